@@ -192,8 +192,7 @@ class Layouts:
           devices={
               node: devices[node % len(devices)] for node in range(num_nodes)
           },
-          cache=self.cache,
-          whole=self.whole,
+          prepared=trials.prepare(config, self.cache, self.whole),
       )
       return self._train(job, layout, path)
 

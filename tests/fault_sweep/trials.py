@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
 import copy
 import dataclasses
-import functools
 import pathlib
 import tempfile
 
@@ -32,6 +31,7 @@ from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
+from bamboo_jax.train.setup import preparation
 from bamboo_jax.train.setup import sizes
 from tests.fault_sweep import cases as cases_lib
 from tests.fault_sweep import storm as storm_lib
@@ -60,6 +60,14 @@ class Outcome:
   redone: tuple[Mapping[str, int], ...]
 
 
+def prepare(config, cache, whole=None):
+  """Returns the task of a config; `cache` may have programs of `whole`."""
+  task = build.make_task(config)
+  if whole is not None:
+    task = dataclasses.replace(task, whole=whole)
+  return preparation.Prepared(task, cache)
+
+
 class Trials:
   """Cases of one config, and the run without deaths to compare them with."""
 
@@ -83,14 +91,16 @@ class Trials:
     self._wanted: dict[int, Outcome] = {}  # By number of steps.
     num_late = num_late or sizes.num_nodes(config)  # Should all die.
     place = devices_lib.place_nodes(range(sizes.num_nodes(config) + num_late))
-    make = functools.partial(job_lib.make_job, devices=place, cache=cache)
-    self._job = make(config, whole=whole)
+    make = lambda config, whole: job_lib.make_job(
+        config, devices=place, prepared=prepare(config, cache, whole)
+    )
+    self._job = make(config, whole)
     self.whole = self._job.task.whole
     plain = copy.deepcopy(config)
     if not self._job.is_program:  # Another mode is another program.
       plain.redundancy.mode = "none"
     plain.redundancy.spares = 0
-    self._plain = make(plain, whole=self.whole)
+    self._plain = make(plain, self.whole)
     layout = self._job.first_layout
     plans = step_plans.StepPlans(self._job.rows)
     place_of = {n: layout.places_of([n])[0] for n in layout.nodes}

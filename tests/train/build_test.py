@@ -12,6 +12,7 @@ from bamboo_jax.train.setup import job as job_lib
 from tests import layouts
 from tests import tiny
 from tests.fault_sweep import small
+from tests.fault_sweep import trials
 
 
 class CheckConfigTest(parameterized.TestCase):
@@ -133,7 +134,8 @@ class ReroutesTest(parameterized.TestCase):
 
   def make_job(self, **changes):
     config = small.make_config(2, 4, **changes, recovery__reroute="shares")
-    return job_lib.make_job(config, devices={}, whole=small.make_whole())
+    prepared = trials.prepare(config, small.CACHE, small.make_whole())
+    return job_lib.make_job(config, devices={}, prepared=prepared)
 
   @parameterized.parameters(
       # Shares, those that would do, and nodes that hold a stage but the owner.

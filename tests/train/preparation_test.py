@@ -38,7 +38,7 @@ class PreparationTest(absltest.TestCase):
     jax.devices()
     self.addCleanup(gc.unfreeze)
     self.assertFalse(preparation.prepare(config))  # There are devices.
-    (prepared,) = preparation._prepared
+    ((_, prepared),) = preparation._prepared
     other = tiny.make_config(seed=1)
     self.assertIsNot(job_lib.make_job(other, devices=None).task, prepared.task)
     job = job_lib.make_job(config.lock(), devices=None)

@@ -29,9 +29,11 @@ from bamboo_jax.train.record import workdir
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_program
 from bamboo_jax.train.setup import job as job_lib
+from bamboo_jax.train.setup import preparation
 from bamboo_jax.train.setup import sizes
 from configs import sweep_faults
 from tests import tiny
+from tests.fault_sweep import trials
 
 _PROGRAMS = program_cache.ProgramCache()
 
@@ -82,8 +84,7 @@ class Run:
     job = job_lib.make_job(
         config,
         devices=devices_lib.place_nodes(numbers),
-        cache=_PROGRAMS,
-        whole=make_whole(),
+        prepared=trials.prepare(config, _PROGRAMS, make_whole()),
     )
     cohort = local_cohort.LocalCohort(sizes.num_nodes(config))
     with tempfile.TemporaryDirectory() as folder:
@@ -324,11 +325,11 @@ class ConfigTest(parameterized.TestCase):
   def test_head_runs_with_the_pass_that_is_set(self):
     costs = {}
     for head in ("backward", "forward"):
+      config = make_config(pipeline__head=head)
       job = job_lib.make_job(
-          make_config(pipeline__head=head),
+          config,
           devices=devices_lib.place_nodes([0, 1, 2]),
-          cache=_PROGRAMS,
-          whole=make_whole(),
+          prepared=trials.prepare(config, _PROGRAMS, make_whole()),
       )
       step = program_step.make_step(job, cohort=None, director=None)
       program = step.programs._find(job.plan.owners[0]).program
@@ -352,10 +353,8 @@ class RunTest(absltest.TestCase):
         evaluate__num_microbatches=2,
         num_steps=3,
     )
-    make_job = functools.partial(
-        job_lib.make_job, cache=_PROGRAMS, whole=make_whole()
-    )
-    self.enterContext(mock.patch.object(job_lib, "make_job", make_job))
+    take = lambda config: trials.prepare(config, _PROGRAMS, make_whole())
+    self.enterContext(mock.patch.object(preparation, "take", take))
     run.train_and_evaluate(config, workdir=str(workdir), faults=str(faults))
     summary = json.loads((workdir / "summary.json").read_text())
     self.assertEqual(summary["steps"], 3)

@@ -12,8 +12,6 @@ from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_program
@@ -97,24 +95,17 @@ def make_job(
     *,
     devices: Mapping[int, jax.Device],
     log: transfer_log.TransferLog | None = None,
-    cache: program_cache.ProgramCache | None = None,
-    whole: spec_lib.StageSpec | None = None,
+    prepared: preparation.Prepared | None = None,
 ) -> Job:
   """Returns the job of a config; `ValueError` if that does not fit together.
 
   Args:
     devices: By number of the node, later ones included.
     log: All transfers to other processes pass it; None without others.
-    cache: Programs that were compiled before.
-    whole: The model that those programs are of.
+    prepared: None for what this process has prepared, or else anew.
   """
-  prepared = preparation.take(config) if cache is None else None
-  if prepared is not None:
-    task, cache = prepared.task, prepared.programs
-  else:
-    task = build.make_task(config)
-  if whole is not None:
-    task = dataclasses.replace(task, whole=whole)
+  prepared = prepared or preparation.take(config)
+  task = prepared.task
   profile = build.make_profile(config, task)
   is_program = config.pipeline.executor == "spmd"
   cuts = build_program.find_cuts(config, task) if is_program else None
@@ -142,7 +133,7 @@ def make_job(
           config,
           task,
           plan,
-          cache=cache or program_cache.ProgramCache(),
+          cache=prepared.programs,
           devices=devices,
           log=log,
           segments=rules.segments,

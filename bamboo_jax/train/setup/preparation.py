@@ -22,12 +22,11 @@ from bamboo_jax.train.setup import build
 class Prepared:
   """The task of a config, and its programs as far as they need no device."""
 
-  config: dict[str, Any]
   task: build.Task
   programs: program_cache.ProgramCache
 
 
-_prepared: list[Prepared] = []  # One at most.
+_prepared: list[tuple[dict[str, Any], Prepared]] = []  # One at most.
 
 
 def prepare(config: ml_collections.ConfigDict) -> bool:
@@ -40,14 +39,14 @@ def prepare(config: ml_collections.ConfigDict) -> bool:
   if config.pipeline.executor == "rows" and config.pipeline.unit != "stage":
     programs.trace(task.whole)
   estimates.digest_package()
-  _prepared[:] = [Prepared(config.to_dict(), task, programs)]
+  _prepared[:] = [(config.to_dict(), Prepared(task, programs))]
   gc.collect()
   gc.freeze()  # Copies share its memory, until one writes to it.
   return threading.active_count() == 1 and not compat.has_devices()
 
 
-def take(config: ml_collections.ConfigDict) -> Prepared | None:
-  """Returns what was prepared for this config, once."""
-  if _prepared and _prepared[0].config == config.to_dict():
-    return _prepared.pop()
-  return None
+def take(config: ml_collections.ConfigDict) -> Prepared:
+  """Returns what was prepared for this config, once, else its task alone."""
+  if _prepared and _prepared[0][0] == config.to_dict():
+    return _prepared.pop()[1]
+  return Prepared(build.make_task(config), program_cache.ProgramCache())
