@@ -121,10 +121,11 @@ def split_layers(
   model = model_lib.MemoryModel(
       costs, in_flight=in_flight, upkeep=upkeep, cuts=cuts, ties=ties
   )
-  # Times are prefix sums too, in integers: differences of floats are not exact.
-  until_ns = model_lib.prefix_sums(
+  # Times are prefix sums, in integers: differences of floats are not exact.
+  layers_ns = [
       round((c.forward_ms + c.backward_ms) * _NS_PER_MS) for c in costs
-  )
+  ]
+  until_ns = [*itertools.accumulate(layers_ns, initial=0)]
   boundary_bytes = (0, *(c.activation_bytes for c in costs))
   search = search_lib.Search(
       len(costs), num_stages, ends=frozenset({*cuts, len(costs)})
