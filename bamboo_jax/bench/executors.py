@@ -147,7 +147,7 @@ def predict_step_ms(pair: Pair, variant: str, *, refresh_ms: float) -> float:
   step_ms = predict.predict_step_ms(pair.plan, rows, refresh_ms=refresh_ms)
   if executor == "rows":
     return step_ms
-  span_ms = pair.programs[mode].statistics.span_ms
+  span_ms = pair.programs[mode].plan.timeline.span_ms
   return step_ms - rows.whole.timeline.span_ms + span_ms
 
 
@@ -179,23 +179,24 @@ def summarise_size(pair: Pair) -> dict[str, Any]:
   mean shares of the time in which a node runs no pass.
   """
   lazy, eager = pair.rows["lazy"].whole, pair.rows["eager"].whole
-  program = pair.programs["eager"].statistics
+  program = pair.programs["eager"]
+  filled, plain = program.plan.timeline, program.plain
   rows_ms = lazy.timeline.span_ms
   return {
       "num_stages": pair.plan.num_stages,
       "num_microbatches": pair.plan.batch.num_microbatches,
       "rows_ms": rows_ms,
       "rows_redundant": eager.timeline.span_ms / rows_ms - 1.0,
-      "program_ms": program.plain_span_ms,
-      "program_redundant": program.span_ms / program.plain_span_ms - 1.0,
-      "to_rows": program.plain_span_ms / rows_ms,
-      "redundant_to_rows": program.span_ms / rows_ms,
+      "program_ms": plain.span_ms,
+      "program_redundant": filled.span_ms / plain.span_ms - 1.0,
+      "to_rows": plain.span_ms / rows_ms,
+      "redundant_to_rows": filled.span_ms / rows_ms,
       "rows_bubble": lazy.timeline.mean_bubble,
-      "program_bubble": program.plain_bubble,
-      "filled_bubble": program.bubble,
-      "num_ticks": program.num_ticks,
-      "num_free": pair.programs["bubble"].statistics.num_redundant,
-      "num_redundant": program.num_redundant,
+      "program_bubble": plain.mean_bubble,
+      "filled_bubble": filled.mean_bubble,
+      "num_ticks": len(program.table.ticks),
+      "num_free": pair.programs["bubble"].plan.timeline.num_redundant,
+      "num_redundant": filled.num_redundant,
   }
 
 

@@ -198,7 +198,7 @@ def summarise_modes(
         "mode": mode,
         **medians,
         "predicted_ms": predicted_ms[mode],
-        "num_redundant": plan.num_redundant,
+        "num_redundant": plan.timeline.num_redundant,
         "coverage": plan.coverage,
         "replica_mib": replica_bytes[mode] / _MIB,
         "refresh_mib": medians["refresh_bytes"] / _MIB,

@@ -94,11 +94,6 @@ class Plan:
         for pipeline, owners in enumerate(self.owners)
     )
 
-  @property
-  def bubble_fraction(self) -> float:
-    """Share of the time of `compute` in which nodes wait; mean over nodes."""
-    return self.timeline.mean_bubble
-
 
 def make_plan(
     profile: cost_model.Profile,

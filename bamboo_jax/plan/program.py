@@ -7,12 +7,14 @@ second time with the backward pass of the first.
 """
 
 import dataclasses
+import functools
 
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import stages
 from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.schedule.ticks import lowering
 from bamboo_jax.schedule.ticks import table as table_lib
@@ -28,14 +30,17 @@ class ProgramPlan:
   """
 
   plan: planner.Plan
-  costs: costs_lib.StageCosts
   table: table_lib.TickTable
   order: str
 
-  @property
-  def statistics(self) -> tick_timeline.Statistics:
-    """What the table fills and wastes."""
-    return tick_timeline.find_statistics(self.table, self.costs)
+  @functools.cached_property
+  def plain(self) -> timeline_lib.Timeline:
+    """The timeline if redundant forward passes took no time."""
+    return tick_timeline.lay_out(
+        self.table,
+        self.plan.costs,
+        without={instruction_lib.Op.REDUNDANT_FORWARD},
+    )
 
 
 def plan_program(
@@ -79,7 +84,7 @@ def plan_program(
   plan = dataclasses.replace(
       plan, costs=costs, timeline=timeline, step_time=step_time
   )
-  return ProgramPlan(plan, costs, table, order)
+  return ProgramPlan(plan, table, order)
 
 
 def program_costs(

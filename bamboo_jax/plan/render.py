@@ -99,7 +99,7 @@ def render_step(plan: planner.Plan) -> str:
   )
   return (
       f"predicted step: {t.total_ms:.2f} ms = {parts} "
-      f"({100 * plan.bubble_fraction:.1f} % bubble, from {source} costs)"
+      f"({100 * plan.timeline.mean_bubble:.1f} % bubble, from {source} costs)"
   )
 
 
@@ -117,11 +117,13 @@ def _render_request(plan: planner.Plan) -> str:
 
 def render_ticks(program: program_lib.ProgramPlan) -> str:
   """Returns how full the ticks of a program are, as text."""
-  s = program.statistics
+  timeline, plain = program.plan.timeline, program.plain
+  overhead = timeline.span_ms / plain.span_ms - 1.0 if plain.span_ms else 0.0
   return (
-      f"{s.num_ticks} {program.order} ticks, {s.num_redundant} redundant "
-      f"forward passes; predicted overhead {100 * s.overhead:.1f} %, bubble "
-      f"{100 * s.bubble:.1f} % instead of {100 * s.plain_bubble:.1f} %"
+      f"{len(program.table.ticks)} {program.order} ticks, "
+      f"{timeline.num_redundant} redundant forward passes; predicted overhead "
+      f"{100 * overhead:.1f} %, bubble {100 * timeline.mean_bubble:.1f} % "
+      f"instead of {100 * plain.mean_bubble:.1f} %"
   )
 
 
@@ -134,9 +136,10 @@ def render_redundancy(
 ) -> str:
   """Returns cost and protection of redundancy, and the waits that it fills."""
   lines = [
-      f"redundancy: {redundant.mode}, {redundant.num_redundant} redundant "
-      f"forward passes, predicted overhead {100 * redundant.overhead:.1f} %, "
-      f"coverage {100 * redundant.coverage:.1f} %"
+      f"redundancy: {redundant.mode}, {redundant.timeline.num_redundant} "
+      "redundant forward passes, predicted overhead "
+      f"{100 * redundant.overhead:.1f} %, coverage "
+      f"{100 * redundant.coverage:.1f} %"
   ]
   host = redundancy.kept_bytes(redundant.schedule, plan.costs)
   for stage, node in roles.shadows.items():

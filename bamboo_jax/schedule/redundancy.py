@@ -61,15 +61,6 @@ class RedundancyPlan:
   overhead: float
   coverage: float
 
-  @property
-  def num_redundant(self) -> int:
-    """Number of redundant forward passes."""
-    return sum(
-        i.op is Op.REDUNDANT_FORWARD
-        for row in self.schedule.rows.values()
-        for i in row
-    )
-
 
 def plan_redundancy(
     mode: str,

@@ -48,27 +48,35 @@ class Timeline:
 
   Attributes:
     slots: All instructions; the rows one after the other, each in its order.
-    bubbles: For each node, the share of `span_ms` in which it runs no pass.
     peak_bytes: For each node, its peak device memory; see `footprint`.
   """
 
   slots: tuple[Slot, ...]
   span_ms: float
-  bubbles: Mapping[int, float]
   peak_bytes: Mapping[int, int]
 
   @functools.cached_property
   def rows(self) -> Mapping[int, Sequence[Slot]]:
     """The slots of each node, in order."""
-    rows = {node: [] for node in self.bubbles}
+    rows = {node: [] for node in self.peak_bytes}
     for slot in self.slots:
       rows[slot.node].append(slot)
     return rows
 
   @property
+  def bubbles(self) -> dict[int, float]:
+    """For each node, the share of `span_ms` in which it runs no pass."""
+    return {node: self._bubble(row) for node, row in self.rows.items()}
+
+  @property
   def mean_bubble(self) -> float:
     """Mean of `bubbles`."""
-    return sum(self.bubbles.values()) / len(self.bubbles)
+    return sum(self.bubbles.values()) / len(self.peak_bytes)
+
+  @property
+  def num_redundant(self) -> int:
+    """Number of redundant forward passes."""
+    return sum(s.instruction.op is Op.REDUNDANT_FORWARD for s in self.slots)
 
   def renumbered(self, *, add_nodes: int, add_microbatches: int) -> "Timeline":
     """Returns the timeline of another pipeline that is just like this one."""
@@ -85,9 +93,16 @@ class Timeline:
     return Timeline(
         slots=tuple(slots),
         span_ms=self.span_ms,
-        bubbles={n + add_nodes: b for n, b in self.bubbles.items()},
         peak_bytes={n + add_nodes: b for n, b in self.peak_bytes.items()},
     )
+
+  def _bubble(self, row: Sequence[Slot]) -> float:
+    busy_ms = sum(
+        slot.end_ms - slot.start_ms
+        for slot in row
+        if not slot.instruction.is_transfer
+    )
+    return 1.0 - busy_ms / self.span_ms if self.span_ms else 0.0
 
 
 def play(
@@ -115,15 +130,13 @@ def play(
       )
       for node in {*schedule.rows, *owned}
   }
-  _, slots = _walk(schedule.rows, costs, checkers)
+  free_ms, slots = _walk(schedule.rows, costs, checkers)
   for node in sorted(checkers):
     checkers[node].finish()
   _check_order(schedule)
-  span_ms = max((row[-1].end_ms for row in slots.values() if row), default=0.0)
   return Timeline(
       slots=tuple(slot for row in slots.values() for slot in row),
-      span_ms=span_ms,
-      bubbles={node: _bubble(row, span_ms) for node, row in slots.items()},
+      span_ms=max(free_ms.values(), default=0.0),
       peak_bytes={
           node: footprint.peak_bytes(
               row,
@@ -239,12 +252,3 @@ def _check_order(schedule: instruction_lib.Schedule) -> None:
             f"Transfer {k} of node {node} is {got}, but in the global order "
             f"{want}."
         )
-
-
-def _bubble(row: Sequence[Slot], span_ms: float) -> float:
-  busy_ms = sum(
-      slot.end_ms - slot.start_ms
-      for slot in row
-      if not slot.instruction.is_transfer
-  )
-  return 1.0 - busy_ms / span_ms if span_ms else 0.0

@@ -118,7 +118,7 @@ class MakePlanTest(parameterized.TestCase):
     # Two microbatches and one more to fill the pipeline, 6 ms per stage.
     self.assertEqual([t.span_ms for t in plan.timelines], [18.0, 18.0])
     self.assertEqual(plan.step_time.compute_ms, 18.0)
-    self.assertAlmostEqual(plan.bubble_fraction, 1 / 3)
+    self.assertAlmostEqual(plan.timeline.mean_bubble, 1 / 3)
     self.assertAlmostEqual(plan.timeline.bubbles[0], 1 / 3)
 
   @parameterized.named_parameters(

@@ -51,7 +51,7 @@ class ProgramTest(absltest.TestCase):
         plan, num_before=1, num_behind=1, budget=math.inf
     )
     check.check(made.table)
-    self.assertEqual(made.statistics.num_redundant, 4)
+    self.assertEqual(made.plan.timeline.num_redundant, 4)
     self.assertEqual(
         [sorted(t.bubbles) for t in made.plan.timelines], [[0, 1], [2, 3]]
     )
@@ -62,7 +62,7 @@ class ProgramTest(absltest.TestCase):
         ],
         [[0, 1], [2, 3]],
     )
-    self.assertEqual(made.plan.step_time.compute_ms, made.statistics.span_ms)
+    self.assertEqual(made.plan.step_time.compute_ms, made.plan.timeline.span_ms)
     self.assertEqual(made.plan.step_time.vote_ms, plan.step_time.vote_ms)
 
   def test_ticks_are_single_if_memory_forbids_others(self):

@@ -143,7 +143,7 @@ class PriceTest(parameterized.TestCase):
       self, mode, options, num_microbatches, count, overhead, coverage
   ):
     got = plan(mode, range(4), num_microbatches, **options)
-    self.assertEqual(got.num_redundant, count)
+    self.assertEqual(got.timeline.num_redundant, count)
     self.assertAlmostEqual(100 * got.overhead, overhead, places=1)
     self.assertAlmostEqual(100 * got.coverage, coverage, places=1)
 
@@ -194,7 +194,7 @@ class PriceTest(parameterized.TestCase):
 
   def test_coverage_of_what_is_held(self):
     roles = failover.Roles.initial(range(2))
-    timeline = timeline_lib.Timeline((), 6.0, {}, {})
+    timeline = timeline_lib.Timeline((), 6.0, {})
     done = frozenset({(1, 0)})
     self.assertEqual(
         redundancy.find_coverage(
@@ -224,7 +224,7 @@ class PriceTest(parameterized.TestCase):
         costs=costs,
         in_flight=[3, 3, 2, 3, 3],
     )
-    self.assertEqual(got.num_redundant, 5 * 5)
+    self.assertEqual(got.timeline.num_redundant, 5 * 5)
     self.assertLess(got.overhead, -0.1)
 
   @hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
@@ -263,7 +263,9 @@ class PriceTest(parameterized.TestCase):
     self.assertLessEqual(in_budget.overhead, budget + 1e-6)
     self.assertGreaterEqual(in_budget.coverage, bubble.coverage)
     if len(set(owners)) > 1:
-      self.assertEqual(eager.num_redundant, num_stages * num_microbatches)
+      self.assertEqual(
+          eager.timeline.num_redundant, num_stages * num_microbatches
+      )
     for got in by_mode.values():
       self.assertBetween(got.coverage, 0.0, 1.0)
       for wait in waits.find_filled_waits(got.timeline):

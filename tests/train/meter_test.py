@@ -175,7 +175,7 @@ class MeterTest(parameterized.TestCase):
         timeline.Slot(0, forward, 0.0, 3.0),
         timeline.Slot(0, redundant, 3.0, 4.0),
     )
-    passes = step_passes.plan([timeline.Timeline(slots, 4.0, {}, {})], secs=10)
+    passes = step_passes.plan([timeline.Timeline(slots, 4.0, {})], secs=10)
     meter = self._meter()
     self.now = 10.0
     self._add(meter, _result(0.0, program=10.0), passes)

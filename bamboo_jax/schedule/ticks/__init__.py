@@ -9,7 +9,7 @@ them a redundant forward pass; then all exchange results.
   slots      where arrays lie: slots of buffers, taken and freed
   check      refuses a table that computes something else than its rows
   redone     what a death makes the others do again
-  timeline   duration of the ticks, and what they waste
+  timeline   duration of the ticks
 
 Read `table` first.
 """

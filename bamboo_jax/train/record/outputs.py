@@ -265,7 +265,7 @@ class Outputs:
           f"{plan.batch.num_microbatches} microbatches of "
           f"{plan.batch.microbatch_size} samples each, "
           f"layers {plan.partition.bounds}, predicted bubble "
-          f"{100 * plan.bubble_fraction:.1f} %"
+          f"{100 * plan.timeline.mean_bubble:.1f} %"
       )
     if (enough := self._job.find_enough_to_deal()) > plan.batch.num_shares:
       self.show(

@@ -65,6 +65,9 @@ def make_summary(
           "samples_dropped": sum(l.get("samples_dropped", 0) for l in steps),
           "evaluation": evaluations[-1] if evaluations else None,
           "predicted_step_secs": plan.step_time.total_ms / 1e3,
+          "predicted_bubble_fraction": plan.timeline.mean_bubble,
+          "costs_measured": plan.profile.measured,
+          "partition": list(plan.partition.bounds),
           "recoveries": [
               {**recovery, **report}
               for recovery, report in zip(recoveries, reports, strict=True)
