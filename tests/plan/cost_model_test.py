@@ -43,13 +43,9 @@ _PROFILE = cost_model.Profile(
 class LayerCostTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      ("no_name", "name", "", "name must be a non-empty string"),
       ("negative_time", "forward_ms", -1.0, "forward_ms must be a finite"),
       ("endless", "backward_ms", float("inf"), "backward_ms must be a finite"),
       ("not_a_number", "update_ms", float("nan"), "update_ms must be a finite"),
-      ("text", "norm_ms", "1", "norm_ms must be a finite number >= 0, got '1'"),
-      ("bool", "forward_ms", True, "forward_ms must be a finite number"),
-      ("half_a_byte", "slot_bytes", 0.5, "slot_bytes must be a whole number"),
       ("negative_bytes", "residual_bytes", -1, "residual_bytes must be"),
   )
   def test_refuses(self, field, value, message):
@@ -68,7 +64,6 @@ class ProfileTest(parameterized.TestCase):
       ),
       ("no_bandwidth", dict(link_bytes_per_ms=0), "_per_ms must be .* > 0"),
       ("negative_latency", dict(link_latency_ms=-1), "link_latency_ms must be"),
-      ("measured", dict(measured="yes"), "measured must be a bool"),
       (
           "tie_to_nothing",
           dict(ties=(cost_model.TieCost("embde", "head", 1),)),
@@ -80,7 +75,6 @@ class ProfileTest(parameterized.TestCase):
           "must come before its user",
       ),
       ("fingerprint", dict(fingerprint={"a": {1, 2}}), "plain JSON values"),
-      ("no_mapping", dict(fingerprint=["a"]), "fingerprint must be a mapping"),
   )
   def test_refuses(self, changes, message):
     with self.assertRaisesRegex(ValueError, message):
@@ -141,9 +135,13 @@ class ProfileJsonTest(parameterized.TestCase):
       ("link_latency_s", 1, ": Unknown field 'link_latency_s'"),
       ("layers.0.forwards_ms", 1, ".layers[0]: Unknown field 'forwards_ms'"),
       ("layers.1.slot_bytes", "8", ".layers[1].slot_bytes must be int, got"),
+      ("layers.1.slot_bytes", 0.5, ".layers[1].slot_bytes must be int, got"),
+      ("layers.0.norm_ms", True, ".layers[0].norm_ms must be float, got"),
+      ("measured", "yes", ".measured must be bool, got"),
+      ("fingerprint", ["a"], ".fingerprint"),
       ("layers", 3, ".layers must be an array, got 3"),
       ("layers.0", 3, ".layers[0] must be an object, got 3"),
-      ("ties.0.tied_bytes", -1, ".ties[0]: tied_bytes must be a whole number"),
+      ("ties.0.tied_bytes", -1, ".ties[0]: tied_bytes must be a finite number"),
       ("layers", [], ": layers must not be empty."),
   )
   def test_refuses_fields(self, where, value, message):
