@@ -79,5 +79,5 @@ def predict_longer_ms(death: Death, plan: predict.ModePlan) -> float:
       for node in plan.roles.nodes
   }
   after, valid = failover.fail_over(plan.roles, held, {death.victim})
-  rest = plan.rows.rest(0, after, valid)
+  rest = plan.rest(after, valid)
   return death.died_ms + rest.span_ms - plan.whole.timeline.span_ms

@@ -14,8 +14,10 @@ from bamboo_jax.plan import planner
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.plan.memory import bounds
 from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import pauses as pauses_lib
 from bamboo_jax.schedule import redundancy
+from bamboo_jax.schedule import timeline as timeline_lib
 
 SIZES = (4, 6, 8, 12, 16)  # Stages of longer pipelines.
 _NUM_TIMES = 6  # Of death in a step.
@@ -28,6 +30,15 @@ class ModePlan:
   rows: rows_lib.RowPlanner
   roles: failover.Roles
   whole: redundancy.RedundancyPlan
+
+  def rest(
+      self, roles: failover.Roles, holdings: lines_lib.Holdings
+  ) -> timeline_lib.Timeline:
+    """Returns when the rest of a step runs after a death."""
+    plan = self.rows.plan
+    shares = range(plan.batch.shares_per_pipeline)
+    lines = self.rows.lines([(0, roles.owners, shares)], [plan.partition])
+    return self.rows.play(lines, holdings)
 
 
 def plan_mode(

@@ -169,7 +169,7 @@ class Rows:
     told = time.perf_counter()
     held = {n: node.store.holdings() for n, node in engine.nodes.items()}
     after, held = failover.fail_over(roles, held, {victim})
-    rest = linearize.linearize([self.plan.rows.rest(0, after, held)])
+    rest = linearize.linearize([self.plan.rest(after, held)])
     planned = time.perf_counter()
     self._set_roles(after)
     engine.compute(rest)

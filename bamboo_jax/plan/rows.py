@@ -3,7 +3,7 @@
 `Redundancy.plan` makes all of them, to be run, predicted or simulated.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -15,7 +15,6 @@ from bamboo_jax.plan import stages
 from bamboo_jax.plan.memory import bounds
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
@@ -109,26 +108,29 @@ class RowPlanner:
     return self.redundant.initial(self.plan.owners[pipeline])
 
   def whole(
-      self, pipeline: int, roles: Roles, **given: Any
+      self,
+      pipeline: int,
+      roles: Roles,
+      *,
+      shares: Sequence[int] | None = None,
+      partition: partition_lib.Partition | None = None,
   ) -> redundancy.RedundancyPlan:
     """Returns the rows of a whole step.
 
     Args:
       roles: By segment.
-      **given: `shares` and `partition` of the pipeline, by default the plan's.
+      shares: By default those of the plan, like `partition`.
     """
-    return self.redundant.plan(roles, **self._work(pipeline, **given))
-
-  def rest(
-      self,
-      pipeline: int,
-      roles: Roles,
-      holdings: Mapping[int, holdings_lib.Holdings],
-      **given: Any,
-  ) -> timeline_lib.Timeline:
-    """Returns when the rest of a step runs, without redundant passes."""
-    work = self._work(pipeline, **given)
-    return Redundancy("lazy").plan(roles, **work, holdings=holdings).timeline
+    batch = self.plan.batch
+    microbatches = batch.microbatches(pipeline)
+    if shares is not None:
+      microbatches = batch.microbatches_of(shares)
+    return self.redundant.plan(
+        roles,
+        microbatches=microbatches,
+        costs=self.costs,
+        in_flight=self._in_flight(partition or self.plan.partition),
+    )
 
   def lines(
       self,
@@ -147,32 +149,16 @@ class RowPlanner:
         for pipeline, owners, shares in ways
     ]
 
-  def joint(
+  def play(
       self, lines: Sequence[Line], holdings: lines_lib.Holdings | None = None
   ) -> timeline_lib.Timeline:
-    """Returns when lines run that have nodes in common.
+    """Returns when lines run together, without redundant forward passes.
 
-    There are no redundant forward passes.
+    With `holdings`, what is left of them.
     """
     work = dict(costs=self.costs, holdings=holdings)
     schedule = scheduler.plan_rows(lines, **work)
     return timeline_lib.play(schedule, lines, **work)
-
-  def _work(
-      self,
-      pipeline: int,
-      *,
-      shares: Sequence[int] | None = None,
-      partition: partition_lib.Partition | None = None,
-  ) -> dict[str, Any]:
-    batch = self.plan.batch
-    microbatches = batch.microbatches(pipeline)
-    if shares is not None:
-      microbatches = batch.microbatches_of(shares)
-    in_flight = self._in_flight(partition or self.plan.partition)
-    return dict(
-        microbatches=microbatches, costs=self.costs, in_flight=in_flight
-    )
 
   def _in_flight(
       self, partition: partition_lib.Partition

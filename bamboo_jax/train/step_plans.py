@@ -1,7 +1,6 @@
 """Plans the rows of a step for a layout: all, or what a death has left."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import layout as layout_lib
@@ -25,10 +24,15 @@ class StepPlans:
     if layout != self._layout:
       self._layout = layout
       if layout.is_joint:
-        self._whole = [self._rows.joint(layout.lines(self._rows))]
+        self._whole = [self._rows.play(layout.lines(self._rows))]
       else:
         self._whole = [
-            self._rows.whole(p, roles, **self._given(layout, p)).timeline
+            self._rows.whole(
+                p,
+                roles,
+                shares=layout.shares[p],
+                partition=layout.pipelines[p].partition,
+            ).timeline
             for p, roles in enumerate(layout.roles)
         ]
     return self._whole
@@ -39,21 +43,6 @@ class StepPlans:
       holdings: Mapping[int, holdings_lib.Holdings],
   ) -> Timelines:
     """Returns the timelines of the rest of a step; `holdings` by node."""
-    if layout.is_joint:
-      return [self._rows.joint(layout.lines(self._rows), holdings)]
-    return [
-        self._rows.rest(
-            p,
-            roles,
-            {n: holdings[n] for n in roles.nodes if n in holdings},
-            **self._given(layout, p),
-        )
-        for p, roles in enumerate(layout.roles)
-    ]
-
-  @staticmethod
-  def _given(layout: layout_lib.Layout, pipeline: int) -> dict[str, Any]:
-    return {
-        "shares": layout.shares[pipeline],
-        "partition": layout.pipelines[pipeline].partition,
-    }
+    lines = layout.lines(self._rows)
+    groups = [lines] if layout.is_joint else [[line] for line in lines]
+    return [self._rows.play(group, holdings) for group in groups]
