@@ -151,5 +151,11 @@ def render_redundancy(
         f"{state / 2**20:.1f} MiB, refreshed by {sent / 2**20:.1f} MiB a step; "
         f"keeps up to {host[node] / 2**20:.1f} MiB in host memory"
     )
-  filled = waits.find_filled_waits(redundant.timeline)
-  return "\n".join(lines + list(map(str, filled)))
+  for run, receive in waits.find_filled_waits(redundant.timeline):
+    lines.append(
+        f"node {receive.node} waits {receive.start_ms - run[0].start_ms:.4g} ms"
+        f" for {receive.instruction}: "
+        f"{' '.join(str(slot.instruction) for slot in run)}, "
+        f"{receive.start_ms - run[-1].end_ms:.4g} ms to spare"
+    )
+  return "\n".join(lines)

@@ -13,8 +13,7 @@ Nodes 0 and 1 run those of the next stage; the last node those of stage 0, whose
 input is the batch.
 """
 
-from collections.abc import Mapping, Sequence
-import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import holdings as holdings_lib
@@ -26,27 +25,6 @@ Op = instruction_lib.Op
 
 # Waits are differences of sums of durations, in milliseconds.
 _ROUNDING_MS = 1e-6
-
-
-@dataclasses.dataclass(frozen=True)
-class FilledWait:
-  """Redundant forward passes right before a receive.
-
-  `wait_ms` is predicted from the start of `redundant` until the receive can
-  start, `spare_ms` what is left over of it.
-  """
-
-  node: int
-  receive: Instruction
-  redundant: tuple[Instruction, ...]
-  wait_ms: float
-  spare_ms: float
-
-  def __str__(self) -> str:
-    return (
-        f"node {self.node} waits {self.wait_ms:.4g} ms for {self.receive}: "
-        f"{' '.join(map(str, self.redundant))}, {self.spare_ms:.4g} ms to spare"
-    )
 
 
 def fill_waits(
@@ -91,27 +69,17 @@ def fill_waits(
 
 def find_filled_waits(
     timeline: timeline_lib.Timeline,
-) -> tuple[FilledWait, ...]:
-  """Returns the waits that redundant forward passes fill, node by node."""
-  found, run = [], []
-  for slot in timeline.slots:
-    if run and run[-1].node != slot.node:
-      run = []
-    if slot.instruction.op is Op.REDUNDANT_FORWARD:
-      run.append(slot)
-      continue
-    if run and slot.instruction.is_receive:
-      found.append(
-          FilledWait(
-              node=slot.node,
-              receive=slot.instruction,
-              redundant=tuple(s.instruction for s in run),
-              wait_ms=slot.start_ms - run[0].start_ms,
-              spare_ms=slot.start_ms - run[-1].end_ms,
-          )
-      )
+) -> Iterator[tuple[list[timeline_lib.Slot], timeline_lib.Slot]]:
+  """Yields redundant forward passes right before a receive, and the receive."""
+  for row in timeline.rows.values():
     run = []
-  return tuple(found)
+    for slot in row:
+      if slot.instruction.op is Op.REDUNDANT_FORWARD:
+        run.append(slot)
+        continue
+      if run and slot.instruction.is_receive:
+        yield run, slot
+      run = []
 
 
 def _fill(

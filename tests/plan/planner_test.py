@@ -11,9 +11,11 @@ from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import render
+from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.plan import stages
 from bamboo_jax.plan import step_time
 from bamboo_jax.plan.memory import upkeep
+from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline
@@ -248,6 +250,24 @@ class RenderTest(absltest.TestCase):
   def test_render_plan(self):
     plan = _plan(_FOUR, num_pipelines=2, memory_limit_bytes=64 * _MIB)
     self.assertEqual(render.render_plan(plan).splitlines(), _TEXT.splitlines())
+
+  def test_waits_that_redundant_passes_fill(self):
+    plan = _plan(
+        _profile(map(_layer, "abc"), link_bytes_per_ms=1e12),
+        num_stages=3,
+        num_microbatches=4,
+    )
+    roles = failover.Roles.initial(range(3))
+    bubble = rows_lib.Redundancy("bubble", margin=0.0)
+    text = render.render_redundancy(
+        plan,
+        rows_lib.RowPlanner(plan, bubble).whole(0, roles),
+        roles,
+        refresh="gradient",
+    )
+    self.assertIn(
+        "\nnode 0 waits 4 ms for 0RG0<1: 1RF0 1RF1 1RF2, 1 ms to spare\n", text
+    )
 
 
 _TEXT = """\

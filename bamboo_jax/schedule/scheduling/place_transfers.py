@@ -67,6 +67,7 @@ class _Node:
     output: Ready once the node is free.
   """
 
+  name: int
   passes: instruction_lib.Row
   inputs: list[Transfer | None]
   outputs: list[Transfer | None]
@@ -95,7 +96,7 @@ class _Simulation:
   ) -> None:
     self._costs = costs
     self._nodes = {
-        node: _Node(row, [None] * len(row), [None] * len(row))
+        node: _Node(node, row, [None] * len(row), [None] * len(row))
         for node, row in passes.items()
     }
     self._available: set[Transfer] = set()  # Can happen if both ends are free.
@@ -134,9 +135,9 @@ class _Simulation:
       if node.output is not None:
         self._available.add(node.output)
         node.output = None
-      self._exchange(node, name, now_ms)
+      self._exchange(node, now_ms)
       if node.is_free:
-        self._start(node, name, now_ms)
+        self._start(node, now_ms)
     for node in self._nodes.values():
       assert node.position == len(node.passes), "stuck"
     return instruction_lib.Schedule(
@@ -144,18 +145,17 @@ class _Simulation:
         transfers=tuple(self._done),
     )
 
-  def _exchange(self, node: _Node, name: int, now_ms: float) -> None:
+  def _exchange(self, node: _Node, now_ms: float) -> None:
     """Starts all transfers that can start because `node` is free."""
     for peer in node.peers.values():
-      wanted = peer.wanted()
-      if peer.is_free and wanted in self._available and wanted.source == name:
-        self._transfer(wanted, now_ms)
+      if peer.is_free and self._can_give(node, peer):
+        self._transfer(peer.wanted(), now_ms)
     wanted = node.wanted()
     if wanted in self._available:
       source = self._nodes[wanted.source]
       if source.is_free:
         self._transfer(wanted, now_ms)
-        self._start(source, wanted.source, now_ms)
+        self._start(source, now_ms)
 
   def _transfer(self, transfer: Transfer, now_ms: float) -> None:
     """Moves an input; the receiver is blocked, the sender goes on."""
@@ -166,27 +166,30 @@ class _Simulation:
     destination.row.append(transfer.receive)
     destination.inputs[destination.position] = None
     end_ms = now_ms + self._costs.transfer_ms[transfer.stage]
-    self._occupy(destination, transfer.destination, end_ms)
+    self._occupy(destination, end_ms)
 
-  def _start(self, node: _Node, name: int, now_ms: float) -> None:
+  def _start(self, node: _Node, now_ms: float) -> None:
     """Starts the next pass of a node, unless it lacks something or waits."""
     k = node.position
     if k == len(node.passes) or node.inputs[k] is not None:
       return
     end_ms = now_ms + self._costs.pass_ms(node.passes[k])
     for peer in node.peers.values():
-      wanted = peer.wanted()
-      if wanted in self._available and wanted.source == name:
-        wait_ms = peer.busy_until_ms - now_ms
-        stall_ms = end_ms - peer.busy_until_ms
-        if wait_ms < stall_ms:
-          return  # After the transfer it starts.
+      wait_ms = peer.busy_until_ms - now_ms
+      stall_ms = end_ms - peer.busy_until_ms
+      if wait_ms < stall_ms and self._can_give(node, peer):
+        return  # After the transfer it starts.
     node.row.append(node.passes[k])
     node.output = node.outputs[k]
     node.position += 1
-    self._occupy(node, name, end_ms)
+    self._occupy(node, end_ms)
 
-  def _occupy(self, node: _Node, name: int, until_ms: float) -> None:
+  def _can_give(self, node: _Node, peer: _Node) -> bool:
+    """Whether `node` has the next input of `peer`."""
+    wanted = peer.wanted()
+    return wanted in self._available and wanted.source == node.name
+
+  def _occupy(self, node: _Node, until_ms: float) -> None:
     node.is_free = False
     node.busy_until_ms = until_ms
-    heapq.heappush(self._events, (until_ms, name))
+    heapq.heappush(self._events, (until_ms, node.name))

@@ -9,7 +9,7 @@ from bamboo_jax.schedule.ticks import table as table_lib
 
 Instruction = instruction_lib.Instruction
 Op = instruction_lib.Op
-Key = tuple[int, int]  # Stage and microbatch.
+Key = table_lib.Key
 # For each tick and node, what it runs for stages of its own, in order.
 Passes = list[list[list[tuple[Op, Key]]]]
 

@@ -15,7 +15,7 @@ from bamboo_jax.schedule.ticks import table as table_lib
 
 Op = instruction_lib.Op
 Pass = table_lib.Pass
-Key = tuple[int, int]
+Key = table_lib.Key
 KINDS = ("activations", "grads", "residuals")
 
 
