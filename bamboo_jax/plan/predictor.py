@@ -20,8 +20,10 @@ from bamboo_jax.plan import stages
 from bamboo_jax.plan import step_time as step_time_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import timeline as timeline_lib
 
 Communication = communication_lib.Communication
 Partition = partition_lib.Partition
@@ -117,11 +119,14 @@ class Predictor:
         most = roles.num_stages + 2
         most_ms = self.compute_ms(partition, most)
         return most_ms + next_ms * (num_microbatches - most)
-    return self._redundant.span_ms(
-        roles,
-        num_microbatches=num_microbatches,
-        costs=self.stage_costs(partition),
-    )
+    if self._redundant.lengthens:
+      return self.plan(partition, num_microbatches, roles).timeline.span_ms
+    # Passes that only fill waits do not lengthen it, so they are not placed.
+    bounds = scheduler.one_f_one_b_bounds(roles.num_stages)
+    line = lines_lib.Line(roles.owners, range(num_microbatches), bounds)
+    costs = self.stage_costs(partition)
+    rows = scheduler.plan_rows([line], costs=costs).rows
+    return timeline_lib.span_ms(rows, costs)
 
   def _settled_ms(self, partition: Partition, roles: Roles) -> float | None:
     """Returns the time of each microbatch once the pipeline is full, if known.

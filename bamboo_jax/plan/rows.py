@@ -61,24 +61,6 @@ class Redundancy:
         self.mode, roles=roles, margin=self.margin, budget=self.budget, **step
     )
 
-  def span_ms(
-      self, roles: Roles, *, num_microbatches: int, costs: costs_lib.StageCosts
-  ) -> float:
-    """Returns the span of the rows of a whole step under 1F1B.
-
-    Passes that only fill waits do not lengthen it, so they are not placed.
-    """
-    microbatches = range(num_microbatches)
-    in_flight = scheduler.one_f_one_b_bounds(roles.num_stages)
-    if self.lengthens:
-      return self.plan(
-          roles, microbatches=microbatches, costs=costs, in_flight=in_flight
-      ).timeline.span_ms
-    line = Line(roles.owners, microbatches, in_flight)
-    return timeline_lib.span_ms(
-        scheduler.plan_rows([line], costs=costs).rows, costs
-    )
-
 
 @dataclasses.dataclass(frozen=True)
 class RowPlanner:
