@@ -125,14 +125,12 @@ Row = tuple[Instruction, ...]
 class Schedule:
   """What every node of a pipeline runs, in which order; see `timeline.play`.
 
-  Attributes:
-    transfers: All transfers in one global order, which each row keeps. So nodes
-      never wait in a circle, even if transfers block and keep their order, as
-      on a stream of one GPU.
+  There is one global order of all transfers that each row keeps. So nodes never
+  wait in a circle, even if transfers block and keep their order, as on a stream
+  of one GPU.
   """
 
   rows: Mapping[int, Row]
-  transfers: tuple[Transfer, ...] = ()
 
   def __str__(self) -> str:
     return "\n".join(

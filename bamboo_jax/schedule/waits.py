@@ -64,7 +64,7 @@ def fill_waits(
         margin=margin,
         until_ms=until_ms,
     )
-  return instruction_lib.Schedule(rows, schedule.transfers)
+  return instruction_lib.Schedule(rows)
 
 
 def find_filled_waits(

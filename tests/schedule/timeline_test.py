@@ -15,29 +15,12 @@ _ROWS = {
     0: "0F0 0SA0>1 0F1 0RG0<1 0SA1>1 0B0 0RG1<1 0B1",
     1: "0RA0<0 1F0 1B0 0SG0>0 0RA1<0 1F1 1B1 0SG1>0",
 }
-_TRANSFERS = "0SA0>1 0SG0>0 0SA1>1 0SG1>0"
 
 
-def make_schedule(rows, transfers=_TRANSFERS):
-  """Parses rows, and transfers that are named by their sends."""
-  sends = [schedules.parse(text) for text in transfers.split()]
-  return instruction_lib.Schedule(
-      rows={
-          node: tuple(map(schedules.parse, row.split()))
-          for node, row in rows.items()
-      },
-      transfers=tuple(
-          instruction_lib.Transfer(
-              i.op.value[1], i.stage, i.microbatch, 1 - i.peer, i.peer
-          )
-          for i in sends
-      ),
-  )
-
-
-def play(rows, transfers=_TRANSFERS, costs=None, holdings=None):
+def play(rows, costs=None, holdings=None):
+  parsed = {n: tuple(map(schedules.parse, r.split())) for n, r in rows.items()}
   return timeline_lib.play(
-      make_schedule(rows, transfers),
+      instruction_lib.Schedule(parsed),
       [lines_lib.Line([0, 1], [0, 1])],
       costs=costs or schedules.uniform_costs(2),
       holdings=holdings,
@@ -163,20 +146,6 @@ class PlayTest(parameterized.TestCase):
     ):
       play(rows)
 
-  @parameterized.parameters(
-      (
-          "0SA0>1 0SA1>1 0SG0>0 0SG1>0",
-          "Transfer 1 of node 0 is 0RG0<1, but in the global order 0SA1>1",
-      ),
-      (
-          "0SA0>1 0SG0>0 0SA1>1",
-          "Transfer 3 of node 0 is 0RG1<1, but in the global order missing",
-      ),
-  )
-  def test_refuses_another_global_order(self, transfers, message):
-    with self.assertRaisesRegex(timeline_lib.ScheduleError, message):
-      play(_ROWS, transfers)
-
   def test_starts_from_holdings(self):
     both = frozenset({(1, 0), (1, 1)})
     holdings = {
@@ -189,10 +158,10 @@ class PlayTest(parameterized.TestCase):
             gradients=frozenset({(0, 0), (0, 1)}), accumulated=both
         ),
     }
-    timeline = play({0: "0RG1<1 0B1", 1: "0SG1>0"}, "0SG1>0", holdings=holdings)
+    timeline = play({0: "0RG1<1 0B1", 1: "0SG1>0"}, holdings=holdings)
     self.assertEqual(timeline.span_ms, 2.0)
     with self.assertRaisesRegex(timeline_lib.ScheduleError, "0B0: it is done"):
-      play({0: "0RG0<1 0B0", 1: "0SG0>0"}, "0SG0>0", holdings=holdings)
+      play({0: "0RG0<1 0B0", 1: "0SG0>0"}, holdings=holdings)
 
 
 class PeakBytesTest(parameterized.TestCase):

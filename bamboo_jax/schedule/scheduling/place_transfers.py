@@ -100,7 +100,6 @@ class _Simulation:
         for node, row in passes.items()
     }
     self._available: set[Transfer] = set()  # Can happen if both ends are free.
-    self._done: list[Transfer] = []
     self._events = [(0.0, node) for node in passes]  # When each is free.
     heapq.heapify(self._events)
 
@@ -141,8 +140,7 @@ class _Simulation:
     for node in self._nodes.values():
       assert node.position == len(node.passes), "stuck"
     return instruction_lib.Schedule(
-        rows={name: tuple(node.row) for name, node in self._nodes.items()},
-        transfers=tuple(self._done),
+        {name: tuple(node.row) for name, node in self._nodes.items()}
     )
 
   def _exchange(self, node: _Node, now_ms: float) -> None:
@@ -159,7 +157,6 @@ class _Simulation:
 
   def _transfer(self, transfer: Transfer, now_ms: float) -> None:
     """Moves an input; the receiver is blocked, the sender goes on."""
-    self._done.append(transfer)
     source = self._nodes[transfer.source]
     destination = self._nodes[transfer.destination]
     source.row.append(transfer.send)

@@ -39,7 +39,6 @@ def as_schedule(table: table_lib.TickTable) -> instruction_lib.Schedule:
   """
   nodes = range(table.num_nodes)
   rows = {n: [] for n in nodes}
-  transfers = []
   for tick in table.ticks:
     for n in nodes:
       rows[n] += passes(tick[n])
@@ -55,11 +54,7 @@ def as_schedule(table: table_lib.TickTable) -> instruction_lib.Schedule:
     for transfer in [instruction_lib.Transfer(*fields) for fields in sent]:
       rows[transfer.source].append(transfer.send)
       rows[transfer.destination].append(transfer.receive)
-      transfers.append(transfer)
-  return instruction_lib.Schedule(
-      rows={n: tuple(row) for n, row in rows.items()},
-      transfers=tuple(transfers),
-  )
+  return instruction_lib.Schedule({n: tuple(row) for n, row in rows.items()})
 
 
 def passes(tick: table_lib.Tick) -> list[instruction_lib.Instruction]:
