@@ -16,7 +16,7 @@ few microbatches run at once, waits take more, the rest stands at the ends of
 rows. Early microbatches count most: their residuals are there for longer.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
 import math
@@ -24,7 +24,6 @@ import math
 from bamboo_jax import base
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
@@ -69,11 +68,10 @@ def plan_redundancy(
     microbatches: Sequence[int],
     costs: StageCosts,
     in_flight: Sequence[int] | None,
-    holdings: Mapping[int, holdings_lib.Holdings] | None = None,
     margin: float = 0.0,
     budget: float = 0.0,
 ) -> RedundancyPlan:
-  """Returns rows that finish a step, with redundant forward passes.
+  """Returns the rows of a whole step, with redundant forward passes.
 
   Stages without a shadow get none. In modes "bubble" and "budget" a wait must
   be longer than its passes by the fraction `margin`; in "budget" the step may
@@ -86,7 +84,7 @@ def plan_redundancy(
     if not 0.0 <= value < math.inf:
       raise ValueError(f"{name} must be a number from 0, got {value}.")
   line = lines_lib.Line(roles.owners, microbatches, in_flight)
-  planner = _Planner(mode, roles, line, costs, holdings or {})
+  planner = _Planner(mode, roles, line, costs)
   if mode in ("none", "lazy") or not roles.shadows:
     return planner.plan(*planner.lazy)
   if mode == "bubble":
@@ -109,9 +107,6 @@ def plan_redundancy(
 
 def find_coverage(
     timeline: timeline_lib.Timeline,
-    *,
-    roles: failover.Roles,
-    holdings: Mapping[int, holdings_lib.Holdings] | None = None,
 ) -> float:
   """Returns the share of lost forward passes that need not be run again.
 
@@ -119,15 +114,9 @@ def find_coverage(
   passes run for the victim's stages are lost, since its shadow owes all
   backward passes; those of which the shadow has run the redundant one are
   covered. The share is the quotient of expected numbers: 0 without redundant
-  forward passes, 1 if each were done as early as the original. `holdings` are
-  those at the start.
+  forward passes, 1 if each were done as early as the original.
   """
   done_ms = {Op.FORWARD: {}, Op.REDUNDANT_FORWARD: {}}
-  for node, held in (holdings or {}).items():
-    for s, m in held.residuals | held.accumulated:
-      is_own = roles.owners[s] == node
-      op = Op.FORWARD if is_own else Op.REDUNDANT_FORWARD
-      done_ms[op][s, m] = 0.0
   for slot in timeline.slots:
     i = slot.instruction
     if i.op in done_ms:
@@ -164,7 +153,6 @@ class _Planner:
   roles: failover.Roles
   line: lines_lib.Line
   costs: StageCosts
-  holdings: lines_lib.Holdings
 
   @functools.cached_property
   def lazy(self) -> _Played:
@@ -188,7 +176,6 @@ class _Planner:
         shadows=self.roles.shadows,
         microbatches=self.line.microbatches,
         costs=self.costs,
-        holdings=self.holdings,
         **limits,
     )
     return self.plan(*self._play(filled))
@@ -202,9 +189,7 @@ class _Planner:
         schedule=schedule,
         timeline=timeline,
         overhead=timeline.span_ms / least_ms - 1.0 if least_ms else 0.0,
-        coverage=find_coverage(
-            timeline, roles=self.roles, holdings=self.holdings
-        ),
+        coverage=find_coverage(timeline),
     )
 
   def _begin(self, count: int) -> _Played:
@@ -212,13 +197,10 @@ class _Planner:
     schedule = scheduler.plan_rows(
         [self.line],
         costs=self.costs,
-        holdings=self.holdings,
         shadows=self.roles.shadows,
         redundant=self.line.microbatches[:count],
     )
     return self._play(schedule)
 
   def _play(self, schedule: Schedule) -> _Played:
-    return schedule, timeline_lib.play(
-        schedule, [self.line], costs=self.costs, holdings=self.holdings
-    )
+    return schedule, timeline_lib.play(schedule, [self.line], costs=self.costs)

@@ -34,7 +34,6 @@ def fill_waits(
     shadows: Mapping[int, int],
     microbatches: Sequence[int],
     costs: costs_lib.StageCosts,
-    holdings: Mapping[int, holdings_lib.Holdings],
     margin: float = 0.0,
     until_ms: float = 0.0,
 ) -> instruction_lib.Schedule:
@@ -46,8 +45,7 @@ def fill_waits(
   """
   rows = {}
   for node, row in schedule.rows.items():
-    held = holdings.get(node, holdings_lib.NOTHING)
-    done = held.residuals | {
+    done = {
         (i.stage, i.microbatch) for i in row if i.op is Op.REDUNDANT_FORWARD
     }
     todo = [
@@ -59,7 +57,6 @@ def fill_waits(
     rows[node] = _fill(
         timeline.rows[node],
         todo,
-        holdings_lib.Ledger(held),
         costs,
         margin=margin,
         until_ms=until_ms,
@@ -85,14 +82,13 @@ def find_filled_waits(
 def _fill(
     slots: Sequence[timeline_lib.Slot],
     todo: Sequence[Instruction],
-    held: holdings_lib.Ledger,
     costs: costs_lib.StageCosts,
     *,
     margin: float,
     until_ms: float,
 ) -> instruction_lib.Row:
   """Returns the row of a node with those of `todo` that have room."""
-  row = []
+  row, held = [], holdings_lib.Ledger()
 
   def run(i: Instruction) -> None:
     row.append(i)

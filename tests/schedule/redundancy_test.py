@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import redundancy
@@ -90,22 +89,6 @@ class RowsTest(parameterized.TestCase):
     counts = [row.count("RF") for row in schedules.passes(got.schedule)]
     self.assertEqual("".join(map(str, counts)), want)
 
-  def test_what_is_held_is_not_run_again(self):
-    # Microbatch 0 is finished on both nodes, its redundant forward pass too.
-    held = {0: "0F0 0SA0>1 1RF0 0RG0<1 0B0", 1: "0RF0 0RA0<0 1F0 1B0 0SG0>0"}
-    got = plan(
-        "eager",
-        range(2),
-        2,
-        holdings={
-            node: holdings_lib.after(map(schedules.parse, row.split()))
-            for node, row in held.items()
-        },
-    )
-    self.assertEqual(
-        schedules.passes(got.schedule), ["0F1 1RF1 0B1", "0RF1 1F1 1B1"]
-    )
-
   @parameterized.parameters(
       ({"mode": "eagr"}, "Unknown mode of redundancy 'eagr'; did you mean"),
       ({"margin": -0.1}, "margin must be a number from 0, got -0.1"),
@@ -177,27 +160,7 @@ class PriceTest(parameterized.TestCase):
         costs=schedules.uniform_costs(2),
     )
     self.assertEqual(timeline.span_ms, 6.0)
-    self.assertAlmostEqual(
-        redundancy.find_coverage(timeline, roles=roles), 5.0 / 9.0
-    )
-
-  def test_coverage_of_what_is_held(self):
-    roles = failover.Roles.initial(range(2))
-    timeline = timeline_lib.Timeline((), 6.0, {})
-    done = frozenset({(1, 0)})
-    self.assertEqual(
-        redundancy.find_coverage(
-            timeline,
-            roles=roles,
-            holdings={
-                0: holdings_lib.Holdings(
-                    residuals=done, accumulated=frozenset({(0, 0)})
-                ),
-                1: holdings_lib.Holdings(residuals=done),
-            },
-        ),
-        0.5,
-    )
+    self.assertAlmostEqual(redundancy.find_coverage(timeline), 5.0 / 9.0)
 
   def test_redundant_passes_that_make_the_step_shorter(self):
     # Another order of passes is lucky: such anomalies are known.

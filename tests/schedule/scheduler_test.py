@@ -99,6 +99,22 @@ class PlanRowsTest(parameterized.TestCase):
         ],
     )
 
+  def test_what_is_held_is_not_run_again(self):
+    # Microbatch 0 is finished on both nodes, its redundant forward pass too.
+    held = {0: "0F0 0SA0>1 1RF0 0RG0<1 0B0", 1: "0RF0 0RA0<0 1F0 1B0 0SG0>0"}
+    schedule = plan(
+        *(range(2), range(2)),
+        in_flight=_BOUNDS(2),
+        shadows={0: 1, 1: 0},
+        holdings={
+            node: holdings_lib.after(map(schedules.parse, row.split()))
+            for node, row in held.items()
+        },
+    )
+    self.assertEqual(
+        schedules.passes(schedule), ["0F1 1RF1 0B1", "0RF1 1F1 1B1"]
+    )
+
   @parameterized.parameters(
       # In comments the span if transfers blocked nobody.
       ((1, 1, 1, 2), (2, 2, 2, 4), 105.0),  # 105.0

@@ -40,7 +40,6 @@ class MemoryModel:
     """
     self.in_flight = tuple(in_flight)
     self.upkeep = upkeep
-    self.num_layers = len(costs)
     self._costs = tuple(costs)
     self._tied = _tied_bytes(costs, ties)
     self._activations = (0, *(c.activation_bytes for c in costs[:-1]), 0)

@@ -15,6 +15,8 @@ from bamboo_jax.runtime.spmd import engine as engine_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule import lines as lines_lib
+from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule.ticks import lowering
 from tests import schedules
 
@@ -212,13 +214,11 @@ class Pipelines:
     return range(first, first + self.num_microbatches)
 
   def _rows(self, pipeline, roles, holdings):
-    return self.plan.plan(
-        roles,
-        microbatches=self._microbatches(pipeline),
+    return scheduler.plan_rows(
+        [lines_lib.Line(roles.owners, self._microbatches(pipeline))],
         costs=self.costs,
-        in_flight=None,
         holdings=holdings,
-    ).schedule.rows
+    ).rows
 
 
 def find_unequal(got, want):

@@ -6,7 +6,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -216,11 +215,9 @@ class RestTest(parameterized.TestCase):
     holdings = {n: own.holdings() for n, own in held.items()}
     roles, left = failover.fail_over(roles, holdings, victims)
     microbatches = range(table.num_microbatches)
-    plan = rows_lib.Redundancy("lazy").plan(
-        roles,
-        microbatches=microbatches,
+    schedule = scheduler.plan_rows(
+        [lines_lib.Line(roles.owners, microbatches)],
         costs=schedules.uniform_costs(table.num_stages),
-        in_flight=None,
         holdings=left,
     )
     start = {n: held[n] for n in roles.nodes}
@@ -230,7 +227,7 @@ class RestTest(parameterized.TestCase):
         grads = {**start[owner].grads, (stage, m): -1}
         start[owner] = dataclasses.replace(start[owner], grads=grads)
     return lowering.lower(
-        plan.schedule.rows,
+        schedule.rows,
         owners=roles.owners,
         microbatches=microbatches,
         start=start,
