@@ -4,7 +4,7 @@ What cannot be read is an `OSError`, and a setting that is unknown, out of range
 or does not fit a `ValueError` that names it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import dataclasses
 import functools
 import importlib
@@ -15,9 +15,8 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.accounting import prices as prices_lib
-from bamboo_jax.plan import communication as communication_lib
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import throughput_table
@@ -53,7 +52,9 @@ def load_plugins(config: Config) -> None:
 def make_trace(config: Config, *, path: str | None, seed: int) -> Trace:
   """Returns the trace of a file, or a generated one if `path` is None."""
   if path is None:
-    parameters = _make(trace_parameters.Parameters, config["trace"], "trace")
+    parameters = json_lib.from_plain(
+        trace_parameters.Parameters, config["trace"], where="config.trace"
+    )
     return generator.generate_trace(parameters, seed=seed)
   return scale.scale(readers.read_traces([path]), **config["trace_file"])
 
@@ -90,31 +91,20 @@ def _make_choices(name: str, config: str) -> tuple[loop.Policy, ...]:
       name,
       _make_settings(name, options["policies"][name]),
       _make_workload(options["workload"]),
-      _make(times_lib.Durations, options["durations"], "durations"),
+      json_lib.from_plain(
+          times_lib.Durations, options["durations"], where="config.durations"
+      ),
       seed=options["seed"],
   )
 
 
-def _make(make: Callable[..., Any], options: Config, what: str) -> Any:
-  """Calls a function or class with the options that it takes."""
-  base.check_options(make, options, what=what)
-  try:
-    return make(**options)
-  except ValueError as error:
-    raise ValueError(f"{what[0].upper()}{what[1:]}: {error}") from error
-
-
 def _make_settings(name: str, options: Config) -> policies_lib.Settings:
-  parts = {
-      "redundant": rows_lib.Redundancy,
-      "communication": communication_lib.Communication,
-  }
   redundant = {"mode": "bubble"} | options.get("redundant", {})
-  options = {**options, "redundant": redundant}
-  for part, make in parts.items():
-    if values := options.pop(part, None):
-      options[part] = _make(make, values, f"policy {name!r}")
-  return _make(policies_lib.Settings, options, f"policy {name!r}")
+  return json_lib.from_plain(
+      policies_lib.Settings,
+      {**options, "redundant": redundant},
+      where=f"Policy {name!r}",
+  )
 
 
 def _make_workload(options: Config) -> policies_lib.Workload:

@@ -173,7 +173,7 @@ class CompareTest(parameterized.TestCase):
           {"instance": "p5.48xlarge", "price_date": ""},
           "'p5.48xlarge' has 8 GPUs, but config.workload.gpus_per_node is 1",
       ),
-      ("bulks", {"trace.bulk_sizes": (3,)}, r"must be pairs .*\[3\]"),
+      ("bulks", {"trace.bulk_sizes": (3,)}, r"bulk_sizes\[0\] must be an arr"),
       (
           "speed",
           {"workload.transformer.flops_per_sec": 0.0},
