@@ -8,7 +8,7 @@ single node, until it is replaced.
 """
 
 from collections.abc import Mapping, Sequence
-import dataclasses
+import functools
 from typing import Any
 
 from bamboo_jax.recovery import ladder as ladder_lib
@@ -20,64 +20,53 @@ from bamboo_jax.traces import trace as trace_lib
 Policy, Places = loop.Policy, decisions.Places
 
 
-@dataclasses.dataclass(frozen=True)
-class Forecast:
-  """The preemptions that are expected.
-
-  Attributes:
-    live: Time with each number of live nodes, in any unit.
-    losses_per_node_hour: Instants at which nodes are lost, per node and hour.
-  """
-
-  live: Mapping[int, float]
-  losses_per_node_hour: float
-
-  def __post_init__(self) -> None:
-    if not sum(self.live.values()) > 0 or not self.losses_per_node_hour >= 0:
-      raise ValueError(f"A forecast needs nodes and a rate, got {self}.")
-
-
-def make_forecast(trace: trace_lib.Trace) -> Forecast:
-  """Returns the forecast that turns out to be right for a trace.
+def choose(policies: Sequence[Policy], trace: trace_lib.Trace) -> Policy:
+  """Returns the policy of which most is expected; the first of equals.
 
   Numbers of nodes seen for less than a hundredth of the time are left out,
   since planning for each takes time.
   """
+  if len(policies) == 1:
+    return policies[0]
   live: dict[int, float] = {}
   for start_ms, end_ms, count in trace_summary.live_spans(trace):
     live[count] = live.get(count, 0.0) + end_ms - start_ms
   usual = {n: t for n, t in live.items() if 100 * t >= trace.duration_ms}
   summary = trace_summary.summarize(trace)
   node_hours = summary.node_hours or 1.0  # 0 if nobody is ever alive.
-  return Forecast(usual or live, summary.num_instants / node_hours)
+  expect = functools.partial(
+      expected_samples_per_sec,
+      live=usual or live,
+      losses_per_node_hour=summary.num_instants / node_hours,
+  )
+  return max(policies, key=expect)
 
 
-def choose(policies: Sequence[Policy], trace: trace_lib.Trace) -> Policy:
-  """Returns the policy of which most is expected; the first of equals."""
-  if len(policies) == 1:
-    return policies[0]
-  forecast = make_forecast(trace)
-  return max(policies, key=lambda p: expected_samples_per_sec(p, forecast))
+def expected_samples_per_sec(
+    policy: Policy, *, live: Mapping[int, float], losses_per_node_hour: float
+) -> float:
+  """Returns the throughput to be expected; 0 if there are too few nodes.
 
-
-def expected_samples_per_sec(policy: Policy, forecast: Forecast) -> float:
-  """Returns the throughput to be expected; 0 if there are too few nodes."""
-  starts = {n: _start(policy, n) for n in forecast.live}
-  trains = {n: t for n, t in forecast.live.items() if starts[n].num_training}
+  Args:
+    live: Time with each number of live nodes, in any unit.
+    losses_per_node_hour: Instants at which nodes are lost, per node and hour.
+  """
+  starts = {n: _start(policy, n) for n in live}
+  trains = {n: t for n, t in live.items() if starts[n].num_training}
   if not trains:
     return 0.0
   mean = sum(n * t for n, t in trains.items()) / sum(trains.values())
   usual = starts[min(trains, key=lambda n: abs(n - mean))]
   victims = usual.state.pipelines[0].nodes  # The other pipelines are similar.
   lost_secs = [_secs_per_loss(policy, usual, node) for node in victims]
-  rate_per_sec = forecast.losses_per_node_hour / 3600 * usual.num_training
+  rate_per_sec = losses_per_node_hour / 3600 * usual.num_training
   # Losses come while nodes train; during a pause another costs little more.
   lost_share = rate_per_sec * sum(lost_secs) / len(lost_secs)
   samples = sum(
       t * starts[n].cost.num_samples / starts[n].cost.secs
       for n, t in trains.items()
   )
-  return samples / sum(forecast.live.values()) / (1.0 + lost_share)
+  return samples / sum(live.values()) / (1.0 + lost_share)
 
 
 def _start(policy: Policy, num_nodes: int) -> Places:

@@ -25,13 +25,13 @@ def make_policy(workload=_WORKLOAD, forecast=None, **settings):
   )
   if forecast is None:
     return choices[0]
-  expected = forecast_lib.expected_samples_per_sec
-  return max(choices, key=lambda choice: expected(choice, forecast))
+  return max(choices, key=lambda choice: expect(choice, *forecast))
 
 
 def expect(policy, live, losses):
-  forecast = forecast_lib.Forecast(live, losses)
-  return forecast_lib.expected_samples_per_sec(policy, forecast)
+  return forecast_lib.expected_samples_per_sec(
+      policy, live=live, losses_per_node_hour=losses
+  )
 
 
 def sizes(policy, num_nodes):
@@ -126,7 +126,7 @@ class ForecastTest(parameterized.TestCase):
     policy = make_policy(
         layout="depth",
         redundant=rows.Redundancy("auto"),
-        forecast=forecast_lib.Forecast(live, 1.0),
+        forecast=(live, 1.0),
     )
     self.assertTrue(policy.decider.ladder.shadow)
     always = expect(policy, {4: 1.0}, 1.0)
@@ -144,7 +144,7 @@ class ForecastTest(parameterized.TestCase):
         max_pipelines=max_pipelines,
         reroute="stage",
         redundant=rows.Redundancy("auto"),
-        forecast=forecast_lib.Forecast({4 * max_pipelines: 1.0}, losses),
+        forecast=({4 * max_pipelines: 1.0}, losses),
     )
     self.assertEqual(policy.decider.ladder.shadow, has_shadows)
 
@@ -160,7 +160,7 @@ class ForecastTest(parameterized.TestCase):
         layout="liveput",
         rungs=("reconfigure", "checkpoint"),
         depths=(1.0, 1.5),
-        forecast=forecast_lib.Forecast(live, losses),
+        forecast=(live, losses),
     )
     self.assertEqual(sizes(policy, 7), [num_stages])
 
@@ -170,10 +170,6 @@ class ForecastTest(parameterized.TestCase):
         depths=(0.5, 1.0),
         charges_replicas=False,
         workload=dataclasses.replace(_WORKLOAD, memory_limit_bytes=2**21),
-        forecast=forecast_lib.Forecast({8: 1.0}, 0.0),
+        forecast=({8: 1.0}, 0.0),
     )
     self.assertEqual(sizes(policy, 8), [4, 4])
-
-  def test_bad_forecast(self):
-    with self.assertRaisesRegex(ValueError, "needs nodes and a rate"):
-      forecast_lib.Forecast({}, 0.1)
