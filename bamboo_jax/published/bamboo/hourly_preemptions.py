@@ -5,14 +5,14 @@ import heapq
 import itertools
 import random
 
-from bamboo_jax.published.bamboo import queue
+from bamboo_jax.published.bamboo import loop as artifact_loop
 
 _HOUR_MS = 3_600_000
 
 
 def draw_hours(
     rng: random.Random, *, capacity: int, preemption_probability: float
-) -> Iterator[list[queue.Row]]:
+) -> Iterator[list[artifact_loop.Row]]:
   """Yields what happens to the nodes in each hour, without end.
 
   A node present at a full hour is lost with the given probability, at a second
@@ -50,7 +50,7 @@ def _draw_hour(
     capacity: int,
     addition_probability: float,
     preemption_probability: float,
-) -> list[queue.Row]:
+) -> list[artifact_loop.Row]:
   """Returns the rows of an hour, and brings `live` to its end."""
   random_bits, draw_chance = rng.getrandbits, rng.random
 

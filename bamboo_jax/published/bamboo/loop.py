@@ -15,16 +15,29 @@ their inputs. Steps between two events are alike, and counted, not played.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import enum
-import functools
 import heapq
 import math
 from typing import Any, Protocol
 
-from bamboo_jax.published.bamboo import queue
-
 CREATION_MS = 45_000
 HOUR_MS = 3_600_000
-_KIND = queue.Kind
+
+Row = tuple[int, bool, str]  # Time in ms, whether a node is added, its name.
+
+# Kinds of events; at the same time the lower comes first.
+_ADDITION, _REMOVAL, _MORE_ROWS, _READY = range(4)
+_GLOBAL_TIMER, _LOCAL_TIMER, _STEP_END, _CHECKPOINT_END = range(4, 8)
+
+
+class _Event(int):
+  """An entry of the queue, which compares time and kind and nothing else.
+
+  It is eight times the time in ms, plus the kind. The order of equal entries is
+  up to `heapq`, as in the artifacts: it decides which nodes train together.
+  """
+
+  act: Callable[..., None]
+  arguments: tuple[Any, ...]
 
 
 class State(enum.Enum):
@@ -125,7 +138,7 @@ class Loop:
     self._flaws = flaws
     self._creation_ms = creation_ms
     self.queues_steps = queues_steps
-    self._queue: list[queue.Event] = []
+    self._queue: list[_Event] = []
     self._live: dict[str, Node] = {}  # In order of addition.
     self._gathered: list[Node] = []
     self._has_lost_gathered = False
@@ -151,9 +164,9 @@ class Loop:
 
   def run(
       self,
-      rows: Sequence[queue.Row],
+      rows: Sequence[Row],
       *,
-      more_rows: Iterator[Sequence[queue.Row]] | None = None,
+      more_rows: Iterator[Sequence[Row]] | None = None,
       end_ms: float = math.inf,
       num_steps: float = math.inf,
   ) -> None:
@@ -164,11 +177,11 @@ class Loop:
     """
     assert more_rows is not None or end_ms < math.inf
     self._max_steps = num_steps
-    queue.push_rows(self._queue, rows)
+    self._push_rows(rows)
     heapq.heapify(self._queue)  # Changes the order of equal entries.
     if more_rows is not None:
-      self._push(HOUR_MS, _KIND.MORE_ROWS)
-    heap, handlers = self._queue, self._make_handlers(more_rows)
+      self._push_hour(more_rows)
+    heap = self._queue
     while self.num_steps < num_steps:
       until_ms = heap[0] >> 3 if heap else end_ms
       if until_ms > end_ms:
@@ -181,40 +194,14 @@ class Loop:
       event = heapq.heappop(heap)
       self.now_ms = until_ms
       self.num_events += 1
-      handlers[event & 7](event.subject)
-
-  def _make_handlers(
-      self, more_rows: Iterator[Sequence[queue.Row]] | None
-  ) -> list[Callable[[Any], None]]:
-    """Returns what is done about an event's subject, by `Kind`."""
-
-    def take_rows(_: None) -> None:
-      queue.push_rows(self._queue, next(more_rows))
-      self._push(HOUR_MS, _KIND.MORE_ROWS)
-
-    def end_step(_: None) -> None:
-      if self.now_ms == self.step_end_ms:  # Else it was given up.
-        self._end_steps(self.now_ms)
-
-    handlers = {
-        _KIND.ADDITION: self._add,
-        _KIND.REMOVAL: self._remove,
-        _KIND.MORE_ROWS: take_rows,
-        _KIND.READY: self._make_ready,
-        _KIND.GLOBAL_TIMER: functools.partial(self._fire, is_global=True),
-        _KIND.LOCAL_TIMER: functools.partial(self._fire, is_global=False),
-        _KIND.STEP_END: end_step,
-        _KIND.CHECKPOINT_END: lambda _: None,
-    }
-    return [handlers[kind] for kind in _KIND]
+      event.act(*event.arguments)
 
   def start_step(self, start_ms: int) -> None:
     """Starts a step."""
     self.step_end_ms = start_ms + self.step_ms
     self.queued_ms += self.step_ms
     if self.queues_steps:
-      delay_ms = self.step_end_ms - self.now_ms
-      self._push(delay_ms, _KIND.STEP_END)
+      self._push(self.step_end_ms, _STEP_END, self._end_queued_step)
 
   def complete_step(self) -> None:
     """Counts the step that ends now; there is none in flight then."""
@@ -241,21 +228,38 @@ class Loop:
 
     As in the artifact, precedes in the array of the heap and not in time.
     """
-    self._push(end_ms - self.now_ms, _KIND.CHECKPOINT_END)
+    self._push(end_ms, _CHECKPOINT_END, lambda: None)
     heapq.heapify(self._queue)
     for event in self._queue:
-      if event & 7 in (_KIND.REMOVAL, _KIND.CHECKPOINT_END):
-        return event & 7 == _KIND.REMOVAL
+      if event & 7 in (_REMOVAL, _CHECKPOINT_END):
+        return event & 7 == _REMOVAL
     return False
 
   def average_nodes(self) -> float:
     """Returns the mean number of live nodes until the last step's end."""
     return self._node_ms_until(self.last_ms) / max(1, self.last_ms)
 
-  def _push(self, delay_ms: int, kind: queue.Kind, subject: Any = None) -> None:
-    event = queue.Event(8 * (self.now_ms + delay_ms) + kind)
-    event.subject = subject
+  def _push(
+      self, at_ms: int, kind: int, act: Callable[..., None], *arguments: Any
+  ) -> None:
+    event = _Event(8 * at_ms + kind)
+    event.act, event.arguments = act, arguments
     heapq.heappush(self._queue, event)
+
+  def _push_rows(self, rows: Sequence[Row]) -> None:
+    for time_ms, is_added, name in rows:
+      if is_added:
+        self._push(time_ms, _ADDITION, self._add, name)
+      else:
+        self._push(time_ms, _REMOVAL, self._remove, name)
+
+  def _push_hour(self, more_rows: Iterator[Sequence[Row]]) -> None:
+    at_ms = self.now_ms + HOUR_MS
+    self._push(at_ms, _MORE_ROWS, self._begin_hour, more_rows)
+
+  def _begin_hour(self, more_rows: Iterator[Sequence[Row]]) -> None:
+    self._push_rows(next(more_rows))
+    self._push_hour(more_rows)
 
   def _node_ms_until(self, time_ms: int) -> int:
     return len(self._live) * time_ms + self._node_ms_offset
@@ -263,7 +267,8 @@ class Loop:
   def _add(self, name: str) -> None:
     self._node_ms_offset -= self.now_ms
     node = self._live[name] = Node(name)
-    self._push(self._creation_ms, _KIND.READY, node)
+    ready_ms = self.now_ms + self._creation_ms
+    self._push(ready_ms, _READY, self._make_ready, node)
 
   def _remove(self, name: str) -> None:
     self._node_ms_offset += self.now_ms
@@ -294,10 +299,11 @@ class Loop:
     self._timer += 1
     delay_ms = self._rules.timers_ms[is_global]
     self.timer_sum_ms[is_global] += delay_ms
-    kind = _KIND.GLOBAL_TIMER if is_global else _KIND.LOCAL_TIMER
-    self._push(delay_ms, kind, self._timer)
+    kind = _GLOBAL_TIMER if is_global else _LOCAL_TIMER
+    at_ms = self.now_ms + delay_ms
+    self._push(at_ms, kind, self._fire, self._timer, is_global)
 
-  def _fire(self, timer: int, *, is_global: bool) -> None:
+  def _fire(self, timer: int, is_global: bool) -> None:
     if not (self._flaws.timers_left_over or timer == self._timer):
       return
     if self._has_lost_gathered:
@@ -320,6 +326,10 @@ class Loop:
       self._previous_end_ms = self.now_ms
       self._node_ms_at_step = self._node_ms_until(self.now_ms)
     self.start_step(self.now_ms)
+
+  def _end_queued_step(self) -> None:
+    if self.now_ms == self.step_end_ms:  # Else it was given up.
+      self._end_steps(self.now_ms)
 
   def _end_steps(self, until_ms: float) -> None:
     """Ends the step in flight, and those like it that end before a time."""

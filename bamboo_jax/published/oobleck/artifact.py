@@ -11,7 +11,6 @@ import dataclasses
 
 from bamboo_jax import base
 from bamboo_jax.published.bamboo import loop as artifact_loop
-from bamboo_jax.published.bamboo import queue
 from bamboo_jax.published.bamboo import rules as bamboo_rules
 from bamboo_jax.published.oobleck import inputs
 from bamboo_jax.published.oobleck import rules as oobleck_rules
@@ -96,7 +95,7 @@ def simulate(
 def _make_rules(
     model: inputs.Model,
     system: str,
-    rows: Sequence[queue.Row],
+    rows: Sequence[artifact_loop.Row],
     has_rollback: bool,
 ) -> artifact_loop.Rules:
   if system == "oobleck":
