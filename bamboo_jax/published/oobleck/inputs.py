@@ -79,54 +79,43 @@ class Model:
 
 
 def read_models(folder: pathlib.Path) -> dict[str, Model]:
-  """Returns the models of the evaluation, by name.
-
-  Raises `OSError`, or `ValueError` that names the line.
-  """
+  """Returns the models of the evaluation, by name."""
   throughput, idle = _read_throughput(folder / _THROUGHPUT)
-  models = {}
-  for line, row in _rows(folder / _CONSTANTS):
-    where, name = f"{folder / _CONSTANTS}:{line}", row["model"]
-    if name not in throughput:
-      raise ValueError(f"{where}: {_THROUGHPUT} has no model {name!r}.")
-    models[name] = Model(
-        name=name,
-        samples_per_step=_integer(row, "samples_per_step", where),
-        throughput=throughput[name],
-        idle_gpus=idle[name],
-        reconfigure_ms=_integer(row, "oobleck_reconfig_ms", where),
-        restart_ms=_integer(row, "varuna_restart_ms", where),
-        restart_ms_by_nodes=_RESTART_MS.get(name),
-        checkpoint_ms=_integer(row, "varuna_ckpt_ms_every_10_it", where),
-        local_ms=_integer(row, "bamboo_local_rendezvous_ms", where),
-    )
-  return models
+  return {
+      row["model"]: Model(
+          name=row["model"],
+          samples_per_step=int(row["samples_per_step"]),
+          throughput=throughput[row["model"]],
+          idle_gpus=idle[row["model"]],
+          reconfigure_ms=int(row["oobleck_reconfig_ms"]),
+          # A remark may follow.
+          restart_ms=int(row["varuna_restart_ms"].split()[0]),
+          restart_ms_by_nodes=_RESTART_MS.get(row["model"]),
+          checkpoint_ms=int(row["varuna_ckpt_ms_every_10_it"]),
+          local_ms=int(row["bamboo_local_rendezvous_ms"]),
+      )
+      for row in _rows(folder / _CONSTANTS)
+  }
 
 
 def read_traces(folder: pathlib.Path) -> dict[str, Trace]:
-  """Returns the traces of the evaluation, by name.
-
-  Raises `OSError`, or `ValueError` if they are not on the page.
-  """
-  path = folder / _PAGE
-  text = path.read_text(encoding="utf-8")
+  """Returns the traces of the evaluation, by name."""
+  text = (folder / _PAGE).read_text(encoding="utf-8")
   synthetic = re.findall(r"^\| (\w+) \| ([\d,]+) \| ([\d ]+) \|$", text, re.M)
-  recorded = re.search(r"^```\n(0\+.*?)```", text, re.M | re.S)
-  if not synthetic or not recorded:
-    raise ValueError(f"{path} does not list the traces as expected.")
+  (recorded,) = re.findall(r"^```\n(0\+.*?)```", text, re.M | re.S)
   traces = {
       name: _make_trace(
           name, _synthetic_events(int(gap.replace(",", "")), nodes.split())
       )
       for name, gap, nodes in synthetic
   }
-  traces["ec2"] = _make_trace("ec2", _recorded_events(recorded[1].split()))
+  traces["ec2"] = _make_trace("ec2", _recorded_events(recorded.split()))
   return traces
 
 
 def read_published(folder: pathlib.Path) -> list[dict[str, str]]:
   """Returns the rows of the published table, as they stand."""
-  return [row for _, row in _rows(folder / _RESULTS)]
+  return _rows(folder / _RESULTS)
 
 
 def _synthetic_events(gap_ms: int, nodes: Sequence[str]) -> Iterator[Event]:
@@ -161,48 +150,18 @@ def _read_throughput(
 ) -> tuple[dict[str, dict[str, dict[int, float]]], dict[str, dict[int, int]]]:
   """Returns throughput by model, system, nodes; idle GPUs by model, nodes."""
   throughput, idle = {}, {}
-  for line, row in _rows(path):
-    where, model = f"{path}:{line}", row["model"]
-    nodes = _integer(row, "nodes", where)
-    idle.setdefault(model, {})[nodes] = _integer(row, "varuna_idle_gpus", where)
+  for row in _rows(path):
+    model, nodes = row["model"], int(row["nodes"])
+    idle.setdefault(model, {})[nodes] = int(row["varuna_idle_gpus"])
     systems = throughput.setdefault(model, {})
     for system in SYSTEMS:
       if row[system] != _CANNOT_RUN:
-        digits = _DIGITS.get((system, model), ())
-        value = _number(row, system, where)
+        digits, value = _DIGITS.get((system, model), ()), float(row[system])
         exact = [d for d in digits if abs(d - value) < 0.006]
         systems.setdefault(system, {})[nodes] = exact[0] if exact else value
-  nodes = range(MIN_NODES, MAX_NODES + 1)
-  for model, systems in throughput.items():
-    for system, by_nodes in systems.items():
-      if missing := sorted(set(nodes) - set(by_nodes)):
-        raise ValueError(
-            f"{path} has no throughput of {system} for {model} with "
-            f"{missing[0]} nodes."
-        )
   return throughput, idle
 
 
-def _rows(path: pathlib.Path) -> Iterator[tuple[int, Mapping[str, str]]]:
-  """Yields the rows of a CSV file with their line numbers."""
+def _rows(path: pathlib.Path) -> list[dict[str, str]]:
   with path.open(encoding="utf-8", newline="") as file:
-    reader = csv.DictReader(file)
-    for row in reader:
-      yield reader.line_num, row
-
-
-def _integer(row: Mapping[str, str], name: str, where: str) -> int:
-  """Returns a whole number; what follows it in brackets is a remark."""
-  text = (row.get(name) or "").split(" (")[0]
-  if not text.isdecimal():
-    raise ValueError(f"{where}: {name} must be a whole number, got {text!r}.")
-  return int(text)
-
-
-def _number(row: Mapping[str, str], name: str, where: str) -> float:
-  try:
-    return float(row[name])
-  except ValueError:
-    raise ValueError(
-        f"{where}: {name} must be a number or {_CANNOT_RUN}, got {row[name]!r}."
-    ) from None
+    return list(csv.DictReader(file))

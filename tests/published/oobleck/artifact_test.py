@@ -1,8 +1,6 @@
 """Oobleck's evaluation: the published table, and its rules one by one."""
 
 import pathlib
-import shutil
-import tempfile
 
 from absl.testing import parameterized
 
@@ -16,7 +14,6 @@ from bamboo_jax.traces import trace as trace_lib
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
 _PUBLISHED = _ROOT / "third_party" / "published"
 _RECORDED = _ROOT.parent / "shared" / "traces" / "p3-trace.csv"
-_RATES, _CONSTANTS = "throughput_by_nodes.csv", "simulator_constants.csv"
 _MODELS = inputs.read_models(_PUBLISHED)
 _TRACES = inputs.read_traces(_PUBLISHED)
 
@@ -181,33 +178,11 @@ class InputsTest(parameterized.TestCase):
     self.assertNotIn("bamboo", _MODELS["GPT-3-6.7b"].throughput)
 
   def test_recorded_trace(self):
+    self.assertLen(_TRACES, 7)
     ec2 = _TRACES["ec2"]
     self.assertEqual(sum(e.kind == "remove" for e in ec2.events), 142)
     self.assertEqual(ec2.num_nodes, 30)
     self.assertEqual(ec2.duration_ms, 682 * 60_000)
-
-  @parameterized.parameters(
-      (_RATES, "large,29,362.22", "large,29,x", ":3: .*number or OOM, got 'x'"),
-      (_RATES, "large,29,", "large,28,", "of oobleck for .* with 29 nodes"),
-      (_RATES, "GPT-2,", "GPT-1,", "constants.csv:3: .* has no model 'GPT-2'"),
-      (_CONSTANTS, "GPT-2,1024", "GPT-2,-3", ":3: samples_per.*got '-3'"),
-      ("simulator.md", "| gap |", "| gap |\n```\n", None),
-      ("simulator.md", "0+20 1+1", "x", "does not list the traces"),
-  )
-  def test_refuses(self, name, old, new, message):
-    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    for path in _PUBLISHED.glob("oobleck_*"):
-      shutil.copy(path, folder)
-    path = folder / f"oobleck_{name}"
-    text = path.read_text()
-    self.assertIn(old, text)
-    path.write_text(text.replace(old, new))
-    if message is None:
-      self.assertLen(inputs.read_traces(folder), 7)
-      return
-    with self.assertRaisesRegex(ValueError, message):
-      inputs.read_models(folder)
-      inputs.read_traces(folder)
 
   def test_another_recorded_trace(self):
     if not _RECORDED.exists():
