@@ -21,23 +21,18 @@ from bamboo_jax.sim import speed as speed_lib
 Delay, Pipelines = speed_lib.Delay, speed_lib.Pipelines
 StepCost = speed_lib.StepCost
 
+_DOUBLED_FACTOR = 1.5  # Relative time of a step if nodes own two stages.
+# Delay of a step that shadows finish for lost nodes, of what is left of it.
+_REDONE_SHARE = 0.5
+
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-  """Throughput of a system by number of nodes.
-
-  Attributes:
-    name: What messages call it: file and column.
-    doubled_factor: Relative time of a step if nodes own two stages.
-    redone_share: Delay of a step in which shadows finish for lost nodes, as a
-      share of what is left of it.
-  """
+  """Throughput of a system by number of nodes; messages call it `name`."""
 
   name: str
   samples_per_step: float
   samples_per_sec: Mapping[int, float]
-  doubled_factor: float = 1.5
-  redone_share: float = 0.5
 
   def __post_init__(self) -> None:
     if not self.samples_per_sec:
@@ -133,7 +128,7 @@ class TableSpeed:
     places = sum(p.partition.num_stages for p in pipelines)
     secs = table.step_secs(places)
     if any(len({*p.roles.owners}) < p.roles.num_stages for p in pipelines):
-      secs *= table.doubled_factor
+      secs *= _DOUBLED_FACTOR
     samples = table.samples_per_step
     num_vacant = sum(bool(p.vacant) for p in pipelines)
     if not drops:
@@ -145,7 +140,7 @@ class TableSpeed:
   def finish(self, rung: str, before: Pipelines, after: Pipelines) -> Delay:
     """Returns the delay of a step in which nodes are lost."""
     if rung == "shadow":
-      return Delay(left_share=self.table.redone_share)
+      return Delay(left_share=_REDONE_SHARE)
     cost = self.step(after, drops=False)
     longer_secs = cost.secs - self.step(before, drops=False).secs
     return Delay(max(0.0, longer_secs))
