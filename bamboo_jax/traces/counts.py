@@ -7,8 +7,7 @@ comes is always new. The trace says so in its notes. Numbers come as samples
 list for each zone, and so may `prices`, dollars an hour of a node.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import itertools
 import json
 import operator
@@ -24,35 +23,29 @@ MEANINGS = ("counts", "preempted")
 MAX_NODES = 2_000_000
 
 
-@dataclasses.dataclass(frozen=True)
-class Counts:
-  """Live nodes over time, before nodes are inferred.
-
-  Attributes:
-    steps: For each zone, times in ms, and the live nodes from then on.
-    start_hour: Hour of the day at which they start.
-    notes: Assumptions of the reader.
-  """
-
-  steps: Mapping[str, Sequence[trace_lib.Step]]
-  duration_ms: int
-  start_hour: float = 0.0
-  notes: tuple[str, ...] = ()
-  prices: tuple[trace_lib.Price, ...] = ()
-
-
-def infer_nodes(counts: Counts, *, name: str, seed: int = 0) -> trace_lib.Trace:
+def infer_nodes(
+    steps: Mapping[str, Sequence[trace_lib.Step]],
+    *,
+    seed: int,
+    notes: Sequence[str] = (),
+    **trace: Any,
+) -> trace_lib.Trace:
   """Returns a trace with these numbers of live nodes; drops are random.
 
   Raises `ValueError` if no node is ever alive, or it lasts no time.
+
+  Args:
+    steps: For each zone, times in ms, and the live nodes from then on.
+    notes: Assumptions of the reader.
+    **trace: Other fields of the trace but `events`.
   """
-  _check_size(counts, name)
+  _check_size(steps.values(), trace["name"])
   events = []
-  for zone, steps in counts.steps.items():
+  for zone, zone_steps in steps.items():
     draw = random.Random(f"{seed}/{zone}")
     prefix = f"{zone}/" if zone else "node"
     live, names = [], (f"{prefix}{i}" for i in itertools.count(1))
-    for time_ms, count in steps:
+    for time_ms, count in zone_steps:
       lost = draw.sample(live, max(0, len(live) - count))
       events += [trace_lib.Event(time_ms, "remove", node) for node in lost]
       live = [node for node in live if node not in set(lost)]
@@ -61,20 +54,29 @@ def infer_nodes(counts: Counts, *, name: str, seed: int = 0) -> trace_lib.Trace:
       live += new
   events.sort(key=operator.attrgetter("time_ms"))  # Zones stay in order.
   note = f"the file names no nodes: a drop takes random ones (seed {seed})"
-  return trace_lib.Trace(
-      name,
-      tuple(events),
-      duration_ms=counts.duration_ms,
-      start_hour=counts.start_hour,
-      notes=(*counts.notes, note),
-      prices=counts.prices,
-  )
+  return trace_lib.Trace(events=tuple(events), notes=(*notes, note), **trace)
+
+
+def _check_size(steps: Iterable[Sequence[trace_lib.Step]], name: str) -> None:
+  num_nodes = 0
+  for zone_steps in steps:
+    live = [0, *(count for _, count in zone_steps)]
+    if max(live) > trace_lib.MAX_LIVE:
+      raise ValueError(
+          f"{name}: at most {trace_lib.MAX_LIVE} nodes may be alive in a zone, "
+          f"got {max(live)}."
+      )
+    num_nodes += sum(max(0, b - a) for a, b in itertools.pairwise(live))
+  if num_nodes > MAX_NODES:
+    raise ValueError(
+        f"{name}: a trace may have {MAX_NODES} nodes, got {num_nodes}."
+    )
 
 
 def parse_counts(
-    lines: Sequence[tuple[int, str]], *, source: str, zone: str = ""
-) -> Counts:
-  """Returns the live nodes of lines; a `ValueError` names the line."""
+    lines: Sequence[tuple[int, str]], *, source: str, zone: str, seed: int
+) -> trace_lib.Trace:
+  """Returns the trace of lines; a `ValueError` names the line."""
   steps: dict[int, int] = {}
   for number, line in lines:
     cells = [cell.strip() for cell in line.split(",")]
@@ -90,29 +92,18 @@ def parse_counts(
           f"{time_ms} after {next(reversed(steps))}."
       )
     steps[time_ms] = count
-  return Counts({zone: list(steps.items())}, duration_ms=next(reversed(steps)))
-
-
-def _check_size(counts: Counts, name: str) -> None:
-  num_nodes = 0
-  for steps in counts.steps.values():
-    live = [0, *(count for _, count in steps)]
-    if max(live) > trace_lib.MAX_LIVE:
-      raise ValueError(
-          f"{name}: at most {trace_lib.MAX_LIVE} nodes may be alive in a zone, "
-          f"got {max(live)}."
-      )
-    num_nodes += sum(max(0, b - a) for a, b in itertools.pairwise(live))
-  if num_nodes > MAX_NODES:
-    raise ValueError(
-        f"{name}: a trace may have {MAX_NODES} nodes, got {num_nodes}."
-    )
+  return infer_nodes(
+      {zone: list(steps.items())},
+      seed=seed,
+      name=source,
+      duration_ms=next(reversed(steps)),
+  )
 
 
 def parse_json(
-    text: str, *, source: str, zone: str = "", meaning: str = "counts"
-) -> Counts:
-  """Returns the live nodes of a JSON file; `ValueError` names line or key.
+    text: str, *, source: str, zone: str, seed: int, meaning: str
+) -> trace_lib.Trace:
+  """Returns the trace of a JSON file; `ValueError` names line or key.
 
   `zone` (maybe empty) is for nodes in a plain list. The cluster of "preempted"
   nodes, a `meaning`, is as large as most of them at once, at least one.
@@ -131,70 +122,74 @@ def parse_json(
     raise ValueError(
         f"{source}: metadata.gap_seconds must be a number above 0, got {gap!r}."
     )
-  data = content.get("data")
-  by_zone = data if isinstance(data, dict) else {zone: data}
-  lengths, steps = {}, {}
-  for name, values in by_zone.items():
-    where = f"data.{name}" if by_zone is data else "data"
-    live = _live_nodes(values, meaning=meaning, where=f"{source}: {where}")
-    steps[name] = [(round(1000 * gap * i), n) for i, n in enumerate(live)]
-    lengths[where] = len(live)
-  if len(set(lengths.values())) != 1:
+  data = _read_lists(
+      content.get("data"),
+      zone,
+      where=f"{source}: data",
+      is_right=lambda n: _is_number(n) and float(n).is_integer(),
+      allowed="a whole number from 0",
+  )
+  prices = _read_lists(
+      content.get("prices", {}),
+      zone,
+      where=f"{source}: prices",
+      is_right=lambda usd: _is_number(usd) and usd > 0,
+      allowed="a number above 0",
+  )
+  lengths = {
+      f"{key}.{name}".rstrip("."): len(values)
+      for key, lists in (("data", data), ("prices", prices))
+      for name, values in lists.items()
+  }
+  if len({*lengths.values()}) != 1:
     raise ValueError(
-        f"{source}: data must have as many ticks for each zone, got {lengths}."
+        f"{source}: data and prices must have as many ticks for each zone, got "
+        f"{lengths}."
     )
-  length = next(iter(lengths.values()))
-  return Counts(
+  tick_ms = lambda tick: round(1000 * gap * tick)
+  steps = {}
+  for name, values in data.items():
+    live = list(map(int, values))
+    if meaning == "preempted":
+      total = max(1, *live)
+      live = [total - num_preempted for num_preempted in live]
+    steps[name] = [(tick_ms(i), count) for i, count in enumerate(live)]
+  changes = [
+      trace_lib.Price(tick_ms(i), usd, name)
+      for name, values in prices.items()
+      for i, usd in enumerate(values)
+      if not i or usd != values[i - 1]
+  ]
+  return infer_nodes(
       steps,
-      duration_ms=round(1000 * gap * length),
+      seed=seed,
       notes=(f"its numbers are taken to be {meaning} (json_data)",),
-      prices=tuple(
-          sorted(
-              _prices(content, zone, gap=gap, length=length, path=source),
-              key=operator.attrgetter("time_ms"),
-          )
-      ),
+      name=source,
+      duration_ms=tick_ms(next(iter(lengths.values()))),
+      prices=tuple(sorted(changes, key=operator.attrgetter("time_ms"))),
   )
 
 
-def _prices(
-    content: Mapping[str, Any], zone: str, *, gap: float, length: int, path: str
-) -> Iterator[trace_lib.Price]:
-  prices = content.get("prices", {})
-  by_zone = prices if isinstance(prices, dict) else {zone: prices}
+def _read_lists(
+    content: Any,
+    zone: str,
+    *,
+    where: str,
+    is_right: Callable[[Any], bool],
+    allowed: str,
+) -> Mapping[str, list[Any]]:
+  """Returns the list of each zone; a plain list is that of `zone`."""
+  by_zone = content if isinstance(content, dict) else {zone: content}
   for name, values in by_zone.items():
-    where = f"{path}: prices.{name}" if by_zone is prices else f"{path}: prices"
-    if not isinstance(values, list) or len(values) != length:
+    at = f"{where}.{name}" if by_zone is content else where
+    if not isinstance(values, list) or not values:
       raise ValueError(
-          f"{where} must be a list of as many numbers as data has, {length}, "
-          f"got {values!r:.40}."
+          f"{at} must be a list of a number for each tick, got {values!r:.40}."
       )
-    before = None
-    for i, usd in enumerate(values):
-      if not _is_number(usd) or usd == 0:
-        raise ValueError(
-            f"{where}[{i}] must be a number above 0, got {usd!r:.40}."
-        )
-      if usd != before:
-        yield trace_lib.Price(round(1000 * gap * i), usd, name)
-      before = usd
-
-
-def _live_nodes(values: Any, *, meaning: str, where: str) -> list[int]:
-  if not isinstance(values, list) or not values:
-    raise ValueError(
-        f"{where} must be a list of a number for each tick, got {values!r:.40}."
-    )
-  for i, value in enumerate(values):
-    if not _is_number(value) or not float(value).is_integer():
-      raise ValueError(
-          f"{where}[{i}] must be a whole number from 0, got {value!r:.40}."
-      )
-  counts = list(map(int, values))
-  if meaning == "counts":
-    return counts
-  total = max(1, *counts)
-  return [total - count for count in counts]
+    for i, value in enumerate(values):
+      if not is_right(value):
+        raise ValueError(f"{at}[{i}] must be {allowed}, got {value!r:.40}.")
+  return by_zone
 
 
 def _is_number(value: Any) -> bool:

@@ -74,30 +74,27 @@ def parse_trace(
   JSON without zones. Raises `ValueError`, which names the line.
   """
   lines = [(n, line) for n, line in _lines(text) if not line.startswith("#")]
+  given = dict(source=source, zone=zone, seed=seed)
   number, first = lines[0] if lines else (0, "")
   second = first.split(",")[1].strip() if "," in first else ""
   if text.lstrip().startswith("{"):
-    counts = trace_counts.parse_json(
-        text, source=source, zone=zone, meaning=json_data
-    )
-  elif not lines:
+    return trace_counts.parse_json(text, meaning=json_data, **given)
+  if not lines:
     raise ValueError(f"{source} is empty: it has no event.")
-  elif first.startswith("["):
+  if first.startswith("["):
     return _parse_segments(lines, source=source)
-  elif re.fullmatch(r"\d+\s*,\s*\d+", first, flags=re.ASCII):
-    counts = trace_counts.parse_counts(lines, source=source, zone=zone)
-  elif ":" in second:
-    counts = samples.parse_samples(lines, source=source, zone=zone)
-  elif re.search("[a-z]", second, flags=re.IGNORECASE):
+  if re.fullmatch(r"\d+\s*,\s*\d+", first, flags=re.ASCII):
+    return trace_counts.parse_counts(lines, **given)
+  if ":" in second:
+    return samples.parse_samples(lines, **given)
+  if re.search("[a-z]", second, flags=re.IGNORECASE):
     return parse_events(text, source=source)
-  else:
-    raise ValueError(
-        f"{source}, line {number}: not a trace. A line is "
-        "milliseconds,add|remove|notice,node or milliseconds,count or date, "
-        "time, count; or the file is JSON with metadata.gap_seconds and data, "
-        f"or lines of JSON. Got {first!r:.80}."
-    )
-  return trace_counts.infer_nodes(counts, name=source, seed=seed)
+  raise ValueError(
+      f"{source}, line {number}: not a trace. A line is "
+      "milliseconds,add|remove|notice,node or milliseconds,count or date, "
+      "time, count; or the file is JSON with metadata.gap_seconds and data, "
+      f"or lines of JSON. Got {first!r:.80}."
+  )
 
 
 def parse_events(text: str, *, source: str) -> trace_lib.Trace:

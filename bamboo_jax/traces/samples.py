@@ -10,6 +10,7 @@ import dataclasses
 import datetime
 
 from bamboo_jax.traces import counts as trace_counts
+from bamboo_jax.traces import trace as trace_lib
 
 # A line within this time of the line before it, with the same count, repeats a
 # reading. A longer one would take equal counts of unsorted lines for one.
@@ -25,9 +26,9 @@ class _Reading:
 
 
 def parse_samples(
-    lines: Sequence[tuple[int, str]], *, source: str, zone: str = ""
-) -> trace_counts.Counts:
-  """Returns the live nodes of lines `date, time, count`, in any order.
+    lines: Sequence[tuple[int, str]], *, source: str, zone: str, seed: int
+) -> trace_lib.Trace:
+  """Returns the trace of lines `date, time, count`, in any order.
 
   `zone` may be empty. Raises `ValueError`, which names the line, if one is not
   a sample or two contradict each other.
@@ -54,8 +55,10 @@ def parse_samples(
       time_ms = (at - start) // datetime.timedelta(milliseconds=1)
       steps.append((time_ms, reading.count))
   midnight = start.replace(hour=0, minute=0, second=0, microsecond=0)
-  return trace_counts.Counts(
+  return trace_counts.infer_nodes(
       {zone: steps},
+      seed=seed,
+      name=source,
       duration_ms=steps[-1][0],
       start_hour=(start - midnight) / datetime.timedelta(hours=1),
   )

@@ -205,7 +205,7 @@ class JsonTest(parameterized.TestCase):
       ("Infinity}", "above 0, got inf", '"metadata": {"gap_seconds": '),
       ("1}", "data must be a list .* got None", '"metadata": {"gap_seconds": '),
       ("[]", "data must be a list"),
-      ("{}", "data must have as many"),
+      ("{}", "data and prices must have as many"),
       ("[3, 0.9]", r"data\[1\] must be a whole number from 0, got 0.9"),
       ("[NaN]", "got nan"),
       ("[[3]]", r"data\[0\] .*got \[3"),

@@ -70,7 +70,7 @@ class SpotPriceTest(parameterized.TestCase):
     self.assertEqual([price.zone for price in both], ["c", "d"])
 
   @parameterized.parameters(
-      ([1], "prices must be a list of as many numbers as data has, 2, got"),
+      ([1], "data and prices must have .*{'data.a': 2, .* 'prices': 1}"),
       ({"a": 3}, "prices.a must be a list"),
       ([1, 0], r"prices\[1\] must be a number above 0, got 0"),
       ([1, None], r"prices\[1\] .* got None"),
