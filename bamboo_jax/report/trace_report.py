@@ -86,7 +86,7 @@ def plot_traces(path: str, traces: Sequence[Trace]) -> None:
 def _draw_nodes(axes: Any, trace: Trace, lost: Sequence[int]) -> None:
   times_ms, live = zip(*trace.live_steps(), strict=True)
   ends_ms = (*times_ms, trace.duration_ms)
-  *hours, end = [time_ms / trace_summary.MS_PER_HOUR for time_ms in ends_ms]
+  *hours, end = [time_ms / trace_lib.MS_PER_HOUR for time_ms in ends_ms]
   axes.set_title(trace.name, loc="left", fontsize=10)
   style = dict(color=_LIVE, linewidth=1.2, label="live nodes")
   axes.step([*hours, end], [*live, live[-1]], where="post", **style)

@@ -14,7 +14,7 @@ from bamboo_jax.traces import parameters as trace_parameters
 from bamboo_jax.traces import summary as trace_summary
 from bamboo_jax.traces import trace as trace_lib
 
-_MS_PER_HOUR = trace_summary.MS_PER_HOUR
+_MS_PER_HOUR = trace_lib.MS_PER_HOUR
 
 # Below two days an hour of the day is seen once, and its hazard is chance.
 _MIN_PROFILE_HOURS = 48

@@ -17,7 +17,7 @@ import random
 from bamboo_jax.traces import parameters as trace_parameters
 from bamboo_jax.traces import trace as trace_lib
 
-_MS_PER_HOUR = 3_600_000
+_MS_PER_HOUR = trace_lib.MS_PER_HOUR
 
 
 def generate_trace(

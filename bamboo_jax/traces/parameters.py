@@ -46,7 +46,7 @@ class Parameters:
         and all(1 <= n <= trace_lib.MAX_LIVE for n in self.nodes_per_zone),
         f"a number from 1 to {trace_lib.MAX_LIVE} for each zone",
     )
-    most = trace_lib.MAX_MS / 3_600_000
+    most = trace_lib.MAX_MS / trace_lib.MS_PER_HOUR
     self._check("hours", 0 < self.hours <= most, f"above 0, up to {most:g}")
     self._check(
         "bulk_sizes",

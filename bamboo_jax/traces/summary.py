@@ -8,8 +8,6 @@ import statistics
 
 from bamboo_jax.traces import trace as trace_lib
 
-MS_PER_HOUR = 3_600_000
-
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
@@ -79,14 +77,14 @@ def summarize(trace: trace_lib.Trace) -> Summary:
       added_ms[event.node] = event.time_ms
     elif event.kind == "remove":
       alive_ms = event.time_ms - added_ms.pop(event.node)
-      lifetimes.append(alive_ms / MS_PER_HOUR)
+      lifetimes.append(alive_ms / trace_lib.MS_PER_HOUR)
     else:
       num_notices += 1
   losses = list(zone_losses(trace))
   live = [count for _, count in trace.live_steps()]
   alive_ms = sum(n * (end - start) for start, end, n in live_spans(trace))
   return Summary(
-      hours=trace.duration_ms / MS_PER_HOUR,
+      hours=trace.duration_ms / trace_lib.MS_PER_HOUR,
       mean_nodes=alive_ms / trace.duration_ms,
       min_nodes=min(live),
       max_nodes=max(live),

@@ -17,7 +17,8 @@ from bamboo_jax import base
 
 KINDS = ("add", "remove", "notice")
 
-MAX_MS = 10 * 366 * 24 * 3_600_000  # Ten years: what is longer is a mistake.
+MS_PER_HOUR = 3_600_000
+MAX_MS = 10 * 366 * 24 * MS_PER_HOUR  # Ten years: what is longer is a mistake.
 MAX_LIVE = 100_000  # In a zone; so are more, and they take memory for hours.
 
 Step = tuple[int, int]  # Time in ms, number of live nodes from then on.
