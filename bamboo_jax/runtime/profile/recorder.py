@@ -5,8 +5,9 @@ results in row order. A device runs its row in order, so an instruction started
 when the one before it ended, or when it was dispatched, whichever came later.
 """
 
-from concurrent import futures
 import dataclasses
+import queue
+import threading
 import time
 from typing import Any
 
@@ -34,57 +35,95 @@ class Recorder:
   """Measures the instructions of one step after the other."""
 
   def __init__(self) -> None:
-    self._threads: dict[int, futures.ThreadPoolExecutor] = {}
-    self._last_secs: dict[int, float] = {}  # When a node ended one, by node.
-    self._added: list[tuple[int, futures.Future[Measured]]] = []
-    self._num_forgiven = 0  # Of these, the first.
-    self._dead: set[int] = set()
+    self._watches: dict[int, _Watch] = {}
+    self._forgotten: list[_Watch] = []
 
   def add(self, node: int, instruction: Instruction, result: Any) -> None:
     """Records `instruction`, which ends when `result`, never donated, does."""
-    if node not in self._threads:
-      self._threads[node] = futures.ThreadPoolExecutor(1, f"watch-{node}")
-    now = time.perf_counter()
-    wait = self._threads[node].submit(
-        self._wait, node, instruction, now, result
-    )
-    self._added.append((node, wait))
+    if node not in self._watches:
+      self._watches[node] = _Watch(node)
+    self._watches[node].add(instruction, result)
 
   def forget(self, node: int) -> None:
     """Drops the unfinished instructions of `node`, which has died."""
-    self._dead.add(node)
+    if node in self._watches:
+      watch = self._watches.pop(node)
+      watch.is_dead = True
+      self._forgotten.append(watch)
 
   def forgive(self) -> None:
     """Ignores the errors of all that was added so far, also those to come.
 
     They are consequences of a death that is known; blocks on nothing.
     """
-    self._num_forgiven = len(self._added)
+    for watch in self._watches.values():
+      watch.round += 1
 
   def finish(self) -> list[Measured]:
-    """Blocks until all that was added has run; raises the first error, once.
+    """Blocks until all that was added has run; raises the first error.
 
     Returns all that ran since the last call, node by node.
     """
-    for i, (node, wait) in enumerate(self._added):
-      if node not in self._dead and (error := wait.exception()):
-        if i >= self._num_forgiven:
-          self._num_forgiven = i + 1
-          raise error
-    ran = [w for _, w in self._added if w.done() and not w.exception()]
-    self._added, self._num_forgiven = [], 0
-    measured = [wait.result() for wait in ran]
+    for watch in self._watches.values():
+      watch.wait()
+    measured = []
+    for watch in [*self._watches.values(), *self._forgotten]:
+      measured += watch.take()
     return sorted(measured, key=lambda m: (m.node, m.start_secs, m.end_secs))
 
   def close(self) -> None:
     """Ends the threads."""
-    for thread in self._threads.values():
-      thread.shutdown()
+    for watch in [*self._watches.values(), *self._forgotten]:
+      watch.close()
 
-  def _wait(
-      self, node: int, instruction: Instruction, dispatched: float, result: Any
-  ) -> Measured:
-    jax.block_until_ready(result)
-    start = max(self._last_secs.get(node, 0.0), dispatched)
-    self._last_secs[node] = end = time.perf_counter()
-    return Measured(node, instruction, start, end)
+
+class _Watch:
+  """The thread that waits for the results of one node."""
+
+  def __init__(self, node: int) -> None:
+    self.is_dead = False
+    self._node = node
+    self._entries = queue.Queue()
+    self._measured: list[Measured] = []
+    self.round = 0  # Counts calls of `Recorder.forgive`.
+    self._error: tuple[int, Exception] | None = None
+    self._thread = threading.Thread(
+        target=self._watch, name=f"watch-{node}", daemon=True
+    )
+    self._thread.start()
+
+  def add(self, instruction: Instruction, result: Any) -> None:
+    now = time.perf_counter()
+    self._entries.put((self.round, instruction, now, result))
+
+  def wait(self) -> None:
+    self._entries.join()
+    failed, self._error = self._error, None
+    if failed is not None and failed[0] == self.round:
+      raise failed[1]
+
+  def take(self) -> list[Measured]:
+    measured, self._measured = self._measured, []
+    return measured
+
+  def close(self) -> None:
+    self._entries.put(None)
+    self._thread.join()
+
+  def _watch(self) -> None:
+    last = 0.0
+    while (entry := self._entries.get()) is not None:
+      number, instruction, dispatched, result = entry
+      try:
+        jax.block_until_ready(result)
+        end = time.perf_counter()
+        start = max(last, dispatched)
+        self._measured.append(Measured(self._node, instruction, start, end))
+        last = end
+      except Exception as error:  # Raised by `wait`, unless the node died.
+        first = self._error is None or self._error[0] < number
+        if not self.is_dead and first:
+          self._error = number, error
+      finally:
+        entry = result = None  # Lets the last results go.
+        self._entries.task_done()

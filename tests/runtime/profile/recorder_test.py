@@ -1,7 +1,5 @@
 """Errors of instructions come once, and none that a death explains."""
 
-from concurrent import futures
-
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
@@ -29,7 +27,7 @@ class RecorderTest(parameterized.TestCase):
 
   def drain(self, node):
     """Waits until the thread of a node has seen all."""
-    futures.wait([wait for n, wait in self.recorder._added if n == node])
+    self.recorder._watches[node]._entries.join()
 
   def test_measures_in_row_order(self):
     for node in (1, 0, 1):
