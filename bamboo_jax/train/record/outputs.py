@@ -17,7 +17,6 @@ from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import chrome_trace
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import plots
-from bamboo_jax.metrics import slot as slot_lib
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.metrics import tensorboard
 from bamboo_jax.recovery import agreement as agreement_lib
@@ -51,10 +50,10 @@ class Outputs:
     self._meter = meter_lib.make_meter(config, since_secs=given.started_secs)
     self._writer: jsonl.MetricsWriter | None = None
     self._events: tensorboard.TensorBoardWriter | None = None
-    self._done: collections.deque[step_lib.Committed] = collections.deque(
-        maxlen=max(1, config.metrics.trace_steps)
+    self._traced: collections.deque[chrome_trace.TracedStep] = (
+        collections.deque(maxlen=max(1, config.metrics.trace_steps))
     )
-    self._planned: Sequence[slot_lib.Slot] = ()
+    self._planned = self._measured = ()
     self._first_secs: float | None = None
     # The last step, who trained in it, and how many samples it left out.
     self._last: tuple[step_lib.Committed, meter_lib.Nodes, int] | None = None
@@ -164,12 +163,10 @@ class Outputs:
       return
     self._writer.write_event("cost", step=step, values=self._meter.totals)
     summary_lib.write_summary(self._workdir.summary, summary)
-    traced = [self._trace(done) for done in self._done]
-    measured = traced[-1].measured if traced else ()
-    if measured:
-      chrome_trace.write(self._workdir.trace, traced)
+    if self._measured:
+      chrome_trace.write(self._workdir.trace, self._traced)
     if self._config.metrics.plots and has_trained:
-      self._draw(measured)
+      self._draw()
 
   def close(self) -> None:
     """Closes the log."""
@@ -224,28 +221,33 @@ class Outputs:
       self._progress.show_step(done.steps, shown)
     if self._events is not None:
       self._events.write_step(done.steps, shown)
+    self._keep_trace(done)
+
+  def _keep_trace(self, done: step_lib.Committed) -> None:
     if self._first_secs is None:
       self._first_secs = done.start_secs
-    self._done.append(done)
-
-  def _trace(self, done: step_lib.Committed) -> chrome_trace.TracedStep:
-    return chrome_trace.TracedStep(
-        done.steps,
-        1e3 * (done.start_secs - self._first_secs),
-        self._planned,
-        step_slots.measured_slots(done.measured, start_secs=done.start_secs),
+    self._measured = step_slots.measured_slots(
+        done.measured, start_secs=done.start_secs
+    )
+    start_ms = 1e3 * (done.start_secs - self._first_secs)
+    self._traced.append(
+        chrome_trace.TracedStep(
+            done.steps, start_ms, self._planned, self._measured
+        )
     )
 
-  def _draw(self, measured: Sequence[slot_lib.Slot]) -> None:
+  def _draw(self) -> None:
     lines = jsonl.read_lines(self._workdir.metrics)
     plots.plot_loss(
         self._workdir.loss_plot,
         train=jsonl.column(lines, "loss"),
         evaluation=jsonl.column(lines, "loss", event="eval"),
     )
-    if measured:
+    if self._measured:
       plots.plot_schedule(
-          self._workdir.schedule_plot, planned=self._planned, measured=measured
+          self._workdir.schedule_plot,
+          planned=self._planned,
+          measured=self._measured,
       )
 
   def _write_facts(self) -> None:
