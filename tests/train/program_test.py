@@ -335,7 +335,7 @@ class ConfigTest(parameterized.TestCase):
       program = step.programs._find(job.plan.owners[0]).program
       has_head = program.carry.kept.head is not None
       self.assertEqual(has_head, head == "forward")
-      costs[head] = step._program.costs
+      costs[head] = step._program.plan.costs
     less, more = costs["backward"], costs["forward"]
     self.assertLess(less.redundant_ms[-1], more.redundant_ms[-1])
     self.assertGreater(less.backward_ms[-1], more.backward_ms[-1])
