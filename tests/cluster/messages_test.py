@@ -190,6 +190,14 @@ class BlobsTest(absltest.TestCase):
     for connection in silent:
       connection.close()
 
+  def test_names_may_be_long(self):
+    name = "cpu:gloo/" + ",".join(map(str, range(10**6, 10**6 + 8191)))
+    self.server.offer(name, b"address")
+    fetched = blobs.fetch(
+        self.server.address, name, identity=self.issue(), check=lambda: None
+    )
+    self.assertEqual(fetched, b"address")
+
   def test_who_does_not_read_is_given_up(self):
     self.server.offer("state", bytes(1 << 26))
     with (

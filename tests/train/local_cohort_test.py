@@ -25,6 +25,14 @@ class LocalCohortTest(parameterized.TestCase):
     self.assertIsNone(self.cohort.wait_change(0.0))
     self.assertEqual({self.cohort.host_of(n) for n in range(4)}, {0})
 
+  def test_nothing_is_said_twice_in_a_view(self):
+    self.cohort.gather("vote 1", 0)
+    with self.assertRaisesRegex(AssertionError, "vote 1 is said twice"):
+      self.cohort.gather("vote 1", 0)
+    for step in range(2, 100):  # It is not kept for ever.
+      self.cohort.gather(f"vote {step}", 0)
+    self.assertLess(len(self.cohort._said), 20)
+
   @parameterized.parameters(
       ("1,0/1,3,kill", 1, {0, 2, 3}),
       ("1,0/1,vote,node", 2, {0, 1, 3}),

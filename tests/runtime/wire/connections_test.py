@@ -1,5 +1,6 @@
 """Sockets of the dead are shut down; those of the living work on."""
 
+import contextlib
 import socket
 import struct
 
@@ -95,3 +96,23 @@ class ConnectionsTest(absltest.TestCase):
     self.assertEqual([is_open(pair) for pair in pairs], [True, True])
     log.stop(5, alive={0, 1})
     self.assertEqual([is_open(pair) for pair in pairs], [True, False])
+
+  def test_who_meets_may_cut_what_was_opened_meanwhile(self):
+    cuts, pairs = [], []
+
+    def meet(nodes, cut):
+      del nodes
+      cuts.append(cut)
+      return contextlib.nullcontext()
+
+    def transfer():
+      pairs.append(self.open())
+      if len(pairs) == 2:
+        cuts[1]()
+
+    log = transfer_log.TransferLog(meet=meet)
+    for peer in (1, 2):
+      log.run(settle.Channel("activation", (0, peer), (0,)), transfer)
+    self.assertEqual([is_open(pair) for pair in pairs], [True, False])
+    cuts[1]()  # Nobody meets any more.
+    self.assertTrue(is_open(pairs[0]))
