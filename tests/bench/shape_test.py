@@ -57,7 +57,3 @@ class ShapeTest(absltest.TestCase):
     self.assertAlmostEqual(row["pause_ms"], 7.0)
     want = losses[0].step_ms * 4 / 3 / losses[1].step_ms
     self.assertAlmostEqual(row["predicted_ratio"], want)
-
-
-if __name__ == "__main__":
-  absltest.main()

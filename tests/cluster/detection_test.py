@@ -192,7 +192,3 @@ class WatchTest(parameterized.TestCase):
     self.assertEqual("made no progress" in self.fault(40.0), is_mine)
     self.watch.note_stall("life 1", None)
     self.assertEqual(self.fault(40.0), "")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -8,7 +8,6 @@ import tempfile
 import time
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import door as door_lib
@@ -233,7 +232,3 @@ def _is_closed(connection):
     return False
   except ConnectionError:
     return True
-
-
-if __name__ == "__main__":
-  absltest.main()

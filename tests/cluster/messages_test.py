@@ -217,7 +217,3 @@ class BlobsTest(absltest.TestCase):
       sha256().digest.side_effect = [b"\0" * 32, b"\1" * 32]
       with self.assertRaisesRegex(blobs.DamagedError, "not as it was sent"):
         self.fetch()
-
-
-if __name__ == "__main__":
-  absltest.main()

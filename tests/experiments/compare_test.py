@@ -7,7 +7,6 @@ import math
 import pathlib
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
@@ -235,7 +234,3 @@ class CommandTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 2, done.stderr)
     self.assertRegex(done.stderr, f"^error: .*{line}.*\n$")
     self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,6 +1,5 @@
 """The gap between two policies, by cause."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
@@ -57,7 +56,3 @@ class GapTest(parameterized.TestCase):
   def test_a_run_that_never_trained(self):
     best = make_account(800, useful=80, bubble=20)
     self.assertIsNone(gap.mean_gap([make_account(0, idle=100)], [best]))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -7,7 +7,6 @@ import re
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.traces import readers
@@ -78,7 +77,3 @@ class ClustersTest(parameterized.TestCase):
     with mock.patch.object(clusters_lib, "_LIMIT_SECS", 1.0):
       with self.assertRaisesRegex(RuntimeError, "not done after 1.0 s"):
         clusters_lib._call(["http.server", "0", "--bind=127.0.0.1"])
-
-
-if __name__ == "__main__":
-  absltest.main()

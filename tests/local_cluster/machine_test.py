@@ -3,7 +3,6 @@
 import time
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster.store import fence as fence_lib
@@ -33,7 +32,3 @@ class MachineTest(folders.FolderCase):
       else:
         one.take_folder()
     self.assertEqual(fence.read()[0] is not None, live)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -33,7 +33,3 @@ class NodeTest(absltest.TestCase):
     self.enterContext(mock.patch.object(node.agent_lib, "Agent", Agent))
     node.run(None, given.make_options("n0"), None, "spare")
     self.assertEqual(lives, [(False, "spare"), (True, None), (True, None)])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,8 +4,6 @@ import signal
 import sys
 from unittest import mock
 
-from absl.testing import absltest
-
 from bamboo_jax.local_cluster import trial
 from tests import folders
 
@@ -36,7 +34,3 @@ class TrialTest(folders.FolderCase):
     ):
       trial.run([], workdir=self.folder / "run", secs=0.0)
     self.assertFalse(outlived.exists())
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
@@ -293,7 +292,3 @@ class FoldTest(parameterized.TestCase):
     (after,) = shapes_lib.fold(_FOUR, before, [8, 5], has_replicas=has_replicas)
     self.assertEqual(after.roles.owners, (5, 5, 8, 8))
     self.assertLen(after.roles.shadows, num_shadows)
-
-
-if __name__ == "__main__":
-  absltest.main()

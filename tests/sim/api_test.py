@@ -103,7 +103,3 @@ class SimulateTest(parameterized.TestCase):
     self.assertEqual(found["config"]["plugins"], ["mine"])
     self.assertIn("numpy", found["versions"])
     self.assertIn("launch.simulate", found["command"])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -7,7 +7,6 @@ minute: each history a tenth of a second, in some modes a second.
 import json
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tests.simulation import history
@@ -29,7 +28,3 @@ class CorpusTest(parameterized.TestCase):
     for seed in range(_NUM_SEEDS.get(mode, 40)):
       with self.subTest(seed):
         self.assertEqual(history.explore(plans.draw(mode, seed)), [])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tests.simulation import mutants
@@ -18,7 +17,3 @@ class MutantsTest(parameterized.TestCase):
     for path, text, fault in edits:
       self.assertEqual((_ROOT / path).read_text().count(text), 1, msg=path)
       self.assertNotEqual(text, fault)
-
-
-if __name__ == "__main__":
-  absltest.main()

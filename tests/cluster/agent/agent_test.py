@@ -9,8 +9,6 @@ import tempfile
 import unittest
 from unittest import mock
 
-from absl.testing import absltest
-
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.agent import agent as agent_lib
@@ -183,7 +181,3 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     self.assertEqual(
         [m.name for m in view.members if m.number in view.leaving], ["n1"]
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

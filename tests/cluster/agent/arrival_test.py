@@ -1,6 +1,5 @@
 """The arrival of a node whose store answers only every other time."""
 
-from absl.testing import absltest
 
 from bamboo_jax.cluster.agent import arrival
 from bamboo_jax.cluster.agent import events as events_lib
@@ -25,7 +24,3 @@ class ArrivalTest(given.CoreCase):
         request = flow.send(_ANSWERS[request.method.__name__])
     self.assertEqual(end.exception.value, 3)
     self.assertCountEqual(asked, _ANSWERS)
-
-
-if __name__ == "__main__":
-  absltest.main()

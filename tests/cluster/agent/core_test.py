@@ -1,6 +1,5 @@
 """What one agent does about what happens to others: events in, actions out."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import messages
@@ -299,7 +298,3 @@ class CoreTest(given.CoreCase):
             )
         ],
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

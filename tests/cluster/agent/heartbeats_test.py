@@ -1,4 +1,3 @@
-from absl.testing import absltest
 
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import messages
@@ -186,7 +185,3 @@ class GridTest(LiveCase):
     wanted = [(m, to) for m, to in sent if isinstance(m, messages.Wants)]
     self.assertLen(wanted, len(self.FAR))
     self.assertNotIn("life 1", [to for _, to in wanted])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,6 +1,5 @@
 """What one agent does about its worker, and when nobody else is left."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import messages
@@ -274,7 +273,3 @@ class OwnWorkerTest(given.CoreCase):
     self.asked(self.on(events_lib.Began()))
     error = ValueError("config.seed is 0 there and 1 here")
     self.assertEqual(self.answer(error=error), [events_lib.End(error=error)])
-
-
-if __name__ == "__main__":
-  absltest.main()

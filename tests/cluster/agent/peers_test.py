@@ -9,7 +9,6 @@ import logging as std_logging
 import socket
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import frames
@@ -333,7 +332,3 @@ class PeersTest(parameterized.TestCase):
       self.assertEqual(failed.reason, "TimeoutError")
 
     self.run_agents(scenario)
-
-
-if __name__ == "__main__":
-  absltest.main()

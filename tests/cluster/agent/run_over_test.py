@@ -1,6 +1,5 @@
 """Who ends a run of which nobody is left."""
 
-from absl.testing import absltest
 
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
@@ -39,7 +38,3 @@ class RunOverTest(given.CoreCase):
     with self.assertRaises(StopIteration):
       flow.send(False)
     self.assertEqual(self.state.roster.view, members.view(3, 9))
-
-
-if __name__ == "__main__":
-  absltest.main()

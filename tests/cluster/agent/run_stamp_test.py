@@ -1,6 +1,5 @@
 """A store and a folder that do not belong together: one line says what."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster.agent import events as events_lib
@@ -59,7 +58,3 @@ class RunStampTest(parameterized.TestCase):
   def test_accepted_if_nobody_lives_there(self, there, claimed, asked):
     claim = claimed and fence_lib.Claim(claimed)
     self.assertEqual(self.find(there, claim, moves=0), asked)
-
-
-if __name__ == "__main__":
-  absltest.main()

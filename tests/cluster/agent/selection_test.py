@@ -1,6 +1,5 @@
 """Who is taken in."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import messages
@@ -31,7 +30,3 @@ class SelectionTest(given.CoreCase):
       self.on(given.said(by, message))
     found = selection.find_newcomers(self.state)
     self.assertEqual([m.number for m in found], come)
-
-
-if __name__ == "__main__":
-  absltest.main()

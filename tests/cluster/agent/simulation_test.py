@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster.agent import events as events_lib
@@ -156,7 +155,3 @@ class SimulationTest(parameterized.TestCase):
     self.run_for(15.0)
     self.check(1, "n0 n1 n3")
     self.assertGreater(self.nodes["n0"].worker.steps, 4)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -7,7 +7,6 @@ import tempfile
 import time
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax import base
@@ -115,7 +114,3 @@ class FenceTest(parameterized.TestCase):
       return
     with self.assertRaisesRegex(base.FencedError, refused):
       fence_lib.check(fence, Claim("a", 2))
-
-
-if __name__ == "__main__":
-  absltest.main()

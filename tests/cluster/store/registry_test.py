@@ -2,7 +2,6 @@
 
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import views
@@ -95,7 +94,3 @@ class RegistryTest(parameterized.TestCase):
     found = self.registry.read_views(8)
     self.assertEqual([v.number for v in found], [9, 10, 11])
     self.assertEqual(self.registry.read_views(11), [])
-
-
-if __name__ == "__main__":
-  absltest.main()

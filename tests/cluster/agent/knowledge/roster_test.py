@@ -48,7 +48,3 @@ class RosterTest(absltest.TestCase):
     self.assertEqual(found, list(range(3, 13)))
     self.assertEqual(self.roster.find_view(2).members, ())
     self.assertEqual(self.roster.find_view(3).members, (member(0),))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,7 +1,6 @@
 import collections
 import random
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import messages
@@ -243,7 +242,3 @@ class RoutesTest(parameterized.TestCase):
     one.note("life 3", is_passed_on=True)
     self.assertFalse(one.is_heard(far))
     self.assertTrue(one.is_heard(net.members["life 1"]))
-
-
-if __name__ == "__main__":
-  absltest.main()

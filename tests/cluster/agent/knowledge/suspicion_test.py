@@ -3,7 +3,6 @@
 import copy
 import random
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import messages
@@ -168,7 +167,3 @@ class SuspicionTest(parameterized.TestCase):
     found.note("b", dead[1:], count=1, now=5.0)
     self.assertEqual([*found.explain(list("abc"), now=7.9)], [])
     self.assertEqual([*found.explain(list("abc"), now=8.0)], ["c"])
-
-
-if __name__ == "__main__":
-  absltest.main()
