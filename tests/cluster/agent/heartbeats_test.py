@@ -1,4 +1,3 @@
-
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle

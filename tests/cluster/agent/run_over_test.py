@@ -1,6 +1,5 @@
 """Who ends a run of which nobody is left."""
 
-
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import run_over
