@@ -236,12 +236,16 @@ class Suspicions:
       # both covers agree.
       young = {frozenset(ends) for ends in edges.keys() - old}
       firm = old | {ends for ends in own if frozenset(ends) not in young}
-      cover = _cover(edges.keys() | own, left, suspected)
+      known = edges.keys() | own
+      cover = _cover(known, left, suspected)
       # What one that is cut off knows of the others is old.
       if self._me in cover:
         cover = {self._me}
       else:
         cover &= _cover(firm, left, suspected)
+        cover -= {
+            m for m in cover if not _is_needed(m, known, young, left, suspected)
+        }
       # Nobody who is merely quiet: only as many as the due edges need.
       pairs = [ends for ends in due if cover.intersection(ends)]
       out |= _cover(pairs, [m for m in left if m in cover], suspected)
@@ -316,6 +320,24 @@ def _count_edges(
     pairs: Collection[frozenset[str]],
 ) -> collections.Counter[str]:
   return collections.Counter(itertools.chain.from_iterable(pairs))
+
+
+def _is_needed(
+    member: str,
+    edges: Collection[tuple[str, str]],
+    young: Collection[frozenset[str]],
+    members: list[str],
+    suspected: Collection[str],
+) -> bool:
+  """Returns whether a cover has a member also without its young edges.
+
+  When one that was cut off is back, its links mend one after the other: the
+  last ones must not add up with the dead, whom all others suspect as well.
+  """
+  if not any(member in pair for pair in young):
+    return True
+  lasting = [e for e in edges if member not in e or frozenset(e) not in young]
+  return member in _cover(lasting, members, suspected)
 
 
 def _cover(

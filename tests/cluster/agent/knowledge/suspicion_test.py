@@ -69,6 +69,14 @@ class SuspicionTest(parameterized.TestCase):
     edges = [f"{by} e 0" for by in "abcd"]
     self.assertEqual(explain(edges, now=1.5, quiet="be"), "e")
 
+  @parameterized.parameters((10.0, ""), (13.0, "cde"))
+  def test_who_has_links_that_may_heal_is_not_to_blame_for_the_dead(
+      self, now, out
+  ):
+    # `b` was cut off and is back; `d` and `e` are dead.
+    edges = ["c d 0", "c e 0!", "c b 9.8", "b d 9.8", "a d 9.8", "a e 9.8!"]
+    self.assertEqual(explain(edges, now=now, members="bacde"), out)
+
   @parameterized.parameters(
       ("b", ""),
       ("c", "d"),  # Nothing mends at either end of the link of `d` to `b`.
