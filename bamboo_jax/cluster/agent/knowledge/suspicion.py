@@ -242,9 +242,9 @@ class Suspicions:
       if self._me in cover:
         cover = {self._me}
       else:
-        cover &= _cover(firm, left, suspected)
-        cover -= {
-            m for m in cover if not _is_needed(m, known, young, left, suspected)
+        both = cover & _cover(firm, left, suspected)
+        cover = {
+            m for m in both if _is_needed(m, known, young, left, suspected)
         }
       # Nobody who is merely quiet: only as many as the due edges need.
       pairs = [ends for ends in due if cover.intersection(ends)]
