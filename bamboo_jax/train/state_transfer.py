@@ -55,6 +55,8 @@ class StateTransfer:
       if copy not in mine and copy.source in nodes and self._peers:
         state = to_bytes(nodes[copy.source].state[copy.stage])
         self._peers.offer(self._name(copy, version), state)
+    if self._peers and copies:  # Who is still at that, others wait for.
+      self._cohort.gather(f"offered {version}", None)
     self._fetched, self.fetched_for = {}, version
     for copy in mine:
       self._engine.load_programs(copy.destination, copy.stage)

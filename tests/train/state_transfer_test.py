@@ -24,6 +24,7 @@ class Member:
     self.nodes = {number: mock.Mock(state=state or {})}
     self.specs = [mock.Mock(state=[np.zeros(3, np.float32)])] * 3
     self.load_programs, self.check = mock.Mock(), mock.Mock()
+    self.gather = mock.Mock()
     self.log = mock.Mock()
     self.peers = blobs_lib.Peers(
         "127.0.0.1",
@@ -38,6 +39,21 @@ class Member:
 
 
 class StateTransferTest(absltest.TestCase):
+
+  def test_nobody_fetches_before_all_have_offered(self):
+    source = Member(0, {2: [np.full(3, 1.0, np.float32)]})
+    taker, waits = Member(1), ValueError("One is still at it.")
+    taker.peers.addresses = {0: source.peers.address}
+    taker.gather.side_effect = waits
+    with mock.patch.object(taker.peers, "fetch") as fetch:
+      with self.assertRaises(ValueError):
+        taker.prefetch()
+    fetch.assert_not_called()
+    with mock.patch.object(source.peers, "offer") as offer:
+      source.gather.side_effect = lambda *_: offer.assert_called_once()
+      source.prefetch()
+    for member in source, taker:
+      member.gather.assert_called_once_with("offered 5", None)
 
   def test_what_was_offered_for_a_change_that_never_was_is_not_taken(self):
     source = Member(0, {2: [np.full(3, 1.0, np.float32)]})

@@ -56,7 +56,9 @@ def find(state: state_lib.State) -> events_lib.Flow:
         yield from state.ask(begin)
         continue
     elif state.now >= begun_secs + limits.start_silence_secs:
-      _refuse(state.options, there, claim)
+      lives = claim is None or state.now < since_secs + fence_lib.BEAT_SECS
+      if lives:  # Else it may be over, and others just begin another.
+        _refuse(state.options, there, claim)
     yield events_lib.Sleep(_POLL_SECS)
   state.stamp = there
   yield from state.ask(events_lib.store(_Registry.trust, there))

@@ -1,5 +1,7 @@
 """A store and a folder that do not belong together: one line says what."""
 
+import math
+
 from absl.testing import parameterized
 
 from bamboo_jax.cluster.agent import events as events_lib
@@ -11,14 +13,14 @@ from tests.cluster.agent import given
 
 class RunStampTest(parameterized.TestCase):
 
-  def find(self, there, claim, *, moves):
+  def find(self, there, claim, *, moves=1, until_secs=math.inf):
     """Returns what is asked for besides looks, until the stamp is known."""
     state = state_lib.State(given.make_options("n0"), incarnation="me")
     flow, answer, beat, asked = run_stamp.find(state), None, 0, []
     with self.assertRaises(StopIteration):
       while True:
         request = flow.send(answer)
-        beat += moves
+        beat += moves * (state.now < until_secs)
         match request:
           case events_lib.Sleep(secs):
             state.now += secs
@@ -47,7 +49,7 @@ class RunStampTest(parameterized.TestCase):
   def test_refused(self, there, claimed, error, message):
     claim = claimed and fence_lib.Claim(claimed)
     with self.assertRaisesRegex(error, message):
-      self.find(there, claim, moves=1)
+      self.find(there, claim)
 
   @parameterized.parameters(
       ("", None, ["create me", "store me", "store me"]),
@@ -58,3 +60,9 @@ class RunStampTest(parameterized.TestCase):
   def test_accepted_if_nobody_lives_there(self, there, claimed, asked):
     claim = claimed and fence_lib.Claim(claimed)
     self.assertEqual(self.find(there, claim, moves=0), asked)
+
+  def test_a_run_that_ends_meanwhile_refuses_nobody(self):
+    limits = given.make_options("n0").limits
+    until_secs = limits.start_silence_secs - 0.6 * limits.most_silence_secs
+    asked = self.find("a", fence_lib.Claim("b"), until_secs=until_secs)
+    self.assertEqual(asked, ["replace a", "store a"])
