@@ -7,7 +7,6 @@ an error is raised to whoever asks for its microbatch.
 
 from collections.abc import Collection, Iterator
 import threading
-import types
 from typing import Any, Self
 
 from absl import logging
@@ -35,12 +34,6 @@ class Prefetcher:
       first_step: int = 0,
       num_steps_ahead: int = 1,
   ) -> None:
-    if first_step < 0:
-      raise ValueError(f"first_step must be at least 0, got {first_step}.")
-    if num_steps_ahead < 0:
-      raise ValueError(
-          f"num_steps_ahead must be at least 0, got {num_steps_ahead}."
-      )
     self.batches = batches
     self._num_steps_ahead = num_steps_ahead
     self._changed = threading.Condition()  # Guards what follows.
@@ -67,7 +60,9 @@ class Prefetcher:
     key = (step, microbatch)
     with self._changed:
       self._check_open()
-      self._move_to(step)
+      self._step = step
+      self._ready = {k: v for k, v in self._ready.items() if self._is_kept(k)}
+      self._raised &= self._ready.keys()
       self._asked.setdefault(microbatch, set()).update(keys or ())
       if key in self._raised:
         self._raised.remove(key)
@@ -103,23 +98,12 @@ class Prefetcher:
   def __enter__(self) -> Self:
     return self
 
-  def __exit__(
-      self,
-      kind: type[BaseException] | None,
-      error: BaseException | None,
-      trace: types.TracebackType | None,
-  ) -> None:
+  def __exit__(self, *error: object) -> None:
     self.close()
 
   def _check_open(self) -> None:
     if self._is_closed:
       raise ValueError("The prefetcher is closed.")
-
-  def _move_to(self, step: int) -> None:
-    """Makes `step` the current one and forgets steps out of its reach."""
-    self._step = step
-    self._ready = {k: v for k, v in self._ready.items() if self._is_kept(k)}
-    self._raised &= self._ready.keys()
 
   def _is_kept(self, key: _Key) -> bool:
     ahead = key[0] - self._step

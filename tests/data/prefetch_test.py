@@ -192,8 +192,3 @@ class PrefetchTest(parameterized.TestCase):
     ):
       for got in pool.map(ask, (0, 3, 7, 11), timeout=_PATIENCE_SECS):
         self.assertEqual(got, expected)
-
-  @parameterized.parameters("first_step", "num_steps_ahead")
-  def test_refuses_sizes(self, name):
-    with self.assertRaisesRegex(ValueError, f"{name} must be.*got -1"):
-      prefetch.Prefetcher(_make_batches(_Numbers()), **{name: -1})
