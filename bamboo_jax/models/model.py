@@ -22,6 +22,8 @@ from bamboo_jax.models import remat
 
 _INIT_STREAM = 0xFFFFFFFF  # In place of a step, so no step can have this key.
 
+_LayerShapes = tuple[base.PyTree, layer_lib.Variables]  # Of inputs, variables.
+
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
@@ -49,7 +51,7 @@ class Model:
       default_factory=dict
   )
   paces: Mapping[str, Pace] = dataclasses.field(default_factory=dict)
-  _shapes: dict[Any, tuple[base.PyTree, ...]] = dataclasses.field(
+  _shapes: dict[Any, list[_LayerShapes]] = dataclasses.field(
       default_factory=dict, init=False, repr=False, compare=False
   )
 
@@ -92,17 +94,11 @@ class Model:
 
   def variable_shapes(self) -> dict[str, layer_lib.Variables]:
     """Returns the shapes of the variables by layer; allocates nothing."""
-    batch = self.batch_shapes(1)
-    shapes, shapes_of = {}, {}
-    for layer, inputs in zip(
-        self.layers, self.input_shapes(batch), strict=True
-    ):
-      read = _read(layer, batch)
-      case = (layer.kind, _hashable((inputs, read)))
-      if case not in shapes_of:
-        shapes_of[case] = jax.eval_shape(layer.init, _key_shape(), inputs, read)
-      shapes[layer.name] = shapes_of[case]
-    return shapes
+    shapes = self._layer_shapes(self.batch_shapes(1))
+    return {
+        name: variables
+        for name, (_, variables) in zip(self.layer_names, shapes, strict=True)
+    }
 
   def num_params(self) -> int:
     """Returns the number of parameters, tied ones counted once."""
@@ -118,11 +114,7 @@ class Model:
     `batch` is a microbatch or its shapes; `ValueError` if it does not fit the
     model.
     """
-    batch = jax.tree.map(_shape, dict(batch))
-    cache_key = _hashable(batch)
-    if cache_key not in self._shapes:
-      self._shapes[cache_key] = self._input_shapes(batch)
-    return self._shapes[cache_key]
+    return tuple(inputs for inputs, _ in self._layer_shapes(batch))
 
   def init_layer(
       self, index: int, *, seed: int, batch_shapes: Mapping[str, Any]
@@ -159,22 +151,23 @@ class Model:
       )
     return owner.params[tie.layer_param]
 
-  def _input_shapes(self, batch: Mapping[str, Any]) -> tuple[base.PyTree, ...]:
-    outputs_of, shapes, inputs = {}, [], None
+  def _layer_shapes(self, batch: Mapping[str, Any]) -> list[_LayerShapes]:
+    batch = jax.tree.map(_shape, dict(batch))
+    cache_key = _hashable(batch)
+    if cache_key in self._shapes:
+      return self._shapes[cache_key]
+    key = jax.eval_shape(lambda: jax.random.key(0))  # A key needs a device.
+    traced, shapes, inputs = {}, [], None
     for layer in self.layers:
-      shapes.append(inputs)
       read = _read(layer, batch)
       case = (layer.kind, _hashable((inputs, read)))
-      if case not in outputs_of:
-        outputs_of[case] = jax.eval_shape(
-            _init_and_apply(layer), _key_shape(), inputs, read
-        )
-      inputs = outputs_of[case]
-    return tuple(shapes)
-
-
-def _key_shape() -> jax.ShapeDtypeStruct:
-  return jax.eval_shape(lambda: jax.random.key(0))  # A key needs a device.
+      if case not in traced:
+        traced[case] = jax.eval_shape(_init_and_apply(layer), key, inputs, read)
+      variables, outputs = traced[case]
+      shapes.append((inputs, variables))
+      inputs = outputs
+    self._shapes[cache_key] = shapes
+    return shapes
 
 
 def microbatch_key(
@@ -235,15 +228,16 @@ def text_sample(length: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def _init_and_apply(layer: linen.LinenLayer) -> Callable[..., base.PyTree]:
-  def outputs(
+  def run(
       key: jax.Array, inputs: base.PyTree, batch: layer_lib.Batch
-  ) -> base.PyTree:
+  ) -> tuple[layer_lib.Variables, base.PyTree]:
     variables = layer.init(key, inputs, batch)
-    return layer.apply(
+    outputs, _ = layer.apply(
         variables.params, variables.stats, inputs, batch, key=None, train=False
-    )[0]
+    )
+    return variables, outputs
 
-  return outputs
+  return run
 
 
 def _read(layer: linen.LinenLayer, batch: Mapping[str, Any]) -> dict[str, Any]:
