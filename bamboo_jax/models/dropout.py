@@ -37,12 +37,6 @@ def apply_mask(x: jax.Array, mask: jax.Array, *, rate: float) -> jax.Array:
   return jnp.where(mask, x * jnp.asarray(scale, x.dtype), 0)
 
 
-def check_rate(rate: float, *, name: str) -> None:
-  """Raises `ValueError` unless `rate` is a probability below one."""
-  if not isinstance(rate, int | float) or not 0.0 <= rate < 1.0:
-    raise ValueError(f"{name} must be at least 0 and below 1, got {rate!r}.")
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _drop(rate: float, x: jax.Array, mask: jax.Array) -> jax.Array:
   return apply_mask(x, mask, rate=rate)

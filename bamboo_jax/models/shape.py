@@ -5,7 +5,6 @@ import dataclasses
 from typing import Any, TypeVar
 
 from bamboo_jax import base
-from bamboo_jax.models import dropout
 
 _DTYPES = ("float32", "bfloat16")
 
@@ -39,17 +38,18 @@ def check(shape: Any) -> None:
   """Raises `ValueError` for a size below one and for what does not fit.
 
   `shape` is a dataclass, perhaps with rates of dropout, a `dtype` of
-  activations, a `sequence_length` and `positions`; None for the same.
+  activations, a `sequence_length` and `positions`; None for the same. `choose`
+  has checked types.
   """
   for field in dataclasses.fields(shape):
     value = getattr(shape, field.name)
-    if field.type is int and (not isinstance(value, int) or value < 1):
-      raise ValueError(
-          f"{field.name} must be a positive integer, got {value!r}."
-      )
+    is_count = field.type in (int, int | None) and value is not None
+    if is_count and value < 1:
+      raise ValueError(f"{field.name} must be a positive integer, got {value}.")
   for name in ("dropout_rate", "attention_dropout_rate"):
-    if getattr(shape, name, None) is not None:
-      dropout.check_rate(getattr(shape, name), name=name)
+    rate = getattr(shape, name, None)
+    if rate is not None and not 0 <= rate < 1:
+      raise ValueError(f"{name} must be at least 0 and below 1, got {rate}.")
   dtype = getattr(shape, "dtype", _DTYPES[0])
   if dtype not in _DTYPES:
     raise ValueError(base.suggest(dtype, _DTYPES, what="dtype"))

@@ -61,6 +61,9 @@ class ZooTest(parameterized.TestCase):
       ("kind", "qwen", {"tied": "no"}, "'tied' of model 'qwen' must be bool"),
       ("name", "bert", {"num_block": 2}, "did you mean 'num_blocks'"),
       ("rate", "bert", {"dropout_rate": 1.0}, "dropout_rate must be"),
+      ("below", "gnmt", {"dropout_rate": -0.1}, "0 and below 1, got -0.1"),
+      ("text", "vgg", {"dropout_rate": "0.1"}, "must be float, got '0.1'"),
+      ("places", "gpt2", {"positions": 0}, "positions must be a positive"),
       ("zero", "llama", {"num_blocks": 0}, "num_blocks must be a positive"),
   )
   def test_refuses(self, name, options, message):

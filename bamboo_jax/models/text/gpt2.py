@@ -22,7 +22,6 @@ from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import shape as shape_lib
 from bamboo_jax.models.text import attention
 from bamboo_jax.models.text import dense
-from bamboo_jax.models.text import losses
 from bamboo_jax.models.text import transformer
 
 _INIT_STD = 0.02
@@ -64,7 +63,6 @@ class Shape:
   def __post_init__(self) -> None:
     shape_lib.check(self)
     shape_lib.check_multiple(self, "width", "num_heads")
-    losses.check_chunk(self.loss_chunk)
     attention.check_implementation(
         self.attention, dtype=self.dtype, dropout_rate=self.attention_rate
     )

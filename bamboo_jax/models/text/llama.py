@@ -28,7 +28,6 @@ from bamboo_jax.models import linen
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import shape as shape_lib
 from bamboo_jax.models.text import attention
-from bamboo_jax.models.text import losses
 from bamboo_jax.models.text import transformer
 
 _ROPE_POSITIONS = 8192  # Of Llama 3, before its rotations are slowed down.
@@ -75,7 +74,6 @@ class Shape:
     shape_lib.check_multiple(self, "num_heads", "num_kv_heads")
     if self.head_width % 2:
       raise ValueError(f"head_width must be even, got {self.head_width}.")
-    losses.check_chunk(self.loss_chunk)
     attention.check_implementation(
         self.attention, dtype=self.dtype, dropout_rate=0.0
     )

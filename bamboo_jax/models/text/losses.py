@@ -30,12 +30,6 @@ Array = jax.Array
 Kept = tuple[Array, Array, Array, Array]
 
 
-def check_chunk(chunk: int | None) -> None:
-  """Raises `ValueError` unless `chunk` is a number of entries or None."""
-  if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
-    raise ValueError(f"loss_chunk must be a positive integer, got {chunk!r}.")
-
-
 def token_loss(
     h_TD: Array,
     weight: Array,
