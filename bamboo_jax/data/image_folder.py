@@ -10,7 +10,7 @@ Dimension key:
   H, W: height and width of an image, pixels
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 import dataclasses
 import functools
@@ -128,17 +128,14 @@ def _split(
     path: str, heldout_path: str | None, fraction: float
 ) -> tuple[Images, Images]:
   """Returns the images to train on, and those held out."""
-  classes = _find_classes(path)
+  train = _find_classes(path)
   if heldout_path is not None:
-    return _list_images(classes), _list_images(_find_classes(heldout_path))
-  cuts = {
-      name: len(paths) - int(len(paths) * fraction)
-      for name, paths in classes.items()
-  }
-  return (
-      _list_images({k: paths[: cuts[k]] for k, paths in classes.items()}),
-      _list_images({k: paths[cuts[k] :] for k, paths in classes.items()}),
-  )
+    return _list_images(train), _list_images(_find_classes(heldout_path))
+  heldout = {}
+  for name, paths in train.items():
+    cut = len(paths) - int(len(paths) * fraction)
+    train[name], heldout[name] = paths[:cut], paths[cut:]
+  return _list_images(train), _list_images(heldout)
 
 
 def _batch(
@@ -199,20 +196,15 @@ def _find_classes(path: str) -> dict[str, list[pathlib.Path]]:
     raise base.DataError(f"Cannot read {root}: {error.strerror}.") from error
   if not folders:
     raise base.DataError(f"There is no folder of a class in {root}.")
-  classes = {folder.name: sorted(_find_images(folder)) for folder in folders}
+  classes = {}
   for folder in folders:
-    if not classes[folder.name]:
+    names = [n for n in os.listdir(folder) if n.lower().endswith(_SUFFIXES)]
+    if not names:
       raise base.DataError(
           f"The class folder {folder} has no image {', '.join(_SUFFIXES)}."
       )
+    classes[folder.name] = [folder / name for name in sorted(names)]
   return classes
-
-
-def _find_images(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-  with os.scandir(folder) as entries:
-    for entry in entries:
-      if entry.name.lower().endswith(_SUFFIXES):
-        yield folder / entry.name
 
 
 def _list_images(classes: Mapping[str, Sequence[pathlib.Path]]) -> Images:
