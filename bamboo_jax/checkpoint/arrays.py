@@ -11,9 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from bamboo_jax import base
 from bamboo_jax.runtime.stage import spec as spec_lib
-
-PyTree = Any
 
 
 def copy_to_host(
@@ -48,7 +47,7 @@ def find_nonfinite(
   return None
 
 
-def shapes_of(state: PyTree) -> dict[str, jax.ShapeDtypeStruct]:
+def shapes_of(state: base.PyTree) -> dict[str, jax.ShapeDtypeStruct]:
   """Returns dtype and shape of each array or number of a layer, by name."""
   leaves = {
       name: leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
@@ -78,13 +77,15 @@ def parse_specs(specs: Mapping[str, str]) -> dict[str, jax.ShapeDtypeStruct]:
   return parsed
 
 
-def restore_layer(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
+def restore_layer(
+    arrays: Mapping[str, np.ndarray], like: base.PyTree
+) -> base.PyTree:
   """Returns a state with the structure of `like` and these arrays."""
   leaves = [arrays[name] for name in name_leaves(like)]
   return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def name_leaves(state: PyTree) -> dict[str, Any]:
+def name_leaves(state: base.PyTree) -> dict[str, Any]:
   """Returns the leaves of a layer's state, or of a part, by name."""
   leaves = jax.tree_util.tree_leaves_with_path(state)
   named = {

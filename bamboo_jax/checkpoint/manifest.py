@@ -87,27 +87,20 @@ def read_manifest(checkpoint: pathlib.Path) -> Manifest:
 
   Raises `base.CheckpointError`.
   """
-  path = checkpoint / _NAME
   try:
-    content = json.loads(path.read_text())
+    content = json.loads((checkpoint / _NAME).read_text())
     if content.pop("format") != _FORMAT:
       raise ValueError("it is of another version of this program")
     manifest = json_lib.from_plain(Manifest, content)
-  except FileNotFoundError as error:
-    raise base.CheckpointError(
-        f"Cannot use checkpoint {checkpoint}: there is no {_NAME}."
-    ) from error
+  except FileNotFoundError:
+    problem = f"there is no {_NAME}"
   except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
-    raise base.CheckpointError(
-        f"Cannot use checkpoint {checkpoint}: {_NAME} is damaged: "
-        f"{type(error).__name__}: {error}."
-    ) from error
-  if str(manifest.step) != checkpoint.name:
-    raise base.CheckpointError(
-        f"Cannot use checkpoint {checkpoint}: its manifest is of step "
-        f"{manifest.step}."
-    )
-  if problem := find_problem(checkpoint, manifest.files):
+    problem = f"{_NAME} is damaged: {type(error).__name__}: {error}"
+  else:
+    problem = find_problem(checkpoint, manifest.files)
+    if str(manifest.step) != checkpoint.name:
+      problem = f"its manifest is of step {manifest.step}"
+  if problem:
     raise base.CheckpointError(
         f"Cannot use checkpoint {checkpoint}: {problem}."
     )

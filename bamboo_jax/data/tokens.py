@@ -4,8 +4,7 @@ Both end each document with the token of a zero byte, which no text has.
 """
 
 from collections.abc import Mapping, Sequence
-import dataclasses
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -32,17 +31,13 @@ class Tokens(Protocol):
     """
 
 
-@dataclasses.dataclass(frozen=True)
 class ByteTokens:
   """Each byte is a token."""
 
-  vocab_size: ClassVar[int] = 256
-  end: ClassVar[int] = 0
-  special: ClassVar[None] = None
-  fingerprint: ClassVar[Mapping[str, str | int]] = {
-      "tokens": "bytes",
-      "vocab_size": 256,
-  }
+  vocab_size = 256
+  end = 0
+  special = None
+  fingerprint: Mapping[str, str | int] = {"tokens": "bytes", "vocab_size": 256}
 
   def encode(self, documents: Sequence[corpus.Document]) -> np.ndarray:
     """Returns the bytes of all documents, uint8 [tokens]; never raises."""
