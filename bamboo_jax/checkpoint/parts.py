@@ -51,15 +51,11 @@ class Report:
   error: str = ""
 
 
-def find_writer(owners: Sequence[Sequence[int]]) -> int:
-  """Returns the member that joins the parts; `owners` as in `plan_save`."""
-  return min(member for row in owners for member in row)
-
-
 def plan_save(name: str, step: int, owners: Sequence[Sequence[int]]) -> Save:
   """Returns the division of work; `owners` by pipeline and stage."""
   stages: dict[int, tuple[int, ...]] = {}
   for stage in range(len(owners[0])):
     member = owners[stage % len(owners)][stage]
     stages[member] = (*stages.get(member, ()), stage)
-  return Save(name, step, find_writer(owners), stages)
+  writer = min(member for row in owners for member in row)
+  return Save(name, step, writer, stages)

@@ -198,21 +198,20 @@ class Writer:
 
     Raises `base.CheckpointError` if it cannot be saved, on all members.
     """
-    writer = parts.find_writer(owners)
     tries = 0
     for turn in itertools.count():
+      save = parts.plan_save(f"{step}.v{view}.{tries}", step, owners)
       self._wait(waiting)
-      is_done = self._member == writer and step in self.steps()
+      is_done = self._member == save.writer and step in self.steps()
       mine = self._say(begins=not is_done)
-      reports = self._hear(gather(f"save {step} {turn}", mine))
-      if not reports[writer].begins:
+      report = self._hear(gather(f"save {step} {turn}", mine))[save.writer]
+      if not report.begins:
         return
-      if not reports[writer].is_busy:
+      if not report.is_busy:
         if tries == _MOST_TRIES:
-          raise base.CheckpointError(reports[writer].error)
+          raise base.CheckpointError(report.error)
+        self._begin(save, states)
         tries += 1
-        name = f"{step}.v{view}.{tries}"
-        self._begin(parts.plan_save(name, step, owners), states)
 
   def close(self) -> None:
     """Waits for what this member is writing, and ends the thread."""
