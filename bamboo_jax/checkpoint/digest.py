@@ -20,55 +20,42 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerDigest:
-  """Hashes of a layer in hex.
+class Digests:
+  """Hashes of layers in hex, by name of the layer.
 
   Attributes:
     params: Of the parameters as float32, in the order of their names.
     state: Of parameters, slots and statistics, as in a checkpoint's manifest.
   """
 
-  params: str
-  state: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Digests:
-  """Hashes of layers, by name of the layer."""
-
-  by_layer: Mapping[str, LayerDigest]
+  params: Mapping[str, str]
+  state: Mapping[str, str]
 
 
 def digest_layers(layers: Mapping[str, spec_lib.LayerState]) -> Digests:
   """Returns the hashes of layers; copies one array at a time to the host."""
-  return Digests(
-      {
-          name: LayerDigest(
-              params=summary_lib.digest_arrays(
-                  (path, np.asarray(leaf).astype(np.float32))
-                  for path, leaf in _sorted_leaves(layer.params)
-              ),
-              state=summary_lib.digest_arrays(
-                  (path, np.asarray(leaf))
-                  for path, leaf in _sorted_leaves(layer)
-              ),
-          )
-          for name, layer in layers.items()
-      }
-  )
+  params, state = {}, {}
+  for name, layer in layers.items():
+    params[name] = summary_lib.digest_arrays(
+        (path, np.asarray(leaf).astype(np.float32))
+        for path, leaf in _sorted_leaves(layer.params)
+    )
+    state[name] = summary_lib.digest_arrays(
+        (path, np.asarray(leaf)) for path, leaf in _sorted_leaves(layer)
+    )
+  return Digests(params, state)
 
 
 def params_sha256(digests: Digests, order: Sequence[str]) -> str:
   """Returns the hash of all parameters; `order` is that of the model."""
-  return _join(digests.by_layer[name].params for name in order)
+  return _join(digests.params[name] for name in order)
 
 
 def state_sha256(
     digests: Digests, order: Sequence[str], *, samples_seen: int
 ) -> str:
   """Returns the hash of parameters, slots, statistics and data position."""
-  hashes = (digests.by_layer[name].state for name in order)
-  return _join((*hashes, str(samples_seen)))
+  return _join([*(digests.state[name] for name in order), str(samples_seen)])
 
 
 def _sorted_leaves(tree: base.PyTree) -> list[tuple[str, Any]]:

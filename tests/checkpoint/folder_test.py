@@ -365,9 +365,9 @@ class FolderTest(parameterized.TestCase):
     layer = manifest["layers"]["block_01.mlp"]
     self.assertEqual(layer["item"], "node3")
     self.assertEqual(layer["arrays"]["slots/0/nu/w"], "float32[6,4]")
-    digests = digest.digest_layers(_layers(2)).by_layer
+    digests = digest.digest_layers(_layers(2)).state
     for name, entry in manifest["layers"].items():
-      self.assertEqual(entry["sha256"], digests[name].state)
+      self.assertEqual(entry["sha256"], digests[name])
 
   def test_bad_directory(self):
     (self.root / "file").write_text("")

@@ -160,7 +160,8 @@ class RunLog:
     said = self._cohort.gather("digests", own)
     if self._state.is_writer:
       digests = digest.Digests(
-          {k: v for words in said.values() for k, v in words.by_layer.items()}
+          {k: v for words in said.values() for k, v in words.params.items()},
+          {k: v for words in said.values() for k, v in words.state.items()},
       )
       self._outputs.write_summary(self._state.steps, digests)
 
