@@ -30,6 +30,7 @@ from bamboo_jax.data import samples
 
 ON_CORRUPT = ("skip", "stop")
 _SUFFIXES = (".jpeg", ".jpg", ".png")
+_CORRUPT = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 _NUM_TRIES = 10  # Of cutting out a piece that lies within the image.
 _STREAM = 16  # Of random bits.
 
@@ -167,7 +168,7 @@ def _read(
     try:
       with Image.open(part.paths[at]) as opened:
         image = opened.convert("RGB")
-    except (OSError, SyntaxError, ValueError) as error:
+    except _CORRUPT as error:
       # A number is of the system's: elsewhere, or later, the file may be read.
       is_corrupt = getattr(error, "errno", None) is None
       if on_corrupt == "stop" or not is_corrupt:

@@ -77,11 +77,20 @@ class ImageFolderTest(parameterized.TestCase):
     with self.assertRaisesRegex(base.DataError, "cat/0.png"):
       batches.microbatch(0, 0)
 
-  def test_the_next_of_its_class_replaces_a_corrupt_image(self):
+  @parameterized.parameters("half", "huge")
+  def test_the_next_of_its_class_replaces_a_corrupt_image(self, damage):
     source = self.make(heldout_fraction=0)
     place = int(np.flatnonzero(self.greens(source) == (1, 160))[0] // 2)
-    good = (self.root / "dog/4.png").read_bytes()
-    (self.root / "dog/4.png").write_bytes(good[: len(good) // 2])
+    path = self.root / "dog/4.png"
+    if damage == "half":
+      good = path.read_bytes()
+      path.write_bytes(good[: len(good) // 2])
+    else:  # A size of 4 billion pixels.
+      Image.new("RGB", (9, 9)).save(path, "jpeg")
+      content = bytearray(path.read_bytes())
+      size = content.index(b"\xff\xc0") + 5
+      content[size : size + 4] = b"\xff" * 4
+      path.write_bytes(content)
     with self.assertLogs(level="WARNING") as logs:
       colors, labels = self.colors(source, [place])
     self.assertEqual((colors[0], labels), ([50, 0, 200], [1]))
