@@ -130,26 +130,16 @@ class Model:
     variables = layer.init(key, inputs, batch)
     params = dict(variables.params)
     for tie in layer.ties:
-      params[tie.param] = self._init_tied(tie, layer, seed, batch_shapes)
+      owner = self.layer_names.index(tie.layer)
+      first = self.init_layer(owner, seed=seed, batch_shapes=batch_shapes)
+      if tie.layer_param not in first.params:
+        raise ValueError(
+            f"Layer {layer.name!r} ties {tie.param!r} to {tie.layer_param!r} "
+            f"of {tie.layer!r}, which has only {sorted(first.params)}."
+        )
+      params[tie.param] = first.params[tie.layer_param]
       assert params[tie.param].shape == variables.params[tie.param].shape, tie
     return variables.replace(params=params)
-
-  def _init_tied(
-      self,
-      tie: layer_lib.Tie,
-      layer: linen.LinenLayer,
-      seed: int,
-      batch_shapes: Mapping[str, Any],
-  ) -> jax.Array:
-    owner = self.init_layer(
-        self.layer_names.index(tie.layer), seed=seed, batch_shapes=batch_shapes
-    )
-    if tie.layer_param not in owner.params:
-      raise ValueError(
-          f"Layer {layer.name!r} ties {tie.param!r} to {tie.layer_param!r} of "
-          f"{tie.layer!r}, which has only {sorted(owner.params)}."
-      )
-    return owner.params[tie.layer_param]
 
   def _layer_shapes(self, batch: Mapping[str, Any]) -> list[_LayerShapes]:
     batch = jax.tree.map(_shape, dict(batch))
