@@ -90,6 +90,7 @@ class TranslationTest(folders.FolderCase):
       ("three", b"a\tb\nc\td\te\n", "Line 2 of a.tsv .* has 3"),
       ("one", b"a\tb\n\nc\td\n", "Line 2 of a.tsv .* has 1, of which 0"),
       ("empty", b"a\t\n", "Line 1 of a.tsv .* has 2, of which 1"),
+      ("zero", b"a\tb\nc\td\0d\n\0\tf\n", "Line 2 of a.tsv has a zero byte"),
   )
   def test_ragged_columns(self, text, message):
     with self.assertRaisesRegex(base.DataError, message):
@@ -101,6 +102,9 @@ class TranslationTest(folders.FolderCase):
         base.DataError, "t.de ends before line 3 of t.en, which has 3"
     ):
       self.make(files, source="t.en", target="t.de")
+    with self.assertRaisesRegex(base.DataError, "Line 2 of z.de has a zero"):
+      self.make({"z.de": b"1\n2\0\n3"}, source="t.en", target="z.de")
+    (self.folder / "z.de").unlink()
     (self.folder / "u.de").write_bytes(b"1\n")
     with self.assertRaisesRegex(base.DataError, "do not pair up"):
       self.make({}, source="t.en", target="*.de")
