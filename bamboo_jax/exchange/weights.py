@@ -61,7 +61,7 @@ def import_folder(
   read = hub_folder.open_folder(path, model)
   checkpoint = pathlib.Path(out, "0")
   if checkpoint.exists():
-    raise ValueError(f"There is a checkpoint in {checkpoint} already.")
+    raise ValueError(f"{checkpoint} is there already; name another.")
   checkpoint.mkdir(parents=True)
   parts = [
       directory.write_part(checkpoint, layer, {layer: read(layer)}, step=0)
