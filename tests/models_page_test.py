@@ -1,14 +1,19 @@
 """The model of docs/models.md trains, through deaths, to the same bits."""
 
+import ast
+import contextlib
+import io
 import pathlib
 import re
 import sys
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 import jax
 
 from bamboo_jax.cli import config_check
+from bamboo_jax.exchange import weights
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime import program_cache
@@ -16,6 +21,10 @@ from tests.fault_sweep import cases
 from tests.fault_sweep import trials as trials_lib
 
 _PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "models.md"
+
+
+def _read_code():
+  return re.findall(r"```python\n(.*?)```", _PAGE.read_text(), re.DOTALL)
 
 
 def setUpModule():
@@ -26,7 +35,7 @@ class ModelsPageTest(absltest.TestCase):
 
   def test_code_trains(self):
     folder = self.enterContext(tempfile.TemporaryDirectory())
-    (code,) = re.findall(r"```python\n(.*?)```", _PAGE.read_text(), re.DOTALL)
+    _, code = _read_code()
     path = pathlib.Path(folder, "gru.py")
     path.write_text(code)
     sys.path.insert(0, folder)
@@ -49,6 +58,19 @@ class ModelsPageTest(absltest.TestCase):
     outcome = trials.run(cases.Case(faults))
     self.assertEqual(outcome.rungs, ("shadow",))
     self.assertLess(abs(outcome.losses[0] - 5.5), 1.0)
+
+  def test_code_translates(self):
+    model = zoo.make_model("gnmt", variant="tiny", sequence_length=32)
+    read = lambda name: model.init_layer(
+        model.layer_names.index(name),
+        seed=0,
+        batch_shapes=model.batch_shapes(1),
+    )
+    out = self.enterContext(contextlib.redirect_stdout(io.StringIO()))
+    with mock.patch.object(weights, "open_weights", return_value=read) as opens:
+      exec(_read_code()[0], {})
+    self.assertEqual(opens.call_args.args[1].fingerprint, model.fingerprint)
+    self.assertEqual(len(ast.literal_eval(out.getvalue())), 32)
 
   def test_refuses_unknown_functions(self):
     for name, message in (

@@ -43,7 +43,8 @@ def write_item(path: pathlib.Path, layers: Arrays) -> None:
     import orbax.checkpoint as ocp
 
     with _make_checkpointer() as checkpointer:
-      checkpointer.save(path, args=ocp.args.PyTreeSave(stored))
+      # Orbax takes no other path.
+      checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(stored))
 
 
 def read_item(
@@ -68,7 +69,7 @@ def read_item(
   if args:
     with _make_checkpointer() as checkpointer:
       stored = checkpointer.restore(
-          path,
+          path.absolute(),
           args=ocp.args.PyTreeRestore(
               item=args, restore_args=args, partial_restore=True
           ),

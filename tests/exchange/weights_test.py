@@ -4,6 +4,7 @@ import contextlib
 import functools
 import io
 import json
+import pathlib
 import shutil
 
 from absl import flags
@@ -212,7 +213,8 @@ class WeightsTest(folders.FolderCase):
 
   def test_command(self):
     model, out = make_model("qwen"), io.StringIO()
-    hub, ours, back = (self.folder / part for part in ("hub", "ours", "back"))
+    self.enterContext(contextlib.chdir(self.folder))
+    hub, ours, back = map(pathlib.Path, ("hub", "ours", "back"))
     write_hub(hub, model, random_weights(model))
     flags.FLAGS.mark_as_parsed()
     for direction, path, to in (("from", hub, ours), ("to", ours, back)):
