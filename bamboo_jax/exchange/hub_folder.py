@@ -29,9 +29,22 @@ def is_hub_folder(path: str | os.PathLike[str]) -> bool:
   return any(pathlib.Path(path).glob("*.safetensors"))
 
 
-def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-  """Returns the content of config.json, or raises `base.CheckpointError`."""
-  return _read_json(pathlib.Path(path, "config.json"))
+def read_options(
+    path: str | os.PathLike[str], family: hub_config.Family
+) -> tuple[dict[str, Any], list[str]]:
+  """Returns our options of config.json, and all that does not fit.
+
+  Raises `base.CheckpointError` if it is damaged.
+  """
+  file = pathlib.Path(path, "config.json")
+  config = _read_json(file)
+  try:
+    return hub_config.read_options(family, config)
+  except (ArithmeticError, TypeError, ValueError) as error:
+    raise base.CheckpointError(
+        f"Cannot use {file}: a value is of another kind than it must be: "
+        f"{error}."
+    ) from error
 
 
 def open_folder(
@@ -45,7 +58,7 @@ def open_folder(
   """
   path, options = pathlib.Path(path), model.fingerprint
   family = hub_config.family_of(options["name"])
-  found, problems = hub_config.read_options(family, read_config(path))
+  found, problems = read_options(path, family)
   shapes = names.shapes_of(model)
   options = {"positions": options.get("sequence_length"), **options}
   problems += [
@@ -155,7 +168,15 @@ def _read_headers(
   index = path / f"{_FILE}.index.json"
   files = {file.name for file in path.glob("*.safetensors")}
   if index.exists():
-    files = {*_read_json(index)["weight_map"].values()}
+    files = _read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not all(
+        isinstance(file, str) for file in files.values()
+    ):
+      raise base.CheckpointError(
+          f"Cannot use {index}: its weight_map must name the file of each "
+          f"tensor, got {files!r}."
+      )
+    files = {*files.values()}
   for file in sorted(files):
     with _open(path / file) as tensors:
       for their_name in tensors.keys():

@@ -51,8 +51,7 @@ def import_folder(
     base.CheckpointError: The folder does not fit such a model.
   """
   family = hub_config.family_of(name)
-  config = hub_folder.read_config(path)
-  options, problems = hub_config.read_options(family, config)
+  options, problems = hub_folder.read_options(path, family)
   hub_folder.check({}, {}, problems, where=pathlib.Path(path))
   if "positions" in options:
     length = zoo.make_model(name).fingerprint["sequence_length"]

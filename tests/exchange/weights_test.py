@@ -211,6 +211,40 @@ class WeightsTest(folders.FolderCase):
     with self.assertRaisesRegex(base.CheckpointError, "Cannot read .*model.s"):
       weights.open_weights(self.folder / "a", make_model("llama"))
 
+  @parameterized.parameters(
+      (
+          "config.json",
+          {"rope_scaling": "linear"},
+          "Cannot use .*config.json: a",
+      ),
+      ("config.json", {"head_dim": None, "hidden_size": "4"}, "another kind"),
+      (
+          "config.json",
+          {"num_attention_heads": []},
+          "num_attention_heads=\\[\\]",
+      ),
+      ("model.safetensors.index.json", {}, "weight_map must name .* got None"),
+      (
+          "model.safetensors.index.json",
+          {"weight_map": {"a": 1}},
+          "weight_map must name .* got {'a': 1}",
+      ),
+      (
+          "model.safetensors.index.json",
+          {"weight_map": {"a": "b.safetensors"}},
+          "Cannot read .*b.safetensors",
+      ),
+  )
+  def test_damaged(self, name, content, message):
+    model = make_model("llama")
+    write_hub(self.folder, model, random_weights(model))
+    file = self.folder / name
+    if file.exists():
+      content = json.loads(file.read_text()) | content
+    file.write_text(json.dumps(content))
+    with self.assertRaisesRegex(base.CheckpointError, message):
+      weights.open_weights(self.folder, model)
+
   def test_command(self):
     model, out = make_model("qwen"), io.StringIO()
     self.enterContext(contextlib.chdir(self.folder))
