@@ -95,10 +95,17 @@ class Plan:
     return self._names(self.end_secs) if are_two else blamed
 
   def _names(self, secs: float) -> set[str]:
-    """Returns all hosts that have come by then."""
-    joins = [f for f in self.faults if f.kind == "join" and f.at_secs <= secs]
+    """Returns all hosts that have come by then, and reach others."""
     first = {f"n{i}" for i in range(self.num_nodes)}
-    return first.union(*(f.hosts for f in joins))
+    late = {
+        host
+        for fault in self.faults
+        for host in fault.hosts
+        if (fault.kind == "join" and fault.at_secs > secs)
+        or (fault.kind == "apart" and fault.at_secs + fault.secs > secs)
+    }
+    joins = [f.hosts for f in self.faults if f.kind == "join"]
+    return first.union(*joins) - late
 
   def _refused_by_several(self) -> Iterator[str]:
     """Yields hosts that are certain to be dead for several others at once."""
