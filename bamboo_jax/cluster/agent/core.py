@@ -22,7 +22,7 @@ def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
   """Returns the actions of an event; changes `state`; `now` never goes back."""
   state.now, state.actions = now, []
   if state.watch.was_away(now):
-    state.suspicions.wait_again(now)
+    state.suspicions.wait_again(state.awake)
   match event:
     case events_lib.PeerSaid(incarnation, message):
       _hear_peer(state, incarnation, message, is_passed_on=False)
@@ -66,7 +66,7 @@ def _hear_peer(
   state.routes.note(incarnation, is_passed_on=is_passed_on)
   if state.watch.is_quiet(incarnation, state.now):
     # Those who suspect it hear it as well, and say so.
-    state.suspicions.wait_again(state.now, ends={incarnation})
+    state.suspicions.wait_again(state.awake, ends={incarnation})
   state.watch.note(incarnation, state.now)
   if isinstance(message, messages.From):
     source, said = message.source, message.message
@@ -97,7 +97,9 @@ def _hear(state: state_lib.State, incarnation: str, message: Any) -> None:
       membership.decide_soon(state)
     case messages.Suspects(count, suspects):
       there = [s for s in suspects if s.incarnation not in roster.left]
-      if state.suspicions.note(incarnation, there, count=count, now=state.now):
+      if state.suspicions.note(
+          incarnation, there, count=count, now=state.awake
+      ):
         heartbeats.ask(state)
         membership.decide_soon(state)
     case messages.Assignment():

@@ -81,7 +81,7 @@ def _is_unclear(state: state_lib.State) -> bool:
   is_member = state.roster.view.find
   return state.doubts or any(
       is_member(by) and is_member(whom)
-      for by, whom in state.suspicions.unclear(state.now)
+      for by, whom in state.suspicions.unclear(state.awake)
   )
 
 

@@ -204,7 +204,7 @@ def tell_suspicions(state: state_lib.State) -> None:
     if not state.suspicions.suspects(s.incarnation):
       state.do(events_lib.Log(f"Suspects {s.incarnation}: {s.reason}"))
   state.suspicions.note(
-      state.incarnation, suspects, count=state.suspects.count, now=state.now
+      state.incarnation, suspects, count=state.suspects.count, now=state.awake
   )
   state.send(state.suspects)
   heartbeats.ask(state)  # Before anything follows from it.

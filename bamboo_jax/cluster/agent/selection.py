@@ -37,12 +37,12 @@ def find_unreachable(
 ) -> dict[str, str] | None:
   """Returns which members to go on without; None if it is this one, for now."""
   me = state.incarnation
-  found = state.suspicions.explain(members, now=state.now, quiet=quiet)
+  found = state.suspicions.explain(members, now=state.awake, quiet=quiet)
   if me not in found:
     return found
   edges = {i: e for i, e in state.suspicions.of(me).items() if i in members}
-  first_secs = min((e.first_secs for e in edges.values()), default=state.now)
-  if state.now < first_secs + state.options.limits.most_silence_secs:
+  first_secs = min((e.first_secs for e in edges.values()), default=state.awake)
+  if state.awake < first_secs + state.options.limits.most_silence_secs:
     return None
   return {i: edges[i].reason for i in members if i in edges}
 
@@ -83,7 +83,7 @@ def find_first(state: state_lib.State) -> list[views.Member] | None:
       if ready.origin == origin and i in roster.known and i not in roster.gone
   }
   order = [m.incarnation for m in sorted(come.values())]
-  lost = state.suspicions.explain(order, now=state.now)
+  lost = state.suspicions.explain(order, now=state.awake)
   waited_secs = state.now - state.ready_secs
   is_late = waited_secs >= limits.gather_secs
   if is_late:  # Whoever it is that is cut off.

@@ -111,6 +111,11 @@ class State:
     self.cause = ""  # Why its worker has ended, if others may go on.
 
   @property
+  def awake(self) -> float:
+    """The time, on a clock that stands still while this agent is away."""
+    return self.watch.awake(self.now)
+
+  @property
   def is_done(self) -> bool:
     """Whether the worker has finished the run."""
     return self.incarnation in self.roster.done

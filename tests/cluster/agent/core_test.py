@@ -64,12 +64,23 @@ class CoreTest(given.CoreCase):
 
   def test_who_alone_is_refused_waits(self):
     self.begin()
+    self.tick(1.0)
     self.assertEqual(self.requested(given.refused(1)), [events_lib.Sleep(0.2)])
     for tenth in range(11, 40):
       self.assertEqual(self.asked(self.tick(0.1 * tenth)), [])
     self.assertEqual(self.asked(self.tick(4.1)), [events_lib.Sleep(0.0)])
     (request,) = self.asked(self.answer(4.1, now=4.1))
     self.assertEqual(request.args[1].numbers, {0, 2})
+
+  def test_what_waits_does_not_while_the_agent_is_away(self):
+    self.begin()
+    self.tick(1.0)
+    self.on(given.silent(2, 1), 1.0)
+    for now in (1.4, 1.8, 2.2):  # Each is too short to count as away.
+      self.assertEqual(self.asked(self.tick(now)), [])
+    for now in (2.3, 2.4, 2.5):
+      self.assertEqual(self.asked(self.tick(now)), [])
+    self.assertEqual(self.asked(self.tick(2.7)), [events_lib.Sleep(0.0)])
 
   def test_who_does_not_refuse_any_more_may_be_busy(self):
     self.begin()

@@ -67,7 +67,7 @@ class Watch:
     """Begins to watch an agent, once."""
     if incarnation not in self._agents:
       self._agents[incarnation] = detection.Silence(
-          self._awake(now),
+          self.awake(now),
           least_secs=self._limits.least_silence_secs,
           factor=self._limits.silence_factor,
           most_secs=self._limits.most_silence_secs,
@@ -81,7 +81,7 @@ class Watch:
 
   def expect(self, incarnations: Collection[str] | None, now: float) -> None:
     """Whose signs of life are due from now on, by default those of all."""
-    now, former = self._awake(now), self._due()
+    now, former = self.awake(now), self._due()
     if incarnations != self._expected:
       self._expected = incarnations
       gaps = [s.longest_secs for s in former.values()]
@@ -102,14 +102,14 @@ class Watch:
       return
     self._unheard.discard(incarnation)
     if self._is_due(incarnation):
-      silence.beat(self._awake(now))
+      silence.beat(self.awake(now))
     else:
-      silence.excuse(self._awake(now))
+      silence.excuse(self.awake(now))
 
   def excuse(self, incarnation: str, now: float) -> None:
     """Forgets the silence of an agent up to now."""
     if (silence := self._agents.get(incarnation)) is not None:
-      silence.excuse(self._awake(now))
+      silence.excuse(self.awake(now))
 
   def note_stall(
       self, incarnation: str, stall: stalls_lib.Stall | None
@@ -132,9 +132,9 @@ class Watch:
     if self.was_away(now):
       self._heard_secs = now
       self._work.excuse(now)
-    self._awake_secs, self._ticked_secs = self._awake(now), now
+    self._awake_secs, self._ticked_secs = self.awake(now), now
 
-  def _awake(self, now: float) -> float:
+  def awake(self, now: float) -> float:
     """Returns the time, on a clock that stands still while this is away."""
     most_secs = _MOST_BEATS * self._limits.heartbeat_secs
     return self._awake_secs + min(now - self._ticked_secs, most_secs)
@@ -163,7 +163,7 @@ class Watch:
 
   def find_silent(self, now: float) -> dict[str, str]:
     """Returns the agents that have said nothing for too long, and why."""
-    now = self._awake(now)
+    now = self.awake(now)
     return {
         incarnation: f"its agent was silent for {silence.limit_secs:.1f} s"
         for incarnation, silence in self._due().items()
@@ -181,4 +181,4 @@ class Watch:
     if silence is None or not self._is_due(incarnation):
       return False
     least_secs = self._limits.least_silence_secs / _QUIET
-    return silence.secs(self._awake(now)) > least_secs
+    return silence.secs(self.awake(now)) > least_secs
