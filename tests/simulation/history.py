@@ -32,7 +32,6 @@ _LIMITS = detection.Limits(
     heartbeat_secs=0.25,
     no_progress_secs=10.0,
     start_silence_secs=15.0,
-    gather_secs=10.0,
 )
 _FENCE_SECS = 1.0
 _SETTLE_SECS = 15.0  # After the last fault, before a history may end well.
@@ -59,7 +58,10 @@ def make_options(host: str, plan: plans.Plan) -> state_lib.Options:
       command=(),
       log="",
       limits=dataclasses.replace(
-          _LIMITS, num_watchers=plan.num_watchers, mesh_nodes=plan.mesh_nodes
+          _LIMITS,
+          num_watchers=plan.num_watchers,
+          mesh_nodes=plan.mesh_nodes,
+          gather_secs=plan.gather_secs,
       ),
   )
 
@@ -92,10 +94,12 @@ class History:
         etcd=store_lib.Server(lambda: clock.now),
         shared=shared,
         make_worker=_find_worker(plan),
+        on_end=self._note_end,
     )
     self.machines: dict[str, machine_lib.Machine] = {}
     self._first: dict[tuple[str, int], float] = {}  # First commit in a view.
     self._last_secs = 0.0
+    self._trained: set[worker_lib.Worker] = set()  # Who has committed.
     self._late: set[str] = set()  # Killed when others were done.
     self._lives: list[tuple[str, int]] = []  # Stamp and epoch, in order.
     self._views: dict[tuple[str, int], frozenset[str]] = {}
@@ -233,6 +237,12 @@ class History:
       return False
     return machine.worker is None
 
+  def _note_end(self, machine: machine_lib.Machine) -> None:
+    """Who begins again loses what its worker has."""
+    host, has_state = machine.host, machine.worker in self._trained
+    if machine.state.begins_again and has_state and host not in self._excused():
+      self.violate(f"copies: {host} begins again: {machine.ended.reason}")
+
   def _note_commit(
       self,
       worker: worker_lib.Worker,
@@ -242,6 +252,7 @@ class History:
       state: str,
   ) -> None:
     now = self._last_secs = self.world.clock.now
+    self._trained.add(worker)
     who = f"node {worker.number} in view {view} commits step {steps}"
     run = worker.claim.stamp
     self._first.setdefault((run, view), now)

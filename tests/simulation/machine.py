@@ -190,10 +190,11 @@ class Machine:
 
   def _end(self, end: events_lib.End) -> None:
     self.world.log(f"{self._life}: ends: {end.error or end.reason!r}")
+    self.ended = end
+    self.world.on_end(self)
     if self.worker is not None:
       self.worker.end()
       self.worker = None
-    self.ended = end
     self.world.network.close(self.host)
     if self._reaches_store():
       self.registry.leave()

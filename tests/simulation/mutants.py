@@ -169,7 +169,7 @@ MUTANTS = {
             "      self._work.excuse(now)\n    self._awake_secs",
             "      self._work.excuse(now)\n"
             "      for s in self._agents.values():\n"
-            "        s.excuse(self._awake(now))\n"
+            "        s.excuse(self.awake(now))\n"
             "    self._awake_secs",
         ),
     ),

@@ -46,7 +46,8 @@ class Plan:
     num_steps: Where training ends; 0 for never.
     trains: Whether the real loop of workers runs, see `trainer`.
     layout: What it trains, a key of `LEAST`.
-    num_watchers: See `detection.Limits`, as for `mesh_nodes`.
+    num_watchers: See `detection.Limits`, as for `mesh_nodes` and `gather_secs`;
+      where no link breaks nobody need be given up for lost.
   """
 
   seed: int
@@ -57,6 +58,7 @@ class Plan:
   layout: str = "replicas"
   num_watchers: int = 8
   mesh_nodes: int = 64
+  gather_secs: float = 10.0
 
   @property
   def end_secs(self) -> float:
@@ -248,6 +250,7 @@ def draw(mode: str, seed: int) -> Plan:
       *(seed, num_nodes, num_steps, tuple(faults), mode == "train", layout),
       num_watchers,
       mesh_nodes=8 if mode == "grid" else 64,
+      gather_secs=100.0 if mode == "workers" else 10.0,
   )
 
 

@@ -1,6 +1,7 @@
 """What the machines of a history share."""
 
 import collections
+from collections.abc import Callable
 import dataclasses
 import itertools
 import random
@@ -21,6 +22,7 @@ class World:
     stalled_until: When the store answers again.
     cut_off: Hosts that cannot reach the store.
     loses_answers: Whether answers of the store get lost, after the write.
+    on_end: Called when an agent ends; its worker is there still.
   """
 
   clock: clock_lib.Clock
@@ -29,6 +31,7 @@ class World:
   etcd: store_lib.Server
   shared: worker_lib.Shared
   make_worker: type[worker_lib.Worker]
+  on_end: Callable[[Any], None]
   stalled_until: float = 0.0
   cut_off: collections.Counter[str] = dataclasses.field(
       default_factory=collections.Counter
