@@ -87,19 +87,25 @@ def begin_life(state: state_lib.State, epoch: int) -> events_lib.Flow:
 def beat(state: state_lib.State) -> events_lib.Flow:
   """Shows those who hear nothing of the members that they live.
 
-  One does that for all, unless the store does not hear this one. A few who are
-  left may have to look whether others do. Waits for no store, as busy agents
-  would then be silent for too long.
+  One does that for all, the first that is not missed, and those whom the store
+  does not hear. A few who are left may have to look whether others do. Waits
+  for no store, as busy agents would then be silent for too long.
   """
+  roster = state.roster
   while True:
     yield events_lib.Sleep(fence_lib.BEAT_SECS / 4)
-    first = state.roster.view.leader()
-    is_witness = first is None or first.incarnation == state.incarnation
-    if (
-        (is_witness or not state.is_heard)
-        and (state.roster.is_at_work or first is None)
-        and not state.listens
-    ):
+    over = roster.gone.keys() | roster.done
+    first = next(
+        (
+            i
+            for i in roster.incarnations
+            if i not in over and not state.suspicions.suspects(i)
+        ),
+        state.incarnation,
+    )
+    is_witness = first == state.incarnation or not state.is_heard
+    may_show = roster.is_at_work or not roster.view.members
+    if is_witness and may_show and not state.listens:
       try:
         yield events_lib.Fence("beat")
       except OSError as error:

@@ -66,3 +66,32 @@ class RunStampTest(parameterized.TestCase):
     until_secs = limits.start_silence_secs - 0.6 * limits.most_silence_secs
     asked = self.find("a", fence_lib.Claim("b"), until_secs=until_secs)
     self.assertEqual(asked, ["replace a", "store a"])
+
+
+class BeatTest(given.CoreCase):
+
+  def beats(self):
+    """Whether this agent shows for all that members live."""
+    flow = run_stamp.beat(self.state)
+    return [flow.send(None), flow.send(1.0)][1] == events_lib.Fence("beat")
+
+  def test_the_first_that_is_not_missed_shows_that_members_live(self):
+    self.begin(me=1)
+    self.assertFalse(self.beats())
+    self.state.is_heard = False
+    self.assertTrue(self.beats())
+    self.state.is_heard, self.state.listens = True, True
+    self.assertFalse(self.beats())
+    self.state.listens = False
+    for name in ("gone", "done"):
+      self.begin(me=1)
+      over = {"life 0": ""} if name == "gone" else {"life 0"}
+      setattr(self.state.roster, name, over)
+      self.assertTrue(self.beats(), name)
+    self.begin(me=1)
+    self.on(given.refused(0))
+    self.assertTrue(self.beats())
+    self.begin(me=3)  # No member.
+    for number in range(3):
+      self.on(given.refused(number))
+    self.assertFalse(self.beats())
