@@ -103,9 +103,12 @@ def beat(state: state_lib.State) -> events_lib.Flow:
         ),
         state.incarnation,
     )
-    is_witness = first == state.incarnation or not state.is_heard
-    may_show = roster.is_at_work or not roster.view.members
-    if is_witness and may_show and not state.listens:
+    if roster.view.members:
+      is_witness = first == state.incarnation or not state.is_heard
+      shows = roster.is_at_work and is_witness
+    else:  # Nobody has state; who is cut off must not keep others.
+      shows = state.is_heard
+    if shows and not state.listens:
       try:
         yield events_lib.Fence("beat")
       except OSError as error:

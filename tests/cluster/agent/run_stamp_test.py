@@ -95,3 +95,9 @@ class BeatTest(given.CoreCase):
     for number in range(3):
       self.on(given.refused(number))
     self.assertFalse(self.beats())
+
+  def test_at_a_beginning_those_do_whom_the_store_hears(self):
+    self.begin(numbers=())
+    self.assertTrue(self.beats())
+    self.state.is_heard = False
+    self.assertFalse(self.beats())
