@@ -132,13 +132,15 @@ class Etcd:
 
   def get_last(self, prefix: str) -> str | None:
     """Returns the last of the values that `get_all` returns, if any."""
-    last = {"sort_order": "DESCEND", "sort_target": "KEY", "limit": 1}
-    return next(iter(self._range(_range_of(prefix) | last).values()), None)
+    return next(iter(self._range(_range_of(prefix, None)).values()), None)
 
   def look(
-      self, parts: Sequence[tuple[str, str]]
+      self, parts: Sequence[tuple[str, str | None]]
   ) -> tuple[int, list[dict[str, str]]]:
-    """Returns the revision, and what `get_all` would for each of `parts`."""
+    """Returns the revision, and what `get_all` would for each of `parts`.
+
+    They are a prefix each, and `after`; only the last value if that is None.
+    """
     ranges = [{"request_range": _range_of(*part)} for part in parts]
     answer = self._call("kv/txn", {"compare": [], "success": ranges})
     found = [self._open(a["response_range"]) for a in answer["responses"]]
@@ -352,10 +354,13 @@ def _unreached(host: str, port: int, error: Exception) -> OSError:
   return kind(f"Cannot reach etcd at {host}:{port}: {why}.")
 
 
-def _range_of(prefix: str, after: str = "") -> dict[str, str]:
+def _range_of(prefix: str, after: str | None = "") -> dict[str, Any]:
+  """Returns all keys with a prefix, from `after` on; the last if it is None."""
   first = f"{prefix}{after}\0" if after else prefix
   end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-  return {"key": _code(first), "range_end": _code(end)}
+  last = {"sort_order": "DESCEND", "sort_target": "KEY", "limit": 1}
+  found = {"key": _code(first), "range_end": _code(end)}
+  return found | last if after is None else found
 
 
 def _code(text: str) -> str:

@@ -53,7 +53,8 @@ class Registry:
 
     Raises `etcd.LostStoreError` if the store is not to be trusted.
     """
-    after = f"{known - 1:0{_DIGITS}}" if known else ""
+    # A run of days has had thousands, and newcomers often come at once.
+    after = f"{known - 1:0{_DIGITS}}" if known else None
     first = {"stamp": "", "nodes/": "", "views/": after}
     revision, (stamp, nodes, later) = self._etcd.look(
         [(f"{self._prefix}/{part}", after) for part, after in first.items()]
@@ -64,7 +65,7 @@ class Registry:
     return Sight(
         revision,
         _parse(views.Member, nodes.values()),
-        _parse(views.View, [*later.values()][0 if known else -1 :]),
+        _parse(views.View, later.values()),
     )
 
   def wait(self, after: int | None, secs: float) -> None:

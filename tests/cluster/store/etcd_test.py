@@ -172,10 +172,12 @@ class EtcdTest(absltest.TestCase):
     for etcd in (self.etcd, fake):
       for key in ("/a/1", "/a/2", "/b/1"):
         etcd.put(key, key)
-      revision, found = etcd.look([("/a/", "1"), ("/b", ""), ("/c", "")])
+      revision, found = etcd.look(
+          [("/a/", "1"), ("/b", ""), ("/c", ""), ("/a/", None), ("/c", None)]
+      )
       self.assertEqual(revision, etcd.revision)
       looks.append([list(entries) for entries in found])
-    self.assertEqual(looks, [[["/a/2"], ["/b/1"], []]] * 2)
+    self.assertEqual(looks, [[["/a/2"], ["/b/1"], [], ["/a/2"], []]] * 2)
 
   def test_a_change_is_waited_for(self):
     self.etcd.put("/a/1", "1")

@@ -94,3 +94,21 @@ class RegistryTest(parameterized.TestCase):
     found = self.registry.read_views(8)
     self.assertEqual([v.number for v in found], [9, 10, 11])
     self.assertEqual(self.registry.read_views(11), [])
+
+  def test_a_newcomer_takes_the_last_view_from_the_store_and_no_other(self):
+    server = fake_store.Server(lambda: 0.0)
+    sizes = []
+
+    def carry(*given):
+      status, answer = server.carry(*given)
+      sizes.append(len(str(answer)))
+      return status, answer
+
+    store = etcd_lib.Etcd("store:1", transport=carry)
+    registry = registry_lib.Registry(store, "run")
+    self.assertEqual(registry.look(0).views, [])
+    for number in range(1, 40):
+      registry.write_view(views.View(number, (), "next"))
+    found = {n: [v.number for v in registry.look(n).views] for n in (0, 38)}
+    self.assertEqual(found, {0: [39], 38: [38, 39]})
+    self.assertLess(sizes[-2], sizes[-1])
