@@ -77,7 +77,7 @@ def look_azure(ask: Ask) -> str | None:
   content = _parse(*ask("GET", path, headers))
   preempted = [
       event
-      for event in content.get("Events", ())
+      for event in _list(content, "Events")
       if isinstance(event, dict) and event.get("EventType") == "Preempt"
   ]
   if not preempted:
@@ -85,7 +85,7 @@ def look_azure(ask: Ask) -> str | None:
   path = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
   name = _body(*ask("GET", path, headers)).strip()
   for event in preempted:
-    if name in event.get("Resources", ()):
+    if name in _list(event, "Resources"):
       return f"Azure: preempted, not before {event.get('NotBefore') or 'now'}"
   return None
 
@@ -129,13 +129,17 @@ class Poller:
         self._url + path, headers=dict(headers), method=method
     )
     try:
+      return self._read(request)
+    except (ValueError, http.client.HTTPException) as error:
+      raise OSError(f"not an answer: {error!r}") from error
+
+  def _read(self, request: urllib.request.Request) -> tuple[int, str]:
+    try:
       with self._opener.open(request, timeout=_TIMEOUT_SECS) as response:
         return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
-      with error:
+      with error:  # It may be cut short, too.
         return error.code, error.read().decode(errors="replace")
-    except (ValueError, http.client.HTTPException) as error:
-      raise OSError(f"not an answer: {error!r}") from error
 
 
 async def wait_notice(poller: Poller) -> str:
@@ -166,3 +170,9 @@ def _parse(status: int, text: str) -> dict[str, Any]:
     if isinstance(content := json.loads(_body(status, text)), dict):
       return content
   raise OSError(f"a JSON object expected, got {text[:80]!r}.")
+
+
+def _list(content: Mapping[str, Any], name: str) -> list[Any]:
+  """Returns an array of a JSON object, empty if there is none."""
+  found = content.get(name)
+  return found if isinstance(found, list) else []

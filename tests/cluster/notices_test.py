@@ -1,7 +1,10 @@
 """What metadata servers say, and what is taken for a notice."""
 
+import socket
+
 from absl.testing import parameterized
 
+from bamboo_jax.base import threads
 from bamboo_jax.cluster import notices as notices_lib
 from tests import notice_server
 
@@ -53,6 +56,32 @@ class NoticesTest(parameterized.TestCase):
     problem = "expected, got" if answer[0] == 200 else "status 500"
     with self.assertRaisesRegex(OSError, problem):
       notices_lib.CLOUDS[cloud].look(lambda *_: answer)
+
+  @parameterized.parameters(
+      '{"Events": null}',
+      '{"Events": 3}',
+      '{"Events": [{"EventType": "Preempt", "Resources": null}]}',
+  )
+  def test_events_of_nobody(self, answer):
+    look = notices_lib.CLOUDS["azure"].look
+    self.assertIsNone(look(lambda *_: (200, answer)))
+
+  @parameterized.parameters("aws", "gcp", "azure")
+  def test_an_answer_is_cut_short(self, cloud):
+    for status in (200, 404):
+      with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer(server=server, status=status):
+          connection, _ = server.accept()
+          with connection:
+            connection.recv(1 << 16)
+            head = f"HTTP/1.1 {status} So\r\nContent-Length: 9\r\n\r\n"
+            connection.sendall(head.encode() + b"{")
+
+        threads.call_beside(answer, name="cloud")
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with self.assertRaisesRegex(OSError, "does not tell .*IncompleteRead"):
+          notices_lib.Poller(cloud, url=url).look()
 
   @parameterized.parameters("aws", "gcp", "azure")
   def test_nobody_there(self, cloud):
