@@ -217,7 +217,9 @@ class State:
   def warn(self, text: str) -> None:
     """Logs a warning, not the same again and again."""
     if self.now >= self._warned_secs.get(text, 0.0):
-      self._warned_secs = {text: self.now + _WARN_SECS}
+      # Several flows may say the same of one thing, in words of their own.
+      later = {t: s for t, s in self._warned_secs.items() if s > self.now}
+      self._warned_secs = {**later, text: self.now + _WARN_SECS}
       self.do(events_lib.Log(text, is_warning=True))
 
   def finish(self, end: events_lib.End) -> None:

@@ -204,6 +204,15 @@ class CoreTest(given.CoreCase):
       self.assertEqual(flow.throw(error), events_lib.Sleep(0.1))
     self.assertEqual(self.state.begins_again, is_again)
 
+  def test_what_two_say_in_turn_is_not_warned_of_again_and_again(self):
+    self.begin()
+    said = []
+    for tenth in range(205):
+      self.state.now, self.state.actions = tenth / 10, []
+      self.state.warn(f"No store.{' Trying again.' * (tenth % 2)}")
+      said += [tenth] * bool(self.state.actions)
+    self.assertEqual(said, [0, 1, 100, 101, 200, 201])
+
   def test_a_store_that_was_away_is_told_all_views_in_order(self):
     self.begin()
     view = lambda n: members.view(n, 0, 1)
