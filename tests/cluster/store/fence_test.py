@@ -1,5 +1,6 @@
 """Who may write to the folder of a run."""
 
+import errno
 import json
 import os
 import pathlib
@@ -114,3 +115,18 @@ class FenceTest(parameterized.TestCase):
       return
     with self.assertRaisesRegex(base.FencedError, refused):
       fence_lib.check(fence, Claim("a", 2))
+
+  def test_a_folder_that_gives_errors_for_a_while_ends_no_worker(self):
+    fence, error = self.fences[0], OSError(errno.EIO, "Input/output error")
+    fence.begin(Claim("a", 2))
+    answers = [error, error, fence.read(), error]
+    with (
+        mock.patch.object(fence, "read", side_effect=answers) as read,
+        mock.patch.object(fence_lib, "_PATIENCE_SECS", 0.3),
+    ):
+      fence_lib.check(fence, Claim("a", 2))
+      self.assertEqual(read.call_count, 3)
+      read.side_effect = error
+      with self.assertRaisesRegex(OSError, "Input/output error"):
+        fence_lib.check(fence, Claim("a", 2))
+    self.assertGreater(read.call_count, 3)
