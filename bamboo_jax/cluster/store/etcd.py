@@ -368,5 +368,8 @@ def _code(text: str) -> str:
 
 
 def decode(text: str) -> str:
-  """Returns a key or a value as it was before it travelled."""
-  return base64.b64decode(text).decode()
+  """Returns a key or a value as it was before it travelled.
+
+  Nobody has signed what is no text.
+  """
+  return base64.b64decode(text).decode(errors="replace")

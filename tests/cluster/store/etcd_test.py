@@ -1,5 +1,6 @@
 """The client of etcd, and a real etcd."""
 
+import base64
 from concurrent import futures
 import tempfile
 
@@ -113,6 +114,10 @@ class ClientTest(parameterized.TestCase):
     entries[codes[0]] = {**entries[codes[1]], "key": codes[0]}
     with self.assertRaises(etcd_lib.ForgedError):  # Moved to another key.
       self.etcd.get("/a")
+    no_text = {"value": base64.b64encode(b"\xff").decode()}
+    entries[codes[0]] = {**entries[codes[0]], **no_text}
+    with self.assertRaises(etcd_lib.ForgedError):
+      self.etcd.get_all("/")
 
   @parameterized.parameters(
       ("3.5.0", True), ("3.5.2", True), ("3.5.3", False), ("3.4.23", False)
