@@ -295,7 +295,7 @@ class Etcd:
     try:
       connection.request("POST", f"/v3/{path}", json.dumps(request))
       response = connection.getresponse()
-      answer = response.status, json.loads(response.read())
+      answer = response.status, _parse(response.read())
     except (OSError, http.client.HTTPException, ValueError) as error:
       connection.close()
       self.close()  # The server may have ended.
@@ -320,7 +320,7 @@ class Etcd:
           raise
         continue
       break
-    if status != 200:
+    if status != 200 or not answer.keys() & {"header", "result"}:
       self._turn = (turn + 1) % len(self._all)
       raise OSError(
           f"etcd at {host}:{port} refuses {path}: "
@@ -352,6 +352,16 @@ def _unreached(host: str, port: int, error: Exception) -> OSError:
   why = str(error) or type(error).__name__
   kind = OSError if is_silent else NoEtcdError
   return kind(f"Cannot reach etcd at {host}:{port}: {why}.")
+
+
+def _parse(body: bytes) -> dict[str, Any]:
+  """Returns a JSON object; `ValueError` if it is none, as of a proxy."""
+  answer = None
+  with contextlib.suppress(ValueError):
+    answer = json.loads(body)
+  if not isinstance(answer, dict):
+    raise ValueError(f"it is no etcd, and says {body[:40]!r}")
+  return answer
 
 
 def _range_of(prefix: str, after: str | None = "") -> dict[str, Any]:

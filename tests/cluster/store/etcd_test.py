@@ -2,11 +2,13 @@
 
 import base64
 from concurrent import futures
+import http.server
 import tempfile
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from bamboo_jax.base import threads
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from tests.launch import commands
@@ -118,6 +120,40 @@ class ClientTest(parameterized.TestCase):
     entries[codes[0]] = {**entries[codes[0]], **no_text}
     with self.assertRaises(etcd_lib.ForgedError):
       self.etcd.get_all("/")
+
+  @parameterized.product(
+      status=[200, 503],
+      body=[b"{}", b"[]", b"null", b"404 page not found", b"\xff"],
+  )
+  def test_a_proxy_answers(self, status, body):
+    class Handler(http.server.BaseHTTPRequestHandler):
+
+      def do_POST(self):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+      def log_message(self, *unused_args):
+        pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    self.addCleanup(server.server_close)
+    threads.call_beside(server.serve_forever, 0.01, name="proxy")
+    self.addCleanup(server.shutdown)
+    etcd = etcd_lib.Etcd(f"127.0.0.1:{server.server_address[1]}")
+    self.addCleanup(etcd.close)
+    problem = "it is no etcd, and says|refuses .*{}"
+    for call in (
+        lambda: etcd.get("/a"),
+        lambda: etcd.look([("/a", "")]),
+        lambda: etcd.create("/a", ""),
+        lambda: etcd.grant_lease(5),
+        lambda: etcd.keep_lease(5),
+        etcd.version,
+    ):
+      with self.assertRaisesRegex(OSError, problem):
+        call()
 
   @parameterized.parameters(
       ("3.5.0", True), ("3.5.2", True), ("3.5.3", False), ("3.4.23", False)
