@@ -17,6 +17,13 @@ from bamboo_jax.cluster import identity as identity_lib
 HELLO_SECS = 30.0  # A crowded machine may take a while.
 _MAX_STRANGERS = 256
 _PAUSE_SECS = 0.2  # Before another try if this process has no sockets left.
+# Nothing is sent to those who are in, so a machine that is gone is not missed.
+_KEEP_ALIVE = {
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 60,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 10,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 6,
+}
 
 _Guide = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -93,6 +100,8 @@ class Door:
     try:
       with contextlib.ExitStack() as stack:
         stack.callback(connection.close)
+        for option, value in _KEEP_ALIVE.items():
+          connection.setsockopt(*option, value)
         transport, _ = await loop.connect_accepted_socket(
             lambda: protocol,
             connection,

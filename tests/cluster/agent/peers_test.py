@@ -92,6 +92,13 @@ class PeersTest(parameterized.TestCase):
       option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
       used = writer.get_extra_info("socket").getsockopt(*option)
       self.assertEqual(used, 3_000)  # What gets no answer is closed.
+      (heard,) = b.peers._heard["life 0"]
+      listened = heard.get_extra_info("socket")
+      for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+        secs = listened.getsockopt(socket.IPPROTO_TCP, option)
+        self.assertLess(secs, 100)
+      option = socket.SOL_SOCKET, socket.SO_KEEPALIVE
+      self.assertTrue(listened.getsockopt(*option))  # As it never writes.
       writer.transport.abort()
       (closed,) = await a.heard()
       self.assertEqual(closed.incarnation, "life 1")
