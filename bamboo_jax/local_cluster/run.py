@@ -9,7 +9,6 @@ import json
 import os
 import statistics
 import time
-from typing import Any
 
 import ml_collections
 
@@ -57,8 +56,8 @@ class ClusterRun:
     self._progress = progress
     self._num_started = 0
     self._joining: dict[str, int] = {}  # The tries that each one is.
-    self._lines: tuple[jsonl.Line, ...] = ()
-    self._seen: Any = None
+    self._reader = jsonl.MetricsReader(self._metrics)
+    self._shown: list[int] = []  # Hashes of the lines since the start.
     self._has_stepped = False
     self._step_secs = collections.deque([1.0], maxlen=9)
     self._cluster = machine.LocalCluster(
@@ -213,24 +212,28 @@ class ClusterRun:
       self._cluster.give_notice(name)
 
   def _show_progress(self) -> None:
+    """Shows the lines that have come since it was last called."""
     if not self._metrics.exists():
       return
-    status = self._metrics.stat()
-    seen = (status.st_ino, status.st_size)
-    if seen == self._seen:
-      return
-    self._seen = seen
-    lines = self._read_log()
+    is_new, lines = self._reader.read()
     starts = [
         i
         for i, line in enumerate(lines)
         if _is_start(line) and line not in self._former_starts
     ]
     # What was there before the run was started, or resumed, is left out.
-    lines = lines[starts[-1] :] if starts else ()
-    pairs = itertools.zip_longest(lines, self._lines)
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
-    num_shown = sum(1 for _ in same)
+    if starts:
+      lines = lines[starts[-1] :]
+    elif is_new or not self._shown:
+      lines = ()
+    prints = [hash(json.dumps(line)) for line in lines]
+    num_shown = 0
+    if starts or is_new:  # Some may be those that were there before.
+      pairs = itertools.zip_longest(prints, self._shown)
+      same = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+      num_shown = sum(1 for _ in same)
+      self._shown = []
+    self._shown += prints
     for line in lines[num_shown:]:
       if _is_start(line) and line["step"]:
         self._progress.show_text(f"resumed_from_step={line['step']}")
@@ -245,7 +248,6 @@ class ClusterRun:
         self._director.step_secs = statistics.median(self._step_secs)
         shown = {k: line[k] for k in _SHOWN if line.get(k) is not None}
         self._progress.show_step(line["step"], shown)
-    self._lines = lines
 
 
 def _prepare(config: ml_collections.ConfigDict) -> bool:

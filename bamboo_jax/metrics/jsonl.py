@@ -10,7 +10,7 @@ import json
 import math
 import os
 import pathlib
-from typing import Any
+from typing import Any, BinaryIO
 
 from bamboo_jax import base
 
@@ -95,14 +95,47 @@ class MetricsWriter:
       raise OSError(f"Only {written} of {size} bytes went to {self.path}.")
 
 
+class MetricsReader:
+  """Reads lines as they are appended, each once; a run may write millions."""
+
+  def __init__(self, path: str | os.PathLike[str]) -> None:
+    self._path = pathlib.Path(path)
+    self._file: BinaryIO | None = None  # Open, so its number is no other's.
+
+  def read(self) -> tuple[bool, tuple[Line, ...]]:
+    """Returns whether the file was replaced, and the lines since the last call.
+
+    Of a new file all lines are new. Raises as `read_lines`.
+    """
+    found = os.stat(self._path).st_ino
+    is_new = not self._file or os.fstat(self._file.fileno()).st_ino != found
+    if is_new:
+      self.close()
+      self._file = open(self._path, "rb")
+    begin = self._file.tell()
+    whole, end, _ = self._file.read().rpartition(b"\n")
+    self._file.seek(begin + len(whole + end))
+    return is_new, _parse_lines(whole + end, self._path)
+
+  def close(self) -> None:
+    """Closes the file."""
+    if self._file is not None:
+      self._file.close()
+
+
 def read_lines(path: str | os.PathLike[str]) -> tuple[Line, ...]:
   """Returns all whole lines, in the order in which they were written.
 
   Raises `ValueError` for a line, save a torn last one, without "step".
   """
+  return _parse_lines(pathlib.Path(path).read_bytes(), path)
+
+
+def _parse_lines(
+    content: bytes, path: str | os.PathLike[str]
+) -> tuple[Line, ...]:
   lines = []
-  texts = pathlib.Path(path).read_bytes().split(b"\n")
-  for number, text in enumerate(texts[:-1], start=1):
+  for number, text in enumerate(content.split(b"\n")[:-1], start=1):
     try:
       line = json.loads(text)
       if not isinstance(line["step"], int):

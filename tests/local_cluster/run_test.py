@@ -1,10 +1,15 @@
 """What happens to nodes, at which time of a trace."""
 
+import contextlib
+import json
+import pathlib
+import tempfile
 from unittest import mock
 
 from absl.testing import parameterized
 
 from bamboo_jax.local_cluster import run as cluster_run
+from bamboo_jax.metrics import jsonl
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import replay
 
@@ -48,6 +53,44 @@ class RunTest(parameterized.TestCase):
             51.0: ["remove n2 a"],
         },
     )
+
+  def test_each_step_is_read_and_shown_once(self):
+    folder = self.enter_context(tempfile.TemporaryDirectory())
+    path = pathlib.Path(folder) / "metrics.jsonl"
+    start = lambda step, at: {"step": step, "event": "start", "at": at}
+    with contextlib.closing(jsonl.MetricsWriter(path)) as writer:
+      writer.write_event("start", step=0, values={"at": 0})
+      writer.write_step(1, {})
+      one = object.__new__(cluster_run.ClusterRun)
+      one._metrics, one._reader = path, jsonl.MetricsReader(path)
+      self.addCleanup(one._reader.close)
+      one._former_starts, one._shown = [start(0, 0)], []
+      one._step_secs, one._director = [], mock.Mock()
+      one._progress = mock.Mock()
+      shown = []
+      show = lambda step, _: shown.append(step)
+      one._progress.show_step.side_effect = show
+
+      def look():
+        shown.clear()
+        with mock.patch.object(json, "loads", wraps=json.loads) as parse:
+          one._show_progress()
+        return [*shown], parse.call_count
+
+      self.assertEqual(look(), ([], 2))  # Of the run before.
+      writer.forget_after(1)
+      writer.write_event("start", step=1, values={"at": 7})
+      writer.write_step(2, {})
+      self.assertEqual(look(), ([2], 4))
+      for step in (3, 4):
+        writer.write_step(step, {})
+        self.assertEqual(look(), ([step], 1))
+      self.assertEqual(look(), ([], 0))
+      writer.forget_after(3)  # Another one writes from now on.
+      writer.write_step(4, {"loss": 1})
+      self.assertEqual(look(), ([4], 6))
+      writer.write_step(5, {})
+      self.assertEqual(look(), ([5], 1))
 
   def test_who_fails_before_it_has_joined_is_replaced(self):
     one = object.__new__(cluster_run.ClusterRun)

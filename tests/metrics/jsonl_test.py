@@ -33,6 +33,27 @@ class JsonlTest(folders.FolderCase):
           '{"step": 1, "event": "eval"}\n',
       )
 
+  def test_lines_are_read_as_they_come(self):
+    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
+      reader = self.enterContext(
+          contextlib.closing(jsonl.MetricsReader(self.path))
+      )
+      self.assertEqual(reader.read(), (True, ()))
+      writer.write_step(1, {})
+      writer.write_step(2, {})
+      self.assertEqual(reader.read(), (False, ({"step": 1}, {"step": 2})))
+      with self.path.open("ab") as file:
+        file.write(b'{"step": 3}\n{"st')
+      self.assertEqual(reader.read(), (False, ({"step": 3},)))
+      with self.path.open("ab") as file:
+        file.write(b'ep": 4}\n')
+      self.assertEqual(reader.read(), (False, ({"step": 4},)))
+      self.assertEqual(reader.read(), (False, ()))
+      writer.forget_after(1)  # Another file.
+      writer.write_step(2, {"loss": 1})
+      lines = ({"step": 1}, {"step": 2, "loss": 1})
+      self.assertEqual(reader.read(), (True, lines))
+
   @parameterized.parameters(
       (float("nan"), None),
       (float("-inf"), None),
