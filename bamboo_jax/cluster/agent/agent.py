@@ -5,7 +5,8 @@ It turns what happens into events for the core, and carries out its actions; see
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent import futures
 import contextlib
 import time
 from typing import Any
@@ -26,6 +27,8 @@ from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
+_MOST_CALLS = 16  # Of the store at once; each flow has one.
+
 
 class Agent:
   """One agent; `run` is its life."""
@@ -45,6 +48,8 @@ class Agent:
     self._fence = fence_lib.Fence(options.workdir)
     etcd.forget()  # As for a process that has just started.
     self._registry = registry_lib.Registry(etcd, options.run)
+    # Apart from others: neither the folder nor a connection waits for a store.
+    self._calls = futures.ThreadPoolExecutor(_MOST_CALLS, "store")
     self._peers = peers_lib.Peers(identity, self._events)
     self._worker = worker_process.WorkerProcess(self._events, spare)
     self._tasks: set[asyncio.Task] = set()
@@ -130,16 +135,22 @@ class Agent:
       case events_lib.WaitNotice():
         return await notices_lib.wait_notice(options.notices)
       case events_lib.Store(method, args):
-        return await asyncio.to_thread(method, self._registry, *args)
+        return await self._call_store(method, self._registry, *args)
       case events_lib.Watch(secs, after):
-        return await asyncio.to_thread(self._registry.wait, after, secs)
+        return await self._call_store(self._registry.wait, after, secs)
       case events_lib.Fence(method, args):
         return await asyncio.to_thread(getattr(self._fence, method), *args)
     raise TypeError(f"Nobody knows how to do {request}.")
 
+  def _call_store(
+      self, call: Callable[..., Any], *args: Any
+  ) -> asyncio.Future[Any]:
+    loop = asyncio.get_running_loop()
+    return loop.run_in_executor(self._calls, call, *args)
+
   async def _warn_of_store(self) -> None:
     with contextlib.suppress(OSError):  # That it is away is found elsewhere.
-      version = await asyncio.to_thread(self._etcd.version)
+      version = await self._call_store(self._etcd.version)
       if fault := etcd_lib.find_fault(version):
         logging.warning("%s", fault)
 
@@ -163,6 +174,7 @@ class Agent:
     with contextlib.suppress(OSError):
       if self._state.is_status_new:
         status = self._state.status
-        await asyncio.to_thread(self._registry.write_status, status)
-      await asyncio.to_thread(self._registry.leave)
+        await self._call_store(self._registry.write_status, status)
+      await self._call_store(self._registry.leave)
     await self._worker.close()
+    await asyncio.to_thread(self._calls.shutdown, cancel_futures=True)

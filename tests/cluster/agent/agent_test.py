@@ -6,12 +6,14 @@ import pathlib
 import signal
 import sys
 import tempfile
+import threading
 import unittest
 from unittest import mock
 
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.agent import agent as agent_lib
+from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import private_etcd
 from bamboo_jax.cluster.store import registry as registry_lib
@@ -144,6 +146,22 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     self.assertEqual(store.revision, 9)
     agent_lib.Agent(store, given.make_options("n9"), issue("agent", "n9"))
     self.assertEqual(store.revision, 0)
+
+  async def test_the_folder_does_not_wait_for_the_store(self):
+    options = given.make_options("n9", workdir=str(self.folder))
+    agent = agent_lib.Agent(self.store, options, issue("agent", "n9"))
+    over = threading.Event()
+    wait = events_lib.Store(lambda _: over.wait(60))
+    calls = [asyncio.create_task(agent._do(wait)) for _ in range(40)]
+    await asyncio.sleep(0)
+    try:
+      async with asyncio.timeout(10):
+        claim, _ = await agent._do(events_lib.Fence("read"))
+    finally:
+      over.set()
+      await asyncio.gather(*calls)
+      agent._calls.shutdown()
+    self.assertEqual(claim.stamp, self.agents["n0"]._state.stamp)
 
   async def test_a_stopped_worker_is_killed(self):
     os.kill(self.agents["n1"]._worker._process.pid, signal.SIGSTOP)
