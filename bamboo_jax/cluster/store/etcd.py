@@ -54,6 +54,8 @@ def find_fault(version: str) -> str:
 def parse_endpoint(text: str) -> tuple[str, int]:
   """Returns host and port of `host:port`; `ValueError` if it is not that."""
   host, _, port = text.rpartition(":")
+  if host.startswith("[") and host.endswith("]"):
+    host = host[1:-1]  # Of IPv6.
   if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
     raise ValueError(f"An endpoint is written host:port, got {text!r}.")
   return host, int(port)

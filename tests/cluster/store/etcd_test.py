@@ -121,6 +121,19 @@ class ClientTest(parameterized.TestCase):
     with self.assertRaises(etcd_lib.ForgedError):
       self.etcd.get_all("/")
 
+  @parameterized.parameters(
+      ("a:1", ("a", 1)),
+      ("[::1]:2379", ("::1", 2379)),
+      ("10.0.0.1:2379", ("10.0.0.1", 2379)),
+  )
+  def test_endpoints(self, text, want):
+    self.assertEqual(etcd_lib.parse_endpoint(text), want)
+
+  @parameterized.parameters("a", "a:", ":1", "a:0", "a:65536", "a:x", "[]:1")
+  def test_what_is_no_endpoint(self, text):
+    with self.assertRaisesRegex(ValueError, "written host:port"):
+      etcd_lib.parse_endpoint(text)
+
   @parameterized.product(
       status=[200, 503],
       body=[b"{}", b"[]", b"null", b"404 page not found", b"\xff"],
