@@ -130,6 +130,10 @@ class Plan:
             continue
           if f.kind == "isolate" or {*crowd.hosts} & {*f.hosts}:
             yield from f.hosts
+      anew = [f.at_secs for f in self.faults if f.kind == "all_workers"]
+      begin_secs, end_secs = crowd.at_secs, crowd.at_secs + crowd.secs
+      if any(begin_secs - _JOIN_SECS < s < end_secs for s in anew):
+        yield from self._names(self.end_secs)  # All connect to all.
 
   def _broken_for_long(self) -> Iterator[str]:
     """Yields hosts of links that faults break one after another."""
