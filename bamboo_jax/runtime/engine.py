@@ -170,6 +170,14 @@ class Engine:
       for stage in [s for s in node.state if (number, s) not in keeps]:
         del node.state[stage]
 
+  def drain(self, alive: Collection[int]) -> None:
+    """Drops what was sent and not received, and what joins nodes to the dead.
+
+    Numbers of nodes are not given again.
+    """
+    self.links.drain(alive)
+    self.preconnections.keep(alive)
+
   def kill(self, number: int) -> None:
     """Makes a node vanish, with all that it holds."""
     node, results = self.nodes.pop(number), self.results

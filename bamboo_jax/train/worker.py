@@ -301,7 +301,7 @@ class Worker:
               agreed_at_secs=agreed_at_secs,
           )
       )
-    self.engine.links.drain()
+    self.engine.drain(cohort.view.numbers | cohort.newest.numbers)
     have_gone_back = agreement.rollbacks > state.rollbacks
     state.catch_up(agreement, commit=lambda: self._commit({}))
     if have_gone_back:  # The others have, which was not heard here.

@@ -232,7 +232,8 @@ class Engine:
   def answer(self, channel):
     self._links.setdefault(channel, Link(self._worker, channel)).answer()
 
-  def drain(self):
+  def drain(self, alive):
+    del alive
     self._local.clear()
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import functools
 import math
 from typing import Any
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,12 @@ from bamboo_jax.runtime.wire import mesh as mesh_lib
 from bamboo_jax.runtime.wire import transfer_log
 
 KINDS = ("auto", "copy", "host", "ppermute")
+
+# What a node puts in where it receives, by device, shape and dtype. It is as
+# large as the value, and a node may receive the same kind from many others.
+_fillers: weakref.WeakValueDictionary[Any, jax.Array] = (
+    weakref.WeakValueDictionary()
+)
 
 
 class LocalLink:
@@ -121,7 +128,8 @@ class PairLink:
     self._to = to
     self._filler = None
     if devices_lib.is_local(destination):
-      self._filler = self._zeros(destination)
+      fill = functools.partial(_find_filler, device=destination)
+      self._filler = jax.tree.map(fill, like)
 
   def send(self, value: base.PyTree) -> None:
     """Does as `LocalLink.send`."""
@@ -248,6 +256,17 @@ def _unpack(
     start, starts[name] = starts[name], starts[name] + math.prod(shape)
     parts.append(buffers[name][start : starts[name]].reshape(shape))
   return structure.unflatten(parts)
+
+
+def _find_filler(
+    like: jax.ShapeDtypeStruct, *, device: jax.Device
+) -> jax.Array:
+  """Returns zeros, the same for all links."""
+  key = (device, like.shape, like.dtype)
+  if (found := _fillers.get(key)) is None:
+    found = jax.device_put(np.zeros(like.shape, like.dtype), device)
+    _fillers[key] = found
+  return found
 
 
 _shift = mesh_lib.over_any(

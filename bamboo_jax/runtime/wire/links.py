@@ -1,6 +1,6 @@
 """All links of this process, by channel."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 
 import jax
@@ -72,10 +72,12 @@ class Links:
     assert isinstance(link, link_lib.PairLink), channel
     link.answer()
 
-  def drain(self) -> None:
-    """Drops all values that were sent and not received."""
-    for link in list(self._links.values()):
+  def drain(self, alive: Collection[int]) -> None:
+    """Drops what was sent and not received, and all links with the dead."""
+    for channel, link in list(self._links.items()):
       link.values.clear()
+      if not set(alive).issuperset(channel.nodes):
+        del self._links[channel]
 
   def _find_target(
       self, channel: settle.Channel, place: places.Place, like: base.PyTree

@@ -6,7 +6,7 @@ nothing; whatever runs on the same devices in the same order later finds the
 connections.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -38,9 +38,10 @@ class Preconnections:
 
   def compile(self, nodes: tuple[int, ...]) -> Callable[[], jax.Array]:
     """Returns the program that connects some nodes."""
-    if nodes not in self._programs:
-      self._programs[nodes] = _make_program([self._devices[n] for n in nodes])
-    return self._programs[nodes]
+    if program := self._programs.get(nodes):
+      return program
+    program = _make_program([self._devices[node] for node in nodes])
+    return self._programs.setdefault(nodes, program)
 
   def connect(self, nodes: tuple[int, ...]) -> None:
     """Connects to the others of `nodes`, who have to do it too; blocks.
@@ -60,6 +61,12 @@ class Preconnections:
     self._log.answer(channel)
     self._connected.add(channel.nodes)
     self._log.run(channel, program)
+
+  def keep(self, alive: Collection[int]) -> None:
+    """Drops the programs that connect others than `alive`."""
+    for nodes in list(self._programs):
+      if not set(alive).issuperset(nodes):
+        del self._programs[nodes]
 
 
 def _make_program(devices: Sequence[jax.Device]) -> Callable[[], jax.Array]:
