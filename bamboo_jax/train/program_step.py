@@ -78,12 +78,15 @@ class ProgramStep(step_lib.Step):
     mine = Progress()
     if is_begun:
       mine = Progress(self._step, self.programs.done(), self.is_by_rows)
-    said = self._cohort.gather("segments", mine).values()
-    others = [p for p in said if p.step == mine.step]
-    if is_begun and any(p.by_rows for p in others):
+    cohort = self._cohort
+    said = cohort.gather("segments", mine)
+    others = {m: p for m, p in said.items() if p.step == mine.step}
+    if is_begun and any(p.by_rows for p in others.values()):
       self._give_up_programs()
     elif is_begun:
-      self.programs.rewind([p.done for p in others])
+      # Who has not heard of the commit is a step behind.
+      by_node = {n: others.get(cohort.host_of(n)) for n in cohort.view.numbers}
+      self.programs.rewind({n: p.done if p else {} for n, p in by_node.items()})
 
   def holdings(self) -> dict[int, holdings_lib.Holdings]:
     """See `step.Step`."""

@@ -211,6 +211,27 @@ class ProgramStepTest(parameterized.TestCase):
     self.assertTrue(step.is_by_rows and step.can_go_on)
     self.assertEqual(step.programs.runs, {})
 
+  def test_what_a_ring_has_made_with_one_who_was_a_step_behind(self):
+    """It has not heard of the commit, and answered with nothing."""
+    step = Run(num_steps=1).step
+    (before,) = step.programs.done().values()
+    self.assertGreater(before[0], 0)
+    cohort = mock.Mock(view=mock.Mock(numbers={0, 1, 2}), host_of=lambda n: n)
+    with mock.patch.object(step, "_cohort", cohort):
+      for said in (
+          lambda own: {0: own, 1: own, 2: program_step.Progress()},  # A spare.
+          lambda own: {0: own, 2: own},  # Node 1 has died.
+      ):
+        cohort.gather = lambda _, own, said=said: said(own)
+        cohort.view.numbers = said(None).keys()
+        step.align(is_begun=True)
+        self.assertEqual([*step.programs.done().values()], [before])
+      behind = program_step.Progress(-1 + step._step, step.programs.done())
+      cohort.gather = lambda _, own: {0: own, 1: behind}
+      cohort.view.numbers = {0, 1}
+      step.align(is_begun=True)
+    self.assertEqual(step.programs.done(), {})
+
   def test_two_pipelines(self):
     run = Run("1,0/0,4 2,1/1,6", pipeline__num_pipelines=2)
     self.assertEqual(run.by_rows(), [False] * 4)

@@ -222,11 +222,19 @@ class SpmdEngine:
     runs = self.runs.items() if self._keeps else ()
     return {(share, *run.began): run.done for share, run in runs}
 
-  def rewind(self, done: Collection[Mapping[Owners, Sequence[int]]]) -> None:
-    """Goes back to what all members have done, who have said `done`."""
-    for share, run in self.runs.items() if self._keeps else ():
+  def rewind(self, done: Mapping[int, Mapping[Owners, Sequence[int]]]) -> None:
+    """Goes back to what all have done; `done` is what live nodes say, by node.
+
+    Who says nothing of a run has answered its segments with nothing, so what
+    they have made counts for nobody, and all of the ring begin it anew.
+    """
+    for share, run in list(self.runs.items()) if self._keeps else ():
+      key = (share, *run.began)
+      if any(key not in done[node] for node in done.keys() & run.nodes):
+        del self.runs[share]
+        continue
       # A lost pipeline began it, too: who is left of that may say so yet.
-      said = [d[key] for d in done if (key := (share, *run.began)) in d]
+      said = [d[key] for d in done.values() if key in d]
       depth = min(map(len, said))
       while len(run.done) > depth:
         run = run.former

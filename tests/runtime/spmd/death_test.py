@@ -128,7 +128,7 @@ class DeathTest(parameterized.TestCase):
     log.resume(1)
     first, second = (0, 0, 1, 2), (1, 3, 4, 5)  # Shares, and who began them.
     self.assertEqual(made.programs.done(), {first: (3,), second: (3,)})
-    made.programs.rewind([made.programs.done(), {first: (2,)}])
+    made.programs.rewind({0: made.programs.done(), 1: {first: (2,)}})
     self.assertEqual(made.programs.done(), {first: (2,), second: (3,)})
     former = made.programs.runs[0]
     made.die(1)
@@ -136,7 +136,7 @@ class DeathTest(parameterized.TestCase):
     self.assertEqual(made.programs.done(), {first: (2, 1), second: (4,)})
     after = made.programs.runs[0]
     # Somebody has not heard how to go on: all do so from before.
-    made.programs.rewind([made.programs.done(), {first: (2,)}])
+    made.programs.rewind({0: made.programs.done(), 1: {first: (2,)}})
     self.assertIs(made.programs.runs[0], former)
     made.programs.runs[0] = after
     made.advance()
@@ -154,7 +154,7 @@ class DeathTest(parameterized.TestCase):
     made.advance()
     own = {key: done for key, done in before.items() if 3 in key}
     self.assertLen(own, 1)
-    made.programs.rewind([made.programs.done(), own])
+    made.programs.rewind({0: made.programs.done(), 3: own})
     made.programs.put_sums()
     self.assertTrue(made.programs.is_done)
     sums = made.rows.nodes[0].store.accumulators
