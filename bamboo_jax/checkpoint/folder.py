@@ -153,9 +153,9 @@ class Folder:
 
   def _remove_old(self) -> None:
     steps = self._all_steps()
-    oldest = self._complete(steps)[-self._keep :][0]
+    kept = self._complete(steps)[-self._keep :]
     for step in steps:
-      if step < oldest:
+      if kept and step < kept[0]:  # None are if they cannot be read now.
         path = self.path / str(step)
         try:
           unfinished = path.rename(path.with_name(path.name + _UNFINISHED))

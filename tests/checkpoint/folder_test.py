@@ -1,6 +1,7 @@
 """Checkpoints on disk: to the bit, or not at all."""
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -349,6 +350,13 @@ class FolderTest(parameterized.TestCase):
     self.save(4, folder=folder_lib.Folder(self.root, keep=1))
     self.assertEqual(self.folder.steps(), (4,))
     self.assertCountEqual(os.listdir(self.root), ["4", "5", "8"])
+
+  def test_nothing_is_removed_while_none_can_be_read(self):
+    self.save(1)
+    stale = OSError(errno.ESTALE, "Stale file handle")
+    with mock.patch.object(pathlib.Path, "read_text", side_effect=stale):
+      self.save(2, folder=folder_lib.Folder(self.root, keep=1))
+    self.assertEqual(self.folder.steps(), (1, 2))
 
   def test_a_complete_one_stays(self):
     self.save(2)

@@ -2,6 +2,7 @@
 
 import collections
 from concurrent import futures
+import errno
 import functools
 import json
 import os
@@ -224,6 +225,19 @@ class WriterTest(parameterized.TestCase):
     ):
       self.vote(step)
       self.assertEqual(self.listed(), listed)
+
+  def test_a_folder_that_gives_errors_for_a_while_is_asked_again(self):
+    self.vote(2)
+    self.vote(3)
+    look, fails = pathlib.Path.iterdir, iter([True, True])
+
+    def fail(path):
+      if next(fails, False):
+        raise OSError(errno.ESTALE, "Stale file handle")
+      return look(path)
+
+    with mock.patch.object(pathlib.Path, "iterdir", fail):
+      self.assertEqual(self.writers[3].steps(), (2,))
 
   def test_alone_each_save_waits_for_the_one_before(self):
     self.use(_ALONE)
