@@ -105,7 +105,10 @@ class Rendezvous:
     pause_secs = _LEAST_SECS
     while not over.wait(pause_secs):
       pause_secs = min(1.2 * pause_secs, _MOST_SECS)
-      for key, address in compat.coordination_values(_KEYS).items():
+      values = compat.coordination_values(_KEYS)
+      if over.is_set():
+        return  # They may be of the next meeting, which has its own `over`.
+      for key, address in values.items():
         with self._lock:
           is_new = key not in self._seen
           self._seen.add(key)

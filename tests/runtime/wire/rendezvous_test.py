@@ -181,6 +181,22 @@ class RendezvousTest(parameterized.TestCase):
           met.result(30)
     offer.assert_not_called()
 
+  def test_a_look_that_is_late_takes_nothing_of_the_next_meeting(self):
+    first, over = self.nodes[0], threading.Event()
+
+    def look_late(prefix):
+      del prefix
+      over.set()  # Meanwhile that meeting is over, and the next one begins.
+      return {f"{_KEY}/0": first.address}
+
+    with (
+        mock.patch.object(compat, "coordination_values", look_late),
+        mock.patch.object(first._rendezvous, "_carry") as carry,
+    ):
+      first._rendezvous._look(over, first.cut)
+    carry.assert_not_called()
+    self.assertEqual(first._rendezvous._seen, set())
+
 
 class AddressTest(absltest.TestCase):
 
