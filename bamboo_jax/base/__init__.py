@@ -1,7 +1,7 @@
 """What every other package may use.
 
 errors    exception classes, one for each thing that code does differently
-files     whole files or none; a folder with one user
+files     whole files or none; a folder with one user, or that gives errors
 garbage   short collections of what nobody refers to
 json      dataclasses as JSON and back; import it as `json_lib`
 names     messages for misspelt names
@@ -21,6 +21,7 @@ from bamboo_jax.base.errors import ReplicaMismatchError
 from bamboo_jax.base.errors import StaleProfileError
 from bamboo_jax.base.errors import UnrecoverableHereError
 from bamboo_jax.base.errors import ViewChangedError
+from bamboo_jax.base.files import ask_again
 from bamboo_jax.base.files import lock_folder
 from bamboo_jax.base.files import write_atomically
 from bamboo_jax.base.names import suggest

@@ -1,14 +1,37 @@
 """Files that are either whole or absent, and folders with one user."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import fcntl
 import os
 import pathlib
 import socket
 import tempfile
+import time
+from typing import TypeVar
+
+from absl import logging
 
 _LOCK = ".lock"
+_PATIENCE_SECS = 30.0  # With a folder that gives errors.
+_RETRY_SECS = 0.1
+_T = TypeVar("_T")
+
+
+def ask_again(read: Callable[[], _T]) -> _T:
+  """Returns what `read` does; for a while it is asked again after `OSError`.
+
+  A shared folder may give one for a moment, and nobody need end for that.
+  """
+  end_secs = time.monotonic() + _PATIENCE_SECS
+  while True:
+    try:
+      return read()
+    except OSError as error:
+      if time.monotonic() >= end_secs:
+        raise
+      logging.log_every_n_seconds(logging.WARNING, "%s. Again.", 10, error)
+    time.sleep(_RETRY_SECS)
 
 
 @contextlib.contextmanager

@@ -12,10 +12,8 @@ from concurrent import futures
 import dataclasses
 import itertools
 import os
-import time
 from typing import Any
 
-from absl import logging
 import numpy as np
 
 from bamboo_jax import base
@@ -32,7 +30,6 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 
 _WAIT_SECS = 0.1  # Between two signs of life while a save goes on.
 _MOST_TRIES = 2  # Of the save at the end.
-_PATIENCE_SECS = 30.0  # With a folder that gives errors.
 
 # The part of a member, or None and the error.
 _Written = tuple[manifest_lib.Manifest | None, str]
@@ -96,15 +93,7 @@ class Writer:
     read is asked again for a while.
     """
     self._end_joining(blocks=True)
-    end_secs = time.monotonic() + _PATIENCE_SECS
-    while True:
-      try:
-        return self._folder.steps()
-      except OSError as error:
-        if time.monotonic() >= end_secs:
-          raise
-        logging.log_every_n_seconds(logging.WARNING, "%s. Again.", 10, error)
-      time.sleep(_WAIT_SECS)
+    return base.ask_again(self._folder.steps)
 
   def restore(
       self, step: int, layers: Sequence[str]

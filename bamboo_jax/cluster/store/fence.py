@@ -20,15 +20,11 @@ import tempfile
 import time
 from typing import Any
 
-from absl import logging
-
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
 
 BEAT_SECS = 4.0  # In which members who live show that.
-_PATIENCE_SECS = 30.0  # That a worker has with a folder that gives errors.
-_RETRY_SECS = 0.1
 _NAME = "fence.json"
 
 
@@ -125,7 +121,7 @@ def check(fence: Fence, claim: Claim) -> None:
 
   A folder that cannot be read is asked again for a while, as agents do.
   """
-  found, _ = _read_soon(fence)
+  found, _ = base.ask_again(fence.read)
   if found is None or found.stamp != claim.stamp:
     raise base.FencedError("The workdir is that of another run now.")
   if found.epoch > claim.epoch:
@@ -133,18 +129,6 @@ def check(fence: Fence, claim: Claim) -> None:
         f"The run began anew in view {found.epoch}, without this node: its "
         "members were neither heard nor seen to live."
     )
-
-
-def _read_soon(fence: Fence) -> tuple[Claim | None, int]:
-  end_secs = time.monotonic() + _PATIENCE_SECS
-  while True:
-    try:
-      return fence.read()
-    except OSError as error:
-      if time.monotonic() >= end_secs:
-        raise
-      logging.log_every_n_seconds(logging.WARNING, "%s. Again.", 10, error)
-    time.sleep(_RETRY_SECS)
 
 
 def _create(path: pathlib.Path, text: str) -> bool:

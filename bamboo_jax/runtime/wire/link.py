@@ -128,8 +128,7 @@ class PairLink:
     self._to = to
     self._filler = None
     if devices_lib.is_local(destination):
-      fill = functools.partial(_find_filler, device=destination)
-      self._filler = jax.tree.map(fill, like)
+      self._filler = self._zeros(destination)
 
   def send(self, value: base.PyTree) -> None:
     """Does as `LocalLink.send`."""
@@ -162,8 +161,7 @@ class PairLink:
       self._log.begin(self._channel)
 
   def _zeros(self, device: jax.Device) -> base.PyTree:
-    zeros = lambda a: np.zeros(a.shape, a.dtype)
-    return jax.device_put(jax.tree.map(zeros, self._like), device)
+    return jax.tree.map(lambda a: _find_filler(a, device), self._like)
 
   def _run(self, payload: base.PyTree, filler: base.PyTree) -> base.PyTree:
     halves = [half for half in (payload, filler) if half is not None]
@@ -258,9 +256,7 @@ def _unpack(
   return structure.unflatten(parts)
 
 
-def _find_filler(
-    like: jax.ShapeDtypeStruct, *, device: jax.Device
-) -> jax.Array:
+def _find_filler(like: jax.ShapeDtypeStruct, device: jax.Device) -> jax.Array:
   """Returns zeros, the same for all links."""
   key = (device, like.shape, like.dtype)
   if (found := _fillers.get(key)) is None:

@@ -11,6 +11,7 @@ from unittest import mock
 from absl.testing import parameterized
 
 from bamboo_jax import base
+from bamboo_jax.base import files
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import fence as fence_lib
 from tests.simulation import store as fake_store
@@ -122,7 +123,7 @@ class FenceTest(parameterized.TestCase):
     answers = [error, error, fence.read(), error]
     with (
         mock.patch.object(fence, "read", side_effect=answers) as read,
-        mock.patch.object(fence_lib, "_PATIENCE_SECS", 0.3),
+        mock.patch.object(files, "_PATIENCE_SECS", 0.3),
     ):
       fence_lib.check(fence, Claim("a", 2))
       self.assertEqual(read.call_count, 3)
