@@ -158,6 +158,7 @@ def _surroundings() -> dict[str, Any]:
       metrics=dict(
           trace_steps=4,  # Last steps to keep in trace.json.
           plots=True,
+          figure_format="png",  # Or pdf or svg, or several: "png,pdf".
           tensorboard=False,  # Needs the extra `tensorboard`.
       ),
   )

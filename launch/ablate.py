@@ -24,6 +24,7 @@ from absl import flags
 from bamboo_jax.bench import ablation
 from launch import cli
 from launch import config_flag
+from launch import figure_flags
 from launch import shared_flags
 
 _DEFAULT = "configs/quickstart.py"
@@ -45,7 +46,11 @@ _TRACE = flags.DEFINE_string(
 flags.DEFINE_float("time_scale", None, "Only with --trace.")
 flags.DEFINE_integer("nodes", None, "Only with --trace.")
 shared_flags.define_program_cache()
-_PASSED_ON = "config faults trace time_scale nodes program_cache".split()
+_FORMAT = figure_flags.define()
+_PASSED_ON = (
+    *("config", "faults", "trace", "time_scale", "nodes"),
+    *("program_cache", "figure_format"),
+)
 
 
 def main() -> None:
@@ -62,9 +67,9 @@ def main() -> None:
   if not _CONFIG.present:
     command.append(f"--config={_DEFAULT}")
   rows = ablation.run_trials(trials, command, workdir=workdir)
-  for mean in ablation.write(workdir, rows, sweeps):
+  for mean in ablation.write(workdir, rows, sweeps, formats=_FORMAT.value):
     print(ablation.render(mean))
-  print(f"Results are in {workdir}: runs.csv, means.csv, ablation.png")
+  print(f"Results are in {workdir}: runs.csv, means.csv and a figure")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from bamboo_jax.runtime import accelerator
 from bamboo_jax.train.setup import sizes
 from launch import cli
 from launch import cluster_flags as given
+from launch import figure_flags
 from launch import shared_flags
 
 flags.adopt_module_key_flags(given)
@@ -54,6 +55,7 @@ def main() -> None:
       workdir=pathlib.Path(given.WORKDIR.value),
       arguments=[
           *cli.find_arguments(_SHARED, sys.argv[1:]),
+          *figure_flags.set_config(given.FIGURE_FORMAT, config),
           f"--program_cache={folder}",
       ],
       first_zones=first_zones,

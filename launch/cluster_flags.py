@@ -7,6 +7,7 @@ from absl import flags
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import replay as replay_lib
 from launch import config_flag
+from launch import figure_flags
 from launch import shared_flags
 
 CONFIG = config_flag.define("configs/default.py", "What to train.")
@@ -45,6 +46,7 @@ TIME_SCALE = flags.DEFINE_float(
     "time_scale", 1.0, "How many times as fast as recorded the trace is played."
 )
 DEVICE_MEMORY_FRACTION = shared_flags.define_device_memory_fraction()
+FIGURE_FORMAT = figure_flags.define()
 PROGRAM_CACHE = shared_flags.define_program_cache()
 
 

@@ -14,12 +14,16 @@ from absl import app
 from absl import flags
 
 from bamboo_jax.metrics import jsonl
+from bamboo_jax.metrics import loss_plot
 from bamboo_jax.metrics import summary as summary_lib
 from launch import cli
+from launch import figure_flags
 
 _LINES = flags.DEFINE_integer(
     "lines", 12, "How many steps to print of each run.", lower_bound=1
 )
+_OUT = flags.DEFINE_string("out", None, "Figure of both losses to draw.")
+_FORMAT = figure_flags.define()
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -35,6 +39,13 @@ def main(arguments: Sequence[str]) -> None:
   print(f"{'step':>6}  {folders[0].name:>10}  {folders[1].name:>10}")
   for step in steps[every - 1 :: every]:
     print(f"{step:>6}  {first[step]:>10.6f}  {second[step]:>10.6f}")
+  if _OUT.value:
+    runs = zip(folders, logs, strict=True)
+    loss_plot.plot_losses(
+        _OUT.value,
+        [loss_plot.read_losses(log, name=path.name) for path, log in runs],
+        formats=_FORMAT.value,
+    )
   summaries = [
       summary_lib.read_summary(folder / "summary.json") for folder in folders
   ]

@@ -15,6 +15,7 @@ from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.accounting import runs
 from bamboo_jax.metrics import jsonl
 from launch import cli
+from launch import figure_flags
 from launch import shared_flags
 
 _WORKDIR = shared_flags.define_workdir("Of the run.")
@@ -28,6 +29,7 @@ _CHARGES = tuple(
         ("date", "Take the price of this date."),
     )
 )
+_FORMAT = figure_flags.define()
 _REPORT = flags.DEFINE_bool("report", False, "Also write report.html there.")
 
 
@@ -53,7 +55,8 @@ def main() -> None:
     course = run_course.make_course(lines, price=price, market=market)
     run = content.Run(name=workdir.name, account=account, course=course)
     report = content.Report(title=f"Run {workdir.name}", runs=[run])
-    print(f"report: {page.write_report(workdir, report)}")
+    path = page.write_report(workdir, report, formats=_FORMAT.value)
+    print(f"report: {path}")
 
 
 if __name__ == "__main__":

@@ -20,10 +20,11 @@ from bamboo_jax.experiments import oobleck
 from bamboo_jax.experiments import provenance
 from launch import cli
 from launch import config_flag
+from launch import figure_flags
 from launch import shared_flags
 
 # What `config.experiment` may be. Each is called with the config, the folder to
-# write to, which is there, and the path of the trace or None.
+# write to, which is there, the path of the trace or None, and the formats.
 _EXPERIMENTS = {
     "bamboo_artifact": bamboo_bert.run,
     "compare": compare.run,
@@ -36,6 +37,7 @@ _WORKDIR = shared_flags.define_workdir("Where everything is written.")
 _TRACE = flags.DEFINE_string(
     "trace", None, "File with the preemptions; else they are generated."
 )
+_FORMAT = figure_flags.define()
 
 
 def main() -> None:
@@ -52,7 +54,12 @@ def main() -> None:
       config=config.to_json(),
       trace=_TRACE.value,
   )
-  _EXPERIMENTS[name](config, workdir=workdir, trace=_TRACE.value)
+  _EXPERIMENTS[name](
+      config,
+      workdir=workdir,
+      trace=_TRACE.value,
+      formats=_FORMAT.value,
+  )
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from absl import flags
 
 from launch import cli
 from launch import config_flag
+from launch import figure_flags
 from launch import shared_flags
 
 _CONFIG = config_flag.define("configs/default.py", "What to train.")
@@ -33,12 +34,14 @@ _FAULTS = flags.DEFINE_string(
     "3,0/1,5,kill or 4,,,join; see `bamboo_jax/faults`.",
 )
 _PROGRAM_CACHE = shared_flags.define_program_cache()
+_FORMAT = figure_flags.define()
 
 
 def main() -> None:
   """Parses flags and trains; everything else is in the library."""
   from bamboo_jax.train import run  # Imports JAX, so flags are checked before.
 
+  figure_flags.set_config(_FORMAT, _CONFIG.value)
   shared_flags.use_program_cache(_PROGRAM_CACHE.value)
   finished = run.train_and_evaluate(
       _CONFIG.value,

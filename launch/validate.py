@@ -26,7 +26,10 @@ from launch import cluster_flags as given
 flags.adopt_module_key_flags(given)
 _LAYERS = flags.DEFINE_string("layers", None, "File of `launch.profile`.")
 _CLUSTER = flags.DEFINE_string("cluster", None, "The same with `--cluster`.")
-_RUN = ("config", "program_cache", "trace", "time_scale", "nodes", "zones")
+_RUN = (
+    *("config", "program_cache", "trace", "time_scale", "nodes", "zones"),
+    "figure_format",
+)
 
 
 def main() -> None:
@@ -66,6 +69,7 @@ def main() -> None:
         rules,
         measured=measured.read(cluster),
         price=price,
+        formats=given.FIGURE_FORMAT.value,
     )
     print(text)
 

@@ -10,6 +10,8 @@ import random
 import re
 import statistics
 import sys
+import textwrap
+from typing import Any
 
 import tqdm
 
@@ -21,24 +23,27 @@ from bamboo_jax.metrics import plots
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.metrics import table as table_lib
 
+_DOT = dict(marker="o", color=plots.BLUE, linestyle="", alpha=0.5)
+_MEAN = dict(marker="D", color=plots.RED, markersize=5, linewidth=1.5)
+
 Row = Mapping[str, str | int | float | None]
 Sweeps = Mapping[str, Sequence[str]]  # Values of each field, as they are given.
 
-_NUM_COLUMNS = 3  # Of panels.
-_COLOUR = "#0072B2"
+_MOST_COLUMNS = 3  # Of panels.
 
-METRICS = (
-    "step_ms",
-    "tokens_per_sec",
-    "bubble_pct",
-    "final_loss",
-    "num_recoveries",
-    "pause_ms",
-    "samples",
-    "samples_dropped",
-    "samples_per_sec",
-    "usd",
-)
+# Each with its name in the figure.
+METRICS = {
+    "step_ms": "time of a step (ms)",
+    "tokens_per_sec": "tokens/s within steps",
+    "bubble_pct": "bubble (%)",
+    "final_loss": "final loss (nats per token)",
+    "num_recoveries": "recoveries",
+    "pause_ms": "from a death to the step's end (ms)",
+    "samples": "samples",
+    "samples_dropped": "samples dropped",
+    "samples_per_wall_sec": "samples/s of wall time",
+    "usd": "cost ($)",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +126,8 @@ def run_trials(
 def read_row(workdir: str | os.PathLike[str], trial: Trial) -> Row:
   """Returns the row of a finished run; medians leave out the first step.
 
-  So do samples per second, pauses and lost work included.
+  Samples per second of wall time do, too: pauses, evaluations, checkpoints and
+  lost work count. Tokens per second are those within a step.
   """
   workdir = pathlib.Path(workdir)
   summary = summary_lib.read_summary(workdir / "summary.json")
@@ -143,7 +149,8 @@ def read_row(workdir: str | os.PathLike[str], trial: Trial) -> Row:
       "pause_ms": _median(1e3 * secs for secs in pauses if secs is not None),
       "samples": cost.get("num_samples"),
       "samples_dropped": summary.more.get("samples_dropped"),
-      "samples_per_sec": secs and (last.num_samples - first.num_samples) / secs,
+      "samples_per_wall_sec": secs
+      and (last.num_samples - first.num_samples) / secs,
       "usd": cost.get("cost_usd"),
       "state_sha256": summary.state_sha256,
   }
@@ -182,26 +189,75 @@ def render(mean: Row) -> str:
 
 
 def write(
-    folder: str | os.PathLike[str], rows: Sequence[Row], sweeps: Sweeps
+    folder: str | os.PathLike[str],
+    rows: Sequence[Row],
+    sweeps: Sweeps,
+    *,
+    formats: Sequence[str] = ("png",),
 ) -> list[Row]:
-  """Writes `runs.csv`, `means.csv` and `ablation.png`; returns the means."""
+  """Writes `runs.csv`, `means.csv` and the figure; returns the means."""
   folder, fields = pathlib.Path(folder), list(sweeps)
   rows = sorted(rows, key=lambda row: [sweeps[f].index(row[f]) for f in fields])
   means = summarise(rows, fields)
   base.write_atomically(folder / "runs.csv", table_lib.to_csv(rows))
   base.write_atomically(folder / "means.csv", table_lib.to_csv(means))
-  groups = [
-      [row for row in rows if all(row[f] == mean[f] for f in fields)]
-      for mean in means
-  ]
-  panels = {
-      name: [_values(group, name) for group in groups]
-      for name in METRICS
-      if any(mean[name] is not None for mean in means)
-  }
-  labels = [", ".join(f"{f}={m[f]}" for f in fields) for m in means]
-  _plot_groups(folder / "ablation.png", labels=labels, panels=panels)
+  plots.save_figure(draw(rows, sweeps), folder / "ablation.png", formats)
   return means
+
+
+def draw(rows: Sequence[Row], sweeps: Sweeps) -> Any:
+  """Returns a figure with a panel for each metric that differs between runs.
+
+  Runs are dots; settings with several runs have their mean and its interval.
+  Metrics that are the same in all runs are written below.
+  """
+  from matplotlib import lines
+
+  groups: dict[str, list[Row]] = {}
+  for row in rows:
+    groups.setdefault(", ".join(row[f] for f in sweeps), []).append(row)
+  found = {name: {*_values(rows, name)} for name in METRICS}
+  same = [name for name in METRICS if len(found[name]) == 1]
+  panels = [name for name in METRICS if len(found[name]) > 1] or same
+  columns = min(_MOST_COLUMNS, len(panels))
+  num_rows = -(-len(panels) // columns)
+  size = (2 + 3 * columns, 0.9 + num_rows * (0.9 + 0.45 * len(groups)))
+  fig, grid = plots.new_figure(size, num_rows, columns, sharey=True)
+  for axes in grid.flat[len(panels) :]:
+    axes.set_axis_off()
+  for axes, name in zip(grid.flat, panels, strict=False):
+    _draw_panel(axes, [_values(group, name) for group in groups.values()])
+    axes.set_xlabel(plots.plain(METRICS[name]))
+    axes.set_yticks(range(len(groups)), map(plots.plain, groups))
+    axes.set_ylim(len(groups) - 0.5, -0.5)
+  fields = textwrap.fill(", ".join(sweeps), int(10 * size[0]))
+  grid[0, 0].set_title(plots.plain(fields), loc="left", fontsize=10)
+  if panels != same and same:
+    facts = (f"{METRICS[n]}: {[*found[n]][0]:g}" for n in same)
+    text = f"The same in all runs: {'; '.join(facts)}."
+    fig.supxlabel(
+        plots.plain(textwrap.fill(text, int(13 * size[0]))), fontsize=8
+    )
+  if any(len(group) > 1 for group in groups.values()):
+    dot = lines.Line2D([], [], label="a run", **_DOT)
+    mean = lines.Line2D([], [], label="mean and 95 % interval", **_MEAN)
+    plots.add_legend(fig, [dot, mean], side="upper")
+  return fig
+
+
+def _draw_panel(axes: Any, groups: Sequence[Sequence[float]]) -> None:
+  """Draws the runs of each group, and below them what several come to."""
+  from matplotlib import ticker
+
+  for y, values in enumerate(groups):
+    half = _half_interval(values)
+    shift = 0.0 if half is None else 0.15
+    axes.plot(values, [y - shift] * len(values), **_DOT)
+    if half is not None:
+      mean = statistics.fmean(values)
+      axes.errorbar(mean, y + shift, xerr=half, capsize=3, **_MEAN)
+  axes.margins(x=0.08)
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(4))
 
 
 def _values(rows: Sequence[Row], name: str) -> list[float]:
@@ -231,26 +287,3 @@ def _half_interval(values: Sequence[float]) -> float | None:
     return None
   quantile = stats.t.ppf(0.975, len(values) - 1)
   return float(quantile * statistics.stdev(values) / math.sqrt(len(values)))
-
-
-def _plot_groups(
-    path: pathlib.Path,
-    *,
-    labels: Sequence[str],
-    panels: Mapping[str, Sequence[Sequence[float]]],
-) -> None:
-  """Draws a panel for each metric: every run a dot, every group its mean."""
-  num_rows = -(-len(panels) // _NUM_COLUMNS)
-  size = (2 + 3 * _NUM_COLUMNS, num_rows * (1.2 + 0.4 * len(labels)))
-  fig, grid = plots.new_figure(size, num_rows, _NUM_COLUMNS, sharey=True)
-  for axes in grid.flat[len(panels) :]:
-    axes.set_axis_off()
-  for axes, (name, groups) in zip(grid.flat, panels.items(), strict=False):
-    for y, values in enumerate(groups):
-      if values:
-        axes.plot(values, [y] * len(values), "o", color=_COLOUR, alpha=0.4)
-        axes.plot(statistics.fmean(values), y, "|", color=_COLOUR, ms=18)
-    axes.set_xlabel(name)
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.5, -0.5)
-  plots.save_figure(fig, path)

@@ -17,7 +17,7 @@ import ml_collections
 from bamboo_jax.bench import predict
 from bamboo_jax.bench import table
 from bamboo_jax.bench import turns
-from bamboo_jax.metrics import plots
+from bamboo_jax.metrics import schedule_plot
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import program as program_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
@@ -225,7 +225,7 @@ def write(
   """Writes all numbers, and figures of both grids, into the folder `out`."""
   table.write(out, report, name="variant", steps=steps)
   for name, timeline in pair.timelines.items():
-    plots.plot_schedule(
+    schedule_plot.plot_schedule(
         out / f"grid_{name}.png",
         planned=step_slots.planned_slots([timeline]),
         title=f"A step of {pair.plan.num_stages} stages by {name!r}",

@@ -60,6 +60,7 @@ def run(
     *,
     workdir: pathlib.Path,
     trace: str | None,
+    formats: Sequence[str] = ("png",),
 ) -> None:
   """Writes `summary.csv` and `report.html`; prints what was published."""
   if trace is not None:
@@ -85,7 +86,7 @@ def run(
       curves=[_curve(policy, estimates) for policy in config.policies],
       comparisons=_compare(estimates, on_demand) if is_bert else [],
   )
-  output.publish(workdir, rows, report)
+  output.publish(workdir, rows, report, formats=formats)
 
 
 def _make_tasks(config: ml_collections.ConfigDict) -> Iterator[Task]:
@@ -149,7 +150,7 @@ def _row(
   for name in _FIGURES:
     column = "throughput_samples_per_sec" if name == "throughput" else name
     row[column] = float(estimates[name].mean)
-    row[f"{column}_ci95"] = float(estimates[name].half_width)
+    row[f"{column}_ci95"] = estimates[name].half_width
   return row
 
 
@@ -161,10 +162,7 @@ def _curve(policy: str, estimates: Estimates) -> content.Curve:
   }
   return content.Curve(
       policy=f"{policy} ({_STEP_TIMES[policy]} step times)",
-      points=[
-          content.Point(rate, value.mean, value.low, value.high)
-          for rate, value in values.items()
-      ],
+      points=[value.at(rate) for rate, value in values.items()],
   )
 
 

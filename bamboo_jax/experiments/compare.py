@@ -64,6 +64,7 @@ def run(
     *,
     workdir: pathlib.Path,
     trace: str | None,
+    formats: Sequence[str] = ("png",),
 ) -> None:
   """Writes `summary.csv` and `report.html`, and prints the table.
 
@@ -102,6 +103,7 @@ def run(
         trace_name=name,
         runs={policy: found[0] for policy, found in outcomes.items()},
         sweep=sweep,
+        formats=formats,
     )
   print(output.render_rows(rows, _SHOWN))
   print("\nPercent of the best policy's value that others lack, by cause:")

@@ -28,8 +28,9 @@ def write_report(
     trace_name: str,
     runs: Mapping[str, loop.Outcome],
     sweep: _Sweep,
+    formats: Sequence[str],
 ) -> None:
-  """Writes `report.html`.
+  """Writes `report.html`, and figures in the formats.
 
   `sweep` has, for each setting of the swept field, the runs of each policy.
   Curves are drawn if the settings are numbers.
@@ -51,7 +52,7 @@ def write_report(
       curves=_curves(sweep),
       rate_name=_NAMES.get(field, field),
   )
-  page.write_report(workdir, report)
+  page.write_report(workdir, report, formats=formats)
 
 
 def _inputs(config: Mapping[str, Any], trace_name: str) -> list[str]:
@@ -101,6 +102,5 @@ def _curves(sweep: _Sweep) -> list[content.Curve]:
   for setting, by_policy in sorted(sweep.items()):
     for policy, outcomes in by_policy.items():
       value = output.estimate([o.account.value for o in outcomes])
-      point = content.Point(setting, value.mean, value.low, value.high)
-      points.setdefault(policy, []).append(point)
+      points.setdefault(policy, []).append(value.at(setting))
   return [content.Curve(policy=p, points=found) for p, found in points.items()]

@@ -64,6 +64,7 @@ def run(
     *,
     workdir: pathlib.Path,
     trace: str | None,
+    formats: Sequence[str] = ("png",),
 ) -> None:
   """Writes `summary.csv` and `report.html`; prints what was published."""
   models = inputs.read_models(output.PUBLISHED)
@@ -95,9 +96,11 @@ def run(
       curves=_curves(cases),
       rate_name="losses per hour",
       value_name="share of the throughput where losses are rarest",
+      bars="ranges over models",
       comparisons=[table],
   )
-  output.publish(workdir, [_row(case) for case in cases], report)
+  rows = [_row(case) for case in cases]
+  output.publish(workdir, rows, report, formats=formats)
 
 
 def _simulate(
@@ -192,13 +195,15 @@ def _curves(cases: Sequence[Case]) -> list[content.Curve]:
   return [
       content.Curve(
           policy=name,
-          points=[
-              content.Point(rate, statistics.fmean(s), min(s), max(s))
-              for rate, s in by_loss.items()
-          ],
+          points=[_point(rate, by_model) for rate, by_model in by_loss.items()],
       )
       for name, by_loss in shares.items()
   ]
+
+
+def _point(rate: float, shares: Sequence[float]) -> content.Point:
+  ends = (min(shares), max(shares)) if len(shares) > 1 else (None, None)
+  return content.Point(rate, statistics.fmean(shares), *ends, len(shares))
 
 
 def _compare(cases: Sequence[Case]) -> content.Comparison:

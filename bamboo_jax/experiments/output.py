@@ -37,31 +37,30 @@ Row = Mapping[str, str | int | float | None]
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-  """Mean over seeds, and half its 95 % confidence interval; 0 for one seed."""
+  """Mean of runs, and half its 95 % confidence interval; None for one run."""
 
   mean: float
-  half_width: float = 0.0
+  half_width: float | None
+  num_runs: int
 
-  @property
-  def low(self) -> float:
-    """Lower end of the interval."""
-    return self.mean - self.half_width
-
-  @property
-  def high(self) -> float:
-    """Upper end of the interval."""
-    return self.mean + self.half_width
+  def at(self, rate: float) -> content.Point:
+    """Returns the point of a curve."""
+    half, low, high = self.half_width, None, None
+    if half is not None:
+      low, high = self.mean - half, self.mean + half
+    return content.Point(rate, self.mean, low, high, self.num_runs)
 
 
 def estimate(values: Sequence[float]) -> Estimate:
   """Returns the mean of values that are independent of each other."""
   mean = statistics.fmean(values)
   if len(values) == 1:
-    return Estimate(mean)
+    return Estimate(mean, None, 1)
   freedom = len(values) - 1
   factor = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _NORMAL
   spread = statistics.stdev(values)
-  return Estimate(mean, factor * spread / math.sqrt(len(values)))
+  half_width = factor * spread / math.sqrt(len(values))
+  return Estimate(mean, half_width, len(values))
 
 
 def write_summary(workdir: pathlib.Path, rows: Sequence[Row]) -> None:
@@ -112,11 +111,15 @@ def run_all(
 
 
 def publish(
-    workdir: pathlib.Path, rows: Sequence[Row], report: content.Report
+    workdir: pathlib.Path,
+    rows: Sequence[Row],
+    report: content.Report,
+    *,
+    formats: Sequence[str],
 ) -> None:
   """Writes `summary.csv` and `report.html`; prints comparisons and remarks."""
   write_summary(workdir, rows)
-  page.write_report(workdir, report)
+  page.write_report(workdir, report, formats=formats)
   for table in report.comparisons:
     print(f"\n## {table.title}\n\n{table_lib.to_markdown(table.rows('.2f'))}")
   print("", *report.remarks, sep="\n")

@@ -282,6 +282,7 @@ def report(
     *,
     measured: measured_lib.Measured,
     price: prices_lib.Price,
+    formats: Sequence[str] = ("png",),
 ) -> str:
   """Predicts a run in `workdir/run`, writes tables and page; returns text.
 
@@ -328,7 +329,7 @@ def report(
   ]
   title = f"Prediction and outcome of {workdir.name}"
   found = content.Report(title=title, runs=runs, comparisons=[comparison])
-  page.write_report(workdir, found)
+  page.write_report(workdir, found, formats=formats)
   own_times = f"from its own times: {summarize(again, real)}"
   last = summarize(predicted, real)
   return f"{output.render_rows(rows)}\n{own_times}\n{last}"

@@ -1,142 +1,45 @@
-"""PNG figures of a run: its loss, and a schedule planned and measured.
+"""Figures: one style, legends that fit, and files as PNG, PDF or SVG.
 
 Matplotlib is imported only when drawing: that takes longer than many commands.
 """
 
-import collections
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import contextlib
 import io
-import itertools
 import os
+import pathlib
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.metrics import slot as slot_lib
 
-Points = tuple[Sequence[int], Sequence[float]]
+FORMATS = ("png", "pdf", "svg")
 
 # Okabe and Ito's colours, which most colour-blind readers can tell apart.
-# Categories are those of `slot.Slot`; others take the spare colours in order.
-_COLOURS = {
-    "forward": "#56B4E9",
-    "backward": "#0072B2",
-    "redundant": "#CC79A7",
-    "transfer": "#E69F00",
-    "reduce": "#009E73",
-    "update": "#D55E00",
-    "other": "#999999",
-}
-_SPARE_COLOURS = ("#F0E442", "#5F4690", "#73AF48", "#94346E", "#333333")
-_DARK = ("#0072B2", "#5F4690", "#94346E", "#333333")
+BLUE, SKY, GREEN = "#0072B2", "#56B4E9", "#009E73"
+RED, ORANGE, PINK = "#D55E00", "#E69F00", "#CC79A7"
+YELLOW, PURPLE, GREY = "#F0E442", "#5F4690", "#999999"
+
+_DPI = 150
+_EDGE = 0.98  # Of the width of a figure, most for a legend.
+# Text of a PDF stays text, and files of the same figure are alike.
+_STYLE = {"pdf.fonttype": 42, "svg.hashsalt": "bamboo_jax"}
+_NO_DATE = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
 
 
-def plot_loss(
-    path: str | os.PathLike[str],
-    *,
-    train: Points,
-    evaluation: Points = ((), ()),
-) -> None:
-  """Draws the loss over the steps as a PNG, all or nothing.
+def parse_formats(text: str) -> tuple[str, ...]:
+  """Returns the formats in a list such as "png,pdf".
 
-  `train` and `evaluation` (may be empty) are steps, and mean loss per token in
-  nats.
+  Raises `ValueError` if it is empty, or names a format twice or one that is not
+  in `FORMATS`.
   """
-  from matplotlib import ticker
-
-  fig, [[axes]] = new_figure((8, 4.5))
-  axes.set(title="Loss", xlabel="step", ylabel="loss (nats per token)")
-  axes.plot(*train, color=_COLOURS["backward"], linewidth=1.2, label="train")
-  if evaluation[0]:
-    style = dict(color=_COLOURS["update"], marker="o", markersize=4)
-    axes.plot(*evaluation, label="evaluation", **style)
-  axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-  axes.legend(frameon=False)
-  save_figure(fig, path)
-
-
-def plot_schedule(
-    path: str | os.PathLike[str],
-    *,
-    planned: Sequence[slot_lib.Slot] = (),
-    measured: Sequence[slot_lib.Slot] = (),
-    title: str = "Schedule of a step",
-) -> None:
-  """Draws a step as a PNG, all or nothing: planned above measured.
-
-  One scale of time, one row per track. Raises `ValueError` without slots.
-  """
-  parts = [p for p in (("planned", planned), ("measured", measured)) if p[1]]
-  if not parts:
-    raise ValueError("plot_schedule needs slots, planned or measured.")
-  rows = [len(slot_lib.tracks(slots)) for _, slots in parts]
-  height = 1.6 + 0.6 * len(parts) + 0.34 * sum(rows)
-  options = dict(sharex=True, height_ratios=rows)
-  fig, grid = new_figure((14, height), len(parts), **options)
-  fig.suptitle(title)
-  colours = _colours((*planned, *measured))
-  span_ms = max(slot.end_ms for slot in (*planned, *measured))
-  for axes, (name, slots) in zip(grid[:, 0], parts, strict=True):
-    end_ms = max(slot.end_ms for slot in slots)
-    axes.set_title(f"{name}, {end_ms:.1f} ms", loc="left", fontsize=10)
-    _draw_rows(axes, slots, colours=colours, span_ms=span_ms)
-  grid[-1, 0].set_xlabel("time after the start of the step (ms)")
-  _add_legend(fig, colours)
-  save_figure(fig, path)
-
-
-def _draw_rows(
-    axes: Any,
-    slots: Sequence[slot_lib.Slot],
-    *,
-    colours: dict[str, str],
-    span_ms: float,
-) -> None:
-  tracks = slot_lib.tracks(slots)
-  rows = {track: row for row, track in enumerate(tracks)}
-  # One collection for all boxes of a row and colour: thousands are slow.
-  boxes = collections.defaultdict(list)
-  for slot in slots:
-    width_ms = slot.end_ms - slot.start_ms
-    boxes[rows[slot.track], slot.category].append((slot.start_ms, width_ms))
-    # At this size of figure a character is about 1/190 of the axis wide.
-    if width_ms * 190 > span_ms * (len(slot.name) + 0.5):
-      axes.text(
-          slot.start_ms + width_ms / 2,
-          rows[slot.track],
-          slot.name,
-          ha="center",
-          va="center",
-          fontsize=7,
-          color="white" if colours[slot.category] in _DARK else "black",
-          clip_on=True,
-      )
-  edge = dict(edgecolor="white", linewidth=0.4)
-  for (row, category), ranges in boxes.items():
-    place = (row - 0.42, 0.84)
-    axes.broken_barh(ranges, place, facecolor=colours[category], **edge)
-  axes.set_yticks(range(len(tracks)), tracks)
-  axes.set_ylim(len(tracks) - 0.4, -0.6)
-  axes.set_xlim(min(0.0, min(s.start_ms for s in slots)), span_ms or 1.0)
-  axes.tick_params(axis="y", length=0)
-  axes.grid(visible=False, axis="y")
-  axes.spines["left"].set_visible(False)
-
-
-def _colours(slots: Sequence[slot_lib.Slot]) -> dict[str, str]:
-  """Returns the colour of each category that occurs, in order of legend."""
-  present = {slot.category for slot in slots}
-  known = [c for c in _COLOURS if c in present]
-  unknown = sorted(present - _COLOURS.keys())
-  spare = zip(unknown, itertools.cycle(_SPARE_COLOURS), strict=False)
-  return {c: _COLOURS[c] for c in known} | dict(spare)
-
-
-def _add_legend(fig: Any, colours: dict[str, str]) -> None:
-  from matplotlib import patches
-
-  handles = [patches.Patch(color=c, label=n) for n, c in colours.items()]
-  style = dict(loc="outside lower center", ncols=len(colours), frameon=False)
-  fig.legend(handles=handles, **style)
+  names = tuple(name.strip() for name in text.split(","))
+  unknown = [name for name in names if name not in FORMATS]
+  if unknown or len(set(names)) < len(names):
+    raise ValueError(
+        "Formats of figures are a list of "
+        f"{', '.join(FORMATS)}, each once, such as png,pdf; got {text!r}."
+    )
+  return names
 
 
 def new_figure(
@@ -147,8 +50,10 @@ def new_figure(
   The size is in inches; `options` are those of `Figure.subplots`.
   """
   from matplotlib import figure
+  from matplotlib.backends import backend_agg
 
-  fig = figure.Figure(figsize=size, layout="constrained")
+  fig = figure.Figure(figsize=size, layout="constrained", dpi=_DPI)
+  backend_agg.FigureCanvasAgg(fig)  # Measures texts.
   grid = fig.subplots(rows, columns, squeeze=False, **options)
   for axes in grid.flat:
     axes.grid(alpha=0.3)
@@ -157,10 +62,55 @@ def new_figure(
   return fig, grid
 
 
-def save_figure(fig: Any, path: str | os.PathLike[str]) -> None:
-  """Writes a Matplotlib figure as a PNG, all or nothing."""
-  from matplotlib.backends import backend_agg
+def add_legend(
+    fig: Any, handles: Sequence[Any], *, side: str = "lower"
+) -> None:
+  """Adds a legend below or above ("upper") the axes, as wide as fits."""
+  renderer = fig.canvas.get_renderer()
+  for columns in range(len(handles), 0, -1):
+    legend = fig.legend(
+        handles=handles,
+        loc=f"outside {side} center",
+        ncols=columns,
+        frameon=False,
+    )
+    width = legend.get_window_extent(renderer).width
+    if width <= _EDGE * fig.bbox.width or columns == 1:
+      return
+    legend.remove()
 
+
+def plain(text: str) -> str:
+  """Returns `text` such that Matplotlib reads no formula in it."""
+  return text.replace("$", r"\$")
+
+
+def save_figure(
+    fig: Any,
+    path: str | os.PathLike[str],
+    formats: Sequence[str] = ("png",),
+) -> list[pathlib.Path]:
+  """Writes a Matplotlib figure, each file all or nothing; returns their paths.
+
+  The suffix of `path` is replaced by that of each format. Raises `OSError`.
+  """
+  paths = [pathlib.Path(path).with_suffix(f".{name}") for name in formats]
+  for file, name in zip(paths, formats, strict=True):
+    base.write_atomically(file, render_figure(fig, name))
+  return paths
+
+
+def render_figure(fig: Any, name: str = "png") -> bytes:
+  """Returns a file of a Matplotlib figure, in one of `FORMATS`."""
   data = io.BytesIO()
-  backend_agg.FigureCanvasAgg(fig).print_png(data)
-  base.write_atomically(path, data.getvalue())
+  with _style():
+    fig.savefig(data, format=name, metadata=_NO_DATE[name])
+  return data.getvalue()
+
+
+@contextlib.contextmanager
+def _style() -> Iterator[None]:
+  import matplotlib
+
+  with matplotlib.rc_context(_STYLE):
+    yield

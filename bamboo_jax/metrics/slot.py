@@ -9,7 +9,8 @@ import math
 class Slot:
   """One interval of a track, such as "node 3", in ms after the step's start.
 
-  `category`, such as "forward", gives the colour and the legend.
+  `category`, such as "forward", gives the colour; `meaning` explains the name
+  in the legend, which has one slot of each form ("0F1" and "2F3" are one).
   """
 
   track: str
@@ -17,6 +18,7 @@ class Slot:
   start_ms: float
   end_ms: float
   category: str = "other"
+  meaning: str = ""
 
   def __post_init__(self) -> None:
     if not -math.inf < self.start_ms <= self.end_ms < math.inf:

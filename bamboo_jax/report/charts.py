@@ -1,44 +1,46 @@
 """Figures of a report, drawn with Matplotlib (imported late, as it is slow)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import itertools
+import statistics
 from typing import Any
 
 from bamboo_jax.metrics import plots
 from bamboo_jax.report import content
 
-# Okabe and Ito's colours, which most colour-blind readers can tell apart.
 _KIND_COLOURS = {
-    "useful": "#0072B2",
-    "communication": "#56B4E9",
-    "redundant": "#CC79A7",
+    "useful": plots.BLUE,
+    "communication": plots.SKY,
+    "redundant": plots.PINK,
     "bubble": "#DDDDDD",
-    "recovery": "#E69F00",
-    "checkpoint": "#F0E442",
-    "restart": "#5F4690",
-    "lost": "#D55E00",
-    "idle": "#999999",
+    "recovery": plots.ORANGE,
+    "checkpoint": plots.YELLOW,
+    "restart": plots.PURPLE,
+    "lost": plots.RED,
+    "idle": plots.GREY,
 }
 # The cheapest rung first.
 _RUNG_COLOURS = {
-    "": "#999999",
-    "repair": "#56B4E9",
-    "shadow": "#0072B2",
-    "reroute": "#009E73",
-    "drop": "#CC79A7",
-    "reconfigure": "#E69F00",
-    "checkpoint": "#D55E00",
-    "wait": "#5F4690",
+    "": plots.GREY,
+    "repair": plots.SKY,
+    "shadow": plots.BLUE,
+    "reroute": plots.GREEN,
+    "drop": plots.PINK,
+    "reconfigure": plots.ORANGE,
+    "checkpoint": plots.RED,
+    "wait": plots.PURPLE,
 }
 _LINE_COLOURS = (
-    *("#0072B2", "#D55E00", "#009E73", "#CC79A7"),
-    *("#E69F00", "#56B4E9", "#5F4690", "#333333"),
+    *(plots.BLUE, plots.RED, plots.GREEN, plots.PINK),
+    *(plots.ORANGE, plots.SKY, plots.PURPLE, "#333333"),
 )
 _LINE_STYLES = ("-", "--", ":")
 _MARKERS = "os^vDPX*"
 _SPARE_COLOUR = "#333333"
 _NUM_BINS = 240  # Of throughput over time.
 # Times of an axis are shown in the largest unit of which there are two.
+_CLOSE = 0.1  # Values within this share of the best get a panel of their own.
+_LABEL_INCHES = 0.22  # From a curve's label to the next.
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
@@ -53,45 +55,94 @@ def draw_course(run: content.Run) -> Any:
   rows[-1].margins(x=0.01)
   edges, means, lows, highs = _bin(course)
   edges = [secs / unit_secs for secs in edges]
-  style = dict(color="#0072B2", baseline=None)
-  rows[0].stairs(highs, edges, baseline=lows, fill=True, color="#BBD7EA")
-  rows[0].stairs(means, edges, linewidth=0.9, **style)
+  bin_secs = (course.secs[-1] - course.secs[0]) / _NUM_BINS
+  style = dict(color=plots.BLUE, baseline=None)
+  rows[0].stairs(
+      highs,
+      edges,
+      baseline=lows,
+      fill=True,
+      color="#BBD7EA",
+      label=f"least to most within {bin_secs:.3g} s",
+  )
+  rows[0].stairs(means, edges, linewidth=0.9, label="mean of these", **style)
   rows[0].set_ylabel("samples/s")
+  place = dict(loc="lower right", bbox_to_anchor=(1.0, 1.0))
+  rows[0].legend(ncols=2, frameon=False, fontsize=9, **place)
   rows[1].stairs(course.num_nodes, times, linewidth=0.8, **style)
   rows[1].set_ylabel("live nodes")
   for axes in rows[:2]:
     axes.set_ylim(bottom=0)
-  rows[2].plot(times, course.usd, color="#009E73")
-  rows[2].set_ylabel("dollars")
+  rows[2].plot(times, course.usd, color=plots.GREEN)
+  rows[2].set_ylabel("cost ($)")
   rows[2].set_ylim(bottom=0)
   if course.events:
     _draw_events(rows[3], course.events, unit_secs)
-  rows[-1].set_xlabel(unit)
-  fig.suptitle(_plain(run.name))
+  rows[-1].set_xlabel(f"time ({unit})")
+  rows[0].set_title(plots.plain(run.name), loc="left")
   fig.align_ylabels(rows[:3])
   return fig
 
 
-def draw_value(
-    curves: Sequence[content.Curve], *, rate_name: str, value_name: str
-) -> Any:
+def draw_value(report: content.Report) -> Any:
   """Returns a figure of value against preemption rate, all policies.
 
-  Each line is labelled at its end; labels stand in the order of value there.
+  Each line is labelled at its end, in the order of value there. If several come
+  close to the best, which a scale from 0 hides, a second panel compares those.
   """
-  fig, [[axes]] = plots.new_figure((9, 0.32 * len(curves) + 3.0))
+  curves = report.curves
   ranked = sorted(curves, key=lambda c: c.points[-1].value, reverse=True)
+  best: dict[float, float] = {}
+  for point in (p for curve in curves for p in curve.points):
+    best[point.rate] = max(point.value, best.get(point.rate, point.value))
+  is_close = [
+      any(p.value > (1 - _CLOSE) * best[p.rate] for p in curve.points)
+      for curve in ranked
+  ]
+  has_close = sum(is_close) > 1
+  height = max(3.6, _LABEL_INCHES * len(curves) + 0.4)
+  shares = (height, 2.4) if has_close else (height,)
+  fig, grid = plots.new_figure(
+      (9, sum(shares) + 0.9), len(shares), sharex=True, height_ratios=shares
+  )
+  axes = grid[0, 0]
+  _draw_curves(axes, ranked, dict.fromkeys(best, 1.0))
+  axes.set_title(_explain_bars(report), loc="left", fontsize=9)
+  axes.set_ylabel(plots.plain(report.value_name))
+  axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+  _label_curves(axes, ranked, gap=_LABEL_INCHES / (height - 0.2))
+  if has_close:
+    below = grid[1, 0]
+    percent = {rate: value / 100 for rate, value in best.items()}
+    _draw_curves(below, ranked, percent, shown=is_close)
+    below.set_ylim(100 * (1 - 1.2 * _CLOSE), 101.5)
+    below.set_ylabel("share of the best (%)")
+    text = f"policies that come within {100 * _CLOSE:g} % of the best"
+    below.set_title(text, loc="left", fontsize=9)
+  grid[-1, 0].set_xlabel(plots.plain(report.rate_name))
+  return fig
+
+
+def _draw_curves(
+    axes: Any,
+    ranked: Sequence[content.Curve],
+    units: Mapping[float, float],
+    *,
+    shown: Sequence[bool] | None = None,
+) -> None:
+  """Draws values in `units`, by rate; of the `shown` curves, or all."""
   for i, curve in enumerate(ranked):
+    if shown and not shown[i]:
+      continue
     points = curve.points
-    colour = _LINE_COLOURS[i % len(_LINE_COLOURS)]
+    bars = None  # One run has no interval.
+    if any(p.low is not None for p in points):
+      bars = [_bar(p, units[p.rate]) for p in points]
     axes.errorbar(
         [p.rate for p in points],
-        [p.value for p in points],
-        yerr=[
-            [p.value - max(0.0, p.low) for p in points],
-            [p.high - p.value for p in points],
-        ],
-        color=colour,
+        [p.value / units[p.rate] for p in points],
+        yerr=bars and list(zip(*bars, strict=True)),
+        color=_LINE_COLOURS[i % len(_LINE_COLOURS)],
         linestyle=_LINE_STYLES[i // len(_LINE_COLOURS) % len(_LINE_STYLES)],
         marker=_MARKERS[i % len(_MARKERS)],
         markersize=4,
@@ -99,38 +150,85 @@ def draw_value(
         elinewidth=0.8,
         capsize=2,
     )
+
+
+def _bar(point: content.Point, unit: float) -> tuple[float, float]:
+  """Returns how far the bar of a point reaches down and up, in `unit`."""
+  if point.low is None:
+    return 0.0, 0.0
+  low = point.value - max(0.0, point.low)
+  return low / unit, (point.high - point.value) / unit
+
+
+def _label_curves(
+    axes: Any, ranked: Sequence[content.Curve], *, gap: float
+) -> None:
+  """Writes the name of each curve right of its end, `gap` of the axis apart."""
+  top = axes.get_ylim()[1]
+  ends = [curve.points[-1] for curve in ranked]
+  heights = _spread([end.value / top for end in ends], gap=gap)
+  for i, (curve, end) in enumerate(zip(ranked, ends, strict=True)):
+    colour = _LINE_COLOURS[i % len(_LINE_COLOURS)]
+    line = dict(arrowstyle="-", color=colour, linewidth=0.5, shrinkB=3)
     axes.annotate(
-        _plain(curve.policy),
-        (points[-1].rate, points[-1].value),
-        xytext=(1.04, 1.0 - (i + 0.5) / len(ranked)),
+        plots.plain(curve.policy),
+        (end.rate, end.value),
+        xytext=(1.04, heights[i]),
         textcoords="axes fraction",
         va="center",
         color=colour,
-        arrowprops=dict(arrowstyle="-", color=colour, linewidth=0.5),
+        arrowprops=line | dict(relpos=(0.0, 0.5), shrinkA=0),
         annotation_clip=False,
     )
-  axes.set_xlabel(_plain(rate_name))
-  axes.set_ylabel(_plain(value_name))
-  axes.set_ylim(bottom=0)
-  return fig
+
+
+def _spread(targets: Sequence[float], *, gap: float) -> list[float]:
+  """Returns the places from 0 to 1 nearest to `targets`, `gap` apart.
+
+  Targets fall. In squares, by pooling neighbours that are out of order.
+  """
+  pools: list[list[float]] = []  # Of targets with the gaps taken out.
+  mean = statistics.fmean
+  for i, target in enumerate(targets):
+    pools.append([target + i * gap])
+    while len(pools) > 1 and mean(pools[-1]) >= mean(pools[-2]):
+      lower = pools.pop()
+      pools[-1] += lower
+  places = [mean(pool) for pool in pools for _ in pool]
+  lowest = gap * (len(targets) - 0.5)
+  return [
+      max(lowest, min(1.0 - gap / 2, place)) - i * gap
+      for i, place in enumerate(places)
+  ]
+
+
+def _explain_bars(report: content.Report) -> str:
+  counts = {p.num_runs for curve in report.curves for p in curve.points}
+  several = " to ".join(str(n) for n in sorted({min(counts), max(counts)}))
+  if max(counts) == 1:
+    return "single runs, which have no intervals"
+  return f"means of {several} runs; bars: {report.bars}"
 
 
 def draw_node_time(runs: Sequence[content.Run]) -> Any:
   """Returns a figure with a bar for each run: where its nodes' time went."""
-  fig, [[axes]] = plots.new_figure((10, 1.6 + 0.42 * len(runs)))
+  from matplotlib import patches
+
+  fig, [[axes]] = plots.new_figure((10, 1.9 + 0.42 * len(runs)))
   left = [0.0] * len(runs)
   style = dict(edgecolor="white", linewidth=0.5)
+  handles = []
   for kind, colour in _KIND_COLOURS.items():
     shares = [100 * run.account.node_time.shares()[kind] for run in runs]
-    rows = range(len(runs))
-    axes.barh(rows, shares, left=left, color=colour, label=kind, **style)
+    axes.barh(range(len(runs)), shares, left=left, color=colour, **style)
     left = [a + b for a, b in zip(left, shares, strict=True)]
-  axes.set_yticks(range(len(runs)), [_plain(run.name) for run in runs])
+    if any(shares):
+      handles.append(patches.Patch(color=colour, label=kind))
+  axes.set_yticks(range(len(runs)), [plots.plain(run.name) for run in runs])
   axes.invert_yaxis()
   axes.set_xlim(0, 100)
   axes.set_xlabel("share of the nodes' time (%)")
-  columns = len(_KIND_COLOURS)
-  fig.legend(loc="outside lower center", ncols=columns, frameon=False)
+  plots.add_legend(fig, handles)
   return fig
 
 
@@ -183,12 +281,7 @@ def _draw_events(
     style = dict(linestyle="", marker="|", markersize=12)
     colour = _RUNG_COLOURS.get(rung, _SPARE_COLOUR)
     axes.plot(times, [row] * len(times), color=colour, **style)
-  labels = [_plain(rung) or "no rung" for rung in rungs]
+  labels = [plots.plain(rung) or "no rung" for rung in rungs]
   axes.set_yticks(range(len(rungs)), labels)
   axes.set_ylim(len(rungs) - 0.4, -0.6)
   axes.set_ylabel("rung taken")
-
-
-def _plain(text: str) -> str:
-  """Returns `text` such that Matplotlib reads no formula in it."""
-  return text.replace("$", r"\$")

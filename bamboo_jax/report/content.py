@@ -63,13 +63,15 @@ class Run:
 class Point:
   """The value at one preemption rate (or probability).
 
-  `value` is the mean over seeds of samples per second over dollars per hour.
+  `value` is the mean over `num_runs` runs of samples per second over dollars
+  per hour; `low` and `high` are the ends of its bar, None for a single run.
   """
 
   rate: float
   value: float
-  low: float
-  high: float
+  low: float | None
+  high: float | None
+  num_runs: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,7 +139,7 @@ class Report:
   """A page: runs on the same trace, curves, comparisons.
 
   Remarks are paragraphs; `rate_name` and `value_name` are names and units of
-  the curves' axes.
+  the curves' axes, `bars` says what their bars are.
   """
 
   title: str
@@ -146,6 +148,7 @@ class Report:
   curves: Sequence[Curve] = ()
   rate_name: str = "preemption probability per hour"
   value_name: str = "value (samples/s per $/h)"
+  bars: str = "95 % confidence intervals"
   comparisons: Sequence[Comparison] = ()
 
   def __post_init__(self) -> None:

@@ -1,11 +1,12 @@
 """Writes a report: one self-contained HTML page, and its figures.
 
-Figures go into the page as data and beside it as PNGs. All text from users or
+Figures go into the page as data and beside it as files. All text from users or
 files is escaped.
 """
 
 import base64
 from collections.abc import Iterable, Sequence
+import functools
 import html
 import os
 import pathlib
@@ -54,29 +55,32 @@ _COLUMNS = (
 
 
 def write_report(
-    workdir: str | os.PathLike[str], report: content.Report
+    workdir: str | os.PathLike[str],
+    report: content.Report,
+    *,
+    formats: Sequence[str] = ("png",),
 ) -> pathlib.Path:
-  """Writes `report.html` and PNGs to a folder; returns the path of the page.
+  """Writes `report.html` and figures to a folder; returns the page's path.
 
-  The folder must exist; its files are replaced. Raises `OSError`.
+  The folder must exist; its files are replaced. `formats` are those of the
+  figures, see `metrics.plots`. Raises `OSError`.
   """
   workdir = pathlib.Path(workdir)
+  show = functools.partial(_show, workdir, formats=formats)
   sections = [_paragraphs(report.remarks), _links(workdir)]
   if report.runs:
     sections += ["<h2>Runs</h2>", _runs_table(report.runs)]
     sections += [
         "<h2>Where the nodes' time went</h2>",
-        _show(workdir / "node_time.png", charts.draw_node_time(report.runs)),
+        show("node_time", charts.draw_node_time(report.runs)),
         _shares_table(report.runs),
     ]
   if report.curves:
-    figure = charts.draw_value(
-        report.curves, rate_name=report.rate_name, value_name=report.value_name
-    )
+    figure = charts.draw_value(report)
     title = f"{report.value_name} against {report.rate_name}"
     sections += [
         f"<h2>{html.escape(title[0].upper() + title[1:])}</h2>",
-        _show(workdir / "value.png", figure),
+        show("value", figure),
         _curves_table(report.curves, report.rate_name),
     ]
   for comparison in report.comparisons:
@@ -87,7 +91,7 @@ def write_report(
   for name, run in zip(_file_names(courses), courses, strict=True):
     sections += [
         f"<h3>{html.escape(run.name)}</h3>",
-        _show(workdir / name, charts.draw_course(run)),
+        show(name, charts.draw_course(run)),
         _events_table(run.course.events),
     ]
   path = workdir / PAGE_NAME
@@ -108,26 +112,27 @@ def _page(title: str, sections: Iterable[str]) -> str:
   )
 
 
-def _show(path: pathlib.Path, figure: Any) -> str:
+def _show(
+    workdir: pathlib.Path, name: str, figure: Any, *, formats: Sequence[str]
+) -> str:
   """Writes a figure and returns its HTML."""
-  plots.save_figure(figure, path)
-  data = base64.b64encode(path.read_bytes()).decode()
-  alt = html.escape(path.stem.replace("_", " "))
-  link = html.escape(path.name)
+  paths = plots.save_figure(figure, workdir / name, formats)
+  data = base64.b64encode(plots.render_figure(figure)).decode()
+  links = " · ".join(f'<a href="{path.name}">{path.name}</a>' for path in paths)
   return (
-      f'<p><img alt="{alt}" src="data:image/png;base64,{data}">'
-      f'</p>\n<p><a href="{link}">{link}</a></p>'
+      f'<p><img alt="{name.replace("_", " ")}" '
+      f'src="data:image/png;base64,{data}"></p>\n<p>{links}</p>'
   )
 
 
 def _file_names(runs: Sequence[content.Run]) -> list[str]:
-  """Returns a unique file name for each run."""
+  """Returns a unique file name for each run, without suffix."""
   names = []
   for run in runs:
     stem = "run_" + (re.sub(r"[^a-z0-9]+", "_", run.name.lower()).strip("_"))
-    if f"{stem}.png" in names:
+    if stem in names:
       stem += f"_{len(names) + 1}"
-    names.append(f"{stem}.png")
+    names.append(stem)
   return names
 
 
@@ -176,6 +181,8 @@ def _curves_table(curves: Sequence[content.Curve], rate_name: str) -> str:
 def _interval(point: content.Point | None) -> str:
   if point is None:
     return "–"
+  if point.low is None:
+    return f"{point.value:.3g}"
   half = max(point.high - point.value, point.value - point.low)
   return f"{point.value:.3g} ± {half:.2g}"
 

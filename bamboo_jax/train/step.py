@@ -83,6 +83,7 @@ class Committed:
     view: Number of the view at its end.
     phase_secs: Time of each phase, repetitions included. Work is dispatched
       ahead, so a phase ends when the next had to wait for it.
+    planned: Timelines of the step as it began, by pipeline; of all nodes.
     measured: Times of the instructions of local nodes.
     start_secs: Time on `time.perf_counter` at which the step started.
     skipped: Why the step has left the state alone; "" if it has not.
@@ -103,6 +104,7 @@ class Committed:
   span_secs: float = 0.0
   sums_secs: float = 0.0
   recoveries: tuple[times.RecoveryTimes, ...] = ()
+  planned: Sequence[timeline_lib.Timeline] = ()
 
 
 class Step:
@@ -152,6 +154,7 @@ class Step:
     self._due = due
     self._sums: sums_lib.Sums | None = None
     self._skipped = ""
+    self._planned: Sequence[timeline_lib.Timeline] = ()
     self.measured: list[recorder_lib.Measured] = []
     self.start_secs = self._last = time.perf_counter()
     self._phase_secs = dict.fromkeys(PHASES, 0.0)
@@ -160,6 +163,7 @@ class Step:
   def plan(self, timelines: Sequence[timeline_lib.Timeline]) -> None:
     """Plans the rest of the step, for all nodes, by pipeline."""
     self._order = linearize.linearize(timelines)
+    self._planned = self._planned or timelines  # Later plans are of the rest.
 
   #             member 0                      member 1
   #  compute    rows ---- transfers ----      rows
@@ -233,6 +237,7 @@ class Step:
         measured=self.measured,
         start_secs=self.start_secs,
         skipped=self._skipped,
+        planned=self._planned,
         **more,
     )
 

@@ -154,7 +154,7 @@ class Worker:
     elif not start.is_restart:  # Otherwise all survivors decide who begins.
       steps = max(self._writer.steps(), default=0)
       state.begin(self._job.first_layout, steps=steps)
-      self._outputs.begin(state.steps, self._plans.whole(self.state.layout))
+      self._outputs.begin(state.steps)
     if state.steps < self._config.num_steps:
       self._step.compile(evaluate=self._evaluates)
 
@@ -326,9 +326,7 @@ class Worker:
     change = agreement.change
     self.state.carry_out(change, restored=agreement.restored)
     if not agreement.layout.roles:
-      self._outputs.begin(
-          agreement.restored, self._plans.whole(self.state.layout)
-      )
+      self._outputs.begin(agreement.restored)
     elif change.rolls_back:
       self._log.roll_back(agreement.restored)
     self._compile()

@@ -86,7 +86,9 @@ class ResultsTest(absltest.TestCase):
     self.assertAlmostEqual(none["step_ms_ci95"], 12.706 * 5.0, places=1)
     self.assertIsNone(none["pause_ms"])
     self.assertEqual((none["usd"], none["samples"]), (0.5, 12.0))
-    self.assertEqual((none["samples_per_sec"], none["samples_dropped"]), (2, 3))
+    self.assertEqual(
+        (none["samples_per_wall_sec"], none["samples_dropped"]), (2, 3)
+    )
     self.assertEqual((none["same_state"], eager["same_state"]), ("yes", "no"))
     self.assertAlmostEqual(eager["pause_ms"], 300.0)
     self.assertEqual(eager["num_recoveries"], 2)

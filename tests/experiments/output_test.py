@@ -19,14 +19,19 @@ class EstimateTest(parameterized.TestCase):
     self.assertEqual(got.mean, 2.5)
     # t = 3.182 with 3 degrees of freedom, standard deviation 1.29099.
     self.assertAlmostEqual(got.half_width, 3.182 * 1.29099 / 2, places=4)
-    self.assertAlmostEqual(got.high - got.low, 2 * got.half_width)
+    point = got.at(0.1)
+    self.assertAlmostEqual(point.high - point.low, 2 * got.half_width)
+    self.assertEqual((point.rate, point.value, point.num_runs), (0.1, 2.5, 4))
 
   def test_many(self):
     got = output.estimate([0.0, 1.0] * 50)
     self.assertAlmostEqual(got.half_width, 1.96 * 0.502519 / 10, places=4)
 
   def test_one(self):
-    self.assertEqual(output.estimate([3.0]), output.Estimate(3.0))
+    got = output.estimate([3.0])
+    self.assertEqual((got.mean, got.half_width), (3.0, None))
+    point = got.at(0.1)
+    self.assertEqual((point.low, point.high, point.num_runs), (None, None, 1))
 
 
 class RunAllTest(parameterized.TestCase):

@@ -1,73 +1,74 @@
+"""Formats of figures, and legends that fit."""
+
 import subprocess
 import sys
 
-import numpy as np
+from absl.testing import parameterized
 
 from bamboo_jax.metrics import plots
-from bamboo_jax.metrics import slot as slot_lib
+from tests import figures
 from tests import folders
-
-Slot = slot_lib.Slot
-_SLOTS = (
-    Slot("node 0", "0F0", 0.0, 1.0, "forward"),
-    Slot("node 0", "0B0", 3.0, 5.0, "backward"),
-    Slot("node 1", "1F0", 1.0, 2.0, "forward"),
-)
 
 
 # Drawing takes a few tenths of a second, and matplotlib lists the machine's
 # fonts when it is imported for the first time, which takes seconds.
 class PlotsTest(folders.FolderCase):
 
-  def setUp(self):
-    super().setUp()
-    self.path = self.folder / "plot.png"
+  @parameterized.parameters(
+      ("png", ("png",)),
+      ("png,pdf,svg", ("png", "pdf", "svg")),
+      (" svg , png", ("svg", "png")),
+  )
+  def test_formats(self, text, formats):
+    self.assertEqual(plots.parse_formats(text), formats)
 
-  def _has_colour(self, colour):
-    rgb = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    pixels = self._read_pixels()[..., :3]
-    return bool(np.any(np.all(np.abs(pixels - rgb) < 0.01, axis=-1)))
-
-  def _read_pixels(self):
-    from matplotlib import image
-
-    return image.imread(self.path)
-
-  def test_loss(self):
-    train = ([1, 2, 3], [3.0, 2.0, 1.5])
-    plots.plot_loss(self.path, train=train)
-    self.assertTrue(self._has_colour("#0072B2"))
-    self.assertFalse(self._has_colour("#D55E00"))
-    plots.plot_loss(self.path, train=train, evaluation=([2], [2.2]))
-    self.assertTrue(self._has_colour("#D55E00"))
-
-  def test_schedule_has_a_colour_for_each_category(self):
-    plots.plot_schedule(self.path, planned=_SLOTS, measured=_SLOTS[:1])
-    self.assertTrue(self._has_colour("#56B4E9"))
-    self.assertTrue(self._has_colour("#0072B2"))
-    self.assertFalse(self._has_colour("#E69F00"))
-
-  def test_parts_and_tracks_make_the_figure_taller(self):
-    heights = []
-    for parts in (
-        dict(planned=_SLOTS[:1]),
-        dict(measured=_SLOTS),
-        dict(planned=_SLOTS, measured=_SLOTS),
+  @parameterized.parameters("", "gif", "png,", "png,png", "PNG", "png pdf")
+  def test_bad_formats(self, text):
+    with self.assertRaisesRegex(
+        ValueError, f"a list of png, pdf, svg, .*got '{text}'"
     ):
-      plots.plot_schedule(self.path, **parts)
-      heights.append(self._read_pixels().shape[0])
-    self.assertEqual(heights, sorted(set(heights)))
+      plots.parse_formats(text)
 
-  def test_nothing_to_draw(self):
-    with self.assertRaisesRegex(ValueError, "planned or measured"):
-      plots.plot_schedule(self.path)
-    self.assertFalse(self.path.exists())
+  def test_files_are_alike_and_in_their_formats(self):
+    contents = []
+    for name in ("a", "b"):
+      fig, [[axes]] = plots.new_figure((3, 2))
+      axes.set_xlabel("step")
+      axes.plot([1, 2], [3, 4])
+      paths = plots.save_figure(fig, self.folder / f"{name}.png", plots.FORMATS)
+      contents.append([path.read_bytes() for path in paths])
+    self.assertEqual([p.name for p in paths], ["b.png", "b.pdf", "b.svg"])
+    self.assertEqual(*contents)
+    png, pdf, svg = contents[0]
+    self.assertStartsWith(png, b"\x89PNG")
+    self.assertStartsWith(pdf, b"%PDF")
+    self.assertIn(b"/CIDFontType2", pdf)  # Text stays text.
+    self.assertIn(b"<svg", svg)
+
+  @parameterized.parameters((2, 1), (9, 2), (9, 40))
+  def test_a_legend_is_as_wide_as_fits(self, num_entries, length):
+    from matplotlib import patches
+
+    fig, _ = plots.new_figure((8, 4))
+    plots.add_legend(
+        fig, [patches.Patch(label="x" * length) for _ in range(num_entries)]
+    )
+    self.assertEmpty(figures.find_faults(fig))
+    (legend,) = fig.legends
+    if num_entries * length < 20:
+      self.assertLen({t.get_window_extent().y0 for t in legend.texts}, 1)
+
+  def test_dollars_are_no_formula(self):
+    fig, [[axes]] = plots.new_figure((3, 2))
+    axes.set_title(plots.plain("$a_b$"))
+    (title,) = [t for t, _ in figures.visible_texts(fig) if "a_b" in str(t)]
+    self.assertEqual(title.get_text(), r"\$a_b\$")
 
   def test_metrics_import_neither_matplotlib_nor_jax(self):
     # A process of its own, because this one has imported both.
     code = """import sys
-from bamboo_jax.metrics import chrome_trace, jsonl, plots, progress, slot
-from bamboo_jax.metrics import summary, tensorboard
+from bamboo_jax.metrics import chrome_trace, jsonl, loss_plot, plots, progress
+from bamboo_jax.metrics import schedule_plot, slot, summary, tensorboard
 slow = {"matplotlib", "jax", "tensorboardX"} & set(sys.modules)
 sys.exit(", ".join(slow) or 0)
 """

@@ -5,7 +5,6 @@ from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.report import charts
 from bamboo_jax.report import content
 from bamboo_jax.report import page
 from tests import folders
@@ -44,7 +43,7 @@ def _figures(what, published, *simulated, note=""):
 
 
 def _report():
-  points = [content.Point(rate, 2.0, 1.9, 2.2) for rate in (0.01, 0.5)]
+  points = [content.Point(rate, 2.0, 1.9, 2.2, 5) for rate in (0.01, 0.5)]
   return content.Report(
       title="A <title>",
       remarks=["calibrated & labelled"],
@@ -54,7 +53,9 @@ def _report():
       ],
       curves=[
           content.Curve(policy="ours $a_1$", points=points),
-          content.Curve(policy="restart", points=points[:1]),
+          content.Curve(
+              policy="restart", points=[content.Point(0.01, 2.0, None, None, 1)]
+          ),
       ],
       comparisons=[
           content.Comparison(
@@ -121,64 +122,6 @@ class ContentTest(parameterized.TestCase):
       content.Report(title="t", runs=[_run("a", 1), _run("a", 2)])
 
 
-class ChartsTest(parameterized.TestCase):
-
-  def test_course(self):
-    figure = charts.draw_course(_run("run", 6, course=_course()))
-    speed, nodes, dollars, events = figure.axes
-    band, means = (patch.get_data() for patch in speed.patches)
-    # Whole bins of 37.5 s, but for those in which the rate changes.
-    self.assertEqual((means.values[0], means.values[-1]), (80.0, 60.0))
-    self.assertAlmostEqual(
-        sum(means.values) * 37.5, 80 * 3600 + 60 * 5000, places=3
-    )
-    self.assertEqual(means.values[100], 0.0)
-    self.assertEqual((band.baseline[106], band.values[106]), (0.0, 60.0))
-    self.assertEqual(
-        list(nodes.patches[0].get_data().edges), [0, 1, 4000 / 3600, 2.5]
-    )
-    self.assertEqual(list(dollars.lines[0].get_ydata()), [0.0, 8.0, 8.6, 16.0])
-    self.assertEqual(
-        [label.get_text() for label in events.get_yticklabels()],
-        ["no rung", "checkpoint"],
-    )
-    self.assertEqual(
-        [list(l.get_xdata()) for l in events.lines], [[5000 / 3600], [1]]
-    )
-
-  def test_bars_fill_the_whole(self):
-    figure = charts.draw_node_time([_run("a", 6.0), _run("b", 1.0)])
-    (axes,) = figure.axes
-    self.assertLen(axes.containers, len(account_lib.KINDS))
-    for row in range(2):
-      bars = [container[row] for container in axes.containers]
-      self.assertAlmostEqual(sum(b.get_width() for b in bars), 100.0)
-      self.assertAlmostEqual(bars[-1].get_x() + bars[-1].get_width(), 100.0)
-    self.assertAlmostEqual(axes.containers[0][0].get_width(), 75.0)
-
-  def test_values_are_labelled_in_order_and_never_below_0(self):
-    curves = [
-        content.Curve(policy=name, points=[content.Point(0.1, value, low, 9.0)])
-        for name, value, low in (("worse", 1.0, -8.0), ("better", 2.0, 1.0))
-    ]
-    (axes,) = charts.draw_value(
-        curves, rate_name="rate", value_name="value"
-    ).axes
-    labels = [text.get_text() for text in axes.texts]
-    self.assertEqual(labels, ["better", "worse"])
-    heights = [text.xyann[1] for text in axes.texts]
-    self.assertGreater(*heights)
-    for collection in axes.collections:
-      for segment in collection.get_segments():
-        self.assertGreaterEqual(segment[:, 1].min(), 0.0)
-
-  @parameterized.parameters(
-      (0.5, "seconds"), (119, "seconds"), (120, "minutes"), (7200, "hours")
-  )
-  def test_unit(self, span_secs, unit):
-    self.assertEqual(charts.time_unit(span_secs)[1], unit)
-
-
 class PageTest(folders.FolderCase):
 
   def test_page(self):
@@ -205,7 +148,7 @@ class PageTest(folders.FolderCase):
     self.assertEqual(rows["GPT"], ["GPT", "–", "1", "–", "2", "–", "OOM"])
     self.assertEqual(rows["5000.000"], ["5000.000", "1 node added", "–"])
     self.assertIn(["ours $a_1$", "2 ± 0.2", "2 ± 0.2"], parsed.rows)
-    self.assertIn(["restart", "2 ± 0.2", "–"], parsed.rows)
+    self.assertIn(["restart", "2", "–"], parsed.rows)  # A run: no interval.
     shares = [r for r in parsed.rows if r[0] == "ours $<x>"]
     self.assertEqual(shares[0][1], "75.00 %")
     # The best run comes first; all nodes have one price.
@@ -216,6 +159,14 @@ class PageTest(folders.FolderCase):
         text.count("an hour for a small&lt;b&gt; (spot; a &amp; b, 2021)"), 1
     )
     self.assertIn('<a href="value.png">', text)
+
+  def test_formats(self):
+    path = page.write_report(self.folder, _report(), formats=("pdf", "svg"))
+    self.assertStartsWith((self.folder / "value.pdf").read_bytes(), b"%PDF")
+    self.assertEmpty(list(self.folder.glob("*.png")))
+    text = path.read_text()  # Browsers show PNGs wherever the page goes.
+    self.assertEqual(text.count("data:image/png;base64"), 4)
+    self.assertIn('<a href="value.pdf">value.pdf</a> · <a href="value.s', text)
 
   def test_names_of_files_differ(self):
     runs = [_run(name, 1, course=_course()) for name in ("a b", "A-b")]

@@ -115,7 +115,7 @@ class OutputsTest(parameterized.TestCase):
 
   def begin(self, step=0):
     for node in self.nodes.values():
-      node.begin(step, ())
+      node.begin(step)
 
   def train(self, *steps, **facts):
     for step in steps:

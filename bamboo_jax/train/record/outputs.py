@@ -9,6 +9,7 @@ import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import functools
 import time
 from typing import Any
 
@@ -16,11 +17,11 @@ from bamboo_jax import base
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import chrome_trace
 from bamboo_jax.metrics import jsonl
+from bamboo_jax.metrics import loss_plot
 from bamboo_jax.metrics import plots
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.metrics import tensorboard
 from bamboo_jax.recovery import agreement as agreement_lib
-from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
@@ -50,10 +51,9 @@ class Outputs:
     self._meter = meter_lib.make_meter(config, since_secs=given.started_secs)
     self._writer: jsonl.MetricsWriter | None = None
     self._events: tensorboard.TensorBoardWriter | None = None
-    self._traced: collections.deque[chrome_trace.TracedStep] = (
-        collections.deque(maxlen=max(1, config.metrics.trace_steps))
+    self._traced: collections.deque[step_lib.Committed] = collections.deque(
+        maxlen=max(1, config.metrics.trace_steps)
     )
-    self._planned = self._measured = ()
     self._first_secs: float | None = None
     # The last step, who trained in it, and how many samples it left out.
     self._last: tuple[step_lib.Committed, meter_lib.Nodes, int] | None = None
@@ -61,15 +61,9 @@ class Outputs:
     self._has_warned = False
     self._owners: list[list[int]] = []  # As last written.
 
-  def begin(
-      self, step: int, timelines: Sequence[timeline_lib.Timeline]
-  ) -> None:
-    """Begins the log at `step`, on the first members; removes later lines.
-
-    `timelines` is the plan of every step, by pipeline.
-    """
+  def begin(self, step: int) -> None:
+    """Begins the log at `step`, on the first members; removes later lines."""
     self._started_at = step
-    self._planned = step_slots.planned_slots(timelines)
     self._show_start(step)
     if self._state.is_writer:
       self._write_facts()
@@ -163,8 +157,11 @@ class Outputs:
       return
     self._writer.write_event("cost", step=step, values=self._meter.totals)
     summary_lib.write_summary(self._workdir.summary, summary)
-    if self._measured:
-      chrome_trace.write(self._workdir.trace, self._traced)
+    if any(done.measured for done in self._traced):
+      slots = functools.partial(
+          step_slots.traced_step, since_secs=self._first_secs
+      )
+      chrome_trace.write(self._workdir.trace, map(slots, self._traced))
     if self._config.metrics.plots and has_trained:
       self._draw()
 
@@ -226,29 +223,15 @@ class Outputs:
   def _keep_trace(self, done: step_lib.Committed) -> None:
     if self._first_secs is None:
       self._first_secs = done.start_secs
-    self._measured = step_slots.measured_slots(
-        done.measured, start_secs=done.start_secs
-    )
-    start_ms = 1e3 * (done.start_secs - self._first_secs)
-    self._traced.append(
-        chrome_trace.TracedStep(
-            done.steps, start_ms, self._planned, self._measured
-        )
-    )
+    self._traced.append(done)
 
   def _draw(self) -> None:
     lines = jsonl.read_lines(self._workdir.metrics)
-    plots.plot_loss(
-        self._workdir.loss_plot,
-        train=jsonl.column(lines, "loss"),
-        evaluation=jsonl.column(lines, "loss", event="eval"),
-    )
-    if self._measured:
-      plots.plot_schedule(
-          self._workdir.schedule_plot,
-          planned=self._planned,
-          measured=self._measured,
-      )
+    formats = plots.parse_formats(self._config.metrics.figure_format)
+    losses = loss_plot.read_losses(lines, name="")
+    loss_plot.plot_losses(self._workdir.loss_plot, [losses], formats=formats)
+    path = self._workdir.schedule_plot
+    step_slots.plot_step(path, self._traced, formats=formats)
 
   def _write_facts(self) -> None:
     text = self._config.to_json_best_effort(indent=2)

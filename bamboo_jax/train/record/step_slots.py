@@ -1,11 +1,15 @@
 """Planned and measured steps as intervals, for traces and pictures."""
 
 from collections.abc import Sequence
+import os
 
+from bamboo_jax.metrics import chrome_trace
+from bamboo_jax.metrics import schedule_plot
 from bamboo_jax.metrics import slot as slot_lib
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.train import step as step_lib
 
 Op = instruction_lib.Op
 
@@ -14,6 +18,62 @@ _CATEGORIES = {
     Op.REDUNDANT_FORWARD: "redundant",
     Op.BACKWARD: "backward",
 }
+_OUTPUT = "output of stage {i.stage} for microbatch {i.microbatch}"
+_MEANINGS = {
+    Op.FORWARD: "forward pass of stage {i.stage}, microbatch {i.microbatch}",
+    Op.BACKWARD: "backward pass of stage {i.stage}, microbatch {i.microbatch}",
+    Op.REDUNDANT_FORWARD: (
+        "redundant forward pass, stage {i.stage}, microbatch {i.microbatch}"
+    ),
+    Op.SEND_ACTIVATION: _OUTPUT + ", to node {i.peer}",
+    Op.RECV_ACTIVATION: _OUTPUT + ", from node {i.peer}",
+    Op.SEND_GRAD: "gradient of the " + _OUTPUT + ", to node {i.peer}",
+    Op.RECV_GRAD: "gradient of the " + _OUTPUT + ", from node {i.peer}",
+}
+
+
+def traced_step(
+    done: step_lib.Committed, *, since_secs: float
+) -> chrome_trace.TracedStep:
+  """Returns a committed step as planned when it began, and as measured.
+
+  Both are of the nodes that trained in it. `since_secs` is when time starts.
+  """
+  return chrome_trace.TracedStep(
+      done.steps,
+      1e3 * (done.start_secs - since_secs),
+      planned_slots(done.planned),
+      measured_slots(done.measured, start_secs=done.start_secs),
+  )
+
+
+def plot_step(
+    path: str | os.PathLike[str],
+    steps: Sequence[step_lib.Committed],
+    *,
+    formats: Sequence[str],
+) -> None:
+  """Draws the last of some steps in which no node died, or else the last.
+
+  A step with a death is measured from before the death to after it, so no plan
+  is like it. Draws nothing if no step was measured.
+  """
+  steps = [step for step in steps if step.measured]
+  if not steps:
+    return
+  done = next((s for s in reversed(steps) if not s.recoveries), steps[-1])
+  traced = traced_step(done, since_secs=done.start_secs)
+  victims = [victim for r in done.recoveries for victim in r.victims]
+  title = f"Step {done.steps}"
+  if victims:
+    title += f", in which {', '.join(victims)} died: planned before that"
+  schedule_plot.plot_schedule(
+      path,
+      planned=traced.planned,
+      measured=traced.measured,
+      title=title,
+      formats=formats,
+  )
 
 
 def planned_slots(
@@ -44,6 +104,11 @@ def _slot(
     start_ms: float,
     end_ms: float,
 ) -> slot_lib.Slot:
-  category = _CATEGORIES.get(instruction.op, "transfer")
-  track, name = f"node {node}", str(instruction)
-  return slot_lib.Slot(track, name, start_ms, end_ms, category)
+  return slot_lib.Slot(
+      track=f"node {node}",
+      name=str(instruction),
+      start_ms=start_ms,
+      end_ms=end_ms,
+      category=_CATEGORIES.get(instruction.op, "transfer"),
+      meaning=_MEANINGS[instruction.op].format(i=instruction),
+  )

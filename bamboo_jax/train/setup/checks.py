@@ -7,6 +7,7 @@ from typing import Any
 import ml_collections
 
 from bamboo_jax import base
+from bamboo_jax.metrics import plots
 from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.schedule.ticks import lowering
 from bamboo_jax.train import sums as sums_lib
@@ -75,6 +76,7 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     if (value := _get(config, name)) not in allowed:
       what = f"value of config.{name}"
       raise ValueError(base.suggest(value, allowed, what=what))
+  plots.parse_formats(config.metrics.figure_format)
   mesh, size = config.node.mesh, config.pipeline.microbatch_size
   if size % mesh.data:
     raise ValueError(

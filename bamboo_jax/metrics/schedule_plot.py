@@ -1,0 +1,149 @@
+"""A figure of one step: what each node did when, planned and measured."""
+
+import collections
+from collections.abc import Sequence
+import itertools
+import os
+import re
+from typing import Any
+
+from bamboo_jax.metrics import plots
+from bamboo_jax.metrics import slot as slot_lib
+
+# Categories are those of `slot.Slot`; others take the spare colours in order.
+_COLOURS = {
+    "forward": plots.SKY,
+    "backward": plots.BLUE,
+    "redundant": plots.PINK,
+    "transfer": plots.ORANGE,
+    "reduce": plots.GREEN,
+    "update": plots.RED,
+    "other": plots.GREY,
+}
+_SPARE_COLOURS = (plots.YELLOW, plots.PURPLE, "#73AF48", "#94346E", "#333333")
+_DARK = (plots.BLUE, plots.PURPLE, "#94346E", "#333333")
+_WIDTH, _ROW = 14.0, 0.36  # Of the figure and of a row, in inches.
+_FONT, _SMALL_FONT = 7, 6  # Of level and of upright labels, in points.
+_AXES_WIDTH = 0.88 * 72 * _WIDTH  # In points, at least.
+
+
+def plot_schedule(
+    path: str | os.PathLike[str],
+    *,
+    planned: Sequence[slot_lib.Slot] = (),
+    measured: Sequence[slot_lib.Slot] = (),
+    title: str = "Schedule of a step",
+    formats: Sequence[str] = ("png",),
+) -> None:
+  """Draws a step: planned above measured, with a key to the names of slots.
+
+  One scale of time, one row per track. Raises `ValueError` without slots.
+  """
+  fig = draw_schedule(planned=planned, measured=measured, title=title)
+  plots.save_figure(fig, path, formats)
+
+
+def draw_schedule(
+    *,
+    planned: Sequence[slot_lib.Slot],
+    measured: Sequence[slot_lib.Slot],
+    title: str,
+) -> Any:
+  """Returns the figure of `plot_schedule`."""
+  parts = [p for p in (("planned", planned), ("measured", measured)) if p[1]]
+  if not parts:
+    raise ValueError("plot_schedule needs slots, planned or measured.")
+  rows = [len(slot_lib.tracks(slots)) for _, slots in parts]
+  height = 1.9 + 0.6 * len(parts) + _ROW * sum(rows)
+  options = dict(sharex=True, height_ratios=rows)
+  fig, grid = plots.new_figure((_WIDTH, height), len(parts), **options)
+  fig.suptitle(plots.plain(title))
+  colours = _colours((*planned, *measured))
+  span_ms = max(slot.end_ms for slot in (*planned, *measured))
+  labelled = []
+  for axes, (name, slots) in zip(grid[:, 0], parts, strict=True):
+    end_ms = max(slot.end_ms for slot in slots)
+    axes.set_title(f"{name}, {end_ms:.1f} ms", loc="left", fontsize=10)
+    labelled += _draw_rows(axes, slots, colours=colours, span_ms=span_ms)
+  grid[-1, 0].set_xlabel("time after the start of the step (ms)")
+  plots.add_legend(fig, _key(colours, labelled))
+  return fig
+
+
+def _draw_rows(
+    axes: Any,
+    slots: Sequence[slot_lib.Slot],
+    *,
+    colours: dict[str, str],
+    span_ms: float,
+) -> list[slot_lib.Slot]:
+  """Draws the slots; returns those with a label."""
+  tracks = slot_lib.tracks(slots)
+  rows = {track: row for row, track in enumerate(tracks)}
+  # One collection for all boxes of a row and colour: thousands are slow.
+  boxes, labelled = collections.defaultdict(list), []
+  for slot in slots:
+    width_ms = slot.end_ms - slot.start_ms
+    boxes[rows[slot.track], slot.category].append((slot.start_ms, width_ms))
+    angle = _fit(slot.name, width_ms / (span_ms or 1.0) * _AXES_WIDTH)
+    if angle is not None:
+      labelled.append(slot)
+      axes.text(
+          slot.start_ms + width_ms / 2,
+          rows[slot.track],
+          slot.name,
+          ha="center",
+          va="center",
+          rotation=angle,
+          fontsize=_SMALL_FONT if angle else _FONT,
+          color="white" if colours[slot.category] in _DARK else "black",
+          clip_on=True,
+      )
+  edge = dict(edgecolor="white", linewidth=0.4)
+  for (row, category), ranges in boxes.items():
+    place = (row - 0.45, 0.9)
+    axes.broken_barh(ranges, place, facecolor=colours[category], **edge)
+  axes.set_yticks(range(len(tracks)), tracks)
+  axes.set_ylim(len(tracks) - 0.4, -0.6)
+  axes.set_xlim(min(0.0, min(s.start_ms for s in slots)), span_ms or 1.0)
+  axes.tick_params(axis="y", length=0)
+  axes.grid(visible=False, axis="y")
+  axes.spines["left"].set_visible(False)
+  return labelled
+
+
+def _fit(name: str, width: float) -> int | None:
+  """Returns the angle at which a name fits a box of `width` points, if any."""
+  length = 0.68 * len(name)  # In sizes of a font, for digits and capitals.
+  if length * _FONT + 2 < width:
+    return 0
+  is_low = length * _SMALL_FONT < 0.9 * 72 * _ROW
+  return 90 if _SMALL_FONT + 2 < width and is_low else None
+
+
+def _colours(slots: Sequence[slot_lib.Slot]) -> dict[str, str]:
+  """Returns the colour of each category that occurs, in order of legend."""
+  present = {slot.category for slot in slots}
+  known = [c for c in _COLOURS if c in present]
+  unknown = sorted(present - _COLOURS.keys())
+  spare = zip(unknown, itertools.cycle(_SPARE_COLOURS), strict=False)
+  return {c: _COLOURS[c] for c in known} | dict(spare)
+
+
+def _key(
+    colours: dict[str, str], labelled: Sequence[slot_lib.Slot]
+) -> list[Any]:
+  """Returns legend entries: a label of each form, or else the category."""
+  from matplotlib import patches
+
+  examples: dict[str, dict[str, slot_lib.Slot]] = {}
+  for slot in labelled:
+    if slot.meaning:
+      form = re.sub(r"\d+", "0", slot.name)  # All of a kind have one.
+      examples.setdefault(slot.category, {}).setdefault(form, slot)
+  entries = []
+  for category, colour in colours.items():
+    found = examples.get(category, {}).values()
+    texts = [f"{s.name}: {s.meaning}" for s in found] or [category]
+    entries += [patches.Patch(color=colour, label=text) for text in texts]
+  return entries

@@ -1,0 +1,81 @@
+"""The figure of losses: curves over each other, and a row for each event."""
+
+from absl.testing import parameterized
+
+from bamboo_jax.metrics import loss_plot
+from tests import figures
+
+_LINES = (
+    {"step": 0, "event": "start"},
+    *({"step": i, "loss": 3.0 / i} for i in range(1, 9)),
+    {"step": 4, "event": "eval", "loss": 1.1},
+    {"step": 8, "event": "eval", "loss": 0.9},
+    # Events have the number of steps that were done before.
+    {"step": 2, "event": "recovery", "nodes": [4, 5]},
+    {"step": 6, "event": "recovery", "nodes": [1]},
+    {"step": 5, "event": "join", "boot_secs": {"9": 2.0}},
+    {"step": 5, "event": "layout", "owners": []},
+)
+
+
+class LossPlotTest(parameterized.TestCase):
+
+  def test_reads_a_log(self):
+    losses = loss_plot.read_losses(_LINES, name="a")
+    self.assertEqual(losses.train[0], tuple(range(1, 9)))
+    self.assertEqual(losses.evaluation, ((4, 8), (1.1, 0.9)))
+    self.assertEqual(losses.marks, {"recovery": [3, 3, 7], "join": [6]})
+
+  def test_one_run(self):
+    fig = loss_plot.draw_losses([loss_plot.read_losses(_LINES, name="a")])
+    curves, marks = fig.axes
+    self.assertEqual(curves.get_ylabel(), "loss (nats per token)")
+    self.assertEqual(marks.get_xlabel(), "step")
+    self.assertEqual(_legend(fig), ["train", "evaluation"])
+    self.assertEqual(
+        [label.get_text() for label in marks.get_yticklabels()],
+        ["3 deaths", "1 join"],
+    )
+    self.assertEqual(
+        [list(line.get_xdata()) for line in marks.lines], [[3, 3, 7], [6]]
+    )
+    # The steps with deaths are marked in the curves, too.
+    upright = [l.get_xdata()[0] for l in curves.lines if l.get_ydata()[0] == 0]
+    self.assertEqual(upright, [3, 7, 6])
+    self.assertEmpty(figures.find_faults(fig))
+
+  def test_two_runs_lie_over_each_other(self):
+    plain = loss_plot.read_losses(_LINES[:11], name="no_deaths $x$")
+    other = loss_plot.read_losses(_LINES, name="deaths")
+    fig = loss_plot.draw_losses([plain, other])
+    first, _, second, _ = fig.axes[0].lines[:4]
+    self.assertEqual(list(first.get_ydata()), list(second.get_ydata()))
+    self.assertGreater(first.get_linewidth(), 2 * second.get_linewidth())
+    self.assertEqual(
+        _legend(fig),
+        [
+            r"no_deaths \$x\$: train",
+            r"no_deaths \$x\$: evaluation",
+            "deaths: train",
+            "deaths: evaluation",
+        ],
+    )
+    labels = [l.get_text() for l in fig.axes[1].get_yticklabels()]
+    self.assertEqual(labels, ["deaths: 3 deaths", "deaths: 1 join"])
+    self.assertEmpty(figures.find_faults(fig))
+
+  def test_without_events_there_is_one_panel(self):
+    run = loss_plot.read_losses(_LINES[:9], name="a")
+    fig = loss_plot.draw_losses([run])
+    self.assertLen(fig.axes, 1)
+    self.assertEqual(fig.axes[0].get_xlabel(), "step")
+    self.assertEmpty(figures.find_faults(fig))
+
+  def test_no_steps(self):
+    fig = loss_plot.draw_losses([loss_plot.read_losses((), name="a")])
+    self.assertEmpty(figures.find_faults(fig))
+
+
+def _legend(fig):
+  (legend,) = fig.legends
+  return [text.get_text() for text in legend.texts]

@@ -1,0 +1,104 @@
+"""The figure of a step: panels, labels that fit their boxes, and their key."""
+
+from absl.testing import parameterized
+from matplotlib import colors
+
+from bamboo_jax.metrics import schedule_plot
+from bamboo_jax.metrics import slot as slot_lib
+from tests import figures
+
+Slot = slot_lib.Slot
+_SLOTS = (
+    Slot("node 0", "0F0", 0.0, 1.0, "forward", "forward pass of 0"),
+    Slot("node 0", "0F1", 1.0, 2.0, "forward", "forward pass of 1"),
+    Slot("node 0", "0B0", 3.0, 5.0, "backward", "backward pass"),
+    Slot("node 1", "0RA0<0", 1.0, 2.0, "transfer", "output received"),
+    Slot("node 1", "0RG0<0", 2.0, 3.0, "transfer", "gradient received"),
+)
+
+
+def _draw(planned=(), measured=(), title="Step 7"):
+  return schedule_plot.draw_schedule(
+      planned=planned, measured=measured, title=title
+  )
+
+
+def _key(fig):
+  (legend,) = fig.legends
+  return [
+      (text.get_text(), colors.to_hex(patch.get_facecolor()).upper())
+      for text, patch in zip(legend.texts, legend.get_patches(), strict=True)
+  ]
+
+
+class SchedulePlotTest(parameterized.TestCase):
+
+  def test_key_has_a_label_of_each_form(self):
+    fig = _draw(_SLOTS, _SLOTS)
+    self.assertEqual(
+        _key(fig),
+        [
+            ("0F0: forward pass of 0", "#56B4E9"),
+            ("0B0: backward pass", "#0072B2"),
+            ("0RA0<0: output received", "#E69F00"),
+            ("0RG0<0: gradient received", "#E69F00"),
+        ],
+    )
+    self.assertEqual(fig.get_suptitle(), "Step 7")
+    self.assertEmpty(figures.find_faults(fig))
+
+  def test_a_category_without_labels_keeps_its_name(self):
+    narrow = Slot("node 0", "0F9", 5.0, 5.001, "forward", "forward pass")
+    other = Slot("node 0", "?", 6.0, 9.0, "odd")
+    self.assertEqual(
+        [text for text, _ in _key(_draw([narrow, other]))], ["forward", "odd"]
+    )
+
+  def test_labels_lie_in_their_boxes(self):
+    # From far too narrow to wide: left out, upright, level.
+    slots, start = [], 0.0
+    for i in range(60):
+      slots.append(
+          Slot("node 0", f"{i}RF0", start, start + 0.01 * i, "forward")
+      )
+      start += 0.01 * i
+    fig = _draw(slots)
+    fig.draw_without_rendering()
+    (axes,) = fig.axes
+    to_pixels = axes.transData.transform
+    by_name = {slot.name: slot for slot in slots}
+    angles = [text.get_rotation() for text in axes.texts]
+    self.assertEqual(angles, sorted(angles, reverse=True))
+    self.assertEqual({*angles}, {0.0, 90.0})
+    self.assertLess(len(angles), len(slots))
+    for text in axes.texts:
+      slot, box = by_name[text.get_text()], text.get_window_extent()
+      (left, low), (right, high) = to_pixels(
+          [(slot.start_ms, 0.45), (slot.end_ms, -0.45)]
+      )
+      self.assertBetween(box.x0, left - 1, right, text)
+      self.assertBetween(box.x1, left, right + 1, text)
+      self.assertBetween(box.y0, low - 1, high, text)
+      self.assertBetween(box.y1, low, high + 1, text)
+
+  def test_panels_share_time_and_grow_with_tracks(self):
+    heights = []
+    for parts in (
+        dict(planned=_SLOTS[:1]),
+        dict(measured=_SLOTS),
+        dict(planned=_SLOTS, measured=_SLOTS),
+    ):
+      fig = _draw(**parts)
+      self.assertLen(fig.axes, len(parts))
+      self.assertLen({axes.get_xlim() for axes in fig.axes}, 1)
+      self.assertIn("(ms)", fig.axes[-1].get_xlabel())
+      heights.append(fig.get_figheight())
+    self.assertEqual(heights, sorted(set(heights)))
+    self.assertEqual(
+        [axes.get_title(loc="left") for axes in fig.axes],
+        ["planned, 5.0 ms", "measured, 5.0 ms"],
+    )
+
+  def test_nothing_to_draw(self):
+    with self.assertRaisesRegex(ValueError, "planned or measured"):
+      _draw()
