@@ -152,6 +152,7 @@ def _surroundings() -> dict[str, Any]:
           instance="p3.2xlarge",  # A node is charged as one of these.
           market="spot",  # Or "on_demand".
           prices=config_dict.placeholder(str),  # File; None: the package's.
+          # These may be of one instance alone, such as "p3.2xlarge:2021".
           region=config_dict.placeholder(str),  # None: the only one.
           date=config_dict.placeholder(str),  # Of the price; None: newest.
       ),

@@ -25,6 +25,7 @@ from bamboo_jax.bench import ablation
 from launch import cli
 from launch import config_flag
 from launch import figure_flags
+from launch import flag_checks
 from launch import shared_flags
 
 _DEFAULT = "configs/quickstart.py"
@@ -39,23 +40,25 @@ _REPEATS = flags.DEFINE_integer(
     "repeats", 1, "Runs of each setting.", lower_bound=1
 )
 _WORKDIR = flags.DEFINE_string("workdir", "runs/ablate", "Where results go.")
-flags.DEFINE_string("faults", None, "As for `launch.train`.")
+_FAULTS = flags.DEFINE_string("faults", None, "As for `launch.train`.")
 _TRACE = flags.DEFINE_string(
     "trace", None, "As for `launch.cluster`, and so are these:"
 )
-flags.DEFINE_float("time_scale", None, "Only with --trace.")
-flags.DEFINE_integer("nodes", None, "Only with --trace.")
+_SCALE = flags.DEFINE_float("time_scale", None, "Only with --trace.")
+_NODES = flags.DEFINE_integer("nodes", None, "Only with --trace.")
 shared_flags.define_program_cache()
 _FORMAT = figure_flags.define()
 _PASSED_ON = (
-    *("config", "faults", "trace", "time_scale", "nodes"),
-    *("program_cache", "figure_format"),
+    "config faults trace time_scale nodes program_cache figure_format".split()
 )
 
 
 def main() -> None:
   """Runs all trials and writes their summary."""
+  flag_checks.check_one_of(_FAULTS, _TRACE)
+  flag_checks.check_needs([_SCALE, _NODES], _TRACE)
   sweeps = ablation.parse_sweeps(_SWEEP.value)
+  flag_checks.refuse_keys(sys.argv[1:], sweeps, "beside a --sweep of it")
   for field, values in sweeps.items():
     for value in values:
       config_flag.check_arguments([f"--config.{field}={value}"])

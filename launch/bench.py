@@ -24,43 +24,29 @@ import sys
 
 from absl import flags
 
+from launch import bench_flags as given
 from launch import cli
-from launch import config_flag
-from launch import shared_flags
 
-_CONFIG = config_flag.define("configs/bench_peer.py", "What to run.")
-_RIVAL = flags.DEFINE_enum("rival", None, ["torch"], "Whom to compare with.")
-_PAIRS = flags.DEFINE_integer("pairs", 200, "Steps of each.", lower_bound=5)
-_DEATHS = flags.DEFINE_integer(
-    "deaths", 8, "Times of death in a step, of each node.", lower_bound=1
-)
-_REPEATS = flags.DEFINE_integer(
-    "repeats", 5, "How often each death is repeated.", lower_bound=1
-)
-_OUT = flags.DEFINE_string(
-    "out",
-    None,
-    "Where files go; by default runs/bench_redundancy, runs/bench_executors or "
-    "runs/bench_shape.",
-)
-shared_flags.define_program_cache()
+flags.adopt_module_key_flags(given)
 
 
 def main() -> None:
   """Runs the benchmark and prints its results."""
   from bamboo_jax.bench import cases
 
+  given.check(cases.find_case(given.CONFIG.value))
   arguments = cli.find_arguments(("config",), sys.argv[1:])
   cache = cli.find_arguments(("program_cache",), sys.argv[1:])
   cases.run(
-      _CONFIG.value,
+      given.CONFIG.value,
       worker=[sys.executable, "-m", "launch.bench_worker", *arguments],
       train=[sys.executable, "-m", "launch.train", *arguments, *cache],
-      rival=_RIVAL.value,
-      out=_OUT.value,
-      num_rounds=_PAIRS.value,
-      num_deaths=_DEATHS.value,
-      num_repeats=_REPEATS.value,
+      rival=given.RIVAL.value,
+      out=given.OUT.value,
+      formats=given.FORMAT.value,
+      num_rounds=given.PAIRS.value,
+      num_deaths=given.DEATHS.value,
+      num_repeats=given.REPEATS.value,
   )
 
 

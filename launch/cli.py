@@ -28,13 +28,6 @@ def check_folder(path: str) -> None:
     raise ValueError(f"Cannot write {path!r}: there must be a folder for it.")
 
 
-def check_one_of(*holders: flags.FlagHolder) -> None:
-  """Raises `ValueError` if more than one of these flags is set."""
-  names = [f"--{holder.name}" for holder in holders if holder.value]
-  if len(names) > 1:
-    raise ValueError(f"Give one of {' and '.join(names)}, not both.")
-
-
 def run(
     main: Callable[..., Any],
     *,

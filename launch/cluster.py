@@ -24,6 +24,7 @@ from bamboo_jax.local_cluster import setup as setup_lib
 from bamboo_jax.runtime import accelerator
 from bamboo_jax.train.setup import sizes
 from launch import cli
+from launch import cluster_checks
 from launch import cluster_flags as given
 from launch import figure_flags
 from launch import shared_flags
@@ -36,9 +37,7 @@ _SHARED = ("config", "workdir", "faults", "run", "device_memory_fraction")
 def main() -> None:
   """Checks what is asked for, runs it, and reports."""
   config, zones = given.CONFIG.value, given.ZONES.value
-  cli.check_one_of(given.FAULTS, given.RANDOM_KILLS, given.TRACE)
-  if given.TIME_SCALE.present and not given.TRACE.value:
-    raise ValueError("--time_scale needs a --trace.")
+  cluster_checks.check_together()
   replay = given.read_replay() if given.TRACE.value else None
   faults = sizes.read_faults(config, given.FAULTS.value)
   first_zones = setup_lib.find_first_zones(

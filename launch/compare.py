@@ -18,6 +18,7 @@ from bamboo_jax.metrics import loss_plot
 from bamboo_jax.metrics import summary as summary_lib
 from launch import cli
 from launch import figure_flags
+from launch import flag_checks
 
 _LINES = flags.DEFINE_integer(
     "lines", 12, "How many steps to print of each run.", lower_bound=1
@@ -30,6 +31,8 @@ def main(arguments: Sequence[str]) -> None:
   """Prints the comparison."""
   if len(arguments) != 2:
     raise app.UsageError("Give two workdirs to compare.")
+  flag_checks.check_needs([_FORMAT], _OUT)
+  formats = figure_flags.of_file(_FORMAT, _OUT.value)
   folders = [pathlib.Path(name) for name in arguments]
   logs = [jsonl.read_lines(folder / "metrics.jsonl") for folder in folders]
   columns = (jsonl.column(log, "loss") for log in logs)
@@ -44,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
     loss_plot.plot_losses(
         _OUT.value,
         [loss_plot.read_losses(log, name=path.name) for path, log in runs],
-        formats=_FORMAT.value,
+        formats=formats,
     )
   summaries = [
       summary_lib.read_summary(folder / "summary.json") for folder in folders

@@ -12,6 +12,7 @@ second reads a checkpoint, or the newest of a workdir, and writes a folder that
 from absl import flags
 
 from launch import cli
+from launch import flag_checks
 
 _FROM = flags.DEFINE_enum("from", None, ["hf"], "What `--path` is.")
 _TO = flags.DEFINE_enum("to", None, ["hf"], "What `--out` will be.")
@@ -25,7 +26,7 @@ _MAX_FILE_GB = flags.DEFINE_float(
 
 def main() -> None:
   """Converts, and says what of."""
-  cli.check_one_of(_FROM, _TO)
+  flag_checks.check_one_of(_FROM, _TO)
   if not (_FROM.value or _TO.value):
     raise ValueError("Give --from=hf or --to=hf.")
   from bamboo_jax.exchange import weights

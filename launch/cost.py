@@ -16,6 +16,7 @@ from bamboo_jax.accounting import runs
 from bamboo_jax.metrics import jsonl
 from launch import cli
 from launch import figure_flags
+from launch import flag_checks
 from launch import shared_flags
 
 _WORKDIR = shared_flags.define_workdir("Of the run.")
@@ -35,6 +36,7 @@ _REPORT = flags.DEFINE_bool("report", False, "Also write report.html there.")
 
 def main() -> None:
   """Prints the account of a run."""
+  flag_checks.check_needs([_FORMAT], _REPORT)
   workdir = pathlib.Path(_WORKDIR.value)
   options = runs.read_options(workdir / "config.json")
   given = {f.name: f.value for f in _CHARGES if f.value is not None}

@@ -1,10 +1,12 @@
 """The flag `--figure_format` of commands that draw."""
 
+import pathlib
 from typing import Any
 
 from absl import flags
 
 from bamboo_jax.metrics import plots
+from launch import flag_checks
 
 flags.disclaim_key_flags()  # A flag is one of the command that defines it.
 
@@ -40,5 +42,22 @@ def set_config(holder: flags.FlagHolder, config: Any) -> list[str]:
   """
   if not holder.present:
     return []
+  if not config.metrics.plots:
+    flag_checks.check_unused([holder], "with config.metrics.plots=False")
   config.metrics.figure_format = text = ",".join(holder.value)
   return [f"--config.metrics.figure_format={text}"]
+
+
+def of_file(holder: flags.FlagHolder, path: str | None) -> tuple[str, ...]:
+  """Returns the formats of a figure `--out=path`: the flag's, or its suffix.
+
+  Raises `ValueError` if the suffix is none of them.
+  """
+  if path is None:
+    return holder.value
+  suffix = pathlib.Path(path).suffix[1:]
+  allowed = holder.value if holder.present else plots.FORMATS
+  if suffix not in allowed:
+    endings = " or ".join(f".{name}" for name in allowed)
+    raise ValueError(f"--out must end in {endings}, got {path!r}.")
+  return holder.value if holder.present else (suffix,)

@@ -18,9 +18,11 @@ from bamboo_jax.experiments import bamboo_bert
 from bamboo_jax.experiments import compare
 from bamboo_jax.experiments import oobleck
 from bamboo_jax.experiments import provenance
+from bamboo_jax.experiments import unused
 from launch import cli
 from launch import config_flag
 from launch import figure_flags
+from launch import flag_checks
 from launch import shared_flags
 
 # What `config.experiment` may be. Each is called with the config, the folder to
@@ -46,6 +48,13 @@ def main() -> None:
   name = config.get("experiment")
   if name not in _EXPERIMENTS:
     raise ValueError(base.suggest(str(name), _EXPERIMENTS, what="experiment"))
+  if name == "compare":
+    given = flag_checks.given_keys(sys.argv[1:])
+    flag_checks.refuse(
+        *unused.find_unused(config, trace=_TRACE.value, given=given)
+    )
+  if not config.get("plots", True):
+    flag_checks.check_unused([_FORMAT], "with config.plots=False")
   workdir = pathlib.Path(_WORKDIR.value)
   workdir.mkdir(parents=True, exist_ok=True)
   provenance.write(

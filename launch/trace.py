@@ -23,6 +23,7 @@ from bamboo_jax.traces import readers
 from bamboo_jax.traces import scale
 from bamboo_jax.traces import trace as trace_lib
 from launch import cli
+from launch import figure_flags
 from launch import trace_flags as given
 
 flags.adopt_module_key_flags(given)
@@ -48,13 +49,16 @@ def _generate(files: Sequence[str]) -> None:
 
 def _show(files: Sequence[str]) -> None:
   path, figure = given.EVENTS.value, given.OUT.value
-  trace_report.show(_read(files), path=path, figure=figure)
+  formats = figure_flags.of_file(given.FORMAT, figure)
+  trace_report.show(_read(files), path=path, figure=figure, formats=formats)
 
 
 def _fit(files: Sequence[str]) -> None:
   first = given.SEED.value
   seeds = range(first, first + given.NUM_SEEDS.value)
-  trace_report.fit(_read(files), seeds, figure=given.OUT.value)
+  figure = given.OUT.value
+  formats = figure_flags.of_file(given.FORMAT, figure)
+  trace_report.fit(_read(files), seeds, figure=figure, formats=formats)
 
 
 def _read(files: Sequence[str]) -> trace_lib.Trace:

@@ -6,13 +6,14 @@ from bamboo_jax import base
 from bamboo_jax.traces import counts
 from bamboo_jax.traces import parameters
 from launch import cli
+from launch import figure_flags
+from launch import flag_checks
 
 OUT = flags.DEFINE_string(
-    "out", None, "Events to write (generate), or a PNG to draw (show, fit)."
+    "out", None, "Events to write (generate), or figure to draw (show, fit)."
 )
-SEED = flags.DEFINE_integer(
-    "seed", 0, "Of all that is random; which nodes go when a count drops."
-)
+FORMAT = figure_flags.define()
+SEED = flags.DEFINE_integer("seed", 0, "Of all that is random.")
 _DEFAULTS = parameters.Parameters()
 
 # How a trace is generated: `parameters.Parameters`, by the same names.
@@ -50,13 +51,12 @@ NUM_NODES = flags.DEFINE_integer(
     "num_nodes", None, "Scale to a cluster of so many nodes."
 )
 TIME_SCALE = flags.DEFINE_float("time_scale", 1.0, "Multiply all times.")
-READ = (JSON_DATA, NUM_NODES, TIME_SCALE)
+READ = (JSON_DATA, NUM_NODES, TIME_SCALE, FORMAT)
 
 EVENTS = flags.DEFINE_string("events", None, "Write the trace as events.")
 NUM_SEEDS = flags.DEFINE_integer(
     "num_seeds", 20, "Generated traces to compare with.", 1
 )
-
 
 _COMMANDS = {
     "generate": GENERATED,
@@ -70,8 +70,9 @@ def check(command: str) -> None:
   if command not in _COMMANDS:
     raise ValueError(base.suggest(command, _COMMANDS, what="command"))
   allowed = (OUT.name, SEED.name, *(h.name for h in _COMMANDS[command]))
-  if command != "generate" and not (OUT.value or ".png").endswith(".png"):
-    raise ValueError(f"--out must be a PNG, such as a.png, got {OUT.value!r}.")
+  flag_checks.check_needs([FORMAT], OUT)
+  if command != "generate":
+    figure_flags.of_file(FORMAT, OUT.value)
   for holder in (*GENERATED, *READ, EVENTS, NUM_SEEDS):
     if holder.present and holder.name not in allowed:
       raise ValueError(f"--{holder.name} is not an option of {command}.")

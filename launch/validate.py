@@ -21,36 +21,36 @@ from bamboo_jax.local_cluster import setup as setup_lib
 from bamboo_jax.local_cluster import trial
 from bamboo_jax.sim import measured
 from launch import cli
+from launch import cluster_checks
 from launch import cluster_flags as given
 
 flags.adopt_module_key_flags(given)
 _LAYERS = flags.DEFINE_string("layers", None, "File of `launch.profile`.")
 _CLUSTER = flags.DEFINE_string("cluster", None, "The same with `--cluster`.")
-_RUN = (
-    *("config", "program_cache", "trace", "time_scale", "nodes", "zones"),
-    "figure_format",
-)
+_RUN = "config program_cache trace time_scale nodes zones figure_format".split()
 
 
 def main() -> None:
   """Measures, runs, predicts, compares."""
   config, workdir = given.CONFIG.value, pathlib.Path(given.WORKDIR.value)
-  zones = given.ZONES.value
-  if not given.TRACE.value:
-    raise ValueError("There must be a --trace.")
+  argv = sys.argv[1:]
+  cluster_checks.check_for_trace(argv, layers=_LAYERS.value)
   replay = given.read_replay()
-  setup_lib.find_first_zones(config, given.NODES.value, zones, replay)
-  run_policy.check(config, layers=_LAYERS.value, cluster=_CLUSTER.value)
+  setup_lib.find_first_zones(
+      config, given.NODES.value, given.ZONES.value, replay
+  )
+  layers = _LAYERS.value or config.plan.profile
+  run_policy.check(config, layers=layers, cluster=_CLUSTER.value)
   workdir.mkdir(parents=True, exist_ok=True)
   with base.lock_folder(workdir):
     provenance.write(
         workdir,
-        command=["python", "-m", "launch.validate", *sys.argv[1:]],
+        command=["python", "-m", "launch.validate", *argv],
         config=config.to_json_best_effort(),
         trace=given.TRACE.value[0],
     )
-    given_on = cli.find_arguments(("config", "program_cache"), sys.argv[1:])
-    layers = _LAYERS.value or trial.profile(workdir / "layers.json", given_on)
+    given_on = cli.find_arguments(("config", "program_cache"), argv)
+    layers = layers or trial.profile(workdir / "layers.json", given_on)
     config.plan.profile = layers
     given_on.append(f"--config.plan.profile={layers}")
     cluster = _CLUSTER.value or trial.profile(
@@ -58,7 +58,7 @@ def main() -> None:
     )
     rules, price = run_policy.make(config, given.TRACE.value)
     run = trial.run(
-        [*cli.find_arguments(_RUN, sys.argv[1:]), given_on[-1]],
+        [*cli.find_arguments(_RUN, argv), given_on[-1]],
         workdir=workdir / "run",
         secs=replay.duration_ms / 1e3,
     )

@@ -121,19 +121,25 @@ def find_price(
 ) -> Price:
   """Returns the price of an instance in the file `prices` or the default one.
 
-  `region` is needed if several are listed; `date` None takes the newest. Raises
-  as `load_prices`, and `ValueError` if there is none, or there are several.
+  `region` is needed if several are listed; `date` None takes the newest. Either
+  may be of one instance, such as "p3.2xlarge:2021", and is None for others.
+  Raises as `load_prices`, and `ValueError` if there is none, or there are
+  several.
   """
   path = prices or DEFAULT_PATH
-  found = load_prices(path)
-  wanted = {"instance": instance, "region": region, "date": date}
+  found, what = load_prices(path), f"in {path}"
+  wanted = {
+      "instance": instance,
+      "region": _pin_of(instance, region),
+      "date": _pin_of(instance, date),
+  }
   for name, value in wanted.items():
     if value is not None:
       allowed = {getattr(price, name) for price in found}
       found = [price for price in found if getattr(price, name) == value]
       if not found:
-        what = f"{name} in {path}"
-        raise ValueError(base.suggest(value, allowed, what=what))
+        raise ValueError(base.suggest(value, allowed, what=f"{name} {what}"))
+      what = f"of {instance} in {path}"
   newest = max((p.date for p in found), key=lambda d: (d != _UNDATED, d))
   found = [price for price in found if price.date == newest]
   if len(found) > 1:
@@ -143,6 +149,12 @@ def find_price(
         "region, or leave one in the file."
     )
   return found[0]
+
+
+def _pin_of(instance: str, value: str | None) -> str | None:
+  """Returns a date or region that may be one of another instance alone."""
+  owner, _, own = (value or "").rpartition(":")
+  return value if not owner else own if owner == instance else None
 
 
 def _check_header(names: Sequence[str], *, where: str) -> None:

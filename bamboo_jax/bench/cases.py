@@ -30,6 +30,7 @@ def run(
     train: Sequence[str],
     rival: str | None,
     out: str | None,
+    formats: Sequence[str],
     **counts: int,
 ) -> None:
   """Runs the case that the config asks for, and prints its results.
@@ -39,15 +40,16 @@ def run(
   `turns.Subject`.
   Raises `ValueError` if the config and the rival do not go together.
   """
-  if config.plan.memory_limit_gib is not None:
+  cores = sorted(os.sched_getaffinity(0))
+  case = find_case(config)
+  if case == "memory":
     memory.compare(config)
     return
-  if config.model.name == "paced":
+  if case == "shape":
     folder = pathlib.Path(out or "runs/bench_shape")
     shape.compare(config, train=train, out=folder)
     return
-  cores = sorted(os.sched_getaffinity(0))
-  case = _find_case(config, rival, num_cores=len(cores))
+  _check_case(config, rival, num_cores=len(cores))
   port = ports_lib.free_port()
   commands = [
       [*worker, f"--rank={rank}", f"--core={cores[rank]}", f"--port={port}"]
@@ -65,6 +67,7 @@ def run(
         plan=plan,
         profile_path=path,
         out=pathlib.Path(out or f"runs/bench_{case}"),
+        formats=formats,
         **counts,
     )
     if case == "rivals":
@@ -77,9 +80,20 @@ def run(
     )
 
 
-def _find_case(
+def find_case(config: ml_collections.ConfigDict) -> str:
+  """Returns the name of the case that a config asks for."""
+  if config.plan.memory_limit_gib is not None:
+    return "memory"
+  if config.model.name == "paced":
+    return "shape"
+  if config.pipeline.executor == "spmd":
+    return "executors"
+  return "redundancy" if config.redundancy.mode != "none" else "rivals"
+
+
+def _check_case(
     config: ml_collections.ConfigDict, rival: str | None, *, num_cores: int
-) -> str:
+) -> None:
   pipeline = config.pipeline
   has_replicas = config.redundancy.mode != "none"
   is_spmd = pipeline.executor == "spmd"
@@ -105,9 +119,6 @@ def _find_case(
         f"num_pipelines={pipeline.num_pipelines}, "
         f"num_stages={pipeline.num_stages} and {num_cores} cores."
     )
-  if is_spmd:
-    return "executors"
-  return "redundancy" if has_replicas else "rivals"
 
 
 def _prepare(

@@ -105,7 +105,7 @@ def compare(ours: turns.Processes, subject: turns.Subject) -> None:
   for name, timeline in longer[0].timelines.items():
     grid = grid_lib.render_grid(timeline)
     print(f"\n{name}, {predict.SIZES[0]} stages, predicted:\n{grid}")
-  write(report, steps, longer[0], subject.out)
+  write(report, steps, longer[0], subject.out, subject.formats)
   print(f"\nfiles={subject.out}")
   assert difference < _MAX_DIFFERENCE, "programs and rows differ"
 
@@ -221,6 +221,7 @@ def write(
     steps: Mapping[str, Rows],
     pair: Pair,
     out: pathlib.Path,
+    formats: Sequence[str] = ("png",),
 ) -> None:
   """Writes all numbers, and figures of both grids, into the folder `out`."""
   table.write(out, report, name="variant", steps=steps)
@@ -229,4 +230,5 @@ def write(
         out / f"grid_{name}.png",
         planned=step_slots.planned_slots([timeline]),
         title=f"A step of {pair.plan.num_stages} stages by {name!r}",
+        formats=formats,
     )

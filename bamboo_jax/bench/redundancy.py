@@ -106,7 +106,7 @@ def compare(ours: turns.Processes, subject: turns.Subject) -> None:
       "sizes": [*predict.predict_sizes(plan, MODES, options)],
   }
   print(render(report))
-  write(report, steps, deaths, subject.out)
+  write(report, steps, deaths, subject.out, subject.formats)
   print(f"files={subject.out}")
   assert same_state, "states of modes, or of replicas, differ"
 
@@ -277,6 +277,7 @@ def write(
     steps: Mapping[str, Rows],
     deaths: Sequence[Rows],
     out: pathlib.Path,
+    formats: Sequence[str] = ("png",),
 ) -> None:
   """Writes all numbers and a figure into the folder `out`."""
   table.write(out, report, name="mode", steps=steps)
@@ -294,13 +295,11 @@ def write(
       )
       for mode, pause in pairs
   }
-  _plot_modes(out / "overhead_pause.png", points)
+  plots.save_figure(draw_modes(points), out / "overhead_pause.png", formats)
 
 
-def _plot_modes(
-    path: pathlib.Path, modes: Mapping[str, tuple[_Point, _Point]]
-) -> None:
-  """Draws two points for each mode, measured and predicted.
+def draw_modes(modes: Mapping[str, tuple[_Point, _Point]]) -> Any:
+  """Returns a figure with two points for each mode, measured and predicted.
 
   A point is the overhead of a step to mode "lazy", as a fraction, and the pause
   of a death in ms.
@@ -320,4 +319,4 @@ def _plot_modes(
   axes.plot([], [], "o", color="#999999", fillstyle="none", label="predicted")
   axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
   axes.legend(frameon=False)
-  plots.save_figure(fig, path)
+  return fig

@@ -87,6 +87,7 @@ class Subject:
   """A pipeline, and how much of it is measured.
 
   Attributes:
+    formats: Of figures, see `metrics.plots`.
     num_rounds: Steps of each variant.
     num_deaths: Times of death in a step, of each node.
     num_repeats: How often each death is repeated.
@@ -96,6 +97,7 @@ class Subject:
   plan: planner.Plan
   profile_path: pathlib.Path
   out: pathlib.Path
+  formats: Sequence[str]
   num_rounds: int
   num_deaths: int
   num_repeats: int

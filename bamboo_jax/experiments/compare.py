@@ -15,10 +15,10 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.accounting import machines
 from bamboo_jax.experiments import compare_report
 from bamboo_jax.experiments import gap
 from bamboo_jax.experiments import output
+from bamboo_jax.experiments import unused
 from bamboo_jax.sim import build
 from bamboo_jax.sim import forecast
 from bamboo_jax.sim import loop
@@ -72,20 +72,24 @@ def run(
   """
   plain = json.loads(config.to_json())
   build.load_plugins(plain)
-  if plain["workload"]["of_instance"]:
-    plain["workload"] = machines.apply(plain["workload"], plain["instance"])
   plain["policies"] |= {
       name: dataclasses.asdict(settings)
       for name, settings in presets.OWN.items()
   }
   if not plain["policies"]:
     raise ValueError("config.policies must have a policy, got none.")
-  main = Play(plain, trace, config.seed)
-  plays = (main, *make_sweep(plain, trace))
+  plays = tuple(make_sweep(plain, trace))
+  plain = build.place(plain)
+  plays = (Play(plain, trace, config.seed), *plays)
   name = build.make_trace(plain, path=trace, seed=config.seed).name
   build.make_price(plain)  # Errors come at once, not from a worker.
   for policy in plain["policies"]:
     build.make_choices(plain, policy)
+  if plain["sweep"]["values"] and len(plays) == 1:
+    print(
+        f"note: --trace={trace} is played alone, without the sweep of "
+        f"{plain['sweep']['field']}, which changes how traces are generated."
+    )
   outcomes = _play_all(_make_jobs(tuple(plain["policies"]), plays), config)
   sweep: dict[Any, dict[str, list[loop.Outcome]]] = {}
   for policy, found in outcomes.items():
@@ -123,10 +127,13 @@ def make_sweep(config: build.Config, trace: str | None) -> Iterator[Play]:
         f"config.sweep.num_seeds must be from 1, got {sweep['num_seeds']}."
     )
   _find_field(config, field)
-  if trace is not None and field.startswith("trace."):
+  if not unused.is_swept(config, trace):
     return
   for value in values:
-    changed = _with_field(config, field, value)
+    if field == "instance":
+      changed = build.place(_with_field(config, field, value))
+    else:  # The value counts, not that of a data sheet.
+      changed = _with_field(build.place(config), field, value)
     for i in range(1 if trace else sweep["num_seeds"]):
       yield Play(changed, trace, config["seed"] + i, value)
 

@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Iterable, Sequence
+import pathlib
 import statistics
 from typing import Any
 
@@ -20,7 +21,13 @@ Trace = trace_lib.Trace
 _LIVE, _LOST = "#0072B2", "#D55E00"
 
 
-def show(trace: Trace, *, path: str | None, figure: str | None = None) -> None:
+def show(
+    trace: Trace,
+    *,
+    path: str | None,
+    figure: str | None = None,
+    formats: Sequence[str] = ("png",),
+) -> None:
   """Prints figures of a trace; writes events to `path`, draws to `figure`."""
   summary = trace_summary.summarize(trace)
   for name, value in summary.figures().items():
@@ -35,10 +42,16 @@ def show(trace: Trace, *, path: str | None, figure: str | None = None) -> None:
     base.write_atomically(path, readers.render_events(trace))
     print(f"events: {path}")
   if figure:
-    plot_traces(figure, [trace])
+    plot_traces(figure, [trace], formats)
 
 
-def fit(recorded: Trace, seeds: Iterable[int], *, figure: str | None) -> None:
+def fit(
+    recorded: Trace,
+    seeds: Iterable[int],
+    *,
+    figure: str | None,
+    formats: Sequence[str] = ("png",),
+) -> None:
   """Prints how to imitate a trace, and how well that does with some seeds."""
   parameters = fit_lib.fit_parameters(recorded)
   generated = [
@@ -57,7 +70,7 @@ def fit(recorded: Trace, seeds: Iterable[int], *, figure: str | None) -> None:
   options = trace_parameters.render_options(parameters)
   print(f"python -m launch.trace generate --out=FILE {options}")
   if figure:
-    plot_traces(figure, [recorded, generated[0]])
+    plot_traces(figure, [recorded, generated[0]], formats)
 
 
 def _print_notes(trace: Trace) -> None:
@@ -65,8 +78,16 @@ def _print_notes(trace: Trace) -> None:
     print(f"note: {note}")
 
 
-def plot_traces(path: str, traces: Sequence[Trace]) -> None:
-  """Draws traces as a PNG, one below the other, to one scale."""
+def plot_traces(
+    path: str, traces: Sequence[Trace], formats: Sequence[str] = ("png",)
+) -> None:
+  """Draws traces, one below the other, to one scale; prints the files."""
+  for file in plots.save_figure(draw_traces(traces), path, formats):
+    print(f"figure: {file}")
+
+
+def draw_traces(traces: Sequence[Trace]) -> Any:
+  """Returns the figure of `plot_traces`."""
   size = (12, 0.6 + 2.8 * len(traces))
   shared = dict(sharex="col", sharey="col", width_ratios=(3, 1))
   fig, rows = plots.new_figure(size, len(traces), 2, **shared)
@@ -75,19 +96,19 @@ def plot_traces(path: str, traces: Sequence[Trace]) -> None:
     lost = [sum(e.kind == "remove" for e in events) for events in instants]
     _draw_nodes(over_time, trace, lost)
     _draw_bulks(by_size, lost)
-  labels = rows[0, 0].get_legend_handles_labels()
-  fig.legend(*labels, loc="outside upper right", ncols=2, frameon=False)
+  handles, _ = rows[0, 0].get_legend_handles_labels()
+  plots.add_legend(fig, handles, side="upper")
   rows[-1, 0].set_xlabel("time (h)")
   rows[-1, 1].set_xlabel("nodes preempted at an instant")
-  plots.save_figure(fig, path)
-  print(f"figure: {path}")
+  return fig
 
 
 def _draw_nodes(axes: Any, trace: Trace, lost: Sequence[int]) -> None:
   times_ms, live = zip(*trace.live_steps(), strict=True)
   ends_ms = (*times_ms, trace.duration_ms)
   *hours, end = [time_ms / trace_lib.MS_PER_HOUR for time_ms in ends_ms]
-  axes.set_title(trace.name, loc="left", fontsize=10)
+  name = plots.plain(pathlib.PurePath(trace.name).name)
+  axes.set_title(name, loc="left", fontsize=10)
   style = dict(color=_LIVE, linewidth=1.2, label="live nodes")
   axes.step([*hours, end], [*live, live[-1]], where="post", **style)
   axes.vlines(hours, 0, lost, color=_LOST, label="preempted nodes")

@@ -14,6 +14,7 @@ import pathlib
 from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.accounting import machines
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.plan import cost_model
@@ -33,6 +34,16 @@ Trace, Profile = trace_lib.Trace, cost_model.Profile
 Config = Mapping[str, Any]  # A config as plain values.
 
 _COSTS = ("transformer", "profile", "table")
+
+# What `place` takes from data sheets.
+OF_INSTANCE = tuple(
+    f"workload.{key}"
+    for key in (
+        *("gpus_per_node", "inner_bytes_per_sec", "memory_limit_gib"),
+        *("transformer.flops_per_sec", "transformer.bytes_per_sec"),
+        "transformer.link_bytes_per_sec",
+    )
+)
 # What a workload has under the name in the config.
 _SAME = (
     *("num_stages", "num_microbatches", "microbatch_size"),
@@ -59,13 +70,41 @@ def make_trace(config: Config, *, path: str | None, seed: int) -> Trace:
   return scale.scale(readers.read_traces([path]), **config["trace_file"])
 
 
-def make_price(config: Config) -> prices_lib.Price:
-  """Returns the price of the instance."""
-  price = prices_lib.find_price(
+def is_of_instance(config: Config) -> bool:
+  """Whether speeds and memory are those of the instance, from data sheets."""
+  workload = config["workload"]
+  if workload["of_instance"] is not None:
+    return workload["of_instance"]
+  is_other = config["instance"] != workload["speeds_of"]
+  return is_other and workload["costs"] == "transformer"
+
+
+def place(config: Config) -> Config:
+  """Returns the config with the workload on nodes of the instance."""
+  _find_price(config)  # Its error names all instances that have a price.
+  if not is_of_instance(config):
+    return config
+  try:
+    workload = machines.apply(config["workload"], config["instance"])
+  except ValueError as error:
+    raise ValueError(
+        f"{error} Or set config.workload.of_instance=False and the speeds in "
+        "config.workload."
+    ) from error
+  return {**config, "workload": workload}
+
+
+def _find_price(config: Config) -> prices_lib.Price:
+  return prices_lib.find_price(
       config["instance"],
       prices=config["prices"],
       date=config["price_date"] or None,
   )
+
+
+def make_price(config: Config) -> prices_lib.Price:
+  """Returns the price of the instance, which fits the workload."""
+  price = _find_price(config)
   workload = config["workload"]
   count = workload["gpus_per_node"]
   if workload["costs"] == "transformer" and price.gpu_count != count:

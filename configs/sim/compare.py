@@ -35,7 +35,8 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
       seed=0,
       prices=config_dict.placeholder(str),  # Path; None: those of the project.
       instance="p3.2xlarge",
-      price_date="2021",  # Empty: the newest.
+      # Of one instance, else the newest; or of any, such as "2025".
+      price_date="p3.2xlarge:2021",
       workload=_make_workload(),
       durations=dataclasses.asdict(times_lib.Durations()),  # In seconds.
       trace=dict(  # What is generated, see `launch.trace`.
@@ -87,7 +88,10 @@ def _make_workload() -> dict[str, object]:
           ),
       ),
       **presets.JOB,  # Stages, microbatches per step, samples in each.
-      of_instance=False,  # Whether speeds and memory are of the instance.
+      # Whether speeds and memory are those of the instance; None: unless the
+      # ones here are. They are of this one:
+      of_instance=config_dict.placeholder(bool),
+      speeds_of="p3.2xlarge",
       gpus_per_node=1,  # Of the instance; flops_per_sec is of one of them.
       inner_bytes_per_sec=1.5e11,  # Between them, each way.
       memory_limit_gib=config_dict.placeholder(float),  # Per node.

@@ -3,8 +3,10 @@
 import contextlib
 import csv
 import io
+import json
 import math
 import pathlib
+import sys
 import tempfile
 
 from absl.testing import parameterized
@@ -12,6 +14,7 @@ from absl.testing import parameterized
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.experiments import compare
 from bamboo_jax.experiments import gap
+from bamboo_jax.sim import build
 from configs.sim import compare as compare_config
 from tests.launch import commands
 
@@ -42,10 +45,10 @@ def make_config():
   return config
 
 
-def run(config, trace=None):
+def run(config, trace=None, *, quiet=True):
   """Returns the lines of `summary.csv` and the files that are written."""
   workdir = pathlib.Path(tempfile.mkdtemp())
-  with contextlib.redirect_stdout(io.StringIO()):
+  with contextlib.redirect_stdout(io.StringIO() if quiet else sys.stdout):
     compare.run(config, workdir=workdir, trace=trace)
   with open(workdir / "summary.csv", encoding="utf-8") as file:
     return list(csv.DictReader(file)), {path.name for path in workdir.iterdir()}
@@ -61,15 +64,48 @@ class CompareTest(parameterized.TestCase):
 
   def test_nodes_of_an_instance(self):
     config = make_config()
-    config.instance, config.price_date = "p4d.24xlarge", ""
-    config.workload.of_instance = True
-    config.policies = {"checkpoint": config.policies.checkpoint}
-    config.sweep.values = ()
-    fast, _ = run(config)
-    config.instance = "p3.2xlarge"
-    slow, _ = run(config)
-    rates = [float(r[0]["throughput_samples_per_sec"]) for r in (fast, slow)]
-    self.assertGreater(rates[0], rates[1])
+    # Its price is not of 2021, and its speeds are not those of the config.
+    config.policies = {"on_demand": config.policies.on_demand}
+    config.sweep.field = "instance"
+    instances = config.sweep.values = ("p4d.24xlarge", "p3.2xlarge")
+    fields = ("throughput_samples_per_sec", "usd_per_million_samples")
+    found = {}
+    for instance in instances:
+      config.instance = instance
+      rows, _ = run(config)
+      for row in rows:
+        name = row["setting"] or instance
+        found.setdefault(name, set()).add(tuple(row[f] for f in fields))
+    (fast,), (slow,) = found["p4d.24xlarge"], found["p3.2xlarge"]
+    self.assertGreater(float(fast[0]), 10 * float(slow[0]))
+
+  @parameterized.parameters(
+      ({}, "2021", 0.918),
+      ({"price_date": "2025"}, "2025", 0.4),
+      ({"price_date": ""}, "2025", 0.4),
+      ({"instance": "p4d.24xlarge"}, "2025", 5.33),
+      (
+          {"instance": "p4d.24xlarge", "price_date": "p4d.24xlarge:2025"},
+          "2025",
+          5.33,
+      ),
+      ({"instance": "g4dn.2xlarge"}, "undated", 0.32),
+  )
+  def test_price(self, changes, date, usd_per_hour):
+    config = make_config()
+    config.update(changes)
+    price = build.make_price(build.place(json.loads(config.to_json())))
+    self.assertEqual(
+        (price.date, price.spot_usd_per_hour), (date, usd_per_hour)
+    )
+
+  def test_a_single_run_has_no_interval(self):
+    config = make_config()
+    config.policies = {"reconfigure": config.policies.reconfigure}
+    one, *several = run(config)[0]
+    self.assertEqual((one["value_ci95"], one["throughput_ci95"]), ("", ""))
+    for row in several:
+      self.assertGreater(float(row["value_ci95"]), 0.0)
 
   def test_sweep(self):
     rows, files = run(make_config())
@@ -126,10 +162,16 @@ class CompareTest(parameterized.TestCase):
     fast, slow = (float(row["value"]) for row in rows[1:])
     self.assertGreater(fast, slow)
 
-  def test_how_traces_are_generated_does_not_matter_with_a_file(self):
+  def test_a_sweep_of_generated_traces_is_not_played_beside_a_file(self):
     config = make_config()
-    rows, _ = run(config, write_trace(_EVENTS))
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+      rows, _ = run(config, write_trace(_EVENTS), quiet=False)
     self.assertLen(rows, len(config.policies))
+    self.assertRegex(
+        out.getvalue(),
+        "note: --trace=.*events.csv is played alone, without the sweep of "
+        "trace.hazard_per_node_hour",
+    )
 
   @parameterized.named_parameters(
       (
@@ -168,8 +210,13 @@ class CompareTest(parameterized.TestCase):
       ("cores", {"num_processes": 0}, "num_processes must be from 1, got 0"),
       ("plugin", {"plugins": ("nowhere",)}, "plugins: No module named 'now"),
       (
+          "date",
+          {"instance": "p4d.24xlarge", "price_date": "2021"},
+          "Unknown date of p4d.24xlarge in .* '2021'.*Allowed: 2025.",
+      ),
+      (
           "gpus",
-          {"instance": "p5.48xlarge", "price_date": ""},
+          {"instance": "p5.48xlarge", "workload.of_instance": False},
           "'p5.48xlarge' has 8 GPUs, but config.workload.gpus_per_node is 1",
       ),
       ("bulks", {"trace.bulk_sizes": (3,)}, r"bulk_sizes\[0\] must be an arr"),

@@ -71,7 +71,11 @@ class ClusterTraceTest(commands.CommandCase):
           ["--trace=FOLDER/trace.csv", "--faults=FOLDER/faults.csv"],
           "Give one of --faults and --trace, not both",
       ),
-      (["--time_scale=60"], "--time_scale needs a --trace"),
+      (["--time_scale=60"], "--time_scale has no effect without --trace."),
+      (
+          ["--kinds=hang", "--seed=3"],
+          "--kinds and --seed have no effect without --random_kills.",
+      ),
       (
           ["--trace=FOLDER/trace.csv", "--time_scale=0"],
           "time_scale must be above 0, got 0.0",

@@ -1,0 +1,64 @@
+"""Keys of a comparison's config that have no effect beside others."""
+
+from collections.abc import Collection, Iterator, Sequence
+
+from bamboo_jax.sim import build
+
+_KINDS = ("transformer", "profile", "table")
+
+
+def find_unused(
+    config: build.Config, *, trace: str | None, given: Collection[str]
+) -> tuple[list[str], str]:
+  """Returns flags of `given` keys that have no effect, and when that is so.
+
+  Of several reasons it is the first.
+  """
+  for keys, when in _rules(config, trace):
+    found = [
+        key
+        for key in given
+        if any(key == k or key.startswith(f"{k}.") for k in keys)
+    ]
+    if found:
+      return [f"--config.{key}" for key in found], when
+  return [], ""
+
+
+def is_swept(config: build.Config, trace: str | None) -> bool:
+  """Whether the sweep can be played: a file's trace has no other settings."""
+  sweep = config["sweep"]
+  is_generated = sweep["field"].startswith("trace.")
+  return bool(sweep["values"]) and not (trace and is_generated)
+
+
+def _rules(
+    config: build.Config, trace: str | None
+) -> Iterator[tuple[Sequence[str], str]]:
+  """Yields keys that have no effect, and when so."""
+  sweep, workload = config["sweep"], config["workload"]
+  field, costs = sweep["field"], workload["costs"]
+  if trace is None:
+    yield ["trace_file"], "without --trace"
+  else:
+    yield ["trace"], "with --trace, which has the preemptions"
+  if not sweep["values"]:
+    yield ["sweep.field", "sweep.num_seeds"], "without config.sweep.values"
+  elif not is_swept(config, trace):
+    yield ["sweep"], (
+        f"with --trace, as config.sweep.field={field} changes how traces are "
+        "generated: sweep another field, or leave out --trace"
+    )
+  elif trace is not None:
+    yield ["sweep.num_seeds"], "with --trace, which is one trace"
+  if field != "workload.costs":
+    for kind in _KINDS:
+      keys = [f"workload.{kind}"]
+      keys += ["workload.link_bytes_per_sec"] * (kind == "profile")
+      if kind != costs:
+        yield keys, f"with config.workload.costs={costs}"
+  if build.is_of_instance(config):
+    yield build.OF_INSTANCE, (
+        f"with config.instance={config['instance']}, whose data sheet has it; "
+        "config.workload.of_instance=False takes what the config has"
+    )

@@ -1,0 +1,43 @@
+"""Flags of `launch.bench`, and which cases they are for."""
+
+from absl import flags
+
+from launch import config_flag
+from launch import figure_flags
+from launch import flag_checks
+from launch import shared_flags
+
+CONFIG = config_flag.define("configs/bench_peer.py", "What to run.")
+RIVAL = flags.DEFINE_enum("rival", None, ["torch"], "Whom to compare with.")
+PAIRS = flags.DEFINE_integer("pairs", 200, "Steps of each.", lower_bound=5)
+DEATHS = flags.DEFINE_integer(
+    "deaths", 8, "Times of death in a step, of each node.", lower_bound=1
+)
+REPEATS = flags.DEFINE_integer(
+    "repeats", 5, "How often each death is repeated.", lower_bound=1
+)
+OUT = flags.DEFINE_string(
+    "out",
+    None,
+    "Where files go; by default runs/bench_redundancy, runs/bench_executors or "
+    "runs/bench_shape.",
+)
+FORMAT = figure_flags.define()
+CACHE = shared_flags.define_program_cache()
+
+# The flags that have an effect, by case.
+_USED = {
+    "memory": (),
+    "shape": (OUT, CACHE),
+    "rivals": (RIVAL, PAIRS),
+    "executors": (PAIRS, OUT, FORMAT),
+    "redundancy": (PAIRS, DEATHS, REPEATS, OUT, FORMAT),
+}
+
+
+def check(case: str) -> None:
+  """Raises `ValueError` if a flag is given that the case does not use."""
+  holders = (RIVAL, PAIRS, DEATHS, REPEATS, OUT, FORMAT, CACHE)
+  used = {holder.name for holder in _USED[case]}
+  unused = [holder for holder in holders if holder.name not in used]
+  flag_checks.check_unused(unused, f"in the benchmark {case!r}")

@@ -1,0 +1,27 @@
+"""Which flags of a cluster go together."""
+
+from collections.abc import Sequence
+
+from launch import cluster_flags as given
+from launch import flag_checks
+
+
+def check_together() -> None:
+  """Raises `ValueError` for flags that exclude or need each other."""
+  flag_checks.check_one_of(given.FAULTS, given.RANDOM_KILLS, given.TRACE)
+  flag_checks.check_needs([given.TIME_SCALE], given.TRACE)
+  flag_checks.check_needs([given.KINDS, given.SEED], given.RANDOM_KILLS)
+
+
+def check_for_trace(argv: Sequence[str], *, layers: str | None) -> None:
+  """Raises `ValueError` for what a run as long as its trace does not take."""
+  if not given.TRACE.value:
+    raise ValueError("There must be a --trace.")
+  unused = (
+      *(given.ETCD, given.RUN, given.DEVICE_MEMORY_FRACTION),
+      *(given.FAULTS, given.RANDOM_KILLS, given.KINDS, given.SEED),
+  )
+  flag_checks.check_unused(unused, "on a run under a --trace")
+  flag_checks.refuse_keys(argv, ["num_steps"], "on a run as long as --trace")
+  if layers:
+    flag_checks.refuse_keys(argv, ["plan.profile"], "beside --layers")

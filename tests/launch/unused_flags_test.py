@@ -1,0 +1,119 @@
+"""Options without an effect are refused, before anything is done."""
+
+from absl.testing import parameterized
+
+from tests.launch import commands
+
+_SIM = ("launch.simulate", "--config=configs/sim/compare.py:quick")
+_CLUSTER = ("launch.cluster", "--config=tests/tiny.py")
+_ABLATE = ("launch.ablate", "--config=tests/tiny.py", "--sweep=seed=1,2")
+_VALIDATE = (
+    *("launch.validate", "--config=configs/validate.py:1x2"),
+    "--trace=configs/validate_1x2.csv",
+)
+_TRACE = "third_party/published/parcae_p3.csv"
+_NO_WORKDIR = ("launch.trace", "launch.compare", "launch.bench")
+
+
+class UnusedFlagsTest(parameterized.TestCase):
+
+  # Each starts Python, a second, and those of bench start JAX.
+  @parameterized.named_parameters(
+      (
+          "simulate_trace",
+          (*_SIM, f"--trace={_TRACE}", "--config.sweep.num_seeds=3"),
+          "--config.sweep.num_seeds has no effect with --trace, as .*: sweep",
+      ),
+      (
+          "simulate_figures",
+          (*_SIM, "--figure_format=pdf", "--noconfig.plots"),
+          "--figure_format has no effect with config.plots=False",
+      ),
+      (
+          "train_figures",
+          ("launch.train", "--config=tests/tiny.py", "--figure_format=pdf"),
+          "--figure_format has no effect with config.metrics.plots=False",
+      ),
+      (
+          "cluster_kills",
+          (*_CLUSTER, "--kinds=hang"),
+          "--kinds has no effect without --random_kills",
+      ),
+      (
+          "ablate_scale",
+          (*_ABLATE, "--time_scale=2", "--nodes=3"),
+          "--time_scale and --nodes have no effect without --trace",
+      ),
+      (
+          "ablate_faults",
+          (*_ABLATE, "--faults=a.csv", "--trace=b.csv"),
+          "Give one of --faults and --trace, not both",
+      ),
+      (
+          "ablate_key",
+          (*_ABLATE, "--config.seed=3"),
+          "--config.seed has no effect beside a --sweep of it",
+      ),
+      (
+          "validate",
+          (*_VALIDATE, "--faults=a.csv", "--seed=3", "--etcd=a:1"),
+          "--etcd, --faults and --seed have no effect on a run under",
+      ),
+      (
+          "validate_steps",
+          (*_VALIDATE, "--config.num_steps=9"),
+          "--config.num_steps has no effect on a run as long as --trace",
+      ),
+      (
+          "trace_figures",
+          ("launch.trace", "show", _TRACE, "--figure_format=pdf"),
+          "--figure_format has no effect without --out",
+      ),
+      (
+          "trace_suffix",
+          ("launch.trace", "show", _TRACE, "--out=a.gif"),
+          "--out must end in .png or .pdf or .svg, got 'a.gif'",
+      ),
+      (
+          "trace_other_suffix",
+          (*("launch.trace", "show", _TRACE), "--out=a.png")
+          + ("--figure_format=pdf,svg",),
+          "--out must end in .pdf or .svg, got 'a.png'",
+      ),
+      (
+          "compare",
+          ("launch.compare", "a", "b", "--figure_format=pdf"),
+          "--figure_format has no effect without --out",
+      ),
+      (
+          "cost",
+          ("launch.cost", "--figure_format=pdf"),
+          "--figure_format has no effect without --report",
+      ),
+      (
+          "bench_peer",
+          ("launch.bench", "--deaths=3", "--out=a"),
+          "--deaths and --out have no effect in the benchmark 'rivals'",
+      ),
+      (
+          "bench_rival",
+          (
+              *("launch.bench", "--config=configs/bench_redundancy.py"),
+              "--rival=torch",
+          ),
+          "--rival has no effect in the benchmark 'redundancy'",
+      ),
+      (
+          "formats",
+          (*_SIM, "--figure_format=png,gif"),
+          "Formats of figures are a list of png, pdf, svg, .* got 'png,gif'",
+      ),
+  )
+  def test_one_line(self, arguments, message):
+    command, *rest = arguments
+    if command not in _NO_WORKDIR:
+      rest.append("--workdir=build/never_made")
+    done = commands.run("-m", command, *rest)
+    self.assertEqual(done.returncode, 2, done.stderr)
+    self.assertRegex(done.stderr, f"^error: .*{message}.*\n$")
+    self.assertFalse((commands.ROOT / "build/never_made").exists())
