@@ -12,8 +12,10 @@ python -m launch.ablate --config=configs/paced.py \
 Several sweeps give all combinations. Runs are those of `launch.train`, with
 `--trace` of `launch.cluster`, one after the other; their order changes from
 repeat to repeat. Writes `runs.csv` (one row per run), `means.csv` (one row per
-setting, with 95 % intervals) and `ablation.png`. The same command again goes on
-where it was.
+setting, with 95 % intervals if it has several runs) and `ablation.png`; in them
+`step_ms` and `tokens_per_sec` are medians within steps, `samples_per_wall_sec`
+counts all time after the first step. The same command again goes on where it
+was.
 """
 
 import pathlib

@@ -2,6 +2,7 @@ r"""Compares two runs: losses side by side, and whether they end in one state.
 
 python -m launch.compare runs/quickstart/plain runs/quickstart/failures
 
+With `--out=losses.png` draws the losses over each other, with deaths marked.
 Prints `identical` and returns 0 if the states after the last step are the same
 to the bit; otherwise says what differs and returns 1.
 """
@@ -15,6 +16,7 @@ from absl import flags
 
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import loss_plot
+from bamboo_jax.metrics import plots
 from bamboo_jax.metrics import summary as summary_lib
 from launch import cli
 from launch import figure_flags
@@ -44,11 +46,11 @@ def main(arguments: Sequence[str]) -> None:
     print(f"{step:>6}  {first[step]:>10.6f}  {second[step]:>10.6f}")
   if _OUT.value:
     runs = zip(folders, logs, strict=True)
-    loss_plot.plot_losses(
-        _OUT.value,
-        [loss_plot.read_losses(log, name=path.name) for path, log in runs],
-        formats=formats,
-    )
+    losses = [loss_plot.read_losses(log, name=path.name) for path, log in runs]
+    for path in plots.save_figure(
+        loss_plot.draw_losses(losses), _OUT.value, formats
+    ):
+      print(f"figure: {path}")
   summaries = [
       summary_lib.read_summary(folder / "summary.json") for folder in folders
   ]

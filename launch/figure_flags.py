@@ -51,13 +51,12 @@ def set_config(holder: flags.FlagHolder, config: Any) -> list[str]:
 def of_file(holder: flags.FlagHolder, path: str | None) -> tuple[str, ...]:
   """Returns the formats of a figure `--out=path`: the flag's, or its suffix.
 
-  Raises `ValueError` if the suffix is none of them.
+  Raises `ValueError` if the suffix is no format.
   """
   if path is None:
     return holder.value
   suffix = pathlib.Path(path).suffix[1:]
-  allowed = holder.value if holder.present else plots.FORMATS
-  if suffix not in allowed:
-    endings = " or ".join(f".{name}" for name in allowed)
+  if suffix not in plots.FORMATS:
+    endings = " or ".join(f".{name}" for name in plots.FORMATS)
     raise ValueError(f"--out must end in {endings}, got {path!r}.")
   return holder.value if holder.present else (suffix,)

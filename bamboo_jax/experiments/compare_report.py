@@ -18,7 +18,13 @@ _SOURCES = {
     "profile": "from a profile of layers",
     "table": "from a table of throughput by number of nodes",
 }
-_NAMES = {"trace.hazard_per_node_hour": "preemptions per node and hour"}
+_NAMES = {
+    "trace.hazard_per_node_hour": "preemptions per node and hour",
+    "trace.hours": "length of the trace (h)",
+    "trace.zone_correlation": "probability that a second zone is hit",
+}
+# Of other fields, by the end of their name.
+_UNITS = {"_secs": "s", "_gib": "GiB", "_ms": "ms", "_per_sec": "1/s"}
 
 
 def write_report(
@@ -43,16 +49,25 @@ def write_report(
           f"Costs are {_SOURCES[config['workload']['costs']]}. All policies "
           "see the same trace; nodes on demand are not preempted.",
           "A run over time shows the throughput of the moment. What is rolled "
-          "back later is not taken away from it, but from all sums.",
+          "back later is not taken away from it, but from all sums. Events "
+          "before the first training are its start.",
       ],
       runs=[
           content.Run(name=policy, account=run.account, course=make_course(run))
           for policy, run in runs.items()
       ],
       curves=_curves(sweep),
-      rate_name=_NAMES.get(field, field),
+      rate_name=name_field(field),
   )
   page.write_report(workdir, report, formats=formats)
+
+
+def name_field(field: str) -> str:
+  """Returns the label of an axis for a field of the config, with its unit."""
+  for ending, unit in _UNITS.items():
+    if field.endswith(ending):
+      return f"{field.removesuffix(ending)} ({unit})"
+  return _NAMES.get(field, field)
 
 
 def _inputs(config: Mapping[str, Any], trace_name: str) -> list[str]:

@@ -94,7 +94,9 @@ def run_all(
   results, num_done = [], 0
   with contextlib.ExitStack() as stack:
     num_steps = sum(map(num_runs, jobs))
-    bar = stack.enter_context(progress_lib.Progress(num_steps=num_steps))
+    bar = stack.enter_context(
+        progress_lib.Progress(num_steps=num_steps, unit="run")
+    )
     play_all = map
     if min(num_processes, len(jobs)) > 1:
       # If started anew they share no locks and no threads with this one.

@@ -76,8 +76,6 @@ def plot_losses(
 
 def draw_losses(runs: Sequence[Losses]) -> Any:
   """Returns a figure: losses, and below them a row of marks for each event."""
-  from matplotlib import ticker
-
   rows = [
       (run, event) for run in runs for event in _MARKS if event in run.marks
   ]
@@ -99,7 +97,7 @@ def draw_losses(runs: Sequence[Losses]) -> Any:
         axes.axvline(step, zorder=0.5, **style)
     _draw_marks(grid[1, 0], rows, has_names=has_names)
   grid[-1, 0].set_xlabel("step")
-  grid[-1, 0].xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  grid[-1, 0].xaxis.set_major_locator(plots.count_locator())
   plots.add_legend(fig, axes.get_legend_handles_labels()[0], side="upper")
   return fig
 

@@ -65,19 +65,29 @@ def new_figure(
 def add_legend(
     fig: Any, handles: Sequence[Any], *, side: str = "lower"
 ) -> None:
-  """Adds a legend below or above ("upper") the axes, as wide as fits."""
+  """Adds a legend below or above ("upper") the axes, as wide as fits.
+
+  It has as few rows as possible, which are as equal as they can be.
+  """
   renderer = fig.canvas.get_renderer()
-  for columns in range(len(handles), 0, -1):
+  for num_rows in range(1, len(handles) + 1):
     legend = fig.legend(
         handles=handles,
         loc=f"outside {side} center",
-        ncols=columns,
+        ncols=-(-len(handles) // num_rows),
         frameon=False,
     )
     width = legend.get_window_extent(renderer).width
-    if width <= _EDGE * fig.bbox.width or columns == 1:
+    if width <= _EDGE * fig.bbox.width or num_rows == len(handles):
       return
     legend.remove()
+
+
+def count_locator() -> Any:
+  """Returns ticks for an axis of whole numbers."""
+  from matplotlib import ticker
+
+  return ticker.MaxNLocator(integer=True, min_n_ticks=1)
 
 
 def plain(text: str) -> str:

@@ -30,13 +30,20 @@ def render_line(values: Mapping[str, int | float | str]) -> str:
 
 
 class Progress:
-  """Shows steps on a stream, standard output by default."""
+  """Shows steps on a stream, standard output by default; or another unit."""
 
-  def __init__(self, *, num_steps: int, stream: TextIO | None = None) -> None:
+  def __init__(
+      self,
+      *,
+      num_steps: int,
+      stream: TextIO | None = None,
+      unit: str = "step",
+  ) -> None:
+    self._unit = unit
     self._stream = sys.stdout if stream is None else stream
     self._bar = None
     if self._stream.isatty():
-      options = dict(unit="step", dynamic_ncols=True)
+      options = dict(unit=unit, dynamic_ncols=True)
       self._bar = tqdm.tqdm(total=num_steps, file=self._stream, **options)
 
   def show_step(
@@ -44,7 +51,7 @@ class Progress:
   ) -> None:
     """Shows that `step` steps are done, with their metrics."""
     if self._bar is None:
-      self.show_text(render_line({"step": step, **values}))
+      self.show_text(render_line({self._unit: step, **values}))
     else:
       self._bar.set_postfix_str(render_line(values), refresh=False)
       self._bar.update(step - self._bar.n)

@@ -117,9 +117,7 @@ def _draw_nodes(axes: Any, trace: Trace, lost: Sequence[int]) -> None:
 
 
 def _draw_bulks(axes: Any, lost: Sequence[int]) -> None:
-  from matplotlib import ticker
-
   bulks = collections.Counter(n for n in lost if n)
   axes.bar(list(bulks), list(bulks.values()), color=_LOST)
   axes.set_ylabel("instants")
-  axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  axes.xaxis.set_major_locator(plots.count_locator())

@@ -1,14 +1,15 @@
 """Ablations: which runs they make, and what is told of them."""
 
 import csv
+import itertools
 import json
 import pathlib
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.bench import ablation
+from tests import figures
 
 
 def write_run(folder, *, step_ms, pauses=(), state="a"):
@@ -28,6 +29,22 @@ def write_run(folder, *, step_ms, pauses=(), state="a"):
     lines.append(line)
   text = "".join(json.dumps(line) + "\n" for line in lines)
   (folder / "metrics.jsonl").write_text(text)
+
+
+def make_rows(sweeps=None, num_repeats=1):
+  """Returns rows of runs in which some metrics differ."""
+  rows = []
+  sweeps = sweeps or {"seed": ["1", "2"]}
+  for values in itertools.product(*sweeps.values()):
+    for repeat in range(num_repeats):
+      row = dict.fromkeys(ablation.METRICS)
+      k = len(rows)
+      row |= dict(step_ms=300.0 + k, bubble_pct=30.0 - k, final_loss=2.5)
+      row |= dict(samples=12.0, samples_per_wall_sec=5.0 + k % 3, usd=0.5)
+      rows.append(
+          {**dict(zip(sweeps, values, strict=True)), "repeat": repeat, **row}
+      )
+  return rows
 
 
 class SweepTest(parameterized.TestCase):
@@ -65,7 +82,7 @@ class SweepTest(parameterized.TestCase):
     self.assertEqual(trial.folder, "plan.profile=a_b_c.json/1")
 
 
-class ResultsTest(absltest.TestCase):
+class ResultsTest(parameterized.TestCase):
 
   def test_means_over_repeats(self):
     root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
@@ -80,7 +97,9 @@ class ResultsTest(absltest.TestCase):
             root / trial.folder, step_ms=(ms, ms), pauses=pauses, state=state
         )
         rows.append(ablation.read_row(root / trial.folder, trial))
-    none, eager = ablation.write(root, rows, {"mode": ["none", "eager"]})
+    sweeps = {"mode": ["none", "eager"]}
+    none, eager = ablation.write(root, rows, sweeps, formats=("png", "pdf"))
+    self.assertStartsWith((root / "ablation.pdf").read_bytes(), b"%PDF")
     self.assertEqual(none["step_ms"], 105.0)  # Without the first step.
     # Student's t: 12.706 for one degree of freedom.
     self.assertAlmostEqual(none["step_ms_ci95"], 12.706 * 5.0, places=1)
@@ -98,6 +117,46 @@ class ResultsTest(absltest.TestCase):
     self.assertEqual(read[0]["pause_ms"], "")
     png = (root / "ablation.png").read_bytes()
     self.assertStartsWith(png[1:4].decode(), "PNG")
+
+  @parameterized.parameters(1, 3)
+  def test_figure(self, num_repeats):
+    sweeps = {
+        "a.mode": ["none", "lazy $x$"],
+        "a.long_name_of_a_field": ["1", "2"],
+    }
+    rows = make_rows(sweeps, num_repeats)
+    fig = ablation.draw(rows, sweeps)
+    shown = [axes for axes in fig.axes if axes.axison]
+    # Without metrics that are the same in all runs, or that nobody has.
+    self.assertEqual(
+        [axes.get_xlabel() for axes in shown],
+        ["time of a step (ms)", "bubble (%)", "samples/s of wall time"],
+    )
+    self.assertEqual(
+        fig.get_supxlabel().replace("\n", " "),
+        "The same in all runs: final loss (nats per token): 2.5; samples: 12; "
+        r"cost (\$): 0.5.",
+    )
+    settings = [label.get_text() for label in shown[0].get_yticklabels()]
+    self.assertEqual(
+        settings, ["none, 1", "none, 2", r"lazy \$x\$, 1", r"lazy \$x\$, 2"]
+    )
+    self.assertEqual(
+        shown[0].get_title(loc="left"), "a.mode, a.long_name_of_a_field"
+    )
+    for axes in shown:  # A bar for each setting, but not of a single run.
+      self.assertLen(axes.collections, 4 * (num_repeats > 1))
+    self.assertLen(fig.legends, num_repeats > 1)
+    self.assertEmpty(figures.find_faults(fig))
+
+  def test_figure_of_constants(self):
+    rows = [{**row, "step_ms": 9.0, "bubble_pct": None} for row in make_rows()]
+    rows = [{**row, "samples_per_wall_sec": 4.0} for row in rows]
+    fig = ablation.draw(rows, {"seed": ["1", "2"]})
+    shown = [axes.get_xlabel() for axes in fig.axes if axes.axison]
+    self.assertLen(shown, 5)
+    self.assertEqual(fig.get_supxlabel(), "")
+    self.assertEmpty(figures.find_faults(fig))
 
   def test_one_repeat_has_no_interval(self):
     root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))

@@ -49,5 +49,5 @@ class RunAllTest(parameterized.TestCase):
     self.assertEqual(got, [9, 1, 4])
     done = [line.split()[:2] for line in out.getvalue().splitlines()]
     self.assertEqual(
-        done, [["step=3", "job=3"], ["step=4", "job=1"], ["step=6", "job=2"]]
+        done, [["run=3", "job=3"], ["run=4", "job=1"], ["run=6", "job=2"]]
     )

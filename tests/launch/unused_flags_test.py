@@ -75,12 +75,6 @@ class UnusedFlagsTest(parameterized.TestCase):
           "--out must end in .png or .pdf or .svg, got 'a.gif'",
       ),
       (
-          "trace_other_suffix",
-          (*("launch.trace", "show", _TRACE), "--out=a.png")
-          + ("--figure_format=pdf,svg",),
-          "--out must end in .pdf or .svg, got 'a.png'",
-      ),
-      (
           "compare",
           ("launch.compare", "a", "b", "--figure_format=pdf"),
           "--figure_format has no effect without --out",

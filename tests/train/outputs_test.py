@@ -12,16 +12,21 @@ from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.metrics import schedule_plot
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import outputs as outputs_lib
+from bamboo_jax.train.record import step_slots
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import job as job_lib
 from tests import layouts
@@ -74,9 +79,8 @@ def _committed(step, **facts):
       sums=sums_lib.Sums(64 * (10.0 - step), 64.0, 1 / 64, 0.5),
       secs=2.0,
       phase_secs={"compute": 1.5},
-      measured=(),
       start_secs=100.0 + 2 * step,
-      **facts,
+      **{"measured": (), **facts},
   )
 
 
@@ -264,6 +268,63 @@ class OutputsTest(parameterized.TestCase):
         (3, "shadow", [[1, 1], [2, 3]]),
     )
     self.assertEqual(self.steps(), [1, 2, 3])
+
+  def test_schedule_plot_shows_a_step_without_a_death(self):
+    def slots(node):
+      i = instruction_lib.Instruction(0, instruction_lib.Op.FORWARD, node)
+      slot = timeline_lib.Slot(node, i, 0.0, 3.0)
+      return dict(
+          planned=[timeline_lib.Timeline((slot,), 3.0, {node: 0})],
+          measured=[recorder_lib.Measured(node, i, 102.0, 102.5)],
+      )
+
+    steps = [
+        _committed(1, **slots(5)),
+        _committed(2, **slots(6)),
+        _committed(3, **slots(7), recoveries=(_recovery(2, view=2),)),
+    ]
+    drawn = []
+    with mock.patch.object(
+        schedule_plot, "plot_schedule", lambda *a, **k: drawn.append(k)
+    ):
+      for some in (steps, steps[2:], [_committed(1)]):
+        step_slots.plot_step("a.png", some, formats=("svg",))
+    quiet, death = drawn  # Nothing without measured slots.
+    self.assertEqual(quiet["title"], "Step 2")
+    self.assertEqual(
+        death["title"], "Step 3, in which 0/0 died: planned before that"
+    )
+    for got, node in ((quiet, 6), (death, 7)):
+      for kind in ("planned", "measured"):
+        (slot,) = got[kind]
+        self.assertEqual((slot.track, slot.name), (f"node {node}", f"0F{node}"))
+        self.assertEqual(
+            slot.meaning, f"forward pass of stage 0, microbatch {node}"
+        )
+    self.assertEqual(quiet["formats"], ("svg",))
+
+  def test_trace_has_the_plan_of_each_step(self):
+    self.begin()
+    i = instruction_lib.Instruction(1, instruction_lib.Op.RECV_GRAD, 2, 3)
+    for step, node in ((1, 0), (2, 1)):
+      slot = timeline_lib.Slot(node, i, 0.0, 3.0)
+      start_secs = 100.0 + 2 * step
+      self.train(
+          step,
+          planned=[timeline_lib.Timeline((slot,), 3.0, {node: 0})],
+          measured=[
+              recorder_lib.Measured(node, i, start_secs, start_secs + 0.5)
+          ],
+      )
+    self.summary(2)
+    events = json.loads((self.root / "trace.json").read_text())["traceEvents"]
+    found = [
+        (e["pid"], e["args"]["step"], e["ts"]) for e in events if "ts" in e
+    ]
+    # In microseconds; the second step starts two seconds after the first.
+    self.assertCountEqual(
+        found, [(1, 1, 0.0), (1, 2, 2e6), (2, 1, 0.0), (2, 2, 2e6)]
+    )
 
   def test_skipped_steps_are_told_once_each(self):
     self.begin()

@@ -105,11 +105,14 @@ class RunTest(parameterized.TestCase):
     ):
       self.enterContext(patch)
 
-  def train(self, name, *, stop_at=None, **changes):
+  def train(self, name, *, stop_at=None, faults=None, **changes):
     """Trains in the workdir called `name`, which is returned."""
     workdir = self.root / name
     run.train_and_evaluate(
-        tiny.make_config(**changes), workdir=str(workdir), stop_at=stop_at
+        tiny.make_config(**changes),
+        workdir=str(workdir),
+        stop_at=stop_at,
+        faults=faults,
     )
     return workdir
 
@@ -160,6 +163,29 @@ class RunTest(parameterized.TestCase):
       names = {e["name"] for e in slots}
       self.assertContainsSubset({"0F0", "1F0", "0B1", "1B1"}, names)
       self.assertTrue(all(e["dur"] >= 0 for e in slots))
+
+  def test_the_plan_in_a_trace_is_that_of_its_step(self):
+    faults = self.root / "faults.csv"
+    faults.write_text("step,node,at,kind\n2,0/0,reduce,kill\n")
+    changes = {"metrics__trace_steps": 5, "redundancy__mode": "lazy"}
+    workdir = self.train("a", faults=str(faults), **changes)
+    events = json.loads((workdir / "trace.json").read_text())["traceEvents"]
+    tracks = {
+        (e["pid"], e["tid"]): e["args"]["name"].partition(" (")[0]
+        for e in events
+        if e["name"] == "thread_name"
+    }
+    nodes = {}
+    for e in events:
+      if e["ph"] == "X":
+        key = e["pid"], e["args"]["step"]
+        nodes.setdefault(key, set()).add(tracks[e["pid"], e["tid"]])
+    planned, measured = ([nodes[p, s] for s in range(1, 6)] for p in (1, 2))
+    whole = {f"node {i}" for i in range(len(planned[0]))}
+    # It dies in the third step, which was planned with it.
+    self.assertEqual(planned[:3], [whole] * 3)
+    self.assertEqual(planned[3:], [whole - {"node 0"}] * 2)
+    self.assertEqual(measured, planned)
 
   def test_run_goes_on_to_the_bit(self):
     whole, again = self.train("whole"), self.train("again")
