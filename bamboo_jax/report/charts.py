@@ -87,7 +87,7 @@ def draw_course(run: content.Run) -> Any:
 def draw_value(report: content.Report) -> Any:
   """Returns a figure of value against preemption rate, all policies.
 
-  Each line is labelled at its end, in the order of value there. If several come
+  Each line is labelled at its end, in the order of value there. If several end
   close to the best, which a scale from 0 hides, a second panel compares those.
   """
   curves = report.curves
@@ -95,10 +95,8 @@ def draw_value(report: content.Report) -> Any:
   best: dict[float, float] = {}
   for point in (p for curve in curves for p in curve.points):
     best[point.rate] = max(point.value, best.get(point.rate, point.value))
-  is_close = [
-      any(p.value > (1 - _CLOSE) * best[p.rate] for p in curve.points)
-      for curve in ranked
-  ]
+  ends = [curve.points[-1] for curve in ranked]
+  is_close = [end.value > (1 - _CLOSE) * best[end.rate] for end in ends]
   has_close = sum(is_close) > 1
   height = max(3.6, _LABEL_INCHES * len(curves) + 0.4)
   shares = (height, 2.4) if has_close else (height,)
@@ -117,7 +115,7 @@ def draw_value(report: content.Report) -> Any:
     _draw_curves(below, ranked, percent, shown=is_close)
     below.set_ylim(100 * (1 - 1.2 * _CLOSE), 101.5)
     below.set_ylabel("share of the best (%)")
-    text = f"policies that come within {100 * _CLOSE:g} % of the best"
+    text = f"those that end within {100 * _CLOSE:g} % of the best"
     below.set_title(text, loc="left", fontsize=9)
   grid[-1, 0].set_xlabel(plots.plain(report.rate_name))
   return fig

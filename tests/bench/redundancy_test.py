@@ -13,6 +13,7 @@ from bamboo_jax.bench import redundancy as case
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import rows
 from bamboo_jax.schedule import redundancy
+from tests import figures
 from tests import profiles
 
 
@@ -236,6 +237,17 @@ class ReportTest(parameterized.TestCase):
     self.assertEqual(counts, want)
     png = (out / "overhead_pause.png").read_bytes()
     self.assertStartsWith(png, b"\x89PNG")
+
+  def test_figure(self):
+    points = {
+        mode: ((0.02 * i, 5.0 * i), (0.02 * i, 5.1 * i))
+        for i, mode in enumerate(("lazy", "bubble", "eager"))
+    }
+    fig = case.draw_modes(points)
+    self.assertEmpty(figures.find_faults(fig))
+    (axes,) = fig.axes
+    self.assertIn("(%)", axes.get_xlabel())
+    self.assertIn("(ms)", axes.get_ylabel())
 
   @parameterized.parameters(
       ("a", "b", "a", "b", True),

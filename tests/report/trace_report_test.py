@@ -1,3 +1,4 @@
+import dataclasses
 import pathlib
 import tempfile
 
@@ -5,6 +6,7 @@ from absl.testing import absltest
 
 from bamboo_jax.report import trace_report
 from bamboo_jax.traces import readers
+from tests import figures
 
 _TRACE = readers.parse_events(
     "0,add,a\n0,add,b\n9,remove,a\n9,remove,b", source="a"
@@ -13,6 +15,15 @@ _QUIET = readers.parse_events("# duration_ms=9\n0,add,a", source="b")
 
 
 class TraceReportTest(absltest.TestCase):
+
+  def test_figure(self):
+    named = dataclasses.replace(_TRACE, name="some/folder/a $b$.csv")
+    fig = trace_report.draw_traces([named, _QUIET])
+    self.assertEmpty(figures.find_faults(fig))
+    titles = [axes.get_title(loc="left") for axes in fig.axes]
+    self.assertEqual(titles, [r"a \$b\$.csv", "", "b", ""])
+    ticks = fig.axes[3].get_xticks()
+    self.assertTrue(all(tick == round(tick) for tick in ticks), ticks)
 
   def test_each_trace_has_a_row(self):
     from matplotlib import image

@@ -1,0 +1,48 @@
+"""The command that compares two runs, on what runs leave behind."""
+
+import json
+
+from tests import folders
+from tests.launch import commands
+
+
+class CompareTest(folders.FolderCase):
+
+  def write_run(self, name, *, state="a", nodes=()):
+    folder = self.folder / name
+    folder.mkdir()
+    summary = dict(steps=3, final_loss=2.0, samples_seen=12, params_sha256="p")
+    summary |= dict(state_sha256=state, resumed_from_step=0)
+    summary |= dict(median_step_secs=0.1, bubble_fraction=0.3)
+    (folder / "summary.json").write_text(json.dumps(summary))
+    lines = [{"step": step, "loss": 5.0 - step} for step in (1, 2, 3)]
+    lines += [
+        {"step": 1, "event": "recovery", "nodes": [n], "victims": [f"0/{n}"]}
+        for n in nodes
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text)
+    return str(folder)
+
+  # Each starts Python, and one of them draws: two seconds.
+  def test_figure(self):
+    runs = [self.write_run("plain"), self.write_run("deaths", nodes=(1, 2))]
+    path = self.folder / "losses.svg"
+    done = commands.run("-m", "launch.compare", *runs, f"--out={path}")
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertIn(f"figure: {path}\n", done.stdout)
+    self.assertIn("stages_lost=2", done.stdout)
+    self.assertEndsWith(done.stdout, "identical\n")
+    text = path.read_text()
+    for label in ("plain: train", "deaths: train", "deaths: 2 deaths"):
+      self.assertIn(f"<!-- {label} -->", text)
+
+  def test_formats_and_a_difference(self):
+    runs = [self.write_run("a"), self.write_run("b", state="other")]
+    options = [f"--out={self.folder}/a.png", "--figure_format=pdf,png"]
+    done = commands.run("-m", "launch.compare", *runs, *options)
+    self.assertEqual(done.returncode, 1)
+    self.assertEqual(done.stderr, "different: state_sha256\n")
+    self.assertEqual(
+        sorted(p.name for p in self.folder.glob("a.*")), ["a.pdf", "a.png"]
+    )
