@@ -14,8 +14,7 @@ Several sweeps give all combinations. Runs are those of `launch.train`, with
 repeat to repeat. Writes `runs.csv` (one row per run), `means.csv` (one row per
 setting, with 95 % intervals if it has several runs) and `ablation.png`; in them
 `step_ms` and `tokens_per_sec` are medians within steps, `samples_per_wall_sec`
-counts all time after the first step. The same command again goes on where it
-was.
+counts all time after the first step. The same command again resumes.
 """
 
 import pathlib

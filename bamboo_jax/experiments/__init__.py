@@ -4,7 +4,8 @@
 `report.html` into the workdir, and prints a table.
 
   compare       all policies on one trace, and over many at several settings;
-                compare_report draws it, gap splits what policies are behind
+                compare_report draws it, gap splits what policies are behind,
+                unused finds options without an effect
   bamboo_bert   Bamboo's table of BERT, by the rules of its artifact
   oobleck       Oobleck's evaluation, by its rules and by sound ones
   validation    a run beside its simulation, for `launch.validate`

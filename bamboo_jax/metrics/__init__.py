@@ -4,9 +4,11 @@
   summary        summary.json, and the hash of arrays in it
   progress       a bar, or lines for `grep`
   tensorboard    scalars for TensorBoard
-  slot           a named interval of time: input of the two below
+  slot           a named interval of time: input of traces and of schedule_plot
   chrome_trace   planned and measured steps for Perfetto
-  plots          PNGs: loss, schedule
+  plots          figures: style, legends, PNG, PDF and SVG
+  loss_plot      losses of runs, with deaths marked
+  schedule_plot  a step, planned and measured
   table          columns, CSV, Markdown
 
 Nothing here knows what is measured; whoever measures calls it.

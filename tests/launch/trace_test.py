@@ -72,7 +72,7 @@ class TraceTest(folders.FolderCase):
     good = self.folder / "good.csv"
     good.write_text("0,add,a\n5,add,b\n")
     for arguments, message in (
-        (["show", str(good), "--out=x.txt"], "--out must be a PNG"),
+        (["show", str(good), "--out=x.txt"], "--out must end in .png or"),
         (["show", str(good), "--json_data=preempted"], "is for JSON, which"),
         ([], "Unknown command ''. Allowed: fit, generate, show"),
         (["shwo"], "Unknown command 'shwo'; did you mean 'show'"),
