@@ -19,20 +19,27 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-  """Median of some ratios; 95 % interval by bootstrap over the pairs."""
+  """Median of some ratios; 95 % interval by bootstrap over the pairs.
+
+  A single pair has no interval: `low` and `high` are None.
+  """
 
   median: float
-  low: float
-  high: float
+  low: float | None
+  high: float | None
   num_pairs: int
 
   def __str__(self) -> str:
+    if self.low is None:
+      return f"{self.median:.3f}"
     return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 def paired_ratio(values: Sequence[float], to: Sequence[float]) -> Ratio:
   """Returns the ratio of `values`, one or more, to those measured beside."""
   ratios = np.array([v / t for v, t in zip(values, to, strict=True)])
+  if len(ratios) == 1:
+    return Ratio(float(ratios[0]), None, None, 1)
   rng = np.random.default_rng(0)
   draws = rng.choice(ratios, size=(_NUM_DRAWS, len(ratios)))
   low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])

@@ -62,10 +62,10 @@ def fit(
   print(f"{'':28} {'recorded':>9}  generated, {len(generated)} seeds")
   for name, value in trace_summary.summarize(recorded).figures().items():
     values = [f[name] for f in figures]
-    print(
-        f"{name:28} {value:9.4g}  {statistics.fmean(values):.4g} "
-        f"({min(values):.4g} to {max(values):.4g})"
-    )
+    line = f"{name:28} {value:9.4g}  {statistics.fmean(values):.4g}"
+    if len(values) > 1:
+      line += f" ({min(values):.4g} to {max(values):.4g})"
+    print(line)
   _print_notes(recorded)
   options = trace_parameters.render_options(parameters)
   print(f"python -m launch.trace generate --out=FILE {options}")

@@ -79,6 +79,11 @@ class TableTest(absltest.TestCase):
     with self.assertRaises(ValueError):  # Not a pair.
       table.paired_ratio([1.0], to=[1.0, 2.0])
 
+  def test_a_pair_has_no_interval(self):
+    found = table.paired_ratio([3.0], to=[2.0])
+    self.assertEqual(found, table.Ratio(1.5, None, None, 1))
+    self.assertEqual(str(found), "1.500")
+
   def test_render(self):
     rows = [{"mode": "lazy", "ms": 9.96}, {"mode": "none", "ms": 1.0}]
     text = table.render(rows, "mode={mode} step={ms:.1f}")

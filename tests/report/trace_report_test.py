@@ -1,4 +1,6 @@
+import contextlib
 import dataclasses
+import io
 import pathlib
 import tempfile
 
@@ -24,6 +26,13 @@ class TraceReportTest(absltest.TestCase):
     self.assertEqual(titles, [r"a \$b\$.csv", "", "b", ""])
     ticks = fig.axes[3].get_xticks()
     self.assertTrue(all(tick == round(tick) for tick in ticks), ticks)
+
+  def test_a_single_generated_trace_has_no_range(self):
+    for seeds, has_range in (([0], False), ([0, 1], True)):
+      with contextlib.redirect_stdout(io.StringIO()) as out:
+        trace_report.fit(_TRACE, seeds, figure=None)
+      line = out.getvalue().splitlines()[1]
+      self.assertEqual(" to " in line, has_range, line)
 
   def test_each_trace_has_a_row(self):
     from matplotlib import image
