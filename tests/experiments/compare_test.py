@@ -13,6 +13,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.experiments import compare
+from bamboo_jax.experiments import compare_report
 from bamboo_jax.experiments import gap
 from bamboo_jax.sim import build
 from configs.sim import compare as compare_config
@@ -106,6 +107,15 @@ class CompareTest(parameterized.TestCase):
     self.assertEqual((one["value_ci95"], one["throughput_ci95"]), ("", ""))
     for row in several:
       self.assertGreater(float(row["value_ci95"]), 0.0)
+
+  @parameterized.parameters(
+      ("trace.hazard_per_node_hour", "preemptions per node and hour"),
+      ("durations.boot_secs", "durations.boot (s)"),
+      ("workload.memory_limit_gib", "workload.memory_limit (GiB)"),
+      ("seed", "seed"),
+  )
+  def test_labels_have_units(self, field, label):
+    self.assertEqual(compare_report.name_field(field), label)
 
   def test_sweep(self):
     rows, files = run(make_config())

@@ -15,6 +15,10 @@ _TRACE = readers.parse_events(
 )
 _QUIET = readers.parse_events("# duration_ms=9\n0,add,a", source="b")
 
+_LONG = readers.parse_events(
+    "# duration_ms=36000000\n0,add,a\n0,add,b\n9000000,remove,a", source="c"
+)
+
 
 class TraceReportTest(absltest.TestCase):
 
@@ -30,7 +34,7 @@ class TraceReportTest(absltest.TestCase):
   def test_a_single_generated_trace_has_no_range(self):
     for seeds, has_range in (([0], False), ([0, 1], True)):
       with contextlib.redirect_stdout(io.StringIO()) as out:
-        trace_report.fit(_TRACE, seeds, figure=None)
+        trace_report.fit(_LONG, seeds, figure=None)
       line = out.getvalue().splitlines()[1]
       self.assertEqual(" to " in line, has_range, line)
 
