@@ -63,7 +63,10 @@ def draw_schedule(
   labelled = []
   for axes, (name, slots) in zip(grid[:, 0], parts, strict=True):
     end_ms = max(slot.end_ms for slot in slots)
-    axes.set_title(f"{name}, {end_ms:.1f} ms", loc="left", fontsize=10)
+    text = f"{name}, {end_ms:.1f} ms"
+    if name == "measured" and len(slot_lib.tracks(slots)) < max(rows):
+      text += "; a process knows the times of its own nodes only"
+    axes.set_title(text, loc="left", fontsize=10)
     labelled += _draw_rows(axes, slots, colours=colours, span_ms=span_ms)
   grid[-1, 0].set_xlabel("time after the start of the step (ms)")
   plots.add_legend(fig, _key(colours, labelled))

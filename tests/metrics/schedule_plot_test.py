@@ -99,6 +99,16 @@ class SchedulePlotTest(parameterized.TestCase):
         ["planned, 5.0 ms", "measured, 5.0 ms"],
     )
 
+  def test_says_that_rows_are_missing(self):
+    fig = _draw(_SLOTS, _SLOTS[:1])
+    self.assertEqual(
+        [axes.get_title(loc="left") for axes in fig.axes],
+        [
+            "planned, 5.0 ms",
+            "measured, 1.0 ms; a process knows the times of its own nodes only",
+        ],
+    )
+
   def test_nothing_to_draw(self):
     with self.assertRaisesRegex(ValueError, "planned or measured"):
       _draw()

@@ -11,6 +11,7 @@ from absl.testing import parameterized
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import jsonl
+from bamboo_jax.metrics import loss_plot
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.metrics import schedule_plot
 from bamboo_jax.recovery import layout as layout_lib
@@ -302,6 +303,31 @@ class OutputsTest(parameterized.TestCase):
             slot.meaning, f"forward pass of stage 0, microbatch {node}"
         )
     self.assertEqual(quiet["formats"], ("svg",))
+
+  @parameterized.parameters(True, False)
+  def test_the_summary_comes_last(self, can_draw):
+    # A launcher ends all members soon after it is there.
+    there = []
+
+    def draw(*args, **options):
+      del args, options
+      there.append((self.root / "summary.json").exists())
+      if not can_draw:
+        raise OSError("no space")
+
+    self.enterContext(mock.patch.object(loss_plot, "plot_losses", draw))
+    self.begin()
+    self.train(1)
+    config = self.nodes[0]._config.copy_and_resolve_references()
+    config.metrics.plots = True
+    self.nodes[0]._config = config
+    if can_draw:
+      self.summary(1)
+    else:
+      with self.assertRaisesRegex(OSError, "no space"):
+        self.summary(1)
+    self.assertEqual(there, [False])
+    self.assertTrue((self.root / "summary.json").exists())
 
   def test_trace_has_the_plan_of_each_step(self):
     self.begin()

@@ -156,14 +156,10 @@ class Outputs:
     if not has_trained and run_summary.is_written(self._workdir, summary):
       return
     self._writer.write_event("cost", step=step, values=self._meter.totals)
-    summary_lib.write_summary(self._workdir.summary, summary)
-    if any(done.measured for done in self._traced):
-      slots = functools.partial(
-          step_slots.traced_step, since_secs=self._first_secs
-      )
-      chrome_trace.write(self._workdir.trace, map(slots, self._traced))
-    if self._config.metrics.plots and has_trained:
-      self._draw()
+    try:  # Last: a launcher ends all once the summary is there.
+      self._draw(has_trained=has_trained)
+    finally:
+      summary_lib.write_summary(self._workdir.summary, summary)
 
   def close(self) -> None:
     """Closes the log."""
@@ -218,14 +214,19 @@ class Outputs:
       self._progress.show_step(done.steps, shown)
     if self._events is not None:
       self._events.write_step(done.steps, shown)
-    self._keep_trace(done)
-
-  def _keep_trace(self, done: step_lib.Committed) -> None:
     if self._first_secs is None:
       self._first_secs = done.start_secs
     self._traced.append(done)
 
-  def _draw(self) -> None:
+  def _draw(self, *, has_trained: bool) -> None:
+    """Writes the trace, and figures if they are wanted and there are steps."""
+    if any(done.measured for done in self._traced):
+      slots = functools.partial(
+          step_slots.traced_step, since_secs=self._first_secs
+      )
+      chrome_trace.write(self._workdir.trace, map(slots, self._traced))
+    if not self._config.metrics.plots or not has_trained:
+      return
     lines = jsonl.read_lines(self._workdir.metrics)
     formats = plots.parse_formats(self._config.metrics.figure_format)
     losses = loss_plot.read_losses(lines, name="")
