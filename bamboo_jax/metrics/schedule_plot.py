@@ -24,6 +24,7 @@ _SPARE_COLOURS = (plots.YELLOW, plots.PURPLE, "#73AF48", "#94346E", "#333333")
 _DARK = (plots.BLUE, plots.PURPLE, "#94346E", "#333333")
 _WIDTH, _ROW = 14.0, 0.36  # Of the figure and of a row, in inches.
 _FONT, _SMALL_FONT = 7, 6  # Of level and of upright labels, in points.
+_MOST_UNLIKE = 3.0  # Longer to shorter part, for one scale of time.
 _AXES_WIDTH = 0.88 * 72 * _WIDTH  # In points, at least.
 
 
@@ -37,7 +38,8 @@ def plot_schedule(
 ) -> None:
   """Draws a step: planned above measured, with a key to the names of slots.
 
-  One scale of time, one row per track. Raises `ValueError` without slots.
+  One row per track; one scale of time unless that would squeeze one of them.
+  Raises `ValueError` without slots.
   """
   fig = draw_schedule(planned=planned, measured=measured, title=title)
   plots.save_figure(fig, path, formats)
@@ -54,19 +56,24 @@ def draw_schedule(
   if not parts:
     raise ValueError("plot_schedule needs slots, planned or measured.")
   rows = [len(slot_lib.tracks(slots)) for _, slots in parts]
-  height = 1.9 + 0.6 * len(parts) + _ROW * sum(rows)
-  options = dict(sharex=True, height_ratios=rows)
+  spans_ms = [max(slot.end_ms for slot in slots) for _, slots in parts]
+  has_one_scale = max(spans_ms) <= _MOST_UNLIKE * min(spans_ms)
+  height = 1.9 + 0.8 * len(parts) + _ROW * sum(rows)
+  options = dict(sharex=has_one_scale, height_ratios=rows)
   fig, grid = plots.new_figure((_WIDTH, height), len(parts), **options)
   fig.suptitle(plots.plain(title))
   colours = _colours((*planned, *measured))
-  span_ms = max(slot.end_ms for slot in (*planned, *measured))
   labelled = []
-  for axes, (name, slots) in zip(grid[:, 0], parts, strict=True):
-    end_ms = max(slot.end_ms for slot in slots)
+  for axes, (name, slots), end_ms in zip(
+      grid[:, 0], parts, spans_ms, strict=True
+  ):
     text = f"{name}, {end_ms:.1f} ms"
+    if not has_one_scale:
+      text += ", on its own scale of time"
     if name == "measured" and len(slot_lib.tracks(slots)) < max(rows):
       text += "; a process knows the times of its own nodes only"
     axes.set_title(text, loc="left", fontsize=10)
+    span_ms = max(spans_ms) if has_one_scale else end_ms
     labelled += _draw_rows(axes, slots, colours=colours, span_ms=span_ms)
   grid[-1, 0].set_xlabel("time after the start of the step (ms)")
   plots.add_legend(fig, _key(colours, labelled))

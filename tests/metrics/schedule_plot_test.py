@@ -99,13 +99,26 @@ class SchedulePlotTest(parameterized.TestCase):
         ["planned, 5.0 ms", "measured, 5.0 ms"],
     )
 
+  def test_parts_that_are_not_alike_have_scales_of_their_own(self):
+    for factor, num_scales in ((2.9, 1), (3.1, 2)):
+      slow = [
+          Slot(s.track, s.name, factor * s.start_ms, factor * s.end_ms)
+          for s in _SLOTS
+      ]
+      fig = _draw(_SLOTS, slow)
+      self.assertLen({axes.get_xlim() for axes in fig.axes}, num_scales)
+      titles = [axes.get_title(loc="left") for axes in fig.axes]
+      for title in titles:
+        self.assertEqual("on its own scale" in title, num_scales == 2, title)
+      self.assertEmpty(figures.find_faults(fig))
+
   def test_says_that_rows_are_missing(self):
-    fig = _draw(_SLOTS, _SLOTS[:1])
+    fig = _draw(_SLOTS, _SLOTS[2:3])
     self.assertEqual(
         [axes.get_title(loc="left") for axes in fig.axes],
         [
             "planned, 5.0 ms",
-            "measured, 1.0 ms; a process knows the times of its own nodes only",
+            "measured, 5.0 ms; a process knows the times of its own nodes only",
         ],
     )
 
