@@ -22,4 +22,15 @@ Each room says in its `__init__` what stands in it; none imports one above it.
   metrics         logs, summaries, traces and figures of a run
   faults, traces  what happens to nodes: by step, and by the clock
   cli, base       what commands share, and what every room may use
+
+Commands (`launch`) and configs (`configs`) are packages too. In the repository
+they are folders beside this one; the wheel has them within it.
 """
+
+import os
+
+__version__ = "0.1.0"
+
+_REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+if os.path.isfile(os.path.join(_REPOSITORY, "launch", "cli.py")):
+  __path__.append(_REPOSITORY)  # So that `bamboo_jax.launch` is found there.

@@ -13,6 +13,7 @@ from packaging import requirements
 from packaging import utils
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
+_PROJECT = ("setup.cfg", "setup.py", "pyproject.toml")
 # These extras are for other hardware, or for a comparison: not pinned.
 _UNPINNED_EXTRAS = ("cuda12", "cuda13", "rivals")
 
@@ -59,7 +60,7 @@ class ProjectTest(parameterized.TestCase):
     for name in ("launch", ".venv/bin"):
       (root / name).mkdir(parents=True)
     pins = ("requirements.txt", "requirements-peers.txt")
-    for name in ("launch/_setup", "setup.cfg", "pyproject.toml", *pins):
+    for name in ("launch/_setup", *_PROJECT, *pins):
       shutil.copy(_ROOT / name, root / name)
     python = root / ".venv/bin/python"
     python.write_text(f'#!/bin/sh\n[ "$1" = -c ] || echo "$@" >>{root}/log\n')
@@ -85,7 +86,7 @@ class ProjectTest(parameterized.TestCase):
   def test_another_python_gets_the_newest_jax(self):
     root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     (root / "launch").mkdir()
-    for name in ("requirements.txt", "setup.cfg", "pyproject.toml"):
+    for name in ("requirements.txt", *_PROJECT):
       shutil.copy(_ROOT / name, root)
     shutil.copy(_ROOT / "launch/_setup", root / "launch")
     python = root / "python3.99"
