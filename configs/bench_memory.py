@@ -6,7 +6,7 @@ because the config has a limit of memory.
 
 import ml_collections
 
-from configs import bench_peer
+from bamboo_jax.configs import bench_peer
 
 
 def get_config() -> ml_collections.ConfigDict:

@@ -6,7 +6,7 @@ microbatches, float32. `launch.bench` runs every stage in a process of its own.
 
 import ml_collections
 
-from configs import default
+from bamboo_jax.configs import default
 
 
 def get_config() -> ml_collections.ConfigDict:

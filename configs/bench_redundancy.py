@@ -5,7 +5,7 @@
 
 import ml_collections
 
-from configs import bench_peer
+from bamboo_jax.configs import bench_peer
 
 
 def get_config() -> ml_collections.ConfigDict:

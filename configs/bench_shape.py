@@ -5,7 +5,7 @@ For `launch.bench`: nodes keep the pace of slower machines, so 2 cores will do.
 
 import ml_collections
 
-from configs import paced
+from bamboo_jax.configs import paced
 
 
 def get_config() -> ml_collections.ConfigDict:

@@ -5,7 +5,7 @@ Its six blocks make up to six stages; its data needs no files.
 
 import ml_collections
 
-from configs import default
+from bamboo_jax.configs import default
 
 
 def get_config() -> ml_collections.ConfigDict:

@@ -15,7 +15,7 @@ see `data.stripes`, until `--config.data.name=image_folder
 
 import ml_collections
 
-from configs import default
+from bamboo_jax.configs import default
 
 
 def get_config(

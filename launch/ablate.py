@@ -22,9 +22,9 @@ import sys
 from absl import flags
 
 from bamboo_jax.bench import ablation
-from launch import cli
-from launch import config_flag
-from launch import shared_flags
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import shared_flags
 
 _DEFAULT = "configs/quickstart.py"
 _CONFIG = config_flag.define(_DEFAULT, "What all runs share.")
@@ -56,8 +56,8 @@ def main() -> None:
       config_flag.check_arguments([f"--config.{field}={value}"])
   workdir = pathlib.Path(_WORKDIR.value)
   trials = ablation.plan_trials(sweeps, repeats=_REPEATS.value)
-  program = "launch.cluster" if _TRACE.value else "launch.train"
-  command = [sys.executable, "-m", program]
+  program = "cluster" if _TRACE.value else "train"
+  command = [sys.executable, "-m", f"bamboo_jax.launch.{program}"]
   command += cli.find_arguments(_PASSED_ON, sys.argv[1:])
   if not _CONFIG.present:
     command.append(f"--config={_DEFAULT}")

@@ -15,10 +15,10 @@ from absl import flags
 
 from bamboo_jax.cluster import copies
 from bamboo_jax.cluster import notices as notices_lib
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import identity_flags
+from bamboo_jax.launch import node_flags as given
 from bamboo_jax.local_cluster import node
-from launch import cli
-from launch import identity_flags
-from launch import node_flags as given
 
 flags.adopt_module_key_flags(given)
 _ETCD = flags.DEFINE_string(
@@ -54,7 +54,7 @@ def main() -> None:
       run=identity_flags.RUN.value,
       zone=_ZONE.value,
       host=host,
-      command=[sys.executable, "-m", "launch.worker", *arguments],
+      command=[sys.executable, "-m", "bamboo_jax.launch.worker", *arguments],
       notices=notices,
   )
   node.run(etcd, options, identity, spare)

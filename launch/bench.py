@@ -24,9 +24,9 @@ import sys
 
 from absl import flags
 
-from launch import cli
-from launch import config_flag
-from launch import shared_flags
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import shared_flags
 
 _CONFIG = config_flag.define("configs/bench_peer.py", "What to run.")
 _RIVAL = flags.DEFINE_enum("rival", None, ["torch"], "Whom to compare with.")
@@ -52,10 +52,11 @@ def main() -> None:
 
   arguments = cli.find_arguments(("config",), sys.argv[1:])
   cache = cli.find_arguments(("program_cache",), sys.argv[1:])
+  python = (sys.executable, "-m")
   cases.run(
       _CONFIG.value,
-      worker=[sys.executable, "-m", "launch.bench_worker", *arguments],
-      train=[sys.executable, "-m", "launch.train", *arguments, *cache],
+      worker=[*python, "bamboo_jax.launch.bench_worker", *arguments],
+      train=[*python, "bamboo_jax.launch.train", *arguments, *cache],
       rival=_RIVAL.value,
       out=_OUT.value,
       num_rounds=_PAIRS.value,

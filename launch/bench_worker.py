@@ -6,7 +6,7 @@ from absl import app
 from absl import flags
 from absl import logging
 
-from launch import config_flag
+from bamboo_jax.launch import config_flag
 
 _CONFIG = config_flag.define("configs/bench_peer.py", "What to run.")
 _RANK = flags.DEFINE_integer("rank", None, "Stage of this worker.")

@@ -13,9 +13,9 @@ import sys
 from absl import app
 from absl import flags
 
+from bamboo_jax.launch import cli
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import summary as summary_lib
-from launch import cli
 
 _LINES = flags.DEFINE_integer(
     "lines", 12, "How many steps to print of each run.", lower_bound=1

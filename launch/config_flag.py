@@ -15,8 +15,8 @@ import ml_collections
 from ml_collections import config_flags
 
 from bamboo_jax.cli import config_check
+from bamboo_jax.configs import default as default_config
 from bamboo_jax.train.setup import policy
-from configs import default as default_config
 
 flags.disclaim_key_flags()  # The flag is one of the command that defines it.
 

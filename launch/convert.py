@@ -11,7 +11,7 @@ second reads a checkpoint, or the newest of a workdir, and writes a folder that
 
 from absl import flags
 
-from launch import cli
+from bamboo_jax.launch import cli
 
 _FROM = flags.DEFINE_enum("from", None, ["hf"], "What `--path` is.")
 _TO = flags.DEFINE_enum("to", None, ["hf"], "What `--out` will be.")

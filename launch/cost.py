@@ -13,9 +13,9 @@ from absl import flags
 
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.accounting import runs
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import shared_flags
 from bamboo_jax.metrics import jsonl
-from launch import cli
-from launch import shared_flags
 
 _WORKDIR = shared_flags.define_workdir("Of the run.")
 _CHARGES = tuple(

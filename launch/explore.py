@@ -18,7 +18,7 @@ import time
 from absl import flags
 
 from bamboo_jax.base import files
-from launch import cli
+from bamboo_jax.launch import cli
 from tests.simulation import history
 from tests.simulation import plans
 

@@ -21,9 +21,9 @@ from typing import Any
 
 from absl import flags
 
-from launch import cli
-from launch import config_flag
-from launch import shared_flags
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import shared_flags
 
 _CONFIG_FILE = "configs/sweep_faults.py"
 _CONFIG = config_flag.define(_CONFIG_FILE, "What to train.")

@@ -6,7 +6,7 @@ A config chooses one by `model.name` and `model.options.variant`. Parameters
 that several layers share are counted once. Allocates nothing.
 """
 
-from launch import cli
+from bamboo_jax.launch import cli
 
 
 def main() -> None:

@@ -2,9 +2,9 @@
 
 from absl import flags
 
-from launch import config_flag
-from launch import identity_flags
-from launch import shared_flags
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import identity_flags
+from bamboo_jax.launch import shared_flags
 
 CONFIG = config_flag.define("configs/default.py", "What to train.")
 WORKDIR = shared_flags.define_workdir()

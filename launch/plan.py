@@ -9,8 +9,8 @@ measured costs (see `launch.profile`), else from XLA's count of operations.
 
 from absl import flags
 
-from launch import cli
-from launch import config_flag
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import config_flag
 
 _CONFIG = config_flag.define("configs/default.py", "What to plan.")
 _TRACE = flags.DEFINE_string(

@@ -16,9 +16,9 @@ from absl import flags
 import tqdm
 
 from bamboo_jax import base
-from launch import cli
-from launch import config_flag
-from launch import shared_flags
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import shared_flags
 
 _CONFIG = config_flag.define("configs/default.py", "What to measure.")
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.", required=True)

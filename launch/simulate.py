@@ -18,9 +18,9 @@ from bamboo_jax.experiments import bamboo_bert
 from bamboo_jax.experiments import compare
 from bamboo_jax.experiments import oobleck
 from bamboo_jax.experiments import provenance
-from launch import cli
-from launch import config_flag
-from launch import shared_flags
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import shared_flags
 
 # What `config.experiment` may be. Each is called with the config, the folder to
 # write to, which is there, and the path of the trace or None.
@@ -48,7 +48,7 @@ def main() -> None:
   workdir.mkdir(parents=True, exist_ok=True)
   provenance.write(
       workdir,
-      command=["python", "-m", "launch.simulate", *sys.argv[1:]],
+      command=["python", "-m", "bamboo_jax.launch.simulate", *sys.argv[1:]],
       config=config.to_json(),
       trace=_TRACE.value,
   )

@@ -13,9 +13,9 @@ import sys
 
 from absl import flags
 
-from launch import cli
-from launch import config_flag
-from launch import shared_flags
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import shared_flags
 
 _CONFIG = config_flag.define("configs/default.py", "What to train.")
 _WORKDIR = shared_flags.define_workdir()

@@ -17,11 +17,11 @@ from bamboo_jax import base
 from bamboo_jax.experiments import provenance
 from bamboo_jax.experiments import run_policy
 from bamboo_jax.experiments import validation
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import cluster_flags as given
 from bamboo_jax.local_cluster import setup as setup_lib
 from bamboo_jax.local_cluster import trial
 from bamboo_jax.sim import measured
-from launch import cli
-from launch import cluster_flags as given
 
 flags.adopt_module_key_flags(given)
 _LAYERS = flags.DEFINE_string("layers", None, "File of `launch.profile`.")
@@ -42,7 +42,7 @@ def main() -> None:
   with base.lock_folder(workdir):
     provenance.write(
         workdir,
-        command=["python", "-m", "launch.validate", *sys.argv[1:]],
+        command=["python", "-m", "bamboo_jax.launch.validate", *sys.argv[1:]],
         config=config.to_json_best_effort(),
         trace=given.TRACE.value[0],
     )

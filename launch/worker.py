@@ -15,10 +15,10 @@ import time
 from absl import app
 from absl import logging
 
+from bamboo_jax.launch import identity_flags
+from bamboo_jax.launch import node_flags as given
+from bamboo_jax.launch import shared_flags
 from bamboo_jax.runtime import accelerator
-from launch import identity_flags
-from launch import node_flags as given
-from launch import shared_flags
 
 
 def main(argv: Sequence[str]) -> None:

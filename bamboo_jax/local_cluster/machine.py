@@ -93,7 +93,7 @@ class LocalCluster:
     """
     self.zones[name] = zone
     command = [
-        *(sys.executable, "-m", "launch.agent"),
+        *(sys.executable, "-m", "bamboo_jax.launch.agent"),
         *arguments,
         f"--etcd={self._etcd}",
         f"--secret={self._secret}",

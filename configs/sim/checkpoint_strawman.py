@@ -9,7 +9,7 @@ on a recorded trace, scaled to 64 nodes; else on drawn ones, with what
 
 import ml_collections
 
-from configs.sim import compare
+from bamboo_jax.configs.sim import compare
 
 
 def get_config() -> ml_collections.ConfigDict:
