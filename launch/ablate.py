@@ -26,7 +26,7 @@ from bamboo_jax.launch import cli
 from bamboo_jax.launch import config_flag
 from bamboo_jax.launch import shared_flags
 
-_DEFAULT = "configs/quickstart.py"
+_DEFAULT = "quickstart"
 _CONFIG = config_flag.define(_DEFAULT, "What all runs share.")
 _SWEEP = flags.DEFINE_multi_string(
     "sweep",

@@ -28,7 +28,7 @@ from bamboo_jax.launch import cli
 from bamboo_jax.launch import config_flag
 from bamboo_jax.launch import shared_flags
 
-_CONFIG = config_flag.define("configs/bench_peer.py", "What to run.")
+_CONFIG = config_flag.define("bench_peer", "What to run.")
 _RIVAL = flags.DEFINE_enum("rival", None, ["torch"], "Whom to compare with.")
 _PAIRS = flags.DEFINE_integer("pairs", 200, "Steps of each.", lower_bound=5)
 _DEATHS = flags.DEFINE_integer(

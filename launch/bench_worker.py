@@ -8,7 +8,7 @@ from absl import logging
 
 from bamboo_jax.launch import config_flag
 
-_CONFIG = config_flag.define("configs/bench_peer.py", "What to run.")
+_CONFIG = config_flag.define("bench_peer", "What to run.")
 _RANK = flags.DEFINE_integer("rank", None, "Stage of this worker.")
 _CORE = flags.DEFINE_integer("core", None, "Core to run on.")
 _PORT = flags.DEFINE_integer("port", None, "Of the coordination service.")

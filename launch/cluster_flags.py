@@ -9,7 +9,7 @@ from bamboo_jax.launch import shared_flags
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import replay as replay_lib
 
-CONFIG = config_flag.define("configs/default.py", "What to train.")
+CONFIG = config_flag.define("default", "What to train.")
 WORKDIR = shared_flags.define_workdir()
 NODES = flags.DEFINE_integer(
     "nodes",

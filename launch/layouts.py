@@ -25,7 +25,7 @@ from bamboo_jax.launch import cli
 from bamboo_jax.launch import config_flag
 from bamboo_jax.launch import shared_flags
 
-_CONFIG_FILE = "configs/sweep_faults.py"
+_CONFIG_FILE = "sweep_faults"
 _CONFIG = config_flag.define(_CONFIG_FILE, "What to train.")
 _COUNT = flags.DEFINE_integer("count", 20, "Layouts.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Number of the first layout.")

@@ -12,7 +12,7 @@ from absl import flags
 from bamboo_jax.launch import cli
 from bamboo_jax.launch import config_flag
 
-_CONFIG = config_flag.define("configs/default.py", "What to plan.")
+_CONFIG = config_flag.define("default", "What to plan.")
 _TRACE = flags.DEFINE_string(
     "trace", None, "Write the plan as a Chrome trace, for Perfetto."
 )

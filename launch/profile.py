@@ -20,7 +20,7 @@ from bamboo_jax.launch import cli
 from bamboo_jax.launch import config_flag
 from bamboo_jax.launch import shared_flags
 
-_CONFIG = config_flag.define("configs/default.py", "What to measure.")
+_CONFIG = config_flag.define("default", "What to measure.")
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.", required=True)
 _CLUSTER = flags.DEFINE_bool("cluster", False, "Measure a cluster instead.")
 shared_flags.define_program_cache()

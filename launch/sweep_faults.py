@@ -26,7 +26,7 @@ from bamboo_jax.launch import cli
 from bamboo_jax.launch import config_flag
 from bamboo_jax.launch import shared_flags
 
-_CONFIG = config_flag.define("configs/sweep_faults.py", "What to train.")
+_CONFIG = config_flag.define("sweep_faults", "What to train.")
 _NUM_STAGES = flags.DEFINE_list("num_stages", ["2", "3", "4"], "Stages.")
 _NUM_MICROBATCHES = flags.DEFINE_list(
     "num_microbatches", ["1", "4"], "Microbatches of each pipeline."

@@ -17,7 +17,7 @@ from bamboo_jax.launch import cli
 from bamboo_jax.launch import config_flag
 from bamboo_jax.launch import shared_flags
 
-_CONFIG = config_flag.define("configs/default.py", "What to train.")
+_CONFIG = config_flag.define("default", "What to train.")
 _WORKDIR = shared_flags.define_workdir()
 _STOP_AT = flags.DEFINE_integer(
     "stop_at",

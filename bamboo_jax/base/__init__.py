@@ -5,6 +5,7 @@ files     whole files or none; a folder with one user, or that gives errors
 garbage   short collections of what nobody refers to
 json      dataclasses as JSON and back; import it as `json_lib`
 names     messages for misspelt names
+packaged  configs and tables that come with the package
 options   options of a config checked against a function's signature
 ports     free ports of this machine
 threads   calls that may never return
