@@ -25,6 +25,7 @@ from bamboo_jax.bench import ablation
 from bamboo_jax.launch import cli
 from bamboo_jax.launch import config_flag
 from bamboo_jax.launch import shared_flags
+from bamboo_jax.metrics import plots
 
 _DEFAULT = "quickstart"
 _CONFIG = config_flag.define(_DEFAULT, "What all runs share.")
@@ -54,6 +55,7 @@ def main() -> None:
   for field, values in sweeps.items():
     for value in values:
       config_flag.check_arguments([f"--config.{field}={value}"])
+  plots.check()
   workdir = pathlib.Path(_WORKDIR.value)
   trials = ablation.plan_trials(sweeps, repeats=_REPEATS.value)
   program = "cluster" if _TRACE.value else "train"

@@ -21,6 +21,7 @@ from bamboo_jax.experiments import provenance
 from bamboo_jax.launch import cli
 from bamboo_jax.launch import config_flag
 from bamboo_jax.launch import shared_flags
+from bamboo_jax.metrics import plots
 
 # What `config.experiment` may be. Each is called with the config, the folder to
 # write to, which is there, and the path of the trace or None.
@@ -44,6 +45,8 @@ def main() -> None:
   name = config.get("experiment")
   if name not in _EXPERIMENTS:
     raise ValueError(base.suggest(str(name), _EXPERIMENTS, what="experiment"))
+  if config.get("plots", True):
+    plots.check()
   workdir = pathlib.Path(_WORKDIR.value)
   workdir.mkdir(parents=True, exist_ok=True)
   provenance.write(

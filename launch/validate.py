@@ -21,6 +21,7 @@ from bamboo_jax.launch import cli
 from bamboo_jax.launch import cluster_flags as given
 from bamboo_jax.local_cluster import setup as setup_lib
 from bamboo_jax.local_cluster import trial
+from bamboo_jax.metrics import plots
 from bamboo_jax.sim import measured
 
 flags.adopt_module_key_flags(given)
@@ -35,6 +36,7 @@ def main() -> None:
   zones = given.ZONES.value
   if not given.TRACE.value:
     raise ValueError("There must be a --trace.")
+  plots.check()
   replay = given.read_replay()
   setup_lib.find_first_zones(config, given.NODES.value, zones, replay)
   run_policy.check(config, layers=_LAYERS.value, cluster=_CLUSTER.value)

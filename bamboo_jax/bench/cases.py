@@ -17,6 +17,7 @@ from bamboo_jax.bench import redundancy
 from bamboo_jax.bench import rivals
 from bamboo_jax.bench import shape
 from bamboo_jax.bench import turns
+from bamboo_jax.metrics import plots
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
 from bamboo_jax.train.setup import build
@@ -48,6 +49,8 @@ def run(
     return
   cores = sorted(os.sched_getaffinity(0))
   case = _find_case(config, rival, num_cores=len(cores))
+  if case != "rivals":
+    plots.check()
   port = ports_lib.free_port()
   commands = [
       [*worker, f"--rank={rank}", f"--core={cores[rank]}", f"--port={port}"]

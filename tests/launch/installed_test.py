@@ -25,6 +25,10 @@ _SMALL = (
     *("--config.data.name=synthetic", "--config.evaluate.every_steps=0"),
     *("--config.checkpoint.every_steps=0", "--config.metrics.plots=False"),
 )
+_IMAGES = (
+    "--config.data.name=image_folder",
+    "--config.data.options={'path': 'images', 'image_size': 8}",
+)
 _OWN = """
 from bamboo_jax.configs import quickstart
 
@@ -151,6 +155,26 @@ class InstalledTest(parameterized.TestCase):
     self.run_script("bamboo", "train", *_SMALL, "--workdir=w")
     said = self.run_script("bamboo", "compare", "w", "w")
     self.assertRegex(said, "(?s)w: steps=2 .*identical")
+
+  def test_without_extras(self):
+    for name in ("matplotlib", "PIL"):  # The folder comes first on the path.
+      text = f"raise ImportError(\"No module named '{name}'\")"
+      (self.folder / f"{name}.py").write_text(text)
+    plots = (*_SMALL[:-1], "--config.metrics.plots=True", "--workdir=w")
+    said = self.run_script("bamboo", "train", *plots)
+    no_plots = (
+        "No plots. Figures: No module named 'matplotlib'. Install the extra: "
+        "pip install 'bamboo_jax[plots]'.\n"
+    )
+    self.assertEqual(said.count(no_plots), 1, msg=said)
+    for arguments, extra in (
+        (("simulate", "--config=sim/oobleck", "--workdir=s"), "plots"),
+        (("ablate", "--sweep=seed=1,2", "--workdir=a"), "plots"),
+        (("train", "--config=resnet:tiny", *_IMAGES, "--workdir=i"), "images"),
+    ):
+      said = self.run_script("bamboo", *arguments, status=2)
+      want = rf"^error: .*No module .*'bamboo_jax\[{extra}\]'.*\n$"
+      self.assertRegex(said, want)
 
   def test_own_config(self):
     (self.folder / "own.py").write_text(_OWN)
