@@ -1,6 +1,6 @@
 """The pipeline of `bench_peer`, to compare executors.
 
-`launch.bench` runs both in turns, with and without redundancy, whichever is set
+`bamboo bench` runs both in turns, with and without redundancy, whichever is set
 here.
 """
 

@@ -1,6 +1,6 @@
 """A small pipeline of 3 stages, to compare predicted and measured memory.
 
-`launch.bench` measures all modes of redundancy in turns, whichever is set here,
+`bamboo bench` measures all modes of redundancy in turns, whichever is set here,
 because the config has a limit of memory.
 """
 

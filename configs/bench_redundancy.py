@@ -1,6 +1,6 @@
 """The pipeline of `bench_peer`, to compare modes of redundancy.
 
-`launch.bench` runs all modes in turns, whichever is set here.
+`bamboo bench` runs all modes in turns, whichever is set here.
 """
 
 import ml_collections

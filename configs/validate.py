@@ -1,4 +1,4 @@
-"""A small model for `launch.validate`: steps of a tenth of a second on 2 cores.
+"""A small model for `bamboo validate`: steps of a tenth of a second on 2 cores.
 
 configs/validate.py      1 pipeline of 2 stages
 configs/validate.py:2x2  2 pipelines of 2 stages

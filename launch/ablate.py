@@ -1,16 +1,16 @@
 r"""Trains once for each value of some fields of a config, and compares.
 
-python -m launch.ablate --config=configs/quickstart.py \
+bamboo ablate --config=quickstart \
   --sweep=redundancy.mode=none,lazy,bubble,eager --repeats=3
-python -m launch.ablate --config=configs/quickstart.py \
+bamboo ablate --config=quickstart \
   --sweep=redundancy.mode=lazy,eager --sweep=redundancy.refresh=gradient,state \
   --faults=configs/quickstart_faults.csv --workdir=runs/ablate_deaths
-python -m launch.ablate --config=configs/paced.py \
+bamboo ablate --config=paced \
   --sweep=recovery.policy=bamboo,oobleck,recycle,varuna,checkpoint \
   --trace=trace.csv --workdir=runs/ablate_policies
 
-Several sweeps give all combinations. Runs are those of `launch.train`, with
-`--trace` of `launch.cluster`, one after the other; their order changes from
+Several sweeps give all combinations. Runs are those of `bamboo train`, with
+`--trace` of `bamboo cluster`, one after the other; their order changes from
 repeat to repeat. Writes `runs.csv` (one row per run), `means.csv` (one row per
 setting, with 95 % intervals) and `ablation.png`. The same command again goes on
 where it was.
@@ -39,9 +39,9 @@ _REPEATS = flags.DEFINE_integer(
     "repeats", 1, "Runs of each setting.", lower_bound=1
 )
 _WORKDIR = flags.DEFINE_string("workdir", "runs/ablate", "Where results go.")
-flags.DEFINE_string("faults", None, "As for `launch.train`.")
+flags.DEFINE_string("faults", None, "As for `bamboo train`.")
 _TRACE = flags.DEFINE_string(
-    "trace", None, "As for `launch.cluster`, and so are these:"
+    "trace", None, "As for `bamboo cluster`, and so are these:"
 )
 flags.DEFINE_float("time_scale", None, "Only with --trace.")
 flags.DEFINE_integer("nodes", None, "Only with --trace.")

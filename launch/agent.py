@@ -1,9 +1,9 @@
 r"""The agent of one node: starts its worker and stays in touch with the others.
 
-python -m launch.agent --config=configs/quickstart.py --workdir=runs/cluster \
+bamboo agent --config=quickstart --workdir=runs/cluster \
   --etcd=127.0.0.1:2379 --name=n0 --zone=a
 
-One for each node; `launch.cluster` starts all of them on one machine. The first
+One for each node; `bamboo cluster` starts all of them on one machine. The first
 SIGTERM announces that the node will be preempted: others take over what it
 does, and it ends. A second one, or SIGINT, ends it at once.
 """

@@ -1,11 +1,11 @@
 r"""Measures step times of a pipeline with one process and one core per stage.
 
-python -m launch.bench --config=configs/bench_peer.py
-python -m launch.bench --config=configs/bench_peer.py --rival=torch
-python -m launch.bench --config=configs/bench_redundancy.py
-python -m launch.bench --config=configs/bench_executors.py
-python -m launch.bench --config=configs/bench_memory.py
-python -m launch.bench --config=configs/bench_shape.py
+bamboo bench --config=bench_peer
+bamboo bench --config=bench_peer --rival=torch
+bamboo bench --config=bench_redundancy
+bamboo bench --config=bench_executors
+bamboo bench --config=bench_memory
+bamboo bench --config=bench_shape
 
 Profiles the layers, plans, runs steps, and compares measured and predicted step
 times. With `--rival=torch` (extra `rivals`) the same model, batch, split and

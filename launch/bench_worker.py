@@ -1,4 +1,4 @@
-"""One stage of a benchmark; started by `launch.bench`, see `bench.worker`."""
+"""One stage of a benchmark; started by `bamboo bench`, see `bench.worker`."""
 
 import os
 

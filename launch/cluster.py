@@ -1,7 +1,7 @@
 r"""Trains on a cluster on this machine: an agent and a worker for each node.
 
-python -m launch.cluster \
-  --config=configs/quickstart.py \
+bamboo cluster \
+  --config=quickstart \
   --workdir=runs/cluster \
   --nodes=8 \
   --zones=a,b,c \

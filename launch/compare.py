@@ -1,6 +1,6 @@
 r"""Compares two runs: losses side by side, and whether they end in one state.
 
-python -m launch.compare runs/quickstart/plain runs/quickstart/failures
+bamboo compare runs/quickstart/plain runs/quickstart/failures
 
 Prints `identical` and returns 0 if the states after the last step are the same
 to the bit; otherwise says what differs and returns 1.

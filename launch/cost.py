@@ -1,7 +1,7 @@
 r"""Shows where the time of a run's nodes went, and what it cost.
 
-python -m launch.cost --workdir=runs/quickstart
-python -m launch.cost --workdir=runs/quickstart --instance=p4d.24xlarge --report
+bamboo cost --workdir=runs/quickstart
+bamboo cost --workdir=runs/quickstart --instance=p4d.24xlarge --report
 
 The run may be going on. It is charged as its config says, unless the flags say
 otherwise; docs/cost.md explains the figures.

@@ -1,12 +1,12 @@
 r"""Measures what the layers of a model cost on this machine.
 
-python -m launch.profile --config=configs/quickstart.py --out=profile.json
-python -m launch.train --config=configs/quickstart.py \
+bamboo profile --config=quickstart --out=profile.json
+bamboo train --config=quickstart \
   --config.plan.profile=profile.json --workdir=runs/profiled
 
 With `--cluster` a cluster on this machine loses a node and gets another, and of
 several pipelines loses one and gets another. The file then has how long that
-took, and steps; `launch.validate` reads it. Logs are in a folder beside it.
+took, and steps; `bamboo validate` reads it. Logs are in a folder beside it.
 """
 
 import pathlib

@@ -1,7 +1,7 @@
 r"""Simulates training on preemptible nodes; see docs/simulator.md.
 
-python -m launch.simulate --config=configs/sim/compare.py --workdir=runs/sim
-python -m launch.simulate --config=configs/sim/compare.py --workdir=runs/sim \
+bamboo simulate --config=sim/compare --workdir=runs/sim
+bamboo simulate --config=sim/compare --workdir=runs/sim \
   --trace=trace.csv
 
 What is simulated is up to the config: its `experiment` is one of those below,
@@ -51,7 +51,7 @@ def main() -> None:
   workdir.mkdir(parents=True, exist_ok=True)
   provenance.write(
       workdir,
-      command=["python", "-m", "bamboo_jax.launch.simulate", *sys.argv[1:]],
+      command=["bamboo", "simulate", *sys.argv[1:]],
       config=config.to_json(),
       trace=_TRACE.value,
   )

@@ -1,6 +1,6 @@
 r"""Shows the progress of a cluster.
 
-python -m launch.status --etcd=127.0.0.1:2379 --secret=FILE
+bamboo status --etcd=127.0.0.1:2379 --secret=FILE
 
 Lists nodes, layout, failures that would be survived now, and times of the last
 recoveries. Asks the store alone, so it disturbs no worker.

@@ -1,11 +1,11 @@
 r"""Kills nodes of a small training run wherever they can die, and compares.
 
-python -m launch.sweep_faults
-python -m launch.sweep_faults --num_stages=4 --num_microbatches=4 \
+bamboo sweep_faults
+bamboo sweep_faults --num_stages=4 --num_microbatches=4 \
   --num_pipelines=2 --modes=eager --every=3
-python -m launch.sweep_faults --num_stages=4 --num_pipelines=2 \
+bamboo sweep_faults --num_stages=4 --num_pipelines=2 \
   --kinds=pair,second,neighbours,two_stages --num_cases=100
-python -m launch.sweep_faults --kinds=storm --num_cases=1 --num_events=100 \
+bamboo sweep_faults --kinds=storm --num_cases=1 --num_events=100 \
   --num_stages=2 --num_pipelines=6 --num_microbatches=2 --modes=eager \
   --config.redundancy.spares=1 --config.pipeline.num_shares=12 \
   --config.pipeline.layout=templates --config.recovery.reroute=shares

@@ -1,11 +1,11 @@
 r"""Generates traces of preemptions, shows recorded ones, and imitates them.
 
-python -m launch.trace generate --out=trace.csv --nodes_per_zone=11,11,10 \
+bamboo trace generate --out=trace.csv --nodes_per_zone=11,11,10 \
   --hazard_per_node_hour=0.6 --bulk_sizes=1:5,2:3,6:2 --zone_correlation=0.05
-python -m launch.trace show trace.csv --out=trace.png
-python -m launch.trace show trace.csv --num_nodes=16 --time_scale=0.01 \
+bamboo trace show trace.csv --out=trace.png
+bamboo trace show trace.csv --num_nodes=16 --time_scale=0.01 \
   --events=small.csv
-python -m launch.trace fit trace.csv --out=fit.png
+bamboo trace fit trace.csv --out=fit.png
 
 `generate` writes a file of events. `show` prints what a trace comes to. `fit`
 finds the options with which `generate` imitates a trace, and compares the two.

@@ -1,4 +1,4 @@
-"""Flags of the commands of `launch.trace`."""
+"""Flags of the commands of `bamboo trace`."""
 
 from absl import flags
 

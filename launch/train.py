@@ -1,7 +1,7 @@
 r"""Trains a model; every node is a virtual device of this process.
 
-python -m launch.train \
-  --config=configs/quickstart.py \
+bamboo train \
+  --config=quickstart \
   --config.num_steps=100 \
   --workdir=runs/quickstart
 

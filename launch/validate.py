@@ -1,10 +1,10 @@
 r"""Predicts a run under a trace, runs it, and sets both beside each other.
 
-python -m launch.validate --config=configs/quickstart.py --trace=trace.csv \
+bamboo validate --config=quickstart --trace=trace.csv \
   --time_scale=10 --workdir=runs/validate
 
 First the layers are measured, and a cluster that loses and gets a node, unless
-files of `launch.profile` are given. A cluster runs under the trace, and the
+files of `bamboo profile` are given. A cluster runs under the trace, and the
 simulator predicts it: `summary.csv` and `report.html`; see docs/simulator.md.
 """
 
@@ -25,7 +25,7 @@ from bamboo_jax.metrics import plots
 from bamboo_jax.sim import measured
 
 flags.adopt_module_key_flags(given)
-_LAYERS = flags.DEFINE_string("layers", None, "File of `launch.profile`.")
+_LAYERS = flags.DEFINE_string("layers", None, "File of `bamboo profile`.")
 _CLUSTER = flags.DEFINE_string("cluster", None, "The same with `--cluster`.")
 _RUN = ("config", "program_cache", "trace", "time_scale", "nodes", "zones")
 
@@ -44,7 +44,7 @@ def main() -> None:
   with base.lock_folder(workdir):
     provenance.write(
         workdir,
-        command=["python", "-m", "bamboo_jax.launch.validate", *sys.argv[1:]],
+        command=["bamboo", "validate", *sys.argv[1:]],
         config=config.to_json_best_effort(),
         trace=given.TRACE.value[0],
     )

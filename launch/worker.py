@@ -1,4 +1,4 @@
-"""The worker of a node; started by its agent, see `launch.agent`.
+"""The worker of a node; started by its agent, see `bamboo agent`.
 
 Its last arguments are the name and the number of the node, for how many seconds
 the agent had been there, and the number of the socket to it.

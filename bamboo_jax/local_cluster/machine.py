@@ -122,7 +122,7 @@ class LocalCluster:
     self._agents[name].kill()
 
   def give_notice(self, name: str) -> None:
-    """Announces the preemption of a node to its agent, see `launch.agent`."""
+    """Announces the preemption of a node to its agent, see `bamboo agent`."""
     self._agents[name].terminate()
 
   def _explain_end(self, name: str, code: int) -> str:

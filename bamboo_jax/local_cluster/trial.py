@@ -1,4 +1,4 @@
-"""Runs of `launch.cluster` that end when enough has been seen."""
+"""Runs of `bamboo cluster` that end when enough has been seen."""
 
 from collections.abc import Callable, Sequence
 import pathlib
@@ -79,7 +79,7 @@ def calibrate(
 
 
 def profile(path: pathlib.Path, arguments: Sequence[str]) -> str:
-  """Runs `launch.profile`, which says what it does; returns its file.
+  """Runs `bamboo profile`, which says what it does; returns its file.
 
   Raises `ValueError` if it fails.
   """

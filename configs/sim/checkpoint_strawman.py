@@ -4,7 +4,7 @@ Our simulator with the times of the run in the artifact's history: pipelines of
 16 nodes, the rest waits; a save begins when the last one is done; a loss in a
 pipeline, or enough nodes for one more, restarts everything. With `--trace=FILE`
 on a recorded trace, scaled to 64 nodes; else on drawn ones, with what
-`launch.trace fit` finds in Bamboo's trace of p3 instances.
+`bamboo trace fit` finds in Bamboo's trace of p3 instances.
 """
 
 import ml_collections
