@@ -15,7 +15,6 @@ from absl import flags
 
 from bamboo_jax import base
 from bamboo_jax.experiments import provenance
-from bamboo_jax.experiments import run_policy
 from bamboo_jax.experiments import validation
 from bamboo_jax.launch import cli
 from bamboo_jax.launch import cluster_flags as given
@@ -38,6 +37,8 @@ def main() -> None:
     raise ValueError("There must be a --trace.")
   plots.check()
   replay = given.read_replay()
+  from bamboo_jax.experiments import run_policy  # Imports JAX.
+
   setup_lib.find_first_zones(config, given.NODES.value, zones, replay)
   run_policy.check(config, layers=_LAYERS.value, cluster=_CLUSTER.value)
   workdir.mkdir(parents=True, exist_ok=True)
