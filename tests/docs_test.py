@@ -1,4 +1,4 @@
-"""Names in README.md and docs/ are those of files and definitions."""
+"""Names in the pages on top and in docs/ are those of files and definitions."""
 
 import ast
 import pathlib
@@ -11,7 +11,7 @@ from bamboo_jax.configs import default
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _LIBRARY = _ROOT / "bamboo_jax"
-_PAGES = (_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md")))
+_PAGES = (*sorted(_ROOT.glob("*.md")), *sorted((_ROOT / "docs").glob("*.md")))
 # A file of the repository, or a module as the library writes it: `plan.rows`.
 _FILE = re.compile(r"`([\w.]+(?:/[\w.-]+)+\.(?:py|md|csv|sh|yaml|toml|cfg))`")
 _MODULE = re.compile(r"`((?:bamboo_jax\.)?[a-z_]+(?:\.\w+)+)`")
