@@ -31,6 +31,6 @@ import os
 
 __version__ = "0.1.0"
 
-_REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-if os.path.isfile(os.path.join(_REPOSITORY, "launch", "cli.py")):
-  __path__.append(_REPOSITORY)  # So that `bamboo_jax.launch` is found there.
+_LIBRARY = os.path.dirname(os.path.abspath(__file__))
+if not os.path.isdir(os.path.join(_LIBRARY, "launch")):
+  __path__.append(os.path.dirname(_LIBRARY))  # `bamboo_jax.launch` is there.

@@ -89,7 +89,7 @@ def _find_case(
   if rival and importlib.util.find_spec(rival) is None:
     raise ValueError(
         f"--rival={rival} needs the package {rival!r}; install the extra: pip "
-        "install -e '.[rivals]'."
+        "install 'bamboo_jax[rivals]'."
     )
   if (has_replicas or is_spmd) and (rival or pipeline.num_stages != 2):
     raise ValueError(

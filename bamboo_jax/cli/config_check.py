@@ -73,7 +73,7 @@ def explain(error: BaseException) -> str:
   if "get_config() takes 0 positional arguments" in message:
     return "This config has no variants: leave out the colon and what follows."
   if isinstance(error, ImportError) and error.name == "configs":
-    message += "; once installed they are in bamboo_jax.configs"
+    message += "; the packaged configs are in bamboo_jax.configs"
   chain = error
   while chain is not None:
     for frame, line in traceback.walk_tb(chain.__traceback__):

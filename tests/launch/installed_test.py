@@ -149,7 +149,7 @@ class InstalledTest(parameterized.TestCase):
       (["explore"], "`bamboo explore` needs the tests of the project"),
       (["plan", "--config=quickstrt"], "did you mean 'quickstart'"),
       (["plan", "--config=configs/gpt2.py"], "packaged one is --config=gpt2"),
-      (["plan", "--config=old.py"], "they are in bamboo_jax.configs"),
+      (["plan", "--config=old.py"], "configs are in bamboo_jax.configs"),
   )
   def test_bad_command(self, arguments, message):
     (self.folder / "old.py").write_text("from configs import default\n")
