@@ -6,7 +6,7 @@ and appendix B), as the paper on GPT-2 has none. See `configs/zoo.py`.
 
 import ml_collections
 
-from configs import zoo
+from bamboo_jax.configs import zoo
 
 _LEARNING_RATES = {  # 3e-4 for all others, which have less than a billion.
     "xl": 2e-4,

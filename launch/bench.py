@@ -1,11 +1,11 @@
 r"""Measures step times of a pipeline with one process and one core per stage.
 
-python -m launch.bench --config=configs/bench_peer.py
-python -m launch.bench --config=configs/bench_peer.py --rival=torch
-python -m launch.bench --config=configs/bench_redundancy.py
-python -m launch.bench --config=configs/bench_executors.py
-python -m launch.bench --config=configs/bench_memory.py
-python -m launch.bench --config=configs/bench_shape.py
+bamboo bench --config=bench_peer
+bamboo bench --config=bench_peer --rival=torch
+bamboo bench --config=bench_redundancy
+bamboo bench --config=bench_executors
+bamboo bench --config=bench_memory
+bamboo bench --config=bench_shape
 
 Profiles the layers, plans, runs steps, and compares measured and predicted step
 times. With `--rival=torch` (extra `rivals`) the same model, batch, split and
@@ -24,8 +24,8 @@ import sys
 
 from absl import flags
 
-from launch import bench_flags as given
-from launch import cli
+from bamboo_jax.launch import bench_flags as given
+from bamboo_jax.launch import cli
 
 flags.adopt_module_key_flags(given)
 
@@ -37,10 +37,11 @@ def main() -> None:
   given.check(cases.find_case(given.CONFIG.value))
   arguments = cli.find_arguments(("config",), sys.argv[1:])
   cache = cli.find_arguments(("program_cache",), sys.argv[1:])
+  python = (sys.executable, "-m")
   cases.run(
       given.CONFIG.value,
-      worker=[sys.executable, "-m", "launch.bench_worker", *arguments],
-      train=[sys.executable, "-m", "launch.train", *arguments, *cache],
+      worker=[*python, "bamboo_jax.launch.bench_worker", *arguments],
+      train=[*python, "bamboo_jax.launch.train", *arguments, *cache],
       rival=given.RIVAL.value,
       out=given.OUT.value,
       formats=given.FORMAT.value,

@@ -1,11 +1,11 @@
-"""Flags of `launch.bench`, and which cases they are for."""
+"""Flags of `bamboo bench`, and which cases they are for."""
 
 from absl import flags
 
-from launch import config_flag
-from launch import figure_flags
-from launch import flag_checks
-from launch import shared_flags
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import figure_flags
+from bamboo_jax.launch import flag_checks
+from bamboo_jax.launch import shared_flags
 
 CONFIG = config_flag.define("configs/bench_peer.py", "What to run.")
 RIVAL = flags.DEFINE_enum("rival", None, ["torch"], "Whom to compare with.")

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from launch import cluster_flags as given
-from launch import flag_checks
+from bamboo_jax.launch import cluster_flags as given
+from bamboo_jax.launch import flag_checks
 
 
 def check_together() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 from absl import flags
 
+from bamboo_jax.launch import flag_checks
 from bamboo_jax.metrics import plots
-from launch import flag_checks
 
 flags.disclaim_key_flags()  # A flag is one of the command that defines it.
 

@@ -1,7 +1,7 @@
 r"""Simulates training on preemptible nodes; see docs/simulator.md.
 
-python -m launch.simulate --config=configs/sim/compare.py --workdir=runs/sim
-python -m launch.simulate --config=configs/sim/compare.py --workdir=runs/sim \
+bamboo simulate --config=sim/compare --workdir=runs/sim
+bamboo simulate --config=sim/compare --workdir=runs/sim \
   --trace=trace.csv
 
 What is simulated is up to the config: its `experiment` is one of those below,
@@ -19,11 +19,11 @@ from bamboo_jax.experiments import compare
 from bamboo_jax.experiments import oobleck
 from bamboo_jax.experiments import provenance
 from bamboo_jax.experiments import unused
-from launch import cli
-from launch import config_flag
-from launch import figure_flags
-from launch import flag_checks
-from launch import shared_flags
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import figure_flags
+from bamboo_jax.launch import flag_checks
+from bamboo_jax.launch import shared_flags
 
 # What `config.experiment` may be. Each is called with the config, the folder to
 # write to, which is there, the path of the trace or None, and the formats.
@@ -59,7 +59,7 @@ def main() -> None:
   workdir.mkdir(parents=True, exist_ok=True)
   provenance.write(
       workdir,
-      command=["python", "-m", "launch.simulate", *sys.argv[1:]],
+      command=["bamboo", "simulate", *sys.argv[1:]],
       config=config.to_json(),
       trace=_TRACE.value,
   )

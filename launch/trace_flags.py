@@ -1,13 +1,13 @@
-"""Flags of the commands of `launch.trace`."""
+"""Flags of the commands of `bamboo trace`."""
 
 from absl import flags
 
 from bamboo_jax import base
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import figure_flags
+from bamboo_jax.launch import flag_checks
 from bamboo_jax.traces import counts
 from bamboo_jax.traces import parameters
-from launch import cli
-from launch import figure_flags
-from launch import flag_checks
 
 OUT = flags.DEFINE_string(
     "out", None, "Events to write (generate), or figure to draw (show, fit)."

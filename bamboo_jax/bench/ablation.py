@@ -211,7 +211,7 @@ def draw(rows: Sequence[Row], sweeps: Sweeps) -> Any:
   Runs are dots; settings with several runs have their mean and its interval.
   Metrics that are the same in all runs are written below.
   """
-  from matplotlib import lines
+  lines = plots.load("lines")
 
   groups: dict[str, list[Row]] = {}
   for row in rows:
@@ -247,7 +247,7 @@ def draw(rows: Sequence[Row], sweeps: Sweeps) -> Any:
 
 def _draw_panel(axes: Any, groups: Sequence[Sequence[float]]) -> None:
   """Draws the runs of each group, and below them what several come to."""
-  from matplotlib import ticker
+  ticker = plots.load("ticker")
 
   for y, values in enumerate(groups):
     half = _half_interval(values)

@@ -6,6 +6,7 @@ import traceback
 from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.base import packaged
 
 _OPTIONS = ("options", "schedule_options")
 _MAY_BE_NONE = ("config.optimizer.clip_norm",)
@@ -14,8 +15,8 @@ _MODULE = "config_config"  # What `config_flags` names the module of a file.
 
 
 def load(path: str) -> Any:
-  """Returns the config of a file; `path` may end with `:` and an argument."""
-  file, *argument = path.split(":", 1)
+  """Returns the config of a short name or a file, see `base.packaged`."""
+  file, *argument = packaged.find_config(path).split(":", 1)
   spec = importlib.util.spec_from_file_location(_MODULE, file)
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
@@ -71,6 +72,8 @@ def explain(error: BaseException) -> str:
     return "The config file has no function get_config()."
   if "get_config() takes 0 positional arguments" in message:
     return "This config has no variants: leave out the colon and what follows."
+  if isinstance(error, ImportError) and error.name == "configs":
+    message += "; the packaged configs are in bamboo_jax.configs"
   chain = error
   while chain is not None:
     for frame, line in traceback.walk_tb(chain.__traceback__):

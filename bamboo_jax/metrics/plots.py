@@ -1,6 +1,7 @@
 """Figures: one style, legends that fit, and files as PNG, PDF or SVG.
 
-Matplotlib is imported only when drawing: that takes longer than many commands.
+Matplotlib, of the extra `plots`, is imported only when drawing: that takes
+longer than many commands.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,9 +9,11 @@ import contextlib
 import io
 import os
 import pathlib
+import types
 from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.base import extras
 
 FORMATS = ("png", "pdf", "svg")
 
@@ -24,6 +27,16 @@ _EDGE = 0.98  # Of the width of a figure, most for a legend.
 # Text of a PDF stays text, and files of the same figure are alike.
 _STYLE = {"pdf.fonttype": 42, "svg.hashsalt": "bamboo_jax"}
 _NO_DATE = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+
+
+def check() -> None:
+  """Raises `base.MissingExtraError` if no figure can be drawn."""
+  load("figure")
+
+
+def load(name: str) -> types.ModuleType:
+  """Returns a module of matplotlib; raises as `check`."""
+  return extras.load(f"matplotlib.{name}", extra="plots", what="Figures")
 
 
 def parse_formats(text: str) -> tuple[str, ...]:
@@ -49,11 +62,9 @@ def new_figure(
 
   The size is in inches; `options` are those of `Figure.subplots`.
   """
-  from matplotlib import figure
-  from matplotlib.backends import backend_agg
-
-  fig = figure.Figure(figsize=size, layout="constrained", dpi=_DPI)
-  backend_agg.FigureCanvasAgg(fig)  # Measures texts.
+  shape = dict(figsize=size, layout="constrained", dpi=_DPI)
+  fig = load("figure").Figure(**shape)
+  load("backends.backend_agg").FigureCanvasAgg(fig)  # Measures texts.
   grid = fig.subplots(rows, columns, squeeze=False, **options)
   for axes in grid.flat:
     axes.grid(alpha=0.3)
@@ -85,9 +96,7 @@ def add_legend(
 
 def count_locator() -> Any:
   """Returns ticks for an axis of whole numbers."""
-  from matplotlib import ticker
-
-  return ticker.MaxNLocator(integer=True, min_n_ticks=1)
+  return load("ticker").MaxNLocator(integer=True, min_n_ticks=1)
 
 
 def plain(text: str) -> str:
@@ -120,7 +129,7 @@ def render_figure(fig: Any, name: str = "png") -> bytes:
 
 @contextlib.contextmanager
 def _style() -> Iterator[None]:
-  import matplotlib
+  import matplotlib  # `load` has found it.
 
   with matplotlib.rc_context(_STYLE):
     yield

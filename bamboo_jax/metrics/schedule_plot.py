@@ -144,7 +144,7 @@ def _key(
     colours: dict[str, str], labelled: Sequence[slot_lib.Slot]
 ) -> list[Any]:
   """Returns legend entries: a label of each form, or else the category."""
-  from matplotlib import patches
+  patches = plots.load("patches")
 
   examples: dict[str, dict[str, slot_lib.Slot]] = {}
   for slot in labelled:

@@ -210,7 +210,7 @@ def _explain_bars(report: content.Report) -> str:
 
 def draw_node_time(runs: Sequence[content.Run]) -> Any:
   """Returns a figure with a bar for each run: where its nodes' time went."""
-  from matplotlib import patches
+  patches = plots.load("patches")
 
   fig, [[axes]] = plots.new_figure((10, 1.9 + 0.42 * len(runs)))
   left = [0.0] * len(runs)

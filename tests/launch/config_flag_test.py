@@ -1,8 +1,8 @@
 from absl.testing import parameterized
 import ml_collections
 
+from bamboo_jax.launch import config_flag
 from configs import default
-from launch import config_flag
 from tests import tiny
 
 

@@ -13,6 +13,8 @@ import functools
 import time
 from typing import Any
 
+from absl import logging
+
 from bamboo_jax import base
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import chrome_trace
@@ -158,6 +160,8 @@ class Outputs:
     self._writer.write_event("cost", step=step, values=self._meter.totals)
     try:  # Last: a launcher ends all once the summary is there.
       self._draw(has_trained=has_trained)
+    except base.MissingExtraError as error:
+      logging.log_first_n(logging.WARNING, "No plots. %s", 1, error)
     finally:
       summary_lib.write_summary(self._workdir.summary, summary)
 
