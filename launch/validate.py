@@ -39,9 +39,8 @@ def main() -> None:
   replay = given.read_replay()
   from bamboo_jax.experiments import run_policy  # Imports JAX.
 
-  setup_lib.find_first_zones(
-      config, given.NODES.value, given.ZONES.value, replay
-  )
+  zones = given.ZONES.value
+  setup_lib.find_first_zones(config, given.NODES.value, zones, replay)
   layers = _LAYERS.value or config.plan.profile
   run_policy.check(config, layers=layers, cluster=_CLUSTER.value)
   workdir.mkdir(parents=True, exist_ok=True)
