@@ -1,16 +1,41 @@
-"""Config files: keys and types as in another one, and errors in their code."""
+"""Config files: keys, types and None; and errors in their code."""
 
 from collections.abc import Mapping
 import importlib.util
 import traceback
 from typing import Any
 
+from absl import flags
+
 from bamboo_jax import base
 
-_OPTIONS = ("options", "schedule_options")
-_MAY_BE_NONE = ("config.optimizer.clip_norm",)
 _NAME = "config"
 _MODULE = "config_config"  # What `config_flags` names the module of a file.
+
+
+class _OrNone(flags.ArgumentParser):
+  """Parses as another parser, but "None", which is None."""
+
+  def __init__(self, parser: flags.ArgumentParser) -> None:
+    self._parser = parser
+    self.syntactic_help = parser.syntactic_help
+
+  def parse(self, argument: Any) -> Any:
+    """Returns the value of an argument; raises as the other parser."""
+    return None if argument == "None" else self._parser.parse(argument)
+
+  def flag_type(self) -> str:
+    """Returns the name of the type."""
+    return self._parser.flag_type()
+
+
+# Of overrides, by type of the option.
+PARSERS = {
+    bool: _OrNone(flags.BooleanParser()),
+    float: _OrNone(flags.FloatParser()),
+    int: _OrNone(flags.IntegerParser()),
+    str: _OrNone(flags.ArgumentParser()),
+}
 
 
 def load(path: str) -> Any:
@@ -30,7 +55,7 @@ def check_key(key: str, section: Any) -> None:
       raise ValueError(f"{path} has no keys, got --{_NAME}.{key}.")
     if part not in section:
       raise ValueError(base.suggest(part, section, what=f"key of {path}:"))
-    if part in _OPTIONS:
+    if part in base.OPTIONS:
       return
     section, path = section[part], f"{path}.{part}"
 
@@ -38,10 +63,14 @@ def check_key(key: str, section: Any) -> None:
 def check_section(
     section: Mapping[str, Any], default: Any, path: str = _NAME
 ) -> None:
-  """Raises `ValueError` if a key is misspelt or missing, or a type differs."""
+  """Raises `ValueError` if a key is misspelt or missing, or a type differs.
+
+  What is a reference in `default` may be None.
+  """
   for key in section:
     if key not in default:
       raise ValueError(base.suggest(key, default, what=f"key of {path}:"))
+  fields = dict(default.items(preserve_field_references=True))
   for key, value in default.items():
     name = f"{path}.{key}"
     if key not in section:
@@ -52,9 +81,9 @@ def check_section(
     if isinstance(value, type(default)):
       if not isinstance(found, type(default)):
         raise ValueError(f"{name} must be a dict, got {found!r}.")
-      if key not in _OPTIONS:
+      if key not in base.OPTIONS:
         check_section(found, value, name)
-    elif found is not None or (value is not None and name not in _MAY_BE_NONE):
+    elif found is not None or fields[key] is value:  # It is no reference.
       wanted = default.get_type(key)
       if not base.fits(found, wanted):
         raise ValueError(
