@@ -22,4 +22,15 @@ Each room says in its `__init__` what stands in it; none imports one above it.
   metrics         logs, summaries, traces and figures of a run
   faults, traces  what happens to nodes: by step, and by the clock
   cli, base       what commands share, and what every room may use
+
+Commands (`launch`) and configs (`configs`) are packages too. In the repository
+they are folders beside this one; the wheel has them within it.
 """
+
+import os
+
+__version__ = "0.1.0"
+
+_LIBRARY = os.path.dirname(os.path.abspath(__file__))
+if not os.path.isdir(os.path.join(_LIBRARY, "launch")):
+  __path__.append(os.path.dirname(_LIBRARY))  # `bamboo_jax.launch` is there.

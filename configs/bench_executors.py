@@ -1,12 +1,12 @@
 """The pipeline of `bench_peer`, to compare executors.
 
-`launch.bench` runs both in turns, with and without redundancy, whichever is set
+`bamboo bench` runs both in turns, with and without redundancy, whichever is set
 here.
 """
 
 import ml_collections
 
-from configs import bench_peer
+from bamboo_jax.configs import bench_peer
 
 
 def get_config() -> ml_collections.ConfigDict:

@@ -1,12 +1,12 @@
 """A small pipeline of 3 stages, to compare predicted and measured memory.
 
-`launch.bench` measures all modes of redundancy in turns, whichever is set here,
+`bamboo bench` measures all modes of redundancy in turns, whichever is set here,
 because the config has a limit of memory.
 """
 
 import ml_collections
 
-from configs import bench_peer
+from bamboo_jax.configs import bench_peer
 
 
 def get_config() -> ml_collections.ConfigDict:

@@ -1,12 +1,12 @@
 """A pipeline of 2 stages, one core each, to compare with another system.
 
 8 blocks of width 256, sequence 128, vocabulary 8192, global batch 16 in 8
-microbatches, float32. `launch.bench` runs every stage in a process of its own.
+microbatches, float32. `bamboo bench` runs every stage in a process of its own.
 """
 
 import ml_collections
 
-from configs import default
+from bamboo_jax.configs import default
 
 
 def get_config() -> ml_collections.ConfigDict:

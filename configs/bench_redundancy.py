@@ -1,11 +1,11 @@
 """The pipeline of `bench_peer`, to compare modes of redundancy.
 
-`launch.bench` runs all modes in turns, whichever is set here.
+`bamboo bench` runs all modes in turns, whichever is set here.
 """
 
 import ml_collections
 
-from configs import bench_peer
+from bamboo_jax.configs import bench_peer
 
 
 def get_config() -> ml_collections.ConfigDict:

@@ -1,11 +1,11 @@
 """Any number of nodes from 4 to 16, of which one dies after the other.
 
-For `launch.bench`: nodes keep the pace of slower machines, so 2 cores will do.
+For `bamboo bench`: nodes keep the pace of slower machines, so 2 cores will do.
 """
 
 import ml_collections
 
-from configs import paced
+from bamboo_jax.configs import paced
 
 
 def get_config() -> ml_collections.ConfigDict:

@@ -8,7 +8,7 @@ embeddings do. See `configs/zoo.py`.
 
 import ml_collections
 
-from configs import zoo
+from bamboo_jax.configs import zoo
 
 
 def get_config(variant: str = "large") -> ml_collections.ConfigDict:

@@ -13,7 +13,7 @@ others.
 
 import ml_collections
 
-from configs import zoo
+from bamboo_jax.configs import zoo
 
 
 def get_config(variant: str = "16") -> ml_collections.ConfigDict:

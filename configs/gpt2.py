@@ -8,7 +8,7 @@ as in Megatron-LM and nanoGPT norms and biases do not, and embeddings do. See
 
 import ml_collections
 
-from configs import zoo
+from bamboo_jax.configs import zoo
 
 _LEARNING_RATES = {  # 3e-4 for all others, which have less than a billion.
     "xl": 2e-4,

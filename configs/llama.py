@@ -6,7 +6,7 @@ its inputs for the backward pass.
 
 import ml_collections
 
-from configs import zoo
+from bamboo_jax.configs import zoo
 
 
 def get_config(

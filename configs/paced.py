@@ -8,7 +8,7 @@ import re
 
 import ml_collections
 
-from configs import default
+from bamboo_jax.configs import default
 
 
 def parse_size(size: str) -> tuple[int, int]:

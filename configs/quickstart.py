@@ -7,7 +7,7 @@ takes `--config.redundancy.mode=none`.
 
 import ml_collections
 
-from configs import default
+from bamboo_jax.configs import default
 
 
 def get_config() -> ml_collections.ConfigDict:

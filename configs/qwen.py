@@ -2,7 +2,7 @@
 
 import ml_collections
 
-from configs import llama
+from bamboo_jax.configs import llama
 
 
 def get_config(variant: str = "3_0.6b") -> ml_collections.ConfigDict:

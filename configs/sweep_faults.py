@@ -1,11 +1,11 @@
-"""The small model, with dropout, that `launch.sweep_faults` trains.
+"""The small model, with dropout, that `bamboo sweep_faults` trains.
 
 Its six blocks make up to six stages; its data needs no files.
 """
 
 import ml_collections
 
-from configs import default
+from bamboo_jax.configs import default
 
 
 def get_config() -> ml_collections.ConfigDict:

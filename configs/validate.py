@@ -1,4 +1,4 @@
-"""A small model for `launch.validate`: steps of a tenth of a second on 2 cores.
+"""A small model for `bamboo validate`: steps of a tenth of a second on 2 cores.
 
 configs/validate.py      1 pipeline of 2 stages
 configs/validate.py:2x2  2 pipelines of 2 stages
@@ -7,8 +7,8 @@ configs/validate.py:2x4  2 pipelines of 4 stages, of paced nodes
 
 import ml_collections
 
-from configs import paced
-from configs import quickstart
+from bamboo_jax.configs import paced
+from bamboo_jax.configs import quickstart
 
 _PACED = ("2x4",)  # More than 2 cores can compute.
 

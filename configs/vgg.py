@@ -6,7 +6,7 @@ learning rate falls by a cosine. See `configs/zoo.py`.
 
 import ml_collections
 
-from configs import zoo
+from bamboo_jax.configs import zoo
 
 
 def get_config(variant: str = "19") -> ml_collections.ConfigDict:

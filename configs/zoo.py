@@ -1,7 +1,7 @@
 """What the configs of the models of `models.zoo` have in common.
 
-Their argument is a variant, as `python -m launch.models` lists them:
-`--config=configs/gpt2.py:xl`. All but `tiny` have the layout of Bamboo
+Their argument is a variant, as `bamboo models` lists them:
+`--config=gpt2:xl`. All but `tiny` have the layout of Bamboo
 (NSDI'23): 4 pipelines of 8 stages, or of 4; its 1.5 times as many nodes are
 `--config.pipeline.num_stages=12`, or 6.
 
@@ -15,7 +15,7 @@ see `data.stripes`, until `--config.data.name=image_folder
 
 import ml_collections
 
-from configs import default
+from bamboo_jax.configs import default
 
 
 def get_config(

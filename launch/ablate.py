@@ -1,16 +1,16 @@
 r"""Trains once for each value of some fields of a config, and compares.
 
-python -m launch.ablate --config=configs/quickstart.py \
+bamboo ablate --config=quickstart \
   --sweep=redundancy.mode=none,lazy,bubble,eager --repeats=3
-python -m launch.ablate --config=configs/quickstart.py \
+bamboo ablate --config=quickstart \
   --sweep=redundancy.mode=lazy,eager --sweep=redundancy.refresh=gradient,state \
   --faults=configs/quickstart_faults.csv --workdir=runs/ablate_deaths
-python -m launch.ablate --config=configs/paced.py \
+bamboo ablate --config=paced \
   --sweep=recovery.policy=bamboo,oobleck,recycle,varuna,checkpoint \
   --trace=trace.csv --workdir=runs/ablate_policies
 
-Several sweeps give all combinations. Runs are those of `launch.train`, with
-`--trace` of `launch.cluster`, one after the other; their order changes from
+Several sweeps give all combinations. Runs are those of `bamboo train`, with
+`--trace` of `bamboo cluster`, one after the other; their order changes from
 repeat to repeat. Writes `runs.csv` (one row per run), `means.csv` (one row per
 setting, with 95 % intervals) and `ablation.png`. The same command again goes on
 where it was.
@@ -22,11 +22,12 @@ import sys
 from absl import flags
 
 from bamboo_jax.bench import ablation
-from launch import cli
-from launch import config_flag
-from launch import shared_flags
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import shared_flags
+from bamboo_jax.metrics import plots
 
-_DEFAULT = "configs/quickstart.py"
+_DEFAULT = "quickstart"
 _CONFIG = config_flag.define(_DEFAULT, "What all runs share.")
 _SWEEP = flags.DEFINE_multi_string(
     "sweep",
@@ -38,9 +39,9 @@ _REPEATS = flags.DEFINE_integer(
     "repeats", 1, "Runs of each setting.", lower_bound=1
 )
 _WORKDIR = flags.DEFINE_string("workdir", "runs/ablate", "Where results go.")
-flags.DEFINE_string("faults", None, "As for `launch.train`.")
+flags.DEFINE_string("faults", None, "As for `bamboo train`.")
 _TRACE = flags.DEFINE_string(
-    "trace", None, "As for `launch.cluster`, and so are these:"
+    "trace", None, "As for `bamboo cluster`, and so are these:"
 )
 flags.DEFINE_float("time_scale", None, "Only with --trace.")
 flags.DEFINE_integer("nodes", None, "Only with --trace.")
@@ -54,10 +55,11 @@ def main() -> None:
   for field, values in sweeps.items():
     for value in values:
       config_flag.check_arguments([f"--config.{field}={value}"])
+  plots.check()
   workdir = pathlib.Path(_WORKDIR.value)
   trials = ablation.plan_trials(sweeps, repeats=_REPEATS.value)
-  program = "launch.cluster" if _TRACE.value else "launch.train"
-  command = [sys.executable, "-m", program]
+  program = "cluster" if _TRACE.value else "train"
+  command = [sys.executable, "-m", f"bamboo_jax.launch.{program}"]
   command += cli.find_arguments(_PASSED_ON, sys.argv[1:])
   if not _CONFIG.present:
     command.append(f"--config={_DEFAULT}")

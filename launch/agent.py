@@ -1,9 +1,9 @@
 r"""The agent of one node: starts its worker and stays in touch with the others.
 
-python -m launch.agent --config=configs/quickstart.py --workdir=runs/cluster \
+bamboo agent --config=quickstart --workdir=runs/cluster \
   --etcd=127.0.0.1:2379 --name=n0 --zone=a
 
-One for each node; `launch.cluster` starts all of them on one machine. The first
+One for each node; `bamboo cluster` starts all of them on one machine. The first
 SIGTERM announces that the node will be preempted: others take over what it
 does, and it ends. A second one, or SIGINT, ends it at once.
 """
@@ -15,10 +15,10 @@ from absl import flags
 
 from bamboo_jax.cluster import copies
 from bamboo_jax.cluster import notices as notices_lib
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import identity_flags
+from bamboo_jax.launch import node_flags as given
 from bamboo_jax.local_cluster import node
-from launch import cli
-from launch import identity_flags
-from launch import node_flags as given
 
 flags.adopt_module_key_flags(given)
 _ETCD = flags.DEFINE_string(
@@ -54,7 +54,7 @@ def main() -> None:
       run=identity_flags.RUN.value,
       zone=_ZONE.value,
       host=host,
-      command=[sys.executable, "-m", "launch.worker", *arguments],
+      command=[sys.executable, "-m", "bamboo_jax.launch.worker", *arguments],
       notices=notices,
   )
   node.run(etcd, options, identity, spare)

@@ -1,11 +1,11 @@
 r"""Measures step times of a pipeline with one process and one core per stage.
 
-python -m launch.bench --config=configs/bench_peer.py
-python -m launch.bench --config=configs/bench_peer.py --rival=torch
-python -m launch.bench --config=configs/bench_redundancy.py
-python -m launch.bench --config=configs/bench_executors.py
-python -m launch.bench --config=configs/bench_memory.py
-python -m launch.bench --config=configs/bench_shape.py
+bamboo bench --config=bench_peer
+bamboo bench --config=bench_peer --rival=torch
+bamboo bench --config=bench_redundancy
+bamboo bench --config=bench_executors
+bamboo bench --config=bench_memory
+bamboo bench --config=bench_shape
 
 Profiles the layers, plans, runs steps, and compares measured and predicted step
 times. With `--rival=torch` (extra `rivals`) the same model, batch, split and
@@ -24,11 +24,11 @@ import sys
 
 from absl import flags
 
-from launch import cli
-from launch import config_flag
-from launch import shared_flags
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import shared_flags
 
-_CONFIG = config_flag.define("configs/bench_peer.py", "What to run.")
+_CONFIG = config_flag.define("bench_peer", "What to run.")
 _RIVAL = flags.DEFINE_enum("rival", None, ["torch"], "Whom to compare with.")
 _PAIRS = flags.DEFINE_integer("pairs", 200, "Steps of each.", lower_bound=5)
 _DEATHS = flags.DEFINE_integer(
@@ -52,10 +52,11 @@ def main() -> None:
 
   arguments = cli.find_arguments(("config",), sys.argv[1:])
   cache = cli.find_arguments(("program_cache",), sys.argv[1:])
+  python = (sys.executable, "-m")
   cases.run(
       _CONFIG.value,
-      worker=[sys.executable, "-m", "launch.bench_worker", *arguments],
-      train=[sys.executable, "-m", "launch.train", *arguments, *cache],
+      worker=[*python, "bamboo_jax.launch.bench_worker", *arguments],
+      train=[*python, "bamboo_jax.launch.train", *arguments, *cache],
       rival=_RIVAL.value,
       out=_OUT.value,
       num_rounds=_PAIRS.value,

@@ -1,4 +1,4 @@
-"""One stage of a benchmark; started by `launch.bench`, see `bench.worker`."""
+"""One stage of a benchmark; started by `bamboo bench`, see `bench.worker`."""
 
 import os
 
@@ -6,9 +6,9 @@ from absl import app
 from absl import flags
 from absl import logging
 
-from launch import config_flag
+from bamboo_jax.launch import config_flag
 
-_CONFIG = config_flag.define("configs/bench_peer.py", "What to run.")
+_CONFIG = config_flag.define("bench_peer", "What to run.")
 _RANK = flags.DEFINE_integer("rank", None, "Stage of this worker.")
 _CORE = flags.DEFINE_integer("core", None, "Core to run on.")
 _PORT = flags.DEFINE_integer("port", None, "Of the coordination service.")

@@ -10,7 +10,7 @@ from absl import flags
 
 from bamboo_jax.cli import command
 from bamboo_jax.cli import config_check
-from launch import config_flag
+from bamboo_jax.launch import config_flag
 
 find_arguments = command.find_arguments
 

@@ -1,7 +1,7 @@
 r"""Trains on a cluster on this machine: an agent and a worker for each node.
 
-python -m launch.cluster \
-  --config=configs/quickstart.py \
+bamboo cluster \
+  --config=quickstart \
   --workdir=runs/cluster \
   --nodes=8 \
   --zones=a,b,c \
@@ -19,13 +19,13 @@ import sys
 
 from absl import flags
 
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import cluster_flags as given
+from bamboo_jax.launch import shared_flags
 from bamboo_jax.local_cluster import run as cluster_run
 from bamboo_jax.local_cluster import setup as setup_lib
 from bamboo_jax.runtime import accelerator
 from bamboo_jax.train.setup import sizes
-from launch import cli
-from launch import cluster_flags as given
-from launch import shared_flags
 
 flags.adopt_module_key_flags(given)
 # What agents get as it was given.

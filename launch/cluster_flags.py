@@ -4,12 +4,12 @@ import dataclasses
 
 from absl import flags
 
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import shared_flags
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import replay as replay_lib
-from launch import config_flag
-from launch import shared_flags
 
-CONFIG = config_flag.define("configs/default.py", "What to train.")
+CONFIG = config_flag.define("default", "What to train.")
 WORKDIR = shared_flags.define_workdir()
 NODES = flags.DEFINE_integer(
     "nodes",

@@ -1,6 +1,6 @@
 r"""Compares two runs: losses side by side, and whether they end in one state.
 
-python -m launch.compare runs/quickstart/plain runs/quickstart/failures
+bamboo compare runs/quickstart/plain runs/quickstart/failures
 
 Prints `identical` and returns 0 if the states after the last step are the same
 to the bit; otherwise says what differs and returns 1.
@@ -13,9 +13,9 @@ import sys
 from absl import app
 from absl import flags
 
+from bamboo_jax.launch import cli
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import summary as summary_lib
-from launch import cli
 
 _LINES = flags.DEFINE_integer(
     "lines", 12, "How many steps to print of each run.", lower_bound=1

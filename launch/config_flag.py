@@ -1,4 +1,4 @@
-"""The flag `--config`: a file, and overrides such as `--config.num_steps=9`.
+"""The flag `--config`: a config, and overrides such as `--config.num_steps=9`.
 
 The keys are those of `configs/default.py`, except in options, which are checked
 where they are used and may be added on the command line. A command with configs
@@ -6,51 +6,59 @@ of other kinds takes the keys that are in the file, and no others.
 """
 
 from collections.abc import Sequence
-import os
-import re
 from typing import Any
 
 from absl import flags
 import ml_collections
-from ml_collections import config_flags
+from ml_collections.config_flags import config_flags
 
 from bamboo_jax import base
+from bamboo_jax.base import packaged
 from bamboo_jax.cli import config_check
+from bamboo_jax.configs import default as default_config
 from bamboo_jax.train.setup import policy
-from configs import default as default_config
 
 flags.disclaim_key_flags()  # The flag is one of the command that defines it.
 
 
-def define(path: str | None, help_text: str) -> flags.FlagHolder:
-  """Defines the flag `--config`, `path` by default; see `check`.
+class _Parser(config_flags.ConfigFileFlagParser):
+
+  def parse(self, path: str) -> Any:
+    """Returns the config of a short name or a path."""
+    return super().parse(packaged.find_config(path))
+
+
+def define(name: str | None, help_text: str) -> flags.FlagHolder:
+  """Defines the flag `--config`, `name` by default; see `check`.
 
   The text "None" is None: where it is not allowed, `check` rejects it.
   """
   for kind, parser in config_check.PARSERS.items():
     config_flags.register_flag_parser_for_type(kind, parser)
-  return config_flags.DEFINE_config_file(
-      "config", path, help_text, lock_config=False, accept_new_attributes=True
+  help_text += " A name that `bamboo --help` lists, or a file."
+  holder = config_flags.DEFINE_config_file(
+      "config", None, help_text, lock_config=False, accept_new_attributes=True
   )
+  flags.FLAGS["config"].parser = _Parser("config", lock_config=False)
+  flags.set_default(holder, name)
+  return holder
 
 
 def check_arguments(argv: Sequence[str], *, own_keys: bool = False) -> None:
   """Checks the flag and its overrides, before it is parsed.
 
-  Raises `ValueError` without one file that exists, or if a key is misspelt.
+  Raises `ValueError` without one config that exists, or if a key is misspelt.
   """
-  paths = _find_paths(argv)
+  paths = config_check.find_paths(argv)
   if len(paths) > 1:
     raise ValueError(f"Give one --config, got {' and '.join(paths)}.")
   path = paths[0] if paths else None
-  if path is not None and not os.path.isfile(path.split(":", 1)[0]):
-    raise ValueError(f"There is no config file {path!r}.")
-  if own_keys and path is None:
+  if path is not None:
+    packaged.find_config(path)
+  elif own_keys:
     return
   known = config_check.load(path) if own_keys else default_config.get_config()
-  for argument in argv:
-    if match := re.match(r"--?(?:no)?config\.([^=]*)", argument):
-      config_check.check_key(match[1], known)
+  config_check.check_overrides(argv, known)
 
 
 def check(config: Any, *, own_keys: bool = False) -> None:
@@ -70,11 +78,3 @@ def check(config: Any, *, own_keys: bool = False) -> None:
   config_check.check_section(config, default_config.get_config())
   config.lock()
   policy.apply(config)
-
-
-def _find_paths(argv: Sequence[str]) -> list[str]:
-  paths = []
-  for argument, following in zip(argv, [*argv[1:], ""], strict=True):
-    if match := re.fullmatch(r"--?config(=(.*))?", argument):
-      paths.append(following if match[1] is None else match[2])
-  return paths

@@ -1,17 +1,17 @@
 r"""Converts weights from and for `transformers` (Hugging Face).
 
-python -m launch.convert --from=hf --model=gpt2 --path=gpt2 --out=imported
-python -m launch.convert --to=hf --model=gpt2 --path=runs/gpt2 --out=exported
+bamboo convert --from=hf --model=gpt2 --path=gpt2 --out=imported
+bamboo convert --to=hf --model=gpt2 --path=runs/gpt2 --out=exported
 
 The first reads safetensors files and config.json, and writes a checkpoint; the
 second reads a checkpoint, or the newest of a workdir, and writes a folder that
 `AutoModelForCausalLM.from_pretrained` loads. `--config.init_from` of
-`launch.train` takes folders of both kinds. All weights are float32.
+`bamboo train` takes folders of both kinds. All weights are float32.
 """
 
 from absl import flags
 
-from launch import cli
+from bamboo_jax.launch import cli
 
 _FROM = flags.DEFINE_enum("from", None, ["hf"], "What `--path` is.")
 _TO = flags.DEFINE_enum("to", None, ["hf"], "What `--out` will be.")

@@ -1,7 +1,7 @@
 r"""Shows where the time of a run's nodes went, and what it cost.
 
-python -m launch.cost --workdir=runs/quickstart
-python -m launch.cost --workdir=runs/quickstart --instance=p4d.24xlarge --report
+bamboo cost --workdir=runs/quickstart
+bamboo cost --workdir=runs/quickstart --instance=p4d.24xlarge --report
 
 The run may be going on. It is charged as its config says, unless the flags say
 otherwise; docs/cost.md explains the figures.
@@ -13,9 +13,9 @@ from absl import flags
 
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.accounting import runs
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import shared_flags
 from bamboo_jax.metrics import jsonl
-from launch import cli
-from launch import shared_flags
 
 _WORKDIR = shared_flags.define_workdir("Of the run.")
 _CHARGES = tuple(

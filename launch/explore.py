@@ -1,6 +1,6 @@
 r"""Explores what may happen to a cluster: simulated faults, real decisions.
 
-python -m launch.explore --mode=net --first_seed=0 --seeds=1000
+bamboo explore --mode=net --first_seed=0 --seeds=1000
 
 Each seed is a history of 4 to 6 nodes, in mode `large` of 8 to 12, in `grid` of
 12 to 27, under a virtual clock, with faults of a kind. Prints for each that
@@ -18,7 +18,7 @@ import time
 from absl import flags
 
 from bamboo_jax.base import files
-from launch import cli
+from bamboo_jax.launch import cli
 from tests.simulation import history
 from tests.simulation import plans
 

@@ -1,9 +1,9 @@
 r"""Trains a small model in random layouts, and compares their states.
 
-python -m launch.layouts
-python -m launch.layouts --count=200 --seed=1 --num_events=8
-python -m launch.layouts --config.pipeline.unit=layer
-python -m launch.layouts --processes --count=20 --num_events=6
+bamboo layouts
+bamboo layouts --count=200 --seed=1 --num_events=8
+bamboo layouts --config.pipeline.unit=layer
+bamboo layouts --processes --count=20 --num_events=6
 
 Prints each layout with the hash of its state after `--num_events` and two more
 steps. Drawn are sizes, partition, schedule, links, all settings of redundancy
@@ -11,8 +11,8 @@ and recovery, and up to `--num_events` deaths and joins; those of a layout
 depend on its number alone. The last line is `layouts=N hashes=1 failed=0`; the
 exit code is 1 if there is more than one hash, or a layout has failed, of which
 the faults are printed as a fault file has them. With `--processes` each layout
-is a run of `launch.cluster` with `--num_events` random kills of all kinds, or a
-random trace of as many events, and the first one of `launch.train`.
+is a run of `bamboo cluster` with `--num_events` random kills of all kinds, or a
+random trace of as many events, and the first one of `bamboo train`.
 """
 
 import collections
@@ -21,11 +21,11 @@ from typing import Any
 
 from absl import flags
 
-from launch import cli
-from launch import config_flag
-from launch import shared_flags
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import shared_flags
 
-_CONFIG_FILE = "configs/sweep_faults.py"
+_CONFIG_FILE = "sweep_faults"
 _CONFIG = config_flag.define(_CONFIG_FILE, "What to train.")
 _COUNT = flags.DEFINE_integer("count", 20, "Layouts.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Number of the first layout.")

@@ -1,12 +1,12 @@
 r"""Lists the models and their variants: `name,variant,layers,params`.
 
-python -m launch.models
+bamboo models
 
 A config chooses one by `model.name` and `model.options.variant`. Parameters
 that several layers share are counted once. Allocates nothing.
 """
 
-from launch import cli
+from bamboo_jax.launch import cli
 
 
 def main() -> None:

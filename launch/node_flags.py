@@ -2,11 +2,11 @@
 
 from absl import flags
 
-from launch import config_flag
-from launch import identity_flags
-from launch import shared_flags
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import identity_flags
+from bamboo_jax.launch import shared_flags
 
-CONFIG = config_flag.define("configs/default.py", "What to train.")
+CONFIG = config_flag.define("default", "What to train.")
 WORKDIR = shared_flags.define_workdir()
 HOST = flags.DEFINE_string("host", "127.0.0.1", "Where to listen.")
 FAULTS = flags.DEFINE_string("faults", None, "CSV file of faults.")

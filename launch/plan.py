@@ -1,18 +1,18 @@
 r"""Shows what a config comes to: partition, memory, rows, predicted step time.
 
-python -m launch.plan --config=configs/quickstart.py
-python -m launch.plan --config=configs/default.py --trace=plan.json
+bamboo plan --config=quickstart
+bamboo plan --config=default --trace=plan.json
 
 Runs nothing on a device. With `config.plan.profile` the plan is made from
-measured costs (see `launch.profile`), else from XLA's count of operations.
+measured costs (see `bamboo profile`), else from XLA's count of operations.
 """
 
 from absl import flags
 
-from launch import cli
-from launch import config_flag
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import config_flag
 
-_CONFIG = config_flag.define("configs/default.py", "What to plan.")
+_CONFIG = config_flag.define("default", "What to plan.")
 _TRACE = flags.DEFINE_string(
     "trace", None, "Write the plan as a Chrome trace, for Perfetto."
 )

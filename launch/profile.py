@@ -1,12 +1,12 @@
 r"""Measures what the layers of a model cost on this machine.
 
-python -m launch.profile --config=configs/quickstart.py --out=profile.json
-python -m launch.train --config=configs/quickstart.py \
+bamboo profile --config=quickstart --out=profile.json
+bamboo train --config=quickstart \
   --config.plan.profile=profile.json --workdir=runs/profiled
 
 With `--cluster` a cluster on this machine loses a node and gets another, and of
 several pipelines loses one and gets another. The file then has how long that
-took, and steps; `launch.validate` reads it. Logs are in a folder beside it.
+took, and steps; `bamboo validate` reads it. Logs are in a folder beside it.
 """
 
 import pathlib
@@ -16,11 +16,11 @@ from absl import flags
 import tqdm
 
 from bamboo_jax import base
-from launch import cli
-from launch import config_flag
-from launch import shared_flags
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import shared_flags
 
-_CONFIG = config_flag.define("configs/default.py", "What to measure.")
+_CONFIG = config_flag.define("default", "What to measure.")
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.", required=True)
 _CLUSTER = flags.DEFINE_bool("cluster", False, "Measure a cluster instead.")
 shared_flags.define_program_cache()

@@ -1,7 +1,7 @@
 r"""Simulates training on preemptible nodes; see docs/simulator.md.
 
-python -m launch.simulate --config=configs/sim/compare.py --workdir=runs/sim
-python -m launch.simulate --config=configs/sim/compare.py --workdir=runs/sim \
+bamboo simulate --config=sim/compare --workdir=runs/sim
+bamboo simulate --config=sim/compare --workdir=runs/sim \
   --trace=trace.csv
 
 What is simulated is up to the config: its `experiment` is one of those below,
@@ -18,9 +18,10 @@ from bamboo_jax.experiments import bamboo_bert
 from bamboo_jax.experiments import compare
 from bamboo_jax.experiments import oobleck
 from bamboo_jax.experiments import provenance
-from launch import cli
-from launch import config_flag
-from launch import shared_flags
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import shared_flags
+from bamboo_jax.metrics import plots
 
 # What `config.experiment` may be. Each is called with the config, the folder to
 # write to, which is there, and the path of the trace or None.
@@ -44,11 +45,13 @@ def main() -> None:
   name = config.get("experiment")
   if name not in _EXPERIMENTS:
     raise ValueError(base.suggest(str(name), _EXPERIMENTS, what="experiment"))
+  if config.get("plots", True):
+    plots.check()
   workdir = pathlib.Path(_WORKDIR.value)
   workdir.mkdir(parents=True, exist_ok=True)
   provenance.write(
       workdir,
-      command=["python", "-m", "launch.simulate", *sys.argv[1:]],
+      command=["bamboo", "simulate", *sys.argv[1:]],
       config=config.to_json(),
       trace=_TRACE.value,
   )

@@ -1,6 +1,6 @@
 r"""Shows the progress of a cluster.
 
-python -m launch.status --etcd=127.0.0.1:2379 --secret=FILE
+bamboo status --etcd=127.0.0.1:2379 --secret=FILE
 
 Lists nodes, layout, failures that would be survived now, and times of the last
 recoveries. Asks the store alone, so it disturbs no worker.
@@ -11,9 +11,9 @@ import time
 from absl import flags
 
 from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import identity_flags
 from bamboo_jax.report import status
-from launch import cli
-from launch import identity_flags
 
 _ETCD = flags.DEFINE_string(
     "etcd", None, "host:port, or several with commas between.", required=True

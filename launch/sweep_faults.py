@@ -1,11 +1,11 @@
 r"""Kills nodes of a small training run wherever they can die, and compares.
 
-python -m launch.sweep_faults
-python -m launch.sweep_faults --num_stages=4 --num_microbatches=4 \
+bamboo sweep_faults
+bamboo sweep_faults --num_stages=4 --num_microbatches=4 \
   --num_pipelines=2 --modes=eager --every=3
-python -m launch.sweep_faults --num_stages=4 --num_pipelines=2 \
+bamboo sweep_faults --num_stages=4 --num_pipelines=2 \
   --kinds=pair,second,neighbours,two_stages --num_cases=100
-python -m launch.sweep_faults --kinds=storm --num_cases=1 --num_events=100 \
+bamboo sweep_faults --kinds=storm --num_cases=1 --num_events=100 \
   --num_stages=2 --num_pipelines=6 --num_microbatches=2 --modes=eager \
   --config.redundancy.spares=1 --config.pipeline.num_shares=12 \
   --config.pipeline.layout=templates --config.recovery.reroute=shares
@@ -22,11 +22,11 @@ import sys
 
 from absl import flags
 
-from launch import cli
-from launch import config_flag
-from launch import shared_flags
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import shared_flags
 
-_CONFIG = config_flag.define("configs/sweep_faults.py", "What to train.")
+_CONFIG = config_flag.define("sweep_faults", "What to train.")
 _NUM_STAGES = flags.DEFINE_list("num_stages", ["2", "3", "4"], "Stages.")
 _NUM_MICROBATCHES = flags.DEFINE_list(
     "num_microbatches", ["1", "4"], "Microbatches of each pipeline."

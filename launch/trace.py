@@ -1,11 +1,11 @@
 r"""Generates traces of preemptions, shows recorded ones, and imitates them.
 
-python -m launch.trace generate --out=trace.csv --nodes_per_zone=11,11,10 \
+bamboo trace generate --out=trace.csv --nodes_per_zone=11,11,10 \
   --hazard_per_node_hour=0.6 --bulk_sizes=1:5,2:3,6:2 --zone_correlation=0.05
-python -m launch.trace show trace.csv --out=trace.png
-python -m launch.trace show trace.csv --num_nodes=16 --time_scale=0.01 \
+bamboo trace show trace.csv --out=trace.png
+bamboo trace show trace.csv --num_nodes=16 --time_scale=0.01 \
   --events=small.csv
-python -m launch.trace fit trace.csv --out=fit.png
+bamboo trace fit trace.csv --out=fit.png
 
 `generate` writes a file of events. `show` prints what a trace comes to. `fit`
 finds the options with which `generate` imitates a trace, and compares the two.
@@ -16,14 +16,14 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import trace_flags as given
 from bamboo_jax.report import trace_report
 from bamboo_jax.traces import generator
 from bamboo_jax.traces import parameters as trace_parameters
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import scale
 from bamboo_jax.traces import trace as trace_lib
-from launch import cli
-from launch import trace_flags as given
 
 flags.adopt_module_key_flags(given)
 

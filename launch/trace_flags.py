@@ -1,11 +1,11 @@
-"""Flags of the commands of `launch.trace`."""
+"""Flags of the commands of `bamboo trace`."""
 
 from absl import flags
 
 from bamboo_jax import base
+from bamboo_jax.launch import cli
 from bamboo_jax.traces import counts
 from bamboo_jax.traces import parameters
-from launch import cli
 
 OUT = flags.DEFINE_string(
     "out", None, "Events to write (generate), or a PNG to draw (show, fit)."

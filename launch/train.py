@@ -1,7 +1,7 @@
 r"""Trains a model; every node is a virtual device of this process.
 
-python -m launch.train \
-  --config=configs/quickstart.py \
+bamboo train \
+  --config=quickstart \
   --config.num_steps=100 \
   --workdir=runs/quickstart
 
@@ -13,11 +13,11 @@ import sys
 
 from absl import flags
 
-from launch import cli
-from launch import config_flag
-from launch import shared_flags
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import shared_flags
 
-_CONFIG = config_flag.define("configs/default.py", "What to train.")
+_CONFIG = config_flag.define("default", "What to train.")
 _WORKDIR = shared_flags.define_workdir()
 _STOP_AT = flags.DEFINE_integer(
     "stop_at",

@@ -1,10 +1,10 @@
 r"""Predicts a run under a trace, runs it, and sets both beside each other.
 
-python -m launch.validate --config=configs/quickstart.py --trace=trace.csv \
+bamboo validate --config=quickstart --trace=trace.csv \
   --time_scale=10 --workdir=runs/validate
 
 First the layers are measured, and a cluster that loses and gets a node, unless
-files of `launch.profile` are given. A cluster runs under the trace, and the
+files of `bamboo profile` are given. A cluster runs under the trace, and the
 simulator predicts it: `summary.csv` and `report.html`; see docs/simulator.md.
 """
 
@@ -15,16 +15,16 @@ from absl import flags
 
 from bamboo_jax import base
 from bamboo_jax.experiments import provenance
-from bamboo_jax.experiments import run_policy
 from bamboo_jax.experiments import validation
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import cluster_flags as given
 from bamboo_jax.local_cluster import setup as setup_lib
 from bamboo_jax.local_cluster import trial
+from bamboo_jax.metrics import plots
 from bamboo_jax.sim import measured
-from launch import cli
-from launch import cluster_flags as given
 
 flags.adopt_module_key_flags(given)
-_LAYERS = flags.DEFINE_string("layers", None, "File of `launch.profile`.")
+_LAYERS = flags.DEFINE_string("layers", None, "File of `bamboo profile`.")
 _CLUSTER = flags.DEFINE_string("cluster", None, "The same with `--cluster`.")
 _RUN = ("config", "program_cache", "trace", "time_scale", "nodes", "zones")
 
@@ -35,14 +35,17 @@ def main() -> None:
   zones = given.ZONES.value
   if not given.TRACE.value:
     raise ValueError("There must be a --trace.")
+  plots.check()
   replay = given.read_replay()
+  from bamboo_jax.experiments import run_policy  # Imports JAX.
+
   setup_lib.find_first_zones(config, given.NODES.value, zones, replay)
   run_policy.check(config, layers=_LAYERS.value, cluster=_CLUSTER.value)
   workdir.mkdir(parents=True, exist_ok=True)
   with base.lock_folder(workdir):
     provenance.write(
         workdir,
-        command=["python", "-m", "launch.validate", *sys.argv[1:]],
+        command=["bamboo", "validate", *sys.argv[1:]],
         config=config.to_json_best_effort(),
         trace=given.TRACE.value[0],
     )

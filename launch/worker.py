@@ -1,4 +1,4 @@
-"""The worker of a node; started by its agent, see `launch.agent`.
+"""The worker of a node; started by its agent, see `bamboo agent`.
 
 Its last arguments are the name and the number of the node, for how many seconds
 the agent had been there, and the number of the socket to it.
@@ -15,10 +15,10 @@ import time
 from absl import app
 from absl import logging
 
+from bamboo_jax.launch import identity_flags
+from bamboo_jax.launch import node_flags as given
+from bamboo_jax.launch import shared_flags
 from bamboo_jax.runtime import accelerator
-from launch import identity_flags
-from launch import node_flags as given
-from launch import shared_flags
 
 
 def main(argv: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
 """Shows whether the processes of a cluster grow from view to view; no test.
 
-python -m tests.cluster_growth WORKDIR, while `launch.cluster` runs there.
+python -m tests.cluster_growth WORKDIR, while `bamboo cluster` runs there.
 
 For each process that has lived since the first look: threads, sockets and
 resident memory, then and now, whenever the view has changed, until the run is

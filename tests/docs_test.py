@@ -1,4 +1,4 @@
-"""Names in README.md and docs/ are those of files and definitions."""
+"""Names in the pages on top and in docs/ are those of files and definitions."""
 
 import ast
 import pathlib
@@ -6,14 +6,17 @@ import re
 
 from absl.testing import parameterized
 
-from configs import default
+from bamboo_jax.cli import listing
+from bamboo_jax.configs import default
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _LIBRARY = _ROOT / "bamboo_jax"
-_PAGES = (_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md")))
+_PAGES = (*sorted(_ROOT.glob("*.md")), *sorted((_ROOT / "docs").glob("*.md")))
 # A file of the repository, or a module as the library writes it: `plan.rows`.
 _FILE = re.compile(r"`([\w.]+(?:/[\w.-]+)+\.(?:py|md|csv|sh|yaml|toml|cfg))`")
 _MODULE = re.compile(r"`((?:bamboo_jax\.)?[a-z_]+(?:\.\w+)+)`")
+# A command that begins a line or what stands between backticks.
+_COMMAND = re.compile(r"(?:^|`)(?:\S*/)?bamboo ([\w-]+)", re.MULTILINE)
 _SUFFIXES = ("csv", "html", "json", "jsonl", "log", "png")
 # A row of the map: question, file, definition.
 _ROW = re.compile(r"^\|[^|]+\|\s*`([\w/.]+)`\s*\|\s*`([\w.]+)`", re.MULTILINE)
@@ -27,10 +30,16 @@ def find_missing(text: str) -> list[str]:
       if not ((_ROOT / name).exists() or (_LIBRARY / name).exists())
       and name.split("/")[0] in _tops()
   ]
-  return missing + [
+  missing += [
       name
       for name in _MODULE.findall(text)
       if not (_is_defined(name) or _is_option(name))
+  ]
+  commands = listing.read_summaries(_ROOT / "launch")
+  return missing + [
+      f"bamboo {name}"
+      for name in _COMMAND.findall(text)
+      if name not in (*commands, "--help", "COMMAND", "NAME")
   ]
 
 
@@ -125,6 +134,10 @@ class DocsTest(parameterized.TestCase):
       ("`recovery.no_such_module`", 1),
       ("`config.pipeline.link`", 0),
       ("`checkpoint.every_steps`", 0),
+      ("`bamboo train --config=quickstart`", 0),
+      ("`bamboo trian`", 1),
+      (".venv/bin/bamboo trian", 1),
+      ("the bamboo panda", 0),
   )
   def test_find_missing(self, text, count):
     self.assertLen(find_missing(text), count)

@@ -63,6 +63,12 @@ def find_violations(sources: Mapping[str, str]) -> list[str]:
       found.append(f"{path}: a module is named after its idea")
     if text.strip() and not ast.get_docstring(tree):
       found.append(f"{path}: no module docstring")
+    if path.startswith(("configs/", "launch/")):
+      found += [
+          f"{path}:{line}: once installed it is bamboo_jax.{name}"
+          for line, name in _imported_names(tree)
+          if name.split(".")[0] in ("configs", "launch")
+      ]
     if path.startswith("bamboo_jax/"):
       found += [
           f"{path}:{line}: {problem}"
@@ -158,6 +164,8 @@ class LayeringTest(parameterized.TestCase):
       ("no_docstring", "launch/a.py", "import jax\n", True),
       ("empty", "bamboo_jax/plan/__init__.py", "", False),
       ("config", "configs/a.py", '"""Doc."""\nimport jax\n', False),
+      ("general", "launch/a.py", '"""Doc."""\nfrom launch import b\n', True),
+      ("sim", "configs/a.py", '"""Doc."""\nimport configs.sim\n', True),
   )
   def test_module(self, path, text, is_wrong):
     self.assertLen(find_violations({path: text}), int(is_wrong))

@@ -16,7 +16,7 @@ each while training goes on:
 
 Prints a line for each: steps and members before and after. Exits with 1 if a
 node is left out that was neither killed nor cut off, if one does not end well,
-or if the state is not that of `launch.train`.
+or if the state is not that of `bamboo train`.
 """
 
 import argparse

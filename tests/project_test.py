@@ -11,8 +11,12 @@ import tempfile
 from absl.testing import parameterized
 from packaging import requirements
 from packaging import utils
+import yaml
+
+import bamboo_jax
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
+_PROJECT = ("setup.cfg", "setup.py", "pyproject.toml")
 # These extras are for other hardware, or for a comparison: not pinned.
 _UNPINNED_EXTRAS = ("cuda12", "cuda13", "rivals")
 
@@ -28,6 +32,51 @@ def _pins() -> dict[str, requirements.Requirement]:
 
 
 class ProjectTest(parameterized.TestCase):
+
+  def test_changelog_begins_with_this_version(self):
+    text = (_ROOT / "CHANGELOG.md").read_text()
+    version = re.search(r"^## (\S+)", text, flags=re.MULTILINE)[1]
+    self.assertEqual(version, bamboo_jax.__version__)
+
+  def test_citation(self):
+    """Has what the schema of CFF 1.2.0 demands."""
+    citation = yaml.safe_load((_ROOT / "CITATION.cff").read_text())
+    for key in ("cff-version", "message", "title", "authors"):
+      self.assertTrue(citation[key])
+    names = [r["title"].split(":")[0] for r in citation["references"]]
+    self.assertEqual(names, ["Bamboo", "Oobleck"])
+    for reference in citation["references"]:
+      self.assertContainsSubset(("type", "title", "authors"), reference)
+
+  def test_hooks_have_the_pinned_tools(self):
+    hooks = yaml.safe_load((_ROOT / ".pre-commit-config.yaml").read_text())
+    pins = {str(pin) for pin in _pins().values()}
+    for hook in hooks["repos"][0]["hooks"]:
+      self.assertContainsSubset(hook["additional_dependencies"], pins)
+
+  def test_workflow_runs_the_tests(self):
+    path = _ROOT / ".github/workflows/ci.yml"
+    job = yaml.safe_load(path.read_text())["jobs"]["test"]
+    self.assertEqual(job["strategy"]["matrix"]["python"], ["3.11", "3.12"])
+    self.assertStartsWith(job["steps"][-1]["run"], "launch/test --python=")
+
+  def test_image_has_what_setup_needs(self):
+    text = (_ROOT / "docs/deploy/Dockerfile").read_text()
+    copied = {
+        name.rstrip("/")
+        for line in re.findall(r"^COPY (.*) \S+$", text, flags=re.MULTILINE)
+        for name in line.split()
+    }
+    self.assertContainsSubset({"bamboo_jax", *_PROJECT}, copied)
+    for name in copied:
+      self.assertTrue((_ROOT / name).exists(), msg=name)
+    within = re.findall(r'": "(\w+)', (_ROOT / "setup.py").read_text())
+    self.assertContainsSubset(within, copied)
+    setup = configparser.ConfigParser()
+    setup.read(_ROOT / "setup.cfg")
+    for extras in re.findall(r"'\.\[(.*?)\]'", text):
+      for extra in extras.split(","):
+        self.assertIn(extra, setup["options.extras_require"])
 
   def test_every_pin_is_exact(self):
     for name, pin in _pins().items():
@@ -59,7 +108,7 @@ class ProjectTest(parameterized.TestCase):
     for name in ("launch", ".venv/bin"):
       (root / name).mkdir(parents=True)
     pins = ("requirements.txt", "requirements-peers.txt")
-    for name in ("launch/_setup", "setup.cfg", "pyproject.toml", *pins):
+    for name in ("launch/_setup", *_PROJECT, *pins):
       shutil.copy(_ROOT / name, root / name)
     python = root / ".venv/bin/python"
     python.write_text(f'#!/bin/sh\n[ "$1" = -c ] || echo "$@" >>{root}/log\n')
@@ -85,7 +134,7 @@ class ProjectTest(parameterized.TestCase):
   def test_another_python_gets_the_newest_jax(self):
     root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     (root / "launch").mkdir()
-    for name in ("requirements.txt", "setup.cfg", "pyproject.toml"):
+    for name in ("requirements.txt", *_PROJECT):
       shutil.copy(_ROOT / name, root)
     shutil.copy(_ROOT / "launch/_setup", root / "launch")
     python = root / "python3.99"

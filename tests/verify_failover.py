@@ -25,9 +25,9 @@ import time
 from absl import flags
 import tqdm
 
+from bamboo_jax.launch import cli
 from bamboo_jax.schedule import pauses
 from bamboo_jax.schedule import redundancy
-from launch import cli
 from tests.schedule.verify import exhaustive
 
 _NUM_STAGES = flags.DEFINE_integer("num_stages", 4, "Stages.", 1)

@@ -2,9 +2,11 @@
 
 errors    exception classes, one for each thing that code does differently
 files     whole files or none; a folder with one user, or that gives errors
+extras    packages that only some users need
 garbage   short collections of what nobody refers to
 json      dataclasses as JSON and back; import it as `json_lib`
 names     messages for misspelt names
+packaged  configs and tables that come with the package
 options   options of a config checked against a function's signature
 ports     free ports of this machine
 threads   calls that may never return
@@ -16,6 +18,7 @@ from bamboo_jax.base.errors import CompilationError
 from bamboo_jax.base.errors import DataError
 from bamboo_jax.base.errors import FencedError
 from bamboo_jax.base.errors import InfeasibleError
+from bamboo_jax.base.errors import MissingExtraError
 from bamboo_jax.base.errors import NonFiniteError
 from bamboo_jax.base.errors import ReplicaMismatchError
 from bamboo_jax.base.errors import StaleProfileError

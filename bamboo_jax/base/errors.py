@@ -13,6 +13,10 @@ class StaleProfileError(ValueError):
   """A saved profile was measured on something else; names what differs."""
 
 
+class MissingExtraError(ValueError):
+  """A package of an extra is not installed; the message names the extra."""
+
+
 class DataError(ValueError):
   """A data source cannot be read."""
 

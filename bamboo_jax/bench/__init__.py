@@ -15,7 +15,7 @@ order, and the result is the median of their ratios, round by round.
   memory       case: predicted memory of nodes against what they use
   shape        case: throughput with f of N nodes gone
 
-  ablation     trials of `launch.ablate`, and their summary
+  ablation     trials of `bamboo ablate`, and their summary
 
   worker       the process of one stage: answers commands
   variants     executors and modes that take turns in it

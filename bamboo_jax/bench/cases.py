@@ -17,6 +17,7 @@ from bamboo_jax.bench import redundancy
 from bamboo_jax.bench import rivals
 from bamboo_jax.bench import shape
 from bamboo_jax.bench import turns
+from bamboo_jax.metrics import plots
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
 from bamboo_jax.train.setup import build
@@ -48,6 +49,8 @@ def run(
     return
   cores = sorted(os.sched_getaffinity(0))
   case = _find_case(config, rival, num_cores=len(cores))
+  if case != "rivals":
+    plots.check()
   port = ports_lib.free_port()
   commands = [
       [*worker, f"--rank={rank}", f"--core={cores[rank]}", f"--port={port}"]
@@ -86,7 +89,7 @@ def _find_case(
   if rival and importlib.util.find_spec(rival) is None:
     raise ValueError(
         f"--rival={rival} needs the package {rival!r}; install the extra: pip "
-        "install -e '.[rivals]'."
+        "install 'bamboo_jax[rivals]'."
     )
   if (has_replicas or is_spmd) and (rival or pipeline.num_stages != 2):
     raise ValueError(

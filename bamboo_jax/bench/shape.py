@@ -1,6 +1,6 @@
 """Throughput with f of N nodes gone, against (N - f)/N of what it was.
 
-For each number of nodes there is a run of `launch.train` with paced nodes, so
+For each number of nodes there is a run of `bamboo train` with paced nodes, so
 few cores will do. One node dies after the other, each at a random time in a
 step, until the next death would leave a layer without a copy.
 

@@ -1,13 +1,15 @@
 """Config files: keys, types and None; and errors in their code."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import importlib.util
+import re
 import traceback
 from typing import Any
 
 from absl import flags
 
 from bamboo_jax import base
+from bamboo_jax.base import packaged
 
 _NAME = "config"
 _MODULE = "config_config"  # What `config_flags` names the module of a file.
@@ -39,12 +41,28 @@ PARSERS = {
 
 
 def load(path: str) -> Any:
-  """Returns the config of a file; `path` may end with `:` and an argument."""
-  file, *argument = path.split(":", 1)
+  """Returns the config of a short name or a file, see `base.packaged`."""
+  file, *argument = packaged.find_config(path).split(":", 1)
   spec = importlib.util.spec_from_file_location(_MODULE, file)
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
   return module.get_config(*argument)
+
+
+def find_paths(argv: Sequence[str]) -> list[str]:
+  """Returns the values of the flag `--config`, "" if it has none."""
+  paths = []
+  for argument, following in zip(argv, [*argv[1:], ""], strict=True):
+    if match := re.fullmatch(r"--?config(=(.*))?", argument):
+      paths.append(following if match[1] is None else match[2])
+  return paths
+
+
+def check_overrides(argv: Sequence[str], known: Any) -> None:
+  """Raises `ValueError` if an override is of no key of the config `known`."""
+  for argument in argv:
+    if match := re.match(r"--?(?:no)?config\.([^=]*)", argument):
+      check_key(match[1], known)
 
 
 def check_key(key: str, section: Any) -> None:
@@ -100,6 +118,8 @@ def explain(error: BaseException) -> str:
     return "The config file has no function get_config()."
   if "get_config() takes 0 positional arguments" in message:
     return "This config has no variants: leave out the colon and what follows."
+  if isinstance(error, ImportError) and error.name == "configs":
+    message += "; the packaged configs are in bamboo_jax.configs"
   chain = error
   while chain is not None:
     for frame, line in traceback.walk_tb(chain.__traceback__):

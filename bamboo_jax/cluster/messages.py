@@ -196,7 +196,7 @@ class WorkerReady:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """Progress of training, for `launch.status`; plain JSON by name."""
+  """Progress of training, for `bamboo status`; plain JSON by name."""
 
   facts: dict[str, Any]
 

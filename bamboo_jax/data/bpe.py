@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.base import extras
 from bamboo_jax.data import corpus
 
 _END = chr(256)  # How the library writes a zero byte.
@@ -126,14 +127,8 @@ def read_file(path: str | os.PathLike[str]) -> BpeTokens:
 
 
 def _import_tokenizers() -> types.ModuleType:
-  try:
-    import tokenizers
-  except ImportError as error:
-    raise ValueError(
-        "tokens='bpe' and 'file' need the library tokenizers: install the "
-        "extra, `pip install 'bamboo_jax[bpe]'`, or use tokens='bytes'."
-    ) from error
-  return tokenizers
+  what = "tokens='bpe' and 'file', unlike 'bytes'"
+  return extras.load("tokenizers", extra="bpe", what=what)
 
 
 def _train(

@@ -18,19 +18,19 @@ import hashlib
 import math
 import os
 import pathlib
+import types
 from typing import Any
 
 from absl import logging
 import numpy as np
-from PIL import Image
 
 from bamboo_jax import base
+from bamboo_jax.base import extras
 from bamboo_jax.data import draws
 from bamboo_jax.data import samples
 
 ON_CORRUPT = ("skip", "stop")
 _SUFFIXES = (".jpeg", ".jpg", ".png")
-_CORRUPT = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 _NUM_TRIES = 10  # Of cutting out a piece that lies within the image.
 _STREAM = 16  # Of random bits.
 
@@ -69,6 +69,7 @@ def make_image_folder(
       and the next one of its class takes its place ("skip"), or the run ends
       with its name ("stop"), as it does if the system cannot read a file.
   """
+  _load_pillow()
   if image_size < 1:
     raise ValueError(f"image_size must be at least 1, got {image_size}.")
   samples.check_fraction(heldout_fraction)
@@ -139,12 +140,16 @@ def _split(
   return _list_images(train), _list_images(heldout)
 
 
+def _load_pillow() -> types.ModuleType:
+  return extras.load("PIL.Image", extra="images", what="Folders of images")
+
+
 def _batch(
     read: Callable[..., np.ndarray],
     part: Images,
     files: Sequence[int],
     indices: Sequence[int],
-    cut: Callable[[Image.Image, int], tuple[Box, bool]],
+    cut: Callable[[Any, int], tuple[Box, bool]],
 ) -> dict[str, Any]:
   make = lambda file, index: read(part, file, lambda i: cut(i, index))
 
@@ -160,15 +165,17 @@ def _read(
     on_corrupt: str,
     part: Images,
     file: int,
-    cut: Callable[[Image.Image], tuple[Box, bool]],
+    cut: Callable[[Any], tuple[Box, bool]],
 ) -> np.ndarray:
   """Returns an image, or the next one of its class that can be read."""
+  pillow = _load_pillow()
+  corrupt = (OSError, SyntaxError, ValueError, pillow.DecompressionBombError)
   first, last = part.starts[part.label_N[file] :][:2]
   for at in (*range(file, last), *range(first, file)):
     try:
-      with Image.open(part.paths[at]) as opened:
+      with pillow.open(part.paths[at]) as opened:
         image = opened.convert("RGB")
-    except _CORRUPT as error:
+    except corrupt as error:
       # A number is of the system's: elsewhere, or later, the file may be read.
       is_corrupt = getattr(error, "errno", None) is None
       if on_corrupt == "stop" or not is_corrupt:
@@ -180,7 +187,7 @@ def _read(
       continue
     box, is_mirrored = cut(image)
     pixels = np.asarray(
-        image.resize((size, size), Image.Resampling.BILINEAR, box)
+        image.resize((size, size), pillow.Resampling.BILINEAR, box)
     )
     return pixels[:, ::-1] if is_mirrored else pixels
   raise base.DataError(
@@ -225,7 +232,7 @@ def _middle(size: tuple[int, int]) -> Box:
   return left, top, left + side, top + side
 
 
-def _cut_at_random(image: Image.Image, bits: np.ndarray) -> tuple[Box, bool]:
+def _cut_at_random(image: Any, bits: np.ndarray) -> tuple[Box, bool]:
   """Returns what to cut out of an image, and whether to mirror it.
 
   8 to 100 % of the area with sides of 3:4 to 4:3 (Szegedy et al., 2014).

@@ -1,4 +1,4 @@
-"""Simulated experiments, one module each, as `launch.simulate` runs them.
+"""Simulated experiments, one module each, as `bamboo simulate` runs them.
 
 `run` takes a config of `configs/sim`, writes `summary.csv` and often
 `report.html` into the workdir, and prints a table.
@@ -7,7 +7,7 @@
                 compare_report draws it, gap splits what policies are behind
   bamboo_bert   Bamboo's table of BERT, by the rules of its artifact
   oobleck       Oobleck's evaluation, by its rules and by sound ones
-  validation    a run beside its simulation, for `launch.validate`
+  validation    a run beside its simulation, for `bamboo validate`
   run_policy    a run's own rules, which that simulation plays
   output        runs on all cores, estimates; tables: CSV, Markdown, ratios to
                 published figures

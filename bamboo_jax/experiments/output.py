@@ -12,15 +12,14 @@ import statistics
 from typing import TypeVar
 
 from bamboo_jax import base
+from bamboo_jax.base import packaged
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.report import content
 from bamboo_jax.report import page
 
 # Figures of others, with their sources.
-PUBLISHED = (
-    pathlib.Path(__file__).resolve().parents[2] / "third_party/published"
-)
+PUBLISHED = packaged.folder("third_party/published")
 
 # Student's t for a two-sided 95 % interval, by degrees of freedom from 1.
 _STUDENT = (

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 
 from bamboo_jax import base
+from bamboo_jax.base import packaged
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PACKAGES = ("bamboo_jax", "ml_collections", "numpy", "scipy")
@@ -34,7 +35,7 @@ def write(
       "commit": _commit(),
       "trace": trace,
       "trace_sha256": trace
-      and hashlib.sha256(pathlib.Path(trace).read_bytes()).hexdigest(),
+      and hashlib.sha256(packaged.find_file(trace).read_bytes()).hexdigest(),
   }
   text = json.dumps(found, indent=2) + "\n"
   base.write_atomically(workdir / "provenance.json", text)

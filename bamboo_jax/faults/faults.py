@@ -22,10 +22,10 @@ import collections
 from collections.abc import Callable, Collection, Iterable, Sequence
 import csv
 import dataclasses
-import pathlib
 import re
 
 from bamboo_jax import base
+from bamboo_jax.base import packaged
 from bamboo_jax.base import types
 
 PHASES = ("compute", "ties", "reduce", "norm", "refresh", "vote", "apply")
@@ -142,7 +142,7 @@ def read_faults(path: str, **sizes: int) -> tuple[Fault, ...]:
 
   Raises `OSError`, or `ValueError` as `parse_faults` and `check_faults`.
   """
-  text = pathlib.Path(path).read_bytes().decode("utf-8-sig", "replace")
+  text = packaged.find_file(path).read_bytes().decode("utf-8-sig", "replace")
   faults = parse_faults(text, source=path)
   check_faults(faults, source=path, **sizes)
   return faults

@@ -93,7 +93,7 @@ class LocalCluster:
     """
     self.zones[name] = zone
     command = [
-        *(sys.executable, "-m", "launch.agent"),
+        *(sys.executable, "-m", "bamboo_jax.launch.agent"),
         *arguments,
         f"--etcd={self._etcd}",
         f"--secret={self._secret}",
@@ -122,7 +122,7 @@ class LocalCluster:
     self._agents[name].kill()
 
   def give_notice(self, name: str) -> None:
-    """Announces the preemption of a node to its agent, see `launch.agent`."""
+    """Announces the preemption of a node to its agent, see `bamboo agent`."""
     self._agents[name].terminate()
 
   def _explain_end(self, name: str, code: int) -> str:

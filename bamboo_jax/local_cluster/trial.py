@@ -1,4 +1,4 @@
-"""Runs of `launch.cluster` that end when enough has been seen."""
+"""Runs of `bamboo cluster` that end when enough has been seen."""
 
 from collections.abc import Callable, Sequence
 import pathlib
@@ -79,11 +79,11 @@ def calibrate(
 
 
 def profile(path: pathlib.Path, arguments: Sequence[str]) -> str:
-  """Runs `launch.profile`, which says what it does; returns its file.
+  """Runs `bamboo profile`, which says what it does; returns its file.
 
   Raises `ValueError` if it fails.
   """
-  command = [sys.executable, "-m", "launch.profile", *arguments]
+  command = [sys.executable, "-m", "bamboo_jax.launch.profile", *arguments]
   status = subprocess.run([*command, f"--out={path}"]).returncode
   if status:
     raise ValueError(
@@ -100,7 +100,7 @@ def _run(
     timeout_secs: float,
 ) -> run_times.RunTimes:
   workdir.mkdir(parents=True, exist_ok=True)
-  command = [sys.executable, "-m", "launch.cluster", *arguments]
+  command = [sys.executable, "-m", "bamboo_jax.launch.cluster", *arguments]
   command += [f"--config.num_steps={_ENDLESS}", f"--workdir={workdir}"]
   end_secs, path = time.monotonic() + timeout_secs, workdir / "metrics.jsonl"
   if path.exists():

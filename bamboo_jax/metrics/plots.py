@@ -1,6 +1,7 @@
 """PNG figures of a run: its loss, and a schedule planned and measured.
 
-Matplotlib is imported only when drawing: that takes longer than many commands.
+Matplotlib, of the extra `plots`, is imported only when drawing: that takes
+longer than many commands.
 """
 
 import collections
@@ -8,9 +9,11 @@ from collections.abc import Sequence
 import io
 import itertools
 import os
+import types
 from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.base import extras
 from bamboo_jax.metrics import slot as slot_lib
 
 Points = tuple[Sequence[int], Sequence[float]]
@@ -30,6 +33,15 @@ _SPARE_COLOURS = ("#F0E442", "#5F4690", "#73AF48", "#94346E", "#333333")
 _DARK = ("#0072B2", "#5F4690", "#94346E", "#333333")
 
 
+def check() -> None:
+  """Raises `base.MissingExtraError` if no figure can be drawn."""
+  _load("figure")
+
+
+def _load(name: str) -> types.ModuleType:
+  return extras.load(f"matplotlib.{name}", extra="plots", what="Figures")
+
+
 def plot_loss(
     path: str | os.PathLike[str],
     *,
@@ -41,14 +53,13 @@ def plot_loss(
   `train` and `evaluation` (may be empty) are steps, and mean loss per token in
   nats.
   """
-  from matplotlib import ticker
-
   fig, [[axes]] = new_figure((8, 4.5))
   axes.set(title="Loss", xlabel="step", ylabel="loss (nats per token)")
   axes.plot(*train, color=_COLOURS["backward"], linewidth=1.2, label="train")
   if evaluation[0]:
     style = dict(color=_COLOURS["update"], marker="o", markersize=4)
     axes.plot(*evaluation, label="evaluation", **style)
+  ticker = _load("ticker")
   axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
   axes.legend(frameon=False)
   save_figure(fig, path)
@@ -132,8 +143,7 @@ def _colours(slots: Sequence[slot_lib.Slot]) -> dict[str, str]:
 
 
 def _add_legend(fig: Any, colours: dict[str, str]) -> None:
-  from matplotlib import patches
-
+  patches = _load("patches")
   handles = [patches.Patch(color=c, label=n) for n, c in colours.items()]
   style = dict(loc="outside lower center", ncols=len(colours), frameon=False)
   fig.legend(handles=handles, **style)
@@ -146,9 +156,7 @@ def new_figure(
 
   The size is in inches; `options` are those of `Figure.subplots`.
   """
-  from matplotlib import figure
-
-  fig = figure.Figure(figsize=size, layout="constrained")
+  fig = _load("figure").Figure(figsize=size, layout="constrained")
   grid = fig.subplots(rows, columns, squeeze=False, **options)
   for axes in grid.flat:
     axes.grid(alpha=0.3)
@@ -159,8 +167,6 @@ def new_figure(
 
 def save_figure(fig: Any, path: str | os.PathLike[str]) -> None:
   """Writes a Matplotlib figure as a PNG, all or nothing."""
-  from matplotlib.backends import backend_agg
-
   data = io.BytesIO()
-  backend_agg.FigureCanvasAgg(fig).print_png(data)
+  _load("backends.backend_agg").FigureCanvasAgg(fig).print_png(data)
   base.write_atomically(path, data.getvalue())

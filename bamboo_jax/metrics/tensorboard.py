@@ -5,24 +5,22 @@ import numbers
 import os
 from typing import Any
 
+from bamboo_jax.base import extras
+
 
 class TensorBoardWriter:
   """Writes the numbers among a run's metrics as TensorBoard scalars.
 
   Scalars of steps after `resumed_from_step` by an earlier process are hidden.
-  Raises `ValueError` if the extra is not installed.
+  Raises `base.MissingExtraError` if the extra is not installed.
   """
 
   def __init__(
       self, directory: str | os.PathLike[str], *, resumed_from_step: int = 0
   ) -> None:
-    try:
-      import tensorboardX
-    except ImportError as e:
-      raise ValueError(
-          "TensorBoard events need the package tensorboardX; install the "
-          "extra: pip install 'bamboo_jax[tensorboard]'."
-      ) from e
+    tensorboardX = extras.load(
+        "tensorboardX", extra="tensorboard", what="Events for TensorBoard"
+    )
     purge_step = resumed_from_step + 1 if resumed_from_step else None
     self._writer = tensorboardX.SummaryWriter(
         os.fspath(directory), purge_step=purge_step

@@ -38,7 +38,7 @@ def make_paced(
 
   Args:
     num_blocks: Layers that take `forward_ms` and `backward_ms` each.
-    profile: File of `launch.profile`; its layers, and their times, instead.
+    profile: File of `bamboo profile`; its layers, and their times, instead.
     time_scale: By which all times are divided.
     times_ms: Times of forward and backward pass by layer, instead.
 
@@ -89,7 +89,7 @@ def _read_times(path: str) -> Times:
     return [(layer["forward_ms"], layer["backward_ms"]) for layer in layers]
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(
-        f"{path} is no file of launch.profile: {error!r}."
+        f"{path} is no file of bamboo profile: {error!r}."
     ) from error
 
 

@@ -35,7 +35,7 @@ _OTHERS: Mapping[str, Callable[..., model_lib.Model]] = {
 }
 MODELS = (*_FAMILIES, *_OTHERS)
 
-# What the option `variant` of a model can be; `launch.models` lists them.
+# What the option `variant` of a model can be; `bamboo models` lists them.
 VARIANTS: Mapping[str, Collection[str]] = {
     name: variants for name, (variants, *_) in _FAMILIES.items()
 }

@@ -6,7 +6,7 @@
   page         writes the page; its tables
   charts       draws its figures
   trace_report traces on the screen, as events and as figures
-  status       what `launch.status` shows of a cluster
+  status       what `bamboo status` shows of a cluster
 
 Read `content` first.
 """

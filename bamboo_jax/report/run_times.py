@@ -63,7 +63,7 @@ class RunTimes:
 
 
 def read(workdir: pathlib.Path) -> RunTimes:
-  """Returns the times of a run of `launch.cluster`, also one that was ended.
+  """Returns the times of a run of `bamboo cluster`, also one that was ended.
 
   Raises `OSError` without a log, `ValueError` if it has fewer than two steps.
   """

@@ -1,4 +1,4 @@
-"""Status of a cluster for `launch.status`: how it is read, and put in words."""
+"""Status of a cluster for `bamboo status`: how it is read, and put in words."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses

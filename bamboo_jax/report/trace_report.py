@@ -55,7 +55,7 @@ def fit(recorded: Trace, seeds: Iterable[int], *, figure: str | None) -> None:
     )
   _print_notes(recorded)
   options = trace_parameters.render_options(parameters)
-  print(f"python -m launch.trace generate --out=FILE {options}")
+  print(f"bamboo trace generate --out=FILE {options}")
   if figure:
     plot_traces(figure, [recorded, generated[0]])
 

@@ -1,6 +1,6 @@
 """The times of a real cluster: what changes take, and steps by size.
 
-`launch.profile --cluster` writes them as JSON. Processes that share cores, as
+`bamboo profile --cluster` writes them as JSON. Processes that share cores, as
 on one machine, do not run as fast as a profile of one of them says; so steps
 of a size that was measured are as they were, and others as much slower than
 predicted as those of the whole cluster.

@@ -12,10 +12,10 @@ import csv
 import dataclasses
 import math
 import os
-import pathlib
 import types
 
 from bamboo_jax import base
+from bamboo_jax.base import packaged
 from bamboo_jax.sim import speed as speed_lib
 
 Delay, Pipelines = speed_lib.Delay, speed_lib.Pipelines
@@ -71,7 +71,7 @@ def read_table(
     where: Values that other columns must have, such as the model.
   """
   rates: dict[int, float] = {}
-  text = pathlib.Path(path).read_text(encoding="utf-8")
+  text = packaged.find_file(path).read_text(encoding="utf-8")
   reader = csv.DictReader(text.splitlines())
   columns = reader.fieldnames or ()
   sizes = ("dp", "pp") if {"dp", "pp"} <= {*columns} else ("nodes",)

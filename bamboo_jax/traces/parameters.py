@@ -1,6 +1,6 @@
 """Parameters of a generated trace, which `fit` finds in a real one.
 
-The command line has them as options of `launch.trace generate`.
+The command line has them as options of `bamboo trace generate`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Sequence
 import json
 import operator
 import os
-import pathlib
 import re
 from typing import Any
 
+from bamboo_jax.base import packaged
 from bamboo_jax.traces import counts as trace_counts
 from bamboo_jax.traces import samples
 from bamboo_jax.traces import scale
@@ -46,7 +46,7 @@ def read_traces(
   if not paths:
     raise ValueError("Which trace? Name a file.")
   traces = []
-  for path in map(pathlib.Path, paths):
+  for path in map(packaged.find_file, paths):
     try:
       text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:

@@ -1,1 +1,1 @@
-"""Configurations of `launch.simulate`; each module has a `get_config`."""
+"""Configurations of `bamboo simulate`; each module has a `get_config`."""

@@ -4,12 +4,12 @@ Our simulator with the times of the run in the artifact's history: pipelines of
 16 nodes, the rest waits; a save begins when the last one is done; a loss in a
 pipeline, or enough nodes for one more, restarts everything. With `--trace=FILE`
 on a recorded trace, scaled to 64 nodes; else on drawn ones, with what
-`launch.trace fit` finds in Bamboo's trace of p3 instances.
+`bamboo trace fit` finds in Bamboo's trace of p3 instances.
 """
 
 import ml_collections
 
-from configs.sim import compare
+from bamboo_jax.configs.sim import compare
 
 
 def get_config() -> ml_collections.ConfigDict:

@@ -38,7 +38,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
       price_date="2021",  # Empty: the newest.
       workload=_make_workload(),
       durations=dataclasses.asdict(times_lib.Durations()),  # In seconds.
-      trace=dict(  # What is generated, see `launch.trace`.
+      trace=dict(  # What is generated, see `bamboo trace`.
           nodes_per_zone=(16, 16, 16),
           hours=24.0,
           hazard_per_node_hour=0.1,
@@ -76,7 +76,7 @@ def _make_workload() -> dict[str, object]:
   return dict(
       costs="transformer",  # Or "profile", "table".
       transformer=presets.TRANSFORMER,  # Arguments of `sim.transformer`.
-      profile=config_dict.placeholder(str),  # Path, see `launch.profile`.
+      profile=config_dict.placeholder(str),  # Path, see `bamboo profile`.
       link_bytes_per_sec=config_dict.placeholder(float),  # None: as there.
       table=dict(  # Throughput by number of nodes, see `sim`.
           path=config_dict.placeholder(str),

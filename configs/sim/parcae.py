@@ -12,8 +12,8 @@ import dataclasses
 import ml_collections
 
 from bamboo_jax import base
+from bamboo_jax.configs.sim import compare
 from bamboo_jax.sim import times as times_lib
-from configs.sim import compare
 
 # By model, the fewest nodes in the table, and the samples of a step.
 _MODELS = {

@@ -14,7 +14,7 @@
 # on a file system that all nodes share; SECRET is readable for you alone.
 set -euo pipefail
 : "${STORE:?host of etcd}" "${WORKDIR:?shared folder}" "${SECRET:?file}"
-: "${CONFIG:=configs/quickstart.py}" "${NODES:=8}"
+: "${CONFIG:=quickstart}" "${NODES:=8}"
 topology="${SLURM_TOPOLOGY_ADDR:-$SLURMD_NODENAME}"
 
 is_done() { test -e "$WORKDIR/summary.json"; }
@@ -22,7 +22,7 @@ is_done() { test -e "$WORKDIR/summary.json"; }
 is_done && exit 0
 # Slurm sends SIGTERM to the step when it preempts the job, and 60 s before the
 # time limit: others take over what the node does, and the agent ends.
-srun --ntasks=1 python -m launch.agent \
+srun --ntasks=1 bamboo agent \
   --config="$CONFIG" \
   --workdir="$WORKDIR" \
   --etcd="https://$STORE:2379" \

@@ -12,7 +12,7 @@ from bamboo_jax.bench import ablation
 
 
 def write_run(folder, *, step_ms, pauses=(), state="a"):
-  """Writes what `launch.train` leaves of a run of three steps."""
+  """Writes what `bamboo train` leaves of a run of three steps."""
   folder.mkdir(parents=True)
   summary = dict(steps=3, final_loss=2.5, samples_seen=12, samples_dropped=3)
   summary |= dict(params_sha256="p", state_sha256=state, resumed_from_step=0)

@@ -22,8 +22,8 @@ from bamboo_jax.exchange import hub_config
 from bamboo_jax.exchange import hub_folder
 from bamboo_jax.exchange import names
 from bamboo_jax.exchange import weights
+from bamboo_jax.launch import convert
 from bamboo_jax.models import zoo
-from launch import convert
 from tests import folders
 
 _NORM = "resnet.embedder.embedder.normalization"

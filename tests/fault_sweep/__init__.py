@@ -1,8 +1,8 @@
-"""Deaths at every point of real steps; `launch.sweep_faults` runs them.
+"""Deaths at every point of real steps; `bamboo sweep_faults` runs them.
 
 cases    who dies when: single deaths, pairs, second deaths in a recovery
 storm    deaths and joins over and over, drawn as a run goes on
 trials   trains with one case, and compares the state to the bit
 sweep    all cases of several configs
-layouts  random layouts, which must have one state; `launch.layouts` runs them
+layouts  random layouts, which must have one state; `bamboo layouts` runs them
 """

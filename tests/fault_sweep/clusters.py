@@ -33,7 +33,7 @@ _CHOICES: Mapping[str, Sequence[Any]] = {
 
 
 class Clusters:
-  """Runs layouts by `launch.cluster`, with random kills or a random trace.
+  """Runs layouts by `bamboo cluster`, with random kills or a random trace.
 
   Each has `num_events`. `arguments` are `--config` and its overrides; `drawn`
   are the faults of the last run.

@@ -1,4 +1,4 @@
-"""What `launch.layouts --processes` runs."""
+"""What `bamboo layouts --processes` runs."""
 
 import json
 import pathlib

@@ -10,7 +10,7 @@ import tempfile
 
 from absl.testing import parameterized
 
-from launch import cli
+from bamboo_jax.launch import cli
 from tests.launch import commands
 
 _DEADLINE_SECS = 120
@@ -23,7 +23,7 @@ import signal
 from absl import logging
 
 from bamboo_jax.cli import command
-from launch import cli
+from bamboo_jax.launch import cli
 
 
 def main():

@@ -5,8 +5,8 @@ from absl.testing import parameterized
 import ml_collections
 
 from bamboo_jax.cli import config_check
+from bamboo_jax.launch import config_flag
 from configs import default
-from launch import config_flag
 from tests import tiny
 from tests.launch import commands
 
@@ -89,7 +89,7 @@ class ConfigFlagTest(parameterized.TestCase):
 
 _SHOW = """
 import json, sys
-from launch import cli, config_flag
+from bamboo_jax.launch import cli, config_flag
 
 config = config_flag.define(None, "")
 own_keys, *names = sys.argv.pop(1).split(",")

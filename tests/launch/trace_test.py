@@ -1,4 +1,4 @@
-"""The command `launch.trace`."""
+"""The command `bamboo trace`."""
 
 import re
 import shlex
@@ -53,7 +53,7 @@ class TraceTest(folders.FolderCase):
     # The options that `fit` prints can be pasted.
     fitted = self._succeed("fit", str(path), "--num_seeds=2")
     self.assertRegex(fitted, r"live nodes, most +10  10 \(10 to 10\)\n")
-    line = re.search(r"python -m launch.trace (generate .*)", fitted)[1]
+    line = re.search(r"bamboo trace (generate .*)", fitted)[1]
     again = self.folder / "again.csv"
     self._succeed(*shlex.split(line.replace("FILE", str(again))))
     self.assertEqual(readers.read_traces([again]).num_nodes, 10)

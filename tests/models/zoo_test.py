@@ -7,8 +7,8 @@ from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 
+from bamboo_jax.launch import models as models_command
 from bamboo_jax.models import zoo
-from launch import models as models_command
 
 PUBLISHED = (
     ("bert", "base", 110_106_428),

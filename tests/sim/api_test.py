@@ -102,4 +102,4 @@ class SimulateTest(parameterized.TestCase):
     found = json.loads((folder / "provenance.json").read_text())
     self.assertEqual(found["config"]["plugins"], ["mine"])
     self.assertIn("numpy", found["versions"])
-    self.assertIn("launch.simulate", found["command"])
+    self.assertIn("bamboo simulate ", found["command"])

@@ -9,5 +9,5 @@
   plans    faults as a plan, drawn from a seed; shrinks
   history  runs a plan, and says what was violated
 
-A history is the same each time for a plan. `launch.explore` runs many.
+A history is the same each time for a plan. `bamboo explore` runs many.
 """

@@ -46,8 +46,8 @@ _NEVER_SAVES = """
 import threading
 
 from bamboo_jax.checkpoint import orbax_item
-from launch import cli
-from launch import train
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import train
 
 orbax_item.write_item = lambda *unused: threading.Event().wait()
 cli.run(train.main)

@@ -1,6 +1,6 @@
 """Steps in which nodes die, come or leave end as without, to the bit.
 
-The worker is that of clusters, on a cohort of one member. `launch.sweep_faults`
+The worker is that of clusters, on a cohort of one member. `bamboo sweep_faults`
 runs all deaths; this is a sample of their kinds. Compiling is what takes time,
 so all trials share their programs.
 """

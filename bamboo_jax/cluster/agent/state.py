@@ -76,7 +76,7 @@ class State:
     self.is_heard = True  # Whether it has last taken a sign of life.
     self.listens = False  # Whether it does not show for a while that it lives.
     self.published = 0  # Number of the last view that it has written there.
-    self.status: dict[str, Any] = {}  # For `launch.status`.
+    self.status: dict[str, Any] = {}  # For `bamboo status`.
     self.is_status_new = False  # Whether the store does not know all of it yet.
     # Other agents.
     self.unreachable: dict[str, messages.Suspect] = {}  # When last tried.

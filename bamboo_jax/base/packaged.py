@@ -1,0 +1,70 @@
+"""Files that come with the package: configs, and tables as CSV.
+
+In the repository their folders stand beside the library, and within it once
+installed. A file of the user comes first, except before the short name of a
+config, which has no suffix.
+"""
+
+import os
+import pathlib
+
+from bamboo_jax.base import names
+
+_LIBRARY = pathlib.Path(__file__).resolve().parents[1]
+_SHARED = ("zoo",)  # Functions that several configs use.
+
+
+def folder(name: str) -> pathlib.Path:
+  """Returns the packaged folder `configs` or `third_party/published`."""
+  installed = _LIBRARY / name
+  return installed if installed.is_dir() else _LIBRARY.parent / name
+
+
+def find_file(path: str | os.PathLike[str]) -> pathlib.Path:
+  """Returns the path of a file, or of the packaged table of that name.
+
+  Tables are named as in the repository, `configs/quickstart_faults.csv`, or by
+  their last part. A name that is neither is returned as it is.
+  """
+  given = pathlib.Path(path)
+  if given.exists() or given.suffix != ".csv":
+    return given
+  for name in ("configs", "third_party/published"):
+    if str(given) in (given.name, f"{name}/{given.name}"):
+      packaged = folder(name) / given.name
+      if packaged.is_file():
+        return packaged
+  return given
+
+
+def list_configs() -> list[str]:
+  """Returns the short names of all packaged configs, such as `sim/compare`."""
+  root = folder("configs")
+  found = [p.relative_to(root).with_suffix("") for p in root.rglob("*.py")]
+  return sorted(
+      p.as_posix() for p in found if p.name not in ("__init__", *_SHARED)
+  )
+
+
+def find_config(name: str) -> str:
+  """Returns the path of a config, with the argument after its colon.
+
+  Args:
+    name: Short name of a packaged config, or path of a file; either may be
+      followed by a colon and an argument, as in `gpt2:xl` and `mine.py:small`.
+
+  Raises:
+    ValueError: There is neither.
+  """
+  path, colon, argument = name.partition(":")
+  if path in (known := list_configs()):
+    return f"{folder('configs') / path}.py{colon}{argument}"
+  if os.path.isfile(path):
+    return name
+  if not path or path.endswith(".py") or path[0] in "/.~":
+    message = f"There is no config file {path!r}."
+    short = path.removeprefix("configs/").removesuffix(".py")
+    if short in known:
+      message += f" The packaged one is --config={short}{colon}{argument}"
+    raise ValueError(message)
+  raise ValueError(names.suggest(path, known, what="config"))

@@ -1,0 +1,57 @@
+"""The commands in a folder: what each does, as `bamboo --help` lists them."""
+
+from collections.abc import Collection, Mapping
+import pathlib
+import re
+import textwrap
+from typing import NamedTuple
+
+_HELP = """\
+usage: bamboo COMMAND [--flag=value ...]
+       bamboo COMMAND --help    what it does, and its flags
+
+Commands:
+{commands}
+
+In a clone of the repository only (they use its tests):
+{repository}
+
+Configs, for --config=NAME; also --config=FILE, and NAME:ARGUMENT for variants:
+{configs}
+"""
+
+
+class Summary(NamedTuple):
+  """What a command does, in one line."""
+
+  text: str
+  needs_tests: bool  # Which only the repository has.
+
+
+def read_summaries(folder: pathlib.Path) -> dict[str, Summary]:
+  """Returns the summary of each command in a folder, by its name.
+
+  Modules are read, not imported: that would take seconds.
+  """
+  found = {}
+  for path in sorted(folder.glob("[a-z]*.py")):
+    text = path.read_text(encoding="utf-8")
+    if "\n  cli.run(" in text:
+      summary = re.match(r'r?"""(.*)', text)[1]
+      found[path.stem] = Summary(summary, "from tests." in text)
+  return found
+
+
+def render(summaries: Mapping[str, Summary], configs: Collection[str]) -> str:
+  """Returns the text of `bamboo --help`."""
+  commands, repository = (
+      "\n".join(
+          f"  {name:12} {summary.text}"
+          for name, summary in summaries.items()
+          if summary.needs_tests == needs_tests
+      )
+      for needs_tests in (False, True)
+  )
+  indent = dict(initial_indent="  ", subsequent_indent="  ")
+  names = textwrap.fill(", ".join(configs), width=80, **indent)
+  return _HELP.format(commands=commands, repository=repository, configs=names)

@@ -1,0 +1,50 @@
+"""The command `bamboo`, which runs those of this folder by their names.
+
+bamboo train --config=quickstart --workdir=runs/first
+
+In a clone without an installation: python -m launch train ...
+"""
+
+import os
+import pathlib
+import sys
+from typing import NoReturn
+
+import bamboo_jax
+from bamboo_jax import base
+from bamboo_jax.base import packaged
+from bamboo_jax.cli import listing
+
+_FOLDER = pathlib.Path(__file__).resolve().parent
+
+
+def main() -> None:
+  """Becomes the command that the first argument names."""
+  name, *arguments = sys.argv[1:] or ["--help"]
+  summaries = listing.read_summaries(_FOLDER)
+  if name in ("--help", "-h", "help"):
+    print(listing.render(summaries, packaged.list_configs()), end="")
+  elif name == "--version":
+    print(f"bamboo_jax {bamboo_jax.__version__}")
+  elif name not in summaries:
+    _fail(base.suggest(name, summaries, what="command"))
+  elif summaries[name].needs_tests and not (_FOLDER.parent / "tests").is_dir():
+    _fail(
+        f"`bamboo {name}` needs the tests of the project: run it in a clone of "
+        "the repository."
+    )
+  else:
+    if summaries[name].needs_tests:
+      paths = [str(_FOLDER.parent), os.environ.get("PYTHONPATH")]
+      os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    command = [sys.executable, "-m", f"bamboo_jax.launch.{name}", *arguments]
+    os.execv(sys.executable, command)
+
+
+def _fail(message: str) -> NoReturn:
+  print(f"error: {message}", file=sys.stderr)
+  sys.exit(2)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,20 @@
+"""The packages of the wheel; `setup.cfg` has everything else."""
+
+import setuptools
+
+# Folders that stand beside the library here, and within it once installed:
+# their own names are too general for a place that other projects share.
+_WITHIN = {
+    "bamboo_jax.configs": "configs",
+    "bamboo_jax.configs.sim": "configs/sim",
+    "bamboo_jax.launch": "launch",
+    "bamboo_jax.third_party.published": "third_party/published",
+}
+
+setuptools.setup(
+    packages=[
+        *setuptools.find_packages(include=["bamboo_jax", "bamboo_jax.*"]),
+        *_WITHIN,
+    ],
+    package_dir=_WITHIN,
+)

@@ -1,0 +1,70 @@
+import os
+import pathlib
+import tempfile
+
+from absl.testing import parameterized
+
+from bamboo_jax.base import packaged
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_CONFIGS = _ROOT / "configs"
+
+
+class PackagedTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    self.addCleanup(os.chdir, os.getcwd())
+    os.chdir(folder)
+    (folder / "mine.py").touch()
+    (folder / "quickstart").touch()
+    (folder / "no_suffix").touch()
+    (folder / "own.csv").touch()
+    (folder / "parcae_p3.csv").touch()
+
+  @parameterized.parameters(
+      ("quickstart", f"{_CONFIGS}/quickstart.py"),
+      ("gpt2:xl", f"{_CONFIGS}/gpt2.py:xl"),
+      ("sim/compare:quick", f"{_CONFIGS}/sim/compare.py:quick"),
+      ("mine.py", "mine.py"),
+      ("./mine.py:a:b", "./mine.py:a:b"),
+      ("./quickstart", "./quickstart"),
+      ("no_suffix", "no_suffix"),
+  )
+  def test_config(self, name, want):
+    self.assertEqual(packaged.find_config(name), want)
+
+  @parameterized.parameters(
+      ("", "There is no config file ''"),
+      (":xl", "There is no config file ''"),
+      ("yours.py", "There is no config file 'yours.py'.$"),
+      ("/nowhere", "There is no config file '/nowhere'.$"),
+      ("configs/gpt2.py:xl", "packaged one is --config=gpt2:xl$"),
+      ("llama.py", "packaged one is --config=llama$"),
+      ("quickstrt", "Unknown config 'quickstrt'; did you mean 'quickstart'"),
+      ("compare", "did you mean 'sim/compare'"),
+      ("zoo", "Unknown config 'zoo'"),
+      ("__init__", "Unknown config '__init__'"),
+      ("configs", "Unknown config 'configs'"),
+  )
+  def test_no_config(self, name, message):
+    with self.assertRaisesRegex(ValueError, message):
+      packaged.find_config(name)
+
+  @parameterized.parameters(
+      ("own.csv", "own.csv"),
+      ("parcae_p3.csv", "parcae_p3.csv"),
+      ("quickstart_faults.csv", _CONFIGS / "quickstart_faults.csv"),
+      ("configs/quickstart_faults.csv", _CONFIGS / "quickstart_faults.csv"),
+      (
+          "third_party/published/parcae_p3.csv",
+          _ROOT / "third_party/published/parcae_p3.csv",
+      ),
+      ("configs/parcae_p3.csv", "configs/parcae_p3.csv"),
+      ("../quickstart_faults.csv", "../quickstart_faults.csv"),
+      ("default.py", "default.py"),
+      ("absent.csv", "absent.csv"),
+  )
+  def test_file(self, path, want):
+    self.assertEqual(packaged.find_file(path), pathlib.Path(want))

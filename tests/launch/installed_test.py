@@ -1,0 +1,219 @@
+"""The wheel in an environment of its own: commands work from any folder."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+
+from absl.testing import parameterized
+
+import bamboo_jax
+from bamboo_jax.cli import listing
+from tests.launch import commands
+
+_DEADLINE_SECS = 300
+_WHEEL = ("bamboo_jax", "configs", "launch", "third_party/published")
+_FILES = ("LICENSE", "README.md", "pyproject.toml", "setup.cfg", "setup.py")
+# Two nodes and a model that compiles in seconds.
+_SMALL = (
+    *("--config=quickstart", "--config.num_steps=2"),
+    *("--config.pipeline.num_pipelines=1", "--config.pipeline.num_stages=2"),
+    *("--config.model.options.num_blocks=1", "--config.redundancy.spares=0"),
+    *("--config.data.name=synthetic", "--config.evaluate.every_steps=0"),
+    *("--config.checkpoint.every_steps=0", "--config.metrics.plots=False"),
+)
+_IMAGES = (
+    "--config.data.name=image_folder",
+    "--config.data.options={'path': 'images', 'image_size': 8}",
+)
+_OWN = """
+from bamboo_jax.configs import quickstart
+
+def get_config(argument):
+  config = quickstart.get_config()
+  config.pipeline.num_pipelines = int(argument)
+  return config
+"""
+
+
+def _install(folder):
+  """Returns the scripts of an environment that has the wheel.
+
+  Other packages are those of this Python, whose editable installation of the
+  project it does not see: the .pth file of that is not read.
+  """
+  ignore = shutil.ignore_patterns("__pycache__")
+  for name in _WHEEL:
+    path = commands.ROOT / name
+    shutil.copytree(path, folder / "source" / name, ignore=ignore)
+  for name in _FILES:
+    shutil.copy(commands.ROOT / name, folder / "source")
+  pip = (sys.executable, "-m", "pip", "--quiet")
+  offline = ("--no-index", "--no-deps", "--no-cache-dir")
+  build = ("wheel", *offline, "--no-build-isolation", f"--wheel-dir={folder}")
+  subprocess.run([*pip, *build, folder / "source"], check=True)
+  shutil.rmtree(folder / "source")
+  venv.create(folder / "env", with_pip=False)
+  python = folder / "env/bin/python"
+  (packages,) = (folder / "env").glob("lib/python*/site-packages")
+  (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
+  (wheel,) = folder.glob("*.whl")
+  install = (f"--python={python}", "install", *offline, wheel)
+  subprocess.run([*pip, *install], check=True)
+  return python.parent
+
+
+_COMMANDS = [
+    name
+    for name, summary in listing.read_summaries(
+        commands.ROOT / "launch"
+    ).items()
+    if not summary.needs_tests
+]
+
+
+class InstalledTest(parameterized.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    folder = cls.enterClassContext(tempfile.TemporaryDirectory())
+    cls.scripts = _install(pathlib.Path(folder))
+
+  def setUp(self):
+    super().setUp()
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    self.folder = pathlib.Path(self.enterContext(folder))
+
+  def run_script(self, name, *arguments, status=0):
+    """Runs a script in an empty folder; returns what it printed."""
+    environ = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    path = os.pathsep.join([os.environ["PATH"], sysconfig.get_path("scripts")])
+    done = subprocess.run(
+        [self.scripts / name, *arguments],
+        cwd=self.folder,
+        env={**environ, "PATH": path, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_DEADLINE_SECS,
+    )
+    self.assertEqual(done.returncode, status, msg=done.stdout)
+    return done.stdout
+
+  def test_version(self):
+    said = self.run_script("bamboo", "--version")
+    self.assertEqual(said, f"bamboo_jax {bamboo_jax.__version__}\n")
+    code = "from importlib import metadata as m; print(m.version('bamboo_jax'))"
+    said = self.run_script("python", "-c", code)
+    self.assertEqual(said, f"{bamboo_jax.__version__}\n")
+
+  def test_no_general_name_is_taken(self):
+    code = (
+        "import importlib.util as u, bamboo_jax, pathlib\n"
+        "print([n for n in ('configs', 'launch', 'tests') if u.find_spec(n)])\n"
+        "print((pathlib.Path(bamboo_jax.__file__).parent/'py.typed').exists())"
+    )
+    self.assertEqual(self.run_script("python", "-c", code), "[]\nTrue\n")
+
+  def test_help_lists_every_command_and_config(self):
+    said = self.run_script("bamboo", "--help")
+    self.assertEqual(said, self.run_script("bamboo"))
+    here, there = said.split("In a clone")
+    for line in (
+        "  train        Trains a model; every node is",
+        "  status       Shows the progress of a cluster.",
+    ):
+      self.assertIn(line, here)
+    self.assertRegex(there, "explore .*\n.*layouts .*\n.*sweep_faults ")
+    self.assertRegex(there, "(?s) quickstart, .* sim/compare, ")
+    for absent in ("worker", "_flags", "cli", "zoo"):
+      self.assertNotIn(f"  {absent} ", said)
+
+  @parameterized.parameters(*_COMMANDS)
+  def test_help_does_not_import_jax(self, name):
+    said = self.run_script(
+        *("python", "-X", "importtime", "-m", f"bamboo_jax.launch.{name}"),
+        "--help",
+        status=1,
+    )
+    self.assertIn("\nTry --helpfull", said)
+    self.assertNotRegex(said, r"\| +(jax|matplotlib|PIL)\n")
+
+  @parameterized.parameters(
+      (["trian"], "Unknown command 'trian'; did you mean 'train'"),
+      (["explore"], "`bamboo explore` needs the tests of the project"),
+      (["plan", "--config=quickstrt"], "did you mean 'quickstart'"),
+      (["plan", "--config=configs/gpt2.py"], "packaged one is --config=gpt2"),
+      (["plan", "--config=old.py"], "configs are in bamboo_jax.configs"),
+  )
+  def test_bad_command(self, arguments, message):
+    (self.folder / "old.py").write_text("from configs import default\n")
+    said = self.run_script("bamboo", *arguments, status=2)
+    self.assertRegex(said, rf"^error: .*{message}.*\n$")
+
+  def test_train(self):
+    faults = ("--config.num_steps=4", "--faults=quickstart_faults.csv")
+    said = self.run_script(
+        "bamboo", "train", *_SMALL, *faults, "--workdir=w", status=2
+    )
+    self.assertIn("quickstart_faults.csv, line 6: pipeline must be", said)
+    self.run_script("bamboo", "train", *_SMALL, "--workdir=w")
+    said = self.run_script("bamboo", "compare", "w", "w")
+    self.assertRegex(said, "(?s)w: steps=2 .*identical")
+
+  def test_without_extras(self):
+    for name in ("matplotlib", "PIL"):  # The folder comes first on the path.
+      text = f"raise ImportError(\"No module named '{name}'\")"
+      (self.folder / f"{name}.py").write_text(text)
+    plots = (*_SMALL[:-1], "--config.metrics.plots=True", "--workdir=w")
+    said = self.run_script("bamboo", "train", *plots)
+    no_plots = (
+        "No plots. Figures: No module named 'matplotlib'. Install the extra: "
+        "pip install 'bamboo_jax[plots]'.\n"
+    )
+    self.assertEqual(said.count(no_plots), 1, msg=said)
+    for arguments, extra in (
+        (("simulate", "--config=sim/oobleck", "--workdir=s"), "plots"),
+        (("ablate", "--sweep=seed=1,2", "--workdir=a"), "plots"),
+        (("train", "--config=resnet:tiny", *_IMAGES, "--workdir=i"), "images"),
+    ):
+      said = self.run_script("bamboo", *arguments, status=2)
+      want = rf"^error: .*No module .*'bamboo_jax\[{extra}\]'.*\n$"
+      self.assertRegex(said, want)
+
+  def test_own_config(self):
+    (self.folder / "own.py").write_text(_OWN)
+    said = self.run_script("bamboo", "plan", "--config=own.py:3")
+    self.assertIn("3 pipelines x 4 stages", said)
+
+  @commands.needs_etcd
+  def test_cluster(self):
+    self.run_script("bamboo", "cluster", *_SMALL, "--workdir=w")
+    said = self.run_script("bamboo", "cost", "--workdir=w")
+    self.assertIn("dollars", said)
+
+  def test_commands_without_devices(self):
+    said = self.run_script("bamboo", "plan", "--config=paced:1x3")
+    self.assertIn("1 pipelines x 3 stages", said)
+    said = self.run_script("bamboo", "models")
+    self.assertIn("gpt2,tiny,", said)
+    said = self.run_script("bamboo", "trace", "show", "parcae_p3.csv")
+    self.assertRegex(said, r"live nodes, mean +24\.01")
+
+  @parameterized.parameters(
+      [("compare:quick", "--config.trace.hours=0.5")],
+      [("parcae:gpt-6.7b", "--trace=parcae_p3.csv")],
+      [("oobleck",)],
+  )
+  def test_simulate(self, arguments):
+    config, *rest = arguments
+    if config != "oobleck":
+      rest += ["--config.sweep.values=()", "--config.plots=False"]
+    given = (f"--config=sim/{config}", *rest, "--workdir=w")
+    self.run_script("bamboo", "simulate", *given)
+    self.assertTrue((self.folder / "w/summary.csv").exists())
