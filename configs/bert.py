@@ -2,7 +2,8 @@
 
 Batch, optimizer and dropout are those of Devlin et al., 2019, appendix A.2: 256
 samples of 128 tokens; the learning rate falls by a cosine instead of a line.
-See `configs/zoo.py`.
+Norms and biases do not decay, as in `optimization.py` of that paper's code;
+embeddings do. See `configs/zoo.py`.
 """
 
 import ml_collections
@@ -14,6 +15,8 @@ def get_config(variant: str = "large") -> ml_collections.ConfigDict:
   """Returns the configuration of a variant of `models.text.bert`."""
   config = zoo.get_config("bert", variant)
   config.optimizer.options = dict(b1=0.9, b2=0.999, weight_decay=0.01)
+  config.optimizer.decay = "matrices"
+  # Changes the loss: the pairs of a microbatch weigh as its masked tokens do.
   config.pipeline.microbatch_size = 4
   zoo.set_run(config, 1e-4, warmup_steps=10_000, num_steps=1_000_000)
   return config

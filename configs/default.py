@@ -1,6 +1,7 @@
 """GPT-2 small on 8 nodes: 2 pipelines of 4 stages.
 
-Every field is here, with its unit; other configs start from this one.
+Every field is here, with its unit; other configs start from this one. Those
+that may be None are references of `ml_collections`, such as placeholders.
 """
 
 from typing import Any
@@ -14,7 +15,8 @@ def get_config() -> ml_collections.ConfigDict:
   return config_dict.create(
       seed=0,
       num_steps=1_000,
-      init_from=config_dict.placeholder(str),  # Weights; see docs/models.md.
+      # Folder of weights, see docs/models.md; None: from the seed.
+      init_from=config_dict.placeholder(str),
       **_task(),
       **_pipelines(),
       **_protection(),
@@ -55,7 +57,8 @@ def _pipelines() -> dict[str, Any]:
           num_pipelines=2,
           num_stages=4,
           num_microbatches=8,  # Per pipeline and step.
-          microbatch_size=1,  # Samples.
+          # Samples. BERT's loss of pairs depends on it, see docs/models.md.
+          microbatch_size=1,
           num_shares=config_dict.placeholder(int),  # None: num_pipelines.
           schedule="1f1b",  # Or "gpipe".
           remat="full",  # Or "dots", "inputs", or for some layers "mlp=inputs".
@@ -84,7 +87,8 @@ def _protection() -> dict[str, Any]:
           check_every_steps=10,  # All copies of layers; 0: only after repairs.
       ),
       recovery=dict(  # Shadows are a matter of redundancy.mode.
-          policy=config_dict.placeholder(str),  # Sets what follows; by name.
+          # Name of a policy that sets what follows; None: it stays.
+          policy=config_dict.placeholder(str),
           reroute="pipeline",  # Who computes for the lost; "shares", "none".
           drop=False,  # Samples of lost pipelines are left out.
           is_preemptible=True,  # Else faults and traces take no node.
@@ -109,17 +113,22 @@ def _training() -> dict[str, Any]:
       plan=dict(
           profile=config_dict.placeholder(str),  # Path; None: estimate.
           balance="compute",  # Or "memory".
-          memory_limit_gib=config_dict.placeholder(float),  # Per device.
+          # Per device; None: no limit.
+          memory_limit_gib=config_dict.placeholder(float),
       ),
       optimizer=dict(
           name="adamw",  # A function of optax.
           options=dict(weight_decay=0.1),  # Its other arguments.
+          decay="all",  # Or "matrices": norms and biases do not decay.
           learning_rate=3e-4,  # The peak, if there is a schedule.
           schedule="warmup_cosine_decay_schedule",  # Of optax; or "constant".
-          schedule_options=dict(
-              init_value=0.0, warmup_steps=100, decay_steps=1_000
+          schedule_options=dict(  # Arguments of that schedule, see optax.
+              init_value=0.0,
+              warmup_steps=100,
+              decay_steps=config_dict.placeholder(int),  # None: num_steps.
           ),
-          clip_norm=1.0,  # Global norm of the gradient; None: no clipping.
+          # Global norm of the gradient; None: no clipping.
+          clip_norm=config_dict.FieldReference(1.0),
           on_nonfinite="skip",  # Steps with NaN or inf; or "stop", "apply".
       ),
       evaluate=dict(

@@ -1,7 +1,9 @@
 """GPT-2 as Bamboo trains it; the shapes of GPT-3 are variants, too.
 
 Optimizer and learning rates are those of GPT-3 (Brown et al., 2020, table 2.1
-and appendix B), as the paper on GPT-2 has none. See `configs/zoo.py`.
+and appendix B), as the paper on GPT-2 has none. That does not say what decays:
+as in Megatron-LM and nanoGPT norms and biases do not, and embeddings do. See
+`configs/zoo.py`.
 """
 
 import ml_collections
@@ -18,6 +20,7 @@ _LEARNING_RATES = {  # 3e-4 for all others, which have less than a billion.
 def get_config(variant: str = "xl") -> ml_collections.ConfigDict:
   """Returns the configuration of a variant of `models.text.gpt2`."""
   config = zoo.get_config("gpt2", variant)
+  config.optimizer.decay = "matrices"
   peak = _LEARNING_RATES.get(variant, 3e-4)
   zoo.set_run(config, peak, warmup_steps=750, num_steps=500_000)
   return config

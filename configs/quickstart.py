@@ -29,7 +29,6 @@ def get_config() -> ml_collections.ConfigDict:
   config.redundancy.spares = 2
   config.optimizer.learning_rate = 3e-3
   config.optimizer.schedule_options.warmup_steps = 10
-  config.optimizer.schedule_options.decay_steps = 40
   config.evaluate.every_steps = 20
   config.evaluate.num_microbatches = 4
   config.checkpoint.every_steps = 10

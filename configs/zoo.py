@@ -83,4 +83,3 @@ def set_run(
   config.num_steps = num_steps
   config.optimizer.learning_rate = learning_rate
   config.optimizer.schedule_options.warmup_steps = warmup_steps
-  config.optimizer.schedule_options.decay_steps = num_steps

@@ -58,8 +58,8 @@ def _parse_flags(argv: Sequence[str], *, own_keys: bool) -> list[str]:
   try:
     config_flag.check_arguments(argv, own_keys=own_keys)
     rest = flags.FLAGS(list(argv))
-    if "config" in flags.FLAGS and not own_keys:
-      config_flag.check(flags.FLAGS["config"].value)
+    if "config" in flags.FLAGS:
+      config_flag.check(flags.FLAGS["config"].value, own_keys=own_keys)
     return rest
   except flags.IllegalFlagValueError as error:
     is_file = re.match("flag --config=(?!None: )", str(error))

@@ -6,13 +6,13 @@ of other kinds takes the keys that are in the file, and no others.
 """
 
 from collections.abc import Sequence
-import re
 from typing import Any
 
 from absl import flags
 import ml_collections
 from ml_collections.config_flags import config_flags
 
+from bamboo_jax import base
 from bamboo_jax.base import packaged
 from bamboo_jax.cli import config_check
 from bamboo_jax.configs import default as default_config
@@ -29,7 +29,12 @@ class _Parser(config_flags.ConfigFileFlagParser):
 
 
 def define(name: str | None, help_text: str) -> flags.FlagHolder:
-  """Defines the flag `--config`, `name` by default; see `check`."""
+  """Defines the flag `--config`, `name` by default; see `check`.
+
+  The text "None" is None: where it is not allowed, `check` rejects it.
+  """
+  for kind, parser in config_check.PARSERS.items():
+    config_flags.register_flag_parser_for_type(kind, parser)
   help_text += " A name that `bamboo --help` lists, or a file."
   holder = config_flags.DEFINE_config_file(
       "config", None, help_text, lock_config=False, accept_new_attributes=True
@@ -42,38 +47,34 @@ def define(name: str | None, help_text: str) -> flags.FlagHolder:
 def check_arguments(argv: Sequence[str], *, own_keys: bool = False) -> None:
   """Checks the flag and its overrides, before it is parsed.
 
-  Raises `ValueError` if there is no such config, or a key is misspelt.
+  Raises `ValueError` without one config that exists, or if a key is misspelt.
   """
-  path = _find_path(argv)
+  paths = config_check.find_paths(argv)
+  if len(paths) > 1:
+    raise ValueError(f"Give one --config, got {' and '.join(paths)}.")
+  path = paths[0] if paths else None
   if path is not None:
     packaged.find_config(path)
   elif own_keys:
     return
   known = config_check.load(path) if own_keys else default_config.get_config()
-  for argument in argv:
-    if match := re.match(r"--?(?:no)?config\.([^=]*)", argument):
-      config_check.check_key(match[1], known)
+  config_check.check_overrides(argv, known)
 
 
-def check(config: Any) -> None:
+def check(config: Any, *, own_keys: bool = False) -> None:
   """Checks keys and types of a config, locks it, and applies its policy.
 
-  Raises `ValueError` for a key or a type that `configs/default.py` lacks, or an
-  unknown policy.
+  With `own_keys` it only looks for None. Raises `ValueError` for a key or type
+  that `configs/default.py` lacks, or an unknown policy.
   """
   if not isinstance(config, ml_collections.ConfigDict):
     raise ValueError(
         "get_config() of the config file must return an "
         f"ml_collections.ConfigDict, got {config!r}."
     )
+  if own_keys:
+    base.check_none(config)
+    return
   config_check.check_section(config, default_config.get_config())
   config.lock()
   policy.apply(config)
-
-
-def _find_path(argv: Sequence[str]) -> str | None:
-  path = None
-  for argument, following in zip(argv, [*argv[1:], ""], strict=True):
-    if match := re.fullmatch(r"--?config(=(.*))?", argument):
-      path = following if match[1] is None else match[2]
-  return path

@@ -21,7 +21,8 @@ MARKETS = ("spot", "on_demand")
 DEFAULT_PATH = pathlib.Path(__file__).with_name("prices.csv")
 
 _UNDATED = "undated"
-_NUMBERS = ("gpu_count", "on_demand_usd_per_hour", "spot_usd_per_hour")
+_PRICES = ("on_demand_usd_per_hour", "spot_usd_per_hour")
+_NUMBERS = ("gpu_count", *_PRICES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,9 @@ class Price:
 
   Attributes:
     instance: The provider's name of the kind of node, such as "p3.2xlarge".
-    spot_usd_per_hour: Price of a preemptible node, at most `on_demand`.
+    on_demand_usd_per_hour: Price of a node that stays; None if unknown.
+    spot_usd_per_hour: Price of a preemptible node, at most `on_demand`; None if
+      unknown.
     date: Year, year-month or year-month-day, such as "2025-03"; or "undated",
       which is older than any.
   """
@@ -40,19 +43,22 @@ class Price:
   region: str = ""
   gpu: str = ""
   gpu_count: int = 1
-  on_demand_usd_per_hour: float
-  spot_usd_per_hour: float
+  on_demand_usd_per_hour: float | None
+  spot_usd_per_hour: float | None
   source: str
   date: str
 
   def __post_init__(self) -> None:
     for name in _NUMBERS:
-      if not 0 < getattr(self, name) < math.inf:
+      value = getattr(self, name)
+      if value is not None and not 0 < value < math.inf:
         raise ValueError(
-            f"{name} of {self.instance!r} must be above 0, got "
-            f"{getattr(self, name)}."
+            f"{name} of {self.instance!r} must be above 0, got {value}."
         )
-    if self.spot_usd_per_hour > self.on_demand_usd_per_hour:
+    if (
+        None not in self.both
+        and self.spot_usd_per_hour > self.on_demand_usd_per_hour
+    ):
       raise ValueError(
           f"The spot price of {self.instance!r}, {self.spot_usd_per_hour}, is "
           f"above the on-demand price, {self.on_demand_usd_per_hour}."
@@ -65,6 +71,11 @@ class Price:
           f"date of {self.instance!r} must be year, year-month, year-month-day "
           f"or {_UNDATED}, got {self.date!r}."
       )
+
+  @property
+  def both(self) -> tuple[float | None, float | None]:
+    """Prices of a node on demand, and of a preemptible one."""
+    return self.on_demand_usd_per_hour, self.spot_usd_per_hour
 
   def usd_per_hour(self, market: str) -> float:
     """Returns the price in a market; `ValueError` if there is no such one."""
@@ -123,8 +134,8 @@ def find_price(
 
   `region` is needed if several are listed; `date` None takes the newest. Either
   may be of one instance, such as "p3.2xlarge:2021", and is None for others.
-  Raises as `load_prices`, and `ValueError` if there is none, or there are
-  several.
+  Raises as `load_prices`, and `ValueError` if there is none, there are
+  several, or a price of it is unknown.
   """
   path = prices or DEFAULT_PATH
   found, what = load_prices(path), f"in {path}"
@@ -147,6 +158,12 @@ def find_price(
         f"Instance {instance!r} has {len(found)} prices of {newest}, in "
         f"{', '.join(p.region or 'no region' for p in found)}: give the "
         "region, or leave one in the file."
+    )
+  if None in found[0].both:
+    raise ValueError(
+        f"Instance {instance!r} has no "
+        f"{_PRICES[found[0].both.index(None)]} of {newest} in {path}; both "
+        "prices are reported, so both are needed."
     )
   return found[0]
 
@@ -174,6 +191,9 @@ def _parse_line(names: Sequence[str], entries: Sequence[str]) -> Price:
     raise ValueError(f"there must be {len(names)} columns, got {len(entries)}.")
   values = {n: e.strip() for n, e in zip(names, entries, strict=True)}
   for name in values.keys() & set(_NUMBERS):
+    if not values[name] and name in _PRICES:
+      values[name] = None
+      continue
     kind = int if name == "gpu_count" else float
     try:
       values[name] = kind(values[name])

@@ -28,6 +28,8 @@ from bamboo_jax.base.files import ask_again
 from bamboo_jax.base.files import lock_folder
 from bamboo_jax.base.files import write_atomically
 from bamboo_jax.base.names import suggest
+from bamboo_jax.base.options import check_none
 from bamboo_jax.base.options import check_options
 from bamboo_jax.base.options import fits
+from bamboo_jax.base.options import OPTIONS
 from bamboo_jax.base.types import PyTree

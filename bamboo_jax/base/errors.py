@@ -46,11 +46,11 @@ class FencedError(RuntimeError):
 
 
 class UnrecoverableHereError(RuntimeError):
-  """A pipeline has lost all copies, owners and replicas, of `stages`."""
+  """A pipeline has lost all copies of `stages`: owners, and replicas if any."""
 
   def __init__(self, stages: tuple[int, ...]) -> None:
     super().__init__(
-        f"Lost owner and replica of {'stage' if len(stages) == 1 else 'stages'}"
-        f" {', '.join(map(str, stages))}; this pipeline has no other copy."
+        f"Lost all copies of {'stage' if len(stages) == 1 else 'stages'} "
+        f"{', '.join(map(str, stages))}; no live node of the pipeline has one."
     )
     self.stages = stages

@@ -20,6 +20,8 @@ _ABSTRACT = {
     bool: bool,
     types.NoneType: types.NoneType,
 }
+# Sections of a config that may have any keys; who takes them checks them.
+OPTIONS = ("options", "schedule_options")
 _UNIONS = (None, types.UnionType, typing.Union)
 
 
@@ -53,6 +55,18 @@ def check_options(
     )
     if is_needed and name not in options:
       raise ValueError(f"The {what} needs the option {name!r}.")
+
+
+def check_none(section: Any, path: str = "config") -> None:
+  """Raises `ValueError` if a value of a `ConfigDict` is None that may not be.
+
+  One may be if it is a reference, such as a placeholder; and all `OPTIONS`.
+  """
+  for key, value in section.items(preserve_field_references=True):
+    if value is None or isinstance(value, tuple) and None in value:
+      raise ValueError(f"{path}.{key} must have a value, got {value}.")
+    if isinstance(value, type(section)) and key not in OPTIONS:
+      check_none(value, f"{path}.{key}")
 
 
 def fits(value: Any, annotation: Any) -> bool:

@@ -5,9 +5,37 @@ import dataclasses
 import json
 from typing import Any
 
-from absl import logging
-
 from bamboo_jax import base
+
+UNKNOWN = "unknown"  # Value that a checkpoint does not tell.
+_LATER_BITS = "what follows can have other bits than without the change"
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+  """A setting that differs from that of the run that made a checkpoint.
+
+  Attributes:
+    key: Of the config, or of the surroundings; several with commas between, if
+      the checkpoint does not tell them.
+    old: Value there, or `UNKNOWN`.
+    changes_bits: Whether parameters will differ from those of a run without it.
+  """
+
+  key: str
+  old: Any
+  new: Any
+  changes_bits: bool
+
+  def render(self) -> str:
+    """Returns the line that reports it."""
+    if self.old == UNKNOWN:
+      return (
+          f"changed={UNKNOWN}: the checkpoint does not tell {self.key}; if "
+          "they differ, what follows can have other bits."
+      )
+    then = f"; {_LATER_BITS}." if self.changes_bits else ""
+    return f"changed={self.key} old={self.old!r} new={self.new!r}{then}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +47,9 @@ class Identity:
     model: Plain JSON values that tell the model from any other.
     data: Plain JSON values that tell the samples from any others.
     rounding: Plain JSON values of settings that may change, and bits with them.
+    config: Those of all options, by dotted name; entries of `rounding` count
+      instead where both have one.
+    meant: Options that change what training does, by the start of their name.
   """
 
   seed: int
@@ -26,9 +57,11 @@ class Identity:
   model: Mapping[str, Any]
   data: Mapping[str, Any]
   rounding: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  meant: tuple[str, ...] = ()
 
   def __post_init__(self) -> None:
-    for key, value in dataclasses.asdict(self).items():
+    for key, value in self._describe().items():
       try:
         same = json.loads(json.dumps(value)) == value
       except TypeError:
@@ -42,16 +75,18 @@ class Identity:
   def describe(self, step: int) -> dict[str, Any]:
     """Returns what a checkpoint after `step` steps says of its run."""
     samples_seen = step * self.batch_size
-    return dataclasses.asdict(self) | {"samples_seen": samples_seen}
+    return self._describe() | {"samples_seen": samples_seen}
 
-  def check(self, meta: Mapping[str, Any], *, step: int, where: str) -> None:
+  def check(
+      self, meta: Mapping[str, Any], *, step: int, where: str
+  ) -> tuple[Change, ...]:
     """Raises `base.CheckpointError` if `meta` is of another run.
 
-    `meta` may say more than `describe`, and another `rounding`, of which this
-    warns.
+    `meta` may say more than `describe`. What else differs is returned.
     """
     wanted = self.describe(step)
-    rounding = wanted.pop("rounding")
+    for name in ("rounding", "config"):
+      del wanted[name]
     found = {key: meta.get(key) for key in wanted}
     differences = _differences(found, wanted)
     if differences:
@@ -60,12 +95,31 @@ class Identity:
           f"{'; '.join(differences[:3])}. Choose another workdir, or the "
           "former config."
       )
-    if others := _differences(meta.get("rounding", rounding), rounding):
-      logging.warning(
-          "After the checkpoint of step %d bits will not be those of the run "
-          "that has made it: %s.",
-          *(step, "; ".join(others)),
-      )
+    return self._find_changes(meta)
+
+  def _describe(self) -> dict[str, Any]:
+    described = dataclasses.asdict(self)
+    del described["meant"]
+    return described
+
+  def _find_changes(self, meta: Mapping[str, Any]) -> tuple[Change, ...]:
+    there = meta.get("rounding", {})
+    unknown = [key for key in self.rounding if key not in there]
+    changes = [
+        Change(key, there[key], self.rounding[key], changes_bits=True)
+        for key in sorted(self.rounding.keys() & there.keys())
+        if there[key] != self.rounding[key]
+    ]
+    there = meta.get("config")
+    if there is None:
+      there, unknown = self.config, ["config"] * bool(self.config) + unknown
+    for key in sorted(self.config.keys() | there.keys()):
+      old, new = there.get(key), self.config.get(key)
+      if old != new and key not in self.rounding:
+        changes.append(Change(key, old, new, key.startswith(self.meant)))
+    if unknown:
+      changes.append(Change(", ".join(unknown), UNKNOWN, None, True))
+    return tuple(changes)
 
 
 def _differences(

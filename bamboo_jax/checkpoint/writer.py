@@ -41,6 +41,9 @@ class Writer:
   All members see the same folder, and hear the same reports in the same order.
   Call `close` at the end: a save that is in flight when the interpreter exits
   may be lost.
+
+  Attributes:
+    changes: Settings that differ from those of the checkpoint restored last.
   """
 
   def __init__(
@@ -81,6 +84,7 @@ class Writer:
     self._writing: futures.Future[_Written] | None = None
     self._joining: futures.Future[tuple[parts.Save, str]] | None = None
     self._error = ""
+    self.changes: tuple[identity_lib.Change, ...] = ()
 
   # What is there.
 
@@ -116,7 +120,8 @@ class Writer:
     shapes = spec_lib.split_layers(self._model.state)
     path = self._folder.path / str(step)
     states, meta = directory_lib.read(path, shapes, layers)
-    self._identity.check(meta, step=step, where=str(self._folder.path))
+    where = str(self._folder.path)
+    self.changes = self._identity.check(meta, step=step, where=where)
     return states
 
   # While training goes on.

@@ -1,17 +1,43 @@
-"""Config files: keys and types as in another one, and errors in their code."""
+"""Config files: keys, types and None; and errors in their code."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import importlib.util
+import re
 import traceback
 from typing import Any
+
+from absl import flags
 
 from bamboo_jax import base
 from bamboo_jax.base import packaged
 
-_OPTIONS = ("options", "schedule_options")
-_MAY_BE_NONE = ("config.optimizer.clip_norm",)
 _NAME = "config"
 _MODULE = "config_config"  # What `config_flags` names the module of a file.
+
+
+class _OrNone(flags.ArgumentParser):
+  """Parses as another parser, but "None", which is None."""
+
+  def __init__(self, parser: flags.ArgumentParser) -> None:
+    self._parser = parser
+    self.syntactic_help = parser.syntactic_help
+
+  def parse(self, argument: Any) -> Any:
+    """Returns the value of an argument; raises as the other parser."""
+    return None if argument == "None" else self._parser.parse(argument)
+
+  def flag_type(self) -> str:
+    """Returns the name of the type."""
+    return self._parser.flag_type()
+
+
+# Of overrides, by type of the option.
+PARSERS = {
+    bool: _OrNone(flags.BooleanParser()),
+    float: _OrNone(flags.FloatParser()),
+    int: _OrNone(flags.IntegerParser()),
+    str: _OrNone(flags.ArgumentParser()),
+}
 
 
 def load(path: str) -> Any:
@@ -23,6 +49,22 @@ def load(path: str) -> Any:
   return module.get_config(*argument)
 
 
+def find_paths(argv: Sequence[str]) -> list[str]:
+  """Returns the values of the flag `--config`, "" if it has none."""
+  paths = []
+  for argument, following in zip(argv, [*argv[1:], ""], strict=True):
+    if match := re.fullmatch(r"--?config(=(.*))?", argument):
+      paths.append(following if match[1] is None else match[2])
+  return paths
+
+
+def check_overrides(argv: Sequence[str], known: Any) -> None:
+  """Raises `ValueError` if an override is of no key of the config `known`."""
+  for argument in argv:
+    if match := re.match(r"--?(?:no)?config\.([^=]*)", argument):
+      check_key(match[1], known)
+
+
 def check_key(key: str, section: Any) -> None:
   """Raises `ValueError` unless `section` has the key, or it is of an option."""
   path, kind = _NAME, type(section)
@@ -31,7 +73,7 @@ def check_key(key: str, section: Any) -> None:
       raise ValueError(f"{path} has no keys, got --{_NAME}.{key}.")
     if part not in section:
       raise ValueError(base.suggest(part, section, what=f"key of {path}:"))
-    if part in _OPTIONS:
+    if part in base.OPTIONS:
       return
     section, path = section[part], f"{path}.{part}"
 
@@ -39,10 +81,14 @@ def check_key(key: str, section: Any) -> None:
 def check_section(
     section: Mapping[str, Any], default: Any, path: str = _NAME
 ) -> None:
-  """Raises `ValueError` if a key is misspelt or missing, or a type differs."""
+  """Raises `ValueError` if a key is misspelt or missing, or a type differs.
+
+  What is a reference in `default` may be None.
+  """
   for key in section:
     if key not in default:
       raise ValueError(base.suggest(key, default, what=f"key of {path}:"))
+  fields = dict(default.items(preserve_field_references=True))
   for key, value in default.items():
     name = f"{path}.{key}"
     if key not in section:
@@ -53,9 +99,9 @@ def check_section(
     if isinstance(value, type(default)):
       if not isinstance(found, type(default)):
         raise ValueError(f"{name} must be a dict, got {found!r}.")
-      if key not in _OPTIONS:
+      if key not in base.OPTIONS:
         check_section(found, value, name)
-    elif found is not None or (value is not None and name not in _MAY_BE_NONE):
+    elif found is not None or fields[key] is value:  # It is no reference.
       wanted = default.get_type(key)
       if not base.fits(found, wanted):
         raise ValueError(

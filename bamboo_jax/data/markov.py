@@ -20,6 +20,7 @@ import numpy as np
 from bamboo_jax.data import draws
 from bamboo_jax.data import samples
 
+_BRANCHING = 4
 _ONE = 1 << 32  # Probabilities are multiples of 1 / _ONE: exact everywhere.
 _TRAIN, _HELDOUT, _CHAIN = range(3)  # Streams of random bits.
 
@@ -98,14 +99,17 @@ def make_walks(
     *,
     sequence_length: int,
     vocab_size: int = 64,
-    branching: int = 4,
+    branching: int | None = None,
     chain_seed: int = 0,
     num_heldout: int = 1024,
 ) -> samples.Source:
   """Returns walks of a chain, each from its stationary state; none comes twice.
 
   `chain_seed` chooses the chain, the task; the seed of a run the walks.
+  `branching` is 4 by default, or `vocab_size` if that is less.
   """
+  if branching is None:
+    branching = min(_BRANCHING, max(vocab_size, 1))
   options = {
       "sequence_length": sequence_length,
       "vocab_size": vocab_size,

@@ -26,7 +26,7 @@ from bamboo_jax.traces import trace as trace_lib
 _POLL_SECS = 0.05
 _MAX_TRIES = 3  # To start a node for a join.
 _LEAVE_SECS = 5.0  # That agents have once the summary is there.
-_SHOWN = ("loss", "tokens_per_sec", "step_ms", "view")
+_SHOWN = ("loss", "learning_rate", "tokens_per_sec", "step_ms", "view")
 _RECOVERY = ("victims", "rung", "view")
 
 
@@ -237,6 +237,10 @@ class ClusterRun:
     for line in lines[num_shown:]:
       if _is_start(line) and line["step"]:
         self._progress.show_text(f"resumed_from_step={line['step']}")
+      elif line.get("event") == "warning":
+        self._progress.show_text(f"warning: {line['text']}")
+      elif line.get("event") == "changed":
+        self._progress.show_text(line["text"])
       elif line.get("event") == "recovery":
         shown = {k: line[k] for k in _RECOVERY if k in line}
         shown["victims"] = ",".join(line.get("victims", ()))

@@ -2,7 +2,7 @@
 
 Lines are `name=value` pairs:
 
-  step=12 loss=3.4123 tokens_per_sec=1234 bubble_pct=31.2 step_ms=210.1
+  step=12 loss=3.4123 lr=0.0003 tokens_per_sec=1234 bubble_pct=31.2
 """
 
 from collections.abc import Mapping
@@ -22,6 +22,7 @@ _FORMATS = {
     "_secs": ".2f",
     "_per_sec": ".0f",
 }
+_SHORT = {"learning_rate": "lr"}  # Names in lines of steps.
 
 
 def render_line(values: Mapping[str, int | float | str]) -> str:
@@ -50,6 +51,7 @@ class Progress:
       self, step: int, values: Mapping[str, int | float | str]
   ) -> None:
     """Shows that `step` steps are done, with their metrics."""
+    values = {_SHORT.get(name, name): v for name, v in values.items()}
     if self._bar is None:
       self.show_text(render_line({self._unit: step, **values}))
     else:

@@ -18,6 +18,7 @@ Nodes may come and go in the middle of a step of either.
   executables/   What XLA has compiled, kept for other devices and processes.
   devices        Virtual devices, and which node is on which.
   places         On which devices of a node its arrays lie.
+  rounding       What results are rounded by, beside the config.
   accelerator    What GPUs need before JAX starts.
   allocator      Makes malloc keep what it has.
   compat         All of JAX that is not public.

@@ -10,6 +10,9 @@ import dataclasses
 import itertools
 import time
 
+import jax
+import optax
+
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.checkpoint import writer as writer_lib
@@ -60,6 +63,21 @@ class RunState:
   def is_writer(self) -> bool:
     """Whether this member writes the log and the summary; nobody at first."""
     return min(self.layout.nodes, default=None) in self.cohort.hosted
+
+  @property
+  def num_updates(self) -> int:
+    """Updates that parameters of local nodes have had; blocks.
+
+    Skipped steps are none. If the learning rate follows no schedule, optimizers
+    may not count: then it is the number of steps.
+    """
+    is_count = lambda slot: isinstance(slot, optax.ScaleByScheduleState)
+    for node in self.engine.nodes.values():
+      for state in node.state.values():
+        for slot in jax.tree.leaves(state.slots, is_leaf=is_count):
+          if is_count(slot):
+            return int(slot.count)
+    return self.steps
 
   @property
   def spares(self) -> frozenset[int]:

@@ -14,7 +14,7 @@ def get_config(model: str = "") -> ml_collections.ConfigDict:
   """Returns the configuration for one model, or for all."""
   return config_dict.create(
       experiment="oobleck_artifact",
-      models=(model,) if model else (),  # None: all.
+      models=(model,) if model else (),  # Empty: all.
       systems=("bamboo", "varuna", "oobleck"),
       # Whether the trace is a recorded one: with Varuna, the artifact then
       # rolls back no work of the smaller models. None: if nodes are added later

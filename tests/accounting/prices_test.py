@@ -1,3 +1,4 @@
+import functools
 import pathlib
 import tempfile
 
@@ -108,6 +109,22 @@ class PricesTest(parameterized.TestCase):
     path = self._write(header=_TWO)
     with self.assertRaisesRegex(ValueError, message):
       prices_lib.find_price(instance, prices=path, **options)
+
+  def test_a_price_that_is_unknown(self):
+    """Other lines can be used, and so can other dates of the same instance."""
+    path = self._write(
+        "a,2,,s,2024", "a,2,1,s,2023", "b,3,1.5,s,2024", "c,,1,s,2024"
+    )
+    self.assertIsNone(prices_lib.load_prices(path)[0].spot_usd_per_hour)
+    find = functools.partial(prices_lib.find_price, prices=path)
+    self.assertEqual(find("b").usd_per_hour("spot"), 1.5)
+    self.assertEqual(find("a", date="2023").usd_per_hour("spot"), 1)
+    for instance, column in (("a", "spot"), ("c", "on_demand")):
+      with self.assertRaisesRegex(
+          ValueError,
+          f"'{instance}' has no {column}_usd_per_hour of 2024 in .*csv",
+      ):
+        find(instance)
 
   @parameterized.named_parameters(
       ("spot_above", "a,1,2,s,2024", "p.csv:3: The spot price of 'a', 2.0, is"),

@@ -363,20 +363,6 @@ class WriterTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "model must be plain JSON values"):
       identity_lib.Identity(0, 4, {"n": value}, {})
 
-  def test_warns_if_bits_will_be_others(self):
-    make = lambda n: identity_lib.Identity(
-        0, 4, {}, {}, rounding={"pipeline.num_shares": n}
-    )
-    meta = make(4).describe(3)
-    check = functools.partial(make(2).check, step=3, where="here")
-    with self.assertLogs(level="WARNING") as logs:
-      check(meta)
-    self.assertRegex(logs.output[0], "it has pipeline.num_shares=4, .* has 2")
-    with self.assertNoLogs(level="WARNING"):
-      make(4).check(meta, step=3, where="here")
-      del meta["rounding"]  # Of a version that did not write it.
-      check(meta)
-
   def test_before_the_first_step(self):
     names = [_NAMES[-1], _NAMES[1]]
     with mock.patch.object(

@@ -78,6 +78,13 @@ class MarkovTest(parameterized.TestCase):
     ]
     self.assertLen({tuple(walk) for walk in walks}, 6)
 
+  @parameterized.parameters((2, 2), (3, 3), (4, 4), (64, 4))
+  def test_branches_by_default(self, vocab_size, want):
+    source = markov.make_walks(sequence_length=8, vocab_size=vocab_size)
+    self.assertEqual(source.fingerprint["branching"], want)
+    tokens = source.batch(range(9), seed=0)["inputs"]
+    self.assertLess(tokens.max(), vocab_size)
+
   def test_frozen(self):
     # If these change, then so do the results of all runs on this task.
     chain = markov.make_walks(sequence_length=8)

@@ -1,9 +1,14 @@
+import json
+import re
+
 from absl.testing import parameterized
 import ml_collections
 
+from bamboo_jax.cli import config_check
 from bamboo_jax.launch import config_flag
 from configs import default
 from tests import tiny
+from tests.launch import commands
 
 
 def _changed(path, value):
@@ -40,6 +45,7 @@ class ConfigFlagTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("integer_for_float", "optimizer.learning_rate", 1),
       ("none", "optimizer.clip_norm", None),
+      ("no_length", "optimizer.schedule_options.decay_steps", None),
       ("option", "model.options.anything", [1, 2]),
       ("placeholder", "plan.profile", "profile.json"),
   )
@@ -60,6 +66,11 @@ class ConfigFlagTest(parameterized.TestCase):
       ("leaf", ["--config.seed.a=3"], "config.seed has no keys, got --config"),
       ("next", ["--config", "no.py"], "There is no config file 'no.py'"),
       ("nothing", ["--config"], "There is no config file ''"),
+      (
+          "twice",
+          ["--config=a.py", "--config", "b"],
+          "one --config, got a.py and",
+      ),
   )
   def test_bad_arguments(self, arguments, message):
     with self.assertRaisesRegex(ValueError, message):
@@ -74,3 +85,102 @@ class ConfigFlagTest(parameterized.TestCase):
   )
   def test_good_arguments(self, argument):
     config_flag.check_arguments(["command", argument])
+
+
+_SHOW = """
+import json, sys
+from bamboo_jax.launch import cli, config_flag
+
+config = config_flag.define(None, "")
+own_keys, *names = sys.argv.pop(1).split(",")
+
+def main():
+  print(json.dumps([find(name) for name in names]))
+
+def find(name):
+  found = config.value
+  for key in name.split("."):
+    found = found[key]
+  return found
+
+cli.run(main, own_keys=bool(own_keys))
+"""
+
+
+def _find_references(section, prefix=""):
+  """Yields the names of the options that are references."""
+  for key, value in section.items(preserve_field_references=True):
+    if isinstance(value, ml_collections.FieldReference):
+      yield f"{prefix}{key}"
+    elif isinstance(value, ml_collections.ConfigDict):
+      yield from _find_references(value, f"{prefix}{key}.")
+
+
+def _find_commented(path):
+  """Returns the keys in a file of which a comment says None."""
+  found, said = set(), ""
+  for line in (commands.ROOT / path).read_text().splitlines():
+    code, _, comment = line.partition("#")
+    said += comment
+    if code.strip():
+      key = re.match(r" +(\w+)=", code)
+      if key and re.search(r"\bNone\b", said):
+        found.add(key[1])
+      said = ""
+  return found
+
+
+class NoneTest(parameterized.TestCase):
+  """Each starts Python, a second."""
+
+  @parameterized.parameters(
+      ("configs/default.py", 12),
+      ("configs/sim/compare.py", 16),
+      ("configs/sim/bamboo_bert.py", 1),
+      ("configs/sim/oobleck.py", 1),
+  )
+  def test_wherever_the_comment_says_so(self, path, count):
+    names = [*_find_references(config_check.load(str(commands.ROOT / path)))]
+    self.assertLen(names, count)
+    last = {name.rpartition(".")[2] for name in names}
+    self.assertContainsSubset(_find_commented(path), last)
+    is_sim = "sim" * ("sim/" in path)
+    done = commands.run(
+        *("-c", _SHOW, ",".join([is_sim, *names]), f"--config={path}"),
+        *(f"--config.{name}=None" for name in names),
+    )
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertEqual(json.loads(done.stdout), [None] * count)
+
+  @parameterized.named_parameters(
+      ("number", "num_steps", "config.num_steps must be int, got None"),
+      ("text", "model.name", "config.model.name must be str, got None"),
+      ("truth", "metrics.plots", "config.metrics.plots must be bool, got None"),
+  )
+  def test_elsewhere(self, name, message):
+    done = commands.run(
+        *("-c", _SHOW, ",", "--config=configs/default.py"),
+        f"--config.{name}=None",
+    )
+    self.assertRegex(done.stderr, f"^error: {message}[^\n]*\n$")
+
+  @parameterized.named_parameters(
+      ("number", "seed", "config.seed must have a value, got None"),
+      ("tuple", "trace.nodes_per_zone", "zone must have a value, got .*None"),
+  )
+  def test_elsewhere_in_a_simulation(self, name, message):
+    done = commands.run(
+        *("-c", _SHOW, "sim", "--config=configs/sim/compare.py"),
+        f"--config.{name}=None",
+    )
+    self.assertRegex(done.stderr, f"^error: .*{message}[^\n]*\n$")
+
+  def test_the_last_one_counts(self):
+    """Also after a file that has set it to None."""
+    name = "optimizer.clip_norm"
+    for values, want in ((("None", "2"), 2.0), (("2", "None"), None)):
+      done = commands.run(
+          *("-c", _SHOW, f",{name}", "--config=configs/resnet.py"),
+          *(f"--config.{name}={value}" for value in values),
+      )
+      self.assertEqual(done.stdout, f"{json.dumps([want])}\n", done.stderr)

@@ -91,6 +91,13 @@ class RunTest(parameterized.TestCase):
       self.assertEqual(look(), ([4], 6))
       writer.write_step(5, {})
       self.assertEqual(look(), ([5], 1))
+      writer.write_event("warning", step=5, values={"text": "short."})
+      writer.write_event("changed", step=5, values={"text": "changed=a"})
+      writer.write_step(6, {"learning_rate": 0.1, "grad_norm": 2.0})
+      self.assertEqual(look(), ([6], 3))
+      one._progress.show_step.assert_called_with(6, {"learning_rate": 0.1})
+      texts = [call.args[0] for call in one._progress.show_text.mock_calls]
+      self.assertEqual(texts[-2:], ["warning: short.", "changed=a"])
 
   def test_who_fails_before_it_has_joined_is_replaced(self):
     one = object.__new__(cluster_run.ClusterRun)

@@ -3,6 +3,7 @@
 import dataclasses
 
 from absl.testing import parameterized
+import jax
 
 from bamboo_jax import base
 from bamboo_jax.train.setup import build
@@ -33,6 +34,7 @@ class CheckConfigTest(parameterized.TestCase):
       ("node.mesh.data", 3, "mesh.data=3 must divide .*microbatch_size=2"),
       ("pipeline.layout", "template", "did you mean 'templates'"),
       ("pipeline.executor", "spdm", "did you mean 'spmd'"),
+      ("optimizer.decay", "matrix", "did you mean 'matrices'"),
       ("pipeline.ticks", "pared", "did you mean 'paired'"),
       ("pipeline.head", "forwards", "did you mean 'forward'"),
   )
@@ -48,6 +50,23 @@ class CheckConfigTest(parameterized.TestCase):
   )
   def test_programs_of_all_nodes_refuse(self, name, value, message):
     self.refuse(message, **{name: value, "pipeline.executor": "spmd"})
+
+  def test_refuses_float64(self):
+    with jax.enable_x64(True):
+      self.refuse("JAX_ENABLE_X64 is set, but parameters are float32: unset it")
+
+  @parameterized.parameters(
+      "num_steps", "model.name", "optimizer.learning_rate", "metrics.plots"
+  )
+  def test_refuses_none(self, name):
+    self.refuse(f"config.{name} must have a value, got None", **{name: None})
+
+  def test_none_where_it_is_allowed(self):
+    config = tiny.get_config()
+    config.optimizer.clip_norm = None
+    config.optimizer.clip_norm = 2
+    config.optimizer.clip_norm = config.plan.profile = None
+    checks.check_config(config)
 
   def refuse(self, message, **changes):
     config = tiny.get_config()

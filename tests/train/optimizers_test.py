@@ -4,17 +4,21 @@ import dataclasses
 from unittest import mock
 
 from absl.testing import parameterized
+import jax
+import numpy as np
+import optax
 
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.train.setup import optimizers
+from bamboo_jax.train.setup import schedules
 from configs import sweep_faults
 from tests.fault_sweep import cases
 from tests.fault_sweep import trials as trials_lib
 
 _CONSTANT = dict(
-    learning_rate=1e-2, options={}, schedule="constant", schedule_options={}
+    schedule=schedules.Schedule("constant", 1e-2, 1e-2), options={}
 )
 _DEATH = cases.Case(faults_lib.parse_faults("1,0/1,reduce,kill", source="test"))
 _PROFILES = []
@@ -72,11 +76,92 @@ class OptimizersTest(parameterized.TestCase):
     outcome = trials.run(_DEATH)
     self.assertEqual(outcome.rungs, ("shadow",))
 
+  def test_a_death_while_matrices_decay(self):
+    config = make_config("adamw")
+    config.optimizer.options = {"weight_decay": 0.5}
+    config.optimizer.decay = "matrices"
+    cache = program_cache.ProgramCache()
+    with mock.patch.object(profiler, "estimate", estimate_once):
+      trials = trials_lib.Trials(config, cache=cache)
+    self.assertEqual(trials.run(_DEATH).rungs, ("shadow",))
+
   def test_any_takes_a_weight_decay(self):
     options = _CONSTANT | {"options": {"weight_decay": 0.5}}
     sgd = optimizers.make_optimizer("sgd", **options)
     update, _ = sgd.update(1.0, sgd.init(2.0), 2.0)
     self.assertAlmostEqual(float(update), -1e-2 * (1.0 + 0.5 * 2.0))
+
+  @parameterized.named_parameters(
+      ("own", "adamw", {"weight_decay": 0.5}),
+      ("other_name", "lars", {"weight_decay": 0.5}),
+      ("rate_name", "adafactor", {"weight_decay_rate": 0.5}),
+      ("none", "sgd", {"weight_decay": 0.5}),
+      ("by_default", "lion", {}),
+  )
+  def test_decay_of_matrices(self, name, options):
+    """Parameters of two dimensions decay alike, others do not."""
+    kernel = np.arange(1.0, 7.0, dtype=np.float32).reshape(2, 3)
+    params = {"kernel": kernel, "bias": kernel[1], "scale": kernel[1, 1:2]}
+    params["scale"] = params["scale"].reshape(())
+    grads = jax.tree.map(np.ones_like, params)
+
+    def update(decay, options):
+      optimizer = optimizers.make_optimizer(
+          name, **_CONSTANT | {"options": options}, decay=decay
+      )
+      return optimizer.update(grads, optimizer.init(params), params)[0]
+
+    matrices, every = update("matrices", options), update("all", options)
+    none = update("all", {k: 0.0 for k in options or ["weight_decay"]})
+    np.testing.assert_array_equal(matrices["kernel"], every["kernel"])
+    self.assertTrue(np.any(matrices["kernel"] != none["kernel"]))
+    for key in ("bias", "scale"):
+      np.testing.assert_array_equal(matrices[key], none[key])
+    self.assertTrue(np.any(every["bias"] != none["bias"]))
+
+  def test_decay_adds_no_state(self):
+    """So a run can go on with the other choice."""
+    params = {"kernel": np.ones((2, 3)), "bias": np.ones(3)}
+    options = _CONSTANT | {"options": {"weight_decay": 0.5}}
+    shapes = [
+        [
+            (jax.tree_util.keystr(path), leaf.shape)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(
+                optimizers.make_optimizer("adamw", **options, decay=decay).init(
+                    params
+                )
+            )
+        ]
+        for decay in optimizers.DECAYS
+    ]
+    self.assertEqual(*shapes)
+
+  def test_an_optimizer_that_decays_all_parameters(self):
+    options = _CONSTANT | {"options": {"weight_decay": 0.5}}
+    with self.assertRaisesRegex(ValueError, "'novograd', which decays all"):
+      optimizers.make_optimizer("novograd", **options, decay="matrices")
+
+  @parameterized.named_parameters(
+      ("loss", {}, "'lbfgs' cannot be used: it needs more than .* 'value'"),
+      ("layers", {"linesearch": None}, "'lbfgs' .* a parameter depends on oth"),
+  )
+  def test_needs_more_than_a_layer(self, options, message):
+    with self.assertRaisesRegex(ValueError, message) as caught:
+      optimizers.make_optimizer("lbfgs", **_CONSTANT | {"options": options})
+    self.assertNotIn("\n", str(caught.exception))
+
+  @parameterized.named_parameters(
+      ("norm", optax.clip_by_global_norm(1.0)),
+      ("update", optax.normalize_by_update_norm()),
+      ("finite", optax.apply_if_finite(optax.sgd(0.1), 3)),
+  )
+  def test_what_depends_on_other_parameters(self, transform):
+    def make(learning_rate: float):
+      return optax.chain(transform, optax.sgd(learning_rate))
+
+    with mock.patch.object(optimizers, "find_optimizers", lambda: {"a": make}):
+      with self.assertRaisesRegex(ValueError, "each layer is updated by itse"):
+        optimizers.make_optimizer("a", **_CONSTANT)
 
   def test_state_that_is_not_plain_arrays(self):
     with self.assertRaisesRegex(

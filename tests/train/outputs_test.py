@@ -4,9 +4,12 @@ import io
 import json
 import pathlib
 import tempfile
+import types
+from typing import Any
 from unittest import mock
 
 from absl.testing import parameterized
+import numpy as np
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import digest
@@ -67,6 +70,10 @@ class State:
   spares: frozenset[int] = frozenset()
   rung: str = "none"
   steps: int = 0
+  num_updates: int = 1  # Of parameters, after the last step.
+  writer: Any = dataclasses.field(
+      default_factory=lambda: types.SimpleNamespace(changes=())
+  )
 
   @property
   def is_writer(self):
@@ -236,6 +243,24 @@ class OutputsTest(parameterized.TestCase):
     self.assertEqual(account["node_secs"], 4 * account["secs"])
     self.assertEqual(account["parts"]["lost"], 0.0)
     self.assertEqual(account["num_samples"], 16)
+
+  def test_rates_of_steps(self):
+    """Steps that are skipped, or written by the next member, have theirs."""
+    self.begin()
+    for num_updates, train in (
+        (1, lambda: self.train(1)),
+        (1, lambda: self.train(2, skipped="not finite")),
+        (2, lambda: self.train_without(0, 3)),
+        (3, lambda: self.train(4)),
+    ):
+      for node in self.nodes.values():
+        node._state.num_updates = num_updates
+      train()
+    rates = [line["learning_rate"] for line in self.lines()]
+    peak = self.config.optimizer.learning_rate  # After 3 steps of warmup.
+    want = [0.0, peak / 3, peak / 3, 2 * peak / 3]
+    np.testing.assert_allclose(rates, want, rtol=1e-6)
+    self.assertIn(" lr=0.0033333 ", self.shown.getvalue())
 
   def test_an_event_of_long_ago_removes_nothing(self):
     self.begin()

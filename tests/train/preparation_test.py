@@ -33,6 +33,14 @@ class PreparationTest(absltest.TestCase):
     self.assertEqual(ended.returncode, 0, msg=ended.stderr)
     self.assertEqual(json.loads(ended.stdout), dict.fromkeys(names, True))
 
+  def test_programs_need_blocks(self):
+    """Which is found before there are nodes."""
+    config = tiny.make_config(
+        model__options__num_blocks=1, pipeline__executor="spmd"
+    )
+    with self.assertRaisesRegex(ValueError, "needs a block of layers that rep"):
+      preparation.prepare(config)
+
   def test_is_taken_once_by_a_job_of_the_same_config(self):
     config = tiny.get_config()
     jax.devices()

@@ -4,6 +4,8 @@ import dataclasses
 from unittest import mock
 
 from absl.testing import absltest
+import numpy as np
+import optax
 
 from bamboo_jax import base
 from bamboo_jax.base import types
@@ -121,6 +123,22 @@ class RunStateTest(absltest.TestCase):
     self.assertEqual(asked[1], "report facts ['facts']")
     self.parts.hosted = frozenset({1})
     self.assertLen(self.start((0, 1), (2, 3)), 1)
+
+  def test_updates_are_counted_by_the_state(self):
+    """Steps that are skipped are none, so they are fewer than steps."""
+    params = {"w": np.ones(2)}
+    self.state.steps = 9
+    for rate, want in ((lambda count: 0.1 / (1 + count), 2), (0.1, 9)):
+      optimizer = optax.adamw(rate)
+      slots = optimizer.init(params)
+      for _ in range(2):
+        _, slots = optimizer.update(params, slots, params)
+      state = spec_lib.StageState({"a": params}, {"a": slots}, {"a": ()})
+      self.parts.nodes = {
+          3: mock.Mock(state={}),
+          4: mock.Mock(state={1: state}),
+      }
+      self.assertEqual(self.state.num_updates, want)
 
   def test_what_is_settled_is_not_asked_again(self):
     self.start((0, 1), (2, 3))

@@ -8,6 +8,7 @@ import errno
 import hashlib
 import io
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -144,8 +145,8 @@ class RunTest(parameterized.TestCase):
     self.assertEqual(summary["evaluation"], {"step": 4, "loss": losses[0]})
     self.assertRegex(
         self.output.getvalue(),
-        r"(?m)^step=5 loss=\d\.\d{4} tokens_per_sec=\d+ bubble_pct=\d+\.\d "
-        r"step_ms=\d+\.\d usd=\d\S+$",
+        r"(?m)^step=5 loss=\d\.\d{4} lr=0\.00\d+ tokens_per_sec=\d+ "
+        r"bubble_pct=\d+\.\d step_ms=\d+\.\d usd=\d\S+$",
     )
 
   def test_trace_has_what_was_planned_and_what_was_measured(self):
@@ -291,6 +292,75 @@ class RunTest(parameterized.TestCase):
         with self.assertRaisesRegex(base.CheckpointError, message):
           self.train("a", num_steps=4, **changes)
         self.assertEqual(_hashes(workdir), before)
+
+  def test_changes_since_the_checkpoint(self):
+    workdir = self.train("a", num_steps=2)
+    meta = json.loads(
+        (workdir / "checkpoints" / "2" / "manifest.json").read_text()
+    )["meta"]
+    self.assertContainsSubset(
+        {"threads", "processor", "versions.jaxlib", "environment.XLA_FLAGS"},
+        meta["rounding"],
+    )
+    self.assertEqual(meta["config"]["num_steps"], 2)
+    self.train("a", num_steps=3)
+    self.output.truncate(0)
+    self.train(
+        "a",
+        num_steps=4,
+        optimizer__learning_rate=1.0,
+        pipeline__num_microbatches=4,
+        pipeline__microbatch_size=1,
+        checkpoint__keep=5,
+    )
+    lines = jsonl.read_lines(workdir / "metrics.jsonl")
+    found = [line for line in lines if line.get("event") == "changed"]
+    self.assertEqual(
+        [
+            (l["step"], l["key"], l["old"], l["new"], l["changes_bits"])
+            for l in found
+        ],
+        [
+            (2, "num_steps", 2, 3, False),
+            (3, "pipeline.microbatch_size", 2, 1, True),
+            (3, "checkpoint.keep", 2, 5, False),
+            (3, "num_steps", 3, 4, False),
+            (3, "optimizer.learning_rate", 0.01, 1.0, True),
+            (3, "pipeline.num_microbatches", 2, 4, False),
+        ],
+    )
+    for line in found[1:]:
+      self.assertEqual(self.output.getvalue().count(line["text"]), 1)
+
+  def test_checkpoint_of_an_older_version(self):
+    workdir = self.train("a", num_steps=2)
+    path = workdir / "checkpoints" / "2" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["meta"]["config"], manifest["meta"]["rounding"]["threads"]
+    path.write_text(json.dumps(manifest))
+    self.train("a", num_steps=3)
+    lines = jsonl.read_lines(workdir / "metrics.jsonl")
+    self.assertEqual(_losses(workdir)[0], (1, 2, 3))
+    (found,) = [line for line in lines if line.get("event") == "changed"]
+    self.assertEqual(found["key"], "config, threads")
+    self.assertEqual(found["old"], "unknown")
+
+  def test_rates_follow_the_number_of_steps(self):
+    """Also if steps are skipped, and in a run that goes on."""
+    changes = {
+        "optimizer__schedule_options": {"init_value": 0.1, "warmup_steps": 0},
+        "optimizer__learning_rate": 0.1,
+        "num_steps": 4,
+    }
+    workdir = self.train("a", stop_at=2, **changes)
+    self.train("a", **changes)
+    rates = jsonl.column(
+        jsonl.read_lines(workdir / "metrics.jsonl"), "learning_rate"
+    )
+    want = [0.05 * (1 + math.cos(math.pi * count / 4)) for count in range(4)]
+    np.testing.assert_allclose(rates[1], want, rtol=1e-5)
+    self.assertIn("step=4 ", self.output.getvalue())
+    self.assertIn(" lr=0.014645 ", self.output.getvalue())
 
   def test_full_disk_for_a_while(self):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

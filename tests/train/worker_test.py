@@ -165,6 +165,7 @@ class LadderTest(parameterized.TestCase):
     with self.assertRaises(base.UnrecoverableHereError) as caught:
       trials.run(small.make_case("1,0/1,3"))
     self.assertEqual(caught.exception.stages, (1,))
+    self.assertRegex(str(caught.exception), "^Lost all copies of stage 1;")
 
 
 class BrokenTest(parameterized.TestCase):

@@ -33,12 +33,17 @@ def make_key(fingerprint: str, *, host: str) -> str:
   return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def describe_host() -> str:
-  """Returns all that machine code of this process for a CPU depends on."""
+def describe_processor() -> str:
+  """Returns the kind of processor, several lines."""
   try:
     cpu = parse_cpu(pathlib.Path("/proc/cpuinfo").read_text())
   except OSError:  # Not Linux.
     cpu = platform.processor()
+  return f"{platform.machine()}\n{cpu}"
+
+
+def describe_host() -> str:
+  """Returns all that machine code of this process for a CPU depends on."""
   if hasattr(os, "sched_getaffinity"):
     num_cores = len(os.sched_getaffinity(0))
   else:
@@ -46,7 +51,7 @@ def describe_host() -> str:
   # XLA:CPU takes the number of cores from NPROC, and a thread a device or more.
   num_cores = int(os.environ.get("NPROC", num_cores))
   num_threads = max(num_cores, jax.config.jax_num_cpu_devices)
-  return "\n".join((platform.machine(), cpu, str(num_threads)))
+  return f"{describe_processor()}\n{num_threads}"
 
 
 def parse_cpu(text: str) -> str:

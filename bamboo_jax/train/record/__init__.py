@@ -1,6 +1,7 @@
 """What is said in votes, written to the workdir, and shown.
 
 run_log      one member's part: what it says, and what it does at a commit
+opening      what is said at the start
 outputs      metrics, events, progress, trace and plots, by one member
 run_summary  `summary.json`
 workdir      the files of a run

@@ -6,7 +6,7 @@ steps are read from the log, which outlives them all.
 """
 
 import collections
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -28,12 +28,15 @@ from bamboo_jax.train import environment
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import meter as meter_lib
+from bamboo_jax.train.record import opening
 from bamboo_jax.train.record import run_summary
 from bamboo_jax.train.record import step_slots
 from bamboo_jax.train.setup import job as job_lib
 
 _RECOVERY = "recovery"
 _START = "start"
+# Events at the start that are also shown, as their "text".
+WARNING, CHANGED = "warning", "changed"
 
 
 class Outputs:
@@ -66,7 +69,8 @@ class Outputs:
   def begin(self, step: int) -> None:
     """Begins the log at `step`, on the first members; removes later lines."""
     self._started_at = step
-    self._show_start(step)
+    warnings = opening.find_warnings(self._job)
+    self._show_start(step, warnings)
     if self._state.is_writer:
       self._write_facts()
       self._meter.watch(self._nodes())
@@ -75,6 +79,11 @@ class Outputs:
         self._meter.charge()
         self._open(step)
         self.write_event(_START, step=step, values=self._meter.totals)
+        for text in warnings:
+          self.write_event(WARNING, step=step, values={"text": text})
+        for change in self._state.writer.changes:
+          values = dataclasses.asdict(change) | {"text": change.render()}
+          self.write_event(CHANGED, step=step, values=values)
 
   def show(self, text: str) -> None:
     """Shows a line."""
@@ -88,9 +97,11 @@ class Outputs:
     if not self._state.is_writer:
       self.close()  # Another member may replace the file.
       return
+    num_updates = self._state.num_updates
     if self._writer is None:
-      self._take_over(done.steps - 1, before)
-    self._write(*self._last)
+      num_before = num_updates - (not done.skipped)
+      self._take_over(done.steps - 1, before, num_before)
+    self._write(*self._last, num_updates=num_updates)
     for recovery in done.recoveries:
       values = dataclasses.asdict(recovery)
       self._writer.write_event(_RECOVERY, step=done.steps, values=values)
@@ -180,6 +191,7 @@ class Outputs:
       nodes: meter_lib.Nodes,
       num_dropped: int,
       *,
+      num_updates: int,
       is_late: bool = False,
   ) -> None:
     self._meter.add_step(
@@ -187,6 +199,9 @@ class Outputs:
     )
     shown = {
         "loss": done.sums.mean_loss,
+        "learning_rate": self._job.task.schedule.rate_at(
+            num_updates - (not done.skipped)
+        ),
         "tokens_per_sec": done.sums.weight / done.secs,
     }
     if done.span_secs:
@@ -245,51 +260,28 @@ class Outputs:
     if manifest is not None:
       base.write_atomically(self._workdir.data, manifest.to_json())
 
-  def _show_start(self, step: int) -> None:
-    plan, num_steps = self._job.plan, self._config.num_steps
-    if self._config.pipeline.layout != "depth":
-      self._show_uneven()
-    else:
-      self.show(
-          f"plan: {plan.num_pipelines} pipelines x {plan.num_stages} stages, "
-          f"{plan.batch.num_microbatches} microbatches of "
-          f"{plan.batch.microbatch_size} samples each, "
-          f"layers {plan.partition.bounds}, predicted bubble "
-          f"{100 * plan.timeline.mean_bubble:.1f} %"
-      )
-    if (enough := self._job.find_enough_to_deal()) > plan.batch.num_shares:
-      self.show(
-          f"warning: config.pipeline.num_shares={plan.batch.num_shares} is too "
-          "coarse to deal what a dead node owes over all "
-          f"{self._job.num_holders} that hold it; {enough} would do."
-      )
+  def _show_start(self, step: int, warnings: Sequence[str]) -> None:
+    num_steps = self._config.num_steps
+    self.show(opening.describe_plan(self._job))
+    for text in warnings:
+      self.show(f"warning: {text}")
     if step:
       self.show(f"resumed_from_step={step}")
+    for change in self._state.writer.changes:
+      self.show(change.render())
     if step >= num_steps:
       self.show(f"nothing to do: {step} of {num_steps=} steps are done")
-
-  def _show_uneven(self) -> None:
-    layout, batch = self._job.first_layout, self._job.plan.batch
-    parts = [p.partition for p in layout.pipelines]
-    self.show(
-        f"plan: {_join(p.num_stages for p in parts)} stages, "
-        f"{_join(map(len, layout.shares))} shares of "
-        f"{batch.microbatches_per_share} microbatches, layers "
-        f"{_join(p.bounds for p in parts)}"
-    )
-    if (enough := self._job.find_enough_shares()) > batch.num_shares:
-      self.show(
-          f"warning: config.pipeline.num_shares={batch.num_shares} is too "
-          "coarse for these pipelines to finish together; "
-          f"{enough} would do."
-      )
 
   def _take_over(
       self,
       step: int,
       last: tuple[step_lib.Committed, meter_lib.Nodes, int] | None,
+      num_updates: int,
   ) -> None:
-    """Continues the log of a dead member; `last` may have to be written."""
+    """Continues the log of a dead member; `last` may have to be written.
+
+    Parameters had `num_updates` after it.
+    """
     path, is_told = self._workdir.metrics, True
     if last is None or last[0].steps != step or not path.exists():
       self._meter = meter_lib.make_meter(self._config)
@@ -307,7 +299,7 @@ class Outputs:
     with self._keeping_recoveries(step):
       self._open(step)
     if not is_told:  # The writer died right after the commit.
-      self._write(*last, is_late=True)
+      self._write(*last, num_updates=num_updates, is_late=True)
 
   @contextlib.contextmanager
   def _keeping_recoveries(self, step: int) -> Iterator[None]:
@@ -321,7 +313,7 @@ class Outputs:
   def _ensure(self, step: int) -> None:
     if self._writer is None:
       step = self._last[0].steps if self._last else step
-      self._take_over(step, self._last)
+      self._take_over(step, self._last, self._state.num_updates)
 
   def _open(self, step: int) -> None:
     path = self._workdir.metrics
@@ -369,7 +361,3 @@ class Outputs:
         {k: v for k, v in line.items() if k != "event"}
         for line in by_view.values()
     ]
-
-
-def _join(parts: Iterable[Any]) -> str:
-  return " + ".join(map(str, parts))

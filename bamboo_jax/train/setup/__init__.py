@@ -7,6 +7,7 @@ build_recovery  the ladder, the planner and the rules of recovery
 policy          a policy of the simulator as settings of a run
 sizes           numbers that need neither model nor JAX
 optimizers      optax optimizers by name
+schedules       their learning rates, by name
 show            the plan as text, for `bamboo plan`
 preparation     what is made before there are devices, for many processes
 saving          the checkpoint writer

@@ -35,6 +35,7 @@ from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.train.setup import checks
 from bamboo_jax.train.setup import optimizers
+from bamboo_jax.train.setup import schedules
 from bamboo_jax.train.setup import sizes
 
 
@@ -44,6 +45,7 @@ class Task:
 
   whole: spec_lib.StageSpec
   batches: batches_lib.Batches
+  schedule: schedules.Schedule
 
 
 def make_task(config: ml_collections.ConfigDict) -> Task:
@@ -88,7 +90,17 @@ def make_task(config: ml_collections.ConfigDict) -> Task:
       prng=config.model.prng,
       unit=pipeline.unit,
   )
-  return Task(whole, batches)
+  return Task(whole, batches, make_schedule(config))
+
+
+def make_schedule(config: ml_collections.ConfigDict) -> schedules.Schedule:
+  """Returns the learning rate of each step."""
+  return schedules.make_schedule(
+      config.optimizer.schedule,
+      peak=config.optimizer.learning_rate,
+      options=config.optimizer.schedule_options,
+      num_steps=config.num_steps,
+  )
 
 
 def make_optimizer(
@@ -97,10 +109,9 @@ def make_optimizer(
   """Returns the optimizer of a config."""
   return optimizers.make_optimizer(
       config.optimizer.name,
-      learning_rate=config.optimizer.learning_rate,
+      schedule=make_schedule(config),
       options=config.optimizer.options,
-      schedule=config.optimizer.schedule,
-      schedule_options=config.optimizer.schedule_options,
+      decay=config.optimizer.decay,
   )
 
 

@@ -4,6 +4,7 @@ import functools
 import math
 from typing import Any
 
+import jax
 import ml_collections
 
 from bamboo_jax import base
@@ -11,6 +12,7 @@ from bamboo_jax.metrics import plots
 from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.schedule.ticks import lowering
 from bamboo_jax.train import sums as sums_lib
+from bamboo_jax.train.setup import optimizers
 
 # Least allowed values.
 _LEAST = {
@@ -39,6 +41,7 @@ _LEAST = {
 
 # Allowed values.
 _CHOICES = {
+    "optimizer.decay": optimizers.DECAYS,
     "optimizer.on_nonfinite": sums_lib.ON_NONFINITE,
     "pipeline.executor": ("rows", "spmd"),
     "pipeline.head": ("backward", "forward"),
@@ -63,6 +66,11 @@ _NEEDS_ROWS = (
 
 def check_config(config: ml_collections.ConfigDict) -> None:
   """Raises `ValueError` for a value that can never be right."""
+  if jax.config.jax_enable_x64:  # Arrays of the state would be float64.
+    raise ValueError(
+        "JAX_ENABLE_X64 is set, but parameters are float32: unset it."
+    )
+  base.check_none(config)
   for name, least in _LEAST.items():
     value = _get(config, name)
     if value is not None and not least <= value < math.inf:

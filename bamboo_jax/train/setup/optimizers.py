@@ -1,30 +1,33 @@
-"""Optimizers and learning-rate schedules of optax, by name.
+"""Optimizers of optax, by name.
 
 An optimizer is applied to one layer at a time, so that its state can move with
 the layer. A phase of the step, not the optimizer, clips the gradient by its
 global norm.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 import inspect
+import re
 from typing import Any
 
 import jax
+from jax.extend import core
 import numpy as np
 import optax
 
 from bamboo_jax import base
+from bamboo_jax.train.setup import schedules
 
-_ACROSS_LAYERS = ("clip_by_global_norm", "global_norm", "normalize_by_update")
+DECAYS = ("matrices", "all")
+_MASKS = ("mask", "weight_decay_mask")  # What an optimizer may call it.
 
 
 def make_optimizer(
     name: str,
     *,
-    learning_rate: float,
+    schedule: schedules.Schedule,
     options: Mapping[str, Any],
-    schedule: str,
-    schedule_options: Mapping[str, Any],
+    decay: str = "all",
 ) -> optax.GradientTransformation:
   """Returns an optimizer of optax, which needs only gradients and parameters.
 
@@ -32,23 +35,25 @@ def make_optimizer(
 
   Args:
     name: Function of optax with an argument `learning_rate`, such as "adamw".
-    learning_rate: Constant rate, or the peak of the schedule.
     options: Further arguments of that function; "weight_decay" is for any: one
       without it gets so much of each parameter as part of its gradient (L2).
-    schedule: Function of optax that returns a schedule, or "constant".
-    schedule_options: Its arguments; the peak is filled in.
+    decay: Which parameters decay, one of `DECAYS`: those of two dimensions or
+      more, embeddings included, or all.
   """
-  rate = _make_schedule(schedule, learning_rate, schedule_options)
   optimizers = find_optimizers()
   if name not in optimizers:
     raise ValueError(base.suggest(name, optimizers, what="optimizer"))
-  arguments = {"learning_rate": rate, **options}
-  decay = None
-  if "weight_decay" not in inspect.signature(optimizers[name]).parameters:
-    decay = arguments.pop("weight_decay", None)
+  arguments = {"learning_rate": schedule.rate, **options}
+  known = inspect.signature(optimizers[name]).parameters
+  mask = None if decay == "all" else _find_matrices
+  rate = None
+  if "weight_decay" not in known:
+    rate = arguments.pop("weight_decay", None)
+  if mask is not None:
+    _set_mask(arguments, mask, known, name)
   optimizer = _call(optimizers[name], arguments, what=f"optimizer {name!r}")
-  if decay is not None:
-    optimizer = optax.chain(optax.add_decayed_weights(decay), optimizer)
+  if rate is not None:
+    optimizer = optax.chain(optax.add_decayed_weights(rate, mask), optimizer)
   _check_update(optimizer, what=f"optimizer {name!r}")
   return optimizer
 
@@ -59,29 +64,31 @@ def find_optimizers() -> dict[str, Callable[..., Any]]:
       name: function
       for name, function in inspect.getmembers(optax, inspect.isfunction)
       if not name.startswith(("_", "scale_by_"))
-      and name not in _ACROSS_LAYERS
       and "learning_rate" in inspect.signature(function).parameters
   }
 
 
-def _make_schedule(
-    name: str, peak: float, options: Mapping[str, Any]
-) -> float | optax.Schedule:
-  if name == "constant":
-    return peak
-  schedules = {
-      key: getattr(optax, key)
-      for key in dir(optax)
-      if key.endswith("_schedule") and key != "scale_by_schedule"
-  }
-  if name not in schedules:
+def _find_matrices(params: base.PyTree) -> base.PyTree:
+  """Returns which parameters are neither of a norm nor a bias."""
+  return jax.tree.map(lambda param: param.ndim >= 2, params)
+
+
+def _set_mask(
+    arguments: dict[str, Any],
+    mask: Callable[[base.PyTree], base.PyTree],
+    known: Collection[str],
+    name: str,
+) -> None:
+  """Adds the mask to the arguments of an optimizer that decays by itself."""
+  found = [option for option in _MASKS if option in known]
+  if found:
+    arguments.setdefault(found[0], mask)
+  elif "weight_decay" in known:
     raise ValueError(
-        base.suggest(name, [*schedules, "constant"], what="schedule")
+        "config.optimizer.decay='matrices' cannot be used with the optimizer "
+        f"{name!r}, which decays all parameters; got "
+        f"weight_decay={arguments.get('weight_decay')}."
     )
-  parameters = inspect.signature(schedules[name]).parameters
-  peak_name = "peak_value" if "peak_value" in parameters else "init_value"
-  arguments = {**options, peak_name: peak}
-  return _call(schedules[name], arguments, what=f"schedule {name!r}")
 
 
 def _call(
@@ -99,11 +106,17 @@ def _check_update(
     optimizer: optax.GradientTransformation, *, what: str
 ) -> None:
   """Raises `ValueError` unless a layer can be updated; computes nothing."""
-  params = {"w": jax.ShapeDtypeStruct((2, 2), np.float32)}
+  like = jax.ShapeDtypeStruct((2, 2), np.float32)
+  params = {"first": like, "second": like}  # As if each were a layer.
   try:
     slots = jax.eval_shape(optimizer.init, params)
-    jax.eval_shape(optimizer.update, params, slots, params)
+    traced = jax.make_jaxpr(optimizer.update)(params, slots, params)
   except Exception as error:  # JAX and optax raise various types.
+    if missing := re.search(r"missing .*keyword-only argument.*", str(error)):
+      raise ValueError(
+          f"The {what} cannot be used: it needs more than gradients and "
+          f"parameters, such as the loss ({missing[0]})."
+      ) from error
     raise ValueError(
         f"The {what} cannot be used with these options: {error}"
     ) from error
@@ -114,3 +127,34 @@ def _check_update(
           f"The {what} cannot be used: its state must be plain arrays, to be "
           f"copied and saved, but {where} is {leaf.dtype}."
       )
+  layers, no_layer = [frozenset({0}), frozenset({1})], frozenset()
+  sources = [*layers, *[no_layer] * len(jax.tree.leaves(slots)), *layers]
+  if any(len(found) > 1 for found in _follow(traced.jaxpr, sources)):
+    raise ValueError(
+        f"The {what} cannot be used: its update of a parameter depends on "
+        "others, and each layer is updated by itself."
+    )
+
+
+def _follow(
+    jaxpr: core.Jaxpr, sources: Sequence[frozenset[int]]
+) -> list[frozenset[int]]:
+  """Returns what each result may depend on, from what each argument does."""
+  known = dict(zip(jaxpr.invars, sources, strict=True))
+  find = lambda atom: (
+      frozenset()
+      if isinstance(atom, core.Literal)
+      else known.get(atom, frozenset())
+  )
+  for equation in jaxpr.eqns:
+    found = [*map(find, equation.invars)]
+    if equation.primitive.name == "jit":
+      found = _follow(equation.params["jaxpr"].jaxpr, found)
+    elif equation.primitive.name == "cond":
+      choice, *rest = found
+      ways = [_follow(b.jaxpr, rest) for b in equation.params["branches"]]
+      found = [choice.union(*way) for way in zip(*ways, strict=True)]
+    else:
+      found = [frozenset().union(*found)] * len(equation.outvars)
+    known |= zip(equation.outvars, found, strict=True)
+  return [*map(find, jaxpr.outvars)]

@@ -16,6 +16,7 @@ from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import estimates
 from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import build_program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +34,12 @@ def prepare(config: ml_collections.ConfigDict) -> bool:
   """Prepares a job; returns whether this process can be copied then.
 
   It cannot once it has threads or devices, as by a model that asks for them.
-  Raises as `build.make_task`.
+  Raises as `build.make_task` and, for programs, `build_program.find_cuts`.
   """
   task, programs = build.make_task(config), program_cache.ProgramCache()
-  if config.pipeline.executor == "rows" and config.pipeline.unit != "stage":
+  if config.pipeline.executor == "spmd":
+    build_program.find_cuts(config, task)  # Checks it before nodes start.
+  elif config.pipeline.unit != "stage":
     programs.trace(task.whole)
   estimates.digest_package()
   _prepared[:] = [(config.to_dict(), Prepared(task, programs))]

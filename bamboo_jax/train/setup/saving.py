@@ -1,13 +1,19 @@
 """Makes the writer of checkpoints from a config."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import functools
+import json
 import pathlib
+from typing import Any
 
 from bamboo_jax.checkpoint import identity as identity_lib
 from bamboo_jax.checkpoint import writer as writer_lib
 from bamboo_jax.exchange import weights
+from bamboo_jax.runtime import rounding
 from bamboo_jax.train.setup import job as job_lib
+
+# Options whose change changes what training does, and so what follows.
+_MEANT = ("model.", "optimizer.", "recovery.drop")
 
 
 def make_writer(
@@ -33,14 +39,49 @@ def make_writer(
           model=model.model.fingerprint,
           data=job.task.batches.source.fingerprint,
           rounding={
+              **rounding.describe(),
               "model.prng": model.prng,
+              "node.deterministic": config.node.deterministic,
+              "node.mesh.data": config.node.mesh.data,
+              "node.mesh.tensor": config.node.mesh.tensor,
               "pipeline.executor": config.pipeline.executor,
               "pipeline.head": job.is_program and config.pipeline.head,
+              "pipeline.microbatch_size": job.plan.batch.microbatch_size,
               "pipeline.num_shares": job.plan.batch.num_shares,
               "pipeline.remat": model.remat,
               "pipeline.unit": model.unit,
+              # Programs of whole stages, or of all, are as they are cut.
+              "partition": list(job.plan.partition.bounds)
+              if job.is_program or model.unit == "stage"
+              else None,
           },
+          config=_flatten(_resolve(job)),
+          meant=_MEANT,
       ),
       warn=warn,
       initial=None if path is None else lambda layer: read()(layer),
   )
+
+
+def _resolve(job: job_lib.Job) -> dict[str, Any]:
+  """Returns the config as plain JSON values, with the schedule's own options.
+
+  A length that is None there follows `num_steps`.
+  """
+  plain = json.loads(job.config.to_json_best_effort())
+  options = dict(job.task.schedule.options)
+  plain["optimizer"]["schedule_options"] = json.loads(
+      json.dumps(options, default=dict)
+  )
+  return plain
+
+
+def _flatten(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  """Returns the options of a tree by dotted name."""
+  found = {}
+  for key, value in section.items():
+    if isinstance(value, dict) and value:
+      found |= _flatten(value, f"{prefix}{key}.")
+    else:
+      found[f"{prefix}{key}"] = value
+  return found

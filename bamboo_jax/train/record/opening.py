@@ -1,0 +1,49 @@
+"""What is said at the start of a run, as plain lines."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from bamboo_jax.train.setup import job as job_lib
+
+
+def describe_plan(job: job_lib.Job) -> str:
+  """Returns the line on the plan of a step."""
+  plan, batch = job.plan, job.plan.batch
+  if job.config.pipeline.layout == "depth":
+    return (
+        f"plan: {plan.num_pipelines} pipelines x {plan.num_stages} stages, "
+        f"{batch.num_microbatches} microbatches of "
+        f"{batch.microbatch_size} samples each, "
+        f"layers {plan.partition.bounds}, predicted bubble "
+        f"{100 * plan.timeline.mean_bubble:.1f} %"
+    )
+  layout = job.first_layout
+  parts = [p.partition for p in layout.pipelines]
+  return (
+      f"plan: {_join(p.num_stages for p in parts)} stages, "
+      f"{_join(map(len, layout.shares))} shares of "
+      f"{batch.microbatches_per_share} microbatches, layers "
+      f"{_join(p.bounds for p in parts)}"
+  )
+
+
+def find_warnings(job: job_lib.Job) -> list[str]:
+  """Returns what in the config is unlikely to be meant, a sentence each."""
+  num_shares = job.plan.batch.num_shares
+  coarse = f"config.pipeline.num_shares={num_shares} is too coarse"
+  found = job.task.schedule.find_warnings(job.config.num_steps)
+  if job.config.pipeline.layout != "depth":
+    if (enough := job.find_enough_shares()) > num_shares:
+      found.append(
+          f"{coarse} for these pipelines to finish together; {enough} would do."
+      )
+  if (enough := job.find_enough_to_deal()) > num_shares:
+    found.append(
+        f"{coarse} to deal what a dead node owes over all {job.num_holders} "
+        f"that hold it; {enough} would do."
+    )
+  return found
+
+
+def _join(parts: Iterable[Any]) -> str:
+  return " + ".join(map(str, parts))

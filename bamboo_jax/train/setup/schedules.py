@@ -1,0 +1,183 @@
+"""The learning rate of each step: a schedule of optax, by name."""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from bamboo_jax import base
+
+CONSTANT = "constant"
+_PEAKS = ("peak_value", "init_value", "value")  # What the peak may be called.
+_LENGTHS = ("decay_steps", "transition_steps")
+_BLOCK = 1 << 16  # Rates that are computed at once.
+# The end of a long decay rounds to 0: parts of the peak, and of the steps.
+_ALMOST_ZERO, _SHORT = 1e-7, 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """The learning rate of each step.
+
+  Attributes:
+    peak: The option `learning_rate` of the config.
+    rate: As optax takes it: a number, or a function of the number of updates.
+    options: All arguments of the schedule, but for the peak.
+    unused: Options that were given, but belong to other schedules.
+  """
+
+  name: str
+  peak: float
+  rate: float | optax.Schedule = dataclasses.field(repr=False)
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  unused: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  def rate_at(self, num_updates: int) -> float:
+    """Returns the learning rate of the update after the first `num_updates`."""
+    if not callable(self.rate):
+      return float(self.rate)
+    return float(self._compute(np.int32(num_updates)))
+
+  def find_warnings(self, num_steps: int) -> list[str]:
+    """Returns what is unlikely to be meant in a run of `num_steps` steps."""
+    found = []
+    if self.unused:
+      given = ", ".join(f"{k}={v}" for k, v in self.unused.items())
+      found.append(
+          "these options of config.optimizer.schedule_options are left out, as "
+          f"they are not those of schedule {self.name!r}: {given}."
+      )
+    step = self._find_zeros(num_steps)
+    warmup_steps = self.options.get("warmup_steps", 0)
+    if step is not None:
+      found.append(
+          f"the learning rate is 0 from step {step} on, of "
+          f"config.num_steps={num_steps}: those steps change no parameter."
+      )
+    elif num_steps and warmup_steps >= num_steps:
+      found.append(
+          f"config.optimizer.schedule_options.warmup_steps={warmup_steps} is "
+          f"not less than config.num_steps={num_steps}: the learning rate "
+          "never reaches config.optimizer.learning_rate."
+      )
+    return found
+
+  @functools.cached_property
+  def _compute(self) -> Callable[[np.ndarray], jax.Array]:
+    return jax.jit(lambda count: jnp.asarray(self.rate(count), jnp.float32))
+
+  def _find_zeros(self, num_steps: int) -> int | None:
+    """Returns the step from which on all rates are 0; None without one."""
+    least = _ALMOST_ZERO * self.peak
+    if num_steps == 0 or abs(self.rate_at(num_steps - 1)) > least:
+      return None
+    if not callable(self.rate):
+      return 1
+    compute, last = jax.vmap(self._compute), 0  # Last step with a rate.
+    for end in range(num_steps, 0, -_BLOCK):
+      first = max(0, end - _BLOCK)
+      rates = compute(np.arange(first, end, dtype=np.int32))
+      (places,) = np.nonzero(np.abs(rates) > least)
+      if places.size:
+        last = int(first + places[-1]) + 1
+        break
+    return last + 1 if num_steps - last > _SHORT * num_steps else None
+
+
+def make_schedule(
+    name: str, *, peak: float, options: Mapping[str, Any], num_steps: int
+) -> Schedule:
+  """Returns the schedule of a run of `num_steps` steps.
+
+  Raises `ValueError` if the name or an option is wrong.
+
+  Args:
+    name: Function of optax that returns a schedule, or "constant".
+    peak: The largest rate, or the first one of a schedule that only falls.
+    options: Arguments of that function, but for the peak. A length that is None
+      or absent is such that the schedule ends with the run. Those that only
+      other schedules have are not used.
+  """
+  schedules = find_schedules()
+  if name != CONSTANT and name not in schedules:
+    raise ValueError(
+        base.suggest(name, [*schedules, CONSTANT], what="schedule")
+    )
+  known = {} if name == CONSTANT else schedules[name]
+  others = set().union(*schedules.values())
+  given = {k: v for k, v in options.items() if v is not None}
+  unused = {k: given.pop(k) for k in list(given) if k in others - {*known}}
+  if name == CONSTANT:
+    if given:
+      raise ValueError(
+          f"The schedule {name!r} takes no options, got {', '.join(given)}."
+      )
+    return Schedule(name, peak, peak, unused=unused)
+  peak_name = next(peak for peak in _PEAKS if peak in known)
+  if peak_name in given:
+    unused[peak_name] = given[peak_name]
+  given[peak_name] = peak
+  absent = [k for k in known if k in _LENGTHS and k not in given]
+  function, lengths = getattr(optax, name), dict.fromkeys(absent, 1)
+  base.check_options(function, given | lengths, what=f"schedule {name!r}")
+  for option in absent:
+    given[option] = _find_length(option, known, given, num_steps)
+  _check_lengths(given)
+  try:
+    rate = function(**given)
+  except Exception as error:  # optax raises various types.
+    raise ValueError(
+        f"The schedule {name!r} cannot be made: {error}"
+    ) from error
+  del given[peak_name]
+  return Schedule(name, peak, rate, given, unused)
+
+
+def find_schedules() -> dict[str, list[str]]:
+  """Returns the options of each schedule of optax that has a peak."""
+  found = {
+      name: [*inspect.signature(function).parameters]
+      for name, function in inspect.getmembers(optax, inspect.isfunction)
+      if name.endswith("_schedule") and name != "scale_by_schedule"
+  }
+  return {n: known for n, known in found.items() if {*_PEAKS} & {*known}}
+
+
+def _find_length(
+    option: str, known: list[str], given: Mapping[str, Any], num_steps: int
+) -> int:
+  """Returns the length with which a schedule ends with the run.
+
+  A decay includes the warmup, and a transition follows it. With too few steps
+  for any, the run ends before.
+  """
+  warmup_steps = given.get("warmup_steps", 0)
+  if option == "decay_steps":
+    return max(num_steps, warmup_steps + 1)
+  before = given.get("transition_begin", 0)
+  before += warmup_steps if "warmup_steps" in known else 0
+  return max(num_steps - before, 1)
+
+
+def _check_lengths(options: Mapping[str, Any]) -> None:
+  """Raises `ValueError` for a schedule that would end before it begins."""
+  where = "config.optimizer.schedule_options"
+  for option in (*_LENGTHS, "warmup_steps", "transition_begin"):
+    least = 1 if option in _LENGTHS else 0
+    if option in options and options[option] < least:
+      raise ValueError(
+          f"{where}.{option} must be at least {least}, got {options[option]}."
+      )
+  warmup_steps = options.get("warmup_steps", 0)
+  if options.get("decay_steps", warmup_steps + 1) <= warmup_steps:
+    raise ValueError(
+        f"{where}.decay_steps={options['decay_steps']} must be more than "
+        f"{where}.warmup_steps={warmup_steps}, as it counts the steps of the "
+        "warmup, too; None is config.num_steps."
+    )

@@ -1,0 +1,101 @@
+"""What is said if a run goes on with other settings than a checkpoint's."""
+
+from absl.testing import parameterized
+
+from bamboo_jax import base
+from bamboo_jax.checkpoint import identity as identity_lib
+
+Change = identity_lib.Change
+
+
+def _make(**fields):
+  return identity_lib.Identity(
+      **dict(seed=0, batch_size=4, model={"width": 8}, data={}) | fields
+  )
+
+
+def _compare(there, here):
+  return here.check(there.describe(3), step=3, where="here")
+
+
+class IdentityTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("same", {"a": 1}, {"a": 1}, {"b": 1}, {"b": 1}, ()),
+      (
+          "rounding",
+          {"a": 1, "c": 2},
+          {"a": 2, "c": 2},
+          {},
+          {},
+          (Change("a", 1, 2, True),),
+      ),
+      (
+          "meant",
+          {},
+          {},
+          {"b.rate": 1.0, "keep": 2},
+          {"b.rate": 2.0, "keep": 3},
+          (Change("b.rate", 1.0, 2.0, True), Change("keep", 2, 3, False)),
+      ),
+      (
+          "absent",
+          {},
+          {},
+          {"b.rate": 1.0},
+          {"b.decay": 2.0},
+          (
+              Change("b.decay", None, 2.0, True),
+              Change("b.rate", 1.0, None, True),
+          ),
+      ),
+      (  # What has resolved the option says it, and says it once.
+          "resolved",
+          {"shares": 2},
+          {"shares": 2},
+          {"shares": None},
+          {"shares": 2},
+          (),
+      ),
+      (
+          "new_key",
+          {"a": 1},
+          {"a": 1, "threads": 2},
+          {},
+          {},
+          (Change("threads", "unknown", None, True),),
+      ),
+  )
+  def test_changes(self, rounding, now, config, config_now, want):
+    there = _make(rounding=rounding, config=config)
+    here = _make(rounding=now, config=config_now, meant=("b.",))
+    self.assertEqual(_compare(there, here), want)
+
+  def test_checkpoint_of_an_older_version(self):
+    here = _make(rounding={"a": 1, "c": 2}, config={"b": 1})
+    meta = here.describe(3)
+    del meta["config"], meta["rounding"]["c"]
+    (change,) = here.check(meta, step=3, where="here")
+    self.assertEqual(
+        change.render(),
+        "changed=unknown: the checkpoint does not tell config, c; if they "
+        "differ, what follows can have other bits.",
+    )
+    del meta["rounding"]
+    (change,) = here.check(meta, step=3, where="here")
+    self.assertEqual(change.key, "config, a, c")
+
+  def test_lines(self):
+    line = "changed=checkpoint.keep old=2 new=None"
+    self.assertEqual(Change("checkpoint.keep", 2, None, False).render(), line)
+    self.assertEqual(
+        Change("threads", 2, 3, True).render(),
+        "changed=threads old=2 new=3; what follows can have other bits than "
+        "without the change.",
+    )
+
+  @parameterized.parameters("seed", "batch_size", "model", "data")
+  def test_another_run_is_refused(self, name):
+    other = _make(**{name: {"n": 1} if name in ("model", "data") else 7})
+    with self.assertRaisesRegex(base.CheckpointError, "another run: it has"):
+      _compare(other, _make())

@@ -1,0 +1,55 @@
+import json
+import os
+from unittest import mock
+
+from absl.testing import parameterized
+import jax
+
+from bamboo_jax.runtime import rounding
+from bamboo_jax.runtime.executables import key
+
+
+class RoundingTest(parameterized.TestCase):
+
+  def test_is_plain_and_repeats(self):
+    found = rounding.describe()
+    self.assertEqual(json.loads(json.dumps(found)), found)
+    self.assertEqual(rounding.describe(), found)
+    self.assertEqual(found["versions.jax"], jax.__version__)
+
+  @parameterized.named_parameters(
+      ("threads", "NPROC", "93", "threads", 93),
+      ("tf32", "NVIDIA_TF32_OVERRIDE", "0", None, "0"),
+      ("flags", "XLA_FLAGS", "--b=1 --a=2  --b=1", None, "--a=2 --b=1"),
+      (  # A launcher sets it to the number of nodes.
+          "devices",
+          "XLA_FLAGS",
+          "--xla_force_host_platform_device_count=7 --a=2",
+          None,
+          "--a=2",
+      ),
+  )
+  def test_variable(self, variable, value, key, want):
+    with mock.patch.dict(os.environ, {variable: value}):
+      found = rounding.describe()
+    self.assertEqual(found[key or f"environment.{variable}"], want)
+
+  @parameterized.parameters(
+      ("jax_default_matmul_precision", "highest"),
+      ("jax_threefry_partitionable", False),
+  )
+  def test_setting_of_jax(self, name, value):
+    before = getattr(jax.config, name)
+    self.addCleanup(jax.config.update, name, before)
+    jax.config.update(name, value)
+    self.assertEqual(rounding.describe()[f"environment.{name}"], value)
+
+  def test_processor(self):
+    found = []
+    for flags in ("avx", "avx", "avx2"):
+      cpu = f"x86_64\nvendor_id: x\nmodel name: Fast 7\nflags: {flags}"
+      with mock.patch.object(key, "describe_processor", return_value=cpu):
+        found.append(rounding.describe()["processor"])
+    self.assertEqual(found[0], found[1])
+    self.assertNotEqual(found[1], found[2])
+    self.assertStartsWith(found[0], "Fast 7 ")

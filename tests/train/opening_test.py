@@ -1,0 +1,99 @@
+"""What is said at the start of a run."""
+
+import dataclasses
+import io
+import pathlib
+import tempfile
+import types
+
+from absl.testing import absltest
+
+from bamboo_jax.checkpoint import identity as identity_lib
+from bamboo_jax.metrics import jsonl
+from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.train import environment
+from bamboo_jax.train.record import opening
+from bamboo_jax.train.record import outputs as outputs_lib
+from bamboo_jax.train.record import workdir as workdir_lib
+from bamboo_jax.train.setup import job as job_lib
+from tests import tiny
+from tests.train import outputs_test
+
+_CHANGE = identity_lib.Change("optimizer.learning_rate", 0.1, 0.2, True)
+_CHANGED = (
+    "changed=optimizer.learning_rate old=0.1 new=0.2; what follows can have "
+    "other bits than without the change."
+)
+
+
+class OpeningTest(absltest.TestCase):
+
+  def make_job(self, **changes):
+    config = tiny.make_config(
+        optimizer__schedule_options={"init_value": 0.0, "warmup_steps": 1},
+        **changes,
+    )
+    config.optimizer.schedule_options.decay_steps = 3
+    return job_lib.make_job(config, devices=devices_lib.place_nodes([0, 1]))
+
+  def test_warnings_and_changes_are_shown_and_written_once(self):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    root, shown = pathlib.Path(folder), io.StringIO()
+    nodes = {}
+    for number in (0, 1):
+      state = outputs_test.State(nodes, number)
+      state.writer = types.SimpleNamespace(changes=(_CHANGE,))
+      nodes[number] = outputs_lib.Outputs(
+          self.make_job(),
+          environment.Environment(
+              cohort=None,
+              workdir=workdir_lib.Workdir(root),
+              progress=None
+              if number
+              else progress_lib.Progress(num_steps=5, stream=shown),
+          ),
+          state,
+      )
+    for node in nodes.values():
+      node.begin(2, ())
+    events = {
+        line["event"]: line for line in jsonl.read_lines(root / "metrics.jsonl")
+    }
+    warning = (
+        "the learning rate is 0 from step 4 on, of config.num_steps=5: those "
+        "steps change no parameter."
+    )
+    self.assertEqual([*events], ["start", "warning", "changed"])
+    self.assertEqual(events["warning"]["text"], warning)
+    self.assertEqual(
+        events["changed"],
+        {
+            "event": "changed",
+            "step": 2,
+            **dataclasses.asdict(_CHANGE),
+            "text": _CHANGED,
+        },
+    )
+    self.assertEqual(
+        shown.getvalue().splitlines()[1:],
+        [f"warning: {warning}", "resumed_from_step=2", _CHANGED],
+    )
+
+  def test_coarse_shares(self):
+    found = opening.find_warnings(
+        self.make_job(
+            num_steps=3,
+            pipeline__num_pipelines=2,
+            pipeline__num_microbatches=8,
+            recovery__reroute="shares",
+            redundancy__mode="eager",
+        )
+    )
+    self.assertEqual(
+        found,
+        [
+            "config.pipeline.num_shares=2 is too coarse to deal what a dead "
+            "node owes over all 3 that hold it; 8 would do."
+        ],
+    )
