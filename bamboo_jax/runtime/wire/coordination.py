@@ -2,9 +2,9 @@
 
 JAX has all processes connect to one service, which must not die, and fixes how
 many they are at the start. Here each process has a service of its own, on a
-Unix socket that no other process can reach. It knows beforehand the devices of all
-nodes that a run may ever have, as the number of a device follows from that of
-its node; so any node may come and go. JAX asks it for nothing else but the
+Unix socket that no other user can reach. It knows beforehand the devices of
+all nodes that a run may ever have, as the number of a device follows from that
+of its node; so any node may come and go. JAX asks it for nothing else but the
 addresses of those that it connects to, which processes tell each other, see
 `rendezvous`.
 
