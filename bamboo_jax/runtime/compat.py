@@ -86,10 +86,10 @@ def connect_cpu_backend(
 ) -> None:
   """Lets the CPU backend of many processes be one; call before JAX starts.
 
-  Transfers listen on `host`: JAX's own choice is the address of the machine's
-  name, which others may not reach. JAX starts its backends by priority, that of
-  the CPU last. The others know nothing of `client`, so their devices are those
-  of this process.
+  Transfers listen on `host`, an address as numbers: JAX's own choice is that of
+  the machine's name, which others may not reach. JAX starts its backends by
+  priority, that of the CPU last. The others know nothing of `client`, so their
+  devices are those of this process.
   """
 
   def make_client() -> Any:

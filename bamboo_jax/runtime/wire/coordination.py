@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 
+from bamboo_jax.cluster import addresses
 from bamboo_jax.cluster import views
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
@@ -39,7 +40,11 @@ def connect(number: int, *, host: str = "127.0.0.1") -> None:
   num_processes = views.MAX_NODES + 1
   topologies = [_field(1, _local_topology(p)) for p in range(num_processes)]
   client.key_value_set_bytes(_GLOBAL_TOPOLOGY, b"".join(topologies))
-  compat.connect_cpu_backend(number + 1, num_processes, client, host=host)
+  # Gloo would take any address of a name.
+  number_of_host = addresses.find(host, 0)[1][0]
+  compat.connect_cpu_backend(
+      number + 1, num_processes, client, host=number_of_host
+  )
   devices_lib.transfer_devices()
   compat.let_cache_be_written()
 

@@ -107,8 +107,11 @@ class NodesTest(parameterized.TestCase):
     self.assertLess(time.monotonic() - begin_secs, 20)  # Gloo waits for 30 s.
     self.assertEqual(self.values(ring=[0, 1], meetings=[[0, 1]])[0], 3.0)
 
-  def test_nobody_waits_for_one_that_was_lost_while_it_connected(self):
-    self.start(0, 1, 2)
+  @parameterized.parameters((), "--ipv6")
+  def test_nobody_waits_for_one_that_was_lost_while_it_connected(
+      self, *network
+  ):
+    self.start(0, 1, 2, arguments=network)
     for nodes in ([0, 1, 2], [1, 2, 0], [2, 0, 1]):  # Who calls whom differs.
       # Node 0 has all addresses, and waits for one of those who have given up.
       self.tell(
