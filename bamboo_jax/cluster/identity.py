@@ -170,8 +170,8 @@ def load(
 def read_secret(path: str | None) -> bytes:
   """Returns the secret in a file, empty if `path` is None.
 
-  Raises `OSError` if it cannot be read, `ValueError` if it is too easy to guess,
-  or others may read it.
+  Raises `OSError` if it cannot be read, `ValueError` if it is too easy to
+  guess, or others may read it.
   """
   if path is None:
     return b""

@@ -126,9 +126,6 @@ class Peers:
     reason = "the connection was closed"
     try:
       await reader.read(1)  # Nothing is ever said here: it is the end.
-    except TimeoutError:  # What was sent does not arrive: as if not reached.
-      del self._writers[known]
-      raise
     except OSError as error:
       reason = f"the connection broke: {error}"
     if self._writers.get(known) is writer:
