@@ -10,6 +10,7 @@ import time
 import ml_collections
 
 from bamboo_jax import base
+from bamboo_jax.base import threads
 from bamboo_jax.cluster import blobs as blobs_lib
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import identity as identity_lib
@@ -17,6 +18,7 @@ from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import tenure
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.runtime.wire import black_holes
 from bamboo_jax.runtime.wire import coordination
 from bamboo_jax.runtime.wire import rendezvous as rendezvous_lib
 from bamboo_jax.runtime.wire import transfer_log
@@ -134,6 +136,7 @@ def train_in_cluster(
       heartbeat_secs=config.cluster.heartbeat_secs,
       silence_secs=config.cluster.least_silence_secs,
   )
+  threads.call_beside(black_holes.watch, log.find_stuck, name="links")
   _use_devices(config, 1)
   coordination.connect(number, host=host)
   fence = fence_lib.Fence(workdir)

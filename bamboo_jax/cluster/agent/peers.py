@@ -240,8 +240,7 @@ async def _connect(host: str, port: int, ack_secs: float) -> socket.socket:
   connection = socket.socket(family, socket.SOCK_STREAM)
   ack_ms = round(1000 * ack_secs)
   connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, ack_ms)
-  for option, value in door_lib.FOR_BAD_LINKS.items():
-    connection.setsockopt(*option, value)
+  door_lib.ease(connection)
   try:
     connection.setblocking(False)
     await asyncio.get_running_loop().sock_connect(connection, address)

@@ -102,6 +102,8 @@ class PeersTest(parameterized.TestCase):
         size = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
         self.assertBetween(size, 1000, 1200)
         self.assertTrue(end.getsockopt(*_THIN_LINEAR_TIMEOUTS))
+        control = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        self.assertEqual(control.rstrip(b"\0"), b"reno")
       for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
         secs = listened.getsockopt(socket.IPPROTO_TCP, option)
         self.assertLess(secs, 100)

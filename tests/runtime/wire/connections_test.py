@@ -1,11 +1,14 @@
 """Sockets of the dead are shut down; those of the living work on."""
 
 import contextlib
+import ctypes
 import socket
 import struct
+import time
 
 from absl.testing import absltest
 
+from bamboo_jax.cluster import door
 from bamboo_jax.cluster import settle
 from bamboo_jax.runtime.wire import connections as connections_lib
 from bamboo_jax.runtime.wire import transfer_log
@@ -18,6 +21,23 @@ def is_open(pair):
     return pair[1].recv(1) == b"x"
   except OSError:
     return False
+
+
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
+
+
+def drop_large_packets(receiver):
+  """Has the kernel drop what is too large, as a link on the way would."""
+  program = (
+      (0x80, 0, 0, 0),  # The length of a packet.
+      (0x25, 0, 1, 1400),  # If it is more than that:
+      (0x06, 0, 0, 0),  # drop it,
+      (0x06, 0, 0, 0xFFFFFFFF),  # else take all of it.
+  )
+  code = b"".join(struct.pack("HBBI", *line) for line in program)
+  place = ctypes.create_string_buffer(code)
+  given = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(place))
+  receiver.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, given)
 
 
 class ConnectionsTest(absltest.TestCase):
@@ -45,6 +65,30 @@ class ConnectionsTest(absltest.TestCase):
         [True, True, False, True],
     )
     self.assertEqual(connections.cut({0, 1}), 0)
+
+  def test_finds_a_link_that_drops_large_packets(self):
+    connections = connections_lib.Connections()
+    with connections.record((0, 1)):
+      server = self.enterContext(socket.create_server(("127.0.0.1", 0)))
+      near = self.enterContext(socket.create_connection(server.getsockname()))
+      near.setsockopt(
+          socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 30, 0)
+      )
+      far = self.enterContext(server.accept()[0])
+    door.ease(near)  # Five tries take a second then, and not six.
+    drop_large_packets(far)
+    near.sendall(b"small")
+    self.assertEqual(far.recv(5), b"small")
+    self.assertEmpty(connections.find_stuck())
+    near.setblocking(False)
+    near.send(bytes(4000))
+    end_secs = time.monotonic() + 60
+    while not (found := connections.find_stuck()):
+      self.assertLess(time.monotonic(), end_secs)
+    self.assertEqual(found, {("127.0.0.1", "127.0.0.1")})
+    far.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+    self.assertLen(far.recv(4000, socket.MSG_WAITALL), 4000)
+    self.assertEmpty(connections.find_stuck())
 
   def test_cuts_nothing_that_others_have_opened_meanwhile(self):
     connections = connections_lib.Connections()
