@@ -11,7 +11,7 @@ each while training goes on:
   one_way  nothing gets from one node to another, for 1.5 s
   loss     2 % of all packets are lost, for 20 s
   loss20   20 % of all packets are lost, for 15 s
-  mtu      packets above 1,400 bytes between two nodes are lost, for 30 s
+  mtu      packets above 1,400 bytes to and from one node are lost, for 30 s
   delay    each packet takes 200 ms, for 20 s
   store    nothing gets to or from the store for 60 s, and one node is killed
   leader   nothing gets to or from the leader, for 15 s
@@ -259,9 +259,7 @@ def _loss20(run: Run) -> None:
 
 
 def _mtu(run: Run) -> None:
-  one, other = random.sample(run.view().members, 2)
-  ends = one.host, other.host
-  run.net.switch.small |= {ends, ends[::-1]}
+  run.net.switch.small |= run.net.pairs(run.view().members[0].name)
   time.sleep(30.0)
 
 

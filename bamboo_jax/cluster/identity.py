@@ -203,6 +203,7 @@ def check_host(host: str, *, secret: bytes) -> None:
         f"--host={host} is no address of this machine: {error.strerror}. Write "
         "it without brackets and without a port, as 10.0.0.7 or fd00::7."
     ) from error
+  address = getattr(address, "ipv4_mapped", None) or address
   if address.version == 6 and address.is_link_local:
     raise ValueError(
         f"--host={host} is an address of one link only. Give one that all "

@@ -43,6 +43,7 @@ class SecretTest(parameterized.TestCase):
           "Give --host an address of one, such as",
       ),
       ("fe80::7", b"sixteen bytes at", "--host=fe80::7 is an address of one l"),
+      ("::ffff:8.8.8.8", b"sixteen bytes at", "a private network only, got"),
       ("[::1]", b"", "is no address of this machine: .* without brackets"),
       ("127.0.0.1:80", b"", "is no address of this machine: .* without a port"),
   )

@@ -42,6 +42,8 @@ def advise(
         f"The certificate of etcd at {place} is not of the same secret or "
         f"authority: {error.verify_message}."
     )
+  if isinstance(error, TimeoutError | ConnectionRefusedError | socket.gaierror):
+    return ""  # Nobody is there.
   # Neither if that fails too, so what was asked first is what to report.
   with contextlib.suppress(OSError, http.client.HTTPException):
     if has_tls and _takes_http(host, port, timeout_secs):

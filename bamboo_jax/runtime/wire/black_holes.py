@@ -49,7 +49,7 @@ def watch(find_stuck: Callable[[], set[Ends]]) -> None:
 def describe(own: str, other: str) -> str:
   """Returns the problem of a link, and the remedy."""
   return (
-      f"Nothing that is sent from {own} to {other} in large packets arrives, "
-      "though agents reach each other. Check the MTU between the two (ping -M "
-      f"do -s 1400 {other}), or set net.ipv4.tcp_mtu_probing=1 on all nodes."
+      f"Nothing that is sent from {own} to {other} in large packets arrives. "
+      "If both stay members, check the MTU between them (ping -M do -s 1400 "
+      f"{other}), or set net.ipv4.tcp_mtu_probing=1 on all nodes."
   )

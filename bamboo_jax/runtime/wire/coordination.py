@@ -41,10 +41,8 @@ def connect(number: int, *, host: str = "127.0.0.1") -> None:
   topologies = [_field(1, _local_topology(p)) for p in range(num_processes)]
   client.key_value_set_bytes(_GLOBAL_TOPOLOGY, b"".join(topologies))
   # Gloo would take any address of a name.
-  number_of_host = addresses.find(host, 0)[1][0]
-  compat.connect_cpu_backend(
-      number + 1, num_processes, client, host=number_of_host
-  )
+  numeric = addresses.find(host, 0)[1][0]
+  compat.connect_cpu_backend(number + 1, num_processes, client, host=numeric)
   devices_lib.transfer_devices()
   compat.let_cache_be_written()
 

@@ -6,10 +6,11 @@ import socket
 import struct
 import time
 
-from absl.testing import absltest
+from absl.testing import parameterized
 
 from bamboo_jax.cluster import door
 from bamboo_jax.cluster import settle
+from bamboo_jax.runtime.wire import black_holes
 from bamboo_jax.runtime.wire import connections as connections_lib
 from bamboo_jax.runtime.wire import transfer_log
 
@@ -40,7 +41,7 @@ def drop_large_packets(receiver):
   receiver.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, given)
 
 
-class ConnectionsTest(absltest.TestCase):
+class ConnectionsTest(parameterized.TestCase):
 
   def open(self, *, timeout_secs=30):
     """Returns two ends; gloo lets the kernel time what it reads."""
@@ -65,6 +66,17 @@ class ConnectionsTest(absltest.TestCase):
         [True, True, False, True],
     )
     self.assertEqual(connections.cut({0, 1}), 0)
+
+  @parameterized.parameters(
+      (5, 1448, 1, True),
+      (4, 1448, 1, False),  # Some may get lost.
+      (9, 1200, 1, False),  # It is not the size.
+      (9, 1448, 0, False),  # All has arrived.
+  )
+  def test_sends_in_vain(self, timeouts, segment_bytes, num_sent, is_stuck):
+    numbers = (200_000, 40_000, segment_bytes, 536, num_sent)
+    info = struct.pack("8B5I", 1, 0, timeouts, 0, timeouts, 7, 0, 0, *numbers)
+    self.assertEqual(black_holes.is_stuck(info), is_stuck)
 
   def test_finds_a_link_that_drops_large_packets(self):
     connections = connections_lib.Connections()
