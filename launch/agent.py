@@ -22,7 +22,10 @@ from bamboo_jax.local_cluster import node
 
 flags.adopt_module_key_flags(given)
 _ETCD = flags.DEFINE_string(
-    "etcd", None, "host:port, or several with commas between.", required=True
+    "etcd",
+    None,
+    "host:port, or several with commas between; https:// in front for TLS.",
+    required=True,
 )
 _NAME = flags.DEFINE_string("name", None, "Of the node.", required=True)
 _ZONE = flags.DEFINE_string("zone", "", "Zone that the node is in.")

@@ -16,7 +16,10 @@ from bamboo_jax.launch import identity_flags
 from bamboo_jax.report import status
 
 _ETCD = flags.DEFINE_string(
-    "etcd", None, "host:port, or several with commas between.", required=True
+    "etcd",
+    None,
+    "host:port, or several with commas between; https:// in front for TLS.",
+    required=True,
 )
 flags.adopt_module_key_flags(identity_flags)
 

@@ -1,10 +1,11 @@
 """A node that does what it is told on its standard input, for tests.
 
 Its arguments are its number, "--apart" if it computes on other devices than it
-sends from, and the folder of programs, if any. It says where it is. Each line
-says who takes part, and where they are: every node then sends its value to the
-next one, and keeps the sum. A node may never hear the address of another, and
-after a second it may hold all for lost that are not of its own part.
+sends from, "--ipv6" if it listens on ::1, and the folder of programs, if any.
+It says where it is. Each line says who takes part, and where they are: every
+node then sends its value to the next one, and keeps the sum. A node may never
+hear the address of another, and after a second it may hold all for lost that
+are not of its own part.
 """
 
 from collections.abc import Callable
@@ -38,7 +39,8 @@ class Node:
     self.value = np.full(_SIZE, 2.0 ** (number % 16), np.float32)
     self._number = number
     identity = identity_lib.issue(b"", run="run", role="worker", name="n")
-    self._peers = blobs_lib.Peers("127.0.0.1", identity)
+    host = "::1" if "--ipv6" in sys.argv else "127.0.0.1"
+    self._peers = blobs_lib.Peers(host, identity)
     self._fetch, self._peers.fetch = self._peers.fetch, self._try_fetch
     self._unheard: list[int] = []
     self.address = self._peers.address
@@ -46,7 +48,7 @@ class Node:
     meet = rendezvous_lib.Rendezvous(
         number, self._peers, is_lost=lambda node: node in self._lost
     ).meet
-    coordination.connect(number)
+    coordination.connect(number, host=host)
     self._devices = coordination.devices_by_node()
     device = self._devices[number]
     is_apart = devices_lib.compute_of(device) != device
@@ -111,7 +113,7 @@ class Node:
 
 def main() -> None:
   """Works until the input ends."""
-  folder = [a for a in sys.argv[2:] if a != "--apart"]
+  folder = [a for a in sys.argv[2:] if not a.startswith("--")]
   devices_lib.use_virtual_devices(1, apart="--apart" in sys.argv)
   store.use("".join(folder))
   node = Node(int(sys.argv[1]))

@@ -10,6 +10,8 @@ each while training goes on:
   reset    connections between the agents of two nodes are reset, ten times
   one_way  nothing gets from one node to another, for 1.5 s
   loss     2 % of all packets are lost, for 20 s
+  loss20   20 % of all packets are lost, for 15 s
+  mtu      packets above 1,400 bytes to and from one node are lost, for 30 s
   delay    each packet takes 200 ms, for 20 s
   store    nothing gets to or from the store for 60 s, and one node is killed
   leader   nothing gets to or from the leader, for 15 s
@@ -48,6 +50,7 @@ _TUN_FLAGS = 0x1001  # IP packets, and nothing else.
 _NET = "10.79.0."
 _STORE = "store"
 _PATIENCE_SECS = 120.0
+_SMALL_BYTES = 1400
 _ENV = {**os.environ, "JAX_PLATFORMS": "cpu"}
 
 
@@ -56,12 +59,14 @@ class Switch:
 
   Attributes:
     cut: Source and destination of packets that are dropped.
+    small: The same of packets that are dropped if they are large.
     loss: Part of all packets that is lost.
     delay_secs: How long each takes.
   """
 
   def __init__(self) -> None:
     self.cut: set[tuple[str, str]] = set()
+    self.small: set[tuple[str, str]] = set()
     self.loss = self.delay_secs = 0.0
     self._files: dict[str, int] = {}
     self._due: list[tuple[float, int, int, bytes]] = []
@@ -90,6 +95,8 @@ class Switch:
     ends = tuple(".".join(map(str, packet[i : i + 4])) for i in (12, 16))
     file = self._files.get(ends[1])
     if file is None or ends in self.cut or random.random() < self.loss:
+      return
+    if ends in self.small and len(packet) > _SMALL_BYTES:
       return
     due_secs = time.monotonic() + self.delay_secs
     heapq.heappush(self._due, (due_secs, next(self._order), file, packet))
@@ -246,6 +253,16 @@ def _loss(run: Run) -> None:
   time.sleep(20.0)
 
 
+def _loss20(run: Run) -> None:
+  run.net.switch.loss = 0.2
+  time.sleep(15.0)
+
+
+def _mtu(run: Run) -> None:
+  run.net.switch.small |= run.net.pairs(run.view().members[0].name)
+  time.sleep(30.0)
+
+
 def _delay(run: Run) -> None:
   run.net.switch.delay_secs = 0.2
   time.sleep(20.0)
@@ -274,6 +291,8 @@ KINDS: dict[str, Callable[[Run], None]] = {
     "reset": _reset,
     "one_way": _one_way,
     "loss": _loss,
+    "loss20": _loss20,
+    "mtu": _mtu,
     "delay": _delay,
     "store": _store,
     "leader": _leader,
@@ -299,7 +318,8 @@ def _disturb(run: Run, kinds: list[str]) -> None:
     before, members = run.steps(), len(run.view().members)
     KINDS[kind](run)
     during = run.steps()
-    switch.cut, switch.loss, switch.delay_secs = set(), 0.0, 0.0
+    switch.cut, switch.small = set(), set()
+    switch.loss = switch.delay_secs = 0.0
     run.wait_steps(2)
     view = run.view()
     print(

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator
 import contextlib
 import fcntl
+import functools
 import os
 import pathlib
 import socket
 import tempfile
 import time
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from absl import logging
 
@@ -43,7 +44,7 @@ def lock_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
   """
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  with open(folder / _LOCK, "a+") as file:
+  with open_lock(folder / _LOCK) as file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -56,6 +57,18 @@ def lock_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
     file.flush()
     yield
+
+
+def open_lock(path: str | os.PathLike[str]) -> IO[str]:
+  """Opens a file to lock it, which is made if needed; `OSError` if it cannot.
+
+  Nobody else may even read it: who can open a file can hold its lock.
+  """
+  file = open(path, "a+", opener=functools.partial(os.open, mode=0o600))
+  status = os.fstat(file.fileno())
+  if status.st_mode & 0o077 and status.st_uid == os.geteuid():
+    os.fchmod(file.fileno(), 0o600)
+  return file
 
 
 def write_atomically(

@@ -13,6 +13,7 @@ def call_beside(
 ) -> futures.Future[T]:
   """Calls in a daemon thread, which does not keep the process from ending."""
   answer: futures.Future[T] = futures.Future()
+  answer.set_running_or_notify_cancel()  # Who no longer waits cannot stop it.
 
   def run() -> None:
     try:

@@ -18,6 +18,7 @@ JAX.
   store/      etcd, and the keys of a run
   blobs       bulk data between workers
   identity    certificates: who may talk to whom
+  addresses   addresses of IPv4 and IPv6
   door        accepts connections, and keeps strangers out
   children    processes that do not outlive their parent
   copies      children that begin with all that their parent has made

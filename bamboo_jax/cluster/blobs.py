@@ -17,6 +17,7 @@ from typing import Any
 
 from absl import logging
 
+from bamboo_jax.cluster import addresses
 from bamboo_jax.cluster import identity as identity_lib
 
 _HEADER = struct.Struct(">Q32s")
@@ -52,8 +53,10 @@ class Peers:
     self._strangers: dict[ssl.SSLSocket, None] = {}  # The oldest first.
     socketserver.ThreadingTCPServer.daemon_threads = True
     socketserver.ThreadingTCPServer.request_queue_size = 512
-    self._server = socketserver.ThreadingTCPServer((host, 0), self._answer)
-    self.address: tuple[str, int] = self._server.server_address
+    family, address = addresses.find(host, 0)
+    socketserver.ThreadingTCPServer.address_family = family
+    self._server = socketserver.ThreadingTCPServer(address, self._answer)
+    self.address: tuple[str, int] = self._server.server_address[:2]
     threading.Thread(
         target=self._server.serve_forever, name="blobs", daemon=True
     ).start()

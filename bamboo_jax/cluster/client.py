@@ -14,6 +14,8 @@ import threading
 import time
 from typing import Any
 
+from absl import logging
+
 from bamboo_jax.cluster import client_state
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import messages
@@ -146,6 +148,13 @@ class Client:
       time.sleep(self._heartbeat_secs)
 
   def _read(self) -> None:
+    try:
+      self._hear()
+    except Exception:  # It must not live on, and hear nothing.
+      logging.exception("The connection to the agent has failed.")
+    os._exit(1)  # Without an agent there is no cluster.
+
+  def _hear(self) -> None:
     decoder = frames.Decoder()
     while data := self._sock.recv(1 << 16):
       for content in decoder.feed(data):
@@ -155,7 +164,6 @@ class Client:
             self._arrived[message.view.number] = time.perf_counter()
           self._state.hear(message)
           self._changed.notify_all()
-    os._exit(1)  # Without an agent there is no cluster.
 
   def _write(self, data: bytes) -> None:
     with self._writing:

@@ -12,6 +12,7 @@ import socket
 
 from absl import logging
 
+from bamboo_jax.cluster import addresses
 from bamboo_jax.cluster import identity as identity_lib
 
 HELLO_SECS = 30.0  # A crowded machine may take a while.
@@ -23,6 +24,17 @@ _KEEP_ALIVE = {
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 60,
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 10,
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 6,
+}
+_THIN_LINEAR_TIMEOUTS = 16  # Of TCP; Python does not name it.
+_FOR_BAD_LINKS = {
+    # Asks again at even intervals while little is on its way. Linux would wait
+    # twice as long each time, and so be silent for seconds after a few losses.
+    # Not all congestion controls tell that little is.
+    (socket.IPPROTO_TCP, _THIN_LINEAR_TIMEOUTS): 1,
+    (socket.IPPROTO_TCP, socket.TCP_CONGESTION): b"reno",
+    # Fits into what any link of IPv6 carries: agents stay in touch also where
+    # a tunnel drops larger packets and nobody is told.
+    (socket.IPPROTO_TCP, socket.TCP_MAXSEG): 1200,
 }
 
 _Guide = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -48,7 +60,15 @@ class Door:
     Raises:
       OSError: It cannot listen there.
     """
-    listener = socket.create_server((host, port), backlog=512)
+    try:
+      family, address = addresses.find(host, port)
+      listener = socket.create_server(address, family=family, backlog=512)
+      ease(listener)  # Those accepted inherit it.
+    except OSError as error:
+      raise OSError(
+          f"Cannot listen on {host!r}: {error.strerror}. --host must be an "
+          "address of this machine."
+      ) from error
     listener.setblocking(False)
     self._accepting = self.start(self._accept(listener))
     # Not in the task, which never begins if it is cancelled at once.
@@ -121,6 +141,15 @@ class Door:
         await self._guide(reader, writer)
       except (OSError, ValueError, EOFError, TimeoutError) as error:
         _log_refusal(address, error)
+
+
+def ease(connection: socket.socket) -> None:
+  """Prepares a socket of agents for links that lose packets, or large ones."""
+  for option, value in _FOR_BAD_LINKS.items():
+    try:
+      connection.setsockopt(*option, value)
+    except PermissionError as error:  # The machine allows another one only.
+      logging.log_first_n(logging.INFO, "Option %s: %s", 1, option, error)
 
 
 def _log_refusal(address: object, error: Exception) -> None:

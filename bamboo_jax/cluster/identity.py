@@ -3,8 +3,10 @@
 Whoever has the secret of a run has the key of its authority, and so issues
 itself a certificate that says who it is, as `spiffe://RUN/ROLE/NAME`:
 
-  secret --HKDF--> key of the authority --signs--> certificate of a process
+  secret --scrypt, HKDF--> key of the authority --signs--> certificate
 
+All who connect see certificates, so a secret can be guessed without asking
+anybody; scrypt makes each guess cost a tenth of a second and 32 MiB.
 A user may bring an authority of their own instead. Both ends of a connection
 verify the other's certificate, run and role. Without a secret the key is known
 to all; so a cluster then stays on the loopback interface.
@@ -13,6 +15,7 @@ to all; so a cluster then stays on the loopback interface.
 import dataclasses
 import datetime
 import functools
+import hashlib
 import ipaddress
 import os
 import pathlib
@@ -29,10 +32,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.kdf import hkdf
 from cryptography.x509 import oid
 
+from bamboo_jax.cluster import addresses
+
 _ROLES = ("agent", "worker", "store", "operator")
 _AUTHORITY = x509.Name([x509.NameAttribute(oid.NameOID.COMMON_NAME, "bamboo")])
 _EARLY = datetime.timedelta(days=1)  # The clocks of nodes may differ.
 _LIFE = datetime.timedelta(days=365)
+_SCRYPT = dict(n=1 << 15, r=8, p=1, maxmem=1 << 26, dklen=32)
+_LEAST_BYTES, _LEAST_DISTINCT = 16, 8  # Of a secret.
 _FILES = ("authority.pem", "certificate.pem", "key.pem")
 
 
@@ -163,8 +170,8 @@ def load(
 def read_secret(path: str | None) -> bytes:
   """Returns the secret in a file, empty if `path` is None.
 
-  Raises `OSError` if it cannot be read, `ValueError` if it is too short, or
-  others may read it.
+  Raises `OSError` if it cannot be read, `ValueError` if it is too easy to
+  guess, or others may read it.
   """
   if path is None:
     return b""
@@ -174,8 +181,12 @@ def read_secret(path: str | None) -> bytes:
   if file.stat().st_mode & 0o077:
     raise ValueError(f"The secret {path!r} must not be readable by others.")
   secret = file.read_bytes().strip()
-  if len(secret) < 16:
-    raise ValueError(f"The secret {path!r} must have at least 16 bytes.")
+  if len(secret) < _LEAST_BYTES or len({*secret}) < _LEAST_DISTINCT:
+    raise ValueError(
+        f"The secret {path!r} must have at least {_LEAST_BYTES} bytes, "
+        f"{_LEAST_DISTINCT} of them different; draw one with "
+        "head -c 32 /dev/urandom | base64."
+    )
   return secret
 
 
@@ -185,7 +196,19 @@ def check_host(host: str, *, secret: bytes) -> None:
   Transfers between workers are not encrypted, so nodes that are not on one
   machine need a private network.
   """
-  address = ipaddress.ip_address(socket.gethostbyname(host))
+  try:
+    address = ipaddress.ip_address(addresses.find(host, 0)[1][0])
+  except socket.gaierror as error:
+    raise ValueError(
+        f"--host={host} is no address of this machine: {error.strerror}. Write "
+        "it without brackets and without a port, as 10.0.0.7 or fd00::7."
+    ) from error
+  address = getattr(address, "ipv4_mapped", None) or address
+  if address.version == 6 and address.is_link_local:
+    raise ValueError(
+        f"--host={host} is an address of one link only. Give one that all "
+        "nodes reach, such as one of fd00::/8."
+    )
   if not secret and not address.is_loopback:
     raise ValueError(
         f"Without a shared secret nodes listen on the loopback interface only, "
@@ -194,7 +217,8 @@ def check_host(host: str, *, secret: bytes) -> None:
   if address.is_global:
     raise ValueError(
         f"Activations and gradients are not encrypted, so nodes listen on a "
-        f"private network only, got {host!r}."
+        f"private network only, got {host!r}. Give --host an address of one, "
+        "such as of 10.0.0.0/8 or fd00::/8."
     )
 
 
@@ -206,7 +230,16 @@ def _uri(run: str, role: str, name: str) -> str:
 
 def _derive(secret: bytes, info: bytes, num_bytes: int) -> bytes:
   seed = hkdf.HKDF(hashes.SHA256(), num_bytes, salt=None, info=info)
-  return seed.derive(secret or b"none")
+  return seed.derive(_stretch(secret) if secret else b"none")
+
+
+@functools.lru_cache(maxsize=8)
+def _stretch(secret: bytes) -> bytes:
+  """Returns a key that takes long to compute.
+
+  It is the same for all runs of a secret, which may share one etcd.
+  """
+  return hashlib.scrypt(secret, salt=b"bamboo", **_SCRYPT)
 
 
 def _sign(

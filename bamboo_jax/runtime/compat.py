@@ -54,15 +54,22 @@ _NEVER_SECS = 30 * 24 * 3600
 _CONNECT_SECS = 60
 
 
-def start_coordination(address: str) -> Any:
-  """Starts JAX's coordination service in this process; returns its client.
+def start_coordination_service(address: str) -> Any:
+  """Starts a service of JAX in this process, for one client.
 
-  Nobody else is its client. Raises `RuntimeError` if the port of `address` is
-  in use.
+  Raises `RuntimeError` if it cannot listen at `address`.
   """
-  distributed.global_state.service = _jax.get_distributed_runtime_service(
+  return _jax.get_distributed_runtime_service(
       address, 1, heartbeat_timeout=_NEVER_SECS
   )
+
+
+def connect_coordination(service: Any, address: str) -> Any:
+  """Returns the client of a service, which this process keeps.
+
+  Raises `RuntimeError` if `address` is not that of a service.
+  """
+  distributed.global_state.service = service
   client = _jax.get_distributed_runtime_client(
       address,
       0,
@@ -79,10 +86,10 @@ def connect_cpu_backend(
 ) -> None:
   """Lets the CPU backend of many processes be one; call before JAX starts.
 
-  Transfers listen on `host`: JAX's own choice is the address of the machine's
-  name, which others may not reach. JAX starts its backends by priority, that of
-  the CPU last. The others know nothing of `client`, so their devices are those
-  of this process.
+  Transfers listen on `host`, an address as numbers: JAX's own choice is that of
+  the machine's name, which others may not reach. JAX starts its backends by
+  priority, that of the CPU last. The others know nothing of `client`, so their
+  devices are those of this process.
   """
 
   def make_client() -> Any:

@@ -10,12 +10,15 @@ import time
 import ml_collections
 
 from bamboo_jax import base
+from bamboo_jax.base import threads
 from bamboo_jax.cluster import blobs as blobs_lib
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import fence as fence_lib
+from bamboo_jax.cluster.store import tenure
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.runtime.wire import black_holes
 from bamboo_jax.runtime.wire import coordination
 from bamboo_jax.runtime.wire import rendezvous as rendezvous_lib
 from bamboo_jax.runtime.wire import transfer_log
@@ -52,13 +55,14 @@ def train_and_evaluate(
   Raises:
     ValueError: The config does not fit together, or not the run in `workdir`,
       or others work there. Subclasses in `base` tell some cases apart.
+    base.FencedError: Another run has taken over `workdir`.
     OSError: A file cannot be read or written.
   """
   policy.apply(config)
   checks.check_config(config)
   where = workdir_lib.Workdir.at(workdir)
-  fence = fence_lib.Fence(workdir)
-  found, found_secs = fence.read(), time.monotonic()
+  found = fence_lib.Fence(workdir).read()
+  found_secs = time.monotonic()
   meter_lib.make_meter(config)  # Checks the prices.
   due = sizes.read_faults(config, faults)
   num_nodes = sizes.num_nodes(config)
@@ -69,21 +73,24 @@ def train_and_evaluate(
   devices = devices_lib.place_nodes(numbers, apart=apart)
   job = job_lib.make_job(config, devices=devices)
   cohort = local_cohort.LocalCohort(num_nodes, seed=config.seed)
-  with base.lock_folder(workdir):
-    fence.clear(found, found_secs)
-    with progress_lib.Progress(num_steps=config.num_steps) as progress:
-      worker = worker_lib.Worker(
-          job,
-          environment.Environment(
-              cohort=cohort,
-              workdir=where,
-              faults=due,
-              director=cohort,
-              progress=progress,
-              prefetches=True,
-          ),
-      )
-      return worker.run(stop_at)
+  with (
+      base.lock_folder(workdir),
+      tenure.hold(workdir, found, found_secs) as check_fence,
+      progress_lib.Progress(num_steps=config.num_steps) as progress,
+  ):
+    worker = worker_lib.Worker(
+        job,
+        environment.Environment(
+            cohort=cohort,
+            workdir=where,
+            faults=due,
+            director=cohort,
+            progress=progress,
+            prefetches=True,
+            check_fence=lambda epoch: check_fence(),  # It has one life.
+        ),
+    )
+    return worker.run(stop_at)
 
 
 def train_in_cluster(
@@ -129,6 +136,7 @@ def train_in_cluster(
       heartbeat_secs=config.cluster.heartbeat_secs,
       silence_secs=config.cluster.least_silence_secs,
   )
+  threads.call_beside(black_holes.watch, log.find_stuck, name="links")
   _use_devices(config, 1)
   coordination.connect(number, host=host)
   fence = fence_lib.Fence(workdir)

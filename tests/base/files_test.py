@@ -44,6 +44,15 @@ class FilesTest(parameterized.TestCase):
         with base.lock_folder(self.root):
           pass
 
+  @parameterized.parameters(None, 0o644)
+  def test_readers_cannot_hold_the_lock(self, mode):
+    path = pathlib.Path(self.root, ".lock")
+    if mode is not None:  # An earlier version has made it.
+      path.touch()
+      path.chmod(mode)
+    with base.lock_folder(self.root):
+      self.assertEqual(path.stat().st_mode & 0o777, 0o600)
+
   def test_the_lock_of_a_killed_process_is_gone(self):
     code = (
         "import sys; from bamboo_jax import base\n"

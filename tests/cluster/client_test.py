@@ -1,6 +1,8 @@
 """What a worker hears of its agent, and when that stops what it does."""
 
 import socket
+import subprocess
+import sys
 import threading
 
 from absl.testing import absltest
@@ -56,6 +58,32 @@ class ClientTest(absltest.TestCase):
     self.hear("Post")
     self.gathered(3, "begun", {0: "", 1: "", 2: ""})
     self.client.adopt(self.client.wait_first())
+
+  def test_it_ends_once_it_hears_nothing_more(self):
+    # Its agent says what it cannot understand, or is gone.
+    for said in (b"\xff" * 100, b""):
+      code = (
+          "import socket, sys, threading\n"
+          "from bamboo_jax.cluster import client\n"
+          "agent = socket.socket(fileno=int(sys.argv[1]))\n"
+          "client.Client(agent, number=1, on_lost=print, begun=print)\n"
+          "threading.Event().wait()"
+      )
+      ours, theirs = socket.socketpair()
+      process = subprocess.Popen(
+          [sys.executable, "-c", code, str(theirs.fileno())],
+          pass_fds=[theirs.fileno()],
+          stderr=subprocess.PIPE,
+      )
+      self.addCleanup(process.communicate)
+      self.addCleanup(process.kill)
+      theirs.close()
+      ours.recv(1)  # It beats.
+      ours.sendall(said)
+      if not said:
+        ours.close()
+      self.assertEqual(process.wait(60), 1)
+      ours.close()
 
   def test_a_newcomer_waits_for_the_members_to_choose(self):
     self.show(3, 0, 1)

@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import hashlib
 import pathlib
 import socket
 import tempfile
@@ -9,6 +10,9 @@ import time
 from unittest import mock
 
 from absl.testing import parameterized
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf import hkdf
 
 from bamboo_jax.cluster import door as door_lib
 from bamboo_jax.cluster import identity as identity_lib
@@ -29,6 +33,19 @@ class SecretTest(parameterized.TestCase):
       ("0.0.0.0", b"sixteen bytes at", ""),
       ("10.1.2.3", b"sixteen bytes at", ""),
       ("8.8.8.8", b"sixteen bytes at", "a private network only, got '8.8.8.8'"),
+      ("::1", b"", ""),
+      ("localhost", b"", ""),
+      ("fd00::7", b"", "loopback interface only, got 'fd00::7'"),
+      ("fd00::7", b"sixteen bytes at", ""),
+      (
+          "2600::7",
+          b"sixteen bytes at",
+          "Give --host an address of one, such as",
+      ),
+      ("fe80::7", b"sixteen bytes at", "--host=fe80::7 is an address of one l"),
+      ("::ffff:8.8.8.8", b"sixteen bytes at", "a private network only, got"),
+      ("[::1]", b"", "is no address of this machine: .* without brackets"),
+      ("127.0.0.1:80", b"", "is no address of this machine: .* without a port"),
   )
   def test_host(self, host, secret, problem):
     if problem:
@@ -40,6 +57,8 @@ class SecretTest(parameterized.TestCase):
   @parameterized.parameters(
       ("sixteen bytes at least\n", 0o600, ""),
       ("short", 0o600, "at least 16 bytes"),
+      ("abcdefg" * 9, 0o600, "8 of them different; draw one with head -c 32"),
+      ("abcdefgh" * 2, 0o600, ""),
       ("sixteen bytes at least", 0o644, "not be readable by others"),
   )
   def test_file(self, text, mode, problem):
@@ -52,6 +71,28 @@ class SecretTest(parameterized.TestCase):
     else:
       read = identity_lib.read_secret(str(path))
       self.assertEqual(read, text.strip().encode())
+
+
+class KeyTest(parameterized.TestCase):
+
+  def authority(self, **who):
+    (found,) = issue(**who).client.get_ca_certs(binary_form=True)
+    return x509.load_der_x509_certificate(found).public_key().public_numbers()
+
+  def test_it_follows_from_the_secret(self):
+    self.assertEqual(self.authority(run="x"), self.authority(run="y"))
+    self.assertNotEqual(self.authority(), self.authority(secret=b"other"))
+
+  def test_a_guess_takes_long(self):
+    # Whoever guesses compares with certificates, and with signed entries.
+    secret, info = b"a secret", b"bamboo entries"
+    scrypt = dict(n=2**15, r=8, p=1, maxmem=2**26, dklen=32)
+    seed = hashlib.scrypt(secret, salt=b"bamboo", **scrypt)
+    key = hkdf.HKDF(hashes.SHA256(), 32, salt=None, info=info).derive(seed)
+    self.assertEqual(issue(secret).entry_key, key)
+    with mock.patch.object(identity_lib, "_stretch", lambda _: seed):
+      same = self.authority(secret=b"another")
+    self.assertEqual(self.authority(secret=secret), same)
 
 
 class CertificatesTest(parameterized.TestCase):

@@ -20,7 +20,6 @@ from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent.knowledge import board as board_lib
-from bamboo_jax.cluster.store import etcd
 
 _JSON = st.dictionaries(st.text(), st.integers() | st.text() | st.none())
 
@@ -135,14 +134,6 @@ class BoardTest(parameterized.TestCase):
     self.assertEqual(
         self.board.take(3, {0}), [messages.Gathered(3, "vote", {0: 3})]
     )
-
-
-class EndpointTest(parameterized.TestCase):
-
-  @parameterized.parameters("", "host", "host:", ":1", "h:0", "h:x", "h:65536")
-  def test_bad_endpoint(self, text):
-    with self.assertRaisesRegex(ValueError, "written host:port"):
-      etcd.parse_endpoint(text)
 
 
 class BlobsTest(absltest.TestCase):

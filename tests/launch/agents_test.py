@@ -4,7 +4,10 @@ Loopback addresses stand for machines. Takes most of half a minute, as workers
 import JAX.
 """
 
+import socket
 import time
+
+from absl.testing import absltest
 
 from tests import notice_server
 from tests.launch import commands
@@ -27,13 +30,13 @@ class AgentsTest(commands.CommandCase):
     self.addCleanup(self.cloud.close)
     self.etcd = commands.start_etcd(self.folder / "etcd", self.addCleanup)
 
-  def start_agent(self, number, *arguments):
+  def start_agent(self, number, *arguments, host=None):
     return self.start(
         "agent",
-        f"--etcd={self.etcd.endpoint}",
+        f"--etcd=http://{self.etcd.endpoint}",
         f"--name=n{number}",
         f"--zone=z{number}",
-        f"--host=127.0.0.{number + 1}",
+        f"--host={host or f'127.0.0.{number + 1}'}",
         *arguments,
     )
 
@@ -57,3 +60,25 @@ class AgentsTest(commands.CommandCase):
     ).stdout
     self.assertIn("n1 left: handed over after a notice", shown)
     self.assertIn("step=200 num_steps=200", shown)
+
+  @absltest.skipUnless(socket.has_dualstack_ipv6(), "there is no IPv6")
+  def test_machines_of_ipv6(self):
+    few = ("--nodes=2", "--config.num_steps=5")
+    self.finish(*(self.start_agent(n, *few, host="::1") for n in range(2)))
+    self.assertEqual(self.summary()["steps"], 5)
+
+  def test_a_folder_in_which_another_process_trains(self):
+    forever = "--config.num_steps=100000"
+    train = self.start("train", forever)
+    while not self.has_stepped() and train.poll() is None:
+      time.sleep(0.02)
+    agent = self.start_agent(0, "--config.cluster.start_silence_secs=2")
+    said, _ = agent.communicate(timeout=60)
+    self.assertEqual(agent.returncode, 2, msg=said)
+    self.assertIn("A launch.train works in ", said)
+    self.assertIsNone(train.poll())
+    train.kill()
+    train.wait()
+    begin_secs = time.monotonic()
+    self.finish(self.start("train", forever, "--stop_at=1"))
+    self.assertLess(time.monotonic() - begin_secs, 60)  # Most to import JAX.

@@ -88,7 +88,7 @@ class ErrorsTest(FailingCase):
           "config.cluster.heartbeat_secs must be positive, got -1.0",
       ),
       ("--config.cluster.heartbeat=1", "did you mean 'heartbeat_secs'"),
-      ("--etcd=nowhere", "written host:port, got 'nowhere'"),
+      ("--etcd=nowhere", "is written host:port, "),
   )
   def test_arguments(self, arguments, message):
     self.assertIn(message, self.fail_cluster(*arguments.split()))

@@ -13,7 +13,7 @@ vanished says nothing.
         |<-- opened ----------|   not while the other end is stopped
         |--- message -------->|
         |<-- closed ----------|   the other end has died, or the link was reset;
-        |                     |   failed if nothing is acknowledged for so long
+        |                     |   so if nothing is acknowledged for so long
 """
 
 import collections
@@ -33,7 +33,6 @@ class Connection:
   Args:
     on_message: Called with each message, at the host that was dialled.
     on_closed: Called with a reason, at the dialer.
-    on_failed: Called in place of that if nobody acknowledges.
   """
 
   def __init__(
@@ -44,13 +43,11 @@ class Connection:
       *,
       on_message: Callable[[Any], None],
       on_closed: Callable[[str], None],
-      on_failed: Callable[[str, bool], None],
   ) -> None:
     self.source, self.target = source, target
     self.is_open = True
     self._network = network
     self._on_message, self._on_closed = on_message, on_closed
-    self._on_failed = on_failed
     self._next = 0.0
     self._unheard_secs: float | None = None  # Since when nobody acknowledges.
     self._held: list[tuple[bool, Callable[..., None], tuple]] = []
@@ -97,9 +94,8 @@ class Connection:
         network.clock.at(_ACK_SECS, self._give_up, now)
 
   def _give_up(self, since_secs: float) -> None:
-    if self.is_open and self._unheard_secs == since_secs:
-      self.drop()
-      self._on_failed("no acknowledgement", False)
+    if self._unheard_secs == since_secs:
+      self._end("no acknowledgement")
 
   def _end(self, reason: str) -> None:
     if self.is_open:
@@ -212,7 +208,6 @@ class Network:
           target,
           on_message=on_message,
           on_closed=on_closed,
-          on_failed=on_failed,
       )
       self.connections[connection] = None
       connection.answer(on_accepted)

@@ -14,6 +14,7 @@ import uuid
 
 from absl import logging
 
+from bamboo_jax.base import threads
 from bamboo_jax.cluster import copies
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster import messages
@@ -48,9 +49,11 @@ class Agent:
     self._fence = fence_lib.Fence(options.workdir)
     etcd.forget()  # As for a process that has just started.
     self._registry = registry_lib.Registry(etcd, options.run)
-    # Apart from others: neither the folder nor a connection waits for a store.
+    # Apart from others: no connection waits for a store.
     self._calls = futures.ThreadPoolExecutor(_MOST_CALLS, "store")
-    self._peers = peers_lib.Peers(identity, self._events)
+    self._peers = peers_lib.Peers(
+        identity, self._events, ack_secs=options.limits.least_silence_secs
+    )
     self._worker = worker_process.WorkerProcess(self._events, spare)
     self._tasks: set[asyncio.Task] = set()
     self._end: events_lib.End | None = None
@@ -139,7 +142,11 @@ class Agent:
       case events_lib.Watch(secs, after):
         return await self._call_store(self._registry.wait, after, secs)
       case events_lib.Fence(method, args):
-        return await asyncio.to_thread(getattr(self._fence, method), *args)
+        # One that hangs blocks neither the store nor a dial: each flow waits
+        # for one call at most, so there are few threads.
+        call = getattr(self._fence, method)
+        beside = threads.call_beside(call, *args, name="folder")
+        return await asyncio.wrap_future(beside)
     raise TypeError(f"Nobody knows how to do {request}.")
 
   def _call_store(

@@ -13,6 +13,7 @@ from typing import Any
 
 from absl import logging
 
+from bamboo_jax.cluster import addresses
 from bamboo_jax.cluster import door as door_lib
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import identity as identity_lib
@@ -23,7 +24,6 @@ from bamboo_jax.cluster.agent import events as events_lib
 _CONNECT_SECS = 5.0
 _TRY_SECS = 1.0  # Linux asks again ever later; a link may be whole by then.
 _RETRY_SECS = 0.2
-_ACK_SECS = 3.0  # Else Linux tries for minutes, and nobody may watch this link.
 _HELLO_BYTES = 1 << 16
 _CHUNK = 1 << 16
 # This agent has none left, which says nothing about the other.
@@ -31,12 +31,21 @@ _OWN_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Peers:
-  """The connections to other agents, by incarnation; `events` gets the news."""
+  """The connections to other agents, by incarnation; `events` gets the news.
+
+  What the other's host does not acknowledge for `ack_secs` ends a connection:
+  Linux tries for minutes, and nobody else may watch this link.
+  """
 
   def __init__(
-      self, identity: identity_lib.Identity, events: asyncio.Queue[Any]
+      self,
+      identity: identity_lib.Identity,
+      events: asyncio.Queue[Any],
+      *,
+      ack_secs: float,
   ) -> None:
     self._identity = identity
+    self._ack_secs = ack_secs
     self._events = events
     self._door = door_lib.Door(identity, self._hear)
     self._writers: dict[str, asyncio.StreamWriter] = {}
@@ -117,9 +126,6 @@ class Peers:
     reason = "the connection was closed"
     try:
       await reader.read(1)  # Nothing is ever said here: it is the end.
-    except TimeoutError:  # What was sent does not arrive: as if not reached.
-      del self._writers[known]
-      raise
     except OSError as error:
       reason = f"the connection broke: {error}"
     if self._writers.get(known) is writer:
@@ -134,7 +140,7 @@ class Peers:
       while connection is None:
         try:
           connection = await asyncio.wait_for(
-              _connect(member.host, member.port), _TRY_SECS
+              _connect(member.host, member.port, self._ack_secs), _TRY_SECS
           )
         except TimeoutError:
           continue
@@ -225,17 +231,19 @@ class _OtherError(ValueError):
   """The agent looked for is gone, or of no use: there is another."""
 
 
-async def _connect(host: str, port: int) -> socket.socket:
-  loop = asyncio.get_running_loop()
-  (family, *_, address), *_ = await loop.getaddrinfo(
-      host, port, type=socket.SOCK_STREAM
-  )
+async def _connect(host: str, port: int, ack_secs: float) -> socket.socket:
+  try:
+    numeric = socket.AI_NUMERICHOST
+    family, address = addresses.find(host, port, flags=numeric)
+  except socket.gaierror:
+    family, address = await asyncio.to_thread(addresses.find, host, port)
   connection = socket.socket(family, socket.SOCK_STREAM)
-  ack_ms = round(1000 * _ACK_SECS)
+  ack_ms = round(1000 * ack_secs)
   connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, ack_ms)
+  door_lib.ease(connection)
   try:
     connection.setblocking(False)
-    await loop.sock_connect(connection, address)
+    await asyncio.get_running_loop().sock_connect(connection, address)
   except BaseException:
     connection.close()
     raise

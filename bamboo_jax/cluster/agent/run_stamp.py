@@ -20,6 +20,7 @@ from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.cluster.store import tenure
 
 _Registry = registry_lib.Registry
 _POLL_SECS = 0.1
@@ -68,6 +69,10 @@ def _refuse(
     options: state_lib.Options, there: str, claim: fence_lib.Claim | None
 ) -> None:
   where, run = options.workdir, f"run {options.run!r}"
+  if claim is not None and tenure.is_alone(claim):
+    raise ValueError(
+        f"A bamboo train works in {where}; end it, or name another --workdir."
+    )
   if not there:
     raise OSError(f"etcd knows no {run}, and the one in {where} lives.")
   raise ValueError(

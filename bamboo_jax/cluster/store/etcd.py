@@ -25,7 +25,9 @@ import socket
 import ssl
 from typing import Any
 
-_SECURE = "https://"
+from bamboo_jax.cluster import addresses
+from bamboo_jax.cluster.store import endpoints as endpoints_lib
+
 _SEAL = 64  # Characters of a signature.
 
 
@@ -51,16 +53,6 @@ def find_fault(version: str) -> str:
   )
 
 
-def parse_endpoint(text: str) -> tuple[str, int]:
-  """Returns host and port of `host:port`; `ValueError` if it is not that."""
-  host, _, port = text.rpartition(":")
-  if host.startswith("[") and host.endswith("]"):
-    host = host[1:-1]  # Of IPv6.
-  if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-    raise ValueError(f"An endpoint is written host:port, got {text!r}.")
-  return host, int(port)
-
-
 # Host, port, path, request, timeout in seconds; status and answer.
 Transport = Callable[
     [str, int, str, Mapping[str, Any], float], tuple[int, dict[str, Any]]
@@ -75,7 +67,7 @@ class Etcd:
   with the same `key`, with `ForgedError`.
 
   Args:
-    endpoints: `host:port`, several with commas between, each with `https://`
+    endpoints: `host:port`, several with commas between, all with `https://`
       in front if they take TLS. If one refuses, the next is asked; if one is
       silent, the next call begins with the next.
     tls: Proves who this is, and knows the authority of the server.
@@ -92,16 +84,13 @@ class Etcd:
       transport: Transport | None = None,
   ) -> None:
     self.endpoints = endpoints
-    texts = endpoints.split(",")
-    secure = [text.removeprefix(_SECURE) for text in texts]
-    is_secure = [text != host for text, host in zip(texts, secure, strict=True)]
-    if any(is_secure) and not (all(is_secure) and tls):
+    self._all, is_secure = endpoints_lib.parse(endpoints)
+    if is_secure and not tls:
       raise ValueError(
-          f"All endpoints of etcd take TLS, and a secret or certificates are "
-          f"needed for it, or none does, got {endpoints!r}."
+          "A secret or certificates are needed for endpoints of etcd that take "
+          f"TLS, got {endpoints!r}."
       )
-    self._all = [parse_endpoint(text) for text in secure]
-    self._tls = tls if any(is_secure) else None
+    self._tls = tls if is_secure else None
     self._key = key
     self._turn = 0
     self._timeout_secs = timeout_secs
@@ -301,6 +290,10 @@ class Etcd:
     except (OSError, http.client.HTTPException, ValueError) as error:
       connection.close()
       self.close()  # The server may have ended.
+      if not self._was_there:
+        has_tls, secs = self._tls is not None, self._timeout_secs
+        if advice := endpoints_lib.advise(host, port, error, has_tls, secs):
+          raise NoEtcdError(advice) from error
       raise _unreached(host, port, error) from error
     idle.append(connection)
     return answer
@@ -325,7 +318,7 @@ class Etcd:
     if status != 200 or not answer.keys() & {"header", "result"}:
       self._turn = (turn + 1) % len(self._all)
       raise OSError(
-          f"etcd at {host}:{port} refuses {path}: "
+          f"etcd at {addresses.render(host, port)} refuses {path}: "
           f"{answer.get('message', answer)}."
       )
     if path.startswith("kv/"):  # Those of leases may be older.
@@ -353,7 +346,7 @@ def _unreached(host: str, port: int, error: Exception) -> OSError:
   is_silent = isinstance(error, TimeoutError | ConnectionResetError)
   why = str(error) or type(error).__name__
   kind = OSError if is_silent else NoEtcdError
-  return kind(f"Cannot reach etcd at {host}:{port}: {why}.")
+  return kind(f"Cannot reach etcd at {addresses.render(host, port)}: {why}.")
 
 
 def _parse(body: bytes) -> dict[str, Any]:

@@ -89,9 +89,13 @@ class Fence:
           f"Members of a run live in {self._path.parent}; end them, or name "
           "another --workdir."
       )
-    self._path.unlink(missing_ok=True)
+    self.remove()
     if self._views.exists():
       shutil.rmtree(self._views)
+
+  def remove(self) -> None:
+    """Leaves the folder to nobody."""
+    self._path.unlink(missing_ok=True)
 
   def claim_view(self, stamp: str, view: views.View) -> views.View:
     """Returns the view of this number: `view` if there was none."""

@@ -108,7 +108,7 @@ class Folder:
         # Few locks for all keys, so that they need not be removed.
         path = self._path / f"{key[:2]}{_LOCK}"
         with contextlib.suppress(OSError):  # Without locks all of them compile.
-          file = stack.enter_context(open(path, "ab"))
+          file = stack.enter_context(base.open_lock(path))
           deadline = time.monotonic() + self._wait_secs
           while not _try_lock(file.fileno()) and time.monotonic() < deadline:
             time.sleep(_POLL_SECS)

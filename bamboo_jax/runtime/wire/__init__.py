@@ -11,6 +11,7 @@ left without its other end is dealt with from outside, see the picture in
   mesh           Arrays over the devices of a program that joins them.
   transfer_log   Records what has begun; stops what has not.
   connections    Shuts down the sockets of transfers with the dead.
+  black_holes    Names links that drop large packets.
   preconnect     Connects nodes that will need each other after a death.
   coordination   What JAX knows of other processes, which come and go.
   rendezvous     Tells processes that connect each other's addresses.

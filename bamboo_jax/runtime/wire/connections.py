@@ -14,6 +14,8 @@ import socket
 import struct
 import threading
 
+from bamboo_jax.runtime.wire import black_holes
+
 _NO_TIMEOUT = bytes(struct.calcsize("ll"))
 
 # Number of an open file, and what tells it from others that have had it.
@@ -54,6 +56,12 @@ class Connections:
       self._record()
       for found in self._found.pop(self._ends, ()):
         _shut_down(found)
+
+  def find_stuck(self) -> set[black_holes.Ends]:
+    """Returns the links of those that send large packets in vain."""
+    with self._lock:
+      known = set().union(*self._found.values())
+    return {ends for found in known if (ends := _find_stuck(found))}
 
   def _record(self) -> None:
     if self._ends:
@@ -107,6 +115,15 @@ def _is_connected(opened: socket.socket) -> bool:
   except OSError:
     return False
   return True
+
+
+def _find_stuck(found: _Socket) -> black_holes.Ends | None:
+  with contextlib.suppress(OSError), _duplicate(found) as duplicate:
+    option = socket.IPPROTO_TCP, socket.TCP_INFO
+    info = duplicate.getsockopt(*option, black_holes.INFO.size)
+    if black_holes.is_stuck(info):
+      return duplicate.getsockname()[0], duplicate.getpeername()[0]
+  return None  # Or it has been closed.
 
 
 def _shut_down(found: _Socket) -> bool:

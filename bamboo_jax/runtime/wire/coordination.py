@@ -1,10 +1,10 @@
 """What JAX knows of other processes: a coordination service in each.
 
 JAX has all processes connect to one service, which must not die, and fixes how
-many they are at the start. Here each process has a service of its own on
-loopback, which nobody else connects to. It knows beforehand the devices of all
-nodes that a run may ever have, as the number of a device follows from that of
-its node; so any node may come and go. JAX asks it for nothing else but the
+many they are at the start. Here each process has a service of its own, on a
+Unix socket that no other user can reach. It knows beforehand the devices of
+all nodes that a run may ever have, as the number of a device follows from that
+of its node; so any node may come and go. JAX asks it for nothing else but the
 addresses of those that it connects to, which processes tell each other, see
 `rendezvous`.
 
@@ -12,9 +12,13 @@ Whatever spans all processes of JAX would wait for ever. Programs name their
 devices.
 """
 
+import os
+import tempfile
+from typing import Any
+
 import jax
 
-from bamboo_jax.base import ports as ports_lib
+from bamboo_jax.cluster import addresses
 from bamboo_jax.cluster import views
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
@@ -32,14 +36,36 @@ def connect(number: int, *, host: str = "127.0.0.1") -> None:
     host: Where other processes reach this one for transfers.
   """
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
-  with ports_lib.held_port() as port:
-    client = compat.start_coordination(f"127.0.0.1:{port}")
+  client = start_service()
   num_processes = views.MAX_NODES + 1
   topologies = [_field(1, _local_topology(p)) for p in range(num_processes)]
   client.key_value_set_bytes(_GLOBAL_TOPOLOGY, b"".join(topologies))
-  compat.connect_cpu_backend(number + 1, num_processes, client, host=host)
+  # Gloo would take any address of a name.
+  numeric = addresses.find(host, 0)[1][0]
+  compat.connect_cpu_backend(number + 1, num_processes, client, host=numeric)
   devices_lib.transfer_devices()
   compat.let_cache_be_written()
+
+
+def start_service() -> Any:
+  """Starts the service of this process; returns its only client.
+
+  The service asks nobody who they are, and a second client that calls itself
+  the first ends the process. So the socket is made in a folder that only this
+  user may enter, and has no name any more when this returns: the client finds
+  it by an open file of this process. Nothing is left if the process is killed.
+
+  Raises `OSError` if the folder for temporary files takes no sockets.
+  """
+  with tempfile.TemporaryDirectory() as path:  # Its mode is 0700.
+    folder = os.open(path, os.O_PATH)
+    try:  # By the number of the folder: names of sockets have 107 bytes.
+      name = f"/proc/self/fd/{folder}/socket"
+      service = compat.start_coordination_service(f"unix:{name}")
+      number = os.open(name, os.O_PATH)
+    finally:
+      os.close(folder)
+  return compat.connect_coordination(service, f"unix:/proc/self/fd/{number}")
 
 
 def devices_by_node() -> dict[int, jax.Device]:

@@ -167,8 +167,9 @@ def make_unusable(address: bytes) -> bytes:
 
   Raises `ValueError` if it is none.
   """
-  start, _ = _find_parts(address)
-  other = struct.pack("<H", socket.AF_INET6)
+  start, _, family = _find_parts(address)
+  is_ipv4 = family == socket.AF_INET
+  other = struct.pack("<H", socket.AF_INET6 if is_ipv4 else socket.AF_INET)
   return address[:start] + other + address[start + 2 :]
 
 
@@ -177,29 +178,31 @@ def parse_address(address: bytes) -> tuple[tuple[str, int], list[int]]:
 
   Raises `ValueError` if it is no address.
   """
-  start, end = _find_parts(address)
-  port, host = struct.unpack_from("!H4s", address, start + 2)
+  start, end, family = _find_parts(address)
+  (port,) = struct.unpack_from("!H", address, start + 2)
+  where, num_bytes = (4, 4) if family == socket.AF_INET else (8, 16)
+  host = address[start + where : start + where + num_bytes]
   numbers = [number for (number,) in struct.iter_unpack("<q", address[end:])]
-  return (socket.inet_ntoa(host), port), numbers
+  return (socket.inet_ntop(family, host), port), numbers
 
 
-def _find_parts(address: bytes) -> tuple[int, int]:
-  """Returns where `sockaddr_storage` begins and ends in an address of Gloo.
+def _find_parts(address: bytes) -> tuple[int, int, int]:
+  """Returns where `sockaddr_storage` begins and ends, and its family.
 
-  It is the host name and `sockaddr_storage`, each after its length, and numbers
-  of 8 bytes.
+  An address of Gloo is the host name and `sockaddr_storage`, each after its
+  length, and numbers of 8 bytes.
   """
   try:
     (name_length,) = struct.unpack_from("<Q", address)
     length, family = struct.unpack_from("<QH", address, 8 + name_length)
   except struct.error:
     length = family = -1
-  if length < 128 or family != socket.AF_INET:
+  if length < 128 or family not in (socket.AF_INET, socket.AF_INET6):
     raise ValueError(f"No address of Gloo: {address!r}.")
   start = 16 + name_length
   if (len(address) - start - length) % 8:
     raise ValueError(f"No address of Gloo: {address!r}.")
-  return start, start + length
+  return start, start + length, family
 
 
 def _end_waits(address: bytes) -> None:

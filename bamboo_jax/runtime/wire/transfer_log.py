@@ -13,6 +13,7 @@ import jax
 
 from bamboo_jax import base
 from bamboo_jax.cluster import settle
+from bamboo_jax.runtime.wire import black_holes
 from bamboo_jax.runtime.wire import connections as connections_lib
 
 
@@ -108,6 +109,10 @@ class TransferLog:
     """Lets transfers begin in a view, unless a newer one has stopped them."""
     with self._lock:
       self._is_stopped = view < self._stopped_for
+
+  def find_stuck(self) -> set[black_holes.Ends]:
+    """Returns the links that drop large packets; see `black_holes`."""
+    return self._connections.find_stuck()
 
   def begun(self) -> settle.Begun:
     """Returns what has begun since all was settled."""

@@ -14,6 +14,7 @@ from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.agent import agent as agent_lib
 from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.agent import peers as peers_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import private_etcd
 from bamboo_jax.cluster.store import registry as registry_lib
@@ -162,6 +163,32 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
       await asyncio.gather(*calls)
       agent._calls.shutdown()
     self.assertEqual(claim.stamp, self.agents["n0"]._state.stamp)
+
+  async def test_a_folder_that_hangs_holds_up_nothing_else(self):
+    options = given.make_options("n9", workdir=str(self.folder))
+    agent = agent_lib.Agent(self.store, options, issue("agent", "n9"))
+    over = threading.Event()
+    with mock.patch.object(agent._fence, "beat", lambda: over.wait(60)):
+      beat = events_lib.Fence("beat")
+      calls = [asyncio.create_task(agent._do(beat)) for _ in range(40)]
+      await asyncio.sleep(0)
+      try:
+        async with asyncio.timeout(10):
+          dial = peers_lib._connect("localhost", self.port(), 1.0)
+          (await dial).close()
+          await agent._do(events_lib.Store(lambda _: None))
+          await agent._do(events_lib.Fence("read"))
+        calls[0].cancel()  # The flow has ended; its call goes on.
+      finally:
+        over.set()
+        done = await asyncio.gather(*calls, return_exceptions=True)
+        agent._calls.shutdown()
+    self.assertIsInstance(done[0], asyncio.CancelledError)
+    self.assertEqual(done[1:], [True] * 39)
+
+  def port(self):
+    """Returns one that somebody listens on."""
+    return int(self.etcd.endpoint.rpartition(":")[2])
 
   async def test_a_stopped_worker_is_killed(self):
     os.kill(self.agents["n1"]._worker._process.pid, signal.SIGSTOP)

@@ -19,6 +19,8 @@ from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import peers as peers_lib
 from tests.cluster.agent import given
 
+_THIN_LINEAR_TIMEOUTS = socket.IPPROTO_TCP, 16
+
 
 class Agent:
   """Its connections, and what happens to them."""
@@ -32,20 +34,22 @@ class Agent:
       role="agent",
       name=None,
       stamp="life 0",
+      host="127.0.0.1",
   ):
+    self.host = host
     self.stamp = stamp
     self.events = asyncio.Queue()
     self.identity = identity_lib.issue(
         secret, run=run, role=role, name=name or f"n{number}"
     )
-    self.peers = peers_lib.Peers(self.identity, self.events)
+    self.peers = peers_lib.Peers(self.identity, self.events, ack_secs=2.5)
     self.number = number
 
   async def listen(self):
     name, life = f"n{self.number}", f"life {self.number}"
     greeting = messages.Greeting(life, self.stamp)
-    port = await self.peers.listen("127.0.0.1", greeting=greeting)
-    self.me = views.Member(self.number, name, "a", life, "127.0.0.1", port)
+    port = await self.peers.listen(self.host, greeting=greeting)
+    self.me = views.Member(self.number, name, "a", life, self.host, port)
     return self
 
   def dial(self, other):
@@ -90,10 +94,16 @@ class PeersTest(parameterized.TestCase):
       )
       writer = a.peers._writers["life 1"]
       option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
-      used = writer.get_extra_info("socket").getsockopt(*option)
-      self.assertEqual(used, 3_000)  # What gets no answer is closed.
+      used = writer.get_extra_info("socket")
+      self.assertEqual(used.getsockopt(*option), 2_500)  # What gets no answer.
       (heard,) = b.peers._heard["life 0"]
       listened = heard.get_extra_info("socket")
+      for end in (used, listened):
+        size = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+        self.assertBetween(size, 1000, 1200)
+        self.assertTrue(end.getsockopt(*_THIN_LINEAR_TIMEOUTS))
+        control = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        self.assertEqual(control.rstrip(b"\0"), b"reno")
       for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
         secs = listened.getsockopt(socket.IPPROTO_TCP, option)
         self.assertLess(secs, 100)
@@ -106,6 +116,29 @@ class PeersTest(parameterized.TestCase):
       a.dial(b)  # Again.
       self.assertEqual(await a.heard(), [events_lib.PeerReached("life 1")])
       self.assertEqual(await b.heard(), [events_lib.PeerCame(a.me)])
+
+    self.run_agents(scenario)
+
+  @parameterized.parameters("localhost", "::1", "127.0.0.9")
+  def test_hosts(self, host):
+    async def scenario(a, b):
+      with contextlib.ExitStack() as stack:
+        if host != "localhost":  # Numbers, which take no thread to look up.
+          refuse = mock.Mock(side_effect=AssertionError)
+          stack.enter_context(mock.patch.object(asyncio, "to_thread", refuse))
+        a.dial(b)
+        self.assertEqual(await a.heard(), [events_lib.PeerReached("life 1")])
+
+    self.run_agents(scenario, host=host)
+
+  @parameterized.parameters("10.255.255.1", "fd00::dead", "no.such.host.")
+  def test_a_host_of_others(self, host):
+    async def scenario(a, b):
+      del b
+      a.host = host
+      problem = f"Cannot listen on '{host}': .* --host must be an address of "
+      with self.assertRaisesRegex(OSError, problem):
+        await a.listen()
 
     self.run_agents(scenario)
 

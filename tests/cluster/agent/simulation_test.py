@@ -70,7 +70,7 @@ class SimulationTest(parameterized.TestCase):
     self.assertEqual(self.nodes["n3"].state.roster.view.number, 1)
     self.run_for(2.0)
     self.check(2, left)
-    reason = "its agent cannot be reached: no acknowledgement"
+    reason = "its agent was silent for 3.0 s"
     self.assertEqual(
         self.nodes["n3"].state.roster.view.reason, f"{dead} left: {reason}"
     )

@@ -121,19 +121,6 @@ class ClientTest(parameterized.TestCase):
     with self.assertRaises(etcd_lib.ForgedError):
       self.etcd.get_all("/")
 
-  @parameterized.parameters(
-      ("a:1", ("a", 1)),
-      ("[::1]:2379", ("::1", 2379)),
-      ("10.0.0.1:2379", ("10.0.0.1", 2379)),
-  )
-  def test_endpoints(self, text, want):
-    self.assertEqual(etcd_lib.parse_endpoint(text), want)
-
-  @parameterized.parameters("a", "a:", ":1", "a:0", "a:65536", "a:x", "[]:1")
-  def test_what_is_no_endpoint(self, text):
-    with self.assertRaisesRegex(ValueError, "written host:port"):
-      etcd_lib.parse_endpoint(text)
-
   @parameterized.product(
       status=[200, 503],
       body=[b"{}", b"[]", b"null", b"404 page not found", b"\xff"],
@@ -185,13 +172,35 @@ class EtcdTest(absltest.TestCase):
     self.etcd = self.server.client
 
   def test_strangers_are_refused(self):
-    plain = etcd_lib.Etcd(self.etcd.endpoints.removeprefix("https://"))
+    place = self.etcd.endpoints.removeprefix("https://")
     own = identity_lib.issue(b"guess", run="run", role="agent", name="n0")
-    for etcd in (plain, etcd_lib.Etcd(self.etcd.endpoints, tls=own.store)):
-      with self.assertRaises(OSError):
+    advice = f"wants certificates: write https://{place}, and give --secret"
+    for endpoints, tls, problem in (
+        (place, None, advice),
+        (f"http://{place}", own.store, advice),
+        (
+            self.etcd.endpoints,
+            own.store,
+            f"of etcd at {place} is not of the sa",
+        ),
+    ):
+      etcd = etcd_lib.Etcd(endpoints, tls=tls)
+      with self.assertRaisesRegex(etcd_lib.NoEtcdError, problem):
         etcd.get("/a")
-    with self.assertRaisesRegex(ValueError, "a secret or certificates"):
+    with self.assertRaisesRegex(ValueError, "A secret or certificates"):
       etcd_lib.Etcd(self.etcd.endpoints)
+
+  def test_it_takes_no_tls(self):
+    folder = self.enter_context(tempfile.TemporaryDirectory())
+    plain = commands.start_etcd(folder, self.addCleanup)
+    own = identity_lib.issue(b"s", run="run", role="agent", name="n0")
+    etcd = etcd_lib.Etcd(f"https://{plain.endpoint}", tls=own.store)
+    advice = f"takes no TLS: write http://{plain.endpoint}."
+    with self.assertRaisesRegex(etcd_lib.NoEtcdError, advice):
+      etcd.get("/a")
+    etcd = etcd_lib.Etcd(f"http://{plain.endpoint}/", key=b"")
+    self.assertIsNone(etcd.get("/a"))
+    etcd.close()
 
   def test_it_is_what_the_simulated_one_is(self):
     fake = fake_store.Server(lambda: 0.0).client()

@@ -1,12 +1,16 @@
 """Sockets of the dead are shut down; those of the living work on."""
 
 import contextlib
+import ctypes
 import socket
 import struct
+import time
 
-from absl.testing import absltest
+from absl.testing import parameterized
 
+from bamboo_jax.cluster import door
 from bamboo_jax.cluster import settle
+from bamboo_jax.runtime.wire import black_holes
 from bamboo_jax.runtime.wire import connections as connections_lib
 from bamboo_jax.runtime.wire import transfer_log
 
@@ -20,7 +24,24 @@ def is_open(pair):
     return False
 
 
-class ConnectionsTest(absltest.TestCase):
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
+
+
+def drop_large_packets(receiver):
+  """Has the kernel drop what is too large, as a link on the way would."""
+  program = (
+      (0x80, 0, 0, 0),  # The length of a packet.
+      (0x25, 0, 1, 1400),  # If it is more than that:
+      (0x06, 0, 0, 0),  # drop it,
+      (0x06, 0, 0, 0xFFFFFFFF),  # else take all of it.
+  )
+  code = b"".join(struct.pack("HBBI", *line) for line in program)
+  place = ctypes.create_string_buffer(code)
+  given = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(place))
+  receiver.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, given)
+
+
+class ConnectionsTest(parameterized.TestCase):
 
   def open(self, *, timeout_secs=30):
     """Returns two ends; gloo lets the kernel time what it reads."""
@@ -45,6 +66,41 @@ class ConnectionsTest(absltest.TestCase):
         [True, True, False, True],
     )
     self.assertEqual(connections.cut({0, 1}), 0)
+
+  @parameterized.parameters(
+      (5, 1448, 1, True),
+      (4, 1448, 1, False),  # Some may get lost.
+      (9, 1200, 1, False),  # It is not the size.
+      (9, 1448, 0, False),  # All has arrived.
+  )
+  def test_sends_in_vain(self, timeouts, segment_bytes, num_sent, is_stuck):
+    numbers = (200_000, 40_000, segment_bytes, 536, num_sent)
+    info = struct.pack("8B5I", 1, 0, timeouts, 0, timeouts, 7, 0, 0, *numbers)
+    self.assertEqual(black_holes.is_stuck(info), is_stuck)
+
+  def test_finds_a_link_that_drops_large_packets(self):
+    connections = connections_lib.Connections()
+    with connections.record((0, 1)):
+      server = self.enterContext(socket.create_server(("127.0.0.1", 0)))
+      near = self.enterContext(socket.create_connection(server.getsockname()))
+      near.setsockopt(
+          socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 30, 0)
+      )
+      far = self.enterContext(server.accept()[0])
+    door.ease(near)  # Five tries take a second then, and not six.
+    drop_large_packets(far)
+    near.sendall(b"small")
+    self.assertEqual(far.recv(5), b"small")
+    self.assertEmpty(connections.find_stuck())
+    near.setblocking(False)
+    near.send(bytes(4000))
+    end_secs = time.monotonic() + 60
+    while not (found := connections.find_stuck()):
+      self.assertLess(time.monotonic(), end_secs)
+    self.assertEqual(found, {("127.0.0.1", "127.0.0.1")})
+    far.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+    self.assertLen(far.recv(4000, socket.MSG_WAITALL), 4000)
+    self.assertEmpty(connections.find_stuck())
 
   def test_cuts_nothing_that_others_have_opened_meanwhile(self):
     connections = connections_lib.Connections()

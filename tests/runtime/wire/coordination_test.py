@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.runtime import compat
+from tests import strangers
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -105,8 +107,11 @@ class NodesTest(parameterized.TestCase):
     self.assertLess(time.monotonic() - begin_secs, 20)  # Gloo waits for 30 s.
     self.assertEqual(self.values(ring=[0, 1], meetings=[[0, 1]])[0], 3.0)
 
-  def test_nobody_waits_for_one_that_was_lost_while_it_connected(self):
-    self.start(0, 1, 2)
+  @parameterized.parameters((), "--ipv6")
+  def test_nobody_waits_for_one_that_was_lost_while_it_connected(
+      self, *network
+  ):
+    self.start(0, 1, 2, arguments=network)
     for nodes in ([0, 1, 2], [1, 2, 0], [2, 0, 1]):  # Who calls whom differs.
       # Node 0 has all addresses, and waits for one of those who have given up.
       self.tell(
@@ -130,6 +135,40 @@ class NodesTest(parameterized.TestCase):
     self.assertEqual(sum(counts), 1 if have_one_folder else 2)
 
 
+class ServiceTest(absltest.TestCase):
+
+  def test_no_other_process_finds_it(self):
+    # In a folder with a long name, of which nothing is left over.
+    code = (
+        "import os, sys; from bamboo_jax.runtime.wire import coordination\n"
+        "client = coordination.start_service()\n"
+        "client.key_value_set_bytes('there/key', b'value')\n"
+        "print(client.key_value_dir_get_bytes('there/'), flush=True)\n"
+        "sys.stdin.read(); os._exit(0)"
+    )
+    root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+    folder = root / ("long" * 30)
+    folder.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=_ROOT,
+        env={**os.environ, "TMPDIR": str(folder)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    self.addCleanup(process.communicate)
+    self.addCleanup(process.kill)
+    self.assertIn("b'value'", process.stdout.readline())
+    self.assertEmpty([*folder.iterdir()])
+    (found,) = strangers.find_listeners([process.pid])
+    self.assertEqual(found.kind, "unix")
+    for path in (found.name, f"/proc/{process.pid}{found.name[10:]}"):
+      with self.assertRaises(OSError):
+        with socket.socket(socket.AF_UNIX) as caller:
+          caller.connect(path)
+
+
 class HeartbeatsTest(absltest.TestCase):
 
   def test_jax_never_gives_up_a_worker(self):
@@ -146,6 +185,7 @@ class HeartbeatsTest(absltest.TestCase):
         get_distributed_runtime_client=record,
     )
     with mock.patch.object(compat, "_jax", runtime):
-      compat.start_coordination("127.0.0.1:1")
+      service = compat.start_coordination_service("unix:/there")
+      compat.connect_coordination(service, "unix:/there")
     self.assertLen(given, 2)
     self.assertGreater(min(given), 7 * 24 * 3600)

@@ -6,7 +6,6 @@ import struct
 import threading
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import blobs as blobs_lib
@@ -15,9 +14,12 @@ from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.wire import rendezvous as rendezvous_lib
 
 
-def make_address(*numbers, port=4711):
-  place = struct.pack("<H", socket.AF_INET) + struct.pack(">H", port)
-  place += socket.inet_aton("127.0.0.1") + bytes(120)
+def make_address(*numbers, port=4711, host="127.0.0.1"):
+  family = socket.AF_INET6 if ":" in host else socket.AF_INET
+  place = struct.pack("<H", family) + struct.pack(">H", port)
+  place += bytes(4) * (family == socket.AF_INET6)
+  place += socket.inet_pton(family, host)
+  place += bytes(128 - len(place))
   name = struct.pack("<Q", 2) + b"vm" + struct.pack("<Q", len(place))
   return name + place + struct.pack(f"<{len(numbers)}q", *numbers)
 
@@ -198,24 +200,28 @@ class RendezvousTest(parameterized.TestCase):
     self.assertEqual(first._rendezvous._seen, set())
 
 
-class AddressTest(absltest.TestCase):
+class AddressTest(parameterized.TestCase):
 
   def test_key(self):
     got = rendezvous_lib.parse_key("cpu:gloo/4096,2048/1")
     self.assertEqual(got, ([1, 0], 1))
 
-  def test_place_and_numbers(self):
-    got = rendezvous_lib.parse_address(make_address(3, -4, port=512))
-    self.assertEqual(got, (("127.0.0.1", 512), [3, -4]))
+  @parameterized.parameters("127.0.0.1", "10.0.0.7", "::1", "fd00::7:1")
+  def test_place_and_numbers(self, host):
+    got = rendezvous_lib.parse_address(make_address(3, -4, port=512, host=host))
+    self.assertEqual(got, ((host, 512), [3, -4]))
 
-  def test_only_the_family_differs(self):
-    address = _ADDRESSES[0]
+  @parameterized.parameters(
+      ("127.0.0.1", socket.AF_INET6), ("::1", socket.AF_INET)
+  )
+  def test_only_the_family_differs(self, host, other):
+    address = make_address(0, 10, host=host)
     got = rendezvous_lib.make_unusable(address)
     self.assertLen(got, len(address))
     differ = [i for i in range(len(got)) if got[i] != address[i]]
     self.assertEqual(differ, [18])
     (family,) = struct.unpack_from("<H", got, 18)
-    self.assertEqual(family, socket.AF_INET6)
+    self.assertEqual(family, other)
 
   def test_what_is_no_address(self):
     odd = _ADDRESSES[0] + b"x"

@@ -1,0 +1,55 @@
+"""Names links that drop large packets without telling the sender.
+
+A tunnel or a switch may carry less than both ends believe. Agents, whose
+packets are small, reach each other then, and what their workers transfer is
+sent again for ever: the run stands still, or a healthy node is left out for
+that, and after it those that replace it.
+"""
+
+from collections.abc import Callable
+import struct
+import time
+
+from absl import logging
+
+# The beginning of `tcp_info` of Linux: the third byte counts the timeouts in a
+# row, and the third and the fifth number are the size of a segment, and how
+# many are not acknowledged.
+INFO = struct.Struct("8B5I")
+_LEAST_TIMEOUTS = 5  # Each takes twice as long as the last: 6 s or more.
+_SMALL_BYTES = 1220  # Any link carries packets of this size.
+_LOOK_SECS = 2.0
+
+Ends = tuple[str, str]  # Addresses of this host and another.
+
+
+def is_stuck(info: bytes) -> bool:
+  """Whether a connection with this `tcp_info` sends large packets in vain."""
+  fields = INFO.unpack(info)
+  timeouts, segment_bytes, num_unacknowledged = (
+      fields[2],
+      fields[10],
+      fields[12],
+  )
+  is_large = segment_bytes > _SMALL_BYTES
+  return is_large and num_unacknowledged > 0 and timeouts >= _LEAST_TIMEOUTS
+
+
+def watch(find_stuck: Callable[[], set[Ends]]) -> None:
+  """Warns of each link for which it is so; never returns."""
+  known: set[Ends] = set()
+  while True:
+    time.sleep(_LOOK_SECS)
+    found = find_stuck()
+    for own, other in sorted(found - known):
+      logging.warning("%s", describe(own, other))
+    known = found
+
+
+def describe(own: str, other: str) -> str:
+  """Returns the problem of a link, and the remedy."""
+  return (
+      f"Nothing that is sent from {own} to {other} in large packets arrives. "
+      "If both stay members, check the MTU between them (ping -M do -s 1400 "
+      f"{other}), or set net.ipv4.tcp_mtu_probing=1 on all nodes."
+  )
