@@ -67,6 +67,7 @@ class Worker:
         directory=given.workdir.checkpoints,
         member=cohort.number,
         warn=lambda step, text: self._log.warn_of_save(step, text),
+        check_fence=lambda: given.check_fence(cohort.view.epoch),
     )
     self.state = run_state_lib.RunState(
         engine,
@@ -152,8 +153,7 @@ class Worker:
           self.engine.load_programs(copy.destination, copy.stage)
       self._compiler.prepare_nodes(nodes)
     elif not start.is_restart:  # Otherwise all survivors decide who begins.
-      steps = max(self._writer.steps(), default=0)
-      state.begin(self._job.first_layout, steps=steps)
+      state.begin(self._job.first_layout)
       self._outputs.begin(state.steps, self._plans.whole(self.state.layout))
     if state.steps < self._config.num_steps:
       self._step.compile(evaluate=self._evaluates)
@@ -213,6 +213,7 @@ class Worker:
     self.state.drop_dissolved()
     self._step.apply()
     self.state.steps += 1
+    self.state.damaged = ()  # Its step may be saved again.
     self._log.commit(self._step, votes, saves=not self._is_stopped())
 
   def _is_stopped(self) -> bool:
@@ -307,7 +308,8 @@ class Worker:
     if have_gone_back:  # The others have, which was not heard here.
       self._log.roll_back(agreement.steps)
     goes_back = agreement.change and agreement.change.rolls_back
-    cohort.settled(agreement.restored if goes_back else state.steps)
+    # Steps settled in one view must grow; which one is restored is not known.
+    cohort.settled(0 if goes_back else state.steps)
     self._outputs.welcome(statuses, in_step=self._begun == state.steps)
     if agreement.change and not agreement.change.layout.pipelines:
       self._call_next()
@@ -327,10 +329,10 @@ class Worker:
     self.state.carry_out(change, restored=agreement.restored)
     if not agreement.layout.roles:
       self._outputs.begin(
-          agreement.restored, self._plans.whole(self.state.layout)
+          self.state.steps, self._plans.whole(self.state.layout)
       )
     elif change.rolls_back:
-      self._log.roll_back(agreement.restored)
+      self._log.roll_back(self.state.steps)
     self._compile()
 
   def _plan_rest(self, agreement: agreement_lib.Agreement) -> None:
