@@ -1,6 +1,5 @@
 """Checkpoints on disk: to the bit, or not at all."""
 
-import contextlib
 import dataclasses
 import errno
 import json
