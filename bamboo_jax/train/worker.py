@@ -28,6 +28,7 @@ from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import state_transfer
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train import step_plans
+from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.record import outputs as outputs_lib
 from bamboo_jax.train.record import run_log
@@ -104,7 +105,8 @@ class Worker:
       base.CheckpointError: State cannot be read or saved.
       base.CompilationError: A program cannot be compiled beside training.
       base.FencedError: Others have taken over the workdir.
-      base.NonFiniteError: See `config.optimizer.on_nonfinite`.
+      base.NonFiniteError: See `config.optimizer.on_nonfinite`; or the state is
+        not finite.
       base.ReplicaMismatchError: A replica differs from its owner.
     """
     with contextlib.ExitStack() as stack:
@@ -165,6 +167,8 @@ class Worker:
     self._step.run_until_vote()
     votes = self._step.vote(self._vote())
     self._check.hear(vote.prints for vote in votes.values())
+    found = (vote.nonfinite for vote in votes.values())
+    sums_lib.check_state(self.state.steps, found)
     self._commit(votes)
     self._compiler.follow()
     self._evaluate()

@@ -83,6 +83,7 @@ class RunLog:
         owed={view: span for view, span in owed.items() if span},
         redone=step.redone,
         prints=prints,
+        nonfinite=step.find_nonfinite(),
         save=self._writer.say(steps + 1),
     )
 
