@@ -7,6 +7,7 @@ checkpoints, or hold several, of which the newest counts, or be a workdir.
 from collections.abc import Callable
 import os
 import pathlib
+import shutil
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import arrays as layer_arrays
@@ -64,14 +65,17 @@ def import_folder(
   checkpoint = pathlib.Path(out, "0")
   if checkpoint.exists():
     raise ValueError(f"{checkpoint} is there already; name another.")
-  checkpoint.mkdir(parents=True)
+  unfinished = checkpoint.with_name("0.tmp")
+  shutil.rmtree(unfinished, ignore_errors=True)  # Of an import that failed.
+  unfinished.mkdir(parents=True)
   parts = [
-      directory.write_part(checkpoint, layer, {layer: read(layer)}, step=0)
+      directory.write_part(unfinished, layer, {layer: read(layer)}, step=0)
       for layer in model.layer_names
   ]
   meta = {"model": dict(model.fingerprint)}
   manifest = manifest_lib.join(parts, order=model.layer_names, meta=meta)
-  manifest_lib.write_manifest(checkpoint, manifest)
+  manifest_lib.write_manifest(unfinished, manifest)
+  unfinished.rename(checkpoint)
   companions.copy(path, out)
   return model
 
