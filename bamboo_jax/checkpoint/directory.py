@@ -115,19 +115,19 @@ def read_arrays(
     try:
       arrays |= orbax_item.read_item(path / item, shapes)
     except Exception as error:  # Orbax raises various types.
-      kind = base.DamagedCheckpointError
-      if orbax_item.is_of_system(error):
-        kind = base.CheckpointError
-      raise kind(
-          f"Cannot read checkpoint {path}: {orbax_item.describe_error(error)}. "
-          "Without that directory, an older checkpoint is used."
+      text = (
+          f"Cannot read checkpoint {path}: {orbax_item.describe_error(error)}."
+      )
+      if not orbax_item.is_of_system(error):
+        raise base.DamagedCheckpointError(text) from error
+      raise base.CheckpointError(
+          f"{text} Without that directory, an older checkpoint is used."
       ) from error
   for name, entry in entries.items():
     same = layer_arrays.specs_of(arrays[name]) == entry.arrays
     if not same or _sha256(arrays[name]) != entry.sha256:
       raise base.DamagedCheckpointError(
-          f"Checkpoint {path} is damaged: layer {name!r} is not as it was "
-          "saved. Without that directory, an older checkpoint is used."
+          f"Checkpoint {path} is damaged: layer {name!r} is not as it was saved."
       )
   return arrays
 

@@ -215,7 +215,9 @@ class Folder:
       return
     with contextlib.suppress(FileNotFoundError):
       if self._rename(place.path, place.aside):
-        logging.warning("%s It is kept as %s.", problem, place.aside)
+        logging.warning(
+            "%s It is kept as %s; an older one is used.", problem, place.aside
+        )
 
   def _rename(self, path: pathlib.Path, target: pathlib.Path) -> bool:
     """Renames a directory; returns False if the target is there, not empty."""

@@ -322,7 +322,7 @@ class FolderTest(parameterized.TestCase):
       with self.assertLogs("absl", "WARNING") as logs:
         self.assert_resumes()
       self.assertEqual(_hashes(self.root / f"4.{ending}"), damaged)
-      self.assertIn(f"It is kept as {self.root}/4.{ending}.", str(logs.output))
+      self.assertIn(f"It is kept as {self.root}/4.{ending};", str(logs.output))
       self.assertEqual(self.folder.steps(), (2,))
     self.save(6)
     self.assert_restores(6)
