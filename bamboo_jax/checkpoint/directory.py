@@ -127,7 +127,7 @@ def read_arrays(
     same = layer_arrays.specs_of(arrays[name]) == entry.arrays
     if not same or _sha256(arrays[name]) != entry.sha256:
       raise base.DamagedCheckpointError(
-          f"Checkpoint {path} is damaged: layer {name!r} is not as it was saved."
+          f"Checkpoint {path} is damaged: layer {name!r} is not as saved."
       )
   return arrays
 

@@ -54,7 +54,7 @@ class RunState:
     rollbacks: How often training has gone back.
     layout: Who trains what.
     rung: Of the last change between two steps, "none" before there is one.
-    damaged: Steps whose checkpoints were found damaged here, until a step is
+    damaged: Steps whose checkpoints were found damaged, until a step is
       committed.
   """
 
@@ -267,6 +267,7 @@ class RunState:
       said = self.cohort.gather(f"restored {self.version + 1} {steps}", mine)
       if not any(restored.is_damaged for restored in said.values()):
         return steps, states
+      self.damaged += (steps,)
       steps = agreement_lib.newest_common(
           {m: [s for s in r.saved if s < steps] for m, r in said.items()}
       )

@@ -157,6 +157,7 @@ class Worker:
     elif not start.is_restart:  # Otherwise all survivors decide who begins.
       state.begin(self._job.first_layout)
       self._outputs.begin(state.steps, self._plans.whole(self.state.layout))
+      self._log.note_damaged()
     if state.steps < self._config.num_steps:
       self._step.compile(evaluate=self._evaluates)
 
@@ -306,6 +307,8 @@ class Worker:
               agreed_at_secs=agreed_at_secs,
           )
       )
+    known = {*state.damaged, *(d for s in statuses.values() for d in s.damaged)}
+    state.damaged = tuple(sorted(known))
     self.engine.drain(cohort.view.numbers | cohort.newest.numbers)
     have_gone_back = agreement.rollbacks > state.rollbacks
     state.catch_up(agreement, commit=lambda: self._commit({}))
@@ -337,6 +340,7 @@ class Worker:
       )
     elif change.rolls_back:
       self._log.roll_back(self.state.steps)
+    self._log.note_damaged()
     self._compile()
 
   def _plan_rest(self, agreement: agreement_lib.Agreement) -> None:

@@ -185,6 +185,11 @@ class RunTest(parameterized.TestCase):
     self.assertCountEqual(
         os.listdir(workdir / "checkpoints"), ["5.damaged", "6", "8"]
     )
+    events = jsonl.read_lines(workdir / "metrics.jsonl")
+    found = [e for e in events if e.get("event") == "damaged"]
+    is_read = damaged != "manifest.json"  # The other is not even tried.
+    want = [{"event": "damaged", "step": 4, "checkpoint": 5}] * is_read
+    self.assertEqual(found, want)
     whole = self.train("whole", num_steps=8)
     for name in ("state_sha256", "final_loss", "steps"):
       self.assertEqual(_summary(workdir)[name], _summary(whole)[name])

@@ -142,6 +142,14 @@ class RunLog:
     self._outputs.show(f"warning: {text} Training goes on.")
     self._outputs.write_event("save_failed", step=step, values={"reason": text})
 
+  def note_damaged(self) -> None:
+    """Records the checkpoints that could not be gone back to."""
+    for step in self._state.damaged:
+      values = {"checkpoint": step}
+      self._outputs.write_event(
+          "damaged", step=self._state.steps, values=values
+      )
+
   def save_last(self) -> None:
     """Saves the state at the end; see `checkpoint.writer.Writer.save_last`."""
     with self._outputs.during("checkpoint"):
