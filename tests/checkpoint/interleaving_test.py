@@ -121,6 +121,8 @@ class InterleavingTest(parameterized.TestCase):
           act(*given)
         self.assertEmpty(lost)
         self.assertNotEmpty(self.complete())
+        names = [p.name for p in self.root.iterdir() if p.name.isdecimal()]
+        self.assertCountEqual(map(int, names), self.complete())
         for step in self.complete():
           data = self.root / f"{step}" / "node0" / "data"
           self.assertEqual(data.read_text(), f"{step}")
@@ -203,6 +205,36 @@ class InterleavingTest(parameterized.TestCase):
       second.save(20, "v2")
 
     self.assert_always_one(prepare, act, other)
+
+  def test_one_removes_what_another_completes(self):
+    def prepare():
+      first, second = _Process(self.root), _Process(self.root, keep=2)
+      first.save(10, "v1")
+      second.write(20, "v1")
+      return first, second
+
+    def other(first, second):
+      del first
+      with contextlib.suppress(OSError):  # It is gone.
+        second.finish(20, "v1")
+
+    self.assert_always_one(
+        prepare, lambda first, _: first.folder.remove_unfinished("9.v1"), other
+    )
+
+  def test_the_newer_one_is_found_damaged_before_the_older_is_removed(self):
+    process, other = _Process(self.root), _Process(self.root)
+    process.save(10, "v1")
+    process.write(20, "v1")
+
+    def check():
+      if (self.root / "20").exists():  # It is complete.
+        _cut(self.root / "20")
+        other.read(20)
+
+    process.folder = folder_lib.Folder(self.root, keep=1, check_fence=check)
+    process.finish(20, "v1")
+    self.assertEqual(self.complete(), [10])
 
   def test_a_process_without_the_fence_removes_nothing(self):
     process = _Process(self.root)

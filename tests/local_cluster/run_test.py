@@ -91,6 +91,12 @@ class RunTest(parameterized.TestCase):
       self.assertEqual(look(), ([4], 6))
       writer.write_step(5, {})
       self.assertEqual(look(), ([5], 1))
+      writer.write_event("damaged", step=5, values={"checkpoint": 9})
+      self.assertEqual(look(), ([], 1))
+      one._progress.show_text.assert_called_with(
+          "warning: the checkpoint of step 9 is damaged; training goes on from "
+          "step 5."
+      )
 
   def test_who_fails_before_it_has_joined_is_replaced(self):
     one = object.__new__(cluster_run.ClusterRun)
