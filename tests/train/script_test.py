@@ -250,7 +250,7 @@ class BadNumbersTest(ScriptCase):
     worker = self.begin(script, optimizer__on_nonfinite=on_nonfinite)
     with self.assertRaisesRegex(
         base.NonFiniteError,
-        f"^Training stops before step 2: .*: [a-z]+/.* is not finite",
+        "^Training stops before step 2: .*: [a-z]+/.* is not finite",
     ):
       worker.run(stop_at=9)
     self.assertEqual(worker.state.steps, 1)
