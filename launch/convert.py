@@ -6,7 +6,9 @@ bamboo convert --to=hf --model=gpt2 --path=runs/gpt2 --out=exported
 The first reads safetensors files and config.json, and writes a checkpoint; the
 second reads a checkpoint, or the newest of a workdir, and writes a folder that
 `AutoModelForCausalLM.from_pretrained` loads. `--config.init_from` of
-`bamboo train` takes folders of both kinds. All weights are float32.
+`bamboo train` takes folders of both kinds. All weights are float32. Files of a
+tokenizer are copied from where the weights or the text came from, if that is
+known, or from `--tokenizer`.
 """
 
 from absl import flags
@@ -19,6 +21,9 @@ _TO = flags.DEFINE_enum("to", None, ["hf"], "What `--out` will be.")
 _MODEL = flags.DEFINE_string("model", None, "Name of the model.", required=True)
 _PATH = flags.DEFINE_string("path", None, "Folder to read.", required=True)
 _OUT = flags.DEFINE_string("out", None, "Folder to write.", required=True)
+_TOKENIZER = flags.DEFINE_string(
+    "tokenizer", None, "Folder whose tokenizer to export; by default the run's."
+)
 _MAX_FILE_GB = flags.DEFINE_float(
     "max_file_gb", 5.0, "Size of one safetensors file.", lower_bound=0.0
 )
@@ -27,6 +32,7 @@ _MAX_FILE_GB = flags.DEFINE_float(
 def main() -> None:
   """Converts, and says what of."""
   flag_checks.check_one_of(_FROM, _TO)
+  flag_checks.check_one_of(_FROM, _TOKENIZER)
   if not (_FROM.value or _TO.value):
     raise ValueError("Give --from=hf or --to=hf.")
   from bamboo_jax.exchange import weights
@@ -41,6 +47,7 @@ def main() -> None:
         name=_MODEL.value,
         out=_OUT.value,
         max_file_bytes=int(_MAX_FILE_GB.value * 1e9),
+        tokenizer=_TOKENIZER.value,
     )
   print(f"{_OUT.value}: {model.name}, {model.num_params():,} parameters")
 

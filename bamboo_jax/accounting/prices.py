@@ -103,7 +103,7 @@ def load_prices(source: str | os.PathLike[str]) -> tuple[Price, ...]:
 
   Raises `OSError`, or `ValueError` with file and line if a line does not fit.
   """
-  text = pathlib.Path(source).read_text(encoding="utf-8", errors="replace")
+  text = pathlib.Path(source).read_text(encoding="utf-8-sig", errors="replace")
   numbered = enumerate(text.splitlines(), start=1)
   lines = [(n, l) for n, l in numbered if l.strip() and l[0] != "#"]
   if not lines:

@@ -25,6 +25,10 @@ class CheckpointError(ValueError):
   """A checkpoint cannot be written, read or does not fit the model."""
 
 
+class DamagedCheckpointError(CheckpointError):
+  """A checkpoint is not as it was saved; an older one may be."""
+
+
 class CompilationError(RuntimeError):
   """A program could not be compiled beside training."""
 

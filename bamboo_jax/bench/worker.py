@@ -137,7 +137,9 @@ class Worker:
 
   def _build(self, path: str, *names: str) -> dict[str, dict[str, Any]]:
     """Returns seconds to compile, and bytes, by variant."""
-    profile = cost_model.from_json(pathlib.Path(path).read_text())
+    profile = cost_model.from_json(
+        pathlib.Path(path).read_text(encoding="utf-8-sig")
+    )
     cuts = None
     if self._config.pipeline.executor == "spmd":
       cuts = build_program.find_cuts(self._config, self._task)

@@ -53,8 +53,9 @@ def read(
   `like` has all layers of the model, with arrays or shapes as leaves. The
   result has the same structure, with numpy arrays of the same dtypes.
 
-  Raises `base.CheckpointError` if it is not complete, damaged, or of another
-  model or optimizer; names the first layer and array that differ.
+  Raises `base.DamagedCheckpointError` if it is not complete or damaged, and
+  `base.CheckpointError` if it cannot be read now or is of another model or
+  optimizer; names the first layer and array that differ.
   """
   manifest = manifest_lib.read_manifest(path)
   _check_layers(path, manifest, like)
@@ -100,7 +101,8 @@ def read_arrays(
 ) -> dict[str, dict[str, np.ndarray]]:
   """Returns the arrays of the layers `names`, by layer and name.
 
-  Raises `base.CheckpointError` if they are damaged.
+  Raises `base.DamagedCheckpointError`, or `base.CheckpointError` if they cannot
+  be read now.
   """
   entries = {name: manifest.layers[name] for name in names}
   arrays = {}
@@ -113,15 +115,19 @@ def read_arrays(
     try:
       arrays |= orbax_item.read_item(path / item, shapes)
     except Exception as error:  # Orbax raises various types.
+      text = (
+          f"Cannot read checkpoint {path}: {orbax_item.describe_error(error)}."
+      )
+      if not orbax_item.is_of_system(error):
+        raise base.DamagedCheckpointError(text) from error
       raise base.CheckpointError(
-          f"Cannot read checkpoint {path}: {orbax_item.describe_error(error)}. "
-          "Without that directory, an older checkpoint is used."
+          f"{text} Without that directory, an older checkpoint is used."
       ) from error
   for name, entry in entries.items():
-    if _sha256(arrays[name]) != entry.sha256:
-      raise base.CheckpointError(
-          f"Checkpoint {path} is damaged: layer {name!r} is not as it was "
-          "saved. Without that directory, an older checkpoint is used."
+    same = layer_arrays.specs_of(arrays[name]) == entry.arrays
+    if not same or _sha256(arrays[name]) != entry.sha256:
+      raise base.DamagedCheckpointError(
+          f"Checkpoint {path} is damaged: layer {name!r} is not as saved."
       )
   return arrays
 

@@ -1,16 +1,24 @@
 """The folder of the checkpoints of a run.
 
 One that is complete is called by its step. Whatever is being made or removed
-ends in `.tmp`; it is never restored, and removed sooner or later.
+ends in `.tmp`; it is never restored, and removed sooner or later. One that was
+found damaged ends in `.damaged`, or `.damaged.2` and so on; it is kept.
+
+Other processes may complete, remove and set aside checkpoints at any time,
+among them one that was stopped between any two system calls. So each change of
+a name is a rename that fails if the target exists and is not empty, and nothing
+is deleted under its own name.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
 import errno
+import itertools
 import os
 import pathlib
 import re
 import shutil
+from typing import Any, NamedTuple
 
 from absl import logging
 import numpy as np
@@ -19,21 +27,41 @@ from bamboo_jax import base
 from bamboo_jax.checkpoint import directory
 from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.checkpoint import orbax_item
+from bamboo_jax.runtime.stage import spec as spec_lib
 
 _UNFINISHED = ".tmp"
+_DAMAGED = ".damaged"
+_TAKEN = (errno.ENOTEMPTY, errno.EEXIST)  # A rename's target is there.
+
+
+class _Place(NamedTuple):
+  """Where a checkpoint is, and under which name it is kept if damaged."""
+
+  path: pathlib.Path
+  inode: int | None
+  aside: pathlib.Path
 
 
 class Folder:
   """The folder `path`, made if needed; keeps `keep` complete checkpoints.
 
+  `check_fence` raises `base.FencedError` if this process may write no more.
+
   Raises `base.CheckpointError` if it cannot be used.
   """
 
-  def __init__(self, path: str | os.PathLike[str], *, keep: int) -> None:
+  def __init__(
+      self,
+      path: str | os.PathLike[str],
+      *,
+      keep: int,
+      check_fence: Callable[[], None],
+  ) -> None:
     if keep < 1:
       raise ValueError(f"keep must be at least 1, got {keep}.")
     self.path = pathlib.Path(path).absolute()
     self._keep = keep
+    self._check_fence = check_fence
     try:
       self.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -55,6 +83,32 @@ class Folder:
         break
       logging.warning("%s", problem)
     return self._complete(steps)
+
+  def read(
+      self,
+      step: int,
+      like: Mapping[str, spec_lib.LayerState],
+      names: Sequence[str],
+  ) -> tuple[dict[str, spec_lib.LayerState], dict[str, Any]]:
+    """Returns as `directory.read`, and raises as it does.
+
+    A damaged checkpoint is set aside before `base.DamagedCheckpointError`.
+    """
+    place = self._look(step)
+    try:
+      return directory.read(self.path / str(step), like, names)
+    except base.DamagedCheckpointError as error:
+      self._set_aside(place, error)
+      raise
+
+  def set_aside_damaged(self, after: int) -> None:
+    """Sets aside all later than `after` that are not complete; warns of them.
+
+    Contents are not read. Those that cannot be read now stay.
+    """
+    for step in self._all_steps():
+      if step > after:
+        self._look_through(step)
 
   def write_part(
       self,
@@ -84,20 +138,23 @@ class Folder:
   def finish(self, name: str, manifest: manifest_lib.Manifest) -> None:
     """Makes the checkpoint written under `name` complete; removes old ones.
 
-    An existing complete one of that step stays. Raises `OSError`.
+    An existing complete one of that step stays, a damaged one is set aside.
+    Raises `OSError`, or `base.FencedError`.
     """
     unfinished = self._unfinished(name)
-    path = self.path / str(manifest.step)
     try:
       if problem := manifest_lib.find_problem(unfinished, manifest.files):
         text = f"{problem}; all nodes need a folder that they share"
         raise OSError(errno.ENOENT, text)
       manifest_lib.write_manifest(unfinished, manifest)
-      if self._problem(manifest.step) is not None:
-        if path.exists():
-          shutil.rmtree(path)
-        os.rename(unfinished, path)
-        manifest_lib.sync(self.path)
+      self._check_fence()
+      while not self._rename(unfinished, self.path / str(manifest.step)):
+        problem = self._look_through(manifest.step)
+        if problem is None:
+          break
+        if not isinstance(problem, base.DamagedCheckpointError):
+          raise OSError(errno.EIO, str(problem).rstrip("."))
+      manifest_lib.sync(self.path)
     finally:
       shutil.rmtree(unfinished, ignore_errors=True)  # Unless it was renamed.
     self._remove_old()
@@ -109,9 +166,7 @@ class Folder:
     """
     for path in self.path.glob(f"[0-9]*{_UNFINISHED}"):
       if path != self._unfinished(but):
-        shutil.rmtree(path, ignore_errors=True)  # Others may do so, too.
-        if path.exists():
-          logging.warning("Cannot remove %s.", path)
+        _remove(path)
 
   def _unfinished(self, name: str) -> pathlib.Path:
     return self.path / f"{name}{_UNFINISHED}"
@@ -123,6 +178,56 @@ class Folder:
     except base.CheckpointError as error:
       return error
     return None
+
+  def _look_through(self, step: int) -> base.CheckpointError | None:
+    """Returns as `_problem`; sets the checkpoint aside if it is damaged."""
+    place = self._look(step)
+    problem = self._problem(step)
+    if isinstance(problem, base.DamagedCheckpointError):
+      self._set_aside(place, problem)
+    return problem
+
+  #  this process          another
+  #  look: inode 7, name
+  #  read: damaged
+  #                        rename STEP to STEP.damaged; another STEP, inode 8
+  #  look: inode 8: stop
+  #  rename                (or here: then STEP.damaged exists, and this fails)
+
+  def _look(self, step: int) -> _Place:
+    """Returns what a damaged checkpoint is set aside by; call before reading.
+
+    Names of those set aside are never free again. So if another process sets
+    this one aside and completes another, `_set_aside` fails.
+    """
+    path = self.path / str(step)
+    for number in itertools.count(1):
+      ending = _DAMAGED if number == 1 else f"{_DAMAGED}.{number}"
+      aside = self.path / f"{step}{ending}"
+      if not aside.exists():
+        return _Place(path, _inode(path), aside)
+
+  def _set_aside(
+      self, place: _Place, problem: base.DamagedCheckpointError
+  ) -> None:
+    """Renames a damaged checkpoint, unless another process has; warns."""
+    if place.inode is None or _inode(place.path) != place.inode:
+      return
+    with contextlib.suppress(FileNotFoundError):
+      if self._rename(place.path, place.aside):
+        logging.warning(
+            "%s It is kept as %s; an older one is used.", problem, place.aside
+        )
+
+  def _rename(self, path: pathlib.Path, target: pathlib.Path) -> bool:
+    """Renames a directory; returns False if the target is there, not empty."""
+    try:
+      os.rename(path, target)
+    except OSError as error:
+      if error.errno not in _TAKEN:
+        raise
+      return False
+    return True
 
   def _check_space(
       self, layers: Mapping[str, Mapping[str, np.ndarray]]
@@ -156,14 +261,38 @@ class Folder:
     kept = self._complete(steps)[-self._keep :]
     for step in steps:
       if kept and step < kept[0]:  # None are if they cannot be read now.
-        path = self.path / str(step)
-        try:
-          unfinished = path.rename(path.with_name(path.name + _UNFINISHED))
-          shutil.rmtree(unfinished)
-        except OSError as error:
-          logging.warning(
-              "Cannot remove %s: %s.", path, orbax_item.describe_error(error)
-          )
+        self._check_fence()
+        if self._problem(kept[-1]) is not None:
+          return  # It was removed or set aside meanwhile.
+        _remove(self.path / str(step))
+
+
+def _inode(path: pathlib.Path) -> int | None:
+  """Returns the number of a directory; None if there is none, or it is empty.
+
+  A rename replaces an empty one, so it keeps no name taken.
+  """
+  try:
+    return path.stat().st_ino if any(path.iterdir()) else None
+  except (FileNotFoundError, NotADirectoryError):
+    return None
+
+
+def _remove(path: pathlib.Path) -> None:
+  """Removes a directory, which others may do, too; warns if it cannot.
+
+  It is renamed first: whoever would use it has all of it or nothing.
+  """
+  try:
+    if not path.name.endswith(2 * _UNFINISHED):
+      path = path.rename(path.with_name(path.name + _UNFINISHED))
+    shutil.rmtree(path)
+  except FileNotFoundError:
+    pass
+  except OSError as error:
+    logging.warning(
+        "Cannot remove %s: %s.", path, orbax_item.describe_error(error)
+    )
 
 
 def _remove_item(path: pathlib.Path, item: str) -> None:

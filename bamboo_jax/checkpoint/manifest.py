@@ -2,12 +2,14 @@
 
 It is the last file that is written into a checkpoint. One without a manifest,
 or whose files differ in size from what the manifest says, is not complete and
-is never restored. The content is checked by a hash per layer.
+is never restored. The content is checked by a hash per layer, and that of the
+manifest by one of its own.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -18,7 +20,8 @@ from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 
 _NAME = "manifest.json"
-_FORMAT = 1
+_FORMAT = 2
+_UNSIGNED = 1  # The format that has no hash of the manifest.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +80,7 @@ def write_manifest(checkpoint: pathlib.Path, manifest: Manifest) -> None:
   All other files must be on disk. Raises `OSError`.
   """
   content = {"format": _FORMAT} | json_lib.to_plain(manifest)
+  content["sha256"] = _sha256(content)
   text = json.dumps(content, indent=1) + "\n"
   base.write_atomically(checkpoint / _NAME, text)
   sync(checkpoint)
@@ -85,26 +89,44 @@ def write_manifest(checkpoint: pathlib.Path, manifest: Manifest) -> None:
 def read_manifest(checkpoint: pathlib.Path) -> Manifest:
   """Returns the manifest of a complete checkpoint, or says why it is not.
 
-  Raises `base.CheckpointError`.
+  Raises `base.DamagedCheckpointError`, or `base.CheckpointError` if the folder
+  cannot be read now.
   """
+  cannot = f"Cannot use checkpoint {checkpoint}"
   try:
-    content = json.loads((checkpoint / _NAME).read_text())
-    if content.pop("format") != _FORMAT:
-      raise ValueError("it is of another version of this program")
-    manifest = json_lib.from_plain(Manifest, content)
-  except FileNotFoundError:
-    problem = f"there is no {_NAME}"
-  except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
-    problem = f"{_NAME} is damaged: {type(error).__name__}: {error}"
-  else:
+    manifest = _parse((checkpoint / _NAME).read_bytes())
     problem = find_problem(checkpoint, manifest.files)
     if str(manifest.step) != checkpoint.name:
       problem = f"its manifest is of step {manifest.step}"
+  except (FileNotFoundError, NotADirectoryError):
+    problem = f"there is no {_NAME}"
+  except (OSError, base.CheckpointError) as error:
+    raise base.CheckpointError(f"{cannot}: {error}.") from error
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    problem = f"{_NAME} is damaged: {type(error).__name__}: {error}"
   if problem:
-    raise base.CheckpointError(
-        f"Cannot use checkpoint {checkpoint}: {problem}."
-    )
+    raise base.DamagedCheckpointError(f"{cannot}: {problem}.")
   return manifest
+
+
+def _parse(data: bytes) -> Manifest:
+  """Returns the manifest that a file holds; raises various types if damaged.
+
+  Raises `base.CheckpointError` if another version has written it.
+  """
+  content = json.loads(data)
+  found = content.pop("sha256", None)
+  is_unsigned = content["format"] == _UNSIGNED
+  if found != (None if is_unsigned else _sha256(content)):
+    raise ValueError("its hash is another")
+  if content.pop("format") not in (_UNSIGNED, _FORMAT):
+    raise base.CheckpointError("it is of another version of this program")
+  return json_lib.from_plain(Manifest, content)
+
+
+def _sha256(content: Mapping[str, Any]) -> str:
+  text = json.dumps(content, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
 
 
 def find_problem(

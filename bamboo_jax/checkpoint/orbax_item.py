@@ -13,6 +13,7 @@ of a worker, before its first step.
 """
 
 from collections.abc import Mapping
+import errno
 import functools
 import logging
 import os
@@ -26,6 +27,17 @@ import jax
 import numpy as np
 
 Arrays = Mapping[str, Mapping[str, np.ndarray]]
+
+# Errors that say nothing about what a file holds: share, limits, permissions.
+_OF_SYSTEM = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("EACCES", "EAGAIN", "EBUSY", "ECONNREFUSED", "ECONNRESET"),
+        *("EHOSTDOWN", "EHOSTUNREACH", "EINTR", "EIO", "EMFILE", "ENFILE"),
+        *("ENODEV", "ENOMEM", "ENOTCONN", "ENXIO", "EPERM", "EREMOTEIO"),
+        *("ESHUTDOWN", "ESTALE", "ETIMEDOUT"),
+    )
+)
 
 
 def write_item(path: pathlib.Path, layers: Arrays) -> None:
@@ -76,7 +88,10 @@ def read_item(
       )
   return {
       layer: {
-          name: stored[layer][name] if s.size else np.zeros(s.shape, s.dtype)
+          # Orbax gives back what is no array if it finds none there.
+          name: np.asarray(stored[layer][name])
+          if s.size
+          else np.zeros(s.shape, s.dtype)
           for name, s in shapes.items()
       }
       for layer, shapes in like.items()
@@ -85,13 +100,24 @@ def read_item(
 
 def describe_error(error: Exception) -> str:
   """Returns in one line what went wrong, without a full stop."""
-  code = re.search(r"os_error_code='(\d+)'", str(error))  # Of TensorStore.
-  if code:
-    return os.strerror(int(code[1]))
+  if code := _os_error_code(error):
+    return os.strerror(code)
   if isinstance(error, OSError) and error.strerror:
     return error.strerror
   text = re.sub(r"\s+", " ", f"{type(error).__name__}: {error}").strip()
   return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def is_of_system(error: Exception) -> bool:
+  """Whether reading failed for a reason that is not what the item holds."""
+  code = _os_error_code(error) or getattr(error, "errno", None)
+  return code in _OF_SYSTEM or isinstance(error, MemoryError)
+
+
+def _os_error_code(error: Exception) -> int | None:
+  """Returns the code that TensorStore has put into its message."""
+  found = re.search(r"os_error_code='(\d+)'", str(error))
+  return int(found[1]) if found else None
 
 
 def _make_checkpointer() -> Any:

@@ -19,7 +19,6 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.checkpoint import arrays as layer_arrays
-from bamboo_jax.checkpoint import directory as directory_lib
 from bamboo_jax.checkpoint import folder as folder_lib
 from bamboo_jax.checkpoint import identity as identity_lib
 from bamboo_jax.checkpoint import manifest as manifest_lib
@@ -56,6 +55,7 @@ class Writer:
       model: spec_lib.StageSpec,
       identity: identity_lib.Identity,
       warn: Callable[[int, str], None],
+      check_fence: Callable[[], None],
       initial: Callable[[str], layer_lib.Variables] | None = None,
   ) -> None:
     """Opens the folder, or raises `base.CheckpointError`.
@@ -68,10 +68,15 @@ class Writer:
       every_steps: Between two saves; 0 for none but the last.
       warn: Called with a step and one line when a save has failed or is left
         out, on the member that joins the parts.
+      check_fence: Raises `base.FencedError` if others may write instead. Called
+        in the thread that writes, before a checkpoint becomes complete and
+        before one is removed.
       initial: Returns the first variables of a layer; None for those that
         follow from the seed.
     """
-    self._folder = folder_lib.Folder(directory, keep=keep)
+    self._folder = folder_lib.Folder(
+        directory, keep=keep, check_fence=check_fence
+    )
     self._every_steps = every_steps
     self._member = member
     self._model = model
@@ -104,10 +109,14 @@ class Writer:
   ) -> dict[str, spec_lib.LayerState]:
     """Returns the state of some layers; reads the arrays of no others.
 
-    `step` is one of `steps`, or 0 for the state before the first step. Raises
-    `base.CheckpointError` if the checkpoint is not complete, damaged, or of
-    another model, optimizer or run; says what differs.
+    `step` is one of `steps`, or 0 for the state before the first step. Later
+    ones that are not complete are set aside, under another name.
+
+    Raises `base.DamagedCheckpointError` if the checkpoint is not complete or
+    damaged, which is set aside, too. Raises `base.CheckpointError` if it cannot
+    be read now, or is of another model, optimizer or run; says what differs.
     """
+    base.ask_again(lambda: self._folder.set_aside_damaged(step))
     names = self._model.model.layer_names
     if step == 0:
       states = {}
@@ -118,8 +127,7 @@ class Writer:
         states |= spec_lib.init_layers(one, self._initial)
       return states
     shapes = spec_lib.split_layers(self._model.state)
-    path = self._folder.path / str(step)
-    states, meta = directory_lib.read(path, shapes, layers)
+    states, meta = self._folder.read(step, shapes, layers)
     where = str(self._folder.path)
     self.changes = self._identity.check(meta, step=step, where=where)
     return states
@@ -318,6 +326,8 @@ class Writer:
     )
     try:
       self._folder.finish(save.name, whole)
+    except base.FencedError as error:
+      return save, str(error).rstrip(".")
     except OSError as error:
       return save, orbax_item.describe_error(error)
     return save, ""

@@ -10,6 +10,7 @@ what lets a step go on after a death.
   draws      random bits as a function of integers
 
   readers, corpus   files to documents; documents to a text with a manifest
+  kinds             what a file seems to be that is no text
   tokens, bpe       a text as bytes, or as byte pairs
   windows           a text cut into samples, in a new order each epoch
   masked            masked tokens in pairs of windows, for BERT

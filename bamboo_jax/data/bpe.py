@@ -12,6 +12,7 @@ import pathlib
 import types
 from typing import Any
 
+from absl import logging
 import numpy as np
 
 from bamboo_jax import base
@@ -40,8 +41,17 @@ class BpeTokens:
       vocab_size: int,
       kind: str = "bpe",
       end: str = _END,
+      in_pieces: bool = True,
   ) -> None:
+    """Takes a `tokenizers.Tokenizer`.
+
+    Args:
+      end: The token that ends a document.
+      in_pieces: Whether long documents may be cut between lines, which saves
+        memory.
+    """
     self._tokenizer = tokenizer
+    self._in_pieces = in_pieces
     self.end = tokenizer.token_to_id(end)
     self.vocab_size = vocab_size
     special = tuple(map(tokenizer.token_to_id, _SPECIAL))
@@ -51,6 +61,8 @@ class BpeTokens:
         "vocab_size": vocab_size,
         "vocab_sha256": hashlib.sha256(tokenizer.to_str().encode()).hexdigest(),
     }
+    if not in_pieces:
+      self.fingerprint["in_pieces"] = False
 
   def encode(self, documents: Sequence[corpus.Document]) -> np.ndarray:
     """Returns uint16 or uint32 [tokens]; `base.DataError` if not UTF-8."""
@@ -58,7 +70,8 @@ class BpeTokens:
     end = np.array([self.end], dtype)
     parts = [np.zeros(0, dtype)]
     for document in documents:
-      pieces = list(_split_lines(_decode(document)))
+      text = _decode(document)
+      pieces = list(_split_lines(text)) if self._in_pieces else [text]
       for first in range(0, len(pieces), _PIECES_AT_ONCE):
         parts += [
             np.array(encoding.ids, dtype)
@@ -102,7 +115,8 @@ def train_bpe(
   digest = hashlib.sha256(inputs.encode()).hexdigest()
   path = pathlib.Path(cache_dir, f"bpe_{digest[:16]}.json")
   if path.exists():
-    tokenizer = _load(library, path)
+    remedy = "remove it, and tokens='bpe' make it again"
+    tokenizer = _load(library, path, remedy=remedy)
   else:
     tokenizer = _train(library, documents, vocab_size)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,9 +127,14 @@ def train_bpe(
 def read_file(path: str | os.PathLike[str]) -> BpeTokens:
   """Returns the tokens of a tokenizer.json, as `transformers` writes it.
 
+  What it sets for inference is switched off: see `_switch_off`.
+
   Raises `base.DataError` if it cannot be read or cannot end a document.
   """
-  tokenizer = _load(_import_tokenizers(), pathlib.Path(path))
+  remedy = "tokens='file' needs a tokenizer.json as `transformers` saves it"
+  tokenizer = _load(_import_tokenizers(), pathlib.Path(path), remedy=remedy)
+  if changes := _switch_off(tokenizer):
+    logging.warning("%s: %s.", path, "; ".join(changes))
   ends = [end for end in _FILE_ENDS if tokenizer.token_to_id(end) is not None]
   if not ends:
     raise base.DataError(
@@ -123,7 +142,43 @@ def read_file(path: str | os.PathLike[str]) -> BpeTokens:
         f"{', '.join(_FILE_ENDS[:-1])}."
     )
   size = tokenizer.get_vocab_size()
-  return BpeTokens(tokenizer, vocab_size=size, kind="file", end=ends[0])
+  return BpeTokens(
+      tokenizer,
+      vocab_size=size,
+      kind="file",
+      end=ends[0],
+      in_pieces=_may_be_cut(tokenizer),
+  )
+
+
+def _switch_off(tokenizer: Any) -> list[str]:
+  """Switches off what cuts, pads or changes a text; returns what it was.
+
+  Special tokens of a post-processor are never added, see `BpeTokens.encode`.
+  """
+  changes = []
+  if tokenizer.truncation:
+    length = tokenizer.truncation["max_length"]
+    changes.append(f"truncation to {length} tokens is switched off")
+    tokenizer.no_truncation()
+  if tokenizer.padding:
+    changes.append("padding is switched off")
+    tokenizer.no_padding()
+  if dropout := getattr(tokenizer.model, "dropout", None):
+    # Each process would draw other tokens.
+    changes.append(f"dropout={dropout:.3g} of its pairs is switched off")
+    tokenizer.model.dropout = None
+  return changes
+
+
+def _may_be_cut(tokenizer: Any) -> bool:
+  """Whether lines have the same tokens one by one as together.
+
+  They do not if a space is put before each text, as Llama 2 does, or whitespace
+  around it is removed.
+  """
+  encode = lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+  return encode("a\n") + encode("b\n") == encode("a\nb\n")
 
 
 def _import_tokenizers() -> types.ModuleType:
@@ -154,16 +209,22 @@ def _train(
   return tokenizer
 
 
-def _load(library: types.ModuleType, path: pathlib.Path) -> Any:
+def _load(library: types.ModuleType, path: pathlib.Path, *, remedy: str) -> Any:
   try:
-    text = path.read_bytes().decode()
-  except (OSError, UnicodeDecodeError) as error:
-    raise base.DataError(f"Cannot read {path}: {error}.") from error
+    text = path.read_bytes().decode("utf-8-sig")
+  except OSError as error:
+    raise base.DataError(
+        f"Cannot read {path}: {error.strerror or error}."
+    ) from error
+  except UnicodeDecodeError as error:
+    raise base.DataError(
+        f"{path} is damaged or no tokenizer.json ({error}); {remedy}."
+    ) from error
   try:
     return library.Tokenizer.from_str(text)
   except Exception as error:  # The library raises nothing more precise.
     raise base.DataError(
-        f"{path} is damaged ({error}); tokens='bpe' make it again if removed."
+        f"{path} is damaged or no tokenizer.json ({error}); {remedy}."
     ) from error
 
 

@@ -141,12 +141,6 @@ def find_docstrings(documents: Sequence[corpus.Document]) -> list[Pair]:
 
 
 def _lines(document: corpus.Document) -> list[bytes]:
-  before, zero, _ = document.content.partition(b"\0")
-  if zero:
-    number = before.count(b"\n") + 1
-    raise base.DataError(
-        f"Line {number} of {document.name} has a zero byte, which no text has."
-    )
   return document.content.removesuffix(b"\n").split(b"\n")
 
 

@@ -4,6 +4,7 @@ Documents are sorted by name. An unreadable file is a `base.DataError` of one
 line with file and reason: a text with holes would be another text.
 """
 
+import codecs
 from collections.abc import Iterator, Sequence
 import glob
 import importlib
@@ -15,6 +16,7 @@ import sysconfig
 
 from bamboo_jax import base
 from bamboo_jax.data import corpus
+from bamboo_jax.data import kinds
 
 # What is not the library itself: installed packages, tests, compiled files.
 _SKIPPED = frozenset(
@@ -74,7 +76,10 @@ def read_files(pattern: str) -> tuple[corpus.Document, ...]:
 
   The root is the path before the first wildcard, so a text keeps its names when
   it is moved. `**` matches any number of folders, `~` is the home folder; as in
-  `glob.glob`, folders that may not be listed are skipped.
+  `glob.glob`, folders that may not be listed are skipped. A byte order mark is
+  no part of the text.
+
+  Raises `base.DataError` if a file cannot be read or is no text, see `kinds`.
   """
   pattern = os.path.expanduser(pattern)
   paths = [
@@ -87,7 +92,7 @@ def read_files(pattern: str) -> tuple[corpus.Document, ...]:
   root = _pattern_root(pattern)
   names = {pathlib.Path(p).relative_to(root).as_posix(): p for p in paths}
   documents = tuple(
-      corpus.Document(name, _read(pathlib.Path(path)))
+      corpus.Document(name, _read_text(pathlib.Path(path)))
       for name, path in sorted(names.items())
   )
   if not any(document.content for document in documents):
@@ -141,6 +146,16 @@ def _pattern_root(pattern: str) -> pathlib.Path:
   ):
     path = path.parent
   return path
+
+
+def _read_text(path: pathlib.Path) -> bytes:
+  content = _read(path).removeprefix(codecs.BOM_UTF8)
+  if kind := kinds.find_kind(content):
+    raise base.DataError(
+        f"Cannot read {path} as text: it seems to be {kind}. Give files of "
+        "plain text, in UTF-8, or a pattern that leaves this one out."
+    )
+  return content
 
 
 def _read(path: pathlib.Path) -> bytes:

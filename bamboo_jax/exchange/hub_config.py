@@ -1,7 +1,8 @@
 """config.json of `transformers`, and the options of our models."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import dataclasses
+import re
 from typing import Any
 
 from bamboo_jax import base
@@ -14,7 +15,8 @@ class Family:
   Attributes:
     architecture: Class of `transformers`.
     prefix: Of names of tensors, which some files leave out.
-    ignored: Regular expression for tensors that hold no parameters of ours.
+    ignored: Regular expression for tensors that carry no information.
+    copies: Tensors that repeat others, if parameters are tied.
     options: Our options, and their names there.
     fixed: Entries that our models cannot have otherwise.
   """
@@ -22,6 +24,7 @@ class Family:
   architecture: str
   prefix: str
   ignored: str
+  copies: Mapping[str, str]
   options: Mapping[str, str]
   fixed: Mapping[str, Any]
 
@@ -42,6 +45,7 @@ _LLAMA_OPTIONS = _BERT_OPTIONS | {
     "rope_theta": "rope_theta",
     "rope_factor": "factor",
 }
+_LLAMA_COPIES = {"lm_head.weight": "model.embed_tokens.weight"}
 _LLAMA_FIXED = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -58,7 +62,13 @@ FAMILIES: Mapping[str, Family] = {
     "bert": Family(
         "BertForPreTraining",
         "bert.",
-        r"position_ids$|^cls\.predictions\.decoder\.",
+        r"\.position_ids$",
+        {
+            "cls.predictions.decoder.weight": (
+                "bert.embeddings.word_embeddings.weight"
+            ),
+            "cls.predictions.decoder.bias": "cls.predictions.bias",
+        },
         _BERT_OPTIONS,
         {
             "model_type": "bert",
@@ -73,6 +83,7 @@ FAMILIES: Mapping[str, Family] = {
         "GPT2LMHeadModel",
         "transformer.",
         r"\.attn\.(masked_)?bias$",
+        {"lm_head.weight": "transformer.wte.weight"},
         {
             "num_blocks": "n_layer",
             "width": "n_embd",
@@ -93,6 +104,7 @@ FAMILIES: Mapping[str, Family] = {
         "LlamaForCausalLM",
         "model.",
         r"rotary_emb\.inv_freq$",
+        _LLAMA_COPIES,
         _LLAMA_OPTIONS,
         {"model_type": "llama", "mlp_bias": False, **_LLAMA_FIXED},
     ),
@@ -100,6 +112,7 @@ FAMILIES: Mapping[str, Family] = {
         "Qwen3ForCausalLM",
         "model.",
         r"rotary_emb\.inv_freq$",
+        _LLAMA_COPIES,
         _LLAMA_OPTIONS,
         {"model_type": "qwen3", **_LLAMA_FIXED},
     ),
@@ -107,6 +120,7 @@ FAMILIES: Mapping[str, Family] = {
         "ResNetForImageClassification",
         "resnet.",
         r"num_batches_tracked$",
+        {},
         {
             "depths": "depths",
             "width": "embedding_size",
@@ -122,6 +136,32 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
 }
+_NEUTRAL: tuple[Any, ...] = (None, False, "", [], {})
+# Keys that change what a model computes, and values that change nothing.
+_MEANINGFUL: Mapping[str, tuple[Any, ...]] = dict.fromkeys(
+    (
+        *("add_cross_attention", "attention_chunk_size", "clip_qkv"),
+        *("is_decoder", "is_encoder_decoder", "mlp_only_layers"),
+        *("no_rope_layers", "num_nextn_predict_layers", "parallel_attn"),
+        *("pruned_heads", "qk_layernorm", "qkv_bias", "query_pre_attn_scalar"),
+        *("tie_encoder_decoder", "use_parallel_residual", "use_qk_norm"),
+    ),
+    _NEUTRAL,
+) | {
+    "is_causal": (None, True),
+    "logit_scale": (*_NEUTRAL, 1.0),
+    "partial_rotary_factor": (None, 1.0),
+    "pretraining_tp": (*_NEUTRAL, 1),
+}
+# Others by their names; such as `final_logit_softcapping`, `sliding_window`.
+_SUSPECT = re.compile(
+    r"alibi|expert|loss_free|moe_|multiplier|quant|residual|rope|rotary|"
+    r"scal(e|ing)(_|$)|softcap|sparse|_window"
+)
+_ROPE = frozenset(  # Keys of `rope_scaling`; their values are looked at.
+    (*_SLOWED, "factor", "partial_rotary_factor", "rope_theta", "type")
+)
+_SCALINGS = ("rope_scaling", "rope_parameters")  # Older and newer files.
 _IMPOSSIBLE = {  # Options without a counterpart.
     "gpt2": {"attention_bias": False},
     "resnet": {"norm": "group", "stem": 1},
@@ -142,8 +182,11 @@ def read_options(
   found = {"tie_word_embeddings": family.options is not _LLAMA_OPTIONS}
   found |= config
   found.setdefault("num_labels", len(found.get("id2label") or "01"))
-  for key in ("rope_scaling", "rope_parameters"):  # Older and newer files.
-    found |= found.get(key) or {}
+  unknown = []
+  for key in _SCALINGS:
+    scaling = dict(found.get(key) or {})
+    unknown += [f"{key}.{name}" for name in scaling.keys() - _ROPE]
+    found |= scaling
   heads = found.get("num_attention_heads")
   if found.get("num_key_value_heads") is None:
     found["num_key_value_heads"] = heads
@@ -159,6 +202,8 @@ def read_options(
       for key, value in fixed.items()
       if found.get(key, value) != value
   ]
+  problems += _find_unknown(family, found)
+  problems += [f"config.json has {key}, which is unknown" for key in unknown]
   for theirs in family.options.values():
     if theirs not in found:
       problems.append(f"config.json has no {theirs}")
@@ -174,6 +219,24 @@ def read_options(
           f"config.json has hidden_sizes={widths}, must be {wanted}"
       )
   return options, problems
+
+
+def _find_unknown(family: Family, found: Mapping[str, Any]) -> Iterator[str]:
+  """Yields what changes the meaning of weights, and our models do not have."""
+  known = {*family.options.values(), *family.fixed, *_SLOWED, *_SCALINGS}
+  if not found.get("use_sliding_window", True):
+    known |= {"sliding_window", "max_window_layers"}
+  for key, value in found.items():
+    if key == "layer_types":
+      value = {*(value or ())} - {"full_attention"}
+    elif key not in _MEANINGFUL and not _SUSPECT.search(key):
+      continue
+    # 1 is not True here: one is a factor, the other switches something on.
+    allowed = _MEANINGFUL.get(key, (*_NEUTRAL, set(), 1.0))
+    if key not in known and not any(
+        value == a and (value is True) == (a is True) for a in allowed
+    ):
+      yield f"config.json has {key}={value!r}, which our models do not have"
 
 
 def make_config(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,16 +2,20 @@
 
 One file, `model.safetensors`, or several with an index. Layers are read one by
 one, so a model may be larger than memory.
+
+Nothing that is given is dropped: each tensor is a parameter, or a copy of one,
+or is known to carry no information.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import json
 import math
 import os
 import pathlib
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
+from absl import logging
 import numpy as np
 
 from bamboo_jax import base
@@ -20,6 +24,14 @@ from bamboo_jax.exchange import names
 from bamboo_jax.models import model as model_lib
 
 _FILE = "model.safetensors"
+_PART = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+_DTYPES = (
+    "F64",
+    "F32",
+    "F16",
+    "BF16",
+)  # Others need a scale, or are no floats.
+_COPY_ROWS = 1024  # That are compared at once.
 
 Arrays = dict[str, np.ndarray]
 
@@ -52,9 +64,12 @@ def open_folder(
 ) -> Callable[[str], Arrays]:
   """Returns a function that reads the arrays of a layer, float32.
 
+  That raises `base.CheckpointError` if a number is NaN or infinite.
+
   Raises:
     base.CheckpointError: The folder does not fit the model; names all tensors
-      that are missing, unknown or of another shape, and options that differ.
+      that are missing, unknown or of another shape or dtype, copies that differ
+      from the original, and options that differ.
   """
   path, options = pathlib.Path(path), model.fingerprint
   family = hub_config.family_of(options["name"])
@@ -73,12 +88,24 @@ def open_folder(
       for rule in rules
       for tensor in rule.tensors
   }
-  places, their_shapes = _read_headers(path, family, wanted)
+  tensors = _read_headers(path, family, wanted)
+  problems += [
+      f"dtype: {name} is {tensor.dtype}, must be one of {', '.join(_DTYPES)}"
+      for name, tensor in sorted(tensors.items())
+      if tensor.dtype not in _DTYPES
+  ]
+  copies = family.copies.keys() & tensors.keys() - wanted.keys()
+  their_shapes = {n: t.shape for n, t in tensors.items() if n not in copies}
+  check(their_shapes, wanted, problems, where=path)
+  for name in sorted(copies):  # They are read, so only if all else fits.
+    original = family.copies[name]
+    if not _are_equal(tensors[name], tensors[original]):
+      problems.append(f"{name} differs from {original}; the model has only one")
   check(their_shapes, wanted, problems, where=path)
 
   def read(layer: str) -> Arrays:
     return {
-        rule.array: rule.to_ours([_read(*places[t]) for t in rule.tensors])
+        rule.array: rule.to_ours([_read(tensors[t]) for t in rule.tensors])
         for rule in rules
         if rule.layer == layer
     }
@@ -160,41 +187,117 @@ def write(
   base.write_atomically(path / "config.json", json.dumps(config, indent=1))
 
 
+class _Tensor(NamedTuple):
+  """A tensor in a file, where it may have an older name."""
+
+  file: pathlib.Path
+  name: str
+  dtype: str
+  shape: tuple[int, ...]
+
+
 def _read_headers(
     path: pathlib.Path, family: hub_config.Family, wanted: Mapping[str, Any]
-) -> tuple[dict[str, tuple[pathlib.Path, str]], dict[str, tuple[int, ...]]]:
-  """Returns file and name there, and the shape, of each tensor that matters."""
-  places, shapes = {}, {}
-  index = path / f"{_FILE}.index.json"
-  files = {file.name for file in path.glob("*.safetensors")}
-  if index.exists():
-    files = _read_json(index).get("weight_map")
-    if not isinstance(files, dict) or not all(
-        isinstance(file, str) for file in files.values()
-    ):
-      raise base.CheckpointError(
-          f"Cannot use {index}: its weight_map must name the file of each "
-          f"tensor, got {files!r}."
-      )
-    files = {*files.values()}
-  for file in sorted(files):
+) -> dict[str, _Tensor]:
+  """Returns the tensors that matter, by the names that they have today."""
+  found: dict[str, _Tensor] = {}
+  for file in sorted(_find_files(path)):
     with _open(path / file) as tensors:
       for their_name in tensors.keys():
         name = re.sub(r"\.gamma$", ".weight", their_name)  # Of old files.
         name = re.sub(r"\.beta$", ".bias", name)
-        if family.prefix + name in wanted:
+        known = wanted.keys() | family.copies.keys()
+        if family.prefix + name in known:
           name = family.prefix + name
-        # A head that is tied need not be there.
-        ignored = re.search(rf"{family.ignored}|^lm_head\.weight$", name)
-        if name in wanted or not ignored:
-          places[name] = (path / file, their_name)
-          shapes[name] = tuple(tensors.get_slice(their_name).get_shape())
-  return places, shapes
+        if name not in known and re.search(family.ignored, name):
+          continue
+        if name in found:
+          raise base.CheckpointError(
+              f"Cannot use {path}: {name} is there twice, in "
+              f"{found[name].file.name} and {file}."
+          )
+        header = tensors.get_slice(their_name)
+        found[name] = _Tensor(
+            path / file,
+            their_name,
+            header.get_dtype(),
+            tuple(header.get_shape()),
+        )
+  return found
 
 
-def _read(file: pathlib.Path, name: str) -> np.ndarray:
-  with _open(file) as tensors:
-    return tensors.get_tensor(name)
+def _find_files(path: pathlib.Path) -> set[str]:
+  """Returns the names of the files with the weights; says which it leaves out.
+
+  The order is that of `transformers`.
+  """
+  index = path / f"{_FILE}.index.json"
+  every = {file.name for file in path.glob("*.safetensors")}
+  if _FILE in every:
+    files = {_FILE}
+  elif index.exists():
+    files = _read_index(index)
+  else:
+    parts = {name for name in every if _PART.fullmatch(name)}
+    files = parts or every
+    if not parts and len(every) > 1:
+      raise base.CheckpointError(
+          f"Cannot use {path}: none of {', '.join(sorted(every))} is {_FILE}, "
+          "and there is no index."
+      )
+  if others := every - files:
+    logging.warning(
+        "Weights of %s are read from %s; not read: %s.",
+        *(path, _list(files), _list(others)),
+    )
+  return files
+
+
+def _list(files: Iterable[str]) -> str:
+  first, *more = sorted(files)
+  return (
+      f"{first} and {len(more)} more"
+      if len(more) > 2
+      else ", ".join([first, *more])
+  )
+
+
+def _read_index(index: pathlib.Path) -> set[str]:
+  files = _read_json(index).get("weight_map")
+  if not isinstance(files, dict) or not all(
+      isinstance(file, str) for file in files.values()
+  ):
+    raise base.CheckpointError(
+        f"Cannot use {index}: its weight_map must name the file of each "
+        f"tensor, got {files!r}."
+    )
+  return {*files.values()}
+
+
+def _are_equal(one: _Tensor, other: _Tensor) -> bool:
+  if one.shape != other.shape:
+    return False
+  num_rows = one.shape[0]
+  with _open(one.file) as first, _open(other.file) as second:
+    slices = first.get_slice(one.name), second.get_slice(other.name)
+    return all(
+        np.array_equal(
+            *(s[at : min(at + _COPY_ROWS, num_rows)] for s in slices)
+        )
+        for at in range(0, num_rows, _COPY_ROWS)
+    )
+
+
+def _read(tensor: _Tensor) -> np.ndarray:
+  with _open(tensor.file) as tensors:
+    with np.errstate(over="ignore"):  # It becomes infinite.
+      array = np.asarray(tensors.get_tensor(tensor.name), np.float32)
+  if not np.isfinite(array).all():
+    raise base.CheckpointError(
+        f"{tensor.file}: the tensor {tensor.name} has NaN or infinite numbers, "
+        "with which no step can succeed."
+    )
+  return array
 
 
 def _open(file: pathlib.Path) -> Any:

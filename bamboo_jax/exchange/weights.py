@@ -7,11 +7,13 @@ checkpoints, or hold several, of which the newest counts, or be a workdir.
 from collections.abc import Callable
 import os
 import pathlib
+import shutil
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.checkpoint import directory
 from bamboo_jax.checkpoint import manifest as manifest_lib
+from bamboo_jax.exchange import companions
 from bamboo_jax.exchange import hub_config
 from bamboo_jax.exchange import hub_folder
 from bamboo_jax.exchange import names
@@ -44,6 +46,8 @@ def import_folder(
 ) -> model_lib.Model:
   """Makes a checkpoint, `out`/0, of a folder of `transformers`.
 
+  The tokenizer and the like go to `out`.
+
   `name` is that of the model in `zoo`; returns the model, whose sizes are those
   of config.json.
 
@@ -61,14 +65,18 @@ def import_folder(
   checkpoint = pathlib.Path(out, "0")
   if checkpoint.exists():
     raise ValueError(f"{checkpoint} is there already; name another.")
-  checkpoint.mkdir(parents=True)
+  unfinished = checkpoint.with_name("0.tmp")
+  shutil.rmtree(unfinished, ignore_errors=True)  # Of an import that failed.
+  unfinished.mkdir(parents=True)
   parts = [
-      directory.write_part(checkpoint, layer, {layer: read(layer)}, step=0)
+      directory.write_part(unfinished, layer, {layer: read(layer)}, step=0)
       for layer in model.layer_names
   ]
   meta = {"model": dict(model.fingerprint)}
   manifest = manifest_lib.join(parts, order=model.layer_names, meta=meta)
-  manifest_lib.write_manifest(checkpoint, manifest)
+  manifest_lib.write_manifest(unfinished, manifest)
+  unfinished.rename(checkpoint)
+  companions.copy(path, out)
   return model
 
 
@@ -78,8 +86,12 @@ def export_folder(
     name: str,
     out: str | os.PathLike[str],
     max_file_bytes: int,
+    tokenizer: str | os.PathLike[str] | None = None,
 ) -> model_lib.Model:
   """Writes the weights of a checkpoint for `transformers`; returns the model.
+
+  The files of a tokenizer are those of the folder `tokenizer`; None: of the
+  folder that the weights or the text of the run came from, if it is known.
 
   Raises:
     base.CheckpointError: There is no checkpoint, or of another model.
@@ -90,6 +102,9 @@ def export_folder(
     raise base.CheckpointError(
         f"{checkpoint} is of the model {options['name']!r}, not {name!r}."
     )
+  source = companions.find(path) if tokenizer is None else tokenizer
+  if source is not None and not companions.has_any(source):
+    raise ValueError(f"There is no file of a tokenizer in {source}.")
   model = zoo.make_model(**options)
   hub_folder.write(
       out,
@@ -97,6 +112,8 @@ def export_folder(
       read=_open_checkpoint(checkpoint, model),
       max_file_bytes=max_file_bytes,
   )
+  if source is not None:
+    companions.copy(source, out)
   return model
 
 
@@ -132,6 +149,9 @@ def _open_checkpoint(
 
   def read(layer: str) -> hub_folder.Arrays:
     arrays = directory.read_arrays(path, manifest, [layer])[layer]
-    return {k: a for k, a in arrays.items() if k.startswith(_KINDS)}
+    arrays = {k: a for k, a in arrays.items() if k.startswith(_KINDS)}
+    if name := layer_arrays.find_nonfinite({layer: arrays}):
+      raise base.CheckpointError(f"{path}: {name} is not finite everywhere.")
+    return arrays
 
   return read

@@ -30,7 +30,9 @@ def check(
   """
   meter.find_price(config)
   if layers:
-    cost_model.from_json(pathlib.Path(layers).read_text(), source=layers)
+    cost_model.from_json(
+        pathlib.Path(layers).read_text(encoding="utf-8-sig"), source=layers
+    )
   if cluster:
     measured_lib.read(cluster)
 

@@ -246,6 +246,11 @@ class ClusterRun:
         shown["victims"] = ",".join(line.get("victims", ()))
         said = progress_lib.render_line({"step": line["step"], **shown})
         self._progress.show_text(f"recovery {said}")
+      elif line.get("event") == "damaged":
+        self._progress.show_text(
+            f"warning: the checkpoint of step {line['checkpoint']} is damaged; "
+            f"training goes on from step {line['step']}."
+        )
       elif "event" not in line:
         self._has_stepped = True
         self._step_secs.append(line.get("step_ms", 1e3) / 1e3)

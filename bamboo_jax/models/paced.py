@@ -85,7 +85,9 @@ def make_paced(
 
 def _read_times(path: str) -> Times:
   try:
-    layers = json.loads(pathlib.Path(path).read_text())["layers"]
+    layers = json.loads(pathlib.Path(path).read_text(encoding="utf-8-sig"))[
+        "layers"
+    ]
     return [(layer["forward_ms"], layer["backward_ms"]) for layer in layers]
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(

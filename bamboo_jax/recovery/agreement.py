@@ -25,6 +25,8 @@ class Status:
     layout: Empty for a node that has just come.
     holdings: What it holds of step `steps`.
     saved: Steps with a complete checkpoint, as far as it can see.
+    damaged: Steps whose checkpoints it has found damaged, and has committed
+      nothing since.
     boot_secs: How long it took to come, of a node that has just come.
   """
 
@@ -34,6 +36,7 @@ class Status:
   layout: layout_lib.Layout
   holdings: holdings_lib.Holdings
   saved: tuple[int, ...]
+  damaged: tuple[int, ...] = ()
   boot_secs: float = 0.0
 
 
@@ -85,10 +88,12 @@ def agree(
   Nodes that are `leaving` will be preempted.
 
   A node that is several steps behind cannot have taken part; it is `refused`,
-  and the others go on without it.
+  and the others go on without it. Where some have begun with a checkpoint that
+  another has found damaged, all begin with an older one.
 
   Raises `base.CheckpointError`: nodes do not see the same checkpoints.
   """
+  statuses = _without_damaged(statuses)
   newest = max(statuses.values(), key=lambda s: s.version)
   current = {
       n: s for n, s in statuses.items() if s.rollbacks == newest.rollbacks
@@ -133,6 +138,25 @@ def agree(
       or all(h == holdings_lib.NOTHING for h in held.values()),
       refused=frozenset(refused),
   )
+
+
+def _without_damaged(statuses: Mapping[int, Status]) -> Mapping[int, Status]:
+  """Returns the statuses of nodes that have just come, if all begin again."""
+  steps = max(s.steps for s in statuses.values())
+  if not any(steps in s.damaged and s.steps < steps for s in statuses.values()):
+    return statuses
+  return {
+      node: Status(
+          steps=-1,
+          version=-1,
+          rollbacks=0,
+          layout=layout_lib.Layout(),
+          holdings=holdings_lib.NOTHING,
+          saved=tuple(step for step in status.saved if step != steps),
+          boot_secs=status.boot_secs,
+      )
+      for node, status in statuses.items()
+  }
 
 
 def _find_valid(

@@ -180,7 +180,9 @@ def _make_costs(options: Config) -> Profile | throughput_table.Table:
         where={k: v for k, v in values["where"].items() if v is not None},
     )
   path = _need(options["profile"], "profile")
-  profile = cost_model.from_json(pathlib.Path(path).read_text(), source=path)
+  profile = cost_model.from_json(
+      pathlib.Path(path).read_text(encoding="utf-8-sig"), source=path
+  )
   _check_batch(profile, options["microbatch_size"], path)
   if (rate := options["link_bytes_per_sec"]) is not None:
     profile = dataclasses.replace(

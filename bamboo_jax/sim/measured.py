@@ -53,7 +53,7 @@ class Measured:
 def read(path: str | os.PathLike[str]) -> Measured:
   """Reads a file; raises `OSError`, or `ValueError` if it is another one."""
   try:
-    content = json.loads(pathlib.Path(path).read_text())
+    content = json.loads(pathlib.Path(path).read_text(encoding="utf-8-sig"))
   except ValueError as error:
     raise ValueError(f"{path} is not JSON: {error}") from error
   return json_lib.from_plain(Measured, content, where=os.fspath(path))

@@ -71,7 +71,7 @@ def read_table(
     where: Values that other columns must have, such as the model.
   """
   rates: dict[int, float] = {}
-  text = packaged.find_file(path).read_text(encoding="utf-8")
+  text = packaged.find_file(path).read_text(encoding="utf-8-sig")
   reader = csv.DictReader(text.splitlines())
   columns = reader.fieldnames or ()
   sizes = ("dp", "pp") if {"dp", "pp"} <= {*columns} else ("nodes",)

@@ -34,6 +34,19 @@ class Statuses:
   by_node: Mapping[int, agreement_lib.Status]
 
 
+@dataclasses.dataclass(frozen=True)
+class Restored:
+  """A member's report on a checkpoint that all go back to.
+
+  Attributes:
+    is_damaged: Whether it could not read its part.
+    saved: Steps with a complete checkpoint, as far as it can see.
+  """
+
+  is_damaged: bool
+  saved: tuple[int, ...]
+
+
 @dataclasses.dataclass(eq=False)
 class RunState:
   """One member's copy of the state of the run.
@@ -44,6 +57,8 @@ class RunState:
     rollbacks: How often training has gone back.
     layout: Who trains what.
     rung: Of the last change between two steps, "none" before there is one.
+    damaged: Steps whose checkpoints were found damaged, until a step is
+      committed.
   """
 
   engine: engine_lib.Engine
@@ -57,6 +72,7 @@ class RunState:
   rollbacks: int = 0
   layout: layout_lib.Layout = layout_lib.Layout()
   rung: str = "none"
+  damaged: tuple[int, ...] = ()
   _settled: tuple[int, layout_lib.Layout] | None = None
 
   @property
@@ -84,13 +100,21 @@ class RunState:
     """Live nodes that own nothing."""
     return self.cohort.view.numbers - self.layout.nodes
 
-  def begin(self, layout: layout_lib.Layout, *, steps: int) -> None:
-    """Begins a run, or resumes the checkpoint after `steps` steps.
+  def begin(self, layout: layout_lib.Layout) -> None:
+    """Begins a run, or resumes the newest checkpoint that is not damaged.
 
-    Raises `base.CheckpointError` if it is damaged, or of another run.
+    Raises `base.CheckpointError` if it is of another run.
     """
+    restored = None
+    while restored is None:
+      steps = max(self.writer.steps(), default=0)
+      try:
+        restored = self._restore(steps, layout)
+      except base.DamagedCheckpointError:  # Set aside, with a warning.
+        if not steps or steps in self.damaged:
+          raise
+        self.damaged += (steps,)
     self.steps, self.version = steps, 0
-    restored = self._restore(steps, layout)
     self.set_layout(layout)
     for (node, stage), state in restored.items():
       self.transfer.put(node, stage, state)
@@ -118,6 +142,7 @@ class RunState:
                 layout=self.layout,
                 holdings=holdings.get(node, holdings_lib.NOTHING),
                 saved=saved,
+                damaged=self.damaged,
                 boot_secs=boot_secs,
             )
             for node in sorted(alive)
@@ -224,12 +249,14 @@ class RunState:
   def carry_out(self, change: assignment.Change, *, restored: int = 0) -> None:
     """Makes a layout valid everywhere at once; goes back to step `restored`.
 
+    If its checkpoint is damaged, to an older one.
+
     Raises:
       base.ViewChangedError, OSError: A member is gone.
     """
     version = self.version + 1
     if change.rolls_back:
-      states = self._restore(restored, change.layout)
+      restored, states = self._restore_common(restored, change.layout)
       self.transfer.keep(states, version=version)
     else:
       self.transfer.prefetch(change.copies, version=version)
@@ -239,6 +266,29 @@ class RunState:
     if change.rolls_back:
       self.steps, self.rollbacks = restored, self.rollbacks + 1
     self.set_layout(change.layout)
+
+  def _restore_common(
+      self, steps: int, layout: layout_lib.Layout
+  ) -> tuple[int, dict[tuple[int, int], spec_lib.StageState]]:
+    """Returns the newest step that all can read, up to `steps`, and its state.
+
+    All members call it at once. Each reads only what its nodes need.
+    """
+    while True:
+      try:
+        states = self._restore(steps, layout)
+      except base.DamagedCheckpointError:  # Set aside, with a warning.
+        if not steps:
+          raise
+        states = None
+      mine = Restored(states is None, self.writer.steps())
+      said = self.cohort.gather(f"restored {self.version + 1} {steps}", mine)
+      if not any(restored.is_damaged for restored in said.values()):
+        return steps, states
+      self.damaged += (steps,)
+      steps = agreement_lib.newest_common(
+          {m: [s for s in r.saved if s < steps] for m, r in said.items()}
+      )
 
   def _restore(
       self, steps: int, layout: layout_lib.Layout

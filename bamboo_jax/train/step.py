@@ -19,6 +19,7 @@ import time
 from typing import Any
 
 from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime import engine as engine_lib
@@ -56,6 +57,7 @@ class Vote:
     owed: When owed passes began and ended here, by view that lost a node.
     redone: See `Step`, of its nodes.
     prints: Fingerprints of its state, every so many steps.
+    nonfinite: See `Step.find_nonfinite`.
     save: Its report of checkpoints; see `checkpoint.writer`.
   """
 
@@ -71,6 +73,7 @@ class Vote:
       default_factory=dict
   )
   prints: replicas.Prints | None = None
+  nonfinite: str = ""
   save: Any = None
 
 
@@ -274,6 +277,18 @@ class Step:
     """
     with self._clock("refresh"):
       return replicas.take_prints(self._engine, steps)
+
+  def find_nonfinite(self) -> str:
+    """Returns a local array with NaN or infinity in the state; "" if none.
+
+    Looks for it only if loss or gradient of this step are not finite; copies
+    one array at a time to the host.
+    """
+    if self._sums.is_finite:
+      return ""
+    layers = self._engine.layer_states().items()
+    arrays = {name: layer_arrays.name_leaves(s) for name, s in layers}
+    return layer_arrays.find_nonfinite(arrays) or ""
 
   def bury(self) -> None:
     """Drops local nodes that have died, with all that they hold."""

@@ -51,6 +51,12 @@ class Sums:
     """Mean loss per token; not a number if no token counts."""
     return self.loss / self.weight if self.weight else math.nan
 
+  @property
+  def is_finite(self) -> bool:
+    """Whether loss and gradient are finite, or no token counts."""
+    is_finite = math.isfinite(self.mean_loss) and math.isfinite(self.grad_norm)
+    return is_finite or not self.weight
+
 
 def add_up(
     said: Iterable[LocalSums], *, num_stages: int, clip_norm: float | None
@@ -79,8 +85,7 @@ def judge(step: int, sums: Sums, *, on_nonfinite: str) -> str:
   """
   if not sums.weight:
     return "no token of the batch counts"
-  is_finite = math.isfinite(sums.mean_loss) and math.isfinite(sums.grad_norm)
-  if on_nonfinite == "apply" or is_finite:
+  if on_nonfinite == "apply" or sums.is_finite:
     return ""
   trouble = f"loss={sums.mean_loss} grad_norm={sums.grad_norm}"
   if on_nonfinite == "stop":
@@ -89,3 +94,16 @@ def judge(step: int, sums: Sums, *, on_nonfinite: str) -> str:
         "config.optimizer.on_nonfinite='skip' goes on without such steps."
     )
   return f"not finite: {trouble}"
+
+
+def check_state(step: int, found: Iterable[str]) -> None:
+  """Raises `base.NonFiniteError` if the state before `step` is not finite.
+
+  `found` has such an array of each member, or ""; `step` counts from 0.
+  """
+  if name := next(filter(None, found), None):
+    raise base.NonFiniteError(
+        f"Training stops before step {step + 1}: {name} is not finite "
+        "everywhere, so no step can succeed, and nothing would be saved. The "
+        "checkpoints that are there are from before."
+    )

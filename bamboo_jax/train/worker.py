@@ -28,6 +28,7 @@ from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import state_transfer
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train import step_plans
+from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.record import outputs as outputs_lib
 from bamboo_jax.train.record import run_log
@@ -67,6 +68,7 @@ class Worker:
         directory=given.workdir.checkpoints,
         member=cohort.number,
         warn=lambda step, text: self._log.warn_of_save(step, text),
+        check_fence=lambda: given.check_fence(cohort.view.epoch),
     )
     self.state = run_state_lib.RunState(
         engine,
@@ -103,7 +105,8 @@ class Worker:
       base.CheckpointError: State cannot be read or saved.
       base.CompilationError: A program cannot be compiled beside training.
       base.FencedError: Others have taken over the workdir.
-      base.NonFiniteError: See `config.optimizer.on_nonfinite`.
+      base.NonFiniteError: See `config.optimizer.on_nonfinite`; or the state is
+        not finite.
       base.ReplicaMismatchError: A replica differs from its owner.
     """
     with contextlib.ExitStack() as stack:
@@ -152,9 +155,9 @@ class Worker:
           self.engine.load_programs(copy.destination, copy.stage)
       self._compiler.prepare_nodes(nodes)
     elif not start.is_restart:  # Otherwise all survivors decide who begins.
-      steps = max(self._writer.steps(), default=0)
-      state.begin(self._job.first_layout, steps=steps)
+      state.begin(self._job.first_layout)
       self._outputs.begin(state.steps)
+      self._log.note_damaged()
     if state.steps < self._config.num_steps:
       self._step.compile(evaluate=self._evaluates)
 
@@ -165,6 +168,8 @@ class Worker:
     self._step.run_until_vote()
     votes = self._step.vote(self._vote())
     self._check.hear(vote.prints for vote in votes.values())
+    found = (vote.nonfinite for vote in votes.values())
+    sums_lib.check_state(self.state.steps, found)
     self._commit(votes)
     self._compiler.follow()
     self._evaluate()
@@ -213,6 +218,7 @@ class Worker:
     self.state.drop_dissolved()
     self._step.apply()
     self.state.steps += 1
+    self.state.damaged = ()  # Its step may be saved again.
     self._log.commit(self._step, votes, saves=not self._is_stopped())
 
   def _is_stopped(self) -> bool:
@@ -301,13 +307,16 @@ class Worker:
               agreed_at_secs=agreed_at_secs,
           )
       )
+    known = {*state.damaged, *(d for s in statuses.values() for d in s.damaged)}
+    state.damaged = tuple(sorted(known))
     self.engine.drain(cohort.view.numbers | cohort.newest.numbers)
     have_gone_back = agreement.rollbacks > state.rollbacks
     state.catch_up(agreement, commit=lambda: self._commit({}))
     if have_gone_back:  # The others have, which was not heard here.
       self._log.roll_back(agreement.steps)
     goes_back = agreement.change and agreement.change.rolls_back
-    cohort.settled(agreement.restored if goes_back else state.steps)
+    # Steps settled in one view must grow; which one is restored is not known.
+    cohort.settled(0 if goes_back else state.steps)
     self._outputs.welcome(statuses, in_step=self._begun == state.steps)
     if agreement.change and not agreement.change.layout.pipelines:
       self._call_next()
@@ -326,9 +335,10 @@ class Worker:
     change = agreement.change
     self.state.carry_out(change, restored=agreement.restored)
     if not agreement.layout.roles:
-      self._outputs.begin(agreement.restored)
+      self._outputs.begin(self.state.steps)
     elif change.rolls_back:
-      self._log.roll_back(agreement.restored)
+      self._log.roll_back(self.state.steps)
+    self._log.note_damaged()
     self._compile()
 
   def _plan_rest(self, agreement: agreement_lib.Agreement) -> None:

@@ -43,6 +43,12 @@ class PricesTest(parameterized.TestCase):
         ),
     )
 
+  def test_byte_order_mark(self):
+    self.assertEqual(
+        prices_lib.load_prices(self._write(header="\ufeff" + _TWO)),
+        prices_lib.load_prices(self._write(header=_TWO)),
+    )
+
   def test_default_file_has_the_published_prices(self):
     path = _ROOT / "third_party" / "published" / "prices.csv"
     self.assertContainsSubset(

@@ -1,10 +1,11 @@
 """Checkpoints on disk: to the bit, or not at all."""
 
-import contextlib
+import dataclasses
 import errno
 import json
 import os
 import pathlib
+import random
 import shutil
 import tempfile
 from unittest import mock
@@ -39,6 +40,10 @@ _OPTIMIZERS = {
         optax.masked(optax.adam(1e-3), lambda p: {k: k == "w" for k in p}),
     ),
 }
+
+
+def _make_folder(path, *, keep, check_fence=lambda: None):
+  return folder_lib.Folder(path, keep=keep, check_fence=check_fence)
 
 
 def _layer(seed=0, *, optimizer="adamw", width=4, dtype=np.float32, stats=True):
@@ -85,6 +90,14 @@ def _biggest_file(path):
   return max(path.rglob("d/*"), key=lambda p: p.stat().st_size)
 
 
+def _hashes(folder):
+  return {
+      path.relative_to(folder): path.read_bytes()
+      for path in folder.rglob("*")
+      if path.is_file()
+  }
+
+
 def _cut(path):
   os.truncate(path, path.stat().st_size // 2)
 
@@ -95,13 +108,17 @@ def _flip(path):
   path.write_bytes(data)
 
 
+def _invert(path):
+  path.write_bytes(bytes(0xFF ^ byte for byte in path.read_bytes()))
+
+
 class FolderTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
     temp = self.enterContext(tempfile.TemporaryDirectory())
     self.root = pathlib.Path(temp).resolve() / "checkpoints"
-    self.folder = folder_lib.Folder(self.root, keep=2)
+    self.folder = _make_folder(self.root, keep=2)
 
   def save(self, step, layers=None, *, folder=None, name="v1"):
     """Saves a state, whose numbers depend on the step, in two parts."""
@@ -254,18 +271,105 @@ class FolderTest(parameterized.TestCase):
 
   def test_any_changed_byte_is_found_or_does_no_harm(self):
     self.save(2)
-    files = [p for p in (self.root / "2").rglob("*") if p.is_file()]
+    self.save(4)
+    files = [p for p in (self.root / "4").rglob("*") if p.is_file()]
     self.assertGreater(len(files), 5)
+    aside, num_set_aside = self.root / "4.damaged", 0
+    rng = random.Random(0)
     for path in files:
-      if path.name == "manifest.json":
-        continue
       content = path.read_bytes()
-      _flip(path) if content else None
-      with self.subTest(path.name):
-        with contextlib.suppress(base.CheckpointError):
-          self.assert_restores(2)
+      for _ in range(5 if content else 0):
+        at = rng.randrange(len(content))
+        changed = bytearray(content)
+        changed[at] ^= rng.randrange(1, 256)
+        path.write_bytes(changed)
+        with self.subTest(f"{path.relative_to(self.root)} {at}"):
+          self.assert_resumes()
+          if aside.exists():
+            self.assertEqual(self.folder.steps(), (2,))
+            aside.rename(self.root / "4")
+            num_set_aside += 1
       path.write_bytes(content)
+    self.assertGreater(num_set_aside, 10)
+    self.assertEqual(self.folder.steps(), (2, 4))
+
+  def assert_resumes(self):
+    """Restores as a run does: what it takes for good is as it was saved."""
+    step = self.folder.steps()[-1]
+    self.folder.set_aside_damaged(step)
+    try:
+      layers, meta = self.folder.read(step, _layers(), list(_layers()))
+    except base.DamagedCheckpointError:
+      (step,) = self.folder.steps()
+      layers, meta = self.folder.read(step, _layers(), list(_layers()))
+    self.assertEqual(_bits(layers), _bits(_layers(step)))
+    self.assertEqual(meta, _META)
+
+  @parameterized.named_parameters(
+      ("cut_data", None, _cut),
+      ("changed_data", None, _invert),
+      ("cut_manifest", "manifest.json", _cut),
+      ("no_manifest", "manifest.json", os.unlink),
+      ("no_part", "node3", shutil.rmtree),
+  )
+  def test_damaged_one_is_kept_under_another_name(self, name, damage):
+    self.save(2)
+    for ending in ("damaged", "damaged.2", "damaged.3"):
+      self.save(4)
+      path = self.root / "4"
+      damage(_biggest_file(path) if name is None else path / name)
+      damaged = _hashes(path)
+      with self.assertLogs("absl", "WARNING") as logs:
+        self.assert_resumes()
+      self.assertEqual(_hashes(self.root / f"4.{ending}"), damaged)
+      self.assertIn(f"It is kept as {self.root}/4.{ending};", str(logs.output))
+      self.assertEqual(self.folder.steps(), (2,))
+    self.save(6)
+    self.assert_restores(6)
+
+  @parameterized.parameters(errno.EIO, errno.ESTALE, errno.EACCES)
+  def test_what_cannot_be_read_now_is_not_set_aside(self, code):
+    self.save(2)
+    self.save(4)
+    error = OSError(code, os.strerror(code))
+    in_words = ValueError(f"NOT_FOUND: [os_error_code='{code}']")
+    for target, raised in (
+        ((pathlib.Path, "read_bytes"), error),
+        ((orbax_item, "read_item"), error),
+        ((orbax_item, "read_item"), in_words),
+        ((orbax_item, "read_item"), MemoryError()),
+    ):
+      with mock.patch.object(*target, side_effect=raised):
+        with self.assertRaises(base.CheckpointError) as caught:
+          self.folder.read(4, _layers(), list(_layers()))
+        self.folder.set_aside_damaged(0)
+      self.assertNotIsInstance(
+          caught.exception, base.DamagedCheckpointError, msg=f"{raised}"
+      )
+    self.assertEqual(self.folder.steps(), (2, 4))
+
+  def test_what_another_version_has_written_is_not_set_aside(self):
+    self.save(2)
+    self.save(4)
+    manifest = manifest_lib.read_manifest(self.root / "4")
+    with mock.patch.object(manifest_lib, "_FORMAT", 3):
+      manifest_lib.write_manifest(self.root / "4", manifest)
+    self.folder.set_aside_damaged(0)
+    with self.assertRaisesRegex(base.CheckpointError, "another version"):
+      self.folder.read(4, _layers(), [])
+    self.assertEqual(self.folder.steps(), (2,))
+    self.assertCountEqual(os.listdir(self.root), ["2", "4"])
+
+  def test_manifest_without_a_hash(self):
+    """As the first version wrote it."""
+    self.save(2)
+    path = self.root / "2" / "manifest.json"
+    content = json.loads(path.read_text())
+    del content["sha256"]
+    path.write_text(json.dumps(content | {"format": 1}))
     self.assert_restores(2)
+    path.write_text(json.dumps(content | {"format": 2}))
+    self.assertEqual(self.folder.steps(), ())
 
   def test_manifest_of_another_step(self):
     self.save(2)
@@ -276,7 +380,7 @@ class FolderTest(parameterized.TestCase):
 
   def test_order_on_disk(self):
     # What would be lost if the power failed must not be relied on yet.
-    folder = folder_lib.Folder(self.root, keep=1)
+    folder = _make_folder(self.root, keep=1)
     self.save(2, folder=folder)
     former = self.root / "2" / "manifest.json"
     events, is_former_there, fsync = [], [], os.fsync
@@ -335,11 +439,11 @@ class FolderTest(parameterized.TestCase):
     self.save(1)
     for step in (3, 5, 7):
       shutil.copytree(self.root / "1", self.root / f"{step}")
-      path = self.root / f"{step}" / "manifest.json"
-      path.write_text(
-          json.dumps({**json.loads(path.read_text()), "step": step})
+      first = manifest_lib.read_manifest(self.root / "1")
+      manifest_lib.write_manifest(
+          self.root / f"{step}", dataclasses.replace(first, step=step)
       )
-    self.save(9, folder=folder_lib.Folder(self.root, keep=keep))
+    self.save(9, folder=_make_folder(self.root, keep=keep))
     self.assertEqual(self.folder.steps(), tuple(left))
     self.assertCountEqual(os.listdir(self.root), map(str, left))
 
@@ -347,15 +451,15 @@ class FolderTest(parameterized.TestCase):
     self.save(2)
     for step in (1, 5, 8):
       shutil.copytree(self.root / "2", self.root / str(step))
-    self.save(4, folder=folder_lib.Folder(self.root, keep=1))
+    self.save(4, folder=_make_folder(self.root, keep=1))
     self.assertEqual(self.folder.steps(), (4,))
     self.assertCountEqual(os.listdir(self.root), ["4", "5", "8"])
 
   def test_nothing_is_removed_while_none_can_be_read(self):
     self.save(1)
     stale = OSError(errno.ESTALE, "Stale file handle")
-    with mock.patch.object(pathlib.Path, "read_text", side_effect=stale):
-      self.save(2, folder=folder_lib.Folder(self.root, keep=1))
+    with mock.patch.object(pathlib.Path, "read_bytes", side_effect=stale):
+      self.save(2, folder=_make_folder(self.root, keep=1))
     self.assertEqual(self.folder.steps(), (1, 2))
 
   def test_a_complete_one_stays(self):
@@ -367,7 +471,7 @@ class FolderTest(parameterized.TestCase):
   def test_manifest(self):
     self.save(2)
     manifest = json.loads((self.root / "2" / "manifest.json").read_text())
-    content = {"format": 1, "step": 2, "meta": _META}
+    content = {"format": 2, "step": 2, "meta": _META}
     self.assertEqual(manifest | content, manifest)
     self.assertEqual(list(manifest["layers"]), list(_layers()))
     layer = manifest["layers"]["block_01.mlp"]
@@ -380,9 +484,9 @@ class FolderTest(parameterized.TestCase):
   def test_bad_directory(self):
     (self.root / "file").write_text("")
     with self.assertRaisesRegex(base.CheckpointError, "File exists"):
-      folder_lib.Folder(self.root / "file", keep=1)
+      _make_folder(self.root / "file", keep=1)
     with self.assertRaisesRegex(ValueError, "keep must be at least 1, got 0"):
-      folder_lib.Folder(self.root, keep=0)
+      _make_folder(self.root, keep=0)
 
   def test_full_disk_keeps_the_previous_checkpoint(self):
     self.save(2)

@@ -80,6 +80,7 @@ class WriterTest(parameterized.TestCase):
         model=_SPEC,
         identity=identity,
         warn=lambda step, text: self.warnings.append((member, step, text)),
+        check_fence=lambda: None,
     )
     self.addCleanup(writer.close)
     return writer

@@ -90,11 +90,16 @@ class TranslationTest(folders.FolderCase):
       ("three", b"a\tb\nc\td\te\n", "Line 2 of a.tsv .* has 3"),
       ("one", b"a\tb\n\nc\td\n", "Line 2 of a.tsv .* has 1, of which 0"),
       ("empty", b"a\t\n", "Line 1 of a.tsv .* has 2, of which 1"),
-      ("zero", b"a\tb\nc\td\0d\n\0\tf\n", "Line 2 of a.tsv has a zero byte"),
+      ("zero", b"a\tb\nc\td\0d\n\0\tf\n", "a.tsv .*: byte 7 is 0"),
   )
   def test_ragged_columns(self, text, message):
     with self.assertRaisesRegex(base.DataError, message):
       self.make({"a.tsv": text}, pattern="a.tsv")
+
+  def test_pairs_in_json_lines(self):
+    line = b'{"translation": {"en": "a\tb", "de": "c"}}\n'
+    with self.assertRaisesRegex(base.DataError, "a.jsonl .* be JSON Lines"):
+      self.make({"a.jsonl": line * 3}, pattern="a.jsonl")
 
   def test_ragged_lines(self):
     files = {"t.en": b"1\n2\n3\n", "t.de": b"1\n2\n"}
@@ -102,7 +107,7 @@ class TranslationTest(folders.FolderCase):
         base.DataError, "t.de ends before line 3 of t.en, which has 3"
     ):
       self.make(files, source="t.en", target="t.de")
-    with self.assertRaisesRegex(base.DataError, "Line 2 of z.de has a zero"):
+    with self.assertRaisesRegex(base.DataError, "z.de .*: byte 3 is 0"):
       self.make({"z.de": b"1\n2\0\n3"}, source="t.en", target="z.de")
     (self.folder / "z.de").unlink()
     (self.folder / "u.de").write_bytes(b"1\n")

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import io
 import json
+import os
 import pathlib
 import shutil
 
@@ -145,6 +146,255 @@ class WeightsTest(folders.FolderCase):
       weights.open_weights(self.folder, model)
     self.assertEqual(str(caught.exception).splitlines()[1:], want)
 
+  def change(self, folder, changes, file="model.safetensors"):
+    """Writes tensors into a file; those that are None are removed."""
+    tensors = safetensors.load_file(folder / file) | changes
+    tensors = {k: v for k, v in tensors.items() if v is not None}
+    safetensors.save_file(tensors, folder / file)
+
+  def change_config(self, changes):
+    file = self.folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+  @parameterized.parameters(
+      ("llama", "lm_head.weight", "model.embed_tokens.weight"),
+      ("gpt2", "lm_head.weight", "transformer.wte.weight"),
+      (
+          *("bert", "cls.predictions.decoder.weight"),
+          "bert.embeddings.word_embeddings.weight",
+      ),
+      ("bert", "cls.predictions.decoder.bias", "cls.predictions.bias"),
+  )
+  def test_copies_of_tied_tensors(self, name, copy, original):
+    model = make_model(name)
+    drawn = random_weights(model)
+    write_hub(self.folder, model, drawn)
+    value = safetensors.load_file(self.folder / "model.safetensors")[original]
+    self.change(self.folder, {copy: value})
+    self.assert_same(weights.open_weights(self.folder, model), model, drawn)
+    message = f"  {copy} differs from {original}; the model has only one"
+    changed = value.copy()
+    changed.flat[-1] += 1  # The last number.
+    for other in (changed, value[:-1], value.astype(np.float16)):
+      self.change(self.folder, {copy: other})
+      with self.assertRaises(base.CheckpointError) as caught:
+        weights.import_folder(self.folder, name=name, out=self.folder / "out")
+      self.assertEqual(str(caught.exception).splitlines()[1:], [message])
+    self.assertFalse((self.folder / "out").exists())
+
+  @parameterized.named_parameters(
+      ("tied_head_of_another_family", "bert", "lm_head.weight"),
+      ("adapter", "llama", "base_model.model.lora_A.weight"),
+      ("scale", "llama", "model.layers.0.mlp.up_proj.weight_scale_inv"),
+      ("bias", "qwen", "model.layers.0.self_attn.q_proj.bias"),
+      ("block", "llama", "model.layers.1.mlp.up_proj.weight"),
+      ("position_ids_of_another", "llama", "position_ids"),
+  )
+  def test_no_tensor_is_dropped(self, name, tensor):
+    model = make_model(name)
+    write_hub(self.folder, model, random_weights(model))
+    self.change(self.folder, {tensor: np.zeros(2, np.float32)})
+    with self.assertRaises(base.CheckpointError) as caught:
+      weights.open_weights(self.folder, model)
+    self.assertEqual(
+        str(caught.exception).splitlines()[1:], [f"  unknown: {tensor} [2]"]
+    )
+
+  @parameterized.parameters(
+      ("bert", "bert.embeddings.position_ids"),
+      ("gpt2", "transformer.h.0.attn.masked_bias"),
+      ("llama", "model.layers.0.self_attn.rotary_emb.inv_freq"),
+      ("resnet", f"{_NORM}.num_batches_tracked"),
+  )
+  def test_tensors_without_information(self, name, tensor):
+    model = make_model(name)
+    drawn = random_weights(model)
+    write_hub(self.folder, model, drawn)
+    self.change(self.folder, {tensor: np.zeros(2, np.int64)})
+    self.assert_same(weights.open_weights(self.folder, model), model, drawn)
+
+  @parameterized.parameters(
+      "F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "I64", "BOOL"
+  )
+  def test_dtypes_that_need_a_scale(self, dtype):
+    model = make_model("llama")
+    write_hub(self.folder, model, random_weights(model))
+    name = "model.norm.weight"
+    self.change(self.folder, {name: np.zeros(64, np.int8)})
+    file = self.folder / "model.safetensors"
+    size = {"I64": 8}.get(dtype, 1)
+    tensors = safetensors.load_file(file)
+    tensors[name] = np.zeros(64, np.int64 if size == 8 else np.int8)
+    data = safetensors.save(tensors)
+    old = b'"I64"' if size == 8 else b'"I8"'
+    length = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + length].rstrip()
+    header = header.replace(old, b'"%s"' % dtype.encode())
+    header += b" " * (-len(header) % 8)
+    file.write_bytes(
+        len(header).to_bytes(8, "little") + header + data[8 + length :]
+    )
+    with self.assertRaises(base.CheckpointError) as caught:
+      weights.open_weights(self.folder, model)
+    self.assertEqual(
+        str(caught.exception).splitlines()[1:],
+        [f"  dtype: {name} is {dtype}, must be one of F64, F32, F16, BF16"],
+    )
+
+  @parameterized.parameters(np.float64, np.float16)
+  def test_other_floats(self, dtype):
+    model = make_model("llama")
+    drawn = random_weights(model)
+    drawn["head"]["params/norm/scale"] = np.arange(64, dtype=np.float32)
+    write_hub(self.folder, model, drawn)
+    values = {"model.norm.weight": np.arange(64, dtype=dtype)}
+    self.change(self.folder, values)
+    self.assert_same(weights.open_weights(self.folder, model), model, drawn)
+
+  @parameterized.parameters(
+      (np.float32, np.nan),
+      (np.float32, -np.inf),
+      (np.float16, np.inf),
+      (np.float64, 1e300),  # Infinite as float32.
+  )
+  def test_what_is_not_finite_is_rejected_when_read(self, dtype, value):
+    model = make_model("gpt2")
+    write_hub(self.folder, model, random_weights(model))
+    values = np.zeros(64, dtype)
+    values[-1] = value
+    self.change(self.folder, {"transformer.ln_f.weight": values})
+    read = weights.open_weights(self.folder, model)
+    read("embed")
+    file = self.folder / "model.safetensors"
+    message = f"^{file}: the tensor transformer.ln_f.weight has NaN or infinite"
+    with self.assertRaisesRegex(base.CheckpointError, message):
+      read("head")
+    with self.assertRaisesRegex(base.CheckpointError, message):
+      weights.import_folder(self.folder, name="gpt2", out=self.folder / "out")
+    ones = np.ones(64, np.float32)
+    self.change(self.folder, {"transformer.ln_f.weight": ones})
+    weights.import_folder(self.folder, name="gpt2", out=self.folder / "out")
+    self.assertEqual(os.listdir(self.folder / "out"), ["0"])
+
+  @parameterized.parameters(
+      ("llama", "quantization_config", {"quant_method": "fp8"}),
+      ("llama", "rope_scaling", {"factor": 2.0, "beta_fast": 32}),
+      ("llama", "rope_parameters", {"partial_rotary_factor": 0.5}),
+      ("llama", "partial_rotary_factor", 0.5),
+      ("llama", "attn_logit_softcapping", 50.0),
+      ("llama", "final_logit_softcapping", 30.0),
+      ("llama", "residual_multiplier", 0.22),
+      ("llama", "logits_scaling", 8),
+      ("llama", "num_local_experts", 8),
+      ("llama", "no_rope_layers", [1, 0]),
+      ("llama", "is_causal", False),
+      ("llama", "attention_bias", True),
+      ("llama", "mlp_bias", True),
+      ("llama", "hidden_act", "gelu"),
+      ("llama", "pretraining_tp", 2),
+      ("qwen", "use_sliding_window", True),
+      ("qwen", "layer_types", ["sliding_attention"]),
+      ("gpt2", "scale_attn_by_inverse_layer_idx", True),
+      ("gpt2", "add_cross_attention", True),
+      ("bert", "is_decoder", True),
+      ("bert", "position_embedding_type", "relative_key"),
+      ("bert", "pruned_heads", {"0": [1]}),
+  )
+  def test_keys_that_change_the_meaning(self, name, key, value):
+    model = make_model(name)
+    write_hub(self.folder, model, random_weights(model))
+    self.change_config({key: value})
+    with self.assertRaises(base.CheckpointError) as caught:
+      weights.import_folder(self.folder, name=name, out=self.folder / "out")
+    (line,) = str(caught.exception).splitlines()[1:]
+    self.assertIn("config.json has ", line)
+    self.assertIn([*value][-1] if key.startswith("rope") else key, line)
+
+  def test_a_window_is_in_use_unless_it_is_switched_off(self):
+    family = hub_config.family_of("llama")
+    config = hub_config.make_config(make_model("llama").fingerprint)
+    window = {"sliding_window": 4096}
+    self.assertEmpty(hub_config.read_options(family, config | window)[1])
+    del config["use_sliding_window"]
+    (problem,) = hub_config.read_options(family, config | window)[1]
+    self.assertIn("sliding_window=4096", problem)
+
+  def test_keys_that_change_nothing(self):
+    for name, keys in (
+        (
+            "llama",
+            {
+                "quantization_config": None,
+                "sliding_window": None,
+                "attn_logit_softcapping": None,
+                "residual_multiplier": 1.0,
+                "pretraining_tp": 1,
+                "torch_dtype": "bfloat16",
+                "attention_dropout": 0.1,
+                "initializer_range": 0.02,
+                "transformers_version": "5.0.0",
+                "bos_token_id": 1,
+                "layer_types": ["full_attention"],
+                "rope_scaling": None,
+                "rope_parameters": {"rope_type": "default", "factor": 1.0},
+            },
+        ),
+        (
+            "qwen",
+            {
+                "use_sliding_window": False,
+                "sliding_window": 4096,
+                "max_window_layers": 28,
+                "layer_types": None,
+            },
+        ),
+        ("gpt2", {"n_ctx": 1024, "summary_type": "cls_index", "n_inner": None}),
+        ("bert", {"pad_token_id": 0, "classifier_dropout": None}),
+    ):
+      family = hub_config.family_of(name)
+      config = hub_config.make_config(make_model(name).fingerprint) | keys
+      self.assertEqual(hub_config.read_options(family, config)[1], [], name)
+
+  def test_other_safetensors_files(self):
+    model = make_model("llama")
+    drawn = random_weights(model)
+    write_hub(self.folder, model, drawn)
+    one = self.folder / "model.safetensors"
+    adapter = {"lora": np.zeros(2, np.float32)}
+    safetensors.save_file(adapter, self.folder / "adapter_model.safetensors")
+    with self.assertLogs("absl", "WARNING") as logs:
+      self.assert_same(weights.open_weights(self.folder, model), model, drawn)
+    self.assertIn(
+        "are read from model.safetensors; not read: adapter_model.safetensors.",
+        logs.output[0],
+    )
+    part = one.with_name("model-00001-of-00001.safetensors")
+    one.rename(part)  # An index is not needed.
+    with self.assertLogs("absl", "WARNING"):
+      self.assert_same(weights.open_weights(self.folder, model), model, drawn)
+    part.rename(self.folder / "other.safetensors")
+    with self.assertRaisesRegex(
+        base.CheckpointError,
+        "none of adapter_model.safetensors, other.safetensors is model.saf",
+    ):
+      weights.open_weights(self.folder, model)
+    (self.folder / "adapter_model.safetensors").unlink()
+    with self.assertNoLogs("absl"):
+      self.assert_same(weights.open_weights(self.folder, model), model, drawn)
+
+  def test_a_tensor_in_two_files(self):
+    model = make_model("llama")
+    write_hub(self.folder, model, random_weights(model))
+    one = self.folder / "model.safetensors"
+    for number in (1, 2):
+      name = f"model-0000{number}-of-00002.safetensors"
+      shutil.copyfile(one, self.folder / name)
+    one.unlink()
+    with self.assertRaisesRegex(
+        base.CheckpointError, "is there twice, in model-00001.* and model-00002"
+    ):
+      weights.open_weights(self.folder, model)
+
   def test_names_of_other_writers(self):
     """As in the files of the first releases of these models."""
     for name, old_name in (
@@ -239,6 +489,9 @@ class WeightsTest(folders.FolderCase):
     model = make_model("llama")
     write_hub(self.folder, model, random_weights(model))
     file = self.folder / name
+    if name.endswith(".index.json"):
+      one = self.folder / "model.safetensors"
+      one.rename(self.folder / "model-00001-of-00001.safetensors")
     if file.exists():
       content = json.loads(file.read_text()) | content
     file.write_text(json.dumps(content))

@@ -98,6 +98,12 @@ class RunTest(parameterized.TestCase):
       one._progress.show_step.assert_called_with(6, {"learning_rate": 0.1})
       texts = [call.args[0] for call in one._progress.show_text.mock_calls]
       self.assertEqual(texts[-2:], ["warning: short.", "changed=a"])
+      writer.write_event("damaged", step=5, values={"checkpoint": 9})
+      self.assertEqual(look(), ([], 1))
+      one._progress.show_text.assert_called_with(
+          "warning: the checkpoint of step 9 is damaged; training goes on from "
+          "step 5."
+      )
 
   def test_who_fails_before_it_has_joined_is_replaced(self):
     one = object.__new__(cluster_run.ClusterRun)

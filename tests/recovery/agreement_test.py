@@ -127,6 +127,33 @@ class AgreeTest(parameterized.TestCase):
     self.assertTrue(got.change.rolls_back)
     self.assertEmpty(got.lost)
 
+  @parameterized.parameters(
+      ({"steps": 3, "saved": (3,)},),
+      ({"steps": -1, "version": -1, "layout": _NOBODY, "saved": (3, 6)},),
+  )
+  def test_all_begin_again_if_one_has_found_damage(self, found):
+    statuses = everybody(steps=6, saved=(3, 6))
+    statuses[4] = status(**found, damaged=(9, 6))
+    got = agree(statuses)
+    self.assertEqual((got.rung, got.restored), ("checkpoint", 3))
+    self.assertEqual((got.steps, got.known_version), (-1, -1))
+    self.assertEqual(got.layout, _NOBODY)
+    self.assertTrue(got.change.rolls_back)
+    self.assertEqual(got.change.layout.nodes, {*range(6)})
+    self.assertEmpty(got.lost | got.refused)
+
+  @parameterized.parameters(
+      ([6] * 6, 9),  # All have begun with an older one.
+      ([6] * 6, 6),  # All have trained as far.
+      ([7, 7, 7, 7, 6, 7], 6),  # One has not heard of the last commit.
+  )
+  def test_damage_is_past_once_all_are_as_far(self, steps, damaged):
+    got = agree(
+        {n: status(steps=s, damaged=(damaged,)) for n, s in enumerate(steps)}
+    )
+    self.assertEqual((got.steps, got.rung), (max(steps), "none"))
+    self.assertEqual(got.layout, _LAYOUT)
+
   def test_folders_that_differ(self):
     got = agree(everybody() | {3: status(steps=0)})
     self.assertEqual(got.refused, {3})

@@ -43,6 +43,13 @@ class ReadTest(parameterized.TestCase):
     self.assertEqual(table.samples_per_sec, {8: 80.0, 7: 70.0})
     self.assertEqual(table.step_secs(8), 2.0)
 
+  def test_byte_order_mark(self):
+    options = dict(column="fast", samples_per_step=160, where={"model": "a"})
+    self.assertEqual(
+        throughput_table.read_table(write("\ufeff" + _TEXT), **options),
+        throughput_table.read_table(write(_TEXT), **options),
+    )
+
   def test_best_of_pipelines_and_stages(self):
     text = "dp,pp,fast\n2,2,40\n1,4,50\n1,3,20\n3,2,45\n1,7,60\n"
     table = throughput_table.read_table(

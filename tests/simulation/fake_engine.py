@@ -389,6 +389,7 @@ class Files:
 
 _IGNORED = (
     *("abandon", "add", "begin", "check_now", "close", "compile", "follow"),
+    *("note_damaged",),
     *("hear", "note_ready", "prepare", "prepare_nodes", "roll_back", "say"),
     *("save_last", "show", "warn_of_save", "welcome", "write_summary", "wait"),
 )

@@ -3,7 +3,7 @@
 import dataclasses
 from unittest import mock
 
-from absl.testing import absltest
+from absl.testing import parameterized
 import numpy as np
 import optax
 
@@ -38,6 +38,7 @@ class Parts:
     self.hosted = frozenset({0})
     self.view = self.newest = members.view(1, 0, 1, 2, 3)
     self.fetched_for = -1
+    self.saved, self.damaged, self.others = [], {}, {}
     self.state = run_state_lib.RunState(
         self, self, transfer=self, rules=self, writer=self
     )
@@ -59,7 +60,8 @@ class Parts:
 
   def gather(self, key, value):
     self.asked.append(key)
-    return {0: value, 1: 7}  # Another member has seen less.
+    # Another member has seen less.
+    return {0: value, 1: self.others.get(key, 7)}
 
   def wait_members(self, count, *, why):
     del why
@@ -75,15 +77,25 @@ class Parts:
   def forget(self):
     self.asked.append("forget")
 
+  def keep(self, states, *, version):
+    self.asked.append(f"keep {len(states)} for {version}")
+
+  def steps(self):
+    return tuple(self.saved)
+
   def restore(self, steps, names):
     self.asked.append(f"restore {steps}: {' '.join(names)}")
+    if steps in self.damaged:
+      if self.damaged[steps]:
+        self.saved.remove(steps)  # Set aside.
+      raise base.DamagedCheckpointError(f"{steps} is damaged.")
     return {name: spec_lib.LayerState(name, (), {}) for name in names}
 
   def put(self, node, stage, state):
     self.asked.append(f"put {node}/{stage}: {' '.join(state.params)}")
 
 
-class RunStateTest(absltest.TestCase):
+class RunStateTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -103,7 +115,8 @@ class RunStateTest(absltest.TestCase):
     self.state.set_layout(self.rules.start(pipelines))
     return self.take()
 
-  def test_who_begins_restores_owned_stages_and_replicas(self):
+  def lay_out(self):
+    """Returns a layout of two stages, of layers a0 b0 and a1 b1."""
     self.parts.specs = {
         stage: mock.Mock(layers=[mock.Mock(), mock.Mock()]) for stage in (0, 1)
     }
@@ -111,7 +124,73 @@ class RunStateTest(absltest.TestCase):
       for layer, name in zip(spec.layers, "ab", strict=True):
         layer.name = f"{name}{stage}"
     pipelines = layouts.make_pipelines([failover.Roles.initial((0, 1))])
-    self.state.begin(self.rules.start(pipelines), steps=3)
+    return self.rules.start(pipelines)
+
+  @parameterized.parameters(
+      ([1, 3, 6], [6], [6, 3]),
+      ([3, 6, 9], [9, 6], [9, 6, 3]),
+      ([6], [6], [6, 0]),
+  )
+  def test_who_begins_takes_the_newest_that_is_not_damaged(
+      self, saved, damaged, tried
+  ):
+    self.parts.saved, self.parts.damaged = saved, dict.fromkeys(damaged, True)
+    self.state.begin(self.lay_out())
+    restored = [a for a in self.take() if a.startswith("restore")]
+    self.assertEqual(restored, [f"restore {n}: a0 b0 a1 b1" for n in tried])
+    self.assertEqual(self.state.steps, tried[-1])
+    self.assertEqual(
+        self.state.statuses({}, since_secs=0).by_node[0].damaged, tuple(damaged)
+    )
+
+  @parameterized.parameters(
+      ([6], {6: False}),  # It cannot be set aside.
+      ([], {0: False}),  # Weights that were given.
+  )
+  def test_what_stays_damaged_is_an_error(self, saved, damaged):
+    self.parts.saved, self.parts.damaged = saved, damaged
+    layout = self.lay_out()
+    with self.assertRaises(base.DamagedCheckpointError):
+      self.state.begin(layout)
+    change = assignment.Change(layout, "checkpoint", "", rolls_back=True)
+    if not saved:
+      with self.assertRaises(base.DamagedCheckpointError):
+        self.state.carry_out(change, restored=0)
+
+  @parameterized.parameters(
+      # What this member and another have; which are damaged here and there.
+      ([3, 6], (3, 6), [6], [], [6, 3]),
+      ([3, 6], (3, 6), [], [6], [6, 3]),
+      ([3, 6], (3, 6), [6], [6], [6, 3]),
+      ([2, 3, 6], (2, 3, 6), [6], [3], [6, 3, 2]),
+      ([2, 6], (2, 3, 6), [], [6], [6, 2]),  # Only the other sees 3.
+      ([6], (6,), [], [6], [6, 0]),
+      ([3, 6], (3, 6), [], [], [6]),
+  )
+  def test_all_go_back_to_what_all_can_read(
+      self, mine, others, here, there, tried
+  ):
+    self.parts.saved, self.parts.damaged = mine, dict.fromkeys(here, True)
+    self.parts.others = {
+        f"restored 0 {step}": run_state_lib.Restored(step in there, others)
+        for step in tried
+    }
+    layout = self.lay_out()
+    change = assignment.Change(layout, "checkpoint", "", rolls_back=True)
+    self.state.carry_out(change, restored=6)
+    want = []
+    for step in tried:
+      want += [f"restore {step}: a0 b0 a1 b1", f"restored 0 {step}"]
+    asked = self.take()
+    self.assertEqual(asked[: len(want)], want)
+    self.assertEqual(
+        asked[len(want) :][:3], ["keep 2 for 0", "moved 0", "install"]
+    )
+    self.assertEqual((self.state.steps, self.state.rollbacks), (tried[-1], 1))
+
+  def test_who_begins_restores_owned_stages_and_replicas(self):
+    self.parts.saved = [1, 3]
+    self.state.begin(self.lay_out())
     self.assertEqual((self.state.steps, self.state.version), (3, 0))
     restored, _, _, *put = self.take()
     self.assertEqual(restored, "restore 3: a0 b0 a1 b1")

@@ -199,6 +199,29 @@ class RunTest(parameterized.TestCase):
     self.assertEqual(_losses(parts), _losses(whole))
     self.assertEqual(_losses(again), _losses(whole))
 
+  @parameterized.parameters("node0/d/*", "manifest.json")
+  def test_damaged_checkpoint_is_kept_and_an_older_one_resumed(self, damaged):
+    workdir = self.train("a")
+    files = (workdir / "checkpoints" / "5").glob(damaged)
+    path = max(files, key=lambda p: p.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    self.train("a", num_steps=8)
+    self.assertEqual(_summary(workdir)["resumed_from_step"], 4)
+    self.assertCountEqual(
+        os.listdir(workdir / "checkpoints"), ["5.damaged", "6", "8"]
+    )
+    events = jsonl.read_lines(workdir / "metrics.jsonl")
+    found = [e for e in events if e.get("event") == "damaged"]
+    is_read = damaged != "manifest.json"  # The other is not even tried.
+    want = [{"event": "damaged", "step": 4, "checkpoint": 5}] * is_read
+    self.assertEqual(found, want)
+    whole = self.train("whole", num_steps=8)
+    for name in ("state_sha256", "final_loss", "steps"):
+      self.assertEqual(_summary(workdir)[name], _summary(whole)[name])
+    self.assertEqual(_losses(workdir), _losses(whole))
+
   # Compiles in a process of its own: 8 s.
   def test_stop_waits_for_no_save_and_the_run_goes_on_to_the_bit(self):
     workdir = self.root / "parts"

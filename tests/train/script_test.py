@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import tempfile
 from unittest import mock
@@ -227,6 +228,44 @@ class BadNumbersTest(ScriptCase):
     ):
       self.train_poisoned(size=(2, 2, 1), optimizer__on_nonfinite="stop")
     waits.assert_not_called()  # No death explains it.
+
+  @parameterized.product(
+      on_nonfinite=["skip", "apply"],
+      spoiled=[(0, "params"), (1, "params"), (1, "slots")],
+  )
+  def test_state_that_is_not_finite_ends_the_run(self, on_nonfinite, spoiled):
+    stage, part = spoiled
+
+    def spoil(said):
+      for node in self.worker.engine.nodes.values():
+        state = node.state.get(stage)
+        if state is not None:
+          worse = jax.tree.map(
+              lambda a: (a + math.nan).astype(a.dtype), getattr(state, part)
+          )
+          node.state[stage] = state.replace(**{part: worse})
+      return said
+
+    script = {"vote 0": [spoil]}
+    worker = self.begin(script, optimizer__on_nonfinite=on_nonfinite)
+    with self.assertRaisesRegex(
+        base.NonFiniteError,
+        "^Training stops before step 2: .*: [a-z]+/.* is not finite",
+    ):
+      worker.run(stop_at=9)
+    self.assertEqual(worker.state.steps, 1)
+
+  def test_state_of_another_member_is_not_finite(self):
+
+    def tell(said):
+      bad = dataclasses.replace(said[0], nonfinite="head: params/w")
+      return {0: said[0], 1: bad}
+
+    worker = self.begin({"vote 1": [tell]})
+    with self.assertRaisesRegex(
+        base.NonFiniteError, "before step 2: head: params/w is not finite"
+    ):
+      worker.run(stop_at=3)
 
 
 class MismatchTest(ScriptCase):

@@ -54,6 +54,11 @@ class SumsTest(parameterized.TestCase):
     got = sums.judge(6, total, on_nonfinite=on_nonfinite)
     self.assertEqual(got, skipped)
 
+  def test_check_state(self):
+    sums.check_state(6, ["", ""])
+    with self.assertRaisesRegex(base.NonFiniteError, "before step 7: a: b is"):
+      sums.check_state(6, ["", "a: b"])
+
   @parameterized.parameters((_NAN, 1.0), (1.0, _INF))
   def test_stop(self, loss, norm):
     with self.assertRaisesRegex(

@@ -77,6 +77,7 @@ class Outputs:
       if step < self._config.num_steps:
         self._meter.resume(self._workdir.metrics, step=step)
         self._meter.charge()
+        self.close()  # It may have begun at another step.
         self._open(step)
         self.write_event(_START, step=step, values=self._meter.totals)
         for text in warnings:

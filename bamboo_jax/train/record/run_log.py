@@ -83,6 +83,7 @@ class RunLog:
         owed={view: span for view, span in owed.items() if span},
         redone=step.redone,
         prints=prints,
+        nonfinite=step.find_nonfinite(),
         save=self._writer.say(steps + 1),
     )
 
@@ -140,6 +141,14 @@ class RunLog:
     """Records a failed save."""
     self._outputs.show(f"warning: {text} Training goes on.")
     self._outputs.write_event("save_failed", step=step, values={"reason": text})
+
+  def note_damaged(self) -> None:
+    """Records the checkpoints that could not be gone back to."""
+    for step in self._state.damaged:
+      values = {"checkpoint": step}
+      self._outputs.write_event(
+          "damaged", step=self._state.steps, values=values
+      )
 
   def save_last(self) -> None:
     """Saves the state at the end; see `checkpoint.writer.Writer.save_last`."""

@@ -144,7 +144,7 @@ def _find_profile(
         ),
         on_disk=config.model.name in zoo.MODELS,
     )
-  text = pathlib.Path(path).read_bytes().decode(errors="replace")
+  text = pathlib.Path(path).read_bytes().decode("utf-8-sig", "replace")
   profile = cost_model.from_json(text, source=path)
   try:
     profile.check_fingerprint(fingerprint)

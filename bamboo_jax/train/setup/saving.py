@@ -22,6 +22,7 @@ def make_writer(
     directory: pathlib.Path,
     member: int,
     warn: Callable[[int, str], None],
+    check_fence: Callable[[], None],
 ) -> writer_lib.Writer:
   """Returns the writer of a member; arguments and errors are as of `Writer`."""
   config, model = job.config, job.task.whole
@@ -59,6 +60,7 @@ def make_writer(
           meant=_MEANT,
       ),
       warn=warn,
+      check_fence=check_fence,
       initial=None if path is None else lambda layer: read()(layer),
   )
 
