@@ -26,9 +26,13 @@ from bamboo_jax.train.members import cohort as cohort_lib
 
 @dataclasses.dataclass(frozen=True)
 class Statuses:
-  """A member's reports on its nodes."""
+  """A member's reports on its nodes.
+
+  `silent_secs` is for how long lost nodes had been silent, see `Cohort`.
+  """
 
   by_node: Mapping[int, agreement_lib.Status]
+  silent_secs: Mapping[int, float]
 
 
 @dataclasses.dataclass(eq=False)
@@ -103,7 +107,8 @@ class RunState:
                 boot_secs=boot_secs,
             )
             for node in sorted(alive)
-        }
+        },
+        self.cohort.silent_secs(self.cohort.view.number),
     )
 
   def set_layout(self, layout: layout_lib.Layout) -> None:

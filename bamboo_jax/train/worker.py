@@ -18,7 +18,6 @@ from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.data import prefetch
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import agreement as agreement_lib
-from bamboo_jax.recovery import times
 from bamboo_jax.train import background_compiler
 from bamboo_jax.train import environment
 from bamboo_jax.train import evaluation
@@ -272,6 +271,7 @@ class Worker:
   def _regroup(self) -> None:
     """Agrees with all members of the adopted view on how to go on."""
     cohort, state = self._cohort, self.state
+    self._log.meet(cohort.view)
     self._given.transfers.settle()
     self._step.align(is_begun=-1 < self._begun == state.steps)
     since = self._given.started_secs
@@ -289,17 +289,9 @@ class Worker:
           f"{agreement.steps}; they need a shared workdir."
       )
     if agreement.lost:
-      self._log.add(
-          times.RecoveryTimes(
-              step=agreement.steps,
-              view=cohort.view.number,
-              nodes=tuple(sorted(agreement.lost)),
-              victims=tuple(map(str, agreement.victims)),
-              rung=agreement.rung,
-              reason=agreement.reason,
-              view_at_secs=cohort.arrived_secs(cohort.view.number),
-              agreed_at_secs=agreed_at_secs,
-          )
+      silent_secs = [words.silent_secs for words in said.values()]
+      self._log.add_loss(
+          agreement, silent_secs=silent_secs, agreed_at_secs=agreed_at_secs
       )
     self.engine.drain(cohort.view.numbers | cohort.newest.numbers)
     have_gone_back = agreement.rollbacks > state.rollbacks

@@ -138,13 +138,15 @@ class MeterTest(parameterized.TestCase):
     meter = self._meter()
     meter.charge()
     recovery = times.RecoveryTimes(
-        step=0,
+        step=1,
         view=2,
         nodes=(1,),
+        names=("n1",),
         victims=("0/1",),
         rung="shadow",
         reason="",
         view_at_secs=4.0,
+        agreed_at_secs=4.5,
         ready_at_secs=4.75,
     )
     measured = [

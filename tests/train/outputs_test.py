@@ -35,6 +35,7 @@ def _recovery(step, *, view):
       step=step,
       view=view,
       nodes=(0,),
+      names=("n0",),
       victims=("0/0",),
       rung="shadow",
       reason="",
@@ -252,7 +253,7 @@ class OutputsTest(parameterized.TestCase):
           (failover.Roles((1, 1)), failover.Roles((2, 3))), ((), ())
       )
       node._state.rung = "repair"  # Of the last change between two steps.
-    self.train(3, recoveries=(_recovery(2, view=2),))
+    self.train(3, recoveries=(_recovery(3, view=2),))
     dead.close()
     dropped = [line["samples_dropped"] for line in self.lines()]
     self.assertEqual(dropped[0], dropped[1])
@@ -314,7 +315,7 @@ class OutputsTest(parameterized.TestCase):
     for node in self.nodes.values():
       node.roll_back(1)
     self.assertEqual(self.steps(), [1])
-    self.train(2, recoveries=(_recovery(1, view=4),))
+    self.train(2, recoveries=(_recovery(2, view=4),))
     recoveries = self.summary(2)["recoveries"]
     self.assertEqual([r["view"] for r in recoveries], [2, 3, 4])
     self.assertEqual(recoveries[0]["nodes"], [0])
@@ -337,7 +338,7 @@ class OutputsTest(parameterized.TestCase):
       self.assertEqual(self.steps(), [1])
     self.join(8)
     del self.nodes[7]
-    self.train(2, recoveries=(_recovery(1, view=4),))
+    self.train(2, recoveries=(_recovery(2, view=4),))
     recoveries = self.summary(2)["recoveries"]
     self.assertEqual([r["view"] for r in recoveries], [2, 3, 4])
 
