@@ -1,33 +1,62 @@
 r"""Shows the progress of a cluster.
 
+python -m launch.status --workdir=runs/cluster
 python -m launch.status --etcd=127.0.0.1:2379 --secret=FILE
 
 Lists nodes, layout, failures that would be survived now, and times of the last
-recoveries. Asks the store alone, so it disturbs no worker.
+recoveries. Asks the store alone, so it disturbs no worker. `--workdir` is that
+of a `launch.cluster` that runs, and tells the rest; of agents that were started
+one by one, name the store.
 """
 
+import pathlib
 import time
 
 from absl import flags
 
+from bamboo_jax.cluster.store import endpoint as endpoint_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.report import status
 from launch import cli
-from launch import identity_flags
+from launch import identity_flags as given
 
-_ETCD = flags.DEFINE_string(
-    "etcd", None, "host:port, or several with commas between.", required=True
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Of a launch.cluster that runs."
 )
-flags.adopt_module_key_flags(identity_flags)
+_ETCD = flags.DEFINE_string(
+    "etcd", None, "host:port, or several with commas between."
+)
+flags.adopt_module_key_flags(given)
 
 
 def main() -> None:
   """Reads from the store, and prints."""
-  name = identity_flags.RUN.value
-  identity = identity_flags.make("operator", "", host="127.0.0.1")
-  etcd = identity_flags.connect(_ETCD.value, identity)
-  run = status.read(registry_lib.Registry(etcd, name), name)
-  print(status.render(run, now_secs=time.time()))
+  if _WORKDIR.value is None and _ETCD.value is None:
+    raise ValueError(
+        "Give the --workdir of a launch.cluster that runs, or the store of a "
+        "run with --etcd (and --secret)."
+    )
+  etcd, run, secret = _ETCD.value, given.RUN.value, given.SECRET.value
+  if _WORKDIR.value is not None:
+    workdir = pathlib.Path(_WORKDIR.value)
+    if etcd is None:
+      endpoint = endpoint_lib.read(workdir)
+      etcd = endpoint.etcd
+      run = run if given.RUN.present else endpoint.run
+    secret = secret or str(endpoint_lib.secret_file(workdir))
+  identity = given.make(
+      "operator", "", host="127.0.0.1", run=run, secret_file=secret
+  )
+  store = given.connect(etcd, identity)
+  try:
+    found = status.read(registry_lib.Registry(store, run), run)
+  except OSError as error:
+    if _ETCD.value is not None:
+      raise
+    raise ValueError(
+        f"No cluster runs in {_WORKDIR.value} any more: {error}"
+    ) from error
+  print(status.render(found, now_secs=time.time()))
 
 
 if __name__ == "__main__":

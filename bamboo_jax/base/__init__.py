@@ -14,6 +14,7 @@ types     types that several packages share: PyTree, Place
 from bamboo_jax.base.errors import CheckpointError
 from bamboo_jax.base.errors import CompilationError
 from bamboo_jax.base.errors import DataError
+from bamboo_jax.base.errors import EndedError
 from bamboo_jax.base.errors import FencedError
 from bamboo_jax.base.errors import InfeasibleError
 from bamboo_jax.base.errors import NonFiniteError

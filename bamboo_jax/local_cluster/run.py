@@ -7,6 +7,7 @@ import importlib
 import itertools
 import json
 import os
+import shlex
 import statistics
 import time
 
@@ -51,6 +52,7 @@ class ClusterRun:
     self._setup = setup
     self._summary = setup.workdir / "summary.json"
     self._metrics = setup.workdir / "metrics.jsonl"
+    self._logs = setup.workdir / "logs"
     self._former_summary = self._read_summary()
     self._former_starts = [l for l in self._read_log() if _is_start(l)]
     self._progress = progress
@@ -69,7 +71,7 @@ class ClusterRun:
   def run(self, config: ml_collections.ConfigDict) -> None:
     """Runs until all agents have ended, or there is a summary.
 
-    Raises `ValueError` without a first step or a summary.
+    Raises `base.EndedError` without a first step or a summary.
     """
     try:
       replay, zones = self._setup.replay, self._setup.first_zones
@@ -80,6 +82,13 @@ class ClusterRun:
       self._cluster.take_folder()
       start = functools.partial(self._start_node, is_copy=are_copies)
       names = list(map(start, zones, nodes))
+      folder = shlex.quote(str(self._setup.workdir))
+      self._progress.show_text(
+          f"status: python -m launch.status --workdir={folder}"
+      )
+      self._progress.explain(
+          f"{len(names)} nodes start, compile and meet; logs: {self._logs}"
+      )
       self._director.listen()
       if replay is not None:
         self._player = TracePlayer(replay, names)
@@ -89,8 +98,7 @@ class ClusterRun:
     if not self._is_over and (
         self._cluster.num_failed or self._former_summary is None
     ):
-      logs = self._setup.workdir / "logs"
-      raise ValueError(f"The run has ended early; see {logs}.")
+      raise base.EndedError(f"The run has ended early; see {self._logs}.")
 
   def report(self) -> None:
     """Puts the times of deaths into the summary, and shows it."""
@@ -102,7 +110,7 @@ class ClusterRun:
     content["recoveries"] = times.report(content["recoveries"], kills)
     self._summary.write_text(json.dumps(content, indent=2) + "\n")
     for recovery in content["recoveries"]:
-      print(f"recovery {json.dumps(recovery)}")
+      print(times.describe(recovery))
     print(f"state_sha256={content['state_sha256']}")
 
   @property
@@ -149,14 +157,16 @@ class ClusterRun:
     done_secs = None
     while True:
       now = time.monotonic()
-      for line in self._cluster.tend():
-        self._progress.show_text(line)
+      for name, text in self._cluster.tend().items():
+        pid = self._director.pids.pop(name, "unknown")
+        log = self._logs / f"{name}.log"
+        self._progress.show_text(f"{text}; worker: pid {pid}, log {log}")
       if not self._cluster.num_running and not self._comes_more():
         break
       self._show_progress()
       num_own = self._cluster.num_failed - len(self._director.kills)
       if not self._has_stepped and num_own > 0:
-        raise ValueError("A node has failed before the first step.")
+        raise base.EndedError("A node has failed before the first step.")
       if done_secs is None and self._is_over:
         done_secs = now
       if done_secs is None:
@@ -184,14 +194,14 @@ class ClusterRun:
   def _replace_lost(self) -> None:
     """Starts others for nodes that failed before they joined: all wait for it.
 
-    Raises `ValueError` if several in turn do.
+    Raises `base.EndedError` if several in turn do.
     """
     for name, tries in [*self._joining.items()]:
       if self._director.has_come(name):
         del self._joining[name]
       elif self._cluster.has_failed(name):
         if tries == _MAX_TRIES:
-          raise ValueError(f"{tries} nodes in turn could not join.")
+          raise base.EndedError(f"{tries} nodes in turn could not join.")
         del self._joining[name]
         self._joining[self._start_node()] = tries + 1
 
@@ -242,6 +252,12 @@ class ClusterRun:
         shown["victims"] = ",".join(line.get("victims", ()))
         said = progress_lib.render_line({"step": line["step"], **shown})
         self._progress.show_text(f"recovery {said}")
+      elif line.get("event") == "eval":
+        means = {k: v for k, v in line.items() if k not in ("event", "step")}
+        said = progress_lib.render_evaluation(line["step"], means)
+        self._progress.show_text(said)
+      elif line.get("event") == "pause":
+        self._progress.explain(line["reason"])
       elif "event" not in line:
         self._has_stepped = True
         self._step_secs.append(line.get("step_ms", 1e3) / 1e3)

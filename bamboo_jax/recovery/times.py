@@ -166,14 +166,6 @@ def _between(start_secs: float | None, end_secs: float | None) -> float | None:
 
 def describe(reported: Mapping[str, Any]) -> str:
   """Returns a recovery of `report` as a sentence."""
-  places = ", ".join(reported["victims"])
-  is_one = len(reported["victims"]) == 1
-  names = " and ".join(reported["names"])
-  if reported["rung"] == "shadow":
-    heirs = " and ".join(reported["heirs"])
-    then = f"{'its shadow' if is_one else 'their shadows'} {heirs} took over"
-  else:
-    then = f"{reported['rung']}: {reported['reason']}"
   said = [_say("noticed after", reported["detect_secs"])]
   if reported["detect_secs"] is None:
     said.append(_say("not heard for", reported["silence_to_view_secs"]))
@@ -182,10 +174,24 @@ def describe(reported: Mapping[str, Any]) -> str:
   is_idle = redo_secs == 0.0
   said.append("nothing redone" if is_idle else _say("redone in", redo_secs))
   return (
-      f"recovered in step {reported['step']}: {names} "
-      f"({'stage' if is_one else 'stages'} {places}) died; {then} "
-      f"({', '.join(said)})"
+      f"recovered in step {reported['step']}: {describe_loss(reported)} died; "
+      f"{describe_answer(reported)} ({', '.join(said)})"
   )
+
+
+def describe_loss(recovery: Mapping[str, Any]) -> str:
+  """Returns the nodes that a recovery is from, and their places."""
+  names, places = recovery["names"], recovery["victims"]
+  stages = "stages" if len(places) > 1 else "stage"
+  return f"{' and '.join(names)} ({stages} {', '.join(places)})"
+
+
+def describe_answer(recovery: Mapping[str, Any]) -> str:
+  """Returns what a recovery has done."""
+  if recovery["rung"] != "shadow":
+    return f"{recovery['rung']}: {recovery['reason']}"
+  whose = "their shadows" if len(recovery["names"]) > 1 else "its shadow"
+  return f"{whose} {' and '.join(dict.fromkeys(recovery['heirs']))} took over"
 
 
 def _say(what: str, secs: float | None) -> str:

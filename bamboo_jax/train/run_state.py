@@ -66,6 +66,12 @@ class RunState:
     return min(self.layout.nodes, default=None) in self.cohort.hosted
 
   @property
+  def is_first(self) -> bool:
+    """Whether this member hosts the first node with a role that lives."""
+    live = self.layout.nodes & self.cohort.view.numbers
+    return min(live, default=None) in self.cohort.hosted
+
+  @property
   def spares(self) -> frozenset[int]:
     """Live nodes that own nothing."""
     return self.cohort.view.numbers - self.layout.nodes
@@ -192,10 +198,10 @@ class RunState:
         self.layout, view.numbers, zones=cohort_lib.zones_of(view)
     )
 
-  def improve(self) -> bool:
+  def improve(self, begin: Callable[[assignment.Change], None]) -> bool:
     """Makes the change that is due between two steps; False if there is none.
 
-    Raises as `carry_out`.
+    Calls `begin` with it before. Raises as `carry_out`.
     """
     view = self.cohort.view
     if self._settled == (view.number, self.layout):
@@ -204,6 +210,7 @@ class RunState:
     if change.layout == self.layout:
       self._settled = (view.number, self.layout)
       return False
+    begin(change)
     self.carry_out(change)
     self.rung = change.rung
     return True

@@ -152,9 +152,12 @@ class Worker:
       self._compiler.prepare_nodes(nodes)
     elif not start.is_restart:  # Otherwise all survivors decide who begins.
       steps = max(self._writer.steps(), default=0)
+      if steps:
+        self._outputs.explain(f"restoring step {steps}")
       state.begin(self._job.first_layout, steps=steps)
       self._outputs.begin(state.steps, self._plans.whole(self.state.layout))
     if state.steps < self._config.num_steps:
+      self._outputs.explain("the programs of the first step are compiled")
       self._step.compile(evaluate=self._evaluates)
 
   # One step after the other.
@@ -195,6 +198,7 @@ class Worker:
         if f.kind == "join" and f.step == self.state.steps + 1
     ]
     if due and (num := [*map(self._given.director.strike, due)].count(False)):
+      self._outputs.explain(f"waiting for {num} more to join")
       self._cohort.wait_members(len(self._cohort.view.members) + num)
       self._compiler.prepare(self._cohort.newest)
 
@@ -223,6 +227,7 @@ class Worker:
       return
     steps = self.state.steps
     if steps % self._config.evaluate.every_steps == 0:
+      self._outputs.explain(f"evaluating after step {steps}")
       with self._outputs.during("useful"):
         means = evaluation.run(self._job, self._cohort, step=steps)
       self._log.add_evaluation(means)
@@ -301,6 +306,8 @@ class Worker:
     goes_back = agreement.change and agreement.change.rolls_back
     cohort.settled(agreement.restored if goes_back else state.steps)
     self._outputs.welcome(statuses, in_step=self._begun == state.steps)
+    if self._begun >= 0:
+      self._log.explain_view(agreement)
     if agreement.change and not agreement.change.layout.pipelines:
       self._call_next()
       state.wait_for_nodes(agreement, show=self._outputs.show)
@@ -345,7 +352,7 @@ class Worker:
     If it `is_prepared` the next step needs no more than is there.
     """
     cohort = self._cohort
-    if self.state.improve():
+    if self.state.improve(self._log.explain_change):
       if is_prepared:
         self._given.transfers.connect()
       self._compile(is_prepared=is_prepared)
@@ -368,6 +375,8 @@ class Worker:
     if self._config.redundancy.check_every_steps:
       self._check.check_now()
     if is_done:
+      if self._begun >= 0:
+        self._outputs.explain(f"saving step {self.state.steps}")
       self._log.save_last()
     self._log.write_summary()
     if is_done:

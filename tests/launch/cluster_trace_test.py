@@ -42,7 +42,7 @@ class ClusterTraceTest(commands.CommandCase):
     said = done.stdout.splitlines()
     self.assertIn("trace at_secs=0.1 remove=n0 node=a/1", said)
     self.assertIn("trace at_secs=0.2 add=n3 node=c/1", said)
-    self.assertIn("Node n0 ended with SIGKILL.", said)
+    self.assertIn("Node n0: its agent was killed by SIGKILL.", said)
     self.assertLess(
         [line.startswith("step=1 ") for line in said].index(True),
         said.index("trace at_secs=0.1 remove=n0 node=a/1"),

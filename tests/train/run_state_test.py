@@ -124,12 +124,12 @@ class RunStateTest(absltest.TestCase):
 
   def test_what_is_settled_is_not_asked_again(self):
     self.start((0, 1), (2, 3))
-    self.assertFalse(self.state.improve())
+    self.assertFalse(self.state.improve(print))
     self.assertEqual(self.take(), ["improve"])
-    self.assertFalse(self.state.improve())
+    self.assertFalse(self.state.improve(print))
     self.assertEmpty(self.take())
     self.parts.view = members.view(2, 0, 1, 2, 3, 4)
-    self.assertFalse(self.state.improve())
+    self.assertFalse(self.state.improve(print))
     self.assertEqual(self.take(), ["improve"])
 
   def test_state_of_who_has_lost_its_role_lasts_until_the_commit(self):
@@ -147,7 +147,7 @@ class RunStateTest(absltest.TestCase):
 
   def test_state_moves_before_a_layout_counts(self):
     self.start((0, 1))
-    self.assertTrue(self.state.improve())
+    self.assertTrue(self.state.improve(print))
     improve, prefetch, moved, install, *_ = self.take()
     self.assertEqual(
         (improve, moved, install), ("improve", "moved 1", "install")

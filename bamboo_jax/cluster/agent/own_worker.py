@@ -71,7 +71,7 @@ def end(state: state_lib.State, code: int) -> None:
   if state.is_done:
     state.finish(events_lib.End())
     return
-  ended = f"its worker ended with {children.describe_exit(code)}"
+  ended = f"its worker {children.describe_exit(code)}"
   reason = state.fault or ended
   # One that has failed by itself would do so again.
   if code >= 0 or (state.fault and not roster.is_member):

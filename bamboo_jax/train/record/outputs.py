@@ -30,7 +30,7 @@ from bamboo_jax.train.record import step_slots
 from bamboo_jax.train.setup import job as job_lib
 
 _RECOVERY, _JOIN = "recovery", "join"
-_START = "start"
+_START, PAUSE = "start", "pause"
 
 
 class Outputs:
@@ -122,6 +122,16 @@ class Outputs:
     if self._state.is_writer:
       self._ensure(step)
       self._writer.write_event(event, step=step, values=values)
+
+  def explain(self, reason: str) -> None:
+    """Says why training stands still now, as the next step may take long."""
+    if self._progress is not None:
+      self._progress.explain(reason)
+    if self._state.is_first:  # The writer may have died.
+      steps = self._state.steps
+      self._ensure(steps)
+      values = {"reason": reason}
+      self._writer.write_event(PAUSE, step=steps + 1, values=values)
 
   def during(self, kind: str) -> contextlib.AbstractContextManager[None]:
     """Charges a `with` block; see `meter.Meter.during`."""

@@ -10,6 +10,7 @@ from bamboo_jax.checkpoint import digest
 from bamboo_jax.cluster import views
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.recovery import agreement as agreement_lib
+from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.train import run_state as run_state_lib
@@ -18,6 +19,7 @@ from bamboo_jax.train.record import outputs as outputs_lib
 from bamboo_jax.train.record import step_passes
 
 _REPORTED = 5  # Number of recoveries that `launch.status` shows.
+_MOST_TAKERS = 4  # That are named one by one.
 
 
 class RunLog:
@@ -82,6 +84,31 @@ class RunLog:
             silence_to_view_secs=times.longest_silence(lost, silent_secs),
             agreed_at_secs=agreed_at_secs,
         )
+    )
+
+  def explain_view(self, agreement: agreement_lib.Agreement) -> None:
+    """Says why training stands still while all go on in another view."""
+    if not agreement.lost:
+      self._outputs.explain(self._cohort.view.reason)
+      return
+    loss = dataclasses.asdict(self._recoveries[-1])
+    then = times.describe_answer(loss)
+    if agreement.change and agreement.change.rolls_back:
+      steps = agreement.restored
+      then = f"restoring step {steps}" if steps else "beginning from the start"
+    self._outputs.explain(f"{times.describe_loss(loss)} died; {then}")
+
+  def explain_change(self, change: assignment.Change) -> None:
+    """Says why training stands still while nodes take other places."""
+    takers = [
+        f"{self._names.get(node, node)} takes stage {place}"
+        for node, place in change.layout.find_takers(self._state.layout)
+    ]
+    more = f" and {len(takers) - _MOST_TAKERS} more"
+    self._outputs.explain(
+        f"{change.rung}: {', '.join(takers[:_MOST_TAKERS])}"
+        f"{more * (len(takers) > _MOST_TAKERS)}{'; ' * bool(takers)}"
+        f"{change.reason}, programs are loaded"
     )
 
   def note_ready(self) -> None:
@@ -173,10 +200,7 @@ class RunLog:
     """Records the means of an evaluation."""
     steps = self._state.steps
     self._outputs.write_event("eval", step=steps, values=means)
-    shown = {"step": steps, **means}
-    self._outputs.show(
-        progress_lib.render_line({f"eval_{k}": v for k, v in shown.items()})
-    )
+    self._outputs.show(progress_lib.render_evaluation(steps, means))
 
   def warn_of_save(self, step: int, text: str) -> None:
     """Records a failed save."""

@@ -22,7 +22,7 @@ class OwnWorkerTest(given.CoreCase):
   @parameterized.named_parameters(
       ("done", messages.Done(), 0, ""),
       ("failed", None, 1, "its worker ended with exit status 1"),
-      ("failed_alone", None, -11, "its worker ended with SIGSEGV"),
+      ("failed_alone", None, -11, "its worker was killed by SIGSEGV"),
   )
   def test_the_end_of_the_worker(self, message, code, reason):
     self.begin(me=1)
