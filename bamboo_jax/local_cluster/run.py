@@ -27,6 +27,8 @@ from bamboo_jax.traces import trace as trace_lib
 _POLL_SECS = 0.05
 _MAX_TRIES = 3  # To start a node for a join.
 _LEAVE_SECS = 5.0  # That agents have once the summary is there.
+_SLOW = 4.0  # A step that lasts so many usual ones is reported.
+_LEAST_SLOW_SECS = 1.0
 _SHOWN = ("loss", "tokens_per_sec", "step_ms", "view")
 _RECOVERY = ("victims", "rung", "view")
 
@@ -61,6 +63,7 @@ class ClusterRun:
     self._reader = jsonl.MetricsReader(self._metrics)
     self._shown: list[int] = []  # Hashes of the lines since the start.
     self._has_stepped = False
+    self._told_secs: float | None = None  # When the log grew last.
     self._step_secs = collections.deque([1.0], maxlen=9)
     self._cluster = machine.LocalCluster(
         setup.workdir, etcd=setup.etcd, run=setup.run
@@ -164,6 +167,7 @@ class ClusterRun:
       if not self._cluster.num_running and not self._comes_more():
         break
       self._show_progress()
+      self._tell_if_slow(now)
       num_own = self._cluster.num_failed - len(self._director.kills)
       if not self._has_stepped and num_own > 0:
         raise base.EndedError("A node has failed before the first step.")
@@ -175,6 +179,18 @@ class ClusterRun:
         break  # They have come when all was over.
       time.sleep(_POLL_SECS)
     self._show_progress()
+
+  def _tell_if_slow(self, now_secs: float) -> None:
+    """Says once that a step lasts long, unless a reason has come."""
+    if self._has_stepped and self._told_secs is not None and not self._is_over:
+      usual_secs = statistics.median(self._step_secs)
+      secs = now_secs - self._told_secs
+      if secs > max(_LEAST_SLOW_SECS, _SLOW * usual_secs):
+        self._told_secs = None
+        self._progress.show_text(
+            f"pause: no step for {secs:.1f} s (median {usual_secs:.1f} s); no "
+            "reason is known yet"
+        )
 
   def _comes_more(self) -> bool:
     """Whether others come after all that ran have been killed."""
@@ -245,6 +261,8 @@ class ClusterRun:
       self._shown = []
     self._shown += prints
     for line in lines[num_shown:]:
+      is_explained = line.get("event") == "pause"
+      self._told_secs = None if is_explained else time.monotonic()
       if _is_start(line) and line["step"]:
         self._progress.show_text(f"resumed_from_step={line['step']}")
       elif line.get("event") == "recovery":

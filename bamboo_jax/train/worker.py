@@ -227,7 +227,7 @@ class Worker:
       return
     steps = self.state.steps
     if steps % self._config.evaluate.every_steps == 0:
-      self._outputs.explain(f"evaluating after step {steps}")
+      self._outputs.explain(f"evaluating after step {steps}", step=steps)
       with self._outputs.during("useful"):
         means = evaluation.run(self._job, self._cohort, step=steps)
       self._log.add_evaluation(means)
@@ -376,7 +376,8 @@ class Worker:
       self._check.check_now()
     if is_done:
       if self._begun >= 0:
-        self._outputs.explain(f"saving step {self.state.steps}")
+        steps = self.state.steps
+        self._outputs.explain(f"saving step {steps}", step=steps)
       self._log.save_last()
     self._log.write_summary()
     if is_done:

@@ -67,6 +67,8 @@ class State:
   def is_writer(self):
     return self.number == min(self.nodes)
 
+  is_first = is_writer
+
 
 def _committed(step, **facts):
   return step_lib.Committed(
@@ -305,6 +307,25 @@ class OutputsTest(parameterized.TestCase):
     self.train(4, 5)
     self.assertEqual(self.steps(), [1, 2, 3, 4, 5])
     self.assertEqual(self.summary(5)["cost"]["num_samples"], 20)
+
+  def test_what_happens_before_a_step_has_its_number(self):
+    self.begin()
+    self.train(1)
+    for number, node in self.nodes.items():
+      node._state.steps = 1
+      node.explain("n9 joined")
+      node.welcome({9: _Status(20.0)}, in_step=number == 0)
+    self.assertEqual([l["step"] for l in self.lines("join")], [2])
+    pause = {"step": 2, "event": "pause", "reason": "n9 joined"}
+    self.assertEqual(self.lines("pause"), [pause])
+    del self.nodes[0]  # It dies in step 2; the join has happened.
+    for node in self.nodes.values():
+      node.explain("n0 died")
+    self.train(2)
+    self.assertEqual([l["step"] for l in self.lines("join")], [2])
+    reasons = [l["reason"] for l in self.lines("pause")]
+    self.assertEqual(reasons[-1], "n0 died")
+    self.assertEqual(self.steps(), [1, 2])
 
   def test_recoveries_outlive_writers_and_come_once(self):
     self.begin()

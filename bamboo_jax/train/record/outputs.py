@@ -123,15 +123,15 @@ class Outputs:
       self._ensure(step)
       self._writer.write_event(event, step=step, values=values)
 
-  def explain(self, reason: str) -> None:
-    """Says why training stands still now, as the next step may take long."""
+  def explain(self, reason: str, *, step: int | None = None) -> None:
+    """Says why training stands still now, by default before the next step."""
     if self._progress is not None:
       self._progress.explain(reason)
     if self._state.is_first:  # The writer may have died.
       steps = self._state.steps
       self._ensure(steps)
       values = {"reason": reason}
-      self._writer.write_event(PAUSE, step=steps + 1, values=values)
+      self._writer.write_event(PAUSE, step=step or steps + 1, values=values)
 
   def during(self, kind: str) -> contextlib.AbstractContextManager[None]:
     """Charges a `with` block; see `meter.Meter.during`."""

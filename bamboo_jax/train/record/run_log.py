@@ -62,19 +62,17 @@ class RunLog:
 
     `silent_secs` is what each member says, see `Cohort.silent_secs`.
     """
-    # A newcomer may never have been in a view with them.
-    name = lambda node: self._names.get(node, f"node {node}")
     view, lost = self._cohort.view.number, tuple(sorted(agreement.lost))
     heirs = ()
     if agreement.rung == "shadow":
       owners, victims = agreement.layout.owners, agreement.victims
-      heirs = tuple(name(owners[v.pipeline][v.stage]) for v in victims)
+      heirs = tuple(self._name(owners[v.pipeline][v.stage]) for v in victims)
     self._recoveries.append(
         times.RecoveryTimes(
             step=agreement.steps + 1,
             view=view,
             nodes=lost,
-            names=tuple(map(name, lost)),
+            names=tuple(map(self._name, lost)),
             victims=tuple(map(str, agreement.victims)),
             rung=agreement.rung,
             heirs=heirs,
@@ -101,15 +99,13 @@ class RunLog:
   def explain_change(self, change: assignment.Change) -> None:
     """Says why training stands still while nodes take other places."""
     takers = [
-        f"{self._names.get(node, node)} takes stage {place}"
+        f"{self._name(node)} takes stage {place}"
         for node, place in change.layout.find_takers(self._state.layout)
     ]
-    more = f" and {len(takers) - _MOST_TAKERS} more"
-    self._outputs.explain(
-        f"{change.rung}: {', '.join(takers[:_MOST_TAKERS])}"
-        f"{more * (len(takers) > _MOST_TAKERS)}{'; ' * bool(takers)}"
-        f"{change.reason}, programs are loaded"
-    )
+    if (num_more := len(takers) - _MOST_TAKERS) > 0:
+      takers = [*takers[:_MOST_TAKERS], f"{num_more} more"]
+    why = "; ".join([", ".join(takers) or change.reason, "programs are loaded"])
+    self._outputs.explain(f"{change.rung}: {why}")
 
   def note_ready(self) -> None:
     """Records that the rest is planned after all losses so far."""
@@ -230,6 +226,10 @@ class RunLog:
           {k: v for words in said.values() for k, v in words.state.items()},
       )
       self._outputs.write_summary(self._state.steps, digests)
+
+  def _name(self, node: int) -> str:
+    # A newcomer may never have been in a view with one that died.
+    return self._names.get(node, f"node {node}")
 
   def _recent(self, step: int) -> list[times.RecoveryTimes]:
     return [r for r in self._recoveries if r.step == step]
