@@ -1,6 +1,6 @@
 r"""Predicts a run under a trace, runs it, and sets both beside each other.
 
-python -m launch.validate --config=configs/quickstart.py --trace=trace.csv \
+python -m launch.validate --config=configs/validate.py --trace=trace.csv \
   --time_scale=10 --workdir=runs/validate
 
 First the layers are measured, and a cluster that loses and gets a node, unless

@@ -172,5 +172,9 @@ def subtract(
       node_secs=later.node_secs - earlier.node_secs,
       parts=tuple(max(0.0, a - b) for a, b in parts),
       num_samples=later.num_samples - earlier.num_samples,
-      value_secs=later.value_secs - earlier.value_secs,
+      value_secs=(
+          None
+          if later.value_secs is None or earlier.value_secs is None
+          else later.value_secs - earlier.value_secs
+      ),
   )

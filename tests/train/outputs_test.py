@@ -159,8 +159,9 @@ class OutputsTest(parameterized.TestCase):
     self.begin()
     self.train(1, 2)
     first, second = self.lines()
-    for name in ("tokens_per_sec", "step_ms", "usd", "account", "phase_ms"):
+    for name in ("tokens_per_sec", "step_ms", "account", "phase_ms"):
       self.assertIn(name, first)
+    self.assertNotIn("usd", first)
     self.assertEqual(second["loss"], 8.0)
     self.assertEqual(second["tokens_per_sec"], 32.0)
     self.assertEqual(second["samples_seen"], 2 * 4)
@@ -307,6 +308,20 @@ class OutputsTest(parameterized.TestCase):
     self.train(4, 5)
     self.assertEqual(self.steps(), [1, 2, 3, 4, 5])
     self.assertEqual(self.summary(5)["cost"]["num_samples"], 20)
+
+  def test_dollars_are_shown_if_the_kind_of_node_is_named(self):
+    config = self.job.config.copy_and_resolve_references()
+    config.cost.instance = "p3.2xlarge"
+    job = dataclasses.replace(self.job, config=config)
+    with mock.patch.object(self, "job", job):
+      self.nodes = {}
+      self.join(0)
+    self.begin()
+    self.train(1)
+    (line,) = self.lines()
+    self.assertGreater(line["usd"], 0.0)
+    self.assertIn(f" usd={line['usd']:.5g}\n", self.shown.getvalue())
+    self.assertGreater(self.summary(1)["cost"]["cost_usd"], line["usd"])
 
   def test_what_happens_before_a_step_has_its_number(self):
     self.begin()

@@ -6,7 +6,7 @@ steps are read from the log, which outlives them all.
 """
 
 import collections
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import time
@@ -25,6 +25,7 @@ from bamboo_jax.train import environment
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import meter as meter_lib
+from bamboo_jax.train.record import plan_lines
 from bamboo_jax.train.record import run_summary
 from bamboo_jax.train.record import step_slots
 from bamboo_jax.train.setup import job as job_lib
@@ -207,7 +208,8 @@ class Outputs:
       available = done.span_secs * len(nodes.training)
       shown["bubble_pct"] = 100 * (1.0 - done.passes.total / available)
     shown["step_ms"] = 1e3 * done.secs
-    shown["usd"] = self._meter.account.usd
+    if (account := self._meter.account).price is not None:
+      shown["usd"] = account.usd
     more = self._meter.totals | {
         "grad_norm": done.sums.grad_norm,
         "samples_seen": done.steps * self._job.plan.batch.batch_size,
@@ -269,43 +271,13 @@ class Outputs:
       base.write_atomically(self._workdir.data, manifest.to_json())
 
   def _show_start(self, step: int) -> None:
-    plan, num_steps = self._job.plan, self._config.num_steps
-    if self._config.pipeline.layout != "depth":
-      self._show_uneven()
-    else:
-      self.show(
-          f"plan: {plan.num_pipelines} pipelines x {plan.num_stages} stages, "
-          f"{plan.batch.num_microbatches} microbatches of "
-          f"{plan.batch.microbatch_size} samples each, "
-          f"layers {plan.partition.bounds}, predicted bubble "
-          f"{100 * plan.timeline.mean_bubble:.1f} %"
-      )
-    if (enough := self._job.find_enough_to_deal()) > plan.batch.num_shares:
-      self.show(
-          f"warning: config.pipeline.num_shares={plan.batch.num_shares} is too "
-          "coarse to deal what a dead node owes over all "
-          f"{self._job.num_holders} that hold it; {enough} would do."
-      )
+    num_steps = self._config.num_steps
+    for line in plan_lines.describe(self._job):
+      self.show(line)
     if step:
       self.show(f"resumed_from_step={step}")
     if step >= num_steps:
       self.show(f"nothing to do: {step} of {num_steps=} steps are done")
-
-  def _show_uneven(self) -> None:
-    layout, batch = self._job.first_layout, self._job.plan.batch
-    parts = [p.partition for p in layout.pipelines]
-    self.show(
-        f"plan: {_join(p.num_stages for p in parts)} stages, "
-        f"{_join(map(len, layout.shares))} shares of "
-        f"{batch.microbatches_per_share} microbatches, layers "
-        f"{_join(p.bounds for p in parts)}"
-    )
-    if (enough := self._job.find_enough_shares()) > batch.num_shares:
-      self.show(
-          f"warning: config.pipeline.num_shares={batch.num_shares} is too "
-          "coarse for these pipelines to finish together; "
-          f"{enough} would do."
-      )
 
   def _take_over(
       self,
@@ -393,7 +365,3 @@ class Outputs:
         {k: v for k, v in line.items() if k != "event"}
         for line in by_view.values()
     ]
-
-
-def _join(parts: Iterable[Any]) -> str:
-  return " + ".join(map(str, parts))
