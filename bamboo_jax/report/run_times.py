@@ -29,7 +29,8 @@ class Event:
 
   Attributes:
     owners: For each pipeline, the node of each stage.
-    pause_secs: How much longer the step took than others near it.
+    pause_secs: How much longer the step took than others near it; None if all
+      of these had changes of their own.
     is_loss: Whether nodes died.
     detect_secs: From the death until the rest of the step was planned; None if
       nobody died, or the launcher has not killed who did.
@@ -38,7 +39,7 @@ class Event:
   secs: float
   rung: str
   owners: Owners
-  pause_secs: float
+  pause_secs: float | None
   is_loss: bool = False
   detect_secs: float | None = None
 
@@ -118,13 +119,13 @@ def make(
         detect_secs = recovery["ready_at_secs"] - min(killed)
     near = steps[:index][::-1] if is_loss else steps[index + 1 :]
     plain = [s.secs for s in near if s.is_plain][:_NUM_NEAR]
-    usual_secs = statistics.fmean(plain) if plain else 0.0
+    pause_secs = steps[index].secs - statistics.fmean(plain) if plain else None
     events.append(
         Event(
             secs=ends[index] - steps[index].secs,
             rung=layout["rung"],
             owners=tuple(tuple(map(str, row)) for row in layout["owners"]),
-            pause_secs=steps[index].secs - usual_secs,
+            pause_secs=pause_secs,
             is_loss=is_loss,
             detect_secs=detect_secs,
         )

@@ -111,6 +111,21 @@ class ValidationTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "a node that its trace removes"):
       validation.measure(run)
 
+  def test_a_pause_without_usual_steps_near_is_not_known(self):
+    lines, nodes = make_log()
+    run = run_times.make(lines[: _LOSS + 3], nodes)  # None after the death.
+    self.assertEqual([e.pause_secs for e in run.events], [1.0])
+    first = next(i for i, l in enumerate(lines) if l["step"] == _LOSS - 1)
+    begin = [dict(lines[0], step=_LOSS - 1)]  # None before it.
+    run = run_times.make(begin + lines[first:], nodes)
+    self.assertEqual([e.pause_secs for e in run.events], [None, 1.0])
+    side = validation.of_run(run, profiles.PRICE, market="spot")
+    self.assertIsNone(side.pause_secs)
+    rows = validation.compare(side, side)
+    self.assertEqual(
+        [r["measured"] for r in rows if "pause" in r["what"]], [None, None, 1.0]
+    )
+
   def test_a_death_before_it_was_struck_is_not_timed(self):
     lines, nodes = make_log()
     struck = [
