@@ -21,7 +21,7 @@ from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.local_cluster import machine
 from bamboo_jax.train.setup import sizes
 
-_PROTOCOL = 4  # Of what processes say to each other.
+_PROTOCOL = 5  # Of what processes say to each other.
 _PACKAGES = ("bamboo_jax", "jax", "jaxlib")
 
 

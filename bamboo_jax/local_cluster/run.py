@@ -201,7 +201,9 @@ class ClusterRun:
 
   def _start_due(self, now_secs: float) -> None:
     for _ in range(self._director.take_joins()):
-      self._joining[self._start_node()] = 1
+      name = self._start_node()
+      self._joining[name] = 1
+      self._progress.show_text(f"{name} starts, to join")
     self._replace_lost()
     if self._player is not None and self._has_stepped:
       for event in self._player.take_due(now_secs):

@@ -310,7 +310,7 @@ class Worker:
       self._log.explain_view(agreement)
     if agreement.change and not agreement.change.layout.pipelines:
       self._call_next()
-      state.wait_for_nodes(agreement, show=self._outputs.show)
+      state.wait_for_nodes(agreement, show=self._outputs.explain)
       return self._regroup()
     if agreement.change:
       self._take_rung(agreement)
