@@ -5,15 +5,18 @@ import types
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.base import types as base_types
 from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import instruction
 from bamboo_jax.train.record import run_log
 from tests import layouts
 from tests import members
 
+_Op = instruction.Op
 _Roles = failover.Roles
 
 
@@ -50,21 +53,24 @@ class RunLogTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.said = []
+    self.said, self.written = [], []
     self.cohort = types.SimpleNamespace(
         view=members.view(2, 0, 2, 3, reason="n4 joined"),
         arrived_secs={2: 10.0}.get,
         died_secs={2: None}.get,
+        hosted=frozenset({0}),
     )
     self.state = types.SimpleNamespace(
-        writer=None,
+        writer=types.SimpleNamespace(say=lambda step: None),
         cohort=self.cohort,
         engine=None,
         layout=make_layout((0, 1), (2, 3)),
         steps=21,
     )
     outputs = types.SimpleNamespace(
-        explain=self.said.append, roll_back=lambda steps: None
+        explain=self.said.append,
+        roll_back=lambda steps: None,
+        write_step=self.written.append,
     )
     self.log = run_log.RunLog(self.state, outputs)
 
@@ -99,6 +105,59 @@ class RunLogTest(parameterized.TestCase):
     recovery.step_end_at_secs = 0.0  # A time as any other.
     self.log.roll_back(3)
     self.assertEqual(recovery.step, 8)
+
+  def test_the_vote_on_the_step_in_which_it_happened(self):
+    self.lose(make_agreement())
+    owed = types.SimpleNamespace(
+        instruction=types.SimpleNamespace(op=_Op.FORWARD, stage=1),
+        start_secs=11.0,
+        end_secs=12.0,
+    )
+    step = types.SimpleNamespace(
+        measured=[owed],
+        start_secs=9.0,
+        planned_passes=account_lib.NodeTime(),
+        sums_secs=0.0,
+        redone={},
+    )
+    vote = lambda: self.log.vote(seen=2, ready=2, prints=None, step=step)
+    self.assertEqual(vote().owed, {2: (11.0, 12.0)})
+    self.state.steps = 22
+    self.assertEqual(vote().owed, {})
+
+  @parameterized.named_parameters(
+      ("owed", [{2: (11.0, 12.0)}, {2: (11.5, 13.0)}], None, (11.0, 13.0)),
+      ("nothing_owed", [{}], None, (None, None)),
+      ("votes_were_not_heard", [], None, None),
+      ("programs_are_not_measured", [{}], account_lib.NodeTime(), None),
+  )
+  def test_the_commit_of_the_step_in_which_it_happened(
+      self, owed, planned_passes, span
+  ):
+    recovery = self.lose(make_agreement())
+    votes = {
+        number: types.SimpleNamespace(
+            passes=account_lib.NodeTime(),
+            span_secs=1.0,
+            sums_secs={},
+            owed=one,
+            redone={},
+        )
+        for number, one in enumerate(owed)
+    }
+    step = types.SimpleNamespace(
+        planned_passes=planned_passes, result=lambda **facts: facts
+    )
+    self.state.is_writer = False
+    for steps in (21, 22, 23):
+      self.state.steps = steps
+      self.log.commit(step, votes, saves=False)
+    found = [facts["recoveries"] for facts in self.written]
+    self.assertEqual(found, [(), (recovery,), ()])
+    self.assertIsNotNone(recovery.step_end_at_secs)
+    self.assertEqual(recovery.are_owed_measured, span is not None)
+    got = recovery.first_owed_at_secs, recovery.last_owed_at_secs
+    self.assertEqual(got, span or (None, None))
 
   def test_a_newcomer_does_not_know_the_names_of_the_dead(self):
     recovery = self.lose(make_agreement(), knows=False)
