@@ -122,6 +122,19 @@ class RunStateTest(absltest.TestCase):
     self.parts.hosted = frozenset({1})
     self.assertLen(self.start((0, 1), (2, 3)), 1)
 
+  def test_the_first_that_lives_explains_a_pause(self):
+    self.start((0, 1), (2, 3))
+    for alive, hosted, is_first in (
+        ((0, 1, 2, 3), {0}, True),
+        ((0, 1, 2, 3), {1}, False),
+        ((1, 2, 3), {1}, True),  # The writer has died.
+        ((1, 2, 3), {2}, False),
+        ((), {0}, False),
+    ):
+      self.parts.view = members.view(2, *alive)
+      self.parts.hosted = frozenset(hosted)
+      self.assertEqual(self.state.is_first, is_first)
+
   def test_what_is_settled_is_not_asked_again(self):
     self.start((0, 1), (2, 3))
     self.assertFalse(self.state.improve(print))

@@ -150,6 +150,8 @@ class CoreTest(given.CoreCase):
     ]
     silent = [messages.Silent(2, {1: secs})] if secs is not None else []
     self.assertEqual(told[: len(silent) + 1], [*silent, view])
+    # Nothing is kept of the dead.
+    self.assertIsNone(self.state.watch.silent_secs("life 1", 5.0))
 
   def test_the_next_member_acts_if_the_leader_does_not(self):
     self.begin(me=1)
