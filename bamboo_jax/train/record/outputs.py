@@ -31,7 +31,7 @@ from bamboo_jax.train.record import step_slots
 from bamboo_jax.train.setup import job as job_lib
 
 _RECOVERY, _JOIN = "recovery", "join"
-_START, PAUSE = "start", "pause"
+_START, _PAUSE = "start", "pause"
 
 
 class Outputs:
@@ -132,7 +132,7 @@ class Outputs:
       steps = self._state.steps
       self._ensure(steps)
       values = {"reason": reason}
-      self._writer.write_event(PAUSE, step=step or steps + 1, values=values)
+      self._writer.write_event(_PAUSE, step=step or steps + 1, values=values)
 
   def during(self, kind: str) -> contextlib.AbstractContextManager[None]:
     """Charges a `with` block; see `meter.Meter.during`."""
