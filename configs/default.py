@@ -158,7 +158,8 @@ def _surroundings() -> dict[str, Any]:
           mesh_nodes=64,  # Of more nodes, each is connected to some others.
       ),
       cost=dict(
-          instance="p3.2xlarge",  # A node is charged as one of these.
+          # A node is charged as one of these; None: no dollars are shown.
+          instance=config_dict.placeholder(str),
           market="spot",  # Or "on_demand".
           prices=config_dict.placeholder(str),  # File; None: the package's.
           # These may be of one instance alone, such as "p3.2xlarge:2021".

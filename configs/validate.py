@@ -24,4 +24,5 @@ def get_config(size: str = "1x2") -> ml_collections.ConfigDict:
   config.redundancy.spares = 0
   config.evaluate.every_steps = 0
   config.checkpoint.every_steps = 0
+  config.cost.instance = "p3.2xlarge"  # Its dollars are predicted.
   return config

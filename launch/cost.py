@@ -4,7 +4,8 @@ bamboo cost --workdir=runs/quickstart
 bamboo cost --workdir=runs/quickstart --instance=p4d.24xlarge --report
 
 The run may be going on. It is charged as its config says, unless the flags say
-otherwise; docs/cost.md explains the figures.
+otherwise; without a kind of node (`config.cost.instance` or `--instance`) there
+are no dollars. docs/cost.md explains the figures.
 """
 
 import pathlib
@@ -44,10 +45,20 @@ def main() -> None:
     options |= {"region": None, "date": None}
   options |= given
   market = options.pop("market")
-  price = prices_lib.find_price(**options)
+  price = None
+  if options["instance"] is not None:
+    price = prices_lib.find_price(**options)
+  elif _REPORT.value or given:
+    name = next(iter(given), "report")
+    raise ValueError(
+        f"--{name} needs a price, and the config of the run names no kind of "
+        "node: give --instance=NAME, such as p3.2xlarge."
+    )
   log = workdir / "metrics.jsonl"
   account = runs.load_account(log, price=price, market=market)
   print(account.render())
+  if price is None:
+    print("cost: not known; --instance=NAME says what a node is charged as")
   if _REPORT.value:
     from bamboo_jax.report import content
     from bamboo_jax.report import page

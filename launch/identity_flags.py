@@ -20,11 +20,21 @@ CERTIFICATES = flags.DEFINE_string(
 )
 
 
-def make(role: str, name: str, *, host: str) -> identity_lib.Identity:
-  """Returns the identity of this process, which listens on `host`."""
-  secret = identity_lib.read_secret(SECRET.value)
+def make(
+    role: str,
+    name: str,
+    *,
+    host: str,
+    run: str | None = None,
+    secret_file: str | None = None,
+) -> identity_lib.Identity:
+  """Returns the identity of this process, which listens on `host`.
+
+  `run` and `secret_file` are by default those of the flags.
+  """
+  secret = identity_lib.read_secret(secret_file or SECRET.value)
   identity_lib.check_host(host, secret=secret)  # It signs entries of the store.
-  who = dict(run=RUN.value, role=role, name=name)
+  who = dict(run=run or RUN.value, role=role, name=name)
   if CERTIFICATES.value is None:
     return identity_lib.issue(secret, **who)
   folder = pathlib.Path(CERTIFICATES.value)

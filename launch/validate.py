@@ -1,6 +1,6 @@
 r"""Predicts a run under a trace, runs it, and sets both beside each other.
 
-bamboo validate --config=quickstart --trace=trace.csv \
+bamboo validate --config=validate --trace=trace.csv \
   --time_scale=10 --workdir=runs/validate
 
 First the layers are measured, and a cluster that loses and gets a node, unless

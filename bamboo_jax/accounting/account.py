@@ -91,6 +91,8 @@ class Account:
 
   Attributes:
     num_samples: Trained on and kept; fractional if a step is cut.
+    price: Of a node; None if nobody has named one: then nothing in dollars is
+      known, nor the value.
     mean_value: Average over time of throughput over dollars per hour, as
       reported by Bamboo's simulator; None if not followed. `value` is the
       quotient of the averages instead.
@@ -100,12 +102,12 @@ class Account:
   num_samples: float
   node_secs: float
   node_time: NodeTime
-  price: prices_lib.Price
+  price: prices_lib.Price | None
   market: str = "spot"
   mean_value: float | None = None
 
   def __post_init__(self) -> None:
-    self.price.usd_per_hour(self.market)  # Is there such a market?
+    prices_lib.check_market(self.market)
     if not 0 < self.secs < math.inf or not 0 <= self.num_samples < math.inf:
       raise ValueError(
           "An account needs time and samples, got "
@@ -125,7 +127,8 @@ class Account:
     return self.node_secs / self.secs
 
   def usd_on(self, market: str) -> float:
-    """Returns what all nodes cost on a market."""
+    """Returns what all nodes cost on a market; needs a price."""
+    assert self.price is not None, "There is no price."
     return self.node_secs / 3600 * self.price.usd_per_hour(market)
 
   @property
@@ -154,38 +157,51 @@ class Account:
     return 1e6 * self.usd / self.num_samples if self.num_samples else None
 
   def as_dict(self) -> dict[str, float | str | None]:
-    """Returns the figures to report, with units in the names, for tables."""
-    return {
-        "instance": self.price.instance,
-        "market": self.market,
+    """Returns the figures to report, with units in the names, for tables.
+
+    Those that need a price are absent without one.
+    """
+    figures = {
         "secs": self.secs,
         "num_nodes": self.num_nodes,
         "num_samples": self.num_samples,
         "throughput_samples_per_sec": self.samples_per_sec,
-        "cost_usd": self.usd,
-        "cost_usd_per_hour": self.usd_per_hour,
-        "value": self.value,
-        "mean_value": self.mean_value,
-        "usd_per_million_samples": self.usd_per_million_samples,
-        "spot_usd": self.usd_on("spot"),
-        "on_demand_usd": self.usd_on("on_demand"),
-    } | {f"{k}_pct": 100 * v for k, v in self.node_time.shares().items()}
+    }
+    if self.price is not None:
+      figures = {
+          "instance": self.price.instance,
+          "market": self.market,
+          **figures,
+          "cost_usd": self.usd,
+          "cost_usd_per_hour": self.usd_per_hour,
+          "value": self.value,
+          "mean_value": self.mean_value,
+          "usd_per_million_samples": self.usd_per_million_samples,
+          "spot_usd": self.usd_on("spot"),
+          "on_demand_usd": self.usd_on("on_demand"),
+      }
+    shares = self.node_time.shares().items()
+    return figures | {f"{kind}_pct": 100 * share for kind, share in shares}
 
   def render(self) -> str:
-    """Returns lines for somebody to read."""
-    price, per_million = self.price, self.usd_per_million_samples
+    """Returns lines for somebody to read; on costs only with a price."""
     lines = [
-        f"price: {price.render(self.market)}",
         f"time: {self.secs / 3600:.4f} h on {self.num_nodes:.2f} nodes",
         f"samples: {self.num_samples:.0f}, {self.samples_per_sec:.4g} a second",
-        f"cost: ${self.usd:.4f}, ${self.usd_per_hour:.4g} an hour (spot "
-        f"${self.usd_on('spot'):.4f}, on demand "
-        f"${self.usd_on('on_demand'):.4f})",
-        f"value: {self.value:.4g} samples/s per $/h",
-        "dollars per million samples: "
-        + ("none trained" if per_million is None else f"{per_million:.4g}"),
-        "time of the nodes:",
     ]
+    if self.price is not None:
+      per_million = self.usd_per_million_samples
+      lines = [
+          f"price: {self.price.render(self.market)}",
+          *lines,
+          f"cost: ${self.usd:.4f}, ${self.usd_per_hour:.4g} an hour (spot "
+          f"${self.usd_on('spot'):.4f}, on demand "
+          f"${self.usd_on('on_demand'):.4f})",
+          f"value: {self.value:.4g} samples/s per $/h",
+          "dollars per million samples: "
+          + ("none trained" if per_million is None else f"{per_million:.4g}"),
+      ]
+    lines.append("time of the nodes:")
     shares = self.node_time.shares().items()
     lines += [f"  {kind:<12}{100 * share:6.2f} %" for kind, share in shares]
     return "\n".join(lines)

@@ -26,14 +26,15 @@ class Totals:
   """A run up to one moment.
 
   `parts` splits `node_secs` in the order of `KINDS`; `value_secs` is the
-  integral over time of throughput over dollars per hour.
+  integral over time of throughput over dollars per hour, None if there was no
+  price for some of it.
   """
 
   secs: float = 0.0
   node_secs: float = 0.0
   parts: tuple[float, ...] = (0.0,) * len(KINDS)
   num_samples: float = 0.0
-  value_secs: float = 0.0
+  value_secs: float | None = 0.0
 
   def as_dict(self) -> dict[str, Any]:
     """Returns the totals for a line of a log, parts by name."""
@@ -50,18 +51,21 @@ class Totals:
 
 
 class Ledger:
-  """Account of a run in progress; `start` is what there was before."""
+  """Account of a run in progress; `start` is what there was before.
+
+  Without a `price` it follows time and samples alone.
+  """
 
   def __init__(
       self,
-      price: prices_lib.Price,
+      price: prices_lib.Price | None,
       *,
       market: str = "spot",
       start: Totals | None = None,
   ) -> None:
     self._price = price
     self._market = market
-    self._usd_per_hour = price.usd_per_hour(market)
+    prices_lib.check_market(market)
     self._totals = start or Totals()
 
   def add(
@@ -99,15 +103,18 @@ class Ledger:
           f"Time and samples must be from 0, got secs={secs}, "
           f"num_samples={num_samples}."
       )
-    old, value_secs = self._totals, 0.0
-    if num_samples and num_nodes:
-      value_secs = num_samples / (num_nodes * self._usd_per_hour)
+    old, value_secs = self._totals, self._totals.value_secs
+    if self._price is None or value_secs is None:
+      value_secs = None
+    elif num_samples and num_nodes:
+      usd_per_hour = num_nodes * self._price.usd_per_hour(self._market)
+      value_secs += num_samples / usd_per_hour
     self._totals = Totals(
         old.secs + secs,
         old.node_secs + secs * num_nodes,
         tuple(map(operator.add, old.parts, parts)),
         old.num_samples + num_samples,
-        old.value_secs + value_secs,
+        value_secs,
     )
 
   def totals(self) -> Totals:
@@ -148,5 +155,9 @@ class Ledger:
         node_time=NodeTime.of(now.parts),
         price=self._price,
         market=self._market,
-        mean_value=now.value_secs / now.secs if now.secs else None,
+        mean_value=(
+            now.value_secs / now.secs
+            if now.secs and now.value_secs is not None
+            else None
+        ),
     )

@@ -79,8 +79,7 @@ class Price:
 
   def usd_per_hour(self, market: str) -> float:
     """Returns the price in a market; `ValueError` if there is no such one."""
-    if market not in MARKETS:
-      raise ValueError(base.suggest(market, MARKETS, what="market"))
+    check_market(market)
     return getattr(self, f"{market}_usd_per_hour")
 
   def render(self, market: str) -> str:
@@ -89,6 +88,12 @@ class Price:
         f"${self.usd_per_hour(market):g} an hour for a {self.instance} "
         f"({market}; {self.source}, {self.date})"
     )
+
+
+def check_market(market: str) -> None:
+  """Raises `ValueError` if there is no such market."""
+  if market not in MARKETS:
+    raise ValueError(base.suggest(market, MARKETS, what="market"))
 
 
 def _is_date(text: str) -> bool:

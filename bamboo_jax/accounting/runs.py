@@ -49,7 +49,7 @@ def last_totals(
 
 
 def load_account(
-    path: str | os.PathLike[str], *, price: prices_lib.Price, market: str
+    path: str | os.PathLike[str], *, price: prices_lib.Price | None, market: str
 ) -> account_lib.Account:
   """Returns the account of a run.
 

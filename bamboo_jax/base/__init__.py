@@ -17,6 +17,7 @@ from bamboo_jax.base.errors import CheckpointError
 from bamboo_jax.base.errors import CompilationError
 from bamboo_jax.base.errors import DamagedCheckpointError
 from bamboo_jax.base.errors import DataError
+from bamboo_jax.base.errors import EndedError
 from bamboo_jax.base.errors import FencedError
 from bamboo_jax.base.errors import InfeasibleError
 from bamboo_jax.base.errors import MissingExtraError

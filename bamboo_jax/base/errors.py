@@ -9,6 +9,10 @@ class InfeasibleError(ValueError):
   """No plan satisfies the request; the message says by how much it misses."""
 
 
+class EndedError(ValueError):
+  """A node or a run has ended early; no code of the command is at fault."""
+
+
 class StaleProfileError(ValueError):
   """A saved profile was measured on something else; names what differs."""
 

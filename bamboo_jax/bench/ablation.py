@@ -149,8 +149,9 @@ def read_row(workdir: str | os.PathLike[str], trial: Trial) -> Row:
       "pause_ms": _median(1e3 * secs for secs in pauses if secs is not None),
       "samples": cost.get("num_samples"),
       "samples_dropped": summary.more.get("samples_dropped"),
-      "samples_per_wall_sec": secs
-      and (last.num_samples - first.num_samples) / secs,
+      "samples_per_wall_sec": (
+          (last.num_samples - first.num_samples) / secs if secs else None
+      ),
       "usd": cost.get("cost_usd"),
       "state_sha256": summary.state_sha256,
   }

@@ -23,6 +23,8 @@ from absl import app
 from absl import flags
 from absl import logging
 
+from bamboo_jax import base
+
 _ENDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 _PATIENCE_SECS = 30.0  # That an interrupted command has to tidy up.
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false"}
@@ -50,6 +52,8 @@ def run(
     except (ValueError, OSError) as error:
       if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):
         os._exit(128 + signal.SIGPIPE)  # Its reader has seen enough.
+      if isinstance(error, base.EndedError):
+        fail(f"{error}", 2)  # A traceback would lead nowhere.
       if logging.get_verbosity() >= logging.DEBUG:
         raise
       fail(f"{_describe(error)} (traceback: --verbosity=1)", 2)

@@ -27,13 +27,13 @@ def end_with_parent() -> None:
 
 
 def describe_exit(code: int) -> str:
-  """Returns a sentence on how a process has ended, from its return code."""
+  """Returns how a process has ended, from its return code, as a predicate."""
   if code >= 0:
-    return f"exit status {code}"
+    return f"ended with exit status {code}"
   try:
-    return signal.Signals(-code).name
+    return f"was killed by {signal.Signals(-code).name}"
   except ValueError:
-    return f"signal {-code}"
+    return f"was killed by signal {-code}"
 
 
 def is_stopped(pid: int) -> bool:

@@ -22,6 +22,8 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import views
 
+_NUM_OLD = 8  # Views whose times are kept.
+
 
 def _blocking(
     wait: Callable[..., client_state.Wait], on_purpose: bool = False
@@ -58,6 +60,7 @@ class Client:
     self._sock = sock
     self._heartbeat_secs = heartbeat_secs
     self._arrived: dict[int, float] = {}
+    self._silent: dict[int, dict[int, float]] = {}  # By view and node.
     self._changed = threading.Condition()
     self._writing = threading.Lock()
     self._state = client_state.ClientState(
@@ -119,13 +122,28 @@ class Client:
     """Works in a view from now on."""
     with self._changed:
       self._state.adopt(view)
-      for number in [n for n in self._arrived if n < view.number]:
+      for number in [n for n in self._arrived if n < view.number - _NUM_OLD]:
         del self._arrived[number]
+        self._silent.pop(number, None)
       self._changed.notify_all()
 
   def arrived_secs(self, number: int) -> float:
     """Returns the time at which a view came, on `time.perf_counter`."""
     return self._arrived[number]
+
+  def silent_secs(self, number: int) -> dict[int, float]:
+    """Returns how long lost nodes had been silent when a view came.
+
+    Those lost in one of the last views before it are among them, as that may
+    have been superseded before anything followed from it.
+    """
+    with self._changed:
+      return {
+          node: secs + self._arrived[number] - self._arrived[view]
+          for view, silent in sorted(self._silent.items())
+          for node, secs in silent.items()
+          if view <= number
+      }
 
   def _wait_on_purpose(self, wait: client_state.Wait) -> Any:
     is_main = threading.current_thread() is threading.main_thread()
@@ -160,6 +178,8 @@ class Client:
       for content in decoder.feed(data):
         message = messages.parse(content, messages.TO_WORKER)
         with self._changed:
+          if isinstance(message, messages.Silent):
+            self._silent[message.view] = dict(message.secs)
           if isinstance(message, messages.NewView):
             self._arrived[message.view.number] = time.perf_counter()
           self._state.hear(message)

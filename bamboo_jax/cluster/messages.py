@@ -84,10 +84,14 @@ class Notice:
 
 @dataclasses.dataclass(frozen=True)
 class Gone:
-  """The sender is no member any more; if `is_workerless`, its agent lives."""
+  """The sender is no member any more; if `is_workerless`, its agent lives.
+
+  `silent_secs` is for how long its worker has been silent; None if it left.
+  """
 
   reason: str
   is_workerless: bool = False
+  silent_secs: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,6 +240,17 @@ class StillMember:
 
 
 @dataclasses.dataclass(frozen=True)
+class Silent:
+  """For how long nodes that the next view lacks had given no sign of life.
+
+  By number; in seconds until the agent adopted `view`. Comes before the view.
+  """
+
+  view: int
+  secs: dict[int, float]
+
+
+@dataclasses.dataclass(frozen=True)
 class Trouble:
   """Whether members are gone or suspected, and a view without them is due."""
 
@@ -255,7 +270,9 @@ FROM_WORKER = _table(
     *(Post, Adopt, WorkerBeat, WorkerReady, Assignment, Report, Doubt, Done),
     Leave,
 )
-TO_WORKER = _table(Gathered, NewView, StillMember, Assignment, Trouble)
+TO_WORKER = _table(
+    *(Gathered, NewView, StillMember, Assignment, Silent, Trouble),
+)
 
 
 def encode(message: Any) -> bytes:

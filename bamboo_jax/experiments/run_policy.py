@@ -26,15 +26,26 @@ def check(
 ) -> None:
   """Reads what would be needed only after minutes of measuring.
 
-  Raises `OSError`, or `ValueError` for a file of another kind.
+  Raises `OSError`, or `ValueError` without a price, or for a file of another
+  kind.
   """
-  meter.find_price(config)
+  _find_price(config)
   if layers:
     cost_model.from_json(
         pathlib.Path(layers).read_text(encoding="utf-8-sig"), source=layers
     )
   if cluster:
     measured_lib.read(cluster)
+
+
+def _find_price(config: ml_collections.ConfigDict) -> prices_lib.Price:
+  price = meter.find_price(config)
+  if price is None:
+    raise ValueError(
+        "Dollars are predicted, too, so a node needs a price: give "
+        "--config.cost.instance=NAME, such as p3.2xlarge."
+    )
+  return price
 
 
 def make(
@@ -45,7 +56,7 @@ def make(
   Prints the step time that the layers alone predict. The price is that of the
   traces, or else of the config.
   """
-  price = loop.price_on(readers.read_traces(traces), meter.find_price(config))
+  price = loop.price_on(readers.read_traces(traces), _find_price(config))
   profile = build.make_profile(config, build.make_task(config))
   templates = build_recovery.make_templates(config, profile, is_cluster=True)
   plan = build.make_plan(

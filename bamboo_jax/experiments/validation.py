@@ -43,20 +43,26 @@ class Side:
   account: account_lib.Account
 
   @property
-  def pause_secs(self) -> float:
-    """The pauses of all events."""
-    return sum(event.pause_secs for event in self.events)
+  def pause_secs(self) -> float | None:
+    """The pauses of all events; None if one is not known."""
+    found = [event.pause_secs for event in self.events]
+    return None if None in found else sum(found)
 
 
 def measure(run: run_times.RunTimes) -> measured_lib.Measured:
   """Returns the times of a cluster for the simulator, from a run.
 
-  Raises `ValueError` if it has not lost a node, or none has joined.
+  Raises `ValueError` if its trace has killed no node, or none has joined.
   """
   detects = [e.detect_secs for e in run.events if e.detect_secs is not None]
-  changes = [e for e in run.events if e.detect_secs is None]
+  changes = [
+      e for e in run.events if not e.is_loss and e.pause_secs is not None
+  ]
   if not detects or not changes or not run.boot_secs:
-    raise ValueError("The run must lose a node, and another must take a place.")
+    raise ValueError(
+        "The run must lose a node that its trace removes, and another must "
+        "take a place."
+    )
   boot_secs = statistics.fmean(run.boot_secs)
   by_size = {}
   for index, step in enumerate(run.steps):

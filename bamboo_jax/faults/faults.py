@@ -1,6 +1,7 @@
 """Files of faults that happen to nodes on purpose, and when each is due.
 
-A line is `step,node,at,kind`, for example `12,0/3,17,kill`. The node is written
+A line is `step,node,at,kind`, for example `12,0/3,17,kill`. The step counts the
+steps done before, so this is the step that logs call 13. The node is written
 `pipeline/stage`, whoever owns that stage then, or by its name. The fault comes
 before the node starts the instruction with index `at` of its row, or before a
 phase of the step if `at` is a name, or at any time in the step if `at` is
@@ -40,7 +41,7 @@ class Fault:
   """Something that happens on purpose.
 
   Attributes:
-    step: Step in which it happens, from 0.
+    step: Step in which it happens, from 0; logs count from 1.
     node: Whom it happens to; see above.
     at: Index in its row of the instruction before which it happens, at most the
       end of the row; or one of `PHASES`; or None: at any time.

@@ -44,6 +44,7 @@ class Director:
   Attributes:
     address: Of a socket without a file, which Linux has named.
     kills: When each killed node died, by number, on `time.perf_counter`.
+    pids: Of the last worker of each node that has come, by name.
     step_secs: Duration of a step, to strike at a random time of it.
   """
 
@@ -52,6 +53,7 @@ class Director:
   ) -> None:
     """Carries out `faults` on `nodes`; `listen` begins."""
     self.kills: dict[int, float] = {}
+    self.pids: dict[str, int] = {}
     self.step_secs = 1.0
     self._faults = {f.line: f for f in faults}
     self._nodes = nodes
@@ -128,6 +130,7 @@ class Director:
             with self._lock:
               self._workers[worker.number] = worker
               self._names.add(worker.name)
+              self.pids[worker.name] = worker.pid
             continue
           self._carry_out(message)
           with self._lock:  # Whether it is a join, and its node is here.

@@ -13,6 +13,7 @@ from typing import Any
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import copies
 from bamboo_jax.cluster import identity as identity_lib
+from bamboo_jax.cluster.store import endpoint as endpoint_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import private_etcd
@@ -43,7 +44,9 @@ class LocalCluster:
     self.zones: dict[str, str] = {}
     self._logs = workdir / "logs"
     self._logs.mkdir(parents=True, exist_ok=True)
-    self._secret = workdir / "secret"
+    self._workdir = workdir
+    endpoint_lib.remove(workdir)  # Of one that was killed.
+    self._secret = endpoint_lib.secret_file(workdir)
     self._secret.unlink(missing_ok=True)
     self._secret.touch(mode=0o600)
     self._secret.write_text(secrets.token_hex(32))
@@ -70,6 +73,7 @@ class LocalCluster:
     self._run = run
     if store is not None:
       store.wait_ready()
+    endpoint_lib.write(workdir, endpoint_lib.Endpoint(etcd, run))
 
   def take_folder(self) -> None:
     """Takes the folder over from a run that is over.
@@ -126,11 +130,14 @@ class LocalCluster:
     self._agents[name].terminate()
 
   def _explain_end(self, name: str, code: int) -> str:
-    said = ""
+    said, log = "", self._logs / f"{name}.agent.log"
     if code > 0:  # Not killed, so it may have said why.
-      log = self._logs / f"{name}.agent.log"
       said = children.read_tail(log, num_lines=1).removeprefix("error: ")
-    return said or f"Node {name} ended with {children.describe_exit(code)}."
+    said = said or f"Node {name}: its agent {children.describe_exit(code)}."
+    return (
+        f"{said} {self.num_running} of {self.num_running + 1} nodes are left; "
+        f"agent: pid {self._agents[name].pid}, log {log}"
+    )
 
   def leader(self) -> str:
     """Returns the name of the node that makes the next view."""
@@ -138,6 +145,7 @@ class LocalCluster:
 
   def close(self) -> None:
     """Ends all processes: agents first, so that they can say goodbye."""
+    endpoint_lib.remove(self._workdir)
     running = [p for p in self._agents.values() if p.poll() is None]
     for process in running:
       process.send_signal(signal.SIGINT)  # One that has just started ignores
@@ -153,15 +161,15 @@ class LocalCluster:
       process.kill()
       process.wait()
 
-  def tend(self) -> list[str]:
-    """Returns the exits of agents since it was last called, as messages."""
-    said = []
+  def tend(self) -> dict[str, str]:
+    """Returns agents that failed since it was last called, and a message."""
+    said = {}
     for name, process in self._agents.items():
       if name not in self._ended and process.poll() is not None:
         self._ended.add(name)
         if process.returncode:
           self.num_failed += 1
-          said.append(self._explain_end(name, process.returncode))
+          said[name] = self._explain_end(name, process.returncode)
     return said
 
   def _popen(

@@ -10,6 +10,7 @@ from typing import Any
 
 import ml_collections
 
+from bamboo_jax import base
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import copies
 from bamboo_jax.cluster import detection
@@ -20,7 +21,7 @@ from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.local_cluster import machine
 from bamboo_jax.train.setup import sizes
 
-_PROTOCOL = 4  # Of what processes say to each other.
+_PROTOCOL = 5  # Of what processes say to each other.
 _PACKAGES = ("bamboo_jax", "jax", "jaxlib")
 
 
@@ -63,8 +64,8 @@ def run(
 
   The first worker is `spare`, if given.
 
-  Raises `ValueError` if the agent did not end well, `KeyboardInterrupt` if it
-  was told to end at once.
+  Raises `base.EndedError` if the agent did not end well, `KeyboardInterrupt` if
+  it was told to end at once.
   """
   allow_files()
   begins_again = True
@@ -77,7 +78,7 @@ def run(
     if "exit status" in reason:  # It has failed by itself, and said why.
       tail = children.read_tail(pathlib.Path(options.log), num_lines=3)
       reason += f". Its log ends: {tail}"
-    raise ValueError(f"Node {options.name}: {reason}.")
+    raise base.EndedError(f"Node {options.name}: {reason}.")
 
 
 def allow_files() -> None:

@@ -7,6 +7,7 @@ import importlib
 import itertools
 import json
 import os
+import shlex
 import statistics
 import time
 
@@ -26,6 +27,8 @@ from bamboo_jax.traces import trace as trace_lib
 _POLL_SECS = 0.05
 _MAX_TRIES = 3  # To start a node for a join.
 _LEAVE_SECS = 5.0  # That agents have once the summary is there.
+_SLOW = 4.0  # A step that lasts so many usual ones is reported.
+_LEAST_SLOW_SECS = 1.0
 _SHOWN = ("loss", "learning_rate", "tokens_per_sec", "step_ms", "view")
 _RECOVERY = ("victims", "rung", "view")
 
@@ -51,6 +54,7 @@ class ClusterRun:
     self._setup = setup
     self._summary = setup.workdir / "summary.json"
     self._metrics = setup.workdir / "metrics.jsonl"
+    self._logs = setup.workdir / "logs"
     self._former_summary = self._read_summary()
     self._former_starts = [l for l in self._read_log() if _is_start(l)]
     self._progress = progress
@@ -59,6 +63,7 @@ class ClusterRun:
     self._reader = jsonl.MetricsReader(self._metrics)
     self._shown: list[int] = []  # Hashes of the lines since the start.
     self._has_stepped = False
+    self._told_secs: float | None = None  # When the log grew last.
     self._step_secs = collections.deque([1.0], maxlen=9)
     self._cluster = machine.LocalCluster(
         setup.workdir, etcd=setup.etcd, run=setup.run
@@ -69,7 +74,7 @@ class ClusterRun:
   def run(self, config: ml_collections.ConfigDict) -> None:
     """Runs until all agents have ended, or there is a summary.
 
-    Raises `ValueError` without a first step or a summary.
+    Raises `base.EndedError` without a first step or a summary.
     """
     try:
       replay, zones = self._setup.replay, self._setup.first_zones
@@ -80,6 +85,11 @@ class ClusterRun:
       self._cluster.take_folder()
       start = functools.partial(self._start_node, is_copy=are_copies)
       names = list(map(start, zones, nodes))
+      folder = shlex.quote(str(self._setup.workdir))
+      self._progress.show_text(f"status: bamboo status --workdir={folder}")
+      self._progress.explain(
+          f"{len(names)} nodes start, compile and meet; logs: {self._logs}"
+      )
       self._director.listen()
       if replay is not None:
         self._player = TracePlayer(replay, names)
@@ -89,8 +99,7 @@ class ClusterRun:
     if not self._is_over and (
         self._cluster.num_failed or self._former_summary is None
     ):
-      logs = self._setup.workdir / "logs"
-      raise ValueError(f"The run has ended early; see {logs}.")
+      raise base.EndedError(f"The run has ended early; see {self._logs}.")
 
   def report(self) -> None:
     """Puts the times of deaths into the summary, and shows it."""
@@ -102,7 +111,7 @@ class ClusterRun:
     content["recoveries"] = times.report(content["recoveries"], kills)
     self._summary.write_text(json.dumps(content, indent=2) + "\n")
     for recovery in content["recoveries"]:
-      print(f"recovery {json.dumps(recovery)}")
+      print(times.describe(recovery))
     print(f"state_sha256={content['state_sha256']}")
 
   @property
@@ -149,14 +158,17 @@ class ClusterRun:
     done_secs = None
     while True:
       now = time.monotonic()
-      for line in self._cluster.tend():
-        self._progress.show_text(line)
+      for name, text in self._cluster.tend().items():
+        pid = self._director.pids.pop(name, "unknown")
+        log = self._logs / f"{name}.log"
+        self._progress.show_text(f"{text}; worker: pid {pid}, log {log}")
       if not self._cluster.num_running and not self._comes_more():
         break
       self._show_progress()
+      self._tell_if_slow(now)
       num_own = self._cluster.num_failed - len(self._director.kills)
       if not self._has_stepped and num_own > 0:
-        raise ValueError("A node has failed before the first step.")
+        raise base.EndedError("A node has failed before the first step.")
       if done_secs is None and self._is_over:
         done_secs = now
       if done_secs is None:
@@ -165,6 +177,18 @@ class ClusterRun:
         break  # They have come when all was over.
       time.sleep(_POLL_SECS)
     self._show_progress()
+
+  def _tell_if_slow(self, now_secs: float) -> None:
+    """Says once that a step lasts long, unless a reason has come."""
+    if self._has_stepped and self._told_secs is not None and not self._is_over:
+      usual_secs = statistics.median(self._step_secs)
+      secs = now_secs - self._told_secs
+      if secs > max(_LEAST_SLOW_SECS, _SLOW * usual_secs):
+        self._told_secs = None
+        self._progress.show_text(
+            f"pause: no step for {secs:.1f} s (median {usual_secs:.1f} s); no "
+            "reason is known yet"
+        )
 
   def _comes_more(self) -> bool:
     """Whether others come after all that ran have been killed."""
@@ -175,7 +199,9 @@ class ClusterRun:
 
   def _start_due(self, now_secs: float) -> None:
     for _ in range(self._director.take_joins()):
-      self._joining[self._start_node()] = 1
+      name = self._start_node()
+      self._joining[name] = 1
+      self._progress.show_text(f"{name} starts, to join")
     self._replace_lost()
     if self._player is not None and self._has_stepped:
       for event in self._player.take_due(now_secs):
@@ -184,14 +210,14 @@ class ClusterRun:
   def _replace_lost(self) -> None:
     """Starts others for nodes that failed before they joined: all wait for it.
 
-    Raises `ValueError` if several in turn do.
+    Raises `base.EndedError` if several in turn do.
     """
     for name, tries in [*self._joining.items()]:
       if self._director.has_come(name):
         del self._joining[name]
       elif self._cluster.has_failed(name):
         if tries == _MAX_TRIES:
-          raise ValueError(f"{tries} nodes in turn could not join.")
+          raise base.EndedError(f"{tries} nodes in turn could not join.")
         del self._joining[name]
         self._joining[self._start_node()] = tries + 1
 
@@ -235,6 +261,8 @@ class ClusterRun:
       self._shown = []
     self._shown += prints
     for line in lines[num_shown:]:
+      is_explained = line.get("event") == "pause"
+      self._told_secs = None if is_explained else time.monotonic()
       if _is_start(line) and line["step"]:
         self._progress.show_text(f"resumed_from_step={line['step']}")
       elif line.get("event") == "warning":
@@ -251,6 +279,12 @@ class ClusterRun:
             f"warning: the checkpoint of step {line['checkpoint']} is damaged; "
             f"training goes on from step {line['step']}."
         )
+      elif line.get("event") == "eval":
+        means = {k: v for k, v in line.items() if k not in ("event", "step")}
+        said = progress_lib.render_evaluation(line["step"], means)
+        self._progress.show_text(said)
+      elif line.get("event") == "pause":
+        self._progress.explain(line["reason"])
       elif "event" not in line:
         self._has_stepped = True
         self._step_secs.append(line.get("step_ms", 1e3) / 1e3)

@@ -1,8 +1,9 @@
 """The log of a run: `metrics.jsonl`, one JSON object per line.
 
-A line tells of a step ("step" is the number of steps done) or of an event (it
-has "event", too). Lines are only appended; a crash can tear the last one, which
-readers ignore and a resumed run removes.
+A line tells of a step ("step" is its number, from 1) or of an event (it has
+"event", too, and the number of the step that it belongs to). Lines are only
+appended; a crash can tear the last one, which readers ignore and a resumed run
+removes.
 """
 
 from collections.abc import Callable, Mapping, Sequence

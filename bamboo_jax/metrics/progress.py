@@ -8,6 +8,7 @@ Lines are `name=value` pairs:
 from collections.abc import Mapping
 import numbers
 import sys
+import threading
 from typing import TextIO
 
 import tqdm
@@ -24,10 +25,18 @@ _FORMATS = {
 }
 _SHORT = {"learning_rate": "lr"}  # Names in lines of steps.
 
+_PAUSE_SECS = 1.0  # A longer pause is explained.
+
 
 def render_line(values: Mapping[str, int | float | str]) -> str:
   """Returns `name=value` pairs, spaces between them, in the order given."""
   return " ".join(f"{name}={_render(name, v)}" for name, v in values.items())
+
+
+def render_evaluation(step: int, means: Mapping[str, float]) -> str:
+  """Returns the line of an evaluation after `step` steps."""
+  shown = {"step": step, **means}
+  return render_line({f"eval_{k}": v for k, v in shown.items()})
 
 
 class Progress:
@@ -39,9 +48,14 @@ class Progress:
       num_steps: int,
       stream: TextIO | None = None,
       unit: str = "step",
+      pause_secs: float = _PAUSE_SECS,
   ) -> None:
+    """Has shown nothing yet; pauses of `pause_secs` are explained."""
     self._unit = unit
     self._stream = sys.stdout if stream is None else stream
+    self._pause_secs = pause_secs
+    self._reason = threading.Timer(pause_secs, self.show_text)
+    self._lock = threading.Lock()
     self._bar = None
     if self._stream.isatty():
       options = dict(unit=unit, dynamic_ncols=True)
@@ -51,6 +65,7 @@ class Progress:
       self, step: int, values: Mapping[str, int | float | str]
   ) -> None:
     """Shows that `step` steps are done, with their metrics."""
+    self._reason.cancel()
     values = {_SHORT.get(name, name): v for name, v in values.items()}
     if self._bar is None:
       self.show_text(render_line({self._unit: step, **values}))
@@ -60,16 +75,30 @@ class Progress:
 
   def show_text(self, text: str) -> None:
     """Writes a line of its own, above the bar if there is one."""
-    if self._bar is None:
-      print(text, file=self._stream, flush=True)
-    else:
-      self._bar.write(text, file=self._stream)
+    with self._lock:
+      if self._bar is None:
+        print(text, file=self._stream, flush=True)
+      else:
+        self._bar.write(text, file=self._stream)
+
+  def explain(self, reason: str) -> None:
+    """Shows why training stands still, once no step has come for a while.
+
+    Another reason replaces it.
+    """
+    self._reason.cancel()
+    self._reason = threading.Timer(
+        self._pause_secs, self.show_text, [f"pause: {reason}"]
+    )
+    self._reason.daemon = True
+    self._reason.start()
 
   def __enter__(self) -> "Progress":
     return self
 
   def __exit__(self, *unused_exc: object) -> None:
     """Leaves the bar as it stands."""
+    self._reason.cancel()
     if self._bar is not None:
       self._bar.close()
 

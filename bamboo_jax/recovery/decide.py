@@ -171,8 +171,7 @@ class _Question:
         decision,
         rung="repair" if decision.rung == "none" else decision.rung,
         state=after,
-        reason=f"{num_used} spares take places, {num_replicas} replicas are "
-        "made",
+        reason=_describe_repair(num_used, num_replicas),
         repairs=repairs,
     )
 
@@ -323,3 +322,17 @@ def _with_pipelines(
           if node not in training and node not in dead
       ),
   )
+
+
+def _describe_repair(num_used: int, num_replicas: int) -> str:
+  parts = []
+  if num_used:
+    parts.append(
+        "1 spare takes a place"
+        if num_used == 1
+        else f"{num_used} spares take places"
+    )
+  if num_replicas:
+    replicas = "replica is" if num_replicas == 1 else "replicas are"
+    parts.append(f"{num_replicas} {replicas} made")
+  return ", ".join(parts)

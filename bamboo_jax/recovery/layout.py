@@ -130,6 +130,20 @@ class Layout:
         for p in self.pipelines
     ]
 
+  def find_takers(self, before: "Layout") -> list[tuple[int, types.Place]]:
+    """Returns who owns which places that it did not own in another layout."""
+    former = {
+        (node, pipeline, stage)
+        for pipeline, row in enumerate(before.owners)
+        for stage, node in enumerate(row)
+    }
+    return [
+        (node, types.Place(pipeline, stage))
+        for pipeline, row in enumerate(self.owners)
+        for stage, node in enumerate(row)
+        if node is not None and (node, pipeline, stage) not in former
+    ]
+
   def places_of(self, nodes: Collection[int]) -> tuple[types.Place, ...]:
     """Returns the places that `nodes` own."""
     return tuple(

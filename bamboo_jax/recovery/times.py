@@ -1,6 +1,8 @@
 """Times of recoveries, and how a summary reports them.
 
-Workers know when they heard of a death; when it happened, only its cause does.
+Workers know when they heard of a death. When it happened, only its cause does:
+the launcher that struck, or the process that all nodes are in. A time that
+nobody has measured is None.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,13 +20,23 @@ class RecoveryTimes:
   Times are on `time.perf_counter`, which all processes of a machine share.
 
   Attributes:
-    step: Index of the step that was going on, or was next.
+    step: Number of the step that was going on, or was next, from 1: the one in
+      the line of that step.
     nodes: Numbers of the lost nodes that had a role.
+    names: Their names, in the same order.
     victims: Their places as `pipeline/stage`.
+    heirs: Names of the shadows that took these places, if the rung is "shadow".
     view_at_secs: When the new view came to the member that wrote this.
+    died_at_secs: When the first of the nodes died; None if this member cannot
+      know.
+    silence_to_view_secs: From the last sign of life of the nodes that any agent
+      has heard until the view; of several nodes, the longest. None if no agent
+      has heard any.
     agreed_at_secs: When all had agreed on how to go on.
-    ready_at_secs: When the rows of the rest of the step were there.
-    step_end_at_secs: When the step was committed.
+    ready_at_secs: When the rows of the rest of the step were there; None if the
+      step ended without them.
+    step_end_at_secs: When the step was committed; None before.
+    are_owed_measured: Whether the next two are known.
     first_owed_at_secs: When the first owed pass of a lost stage began,
       anywhere; None if none was owed.
     last_owed_at_secs: When the last one ended.
@@ -34,13 +46,18 @@ class RecoveryTimes:
   step: int
   view: int
   nodes: tuple[int, ...]
+  names: tuple[str, ...]
   victims: tuple[str, ...]
   rung: str
   reason: str
   view_at_secs: float
-  agreed_at_secs: float = 0.0
-  ready_at_secs: float = 0.0
-  step_end_at_secs: float = 0.0
+  agreed_at_secs: float
+  heirs: tuple[str, ...] = ()
+  died_at_secs: float | None = None
+  silence_to_view_secs: float | None = None
+  ready_at_secs: float | None = None
+  step_end_at_secs: float | None = None
+  are_owed_measured: bool = False
   first_owed_at_secs: float | None = None
   last_owed_at_secs: float | None = None
   redone: redone_lib.Redone | None = None
@@ -52,12 +69,18 @@ class RecoveryTimes:
 
   @property
   def pause_secs(self) -> float:
-    """From the new view until the rest of the step was planned."""
-    return max(0.0, self.ready_at_secs - self.view_at_secs)
+    """From the new view until the rest of the step was planned, or it ended.
+
+    For steps that have ended only.
+    """
+    ready_secs = self.ready_at_secs
+    end_secs = self.step_end_at_secs if ready_secs is None else ready_secs
+    return max(0.0, end_secs - self.view_at_secs)
 
   def merge_owed(self, found: Iterable[tuple[float, float]]) -> None:
-    """Fills in the times of owed passes from those of several members."""
+    """Fills in the times of owed passes from those of all members."""
     spans = list(found)
+    self.are_owed_measured = True
     if spans:
       self.first_owed_at_secs = min(first for first, _ in spans)
       self.last_owed_at_secs = max(last for _, last in spans)
@@ -71,37 +94,105 @@ class RecoveryTimes:
       self.redone = redone_lib.add_up(by_share.values())
 
 
+def longest_silence(
+    nodes: Iterable[int], said: Iterable[Mapping[int, float]]
+) -> float | None:
+  """Returns `RecoveryTimes.silence_to_view_secs`; None if one is not known.
+
+  Each agent has `said` for how long it had not heard from nodes, by number.
+  """
+  said = list(said)
+  heard = [[one[node] for one in said if node in one] for node in nodes]
+  return max(map(min, heard)) if heard and all(heard) else None
+
+
 def report(
     recoveries: Iterable[Mapping[str, Any]], kills: Mapping[int, float]
 ) -> list[dict[str, Any]]:
   """Returns recoveries as `summary.json` reports them: durations, not times.
 
+  Durations that nobody has measured are None: those from a death that nobody
+  has timed, and those up to a moment that has not come. If nothing was owed,
+  `redo_secs` is 0.
+
   Args:
     recoveries: Each `RecoveryTimes` as a dict.
-    kills: When each killed node died, by number, on the same clock; others
-      count as dead when the view without them came.
+    kills: When each node died that the caller has killed, by number, on the
+      same clock.
   """
   reported = []
   for r in recoveries:
-    times = [kills[n] for n in r["nodes"] if n in kills]
-    killed = min(times, default=r["view_at_secs"])
-    first, last = r["first_owed_at_secs"], r["last_owed_at_secs"]
+    view_secs = r["view_at_secs"]
+    # One that was struck later has died of something else.
+    kill_secs = [
+        kills[n] for n in r["nodes"] if kills.get(n, view_secs + 1) <= view_secs
+    ]
+    died_secs = r["died_at_secs"]
+    if kill_secs and len(kill_secs) == len(r["nodes"]):
+      died_secs = min(kill_secs)
+    first_secs = r["first_owed_at_secs"]
+    redo_secs = _between(first_secs, r["last_owed_at_secs"])
+    if first_secs is None and r["are_owed_measured"]:
+      redo_secs = 0.0
     reported.append(
         {
             "step": r["step"],
+            "nodes": r["nodes"],
+            "names": r["names"],
             "victims": r["victims"],
             "rung": r["rung"],
+            "heirs": r["heirs"],
             "view": r["view"],
-            "detect_secs": r["view_at_secs"] - killed,
-            "consensus_secs": r["agreed_at_secs"] - r["view_at_secs"],
-            "rebuild_secs": r["ready_at_secs"] - r["agreed_at_secs"],
-            "redo_secs": last - first if first is not None else 0.0,
-            "kill_to_first_instruction_secs": (
-                first - killed if first is not None else None
-            ),
-            "kill_to_step_end_secs": r["step_end_at_secs"] - killed,
+            "silence_to_view_secs": r["silence_to_view_secs"],
+            "detect_secs": _between(died_secs, view_secs),
+            "consensus_secs": _between(view_secs, r["agreed_at_secs"]),
+            "rebuild_secs": _between(r["agreed_at_secs"], r["ready_at_secs"]),
+            "redo_secs": redo_secs,
+            "kill_to_first_instruction_secs": _between(died_secs, first_secs),
+            "kill_to_step_end_secs": _between(died_secs, r["step_end_at_secs"]),
             **({"redone": r["redone"]} if r.get("redone") else {}),
             "reason": r["reason"],
         }
     )
   return reported
+
+
+def _between(start_secs: float | None, end_secs: float | None) -> float | None:
+  """Returns a duration; None if one of its ends is not known."""
+  if start_secs is None or end_secs is None:
+    return None
+  return end_secs - start_secs
+
+
+def describe(reported: Mapping[str, Any]) -> str:
+  """Returns a recovery of `report` as a sentence."""
+  said = [_say("noticed after", reported["detect_secs"])]
+  if reported["detect_secs"] is None:
+    said.append(_say("not heard for", reported["silence_to_view_secs"]))
+  said.append(_say("agreed in", reported["consensus_secs"]))
+  redo_secs = reported["redo_secs"]
+  is_idle = redo_secs == 0.0
+  said.append("nothing redone" if is_idle else _say("redone in", redo_secs))
+  return (
+      f"recovered in step {reported['step']}: {describe_loss(reported)} died; "
+      f"{describe_answer(reported)} ({', '.join(said)})"
+  )
+
+
+def describe_loss(recovery: Mapping[str, Any]) -> str:
+  """Returns the nodes that a recovery is from, and their places."""
+  names, places = recovery["names"], recovery["victims"]
+  stages = "stages" if len(places) > 1 else "stage"
+  return f"{' and '.join(names)} ({stages} {', '.join(places)})"
+
+
+def describe_answer(recovery: Mapping[str, Any]) -> str:
+  """Returns what a recovery has done."""
+  if recovery["rung"] != "shadow":
+    return f"{recovery['rung']}: {recovery['reason']}"
+  whose = "their shadows" if len(recovery["names"]) > 1 else "its shadow"
+  return f"{whose} {' and '.join(dict.fromkeys(recovery['heirs']))} took over"
+
+
+def _say(what: str, secs: float | None) -> str:
+  return f"{what}: unknown" if secs is None else f"{what} {secs:.2f} s"

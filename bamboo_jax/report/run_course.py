@@ -19,7 +19,7 @@ def make_course(
   paid for, since it began to boot. Raises `ValueError` for a bad "account".
   """
   totals, events, boots = [ledger_lib.Totals()], [], []
-  lost = {l["step"] + 1 for l in lines if l.get("event") == "recovery"}
+  lost = {l["step"] for l in lines if l.get("event") == "recovery"}
   for line in lines:
     for entry in runs.entries([line]):
       if entry.totals.secs > totals[-1].secs:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import itertools
 import json
+import math
 import pathlib
 import statistics
 from typing import Any
@@ -28,15 +29,18 @@ class Event:
 
   Attributes:
     owners: For each pipeline, the node of each stage.
-    pause_secs: How much longer the step took than others near it.
-    detect_secs: From the kill until the rest of the step was planned; None if
-      nobody was killed.
+    pause_secs: How much longer the step took than others near it; None if all
+      of these had changes of their own.
+    is_loss: Whether nodes died.
+    detect_secs: From the death until the rest of the step was planned; None if
+      nobody died, or the launcher has not killed who did.
   """
 
   secs: float
   rung: str
   owners: Owners
-  pause_secs: float
+  pause_secs: float | None
+  is_loss: bool = False
   detect_secs: float | None = None
 
 
@@ -79,8 +83,8 @@ def make(
 
   Nodes that were there but had not joined are idle.
   """
-  kills = [n["at_secs"] for n in nodes if n["event"] == "remove"]
-  recoveries = {l["step"] + 1: l for l in lines if l.get("event") == "recovery"}
+  kills = {n["name"]: n["at_secs"] for n in nodes if n["event"] == "remove"}
+  recoveries = {l["step"]: l for l in lines if l.get("event") == "recovery"}
   joins = [l for l in lines if l.get("event") == "join"]
   layouts = {l["step"]: l for l in lines if l.get("event") == "layout"}
   entries = runs.entries(l for l in lines if "event" not in l)
@@ -108,19 +112,21 @@ def make(
     recovery = recoveries.get(layout["step"])
     is_loss = recovery is not None
     detect_secs = None
-    if is_loss:
-      view_secs = recovery["view_at_secs"]
-      killed = max((k for k in kills if k <= view_secs), default=view_secs)
-      detect_secs = recovery["ready_at_secs"] - killed
+    if is_loss and recovery["ready_at_secs"] is not None:
+      view_secs, names = recovery["view_at_secs"], recovery["names"]
+      killed = [kills[n] for n in names if kills.get(n, math.inf) <= view_secs]
+      if len(killed) == len(names):
+        detect_secs = recovery["ready_at_secs"] - min(killed)
     near = steps[:index][::-1] if is_loss else steps[index + 1 :]
     plain = [s.secs for s in near if s.is_plain][:_NUM_NEAR]
-    usual_secs = statistics.fmean(plain) if plain else 0.0
+    pause_secs = steps[index].secs - statistics.fmean(plain) if plain else None
     events.append(
         Event(
             secs=ends[index] - steps[index].secs,
             rung=layout["rung"],
             owners=tuple(tuple(map(str, row)) for row in layout["owners"]),
-            pause_secs=steps[index].secs - usual_secs,
+            pause_secs=pause_secs,
+            is_loss=is_loss,
             detect_secs=detect_secs,
         )
     )
@@ -167,5 +173,9 @@ def subtract(
       node_secs=later.node_secs - earlier.node_secs,
       parts=tuple(max(0.0, a - b) for a, b in parts),
       num_samples=later.num_samples - earlier.num_samples,
-      value_secs=later.value_secs - earlier.value_secs,
+      value_secs=(
+          None
+          if later.value_secs is None or earlier.value_secs is None
+          else later.value_secs - earlier.value_secs
+      ),
   )

@@ -12,13 +12,6 @@ from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import survival as survival_lib
 from bamboo_jax.recovery import times
 
-# Not of a recovery: when the node died is known to its killer only.
-_UNKNOWN = (
-    "detect_secs",
-    "kill_to_first_instruction_secs",
-    "kill_to_step_end_secs",
-)
-
 _FOR_NEWCOMERS = ("members", "restart")  # Beside the layout.
 
 
@@ -83,7 +76,8 @@ def render(run: Run, *, now_secs: float) -> str:
       + (", ".join(f"{m.name} ({m.zone})" for m in others) or "nobody"),
       _survival(layout, view),
   ]
-  lines += map(_recovery, status.get("recoveries", ()))
+  recoveries = times.report(status.get("recoveries", ()), {})
+  lines += map(times.describe, recoveries)
   return "\n".join(lines)
 
 
@@ -107,10 +101,3 @@ def _survival(layout: layout_lib.Layout, view: views.View) -> str:
     return "survived: not known while training stands still"
   zones = {m.number: m.zone for m in view.members}
   return survival_lib.find_survival(layout.pipelines, zones).render()
-
-
-def _recovery(written: Mapping[str, Any]) -> str:
-  (recovery,) = times.report([written], {})
-  recovery |= {"victims": ",".join(recovery["victims"])}
-  shown = {k: v for k, v in recovery.items() if k not in _UNKNOWN}
-  return f"recovery {progress_lib.render_line(shown)}"

@@ -29,9 +29,13 @@ from bamboo_jax.train.members import cohort as cohort_lib
 
 @dataclasses.dataclass(frozen=True)
 class Statuses:
-  """A member's reports on its nodes."""
+  """A member's reports on its nodes.
+
+  `silent_secs` is for how long lost nodes had been silent, see `Cohort`.
+  """
 
   by_node: Mapping[int, agreement_lib.Status]
+  silent_secs: Mapping[int, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +100,12 @@ class RunState:
     return self.steps
 
   @property
+  def is_first(self) -> bool:
+    """Whether this member hosts the first node with a role that lives."""
+    live = self.layout.nodes & self.cohort.view.numbers
+    return min(live, default=None) in self.cohort.hosted
+
+  @property
   def spares(self) -> frozenset[int]:
     """Live nodes that own nothing."""
     return self.cohort.view.numbers - self.layout.nodes
@@ -146,7 +156,8 @@ class RunState:
                 boot_secs=boot_secs,
             )
             for node in sorted(alive)
-        }
+        },
+        self.cohort.silent_secs(self.cohort.view.number),
     )
 
   def set_layout(self, layout: layout_lib.Layout) -> None:
@@ -230,10 +241,10 @@ class RunState:
         self.layout, view.numbers, zones=cohort_lib.zones_of(view)
     )
 
-  def improve(self) -> bool:
+  def improve(self, begin: Callable[[assignment.Change], None]) -> bool:
     """Makes the change that is due between two steps; False if there is none.
 
-    Raises as `carry_out`.
+    Calls `begin` with it before. Raises as `carry_out`.
     """
     view = self.cohort.view
     if self._settled == (view.number, self.layout):
@@ -242,6 +253,7 @@ class RunState:
     if change.layout == self.layout:
       self._settled = (view.number, self.layout)
       return False
+    begin(change)
     self.carry_out(change)
     self.rung = change.rung
     return True

@@ -18,7 +18,6 @@ from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.data import prefetch
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import agreement as agreement_lib
-from bamboo_jax.recovery import times
 from bamboo_jax.train import background_compiler
 from bamboo_jax.train import environment
 from bamboo_jax.train import evaluation
@@ -155,10 +154,13 @@ class Worker:
           self.engine.load_programs(copy.destination, copy.stage)
       self._compiler.prepare_nodes(nodes)
     elif not start.is_restart:  # Otherwise all survivors decide who begins.
+      if steps := max(self._writer.steps(), default=0):
+        self._outputs.explain(f"restoring step {steps}")
       state.begin(self._job.first_layout)
       self._outputs.begin(state.steps)
       self._log.note_damaged()
     if state.steps < self._config.num_steps:
+      self._outputs.explain("the programs of the first step are compiled")
       self._step.compile(evaluate=self._evaluates)
 
   # One step after the other.
@@ -201,6 +203,7 @@ class Worker:
         if f.kind == "join" and f.step == self.state.steps + 1
     ]
     if due and (num := [*map(self._given.director.strike, due)].count(False)):
+      self._outputs.explain(f"waiting for {num} more to join")
       self._cohort.wait_members(len(self._cohort.view.members) + num)
       self._compiler.prepare(self._cohort.newest)
 
@@ -230,6 +233,7 @@ class Worker:
       return
     steps = self.state.steps
     if steps % self._config.evaluate.every_steps == 0:
+      self._outputs.explain(f"evaluating after step {steps}", step=steps)
       with self._outputs.during("useful"):
         means = evaluation.run(self._job, self._cohort, step=steps)
       self._log.add_evaluation(means)
@@ -278,6 +282,7 @@ class Worker:
   def _regroup(self) -> None:
     """Agrees with all members of the adopted view on how to go on."""
     cohort, state = self._cohort, self.state
+    self._log.meet(cohort.view)
     self._given.transfers.settle()
     self._step.align(is_begun=-1 < self._begun == state.steps)
     since = self._given.started_secs
@@ -295,17 +300,9 @@ class Worker:
           f"{agreement.steps}; they need a shared workdir."
       )
     if agreement.lost:
-      self._log.add(
-          times.RecoveryTimes(
-              step=agreement.steps,
-              view=cohort.view.number,
-              nodes=tuple(sorted(agreement.lost)),
-              victims=tuple(map(str, agreement.victims)),
-              rung=agreement.rung,
-              reason=agreement.reason,
-              view_at_secs=cohort.arrived_secs(cohort.view.number),
-              agreed_at_secs=agreed_at_secs,
-          )
+      silent_secs = [words.silent_secs for words in said.values()]
+      self._log.add_loss(
+          agreement, silent_secs=silent_secs, agreed_at_secs=agreed_at_secs
       )
     known = {*state.damaged, *(d for s in statuses.values() for d in s.damaged)}
     state.damaged = tuple(sorted(known))
@@ -318,9 +315,11 @@ class Worker:
     # Steps settled in one view must grow; which one is restored is not known.
     cohort.settled(0 if goes_back else state.steps)
     self._outputs.welcome(statuses, in_step=self._begun == state.steps)
+    if self._begun >= 0:
+      self._log.explain_view(agreement)
     if agreement.change and not agreement.change.layout.pipelines:
       self._call_next()
-      state.wait_for_nodes(agreement, show=self._outputs.show)
+      state.wait_for_nodes(agreement, show=self._outputs.explain)
       return self._regroup()
     if agreement.change:
       self._take_rung(agreement)
@@ -361,7 +360,7 @@ class Worker:
     If it `is_prepared` the next step needs no more than is there.
     """
     cohort = self._cohort
-    if self.state.improve():
+    if self.state.improve(self._log.explain_change):
       if is_prepared:
         self._given.transfers.connect()
       self._compile(is_prepared=is_prepared)
@@ -384,6 +383,9 @@ class Worker:
     if self._config.redundancy.check_every_steps:
       self._check.check_now()
     if is_done:
+      if self._begun >= 0:
+        steps = self.state.steps
+        self._outputs.explain(f"saving step {steps}", step=steps)
       self._log.save_last()
     self._log.write_summary()
     if is_done:

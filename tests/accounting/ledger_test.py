@@ -56,6 +56,20 @@ class AccountTest(parameterized.TestCase):
     self.assertEqual(on_demand.usd, spot.usd_on("on_demand"))
     self.assertAlmostEqual(on_demand.value / spot.value, 0.918 / 3.06)
 
+  def test_without_a_price_nothing_is_in_dollars(self):
+    priced, account = _account().as_dict(), _account(price=None)
+    got = account.as_dict()
+    self.assertEqual(got, {k: v for k, v in priced.items() if k in got})
+    self.assertEqual(
+        priced.keys() - got.keys(),
+        {"instance", "market", "value", "mean_value"}
+        | {k for k in priced if "usd" in k},
+    )
+    self.assertNotIn("$", account.render())
+    self.assertStartsWith(account.render(), "time: 0.0028 h on 2.00 nodes")
+    for line in account.render().splitlines():
+      self.assertIn(line, _account().render().splitlines())
+
   def test_nothing_there(self):
     account = _account(num_samples=0, node_secs=0.0, node_time=NodeTime())
     self.assertEqual(account.value, 0.0)
@@ -97,6 +111,23 @@ class LedgerTest(parameterized.TestCase):
     value = 5 / (10 * 0.918)
     self.assertAlmostEqual(account.mean_value, value * 100 / 150)
     self.assertAlmostEqual(account.value, 500 / (1400 / 3600 * 0.918) / 3600)
+
+  def test_a_value_is_known_only_if_there_was_a_price_all_the_time(self):
+    start = ledger_lib.Ledger(_PRICE)
+    start.add(100.0, _TRAINS, num_samples=500)
+    later = ledger_lib.Ledger(None, start=start.totals())
+    later.add(100.0, _TRAINS, num_samples=500)
+    totals = ledger_lib.Totals.parse(later.totals().as_dict())
+    self.assertIsNone(totals.value_secs)
+    self.assertEqual(totals.num_samples, 1000)
+    again = ledger_lib.Ledger(_PRICE, start=totals)
+    again.add(100.0, _TRAINS, num_samples=500)
+    self.assertIsNone(again.account().mean_value)
+    self.assertAlmostEqual(again.account().usd, 3000 * 0.918 / 3600)
+    mark = later.totals()
+    later.add(100.0, _TRAINS, num_samples=500)
+    later.roll_back(mark)
+    self.assertEqual(later.account().num_samples, 1000)
 
   def test_rolls_back(self):
     ledger = ledger_lib.Ledger(_PRICE)

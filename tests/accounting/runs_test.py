@@ -75,6 +75,22 @@ class RunsTest(folders.FolderCase):
       runs.load_account(self.path, price=_PRICE, market="spot")
     self.assertIsNone(self._course("spot"))
 
+  def test_the_layout_of_a_step_with_a_death_is_told_with_it(self):
+    parts = account_lib.NodeTime(useful=20.0).parts
+    totals = ledger_lib.Totals(10.0, 20.0, parts).as_dict()
+    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
+      layout = {"owners": [[0, 0]], "rung": "shadow"}
+      writer.write_event("layout", step=3, values=layout)
+      writer.write_step(3, {"account": totals})
+      recovery = {"victims": ["0/1"], "rung": "shadow"}
+      writer.write_event("recovery", step=3, values=recovery)
+      repaired = {"owners": [[0, 2]], "rung": "repair"}
+      writer.write_event("layout", step=4, values=repaired)
+    got = [(e.text, e.rung) for e in self._course("spot").events]
+    self.assertEqual(
+        got, [("lost 0/1 in step 3", "shadow"), ("other owners", "repair")]
+    )
+
   def test_joins_are_in_the_course(self):
     def totals(secs, node_secs):
       parts = account_lib.NodeTime(useful=node_secs).parts

@@ -158,6 +158,15 @@ class ResultsTest(parameterized.TestCase):
     self.assertEqual(fig.get_supxlabel(), "")
     self.assertEmpty(figures.find_faults(fig))
 
+  def test_the_speed_of_a_single_step_is_not_known(self):
+    root = self.enterContext(tempfile.TemporaryDirectory())
+    folder = pathlib.Path(root, "run")
+    write_run(folder, step_ms=(), pauses=(None,), state="a")
+    row = ablation.read_row(folder, ablation.Trial((), 0))
+    self.assertIsNone(row["samples_per_wall_sec"])
+    self.assertIsNone(row["step_ms"])
+    self.assertIsNone(row["pause_ms"])
+
   def test_one_repeat_has_no_interval(self):
     root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     trial = ablation.Trial((("seed", "1"),), 0)

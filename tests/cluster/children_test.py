@@ -11,10 +11,10 @@ from bamboo_jax.cluster import children
 class ChildrenTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      (0, "exit status 0"),
-      (3, "exit status 3"),
-      (-9, "SIGKILL"),
-      (-99, "signal 99"),
+      (0, "ended with exit status 0"),
+      (3, "ended with exit status 3"),
+      (-9, "was killed by SIGKILL"),
+      (-99, "was killed by signal 99"),
   )
   def test_describe_exit(self, code, words):
     self.assertEqual(children.describe_exit(code), words)

@@ -96,6 +96,23 @@ class ClientTest(absltest.TestCase):
     self.assertEqual(self.client.wait_first(), view(4, 0, 1, 2))
     self.assertEqual(self.stopped, [0, 0])
 
+  def test_how_long_the_lost_were_silent(self):
+    self.begin()
+    self.say("Silent", view=4, secs={"2": 3.0})
+    self.show(4, 0, 1)
+    self.client.adopt(self.client.find_view(4))
+    self.assertEqual(self.client.silent_secs(4), {2: 3.0})
+    self.say("Silent", view=5, secs={"0": 0.25})
+    self.show(5, 1)
+    self.client.adopt(self.client.find_view(5))
+    silent_secs = self.client.silent_secs(5)
+    self.assertEqual(silent_secs[0], 0.25)
+    later_secs = self.client.arrived_secs(5) - self.client.arrived_secs(4)
+    self.assertAlmostEqual(silent_secs[2], 3.0 + later_secs)
+    self.show(20, 1)  # It keeps nothing of those lost long ago.
+    self.client.adopt(self.client.find_view(20))
+    self.assertEqual(self.client.silent_secs(20), {})
+
   def test_gather(self):
     self.begin()
     self.gathered(3, "vote", {0: "x", 1: "y", 2: "z"})

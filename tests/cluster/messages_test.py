@@ -74,7 +74,7 @@ class MessagesTest(parameterized.TestCase):
               epoch=3,
           )
       ),
-      messages.Gone("killed", is_workerless=True),
+      messages.Gone("killed", is_workerless=True, silent_secs=0.25),
       messages.Suspects(3, (messages.Suspect("life", "refused", True),)),
       messages.Came((views.Member(1, "n1", "a", "life", "h", 7),)),
       messages.Via(("a", "b"), messages.Post(1, "vote", {"seen": [1]})),
@@ -84,8 +84,11 @@ class MessagesTest(parameterized.TestCase):
     (content,) = frames.Decoder().feed(messages.encode(message))
     self.assertEqual(messages.parse(content, messages.FROM_AGENT), message)
 
-  def test_the_keys_of_gathered_values_are_numbers(self):
-    message = messages.Gathered(1, "vote", {2: "no", 10: None})
+  @parameterized.parameters(
+      messages.Gathered(1, "vote", {2: "no", 10: None}),
+      messages.Silent(2, {10: 0.5}),
+  )
+  def test_keys_are_numbers(self, message):
     (content,) = frames.Decoder().feed(messages.encode(message))
     self.assertEqual(messages.parse(content, messages.TO_WORKER), message)
 

@@ -28,7 +28,7 @@ _STEPS = [2.0] * 11 + [3.0] + [4.0] * 5 + [3.0] + [2.0] * 5
 _LOSS, _JOIN = 12, 18
 
 
-def make_log():
+def make_log(*, dead="n1"):
   totals, lines = ledger_lib.Totals(), []
   for step, secs in enumerate(_STEPS, 1):
     num_nodes = 1 if _LOSS <= step < _JOIN else 2
@@ -48,12 +48,12 @@ def make_log():
       layout |= {"owners": [[0, 1]], "rung": "none"}
     elif step == _LOSS:
       layout |= {"owners": [[0, 0]], "rung": "shadow"}
-      recovery = {"step": step - 1, "event": "recovery", "rung": "shadow"}
+      recovery = {"step": step, "event": "recovery", "rung": "shadow"}
       recovery |= {"view_at_secs": 123.0, "ready_at_secs": 123.5}
-      lines.append(recovery | {"victims": ["0/1"]})
+      lines.append(recovery | {"victims": ["0/1"], "names": [dead]})
     elif step == _JOIN:
       boots = {"boot_secs": {"2": 21.0}}
-      lines.append({"step": step - 1, "event": "join", **boots})
+      lines.append({"step": step, "event": "join", **boots})
       layout |= {"owners": [[0, 2]], "rung": "repair"}
     if "owners" in layout:
       lines.append({"step": step, "event": "layout", **layout})
@@ -103,6 +103,35 @@ class ValidationTest(absltest.TestCase):
     self.assertEqual(run.totals.secs, 56.0)
     # From 102 on: to the end, to 122.9, and from 123.9 on, also while it boots.
     self.assertAlmostEqual(run.totals.node_secs, 56.0 + 20.9 + 34.1, places=6)
+
+  def test_a_death_that_no_trace_has_caused_is_not_timed(self):
+    run = run_times.make(*make_log(dead="n0"))
+    self.assertTrue(run.events[0].is_loss)
+    self.assertIsNone(run.events[0].detect_secs)
+    with self.assertRaisesRegex(ValueError, "a node that its trace removes"):
+      validation.measure(run)
+
+  def test_a_pause_without_usual_steps_near_is_not_known(self):
+    lines, nodes = make_log()
+    run = run_times.make(lines[: _LOSS + 3], nodes)  # None after the death.
+    self.assertEqual([e.pause_secs for e in run.events], [1.0])
+    first = next(i for i, l in enumerate(lines) if l["step"] == _LOSS - 1)
+    begin = [dict(lines[0], step=_LOSS - 1)]  # None before it.
+    run = run_times.make(begin + lines[first:], nodes)
+    self.assertEqual([e.pause_secs for e in run.events], [None, 1.0])
+    side = validation.of_run(run, profiles.PRICE, market="spot")
+    self.assertIsNone(side.pause_secs)
+    rows = validation.compare(side, side)
+    self.assertEqual(
+        [r["measured"] for r in rows if "pause" in r["what"]], [None, None, 1.0]
+    )
+
+  def test_a_death_before_it_was_struck_is_not_timed(self):
+    lines, nodes = make_log()
+    struck = [
+        n | {"at_secs": 123.1} if n["event"] == "remove" else n for n in nodes
+    ]
+    self.assertIsNone(run_times.make(lines, struck).events[0].detect_secs)
 
   def test_measures(self):
     durations, steps = self.measured.durations, self.measured.steps

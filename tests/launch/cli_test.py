@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -119,6 +120,16 @@ class CliTest(parameterized.TestCase):
     ):
       self.assertEqual(done.returncode, 1)
       self.assertIn("Traceback", done.stderr)
+
+  @parameterized.parameters(
+      ("raise ValueError('bad x')", "bad x (traceback: --verbosity=1)"),
+      ("raise base.EndedError('n1 died')", "n1 died"),
+      ("open('/no/file')", "No such file or directory. (traceback: --verb"),
+  )
+  def test_a_traceback_is_named_where_there_is_one(self, body, line):
+    done = _run_command(f"from bamboo_jax import base; {body}")
+    self.assert_one_line(done, re.escape(line))
+    self.assertEqual("traceback" in line, "traceback" in done.stderr)
 
   @parameterized.parameters(
       ("--config=a.py --workdir=w", "--config=a.py"),

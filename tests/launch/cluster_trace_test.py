@@ -21,6 +21,8 @@ class ClusterTraceTest(commands.CommandCase):
       "pipeline.num_pipelines": 1,
       "pipeline.num_stages": 2,
       "pipeline.num_microbatches": 2,
+      "evaluate.every_steps": 40,
+      "evaluate.num_microbatches": 1,
   }
 
   def setUp(self):
@@ -42,7 +44,10 @@ class ClusterTraceTest(commands.CommandCase):
     said = done.stdout.splitlines()
     self.assertIn("trace at_secs=0.1 remove=n0 node=a/1", said)
     self.assertIn("trace at_secs=0.2 add=n3 node=c/1", said)
-    self.assertIn("Node n0 ended with SIGKILL.", said)
+    death = "Node n0: its agent was killed by SIGKILL. 2 of 3 nodes are left; "
+    (line,) = (line for line in said if line.startswith(death))
+    self.assertRegex(line, r"worker: pid \d+, log .*/logs/n0\.log$")
+    self.assertContainsSubset({"eval_step=40"}, {l.split()[0] for l in said})
     self.assertLess(
         [line.startswith("step=1 ") for line in said].index(True),
         said.index("trace at_secs=0.1 remove=n0 node=a/1"),
@@ -51,7 +56,12 @@ class ClusterTraceTest(commands.CommandCase):
     self.assertEqual(summary["steps"], 40)
     (recovery,) = summary["recoveries"]
     self.assertEqual(recovery["rung"], "shadow")
+    # It was killed by the launcher, which knows when.
     self.assertGreater(recovery["kill_to_step_end_secs"], 0.0)
+    self.assertGreater(recovery["detect_secs"], 0.0)
+    self.assertBetween(
+        recovery["silence_to_view_secs"], recovery["detect_secs"] - 0.2, 10.0
+    )
 
   @commands.needs_etcd
   def test_nobody_is_there_for_a_while(self):

@@ -71,6 +71,28 @@ class CostTest(parameterized.TestCase):
     self.assertIn("price: $72 an hour for a large (on_demand", got.stdout)
     self.assertIn("cost: $72.0000, $288 an hour", got.stdout)
 
+  def test_without_a_kind_of_node(self):
+    self._write_log()
+    cost = dict.fromkeys(("instance", "prices", "region", "date"))
+    config = {"cost": {**cost, "market": "spot"}}
+    (self.workdir / "config.json").write_text(json.dumps(config))
+    got = self._run()
+    self.assertEqual(got.returncode, 0, msg=got.stderr)
+    self.assertIn("  useful       75.00 %\n", got.stdout)
+    self.assertEndsWith(
+        got.stdout,
+        "cost: not known; --instance=NAME says what a node is charged as\n",
+    )
+    self.assertNotIn("$", got.stdout)
+    for argument in ("--report", "--market=spot"):
+      got = self._run(argument)
+      self.assertEqual(got.returncode, 2)
+      self.assertRegex(
+          got.stderr, r"\Aerror: --\w+ needs a price, .*--instance"
+      )
+    got = self._run("--instance=p3.2xlarge", "--report")
+    self.assertEqual(got.returncode, 0, msg=got.stderr)
+
   @parameterized.named_parameters(
       ("instance", ["--instance=smal"], "did you mean 'small'"),
       ("log", [], "metrics.jsonl: No such file"),

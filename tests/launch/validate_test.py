@@ -18,6 +18,7 @@ class ErrorsTest(parameterized.TestCase):
       ("layers_of_what", "--layers=README.md", "README.md"),
       ("cluster", "--cluster=nowhere.json", "nowhere.json: No such file"),
       ("price", "--config.cost.instance=p3.large", "instance in .* 'p3.large'"),
+      ("no_price", "--config=tests/tiny.py", "--config.cost.instance=NAME"),
       ("trace", "--trace=README.md", "README.md, line 3: an event has 3"),
       ("scale", "--time_scale=0", "time_scale must be above 0, got 0"),
   )

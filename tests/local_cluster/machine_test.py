@@ -5,6 +5,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
+from bamboo_jax.cluster.store import endpoint as endpoint_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.local_cluster import machine
 from tests import folders
@@ -32,3 +33,49 @@ class MachineTest(folders.FolderCase):
       else:
         one.take_folder()
     self.assertEqual(fence.read()[0] is not None, live)
+
+  @parameterized.named_parameters(
+      ("killed", -9, "", "Node n1: its agent was killed by SIGKILL."),
+      (
+          "it_has_said_why",
+          *(2, "info: View 2\nerror: Node n1: its worker was stopped.\n"),
+          "Node n1: its worker was stopped.",
+      ),
+      ("it_ended_without_a_word", 3, "", "its agent ended with exit status 3."),
+      ("it_ended_well", 0, "", ""),
+  )
+  def test_what_is_said_of_the_end_of_a_node(self, code, log, why):
+    one = object.__new__(machine.LocalCluster)
+    one._logs, one._ended, one.num_failed = self.folder, set(), 0
+    path = self.folder / "n1.agent.log"
+    path.write_text(log)
+    process = lambda code: mock.Mock(returncode=code, pid=7, poll=lambda: code)
+    one._agents = {f"n{i}": process([None, code, None][i]) for i in range(3)}
+    found = one.tend()
+    if not why:
+      self.assertEqual(found, {})
+      return
+    self.assertEndsWith(
+        found["n1"],
+        f"{why} 2 of 3 nodes are left; agent: pid 7, log {path}",
+    )
+    self.assertEqual(one.tend(), {})
+    self.assertEqual(one.num_failed, 1)
+
+
+class EndpointTest(folders.FolderCase):
+
+  def test_it_is_told_while_the_run_lasts(self):
+    endpoint = endpoint_lib.Endpoint("https://127.0.0.1:2379", "run")
+    endpoint_lib.write(self.folder, endpoint)
+    self.assertEqual(endpoint_lib.read(self.folder), endpoint)
+    for _ in range(2):
+      endpoint_lib.remove(self.folder)
+    with self.assertRaisesRegex(ValueError, "No cluster runs in .*--etcd"):
+      endpoint_lib.read(self.folder)
+
+  @parameterized.parameters("{", "[]", '{"etcd": 3, "run": "run"}')
+  def test_a_damaged_file(self, text):
+    (self.folder / "endpoint.json").write_text(text)
+    with self.assertRaisesRegex(ValueError, "endpoint.json is damaged: "):
+      endpoint_lib.read(self.folder)

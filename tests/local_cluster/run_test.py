@@ -105,6 +105,50 @@ class RunTest(parameterized.TestCase):
           "step 5."
       )
 
+  def test_what_is_shown_beside_steps(self):
+    folder = self.enter_context(tempfile.TemporaryDirectory())
+    path = pathlib.Path(folder) / "metrics.jsonl"
+    one = object.__new__(cluster_run.ClusterRun)
+    one._metrics, one._reader = path, jsonl.MetricsReader(path)
+    self.addCleanup(one._reader.close)
+    one._former_starts, one._shown, one._step_secs = [], [], []
+    one._director, one._progress = mock.Mock(), mock.Mock()
+    with contextlib.closing(jsonl.MetricsWriter(path)) as writer:
+      writer.write_event("start", step=0)
+      writer.write_event("pause", step=1, values={"reason": "n2 comes"})
+      writer.write_event("eval", step=20, values={"loss": 3.5})
+      one._show_progress()
+    self.assertEqual(
+        one._progress.mock_calls,
+        [
+            mock.call.explain("n2 comes"),
+            mock.call.show_text("eval_step=20 eval_loss=3.5000"),
+        ],
+    )
+
+  @parameterized.named_parameters(
+      ("usual", dict(now=101.9), None),
+      ("slow", dict(now=103.1), "no step for 3.1 s (median 0.5 s)"),
+      ("usual_steps_are_slow", dict(now=103.1, usual=1.0), None),
+      ("explained", dict(now=103.1, told=None), None),
+      ("before_the_first_step", dict(now=103.1, has_stepped=False), None),
+      ("over", dict(now=103.1, is_over=True), None),
+  )
+  def test_a_step_that_lasts_long(self, changes, said):
+    given = dict(told=100.0, usual=0.5, has_stepped=True, is_over=False)
+    given |= changes
+    one = object.__new__(cluster_run.ClusterRun)
+    one._told_secs, one._has_stepped = given["told"], given["has_stepped"]
+    one._step_secs, one._progress = [given["usual"]] * 3, mock.Mock()
+    over = mock.PropertyMock(return_value=given["is_over"])
+    with mock.patch.object(cluster_run.ClusterRun, "_is_over", over):
+      for _ in range(2):  # Once.
+        one._tell_if_slow(given["now"])
+    shown = [call.args[0] for call in one._progress.show_text.mock_calls]
+    self.assertLen(shown, 0 if said is None else 1)
+    if said is not None:
+      self.assertIn(said, shown[0])
+
   def test_who_fails_before_it_has_joined_is_replaced(self):
     one = object.__new__(cluster_run.ClusterRun)
     one._joining, names, come, ended = (

@@ -1,4 +1,5 @@
 import io
+import threading
 
 from absl.testing import parameterized
 import numpy as np
@@ -12,7 +13,52 @@ class _Terminal(io.StringIO):
     return True
 
 
+class _Listener(io.StringIO):
+  """A stream that tells when something was written."""
+
+  def __init__(self):
+    super().__init__()
+    self.has_text = threading.Event()
+
+  def flush(self):
+    self.has_text.set()
+
+
 class ProgressTest(parameterized.TestCase):
+
+  def test_a_pause_is_explained_once_it_lasts(self):
+    stream = _Listener()
+    with progress_lib.Progress(
+        num_steps=2, stream=stream, pause_secs=0.01
+    ) as shown:
+      shown.explain("n2 takes stage 0/1")
+      self.assertTrue(stream.has_text.wait(20.0))
+    self.assertEqual(stream.getvalue(), "pause: n2 takes stage 0/1\n")
+
+  def test_what_is_over_soon_is_not_explained(self):
+    stream = io.StringIO()
+    with progress_lib.Progress(
+        num_steps=2, stream=stream, pause_secs=600.0
+    ) as shown:
+      for end in (
+          lambda: shown.show_step(1, {"loss": 3.5}),
+          lambda: shown.explain("another reason"),
+      ):
+        shown.explain("a reason")
+        timer = shown._reason
+        end()
+        timer.join(20.0)
+        self.assertFalse(timer.is_alive())  # It was cancelled.
+      timer = shown._reason
+    timer.join(20.0)
+    self.assertEqual(stream.getvalue(), "step=1 loss=3.5000\n")
+
+  def test_an_evaluation(self):
+    means = {"loss": 3.07846, "accuracy": 0.5}
+    self.assertEqual(
+        progress_lib.render_evaluation(20, means),
+        "eval_step=20 eval_loss=3.0785 eval_accuracy=0.5000",
+    )
 
   @parameterized.parameters(
       ("loss", 3.41234, "3.4123"),

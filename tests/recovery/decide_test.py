@@ -142,6 +142,7 @@ class LossTest(parameterized.TestCase):
     self.assertEqual(first.state.pipelines[0].nodes, (0, 1, 3))
     second = decide("recycle", first.state, joined=[9], when="boundary")
     self.assertEqual(second.rung, "repair")
+    self.assertEqual(second.reason, "1 spare takes a place")
     self.assertEqual(owners_of(second.state), [(0, 1, 9, 3), (4, 5, 6, 7)])
     self.assertEqual(second.repairs[0].used, (9,))
 
@@ -187,6 +188,7 @@ class BoundaryTest(parameterized.TestCase):
     state = decide("bamboo", state, lost=[2, 4]).state
     decision = decide("bamboo", state, when="boundary", joined=[9])
     self.assertEqual(decision.rung, "repair")
+    self.assertStartsWith(decision.reason, "2 spares take places, ")
     self.assertEqual(owners_of(decision.state), [(0, 1, 8, 3), (9, 5, 6, 7)])
     self.assertEqual(decision.state.spares, ())
     self.assertLen(decision.state.pipelines[0].roles.shadows, 4)
@@ -240,6 +242,7 @@ class BoundaryTest(parameterized.TestCase):
     )
     self.assertEqual(decision.rung, "repair")
     (pipeline,) = decision.state.pipelines
+    self.assertRegex(decision.reason, r"^\d+ replicas are made$")
     self.assertCountEqual(pipeline.roles.shadows, range(_NUM_STAGES))
 
   @parameterized.named_parameters(

@@ -1,6 +1,7 @@
 """Times of recoveries as reports have them."""
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from bamboo_jax.recovery import times
 
@@ -8,29 +9,40 @@ RECOVERY = {  # As a run says it.
     "step": 3,
     "victims": ["0/1"],
     "rung": "shadow",
+    "heirs": ["n2"],
     "reason": "every lost stage has a live shadow",
     "view": 2,
     "nodes": [1],
+    "names": ["n1"],
     "view_at_secs": 10.5,
+    "died_at_secs": None,
+    "silence_to_view_secs": 0.4,
     "agreed_at_secs": 10.75,
     "ready_at_secs": 11.0,
+    "are_owed_measured": True,
     "first_owed_at_secs": 11.25,
     "last_owed_at_secs": 12.25,
     "step_end_at_secs": 13.0,
 }
+_TWO = {"nodes": [1, 4], "names": ["n1", "n4"], "victims": ["0/1", "1/1"]}
+_NOTHING_OWED = {"first_owed_at_secs": None, "last_owed_at_secs": None}
 
 
-class RecoveriesTest(absltest.TestCase):
+class ReportTest(parameterized.TestCase):
 
-  def test_kill_times(self):
+  def test_a_death_that_was_timed(self):
     (got,) = times.report([RECOVERY], {1: 10.0, 2: 9.0})
     self.assertEqual(
         got,
         {
             "step": 3,
+            "nodes": [1],
+            "names": ["n1"],
             "victims": ["0/1"],
             "rung": "shadow",
+            "heirs": ["n2"],
             "view": 2,
+            "silence_to_view_secs": 0.4,
             "detect_secs": 0.5,
             "consensus_secs": 0.25,
             "rebuild_secs": 0.25,
@@ -40,3 +52,91 @@ class RecoveriesTest(absltest.TestCase):
             "reason": "every lost stage has a live shadow",
         },
     )
+
+  @parameterized.named_parameters(
+      ("nobody_has_timed_it", {}, {}, None),
+      ("others_were_killed", {}, {2: 9.0}, None),
+      ("killed_after_the_view", {}, {1: 10.6}, None),
+      ("killed_with_the_view", {}, {1: 10.5}, 0.0),
+      ("one_of_two_was_timed", _TWO, {1: 10.0}, None),
+      ("two_were_timed", _TWO, {1: 10.0, 4: 10.2}, 0.5),
+      ("one_of_two_was_killed_later", _TWO, {1: 10.0, 4: 11.0}, None),
+      ("the_member_knows", {"died_at_secs": 10.25}, {}, 0.25),
+  )
+  def test_when_it_died(self, changes, kills, detect_secs):
+    (got,) = times.report([RECOVERY | changes], kills)
+    self.assertEqual(got["detect_secs"], detect_secs)
+    since = lambda end: None if detect_secs is None else end + detect_secs
+    self.assertEqual(got["kill_to_first_instruction_secs"], since(0.75))
+    self.assertEqual(got["kill_to_step_end_secs"], since(2.5))
+
+  @parameterized.named_parameters(
+      ("nothing_was_owed", _NOTHING_OWED, "redo_secs", 0.0),
+      (
+          "passes_were_not_measured",
+          {**_NOTHING_OWED, "are_owed_measured": False},
+          *("redo_secs", None),
+      ),
+      ("never_ready", {"ready_at_secs": None}, "rebuild_secs", None),
+      (
+          "not_over",
+          {"step_end_at_secs": None, "died_at_secs": 10.0},
+          *("kill_to_step_end_secs", None),
+      ),
+      (
+          "never_heard",
+          {"silence_to_view_secs": None},
+          *("silence_to_view_secs", None),
+      ),
+  )
+  def test_what_was_not_measured(self, changes, name, secs):
+    (got,) = times.report([RECOVERY | changes], {})
+    self.assertEqual(got[name], secs)
+
+  @parameterized.parameters(
+      ([1], [{1: 0.5}, {1: 0.25}, {}], 0.25),  # Some agent heard it last.
+      ([1, 2], [{1: 0.5, 2: 4.0}, {2: 3.0}], 3.0),
+      ([1, 2], [{1: 0.5}], None),
+      ([1], [], None),
+  )
+  def test_longest_silence(self, nodes, said, secs):
+    self.assertEqual(times.longest_silence(nodes, said), secs)
+
+
+class SentenceTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      (
+          "timed",
+          {"died_at_secs": 10.25},
+          "n1 (stage 0/1) died; its shadow n2 took over (noticed after 0.25 s, "
+          "agreed in 0.25 s, redone in 1.00 s)",
+      ),
+      (
+          "not_timed",
+          _NOTHING_OWED,
+          "n1 (stage 0/1) died; its shadow n2 took over (noticed after: "
+          "unknown, not heard for 0.40 s, agreed in 0.25 s, nothing redone)",
+      ),
+      (
+          "two",
+          {**_TWO, "heirs": ["n2", "n5"], "silence_to_view_secs": None}
+          | {"are_owed_measured": False, **_NOTHING_OWED},
+          "n1 and n4 (stages 0/1, 1/1) died; their shadows n2 and n5 took over "
+          "(noticed after: unknown, not heard for: unknown, agreed in 0.25 s, "
+          "redone in: unknown)",
+      ),
+      (
+          "without_a_shadow",
+          {"rung": "checkpoint", "reason": "0/1 have no copy", "heirs": []},
+          "n1 (stage 0/1) died; checkpoint: 0/1 have no copy (noticed after: "
+          "unknown, not heard for 0.40 s, agreed in 0.25 s, redone in 1.00 s)",
+      ),
+  )
+  def test_describe(self, changes, text):
+    (got,) = times.report([RECOVERY | changes], {})
+    self.assertEqual(times.describe(got), f"recovered in step 3: {text}")
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -61,9 +61,9 @@ class StatusTest(absltest.TestCase):
             "no members: n6 (c)",
             "survived: the failure of zone a, b, c (by shadows alone: a, c), "
             "of any 1 zones at once, of any 2 nodes at once; fatal: no zone",
-            "recovery step=3 victims=0/1 rung=shadow view=2 "
-            "consensus_secs=0.25 rebuild_secs=0.25 redo_secs=1.00 "
-            "reason=every lost stage has a live shadow",
+            "recovered in step 3: n1 (stage 0/1) died; its shadow n2 took over "
+            "(noticed after: unknown, not heard for 0.40 s, agreed in 0.25 s, "
+            "redone in 1.00 s)",
         ],
     )
 

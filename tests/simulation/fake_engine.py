@@ -388,8 +388,9 @@ class Files:
 
 
 _IGNORED = (
-    *("abandon", "add", "begin", "check_now", "close", "compile", "follow"),
-    *("note_damaged",),
-    *("hear", "note_ready", "prepare", "prepare_nodes", "roll_back", "say"),
+    *("abandon", "add_loss", "begin", "check_now", "close", "compile"),
+    *("explain", "explain_change", "explain_view", "follow", "hear", "meet"),
+    *("note_ready", "prepare", "prepare_nodes", "roll_back", "say"),
+    "note_damaged",
     *("save_last", "show", "warn_of_save", "welcome", "write_summary", "wait"),
 )

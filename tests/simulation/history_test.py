@@ -45,7 +45,7 @@ class HistoryTest(parameterized.TestCase):
     one.world.clock.run(4.0)
     one.machines["n1"].kill_worker()  # Which no fault of the plan explains.
     (found,) = one.run()
-    self.assertIn("accuracy: n1 ended: its worker ended with SIGKILL", found)
+    self.assertIn("accuracy: n1 ended: its worker was killed by SIGKILL", found)
 
   def test_a_wrong_value_is_found(self):
     one = history.History(plans.Plan(0, 4, 0, (), trains=True))

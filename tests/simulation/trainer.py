@@ -34,6 +34,7 @@ class Client(client_lib.Client):
     self._state = worker.client
     self._changed = threading.Condition()
     self._arrived = collections.defaultdict(float)
+    self._silent = {}
 
   def _wait(self, wait):
     held = None

@@ -138,13 +138,15 @@ class MeterTest(parameterized.TestCase):
     meter = self._meter()
     meter.charge()
     recovery = times.RecoveryTimes(
-        step=0,
+        step=1,
         view=2,
         nodes=(1,),
+        names=("n1",),
         victims=("0/1",),
         rung="shadow",
         reason="",
         view_at_secs=4.0,
+        agreed_at_secs=4.5,
         ready_at_secs=4.75,
     )
     measured = [
@@ -270,10 +272,27 @@ class MeterTest(parameterized.TestCase):
 
 class MakeMeterTest(parameterized.TestCase):
 
-  def test_default(self):
+  def test_no_price_by_default(self):
     meter = meter_lib.make_meter(tiny.get_config())
+    meter.watch(meter_lib.Nodes(((0, 1),), ()))
+    meter.charge()
+    self.assertIsNone(meter.account.price)
+    self.assertGreater(meter.account.node_secs, 0.0)
+
+  def test_the_price_of_an_instance(self):
+    config = tiny.get_config()
+    config.cost.instance = "p3.2xlarge"
+    meter = meter_lib.make_meter(config)
     meter.charge()
     self.assertEqual(meter.account.price.instance, "p3.2xlarge")
+
+  @parameterized.parameters("prices", "region", "date")
+  def test_a_price_of_nothing(self, key):
+    config = tiny.get_config()
+    config.cost[key] = "2021"
+    message = f"config.cost.{key}='2021' has no effect without config.cost.inst"
+    with self.assertRaisesRegex(ValueError, message):
+      meter_lib.make_meter(config)
 
   @parameterized.parameters(
       ("instance", "p3.2xlargee", "did you mean 'p3.2xlarge'"),
@@ -283,6 +302,7 @@ class MakeMeterTest(parameterized.TestCase):
   )
   def test_refuses(self, key, value, message):
     config = tiny.get_config()
+    config.cost.instance = "p3.2xlarge"
     config.cost[key] = value
     with self.assertRaisesRegex(ValueError, message):
       meter_lib.make_meter(config)

@@ -44,6 +44,7 @@ def _recovery(step, *, view):
       step=step,
       view=view,
       nodes=(0,),
+      names=("n0",),
       victims=("0/0",),
       rung="shadow",
       reason="",
@@ -78,6 +79,8 @@ class State:
   @property
   def is_writer(self):
     return self.number == min(self.nodes)
+
+  is_first = is_writer
 
 
 def _committed(step, **facts):
@@ -168,8 +171,9 @@ class OutputsTest(parameterized.TestCase):
     self.begin()
     self.train(1, 2)
     first, second = self.lines()
-    for name in ("tokens_per_sec", "step_ms", "usd", "account", "phase_ms"):
+    for name in ("tokens_per_sec", "step_ms", "account", "phase_ms"):
       self.assertIn(name, first)
+    self.assertNotIn("usd", first)
     self.assertEqual(second["loss"], 8.0)
     self.assertEqual(second["tokens_per_sec"], 32.0)
     self.assertEqual(second["samples_seen"], 2 * 4)
@@ -282,7 +286,7 @@ class OutputsTest(parameterized.TestCase):
           (failover.Roles((1, 1)), failover.Roles((2, 3))), ((), ())
       )
       node._state.rung = "repair"  # Of the last change between two steps.
-    self.train(3, recoveries=(_recovery(2, view=2),))
+    self.train(3, recoveries=(_recovery(3, view=2),))
     dead.close()
     dropped = [line["samples_dropped"] for line in self.lines()]
     self.assertEqual(dropped[0], dropped[1])
@@ -417,6 +421,39 @@ class OutputsTest(parameterized.TestCase):
     self.assertEqual(self.steps(), [1, 2, 3, 4, 5])
     self.assertEqual(self.summary(5)["cost"]["num_samples"], 20)
 
+  def test_dollars_are_shown_if_the_kind_of_node_is_named(self):
+    config = self.job.config.copy_and_resolve_references()
+    config.cost.instance = "p3.2xlarge"
+    job = dataclasses.replace(self.job, config=config)
+    with mock.patch.object(self, "job", job):
+      self.nodes = {}
+      self.join(0)
+    self.begin()
+    self.train(1)
+    (line,) = self.lines()
+    self.assertGreater(line["usd"], 0.0)
+    self.assertIn(f" usd={line['usd']:.5g}\n", self.shown.getvalue())
+    self.assertGreater(self.summary(1)["cost"]["cost_usd"], line["usd"])
+
+  def test_what_happens_before_a_step_has_its_number(self):
+    self.begin()
+    self.train(1)
+    for number, node in self.nodes.items():
+      node._state.steps = 1
+      node.explain("n9 joined")
+      node.welcome({9: _Status(20.0)}, in_step=number == 0)
+    self.assertEqual([l["step"] for l in self.lines("join")], [2])
+    pause = {"step": 2, "event": "pause", "reason": "n9 joined"}
+    self.assertEqual(self.lines("pause"), [pause])
+    del self.nodes[0]  # It dies in step 2; the join has happened.
+    for node in self.nodes.values():
+      node.explain("n0 died")
+    self.train(2)
+    self.assertEqual([l["step"] for l in self.lines("join")], [2])
+    reasons = [l["reason"] for l in self.lines("pause")]
+    self.assertEqual(reasons[-1], "n0 died")
+    self.assertEqual(self.steps(), [1, 2])
+
   def test_recoveries_outlive_writers_and_come_once(self):
     self.begin()
     self.train(1)
@@ -426,7 +463,7 @@ class OutputsTest(parameterized.TestCase):
     for node in self.nodes.values():
       node.roll_back(1)
     self.assertEqual(self.steps(), [1])
-    self.train(2, recoveries=(_recovery(1, view=4),))
+    self.train(2, recoveries=(_recovery(2, view=4),))
     recoveries = self.summary(2)["recoveries"]
     self.assertEqual([r["view"] for r in recoveries], [2, 3, 4])
     self.assertEqual(recoveries[0]["nodes"], [0])
@@ -449,7 +486,7 @@ class OutputsTest(parameterized.TestCase):
       self.assertEqual(self.steps(), [1])
     self.join(8)
     del self.nodes[7]
-    self.train(2, recoveries=(_recovery(1, view=4),))
+    self.train(2, recoveries=(_recovery(2, view=4),))
     recoveries = self.summary(2)["recoveries"]
     self.assertEqual([r["view"] for r in recoveries], [2, 3, 4])
 

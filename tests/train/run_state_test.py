@@ -219,14 +219,27 @@ class RunStateTest(parameterized.TestCase):
       }
       self.assertEqual(self.state.num_updates, want)
 
+  def test_the_first_that_lives_explains_a_pause(self):
+    self.start((0, 1), (2, 3))
+    for alive, hosted, is_first in (
+        ((0, 1, 2, 3), {0}, True),
+        ((0, 1, 2, 3), {1}, False),
+        ((1, 2, 3), {1}, True),  # The writer has died.
+        ((1, 2, 3), {2}, False),
+        ((), {0}, False),
+    ):
+      self.parts.view = members.view(2, *alive)
+      self.parts.hosted = frozenset(hosted)
+      self.assertEqual(self.state.is_first, is_first)
+
   def test_what_is_settled_is_not_asked_again(self):
     self.start((0, 1), (2, 3))
-    self.assertFalse(self.state.improve())
+    self.assertFalse(self.state.improve(print))
     self.assertEqual(self.take(), ["improve"])
-    self.assertFalse(self.state.improve())
+    self.assertFalse(self.state.improve(print))
     self.assertEmpty(self.take())
     self.parts.view = members.view(2, 0, 1, 2, 3, 4)
-    self.assertFalse(self.state.improve())
+    self.assertFalse(self.state.improve(print))
     self.assertEqual(self.take(), ["improve"])
 
   def test_state_of_who_has_lost_its_role_lasts_until_the_commit(self):
@@ -244,7 +257,7 @@ class RunStateTest(parameterized.TestCase):
 
   def test_state_moves_before_a_layout_counts(self):
     self.start((0, 1))
-    self.assertTrue(self.state.improve())
+    self.assertTrue(self.state.improve(print))
     improve, prefetch, moved, install, *_ = self.take()
     self.assertEqual(
         (improve, moved, install), ("improve", "moved 1", "install")

@@ -68,7 +68,7 @@ class ScriptCase(parameterized.TestCase):
     def change(said):
       by_node = dict(said[0].by_node)
       by_node[node] = dataclasses.replace(by_node[node], **facts)
-      return {0: run_state_lib.Statuses(by_node)}
+      return {0: dataclasses.replace(said[0], by_node=by_node)}
 
     return change
 

@@ -92,8 +92,10 @@ def _hear(state: state_lib.State, incarnation: str, message: Any) -> None:
     case messages.Notice(reason):
       roster.noticed[incarnation] = reason
       membership.decide_soon(state)
-    case messages.Gone(reason):
+    case messages.Gone(reason, silent_secs=silent_secs):
       roster.gone[incarnation] = reason
+      if silent_secs is not None:
+        state.watch.note_end(incarnation, state.now, silent_secs)
       membership.decide_soon(state)
     case messages.Suspects(count, suspects):
       there = [s for s in suspects if s.incarnation not in roster.left]

@@ -88,7 +88,7 @@ def reach(state: state_lib.State, incarnation: str) -> None:
   state.unreachable.pop(incarnation, None)
   send = lambda message: state.send(message, to=[incarnation])
   if (reason := roster.gone.get(state.incarnation)) is not None:
-    send(messages.Gone(reason, is_workerless=True))
+    send(state.gone(reason, is_workerless=True))
   if (ready := roster.ready.get(state.incarnation)) is not None:
     send(ready)
   if (reason := roster.noticed.get(state.incarnation)) is not None:

@@ -251,9 +251,12 @@ def adopt(state: state_lib.State, view: views.View) -> None:
     return
   state.agreeing.clear()
   state.do(events_lib.Log(f"View {view.number}: {view.reason}"))
+  silent = _find_silent(state, former, view)
   _leave_out(state, former, view)
   if state.roster.is_member:
     state.watch.note_view(state.now)
+    if silent:
+      state.tell_worker(messages.Silent(view.number, silent))
     state.tell_worker(messages.NewView(view))
     state.deliver(view.number)
   elif was_in and view.members:
@@ -267,6 +270,18 @@ def adopt(state: state_lib.State, view: views.View) -> None:
   elif state.has_origin:
     _compare_origin(state, view)
   decide(state)
+
+
+def _find_silent(
+    state: state_lib.State, former: views.View, view: views.View
+) -> dict[int, float]:
+  """Returns how long lost nodes had been silent, of those ever heard."""
+  found = {
+      m.number: state.watch.silent_secs(m.incarnation, state.now)
+      for m in former.members
+      if not view.find(m.incarnation)
+  }
+  return {number: secs for number, secs in found.items() if secs is not None}
 
 
 def _leave_out(

@@ -71,7 +71,7 @@ def end(state: state_lib.State, code: int) -> None:
   if state.is_done:
     state.finish(events_lib.End())
     return
-  ended = f"its worker ended with {children.describe_exit(code)}"
+  ended = f"its worker {children.describe_exit(code)}"
   reason = state.fault or ended
   # One that has failed by itself would do so again.
   if code >= 0 or (state.fault and not roster.is_member):
@@ -82,7 +82,7 @@ def end(state: state_lib.State, code: int) -> None:
     state.cause = reason  # Others may go on without it.
     roster.gone[me] = reason
     state.do(events_lib.Log(reason))
-    state.send(messages.Gone(reason, is_workerless=True))
+    state.send(state.gone(reason, is_workerless=True))
 
 
 def _fail(state: state_lib.State, reason: str) -> events_lib.Flow:
@@ -97,7 +97,7 @@ def _fail(state: state_lib.State, reason: str) -> events_lib.Flow:
   if state.is_done:  # An exit may be seen before what was said last is read.
     state.finish(events_lib.End())
   if not state.is_ending:
-    state.send(messages.Gone(reason))
+    state.send(state.gone(reason))
     state.finish(events_lib.End(reason))
 
 

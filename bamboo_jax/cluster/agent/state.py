@@ -203,6 +203,13 @@ class State:
     """Sends to the worker."""
     self.do(events_lib.TellWorker(message))
 
+  def gone(self, reason: str, *, is_workerless: bool = False) -> messages.Gone:
+    """Returns the message that the worker has ended."""
+    silent_secs = self.watch.worker_silent_secs(self.now)
+    return messages.Gone(
+        reason, is_workerless=is_workerless, silent_secs=silent_secs
+    )
+
   def deliver(self, view: int) -> None:
     """Gives the worker the keys that all members of a view have posted."""
     for gathered in self.board.take(view, self.roster.find_view(view).numbers):

@@ -99,6 +99,15 @@ class ClusterCohort:
     """See `Cohort`."""
     return self._client.arrived_secs(number)
 
+  def died_secs(self, number: int) -> float | None:
+    """See `Cohort`; only who has killed a node knows."""
+    del number
+    return None
+
+  def silent_secs(self, number: int) -> Mapping[int, float]:
+    """See `Cohort`."""
+    return self._client.silent_secs(number)
+
   def settled(self, steps: int) -> None:
     """See `Cohort`; lets transfers begin, unless a newer view has come."""
     self._log.settle(self.view.number, steps)

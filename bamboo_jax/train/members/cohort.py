@@ -80,6 +80,15 @@ class Cohort(Protocol):
   def arrived_secs(self, number: int) -> float:
     """Returns when a view arrived, on `time.perf_counter`."""
 
+  def died_secs(self, number: int) -> float | None:
+    """Returns when those died whom view `number` lacks; None if not known."""
+
+  def silent_secs(self, number: int) -> Mapping[int, float]:
+    """Returns how long lost nodes had been silent when a view arrived.
+
+    By number, of those that the agent of this member has ever heard.
+    """
+
   def settled(self, steps: int) -> None:
     """Records that nothing of the first `steps` steps is in flight."""
 

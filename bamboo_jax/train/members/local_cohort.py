@@ -5,7 +5,7 @@ victims, at which `check` and `gather` raise, and which the worker then adopts.
 """
 
 import collections
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import random
 import time
 from typing import Any, TypeVar
@@ -101,6 +101,15 @@ class LocalCohort:
   def arrived_secs(self, number: int) -> float:
     """See `Cohort`; the time of the death."""
     return self._arrived[number]
+
+  def died_secs(self, number: int) -> float | None:
+    """See `Cohort`; a death makes its view at once."""
+    return self._arrived[number]
+
+  def silent_secs(self, number: int) -> Mapping[int, float]:
+    """See `Cohort`; there is no agent."""
+    del number
+    return {}
 
   def settled(self, steps: int) -> None:
     """See `Cohort`."""

@@ -53,8 +53,8 @@ def make_meter(
 ) -> "Meter":
   """Returns the meter of a config, running from now on, or since then.
 
-  Raises `ValueError` if the price or the market is unknown, `OSError` if the
-  file of prices cannot be read.
+  Raises `ValueError` if the price or the market is unknown, or the config says
+  more of a price than whose, `OSError` if the file of prices cannot be read.
   """
   pipeline = config.pipeline
   return Meter(
@@ -67,9 +67,22 @@ def make_meter(
   )
 
 
-def find_price(config: ml_collections.ConfigDict) -> prices_lib.Price:
-  """Returns the price of a node; raises as `make_meter`."""
+def find_price(
+    config: ml_collections.ConfigDict,
+) -> prices_lib.Price | None:
+  """Returns the price of a node; None if the config names no kind of node.
+
+  Raises as `make_meter`.
+  """
   options = config.cost
+  if options.instance is None:
+    for name in ("prices", "region", "date"):
+      if options[name] is not None:
+        raise ValueError(
+            f"config.cost.{name}={options[name]!r} has no effect without "
+            "config.cost.instance, such as p3.2xlarge."
+        )
+    return None
   return prices_lib.find_price(
       options.instance,
       prices=options.prices,
@@ -79,7 +92,7 @@ def find_price(config: ml_collections.ConfigDict) -> prices_lib.Price:
 
 
 class Meter:
-  """Charges the time of a run, at the price per node of `market`.
+  """Charges the time of a run, at the price per node of `market`, if any.
 
   `batch_size` is in samples; `clock` is that of the results of steps, in
   seconds, and `since_secs` on it when the time to charge began.
@@ -87,7 +100,7 @@ class Meter:
 
   def __init__(
       self,
-      price: prices_lib.Price,
+      price: prices_lib.Price | None,
       *,
       market: str,
       batch_size: int,

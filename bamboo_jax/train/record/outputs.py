@@ -33,8 +33,8 @@ from bamboo_jax.train.record import run_summary
 from bamboo_jax.train.record import step_slots
 from bamboo_jax.train.setup import job as job_lib
 
-_RECOVERY = "recovery"
-_START = "start"
+_RECOVERY, _JOIN = "recovery", "join"
+_START, _PAUSE = "start", "pause"
 # Events at the start that are also shown, as their "text".
 WARNING, CHANGED = "warning", "changed"
 
@@ -120,7 +120,8 @@ class Outputs:
       nodes = None if in_step else self._nodes()
       if come := self._meter.welcome(boot_secs, nodes):
         values = {"boot_secs": {str(n): secs for n, secs in come.items()}}
-        self._writer.write_event("join", step=self._state.steps, values=values)
+        step = self._state.steps + 1  # The one that takes them in.
+        self._writer.write_event(_JOIN, step=step, values=values)
 
   def write_event(
       self, event: str, *, step: int, values: Mapping[str, Any]
@@ -129,6 +130,16 @@ class Outputs:
     if self._state.is_writer:
       self._ensure(step)
       self._writer.write_event(event, step=step, values=values)
+
+  def explain(self, reason: str, *, step: int | None = None) -> None:
+    """Says why training stands still now, by default before the next step."""
+    if self._progress is not None:
+      self._progress.explain(reason)
+    if self._state.is_first:  # The writer may have died.
+      steps = self._state.steps
+      self._ensure(steps)
+      values = {"reason": reason}
+      self._writer.write_event(_PAUSE, step=step or steps + 1, values=values)
 
   def during(self, kind: str) -> contextlib.AbstractContextManager[None]:
     """Charges a `with` block; see `meter.Meter.during`."""
@@ -141,7 +152,7 @@ class Outputs:
     self._last = None
     if not self._state.is_writer:
       return
-    with self._keeping_recoveries(step):
+    with self._keeping_changes(step):
       self._ensure(step)
       self._meter.charge("lost")
       self._meter.roll_back(self._workdir.metrics, step=step)
@@ -209,7 +220,8 @@ class Outputs:
       available = done.span_secs * len(nodes.training)
       shown["bubble_pct"] = 100 * (1.0 - done.passes.total / available)
     shown["step_ms"] = 1e3 * done.secs
-    shown["usd"] = self._meter.account.usd
+    if (account := self._meter.account).price is not None:
+      shown["usd"] = account.usd
     more = self._meter.totals | {
         "grad_norm": done.sums.grad_norm,
         "samples_seen": done.steps * self._job.plan.batch.batch_size,
@@ -297,19 +309,20 @@ class Outputs:
       )
       self._meter.watch(nodes)
       self._meter.take_over(path, step=step)
-    with self._keeping_recoveries(step):
+    with self._keeping_changes(step):
       self._open(step)
     if not is_told:  # The writer died right after the commit.
       self._write(*last, num_updates=num_updates, is_late=True)
 
   @contextlib.contextmanager
-  def _keeping_recoveries(self, step: int) -> Iterator[None]:
-    """Keeps those of steps that will be run again, as they have happened."""
-    known = self._recoveries() if self._workdir.metrics.exists() else []
+  def _keeping_changes(self, step: int) -> Iterator[None]:
+    """Keeps deaths and joins in steps after `step`: they have happened."""
+    path = self._workdir.metrics
+    lines = jsonl.read_lines(path) if path.exists() else ()
     yield
-    for line in known:
-      if line["step"] > step:
-        self._writer.write_event(_RECOVERY, step=step, values=line)
+    for line in self._find_start(lines)[1]:
+      if line["step"] > step and line.get("event") in (_RECOVERY, _JOIN):
+        self._writer.write_step(line["step"], line)
 
   def _ensure(self, step: int) -> None:
     if self._writer is None:

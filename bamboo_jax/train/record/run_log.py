@@ -1,13 +1,16 @@
 """One member's records of a run: log, checkpoints, recoveries, summary."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import dataclasses
 import time
 from typing import Any
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import digest
+from bamboo_jax.cluster import views
 from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.recovery import agreement as agreement_lib
+from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.train import run_state as run_state_lib
@@ -16,6 +19,7 @@ from bamboo_jax.train.record import outputs as outputs_lib
 from bamboo_jax.train.record import step_passes
 
 _REPORTED = 5  # Number of recoveries that `bamboo status` shows.
+_MOST_TAKERS = 4  # That are named one by one.
 
 
 class RunLog:
@@ -32,23 +36,83 @@ class RunLog:
     self._engine = state.engine
     self._state = state
     self._recoveries: list[times.RecoveryTimes] = []
+    self._names: dict[int, str] = {}
 
   def roll_back(self, steps: int) -> None:
     """Records that all steps after the first `steps` will be done again."""
     self._outputs.roll_back(steps)
     for recovery in self._recoveries:
-      if not recovery.step_end_at_secs:
-        recovery.step = steps
+      if recovery.step_end_at_secs is None:
+        recovery.step = steps + 1
 
-  def add(self, recovery: times.RecoveryTimes) -> None:
-    """Records a loss of nodes."""
-    self._recoveries.append(recovery)
+  def meet(self, view: views.View) -> None:
+    """Records the names of members, and of the dead that have a role."""
+    roles = self._state.layout.nodes
+    kept = {n: name for n, name in self._names.items() if n in roles}
+    self._names = kept | {m.number: m.name for m in view.members}
+
+  def add_loss(
+      self,
+      agreement: agreement_lib.Agreement,
+      *,
+      silent_secs: Iterable[Mapping[int, float]],
+      agreed_at_secs: float,
+  ) -> None:
+    """Records the loss of nodes in the view that this member is in.
+
+    `silent_secs` is what each member says, see `Cohort.silent_secs`.
+    """
+    view, lost = self._cohort.view.number, tuple(sorted(agreement.lost))
+    heirs = ()
+    if agreement.rung == "shadow":
+      owners, victims = agreement.layout.owners, agreement.victims
+      heirs = tuple(self._name(owners[v.pipeline][v.stage]) for v in victims)
+    self._recoveries.append(
+        times.RecoveryTimes(
+            step=agreement.steps + 1,
+            view=view,
+            nodes=lost,
+            names=tuple(map(self._name, lost)),
+            victims=tuple(map(str, agreement.victims)),
+            rung=agreement.rung,
+            heirs=heirs,
+            reason=agreement.reason,
+            view_at_secs=self._cohort.arrived_secs(view),
+            died_at_secs=self._cohort.died_secs(view),
+            silence_to_view_secs=times.longest_silence(lost, silent_secs),
+            agreed_at_secs=agreed_at_secs,
+        )
+    )
+
+  def explain_view(self, agreement: agreement_lib.Agreement) -> None:
+    """Says why training stands still while all go on in another view."""
+    if not agreement.lost:
+      self._outputs.explain(self._cohort.view.reason)
+      return
+    loss = dataclasses.asdict(self._recoveries[-1])
+    then = times.describe_answer(loss)
+    if agreement.change and agreement.change.rolls_back:
+      steps = agreement.restored
+      then = f"restoring step {steps}" if steps else "beginning from the start"
+    self._outputs.explain(f"{times.describe_loss(loss)} died; {then}")
+
+  def explain_change(self, change: assignment.Change) -> None:
+    """Says why training stands still while nodes take other places."""
+    takers = [
+        f"{self._name(node)} takes stage {place}"
+        for node, place in change.layout.find_takers(self._state.layout)
+    ]
+    if (num_more := len(takers) - _MOST_TAKERS) > 0:
+      takers = [*takers[:_MOST_TAKERS], f"{num_more} more"]
+    why = "; ".join([", ".join(takers) or change.reason, "programs are loaded"])
+    self._outputs.explain(f"{change.rung}: {why}")
 
   def note_ready(self) -> None:
     """Records that the rest is planned after all losses so far."""
     now = time.perf_counter()
     for recovery in self._recoveries:
-      recovery.ready_at_secs = recovery.ready_at_secs or now
+      if recovery.ready_at_secs is None:
+        recovery.ready_at_secs = now
 
   def vote(
       self,
@@ -61,7 +125,7 @@ class RunLog:
     """Returns this member's vote, see `step.Vote`; `step` has run up to it."""
     steps, layout = self._state.steps, self._state.layout
     measured = step.measured
-    recent = self._recent(steps)
+    recent = self._recent(steps + 1)
     owed = {r.view: step_passes.find_owed(measured, r, layout) for r in recent}
     end_secs = max((m.end_secs for m in measured), default=step.start_secs)
     return step_lib.Vote(
@@ -99,13 +163,14 @@ class RunLog:
     `votes` is empty if this member has not heard them.
     """
     now, steps = time.perf_counter(), self._state.steps
-    recent = self._recent(steps - 1)
+    recent = self._recent(steps)
     for recovery in recent:
       recovery.step_end_at_secs = now
       view = recovery.view
-      recovery.merge_owed(
-          v.owed[view] for v in votes.values() if view in v.owed
-      )
+      if votes and step.planned_passes is None:
+        recovery.merge_owed(
+            v.owed[view] for v in votes.values() if view in v.owed
+        )
       recovery.merge_redone(v.redone.get(view, {}) for v in votes.values())
     self._outputs.write_step(
         step.result(
@@ -132,10 +197,7 @@ class RunLog:
     """Records the means of an evaluation."""
     steps = self._state.steps
     self._outputs.write_event("eval", step=steps, values=means)
-    shown = {"step": steps, **means}
-    self._outputs.show(
-        progress_lib.render_line({f"eval_{k}": v for k, v in shown.items()})
-    )
+    self._outputs.show(progress_lib.render_evaluation(steps, means))
 
   def warn_of_save(self, step: int, text: str) -> None:
     """Records a failed save."""
@@ -173,6 +235,10 @@ class RunLog:
           {k: v for words in said.values() for k, v in words.state.items()},
       )
       self._outputs.write_summary(self._state.steps, digests)
+
+  def _name(self, node: int) -> str:
+    # A newcomer may never have been in a view with one that died.
+    return self._names.get(node, f"node {node}")
 
   def _recent(self, step: int) -> list[times.RecoveryTimes]:
     return [r for r in self._recoveries if r.step == step]

@@ -125,14 +125,14 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
   async def test_workers_die_and_come(self):
     os.kill(self.agents["n0"]._worker._process.pid, signal.SIGKILL)
     reason = await self.end_of("n0")
-    self.assertEqual(reason, "its worker ended with SIGKILL")
+    self.assertEqual(reason, "its worker was killed by SIGKILL")
     await self.wait(2, "n1 n2")
     self.start("n3")
     await self.wait(3, "n1 n2 n3")
     registry = registry_lib.Registry(self.store, "run")
     reasons = [v.reason for v in registry.read_views(1)]
     self.assertEqual(
-        reasons, ["n0 left: its worker ended with SIGKILL", "n3 joined"]
+        reasons, ["n0 left: its worker was killed by SIGKILL", "n3 joined"]
     )
     self.assertCountEqual(
         [m.name for m in registry.members()], ["n1", "n2", "n3"]

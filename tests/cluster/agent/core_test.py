@@ -121,6 +121,38 @@ class CoreTest(given.CoreCase):
       self.assertEqual(self.asked(self.tick(0.1 * tenth)), [])
     self.assertEqual(self.asked(self.tick(4.2)), [events_lib.Sleep(0.0)])
 
+  @parameterized.named_parameters(
+      ("an_agent_that_is_silent", [(1, messages.Beat(), 1.5)], 2.5),
+      ("it_was_never_heard", [], None),
+      ("a_silence_that_is_excused", [(1, messages.Beat(), 0.5)], 3.5),
+      (
+          "its_worker_had_been_silent_when_it_ended",
+          [(1, messages.Gone("killed", silent_secs=0.25), 3.0)]
+          + [(1, messages.Beat(), 3.5)],  # Of its agent.
+          1.25,
+      ),
+      (
+          "it_has_handed_over",
+          [(1, messages.Gone("handed over"), 3.0)],
+          1.0,
+      ),
+  )
+  def test_how_long_a_lost_node_was_silent(self, heard, secs):
+    self.begin()
+    for number, message, now in heard:
+      self.on(given.said(number, message), now)
+    self.state.watch.excuse("life 1", 3.9)
+    view = messages.NewView(members.view(2, 0, 2))
+    told = [
+        action.message
+        for action in self.on(given.said(2, view), 4.0)
+        if isinstance(action, events_lib.TellWorker)
+    ]
+    silent = [messages.Silent(2, {1: secs})] if secs is not None else []
+    self.assertEqual(told[: len(silent) + 1], [*silent, view])
+    # Nothing is kept of the dead.
+    self.assertIsNone(self.state.watch.silent_secs("life 1", 5.0))
+
   def test_the_next_member_acts_if_the_leader_does_not(self):
     self.begin(me=1)
     self.on(given.said(2, messages.Gone("killed")))

@@ -22,7 +22,7 @@ class OwnWorkerTest(given.CoreCase):
   @parameterized.named_parameters(
       ("done", messages.Done(), 0, ""),
       ("failed", None, 1, "its worker ended with exit status 1"),
-      ("failed_alone", None, -11, "its worker ended with SIGSEGV"),
+      ("failed_alone", None, -11, "its worker was killed by SIGSEGV"),
   )
   def test_the_end_of_the_worker(self, message, code, reason):
     self.begin(me=1)
@@ -35,9 +35,8 @@ class OwnWorkerTest(given.CoreCase):
       actions = self.answer((fence_lib.Claim("run"), 0))
     self.assertEqual(events_lib.End(reason) in actions, code >= 0)
     if code < 0:  # The others go on without it, and then it ends.
-      self.assertIn(
-          events_lib.Send(messages.Gone(reason, is_workerless=True)), actions
-      )
+      gone = messages.Gone(reason, is_workerless=True, silent_secs=1.0)
+      self.assertIn(events_lib.Send(gone), actions)
       view = given.said(0, messages.NewView(members.view(2, 0, 2)))
       self.assertEqual(self.requested(view), [events_lib.Sleep(2.0)])
       self.answer(3.0, now=3.0)
@@ -167,7 +166,7 @@ class OwnWorkerTest(given.CoreCase):
     self.assertIn(events_lib.KillWorker(), actions)
     actions = self.on(events_lib.WorkerExited(-9), 1.7)
     reason = "its worker was stopped for 1.0 s"
-    gone = messages.Gone(reason, is_workerless=True)
+    gone = messages.Gone(reason, is_workerless=True, silent_secs=1.7)
     self.assertIn(events_lib.Send(gone), actions)
 
   def test_silence_is_found_though_it_ticks(self):

@@ -23,6 +23,8 @@ class Watch:
   def __init__(self, limits: detection.Limits) -> None:
     self._limits = limits
     self._agents: dict[str, detection.Silence] = {}
+    self._heard: dict[str, float] = {}  # The last signs of life, if any.
+    self._ended: dict[str, float] = {}  # Those of workers that have ended.
     self._expected: Collection[str] | None = None  # Who beats; None for all.
     self._unheard: set[str] = set()  # Those who do since a while only.
     self._stalls: dict[str, stalls_lib.Stall] = {}
@@ -36,7 +38,7 @@ class Watch:
   def begin(self, now: float, *, is_ready: bool = False) -> None:
     """Watches a worker that was just started, or has compiled its programs."""
     limits = self._limits
-    self._heard_secs = now
+    self._heard_secs = self._worker_secs = now
     self._patience_secs = (
         limits.most_silence_secs if is_ready else limits.start_silence_secs
     )
@@ -46,7 +48,11 @@ class Watch:
 
   def note_worker(self, now: float) -> None:
     """Records a sign of life of the worker."""
-    self._heard_secs = now
+    self._heard_secs = self._worker_secs = now
+
+  def worker_silent_secs(self, now: float) -> float:
+    """Returns for how long the worker has given no sign of life."""
+    return now - self._worker_secs
 
   def note_progress(self, beat: messages.WorkerBeat, now: float) -> None:
     """Records how much the worker has done."""
@@ -75,7 +81,8 @@ class Watch:
 
   def drop(self, incarnation: str) -> None:
     """Watches an agent no longer."""
-    self._agents.pop(incarnation, None)
+    for table in (self._agents, self._heard, self._ended):
+      table.pop(incarnation, None)
     self._unheard.discard(incarnation)
     self._stalls.pop(incarnation, None)
 
@@ -100,11 +107,25 @@ class Watch:
     """Records a sign of life of an agent."""
     if (silence := self._agents.get(incarnation)) is None:
       return
+    self._heard[incarnation] = now
     self._unheard.discard(incarnation)
     if self._is_due(incarnation):
       silence.beat(self.awake(now))
     else:
       silence.excuse(self.awake(now))
+
+  def note_end(self, incarnation: str, now: float, silent_secs: float) -> None:
+    """Records that the worker of an agent has ended, silent since then."""
+    if incarnation in self._agents:
+      self._ended[incarnation] = now - silent_secs
+
+  def silent_secs(self, incarnation: str, now: float) -> float | None:
+    """Returns for how long a node was silent; None if it was never heard.
+
+    That is its worker if its agent has outlived it. Nothing is excused.
+    """
+    heard_secs = self._ended.get(incarnation, self._heard.get(incarnation))
+    return None if heard_secs is None else now - heard_secs
 
   def excuse(self, incarnation: str, now: float) -> None:
     """Forgets the silence of an agent up to now."""

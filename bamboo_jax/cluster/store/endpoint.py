@@ -1,0 +1,59 @@
+"""The file that tells where the store of a run is: `endpoint.json`.
+
+`bamboo cluster` writes it into its workdir, and removes it at the end; the
+secret is in a file of its own beside it, which only the user can read.
+"""
+
+import dataclasses
+import json
+import pathlib
+
+from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
+
+_NAME, _SECRET = "endpoint.json", "secret"
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+  """Where to ask about a run.
+
+  Attributes:
+    etcd: As `--etcd` takes it.
+    run: The name of the run there.
+  """
+
+  etcd: str
+  run: str
+
+
+def write(workdir: pathlib.Path, endpoint: Endpoint) -> None:
+  """Tells where the store is, from now on."""
+  text = json.dumps(dataclasses.asdict(endpoint))
+  base.write_atomically(workdir / _NAME, text + "\n")
+
+
+def remove(workdir: pathlib.Path) -> None:
+  """Tells that the run is over; does nothing if that is told already."""
+  (workdir / _NAME).unlink(missing_ok=True)
+
+
+def read(workdir: pathlib.Path) -> Endpoint:
+  """Returns where the store is; `ValueError` if no cluster runs there."""
+  path = workdir / _NAME
+  try:
+    found = json.loads(path.read_text())
+    return json_lib.from_plain(Endpoint, found)
+  except FileNotFoundError:
+    raise ValueError(
+        f"No cluster runs in {workdir}: there is no {_NAME}, which "
+        "bamboo cluster writes. If its agents were started one by one, name "
+        "their store with --etcd."
+    ) from None
+  except ValueError as error:
+    raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def secret_file(workdir: pathlib.Path) -> pathlib.Path:
+  """Returns the path of the secret of the run."""
+  return workdir / _SECRET

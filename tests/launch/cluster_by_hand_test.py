@@ -1,0 +1,70 @@
+"""A cluster in which somebody else kills; takes most of half a minute."""
+
+import os
+import signal
+import time
+
+from tests.launch import commands
+
+_DEADLINE_SECS = 120
+
+
+@commands.needs_etcd
+class ClusterByHandTest(commands.CommandCase):
+
+  CHANGES = {
+      "num_steps": 300,
+      "pipeline.num_pipelines": 1,
+      "pipeline.num_stages": 2,
+      "pipeline.num_microbatches": 2,
+      "evaluate.every_steps": 50,
+      "evaluate.num_microbatches": 1,
+  }
+
+  def test_a_worker_that_is_killed(self):
+    workdir, said = self.folder / "run", []
+    run = self.start("cluster", "--config.redundancy.spares=1")
+    end_secs = time.monotonic() + _DEADLINE_SECS
+    for line in run.stdout:
+      said.append(line.strip())
+      self.assertLess(time.monotonic(), end_secs)
+      if line.startswith("step=20 "):
+        break
+    status = next(l for l in said if l.startswith("status: python "))
+    shown = commands.run(*status.split()[2:])
+    self.assertIn("stage 0/1: n1 (a)", shown.stdout, msg=shown.stderr)
+    texts = ("-m launch.worker ", str(workdir), " n1 ")
+    found = [{*commands.processes_that_name(text)} for text in texts]
+    (pid,) = set.intersection(*found)
+    os.kill(pid, signal.SIGKILL)
+    rest, _ = run.communicate(timeout=_DEADLINE_SECS)
+    said += rest.splitlines()
+    self.assertEqual(run.returncode, 0, msg=said)
+    (recovery,) = self.summary()["recoveries"]
+    self.assertEqual(recovery["names"], ["n1"])
+    for name in ("detect_secs", "kill_to_step_end_secs"):
+      self.assertIsNone(recovery[name])
+    self.assertIsNone(recovery["kill_to_first_instruction_secs"])
+    self.assertBetween(recovery["silence_to_view_secs"], 0.0, 10.0)
+    step = recovery["step"]
+    self.assertIn(f"recovery step={step} victims=0/1 rung=shadow view=2", said)
+    (line,) = (l for l in said if l.startswith(f"step={step} "))
+    self.assertIn(" view=2", line)  # It has the number of its step.
+    before = next(l for l in said if l.startswith(f"step={step - 1} "))
+    self.assertIn(" view=1", before)
+    self.assertRegex(
+        "\n".join(said),
+        r"Node n1: its worker was killed by SIGKILL\. 2 of 3 nodes are left; "
+        rf"agent: pid \d+, log {workdir}/logs/n1\.agent\.log; "
+        rf"worker: pid {pid}, log {workdir}/logs/n1\.log",
+    )
+    self.assertRegex(
+        "\n".join(said),
+        rf"recovered in step {step}: n1 \(stage 0/1\) died; its shadow n0 took "
+        r"over \(noticed after: unknown, not heard for \d\.\d\d s, agreed in "
+        r"\d\.\d\d s, \w+ (in \d\.\d\d s|redone)\)",
+    )
+    self.assertTrue(any(l.startswith("eval_step=300 eval_loss=") for l in said))
+    over = commands.run(*status.split()[2:])
+    self.assertEqual(over.returncode, 2)
+    self.assertIn(f"No cluster runs in {workdir}: there is no", over.stderr)
