@@ -281,8 +281,12 @@ class Worker:
         n: s for words in said.values() for n, s in words.by_node.items()
     }
     agreed_at_secs = time.perf_counter()
-    zones = cohort_lib.zones_of(cohort.view)
-    agreement = agreement_lib.agree(statuses, self._job.rules, zones=zones)
+    agreement = agreement_lib.agree(
+        statuses,
+        self._job.rules,
+        zones=cohort_lib.zones_of(cohort.view),
+        leaving=cohort.view.leaving,
+    )
     if agreement.refused & cohort.hosted:
       raise base.CheckpointError(
           f"This node sees checkpoints up to step {state.steps}, others up to "

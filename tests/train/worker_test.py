@@ -6,6 +6,7 @@ so all trials share their programs.
 """
 
 import gc
+import tempfile
 from unittest import mock
 
 from absl.testing import parameterized
@@ -66,6 +67,15 @@ class DeathsTest(parameterized.TestCase):
     case = small.make_case("1,0/1,5 2,0/1,6 3,0/3,2")
     outcome = small.make_trials(4, 2, 1, spares=2).run(case)
     self.assertEqual(outcome.owners, ((0, 5, 2, 2),))
+
+  def test_in_mid_step_no_node_under_notice_gets_a_stage_if_a_spare_can(self):
+    case = small.make_case("1,n2,,notice 2,0/0,vote")
+    trials = small.make_trials(2, 2, 1, spares=2, mode="none")
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    worker = trials.begin(case.faults, workdir_path=folder)
+    worker.run(stop_at=4)
+    self.assertEqual(worker.state.layout.nodes, {1, 3})
+    self.assertEqual(worker.engine.nodes.keys(), {1, 3})  # Nor for a while.
 
   def test_a_spare_dies_and_nobody_has_kept_what_was_on_its_way(self):
     trials = small.make_trials(3, 4, 1, spares=1, mode="none")

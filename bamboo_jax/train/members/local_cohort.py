@@ -42,7 +42,7 @@ class LocalCohort:
     self._views: dict[int, views.View] = {}
     self._arrived: dict[int, float] = {}
     self._done: set[tuple[int, faults_lib.Fault]] = set()
-    self._fallen: list[views.Member] = []  # Nodes whose agents live.
+    self._num_fallen = 0  # Dead nodes whose agents live.
     self._num_checks = self._checks_per_step = 0
     self._pending: list[tuple[int, faults_lib.Due]] = []
     self.newest = views.EMPTY
@@ -96,6 +96,8 @@ class LocalCohort:
   def adopt(self, number: int) -> None:
     """See `Cohort`."""
     self.view = self._views[number]
+    for old in [n for n in self._views if n < number]:
+      del self._views[old], self._arrived[old]
     self._said.clear()
 
   def arrived_secs(self, number: int) -> float:
@@ -138,10 +140,10 @@ class LocalCohort:
       self._change(leaving=numbers, reason=f"{names} will be preempted")
       return
     if kind in _SPARES_AGENT:
-      self._fallen += victims
+      self._num_fallen += len(victims)
     come = 0
     if len(numbers) == len(self.newest.members):
-      come, self._fallen = len(self._fallen), []
+      come, self._num_fallen = self._num_fallen, 0
       if not come:
         raise ValueError(f"All nodes are gone after {due.fault}.")
     self._change(lost=numbers, come=come, reason=f"{names} died: {kind}")
