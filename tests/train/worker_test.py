@@ -69,7 +69,7 @@ class DeathsTest(parameterized.TestCase):
     self.assertEqual(outcome.owners, ((0, 5, 2, 2),))
 
   def test_in_mid_step_no_node_under_notice_gets_a_stage_if_a_spare_can(self):
-    case = small.make_case("1,n2,,notice 2,0/0,vote")
+    case = small.make_case("2,n2,,notice 2,0/0,vote")
     trials = small.make_trials(2, 2, 1, spares=2, mode="none")
     folder = self.enterContext(tempfile.TemporaryDirectory())
     worker = trials.begin(case.faults, workdir_path=folder)
