@@ -110,7 +110,7 @@ def make_rules(
       drop=recovery.drop,
       reconfigure=recovery.reconfigure,
       checkpoint=recovery.checkpoint,
-      fold=recovery.fold and not templates,  # They are as short as can be.
+      fold=recovery.fold,
       hand_over=recovery.hand_over,
       rereplicate=options.rereplicate,
       horizon_secs=recovery.horizon_secs,
