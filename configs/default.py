@@ -15,6 +15,7 @@ def get_config() -> ml_collections.ConfigDict:
       seed=0,
       num_steps=1_000,
       init_from=config_dict.placeholder(str),  # Weights; see docs/models.md.
+      plugins=(),  # Modules that register policies; see docs/paced.md.
       **_task(),
       **_pipelines(),
       **_protection(),
