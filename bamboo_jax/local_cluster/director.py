@@ -44,6 +44,7 @@ class Director:
   Attributes:
     address: Of a socket without a file, which Linux has named.
     kills: When each killed node died, by number, on `time.perf_counter`.
+    happened: Lines of the faults that have had a victim, or that are joins.
     step_secs: Duration of a step, to strike at a random time of it.
   """
 
@@ -52,6 +53,7 @@ class Director:
   ) -> None:
     """Carries out `faults` on `nodes`; `listen` begins."""
     self.kills: dict[int, float] = {}
+    self.happened: set[int] = set()
     self.step_secs = 1.0
     self._faults = {f.line: f for f in faults}
     self._nodes = nodes
@@ -150,6 +152,7 @@ class Director:
     fault = self._faults[message["line"]]
     if fault.kind == "join":
       with self._lock:
+        self.happened.add(fault.line)
         before = max(self._names_by_join.values(), default=len(self._names))
         self._names_by_join[fault.line] = before + 1
         self._num_joins += 1
@@ -162,6 +165,7 @@ class Director:
   def _do(self, fault: faults_lib.Fault, message: Mapping[str, Any]) -> None:
     with self._lock:
       for worker in self._find_victims(fault, message.get("owner")):
+        self.happened.add(fault.line)
         if fault.kind == "notice":
           self._nodes.give_notice(worker.name)
         elif fault.kind in ("node", "leader", "zone"):

@@ -13,6 +13,7 @@ import time
 import ml_collections
 
 from bamboo_jax import base
+from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import director
 from bamboo_jax.local_cluster import machine
 from bamboo_jax.local_cluster import setup as setup_lib
@@ -39,6 +40,8 @@ def run(setup: setup_lib.Setup, config: ml_collections.ConfigDict) -> None:
       progress.show_text(survival.render())
       cluster_run = ClusterRun(setup, progress)
       cluster_run.run(config)
+      for line in cluster_run.find_missed():
+        progress.show_text(line)
     cluster_run.report()
 
 
@@ -104,6 +107,18 @@ class ClusterRun:
     for recovery in content["recoveries"]:
       print(f"recovery {json.dumps(recovery)}")
     print(f"state_sha256={content['state_sha256']}")
+
+  def find_missed(self) -> list[str]:
+    """Returns a message for each fault that never happened."""
+    lines = self._read_log()
+    starts = [line["step"] for line in lines if _is_start(line)]
+    return faults_lib.find_missed(
+        self._setup.faults,
+        self._director.happened,
+        first=starts[-1] if starts else 0,
+        end=max((line["step"] for line in lines), default=0),
+        source="--faults",
+    )
 
   @property
   def _is_over(self) -> bool:

@@ -14,6 +14,7 @@ from bamboo_jax.cluster import blobs as blobs_lib
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import fence as fence_lib
+from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.wire import coordination
@@ -62,6 +63,9 @@ def train_and_evaluate(
   meter_lib.make_meter(config)  # Checks the prices.
   due = sizes.read_faults(config, faults)
   num_nodes = sizes.num_nodes(config)
+  faults_lib.check_nodes(
+      due, num_nodes=num_nodes, zones=local_cohort.ZONES, source=faults or ""
+  )
   num_late = sum(fault.kind == "join" for fault in due)
   apart = _use_devices(config, num_nodes + num_late)
   # If all die, as many new nodes come; they take the devices in turn.
@@ -83,7 +87,16 @@ def train_and_evaluate(
               prefetches=True,
           ),
       )
-      return worker.run(stop_at)
+      is_done = worker.run(stop_at)
+      for line in faults_lib.find_missed(
+          due,
+          cohort.happened,
+          first=cohort.first_step,
+          end=worker.state.steps,
+          source=faults or "",
+      ):
+        progress.show_text(line)
+      return is_done
 
 
 def train_in_cluster(

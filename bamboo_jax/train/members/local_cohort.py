@@ -16,6 +16,7 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 
 T = TypeVar("T")
+ZONES = ("a",)
 
 # The agent survives these: if all nodes are gone, they begin anew.
 _SPARES_AGENT = ("kill", "stop", "all")
@@ -29,10 +30,14 @@ class LocalCohort:
     num_nodes: Number of nodes, spares included.
     zones: Given out to nodes in turn.
     seed: Decides when faults without a fixed time happen.
+
+  Attributes:
+    first_step: Steps that were done at first; -1 before that is known.
+    happened: Lines of the faults that have had a victim, or that are joins.
   """
 
   def __init__(
-      self, num_nodes: int, *, zones: Sequence[str] = ("a",), seed: int = 0
+      self, num_nodes: int, *, zones: Sequence[str] = ZONES, seed: int = 0
   ) -> None:
     self.number = 0
     self._zones = zones
@@ -42,6 +47,8 @@ class LocalCohort:
     self._views: dict[int, views.View] = {}
     self._arrived: dict[int, float] = {}
     self._done: set[tuple[int, faults_lib.Fault]] = set()
+    self.happened: set[int] = set()
+    self.first_step = -1
     self._num_fallen = 0  # Dead nodes whose agents live.
     self._num_checks = self._checks_per_step = 0
     self._pending: list[tuple[int, faults_lib.Due]] = []
@@ -106,7 +113,8 @@ class LocalCohort:
 
   def settled(self, steps: int) -> None:
     """See `Cohort`."""
-    del steps
+    if self.first_step < 0:
+      self.first_step = steps
     self._checks_per_step, self._num_checks = self._num_checks, 0
 
   def report(self, kind: str, **facts: Any) -> None:
@@ -121,6 +129,7 @@ class LocalCohort:
       return due.fault.kind == "join"
     self._done.add(key)
     if due.fault.kind == "join":
+      self.happened.add(due.fault.line)
       self._change(come=1, reason="a node has joined")
     elif due.fault.at is None:
       delay = self._random.randint(1, max(1, self._checks_per_step))
@@ -134,6 +143,7 @@ class LocalCohort:
     kind = due.fault.kind
     if not victims:
       return
+    self.happened.add(due.fault.line)
     numbers = {member.number for member in victims}
     names = ", ".join(member.name for member in victims)
     if kind == "notice":
