@@ -13,6 +13,7 @@ from bamboo_jax.cli import config_check
 from launch import config_flag
 
 find_arguments = command.find_arguments
+hearing = command.hearing
 
 
 def check_no_arguments(arguments: Sequence[str]) -> None:
@@ -38,7 +39,7 @@ def check_one_of(*holders: flags.FlagHolder) -> None:
 def run(
     main: Callable[..., Any],
     *,
-    if_interrupted: str | None = None,
+    if_interrupted: Callable[[], str] = lambda: "",
     own_keys: bool = False,
     takes_arguments: bool = False,
 ) -> None:

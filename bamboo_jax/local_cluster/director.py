@@ -60,6 +60,8 @@ class Director:
     self._num_joins = 0
     self._random = random.Random(0)
     self._workers: dict[int, _Worker] = {}
+    self._connections: dict[int, socket.socket] = {}  # To them.
+    self._is_stopping = False
     self._done: set[int] = set()
     self._names: set[str] = set()  # Of all workers that have ever come.
     self._names_by_join: dict[int, int] = {}  # How many there are then.
@@ -101,6 +103,13 @@ class Director:
           self._carry_out({"line": fault.line})
     return first is not None
 
+  def stop(self) -> None:
+    """Has the workers save the step, and end."""
+    with self._lock:
+      self._is_stopping = True
+      for connection in self._connections.values():
+        _ask_to_stop(connection)
+
   def kill_node(self, name: str) -> None:
     """Kills agent and worker of a node, also before it trains."""
     with self._lock:
@@ -129,20 +138,23 @@ class Director:
             worker = _Worker(**message)
             with self._lock:
               self._workers[worker.number] = worker
+              self._connections[worker.number] = connection
               self._names.add(worker.name)
+              if self._is_stopping:
+                _ask_to_stop(connection)
             continue
           self._carry_out(message)
           with self._lock:  # Whether it is a join, and its node is here.
             wanted = self._names_by_join.get(message["line"], math.inf)
             has_come = len(self._names) >= wanted
-          connection.sendall(frames.encode({"has_come": has_come}))
+            connection.sendall(frames.encode({"has_come": has_come}))
     except OSError:
       return  # It is dead, as it should be.
     finally:
       if worker is not None:
         with self._lock:
           if self._workers.get(worker.number) is worker:
-            del self._workers[worker.number]
+            del self._workers[worker.number], self._connections[worker.number]
 
   def _carry_out(self, message: Mapping[str, Any]) -> None:
     with self._lock:  # A fault happens once, whoever stands in by now.
@@ -194,6 +206,11 @@ class Director:
     is_leader = fault.kind == "leader"
     name = self._nodes.leader() if is_leader else fault.node
     return [w for w in workers if w.name == name]
+
+
+def _ask_to_stop(connection: socket.socket) -> None:
+  with contextlib.suppress(OSError):  # That worker is dead.
+    connection.sendall(frames.encode({"stop": True}))
 
 
 def _user(connection: socket.socket) -> int:

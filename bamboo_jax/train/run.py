@@ -4,6 +4,8 @@ All nodes in this process or one member of a cluster: both make an environment
 for the same worker.
 """
 
+from collections.abc import Callable
+import contextlib
 import socket
 import time
 
@@ -39,6 +41,9 @@ def train_and_evaluate(
     workdir: str,
     stop_at: int | None = None,
     faults: str | None = None,
+    hearing: Callable[
+        [Callable[[], bool]], contextlib.AbstractContextManager[None]
+    ] = lambda ask: contextlib.nullcontext(),
 ) -> bool:
   """Trains until `config.num_steps` steps are done; returns whether they are.
 
@@ -49,6 +54,8 @@ def train_and_evaluate(
     workdir: A run that is there already is resumed.
     stop_at: Return right after this many steps instead, waiting for nothing.
     faults: Path of a file of deaths and joins, see `faults`.
+    hearing: Entered while it trains; may call its argument at any time, which
+      ends the run after the step, saved, and returns whether it has begun.
 
   Raises:
     ValueError: The config does not fit together, or not the run in `workdir`,
@@ -85,17 +92,19 @@ def train_and_evaluate(
               director=cohort,
               progress=progress,
               prefetches=True,
+              stops=lambda: cohort.is_asked_to_stop,
           ),
       )
-      is_done = worker.run(stop_at)
-      for line in faults_lib.find_missed(
-          due,
-          cohort.happened,
-          first=cohort.first_step,
-          end=worker.state.steps,
-          source=faults or "",
-      ):
-        progress.show_text(line)
+      with hearing(cohort.ask_to_stop):
+        is_done = worker.run(stop_at)
+        for line in faults_lib.find_missed(
+            due,
+            cohort.happened,
+            first=cohort.first_step,
+            end=worker.state.steps,
+            source=faults or "",
+        ):
+          progress.show_text(line)
       return is_done
 
 
@@ -145,6 +154,10 @@ def train_in_cluster(
   _use_devices(config, 1)
   coordination.connect(number, host=host)
   fence = fence_lib.Fence(workdir)
+  # A cluster may also follow a trace, which needs no faults here.
+  strikes = None
+  if director:
+    strikes = cluster_cohort.RemoteDirector(director, number=number, name=name)
   devices = coordination.devices_by_node()
   job = job_lib.make_job(config, devices=devices, log=log)
   given = environment.Environment(
@@ -158,9 +171,8 @@ def train_in_cluster(
           fence, fence_lib.Claim(stamp, epoch)
       ),
       faults=sizes.read_faults(config, faults),
-      # It may also follow a trace, which needs no faults here.
-      director=director
-      and cluster_cohort.RemoteDirector(director, number=number, name=name),
+      director=strikes,
+      stops=strikes.is_asked_to_stop if strikes else lambda: False,
       started_secs=started_secs,
   )
   worker_lib.Worker(job, given).run()

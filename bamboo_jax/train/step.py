@@ -57,6 +57,9 @@ class Vote:
     redone: See `Step`, of its nodes.
     prints: Fingerprints of its state, every so many steps.
     save: Its report of checkpoints; see `checkpoint.writer`.
+    stops: Whether it was asked to end the run after this step.
+    at_risk: The newest view, if all copies of some segment are to be preempted
+      in it, and that state has not been saved; else 0.
   """
 
   seen: int
@@ -72,6 +75,8 @@ class Vote:
   )
   prints: replicas.Prints | None = None
   save: Any = None
+  stops: bool = False
+  at_risk: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -89,7 +89,7 @@ class Worker:
     )
     given.transfers.attach(engine, self._compiler)
     self._batches: batches_lib.Batches | prefetch.Prefetcher = job.task.batches
-    self._begun = -1
+    self._begun, self._saves_at_stop = -1, False
     self._plans = step_plans.StepPlans(job.rows)
 
   def run(self, stop_at: int | None = None) -> bool:
@@ -110,7 +110,7 @@ class Worker:
       for part in (self._outputs, self._step, self._compiler):
         stack.callback(part.close)
       num_steps = self._config.num_steps
-      self._stop_at = min(num_steps, stop_at or num_steps)
+      self._last_step = self._stop_at = min(num_steps, stop_at or num_steps)
       self._prepare(self._cohort.wait_start())
       if self._given.prefetches and self.state.steps < self._stop_at:
         self._batches = stack.enter_context(
@@ -166,6 +166,12 @@ class Worker:
     votes = self._step.vote(self._vote())
     self._check.hear(vote.prints for vote in votes.values())
     self._commit(votes)
+    if any(vote.stops for vote in votes.values()):
+      self._stop_at, self._saves_at_stop = self.state.steps, True
+      return
+    at_risk = max(vote.at_risk for vote in votes.values())
+    if at_risk and self.state.steps < self._stop_at:
+      self._log.save_at_risk(at_risk)
     self._compiler.follow()
     self._evaluate()
     seen = min(vote.seen for vote in votes.values())
@@ -185,6 +191,7 @@ class Worker:
         seen=self._compiler.newest_ready(),
         ready=self._given.transfers.ready(self.state.version),
         prints=self._check.say(),
+        stops=self._given.stops(),
         step=self._step,
     )
 
@@ -253,7 +260,9 @@ class Worker:
     if view is None:
       raise error
     self._step.bury()
-    self._writer.abandon()  # Not all may have heard the same votes.
+    # Not all may have heard the same votes.
+    self._stop_at, self._saves_at_stop = self._last_step, False
+    self._writer.abandon()
     self._cohort.adopt(view.number)
 
   #   dead         me                        others
@@ -379,10 +388,11 @@ class Worker:
     is_done = self.state.steps >= self._config.num_steps
     if self._config.redundancy.check_every_steps:
       self._check.check_now()
-    if is_done:
+    saves = is_done or self._saves_at_stop
+    if saves:
       self._log.save_last()
     self._log.write_summary()
-    if is_done:
+    if saves:
       self._cohort.gather(messages.FINISHED, None)
       self._writer.close()
     self._cohort.report("done")

@@ -146,15 +146,17 @@ class LadderTest(parameterized.TestCase):
     self.assertIn(4, outcome.owners[0])
 
   def test_a_newcomer_for_whom_training_waits(self):
-    trials = small.make_trials(
-        *(2, 2, 1), mode="none", pipeline__layout="templates"
-    )
+    changes = dict(mode="none", pipeline__layout="templates")
+    trials = small.make_trials(2, 2, 1, recovery__fold=False, **changes)
     for text in ("1,0/1,3,node 3,,,join", "1,0/0,5,kill 2,,,join 3,,,join"):
       with self.subTest(text):
         outcome = trials.run(small.make_case(text))
         self.assertEqual(outcome.rungs, ("wait", "checkpoint"))
     with self.assertRaisesRegex(base.InfeasibleError, "need 2, 1 more"):
       trials.run(small.make_case("1,0/1,3,node"))
+    folding = small.make_trials(2, 2, 1, **changes)
+    outcome = folding.run(small.make_case("1,0/1,3,node"))
+    self.assertEqual(outcome.rungs, ("checkpoint",))
 
   def test_who_will_be_preempted_hands_over(self):
     case = small.make_case("1,0/1,,notice 3,0/3,5")

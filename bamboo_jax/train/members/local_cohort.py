@@ -34,6 +34,7 @@ class LocalCohort:
   Attributes:
     first_step: Steps that were done at first; -1 before that is known.
     happened: Lines of the faults that have had a victim, or that are joins.
+    is_asked_to_stop: Whether the run is to end after this step, saved.
   """
 
   def __init__(
@@ -49,6 +50,7 @@ class LocalCohort:
     self._done: set[tuple[int, faults_lib.Fault]] = set()
     self.happened: set[int] = set()
     self.first_step = -1
+    self.is_asked_to_stop = self._has_entered = False
     self._num_fallen = 0  # Dead nodes whose agents live.
     self._num_checks = self._checks_per_step = 0
     self._pending: list[tuple[int, faults_lib.Due]] = []
@@ -72,6 +74,12 @@ class LocalCohort:
 
   def enter(self) -> None:
     """See `Cohort`; the first view is already adopted."""
+    self._has_entered = True
+
+  def ask_to_stop(self) -> bool:
+    """Asks the run to save and end; returns whether it has begun to train."""
+    self.is_asked_to_stop = self._has_entered
+    return self._has_entered
 
   def gather(self, key: str, value: T) -> dict[int, T]:
     """See `Cohort`."""

@@ -65,7 +65,7 @@ def make_templates(
 
 
 def _check_depth(config: ml_collections.ConfigDict, *, most_nodes: int) -> None:
-  """Raises `base.InfeasibleError` if templates must be deeper than the model."""
+  """Raises `base.InfeasibleError` if templates are deeper than the model."""
   num_stages, policy = config.pipeline.num_stages, config.recovery.policy
   need = functools.partial(
       templates_lib.needed_max_nodes, num_failures=config.recovery.num_failures
