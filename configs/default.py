@@ -17,6 +17,7 @@ def get_config() -> ml_collections.ConfigDict:
       num_steps=1_000,
       # Folder of weights, see docs/models.md; None: from the seed.
       init_from=config_dict.placeholder(str),
+      plugins=(),  # Modules that register policies; see docs/paced.md.
       **_task(),
       **_pipelines(),
       **_protection(),

@@ -13,6 +13,7 @@ from bamboo_jax.cli import config_check
 from bamboo_jax.launch import config_flag
 
 find_arguments = command.find_arguments
+hearing = command.hearing
 
 
 def check_no_arguments(arguments: Sequence[str]) -> None:
@@ -31,7 +32,7 @@ def check_folder(path: str) -> None:
 def run(
     main: Callable[..., Any],
     *,
-    if_interrupted: str | None = None,
+    if_interrupted: Callable[[], str] = lambda: "",
     own_keys: bool = False,
     takes_arguments: bool = False,
 ) -> None:

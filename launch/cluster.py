@@ -1,18 +1,17 @@
 r"""Trains on a cluster on this machine: an agent and a worker for each node.
 
-bamboo cluster \
-  --config=quickstart \
-  --workdir=runs/cluster \
-  --nodes=8 \
-  --zones=a,b,c \
+bamboo cluster --config=quickstart \
+  --workdir=runs/cluster --nodes=8 --zones=a,b,c \
   --faults=configs/quickstart_faults.csv
 
 With `--random_kills=50` in place of `--faults`, as many workers are killed, and
 each is replaced. With `--trace=FILE --time_scale=60` nodes come and go as in a
 trace, sixty times as fast. Starts an etcd too, and ends all of them. The same
-command goes on from the last checkpoint.
+command goes on from the last checkpoint. On Ctrl-C, SIGTERM or SIGUSR1 the step
+is finished and saved first; a second Ctrl-C or SIGTERM ends all at once.
 """
 
+import functools
 import os
 import pathlib
 import sys
@@ -73,8 +72,9 @@ def main() -> None:
         seed=given.SEED.value,
         kinds=given.KINDS.value,
     )
-  cluster_run.run(setup, config)
+  cluster_run.run(setup, config, hearing=cli.hearing)
 
 
 if __name__ == "__main__":
-  cli.run(main, if_interrupted="all processes have ended")
+  explain = functools.partial(shared_flags.explain_resume, given.WORKDIR)
+  cli.run(main, if_interrupted=lambda: f"all processes have ended; {explain()}")

@@ -5,6 +5,7 @@ from typing import Any
 from absl import flags
 
 from bamboo_jax.runtime.executables import folder as folder_lib
+from bamboo_jax.train.record import workdir as workdir_lib
 
 flags.disclaim_key_flags()  # A flag is one of the command that defines it.
 
@@ -14,6 +15,16 @@ def define_workdir(
 ) -> flags.FlagHolder:
   """Defines the flag `--workdir`, which is needed."""
   return flags.DEFINE_string("workdir", None, help_text, required=True)
+
+
+def explain_resume(workdir: flags.FlagHolder) -> str:
+  """Returns what the same command does after an interrupt."""
+  saved = (
+      workdir_lib.find_saved(workdir.value) if flags.FLAGS.is_parsed() else 0
+  )
+  if saved:
+    return f"the same command goes on from step {saved}, which is saved"
+  return "nothing is saved: the same command starts from the beginning"
 
 
 def define_device_memory_fraction() -> flags.FlagHolder:

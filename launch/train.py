@@ -5,7 +5,9 @@ bamboo train \
   --config.num_steps=100 \
   --workdir=runs/quickstart
 
-Running the same command again resumes from the last checkpoint.
+Running the same command again resumes from the last checkpoint. On SIGTERM,
+Ctrl-C or SIGUSR1 it finishes the step, saves it, and ends; a second SIGTERM or
+Ctrl-C ends it at once.
 """
 
 import os
@@ -48,6 +50,7 @@ def main() -> None:
       workdir=_WORKDIR.value,
       stop_at=_STOP_AT.value,
       faults=_FAULTS.value,
+      hearing=cli.hearing,
   )
   if not finished:
     sys.stdout.flush()
@@ -56,6 +59,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  cli.run(
-      main, if_interrupted="the same command goes on from the last checkpoint"
-  )
+  cli.run(main, if_interrupted=lambda: shared_flags.explain_resume(_WORKDIR))

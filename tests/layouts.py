@@ -133,8 +133,12 @@ def make_template_rules(
     method="replanning",
     reroute="pipeline",
     per_share=4,
+    layout="templates",
 ):
-  """Returns rules for pipelines of any depth from `min_nodes` on."""
+  """Returns rules for pipelines of any depth from `min_nodes` on.
+
+  With the `layout` "grid" all have the depth that is fastest.
+  """
   predicted = predictor_lib.Predictor(
       make_profile(num_layers),
       num_microbatches=per_share * num_shares,
@@ -150,7 +154,11 @@ def make_template_rules(
   )
   coverer = cover_lib.Coverer(templates, predicted, degrades=True)
   has_replicas = mode != "none"
-  segments = partition_lib.refine(t.partition for t in templates.templates)
+  partitions = tuple(t.partition for t in templates.templates)
+  segments = partition_lib.refine(partitions)
+  shape = shapes_lib.Templates(coverer, method)
+  if layout == "grid":
+    shape = shapes_lib.Grid(partitions, predicted)
   return assignment.Rules(
       segments=segments,
       num_shares=num_shares,
@@ -163,14 +171,12 @@ def make_template_rules(
           per_share=per_share,
           segments=segments,
       ),
-      ladder=ladder_lib.Ladder(
-          shadow=has_replicas, fold=False, reroute=reroute
-      ),
+      ladder=ladder_lib.Ladder(shadow=has_replicas, reroute=reroute),
       planner=planner.Planner(
-          shapes_lib.Templates(coverer, method),
+          shape,
           places_lib.Placer("spread", has_replicas=has_replicas),
           planner.PredictedTimes(predicted),
-          fold=False,
-          is_strict=True,
+          fold=True,
+          is_strict=layout == "templates",
       ),
   )

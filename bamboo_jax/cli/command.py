@@ -1,13 +1,13 @@
 """Commands: one clear line for what the user got wrong.
 
 A bad flag, config key or value, an unreadable file: the command prints one line
-and exits with 2. An interrupt exits with 130, a termination with 143, also with
-one line; one whose reader is gone, such as `head`, with 141 and none. Anything
-else is a bug of ours and shows its traceback, as all errors do with
-`--verbosity=1`.
+and exits with 2. After SIGINT, SIGTERM or SIGUSR1 it exits with 128 and the
+number of the signal, also with one line; a command whose reader is gone, such
+as `head`, with 141 and none. Anything else is a bug of ours and shows its
+traceback, as all errors do with `--verbosity=1`.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 import contextlib
 import functools
 import logging as std_logging
@@ -25,23 +25,32 @@ from absl import logging
 
 from bamboo_jax import base
 
-_ENDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+_ENDS = {
+    signal.SIGINT: "interrupted",
+    signal.SIGTERM: "terminated",
+    signal.SIGUSR1: "told to end by SIGUSR1",  # As schedulers may announce it.
+}
+_ASKED = "finishing and saving the step; a second signal ends at once"
 _PATIENCE_SECS = 30.0  # That an interrupted command has to tidy up.
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+
+_find_hint: Callable[[], str] = lambda: ""  # Of `run`.
 
 
 def run(
     main: Callable[[Sequence[str]], Any],
     *,
-    if_interrupted: str | None = None,
+    if_interrupted: Callable[[], str] = lambda: "",
     parse: Callable[[Sequence[str]], list[str]],
 ) -> None:
   """Runs `main` as the command of this process, and exits.
 
   `main` gets the arguments that are not flags, as `parse` returns them, and may
   raise `ValueError` and `OSError` for what the user can change.
-  `if_interrupted` is a hint to print after an interrupt.
+  `if_interrupted` returns a hint to print after an interrupt.
   """
+  global _find_hint
+  _find_hint = if_interrupted
 
   def guarded(argv: Sequence[str]) -> None:
     if not flags.FLAGS["verbosity"].present:
@@ -58,24 +67,56 @@ def run(
         raise
       fail(f"{_describe(error)} (traceback: --verbosity=1)", 2)
 
-  def end(number: int) -> NoReturn:
-    hint = f"; {if_interrupted}" if if_interrupted else ""
-    fail(_ENDS[number] + hint, 128 + number)
-
-  def stop(number: int, unused_frame: object) -> NoReturn:
-    _start_watchdog(functools.partial(end, number))
-    raise KeyboardInterrupt(number)
-
   logging.get_absl_handler().setFormatter(_LineFormatter())
   logging.set_verbosity(logging.ERROR)  # Until the flag is parsed.
   for number in _ENDS:
     # Also in the background of a script, where an interrupt is ignored.
-    signal.signal(number, stop)
+    signal.signal(number, _interrupt)
   try:
     app.run(guarded, flags_parser=parse)
   except KeyboardInterrupt as error:
-    terminated = error.args == (signal.SIGTERM,)
-    end(signal.SIGTERM if terminated else signal.SIGINT)
+    _end(*error.args or (signal.SIGINT,))
+
+
+@contextlib.contextmanager
+def hearing(ask: Callable[[], bool], *, tidies: bool = False) -> Iterator[None]:
+  """Has the first signal only ask `main` to end, in a `with` block.
+
+  A second SIGINT or SIGTERM ends the process at once; if it `tidies`, by
+  `KeyboardInterrupt`. So does a first signal if `ask` returns that `main` has
+  nothing to finish. If it has, the block ends by `KeyboardInterrupt`, so that
+  the exit status is that of the signal.
+  """
+  heard: list[int] = []
+
+  def hear(number: int, frame: object) -> None:
+    if not ask():
+      _interrupt(number, frame)
+    if number != signal.SIGUSR1 and {*heard} - {signal.SIGUSR1}:
+      (_interrupt if tidies else _end)(number, frame)
+    if not heard:
+      line = f"{_ENDS[number]}: {_ASKED}\n"
+      os.write(2, line.encode())
+    heard.append(number)
+
+  before = {number: signal.signal(number, hear) for number in _ENDS}
+  try:
+    yield
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
+  if heard:
+    raise KeyboardInterrupt(heard[0])
+
+
+def _interrupt(number: int, unused_frame: object) -> NoReturn:
+  _start_watchdog(functools.partial(_end, number))
+  raise KeyboardInterrupt(number)
+
+
+def _end(number: int, unused_frame: object = None) -> NoReturn:
+  hint = _find_hint()
+  fail(_ENDS[number] + (f"; {hint}" if hint else ""), 128 + number)
 
 
 def find_arguments(names: Collection[str], argv: Sequence[str]) -> list[str]:

@@ -13,8 +13,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def die_with_parent() -> None:
   """Makes the kernel kill this process with its parent; for `preexec_fn`."""
   _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-  # A terminal sends an interrupt to the whole group; the parent decides.
-  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  # A terminal sends an interrupt to the whole group, and some schedulers send
+  # SIGUSR1 to it; the parent decides.
+  if os.getsid(0) != os.getpid():
+    os.setsid()
+  for number in (signal.SIGINT, signal.SIGUSR1):
+    signal.signal(number, signal.SIG_IGN)
 
 
 def end_with_parent() -> None:

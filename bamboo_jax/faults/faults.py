@@ -141,10 +141,16 @@ def render(faults: Iterable[Fault]) -> str:
 def read_faults(path: str, **sizes: int) -> tuple[Fault, ...]:
   """Returns the faults of a file, checked against the `sizes` of a run.
 
-  Raises `OSError`, or `ValueError` as `parse_faults` and `check_faults`.
+  Raises `OSError`, or `ValueError` as `parse_faults` and `check_faults`, or if
+  there is no fault.
   """
   text = packaged.find_file(path).read_bytes().decode("utf-8-sig", "replace")
   faults = parse_faults(text, source=path)
+  if not faults:
+    raise ValueError(
+        f"{path} has no fault; a line is {','.join(COLUMNS)}, such as "
+        "3,0/1,5,kill."
+    )
   check_faults(faults, source=path, **sizes)
   return faults
 
@@ -155,13 +161,19 @@ def check_faults(
     num_steps: int,
     num_pipelines: int,
     num_stages: int,
+    num_instructions: int,
     source: str,
 ) -> None:
-  """Raises `ValueError` unless a run has the steps and places of `faults`."""
+  """Raises `ValueError` unless a run has the steps and places of `faults`.
+
+  No row has as many as `num_instructions`.
+  """
   for fault in faults:
     place = fault.place or types.Place(0, 0)
+    at = fault.at if isinstance(fault.at, int) else 0
     for name, value, limit in (
         ("step", fault.step, num_steps),
+        ("at", at, num_instructions),
         ("pipeline", place.pipeline, num_pipelines),
         ("stage", place.stage, num_stages),
     ):
@@ -170,6 +182,69 @@ def check_faults(
             f"{source}, line {fault.line}: {name} must be from 0 to "
             f"{limit - 1}, got {value}."
         )
+
+
+def check_nodes(
+    faults: Sequence[Fault],
+    *,
+    num_nodes: int,
+    zones: Collection[str],
+    source: str,
+) -> None:
+  """Raises `ValueError` if a fault names a node or zone that can never be.
+
+  Nodes are n0 and so on, those that join later included. If all may die, others
+  come in their places.
+  """
+  num_deaths = sum(f.kind not in ("join", "notice") for f in faults)
+  may_all_die = num_deaths >= num_nodes or any(
+      f.kind in ("all", "zone") for f in faults
+  )
+  most = num_nodes + sum(f.kind == "join" for f in faults)
+  most *= 1 + may_all_die * len(faults)
+  for fault in faults:
+    where = f"{source}, line {fault.line}:"
+    if fault.kind == "zone" and fault.node not in zones:
+      suggestion = base.suggest(fault.node, zones, what="zone")
+      raise ValueError(f"{where} {suggestion}")
+    if fault.place or not fault.node or fault.kind == "zone":
+      continue
+    number = re.fullmatch(r"n(0|[1-9]\d*)", fault.node)
+    if not number or int(number[1]) >= most:
+      raise ValueError(
+          f"{where} there is no node {fault.node!r}; nodes are n0 to "
+          f"n{most - 1}, or pipeline/stage."
+      )
+
+
+def find_missed(
+    faults: Iterable[Fault],
+    happened: Collection[int],
+    *,
+    first: int,
+    end: int,
+    source: str,
+) -> list[str]:
+  """Returns a message for each fault of the steps run that has not happened.
+
+  Those are the steps from `first` to `end` - 1; `happened` are lines.
+  """
+  return [
+      f"warning: {source}, line {fault.line}: {fault} never happened: "
+      f"{_explain_missed(fault)}."
+      for fault in faults
+      if first <= fault.step < end and fault.line not in happened
+  ]
+
+
+def _explain_missed(fault: Fault) -> str:
+  if fault.kind == "zone":
+    return f"no live node was in zone {fault.node}"
+  if fault.place:
+    return f"no live node owned {fault.node} then"
+  if fault.node:
+    return f"no live node was {fault.node}"
+  return "the run ended before"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,6 +256,15 @@ class Due:
 
   fault: Fault
   owner: int | None
+
+
+def find_joins(
+    faults: Iterable[Fault], *, step: int | None = None, after: int = -1
+) -> list[Due]:
+  """Returns the joins of a step, or of all steps after one, in order."""
+  joins = [f for f in faults if f.kind == "join" and f.step > after]
+  chosen = [f for f in joins if step in (None, f.step)]
+  return [Due(f, None) for f in sorted(chosen, key=lambda f: f.step)]
 
 
 class FaultsDue:

@@ -45,6 +45,7 @@ class Director:
     address: Of a socket without a file, which Linux has named.
     kills: When each killed node died, by number, on `time.perf_counter`.
     pids: Of the last worker of each node that has come, by name.
+    happened: Lines of the faults that have had a victim, or that are joins.
     step_secs: Duration of a step, to strike at a random time of it.
   """
 
@@ -54,12 +55,15 @@ class Director:
     """Carries out `faults` on `nodes`; `listen` begins."""
     self.kills: dict[int, float] = {}
     self.pids: dict[str, int] = {}
+    self.happened: set[int] = set()
     self.step_secs = 1.0
     self._faults = {f.line: f for f in faults}
     self._nodes = nodes
     self._num_joins = 0
     self._random = random.Random(0)
     self._workers: dict[int, _Worker] = {}
+    self._connections: dict[int, socket.socket] = {}  # To them.
+    self._is_stopping = False
     self._done: set[int] = set()
     self._names: set[str] = set()  # Of all workers that have ever come.
     self._names_by_join: dict[int, int] = {}  # How many there are then.
@@ -101,6 +105,13 @@ class Director:
           self._carry_out({"line": fault.line})
     return first is not None
 
+  def stop(self) -> None:
+    """Has the workers save the step, and end."""
+    with self._lock:
+      self._is_stopping = True
+      for connection in self._connections.values():
+        _ask_to_stop(connection)
+
   def kill_node(self, name: str) -> None:
     """Kills agent and worker of a node, also before it trains."""
     with self._lock:
@@ -129,21 +140,24 @@ class Director:
             worker = _Worker(**message)
             with self._lock:
               self._workers[worker.number] = worker
+              self._connections[worker.number] = connection
               self._names.add(worker.name)
               self.pids[worker.name] = worker.pid
+              if self._is_stopping:
+                _ask_to_stop(connection)
             continue
           self._carry_out(message)
           with self._lock:  # Whether it is a join, and its node is here.
             wanted = self._names_by_join.get(message["line"], math.inf)
             has_come = len(self._names) >= wanted
-          connection.sendall(frames.encode({"has_come": has_come}))
+            connection.sendall(frames.encode({"has_come": has_come}))
     except OSError:
       return  # It is dead, as it should be.
     finally:
       if worker is not None:
         with self._lock:
           if self._workers.get(worker.number) is worker:
-            del self._workers[worker.number]
+            del self._workers[worker.number], self._connections[worker.number]
 
   def _carry_out(self, message: Mapping[str, Any]) -> None:
     with self._lock:  # A fault happens once, whoever stands in by now.
@@ -153,6 +167,7 @@ class Director:
     fault = self._faults[message["line"]]
     if fault.kind == "join":
       with self._lock:
+        self.happened.add(fault.line)
         before = max(self._names_by_join.values(), default=len(self._names))
         self._names_by_join[fault.line] = before + 1
         self._num_joins += 1
@@ -165,6 +180,7 @@ class Director:
   def _do(self, fault: faults_lib.Fault, message: Mapping[str, Any]) -> None:
     with self._lock:
       for worker in self._find_victims(fault, message.get("owner")):
+        self.happened.add(fault.line)
         if fault.kind == "notice":
           self._nodes.give_notice(worker.name)
         elif fault.kind in ("node", "leader", "zone"):
@@ -193,6 +209,11 @@ class Director:
     is_leader = fault.kind == "leader"
     name = self._nodes.leader() if is_leader else fault.node
     return [w for w in workers if w.name == name]
+
+
+def _ask_to_stop(connection: socket.socket) -> None:
+  with contextlib.suppress(OSError):  # That worker is dead.
+    connection.sendall(frames.encode({"stop": True}))
 
 
 def _user(connection: socket.socket) -> int:

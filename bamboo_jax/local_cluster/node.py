@@ -97,6 +97,8 @@ async def _run(agent: agent_lib.Agent) -> str:
 
   loop.add_signal_handler(signal.SIGTERM, hear_sigterm)
   loop.add_signal_handler(signal.SIGINT, task.cancel)
+  # Some schedulers announce the end so; it is a notice, whenever it comes.
+  loop.add_signal_handler(signal.SIGUSR1, lambda: agent.give_notice("SIGUSR1"))
   try:
     return await agent.run()
   except asyncio.CancelledError:

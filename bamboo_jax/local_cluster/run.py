@@ -1,7 +1,8 @@
 """A run of a cluster on this machine: nodes, faults, trace and progress."""
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import contextlib
 import functools
 import importlib
 import itertools
@@ -14,6 +15,7 @@ import time
 import ml_collections
 
 from bamboo_jax import base
+from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import director
 from bamboo_jax.local_cluster import machine
 from bamboo_jax.local_cluster import setup as setup_lib
@@ -26,6 +28,7 @@ from bamboo_jax.traces import trace as trace_lib
 
 _POLL_SECS = 0.05
 _MAX_TRIES = 3  # To start a node for a join.
+_SAVE_SECS = 60.0  # Beside ten steps, that it takes to finish one and save.
 _LEAVE_SECS = 5.0  # That agents have once the summary is there.
 _SLOW = 4.0  # A step that lasts so many usual ones is reported.
 _LEAST_SLOW_SECS = 1.0
@@ -33,15 +36,26 @@ _SHOWN = ("loss", "learning_rate", "tokens_per_sec", "step_ms", "view")
 _RECOVERY = ("victims", "rung", "view")
 
 
-def run(setup: setup_lib.Setup, config: ml_collections.ConfigDict) -> None:
-  """Runs a cluster to its end, and shows its progress; see `ClusterRun.run`."""
+def run(
+    setup: setup_lib.Setup,
+    config: ml_collections.ConfigDict,
+    *,
+    hearing: Callable[..., contextlib.AbstractContextManager[None]],
+) -> None:
+  """Runs a cluster to its end, and shows its progress; see `ClusterRun.run`.
+
+  Meanwhile `hearing`, as `cli.command.hearing`, may ask it to save and end.
+  """
   zones = dict(enumerate(setup.first_zones))
   survival = machine.place_nodes(config, zones)[1]
   with base.lock_folder(setup.workdir):
     with progress_lib.Progress(num_steps=config.num_steps) as progress:
       progress.show_text(survival.render())
       cluster_run = ClusterRun(setup, progress)
-      cluster_run.run(config)
+      with hearing(cluster_run.ask_to_stop, tidies=True):
+        cluster_run.run(config)
+      for line in cluster_run.find_missed():
+        progress.show_text(line)
     cluster_run.report()
 
 
@@ -62,7 +76,7 @@ class ClusterRun:
     self._joining: dict[str, int] = {}  # The tries that each one is.
     self._reader = jsonl.MetricsReader(self._metrics)
     self._shown: list[int] = []  # Hashes of the lines since the start.
-    self._has_stepped = False
+    self._has_stepped = self._is_asked_to_stop = False
     self._told_secs: float | None = None  # When the log grew last.
     self._step_secs = collections.deque([1.0], maxlen=9)
     self._cluster = machine.LocalCluster(
@@ -101,6 +115,14 @@ class ClusterRun:
     ):
       raise base.EndedError(f"The run has ended early; see {self._logs}.")
 
+  def ask_to_stop(self) -> bool:
+    """Asks the run to save and end; returns whether there is anything to save.
+
+    A signal handler may call it.
+    """
+    self._is_asked_to_stop = self._has_stepped and not self._is_over
+    return self._is_asked_to_stop
+
   def report(self) -> None:
     """Puts the times of deaths into the summary, and shows it."""
     content = json.loads(self._summary.read_text())
@@ -113,6 +135,18 @@ class ClusterRun:
     for recovery in content["recoveries"]:
       print(times.describe(recovery))
     print(f"state_sha256={content['state_sha256']}")
+
+  def find_missed(self) -> list[str]:
+    """Returns a message for each fault that never happened."""
+    lines = self._read_log()
+    own = [l for l in lines if _is_start(l) and l not in self._former_starts]
+    return faults_lib.find_missed(
+        self._setup.faults,
+        self._director.happened,
+        first=min((line["step"] for line in own), default=0),
+        end=max((line["step"] for line in lines), default=0),
+        source="--faults",
+    )
 
   @property
   def _is_over(self) -> bool:
@@ -155,15 +189,21 @@ class ClusterRun:
 
   def _wait(self) -> None:
     """Shows progress, and strikes, until the run is over."""
-    done_secs = None
+    done_secs = told_secs = None
     while True:
       now = time.monotonic()
+      if self._is_asked_to_stop and told_secs is None:
+        self._director.stop()
+        told_secs = now
       for name, text in self._cluster.tend().items():
         pid = self._director.pids.pop(name, "unknown")
         log = self._logs / f"{name}.log"
         self._progress.show_text(f"{text}; worker: pid {pid}, log {log}")
-      if not self._cluster.num_running and not self._comes_more():
+      is_told = told_secs is not None
+      if not self._cluster.num_running and (is_told or not self._comes_more()):
         break
+      if is_told and now > told_secs + _SAVE_SECS + 10 * max(self._step_secs):
+        raise ValueError("No step ends that could be saved.")
       self._show_progress()
       self._tell_if_slow(now)
       num_own = self._cluster.num_failed - len(self._director.kills)
@@ -171,9 +211,9 @@ class ClusterRun:
         raise base.EndedError("A node has failed before the first step.")
       if done_secs is None and self._is_over:
         done_secs = now
-      if done_secs is None:
+      if done_secs is None and not is_told:
         self._start_due(now)
-      elif now > done_secs + _LEAVE_SECS:
+      elif done_secs is not None and now > done_secs + _LEAVE_SECS:
         break  # They have come when all was over.
       time.sleep(_POLL_SECS)
     self._show_progress()
@@ -285,6 +325,9 @@ class ClusterRun:
         self._progress.show_text(said)
       elif line.get("event") == "pause":
         self._progress.explain(line["reason"])
+      elif line.get("event") == "saving":
+        said = f"saving step={line['step']}: {line['reason']}"
+        self._progress.show_text(said)
       elif "event" not in line:
         self._has_stepped = True
         self._step_secs.append(line.get("step_ms", 1e3) / 1e3)

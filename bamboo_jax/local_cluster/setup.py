@@ -37,6 +37,14 @@ class Setup:
   replay: trace_replay.Replay | None = None
   gpus: Sequence[str] = ()
 
+  def __post_init__(self) -> None:
+    faults_lib.check_nodes(
+        self.faults,
+        num_nodes=len(self.first_zones),
+        zones=self.zones,
+        source="--faults",
+    )
+
 
 def check(config: ml_collections.ConfigDict, zones: Sequence[str]) -> None:
   """Raises `ValueError` if there can be no cluster of this kind."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 import pathlib
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -116,8 +117,9 @@ def _run(
           raise ValueError(f"The cluster has ended early; see {log.name}.")
         time.sleep(_POLL_SECS)
     finally:
-      # It ends all of its processes. One that has just begun in the background
-      # of a script would ignore an interrupt.
+      # It ends all of its processes; at once, as it is told twice. One that has
+      # just begun in the background of a script would ignore an interrupt.
+      process.send_signal(signal.SIGINT)
       process.terminate()
       process.wait()
   return run_times.read(workdir)

@@ -137,7 +137,7 @@ class Rules:
     return dataclasses.replace(found, layout=self._balance(found.layout))
 
   def after_deaths(
-      self, layout: Layout, members: Nodes, *, zones: Zones
+      self, layout: Layout, members: Nodes, *, zones: Zones, leaving: Nodes = ()
   ) -> Iterator[Layout]:
     """Yields the layout that training goes on with after any one death.
 
@@ -150,10 +150,10 @@ class Rules:
       return [(p.partition, len(own)) for p, own in pairs]
 
     for node in sorted(layout.nodes) if self.predictor else ():
-      left = {*members} - {node}
-      lost = self.lose(layout, left, zones=zones).layout
+      left, facts = {*members} - {node}, dict(zones=zones, leaving=leaving)
+      lost = self.lose(layout, left, **facts).layout
       if lost.pipelines:
-        after = self.improve(lost, left, zones=zones).layout
+        after = self.improve(lost, left, **facts).layout
         if sizes(after) != sizes(layout):
           yield after
 

@@ -77,12 +77,15 @@ def _note(state: State, change: ladder_lib.Change) -> State:
 
 
 def _start(state: State, planner: planner_lib.Planner) -> Decision:
-  try:
-    pipelines = planner.fresh(_usable(state, dead=_NOBODY), state.zones)
-  except base.InfeasibleError as error:
-    return Decision("wait", state, str(error))
-  after = _with_pipelines(state, pipelines, dead=_NOBODY)
-  return Decision("checkpoint", after, "there are enough nodes")
+  for nodes in _candidates(state, dead=_NOBODY):
+    try:
+      pipelines = planner.fresh(nodes, state.zones)
+    except base.InfeasibleError as error:
+      reason = str(error)
+    else:
+      after = _with_pipelines(state, pipelines, dead=_NOBODY)
+      return Decision("checkpoint", after, "there are enough nodes")
+  return Decision("wait", state, reason)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,24 +137,28 @@ class _Question:
   def _make_anew(
       self, state: State, *, dead: frozenset[int], places: str
   ) -> Decision:
+    """Makes new pipelines; while nobody is dead, without those that leave."""
     ladder, planner = self.ladder, self.planner
-    usable = _usable(state, dead=dead)
     has_copies = not moves.lost_layers(state.holders, {*state.nodes} - dead)
     stopped = _with_pipelines(state, (), dead=dead)
-    try:
-      if ladder.reconfigure and planner and has_copies:
-        pipelines = planner.adapt(state.holders, usable)
+    for nodes in _candidates(state, dead=dead)[: 2 if dead else 1]:
+      try:
+        if ladder.reconfigure and planner and has_copies:
+          pipelines = planner.adapt(state.holders, nodes)
+          after = _with_pipelines(state, pipelines, dead=dead)
+          return Decision(
+              "reconfigure", after, f"{places} have copies elsewhere"
+          )
+        reason = f"{places} have no {'owner' if has_copies else 'copy'}"
+        if not ladder.checkpoint:
+          return Decision("stop", stopped, reason)
+        pipelines = planner.fresh(nodes, state.zones) if planner else ()
         after = _with_pipelines(state, pipelines, dead=dead)
-        return Decision("reconfigure", after, f"{places} have copies elsewhere")
-      reason = f"{places} have no {'owner' if has_copies else 'copy'}"
-      if not ladder.checkpoint:
-        return Decision("stop", stopped, reason)
-      pipelines = planner.fresh(usable, state.zones) if planner else ()
-      after = _with_pipelines(state, pipelines, dead=dead)
-      return Decision("checkpoint", after, reason, rolls_back=True)
-    except base.InfeasibleError as error:
-      rung = "wait" if ladder.checkpoint else "stop"
-      return Decision(rung, stopped, str(error), rolls_back=True)
+        return Decision("checkpoint", after, reason, rolls_back=True)
+      except base.InfeasibleError as error:
+        reason = str(error)
+    rung = "wait" if ladder.checkpoint else "stop"
+    return Decision(rung, stopped, reason, rolls_back=True)
 
   def improve(self, decision: Decision) -> Decision:
     """Repairs pipelines between two steps, or makes new ones if that pays."""
@@ -305,6 +312,18 @@ def _usable(state: State, *, dead: frozenset[int]) -> tuple[int, ...]:
   """Returns the live nodes; without those that leave, unless all do."""
   alive = tuple(node for node in state.nodes if node not in dead)
   return tuple(n for n in alive if n not in state.leaving) or alive
+
+
+def _candidates(
+    state: State, *, dead: frozenset[int]
+) -> tuple[tuple[int, ...], ...]:
+  """Returns the nodes to make pipelines of, best first.
+
+  A node under notice is of use until it is gone.
+  """
+  usable = _usable(state, dead=dead)
+  alive = tuple(node for node in state.nodes if node not in dead)
+  return (usable,) if usable == alive else (usable, alive)
 
 
 def _with_pipelines(

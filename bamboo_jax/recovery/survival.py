@@ -6,7 +6,7 @@ loses owner and shadow together, else with the state of another pipeline.
 """
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
 import math
 
@@ -130,3 +130,15 @@ def find_survival(
   copies = Copies.of(pipelines)
   nodes = frozenset().union(*copies.holders)
   return copies.survival({n: f"node {n}" for n in nodes} | dict(zones))
+
+
+def find_ending(
+    held: Iterable[tuple[int, int]], leaving: Collection[int]
+) -> tuple[int, ...]:
+  """Returns the segments of which only nodes that are `leaving` have a copy.
+
+  `held` has the node and the segment of each copy.
+  """
+  held = {*held}
+  stay = {segment for node, segment in held if node not in leaving}
+  return tuple(sorted({segment for _, segment in held} - stay))

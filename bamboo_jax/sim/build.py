@@ -57,7 +57,15 @@ def load_plugins(config: Config) -> None:
     try:
       importlib.import_module(name)
     except ModuleNotFoundError as error:
-      raise ValueError(f"config.plugins: {error}.") from error
+      raise ValueError(
+          f"config.plugins: {error}; a plugin must be in the working directory "
+          "or on PYTHONPATH."
+      ) from error
+    except Exception as error:  # Whatever its code raises.
+      raise ValueError(
+          f"config.plugins: {name!r} cannot be imported: "
+          f"{type(error).__name__}: {error}"
+      ) from error
 
 
 def make_trace(config: Config, *, path: str | None, seed: int) -> Trace:

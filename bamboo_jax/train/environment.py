@@ -25,6 +25,7 @@ class Environment:
     prefetches: Whether to prepare data ahead, in a thread.
     check_fence: Raises `base.FencedError` if others may write to the workdir
       instead of the members of an epoch.
+    stops: Whether the run is to end after this step, saved.
     started_secs: Since when local nodes are there, on `time.perf_counter`.
   """
 
@@ -37,4 +38,5 @@ class Environment:
   progress: progress_lib.Progress | None = None
   prefetches: bool = False
   check_fence: Callable[[int], None] = lambda epoch: None
+  stops: Callable[[], bool] = lambda: False
   started_secs: float = dataclasses.field(default_factory=time.perf_counter)

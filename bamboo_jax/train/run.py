@@ -4,6 +4,8 @@ All nodes in this process or one member of a cluster: both make an environment
 for the same worker.
 """
 
+from collections.abc import Callable
+import contextlib
 import socket
 import time
 
@@ -16,6 +18,7 @@ from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import tenure
+from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.wire import black_holes
@@ -41,6 +44,9 @@ def train_and_evaluate(
     workdir: str,
     stop_at: int | None = None,
     faults: str | None = None,
+    hearing: Callable[
+        [Callable[[], bool]], contextlib.AbstractContextManager[None]
+    ] = lambda ask: contextlib.nullcontext(),
 ) -> bool:
   """Trains until `config.num_steps` steps are done; returns whether they are.
 
@@ -51,6 +57,8 @@ def train_and_evaluate(
     workdir: A run that is there already is resumed.
     stop_at: Return right after this many steps instead, waiting for nothing.
     faults: Path of a file of deaths and joins, see `faults`.
+    hearing: Entered while it trains; may call its argument at any time, which
+      ends the run after the step, saved, and returns whether it has begun.
 
   Raises:
     ValueError: The config does not fit together, or not the run in `workdir`,
@@ -66,6 +74,9 @@ def train_and_evaluate(
   meter_lib.make_meter(config)  # Checks the prices.
   due = sizes.read_faults(config, faults)
   num_nodes = sizes.num_nodes(config)
+  faults_lib.check_nodes(
+      due, num_nodes=num_nodes, zones=local_cohort.ZONES, source=faults or ""
+  )
   num_late = sum(fault.kind == "join" for fault in due)
   apart = _use_devices(config, num_nodes + num_late)
   # If all die, as many new nodes come; they take the devices in turn.
@@ -88,9 +99,20 @@ def train_and_evaluate(
             progress=progress,
             prefetches=True,
             check_fence=lambda epoch: check_fence(),  # It has one life.
+            stops=lambda: cohort.is_asked_to_stop,
         ),
     )
-    return worker.run(stop_at)
+    with hearing(cohort.ask_to_stop):
+      is_done = worker.run(stop_at)
+      for line in faults_lib.find_missed(
+          due,
+          cohort.happened,
+          first=cohort.first_step,
+          end=worker.state.steps,
+          source=faults or "",
+      ):
+        progress.show_text(line)
+      return is_done
 
 
 def train_in_cluster(
@@ -140,6 +162,10 @@ def train_in_cluster(
   _use_devices(config, 1)
   coordination.connect(number, host=host)
   fence = fence_lib.Fence(workdir)
+  # A cluster may also follow a trace, which needs no faults here.
+  strikes = None
+  if director:
+    strikes = cluster_cohort.RemoteDirector(director, number=number, name=name)
   devices = coordination.devices_by_node()
   job = job_lib.make_job(config, devices=devices, log=log)
   given = environment.Environment(
@@ -153,9 +179,8 @@ def train_in_cluster(
           fence, fence_lib.Claim(stamp, epoch)
       ),
       faults=sizes.read_faults(config, faults),
-      # It may also follow a trace, which needs no faults here.
-      director=director
-      and cluster_cohort.RemoteDirector(director, number=number, name=name),
+      director=strikes,
+      stops=strikes.is_asked_to_stop if strikes else lambda: False,
       started_secs=started_secs,
   )
   worker_lib.Worker(job, given).run()

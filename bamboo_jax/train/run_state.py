@@ -238,7 +238,10 @@ class RunState:
     """
     view = self.cohort.view
     return self.rules.after_deaths(
-        self.layout, view.numbers, zones=cohort_lib.zones_of(view)
+        self.layout,
+        view.numbers,
+        zones=cohort_lib.zones_of(view),
+        leaving=view.leaving,
     )
 
   def improve(self, begin: Callable[[assignment.Change], None]) -> bool:

@@ -59,6 +59,9 @@ class Vote:
     prints: Fingerprints of its state, every so many steps.
     nonfinite: See `Step.find_nonfinite`.
     save: Its report of checkpoints; see `checkpoint.writer`.
+    stops: Whether it was asked to end the run after this step.
+    at_risk: The newest view, if all copies of some segment are to be preempted
+      in it, and that state has not been saved; else 0.
   """
 
   seen: int
@@ -75,6 +78,8 @@ class Vote:
   prints: replicas.Prints | None = None
   nonfinite: str = ""
   save: Any = None
+  stops: bool = False
+  at_risk: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

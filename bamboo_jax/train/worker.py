@@ -90,7 +90,7 @@ class Worker:
     )
     given.transfers.attach(engine, self._compiler)
     self._batches: batches_lib.Batches | prefetch.Prefetcher = job.task.batches
-    self._begun = -1
+    self._begun, self._saves_at_stop = -1, False
     self._plans = step_plans.StepPlans(job.rows)
 
   def run(self, stop_at: int | None = None) -> bool:
@@ -112,7 +112,7 @@ class Worker:
       for part in (self._outputs, self._step, self._compiler):
         stack.callback(part.close)
       num_steps = self._config.num_steps
-      self._stop_at = min(num_steps, stop_at or num_steps)
+      self._last_step = self._stop_at = min(num_steps, stop_at or num_steps)
       self._prepare(self._cohort.wait_start())
       if self._given.prefetches and self.state.steps < self._stop_at:
         self._batches = stack.enter_context(
@@ -173,6 +173,12 @@ class Worker:
     found = (vote.nonfinite for vote in votes.values())
     sums_lib.check_state(self.state.steps, found)
     self._commit(votes)
+    if any(vote.stops for vote in votes.values()):
+      self._stop_at, self._saves_at_stop = self.state.steps, True
+      return
+    at_risk = max(vote.at_risk for vote in votes.values())
+    if at_risk and self.state.steps < self._stop_at:
+      self._log.save_at_risk(at_risk)
     self._compiler.follow()
     self._evaluate()
     seen = min(vote.seen for vote in votes.values())
@@ -192,16 +198,13 @@ class Worker:
         seen=self._compiler.newest_ready(),
         ready=self._given.transfers.ready(self.state.version),
         prints=self._check.say(),
+        stops=self._given.stops(),
         step=self._step,
     )
 
   def _wait_for_joins(self) -> None:
     """Waits for due joins before the next step."""
-    due = [
-        faults_lib.Due(f, None)
-        for f in self._given.faults
-        if f.kind == "join" and f.step == self.state.steps + 1
-    ]
+    due = faults_lib.find_joins(self._given.faults, step=self.state.steps + 1)
     if due and (num := [*map(self._given.director.strike, due)].count(False)):
       self._outputs.explain(f"waiting for {num} more to join")
       self._cohort.wait_members(len(self._cohort.view.members) + num)
@@ -209,12 +212,9 @@ class Worker:
 
   def _call_next(self) -> None:
     """Lets the next node join before its step, which does not come without."""
-    joins = [f for f in self._given.faults if f.kind == "join"]
-    for fault in sorted(joins, key=lambda f: f.step):
-      if fault.step > self.state.steps and not self._given.director.strike(
-          faults_lib.Due(fault, None)
-      ):
-        break
+    strike = self._given.director.strike
+    due = faults_lib.find_joins(self._given.faults, after=self.state.steps)
+    all(map(strike, due))  # Until one whose node has not come before.
 
   def _commit(self, votes: Mapping[int, step_lib.Vote]) -> None:
     """Makes the step part of the state; it cannot fail any more."""
@@ -263,7 +263,9 @@ class Worker:
     if view is None:
       raise error
     self._step.bury()
-    self._writer.abandon()  # Not all may have heard the same votes.
+    # Not all may have heard the same votes.
+    self._stop_at, self._saves_at_stop = self._last_step, False
+    self._writer.abandon()
     self._cohort.adopt(view.number)
 
   #   dead         me                        others
@@ -292,8 +294,12 @@ class Worker:
         n: s for words in said.values() for n, s in words.by_node.items()
     }
     agreed_at_secs = time.perf_counter()
-    zones = cohort_lib.zones_of(cohort.view)
-    agreement = agreement_lib.agree(statuses, self._job.rules, zones=zones)
+    agreement = agreement_lib.agree(
+        statuses,
+        self._job.rules,
+        zones=cohort_lib.zones_of(cohort.view),
+        leaving=cohort.view.leaving,
+    )
     if agreement.refused & cohort.hosted:
       raise base.CheckpointError(
           f"This node sees checkpoints up to step {state.steps}, others up to "
@@ -382,13 +388,14 @@ class Worker:
     is_done = self.state.steps >= self._config.num_steps
     if self._config.redundancy.check_every_steps:
       self._check.check_now()
-    if is_done:
+    saves = is_done or self._saves_at_stop
+    if saves:
       if self._begun >= 0:
         steps = self.state.steps
         self._outputs.explain(f"saving step {steps}", step=steps)
       self._log.save_last()
     self._log.write_summary()
-    if is_done:
+    if saves:
       self._cohort.gather(messages.FINISHED, None)
       self._writer.close()
     self._cohort.report("done")

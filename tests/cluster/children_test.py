@@ -1,6 +1,9 @@
 """How processes ended, and what their logs say last."""
 
+import os
 import pathlib
+import signal
+import subprocess
 import tempfile
 
 from absl.testing import parameterized
@@ -18,6 +21,24 @@ class ChildrenTest(parameterized.TestCase):
   )
   def test_describe_exit(self, code, words):
     self.assertEqual(children.describe_exit(code), words)
+
+  @parameterized.parameters(
+      (children.die_with_parent, ["INT", "USR1"]),
+      (children.end_with_parent, ["INT", "USR1", "TERM"]),
+  )
+  def test_signals_for_the_group_of_the_parent_are_not_for_it(
+      self, begin, deaf
+  ):
+    def begin_twice():  # A copy does, to become a worker.
+      begin()
+      begin()
+
+    with subprocess.Popen(["sleep", "60"], preexec_fn=begin_twice) as process:
+      self.assertEqual(os.getsid(process.pid), process.pid)
+      for name in deaf:
+        process.send_signal(signal.Signals[f"SIG{name}"])
+      process.kill()
+    self.assertEqual(process.returncode, -signal.SIGKILL)
 
   def test_read_tail(self):
     with tempfile.TemporaryDirectory() as folder:

@@ -5,6 +5,7 @@ import itertools
 import json
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -135,7 +136,8 @@ def _call(command: Sequence[str]) -> None:
   try:
     output, _ = process.communicate(timeout=_LIMIT_SECS)
   except BaseException as error:  # Also an interrupt.
-    process.terminate()  # It ends those that it has started.
+    for number in (signal.SIGINT, signal.SIGTERM):  # Told twice, it ends all
+      process.send_signal(number)  # that it has started at once.
     output, _ = process.communicate()
     if isinstance(error, subprocess.TimeoutExpired):
       late = f"not done after {_LIMIT_SECS} s: {output[-_TAIL:]}"

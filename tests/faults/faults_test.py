@@ -100,11 +100,14 @@ step,node,at,kind
       ("9,1/3,0,kill", None),
       ("9,n7,,kill", None),
       ("10,1/3,0,kill", "line 1: step must be from 0 to 9, got 10"),
+      ("9,1/3,59,kill", None),
+      ("9,1/3,60,kill", "line 1: at must be from 0 to 59, got 60"),
       ("9,2/3,0,kill", "line 1: pipeline must be from 0 to 1, got 2"),
       ("9,1/4,,kill", "line 1: stage must be from 0 to 3, got 4"),
   )
   def test_range(self, text, message):
-    sizes = dict(num_steps=10, num_pipelines=2, num_stages=4, source="f.csv")
+    sizes = dict(num_steps=10, num_pipelines=2, num_stages=4)
+    sizes |= dict(num_instructions=60, source="f.csv")
     if message is None:
       faults_lib.check_faults(parse(text), **sizes)
       return
@@ -117,8 +120,51 @@ step,node,at,kind
     text = "step,node,at,kind\n2,0/1,3,kill\n"
     path.write_text(text, encoding="utf-8-sig")
     sizes = dict(num_steps=3, num_pipelines=1, num_stages=2)
+    sizes |= dict(num_instructions=9)
     got = faults_lib.read_faults(str(path), **sizes)
     self.assertEqual(got, (Fault(2, "0/1", 3),))
+    for nothing in ("", "# 2,0/1,3,kill\n\n", "step,node,at,kind\n"):
+      path.write_text(nothing)
+      with self.assertRaisesRegex(ValueError, f"^{path} has no fault; a line"):
+        faults_lib.read_faults(str(path), **sizes)
+
+  @parameterized.parameters(
+      ("3,n3,,kill", None),
+      ("3,n4,,kill", "there is no node 'n4'; nodes are n0 to n3, or pipeline"),
+      ("3,n4,,kill\n2,,,join", None),
+      ("3,n04,,kill\n2,,,join", "there is no node 'n04'; nodes are n0 to n4"),
+      ("3,node,,notice", "there is no node 'node'"),
+      ("3,0/7,,kill", None),  # See `check_faults`.
+      ("3,b,,zone", None),
+      ("3,c,,zone", "Unknown zone 'c'"),
+      ("3,,,all\n4,n7,,kill", None),  # New nodes begin.
+      ("3,,,all\n4,n12,,kill", "no node 'n12'; nodes are n0 to n11"),
+      ("3,0/0,,kill\n4,n4,,stop\n4,n1,,notice", "no node 'n4'"),
+  )
+  def test_nodes_and_zones(self, text, message):
+    facts = dict(num_nodes=4, zones=("a", "b"), source="f.csv")
+    if message is None:
+      faults_lib.check_nodes(parse(text), **facts)
+      return
+    with self.assertRaisesRegex(ValueError, f"^f.csv, line .: .*{message}"):
+      faults_lib.check_nodes(parse(text), **facts)
+
+  def test_faults_that_never_happened(self):
+    text = "1,0/0,,kill\n2,1/1,9,kill\n2,n3,,stop\n2,c,,zone\n9,0/0,,kill"
+    missed = faults_lib.find_missed(
+        parse(f"{text}\n3,,,leader"), {1}, first=1, end=5, source="f.csv"
+    )
+    ends = (
+        "2: 2,1/1,9,kill never happened: no live node owned 1/1 then.",
+        "3: 2,n3,,stop never happened: no live node was n3.",
+        "4: 2,c,,zone never happened: no live node was in zone c.",
+        "6: 3,,,leader never happened: the run ended before.",
+    )
+    self.assertEqual(missed, [f"warning: f.csv, line {end}" for end in ends])
+    missed = faults_lib.find_missed(
+        parse(text), {}, first=2, end=2, source="f.csv"
+    )
+    self.assertEqual(missed, [])
 
 
 class FaultsDueTest(absltest.TestCase):

@@ -20,7 +20,9 @@ class RandomKillsTest(parameterized.TestCase):
       self.assertLess(kill.step, join.step)
     for join, kill in zip(faults[1::2], faults[2::2], strict=False):
       self.assertLessEqual(join.step, kill.step)
-    faults_lib.check_faults(faults, source="random", **sizes)
+    faults_lib.check_faults(
+        faults, num_instructions=1, source="random", **sizes
+    )
     text = faults_lib.render(faults)
     again = faults_lib.parse_faults(text, source="random")
     self.assertEqual(again, faults)

@@ -31,7 +31,7 @@ def main():
   {body}
 
 
-cli.run(main, if_interrupted="go on")
+cli.run(main, if_interrupted=lambda: "go on")
 """
 
 
@@ -154,11 +154,70 @@ class CliTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("interrupt", signal.SIGINT, 130, "interrupted; go on"),
       ("termination", signal.SIGTERM, 143, "terminated; go on"),
+      ("announced", signal.SIGUSR1, 138, "told to end by SIGUSR1; go on"),
   )
   def test_signal(self, number, code, line):
     body = f"signal.raise_signal({int(number)}); signal.pause()"
     done = _run_command(body)
     self.assert_one_line(done, line, code=code)
+
+  # Signals that come while a step is under way; "s" ends that.
+  @parameterized.named_parameters(
+      (
+          "one",
+          "TERM s",
+          143,
+          ["terminated: finish", "saved", "terminated; go on"],
+      ),
+      ("interrupt", "INT s", 130, ["interrupted: finish", "saved", "interr"]),
+      (
+          "announced",
+          "USR1 USR1 s",
+          138,
+          ["told to end.*: fin", "saved", "told"],
+      ),
+      ("two", "TERM TERM s", 143, ["terminated: finish", "terminated; go on"]),
+      ("both", "INT TERM s", 143, ["interrupted: finish", "terminated; go on"]),
+      (
+          *("then_announced", "TERM USR1 s", 143),
+          ["terminated: finish", "saved", "terminated; go on"],
+      ),
+      (
+          *("announced_before", "USR1 TERM s", 138),
+          ["told to end.*: finish", "saved", "told to end.*; go on"],
+      ),
+      ("before", "TERM", 143, ["terminated; go on"], "False"),
+      ("none", "s", 0, ["saved"]),
+  )
+  def test_signals_are_heard(self, script, code, lines, ask="True"):
+    body = f"""
+  with cli.hearing(lambda: {ask}):
+    for name in {script.split()}:
+      if name == "s":
+        logging.warning("saved")
+      else:
+        signal.raise_signal(signal.Signals["SIG" + name])
+"""
+    done = _run_command(body)
+    self.assertEqual(done.returncode, code, done.stderr)
+    said = done.stderr.splitlines()
+    self.assertLen(said, len(lines), done.stderr)
+    for line, wanted in zip(said, lines, strict=True):
+      self.assertRegex(line, wanted)
+
+  def test_a_second_signal_lets_a_command_tidy_up(self):
+    body = """
+  try:
+    with cli.hearing(lambda: True, tidies=True):
+      signal.raise_signal(signal.SIGTERM)
+      signal.raise_signal(signal.SIGINT)
+      logging.warning("not reached")
+  finally:
+    logging.warning("tidy")
+"""
+    done = _run_command(body)
+    self.assertEqual(done.returncode, 130, done.stderr)
+    self.assertRegex(done.stderr, "terminated: .*\nwarning: tidy\nerror: inter")
 
   def test_tidying_up_that_never_ends(self):
     body = """command._PATIENCE_SECS = 0.1

@@ -54,10 +54,25 @@ class ClusterTest(commands.CommandCase):
     recoveries = self.compare(
         *("--config.pipeline.num_pipelines=1", "--config.redundancy.mode=none"),
         "--config.pipeline.num_microbatches=8",
-        "--config.pipeline.layout=templates",
+        *("--config.pipeline.layout=templates", "--config.recovery.fold=False"),
         self.write_faults("3,,,leader", "5,,,join"),
     )
     self.assertEqual([r["rung"] for r in recoveries], ["wait", "checkpoint"])
+
+  def test_an_interrupt_saves_the_step(self):
+    run = self.start("cluster", "--config.num_steps=100000", workdir="saved")
+    for line in run.stdout:
+      if line.startswith("step=3 "):
+        break
+    run.send_signal(signal.SIGTERM)
+    said, _ = run.communicate(timeout=60)
+    self.assertEqual(run.returncode, 143, msg=said)
+    saved = [*(self.folder / "saved" / "checkpoints").glob("[0-9]*")]
+    steps = jsonl.read_lines(self.folder / "saved" / "metrics.jsonl")
+    last = max(line["step"] for line in steps)
+    self.assertIn(last, [int(path.name) for path in saved])
+    self.assertIn(f"goes on from step {last}, which is saved", said)
+    self.assertEqual(commands.processes_that_name(str(self.folder)), [])
 
   def test_an_interrupt_leaves_nothing_behind(self):
     run = self.start("cluster", workdir="interrupted")
@@ -77,5 +92,5 @@ class ClusterTest(commands.CommandCase):
     run.send_signal(signal.SIGINT)
     said, _ = run.communicate(timeout=60)
     self.assertEqual(run.returncode, 130, msg=said)
-    self.assertIn("all processes have ended", said)
+    self.assertIn("all processes have ended; nothing is saved", said)
     self.assertEqual(commands.processes_that_name(str(self.folder)), [])

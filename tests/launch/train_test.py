@@ -1,10 +1,13 @@
 """The command that trains: how it ends, and what is there afterwards."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+
+from absl.testing import parameterized
 
 from tests.launch import commands
 
@@ -14,9 +17,14 @@ _DEADLINE_SECS = 240
 class TrainTest(commands.CommandCase):
 
   # Compiles in a process of its own: 8 s.
-  def test_interrupt_keeps_the_last_checkpoint(self):
+  @parameterized.parameters(
+      (signal.SIGINT, 130, "interrupted"),
+      (signal.SIGTERM, 143, "terminated"),
+  )
+  def test_a_signal_saves_the_step(self, number, status, word):
     command = [sys.executable, "-m", "launch.train", "--config=tests/tiny.py"]
     options = [f"--workdir={self.folder}", "--config.num_steps=1000000"]
+    options.append("--config.checkpoint.every_steps=0")
     with open(self.folder / "stderr", "w") as stderr:
       process = subprocess.Popen(
           [*command, *options],
@@ -31,19 +39,21 @@ class TrainTest(commands.CommandCase):
     with process:
       try:
         for line in process.stdout:
-          if line.startswith("step=7 "):  # Step 4 was saved before 6 was.
-            process.send_signal(signal.SIGINT)
+          if line.startswith("step="):
+            last = int(re.match(r"step=(\d+) ", line)[1])
+            if last == 3:
+              process.send_signal(number)
         code = process.wait()
       finally:
         watchdog.cancel()
         process.kill()
-    self.assertEqual(code, 130)
+    self.assertEqual(code, status)
     self.assertEqual(
         (self.folder / "stderr").read_text(),
-        "error: interrupted; the same command goes on from the last "
-        "checkpoint\n",
+        f"{word}: finishing and saving the step; a second signal ends at once\n"
+        f"error: {word}; the same command goes on from step {last}, which is "
+        "saved\n",
     )
-    saved = os.listdir(self.folder / "checkpoints")
-    self.assertNotEmpty([name for name in saved if name.isdigit()])
+    self.assertEqual(os.listdir(self.folder / "checkpoints"), [str(last)])
     with self.assertRaises(ProcessLookupError):  # Its whole session is gone.
       os.killpg(process.pid, 0)

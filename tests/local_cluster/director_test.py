@@ -106,6 +106,19 @@ class DirectorTest(parameterized.TestCase):
     self.assertEqual(self.director.take_joins(), 0)
     self.check({}, [])
 
+  def test_all_are_asked_to_stop_also_those_that_come_later(self):
+    self.direct("3,n0,,kill")
+    self.sockets["n1"].close()  # As of a dead one.
+    self.director.stop()
+    for name in ("n0", "n2"):
+      said = frames.Decoder().feed(self.sockets[name].recv(1 << 10))
+      self.assertEqual(said, [{"stop": True}])
+    late = self.connect()
+    late.settimeout(20)
+    late.sendall(frames.encode({"number": 7, "name": "n7", "pid": 1}))
+    said = frames.Decoder().feed(late.recv(1 << 10))
+    self.assertEqual(said, [{"stop": True}])
+
   def test_those_who_come_next_when_nobody_is_left(self):
     lines = ["3,a,,zone", "5,,,join", "5,,,join", "9,,,join"]
     faults = faults_lib.parse_faults("\n".join(lines), source="faults.csv")

@@ -1,4 +1,6 @@
+import asyncio
 import resource
+import signal
 from unittest import mock
 
 from absl.testing import absltest
@@ -17,6 +19,31 @@ class NodeTest(absltest.TestCase):
     node.allow_files()
     found = resource.getrlimit(resource.RLIMIT_NOFILE)
     self.assertEqual(found, (limits[1], limits[1]))
+
+  def test_signals(self):
+    """A first SIGTERM is a notice, as any SIGUSR1; another one ends it."""
+    heard = []
+
+    class Agent:
+      begins_again = False
+
+      def __init__(self, *args):
+        pass
+
+      def give_notice(self, reason):
+        heard.append(reason)
+        return len(heard) == 1
+
+      async def run(self):
+        for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM):
+          signal.raise_signal(number)
+          await asyncio.sleep(0)
+        await asyncio.sleep(60)
+
+    self.enterContext(mock.patch.object(node.agent_lib, "Agent", Agent))
+    with self.assertRaises(KeyboardInterrupt):
+      node.run(None, given.make_options("n0"), None)
+    self.assertEqual(heard, ["SIGUSR1", "SIGUSR1", "SIGTERM"])
 
   def test_who_begins_again_is_told_so(self):
     lives = []

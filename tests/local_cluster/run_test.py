@@ -8,6 +8,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
+from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import run as cluster_run
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.traces import readers
@@ -89,6 +90,9 @@ class RunTest(parameterized.TestCase):
       writer.forget_after(3)  # Another one writes from now on.
       writer.write_step(4, {"loss": 1})
       self.assertEqual(look(), ([4], 6))
+      writer.write_event("saving", step=4, values={"reason": "all leave"})
+      self.assertEqual(look(), ([], 1))
+      one._progress.show_text.assert_called_with("saving step=4: all leave")
       writer.write_step(5, {})
       self.assertEqual(look(), ([5], 1))
       writer.write_event("warning", step=5, values={"text": "short."})
@@ -173,6 +177,39 @@ class RunTest(parameterized.TestCase):
     ended.add("n6")
     with self.assertRaisesRegex(ValueError, "3 nodes in turn"):
       one._replace_lost()
+
+  def test_faults_that_never_happened(self):
+    faults = faults_lib.parse_faults(
+        "1,0/0,,kill\n4,0/1,,kill\n6,3/0,2,kill\n8,0/0,,kill", source="f.csv"
+    )
+    one = object.__new__(cluster_run.ClusterRun)
+    one._setup = mock.Mock(faults=faults)
+    one._director = mock.Mock(happened={2})
+    starts = [{"step": s, "event": "start", "at": s} for s in (0, 4, 6)]
+    one._former_starts = starts[
+        :1
+    ]  # It was resumed at 4, and began again at 6.
+    one._read_log = lambda: [*starts, {"step": 7}, {"step": 8}]
+    self.assertEqual(
+        one.find_missed(),
+        [
+            "warning: --faults, line 3: 6,3/0,2,kill never happened: no live "
+            "node owned 3/0 then."
+        ],
+    )
+
+  @parameterized.parameters(
+      (True, False, True), (False, False, False), (True, True, False)
+  )
+  def test_a_signal_has_a_step_saved_if_there_is_one(
+      self, has_stepped, is_over, saves
+  ):
+    one = object.__new__(cluster_run.ClusterRun)
+    one._has_stepped = has_stepped
+    over = mock.PropertyMock(return_value=is_over)
+    with mock.patch.object(cluster_run.ClusterRun, "_is_over", over):
+      self.assertEqual(one.ask_to_stop(), saves)
+    self.assertEqual(one._is_asked_to_stop, saves)
 
   @parameterized.parameters(
       dict(num_failed=2, num_kills=2, is_over=False, comes=True),

@@ -278,6 +278,27 @@ class BoundaryTest(parameterized.TestCase):
       self.assertEqual(2 in decision.state.spares, hand_over)
       self.assertCountEqual(decision.state.nodes, range(8))
 
+  @parameterized.named_parameters(
+      ("a_spare", [8, 9], [2, 8], "checkpoint", (0, 1, 3, 9)),
+      ("too_few", [], [2], "wait", None),
+      ("too_few_but_for_them", [8], [8], "checkpoint", (0, 1, 3, 8)),
+      ("all_leave", [8], [0, 1, 3, 8], "checkpoint", (0, 1, 3, 8)),
+  )
+  def test_notice_in_mid_step(self, spares, noticed, rung, first):
+    state = make_state("oobleck", 1, spares)
+    decision = decide("oobleck", state, lost=[2], noticed=noticed)
+    self.assertEqual(decision.rung, rung)
+    owners = owners_of(decision.state)
+    self.assertEqual(owners[0] if owners else None, first)
+
+  @parameterized.parameters(([3], (0, 1, 2, 4)), ([0, 3], (0, 1, 2, 3)))
+  def test_start_with_nodes_that_leave(self, noticed, first):
+    """They get places if there are no others."""
+    state = ladder_lib.State((), spares=(0, 1, 2, 3, 4))
+    decision = decide("varuna", state, when="boundary", noticed=noticed)
+    self.assertEqual(decision.rung, "checkpoint")
+    self.assertEqual(owners_of(decision.state), [first])
+
   def test_start(self):
     state = ladder_lib.State((), spares=tuple(range(3)))
     waiting = decide("varuna", state, when="boundary")

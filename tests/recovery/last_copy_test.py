@@ -24,6 +24,8 @@ def make_rules(num_stages, kind, mode, reroute):
       mode=mode,
       reroute=reroute,
       per_share=1,
+      method="rules" if kind == "rules" else "replanning",
+      layout="grid" if kind == "grid" else "templates",
   )
 
 
@@ -92,6 +94,33 @@ class LastCopyTest(parameterized.TestCase):
       self.assertFalse(after.rolls_back)
       visit(after.layout, after.layout, members)
     self.assertGreater(ends, 0)
+
+  @parameterized.product(
+      size=[(2, 1), (3, 1), (2, 2), (3, 2), (2, 3), (4, 2)],
+      kind=["depth", "templates", "rules", "grid"],
+      reroute=["pipeline", "shares", "none"],
+      mode=["lazy", "none"],
+  )
+  def test_all_subsets_at_once(self, size, kind, reroute, mode):
+    """Whoever together has all layers goes on, in whichever layout."""
+    num_stages, num_pipelines = size
+    rules = make_rules(num_stages, kind, mode, reroute)
+    members = range(num_stages * num_pipelines)
+    first = rules.start(rules.planner.fresh(members, {}))
+    num_on = 0
+    for count in members:
+      for left in itertools.combinations(members, count + 1):
+        change = rules.lose(first, left, zones={})
+        if has_all := not moves.lost_layers(first.pipelines, left):
+          num_on += 1
+          self.assertNotEmpty(change.layout.pipelines, (left, change.reason))
+          self.assertContainsSubset(change.layout.nodes, left)
+          owned = moves.owned_layers(change.layout.pipelines)
+          self.assertLen(
+              frozenset().union(*owned.values()), rules.segments.num_layers
+          )
+        self.assertEqual(change.rolls_back, not has_all, (left, change.reason))
+    self.assertGreater(num_on, 0)
 
   @parameterized.product(
       how=[("depth", "pipeline"), ("depth", "shares"), ("templates", "shares")],

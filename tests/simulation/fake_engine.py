@@ -356,8 +356,8 @@ class Files:
 
   # As `train.record.run_log`.
 
-  def vote(self, *, seen, ready, prints, step):
-    return step_lib.Vote(seen=seen, ready=ready)
+  def vote(self, *, seen, ready, prints, stops, step):
+    return step_lib.Vote(seen=seen, ready=ready, stops=stops)
 
   def commit(self, step, votes, *, saves):
     worker, node = self._worker, self._engine.nodes.get(self._worker.number)

@@ -143,6 +143,15 @@ class RemoteDirectorTest(absltest.TestCase):
               {"line": fault.line, "owner": 5},
           ],
       )
+      self.assertFalse(director.is_asked_to_stop())
+      for _ in range(2):  # Before the answer, and after it.
+        connection.sendall(
+            frames.encode({"stop": True}) + frames.encode({"has_come": False})
+        )
+        self.assertFalse(director.strike(faults_lib.Due(fault, 5)))
+        self.assertTrue(director.is_asked_to_stop())
+      connection.sendall(frames.encode({"has_come": True}))
+      self.assertTrue(director.strike(faults_lib.Due(fault, 5)))
       connection.shutdown(socket.SHUT_WR)
       with self.assertRaisesRegex(ConnectionError, "Nobody injects"):
         director.strike(faults_lib.Due(fault, 5))

@@ -1,9 +1,14 @@
 """Policies of the simulator as settings of a run."""
 
+import itertools
+import pathlib
+import sys
+import tempfile
 from unittest import mock
 
 from absl.testing import parameterized
 
+from bamboo_jax import base
 from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import presets
 from bamboo_jax.train import run
@@ -15,6 +20,7 @@ from bamboo_jax.train.setup import sizes
 from tests import layouts
 from tests import tiny
 
+_NUMBERS = itertools.count()
 _ALL = ("shadow", "reroute", "reconfigure", "checkpoint")
 
 
@@ -82,6 +88,45 @@ class PolicyTest(parameterized.TestCase):
     policy.apply(config)
     self.assertFalse(config.recovery.checkpoint)
 
+  def make_plugin(self, text):
+    """Returns the name of a new module on the path."""
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    name = f"plugin_{next(_NUMBERS)}"
+    pathlib.Path(folder, f"{name}.py").write_text(text)
+    self.enterContext(mock.patch.object(sys, "path", [folder, *sys.path]))
+    self.addCleanup(presets.OWN.clear)
+    return name
+
+  def test_a_plugin_registers_one(self):
+    name = self.make_plugin(
+        "from bamboo_jax import sim\n"
+        "sim.register('mine', sim.Settings(rungs=('reconfigure',),"
+        " layout='grid', hand_over=False))\n"
+    )
+    config = make_config("mine", plugins=(name,))
+    policy.apply(config)
+    self.assertEqual(config.pipeline.layout, "grid")
+    self.assertFalse(config.recovery.checkpoint)
+    self.assertFalse(config.recovery.hand_over)
+    self.assertTrue(config.recovery.reconfigure)
+
+  @parameterized.parameters(
+      ("from nowhere import x", "No module named 'nowhere'; a plugin must be"),
+      ("1 / 0", "'plugin_.*' cannot be imported: ZeroDivisionError: div"),
+      ("def", "'plugin_.*' cannot be imported: SyntaxError: "),
+  )
+  def test_plugins_that_cannot_be_imported(self, text, message):
+    name = self.make_plugin(text)
+    with self.assertRaisesRegex(ValueError, f"^config.plugins: {message}"):
+      policy.apply(make_config(None, plugins=(name,)))
+
+  def test_runs_lack_a_layout_of_your_own(self):
+    self.addCleanup(presets.OWN.clear)
+    settings = policies_lib.Settings(layout="liveput")
+    presets.register("mine", settings)
+    with self.assertRaisesRegex(ValueError, "layout='liveput', which only sim"):
+      policy.apply(make_config("mine"))
+
   @parameterized.parameters(
       ("bambo", {}, "policy of runs 'bambo'; did you mean 'bamboo'"),
       ("parcae", {}, "Unknown policy of runs 'parcae'"),
@@ -91,6 +136,26 @@ class PolicyTest(parameterized.TestCase):
   def test_refuses(self, name, changes, message):
     with self.assertRaisesRegex(ValueError, message):
       policy.apply(make_config(name, **changes))
+
+  @parameterized.parameters(
+      (5, 4, 1, 3), (5, 3, 1, None), (4, 4, 1, 3), (3, 3, 0, 2), (2, 2, 1, 1)
+  )
+  def test_templates_deeper_than_the_model(self, most, stages, failures, take):
+    config = make_config("oobleck", pipeline__num_stages=stages)
+    policy.apply(config)
+    config.recovery.num_failures = failures
+    profile = layouts.make_profile(most)
+    make = lambda: build_recovery.make_templates(config, profile)
+    if take is not None:
+      message = (
+          f"recovery.policy=oobleck needs pipelines of up to .* num_stages="
+          f"{stages} on.* into {most} parts .* --config.pipeline.num_stages="
+          f"{take}, or"
+      )
+      with self.assertRaisesRegex(base.InfeasibleError, message):
+        make()
+      config.pipeline.num_stages = take
+    self.assertLessEqual(make().max_nodes, most)
 
   def test_nobody_dies_on_demand(self):
     config = make_config("on_demand")

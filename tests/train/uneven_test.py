@@ -3,11 +3,13 @@
 Five nodes make pipelines of three and two stages; the model has four units.
 """
 
+import itertools
 from unittest import mock
 
 from absl.testing import parameterized
 
 from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.recovery import moves
 from bamboo_jax.runtime.executables import store
 from tests.fault_sweep import cases
 from tests.fault_sweep import small
@@ -81,6 +83,41 @@ class DeathsTest(parameterized.TestCase):
     self.assertEqual(
         shape_of(make_trials(**changes).run(small.make_case(text))), shape
     )
+
+
+class FoldTest(parameterized.TestCase):
+
+  @parameterized.product(
+      layout=["depth", "templates", "grid"], mode=["lazy", "none"]
+  )
+  def test_whoever_has_all_layers_goes_on(self, layout, mode):
+    trials = small.make_trials(
+        3, 4, 2, num_shares=4, pipeline__layout=layout, mode=mode
+    )
+    rules, first = trials._job.rules, trials._job.first_layout
+    for count in range(1, 7):
+      for left in itertools.combinations(range(6), count):
+        change = rules.lose(first, left, zones={})
+        is_lost = bool(moves.lost_layers(first.pipelines, left))
+        self.assertEqual(change.rolls_back, is_lost, (left, change.reason))
+        self.assertNotEmpty(change.layout.pipelines, (left, change.reason))
+        after = rules.improve(change.layout.committed(), left, zones={})
+        self.assertFalse(after.rolls_back)
+
+  @parameterized.named_parameters(
+      ("shadows", "lazy", "1,0/1,3 1,0/2,4 1,1/0,5 1,1/1,reduce", [2]),
+      ("others", "none", "1,0/0,3 1,1/1,4 2,0/0,vote 3,0/1,5", [2]),
+      (
+          *("until_one_joins", "lazy"),
+          *("1,0/1,3 1,0/2,4 1,1/0,5 1,1/1,reduce 3,,,join", [3]),
+      ),
+  )
+  def test_few_nodes_fold(self, mode, text, shape):
+    trials = small.make_trials(
+        3, 4, 2, num_shares=4, pipeline__layout="templates", mode=mode
+    )
+    outcome = trials.run(small.make_case(text))
+    self.assertEqual(shape_of(outcome), shape)
 
 
 class StormTest(parameterized.TestCase):

@@ -6,6 +6,7 @@ so all trials share their programs.
 """
 
 import gc
+import tempfile
 from unittest import mock
 
 from absl.testing import parameterized
@@ -66,6 +67,19 @@ class DeathsTest(parameterized.TestCase):
     case = small.make_case("1,0/1,5 2,0/1,6 3,0/3,2")
     outcome = small.make_trials(4, 2, 1, spares=2).run(case)
     self.assertEqual(outcome.owners, ((0, 5, 2, 2),))
+
+  def test_in_mid_step_no_node_under_notice_gets_a_stage_if_a_spare_can(self):
+    case = small.make_case("2,n2,,notice 2,0/0,vote")
+    trials = small.make_trials(2, 2, 1, spares=2, mode="none")
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    worker = trials.begin(case.faults, workdir_path=folder)
+    with mock.patch.object(
+        worker.engine, "set_pipelines", wraps=worker.engine.set_pipelines
+    ) as set_pipelines:
+      worker.run(stop_at=4)
+    self.assertEqual(worker.state.layout.nodes, {1, 3})
+    given = {n for c in set_pipelines.call_args_list for n in c.args[0][0]}
+    self.assertEqual(given, {0, 1, 3})
 
   def test_a_spare_dies_and_nobody_has_kept_what_was_on_its_way(self):
     trials = small.make_trials(3, 4, 1, spares=1, mode="none")
@@ -132,15 +146,17 @@ class LadderTest(parameterized.TestCase):
     self.assertIn(4, outcome.owners[0])
 
   def test_a_newcomer_for_whom_training_waits(self):
-    trials = small.make_trials(
-        *(2, 2, 1), mode="none", pipeline__layout="templates"
-    )
+    changes = dict(mode="none", pipeline__layout="templates")
+    trials = small.make_trials(2, 2, 1, recovery__fold=False, **changes)
     for text in ("1,0/1,3,node 3,,,join", "1,0/0,5,kill 2,,,join 3,,,join"):
       with self.subTest(text):
         outcome = trials.run(small.make_case(text))
         self.assertEqual(outcome.rungs, ("wait", "checkpoint"))
     with self.assertRaisesRegex(base.InfeasibleError, "need 2, 1 more"):
       trials.run(small.make_case("1,0/1,3,node"))
+    folding = small.make_trials(2, 2, 1, **changes)
+    outcome = folding.run(small.make_case("1,0/1,3,node"))
+    self.assertEqual(outcome.rungs, ("checkpoint",))
 
   def test_who_will_be_preempted_hands_over(self):
     case = small.make_case("1,0/1,,notice 3,0/3,5")

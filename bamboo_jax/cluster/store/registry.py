@@ -136,7 +136,7 @@ class Registry:
     raise ValueError(
         f"Run {self._run!r} has had {views.MAX_NODES} nodes, dead ones "
         "included, and can have no more; start another with --run, which goes "
-        "on from the last checkpoint."
+        "on from the last checkpoint, if there is one."
     )
 
   def zones(self) -> dict[int, str]:

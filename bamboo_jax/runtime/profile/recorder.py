@@ -45,10 +45,14 @@ class Recorder:
     self._watches[node].add(instruction, result)
 
   def forget(self, node: int) -> None:
-    """Drops the unfinished instructions of `node`, which has died."""
+    """Drops the unfinished instructions of `node`, which has died.
+
+    Its thread ends by itself; blocks on nothing.
+    """
     if node in self._watches:
       watch = self._watches.pop(node)
       watch.is_dead = True
+      watch.end()
       self._forgotten.append(watch)
 
   def forgive(self) -> None:
@@ -66,15 +70,19 @@ class Recorder:
     """
     for watch in self._watches.values():
       watch.wait()
+    left = [watch for watch in self._forgotten if watch.is_running]
     measured = []
     for watch in [*self._watches.values(), *self._forgotten]:
       measured += watch.take()
+    self._forgotten = left
     return sorted(measured, key=lambda m: (m.node, m.start_secs, m.end_secs))
 
   def close(self) -> None:
     """Ends the threads."""
+    for watch in self._watches.values():
+      watch.end()
     for watch in [*self._watches.values(), *self._forgotten]:
-      watch.close()
+      watch.join()
 
 
 class _Watch:
@@ -106,8 +114,14 @@ class _Watch:
     measured, self._measured = self._measured, []
     return measured
 
-  def close(self) -> None:
+  @property
+  def is_running(self) -> bool:
+    return self._thread.is_alive()
+
+  def end(self) -> None:
     self._entries.put(None)
+
+  def join(self) -> None:
     self._thread.join()
 
   def _watch(self) -> None:

@@ -63,10 +63,11 @@ class Preconnections:
     self._log.run(channel, program)
 
   def keep(self, alive: Collection[int]) -> None:
-    """Drops the programs that connect others than `alive`."""
-    for nodes in list(self._programs):
-      if not set(alive).issuperset(nodes):
-        del self._programs[nodes]
+    """Drops what connects others than `alive`."""
+    is_alive = frozenset(alive).issuperset
+    for nodes in [n for n in self._programs if not is_alive(n)]:
+      del self._programs[nodes]
+    self._connected = {n for n in self._connected if is_alive(n)}
 
 
 def _make_program(devices: Sequence[jax.Device]) -> Callable[[], jax.Array]:

@@ -66,6 +66,7 @@ class Rendezvous:
     self._lock = threading.Lock()
     self._seen: set[str] = set()
     self._met: set[tuple[int, ...]] = set()
+    self._offered: dict[tuple[int, ...], set[str]] = {}  # Names, by group.
 
   @contextlib.contextmanager
   def meet(
@@ -78,6 +79,7 @@ class Rendezvous:
     that happens later, it calls `cut` to break the new connections.
     """
     group = tuple(nodes)
+    self._forget_lost()
     if group not in self._met:
       self._wait_for_all(group)
     over = threading.Event()
@@ -90,7 +92,7 @@ class Rendezvous:
 
   def _wait_for_all(self, group: tuple[int, ...]) -> None:
     here = f"here/{hashlib.sha256(repr(group).encode()).hexdigest()}"
-    self._peers.offer(here, b"")
+    self._offer(group, here, b"")
 
     def check() -> None:
       if any(map(self._is_lost, group)):
@@ -123,8 +125,8 @@ class Rendezvous:
       over: threading.Event,
       cut: Callable[[], None],
   ) -> None:
-    self._peers.offer(own, address)
     group, own_rank = parse_key(own)
+    self._offer(tuple(group), own, address)
     end_secs = time.monotonic() + _GIVE_UP_SECS
 
     def check() -> None:
@@ -145,6 +147,20 @@ class Rendezvous:
       _end_waits(address)
     while not over.wait(_AGAIN_SECS):
       cut()  # Of those who have given up, too, which it has reached since.
+
+  def _offer(self, group: tuple[int, ...], name: str, blob: bytes) -> None:
+    with self._lock:
+      self._offered.setdefault(group, set()).add(name)
+    self._peers.offer(name, blob)
+
+  def _forget_lost(self) -> None:
+    """Drops what was kept for groups that have lost a node."""
+    with self._lock:
+      lost = [g for g in self._offered if any(map(self._is_lost, g))]
+      names = [name for group in lost for name in self._offered.pop(group)]
+      self._met.difference_update(lost)
+    for name in names:
+      self._peers.clear(name)
 
   def _fetch(self, node: int, key: str, check: Callable[[], None]) -> bytes:
     while True:

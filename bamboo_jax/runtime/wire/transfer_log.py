@@ -82,7 +82,8 @@ class TransferLog:
     nodes, cut = channel.nodes, self._connections.cut_new
     with self._connections.record(nodes), self._meet(nodes, cut):
       result = jax.block_until_ready(transfer())
-    self._connected.add(channel)
+    with self._lock:
+      self._connected.add(channel)
     return result
 
   def check(self) -> None:
@@ -103,6 +104,9 @@ class TransferLog:
       self._stopped_for = max(view, self._stopped_for)
     if alive is not None:
       self._connections.cut(alive)
+      is_alive = frozenset(alive).issuperset
+      with self._lock:
+        self._connected = {c for c in self._connected if is_alive(c.nodes)}
     return self.begun()
 
   def resume(self, view: int) -> None:

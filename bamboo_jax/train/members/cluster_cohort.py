@@ -5,6 +5,7 @@ Values become JSON for the agent; JAX stays below.
 
 from collections.abc import Mapping
 import os
+import select
 import socket
 from typing import Any, TypeVar
 
@@ -126,16 +127,31 @@ class RemoteDirector:
   def __init__(self, address: str, *, number: int, name: str) -> None:
     self._socket = socket.socket(socket.AF_UNIX)
     self._socket.connect(f"\0{address}")
+    self._decoder = frames.Decoder()
+    self._is_asked_to_stop = False
     self._say({"number": number, "name": name, "pid": os.getpid()})
 
   def strike(self, due: faults_lib.Due) -> bool:
     """See `cohort.Director`."""
     self._say({"line": due.fault.line, "owner": due.owner})
+    while not (answers := self._hear()):
+      pass
+    return answers[0]["has_come"]
+
+  def is_asked_to_stop(self) -> bool:
+    """Whether the run is to end after this step, saved; does not block."""
+    while select.select([self._socket], [], [], 0)[0]:
+      self._hear()
+    return self._is_asked_to_stop
+
+  def _hear(self) -> list[Mapping[str, Any]]:
+    """Returns the answers that come next, if any; blocks."""
     data = self._socket.recv(1 << 16)
     if not data:
       raise ConnectionError("Nobody injects faults any more.")
-    (answer,) = frames.Decoder().feed(data)
-    return answer["has_come"]
+    said = self._decoder.feed(data)
+    self._is_asked_to_stop |= any("stop" in message for message in said)
+    return [message for message in said if "stop" not in message]
 
   def _say(self, message: Mapping[str, Any]) -> None:
     self._socket.sendall(frames.encode(message))

@@ -16,6 +16,7 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 
 T = TypeVar("T")
+ZONES = ("a",)
 
 # The agent survives these: if all nodes are gone, they begin anew.
 _SPARES_AGENT = ("kill", "stop", "all")
@@ -29,10 +30,15 @@ class LocalCohort:
     num_nodes: Number of nodes, spares included.
     zones: Given out to nodes in turn.
     seed: Decides when faults without a fixed time happen.
+
+  Attributes:
+    first_step: Steps that were done at first; -1 before that is known.
+    happened: Lines of the faults that have had a victim, or that are joins.
+    is_asked_to_stop: Whether the run is to end after this step, saved.
   """
 
   def __init__(
-      self, num_nodes: int, *, zones: Sequence[str] = ("a",), seed: int = 0
+      self, num_nodes: int, *, zones: Sequence[str] = ZONES, seed: int = 0
   ) -> None:
     self.number = 0
     self._zones = zones
@@ -42,7 +48,10 @@ class LocalCohort:
     self._views: dict[int, views.View] = {}
     self._arrived: dict[int, float] = {}
     self._done: set[tuple[int, faults_lib.Fault]] = set()
-    self._fallen: list[views.Member] = []  # Nodes whose agents live.
+    self.happened: set[int] = set()
+    self.first_step = -1
+    self.is_asked_to_stop = self._has_entered = False
+    self._num_fallen = 0  # Dead nodes whose agents live.
     self._num_checks = self._checks_per_step = 0
     self._pending: list[tuple[int, faults_lib.Due]] = []
     self.newest = views.EMPTY
@@ -65,6 +74,12 @@ class LocalCohort:
 
   def enter(self) -> None:
     """See `Cohort`; the first view is already adopted."""
+    self._has_entered = True
+
+  def ask_to_stop(self) -> bool:
+    """Asks the run to save and end; returns whether it has begun to train."""
+    self.is_asked_to_stop = self._has_entered
+    return self._has_entered
 
   def gather(self, key: str, value: T) -> dict[int, T]:
     """See `Cohort`."""
@@ -96,6 +111,8 @@ class LocalCohort:
   def adopt(self, number: int) -> None:
     """See `Cohort`."""
     self.view = self._views[number]
+    for old in [n for n in self._views if n < number]:
+      del self._views[old], self._arrived[old]
     self._said.clear()
 
   def arrived_secs(self, number: int) -> float:
@@ -113,7 +130,8 @@ class LocalCohort:
 
   def settled(self, steps: int) -> None:
     """See `Cohort`."""
-    del steps
+    if self.first_step < 0:
+      self.first_step = steps
     self._checks_per_step, self._num_checks = self._num_checks, 0
 
   def report(self, kind: str, **facts: Any) -> None:
@@ -128,6 +146,7 @@ class LocalCohort:
       return due.fault.kind == "join"
     self._done.add(key)
     if due.fault.kind == "join":
+      self.happened.add(due.fault.line)
       self._change(come=1, reason="a node has joined")
     elif due.fault.at is None:
       delay = self._random.randint(1, max(1, self._checks_per_step))
@@ -141,16 +160,17 @@ class LocalCohort:
     kind = due.fault.kind
     if not victims:
       return
+    self.happened.add(due.fault.line)
     numbers = {member.number for member in victims}
     names = ", ".join(member.name for member in victims)
     if kind == "notice":
       self._change(leaving=numbers, reason=f"{names} will be preempted")
       return
     if kind in _SPARES_AGENT:
-      self._fallen += victims
+      self._num_fallen += len(victims)
     come = 0
     if len(numbers) == len(self.newest.members):
-      come, self._fallen = len(self._fallen), []
+      come, self._num_fallen = self._num_fallen, 0
       if not come:
         raise ValueError(f"All nodes are gone after {due.fault}.")
     self._change(lost=numbers, come=come, reason=f"{names} died: {kind}")

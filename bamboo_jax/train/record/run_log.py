@@ -1,16 +1,19 @@
 """One member's records of a run: log, checkpoints, recoveries, summary."""
 
 from collections.abc import Iterable, Mapping
+import contextlib
 import dataclasses
 import time
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.cluster import views
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import survival
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.train import run_state as run_state_lib
@@ -37,6 +40,7 @@ class RunLog:
     self._state = state
     self._recoveries: list[times.RecoveryTimes] = []
     self._names: dict[int, str] = {}
+    self._saved_in = 0  # The view in which copies were at risk.
 
   def roll_back(self, steps: int) -> None:
     """Records that all steps after the first `steps` will be done again."""
@@ -120,6 +124,7 @@ class RunLog:
       seen: int,
       ready: int,
       prints: replicas.Prints | None,
+      stops: bool,
       step: step_lib.Step,
   ) -> step_lib.Vote:
     """Returns this member's vote, see `step.Vote`; `step` has run up to it."""
@@ -149,6 +154,8 @@ class RunLog:
         prints=prints,
         nonfinite=step.find_nonfinite(),
         save=self._writer.say(steps + 1),
+        stops=stops,
+        at_risk=self._find_risk(),
     )
 
   def commit(
@@ -212,8 +219,22 @@ class RunLog:
           "damaged", step=self._state.steps, values=values
       )
 
+  def save_at_risk(self, view: int) -> None:
+    """Saves now, as in `view` all copies of some segment are to be preempted.
+
+    All members call it after a commit. It blocks, as they may not live until
+    parts are reported in votes. Raises as `Cohort.gather`.
+    """
+    steps = self._state.steps
+    why = "all nodes with a copy of some layers will be preempted"
+    self._outputs.show(f"saving step={steps}: {why}")
+    self._outputs.write_event("saving", step=steps, values={"reason": why})
+    with contextlib.suppress(base.CheckpointError):  # The writer has warned.
+      self.save_last()
+    self._saved_in = view
+
   def save_last(self) -> None:
-    """Saves the state at the end; see `checkpoint.writer.Writer.save_last`."""
+    """Saves the state now; see `checkpoint.writer.Writer.save_last`."""
     with self._outputs.during("checkpoint"):
       self._writer.save_last(
           self._state.steps,
@@ -239,6 +260,15 @@ class RunLog:
   def _name(self, node: int) -> str:
     # A newcomer may never have been in a view with one that died.
     return self._names.get(node, f"node {node}")
+
+  def _find_risk(self) -> int:
+    """Returns the newest view, 0 if it is no reason to save; see `Vote`."""
+    view = self._cohort.newest
+    held = [h for h in self._state.layout.held if h[0] in view.numbers]
+    is_at_risk = view.number > self._saved_in and bool(
+        survival.find_ending(held, view.leaving)
+    )
+    return view.number * is_at_risk
 
   def _recent(self, step: int) -> list[times.RecoveryTimes]:
     return [r for r in self._recoveries if r.step == step]

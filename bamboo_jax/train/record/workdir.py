@@ -36,3 +36,13 @@ class Workdir:
     if not path or (root.exists() and not root.is_dir()):
       raise ValueError(f"workdir={path!r} is not a directory.")
     return cls(root)
+
+
+def find_saved(path: str) -> int:
+  """Returns the step of the newest checkpoint in a workdir; 0 if none is there.
+
+  Looks at names only, so it may be called in a signal handler.
+  """
+  folder = Workdir(pathlib.Path(path)).checkpoints
+  names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
+  return max((int(name) for name in names if name.isdigit()), default=0)

@@ -5,6 +5,7 @@ import math
 
 import ml_collections
 
+from bamboo_jax import base
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import planner
@@ -30,7 +31,8 @@ def make_templates(
   """Returns the templates of a config, None if its layout has none.
 
   From some number of nodes on they cover any: the deepest one has about twice
-  the nodes of the smallest.
+  the nodes of the smallest. Raises `base.InfeasibleError`: the model cannot be
+  cut into as many stages, or does not fit.
   """
   pipeline, num_failures = config.pipeline, config.recovery.num_failures
   if pipeline.layout != "templates":
@@ -45,6 +47,7 @@ def make_templates(
       is_remote=memory.pop("is_remote"),
   )
   cuts = build.find_cuts(config, profile)
+  _check_depth(config, most_nodes=len(cuts) + 1)
   make = functools.partial(
       templates_lib.make_templates,
       profile.layers,
@@ -59,6 +62,24 @@ def make_templates(
   found = make()
   most = min(2 * found.min_nodes - 1, len(cuts) + 1)
   return found if most <= found.max_nodes else make(max_nodes=most)
+
+
+def _check_depth(config: ml_collections.ConfigDict, *, most_nodes: int) -> None:
+  """Raises `base.InfeasibleError` if templates are deeper than the model."""
+  num_stages, policy = config.pipeline.num_stages, config.recovery.policy
+  need = functools.partial(
+      templates_lib.needed_max_nodes, num_failures=config.recovery.num_failures
+  )
+  if need(num_stages) <= most_nodes:
+    return
+  most = max(n for n in range(1, most_nodes + 1) if need(n) <= most_nodes)
+  what = f"recovery.policy={policy}" if policy else "pipeline.layout=templates"
+  raise base.InfeasibleError(
+      f"{what} needs pipelines of up to {need(num_stages)} nodes here "
+      f"(templates from num_stages={num_stages} on), but this model can be cut "
+      f"into {most_nodes} parts at most. Take "
+      f"--config.pipeline.num_stages={most}, or a model of more blocks."
+  )
 
 
 def _make_grid(
@@ -110,7 +131,7 @@ def make_rules(
       drop=recovery.drop,
       reconfigure=recovery.reconfigure,
       checkpoint=recovery.checkpoint,
-      fold=recovery.fold and not templates,  # They are as short as can be.
+      fold=recovery.fold,
       hand_over=recovery.hand_over,
       rereplicate=options.rereplicate,
       horizon_secs=recovery.horizon_secs,

@@ -15,15 +15,26 @@ _LAYOUTS = ("depth", "templates", "grid")
 def apply(config: ml_collections.ConfigDict) -> None:
   """Sets the switches that `config.recovery.policy` stands for, if it is set.
 
-  How replicas are kept, if the policy has any, stays as it is. Raises
-  `ValueError` for a policy that is none of runs, or lacks replicas it needs.
+  Imports `config.plugins` first. How replicas are kept, if the policy has any,
+  stays as it is. Raises `ValueError` for a policy that is none of runs, or
+  lacks replicas it needs, or a plugin that cannot be imported.
   """
   name = config.recovery.policy
+  if name is None and not config.plugins:
+    return
+  # Half a second that others do not need.
+  from bamboo_jax.sim import build
+  from bamboo_jax.sim import presets
+
+  build.load_plugins(config)
   if name is None:
     return
-  from bamboo_jax.sim import presets  # Half a second that others do not need.
-
   known = presets.PLANNERS | presets.OWN
+  if name in presets.OWN and known[name].layout not in _LAYOUTS:
+    raise ValueError(
+        f"config.recovery.policy={name!r} has layout={known[name].layout!r}, "
+        f"which only simulations have; those of runs are {', '.join(_LAYOUTS)}."
+    )
   known = {n: s for n, s in known.items() if s.layout in _LAYOUTS}
   if name not in known:
     raise ValueError(base.suggest(name, known, what="policy of runs"))

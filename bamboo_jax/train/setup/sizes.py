@@ -3,6 +3,7 @@
 import ml_collections
 
 from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.schedule import instruction
 
 
 def num_nodes(config: ml_collections.ConfigDict) -> int:
@@ -20,11 +21,16 @@ def read_faults(
   pipelines, stages = config.pipeline.num_pipelines, config.pipeline.num_stages
   if config.pipeline.layout != "depth":  # They have any shape.
     pipelines = stages = num_nodes(config)
+  # A node may own all stages, and send each output to an owner and a shadow.
+  microbatches = (
+      config.pipeline.num_pipelines * config.pipeline.num_microbatches
+  )
   return faults_lib.read_faults(
       path,
       num_steps=config.num_steps,
       num_pipelines=pipelines,
       num_stages=stages,
+      num_instructions=2 * len(instruction.Op) * stages * microbatches,
   )
 
 

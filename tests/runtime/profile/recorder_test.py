@@ -66,3 +66,16 @@ class RecorderTest(parameterized.TestCase):
     self.recorder.forget(7)  # It has run nothing.
     self.recorder.add(1, _FORWARD, jax.device_put(np.ones(3)))
     self.assertLen(self.recorder.finish(), 2)
+
+  def test_the_thread_of_a_dead_node_ends_and_what_it_measured_counts(self):
+    for node in range(2, 9):
+      self.recorder.add(0, _FORWARD, jnp.ones(3))
+      self.recorder.add(node, _FORWARD, jnp.ones(3))
+      self.drain(node)
+      watch = self.recorder._watches[node]
+      self.recorder.forget(node)
+      watch.join()
+      measured = self.recorder.finish()
+      self.assertEqual([m.node for m in measured], [0, node])
+      self.assertEmpty(self.recorder._forgotten)
+    self.assertEqual(self.recorder._watches.keys(), {0})

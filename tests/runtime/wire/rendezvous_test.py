@@ -183,6 +183,18 @@ class RendezvousTest(parameterized.TestCase):
           met.result(30)
     offer.assert_not_called()
 
+  def test_nothing_is_kept_for_a_group_that_has_lost_a_node(self):
+    for met in [self.threads.submit(node.meet) for node in self.nodes]:
+      met.result(30)
+    first = self.nodes[0]._rendezvous
+    self.assertEqual(first._met, {_GROUP})
+    self.nodes[0].lost = {2}
+    with first.meet((0,), self.nodes[0].cut):
+      pass
+    self.assertEqual(first._met, {(0,)})
+    self.assertEqual(first._offered.keys(), {(0,)})
+    self.assertLen(self.nodes[0].peers._blobs, 1)
+
   def test_a_look_that_is_late_takes_nothing_of_the_next_meeting(self):
     first, over = self.nodes[0], threading.Event()
 

@@ -53,6 +53,20 @@ class TransferLogTest(absltest.TestCase):
     self.assertEqual(met, [(0, 1), (0, 1)])
     self.assertEqual(log.begun().address, ("host", 1))
 
+  def test_connections_with_the_dead_are_forgotten(self):
+    log = transfer_log.TransferLog()
+    other = settle.Channel("a", (0, 2), (0,))
+    for channel in (A, other):
+      log.begin(channel)
+      log.run(channel, lambda: np.zeros(1))
+    for alive, left in (
+        (None, {A, other}),
+        ({0, 1, 2}, {A, other}),
+        ({0, 1}, {A}),
+    ):
+      log.stop(5, alive=alive)
+      self.assertEqual(log._connected, left)
+
   def test_settle(self):
     log = transfer_log.TransferLog()
     log.begin(A)
