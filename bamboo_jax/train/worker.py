@@ -170,8 +170,9 @@ class Worker:
     self._step.run_until_vote()
     votes = self._step.vote(self._vote())
     self._check.hear(vote.prints for vote in votes.values())
-    found = (vote.nonfinite for vote in votes.values())
-    sums_lib.check_state(self.state.steps, found)
+    sums_lib.check_state(
+        self.state.steps, (v.nonfinite for v in votes.values())
+    )
     self._commit(votes)
     if any(vote.stops for vote in votes.values()):
       self._stop_at, self._saves_at_stop = self.state.steps, True
@@ -212,9 +213,9 @@ class Worker:
 
   def _call_next(self) -> None:
     """Lets the next node join before its step, which does not come without."""
-    strike = self._given.director.strike
     due = faults_lib.find_joins(self._given.faults, after=self.state.steps)
-    all(map(strike, due))  # Until one whose node has not come before.
+    # Until one whose node has not come before.
+    all(map(self._given.director.strike, due))
 
   def _commit(self, votes: Mapping[int, step_lib.Vote]) -> None:
     """Makes the step part of the state; it cannot fail any more."""
