@@ -11,12 +11,14 @@ threads   calls that may never return
 types     types that several packages share: PyTree, Place
 """
 
+from bamboo_jax.base.errors import AttemptOverError
 from bamboo_jax.base.errors import CheckpointError
 from bamboo_jax.base.errors import CompilationError
 from bamboo_jax.base.errors import DataError
 from bamboo_jax.base.errors import FencedError
 from bamboo_jax.base.errors import InfeasibleError
 from bamboo_jax.base.errors import NonFiniteError
+from bamboo_jax.base.errors import PeerRemovedError
 from bamboo_jax.base.errors import ReplicaMismatchError
 from bamboo_jax.base.errors import StaleProfileError
 from bamboo_jax.base.errors import UnrecoverableHereError
