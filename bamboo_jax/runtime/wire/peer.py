@@ -70,7 +70,8 @@ class Peer:
         collections.deque
     )
     self._ahead = 0  # Newest attempt that the peer is known to be in.
-    self._removed: str | None = None  # Why.
+    self._interrupted: str | None = None  # Why.
+    self._removed: str | None = None
     self._is_writing = False  # A thread has taken a frame and is writing it,
     self._rest: tuple[sockets.Wire, list[Any]] | None = None  # or left this.
     self._error: Exception | None = None  # What cannot be written.
@@ -81,16 +82,14 @@ class Peer:
 
   # What rows ask for.
 
-  def send(
-      self, channel: str, attempt: int, arrays: Sequence[np.ndarray]
-  ) -> None:
+  def send(self, channel: str, arrays: Sequence[np.ndarray]) -> None:
     """Sends a value; does not wait for arrays, sockets or the peer.
 
     Arrays are read until they are acknowledged: they must be neither changed
     nor donated before the next attempt or the end of the step.
 
     Raises:
-      base.AttemptOverError: Another attempt has begun at this node.
+      base.AttemptOverError: The attempt was interrupted.
       base.PeerRemovedError: The peer was removed.
       BufferError: The peer has not acknowledged too much.
     """
@@ -99,7 +98,7 @@ class Peer:
         array.copy_to_host_async()
     meta, size = values.describe(arrays)
     with self._lock:
-      self._check(attempt)
+      self._check()
       kept = self._protocol.num_kept_bytes
       if kept + size > self._limits.queued_bytes:
         raise BufferError(
@@ -112,39 +111,40 @@ class Peer:
     if taken is not None:
       self._write_at_once(*taken)
 
-  def receive(
-      self, channel: str, attempt: int, timeout_secs: float | None = None
-  ) -> list[np.ndarray] | None:
-    """Returns the next value of a channel; None after `timeout_secs`.
+  def receive(self, channel: str) -> list[np.ndarray]:
+    """Returns the next value of a channel; blocks.
 
     Raises as `send`; also if the peer has gone on to another attempt.
     """
-    end = None if timeout_secs is None else time.monotonic() + timeout_secs
     with self._lock:
       while True:
-        self._check(attempt)
+        self._check()
         if inbox := self._inbox.get(channel):
           return inbox.popleft()
-        if self._ahead > attempt:
+        if self._ahead > self._protocol.attempt:
           raise base.AttemptOverError(
               f"Node {self._node} is in attempt {self._ahead} already."
           )
-        left = None if end is None else end - time.monotonic()
-        if left is not None and left <= 0:
-          return None
-        self._lock.wait(left)
+        self._lock.wait()
 
   def has(self, channel: str) -> bool:
     """Returns whether `receive` would return at once."""
     return bool(self._inbox.get(channel))
 
   def begin(self, attempt: int) -> None:
-    """Moves to a newer attempt; who waits in an older one gets an error."""
+    """Moves to a newer attempt."""
     with self._lock:
+      self._interrupted = None
       if attempt > self._protocol.attempt:
         self._inbox.clear()
         self._do(self._protocol.advance(attempt))
         self._lock.notify_all()
+
+  def interrupt(self, why: str) -> None:
+    """Lets `send` and `receive` raise until the next attempt begins."""
+    with self._lock:
+      self._interrupted = why
+      self._lock.notify_all()
 
   def remove(self, why: str) -> None:
     """The peer is gone for good: an error for all that wait for it."""
@@ -157,15 +157,13 @@ class Peer:
         self._lock.notify_all()
         self._writable.notify_all()
 
-  def _check(self, attempt: int) -> None:
+  def _check(self) -> None:
     if self._removed is not None:
       raise base.PeerRemovedError(self._node, self._removed)
     if self._error is not None:
       raise self._error
-    if attempt != self._protocol.attempt:
-      raise base.AttemptOverError(
-          f"Attempt {attempt} is over; {self._protocol.attempt} has begun."
-      )
+    if self._interrupted is not None:
+      raise base.AttemptOverError(self._interrupted)
 
   # What the transport asks for.
 

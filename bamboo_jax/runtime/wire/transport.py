@@ -55,6 +55,7 @@ class Transport:
     self._limits = limits
     self.address = endpoint.address
     self._attempt = 0
+    self._interrupted: str | None = None  # Why.
     self._lock = threading.Lock()
     self._peers: dict[int, peer_lib.Peer] = {}
     self._removed: dict[int, str] = {}
@@ -67,27 +68,42 @@ class Transport:
   # Rows.
 
   def begin(self, attempt: int) -> None:
-    """Ends the current attempt: all calls in it raise from now on."""
+    """Begins an attempt, in the thread that sends and receives.
+
+    What was sent in an older one is given up.
+    """
     with self._lock:
       self._attempt = max(attempt, self._attempt)
+      self._interrupted = None
       peers = [*self._peers.values()]
     for peer in peers:
       peer.begin(attempt)
 
-  def send(
-      self, node: int, channel: str, attempt: int, arrays: Sequence[np.ndarray]
-  ) -> None:
-    """Sends a value to a node; see `Peer.send`."""
-    self._find(node).send(channel, attempt, arrays)
+  def interrupt(self, why: str) -> None:
+    """Lets all calls raise until the next attempt begins."""
+    with self._lock:
+      self._interrupted = why
+      peers = [*self._peers.values()]
+    for peer in peers:
+      peer.interrupt(why)
 
-  def receive(
-      self, node: int, channel: str, attempt: int
-  ) -> Sequence[np.ndarray]:
+  def check(self) -> None:
+    """Raises `base.AttemptOverError` if this attempt was interrupted."""
+    if self._interrupted is not None:
+      raise base.AttemptOverError(self._interrupted)
+
+  def send(self, node: int, channel: str, arrays: Sequence[np.ndarray]) -> None:
+    """Sends a value to a node; see `Peer.send`."""
+    self.check()
+    self._find(node).send(channel, arrays)
+
+  def receive(self, node: int, channel: str) -> Sequence[np.ndarray]:
     """Returns the next value of a node; see `Peer.receive`."""
+    self.check()
     thread = threading.get_ident()
     self._open[thread] = OpenReceive(node, channel, time.monotonic())
     try:
-      return self._find(node).receive(channel, attempt)
+      return self._find(node).receive(channel)
     finally:
       del self._open[thread]
 
@@ -140,6 +156,8 @@ class Transport:
             limits=self._limits,
         )
         peer.begin(self._attempt)
+        if self._interrupted is not None:
+          peer.interrupt(self._interrupted)
         self._peers[node] = peer
       return self._peers[node]
 

@@ -66,8 +66,8 @@ class TransportTest(parameterized.TestCase):
         np.ones(1 << 20, np.float64),
     ]
     first, second = self._make(2, kind)
-    first.send(1, "a", 1, sent)
-    got = second.receive(0, "a", 1)
+    first.send(1, "a", sent)
+    got = second.receive(0, "a")
     self.assertEqual(
         [(a.shape, a.dtype) for a in got], [(a.shape, a.dtype) for a in sent]
     )
@@ -91,9 +91,9 @@ class TransportTest(parameterized.TestCase):
       for number in range(60):
         for other in others:
           size = rng.choice((1, 1000, 1 << 18))
-          nodes[me].send(other, "ab"[number % 2], 1, make_value(number, size))
+          nodes[me].send(other, "ab"[number % 2], make_value(number, size))
         for other in others:
-          vector, scalar = nodes[me].receive(other, "ab"[number % 2], 1)
+          vector, scalar = nodes[me].receive(other, "ab"[number % 2])
           assert scalar == number and (vector == number).all(), number
 
     self._run_all([lambda me=me: run(me) for me in range(3)], cut, stop)
@@ -124,56 +124,58 @@ class TransportTest(parameterized.TestCase):
     first, second = self._make(2)
     kept = []
     for number in range(30):
-      first.send(1, "a", 1, make_value(number, 500))
-      array = second.receive(0, "a", 1)[0]
+      first.send(1, "a", make_value(number, 500))
+      array = second.receive(0, "a")[0]
       kept.append(jax.device_put(array) if number % 2 else array[3:])
     for number, array in enumerate(kept):
       np.testing.assert_array_equal(array, np.full(len(array), number))
 
   def test_attempts(self):
     first, second = self._make(2)
-    first.send(1, "a", 1, make_value(1, 4))
+    first.send(1, "a", make_value(1, 4))
     first.begin(3)
-    first.send(1, "a", 3, make_value(3, 4))
-    with self.assertRaisesRegex(base.AttemptOverError, "Attempt 1 is over"):
-      first.send(1, "a", 1, make_value(1, 4))
+    first.send(1, "a", make_value(3, 4))
     with self.assertRaisesRegex(base.AttemptOverError, "in attempt 3 already"):
-      second.receive(0, "b", 1)
+      second.receive(0, "b")
     second.begin(3)
-    self.assertEqual(second.receive(0, "a", 3)[1], 3)
+    self.assertEqual(second.receive(0, "a")[1], 3)
 
   def test_whoever_waits_is_told(self):
     first, second, third = self._make(3)
     for act, error in (
         (lambda: first.remove([1], "it died"), base.PeerRemovedError),
-        (lambda: first.begin(2), base.AttemptOverError),
+        (lambda: first.interrupt("new view"), base.AttemptOverError),
     ):
       node = 1 if error is base.PeerRemovedError else 2
       timer = threading.Timer(0.1, act)
       timer.start()
       with self.assertRaises(error):
-        first.receive(node, "a", 1)
+        first.receive(node, "a")
+    with self.assertRaisesRegex(base.AttemptOverError, "new view"):
+      first.send(2, "a", make_value(0, 1))
+    first.begin(2)
+    first.send(2, "a", make_value(0, 1))
     with self.assertRaisesRegex(base.PeerRemovedError, "Node 1 .*it died"):
-      first.send(1, "a", 2, make_value(0, 1))
+      first.send(1, "a", make_value(0, 1))
     del second, third
 
   def test_open_receives(self):
     first, second = self._make(2)
-    thread = threading.Thread(target=first.receive, args=(1, "a", 1))
+    thread = threading.Thread(target=first.receive, args=(1, "a"))
     thread.start()
     while not first.open_receives():
       time.sleep(1e-3)
     (found,) = first.open_receives()
     self.assertEqual((found.node, found.channel), (1, "a"))
-    second.send(0, "a", 1, make_value(0, 1))
+    second.send(0, "a", make_value(0, 1))
     thread.join(_PATIENCE_SECS)
     self.assertEqual(first.open_receives(), [])
 
   def test_too_much_is_an_error(self):
     first = self._make(1, queued_bytes=1000)[0]
-    first.send(7, "a", 1, make_value(0, 200))
+    first.send(7, "a", make_value(0, 200))
     with self.assertRaisesRegex(BufferError, "Node 7 has not acknowledged 8"):
-      first.send(7, "a", 1, make_value(0, 200))
+      first.send(7, "a", make_value(0, 200))
 
   def test_a_lost_array_is_an_error(self):
     first, second = self._make(2)
@@ -183,18 +185,18 @@ class TransportTest(parameterized.TestCase):
     second.begin(1)
     array.delete()
     with self.assertRaisesRegex(RuntimeError, "deleted"):
-      first.send(1, "a", 1, [array])
-      first.receive(1, "never", 1)
+      first.send(1, "a", [array])
+      first.receive(1, "never")
 
   def test_silent_peer_is_connected_again(self):
     first, second = self._make(2)
-    first.send(1, "a", 1, make_value(1, 1))
-    second.receive(0, "a", 1)
+    first.send(1, "a", make_value(1, 1))
+    second.receive(0, "a")
     wire = first._peers[1]._protocol.connection
     wire.write = lambda buffers: None  # All is lost without a sign.
     wire.write_some = lambda buffers: []
-    first.send(1, "a", 1, make_value(2, 1))
-    self.assertEqual(second.receive(0, "a", 1)[1], 2)
+    first.send(1, "a", make_value(2, 1))
+    self.assertEqual(second.receive(0, "a")[1], 2)
     self.assertIsNot(first._peers[1]._protocol.connection, wire)
 
   @parameterized.named_parameters(
@@ -246,8 +248,8 @@ class TransportTest(parameterized.TestCase):
       self.addCleanup(stranger.close)
       stranger.connect(address)
     second.cut_all()
-    second.send(0, "a", 1, make_value(1, 1))
-    self.assertEqual(first.receive(1, "a", 1)[1], 1)
+    second.send(0, "a", make_value(1, 1))
+    self.assertEqual(first.receive(1, "a")[1], 1)
 
   def test_unreachable_peer_is_named(self):
     first = self._make(1)[0]
@@ -262,8 +264,8 @@ class TransportTest(parameterized.TestCase):
     before = threading.active_count()
     for _ in range(3):
       first, second = self._make(2)
-      first.send(1, "a", 1, make_value(1, 1))
-      second.receive(0, "a", 1)
+      first.send(1, "a", make_value(1, 1))
+      second.receive(0, "a")
       first.close()
       second.close()
     self._wait(lambda: threading.active_count() <= before)
