@@ -39,6 +39,11 @@ class Channel:
   nodes: tuple[int, ...]
   key: tuple[str | int, ...] = ()
 
+  def __str__(self) -> str:
+    """Returns a name that no other channel has."""
+    ends, key = (",".join(map(str, p)) for p in (self.nodes, self.key))
+    return f"{self.kind} {ends} {key}"
+
   @property
   def stage(self) -> int:
     """The stage that it belongs to."""
@@ -53,14 +58,19 @@ _Entry = tuple[Channel, int]
 
 @dataclasses.dataclass(frozen=True)
 class Begun:
-  """The transfers that a node has begun, in order, and where others reach it.
+  """A node's transfers, and where others reach it.
 
-  `since` is when all ends were settled, as (view, step); comparable.
+  Attributes:
+    since: When all ends were settled, as (view, step); comparable.
+    channels: Collective transfers that have begun, in order.
+    address: Of its transport, see `runtime.wire.endpoints`.
+    waits_for: Nodes whose values it waits for.
   """
 
-  since: tuple[int, int]
-  channels: tuple[Channel, ...]
-  address: tuple[str, int] = ("", 0)
+  since: tuple[int, int] = NEVER
+  channels: tuple[Channel, ...] = ()
+  address: str = ""
+  waits_for: tuple[int, ...] = ()
 
 
 def find_unanswered(

@@ -1,8 +1,8 @@
 """Finds the worker that hangs when all others wait for it.
 
-Who waits for whom follows from what each has begun: a transfer waits until the
-other end has begun it too, and a posted value for those of the others. The
-worker that waits for none is to blame. Pure.
+A worker waits for the nodes of its open receives; in a collective transfer that
+it has begun, for those that have not; and after a post for those that have not
+posted. The worker that waits for none is to blame. Pure.
 """
 
 from collections.abc import Mapping
@@ -51,6 +51,8 @@ def is_waiting_for(waiter: Stall, other: Stall, number: int) -> bool:
     comes = not other.view and other.posted and other.posted[0][0] > view
     if other.view <= view and not comes and (view, key) not in other.posted:
       return True
+  if number in waiter.begun.waits_for:
+    return True
   if waiter.begun.since < other.begun.since:
     return False  # The other knows that all of it has ended.
   behind = waiter.begun.since > other.begun.since

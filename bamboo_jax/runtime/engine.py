@@ -23,6 +23,7 @@ from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.stage import store as store_lib
 from bamboo_jax.runtime.wire import links as links_lib
+from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.runtime.wire import preconnect as preconnect_lib
 from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -86,12 +87,14 @@ class Engine:
       max_holders: int = 0,
       cache: program_cache.ProgramCache | None = None,
       log: transfer_log.TransferLog | None = None,
+      exchange: ordered_sum.Exchange | None = None,
   ) -> None:
     """Makes the nodes that own stages; compiles nothing yet.
 
     Spares have a device too; nodes may share one. `mesh` is the number of
     devices on which each node computes, by data and tensor. `num_shares` is a
-    multiple of the number of pipelines.
+    multiple of the number of pipelines. `exchange` joins this process, which
+    then has one node, with others.
     """
     self.specs = tuple(specs)
     self.owners = [tuple(row) for row in owners]
@@ -101,6 +104,7 @@ class Engine:
     self.replicas = replicas or upkeep_lib.Protection()
     self.programs = program_cache.ProgramCache() if cache is None else cache
     self.log = transfer_log.TransferLog() if log is None else log
+    self.exchange = exchange
     self.num_shares, self._per_share = num_shares, 0
     self.max_holders = max_holders
     self.clock = pace.Clock()
@@ -115,6 +119,7 @@ class Engine:
         kind=link_kind,
         refresh=self.replicas.refresh,
         log=self.log,
+        exchange=exchange,
         find_compute=self.find_compute,
     )
     self.preconnections = preconnect_lib.Preconnections(self.devices, self.log)
@@ -133,7 +138,7 @@ class Engine:
           device,
           links=self.links,
           clock=self.clock,
-          sends_host=device != self.devices[node],
+          sends_host=self.exchange is not None or device != self.devices[node],
       )
     programs = self.programs.get(self.specs[stage], device)
     self.nodes[node].programs[stage] = programs

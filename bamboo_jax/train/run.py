@@ -4,21 +4,23 @@ All nodes in this process or one member of a cluster: both make an environment
 for the same worker.
 """
 
+import ipaddress
 import socket
 import time
 
 import ml_collections
 
 from bamboo_jax import base
-from bamboo_jax.cluster import blobs as blobs_lib
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.wire import coordination
+from bamboo_jax.runtime.wire import endpoints
 from bamboo_jax.runtime.wire import rendezvous as rendezvous_lib
 from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train import worker as worker_lib
 from bamboo_jax.train.members import cluster_cohort
@@ -114,33 +116,46 @@ def train_in_cluster(
   Raises `base.UnrecoverableHereError` if a stage has no copy left.
   """
   policy.apply(config)
-  peers = blobs_lib.Peers(host, identity)
-  rendezvous = rendezvous_lib.Rendezvous(
+  is_alone = ipaddress.ip_address(host).is_loopback
+  transport = transport_lib.Transport(
       number,
-      peers,
-      is_lost=lambda node: node not in client.newest.numbers,
+      run=stamp,
+      endpoint=endpoints.UnixEndpoint()
+      if is_alone
+      else endpoints.TlsEndpoint(host, identity),
+      note=lambda: client.note_progress(),
   )
-  log = transfer_log.TransferLog(peers.address, rendezvous.meet)
+  log = None
+  if config.pipeline.executor == "spmd":
+    rendezvous = rendezvous_lib.Rendezvous(
+        number,
+        transport,
+        is_lost=lambda node: node not in client.newest.numbers,
+    )
+    log = transfer_log.TransferLog(rendezvous.meet)
+  exits = cluster_cohort.Exits(transport, log)
   client = client_lib.Client(
       agent,
       number=number,
-      on_lost=lambda view: cluster_cohort.stop_transfers(log, view),
-      begun=log.begun,
+      on_lost=exits.lose,
+      begun=exits.begun,
       heartbeat_secs=config.cluster.heartbeat_secs,
       silence_secs=config.cluster.least_silence_secs,
   )
-  _use_devices(config, 1)
-  coordination.connect(number, host=host)
+  apart = _use_devices(config, 1)
+  if log is None:
+    devices = devices_lib.place_nodes([number], apart=apart)
+  else:
+    coordination.connect(number, host=host)
+    devices = coordination.devices_by_node()
   fence = fence_lib.Fence(workdir)
-  devices = coordination.devices_by_node()
-  job = job_lib.make_job(config, devices=devices, log=log)
+  job = job_lib.make_job(config, devices=devices, log=log, exchange=transport)
   given = environment.Environment(
-      cohort=cluster_cohort.ClusterCohort(client, log),
+      cohort=cluster_cohort.ClusterCohort(client, exits),
       workdir=workdir_lib.Workdir.at(workdir),
       transfers=transfers_lib.PeerTransfers(
-          client, log, peers, preconnects=config.recovery.preconnect
+          client, transport, log, preconnects=config.recovery.preconnect
       ),
-      peers=peers,
       check_fence=lambda epoch: fence_lib.check(
           fence, fence_lib.Claim(stamp, epoch)
       ),

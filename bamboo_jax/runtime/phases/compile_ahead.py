@@ -142,6 +142,17 @@ def preconnect(engine: engine_lib.Engine, *, ahead: bool) -> int:
   return len(groups)
 
 
+def find_partners(engine: engine_lib.Engine) -> list[int]:
+  """Returns the nodes that local ones need now, then those after a death."""
+  now = find_channels(engine, engine.owners, engine.shadows, engine.lines)
+  found: dict[int, None] = {}
+  for channels in (now, _later_channels(engine)):
+    for channel in sorted(channels):
+      if engine.nodes.keys() & channel.nodes:
+        found |= dict.fromkeys(channel.nodes)
+  return [node for node in found if node not in engine.nodes][:_MOST_SOCKETS]
+
+
 def find_channels(
     engine: engine_lib.Engine,
     owners: Owners,
@@ -207,6 +218,8 @@ def _sums_ahead(
   each number of devices and of shares on one of them. Programs for other nodes
   are the same, and need only be loaded then.
   """
+  if engine.exchange is not None:
+    return set()
   kinds = {}
   for stage, spec in enumerate(engine.specs):
     for index, unit in enumerate(spec.units):
@@ -294,6 +307,8 @@ def _find_groups(
 ) -> set[tuple[int, ...]]:
   groups = set()
   for channel in channels:
+    if engine.exchange is not None and channel.kind != "ring":
+      continue
     if _are_placed(engine, channel):
       nodes = dict.fromkeys(channel.nodes)
       if channel.kind == "sum":  # As in the mesh of `share_sum.ShareSum`.
@@ -304,4 +319,6 @@ def _find_groups(
 
 def _are_placed(engine: engine_lib.Engine, channel: settle.Channel) -> bool:
   """Returns whether all nodes have devices; one that has just died may not."""
+  if engine.exchange is not None and channel.kind != "ring":
+    return True
   return engine.devices.keys() >= set(channel.nodes)

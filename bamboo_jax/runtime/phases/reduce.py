@@ -15,6 +15,7 @@ from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.runtime.wire import share_sum
 
 
@@ -39,8 +40,19 @@ def find_channels(
 
 def get_sum(
     engine: engine_lib.Engine, channel: settle.Channel
-) -> share_sum.ShareSum:
+) -> share_sum.ShareSum | ordered_sum.OrderedSum:
   """Returns the program of a sum, compiled; one of its nodes must be local."""
+  if _is_exchanged(engine, channel):
+    unit = _unit_of(engine, channel)
+    (me,) = engine.nodes.keys() & channel.nodes
+    num_computed = sum(len(own) for _, own in engine.lines)
+    return ordered_sum.OrderedSum(
+        channel.nodes[:num_computed],
+        channel.nodes[num_computed:],
+        me=me,
+        like=spec_lib.to_unit(unit.accumulator, unit),
+        device=jax.local_devices(backend="cpu")[0],
+    )
   devices = [engine.devices[node] for node in channel.nodes]
   num_shares = engine.num_shares
   return engine.programs.get_sum(
@@ -81,6 +93,11 @@ def _add(
 ) -> dict[places.Place, spec_lib.Accumulator]:
   program, unit = get_sum(engine, channel), _unit_of(engine, channel)
   held = {share: spec_lib.to_unit(a, unit) for share, a in held.items()}
+  if isinstance(program, ordered_sum.OrderedSum):
+    total = program(engine.exchange, str(channel), held)
+    place = engine.find_compute(program.me)
+    where = places.of_state(place, total, unit.model.name)
+    return {place: jax.device_put(total, where)}
   if program.program is None:
     return {engine.find_compute(channel.nodes[0]): held[0]}
   if len({device.process_index for device in program.devices}) == 1:
@@ -144,6 +161,10 @@ def loss(engine: engine_lib.Engine) -> np.ndarray:
   stage = len(engine.specs) - 1
   device = _local_owner(engine, stage).device
   return np.asarray(engine.results.totals[stage][device].loss, np.float64)
+
+
+def _is_exchanged(engine: engine_lib.Engine, channel: settle.Channel) -> bool:
+  return engine.exchange is not None and len({*channel.nodes}) > 1
 
 
 def _unit_of(

@@ -62,6 +62,10 @@ class LocalLink:
     """Returns the next value, arrays on the destination."""
     return self.values.popleft()
 
+  def drop(self) -> None:
+    """Drops values that were not received."""
+    self.values.clear()
+
 
 class PairLink:
   """A link as a `ppermute` over the mesh of its two devices.
@@ -148,6 +152,10 @@ class PairLink:
     value = self._deliver(self._received(self._run(None, self._filler)))
     self._log.check()  # Once stopped, nobody may have meant the value.
     return value
+
+  def drop(self) -> None:
+    """Does as `LocalLink.drop`."""
+    self.values.clear()
 
   def answer(self) -> None:
     """Ends a transfer that the other process has begun; blocks."""

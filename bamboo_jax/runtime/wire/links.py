@@ -10,6 +10,8 @@ from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import link as link_lib
+from bamboo_jax.runtime.wire import ordered_sum
+from bamboo_jax.runtime.wire import socket_link
 from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.schedule import instruction as instruction_lib
 
@@ -29,18 +31,27 @@ class Links:
   kind: str
   refresh: str
   log: transfer_log.TransferLog
+  exchange: ordered_sum.Exchange | None
   find_compute: Callable[[int], places.Place | None]
-  _links: dict[settle.Channel, link_lib.Link] = dataclasses.field(
+  _links: dict[settle.Channel, socket_link.Link] = dataclasses.field(
       init=False, default_factory=dict
   )
 
-  def get(self, channel: settle.Channel) -> link_lib.Link:
+  def get(self, channel: settle.Channel) -> socket_link.Link:
     """Returns the link of a channel, the same to all threads."""
     if link := self._links.get(channel):
       return link
     source, destination = channel.nodes
     like = self._shapes(channel)
     place = self.find_compute(destination)
+    if self.exchange is not None and source != destination:
+      link = socket_link.SocketLink(
+          self.exchange,
+          channel,
+          like=like,
+          to=place and self._find_target(channel, place, like),
+      )
+      return self._links.setdefault(channel, link)
     link = link_lib.make_link(
         self.devices[source],
         self.devices[destination],
@@ -54,7 +65,7 @@ class Links:
 
   def find(
       self, node: int, instruction: instruction_lib.Instruction
-  ) -> link_lib.Link:
+  ) -> socket_link.Link:
     """Returns the link that `node` uses for a transfer."""
     ends = (node, instruction.peer)
     is_grad = instruction.op in (Op.SEND_GRAD, Op.RECV_GRAD)
@@ -75,7 +86,7 @@ class Links:
   def drain(self, alive: Collection[int]) -> None:
     """Drops what was sent and not received, and all links with the dead."""
     for channel, link in list(self._links.items()):
-      link.values.clear()
+      link.drop()
       if not set(alive).issuperset(channel.nodes):
         del self._links[channel]
 

@@ -42,7 +42,7 @@ class Exchange(Protocol):
 
 
 class OrderedSum:
-  """The sum of accumulators of one shape over all shares, at one node."""
+  """The sum of accumulators of one shape over all shares, at the node `me`."""
 
   def __init__(
       self,
@@ -63,7 +63,7 @@ class OrderedSum:
       device: Of the CPU backend. XLA flushes denormal numbers there, which
         numpy does not, so it must add.
     """
-    self._holders, self._me, self._device = tuple(holders), me, device
+    self._holders, self.me, self._device = tuple(holders), me, device
     self._nodes = tuple(dict.fromkeys((*holders, *others)))
     self._like, self._structure = jax.tree.flatten(like)
     bounds = cut(sum(a.size for a in self._like), len(self._nodes))
@@ -82,7 +82,7 @@ class OrderedSum:
       channel: Names the sum, the same at all nodes.
       held: The accumulators of the shares of this node, by index.
     """
-    me = self._nodes.index(self._me)
+    me = self._nodes.index(self.me)
     # Each node begins with another, so that none is sent all at once.
     others = [*self._nodes[me + 1 :], *self._nodes[:me]]
     own = {i: self._flatten(tree) for i, tree in held.items()}
@@ -93,14 +93,14 @@ class OrderedSum:
         for first, last in self._pieces[node][place : place + 1]:
           terms = [own[i][first:last] for i in sorted(own)]
           exchange.send(node, f"{channel} terms", terms)
-    for first, last in self._pieces[self._me]:
+    for first, last in self._pieces[self.me]:
       got = {
           node: iter(exchange.receive(node, f"{channel} terms"))
           for node in others
           if node in self._holders
       }
       terms = [
-          own[i][first:last] if node == self._me else next(got[node])
+          own[i][first:last] if node == self.me else next(got[node])
           for i, node in enumerate(self._holders)
       ]
       total[first:last] = self._add(terms)

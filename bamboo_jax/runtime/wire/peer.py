@@ -11,7 +11,7 @@ connection.
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import threading
@@ -58,7 +58,10 @@ class Peer:
       run: str,
       endpoint: endpoints.Endpoint,
       limits: Limits,
+      note: Callable[[], None] = lambda: None,
   ) -> None:
+    """See `transport.Transport`."""
+    self._note_bytes = note
     self._node, self._endpoint, self._limits = node, endpoint, limits
     self._protocol = protocol_lib.Protocol(
         me, node, run=run, now=time.monotonic(), times=limits.times
@@ -167,8 +170,8 @@ class Peer:
 
   # What the transport asks for.
 
-  def set_address(self, address: str) -> None:
-    """Tells where the peer listens; it is dialled from then on."""
+  def set_address(self, address: str | None) -> None:
+    """Tells where the peer listens; None: it is not known."""
     self._address = address
 
   def tick(self) -> None:
@@ -207,6 +210,7 @@ class Peer:
     self._close(wire)
 
   def _note(self, wire: sockets.Wire) -> None:
+    self._note_bytes()
     self._protocol.heard(wire, time.monotonic())
 
   def _hear(self, wire: sockets.Wire, frame: frame_lib.Frame) -> None:

@@ -24,7 +24,6 @@ class TransferLog:
   """Passed by all transfers to other processes; safe in any thread.
 
   Args:
-    address: Where other processes reach this one.
     meet: Makes what helps nodes to connect while the first transfer between
       them runs, and may break the connections made meanwhile by a call of its
       second argument; by default nothing.
@@ -32,13 +31,12 @@ class TransferLog:
 
   def __init__(
       self,
-      address: tuple[str, int] = ("", 0),
       meet: Callable[
           [Sequence[int], Callable[[], None]],
           contextlib.AbstractContextManager[None],
       ] = lambda *_: contextlib.nullcontext(),
   ) -> None:
-    self._address, self._meet = address, meet
+    self._meet = meet
     self._lock = threading.RLock()
     self._is_stopped = False
     self._stopped_for = self._answers_for = 0
@@ -112,7 +110,7 @@ class TransferLog:
   def begun(self) -> settle.Begun:
     """Returns what has begun since all was settled."""
     with self._lock:
-      return settle.Begun(self._since, tuple(self._begun), self._address)
+      return settle.Begun(self._since, tuple(self._begun))
 
   def settle(self, view: int, step: int) -> None:
     """Records that all that was begun has ended everywhere."""

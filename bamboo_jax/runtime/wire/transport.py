@@ -6,7 +6,14 @@ that breaks between live nodes is made again, and nothing is lost; a peer that
 was removed is an error at once. The protocol is that of `protocol`.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 import contextlib
 import dataclasses
 import socket
@@ -49,8 +56,15 @@ class Transport:
       run: str,
       endpoint: endpoints.Endpoint,
       limits: peer_lib.Limits = peer_lib.Limits(),  # noqa: B008
+      note: Callable[[], None] = lambda: None,
   ) -> None:
-    """Listens at once; `run` is the identity of the run, the same at all."""
+    """Listens at once.
+
+    Args:
+      run: Identity of the run, the same at all nodes.
+      note: Called when bytes have arrived, in any thread.
+    """
+    self._note = note
     self._me, self._run, self._endpoint = me, run, endpoint
     self._limits = limits
     self.address = endpoint.address
@@ -59,6 +73,7 @@ class Transport:
     self._lock = threading.Lock()
     self._peers: dict[int, peer_lib.Peer] = {}
     self._removed: dict[int, str] = {}
+    self._addresses: dict[int, str] = {}
     self._strangers: dict[socket.socket, None] = {}  # The oldest first.
     self._open: dict[int, OpenReceive] = {}  # By thread.
     self._is_closed = False
@@ -117,20 +132,34 @@ class Transport:
 
   # Nodes.
 
-  def connect(self, addresses: Mapping[int, str]) -> None:
-    """Tells where nodes listen; a connection to each is made and kept."""
-    for node, address in addresses.items():
-      if node != self._me:
-        with contextlib.suppress(base.PeerRemovedError):
-          self._find(node).set_address(address)
+  def set_addresses(self, addresses: Mapping[int, str]) -> None:
+    """Tells where nodes listen; a node is dialled when it is needed."""
+    with self._lock:
+      self._addresses |= addresses
+      for node, peer in self._peers.items():
+        peer.set_address(self._addresses.get(node))
+
+  def connect(self, nodes: Iterable[int]) -> None:
+    """Makes connections to nodes, beside the caller, and keeps them."""
+    for node in nodes:
+      with contextlib.suppress(base.PeerRemovedError):
+        self._find(node)
 
   def remove(self, nodes: Collection[int], why: str) -> None:
     """Nodes are gone for good; drops all that is kept for them."""
     with self._lock:
       self._removed |= dict.fromkeys(nodes, why)
+      for node in nodes:
+        self._addresses.pop(node, None)
       gone = [self._peers.pop(n) for n in nodes if n in self._peers]
     for peer in gone:
       peer.remove(why)
+
+  def keep_only(self, nodes: Collection[int], why: str) -> None:
+    """Removes all other nodes that have an address or a connection."""
+    with self._lock:
+      known = {*self._addresses, *self._peers}
+    self.remove(known - {self._me, *nodes}, why)
 
   def cut_all(self) -> None:
     """Closes all connections, which are then made again; for tests."""
@@ -154,7 +183,9 @@ class Transport:
             run=self._run,
             endpoint=self._endpoint,
             limits=self._limits,
+            note=self._note,
         )
+        peer.set_address(self._addresses.get(node))
         peer.begin(self._attempt)
         if self._interrupted is not None:
           peer.interrupt(self._interrupted)

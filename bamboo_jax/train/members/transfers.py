@@ -11,13 +11,12 @@ from typing import Protocol
 from absl import logging
 
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import blobs as blobs_lib
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
-from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.train import background_compiler
 
 _NOT_READY = -1
@@ -56,22 +55,21 @@ class PeerTransfers:
   """The transfers of a process of a cluster.
 
   Args:
-    log: All transfers to other processes pass it.
-    peers: Learns where the others are.
+    log: Collective transfers with other processes pass it; None without.
     preconnects: Whether to connect ahead of time.
   """
 
   def __init__(
       self,
       client: client_lib.Client,
-      log: transfer_log.TransferLog,
-      peers: blobs_lib.Peers,
+      transport: transport_lib.Transport,
+      log: transfer_log.TransferLog | None,
       *,
       preconnects: bool,
   ) -> None:
     self._client = client
+    self._transport = transport
     self._log = log
-    self._peers = peers
     self._preconnects = preconnects
     self._connected = (0, _NOT_READY)
 
@@ -90,14 +88,17 @@ class PeerTransfers:
         node: json_lib.from_plain(settle.Begun, b)
         for node, b in self._client.collect("begun").items()
     }
-    self._peers.addresses = {node: b.address for node, b in begun.items()}
+    addresses = {node: b.address for node, b in begun.items()}
+    self._transport.set_addresses(addresses)
+    if self._log is None:
+      return
     self._log.answer_for(self._client.adopted.number)
     for channel in settle.find_unanswered(begun)[self._client.number]:
       _answer(self._engine, channel)
 
   def ready(self, version: int) -> int:
     """Returns the version once all for it is compiled."""
-    is_ready = self._preconnects and self._compiler.is_idle
+    is_ready = self._preconnects and self._compiler.is_idle and self._log
     return version if is_ready else _NOT_READY
 
   def connect(self) -> None:
@@ -105,7 +106,9 @@ class PeerTransfers:
 
     In the step they would meet one after the other, and wait for each other.
     """
-    if self._preconnects:
+    if self._log is None:
+      self._connect_peers()
+    elif self._preconnects:
       self._connect(ahead=False)
 
   def preconnect(self, said: Iterable[int], version: int) -> None:
@@ -114,9 +117,17 @@ class PeerTransfers:
     Raises as a transfer does if somebody is gone.
     """
     facts = (self._client.adopted.number, version)
+    if self._log is None:
+      if self._preconnects and self._connected != facts:
+        self._connect_peers()
+        self._connected = facts
+      return
     if set(said) == {version} and self._connected != facts:
       self._connect(ahead=True)
       self._connected = facts
+
+  def _connect_peers(self) -> None:
+    self._transport.connect(compile_ahead.find_partners(self._engine))
 
   def _connect(self, *, ahead: bool) -> None:
     begin_secs = time.perf_counter()
@@ -130,9 +141,7 @@ def _answer(engine: engine_lib.Engine, channel: settle.Channel) -> None:
   match channel.kind:
     case "meet":
       engine.preconnections.answer(channel)
-    case "sum":
-      reduce.answer(engine, channel)
     case "ring":
       engine.rings.answer(channel)
     case _:
-      engine.links.answer(channel)
+      raise AssertionError(channel)

@@ -31,6 +31,7 @@ from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import estimates
 from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.train.setup import checks
@@ -259,6 +260,7 @@ def make_engine(
     cache: program_cache.ProgramCache,
     devices: Mapping[int, jax.Device] | None = None,
     log: transfer_log.TransferLog | None = None,
+    exchange: ordered_sum.Exchange | None = None,
     segments: partition_lib.Partition | None = None,
 ) -> engine_lib.Engine:
   """Returns the engine, with nothing compiled and no state yet.
@@ -284,6 +286,7 @@ def make_engine(
       max_holders=sizes.max_holders(config),
       cache=cache,
       log=log,
+      exchange=exchange,
   )
 
 

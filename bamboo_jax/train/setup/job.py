@@ -12,6 +12,7 @@ from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_program
@@ -95,6 +96,7 @@ def make_job(
     *,
     devices: Mapping[int, jax.Device],
     log: transfer_log.TransferLog | None = None,
+    exchange: ordered_sum.Exchange | None = None,
     prepared: preparation.Prepared | None = None,
 ) -> Job:
   """Returns the job of a config; `ValueError` if that does not fit together.
@@ -136,6 +138,7 @@ def make_job(
           cache=prepared.programs,
           devices=devices,
           log=log,
+          exchange=exchange,
           segments=rules.segments,
       ),
   )

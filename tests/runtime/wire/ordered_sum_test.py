@@ -62,7 +62,7 @@ class OrderedSumTest(parameterized.TestCase):
     exchanges = []
     for transport in transports:
       self.addCleanup(transport.close)
-      transport.connect({n: t.address for n, t in enumerate(transports)})
+      transport.set_addresses({n: t.address for n, t in enumerate(transports)})
       transport.begin(1)
       exchanges.append(transport)
     got = {}

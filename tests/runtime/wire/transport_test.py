@@ -51,7 +51,8 @@ class TransportTest(parameterized.TestCase):
     ]
     for transport in made:
       self.addCleanup(transport.close)
-      transport.connect({n: t.address for n, t in enumerate(made)})
+      transport.set_addresses({n: t.address for n, t in enumerate(made)})
+      transport.connect(n for n in range(count) if n != made.index(transport))
       transport.begin(1)
     return made
 
@@ -254,7 +255,8 @@ class TransportTest(parameterized.TestCase):
   def test_unreachable_peer_is_named(self):
     first = self._make(1)[0]
     with self.assertLogs(level="WARNING") as logs:
-      first.connect({5: "unix:/nowhere/socket"})
+      first.set_addresses({5: "unix:/nowhere/socket"})
+      first.connect([5])
       self._wait(lambda: logs.output)
     self.assertRegex(
         "".join(logs.output), "Node 5 cannot be reached at unix:/nowhere"
