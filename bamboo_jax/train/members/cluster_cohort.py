@@ -67,7 +67,9 @@ class ClusterCohort:
   def enter(self) -> None:
     """See `Cohort`."""
     self._client.send(messages.WorkerReady())
-    self._client.adopt(self._client.wait_first())
+    first = self._client.wait_first()
+    self._client.adopt(first)
+    self._exits.adopt(first.number)
 
   def gather(self, key: str, value: T) -> dict[int, T]:
     """See `Cohort`."""
