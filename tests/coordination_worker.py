@@ -19,14 +19,14 @@ import numpy as np
 
 from bamboo_jax.cluster import blobs as blobs_lib
 from bamboo_jax.cluster import identity as identity_lib
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.executables import store
-from bamboo_jax.runtime.wire import coordination
+from bamboo_jax.runtime.spmd.processes import coordination
+from bamboo_jax.runtime.spmd.processes import preconnect as preconnect_lib
+from bamboo_jax.runtime.spmd.processes import rendezvous as rendezvous_lib
+from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.runtime.wire import link as link_lib
-from bamboo_jax.runtime.wire import preconnect as preconnect_lib
-from bamboo_jax.runtime.wire import rendezvous as rendezvous_lib
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.schedule import channel as channel_lib
 
 _SIZE = 1024
 
@@ -97,7 +97,7 @@ class Node:
               *devices,
               like=like,
               kind="auto",
-              channel=settle.Channel("activation", ends),
+              channel=channel_lib.Channel("activation", ends),
               log=self._log,
           )
         if self._number == ends[0]:

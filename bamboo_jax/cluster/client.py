@@ -17,8 +17,8 @@ from typing import Any
 from bamboo_jax.cluster import client_state
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import views
+from bamboo_jax.schedule import channel as channel_lib
 
 
 def _blocking(
@@ -43,7 +43,7 @@ class Client:
       *,
       number: int,
       on_lost: Callable[[views.View], Any],
-      begun: Callable[[], settle.Begun],
+      begun: Callable[[], channel_lib.Begun],
       heartbeat_secs: float = 0.1,
       silence_secs: float = 3.0,
   ) -> None:

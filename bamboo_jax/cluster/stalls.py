@@ -8,7 +8,7 @@ posted. The worker that waits for none is to blame. Pure.
 from collections.abc import Mapping
 import dataclasses
 
-from bamboo_jax.cluster import settle
+from bamboo_jax.schedule import channel as channel_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Stall:
 
   is_waiting: bool
   view: int
-  begun: settle.Begun
+  begun: channel_lib.Begun
   posted: tuple[tuple[int, str], ...]
 
 

@@ -20,12 +20,12 @@ from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import pace
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.spmd.processes import preconnect as preconnect_lib
+from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.stage import store as store_lib
 from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.runtime.wire import ordered_sum
-from bamboo_jax.runtime.wire import preconnect as preconnect_lib
-from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.schedule import instruction as instruction_lib
 
 # Owners by stage, and shares, of all that take one way through the nodes.

@@ -16,10 +16,10 @@ from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime.wire import coordination
+from bamboo_jax.runtime.spmd.processes import coordination
+from bamboo_jax.runtime.spmd.processes import rendezvous as rendezvous_lib
+from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.runtime.wire import endpoints
-from bamboo_jax.runtime.wire import rendezvous as rendezvous_lib
-from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train import worker as worker_lib

@@ -16,11 +16,11 @@ from bamboo_jax.cluster import blobs
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent.knowledge import board as board_lib
 from bamboo_jax.cluster.store import etcd
+from bamboo_jax.schedule import channel as channel_lib
 
 _JSON = st.dictionaries(st.text(), st.integers() | st.text() | st.none())
 
@@ -61,7 +61,9 @@ class MessagesTest(parameterized.TestCase):
           stalls_lib.Stall(
               False,
               3,
-              settle.Begun((3, 7), (settle.Channel("f", (0, 1)),), ("h", 2)),
+              channel_lib.Begun(
+                  (3, 7), (channel_lib.Channel("f", (0, 1)),), ("h", 2)
+              ),
               ((3, "begun"),),
           )
       ),

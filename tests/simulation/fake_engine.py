@@ -15,9 +15,9 @@ import types
 
 import numpy as np
 
-from bamboo_jax.cluster import settle
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import assignment
+from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.train import state_transfer
@@ -219,7 +219,7 @@ class Engine:
   def find(self, i):
     ends = (self._worker.number, i.peer)
     is_grad = i.op in (Op.SEND_GRAD, Op.RECV_GRAD)
-    channel = settle.Channel(
+    channel = channel_lib.Channel(
         "grad" if is_grad else "activation",
         ends if i.is_send else ends[::-1],
         (i.stage,),

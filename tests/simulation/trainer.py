@@ -11,7 +11,7 @@ import types
 
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster.store import fence as fence_lib
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.train import environment
 from bamboo_jax.train import run_state
 from bamboo_jax.train import step_plans

@@ -9,16 +9,16 @@ from absl.testing import parameterized
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.runtime.spmd.processes import transfer_log
+from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.train.members import cluster_cohort
 from tests import layouts
 
-_CHANNEL = settle.Channel("activation", (0, 1), (0,))
+_CHANNEL = channel_lib.Channel("activation", (0, 1), (0,))
 
 
 class Client:
@@ -81,7 +81,7 @@ class ClusterCohortTest(parameterized.TestCase):
     log.begin(_CHANNEL)
     cohort.adopt(2)
     cohort.settled(7)
-    self.assertEqual(log.begun(), settle.Begun((2, 7), ()))
+    self.assertEqual(log.begun(), channel_lib.Begun((2, 7), ()))
     log.check()  # Transfers may begin.
 
   def test_values_travel_as_json(self):

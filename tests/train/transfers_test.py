@@ -5,13 +5,13 @@ from unittest import mock
 from absl.testing import parameterized
 
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import views
 from bamboo_jax.runtime.phases import compile_ahead
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.runtime.spmd.processes import transfer_log
+from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.train.members import transfers as transfers_lib
 
-_MEET = settle.Channel("meet", (0, 1))
+_MEET = channel_lib.Channel("meet", (0, 1))
 
 
 class TransfersTest(parameterized.TestCase):
@@ -32,8 +32,8 @@ class TransfersTest(parameterized.TestCase):
   def test_it_knows_where_others_are_before_it_answers_them(self):
     made = self.make()
     said = {
-        0: settle.Begun((7, 3), (_MEET,), ("a", 1)),
-        1: settle.Begun((7, 3), (), ("b", 2)),
+        0: channel_lib.Begun((7, 3), (_MEET,), ("a", 1)),
+        1: channel_lib.Begun((7, 3), (), ("b", 2)),
     }
     self.client.collect.return_value = {
         node: json_lib.to_plain(begun) for node, begun in said.items()

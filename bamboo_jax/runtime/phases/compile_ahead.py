@@ -13,13 +13,13 @@ from typing import Any
 
 import jax
 
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import fingerprint
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.phases import refresh
 from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.wire import share_sum
+from bamboo_jax.schedule import channel as channel_lib
 
 Job = Callable[[], Any]
 Owners = Sequence[Sequence[int]]  # By pipeline and stage.
@@ -158,14 +158,14 @@ def find_channels(
     owners: Owners,
     shadows: Shadows,
     lines: engine_lib.Lines,
-) -> set[settle.Channel]:
+) -> set[channel_lib.Channel]:
   """Returns the channels of a step in some roles; see `engine.Engine.lines`."""
   found = set()
   for row, _ in lines:
     for stage, (source, to) in enumerate(itertools.pairwise(row)):
       if source != to:
-        found.add(settle.Channel("activation", (source, to), (stage,)))
-        found.add(settle.Channel("grad", (to, source), (stage,)))
+        found.add(channel_lib.Channel("activation", (source, to), (stage,)))
+        found.add(channel_lib.Channel("grad", (to, source), (stage,)))
     found |= ties.find_channels(engine.specs, row)
   for row, holders in zip(owners, shadows, strict=True):
     for stage, shadow in holders.items():
@@ -199,19 +199,19 @@ def _deaths(
     yield owners, [*zip(owners, engine.shares, strict=True)]
 
 
-def _later_channels(engine: engine_lib.Engine) -> set[settle.Channel]:
+def _later_channels(engine: engine_lib.Engine) -> set[channel_lib.Channel]:
   found = set()
   for owners, lines in _deaths(engine):
     found |= find_channels(engine, owners, [{} for _ in owners], lines)
     if engine.rings is not None:
       rings = {tuple(dict.fromkeys(row)) for row in owners}
-      found |= {settle.Channel("ring", ring) for ring in rings}
+      found |= {channel_lib.Channel("ring", ring) for ring in rings}
   return found
 
 
 def _sums_ahead(
     engine: engine_lib.Engine, spreads: bool
-) -> set[settle.Channel]:
+) -> set[channel_lib.Channel]:
   """Returns a sum for each kind of unit and each program that may be needed.
 
   That is one for each smaller number of pipelines, and if it `spreads` one for
@@ -236,7 +236,9 @@ def _sums_ahead(
       dealt = [*itertools.islice(itertools.cycle(others or [first]), left)]
       holders = (*[first] * size, *dealt)
       channel = (*holders, *(n for n in others if n not in holders))
-      found |= {settle.Channel("sum", channel, key) for key in kinds.values()}
+      found |= {
+          channel_lib.Channel("sum", channel, key) for key in kinds.values()
+      }
   return found
 
 
@@ -250,7 +252,7 @@ def _nodes_apart(engine: engine_lib.Engine) -> list[int]:
 
 
 def _channel_jobs(
-    engine: engine_lib.Engine, channels: set[settle.Channel]
+    engine: engine_lib.Engine, channels: set[channel_lib.Channel]
 ) -> list[Job]:
   jobs = []
   for channel in sorted(channels):
@@ -294,8 +296,8 @@ def choose_groups(
 
 def _groups_to_connect(
     engine: engine_lib.Engine,
-    now: Collection[settle.Channel],
-    later: Collection[settle.Channel],
+    now: Collection[channel_lib.Channel],
+    later: Collection[channel_lib.Channel],
 ) -> list[tuple[int, ...]]:
   first = _find_groups(engine, now)
   groups = first | choose_groups(first, _find_groups(engine, later))
@@ -303,7 +305,7 @@ def _groups_to_connect(
 
 
 def _find_groups(
-    engine: engine_lib.Engine, channels: Collection[settle.Channel]
+    engine: engine_lib.Engine, channels: Collection[channel_lib.Channel]
 ) -> set[tuple[int, ...]]:
   groups = set()
   for channel in channels:
@@ -317,7 +319,9 @@ def _find_groups(
   return groups
 
 
-def _are_placed(engine: engine_lib.Engine, channel: settle.Channel) -> bool:
+def _are_placed(
+    engine: engine_lib.Engine, channel: channel_lib.Channel
+) -> bool:
   """Returns whether all nodes have devices; one that has just died may not."""
   if engine.exchange is not None and channel.kind != "ring":
     return True

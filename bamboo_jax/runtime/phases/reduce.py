@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
@@ -17,6 +16,7 @@ from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.runtime.wire import share_sum
+from bamboo_jax.schedule import channel as channel_lib
 
 
 def find_channels(
@@ -24,7 +24,7 @@ def find_channels(
     stage: int,
     owners: Sequence[Sequence[int]],
     lines: engine_lib.Lines,
-) -> list[settle.Channel]:
+) -> list[channel_lib.Channel]:
   """Returns the channels of the sums of a stage's units.
 
   Their nodes are one for each share that is computed, and then owners who have
@@ -35,11 +35,11 @@ def find_channels(
   others = sorted({row[stage] for row in owners}.difference(nodes))
   nodes = (*nodes, *others)
   units = range(len(specs[stage].units))
-  return [settle.Channel("sum", nodes, (stage, unit)) for unit in units]
+  return [channel_lib.Channel("sum", nodes, (stage, unit)) for unit in units]
 
 
 def get_sum(
-    engine: engine_lib.Engine, channel: settle.Channel
+    engine: engine_lib.Engine, channel: channel_lib.Channel
 ) -> share_sum.ShareSum | ordered_sum.OrderedSum:
   """Returns the program of a sum, compiled; one of its nodes must be local."""
   if _is_exchanged(engine, channel):
@@ -88,7 +88,7 @@ def reduce(engine: engine_lib.Engine) -> None:
 
 def _add(
     engine: engine_lib.Engine,
-    channel: settle.Channel,
+    channel: channel_lib.Channel,
     held: Mapping[int, spec_lib.Accumulator],
 ) -> dict[places.Place, spec_lib.Accumulator]:
   program, unit = get_sum(engine, channel), _unit_of(engine, channel)
@@ -113,7 +113,7 @@ def _add(
   return totals
 
 
-def answer(engine: engine_lib.Engine, channel: settle.Channel) -> None:
+def answer(engine: engine_lib.Engine, channel: channel_lib.Channel) -> None:
   """Ends a sum that another process has begun, with zeros; blocks."""
   program, unit = get_sum(engine, channel), _unit_of(engine, channel)
   like = spec_lib.to_unit(unit.accumulator, unit)
@@ -163,12 +163,14 @@ def loss(engine: engine_lib.Engine) -> np.ndarray:
   return np.asarray(engine.results.totals[stage][device].loss, np.float64)
 
 
-def _is_exchanged(engine: engine_lib.Engine, channel: settle.Channel) -> bool:
+def _is_exchanged(
+    engine: engine_lib.Engine, channel: channel_lib.Channel
+) -> bool:
   return engine.exchange is not None and len({*channel.nodes}) > 1
 
 
 def _unit_of(
-    engine: engine_lib.Engine, channel: settle.Channel
+    engine: engine_lib.Engine, channel: channel_lib.Channel
 ) -> spec_lib.StageSpec:
   stage, unit = channel.key
   return engine.specs[stage].units[unit]

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import recent
@@ -25,6 +24,7 @@ from bamboo_jax.runtime.spmd import run as run_lib
 from bamboo_jax.runtime.spmd import weights as weights_lib
 from bamboo_jax.runtime.stage import functions
 from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule.ticks import lowering
@@ -119,7 +119,7 @@ class SpmdEngine:
         and len({rows.devices[node] for node in nodes}) == len(nodes)
     )
 
-  def answer(self, channel: settle.Channel) -> None:
+  def answer(self, channel: channel_lib.Channel) -> None:
     """Ends a program that other processes have begun; blocks."""
     (num_owned,) = channel.key  # The others may have gone on with new owners.
     self._get_ring(channel.nodes, num_owned=num_owned).answer()

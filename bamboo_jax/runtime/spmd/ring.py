@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.spmd import program as program_lib
+from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule.ticks import table as table_lib
 
 
@@ -53,7 +53,7 @@ class Ring:
     self.local = [n for n, d in enumerate(devices) if d.process_index == here]
     self._is_shared = len(self.local) < len(self.nodes)
     self.most_behind = most_behind(program) if self._is_shared else 0
-    self._channel = settle.Channel("ring", self.nodes, (kind,))
+    self._channel = channel_lib.Channel("ring", self.nodes, (kind,))
 
   def run(self, *arguments: base.PyTree) -> base.PyTree:
     """Starts a segment; the first one of a ring in many processes blocks.
@@ -84,7 +84,7 @@ class Ring:
     jax.block_until_ready(log.run(self._channel, call))
 
   def move(
-      self, channel: settle.Channel, find: Callable[[], base.PyTree]
+      self, channel: channel_lib.Channel, find: Callable[[], base.PyTree]
   ) -> base.PyTree | None:
     """Sends a value that one node has to another; None without the latter.
 

@@ -3,7 +3,7 @@
 An activation travels on a link: a copy in one process, else a collective of two
 devices. Read `link` first. JAX cannot abort a transfer, so one that a death has
 left without its other end is dealt with from outside, see the picture in
-`cluster.settle`:
+`spmd.processes.settle`:
 
   link           One direction between two nodes.
   links          All links of this process, by channel.

@@ -23,11 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.runtime.wire import mesh as mesh_lib
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.schedule import channel as channel_lib
 
 KINDS = ("auto", "copy", "host", "ppermute")
 
@@ -98,7 +98,7 @@ class PairLink:
       *,
       like: base.PyTree,
       to: base.PyTree,
-      channel: settle.Channel,
+      channel: channel_lib.Channel,
       log: transfer_log.TransferLog,
   ) -> None:
     """Compiles the program; the ends meet when they first use it."""
@@ -197,7 +197,7 @@ def make_link(
     like: base.PyTree,
     kind: str,
     to: base.PyTree = None,
-    channel: settle.Channel | None = None,
+    channel: channel_lib.Channel | None = None,
     log: transfer_log.TransferLog | None = None,
 ) -> Link:
   """Returns a link for values shaped as `like`.
@@ -232,7 +232,7 @@ def make_link(
       destination,
       like=like,
       to=to,
-      channel=channel or settle.Channel("link", ()),
+      channel=channel or channel_lib.Channel("link", ()),
       log=log or transfer_log.TransferLog(),
   )
 

@@ -6,13 +6,13 @@ import dataclasses
 import jax
 
 from bamboo_jax import base
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import places
+from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.runtime.wire import socket_link
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Op = instruction_lib.Op
@@ -33,11 +33,11 @@ class Links:
   log: transfer_log.TransferLog
   exchange: ordered_sum.Exchange | None
   find_compute: Callable[[int], places.Place | None]
-  _links: dict[settle.Channel, socket_link.Link] = dataclasses.field(
+  _links: dict[channel_lib.Channel, socket_link.Link] = dataclasses.field(
       init=False, default_factory=dict
   )
 
-  def get(self, channel: settle.Channel) -> socket_link.Link:
+  def get(self, channel: channel_lib.Channel) -> socket_link.Link:
     """Returns the link of a channel, the same to all threads."""
     if link := self._links.get(channel):
       return link
@@ -70,14 +70,14 @@ class Links:
     ends = (node, instruction.peer)
     is_grad = instruction.op in (Op.SEND_GRAD, Op.RECV_GRAD)
     return self.get(
-        settle.Channel(
+        channel_lib.Channel(
             "grad" if is_grad else "activation",
             ends if instruction.is_send else ends[::-1],
             (instruction.stage,),
         )
     )
 
-  def answer(self, channel: settle.Channel) -> None:
+  def answer(self, channel: channel_lib.Channel) -> None:
     """Ends a transfer that another process has begun; blocks."""
     link = self.get(channel)
     assert isinstance(link, link_lib.PairLink), channel
@@ -91,7 +91,7 @@ class Links:
         del self._links[channel]
 
   def _find_target(
-      self, channel: settle.Channel, place: places.Place, like: base.PyTree
+      self, channel: channel_lib.Channel, place: places.Place, like: base.PyTree
   ) -> base.PyTree:
     """Returns the shardings at the destination."""
     model = self.specs[channel.stage].model.name
@@ -103,7 +103,7 @@ class Links:
         return places.of_state(place, {param: like}, model)[param]
     return places.of_data(place, like)
 
-  def _shapes(self, channel: settle.Channel) -> base.PyTree:
+  def _shapes(self, channel: channel_lib.Channel) -> base.PyTree:
     spec = self.specs[channel.stage]
     match channel.kind:
       case "activation" | "grad":

@@ -5,8 +5,8 @@ from typing import Protocol
 import jax
 
 from bamboo_jax import base
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime.wire import ordered_sum
+from bamboo_jax.schedule import channel as channel_lib
 
 
 class Link(Protocol):
@@ -29,7 +29,7 @@ class SocketLink:
   def __init__(
       self,
       exchange: ordered_sum.Exchange,
-      channel: settle.Channel,
+      channel: channel_lib.Channel,
       *,
       like: base.PyTree,
       to: base.PyTree,

@@ -13,12 +13,12 @@ from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.runtime.wire import transport as transport_lib
+from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 
 T = TypeVar("T")
@@ -153,9 +153,9 @@ class Exits:
     self._transport, self._log = transport, log
     self._attempt = 0
 
-  def begun(self) -> settle.Begun:
+  def begun(self) -> channel_lib.Begun:
     """Returns what this member waits for, and where others reach it."""
-    begun = settle.Begun() if self._log is None else self._log.begun()
+    begun = channel_lib.Begun() if self._log is None else self._log.begun()
     waits = {r.node for r in self._transport.open_receives()}
     return dataclasses.replace(
         begun,
@@ -183,7 +183,7 @@ class Exits:
 
   def stop(
       self, view: int, *, alive: Collection[int] | None = None
-  ) -> settle.Begun:
+  ) -> channel_lib.Begun:
     """Stops collective transfers; see `TransferLog.stop`."""
     if self._log is not None:
       self._log.stop(view, alive=alive)

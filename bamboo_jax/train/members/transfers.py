@@ -12,11 +12,12 @@ from absl import logging
 
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client as client_lib
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.runtime.spmd.processes import settle
+from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.runtime.wire import transport as transport_lib
+from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.train import background_compiler
 
 _NOT_READY = -1
@@ -85,7 +86,7 @@ class PeerTransfers:
   def settle(self) -> None:
     """See `Transfers`; raises `base.ViewChangedError` after another loss."""
     begun = {
-        node: json_lib.from_plain(settle.Begun, b)
+        node: json_lib.from_plain(channel_lib.Begun, b)
         for node, b in self._client.collect("begun").items()
     }
     addresses = {node: b.address for node, b in begun.items()}
@@ -136,7 +137,7 @@ class PeerTransfers:
     logging.info("Connected %d groups %s in %.3f s.", count, when, secs)
 
 
-def _answer(engine: engine_lib.Engine, channel: settle.Channel) -> None:
+def _answer(engine: engine_lib.Engine, channel: channel_lib.Channel) -> None:
   """Ends a transfer that another process has begun; blocks."""
   match channel.kind:
     case "meet":

@@ -30,9 +30,9 @@ from bamboo_jax.runtime import places
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import estimates
 from bamboo_jax.runtime.profile import profiler
+from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import ordered_sum
-from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.train.setup import checks
 from bamboo_jax.train.setup import optimizers

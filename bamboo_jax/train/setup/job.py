@@ -12,8 +12,8 @@ from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.runtime.wire import ordered_sum
-from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_program
 from bamboo_jax.train.setup import build_recovery

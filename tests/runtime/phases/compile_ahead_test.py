@@ -6,10 +6,10 @@ from unittest import mock
 from absl.testing import absltest
 import jax
 
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.stage import programs as programs_lib
+from bamboo_jax.schedule import channel as channel_lib
 from tests.runtime import engine_test as engines
 
 OWNERS = [(0, 1), (2, 3)]
@@ -52,16 +52,16 @@ class CompileAheadTest(absltest.TestCase):
     for row in OWNERS:
       ends, back = row, row[::-1]
       want |= {
-          settle.Channel("activation", ends, (0,)),
-          settle.Channel("grad", back, (0,)),
-          *(settle.Channel("refresh", ends, (0, u)) for u in UNITS),
-          *(settle.Channel("refresh", back, (1, u)) for u in UNITS),
-          settle.Channel("tie", ends, (0, "embed", "wte")),
-          settle.Channel("tie", back, (1, "head", "wte")),
+          channel_lib.Channel("activation", ends, (0,)),
+          channel_lib.Channel("grad", back, (0,)),
+          *(channel_lib.Channel("refresh", ends, (0, u)) for u in UNITS),
+          *(channel_lib.Channel("refresh", back, (1, u)) for u in UNITS),
+          channel_lib.Channel("tie", ends, (0, "embed", "wte")),
+          channel_lib.Channel("tie", back, (1, "head", "wte")),
       }
     for stage in (0, 1):
       ends = (stage, stage + 2)
-      want |= {settle.Channel("sum", ends, (stage, u)) for u in UNITS}
+      want |= {channel_lib.Channel("sum", ends, (stage, u)) for u in UNITS}
     self.assertEqual(found, want)
 
   def test_sums_of_shares_that_are_spread_in_any_way(self):

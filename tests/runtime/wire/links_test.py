@@ -6,16 +6,16 @@ from absl.testing import absltest
 import jax
 import numpy as np
 
-from bamboo_jax.cluster import settle
+from bamboo_jax.runtime.spmd.processes import preconnect as preconnect_lib
+from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.runtime.wire import links as links_lib
-from bamboo_jax.runtime.wire import preconnect as preconnect_lib
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.schedule import channel as channel_lib
 
 LIKE = jax.ShapeDtypeStruct((2, 3), np.float32)
 
 
 def channel(*nodes):
-  return settle.Channel("activation", nodes, (0,))
+  return channel_lib.Channel("activation", nodes, (0,))
 
 
 class LinksTest(absltest.TestCase):

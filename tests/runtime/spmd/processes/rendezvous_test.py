@@ -12,7 +12,7 @@ from absl.testing import parameterized
 from bamboo_jax.cluster import blobs as blobs_lib
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.runtime import compat
-from bamboo_jax.runtime.wire import rendezvous as rendezvous_lib
+from bamboo_jax.runtime.spmd.processes import rendezvous as rendezvous_lib
 
 
 def make_address(*numbers, port=4711):

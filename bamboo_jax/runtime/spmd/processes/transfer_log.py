@@ -2,7 +2,7 @@
 
 A transfer that has been begun ends only when the other end begins it too. When
 a node has died, those that are left stop where they are, tell each other what
-they have begun, and answer what is left; see `cluster.settle`.
+they have begun, and answer what is left; see `spmd.processes.settle`.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -12,8 +12,8 @@ import threading
 import jax
 
 from bamboo_jax import base
-from bamboo_jax.cluster import settle
-from bamboo_jax.runtime.wire import connections as connections_lib
+from bamboo_jax.runtime.spmd.processes import connections as connections_lib
+from bamboo_jax.schedule import channel as channel_lib
 
 
 class StoppedError(RuntimeError):
@@ -40,18 +40,18 @@ class TransferLog:
     self._lock = threading.RLock()
     self._is_stopped = False
     self._stopped_for = self._answers_for = 0
-    self._since = settle.NEVER
-    self._begun: list[settle.Channel] = []
-    self._connected: set[settle.Channel] = set()
+    self._since = channel_lib.NEVER
+    self._begun: list[channel_lib.Channel] = []
+    self._connected: set[channel_lib.Channel] = set()
     self._connections = connections_lib.Connections()
 
-  def begin(self, channel: settle.Channel) -> None:
+  def begin(self, channel: channel_lib.Channel) -> None:
     """Records a transfer that begins now; may raise `StoppedError`."""
     with self._lock:
       self.check()
       self._begun.append(channel)
 
-  def answer(self, channel: settle.Channel) -> None:
+  def answer(self, channel: channel_lib.Channel) -> None:
     """Records a transfer that begins only to end that of another node.
 
     Raises `StoppedError` if a newer view has asked what had begun: there it
@@ -68,7 +68,7 @@ class TransferLog:
       self._answers_for = view
 
   def run(
-      self, channel: settle.Channel, transfer: Callable[[], base.PyTree]
+      self, channel: channel_lib.Channel, transfer: Callable[[], base.PyTree]
   ) -> base.PyTree:
     """Returns the result of a transfer that has been recorded.
 
@@ -90,7 +90,7 @@ class TransferLog:
 
   def stop(
       self, view: int, *, alive: Collection[int] | None = None
-  ) -> settle.Begun:
+  ) -> channel_lib.Begun:
     """Stops what has not begun; returns what has since all was settled.
 
     With `alive`, the members of `view`, transfers with others fail.
@@ -107,10 +107,10 @@ class TransferLog:
     with self._lock:
       self._is_stopped = view < self._stopped_for
 
-  def begun(self) -> settle.Begun:
+  def begun(self) -> channel_lib.Begun:
     """Returns what has begun since all was settled."""
     with self._lock:
-      return settle.Begun(self._since, tuple(self._begun))
+      return channel_lib.Begun(self._since, tuple(self._begun))
 
   def settle(self, view: int, step: int) -> None:
     """Records that all that was begun has ended everywhere."""

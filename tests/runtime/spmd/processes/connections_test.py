@@ -6,9 +6,9 @@ import struct
 
 from absl.testing import absltest
 
-from bamboo_jax.cluster import settle
-from bamboo_jax.runtime.wire import connections as connections_lib
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.runtime.spmd.processes import connections as connections_lib
+from bamboo_jax.runtime.spmd.processes import transfer_log
+from bamboo_jax.schedule import channel as channel_lib
 
 
 def is_open(pair):
@@ -89,7 +89,7 @@ class ConnectionsTest(absltest.TestCase):
     log, pairs = transfer_log.TransferLog(), []
     for peer in (1, 2):
       log.run(
-          settle.Channel("activation", (0, peer), (0,)),
+          channel_lib.Channel("activation", (0, peer), (0,)),
           lambda: pairs.append(self.open()),
       )
     log.stop(4)
@@ -112,7 +112,7 @@ class ConnectionsTest(absltest.TestCase):
 
     log = transfer_log.TransferLog(meet=meet)
     for peer in (1, 2):
-      log.run(settle.Channel("activation", (0, peer), (0,)), transfer)
+      log.run(channel_lib.Channel("activation", (0, peer), (0,)), transfer)
     self.assertEqual([is_open(pair) for pair in pairs], [True, False])
     cuts[1]()  # Nobody meets any more.
     self.assertTrue(is_open(pairs[0]))

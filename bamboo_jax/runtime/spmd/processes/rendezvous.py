@@ -32,7 +32,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime import compat
-from bamboo_jax.runtime.wire import coordination
+from bamboo_jax.runtime.spmd.processes import coordination
 from bamboo_jax.runtime.wire import ordered_sum
 
 _KEYS = "cpu:gloo/"  # Followed by the devices, "/", and the rank of one.

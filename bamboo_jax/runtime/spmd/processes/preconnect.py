@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import jax
 import numpy as np
 
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.runtime.wire import mesh as mesh_lib
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.schedule import channel as channel_lib
 
 
 class Preconnections:
@@ -50,12 +50,12 @@ class Preconnections:
     JAX does if one of them is gone.
     """
     program = self.compile(nodes)
-    channel = settle.Channel("meet", nodes)
+    channel = channel_lib.Channel("meet", nodes)
     self._log.begin(channel)
     self._connected.add(nodes)
     self._log.run(channel, program)
 
-  def answer(self, channel: settle.Channel) -> None:
+  def answer(self, channel: channel_lib.Channel) -> None:
     """Ends a connection that another process has begun; blocks."""
     program = self.compile(channel.nodes)
     self._log.answer(channel)
