@@ -20,8 +20,6 @@ from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import pace
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.spmd.processes import preconnect as preconnect_lib
-from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.stage import store as store_lib
 from bamboo_jax.runtime.wire import links as links_lib
@@ -65,7 +63,7 @@ class Engine:
       of each pipeline by its owners.
     max_holders: Among how many nodes the shares of a stage may be spread in any
       way; 0: pipelines compute as many each.
-    log: Records transfers with other processes.
+    exchange: Joins this process with others; None without.
     clock: Of nodes whose layers only take their time.
     results: Of the phases of the current step.
     rings: The `spmd.engine.SpmdEngine` that runs its passes, None if rows do.
@@ -82,11 +80,9 @@ class Engine:
       num_shares: int,
       keep: bool = False,
       replicas: upkeep_lib.Protection | None = None,
-      link_kind: str = "auto",
       mesh: tuple[int, int] = (1, 1),
       max_holders: int = 0,
       cache: program_cache.ProgramCache | None = None,
-      log: transfer_log.TransferLog | None = None,
       exchange: ordered_sum.Exchange | None = None,
   ) -> None:
     """Makes the nodes that own stages; compiles nothing yet.
@@ -103,7 +99,6 @@ class Engine:
     self.lines: Lines = [*zip(self.owners, self.shares, strict=True)]
     self.replicas = replicas or upkeep_lib.Protection()
     self.programs = program_cache.ProgramCache() if cache is None else cache
-    self.log = transfer_log.TransferLog() if log is None else log
     self.exchange = exchange
     self.num_shares, self._per_share = num_shares, 0
     self.max_holders = max_holders
@@ -115,14 +110,10 @@ class Engine:
     self.results = PhaseResults()
     self.links = links_lib.Links(
         specs=self.specs,
-        devices=self.devices,
-        kind=link_kind,
         refresh=self.replicas.refresh,
-        log=self.log,
         exchange=exchange,
         find_compute=self.find_compute,
     )
-    self.preconnections = preconnect_lib.Preconnections(self.devices, self.log)
     for row in self.owners:
       for stage, node in enumerate(row):
         self.load_programs(node, stage)
@@ -181,7 +172,8 @@ class Engine:
     Numbers of nodes are not given again.
     """
     self.links.drain(alive)
-    self.preconnections.keep(alive)
+    if self.rings is not None:
+      self.rings.keep(alive)
 
   def kill(self, number: int) -> None:
     """Makes a node vanish, with all that it holds."""

@@ -16,6 +16,7 @@ from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
 from bamboo_jax.runtime.spmd.processes import coordination
 from bamboo_jax.runtime.spmd.processes import rendezvous as rendezvous_lib
 from bamboo_jax.runtime.spmd.processes import transfer_log
@@ -142,19 +143,22 @@ def train_in_cluster(
       heartbeat_secs=config.cluster.heartbeat_secs,
       silence_secs=config.cluster.least_silence_secs,
   )
-  apart = _use_devices(config, 1)
+  apart, collectives = _use_devices(config, 1), None
   if log is None:
     devices = devices_lib.place_nodes([number], apart=apart)
   else:
     coordination.connect(number, host=host)
     devices = coordination.devices_by_node()
+    collectives = collectives_lib.Collectives(log, devices)
   fence = fence_lib.Fence(workdir)
-  job = job_lib.make_job(config, devices=devices, log=log, exchange=transport)
+  job = job_lib.make_job(
+      config, devices=devices, collectives=collectives, exchange=transport
+  )
   given = environment.Environment(
       cohort=cluster_cohort.ClusterCohort(client, exits),
       workdir=workdir_lib.Workdir.at(workdir),
       transfers=transfers_lib.PeerTransfers(
-          client, transport, log, preconnects=config.recovery.preconnect
+          client, transport, collectives, preconnects=config.recovery.preconnect
       ),
       check_fence=lambda epoch: fence_lib.check(
           fence, fence_lib.Claim(stamp, epoch)
@@ -171,7 +175,7 @@ def train_in_cluster(
 def _use_devices(config: ml_collections.ConfigDict, num_nodes: int) -> bool:
   """Makes devices for nodes; returns whether transfers have others."""
   per_node = config.node.mesh.data * config.node.mesh.tensor
-  apart = config.pipeline.link == "host" or per_node > 1
+  apart = per_node > 1
   devices_lib.use_virtual_devices(
       num_nodes,
       per_node=per_node,

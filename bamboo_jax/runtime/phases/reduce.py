@@ -100,32 +100,13 @@ def _add(
     return {place: jax.device_put(total, where)}
   if program.program is None:
     return {engine.find_compute(channel.nodes[0]): held[0]}
-  if len({device.process_index for device in program.devices}) == 1:
-    sums = program(held)
-  else:
-    engine.log.begin(channel)
-    sums = engine.log.run(channel, lambda: program(held))
+  sums = program(held)
   totals = {}
   for device, total in sums.items():
     place = devices_lib.compute_of(device, engine.mesh)
     where = places.of_state(place, total, unit.model.name)
     totals[place] = jax.device_put(total, where)
   return totals
-
-
-def answer(engine: engine_lib.Engine, channel: channel_lib.Channel) -> None:
-  """Ends a sum that another process has begun, with zeros; blocks."""
-  program, unit = get_sum(engine, channel), _unit_of(engine, channel)
-  like = spec_lib.to_unit(unit.accumulator, unit)
-  zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), like)
-  devices = [engine.devices[n] for n in channel.nodes[: engine.num_shares]]
-  held = {
-      share: jax.device_put(zeros, device)
-      for share, device in enumerate(devices)
-      if devices_lib.is_local(device)
-  }
-  engine.log.answer(channel)
-  jax.block_until_ready(engine.log.run(channel, lambda: program(held)))
 
 
 def owned_totals(

@@ -22,6 +22,7 @@ from bamboo_jax.runtime.spmd import program as program_lib
 from bamboo_jax.runtime.spmd import ring as ring_lib
 from bamboo_jax.runtime.spmd import run as run_lib
 from bamboo_jax.runtime.spmd import weights as weights_lib
+from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
 from bamboo_jax.runtime.stage import functions
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import channel as channel_lib
@@ -53,6 +54,7 @@ class SpmdEngine:
       keeps: bool,
       segment_ticks: int | None = None,
       heads: bool = False,
+      collectives: collectives_lib.Collectives | None = None,
   ) -> None:
     """Compiles nothing yet.
 
@@ -64,6 +66,7 @@ class SpmdEngine:
       segment_ticks: Ticks of a segment; None for as many as stages, or for all
         if no death can be survived.
       heads: Whether forward passes of the last stage run head and loss.
+      collectives: Between this process and others; None without.
 
     Raises:
       ValueError: The stages are not made of equal blocks (names the layer), or
@@ -102,6 +105,9 @@ class SpmdEngine:
     self.runs: dict[int, run_lib.Run] = {}
     self.running: list[run_lib.Run] = []
     rows.rings = self
+    self._collectives = collectives
+    if collectives is not None:
+      collectives.attach(rows, self.answer)
 
   def can_run(
       self,
@@ -124,14 +130,21 @@ class SpmdEngine:
     (num_owned,) = channel.key  # The others may have gone on with new owners.
     self._get_ring(channel.nodes, num_owned=num_owned).answer()
 
+  def keep(self, alive: Collection[int]) -> None:
+    """Drops what joins nodes to the dead."""
+    if self._collectives is not None:
+      self._collectives.keep(alive)
+
   def jobs(
       self, owners: Sequence[Owners], lines: engine_lib.Lines
   ) -> list[Callable[[], Any]]:
     """Returns the jobs that compile programs for some roles, by pipeline."""
     if not self.can_run(owners, lines):
       return []
+    together = self._collectives
+    connects = [] if together is None else together.jobs()
     devices, here = self._rows.devices, jax.process_index()
-    return [
+    return connects + [
         functools.partial(self._compile, row)
         for row in sorted({tuple(row) for row in owners})
         if any(devices[node].process_index == here for node in row)
@@ -333,7 +346,9 @@ class SpmdEngine:
               params=self._params,
           ),
       )
-      return ring_lib.Ring(self._rows, program, nodes, kind=num_owned)
+      together = self._collectives
+      log = None if together is None else together.log
+      return ring_lib.Ring(self._rows, program, nodes, kind=num_owned, log=log)
 
     fits = lambda r: table is None or r.program.sizes.fits(table)
     return self._rings.get((num_owned, *nodes), make, fits=fits)

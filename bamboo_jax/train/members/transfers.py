@@ -14,8 +14,7 @@ from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
-from bamboo_jax.runtime.spmd.processes import settle
-from bamboo_jax.runtime.spmd.processes import transfer_log
+from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.train import background_compiler
@@ -56,7 +55,7 @@ class PeerTransfers:
   """The transfers of a process of a cluster.
 
   Args:
-    log: Collective transfers with other processes pass it; None without.
+    collectives: Of programs over several processes; None of rows.
     preconnects: Whether to connect ahead of time.
   """
 
@@ -64,13 +63,13 @@ class PeerTransfers:
       self,
       client: client_lib.Client,
       transport: transport_lib.Transport,
-      log: transfer_log.TransferLog | None,
+      collectives: collectives_lib.Collectives | None,
       *,
       preconnects: bool,
   ) -> None:
     self._client = client
     self._transport = transport
-    self._log = log
+    self._collectives = collectives
     self._preconnects = preconnects
     self._connected = (0, _NOT_READY)
 
@@ -91,58 +90,34 @@ class PeerTransfers:
     }
     addresses = {node: b.address for node, b in begun.items()}
     self._transport.set_addresses(addresses)
-    if self._log is None:
-      return
-    self._log.answer_for(self._client.adopted.number)
-    for channel in settle.find_unanswered(begun)[self._client.number]:
-      _answer(self._engine, channel)
+    if self._collectives is not None:
+      view, me = self._client.adopted.number, self._client.number
+      self._collectives.settle(begun, view=view, me=me)
 
   def ready(self, version: int) -> int:
     """Returns the version once all for it is compiled."""
-    is_ready = self._preconnects and self._compiler.is_idle and self._log
+    is_ready = self._preconnects and self._compiler.is_idle
     return version if is_ready else _NOT_READY
 
   def connect(self) -> None:
-    """See `Transfers`; raises as a transfer does if somebody is gone.
-
-    In the step they would meet one after the other, and wait for each other.
-    """
-    if self._log is None:
-      self._connect_peers()
-    elif self._preconnects:
+    """See `Transfers`; raises as a transfer does if a node is gone."""
+    if self._preconnects:
       self._connect(ahead=False)
 
   def preconnect(self, said: Iterable[int], version: int) -> None:
     """See `Transfers`; all nodes call it at once, between two steps.
 
-    Raises as a transfer does if somebody is gone.
+    Raises as a transfer does if a node is gone.
     """
     facts = (self._client.adopted.number, version)
-    if self._log is None:
-      if self._preconnects and self._connected != facts:
-        self._connect_peers()
-        self._connected = facts
-      return
     if set(said) == {version} and self._connected != facts:
       self._connect(ahead=True)
       self._connected = facts
 
-  def _connect_peers(self) -> None:
-    self._transport.connect(compile_ahead.find_partners(self._engine))
-
   def _connect(self, *, ahead: bool) -> None:
-    begin_secs = time.perf_counter()
-    count = compile_ahead.preconnect(self._engine, ahead=ahead)
-    secs, when = time.perf_counter() - begin_secs, "ahead" if ahead else "now"
-    logging.info("Connected %d groups %s in %.3f s.", count, when, secs)
-
-
-def _answer(engine: engine_lib.Engine, channel: channel_lib.Channel) -> None:
-  """Ends a transfer that another process has begun; blocks."""
-  match channel.kind:
-    case "meet":
-      engine.preconnections.answer(channel)
-    case "ring":
-      engine.rings.answer(channel)
-    case _:
-      raise AssertionError(channel)
+    self._transport.connect(compile_ahead.find_partners(self._engine))
+    if self._collectives is not None:
+      begin_secs = time.perf_counter()
+      count = self._collectives.connect(ahead=ahead)
+      secs, when = time.perf_counter() - begin_secs, "ahead" if ahead else "now"
+      logging.info("Connected %d groups %s in %.3f s.", count, when, secs)

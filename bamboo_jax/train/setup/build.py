@@ -30,7 +30,6 @@ from bamboo_jax.runtime import places
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import estimates
 from bamboo_jax.runtime.profile import profiler
-from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import redundancy
@@ -190,7 +189,7 @@ def memory_options(
   return {
       "memory_limit_bytes": limit,
       "protection": make_protection(config),
-      "is_remote": is_cluster or config.pipeline.link in ("host", "ppermute"),
+      "is_remote": is_cluster,
   }
 
 
@@ -259,7 +258,6 @@ def make_engine(
     *,
     cache: program_cache.ProgramCache,
     devices: Mapping[int, jax.Device] | None = None,
-    log: transfer_log.TransferLog | None = None,
     exchange: ordered_sum.Exchange | None = None,
     segments: partition_lib.Partition | None = None,
 ) -> engine_lib.Engine:
@@ -281,11 +279,9 @@ def make_engine(
       keep="none" != config.redundancy.mode
       or "none" != config.recovery.reroute,
       replicas=make_protection(config),
-      link_kind=config.pipeline.link,
       mesh=(config.node.mesh.data, config.node.mesh.tensor),
       max_holders=sizes.max_holders(config),
       cache=cache,
-      log=log,
       exchange=exchange,
   )
 

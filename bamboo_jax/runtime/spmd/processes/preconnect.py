@@ -6,6 +6,7 @@ nothing; whatever runs on the same devices in the same order later finds the
 connections.
 """
 
+import collections
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import jax
@@ -67,6 +68,28 @@ class Preconnections:
     for nodes in list(self._programs):
       if not set(alive).issuperset(nodes):
         del self._programs[nodes]
+
+
+def choose_groups(
+    now: Collection[tuple[int, ...]],
+    later: Collection[tuple[int, ...]],
+    *,
+    most: int,
+) -> set[tuple[int, ...]]:
+  """Returns those of `later` that fit; all nodes choose the same.
+
+  A node of a group has a socket for each other one, and at most `most` with
+  those that it needs `now`. Groups left out connect when they are needed: one
+  sum after each death of many pipelines takes as many sockets as their square.
+  """
+  counts = collections.Counter(n for g in now for n in g for _ in g[1:])
+  found = set()
+  for group in sorted({*later} - {*now}, key=lambda g: (len(g), g)):
+    others = len(group) - 1
+    if all(counts[node] + others <= most for node in group):
+      counts.update(node for node in group for _ in range(others))
+      found.add(group)
+  return found
 
 
 def _make_program(devices: Sequence[jax.Device]) -> Callable[[], jax.Array]:
