@@ -172,8 +172,6 @@ class Engine:
     Numbers of nodes are not given again.
     """
     self.links.drain(alive)
-    if self.rings is not None:
-      self.rings.keep(alive)
 
   def kill(self, number: int) -> None:
     """Makes a node vanish, with all that it holds."""

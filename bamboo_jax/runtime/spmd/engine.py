@@ -105,14 +105,12 @@ class SpmdEngine:
     self.runs: dict[int, run_lib.Run] = {}
     self.running: list[run_lib.Run] = []
     rows.rings = self
-    self._collectives = collectives
+    self._together = collectives
     if collectives is not None:
       collectives.attach(rows, self.answer)
 
   def can_run(
-      self,
-      owners: Sequence[Owners] | None = None,
-      lines: engine_lib.Lines | None = None,
+      self, owners: Sequence[Owners] = (), lines: engine_lib.Lines = ()
   ) -> bool:
     """Returns whether programs can run owners and lines, or the current."""
     rows = self._rows
@@ -130,19 +128,13 @@ class SpmdEngine:
     (num_owned,) = channel.key  # The others may have gone on with new owners.
     self._get_ring(channel.nodes, num_owned=num_owned).answer()
 
-  def keep(self, alive: Collection[int]) -> None:
-    """Drops what joins nodes to the dead."""
-    if self._collectives is not None:
-      self._collectives.keep(alive)
-
   def jobs(
       self, owners: Sequence[Owners], lines: engine_lib.Lines
   ) -> list[Callable[[], Any]]:
     """Returns the jobs that compile programs for some roles, by pipeline."""
     if not self.can_run(owners, lines):
       return []
-    together = self._collectives
-    connects = [] if together is None else together.jobs()
+    connects = self._together.jobs() if self._together else []
     devices, here = self._rows.devices, jax.process_index()
     return connects + [
         functools.partial(self._compile, row)
@@ -346,8 +338,7 @@ class SpmdEngine:
               params=self._params,
           ),
       )
-      together = self._collectives
-      log = None if together is None else together.log
+      log = self._together and self._together.log
       return ring_lib.Ring(self._rows, program, nodes, kind=num_owned, log=log)
 
     fits = lambda r: table is None or r.program.sizes.fits(table)

@@ -93,6 +93,7 @@ class PeerTransfers:
     if self._collectives is not None:
       view, me = self._client.adopted.number, self._client.number
       self._collectives.settle(begun, view=view, me=me)
+      self._collectives.keep(begun)
 
   def ready(self, version: int) -> int:
     """Returns the version once all for it is compiled."""
