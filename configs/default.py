@@ -64,7 +64,6 @@ def _pipelines() -> dict[str, Any]:
           schedule="1f1b",  # Or "gpipe".
           remat="full",  # Or "dots", "inputs", or for some layers "mlp=inputs".
           unit="block",  # Shares programs; or "layer", "stage".
-          link="auto",  # Or "copy", "host", "ppermute".
       ),
       node=dict(  # On GPUs; see docs/gpu.md.
           deterministic=True,  # Programs repeat their bits; costs time.

@@ -8,7 +8,6 @@ hear the address of another, and after a second it may hold all for lost that
 are not of its own part.
 """
 
-from collections.abc import Callable
 import gc
 import json
 import os
@@ -18,16 +17,18 @@ import threading
 import jax
 import numpy as np
 
-from bamboo_jax.cluster import blobs as blobs_lib
-from bamboo_jax.cluster import identity as identity_lib
-from bamboo_jax.cluster import settle
+from bamboo_jax import base
+from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.executables import store
-from bamboo_jax.runtime.wire import coordination
-from bamboo_jax.runtime.wire import link as link_lib
-from bamboo_jax.runtime.wire import preconnect as preconnect_lib
-from bamboo_jax.runtime.wire import rendezvous as rendezvous_lib
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.runtime.spmd.processes import coordination
+from bamboo_jax.runtime.spmd.processes import preconnect as preconnect_lib
+from bamboo_jax.runtime.spmd.processes import rendezvous as rendezvous_lib
+from bamboo_jax.runtime.spmd.processes import transfer_log
+from bamboo_jax.runtime.wire import endpoints
+from bamboo_jax.runtime.wire import mesh as mesh_lib
+from bamboo_jax.runtime.wire import transport as transport_lib
+from bamboo_jax.schedule import channel as channel_lib
 
 _SIZE = 1024
 
@@ -38,33 +39,36 @@ class Node:
   def __init__(self, number: int) -> None:
     self.value = np.full(_SIZE, 2.0 ** (number % 16), np.float32)
     self._number = number
-    identity = identity_lib.issue(b"", run="run", role="worker", name="n")
     host = "::1" if "--ipv6" in sys.argv else "127.0.0.1"
-    self._peers = blobs_lib.Peers(host, identity)
-    self._fetch, self._peers.fetch = self._peers.fetch, self._try_fetch
+    self._exchange = transport_lib.Transport(
+        number, run="run", endpoint=endpoints.UnixEndpoint()
+    )
+    self._receive, self._exchange.receive = self._exchange.receive, self._hear
     self._unheard: list[int] = []
-    self.address = self._peers.address
+    self.address = self._exchange.address
     self._lost: set[int] = set()
     meet = rendezvous_lib.Rendezvous(
-        number, self._peers, is_lost=lambda node: node in self._lost
+        number, self._exchange, is_lost=lambda node: node in self._lost
     ).meet
     coordination.connect(number, host=host)
     self._devices = coordination.devices_by_node()
     device = self._devices[number]
     is_apart = devices_lib.compute_of(device) != device
     assert is_apart == ("--apart" in sys.argv)
-    self._log = transfer_log.TransferLog(self.address, meet)
-    self._links: dict[tuple[int, int], link_lib.PairLink] = {}
+    self._log = transfer_log.TransferLog(meet)
     self._made = preconnect_lib.Preconnections(self._devices, self._log)
 
   def work(self, task: dict) -> dict:
     """Does a task; returns what came out."""
-    self._peers.addresses |= {int(n): a for n, a in task["addresses"].items()}
+    addresses = {int(n): a for n, a in task["addresses"].items()}
+    self._exchange.set_addresses(addresses)
     self._lost = set(task.get("lost", ()))
+    self._exchange.remove(self._lost, "it is lost")
+    self._exchange.begin(task["attempt"])
     self._unheard = task.get("unheard", {}).get(str(self._number), [])
     for part in task.get("parts", ()):
       if self._number not in part:
-        threading.Timer(1.0, self._lost.update, [part]).start()
+        threading.Timer(1.0, self._lose, [part]).start()
     error = None
     try:
       for nodes in map(tuple, task.get("meetings", ())):
@@ -81,34 +85,40 @@ class Node:
         "num_compiled": store.use().num_compiled,
     }
 
-  def _try_fetch(self, node: int, name: str, *notes: Callable) -> bytes:
-    if node in self._unheard and name.startswith("cpu:gloo"):
-      raise ConnectionError("It cannot be heard.")
-    return self._fetch(node, name, *notes)
+  def _lose(self, nodes: list[int]) -> None:
+    self._lost.update(nodes)
+    self._exchange.interrupt("a node is lost")
+
+  def _hear(self, node: int, channel: str) -> list[np.ndarray]:
+    if node in self._unheard and channel.startswith("cpu:gloo"):
+      raise base.AttemptOverError("It cannot be heard.")
+    return self._receive(node, channel)
 
   def _pass_on(self, ring: list[int]) -> None:
-    place = devices_lib.compute_of(self._devices[self._number])
-    mine = jax.device_put(self.value, place)
     total = self.value
     for ends in zip(ring, ring[1:] + ring[:1], strict=True):
       if self._number in ends:
-        if ends not in self._links:
-          devices = [self._devices[n] for n in ends]
-          like = jax.ShapeDtypeStruct((_SIZE,), np.float32)
-          self._links[ends] = link_lib.make_link(
-              *devices,
-              like=like,
-              kind="auto",
-              channel=settle.Channel("activation", ends),
-              log=self._log,
-          )
-        if self._number == ends[0]:
-          self._links[ends].send(mine)
-        else:
-          received = self._links[ends].receive()
-          assert received.devices() == {place}
-          total = total + np.array(received)
+        received = self._shift(ends)
+        if self._number == ends[1]:
+          total = total + received
     self.value = total
+
+  def _shift(self, ends: tuple[int, int]) -> np.ndarray:
+    """Sends the value of the first node to the second."""
+    devices = [self._devices[node] for node in ends]
+    sharding = mesh_lib.make_sharding(devices, "end")
+    mine = jax.device_put(self.value, self._devices[self._number])
+    whole = mesh_lib.join([mine], sharding)
+    program = compat.compile_apart(_shift.lower(whole))
+    channel = channel_lib.Channel("ring", ends)
+    self._log.begin(channel)
+    out = self._log.run(channel, lambda: program(whole))
+    return np.array(mesh_lib.part_on(self._devices[self._number], out))
+
+
+_shift = mesh_lib.over_any(
+    lambda value: jax.lax.ppermute(value, "end", [(0, 1)]), 2, "end"
+)
 
 
 def main() -> None:

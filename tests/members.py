@@ -1,7 +1,7 @@
 """Members, views of them, and channels between them."""
 
-from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import views
+from bamboo_jax.schedule import channel as channel_lib
 
 
 def member(number, zone="a"):
@@ -15,4 +15,4 @@ def view(number, *numbers, reason="test", **changes):
 def channel(text):
   """Returns the channel written as kind@nodes."""
   kind, _, nodes = text.partition("@")
-  return settle.Channel(kind, tuple(map(int, nodes.split(","))))
+  return channel_lib.Channel(kind, tuple(map(int, nodes.split(","))))

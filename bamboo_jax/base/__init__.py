@@ -13,6 +13,7 @@ threads   calls that may never return
 types     types that several packages share: PyTree, Place
 """
 
+from bamboo_jax.base.errors import AttemptOverError
 from bamboo_jax.base.errors import CheckpointError
 from bamboo_jax.base.errors import CompilationError
 from bamboo_jax.base.errors import DamagedCheckpointError
@@ -22,6 +23,7 @@ from bamboo_jax.base.errors import FencedError
 from bamboo_jax.base.errors import InfeasibleError
 from bamboo_jax.base.errors import MissingExtraError
 from bamboo_jax.base.errors import NonFiniteError
+from bamboo_jax.base.errors import PeerRemovedError
 from bamboo_jax.base.errors import ReplicaMismatchError
 from bamboo_jax.base.errors import StaleProfileError
 from bamboo_jax.base.errors import UnrecoverableHereError

@@ -49,6 +49,18 @@ class ViewChangedError(RuntimeError):
   """A node of the view is gone; what was going on has to be decided anew."""
 
 
+class AttemptOverError(RuntimeError):
+  """A value is sent or awaited in an attempt of a step that is over."""
+
+
+class PeerRemovedError(RuntimeError):
+  """A value is sent to, or awaited from, a node that was removed."""
+
+  def __init__(self, node: int, why: str) -> None:
+    super().__init__(f"Node {node} was removed: {why}.")
+    self.node = node
+
+
 class FencedError(RuntimeError):
   """Others have taken over the files of a run; this process must end."""
 

@@ -11,12 +11,10 @@ JAX.
   client_state
   messages    messages of agents and workers, as values
   frames      how a message travels on a connection
-  settle      which transfers have to be ended after a death; pure
   detection   when silence is a death
   stalls      which worker keeps all others waiting; pure
   notices     warnings of clouds before they take a machine
   store/      etcd, and the keys of a run
-  blobs       bulk data between workers
   identity    certificates: who may talk to whom
   addresses   addresses of IPv4 and IPv6
   door        accepts connections, and keeps strangers out

@@ -19,8 +19,8 @@ from absl import logging
 from bamboo_jax.cluster import client_state
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import views
+from bamboo_jax.schedule import channel as channel_lib
 
 _NUM_OLD = 8  # Views whose times are kept.
 
@@ -47,7 +47,7 @@ class Client:
       *,
       number: int,
       on_lost: Callable[[views.View], Any],
-      begun: Callable[[], settle.Begun],
+      begun: Callable[[], channel_lib.Begun],
       heartbeat_secs: float = 0.1,
       silence_secs: float = 3.0,
   ) -> None:

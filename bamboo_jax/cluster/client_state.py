@@ -10,9 +10,9 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls
 from bamboo_jax.cluster import views
+from bamboo_jax.schedule import channel as channel_lib
 
 _STALL_BEATS = 10  # So many without progress are reported.
 _AWAY_BEATS = 5  # Who has missed so many may have been left out.
@@ -29,7 +29,7 @@ class ClientState:
       *,
       send: Callable[[Any], None],
       on_lost: Callable[[views.View], Any],
-      begun: Callable[[], settle.Begun],
+      begun: Callable[[], channel_lib.Begun],
       now: Callable[[], float],
       heartbeat_secs: float,
       silence_secs: float,

@@ -1,14 +1,14 @@
 """Finds the worker that hangs when all others wait for it.
 
-Who waits for whom follows from what each has begun: a transfer waits until the
-other end has begun it too, and a posted value for those of the others. The
-worker that waits for none is to blame. Pure.
+A worker waits for the nodes of its open receives; in a collective transfer that
+it has begun, for those that have not; and after a post for those that have not
+posted. The worker that waits for none is to blame. Pure.
 """
 
 from collections.abc import Mapping
 import dataclasses
 
-from bamboo_jax.cluster import settle
+from bamboo_jax.schedule import channel as channel_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Stall:
 
   is_waiting: bool
   view: int
-  begun: settle.Begun
+  begun: channel_lib.Begun
   posted: tuple[tuple[int, str], ...]
 
 
@@ -51,6 +51,8 @@ def is_waiting_for(waiter: Stall, other: Stall, number: int) -> bool:
     comes = not other.view and other.posted and other.posted[0][0] > view
     if other.view <= view and not comes and (view, key) not in other.posted:
       return True
+  if number in waiter.begun.waits_for:
+    return True
   if waiter.begun.since < other.begun.since:
     return False  # The other knows that all of it has ended.
   behind = waiter.begun.since > other.begun.since

@@ -12,7 +12,7 @@ import types
 from typing import Any
 
 # Numbers that a run has: each worker knows the devices of so many, see
-# `runtime.wire.coordination`.
+# `runtime.spmd.processes.coordination`.
 MAX_NODES = 8191
 
 

@@ -23,8 +23,7 @@ from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.stage import store as store_lib
 from bamboo_jax.runtime.wire import links as links_lib
-from bamboo_jax.runtime.wire import preconnect as preconnect_lib
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import instruction as instruction_lib
 
 # Owners by stage, and shares, of all that take one way through the nodes.
@@ -64,7 +63,7 @@ class Engine:
       of each pipeline by its owners.
     max_holders: Among how many nodes the shares of a stage may be spread in any
       way; 0: pipelines compute as many each.
-    log: Records transfers with other processes.
+    exchange: Joins this process with others; None without.
     clock: Of nodes whose layers only take their time.
     results: Of the phases of the current step.
     rings: The `spmd.engine.SpmdEngine` that runs its passes, None if rows do.
@@ -81,17 +80,17 @@ class Engine:
       num_shares: int,
       keep: bool = False,
       replicas: upkeep_lib.Protection | None = None,
-      link_kind: str = "auto",
       mesh: tuple[int, int] = (1, 1),
       max_holders: int = 0,
       cache: program_cache.ProgramCache | None = None,
-      log: transfer_log.TransferLog | None = None,
+      exchange: ordered_sum.Exchange | None = None,
   ) -> None:
     """Makes the nodes that own stages; compiles nothing yet.
 
     Spares have a device too; nodes may share one. `mesh` is the number of
     devices on which each node computes, by data and tensor. `num_shares` is a
-    multiple of the number of pipelines.
+    multiple of the number of pipelines. `exchange` joins this process, which
+    then has one node, with others.
     """
     self.specs = tuple(specs)
     self.owners = [tuple(row) for row in owners]
@@ -100,7 +99,7 @@ class Engine:
     self.lines: Lines = [*zip(self.owners, self.shares, strict=True)]
     self.replicas = replicas or upkeep_lib.Protection()
     self.programs = program_cache.ProgramCache() if cache is None else cache
-    self.log = transfer_log.TransferLog() if log is None else log
+    self.exchange = exchange
     self.num_shares, self._per_share = num_shares, 0
     self.max_holders = max_holders
     self.clock = pace.Clock()
@@ -111,13 +110,10 @@ class Engine:
     self.results = PhaseResults()
     self.links = links_lib.Links(
         specs=self.specs,
-        devices=self.devices,
-        kind=link_kind,
         refresh=self.replicas.refresh,
-        log=self.log,
+        exchange=exchange,
         find_compute=self.find_compute,
     )
-    self.preconnections = preconnect_lib.Preconnections(self.devices, self.log)
     for row in self.owners:
       for stage, node in enumerate(row):
         self.load_programs(node, stage)
@@ -133,7 +129,7 @@ class Engine:
           device,
           links=self.links,
           clock=self.clock,
-          sends_host=device != self.devices[node],
+          sends_host=self.exchange is not None or device != self.devices[node],
       )
     programs = self.programs.get(self.specs[stage], device)
     self.nodes[node].programs[stage] = programs
@@ -176,7 +172,6 @@ class Engine:
     Numbers of nodes are not given again.
     """
     self.links.drain(alive)
-    self.preconnections.keep(alive)
 
   def kill(self, number: int) -> None:
     """Makes a node vanish, with all that it holds."""

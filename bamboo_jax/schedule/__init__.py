@@ -5,6 +5,7 @@ first schedule of a step and the one after a death; they differ in who owns
 which stage and in what the nodes hold.
 
   instruction      forward, backward, redundant forward, send, receive; rows
+  channel          which values travel between which nodes
   costs            time and memory of each stage
   failover         owners and shadows of stages; what a death makes of them
   holdings         what a node holds in the middle of a step

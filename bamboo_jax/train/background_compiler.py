@@ -96,7 +96,7 @@ class BackgroundCompiler:
     """
     self._is_under_way = True
     layout = self._state.plan(alive).layout
-    jobs = self._jobs_of(layout, connects=True)
+    jobs = self._jobs_of(layout)
     for node in self._cohort.hosted - layout.nodes:
       jobs += compile_ahead.compile_jobs_of_spare(self._engine, node)
     self._call(jobs)
@@ -119,15 +119,11 @@ class BackgroundCompiler:
       self._error = self._error or error
 
   def _find_jobs(self, view: views.View) -> list[Callable[[], Any]]:
-    return self._jobs_of(self._state.plan(view.numbers).layout, connects=True)
+    return self._jobs_of(self._state.plan(view.numbers).layout)
 
-  def _jobs_of(
-      self, layout: layout_lib.Layout, *, connects: bool = False
-  ) -> list[Callable[[], Any]]:
+  def _jobs_of(self, layout: layout_lib.Layout) -> list[Callable[[], Any]]:
     owners, shadows, _, lines, _ = layout.by_segment
-    return compile_ahead.compile_jobs_of(
-        self._engine, owners, shadows, lines, connects=connects
-    )
+    return compile_ahead.compile_jobs_of(self._engine, owners, shadows, lines)
 
   def _prepare(self, view: int, jobs: list[Callable[[], Any]]) -> None:
     self._call(jobs)

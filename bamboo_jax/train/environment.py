@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import time
 
-from bamboo_jax.cluster import blobs as blobs_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.train.members import cohort as cohort_lib
@@ -18,7 +17,6 @@ class Environment:
 
   Attributes:
     transfers: Between the devices of several processes.
-    peers: The processes of other members; None without.
     faults: What happens on purpose.
     director: Carries out faults; None without.
     progress: Where to show steps; None if another member does.
@@ -32,7 +30,6 @@ class Environment:
   cohort: cohort_lib.Cohort
   workdir: workdir_lib.Workdir
   transfers: transfers_lib.Transfers = transfers_lib.NoTransfers()
-  peers: blobs_lib.Peers | None = None
   faults: Sequence[faults_lib.Fault] = ()
   director: cohort_lib.Director | None = None
   progress: progress_lib.Progress | None = None

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
@@ -54,7 +54,7 @@ def evaluate(
   """
   nodes, losses = engine.nodes, {}
   find_link = lambda row, stage: engine.links.get(
-      settle.Channel("activation", (row[stage], row[stage + 1]), (stage,))
+      channel_lib.Channel("activation", (row[stage], row[stage + 1]), (stage,))
   )
   for index, batch in enumerate(microbatches):
     row, value = engine.owners[index % len(engine.owners)], None

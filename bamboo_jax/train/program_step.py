@@ -55,7 +55,9 @@ class ProgramStep(step_lib.Step):
     self.is_by_rows = False
     self._program = build_program.make_program(job.config, job.task, job.plan)
     self.programs = build_program.make_engine(
-        job.config, job.task, self._program, rows=job.engine
+        *(job.config, job.task, self._program),
+        rows=job.engine,
+        collectives=job.collectives,
     )
 
   @property

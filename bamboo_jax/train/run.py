@@ -6,6 +6,7 @@ for the same worker.
 
 from collections.abc import Callable
 import contextlib
+import ipaddress
 import socket
 import time
 
@@ -13,7 +14,6 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.base import threads
-from bamboo_jax.cluster import blobs as blobs_lib
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import fence as fence_lib
@@ -21,10 +21,13 @@ from bamboo_jax.cluster.store import tenure
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime.wire import black_holes
-from bamboo_jax.runtime.wire import coordination
-from bamboo_jax.runtime.wire import rendezvous as rendezvous_lib
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.runtime.spmd.processes import black_holes
+from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
+from bamboo_jax.runtime.spmd.processes import coordination
+from bamboo_jax.runtime.spmd.processes import rendezvous as rendezvous_lib
+from bamboo_jax.runtime.spmd.processes import transfer_log
+from bamboo_jax.runtime.wire import endpoints
+from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train import worker as worker_lib
 from bamboo_jax.train.members import cluster_cohort
@@ -143,38 +146,54 @@ def train_in_cluster(
   Raises `base.UnrecoverableHereError` if a stage has no copy left.
   """
   policy.apply(config)
-  peers = blobs_lib.Peers(host, identity)
-  rendezvous = rendezvous_lib.Rendezvous(
+  is_alone = ipaddress.ip_address(host).is_loopback
+  transport = transport_lib.Transport(
       number,
-      peers,
-      is_lost=lambda node: node not in client.newest.numbers,
+      run=stamp,
+      endpoint=endpoints.UnixEndpoint()
+      if is_alone
+      else endpoints.TlsEndpoint(host, identity),
+      note=lambda: client.note_progress(),
   )
-  log = transfer_log.TransferLog(peers.address, rendezvous.meet)
+  log = None
+  if config.pipeline.executor == "spmd":
+    rendezvous = rendezvous_lib.Rendezvous(
+        number,
+        transport,
+        is_lost=lambda node: node not in client.newest.numbers,
+    )
+    log = transfer_log.TransferLog(rendezvous.meet)
+  exits = cluster_cohort.Exits(transport, log)
   client = client_lib.Client(
       agent,
       number=number,
-      on_lost=lambda view: cluster_cohort.stop_transfers(log, view),
-      begun=log.begun,
+      on_lost=exits.lose,
+      begun=exits.begun,
       heartbeat_secs=config.cluster.heartbeat_secs,
       silence_secs=config.cluster.least_silence_secs,
   )
-  threads.call_beside(black_holes.watch, log.find_stuck, name="links")
-  _use_devices(config, 1)
-  coordination.connect(number, host=host)
+  apart, collectives = _use_devices(config, 1), None
+  if log is None:
+    devices = devices_lib.place_nodes([number], apart=apart)
+  else:
+    threads.call_beside(black_holes.watch, log.find_stuck, name="links")
+    coordination.connect(number, host=host)
+    devices = coordination.devices_by_node()
+    collectives = collectives_lib.Collectives(log, devices)
   fence = fence_lib.Fence(workdir)
   # A cluster may also follow a trace, which needs no faults here.
   strikes = None
   if director:
     strikes = cluster_cohort.RemoteDirector(director, number=number, name=name)
-  devices = coordination.devices_by_node()
-  job = job_lib.make_job(config, devices=devices, log=log)
+  job = job_lib.make_job(
+      config, devices=devices, collectives=collectives, exchange=transport
+  )
   given = environment.Environment(
-      cohort=cluster_cohort.ClusterCohort(client, log),
+      cohort=cluster_cohort.ClusterCohort(client, exits),
       workdir=workdir_lib.Workdir.at(workdir),
       transfers=transfers_lib.PeerTransfers(
-          client, log, peers, preconnects=config.recovery.preconnect
+          client, transport, collectives, preconnects=config.recovery.preconnect
       ),
-      peers=peers,
       check_fence=lambda epoch: fence_lib.check(
           fence, fence_lib.Claim(stamp, epoch)
       ),
@@ -189,7 +208,7 @@ def train_in_cluster(
 def _use_devices(config: ml_collections.ConfigDict, num_nodes: int) -> bool:
   """Makes devices for nodes; returns whether transfers have others."""
   per_node = config.node.mesh.data * config.node.mesh.tensor
-  apart = config.pipeline.link == "host" or per_node > 1
+  apart = per_node > 1
   devices_lib.use_virtual_devices(
       num_nodes,
       per_node=per_node,

@@ -61,7 +61,7 @@ class Worker:
     self._step = program_step.make_step(
         job, cohort=cohort, director=given.director
     )
-    self._transfer = state_transfer.StateTransfer(engine, cohort, given.peers)
+    self._transfer = state_transfer.StateTransfer(engine, cohort)
     self._writer = saving.make_writer(
         job,
         directory=given.workdir.checkpoints,

@@ -21,7 +21,7 @@ _ARRAYS = {
 
 def write(number, path):
   """Writes an item in the process of a node; the others never come."""
-  from bamboo_jax.runtime.wire import coordination
+  from bamboo_jax.runtime.spmd.processes import coordination
 
   coordination.connect(number)
   import jax

@@ -11,9 +11,9 @@ from absl.testing import parameterized
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster.agent.knowledge import watch as watch_lib
+from bamboo_jax.schedule import channel as channel_lib
 from tests import members
 
 _LIMITS = detection.Limits(
@@ -62,10 +62,10 @@ class SilenceTest(parameterized.TestCase):
 
 
 def stall(*channels, is_waiting=False):
-  begun = settle.Begun(
+  begun = channel_lib.Begun(
       (1, 0),
       tuple(
-          settle.Channel(c[0], tuple(map(int, c[2:].split(","))))
+          channel_lib.Channel(c[0], tuple(map(int, c[2:].split(","))))
           for c in channels
       ),
   )

@@ -1,25 +1,15 @@
 """What agents and workers say to each other, and whom they believe."""
 
-import hashlib
-import itertools
-import select
-import socket
-import time
-from unittest import mock
-
-from absl.testing import absltest
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.cluster import blobs
 from bamboo_jax.cluster import frames
-from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent.knowledge import board as board_lib
+from bamboo_jax.schedule import channel as channel_lib
 
 _JSON = st.dictionaries(st.text(), st.integers() | st.text() | st.none())
 
@@ -60,7 +50,9 @@ class MessagesTest(parameterized.TestCase):
           stalls_lib.Stall(
               False,
               3,
-              settle.Begun((3, 7), (settle.Channel("f", (0, 1)),), ("h", 2)),
+              channel_lib.Begun(
+                  (3, 7), (channel_lib.Channel("f", (0, 1)),), "h", (2,)
+              ),
               ((3, "begun"),),
           )
       ),
@@ -137,77 +129,3 @@ class BoardTest(parameterized.TestCase):
     self.assertEqual(
         self.board.take(3, {0}), [messages.Gathered(3, "vote", {0: 3})]
     )
-
-
-class BlobsTest(absltest.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.server = blobs.Peers("127.0.0.1", self.issue())
-
-  def issue(self, **changes):
-    who = {"secret": b"s", "run": "run", "role": "worker", "name": "n0"}
-    return identity_lib.issue(**{**who, **changes})
-
-  def fetch(self, check=lambda: None, **changes):
-    identity = self.issue(**changes)
-    address = self.server.address
-    return blobs.fetch(address, "state", identity=identity, check=check)
-
-  def test_fetch(self):
-    blob = bytes(range(256)) * 1000
-    self.server.offer("state", blob)
-    self.assertEqual(self.fetch(), blob)
-    for stranger in ({"secret": b"x"}, {"run": "x"}, {"role": "agent"}):
-      with self.assertRaises(OSError), self.assertLogs("absl", "WARNING"):
-        self.fetch(**stranger)
-
-  def test_fetch_waits_for_an_offer(self):
-    checks = itertools.count()
-
-    def check():
-      if next(checks) == 2:  # After a fifth of a second without an answer.
-        self.server.offer("state", b"blob")
-
-    self.assertEqual(self.fetch(check), b"blob")
-
-  def test_those_who_say_nothing_keep_nobody_out(self):
-    self.server.offer("state", b"blob")
-    with mock.patch.object(blobs, "_MAX_STRANGERS", 3):
-      silent = [socket.create_connection(self.server.address) for _ in range(9)]
-      gone = []
-      while len(gone) < 6:  # All but three.
-        gone, _, _ = select.select(silent, (), (), 30)
-        self.assertNotEmpty(gone)
-      self.assertEqual(self.fetch(), b"blob")
-    self.assertEqual([one.recv(1) for one in gone], [b""] * 6)
-    for connection in silent:
-      connection.close()
-
-  def test_names_may_be_long(self):
-    name = "cpu:gloo/" + ",".join(map(str, range(10**6, 10**6 + 8191)))
-    self.server.offer(name, b"address")
-    fetched = blobs.fetch(
-        self.server.address, name, identity=self.issue(), check=lambda: None
-    )
-    self.assertEqual(fetched, b"address")
-
-  def test_who_does_not_read_is_given_up(self):
-    self.server.offer("state", bytes(1 << 26))
-    with (
-        mock.patch.object(blobs, "_SEND_SECS", 0.1),
-        self.assertLogs("absl", "WARNING") as logs,
-        socket.create_connection(self.server.address) as plain,
-        self.issue().client.wrap_socket(plain) as connection,
-    ):
-      connection.sendall(b'{"name": "state"}\n')
-      while not logs.records:
-        time.sleep(0.01)
-    self.assertIn("timed out", logs.output[0])
-
-  def test_damage_is_seen(self):
-    self.server.offer("state", b"blob")
-    with mock.patch.object(hashlib, "sha256") as sha256:
-      sha256().digest.side_effect = [b"\0" * 32, b"\1" * 32]
-      with self.assertRaisesRegex(blobs.DamagedError, "not as it was sent"):
-        self.fetch()

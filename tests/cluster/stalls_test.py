@@ -4,8 +4,8 @@ import itertools
 
 from absl.testing import parameterized
 
-from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls as stalls_lib
+from bamboo_jax.schedule import channel as channel_lib
 from tests import members
 
 
@@ -15,7 +15,7 @@ def stall(
   return stalls_lib.Stall(
       is_waiting,
       view,
-      settle.Begun((3, step), tuple(map(members.channel, channels))),
+      channel_lib.Begun((3, step), tuple(map(members.channel, channels))),
       tuple(posted),
   )
 

@@ -88,7 +88,6 @@ def make_engine(
     num_pipelines,
     num_shares,
     *,
-    link_kind="auto",
     remat="full",
     num_devices=8,
 ):
@@ -98,7 +97,6 @@ def make_engine(
       owners=[nodes[i : i + num_stages] for i in nodes[::num_stages]],
       devices={node: jax.devices()[node % num_devices] for node in nodes},
       num_shares=num_shares,
-      link_kind=link_kind,
       cache=CACHE,
   )
   compile_ahead.compile_all(engine, evaluate=False)
@@ -185,7 +183,6 @@ class BitsTest(parameterized.TestCase):
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
   @parameterized.named_parameters(
-      ("ppermute", 2, 3, dict(link_kind="ppermute")),
       ("nodes_that_share_a_device", 2, 3, dict(num_devices=1)),
       ("one_pipeline_for_two_shares", 1, 6, {}),
   )

@@ -1,8 +1,8 @@
 """The nodes of `trainer`: hashes in place of arrays, programs and files.
 
 What a pass returns is the hash of step, stage, microbatch and all that it has
-read, so a value that is paired wrongly, used twice or taken from a filler
-changes the state. Methods are those of the classes that they stand for.
+read, so a value that is paired wrongly or used twice changes the state. Methods
+are those of the classes that they stand for.
 """
 
 import collections
@@ -13,14 +13,12 @@ import functools
 import hashlib
 import types
 
-import numpy as np
-
-from bamboo_jax.cluster import settle
+from bamboo_jax import base
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import assignment
+from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.train import state_transfer
 from bamboo_jax.train import step as step_lib
 from tests import layouts
 from tests.simulation import worker as worker_lib
@@ -29,7 +27,6 @@ Op = instruction_lib.Op
 _NUM_SHARES = 2
 _PER_SHARE = 4
 _PASS_SECS = 0.02
-_FILLER = "filler"
 _DIGITS = 16
 
 
@@ -153,42 +150,77 @@ class Node:
     self.ledger.add(i)
 
 
-class Link:
-  """A channel between two workers; the n-th value sent is the n-th received."""
+class Transport:
+  """Values between two workers; stands for `runtime.wire.transport`.
 
-  def __init__(self, worker, channel):
-    self._worker, self._channel = worker, channel
-    self._sent = worker.shared.wire[worker.stamp, channel]
+  The n-th value of a channel that is sent in an attempt is the n-th received.
+  """
 
-  def send(self, value):
-    self._worker.log.begin(self._channel)
-    self._put(value)
+  def __init__(self, worker):
+    self._worker = worker
+    self._attempt, self._interrupted = 0, None
+    self._taken = collections.Counter()
+    self._waits_for = None
+    self.address = f"node {worker.number}"
 
-  def receive(self):
-    self._worker.log.begin(self._channel)
-    value = self._take()
-    self._worker.log.check()
-    return value
+  def begin(self, attempt):
+    assert attempt > self._attempt, "an attempt that is over"
+    self._attempt, self._interrupted = attempt, None
+    self._taken.clear()
+    worker = self._worker
+    worker.shared.attempts[worker.stamp, worker.number] = attempt
+    for node in self._worker.client.adopted.numbers:
+      worker.wake_soon(node)
 
-  def answer(self):
-    self._worker.log.answer(self._channel)
-    if self._channel.nodes[0] == self._worker.number:
-      self._put(_FILLER)
-    else:
-      self._take()
+  def interrupt(self, why):
+    self._interrupted = why
 
-  def _put(self, value):
-    self._sent.append(value)
-    self._worker.wake_soon(self._channel.nodes[1])
+  def check(self):
+    if self._interrupted is not None:
+      raise base.AttemptOverError(self._interrupted)
 
-  def _take(self):
-    worker, source = self._worker, self._channel.nodes[0]
-    count = worker.taken[self._channel]
-    worker.taken[self._channel] += 1
-    worker.wait(lambda: len(self._sent) > count or worker.is_cut(source))
-    if len(self._sent) <= count:
-      raise OSError(f"node {source} is gone")
-    return self._sent[count]
+  def send(self, node, channel, arrays):
+    self.check()
+    key = self._key(self._worker.number, node, channel)
+    self._worker.shared.wire[key].append(arrays)
+    self._worker.wake_soon(node)
+
+  def receive(self, node, channel):
+    worker, attempts = self._worker, self._worker.shared.attempts
+    sent = worker.shared.wire[self._key(node, worker.number, channel)]
+    place = self._taken[node, channel]
+    self._taken[node, channel] += 1
+    is_over = lambda: (
+        self._interrupted is not None
+        or worker.is_cut(node)
+        or attempts[worker.stamp, node] > self._attempt
+    )
+    self._waits_for = node
+    worker.wait(lambda: len(sent) > place or is_over())
+    self._waits_for = None
+    self.check()
+    if len(sent) > place:
+      return sent[place]
+    if worker.is_cut(node):
+      raise base.PeerRemovedError(node, "it is gone")
+    raise base.AttemptOverError(f"node {node} is ahead")
+
+  def open_receives(self):
+    waits = [] if self._waits_for is None else [self._waits_for]
+    return [types.SimpleNamespace(node=node) for node in waits]
+
+  def set_addresses(self, addresses):
+    assert all(addresses.values()), addresses
+
+  def connect(self, nodes):
+    pass
+
+  def keep_only(self, nodes, why):
+    pass
+
+  def _key(self, source, destination, channel):
+    stamp = self._worker.stamp
+    return stamp, self._attempt, source, destination, channel
 
 
 class Engine:
@@ -196,9 +228,10 @@ class Engine:
 
   def __init__(self, worker):
     self.nodes = {}
-    self.links = self
+    self.exchange = worker.transport
+    stages = range(worker.setup.num_stages)
+    self.specs = [types.SimpleNamespace(state="") for _ in stages]
     self._worker = worker
-    self._links = {}
     self._local = collections.defaultdict(collections.deque)
 
   def load_programs(self, node, stage):
@@ -219,7 +252,7 @@ class Engine:
   def find(self, i):
     ends = (self._worker.number, i.peer)
     is_grad = i.op in (Op.SEND_GRAD, Op.RECV_GRAD)
-    channel = settle.Channel(
+    channel = channel_lib.Channel(
         "grad" if is_grad else "activation",
         ends if i.is_send else ends[::-1],
         (i.stage,),
@@ -227,10 +260,11 @@ class Engine:
     if ends[0] == ends[1]:
       queue = self._local[channel]
       return types.SimpleNamespace(send=queue.append, receive=queue.popleft)
-    return self._links.setdefault(channel, Link(self._worker, channel))
-
-  def answer(self, channel):
-    self._links.setdefault(channel, Link(self._worker, channel)).answer()
+    (source, destination), name = channel.nodes, str(channel)
+    return types.SimpleNamespace(
+        send=lambda value: self.exchange.send(destination, name, [value]),
+        receive=lambda: self.exchange.receive(source, name)[0],
+    )
 
   def drain(self, alive):
     del alive
@@ -300,41 +334,6 @@ class Step(step_lib.Step):
 
   def close(self):
     pass
-
-
-class Peers:
-  """What a worker offers to others."""
-
-  def __init__(self, offered):
-    self._offered = offered
-    self.offer = offered.__setitem__
-
-  def clear(self, prefix):
-    assert all(name.startswith(prefix) for name in self._offered)
-    self._offered.clear()
-
-
-class Transfer(state_transfer.StateTransfer):
-  """Fetches state from other workers, without sockets."""
-
-  def __init__(self, worker, engine, cohort):
-    super().__init__(engine, cohort, Peers(worker.offered))
-    self._worker = worker
-
-  def _fetch(self, copy, version):
-    worker, other = self._worker, self._worker.shared.workers[copy.source]
-    if other is worker:
-      return super()._fetch(copy, version)
-    name = self._name(copy, version)
-    is_there = lambda: name in other.offered
-    is_over = lambda: worker.is_cut(copy.source) or worker.is_interrupted
-    worker.wait(lambda: is_there() or is_over())
-    self._cohort.check()
-    if not is_there():
-      raise OSError(f"node {copy.source} is gone")
-    worker.sleep(_PASS_SECS)
-    (state,) = np.frombuffer(other.offered[name], f"U{_DIGITS}")
-    return str(state)
 
 
 class Files:

@@ -1,7 +1,7 @@
 """The real loop of `train.worker`, in a thread that is given the baton.
 
-Loop, cohort, client, state, plans and the settling of transfers are those that
-train; see `fake_engine` for what stands for the rest.
+Loop, cohort, client, state and plans are those that train; see `fake_engine`
+for what stands for the rest.
 """
 
 import collections
@@ -11,9 +11,9 @@ import types
 
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster.store import fence as fence_lib
-from bamboo_jax.runtime.wire import transfer_log
 from bamboo_jax.train import environment
 from bamboo_jax.train import run_state
+from bamboo_jax.train import state_transfer
 from bamboo_jax.train import step_plans
 from bamboo_jax.train import worker as train_worker
 from bamboo_jax.train.members import cluster_cohort
@@ -51,24 +51,14 @@ class Client(client_lib.Client):
     self._worker.say_data(data)
 
 
-class Cohort(cluster_cohort.ClusterCohort):
-  """The real cohort, whose waits for the dead need no breaking."""
-
-  def __init__(self, client, log):
-    self.number = client.number
-    self.hosted = frozenset({client.number})
-    self._client, self._log = client, log
-
-
 class Worker(worker_lib.Worker):
   """A simulated process in which `train.worker.Worker` runs."""
 
   FAILURES = (OSError, RuntimeError, ValueError)
 
   def _make_work(self):
-    self.taken = collections.Counter()
-    self.offered = {}
-    self.log = transfer_log.TransferLog()
+    self.transport = fake_engine.Transport(self)
+    self.exits = cluster_cohort.Exits(self.transport, None)
     self.setup = fake_engine.make_setup(self.shared.layout, self.shared.reroute)
     first = fake_engine.states_after(0, self.setup.num_stages)
     self.shared.saved_stages[0] = dict(enumerate(first))
@@ -133,16 +123,17 @@ class Worker(worker_lib.Worker):
     if not view.members:  # It is taken in, and no other has its number.
       self.shared.workers[self.number] = self
     self._cut |= self.client.adopted.numbers - view.numbers
-    return cluster_cohort.stop_transfers(self.log, view)
+    return self.exits.lose(view)
 
   def _begun(self):
-    return self.log.begun()
+    return self.exits.begun()
 
   def _train(self):
     client = Client(self)
     self.claim = fence_lib.Claim(self.stamp)
     self.sleep(worker_lib.INIT_SECS)
-    cohort, self.engine = Cohort(client, self.log), fake_engine.Engine(self)
+    cohort = cluster_cohort.ClusterCohort(client, self.exits)
+    self.engine = fake_engine.Engine(self)
     self.loop = self._make_loop(client, cohort, self.engine)
     self.loop.run()
 
@@ -154,7 +145,7 @@ class Worker(worker_lib.Worker):
     """Returns the real worker; what it makes itself is of arrays and files."""
     rules, rows = self.setup.rules, self.setup.rows
     files = fake_engine.Files(self, engine, cohort)
-    transfer = fake_engine.Transfer(self, engine, cohort)
+    transfer = state_transfer.StateTransfer(engine, cohort)
     state = run_state.RunState(
         engine, cohort, transfer=transfer, rules=rules, writer=files
     )
@@ -165,7 +156,7 @@ class Worker(worker_lib.Worker):
         if node == self.number
     }
     transfers = transfers_lib.PeerTransfers(
-        client, self.log, types.SimpleNamespace(), preconnects=False
+        client, self.transport, None, preconnects=False
     )
     transfers.attach(engine, files)
     loop = object.__new__(train_worker.Worker)

@@ -18,9 +18,9 @@ from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client_state
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import fence as fence_lib
+from bamboo_jax.schedule import channel as channel_lib
 from tests.simulation import clock as clock_lib
 from tests.simulation import store as store_lib
 
@@ -118,7 +118,7 @@ class Worker:
         silence_secs=_SILENCE_SECS,
     )
     self._condition: Callable[[], bool] | None = None
-    self._since = settle.NEVER  # As in `settle.Begun`.
+    self._since = channel_lib.NEVER  # As in `channel_lib.Begun`.
     self._turn = 0
     self._work = self._make_work()
     self._advance(None)
@@ -157,8 +157,8 @@ class Worker:
     """Returns what it posts as "begun" in a view that has lost somebody."""
     return json_lib.to_plain(self._begun())
 
-  def _begun(self) -> settle.Begun:
-    return settle.Begun(self._since, ())
+  def _begun(self) -> channel_lib.Begun:
+    return channel_lib.Begun(self._since, ())
 
   # Threads of control: waits for conditions and for time to pass.
 

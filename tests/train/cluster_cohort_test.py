@@ -9,16 +9,17 @@ from absl.testing import parameterized
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.runtime.spmd.processes import transfer_log
+from bamboo_jax.runtime.wire import transport as transport_lib
+from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.train.members import cluster_cohort
 from tests import layouts
 
-_CHANNEL = settle.Channel("activation", (0, 1), (0,))
+_CHANNEL = channel_lib.Channel("activation", (0, 1), (0,))
 
 
 class Client:
@@ -53,36 +54,88 @@ class Client:
   def wait_facts(self):
     return self._facts
 
+  def wait_first(self):
+    return views.View(5, (), "")
+
+
+class Transport:
+  """Records what is asked of it; somebody waits for node 3."""
+
+  address = "here"
+
+  def __init__(self):
+    self.attempts, self.kept, self.interrupted = [], [], None
+
+  def begin(self, attempt):
+    self.attempts.append(attempt)
+
+  def interrupt(self, why):
+    self.interrupted = why
+
+  def keep_only(self, nodes, why):
+    self.kept.append({*nodes})
+
+  def check(self):
+    pass
+
+  def open_receives(self):
+    return [transport_lib.OpenReceive(3, "a", 0.0)]
+
 
 class ClusterCohortTest(parameterized.TestCase):
 
-  def make(self, **options):
-    client, log = Client(**options), transfer_log.TransferLog()
-    return client, log, cluster_cohort.ClusterCohort(client, log)
+  def make(self, log=None, **options):
+    client, transport = Client(**options), Transport()
+    exits = cluster_cohort.Exits(transport, log)
+    return client, transport, cluster_cohort.ClusterCohort(client, exits)
 
   @parameterized.named_parameters(
-      ("who_comes_stops_nothing", None, 1),
+      ("a_joining_node_stops_nothing", None, 1),
       ("a_loss_has_stopped_it", views.View(2, (), ""), 0),
       ("another_loss", views.View(3, (), ""), 1),
   )
   def test_adopt(self, lost, num_posts):
-    client, log, cohort = self.make(lost=lost)
+    log = transfer_log.TransferLog()
+    client, transport, cohort = self.make(lost=lost, log=log)
     log.begin(_CHANNEL)
     cohort.adopt(2)
     self.assertEqual(cohort.view.number, 2)
+    self.assertEqual(transport.attempts, [2 << 32])
     self.assertLen(client.said, num_posts)
     for view, key, value in client.said:
       self.assertEqual((view, key, len(value["channels"])), (2, "begun", 1))
+      self.assertEqual((value["address"], value["waits_for"]), ("here", [3]))
       with self.assertRaises(transfer_log.StoppedError):
         cohort.check()
 
   def test_settled(self):
-    client, log, cohort = self.make()
+    log = transfer_log.TransferLog()
+    _, transport, cohort = self.make(log=log)
     log.begin(_CHANNEL)
     cohort.adopt(2)
     cohort.settled(7)
-    self.assertEqual(log.begun(), settle.Begun((2, 7), ()))
+    cohort.settled(8)
+    self.assertEqual(transport.attempts, [n + (2 << 32) for n in range(3)])
+    self.assertEqual(log.begun(), channel_lib.Begun((2, 8), ()))
     log.check()  # Transfers may begin.
+
+  def test_entering_begins_an_attempt(self):
+    _, transport, cohort = self.make()
+    cohort.enter()
+    self.assertEqual(transport.attempts, [5 << 32])
+
+  def test_a_loss_interrupts_and_drops_what_is_kept_for_the_dead(self):
+    transport = Transport()
+    exits = cluster_cohort.Exits(transport, None)
+    members = tuple(
+        views.Member(i, f"n{i}", "a", f"life{i}", "h", 7) for i in (0, 1)
+    )
+    said = exits.lose(views.View(9, members, "n3 is gone"))
+    self.assertEqual(transport.kept, [{0, 1}])
+    self.assertRegex(transport.interrupted, "view 9")
+    self.assertEqual(said["address"], "here")
+    exits.lose(views.EMPTY)  # Before the first view nobody is dead.
+    self.assertLen(transport.kept, 1)
 
   def test_values_travel_as_json(self):
     _, _, cohort = self.make()

@@ -1,18 +1,23 @@
-"""State that moves between two processes, each with its blob server."""
+"""State that moves between two processes."""
 
-from concurrent import futures
-import types
+import threading
 from unittest import mock
 
 from absl.testing import absltest
 import numpy as np
 
-from bamboo_jax.cluster import blobs as blobs_lib
-from bamboo_jax.cluster import identity as identity_lib
+from bamboo_jax import base
+from bamboo_jax.runtime.wire import endpoints
+from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train import state_transfer
 
 _COPY = failover.Copy(stage=2, source=0, destination=1)
+_LIKE = {"a": np.zeros(3, np.float32), "b": [np.zeros((), np.int32)]}
+
+
+def make_state(number):
+  return {"a": np.full(3, number, np.float32), "b": [np.array(number)]}
 
 
 class Member:
@@ -20,94 +25,67 @@ class Member:
 
   def __init__(self, number, state=None):
     self.hosted = {number}
-    self.view = types.SimpleNamespace(number=1)
     self.nodes = {number: mock.Mock(state=state or {})}
-    self.specs = [mock.Mock(state=[np.zeros(3, np.float32)])] * 3
-    self.load_programs, self.check = mock.Mock(), mock.Mock()
-    self.gather = mock.Mock()
-    self.log = mock.Mock()
-    self.peers = blobs_lib.Peers(
-        "127.0.0.1",
-        identity_lib.issue(
-            secret=b"s", run="run", role="worker", name=f"n{number}"
-        ),
+    self.specs = [mock.Mock(state=_LIKE)] * 3
+    self.load_programs = mock.Mock()
+    self.exchange = transport_lib.Transport(
+        number, run="r", endpoint=endpoints.UnixEndpoint()
     )
-    self.transfer = state_transfer.StateTransfer(self, self, self.peers)
+    self.transfer = state_transfer.StateTransfer(self, self)
 
-  def prefetch(self):
-    self.transfer.prefetch([_COPY], version=5)
+  def prefetch(self, copy=_COPY, version=5):
+    self.transfer.prefetch([copy], version=version)
 
 
 class StateTransferTest(absltest.TestCase):
 
-  def test_nobody_fetches_before_all_have_offered(self):
-    source = Member(0, {2: [np.full(3, 1.0, np.float32)]})
-    taker, waits = Member(1), ValueError("One is still at it.")
-    taker.peers.addresses = {0: source.peers.address}
-    taker.gather.side_effect = waits
-    with mock.patch.object(taker.peers, "fetch") as fetch:
-      with self.assertRaises(ValueError):
-        taker.prefetch()
-    fetch.assert_not_called()
-    with mock.patch.object(source.peers, "offer") as offer:
-      source.gather.side_effect = lambda *_: offer.assert_called_once()
-      source.prefetch()
-    for member in source, taker:
-      member.gather.assert_called_once_with("offered 5", None)
+  def make(self):
+    members = Member(0, {2: make_state(1)}), Member(1)
+    for member in members:
+      self.addCleanup(member.exchange.close)
+      addresses = {n: m.exchange.address for n, m in enumerate(members)}
+      member.exchange.set_addresses(addresses)
+      member.exchange.begin(1)
+    return members
 
-  def test_what_was_offered_for_a_change_that_never_was_is_not_taken(self):
-    source = Member(0, {2: [np.full(3, 1.0, np.float32)]})
-    source.prefetch()  # Who wanted it died, so version 4 is still in force.
-    source.nodes[0].state[2] = [np.full(3, 2.0, np.float32)]
-    taker = Member(1)
-    taker.peers.addresses = {0: source.peers.address}
-    source.view.number = taker.view.number = 3
-    with futures.ThreadPoolExecutor(1) as thread:
-      taken = thread.submit(taker.prefetch)
-      futures.wait([taken], timeout=1.0)  # The source is slower.
-      source.prefetch()
-      taken.result()
+  def check(self, taker, number):
     taker.transfer.install()
     (call,) = taker.nodes[1].put_state.call_args_list
-    np.testing.assert_array_equal(call.args[1][0], [2.0, 2.0, 2.0])
+    stage, state = call.args
+    self.assertEqual(stage, 2)
+    np.testing.assert_array_equal(state["a"], [number] * 3)
+    self.assertEqual(state["b"][0], number)
 
-  def test_who_offers_late_is_asked_again(self):
-    source, taker = Member(0, {2: [np.full(3, 1.0, np.float32)]}), Member(1)
-    taker.peers.addresses = {0: source.peers.address}
-    with futures.ThreadPoolExecutor(1) as thread:
-      with mock.patch.object(blobs_lib, "_OFFER_SECS", 0.05):
-        with mock.patch.object(
-            taker.peers, "fetch", wraps=taker.peers.fetch
-        ) as fetch:
-          taken = thread.submit(taker.prefetch)
-          while fetch.call_count < 3:
-            self.assertEqual(futures.wait([taken], timeout=0.01).done, set())
-      taker.check.assert_not_called()  # Nothing has come.
-      source.prefetch()
-      taken.result(30)
-    taker.check.assert_called()
+  def test_state_moves(self):
+    source, taker = self.make()
+    source.prefetch()
+    taker.prefetch()
+    self.assertEqual(taker.transfer.fetched_for, 5)
+    taker.nodes[1].put_state.assert_not_called()
+    self.check(taker, 1)
 
-  def test_who_is_gone_is_not_asked_for_ever(self):
-    taker = Member(1)
-    taker.log.check.side_effect = [None] * 3 + [ValueError("Stopped.")]
-    with self.assertRaisesRegex(ValueError, "Stopped."):
+  def test_what_was_sent_for_a_change_that_never_was_is_not_taken(self):
+    source, taker = self.make()
+    source.prefetch()  # The taker died or was interrupted: version 5 again.
+    source.nodes[0].state[2] = make_state(2)
+    for member in (taker, source):
+      member.exchange.begin(2)
+    source.prefetch()
+    taker.prefetch()
+    self.check(taker, 2)
+
+  def test_nobody_waits_for_a_source_that_is_gone(self):
+    _, taker = self.make()
+    lose = lambda: taker.exchange.remove([0], "it died")
+    timer = threading.Timer(0.1, lose)
+    timer.start()
+    with self.assertRaisesRegex(base.PeerRemovedError, "it died"):
       taker.prefetch()
 
-  def test_what_is_not_state_stays_on_offer(self):
-    source, taker = Member(0, {2: [np.full(3, 1.0, np.float32)]}), Member(1)
-    source.peers.offer("address", b"x")
-    source.prefetch()
-    source.transfer.install()
-    taker.peers.addresses = {0: source.peers.address}
-    found = taker.peers.fetch(0, "address", taker.check)
-    self.assertEqual(found, b"x")
-    with self.assertRaisesRegex(ConnectionError, "where node 4 is"):
-      taker.peers.fetch(4, "address", taker.check)
-
   def test_what_was_fetched_for_a_change_that_never_was_is_dropped(self):
-    both = Member(1, {2: [np.full(3, 1.0, np.float32)]})
-    copy = failover.Copy(stage=2, source=1, destination=1)
-    both.transfer.prefetch([copy], version=5)
+    both = Member(1, {2: make_state(1)})
+    self.addCleanup(both.exchange.close)
+    both.prefetch(failover.Copy(stage=2, source=1, destination=1))
     self.assertEqual(both.transfer.fetched_for, 5)
     both.transfer.forget()
     self.assertEqual(both.transfer.fetched_for, -1)

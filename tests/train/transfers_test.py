@@ -5,47 +5,39 @@ from unittest import mock
 from absl.testing import parameterized
 
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import views
 from bamboo_jax.runtime.phases import compile_ahead
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.train.members import transfers as transfers_lib
-
-_MEET = settle.Channel("meet", (0, 1))
 
 
 class TransfersTest(parameterized.TestCase):
 
-  def make(self, *, preconnects=True):
+  def make(self, *, preconnects=True, has_collectives=True):
     self.client = mock.Mock(number=1, adopted=views.View(8, (), ""))
-    self.peers, self.engine = mock.Mock(), mock.Mock()
+    self.transport, self.engine = mock.Mock(), mock.Mock()
+    self.collectives = mock.Mock() if has_collectives else None
     self.compiler = mock.Mock(is_idle=True)
     made = transfers_lib.PeerTransfers(
-        self.client,
-        transfer_log.TransferLog(),
-        self.peers,
-        preconnects=preconnects,
+        self.client, self.transport, self.collectives, preconnects=preconnects
     )
     made.attach(self.engine, self.compiler)
+    self.enterContext(
+        mock.patch.object(compile_ahead, "find_partners", return_value=[0, 3])
+    )
     return made
 
-  def test_it_knows_where_others_are_before_it_answers_them(self):
-    made = self.make()
-    said = {
-        0: settle.Begun((7, 3), (_MEET,), ("a", 1)),
-        1: settle.Begun((7, 3), (), ("b", 2)),
-    }
+  @parameterized.parameters(True, False)
+  def test_settle(self, has_collectives):
+    made = self.make(has_collectives=has_collectives)
+    said = {0: channel_lib.Begun(address="a"), 1: channel_lib.Begun((7, 3))}
     self.client.collect.return_value = {
         node: json_lib.to_plain(begun) for node, begun in said.items()
     }
-
-    def answer(channel):
-      self.assertEqual(channel, _MEET)
-      self.assertEqual(self.peers.addresses, {0: ("a", 1), 1: ("b", 2)})
-
-    self.engine.preconnections.answer.side_effect = answer
     made.settle()
-    self.engine.preconnections.answer.assert_called_once()
+    self.transport.set_addresses.assert_called_once_with({0: "a", 1: ""})
+    if has_collectives:
+      self.collectives.settle.assert_called_once_with(said, view=8, me=1)
 
   @parameterized.parameters(
       (True, True, 5), (True, False, -1), (False, True, -1)
@@ -57,20 +49,21 @@ class TransfersTest(parameterized.TestCase):
 
   def test_all_connect_once_all_are_ready_and_once(self):
     made = self.make()
-    with mock.patch.object(compile_ahead, "preconnect", return_value=1) as run:
-      made.preconnect([5, -1], 5)
-      made.preconnect([4, 4], 5)  # It was of the layout before.
-      run.assert_not_called()
-      made.preconnect([5, 5], 5)
-      made.preconnect([5, 5], 5)
-      run.assert_called_once_with(self.engine, ahead=True)
-      self.client.adopted = views.View(9, (), "")
-      made.preconnect([5, 5], 5)
-      self.assertLen(run.mock_calls, 2)
+    made.preconnect([5, -1], 5)
+    made.preconnect([4, 4], 5)  # Of the layout before.
+    self.collectives.connect.assert_not_called()
+    made.preconnect([5, 5], 5)
+    made.preconnect([5, 5], 5)
+    self.collectives.connect.assert_called_once_with(ahead=True)
+    self.transport.connect.assert_called_once_with([0, 3])
+    self.client.adopted = views.View(9, (), "")
+    made.preconnect([5, 5], 5)
+    self.assertLen(self.transport.connect.mock_calls, 2)
 
-  @parameterized.parameters(True, False)
-  def test_connect(self, preconnects):
-    made = self.make(preconnects=preconnects)
-    with mock.patch.object(compile_ahead, "preconnect", return_value=1) as run:
-      made.connect()
-    self.assertEqual(run.called, preconnects)
+  @parameterized.product(preconnects=[True, False], has=[True, False])
+  def test_connect(self, preconnects, has):
+    made = self.make(preconnects=preconnects, has_collectives=has)
+    made.connect()
+    self.assertEqual(self.transport.connect.called, preconnects)
+    if has:
+      self.assertEqual(self.collectives.connect.called, preconnects)

@@ -3,8 +3,7 @@
 What has been compiled before takes no time.
 """
 
-import collections
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import concurrent.futures
 import functools
 import itertools
@@ -13,19 +12,19 @@ from typing import Any
 
 import jax
 
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import fingerprint
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.phases import refresh
 from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.wire import share_sum
+from bamboo_jax.schedule import channel as channel_lib
 
 Job = Callable[[], Any]
 Owners = Sequence[Sequence[int]]  # By pipeline and stage.
 Shadows = Sequence[Mapping[int, int]]  # By pipeline, node of each replica.
 _NOBODY = -1  # Who has no device.
-_MOST_SOCKETS = 512  # Of one node for others that it may need.
+_MOST_PARTNERS = 512  # To which a node is connected ahead.
 
 
 def compile_all(engine: engine_lib.Engine, *, evaluate: bool) -> None:
@@ -63,10 +62,6 @@ def compile_jobs(
       *_channel_jobs(engine, now | later | _sums_ahead(engine, spreads)),
       *_ring_jobs(engine, engine.owners, engine.lines),
       *(job for roles in _deaths(engine) for job in _ring_jobs(engine, *roles)),
-      *(
-          functools.partial(engine.preconnections.compile, group)
-          for group in _groups_to_connect(engine, now, later)
-      ),
   ]
 
 
@@ -75,20 +70,13 @@ def compile_jobs_of(
     owners: Owners,
     shadows: Shadows,
     lines: engine_lib.Lines,
-    *,
-    connects: bool = False,
 ) -> list[Job]:
-  """Returns the jobs of the programs, links and sums that other roles need.
-
-  If it `connects` also of what `preconnect` needs in them.
-  """
+  """Returns the jobs of the programs, links and sums that other roles need."""
   channels = find_channels(engine, owners, shadows, lines)
-  groups = _groups_to_connect(engine, channels, ()) if connects else []
   return [
       *_program_jobs(engine, owners, shadows),
       *_channel_jobs(engine, channels),
       *_ring_jobs(engine, owners, lines),
-      *(functools.partial(engine.preconnections.compile, g) for g in groups),
   ]
 
 
@@ -128,18 +116,15 @@ def _program_jobs(
   return jobs
 
 
-def preconnect(engine: engine_lib.Engine, *, ahead: bool) -> int:
-  """Connects nodes that need each other; returns how many groups here.
-
-  If `ahead` also those that will if any one dies. All processes call it at
-  once, between two steps. Raises as a transfer if a process is gone.
-  """
+def find_partners(engine: engine_lib.Engine) -> list[int]:
+  """Returns the nodes that local ones need now, then those after a death."""
   now = find_channels(engine, engine.owners, engine.shadows, engine.lines)
-  later = _later_channels(engine) if ahead else ()
-  groups = _groups_to_connect(engine, now, later)
-  for group in groups:
-    engine.preconnections.connect(group)
-  return len(groups)
+  found: dict[int, None] = {}
+  for channels in (now, _later_channels(engine)):
+    for channel in sorted(channels):
+      if engine.nodes.keys() & channel.nodes:
+        found |= dict.fromkeys(channel.nodes)
+  return [node for node in found if node not in engine.nodes][:_MOST_PARTNERS]
 
 
 def find_channels(
@@ -147,14 +132,14 @@ def find_channels(
     owners: Owners,
     shadows: Shadows,
     lines: engine_lib.Lines,
-) -> set[settle.Channel]:
+) -> set[channel_lib.Channel]:
   """Returns the channels of a step in some roles; see `engine.Engine.lines`."""
   found = set()
   for row, _ in lines:
     for stage, (source, to) in enumerate(itertools.pairwise(row)):
       if source != to:
-        found.add(settle.Channel("activation", (source, to), (stage,)))
-        found.add(settle.Channel("grad", (to, source), (stage,)))
+        found.add(channel_lib.Channel("activation", (source, to), (stage,)))
+        found.add(channel_lib.Channel("grad", (to, source), (stage,)))
     found |= ties.find_channels(engine.specs, row)
   for row, holders in zip(owners, shadows, strict=True):
     for stage, shadow in holders.items():
@@ -188,25 +173,24 @@ def _deaths(
     yield owners, [*zip(owners, engine.shares, strict=True)]
 
 
-def _later_channels(engine: engine_lib.Engine) -> set[settle.Channel]:
+def _later_channels(engine: engine_lib.Engine) -> set[channel_lib.Channel]:
   found = set()
   for owners, lines in _deaths(engine):
     found |= find_channels(engine, owners, [{} for _ in owners], lines)
-    if engine.rings is not None:
-      rings = {tuple(dict.fromkeys(row)) for row in owners}
-      found |= {settle.Channel("ring", ring) for ring in rings}
   return found
 
 
 def _sums_ahead(
     engine: engine_lib.Engine, spreads: bool
-) -> set[settle.Channel]:
+) -> set[channel_lib.Channel]:
   """Returns a sum for each kind of unit and each program that may be needed.
 
   That is one for each smaller number of pipelines, and if it `spreads` one for
   each number of devices and of shares on one of them. Programs for other nodes
   are the same, and need only be loaded then.
   """
+  if engine.exchange is not None:
+    return set()
   kinds = {}
   for stage, spec in enumerate(engine.specs):
     for index, unit in enumerate(spec.units):
@@ -223,7 +207,9 @@ def _sums_ahead(
       dealt = [*itertools.islice(itertools.cycle(others or [first]), left)]
       holders = (*[first] * size, *dealt)
       channel = (*holders, *(n for n in others if n not in holders))
-      found |= {settle.Channel("sum", channel, key) for key in kinds.values()}
+      found |= {
+          channel_lib.Channel("sum", channel, key) for key in kinds.values()
+      }
   return found
 
 
@@ -237,13 +223,11 @@ def _nodes_apart(engine: engine_lib.Engine) -> list[int]:
 
 
 def _channel_jobs(
-    engine: engine_lib.Engine, channels: set[settle.Channel]
+    engine: engine_lib.Engine, channels: set[channel_lib.Channel]
 ) -> list[Job]:
   jobs = []
   for channel in sorted(channels):
     if engine.nodes.keys() & channel.nodes and _are_placed(engine, channel):
-      if channel.kind == "ring":
-        continue
       if channel.kind == "sum":
         jobs.append(functools.partial(reduce.get_sum, engine, channel))
       else:
@@ -257,51 +241,10 @@ def _ring_jobs(
   return engine.rings.jobs(owners, lines) if engine.rings else []
 
 
-def choose_groups(
-    now: Collection[tuple[int, ...]],
-    later: Collection[tuple[int, ...]],
-    *,
-    most: int = _MOST_SOCKETS,
-) -> set[tuple[int, ...]]:
-  """Returns those of `later` that fit; all nodes choose the same.
-
-  A node of a group has a socket for each other one, and at most `most` with
-  those that it needs `now`. Groups left out connect when they are needed: one
-  sum after each death of many pipelines takes as many sockets as their square.
-  """
-  counts = collections.Counter(n for g in now for n in g for _ in g[1:])
-  found = set()
-  for group in sorted({*later} - {*now}, key=lambda g: (len(g), g)):
-    others = len(group) - 1
-    if all(counts[node] + others <= most for node in group):
-      counts.update(node for node in group for _ in range(others))
-      found.add(group)
-  return found
-
-
-def _groups_to_connect(
-    engine: engine_lib.Engine,
-    now: Collection[settle.Channel],
-    later: Collection[settle.Channel],
-) -> list[tuple[int, ...]]:
-  first = _find_groups(engine, now)
-  groups = first | choose_groups(first, _find_groups(engine, later))
-  return sorted(g for g in groups if engine.preconnections.is_needed(g))
-
-
-def _find_groups(
-    engine: engine_lib.Engine, channels: Collection[settle.Channel]
-) -> set[tuple[int, ...]]:
-  groups = set()
-  for channel in channels:
-    if _are_placed(engine, channel):
-      nodes = dict.fromkeys(channel.nodes)
-      if channel.kind == "sum":  # As in the mesh of `share_sum.ShareSum`.
-        nodes = sorted(nodes, key=lambda node: engine.devices[node].id)
-      groups.add(tuple(nodes))
-  return groups
-
-
-def _are_placed(engine: engine_lib.Engine, channel: settle.Channel) -> bool:
+def _are_placed(
+    engine: engine_lib.Engine, channel: channel_lib.Channel
+) -> bool:
   """Returns whether all nodes have devices; one that has just died may not."""
+  if engine.exchange is not None:
+    return True
   return engine.devices.keys() >= set(channel.nodes)

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.runtime.wire import share_sum
+from bamboo_jax.schedule import channel as channel_lib
 
 
 def find_channels(
@@ -23,7 +24,7 @@ def find_channels(
     stage: int,
     owners: Sequence[Sequence[int]],
     lines: engine_lib.Lines,
-) -> list[settle.Channel]:
+) -> list[channel_lib.Channel]:
   """Returns the channels of the sums of a stage's units.
 
   Their nodes are one for each share that is computed, and then owners who have
@@ -34,13 +35,24 @@ def find_channels(
   others = sorted({row[stage] for row in owners}.difference(nodes))
   nodes = (*nodes, *others)
   units = range(len(specs[stage].units))
-  return [settle.Channel("sum", nodes, (stage, unit)) for unit in units]
+  return [channel_lib.Channel("sum", nodes, (stage, unit)) for unit in units]
 
 
 def get_sum(
-    engine: engine_lib.Engine, channel: settle.Channel
-) -> share_sum.ShareSum:
+    engine: engine_lib.Engine, channel: channel_lib.Channel
+) -> share_sum.ShareSum | ordered_sum.OrderedSum:
   """Returns the program of a sum, compiled; one of its nodes must be local."""
+  if _is_exchanged(engine, channel):
+    unit = _unit_of(engine, channel)
+    (me,) = engine.nodes.keys() & channel.nodes
+    num_computed = sum(len(own) for _, own in engine.lines)
+    return ordered_sum.OrderedSum(
+        channel.nodes[:num_computed],
+        channel.nodes[num_computed:],
+        me=me,
+        like=spec_lib.to_unit(unit.accumulator, unit),
+        device=jax.local_devices(backend="cpu")[0],
+    )
   devices = [engine.devices[node] for node in channel.nodes]
   num_shares = engine.num_shares
   return engine.programs.get_sum(
@@ -76,39 +88,25 @@ def reduce(engine: engine_lib.Engine) -> None:
 
 def _add(
     engine: engine_lib.Engine,
-    channel: settle.Channel,
+    channel: channel_lib.Channel,
     held: Mapping[int, spec_lib.Accumulator],
 ) -> dict[places.Place, spec_lib.Accumulator]:
   program, unit = get_sum(engine, channel), _unit_of(engine, channel)
   held = {share: spec_lib.to_unit(a, unit) for share, a in held.items()}
+  if isinstance(program, ordered_sum.OrderedSum):
+    total = program(engine.exchange, str(channel), held)
+    place = engine.find_compute(program.me)
+    where = places.of_state(place, total, unit.model.name)
+    return {place: jax.device_put(total, where)}
   if program.program is None:
     return {engine.find_compute(channel.nodes[0]): held[0]}
-  if len({device.process_index for device in program.devices}) == 1:
-    sums = program(held)
-  else:
-    engine.log.begin(channel)
-    sums = engine.log.run(channel, lambda: program(held))
+  sums = program(held)
   totals = {}
   for device, total in sums.items():
     place = devices_lib.compute_of(device, engine.mesh)
     where = places.of_state(place, total, unit.model.name)
     totals[place] = jax.device_put(total, where)
   return totals
-
-
-def answer(engine: engine_lib.Engine, channel: settle.Channel) -> None:
-  """Ends a sum that another process has begun, with zeros; blocks."""
-  program, unit = get_sum(engine, channel), _unit_of(engine, channel)
-  like = spec_lib.to_unit(unit.accumulator, unit)
-  zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), like)
-  devices = [engine.devices[n] for n in channel.nodes[: engine.num_shares]]
-  held = {
-      share: jax.device_put(zeros, device)
-      for share, device in enumerate(devices)
-      if devices_lib.is_local(device)
-  }
-  engine.log.answer(channel)
-  jax.block_until_ready(engine.log.run(channel, lambda: program(held)))
 
 
 def owned_totals(
@@ -146,8 +144,14 @@ def loss(engine: engine_lib.Engine) -> np.ndarray:
   return np.asarray(engine.results.totals[stage][device].loss, np.float64)
 
 
+def _is_exchanged(
+    engine: engine_lib.Engine, channel: channel_lib.Channel
+) -> bool:
+  return engine.exchange is not None and len({*channel.nodes}) > 1
+
+
 def _unit_of(
-    engine: engine_lib.Engine, channel: settle.Channel
+    engine: engine_lib.Engine, channel: channel_lib.Channel
 ) -> spec_lib.StageSpec:
   stage, unit = channel.key
   return engine.specs[stage].units[unit]

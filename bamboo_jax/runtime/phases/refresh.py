@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import jax
 
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import apply
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule import channel as channel_lib
 
 
 def refresh(engine: engine_lib.Engine, scale: float) -> int:
@@ -53,8 +53,8 @@ def refresh(engine: engine_lib.Engine, scale: float) -> int:
 
 def find_channels(
     specs: Sequence[spec_lib.StageSpec], stage: int, owner: int, shadow: int
-) -> list[settle.Channel]:
+) -> list[channel_lib.Channel]:
   """Returns the channels on which a replica is refreshed, unit by unit."""
   units = range(len(specs[stage].units))
   ends = (owner, shadow)
-  return [settle.Channel("refresh", ends, (stage, unit)) for unit in units]
+  return [channel_lib.Channel("refresh", ends, (stage, unit)) for unit in units]

@@ -14,11 +14,11 @@ import operator
 import jax
 import numpy as np
 
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule import channel as channel_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Copy:
   layer: str
   param: str
 
-  def channel(self, source: int, destination: int) -> settle.Channel:
+  def channel(self, source: int, destination: int) -> channel_lib.Channel:
     """Returns the channel on which a node sends it to another."""
     key = (self.stage, self.layer, self.param)
-    return settle.Channel("tie", (source, destination), key)
+    return channel_lib.Channel("tie", (source, destination), key)
 
 
 def find_copies(
@@ -51,7 +51,7 @@ def find_copies(
 
 def find_channels(
     specs: Sequence[spec_lib.StageSpec], row: Sequence[int]
-) -> set[settle.Channel]:
+) -> set[channel_lib.Channel]:
   """Returns the channels that a pipeline needs."""
   return {
       copy.channel(*ends)

@@ -349,7 +349,7 @@ def _time_link(
 
   def time_of(size: int) -> float:
     like = jax.ShapeDtypeStruct((size,), np.float32)
-    link = link_lib.make_link(source, destination, like=like, kind="auto")
+    link = link_lib.LocalLink(destination)
     value = _random(like, source)
 
     def transfer() -> jax.Array:

@@ -14,5 +14,6 @@ the passes are those of rows. Read `program` first, then `tick`.
   weights       From the state of a node to arguments, and from sums back.
   layout        Which stage has which layers.
   buffers       What goes from tick to tick.
+  processes/    What pipelines over several processes need of JAX.
   branch        A branch that changes large arrays in place.
 """

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import recent
@@ -23,8 +22,10 @@ from bamboo_jax.runtime.spmd import program as program_lib
 from bamboo_jax.runtime.spmd import ring as ring_lib
 from bamboo_jax.runtime.spmd import run as run_lib
 from bamboo_jax.runtime.spmd import weights as weights_lib
+from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
 from bamboo_jax.runtime.stage import functions
 from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule.ticks import lowering
@@ -53,6 +54,7 @@ class SpmdEngine:
       keeps: bool,
       segment_ticks: int | None = None,
       heads: bool = False,
+      collectives: collectives_lib.Collectives | None = None,
   ) -> None:
     """Compiles nothing yet.
 
@@ -64,6 +66,7 @@ class SpmdEngine:
       segment_ticks: Ticks of a segment; None for as many as stages, or for all
         if no death can be survived.
       heads: Whether forward passes of the last stage run head and loss.
+      collectives: Between this process and others; None without.
 
     Raises:
       ValueError: The stages are not made of equal blocks (names the layer), or
@@ -102,11 +105,12 @@ class SpmdEngine:
     self.runs: dict[int, run_lib.Run] = {}
     self.running: list[run_lib.Run] = []
     rows.rings = self
+    self._together = collectives
+    if collectives is not None:
+      collectives.attach(rows, self.answer)
 
   def can_run(
-      self,
-      owners: Sequence[Owners] | None = None,
-      lines: engine_lib.Lines | None = None,
+      self, owners: Sequence[Owners] = (), lines: engine_lib.Lines = ()
   ) -> bool:
     """Returns whether programs can run owners and lines, or the current."""
     rows = self._rows
@@ -119,7 +123,7 @@ class SpmdEngine:
         and len({rows.devices[node] for node in nodes}) == len(nodes)
     )
 
-  def answer(self, channel: settle.Channel) -> None:
+  def answer(self, channel: channel_lib.Channel) -> None:
     """Ends a program that other processes have begun; blocks."""
     (num_owned,) = channel.key  # The others may have gone on with new owners.
     self._get_ring(channel.nodes, num_owned=num_owned).answer()
@@ -130,8 +134,9 @@ class SpmdEngine:
     """Returns the jobs that compile programs for some roles, by pipeline."""
     if not self.can_run(owners, lines):
       return []
+    connects = self._together.jobs() if self._together else []
     devices, here = self._rows.devices, jax.process_index()
-    return [
+    return connects + [
         functools.partial(self._compile, row)
         for row in sorted({tuple(row) for row in owners})
         if any(devices[node].process_index == here for node in row)
@@ -333,7 +338,8 @@ class SpmdEngine:
               params=self._params,
           ),
       )
-      return ring_lib.Ring(self._rows, program, nodes, kind=num_owned)
+      log = self._together and self._together.log
+      return ring_lib.Ring(self._rows, program, nodes, kind=num_owned, log=log)
 
     fits = lambda r: table is None or r.program.sizes.fits(table)
     return self._rings.get((num_owned, *nodes), make, fits=fits)

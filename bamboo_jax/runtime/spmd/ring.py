@@ -12,9 +12,10 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.spmd import program as program_lib
+from bamboo_jax.runtime.spmd.processes import transfer_log
+from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule.ticks import table as table_lib
 
 
@@ -45,15 +46,19 @@ class Ring:
       nodes: Sequence[int],
       *,
       kind: int,
+      log: transfer_log.TransferLog | None,
   ) -> None:
-    """`kind` tells programs of the same nodes apart."""
-    self._rows, self.program = rows, program
+    """`kind` tells programs of the same nodes apart.
+
+    `log` is of transfers with other processes; None without.
+    """
+    self._rows, self.program, self._log = rows, program, log
     self.nodes = tuple(nodes)
     devices, here = program.mesh.devices, jax.process_index()
     self.local = [n for n, d in enumerate(devices) if d.process_index == here]
     self._is_shared = len(self.local) < len(self.nodes)
     self.most_behind = most_behind(program) if self._is_shared else 0
-    self._channel = settle.Channel("ring", self.nodes, (kind,))
+    self._channel = channel_lib.Channel("ring", self.nodes, (kind,))
 
   def run(self, *arguments: base.PyTree) -> base.PyTree:
     """Starts a segment; the first one of a ring in many processes blocks.
@@ -63,8 +68,8 @@ class Ring:
     call = lambda: self.program.segment(*arguments)
     if not self._is_shared:
       return call()
-    self._rows.log.begin(self._channel)
-    return self._rows.log.run(self._channel, call)
+    self._log.begin(self._channel)
+    return self._log.run(self._channel, call)
 
   def answer(self) -> None:
     """Ends a segment that others have begun; blocks."""
@@ -78,13 +83,12 @@ class Ring:
         program.start(),
         zeros(program.fetched, kind="pinned_host"),
     )
-    log = self._rows.log
-    log.answer(self._channel)
+    self._log.answer(self._channel)
     call = lambda: program.segment(*arguments)
-    jax.block_until_ready(log.run(self._channel, call))
+    jax.block_until_ready(self._log.run(self._channel, call))
 
   def move(
-      self, channel: settle.Channel, find: Callable[[], base.PyTree]
+      self, channel: channel_lib.Channel, find: Callable[[], base.PyTree]
   ) -> base.PyTree | None:
     """Sends a value that one node has to another; None without the latter.
 

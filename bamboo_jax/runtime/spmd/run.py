@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import ring as ring_lib
 from bamboo_jax.runtime.wire import mesh as mesh_lib
+from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule.ticks import check
 from bamboo_jax.schedule.ticks import redone as redone_lib
 from bamboo_jax.schedule.ticks import table as table_lib
@@ -245,7 +245,7 @@ class Run:
         for other in (node, *self.nodes)
         if key in getattr(former.held(other), kind)
     )
-    channel = settle.Channel(_CHANNELS[kind], (source, node), key[:1])
+    channel = channel_lib.Channel(_CHANNELS[kind], (source, node), key[:1])
     return self._ring.move(channel, lambda: former.value(kind, source, key))
 
   def _take_sums(

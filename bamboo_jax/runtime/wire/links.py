@@ -1,16 +1,14 @@
 """All links of this process, by channel."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 import dataclasses
 
-import jax
-
 from bamboo_jax import base
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import link as link_lib
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.runtime.wire import ordered_sum
+from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Op = instruction_lib.Op
@@ -20,36 +18,28 @@ Op = instruction_lib.Op
 class Links:
   """Links between nodes, made when they are first needed.
 
-  The nodes of this process that a link connects must ask for it in the same
-  order as those of other processes, as making one may wait for the other end.
+  With an `exchange` all but one node are in other processes.
   """
 
   specs: Sequence[spec_lib.StageSpec]
-  devices: Mapping[int, jax.Device]
-  kind: str
   refresh: str
-  log: transfer_log.TransferLog
+  exchange: ordered_sum.Exchange | None
   find_compute: Callable[[int], places.Place | None]
-  _links: dict[settle.Channel, link_lib.Link] = dataclasses.field(
+  _links: dict[channel_lib.Channel, link_lib.Link] = dataclasses.field(
       init=False, default_factory=dict
   )
 
-  def get(self, channel: settle.Channel) -> link_lib.Link:
+  def get(self, channel: channel_lib.Channel) -> link_lib.Link:
     """Returns the link of a channel, the same to all threads."""
     if link := self._links.get(channel):
       return link
     source, destination = channel.nodes
-    like = self._shapes(channel)
-    place = self.find_compute(destination)
-    link = link_lib.make_link(
-        self.devices[source],
-        self.devices[destination],
-        like=like,
-        to=None if place is None else self._find_target(channel, place, like),
-        kind=self.kind,
-        channel=channel,
-        log=self.log,
-    )
+    place, like = self.find_compute(destination), self._shapes(channel)
+    to = None if place is None else self._find_target(channel, place, like)
+    if self.exchange is None or source == destination:
+      link = link_lib.LocalLink(to)
+    else:
+      link = link_lib.SocketLink(self.exchange, channel, like=like, to=to)
     return self._links.setdefault(channel, link)
 
   def find(
@@ -59,28 +49,22 @@ class Links:
     ends = (node, instruction.peer)
     is_grad = instruction.op in (Op.SEND_GRAD, Op.RECV_GRAD)
     return self.get(
-        settle.Channel(
+        channel_lib.Channel(
             "grad" if is_grad else "activation",
             ends if instruction.is_send else ends[::-1],
             (instruction.stage,),
         )
     )
 
-  def answer(self, channel: settle.Channel) -> None:
-    """Ends a transfer that another process has begun; blocks."""
-    link = self.get(channel)
-    assert isinstance(link, link_lib.PairLink), channel
-    link.answer()
-
   def drain(self, alive: Collection[int]) -> None:
     """Drops what was sent and not received, and all links with the dead."""
     for channel, link in list(self._links.items()):
-      link.values.clear()
+      link.drop()
       if not set(alive).issuperset(channel.nodes):
         del self._links[channel]
 
   def _find_target(
-      self, channel: settle.Channel, place: places.Place, like: base.PyTree
+      self, channel: channel_lib.Channel, place: places.Place, like: base.PyTree
   ) -> base.PyTree:
     """Returns the shardings at the destination."""
     model = self.specs[channel.stage].model.name
@@ -92,7 +76,7 @@ class Links:
         return places.of_state(place, {param: like}, model)[param]
     return places.of_data(place, like)
 
-  def _shapes(self, channel: settle.Channel) -> base.PyTree:
+  def _shapes(self, channel: channel_lib.Channel) -> base.PyTree:
     spec = self.specs[channel.stage]
     match channel.kind:
       case "activation" | "grad":

@@ -3,7 +3,8 @@
 Values become JSON for the agent; JAX stays below.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+import dataclasses
 import os
 import select
 import socket
@@ -16,10 +17,13 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.runtime.spmd.processes import transfer_log
+from bamboo_jax.runtime.wire import transport as transport_lib
+from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 
 T = TypeVar("T")
+_ATTEMPT_BITS = 32  # Of an attempt's number, below those of its view.
 _REPORTS = {
     "done": messages.Done,
     "facts": messages.Assignment,
@@ -29,15 +33,13 @@ _REPORTS = {
 
 
 class ClusterCohort:
-  """A member of a cluster; all transfers to other processes pass `log`."""
+  """A member of a cluster; values to other processes pass `exits`."""
 
-  def __init__(
-      self, client: client_lib.Client, log: transfer_log.TransferLog
-  ) -> None:
+  def __init__(self, client: client_lib.Client, exits: "Exits") -> None:
     self.number = client.number
     self.hosted = frozenset({client.number})
     self._client = client
-    self._log = log
+    self._exits = exits
 
   @property
   def view(self) -> views.View:
@@ -66,7 +68,9 @@ class ClusterCohort:
   def enter(self) -> None:
     """See `Cohort`."""
     self._client.send(messages.WorkerReady())
-    self._client.adopt(self._client.wait_first())
+    first = self._client.wait_first()
+    self._client.adopt(first)
+    self._exits.adopt(first.number)
 
   def gather(self, key: str, value: T) -> dict[int, T]:
     """See `Cohort`."""
@@ -76,7 +80,7 @@ class ClusterCohort:
 
   def check(self) -> None:
     """See `Cohort`."""
-    self._log.check()
+    self._exits.check()
     self._client.note_progress()
 
   def wait_change(self, timeout_secs: float) -> views.View | None:
@@ -89,12 +93,13 @@ class ClusterCohort:
     self._client.wait_members(count)
 
   def adopt(self, number: int) -> None:
-    """See `Cohort`; stops transfers unless a loss has stopped them."""
+    """See `Cohort`; begins an attempt."""
     stopped_for = self._client.wait_interrupt(0)
     self._client.adopt(self._client.find_view(number))
     if stopped_for is None or stopped_for.number != number:
-      begun = self._log.stop(number)
+      begun = self._exits.stop(number)
       self._client.post(number, "begun", json_lib.to_plain(begun))
+    self._exits.adopt(number)
 
   def arrived_secs(self, number: int) -> float:
     """See `Cohort`."""
@@ -110,9 +115,8 @@ class ClusterCohort:
     return self._client.silent_secs(number)
 
   def settled(self, steps: int) -> None:
-    """See `Cohort`; lets transfers begin, unless a newer view has come."""
-    self._log.settle(self.view.number, steps)
-    self._log.resume(self.view.number)
+    """See `Cohort`; begins the next attempt."""
+    self._exits.settled(self.view.number, steps)
 
   def report(self, kind: str, **facts: Any) -> None:
     """See `Cohort`; a node that leaves is the only kind here."""
@@ -157,13 +161,79 @@ class RemoteDirector:
     self._socket.sendall(frames.encode(message))
 
 
-def stop_transfers(
-    log: transfer_log.TransferLog, view: views.View
-) -> dict[str, Any]:
-  """Stops transfers after a loss, and returns those that have begun, as JSON.
+class Exits:
+  """All ways by which values leave this process.
 
-  Transfers with the dead fail at once. Without this, a member that waits for a
-  survivor that waits for the dead would never learn of the death. The client
-  calls it in the thread that reads.
+  Each attempt of a step has a number: a view, and how often all its members
+  have agreed since that nothing is on its way. So members need not tell each
+  other what they have sent.
   """
-  return json_lib.to_plain(log.stop(view.number, alive=view.numbers))
+
+  def __init__(
+      self,
+      transport: transport_lib.Transport,
+      log: transfer_log.TransferLog | None,
+  ) -> None:
+    """`log` is of collective transfers, if there are any."""
+    self._transport, self._log = transport, log
+    self._attempt = 0
+
+  def begun(self) -> channel_lib.Begun:
+    """Returns what this member waits for, and where others reach it."""
+    begun = channel_lib.Begun() if self._log is None else self._log.begun()
+    waits = {r.node for r in self._transport.open_receives()}
+    return dataclasses.replace(
+        begun,
+        address=self._transport.address,
+        waits_for=tuple(sorted(waits)),
+    )
+
+  def lose(self, view: views.View) -> dict[str, Any]:
+    """Interrupts all after a loss; returns what has begun, as JSON.
+
+    Without this, a member that waits for a survivor that waits for the dead
+    would never learn of the death. The client calls it in the thread that
+    reads; before the first view, with an empty one.
+    """
+    self._transport.interrupt(f"a node is missing in view {view.number}")
+    self.keep(view)
+    return json_lib.to_plain(self.stop(view.number, alive=view.numbers))
+
+  def keep(self, view: views.View) -> None:
+    """Drops what is kept for nodes that are not in a view."""
+    if view.members:
+      self._transport.keep_only(
+          view.numbers, f"it is not in view {view.number}"
+      )
+
+  def stop(
+      self, view: int, *, alive: Collection[int] | None = None
+  ) -> channel_lib.Begun:
+    """Stops collective transfers; see `TransferLog.stop`."""
+    if self._log is not None:
+      self._log.stop(view, alive=alive)
+    return self.begun()
+
+  def adopt(self, view: int) -> None:
+    """Begins the first attempt in a view."""
+    self._begin(view << _ATTEMPT_BITS)
+
+  def settled(self, view: int, steps: int) -> None:
+    """Begins the next attempt; collective transfers may begin again.
+
+    All members have received what others had sent them.
+    """
+    if self._log is not None:
+      self._log.settle(view, steps)
+      self._log.resume(view)
+    self._begin(self._attempt + 1)
+
+  def check(self) -> None:
+    """Raises `base.AttemptOverError` after a loss."""
+    self._transport.check()
+    if self._log is not None:
+      self._log.check()
+
+  def _begin(self, attempt: int) -> None:
+    self._attempt = attempt
+    self._transport.begin(attempt)

@@ -11,13 +11,12 @@ from typing import Protocol
 from absl import logging
 
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import blobs as blobs_lib
 from bamboo_jax.cluster import client as client_lib
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
-from bamboo_jax.runtime.phases import reduce
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
+from bamboo_jax.runtime.wire import transport as transport_lib
+from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.train import background_compiler
 
 _NOT_READY = -1
@@ -56,22 +55,21 @@ class PeerTransfers:
   """The transfers of a process of a cluster.
 
   Args:
-    log: All transfers to other processes pass it.
-    peers: Learns where the others are.
+    collectives: Of programs over several processes; None of rows.
     preconnects: Whether to connect ahead of time.
   """
 
   def __init__(
       self,
       client: client_lib.Client,
-      log: transfer_log.TransferLog,
-      peers: blobs_lib.Peers,
+      transport: transport_lib.Transport,
+      collectives: collectives_lib.Collectives | None,
       *,
       preconnects: bool,
   ) -> None:
     self._client = client
-    self._log = log
-    self._peers = peers
+    self._transport = transport
+    self._collectives = collectives
     self._preconnects = preconnects
     self._connected = (0, _NOT_READY)
 
@@ -87,13 +85,15 @@ class PeerTransfers:
   def settle(self) -> None:
     """See `Transfers`; raises `base.ViewChangedError` after another loss."""
     begun = {
-        node: json_lib.from_plain(settle.Begun, b)
+        node: json_lib.from_plain(channel_lib.Begun, b)
         for node, b in self._client.collect("begun").items()
     }
-    self._peers.addresses = {node: b.address for node, b in begun.items()}
-    self._log.answer_for(self._client.adopted.number)
-    for channel in settle.find_unanswered(begun)[self._client.number]:
-      _answer(self._engine, channel)
+    addresses = {node: b.address for node, b in begun.items()}
+    self._transport.set_addresses(addresses)
+    if self._collectives is not None:
+      view, me = self._client.adopted.number, self._client.number
+      self._collectives.settle(begun, view=view, me=me)
+      self._collectives.keep(begun)
 
   def ready(self, version: int) -> int:
     """Returns the version once all for it is compiled."""
@@ -101,17 +101,14 @@ class PeerTransfers:
     return version if is_ready else _NOT_READY
 
   def connect(self) -> None:
-    """See `Transfers`; raises as a transfer does if somebody is gone.
-
-    In the step they would meet one after the other, and wait for each other.
-    """
+    """See `Transfers`; raises as a transfer does if a node is gone."""
     if self._preconnects:
       self._connect(ahead=False)
 
   def preconnect(self, said: Iterable[int], version: int) -> None:
     """See `Transfers`; all nodes call it at once, between two steps.
 
-    Raises as a transfer does if somebody is gone.
+    Raises as a transfer does if a node is gone.
     """
     facts = (self._client.adopted.number, version)
     if set(said) == {version} and self._connected != facts:
@@ -119,20 +116,9 @@ class PeerTransfers:
       self._connected = facts
 
   def _connect(self, *, ahead: bool) -> None:
-    begin_secs = time.perf_counter()
-    count = compile_ahead.preconnect(self._engine, ahead=ahead)
-    secs, when = time.perf_counter() - begin_secs, "ahead" if ahead else "now"
-    logging.info("Connected %d groups %s in %.3f s.", count, when, secs)
-
-
-def _answer(engine: engine_lib.Engine, channel: settle.Channel) -> None:
-  """Ends a transfer that another process has begun; blocks."""
-  match channel.kind:
-    case "meet":
-      engine.preconnections.answer(channel)
-    case "sum":
-      reduce.answer(engine, channel)
-    case "ring":
-      engine.rings.answer(channel)
-    case _:
-      engine.links.answer(channel)
+    self._transport.connect(compile_ahead.find_partners(self._engine))
+    if self._collectives is not None:
+      begin_secs = time.perf_counter()
+      count = self._collectives.connect(ahead=ahead)
+      secs, when = time.perf_counter() - begin_secs, "ahead" if ahead else "now"
+      logging.info("Connected %d groups %s in %.3f s.", count, when, secs)

@@ -31,7 +31,7 @@ from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import estimates
 from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.train.setup import checks
 from bamboo_jax.train.setup import optimizers
@@ -200,7 +200,7 @@ def memory_options(
   return {
       "memory_limit_bytes": limit,
       "protection": make_protection(config),
-      "is_remote": is_cluster or config.pipeline.link in ("host", "ppermute"),
+      "is_remote": is_cluster,
   }
 
 
@@ -269,7 +269,7 @@ def make_engine(
     *,
     cache: program_cache.ProgramCache,
     devices: Mapping[int, jax.Device] | None = None,
-    log: transfer_log.TransferLog | None = None,
+    exchange: ordered_sum.Exchange | None = None,
     segments: partition_lib.Partition | None = None,
 ) -> engine_lib.Engine:
   """Returns the engine, with nothing compiled and no state yet.
@@ -290,11 +290,10 @@ def make_engine(
       keep="none" != config.redundancy.mode
       or "none" != config.recovery.reroute,
       replicas=make_protection(config),
-      link_kind=config.pipeline.link,
       mesh=(config.node.mesh.data, config.node.mesh.tensor),
       max_holders=sizes.max_holders(config),
       cache=cache,
-      log=log,
+      exchange=exchange,
   )
 
 

@@ -9,6 +9,7 @@ from bamboo_jax.plan import program as program_lib
 from bamboo_jax.runtime import engine as rows_lib
 from bamboo_jax.runtime.spmd import engine as engine_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
+from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
 from bamboo_jax.schedule.ticks import check
 from bamboo_jax.train.setup import build
 
@@ -55,6 +56,7 @@ def make_engine(
     program: program_lib.ProgramPlan,
     *,
     rows: rows_lib.Engine,
+    collectives: collectives_lib.Collectives | None,
 ) -> engine_lib.SpmdEngine:
   """Returns the programs of a plan, with nothing compiled yet."""
   return engine_lib.SpmdEngine(
@@ -64,6 +66,7 @@ def make_engine(
       keeps=config.redundancy.mode != "none",
       segment_ticks=config.pipeline.segment_ticks,
       heads=_heads(config),
+      collectives=collectives,
   )
 
 

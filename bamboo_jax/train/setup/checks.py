@@ -9,7 +9,6 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.metrics import plots
-from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.schedule.ticks import lowering
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.setup import optimizers
@@ -46,7 +45,6 @@ _CHOICES = {
     "pipeline.executor": ("rows", "spmd"),
     "pipeline.head": ("backward", "forward"),
     "pipeline.layout": ("depth", "templates", "grid"),
-    "pipeline.link": link_lib.KINDS,
     "pipeline.ticks": lowering.ORDERS,
     "redundancy.refresh": ("gradient", "state"),
     "redundancy.slots": ("device", "host"),
@@ -54,12 +52,10 @@ _CHOICES = {
 
 # What one program for all nodes refuses, and why.
 _ALIKE = "in one program all pipelines are alike, and nobody waits."
-_ON_DEVICES = "one program for all nodes runs on the devices that compute."
 _NEEDS_ROWS = (
     ("pipeline.layout", ("templates", "grid"), _ALIKE),
     ("recovery.reroute", ("shares",), _ALIKE),
     ("model.name", ("paced",), _ALIKE),
-    ("pipeline.link", ("host",), _ON_DEVICES),
     ("pipeline.num_stages", (1,), "one program for all needs at least 2."),
 )
 

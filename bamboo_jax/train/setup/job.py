@@ -12,7 +12,8 @@ from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
+from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_program
 from bamboo_jax.train.setup import build_recovery
@@ -28,6 +29,7 @@ class Job:
 
   Attributes:
     engine: The local nodes, without state.
+    collectives: Of programs over several processes; None of rows.
   """
 
   config: ml_collections.ConfigDict
@@ -36,6 +38,7 @@ class Job:
   rows: rows_lib.RowPlanner
   rules: assignment.Rules
   engine: engine_lib.Engine
+  collectives: collectives_lib.Collectives | None = None
 
   @functools.cached_property
   def first_layout(self) -> layout_lib.Layout:
@@ -94,14 +97,16 @@ def make_job(
     config: ml_collections.ConfigDict,
     *,
     devices: Mapping[int, jax.Device],
-    log: transfer_log.TransferLog | None = None,
+    collectives: collectives_lib.Collectives | None = None,
+    exchange: ordered_sum.Exchange | None = None,
     prepared: preparation.Prepared | None = None,
 ) -> Job:
   """Returns the job of a config; `ValueError` if that does not fit together.
 
   Args:
     devices: By number of the node, later ones included.
-    log: All transfers to other processes pass it; None without others.
+    collectives: Of programs over several processes; None of rows.
+    exchange: Joins this process with others; None without.
     prepared: None for what this process has prepared, or else anew.
   """
   prepared = prepared or preparation.take(config)
@@ -109,7 +114,7 @@ def make_job(
   profile = build.make_profile(config, task)
   is_program = config.pipeline.executor == "spmd"
   cuts = build_program.find_cuts(config, task) if is_program else None
-  is_cluster = log is not None
+  is_cluster = exchange is not None
   templates = build_recovery.make_templates(
       config, profile, is_cluster=is_cluster
   )
@@ -135,7 +140,8 @@ def make_job(
           plan,
           cache=prepared.programs,
           devices=devices,
-          log=log,
+          exchange=exchange,
           segments=rules.segments,
       ),
+      collectives,
   )

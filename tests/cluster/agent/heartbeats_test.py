@@ -1,8 +1,8 @@
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.schedule import channel as channel_lib
 from tests import members
 from tests.cluster.agent import given
 
@@ -93,7 +93,7 @@ class HeartbeatsTest(LiveCase):
     self.assertEmpty(self.state.suspects.suspects)
 
   def test_all_hear_of_a_stall_again_and_again(self):
-    stall = stalls_lib.Stall(True, 1, settle.Begun((1, 0), ()), ())
+    stall = stalls_lib.Stall(True, 1, channel_lib.Begun((1, 0), ()), ())
     beat = messages.WorkerBeat(progress=1, is_waiting=True, stall=stall)
     self.on(events_lib.WorkerSaid(beat), 0.2)
     sent = self.live(1.0, since=0.2)

@@ -3,13 +3,13 @@
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import settle
 from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import selection
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.schedule import channel as channel_lib
 from tests import members
 from tests.cluster.agent import given
 
@@ -198,7 +198,7 @@ class OwnWorkerTest(given.CoreCase):
     self.begin()
     self.on(events_lib.Ticked())
     self.assertEqual(self.sent(events_lib.Ticked()), [])  # It just has.
-    stall = stalls_lib.Stall(True, 1, settle.Begun((1, 0), ()), ())
+    stall = stalls_lib.Stall(True, 1, channel_lib.Begun((1, 0), ()), ())
     self.on(events_lib.WorkerSaid(messages.WorkerBeat(1, True, stall)))
     self.assertEqual(
         self.sent(events_lib.Ticked()), [(messages.Beat(stall, 1), None)]

@@ -1,15 +1,14 @@
 """What is compiled ahead covers every death that can be survived."""
 
 import collections
-from unittest import mock
 
 from absl.testing import absltest
 import jax
 
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.stage import programs as programs_lib
+from bamboo_jax.schedule import channel as channel_lib
 from tests.runtime import engine_test as engines
 
 OWNERS = [(0, 1), (2, 3)]
@@ -52,16 +51,16 @@ class CompileAheadTest(absltest.TestCase):
     for row in OWNERS:
       ends, back = row, row[::-1]
       want |= {
-          settle.Channel("activation", ends, (0,)),
-          settle.Channel("grad", back, (0,)),
-          *(settle.Channel("refresh", ends, (0, u)) for u in UNITS),
-          *(settle.Channel("refresh", back, (1, u)) for u in UNITS),
-          settle.Channel("tie", ends, (0, "embed", "wte")),
-          settle.Channel("tie", back, (1, "head", "wte")),
+          channel_lib.Channel("activation", ends, (0,)),
+          channel_lib.Channel("grad", back, (0,)),
+          *(channel_lib.Channel("refresh", ends, (0, u)) for u in UNITS),
+          *(channel_lib.Channel("refresh", back, (1, u)) for u in UNITS),
+          channel_lib.Channel("tie", ends, (0, "embed", "wte")),
+          channel_lib.Channel("tie", back, (1, "head", "wte")),
       }
     for stage in (0, 1):
       ends = (stage, stage + 2)
-      want |= {settle.Channel("sum", ends, (stage, u)) for u in UNITS}
+      want |= {channel_lib.Channel("sum", ends, (stage, u)) for u in UNITS}
     self.assertEqual(found, want)
 
   def test_sums_of_shares_that_are_spread_in_any_way(self):
@@ -77,7 +76,7 @@ class CompileAheadTest(absltest.TestCase):
     self.assertLen({*found.values()}, 1)  # One for each kind of unit.
 
   def test_nothing_is_left_to_compile_whoever_dies(self):
-    engine = make_engine(link_kind="ppermute")
+    engine = make_engine()
     for job in compile_ahead.compile_jobs(engine, evaluate=True):
       if not is_of_programs(job):  # Those take seconds; see `test_programs`.
         job()
@@ -134,47 +133,15 @@ def now_channels(engine):
   )
 
 
-class PreconnectTest(absltest.TestCase):
+class PartnersTest(absltest.TestCase):
 
-  def meet(self, engine, *, ahead):
-    engine.preconnections = mock.Mock()
-    compile_ahead.preconnect(engine, ahead=ahead)
-    connect = engine.preconnections.connect
-    return {call.args[0] for call in connect.mock_calls}
-
-  def test_who_needs_each_other_now(self):
+  def test_nodes_needed_now_come_first(self):
     engine = make_engine()
-    now = self.meet(engine, ahead=False)
-    links = {c.nodes for c in now_channels(engine) if c.kind != "sum"}
-    self.assertLessEqual(links, now)
-    self.assertContainsSubset(now, self.meet(engine, ahead=True))
-    self.assertNotEqual(now, self.meet(engine, ahead=True))
-
-  def test_sums_meet_in_the_order_of_their_mesh(self):
-    engine = make_engine(devices=jax.devices()[3::-1])
-    met = self.meet(engine, ahead=True)
-    sums = {g for g in met if len({node // 2 for node in g}) == 2}
-    self.assertNotEmpty(sums)
-    self.assertEqual(sums, {tuple(sorted(g, reverse=True)) for g in sums})
-
-
-class ChooseGroupsTest(absltest.TestCase):
-
-  def test_all_are_chosen_if_they_fit(self):
-    later = [(0, 1), (1, 2), (0, 1, 2)]
-    found = compile_ahead.choose_groups([(0, 1)], later, most=4)
-    self.assertEqual(found, {(1, 2), (0, 1, 2)})
-
-  def test_no_node_has_more_sockets_than_it_may(self):
-    """A sum of 32 pipelines, and one after each of their deaths."""
-    now = [tuple(range(32))]
-    later = [(*range(i), 32 + i, *range(i + 1, 32)) for i in range(32)]
-    found = compile_ahead.choose_groups(now, later, most=100)
-    counts = collections.Counter(n for g in found for n in g for _ in g[1:])
-    self.assertLessEqual(max(counts.values()) + 31, 100)
-    self.assertLen(found, 2)
-
-  def test_small_groups_come_first(self):
-    later = [(0, 1, 2), (0, 3)]
-    found = compile_ahead.choose_groups([], later, most=2)
-    self.assertEqual(found, {(0, 3)})
+    kept = {0: engine.nodes[0]}
+    engine.nodes.clear()
+    engine.nodes.update(kept)
+    now = {n for c in now_channels(engine) if 0 in c.nodes for n in c.nodes}
+    found = compile_ahead.find_partners(engine)
+    self.assertEqual({*found[: len(now) - 1]}, now - {0})
+    self.assertLen({*found}, len(found))
+    self.assertGreater(len(found), len(now) - 1)

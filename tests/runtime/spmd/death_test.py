@@ -8,8 +8,8 @@ from absl.testing import parameterized
 import jax
 import numpy as np
 
-from bamboo_jax.cluster import settle
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.runtime.spmd.processes import transfer_log
+from bamboo_jax.schedule import channel as channel_lib
 from tests.runtime.spmd import pipelines
 
 
@@ -116,7 +116,7 @@ class DeathTest(parameterized.TestCase):
       for name, value in (("most_behind", 1), ("_is_shared", True)):
         self.enterContext(mock.patch.object(run._ring, name, value))
     made.advance(3)
-    log, channel = made.rows.log, settle.Channel("ring", (3, 4, 5), (1,))
+    log, channel = made.rows.log, channel_lib.Channel("ring", (3, 4, 5), (1,))
     self.assertEqual(log.begun().channels.count(channel), 3)
     log.stop(1)
     with self.assertRaises(transfer_log.StoppedError):

@@ -1,4 +1,4 @@
-"""Links carry arrays in order, whatever their ends."""
+"""Links carry arrays in order, within a process and between processes."""
 
 from absl.testing import parameterized
 import chex
@@ -6,7 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bamboo_jax.runtime.wire import endpoints
 from bamboo_jax.runtime.wire import link as link_lib
+from bamboo_jax.runtime.wire import transport as transport_lib
+from bamboo_jax.schedule import channel as channel_lib
 
 LIKE = {
     "a": jax.ShapeDtypeStruct((2, 3), np.float32),
@@ -15,38 +18,47 @@ LIKE = {
     "d": [jax.ShapeDtypeStruct((2, 1, 2), np.float32)],
     "e": jax.ShapeDtypeStruct((), np.int32),
 }
-SINGLE = jax.ShapeDtypeStruct((2, 3), np.float32)
 
 
-def make_value(device, first, like):
+def make_value(device, first):
   def numbers(a):
     return (first + jnp.arange(a.size)).astype(a.dtype).reshape(a.shape)
 
-  return jax.device_put(jax.tree.map(numbers, like), device)
+  return jax.device_put(jax.tree.map(numbers, LIKE), device)
 
 
 class LinkTest(parameterized.TestCase):
 
-  @parameterized.named_parameters(
-      ("copy", 0, 1, "copy", link_lib.LocalLink),
-      ("ppermute", 0, 1, "ppermute", link_lib.PairLink),
-      ("backwards", 1, 0, "ppermute", link_lib.PairLink),
-      ("auto", 0, 1, "auto", link_lib.LocalLink),
-      ("one_device", 0, 0, "auto", link_lib.LocalLink),
-      ("one_device_ppermute", 0, 0, "ppermute", link_lib.LocalLink),
-      ("one_array", 0, 1, "ppermute", link_lib.PairLink, SINGLE),
-  )
-  def test_values_arrive_in_order(
-      self, source, destination, kind, cls, like=LIKE
-  ):
-    source, destination = jax.devices()[source], jax.devices()[destination]
-    link = link_lib.make_link(source, destination, like=like, kind=kind)
-    self.assertIsInstance(link, cls)
-    sent = [make_value(source, i, like) for i in (1, 2, 3)]
+  def make(self, kind, destination):
+    """Returns both ends of a link."""
+    if kind == "local":
+      link = link_lib.LocalLink(destination)
+      return link, link
+    transports = [
+        transport_lib.Transport(n, run="r", endpoint=endpoints.UnixEndpoint())
+        for n in range(2)
+    ]
+    ends = []
+    for transport in transports:
+      self.addCleanup(transport.close)
+      addresses = {n: t.address for n, t in enumerate(transports)}
+      transport.set_addresses(addresses)
+      transport.begin(1)
+      channel = channel_lib.Channel("activation", (0, 1), (3,))
+      ends.append(
+          link_lib.SocketLink(transport, channel, like=LIKE, to=destination)
+      )
+    return ends
+
+  @parameterized.parameters(("local", 1), ("local", 0), ("socket", 1))
+  def test_values_arrive_in_order(self, kind, destination):
+    source, destination = jax.devices()[0], jax.devices()[destination]
+    here, there = self.make(kind, destination)
+    sent = [make_value(source, i) for i in (1, 2, 3)]
     for value in sent:
-      link.send(value)
+      here.send(value)
     for value in sent:
-      got = link.receive()
+      got = there.receive()
       chex.assert_trees_all_equal_structs(got, value)
       leaves = zip(jax.tree.leaves(got), jax.tree.leaves(value), strict=True)
       for a, b in leaves:
@@ -55,22 +67,12 @@ class LinkTest(parameterized.TestCase):
         np.testing.assert_array_equal(a, b)
         self.assertFalse(b.is_deleted())
 
-  @parameterized.parameters("copy", "ppermute")
-  def test_what_nobody_received_is_drained(self, kind):
-    ends = jax.devices()[:2]
-    link = link_lib.make_link(*ends, like=SINGLE, kind=kind)
+  def test_dropped_values_are_not_received(self):
+    here, there = self.make("local", jax.devices()[0])
     for first in (1, 2):
-      link.send(make_value(ends[0], first, SINGLE))
-    link.values.clear()
-    link.send(make_value(ends[0], 3, SINGLE))
+      here.send(make_value(jax.devices()[0], first))
+    here.drop()
+    here.send(make_value(jax.devices()[0], 3))
     np.testing.assert_array_equal(
-        link.receive(), make_value(ends[0], 3, SINGLE)
+        there.receive()["a"], make_value(jax.devices()[0], 3)["a"]
     )
-
-  def test_unknown_kind(self):
-    with self.assertRaisesRegex(
-        ValueError, "'tcp'.* Allowed: auto, copy, host, ppermute"
-    ):
-      link_lib.make_link(
-          jax.devices()[0], jax.devices()[1], like=LIKE, kind="tcp"
-      )

@@ -3,50 +3,48 @@
 import types
 
 from absl.testing import absltest
+from absl.testing import parameterized
 import jax
 import numpy as np
 
-from bamboo_jax.cluster import settle
+from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.runtime.wire import links as links_lib
-from bamboo_jax.runtime.wire import preconnect as preconnect_lib
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.schedule import channel as channel_lib
 
 LIKE = jax.ShapeDtypeStruct((2, 3), np.float32)
 
 
 def channel(*nodes):
-  return settle.Channel("activation", nodes, (0,))
+  return channel_lib.Channel("activation", nodes, (0,))
 
 
-class LinksTest(absltest.TestCase):
+def make_links(exchange=None):
+  return links_lib.Links(
+      specs=[types.SimpleNamespace(outputs=LIKE)],
+      refresh="gradient",
+      exchange=exchange,
+      find_compute=lambda node: None,
+  )
 
-  def setUp(self):
-    super().setUp()
-    self.devices = dict(enumerate(jax.devices()))
-    self.log = transfer_log.TransferLog()
-    self.links = links_lib.Links(
-        specs=[types.SimpleNamespace(outputs=LIKE)],
-        devices=self.devices,
-        kind="ppermute",
-        refresh="gradient",
-        log=self.log,
-        find_compute=lambda node: None,
-    )
 
-  def test_those_with_the_dead_are_dropped(self):
+class LinksTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (None, (0, 1), link_lib.LocalLink),
+      (object(), (0, 1), link_lib.SocketLink),
+      (object(), (1, 1), link_lib.LocalLink),
+  )
+  def test_kind(self, exchange, nodes, kind):
+    self.assertIsInstance(make_links(exchange).get(channel(*nodes)), kind)
+
+  def test_links_with_the_dead_are_dropped(self):
+    links = make_links()
     kept, dropped = channel(0, 1), channel(2, 0)
-    link, other = self.links.get(kept), self.links.get(dropped)
-    self.links.drain({0, 1})
-    self.assertIs(self.links.get(kept), link)
-    self.assertIsNot(self.links.get(dropped), other)
+    link, other = links.get(kept), links.get(dropped)
+    links.drain({0, 1})
+    self.assertIs(links.get(kept), link)
+    self.assertIsNot(links.get(dropped), other)
 
-  def test_they_share_what_is_put_in_where_nothing_is_sent(self):
-    one, other = self.links.get(channel(0, 1)), self.links.get(channel(2, 1))
-    self.assertIs(one._filler, other._filler)
 
-  def test_meetings_with_the_dead_are_dropped(self):
-    made = preconnect_lib.Preconnections(self.devices, self.log)
-    kept, dropped = made.compile((0, 1)), made.compile((0, 2))
-    made.keep({0, 1, 3})
-    self.assertIs(made.compile((0, 1)), kept)
-    self.assertIsNot(made.compile((0, 2)), dropped)
+if __name__ == "__main__":
+  absltest.main()

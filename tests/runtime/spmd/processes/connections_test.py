@@ -9,10 +9,10 @@ import time
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import door
-from bamboo_jax.cluster import settle
-from bamboo_jax.runtime.wire import black_holes
-from bamboo_jax.runtime.wire import connections as connections_lib
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.runtime.spmd.processes import black_holes
+from bamboo_jax.runtime.spmd.processes import connections as connections_lib
+from bamboo_jax.runtime.spmd.processes import transfer_log
+from bamboo_jax.schedule import channel as channel_lib
 
 
 def is_open(pair):
@@ -145,7 +145,7 @@ class ConnectionsTest(parameterized.TestCase):
     log, pairs = transfer_log.TransferLog(), []
     for peer in (1, 2):
       log.run(
-          settle.Channel("activation", (0, peer), (0,)),
+          channel_lib.Channel("activation", (0, peer), (0,)),
           lambda: pairs.append(self.open()),
       )
     log.stop(4)
@@ -168,7 +168,7 @@ class ConnectionsTest(parameterized.TestCase):
 
     log = transfer_log.TransferLog(meet=meet)
     for peer in (1, 2):
-      log.run(settle.Channel("activation", (0, peer), (0,)), transfer)
+      log.run(channel_lib.Channel("activation", (0, peer), (0,)), transfer)
     self.assertEqual([is_open(pair) for pair in pairs], [True, False])
     cuts[1]()  # Nobody meets any more.
     self.assertTrue(is_open(pairs[0]))

@@ -17,55 +17,18 @@ since they were last settled. Pure.
 
 import collections
 from collections.abc import Iterable, Mapping
-import dataclasses
 import graphlib
 import itertools
 
-
-@dataclasses.dataclass(frozen=True, order=True)
-class Channel:
-  """A route for transfers between some nodes.
-
-  Attributes:
-    kind: "activation", "grad", "refresh", "tie", "sum", "ring" for a segment of
-      a program, or "meet" for nothing.
-    nodes: The ends, in the order of the devices of a program; of two, the first
-      sends.
-    key: The stage; of a tie also the layer and its parameter, of a sum and of a
-      refresh the unit of the stage. Of a ring, whether its nodes are all.
-  """
-
-  kind: str
-  nodes: tuple[int, ...]
-  key: tuple[str | int, ...] = ()
-
-  @property
-  def stage(self) -> int:
-    """The stage that it belongs to."""
-    return self.key[0]
-
-
-NEVER = (0, 0)  # Since when a node is settled that has just come.
+from bamboo_jax.schedule import channel as channel_lib
 
 # The n-th transfer on a channel.
-_Entry = tuple[Channel, int]
-
-
-@dataclasses.dataclass(frozen=True)
-class Begun:
-  """The transfers that a node has begun, in order, and where others reach it.
-
-  `since` is when all ends were settled, as (view, step); comparable.
-  """
-
-  since: tuple[int, int]
-  channels: tuple[Channel, ...]
-  address: tuple[str, int] = ("", 0)
+_Entry = tuple[channel_lib.Channel, int]
 
 
 def find_unanswered(
-    begun: Mapping[int, Begun],
-) -> dict[int, tuple[Channel, ...]]:
+    begun: Mapping[int, channel_lib.Begun],
+) -> dict[int, tuple[channel_lib.Channel, ...]]:
   """Returns the transfers that each node has to answer, in order.
 
   The rows of all nodes are projections of one order, so there is an order that
@@ -97,10 +60,11 @@ def find_unanswered(
 
 
 def _number(
-    channels: Iterable[Channel], live: Mapping[int, Begun]
+    channels: Iterable[channel_lib.Channel],
+    live: Mapping[int, channel_lib.Begun],
 ) -> list[_Entry]:
   """Returns each channel of live ends with how often it came before."""
-  counts = collections.Counter[Channel]()
+  counts = collections.Counter[channel_lib.Channel]()
   numbered = []
   for channel in channels:
     if all(node in live for node in channel.nodes):

@@ -2,7 +2,7 @@
 
 A transfer that has been begun ends only when the other end begins it too. When
 a node has died, those that are left stop where they are, tell each other what
-they have begun, and answer what is left; see `cluster.settle`.
+they have begun, and answer what is left; see `spmd.processes.settle`.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -12,9 +12,9 @@ import threading
 import jax
 
 from bamboo_jax import base
-from bamboo_jax.cluster import settle
-from bamboo_jax.runtime.wire import black_holes
-from bamboo_jax.runtime.wire import connections as connections_lib
+from bamboo_jax.runtime.spmd.processes import black_holes
+from bamboo_jax.runtime.spmd.processes import connections as connections_lib
+from bamboo_jax.schedule import channel as channel_lib
 
 
 class StoppedError(RuntimeError):
@@ -25,7 +25,6 @@ class TransferLog:
   """Passed by all transfers to other processes; safe in any thread.
 
   Args:
-    address: Where other processes reach this one.
     meet: Makes what helps nodes to connect while the first transfer between
       them runs, and may break the connections made meanwhile by a call of its
       second argument; by default nothing.
@@ -33,28 +32,27 @@ class TransferLog:
 
   def __init__(
       self,
-      address: tuple[str, int] = ("", 0),
       meet: Callable[
           [Sequence[int], Callable[[], None]],
           contextlib.AbstractContextManager[None],
       ] = lambda *_: contextlib.nullcontext(),
   ) -> None:
-    self._address, self._meet = address, meet
+    self._meet = meet
     self._lock = threading.RLock()
     self._is_stopped = False
     self._stopped_for = self._answers_for = 0
-    self._since = settle.NEVER
-    self._begun: list[settle.Channel] = []
-    self._connected: set[settle.Channel] = set()
+    self._since = channel_lib.NEVER
+    self._begun: list[channel_lib.Channel] = []
+    self._connected: set[channel_lib.Channel] = set()
     self._connections = connections_lib.Connections()
 
-  def begin(self, channel: settle.Channel) -> None:
+  def begin(self, channel: channel_lib.Channel) -> None:
     """Records a transfer that begins now; may raise `StoppedError`."""
     with self._lock:
       self.check()
       self._begun.append(channel)
 
-  def answer(self, channel: settle.Channel) -> None:
+  def answer(self, channel: channel_lib.Channel) -> None:
     """Records a transfer that begins only to end that of another node.
 
     Raises `StoppedError` if a newer view has asked what had begun: there it
@@ -71,7 +69,7 @@ class TransferLog:
       self._answers_for = view
 
   def run(
-      self, channel: settle.Channel, transfer: Callable[[], base.PyTree]
+      self, channel: channel_lib.Channel, transfer: Callable[[], base.PyTree]
   ) -> base.PyTree:
     """Returns the result of a transfer that has been recorded.
 
@@ -94,7 +92,7 @@ class TransferLog:
 
   def stop(
       self, view: int, *, alive: Collection[int] | None = None
-  ) -> settle.Begun:
+  ) -> channel_lib.Begun:
     """Stops what has not begun; returns what has since all was settled.
 
     With `alive`, the members of `view`, transfers with others fail.
@@ -118,10 +116,10 @@ class TransferLog:
     """Returns the links that drop large packets; see `black_holes`."""
     return self._connections.find_stuck()
 
-  def begun(self) -> settle.Begun:
+  def begun(self) -> channel_lib.Begun:
     """Returns what has begun since all was settled."""
     with self._lock:
-      return settle.Begun(self._since, tuple(self._begun), self._address)
+      return channel_lib.Begun(self._since, tuple(self._begun))
 
   def settle(self, view: int, step: int) -> None:
     """Records that all that was begun has ended everywhere."""

@@ -4,12 +4,13 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.cluster import settle
+from bamboo_jax.runtime.spmd.processes import settle
+from bamboo_jax.schedule import channel as channel_lib
 from tests import members
 
 
 def begun(*channels, since=(1, 0)):
-  return settle.Begun(since, tuple(map(members.channel, channels)))
+  return channel_lib.Begun(since, tuple(map(members.channel, channels)))
 
 
 def run_queues(queues):
@@ -29,8 +30,8 @@ def interrupted(draw):
   """Draws how far each node got in its projection of one order."""
   nodes = range(draw(st.integers(2, 5)))
   pairs = [(a, b) for a in nodes for b in nodes if a != b]
-  channels = [settle.Channel("x", p) for p in pairs]
-  channels.append(settle.Channel("sum", tuple(nodes), (0,)))
+  channels = [channel_lib.Channel("x", p) for p in pairs]
+  channels.append(channel_lib.Channel("sum", tuple(nodes), (0,)))
   order = draw(st.lists(st.sampled_from(channels), max_size=20))
   rows = {n: [c for c in order if n in c.nodes] for n in nodes}
   rows = {n: row[: draw(st.integers(0, len(row)))] for n, row in rows.items()}
@@ -78,7 +79,9 @@ class SettleTest(parameterized.TestCase):
   @hypothesis.given(interrupted())
   def test_nobody_waits_for_ever(self, rows):
     live = rows.keys()
-    states = {n: settle.Begun((1, 0), tuple(row)) for n, row in rows.items()}
+    states = {
+        n: channel_lib.Begun((1, 0), tuple(row)) for n, row in rows.items()
+    }
     unanswered = settle.find_unanswered(states)
     queues = {}
     for node, row in rows.items():

@@ -8,10 +8,10 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from bamboo_jax.cluster import blobs as blobs_lib
-from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.runtime import compat
-from bamboo_jax.runtime.wire import rendezvous as rendezvous_lib
+from bamboo_jax.runtime.spmd.processes import rendezvous as rendezvous_lib
+from bamboo_jax.runtime.wire import endpoints
+from bamboo_jax.runtime.wire import transport as transport_lib
 
 
 def make_address(*numbers, port=4711, host="127.0.0.1"):
@@ -33,18 +33,24 @@ class Process:
   """A node whose service is `values`; its Gloo waits for all addresses."""
 
   def __init__(self, number):
-    identity = identity_lib.issue(b"", run="run", role="worker", name="n")
-    self.peers = blobs_lib.Peers("127.0.0.1", identity)
+    self.exchange = transport_lib.Transport(
+        number, run="r", endpoint=endpoints.UnixEndpoint()
+    )
+    self.exchange.begin(1)
     self.number, self.values = number, {}
     self.address = _ADDRESSES[number]
     self.lost, self.cut = set(), mock.Mock()
     self.is_whole = threading.Event()
     self._rendezvous = rendezvous_lib.Rendezvous(
-        number, self.peers, is_lost=lambda node: node in self.lost
+        number, self.exchange, is_lost=lambda node: node in self.lost
     )
 
   def know(self, others):
-    self.peers.addresses = {o.number: o.peers.address for o in others}
+    self.exchange.set_addresses({o.number: o.exchange.address for o in others})
+
+  def lose(self, number):
+    self.lost = {number}
+    self.exchange.interrupt(f"node {number} is missing")
 
   def write(self, key, value):
     self.values[key] = value
@@ -69,6 +75,7 @@ class RendezvousTest(parameterized.TestCase):
     super().setUp()
     self.nodes = [Process(i) for i in range(3)]
     for node in self.nodes:
+      self.addCleanup(node.exchange.close)
       node.know(self.nodes)
     self.threads = self.enterContext(futures.ThreadPoolExecutor(3))
     # Each thread of a process is to see that one's service.
@@ -103,9 +110,6 @@ class RendezvousTest(parameterized.TestCase):
     for node in self.nodes:
       want = {f"{_KEY}/{i}": a for i, a in enumerate(_ADDRESSES)}
       self.assertEqual(node.values, want)
-      here, own = node.peers._blobs
-      self.assertEqual(own, f"{_KEY}/{node.number}")
-      self.assertStartsWith(here, "here/")
       node.cut.assert_not_called()
 
   def test_nobody_enters_before_all_are_there(self):
@@ -119,9 +123,10 @@ class RendezvousTest(parameterized.TestCase):
   def test_nobody_waits_for_one_that_was_lost_before_it_came(self):
     first, second, _ = self.nodes
     early = [self.threads.submit(node.meet) for node in (first, second)]
-    first.lost = second.lost = {2}
+    for node in (first, second):
+      node.lose(2)
     for met in early:
-      with self.assertRaisesRegex(ConnectionError, "One of nodes .* is gone"):
+      with self.assertRaisesRegex(ConnectionError, "node 2 is missing"):
         met.result(30)
 
   def test_nobody_waits_for_the_address_of_the_lost(self):
@@ -130,7 +135,8 @@ class RendezvousTest(parameterized.TestCase):
     third_comes = self.threads.submit(third.come, over)
     met = [self.threads.submit(node.meet) for node in (first, second)]
     self.assertFalse(first.is_whole.wait(0.1))
-    first.lost = second.lost = {2}
+    for node in (first, second):
+      node.lose(2)
     for node, meeting in zip((first, second), met, strict=True):
       meeting.result(30)
       unusable = rendezvous_lib.make_unusable(_ADDRESSES[node.number])
@@ -165,23 +171,14 @@ class RendezvousTest(parameterized.TestCase):
     over.set()
     self.assertEqual(calls, [(7,), (-9,)])
 
-  def test_who_cannot_be_reached_is_tried_again(self):
-    first = self.nodes[0]
-    first.know([])
-    met = [self.threads.submit(node.meet) for node in self.nodes]
-    self.assertEqual(futures.wait(met, timeout=0.2).done, set())
-    first.know(self.nodes)
-    for meeting in met:
-      meeting.result(30)
-
   def test_what_is_known_is_not_carried_again(self):
     for _ in range(2):
       with mock.patch.object(
-          self.nodes[0].peers, "offer", wraps=self.nodes[0].peers.offer
-      ) as offer:
+          self.nodes[0].exchange, "send", wraps=self.nodes[0].exchange.send
+      ) as send:
         for met in [self.threads.submit(node.meet) for node in self.nodes]:
           met.result(30)
-    offer.assert_not_called()
+    send.assert_not_called()
 
   def test_nothing_is_kept_for_a_group_that_has_lost_a_node(self):
     for met in [self.threads.submit(node.meet) for node in self.nodes]:

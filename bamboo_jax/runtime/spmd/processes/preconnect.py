@@ -6,16 +6,17 @@ nothing; whatever runs on the same devices in the same order later finds the
 connections.
 """
 
+import collections
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import jax
 import numpy as np
 
-from bamboo_jax.cluster import settle
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.runtime.wire import mesh as mesh_lib
-from bamboo_jax.runtime.wire import transfer_log
+from bamboo_jax.schedule import channel as channel_lib
 
 
 class Preconnections:
@@ -50,12 +51,12 @@ class Preconnections:
     JAX does if one of them is gone.
     """
     program = self.compile(nodes)
-    channel = settle.Channel("meet", nodes)
+    channel = channel_lib.Channel("meet", nodes)
     self._log.begin(channel)
     self._connected.add(nodes)
     self._log.run(channel, program)
 
-  def answer(self, channel: settle.Channel) -> None:
+  def answer(self, channel: channel_lib.Channel) -> None:
     """Ends a connection that another process has begun; blocks."""
     program = self.compile(channel.nodes)
     self._log.answer(channel)
@@ -68,6 +69,28 @@ class Preconnections:
     for nodes in [n for n in self._programs if not is_alive(n)]:
       del self._programs[nodes]
     self._connected = {n for n in self._connected if is_alive(n)}
+
+
+def choose_groups(
+    now: Collection[tuple[int, ...]],
+    later: Collection[tuple[int, ...]],
+    *,
+    most: int,
+) -> set[tuple[int, ...]]:
+  """Returns those of `later` that fit; all nodes choose the same.
+
+  A node of a group has a socket for each other one, and at most `most` with
+  those that it needs `now`. Groups left out connect when they are needed: one
+  sum after each death of many pipelines takes as many sockets as their square.
+  """
+  counts = collections.Counter(n for g in now for n in g for _ in g[1:])
+  found = set()
+  for group in sorted({*later} - {*now}, key=lambda g: (len(g), g)):
+    others = len(group) - 1
+    if all(counts[node] + others <= most for node in group):
+      counts.update(node for node in group for _ in range(others))
+      found.add(group)
+  return found
 
 
 def _make_program(devices: Sequence[jax.Device]) -> Callable[[], jax.Array]:

@@ -25,48 +25,43 @@ import hashlib
 import socket
 import struct
 import threading
-import time
 from typing import Any
 
 from absl import logging
+import numpy as np
 
-from bamboo_jax.cluster import blobs as blobs_lib
+from bamboo_jax import base
 from bamboo_jax.runtime import compat
-from bamboo_jax.runtime.wire import coordination
+from bamboo_jax.runtime.spmd.processes import coordination
+from bamboo_jax.runtime.wire import ordered_sum
 
 _KEYS = "cpu:gloo/"  # Followed by the devices, "/", and the rank of one.
 _LEAST_SECS, _MOST_SECS = 0.001, 0.02  # Between two looks at the service.
 _AGAIN_SECS = 0.05
-_GIVE_UP_SECS = 60.0  # Gloo waits for half as long.
 _CALL_SECS = 5.0
-
-
-class _OverError(Exception):
-  """One of those who meet is gone, or nobody waits any more."""
 
 
 class Rendezvous:
   """Carries addresses between the process of node `number` and others.
 
   Args:
-    peers: Where the others are.
+    exchange: Joins this process with others.
     is_lost: Whether a node is gone for good.
   """
 
   def __init__(
       self,
       number: int,
-      peers: blobs_lib.Peers,
+      exchange: ordered_sum.Exchange,
       *,
       is_lost: Callable[[int], bool],
   ) -> None:
     self._number = number
-    self._peers = peers
+    self._exchange = exchange
     self._is_lost = is_lost
     self._lock = threading.Lock()
     self._seen: set[str] = set()
     self._met: set[tuple[int, ...]] = set()
-    self._offered: dict[tuple[int, ...], set[str]] = {}  # Names, by group.
 
   @contextlib.contextmanager
   def meet(
@@ -91,16 +86,15 @@ class Rendezvous:
       over.set()
 
   def _wait_for_all(self, group: tuple[int, ...]) -> None:
-    here = f"here/{hashlib.sha256(repr(group).encode()).hexdigest()}"
-    self._offer(group, here, b"")
-
-    def check() -> None:
-      if any(map(self._is_lost, group)):
-        raise ConnectionError(f"One of nodes {[*group]} is gone.")
-
-    for node in group:
-      if node != self._number:
-        self._fetch(node, here, check)
+    here = f"here {hashlib.sha256(repr(group).encode()).hexdigest()}"
+    others = [node for node in group if node != self._number]
+    try:
+      for node in others:
+        self._exchange.send(node, here, [])
+      for node in others:
+        self._exchange.receive(node, here)
+    except (base.AttemptOverError, base.PeerRemovedError) as error:
+      raise ConnectionError(f"Nodes {others} cannot meet: {error}") from error
 
   def _look(self, over: threading.Event, cut: Callable[[], None]) -> None:
     """Carries each address that Gloo writes."""
@@ -126,21 +120,19 @@ class Rendezvous:
       cut: Callable[[], None],
   ) -> None:
     group, own_rank = parse_key(own)
-    self._offer(tuple(group), own, address)
-    end_secs = time.monotonic() + _GIVE_UP_SECS
-
-    def check() -> None:
-      if any(map(self._is_lost, group)) or time.monotonic() > end_secs:
-        raise _OverError
-
-    for rank, node in enumerate(group):
-      if rank != own_rank:
-        key = f"{own.rpartition('/')[0]}/{rank}"
-        try:
-          found = self._fetch(node, key, check)
-        except _OverError:  # Who live do not connect with the dead.
-          found = make_unusable(address)
-        compat.set_coordination_value(key, found)
+    others = {r: node for r, node in enumerate(group) if r != own_rank}
+    content = [np.frombuffer(address, np.uint8)]
+    for node in others.values():
+      with contextlib.suppress(base.AttemptOverError, base.PeerRemovedError):
+        self._exchange.send(node, own, content)
+    for rank, node in others.items():
+      key = f"{own.rpartition('/')[0]}/{rank}"
+      try:
+        (found,) = self._exchange.receive(node, key)
+        found = found.tobytes()
+      except (base.AttemptOverError, base.PeerRemovedError):
+        found = make_unusable(address)  # Live nodes do not join with the dead.
+      compat.set_coordination_value(key, found)
     while not (over.wait(_AGAIN_SECS) or any(map(self._is_lost, group))):
       pass
     if not over.is_set():
@@ -148,27 +140,11 @@ class Rendezvous:
     while not over.wait(_AGAIN_SECS):
       cut()  # Of those who have given up, too, which it has reached since.
 
-  def _offer(self, group: tuple[int, ...], name: str, blob: bytes) -> None:
-    with self._lock:
-      self._offered.setdefault(group, set()).add(name)
-    self._peers.offer(name, blob)
-
   def _forget_lost(self) -> None:
     """Drops what was kept for groups that have lost a node."""
     with self._lock:
-      lost = [g for g in self._offered if any(map(self._is_lost, g))]
-      names = [name for group in lost for name in self._offered.pop(group)]
-      self._met.difference_update(lost)
-    for name in names:
-      self._peers.clear(name)
-
-  def _fetch(self, node: int, key: str, check: Callable[[], None]) -> bytes:
-    while True:
-      check()
-      try:
-        return self._peers.fetch(node, key, check)
-      except OSError:
-        time.sleep(_AGAIN_SECS)
+      lost = {g for g in self._met if any(map(self._is_lost, g))}
+      self._met -= lost
 
 
 def parse_key(key: str) -> tuple[list[int], int]:

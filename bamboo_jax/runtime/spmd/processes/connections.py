@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 
-from bamboo_jax.runtime.wire import black_holes
+from bamboo_jax.runtime.spmd.processes import black_holes
 
 _NO_TIMEOUT = bytes(struct.calcsize("ll"))
 

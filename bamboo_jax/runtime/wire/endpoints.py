@@ -1,0 +1,166 @@
+"""How nodes reach each other: where one listens, and how one dials.
+
+On one machine that is a Unix socket in a folder that only this user may enter,
+where the kernel tells who is at the other end. Between machines it is mutual
+TLS with the identities of the run. An address is the text that others need:
+"unix:PATH" or "HOST:PORT".
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import ssl
+import struct
+import tempfile
+from typing import Protocol
+
+from bamboo_jax.cluster import identity as identity_lib
+from bamboo_jax.runtime.wire import sockets
+
+_BACKLOG = 512
+_UNIX = "unix:"
+# Fits into what any link of IPv6 carries, also where a tunnel drops larger
+# packets without a sign.
+_SEGMENTS = (socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1200)
+_CREDENTIALS = struct.Struct("3i")  # Process, user and group.
+
+
+class Endpoint(Protocol):
+  """Where a node listens, and how it reaches others.
+
+  Attributes:
+    address: What others dial.
+  """
+
+  address: str
+
+  def accept(self) -> socket.socket:
+    """Returns the next connection; blocks. `OSError` once it is closed."""
+
+  def secure(
+      self, connection: socket.socket, *, is_server: bool
+  ) -> sockets.Wire:
+    """Returns a connection whose other end has shown who it is.
+
+    Blocks for at most the timeout of the connection; raises `OSError` for a
+    stranger.
+    """
+
+  def dial(self, address: str, timeout_secs: float) -> sockets.Wire:
+    """Returns a secure connection to an address; raises `OSError`."""
+
+  def close(self) -> None:
+    """Stops listening."""
+
+
+class UnixEndpoint:
+  """Listens on a Unix socket in a new folder of mode 0700."""
+
+  def __init__(self) -> None:
+    # The path of a socket has at most 107 bytes.
+    self._folder = tempfile.mkdtemp(prefix="bamboo-")
+    path = os.path.join(self._folder, "socket")
+    self.address = f"{_UNIX}{path}"
+    self._listener = socket.socket(socket.AF_UNIX)
+    self._listener.bind(path)
+    self._listener.listen(_BACKLOG)
+
+  def accept(self) -> socket.socket:
+    """See `Endpoint`."""
+    return self._listener.accept()[0]
+
+  def secure(
+      self, connection: socket.socket, *, is_server: bool
+  ) -> sockets.Wire:
+    """See `Endpoint`."""
+    found = connection.getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+    )
+    _, user, _ = _CREDENTIALS.unpack(found)
+    if user not in (os.getuid(), 0):
+      raise ConnectionError(f"user {user} is not that of this run")
+    return sockets.PlainWire(connection)
+
+  def dial(self, address: str, timeout_secs: float) -> sockets.Wire:
+    """See `Endpoint`."""
+    return _dial(
+        self, socket.AF_UNIX, address.removeprefix(_UNIX), timeout_secs
+    )
+
+  def close(self) -> None:
+    """See `Endpoint`."""
+    _close(self._listener)
+    shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class TlsEndpoint:
+  """Listens on a free port of `host`, an address of IPv4 or IPv6."""
+
+  def __init__(self, host: str, identity: identity_lib.Identity) -> None:
+    self._identity = identity
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    self._listener = socket.create_server(
+        (host, 0), family=family, backlog=_BACKLOG
+    )
+    self._listener.setsockopt(*_SEGMENTS)  # Accepted sockets inherit that.
+    port = self._listener.getsockname()[1]
+    self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+  def accept(self) -> socket.socket:
+    """See `Endpoint`."""
+    return self._listener.accept()[0]
+
+  def secure(
+      self, connection: socket.socket, *, is_server: bool
+  ) -> sockets.Wire:
+    """See `Endpoint`."""
+    context = self._identity.server if is_server else self._identity.client
+    try:
+      wrapped = context.wrap_socket(connection, server_side=is_server)
+    except ssl.SSLError as error:
+      raise ConnectionError(
+          "it does not show a certificate of this run, or does not accept "
+          f"that of this node: {error.reason or error}"
+      ) from error
+    try:
+      self._identity.check(wrapped, "worker")
+    except BaseException:
+      wrapped.close()
+      raise
+    return sockets.TlsWire(wrapped)
+
+  def dial(self, address: str, timeout_secs: float) -> sockets.Wire:
+    """See `Endpoint`."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    return _dial(self, family, (host.strip("[]"), int(port)), timeout_secs)
+
+  def close(self) -> None:
+    """See `Endpoint`."""
+    _close(self._listener)
+
+
+def _dial(
+    endpoint: Endpoint,
+    family: int,
+    address: str | tuple[str, int],
+    timeout_secs: float,
+) -> sockets.Wire:
+  connection = socket.socket(family)
+  try:
+    if family != socket.AF_UNIX:
+      connection.setsockopt(*_SEGMENTS)
+    connection.settimeout(timeout_secs)
+    connection.connect(address)
+    return endpoint.secure(connection, is_server=False)
+  except BaseException:
+    connection.close()
+    raise
+
+
+def _close(listener: socket.socket) -> None:
+  """Closes a listener, also for a thread that waits in `accept`."""
+  with contextlib.suppress(OSError):
+    listener.shutdown(socket.SHUT_RDWR)
+  listener.close()

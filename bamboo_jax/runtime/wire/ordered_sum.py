@@ -1,0 +1,169 @@
+"""Sums gradients over all shares of the batch, between processes.
+
+The nodes that need a sum cut the flat gradient into as many slices as they are.
+Each sends the others their slices of its shares, adds its own slice share by
+share in order of their index, and sends the result to the others. So the bits
+are those of a sum in one process (`share_sum`), whichever node holds a share.
+
+             node 0                node 1
+  holds      shares 0 and 2        share 1
+  sends      a1, c1 ------------>  <----- b0
+  adds       a0 + b0 + c0          a1 + b1 + c1
+  sends      s0 ---------------->  <----- s1
+
+A slice travels in pieces, so that sending, adding and receiving overlap. With D
+nodes that hold a share each, a node sends 2 (D - 1) / D gradients.
+"""
+
+from collections.abc import Mapping, Sequence
+import functools
+import operator
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.runtime import compat
+from bamboo_jax.runtime.wire import pool as pool_lib
+
+_PIECE = 1 << 18  # Elements of a piece at most.
+
+
+class Exchange(Protocol):
+  """What a sum needs of `transport.Transport`."""
+
+  def send(self, node: int, channel: str, arrays: Sequence[np.ndarray]) -> None:
+    """Sends a value to a node; the arrays must not change afterwards."""
+
+  def receive(self, node: int, channel: str) -> Sequence[np.ndarray]:
+    """Returns the next value of a node."""
+
+
+class OrderedSum:
+  """The sum of accumulators of one shape over all shares, at the node `me`."""
+
+  def __init__(
+      self,
+      holders: Sequence[int],
+      others: Sequence[int] = (),
+      *,
+      me: int,
+      like: base.PyTree,
+      device: jax.Device,
+  ) -> None:
+    """Compiles the addition.
+
+    Args:
+      holders: The node of each share, in order of the shares.
+      others: Nodes that need the sum and hold no share.
+      me: This node, one of them.
+      like: Shapes of an accumulator, float32.
+      device: Of the CPU backend. XLA flushes denormal numbers there, which
+        numpy does not, so it must add.
+    """
+    self._holders, self.me, self._device = tuple(holders), me, device
+    self._nodes = tuple(dict.fromkeys((*holders, *others)))
+    self._like, self._structure = jax.tree.flatten(like)
+    bounds = cut(sum(a.size for a in self._like), len(self._nodes))
+    self._pieces = {
+        node: pieces(*bounds[i : i + 2]) for i, node in enumerate(self._nodes)
+    }
+    sizes = {_padded(last - first) for first, last in self._pieces[me]}
+    self._programs = {n: _find_program(len(holders), n, device) for n in sizes}
+
+  def __call__(
+      self, exchange: Exchange, channel: str, held: Mapping[int, base.PyTree]
+  ) -> base.PyTree:
+    """Returns the sum as arrays of numpy; all nodes must call it.
+
+    Args:
+      channel: Names the sum, the same at all nodes.
+      held: The accumulators of the shares of this node, by index.
+    """
+    me = self._nodes.index(self.me)
+    # Each node begins with another, so that none is sent all at once.
+    others = [*self._nodes[me + 1 :], *self._nodes[:me]]
+    own = {i: self._flatten(tree) for i, tree in held.items()}
+    total = self._take()
+    rounds = range(max(map(len, self._pieces.values())))
+    for place in rounds if own else ():
+      for node in others:
+        for first, last in self._pieces[node][place : place + 1]:
+          terms = [own[i][first:last] for i in sorted(own)]
+          exchange.send(node, f"{channel} terms", terms)
+    for first, last in self._pieces[self.me]:
+      got = {
+          node: iter(exchange.receive(node, f"{channel} terms"))
+          for node in others
+          if node in self._holders
+      }
+      terms = [
+          own[i][first:last] if node == self.me else next(got[node])
+          for i, node in enumerate(self._holders)
+      ]
+      total[first:last] = self._add(terms)
+      for node in others:
+        exchange.send(node, f"{channel} sums", [total[first:last]])
+    for place in rounds:
+      for node in others:
+        for first, last in self._pieces[node][place : place + 1]:
+          (total[first:last],) = exchange.receive(node, f"{channel} sums")
+    return self._unflatten(total)
+
+  def _add(self, terms: Sequence[np.ndarray]) -> np.ndarray:
+    size = len(terms[0])
+    padded = _padded(size)
+    if size < padded:
+      terms = [np.pad(term, (0, padded - size)) for term in terms]
+    placed = jax.device_put(list(terms), self._device)
+    return np.asarray(self._programs[padded](placed))[:size]
+
+  def _take(self) -> np.ndarray:
+    size = sum(a.size for a in self._like)
+    raw = pool_lib.Pool(most=0).take(size * np.dtype(np.float32).itemsize)
+    return raw.view(np.float32)
+
+  def _flatten(self, tree: base.PyTree) -> np.ndarray:
+    flat = self._take()
+    leaves = [np.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate(leaves, out=flat)
+
+  def _unflatten(self, flat: np.ndarray) -> base.PyTree:
+    ends = np.cumsum([a.size for a in self._like])[:-1]
+    parts = np.split(flat, ends)
+    return self._structure.unflatten(
+        part.reshape(a.shape) for part, a in zip(parts, self._like, strict=True)
+    )
+
+
+def cut(size: int, count: int) -> list[int]:
+  """Returns the bounds of `count` slices that differ by one element at most."""
+  return [size * i // count for i in range(count + 1)]
+
+
+def pieces(first: int, last: int) -> list[tuple[int, int]]:
+  """Returns the bounds of the pieces of a slice."""
+  starts = range(first, last, _PIECE)
+  return [(start, min(start + _PIECE, last)) for start in starts]
+
+
+def _padded(size: int) -> int:
+  """Returns the size that a piece is added in: few programs serve all."""
+  return max(16, 1 << (size - 1).bit_length())
+
+
+@functools.cache
+def _find_program(
+    count: int, size: int, device: jax.Device
+) -> jax.stages.Compiled:
+  """Returns the program that adds `count` terms from left to right."""
+  place = jax.sharding.SingleDeviceSharding(device)
+  term = jax.ShapeDtypeStruct((size,), jnp.float32, sharding=place)
+  return compat.compile_apart(_add.lower([term] * count))
+
+
+@jax.jit
+def _add(terms: list[jax.Array]) -> jax.Array:
+  return functools.reduce(operator.add, terms)

@@ -1,0 +1,344 @@
+"""One peer of the transport: threads and sockets around its `Protocol`.
+
+  row      send: queue                     receive: wait for the inbox
+             |                                        ^
+  writer   copy to the host, write   ===>   reader  read into pooled memory
+
+A small value whose arrays are there is written by the thread that sends it, as
+far as the socket takes it at once: that saves two changes of thread, half the
+time of such a value. There is one writer for the peer, and one reader for each
+connection.
+"""
+
+import collections
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+import threading
+import time
+from typing import Any
+
+from absl import logging
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.runtime.wire import endpoints
+from bamboo_jax.runtime.wire import frame as frame_lib
+from bamboo_jax.runtime.wire import pool as pool_lib
+from bamboo_jax.runtime.wire import protocol as protocol_lib
+from bamboo_jax.runtime.wire import sockets
+from bamboo_jax.runtime.wire import values
+
+_SMALL_BYTES = 1 << 18  # Written by the thread that sends.
+_WARN_SECS = 5.0  # Between two lines about the same peer.
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """Limits of a transport.
+
+  Attributes:
+    times: Time limits of connections.
+    queued_bytes: Values that a peer has not acknowledged may have this size
+      together; a step sends far less.
+  """
+
+  times: protocol_lib.Times = protocol_lib.Times()
+  queued_bytes: int = 4 << 30
+
+
+class Peer:
+  """Values to and from one node; safe in any thread."""
+
+  def __init__(
+      self,
+      me: int,
+      node: int,
+      *,
+      run: str,
+      endpoint: endpoints.Endpoint,
+      limits: Limits,
+      note: Callable[[], None] = lambda: None,
+  ) -> None:
+    """See `transport.Transport`."""
+    self._note_bytes = note
+    self._node, self._endpoint, self._limits = node, endpoint, limits
+    self._protocol = protocol_lib.Protocol(
+        me, node, run=run, now=time.monotonic(), times=limits.times
+    )
+    self._lock = threading.Condition()
+    self._writable = threading.Condition(self._lock)
+    self._address: str | None = None
+    self._inbox = collections.defaultdict[str, collections.deque](
+        collections.deque
+    )
+    self._ahead = 0  # Newest attempt that the peer is known to be in.
+    self._interrupted: str | None = None  # Why.
+    self._removed: str | None = None
+    self._is_writing = False  # A thread has taken a frame and is writing it,
+    self._rest: tuple[sockets.Wire, list[Any]] | None = None  # or left this.
+    self._error: Exception | None = None  # What cannot be written.
+    self._warned_secs = -_WARN_SECS
+    threading.Thread(
+        target=self._write_all, name=f"writes to {node}", daemon=True
+    ).start()
+
+  # What rows ask for.
+
+  def send(self, channel: str, arrays: Sequence[np.ndarray]) -> None:
+    """Sends a value; does not wait for arrays, sockets or the peer.
+
+    Arrays are read until they are acknowledged: they must be neither changed
+    nor donated before the next attempt or the end of the step.
+
+    Raises:
+      base.AttemptOverError: The attempt was interrupted.
+      base.PeerRemovedError: The peer was removed.
+      BufferError: The peer has not acknowledged too much.
+    """
+    for array in arrays:
+      if not isinstance(array, np.ndarray):
+        array.copy_to_host_async()
+    meta, size = values.describe(arrays)
+    with self._lock:
+      self._check()
+      kept = self._protocol.num_kept_bytes
+      if kept + size > self._limits.queued_bytes:
+        raise BufferError(
+            f"Node {self._node} has not acknowledged {kept} bytes, and "
+            f"{self._limits.queued_bytes} may wait at most."
+        )
+      self._do(self._protocol.send(channel, arrays, size, meta))
+      is_small = size <= _SMALL_BYTES and all(map(_is_ready, arrays))
+      taken = self._take() if is_small and self._rest is None else None
+    if taken is not None:
+      self._write_at_once(*taken)
+
+  def receive(self, channel: str) -> list[np.ndarray]:
+    """Returns the next value of a channel; blocks.
+
+    Raises as `send`; also if the peer has gone on to another attempt.
+    """
+    with self._lock:
+      while True:
+        self._check()
+        if inbox := self._inbox.get(channel):
+          return inbox.popleft()
+        if self._ahead > self._protocol.attempt:
+          raise base.AttemptOverError(
+              f"Node {self._node} is in attempt {self._ahead} already."
+          )
+        self._lock.wait()
+
+  def has(self, channel: str) -> bool:
+    """Returns whether `receive` would return at once."""
+    return bool(self._inbox.get(channel))
+
+  def begin(self, attempt: int) -> None:
+    """Moves to a newer attempt."""
+    with self._lock:
+      self._interrupted = None
+      if attempt > self._protocol.attempt:
+        self._inbox.clear()
+        self._do(self._protocol.advance(attempt))
+        self._lock.notify_all()
+
+  def interrupt(self, why: str) -> None:
+    """Lets `send` and `receive` raise until the next attempt begins."""
+    with self._lock:
+      self._interrupted = why
+      self._lock.notify_all()
+
+  def remove(self, why: str) -> None:
+    """The peer is gone for good: an error for all that wait for it."""
+    with self._lock:
+      if self._removed is None:
+        self._removed = why
+        self._inbox.clear()
+        if self._protocol.connection is not None:
+          self._protocol.connection.close()
+        self._lock.notify_all()
+        self._writable.notify_all()
+
+  def _check(self) -> None:
+    if self._removed is not None:
+      raise base.PeerRemovedError(self._node, self._removed)
+    if self._error is not None:
+      raise self._error
+    if self._interrupted is not None:
+      raise base.AttemptOverError(self._interrupted)
+
+  # What the transport asks for.
+
+  def set_address(self, address: str | None) -> None:
+    """Tells where the peer listens; None: it is not known."""
+    self._address = address
+
+  def tick(self) -> None:
+    """To be called some ten times in `Times.dial_secs`."""
+    with self._lock:
+      if self._removed is None:
+        self._do(self._protocol.tick(time.monotonic()))
+
+  def cut(self) -> None:
+    """Closes the connection in use, which is then replaced; for tests."""
+    with self._lock:
+      if self._protocol.connection is not None:
+        self._protocol.connection.close()
+
+  def read(
+      self, wire: sockets.Wire, first: frame_lib.Frame | None = None
+  ) -> None:
+    """Reads frames until the connection ends; the first may be read already."""
+    pool = pool_lib.Pool()
+    try:
+      if first is not None:
+        self._hear(wire, first)
+      while self._removed is None:
+        frame = read_header(wire)
+        if frame.kind is frame_lib.Kind.DATA:
+          fill = functools.partial(
+              wire.read_into, note=functools.partial(self._note, wire)
+          )
+          payload = values.read(frame.meta, pool, fill)
+          frame = dataclasses.replace(frame, payload=payload)
+        self._hear(wire, frame)
+    except frame_lib.ProtocolError as error:
+      self._warn(f"rejected: {error}.")
+    except (OSError, ValueError) as error:
+      logging.debug("Connection to node %d: %s", self._node, error)
+    self._close(wire)
+
+  def _note(self, wire: sockets.Wire) -> None:
+    self._note_bytes()
+    self._protocol.heard(wire, time.monotonic())
+
+  def _hear(self, wire: sockets.Wire, frame: frame_lib.Frame) -> None:
+    with self._lock:
+      if self._removed is None:
+        self._do(self._protocol.receive(wire, frame, time.monotonic()))
+
+  def _do(self, actions: Sequence[protocol_lib.Action]) -> None:
+    """Carries out actions, with the lock."""
+    for action in actions:
+      match action:
+        case protocol_lib.Deliver(frame=frame):
+          self._inbox[frame.channel].append(frame.payload)
+          self._lock.notify_all()
+        case protocol_lib.Pull():
+          self._writable.notify()
+        case protocol_lib.Ahead(attempt=attempt):
+          self._ahead = max(attempt, self._ahead)
+          self._lock.notify_all()
+        case protocol_lib.Write(connection=wire, frame=frame):
+          # Small, and nothing was written to this connection before.
+          try:
+            wire.write([frame_lib.encode(frame)])
+          except OSError as error:
+            logging.debug("Greeting node %d: %s", self._node, error)
+            self._protocol.closed(wire, time.monotonic())
+        case protocol_lib.Close(connection=wire):
+          wire.close()
+        case protocol_lib.Dial():
+          threading.Thread(
+              target=self._dial, name=f"dials {self._node}", daemon=True
+          ).start()
+
+  def _dial(self) -> None:
+    wire, limit_secs = None, self._limits.times.dial_secs
+    if self._address is not None:
+      try:
+        wire = self._endpoint.dial(self._address, limit_secs)
+      except OSError as error:
+        self._warn(f"cannot be reached at {self._address}: {error}.")
+    with self._lock:
+      now = time.monotonic()
+      if wire is None:
+        return self._protocol.dial_failed(now)
+      self._do(self._protocol.opened(wire, now))
+    self.read(wire)
+
+  # Writing.
+
+  def _write_all(self) -> None:
+    """Writes what is queued, until the peer is removed."""
+    while self._removed is None:
+      with self._lock:
+        while (taken := self._take()) is None and self._removed is None:
+          self._writable.wait()
+      if taken is not None:
+        self._write(*taken)
+
+  def _take(self) -> tuple[sockets.Wire, frame_lib.Frame | list[Any]] | None:
+    """Returns what to write next, and marks it as taken; with the lock."""
+    if self._is_writing:
+      return None
+    taken, self._rest = self._rest, None
+    if taken is None:
+      wire = self._protocol.connection
+      frame = wire and self._protocol.pull(wire, time.monotonic())
+      taken = frame and (wire, frame)
+    self._is_writing = taken is not None
+    return taken
+
+  def _write(
+      self, wire: sockets.Wire, frame: frame_lib.Frame | list[Any]
+  ) -> None:
+    try:
+      # Waits for whatever computes the arrays, in this thread.
+      is_rest = isinstance(frame, list)
+      wire.write(frame if is_rest else values.buffers_of(frame))
+    except OSError as error:
+      logging.debug("Writing to node %d: %s", self._node, error)
+      self._close(wire)
+    except Exception as error:  # JAX raises various types for a lost array.
+      with self._lock:
+        self._error = error  # For the thread that sends or receives next.
+        self._lock.notify_all()
+    with self._lock:
+      self._is_writing = False
+
+  def _write_at_once(self, wire: sockets.Wire, frame: frame_lib.Frame) -> None:
+    """Writes what the socket takes without blocking; the writer the rest."""
+    rest: list[Any] = []
+    try:
+      rest = wire.write_some(values.buffers_of(frame))
+    except OSError as error:
+      logging.debug("Writing to node %d: %s", self._node, error)
+      self._close(wire)
+    finally:
+      with self._lock:
+        self._is_writing = False
+        self._rest = (wire, rest) if rest else None
+        if rest or self._protocol.has_more:
+          self._writable.notify()
+
+  def _close(self, wire: sockets.Wire) -> None:
+    wire.close()
+    with self._lock:
+      self._protocol.closed(wire, time.monotonic())
+
+  def _warn(self, text: str) -> None:
+    """Logs a line about the peer, unless there was one just now."""
+    now = time.monotonic()
+    if now >= self._warned_secs + _WARN_SECS and self._removed is None:
+      self._warned_secs = now
+      logging.warning("Node %d %s", self._node, text)
+
+
+def read_header(wire: sockets.Wire) -> frame_lib.Frame:
+  """Returns the next frame, without its payload; blocks."""
+  header = memoryview(bytearray(frame_lib.HEADER.size))
+  wire.read_into(header, _ignore)
+  frame, length = frame_lib.decode_header(header)
+  text = memoryview(bytearray(length))
+  wire.read_into(text, _ignore)
+  return frame_lib.decode_text(frame, text)
+
+
+def _ignore() -> None:
+  pass
+
+
+def _is_ready(array: Any) -> bool:
+  return isinstance(array, np.ndarray) or array.is_ready()

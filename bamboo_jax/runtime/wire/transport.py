@@ -1,0 +1,252 @@
+"""Values between this node and all others, each by channel and attempt.
+
+Attempts are numbered, so a new view cuts no connection and settles no transfer:
+values of an attempt that is over are dropped wherever they are. A connection
+that breaks between live nodes is made again, and nothing is lost; a peer that
+was removed is an error at once. The protocol is that of `protocol`.
+"""
+
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+import contextlib
+import dataclasses
+import socket
+import threading
+import time
+
+from absl import logging
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.runtime.wire import endpoints
+from bamboo_jax.runtime.wire import frame as frame_lib
+from bamboo_jax.runtime.wire import peer as peer_lib
+
+_TICK_SECS = 0.02
+_HELLO_SECS = 10.0
+_MAX_STRANGERS = 64  # Connections whose other end has not greeted yet.
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenReceive:
+  """A receive that waits: for which node, on what channel, since when."""
+
+  node: int
+  channel: str
+  since_secs: float  # On `time.monotonic`.
+
+
+class Transport:
+  """Sends and receives values; safe in any thread.
+
+  Attributes:
+    address: Where other nodes reach this one.
+  """
+
+  def __init__(
+      self,
+      me: int,
+      *,
+      run: str,
+      endpoint: endpoints.Endpoint,
+      limits: peer_lib.Limits = peer_lib.Limits(),  # noqa: B008
+      note: Callable[[], None] = lambda: None,
+  ) -> None:
+    """Listens at once.
+
+    Args:
+      run: Identity of the run, the same at all nodes.
+      note: Called when bytes have arrived, in any thread.
+    """
+    self._note = note
+    self._me, self._run, self._endpoint = me, run, endpoint
+    self._limits = limits
+    self.address = endpoint.address
+    self._attempt = 0
+    self._interrupted: str | None = None  # Why.
+    self._lock = threading.Lock()
+    self._peers: dict[int, peer_lib.Peer] = {}
+    self._removed: dict[int, str] = {}
+    self._addresses: dict[int, str] = {}
+    self._strangers: dict[socket.socket, None] = {}  # The oldest first.
+    self._open: dict[int, OpenReceive] = {}  # By thread.
+    self._is_closed = False
+    for target in (self._accept, self._tick):
+      threading.Thread(target=target, name="transport", daemon=True).start()
+
+  # Rows.
+
+  def begin(self, attempt: int) -> None:
+    """Begins an attempt, in the thread that sends and receives.
+
+    What was sent in an older one is given up.
+    """
+    with self._lock:
+      self._attempt = max(attempt, self._attempt)
+      self._interrupted = None
+      peers = [*self._peers.values()]
+    for peer in peers:
+      peer.begin(attempt)
+
+  def interrupt(self, why: str) -> None:
+    """Lets all calls raise until the next attempt begins."""
+    with self._lock:
+      self._interrupted = why
+      peers = [*self._peers.values()]
+    for peer in peers:
+      peer.interrupt(why)
+
+  def check(self) -> None:
+    """Raises `base.AttemptOverError` if this attempt was interrupted."""
+    if self._interrupted is not None:
+      raise base.AttemptOverError(self._interrupted)
+
+  def send(self, node: int, channel: str, arrays: Sequence[np.ndarray]) -> None:
+    """Sends a value to a node; see `Peer.send`."""
+    self.check()
+    self._find(node).send(channel, arrays)
+
+  def receive(self, node: int, channel: str) -> Sequence[np.ndarray]:
+    """Returns the next value of a node; see `Peer.receive`."""
+    self.check()
+    thread = threading.get_ident()
+    self._open[thread] = OpenReceive(node, channel, time.monotonic())
+    try:
+      return self._find(node).receive(channel)
+    finally:
+      del self._open[thread]
+
+  def has(self, node: int, channel: str) -> bool:
+    """Returns whether a value of a node is there."""
+    return self._find(node).has(channel)
+
+  def open_receives(self) -> list[OpenReceive]:
+    """Returns the receives that wait now."""
+    return [*self._open.copy().values()]
+
+  # Nodes.
+
+  def set_addresses(self, addresses: Mapping[int, str]) -> None:
+    """Tells where nodes listen; a node is dialled when it is needed."""
+    with self._lock:
+      self._addresses |= addresses
+      for node, peer in self._peers.items():
+        peer.set_address(self._addresses.get(node))
+
+  def connect(self, nodes: Iterable[int]) -> None:
+    """Makes connections to nodes, beside the caller, and keeps them."""
+    for node in nodes:
+      with contextlib.suppress(base.PeerRemovedError):
+        self._find(node)
+
+  def remove(self, nodes: Collection[int], why: str) -> None:
+    """Nodes are gone for good; drops all that is kept for them."""
+    with self._lock:
+      self._removed |= dict.fromkeys(nodes, why)
+      for node in nodes:
+        self._addresses.pop(node, None)
+      gone = [self._peers.pop(n) for n in nodes if n in self._peers]
+    for peer in gone:
+      peer.remove(why)
+
+  def keep_only(self, nodes: Collection[int], why: str) -> None:
+    """Removes all other nodes that have an address or a connection."""
+    with self._lock:
+      known = {*self._addresses, *self._peers}
+    self.remove(known - {self._me, *nodes}, why)
+
+  def cut_all(self) -> None:
+    """Closes all connections, which are then made again; for tests."""
+    for peer in [*self._peers.values()]:
+      peer.cut()
+
+  def close(self) -> None:
+    """Ends all threads and connections."""
+    self._is_closed = True
+    self._endpoint.close()
+    self.remove([*self._peers], "this node ends")
+
+  def _find(self, node: int) -> peer_lib.Peer:
+    with self._lock:
+      if node in self._removed:
+        raise base.PeerRemovedError(node, self._removed[node])
+      if node not in self._peers:
+        peer = peer_lib.Peer(
+            self._me,
+            node,
+            run=self._run,
+            endpoint=self._endpoint,
+            limits=self._limits,
+            note=self._note,
+        )
+        peer.set_address(self._addresses.get(node))
+        peer.begin(self._attempt)
+        if self._interrupted is not None:
+          peer.interrupt(self._interrupted)
+        self._peers[node] = peer
+      return self._peers[node]
+
+  # Threads.
+
+  def _accept(self) -> None:
+    while not self._is_closed:
+      try:
+        connection = self._endpoint.accept()
+      except OSError as error:
+        if not self._is_closed:
+          logging.warning("Cannot accept connections: %s", error)
+          time.sleep(_TICK_SECS)
+        continue
+      threading.Thread(
+          target=self._greet, args=(connection,), name="greets", daemon=True
+      ).start()
+
+  def _greet(self, connection: socket.socket) -> None:
+    """Learns who has dialled, and reads from then on."""
+    wire = None
+    try:
+      with self._make_room(connection):
+        connection.settimeout(_HELLO_SECS)
+        wire = self._endpoint.secure(connection, is_server=True)
+        hello = peer_lib.read_header(wire)
+        node = int(hello.meta.partition(">")[0])
+        peer = self._find(node)
+    except (
+        OSError,
+        ValueError,
+        base.PeerRemovedError,
+        frame_lib.ProtocolError,
+    ) as error:
+      logging.warning("Rejected a connection: %s.", error)
+      (connection if wire is None else wire).close()
+      return
+    peer.read(wire, hello)
+
+  @contextlib.contextmanager
+  def _make_room(self, connection: socket.socket) -> Iterator[None]:
+    """Counts a stranger; if there are too many, the oldest one has to go."""
+    with connection.dup() as stranger:
+      with self._lock:
+        self._strangers[stranger] = None
+        if len(self._strangers) > _MAX_STRANGERS:
+          oldest = next(iter(self._strangers))
+          del self._strangers[oldest]
+          with contextlib.suppress(OSError):  # It has just gone.
+            oldest.shutdown(socket.SHUT_RDWR)
+      try:
+        yield
+      finally:
+        with self._lock:
+          self._strangers.pop(stranger, None)
+
+  def _tick(self) -> None:
+    while not self._is_closed:
+      for peer in [*self._peers.values()]:
+        peer.tick()
+      time.sleep(_TICK_SECS)

@@ -1,0 +1,124 @@
+"""The sum between processes has the bits of the sum in one."""
+
+import random
+import threading
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import numpy as np
+
+from bamboo_jax.runtime.wire import endpoints
+from bamboo_jax.runtime.wire import ordered_sum
+from bamboo_jax.runtime.wire import share_sum
+from bamboo_jax.runtime.wire import transport as transport_lib
+
+_PATIENCE_SECS = 60.0
+
+
+def make_share(seed, sizes):
+  """Returns terms of very different size, some of them denormal."""
+  rng = np.random.default_rng(seed)
+  scale = np.float32(10.0 ** (seed % 4))
+  tree = {}
+  for name, shape in sizes.items():
+    array = rng.standard_normal(shape, np.float32) * scale
+    flat = array.reshape(-1)
+    flat[::7] *= np.float32(1e-39)
+    flat[1::7] = -0.0
+    tree[name] = array
+  return tree
+
+
+def add_in_one_process(shares):
+  device = jax.devices()[0]
+  program = share_sum.ShareSum([device] * len(shares), like=shares[0])
+  placed = [jax.device_put(share, device) for share in shares]
+  return program(dict(enumerate(placed)))[device]
+
+
+class OrderedSumTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ([0, 1], (), 1),
+      ([0, 1], (), 100),
+      ([0, 0, 1, 1], (), 1000),
+      ([1, 0, 1, 1, 0], (), 17),
+      ([0, 1, 2], (), 300_000),
+      ([2, 0, 0, 1, 0, 2], (), 262_147),
+      ([0, 0, 2], (1, 3), 4099),
+      ([3, 1, 1, 0, 2, 2, 2, 3], (), 700_001),
+      ([1], (0,), 33),
+  )
+  def test_bits(self, holders, others, size):
+    sizes = {"w": (size,), "b": (3, 5), "one": (1,)}
+    shares = [make_share(seed, sizes) for seed in range(len(holders))]
+    wanted = jax.tree.map(np.asarray, add_in_one_process(shares))
+    count = max(*holders, *others, 1) + 1
+    transports = [
+        transport_lib.Transport(n, run="r", endpoint=endpoints.UnixEndpoint())
+        for n in range(count)
+    ]
+    exchanges = []
+    for transport in transports:
+      self.addCleanup(transport.close)
+      transport.set_addresses({n: t.address for n, t in enumerate(transports)})
+      transport.begin(1)
+      exchanges.append(transport)
+    got = {}
+
+    def run(me):
+      add = ordered_sum.OrderedSum(
+          holders, others, me=me, like=shares[0], device=jax.devices("cpu")[0]
+      )
+      held = {i: shares[i] for i, node in enumerate(holders) if node == me}
+      for turn in range(2):
+        got[me] = add(exchanges[me], f"sum {turn}", held)
+
+    stop = threading.Event()
+
+    def cut():
+      rng = random.Random(0)
+      while not stop.wait(0.02):
+        rng.choice(transports).cut_all()
+
+    nodes = sorted({*holders, *others})
+    threads = [threading.Thread(target=run, args=(me,)) for me in nodes]
+    cutter = threading.Thread(target=cut)
+    for thread in (*threads, cutter):
+      thread.start()
+    for thread in threads:
+      thread.join(_PATIENCE_SECS)
+    stop.set()
+    cutter.join()
+    self.assertEqual(sorted(got), nodes)
+    for total in got.values():
+      jax.tree.map(
+          lambda a, b: self.assertEqual(a.tobytes(), b.tobytes()), total, wanted
+      )
+
+  def test_the_order_matters_and_so_do_denormals(self):
+    shares = [make_share(seed, {"w": (999,)}) for seed in range(4)]
+    total = np.asarray(add_in_one_process(shares)["w"])
+    back = np.asarray(add_in_one_process(shares[::-1])["w"])
+    plain = sum((s["w"] for s in shares[1:]), shares[0]["w"])
+    self.assertNotEqual(total.tobytes(), back.tobytes())
+    self.assertNotEqual(total.tobytes(), plain.tobytes())  # Of numpy.
+
+  @parameterized.parameters((0, 3), (5, 2), (10, 4), (1, 1))
+  def test_slices_cover_all(self, size, count):
+    bounds = ordered_sum.cut(size, count)
+    self.assertEqual((bounds[0], bounds[-1], len(bounds)), (0, size, count + 1))
+    widths = np.diff(bounds)
+    self.assertLessEqual(widths.max() - widths.min(), 1)
+
+  def test_pieces(self):
+    most = ordered_sum._PIECE
+    self.assertEqual(ordered_sum.pieces(5, 5), [])
+    self.assertEqual(
+        ordered_sum.pieces(1, most + 3), [(1, most + 1), (most + 1, most + 3)]
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,283 @@
+"""Values arrive once, in order and whole, however connections break."""
+
+import contextlib
+import random
+import socket
+import ssl
+import threading
+import time
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.cluster import identity as identity_lib
+from bamboo_jax.runtime.wire import endpoints
+from bamboo_jax.runtime.wire import frame as frame_lib
+from bamboo_jax.runtime.wire import peer as peer_lib
+from bamboo_jax.runtime.wire import protocol as protocol_lib
+from bamboo_jax.runtime.wire import transport as transport_lib
+
+_SECRET = b"0123456789abcdef"
+_PATIENCE_SECS = 60.0
+_TIMES = protocol_lib.Times(dead_secs=1.0, ping_secs=0.1)
+KINDS = ("unix", "tls")
+
+
+def make_endpoint(kind, *, run="r", secret=_SECRET, host="127.0.0.1"):
+  if kind == "unix":
+    return endpoints.UnixEndpoint()
+  identity = identity_lib.issue(secret, run=run, role="worker", name="0")
+  return endpoints.TlsEndpoint(host, identity)
+
+
+def make_value(number, size):
+  return [np.full(size, number, np.float32), np.array(number)]
+
+
+class TransportTest(parameterized.TestCase):
+
+  def _make(self, count, kind="unix", **limits):
+    limits = peer_lib.Limits(times=_TIMES, **limits)
+    made = [
+        transport_lib.Transport(
+            node, run="r", endpoint=make_endpoint(kind), limits=limits
+        )
+        for node in range(count)
+    ]
+    for transport in made:
+      self.addCleanup(transport.close)
+      transport.set_addresses({n: t.address for n, t in enumerate(made)})
+      transport.connect(n for n in range(count) if n != made.index(transport))
+      transport.begin(1)
+    return made
+
+  @parameterized.parameters(*KINDS)
+  def test_arrays_of_any_kind(self, kind):
+    sent = [
+        jnp.arange(6.0).reshape(2, 3),
+        jnp.ones((3,), jnp.bfloat16),
+        np.zeros((0, 4), np.int8),
+        np.array(7, np.uint16),
+        np.arange(12).reshape(3, 4).T,  # Not contiguous.
+        np.ones(1 << 20, np.float64),
+    ]
+    first, second = self._make(2, kind)
+    first.send(1, "a", sent)
+    got = second.receive(0, "a")
+    self.assertEqual(
+        [(a.shape, a.dtype) for a in got], [(a.shape, a.dtype) for a in sent]
+    )
+    self.assertEqual(got[1].dtype, ml_dtypes.bfloat16)
+    for a, b in zip(got, sent, strict=True):
+      np.testing.assert_array_equal(a, np.asarray(b))
+
+  @parameterized.parameters(*KINDS)
+  def test_broken_connections_lose_nothing(self, kind):
+    nodes = self._make(3, kind)
+    stop = threading.Event()
+
+    def cut():
+      rng = random.Random(0)
+      while not stop.wait(0.02):
+        rng.choice(nodes).cut_all()
+
+    def run(me):
+      rng = random.Random(me)
+      others = [n for n in range(3) if n != me]
+      for number in range(60):
+        for other in others:
+          size = rng.choice((1, 1000, 1 << 18))
+          nodes[me].send(other, "ab"[number % 2], make_value(number, size))
+        for other in others:
+          vector, scalar = nodes[me].receive(other, "ab"[number % 2])
+          assert scalar == number and (vector == number).all(), number
+
+    self._run_all([lambda me=me: run(me) for me in range(3)], cut, stop)
+
+  def _run_all(self, tasks, beside, stop):
+    """Runs tasks in threads, with another beside them; raises their errors."""
+    errors = []
+
+    def guard(task):
+      try:
+        task()
+      except BaseException as error:
+        errors.append(error)
+
+    threads = [threading.Thread(target=guard, args=(t,)) for t in tasks]
+    other = threading.Thread(target=beside)
+    for thread in (other, *threads):
+      thread.start()
+    for thread in threads:
+      thread.join(_PATIENCE_SECS)
+      self.assertFalse(thread.is_alive(), "a value has not arrived")
+    stop.set()
+    other.join()
+    if errors:
+      raise errors[0]
+
+  def test_memory_of_received_values_is_not_used_again_too_early(self):
+    first, second = self._make(2)
+    kept = []
+    for number in range(30):
+      first.send(1, "a", make_value(number, 500))
+      array = second.receive(0, "a")[0]
+      kept.append(jax.device_put(array) if number % 2 else array[3:])
+    for number, array in enumerate(kept):
+      np.testing.assert_array_equal(array, np.full(len(array), number))
+
+  def test_attempts(self):
+    first, second = self._make(2)
+    first.send(1, "a", make_value(1, 4))
+    first.begin(3)
+    first.send(1, "a", make_value(3, 4))
+    with self.assertRaisesRegex(base.AttemptOverError, "in attempt 3 already"):
+      second.receive(0, "b")
+    second.begin(3)
+    self.assertEqual(second.receive(0, "a")[1], 3)
+
+  def test_whoever_waits_is_told(self):
+    first, second, third = self._make(3)
+    for act, error in (
+        (lambda: first.remove([1], "it died"), base.PeerRemovedError),
+        (lambda: first.interrupt("new view"), base.AttemptOverError),
+    ):
+      node = 1 if error is base.PeerRemovedError else 2
+      timer = threading.Timer(0.1, act)
+      timer.start()
+      with self.assertRaises(error):
+        first.receive(node, "a")
+    with self.assertRaisesRegex(base.AttemptOverError, "new view"):
+      first.send(2, "a", make_value(0, 1))
+    first.begin(2)
+    first.send(2, "a", make_value(0, 1))
+    with self.assertRaisesRegex(base.PeerRemovedError, "Node 1 .*it died"):
+      first.send(1, "a", make_value(0, 1))
+    del second, third
+
+  def test_open_receives(self):
+    first, second = self._make(2)
+    thread = threading.Thread(target=first.receive, args=(1, "a"))
+    thread.start()
+    while not first.open_receives():
+      time.sleep(1e-3)
+    (found,) = first.open_receives()
+    self.assertEqual((found.node, found.channel), (1, "a"))
+    second.send(0, "a", make_value(0, 1))
+    thread.join(_PATIENCE_SECS)
+    self.assertEqual(first.open_receives(), [])
+
+  def test_too_much_is_an_error(self):
+    first = self._make(1, queued_bytes=1000)[0]
+    first.send(7, "a", make_value(0, 200))
+    with self.assertRaisesRegex(BufferError, "Node 7 has not acknowledged 8"):
+      first.send(7, "a", make_value(0, 200))
+
+  def test_a_lost_array_is_an_error(self):
+    first, second = self._make(2)
+    array = jnp.ones(1 << 20)
+    array.copy_to_host_async = lambda: None
+    array = jax.jit(lambda x: x + 1)(array)
+    second.begin(1)
+    array.delete()
+    with self.assertRaisesRegex(RuntimeError, "deleted"):
+      first.send(1, "a", [array])
+      first.receive(1, "never")
+
+  def test_silent_peer_is_connected_again(self):
+    first, second = self._make(2)
+    first.send(1, "a", make_value(1, 1))
+    second.receive(0, "a")
+    wire = first._peers[1]._protocol.connection
+    wire.write = lambda buffers: None  # All is lost without a sign.
+    wire.write_some = lambda buffers: []
+    first.send(1, "a", make_value(2, 1))
+    self.assertEqual(second.receive(0, "a")[1], 2)
+    self.assertIsNot(first._peers[1]._protocol.connection, wire)
+
+  @parameterized.named_parameters(
+      ("another_run", dict(run="s"), "spiffe://r/worker"),
+      ("another_secret", dict(secret=b"x" * 16), "certificate"),
+  )
+  def test_rejects_strangers(self, given, message):
+    node = self._make(1, "tls")[0]
+    stranger = make_endpoint("tls", **given)
+    self.addCleanup(stranger.close)
+    with self.assertLogs(level="WARNING") as logs:
+      try:
+        wire = stranger.dial(node.address, 5.0)
+        wire.read_into(memoryview(bytearray(1)), lambda: None)
+        self.fail("was accepted")
+      except (OSError, ssl.SSLError):
+        pass
+      self._wait(lambda: logs.output)
+    self.assertRegex("".join(logs.output), message)
+
+  @parameterized.named_parameters(
+      ("garbage", b"GET / HTTP/1.1\r\n" * 9, "another version"),
+      ("version", frame_lib.encode(frame_lib.Frame(frame_lib.Kind.HELLO))
+       .replace(frame_lib.MAGIC, b"bjw0"), "'bjw0'"),
+      ("no_node", frame_lib.encode(
+          frame_lib.Frame(frame_lib.Kind.HELLO, meta="me")), "invalid literal"),
+  )  # fmt: skip
+  def test_rejects_other_protocols(self, data, message):
+    node = self._make(1)[0]
+    with socket.socket(socket.AF_UNIX) as stranger:
+      with self.assertLogs(level="WARNING") as logs:
+        stranger.connect(node.address.removeprefix("unix:"))
+        stranger.sendall(data)
+        with contextlib.suppress(ConnectionResetError):
+          self.assertEqual(stranger.recv(1), b"")
+        self._wait(lambda: logs.output)
+    self.assertRegex("".join(logs.output), message)
+
+  @parameterized.parameters(*KINDS)
+  def test_idle_strangers_keep_nobody_out(self, kind):
+    first, second = self._make(2, kind)
+    first._peers[1].set_address(None)  # So only the other one can dial.
+    family, address = socket.AF_UNIX, first.address.removeprefix("unix:")
+    if kind == "tls":
+      host, port = first.address.split(":")
+      family, address = socket.AF_INET, (host, int(port))
+    for _ in range(150):
+      stranger = socket.socket(family)
+      self.addCleanup(stranger.close)
+      stranger.connect(address)
+    second.cut_all()
+    second.send(0, "a", make_value(1, 1))
+    self.assertEqual(first.receive(1, "a")[1], 1)
+
+  def test_unreachable_peer_is_named(self):
+    first = self._make(1)[0]
+    with self.assertLogs(level="WARNING") as logs:
+      first.set_addresses({5: "unix:/nowhere/socket"})
+      first.connect([5])
+      self._wait(lambda: logs.output)
+    self.assertRegex(
+        "".join(logs.output), "Node 5 cannot be reached at unix:/nowhere"
+    )
+
+  def test_ends_leave_no_thread(self):
+    before = threading.active_count()
+    for _ in range(3):
+      first, second = self._make(2)
+      first.send(1, "a", make_value(1, 1))
+      second.receive(0, "a")
+      first.close()
+      second.close()
+    self._wait(lambda: threading.active_count() <= before)
+
+  def _wait(self, is_true):
+    end = time.monotonic() + _PATIENCE_SECS
+    while not is_true():
+      self.assertLess(time.monotonic(), end)
+      time.sleep(1e-2)
+
+
+if __name__ == "__main__":
+  absltest.main()
