@@ -214,8 +214,7 @@ class Worker:
   def _call_next(self) -> None:
     """Lets the next node join before its step, which does not come without."""
     due = faults_lib.find_joins(self._given.faults, after=self.state.steps)
-    # Until one whose node has not come before.
-    all(map(self._given.director.strike, due))
+    all(map(self._given.director.strike, due))  # Until one that is new.
 
   def _commit(self, votes: Mapping[int, step_lib.Vote]) -> None:
     """Makes the step part of the state; it cannot fail any more."""
@@ -270,17 +269,15 @@ class Worker:
     self._cohort.adopt(view.number)
 
   #   dead         me                        others
-  #    x           |--- begun -------------->|    1. what transfers have begun
-  #                |<======= answer ========>|    2. end those of live nodes
-  #                |--- status ------------->|    3. how far, and what is held
-  #                |    agree()              |    4. pure: same in, same out
-  #                |    commit, if others did|    5. nobody lags any more
-  #                |--- moved v ------------>|    6. only if state must move
-  #                |    plan the rest, go on |    7.
+  #    x           |--- status ------------->|    1. how far, and what is held
+  #                |    agree()              |    2. pure: same in, same out
+  #                |    commit, if others did|    3. nobody lags any more
+  #                |--- moved v ------------>|    4. only if state must move
+  #                |    plan the rest, go on |    5.
   #
-  # If somebody dies in 1 to 6 it begins again, in the next view. In 6 the
-  # layout counts if anyone has heard all say so; the others have all they need,
-  # and learn of it from `known_version`.
+  # A death in 1 to 4 starts it again, in the next view. In 4 the layout counts
+  # if anyone has heard all say so; the others have all they need, and learn of
+  # it from `known_version`. No transfer is settled: attempts are numbered.
 
   def _regroup(self) -> None:
     """Agrees with all members of the adopted view on how to go on."""
