@@ -2,6 +2,7 @@
 
 errors    exception classes, one for each thing that code does differently
 files     whole files or none; a folder with one user, or that gives errors
+functions functions of the user's own, by name: "file.py:function"
 garbage   short collections of what nobody refers to
 json      dataclasses as JSON and back; import it as `json_lib`
 names     messages for misspelt names
@@ -24,6 +25,8 @@ from bamboo_jax.base.errors import ViewChangedError
 from bamboo_jax.base.files import ask_again
 from bamboo_jax.base.files import lock_folder
 from bamboo_jax.base.files import write_atomically
+from bamboo_jax.base.functions import find_function
+from bamboo_jax.base.functions import is_function_name
 from bamboo_jax.base.names import suggest
 from bamboo_jax.base.options import check_options
 from bamboo_jax.base.options import fits
