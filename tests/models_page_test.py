@@ -74,8 +74,8 @@ class ModelsPageTest(absltest.TestCase):
 
   def test_refuses_unknown_functions(self):
     for name, message in (
-        ("no_such_file:make", "no model 'no_such_file:make': No module"),
-        ("json:make", "no model 'json:make': module 'json' has no"),
+        ("no_such_file:make", "no model 'no_such_file:make': .*No module"),
+        ("json:make", "no model 'json:make': Unknown function"),
     ):
       with self.assertRaisesRegex(ValueError, message):
         zoo.make_model(name)

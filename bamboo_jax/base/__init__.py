@@ -3,6 +3,7 @@
 errors    exception classes, one for each thing that code does differently
 files     whole files or none; a folder with one user, or that gives errors
 extras    packages that only some users need
+functions functions of the user's own, by name: "file.py:function"
 garbage   short collections of what nobody refers to
 json      dataclasses as JSON and back; import it as `json_lib`
 names     messages for misspelt names
@@ -32,6 +33,8 @@ from bamboo_jax.base.files import ask_again
 from bamboo_jax.base.files import lock_folder
 from bamboo_jax.base.files import open_lock
 from bamboo_jax.base.files import write_atomically
+from bamboo_jax.base.functions import find_function
+from bamboo_jax.base.functions import is_function_name
 from bamboo_jax.base.names import suggest
 from bamboo_jax.base.options import check_none
 from bamboo_jax.base.options import check_options

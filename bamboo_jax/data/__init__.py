@@ -7,6 +7,7 @@ what lets a step go on after a death.
   source     where samples come from, by name; built of those below
   samples    what a source is
   prefetch   microbatches prepared ahead, in a thread
+  arrays     samples that lie in arrays, for the user's own data
   draws      random bits as a function of integers
 
   readers, corpus   files to documents; documents to a text with a manifest

@@ -19,7 +19,6 @@ class Source:
   Attributes:
     fingerprint: All that the samples depend on, beside the seed. A run must not
       go on with another one.
-    vocab_size: All tokens, or labels of images, are below it.
     num_heldout: Samples for evaluation, none of them trained on.
     batch: `batch(indices, seed=seed)` returns training samples by name, leading
       dimension that of `indices`. Each is a pure function of (seed, index), for
@@ -30,16 +29,18 @@ class Source:
     samples_per_epoch: Samples until they come again, in another order; None if
       they never do.
     manifest: Which files were read; None if none were.
+    vocab_size: All tokens, or labels of images, are below it; None if the
+      samples have neither.
     special: Padding, [CLS], [SEP] and [MASK] if its tokens have them.
   """
 
   fingerprint: Mapping[str, str | int | float]
-  vocab_size: int
   num_heldout: int
   batch: Callable[..., dict[str, Any]]
   heldout_batch: Callable[..., dict[str, Any]]
   samples_per_epoch: int | None = None
   manifest: corpus.Manifest | None = None
+  vocab_size: int | None = None
   special: tuple[int, ...] | None = None
 
 

@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.data import arrays as arrays_lib
 from bamboo_jax.data import bpe
 from bamboo_jax.data import corpus
 from bamboo_jax.data import image_folder
@@ -26,10 +27,18 @@ from bamboo_jax.data import windows
 _TOKENS = ("bpe", "bytes", "file")
 
 
-def make_source(name: str, **options: Any) -> samples.Source:
-  """Returns the source called `name`.
+def make_source(
+    name: str, shape: Mapping[str, Any] | None = None, /, **options: Any
+) -> samples.Source:
+  """Returns the source called `name`, or one of the user's own.
+
+  The second is "file.py:function", see `base.find_function`. The function takes
+  options of its own, and those of the shape (`sequence_length`, `vocab_size`,
+  ...) that it names. It returns a `samples.Source`, or arrays by name for
+  `arrays.from_arrays`.
 
   Args:
+    shape: Options that follow from the model.
     **options: Arguments of the source; None stands for the default, so that one
       set of options serves all sources. With `num_masked` samples are as those
       of `masked`, for BERT.
@@ -37,6 +46,9 @@ def make_source(name: str, **options: Any) -> samples.Source:
   Raises:
     base.DataError: The text cannot be read or is too short.
   """
+  if base.is_function_name(name):
+    return _make_own(name, shape or {}, options)
+  options = {**(shape or {}), **options}
   if options.get("num_masked") is not None:
     return _make_masked(name, **options)
   if name not in _SOURCES:
@@ -58,6 +70,24 @@ def make_source(name: str, **options: Any) -> samples.Source:
     return parts[0]()
   read, make = parts
   return make(name, read())
+
+
+def _make_own(
+    name: str, shape: Mapping[str, Any], options: Mapping[str, Any]
+) -> samples.Source:
+  function = base.find_function(name, what="data source")
+  known = inspect.signature(function).parameters
+  given = {k: v for k, v in shape.items() if k in known} | dict(options)
+  base.check_options(function, given, what=f"data source {name!r}")
+  found = function(**given)
+  if isinstance(found, samples.Source):
+    return found
+  if isinstance(found, Mapping):
+    return arrays_lib.from_arrays(found)
+  raise ValueError(
+      f"Data source {name!r} must return a Source or arrays by name, got "
+      f"{type(found).__name__}."
+  )
 
 
 def _options_of(*functions: Callable[..., Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
   jsonl          metrics.jsonl, one JSON object per line; write and read
   summary        summary.json, and the hash of arrays in it
+  result         summary and log of a run, for Python code
   progress       a bar, or lines for `grep`
   tensorboard    scalars for TensorBoard
   slot           a named interval of time: input of traces and of schedule_plot

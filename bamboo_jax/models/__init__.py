@@ -6,6 +6,7 @@
   remat     what layers keep of a forward pass, and what is computed again
   units     neighbouring layers that are computed together
   zoo       models by name
+  from_loss a training function of the user's own, as a model of one layer
   text      GPT-2, BERT, Llama 3, Qwen 3, GNMT
   vision    ResNet, AlexNet, VGG
   mlp_bn    a small network with batch normalisation, for tests

@@ -1,7 +1,6 @@
 """Models by name."""
 
 from collections.abc import Callable, Collection, Mapping
-import importlib
 from typing import Any
 
 from bamboo_jax import base
@@ -44,8 +43,8 @@ VARIANTS: Mapping[str, Collection[str]] = {
 def make_model(name: str, **options: Any) -> model_lib.Model:
   """Returns a model of the zoo, or what a function of yours returns.
 
-  `name` is one of `MODELS`, or "module:function", which is imported. Options
-  are a `variant`, if the model has some, and what differs from it.
+  `name` is one of `MODELS`, or "file.py:function", see `base.find_function`.
+  Options are a `variant`, if the model has some, and what differs from it.
 
   Raises:
     ValueError: The name is unknown, or the options are impossible.
@@ -56,16 +55,17 @@ def make_model(name: str, **options: Any) -> model_lib.Model:
     return make(name, shape.choose(variants, variant, options, model=name))
   function = _find(name)
   base.check_options(function, options, what=f"model {name!r}")
-  return function(**options)
+  model = function(**options)
+  if not isinstance(model, model_lib.Model):
+    raise ValueError(
+        f"Model {name!r} must be a Model, as of `from_loss`, got {model!r}."
+    )
+  return model
 
 
 def _find(name: str) -> Callable[..., model_lib.Model]:
-  module, colon, function = name.partition(":")
-  if not colon:
-    if name not in _OTHERS:
-      raise ValueError(base.suggest(name, MODELS, what="model"))
-    return _OTHERS[name]
-  try:
-    return getattr(importlib.import_module(module), function)
-  except (ImportError, AttributeError) as error:
-    raise ValueError(f"There is no model {name!r}: {error}.") from error
+  if base.is_function_name(name):
+    return base.find_function(name, what="model")
+  if name not in _OTHERS:
+    raise ValueError(base.suggest(name, MODELS, what="model"))
+  return _OTHERS[name]

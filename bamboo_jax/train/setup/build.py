@@ -55,10 +55,10 @@ def make_task(config: ml_collections.ConfigDict) -> Task:
   model = zoo.make_model(config.model.name, **config.model.options)
   optimizer = make_optimizer(config)
   source = source_lib.make_source(
-      config.data.name, **_source_options(config, model)
+      config.data.name, _source_shape(config, model), **config.data.options
   )
   vocab_size = model.fingerprint.get("vocab_size", math.inf)
-  if source.vocab_size > vocab_size:
+  if source.vocab_size is not None and source.vocab_size > vocab_size:
     raise ValueError(
         f"The data has vocab_size={source.vocab_size}, and the model only "
         f"vocab_size={vocab_size}."
@@ -305,10 +305,10 @@ def num_eval_microbatches(
   return min(config.evaluate.num_microbatches, available)
 
 
-def _source_options(
+def _source_shape(
     config: ml_collections.ConfigDict, model: model_lib.Model
 ) -> dict[str, Any]:
-  """Returns the options of the source; the model fixes the shapes."""
+  """Returns the options of the source that follow from the model."""
   shape = {
       key: model.fingerprint[key]
       for key in ("sequence_length", "num_masked", "image_size", "num_classes")
@@ -316,4 +316,4 @@ def _source_options(
   }
   if "vocab_size" in config.model.options:
     shape["vocab_size"] = config.model.options.vocab_size
-  return shape | dict(config.data.options)
+  return shape

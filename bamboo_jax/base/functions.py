@@ -1,0 +1,91 @@
+"""Functions of the user's own, by name: "file.py:function".
+
+A config is data, and every process of a run reads the same one. So what a run
+takes from the user (a model, a source of data, an optimizer, ...) is named, and
+imported where it is needed.
+"""
+
+from collections.abc import Callable
+import hashlib
+import importlib
+import importlib.util
+import pathlib
+import sys
+import traceback
+import types
+from typing import Any
+
+from bamboo_jax.base import names
+
+
+def is_function_name(name: str) -> bool:
+  """Returns whether a name has the form "file.py:function"."""
+  return ":" in name
+
+
+def find_function(name: str, *, what: str) -> Callable[..., Any]:
+  """Returns the function that a name stands for.
+
+  Args:
+    name: "file.py:function", a path relative to the current folder; or
+      "module:function", imported as Python does.
+    what: What the function makes, such as "model"; for messages.
+
+  Raises:
+    ValueError: There is no such file, module or function, or its code raises.
+  """
+  place, _, function = name.rpartition(":")
+  is_file = place.endswith(".py")
+  try:
+    load = _load if is_file else importlib.import_module
+    module = load(place)
+  except FileNotFoundError as error:
+    raise ValueError(
+        f"There is no {what} {name!r}: no file {place!r}."
+    ) from error
+  except Exception as error:  # Whatever the code of the user raises.
+    line = _line_of(error, place) if is_file else ""
+    raise ValueError(
+        f"There is no {what} {name!r}: {line}{type(error).__name__}: {error}"
+    ) from error
+  found = getattr(module, function, None)
+  if callable(found):
+    return found
+  own = [k for k, v in vars(module).items() if callable(v) and k[0] != "_"]
+  raise ValueError(
+      f"There is no {what} {name!r}: "
+      f"{names.suggest(function, own, what=f'function of {place}')}"
+  )
+
+
+def _load(file: str) -> types.ModuleType:
+  """Returns the module of a file, loaded once unless the file changes.
+
+  It may import its neighbours.
+  """
+  path = pathlib.Path(file).resolve(strict=True)
+  version = f"{path} {path.stat().st_mtime_ns}"
+  digest = hashlib.sha256(version.encode()).hexdigest()[:8]
+  name = f"{path.stem}_{digest}"
+  if name in sys.modules:
+    return sys.modules[name]
+  spec = importlib.util.spec_from_file_location(name, path)
+  assert spec is not None and spec.loader is not None, path
+  module = importlib.util.module_from_spec(spec)
+  sys.modules[name] = module  # Dataclasses look their module up.
+  if str(path.parent) not in sys.path:
+    sys.path.append(str(path.parent))
+  try:
+    spec.loader.exec_module(module)
+  except BaseException:
+    del sys.modules[name]
+    raise
+  return module
+
+
+def _line_of(error: BaseException, file: str) -> str:
+  """Returns the last line of the file that an error came through."""
+  for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    if frame.filename.endswith(pathlib.Path(file).name):
+      return f"{file}:{frame.lineno}: "
+  return ""

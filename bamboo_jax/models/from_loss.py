@@ -1,0 +1,144 @@
+"""A training function of the user's own as a model of one layer.
+
+A pure function that returns a loss needs no pipeline: each node holds the whole
+model and computes its part of the batch. Such nodes are copies of each other,
+so with `pipeline.num_stages=1` a death costs what its node had computed of the
+step, and another copy computes that again.
+"""
+
+from collections.abc import Callable, Hashable
+import dataclasses
+import functools
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.models import layer as layer_lib
+from bamboo_jax.models import model as model_lib
+from bamboo_jax.models import remat as remat_lib
+
+# What a layer of one model is called; it keys the parameters in checkpoints.
+LAYER = "model"
+
+
+def from_loss(
+    init: Callable[[jax.Array], base.PyTree],
+    loss: Callable[..., Any],
+    *,
+    batch_keys: tuple[str, ...] = ("inputs", "targets"),
+    name: str = "from_loss",
+) -> model_lib.Model:
+  """Returns a model of one layer that trains a pure JAX function.
+
+  It fits flax.linen, flax.nnx (`nnx.split`, `nnx.merge`), equinox
+  (`eqx.partition`, `eqx.combine`) and plain functions.
+
+  Args:
+    init: `init(key)` returns the parameters, any pytree of float32 arrays. The
+      same key must give the same parameters: every node calls it.
+    loss: `loss(params, batch)` returns the mean loss of the samples in `batch`,
+      a scalar; or a `layer.Loss` where samples do not weigh the same. `batch`
+      has the arrays `batch_keys`, each [samples, ...]. If it has an argument
+      `key`, that is a key of the step and the microbatch, None in evaluation.
+    batch_keys: What `loss` reads of the arrays of the data source.
+    name: Names the model in checkpoints, which refuse another one.
+  """
+  takes_key = "key" in inspect.signature(loss).parameters
+  layer = LossLayer(LAYER, init, loss, tuple(batch_keys), takes_key)
+  return model_lib.Model(name, (layer,), {"name": name})
+
+
+@dataclasses.dataclass(frozen=True)
+class LossLayer:
+  """A whole model as a layer; has the interface of `linen.LinenLayer`.
+
+  Its parameters are a flat dict: the path of a leaf in the pytree that
+  `init_params` returns is the name of the array.
+  """
+
+  name: str
+  init_params: Callable[[jax.Array], base.PyTree]
+  loss: Callable[..., Any]
+  batch_keys: tuple[str, ...]
+  takes_key: bool
+  ties: tuple[layer_lib.Tie, ...] = ()
+  remat: str = "full"
+
+  @property
+  def kind(self) -> Hashable:
+    """Layers of equal kind compute the same function."""
+    return self.init_params, self.loss, self.batch_keys, self.remat
+
+  def init(
+      self, key: jax.Array, inputs: None, batch: layer_lib.Batch
+  ) -> layer_lib.Variables:
+    """Returns the first parameters; they do not depend on `batch`.
+
+    Raises `ValueError` for a leaf that is no float32 array.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(self.init_params(key))
+    if not leaves:
+      raise ValueError(f"init of model {self.name!r} returned no parameters.")
+    params = {_name(path): leaf for path, leaf in leaves}
+    for path, leaf in params.items():
+      if getattr(leaf, "dtype", None) != np.float32:
+        found = getattr(leaf, "dtype", type(leaf).__name__)
+        raise ValueError(
+            f"Parameter {path!r} must be a float32 array, got {found}. Keep "
+            "what is not trained out of the parameters, and cast in the loss."
+        )
+    return layer_lib.Variables(
+        params={k: jnp.asarray(v) for k, v in params.items()}, stats={}
+    )
+
+  def apply(
+      self,
+      params: base.PyTree,
+      stats: base.PyTree,
+      inputs: None,
+      batch: layer_lib.Batch,
+      *,
+      key: jax.Array | None,
+      train: bool,
+  ) -> tuple[layer_lib.Loss, base.PyTree]:
+    """Returns the loss of a microbatch, and the statistics, which are none."""
+    policy, key = (self.remat, key) if train else ("full", None)
+    run = remat_lib.checkpoint_keyed(self._compute, policy, key)
+    return run(params, batch), stats
+
+  @functools.cached_property
+  def _structure(self) -> tuple[tuple[str, ...], jax.tree_util.PyTreeDef]:
+    """Names of the leaves in order, and the pytree that `init_params` makes."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    shapes = jax.eval_shape(self.init_params, key)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(shapes)
+    return tuple(_name(path) for path, _ in leaves), structure
+
+  def _compute(
+      self,
+      key: jax.Array | None,
+      params: base.PyTree,
+      batch: layer_lib.Batch,
+  ) -> layer_lib.Loss:
+    names, structure = self._structure
+    tree = structure.unflatten([params[name] for name in names])
+    given = {"key": key} if self.takes_key else {}
+    found = self.loss(tree, dict(batch), **given)
+    if isinstance(found, layer_lib.Loss):
+      return found
+    shape, kind = jnp.shape(found), jnp.result_type(found)
+    if shape != () or not jnp.issubdtype(kind, jnp.floating):
+      raise ValueError(
+          "loss must return a scalar of floats or a layer.Loss, got an array "
+          f"{shape} of {kind}."
+      )
+    num_samples = jnp.float32(len(next(iter(batch.values()))))
+    return layer_lib.Loss(found.astype(jnp.float32) * num_samples, num_samples)
+
+
+def _name(path: tuple[Any, ...]) -> str:
+  return jax.tree_util.keystr(path, simple=True, separator="/") or "params"

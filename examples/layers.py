@@ -1,0 +1,63 @@
+"""A model as a list of layers, over a pipeline: python examples/layers.py.
+
+Each pipeline has 2 stages. The node of a stage holds a copy of the next one and
+takes over in the middle of a step if that node dies.
+"""
+
+import flax.linen as nn
+import jax.numpy as jnp
+import optax
+
+import bamboo_jax
+from bamboo_jax.models import layer
+from bamboo_jax.models import linen
+from bamboo_jax.models import model
+
+
+class Embed(nn.Module):
+
+  @nn.compact
+  def __call__(self, inputs, batch, *, train):
+    return nn.Embed(256, 64)(batch["inputs"])
+
+
+class Block(nn.Module):
+
+  @nn.compact
+  def __call__(self, inputs, batch, *, train):
+    hidden = nn.gelu(nn.Dense(128)(nn.LayerNorm()(inputs)))
+    return inputs + nn.Dense(64)(hidden)
+
+
+class Head(nn.Module):
+
+  @nn.compact
+  def __call__(self, inputs, batch, *, train):
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        nn.Dense(256)(inputs), batch["targets"]
+    )
+    return layer.Loss(losses.sum(), jnp.float32(losses.size))
+
+
+def make_model(*, num_blocks=3, sequence_length=32):
+  layers = [linen.LinenLayer("embed", Embed(), ("inputs",))]
+  for block in range(num_blocks):
+    layers.append(linen.LinenLayer(f"block_{block}", Block()))
+  layers.append(linen.LinenLayer("head", Head(), ("targets",)))
+  sizes = dict(num_blocks=num_blocks, sequence_length=sequence_length)
+  return model.Model("mlp", tuple(layers), {"name": "mlp", **sizes})
+
+
+def get_config():
+  config = bamboo_jax.get_config("quickstart")
+  config.num_steps = 20
+  config.model.name = f"{__file__}:make_model"
+  config.model.options = {}
+  config.pipeline.num_stages = 2
+  return config
+
+
+if __name__ == "__main__":
+  faults = ["5,0/0,3,kill", "9,1/1,reduce,kill"]  # Two of four nodes die.
+  result = bamboo_jax.train(get_config(), workdir="runs/layers", faults=faults)
+  print(result)

@@ -1,0 +1,64 @@
+import os
+import pathlib
+import sys
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.base import functions
+
+
+class FunctionsTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    path, cwd = [*sys.path], os.getcwd()
+    self.addCleanup(lambda: sys.path.__setitem__(slice(None), path))
+    self.addCleanup(os.chdir, cwd)
+
+  def _find(self, name):
+    return functions.find_function(name, what="model")
+
+  def test_file(self):
+    path = self.folder / "mine.py"
+    (self.folder / "beside_mine.py").write_text("ONE = 1\n")
+    path.write_text(
+        "import beside_mine\ndef make():\n  return beside_mine.ONE\n"
+    )
+    self.assertEqual(self._find(f"{path}:make")(), 1)
+    self.assertIs(self._find(f"{path}:make"), self._find(f"{path}:make"))
+    os.chdir(self.folder)
+    self.assertIs(self._find("mine.py:make"), self._find(f"{path}:make"))
+
+  def test_changed_file_is_read_again(self):
+    path = self.folder / "mine.py"
+    path.write_text("def make():\n  return 1\n")
+    self.assertEqual(self._find(f"{path}:make")(), 1)
+    path.write_text("def make():\n  return 22\n")
+    os.utime(path, ns=(1, 1))
+    self.assertEqual(self._find(f"{path}:make")(), 22)
+
+  def test_module(self):
+    self.assertIs(self._find("posixpath:join"), os.path.join)
+
+  @parameterized.named_parameters(
+      ("no_file", "absent.py:make", "model 'absent.py:make': no file 'absent"),
+      ("no_module", "no_such:make", "No module named 'no_such'"),
+      ("no_function", "mine.py:mak", "did you mean 'make'"),
+      ("no_name", "mine.py:", "Unknown function of mine.py ''"),
+      ("raises", "bad.py:make", "bad.py:2: ZeroDivisionError"),
+      ("syntax", "worse.py:make", "SyntaxError"),
+  )
+  def test_refuses(self, name, message):
+    (self.folder / "mine.py").write_text("def make():\n  return 1\n")
+    (self.folder / "bad.py").write_text("one = 1\none / 0\n")
+    (self.folder / "worse.py").write_text("def make(:\n")
+    os.chdir(self.folder)
+    with self.assertRaisesRegex(ValueError, message):
+      self._find(name)
+
+
+if __name__ == "__main__":
+  absltest.main()

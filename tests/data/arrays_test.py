@@ -1,0 +1,74 @@
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.data import arrays
+from bamboo_jax.data import source as source_lib
+
+
+def make_own(*, num_samples: int, sequence_length: int):
+  places = np.arange(num_samples * sequence_length)
+  return {"inputs": places.reshape(num_samples, sequence_length)}
+
+
+def make_nothing():
+  return None
+
+
+class ArraysTest(parameterized.TestCase):
+
+  def test_each_epoch_visits_all(self):
+    x = np.arange(10)
+    source = arrays.from_arrays({"x": x, "y": x * 0.5}, heldout_fraction=0.3)
+    self.assertEqual((source.samples_per_epoch, source.num_heldout), (7, 3))
+    batch = source.batch(range(14), seed=1)
+    first, second = batch["x"][:7].tolist(), batch["x"][7:].tolist()
+    self.assertEqual([sorted(first), sorted(second)], [[*range(7)]] * 2)
+    self.assertNotEqual(first, second)
+    np.testing.assert_array_equal(batch["y"], batch["x"] / 2)
+    self.assertEqual(source.heldout_batch([0, 2])["x"].tolist(), [7, 9])
+    self.assertEqual({k: str(a.dtype) for k, a in batch.items()}, {
+        "x": "int32", "y": "float32"})  # fmt: skip
+
+  def test_fingerprint_is_that_of_the_content(self):
+    prints = [
+        arrays.from_arrays(given).fingerprint["sha256"]
+        for given in (
+            {"x": np.zeros(4)},
+            {"x": np.zeros(4)},
+            {"y": np.zeros(4)},
+            {"x": np.zeros((4, 1))},
+            {"x": np.array([0, 0, 0, 1.0])},
+        )
+    ]
+    self.assertEqual(prints[0], prints[1])
+    self.assertLen({*prints}, 4)
+
+  @parameterized.named_parameters(
+      ("sizes", {"x": np.zeros(3), "y": np.zeros(4)}, "'x': 3, 'y': 4"),
+      ("empty", {"x": np.zeros((0, 2))}, "at least one"),
+      ("none", {}, "at least one"),
+      ("scalar", {"x": np.float32(1)}, "'x': 0"),
+      ("text", {"x": np.array(["a"])}, "'x' .*must hold numbers"),
+      ("large", {"x": np.array([1 << 40])}, "do not fit int32"),
+  )
+  def test_refuses(self, given, message):
+    with self.assertRaisesRegex(base.DataError, message):
+      arrays.from_arrays(given)
+
+  def test_source_of_the_users_own(self):
+    name = f"{__file__}:make_own"
+    shape = {"sequence_length": 4, "vocab_size": 9}
+    source = source_lib.make_source(name, shape, num_samples=5)
+    self.assertEqual(source.batch([0], seed=0)["inputs"].shape, (1, 4))
+    with self.assertRaisesRegex(
+        ValueError, "'num_sample'; did you mean 'num_s"
+    ):
+      source_lib.make_source(name, shape, num_sample=5)
+    with self.assertRaisesRegex(ValueError, "must return a Source or arrays"):
+      source_lib.make_source(f"{__file__}:make_nothing")
+
+
+if __name__ == "__main__":
+  absltest.main()
