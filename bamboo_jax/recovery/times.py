@@ -116,7 +116,8 @@ def report(
   `redo_secs` is 0.
 
   Args:
-    recoveries: Each `RecoveryTimes` as a dict.
+    recoveries: Each `RecoveryTimes` as a dict; logs of older versions lack some
+      entries.
     kills: When each node died that the caller has killed, by number, on the
       same clock.
   """
@@ -127,23 +128,23 @@ def report(
     kill_secs = [
         kills[n] for n in r["nodes"] if kills.get(n, view_secs + 1) <= view_secs
     ]
-    died_secs = r["died_at_secs"]
+    died_secs = r.get("died_at_secs")
     if kill_secs and len(kill_secs) == len(r["nodes"]):
       died_secs = min(kill_secs)
     first_secs = r["first_owed_at_secs"]
     redo_secs = _between(first_secs, r["last_owed_at_secs"])
-    if first_secs is None and r["are_owed_measured"]:
+    if first_secs is None and r.get("are_owed_measured"):
       redo_secs = 0.0
     reported.append(
         {
             "step": r["step"],
             "nodes": r["nodes"],
-            "names": r["names"],
+            "names": r.get("names") or [f"node {n}" for n in r["nodes"]],
             "victims": r["victims"],
             "rung": r["rung"],
-            "heirs": r["heirs"],
+            "heirs": r.get("heirs", ()),
             "view": r["view"],
-            "silence_to_view_secs": r["silence_to_view_secs"],
+            "silence_to_view_secs": r.get("silence_to_view_secs"),
             "detect_secs": _between(died_secs, view_secs),
             "consensus_secs": _between(view_secs, r["agreed_at_secs"]),
             "rebuild_secs": _between(r["agreed_at_secs"], r["ready_at_secs"]),
