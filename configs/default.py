@@ -15,9 +15,9 @@ def get_config() -> ml_collections.ConfigDict:
   return config_dict.create(
       seed=0,
       num_steps=1_000,
-      # Folder of weights, see docs/models.md; None: from the seed.
+      # Folder of weights, see docs/guides/models.md; None: from the seed.
       init_from=config_dict.placeholder(str),
-      plugins=(),  # Modules that register policies; see docs/paced.md.
+      plugins=(),  # Modules that register policies; see docs/research/paced.md.
       **_task(),
       **_pipelines(),
       **_protection(),
@@ -58,7 +58,7 @@ def _pipelines() -> dict[str, Any]:
           num_pipelines=2,
           num_stages=4,
           num_microbatches=8,  # Per pipeline and step.
-          # Samples. BERT's loss of pairs depends on it, see docs/models.md.
+          # Samples. BERT's loss depends on it, see docs/guides/models.md.
           microbatch_size=1,
           num_shares=config_dict.placeholder(int),  # None: num_pipelines.
           schedule="1f1b",  # Or "gpipe".

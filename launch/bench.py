@@ -13,11 +13,11 @@ cores under `torch.distributed.pipelining` take turns with ours; the last line
 is the median ratio of step times, ours to torch.
 
 If the config has redundancy, its modes take turns, and nodes die in some more
-steps; see `docs/redundancy.md`. If its executor is `spmd`, both executors take
-turns, with and without redundancy; see `docs/executors.md`. If it has a limit
-of memory, what nodes need is compared with what was predicted; see
-`docs/redundancy.md`. If its model is "paced", nodes die one after the other,
-and throughput is compared with what is left of them; see `docs/paced.md`.
+steps. If its executor is `spmd`, both executors take turns, with and without
+redundancy. If it has a limit of memory, the need of nodes is compared with its
+prediction. If its model is "paced", nodes die one after the other, and
+throughput is compared with what is left of them. Results and the columns of the
+tables: `docs/measurements/`.
 """
 
 import sys

@@ -5,7 +5,7 @@ bamboo cost --workdir=runs/quickstart --instance=p4d.24xlarge --report
 
 The run may be going on. It is charged as its config says, unless the flags say
 otherwise; without a kind of node (`config.cost.instance` or `--instance`) there
-are no dollars. docs/cost.md explains the figures.
+are no dollars. docs/guides/cost.md explains the figures.
 """
 
 import pathlib

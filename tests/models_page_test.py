@@ -1,4 +1,4 @@
-"""The model of docs/models.md trains, through deaths, to the same bits."""
+"""The model of docs/guides trains, through deaths, to the same bits."""
 
 import ast
 import contextlib

@@ -4,7 +4,7 @@ configs/sim/parcae.py:gpt-1.5b  or bert, gpt-6.7b, resnet152, vgg19
 
 Of its reactive policy: all change what they do when nodes come or go, whatever
 that takes; it takes no time by default. The proactive one looks ahead, by the
-policy's `horizon_secs`. See `docs/published.md`.
+policy's `horizon_secs`. See `docs/research/published.md`.
 """
 
 import dataclasses
