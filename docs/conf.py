@@ -20,7 +20,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "generated",
+    "generated",  # docs/generated.py
 ]
 exclude_patterns = ["deploy"]
 myst_enable_extensions = ["colon_fence"]
@@ -28,8 +28,8 @@ myst_heading_anchors = 3
 highlight_language = "text"
 
 html_theme = "furo"
-html_static_path = []
-html_theme_options = {"top_of_page_buttons": []}
+html_show_copyright = False
+html_show_sphinx = False
 
 # Docstrings are plain text with code between single backticks.
 default_role = "code"
@@ -39,4 +39,14 @@ autodoc_typehints_description_target = "documented"
 autodoc_default_options = {"members": True}
 add_module_names = False
 # Types that have no page here: of other libraries, and internal ones.
-nitpick_ignore_regex = [("py:.*", r".*")]
+nitpick_ignore_regex = [("py:.*", r"(?!bamboo_jax).*")]
+nitpick_ignore = [
+    ("py:class", f"bamboo_jax.{name}")
+    for name in (
+        "data.corpus.Manifest",
+        "plan.cost_model.Profile",
+        "plan.rows.Redundancy",
+        "sim.loop.Policy",
+        "sim.throughput_table.Table",
+    )
+]

@@ -125,7 +125,9 @@ def render_commands(folder: pathlib.Path) -> str:
   for name, summary in listing.read_summaries(folder).items():
     text = ast.get_docstring(ast.parse((folder / f"{name}.py").read_text()))
     clone = " (in a clone only)" if summary.needs_tests else ""
-    body = re.sub(r"\n{2}(bamboo .*?)(?=\n\n|\Z)", _fence, text, flags=re.DOTALL)
+    body = re.sub(
+        r"\n{2}(bamboo .*?)(?=\n\n|\Z)", _fence, text, flags=re.DOTALL
+    )
     sections.append(f"## bamboo {name}\n\n{body}{clone}\n")
   return "\n".join(sections)
 
@@ -135,7 +137,7 @@ def _fence(match: re.Match[str]) -> str:
 
 
 def link_pages(text: str) -> str:
-  """Returns text of a page in docs/reference/ with its mentions of pages linked.
+  """Returns text of a page in docs/reference/ with mentions of pages linked.
 
   The code mentions a page by its path, `docs/cluster.md`.
   """

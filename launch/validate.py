@@ -5,8 +5,7 @@ bamboo validate --config=validate --trace=trace.csv \
 
 First the layers are measured, and a cluster that loses and gets a node, unless
 files of `bamboo profile` are given. A cluster runs under the trace, and the
-simulator predicts it: `summary.csv` and `report.html`. See
-`docs/research/simulator.md`.
+simulator predicts it (docs/research/simulator.md): summary.csv, report.html.
 """
 
 import pathlib

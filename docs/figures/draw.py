@@ -99,15 +99,18 @@ class Drawing:
 
   def __str__(self) -> str:
     """Returns the file."""
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self._size}" '
-        'font-family="Helvetica, Arial, sans-serif">',
-        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" '
-        'markerWidth="7" markerHeight="7" orient="auto">'
-        '<path d="M0 0 L8 4 L0 8 z" fill="#555"/></marker></defs>',
-        *self._parts,
-        "</svg>\n",
-    ])
+    return "\n".join(
+        [
+            '<svg xmlns="http://www.w3.org/2000/svg" '
+            f'viewBox="0 0 {self._size}" '
+            'font-family="Helvetica, Arial, sans-serif">',
+            '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" '
+            'markerWidth="7" markerHeight="7" orient="auto">'
+            '<path d="M0 0 L8 4 L0 8 z" fill="#555"/></marker></defs>',
+            *self._parts,
+            "</svg>\n",
+        ]
+    )
 
 
 def draw_step() -> Drawing:
@@ -118,9 +121,7 @@ def draw_step() -> Drawing:
   scale = wide / (_DIED_MS + max(s.end_ms for r in rest.values() for s in r))
   drawing.text(14, 24, "A step of a pipeline with 4 stages", size=15, bold=True)
   _draw_rows(drawing, whole, x, 36, scale)
-  drawing.text(
-      14, 214, "The same step: node 2 dies", size=15, bold=True
-  )
+  drawing.text(14, 214, "The same step: node 2 dies", size=15, bold=True)
   before = {n: [s for s in r if s.end_ms <= _DIED_MS] for n, r in whole.items()}
   _draw_rows(drawing, before, x, 226, scale)
   _draw_rows(drawing, rest, x + _DIED_MS * scale, 226, scale, owed=_VICTIM)
@@ -255,7 +256,9 @@ def draw_ladder() -> Drawing:
       ),
   )
   drawing = Drawing(900, 290)
-  drawing.text(14, 24, "Nodes die: the first rung that suffices", size=15, bold=True)
+  drawing.text(
+      14, 24, "Nodes die: the first rung that suffices", size=15, bold=True
+  )
   for index, (name, when, what) in enumerate(rungs):
     left, top = 20 + index * 40, 44 + index * 58
     fill = (_BACKWARD, _FORWARD, _REDUNDANT, _OWED)[index]
@@ -288,14 +291,21 @@ def draw_membership() -> Drawing:
 
   say(n2, n0, 84, "connection closes")
   say(n1, n0, 124, "n2 refuses me, too")
-  drawing.text(n0, 150, "n0 is the oldest:", anchor="middle", size=11)
-  drawing.text(n0, 164, "it makes the next view", anchor="middle", size=11)
+  said = "n0 is the oldest:\nit makes the next view"
+  drawing.box(n0 - 75, 136, 150, 34, "white", stroke="none", text=said, size=11)
   say(n0, views, 196, "view 4 = {n0, n1}, if there is none")
   say(n0, n1, 232, "view 4")
   say(n1, n0, 268, "what I hold, how far I am")
   say(n0, n1, 304, "what I hold, how far I am")
   for x in (n0, n1):
-    drawing.box(x - 100, 324, 200, 44, _BACKWARD, text="the same decision\nfrom the same facts")
+    drawing.box(
+        x - 100,
+        324,
+        200,
+        44,
+        _BACKWARD,
+        text="the same decision\nfrom the same facts",
+    )
   return drawing
 
 
