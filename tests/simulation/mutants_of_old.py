@@ -131,7 +131,7 @@ MUTANTS = {
         ),
     ),
     "two_views_of_one_number": (
-        "net",
+        "folder",
         (
             "tests/simulation/share.py",
             "    if name not in self._files:",
