@@ -1,14 +1,19 @@
 """Pages that repeat the code: options and commands, read as the site is built.
 
 A page with the line `<!-- options -->` gets all options of `configs/default.py`
-there, and one with `<!-- commands -->` the commands of `launch/`.
+there, and one with `<!-- commands -->` the help of all commands.
 """
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
+import concurrent.futures
 import io
+import os
 import pathlib
 import re
+import subprocess
+import sys
+import textwrap
 import tokenize
 from typing import Any, NamedTuple
 
@@ -119,21 +124,48 @@ def render_options(options: Sequence[Option]) -> str:
   return "\n".join(lines) + "\n"
 
 
-def render_commands(folder: pathlib.Path) -> str:
-  """Returns a section in Markdown for each command, from its docstring."""
-  sections = []
-  for name, summary in listing.read_summaries(folder).items():
-    text = ast.get_docstring(ast.parse((folder / f"{name}.py").read_text()))
-    clone = " (in a clone only)" if summary.needs_tests else ""
-    body = re.sub(
-        r"\n{2}(bamboo .*?)(?=\n\n|\Z)", _fence, text, flags=re.DOTALL
-    )
-    sections.append(f"## bamboo {name}\n\n{body}{clone}\n")
-  return "\n".join(sections)
+def read_help(name: str) -> str:
+  """Returns what `bamboo NAME --help` prints."""
+  return subprocess.run(
+      [sys.executable, "-m", f"bamboo_jax.launch.{name}", "--help"],
+      capture_output=True,
+      check=False,  # absl ends with status 1.
+      cwd=_ROOT,
+      env=os.environ | {"PYTHONPATH": str(_ROOT)},
+      text=True,
+  ).stdout
 
 
-def _fence(match: re.Match[str]) -> str:
-  return f"\n\n```\n{match[1]}\n```"
+def render_command(name: str, text: str, *, needs_tests: bool) -> str:
+  """Returns a section in Markdown from the help of a command.
+
+  Examples follow the summary and become a block of code, as do the flags.
+  """
+  body, _, flags = text.partition("\nflags:\n")
+  body = re.sub(
+      r"\n\n(bamboo .*?)(?=\n\n|\n*\Z)",
+      r"\n\n```\n\1\n```",
+      body.strip(),
+      flags=re.DOTALL,
+  )
+  shown = [line for line in flags.splitlines() if line.startswith("  ")]
+  block = textwrap.dedent("\n".join(shown))
+  parts = [f"## bamboo {name}", body]
+  if needs_tests:
+    parts.append("It needs a clone of the repository.")
+  if block:
+    parts.append(f"```\n{block}\n```")
+  return "\n\n".join(parts) + "\n"
+
+
+def _all_commands() -> str:
+  commands = listing.read_summaries(_LAUNCH)
+  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    texts = list(pool.map(read_help, commands))
+  return "\n".join(
+      render_command(name, text, needs_tests=commands[name].needs_tests)
+      for name, text in zip(commands, texts, strict=True)
+  )
 
 
 def link_pages(text: str) -> str:
@@ -148,7 +180,7 @@ def fill(app: Any, page: str, source: list[str]) -> None:
   """Puts what is generated into a page that asks for it (`source-read`)."""
   for line, path, render in (
       ("<!-- options -->", _DEFAULTS, _all_options),
-      ("<!-- commands -->", _LAUNCH, lambda: render_commands(_LAUNCH)),
+      ("<!-- commands -->", _LAUNCH, _all_commands),
   ):
     if line in source[0]:
       source[0] = source[0].replace(line, link_pages(render()))

@@ -30,7 +30,7 @@ def _list_options(values, prefix=""):
 
 class SiteTest(parameterized.TestCase):
 
-  def test_builds_without_warnings(self):  # Imports JAX, reads 40 pages: 10 s.
+  def test_builds_without_warnings(self):  # JAX, 20 commands, 40 pages: 20 s.
     out = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     options = ("-W", "-n", "-q", "--keep-going")
     done = subprocess.run(
@@ -41,7 +41,11 @@ class SiteTest(parameterized.TestCase):
     )
     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
     self.assertIn("pipeline.num_stages", self._read(out, "options"))
-    self.assertIn("bamboo cluster", self._read(out, "commands"))
+    commands = self._read(out, "commands")
+    for name in listing.read_summaries(_ROOT / "launch"):
+      self.assertIn(f"<h2>bamboo {name}<", commands)
+    self.assertIn("--random_kills: ", commands)
+    self.assertNotIn(str(_ROOT), commands)
     self.assertIn("from_loss", self._read(out, "api"))
     for page in out.rglob("*.html"):
       loaded = r'(?:src|<link[^>]* href|url)[=(]"?(https?://[^")> ]*)'
@@ -97,11 +101,51 @@ def _more():
         ],
     )
 
-  def test_commands_have_their_docstrings(self):
-    text = generated.render_commands(_ROOT / "launch")
-    for name, summary in listing.read_summaries(_ROOT / "launch").items():
-      self.assertIn(f"\n## bamboo {name}\n\n{summary.text}\n", "\n" + text)
-    self.assertIn("```\nbamboo models\n```", text)
+  def test_help_of_a_command(self):
+    text = """Does it.
+
+bamboo do --config=FILE \\
+  --now
+bamboo do
+
+More.
+
+flags:
+
+/home/me/launch/do.py:
+  --now: At once.
+    (default: 'false')
+
+Try --helpfull to get a list of all flags.
+"""
+    self.assertEqual(
+        generated.render_command("do", text, needs_tests=False),
+        """## bamboo do
+
+Does it.
+
+```
+bamboo do --config=FILE \\
+  --now
+bamboo do
+```
+
+More.
+
+```
+--now: At once.
+  (default: 'false')
+```
+""",
+    )
+
+  def test_help_without_flags(self):
+    text = "Lists it.\n\nbamboo list\n\nflags:\n\nTry --helpfull for all.\n"
+    self.assertEqual(
+        generated.render_command("list", text, needs_tests=True),
+        "## bamboo list\n\nLists it.\n\n```\nbamboo list\n```\n\n"
+        "It needs a clone of the repository.\n",
+    )
 
   def test_mentions_of_pages_are_links(self):
     self.assertEqual(
