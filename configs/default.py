@@ -13,8 +13,8 @@ from ml_collections import config_dict
 def get_config() -> ml_collections.ConfigDict:
   """Returns the default configuration."""
   return config_dict.create(
-      seed=0,
-      num_steps=1_000,
+      seed=0,  # Of parameters, order of the data and dropout.
+      num_steps=1_000,  # Updates of the whole run.
       # Folder of weights, see docs/guides/models.md; None: from the seed.
       init_from=config_dict.placeholder(str),
       plugins=(),  # Modules that register policies; see docs/research/paced.md.
@@ -30,18 +30,19 @@ def _task() -> dict[str, Any]:
   """Returns the sections on what is trained, and on what."""
   return dict(
       model=dict(
-          name="gpt2",  # A key of `models.zoo`.
+          name="gpt2",  # Of `models.zoo`; or "file.py:function".
           options=dict(  # Arguments of that model; see its docstring.
-              variant="small",
-              vocab_size=256,  # Bytes.
-              sequence_length=1024,
+              variant="small",  # Its size: `bamboo models` lists them.
+              vocab_size=256,  # Number of tokens; by default bytes.
+              sequence_length=1024,  # Tokens of a sample.
           ),
-          prng="threefry2x32",  # Generator of dropout: or "rbg".
+          prng="threefry2x32",  # Generator of dropout; or "rbg".
       ),
       data=dict(
-          name="stdlib_text",  # A name in `data.source`.
+          # A source, see docs/guides/own_data.md; or "file.py:function".
+          name="stdlib_text",
           options=dict(),  # Arguments of that source; see its docstring.
-          prefetch_steps=1,  # Prepared ahead.
+          prefetch_steps=1,  # Steps whose data is prepared ahead.
       ),
   )
 
@@ -50,24 +51,32 @@ def _pipelines() -> dict[str, Any]:
   """Returns the sections on how the work is spread."""
   return dict(
       pipeline=dict(
-          executor="rows",  # Or "spmd": passes are programs in lockstep.
-          layout="depth",  # All of num_stages; or "templates", "grid".
-          ticks="paired",  # Of "spmd": or "single", one pass in a tick.
-          segment_ticks=config_dict.placeholder(int),  # None: num_stages.
+          # "rows": each node runs its own instructions; or "spmd": the passes
+          # of a pipeline are one program, see docs/research/executors.md.
+          executor="rows",
+          # "depth": all pipelines have num_stages; or "templates": depths that
+          # use every node; or "grid": the fastest number and depth.
+          layout="depth",
+          ticks="paired",  # Of "spmd", two passes; or "single", one in a tick.
+          # Of "spmd": ticks lost by a death, at most. None: num_stages.
+          segment_ticks=config_dict.placeholder(int),
           head="backward",  # Pass of head and loss in "spmd"; or "forward".
-          num_pipelines=2,
-          num_stages=4,
+          num_pipelines=2,  # Copies of the model, over which the batch is cut.
+          num_stages=4,  # Nodes of a pipeline; 1: every node has the model.
           num_microbatches=8,  # Per pipeline and step.
           # Samples. BERT's loss depends on it, see docs/guides/models.md.
           microbatch_size=1,
-          num_shares=config_dict.placeholder(int),  # None: num_pipelines.
-          schedule="1f1b",  # Or "gpipe".
-          remat="full",  # Or "dots", "inputs", or for some layers "mlp=inputs".
-          unit="block",  # Shares programs; or "layer", "stage".
+          # Parts of the batch that are summed apart. None: num_pipelines.
+          num_shares=config_dict.placeholder(int),
+          schedule="1f1b",  # Order of the passes; or "gpipe".
+          # Kept for backward passes: "full" all, "dots" products of matrices,
+          # "inputs" nothing but inputs; or by layer, as in "mlp=inputs".
+          remat="full",
+          unit="block",  # What shares a program; or "layer", "stage".
       ),
       node=dict(  # On GPUs; see docs/gpu.md.
           deterministic=True,  # Programs repeat their bits; costs time.
-          mesh=dict(data=1, tensor=1),  # Devices of a node, on any platform.
+          mesh=dict(data=1, tensor=1),  # Devices of a node by axis.
       ),
   )
 
@@ -76,32 +85,41 @@ def _protection() -> dict[str, Any]:
   """Returns the sections on how deaths are prepared for, and what follows."""
   return dict(
       redundancy=dict(
-          mode="none",  # Or "lazy", "bubble", "budget", "eager".
+          # "none": no replicas; "lazy": replicas; "bubble", "budget", "eager":
+          # and redundant forward passes, see docs/concepts/redundancy.md.
+          mode="none",
           margin=0.25,  # By which waits must be longer than what fills them.
           budget=0.05,  # Of "budget": by how much a step may be longer.
           refresh="gradient",  # What replicas get each step; or "state".
           slots="device",  # Where optimizer slots of replicas are; or "host".
-          host_memory_gib=config_dict.placeholder(float),  # Per node; or None.
+          # Limit of what a node keeps until the commit; None: no limit.
+          host_memory_gib=config_dict.placeholder(float),
           spares=0,  # Nodes that take the places of lost ones.
-          rereplicate="at_commit",  # Or "at_repair", when a spare comes.
-          check_every_steps=10,  # All copies of layers; 0: only after repairs.
+          # When replicas that died are made again; or "at_repair", by a spare.
+          rereplicate="at_commit",
+          check_every_steps=10,  # Compare copies; 0: only after repairs.
       ),
-      recovery=dict(  # Shadows are a matter of redundancy.mode.
-          # Name of a policy that sets what follows; None: it stays.
+      recovery=dict(  # See docs/concepts/ladder.md.
+          # A policy that sets the other options here; None: they stay.
           policy=config_dict.placeholder(str),
-          reroute="pipeline",  # Who computes for the lost; "shares", "none".
-          drop=False,  # Samples of lost pipelines are left out.
-          is_preemptible=True,  # Else faults and traces take no node.
-          reconfigure=True,  # New pipelines are made from live copies.
-          checkpoint=True,  # Training goes back to the last checkpoint.
+          # Nodes that compute for a pipeline without a stage: whole others; or
+          # "shares": all with a copy of the stage; or "none".
+          reroute="pipeline",
+          drop=False,  # Leave out the samples of a lost pipeline.
+          is_preemptible=True,  # False: faults and traces take no node.
+          reconfigure=True,  # Make new pipelines from live copies.
+          checkpoint=True,  # Go back to the last checkpoint if a layer is lost.
           fold=True,  # With few nodes, each owns several stages.
-          hand_over=True,  # Nodes that will be preempted give up their stages.
-          num_failures=1,  # Templates make more pipelines than that,
-          method="replanning",  # which follow the old so; or by "rules".
+          hand_over=True,  # Announced preemptions move stages between steps.
+          # Simultaneous deaths that layout "templates" is made for.
+          num_failures=1,
+          # How its pipelines follow the old ones: fewest moves; or by "rules".
+          method="replanning",
           horizon_secs=600.0,  # New pipelines must pay within this time.
-          refill=True,  # They are considered if spares can take all places,
-          max_doubled=0.05,  # if more of the nodes than this own two stages,
-          grow=True,  # or if there are nodes for one pipeline more.
+          refill=True,  # Consider new pipelines if spares can take all places.
+          # Or if twice the nodes with two stages, by all nodes, is above this.
+          max_doubled=0.05,
+          grow=True,  # Or if there are nodes for one more pipeline.
           preconnect=True,  # Nodes connect before they need each other.
       ),
   )
@@ -111,8 +129,9 @@ def _training() -> dict[str, Any]:
   """Returns the sections on planning, applying and keeping steps."""
   return dict(
       plan=dict(
-          profile=config_dict.placeholder(str),  # Path; None: estimate.
-          balance="compute",  # Or "memory".
+          # File of `bamboo profile`; None: costs are estimated.
+          profile=config_dict.placeholder(str),
+          balance="compute",  # What stages have equal parts of; or "memory".
           # Per device; None: no limit.
           memory_limit_gib=config_dict.placeholder(float),
       ),
@@ -123,8 +142,8 @@ def _training() -> dict[str, Any]:
           learning_rate=3e-4,  # The peak, if there is a schedule.
           schedule="warmup_cosine_decay_schedule",  # Of optax; or "constant".
           schedule_options=dict(  # Arguments of that schedule, see optax.
-              init_value=0.0,
-              warmup_steps=100,
+              init_value=0.0,  # Rate at step 0.
+              warmup_steps=100,  # Until the peak.
               decay_steps=config_dict.placeholder(int),  # None: num_steps.
           ),
           # Global norm of the gradient; None: no clipping.
@@ -133,11 +152,11 @@ def _training() -> dict[str, Any]:
       ),
       evaluate=dict(
           every_steps=100,  # 0: never.
-          num_microbatches=16,
+          num_microbatches=16,  # Of held-out samples.
       ),
       checkpoint=dict(
           every_steps=100,  # 0: only at the end.
-          keep=2,
+          keep=2,  # The newest; older ones are removed.
       ),
   )
 
@@ -147,28 +166,30 @@ def _surroundings() -> dict[str, Any]:
   return dict(
       cluster=dict(  # Of real nodes; see docs/cluster.md.
           heartbeat_secs=0.1,  # Between two signs of life.
-          stopped_secs=1.0,  # A stopped worker is given up after that.
+          stopped_secs=1.0,  # A worker stopped for longer is killed.
           least_silence_secs=3.0,  # A shorter silence of an agent is no death.
-          most_silence_secs=10.0,  # A longer one, also of a worker, is.
-          silence_factor=4.0,  # Times the longest gap lately, in between.
-          start_silence_secs=60.0,  # The same of a worker that starts.
-          no_progress_secs=60.0,  # Of a worker that is alive and hangs.
-          gather_secs=300.0,  # Then a run begins with those who are there.
-          num_watchers=8,  # That hear from a node all the time; in doubt all.
-          mesh_nodes=64,  # Of more nodes, each is connected to some others.
+          most_silence_secs=10.0,  # A longer one is, also of a worker.
+          silence_factor=4.0,  # In between: times the longest recent gap.
+          start_silence_secs=60.0,  # Most silence of a worker that starts.
+          no_progress_secs=60.0,  # A worker that hangs for longer is killed.
+          gather_secs=300.0,  # Then the run starts, though nodes are missing.
+          num_watchers=8,  # Agents that hear a node; all, in doubt.
+          mesh_nodes=64,  # More nodes than this are not all connected.
       ),
       cost=dict(
-          # A node is charged as one of these; None: no dollars are shown.
+          # Kind of machine that a node is charged as; None: no dollars.
           instance=config_dict.placeholder(str),
           market="spot",  # Or "on_demand".
           prices=config_dict.placeholder(str),  # File; None: the package's.
-          # These may be of one instance alone, such as "p3.2xlarge:2021".
-          region=config_dict.placeholder(str),  # None: the only one.
-          date=config_dict.placeholder(str),  # Of the price; None: newest.
+          # Of the price; or of one instance, "p3.2xlarge:us-east-1". None: the
+          # only region.
+          region=config_dict.placeholder(str),
+          # Of the price; or of one instance, "p3.2xlarge:2021". None: newest.
+          date=config_dict.placeholder(str),
       ),
       metrics=dict(
           trace_steps=4,  # Last steps to keep in trace.json.
-          plots=True,
+          plots=True,  # Draw figures at the end.
           figure_format="png",  # Or pdf or svg, or several: "png,pdf".
           tensorboard=False,  # Needs the extra `tensorboard`.
       ),
