@@ -162,10 +162,14 @@ def _all_commands() -> str:
   commands = listing.read_summaries(_LAUNCH)
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     texts = list(pool.map(read_help, commands))
-  return "\n".join(
+  table = ["| command | what |", "| --- | --- |"]
+  for name, summary in commands.items():
+    table.append(f"| [{name}](#bamboo-{name}) | {summary.text} |")
+  sections = [
       render_command(name, text, needs_tests=commands[name].needs_tests)
       for name, text in zip(commands, texts, strict=True)
-  )
+  ]
+  return "\n".join([*table, "", *sections])
 
 
 def link_pages(text: str) -> str:
