@@ -7,6 +7,7 @@ import sys
 import tempfile
 
 from absl.testing import parameterized
+from ml_collections import config_dict
 
 from bamboo_jax.cli import listing
 from bamboo_jax.configs import default
@@ -83,7 +84,8 @@ def _more():
       )
   )
 """
-    part = dict(c=3, d=None, e=dict(f=1, g=2), h={})
+    empty = config_dict.ConfigDict()
+    part = dict(c=3, d=None, e=dict(f=1, g=2), h=empty)
     config = dict(a=1, b=2, part=part)
     options = generated.read_options(code, config)
     self.assertEqual(
