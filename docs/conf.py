@@ -45,7 +45,9 @@ nitpick_ignore = [
     for name in (
         "data.corpus.Manifest",
         "plan.cost_model.Profile",
+        "plan.planner.Plan",
         "plan.rows.Redundancy",
+        "schedule.timeline.Timeline",
         "sim.loop.Policy",
         "sim.throughput_table.Table",
     )
