@@ -1,22 +1,25 @@
 """How nodes reach each other: where one listens, and how one dials.
 
-On one machine that is a Unix socket in a folder that only this user may enter,
-where the kernel tells who is at the other end. Between machines it is mutual
+On one machine that is a Unix socket without a name in the file system, which
+only processes of this user find, by an open file of its owner; the kernel tells
+who is at the other end. Nothing is left of it when its owner is killed. Between machines it is mutual
 TLS with the identities of the run. An address is the text that others need:
 "unix:PATH" or "HOST:PORT".
 """
 
+from collections.abc import Callable
 import contextlib
 import os
-import shutil
 import socket
 import ssl
 import struct
 import tempfile
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.runtime.wire import sockets
+
+_T = TypeVar("_T")
 
 _BACKLOG = 512
 _UNIX = "unix:"
@@ -55,16 +58,13 @@ class Endpoint(Protocol):
 
 
 class UnixEndpoint:
-  """Listens on a Unix socket in a new folder of mode 0700."""
+  """Listens on a Unix socket without a name."""
 
   def __init__(self) -> None:
-    # The path of a socket has at most 107 bytes.
-    self._folder = tempfile.mkdtemp(prefix="bamboo-")
-    path = os.path.join(self._folder, "socket")
-    self.address = f"{_UNIX}{path}"
     self._listener = socket.socket(socket.AF_UNIX)
-    self._listener.bind(path)
+    _, self._number = bind_nameless(self._listener.bind)
     self._listener.listen(_BACKLOG)
+    self.address = f"{_UNIX}/proc/{os.getpid()}/fd/{self._number}"
 
   def accept(self) -> socket.socket:
     """See `Endpoint`."""
@@ -90,8 +90,9 @@ class UnixEndpoint:
 
   def close(self) -> None:
     """See `Endpoint`."""
-    _close(self._listener)
-    shutil.rmtree(self._folder, ignore_errors=True)
+    if self._listener.fileno() >= 0:
+      _close(self._listener)
+      os.close(self._number)
 
 
 class TlsEndpoint:
@@ -139,6 +140,24 @@ class TlsEndpoint:
   def close(self) -> None:
     """See `Endpoint`."""
     _close(self._listener)
+
+
+def bind_nameless(bind: Callable[[str], _T]) -> tuple[_T, int]:
+  """Binds a Unix socket whose name is gone when this returns.
+
+  Meanwhile it lies in a folder that only this user may enter. Afterwards it is
+  found at `/proc/PROCESS/fd/NUMBER`, by processes of this user alone.
+
+  Returns what `bind` does for the name, and the number of the open file.
+  Raises `OSError` if the folder for temporary files takes no sockets.
+  """
+  with tempfile.TemporaryDirectory() as path:  # Its mode is 0700.
+    folder = os.open(path, os.O_PATH)
+    try:  # By the number of the folder: names of sockets have 107 bytes.
+      name = f"/proc/self/fd/{folder}/socket"
+      return bind(name), os.open(name, os.O_PATH)
+    finally:
+      os.close(folder)
 
 
 def _dial(
