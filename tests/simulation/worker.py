@@ -44,8 +44,8 @@ class Shared:
     share: The folder, with the fence of the run.
     saved: Steps and state of checkpoints.
     workers: Those of `trainer` that members have, by number.
-    wire: What has been sent between those, by run, attempt and channel.
-    attempts: The attempt that each of them is in, by run and number.
+    wire: What has been sent between those, by run and channel.
+    attempts: The attempt that each is in, by run and number.
     saved_stages: Their checkpoints: the state of each stage, by steps.
     on_commit: Called with worker, view, epoch, step and state.
     is_gone: Whether the worker of a host is gone, so a transfer with it fails.
