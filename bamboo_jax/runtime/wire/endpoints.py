@@ -2,9 +2,9 @@
 
 On one machine that is a Unix socket without a name in the file system, which
 only processes of this user find, by an open file of its owner; the kernel tells
-who is at the other end. Nothing is left of it when its owner is killed. Between machines it is mutual
-TLS with the identities of the run. An address is the text that others need:
-"unix:PATH" or "HOST:PORT".
+who is at the other end. Nothing is left of it when its owner is killed. Between
+machines it is mutual TLS with the identities of the run. An address is the text
+that others need: "unix:PATH" or "HOST:PORT".
 """
 
 from collections.abc import Callable
@@ -96,14 +96,24 @@ class UnixEndpoint:
 
 
 class TlsEndpoint:
-  """Listens on a free port of `host`, an address of IPv4 or IPv6."""
+  """Listens on a free port of `host`, an address of IPv4 or IPv6.
+
+  Raises `OSError` if it cannot.
+  """
 
   def __init__(self, host: str, identity: identity_lib.Identity) -> None:
     self._identity = identity
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    self._listener = socket.create_server(
-        (host, 0), family=family, backlog=_BACKLOG
-    )
+    try:
+      self._listener = socket.create_server(
+          (host, 0), family=family, backlog=_BACKLOG
+      )
+    except OSError as error:
+      raise OSError(
+          f"The worker cannot listen at {host}: {error.strerror}. Give an "
+          "address of this machine with --host; ports that programs may take "
+          "are those of net.ipv4.ip_local_port_range."
+      ) from error
     self._listener.setsockopt(*_SEGMENTS)  # Accepted sockets inherit that.
     port = self._listener.getsockname()[1]
     self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -121,8 +131,8 @@ class TlsEndpoint:
       wrapped = context.wrap_socket(connection, server_side=is_server)
     except ssl.SSLError as error:
       raise ConnectionError(
-          "it does not show a certificate of this run, or does not accept "
-          f"that of this node: {error.reason or error}"
+          "one end does not accept the certificate of the other "
+          f"({error.reason or error}): start all nodes with one --secret"
       ) from error
     try:
       self._identity.check(wrapped, "worker")
@@ -158,6 +168,31 @@ def bind_nameless(bind: Callable[[str], _T]) -> tuple[_T, int]:
       return bind(name), os.open(name, os.O_PATH)
     finally:
       os.close(folder)
+
+
+def name_caller(connection: socket.socket) -> str:
+  """Returns where a connection that was accepted comes from."""
+  if connection.family == socket.AF_UNIX:
+    found = connection.getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+    )
+    process, user, _ = _CREDENTIALS.unpack(found)
+    return f"process {process} of user {user}"
+  host, port, *_ = connection.getpeername()
+  return f"{host}:{port}"
+
+
+def explain(error: OSError) -> str:
+  """Returns why a node could not be dialled, and what to do about it."""
+  match error:
+    case ConnectionRefusedError():
+      return "nobody listens there; its worker has ended"
+    case TimeoutError():
+      return (
+          "no answer. Either its machine is gone, or a firewall drops packets "
+          "silently: nodes must reach all TCP ports of each other"
+      )
+  return str(error) or type(error).__name__
 
 
 def _dial(
