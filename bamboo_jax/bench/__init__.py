@@ -19,6 +19,7 @@ order, and the result is the median of their ratios, round by round.
 
   worker       the process of one stage: answers commands
   variants     executors and modes that take turns in it
+  joined       how the processes reach each other
   deaths       where a step is cut when a node dies
   predict      predictions of the plan, also for longer pipelines
   torch_rival  the process of one stage under PyTorch
