@@ -1,0 +1,76 @@
+r"""Kills nodes in training, and shows that the result is the same to the bit.
+
+bamboo quickstart
+bamboo quickstart --workdir=runs/longer --config.num_steps=100
+
+Trains a small GPT twice at the same time: without failures, and with five nodes
+killed at awkward moments (`configs/quickstart_faults.csv`). Each step is a line
+with both losses. Fails unless both runs end in the same state, to the bit. The
+same command again goes on where it was.
+"""
+
+import os
+import pathlib
+import shutil
+import sys
+
+from absl import flags
+
+from bamboo_jax.bench import twins
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import figure_flags
+from bamboo_jax.launch import shared_flags
+from bamboo_jax.metrics import summary as summary_lib
+from bamboo_jax.report import comparison
+from bamboo_jax.report import story
+
+_NUM_STEPS = 20  # Of the 40 of the config: all deaths are in the first ten.
+_CONFIG = config_flag.define("quickstart", "What to train.")
+_WORKDIR = flags.DEFINE_string("workdir", "runs/quickstart", "Where runs go.")
+_FAULTS = flags.DEFINE_string(
+    "faults", "configs/quickstart_faults.csv", "As for `bamboo train`."
+)
+shared_flags.define_program_cache()
+_FORMAT = figure_flags.define()
+
+
+def main() -> None:
+  """Trains twice, shows both, and compares."""
+  config, folder = _CONFIG.value, pathlib.Path(_WORKDIR.value)
+  given = cli.find_arguments(("config", "program_cache"), sys.argv[1:])
+  train = [sys.executable, "-m", "bamboo_jax.launch.train"]
+  train += ["--config=quickstart"] * (not _CONFIG.present)
+  if not any(flag.startswith("--config.num_steps") for flag in given):
+    config.num_steps = _NUM_STEPS
+    given += [f"--config.num_steps={_NUM_STEPS}", "--config.metrics.plots=0"]
+  commands = {
+      "plain": [*train, *given],
+      "failures": [*train, *given, f"--faults={_FAULTS.value}"],
+  }
+  shape = (config.pipeline.num_pipelines, config.pipeline.num_stages)
+  print(story.render_title(commands, shape, spares=config.redundancy.spares))
+  runs = twins.run_all(folder, commands, num_steps=config.num_steps)
+  folders = [folder / name for name in commands]
+  for path in comparison.save_figure(
+      folders, folder / "losses.png", _FORMAT.value
+  ):
+    print(f"figure: {path}")
+  summaries = [summary_lib.read_summary(f / "summary.json") for f in folders]
+  every_steps = config.checkpoint.every_steps
+  print(
+      *story.render_costs(runs[1], every_steps=every_steps),
+      *map(comparison.render_end, commands, summaries, (r.lines for r in runs)),
+      sep="\n",
+  )
+  if differing := comparison.find_differences(*summaries):
+    print(f"different: {', '.join(differing)}", file=sys.stderr)
+    sys.exit(1)
+  bamboo = "bamboo"
+  if not shutil.which(bamboo):
+    bamboo = os.path.relpath(pathlib.Path(sys.executable).parent / bamboo)
+  print("identical", *story.render_next(bamboo), sep="\n")
+
+
+if __name__ == "__main__":
+  cli.run(main, if_interrupted=lambda: "the same command goes on where it was")
