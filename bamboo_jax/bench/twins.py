@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 import pathlib
-import re
 import subprocess
 import sys
 import time
@@ -49,12 +48,12 @@ class Twin:
   def check(self) -> None:
     """Raises `ValueError` if it has failed, with its last line."""
     if code := self.process.poll():
-      tail = children.read_tail(self.output, num_lines=20)
-      errors = re.findall(r"^error: (.*)", tail, flags=re.MULTILINE)
+      said = children.read_tail(self.output, num_lines=20).strip()
+      last = said.splitlines()[-1] if said else "it said nothing"
       raise ValueError(
           f"The run {self.name!r} {children.describe_exit(code)}: "
-          f"{errors[-1] if errors else tail.splitlines()[-1:]}; all that it "
-          f"said is in {self.output}."
+          f"{last.removeprefix('error: ').rstrip('.')}; all that it said is in "
+          f"{self.output}."
       )
 
 

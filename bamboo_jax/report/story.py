@@ -47,11 +47,11 @@ class Recorded:
 
 
 class Restarts(NamedTuple):
-  """What it would cost to restart from the last checkpoint at each death."""
+  """What it would cost at least to restart from a checkpoint at each death."""
 
   num_restarts: int
   num_steps: int  # Committed before, and repeated.
-  start_secs: float  # Of one restart, up to its first step.
+  start_secs: float  # To set up a run, without its process and programs.
   step_secs: float
 
   @property
@@ -111,30 +111,31 @@ def describe(recovery: Mapping[str, Any]) -> str:
     return said + times.describe_answer(recovery)
   said += f"{' and '.join(dict.fromkeys(recovery['heirs']))} took over"
   secs = recovery["kill_to_first_instruction_secs"]
-  return said if secs is None else f"{said} after {1e3 * secs:.0f} ms"
+  if secs is None:
+    return said
+  ms = round(1e3 * secs)
+  return f"{said} after {ms} ms" if ms else f"{said} at once"
 
 
 def find_restarts(run: Recorded, *, every_steps: int) -> Restarts | None:
-  """Returns what restarts would have cost `run`, by its own times.
+  """Returns what restarts would have cost `run` at least, by its own times.
 
-  The start of a process is not counted, nor what was done of the step in which
-  a node died. None if no node died or no step was timed.
+  Not counted are the start of a process, its programs, and what was done of the
+  step in which a node died. None if no node died or nothing was timed.
 
   Args:
     every_steps: Steps from one checkpoint to the next; 0 without checkpoints.
   """
-  steps = [line for line in run.lines if "step_ms" in line]
-  recoveries = run.recoveries
-  if not steps or not recoveries:
+  step_secs = [l["step_ms"] / 1e3 for l in run.lines if "step_ms" in l]
+  starts = [line for line in run.lines if line.get("event") == "start"]
+  done = [recovery["step"] - 1 for recovery in run.recoveries]
+  if not (step_secs and starts and done):
     return None
-  first = steps[0]
-  step_secs = summary_lib.median_but_first([l["step_ms"] / 1e3 for l in steps])
-  done = [recovery["step"] - 1 for recovery in recoveries]
   return Restarts(
       num_restarts=len(done),
       num_steps=sum(n % every_steps if every_steps else n for n in done),
-      start_secs=max(0.0, first["account"]["secs"] - first["step_ms"] / 1e3),
-      step_secs=step_secs,
+      start_secs=starts[0]["account"]["secs"],
+      step_secs=summary_lib.median_but_first(step_secs),
   )
 
 
@@ -155,12 +156,14 @@ def render_costs(run: Recorded, *, every_steps: int) -> list[str]:
     first = (
         f"{died} died: no step repeated, pauses of {sum(waits):.2f} s in all."
     )
+  saved = f"from checkpoints instead, one every {every_steps} steps"
   return [
       first,
-      f"Restarts from checkpoints instead, one every {every_steps} steps: "
-      f"{_count(restarts.num_steps, 'step')} repeated, {restarts.secs:.1f} s "
-      f"lost ({restarts.num_restarts} x {restarts.start_secs:.1f} s to start, "
-      f"{restarts.num_steps} x {restarts.step_secs:.2f} s).",
+      f"Restarts {saved if every_steps else 'instead, without checkpoints'}: "
+      f"{_count(restarts.num_steps, 'step')} repeated, at least "
+      f"{restarts.secs:.1f} s lost ({restarts.num_restarts} x "
+      f"{restarts.start_secs:.1f} s to set up, {restarts.num_steps} x "
+      f"{restarts.step_secs:.2f} s).",
   ]
 
 
