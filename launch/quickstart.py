@@ -16,6 +16,7 @@ import sys
 
 from absl import flags
 
+from bamboo_jax import base
 from bamboo_jax.bench import twins
 from bamboo_jax.launch import cli
 from bamboo_jax.launch import config_flag
@@ -52,10 +53,12 @@ def main() -> None:
   print(story.render_title(commands, shape, spares=config.redundancy.spares))
   runs = twins.run_all(folder, commands, num_steps=config.num_steps)
   folders = [folder / name for name in commands]
-  for path in comparison.save_figure(
-      folders, folder / "losses.png", _FORMAT.value
-  ):
-    print(f"figure: {path}")
+  figure = (folder / "losses.png", _FORMAT.value)
+  try:
+    for path in comparison.save_figure(folders, *figure):
+      print(f"figure: {path}")
+  except base.MissingExtraError as error:
+    print(f"no figure: {error}")
   summaries = [summary_lib.read_summary(f / "summary.json") for f in folders]
   every_steps = config.checkpoint.every_steps
   print(

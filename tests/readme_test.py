@@ -24,7 +24,7 @@ def _read(name):
 
 class ReadmeTest(folders.FolderCase):
 
-  # Trains twice for 6 steps: 20 s.
+  # Trains twice for 12 steps: 20 s.
   def test_python_code_runs(self):
     if not hasattr(bamboo_jax, "get_config"):
       self.skipTest("`import bamboo_jax` does not offer get_config and train.")
