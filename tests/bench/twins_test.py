@@ -38,7 +38,7 @@ class TwinsTest(folders.FolderCase):
   def test_a_run_that_fails_ends_the_other(self):
     fail = "import sys; sys.exit('noise\\nerror: no such flag')"
     commands = {
-        "plain": (sys.executable, "-c", "import time; time.sleep(1000)"),
+        "plain": (sys.executable, "-c", "import time; time.sleep(60)"),
         "failures": (sys.executable, "-c", fail),
     }
     with self.assertRaisesRegex(
