@@ -26,7 +26,9 @@ from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.report import comparison
 from bamboo_jax.report import story
 
-_NUM_STEPS = 20  # Of the 40 of the config: all deaths are in the first ten.
+# Unless they are given: all deaths are in the first ten steps, and one figure
+# shows both runs.
+_OURS = {"num_steps": 20, "metrics.plots": False}
 _CONFIG = config_flag.define("quickstart", "What to train.")
 _WORKDIR = flags.DEFINE_string("workdir", "runs/quickstart", "Where runs go.")
 _FAULTS = flags.DEFINE_string(
@@ -42,9 +44,10 @@ def main() -> None:
   given = cli.find_arguments(("config", "program_cache"), sys.argv[1:])
   train = [sys.executable, "-m", "bamboo_jax.launch.train"]
   train += ["--config=quickstart"] * (not _CONFIG.present)
-  if not any(flag.startswith("--config.num_steps") for flag in given):
-    config.num_steps = _NUM_STEPS
-    given += [f"--config.num_steps={_NUM_STEPS}", "--config.metrics.plots=0"]
+  asked = [flag.partition("=")[0] for flag in given]
+  ours = {k: v for k, v in _OURS.items() if f"--config.{k}" not in asked}
+  config.update_from_flattened_dict(ours)
+  given += [f"--config.{name}={value}" for name, value in ours.items()]
   commands = {
       "plain": [*train, *given],
       "failures": [*train, *given, f"--faults={_FAULTS.value}"],
@@ -53,25 +56,23 @@ def main() -> None:
   print(story.render_title(commands, shape, spares=config.redundancy.spares))
   runs = twins.run_all(folder, commands, num_steps=config.num_steps)
   folders = [folder / name for name in commands]
-  figure = (folder / "losses.png", _FORMAT.value)
   try:
+    figure = (folder / "losses.png", _FORMAT.value)
     for path in comparison.save_figure(folders, *figure):
       print(f"figure: {path}")
   except base.MissingExtraError as error:
     print(f"no figure: {error}")
   summaries = [summary_lib.read_summary(f / "summary.json") for f in folders]
-  every_steps = config.checkpoint.every_steps
   print(
-      *story.render_costs(runs[1], every_steps=every_steps),
+      *story.render_costs(runs[1], every_steps=config.checkpoint.every_steps),
       *map(comparison.render_end, commands, summaries, (r.lines for r in runs)),
       sep="\n",
   )
   if differing := comparison.find_differences(*summaries):
     print(f"different: {', '.join(differing)}", file=sys.stderr)
     sys.exit(1)
-  bamboo = "bamboo"
-  if not shutil.which(bamboo):
-    bamboo = os.path.relpath(pathlib.Path(sys.executable).parent / bamboo)
+  here = os.path.relpath(pathlib.Path(sys.executable).parent / "bamboo")
+  bamboo = "bamboo" if shutil.which("bamboo") else here
   print("identical", *story.render_next(bamboo), sep="\n")
 
 
