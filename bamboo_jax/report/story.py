@@ -148,17 +148,20 @@ def render_costs(run: Recorded, *, every_steps: int) -> list[str]:
   restarts = find_restarts(run, every_steps=every_steps)
   if restarts is None:
     return []
-  died = _count(sum(len(r["names"]) for r in recoveries), "node")
+  first = f"{_count(sum(len(r['names']) for r in recoveries), 'node')} died"
   if any(r["rung"] == "checkpoint" for r in recoveries):
-    first = f"{died} died; steps after the last checkpoint were repeated."
+    first += "; steps after the last checkpoint were repeated"
   else:
-    waits = [r["kill_to_first_instruction_secs"] or 0.0 for r in recoveries]
-    first = (
-        f"{died} died: no step repeated, pauses of {sum(waits):.2f} s in all."
-    )
+    first += ": no step repeated"
+  waits = [
+      0.0 if r["redo_secs"] == 0.0 else r["kill_to_first_instruction_secs"]
+      for r in recoveries
+  ]
+  if None not in waits:  # All are measured.
+    first += f", pauses of {sum(waits):.2f} s in all"
   saved = f"from checkpoints instead, one every {every_steps} steps"
   return [
-      first,
+      f"{first}.",
       f"Restarts {saved if every_steps else 'instead, without checkpoints'}: "
       f"{_count(restarts.num_steps, 'step')} repeated, at least "
       f"{restarts.secs:.1f} s lost ({restarts.num_restarts} x "

@@ -13,13 +13,22 @@ def step(number, loss, *, ms=100.0):
   return {"step": number, "loss": loss, "step_ms": ms}
 
 
-def recovery(number, names, *, heirs=("n3",), rung="shadow", wait_secs=0.05):
+def recovery(
+    number,
+    names,
+    *,
+    heirs=("n3",),
+    rung="shadow",
+    wait_secs=0.05,
+    is_measured=True,
+):
   line = {"step": number, "event": "recovery", "rung": rung, "view": 2}
   line |= {"nodes": [int(name[1:]) for name in names], "names": [*names]}
   line |= {"victims": [f"0/{name[1:]}" for name in names], "reason": "why"}
   line |= {"heirs": [*heirs], "died_at_secs": 10.0, "view_at_secs": 10.0}
   line |= {"agreed_at_secs": 10.0, "ready_at_secs": 10.0}
   line |= {"first_owed_at_secs": wait_secs and 10.0 + wait_secs}
+  line |= {"are_owed_measured": is_measured}
   return line | {"last_owed_at_secs": 10.2, "step_end_at_secs": 10.3}
 
 
@@ -117,11 +126,24 @@ class StoryTest(parameterized.TestCase):
     run = story.Recorded("a", restarted, True)
     self.assertEqual(
         story.render_costs(run, every_steps=0)[0],
-        "2 nodes died; steps after the last checkpoint were repeated.",
+        "2 nodes died; steps after the last checkpoint were repeated, pauses of "
+        "0.05 s in all.",
     )
     self.assertIn(
         "without checkpoints", story.render_costs(run, every_steps=0)[1]
     )
+
+  @parameterized.parameters(
+      (dict(), ", pauses of 0.05 s in all"),
+      (dict(wait_secs=None), ", pauses of 0.00 s in all"),  # Nothing was owed.
+      (dict(wait_secs=None, is_measured=False), ""),
+      (dict(rung="reroute"), ", pauses of 0.05 s in all"),
+  )
+  def test_pauses_that_nobody_has_measured_are_not_told(self, given, expected):
+    lines = [*STEPS, recovery(3, ["n0"], **given)]
+    run = story.Recorded("a", lines, True)
+    first = story.render_costs(run, every_steps=10)[0]
+    self.assertEqual(first, f"1 node died: no step repeated{expected}.")
 
   def test_without_deaths_there_are_no_costs(self):
     run = story.Recorded("a", STEPS, True)
