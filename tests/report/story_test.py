@@ -126,8 +126,8 @@ class StoryTest(parameterized.TestCase):
     run = story.Recorded("a", restarted, True)
     self.assertEqual(
         story.render_costs(run, every_steps=0)[0],
-        "2 nodes died; steps after the last checkpoint were repeated, pauses of "
-        "0.05 s in all.",
+        "2 nodes died; steps after the last checkpoint were repeated, pauses "
+        "of 0.05 s in all.",
     )
     self.assertIn(
         "without checkpoints", story.render_costs(run, every_steps=0)[1]
