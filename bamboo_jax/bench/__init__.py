@@ -16,6 +16,7 @@ order, and the result is the median of their ratios, round by round.
   shape        case: throughput with f of N nodes gone
 
   ablation     trials of `bamboo ablate`, and their summary
+  twins        trainings at the same time, shown together: `bamboo quickstart`
 
   worker       the process of one stage: answers commands
   variants     executors and modes that take turns in it
