@@ -1,10 +1,8 @@
 """The costs of the layers of a model: measured, or estimated by XLA.
-
-Programs belong to units, so units are measured, one of each kind, and what a
-unit takes is shared out to its layers as the estimate would have it. An
-estimate compiles and runs nothing: it divides XLA's count of operations, or of
-bytes if that takes longer, by round numbers for the device, so it gives the
-same plan on every machine.
+Programs belong to units, so one unit of each kind is measured, and its time is
+divided among its layers in the proportions of the estimate. An estimate runs
+nothing: it divides XLA's count of operations, or of bytes if that takes longer,
+by round numbers for the device, so every machine gets the same plan.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +33,7 @@ _Number = TypeVar("_Number", int, float)
 
 @dataclasses.dataclass(frozen=True)
 class _Costs:
-  """Milliseconds of the programs of a layer or unit, and what they keep."""
+  """Milliseconds of the programs of a layer or unit, and its memory."""
 
   forward_ms: float
   backward_ms: float
@@ -56,12 +54,11 @@ def measure(
     num_repeats: int = 9,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> cost_model.Profile:
-  """Returns a measured profile; medians of warmed-up runs.
-
+  """Returns a measured profile: medians of runs after a warmup.
   Args:
     spec: The whole model as one stage.
-    devices: Where to measure; links and sums go between the first two.
-    on_progress: Called with the layers done so far and in all.
+    devices: Where to measure; transfers and sums use the first two.
+    on_progress: Called with the layers done and their total number.
   """
   nothing, token = jax.jit(lambda a: a + 1), np.zeros((1,), np.int8)
   token = jax.device_put(token, devices[0])
@@ -101,7 +98,7 @@ def estimate(
       seen[unit.kind] = _with_memory(
           _estimate_layers(unit, rates),
           residual_bytes=kept,
-          # A backward pass may have gradients of all that at once.
+          # A backward pass may hold the gradients of all these at once.
           working_bytes=kept + spec_lib.nbytes(unit.state.params),
       )
     layers += _layer_costs(spec, unit, seen[unit.kind])
@@ -145,7 +142,7 @@ def _make_profile(
 def fingerprint_of(
     spec: spec_lib.StageSpec, *, device: jax.Device
 ) -> dict[str, Any]:
-  """Returns all that a profile depends on, as plain values."""
+  """Returns everything that a profile depends on, as plain values."""
   return {
       "model": spec.model.fingerprint,
       "batch": {
@@ -166,20 +163,20 @@ def _rates(platform: str) -> tuple[float, float, float]:
 
 
 def _parts(spec: spec_lib.StageSpec) -> tuple[spec_lib.StageSpec, ...]:
-  """Returns what has costs of its own: units, or layers if a stage is a unit.
-
-  What a stage is follows from the costs, so it cannot be measured before.
+  """Returns the parts measured: units, or layers if a stage is a unit.
+  In the latter case stages follow from the costs, so they cannot be measured
+  first.
   """
   return _layers_of(spec) if spec.unit == "stage" else spec.units
 
 
 def _layers_of(unit: spec_lib.StageSpec) -> tuple[spec_lib.StageSpec, ...]:
-  """Returns each layer of a unit as a unit of its own."""
+  """Returns each layer of a unit as a unit of one layer."""
   return dataclasses.replace(unit, unit="layer").units
 
 
 def _share_out(unit: _Costs, layers: Sequence[_Costs]) -> list[_Costs]:
-  """Returns the costs of a unit, dealt out in the proportions of `layers`."""
+  """Returns the costs of a unit, divided in the proportions of `layers`."""
   weights = zip(*map(dataclasses.astuple, layers), strict=True)
   dealt = map(_deal, dataclasses.astuple(unit), weights)
   return _with_memory(
@@ -192,9 +189,9 @@ def _share_out(unit: _Costs, layers: Sequence[_Costs]) -> list[_Costs]:
 def _with_memory(
     layers: Sequence[_Costs], *, residual_bytes: int, working_bytes: int
 ) -> list[_Costs]:
-  """Returns the costs with the memory of the whole unit.
-
-  What it keeps is dealt out; what its programs need at once is said of each.
+  """Returns the costs of layers with the memory of their whole unit.
+  Residuals are divided; the working memory of its programs is set on every
+  layer.
   """
   dealt = _deal(residual_bytes, [layer.residual_bytes for layer in layers])
   return [
@@ -206,7 +203,7 @@ def _with_memory(
 
 
 def _deal(whole: _Number, weights: Sequence[float]) -> list[_Number]:
-  """Returns parts of `whole` in proportion to `weights`."""
+  """Divides `whole` in proportion to `weights`."""
   ends = np.cumsum(weights) / (sum(weights) or 1)
   until = [type(whole)(whole * end) for end in (0.0, *ends[:-1])] + [whole]
   return [last - first for first, last in itertools.pairwise(until)]
@@ -232,7 +229,7 @@ def _layer_costs(
 
 
 def _at_pace(cost: _Costs, layer: spec_lib.StageSpec) -> _Costs:
-  """Returns the costs of a layer that takes longer than it computes."""
+  """Returns the costs of a layer, at least its pace."""
   pace, redundant_ms = layer.pace, cost.redundant_ms
   return dataclasses.replace(
       cost,
@@ -288,7 +285,7 @@ def _time_unit(
     norm_ms.append(secs)
     secs, state = run("update", state.params, state.slots, total, scale, scale)
     update_ms.append(secs + cast_ms)
-  # By themselves: what they leave in caches would slow the other passes down.
+  # Each alone: cached leftovers would slow the other passes down.
   params = programs.cast(state.params, device)
   args = (token, params, state.stats, inputs, batch, zero, zero, zero)
   redundant_ms = [run("redundant", *args)[0] for _ in range(num_repeats + 2)]
@@ -306,7 +303,7 @@ def _time_unit(
 def _estimate_layers(
     unit: spec_lib.StageSpec, rates: tuple[float, float, float]
 ) -> list[_Costs]:
-  """Returns the costs of the layers of a unit, each taken by itself."""
+  """Returns the costs of the layers of a unit, each compiled alone."""
   costs = []
   for layer in _layers_of(unit):
     programs = programs_lib.KindPrograms(layer)
