@@ -1,8 +1,6 @@
-"""The files beside weights: a tokenizer, and how to generate text.
-
-They travel with weights: an import keeps them beside the checkpoint that it
-makes, and an export finds them there, or in the folders that a run names in its
-config.json.
+"""The files beside weights: a tokenizer, and settings of text generation.
+They accompany the weights: an import keeps them beside its checkpoint, and an
+export finds them there, or in the folders named by the config.json of a run.
 """
 
 from collections.abc import Iterator
@@ -32,7 +30,7 @@ _NAMES = (
 
 
 def copy(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
-  """Copies what there is of the files to `out`; raises `OSError`."""
+  """Copies the files that exist to `out`; raises `OSError`."""
   for name in _NAMES:
     file = pathlib.Path(source, name)
     if file.is_file():
@@ -40,15 +38,14 @@ def copy(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
 
 
 def has_any(folder: str | os.PathLike[str]) -> bool:
-  """Whether a folder has such files."""
+  """Returns whether a folder has such files."""
   return any(pathlib.Path(folder, name).is_file() for name in _NAMES)
 
 
 def find(path: str | os.PathLike[str]) -> pathlib.Path | None:
-  """Returns the folder with the files that belong to weights of ours.
-
+  """Returns the folder with the files that belong to a checkpoint's weights.
   `path` is a workdir, a checkpoint, or the folder of an import. None if no
-  folder is known; warns if one is known and not there. Raises
+  folder is known; warns if one is known but missing. Raises
   `base.CheckpointError` if a config is damaged.
   """
   folders = [pathlib.Path(path).absolute()]
