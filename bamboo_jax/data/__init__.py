@@ -1,4 +1,5 @@
 """Training data as a pure function of (seed, step, microbatch).
+
 Nothing keeps a position: any node can ask for any microbatch again, so a step
 can continue after a death.
 

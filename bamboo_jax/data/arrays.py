@@ -15,6 +15,7 @@ def from_arrays(
     arrays: Mapping[str, np.ndarray], *, heldout_fraction: float = 0.0
 ) -> samples.Source:
   """Returns a source of the samples `arrays[name][i]`.
+
   Each epoch visits all training samples once, in an order of its own. The
   arrays are read once for a digest: a run cannot be resumed with other arrays.
 

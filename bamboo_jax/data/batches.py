@@ -1,4 +1,5 @@
 """Groups the samples of a source into steps and microbatches.
+
 Sample `step * batch_size + i` is the `i`-th of its step; a step's samples are
 assigned to its microbatches in order. So a microbatch depends only on (seed,
 step, microbatch), not on the number of pipelines or on the node.
@@ -94,6 +95,7 @@ def select_arrays(
     arrays: dict[str, Any], keys: Collection[str] | None
 ) -> dict[str, np.ndarray]:
   """Returns the requested arrays, read-only, because they are shared.
+
   Entries of `arrays` that are still functions are called if requested, and
   replaced by their result.
   """

@@ -1,4 +1,5 @@
 """Byte-pair tokens, trained on the text itself or read from a file.
+
 Sennrich et al. 2016 on bytes, as in GPT-2: any text can be written, and pairs
 never cross a word. The library `tokenizers` (extra `bpe`) trains and encodes,
 with the same result for any number of threads; 12 MB take 3 CPU-seconds each.
@@ -43,6 +44,7 @@ class BpeTokens:
       in_pieces: bool = True,
   ) -> None:
     """Wraps a `tokenizers.Tokenizer`.
+
     Args:
       end: The token that ends a document.
       in_pieces: Whether long documents may be split between lines, which saves
@@ -93,6 +95,7 @@ def train_bpe(
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> BpeTokens:
   """Returns tokens trained on a text, a pure function of the arguments.
+
   `vocab_size` is at least 256, the bytes. The vocabulary is cached in
   `cache_dir`, if given, in a file named by the digest of its inputs. Raises
   `base.DataError` if a document is not UTF-8 or a cached file is damaged, and
@@ -123,6 +126,7 @@ def train_bpe(
 
 def read_file(path: str | os.PathLike[str]) -> BpeTokens:
   """Returns the tokens of a tokenizer.json of `transformers`.
+
   Its settings for inference are disabled, see `_switch_off`.
 
   Raises `base.DataError` if it cannot be read or has no end-of-document token.
@@ -149,6 +153,7 @@ def read_file(path: str | os.PathLike[str]) -> BpeTokens:
 
 def _switch_off(tokenizer: Any) -> list[str]:
   """Disables truncation, padding and dropout; returns the active ones.
+
   Special tokens of a post-processor are never added, see `BpeTokens.encode`.
   """
   changes = []
@@ -168,6 +173,7 @@ def _switch_off(tokenizer: Any) -> list[str]:
 
 def _may_be_cut(tokenizer: Any) -> bool:
   """Returns whether lines can be encoded one by one with the same tokens.
+
   They cannot if a space is prepended to each text, as in Llama 2, or
   surrounding whitespace is removed.
   """

@@ -1,4 +1,5 @@
 """A text as an ordered list of documents, and its split.
+
 The manifest has the SHA-256 of every document, so that a resume with another
 text is rejected, and the difference found.
 """
@@ -69,6 +70,7 @@ def split_tail(
     documents: Sequence[Document], *, fraction: float
 ) -> tuple[tuple[Document, ...], tuple[Document, ...]]:
   """Splits a text into its head and its tail.
+
   The tail has at least `fraction` of the bytes, from 0 to below 1. The split
   may be inside a document, but not inside a UTF-8 character, and depends on the
   bytes only, so it is the same for any kind of tokens.

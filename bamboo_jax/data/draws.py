@@ -1,4 +1,5 @@
 """Random bits as pure functions of integers.
+
 A sample must not depend on when, where or in which order it is drawn, so there
 is no stateful generator, but the bits of Philox at a given key. Only raw bits
 and stable sorts are used, which numpy promises never to change, unlike the
@@ -17,6 +18,7 @@ def raw_bits(
     seed: int, index: int, *, count: int, stream: int = 0
 ) -> np.ndarray:
   """Returns `count` random uint64, independent for different arguments.
+
   Other arguments are from 0 to `MAX_SEED`; `stream` separates uses of one seed.
   The first bits do not depend on `count`.
   """

@@ -1,4 +1,5 @@
 """Samples of a folder of images, `class/*.png|jpg`, the layout of ImageNet.
+
 An image is decoded when it is requested. Training images are cropped and
 mirrored at random, by a key of (seed, sample); held-out ones are cropped at the
 centre. All arithmetic is on integers, so it is the same on all machines with
@@ -57,6 +58,7 @@ def make_image_folder(
     on_corrupt: str = "skip",
 ) -> samples.Source:
   """Returns images of the subfolders of `path`, one for each class, sorted.
+
   The arrays are "images", uint8 [S, H, W, 3], decoded on request, and "labels".
 
   Args:
@@ -237,6 +239,7 @@ def _middle(size: tuple[int, int]) -> Box:
 
 def _cut_at_random(image: Any, bits: np.ndarray) -> tuple[Box, bool]:
   """Returns a random crop of an image, and whether to mirror it.
+
   8 to 100 % of the area with sides of 3:4 to 4:3 (Szegedy et al., 2014).
   """
   draw = [int(b) for b in bits]

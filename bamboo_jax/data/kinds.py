@@ -1,4 +1,5 @@
 """Detects files that are not text but were given as text.
+
 Text is any sequence of bytes in an encoding that extends ASCII: UTF-8, but also
 Latin-1, KOI8-R or Shift-JIS. It has no zero byte and hardly any other control
 character, does not begin like a known format, and is not JSON, whose braces and

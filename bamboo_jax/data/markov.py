@@ -1,4 +1,5 @@
 """Samples of a task whose best loss is known: a random Markov chain.
+
 Each token has a few successors with fixed random probabilities. The least loss
 of any model is the entropy rate of the chain, so a trained model can be judged
 without another one.
@@ -104,6 +105,7 @@ def make_walks(
     num_heldout: int = 1024,
 ) -> samples.Source:
   """Returns walks of a chain, each from its stationary state; none repeats.
+
   `chain_seed` selects the chain, the seed of a run the walks. `branching` is 4
   by default, or `vocab_size` if that is less.
   """

@@ -1,4 +1,5 @@
 """Samples for BERT: masked tokens to predict in pairs of texts.
+
 Devlin et al., 2019, appendix A.1 and A.2: a sample is `[CLS] A [SEP] B [SEP]`.
 In half of them B follows A in the text, else it is from another sample. Of 15 %
 of the tokens, 80 % are masked, 10 % replaced by random ones, and 10 % kept. One
@@ -27,6 +28,7 @@ _TRAIN, _HELDOUT = 3, 4  # Streams of random bits.
 
 def make_masked(tokens: samples.Source, num_masked: int) -> samples.Source:
   """Returns the samples that `models.text.bert.make_model` reads.
+
   Args:
     tokens: A source with "inputs" [S, L - `NUM_AROUND`]. Without special tokens
       of its own, they are added after its vocabulary.

@@ -1,4 +1,5 @@
 """Samples for translation: pairs of a source and a target sentence.
+
 Pairs come from files with two columns, from two files with a sentence on each
 line, such as those of WMT16, or from the standard library: names of functions
 and classes with their docstrings. A sentence ends with token 0.
@@ -39,6 +40,7 @@ def make_pairs(
     **facts: Any,
 ) -> samples.Source:
   """Returns "source", "inputs" and "targets" of pairs, int32 [S, L] each.
+
   `inputs` are the target sentence after a 0; `targets` are padded with -1,
   which the loss ignores. The last pairs are held out; pairs with a sentence of
   more than `sequence_length` tokens, its end included, are dropped. `facts` are
@@ -84,6 +86,7 @@ def make_pairs(
 
 def split_columns(documents: Sequence[corpus.Document]) -> list[Pair]:
   """Returns the pairs of lines with two columns separated by a tab.
+
   Raises:
     base.DataError: A line has another number of columns, or an empty one.
   """
@@ -105,6 +108,7 @@ def join_lines(
     sources: Sequence[corpus.Document], targets: Sequence[corpus.Document]
 ) -> list[Pair]:
   """Returns the pairs of equal lines of two files; drops empty pairs.
+
   Raises:
     base.DataError: The numbers of files, or of lines of two files, differ.
   """
@@ -126,6 +130,7 @@ def join_lines(
 
 def find_docstrings(documents: Sequence[corpus.Document]) -> list[Pair]:
   """Returns names of functions and classes, and their docstrings' first lines.
+
   Only those whose signature is on one line.
   """
   return [

@@ -1,4 +1,5 @@
 """Prepares microbatches in a background thread, ahead of their use.
+
 Results and errors are those without it: microbatches are kept until their step
 is over, so that several stages can request them, or one again after a failure;
 an error is raised to the caller that requests its microbatch.
@@ -18,6 +19,7 @@ _Key = tuple[int, int]  # Step and microbatch.
 
 class Prefetcher:
   """A `batches.Batches` that is read ahead; close it, or use it in a `with`.
+
   It prepares and keeps the microbatches of the last requested step and of
   `num_steps_ahead` later ones; those of the previous step are kept, too. Slow
   arrays, such as images, are prepared only if they were requested at the same
@@ -49,6 +51,7 @@ class Prefetcher:
       self, step: int, microbatch: int, keys: Collection[str] | None = None
   ) -> dict[str, np.ndarray]:
     """Returns `batches.microbatch(...)`, usually at once, else blocks.
+
     Steps may be requested again and in any order. Raises the source's error for
     this microbatch, and retries on the next call; `ValueError` if closed.
     """

@@ -1,4 +1,5 @@
 """Reads texts from files: those of the running Python, or a glob pattern.
+
 Documents are sorted by name. An unreadable file is a `base.DataError` of one
 line with file and reason: skipping it would change the text.
 """
@@ -58,6 +59,7 @@ def read_library(
     root: str | os.PathLike[str],
 ) -> tuple[corpus.Document, ...]:
   """Returns the Python sources below `root`, named "lib/...".
+
   Excludes installed packages, tests and generated files.
   """
   documents = tuple(
@@ -71,6 +73,7 @@ def read_library(
 
 def read_files(pattern: str) -> tuple[corpus.Document, ...]:
   """Returns the files that match a glob pattern, named relative to its root.
+
   The root is the path before the first wildcard, so names stay the same when a
   text is moved. `**` matches any number of folders, `~` is the home folder; as
   in `glob.glob`, unreadable folders are skipped. A byte order mark is removed.
@@ -103,6 +106,7 @@ def split_articles(
     documents: Sequence[corpus.Document],
 ) -> tuple[corpus.Document, ...]:
   """Returns the articles between the tags that wikiextractor writes.
+
   Each is named after its file, with a number. Raises `base.DataError` if a file
   has none.
   """

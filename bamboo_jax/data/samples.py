@@ -1,4 +1,5 @@
 """A source: samples of training data by index.
+
 It keeps no position, so any node can ask for the data of a step again after a
 failure. `batches` groups samples into steps and microbatches.
 """
@@ -13,6 +14,7 @@ from bamboo_jax.data import corpus
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
   """Samples by index; thread-safe.
+
   Attributes:
     fingerprint: Everything that the samples depend on, except the seed. A run
       cannot be resumed with another one.

@@ -1,4 +1,5 @@
 """Sources of training data by name.
+
 `stdlib_text`, sources and help topics of the running Python, needs no download;
 12 MB. It differs between versions of Python.
 """
@@ -30,6 +31,7 @@ def make_source(
     name: str, shape: Mapping[str, Any] | None = None, /, **options: Any
 ) -> samples.Source:
   """Returns the source called `name`, or one of the user's own.
+
   The latter is "file.py:function", see `base.find_function`. The function takes
   its own options, and those of `shape` (`sequence_length`, `vocab_size`, ...)
   that it has as arguments. It returns a `samples.Source`, or arrays by name for
@@ -126,6 +128,7 @@ def _read_texts(
     *, pattern: str, articles: bool = False
 ) -> tuple[corpus.Document, ...]:
   """Returns the files that match a glob `pattern`.
+
   With `articles` they are output of wikiextractor, such as Wikicorpus, and each
   article is a document.
   """
@@ -146,6 +149,7 @@ def _make_windows(
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> samples.Source:
   """Returns windows of a text.
+
   Args:
     tokens: "bytes"; or "bpe" or "file", which need the extra `bpe`.
     vocab_size: Number of tokens, needed for "bpe"; 256 for "bytes".
@@ -191,6 +195,7 @@ def _make_translation(
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> samples.Source:
   """Returns pairs of sentences for translation.
+
   By default names of functions and classes of the standard library, with the
   first lines of their docstrings, which needs no download.
 

@@ -1,4 +1,5 @@
 """Generated images with a learnable rule: the direction of their stripes.
+
 The class determines direction and width of the stripes; their offset, which of
 two grey levels is brighter, and the noise are random. All arithmetic is on
 integers, so the samples are the same on all machines.
@@ -32,6 +33,7 @@ def make_stripes(
     num_heldout: int = 1024,
 ) -> samples.Source:
   """Returns "images", uint8 [S, H, W, 3], and "labels", int32 [S].
+
   `noise` is the maximum error of a pixel, of 255; the stripes differ by 64 grey
   levels. No image repeats.
   """

@@ -1,4 +1,5 @@
 """Tokens of a text: its bytes; byte pairs are in `bpe`.
+
 Both end each document with the token of a zero byte, which does not occur in
 text.
 """
@@ -13,6 +14,7 @@ from bamboo_jax.data import corpus
 
 class Tokens(Protocol):
   """A vocabulary of tokens from 0 to `vocab_size - 1`.
+
   Attributes:
     fingerprint: Everything that the tokens depend on, as plain values.
     end: Token that ends a document.
@@ -26,6 +28,7 @@ class Tokens(Protocol):
 
   def encode(self, documents: Sequence[corpus.Document]) -> np.ndarray:
     """Returns the tokens of all documents, each with its end, in one array.
+
     The dtype is the smallest unsigned one, the shape [tokens]. Raises
     `base.DataError` if a document cannot be written in these tokens.
     """

@@ -1,4 +1,5 @@
 """Samples of a text: windows of consecutive tokens.
+
 The training text is split into windows of equal length, and each epoch visits
 all of them once, in an order of its own. The window of a sample depends only on
 (seed, sample index).
@@ -30,6 +31,7 @@ def make_windows(
     **facts: Any,
 ) -> samples.Source:
   """Returns "inputs" and "targets" of both texts, int32 [S, L] each.
+
   Texts are unsigned [tokens]; held-out samples are in the order of the text.
   `facts` are other fields of the source.
 

@@ -1,4 +1,5 @@
 """Weights from and for other programs: folders of `transformers`.
+
   names        maps tensors of a family of models to our arrays
   hub_config   config.json and our options
   hub_folder   reads and writes such a folder; reports all mismatches

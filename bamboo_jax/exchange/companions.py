@@ -1,4 +1,5 @@
 """The files beside weights: a tokenizer, and settings of text generation.
+
 They accompany the weights: an import keeps them beside its checkpoint, and an
 export finds them there, or in the folders named by the config.json of a run.
 """
@@ -44,6 +45,7 @@ def has_any(folder: str | os.PathLike[str]) -> bool:
 
 def find(path: str | os.PathLike[str]) -> pathlib.Path | None:
   """Returns the folder with the files that belong to a checkpoint's weights.
+
   `path` is a workdir, a checkpoint, or the folder of an import. None if no
   folder is known; warns if one is known but missing. Raises
   `base.CheckpointError` if a config is damaged.

@@ -11,6 +11,7 @@ from bamboo_jax import base
 @dataclasses.dataclass(frozen=True)
 class Family:
   """The models of one architecture.
+
   Attributes:
     architecture: Class of `transformers`.
     prefix: Prefix of tensor names, which some files omit.
@@ -240,6 +241,7 @@ def _find_unknown(family: Family, found: Mapping[str, Any]) -> Iterator[str]:
 
 def make_config(options: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the config.json of a model; `options` are its fingerprint.
+
   Raises:
     ValueError: The architecture of `transformers` lacks such an option.
   """

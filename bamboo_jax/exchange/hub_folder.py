@@ -1,4 +1,5 @@
 """A folder of `transformers`: config.json and safetensors files.
+
 One file, `model.safetensors`, or several with an index. Layers are read one by
 one, so a model may be larger than memory.
 
@@ -44,6 +45,7 @@ def read_options(
     path: str | os.PathLike[str], family: hub_config.Family
 ) -> tuple[dict[str, Any], list[str]]:
   """Returns our options of config.json, and a list of mismatches.
+
   Raises `base.CheckpointError` if it is damaged.
   """
   file = pathlib.Path(path, "config.json")
@@ -60,6 +62,7 @@ def open_folder(
     path: str | os.PathLike[str], model: model_lib.Model
 ) -> Callable[[str], Arrays]:
   """Returns a function that reads the arrays of a layer, float32.
+
   The function raises `base.CheckpointError` for NaN or infinite values.
 
   Raises:
@@ -139,6 +142,7 @@ def write(
     max_file_bytes: int,
 ) -> None:
   """Writes a folder that `from_pretrained` of `transformers` loads.
+
   Args:
     path: Created if missing; must not hold weights yet.
     read: Returns the arrays of a layer.
@@ -223,6 +227,7 @@ def _read_headers(
 
 def _find_files(path: pathlib.Path) -> set[str]:
   """Returns the names of the files with the weights; logs the unused ones.
+
   The order of preference is that of `transformers`.
   """
   index = path / f"{_FILE}.index.json"

@@ -1,4 +1,5 @@
 """Maps tensors of `transformers` to our arrays.
+
 A line of a table has the part of the model, our array, the name of the tensor
 (`{}` is the block), and "T" if the tensor is [out, in], or [out, in, height,
 width] of a convolution. An array may be several tensors side by side. Lines of
@@ -116,6 +117,7 @@ _BLOCK = re.compile(r"(stage_\d+_)?block_\d+\.?")
 @dataclasses.dataclass(frozen=True)
 class Rule:
   """The tensors that make up one of our arrays.
+
   Attributes:
     layer: Name of the layer.
     array: Name of the array in the layer, as in checkpoints.

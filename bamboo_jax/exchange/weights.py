@@ -1,4 +1,5 @@
 """Weights of a model in a folder of either kind, read layer by layer.
+
 A folder may hold safetensors files of `transformers`, or be one of our
 checkpoints, or a workdir or folder with several, of which the newest is read.
 """
@@ -27,6 +28,7 @@ def open_weights(
     path: str | os.PathLike[str], model: model_lib.Model
 ) -> Callable[[str], layer_lib.Variables]:
   """Returns a function from the name of a layer to its variables.
+
   Raises:
     base.CheckpointError: There are no weights, or they are of another model;
       lists every missing or unknown array and every other shape.
@@ -43,6 +45,7 @@ def import_folder(
     path: str | os.PathLike[str], *, name: str, out: str | os.PathLike[str]
 ) -> model_lib.Model:
   """Imports a folder of `transformers` as the checkpoint `out`/0.
+
   The tokenizer files are copied to `out`.
 
   Args:
@@ -90,6 +93,7 @@ def export_folder(
     tokenizer: str | os.PathLike[str] | None = None,
 ) -> model_lib.Model:
   """Writes the weights of a checkpoint for `transformers`; returns the model.
+
   Args:
     tokenizer: Folder with the files of a tokenizer; None: the folder that the
       weights or the text of the run came from, if it is known.

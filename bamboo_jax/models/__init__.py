@@ -1,4 +1,5 @@
 """Models as lists of layers, any range of which can run as a stage.
+
   linen     a layer: a module of flax, or a function
   layer     variables, losses and ties of layers
   model     a list of layers; keys of dropout; running a range of them

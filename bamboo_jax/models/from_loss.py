@@ -1,4 +1,5 @@
 """The user's own training function as a model of one layer.
+
 A pure function that returns a loss needs no pipeline: each node holds the whole
 model and computes its part of the batch. Such nodes are replicas of each other,
 so with `pipeline.num_stages=1` a death costs the dead node's part of the step,
@@ -32,6 +33,7 @@ def from_loss(
     name: str = "from_loss",
 ) -> model_lib.Model:
   """Returns a model of one layer that trains a pure JAX function.
+
   It fits flax.linen, flax.nnx (`nnx.split`, `nnx.merge`), equinox
   (`eqx.partition`, `eqx.combine`) and plain functions.
 
@@ -54,6 +56,7 @@ def from_loss(
 @dataclasses.dataclass(frozen=True)
 class LossLayer:
   """A whole model as a layer; has the interface of `linen.LinenLayer`.
+
   Its parameters are a flat dict: the path of a leaf in the pytree that
   `init_params` returns is the name of the array.
   """
@@ -75,6 +78,7 @@ class LossLayer:
       self, key: jax.Array, inputs: None, batch: layer_lib.Batch
   ) -> layer_lib.Variables:
     """Returns the initial parameters; they do not depend on `batch`.
+
     Raises `ValueError` if a leaf is not a float32 array.
     """
     leaves = jax.tree_util.tree_leaves_with_path(self.init_params(key))

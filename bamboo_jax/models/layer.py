@@ -15,6 +15,7 @@ Batch = Mapping[str, jax.Array]
 @flax.struct.dataclass
 class Variables:
   """The state of a layer between steps, float32.
+
   `params` is a dict by name, possibly nested; `stats` are not differentiated,
   such as running averages, and may be empty.
   """
@@ -26,6 +27,7 @@ class Variables:
 @flax.struct.dataclass
 class Loss:
   """Result of the last layer for one microbatch, float32 scalars.
+
   `total` sums the losses of all tokens, in nats; `weight` is the number of
   tokens that count. The loss of a step is the sum of `total` over its
   microbatches divided by that of `weight`, so microbatches may have different
@@ -48,6 +50,7 @@ def sum_losses(losses: jax.Array, counts: jax.Array) -> Loss:
 @dataclasses.dataclass(frozen=True)
 class Tie:
   """A parameter that a layer shares with an earlier layer, `layer`.
+
   Each layer keeps a copy, so that it is complete in any partition. Copies start
   equal and stay equal because each gets the summed gradient of all copies.
   `param` and `layer_param`, its name in the owner, are top-level names.

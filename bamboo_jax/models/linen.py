@@ -1,4 +1,5 @@
 """A layer: the smallest unit of a model that a partition can move.
+
 A layer names the entries of the microbatch that it reads and the parameters
 that it shares; a module of flax computes it. Layers pass pytrees of float
 arrays; integers, such as tokens, come from the microbatch. BERT, ResNet and
@@ -28,6 +29,7 @@ from bamboo_jax.models import remat
 @dataclasses.dataclass(frozen=True)
 class LinenLayer:
   """A layer computed by `module`; its methods are pure and traceable.
+
   Attributes:
     name: Unique in the model; keys parameters and checkpoints.
     batch_keys: Entries of the microbatch that the layer reads.
@@ -50,6 +52,7 @@ class LinenLayer:
       self, key: jax.Array, inputs: base.PyTree, batch: layer_lib.Batch
   ) -> layer_lib.Variables:
     """Returns the initial variables; compiled once for layers of one kind.
+
     `inputs` are the output of the previous layer (None if first), `batch` the
     entries `batch_keys` of a microbatch; only their shapes are read.
     """
@@ -68,6 +71,7 @@ class LinenLayer:
       train: bool,
   ) -> tuple[base.PyTree, base.PyTree]:
     """Returns the outputs, a `Loss` if last, and the new statistics.
+
     A step replaces the statistics by the mean over its microbatches of the
     returned ones, each computed from `stats`, those before the step. `train`
     turns on dropout and statistics of the microbatch. Raises `ValueError` if
@@ -147,6 +151,7 @@ def make_layer(
     **options: Any,
 ) -> LinenLayer:
   """Returns the layer of `function(call, inputs, batch, **options)`.
+
   `call` is a `Call`. The function may also call modules of flax, which then
   become parts of the layer. Layers of one function with equal options are of
   one kind.

@@ -36,6 +36,7 @@ class Pace:
 @dataclasses.dataclass(frozen=True)
 class Model:
   """Layers in the order in which they run.
+
   The first layer has no inputs, the last returns a `layer.Loss`.
 
   Attributes:
@@ -113,6 +114,7 @@ class Model:
 
   def input_shapes(self, batch: Mapping[str, Any]) -> tuple[base.PyTree, ...]:
     """Returns the shapes of the inputs of each layer; the first is None.
+
     `batch` is a microbatch or its shapes; raises `ValueError` if it does not
     fit the model.
     """
@@ -122,6 +124,7 @@ class Model:
       self, index: int, *, seed: int, batch_shapes: Mapping[str, Any]
   ) -> layer_lib.Variables:
     """Returns the initial variables of a layer, tied copies included.
+
     They depend only on `seed` and `index`, not on the size of the batch.
     """
     layer = self.layers[index]
@@ -169,6 +172,7 @@ def microbatch_key(
     impl: str = "threefry2x32",
 ) -> jax.Array:
   """Returns the random key of a microbatch, an argument of `apply_range`.
+
   `impl` is a PRNG of JAX: "threefry2x32", or "rbg", which is faster on
   accelerators, where its numbers depend on the compiler.
   """
@@ -190,6 +194,7 @@ def apply_range(
     index: jax.Array | int | None = None,
 ) -> tuple[base.PyTree, dict[str, base.PyTree]]:
   """Runs layers `first` up to, not including, `last`, as a stage does.
+
   Args:
     inputs: Output of layer `first - 1`; None if `first` is 0.
     batch: Needs only the entries that these layers read.

@@ -1,4 +1,5 @@
 """A model whose layers sleep, to emulate many nodes on few cores.
+
 Its arithmetic is negligible, but a node holds each pass of a layer for the time
 that a slower machine would take (`runtime.pace`). So 16 nodes on 2 cores take
 as long as they would with a core each, all pauses included.
@@ -34,6 +35,7 @@ def make_paced(
     vocab_size: int = 16,
 ) -> model_lib.Model:
   """Returns the model; its microbatches are those of GPT-2.
+
   Args:
     num_blocks: Layers that take `forward_ms` and `backward_ms` each.
     profile: File of `bamboo profile` whose layers and times to use instead.

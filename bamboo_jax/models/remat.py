@@ -1,4 +1,5 @@
 """Rematerialisation: which values are kept, and which are recomputed.
+
 Either a policy for whole units, such as "inputs", or one for each kind of
 layer, such as "attention=inputs,mlp=dots"; other kinds keep all. The kind of a
 layer is its name without its block: `block_00.mlp` is an `mlp`.
@@ -27,6 +28,7 @@ def of_units(remat: str) -> str:
 
 def of_layers(remat: str, names: Iterable[str]) -> dict[str, str]:
   """Returns the policy of each layer within its unit.
+
   Raises:
     ValueError: The policy or the kind of layer does not exist.
   """
@@ -57,6 +59,7 @@ def checkpoint_keyed(
     run: Callable[..., base.PyTree], policy: str, key: jax.Array | None
 ) -> Callable[..., base.PyTree]:
   """Returns `run(key, ...)` with its key passed as raw data.
+
   Recomputation keeps the key for the backward pass, and only plain arrays can
   be outputs of a program.
   """

@@ -19,6 +19,7 @@ def choose(
     model: str,
 ) -> Shape:
   """Returns a variant with some options changed; None keeps an option.
+
   Raises:
     ValueError: The variant or an option does not exist, or they do not fit.
   """
@@ -35,6 +36,7 @@ def choose(
 
 def check(shape: Any) -> None:
   """Raises `ValueError` for a size below one or sizes that do not fit.
+
   `shape` is a dataclass. Rates of dropout, a `dtype` of activations, a
   `sequence_length` and `positions` (None: equal) are checked if present.
   `choose` has checked types.

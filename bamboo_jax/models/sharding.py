@@ -1,4 +1,5 @@
 """How parameters are sharded over the devices of a node, by name.
+
 A rule names an axis for each dimension of a parameter: over "data" it is
 sharded for storage (FSDP), over "tensor" for computation. The first product of
 a pair is sharded by columns and the second by rows, so one all-reduce of
@@ -44,6 +45,7 @@ def find_rule(
     sizes: Mapping[str, int],
 ) -> Rule:
   """Returns the axes of an array that corresponds to a parameter.
+
   Args:
     model: Name of the model.
     names: Path of the parameter, innermost name last; may have a prefix.

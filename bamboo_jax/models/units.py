@@ -1,4 +1,5 @@
 """Units: neighbouring layers that are compiled together and never split.
+
 A program belongs to a kind of unit, so the bits of a run depend on how a model
 is split into units, but not on how units are assigned to stages.
 """

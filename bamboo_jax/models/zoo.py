@@ -42,6 +42,7 @@ VARIANTS: Mapping[str, Collection[str]] = {
 
 def make_model(name: str, **options: Any) -> model_lib.Model:
   """Returns a model of the zoo, or the result of the user's function.
+
   Args:
     name: One of `MODELS`, or "file.py:function", see `base.find_function`.
     **options: A `variant`, if the model has several, and options to change.

@@ -1,4 +1,5 @@
 """Everything that runs on devices: nodes, their programs, their transfers.
+
 All decisions are passed in as plain values: the layers of a stage, owners,
 shadows, the order of instructions. Two executors carry them out: in one each
 node runs a row of instructions, in the other the passes of a step are programs

@@ -1,4 +1,5 @@
 """Settings of processes that compute on GPUs, made before JAX starts.
+
 Replicas stay equal to the bit only if a program always gives the same bits. On
 GPUs XLA must be told to add in a fixed order and to choose kernels without
 measuring. Several processes share a GPU if each is given a fraction of its

@@ -1,4 +1,5 @@
 """Keeps glibc from returning freed memory to the system.
+
 XLA:CPU allocates the outputs and temporaries of every program afresh. By
 default glibc maps large blocks one by one, unmaps them when freed, and trims
 the heap, so the kernel zeroes every page again for each microbatch. With freed
@@ -21,6 +22,7 @@ _INT_MAX = 2**31 - 1
 
 def keep_freed_memory() -> None:
   """Makes `malloc` reuse freed blocks of up to 1 GiB.
+
   Call it before JAX starts its threads: they would get arenas of their own,
   which hold at most 64 MiB in one piece and return larger blocks to the kernel.
   Only logs if the C library is not glibc.

@@ -1,4 +1,5 @@
 """The private API of JAX that the project uses, in one place.
+
 Tested with jax 0.10.2, and written against the source of 0.11.2 as well. If JAX
 changes, this module raises an error instead of failing inside a step.
 """
@@ -27,6 +28,7 @@ JoinVjp = Callable[[Any, list[Any]], Callable[..., Any]]
 
 def split_vjp(vjp: Any) -> tuple[JoinVjp, list[Any]]:
   """Splits a function from `jax.vjp` into structure and residuals.
+
   The residuals exclude the arguments of the function, so that parameters and
   inputs are not kept once more for each microbatch. Raises `RuntimeError` if
   this version of JAX stores them in another way.
@@ -64,6 +66,7 @@ def start_coordination_service(address: str) -> Any:
 
 def connect_coordination(service: Any, address: str) -> Any:
   """Connects this process to a service; returns the client.
+
   Raises `RuntimeError` if `address` is not that of a service.
   """
   distributed.global_state.service = service
@@ -82,6 +85,7 @@ def connect_cpu_backend(
     process: int, num_processes: int, client: Any, *, host: str
 ) -> None:
   """Gives the CPU backend of this process its place among many processes.
+
   Call before JAX starts. Transfers listen on `host`, a numeric address: JAX
   would take the machine's name, which others may not reach. JAX starts its
   backends by priority, CPU last. The other backends do not see `client`, so
@@ -108,6 +112,7 @@ def sees_nvidia_gpu() -> bool:
 
 def add_cpu_backend(num_devices: int) -> None:
   """Adds a process-local CPU backend, the default without an accelerator.
+
   Call before JAX starts.
   """
   name, given = "apart", jax.config.jax_platforms
@@ -147,6 +152,7 @@ def set_coordination_value(key: str, value: bytes) -> bool:
 @dataclasses.dataclass(frozen=True)
 class Compilation:
   """A program that JAX asks XLA to compile, for certain devices.
+
   Attributes:
     fingerprint: Hash of the program, shapes, donations, shardings, kinds of
       memory, options of XLA, versions, and the kind of device; not of the
@@ -168,6 +174,7 @@ _hash_accelerator_config = cache_key._hash_accelerator_config
 
 def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
   """Replaces JAX's compilation by `answer`, from now on.
+
   JAX's own way, with the user's cache, is `Compilation.compile`. Two kinds of
   programs never get here: those that call back into Python belong to their
   process, and on GPUs compiling for several processes is a collective.
@@ -204,6 +211,7 @@ def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
 
 def compile_apart(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
   """Compiles; the executable is freed with the last reference to the result.
+
   JAX keeps an executable as long as the trace that it was lowered from, so a
   function that is traced once for all devices would keep all of them.
   """
@@ -232,6 +240,7 @@ def _drop_device_numbers(options: Any) -> Any:
 
 def let_cache_be_written() -> None:
   """Lets this process write to JAX's compilation cache, if there is one.
+
   JAX reserves that for process 0. Call once JAX has its devices: from then on
   it uses the process's number for nothing else.
   """

@@ -1,4 +1,5 @@
 """The devices that nodes run on.
+
 Nodes of one process take its devices in turn: without accelerators these are
 virtual devices, which XLA:CPU runs concurrently on the available cores.
 
@@ -45,6 +46,7 @@ def use_virtual_devices(
     deterministic: bool = True,
 ) -> None:
   """Configures JAX in this process; call before its backends start.
+
   Sets devices and threads of the CPU backend, the memory allocator and the
   cache of executables; other backends keep their devices.
 
@@ -93,6 +95,7 @@ def place_nodes(
     nodes: Sequence[int], *, apart: bool = False
 ) -> dict[int, jax.Device]:
   """Returns the device of each node, assigned round-robin.
+
   With `apart` it is the device used by transfers, see `compute_of`. Raises
   `ValueError` if a platform of `JAX_PLATFORMS` is not available.
   """
@@ -105,6 +108,7 @@ def place_nodes(
 
 def transfer_devices() -> list[jax.Device]:
   """Returns the devices of all processes that transfers may use.
+
   Raises `ValueError` if JAX_PLATFORMS excludes the CPU backend.
   """
   try:
@@ -126,6 +130,7 @@ def compute_of(
     device: jax.Device, mesh: tuple[int, int] = (1, 1)
 ) -> places.Place | None:
   """Returns where the node whose transfers use `device` computes.
+
   None if that is in another process. Raises `ValueError` if this process has
   fewer devices than `mesh`.
   """

@@ -1,4 +1,5 @@
 """All nodes that this process drives, and their roles.
+
 The engine holds state and carries out instructions; layers of stages, owners,
 shadows and the order of instructions are passed in as plain values. The phases
 of a step are functions of the engine, see `phases`; `train` makes a transaction
@@ -35,6 +36,7 @@ _empty = functools.partial(dataclasses.field, default_factory=dict)
 @dataclasses.dataclass
 class PhaseResults:
   """Results of earlier phases of a step, on local nodes.
+
   Attributes:
     tied: Accumulators with the sum of all copies of tied parameters, by stage
       and share; the others are in the node's store.
@@ -52,6 +54,7 @@ class PhaseResults:
 
 class Engine:
   """The nodes of this process.
+
   Attributes:
     nodes: The nodes that this process drives, by number.
     devices: The device of each node, also of other processes.
@@ -85,6 +88,7 @@ class Engine:
       exchange: ordered_sum.Exchange | None = None,
   ) -> None:
     """Makes the nodes that own stages; compiles nothing yet.
+
     Spares have a device too; nodes may share one.
 
     Args:
@@ -148,6 +152,7 @@ class Engine:
       kept: Collection[tuple[int, int]] = (),
   ) -> None:
     """Changes the roles in all pipelines.
+
     State for a new role must be copied first, see `replicas`; state without a
     role is dropped, except for `kept`: pairs of node and stage.
     """
@@ -167,6 +172,7 @@ class Engine:
 
   def drain(self, alive: Collection[int]) -> None:
     """Drops transfers not yet received, and connections to dead nodes.
+
     Numbers of nodes are never reused.
     """
     self.links.drain(alive)
@@ -208,6 +214,7 @@ class Engine:
       self, step: int, feed: node_lib.FeedFn, *, num_microbatches: int
   ) -> None:
     """Prepares `step`, with `num_microbatches` in all pipelines together.
+
     `num_microbatches` is a multiple of the number of shares.
     """
     if self.replicas.slots == "host":  # New replicas are elsewhere.

@@ -1,4 +1,5 @@
 """One node: its state and arrays, and how it runs one instruction.
+
 It does not know the schedule, so the same node runs the first rows of a step
 and those after a failure.
 """
@@ -27,6 +28,7 @@ FeedFn = Callable[[int, tuple[str, ...]], Mapping[str, np.ndarray]]
 
 class Node:
   """A node of a pipeline; runs instructions on its device, or its mesh.
+
   Calls return before the device has finished, except where a link blocks.
 
   Attributes:
@@ -68,6 +70,7 @@ class Node:
 
   def run(self, instruction: Instruction) -> base.PyTree:
     """Starts an instruction; the result is ready once it has finished.
+
     Blocks while paced passes before it are still running.
     """
     self._clock.wait_until(self._free_secs)

@@ -1,4 +1,5 @@
 """The clock of nodes whose layers sleep rather than compute.
+
 A real device runs its passes one after the other, and the dispatching thread
 may run ahead of it. A paced node has no device work: the thread that walks the
 rows of a process sleeps until the node's device would be free for the next
@@ -18,6 +19,7 @@ import time
 
 class Clock:
   """The time of all nodes of a process, in seconds of `perf_counter`.
+
   Attributes:
     now_secs: The latest time that has been waited for.
   """

@@ -1,4 +1,5 @@
 """Where the arrays of a node lie: on one device, or on a mesh of several.
+
 A mesh has the axes "data" and "tensor". Arrays of examples are sharded over
 "data" by their first dimension. Parameters, their gradients and the optimizer's
 slots are sharded by `models.sharding`. Everything else, such as counters, is
@@ -51,6 +52,7 @@ def find_rules(
     tree: base.PyTree, model: str, sizes: Mapping[str, int]
 ) -> base.PyTree:
   """Returns the `sharding.Rule` of each array; needs no devices.
+
   Raises `ValueError` if a shape is not divisible by the devices of an axis.
   """
 

@@ -1,4 +1,5 @@
 """Compiled programs, kept while nodes and plans change around them.
+
 They depend only on kinds of units and on devices, so a new engine, or another
 partition, finds them again.
 """
@@ -23,6 +24,7 @@ _MAX_OTHERS = 64  # With 250.
 
 class ProgramCache:
   """The programs of one model; thread-safe.
+
   `make_kind` makes the programs of a kind of units.
 
   Attributes:

@@ -1,4 +1,5 @@
 """A cache of programs that evicts the least recently used.
+
 XLA:CPU takes about three memory mappings for each kernel of a program, and
 Linux kills a process at 65,530. So a run whose layout changes often must drop
 programs of old layouts; loading one again takes milliseconds.
@@ -30,6 +31,7 @@ class Recent(Generic[T]):
       fits: Callable[[T], bool] = lambda _: True,
   ) -> T:
     """Returns the value of `key`; calls `make` if no fitting one is cached.
+
     If two threads make it at once, both get the same value.
     """
     with self._lock:

@@ -1,4 +1,5 @@
 """Models of text: transformers, and translation with LSTM layers.
+
   gpt2         GPT-2 in all sizes
   bert         BERT: masked tokens and pairs of texts
   llama        Llama 3 and Qwen 3

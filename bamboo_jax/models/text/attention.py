@@ -1,4 +1,5 @@
 """Self-attention with few residuals, causal or with a padding mask.
+
 Up to `_KEEP_LENGTH` tokens the probabilities are kept for the backward pass.
 Above it they would outweigh all other residuals of a block, and are recomputed
 from queries, keys and the normaliser of each row. Scores and softmax are
@@ -39,6 +40,7 @@ def attend(
     read_SM: Array | None = None,
 ) -> Array:
   """Returns self-attention, [S, L, D].
+
   Args:
     qkv_SLE: Queries, keys and values side by side (E = 3 * D).
     key: Random key for dropout of the probabilities; None for no dropout.
@@ -174,6 +176,7 @@ def _scores(qkv_SHLK: Heads, read_SM: Array | None) -> Array:
 
 def _along(out_SLD: Array, grad_SLD: Array, num_heads: int) -> Array:
   """Returns the sum over M of probabilities times their gradients [S, H, Q, 1].
+
   Computed as the sum over K of outputs times their gradients: equal, also with
   dropout, and cheaper.
   """

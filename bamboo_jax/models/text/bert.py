@@ -1,4 +1,5 @@
 """BERT: an encoder that is trained on masked tokens and on pairs of texts.
+
 Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers, 2019.
 Every stage reads the padding mask and the segments from the microbatch, so they
 are not sent. Parameters are float32, `dtype` is that of activations and
@@ -33,6 +34,7 @@ _EXPANSION = 4  # Hidden width of an MLP, in model widths.
 @dataclasses.dataclass(frozen=True)
 class Shape:
   """The options of a model.
+
   Attributes:
     num_masked: Maximum number of masked tokens of an example.
     positions: Maximum `sequence_length`.
@@ -65,6 +67,7 @@ VARIANTS: Mapping[str, Shape] = {
 
 def make_model(name: str, shape: Shape) -> model_lib.Model:
   """Returns a BERT with its two heads; `data.masked` makes its microbatches.
+
   The entries are int32: "inputs" [S, L], "segments" [S, L] (0 or 1), "is_text"
   [S, L] (0 for padding), "places" [S, M] (positions of masked tokens),
   "targets" [S, M] (the original tokens; -1 for unused entries), "is_random" [S]
@@ -134,6 +137,7 @@ def _head(
     call: linen.Call, h_SLD: jax.Array, batch: layer_lib.Batch, *, shape: Shape
 ) -> layer_lib.Loss:
   """Predicts the masked tokens, and whether the second segment follows.
+
   The weight is the number of masked tokens. As in the paper the loss is the
   mean over masked tokens plus the mean over examples, for the microbatch.
   """

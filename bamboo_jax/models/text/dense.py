@@ -1,4 +1,5 @@
 """Norms and matrix products that keep little for their backward pass.
+
 Plain autodiff keeps normalised activations, the factors of GELU and, in mixed
 precision, a cast copy of every weight per microbatch. These functions keep only
 their inputs, which the previous layer or the stage keeps anyway. Recomputation
@@ -153,6 +154,7 @@ def _gelu_slope(x_TD: Array, tanh_TD: Array) -> Array:
 
 def transpose(x: Array) -> Array:
   """Returns the transpose of a matrix, materialised on a CPU.
+
   XLA:CPU has no fast product whose left factor is read by columns, and would
   fold the transpose into such a product.
   """

@@ -48,6 +48,7 @@ Pair = tuple[jax.Array, jax.Array]
 @dataclasses.dataclass(frozen=True)
 class Size:
   """The options of a model.
+
   Attributes:
     num_layers: Layers of each of the two stacks, at least 2.
     dropout_rate: Rate for the inputs of all LSTM layers.
@@ -126,6 +127,7 @@ def _embed(
     width: int,
 ) -> jax.Array | Pair:
   """Embeds the tokens `key` of the batch, float32 [S, L, D].
+
   If there is an output of the encoder, returns it with them.
   """
   normal = nn.initializers.normal(width**-0.5)

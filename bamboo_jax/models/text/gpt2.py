@@ -31,6 +31,7 @@ _EXPANSION = 4  # Hidden width of an MLP, in model widths.
 @dataclasses.dataclass(frozen=True)
 class Shape:
   """The options of a model.
+
   Attributes:
     positions: Number of learned positions; None: `sequence_length`.
     dtype: "float32" or "bfloat16", for activations and products. Parameters,

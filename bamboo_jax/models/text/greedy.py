@@ -1,4 +1,5 @@
 """Greedy translation with a trained GNMT.
+
 Dimension key:
 
   S: sentences
@@ -25,6 +26,7 @@ def translate(
     source_SL: jax.Array,
 ) -> jax.Array:
   """Returns the targets, int32 [S, T]; 0 ends and pads each.
+
   `model` is made by `gnmt`, `variables` are those of all its layers, by name.
   Each token takes a pass of the whole decoder.
   """

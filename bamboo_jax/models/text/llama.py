@@ -36,6 +36,7 @@ _ROPE_POSITIONS = 8192  # Context of Llama 3 before `rope_factor`.
 @dataclasses.dataclass(frozen=True)
 class Shape:
   """The options of a model.
+
   Attributes:
     num_kv_heads: Heads of keys and values; each serves `num_heads /
       num_kv_heads` query heads.
@@ -175,6 +176,7 @@ def _head(
 
 def rotate(x_SLHK: jax.Array, shape: Shape) -> jax.Array:
   """Returns queries or keys with rotary positions, in the input's dtype.
+
   Elements k and k + K / 2 of a head are rotated by an angle proportional to the
   position (Su et al., RoFormer, 2021).
   """
@@ -191,6 +193,7 @@ def rotate(x_SLHK: jax.Array, shape: Shape) -> jax.Array:
 
 def rotation_speeds(shape: Shape) -> np.ndarray:
   """Returns radians per position, [K / 2].
+
   With a `rope_factor`, frequencies that turn less than once within the context
   of Llama 3 are divided by it; those that turn more than four times are
   unchanged.

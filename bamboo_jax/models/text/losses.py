@@ -1,4 +1,5 @@
 """Cross-entropy over a large vocabulary, fused with the head of the model.
+
 One array of the size of the logits is kept: `spread_TV`, softmax minus target,
 times the sum of exponentials of its row. It is the gradient of the logits up to
 a factor per row, which by linearity moves into the much smaller arrays of the
@@ -39,6 +40,7 @@ def token_loss(
     chunk: int | None = None,
 ) -> layer_lib.Loss:
   """Returns the cross-entropy of the targets given a projection of `h_TD`.
+
   Args:
     h_TD: Any leading dimensions; its dtype is that of the products.
     weight: [V, D], as an embedding, if `vocab_first`, else [D, V] (faster).

@@ -24,6 +24,7 @@ def make_model(
     tied: bool,
 ) -> model_lib.Model:
   """Returns a model of text; the halves of a block are separate layers.
+
   Args:
     shape: Dataclass of the options, passed to each function as `shape`.
     *functions: The embedding, both halves of a block, and the head.
@@ -62,6 +63,7 @@ def embed_tokens(
     call: linen.Call, shape: Any, batch: layer_lib.Batch
 ) -> jax.Array:
   """Returns the embeddings of the tokens, rows of `wte`, float32 [S, L, D].
+
   Raises `ValueError` unless each example has `sequence_length` tokens.
   """
   token_SL = batch["inputs"]

@@ -1,4 +1,5 @@
 """AlexNet and VGG-19: a chain of convolutions, then fully connected layers.
+
 Krizhevsky, One weird trick for parallelizing convolutional neural networks,
 2014; Simonyan and Zisserman, Very Deep Convolutional Networks, 2014 (model E).
 Both as in torchvision, without normalisation. A convolution with its activation
@@ -23,6 +24,7 @@ from bamboo_jax.models.vision import images
 @dataclasses.dataclass(frozen=True)
 class Size:
   """The sizes of a network.
+
   Attributes:
     convs: For each convolution: channels, size of the kernel, stride, padding,
       and the size of the pooling with stride 2 after it, 0 for none.
@@ -102,6 +104,7 @@ def _conv(
     image_size: int,
 ) -> jax.Array:
   """A convolution, ReLU and optional pooling: a row of `Size.convs`.
+
   `image_size` is 0 except for the first.
   """
   features, length, stride, padding, pool = row

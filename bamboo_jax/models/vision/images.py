@@ -1,4 +1,5 @@
 """The first and the last layer of networks for images; convolutions.
+
 Images are uint8 [S, H, W, 3], labels integers [S]; negative labels are ignored.
 Kernels are [height, width, in, out]; padding is as in PyTorch, so that weights
 can be exchanged. Parameters, statistics and the loss are float32.
@@ -50,6 +51,7 @@ def make_model(
 
 def normalize(batch: layer_lib.Batch, image_size: int, dtype: str) -> jax.Array:
   """Returns the images of the batch with mean 0 and deviation 1, [S, H, W, C].
+
   Raises:
     ValueError: The images do not have `image_size`.
   """

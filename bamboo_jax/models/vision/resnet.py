@@ -30,6 +30,7 @@ _STEMS = (1, 4)
 @dataclasses.dataclass(frozen=True)
 class Size:
   """The options of a network.
+
   Attributes:
     depths: Number of blocks of each resolution.
     width: Inner channels of the blocks of the first resolution.

@@ -1,4 +1,5 @@
 """Caches XLA executables, so that each program is compiled once.
+
 A pipeline needs one program on many devices: on the owner of a stage, on its
 shadow, after every recovery, in every process of a machine, and in every run.
 Compiling takes seconds; loading takes milliseconds and gives the same bits. So

@@ -1,4 +1,5 @@
 """A folder of executables that processes share.
+
 A fault of the folder costs time, never a run: a torn, damaged or foreign entry
 counts as absent, and a full or read-only disk is reported once. Entries are
 machine code, so the folder must belong to this user or root and must not be
@@ -45,6 +46,7 @@ class Folder:
       wait_secs: float = 20.0,
   ) -> None:
     """Creates the folder if it is missing.
+
     Args:
       limit_bytes: Limit of all entries together; the least recently used are
         deleted.

@@ -1,4 +1,5 @@
 """Keys of executables: equal keys mean the same machine code.
+
 JAX's fingerprint covers the program, the options and the kind of device.
 XLA:CPU also compiles for the host's exact processor, and splits loops by the
 number of threads of this process.

@@ -1,4 +1,5 @@
 """Limits the memory mappings of a process, which Linux caps (vm.max_map_count).
+
 XLA:CPU takes about three mappings for each kernel of a loaded program, and a
 process that exceeds the limit crashes without an error message.
 """

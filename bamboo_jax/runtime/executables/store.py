@@ -17,6 +17,7 @@ _CHECK_EVERY = 10  # Programs; a check takes about as long as loading one.
 
 class Store:
   """Executables by key; thread-safe.
+
   Lives as long as the process, even if JAX drops its backends.
 
   Attributes:
@@ -94,6 +95,7 @@ _of_process = Store()
 
 def use(folder: str | None = None) -> Store:
   """Routes all compilations of JAX in this process through the cache.
+
   Args:
     folder: Shared with other processes; "" for none, None to keep the current
       one (at first none).

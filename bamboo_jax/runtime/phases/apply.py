@@ -37,6 +37,7 @@ def update_stage(
     donate: bool = True,
 ) -> spec_lib.StageState:
   """Returns the state of a stage after the step.
+
   Args:
     total: Final gradients, multiplied by `scale` here.
     scale: Factor of the gradients.

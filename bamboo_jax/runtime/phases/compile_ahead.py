@@ -1,4 +1,5 @@
 """Compiles programs ahead: of the current roles, and of those after a death.
+
 Programs that are already compiled cost nothing.
 """
 
@@ -47,6 +48,7 @@ def compile_jobs(
     engine: engine_lib.Engine, *, evaluate: bool, spreads: bool = False
 ) -> list[Job]:
   """Returns the jobs that compile all programs of local nodes.
+
   Includes those needed after the next death. With `spreads` also the sums of
   shares that are distributed over nodes in any other way.
   """
@@ -183,6 +185,7 @@ def _sums_ahead(
     engine: engine_lib.Engine, spreads: bool
 ) -> set[channel_lib.Channel]:
   """Returns a sum for each kind of unit and each program that may be needed.
+
   That is one for each smaller number of pipelines, and with `spreads` one for
   each number of devices and of shares on one of them. Programs for other nodes
   are the same, and need only be loaded then.

@@ -1,4 +1,5 @@
 """Fingerprints of layers, 64 bits each, computed where their state lies.
+
 Copies of a layer must be equal to the bit. To compare them, nodes exchange a
 number instead of the state. Each word of an array is mixed with its position,
 by a function that is one-to-one in the word, and the results are summed twice,

@@ -1,4 +1,5 @@
 """Sums the gradients over all shares; norms and losses.
+
 The sum of a share lies on the node that computed it. The sum over all shares of
 a unit is one collective, see `wire.share_sum`; its result lies on the same
 nodes.
@@ -26,6 +27,7 @@ def find_channels(
     lines: engine_lib.Lines,
 ) -> list[channel_lib.Channel]:
   """Returns the channels of the sums of a stage's units.
+
   Their nodes are one for each computed share, then the owners that computed
   none.
   """
@@ -61,6 +63,7 @@ def get_sum(
 
 def reduce(engine: engine_lib.Engine) -> None:
   """Sums the shares of each stage that is computed or owned here.
+
   The passes are over, so nodes drop their low-precision copies of weights.
   """
   totals = {}
@@ -111,6 +114,7 @@ def owned_totals(
     engine: engine_lib.Engine,
 ) -> dict[tuple[int, int], spec_lib.Accumulator]:
   """Returns the sums by stage and local owner, where they are present.
+
   A node that became the owner after the sum has the one from `refresh`.
   """
   nodes, totals = engine.nodes, engine.results.totals
@@ -124,6 +128,7 @@ def owned_totals(
 
 def stage_norms(engine: engine_lib.Engine) -> dict[int, np.ndarray]:
   """Returns the squared gradient norm of each layer, by local stage.
+
   Blocks until they are computed.
   """
   norms = {}

@@ -1,4 +1,5 @@
 """Brings replicas up to date before a step is committed.
+
 Either a replica receives the final gradient and applies the same update as its
 owner: equal states, equal gradients and one program on two devices give equal
 bits. Or it receives the updated state, which the owner then computes before the

@@ -19,6 +19,7 @@ class Prints:
 
 def take_prints(engine: engine_lib.Engine, steps: int) -> Prints:
   """Returns the fingerprints of local nodes after `steps` steps; blocks.
+
   Empty if no layer is on more than one node.
   """
   started = {}
@@ -41,6 +42,7 @@ def compare(
     said: Iterable[Prints], specs: Sequence[spec_lib.StageSpec]
 ) -> None:
   """Compares all copies of each layer: owners, replicas, in all pipelines.
+
   Args:
     said: The fingerprints of all members, after the same number of steps.
     specs: The segments of the model.

@@ -1,4 +1,5 @@
 """Caches estimates, in memory and beside the executables.
+
 An estimate takes seconds, because all passes of all kinds of layers are
 lowered. Its key holds the sources of this package, so a change of these
 invalidates it.
@@ -23,6 +24,7 @@ def get(
     on_disk: bool,
 ) -> cost_model.Profile:
   """Returns the estimate of `subject`; calls `make` on a miss.
+
   `subject` is everything that the estimate depends on apart from this package.
   With `on_disk` other processes may use it; not so for models outside the
   package, whose code may change.

@@ -1,4 +1,5 @@
 """The costs of the layers of a model: measured, or estimated by XLA.
+
 Programs belong to units, so one unit of each kind is measured, and its time is
 divided among its layers in the proportions of the estimate. An estimate runs
 nothing: it divides XLA's count of operations, or of bytes if that takes longer,
@@ -55,6 +56,7 @@ def measure(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> cost_model.Profile:
   """Returns a measured profile: medians of runs after a warmup.
+
   Args:
     spec: The whole model as one stage.
     devices: Where to measure; transfers and sums use the first two.
@@ -164,6 +166,7 @@ def _rates(platform: str) -> tuple[float, float, float]:
 
 def _parts(spec: spec_lib.StageSpec) -> tuple[spec_lib.StageSpec, ...]:
   """Returns the parts measured: units, or layers if a stage is a unit.
+
   In the latter case stages follow from the costs, so they cannot be measured
   first.
   """
@@ -190,6 +193,7 @@ def _with_memory(
     layers: Sequence[_Costs], *, residual_bytes: int, working_bytes: int
 ) -> list[_Costs]:
   """Returns the costs of layers with the memory of their whole unit.
+
   Residuals are divided; the working memory of its programs is set on every
   layer.
   """

@@ -1,4 +1,5 @@
 """Measures when instructions run, without blocking the walking thread.
+
 Programs are dispatched ahead and end later. One thread per node waits for the
 results in row order. A device runs its row in order, so an instruction started
 when its predecessor ended or when it was dispatched, whichever came later.
@@ -20,6 +21,7 @@ Instruction = instruction_lib.Instruction
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measured:
   """An instruction that has run, with its start and end.
+
   Times are on `time.perf_counter`.
   """
 
@@ -38,6 +40,7 @@ class Recorder:
 
   def add(self, node: int, instruction: Instruction, result: Any) -> None:
     """Records `instruction`, which ends when `result` is ready.
+
     `result` must never be donated.
     """
     if node not in self._watches:
@@ -46,6 +49,7 @@ class Recorder:
 
   def forget(self, node: int) -> None:
     """Drops the unfinished instructions of `node`, which has died.
+
     Its thread ends by itself; does not block.
     """
     if node in self._watches:
@@ -56,6 +60,7 @@ class Recorder:
 
   def forgive(self) -> None:
     """Ignores errors of everything recorded so far, also later errors.
+
     They are consequences of a death that is known. Does not block.
     """
     for watch in self._watches.values():
@@ -63,6 +68,7 @@ class Recorder:
 
   def finish(self) -> list[Measured]:
     """Blocks until everything recorded has run; raises the first error.
+
     Returns all that ran since the last call, node by node.
     """
     for watch in self._watches.values():

@@ -1,4 +1,5 @@
 """The forward and the backward pass of the blocks of a stage.
+
 The derivative of each block is taken separately, and its saved values are
 explicit: residuals without parameters, and its input. A pass is a loop over
 blocks, so a stage may have fewer blocks than others. All stages that a node
@@ -26,6 +27,7 @@ Data = tuple[base.PyTree, jax.Array]  # A microbatch, and the key for dropout.
 
 class BlockPasses:
   """The passes of the blocks of any stage, which may be traced.
+
   `spec` is the whole model as one stage, `params` are shapes by layer.
   """
 
@@ -81,6 +83,7 @@ class BlockPasses:
       grads: list[base.PyTree],
   ) -> tuple[base.PyTree, list[base.PyTree]]:
     """Runs the backward pass of the blocks of a stage.
+
     `grad` is the gradient of the output. Returns that of the input, and
     `grads`, arrays [stages of the node, blocks, ...], with those of the blocks
     added in place.

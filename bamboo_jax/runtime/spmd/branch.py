@@ -1,4 +1,5 @@
 """A branch that changes large arrays in place.
+
 XLA copies all operands of a conditional, taken or not: in every tick that would
 be all ring buffers and all sums of gradients. Operands of a loop stay in place.
 So a branch that changes such arrays is written as a loop with zero iterations
@@ -22,6 +23,7 @@ def run_if(
     inputs: U,
 ) -> tuple[T, U]:
   """Returns `run(carry, inputs)` if `predicate` holds, else `carry`.
+
   Args:
     predicate: A scalar, which may differ between devices.
     run: Contains no collective; returns a tree like `carry`.

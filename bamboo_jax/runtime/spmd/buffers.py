@@ -1,4 +1,5 @@
 """The arrays that a device keeps between two ticks, and their slots.
+
 A buffer is a tree of arrays [slots, ...]; the table of ticks gives the slots,
 -1 for none.
 """
@@ -14,6 +15,7 @@ from bamboo_jax.models import layer as layer_lib
 @flax.struct.dataclass
 class Head:
   """Saved values of the epilogue of a microbatch; slots come first.
+
   Attributes:
     residuals: As of a block, see `Kept`.
     loss: Its result.
@@ -28,6 +30,7 @@ class Head:
 @flax.struct.dataclass
 class Kept:
   """Values that forward passes keep for backward passes: arrays [slots, ...].
+
   Attributes:
     residuals: Of each block in the order of JAX, without parameters and inputs,
       arrays [slots, blocks, ...].
@@ -45,6 +48,7 @@ class Kept:
 @flax.struct.dataclass
 class Sums:
   """Sums over the microbatches of a step, on one device, float32.
+
   Attributes:
     grads: Gradients of the sum of losses for the layers of a block, arrays
       [stages of the node, blocks, ...].
@@ -64,6 +68,7 @@ class Sums:
 @flax.struct.dataclass
 class Carry:
   """The buffers that a scan carries from tick to tick.
+
   Attributes:
     activations: Inputs of forward passes, received or local.
     grads: Gradients of outputs, received or local.

@@ -1,4 +1,5 @@
 """The layers before the blocks, on the first stage, and after, on the last.
+
 Both are in branches, so that no other stage computes them, and derivatives are
 taken inside: no derivative crosses a branch. The prologue is recomputed in the
 backward pass. By default the epilogue runs forward and backward in the backward
@@ -47,6 +48,7 @@ class EndPasses:
       inputs: Callable[[], base.PyTree],
   ) -> tuple[base.PyTree, Sums]:
     """Returns the input of the blocks, and the sums.
+
     `inputs` returns the output of the previous stage.
     """
     params, stats = self._split(ends, self.layout.prologue)
@@ -70,6 +72,7 @@ class EndPasses:
       grad: base.PyTree,
   ) -> Sums:
     """Returns `sums` with the gradients of the prologue added, in place.
+
     `grad` is the gradient of the input of the blocks.
     """
     batch, key = data
@@ -97,6 +100,7 @@ class EndPasses:
       data: Data,
   ) -> tuple[base.PyTree, Sums]:
     """Runs the epilogue's backward pass on the last stage.
+
     Runs its forward pass first if it has not run. Returns the gradient of the
     output of the blocks, and the sums; undefined values on other stages.
     """

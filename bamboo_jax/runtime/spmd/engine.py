@@ -1,4 +1,5 @@
 """Runs the passes of a step as programs in lockstep, one per pipeline.
+
 It complements the engine of rows, whose nodes hold the state, receive the sums,
 and run all phases after the passes. So a step may be cut at any segment, and
 continue with other owners.
@@ -37,6 +38,7 @@ _MAX_RINGS = 64  # More than a layout and each death in it need.
 
 class SpmdEngine:
   """Programs for pipelines whose nodes own neighbouring stages.
+
   Attributes:
     runs: The progress of pipelines with local nodes in the current step, by
       share of the batch. A pipeline computes one share after the other.
@@ -55,6 +57,7 @@ class SpmdEngine:
       collectives: collectives_lib.Collectives | None = None,
   ) -> None:
     """Compiles nothing yet.
+
     Args:
       rows: Its nodes hold the state; each owns a stage made of whole blocks.
       whole: The whole model as one stage.
@@ -151,6 +154,7 @@ class SpmdEngine:
 
   def num_bytes(self) -> dict[str, int]:
     """Returns the bytes of programs' arrays on a node, by kind of memory.
+
     The state of the node is not included.
     """
     program = self._find(self._rows.owners[0]).program
@@ -178,6 +182,7 @@ class SpmdEngine:
       self, rows: Mapping[int, instruction_lib.Row], *, pipeline: int
   ) -> dict[int, redone_lib.Redone]:
     """Plans the remaining passes of a pipeline; returns the repeated ones.
+
     The passes that remaining nodes have done are kept. Other processes must be
     at the same segment, see `rewind`.
 
@@ -233,6 +238,7 @@ class SpmdEngine:
 
   def rewind(self, done: Mapping[int, Mapping[Owners, Sequence[int]]]) -> None:
     """Rewinds every run to the last segment finished on all nodes.
+
     A node that does not list a run has answered its segments without data. Its
     results are invalid, so the whole ring restarts that run.
 
@@ -269,6 +275,7 @@ class SpmdEngine:
 
   def finish(self, lost: Collection[int] = ()) -> None:
     """Waits for all that was started; then raises the first error.
+
     Results of pipelines with nodes in `lost` are discarded.
     """
     self._try(lambda r: r.finish(is_lost=not set(r.nodes).isdisjoint(lost)))

@@ -1,4 +1,5 @@
 """A part of a step as one program over the nodes of a pipeline.
+
 Every device runs a scan over the ticks of a segment. The table of these ticks
 is an argument, so one executable runs any part of any order. It calls no
 function of the host and depends only on its arguments.
@@ -36,6 +37,7 @@ _BY_NODE = PartitionSpec(tick_lib.STAGE)
 @dataclasses.dataclass(frozen=True)
 class Sizes:
   """The sizes of the buffers of an executable.
+
   Attributes:
     num_ticks: Ticks of a segment.
     num_microbatches: Microbatches of a pipeline.
@@ -100,6 +102,7 @@ class SegmentProgram:
       params: dict[str, base.PyTree],
   ) -> None:
     """Compiles nothing yet.
+
     `spec` is the whole model; `params` are shapes by layer, as passes read
     them, see `runtime.stage.casts`.
     """
@@ -161,6 +164,7 @@ class SegmentProgram:
   @functools.cached_property
   def segment(self) -> jax.stages.Compiled:
     """The compiled program of a segment.
+
     Its arguments are the weights, the microbatches, their numbers, the step,
     the table of its ticks, the carry, and residuals in host memory; all but
     numbers and step have a leading dimension of nodes. It returns the carry,

@@ -1,4 +1,5 @@
 """The nodes of a pipeline, which run one program in one process or in many.
+
 A segment is a transfer in which the whole ring takes part. If one of its nodes
 dies, the connections of the others are cut, and their programs raise. If a node
 is stopped before it begins a segment, it must `answer`, and the others discard
@@ -20,6 +21,7 @@ from bamboo_jax.schedule.ticks import table as table_lib
 
 def most_behind(program: program_lib.SegmentProgram) -> int:
   """Returns the most segments by which one node may be behind another.
+
   A value received in a tick was sent by a neighbour in this tick, so nodes half
   way around the ring are behind by half as many ticks as there are nodes.
   """
@@ -30,6 +32,7 @@ def most_behind(program: program_lib.SegmentProgram) -> int:
 
 class Ring:
   """A ring of nodes and the program that they run.
+
   Attributes:
     nodes: Along the ring, by number.
     local: Places in the ring of the nodes of this process.
@@ -46,6 +49,7 @@ class Ring:
       log: transfer_log.TransferLog | None,
   ) -> None:
     """Makes a ring.
+
     Args:
       kind: Tells programs of the same nodes apart.
       log: Records transfers with other processes; None without.
@@ -60,6 +64,7 @@ class Ring:
 
   def run(self, *arguments: base.PyTree) -> base.PyTree:
     """Starts a segment; the first one of a ring over many processes blocks.
+
     Raises if a process is gone, or transfers are stopped.
     """
     call = lambda: self.program.segment(*arguments)
@@ -88,6 +93,7 @@ class Ring:
       self, channel: channel_lib.Channel, find: Callable[[], base.PyTree]
   ) -> base.PyTree | None:
     """Sends a value from one node to another; None on other nodes.
+
     All nodes must call it in the same order; `find` returns the value on its
     source.
     """

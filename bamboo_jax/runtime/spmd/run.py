@@ -1,4 +1,5 @@
 """The progress of one pipeline in a step, segment by segment.
+
 The results of a segment are kept until the next one is finished: a death costs
 only the segment in which it happened. Then the remaining nodes continue the
 step from there.
@@ -25,6 +26,7 @@ _CHANNELS = {"activations": "activation", "grads": "grad"}
 
 class Run:
   """The ticks of a pipeline.
+
   Attributes:
     owners: The node of each stage.
     nodes: All of them, along the ring.
@@ -43,6 +45,7 @@ class Run:
       former: "Run | None" = None,
   ) -> None:
     """Begins a step, or continues the one of `former`.
+
     `inputs` are the first four arguments of `SegmentProgram.segment`. All nodes
     that hold a part of `former` must call it together, at the same segment.
     """
@@ -102,6 +105,7 @@ class Run:
 
   def finish(self, *, is_lost: bool = False) -> None:
     """Blocks until the segment is finished; raises its error.
+
     With `is_lost` its results are discarded.
     """
     pending, self._pending = self._pending, None

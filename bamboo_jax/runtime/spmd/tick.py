@@ -1,4 +1,5 @@
 """What a device does in one tick.
+
 It runs the forward passes that the table lists, redundant ones included, and
 the backward pass, and then exchanges the results with its neighbours. Passes
 are in loops with as many iterations as the table says; exchanges, which involve
@@ -27,6 +28,7 @@ Kept = buffers_lib.Kept
 @flax.struct.dataclass
 class Weights:
   """Parameters and statistics that a device computes with.
+
   Attributes:
     blocks: Of the layers of a block, arrays [holds, blocks, ...]: the stages
       that its node owns, or its stage and that of its replica.
@@ -41,6 +43,7 @@ class Weights:
 @dataclasses.dataclass(frozen=True)
 class TickBody:
   """Runs ticks on one device; the body of a scan.
+
   Attributes:
     activation: Shapes of the values between stages.
     batch: Microbatches of its pipeline, arrays [microbatches, ...].
@@ -61,6 +64,7 @@ class TickBody:
       self, carry: tuple[Carry, Kept | None], row: jax.Array
   ) -> tuple[tuple[Carry, Kept | None], tuple[base.PyTree, base.PyTree]]:
     """Runs a tick; returns the next carry, and the values sent on and back.
+
     `carry` has two parts: the buffers of the device, and the buffer in host
     memory for residuals of redundant forward passes, or None. `row` is
     int32[NUM_FIELDS], see `TickTable.as_array`.

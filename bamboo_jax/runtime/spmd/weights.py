@@ -1,4 +1,5 @@
 """Packs the state of a node to a program's arrays, and unpacks its sums.
+
 Weights that passes read only in a lower precision are cast once per step. Both
 are small programs on the device of the node, compiled once for each device and
 set of stages.
@@ -34,6 +35,7 @@ class Packing:
       known: tuple[int, ...],
   ) -> Callable[[States], tick_lib.Weights]:
     """Returns a function that packs a node's weights to arrays [1, ...].
+
     `stages` are the stages that the node owns or shadows, in order; `known` are
     those whose states are given. The weights of other stages are zero.
     """
@@ -49,6 +51,7 @@ class Packing:
       hold: int,
   ) -> Callable[[buffers_lib.Sums], spec_lib.Accumulator]:
     """Returns a function that slices a stage's sums out of a node's.
+
     The node's sums are arrays [1, ...], see `Run.sums`.
     """
     key = ("unpack", device, stage, hold, program.sizes.num_owned)

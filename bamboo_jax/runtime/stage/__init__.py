@@ -1,4 +1,5 @@
 """Everything that one node computes for one stage, without other nodes.
+
 spec       Layers, units and all shapes of a stage. Read this first.
 casts      Weights that passes read in a lower precision, cast once per step.
 functions  Forward, backward, update and so on of a unit, to be traced.

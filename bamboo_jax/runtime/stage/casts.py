@@ -1,4 +1,5 @@
 """Finds the weights that passes read only in a lower precision.
+
 In mixed precision layers cast the weights that they multiply with. The state is
 the same for all microbatches of a step, so these weights are cast once per
 step, and passes read the copies. The traced passes tell which: a weight is
@@ -19,6 +20,7 @@ def find_copies(
     run: Callable[..., Any], params: base.PyTree, *others: base.PyTree
 ) -> base.PyTree:
   """Returns the shapes of `params` with the dtypes in which `run` reads them.
+
   All arguments of `run` are shapes too.
   """
   jaxpr = jax.make_jaxpr(run)(params, *others).jaxpr

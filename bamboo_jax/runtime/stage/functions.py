@@ -1,4 +1,5 @@
 """Functions of a unit to be traced; `programs` compiles them for a device.
+
 They know no device, no names of layers and no position in the model: layers are
 identified by position, and the index of the first is an argument.
 """
@@ -39,6 +40,7 @@ def make_token() -> jax.Array:
 
 class UnitFunctions:
   """The functions of a kind of unit; `KindPrograms` gives their signatures.
+
   Attributes:
     lock: Held while one of them is traced, because `backward` needs results of
       `forward`. Programs of several devices share the functions.
@@ -150,6 +152,7 @@ class UnitFunctions:
       num_microbatches: jax.Array,
   ) -> spec_lib.StageState:
     """Applies the optimizer to gradients multiplied by `scale`.
+
     Gradients and statistics are sums over microbatches; those of scalars have
     shape [1].
     """
@@ -214,6 +217,7 @@ class UnitFunctions:
 
 def widen(params: Layers) -> Layers:
   """Casts parameters to float32, the dtype that layers and gradients have.
+
   XLA removes casts there and back.
   """
   return jax.tree.map(lambda a: a.astype(jnp.float32), params)

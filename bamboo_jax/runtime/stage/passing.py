@@ -1,4 +1,5 @@
 """Avoids copies of values that a unit only passes on.
+
 Layers pass values on to later stages, such as the context in GNMT. XLA would
 copy each into a new buffer, once for every unit; here the result is the input
 array itself, and so is its gradient on the way back.
@@ -14,6 +15,7 @@ from bamboo_jax import base
 
 class Passing:
   """A function whose program returns only results that are not inputs.
+
   Attributes:
     out_info: Shapes of all results; set by `trace`.
   """
@@ -22,6 +24,7 @@ class Passing:
       self, function: Callable[..., base.PyTree], argument: int | None
   ) -> None:
     """Wraps `function`.
+
     Args:
       argument: Position of the argument whose leaves may be passed on; None for
         none.

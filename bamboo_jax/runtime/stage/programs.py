@@ -1,4 +1,5 @@
 """Programs that a node runs for the units of a stage, compiled ahead.
+
 They are local: no program contains a collective, so the death of a peer cannot
 make one fail. The values from a forward to its backward pass are explicit
 (`spec.Saved`), without parameters and stage inputs, which the node keeps once.
@@ -245,6 +246,7 @@ class StagePrograms:
       *data: base.PyTree,
   ) -> tuple[jax.Array, base.PyTree, list[spec_lib.Saved]]:
     """Returns `done`, the outputs, and the saved values of each unit.
+
     `data` is the batch, the step and the microbatch; see `KindPrograms`.
     """
     kept = []
@@ -264,6 +266,7 @@ class StagePrograms:
       *data: base.PyTree,
   ) -> tuple[jax.Array, base.PyTree, list[spec_lib.Saved]]:
     """Like `forward`; all results but `done` are in host memory.
+
     Skips the unit with the loss, unless it is the whole stage, because no other
     unit waits for it: if the owner dies, `complete` runs it.
     """

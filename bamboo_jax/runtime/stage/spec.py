@@ -1,4 +1,5 @@
 """The layers of a stage, and the shapes of all arrays that it computes with.
+
 Everything here follows from the model, the shapes of a microbatch and the
 optimizer, so that two nodes that hold the same layers agree without messages.
 
@@ -29,6 +30,7 @@ from bamboo_jax.models import units as units_lib
 @flax.struct.dataclass
 class StageState:
   """The state of a stage on one node between steps, by layer name or position.
+
   Attributes:
     params: Parameters, float32.
     slots: State of the optimizer.
@@ -52,6 +54,7 @@ class LayerState:
 @flax.struct.dataclass
 class Saved:
   """Values that the forward pass of a microbatch through a unit keeps.
+
   Attributes:
     inputs: Inputs of the unit; None for the first of a stage, whose input the
       node keeps separately.
@@ -70,6 +73,7 @@ class Saved:
 @flax.struct.dataclass
 class Accumulator:
   """Sums over the microbatches of one share, all float32.
+
   Attributes:
     grads: Gradients of the sum of losses, by layer name or position.
     stats: Sums of statistics, by layer; leaves have at least one dimension.
@@ -84,6 +88,7 @@ class Accumulator:
 @dataclasses.dataclass(frozen=True)
 class StageSpec:
   """Everything that the programs of a stage depend on, except the device.
+
   Attributes:
     first: First layer of the stage; `last` is one past its last layer.
     batch: Shape and dtype of every entry of one microbatch.
@@ -204,6 +209,7 @@ def init_layers(
     initial: Callable[[str], layer_lib.Variables] | None = None,
 ) -> dict[str, LayerState]:
   """Returns the state before the first step.
+
   Args:
     initial: Variables by name of the layer; other layers are initialised from
       the seed.

@@ -1,4 +1,5 @@
 """A node's arrays of the current step.
+
 Without redundancy an array is dropped once the step cannot need it again. With
 redundancy, sent activations and gradients and the results of redundant forward
 passes are kept until the commit, for a failover. They lie in host memory and
@@ -17,6 +18,7 @@ Key = tuple[int, int]  # Stage and microbatch.
 
 class Store:
   """Arrays by stage and microbatch.
+
   With `keep`, which each step sets, sent arrays stay until the commit; if links
   send from host memory (`sends_host`), the kept copy is the one sent.
 

@@ -1,4 +1,5 @@
 """Programs over devices of several processes, by JAX's multi-process runtime.
+
 Nothing else in the project uses that runtime: a collective that has lost a peer
 cannot be aborted, so it is ended from outside, see the picture in `settle`.
 Read `collectives` first.

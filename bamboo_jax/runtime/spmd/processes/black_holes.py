@@ -1,4 +1,5 @@
 """Names links that drop large packets without telling the sender.
+
 A tunnel or a switch may have a smaller MTU than both ends assume. Agents, whose
 packets are small, still reach each other, while the transfers of their workers
 are retransmitted forever: the run hangs, or healthy nodes are removed one after
@@ -24,6 +25,7 @@ Ends = tuple[str, str]  # Addresses of this host and another.
 
 def is_stuck(info: bytes) -> bool:
   """Returns whether a connection retransmits large packets in vain.
+
   `info` is its `tcp_info`.
   """
   fields = INFO.unpack(info)

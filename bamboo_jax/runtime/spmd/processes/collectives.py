@@ -16,6 +16,7 @@ _MOST_SOCKETS = 512  # Other nodes that one node may connect to.
 
 class Collectives:
   """Collective transfers with other processes.
+
   Attributes:
     log: Records all of them.
     devices: The devices of all nodes that may ever exist, by number.
@@ -35,6 +36,7 @@ class Collectives:
       answer: Callable[[channel_lib.Channel], None],
   ) -> None:
     """Sets the engine; called once, before anything else.
+
     Args:
       rows: Has the owners and shadows of each stage.
       answer: Ends a segment that other processes have begun; blocks.
@@ -45,6 +47,7 @@ class Collectives:
       self, begun: Mapping[int, channel_lib.Begun], *, view: int, me: int
   ) -> None:
     """Ends all transfers that live nodes have begun; blocks.
+
     `begun` is by node of the view.
     """
     self.log.answer_for(view)
@@ -56,6 +59,7 @@ class Collectives:
 
   def connect(self, *, ahead: bool) -> int:
     """Connects the nodes of each ring; returns the number of local groups.
+
     With `ahead` also those of the rings after one death. All members must call
     it at once. Raises as a transfer does if a node has died.
     """

@@ -1,4 +1,5 @@
 """Breaks the connections of transfers with nodes that are gone.
+
 A transfer with a process that has died ends with an error, but one with a node
 that only fell silent never ends, and neither does one whose two neighbours of
 this process live. JAX cannot abort a transfer. So this module records which
@@ -93,6 +94,7 @@ def _duplicate(found: _Socket) -> Iterator[socket.socket]:
 
 def _is_of_gloo(found: _Socket) -> bool:
   """Returns whether Gloo opened a socket, and not another thread.
+
   Of the sockets of this process only connected ones of Gloo set a kernel
   timeout; Python and gRPC wait by other means. Before the connection it cannot
   be told.

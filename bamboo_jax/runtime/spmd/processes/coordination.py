@@ -1,4 +1,5 @@
 """A coordination service of JAX in each process.
+
 JAX has all processes connect to one service, which must not die, and fixes
 their number at the start. Here each process has a service of its own, on a Unix
 socket that no other user can reach. It knows beforehand the devices of all
@@ -28,6 +29,7 @@ _GLOBAL_TOPOLOGY = "cpu:global_topology/cpu"
 
 def connect(number: int, *, host: str = "127.0.0.1") -> None:
   """Makes this process that of a node; call before JAX starts.
+
   Args:
     number: Number of the node; its process has the next one, because process 0
       would wait for all others.
@@ -47,6 +49,7 @@ def connect(number: int, *, host: str = "127.0.0.1") -> None:
 
 def start_service() -> Any:
   """Starts the service of this process; returns its only client.
+
   The service authenticates nobody, and a second client that claims to be the
   first ends the process. So the socket is made in a folder that only this user
   may enter, and its name is removed before this returns: the client finds it by
@@ -81,6 +84,7 @@ def node_of(device: int) -> int:
 
 def _local_topology(process: int) -> bytes:
   """Returns the protobuf in which a process describes its device.
+
   These are the fields of `LocalTopologyProto` and `DeviceProto` that XLA:CPU
   sets.
   """

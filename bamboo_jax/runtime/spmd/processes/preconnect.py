@@ -1,4 +1,5 @@
 """Connects nodes that must communicate if one of the others dies.
+
 XLA connects the devices of a program when it first runs. That takes time, so
 nodes that may need each other connect ahead, in a trivial program; later
 programs on the same devices in the same order reuse the connections.
@@ -44,6 +45,7 @@ class Preconnections:
 
   def connect(self, nodes: tuple[int, ...]) -> None:
     """Connects to the others of `nodes`, which must call it too; blocks.
+
     All connect in one global order. Raises `transfer_log.StoppedError`, or
     JAX's error if one of them is gone.
     """
@@ -75,6 +77,7 @@ def choose_groups(
     most: int,
 ) -> set[tuple[int, ...]]:
   """Returns the groups of `later` that fit; the same on all nodes.
+
   A node needs one socket to each other node of its groups; with those of `now`
   it may have at most `most`. Omitted groups connect when they are needed: the
   sums after each possible death of many pipelines would need a quadratic number

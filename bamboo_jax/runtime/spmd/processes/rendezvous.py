@@ -1,4 +1,5 @@
 """How processes that connect learn each other's addresses.
+
 Before the first transfer between some processes, Gloo in each of them writes
 its address to JAX's coordination service, and waits for those of the others.
 Each process has a service of its own, so a thread here copies the addresses:
@@ -43,6 +44,7 @@ _CALL_SECS = 5.0
 
 class Rendezvous:
   """Copies addresses between the process of node `number` and others.
+
   Args:
     exchange: Connects this process with others.
     is_lost: Whether a node is gone permanently.
@@ -67,6 +69,7 @@ class Rendezvous:
       self, nodes: Sequence[int], cut: Callable[[], None]
   ) -> Iterator[None]:
     """Lets this process connect with others inside the context.
+
     Does nothing if they are connected. Blocks until all of `nodes`, in the
     order of their devices, have arrived; raises `ConnectionError` if one of
     them is lost before. If one is lost later, calls `cut` to break the new
@@ -157,6 +160,7 @@ def parse_key(key: str) -> tuple[list[int], int]:
 
 def make_unusable(address: bytes) -> bytes:
   """Returns a process's address, of a family that others reject.
+
   Raises `ValueError` if `address` is not an address of Gloo.
   """
   start, _, family = _find_parts(address)
@@ -167,6 +171,7 @@ def make_unusable(address: bytes) -> bytes:
 
 def parse_address(address: bytes) -> tuple[tuple[str, int], list[int]]:
   """Returns where a process listens, and the number of each valid caller.
+
   Raises `ValueError` if `address` is not an address of Gloo.
   """
   start, end, family = _find_parts(address)
@@ -179,6 +184,7 @@ def parse_address(address: bytes) -> tuple[tuple[str, int], list[int]]:
 
 def _find_parts(address: bytes) -> tuple[int, int, int]:
   """Returns where `sockaddr_storage` begins and ends, and its family.
+
   An address of Gloo consists of the host name and `sockaddr_storage`, each
   after its length, and of 8-byte integers.
   """

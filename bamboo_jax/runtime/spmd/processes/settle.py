@@ -1,4 +1,5 @@
 """Ends transfers between live nodes when a step is interrupted.
+
 A transfer takes both ends, and a device runs its transfers in the order in
 which they were begun. So a node that has begun one waits until the other end
 begins it too; if the other end was interrupted, it has to answer without data.
@@ -29,6 +30,7 @@ def find_unanswered(
     begun: Mapping[int, channel_lib.Begun],
 ) -> dict[int, tuple[channel_lib.Channel, ...]]:
   """Returns the transfers that each node has to answer, in order.
+
   The rows of all nodes are projections of one order, so there is an order that
   agrees with what every node has begun and with its later answers; nodes that
   follow the same one never wait for each other in a cycle.

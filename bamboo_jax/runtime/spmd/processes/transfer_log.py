@@ -1,4 +1,5 @@
 """Records the transfers that this process begins, and can stop new ones.
+
 A transfer that has begun ends only when the other end begins it too. After a
 death the remaining nodes stop where they are, exchange the lists of transfers
 that they have begun, and answer the unmatched ones; see
@@ -23,6 +24,7 @@ class StoppedError(RuntimeError):
 
 class TransferLog:
   """Every transfer to another process is recorded here; thread-safe.
+
   Args:
     meet: Makes a context that helps nodes to connect during the first transfer
       between them. It may call its second argument to break connections made
@@ -47,6 +49,7 @@ class TransferLog:
 
   def begin(self, channel: channel_lib.Channel) -> None:
     """Records a transfer that begins now.
+
     Raises `StoppedError` if transfers are stopped.
     """
     with self._lock:
@@ -55,6 +58,7 @@ class TransferLog:
 
   def answer(self, channel: channel_lib.Channel) -> None:
     """Records a transfer that begins only to end another node's.
+
     Raises `StoppedError` if a newer view has already listed the begun
     transfers: that view would demand the answer again.
     """
@@ -72,6 +76,7 @@ class TransferLog:
       self, channel: channel_lib.Channel, transfer: Callable[[], base.PyTree]
   ) -> base.PyTree:
     """Runs a recorded transfer and returns its result.
+
     The first transfer of a channel makes a connection, so it blocks until done.
     """
     if channel in self._connected:
@@ -93,6 +98,7 @@ class TransferLog:
       self, view: int, *, alive: Collection[int] | None = None
   ) -> channel_lib.Begun:
     """Stops new transfers; returns those begun since the last `settle`.
+
     With `alive`, the members of `view`, transfers with other nodes fail.
     """
     with self._lock:
