@@ -40,9 +40,9 @@ class Play:
   """One trace at one setting.
 
   Attributes:
-    config: With the setting in it.
+    config: Includes the setting.
     path: File of the trace; None if it is generated.
-    setting: Value of the field that is swept; None for the main trace.
+    setting: Value of the swept field; None for the main trace.
   """
 
   config: build.Config
@@ -53,7 +53,7 @@ class Play:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """Some plays of one policy, which so plans only once what they share."""
+  """Plays of one policy, which share its plans."""
 
   policy: str
   plays: tuple[Play, ...]
@@ -82,7 +82,7 @@ def run(
   plain = build.place(plain)
   plays = (Play(plain, trace, config.seed), *plays)
   name = build.make_trace(plain, path=trace, seed=config.seed).name
-  build.make_price(plain)  # Errors come at once, not from a worker.
+  build.make_price(plain)  # Raises errors here rather than in a worker.
   for policy in plain["policies"]:
     build.make_choices(plain, policy)
   if plain["sweep"]["values"] and len(plays) == 1:
@@ -117,8 +117,8 @@ def run(
 def make_sweep(config: build.Config, trace: str | None) -> Iterator[Play]:
   """Yields the plays beside the main trace.
 
-  There are none if the generation of traces is swept and there is a file.
-  Raises `ValueError` if there is no such field, or a value does not fit it.
+  None if the sweep is over the generation of traces and there is a file. Raises
+  `ValueError` if the swept field does not exist, or a value does not fit it.
   """
   sweep = config["sweep"]
   field, values = sweep["field"], sweep["values"]
@@ -132,7 +132,7 @@ def make_sweep(config: build.Config, trace: str | None) -> Iterator[Play]:
   for value in values:
     if field == "instance":
       changed = build.place(_with_field(config, field, value))
-    else:  # The value counts, not that of a data sheet.
+    else:  # The swept value takes precedence over a data sheet.
       changed = _with_field(build.place(config), field, value)
     for i in range(1 if trace else sweep["num_seeds"]):
       yield Play(changed, trace, config["seed"] + i, value)
@@ -152,7 +152,7 @@ def _with_field(config: build.Config, field: str, value: Any) -> build.Config:
 
 
 def _find_field(config: build.Config, field: str) -> tuple[Any, str, Any]:
-  """Returns what holds a field, its key there, and its value."""
+  """Returns the parent of a field, its key there, and its value."""
   section, path = config, "config"
   for name in field.split("."):
     if not isinstance(section, dict) or name not in section:
@@ -166,9 +166,10 @@ def _find_field(config: build.Config, field: str) -> tuple[Any, str, Any]:
 
 
 def play(job: Job) -> tuple[list[loop.Outcome], float, float]:
-  """Plays a job; returns outcomes and processor time in seconds.
+  """Plays a job; returns outcomes and two CPU times in seconds.
 
-  Also that of playing the last trace again, for which all is planned.
+  The first is of the whole job, the second of playing its last trace again,
+  with all plans cached.
   """
   start = time.process_time()
   outcomes = []
@@ -185,7 +186,7 @@ def play(job: Job) -> tuple[list[loop.Outcome], float, float]:
 
 
 def _make_jobs(policies: Sequence[str], plays: Sequence[Play]) -> list[Job]:
-  """Returns jobs: two or more for each core, if there are as many plays."""
+  """Returns at least two jobs per core, if there are enough plays."""
   num_cores = len(os.sched_getaffinity(0))
   num_parts = min(len(plays), math.ceil(2 * num_cores / len(policies)))
   size = math.ceil(len(plays) / num_parts)
@@ -226,9 +227,9 @@ def _rows(
 ) -> list[output.Row]:
   """Returns the lines of a setting, the policy of most value first.
 
-  Gaps are those to the best of the policies that keep all samples and pay the
-  price that it pays: to that of the highest mean, and the worst to that which
-  is best on a trace.
+  Gaps are relative to the best policies with the same price that keep all
+  samples: the mean gap to the one with the highest mean, the worst gap to the
+  one that is best on a trace.
   """
   mean_value = lambda policy: statistics.fmean(
       outcome.account.value for outcome in outcomes[policy]

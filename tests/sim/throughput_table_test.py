@@ -71,8 +71,8 @@ class ReadTest(parameterized.TestCase):
       (_TEXT, "line 1: Unknown column 'fats'; did you mean", "fats"),
       (_TEXT + "a,x,1,1", "line 5: nodes and fast must be numbers"),
       (_TEXT + "a", "line 5: nodes and fast must be numbers"),
-      (_TEXT + "a,8,1,1", "line 5: 8 nodes are there twice"),
-      ("model,nodes,fast\n", "there is no throughput"),
+      (_TEXT + "a,8,1,1", "line 5: 8 nodes occur twice"),
+      ("model,nodes,fast\n", "has no throughput"),
       ("model,nodes,fast\na,8,0", "line 2: nodes must be .*, got 8"),
   )
   def test_bad_file(self, text, message, column="fast"):
