@@ -1,18 +1,18 @@
 """The process of one stage of a benchmark, on one core: answers commands.
 
   profile               measures the layers
-  links BOUNDS          measures a transfer of a pipeline cut at BOUNDS: 0,10,18
+  links BOUNDS          measures a transfer between stages split at 0,10,18
   refresh BOUNDS        measures a refresh of all replicas
   build PATH NAME...    plans from the profile at PATH and compiles variants,
                         which share programs: rows/lazy spmd/eager
-  feed STEP             makes the batch that all variants get from now on
+  feed STEP             makes the batch that all variants use from now on
   run NAME              runs and commits a step of a variant
-  compute NAME          runs the rows of a step and forgets them
+  compute NAME          runs the rows of a step without a commit
   die NAME NODE AT      the same, and a node dies before an instruction
   digests               hashes of all states that rows hold
-  difference            how far parameters of programs are from those of rows
+  difference            relative difference of parameters of programs and rows
 
-All but the last two are to be asked of all workers at once.
+All but the last two must be sent to all workers at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ _NUM_LINK_TIMES, _NUM_REFRESH_TIMES = 100, 25
 
 
 def serve(config: ml_collections.ConfigDict, *, rank: int, port: int) -> None:
-  """Answers commands until the input ends; then ends the process."""
+  """Answers commands until the input ends; then exits the process."""
   allocator.keep_freed_memory()
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   address = f"127.0.0.1:{port}"
@@ -57,11 +57,11 @@ def serve(config: ml_collections.ConfigDict, *, rank: int, port: int) -> None:
   print("answer {}", flush=True)
   for line in sys.stdin:
     print(f"answer {json.dumps(worker.answer(*line.split()))}", flush=True)
-  os._exit(0)  # The others are gone; a graceful goodbye would wait for them.
+  os._exit(0)  # A graceful exit would wait for the others.
 
 
 class Worker:
-  """The commands, by their names."""
+  """The commands, as methods by their names."""
 
   def __init__(self, config: ml_collections.ConfigDict, *, rank: int) -> None:
     self._config = config
@@ -74,7 +74,7 @@ class Worker:
 
   def answer(self, command: str, *arguments: str) -> Any:
     """Returns the answer to a command, as plain values."""
-    if command not in ("run", "compute", "die"):  # Of a variant.
+    if command not in ("run", "compute", "die"):  # A command of a variant.
       return getattr(self, f"_{command}")(*arguments)
     name, *numbers = arguments
     do = getattr(self._variants[name], command)
@@ -111,7 +111,7 @@ class Worker:
     return statistics.median(times_ms[10:])
 
   def _refresh(self, bounds: str) -> float:
-    """Returns the ms of a refresh of all replicas with nothing else to do."""
+    """Returns the ms of a refresh of all replicas, without other work."""
     ends = []
     specs = self._specs(bounds)
     shadows = failover.Roles.initial(range(len(specs))).shadows
