@@ -2,9 +2,9 @@
 
 configs/sim/parcae.py:gpt-1.5b  or bert, gpt-6.7b, resnet152, vgg19
 
-Of its reactive policy: all change what they do when nodes come or go, whatever
-that takes; it takes no time by default. The proactive one looks ahead, by the
-policy's `horizon_secs`. See `docs/published.md`.
+Of its reactive policy: pipelines change at every join or loss, at any cost; by
+default a change takes no time. The proactive policy looks ahead by
+`horizon_secs` of the policy. See `docs/published.md`.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from bamboo_jax import base
 from bamboo_jax.configs.sim import compare
 from bamboo_jax.sim import times as times_lib
 
-# By model, the fewest nodes in the table, and the samples of a step.
+# By model: the fewest nodes in the table, and the samples of a step.
 _MODELS = {
     "bert": (2, 1024),
     "gpt-1.5b": (6, 128),
@@ -40,7 +40,7 @@ def get_config(model: str = "gpt-1.5b") -> ml_collections.ConfigDict:
   table.where.model = model
   for field in dataclasses.fields(times_lib.Durations):
     config.durations[field.name] = 0.0
-  config.durations.save_every_secs = 1.0  # Nothing but a step is ever lost.
+  config.durations.save_every_secs = 1.0  # At most a step is ever lost.
   config.policies = {"reconfigure": config.policies.reconfigure}
-  config.policies.reconfigure.horizon_secs = 1e9  # In which any change pays.
+  config.policies.reconfigure.horizon_secs = 1e9  # Any change pays.
   return config
