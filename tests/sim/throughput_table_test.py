@@ -45,10 +45,11 @@ class ReadTest(parameterized.TestCase):
 
   def test_byte_order_mark(self):
     options = dict(column="fast", samples_per_step=160, where={"model": "a"})
-    self.assertEqual(
-        throughput_table.read_table(write("\ufeff" + _TEXT), **options),
-        throughput_table.read_table(write(_TEXT), **options),
+    with_mark, without = (
+        throughput_table.read_table(write(text), **options).samples_per_sec
+        for text in ("\ufeff" + _TEXT, _TEXT)
     )
+    self.assertEqual(with_mark, without)
 
   def test_best_of_pipelines_and_stages(self):
     text = "dp,pp,fast\n2,2,40\n1,4,50\n1,3,20\n3,2,45\n1,7,60\n"

@@ -153,10 +153,7 @@ class SpmdEngine:
           self._packing.find_unpack(program, device, stage, hold)
 
   def num_bytes(self) -> dict[str, int]:
-    """Returns the bytes of programs' arrays on a node, by kind of memory.
-
-    The state of the node is not included.
-    """
+    """Returns the bytes of a node's arrays beside its state, by memory."""
     program = self._find(self._rows.owners[0]).program
     # Copies of a segment's carry; assumes one process per node.
     copies = 2 + ring_lib.most_behind(program) if self._keeps else 1
@@ -181,17 +178,11 @@ class SpmdEngine:
   def plan(
       self, rows: Mapping[int, instruction_lib.Row], *, pipeline: int
   ) -> dict[int, redone_lib.Redone]:
-    """Plans the remaining passes of a pipeline; returns the repeated ones.
+    """Plans the remaining passes of a pipeline, from the rows of its nodes.
 
-    The passes that remaining nodes have done are kept. Other processes must be
-    at the same segment, see `rewind`.
-
-    Args:
-      rows: The rows of the pipeline's nodes.
-      pipeline: Index of the pipeline.
-
-    Returns:
-    The repeated passes by share, if nodes were lost.
+    Passes that remaining nodes have done are kept. Other processes must be at
+    the same segment, see `rewind`. Returns the repeated passes by share, if
+    nodes were lost.
     """
     owners, redone = self._rows.owners[pipeline], {}
     live = {share for own in self._rows.shares for share in own}
@@ -239,11 +230,8 @@ class SpmdEngine:
   def rewind(self, done: Mapping[int, Mapping[Owners, Sequence[int]]]) -> None:
     """Rewinds every run to the last segment finished on all nodes.
 
-    A node that does not list a run has answered its segments without data. Its
-    results are invalid, so the whole ring restarts that run.
-
-    Args:
-      done: The results of `done` of all live nodes.
+    `done` has the results of `done` by live node. A node that does not list a
+    run has answered its segments without data, so the whole ring restarts it.
     """
     for share, run in list(self.runs.items()) if self._keeps else ():
       key = (share, *run.began)
