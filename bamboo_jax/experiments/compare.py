@@ -9,7 +9,7 @@ import os
 import pathlib
 import statistics
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_collections
 
@@ -165,12 +165,19 @@ def _find_field(config: build.Config, field: str) -> tuple[Any, str, Any]:
   return parent, name, section
 
 
-def play(job: Job) -> tuple[list[loop.Outcome], float, float]:
-  """Plays a job; returns outcomes and two CPU times in seconds.
+class Played(NamedTuple):
+  """A job's outcomes, its CPU time, and that of its last trace once more.
 
-  The first is of the whole job, the second of playing its last trace again,
-  with all plans cached.
+  All plans of the last trace are cached then.
   """
+
+  outcomes: list[loop.Outcome]
+  cpu_secs: float
+  again_cpu_secs: float
+
+
+def play(job: Job) -> Played:
+  """Plays a job; blocks until all its plays are done."""
   start = time.process_time()
   outcomes = []
   for one in job.plays:
@@ -182,7 +189,7 @@ def play(job: Job) -> tuple[list[loop.Outcome], float, float]:
     outcomes.append(loop.simulate(trace, policy, price, keep_moments=is_main))
   end = time.process_time()
   loop.simulate(trace, policy, price)
-  return outcomes, end - start, time.process_time() - end
+  return Played(outcomes, end - start, time.process_time() - end)
 
 
 def _make_jobs(policies: Sequence[str], plays: Sequence[Play]) -> list[Job]:
@@ -209,11 +216,12 @@ def _play_all(
   )
   outcomes: dict[str, list[loop.Outcome]] = {}
   num_events = num_again = cpu_secs = again_secs = 0
-  for job, (found, secs, secs_of_last) in zip(jobs, results, strict=True):
-    outcomes.setdefault(job.policy, []).extend(found)
-    num_events += sum(outcome.num_events for outcome in found)
-    num_again += found[-1].num_events
-    cpu_secs, again_secs = cpu_secs + secs, again_secs + secs_of_last
+  for job, played in zip(jobs, results, strict=True):
+    outcomes.setdefault(job.policy, []).extend(played.outcomes)
+    num_events += sum(outcome.num_events for outcome in played.outcomes)
+    num_again += played.outcomes[-1].num_events
+    cpu_secs += played.cpu_secs
+    again_secs += played.again_cpu_secs
   num_runs = sum(map(len, outcomes.values()))
   print(
       f"runs={num_runs} events={num_events} cpu_secs={cpu_secs:.1f} "

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import statistics
 import time
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,28 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.runtime.wire import share_sum
 
-# Assumed operations and bytes per millisecond, and bytes to host memory, by
-# platform.
-_ASSUMED_RATES = {"cpu": (5e7, 1e7, 1e7), "gpu": (2e11, 2e9, 2.5e7)}
-_ASSUMED_LINK = {"cpu": (0.2, 1e6), "gpu": (0.05, 1e7)}  # ms, bytes per ms.
+
+class _Rates(NamedTuple):
+  """What a device does per millisecond."""
+
+  operations: float
+  num_bytes: float
+  host_bytes: float  # Between device and host memory.
+
+
+class _Link(NamedTuple):
+  """The time of a transfer or a sum, linear in its bytes."""
+
+  latency_ms: float
+  bytes_per_ms: float
+
+
+# Assumed, by platform.
+_ASSUMED_RATES = {
+    "cpu": _Rates(5e7, 1e7, 1e7),
+    "gpu": _Rates(2e11, 2e9, 2.5e7),
+}
+_ASSUMED_LINK = {"cpu": _Link(0.2, 1e6), "gpu": _Link(0.05, 1e7)}
 
 _Number = TypeVar("_Number", int, float)
 
@@ -119,8 +137,8 @@ def _make_profile(
     spec: spec_lib.StageSpec,
     layers: Sequence[cost_model.LayerCost],
     *,
-    link: tuple[float, float],
-    reduce: tuple[float, float],
+    link: _Link,
+    reduce: _Link,
     **more: Any,
 ) -> cost_model.Profile:
   ties = []
@@ -132,10 +150,10 @@ def _make_profile(
       )
   return cost_model.Profile(
       layers=tuple(layers),
-      link_latency_ms=link[0],
-      link_bytes_per_ms=link[1],
-      reduce_latency_ms=reduce[0],
-      reduce_bytes_per_ms=reduce[1],
+      link_latency_ms=link.latency_ms,
+      link_bytes_per_ms=link.bytes_per_ms,
+      reduce_latency_ms=reduce.latency_ms,
+      reduce_bytes_per_ms=reduce.bytes_per_ms,
       ties=tuple(ties),
       **more,
   )
@@ -160,7 +178,7 @@ def fingerprint_of(
   }
 
 
-def _rates(platform: str) -> tuple[float, float, float]:
+def _rates(platform: str) -> _Rates:
   return _ASSUMED_RATES.get(platform, _ASSUMED_RATES["gpu"])
 
 
@@ -304,9 +322,7 @@ def _time_unit(
   return _Costs(*medians, kept, working_bytes, copied)
 
 
-def _estimate_layers(
-    unit: spec_lib.StageSpec, rates: tuple[float, float, float]
-) -> list[_Costs]:
+def _estimate_layers(unit: spec_lib.StageSpec, rates: _Rates) -> list[_Costs]:
   """Returns the costs of the layers of a unit, each compiled alone."""
   costs = []
   for layer in _layers_of(unit):
@@ -314,9 +330,11 @@ def _estimate_layers(
     times = []
     for name in ("forward", "backward", "update", "norms"):
       operations, num_bytes = programs.count(name)
-      times.append(max(operations / rates[0], num_bytes / rates[1]))
+      times.append(
+          max(operations / rates.operations, num_bytes / rates.num_bytes)
+      )
     kept = _residual_bytes(programs)
-    redundant_ms = times[0] + kept / rates[2]
+    redundant_ms = times[0] + kept / rates.host_bytes
     costs.append(_Costs(*times, redundant_ms, kept, 0, programs.copy_bytes))
   return costs
 
@@ -336,16 +354,14 @@ def _median_ms(function: Callable[[], Any], num_repeats: int) -> float:
 _SMALL, _LARGE = 1 << 10, 1 << 22  # Elements.
 
 
-def _slope(time_of: Callable[[int], float]) -> tuple[float, float]:
-  """Returns latency in ms and bytes per ms, from two sizes of arrays."""
+def _slope(time_of: Callable[[int], float]) -> _Link:
+  """Returns latency and rate from the times of two sizes of arrays."""
   small_ms, large_ms = time_of(_SMALL), time_of(_LARGE)
   extra_ms = max(large_ms - small_ms, 1e-6)
-  return small_ms, 4 * (_LARGE - _SMALL) / extra_ms
+  return _Link(small_ms, 4 * (_LARGE - _SMALL) / extra_ms)
 
 
-def _time_link(
-    devices: Sequence[jax.Device], num_repeats: int
-) -> tuple[float, float]:
+def _time_link(devices: Sequence[jax.Device], num_repeats: int) -> _Link:
   source, destination = devices[0], devices[min(1, len(devices) - 1)]
 
   def time_of(size: int) -> float:
@@ -362,9 +378,7 @@ def _time_link(
   return _slope(time_of)
 
 
-def _time_reduce(
-    devices: Sequence[jax.Device], num_repeats: int
-) -> tuple[float, float]:
+def _time_reduce(devices: Sequence[jax.Device], num_repeats: int) -> _Link:
   holders = (devices[0], devices[min(1, len(devices) - 1)])
 
   def time_of(size: int) -> float:

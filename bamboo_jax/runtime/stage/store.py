@@ -6,6 +6,8 @@ passes are kept until the commit, for a failover. They lie in host memory and
 return to the device only if used.
 """
 
+from typing import NamedTuple
+
 import jax
 
 from bamboo_jax import base
@@ -14,6 +16,20 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 
 Key = tuple[int, int]  # Stage and microbatch.
+
+
+class BackwardInputs(NamedTuple):
+  """Inputs of a backward pass; `inputs` or `grad` is None at the ends.
+
+  Attributes:
+    inputs: Input of the stage.
+    saved: Values that its units keep of the forward pass.
+    grad: Gradient with respect to the output.
+  """
+
+  inputs: base.PyTree
+  saved: list[spec_lib.Saved]
+  grad: base.PyTree
 
 
 class Store:
@@ -68,16 +84,13 @@ class Store:
     if outputs is not None:
       self.activations.setdefault(key, outputs)
 
-  def take_inputs(
-      self, key: Key
-  ) -> tuple[base.PyTree, list[spec_lib.Saved], base.PyTree]:
-    """Returns the inputs of a backward pass on the device, and drops them.
-
-    They are the input of the stage, the residuals, and the gradient of the
-    output; the first and last are None at the ends.
-    """
-    inputs = self.activations.pop((key[0] - 1, key[1]), None)
-    taken = (inputs, self.saved.pop(key), self.grads.pop(key, None))
+  def take_inputs(self, key: Key) -> BackwardInputs:
+    """Returns the inputs of a backward pass on the device, and drops them."""
+    taken = BackwardInputs(
+        inputs=self.activations.pop((key[0] - 1, key[1]), None),
+        saved=self.saved.pop(key),
+        grad=self.grads.pop(key, None),
+    )
     return places.move(taken, "device")
 
   def send(self, kept: dict[Key, base.PyTree], key: Key) -> base.PyTree:
