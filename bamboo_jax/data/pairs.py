@@ -64,7 +64,7 @@ def make_pairs(
     )
   if len(kept) < len(pairs):
     logging.info(
-        "Left out %d of %d pairs, with sentences of %d tokens or more.",
+        "Dropped %d of %d pairs, with sentences of %d tokens or more.",
         *(len(pairs) - len(kept), len(pairs), sequence_length),
     )
   filled = [

@@ -88,7 +88,7 @@ class Prefetcher:
     for key, result in self._ready.items():
       if isinstance(result, BaseException) and key not in self._raised:
         logging.warning(
-            "Data that was not used, (step, microbatch)=%s, failed: %r",
+            "Unused data, (step, microbatch)=%s, failed: %r",
             key,
             result,
         )

@@ -60,7 +60,7 @@ def find(path: str | os.PathLike[str]) -> pathlib.Path | None:
       return folder
     for source in _sources(folder):
       if not source.is_dir():
-        logging.warning("%s names %s, which is not there.", folder, source)
+        logging.warning("%s names %s, which does not exist.", folder, source)
       elif found := find(source):
         return found
   return None

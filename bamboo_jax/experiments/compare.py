@@ -110,7 +110,7 @@ def run(
         formats=formats,
     )
   print(output.render_rows(rows, _SHOWN))
-  print("\nPercent of the best policy's value that others lack, by cause:")
+  print("\nGap to the best policy, percent of its value, by cause:")
   print(output.render_rows(rows, _GAPS))
 
 

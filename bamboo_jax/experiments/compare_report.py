@@ -48,9 +48,9 @@ def write_report(
           *_inputs(config, trace_name),
           f"Costs are {_SOURCES[config['workload']['costs']]}. All policies "
           "see the same trace; nodes on demand are not preempted.",
-          "A run over time shows the throughput of the moment. What is rolled "
-          "back later is not taken away from it, but from all sums. Events "
-          "before the first training are its start.",
+          "A run over time shows the current throughput, including steps that "
+          "are rolled back later; sums exclude those. Events before the first "
+          "training are its start.",
       ],
       runs=[
           content.Run(name=policy, account=run.account, course=make_course(run))

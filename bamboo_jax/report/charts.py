@@ -38,9 +38,9 @@ _LINE_STYLES = ("-", "--", ":")
 _MARKERS = "os^vDPX*"
 _SPARE_COLOUR = "#333333"
 _NUM_BINS = 240  # Of throughput over time.
-# Times of an axis are shown in the largest unit of which there are two.
 _CLOSE = 0.1  # Values within this share of the best get a panel of their own.
 _LABEL_INCHES = 0.22  # From a curve's label to the next.
+# Units of time axes; the largest one that fits twice is used.
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 

@@ -36,7 +36,7 @@ def show(
   print(f"{'instants by nodes':28} {bulks or '-'}")
   print(f"{'zones':28} {' '.join(trace.zones).strip() or '-'}")
   if (usd_per_hour := spot_price.mean_usd_per_hour(trace)) is not None:
-    print(f"{'$ an hour of a node, mean':28} {usd_per_hour:9.4g}")
+    print(f"{'mean $ per node-hour':28} {usd_per_hour:9.4g}")
   _print_notes(trace)
   if path:
     base.write_atomically(path, readers.render_events(trace))

@@ -28,7 +28,7 @@ def keep_freed_memory() -> None:
   Only logs if the C library is not glibc.
   """
   if platform.libc_ver()[0] != "glibc":
-    logging.info("The C library is not glibc; its allocator stays as it is.")
+    logging.info("The C library is not glibc; its allocator is unchanged.")
     return
   mallopt = ctypes.CDLL(None).mallopt  # Returns 0 for a value that it rejects.
   # Some versions of glibc take no more than half of an arena, 32 MiB.

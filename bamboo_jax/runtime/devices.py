@@ -77,7 +77,7 @@ def use_virtual_devices(
   if _NO_FOLDING not in flags:
     os.environ["XLA_FLAGS"] = f"{flags} {_NO_FOLDING}".strip()
     if "xla_disable_hlo_passes" in flags:
-      logging.warning("%s comes after XLA_FLAGS=%s.", _NO_FOLDING, flags)
+      logging.warning("%s is appended to XLA_FLAGS=%s.", _NO_FOLDING, flags)
   threads = _MANY_THREADS if distinct else _NUM_THREADS
   threads = int(os.environ.setdefault(_VARIABLE, str(threads)))
   if not distinct:

@@ -22,7 +22,7 @@ Delay, Pipelines = speed_lib.Delay, speed_lib.Pipelines
 StepCost = speed_lib.StepCost
 
 _DOUBLED_FACTOR = 1.5  # Relative time of a step if nodes own two stages.
-# Delay of a step that shadows finish for lost nodes, of what is left of it.
+# Delay of a step that shadows finish, as a share of its rest.
 _REDONE_SHARE = 0.5
 
 

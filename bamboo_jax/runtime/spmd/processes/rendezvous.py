@@ -209,7 +209,7 @@ def _end_waits(address: bytes) -> None:
       with socket.create_connection(place, _CALL_SECS) as caller:
         caller.sendall(struct.pack("<q", number))
     except OSError as error:  # Gloo has just given up by itself.
-      logging.warning("Nobody listens at %s:%d: %s", *place, error)
+      logging.warning("No process listens at %s:%d: %s", *place, error)
 
 
 def _start(work: Callable[..., None], *args: Any) -> None:
