@@ -87,7 +87,8 @@ class Subject:
   """A pipeline, and the sizes of its measurement.
 
   Attributes:
-    formats: Formats of figures, see `metrics.plots`.
+    profile_path: As commands have it, quoted where it has blanks.
+    formats: Of figures, see `metrics.plots`.
     num_rounds: Steps of each variant.
     num_deaths: Times of death in a step, of each node.
     num_repeats: How often each death is repeated.
@@ -95,7 +96,7 @@ class Subject:
 
   config: ml_collections.ConfigDict
   plan: planner.Plan
-  profile_path: pathlib.Path
+  profile_path: str
   out: pathlib.Path
   formats: Sequence[str]
   num_rounds: int

@@ -43,7 +43,6 @@ _KINDS = ("kill", "kill", "kill", "node", "notice")
 _CHOICES: Mapping[str, Sequence[Any]] = {
     "pipeline.layout": ("depth", "templates", "grid"),
     "pipeline.schedule": ("1f1b", "gpipe"),
-    "pipeline.link": ("auto", "copy", "ppermute"),
     "redundancy.mode": ("none", "lazy", "bubble", "budget", "eager"),
     "redundancy.refresh": ("gradient", "state"),
     "redundancy.slots": ("device", "host"),
