@@ -56,7 +56,7 @@ class OpeningTest(absltest.TestCase):
           state,
       )
     for node in nodes.values():
-      node.begin(2, ())
+      node.begin(2)
     events = {
         line["event"]: line for line in jsonl.read_lines(root / "metrics.jsonl")
     }
@@ -93,7 +93,7 @@ class OpeningTest(absltest.TestCase):
     self.assertEqual(
         found,
         [
-            "config.pipeline.num_shares=2 is too coarse to deal what a dead "
-            "node owes over all 3 that hold it; 8 would do."
+            "config.pipeline.num_shares=2 is too coarse to deal the shares "
+            "of a dead node to all 3 nodes that hold its stage; 8 would do."
         ],
     )

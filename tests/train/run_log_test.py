@@ -120,7 +120,9 @@ class RunLogTest(parameterized.TestCase):
         sums_secs=0.0,
         redone={},
     )
-    vote = lambda: self.log.vote(seen=2, ready=2, prints=None, step=step)
+    vote = lambda: self.log.vote(
+        seen=2, ready=2, prints=None, stops=False, step=step
+    )
     self.assertEqual(vote().owed, {2: (11.0, 12.0)})
     self.state.steps = 22
     self.assertEqual(vote().owed, {})
