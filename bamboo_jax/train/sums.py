@@ -107,6 +107,6 @@ def check_state(step: int, found: Iterable[str]) -> None:
   if name := next(filter(None, found), None):
     raise base.NonFiniteError(
         f"Training stops before step {step + 1}: {name} is not finite, so no "
-        "step can succeed and no checkpoint would be saved. Earlier checkpoints "
-        "are not affected."
+        "step can succeed and no checkpoint would be saved. Earlier "
+        "checkpoints are not affected."
     )

@@ -61,7 +61,7 @@ class OpeningTest(absltest.TestCase):
         line["event"]: line for line in jsonl.read_lines(root / "metrics.jsonl")
     }
     warning = (
-        "the learning rate is 0 from step 4 on, of config.num_steps=5: those "
+        "the learning rate is 0 from step 4 of config.num_steps=5 on: these "
         "steps change no parameter."
     )
     self.assertEqual([*events], ["start", "warning", "changed"])

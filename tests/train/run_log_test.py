@@ -56,6 +56,7 @@ class RunLogTest(parameterized.TestCase):
     self.said, self.written = [], []
     self.cohort = types.SimpleNamespace(
         view=members.view(2, 0, 2, 3, reason="n4 joined"),
+        newest=members.view(2, 0, 2, 3),
         arrived_secs={2: 10.0}.get,
         died_secs={2: None}.get,
         hosted=frozenset({0}),
@@ -119,6 +120,7 @@ class RunLogTest(parameterized.TestCase):
         planned_passes=account_lib.NodeTime(),
         sums_secs=0.0,
         redone={},
+        find_nonfinite=lambda: "",
     )
     vote = lambda: self.log.vote(
         seen=2, ready=2, prints=None, stops=False, step=step

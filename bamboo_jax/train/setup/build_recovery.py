@@ -31,7 +31,7 @@ def make_templates(
   """Returns the pipeline templates of a config; None if its layout has none.
 
   They cover any sufficient number of nodes: the deepest has about twice the
-  nodes of the smallest (Oobleck, SOSP'23, section 4.1). Raises
+  nodes of the smallest (Oobleck, SOSP'23, section 4). Raises
   `base.InfeasibleError` if the model has too few layers or does not fit.
   """
   pipeline, num_failures = config.pipeline, config.recovery.num_failures
