@@ -277,8 +277,7 @@ class Worker:
   #
   # A death in 1 to 4 restarts this in the next view. In 4 the layout is valid
   # if any member received all reports; the others have fetched their state and
-  # learn of it from `known_version`. Transfers need no end: attempts have
-  # numbers.
+  # learn of it from `known_version`. Old attempts' messages are dropped.
 
   def _regroup(self) -> None:
     """Agrees with all members of the adopted view on how to continue."""
