@@ -4,9 +4,8 @@ bamboo validate --config=validate --trace=trace.csv \
   --time_scale=10 --workdir=runs/validate
 
 First measures the layers, and a cluster that loses and gets a node, unless
-files of `bamboo profile` are given. Then a cluster runs under the trace, and
-the simulator predicts it: `summary.csv` and `report.html`; see
-docs/simulator.md.
+files of `bamboo profile` are given. Then a cluster runs under the trace, and is
+simulated: writes `summary.csv` and `report.html`, see docs/simulator.md.
 """
 
 import pathlib

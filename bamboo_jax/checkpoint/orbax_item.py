@@ -88,7 +88,7 @@ def read_item(
       )
   return {
       layer: {
-          # Orbax gives back what is no array if it finds none there.
+          # Without an array there, Orbax returns an object of another type.
           name: np.asarray(stored[layer][name])
           if s.size
           else np.zeros(s.shape, s.dtype)

@@ -133,7 +133,7 @@ class Writer:
     self.changes = self._identity.check(meta, step=step, where=where)
     return states
 
-  # While training goes on.
+  # During training.
 
   def say(self, step: int) -> dict[str, Any]:
     """Returns this member's report for the vote, plain JSON values."""
@@ -145,7 +145,7 @@ class Writer:
   #           `------ hear -----------'                           1. as 0 says
   #         copy to host           copy to host
   #         thread: its stages     thread: its stages     4.v1.tmp/node0, node3
-  #  5      vote: node0            vote: nothing yet             2. nobody waits
+  #  5      vote: node0            vote: nothing yet             2. none waits
   #  6      vote: node0            vote: node3
   #           `------ hear -----------'                           3. all parts
   #         thread: manifest                              4.v1.tmp/manifest.json

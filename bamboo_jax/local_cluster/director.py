@@ -160,7 +160,7 @@ class Director:
             del self._workers[worker.number], self._connections[worker.number]
 
   def _carry_out(self, message: Mapping[str, Any]) -> None:
-    with self._lock:  # A fault happens once, whoever stands in by now.
+    with self._lock:  # A fault happens once, for all workers.
       if message["line"] in self._done:
         return
       self._done.add(message["line"])

@@ -317,7 +317,7 @@ class ClusterRun:
       elif line.get("event") == "damaged":
         self._progress.show_text(
             f"warning: the checkpoint of step {line['checkpoint']} is damaged; "
-            f"training goes on from step {line['step']}."
+            f"training continues from step {line['step']}."
         )
       elif line.get("event") == "eval":
         means = {k: v for k, v in line.items() if k not in ("event", "step")}

@@ -209,7 +209,7 @@ class RunState:
     member that announced the layout to them may be dead.
 
     Raises:
-      base.UnrecoverableHereError: Training must not go on from a checkpoint.
+      base.UnrecoverableHereError: Restarts from a checkpoint are off.
       base.InfeasibleError: No other node can join.
       base.ViewChangedError: A member was lost.
     """

@@ -39,6 +39,6 @@ class Upkeep:
   is_remote: bool = False
 
 
-# As published systems have it, who sum while backward passes go on: the sum is
-# there in rows too. One share per pipeline, without replicas.
+# For published systems, which sum during backward passes: the sum is in memory
+# while rows run. One share per pipeline, without replicas.
 OVERLAPPED = Upkeep(num_accumulators=2)
