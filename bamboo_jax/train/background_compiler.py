@@ -122,8 +122,10 @@ class BackgroundCompiler:
     return self._jobs_of(self._state.plan(view.numbers).layout)
 
   def _jobs_of(self, layout: layout_lib.Layout) -> list[Callable[[], Any]]:
-    owners, shadows, _, lines, _ = layout.by_segment
-    return compile_ahead.compile_jobs_of(self._engine, owners, shadows, lines)
+    own = layout.by_segment
+    return compile_ahead.compile_jobs_of(
+        self._engine, own.owners, own.shadows, own.lines
+    )
 
   def _prepare(self, view: int, jobs: list[Callable[[], Any]]) -> None:
     self._call(jobs)

@@ -72,7 +72,7 @@ def sums_of(
     secs: float, *, nodes: Collection[int], layout: layout_lib.Layout
 ) -> dict[int, float]:
   """Returns `secs`, the time of summing gradients, by segment of `nodes`."""
-  rows = [owners for _, owners, _ in layout.ways]
+  rows = [way.owners for way in layout.ways]
   return {s: secs for row in rows for s, n in enumerate(row) if n in nodes}
 
 
@@ -89,8 +89,8 @@ def mean_sums_secs(
     for segment, secs in one.items():
       least[segment] = min(secs, least.get(segment, secs))
   found: dict[int, float] = {}
-  for _, owners, _ in layout.ways:
-    for segment, node in enumerate(owners):
+  for way in layout.ways:
+    for segment, node in enumerate(way.owners):
       found[node] = max(found.get(node, 0.0), least.get(segment, 0.0))
   return statistics.fmean(found.values()) if found else 0.0
 
