@@ -15,9 +15,9 @@ is the median ratio of step times, ours to torch.
 If the config has redundancy, its modes take turns, and nodes die in some more
 steps; see `docs/redundancy.md`. If its executor is `spmd`, both executors take
 turns, with and without redundancy; see `docs/executors.md`. If it has a limit
-of memory, what nodes need is compared with what was predicted; see
+of memory, measured and predicted memory are compared; see
 `docs/redundancy.md`. If its model is "paced", nodes die one after the other,
-and throughput is compared with what is left of them; see `docs/paced.md`.
+and throughput is compared with the number of survivors; see `docs/paced.md`.
 """
 
 import sys

@@ -3,9 +3,9 @@ r"""Shows where the time of a run's nodes went, and what it cost.
 bamboo cost --workdir=runs/quickstart
 bamboo cost --workdir=runs/quickstart --instance=p4d.24xlarge --report
 
-The run may be going on. It is charged as its config says, unless the flags say
-otherwise; without a kind of node (`config.cost.instance` or `--instance`) there
-are no dollars. docs/cost.md explains the figures.
+The run may still be running. Prices are those of its config, unless flags
+override them; without an instance (`config.cost.instance` or `--instance`)
+there are no dollars. docs/cost.md explains the figures.
 """
 
 import pathlib
@@ -51,8 +51,8 @@ def main() -> None:
   elif _REPORT.value or given:
     name = next(iter(given), "report")
     raise ValueError(
-        f"--{name} needs a price, and the config of the run names no kind of "
-        "node: give --instance=NAME, such as p3.2xlarge."
+        f"--{name} needs a price, and the config of the run names no instance: "
+        "give --instance=NAME, such as p3.2xlarge."
     )
   log = workdir / "metrics.jsonl"
   account = runs.load_account(log, price=price, market=market)

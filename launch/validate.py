@@ -1,11 +1,11 @@
-r"""Predicts a run under a trace, runs it, and sets both beside each other.
+r"""Predicts a run under a trace, runs it, and compares both.
 
 bamboo validate --config=validate --trace=trace.csv \
   --time_scale=10 --workdir=runs/validate
 
-First the layers are measured, and a cluster that loses and gets a node, unless
-files of `bamboo profile` are given. A cluster runs under the trace, and the
-simulator predicts it: `summary.csv` and `report.html`; see docs/simulator.md.
+First measures the layers, and a cluster that loses and gets a node, unless
+files of `bamboo profile` are given. Then a cluster runs under the trace, and is
+simulated: writes `summary.csv` and `report.html`, see docs/simulator.md.
 """
 
 import pathlib
