@@ -146,8 +146,8 @@ class ClientState:
       raise base.ViewChangedError(self._interrupt.reason)
     self._doubt_if_away()
     if self._now() - since_secs >= self._silence_secs:
-      self._doubt(was_away=False)  # The network may have been.
-    if self._is_in_doubt:  # The store may be away; nobody is to blame.
+      self._doubt()  # The agent may have been, or the network.
+    if self._is_in_doubt:  # The folder may be away; nobody is to blame.
       yield from self.on_purpose(self._wait_sure())
     self.note_progress()
     self._forget_before(entry)
@@ -201,12 +201,12 @@ class ClientState:
     """Asks the agent whether this is a member, if it may have been away."""
     away_secs = self._now() - self._beat_secs
     if away_secs > _AWAY_BEATS * self._heartbeat_secs:
-      self._doubt(was_away=True)
+      self._doubt()
 
-  def _doubt(self, *, was_away: bool) -> None:
+  def _doubt(self) -> None:
     if not self._is_in_doubt:
       self._is_in_doubt = True
-      self._send(messages.Doubt(was_away))
+      self._send(messages.Doubt())
 
   def _see(self, view: views.View) -> None:
     self.newest = self._views[view.number] = view

@@ -209,10 +209,8 @@ class Report:
 class Doubt:
   """The worker asks whether it still is a member.
 
-  It may have been away; if not, what it waited for came after a long silence.
+  It may have been away, or what it waited for has come after a long silence.
   """
-
-  was_away: bool
 
 
 @dataclasses.dataclass(frozen=True)

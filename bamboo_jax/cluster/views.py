@@ -42,6 +42,10 @@ class View:
     reason: Why it follows the view before, in words.
     leaving: Numbers of members whose preemption has been announced.
     epoch: The view without members from which they began, see `store.fence`.
+    repeats: Number of the view of which this is a copy, 0 if it is none. A copy
+      carries words through the log of views; it interrupts nobody.
+    is_ask: Whether the words ask if any member is alive.
+    words: Those of a copy.
   """
 
   number: int
@@ -49,6 +53,9 @@ class View:
   reason: str
   leaving: tuple[int, ...] = ()
   epoch: int = 0
+  repeats: int = 0
+  is_ask: bool = False
+  words: str = ""
 
   def __post_init__(self) -> None:
     numbers = [m.number for m in self.members]
@@ -61,6 +68,11 @@ class View:
   def numbers(self) -> frozenset[int]:
     """Numbers of the members."""
     return frozenset(m.number for m in self.members)
+
+  @property
+  def text(self) -> str:
+    """What the view says, for people."""
+    return self.words or self.reason
 
   @functools.cached_property
   def _by_incarnation(self) -> dict[str, Member]:
@@ -94,6 +106,46 @@ def is_minority(view: View, successor: View) -> bool:
   Whoever proposes that may have lost the others, and not they each other.
   """
   return 2 * len(view.numbers & successor.numbers) < len(view.members)
+
+
+def repeat(view: View, words: str, *, is_ask: bool = False) -> View:
+  """Returns the next view, which has the same members and says something."""
+  return dataclasses.replace(
+      view,
+      number=view.number + 1,
+      repeats=view.repeats or view.number,
+      is_ask=is_ask,
+      words=words,
+  )
+
+
+def original(view: View) -> View:
+  """Returns the view that one repeats; `view` itself if it repeats none."""
+  if not view.repeats:
+    return view
+  return dataclasses.replace(
+      view, number=view.repeats, repeats=0, is_ask=False, words=""
+  )
+
+
+def ask(view: View, name: str) -> View:
+  """Returns the view in which a node that hears no member asks for one."""
+  number = view.repeats or view.number
+  words = f"{name} asks whether any member of view {number} is alive"
+  return repeat(view, words, is_ask=True)
+
+
+def answer(view: View, name: str) -> View:
+  """Returns the view in which a member says that it is alive."""
+  return repeat(view, f"{name} is alive")
+
+
+def void(before: View) -> View:
+  """Returns the view that counts if the one after `before` is damaged."""
+  words = f"the file of view {before.number + 1} is damaged, and does not count"
+  if before.members:
+    return repeat(before, words)
+  return View(before.number + 1, (), words, epoch=before.epoch)
 
 
 EMPTY = View(0, (), "nobody has come yet")

@@ -153,6 +153,49 @@ class ViewsTest(parameterized.TestCase):
     )
     self.assertIs(again, got)
 
+  def test_copies_say_something_and_change_nothing_else(self):
+    before = members.view(3, 1, 4, leaving=(4,), epoch=2)
+    asked = views.ask(before, "n9")
+    answered = views.answer(asked, "n4")
+    found = [
+        (v.number, v.repeats, v.is_ask, v.text)
+        for v in (before, asked, answered)
+    ]
+    words = "n9 asks whether any member of view 3 is alive"
+    self.assertEqual(
+        found,
+        [
+            (3, 0, False, "test"),
+            (4, 3, True, words),
+            (5, 3, False, "n4 is alive"),
+        ],
+    )
+    for view_of_log in (before, asked, answered):
+      self.assertEqual(views.original(view_of_log), before)
+    self.assertIsNone(views.find_successor(before, [asked, answered]))
+    noticed = {member(4).incarnation: "SIGTERM"}
+    unchanged = views.next_view(
+        answered, lost={}, candidates=(), noticed=noticed
+    )
+    self.assertIs(unchanged, answered)
+    lost = {member(1).incarnation: "gone"}
+    after = views.next_view(answered, lost=lost, candidates=())
+    want = members.view(6, 4, reason="n1 left: gone", leaving=(4,), epoch=2)
+    self.assertEqual(after, want)
+
+  def test_what_counts_for_a_damaged_view(self):
+    before = members.view(3, 1, 4, epoch=2)
+    void = views.void(before)
+    self.assertEqual(views.original(void), before)
+    self.assertEqual((void.number, void.is_ask), (4, False))
+    # All begin again, as from any view without members.
+    for number, epoch in ((0, 0), (3, 1)):
+      void = views.void(members.view(number, epoch=epoch))
+      self.assertEqual(
+          (void.number, void.members, void.repeats, void.epoch),
+          (number + 1, (), 0, epoch),
+      )
+
   @parameterized.parameters((1, 0), (0, 0))
   def test_members_must_be_sorted(self, *numbers):
     with self.assertRaisesRegex(ValueError, "sorted by number"):

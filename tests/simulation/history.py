@@ -3,8 +3,11 @@
 What must hold, whatever happens:
 
   view        one set of members for each number of a view
-  state       whoever commits a step has the state of a run without faults
-  fence       nobody commits in a view well after others have in a later one
+  log         a view that an agent has adopted is what the folder says for ever
+  state       all who commit a step in one life have the same state after it; of
+              the real loop that of a run without faults
+  fence       nobody commits in a view well after others have in a later one,
+              nor in a life well after a later one has begun
   accuracy    a node is left out only if it is to blame, see `Plan.excused`
   copies      nobody goes back to a checkpoint while a worker has the state
   progress    steps are committed again soon after the last fault; those of the
@@ -14,16 +17,18 @@ What must hold, whatever happens:
 """
 
 import dataclasses
-import functools
 import importlib
 import random
 
 from bamboo_jax.cluster import detection
+from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import state as state_lib
 from tests.simulation import clock as clock_lib
+from tests.simulation import faults
 from tests.simulation import machine as machine_lib
 from tests.simulation import network as network_lib
 from tests.simulation import plans
+from tests.simulation import share as share_lib
 from tests.simulation import store as store_lib
 from tests.simulation import worker as worker_lib
 from tests.simulation import world as world_lib
@@ -38,8 +43,6 @@ _SETTLE_SECS = 15.0  # After the last fault, before a history may end well.
 _PATIENCE_SECS = 30.0  # After the last fault, before it must have.
 _RECENT_SECS = 2.0
 _MOST_KEPT = 60
-_SLOW_SECS = 0.2
-_AWAY_SECS = 1.4
 _ZONES = "abc"
 _FAILURES = (AssertionError, AttributeError, LookupError, TypeError)
 
@@ -62,6 +65,7 @@ def make_options(host: str, plan: plans.Plan) -> state_lib.Options:
           num_watchers=plan.num_watchers,
           mesh_nodes=plan.mesh_nodes,
           gather_secs=plan.gather_secs,
+          no_progress_secs=plan.no_progress_secs,
       ),
   )
 
@@ -80,7 +84,9 @@ class History:
     self.plan = plan
     self.violations: list[str] = []
     clock, rng = clock_lib.Clock(), random.Random(plan.seed)
+    share_rng = random.Random(f"share {plan.seed}")
     shared = worker_lib.Shared(
+        share=share_lib.Share(clock, share_rng),
         on_commit=self._note_commit,
         is_gone=self._is_gone,
         num_steps=plan.num_steps or 1 << 30,
@@ -95,18 +101,22 @@ class History:
         shared=shared,
         make_worker=_find_worker(plan),
         on_end=self._note_end,
+        on_adopt=self._note_views,
     )
     self.machines: dict[str, machine_lib.Machine] = {}
     self._first: dict[tuple[str, int], float] = {}  # First commit in a view.
     self._last_secs = 0.0
     self._trained: set[worker_lib.Worker] = set()  # Who has committed.
-    self._late: set[str] = set()  # Killed when others were done.
+    self.late: set[str] = set()  # Killed when others were done.
     self._lives: list[tuple[str, int]] = []  # Stamp and epoch, in order.
     self._views: dict[tuple[str, int], frozenset[str]] = {}
+    self._adopted: dict[tuple[str, int], views.View] = {}
+    self._states: dict[tuple[str, int, int], str] = {}  # After a step.
+    self._begun: dict[tuple[str, int], float] = {}  # When a life had begun.
     for i in range(plan.num_nodes):
-      clock.at(rng.uniform(0.0, 0.3), self._add, f"n{i}")
+      clock.at(rng.uniform(0.0, 0.3), self.add, f"n{i}")
     for fault in plan.faults:
-      clock.at(fault.at_secs, self._begin, fault)
+      clock.at(fault.at_secs, faults.begin, self, fault)
     clock.at(plan.quiet_secs + _SETTLE_SECS, self._check_progress)
 
   def run(self) -> list[str]:
@@ -114,14 +124,15 @@ class History:
     end_secs = self.plan.end_secs
     limit_secs = end_secs + _PATIENCE_SECS
     self.world.clock.run(end_secs + _SETTLE_SECS)
-    self._check_views()
+    self.check_views()
     while not self.violations and self._unsettled():
       if self.world.clock.now >= limit_secs and not self._is_finishing():
         self.violations += self._unsettled()
         break
       self.world.clock.run(self.world.clock.now + 1.0)
-      self._check_views()
+      self.check_views()
     self._check_bounds()
+    self._check_log()
     return self.violations
 
   def close(self) -> None:
@@ -130,100 +141,10 @@ class History:
       if machine.worker is not None:
         machine.worker.end()
 
-  # Faults.
-
-  def _add(self, host: str) -> None:
+  def add(self, host: str) -> None:
+    """A host comes."""
     options = make_options(host, self.plan)
     self.machines[host] = machine_lib.Machine(self.world, options)
-
-  def _begin(self, fault: plans.Fault) -> None:
-    world, network, hosts = self.world, self.world.network, fault.hosts
-    self._check_views()
-    world.log(f"{fault}")
-    machines = [self.machines[h] for h in hosts if h in self.machines]
-    is_early = fault.kind in ("join", "bad_route", "apart")
-    if len(machines) < len(hosts) and not is_early:
-      return  # Who has not come yet is spared.
-    later = functools.partial(world.clock.at, fault.secs)
-    match fault.kind:
-      case "join":
-        self._add(*hosts)
-      case "kill" | "vanish" | "hang" | "stop_worker":
-        getattr(machines[0], fault.kind)()
-      case "worker" | "all_workers":
-        for machine in machines or self.machines.values():
-          if any(m.state.is_done for m in self.machines.values()):
-            self._late.add(machine.host)  # It will not be done.
-          machine.kill_worker()
-      case "notice":
-        machines[0].give_notice()
-      case "freeze":
-        machines[0].freeze()
-        later(machines[0].thaw)
-      case "busy":
-        self._be_busy(machines[0], world.clock.now + fault.secs)
-      case "reset":
-        network.reset(*hosts)
-      case "cut" | "cut_one_way" | "isolate" | "refuse" | "slow" | "bad_route":
-        self._break(fault)
-      case "no_files":
-        network.crowded.update(hosts)
-        later(network_lib.lift, network.crowded, hosts)
-      case "apart":
-        self._break(fault)
-        others = {*self.machines} - {*hosts}
-        world.cut_off.update(others)
-        later(network_lib.lift, world.cut_off, others)
-      case "amnesia":
-        world.etcd.forget()
-      case "go_back":
-        later(world.etcd.save())
-      case "stall":
-        end_secs = world.clock.now + fault.secs
-        world.stalled_until = max(world.stalled_until, end_secs)
-      case "cut_off":
-        world.cut_off.update(hosts)
-        later(network_lib.lift, world.cut_off, hosts)
-      case "lose_answers" | "full":
-        self._set_store(fault.kind, True)
-        later(self._set_store, fault.kind, False)
-
-  def _set_store(self, kind: str, value: bool) -> None:
-    if kind == "full":
-      self.world.etcd.is_full = value
-    else:
-      self.world.loses_answers = value
-
-  def _be_busy(self, machine: machine_lib.Machine, end_secs: float) -> None:
-    """A crowded machine: away for most heartbeats, but not for long."""
-    clock = self.world.clock
-    if clock.now < end_secs:
-      machine.freeze()
-      clock.at(_AWAY_SECS, machine.thaw)
-      clock.at(2 * _AWAY_SECS, self._be_busy, machine, end_secs)
-
-  def _break(self, fault: plans.Fault) -> None:
-    network, hosts = self.world.network, fault.hosts
-    pairs = {hosts}
-    if fault.kind in ("isolate", "slow", "apart"):
-      rest = {*self.machines, *(h for f in self.plan.faults for h in f.hosts)}
-      pairs = {(one, h) for one in hosts for h in rest - {*hosts}}
-    if fault.kind != "cut_one_way":
-      pairs |= {pair[::-1] for pair in pairs}
-    match fault.kind:
-      case "slow":
-        network.slow |= dict.fromkeys(sorted(pairs), _SLOW_SECS)
-        mend = lambda: [network.slow.pop(p, None) for p in sorted(pairs)]
-      case "refuse" | "bad_route":
-        network.refused.update(pairs)
-        if fault.kind == "refuse":
-          network.reset(*hosts)
-        mend = lambda: network_lib.lift(network.refused, pairs)
-      case _:
-        network.cut.update(pairs)
-        mend = lambda: network.heal(pairs)
-    if fault.secs:
-      self.world.clock.at(fault.secs, mend)
 
   # Checks.
 
@@ -254,17 +175,26 @@ class History:
     now = self._last_secs = self.world.clock.now
     self._trained.add(worker)
     who = f"node {worker.number} in view {view} commits step {steps}"
-    run = worker.claim.stamp
+    run, claimed = worker.claim.stamp, worker.client.adopted.epoch
     self._first.setdefault((run, view), now)
-    if state != worker_lib.state_after(steps):
+    excused = self.plan.excused()
+    if self.plan.trains:
+      want = worker_lib.state_after(steps)
+    elif host_of(self, worker) in excused:
+      want = state  # It may be the last that it does, and nobody hears of it.
+    else:
+      want = self._states.setdefault((run, epoch, steps), state)
+    if state != want:
       self.violate(f"state: {who} of another run")
+    begun = [e for r, e in self._begun if r == run and e > claimed]
+    if any(now > self._begun[run, e] + _FENCE_SECS for e in begun):
+      self.violate(f"fence: {who}, life {claimed}, though {begun} have begun")
     later = [n for r, n in self._first if r == run and n > view]
     if any(now > self._first[run, n] + _FENCE_SECS for n in later):
       self.violate(f"fence: {who} though others are in {later}")
     workers = [m.worker for m in self.machines.values() if m.worker]
     workers = [w for w in workers if w.claim]  # Others have not begun.
     lives = {w: (w.claim.stamp, w.epoch) for w in workers}
-    excused = self.plan.excused()
     if (run, epoch) not in self._lives:
       self._lives.append((run, epoch))
       for other in workers:
@@ -277,7 +207,30 @@ class History:
       if host_of(self, worker) not in excused:
         self.violate(f"copies: {who} of an older run")
 
-  def _check_views(self) -> None:
+  def _note_views(self, machine: machine_lib.Machine) -> None:
+    """Compares the views of an agent with those of all, and with the folder."""
+    state, share = machine.state, self.world.shared.share
+    for view in state.roster.views():
+      key = state.stamp, view.number
+      if key not in self._adopted:
+        self._adopted[key] = view
+        there = share.find_view(*key)
+        if there != view:
+          self.violate(f"log: {machine.host} has {view}, the folder {there}")
+      elif self._adopted[key] != view:
+        known = self._adopted[key]
+        self.violate(f"log: {machine.host} has {view}, others {known}")
+
+  def _check_log(self) -> None:
+    """Whether the folder says of all views what it has said."""
+    share = self.world.shared.share
+    for key, view in self._adopted.items():
+      if (there := share.find_view(*key)) != view:
+        self.violate(f"log: {key} was {view}, and is {there} in the folder")
+
+  def check_views(self) -> None:
+    for run, epoch in self.world.shared.share.lives():
+      self._begun.setdefault((run, epoch), self.world.clock.now)
     for machine in self.machines.values():
       view = machine.state.roster.view
       members = frozenset(m.incarnation for m in view.members)
@@ -306,6 +259,8 @@ class History:
         key=lambda view: view.number,
     )
     live = [m for m in newest.members if not self.machines[m.host].is_dead]
+    if newest.number and not newest.members:  # All begin anew.
+      live = [m for m in self.machines.values() if m.is_alive and not m.is_hung]
     return len(live) >= plans.LEAST[self.plan.layout]
 
   def _is_finishing(self) -> bool:
@@ -326,7 +281,7 @@ class History:
     Once all begin anew nobody is a newcomer, so either end of a bad route.
     """
     ends = [f.hosts for f in self.plan.faults if f.kind == "bad_route"]
-    excused = self.plan.excused() | self._late
+    excused = self.plan.excused() | self.late
     return excused.union(*ends if len(self._lives) > 1 else ())
 
   def _unsettled(self) -> list[str]:
@@ -356,10 +311,10 @@ class History:
     is_due = alive and self._is_enough() and not self.plan.num_steps
     if is_due and not self._is_recent():
       found.append(f"progress: no step since {self._last_secs:.2f} s")
-    views = [
+    numbers = [
         m.state.roster.view.number for m in alive.values() if not m.is_frozen
     ]
-    newest = max(views, default=0)  # Who hangs may know an older life.
+    newest = max(numbers, default=0)  # Who hangs may know an older life.
     there = self.world.store_view()
     at_work = {h for h, m in alive.items() if m.is_at_work}
     if at_work - self.world.cut_off.keys() and there != newest:

@@ -5,16 +5,15 @@ It carries out the actions of the core as `cluster.agent.agent` does.
 
 from collections.abc import Callable
 import dataclasses
-import json
+import functools
 import random
 from typing import Any
 
-from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import core
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from tests.simulation import network as network_lib
 from tests.simulation import worker as worker_lib
@@ -24,7 +23,7 @@ _STORE_SECS = (0.001, 0.01)
 _STORE_TIMEOUT_SECS = 2.0  # As in `etcd.Etcd`.
 _EXIT_SECS = 0.05  # At most, until an agent sees its worker's exit.
 _PIPE_SECS = 0.0001
-_FENCE_SECS = 0.005
+_EVENT_SECS = 0.002  # For an event, while others wait.
 
 
 class Machine:
@@ -44,9 +43,10 @@ class Machine:
     self.host = options.host
     # Clocks of machines have nothing in common.
     self._ahead_secs = random.Random(f"clock {options.host}").uniform(0.0, 1e5)
-    self.is_dead = self.is_frozen = self.is_hung = False
+    self.is_dead = self.is_frozen = self.is_hung = self.is_behind = False
     self.worker: worker_lib.Worker | None = None
     self.ended: events_lib.End | None = None
+    self._freeze_after: tuple[str, float] = ("", 0.0)
     self._backlog: list[tuple[Callable[..., None], tuple]] = []
     self._etcd = world.etcd.client()
     self._begin(options)
@@ -80,11 +80,16 @@ class Machine:
       self.worker.end()
       self._worker_exited(code)
 
-  def freeze(self) -> None:
-    """All processes are stopped."""
+  def freeze(self, *, is_all: bool = True) -> None:
+    """All processes are stopped, or only the agent."""
     self.is_frozen = True
     self.world.network.asleep.setdefault(self.host, [])
-    self.stop_worker()
+    if is_all:
+      self.stop_worker()
+
+  def freeze_after(self, method: str, secs: float) -> None:
+    """All are stopped once a call is done; nothing has followed from it."""
+    self._freeze_after = method, secs
 
   def hang(self) -> None:
     """All processes are stopped, for good."""
@@ -96,14 +101,21 @@ class Machine:
     if self.is_hung:
       return
     self.is_frozen = False
-    backlog, self._backlog = self._backlog, []
-    for call, args in backlog:
-      call(*args)
+    if self.worker is not None:
+      self.worker.wake()
+    self._catch_up()
     for answer in self.world.network.asleep.pop(self.host, ()):
       if not self.is_dead:
         answer()
-    if self.worker is not None:
-      self.worker.wake()
+
+  def _catch_up(self) -> None:
+    """Handles what has come one by one, so its worker may be faster."""
+    if self._backlog and not self.is_frozen:
+      call, args = self._backlog.pop(0)
+      self.is_behind = False
+      call(*args)
+      self.is_behind = bool(self._backlog)
+      self.world.clock.at(_EVENT_SECS, self._catch_up)
 
   def stop_worker(self) -> None:
     """SIGSTOP of the worker."""
@@ -134,16 +146,21 @@ class Machine:
     self.registry = registry_lib.Registry(self._etcd, options.run)
     self._links: dict[str, network_lib.Connection] = {}
     self._refused: set[str] = set()  # When last tried.
+    self._protocol = fence_lib.Protocol("workdir", lambda: self._now)
     self._left: set[str] = set()  # Whom it has cut for good.
     self._tell(events_lib.Began())
 
   def _tell(self, event: Any, life: str | None = None) -> None:
     if not self.is_alive or life not in (None, self._life):
       return
-    if self.is_frozen:
+    if self.is_frozen or self.is_behind:
       self._backlog.append((self._tell, (event, self._life)))
       return
-    for action in core.on(self.state, event, self._now):
+    known = self.state.roster.view
+    actions = core.on(self.state, event, self._now)
+    if self.state.roster.view is not known:
+      self.world.on_adopt(self)
+    for action in actions:
       if self.is_alive:
         self._carry_out(action)
 
@@ -171,7 +188,7 @@ class Machine:
       case events_lib.Dial(member):
         self._dial(member)
       case events_lib.Send(message, to):
-        message = _copy(message)
+        message = network_lib.copy(message)
         for incarnation in self._links if to is None else to:
           if (link := self._links.get(incarnation)) is not None:
             link.send(message)
@@ -214,8 +231,8 @@ class Machine:
       case events_lib.Watch():
         self._watch(flow, request)
       case events_lib.Fence(method, args):
-        answer = getattr(self.world.shared.fence, method)(*args)
-        self._later(_FENCE_SECS, events_lib.Answered(flow, answer))
+        calls = getattr(self._protocol, method)(*args)
+        self._ask_folder(self._life, flow, method, calls, None, None)
       case events_lib.Sleep(secs):
         self.world.clock.at(secs, self._wake_flow, self._life, flow)
       case events_lib.Listen():
@@ -227,6 +244,27 @@ class Machine:
 
   def _wake_flow(self, life: str, flow: int) -> None:
     self._tell(events_lib.Answered(flow, self._now), life)
+
+  def _ask_folder(self, life: str, flow: int, name: str, *came: Any) -> None:
+    """Makes the next call of the folder, or tells what came of them all."""
+    if self.is_frozen or self.is_behind:
+      self._backlog.append((self._ask_folder, (life, flow, name, *came)))
+      return
+    calls, answer, error = came
+    try:
+      call = calls.send(answer) if error is None else calls.throw(error)
+    except StopIteration as end:
+      if name == self._freeze_after[0]:
+        self.world.clock.at(self._freeze_after[1], self.thaw)
+        self._freeze_after = "", 0.0
+        self.freeze()
+      self._tell(events_lib.Answered(flow, end.value), life)
+    except OSError as failure:
+      self._tell(events_lib.Answered(flow, None, failure), life)
+    else:
+      then = functools.partial(self._ask_folder, life, flow, name, calls)
+      if life == self._life and self.is_alive:
+        self.world.shared.share.ask(self.host, call, then)
 
   def _watch(self, flow: int, watch: events_lib.Watch) -> None:
     """Answers once, when there is news or the time is over."""
@@ -283,6 +321,7 @@ class Machine:
     self.worker = self.world.make_worker(
         number,
         stamp,
+        host=self.host,
         clock=self.world.clock,
         shared=self.world.shared,
         say=lambda message: self._later(
@@ -357,14 +396,3 @@ class Machine:
     link = self._links.pop(incarnation, None)
     if link is not None:
       link.drop()
-
-
-def _copy(message: Any) -> Any:
-  """Returns what arrives on the wire; most are immutable values."""
-  match message:
-    case messages.Post(value=value):
-      plain = json.loads(json.dumps(json_lib.to_plain(value)))
-      return dataclasses.replace(message, value=plain)
-    case messages.Assignment(facts):
-      return messages.Assignment(json.loads(json.dumps(facts)))
-  return message

@@ -4,232 +4,25 @@ python -m tests.simulation.mutants [--seeds=1000] [NAME ...]
 
 Each is made in a copy of the repository. Prints for each the mode, the seed of
 the first history that violates an invariant, and which; the last line is
-`mutants=N found=K`.
+`mutants=N found=K`. A few are found by no history, for the reason beside them;
+instead of a mode they name the test that fails.
 """
 
 import argparse
+import os
 import pathlib
 import shutil
 import subprocess
 import sys
 import tempfile
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-_AGENT = "bamboo_jax/cluster/agent/"
+from tests.simulation import mutants_of_new
+from tests.simulation import mutants_of_old
 
-# Name: mode; file, text, and what it becomes, once or more. Numbers are of the
-# review that found the fault.
-MUTANTS = {
-    "a1_closed_is_dead": (
-        "net",
-        (
-            f"{_AGENT}links.py",
-            'another way to an agent at once."""\n',
-            'another way to an agent at once."""\n'
-            "  state.roster.gone[incarnation] = reason\n",
-        ),
-    ),
-    "a1_hearsay_is_believed": (
-        "net",
-        (
-            f"{_AGENT}selection.py",
-            "  lost |= found\n",
-            "  lost |= {i: 'said' for m in left for i in state.suspicions.of(m)"
-            " if i in left}\n",
-        ),
-    ),
-    "a1_newcomers_accuse": (
-        "net",
-        (
-            f"{_AGENT}knowledge/suspicion.py",
-            "if by in are_left and (by == self._me",
-            "if (by == self._me",
-        ),
-    ),
-    "a1_no_grace": (
-        "net",
-        (
-            f"{_AGENT}knowledge/suspicion.py",
-            "    if edge.is_certain:\n      return _CERTAIN_GRACE_SECS\n",
-            "    return 0.0\n",
-        ),
-    ),
-    "a1_who_is_cut_off_goes_on": (
-        "net",
-        (
-            f"{_AGENT}knowledge/suspicion.py",
-            "_count_edges(pairs)",
-            "{m: m in suspected for pair in pairs for m in pair}",
-        ),
-        (
-            f"{_AGENT}membership.py",
-            "is_minority = views.is_minority(state.roster.view, view)",
-            "is_minority = False",
-        ),
-    ),
-    "a2_agents_end_with_their_workers": (
-        "workers",
-        (
-            f"{_AGENT}membership.py",
-            "    if state.cause:\n",
-            "    if False:\n",
-        ),
-    ),
-    "a2_all_are_waited_for": (
-        "workers",
-        (
-            f"{_AGENT}selection.py",
-            "is_enough or are_all) and",
-            "is_enough) and",
-        ),
-    ),
-    "a3_begins_although_others_have": (
-        "all",
-        (
-            f"{_AGENT}selection.py",
-            "        ready.origin is None\n        and i in roster.known",
-            "        i in roster.known",
-        ),
-    ),
-    "a4_who_is_not_heard_is_dead": (
-        "store",
-        (
-            f"{_AGENT}run_over.py",
-            "last_beat(state)) != before:",
-            "last_beat(state)) == 0:",
-        ),
-    ),
-    "a4_a_lapsed_lease_is_a_death": (
-        "store",
-        (
-            f"{_AGENT}run_over.py",
-            "  return all(state.suspicions.suspects(i) for i in members)",
-            "  return True",
-        ),
-        (
-            f"{_AGENT}run_over.py",
-            "last_beat(state)) != before:",
-            "last_beat(state)) == 0:",
-        ),
-    ),
-    "a5_an_empty_store_is_as_good": (
-        "store",
-        (
-            "bamboo_jax/cluster/store/registry.py",
-            "if self._guard is not None and found != self._guard[1]:",
-            "if False:",
-        ),
-        (
-            "bamboo_jax/cluster/store/registry.py",
-            "guard=self._guard",
-            "guard=None",
-        ),
-        (
-            "bamboo_jax/cluster/store/etcd.py",
-            "if revision < floor:",
-            "if False:",
-        ),
-    ),
-    "a6_only_the_leader_tells_the_store": (
-        "store",
-        (
-            f"{_AGENT}membership.py",
-            "    if state.incarnation in left[:_NUM_PUBLISHERS]:",
-            "    if state.incarnation in left[:1]:",
-        ),
-    ),
-    "a6_the_store_is_not_told": (
-        "store",
-        (
-            f"{_AGENT}membership.py",
-            "      state.start(_publish(state, wait_secs), once=True)",
-            "      pass",
-        ),
-    ),
-    "two_views_of_one_number": (
-        "net",
-        (
-            "tests/simulation/store.py",
-            "return self._views.setdefault((stamp, view.number), view)",
-            "return view",
-        ),
-    ),
-    "a9_refused_for_ever_is_alive": (
-        "crash",
-        (
-            f"{_AGENT}run_over.py",
-            "state.now >= state.over_secs + _patience_secs(state)",
-            "False",
-        ),
-    ),
-    "a9_busy_agents_excuse_all": (
-        "stop",
-        (
-            f"{_AGENT}knowledge/watch.py",
-            "      self._work.excuse(now)\n    self._awake_secs",
-            "      self._work.excuse(now)\n"
-            "      for s in self._agents.values():\n"
-            "        s.excuse(self.awake(now))\n"
-            "    self._awake_secs",
-        ),
-    ),
-    "a7_a_transfer_is_answered_twice": (
-        "train",
-        (
-            "bamboo_jax/runtime/wire/transfer_log.py",
-            "if self._answers_for < self._stopped_for:",
-            "if False:",
-        ),
-    ),
-    "who_lags_does_not_commit": (
-        "train",
-        (
-            "bamboo_jax/train/run_state.py",
-            "    if -1 < self.steps < agreement.steps:\n      commit()\n",
-            "",
-        ),
-    ),
-    "passes_are_run_again": (
-        "train",
-        (
-            "bamboo_jax/train/worker.py",
-            "self._plans.rest(layout, agreement.holdings)",
-            "self._plans.whole(layout)",
-        ),
-    ),
-    "fillers_are_taken_for_values": (
-        "train",
-        (
-            "tests/simulation/fake_engine.py",
-            "    self._worker.log.check()\n    return value",
-            "    return value",
-        ),
-    ),
-    "what_is_missed_is_not_said_again": (
-        "net",
-        (
-            f"{_AGENT}links.py",
-            "    for post in state.board.own(view):\n      send(post)",
-            "    pass",
-        ),
-    ),
-    "a13_old_members_improve_once_more": (
-        "train",
-        (
-            "bamboo_jax/train/worker.py",
-            "return self._regroup()  # All",
-            "self._regroup()  # All",
-        ),
-    ),
-    "newcomers_wait_to_be_told": (
-        "train",
-        (
-            "bamboo_jax/train/run_state.py",
-            'facts={"restart": True}',
-            "facts={}",
-        ),
-    ),
-}
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# Name: mode, or a test; file, text, and what it becomes, once or more.
+MUTANTS = mutants_of_old.MUTANTS | mutants_of_new.MUTANTS
 
 
 def find(name: str, num_seeds: int) -> str:
@@ -244,19 +37,29 @@ def find(name: str, num_seeds: int) -> str:
       source = file.read_text()
       assert source.count(text) == 1, f"{name}: {path} has changed"
       file.write_text(source.replace(text, fault))
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "launch.explore", f"--mode={mode}"),
-            *(f"--seeds={num_seeds}", "--first", "--noshrink"),
-        ],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
+    if mode.startswith("tests/"):
+      done = _run(folder, "pytest", "-q", "-x", "-n0", mode)
+      failed = [t for t in done.stdout.splitlines() if t.startswith("FAILED")]
+      return f"{failed[0]}" if failed else ""
+    done = _run(
+        folder,
+        *("launch.explore", f"--mode={mode}", f"--seeds={num_seeds}"),
+        *("--first", "--noshrink"),
     )
   assert "histories=" in done.stdout, done.stderr
   found = [line for line in done.stdout.splitlines() if line[:5] == "seed="]
   return f"{mode} {found[0]}" if found else ""
+
+
+def _run(folder: str, *command: str) -> subprocess.CompletedProcess[str]:
+  return subprocess.run(
+      [sys.executable, "-m", *command],
+      cwd=folder,
+      env={**os.environ, "PYTHONPATH": folder},
+      capture_output=True,
+      text=True,
+      check=False,
+  )
 
 
 def main() -> None:

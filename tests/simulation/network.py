@@ -18,9 +18,13 @@ vanished says nothing.
 
 import collections
 from collections.abc import Callable, Collection, Iterable
+import dataclasses
+import json
 import random
 from typing import Any
 
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.cluster import messages
 from tests.simulation import clock as clock_lib
 
 CONNECT_SECS, _ACK_SECS, _TRY_SECS = 5.0, 3.0, 1.0  # As in `peers`.
@@ -241,3 +245,14 @@ class Network:
     lift(self.cut, pairs)
     for connection in list(self.connections):
       connection.release()
+
+
+def copy(message: Any) -> Any:
+  """Returns what arrives on the wire; most are immutable values."""
+  match message:
+    case messages.Post(value=value):
+      plain = json.loads(json.dumps(json_lib.to_plain(value)))
+      return dataclasses.replace(message, value=plain)
+    case messages.Assignment(facts):
+      return messages.Assignment(json.loads(json.dumps(facts)))
+  return message

@@ -10,31 +10,21 @@ import itertools
 import random
 from typing import Any
 
+from tests.simulation import kinds
+
 _SIZES = {"large": [8, 9, 10, 12], "grid": [12, 15, 20, 27]}
 _FIRST_SECS, _LAST_SECS = 3.0, 11.0  # When faults begin.
-_HUNG_SECS = 2.0  # Who is away for longer may be left out.
 _BREAKS = ("cut", "cut_one_way", "isolate", "refuse", "no_files")
 _JOIN_SECS = 3.0  # Until one that has come can tell who is cut off.
+_TORN_SECS = 12.0  # Until a view that is damaged counts as none.
 _MEND_SECS = 1.5  # Until a link that is whole again has been tried.
 # Pipelines of `trainer`, and how many nodes they need. All but the first may
 # lose the only copy of a layer.
 LEAST = {"replicas": 1, "templates": 2, "bare": 2, "deep": 4}
 
 
-@dataclasses.dataclass(frozen=True)
-class Fault:
-  """One fault.
-
-  Attributes:
-    kind: A key of `KINDS`.
-    hosts: Whom it concerns; of a direction, source and target.
-    secs: How long it lasts, if it does; a break of 0 s is for good.
-  """
-
-  at_secs: float
-  kind: str
-  hosts: tuple[str, ...] = ()
-  secs: float = 0.0
+Fault = kinds.Fault
+KINDS = kinds.KINDS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +36,9 @@ class Plan:
     num_steps: Where training ends; 0 for never.
     trains: Whether the real loop of workers runs, see `trainer`.
     layout: What it trains, a key of `LEAST`.
-    num_watchers: See `detection.Limits`, as for `mesh_nodes` and `gather_secs`;
-      where no link breaks nobody need be given up for lost.
+    num_watchers: See `detection.Limits`, as for what follows.
+    gather_secs: Where no link breaks nobody need be given up for lost.
+    no_progress_secs: Where the folder hangs a worker waits for it.
   """
 
   seed: int
@@ -59,6 +50,7 @@ class Plan:
   num_watchers: int = 8
   mesh_nodes: int = 64
   gather_secs: float = 10.0
+  no_progress_secs: float = 10.0
 
   @property
   def end_secs(self) -> float:
@@ -121,7 +113,7 @@ class Plan:
     """Yields who cannot connect anew to one without files for long."""
     links = [f for f in self.faults if f.kind in (*_BREAKS, "reset")]
     for crowd in self.faults:
-      if crowd.kind == "no_files" and crowd.secs > _HUNG_SECS:
+      if crowd.kind == "no_files" and crowd.secs > kinds.HUNG_SECS:
         for f in links:
           forever = 0.0 if f.kind == "reset" else float("inf")
           end_secs = f.at_secs + (f.secs or forever) + _MEND_SECS
@@ -148,7 +140,7 @@ class Plan:
             chain, start_secs = set(), fault.at_secs
           chain.update(fault.hosts)
           end_secs = max(end_secs, fault.at_secs + (fault.secs or float("inf")))
-          if end_secs > start_secs + _HUNG_SECS:
+          if end_secs > start_secs + kinds.HUNG_SECS:
             yield from chain
 
 
@@ -159,53 +151,6 @@ def from_dict(content: Mapping[str, Any]) -> Plan:
   return Plan(**{**content, "faults": found})
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
-  """A kind of fault.
-
-  Attributes:
-    num_hosts: Number of hosts that it concerns.
-    secs: Between how many seconds it lasts, if it does.
-    blamed: Who may be left out because of it.
-  """
-
-  num_hosts: int = 0
-  secs: tuple[float, float] = (0.0, 0.0)
-  blamed: Callable[[Fault], tuple[str, ...]] = lambda fault: ()
-
-
-def _if_long(count: int) -> Callable[[Fault], tuple[str, ...]]:
-  return lambda f: () if 0 < f.secs <= _HUNG_SECS else f.hosts[:count]
-
-
-_VICTIM = Kind(1, blamed=lambda fault: fault.hosts)
-KINDS = {
-    "join": Kind(),
-    "kill": _VICTIM,
-    "vanish": _VICTIM,
-    "hang": _VICTIM,
-    "worker": _VICTIM,
-    "all_workers": Kind(),
-    "stop_worker": _VICTIM,
-    "notice": _VICTIM,
-    "freeze": Kind(1, (0.2, 6.0), blamed=_if_long(1)),
-    "busy": Kind(1, (4.0, 8.0)),
-    "reset": Kind(2),
-    "cut": Kind(2, (0.2, 8.0), blamed=_if_long(2)),
-    "cut_one_way": Kind(2, (0.2, 8.0), blamed=_if_long(2)),
-    "isolate": Kind(1, (0.2, 8.0), blamed=_if_long(1)),
-    "refuse": Kind(2, (0.5, 4.0), blamed=_if_long(2)),
-    "slow": Kind(1, (1.0, 8.0)),
-    "no_files": Kind(1, (0.5, 8.0), blamed=_if_long(1)),
-    "bad_route": Kind(1, blamed=lambda fault: fault.hosts[:1]),
-    "stall": Kind(0, (0.5, 8.0)),
-    "cut_off": Kind(1, (0.5, 60.0)),
-    "lose_answers": Kind(0, (1.0, 5.0)),
-    "full": Kind(0, (1.0, 5.0)),
-    "amnesia": Kind(),
-    "go_back": Kind(0, (0.1, 4.0)),
-    "apart": Kind(),
-}
 MODES = {
     "kill": "kill kill join",
     "crash": "kill vanish worker join pair wipe_out",
@@ -221,6 +166,16 @@ MODES["all"] = " ".join(sorted({*" ".join(MODES.values()).split()})) + (
 )
 MODES["large"] = f"{MODES['crash']} {MODES['net']} freeze no_files no_files"
 MODES["grid"] = MODES["large"]  # Not all are connected to each other.
+MODES["race"] = (
+    "join_and_death join_and_death freeze freeze_agent worker reset"
+    " lost_vote lost_vote last_vote"
+)
+MODES["votes"] = "last_vote last_vote last_vote join"
+# Not among `all`, as it takes longer until all goes on.
+MODES["folder"] = (
+    "hang_folder all_hang stale late_claim folder_errors torn_view"
+    " freeze_claim begin_late two_lives kill join worker ask_late cut_off"
+)
 MODES["train"] = (
     "kill pair worker join vanish freeze notice all_workers slow last_words"
     " one_left"
@@ -239,6 +194,8 @@ def draw(mode: str, seed: int) -> Plan:
   hurt: set[str] = set()
   while at_secs < _LAST_SECS:
     word = rng.choice(MODES[mode].split())
+    if word == "torn_view" and any(f.kind == "torn" for f in faults):
+      continue  # Each takes its time.
     for fault in _draw_faults(rng, word, at_secs, names):
       blamed = {*KINDS[fault.kind].blamed(fault)}
       is_one_left = len(blamed | hurt) < len(names)
@@ -255,6 +212,7 @@ def draw(mode: str, seed: int) -> Plan:
       num_watchers,
       mesh_nodes=8 if mode == "grid" else 64,
       gather_secs=100.0 if mode == "workers" else 10.0,
+      no_progress_secs=60.0 if mode == "folder" else 10.0,  # It may hang.
   )
 
 
@@ -316,6 +274,53 @@ def _draw_faults(
     hosts = tuple(host for join in joins for host in join.hosts)
     yield Fault(at_secs, word, hosts, round(rng.uniform(4.0, 40.0), 3))
     yield from joins
+  elif word == "join_and_death":  # Two views within milliseconds.
+    kind = rng.choice(["kill", "worker"])
+    yield Fault(at_secs, kind, (rng.choice(names),))
+    yield _join(names, at_secs - rng.uniform(1.0, 1.3))
+  elif word == "lost_vote":  # One hears all votes, and nobody hears its own.
+    one, other = rng.sample(names, 2)
+    yield Fault(at_secs, "slow", (other,), 10.0)
+    cut_secs = round(at_secs + 1.0, 3)
+    for host in names:
+      if host != one:
+        yield Fault(cut_secs, "cut_one_way", (one, host), 8.0)
+    kind = rng.choice(["freeze", "freeze", "freeze_agent"])
+    freeze_secs = round(cut_secs + rng.uniform(0.0, 0.3), 3)
+    yield Fault(freeze_secs, kind, (one,), 7.0)
+  elif word == "last_vote":  # It is lost with a connection, as one comes.
+    one, other = rng.sample(names, 2)
+    yield Fault(at_secs, "slow", (one,), 6.0)
+    yield _join(names, at_secs)
+    for i in range(12):
+      reset_secs = round(at_secs + 1.5 + 0.2 * i + rng.uniform(0.0, 0.1), 3)
+      yield Fault(reset_secs, "reset", (one, other))
+  elif word == "all_hang":  # The server of the folder, not one mount.
+    hosts = tuple(names)
+    secs = round(rng.choice([rng.uniform(0.5, 20.0), kinds.FORGOTTEN_SECS]), 3)
+    yield Fault(at_secs, "hang_folder", hosts, secs)
+  elif word == "torn_view":  # That of a death, so that all wait for the next.
+    yield Fault(at_secs, "torn", (), _TORN_SECS)
+    yield Fault(at_secs + 0.01, "kill", (rng.choice(names),))
+  elif word == "begin_late":  # Who begins a life is stopped in it.
+    host = rng.choice(names)
+    yield Fault(
+        at_secs, "freeze_begin", (host,), round(rng.uniform(1.0, 6.0), 3)
+    )
+    yield Fault(at_secs + 0.1, "all_workers")
+  elif word == "two_lives":  # All begin anew twice.
+    for begin_secs in (at_secs, at_secs + rng.uniform(6.0, 9.0)):
+      yield Fault(round(begin_secs, 3), "all_workers")
+  elif word == "ask_late":  # A newcomer that hears nobody asks, and is late.
+    hosts = _join(names, at_secs).hosts
+    yield Fault(at_secs, "apart", hosts, round(rng.uniform(40.0, 70.0), 3))
+    yield Fault(at_secs, "join", hosts)
+    if rng.random() < 0.5:
+      late_secs = round(rng.uniform(0.5, 25.0), 3)
+      yield Fault(at_secs + 0.2, "late_claim", hosts, late_secs)
+    hang_secs = rng.choice([rng.uniform(0.5, 20.0), kinds.FORGOTTEN_SECS])
+    hang_secs = round(hang_secs, 3)
+    yield Fault(at_secs + 3.0, "hang_folder", tuple(names[:-1]), hang_secs)
   elif word in ("lapse", "away"):  # One comes at the end, or dies in it.
     secs = rng.uniform(*((5.5, 8.0) if word == "lapse" else (35.0, 45.0)))
     yield Fault(at_secs, rng.choice(["stall", "full"]), (), round(secs, 3))

@@ -1,4 +1,4 @@
-"""Etcd in memory, with leases on virtual time; and a folder that all share.
+"""Etcd in memory, with leases on virtual time.
 
 The server answers the requests that `etcd.Etcd` makes, so that is the real one.
 """
@@ -8,9 +8,7 @@ import functools
 import itertools
 from typing import Any
 
-from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import etcd as etcd_lib
-from bamboo_jax.cluster.store import fence as fence_lib
 
 _decode = functools.lru_cache(1 << 12)(etcd_lib.decode)
 
@@ -156,50 +154,3 @@ class Server:
   def _check_space(self) -> None:
     if self.is_full:
       raise OSError("etcdserver: mvcc: database space exceeded")
-
-
-class Fence:
-  """As much of `fence.Fence` as agents and workers need."""
-
-  def __init__(self) -> None:
-    self._claim: fence_lib.Claim | None = None
-    self._time = 0
-    self._begun: dict[str, int] = {}
-    self._views: dict[tuple[str, int], views.View] = {}
-
-  def read(self) -> tuple[fence_lib.Claim | None, int]:
-    """See `fence.Fence`."""
-    return self._claim, self._time
-
-  def create(self, stamp: str) -> bool:
-    """See `fence.Fence`."""
-    if self._claim is not None:
-      return False
-    self.replace(stamp)
-    return True
-
-  def replace(self, stamp: str) -> None:
-    """See `fence.Fence`."""
-    self._claim = fence_lib.Claim(stamp, self._begun.get(stamp, 0))
-    self.beat()
-
-  def begin(self, claim: fence_lib.Claim) -> None:
-    """See `fence.Fence`."""
-    self.create(claim.stamp)
-    if claim.stamp == self._claim.stamp and claim.epoch > self._claim.epoch:
-      self._begun[claim.stamp] = claim.epoch
-      self.replace(claim.stamp)
-
-  def beat(self) -> None:
-    """See `fence.Fence`."""
-    self._time += 1
-
-  def claim_view(self, stamp: str, view: views.View) -> views.View:
-    """See `fence.Fence`."""
-    return self._views.setdefault((stamp, view.number), view)
-
-  def views_after(self, stamp: str, number: int) -> list[views.View]:
-    """See `fence.Fence`."""
-    keys = ((stamp, n) for n in itertools.count(number + 1))
-    there = itertools.takewhile(self._views.__contains__, keys)
-    return [self._views[key] for key in there]

@@ -139,7 +139,7 @@ class Worker(worker_lib.Worker):
 
   def _check_fence(self, epoch):
     claim = dataclasses.replace(self.claim, epoch=epoch)
-    fence_lib.check(self.shared.fence, claim)
+    fence_lib.check(self.fence, claim)
 
   def _make_loop(self, client, cohort, engine):
     """Returns the real worker; what it makes itself is of arrays and files."""

@@ -2,8 +2,9 @@
 
 It talks as real ones do (`cluster.client_state`), and follows `train.worker`:
 it is told facts, compiles, works in views, votes on each step, and agrees with
-all others after a loss. Its state is the hash of the steps it has committed, so
-whoever goes on from another state than the others is found.
+all others after a loss. Its state is the hash of the steps it has committed and
+of the views that have voted for them; so a worker is found that goes on from
+another state than the others, or commits a step together with other members.
 """
 
 import collections
@@ -22,13 +23,14 @@ from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.schedule import channel as channel_lib
 from tests.simulation import clock as clock_lib
-from tests.simulation import store as store_lib
+from tests.simulation import share as share_lib
 
 INIT_SECS, STEP_SECS, _COMPILE_SECS = 0.5, 0.25, 0.5
 SAVE_STEPS = 4
 _LAST_SECS = 0.5
 _EXPLAIN_SECS = 30.0  # As in `train.worker`.
 _BEAT_SECS, _SILENCE_SECS = 0.25, 3.0
+_AGAIN_SECS = 0.1  # Between two looks at a folder that gives errors.
 
 # Yields how long to wait; or for what, and how long at most.
 _Work = Generator[float | tuple[Callable[[], bool], float | None], bool, Any]
@@ -39,6 +41,7 @@ class Shared:
   """What workers share: a folder with checkpoints, and who watches.
 
   Attributes:
+    share: The folder, with the fence of the run.
     saved: Steps and state of checkpoints.
     workers: Those of `trainer` that members have, by number.
     wire: What has been sent between those, by run and channel.
@@ -50,13 +53,13 @@ class Shared:
     reroute: A setting of the ladder.
   """
 
+  share: share_lib.Share
   on_commit: Callable[["Worker", int, int, int, str], None]
   is_gone: Callable[[str], bool]
   num_steps: int
   layout: str
   reroute: str
   saved: dict[int, str] = dataclasses.field(default_factory=dict)
-  fence: store_lib.Fence = dataclasses.field(default_factory=store_lib.Fence)
   workers: dict[int, Any] = dataclasses.field(default_factory=dict)
   wire: dict[tuple[Any, ...], list[str]] = dataclasses.field(
       default_factory=lambda: collections.defaultdict(list)
@@ -96,6 +99,7 @@ class Worker:
       number: int,
       stamp: str,
       *,
+      host: str,
       clock: clock_lib.Clock,
       shared: Shared,
       say: Callable[[Any], None],
@@ -106,6 +110,7 @@ class Worker:
     self.claim: fence_lib.Claim | None = None
     self._state = ""
     self._clock, self.shared = clock, shared
+    self._host, self.fence = host, shared.share.at_once(host)
     self._say, self._exit = say, exit
     self._backlog: list[Any] = []
     self.client = client_state.ClientState(
@@ -120,6 +125,7 @@ class Worker:
     self._condition: Callable[[], bool] | None = None
     self._since = channel_lib.NEVER  # As in `channel_lib.Begun`.
     self._turn = 0
+    self._late_turn = -1  # Which would have been over while it was stopped.
     self._work = self._make_work()
     self._advance(None)
     self._beat()
@@ -143,6 +149,7 @@ class Worker:
     for message in backlog:
       self.hear(message)
     self._look()
+    self._wake_after(self._late_turn)
 
   def say_data(self, data: bytes) -> None:
     """Says what the real client has encoded."""
@@ -151,6 +158,7 @@ class Worker:
 
   def _make_work(self) -> _Work:
     self.steps, self.epoch = -1, 0
+    self._voted_in = 0  # View in which it has voted last.
     return self._live()
 
   def _on_lost(self, view: views.View) -> Any:
@@ -190,7 +198,7 @@ class Worker:
     if self._is_over or turn != self._turn:
       return
     if self.is_stopped:
-      self._clock.at(_BEAT_SECS, self._wake_after, turn)
+      self._late_turn = turn
     else:
       self._advance(False)
 
@@ -227,7 +235,7 @@ class Worker:
           is_new = False
           yield from self._regroup()
         elif self.steps >= self.shared.num_steps:
-          self._check_fence()
+          yield from self._check_fence()
           yield from self._gather(messages.FINISHED, None)
           yield _LAST_SECS  # Until its checkpoint is closed.
           self._say(messages.Done())
@@ -279,8 +287,9 @@ class Worker:
       if any(self.shared.is_gone(m.host) for m in client.adopted.members):
         raise OSError("a transfer has failed")
       client.note_progress()
-    self._check_fence()
+    yield from self._check_fence()
     seen = max(client.newest.number, client.adopted.number)
+    self._voted_in = client.adopted.number
     votes = yield from self._gather(f"vote {self.steps}", seen)
     self._commit()
     seen = min(votes.values())
@@ -296,16 +305,24 @@ class Worker:
     if stopped_for is None or stopped_for.number != view.number:
       client.post(view.number, "begun", json_lib.to_plain(self._begun()))
 
-  def _check_fence(self) -> None:
+  def _check_fence(self) -> _Work:
+    """Looks at the fence, as `fence.check`."""
     epoch = self.client.adopted.epoch
     claim = dataclasses.replace(self.claim, epoch=epoch)
-    try:
-      fence_lib.check(self.shared.fence, claim)
-    except base.FencedError:
-      raise _FailedError from None
+    while True:
+      while secs := self.shared.share.hung_secs(self._host):
+        yield secs
+      try:
+        fence_lib.refuse(self.fence.read()[0], claim)
+        return
+      except base.FencedError:
+        raise _FailedError from None
+      except OSError:
+        yield _AGAIN_SECS
 
   def _commit(self) -> None:
-    state = f"{self._state} {self.steps}".encode()
+    # Those who commit a step have voted in one view, also who commits it late.
+    state = f"{self._state} {self.steps} {self._voted_in}".encode()
     self._state = hashlib.sha256(state).hexdigest()[:16]
     self.steps += 1
     if self.steps % SAVE_STEPS == 0:

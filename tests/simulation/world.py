@@ -23,6 +23,7 @@ class World:
     cut_off: Hosts that cannot reach the store.
     loses_answers: Whether answers of the store get lost, after the write.
     on_end: Called when an agent ends; its worker is there still.
+    on_adopt: Called when an agent has adopted views.
   """
 
   clock: clock_lib.Clock
@@ -32,6 +33,7 @@ class World:
   shared: worker_lib.Shared
   make_worker: type[worker_lib.Worker]
   on_end: Callable[[Any], None]
+  on_adopt: Callable[[Any], None]
   stalled_until: float = 0.0
   cut_off: collections.Counter[str] = dataclasses.field(
       default_factory=collections.Counter

@@ -19,6 +19,8 @@ use: the agent begins again, with another worker. After that all agents are
 alike; see `membership`, and `run_over` for 5.
 """
 
+import contextlib
+
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
@@ -48,6 +50,8 @@ def live(state: state_lib.State) -> events_lib.Flow:
   roster.known[state.incarnation] = roster.me
   yield from _register(state)
   state.start(look(state))
+  state.start(membership.look_at_folder(state))
+  state.start(run_stamp.beat(state))
   state.start(_keep_lease(state))
   yield from _find_origin(state)
   if state.origin:  # Whoever has ended the run may have died then.
@@ -88,8 +92,6 @@ def look(state: state_lib.State) -> events_lib.Flow:
       sight = yield from run_stamp.look(state)
       membership.learn(state, sight.views)
       membership.find_unpublished(state, sight.views, published)
-      if state.roster.view.number and not state.roster.is_member:
-        yield from membership.read_made(state)  # The store may have gone back.
       state.roster.registered = {m.incarnation for m in sight.members}
       state.dial(sight.members)
       yield events_lib.Sleep(_POLL_SECS)  # Changes come in swarms.
@@ -100,15 +102,11 @@ def look(state: state_lib.State) -> events_lib.Flow:
 
 
 def _keep_lease(state: state_lib.State) -> events_lib.Flow:
-  """Says in the store that it lives, and beside it."""
-  state.start(run_stamp.beat(state))
+  """Says in the store that it lives."""
   while True:
     yield events_lib.Sleep(registry_lib.LEASE_SECS / 3)
-    try:
+    with contextlib.suppress(OSError):  # It says nothing about a death.
       yield events_lib.store(_Registry.renew, state.roster.me)
-      state.is_heard = True
-    except OSError:
-      state.is_heard = False  # It says nothing about a death.
 
 
 def _find_origin(state: state_lib.State) -> events_lib.Flow:

@@ -2,8 +2,7 @@
 
 Each member is watched by the next few in the order of the view, all around;
 who is no member yet, by all. Once anybody is suspected, and not for being
-refused, or this agent doubts that it is a member, it asks all, and judges by
-what it hears itself.
+refused, an agent asks all, and judges by what it hears itself.
 
       n1 -- beat ---------> n2, n3           1. calm: two watch each
       n1 x                  n3               2. n3 has heard nothing for long
@@ -33,7 +32,7 @@ def give(state: state_lib.State) -> None:
   is_partial = state.routes.width > 1
   # Who is in a new view later than this agent has forgotten its stall.
   concerns_all = last.view != beat.view or last.stall or beat.stall
-  if concerns_all or state.doubts:
+  if concerns_all:
     state.send(beat)
   elif is_news or beat.asks or not is_sparse(state):
     state.send(beat, to=sorted(state.routes.direct) if is_partial else None)
@@ -47,8 +46,7 @@ def give(state: state_lib.State) -> None:
 def hear(state: state_lib.State, incarnation: str, beat: messages.Beat) -> None:
   """Handles a sign of life; answers who asks for one."""
   state.watch.note_stall(incarnation, beat.stall)
-  if beat.view == state.roster.view.number:
-    state.agreeing.add(incarnation)
+  state.heard.add(incarnation)
   if beat.asks and state.has_worker:
     answer, routes = _now(state), state.routes
     if not answer.asks or (
@@ -79,7 +77,7 @@ def _now(state: state_lib.State) -> messages.Beat:
 
 def _is_unclear(state: state_lib.State) -> bool:
   is_member = state.roster.view.find
-  return state.doubts or any(
+  return any(
       is_member(by) and is_member(whom)
       for by, whom in state.suspicions.unclear(state.awake)
   )

@@ -39,6 +39,7 @@ _SOON_SECS = 0.005
 _RETRY_SECS = 0.1
 _PATIENCE_SECS = 1.0  # That an agent which has lost most others lets them go.
 _HANDOVER_SECS = 2.0  # That the leader has before the next member acts.
+_LOOK_SECS = 2.0  # Between two looks at the folder.
 _NUM_PUBLISHERS = 6  # In case that the first cannot reach the store.
 _SETTLE_SECS = 2.0  # That an agent whose worker is gone waits for the others.
 
@@ -132,7 +133,6 @@ def _propose(state: state_lib.State) -> events_lib.Flow:
       is_minority = views.is_minority(state.roster.view, view)
       if is_minority and state.patient_for < view.number:
         yield events_lib.Sleep(_PATIENCE_SECS)
-        yield from read_made(state)
         state.patient_for = view.number
       else:
         made = yield events_lib.Fence("claim_view", (state.stamp, view))
@@ -246,14 +246,19 @@ def _catch_up(state: state_lib.State) -> events_lib.Flow:
 
 def adopt(state: state_lib.State, view: views.View) -> None:
   """Adopts a view if it is newer, and tells the worker."""
+  if view.repeats > state.roster.view.number:  # A newcomer has missed it.
+    adopt(state, views.original(view))
   was_in, former = state.roster.is_member, state.roster.view
   if not state.roster.adopt(view):
     return
-  state.agreeing.clear()
-  state.do(events_lib.Log(f"View {view.number}: {view.reason}"))
+  state.heard.clear()
+  state.do(events_lib.Log(f"View {view.number}: {view.text}"))
   silent = _find_silent(state, former, view)
   _leave_out(state, former, view)
-  if state.roster.is_member:
+  if view.repeats:  # The worker knows the original.
+    if view.is_ask:
+      state.start(_answer(state), once=True)
+  elif state.roster.is_member:
     state.watch.note_view(state.now)
     if silent:
       state.tell_worker(messages.Silent(view.number, silent))
@@ -282,6 +287,31 @@ def _find_silent(
       if not view.find(m.incarnation)
   }
   return {number: secs for number, secs in found.items() if secs is not None}
+
+
+def _answer(state: state_lib.State) -> events_lib.Flow:
+  """Says in the folder that a member is alive, as somebody asks there."""
+  while (asked := state.roster.view).is_ask and state.roster.is_at_work:
+    if state.is_ending:
+      return
+    try:
+      view = views.answer(asked, state.options.name)
+      made = yield events_lib.Fence("claim_view", (state.stamp, view))
+      learn(state, [made])
+    except OSError as error:
+      state.warn(f"{error} Trying again.")
+      yield events_lib.Sleep(_RETRY_SECS)
+
+
+def look_at_folder(state: state_lib.State) -> events_lib.Flow:
+  """Finds the views of the folder that this agent was not told of."""
+  while True:
+    yield events_lib.Sleep(_LOOK_SECS)
+    if state.roster.view.number:
+      try:
+        yield from read_made(state)
+      except OSError as error:
+        state.warn(f"{error}")
 
 
 def _leave_out(
@@ -321,7 +351,7 @@ def _stand_by(state: state_lib.State) -> events_lib.Flow:
     roster = state.roster
     quiet = state.watch.find_quiet(state.now)
     alive = {*roster.incarnations} - roster.gone.keys() - {*quiet}
-    alive &= state.agreeing  # Who was away may have died meanwhile.
+    alive &= state.heard  # Who was away may have died meanwhile.
     if roster.done or any(not state.suspicions.suspects(i) for i in alive):
       state.finish(events_lib.End(state.cause))
     yield events_lib.Sleep(_RETRY_SECS)

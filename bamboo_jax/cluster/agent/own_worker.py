@@ -12,7 +12,6 @@ from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
 _Registry = registry_lib.Registry
-_BACKLOG_SECS = 1.0
 _RETRY_SECS = 0.1
 _STATUS_SECS = 1.0  # Between two reports to the store.
 
@@ -44,8 +43,8 @@ def hear(state: state_lib.State, message: Any) -> None:
         links.tell_assignment(state, incarnation)
     case messages.Report(facts):
       _report(state, facts)
-    case messages.Doubt(was_away):
-      state.start(_make_sure(state) if was_away else _look_for_views(state))
+    case messages.Doubt():
+      state.start(_make_sure(state))
     case messages.Done():
       roster.done.add(state.incarnation)
     case messages.Leave():
@@ -101,45 +100,15 @@ def _fail(state: state_lib.State, reason: str) -> events_lib.Flow:
     state.finish(events_lib.End(reason))
 
 
-def _look_for_views(state: state_lib.State) -> events_lib.Flow:
+def _make_sure(state: state_lib.State) -> events_lib.Flow:
   """Tells the worker that it is still a member, if the folder says so.
 
-  That is quick, with a store or without: else others would wait for this one
-  in turn, and doubt what comes then.
+  What others had said while this agent was away may be waiting to be read; a
+  view without this node would be in the folder.
   """
   yield from state.until_ok(membership.read_made, state)
   if not state.is_ending:
     state.tell_worker(messages.StillMember())
-
-
-def _make_sure(state: state_lib.State) -> events_lib.Flow:
-  """Tells the worker that it is still a member.
-
-  The store says so, or without it all others: not what had waited to be read
-  while this agent was away too, so it does not listen at first.
-  """
-  try:
-    yield from membership.read(state)
-  except OSError:
-    yield events_lib.Sleep(_BACKLOG_SECS)
-    state.agreeing.clear()
-    state.doubts = True
-    yield from _hear_all(state)
-    state.doubts = False
-  if not state.is_ending:
-    state.tell_worker(messages.StillMember())
-
-
-def _hear_all(state: state_lib.State) -> events_lib.Flow:
-  """Waits until all members agree on the view, or the store answers."""
-  roster = state.roster
-  while {*roster.incarnations} - state.agreeing - {state.incarnation}:
-    try:
-      yield events_lib.Sleep(_RETRY_SECS)
-      yield from membership.read(state)
-      return
-    except OSError as error:
-      state.warn(f"{error} Trying again.")
 
 
 def _report(state: state_lib.State, status: Mapping[str, Any]) -> None:

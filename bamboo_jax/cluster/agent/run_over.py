@@ -2,8 +2,16 @@
 
 Whoever trains no more, or not yet, looks whether the members of the view are
 gone: they have said so, or they can neither be reached nor renew their leases.
-Then it writes a view without members, from which all begin another life, with
-another worker, at the newest checkpoint.
+It may merely be cut off, so it then asks them in the log of views, which is in
+the folder of the run. If none answers it writes a view without members, from
+which all begin another life, with another worker, at the newest checkpoint.
+
+  newcomer                         folder                a member, if one lives
+     |-- 1 view N+1, "asks" -------->|                             |
+     |                               |<-- 2 looks each 2 s --------|
+     |   3 waits                     |<-- 4 view N+2, "is alive" --|
+     |-- 5 view N+2, no members ---->|
+     |<- 6 which of both is there ---|
 """
 
 from bamboo_jax.cluster import messages
@@ -12,7 +20,6 @@ from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import membership
 from bamboo_jax.cluster.agent import run_stamp
 from bamboo_jax.cluster.agent import state as state_lib
-from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
 _Registry = registry_lib.Registry
@@ -80,15 +87,15 @@ def _patience_secs(state: state_lib.State) -> float:
   members = set(state.roster.incarnations) - state.roster.gone.keys()
   if all(state.suspicions.is_refused(i) for i in members):
     return _ALONE_SECS
-  return state.options.limits.most_silence_secs
+  # A link that is broken for long must not fill the folder with questions.
+  return state.options.limits.most_silence_secs * min(state.num_answers + 1, 8)
 
 
 def _end_run(state: state_lib.State) -> events_lib.Flow:
   yield from state.until_ok(membership.read, state)
   if {*state.roster.incarnations} - state.roster.gone.keys():
-    before = yield from run_stamp.last_beat(state)
-    yield events_lib.Sleep(fence_lib.BEAT_SECS)
-    if (yield from run_stamp.last_beat(state)) != before:
+    if not (yield from _ask_in_vain(state)):
+      state.num_answers += 1
       state.over_secs = None  # Members live, and are merely not heard.
       return
   while not state.is_ending and _is_over(state):
@@ -101,6 +108,25 @@ def _end_run(state: state_lib.State) -> events_lib.Flow:
     yield from run_stamp.begin_life(state, empty.number)
     state.send(messages.NewView(empty))
     membership.adopt(state, empty)
+
+
+def _ask_in_vain(state: state_lib.State) -> events_lib.Flow:
+  """Asks in the folder whether a member is alive; whether none has said so.
+
+  The next view of the folder is either that of a member or the one without
+  members, however late either of them is written. A question of another node
+  counts too.
+  """
+  asked = state.roster.view
+  if not asked.is_ask:
+    asked = views.ask(asked, state.options.name)
+    made = yield from state.until_ok(_make, state, asked)
+    membership.learn(state, [made])
+    if not made.is_ask:
+      return False
+  yield events_lib.Sleep(state.options.limits.most_silence_secs)
+  yield from state.until_ok(membership.read, state)
+  return state.roster.view.number == asked.number
 
 
 def _make(state: state_lib.State, view: views.View) -> events_lib.Flow:

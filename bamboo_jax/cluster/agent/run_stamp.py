@@ -2,19 +2,20 @@
 
 The first agent draws a stamp, and writes it into the folder and into the
 store. A store that has lost its data, and a folder in which another run lives,
-are so found, and refused. Members whose store has lost its data go on; if they
-miss nobody but the dead, the oldest gives it back what they know. Where most
-are dead it looks whether others live that it cannot reach.
+are so found, and refused. Members whose store has lost its data go on; the
+oldest that lives gives it back what they know, unless the folder has a newer
+view.
 
    leader                         store, empty          other members
      |-- 1 has it my stamp? ------>|<---------------------|
-     |   2 a while, in which nobody is missed, nor a view comes
+     |   2 a while, in which no view comes, here nor in the folder
      |-- 3 stamp, config, numbers, view ------>|
      |                                |<-- 4 has it my view? Then it is right.
 """
 
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.agent import membership
 from bamboo_jax.cluster.agent import selection
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
@@ -41,18 +42,19 @@ def find(state: state_lib.State) -> events_lib.Flow:
         events_lib.store(_Registry.stamp), fatal=etcd_lib.NoEtcdError
     )
     there = yield from ask
-    claim, beat = yield events_lib.Fence("read")
+    claim, beat = yield from state.ask(events_lib.Fence("read"))
     if there and claim is not None and there == claim.stamp:
       break
     if beat != last:
       last, since_secs = beat, state.now
     is_left = claim and state.now >= since_secs + limits.most_silence_secs
     if is_left and there:
-      yield events_lib.Fence("replace", (there,))
+      yield from state.ask(events_lib.Fence("replace", (there,)))
       continue
     mine = state.incarnation
     if is_left or not (claim or there):
-      if claim or (yield events_lib.Fence("create", (mine,))):
+      create = state.ask(events_lib.Fence("create", (mine,)))
+      if claim or (yield from create):
         begin = events_lib.store(_Registry.begin, mine)
         yield from state.ask(begin)
         continue
@@ -92,9 +94,8 @@ def begin_life(state: state_lib.State, epoch: int) -> events_lib.Flow:
 def beat(state: state_lib.State) -> events_lib.Flow:
   """Shows those who hear nothing of the members that they live.
 
-  One does that for all, the first that is not missed, and those whom the store
-  does not hear. A few who are left may have to look whether others do. Waits
-  for no store, as busy agents would then be silent for too long.
+  One does that for all, the first that is not missed. Waits for no store, as
+  busy agents would then be silent for too long.
   """
   roster = state.roster
   while True:
@@ -108,21 +109,12 @@ def beat(state: state_lib.State) -> events_lib.Flow:
         ),
         state.incarnation,
     )
-    if roster.view.members:
-      is_witness = first == state.incarnation or not state.is_heard
-      shows = roster.is_at_work and is_witness
-    else:  # Nobody has state; who is cut off must not keep others.
-      shows = state.is_heard
-    if shows and not state.listens:
+    is_first = roster.is_at_work and first == state.incarnation
+    if is_first or not roster.view.members:
       try:
         yield events_lib.Fence("beat")
       except OSError as error:
         state.warn(f"{error}")
-
-
-def last_beat(state: state_lib.State) -> events_lib.Flow:
-  """Returns when members last showed that they live; a number that grows."""
-  return (yield from state.until_ok(_fence, "read"))[1]
 
 
 def look(state: state_lib.State) -> events_lib.Flow:
@@ -145,15 +137,10 @@ def look(state: state_lib.State) -> events_lib.Flow:
   if not known.number or known.members and not state.roster.is_member:
     state.begin_again("etcd has lost the data of the run")
   elif there in ("", state.stamp):
-    before = yield from last_beat(state)
     if _may_restore(state):
-      state.listens = not _is_most(state)
-      yield events_lib.Sleep(fence_lib.BEAT_SECS)
-      is_alone = (yield from last_beat(state)) == before
-      state.listens = False
+      yield from membership.read_made(state)  # Others may be further.
       if state.roster.view is known and _may_restore(state):
-        if is_alone or _is_most(state):
-          yield _restore(state)
+        yield _restore(state)
   elif state.now >= state.lost_secs + state.options.limits.start_silence_secs:
     claim, _ = yield from state.until_ok(_fence, "read")
     if claim is not None and claim.stamp == there:  # By others of this run.
@@ -175,24 +162,16 @@ def _find_left(state: state_lib.State) -> list[str]:
   return [] if lost is None else [i for i in members if i not in lost]
 
 
-def _is_most(state: state_lib.State) -> bool:
-  """Whether most are left, or the others are certainly gone."""
-  left = _find_left(state)
-  lost = [i for i in state.roster.incarnations if i not in left]
-  is_dead = lambda i: i in state.roster.gone or state.suspicions.is_refused(i)
-  return all(map(is_dead, lost)) or len(left) > len(lost)
-
-
 def _may_restore(state: state_lib.State) -> bool:
-  """Whether it is the turn of this one of those left, and none is missed.
+  """Whether it is the turn of this one of those left.
 
   The oldest comes first, the others in case it cannot reach the store.
   """
   left, me = _find_left(state), state.incarnation
-  missed = {i for by in left for i in state.suspicions.of(by)}
-  if me not in left or missed & {*left}:
-    return False
-  return state.now >= state.lost_secs + _HANDOVER_SECS * left.index(me)
+  return (
+      me in left
+      and state.now >= state.lost_secs + _HANDOVER_SECS * left.index(me)
+  )
 
 
 def _restore(state: state_lib.State) -> events_lib.Store:

@@ -73,8 +73,6 @@ class State:
     # The store.
     self.stamp = ""  # Of the run; "" before it is known.
     self.lost_secs: float | None = None  # Since when it cannot be trusted.
-    self.is_heard = True  # Whether it has last taken a sign of life.
-    self.listens = False  # Whether it does not show for a while that it lives.
     self.published = 0  # Number of the last view that it has written there.
     self.status: dict[str, Any] = {}  # For `bamboo status`.
     self.is_status_new = False  # Whether the store does not know all of it yet.
@@ -95,16 +93,14 @@ class State:
     self.has_worker = False
     self.ready_secs = 0.0  # When it had compiled.
     self.assignment: messages.Assignment | None = None  # As it has said.
-    # Who has said that it is in the view of this agent; anew since it doubts
-    # that this is the newest.
-    self.agreeing: set[str] = set()
-    self.doubts = False  # Whether it waits for them.
+    self.heard: set[str] = set()  # Agents, since the newest view.
     self.is_in_trouble = False  # As it was told last, see `messages.Trouble`.
     # The next view, and the end.
     self.patient_for = 0  # Number of the last view that was put off.
     self.decided_secs = float("-inf")  # When it last looked who is lost.
     self.due = (0, 0.0)  # Number of the view that is due, and since when.
     self.over_secs: float | None = None  # Since when nobody seems to be left.
+    self.num_answers = 0  # How often a member was alive after all.
     self.is_ending = False  # And believes nothing about others.
     self.begins_again = False  # Another life follows, with another worker.
     self.fault = ""  # Why it has killed its worker, "" if it has not.

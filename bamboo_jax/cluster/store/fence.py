@@ -3,15 +3,24 @@
 `WORKDIR/fence.json` holds the stamp that the run has in its store. Each of its
 lives has an epoch, the number of the view without members from which it began.
 Whoever finds another stamp, or a later epoch, commits and writes nothing more.
-The time of the file moves as long as members live; so nobody takes over a
-folder, or ends a run, of which it merely hears nothing.
+The time of the file moves as long as members live, so that nobody takes over
+the folder of a run that is going on.
 
 `WORKDIR/views` has a file for each view, which whoever makes one creates first:
 so there is one of each number, whoever can reach the store. So it has for each
-life: one who was away meanwhile does not put an earlier one over it.
+life: one who was away meanwhile does not put an earlier one over it. Whether a
+file was created is known from what is read afterwards; an answer may be lost.
+
+A file is on disk before it has a name. If a view's file is damaged all the same
+(empty, half or garbage), it has been damaged from the start, and no process has
+read a view from it. A process that has found it damaged for `VOID_SECS` creates
+a next attempt beside it, which repeats the view before; of the attempts the
+first that can be read counts.
 """
 
+from collections.abc import Callable, Generator
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -25,7 +34,11 @@ from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
 
 BEAT_SECS = 4.0  # In which members who live show that.
+VOID_SECS = 10.0  # After which a damaged file counts as no view.
 _NAME = "fence.json"
+
+# Yields calls, method and arguments, of `Folder`; is sent what they return.
+Calls = Generator[tuple[str, ...], Any, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,45 +49,196 @@ class Claim:
   epoch: int = 0
 
 
+class _DamagedError(OSError):
+  """A view's file cannot be understood, and may yet be given up."""
+
+
+class Protocol:
+  """What is read and written, in which order; waits for nothing itself."""
+
+  def __init__(self, where: str, now: Callable[[], float]) -> None:
+    """Has read nothing yet.
+
+    Args:
+      where: Name of the folder, for messages.
+      now: Returns the time in seconds.
+    """
+    self._where, self._now = where, now
+    self._damaged_secs: dict[str, float] = {}  # When found, by name.
+
+  def read(self) -> Calls:
+    """Returns who may write, None if nobody has said so; and the time."""
+    found = yield "read", _NAME
+    if found is None:
+      return None, 0
+    content, moved = found
+    try:
+      stamp = json_lib.from_plain(Claim, json.loads(content)).stamp
+    except ValueError:  # Somebody has died while he wrote it.
+      stamp = ""
+    begun = yield from self.views_after(f"{stamp}.lives", 0)
+    return Claim(stamp, begun[-1].epoch if begun else 0), moved
+
+  def create(self, stamp: str) -> Calls:
+    """Claims a folder that nobody has claimed; returns whether it did."""
+    yield "create", _NAME, _render(Claim(stamp))
+    claim, _ = yield from self.read()
+    return claim is not None and claim.stamp == stamp
+
+  def replace(self, stamp: str) -> Calls:
+    """Takes the folder over."""
+    yield "replace", _NAME, _render(Claim(stamp))
+
+  def begin(self, claim: Claim) -> Calls:
+    """Shuts out earlier lives of a run, unless a later one has begun."""
+    yield from self.create(claim.stamp)
+    lives, found = f"{claim.stamp}.lives", (yield from self.read())[0]
+    while found and found.stamp == claim.stamp and found.epoch < claim.epoch:
+      number = len((yield from self.views_after(lives, 0))) + 1
+      life = views.View(number, (), "", epoch=claim.epoch)
+      yield from self.claim_view(lives, life)
+      found = (yield from self.read())[0]
+
+  def claim_view(self, stamp: str, view: views.View) -> Calls:
+    """Returns the view of this number: `view` if there was none."""
+    yield "create", _find(stamp, view.number), _render(view)
+    found = yield from self._read_view(stamp, view.number)
+    if found is None:
+      name = f"{self._where}/{_find(stamp, view.number)}"
+      raise OSError(f"{name} is not there right after it was created.")
+    return found
+
+  def views_after(self, stamp: str, number: int) -> Calls:
+    """Returns the views of a run that follow one, in order.
+
+    Those before one that is damaged; `OSError` if that is the first.
+    """
+    found: list[views.View] = []
+    while True:
+      try:
+        view = yield from self._read_view(stamp, number + len(found) + 1)
+      except _DamagedError:
+        if not found:
+          raise
+        return found
+      if view is None:
+        return found
+      found.append(view)
+
+  def beat(self) -> Calls:
+    """Shows other runs that members of this one live."""
+    yield "touch", _NAME
+
+  def _read_view(self, stamp: str, number: int) -> Calls:
+    """Returns a view, None if there is none; `OSError` if it is damaged."""
+    error, attempt = None, 0
+    while True:
+      name = _find(stamp, number, attempt)
+      found = yield "read", name
+      if found is not None:
+        try:
+          return _parse(found[0])
+        except ValueError as failure:
+          error, attempt = failure, attempt + 1
+      elif error is None:
+        return None
+      else:
+        since_secs = self._damaged_secs.setdefault(name, self._now())
+        if self._now() < since_secs + VOID_SECS:
+          damaged = _find(stamp, number, attempt - 1)
+          raise _DamagedError(f"{self._where}/{damaged} is damaged: {error}.")
+        before = yield from self._read_view(stamp, number - 1)
+        void = views.void(before or views.View(number - 1, (), ""))
+        yield "create", name, _render(void)
+
+
+class Folder:
+  """The files of a folder; all calls block, and raise `OSError`."""
+
+  def __init__(self, path: pathlib.Path) -> None:
+    self._path = path
+
+  def read(self, name: str) -> tuple[str, int] | None:
+    """Returns content and time of a file; None if there is none."""
+    try:
+      with open(self._path / name, "rb") as file:  # A share asks its server.
+        moved = os.fstat(file.fileno()).st_mtime_ns
+        return file.read().decode(errors="replace"), moved
+    except FileNotFoundError:
+      return None
+
+  def create(self, name: str, text: str) -> None:
+    """Creates a file, unless there is one; nobody ever sees half of it."""
+    path = self._path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=_NAME
+    ) as file:
+      file.write(text)
+      file.flush()
+      os.fsync(file.fileno())  # A name without content would count.
+      try:
+        os.link(file.name, path)
+      except FileExistsError:
+        return
+    self._sync(path.parent)
+
+  def replace(self, name: str, text: str) -> None:
+    """Replaces a file."""
+    base.write_atomically(self._path / name, text)
+    self._sync(self._path)
+
+  def touch(self, name: str) -> None:
+    """Moves the time of a file."""
+    os.utime(self._path / name)
+
+  def _sync(self, folder: pathlib.Path) -> None:
+    """Has the names in a folder on disk, and its own in that of the run."""
+    for path in {folder, self._path}:
+      fd = os.open(path, os.O_RDONLY)
+      try:
+        os.fsync(fd)
+      finally:
+        os.close(fd)
+
+
+def _blocking(calls: Callable[..., Calls]) -> Callable[..., Any]:
+  """Returns the method that makes the calls of one of `Protocol`."""
+
+  @functools.wraps(calls)
+  def block(self: "Fence", *args: Any) -> Any:
+    return run(calls(self.protocol, *args), self.folder)
+
+  return block
+
+
+def run(calls: Calls, folder: Any) -> Any:
+  """Makes calls of a `Folder`, and returns what they are made for."""
+  answer = None
+  while True:
+    try:
+      method, *args = calls.send(answer)
+    except StopIteration as end:
+      return end.value
+    answer = getattr(folder, method)(*args)
+
+
 class Fence:
   """The fence of a folder; all calls block, and raise `OSError`."""
 
   def __init__(self, folder: str | os.PathLike[str]) -> None:
     self._path = pathlib.Path(folder) / _NAME
     self._views = pathlib.Path(folder) / "views"
+    self.folder = Folder(pathlib.Path(folder))
+    self.protocol = Protocol(os.fspath(folder), time.monotonic)
 
-  def read(self) -> tuple[Claim | None, int]:
-    """Returns who may write, None if nobody has said so; and the time."""
-    try:
-      with open(self._path) as file:  # A share looks at its server then.
-        content, moved = file.read(), os.fstat(file.fileno()).st_mtime_ns
-    except FileNotFoundError:
-      return None, 0
-    try:
-      stamp = json_lib.from_plain(Claim, json.loads(content)).stamp
-    except ValueError:  # Somebody has died while he wrote it.
-      stamp = ""
-    begun = self.views_after(f"{stamp}.lives", 0)
-    return Claim(stamp, begun[-1].epoch if begun else 0), moved
-
-  def create(self, stamp: str) -> bool:
-    """Claims a folder that nobody has claimed; returns whether it did."""
-    return _create(self._path, _render(Claim(stamp)))
-
-  def replace(self, stamp: str) -> None:
-    """Takes the folder over."""
-    base.write_atomically(self._path, _render(Claim(stamp)))
-
-  def begin(self, claim: Claim) -> None:
-    """Shuts out earlier lives of a run, unless a later one has begun."""
-    self.create(claim.stamp)
-    lives, found = f"{claim.stamp}.lives", self.read()[0]
-    while found.stamp == claim.stamp and found.epoch < claim.epoch:
-      number = len(self.views_after(lives, 0)) + 1
-      life = views.View(number, (), "", epoch=claim.epoch)
-      self.claim_view(lives, life)
-      self.beat()
-      found = self.read()[0]
+  read = _blocking(Protocol.read)
+  create = _blocking(Protocol.create)
+  replace = _blocking(Protocol.replace)
+  begin = _blocking(Protocol.begin)
+  claim_view = _blocking(Protocol.claim_view)
+  views_after = _blocking(Protocol.views_after)
+  beat = _blocking(Protocol.beat)
 
   def clear(self, found: tuple[Claim | None, int], since_secs: float) -> None:
     """Takes the folder from a run that is over; only for who holds its lock.
@@ -97,35 +261,17 @@ class Fence:
     """Leaves the folder to nobody."""
     self._path.unlink(missing_ok=True)
 
-  def claim_view(self, stamp: str, view: views.View) -> views.View:
-    """Returns the view of this number: `view` if there was none."""
-    _create(self._find(stamp, view.number), _render(view))
-    return self.views_after(stamp, view.number - 1)[0]
-
-  def views_after(self, stamp: str, number: int) -> list[views.View]:
-    """Returns the views of a run that follow one, in order."""
-    found: list[views.View] = []
-    while True:
-      path = self._find(stamp, number + len(found) + 1)
-      try:
-        found.append(json_lib.from_plain(views.View, _read(path)))
-      except FileNotFoundError:
-        return found
-
-  def _find(self, stamp: str, number: int) -> pathlib.Path:
-    return self._views / f"{stamp}.{number}.json"
-
-  def beat(self) -> None:
-    """Shows those who cannot hear the members that they live."""
-    os.utime(self._path)
-
 
 def check(fence: Fence, claim: Claim) -> None:
   """Raises `base.FencedError` if others than `claim` may write.
 
   A folder that cannot be read is asked again for a while, as agents do.
   """
-  found, _ = base.ask_again(fence.read)
+  refuse(base.ask_again(fence.read)[0], claim)
+
+
+def refuse(found: Claim | None, claim: Claim) -> None:
+  """Raises `base.FencedError` if `found` is not `claim`, nor before it."""
   if found is None or found.stamp != claim.stamp:
     raise base.FencedError("The workdir is that of another run now.")
   if found.epoch > claim.epoch:
@@ -135,24 +281,15 @@ def check(fence: Fence, claim: Claim) -> None:
     )
 
 
-def _create(path: pathlib.Path, text: str) -> bool:
-  """Creates a file, unless there is one; nobody ever sees half of it."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=_NAME) as file:
-    file.write(text)
-    file.flush()
-    try:
-      os.link(file.name, path)
-    except FileExistsError:
-      return False
-  return True
+def _find(stamp: str, number: int, attempt: int = 0) -> str:
+  """Returns the name of a view's file; of a later attempt if one is damaged."""
+  attempts = f".{attempt}" if attempt else ""
+  return f"views/{stamp}.{number}{attempts}.json"
 
 
-def _read(path: pathlib.Path) -> Any:
-  try:
-    return json.loads(path.read_text())
-  except ValueError as error:
-    raise OSError(f"{path} is damaged: {error}.") from error
+@functools.lru_cache(maxsize=256)
+def _parse(text: str) -> views.View:
+  return json_lib.from_plain(views.View, json.loads(text))
 
 
 def _render(value: Claim | views.View) -> str:

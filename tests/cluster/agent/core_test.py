@@ -3,6 +3,7 @@
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import messages
+from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
@@ -164,8 +165,7 @@ class CoreTest(given.CoreCase):
     self.requested(given.said(1, messages.Gone("killed")))
     self.on(given.said(2, messages.Gone("killed")))
     self.assertEqual(self.asked(self.answer()), [events_lib.Sleep(1.0)])
-    self.assertEqual(self.asked(self.answer(2.0)), [given.made_after(1)])
-    (request,) = self.asked(self.answer([]))
+    (request,) = self.asked(self.answer(2.0))
     self.assertEqual(request, given.claim(request.args[1]))
     self.assertEqual(request.args[1].numbers, {0})
 
@@ -175,7 +175,10 @@ class CoreTest(given.CoreCase):
     self.on(given.said(2, messages.Gone("killed")))
     self.asked(self.answer())
     self.asked(self.answer(2.0))
-    actions = self.answer([members.view(2, 1, 2, reason="n0 left: silent")])
+    made = members.view(2, 1, 2, reason="n0 left: silent")
+    write = events_lib.store(_Registry.write_view, made)
+    self.assertEqual(self.asked(self.answer(made)), [write])
+    actions = self.answer(True)
     reason = "the others go on without it: n0 left: silent"
     self.assertEqual(actions[-1], events_lib.End(reason))
     self.assertEqual(self.on(given.closed(1)), [])  # Says nothing about them.
@@ -309,6 +312,57 @@ class CoreTest(given.CoreCase):
     self.assertEqual(self.state.roster.view.number, 2)
     self.answer([members.view(3, 0, 2, 3), members.view(4, 0, 2)])
     self.assertEqual(self.state.roster.view.number, 4)
+
+  def test_a_member_answers_who_asks_and_its_worker_works_on(self):
+    self.begin(me=1)
+    asked = views.ask(self.state.roster.view, "n9")
+    answer = views.answer(asked, "n1")
+    actions = self.on(given.said(0, messages.NewView(asked)))
+    asks = [a for a in actions if isinstance(a, events_lib.Ask)]
+    (self.flow,) = (a.flow for a in asks if a.request == given.claim(answer))
+    actions += self.answer(error=OSError("no folder."))
+    self.assertEqual(self.asked(self.answer(2.0)), [given.claim(answer)])
+    other = views.answer(asked, "n0")  # It was first.
+    actions += self.answer(other)
+    self.assertEqual(self.state.roster.view, other)
+    told = [a for a in actions if isinstance(a, events_lib.TellWorker)]
+    self.assertEqual(told, [])
+    # Values are posted in the view in which workers are.
+    for number in (0, 2):
+      self.on(given.said(number, messages.Post(1, "vote", "no")))
+    post = events_lib.WorkerSaid(messages.Post(1, "vote", "no"))
+    values = dict.fromkeys(range(3), "no")
+    self.assertIn(
+        events_lib.TellWorker(messages.Gathered(1, "vote", values)),
+        self.on(post),
+    )
+
+  def test_who_has_no_worker_and_who_is_no_member_do_not_answer(self):
+    for me in (1, 3):
+      self.begin(me=me)
+      if me == 1:
+        self.on(events_lib.WorkerExited(-9))
+      asked = views.ask(self.state.roster.view, "n9")
+      actions = self.on(given.said(0, messages.NewView(asked)))
+      self.assertEqual(self.state.roster.view, asked)
+      answer = given.claim(views.answer(asked, f"n{me}"))
+      self.assertNotIn(answer, self.asked(actions))
+
+  @parameterized.parameters(1, 2)
+  def test_a_newcomer_that_hears_a_copy_first_works_in_the_original(
+      self, count
+  ):
+    self.begin(me=3)
+    self.state.origin = None
+    joined = members.view(2, 0, 1, 2, 3)
+    copy = views.ask(joined, "n9")
+    for _ in range(count - 1):
+      copy = views.answer(copy, "n0")
+    actions = self.on(given.said(0, messages.NewView(copy)))
+    told = [a for a in actions if isinstance(a, events_lib.TellWorker)]
+    self.assertEqual(told, [events_lib.TellWorker(messages.NewView(joined))])
+    self.assertEqual(self.state.roster.view, copy)
+    self.assertEqual(self.state.roster.find_view(2), joined)
 
   def test_who_is_reached_is_told_what_it_has_missed(self):
     self.begin()

@@ -100,10 +100,6 @@ class HeartbeatsTest(LiveCase):
     self.assertEqual({*sent}, {(messages.Beat(stall, 1), None)})
     self.assertGreater(len(sent), 2)
 
-  def test_a_worker_that_doubts_hears_all(self):
-    self.state.doubts = True
-    self.assertIn((_ASKS, None), self.live(0.2, since=0.1))
-
   def test_what_a_connection_missed(self):
     sent = self.sent_at(0.2, events_lib.PeerReached("life 3"))
     self.assertIn((_BEAT, "life 3"), sent)

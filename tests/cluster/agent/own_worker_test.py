@@ -4,6 +4,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import stalls as stalls_lib
+from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import selection
 from bamboo_jax.cluster.agent import state as state_lib
@@ -73,6 +74,14 @@ class OwnWorkerTest(given.CoreCase):
     if ends:
       self.assertIn(events_lib.End(), self.answer(20.0, now=20.0))
 
+  def test_who_is_done_is_left_out_with_the_dead(self):
+    self.begin(me=1, numbers=(0, 1, 2, 3))
+    self.on(given.said(0, messages.Done()))
+    self.asked(self.on(given.said(2, messages.Gone("killed"))))
+    (request,) = self.asked(self.answer())
+    want = members.view(2, 1, 3, reason="n0 left: it is done; n2 left: killed")
+    self.assertEqual(request, given.claim(want))
+
   def test_nobody_joins_a_run_that_is_done(self):
     self.begin()
     self.state.roster.meet(members.member(3))
@@ -133,8 +142,8 @@ class OwnWorkerTest(given.CoreCase):
     self.assertEqual(self.state.roster.view, other)
     self.assertFalse(self.state.begins_again)
 
-  @parameterized.parameters((7, True), (8, False))
-  def test_members_that_merely_cannot_be_reached(self, beat, is_over):
+  @parameterized.parameters(True, False)
+  def test_members_that_merely_cannot_be_reached(self, is_over):
     self.begin(numbers=(0, 1))
     self.state.roster.registered = set()
     self.on(events_lib.WorkerExited(-9))
@@ -142,11 +151,19 @@ class OwnWorkerTest(given.CoreCase):
     self.asked(self.tick(2.0))
     self.asked(self.tick(3.1))
     self.asked(self.answer([]))
-    self.assertEqual(self.asked(self.answer([])), [_LOOK_AT_FENCE])
-    self.asked(self.answer((None, 7)))
-    self.assertEqual(self.asked(self.answer(9.0)), [_LOOK_AT_FENCE])
-    asked = self.asked(self.answer((None, beat)))
-    self.assertEqual(bool(asked), is_over)
+    asked = views.ask(members.view(1, 0, 1), "n0")
+    self.assertEqual(self.asked(self.answer([])), [given.claim(asked)])
+    self.asked(self.answer(asked))
+    wait = events_lib.Sleep(self.state.options.limits.most_silence_secs)
+    self.assertEqual(self.asked(self.answer(True))[-1], wait)
+    self.assertEqual(self.asked(self.answer(13.1)), [given.made_after(2)])
+    answers = [] if is_over else [views.answer(asked, "n1")]
+    requests = self.asked(self.answer(answers))
+    if is_over:  # Nor has the store a newer one.
+      requests = self.asked(self.answer([]))
+    empty = members.view(3, reason="nobody is left of view 2")
+    self.assertEqual(given.claim(empty) in requests, is_over)
+    self.assertEqual(self.state.num_answers, int(not is_over))
 
   @parameterized.parameters(({"life 1"},), (None,))
   def test_whose_lease_lives_is_no_proof_that_all_are_gone(self, registered):
@@ -204,42 +221,19 @@ class OwnWorkerTest(given.CoreCase):
         self.sent(events_lib.Ticked()), [(messages.Beat(stall, 1), None)]
     )
 
-  def test_a_doubt_is_settled_by_the_store(self):
+  def test_a_doubt_is_settled_by_the_folder(self):
     self.begin()
-    self.asked(self.on(events_lib.WorkerSaid(messages.Doubt(True))))
-    self.asked(self.answer([]))
-    self.asked(self.answer(error=OSError("no store.")))
-    self.asked(self.answer(2.0))  # What had come before does not count.
-    self.asked(self.answer(2.1))
-    self.asked(self.answer([]))
+    asked = self.asked(self.on(events_lib.WorkerSaid(messages.Doubt())))
+    self.assertEqual(asked, [given.made_after(1)])
+    self.asked(self.answer(error=OSError("no folder.")))
+    self.assertEqual(self.asked(self.answer(2.0)), [given.made_after(1)])
     self.assertEqual(
         self.answer([]), [events_lib.TellWorker(messages.StillMember())]
     )
-    self.asked(self.on(events_lib.WorkerSaid(messages.Doubt(True))))
+    self.asked(self.on(events_lib.WorkerSaid(messages.Doubt())))
     actions = self.answer([members.view(2, 1, 2)])
     self.assertNotIn(events_lib.TellWorker(messages.StillMember()), actions)
     self.assertIsInstance(actions[-1], events_lib.End)
-
-  def test_a_doubt_is_settled_by_all_others_without_a_store(self):
-    self.begin()
-    for number in (1, 2):
-      self.on(given.said(number, messages.Beat(view=1)))
-    self.asked(self.on(events_lib.WorkerSaid(messages.Doubt(True))))
-    self.asked(self.answer([]))
-    self.asked(self.answer(error=OSError("no store.")))
-    self.asked(self.answer(2.0))
-    for number, view in ((1, 1), (2, 2), (2, 1)):
-      self.asked(self.answer(2.1))
-      self.asked(self.answer([]))
-      told = self.answer(error=OSError("no store."))
-      self.assertNotIn(events_lib.TellWorker(messages.StillMember()), told)
-      self.on(given.said(number, messages.Beat(view=view)))
-    self.asked(self.answer(2.1))
-    self.asked(self.answer([]))
-    self.assertIn(
-        events_lib.TellWorker(messages.StillMember()),
-        self.answer(error=OSError("no store.")),
-    )
 
   def test_who_became_a_member_when_all_others_were_done(self):
     self.begin()

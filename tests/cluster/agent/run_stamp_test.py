@@ -7,7 +7,10 @@ from absl.testing import parameterized
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import run_stamp
 from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import fence as fence_lib
+from bamboo_jax.cluster.store import registry as registry_lib
+from tests import members
 from tests.cluster.agent import given
 
 
@@ -80,11 +83,6 @@ class BeatTest(given.CoreCase):
   def test_the_first_that_is_not_missed_shows_that_members_live(self):
     self.begin(me=1)
     self.assertFalse(self.beats())
-    self.state.is_heard = False
-    self.assertTrue(self.beats())
-    self.state.is_heard, self.state.listens = True, True
-    self.assertFalse(self.beats())
-    self.state.listens = False
     for name in ("gone", "done"):
       self.begin(me=1)
       over = {"life 0": ""} if name == "gone" else {"life 0"}
@@ -98,8 +96,33 @@ class BeatTest(given.CoreCase):
       self.on(given.refused(number))
     self.assertFalse(self.beats())
 
-  def test_at_a_beginning_those_do_whom_the_store_hears(self):
+  def test_at_a_beginning_all_do(self):
     self.begin(numbers=())
     self.assertTrue(self.beats())
-    self.state.is_heard = False
-    self.assertFalse(self.beats())
+
+
+class LostStoreTest(given.CoreCase):
+
+  def look(self, found):
+    """Looks at a store that is empty; returns what follows from the folder."""
+    self.begin()
+    flow = run_stamp.look(self.state)
+    self.assertEqual(next(flow).method, registry_lib.Registry.look)
+    lost = etcd_lib.LostStoreError("etcd has lost its data.")
+    request = flow.throw(lost)
+    self.assertEqual(request.method, registry_lib.Registry.find_lost)
+    self.state.lost_secs = self.state.now
+    self.assertEqual(flow.send(("", None)), given.made_after(1))
+    try:
+      return flow.send(found)
+    except OSError as error:
+      return f"{error}"
+
+  def test_the_oldest_gives_it_back_what_the_folder_says(self):
+    request = self.look([])
+    self.assertEqual(request.method, registry_lib.Registry.restore)
+    self.assertEqual(request.args[2], members.view(1, 0, 1, 2))
+
+  def test_it_does_not_if_others_are_further(self):
+    found = self.look([members.view(2, 0, 1)])
+    self.assertEqual(found, "The store is not to be trusted.")

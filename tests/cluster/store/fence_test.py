@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pathlib
+import stat
 import tempfile
 import time
 from unittest import mock
@@ -14,7 +15,8 @@ from bamboo_jax import base
 from bamboo_jax.base import files
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import fence as fence_lib
-from tests.simulation import store as fake_store
+from tests import members
+from tests.simulation import share as share_lib
 
 Claim = fence_lib.Claim
 
@@ -25,7 +27,10 @@ class FenceTest(parameterized.TestCase):
     super().setUp()
     folder = self.enter_context(tempfile.TemporaryDirectory())
     self.path = pathlib.Path(folder) / "run" / "fence.json"
-    self.fences = fence_lib.Fence(self.path.parent), fake_store.Fence()
+    self.fences = (
+        fence_lib.Fence(self.path.parent),
+        share_lib.Fence(share_lib.Files()),
+    )
 
   def test_the_first_claims_it(self):
     for fence in self.fences:
@@ -50,16 +55,18 @@ class FenceTest(parameterized.TestCase):
       self.assertEqual(fence.read()[0], Claim("b"))
 
   def test_a_later_life_begins_while_an_earlier_one_is_about_to(self):
-    claim_view = self.fences[0].claim_view
+    for fence in self.fences:
+      create = fence.folder.create
 
-    def claim_late(stamp, life):
-      with mock.patch.object(self.fences[0], "claim_view", claim_view):
-        self.fences[0].begin(Claim("a", 7))
-      claim_view(stamp, life)
+      def create_late(name, text, *, fence=fence, create=create):
+        if "lives" in name:
+          with mock.patch.object(fence.folder, "create", create):
+            fence.begin(Claim("a", 7))
+        create(name, text)
 
-    with mock.patch.object(self.fences[0], "claim_view", claim_late):
-      self.fences[0].begin(Claim("a", 5))
-    self.assertEqual(self.fences[0].read()[0], Claim("a", 7))
+      with mock.patch.object(fence.folder, "create", create_late):
+        fence.begin(Claim("a", 5))
+      self.assertEqual(fence.read()[0], Claim("a", 7))
 
   def test_there_is_one_view_of_each_number(self):
     view = lambda number, why: views.View(number, (), why)
@@ -73,27 +80,131 @@ class FenceTest(parameterized.TestCase):
         fence.claim_view("a", view(number, "next"))
       found = [v.number for v in fence.views_after("a", 1)]
       self.assertEqual(found, [2, 3])
-    damaged = self.path.parent / "views" / "a.4.json"
-    damaged.write_text("{")
-    with self.assertRaisesRegex(OSError, "a.4.json is damaged"):
-      self.fences[0].views_after("a", 1)
     self.fences[0].clear((None, 0), time.monotonic())
     self.assertEqual(self.fences[0].views_after("a", 0), [])
 
-  def test_nobody_sees_half_a_claim(self):
-    link, seen = os.link, []
+  def make_clocked(self):
+    """Returns fences of the same folder whose clock is `self.now`."""
+    self.now = 0.0
+    fences = [fence_lib.Fence(self.path.parent) for _ in range(2)]
+    for fence in fences:
+      fence.protocol = fence_lib.Protocol("folder", lambda: self.now)
+    return fences
 
-    def read_first(source, path):
-      seen.append(json.loads(pathlib.Path(source).read_text())["stamp"])
+  @parameterized.product(
+      content=("", "{", "[]", "\0" * 50, '{"number": 2}'), number=(1, 2)
+  )
+  def test_a_damaged_view_blocks_for_a_while_only(self, content, number):
+    one, other = self.make_clocked()
+    views_of_run = [members.view(1, 0, 1), members.view(2, 0)]
+    for view in views_of_run[: number - 1]:
+      one.claim_view("a", view)
+    path = self.path.parent / "views" / f"a.{number}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    mine = views_of_run[number - 1]
+    for self.now in (0.0, fence_lib.VOID_SECS - 0.1):
+      with self.assertRaisesRegex(OSError, f"folder/views/a.{number}.json is "):
+        one.claim_view("a", mine)
+    self.now = fence_lib.VOID_SECS
+    void = one.claim_view("a", mine)
+    before = views_of_run[0] if number == 2 else views.EMPTY
+    self.assertEqual(void, views.void(before))
+    # Others need not wait, as it is in the folder; and they agree.
+    self.assertEqual(other.views_after("a", number - 1), [void])
+    self.assertEqual(other.claim_view("a", mine), void)
+    later = members.view(number + 1, 1)
+    self.assertEqual(other.claim_view("a", later), later)
+    self.assertEqual(one.views_after("a", number - 1), [void, later])
+
+  def test_views_before_a_damaged_one_are_read(self):
+    one, other = self.make_clocked()
+    first = one.claim_view("a", members.view(1, 0, 1))
+    (self.path.parent / "views" / "a.2.json").touch()
+    self.assertEqual(other.views_after("a", 0), [first])
+    read = other.folder.read
+
+    def fail(name):
+      if name.endswith("a.2.json"):
+        raise OSError("Input/output error")
+      return read(name)
+
+    with mock.patch.object(other.folder, "read", fail):
+      with self.assertRaisesRegex(OSError, "Input/output"):
+        other.views_after("a", 0)
+
+  def test_an_attempt_may_be_damaged_too(self):
+    one, other = self.make_clocked()
+    for name in ("a.1.json", "a.1.1.json"):
+      path = self.path.parent / "views" / name
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.touch()
+    with self.assertRaisesRegex(OSError, "a.1.1.json is damaged"):
+      one.views_after("a", 0)
+    self.now = fence_lib.VOID_SECS
+    found = one.views_after("a", 0)
+    self.assertEqual(found, [views.void(views.EMPTY)])
+    self.assertEqual(other.views_after("a", 0), found)
+
+  def test_a_life_that_is_damaged_shuts_nobody_out(self):
+    fence, _ = self.make_clocked()
+    fence.begin(Claim("a", 3))
+    (self.path.parent / "views" / "a.lives.2.json").touch()
+    with self.assertRaisesRegex(OSError, "a.lives.2.json is damaged"):
+      fence.begin(Claim("a", 5))
+    self.assertEqual(fence.read()[0], Claim("a", 3))
+    self.now = fence_lib.VOID_SECS
+    fence.begin(Claim("a", 5))
+    self.assertEqual(fence.read()[0], Claim("a", 5))
+
+  def test_content_is_on_disk_before_the_name_and_then_the_name(self):
+    done, content = [], json.dumps({"stamp": "a", "epoch": 0})
+    link, fsync = os.link, os.fsync
+
+    def note_link(source, path):
+      self.assertEqual(pathlib.Path(source).read_text(), content)
       self.assertFalse(self.path.exists())
       link(source, path)
+      done.append(f"link {pathlib.Path(path).name}")
 
-    with mock.patch.object(os, "link", read_first):
+    def note_fsync(fd):
+      fsync(fd)
+      is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+      size = os.fstat(fd).st_size
+      done.append("fsync folder" if is_folder else f"fsync {size}")
+
+    with (
+        mock.patch.object(os, "link", note_link),
+        mock.patch.object(os, "fsync", note_fsync),
+    ):
       self.fences[0].create("a")
-    self.assertEqual(seen, ["a"])
+    self.assertEqual(
+        done, [f"fsync {len(content)}", "link fence.json", "fsync folder"]
+    )
     self.assertEqual(
         [p.name for p in self.path.parent.iterdir()], [self.path.name]
     )
+
+  def test_an_answer_may_be_lost(self):
+    fence = self.fences[1]
+    create = fence.folder.create
+
+    def lose(name, text):
+      create(name, text)
+      raise OSError("no answer.")
+
+    for act, want in (
+        (lambda: fence.create("a"), True),
+        (lambda: fence.claim_view("a", members.view(1, 0)), members.view(1, 0)),
+    ):
+      with mock.patch.object(fence.folder, "create", lose):
+        self.assertRaises(OSError, act)
+      self.assertEqual(act(), want)
+
+  def test_a_view_that_is_not_there_after_it_was_created(self):
+    with mock.patch.object(self.fences[1].folder, "read", lambda name: None):
+      with self.assertRaisesRegex(OSError, "a.1.json is not there right after"):
+        self.fences[1].claim_view("a", members.view(1, 0))
 
   def test_one_that_was_not_written_to_its_end_is_of_nobody(self):
     self.path.parent.mkdir()

@@ -56,6 +56,16 @@ class SettleTest(parameterized.TestCase):
           {0: (), 1: ("w@2,1", "q@0,1"), 2: ("p@0,2",)},
       ),
       (
+          "after_what_it_has_begun",
+          {
+              0: begun("b@0,1", "c@0,2"),
+              1: begun("d@1,3", "d@1,2"),
+              2: begun(),
+              3: begun(),
+          },
+          {0: (), 1: ("b@0,1",), 2: ("c@0,2", "d@1,2"), 3: ("d@1,3",)},
+      ),
+      (
           "level_long_ago",
           {0: begun("a@0,1", since=(1, 5)), 1: begun("b@0,1", since=(1, 4))},
           {0: (), 1: ("a@0,1",)},

@@ -1,0 +1,70 @@
+"""A newcomer that hears nobody ends no healthy run, however late its claims.
+
+All members' folder hangs while it believes that nobody is left; what it claims
+then gets to the folder when they are back, or much later.
+"""
+
+import itertools
+
+from absl.testing import parameterized
+
+from tests.simulation import history
+from tests.simulation import plans
+
+_HANG_SECS = (0.1, 12.0, 20.0)
+_LATE_SECS = (0.0, 10.0, 25.0)
+
+
+def make_plan(seed, *, hang_secs, late_secs, late_at_secs, secs=70.0):
+  """Returns a plan: n4 comes, and hears no member for `secs`."""
+  faults = [
+      plans.Fault(6.0, "apart", ("n4",), secs),
+      plans.Fault(6.0, "join", ("n4",)),
+      plans.Fault(late_at_secs, "late_claim", ("n4",), late_secs),
+  ]
+  members = tuple(f"n{i}" for i in range(4))
+  faults.append(plans.Fault(9.0, "hang_folder", members, hang_secs))
+  return plans.Plan(seed, 4, 0, tuple(faults), no_progress_secs=60.0)
+
+
+class AskTest(parameterized.TestCase):
+
+  @parameterized.product(hang_secs=_HANG_SECS, late_at_secs=(6.2, 25.0))
+  def test_a_healthy_run_goes_on(self, hang_secs, late_at_secs):
+    for late_secs, seed in itertools.product(_LATE_SECS, (0, 1)):
+      with self.subTest(f"{late_secs} {seed}"):
+        plan = make_plan(
+            seed,
+            hang_secs=hang_secs,
+            late_secs=late_secs,
+            late_at_secs=late_at_secs,
+        )
+        self.assertEqual(history.explore(plan), [])
+
+  def test_it_asks_and_is_answered_and_no_step_waits(self):
+    plan = make_plan(0, hang_secs=0.1, late_secs=0.0, late_at_secs=6.2)
+    one = history.History(plan)
+    self.addCleanup(one.close)
+    clock, steps = one.world.clock, []
+    while clock.now < 70.0:
+      steps.append(
+          one.machines["n0"].worker.steps if "n0" in one.machines else 0
+      )
+      clock.run(clock.now + 1.0)
+    asks = [t for t in one.world.trace if "n4 asks whether any" in t]
+    answers = [
+        t for t in one.world.trace if t.endswith(" is alive") and t not in asks
+    ]
+    self.assertNotEmpty(asks)
+    self.assertNotEmpty(answers)
+    # It was answered twice or more, and then waits for longer each time.
+    numbers = {t.split("View ")[1].split(":")[0] for t in asks}
+    self.assertBetween(len(numbers), 1, 3)
+    gained = [b - a for a, b in itertools.pairwise(steps[20:])]
+    self.assertGreaterEqual(min(gained), 3)
+
+  def test_a_run_of_which_nobody_is_left_begins_anew(self):
+    members = [plans.Fault(9.0, "vanish", (f"n{i}",)) for i in range(4)]
+    come = plans.Fault(9.5, "join", ("n4",))
+    plan = plans.Plan(0, 4, 0, (*members, come))
+    self.assertEqual(history.explore(plan), [])
