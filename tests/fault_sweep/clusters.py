@@ -25,7 +25,6 @@ _KINDS = (
     ("kill", "node", "stop", "leader", "zone", "notice", "all"),
 )
 _CHOICES: Mapping[str, Sequence[Any]] = {
-    "pipeline.link": ("auto", "host", "ppermute"),
     "redundancy.spares": (0, 0, 1),
     "recovery.checkpoint": (True,),  # Who is killed is not chosen with care.
     "recovery.preconnect": (True, False),

@@ -13,7 +13,6 @@ from configs import sweep_faults
 from tests.fault_sweep import layouts as layouts_lib
 
 Layout = layouts_lib.Layout
-PPERMUTE = ("pipeline.link", "ppermute")
 GPIPE = ("pipeline.schedule", "gpipe")
 TEMPLATES = ("pipeline.layout", "templates")
 SPARE = ("redundancy.spares", 1)
@@ -26,7 +25,7 @@ def mode(name):
 # All pairs of values that are likely to meet.
 COVER = (
     Layout(1, 1),
-    Layout(2, 3, (PPERMUTE,), costs_seed=1),
+    Layout(2, 3, costs_seed=1),
     Layout(1, 4, (GPIPE, mode("lazy")), costs_seed=2, num_devices=2),
     Layout(
         *(3, 2, (mode("eager"), SPARE)),
@@ -34,11 +33,11 @@ COVER = (
         faults=(faults_lib.Fault(1, "1/0", 7),),
     ),
     Layout(
-        *(2, 4, (GPIPE, PPERMUTE, mode("bubble"))),
+        *(2, 4, (GPIPE, mode("bubble"))),
         costs_seed=4,
         faults=(faults_lib.Fault(1, "0/3", "reduce"),),
     ),
-    Layout(2, 2, (GPIPE, PPERMUTE, TEMPLATES, SPARE)),
+    Layout(2, 2, (GPIPE, TEMPLATES, SPARE)),
 )
 
 

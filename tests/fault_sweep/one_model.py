@@ -9,7 +9,7 @@ from tests.fault_sweep import trials as trials_lib
 
 _LAYOUTS = (
     layouts_lib.Layout(1, 1),
-    layouts_lib.Layout(1, 3, (("pipeline.link", "ppermute"),), costs_seed=1),
+    layouts_lib.Layout(1, 3, costs_seed=1),
     layouts_lib.Layout(
         *(3, 2, (("redundancy.mode", "eager"), ("redundancy.spares", 1))),
         costs_seed=3,

@@ -43,7 +43,6 @@ class CheckConfigTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ("node.mesh.tensor", 2, "config.node.mesh needs executor='rows'"),
-      ("pipeline.link", "host", "link='host' needs executor='rows'"),
       ("pipeline.layout", "templates", "layout='templates' needs executor="),
       ("recovery.reroute", "shares", "reroute='shares' needs executor"),
       ("model.name", "paced", "model.name='paced' needs executor"),
