@@ -6,7 +6,6 @@ for the same worker.
 
 from collections.abc import Callable
 import contextlib
-import ipaddress
 import socket
 import time
 
@@ -146,13 +145,10 @@ def train_in_cluster(
   Raises `base.UnrecoverableHereError` if a stage has no copy left.
   """
   policy.apply(config)
-  is_alone = ipaddress.ip_address(host).is_loopback
   transport = transport_lib.Transport(
       number,
       run=stamp,
-      endpoint=endpoints.UnixEndpoint()
-      if is_alone
-      else endpoints.TlsEndpoint(host, identity),
+      endpoint=endpoints.listen(host, identity),
       note=lambda: client.note_progress(),
   )
   log = None

@@ -7,6 +7,7 @@ TLS with the identities of the run. An address is the text that others need:
 """
 
 import contextlib
+import ipaddress
 import os
 import shutil
 import socket
@@ -15,6 +16,7 @@ import struct
 import tempfile
 from typing import Protocol
 
+from bamboo_jax.cluster import addresses
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.runtime.wire import sockets
 
@@ -139,6 +141,17 @@ class TlsEndpoint:
   def close(self) -> None:
     """See `Endpoint`."""
     _close(self._listener)
+
+
+def listen(host: str, identity: identity_lib.Identity) -> Endpoint:
+  """Listens for other workers: on a loopback `host` on a Unix socket.
+
+  `host` is a name or an address; raises `OSError` if it is not of this machine.
+  """
+  address = addresses.find(host, 0)[1][0]
+  if ipaddress.ip_address(address).is_loopback:
+    return UnixEndpoint()
+  return TlsEndpoint(address, identity)
 
 
 def _dial(
