@@ -285,7 +285,7 @@ class Step(step_lib.Step):
     self._worker, self._engine, self._cohort = worker, engine, cohort
 
   def begin(self, step, feed, due):
-    self._step, self._totals = step, {}
+    self._step, self._totals, self._planned = step, {}, ()
     for node in self._engine.nodes.values():
       node.clear()
 

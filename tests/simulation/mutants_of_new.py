@@ -119,9 +119,9 @@ MUTANTS = {
     ),
     # In the simulation each channel is a queue of its own; sockets are not.
     "m05_settle_forgets_order": (
-        "tests/cluster/settle_test.py",
+        "tests/runtime/spmd/processes/settle_test.py",
         (
-            "bamboo_jax/cluster/settle.py",
+            "bamboo_jax/runtime/spmd/processes/settle.py",
             "      before[entry].update(row[-1:])\n",
             "      pass\n",
         ),

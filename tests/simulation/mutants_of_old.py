@@ -158,9 +158,9 @@ MUTANTS = {
         ),
     ),
     "a7_a_transfer_is_answered_twice": (
-        "train",
+        "tests/runtime/spmd/processes/transfer_log_test.py",
         (
-            "bamboo_jax/runtime/wire/transfer_log.py",
+            "bamboo_jax/runtime/spmd/processes/transfer_log.py",
             "if self._answers_for < self._stopped_for:",
             "if False:",
         ),
@@ -185,8 +185,8 @@ MUTANTS = {
         "train",
         (
             "tests/simulation/fake_engine.py",
-            "    self._worker.log.check()\n    return value",
-            "    return value",
+            "    self.check()\n    if len(sent) > place:",
+            "    if len(sent) > place:",
         ),
     ),
     "what_is_missed_is_not_said_again": (

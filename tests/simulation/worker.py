@@ -45,6 +45,7 @@ class Shared:
     saved: Steps and state of checkpoints.
     workers: Those of `trainer` that members have, by number.
     wire: What has been sent between those, by run and channel.
+    attempts: The attempt that each is in, by run and number.
     saved_stages: Their checkpoints: the state of each stage, by steps.
     on_commit: Called with worker, view, epoch, step and state.
     is_gone: Whether the worker of a host is gone, so a transfer with it fails.
@@ -63,6 +64,9 @@ class Shared:
   workers: dict[int, Any] = dataclasses.field(default_factory=dict)
   wire: dict[tuple[Any, ...], list[str]] = dataclasses.field(
       default_factory=lambda: collections.defaultdict(list)
+  )
+  attempts: dict[tuple[str, int], int] = dataclasses.field(
+      default_factory=lambda: collections.defaultdict(int)
   )
   saved_stages: dict[int, dict[int, str]] = dataclasses.field(
       default_factory=lambda: collections.defaultdict(dict)

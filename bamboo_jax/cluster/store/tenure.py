@@ -17,7 +17,7 @@ from absl import logging
 
 from bamboo_jax.cluster.store import fence as fence_lib
 
-_STAMP = "bamboo train"  # How those of processes that train alone begin.
+_STAMP = "bamboo-train"  # How those of processes that train alone begin.
 
 
 def is_alone(claim: fence_lib.Claim) -> bool:

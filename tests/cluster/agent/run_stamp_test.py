@@ -47,8 +47,8 @@ class RunStampTest(parameterized.TestCase):
   @parameterized.parameters(
       ("a", "b", ValueError, "Another run than run 'run' lives in workdir."),
       ("a", None, ValueError, "workdir must be the folder in which all nodes"),
-      ("a", "launch.train-1", ValueError, "A launch.train works in workdir; "),
-      ("", "launch.train-1", ValueError, "A launch.train works in workdir; "),
+      ("a", "bamboo-train-1", ValueError, "A bamboo train works in workdir; "),
+      ("", "bamboo-train-1", ValueError, "A bamboo train works in workdir; "),
       ("", "b", OSError, "etcd knows no run 'run', and the one in workdir"),
   )
   def test_refused(self, there, claimed, error, message):

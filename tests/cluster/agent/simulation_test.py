@@ -115,7 +115,7 @@ class SimulationTest(parameterized.TestCase):
     self.assertEqual(self.nodes["n3"].state.roster.view.leaving, (number,))
 
   def test_a_notice_before_it_has_joined(self):
-    self.history._add("n4")
+    self.history.add("n4")
     self.run_for(0.5)
     self.nodes["n4"].give_notice()
     self.run_for(1.0)
