@@ -197,7 +197,7 @@ def check_host(host: str, *, secret: bytes) -> None:
   several machines need a private network.
   """
   try:
-    address = ipaddress.ip_address(addresses.find(host, 0)[1][0])
+    address = ipaddress.ip_address(addresses.find(host, 0).parts[0])
   except socket.gaierror as error:
     raise ValueError(
         f"--host={host} is no address of this machine: {error.strerror}. Write "

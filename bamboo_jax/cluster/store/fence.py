@@ -26,7 +26,7 @@ import pathlib
 import shutil
 import tempfile
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
@@ -48,6 +48,19 @@ class Claim:
   epoch: int = 0
 
 
+class Found(NamedTuple):
+  """The state of a fence.
+
+  Attributes:
+    claim: None if the folder is free.
+    changed_ns: When `fence.json` was last changed, by the clock of the folder's
+      server; 0 if there is none.
+  """
+
+  claim: Claim | None
+  changed_ns: int
+
+
 class _DamagedError(OSError):
   """A view's file is damaged, and not yet replaced."""
 
@@ -66,17 +79,17 @@ class Protocol:
     self._damaged_secs: dict[str, float] = {}  # When found, by name.
 
   def read(self) -> Calls:
-    """Returns the claim, None without one, and the time of the file."""
+    """Returns what is `Found` in the folder."""
     found = yield "read", _NAME
     if found is None:
-      return None, 0
-    content, moved = found
+      return Found(None, 0)
+    content, changed_ns = found
     try:
       stamp = json_lib.from_plain(Claim, json.loads(content)).stamp
     except ValueError:  # A process died while writing it.
       stamp = ""
     begun = yield from self.views_after(f"{stamp}.lives", 0)
-    return Claim(stamp, begun[-1].epoch if begun else 0), moved
+    return Found(Claim(stamp, begun[-1].epoch if begun else 0), changed_ns)
 
   def create(self, stamp: str) -> Calls:
     """Claims a free folder; returns whether it did."""
@@ -239,7 +252,7 @@ class Fence:
   views_after = _blocking(Protocol.views_after)
   beat = _blocking(Protocol.beat)
 
-  def clear(self, found: tuple[Claim | None, int], since_secs: float) -> None:
+  def clear(self, found: Found, since_secs: float) -> None:
     """Clears the folder of a run that is over; the caller holds its lock.
 
     Waits until `BEAT_SECS` after `since_secs` of `time.monotonic`, the time of

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import json
 import time
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
@@ -24,6 +24,13 @@ class Sight:
   revision: int
   members: list[views.Member]
   views: list[views.View]
+
+
+class Rejected(NamedTuple):
+  """The content of a store that was rejected; `stamp` is "" if it has none."""
+
+  stamp: str
+  view: views.View | None
 
 
 class Registry:
@@ -73,10 +80,10 @@ class Registry:
     after = self._etcd.revision if after is None else after
     self._etcd.wait(f"{self._prefix}/", after=after, secs=secs)
 
-  def find_lost(self) -> tuple[str, views.View | None]:
-    """Returns stamp and newest view of a rejected store."""
+  def find_lost(self) -> Rejected:
+    """Accepts a rejected store, and returns its content."""
     self._etcd.forget()
-    return self.stamp(), self.read_view()
+    return Rejected(self.stamp(), self.read_view())
 
   def restore(
       self,

@@ -148,7 +148,7 @@ def listen(host: str, identity: identity_lib.Identity) -> Endpoint:
 
   `host` is a name or an address; raises `OSError` if it is not of this machine.
   """
-  address = addresses.find(host, 0)[1][0]
+  address = addresses.find(host, 0).parts[0]
   if ipaddress.ip_address(address).is_loopback:
     return UnixEndpoint()
   return TlsEndpoint(address, identity)

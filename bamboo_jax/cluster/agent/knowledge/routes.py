@@ -20,7 +20,7 @@ one may be the fault of another agent. With a width of 1 all are near.
 from collections.abc import Iterable
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
@@ -46,6 +46,20 @@ class _Try:
   relay: str | None
   since_secs: float
   tried: frozenset[str] = frozenset()
+
+
+class Change(NamedTuple):
+  """The effect of a lost route: actions, and targets to connect to again."""
+
+  actions: list[Any]
+  lost: list[str]
+
+
+class Reach(NamedTuple):
+  """Targets that a relay forwards to from now on, and those it gave up."""
+
+  gained: list[str]
+  lost: list[str]
 
 
 class Routes:
@@ -186,7 +200,7 @@ class Routes:
     """Whether silence of a member is evidence about that member itself."""
     return self.is_near(member) or member.incarnation in self._heard
 
-  # Changes of connections; these also return the targets that are lost.
+  # Changes of connections.
 
   def reach(self, incarnation: str) -> list[Any]:
     """Handles an established connection of this agent."""
@@ -211,25 +225,23 @@ class Routes:
     )
     return [*actions, events_lib.Send(passes, to)]
 
-  def close(self, incarnation: str, now: float) -> tuple[list[Any], list[str]]:
+  def close(self, incarnation: str, now: float) -> Change:
     """Handles a closed connection; it will be retried."""
     self.direct.pop(incarnation, None)
     lost = [t for t, relay in self._by.items() if relay == incarnation]
     stops = messages.Stops((*lost, *self._asked))
     return self.stop(incarnation, stops, now)
 
-  def fail(
-      self, incarnation: str, now: float, *, is_refused: bool
-  ) -> tuple[list[Any], list[str]]:
+  def fail(self, incarnation: str, now: float, *, is_refused: bool) -> Change:
     """Handles a connection that could not be made."""
     self._failed.add(incarnation)
     actions, lost = self.close(incarnation, now)
     if users := self._users.pop(incarnation, None):
       stops = messages.Stops((incarnation,), is_refused)
       actions.append(events_lib.Send(stops, tuple(users)))
-    return actions, lost
+    return Change(actions, lost)
 
-  def drop(self, incarnation: str, now: float) -> tuple[list[Any], list[str]]:
+  def drop(self, incarnation: str, now: float) -> Change:
     """Forgets an agent; other relays have to replace it."""
     for table in (
         *(self._by, self._asked, *self._users.values(), *self._near.values()),
@@ -239,7 +251,7 @@ class Routes:
     actions, lost = self.fail(incarnation, now, is_refused=False)
     for table in (self._failed, self._heard, self._refused):
       table.discard(incarnation)
-    return actions, lost
+    return Change(actions, lost)
 
   # Messages of relays, and of agents that need one.
 
@@ -266,10 +278,8 @@ class Routes:
     passed = messages.From(source, via.message)
     return [events_lib.Send(passed, to)] if to else []
 
-  def take(
-      self, relay: str, passes: messages.Passes
-  ) -> tuple[list[str], list[str]]:
-    """Returns targets that are reached by a relay, and those lost."""
+  def take(self, relay: str, passes: messages.Passes) -> Reach:
+    """Handles a report of a relay; returns the targets it concerns."""
     reached = []
     for target in passes.targets:
       last = self._asked.get(target)
@@ -285,11 +295,9 @@ class Routes:
       gone = [t for t, r in self._by.items() if r == relay and t not in left]
       for target in gone:
         del self._by[target]
-    return reached, gone
+    return Reach(reached, gone)
 
-  def stop(
-      self, relay: str, stops: messages.Stops, now: float
-  ) -> tuple[list[Any], list[str]]:
+  def stop(self, relay: str, stops: messages.Stops, now: float) -> Change:
     """Handles a relay that does not forward to some targets."""
     lost, again = [], {}
     for target in stops.targets:
@@ -303,4 +311,4 @@ class Routes:
         continue
       if stops.are_refused:
         self._refused.add(target)
-    return self._ask(again, now), lost
+    return Change(self._ask(again, now), lost)
