@@ -11,7 +11,6 @@ from bamboo_jax.launch import config_flag
 _CONFIG = config_flag.define("bench_peer", "What to run.")
 _RANK = flags.DEFINE_integer("rank", None, "Stage of this worker.")
 _CORE = flags.DEFINE_integer("core", None, "Core to run on.")
-_PORT = flags.DEFINE_integer("port", None, "Of the coordination service.")
 
 
 def main(unused_argv: object) -> None:
@@ -20,7 +19,7 @@ def main(unused_argv: object) -> None:
   from bamboo_jax.bench import worker
 
   logging.set_verbosity(logging.WARNING)
-  worker.serve(_CONFIG.value, rank=_RANK.value, port=_PORT.value)
+  worker.serve(_CONFIG.value, rank=_RANK.value)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ bamboo explore --mode=net --first_seed=0 --seeds=1000
 Each seed is a history of 4 to 6 nodes, in mode `large` of 8 to 12, in `grid` of
 12 to 27, under a virtual clock, with faults of a kind. Prints for each that
 violates an invariant its seed, what was violated, and the smallest plan of
-faults found that does so too; then the exit code is 1. Last line: `histories=K
-violations=V`. With `--done=FILE` the same command goes on where it was stopped.
+faults found that does so too; then the exit code is 1. In mode `wire` it is a
+history of the transport between two workers, whose faults are no plan. Last
+line: `histories=K violations=V`. With `--done=FILE` the same command goes on
+where it was stopped.
 """
 
 import dataclasses
@@ -21,8 +23,12 @@ from bamboo_jax.base import files
 from bamboo_jax.launch import cli
 from tests.simulation import history
 from tests.simulation import plans
+from tests.simulation.wire import history as wire_history
 
-_MODE = flags.DEFINE_enum("mode", "all", sorted(plans.MODES), "Which faults.")
+_WIRE = "wire"
+_MODE = flags.DEFINE_enum(
+    "mode", "all", sorted([*plans.MODES, _WIRE]), "Which faults."
+)
 _FIRST_SEED = flags.DEFINE_integer("first_seed", 0, "The first seed.")
 _SEEDS = flags.DEFINE_integer("seeds", 100, "How many.", lower_bound=1)
 _FIRST = flags.DEFINE_bool("first", False, "Stop at the first violation.")
@@ -42,12 +48,8 @@ def main() -> None:
   for seed in range(first_seed + num_histories, first_seed + _SEEDS.value):
     if _SECS.value and time.monotonic() - begin_secs > _SECS.value:
       break
-    plan = plans.draw(_MODE.value, seed)
-    if found := history.explore(plan):
-      num_violations += 1
-      print(f"seed={seed} {found[0]}", flush=True)
-      plan = history.shrink(plan) if _SHRINK.value else plan
-      print(f"  {json.dumps(dataclasses.asdict(plan))}", flush=True)
+    found = _explore(seed)
+    num_violations += found
     num_histories += 1
     if _DONE.value:
       counts = f"{which} {num_histories} {num_violations}"
@@ -56,6 +58,23 @@ def main() -> None:
       break
   print(f"histories={num_histories} violations={num_violations}")
   sys.exit(1 if num_violations else 0)
+
+
+def _explore(seed: int) -> bool:
+  """Returns whether a history violates an invariant, which it prints."""
+  if _MODE.value == _WIRE:
+    try:
+      wire_history.explore(seed)
+      return False
+    except wire_history.ViolationError as error:
+      print(f"seed={seed} {error}", flush=True)
+      return True
+  plan = plans.draw(_MODE.value, seed)
+  if found := history.explore(plan):
+    print(f"seed={seed} {found[0]}", flush=True)
+    plan = history.shrink(plan) if _SHRINK.value else plan
+    print(f"  {json.dumps(dataclasses.asdict(plan))}", flush=True)
+  return bool(found)
 
 
 def _read_done(which: str) -> tuple[int, int]:

@@ -8,8 +8,11 @@ process, which delays, loses and drops them. Faults come one after the other,
 each while training goes on:
 
   reset    connections between the agents of two nodes are reset, ten times
+  cut      all connections between workers and between agents are reset, twenty
+           times; exits with 1 if that leads to another view
   one_way  nothing gets from one node to another, for 1.5 s
   loss     2 % of all packets are lost, for 20 s
+  loss5    5 % of all packets are lost, for 20 s
   loss20   20 % of all packets are lost, for 15 s
   mtu      packets above 1,400 bytes to and from one node are lost, for 30 s
   delay    each packet takes 200 ms, for 20 s
@@ -137,6 +140,14 @@ class Net:
       command = self._enter(one.name, "ss", "--kill", "--tcp", *ends)
       subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
+  def reset_all(self, name: str) -> int:
+    """Resets all connections of a node but those to the store."""
+    ends = f"dst {_NET}0/24 and not dst {self.addresses[_STORE]}"
+    command = ("ss", "--kill", "--no-header", "--tcp", "state", "established")
+    command = self._enter(name, *command, ends)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    return len(done.stdout.splitlines())
+
   def pairs(self, name: str) -> set[tuple[str, str]]:
     """Returns all ways to and from a host."""
     one = self.addresses[name]
@@ -217,6 +228,12 @@ class Run:
     lines = path.read_text().splitlines() if path.exists() else []
     return sum('"loss"' in line for line in lines)
 
+  def longest_ms(self, first: int, last: int) -> float:
+    """Returns the time of the longest of some steps, by their places."""
+    lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines if '"loss"' in line]
+    return max((step["step_ms"] for step in steps[first:last]), default=0.0)
+
   def wait_steps(self, count: int) -> None:
     """Waits until so many further steps are done; `SystemExit` if none are."""
     wanted, end_secs = self.steps() + count, time.monotonic() + _PATIENCE_SECS
@@ -242,6 +259,16 @@ def _reset(run: Run) -> None:
     time.sleep(0.5)
 
 
+def _cut(run: Run) -> None:
+  before, count = run.view(), 0
+  for _ in range(20):
+    count += sum(map(run.net.reset_all, run.nodes))
+    time.sleep(random.uniform(0.1, 1.5))
+  print(f"cut: {count} sockets were reset", flush=True)
+  if run.view() != before:
+    sys.exit(f"Another view after resets: {run.view().reason}.")
+
+
 def _one_way(run: Run) -> None:
   one, other = random.sample(run.view().members, 2)
   run.net.switch.cut.add((one.host, other.host))
@@ -250,6 +277,11 @@ def _one_way(run: Run) -> None:
 
 def _loss(run: Run) -> None:
   run.net.switch.loss = 0.02
+  time.sleep(20.0)
+
+
+def _loss5(run: Run) -> None:
+  run.net.switch.loss = 0.05
   time.sleep(20.0)
 
 
@@ -289,8 +321,10 @@ def _leader(run: Run) -> None:
 
 KINDS: dict[str, Callable[[Run], None]] = {
     "reset": _reset,
+    "cut": _cut,
     "one_way": _one_way,
     "loss": _loss,
+    "loss5": _loss5,
     "loss20": _loss20,
     "mtu": _mtu,
     "delay": _delay,
@@ -322,8 +356,11 @@ def _disturb(run: Run, kinds: list[str]) -> None:
     switch.loss = switch.delay_secs = 0.0
     run.wait_steps(2)
     view = run.view()
+    usual_ms = run.longest_ms(max(before - 20, 1), before)
+    longest_ms = run.longest_ms(before, run.steps())
     print(
         f"{kind}: step {before}, {during} at its end, {run.steps()} after; "
+        f"longest {longest_ms:.0f} ms, {usual_ms:.0f} before; "
         f"{members} members, {len(view.members)} after: {view.reason}",
         flush=True,
     )

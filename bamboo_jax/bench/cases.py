@@ -5,12 +5,12 @@ import dataclasses
 import importlib.util
 import os
 import pathlib
+import shlex
 import tempfile
 
 import ml_collections
 
 from bamboo_jax import base
-from bamboo_jax.base import ports as ports_lib
 from bamboo_jax.bench import executors
 from bamboo_jax.bench import memory
 from bamboo_jax.bench import redundancy
@@ -36,7 +36,7 @@ def run(
 ) -> None:
   """Runs the case that the config asks for, and prints its results.
 
-  `worker` is the command that serves one stage, without rank, core and port;
+  `worker` is the command that serves one stage, without rank and core;
   `train` is the one that trains with the same config; `counts` are those of
   `turns.Subject`.
   Raises `ValueError` if the config and the rival do not go together.
@@ -53,22 +53,22 @@ def run(
   _check_case(config, rival, num_cores=len(cores))
   if case != "rivals":
     plots.check()
-  port = ports_lib.free_port()
   commands = [
-      [*worker, f"--rank={rank}", f"--core={cores[rank]}", f"--port={port}"]
+      [*worker, f"--rank={rank}", f"--core={cores[rank]}"]
       for rank in range(config.pipeline.num_stages)
   ]
   with (
       tempfile.TemporaryDirectory() as folder,
       turns.Processes(commands) as ours,
   ):
+    ours.ask(shlex.join(["connect", *ours.ask("address")]))
     plan, profile = _prepare(config, ours)
     path = pathlib.Path(folder) / "profile.json"
     path.write_text(profile)
     subject = turns.Subject(
         config=config,
         plan=plan,
-        profile_path=path,
+        profile_path=shlex.quote(str(path)),
         out=pathlib.Path(out or f"runs/bench_{case}"),
         formats=formats,
         **counts,

@@ -87,6 +87,7 @@ class Subject:
   """A pipeline, and how much of it is measured.
 
   Attributes:
+    profile_path: As commands have it, quoted where it has blanks.
     formats: Of figures, see `metrics.plots`.
     num_rounds: Steps of each variant.
     num_deaths: Times of death in a step, of each node.
@@ -95,7 +96,7 @@ class Subject:
 
   config: ml_collections.ConfigDict
   plan: planner.Plan
-  profile_path: pathlib.Path
+  profile_path: str
   out: pathlib.Path
   formats: Sequence[str]
   num_rounds: int

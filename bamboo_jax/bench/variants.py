@@ -16,6 +16,7 @@ import ml_collections
 import numpy as np
 
 from bamboo_jax.bench import deaths as deaths_lib
+from bamboo_jax.bench import joined
 from bamboo_jax.bench import predict
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.plan import planner
@@ -27,7 +28,6 @@ from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.phases import refresh
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.runtime.wire import share_sum
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import linearize
 from bamboo_jax.train.setup import build
@@ -36,33 +36,15 @@ from bamboo_jax.train.setup import build_program
 Microbatches = Sequence[Mapping[str, np.ndarray]]
 
 
-class Barrier:
-  """A sum over all processes: nobody goes on before all have come."""
-
-  def __init__(self, devices: Mapping[int, jax.Device], *, rank: int) -> None:
-    self._rank = rank
-    self._sum = share_sum.ShareSum(
-        list(devices.values()), like=jax.ShapeDtypeStruct((1,), np.float32)
-    )
-    self._one = jax.device_put(np.ones(1, np.float32), devices[rank])
-
-  def wait(self) -> None:
-    """Blocks until all processes have called this."""
-    total = self._sum({self._rank: self._one})
-    jax.block_until_ready(list(total.values()))
-
-
 @dataclasses.dataclass(frozen=True)
 class Site:
-  """Facts that all variants share: node `rank` owns stage `rank`."""
+  """Facts that all variants share."""
 
   config: ml_collections.ConfigDict
   task: build.Task
   plan: planner.Plan
   specs: Sequence[spec_lib.StageSpec]
-  devices: Mapping[int, jax.Device]
-  rank: int
-  barrier: Barrier
+  stages: joined.Joined
   cache: program_cache.ProgramCache
 
   @property
@@ -84,11 +66,12 @@ class Rows:
     self.engine = engine_lib.Engine(
         site.specs,
         owners=[roles.owners],
-        devices=site.devices,
+        devices=site.stages.devices,
         num_shares=1,
         keep=bool(roles.shadows),
         replicas=build.make_protection(site.config),
         cache=site.cache,
+        exchange=site.stages.transport,
     )
     self._set_roles(roles)
     compile_ahead.compile_all(self.engine, evaluate=False)
@@ -103,10 +86,10 @@ class Rows:
 
   def sizes(self) -> dict[str, int]:
     """Returns bytes that it holds on this node, by name."""
-    stages = self.plan.roles.replicas_of(self.site.rank)
+    stages = self.plan.roles.replicas_of(self.site.stages.rank)
     states = [self.node.state[stage] for stage in stages]
     replica_bytes = sum(a.nbytes for a in jax.tree.leaves(states))
-    peak_bytes = self.plan.whole.timeline.peak_bytes[self.site.rank]
+    peak_bytes = self.plan.whole.timeline.peak_bytes[self.site.stages.rank]
     return {
         "replica_bytes": replica_bytes,
         "device_bytes": replica_bytes + peak_bytes,
@@ -122,11 +105,11 @@ class Rows:
     held = self.node.store.arrays()
     on_host = [a for a in held if a.sharding.memory_kind == "pinned_host"]
     found = {"host_bytes": sum(a.nbytes for a in on_host)}
-    if self.site.rank == len(self.site.specs) - 1:
+    if self.site.stages.rank == len(self.site.specs) - 1:
       found["loss"] = float(reduce.loss(self.engine)[0]) * self.site.scale
     refresh_bytes = refresh.refresh(self.engine, self.site.scale)
     refreshed = self._wait()
-    self.site.barrier.wait()
+    self.site.stages.wait()
     voted = time.perf_counter()
     apply.apply(self.engine, self.site.scale)
     end = self._wait()
@@ -164,7 +147,7 @@ class Rows:
     start = time.perf_counter()
     self._begin(step, microbatches)
     engine.compute(death.done)
-    if self.site.rank == victim:
+    if self.site.stages.rank == victim:
       return {"died_ms": 1e3 * (self._wait() - start)}
     told = time.perf_counter()
     held = {n: node.store.holdings() for n, node in engine.nodes.items()}
@@ -197,6 +180,7 @@ class Rows:
     self.engine.set_pipelines([roles.owners], [roles.shadows], [(0,)])
 
   def _begin(self, step: int, microbatches: Microbatches) -> None:
+    self.site.stages.begin()
     self._step = step
     self._feed = lambda m, keys: {key: microbatches[m][key] for key in keys}
     self.engine.begin_step(step, self._feed, num_microbatches=len(microbatches))
@@ -232,7 +216,11 @@ class Program(Rows):
     config.redundancy.mode = mode
     program = build_program.make_program(config, site.task, site.plan)
     self.programs = build_program.make_engine(
-        config, site.task, program, rows=self.engine
+        config,
+        site.task,
+        program,
+        rows=self.engine,
+        collectives=site.stages.collectives,
     )
     compile_ahead.compile_all(self.engine, evaluate=False)
 
@@ -247,7 +235,7 @@ class Program(Rows):
     """Returns the relative difference of this stage's parameters from rows."""
     got, want = (
         np.concatenate([np.ravel(a) for a in jax.tree.leaves(state.params)])
-        for state in (v.node.state[v.site.rank] for v in (self, rows))
+        for state in (v.node.state[v.site.stages.rank] for v in (self, rows))
     )
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 

@@ -1,5 +1,7 @@
 """The process of one stage of a benchmark, on one core: answers commands.
 
+  address               returns where others reach this process
+  connect ADDRESS...    tells where all stages are reached; comes first
   profile               measures the layers
   links BOUNDS          measures a transfer of a pipeline cut at BOUNDS: 0,10,18
   refresh BOUNDS        measures a refresh of all replicas
@@ -16,9 +18,11 @@ All but the last two are to be asked of all workers at once.
 """
 
 from collections.abc import Callable, Sequence
+import contextlib
 import json
 import os
 import pathlib
+import shlex
 import statistics
 import sys
 import time
@@ -28,13 +32,13 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
+from bamboo_jax.bench import joined
 from bamboo_jax.bench import variants
 from bamboo_jax.plan import cost_model
 from bamboo_jax.runtime import allocator
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_program
@@ -42,33 +46,27 @@ from bamboo_jax.train.setup import build_program
 _NUM_LINK_TIMES, _NUM_REFRESH_TIMES = 100, 25
 
 
-def serve(config: ml_collections.ConfigDict, *, rank: int, port: int) -> None:
+def serve(config: ml_collections.ConfigDict, *, rank: int) -> None:
   """Answers commands until the input ends; then ends the process."""
   allocator.keep_freed_memory()
-  jax.config.update("jax_cpu_collectives_implementation", "gloo")
-  address = f"127.0.0.1:{port}"
-  jax.distributed.initialize(
-      address,
-      config.pipeline.num_stages,
-      rank,
-      coordinator_bind_address=address,
-  )
-  worker = Worker(config, rank=rank)
-  print("answer {}", flush=True)
-  for line in sys.stdin:
-    print(f"answer {json.dumps(worker.answer(*line.split()))}", flush=True)
-  os._exit(0)  # The others are gone; a graceful goodbye would wait for them.
+  with contextlib.closing(joined.Joined(config, rank=rank)) as stages:
+    worker = Worker(config, stages)
+    print("answer {}", flush=True)
+    for line in sys.stdin:
+      answer = worker.answer(*shlex.split(line))
+      print(f"answer {json.dumps(answer)}", flush=True)
+  os._exit(0)  # Without a goodbye to others, who are gone.
 
 
 class Worker:
   """The commands, by their names."""
 
-  def __init__(self, config: ml_collections.ConfigDict, *, rank: int) -> None:
-    self._config = config
-    self._rank = rank
-    self._devices = dict(enumerate(jax.devices()))
+  def __init__(
+      self, config: ml_collections.ConfigDict, stages: joined.Joined
+  ) -> None:
+    self._config, self._stages = config, stages
+    self._rank = stages.rank
     self._task = build.make_task(config)
-    self._barrier = variants.Barrier(self._devices, rank=rank)
     self._variants: dict[str, variants.Rows] = {}
     self._step: tuple[int, variants.Microbatches] = (0, ())
 
@@ -80,8 +78,14 @@ class Worker:
     do = getattr(self._variants[name], command)
     return do(*self._step, *map(int, numbers))
 
+  def _address(self) -> str:
+    return self._stages.transport.address
+
+  def _connect(self, *addresses: str) -> None:
+    self._stages.connect(addresses)
+
   def _profile(self) -> str:
-    device = self._devices[self._rank]
+    device = self._stages.device
     profile = profiler.measure(
         self._task.whole,
         batch=self._task.batches.microbatch(0, 0),
@@ -93,9 +97,8 @@ class Worker:
   def _links(self, bounds: str) -> float:
     """Sends activations back and forth; returns the ms of one transfer."""
     like = self._specs(bounds)[0].outputs
-    pair = (self._devices[0], self._devices[1])
-    there = link_lib.make_link(*pair, like=like, kind="ppermute")
-    back = link_lib.make_link(*pair[::-1], like=like, kind="ppermute")
+    there = self._stages.link("activation", 0, 1, like)
+    back = self._stages.link("grad", 1, 0, like)
     value = self._fill(1, like)
 
     def exchange() -> None:
@@ -118,8 +121,7 @@ class Worker:
     by_state = self._config.redundancy.refresh == "state"
     for stage, shadow in shadows.items():
       like = specs[stage].state if by_state else specs[stage].accumulator
-      pair = (self._devices[stage], self._devices[shadow])
-      link = link_lib.make_link(*pair, like=like, kind="auto")
+      link = self._stages.link("refresh", stage, shadow, like)
       ends.append((stage, shadow, link, self._fill(0, like)))
 
     def refresh() -> None:
@@ -131,7 +133,7 @@ class Worker:
 
     times_ms = []
     for _ in range(_NUM_REFRESH_TIMES):
-      self._barrier.wait()
+      self._stages.wait()
       times_ms.append(_time_ms(refresh))
     return statistics.median(times_ms[5:])
 
@@ -149,9 +151,7 @@ class Worker:
         task=self._task,
         plan=plan,
         specs=self._specs(",".join(map(str, plan.partition.bounds))),
-        devices=self._devices,
-        rank=self._rank,
-        barrier=self._barrier,
+        stages=self._stages,
         cache=program_cache.ProgramCache(),
     )
     built = {}
@@ -189,7 +189,7 @@ class Worker:
 
   def _fill(self, number: int, like: Any) -> Any:
     value = jax.tree.map(lambda a: jnp.full(a.shape, number, a.dtype), like)
-    return jax.device_put(value, self._devices[self._rank])
+    return jax.device_put(value, self._stages.device)
 
 
 def _time_ms(do: Callable[[], None]) -> float:

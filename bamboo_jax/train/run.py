@@ -26,6 +26,8 @@ from bamboo_jax.runtime.spmd.processes import coordination
 from bamboo_jax.runtime.spmd.processes import rendezvous as rendezvous_lib
 from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.runtime.wire import endpoints
+from bamboo_jax.runtime.wire import peer as peer_lib
+from bamboo_jax.runtime.wire import protocol as protocol_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train import worker as worker_lib
@@ -149,6 +151,9 @@ def train_in_cluster(
       number,
       run=stamp,
       endpoint=endpoints.listen(host, identity),
+      limits=peer_lib.Limits(
+          protocol_lib.Times.for_silence(config.cluster.least_silence_secs)
+      ),
       note=lambda: client.note_progress(),
   )
   log = None

@@ -32,6 +32,10 @@ class ExploreTest(absltest.TestCase):
     self.assertEqual(done.stdout, "histories=1 violations=0\n")
     self.assertEqual(self.path.read_text(), "mode=kill first_seed=5 1 0")
 
+  def test_the_transport(self):
+    done = self.explore("--mode=wire", "--seeds=50")
+    self.assertEqual(done.stdout, "histories=50 violations=0\n")
+
   def test_what_others_have_done(self):
     for text in (
         "mode=stop first_seed=5 3 0",

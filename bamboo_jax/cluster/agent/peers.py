@@ -24,6 +24,7 @@ from bamboo_jax.cluster.agent import events as events_lib
 _CONNECT_SECS = 5.0
 _TRY_SECS = 1.0  # Linux backs off; a new attempt finds a mended link sooner.
 _RETRY_SECS = 0.2
+_BREAKS_SECS, _BROKE_SECS = 2.0, 0.05  # How long a reset greeting is repeated.
 _HELLO_BYTES = 1 << 16
 _CHUNK = 1 << 16
 # Errors of this agent, no evidence about the other one.
@@ -101,11 +102,8 @@ class Peers:
   async def _connect(self, member: views.Member, me: views.Member) -> None:
     known = member.incarnation
     try:
-      reader, writer = await self._open(member)
+      reader, writer = await self._reach(member, me)
       with contextlib.closing(writer):
-        await asyncio.wait_for(
-            self._greet(reader, writer, member, me), door_lib.HELLO_SECS
-        )
         await self._stay_connected(known, reader, writer)
     except (OSError, TimeoutError, ValueError, EOFError) as error:
       if is_refused := isinstance(error, ConnectionRefusedError):
@@ -114,6 +112,32 @@ class Peers:
       is_gone = is_refused or isinstance(error, _OtherError)
       failed = events_lib.PeerFailed(known, reason, is_gone)
       self._events.put_nowait(failed)
+
+  async def _reach(
+      self, member: views.Member, me: views.Member
+  ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connects and greets; again for a while if that connection breaks.
+
+    A host has taken it, so this says nothing of the agent: if its process is
+    gone, the next connection is refused.
+    """
+    now = asyncio.get_running_loop().time
+    end_secs = now() + _BREAKS_SECS
+    while True:
+      try:
+        reader, writer = await self._open(member)
+        try:
+          await asyncio.wait_for(
+              self._greet(reader, writer, member, me), door_lib.HELLO_SECS
+          )
+          return reader, writer
+        except BaseException:
+          writer.close()
+          raise
+      except (ConnectionResetError, ConnectionAbortedError, BrokenPipeError):
+        if now() > end_secs:
+          raise
+        await asyncio.sleep(_BROKE_SECS)
 
   async def _stay_connected(
       self,

@@ -1,24 +1,27 @@
 """How nodes reach each other: where one listens, and how one dials.
 
-On one machine that is a Unix socket in a folder that only this user may enter,
-where the kernel tells who is at the other end. Between machines it is mutual
-TLS with the identities of the run. An address is the text that others need:
-"unix:PATH" or "HOST:PORT".
+On one machine that is a Unix socket without a name in the file system, which
+only processes of this user find, by an open file of its owner; the kernel tells
+who is at the other end. Nothing is left of it when its owner is killed. Between
+machines it is mutual TLS with the identities of the run. An address is the text
+that others need: "unix:PATH" or "HOST:PORT".
 """
 
+from collections.abc import Callable
 import contextlib
 import ipaddress
 import os
-import shutil
 import socket
 import ssl
 import struct
 import tempfile
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from bamboo_jax.cluster import addresses
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.runtime.wire import sockets
+
+_T = TypeVar("_T")
 
 _BACKLOG = 512
 _UNIX = "unix:"
@@ -57,16 +60,13 @@ class Endpoint(Protocol):
 
 
 class UnixEndpoint:
-  """Listens on a Unix socket in a new folder of mode 0700."""
+  """Listens on a Unix socket without a name."""
 
   def __init__(self) -> None:
-    # The path of a socket has at most 107 bytes.
-    self._folder = tempfile.mkdtemp(prefix="bamboo-")
-    path = os.path.join(self._folder, "socket")
-    self.address = f"{_UNIX}{path}"
     self._listener = socket.socket(socket.AF_UNIX)
-    self._listener.bind(path)
+    _, self._number = bind_nameless(self._listener.bind)
     self._listener.listen(_BACKLOG)
+    self.address = f"{_UNIX}/proc/{os.getpid()}/fd/{self._number}"
 
   def accept(self) -> socket.socket:
     """See `Endpoint`."""
@@ -92,19 +92,30 @@ class UnixEndpoint:
 
   def close(self) -> None:
     """See `Endpoint`."""
-    _close(self._listener)
-    shutil.rmtree(self._folder, ignore_errors=True)
+    if self._listener.fileno() >= 0:
+      _close(self._listener)
+      os.close(self._number)
 
 
 class TlsEndpoint:
-  """Listens on a free port of `host`, an address of IPv4 or IPv6."""
+  """Listens on a free port of `host`, an address of IPv4 or IPv6.
+
+  Raises `OSError` if it cannot.
+  """
 
   def __init__(self, host: str, identity: identity_lib.Identity) -> None:
     self._identity = identity
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    self._listener = socket.create_server(
-        (host, 0), family=family, backlog=_BACKLOG
-    )
+    try:
+      self._listener = socket.create_server(
+          (host, 0), family=family, backlog=_BACKLOG
+      )
+    except OSError as error:
+      raise OSError(
+          f"The worker cannot listen at {host}: {error.strerror}. Give an "
+          "address of this machine with --host; ports that programs may take "
+          "are those of net.ipv4.ip_local_port_range."
+      ) from error
     self._listener.setsockopt(*_SEGMENTS)  # Accepted sockets inherit that.
     port = self._listener.getsockname()[1]
     self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -122,8 +133,8 @@ class TlsEndpoint:
       wrapped = context.wrap_socket(connection, server_side=is_server)
     except ssl.SSLError as error:
       raise ConnectionError(
-          "it does not show a certificate of this run, or does not accept "
-          f"that of this node: {error.reason or error}"
+          "one end does not accept the certificate of the other "
+          f"({error.reason or error}): start all nodes with one --secret"
       ) from error
     try:
       self._identity.check(wrapped, "worker")
@@ -152,6 +163,49 @@ def listen(host: str, identity: identity_lib.Identity) -> Endpoint:
   if ipaddress.ip_address(address).is_loopback:
     return UnixEndpoint()
   return TlsEndpoint(address, identity)
+
+
+def bind_nameless(bind: Callable[[str], _T]) -> tuple[_T, int]:
+  """Binds a Unix socket whose name is gone when this returns.
+
+  Meanwhile it lies in a folder that only this user may enter. Afterwards it is
+  found at `/proc/PROCESS/fd/NUMBER`, by processes of this user alone.
+
+  Returns what `bind` does for the name, and the number of the open file.
+  Raises `OSError` if the folder for temporary files takes no sockets.
+  """
+  with tempfile.TemporaryDirectory() as path:  # Its mode is 0700.
+    folder = os.open(path, os.O_PATH)
+    try:  # By the number of the folder: names of sockets have 107 bytes.
+      name = f"/proc/self/fd/{folder}/socket"
+      return bind(name), os.open(name, os.O_PATH)
+    finally:
+      os.close(folder)
+
+
+def name_caller(connection: socket.socket) -> str:
+  """Returns where a connection that was accepted comes from."""
+  if connection.family == socket.AF_UNIX:
+    found = connection.getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+    )
+    process, user, _ = _CREDENTIALS.unpack(found)
+    return f"process {process} of user {user}"
+  host, port, *_ = connection.getpeername()
+  return f"{host}:{port}"
+
+
+def explain(error: OSError) -> str:
+  """Returns why a node could not be dialled, and what to do about it."""
+  match error:
+    case ConnectionRefusedError():
+      return "nobody listens there; its worker has ended"
+    case TimeoutError():
+      return (
+          "no answer. Either its machine is gone, or a firewall drops packets "
+          "silently: nodes must reach all TCP ports of each other"
+      )
+  return str(error) or type(error).__name__
 
 
 def _dial(

@@ -82,7 +82,8 @@ def decode_header(header: bytes | memoryview) -> tuple[Frame, int]:
   if magic != MAGIC:
     raise ProtocolError(
         f"its first bytes are {bytes(header[:4])!r}, not {MAGIC!r}: it runs "
-        "another version, or is no worker of a run"
+        "another version, or is no worker of a run; install one version of "
+        "bamboo_jax on all nodes"
     )
   if kind not in [*Kind]:
     raise ProtocolError(f"unknown kind of frame {kind}")

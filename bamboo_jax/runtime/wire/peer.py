@@ -62,7 +62,8 @@ class Peer:
   ) -> None:
     """See `transport.Transport`."""
     self._note_bytes = note
-    self._node, self._endpoint, self._limits = node, endpoint, limits
+    self._me, self._node = me, node
+    self._endpoint, self._limits = endpoint, limits
     self._protocol = protocol_lib.Protocol(
         me, node, run=run, now=time.monotonic(), times=limits.times
     )
@@ -204,7 +205,7 @@ class Peer:
           frame = dataclasses.replace(frame, payload=payload)
         self._hear(wire, frame)
     except frame_lib.ProtocolError as error:
-      self._warn(f"rejected: {error}.")
+      self._warn(f"rejects node {self._node}: {error}.")
     except (OSError, ValueError) as error:
       logging.debug("Connection to node %d: %s", self._node, error)
     self._close(wire)
@@ -250,7 +251,10 @@ class Peer:
       try:
         wire = self._endpoint.dial(self._address, limit_secs)
       except OSError as error:
-        self._warn(f"cannot be reached at {self._address}: {error}.")
+        self._warn(
+            f"cannot reach node {self._node} at {self._address}: "
+            f"{endpoints.explain(error)}."
+        )
     with self._lock:
       now = time.monotonic()
       if wire is None:
@@ -323,7 +327,7 @@ class Peer:
     now = time.monotonic()
     if now >= self._warned_secs + _WARN_SECS and self._removed is None:
       self._warned_secs = now
-      logging.warning("Node %d %s", self._node, text)
+      logging.warning("Node %d %s", self._me, text)
 
 
 def read_header(wire: sockets.Wire) -> frame_lib.Frame:

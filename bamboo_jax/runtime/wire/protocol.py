@@ -111,6 +111,11 @@ class Times:
   second_secs: float = 0.1
   ack_bytes: int = 1 << 20
 
+  @classmethod
+  def for_silence(cls, secs: float) -> "Times":
+    """Returns limits with which a silence of `secs` closes a connection."""
+    return cls(ping_secs=min(cls.ping_secs, secs / 6), dead_secs=secs)
+
 
 class Protocol:
   """One end of the transport between two nodes.

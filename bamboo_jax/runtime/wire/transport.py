@@ -209,8 +209,9 @@ class Transport:
 
   def _greet(self, connection: socket.socket) -> None:
     """Learns who has dialled, and reads from then on."""
-    wire = None
+    wire, caller = None, "a connection"
     try:
+      caller = endpoints.name_caller(connection)
       with self._make_room(connection):
         connection.settimeout(_HELLO_SECS)
         wire = self._endpoint.secure(connection, is_server=True)
@@ -223,7 +224,10 @@ class Transport:
         base.PeerRemovedError,
         frame_lib.ProtocolError,
     ) as error:
-      logging.warning("Rejected a connection: %s.", error)
+      logging.warning(
+          *("Node %d at %s rejects %s: %s.", self._me, self.address),
+          *(caller, error),
+      )
       (connection if wire is None else wire).close()
       return
     peer.read(wire, hello)

@@ -7,6 +7,7 @@ import errno
 import gc
 import logging as std_logging
 import socket
+import struct
 from unittest import mock
 
 from absl.testing import parameterized
@@ -334,6 +335,31 @@ class PeersTest(parameterized.TestCase):
           self.assertLogs("absl", "WARNING"),
           mock.patch.object(peers_lib, "_connect", refuse),
       ):
+        a.dial(b)
+        heard = await a.heard()
+      self.assertEqual(heard, [events_lib.PeerReached("life 1")])
+
+    self.run_agents(scenario)
+
+  def test_connections_that_are_reset_at_once(self):
+    """They say nothing of the agent: it is not suspected for that."""
+
+    async def scenario(a, b):
+      connect, resets = peers_lib._connect, [1, 2, 3]
+      host = self.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+      async def meet(name, port, ack_secs):
+        if not resets:
+          return await connect(name, port, ack_secs)
+        resets.pop()
+        caller = await connect(*host.getsockname(), ack_secs)
+        accepted, _ = host.accept()
+        linger = struct.pack("ii", 1, 0)  # Closed by a reset.
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        accepted.close()
+        return caller
+
+      with mock.patch.object(peers_lib, "_connect", meet):
         a.dial(b)
         heard = await a.heard()
       self.assertEqual(heard, [events_lib.PeerReached("life 1")])

@@ -1,6 +1,7 @@
 """Values arrive once, in order and whole, however connections break."""
 
 import contextlib
+import os
 import random
 import socket
 import ssl
@@ -217,6 +218,7 @@ class TransportTest(parameterized.TestCase):
         pass
       self._wait(lambda: logs.output)
     self.assertRegex("".join(logs.output), message)
+    self.assertIn(f"Node 0 at {node.address} rejects 127", logs.output[0])
 
   @parameterized.named_parameters(
       ("garbage", b"GET / HTTP/1.1\r\n" * 9, "another version"),
@@ -259,8 +261,33 @@ class TransportTest(parameterized.TestCase):
       first.connect([5])
       self._wait(lambda: logs.output)
     self.assertRegex(
-        "".join(logs.output), "Node 5 cannot be reached at unix:/nowhere"
+        "".join(logs.output), "Node 0 cannot reach node 5 at unix:/nowhere"
     )
+
+  def test_says_what_to_do(self):
+    for error, wanted in (
+        (TimeoutError("timed out"), "a firewall drops packets silently: nodes"),
+        (ConnectionRefusedError(), "nobody listens there"),
+        (OSError("no route"), "^no route$"),
+    ):
+      self.assertRegex(endpoints.explain(error), wanted)
+    with self.assertRaisesRegex(
+        OSError, "cannot listen at 192.0.2.1: .*--host"
+    ):
+      make_endpoint("tls", host="192.0.2.1")
+
+  def test_nothing_is_left_of_a_socket(self):
+    first = endpoints.UnixEndpoint()
+    self.addCleanup(first.close)
+    place = os.readlink(first.address.removeprefix("unix:"))
+    self.assertEndsWith(place, "(deleted)")
+    self.assertFalse(os.path.exists(os.path.dirname(place)))
+    first.dial(first.address, 5.0).close()
+
+  def test_times_follow_the_silence(self):
+    for secs, ping_secs in ((1.5, 0.25), (3.0, 0.5), (60.0, 0.5)):
+      times = protocol_lib.Times.for_silence(secs)
+      self.assertEqual((times.dead_secs, times.ping_secs), (secs, ping_secs))
 
   def test_ends_leave_no_thread(self):
     before = threading.active_count()

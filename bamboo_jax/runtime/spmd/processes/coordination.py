@@ -12,8 +12,6 @@ Whatever spans all processes of JAX would wait for ever. Programs name their
 devices.
 """
 
-import os
-import tempfile
 from typing import Any
 
 import jax
@@ -22,6 +20,7 @@ from bamboo_jax.cluster import addresses
 from bamboo_jax.cluster import views
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.runtime.wire import endpoints
 
 _DEVICES_PER_PROCESS = 2048  # Numbers that XLA:CPU sets apart for each.
 _GLOBAL_TOPOLOGY = "cpu:global_topology/cpu"
@@ -51,20 +50,12 @@ def start_service() -> Any:
   """Starts the service of this process; returns its only client.
 
   The service asks nobody who they are, and a second client that calls itself
-  the first ends the process. So the socket is made in a folder that only this
-  user may enter, and has no name any more when this returns: the client finds
-  it by an open file of this process. Nothing is left if the process is killed.
-
-  Raises `OSError` if the folder for temporary files takes no sockets.
+  the first ends the process. So its socket has no name when this returns, and
+  nothing is left of it if the process is killed; see `endpoints.bind_nameless`.
   """
-  with tempfile.TemporaryDirectory() as path:  # Its mode is 0700.
-    folder = os.open(path, os.O_PATH)
-    try:  # By the number of the folder: names of sockets have 107 bytes.
-      name = f"/proc/self/fd/{folder}/socket"
-      service = compat.start_coordination_service(f"unix:{name}")
-      number = os.open(name, os.O_PATH)
-    finally:
-      os.close(folder)
+  service, number = endpoints.bind_nameless(
+      lambda name: compat.start_coordination_service(f"unix:{name}")
+  )
   return compat.connect_coordination(service, f"unix:/proc/self/fd/{number}")
 
 

@@ -1,0 +1,87 @@
+"""How the processes of a benchmark reach each other: node k has stage k.
+
+Rows use the transport, as in a cluster; programs of the executor `spmd` run in
+all processes at once, in JAX's multi-process runtime.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import ml_collections
+
+from bamboo_jax import base
+from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
+from bamboo_jax.runtime.spmd.processes import coordination
+from bamboo_jax.runtime.spmd.processes import rendezvous as rendezvous_lib
+from bamboo_jax.runtime.spmd.processes import transfer_log
+from bamboo_jax.runtime.wire import endpoints
+from bamboo_jax.runtime.wire import link as link_lib
+from bamboo_jax.runtime.wire import transport as transport_lib
+from bamboo_jax.schedule import channel as channel_lib
+
+
+class Joined:
+  """This process, and what joins it with those of the other stages.
+
+  Attributes:
+    rank: The stage, and the node, of this process.
+    transport: Between all processes.
+    devices: By node; those of other processes only with the executor `spmd`.
+    collectives: Of programs in all processes; None of rows.
+  """
+
+  def __init__(self, config: ml_collections.ConfigDict, *, rank: int) -> None:
+    self.rank = rank
+    self._others = {*range(config.pipeline.num_stages)} - {rank}
+    self.transport = transport_lib.Transport(
+        rank, run="benchmark", endpoint=endpoints.UnixEndpoint()
+    )
+    self._attempt = 0
+    if config.pipeline.executor != "spmd":
+      self.devices, self.collectives = {rank: jax.devices()[0]}, None
+      return
+    rendezvous = rendezvous_lib.Rendezvous(
+        rank, self.transport, is_lost=lambda node: False
+    )
+    coordination.connect(rank)
+    self.devices = coordination.devices_by_node()
+    self.collectives = collectives_lib.Collectives(
+        transfer_log.TransferLog(rendezvous.meet), self.devices
+    )
+
+  @property
+  def device(self) -> jax.Device:
+    """The device of this process."""
+    return self.devices[self.rank]
+
+  def connect(self, addresses: Sequence[str]) -> None:
+    """Tells where all processes are reached, by rank."""
+    self.transport.set_addresses(dict(enumerate(addresses)))
+    self.wait()
+
+  def begin(self) -> None:
+    """Begins a step in all processes, which have ended the one before."""
+    self._attempt += 1
+    self.transport.begin(self._attempt)
+
+  def wait(self) -> None:
+    """Blocks until all processes have called this."""
+    for node in self._others:
+      self.transport.send(node, "barrier", [])
+    for node in self._others:
+      self.transport.receive(node, "barrier")
+
+  def link(
+      self, kind: str, source: int, destination: int, like: base.PyTree
+  ) -> link_lib.Link:
+    """Returns a link for values like `like`, in all processes or its ends."""
+    return link_lib.SocketLink(
+        self.transport,
+        channel_lib.Channel(kind, (source, destination)),
+        like=like,
+        to=self.device,
+    )
+
+  def close(self) -> None:
+    """Drops all connections, and what they leave in the file system."""
+    self.transport.close()
