@@ -13,14 +13,13 @@ where it was stopped.
 
 import dataclasses
 import json
-import pathlib
 import sys
 import time
 
 from absl import flags
 
-from bamboo_jax.base import files
 from bamboo_jax.launch import cli
+from tests.simulation import done
 from tests.simulation import history
 from tests.simulation import plans
 from tests.simulation.wire import history as wire_history
@@ -43,7 +42,7 @@ def main() -> None:
   """Runs all histories; exits with 1 after a violation."""
   begin_secs = time.monotonic()
   which = f"mode={_MODE.value} first_seed={_FIRST_SEED.value}"
-  num_histories, num_violations = _read_done(which)
+  num_histories, num_violations = done.read(_DONE.value, which)
   first_seed = _FIRST_SEED.value
   for seed in range(first_seed + num_histories, first_seed + _SEEDS.value):
     if _SECS.value and time.monotonic() - begin_secs > _SECS.value:
@@ -51,9 +50,7 @@ def main() -> None:
     found = _explore(seed)
     num_violations += found
     num_histories += 1
-    if _DONE.value:
-      counts = f"{which} {num_histories} {num_violations}"
-      files.write_atomically(_DONE.value, counts, sync=False)
+    done.write(_DONE.value, which, num_histories, num_violations)
     if found and _FIRST.value:
       break
   print(f"histories={num_histories} violations={num_violations}")
@@ -75,19 +72,6 @@ def _explore(seed: int) -> bool:
     plan = history.shrink(plan) if _SHRINK.value else plan
     print(f"  {json.dumps(dataclasses.asdict(plan))}", flush=True)
   return bool(found)
-
-
-def _read_done(which: str) -> tuple[int, int]:
-  """Returns how many histories were run before, and how many violated."""
-  if not _DONE.value or not pathlib.Path(_DONE.value).exists():
-    return 0, 0
-  text = pathlib.Path(_DONE.value).read_text()
-  words = text.split()
-  if words[:-2] != which.split() or not "".join(words[-2:]).isdecimal():
-    raise ValueError(
-        f"--done={_DONE.value} has {text!r}, no counts of {which}."
-    )
-  return int(words[-2]), int(words[-1])
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ class DocsTest(parameterized.TestCase):
       ("`recovery.decide.decide`", 0),
       ("`recovery.decide.no_such_name`", 1),
       ("`recovery.no_such_module`", 1),
-      ("`config.pipeline.unit`", 0),
+      ("`config.pipeline.layout`", 0),
       ("`checkpoint.every_steps`", 0),
       ("`bamboo train --config=quickstart`", 0),
       ("`bamboo trian`", 1),

@@ -16,9 +16,11 @@ order, and the result is the median of their ratios, round by round.
   shape        case: throughput with f of N nodes gone
 
   ablation     trials of `bamboo ablate`, and their summary
+  twins        trainings at the same time, shown together: `bamboo quickstart`
 
   worker       the process of one stage: answers commands
   variants     executors and modes that take turns in it
+  joined       how the processes reach each other
   deaths       where a step is cut when a node dies
   predict      predictions of the plan, also for longer pipelines
   torch_rival  the process of one stage under PyTorch

@@ -10,12 +10,15 @@ import dataclasses
 import itertools
 import json
 import os
+import pathlib
 from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.metrics import slot as slot_lib
 
 Slot = slot_lib.Slot
+
+_PLANNED, _MEASURED = 1, 2  # Numbers of the processes.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +40,40 @@ def write(path: str | os.PathLike[str], steps: Iterable[TracedStep]) -> None:
   base.write_atomically(path, _render(tuple(steps)))
 
 
+def read_planned(path: str | os.PathLike[str]) -> list[Slot]:
+  """Returns the planned slots of the last step in a file of `write`.
+
+  They have no meanings. Raises `OSError`, and `ValueError` for another file.
+  """
+  try:
+    events = json.loads(pathlib.Path(path).read_text())["traceEvents"]
+    planned = [event for event in events if event["pid"] == _PLANNED]
+    tracks = {
+        event["tid"]: event["args"]["name"].partition(" (")[0]
+        for event in planned
+        if event["name"] == "thread_name"
+    }
+    slots = [event for event in planned if event["ph"] == "X"]
+    last = max((event["args"]["step"] for event in slots), default=0)
+    slots = [event for event in slots if event["args"]["step"] == last]
+    start = min((event["ts"] for event in slots), default=0.0)
+    return [
+        Slot(
+            track=tracks[event["tid"]],
+            name=event["name"],
+            start_ms=(event["ts"] - start) / 1000,
+            end_ms=(event["ts"] + event["dur"] - start) / 1000,
+            category=event["cat"],
+        )
+        for event in slots
+    ]
+  except (KeyError, TypeError, json.JSONDecodeError) as error:
+    raise ValueError(f"{path} is not the trace of a run: {error!r}.") from error
+
+
 def _render(steps: Sequence[TracedStep]) -> str:
   events = []
-  for pid, kind in enumerate(("planned", "measured"), start=1):
+  for pid, kind in ((_PLANNED, "planned"), (_MEASURED, "measured")):
     slots = [
         (step, step.start_ms + slot.start_ms, step.start_ms + slot.end_ms, slot)
         for step in steps

@@ -7,6 +7,10 @@ from typing import Any
 
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import plots
+from bamboo_jax.metrics import schedule_plot
+from bamboo_jax.metrics import slot as slot_lib
+
+_TRACK = 0.3  # Inches for a node in the planned step.
 
 Points = tuple[Sequence[int], Sequence[float]]
 
@@ -47,21 +51,13 @@ def read_losses(lines: Sequence[jsonl.Line], *, name: str) -> Losses:
   for line in lines:
     if line.get("event") in marks:
       nodes = line["nodes" if line["event"] == "recovery" else "boot_secs"]
-      marks[line["event"]] += [_step_of(line)] * len(nodes)
+      marks[line["event"]] += [line["step"]] * len(nodes)
   return Losses(
       name=name,
       train=jsonl.column(lines, "loss"),
       evaluation=jsonl.column(lines, "loss", event="eval"),
       marks={event: steps for event, steps in marks.items() if steps},
   )
-
-
-def _step_of(event: jsonl.Line) -> int:
-  """Returns the step, from 1, in which a node died or joined.
-
-  Such events have the number of steps that were done before.
-  """
-  return event["step"] + 1
 
 
 def plot_losses(
@@ -74,31 +70,45 @@ def plot_losses(
   plots.save_figure(draw_losses(runs), path, formats)
 
 
-def draw_losses(runs: Sequence[Losses]) -> Any:
-  """Returns a figure: losses, and below them a row of marks for each event."""
+def draw_losses(
+    runs: Sequence[Losses], *, planned: Sequence[slot_lib.Slot] = ()
+) -> Any:
+  """Returns a figure: losses, and below them a row of marks for each event.
+
+  Above them stands a step as it was `planned`, if given.
+  """
   rows = [
       (run, event) for run in runs for event in _MARKS if event in run.marks
   ]
   has_names = len(runs) > 1
-  shares = (12, len(rows) + 0.6) if rows else (1,)
+  num_tracks = len(slot_lib.tracks(planned))
+  inches = [_TRACK * num_tracks] * bool(planned)
+  inches += [3.0 if planned else 4.2]
+  inches += [0.25 * len(rows) + 0.15] * bool(rows)
   fig, grid = plots.new_figure(
-      (8, 4.5 + 0.25 * len(rows)),
-      len(shares),
-      sharex=True,
-      height_ratios=shares,
+      (8, sum(inches) + 0.4 + 1.2 * bool(planned)),
+      len(inches),
+      height_ratios=inches,
   )
-  axes = grid[0, 0]
+  axes, last = grid[int(bool(planned)), 0], grid[-1, 0]
   _draw_curves(axes, runs, has_names=has_names)
   axes.set_ylabel("loss (nats per token)")
   if rows:
+    last.sharex(axes)
+    axes.tick_params(labelbottom=False)
     for run, event in rows:
       for step in sorted({*run.marks[event]}):
         style = dict(color=_MARKS[event][2], linewidth=0.8, alpha=0.35)
         axes.axvline(step, zorder=0.5, **style)
-    _draw_marks(grid[1, 0], rows, has_names=has_names)
-  grid[-1, 0].set_xlabel("step")
-  grid[-1, 0].xaxis.set_major_locator(plots.count_locator())
-  plots.add_legend(fig, axes.get_legend_handles_labels()[0], side="upper")
+    _draw_marks(last, rows, has_names=has_names)
+  last.set_xlabel("step")
+  last.xaxis.set_major_locator(plots.count_locator())
+  curves = axes.get_legend_handles_labels()[0]
+  if planned:
+    schedule_plot.draw_planned(grid[0, 0], planned)
+    axes.legend(handles=curves, loc="upper right", frameon=False)
+  else:
+    plots.add_legend(fig, curves, side="upper")
   return fig
 
 

@@ -20,6 +20,11 @@ _COLOURS = {
     "update": plots.RED,
     "other": plots.GREY,
 }
+_PASSES = {
+    "forward": "forward pass",
+    "backward": "backward pass",
+    "redundant": "redundant forward pass",
+}
 _SPARE_COLOURS = (plots.YELLOW, plots.PURPLE, "#73AF48", "#94346E", "#333333")
 _DARK = (plots.BLUE, plots.PURPLE, "#94346E", "#333333")
 _WIDTH, _ROW = 14.0, 0.36  # Of the figure and of a row, in inches.
@@ -78,6 +83,31 @@ def draw_schedule(
   grid[-1, 0].set_xlabel("time after the start of the step (ms)")
   plots.add_legend(fig, _key(colours, labelled))
   return fig
+
+
+def draw_planned(axes: Any, slots: Sequence[slot_lib.Slot]) -> None:
+  """Draws a planned step into a part of a figure, with a short legend."""
+  colours = _colours(slots)
+  span_ms = max(slot.end_ms for slot in slots)
+  _draw_rows(axes, slots, colours=colours, span_ms=span_ms)
+  title = "A step, as planned"
+  if "redundant" in colours:
+    title += ": in its bubbles each node repeats forward passes of the next one"
+  axes.set_title(title, loc="left", fontsize=10, pad=22)
+  axes.set_xlabel("time (ms)")
+  patches = plots.load("patches")
+  axes.legend(
+      handles=[
+          patches.Patch(color=colour, label=_PASSES.get(category, category))
+          for category, colour in colours.items()
+      ],
+      loc="lower left",
+      bbox_to_anchor=(0.0, 1.0),
+      borderaxespad=0.2,
+      ncols=len(colours),
+      frameon=False,
+      fontsize=9,
+  )
 
 
 def _draw_rows(

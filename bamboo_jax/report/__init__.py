@@ -6,6 +6,8 @@
   page         writes the page; its tables
   charts       draws its figures
   trace_report traces on the screen, as events and as figures
+  story        two runs step by step, and what deaths have cost
+  comparison   how two runs ended, and a figure of their losses
   status       what `bamboo status` shows of a cluster
 
 Read `content` first.

@@ -45,13 +45,10 @@ def judge(killed, whole, *, num_kills):
 def test_cluster(settings, report, request, tmp_path):
   num_kills = settings.num_kills
   steps = f"--config.num_steps={4 * num_kills + 2}"
+  kills = f"--random_kills={num_kills}"
   given = {
       "whole": ("launch.train",),
-      "killed": (
-          "launch.cluster",
-          f"--random_kills={num_kills}",
-          "--device_memory_fraction=0.2",
-      ),
+      "killed": ("launch.cluster", kills, "--device_memory_fraction=0.2"),
   }
   for name, (module, *arguments) in given.items():
     problem = child.run_command(

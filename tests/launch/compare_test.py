@@ -1,7 +1,11 @@
 """The command that compares two runs, on what runs leave behind."""
 
 import json
+import pathlib
 
+from bamboo_jax.metrics import chrome_trace
+from bamboo_jax.metrics import slot as slot_lib
+from bamboo_jax.report import comparison
 from tests import folders
 from tests.launch import commands
 
@@ -36,6 +40,20 @@ class CompareTest(folders.FolderCase):
     text = path.read_text()
     for label in ("plain: train", "deaths: train", "deaths: 2 deaths"):
       self.assertIn(f"<!-- {label} -->", text)
+    self.assertNotIn("as planned", text)
+
+  def test_the_step_of_the_first_pipeline_is_drawn(self):
+    run = pathlib.Path(self.write_run("plain"))
+    layout = {"step": 1, "event": "layout", "owners": [[0, 10], [2, 3]]}
+    with open(run / "metrics.jsonl", "a") as log:
+      log.write(json.dumps(layout) + "\n")
+    slots = [slot_lib.Slot(f"node {n}", "0F0", 0.0, 9.0) for n in (0, 2, 10)]
+    step = chrome_trace.TracedStep(3, 0.0, slots, slots)
+    chrome_trace.write(run / "trace.json", [step])
+    (path,) = comparison.save_figure([run], self.folder / "a.svg", ["svg"])
+    text = path.read_text()
+    for label, is_there in ("node 0", 1), ("node 10", 1), ("node 2", 0):
+      self.assertEqual(text.count(f"<!-- {label} -->"), is_there)
 
   def test_formats_and_a_difference(self):
     runs = [self.write_run("a"), self.write_run("b", state="other")]

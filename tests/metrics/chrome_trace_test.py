@@ -6,6 +6,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.metrics import chrome_trace
 from bamboo_jax.metrics import slot as slot_lib
+from tests import folders
 
 Slot = slot_lib.Slot
 
@@ -30,7 +31,7 @@ def _threads(steps):
   return threads
 
 
-class ChromeTraceTest(parameterized.TestCase):
+class ChromeTraceTest(folders.FolderCase):
 
   def test_planned_and_measured_are_processes_and_tracks_are_threads(self):
     planned = (
@@ -65,3 +66,26 @@ class ChromeTraceTest(parameterized.TestCase):
             ("measured", "node 0 (2)"): ["c"],
         },
     )
+
+  def test_planned_slots_of_the_last_step_are_read_back(self):
+    planned = (
+        Slot("node 0", "0F0", 0.0, 1.0, "forward"),
+        Slot("node 0", "0RF0", 0.5, 2.0, "redundant"),  # In "node 0 (2)".
+        Slot("node 1", "1F0", 1.0, 2.0, "forward"),
+    )
+    steps = [
+        chrome_trace.TracedStep(7, 100.0, planned[:1], planned),
+        chrome_trace.TracedStep(8, 200.0, planned, planned[:1]),
+    ]
+    path = self.folder / "trace.json"
+    chrome_trace.write(path, steps)
+    self.assertCountEqual(chrome_trace.read_planned(path), planned)
+    chrome_trace.write(path, [])
+    self.assertEqual(chrome_trace.read_planned(path), [])
+
+  @parameterized.parameters("", "[]", "{}", '{"traceEvents": [{"ph": "X"}]}')
+  def test_another_file_is_no_trace(self, text):
+    path = self.folder / "trace.json"
+    path.write_text(text)
+    with self.assertRaisesRegex(ValueError, "is not the trace of a run"):
+      chrome_trace.read_planned(path)

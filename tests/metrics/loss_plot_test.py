@@ -3,6 +3,7 @@
 from absl.testing import parameterized
 
 from bamboo_jax.metrics import loss_plot
+from bamboo_jax.metrics import slot as slot_lib
 from tests import figures
 
 _LINES = (
@@ -10,7 +11,7 @@ _LINES = (
     *({"step": i, "loss": 3.0 / i} for i in range(1, 9)),
     {"step": 4, "event": "eval", "loss": 1.1},
     {"step": 8, "event": "eval", "loss": 0.9},
-    # Events have the number of steps that were done before.
+    # Events have the number of the step in which they happened.
     {"step": 2, "event": "recovery", "nodes": [4, 5]},
     {"step": 6, "event": "recovery", "nodes": [1]},
     {"step": 5, "event": "join", "boot_secs": {"9": 2.0}},
@@ -24,7 +25,7 @@ class LossPlotTest(parameterized.TestCase):
     losses = loss_plot.read_losses(_LINES, name="a")
     self.assertEqual(losses.train[0], tuple(range(1, 9)))
     self.assertEqual(losses.evaluation, ((4, 8), (1.1, 0.9)))
-    self.assertEqual(losses.marks, {"recovery": [3, 3, 7], "join": [6]})
+    self.assertEqual(losses.marks, {"recovery": [2, 2, 6], "join": [5]})
 
   def test_one_run(self):
     fig = loss_plot.draw_losses([loss_plot.read_losses(_LINES, name="a")])
@@ -37,11 +38,11 @@ class LossPlotTest(parameterized.TestCase):
         ["3 deaths", "1 join"],
     )
     self.assertEqual(
-        [list(line.get_xdata()) for line in marks.lines], [[3, 3, 7], [6]]
+        [list(line.get_xdata()) for line in marks.lines], [[2, 2, 6], [5]]
     )
     # The steps with deaths are marked in the curves, too.
     upright = [l.get_xdata()[0] for l in curves.lines if l.get_ydata()[0] == 0]
-    self.assertEqual(upright, [3, 7, 6])
+    self.assertEqual(upright, [2, 6, 5])
     self.assertEmpty(figures.find_faults(fig))
 
   def test_two_runs_lie_over_each_other(self):
@@ -63,6 +64,27 @@ class LossPlotTest(parameterized.TestCase):
     labels = [l.get_text() for l in fig.axes[1].get_yticklabels()]
     self.assertEqual(labels, ["deaths: 3 deaths", "deaths: 1 join"])
     self.assertEmpty(figures.find_faults(fig))
+
+  def test_a_planned_step_stands_above(self):
+    slots = [
+        slot_lib.Slot("node 0", "0F0", 0.0, 20.0, "forward"),
+        slot_lib.Slot("node 0", "1RF0", 20.0, 40.0, "redundant"),
+        slot_lib.Slot("node 1", "1F0", 20.0, 60.0, "forward"),
+    ]
+    runs = [loss_plot.read_losses(_LINES, name=name) for name in ("a", "b")]
+    fig = loss_plot.draw_losses(runs, planned=slots)
+    step, curves, marks = fig.axes
+    self.assertIn("in its bubbles", step.get_title(loc="left"))
+    self.assertEqual(
+        [text.get_text() for text in step.get_legend().get_texts()],
+        ["forward pass", "redundant forward pass"],
+    )
+    self.assertEqual(curves.get_ylabel(), "loss (nats per token)")
+    self.assertEqual(marks.get_xlim(), curves.get_xlim())
+    self.assertEmpty(fig.legends)
+    self.assertEmpty(figures.find_faults(fig))
+    fig = loss_plot.draw_losses(runs, planned=slots[:1])
+    self.assertEqual(fig.axes[0].get_title(loc="left"), "A step, as planned")
 
   def test_without_events_there_is_one_panel(self):
     run = loss_plot.read_losses(_LINES[:9], name="a")

@@ -68,16 +68,16 @@ class CompilationTest(absltest.TestCase):
         else None
     )
     self.addCleanup(jax.monitoring.clear_event_listeners)
-    add, ready = run_log.RunLog.add, run_log.RunLog.commit
+    add, ready = run_log.RunLog.add_loss, run_log.RunLog.commit
     submit = background_compiler.BackgroundCompiler._submit
 
     def compile_at_once(compiler, *arguments):  # A slow machine may be late.
       submit(compiler, *arguments)
       compiler.wait()
 
-    def lose(log, recovery):
+    def lose(log, agreement, **options):
       compiled.clear()
-      add(log, recovery)
+      add(log, agreement, **options)
 
     def commit(log, *args, **kwargs):
       if log._recoveries:
@@ -88,7 +88,7 @@ class CompilationTest(absltest.TestCase):
         mock.patch.object(
             background_compiler.BackgroundCompiler, "_submit", compile_at_once
         ),
-        mock.patch.object(run_log.RunLog, "add", lose),
+        mock.patch.object(run_log.RunLog, "add_loss", lose),
         mock.patch.object(run_log.RunLog, "commit", commit),
     ):
       trials.run(small.make_case("1,0/1,3"))

@@ -297,8 +297,8 @@ class MakeMeterTest(parameterized.TestCase):
   @parameterized.parameters(
       ("instance", "p3.2xlargee", "did you mean 'p3.2xlarge'"),
       ("market", "spots", "Unknown market 'spots'"),
-      ("region", "mars", "Unknown region in .*prices.csv 'mars'"),
-      ("date", "1999", "Unknown date in .*prices.csv '1999'"),
+      ("region", "mars", "Unknown region of p3.2xlarge in .*prices.csv 'mars'"),
+      ("date", "1999", "Unknown date of p3.2xlarge in .*prices.csv '1999'"),
   )
   def test_refuses(self, key, value, message):
     config = tiny.get_config()

@@ -56,7 +56,7 @@ class OpeningTest(absltest.TestCase):
           state,
       )
     for node in nodes.values():
-      node.begin(2, ())
+      node.begin(2)
     events = {
         line["event"]: line for line in jsonl.read_lines(root / "metrics.jsonl")
     }

@@ -1,0 +1,188 @@
+"""Two runs that should end alike, one of which loses nodes, as lines of text.
+
+A line for each step shows both losses, and which nodes died in it. The last
+lines say what the deaths have cost, and what restarts from checkpoints would
+have. Everything is read from what the runs leave behind.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+from typing import Any, NamedTuple
+
+from bamboo_jax.metrics import jsonl
+from bamboo_jax.metrics import summary as summary_lib
+from bamboo_jax.recovery import times
+
+_MOST_LINES = 30  # Of a longer run every n-th step is shown.
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+  """What a run has left behind so far.
+
+  Attributes:
+    lines: Its log, see `jsonl.read_lines`.
+    is_over: Whether no more lines come.
+  """
+
+  name: str
+  lines: Sequence[jsonl.Line] = ()
+  is_over: bool = False
+
+  @property
+  def losses(self) -> dict[int, float | None]:
+    """Loss by step, of steps of which all is told; None if it is not finite."""
+    last = max((line["step"] for line in self.lines), default=0)
+    return {
+        line["step"]: line["loss"]
+        for line in self.lines
+        if "event" not in line and (self.is_over or line["step"] < last)
+    }
+
+  @property
+  def recoveries(self) -> list[dict[str, Any]]:
+    """Recoveries as `recovery.times.report` returns them."""
+    found = [l for l in self.lines if l.get("event") == "recovery"]
+    return times.report(found, {})
+
+
+class Restarts(NamedTuple):
+  """What it would cost at least to restart from a checkpoint at each death."""
+
+  num_restarts: int
+  num_steps: int  # Committed before, and repeated.
+  start_secs: float  # To set up a run, without its process and programs.
+  step_secs: float
+
+  @property
+  def secs(self) -> float:
+    """All in all."""
+    return self.num_restarts * self.start_secs + self.num_steps * self.step_secs
+
+
+def render_title(
+    names: Iterable[str], shape: tuple[int, int], *, spares: int
+) -> str:
+  """Returns what is trained, and the line above those of the steps.
+
+  `shape` is the number of pipelines, and of the stages of each.
+  """
+  num_pipelines, num_stages = shape
+  nodes = _count(num_pipelines * num_stages, "node")
+  return (
+      f"Training twice at the same time, on {nodes}: "
+      f"{_count(num_pipelines, 'pipeline')} of {_count(num_stages, 'stage')}, "
+      f"and {_count(spares, 'spare node')}.\n"
+      "Stage 1/3 is stage 3 of pipeline 1; both count from 0.\n"
+      + "  ".join(["  step", *(f"{name:>12}" for name in names)])
+  )
+
+
+def render_steps(
+    runs: Sequence[Recorded], *, after: int, num_steps: int
+) -> list[tuple[int, str]]:
+  """Returns the steps after `after` that all runs have done, a line each.
+
+  A run of more than 30 steps, `num_steps`, shows every n-th, and all in which
+  nodes died.
+  """
+  losses = [run.losses for run in runs]
+  deaths: dict[int, list[str]] = {}
+  for run in runs:
+    for recovery in run.recoveries:
+      deaths.setdefault(recovery["step"], []).append(describe(recovery))
+  every = -(-num_steps // _MOST_LINES)
+  rows = []
+  for step in sorted(set.intersection(*map(set, losses))):
+    if step > after and (step % every == 0 or step in deaths):
+      cells = [f"{step:>6}", *(_cell(found[step]) for found in losses)]
+      rows.append((step, "  ".join(cells + ["; ".join(deaths.get(step, ()))])))
+  return [(step, row.rstrip()) for step, row in rows]
+
+
+def _cell(loss: float | None) -> str:
+  return f"{'not finite' if loss is None else format(loss, '.6f'):>12}"
+
+
+def describe(recovery: Mapping[str, Any]) -> str:
+  """Returns one recovery of `recovery.times.report` in a few words."""
+  said = f"{times.describe_loss(recovery)} died; "
+  if recovery["rung"] != "shadow":
+    return said + times.describe_answer(recovery)
+  said += f"{' and '.join(dict.fromkeys(recovery['heirs']))} took over"
+  secs = recovery["kill_to_first_instruction_secs"]
+  if secs is None:
+    return said
+  ms = round(1e3 * secs)
+  return f"{said} after {ms} ms" if ms else f"{said} at once"
+
+
+def find_restarts(run: Recorded, *, every_steps: int) -> Restarts | None:
+  """Returns what restarts would have cost `run` at least, by its own times.
+
+  Not counted are the start of a process, its programs, and what was done of the
+  step in which a node died. None if no node died or nothing was timed.
+
+  Args:
+    every_steps: Steps from one checkpoint to the next; 0 without checkpoints.
+  """
+  step_secs = [l["step_ms"] / 1e3 for l in run.lines if "step_ms" in l]
+  starts = [line for line in run.lines if line.get("event") == "start"]
+  done = [recovery["step"] - 1 for recovery in run.recoveries]
+  if not (step_secs and starts and done):
+    return None
+  return Restarts(
+      num_restarts=len(done),
+      num_steps=sum(n % every_steps if every_steps else n for n in done),
+      start_secs=starts[0]["account"]["secs"],
+      step_secs=summary_lib.median_but_first(step_secs),
+  )
+
+
+def render_costs(run: Recorded, *, every_steps: int) -> list[str]:
+  """Returns what deaths have cost `run`, and what restarts would have.
+
+  `every_steps` is as in `find_restarts`. No lines if no node died.
+  """
+  recoveries = run.recoveries
+  restarts = find_restarts(run, every_steps=every_steps)
+  if restarts is None:
+    return []
+  first = f"{_count(sum(len(r['names']) for r in recoveries), 'node')} died"
+  if any(r["rung"] == "checkpoint" for r in recoveries):
+    first += "; steps after the last checkpoint were repeated"
+  else:
+    first += ": no step repeated"
+  waits = [
+      0.0 if r["redo_secs"] == 0.0 else r["kill_to_first_instruction_secs"]
+      for r in recoveries
+  ]
+  if None not in waits:  # All are measured.
+    first += f", pauses of {sum(waits):.2f} s in all"
+  saved = f"from checkpoints instead, one every {every_steps} steps"
+  return [
+      f"{first}.",
+      f"Restarts {saved if every_steps else 'instead, without checkpoints'}: "
+      f"{_count(restarts.num_steps, 'step')} repeated, at least "
+      f"{restarts.secs:.1f} s lost ({restarts.num_restarts} x "
+      f"{restarts.start_secs:.1f} s to set up, {restarts.num_steps} x "
+      f"{restarts.step_secs:.2f} s).",
+  ]
+
+
+def render_next(bamboo: str) -> list[str]:
+  """Returns what to try next; `bamboo` is the path of the command."""
+  commands = {
+      "cluster --config=quickstart --workdir=runs/cluster": (
+          "a process for each node; kill -9 any"
+      ),
+      "plan --config=quickstart": "the schedule, with its redundant passes",
+      "--help": "all commands and configs",
+  }
+  width = max(map(len, commands))
+  rows = (f"  {bamboo} {c:{width}}  # {text}" for c, text in commands.items())
+  return ["Next:", *rows]
+
+
+def _count(number: int, noun: str) -> str:
+  return f"{number} {noun}{'s' * (number != 1)}"

@@ -1,0 +1,80 @@
+r"""Kills nodes in training, and shows that the result is the same to the bit.
+
+bamboo quickstart
+bamboo quickstart --workdir=runs/longer --config.num_steps=100
+
+Trains a small GPT twice at the same time: without failures, and with five nodes
+killed at awkward moments (`configs/quickstart_faults.csv`). Each step is a line
+with both losses. Fails unless both runs end in the same state, to the bit. The
+same command again goes on where it was.
+"""
+
+import os
+import pathlib
+import shutil
+import sys
+
+from absl import flags
+
+from bamboo_jax import base
+from bamboo_jax.bench import twins
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import figure_flags
+from bamboo_jax.launch import shared_flags
+from bamboo_jax.metrics import summary as summary_lib
+from bamboo_jax.report import comparison
+from bamboo_jax.report import story
+
+# Unless they are given: all deaths are in the first ten steps, and one figure
+# shows both runs.
+_OURS = {"num_steps": 20, "metrics.plots": False}
+_CONFIG = config_flag.define("quickstart", "What to train.")
+_WORKDIR = flags.DEFINE_string("workdir", "runs/quickstart", "Where runs go.")
+_FAULTS = flags.DEFINE_string(
+    "faults", "configs/quickstart_faults.csv", "As for `bamboo train`."
+)
+shared_flags.define_program_cache()
+_FORMAT = figure_flags.define()
+
+
+def main() -> None:
+  """Trains twice, shows both, and compares."""
+  config, folder = _CONFIG.value, pathlib.Path(_WORKDIR.value)
+  given = cli.find_arguments(("config", "program_cache"), sys.argv[1:])
+  train = [sys.executable, "-m", "bamboo_jax.launch.train"]
+  train += ["--config=quickstart"] * (not _CONFIG.present)
+  asked = [flag.partition("=")[0] for flag in given]
+  ours = {k: v for k, v in _OURS.items() if f"--config.{k}" not in asked}
+  config.update_from_flattened_dict(ours)
+  given += [f"--config.{name}={value}" for name, value in ours.items()]
+  commands = {
+      "plain": [*train, *given],
+      "failures": [*train, *given, f"--faults={_FAULTS.value}"],
+  }
+  shape = (config.pipeline.num_pipelines, config.pipeline.num_stages)
+  print(story.render_title(commands, shape, spares=config.redundancy.spares))
+  runs = twins.run_all(folder, commands, num_steps=config.num_steps)
+  folders = [folder / name for name in commands]
+  try:
+    figure = (folder / "losses.png", _FORMAT.value)
+    for path in comparison.save_figure(folders, *figure):
+      print(f"figure: {path}")
+  except base.MissingExtraError as error:
+    print(f"no figure: {error}")
+  summaries = [summary_lib.read_summary(f / "summary.json") for f in folders]
+  print(
+      *story.render_costs(runs[1], every_steps=config.checkpoint.every_steps),
+      *map(comparison.render_end, commands, summaries, (r.lines for r in runs)),
+      sep="\n",
+  )
+  if differing := comparison.find_differences(*summaries):
+    print(f"different: {', '.join(differing)}", file=sys.stderr)
+    sys.exit(1)
+  here = os.path.relpath(pathlib.Path(sys.executable).parent / "bamboo")
+  bamboo = "bamboo" if shutil.which("bamboo") else here
+  print("identical", *story.render_next(bamboo), sep="\n")
+
+
+if __name__ == "__main__":
+  cli.run(main, if_interrupted=lambda: "the same command goes on where it was")

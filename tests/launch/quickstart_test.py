@@ -1,0 +1,39 @@
+"""The command of the first minute, on a small model."""
+
+from tests import folders
+from tests.launch import commands
+
+_FAULTS = "step,node,at,kind\n0,0/0,0,kill\n"
+
+
+class QuickstartTest(folders.FolderCase):
+
+  # Trains twice, in processes of their own: 15 s.
+  def test_runs_with_and_without_deaths_end_alike(self):
+    (self.folder / "faults.csv").write_text(_FAULTS)
+    done = commands.run(
+        *("-m", "launch.quickstart", "--config=tests/tiny.py"),
+        *(f"--workdir={self.folder}/runs", "--config.redundancy.mode=eager"),
+        *("--config.num_steps=2", "--config.checkpoint.every_steps=0"),
+        f"--faults={self.folder}/faults.csv",
+    )
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertRegex(
+        done.stdout,
+        r"(?s)\n +1 .*n0 \(stage 0/0\) died; n1 took over.*\n +2 .*"
+        r"1 node died: no step repeated.*\nidentical\nNext:\n",
+    )
+    self.assertTrue((self.folder / "runs" / "losses.png").exists())
+
+  # Starts Python three times: 10 s.
+  def test_what_a_run_complains_about_is_shown(self):
+    done = commands.run(
+        *("-m", "launch.quickstart", f"--workdir={self.folder}"),
+        "--faults=no_such_file.csv",
+    )
+    self.assertEqual(done.returncode, 2)
+    self.assertRegex(
+        done.stderr,
+        r"^error: The run 'failures' ended with exit status 2: no_such_file.csv"
+        r": No such file or directory.*; all that it said is in ",
+    )

@@ -1,0 +1,81 @@
+"""README: its code runs, its links lead somewhere, its numbers are right."""
+
+import csv
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import bamboo_jax
+from bamboo_jax.report import story
+from tests import folders
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_TEXT = (_ROOT / "README.md").read_text()
+_PUBLISHED = _ROOT / "third_party" / "published"
+_DEADLINE_SECS = 300
+
+
+def _read(name):
+  with open(_PUBLISHED / name, encoding="utf-8") as file:
+    return list(csv.DictReader(file))
+
+
+class ReadmeTest(folders.FolderCase):
+
+  # Trains twice for 12 steps: 20 s.
+  def test_python_code_runs(self):
+    if not hasattr(bamboo_jax, "get_config"):
+      self.skipTest("`import bamboo_jax` does not offer get_config and train.")
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", _TEXT, re.DOTALL | re.MULTILINE
+    )
+    self.assertNotEmpty(blocks)
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks)],
+        cwd=self.folder,
+        env={**os.environ, "PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_DEADLINE_SECS,
+    )
+    self.assertEqual(done.returncode, 0, done.stderr)
+
+  def test_links_lead_to_files(self):
+    links = re.findall(r"\]\(([^)#:]+)(?:#[\w-]+)?\)", _TEXT)
+    self.assertGreater(len(links), 10)
+    for link in links:
+      self.assertTrue((_ROOT / link).exists(), msg=link)
+
+  def test_is_a_landing_page(self):
+    self.assertLess(len(_TEXT.splitlines()), 150)
+
+  def test_output_is_that_of_the_quickstart(self):
+    title = story.render_title(("plain", "failures"), (2, 4), spares=2)
+    (output,) = re.findall(
+        rf"```\n({re.escape(title)}.*?)```", _TEXT, re.DOTALL
+    )
+    for line in story.render_next(".venv/bin/bamboo"):
+      self.assertIn(f"{line}\n", output)
+    self.assertLen(re.findall(r"died; n\d took over", output), 5)
+    self.assertLen({*re.findall("state_sha256=(.*)", output)}, 1)
+
+  def test_published_numbers(self):
+    secs = [float(r["restart_s"]) for r in _read("parcae_restart_cost.csv")]
+    self.assertIn(f"{min(secs):.0f} to {max(secs):.0f} s to restart", _TEXT)
+    ms = [
+        float(row["oobleck_reconfig_ms"])
+        for row in _read("oobleck_simulator_constants.csv")
+    ]
+    said = f"{min(ms) / 1e3:.0f} to {max(ms) / 1e3:.0f} s to reconfigure"
+    self.assertIn(said, _TEXT)
+    claims = {
+        (row["system"], row["metric"]): row["value"]
+        for row in _read("headline_claims.csv")
+    }
+    secs = claims["torchft", "fault to recovered s"]
+    self.assertIn(f"{secs} s on average until recovered", _TEXT)
+    share = float(claims["PCcheck", "overhead"])
+    self.assertIn(f"{share:.0%}".replace("%", " %"), _TEXT)

@@ -1,0 +1,171 @@
+"""What is said of two runs, one of which lost nodes."""
+
+import math
+
+from absl.testing import parameterized
+
+from bamboo_jax.metrics import summary as summary_lib
+from bamboo_jax.report import comparison
+from bamboo_jax.report import story
+
+
+def step(number, loss, *, ms=100.0):
+  return {"step": number, "loss": loss, "step_ms": ms}
+
+
+def recovery(
+    number,
+    names,
+    *,
+    heirs=("n3",),
+    rung="shadow",
+    wait_secs=0.05,
+    is_measured=True,
+):
+  line = {"step": number, "event": "recovery", "rung": rung, "view": 2}
+  line |= {"nodes": [int(name[1:]) for name in names], "names": [*names]}
+  line |= {"victims": [f"0/{name[1:]}" for name in names], "reason": "why"}
+  line |= {"heirs": [*heirs], "died_at_secs": 10.0, "view_at_secs": 10.0}
+  line |= {"agreed_at_secs": 10.0, "ready_at_secs": 10.0}
+  line |= {"first_owed_at_secs": wait_secs and 10.0 + wait_secs}
+  line |= {"are_owed_measured": is_measured}
+  return line | {"last_owed_at_secs": 10.2, "step_end_at_secs": 10.3}
+
+
+STEPS = (
+    {"step": 0, "event": "start", "account": {"secs": 2.0}},
+    step(1, 5.5, ms=9000.0),  # Compiles.
+    step(2, 5.25, ms=200.0),
+    step(3, 5.0, ms=200.0),
+    step(4, 4.5, ms=400.0),
+)
+DEATHS = (*STEPS[:4], recovery(3, ["n0"]), STEPS[4])
+
+
+class StoryTest(parameterized.TestCase):
+
+  def runs(self, *, is_over):
+    return [
+        story.Recorded("plain", STEPS, is_over),
+        story.Recorded("failures", DEATHS, is_over),
+    ]
+
+  def test_a_line_for_each_step_and_the_deaths_in_it(self):
+    rows = story.render_steps(self.runs(is_over=True), after=1, num_steps=4)
+    self.assertEqual(
+        [text for _, text in rows],
+        [
+            "     2      5.250000      5.250000",
+            "     3      5.000000      5.000000"
+            "  n0 (stage 0/0) died; n3 took over after 50 ms",
+            "     4      4.500000      4.500000",
+        ],
+    )
+
+  def test_a_step_is_shown_once_all_of_it_is_logged(self):
+    """Recoveries follow the line of their step."""
+    running = self.runs(is_over=False)
+    rows = story.render_steps(running, after=0, num_steps=4)
+    self.assertEqual([number for number, _ in rows], [1, 2, 3])
+    begun = [running[0], story.Recorded("failures")]
+    self.assertEmpty(story.render_steps(begun, after=0, num_steps=4))
+
+  def test_a_long_run_shows_some_steps_and_all_deaths(self):
+    lines = [step(i, 1.0) for i in range(1, 91)]
+    runs = [
+        story.Recorded("a", lines, True),
+        story.Recorded("b", [*lines, recovery(8, ["n1"])], True),
+    ]
+    rows = story.render_steps(runs, after=0, num_steps=90)
+    self.assertEqual([n for n, _ in rows][:4], [3, 6, 8, 9])
+    self.assertLen(rows, 31)
+
+  @parameterized.parameters(
+      (dict(), "n1 (stage 0/1) died; n3 took over after 50 ms"),
+      (dict(wait_secs=0.0001), "n1 (stage 0/1) died; n3 took over at once"),
+      (dict(wait_secs=None), "n1 (stage 0/1) died; n3 took over"),
+      (dict(rung="reroute"), "n1 (stage 0/1) died; reroute: why"),
+      (
+          dict(rung="checkpoint", heirs=()),
+          "n1 (stage 0/1) died; checkpoint: why",
+      ),
+  )
+  def test_deaths(self, given, expected):
+    run = story.Recorded("a", [recovery(1, ["n1"], **given)], True)
+    self.assertEqual(story.describe(run.recoveries[0]), expected)
+
+  def test_two_deaths_at_once(self):
+    line = recovery(1, ["n1", "n2"], heirs=("n0", "n0"))
+    run = story.Recorded("a", [line], True)
+    self.assertEqual(
+        story.describe(run.recoveries[0]),
+        "n1 and n2 (stages 0/1, 0/2) died; n0 took over after 50 ms",
+    )
+
+  @parameterized.parameters((0, 13), (4, 5), (2, 1), (1, 0))
+  def test_restarts(self, every_steps, num_steps):
+    """In steps 3, 5 and 8: after 2, 4 and 7 steps, which 0 repeats all."""
+    lines = [*STEPS, *(recovery(n, ["n1"]) for n in (3, 5, 8))]
+    found = story.find_restarts(
+        story.Recorded("a", lines, True), every_steps=every_steps
+    )
+    self.assertEqual(found, story.Restarts(3, num_steps, 2.0, 0.2))
+    self.assertAlmostEqual(found.secs, 6.0 + 0.2 * num_steps)
+
+  def test_costs(self):
+    run = story.Recorded("a", DEATHS, True)
+    self.assertEqual(
+        story.render_costs(run, every_steps=10),
+        [
+            "1 node died: no step repeated, pauses of 0.05 s in all.",
+            "Restarts from checkpoints instead, one every 10 steps: 2 steps "
+            "repeated, at least 2.4 s lost (1 x 2.0 s to set up, 2 x 0.20 s).",
+        ],
+    )
+    restarted = [*STEPS, recovery(3, ["n0", "n1"], rung="checkpoint")]
+    run = story.Recorded("a", restarted, True)
+    self.assertEqual(
+        story.render_costs(run, every_steps=0)[0],
+        "2 nodes died; steps after the last checkpoint were repeated, pauses "
+        "of 0.05 s in all.",
+    )
+    self.assertIn(
+        "without checkpoints", story.render_costs(run, every_steps=0)[1]
+    )
+
+  @parameterized.parameters(
+      (dict(), ", pauses of 0.05 s in all"),
+      (dict(wait_secs=None), ", pauses of 0.00 s in all"),  # Nothing was owed.
+      (dict(wait_secs=None, is_measured=False), ""),
+      (dict(rung="reroute"), ", pauses of 0.05 s in all"),
+  )
+  def test_pauses_that_nobody_has_measured_are_not_told(self, given, expected):
+    lines = [*STEPS, recovery(3, ["n0"], **given)]
+    run = story.Recorded("a", lines, True)
+    first = story.render_costs(run, every_steps=10)[0]
+    self.assertEqual(first, f"1 node died: no step repeated{expected}.")
+
+  def test_without_deaths_there_are_no_costs(self):
+    run = story.Recorded("a", STEPS, True)
+    self.assertEmpty(story.render_costs(run, every_steps=10))
+
+  def test_a_loss_that_is_not_finite(self):
+    run = story.Recorded("a", [step(1, None)], True)
+    rows = story.render_steps([run, run], after=0, num_steps=1)
+    self.assertEqual(rows, [(1, "     1    not finite    not finite")])
+
+  @parameterized.parameters(
+      (dict(), []),
+      (dict(state_sha256="b"), ["state_sha256"]),
+      (dict(steps=2, samples_seen=8), ["steps", "samples_seen"]),
+      (dict(final_loss=None), ["final_loss"]),
+      (dict(median_step_secs=math.pi), []),
+  )
+  def test_differences(self, changed, expected):
+    values = dict(steps=3, final_loss=2.0, params_sha256="p", state_sha256="a")
+    values |= dict(samples_seen=12, resumed_from_step=0, bubble_fraction=None)
+    values |= dict(median_step_secs=0.1)
+    found = comparison.find_differences(
+        summary_lib.Summary(**values), summary_lib.Summary(**values | changed)
+    )
+    self.assertEqual(found, expected)
