@@ -41,7 +41,6 @@ CASES = (
     dict(mode="lazy", refresh="state"),
     dict(mode="lazy", slots="host"),
     dict(mode="eager"),
-    dict(mode="eager", link="ppermute"),
     dict(mode="none", num_pipelines=2),
     dict(mode="lazy", num_pipelines=2),
     dict(mode="eager", num_pipelines=2),

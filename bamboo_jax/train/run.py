@@ -6,7 +6,6 @@ an environment for the same worker.
 
 from collections.abc import Callable
 import contextlib
-import ipaddress
 import socket
 import time
 
@@ -155,13 +154,10 @@ def train_in_cluster(
     base.UnrecoverableHereError: A stage has no copy left.
   """
   policy.apply(config)
-  is_alone = ipaddress.ip_address(host).is_loopback
   transport = transport_lib.Transport(
       number,
       run=stamp,
-      endpoint=endpoints.UnixEndpoint()
-      if is_alone
-      else endpoints.TlsEndpoint(host, identity),
+      endpoint=endpoints.listen(host, identity),
       limits=peer_lib.Limits(
           protocol_lib.Times.for_silence(config.cluster.least_silence_secs)
       ),
