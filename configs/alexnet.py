@@ -1,7 +1,7 @@
 """AlexNet as Bamboo trains it, on generated images; `:tiny` is small.
 
 Batch and optimizer are those of Krizhevsky et al., 2012: 128 images; the
-learning rate falls by a cosine. See `configs/zoo.py`.
+learning rate has cosine decay. See `configs/zoo.py`.
 """
 
 import ml_collections

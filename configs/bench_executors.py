@@ -1,7 +1,7 @@
 """The pipeline of `bench_peer`, to compare executors.
 
-`bamboo bench` runs both in turns, with and without redundancy, whichever is set
-here.
+`bamboo bench` runs both in turns, with and without redundancy, regardless of
+the config's executor.
 """
 
 import ml_collections

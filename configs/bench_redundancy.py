@@ -1,6 +1,6 @@
 """The pipeline of `bench_peer`, to compare modes of redundancy.
 
-`bamboo bench` runs all modes in turns, whichever is set here.
+`bamboo bench` runs all modes in turns, regardless of the config's mode.
 """
 
 import ml_collections

@@ -1,6 +1,6 @@
-"""Any number of nodes from 4 to 16, of which one dies after the other.
+"""From 4 to 16 nodes, which die one after the other.
 
-For `bamboo bench`: nodes keep the pace of slower machines, so 2 cores will do.
+For `bamboo bench`: nodes emulate slower machines, so 2 cores suffice.
 """
 
 import ml_collections

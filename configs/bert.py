@@ -1,9 +1,9 @@
 """BERT as Bamboo trains it: masked tokens and pairs of texts.
 
 Batch, optimizer and dropout are those of Devlin et al., 2019, appendix A.2: 256
-samples of 128 tokens; the learning rate falls by a cosine instead of a line.
-Norms and biases do not decay, as in `optimization.py` of that paper's code;
-embeddings do. See `configs/zoo.py`.
+samples of 128 tokens; the learning rate has cosine instead of linear decay.
+Norms and biases have no weight decay, as in `optimization.py` of that paper's
+code; embeddings have. See `configs/zoo.py`.
 """
 
 import ml_collections
@@ -16,7 +16,7 @@ def get_config(variant: str = "large") -> ml_collections.ConfigDict:
   config = zoo.get_config("bert", variant)
   config.optimizer.options = dict(b1=0.9, b2=0.999, weight_decay=0.01)
   config.optimizer.decay = "matrices"
-  # Changes the loss: the pairs of a microbatch weigh as its masked tokens do.
+  # Weights the pairs of the loss, see docs/guides/models.md.
   config.pipeline.microbatch_size = 4
   zoo.set_run(config, 1e-4, warmup_steps=10_000, num_steps=1_000_000)
   return config

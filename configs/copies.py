@@ -1,8 +1,9 @@
 """Four nodes that are copies of each other: no pipeline, one stage.
 
-For a model of one layer, as of `bamboo_jax.from_loss`, or one that fits on a
-node. Each node computes a share of the batch; what a dead node had computed of
-the step is computed again by the others. Set `model.name` and `data.name`.
+For a model of one layer, such as one of `bamboo_jax.from_loss`, or one that
+fits on a node. Each node computes a share of the batch; after a death the other
+nodes compute the dead node's share of the step again. Set `model.name` and
+`data.name`.
 """
 
 import ml_collections

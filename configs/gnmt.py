@@ -1,14 +1,13 @@
 """GNMT-16 as Bamboo trains it: 4 pipelines of 4 stages; `:tiny` is small.
 
 Batch, optimizer, clipping and dropout are those of Wu et al., 2016, section 8:
-128 pairs of sentences, Adam; there is no second phase with SGD. Bamboo's 1.5
-times as many nodes are `--config.pipeline.num_stages=6`.
+128 pairs of sentences, Adam; there is no second phase with SGD. Bamboo's
+overprovisioning by 1.5 is `--config.pipeline.num_stages=6`.
 
-Pairs are names and docstrings of Python's library, in bytes, until
+Pairs are by default names and docstrings of Python's library, in bytes;
 `--config.data.options.source='wmt16/train*.en'
---config.data.options.target='wmt16/train*.de'
---config.data.options.tokens=bpe --config.data.options.vocab_size=32000` choose
-others.
+--config.data.options.target='wmt16/train*.de' --config.data.options.tokens=bpe
+--config.data.options.vocab_size=32000` select others.
 """
 
 import ml_collections

@@ -1,16 +1,16 @@
 """GPT-2 as Bamboo trains it; the shapes of GPT-3 are variants, too.
 
 Optimizer and learning rates are those of GPT-3 (Brown et al., 2020, table 2.1
-and appendix B), as the paper on GPT-2 has none. That does not say what decays:
-as in Megatron-LM and nanoGPT norms and biases do not, and embeddings do. See
-`configs/zoo.py`.
+and appendix B), since the paper on GPT-2 gives none. Weight decay, which it
+does not specify, is as in Megatron-LM and nanoGPT: not on norms and biases, but
+on embeddings. See `configs/zoo.py`.
 """
 
 import ml_collections
 
 from bamboo_jax.configs import zoo
 
-_LEARNING_RATES = {  # 3e-4 for all others, which have less than a billion.
+_LEARNING_RATES = {  # 3e-4 below a billion parameters.
     "xl": 2e-4,
     "gpt3_2.7b": 1.6e-4,
     "gpt3_6.7b": 1.2e-4,

@@ -1,4 +1,4 @@
-"""Nodes that keep the pace of slower machines: many of them on few cores.
+"""Nodes that emulate slower machines: many of them on few cores.
 
 configs/paced.py      2 pipelines of 4 stages
 configs/paced.py:1x3  1 pipeline of 3 stages
@@ -12,7 +12,7 @@ from bamboo_jax.configs import default
 
 
 def parse_size(size: str) -> tuple[int, int]:
-  """Returns numbers of pipelines and stages of a size, such as 2x4."""
+  """Returns the numbers of pipelines and stages of a size, such as 2x4."""
   match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", size)
   if not match:
     raise ValueError(

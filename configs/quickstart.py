@@ -1,8 +1,8 @@
 """A small GPT on the text of Python itself: 2 pipelines of 4 stages.
 
 Runs on 2 cores in minutes; each of the 8 nodes, and of 2 spare ones, is a
-virtual device. With one stage there is no other node for a replica, so that
-takes `--config.redundancy.mode=none`.
+virtual device. With one stage no other node can hold a replica, so that needs
+`--config.redundancy.mode=none`.
 """
 
 import ml_collections

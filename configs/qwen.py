@@ -1,4 +1,4 @@
-"""Qwen 3, trained as `configs/llama.py`."""
+"""Qwen 3, trained like `configs/llama.py`."""
 
 import ml_collections
 

@@ -1,7 +1,7 @@
 """ResNet-152 as Bamboo trains it; `:50` and `:tiny` are smaller.
 
 Batch and optimizer are those of He et al., 2015: 256 images, weight decay 1e-4;
-the learning rate falls by a cosine. See `configs/zoo.py`.
+the learning rate has cosine decay. See `configs/zoo.py`.
 """
 
 import ml_collections

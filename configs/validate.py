@@ -10,7 +10,7 @@ import ml_collections
 from bamboo_jax.configs import paced
 from bamboo_jax.configs import quickstart
 
-_PACED = ("2x4",)  # More than 2 cores can compute.
+_PACED = ("2x4",)  # More than 2 cores can compute, so these nodes are paced.
 
 
 def get_config(size: str = "1x2") -> ml_collections.ConfigDict:
@@ -24,5 +24,5 @@ def get_config(size: str = "1x2") -> ml_collections.ConfigDict:
   config.redundancy.spares = 0
   config.evaluate.every_steps = 0
   config.checkpoint.every_steps = 0
-  config.cost.instance = "p3.2xlarge"  # Its dollars are predicted.
+  config.cost.instance = "p3.2xlarge"  # `bamboo validate` predicts dollars.
   return config

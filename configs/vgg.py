@@ -1,7 +1,7 @@
 """VGG-19 as Bamboo trains it; `:tiny` is small.
 
 Batch and optimizer are those of Simonyan and Zisserman, 2014: 256 images; the
-learning rate falls by a cosine. See `configs/zoo.py`.
+learning rate has cosine decay. See `configs/zoo.py`.
 """
 
 import ml_collections

@@ -1,16 +1,16 @@
-"""What the configs of the models of `models.zoo` have in common.
+"""Settings shared by the configs of the models of `models.zoo`.
 
-Their argument is a variant, as `bamboo models` lists them:
-`--config=gpt2:xl`. All but `tiny` have the layout of Bamboo
-(NSDI'23): 4 pipelines of 8 stages, or of 4; its 1.5 times as many nodes are
-`--config.pipeline.num_stages=12`, or 6.
+Their argument is a variant, as listed by `bamboo models`: `--config=gpt2:xl`.
+All but `tiny` have the layout of Bamboo (NSDI'23): 4 pipelines of 8 stages, or
+of 4. Bamboo's overprovisioning by 1.5 is `--config.pipeline.num_stages=12`, or
+6.
 
-Text is that of Python itself, in bytes, until `--config.data.name=text_files
---config.data.options.pattern='FILES'` and `--config.data.options.tokens=bpe
---config.data.options.vocab_size=NUMBER` choose another. Images are generated,
-see `data.stripes`, until `--config.data.name=image_folder
---config.data.options.path=imagenet/train
---config.data.options.heldout_path=imagenet/val` choose ImageNet.
+Text is by default that of Python itself, in bytes;
+`--config.data.name=text_files --config.data.options.pattern='FILES'` and
+`--config.data.options.tokens=bpe --config.data.options.vocab_size=NUMBER`
+select another. Images are by default generated, see `data.stripes`;
+`--config.data.name=image_folder --config.data.options.path=imagenet/train
+--config.data.options.heldout_path=imagenet/val` select ImageNet.
 """
 
 import ml_collections
@@ -21,7 +21,7 @@ from bamboo_jax.configs import default
 def get_config(
     name: str, variant: str, *, num_stages: int = 8
 ) -> ml_collections.ConfigDict:
-  """Returns the configuration of a model, still without `set_run`."""
+  """Returns the configuration of a model; `set_run` completes it."""
   config = default.get_config()
   config.model.name = name
   config.model.options = dict(variant=variant)
@@ -62,7 +62,7 @@ def set_run(
     warmup_steps: int,
     tiny: tuple[float, int] = (3e-3, 60),
 ) -> None:
-  """Sets a run whose learning rate falls to zero by a cosine.
+  """Sets the length of a run and a learning rate with cosine decay to zero.
 
   Args:
     tiny: Learning rate and number of steps of the variant `tiny`, for a run of

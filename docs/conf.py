@@ -44,6 +44,7 @@ nitpick_ignore = [
     ("py:class", f"bamboo_jax.{name}")
     for name in (
         "data.corpus.Manifest",
+        "models.model.Pace",
         "plan.cost_model.Profile",
         "plan.planner.Plan",
         "plan.rows.Redundancy",

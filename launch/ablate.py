@@ -77,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  cli.run(main, if_interrupted=lambda: "the same command goes on where it was")
+  cli.run(main, if_interrupted=lambda: "the same command resumes")

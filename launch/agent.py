@@ -4,8 +4,8 @@ bamboo agent --config=quickstart --workdir=runs/cluster \
   --etcd=127.0.0.1:2379 --name=n0 --zone=a
 
 One for each node; `bamboo cluster` starts all of them on one machine. The first
-SIGTERM announces that the node will be preempted: others take over what it
-does, and it ends. A second one, or SIGINT, ends it at once.
+SIGTERM announces that the node will be preempted: other nodes take over its
+stages, and it ends. A second one, or SIGINT, ends it at once.
 """
 
 import os
@@ -40,7 +40,7 @@ _NOTICE_URL = flags.DEFINE_string(
 
 
 def main() -> None:
-  """Lives as long as its worker."""
+  """Runs the agent until its worker has ended."""
   spare = copies.Spare() if copies.is_copy else None
   name, host = _NAME.value, given.HOST.value
   identity = identity_flags.make("agent", name, host=host)

@@ -1,4 +1,4 @@
-"""Flags of `bamboo bench`, and which cases they are for."""
+"""Flags of `bamboo bench`, and the cases that use them."""
 
 from absl import flags
 

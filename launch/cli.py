@@ -1,4 +1,4 @@
-"""How all commands of this folder start; see `bamboo_jax.cli.command`."""
+"""The start of all commands of this folder; see `bamboo_jax.cli.command`."""
 
 from collections.abc import Callable, Sequence
 import functools
@@ -23,10 +23,10 @@ def check_no_arguments(arguments: Sequence[str]) -> None:
 
 
 def check_folder(path: str) -> None:
-  """Raises `ValueError` if a file cannot be at `path` for want of a folder."""
+  """Raises `ValueError` if the folder of the file `path` does not exist."""
   folder = os.path.dirname(path) or "."
   if not os.path.isdir(folder) or os.path.isdir(path):
-    raise ValueError(f"Cannot write {path!r}: there must be a folder for it.")
+    raise ValueError(f"Cannot write {path!r}: its folder does not exist.")
 
 
 def run(
@@ -68,5 +68,5 @@ def _parse_flags(argv: Sequence[str], *, own_keys: bool) -> list[str]:
     command.fail(explain(error), 2)
   except (flags.Error, ValueError) as error:
     command.fail(str(error), 2)
-  except Exception as error:  # Whatever the code of the config raises.
+  except Exception as error:  # The code of a config may raise anything.
     command.fail(config_check.explain(error), 2)

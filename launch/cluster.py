@@ -4,10 +4,10 @@ bamboo cluster --config=quickstart \
   --workdir=runs/cluster --nodes=8 --zones=a,b,c \
   --faults=configs/quickstart_faults.csv
 
-With `--random_kills=50` in place of `--faults`, as many workers are killed, and
-each is replaced. With `--trace=FILE --time_scale=60` nodes come and go as in a
-trace, sixty times as fast. Starts an etcd too, and ends all of them. The same
-command goes on from the last checkpoint. On Ctrl-C, SIGTERM or SIGUSR1 the step
+With `--random_kills=50` instead of `--faults`, 50 workers are killed, and each
+is replaced. With `--trace=FILE --time_scale=60` nodes join and die as in a
+trace, sixty times as fast. Starts an etcd too, and ends all processes. The same
+command resumes from the last checkpoint. On Ctrl-C, SIGTERM or SIGUSR1 the step
 is finished and saved first; a second Ctrl-C or SIGTERM ends all at once.
 """
 
@@ -34,7 +34,7 @@ _SHARED = ("config", "workdir", "faults", "run", "device_memory_fraction")
 
 
 def main() -> None:
-  """Checks what is asked for, runs it, and reports."""
+  """Checks the flags, runs the cluster, and reports."""
   config, zones = given.CONFIG.value, given.ZONES.value
   cluster_checks.check_together()
   replay = given.read_replay() if given.TRACE.value else None

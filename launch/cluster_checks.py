@@ -1,4 +1,4 @@
-"""Which flags of a cluster go together."""
+"""Checks of flags of a cluster that exclude or need each other."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ def check_together() -> None:
 
 
 def check_for_trace(argv: Sequence[str], *, layers: str | None) -> None:
-  """Raises `ValueError` for what a run as long as its trace does not take."""
+  """Raises `ValueError` for flags that a run along a trace does not allow."""
   if not given.TRACE.value:
     raise ValueError("There must be a --trace.")
   unused = (

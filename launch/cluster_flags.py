@@ -51,9 +51,9 @@ PROGRAM_CACHE = shared_flags.define_program_cache()
 
 
 def read_replay() -> replay_lib.Replay:
-  """Returns the trace, as the flags say to play it.
+  """Returns the replay of the trace that the flags describe.
 
-  Nothing happens in it if nodes are not preemptible.
+  It has no events if nodes are not preemptible.
   """
   replay = replay_lib.plan_replay(
       readers.read_traces(TRACE.value),

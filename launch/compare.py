@@ -5,7 +5,7 @@ bamboo compare runs/quickstart/plain runs/quickstart/failures
 With `--out=losses.png` draws the losses over each other, with deaths marked,
 and above them a step as the first run has planned it.
 Prints `identical` and returns 0 if the states after the last step are the same
-to the bit; otherwise says what differs and returns 1.
+to the bit; otherwise prints the differences and returns 1.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """The flag `--config`: a config, and overrides such as `--config.num_steps=9`.
 
-The keys are those of `configs/default.py`, except in options, which are checked
-where they are used and may be added on the command line. A command with configs
-of other kinds takes the keys that are in the file, and no others.
+The keys are those of `configs/default.py`, except in sections of options, which
+are checked by their users and may get new keys on the command line. A command
+with configs of other kinds accepts only the keys that are in the file.
 """
 
 from collections.abc import Sequence
@@ -45,9 +45,9 @@ def define(name: str | None, help_text: str) -> flags.FlagHolder:
 
 
 def check_arguments(argv: Sequence[str], *, own_keys: bool = False) -> None:
-  """Checks the flag and its overrides, before it is parsed.
+  """Checks the flag and its overrides, before they are parsed.
 
-  Raises `ValueError` without one config that exists, or if a key is misspelt.
+  Raises `ValueError` unless one existing config is given, with known keys.
   """
   paths = config_check.find_paths(argv)
   if len(paths) > 1:

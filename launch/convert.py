@@ -7,7 +7,7 @@ The first reads safetensors files and config.json, and writes a checkpoint; the
 second reads a checkpoint, or the newest of a workdir, and writes a folder that
 `AutoModelForCausalLM.from_pretrained` loads. `--config.init_from` of
 `bamboo train` takes folders of both kinds. All weights are float32. Files of a
-tokenizer are copied from where the weights or the text came from, if that is
+tokenizer are copied from the folder of the weights or of the text, if that is
 known, or from `--tokenizer`.
 """
 
@@ -30,7 +30,7 @@ _MAX_FILE_GB = flags.DEFINE_float(
 
 
 def main() -> None:
-  """Converts, and says what of."""
+  """Converts weights, and prints a summary."""
   flag_checks.check_one_of(_FROM, _TO)
   flag_checks.check_one_of(_FROM, _TOKENIZER)
   if not (_FROM.value or _TO.value):

@@ -51,8 +51,8 @@ def main() -> None:
   elif _REPORT.value or given:
     name = next(iter(given), "report")
     raise ValueError(
-        f"--{name} needs a price, and the config of the run names no kind of "
-        "node: give --instance=NAME, such as p3.2xlarge."
+        f"--{name} needs a price, and the config of the run names no instance: "
+        "give --instance=NAME, such as p3.2xlarge."
     )
   log = workdir / "metrics.jsonl"
   account = runs.load_account(log, price=price, market=market)

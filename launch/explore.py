@@ -3,11 +3,11 @@ r"""Explores what may happen to a cluster: simulated faults, real decisions.
 bamboo explore --mode=net --first_seed=0 --seeds=1000
 
 Each seed is a history of 4 to 6 nodes, in mode `large` of 8 to 12, in `grid` of
-12 to 27, under a virtual clock, with faults of a kind. Prints for each that
-violates an invariant its seed, what was violated, and the smallest plan of
-faults found that does so too; then the exit code is 1. In mode `wire` it is a
+12 to 27, under a virtual clock, with faults of a kind. For each history that
+violates an invariant, prints its seed, the violation, and the smallest plan of
+faults found that reproduces it; then the exit code is 1. In mode `wire` it is a
 history of the transport between two workers, whose faults are no plan. Last
-line: `histories=K violations=V`. With `--done=FILE` the same command goes on
+line: `histories=K violations=V`. With `--done=FILE` the same command resumes
 where it was stopped.
 """
 

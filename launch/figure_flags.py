@@ -36,9 +36,9 @@ def define() -> flags.FlagHolder:
 
 
 def set_config(holder: flags.FlagHolder, config: Any) -> list[str]:
-  """Puts the flag, if given, into the config of a run.
+  """Sets the config of a run from the flag, if given.
 
-  Returns the arguments that do so in other processes.
+  Returns the arguments that set it in other processes.
   """
   if not holder.present:
     return []

@@ -1,4 +1,4 @@
-"""Flags that need others, or have no effect beside them, are refused."""
+"""Checks that reject flags without effect, or without flags that they need."""
 
 from collections.abc import Collection, Sequence
 import re
@@ -23,12 +23,12 @@ def check_needs(
 
 
 def check_unused(holders: Sequence[flags.FlagHolder], when: str) -> None:
-  """Raises `ValueError` if one is given, which has no effect now; `when`."""
+  """Raises `ValueError` if one of `holders` is given: no effect `when`."""
   refuse([f"--{h.name}" for h in holders if h.present], when)
 
 
 def refuse(names: Sequence[str], when: str) -> None:
-  """Raises `ValueError` if there are options that have no effect; `when`."""
+  """Raises `ValueError` if `names`, without effect `when`, is not empty."""
   if names:
     *rest, last = dict.fromkeys(names)
     subject = f"{', '.join(rest)} and {last} have" if rest else f"{last} has"
@@ -42,7 +42,7 @@ def given_keys(argv: Sequence[str]) -> list[str]:
 
 
 def refuse_keys(argv: Sequence[str], keys: Collection[str], when: str) -> None:
-  """Raises `ValueError` if one of `keys`, or one below it, is given; `when`."""
+  """Raises `ValueError` if a key in or below `keys` is set; see `refuse`."""
   found = [
       f"--config.{given}"
       for given in given_keys(argv)

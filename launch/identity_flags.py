@@ -1,4 +1,4 @@
-"""Flags of who a process is to the others of its run."""
+"""Flags of the identity of a process towards the others of its run."""
 
 import pathlib
 

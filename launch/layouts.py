@@ -6,13 +6,14 @@ bamboo layouts --config.pipeline.unit=layer
 bamboo layouts --processes --count=20 --num_events=6
 
 Prints each layout with the hash of its state after `--num_events` and two more
-steps. Drawn are sizes, partition, schedule, links, all settings of redundancy
-and recovery, and up to `--num_events` deaths and joins; those of a layout
-depend on its number alone. The last line is `layouts=N hashes=1 failed=0`; the
-exit code is 1 if there is more than one hash, or a layout has failed, of which
-the faults are printed as a fault file has them. With `--processes` each layout
-is a run of `bamboo cluster` with `--num_events` random kills of all kinds, or a
-random trace of as many events, and the first one of `bamboo train`.
+steps. Sizes, partition, schedule, links, all settings of redundancy and
+recovery, and up to `--num_events` deaths and joins are random; those of a
+layout depend only on its number. The last line is `layouts=N hashes=1
+failed=0`; the exit code is 1 if there is more than one hash, or a layout has
+failed, whose faults are printed in the format of a fault file. With
+`--processes` each layout is a run of `bamboo cluster` with `--num_events`
+random kills of all kinds, or a random trace with that many events, and the
+first one is a run of `bamboo train`.
 """
 
 import collections
@@ -39,7 +40,7 @@ _PROGRAM_CACHE = shared_flags.define_program_cache()
 
 
 def main() -> None:
-  """Runs all layouts; prints what they come to and exits."""
+  """Runs all layouts, prints the summary and exits."""
   layouts = _make()
   hashes = collections.Counter()
   num_failed = 0
@@ -58,7 +59,7 @@ def main() -> None:
 
 
 def _make() -> Any:
-  """Returns what draws layouts and runs them."""
+  """Returns the object that draws layouts and runs them."""
   if _PROCESSES.value:
     from tests.fault_sweep import clusters
 

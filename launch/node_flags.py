@@ -1,4 +1,4 @@
-"""Flags of an agent that its worker gets as they were given; see `SHARED`."""
+"""Flags that an agent passes on to its worker unchanged; see `SHARED`."""
 
 from absl import flags
 

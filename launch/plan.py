@@ -1,4 +1,4 @@
-r"""Shows what a config comes to: partition, memory, rows, predicted step time.
+r"""Shows the plan of a config: partition, memory, rows, predicted step time.
 
 bamboo plan --config=quickstart
 bamboo plan --config=default --trace=plan.json

@@ -1,12 +1,13 @@
-r"""Measures what the layers of a model cost on this machine.
+r"""Measures the costs of the layers of a model on this machine.
 
 bamboo profile --config=quickstart --out=profile.json
 bamboo train --config=quickstart \
   --config.plan.profile=profile.json --workdir=runs/profiled
 
-With `--cluster` a cluster on this machine loses a node and gets another, and of
-several pipelines loses one and gets another. The file then has how long that
-took, and steps; `bamboo validate` reads it. Logs are in a folder beside it.
+With `--cluster` a cluster on this machine loses a node and gets another; with
+several pipelines it also loses one of them and gets another. The file then has
+the times of this and of steps; `bamboo validate` reads it. Logs are in a folder
+beside it.
 """
 
 import pathlib

@@ -18,7 +18,7 @@ def define_workdir(
 
 
 def explain_resume(workdir: flags.FlagHolder) -> str:
-  """Returns what the same command does after an interrupt."""
+  """Returns the hint after an interrupt: the effect of the same command."""
   saved = (
       workdir_lib.find_saved(workdir.value) if flags.FLAGS.is_parsed() else 0
   )
@@ -63,7 +63,7 @@ def find_program_cache(folder: str | None) -> str:
 
 
 def use_program_cache(folder: str | None) -> Any:
-  """Lets this process find programs in the folder that the flag names.
+  """Makes this process load and save programs in the folder of the flag.
 
   Returns the `runtime.executables.store.Store` of this process.
   """

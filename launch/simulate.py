@@ -4,8 +4,8 @@ bamboo simulate --config=sim/compare --workdir=runs/sim
 bamboo simulate --config=sim/compare --workdir=runs/sim \
   --trace=trace.csv
 
-What is simulated is up to the config: its `experiment` is one of those below,
-and its other keys are what that experiment takes. Nothing runs on a device.
+The config's `experiment` is one of those below, and its other keys are the
+options of that experiment. Nothing runs on a device.
 """
 
 import pathlib

@@ -4,9 +4,9 @@ bamboo status --workdir=runs/cluster
 bamboo status --etcd=127.0.0.1:2379 --secret=FILE
 
 Lists nodes, layout, failures that would be survived now, and times of the last
-recoveries. Asks the store alone, so it disturbs no worker. `--workdir` is that
-of a `bamboo cluster` that runs, and tells the rest; of agents that were started
-one by one, name the store.
+recoveries. Reads only the store, so it disturbs no worker. With the `--workdir`
+of a running `bamboo cluster` no other flag is needed; for agents that were
+started one by one, name the store.
 """
 
 import pathlib
@@ -56,7 +56,7 @@ def main() -> None:
     if _ETCD.value is not None:
       raise
     raise ValueError(
-        f"No cluster runs in {_WORKDIR.value} any more: {error}"
+        f"The cluster in {_WORKDIR.value} is no longer running: {error}"
     ) from error
   print(status.render(found, now_secs=time.time()))
 

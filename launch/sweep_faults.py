@@ -1,4 +1,4 @@
-r"""Kills nodes of a small training run wherever they can die, and compares.
+r"""Kills nodes of a small training run at every possible point, and compares.
 
 bamboo sweep_faults
 bamboo sweep_faults --num_stages=4 --num_microbatches=4 \
@@ -11,11 +11,11 @@ bamboo sweep_faults --kinds=storm --num_cases=1 --num_events=100 \
   --config.pipeline.layout=templates --config.recovery.reroute=shares
 
 Every node dies before every instruction of its row and before every phase of a
-step. That step, and the next one on the nodes that are left, must end in the
-state of a run without deaths, to the bit, whichever rung it takes. Several
-deaths together are drawn at random. Prints a line for each size, mode and kind,
-with the rungs taken, and one for each case that failed: its deaths, as a fault
-file has them, and what differs. The exit code is 1 if there is any.
+step. That step, and the next one on the survivors, must end in the state of a
+run without deaths, to the bit, on any rung. Combinations of several deaths are
+random. Prints a line for each size, mode and kind, with the rungs taken, and
+one for each failed case: its deaths, in the format of a fault file, and the
+differences. The exit code is 1 if a case failed.
 """
 
 import sys

@@ -7,7 +7,7 @@ bamboo trace show trace.csv --num_nodes=16 --time_scale=0.01 \
   --events=small.csv
 bamboo trace fit trace.csv --out=fit.png
 
-`generate` writes a file of events. `show` prints what a trace comes to. `fit`
+`generate` writes a file of events. `show` prints statistics of a trace. `fit`
 finds the options with which `generate` imitates a trace, and compares the two.
 Several files are zones of one cluster. Formats: `docs/research/traces.md`.
 """
@@ -62,7 +62,7 @@ def _fit(files: Sequence[str]) -> None:
 
 
 def _read(files: Sequence[str]) -> trace_lib.Trace:
-  """Returns the trace in some files, scaled as the flags say."""
+  """Returns the trace in `files`, scaled by the flags."""
   json_data = given.JSON_DATA
   trace = readers.read_traces(
       files, seed=given.SEED.value, json_data=json_data.value

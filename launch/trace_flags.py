@@ -66,7 +66,7 @@ _COMMANDS = {
 
 
 def check(command: str) -> None:
-  """Raises `ValueError` if there is no such command, or a flag is not its."""
+  """Raises `ValueError` for an unknown command, or a flag of another one."""
   if command not in _COMMANDS:
     raise ValueError(base.suggest(command, _COMMANDS, what="command"))
   allowed = (OUT.name, SEED.name, *(h.name for h in _COMMANDS[command]))

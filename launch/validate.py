@@ -1,4 +1,4 @@
-r"""Predicts a run under a trace, runs it, and sets both beside each other.
+r"""Predicts a run under a trace, runs it, and compares both.
 
 bamboo validate --config=validate --trace=trace.csv \
   --time_scale=10 --workdir=runs/validate

@@ -1,7 +1,7 @@
 """The worker of a node; started by its agent, see `bamboo agent`.
 
-Its last arguments are the name and the number of the node, for how many seconds
-the agent had been there, and the number of the socket to it.
+Its last arguments are name and number of the node, the age of the agent in
+seconds, and the file descriptor of the socket to it.
 """
 
 from collections.abc import Sequence

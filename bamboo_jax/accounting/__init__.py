@@ -3,10 +3,10 @@
 The time of all live nodes is split by kind, and the parts must add up to the
 whole. Dollars follow from node time and a table of prices.
 
-  account      the result: time by kind, dollars, samples, value; where the time
-               of one measured step went
-  ledger       adds a run up as it goes; rolls back to a mark
-  machines     what an instance can do, from gpus.csv and instances.csv
+  account      the result: time by kind, dollars, samples, value; the split of
+               one measured step
+  ledger       running totals; rolls back to a mark
+  machines     speed and memory of an instance, from gpus.csv and instances.csv
   prices       dollars per hour of an instance, from prices.csv
   runs         the account of a run that trained, from its log
 

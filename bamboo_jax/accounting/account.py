@@ -1,7 +1,7 @@
 """The account of a run: where its nodes' time went, and what that cost.
 
-A node costs the same whatever it does, so the time of all live nodes is split
-by what they did, and the parts must add up to the whole; real and simulated
+A node costs the same whether it trains or waits, so the time of all live nodes
+is split by activity, and the parts must add up to the whole; real and simulated
 runs end in the same `Account`. Bamboo (NSDI'23, section 6) calls throughput
 over cost the *value*: samples per second over dollars per hour.
 """
@@ -13,16 +13,15 @@ import math
 
 from bamboo_jax.accounting import prices as prices_lib
 
-# Sums of many parts differ from the whole by rounding, and by no more.
-_TOLERANCE = 1e-9
+_TOLERANCE = 1e-9  # Relative; a sum of many parts is rounded.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodeTime:
-  """Time of all nodes by what it went into, in node-seconds.
+  """Time of all nodes by activity, in node-seconds.
 
-  Per second of wall time it is a rate: a node that waits for a fifth of each
-  step is four fifths of a useful node and a fifth of a bubble.
+  Divided by wall time it is a rate: a node that waits for a fifth of each step
+  is 0.8 useful nodes and 0.2 of a bubble.
 
   Attributes:
     useful: Training that was kept: passes, update, evaluation.
@@ -30,11 +29,11 @@ class NodeTime:
     redundant: Only to survive the next loss: redundant forward passes, refresh
       of replicas.
     bubble: Waiting within a step.
-    recovery: Detecting a loss, planning, work done again at once, moving state.
-    checkpoint: Training held up by a save.
+    recovery: Detecting a loss, planning, repeating passes, moving state.
+    checkpoint: Training blocked by a save.
     restart: Starting processes, compiling, loading a checkpoint.
-    lost: Training that was thrown away, whatever it had been before.
-    idle: Nodes that are paid for but have no part in training.
+    lost: Training that was discarded; it leaves its former kinds.
+    idle: Nodes that are paid for but take no part in training.
   """
 
   useful: float = 0.0
@@ -51,7 +50,7 @@ class NodeTime:
     for kind, secs in zip(KINDS, self.parts, strict=True):
       if not 0 <= secs < math.inf:
         raise ValueError(
-            f"Time of nodes must be finite and from 0, got {kind}={secs}."
+            f"Time of nodes must be finite and at least 0, got {kind}={secs}."
         )
 
   def __add__(self, other: "NodeTime") -> "NodeTime":
@@ -62,7 +61,7 @@ class NodeTime:
 
   @classmethod
   def of(cls, parts: Iterable[float]) -> "NodeTime":
-    """Returns the time with these `parts`."""
+    """Returns the node time with `parts`, in the order of `KINDS`."""
     return cls(**dict(zip(KINDS, parts, strict=True)))
 
   @functools.cached_property
@@ -76,7 +75,7 @@ class NodeTime:
     return math.fsum(self.parts)
 
   def shares(self) -> dict[str, float]:
-    """Returns the share of each kind, which add up to 1; all 0 if no time."""
+    """Returns the fraction of each kind; they add up to 1, or 0 if no time."""
     total = self.total or 1.0
     shares = (secs / total for secs in self.parts)
     return dict(zip(KINDS, shares, strict=True))
@@ -87,14 +86,17 @@ KINDS = tuple(field.name for field in dataclasses.fields(NodeTime))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Account:
-  """A run so far.
+  """Time, samples and cost of a run so far.
 
   Attributes:
-    num_samples: Trained on and kept; fractional if a step is cut.
-    price: Of a node; None if nobody has named one: then nothing in dollars is
-      known, nor the value.
+    secs: Wall time.
+    num_samples: Samples trained on and kept; fractional if a step is cut.
+    node_secs: Sum over nodes of the time for which they lived.
+    node_time: `node_secs`, split by activity.
+    price: Price of a node; None if not given, then every property in dollars
+      and the value need one.
     mean_value: Average over time of throughput over dollars per hour, as
-      reported by Bamboo's simulator; None if not followed. `value` is the
+      reported by Bamboo's simulator; None if not known. `value` is the
       quotient of the averages instead.
   """
 
@@ -117,8 +119,8 @@ class Account:
     if not abs(total - whole) <= _TOLERANCE * max(abs(whole), 1e-6):
       share = f" ({100 * total / whole:.4f} %)" if whole else ""
       raise ValueError(
-          f"The parts add up to {total} of {whole} seconds of a node{share}, "
-          "and must to 100 %."
+          f"The parts must add up to the {whole} node-seconds of the account, "
+          f"got {total}{share}."
       )
 
   @property
@@ -127,18 +129,18 @@ class Account:
     return self.node_secs / self.secs
 
   def usd_on(self, market: str) -> float:
-    """Returns what all nodes cost on a market; needs a price."""
+    """Returns the cost of all nodes on a market, in dollars; needs a price."""
     assert self.price is not None, "There is no price."
     return self.node_secs / 3600 * self.price.usd_per_hour(market)
 
   @property
   def usd(self) -> float:
-    """What all nodes cost on the market of the account."""
+    """Cost of all nodes on the market of the account, in dollars."""
     return self.usd_on(self.market)
 
   @property
   def usd_per_hour(self) -> float:
-    """Cost per hour of wall time, averaged over time."""
+    """Dollars per hour of wall time, averaged over time."""
     return self.usd / self.secs * 3600
 
   @property
@@ -148,18 +150,18 @@ class Account:
 
   @property
   def value(self) -> float:
-    """Throughput over dollars per hour; 0 if there was never a node."""
+    """Samples per second over dollars per hour; 0 if there was no node."""
     return self.samples_per_sec / self.usd_per_hour if self.usd else 0.0
 
   @property
   def usd_per_million_samples(self) -> float | None:
-    """Dollars that a million samples cost; None without samples."""
+    """Dollars per million samples; None without samples."""
     return 1e6 * self.usd / self.num_samples if self.num_samples else None
 
   def as_dict(self) -> dict[str, float | str | None]:
-    """Returns the figures to report, with units in the names, for tables.
+    """Returns the figures of a report by name, with units in the names.
 
-    Those that need a price are absent without one.
+    Figures in dollars and the values are absent without a price.
     """
     figures = {
         "secs": self.secs,
@@ -184,7 +186,7 @@ class Account:
     return figures | {f"{kind}_pct": 100 * share for kind, share in shares}
 
   def render(self) -> str:
-    """Returns lines for somebody to read; on costs only with a price."""
+    """Returns the account as text; costs only with a price."""
     lines = [
         f"time: {self.secs / 3600:.4f} h on {self.num_nodes:.2f} nodes",
         f"samples: {self.num_samples:.0f}, {self.samples_per_sec:.4g} a second",
@@ -219,15 +221,17 @@ def split_step(
   """Returns the time of all nodes in a step, those that died in it included.
 
   Unaccounted time is the bubble. Threads measure the parts, which may overlap a
-  little; any excess over the available time is left out, in the code's order.
+  little; any excess over the available time is cut, in the order of the code.
 
   Args:
-    num_nodes: Nodes that train, when it ended.
-    passes: Summed over nodes; passes in the place of lost nodes are recovery.
-    joint: What all nodes did at once, in seconds of wall time: updating,
-      summing gradients, refreshing replicas, recovering.
-    num_idle: Live nodes without a part in it, such as spares.
-    lost_secs: Time until they died, summed over the nodes that did.
+    secs: Wall time of the step.
+    num_nodes: Nodes that trained at the end of the step.
+    passes: Node-seconds, summed over nodes; passes on behalf of lost nodes are
+      `recovery`.
+    joint: Wall seconds of work that all nodes did at once: updating, summing
+      gradients, refreshing replicas, recovering.
+    num_idle: Live nodes that took no part in it, such as spares.
+    lost_secs: Time from the start of the step to each death in it, summed.
   """
   left = num_nodes * secs
   worked = passes + joint * num_nodes

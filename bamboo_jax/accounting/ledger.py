@@ -1,9 +1,9 @@
-"""Adds up a run as it goes.
+"""Running totals of a run, from which its account is made.
 
 Between two events the live nodes work at a constant rate, a `NodeTime` per
-second: one call of fixed cost, however many steps. Training counts as kept
-until it is rolled back. A mark is the totals when a checkpoint's state was
-taken: rolling back to it turns all training since into lost time.
+second, so one call covers any number of steps. Training counts as kept until it
+is rolled back. A mark is the totals at the time of a checkpoint: rolling back
+to it turns all later training into lost time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,17 +17,21 @@ from bamboo_jax.accounting import prices as prices_lib
 KINDS = account_lib.KINDS
 NodeTime = account_lib.NodeTime
 
-# What a rollback throws away; the rest was not training in the first place.
+# The kinds that a rollback turns into lost time; the others are not training.
 _TRAINING = ("useful", "communication", "redundant", "bubble")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Totals:
-  """A run up to one moment.
+  """Totals of a run up to one moment.
 
-  `parts` splits `node_secs` in the order of `KINDS`; `value_secs` is the
-  integral over time of throughput over dollars per hour, None if there was no
-  price for some of it.
+  Attributes:
+    secs: Wall time.
+    node_secs: Time of all live nodes.
+    parts: `node_secs`, split in the order of `KINDS`.
+    num_samples: Samples trained on and kept.
+    value_secs: Integral over time of throughput over dollars per hour; None if
+      a part of the run had no price.
   """
 
   secs: float = 0.0
@@ -43,7 +47,7 @@ class Totals:
 
   @classmethod
   def parse(cls, entries: Mapping[str, Any]) -> "Totals":
-    """Reads the output of `as_dict`; `ValueError` if it is another."""
+    """Reads the output of `as_dict`; raises `ValueError` if it does not fit."""
     try:
       return cls(**{**entries, "parts": NodeTime(**entries["parts"]).parts})
     except (KeyError, TypeError) as error:
@@ -51,9 +55,12 @@ class Totals:
 
 
 class Ledger:
-  """Account of a run in progress; `start` is what there was before.
+  """Totals of a run in progress.
 
-  Without a `price` it follows time and samples alone.
+  Args:
+    price: Price of a node; None: only time and samples are added up.
+    market: One of `prices.MARKETS`; `ValueError` for another one.
+    start: Totals of the part of the run before this process.
   """
 
   def __init__(
@@ -76,10 +83,10 @@ class Ledger:
       num_nodes: float | None = None,
       num_samples: float = 0.0,
   ) -> None:
-    """Adds time in which the nodes worked at a constant `rate`.
+    """Adds `secs` of wall time at a constant `rate`, in nodes per kind.
 
-    Its parts must add up to `num_nodes`, the live nodes, all of which are paid
-    for; None takes their sum.
+    `num_nodes` is the number of live nodes, which are all paid for: the sum of
+    the rate's parts, and by default computed from them.
     """
     num_nodes = rate.total if num_nodes is None else num_nodes
     self._add(secs, [secs * n for n in rate.parts], num_nodes, num_samples)
@@ -87,7 +94,7 @@ class Ledger:
   def add_time(
       self, secs: float, node_time: NodeTime, *, num_samples: float = 0.0
   ) -> None:
-    """Adds measured time, `secs` of wall time; no time adds nothing."""
+    """Adds `node_time`, measured over `secs` of wall time, unless that is 0."""
     if secs:
       self._add(secs, node_time.parts, node_time.total / secs, num_samples)
 
@@ -100,7 +107,7 @@ class Ledger:
   ) -> None:
     if not secs >= 0.0 or not num_samples >= 0.0:
       raise ValueError(
-          f"Time and samples must be from 0, got secs={secs}, "
+          f"Time and samples must be at least 0, got secs={secs}, "
           f"num_samples={num_samples}."
       )
     old, value_secs = self._totals, self._totals.value_secs
@@ -122,10 +129,10 @@ class Ledger:
     return self._totals
 
   def roll_back(self, mark: Totals) -> None:
-    """Turns training since `mark` into lost time; its samples do not count.
+    """Turns training since `mark` into lost time and drops its samples.
 
-    Time, cost, and other parts stay as they are. Marks older than `mark` stay
-    valid; one that has itself been rolled back is a `ValueError`.
+    Time, cost and the other kinds stay. Marks older than `mark` stay valid;
+    `ValueError` for a mark that has itself been rolled back.
     """
     now = self._totals
     parts = dict(zip(KINDS, now.parts, strict=True))
@@ -143,9 +150,9 @@ class Ledger:
     )
 
   def account(self) -> account_lib.Account:
-    """Returns the run so far as an account.
+    """Returns the account of the run so far.
 
-    Raises `ValueError` if no time has passed or the parts are not 100 % of it.
+    Raises `ValueError` if no time has passed or the parts do not add up to it.
     """
     now = self._totals
     return account_lib.Account(

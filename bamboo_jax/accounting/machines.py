@@ -1,7 +1,7 @@
-"""What an instance can do: its GPUs, their links, its network.
+"""Hardware of an instance: its GPUs, their links, its network.
 
-`gpus.csv` and `instances.csv` beside this module say where each line is from;
-facts of data sheets are peaks, of which a usual share is reached.
+`gpus.csv` and `instances.csv` beside this module name the source of each line.
+Data sheets state peaks; the column `mfu` is the usual fraction of peak FLOPs.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,10 @@ _FOLDER = pathlib.Path(__file__).parent
 
 
 def find(instance: str) -> dict[str, str]:
-  """Returns what both tables say of an instance, by column."""
+  """Returns an instance's entries in both tables, by column.
+
+  Raises `ValueError` if the tables do not list it.
+  """
   rows = _read("instances.csv", "instance")
   if instance not in rows:
     raise ValueError(base.suggest(instance, rows, what="instance"))
@@ -23,9 +26,10 @@ def find(instance: str) -> dict[str, str]:
 
 
 def apply(workload: Mapping[str, Any], instance: str) -> dict[str, Any]:
-  """Returns a workload of the simulator's config, on nodes of `instance`.
+  """Returns the simulator's `workload`, with the hardware of `instance`.
 
-  Each GPU has all parameters of a stage, so a node has the memory of one.
+  Every GPU of a node holds all parameters of its stage, so the memory limit is
+  that of one GPU.
   """
   facts = find(instance)
   of = lambda column: float(facts[column])

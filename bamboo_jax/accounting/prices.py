@@ -1,8 +1,8 @@
 """Node prices per hour: a table in a file that users edit.
 
-The file is comma-separated with a header; `source` and `date` tell where a
-price is from, because spot prices change. Lines that start with `#` are
-comments. The default is `prices.csv` beside this module.
+The file is comma-separated with a header; `source` and `date` give the origin
+of a price, because spot prices change. Lines that start with `#` are comments.
+The default is `prices.csv` beside this module.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class Price:
     spot_usd_per_hour: Price of a preemptible node, at most `on_demand`; None if
       unknown.
     date: Year, year-month or year-month-day, such as "2025-03"; or "undated",
-      which is older than any.
+      which sorts before any date.
   """
 
   provider: str = ""
@@ -74,16 +74,16 @@ class Price:
 
   @property
   def both(self) -> tuple[float | None, float | None]:
-    """Prices of a node on demand, and of a preemptible one."""
+    """The on-demand and the spot price, in dollars per hour."""
     return self.on_demand_usd_per_hour, self.spot_usd_per_hour
 
   def usd_per_hour(self, market: str) -> float:
-    """Returns the price in a market; `ValueError` if there is no such one."""
+    """Returns the price in a market; `ValueError` for an unknown market."""
     check_market(market)
     return getattr(self, f"{market}_usd_per_hour")
 
   def render(self, market: str) -> str:
-    """Returns the price in a market, and where it is from."""
+    """Returns the price in a market, with its source and date, as text."""
     return (
         f"${self.usd_per_hour(market):g} an hour for a {self.instance} "
         f"({market}; {self.source}, {self.date})"
@@ -91,7 +91,7 @@ class Price:
 
 
 def check_market(market: str) -> None:
-  """Raises `ValueError` if there is no such market."""
+  """Raises `ValueError` unless `market` is one of `MARKETS`."""
   if market not in MARKETS:
     raise ValueError(base.suggest(market, MARKETS, what="market"))
 
@@ -135,12 +135,19 @@ def find_price(
     region: str | None = None,
     date: str | None = None,
 ) -> Price:
-  """Returns the price of an instance in the file `prices` or the default one.
+  """Returns the price of an instance.
 
-  `region` is needed if several are listed; `date` None takes the newest. Either
-  may be of one instance, such as "p3.2xlarge:2021", and is None for others.
-  Raises as `load_prices`, and `ValueError` if there is none, there are
-  several, or a price of it is unknown.
+  Args:
+    instance: The provider's name, such as "p3.2xlarge".
+    prices: File of prices; None: the default one.
+    region: Needed if the file lists the instance in several.
+    date: None takes the newest. Region and date may be prefixed by an instance,
+      such as "p3.2xlarge:2021", and are then ignored for any other.
+
+  Raises:
+    OSError: The file cannot be read.
+    ValueError: A line of the file does not fit, or it does not give exactly one
+      price per market.
   """
   path = prices or DEFAULT_PATH
   found, what = load_prices(path), f"in {path}"
@@ -174,7 +181,7 @@ def find_price(
 
 
 def _pin_of(instance: str, value: str | None) -> str | None:
-  """Returns a date or region that may be one of another instance alone."""
+  """Returns a date or region without prefix; None if for another instance."""
   owner, _, own = (value or "").rpartition(":")
   return value if not owner else own if owner == instance else None
 

@@ -1,8 +1,8 @@
 """The account of a run that trained, from the log in its workdir.
 
-Each line of a step holds the totals of the run so far, under "account" (see
-`ledger.Totals`), resumed or not. So the last line is enough, and can be priced
-again at any price.
+The line of a step holds the totals of the whole run so far, under "account"
+(see `ledger.Totals`). So the last line suffices, and any price can be applied
+to it later.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ KEY = "account"
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """A line of a log that holds totals."""
+  """The totals after a step, from a line of a log."""
 
   step: int
   totals: ledger_lib.Totals
@@ -51,21 +51,24 @@ def last_totals(
 def load_account(
     path: str | os.PathLike[str], *, price: prices_lib.Price | None, market: str
 ) -> account_lib.Account:
-  """Returns the account of a run.
+  """Returns the account of a run from its log at `path`.
 
-  Raises `OSError`, or `ValueError` if it is not a log or holds no account.
+  Raises `OSError`, or `ValueError` if the file is not a log or has no account.
   """
   totals = last_totals(jsonl.read_lines(path))
   if not totals.secs:
     raise ValueError(
-        f"{os.fspath(path)} has no account in it: no step is done yet, or an "
+        f"{os.fspath(path)} contains no account: no step is done yet, or an "
         "earlier version wrote it."
     )
   return ledger_lib.Ledger(price, market=market, start=totals).account()
 
 
 def read_options(path: pathlib.Path) -> dict[str, Any]:
-  """Returns how the config of a run charges its nodes."""
+  """Returns the options of price in a run's saved config, by name.
+
+  Raises `OSError`, or `ValueError` if the file has no section `cost`.
+  """
   try:
     options = json.loads(path.read_text())["cost"]
   except (ValueError, KeyError, TypeError):

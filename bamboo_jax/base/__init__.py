@@ -1,16 +1,16 @@
 """What every other package may use.
 
 errors    exception classes, one for each thing that code does differently
-files     whole files or none; a folder with one user, or that gives errors
+files     atomic writes, locks on folders, retried reads
 extras    packages that only some users need
 functions functions of the user's own, by name: "file.py:function"
-garbage   short collections of what nobody refers to
+garbage   shorter garbage collections
 json      dataclasses as JSON and back; import it as `json_lib`
 names     messages for misspelt names
 packaged  configs and tables that come with the package
 options   options of a config checked against a function's signature
 ports     free ports of this machine
-threads   calls that may never return
+threads   calls that may block for ever
 types     types that several packages share: PyTree, Place
 """
 

@@ -1,4 +1,4 @@
-"""Exceptions, one for each thing that some code does differently.
+"""Exceptions, one for each event that some code treats differently.
 
 A mistake of the caller is a plain `ValueError`; some classes derive from it, so
 that a command still ends with one line.
@@ -10,11 +10,11 @@ class InfeasibleError(ValueError):
 
 
 class EndedError(ValueError):
-  """A node or a run has ended early; no code of the command is at fault."""
+  """A node or a run ended early; the message suffices, without a traceback."""
 
 
 class StaleProfileError(ValueError):
-  """A saved profile was measured on something else; names what differs."""
+  """A saved profile is of another set-up; the message names the difference."""
 
 
 class MissingExtraError(ValueError):
@@ -30,11 +30,11 @@ class CheckpointError(ValueError):
 
 
 class DamagedCheckpointError(CheckpointError):
-  """A checkpoint is not as it was saved; an older one may be."""
+  """A checkpoint differs from what was saved; an older one may be intact."""
 
 
 class CompilationError(RuntimeError):
-  """A program could not be compiled beside training."""
+  """A program could not be compiled in the background of training."""
 
 
 class NonFiniteError(ValueError):
@@ -46,15 +46,15 @@ class ReplicaMismatchError(RuntimeError):
 
 
 class ViewChangedError(RuntimeError):
-  """A node of the view is gone; what was going on has to be decided anew."""
+  """The view changed; the work in progress must be planned again."""
 
 
 class AttemptOverError(RuntimeError):
-  """A value is sent or awaited in an attempt of a step that is over."""
+  """A value was sent or awaited in an attempt of a step that has ended."""
 
 
 class PeerRemovedError(RuntimeError):
-  """A value is sent to, or awaited from, a node that was removed."""
+  """A value was sent to, or awaited from, a node that was removed."""
 
   def __init__(self, node: int, why: str) -> None:
     super().__init__(f"Node {node} was removed: {why}.")
@@ -62,11 +62,11 @@ class PeerRemovedError(RuntimeError):
 
 
 class FencedError(RuntimeError):
-  """Others have taken over the files of a run; this process must end."""
+  """Other nodes have taken over the files of a run; this process must exit."""
 
 
 class UnrecoverableHereError(RuntimeError):
-  """A pipeline has lost all copies of `stages`: owners, and replicas if any."""
+  """A pipeline has lost every copy of `stages`, replicas included."""
 
   def __init__(self, stages: tuple[int, ...]) -> None:
     super().__init__(

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent, and folders with one user."""
+"""Atomic writes, locks on folders, and reads that are retried."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -14,15 +14,16 @@ from typing import IO, TypeVar
 from absl import logging
 
 _LOCK = ".lock"
-_PATIENCE_SECS = 30.0  # With a folder that gives errors.
+_PATIENCE_SECS = 30.0  # Retries after errors of a shared folder.
 _RETRY_SECS = 0.1
 _T = TypeVar("_T")
 
 
 def ask_again(read: Callable[[], _T]) -> _T:
-  """Returns what `read` does; for a while it is asked again after `OSError`.
+  """Returns `read()`, retried after `OSError` for up to 30 s; blocks.
 
-  A shared folder may give one for a moment, and nobody need end for that.
+  A shared folder may fail for a moment, which must not end the process. Raises
+  the last `OSError`.
   """
   end_secs = time.monotonic() + _PATIENCE_SECS
   while True:
@@ -31,16 +32,16 @@ def ask_again(read: Callable[[], _T]) -> _T:
     except OSError as error:
       if time.monotonic() >= end_secs:
         raise
-      logging.log_every_n_seconds(logging.WARNING, "%s. Again.", 10, error)
+      logging.log_every_n_seconds(logging.WARNING, "%s. Retrying.", 10, error)
     time.sleep(_RETRY_SECS)
 
 
 @contextlib.contextmanager
 def lock_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
-  """Keeps other processes that lock the same folder from working in it.
+  """Holds an exclusive lock on a folder, made if needed, in a `with` block.
 
-  The folder is made if needed; the lock ends with the `with` block or with the
-  process. Raises `ValueError` that names the holder of the lock, or `OSError`.
+  The lock ends with the process at the latest. Raises `ValueError`, which names
+  the holder, if another process has it; or `OSError`.
   """
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
@@ -60,9 +61,9 @@ def lock_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def open_lock(path: str | os.PathLike[str]) -> IO[str]:
-  """Opens a file to lock it, which is made if needed; `OSError` if it cannot.
+  """Opens a lock file, made if needed; raises `OSError` if it cannot.
 
-  Nobody else may even read it: who can open a file can hold its lock.
+  Other users may not even read it: a user who can open it can hold its lock.
   """
   file = open(path, "a+", opener=functools.partial(os.open, mode=0o600))
   status = os.fstat(file.fileno())

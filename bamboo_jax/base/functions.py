@@ -1,8 +1,8 @@
 """Functions of the user's own, by name: "file.py:function".
 
-A config is data, and every process of a run reads the same one. So what a run
-takes from the user (a model, a source of data, an optimizer, ...) is named, and
-imported where it is needed.
+A config is data, and every process of a run reads the same one. So it names the
+user's functions (a model, a source of data, an optimizer, ...), which each
+process imports.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def find_function(name: str, *, what: str) -> Callable[..., Any]:
     raise ValueError(
         f"There is no {what} {name!r}: no file {place!r}."
     ) from error
-  except Exception as error:  # Whatever the code of the user raises.
+  except Exception as error:  # The user's code may raise anything.
     line = _line_of(error, place) if is_file else ""
     raise ValueError(
         f"There is no {what} {name!r}: {line}{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Short garbage collections: what lives for the whole run is not looked at.
+"""Short garbage collections, which skip the objects of the whole run.
 
 A full collection walks through every object that Python tracks, and JAX and the
 programs of many nodes are hundreds of thousands: 80 to 190 ms for 16 nodes in
@@ -12,7 +12,7 @@ import gc
 
 @contextlib.contextmanager
 def frozen() -> Iterator[None]:
-  """Leaves what is there now out of collections, until the end of the block."""
+  """Excludes the objects that exist now from collections in a `with` block."""
   gc.freeze()
   try:
     yield

@@ -11,8 +11,8 @@
   enum                           its value
   None, bool, int, float, str    themselves
 
-Reading is strict: what is missing, unknown or of another type is a `ValueError`
-that names the field, such as `View.members[1].port`.
+Reading is strict: a field that is missing, unknown or of another type raises
+`ValueError`, which names it, such as `View.members[1].port`.
 """
 
 from collections import abc
@@ -61,11 +61,11 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(cls: Any, content: Any, *, where: str | None = None) -> Any:
-  """Returns the value of type `cls` of which `content` is the plain form.
+  """Returns the value of type `cls` whose plain form is `content`.
 
   `cls` may be an annotation such as `tuple[View, ...]`; `Any` stays plain.
   Messages begin with `where`, such as a file's name; by default the name of
-  `cls`. Raises `ValueError` if `content` does not fit or the class refuses it.
+  `cls`. Raises `ValueError` if `content` does not fit or `cls` rejects it.
   """
   return _read(cls, content, where or getattr(cls, "__name__", str(cls)))
 
@@ -93,7 +93,7 @@ def _read(kind: Any, content: Any, where: str) -> Any:
 
 
 def _read_union(kind: Any, content: Any, where: str) -> Any:
-  """Returns the first kind that fits, an exact type before others."""
+  """Returns `content` as the first type that fits, an exact one preferred."""
   kinds = typing.get_args(kind)
   if type(content) in kinds and type(content) in _SCALARS:
     return content
@@ -196,7 +196,7 @@ def _read_named_tuple(cls: Any, content: Any, where: str) -> Any:
 def _make(
     cls: Callable[..., Any], where: str, *args: Any, **kwargs: Any
 ) -> Any:
-  """Returns `cls(...)`; what it refuses gets `where` in front."""
+  """Returns `cls(...)`; its `ValueError` gets `where` in front."""
   try:
     return cls(*args, **kwargs)
   except ValueError as error:

@@ -5,7 +5,7 @@ import difflib
 
 
 def suggest(name: str, allowed: Iterable[str], *, what: str) -> str:
-  """Returns a line that `name`, a kind of `what`, is unknown, with a guess."""
+  """Returns a message: unknown `what`, the closest names, the allowed ones."""
   allowed = sorted(allowed)
   lower = {a.lower(): a for a in reversed(allowed)}
   close = [

@@ -1,7 +1,7 @@
 """Checks options against the function that takes them.
 
-A user gives options by name in a config; Python's own messages about arguments
-that do not fit are for programmers.
+A user gives options by name in a config; Python's own messages about unfit
+arguments are for programmers.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ _ABSTRACT = {
     bool: bool,
     types.NoneType: types.NoneType,
 }
-# Sections of a config that may have any keys; who takes them checks them.
+# Sections of a config with any keys; the function that takes them checks them.
 OPTIONS = ("options", "schedule_options")
 _UNIONS = (None, types.UnionType, typing.Union)
 
@@ -58,9 +58,9 @@ def check_options(
 
 
 def check_none(section: Any, path: str = "config") -> None:
-  """Raises `ValueError` if a value of a `ConfigDict` is None that may not be.
+  """Raises `ValueError` if a `ConfigDict` holds None where a value is needed.
 
-  One may be if it is a reference, such as a placeholder; and all `OPTIONS`.
+  References, such as placeholders, and sections of `OPTIONS` may hold None.
   """
   for key, value in section.items(preserve_field_references=True):
     if value is None or isinstance(value, tuple) and None in value:
@@ -70,10 +70,10 @@ def check_none(section: Any, path: str = "config") -> None:
 
 
 def fits(value: Any, annotation: Any) -> bool:
-  """Whether `value` is of a type, as far as that can be told.
+  """Returns whether `value` is of the annotated type.
 
-  `annotation` is int, float, str, bool, or a union of these and None; anything
-  fits another one. An integer fits a float; a bool is not a number.
+  Checked are int, float, str, bool, and unions of these and None; any value
+  fits another annotation. An integer fits a float; a bool is not a number.
   """
   is_union = typing.get_origin(annotation) in _UNIONS
   kinds = is_union and typing.get_args(annotation) or (annotation,)

@@ -1,8 +1,8 @@
 """Files that come with the package: configs, and tables as CSV.
 
 In the repository their folders stand beside the library, and within it once
-installed. A file of the user comes first, except before the short name of a
-config, which has no suffix.
+installed. A table in a file of the user takes precedence over a packaged one;
+the short name of a config, which has no suffix, over a file of the user.
 """
 
 import os
@@ -24,7 +24,7 @@ def find_file(path: str | os.PathLike[str]) -> pathlib.Path:
   """Returns the path of a file, or of the packaged table of that name.
 
   Tables are named as in the repository, `configs/quickstart_faults.csv`, or by
-  their last part. A name that is neither is returned as it is.
+  their last part. Any other name is returned unchanged.
   """
   given = pathlib.Path(path)
   if given.exists() or given.suffix != ".csv":
@@ -54,7 +54,7 @@ def find_config(name: str) -> str:
       followed by a colon and an argument, as in `gpt2:xl` and `mine.py:small`.
 
   Raises:
-    ValueError: There is neither.
+    ValueError: There is no such config or file.
   """
   path, colon, argument = name.partition(":")
   if path in (known := list_configs()):

@@ -4,7 +4,7 @@ import socket
 
 
 def free_port() -> int:
-  """Returns a port of the loopback interface that is free now."""
+  """Returns a currently free TCP port of the loopback interface."""
   with socket.socket() as listener:
     listener.bind(("127.0.0.1", 0))
     return listener.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Calls that may never return, in threads that nobody waits for."""
+"""Calls that may block for ever, in daemon threads."""
 
 from collections.abc import Callable
 from concurrent import futures
@@ -11,9 +11,12 @@ T = TypeVar("T")
 def call_beside(
     call: Callable[..., T], *arguments: Any, name: str
 ) -> futures.Future[T]:
-  """Calls in a daemon thread, which does not keep the process from ending."""
+  """Starts `call(*arguments)` in a daemon thread; returns its future at once.
+
+  The thread does not keep the process alive. The future cannot be cancelled.
+  """
   answer: futures.Future[T] = futures.Future()
-  answer.set_running_or_notify_cancel()  # Who no longer waits cannot stop it.
+  answer.set_running_or_notify_cancel()  # So `cancel` returns False.
 
   def run() -> None:
     try:

@@ -1,18 +1,18 @@
 """Benchmarks: a small pipeline, one process and one core per stage.
 
-Machines drift, so nothing is timed by itself: in each round all *variants* (an
+Machines drift, so no variant is timed alone: in each round all *variants* (an
 executor with a mode of redundancy, or another system) take turns in random
 order, and the result is the median of their ratios, round by round.
 
-  turns        processes, variants that take turns in them, and what a case
-               measures; first
-  cases        which case a config asks for; profile and plan, which all share
+  turns        processes, variants that take turns in them, and the sizes of a
+               measurement; first
+  cases        selects the case of a config; the shared profile and plan
   table        rows of numbers: medians, ratios of pairs, text and files
 
-  rivals       case: our step against the same model in PyTorch
+  rivals       case: a step against the same model in PyTorch
   redundancy   case: all modes of redundancy, and deaths within a step
   executors    case: rows against one program, with and without redundancy
-  memory       case: predicted memory of nodes against what they use
+  memory       case: predicted against measured memory of nodes
   shape        case: throughput with f of N nodes gone
 
   ablation     trials of `bamboo ablate`, and their summary

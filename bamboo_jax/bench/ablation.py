@@ -27,7 +27,7 @@ _DOT = dict(marker="o", color=plots.BLUE, linestyle="", alpha=0.5)
 _MEAN = dict(marker="D", color=plots.RED, markersize=5, linewidth=1.5)
 
 Row = Mapping[str, str | int | float | None]
-Sweeps = Mapping[str, Sequence[str]]  # Values of each field, as they are given.
+Sweeps = Mapping[str, Sequence[str]]  # Values of each field, as given.
 
 _MOST_COLUMNS = 3  # Of panels.
 
@@ -48,7 +48,7 @@ METRICS = {
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-  """One run of a setting, fields and values as the user wrote them."""
+  """One run of a setting, with fields and values as the user wrote them."""
 
   setting: tuple[tuple[str, str], ...]
   repeat: int
@@ -58,15 +58,15 @@ class Trial:
 
   @property
   def folder(self) -> str:
-    """Where the run goes, below the folder of the ablation."""
+    """Folder of the run, below the folder of the ablation."""
     return re.sub(r"[^\w.,=+-]", "_", str(self)) + f"/{self.repeat}"
 
 
 def parse_sweeps(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
   """Returns fields and values of sweeps such as `redundancy.mode=none,lazy`.
 
-  Commas inside brackets do not separate values. Raises `ValueError` if there is
-  no field, no value, or something twice.
+  Commas inside brackets do not separate values. Raises `ValueError` if a field
+  or value is missing or repeated.
   """
   sweeps = {}
   for text in texts:
@@ -88,8 +88,8 @@ def parse_sweeps(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
 def plan_trials(sweeps: Sweeps, *, repeats: int) -> list[Trial]:
   """Returns all runs, repeat by repeat: every combination of values.
 
-  Each repeat has another order, so that a machine that slows down in the course
-  of time hits all settings alike.
+  Each repeat has another order, so that a machine that slows down over time
+  affects all settings alike.
   """
   settings = [
       tuple(zip(sweeps, values, strict=True))
@@ -124,10 +124,11 @@ def run_trials(
 
 
 def read_row(workdir: str | os.PathLike[str], trial: Trial) -> Row:
-  """Returns the row of a finished run; medians leave out the first step.
+  """Returns the row of a finished run; medians exclude the first step.
 
-  Samples per second of wall time do, too: pauses, evaluations, checkpoints and
-  lost work count. Tokens per second are those within a step.
+  Samples per second of wall time exclude it too, and include pauses,
+  evaluations, checkpoints and lost work. Tokens per second are those within a
+  step.
   """
   workdir = pathlib.Path(workdir)
   summary = summary_lib.read_summary(workdir / "summary.json")
@@ -210,7 +211,7 @@ def draw(rows: Sequence[Row], sweeps: Sweeps) -> Any:
   """Returns a figure with a panel for each metric that differs between runs.
 
   Runs are dots; settings with several runs have their mean and its interval.
-  Metrics that are the same in all runs are written below.
+  Metrics that are equal in all runs are listed below.
   """
   lines = plots.load("lines")
 
@@ -247,7 +248,7 @@ def draw(rows: Sequence[Row], sweeps: Sweeps) -> Any:
 
 
 def _draw_panel(axes: Any, groups: Sequence[Sequence[float]]) -> None:
-  """Draws the runs of each group, and below them what several come to."""
+  """Draws the runs of each group, and below them their means."""
   ticker = plots.load("ticker")
 
   for y, values in enumerate(groups):

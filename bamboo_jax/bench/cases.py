@@ -1,4 +1,4 @@
-"""Which case a config asks for, and what all cases begin with."""
+"""Selects the case of a config, and makes the plan that all cases share."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -34,7 +34,7 @@ def run(
     formats: Sequence[str],
     **counts: int,
 ) -> None:
-  """Runs the case that the config asks for, and prints its results.
+  """Runs the case of the config, and prints its results.
 
   `worker` is the command that serves one stage, without rank and core;
   `train` is the one that trains with the same config; `counts` are those of
@@ -84,7 +84,7 @@ def run(
 
 
 def find_case(config: ml_collections.ConfigDict) -> str:
-  """Returns the name of the case that a config asks for."""
+  """Returns the name of the case of a config."""
   if config.plan.memory_limit_gib is not None:
     return "memory"
   if config.model.name == "paced":
@@ -129,14 +129,14 @@ def _prepare(
 ) -> tuple[planner.Plan, str]:
   """Returns the plan, and the profile that it is made from."""
   cuts = None
-  if config.pipeline.executor == "spmd":  # It keeps blocks whole.
+  if config.pipeline.executor == "spmd":  # Keeps blocks whole.
     cuts = build_program.find_cuts(config, build.make_task(config))
-  # All at once: in a step no core has memory and caches for itself, either.
+  # All at once: in a step the cores share memory and caches, too.
   answer, *_ = ours.ask("profile")
   profile = cost_model.from_json(answer)
   plan = build.make_plan(config, profile, cuts=cuts, is_cluster=True)
   bounds = plan.partition.bounds
-  if len(bounds) > 2:  # The time of the very transfers that there will be.
+  if len(bounds) > 2:  # Measures the transfers of this partition.
     transfer_ms = ours.ask(f"links {','.join(map(str, bounds))}")[0]
     profile = dataclasses.replace(
         profile, link_latency_ms=transfer_ms, link_bytes_per_ms=1e12

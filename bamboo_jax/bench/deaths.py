@@ -1,9 +1,9 @@
-"""Deaths in the middle of a step: where all nodes are, and the planned cost.
+"""Deaths in the middle of a step: the state of all nodes, and the planned cost.
 
 A node dies before an instruction of its row. By then the other nodes have run
-all that the plan places before; then they are told, plan the rest and run it. A
-transfer counts only if both of its ends were run: data sent and not received is
-still with its sender.
+everything that the plan places earlier; then they are notified, plan the rest
+and run it. A transfer counts only if both of its ends were run: values sent and
+not received are still with their sender.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """Case: the cost of a step as rows and as one program.
 
 Two processes run steps of both executors in turns: without replicas ("none"),
-with replicas ("lazy"), and with all redundant forward passes besides ("eager").
-All have the same partition, which keeps blocks whole.
+with replicas ("lazy"), and with all redundant forward passes ("eager"). All
+have the same partition, which keeps blocks whole.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,11 +29,11 @@ from bamboo_jax.train.setup import build_program
 
 MODES = ("none", "lazy", "eager")
 VARIANTS = tuple(f"{e}/{mode}" for e in ("rows", "spmd") for mode in MODES)
-# What every variant is compared with: steps without redundant forward passes,
-# without and with replicas.
+# Baselines of the variants: steps without redundant forward passes, without and
+# with replicas.
 PLAIN = ("rows/none", "rows/lazy", "spmd/none", "spmd/lazy")
 
-# Above this, the two executors would not train the same.
+# Above this difference the two executors would not train the same model.
 _MAX_DIFFERENCE = 1e-3
 _MIB = 2**20
 
@@ -76,11 +76,11 @@ class Pair:
 
 
 def compare(ours: turns.Processes, subject: turns.Subject) -> None:
-  """Measures, prints, and writes files; stages are made of whole blocks."""
+  """Measures, prints, and writes files; stages consist of whole blocks."""
   config, plan = subject.config, subject.plan
   refresh_ms = max(ours.ask(f"refresh {subject.bounds}"))
   built = {}
-  for variant in VARIANTS:  # One by one, so that they share no program.
+  for variant in VARIANTS:  # Separately, so that they share no program.
     answers = ours.ask(f"build {subject.profile_path} {variant}")
     built[variant] = turns.merge([answer[variant] for answer in answers])
   steps, difference = run_rounds(ours, num_rounds=subject.num_rounds)
@@ -115,7 +115,7 @@ def run_rounds(
 ) -> tuple[dict[str, list[turns.Row]], float]:
   """Returns steps by variant, and the relative difference of parameters.
 
-  The difference is that of programs from rows after the warm-up rounds.
+  The difference is between programs and rows after the warm-up rounds.
   """
   differences = []
   steps = turns.take_turns(
@@ -130,7 +130,7 @@ def run_rounds(
 def plan_pair(
     config: ml_collections.ConfigDict, task: build.Task, plan: planner.Plan
 ) -> Pair:
-  """Returns both executors with all modes; stages are to be whole blocks."""
+  """Returns both executors with all modes; stages must be whole blocks."""
   options, rows, programs = build.make_redundancy(config), {}, {}
   for mode in (*MODES, "bubble"):
     changed = config.copy_and_resolve_references()
@@ -141,7 +141,7 @@ def plan_pair(
 
 
 def predict_step_ms(pair: Pair, variant: str, *, refresh_ms: float) -> float:
-  """Returns the time of a step without clipping; both refresh as much."""
+  """Returns the time of a step without clipping; refresh takes the same."""
   executor, mode = variant.split("/")
   rows = pair.rows[mode]
   step_ms = predict.predict_step_ms(pair.plan, rows, refresh_ms=refresh_ms)
@@ -156,7 +156,7 @@ def summarise(
     built: Mapping[str, turns.Row],
     predicted_ms: Mapping[str, float],
 ) -> Iterator[dict[str, Any]]:
-  """Yields a row per variant; bytes are those of the node with most."""
+  """Yields a row per variant; bytes are those of the largest node."""
   for variant, own in steps.items():
     made = built[variant]
     host_bytes = max(made["host_bytes"], *(step["host_bytes"] for step in own))
@@ -175,7 +175,7 @@ def summarise(
 def summarise_size(pair: Pair) -> dict[str, Any]:
   """Returns the predictions for both executors; times are of all passes.
 
-  Columns with `redundant` are with all redundant forward passes; bubbles are
+  Columns with `redundant` include all redundant forward passes; bubbles are
   mean shares of the time in which a node runs no pass.
   """
   lazy, eager = pair.rows["lazy"].whole, pair.rows["eager"].whole
@@ -223,7 +223,7 @@ def write(
     out: pathlib.Path,
     formats: Sequence[str] = ("png",),
 ) -> None:
-  """Writes all numbers, and figures of both grids, into the folder `out`."""
+  """Writes all numbers, and figures of both schedules, to the folder `out`."""
   table.write(out, report, name="variant", steps=steps)
   for name, timeline in pair.timelines.items():
     schedule_plot.plot_schedule(

@@ -1,10 +1,10 @@
 """Predicted against measured memory of nodes on virtual devices.
 
-Measured is, for each program that a node runs, what lies on its device before
-the program (all live arrays of JAX, each buffer once), the results that take no
-argument's place, and what XLA says the program needs beside (`temp_size`). The
-peak of a node is the largest of these in a step. Arrays in host memory, and
-buffers that a transfer has for an instant, do not count.
+The measurement of a program is the sum of the arrays on its device before it
+runs (all live arrays of JAX, each buffer once), its results that are not
+donated buffers, and XLA's temporary memory (`temp_size`). The peak of a node is
+the largest sum in a step. Arrays in host memory, and temporary buffers of
+transfers, do not count.
 """
 
 import collections
@@ -34,14 +34,13 @@ from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import linearize
 from bamboo_jax.train.setup import build
 
-# What is measured, as changes to the config.
+# The measured cases, as changes to the config.
 CASES = (
     dict(mode="none"),
     dict(mode="lazy"),
     dict(mode="lazy", refresh="state"),
     dict(mode="lazy", slots="host"),
     dict(mode="eager"),
-    dict(mode="eager", link="ppermute"),
     dict(mode="none", num_pipelines=2),
     dict(mode="lazy", num_pipelines=2),
     dict(mode="eager", num_pipelines=2),
@@ -70,7 +69,7 @@ class Meter:
   def watch(
       self, program: jax.stages.Compiled, devices: Sequence[jax.Device]
   ) -> Callable[..., Any]:
-    """Returns `program`, measured wherever it is called."""
+    """Wraps `program` so that every call is measured."""
     analysis = program.memory_analysis()
     beside = analysis.temp_size_in_bytes - analysis.alias_size_in_bytes
 
@@ -88,7 +87,7 @@ class Meter:
 
 
 def _sum_sizes(arrays: Iterable[Any]) -> collections.Counter[jax.Device]:
-  """Returns the bytes in device memory; a buffer of two arrays counts once."""
+  """Returns the bytes in device memory; counts shared buffers once."""
   sizes = {}
   for array in arrays:
     if array.is_deleted() or array.sharding.memory_kind == _HOST:
@@ -162,7 +161,7 @@ def compare(config: ml_collections.ConfigDict) -> None:
       of_pipeline = name in changed.pipeline
       (changed.pipeline if of_pipeline else changed.redundancy)[name] = value
     results = _measure(changed, " ".join(map(str, case.values())))
-    gc.collect()  # The arrays of an engine are in cycles.
+    gc.collect()  # The arrays of an engine are in reference cycles.
     ratios += [r.ratio for r in results]
     print(render(results), flush=True)
   worst = max(ratios, key=lambda ratio: abs(ratio - 1.0))
@@ -201,7 +200,7 @@ def _measure(config: ml_collections.ConfigDict, name: str) -> list[Result]:
   engine.set_state(spec_lib.init_layers(task.whole))
 
   def run(step: int) -> dict[jax.Device, int]:
-    """Measures a step, when another has made all links."""
+    """Measures a step, after another has made all links."""
     whole = [rows.whole(p, r).timeline for p, r in enumerate(roles)]
     order, meter.peaks = linearize.linearize(whole), None
     _run_step(engine, task, step, order, meter)
@@ -249,7 +248,7 @@ def _run_step(
 def _die(
     engine: engine_lib.Engine, roles: failover.Roles, victim: int
 ) -> failover.Roles:
-  """Kills a node of the first pipeline, and makes the replicas it had again."""
+  """Kills a node of the first pipeline, and restores the replicas it held."""
   engine.kill(victim)
   after, _ = failover.fail_over(roles, {}, [victim])
   for copy in failover.missing_replicas(after):

@@ -1,8 +1,8 @@
 """Predictions of the plan for each mode: time of a step, coverage, pauses.
 
 Also for longer pipelines with the same work per stage: the layers between the
-first and the last are repeated, so that a stage of every pipeline has about as
-many as one of the measured pipeline, and microbatches grow with the stages.
+first and the last are repeated, so that every stage has about as many layers as
+in the measured pipeline, and microbatches grow with the stages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import timeline as timeline_lib
 
 SIZES = (4, 6, 8, 12, 16)  # Stages of longer pipelines.
-_NUM_TIMES = 6  # Of death in a step.
+_NUM_TIMES = 6  # Times of death in a step.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ModePlan:
   def rest(
       self, roles: failover.Roles, holdings: lines_lib.Holdings
   ) -> timeline_lib.Timeline:
-    """Returns when the rest of a step runs after a death."""
+    """Returns the timeline of the rest of a step after a death."""
     plan = self.rows.plan
     shares = range(plan.batch.shares_per_pipeline)
     lines = self.rows.lines([(0, roles.owners, shares)], [plan.partition])
@@ -44,7 +44,7 @@ class ModePlan:
 def plan_mode(
     plan: planner.Plan, options: rows_lib.Redundancy, mode: str
 ) -> ModePlan:
-  """Returns the plan of a mode, which shares all other `options`."""
+  """Returns the plan of a mode; all other `options` are shared."""
   rows = rows_lib.RowPlanner(plan, dataclasses.replace(options, mode=mode))
   roles = rows.roles(0)
   return ModePlan(rows, roles, rows.whole(0, roles))
@@ -53,7 +53,7 @@ def plan_mode(
 def predict_step_ms(
     plan: planner.Plan, mode: ModePlan, *, refresh_ms: float
 ) -> float:
-  """Returns the time of a step without clipping, all replicas refreshed."""
+  """Returns the time of a step without clipping, with a full refresh."""
   roles = mode.roles
   updates_ms = [
       sum(
@@ -101,11 +101,10 @@ def predict_sizes(
 ) -> Iterator[dict[str, Any]]:
   """Yields a row for each number of stages and mode; `modes` include "lazy".
 
-  `compute_ms` is the time of the rows, `overhead` how much longer that is than
-  without redundant forward passes, `coverage` the share of lost forward passes
-  that need not be run again. `pause` is how much longer a step with a death
-  takes, as a fraction of a step of mode "lazy" without one: the mean over nodes
-  and times, None without replicas.
+  `compute_ms` is the time of the rows, `overhead` its increase by redundant
+  forward passes, `coverage` the share of lost forward passes that need not be
+  run again. `pause` is the delay of a step by a death, as a fraction of a step
+  of mode "lazy": the mean over nodes and times, None without replicas.
   """
   for num_stages in sizes:
     large = lengthen(plan, num_stages)

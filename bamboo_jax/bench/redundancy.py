@@ -23,7 +23,7 @@ from bamboo_jax.schedule import redundancy
 from bamboo_jax.train.setup import build
 
 MODES = redundancy.MODES
-_WHOLE_EVERY = 4  # Deaths between steps without a death.
+_WHOLE_EVERY = 4  # Deaths between steps without one.
 _MIB = 2**20
 # Okabe and Ito's colours, which most colour-blind readers can tell apart.
 _COLOURS = ("#000000", "#0072B2", "#009E73", "#D55E00", "#CC79A7")
@@ -118,8 +118,8 @@ def run_deaths(
 ) -> list[list[turns.Row]]:
   """Returns the deaths of each repeat, in the same order.
 
-  All modes that have replicas take turns; each runs some steps without a death
-  between those with one. Sums over the batch must be the same to the bit.
+  All modes with replicas take turns; each runs some steps without a death
+  between those with one. Sums over the batch must be equal to the bit.
   """
   planned = {
       mode: deaths_lib.spread_deaths(plan, num_deaths=subject.num_deaths)
@@ -141,7 +141,7 @@ def run_deaths(
           {"mode": mode, **make_death(made[mode], death, whole, answer)}
           for death, answer in zip(entries, answers, strict=True)
       ]
-    if repeat:  # The first one fills caches.
+    if repeat:  # The first one warms up caches.
       repeats.append(found)
   return repeats
 
@@ -154,8 +154,8 @@ def make_death(
 ) -> turns.Row:
   """Returns the row of a death on two nodes.
 
-  `longer_ms` is how much later the rows ended than without a death in the same
-  repeat, in `whole`; the time to plan the rest, `plan_ms`, is part of it.
+  `longer_ms` is the delay of the end of the rows against a step without a death
+  in the same repeat, `whole`; it includes `plan_ms`, the time to plan the rest.
   """
   survivor = answers[1 - death.victim]
   for step in whole:
@@ -176,7 +176,7 @@ def make_death(
 
 
 def is_one_state(digests: Sequence[Mapping[str, Mapping[str, str]]]) -> bool:
-  """Whether the hashes of each stage agree in all modes and processes."""
+  """Returns whether the hashes of a stage agree in all modes and processes."""
   states = [state for by_mode in digests for state in by_mode.values()]
   found = {entry for by_stage in states for entry in by_stage.items()}
   return len(found) == len({stage for stage, _ in found})
@@ -223,7 +223,7 @@ def summarise_deaths(deaths: Sequence[Rows]) -> list[dict[str, Any]]:
 def compare_pauses(deaths: Sequence[Rows]) -> Iterator[dict[str, Any]]:
   """Yields a row for each mode that survives deaths, with the mean pause.
 
-  How much longer a step with a death takes: the mean over nodes and times, of
+  The pause is the delay of a step by a death: the mean over nodes and times, of
   medians over repeats; `to_lazy` is its ratio to mode "lazy" of the same
   repeat.
   """
@@ -279,7 +279,7 @@ def write(
     out: pathlib.Path,
     formats: Sequence[str] = ("png",),
 ) -> None:
-  """Writes all numbers and a figure into the folder `out`."""
+  """Writes all numbers and a figure to the folder `out`."""
   table.write(out, report, name="mode", steps=steps)
   rows = [
       {"repeat": k, **row} for k, found in enumerate(deaths) for row in found
@@ -301,8 +301,8 @@ def write(
 def draw_modes(modes: Mapping[str, tuple[_Point, _Point]]) -> Any:
   """Returns a figure with two points for each mode, measured and predicted.
 
-  A point is the overhead of a step to mode "lazy", as a fraction, and the pause
-  of a death in ms.
+  A point is the overhead of a step over mode "lazy", as a fraction, and the
+  pause of a death in ms.
   """
   fig, [[axes]] = plots.new_figure((7, 4.5))
   axes.set(

@@ -1,4 +1,4 @@
-"""Case: our step, its prediction, and the same model under PyTorch."""
+"""Case: a step, its prediction, and the same model under PyTorch."""
 
 from collections.abc import Mapping, Sequence
 import contextlib
@@ -61,7 +61,7 @@ def render(plan: planner.Plan, rows: Mapping[str, Sequence[turns.Row]]) -> str:
 def torch_commands(
     subject: turns.Subject, cores: Sequence[int]
 ) -> list[list[str]]:
-  """Returns the command of each stage under PyTorch."""
+  """Returns the command line of each stage under PyTorch."""
   config, pipeline = subject.config, subject.config.pipeline
   names = ("num_blocks", "width", "num_heads", "sequence_length", "vocab_size")
   sizes = {name: config.model.options[name] for name in names} | dict(

@@ -1,7 +1,7 @@
-"""Throughput with f of N nodes gone, against (N - f)/N of what it was.
+"""Throughput with f of N nodes gone, against (N - f)/N of the original.
 
 For each number of nodes there is a run of `bamboo train` with paced nodes, so
-few cores will do. One node dies after the other, each at a random time in a
+few cores suffice. One node dies after the other, each at a random time in a
 step, until the next death would leave a layer without a copy.
 
   step      1 2 3 4 5 6   7      8 9 10   11
@@ -10,11 +10,11 @@ step, until the next death would leave a layer without a copy.
   measured  undisturbed   before after    before ...
 
 `before` are steps in which a node dies, and the others do its part; between
-that step and the next one pipelines are made anew, which is the pause r. After
-it programs for the next death are loaded beside training, so medians are taken.
+that step and the next one new pipelines are formed, which is the pause r. After
+it programs for the next death are loaded during training, so medians are taken.
 
-The fewer the nodes the faster they are, so that steps of all runs take about as
-long and a core has the time to walk the rows of 16 nodes.
+Runs with fewer nodes have faster nodes, so that steps of all runs take about as
+long and one core can walk the rows of 16 nodes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
 from bamboo_jax.train.setup import sizes
 
-_NUM_FIRST, _NUM_EACH = 6, 4  # Steps before the first death, and from each on.
+_NUM_FIRST, _NUM_EACH = 6, 4  # Steps before the first death, and after each.
 _COLUMNS = (
     "nodes={num_nodes} lost={num_lost} stages={stages} ideal_ms={ideal_ms:.0f} "
     "step_ms={step_ms:.0f} predicted_ms={predicted_ms:.0f} ratio={ratio:.3f} "
@@ -55,8 +55,8 @@ class Loss:
   """A death, the layout after it, and predicted times of steps.
 
   Attributes:
-    victim: By number; None before the first death.
-    death_ms: Of the step in which it dies, on average over times of death.
+    victim: Number of the node; None before the first death.
+    death_ms: Time of the step in which it dies, mean over times of death.
   """
 
   victim: int | None
@@ -68,7 +68,7 @@ class Loss:
 def plan_losses(
     rules: assignment.Rules, first: layout_lib.Layout, speed: speed_lib.Speed
 ) -> Iterator[Loss]:
-  """Yields the start, and then deaths, until one would cost a layer."""
+  """Yields the start, and then deaths, until one would lose a layer."""
   layout, members = first, {*first.nodes}
   rng = random.Random(len(members))
   step_ms = lambda layout: 1e3 * rules.planner.times.step_secs(layout.pipelines)
@@ -116,7 +116,7 @@ def measure(
             predicted_ms=loss.step_ms,
             ratio=ideal_ms / step_ms,
             predicted_ratio=share * first.step_ms / loss.step_ms,
-            # The host's time is not in the plan; it is that of the first steps.
+            # The plan lacks the host's time, taken from the first steps.
             from_first_ms=loss.step_ms + usual_ms - first.step_ms,
             death_ms=times_ms[at],
             predicted_death_ms=loss.death_ms,
@@ -135,13 +135,13 @@ def compare(
 ) -> None:
   """Measures all numbers of nodes and deaths, prints and writes a table.
 
-  `train` is the command that trains, without nodes, faults and workdir.
-  Raises `ValueError` with the last words of a run that has ended early.
+  `train` is the command line of training, without nodes, faults and workdir.
+  Raises `ValueError` with the last output of a run that failed.
   """
   found, least = [], config.pipeline.num_pipelines * config.pipeline.num_stages
   numbers = range(least, sizes.num_nodes(config) + 1)
   devices_lib.use_virtual_devices(len(numbers))
-  # A rehearsal comes first, in which all is compiled.
+  # A rehearsal compiles all programs first.
   for number in turns.show_progress([0, *numbers], name="nodes"):
     num_nodes = number or least
     own = {

@@ -36,7 +36,7 @@ class Ratio:
 
 
 def paired_ratio(values: Sequence[float], to: Sequence[float]) -> Ratio:
-  """Returns the ratio of `values`, one or more, to those measured beside."""
+  """Returns the ratio of `values`, one or more, to their pairs in `to`."""
   ratios = np.array([v / t for v, t in zip(values, to, strict=True)])
   if len(ratios) == 1:
     return Ratio(float(ratios[0]), None, None, 1)
@@ -54,7 +54,7 @@ def step_ratio(steps: Rows, to: Rows) -> Ratio:
 
 
 def medians(rows: Rows) -> dict[str, Any]:
-  """Returns the median of each column; counts stay whole, words as they are."""
+  """Returns the median of each column; counts stay integers, text unchanged."""
   found = dict(rows[0])
   for name, value in found.items():
     if not isinstance(value, str):

@@ -1,9 +1,9 @@
 """One stage of a small GPT under `torch.distributed.pipelining`, 1F1B, gloo.
 
-Started by `bench.rivals`, with all numbers in an argument of JSON. Each line of
-input runs a training step and is answered by "answer {}"; end of input ends it.
-The model is that of `configs/bench_peer.py`, and malloc keeps what is freed, as
-in ours.
+Started by `bench.rivals`, with all numbers in a JSON argument. Each line of
+input runs a training step and is answered by "answer {}"; the end of input ends
+it. The model is that of `configs/bench_peer.py`, and malloc keeps freed memory,
+as in this project.
 """
 
 import json

@@ -15,14 +15,14 @@ import tqdm
 
 from bamboo_jax.plan import planner
 
-WARMUP = 5  # Rounds that are left out, as they fill caches.
+WARMUP = 5  # Discarded rounds, which warm up caches.
 
-# How numbers of all processes are made one; the last one that votes waits for
+# How numbers of all processes are merged; the last process to vote waits for
 # none.
 _HOW = {"vote_ms": min, "refresh_bytes": sum}
-_LINE_EVERY = 5  # Rounds, where there is no terminal.
+_LINE_EVERY = 5  # Rounds between lines, without a terminal.
 
-Row = Mapping[str, Any]  # A row of a table: what was measured, by name.
+Row = Mapping[str, Any]  # A row of a table: measurements by name.
 
 
 class Processes:
@@ -56,7 +56,7 @@ class Processes:
         process.wait()
 
   def ask(self, command: str) -> list[Any]:
-    """Returns the answers of all processes; blocks.
+    """Sends a command to all processes; returns their answers, blocks.
 
     Raises `OSError` if a process has ended.
     """
@@ -78,13 +78,13 @@ class Processes:
     return answers
 
   def run_step(self, variant: str) -> Row:
-    """Runs a step of a variant; returns what was measured, but its time."""
+    """Runs a step of a variant; returns its measurements, except its time."""
     return merge(self.ask(f"run {variant}"))
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-  """A pipeline, and how much of it is measured.
+  """A pipeline, and the sizes of its measurement.
 
   Attributes:
     profile_path: As commands have it, quoted where it has blanks.
@@ -105,7 +105,7 @@ class Subject:
 
   @property
   def bounds(self) -> str:
-    """The partition, as commands have it: 0,10,18."""
+    """The partition, as in commands: 0,10,18."""
     return ",".join(map(str, self.plan.partition.bounds))
 
 
@@ -116,14 +116,14 @@ def take_turns(
     begin: Callable[[int], Any],
     when_warm: Callable[[], Any] | None = None,
 ) -> dict[str, list[Row]]:
-  """Returns a row per variant and round, its `step_ms` among them.
+  """Returns a row per variant and round, `step_ms` included.
 
       round   0         1         2
               b a c     c b a     a c b      ->  entry k of all: the same batch
 
-  A variant runs the step of a round and returns what else it measured; `begin`
-  is called before each round and not timed. There are `WARMUP` rounds before
-  those that are returned; in between `when_warm` is called.
+  A variant runs the step of a round and returns its other measurements; `begin`
+  is called before each round and not timed. `WARMUP` rounds precede the
+  returned ones; `when_warm` is called after them.
   """
   rng = random.Random(0)
   rows = {name: [] for name in variants}
@@ -141,9 +141,9 @@ def take_turns(
 
 
 def merge(answers: Sequence[Row]) -> Row:
-  """Returns the rows of all processes as one, by default with the maximum.
+  """Merges the rows of all processes, by default with the maximum.
 
-  Rows may lack a number.
+  Numbers may be missing in some rows.
   """
   merged = {}
   for name in dict.fromkeys(name for answer in answers for name in answer):
@@ -161,7 +161,7 @@ def show_progress(rounds: Sequence[int], *, name: str) -> Iterator[int]:
 
 
 def run_training(command: Sequence[str], *, name: str) -> None:
-  """Runs a command in silence; `ValueError` with its last words if it fails."""
+  """Runs a command silently; `ValueError` with its last output if it fails."""
   done = subprocess.run(command, capture_output=True, text=True, check=False)
   if done.returncode:
     said = (done.stderr.splitlines() or ["no message"])[-1]

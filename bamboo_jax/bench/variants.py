@@ -2,7 +2,8 @@
 
 A variant is built from a plan and then runs steps. A death is simulated: the
 process of the victim stops where it dies, and the survivor, on its own core,
-recovers. Nothing is committed then, so that the next step finds all as it was.
+recovers. Nothing is committed then, so that the next step starts from the same
+state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +50,7 @@ class Site:
 
   @property
   def scale(self) -> float:
-    """What makes a mean per token of a sum over the batch."""
+    """Factor from a sum over the batch to a mean per token."""
     length = self.config.model.options.sequence_length
     return 1.0 / (self.task.batches.batch_size * length)
 
@@ -124,7 +125,7 @@ class Rows:
     }
 
   def compute(self, step: int, microbatches: Microbatches) -> dict[str, Any]:
-    """Runs the rows of a step and forgets it."""
+    """Runs the rows of a step without a commit."""
     start = time.perf_counter()
     self._begin(step, microbatches)
     self.engine.compute(self.order)
@@ -134,11 +135,11 @@ class Rows:
   def die(
       self, step: int, microbatches: Microbatches, victim: int, at: int
   ) -> dict[str, Any]:
-    """Runs the rows of a step in which `victim` dies, and forgets it.
+    """Runs the rows of a step in which `victim` dies, without a commit.
 
-    Returns when the victim died; or when the survivor had finished the rows,
-    the time it took to plan them, and the sums, which must be those of
-    `compute`.
+    Returns the time of the victim's death; or, on the survivor, when it had
+    finished the rows, the time it took to plan them, and the sums, which must
+    equal those of `compute`.
     """
     engine, roles = self.engine, self.plan.roles
     death = deaths_lib.plan_death(
@@ -189,12 +190,12 @@ class Rows:
     self.engine.compute(self.order)
 
   def _reduce(self) -> float:
-    """Makes the sums once all passes have ended; returns the time."""
+    """Sums the shares once all passes have ended; returns the time in ms."""
     reduce.reduce(self.engine)
     return self._wait()
 
   def _wait(self) -> float:
-    """Blocks until all is done, replicas included; returns the time."""
+    """Blocks until everything is done, replicas included; returns the ms."""
     self.engine.wait()
     jax.block_until_ready(self.node.store.arrays())
     return time.perf_counter()
@@ -248,5 +249,5 @@ class Program(Rows):
     self.programs.put_sums()
 
 
-# How a variant is built, by the first word of names such as "rows/eager".
+# Builds a variant, by the first word of names such as "rows/eager".
 KINDS = {"rows": Rows, "spmd": Program}

@@ -3,18 +3,18 @@
   address               returns where others reach this process
   connect ADDRESS...    tells where all stages are reached; comes first
   profile               measures the layers
-  links BOUNDS          measures a transfer of a pipeline cut at BOUNDS: 0,10,18
+  links BOUNDS          measures a transfer between stages split at 0,10,18
   refresh BOUNDS        measures a refresh of all replicas
   build PATH NAME...    plans from the profile at PATH and compiles variants,
                         which share programs: rows/lazy spmd/eager
-  feed STEP             makes the batch that all variants get from now on
+  feed STEP             makes the batch that all variants use from now on
   run NAME              runs and commits a step of a variant
-  compute NAME          runs the rows of a step and forgets them
+  compute NAME          runs the rows of a step without a commit
   die NAME NODE AT      the same, and a node dies before an instruction
   digests               hashes of all states that rows hold
-  difference            how far parameters of programs are from those of rows
+  difference            relative difference of parameters of programs and rows
 
-All but the last two are to be asked of all workers at once.
+All but the last two must be sent to all workers at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,7 +59,7 @@ def serve(config: ml_collections.ConfigDict, *, rank: int) -> None:
 
 
 class Worker:
-  """The commands, by their names."""
+  """The commands, as methods by their names."""
 
   def __init__(
       self, config: ml_collections.ConfigDict, stages: joined.Joined
@@ -72,7 +72,7 @@ class Worker:
 
   def answer(self, command: str, *arguments: str) -> Any:
     """Returns the answer to a command, as plain values."""
-    if command not in ("run", "compute", "die"):  # Of a variant.
+    if command not in ("run", "compute", "die"):  # A command of a variant.
       return getattr(self, f"_{command}")(*arguments)
     name, *numbers = arguments
     do = getattr(self._variants[name], command)
@@ -114,7 +114,7 @@ class Worker:
     return statistics.median(times_ms[10:])
 
   def _refresh(self, bounds: str) -> float:
-    """Returns the ms of a refresh of all replicas with nothing else to do."""
+    """Returns the ms of a refresh of all replicas, without other work."""
     ends = []
     specs = self._specs(bounds)
     shadows = failover.Roles.initial(range(len(specs))).shadows

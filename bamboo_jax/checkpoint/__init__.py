@@ -4,13 +4,13 @@ A checkpoint is keyed by layer. Each member of the run writes the stages that it
 hosts, while training goes on; one joins the parts. A kill at any moment leaves
 the newest complete checkpoint as it was.
 
-  writer      when, by whom, in which order: start here
-  parts       the division of work, and what members report (pure)
+  writer      the protocol of a save: start here
+  parts       the division of work, and the reports of members (pure)
   identity    whether a checkpoint is of this run
   folder      all checkpoints of a run: keeps the newest, removes the rest
   directory   one checkpoint: writes a part, reads layers, finds damage
-  manifest    what a checkpoint must have to be complete; fsync
+  manifest    contents of a complete checkpoint; fsync
   orbax_item  arrays of layers in one directory, by Orbax
   arrays      the state of a layer as named arrays in host memory
-  digest      hashes of parameters and state, to compare runs by
+  digest      hashes of parameters and state, to compare runs
 """

@@ -1,8 +1,8 @@
-"""The state of a layer as named arrays, which is what checkpoints store.
+"""The state of a layer as named arrays, the content of a checkpoint.
 
 A name is the path of a leaf in the state, such as `slots/0/mu/dense/kernel`. So
-what is stored does not depend on classes of the optimizer library, and two
-states can be compared name by name.
+a checkpoint does not depend on classes of the optimizer library, and two states
+can be compared name by name.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,8 @@ def copy_to_host(
 ) -> dict[str, dict[str, np.ndarray]]:
   """Returns copies of all arrays, keyed by layer and name.
 
-  Blocks until the arrays are computed and copied; then they may be donated.
+  Blocks until the arrays are computed and copied; they may be donated
+  afterwards.
   """
   for leaf in jax.tree.leaves(dict(layers)):
     if isinstance(leaf, jax.Array):
@@ -36,7 +37,8 @@ def find_nonfinite(
 ) -> str | None:
   """Returns the first array with NaN or infinity, as "layer: name".
 
-  Slots of an optimizer may be infinite, which makes an update 0.
+  Infinite optimizer slots are allowed: they make an update 0. None if all
+  values are finite.
   """
   for layer, arrays in layers.items():
     for name, array in arrays.items():
@@ -68,7 +70,7 @@ def specs_of(arrays: Mapping[str, Any]) -> dict[str, str]:
 
 
 def parse_specs(specs: Mapping[str, str]) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns what `specs_of` was given."""
+  """Returns the shapes from which `specs_of` made `specs`."""
   parsed = {}
   for name, text in specs.items():
     dtype, _, sizes = text.rstrip("]").partition("[")

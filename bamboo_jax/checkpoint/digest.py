@@ -1,9 +1,9 @@
-"""Hashes of parameters and of the whole state, to compare runs by.
+"""Hashes of parameters and of the whole state, to compare runs.
 
-Two runs that agree to the bit have the same hashes, whatever their partition,
-number of pipelines, or history of failures. Each layer is hashed where it is,
-one array at a time, and the hash of the model is that of its layers' hashes in
-model order. So no process ever needs another's layers.
+Two runs that agree to the bit have the same hashes, regardless of partition,
+number of pipelines and failures. Each layer is hashed in its own process, one
+array at a time, and the hash of the model is that of its layers' hashes in
+model order. So no process needs the layers of another.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,8 +24,9 @@ class Digests:
   """Hashes of layers in hex, by name of the layer.
 
   Attributes:
-    params: Of the parameters as float32, in the order of their names.
-    state: Of parameters, slots and statistics, as in a checkpoint's manifest.
+    params: Hash of the parameters as float32, in the order of their names.
+    state: Hash of parameters, slots and statistics, as in a checkpoint's
+      manifest.
   """
 
   params: Mapping[str, str]
@@ -47,7 +48,7 @@ def digest_layers(layers: Mapping[str, spec_lib.LayerState]) -> Digests:
 
 
 def params_sha256(digests: Digests, order: Sequence[str]) -> str:
-  """Returns the hash of all parameters; `order` is that of the model."""
+  """Returns the hash of all parameters; `order` lists the model's layers."""
   return _join(digests.params[name] for name in order)
 
 

@@ -1,8 +1,8 @@
 """The directory of one checkpoint.
 
 STEP/node0/         arrays of the layers that member 0 wrote, an item of Orbax
-STEP/node3/         those of another member, if there is one
-STEP/manifest.json  what is there, with sizes and hashes; written last
+STEP/node3/         arrays of another member's layers, if there is one
+STEP/manifest.json  list of layers and files, sizes and hashes; written last
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,8 +53,8 @@ def read(
   `like` has all layers of the model, with arrays or shapes as leaves. The
   result has the same structure, with numpy arrays of the same dtypes.
 
-  Raises `base.DamagedCheckpointError` if it is not complete or damaged, and
-  `base.CheckpointError` if it cannot be read now or is of another model or
+  Raises `base.DamagedCheckpointError` if it is incomplete or damaged, and
+  `base.CheckpointError` if it is temporarily unreadable or of another model or
   optimizer; names the first layer and array that differ.
   """
   manifest = manifest_lib.read_manifest(path)
@@ -101,8 +101,8 @@ def read_arrays(
 ) -> dict[str, dict[str, np.ndarray]]:
   """Returns the arrays of the layers `names`, by layer and name.
 
-  Raises `base.DamagedCheckpointError`, or `base.CheckpointError` if they cannot
-  be read now.
+  Raises `base.DamagedCheckpointError`, or `base.CheckpointError` if they are
+  temporarily unreadable.
   """
   entries = {name: manifest.layers[name] for name in names}
   arrays = {}

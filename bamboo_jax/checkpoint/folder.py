@@ -1,13 +1,13 @@
 """The folder of the checkpoints of a run.
 
-One that is complete is called by its step. Whatever is being made or removed
-ends in `.tmp`; it is never restored, and removed sooner or later. One that was
-found damaged ends in `.damaged`, or `.damaged.2` and so on; it is kept.
+The name of a complete checkpoint is its step. A checkpoint being written or
+removed ends in `.tmp`; it is never restored, and removed later. A damaged one
+ends in `.damaged`, `.damaged.2` and so on; it is kept.
 
-Other processes may complete, remove and set aside checkpoints at any time,
-among them one that was stopped between any two system calls. So each change of
-a name is a rename that fails if the target exists and is not empty, and nothing
-is deleted under its own name.
+Other processes may complete, remove and rename checkpoints at any time, even
+one that was suspended between any two system calls. So each change of a name is
+a rename that fails if the target exists and is not empty, and a directory is
+renamed before it is deleted.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,11 +31,11 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 
 _UNFINISHED = ".tmp"
 _DAMAGED = ".damaged"
-_TAKEN = (errno.ENOTEMPTY, errno.EEXIST)  # A rename's target is there.
+_TAKEN = (errno.ENOTEMPTY, errno.EEXIST)  # A rename's target exists.
 
 
 class _Place(NamedTuple):
-  """Where a checkpoint is, and under which name it is kept if damaged."""
+  """Path and inode of a checkpoint, and its name if it is damaged."""
 
   path: pathlib.Path
   inode: int | None
@@ -45,9 +45,8 @@ class _Place(NamedTuple):
 class Folder:
   """The folder `path`, made if needed; keeps `keep` complete checkpoints.
 
-  `check_fence` raises `base.FencedError` if this process may write no more.
-
-  Raises `base.CheckpointError` if it cannot be used.
+  `check_fence` raises `base.FencedError` if this process must not write any
+  more. Raises `base.CheckpointError` if the folder cannot be used.
   """
 
   def __init__(
@@ -73,8 +72,8 @@ class Folder:
   def steps(self) -> tuple[int, ...]:
     """Returns the steps with a complete checkpoint, oldest first.
 
-    Sizes of files are compared, contents are not read. Warns of those that are
-    newer and not complete.
+    Compares sizes of files without reading contents. Warns of newer incomplete
+    ones.
     """
     steps = self._all_steps()
     for step in reversed(steps):
@@ -90,9 +89,9 @@ class Folder:
       like: Mapping[str, spec_lib.LayerState],
       names: Sequence[str],
   ) -> tuple[dict[str, spec_lib.LayerState], dict[str, Any]]:
-    """Returns as `directory.read`, and raises as it does.
+    """Reads a checkpoint; see `directory.read`.
 
-    A damaged checkpoint is set aside before `base.DamagedCheckpointError`.
+    A damaged one is renamed before `base.DamagedCheckpointError` is raised.
     """
     place = self._look(step)
     try:
@@ -102,9 +101,9 @@ class Folder:
       raise
 
   def set_aside_damaged(self, after: int) -> None:
-    """Sets aside all later than `after` that are not complete; warns of them.
+    """Renames the incomplete checkpoints later than `after`, with a warning.
 
-    Contents are not read. Those that cannot be read now stay.
+    Contents are not read. Temporarily unreadable ones stay.
     """
     for step in self._all_steps():
       if step > after:
@@ -118,16 +117,16 @@ class Folder:
       *,
       step: int,
   ) -> manifest_lib.Manifest:
-    """Writes one item of the checkpoint that is made under `name`; blocks.
+    """Writes one item of the unfinished checkpoint `name`; blocks.
 
-    `name` tells attempts apart, as writes of a failed one may still go on.
-    Raises as `directory.write_part`; what there was is removed.
+    Each attempt has its own `name`, since writes of a failed one may still be
+    in progress. Replaces an existing item. Raises as `directory.write_part`.
     """
     path = self._unfinished(name)
     try:
       self._check_space(layers)
       path.mkdir(exist_ok=True)
-      _remove_item(path, item)  # Of a try before.
+      _remove_item(path, item)  # Of an earlier attempt.
       return directory.write_part(path, item, layers, step=step)
     except (OSError, ValueError):
       _remove_item(path, item)  # Makes room.
@@ -138,7 +137,7 @@ class Folder:
   def finish(self, name: str, manifest: manifest_lib.Manifest) -> None:
     """Makes the checkpoint written under `name` complete; removes old ones.
 
-    An existing complete one of that step stays, a damaged one is set aside.
+    An existing complete one of that step stays, a damaged one is renamed.
     Raises `OSError`, or `base.FencedError`.
     """
     unfinished = self._unfinished(name)
@@ -160,10 +159,7 @@ class Folder:
     self._remove_old()
 
   def remove_unfinished(self, but: str) -> None:
-    """Removes what was not finished, except what is made under `but`.
-
-    Warns of what cannot be removed.
-    """
+    """Removes unfinished checkpoints except `but`; warns if it cannot."""
     for path in self.path.glob(f"[0-9]*{_UNFINISHED}"):
       if path != self._unfinished(but):
         _remove(path)
@@ -180,7 +176,7 @@ class Folder:
     return None
 
   def _look_through(self, step: int) -> base.CheckpointError | None:
-    """Returns as `_problem`; sets the checkpoint aside if it is damaged."""
+    """Returns the result of `_problem`; renames a damaged checkpoint."""
     place = self._look(step)
     problem = self._problem(step)
     if isinstance(problem, base.DamagedCheckpointError):
@@ -195,10 +191,10 @@ class Folder:
   #  rename                (or here: then STEP.damaged exists, and this fails)
 
   def _look(self, step: int) -> _Place:
-    """Returns what a damaged checkpoint is set aside by; call before reading.
+    """Returns inode and future name of a checkpoint; call before reading it.
 
-    Names of those set aside are never free again. So if another process sets
-    this one aside and completes another, `_set_aside` fails.
+    Names of damaged checkpoints are never reused. So if another process renames
+    this one and completes another, `_set_aside` fails.
     """
     path = self.path / str(step)
     for number in itertools.count(1):
@@ -220,7 +216,7 @@ class Folder:
         )
 
   def _rename(self, path: pathlib.Path, target: pathlib.Path) -> bool:
-    """Renames a directory; returns False if the target is there, not empty."""
+    """Renames a directory; returns False if the target exists, not empty."""
     try:
       os.rename(path, target)
     except OSError as error:
@@ -234,8 +230,8 @@ class Folder:
   ) -> None:
     """Raises `OSError` if the disk has no room for the arrays.
 
-    A write would say so too, but only after it has filled the disk, on which
-    others write.
+    A write would fail too, but only after it has filled the disk that other
+    processes use.
     """
     needed = sum(
         a.nbytes for arrays in layers.values() for a in arrays.values()
@@ -268,9 +264,9 @@ class Folder:
 
 
 def _inode(path: pathlib.Path) -> int | None:
-  """Returns the number of a directory; None if there is none, or it is empty.
+  """Returns the inode of a directory; None if it is absent or empty.
 
-  A rename replaces an empty one, so it keeps no name taken.
+  A rename replaces an empty directory, so an empty one does not reserve a name.
   """
   try:
     return path.stat().st_ino if any(path.iterdir()) else None
@@ -279,9 +275,9 @@ def _inode(path: pathlib.Path) -> int | None:
 
 
 def _remove(path: pathlib.Path) -> None:
-  """Removes a directory, which others may do, too; warns if it cannot.
+  """Removes a directory, as other processes may do too; warns if it cannot.
 
-  It is renamed first: whoever would use it has all of it or nothing.
+  It is renamed first, so that no process sees a part of it.
   """
   try:
     if not path.name.endswith(2 * _UNFINISHED):
@@ -296,6 +292,6 @@ def _remove(path: pathlib.Path) -> None:
 
 
 def _remove_item(path: pathlib.Path, item: str) -> None:
-  """Removes an item, and what Orbax has left of its making."""
+  """Removes an item, and temporary folders of Orbax for it."""
   for left in (path / item, *path.glob(f"{item}.*")):
     shutil.rmtree(left, ignore_errors=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from bamboo_jax import base
 
-UNKNOWN = "unknown"  # Value that a checkpoint does not tell.
+UNKNOWN = "unknown"  # A value that a checkpoint does not contain.
 _LATER_BITS = "what follows can have other bits than without the change"
 
 
@@ -16,10 +16,12 @@ class Change:
   """A setting that differs from that of the run that made a checkpoint.
 
   Attributes:
-    key: Of the config, or of the surroundings; several with commas between, if
-      the checkpoint does not tell them.
-    old: Value there, or `UNKNOWN`.
-    changes_bits: Whether parameters will differ from those of a run without it.
+    key: Option of the config, or setting of the environment; several, comma
+      separated, if the checkpoint does not contain them.
+    old: Value in the checkpoint, or `UNKNOWN`.
+    new: Value now.
+    changes_bits: Whether parameters will differ from those of a run without the
+      change.
   """
 
   key: str
@@ -40,16 +42,17 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-  """What must not change when a run goes on from a checkpoint.
+  """The facts that must not change when a run resumes from a checkpoint.
 
   Attributes:
+    seed: Seed of the run.
     batch_size: Samples per step.
-    model: Plain JSON values that tell the model from any other.
-    data: Plain JSON values that tell the samples from any others.
-    rounding: Plain JSON values of settings that may change, and bits with them.
-    config: Those of all options, by dotted name; entries of `rounding` count
-      instead where both have one.
-    meant: Options that change what training does, by the start of their name.
+    model: Plain JSON values that identify the model.
+    data: Plain JSON values that identify the samples.
+    rounding: Plain JSON values of settings that may change, but change bits.
+    config: Plain JSON values of all options, by dotted name; entries of
+      `rounding` take precedence.
+    meant: Prefixes of options whose change alters the results of training.
   """
 
   seed: int
@@ -73,7 +76,7 @@ class Identity:
         )
 
   def describe(self, step: int) -> dict[str, Any]:
-    """Returns what a checkpoint after `step` steps says of its run."""
+    """Returns the description for a checkpoint after `step` steps."""
     samples_seen = step * self.batch_size
     return self._describe() | {"samples_seen": samples_seen}
 
@@ -82,7 +85,7 @@ class Identity:
   ) -> tuple[Change, ...]:
     """Raises `base.CheckpointError` if `meta` is of another run.
 
-    `meta` may say more than `describe`. What else differs is returned.
+    Returns the other differences. `meta` may have more keys than `describe`.
     """
     wanted = self.describe(step)
     for name in ("rounding", "config"):
@@ -125,7 +128,7 @@ class Identity:
 def _differences(
     found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = ""
 ) -> list[str]:
-  """Returns what differs between two trees of plain values, entry by entry."""
+  """Returns the differences of two trees of plain values, by entry."""
   differences = []
   for key in sorted(found.keys() | wanted.keys()):
     there, here = found.get(key), wanted.get(key)

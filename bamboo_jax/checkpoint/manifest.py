@@ -1,9 +1,8 @@
-"""The manifest of a checkpoint: what it holds, and how to tell it is whole.
+"""The manifest of a checkpoint: its contents, with sizes and hashes.
 
-It is the last file that is written into a checkpoint. One without a manifest,
-or whose files differ in size from what the manifest says, is not complete and
-is never restored. The content is checked by a hash per layer, and that of the
-manifest by one of its own.
+It is the last file that is written into a checkpoint. A checkpoint without a
+manifest, or with other sizes of files, is incomplete and is never restored.
+Each layer has a hash, and so has the manifest itself.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -26,7 +25,7 @@ _UNSIGNED = 1  # The format that has no hash of the manifest.
 
 @dataclasses.dataclass(frozen=True)
 class LayerEntry:
-  """What a checkpoint holds of one layer.
+  """One layer in a checkpoint.
 
   Attributes:
     item: Directory in the checkpoint with the arrays of the layer.
@@ -41,11 +40,11 @@ class LayerEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """What a checkpoint holds, or the part of one member in it.
+  """The contents of a checkpoint, or of one member's part of it.
 
   Attributes:
     step: Number of steps that the state has seen.
-    meta: What the run says of itself, plain JSON values; empty in a part.
+    meta: Description of the run, plain JSON values; empty in a part.
     layers: The layers by name, in model order.
     files: Size in bytes of each file by its path in the checkpoint.
   """
@@ -75,7 +74,7 @@ def join(
 
 
 def write_manifest(checkpoint: pathlib.Path, manifest: Manifest) -> None:
-  """Declares `checkpoint` complete; blocks until that is on disk.
+  """Writes the manifest, which completes `checkpoint`; blocks until on disk.
 
   All other files must be on disk. Raises `OSError`.
   """
@@ -87,10 +86,10 @@ def write_manifest(checkpoint: pathlib.Path, manifest: Manifest) -> None:
 
 
 def read_manifest(checkpoint: pathlib.Path) -> Manifest:
-  """Returns the manifest of a complete checkpoint, or says why it is not.
+  """Returns the manifest of a checkpoint.
 
-  Raises `base.DamagedCheckpointError`, or `base.CheckpointError` if the folder
-  cannot be read now.
+  Raises `base.DamagedCheckpointError`, which says why it is not complete, or
+  `base.CheckpointError` if the folder is temporarily unreadable.
   """
   cannot = f"Cannot use checkpoint {checkpoint}"
   try:
@@ -110,9 +109,9 @@ def read_manifest(checkpoint: pathlib.Path) -> Manifest:
 
 
 def _parse(data: bytes) -> Manifest:
-  """Returns the manifest that a file holds; raises various types if damaged.
+  """Parses a manifest; raises various types if it is damaged.
 
-  Raises `base.CheckpointError` if another version has written it.
+  Raises `base.CheckpointError` if another version wrote it.
   """
   content = json.loads(data)
   found = content.pop("sha256", None)
@@ -132,7 +131,7 @@ def _sha256(content: Mapping[str, Any]) -> str:
 def find_problem(
     checkpoint: pathlib.Path, files: Mapping[str, int]
 ) -> str | None:
-  """Returns the first file without its size in bytes, or None."""
+  """Returns a message on the first file of a wrong size; None if all fit."""
   for name, num_bytes in files.items():
     found = None
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -5,8 +5,8 @@ item for each layer would be twice as slow: measured for 20 layers with 380
 arrays in 32 MB, 455 against 215 ms of CPU time per save.
 
 We use `orbax.checkpoint.Checkpointer` rather than the newer `v1`, whose saves
-are collectives: `active_processes` does not keep it from comparing the
-directory among all processes (0.12.8), and a node must be able to save alone.
+are collectives: despite `active_processes` it compares the directory among all
+processes (0.12.8), and a node must be able to save alone.
 
 Orbax is imported by the first save or restore: it takes a fifth of all imports
 of a worker, before its first step.
@@ -28,7 +28,7 @@ import numpy as np
 
 Arrays = Mapping[str, Mapping[str, np.ndarray]]
 
-# Errors that say nothing about what a file holds: share, limits, permissions.
+# Errors unrelated to the content of a file: share, limits, permissions.
 _OF_SYSTEM = frozenset(
     getattr(errno, name)
     for name in (
@@ -43,7 +43,7 @@ _OF_SYSTEM = frozenset(
 def write_item(path: pathlib.Path, layers: Arrays) -> None:
   """Writes an item to `path`, which must not exist; blocks.
 
-  Arrays without elements are left out, as Orbax cannot store them. Raises
+  Arrays without elements are omitted, as Orbax cannot store them. Raises
   `OSError` or `ValueError` if it cannot be written.
   """
   stored = {
@@ -64,7 +64,7 @@ def read_item(
 ) -> dict[str, dict[str, np.ndarray]]:
   """Returns the arrays that `like` names, by layer; reads no others.
 
-  Orbax does not say what it raises if the item is damaged.
+  Orbax does not document its exceptions for a damaged item.
   """
   import orbax.checkpoint as ocp
 
@@ -88,7 +88,7 @@ def read_item(
       )
   return {
       layer: {
-          # Orbax gives back what is no array if it finds none there.
+          # Without an array there, Orbax returns an object of another type.
           name: np.asarray(stored[layer][name])
           if s.size
           else np.zeros(s.shape, s.dtype)
@@ -99,7 +99,7 @@ def read_item(
 
 
 def describe_error(error: Exception) -> str:
-  """Returns in one line what went wrong, without a full stop."""
+  """Returns an error as one line without a full stop."""
   if code := _os_error_code(error):
     return os.strerror(code)
   if isinstance(error, OSError) and error.strerror:
@@ -109,13 +109,13 @@ def describe_error(error: Exception) -> str:
 
 
 def is_of_system(error: Exception) -> bool:
-  """Whether reading failed for a reason that is not what the item holds."""
+  """Returns whether reading failed for a reason other than damage."""
   code = _os_error_code(error) or getattr(error, "errno", None)
   return code in _OF_SYSTEM or isinstance(error, MemoryError)
 
 
 def _os_error_code(error: Exception) -> int | None:
-  """Returns the code that TensorStore has put into its message."""
+  """Returns the errno in a message of TensorStore."""
   found = re.search(r"os_error_code='(\d+)'", str(error))
   return int(found[1]) if found else None
 
@@ -144,11 +144,11 @@ def _make_checkpointer() -> Any:
 
 @functools.cache
 def _be_alone() -> None:
-  """Lets Orbax take this process for the only one, number 0.
+  """Makes Orbax treat this process as the only one, number 0.
 
-  With itself as the only active process it waits for no other. But whatever the
-  options say, it writes numpy arrays in process 0 only, without a word; and
-  arrays of JAX that one process has alone it refuses (0.12.8).
+  With itself as the only active process it waits for no other. But in any case
+  it silently writes numpy arrays in process 0 only, and it rejects JAX arrays
+  that only one process has (0.12.8).
   """
   from orbax.checkpoint._src.multihost import multihost
 
@@ -159,11 +159,11 @@ def _be_alone() -> None:
 
 @functools.cache
 def _hide_noise() -> None:
-  """Keeps Orbax from showing the errors that it raises, many times over.
+  """Hides repeated reports of errors that Orbax also raises.
 
-  It logs each with its traceback, and what was being written or read when one
-  is raised complains that its event loop is gone, or that nobody looks at its
-  own error. `--verbosity=1` shows it all.
+  It logs each with its traceback, and unfinished reads and writes report that
+  their event loop is closed or their exception was never retrieved.
+  `--verbosity=1` shows all of them.
   """
   show = lambda: absl_logging.get_verbosity() >= absl_logging.DEBUG
   orbax = f"{os.sep}orbax{os.sep}"

@@ -1,7 +1,7 @@
 """The division of a checkpoint among members, and their reports. Pure.
 
-Each stage is written by one of its owners; pipelines take turns. So every
-member with a stage has about as much to write, and none waits for another.
+Each stage is written by one of its owners; pipelines take turns. So members
+with a stage write about the same amount, and none waits for another.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ class Save:
   """A checkpoint in the making.
 
   Attributes:
-    name: Tells it apart from other saves, also of the same step.
+    name: Unique, even among saves of the same step.
     step: Number of steps that the state has seen.
     writer: Member that joins the parts: the host of the lowest-numbered owner.
     stages: The stages that each member writes, for members that write any.
@@ -34,13 +34,13 @@ class Save:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """What a member says with its vote.
+  """A member's report on checkpoints in its vote.
 
   Attributes:
-    begins: Whether a save is to begin; the word of the writer counts.
-    is_busy: Whether the save before is still going on, for this member.
+    begins: Whether to start a save; only the writer's value counts.
+    is_busy: Whether this member is still writing the previous save.
     save: Name of the save whose part is reported; None without a report.
-    part: What has been written for it; None if that went wrong.
+    part: Manifest of the written part; None if the write failed.
     error: Why there is no part; without a report, why the last save failed.
   """
 

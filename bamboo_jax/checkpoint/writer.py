@@ -1,10 +1,10 @@
 """The checkpoints of a run: each member writes the stages that it hosts.
 
-A member is a process; one alone writes everything. What is being written goes
-to `checkpoints/NAME.tmp`, in a thread, while training goes on; a rename to
-`checkpoints/STEP` makes it a checkpoint. So whenever a process is killed, what
-is found under `STEP` is complete, or it is not accepted. Parameters that are
-not finite are never written, as they would soon replace all that are.
+A member is a process; a single one writes everything. A save is written to
+`checkpoints/NAME.tmp`, in a thread, while training continues; a rename to
+`checkpoints/STEP` makes it a checkpoint. So if a process is killed at any time,
+a folder `STEP` is complete, or it is rejected. Parameters that are not finite
+are never written, as they would soon replace all finite ones.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +27,8 @@ from bamboo_jax.checkpoint import parts
 from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
-_WAIT_SECS = 0.1  # Between two signs of life while a save goes on.
-_MOST_TRIES = 2  # Of the save at the end.
+_WAIT_SECS = 0.1  # Between two calls of `waiting` while a save is written.
+_MOST_TRIES = 2  # Attempts of the save at the end.
 
 # The part of a member, or None and the error.
 _Written = tuple[manifest_lib.Manifest | None, str]
@@ -37,7 +37,7 @@ _Written = tuple[manifest_lib.Manifest | None, str]
 class Writer:
   """One member's part in the checkpoints of a run.
 
-  All members see the same folder, and hear the same reports in the same order.
+  All members use the same folder, and get the same reports in the same order.
   Call `close` at the end: a save that is in flight when the interpreter exits
   may be lost.
 
@@ -61,18 +61,20 @@ class Writer:
     """Opens the folder, or raises `base.CheckpointError`.
 
     Args:
-      directory: Where the checkpoints are; made if needed. Nothing else may
-        write there.
+      directory: Folder of the checkpoints; made if needed. No other program may
+        write to it.
       keep: Number of checkpoints to keep, at least 1; older ones are removed
         once a newer one is complete.
-      every_steps: Between two saves; 0 for none but the last.
-      warn: Called with a step and one line when a save has failed or is left
-        out, on the member that joins the parts.
-      check_fence: Raises `base.FencedError` if others may write instead. Called
-        in the thread that writes, before a checkpoint becomes complete and
+      every_steps: Steps between two saves; 0 for none but the last.
+      member: Number of this member.
+      model: The model as one stage.
+      identity: Description of the run.
+      warn: Called with a step and one line when a save has failed or is
+        skipped, on the member that joins the parts.
+      check_fence: Raises `base.FencedError` if other processes own the folder.
+        Called in the writing thread, before a checkpoint becomes complete and
         before one is removed.
-      initial: Returns the first variables of a layer; None for those that
-        follow from the seed.
+      initial: Returns the initial variables of a layer; None: from the seed.
     """
     self._folder = folder_lib.Folder(
         directory, keep=keep, check_fence=check_fence
@@ -84,7 +86,7 @@ class Writer:
     self._warn_of = warn
     self._initial = initial
     self._thread = futures.ThreadPoolExecutor(1, "checkpoint")
-    self._save: parts.Save | None = None  # Whose parts are waited for.
+    self._save: parts.Save | None = None  # The save whose parts are missing.
     self._parts: dict[int, manifest_lib.Manifest] = {}
     self._writing: futures.Future[_Written] | None = None
     self._joining: futures.Future[tuple[parts.Save, str]] | None = None
@@ -96,10 +98,9 @@ class Writer:
   def steps(self) -> tuple[int, ...]:
     """Returns the steps with a complete checkpoint, oldest first.
 
-    Waits for the save whose parts this member joins; for one that it writes
-    alone, that is the whole save. Warns of newer ones that are not complete.
-    Sizes of files are compared, contents are not read. A folder that cannot be
-    read is asked again for a while.
+    Waits for the save whose parts this member joins, or that it writes alone.
+    Warns of newer incomplete ones. Compares sizes of files without reading
+    contents. Retries for a while if the folder cannot be read.
     """
     self._end_joining(blocks=True)
     return base.ask_again(self._folder.steps)
@@ -110,11 +111,11 @@ class Writer:
     """Returns the state of some layers; reads the arrays of no others.
 
     `step` is one of `steps`, or 0 for the state before the first step. Later
-    ones that are not complete are set aside, under another name.
+    incomplete checkpoints are renamed.
 
-    Raises `base.DamagedCheckpointError` if the checkpoint is not complete or
-    damaged, which is set aside, too. Raises `base.CheckpointError` if it cannot
-    be read now, or is of another model, optimizer or run; says what differs.
+    Raises `base.DamagedCheckpointError` if the checkpoint is incomplete or
+    damaged, and renames it. Raises `base.CheckpointError` if it is temporarily
+    unreadable, or of another model, optimizer or run; names the difference.
     """
     base.ask_again(lambda: self._folder.set_aside_damaged(step))
     names = self._model.model.layer_names
@@ -132,7 +133,7 @@ class Writer:
     self.changes = self._identity.check(meta, step=step, where=where)
     return states
 
-  # While training goes on.
+  # During training.
 
   def say(self, step: int) -> dict[str, Any]:
     """Returns this member's report for the vote, plain JSON values."""
@@ -144,15 +145,15 @@ class Writer:
   #           `------ hear -----------'                           1. as 0 says
   #         copy to host           copy to host
   #         thread: its stages     thread: its stages     4.v1.tmp/node0, node3
-  #  5      vote: node0            vote: nothing yet             2. nobody waits
+  #  5      vote: node0            vote: nothing yet             2. none waits
   #  6      vote: node0            vote: node3
   #           `------ hear -----------'                           3. all parts
   #         thread: manifest                              4.v1.tmp/manifest.json
   #         thread: rename                                4       4. complete
   #         thread: remove old                            (2)
   #
-  # A death before 3 abandons the save: nobody knows who has heard which vote. A
-  # part that failed ends it, too. A writer that owns all stages skips 3.
+  # A death before 3 abandons the save: members may have different votes. A part
+  # that failed ends it, too. A writer that owns all stages skips 3.
 
   def hear(
       self,
@@ -163,17 +164,19 @@ class Writer:
       owners: Sequence[Sequence[int]],
       states: Mapping[int, spec_lib.StageState],
   ) -> None:
-    """Takes in what all have said, right after the commit of a step.
+    """Handles the reports of all members, right after the commit of a step.
 
     If a save is due, copies state to host memory, which blocks until the state
-    is computed, and until this member has joined the save before. All else
-    goes on in a thread.
+    is computed, and until this member has joined the previous save. The rest
+    is done in a thread.
 
     Args:
-      said: By member, what `say` has returned there.
-      owners: For each pipeline, the member that hosts each stage.
+      step: Number of committed steps.
+      said: The results of `say`, by member.
+      view: Number of the view.
+      owners: The member that hosts each stage, by pipeline.
       states: State of the stages that this member hosts, after `step` steps;
-        of no use unless a save is due.
+        used only if a save is due.
     """
     reports = self._hear(said)
     save = parts.plan_save(f"{step}.v{view}", step, owners)
@@ -189,7 +192,7 @@ class Writer:
       )
 
   def abandon(self) -> None:
-    """Gives up the save that waits for parts; call when a member is gone."""
+    """Abandons the save that waits for parts; call when a member is lost."""
     self._save = self._writing = None
 
   # At the end.
@@ -204,13 +207,13 @@ class Writer:
       states: Mapping[int, spec_lib.StageState],
       waiting: Callable[[], None],
   ) -> None:
-    """Saves the state at the end, unless that is done; blocks on all members.
+    """Saves the state at the end, unless already saved; blocks on all members.
 
-    `gather` returns what all members say under a key; what it raises is raised,
-    and this may then be called again. `waiting` is called now and then while
-    nothing else is done; for the rest see `hear`.
+    `gather` exchanges values with all members, see `Cohort.gather`; after an
+    exception of it, this may be called again. `waiting` is called every 0.1 s
+    while this member waits; for the other arguments see `hear`.
 
-    Raises `base.CheckpointError` if it cannot be saved, on all members.
+    Raises `base.CheckpointError` on all members if it cannot be saved.
     """
     tries = 0
     for turn in itertools.count():
@@ -228,7 +231,7 @@ class Writer:
         tries += 1
 
   def close(self) -> None:
-    """Waits for what this member is writing, and ends the thread."""
+    """Blocks until this member has written its part; ends the thread."""
     self._thread.shutdown()
     self._end_joining(blocks=True)
 
@@ -244,7 +247,7 @@ class Writer:
     return json_lib.to_plain(report)
 
   def _hear(self, said: Mapping[int, Any]) -> dict[int, parts.Report]:
-    """Ends the save once all parts have been heard of, or one has failed."""
+    """Ends the save once all parts are reported, or one has failed."""
     reports = json_lib.from_plain(dict[int, parts.Report], said, where="vote")
     for member, report in reports.items():
       if self._save is None or report.save != self._save.name:
@@ -277,7 +280,7 @@ class Writer:
       self._writing = self._thread.submit(self._write, save, arrays)
 
   def _end_joining(self, *, blocks: bool) -> None:
-    """Ends the save that this member joins, if it is there."""
+    """Ends the save that this member joins, if there is one."""
     if self._joining is not None and (blocks or self._joining.done()):
       save, error = self._joining.result()  # May be interrupted and repeated.
       self._joining = None
@@ -293,7 +296,7 @@ class Writer:
       self._warn_of(save.step, self._error)
 
   def _wait(self, waiting: Callable[[], None]) -> None:
-    """Blocks until this member has written what it had to write."""
+    """Blocks until this member has written its part."""
     going_on = {self._writing, self._joining} - {None}
     while going_on:
       waiting()
@@ -318,7 +321,7 @@ class Writer:
   def _join(
       self, save: parts.Save, written: Mapping[int, manifest_lib.Manifest]
   ) -> tuple[parts.Save, str]:
-    """Makes a checkpoint of all parts; returns what went wrong, too."""
+    """Makes a checkpoint of all parts; returns the save and an error or ""."""
     whole = manifest_lib.join(
         written.values(),
         order=self._model.model.layer_names,
@@ -335,6 +338,6 @@ class Writer:
   def _write_alone(
       self, save: parts.Save, layers: Mapping[str, Mapping[str, np.ndarray]]
   ) -> tuple[parts.Save, str]:
-    """Writes all parts, which is one, and joins them."""
+    """Writes the only part and completes the checkpoint."""
     part, error = self._write(save, layers)
     return self._join(save, {self._member: part}) if part else (save, error)

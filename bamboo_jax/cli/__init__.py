@@ -1,6 +1,6 @@
 """What all commands share.
 
-command       one line for what the user got wrong, and for signals; read first
-config_check  config files: keys and types, and what is wrong with their code
+command       one-line errors for mistakes of the user and signals; read first
+config_check  config files: keys, types, and errors in their code
 listing       the commands, as `bamboo --help` lists them
 """

@@ -1,9 +1,9 @@
-"""Commands: one clear line for what the user got wrong.
+"""Commands: one clear line for each mistake of the user.
 
 A bad flag, config key or value, an unreadable file: the command prints one line
 and exits with 2. After SIGINT, SIGTERM or SIGUSR1 it exits with 128 and the
-number of the signal, also with one line; a command whose reader is gone, such
-as `head`, with 141 and none. Anything else is a bug of ours and shows its
+number of the signal, also with one line; a command whose output is closed, as
+by `head`, with 141 and no line. Anything else is a bug of ours and shows its
 traceback, as all errors do with `--verbosity=1`.
 """
 
@@ -31,7 +31,7 @@ _ENDS = {
     signal.SIGUSR1: "told to end by SIGUSR1",  # As schedulers may announce it.
 }
 _ASKED = "finishing and saving the step; a second signal ends at once"
-_PATIENCE_SECS = 30.0  # That an interrupted command has to tidy up.
+_PATIENCE_SECS = 30.0  # For the clean-up of an interrupted command.
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 _find_hint: Callable[[], str] = lambda: ""  # Of `run`.
@@ -46,7 +46,7 @@ def run(
   """Runs `main` as the command of this process, and exits.
 
   `main` gets the arguments that are not flags, as `parse` returns them, and may
-  raise `ValueError` and `OSError` for what the user can change.
+  raise `ValueError` and `OSError` for mistakes that the user can correct.
   `if_interrupted` returns a hint to print after an interrupt.
   """
   global _find_hint
@@ -80,12 +80,13 @@ def run(
 
 @contextlib.contextmanager
 def hearing(ask: Callable[[], bool], *, tidies: bool = False) -> Iterator[None]:
-  """Has the first signal only ask `main` to end, in a `with` block.
+  """Makes the first signal request a graceful stop, in a `with` block.
 
-  A second SIGINT or SIGTERM ends the process at once; if it `tidies`, by
-  `KeyboardInterrupt`. So does a first signal if `ask` returns that `main` has
-  nothing to finish. If it has, the block ends by `KeyboardInterrupt`, so that
-  the exit status is that of the signal.
+  The first signal calls `ask`. If it returns True, `main` goes on to finish its
+  work, and the block then raises `KeyboardInterrupt`, for the exit status. If
+  it returns False, there is no work to finish, and the signal interrupts at
+  once. A second SIGINT or SIGTERM ends the process at once, or if it `tidies`,
+  raises `KeyboardInterrupt`.
   """
   heard: list[int] = []
 
@@ -120,7 +121,7 @@ def _end(number: int, unused_frame: object = None) -> NoReturn:
 
 
 def find_arguments(names: Collection[str], argv: Sequence[str]) -> list[str]:
-  """Returns those of `argv`, flags only, that set the flags `names`."""
+  """Returns the arguments of `argv` that set one of the flags `names`."""
   found: list[str] = []
   takes_next = False
   for argument in argv:
@@ -134,9 +135,9 @@ def find_arguments(names: Collection[str], argv: Sequence[str]) -> list[str]:
 
 
 def _start_watchdog(end: Callable[[], NoReturn]) -> None:
-  """Ends the process even if what it interrupts never returns.
+  """Ends the process after 30 s even if the interrupted code never returns.
 
-  An interrupt may come between taking a lock and noting that it is held.
+  An interrupt may come between acquiring a lock and recording that it is held.
   """
   watchdog = threading.Timer(_PATIENCE_SECS, end)
   watchdog.daemon = True
@@ -164,14 +165,14 @@ def explain_flag(error: flags.IllegalFlagValueError) -> str:
 
 
 def _describe(error: Exception) -> str:
-  """Returns an error as a sentence for somebody who does not program."""
+  """Returns an error as a sentence without terms of Python."""
   if isinstance(error, OSError) and error.strerror and error.filename:
     return f"{error.filename}: {error.strerror}."
   return str(error)
 
 
 def _is_unread(stream: TextIO) -> bool:
-  """Returns whether a stream is a pipe that nobody reads any more."""
+  """Returns whether a stream is a pipe whose reader has closed it."""
   poll = select.poll()
   poll.register(stream, 0)
   return any(event & select.POLLERR for _, event in poll.poll(0))
@@ -180,7 +181,7 @@ def _is_unread(stream: TextIO) -> bool:
 def fail(message: str, code: int) -> NoReturn:
   """Prints one line and ends the process without waiting for threads."""
   line = re.sub(r"\s+", " ", message).strip()
-  with contextlib.suppress(OSError):  # Nobody may be reading.
+  with contextlib.suppress(OSError):  # The reader may have closed the pipe.
     sys.stdout.flush()
   with contextlib.suppress(OSError):
     print(f"error: {line}", file=sys.stderr, flush=True)

@@ -12,11 +12,11 @@ from bamboo_jax import base
 from bamboo_jax.base import packaged
 
 _NAME = "config"
-_MODULE = "config_config"  # What `config_flags` names the module of a file.
+_MODULE = "config_config"  # Name that `config_flags` gives a file's module.
 
 
 class _OrNone(flags.ArgumentParser):
-  """Parses as another parser, but "None", which is None."""
+  """Parses "None" as None and other values by another parser."""
 
   def __init__(self, parser: flags.ArgumentParser) -> None:
     self._parser = parser
@@ -31,7 +31,7 @@ class _OrNone(flags.ArgumentParser):
     return self._parser.flag_type()
 
 
-# Of overrides, by type of the option.
+# Parsers of overrides, by type of the option.
 PARSERS = {
     bool: _OrNone(flags.BooleanParser()),
     float: _OrNone(flags.FloatParser()),
@@ -41,7 +41,7 @@ PARSERS = {
 
 
 def load(path: str) -> Any:
-  """Returns the config of a short name or a file, see `base.packaged`."""
+  """Returns the config of a short name or a path."""
   file, *argument = packaged.find_config(path).split(":", 1)
   spec = importlib.util.spec_from_file_location(_MODULE, file)
   module = importlib.util.module_from_spec(spec)
@@ -50,7 +50,7 @@ def load(path: str) -> Any:
 
 
 def find_paths(argv: Sequence[str]) -> list[str]:
-  """Returns the values of the flag `--config`, "" if it has none."""
+  """Returns the value of each flag `--config` in `argv`; "" if it has none."""
   paths = []
   for argument, following in zip(argv, [*argv[1:], ""], strict=True):
     if match := re.fullmatch(r"--?config(=(.*))?", argument):
@@ -59,14 +59,17 @@ def find_paths(argv: Sequence[str]) -> list[str]:
 
 
 def check_overrides(argv: Sequence[str], known: Any) -> None:
-  """Raises `ValueError` if an override is of no key of the config `known`."""
+  """Raises `ValueError` if an override sets no key of the config `known`."""
   for argument in argv:
     if match := re.match(r"--?(?:no)?config\.([^=]*)", argument):
       check_key(match[1], known)
 
 
 def check_key(key: str, section: Any) -> None:
-  """Raises `ValueError` unless `section` has the key, or it is of an option."""
+  """Raises `ValueError` unless `section` has the dotted `key`.
+
+  Below a section of `base.OPTIONS` any key is allowed.
+  """
   path, kind = _NAME, type(section)
   for part in key.split("."):
     if not isinstance(section, kind):
@@ -83,7 +86,7 @@ def check_section(
 ) -> None:
   """Raises `ValueError` if a key is misspelt or missing, or a type differs.
 
-  What is a reference in `default` may be None.
+  An option that is a reference in `default` may be None.
   """
   for key in section:
     if key not in default:
@@ -111,7 +114,7 @@ def check_section(
 
 
 def explain(error: BaseException) -> str:
-  """Returns the error of a config file's code, and its line if known."""
+  """Returns a message on an error in a config file, with its line if known."""
   message = str(error.args[0] if error.args else error).strip()
   message = message.splitlines()[-1] if "Traceback" in message else message
   if f"module '{_MODULE}' has no attribute" in message:

@@ -1,4 +1,4 @@
-"""The commands in a folder: what each does, as `bamboo --help` lists them."""
+"""The commands in a folder and their summaries, for `bamboo --help`."""
 
 from collections.abc import Collection, Mapping
 import pathlib
@@ -22,16 +22,21 @@ Configs, for --config=NAME; also --config=FILE, and NAME:ARGUMENT for variants:
 
 
 class Summary(NamedTuple):
-  """What a command does, in one line."""
+  """One line on a command.
+
+  Attributes:
+    text: First line of its docstring.
+    needs_tests: It imports from `tests`, which is not installed.
+  """
 
   text: str
-  needs_tests: bool  # Which only the repository has.
+  needs_tests: bool
 
 
 def read_summaries(folder: pathlib.Path) -> dict[str, Summary]:
   """Returns the summary of each command in a folder, by its name.
 
-  Modules are read, not imported: that would take seconds.
+  Reads the modules without importing them, which would take seconds.
   """
   found = {}
   for path in sorted(folder.glob("[a-z]*.py")):

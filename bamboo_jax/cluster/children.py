@@ -22,16 +22,17 @@ def die_with_parent() -> None:
 
 
 def end_with_parent() -> None:
-  """As `die_with_parent`, of one that trains until its parent ends.
+  """As `die_with_parent`, and ignores SIGTERM; for a worker.
 
-  Some schedulers, as Slurm, announce a preemption by SIGTERM to all processes.
+  Some schedulers, such as Slurm, announce a preemption by SIGTERM to all
+  processes.
   """
   die_with_parent()
   signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def describe_exit(code: int) -> str:
-  """Returns how a process has ended, from its return code, as a predicate."""
+  """Returns how a process ended, from its return code, as a predicate."""
   if code >= 0:
     return f"ended with exit status {code}"
   try:
@@ -41,14 +42,14 @@ def describe_exit(code: int) -> str:
 
 
 def is_stopped(pid: int) -> bool:
-  """Returns whether a process is stopped, as by SIGSTOP or a debugger."""
+  """Returns whether a process is stopped, by SIGSTOP or a debugger."""
   return _read_stat(pid)[:1] in (["T"], ["t"])
 
 
 def find_exit(pid: int) -> int | None:
-  """Returns the return code of a child that cannot run any more, else None.
+  """Returns the return code of a child that is ending, else None.
 
-  Its parent is told seconds later, once the kernel has taken back its memory.
+  `wait` returns up to seconds later, once the kernel has freed its memory.
   """
   stat = _read_stat(pid)
   if not stat:
@@ -61,7 +62,7 @@ def find_exit(pid: int) -> int | None:
 
 
 def _read_stat(pid: int) -> list[str]:
-  """Returns the fields of proc(5) from the state on; none if it is gone."""
+  """Returns the fields of proc(5) from the state on; none without process."""
   try:
     with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
       return file.read().rpartition(")")[2].split()

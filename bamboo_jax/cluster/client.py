@@ -1,9 +1,9 @@
 """The worker's end of the socket to its agent.
 
-A thread reads, so that a new view is known while the worker computes or waits
-for a transfer. A wait for posts ends early if a newer view lacks a member. A
-process that was stopped for a while asks its agent whether it is still a member
-before it believes posts. What is said and when is decided in `client_state`.
+A thread reads, so that a new view interrupts the worker while it computes or
+waits for a value. A wait for posts ends early if a newer view lacks a member. A
+process that was suspended asks its agent whether it is still a member before it
+believes posts. Decisions are in `client_state`.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ _NUM_OLD = 8  # Views whose times are kept.
 def _blocking(
     wait: Callable[..., client_state.Wait], on_purpose: bool = False
 ) -> Callable[..., Any]:
-  """Returns the method that waits as one of `ClientState` says."""
+  """Returns a method that blocks until a wait of `ClientState` is over."""
 
   @functools.wraps(wait)
   def block(self: "Client", *args: Any) -> Any:
@@ -128,14 +128,14 @@ class Client:
       self._changed.notify_all()
 
   def arrived_secs(self, number: int) -> float:
-    """Returns the time at which a view came, on `time.perf_counter`."""
+    """Returns when a view arrived, on `time.perf_counter`."""
     return self._arrived[number]
 
   def silent_secs(self, number: int) -> dict[int, float]:
-    """Returns how long lost nodes had been silent when a view came.
+    """Returns how long lost nodes had been silent when a view arrived.
 
-    Those lost in one of the last views before it are among them, as that may
-    have been superseded before anything followed from it.
+    Includes nodes lost in the last few views before it, which may have been
+    superseded before they had an effect.
     """
     with self._changed:
       return {
@@ -168,7 +168,7 @@ class Client:
   def _read(self) -> None:
     try:
       self._hear()
-    except Exception:  # It must not live on, and hear nothing.
+    except Exception:  # It must not continue without hearing its agent.
       logging.exception("The connection to the agent has failed.")
     os._exit(1)  # Without an agent there is no cluster.
 

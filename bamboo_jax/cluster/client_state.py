@@ -1,8 +1,8 @@
-"""What a worker knows of its cluster, and what it tells its agent; no I/O.
+"""The worker's side of the protocol with its agent; no I/O.
 
-A wait is a generator: it yields a condition and a timeout in seconds, None for
-none, and is sent whether the condition held in time; then it returns its
-result. `client.Client` waits in threads, the simulation in virtual time.
+A wait is a generator: it yields a condition and a timeout in seconds (or None),
+and is sent whether the condition held in time; then it returns its result.
+`client.Client` waits in threads, the simulation in virtual time.
 """
 
 from collections.abc import Callable, Generator
@@ -14,8 +14,8 @@ from bamboo_jax.cluster import stalls
 from bamboo_jax.cluster import views
 from bamboo_jax.schedule import channel as channel_lib
 
-_STALL_BEATS = 10  # So many without progress are reported.
-_AWAY_BEATS = 5  # Who has missed so many may have been left out.
+_STALL_BEATS = 10  # Heartbeats without progress before a report.
+_AWAY_BEATS = 5  # After as many missed beats it may be removed.
 
 Wait = Generator[tuple[Callable[[], bool], float | None], bool, Any]
 
@@ -34,18 +34,18 @@ class ClientState:
       heartbeat_secs: float,
       silence_secs: float,
   ) -> None:
-    """Has said and heard nothing yet.
+    """Starts before the first message.
 
     Args:
       send: Sends one of `messages.FROM_WORKER`.
-      on_lost: Called when somebody of the adopted view is gone, with the new
-        view; what it returns is posted there as "begun". Called once with an
-        empty view before the first.
-      begun: Returns the transfers that have begun, to tell who waits for whom.
+      on_lost: Called with the new view when it lacks a member of the adopted
+        one; its result is posted there as "begun". Called once with an empty
+        view before the first.
+      begun: Returns what this worker waits for, to find a worker that hangs.
       now: Returns the time in seconds, on a clock that runs in a suspended
         machine.
-      heartbeat_secs: Between two signs of life.
-      silence_secs: After such a silence others may go on without a member.
+      heartbeat_secs: Interval of heartbeats.
+      silence_secs: After this silence others may have removed this node.
     """
     self.number = number
     self.adopted = self.newest = views.EMPTY
@@ -88,10 +88,10 @@ class ClientState:
   def post(self, view: int, key: str, value: Any) -> None:
     """Posts a value for all members of a view; of each key the first counts.
 
-    Who has just come may have posted in the next view before it adopts one.
+    A joining node may post in a later view before it adopts one.
     """
     if (view, key) in self._posted:
-      return  # Some have heard the first, and all must hear the same.
+      return  # Some have received the first, and all must get the same.
     self._posted.append((view, key))
     self._send(messages.Post(view, key, value))
 
@@ -107,7 +107,7 @@ class ClientState:
     self._stop_if_lost()
 
   def beat(self) -> None:
-    """Gives a sign of life; says what it waits for if that lasts."""
+    """Sends a heartbeat; adds what the worker waits for if that lasts."""
     self._doubt_if_away()
     self._beat_secs = self._now()
     is_idle = self._progress == self._last_progress
@@ -127,7 +127,7 @@ class ClientState:
   # Waits.
 
   def on_purpose(self, wait: Wait) -> Wait:
-    """Says meanwhile that it is idle on purpose."""
+    """Waits, marked as idle on purpose."""
     self._is_waiting = True
     try:
       return (yield from wait)
@@ -146,8 +146,8 @@ class ClientState:
       raise base.ViewChangedError(self._interrupt.reason)
     self._doubt_if_away()
     if self._now() - since_secs >= self._silence_secs:
-      self._doubt()  # The agent may have been, or the network.
-    if self._is_in_doubt:  # The folder may be away; nobody is to blame.
+      self._doubt()  # Agent or network may have been down.
+    if self._is_in_doubt:  # The folder may hang; this is no stall.
       yield from self.on_purpose(self._wait_sure())
     self.note_progress()
     self._forget_before(entry)
@@ -156,8 +156,8 @@ class ClientState:
   def wait_interrupt(self, timeout_secs: float | None) -> Wait:
     """Returns the next view once it lacks a member; None after the timeout.
 
-    A timeout above 0 begins when the agent misses nobody (any more): until then
-    a view is due.
+    A timeout above 0 starts once the agent suspects no member: until then a
+    view is due.
     """
     while not (yield lambda: self.is_interrupted, timeout_secs):
       if not (timeout_secs and self._is_in_trouble):
@@ -175,12 +175,12 @@ class ClientState:
       raise base.ViewChangedError(self._interrupt.reason)
 
   def wait_first(self) -> Wait:
-    """Returns the first view that has this node; waits for it."""
+    """Returns the first view with this node; waits for it."""
     yield lambda: self._find_first() is not None, None
     return self._find_first()
 
   def find_view(self, number: int) -> Wait:
-    """Returns a view by its number; waits for it if it must be on its way."""
+    """Returns a view by its number; waits for it if necessary."""
     yield lambda: number in self._views, None
     return self._views[number]
 
@@ -190,7 +190,7 @@ class ClientState:
     return self._facts
 
   def _forget_before(self, entry: tuple[int, str]) -> None:
-    """Drops posts that all have heard: nobody waits for them any more."""
+    """Drops posts that all members have received."""
     if entry in self._posted:
       del self._posted[: self._posted.index(entry)]
 
@@ -198,7 +198,7 @@ class ClientState:
     yield lambda: not self._is_in_doubt, None
 
   def _doubt_if_away(self) -> None:
-    """Asks the agent whether this is a member, if it may have been away."""
+    """Asks the agent whether this is a member, after a suspension."""
     away_secs = self._now() - self._beat_secs
     if away_secs > _AWAY_BEATS * self._heartbeat_secs:
       self._doubt()
@@ -213,7 +213,7 @@ class ClientState:
     if self.adopted.members:
       self._stop_if_lost()
     elif self.number in view.numbers:
-      # Members may take it in now, or with a later view: see `wait_first`.
+      # Members may admit it now or in a later view: see `wait_first`.
       self.post(view.number, "begun", self._on_lost(views.EMPTY))
 
   def _find_first(self) -> views.View | None:

@@ -1,15 +1,15 @@
-"""Processes that begin as copies of one that has made what all of them need.
+"""Forked processes that share imports and traced programs.
 
-To import JAX and to trace the programs of a model takes a process seconds, so
-on one machine one process does it for all:
+To import JAX and to trace the programs of a model takes seconds, so on one
+machine one process does it for all:
 
   launcher   imports and traces
      |-- fork --> agent of a node
-                    |-- fork --> waits to be told to be its worker
+                    |-- fork --> waits for the command to be its worker
 
-A copy runs a module as `python -m` does, and is a child as any other. Only the
-thread that forks goes on in a copy, so nothing else may run there: no devices
-of JAX, and an agent makes the copy for its worker before it does anything else.
+A copy runs the same module as a spawned process. Only the forking thread
+survives in a copy, so no other thread may run before: no JAX devices, and an
+agent forks the copy for its worker before it does anything else.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -36,12 +36,12 @@ is_copy = False  # Whether this process is one.
 
 
 class Copy:
-  """A copy of this process, used as a `subprocess.Popen`."""
+  """A forked copy of this process, with the interface of `subprocess.Popen`."""
 
   def __init__(
       self, run: Callable[[], None], *, keeps: Collection[int] = ()
   ) -> None:
-    """Makes a copy that only does `run`; of open files it `keeps` these."""
+    """Forks a copy that calls `run`; it closes open files except `keeps`."""
     assert threading.active_count() == 1, threading.enumerate()
     self.returncode: int | None = None
     sys.stdout.flush()
@@ -85,10 +85,10 @@ class Copy:
 
 
 class Spare:
-  """A copy that waits; it ends with this process, or once told what to run.
+  """A forked process that waits for a command; it ends with its parent.
 
   Attributes:
-    socket: To it.
+    socket: Connected to it.
   """
 
   def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Spare:
       self._copy = Copy(lambda: _await_order(theirs), keeps=[theirs.fileno()])
 
   def start(self, command: Sequence[str], *, log: str) -> Copy:
-    """Lets it run a command, the number of its end of the socket added."""
+    """Runs a command in it, with the number of its socket appended."""
     order = json.dumps({"command": [*command], "log": log})
     self.socket.sendall(order.encode() + b"\n")
     return self._copy
@@ -143,12 +143,12 @@ def _live(
   is_copy, code = True, 1
   try:
     children.die_with_parent()
-    if os.getppid() != original:  # It had died before.
+    if os.getppid() != original:  # The process had died before.
       return
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
-    # Not closed: objects of the original would close what has their numbers.
+    # Not closed: objects copied from the parent would close reused numbers.
     for fd in {*map(int, os.listdir("/proc/self/fd"))} - {0, 1, 2, *keeps}:
       if fd != nothing and _is_open(fd):
         os.dup2(nothing, fd, inheritable=False)

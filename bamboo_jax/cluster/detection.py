@@ -1,8 +1,8 @@
-"""When silence is long enough to be taken for a death.
+"""When silence counts as a death.
 
-Exits and closed connections are seen at once. What is left are nodes that are
-stopped, frozen, or cut off. On a crowded machine a healthy node is silent for a
-while too, so the limit follows the gaps that have been seen.
+Exits and refused connections are detected at once; silence detects nodes that
+are suspended or cut off. On a busy machine healthy nodes are silent for a while
+too, so the limit follows the gaps observed recently.
 """
 
 import collections
@@ -15,19 +15,19 @@ class Limits:
   """Limits in seconds, checked; see `config.cluster`.
 
   Attributes:
-    heartbeat_secs: Between two signs of life.
+    heartbeat_secs: Interval of heartbeats.
     stopped_secs: Limit for a worker that is stopped.
-    least_silence_secs: A shorter silence of an agent is no death.
-    most_silence_secs: A longer one of an agent or a worker always is.
-    silence_factor: In between, limit for an agent, in longest recent gaps.
+    least_silence_secs: Lower bound of the limit for an agent.
+    most_silence_secs: Limit for a worker, and upper bound for an agent.
+    silence_factor: Limit for an agent within these bounds, as a multiple of its
+      longest recent gap.
     start_silence_secs: Limit for a worker that imports and compiles.
-    no_progress_secs: Limit for a worker that lives and does nothing, or
-      `silence_factor` longest recent gaps if that is more.
-    gather_secs: A run begins with those who are there once it has waited so
-      long for the rest.
-    num_watchers: So many other agents hear from each at regular intervals; all
-      do once one is suspected.
-    mesh_nodes: In a cluster of more, agents connect to some others only; see
+    no_progress_secs: Limit for a worker that is alive without progress, or
+      `silence_factor` times its longest recent gap if that is more.
+    gather_secs: After this wait for missing nodes a run starts without them.
+    num_watchers: Number of agents that receive the heartbeats of each; once one
+      is suspected, all do.
+    mesh_nodes: Largest cluster in which all agents connect to each other, see
       `agent.knowledge.routes`.
   """
 
@@ -63,7 +63,7 @@ class Limits:
 
 
 class Silence:
-  """Watches the signs of life of one node.
+  """Watches the heartbeats of one node.
 
   The limit is `factor` times the longest recent gap, within the other two.
   """
@@ -87,7 +87,7 @@ class Silence:
     return min(self._most_secs, max(self._least_secs, wanted))
 
   def beat(self, now: float) -> None:
-    """Records a sign of life."""
+    """Records a heartbeat."""
     self._gaps.append(now - self._last)
     self._last = now
 
@@ -97,7 +97,7 @@ class Silence:
     return max(self._gaps, default=0.0)
 
   def excuse(self, now: float, *, least_gap_secs: float = 0.0) -> None:
-    """Forgets the silence up to now; others had gaps as long as that."""
+    """Forgets the silence up to now, as others had gaps of that length."""
     self._last = now
     if least_gap_secs > self.longest_secs:
       self._gaps.append(least_gap_secs)

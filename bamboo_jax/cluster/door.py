@@ -1,8 +1,8 @@
-"""Listens for other processes of the run, and keeps strangers out.
+"""Accepts authenticated connections of other processes of the run.
 
 A connection is handed over once its other end has shown a certificate. Until
-then it costs a socket, for a limited time; if too many are on their way, those
-who have taken longest make room: a flood of strangers keeps nobody out.
+then it occupies a socket for a limited time; if too many are pending, the
+oldest is dropped, so a flood of strangers locks no member out.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from absl import logging
 from bamboo_jax.cluster import addresses
 from bamboo_jax.cluster import identity as identity_lib
 
-HELLO_SECS = 30.0  # A crowded machine may take a while.
+HELLO_SECS = 30.0  # A busy machine may take a while.
 _MAX_STRANGERS = 256
-_PAUSE_SECS = 0.2  # Before another try if this process has no sockets left.
-# Nothing is sent to those who are in, so a machine that is gone is not missed.
+_PAUSE_SECS = 0.2  # Before a retry without file descriptors.
+# Nothing is sent on accepted connections: only this detects a lost machine.
 _KEEP_ALIVE = {
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 60,
@@ -27,13 +27,13 @@ _KEEP_ALIVE = {
 }
 _THIN_LINEAR_TIMEOUTS = 16  # Of TCP; Python does not name it.
 _FOR_BAD_LINKS = {
-    # Asks again at even intervals while little is on its way. Linux would wait
-    # twice as long each time, and so be silent for seconds after a few losses.
-    # Not all congestion controls tell that little is.
+    # Retransmits at constant intervals while little is in flight. Exponential
+    # backoff would be silent for seconds after a few losses. Not all congestion
+    # controls support this.
     (socket.IPPROTO_TCP, _THIN_LINEAR_TIMEOUTS): 1,
     (socket.IPPROTO_TCP, socket.TCP_CONGESTION): b"reno",
-    # Fits into what any link of IPv6 carries: agents stay in touch also where
-    # a tunnel drops larger packets and nobody is told.
+    # Fits any link of IPv6: agents stay in touch even where a tunnel silently
+    # drops larger packets.
     (socket.IPPROTO_TCP, socket.TCP_MAXSEG): 1200,
 }
 
@@ -43,8 +43,8 @@ _Guide = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 class Door:
   """Calls `guide` with each connection of an agent, in a task.
 
-  A `guide` that raises `OSError`, `ValueError` or `EOFError` refuses the
-  connection, which is then closed, as it is when `guide` returns.
+  `guide` rejects a connection by `OSError`, `ValueError` or `EOFError`; it is
+  closed then, and when `guide` returns.
   """
 
   def __init__(self, identity: identity_lib.Identity, guide: _Guide) -> None:
@@ -63,7 +63,7 @@ class Door:
     try:
       family, address = addresses.find(host, port)
       listener = socket.create_server(address, family=family, backlog=512)
-      ease(listener)  # Those accepted inherit it.
+      ease(listener)  # Accepted sockets inherit it.
     except OSError as error:
       raise OSError(
           f"Cannot listen on {host!r}: {error.strerror}. --host must be an "
@@ -71,12 +71,12 @@ class Door:
       ) from error
     listener.setblocking(False)
     self._accepting = self.start(self._accept(listener))
-    # Not in the task, which never begins if it is cancelled at once.
+    # Not in the task, which never starts if it is cancelled at once.
     self._accepting.add_done_callback(lambda _: listener.close())
     return listener.getsockname()[1]
 
   async def shut(self) -> None:
-    """Accepts nobody any more; ends none of those who are in."""
+    """Stops accepting; keeps accepted connections."""
     if self._accepting is not None:
       self._accepting.cancel()
       await asyncio.wait([self._accepting])
@@ -84,7 +84,7 @@ class Door:
   async def close(self) -> None:
     """Ends all connections."""
     await self.shut()
-    while self._tasks:  # Whoever has just been accepted has one, too.
+    while self._tasks:  # New connections have one too.
       for task in self._tasks:
         task.cancel()
       await asyncio.wait(self._tasks)
@@ -107,7 +107,7 @@ class Door:
         continue
       task = self.start(self._let_in(connection, address))
       self._strangers[task] = None
-      await asyncio.sleep(0)  # It begins, and owns the connection.
+      await asyncio.sleep(0)  # It starts, and owns the connection.
       if len(self._strangers) > _MAX_STRANGERS:
         oldest = next(iter(self._strangers))
         del self._strangers[oldest]
@@ -144,11 +144,11 @@ class Door:
 
 
 def ease(connection: socket.socket) -> None:
-  """Prepares a socket of agents for links that lose packets, or large ones."""
+  """Prepares a socket of agents for lossy links and small MTUs."""
   for option, value in _FOR_BAD_LINKS.items():
     try:
       connection.setsockopt(*option, value)
-    except PermissionError as error:  # The machine allows another one only.
+    except PermissionError as error:  # The machine does not allow it.
       logging.log_first_n(logging.INFO, "Option %s: %s", 1, option, error)
 
 

@@ -1,6 +1,6 @@
 """Frames: JSON objects, each with its length in front.
 
-A stranger is refused at the first frame: too long, not JSON, or not an object.
+A foreign peer is rejected at its first frame: too long, or no JSON object.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 class Decoder:
-  """Cuts a stream of bytes into messages of at most `max_bytes`."""
+  """Splits a stream of bytes into messages of at most `max_bytes`."""
 
   def __init__(self, max_bytes: int = MAX_BYTES) -> None:
     self.max_bytes = max_bytes

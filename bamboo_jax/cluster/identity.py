@@ -1,15 +1,15 @@
-"""Mutual TLS: who may talk to whom, and who is at the other end.
+"""Mutual TLS: authenticates the processes of a run to each other.
 
-Whoever has the secret of a run has the key of its authority, and so issues
-itself a certificate that says who it is, as `spiffe://RUN/ROLE/NAME`:
+The key of the run's certificate authority is derived from its secret, so each
+process issues itself a certificate, as `spiffe://RUN/ROLE/NAME`:
 
   secret --scrypt, HKDF--> key of the authority --signs--> certificate
 
-All who connect see certificates, so a secret can be guessed without asking
-anybody; scrypt makes each guess cost a tenth of a second and 32 MiB.
-A user may bring an authority of their own instead. Both ends of a connection
-verify the other's certificate, run and role. Without a secret the key is known
-to all; so a cluster then stays on the loopback interface.
+Anyone who connects sees a certificate and can test guesses of the secret
+offline; scrypt makes each guess cost a tenth of a second and 32 MiB. A user may
+bring another authority instead. Both ends of a connection verify the other's
+certificate, run and role. Without a secret the key is public, so a cluster then
+stays on the loopback interface.
 """
 
 import dataclasses
@@ -44,17 +44,17 @@ _FILES = ("authority.pem", "certificate.pem", "key.pem")
 
 
 class StrangerError(OSError):
-  """The other end of a connection is not who it must be."""
+  """The other end of a connection has a wrong identity."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-  """Who a process is, and how it proves that to others.
+  """The identity of a process, and the means to prove it.
 
   Attributes:
-    server: For connections that it accepts.
-    client: For those that it opens.
-    store: For those to etcd, whose older releases know TLS 1.2 only.
+    server: For accepted connections.
+    client: For opened connections.
+    store: For connections to etcd, whose older releases lack TLS 1.3.
     entry_key: Signs entries in the store.
   """
 
@@ -65,7 +65,7 @@ class Identity:
   entry_key: bytes
 
   def check(self, connection: Any, role: str, name: str | None = None) -> None:
-    """Raises `StrangerError` unless the other end has a role, and a name.
+    """Raises `StrangerError` unless the other end has this role and name.
 
     Args:
       connection: An `ssl.SSLSocket` or `ssl.SSLObject` after its handshake.
@@ -138,7 +138,7 @@ def load(
     name: str,
     secret: bytes = b"",
 ) -> Identity:
-  """Returns an identity that an authority of the user's has issued.
+  """Returns an identity issued by the user's own authority.
 
   The folder holds authority.pem, certificate.pem and key.pem. Raises
   `ValueError` if one is missing or damaged, or is for somebody else.
@@ -191,13 +191,13 @@ def read_secret(path: str | None) -> bytes:
 
 
 def check_host(host: str, *, secret: bytes) -> None:
-  """Raises `ValueError` unless `host` may be listened on with this secret.
+  """Raises `ValueError` unless nodes may listen on `host` with this secret.
 
-  Transfers between workers are not encrypted, so nodes that are not on one
-  machine need a private network.
+  Gloo (executor="spmd") and etcd without TLS are in the clear, so nodes on
+  several machines need a private network.
   """
   try:
-    address = ipaddress.ip_address(addresses.find(host, 0)[1][0])
+    address = ipaddress.ip_address(addresses.find(host, 0).parts[0])
   except socket.gaierror as error:
     raise ValueError(
         f"--host={host} is no address of this machine: {error.strerror}. Write "
@@ -216,9 +216,9 @@ def check_host(host: str, *, secret: bytes) -> None:
     )
   if address.is_global:
     raise ValueError(
-        f"Activations and gradients are not encrypted, so nodes listen on a "
-        f"private network only, got {host!r}. Give --host an address of one, "
-        "such as of 10.0.0.0/8 or fd00::/8."
+        "Gloo and etcd may be unencrypted, so nodes listen on a private "
+        f"network only, got {host!r}. Give --host an address such as of "
+        "10.0.0.0/8 or fd00::/8."
     )
 
 

@@ -1,7 +1,7 @@
 """Messages between processes of a cluster, one class each.
 
-A message travels as a JSON object: its class as `kind`, and its fields. The
-tables below say who may send what to whom.
+A message is sent as a JSON object: its class as `kind`, and its fields. The
+tables below list the messages of each direction.
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ FINISHED = "finished"  # The last key that a worker posts.
 class Greeting:
   """The first message of an agent to another that connects.
 
-  `stamp` is that of its run: one that has begun again in a store without data
-  has nothing to do with what is left of the one before.
+  `stamp` identifies the run. A run restarted on an empty store draws a new one,
+  so that leftovers of the old run are ignored.
   """
 
   incarnation: str
@@ -30,7 +30,7 @@ class Greeting:
 
 @dataclasses.dataclass(frozen=True)
 class Hello:
-  """The answer to `Greeting`: who gives it."""
+  """The answer to `Greeting`: the identity of the agent."""
 
   member: views.Member
 
@@ -46,10 +46,10 @@ class Post:
 
 @dataclasses.dataclass(frozen=True)
 class Beat:
-  """A sign of life of an agent; `stall` if its worker makes no progress.
+  """A heartbeat of an agent; `stall` if its worker makes no progress.
 
-  `view` is the number of the newest view that it knows; `asks` if it wants one
-  back at once.
+  `view` is the number of the newest view that it knows; `asks` requests a
+  heartbeat in return.
   """
 
   stall: stalls_lib.Stall | None = None
@@ -59,10 +59,10 @@ class Beat:
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-  """The worker of an agent could be a member.
+  """The worker of an agent is ready to be a member.
 
-  `origin` is the number of the view without members that it begins from, 0 for
-  the beginning; None if it joins others.
+  `origin` is the number of the view without members that it starts from, 0 for
+  the first start; None if it joins others.
   """
 
   origin: int | None = None
@@ -84,9 +84,9 @@ class Notice:
 
 @dataclasses.dataclass(frozen=True)
 class Gone:
-  """The sender is no member any more; if `is_workerless`, its agent lives.
+  """The sender is no longer a member; if `is_workerless`, its agent is alive.
 
-  `silent_secs` is for how long its worker has been silent; None if it left.
+  `silent_secs` is for how long its worker was silent; None if it left.
   """
 
   reason: str
@@ -98,7 +98,7 @@ class Gone:
 class Suspect:
   """An agent that another one cannot reach, or does not hear.
 
-  `is_certain` if its address is refused, as when the process is gone.
+  `is_certain` if connections are refused, as after the end of the process.
   """
 
   incarnation: str
@@ -108,7 +108,7 @@ class Suspect:
 
 @dataclasses.dataclass(frozen=True)
 class Suspects:
-  """All that the sender suspects; `count` grows with each change."""
+  """All suspicions of the sender; `count` grows with each change."""
 
   count: int
   suspects: tuple[Suspect, ...]
@@ -116,9 +116,9 @@ class Suspects:
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-  """The assignment of layers to nodes, for newcomers; empty if none.
+  """The assignment of layers to nodes, for joining nodes; empty if none.
 
-  It has `restart` in it if the run begins from a checkpoint.
+  Contains `restart` if the run starts from a checkpoint.
   """
 
   facts: Any
@@ -126,16 +126,16 @@ class Assignment:
 
 @dataclasses.dataclass(frozen=True)
 class Wants:
-  """The sender wants what it says to be passed on to others; see `routes`."""
+  """Asks to forward the messages of the sender to others; see `routes`."""
 
   targets: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Passes:
-  """What is said to the sender reaches others from now on.
+  """The sender forwards messages to these agents from now on.
 
-  What was said before may be lost. `are_all` if it reaches nobody else.
+  Earlier messages may be lost. `are_all` if it forwards to no others.
   """
 
   targets: tuple[str, ...]
@@ -144,7 +144,7 @@ class Passes:
 
 @dataclasses.dataclass(frozen=True)
 class Stops:
-  """What is said to the sender does not reach others, who may be refused."""
+  """The sender cannot forward to these agents, which may be refused."""
 
   targets: tuple[str, ...]
   are_refused: bool = False
@@ -152,14 +152,14 @@ class Stops:
 
 @dataclasses.dataclass(frozen=True)
 class Came:
-  """Some agents have come whose messages the sender passes on."""
+  """The sender forwards messages of these agents from now on."""
 
   members: tuple[views.Member, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Via:
-  """A message of `SAID` to be passed on."""
+  """A message of `SAID` to be forwarded."""
 
   targets: tuple[str, ...]
   message: Any
@@ -167,7 +167,7 @@ class Via:
 
 @dataclasses.dataclass(frozen=True)
 class From:
-  """A message that is passed on, and whose it is."""
+  """A forwarded message, and its source."""
 
   source: str
   message: Any
@@ -182,10 +182,10 @@ class Adopt:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerBeat:
-  """A sign of life of a worker.
+  """A heartbeat of a worker.
 
-  `progress` grows with whatever it does; `is_waiting` if it is idle on purpose;
-  `stall` if it makes no progress for whatever reason.
+  `progress` grows with all work; `is_waiting` if the worker is idle on purpose;
+  `stall` if it makes no progress, for any reason.
   """
 
   progress: int
@@ -207,9 +207,9 @@ class Report:
 
 @dataclasses.dataclass(frozen=True)
 class Doubt:
-  """The worker asks whether it still is a member.
+  """The worker asks whether it is still a member.
 
-  It may have been away, or what it waited for has come after a long silence.
+  It may have been suspended, or an awaited message came after a long silence.
   """
 
 
@@ -220,7 +220,7 @@ class Done:
 
 @dataclasses.dataclass(frozen=True)
 class Leave:
-  """The worker has handed over what it did, after a notice."""
+  """The worker has handed its stages over, after a notice."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,9 +239,9 @@ class StillMember:
 
 @dataclasses.dataclass(frozen=True)
 class Silent:
-  """For how long nodes that the next view lacks had given no sign of life.
+  """For how long the nodes that a view removes had been silent.
 
-  By number; in seconds until the agent adopted `view`. Comes before the view.
+  By number; in seconds until the agent adopted `view`. Sent before the view.
   """
 
   view: int
@@ -290,14 +290,14 @@ def parse(content: Mapping[str, Any], table: Mapping[str, type]) -> Any:
   fields = dict(content)
   kind = fields.pop("kind", None)
   if kind not in table:
-    raise frames.BadFrameError(f"no message of kind {kind!r} is known here")
+    raise frames.BadFrameError(f"unknown message of kind {kind!r}")
   try:
     message = json_lib.from_plain(table[kind], fields)
   except ValueError as error:
     raise frames.BadFrameError(f"not a message: {error}") from error
   if isinstance(message, (Via, From)):
     if not isinstance(message.message, Mapping):
-      raise frames.BadFrameError(f"nothing to pass on: {message.message!r}")
+      raise frames.BadFrameError(f"cannot be forwarded: {message.message!r}")
     inner = parse(message.message, SAID)
     message = dataclasses.replace(message, message=inner)
   return message

@@ -1,8 +1,8 @@
-"""Notices of preemption, as clouds give them to their machines.
+"""Preemption notices of clouds.
 
-Each cloud answers over HTTP on an address that only the machine itself reaches.
-`Poller` asks; the rest is pure. Nothing depends on a notice: a node that gets
-none is found dead instead.
+Each cloud has a metadata server, reachable from the machine itself only.
+`Poller` polls it; the rest is pure. Correctness does not depend on notices: a
+node without one is detected as dead.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ Ask = Callable[[str, str, Mapping[str, str]], tuple[int, str]]
 
 @dataclasses.dataclass(frozen=True)
 class Cloud:
-  """How to ask one cloud: `look` returns an announcement in words, or None."""
+  """How to poll one cloud: `look` returns a notice as text, or None."""
 
   url: str
   every_secs: float
@@ -38,10 +38,10 @@ class Cloud:
 
 
 def look_aws(ask: Ask) -> str | None:
-  """Asks AWS, by version 2 of its metadata service; may raise `OSError`.
+  """Polls AWS (IMDSv2); may raise `OSError`.
 
-  An interruption comes about two minutes before; a recommendation to rebalance
-  may come sooner, and is taken as a notice too.
+  An interruption is announced about two minutes ahead. A rebalance
+  recommendation may come sooner, and counts as a notice too.
   """
   ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECS)}
   token = _body(*ask("PUT", "/latest/api/token", ttl))
@@ -59,7 +59,7 @@ def look_aws(ask: Ask) -> str | None:
 
 
 def look_gcp(ask: Ask) -> str | None:
-  """Asks Google Cloud, which gives notice 30 s before; may raise `OSError`."""
+  """Polls Google Cloud, which gives notice of 30 s; may raise `OSError`."""
   path = "/computeMetadata/v1/instance/preempted"
   answer = _body(*ask("GET", path, {"Metadata-Flavor": "Google"})).strip()
   if answer not in ("TRUE", "FALSE"):
@@ -68,9 +68,9 @@ def look_gcp(ask: Ask) -> str | None:
 
 
 def look_azure(ask: Ask) -> str | None:
-  """Asks Azure for events, which come 30 s before; may raise `OSError`.
+  """Polls Azure for events, announced 30 s ahead; may raise `OSError`.
 
-  All machines of a group are told of an event that names those it means.
+  All machines of a group see an event, which names the affected ones.
   """
   headers = {"Metadata": "true"}
   path = "/metadata/scheduledevents?api-version=2020-07-01"
@@ -98,21 +98,21 @@ CLOUDS = {
 
 
 class Poller:
-  """Asks the metadata server of a cloud in `CLOUDS`, or another at `url`."""
+  """Polls the metadata server of a cloud in `CLOUDS`, or one at `url`."""
 
   def __init__(self, cloud: str, *, url: str | None = None) -> None:
-    """Raises `ValueError` if there is no such cloud."""
+    """Raises `ValueError` for an unknown cloud."""
     if cloud not in CLOUDS:
       raise ValueError(base.suggest(cloud, CLOUDS, what="cloud"))
     self.cloud = CLOUDS[cloud]
     self._url = (url or self.cloud.url).rstrip("/")
-    # A proxy would answer for a machine of its own.
+    # A proxy would report about its own machine.
     self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
   def look(self) -> str | None:
-    """Returns the announcement in words, None if there is none; blocks.
+    """Returns the notice as text, None if there is none; blocks.
 
-    Raises `OSError` without a proper answer.
+    Raises `OSError` without a valid answer.
     """
     try:
       return self.cloud.look(self._ask)
@@ -138,12 +138,12 @@ class Poller:
       with self._opener.open(request, timeout=_TIMEOUT_SECS) as response:
         return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
-      with error:  # It may be cut short, too.
+      with error:  # The answer may be truncated, too.
         return error.code, error.read().decode(errors="replace")
 
 
 async def wait_notice(poller: Poller) -> str:
-  """Waits for an announcement and returns it; warns while nobody answers."""
+  """Waits for a notice and returns it; warns if the server does not answer."""
   was_there = True
   while True:
     try:

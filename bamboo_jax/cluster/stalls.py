@@ -1,8 +1,8 @@
-"""Finds the worker that hangs when all others wait for it.
+"""Finds the hanging worker when all others wait for it.
 
-A worker waits for the nodes of its open receives; in a collective transfer that
-it has begun, for those that have not; and after a post for those that have not
-posted. The worker that waits for none is to blame. Pure.
+A worker waits for the nodes of its open receives; in a collective that it has
+started, for nodes that have not; after a post, for members that have not
+posted. The worker that waits for no other is the culprit. Pure.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from bamboo_jax.schedule import channel as channel_lib
 
 @dataclasses.dataclass(frozen=True)
 class Stall:
-  """The report of a worker that makes no progress, perhaps on purpose.
+  """The report of a worker without progress, perhaps deliberately.
 
   `posted` has view and key of its posts since it adopted its view, in order.
   """
@@ -25,13 +25,13 @@ class Stall:
 
 
 def find_culprit(stalls: Mapping[int, Stall | None]) -> int | None:
-  """Returns the member that keeps all others from going on, None if unknown.
+  """Returns the member that blocks all others; None if unknown.
 
-  If there are several, as the ends of a connection that has broken in silence,
-  it is the last of them; the next one comes later.
+  Of several candidates, such as both ends of a broken connection, it is the
+  last by number; the other may follow later.
   """
   if not all(stalls.values()):
-    return None  # Somebody is at work, and the others wait for that.
+    return None  # A member makes progress; the others wait for it.
   blamed = [
       node
       for node, stall in stalls.items()
@@ -45,7 +45,7 @@ def find_culprit(stalls: Mapping[int, Stall | None]) -> int | None:
 
 
 def is_waiting_for(waiter: Stall, other: Stall, number: int) -> bool:
-  """Whether `waiter` cannot go on before `other`, of this number, has."""
+  """Whether `waiter` needs `other`, of this number, to continue."""
   if waiter.posted:
     view, key = waiter.posted[-1]
     comes = not other.view and other.posted and other.posted[0][0] > view
@@ -54,7 +54,7 @@ def is_waiting_for(waiter: Stall, other: Stall, number: int) -> bool:
   if number in waiter.begun.waits_for:
     return True
   if waiter.begun.since < other.begun.since:
-    return False  # The other knows that all of it has ended.
+    return False  # The other knows that all of them have ended.
   behind = waiter.begun.since > other.begun.since
   theirs = () if behind else other.begun.channels
   return any(

@@ -1,8 +1,8 @@
 """Views: numbered sets of the nodes that train together.
 
 There is one counter. Every change of the set makes a new view with the next
-number, and whatever belongs to an older one is dropped. All functions are pure;
-the workdir decides which of two for one number counts, see `store.fence`.
+number, and messages of an older one are dropped. All functions are pure; of two
+views with one number the first in the workdir counts, see `store.fence`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,8 +11,8 @@ import functools
 import types
 from typing import Any
 
-# Numbers that a run has: each worker knows the devices of so many, see
-# `runtime.spmd.processes.coordination`.
+# Limit on the nodes of a run, the dead included: with executor="spmd" workers
+# list all devices at the start, see `runtime.spmd.processes.coordination`.
 MAX_NODES = 8191
 
 
@@ -21,8 +21,8 @@ class Member:
   """A node of a view, and the address of its agent.
 
   Attributes:
-    number: Never given out again; its process in JAX is the next one.
-    incarnation: Differs between two agents that used one name in turn.
+    number: Never reused in a run.
+    incarnation: Unique; tells apart successive agents with one name.
   """
 
   number: int
@@ -39,13 +39,14 @@ class View:
 
   Attributes:
     number: Grows by one with every change.
-    reason: Why it follows the view before, in words.
+    reason: What changed since the previous view, for people.
     leaving: Numbers of members whose preemption has been announced.
-    epoch: The view without members from which they began, see `store.fence`.
+    epoch: The view without members from which this life of the run began, see
+      `store.fence`.
     repeats: Number of the view of which this is a copy, 0 if it is none. A copy
-      carries words through the log of views; it interrupts nobody.
-    is_ask: Whether the words ask if any member is alive.
-    words: Those of a copy.
+      carries a message through the log of views and interrupts no worker.
+    is_ask: Whether the message asks if any member is alive.
+    words: The message of a copy.
   """
 
   number: int
@@ -71,7 +72,7 @@ class View:
 
   @property
   def text(self) -> str:
-    """What the view says, for people."""
+    """Message or reason, for people."""
     return self.words or self.reason
 
   @functools.cached_property
@@ -83,16 +84,16 @@ class View:
     return self._by_incarnation.get(incarnation)
 
   def leader(self) -> Member | None:
-    """Returns who makes the next view: the oldest member."""
+    """Returns the member that proposes the next view: the oldest."""
     return self.members[0] if self.members else None
 
 
 def find_successor(adopted: View, later: Iterable[View]) -> View | None:
-  """Returns the next view to adopt; None while every member of `adopted` lives.
+  """Returns the view to adopt next; None while no member of `adopted` is lost.
 
-  It is the first of `later`, in order, of which all are in the newest. So all
-  nodes come to the same, also if some hear of yet another view before they have
-  left `adopted`, and others only when they work in the next.
+  It is the first of `later`, in order, whose members are all in the newest. So
+  all workers choose the same view, even if some receive yet another one before
+  they have left `adopted`.
   """
   later = list(later)
   if not later or adopted.numbers <= later[-1].numbers:
@@ -103,13 +104,13 @@ def find_successor(adopted: View, later: Iterable[View]) -> View | None:
 def is_minority(view: View, successor: View) -> bool:
   """Returns whether fewer than half of the members of `view` stay.
 
-  Whoever proposes that may have lost the others, and not they each other.
+  The proposer may be the one that is cut off.
   """
   return 2 * len(view.numbers & successor.numbers) < len(view.members)
 
 
 def repeat(view: View, words: str, *, is_ask: bool = False) -> View:
-  """Returns the next view, which has the same members and says something."""
+  """Returns the next view, a copy of this one with a message."""
   return dataclasses.replace(
       view,
       number=view.number + 1,
@@ -120,7 +121,7 @@ def repeat(view: View, words: str, *, is_ask: bool = False) -> View:
 
 
 def original(view: View) -> View:
-  """Returns the view that one repeats; `view` itself if it repeats none."""
+  """Returns the view that `view` is a copy of, or `view` itself."""
   if not view.repeats:
     return view
   return dataclasses.replace(
@@ -129,7 +130,7 @@ def original(view: View) -> View:
 
 
 def ask(view: View, name: str) -> View:
-  """Returns the view in which a node that hears no member asks for one."""
+  """Returns the view in which a node asks whether any member is alive."""
   number = view.repeats or view.number
   words = f"{name} asks whether any member of view {number} is alive"
   return repeat(view, words, is_ask=True)
@@ -141,14 +142,14 @@ def answer(view: View, name: str) -> View:
 
 
 def void(before: View) -> View:
-  """Returns the view that counts if the one after `before` is damaged."""
+  """Returns the replacement if the view after `before` is damaged."""
   words = f"the file of view {before.number + 1} is damaged, and does not count"
   if before.members:
     return repeat(before, words)
   return View(before.number + 1, (), words, epoch=before.epoch)
 
 
-EMPTY = View(0, (), "nobody has come yet")
+EMPTY = View(0, (), "no node has joined yet")
 _NOBODY: Mapping[str, Any] = types.MappingProxyType({})
 
 
@@ -162,15 +163,15 @@ def next_view(
   """Returns the view that should follow; `view` itself if nothing changes.
 
   Args:
-    lost: Why a node is to be left out, by incarnation.
-    candidates: Who is ready to be a member; those who are already, are lost, or
-      will be preempted do not matter.
-    noticed: Why a node will be preempted, by incarnation.
+    lost: Reasons to remove a node, by incarnation.
+    candidates: Nodes that are ready to join; members, lost nodes and nodes with
+      a notice are ignored.
+    noticed: Texts of preemption notices, by incarnation.
   """
   stay = [m for m in view.members if m.incarnation not in lost]
   known = {m.incarnation for m in view.members} | set(lost) | set(noticed)
   numbers = {m.number for m in stay}
-  come = []  # A store that has lost its data may give a number out again.
+  come = []  # A store that has lost its data may reuse a number.
   for c in sorted(c for c in candidates if c.incarnation not in known):
     if c.number not in numbers:
       numbers.add(c.number)

@@ -1,23 +1,23 @@
 """Training data as a pure function of (seed, step, microbatch).
 
-Nothing keeps a position: any node can ask for any microbatch again, which is
-what lets a step go on after a death.
+Nothing keeps a position: any node can ask for any microbatch again, so a step
+can continue after a death.
 
-  batches    samples cut into steps and microbatches
-  source     where samples come from, by name; built of those below
-  samples    what a source is
+  batches    samples grouped into steps and microbatches
+  source     sources by name; built from the modules below
+  samples    the interface of a source
   prefetch   microbatches prepared ahead, in a thread
-  arrays     samples that lie in arrays, for the user's own data
+  arrays     samples from arrays in memory, for the user's own data
   draws      random bits as a function of integers
 
   readers, corpus   files to documents; documents to a text with a manifest
-  kinds             what a file seems to be that is no text
+  kinds             detects files that are not text
   tokens, bpe       a text as bytes, or as byte pairs
-  windows           a text cut into samples, in a new order each epoch
+  windows           a text split into samples, in a new order each epoch
   masked            masked tokens in pairs of windows, for BERT
   pairs             sentences in two columns, for translation
   image_folder      images in a folder for each class; augmented
-  stripes           generated images with a rule that can be learnt
+  stripes           generated images with a learnable rule
   markov            synthetic samples with a known best loss
 
 Read `samples`, then `batches`.

@@ -1,4 +1,4 @@
-"""Samples that lie in arrays, as the user's own code has them."""
+"""Samples from arrays in memory, for the user's own code."""
 
 from collections.abc import Mapping, Sequence
 import hashlib
@@ -17,7 +17,7 @@ def from_arrays(
   """Returns a source of the samples `arrays[name][i]`.
 
   Each epoch visits all training samples once, in an order of its own. The
-  arrays are read once, to identify them: a run refuses to go on with others.
+  arrays are read once for a digest: a run cannot be resumed with other arrays.
 
   Args:
     arrays: By the names that the model reads; each is [samples, ...].
@@ -59,7 +59,7 @@ def from_arrays(
 
 
 def _find_kind(name: str, array: np.ndarray) -> np.dtype:
-  """Returns the dtype of samples; JAX has no 64 bits by default."""
+  """Returns the dtype of samples; JAX has no 64-bit types by default."""
   if array.dtype.kind not in "biuf":
     raise base.DataError(
         f"Array {name!r} of a data source must hold numbers, got {array.dtype}."

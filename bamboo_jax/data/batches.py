@@ -1,8 +1,8 @@
-"""Cuts the samples of a source into steps and microbatches.
+"""Groups the samples of a source into steps and microbatches.
 
 Sample `step * batch_size + i` is the `i`-th of its step; a step's samples are
-dealt to its microbatches in order. So a microbatch depends on (seed, step,
-microbatch) only, not on the number of pipelines or on who asks.
+assigned to its microbatches in order. So a microbatch depends only on (seed,
+step, microbatch), not on the number of pipelines or on the node.
 """
 
 from collections.abc import Collection
@@ -94,9 +94,10 @@ class Batches:
 def select_arrays(
     arrays: dict[str, Any], keys: Collection[str] | None
 ) -> dict[str, np.ndarray]:
-  """Returns the wanted arrays, read-only, because they are shared.
+  """Returns the requested arrays, read-only, because they are shared.
 
-  Those in `arrays` that are functions so far are made if wanted, and kept.
+  Entries of `arrays` that are still functions are called if requested, and
+  replaced by their result.
   """
   for key in keys or ():
     if key not in arrays:

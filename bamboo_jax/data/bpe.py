@@ -1,4 +1,4 @@
-"""Byte-pair tokens, trained on the text itself; or those of a file.
+"""Byte-pair tokens, trained on the text itself or read from a file.
 
 Sennrich et al. 2016 on bytes, as in GPT-2: any text can be written, and pairs
 never cross a word. The library `tokenizers` (extra `bpe`) trains and encodes,
@@ -43,11 +43,11 @@ class BpeTokens:
       end: str = _END,
       in_pieces: bool = True,
   ) -> None:
-    """Takes a `tokenizers.Tokenizer`.
+    """Wraps a `tokenizers.Tokenizer`.
 
     Args:
       end: The token that ends a document.
-      in_pieces: Whether long documents may be cut between lines, which saves
+      in_pieces: Whether long documents may be split between lines, which saves
         memory.
     """
     self._tokenizer = tokenizer
@@ -94,11 +94,11 @@ def train_bpe(
     vocab_size: int,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> BpeTokens:
-  """Returns the tokens that suit a text, a pure function of the arguments.
+  """Returns tokens trained on a text, a pure function of the arguments.
 
-  `vocab_size` is at least 256, the bytes. The vocabulary is kept in
+  `vocab_size` is at least 256, the bytes. The vocabulary is cached in
   `cache_dir`, if given, in a file named by the digest of its inputs. Raises
-  `base.DataError` if a document is not UTF-8 or a kept file is damaged, and
+  `base.DataError` if a document is not UTF-8 or a cached file is damaged, and
   `OSError`.
   """
   if vocab_size < _MIN_VOCAB_SIZE:
@@ -125,11 +125,11 @@ def train_bpe(
 
 
 def read_file(path: str | os.PathLike[str]) -> BpeTokens:
-  """Returns the tokens of a tokenizer.json, as `transformers` writes it.
+  """Returns the tokens of a tokenizer.json of `transformers`.
 
-  What it sets for inference is switched off: see `_switch_off`.
+  Its settings for inference are disabled, see `_switch_off`.
 
-  Raises `base.DataError` if it cannot be read or cannot end a document.
+  Raises `base.DataError` if it cannot be read or has no end-of-document token.
   """
   remedy = "tokens='file' needs a tokenizer.json as `transformers` saves it"
   tokenizer = _load(_import_tokenizers(), pathlib.Path(path), remedy=remedy)
@@ -138,7 +138,7 @@ def read_file(path: str | os.PathLike[str]) -> BpeTokens:
   ends = [end for end in _FILE_ENDS if tokenizer.token_to_id(end) is not None]
   if not ends:
     raise base.DataError(
-        f"{path} has no token for the end of a document: none of "
+        f"{path} has no end-of-document token: none of "
         f"{', '.join(_FILE_ENDS[:-1])}."
     )
   size = tokenizer.get_vocab_size()
@@ -152,7 +152,7 @@ def read_file(path: str | os.PathLike[str]) -> BpeTokens:
 
 
 def _switch_off(tokenizer: Any) -> list[str]:
-  """Switches off what cuts, pads or changes a text; returns what it was.
+  """Disables truncation, padding and dropout; returns the active ones.
 
   Special tokens of a post-processor are never added, see `BpeTokens.encode`.
   """
@@ -165,17 +165,17 @@ def _switch_off(tokenizer: Any) -> list[str]:
     changes.append("padding is switched off")
     tokenizer.no_padding()
   if dropout := getattr(tokenizer.model, "dropout", None):
-    # Each process would draw other tokens.
+    # Each process would draw different tokens.
     changes.append(f"dropout={dropout:.3g} of its pairs is switched off")
     tokenizer.model.dropout = None
   return changes
 
 
 def _may_be_cut(tokenizer: Any) -> bool:
-  """Whether lines have the same tokens one by one as together.
+  """Returns whether lines can be encoded one by one with the same tokens.
 
-  They do not if a space is put before each text, as Llama 2 does, or whitespace
-  around it is removed.
+  They cannot if a space is prepended to each text, as in Llama 2, or
+  surrounding whitespace is removed.
   """
   encode = lambda text: tokenizer.encode(text, add_special_tokens=False).ids
   return encode("a\n") + encode("b\n") == encode("a\nb\n")
@@ -222,7 +222,7 @@ def _load(library: types.ModuleType, path: pathlib.Path, *, remedy: str) -> Any:
     ) from error
   try:
     return library.Tokenizer.from_str(text)
-  except Exception as error:  # The library raises nothing more precise.
+  except Exception as error:  # The library raises no more precise class.
     raise base.DataError(
         f"{path} is damaged or no tokenizer.json ({error}); {remedy}."
     ) from error
@@ -239,7 +239,7 @@ def _decode(document: corpus.Document) -> str:
 
 
 def _split_lines(text: str) -> Iterator[str]:
-  """Yields a text in pieces of whole lines, as the library copies each."""
+  """Yields pieces of whole lines, because the library copies each piece."""
   start = 0
   while start < len(text):
     stop = start + _PIECE_CHARS

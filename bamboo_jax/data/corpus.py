@@ -1,7 +1,7 @@
 """A text as an ordered list of documents, and its split.
 
-The manifest has the SHA-256 of every document, so that resuming with another
-text can be refused, and the difference found.
+The manifest has the SHA-256 of every document, so that a resume with another
+text is rejected, and the difference found.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """Which text was read: one entry per document, in the order of the text."""
+  """The files of a text: one entry per document, in order."""
 
   entries: tuple[Entry, ...]
 
@@ -69,11 +69,11 @@ def make_manifest(documents: Sequence[Document]) -> Manifest:
 def split_tail(
     documents: Sequence[Document], *, fraction: float
 ) -> tuple[tuple[Document, ...], tuple[Document, ...]]:
-  """Returns the text without its tail, and the tail.
+  """Splits a text into its head and its tail.
 
-  The tail has at least `fraction` of the bytes, from 0 to below 1. The cut may
-  go through a document, but not through a character of UTF-8, and depends on
-  the bytes only, so it is the same for any kind of tokens.
+  The tail has at least `fraction` of the bytes, from 0 to below 1. The split
+  may be inside a document, but not inside a UTF-8 character, and depends on the
+  bytes only, so it is the same for any kind of tokens.
   """
   missing = math.ceil(fraction * sum(len(d.content) for d in documents))
   head = list(documents)

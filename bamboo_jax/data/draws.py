@@ -11,7 +11,7 @@ import functools
 
 import numpy as np
 
-MAX_SEED = 2**63 - 1  # The most that a key of JAX takes.
+MAX_SEED = 2**63 - 1  # The maximum of a key of JAX.
 
 
 def raw_bits(
@@ -19,8 +19,8 @@ def raw_bits(
 ) -> np.ndarray:
   """Returns `count` random uint64, independent for different arguments.
 
-  Other arguments are from 0 to `MAX_SEED`; `stream` tells uses of one seed
-  apart. The first bits do not depend on `count`.
+  Other arguments are from 0 to `MAX_SEED`; `stream` separates uses of one seed.
+  The first bits do not depend on `count`.
   """
   key = np.array([seed, index], np.uint64)
   counter = np.array([0, 0, 0, stream], np.uint64)
@@ -36,14 +36,14 @@ def bits_of_samples(
 
 
 def shuffle(seed: int, indices: Sequence[int], *, size: int) -> list[int]:
-  """Returns places below `size`, each once an epoch, in an order of its own."""
+  """Returns indices below `size`, each once an epoch, in shuffled order."""
   return [
       int(permutation(seed, epoch, size=size)[place])
       for epoch, place in (divmod(index, size) for index in indices)
   ]
 
 
-@functools.lru_cache(maxsize=4)  # A batch can reach into the next epoch.
+@functools.lru_cache(maxsize=4)  # A batch may reach into the next epoch.
 def permutation(seed: int, epoch: int, *, size: int) -> np.ndarray:
   """Returns 0 to `size - 1` in random order, int64 [size], read-only."""
   order = np.argsort(raw_bits(seed, epoch, count=size), kind="stable")

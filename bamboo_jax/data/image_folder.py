@@ -1,11 +1,12 @@
-"""Samples of a folder of images, `class/*.png|jpg`, as ImageNet comes.
+"""Samples of a folder of images, `class/*.png|jpg`, the layout of ImageNet.
 
-An image is decoded when it is asked for. Training images are cut out and
-mirrored at random, by a key of (seed, sample); held-out ones are cut out of the
-middle. All arithmetic is with integers, so it is the same on all machines with
+An image is decoded when it is requested. Training images are cropped and
+mirrored at random, by a key of (seed, sample); held-out ones are cropped at the
+centre. All arithmetic is on integers, so it is the same on all machines with
 one version of Pillow.
 
 Dimension key:
+
   S: samples
   H, W: height and width of an image, pixels
 """
@@ -31,8 +32,8 @@ from bamboo_jax.data import samples
 
 ON_CORRUPT = ("skip", "stop")
 _SUFFIXES = (".jpeg", ".jpg", ".png")
-_NUM_TRIES = 10  # Of cutting out a piece that lies within the image.
-_STREAM = 16  # Of random bits.
+_NUM_TRIES = 10  # Attempts to find a crop within the image.
+_STREAM = 16  # Stream of random bits.
 
 Box = tuple[int, int, int, int]
 
@@ -58,16 +59,20 @@ def make_image_folder(
 ) -> samples.Source:
   """Returns images of the subfolders of `path`, one for each class, sorted.
 
-  They are "images", uint8 [S, H, W, 3], made once asked for, and "labels".
+  The arrays are "images", uint8 [S, H, W, 3], decoded on request, and "labels".
 
   Args:
     image_size: Height and width of the samples, pixels.
-    num_classes: How many subfolders there must be at most; None: any number.
+    num_classes: Maximum number of subfolders; None: any number.
     heldout_path: A folder with the same classes; None holds out the last
       `heldout_fraction` of the images of each class.
-    on_corrupt: What becomes of a file that is no image: it is named in the log
-      and the next one of its class takes its place ("skip"), or the run ends
-      with its name ("stop"), as it does if the system cannot read a file.
+    on_corrupt: How to treat an undecodable file. "skip" logs its name and takes
+      the next image of its class; "stop" ends the run with its name. Errors of
+      the file system always end the run.
+
+  Raises:
+    ValueError: An option is impossible.
+    base.DataError: A folder cannot be read, or its classes do not fit.
   """
   _load_pillow()
   if image_size < 1:
@@ -154,7 +159,7 @@ def _batch(
   make = lambda file, index: read(part, file, lambda i: cut(i, index))
 
   def images() -> np.ndarray:
-    with futures.ThreadPoolExecutor() as pool:  # Pillow lets others run.
+    with futures.ThreadPoolExecutor() as pool:  # Pillow releases the GIL.
       return np.stack(list(pool.map(make, files, indices)))
 
   return {"images": images, "labels": part.label_N[list(files)]}
@@ -167,7 +172,7 @@ def _read(
     file: int,
     cut: Callable[[Any], tuple[Box, bool]],
 ) -> np.ndarray:
-  """Returns an image, or the next one of its class that can be read."""
+  """Returns an image, or the next readable one of its class."""
   pillow = _load_pillow()
   corrupt = (OSError, SyntaxError, ValueError, pillow.DecompressionBombError)
   first, last = part.starts[part.label_N[file] :][:2]
@@ -176,7 +181,7 @@ def _read(
       with pillow.open(part.paths[at]) as opened:
         image = opened.convert("RGB")
     except corrupt as error:
-      # A number is of the system's: elsewhere, or later, the file may be read.
+      # With errno it is an error of the file system, which may be temporary.
       is_corrupt = getattr(error, "errno", None) is None
       if on_corrupt == "stop" or not is_corrupt:
         remedy = " on_corrupt='skip' goes on without it." * is_corrupt
@@ -233,7 +238,7 @@ def _middle(size: tuple[int, int]) -> Box:
 
 
 def _cut_at_random(image: Any, bits: np.ndarray) -> tuple[Box, bool]:
-  """Returns what to cut out of an image, and whether to mirror it.
+  """Returns a random crop of an image, and whether to mirror it.
 
   8 to 100 % of the area with sides of 3:4 to 4:3 (Szegedy et al., 2014).
   """

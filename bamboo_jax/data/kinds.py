@@ -1,9 +1,9 @@
-"""Tells text from other files that are given as text by mistake.
+"""Detects files that are not text but were given as text.
 
 Text is any sequence of bytes in an encoding that extends ASCII: UTF-8, but also
 Latin-1, KOI8-R or Shift-JIS. It has no zero byte and hardly any other control
-character, it does not begin as a known format does, and it is not JSON, whose
-braces and names of fields nobody wants to train on. Pure.
+character, does not begin like a known format, and is not JSON, whose braces and
+field names are no training data. Pure.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 
-# How files begin, and what they are.
+# Prefixes of files, and their formats.
 _BEGINNINGS = (
     (rb"PAR1.*PAR1\Z", "a Parquet file"),
     (rb"ARROW1\0\0|FEA1.*FEA1\Z|\xff{4}...\0", "an Arrow file"),
@@ -49,14 +49,14 @@ _BEGINNING = re.compile(
     ),
     re.DOTALL,
 )
-# Those that do not occur in text: not \b \t \n \v \f \r, end of file, escape.
+# Control characters except \b \t \n \v \f \r, end of file and escape.
 _CONTROLS = bytes({*range(1, 32)} - {*b"\b\t\n\v\f\r\x1a\x1b"})
-_MOST_CONTROLS = 0.05  # As a share of all bytes; 0.09 of random ones.
-_NUM_LINES = 100  # That are looked at.
+_MOST_CONTROLS = 0.05  # Share of all bytes; 0.09 in random data.
+_NUM_LINES = 100  # Examined.
 
 
 def find_kind(content: bytes) -> str | None:
-  """Returns what a file seems to be, such as "an image"; None for text."""
+  """Returns the apparent kind of a file, such as "an image"; None for text."""
   if found := _BEGINNING.match(content):
     return _BEGINNINGS[found.lastindex - 1][1]
   if (at := content.find(0)) >= 0:
@@ -99,7 +99,7 @@ def _lines(content: bytes) -> Iterator[bytes]:
 
 
 def _parse(text: bytes) -> object:
-  """Returns what JSON stands for; None for other text."""
+  """Returns the parsed JSON; None for other text."""
   try:
     return json.loads(text, strict=False)
   except (RecursionError, ValueError):

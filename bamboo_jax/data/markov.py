@@ -1,14 +1,15 @@
 """Samples of a task whose best loss is known: a random Markov chain.
 
-Each token has a few successors with fixed random probabilities. A model that
-has learnt them reaches the entropy rate of the chain, and none does better: a
-trained model can be judged without another one.
+Each token has a few successors with fixed random probabilities. The least loss
+of any model is the entropy rate of the chain, so a trained model can be judged
+without another one.
 
 Dimension key:
+
   S: samples
   L: sequence length, tokens
   V: vocabulary
-  B: branches, tokens that may follow a token
+  B: branches, successors of a token
 """
 
 from collections.abc import Sequence
@@ -45,7 +46,7 @@ class Chain:
   @functools.cached_property
   def stationary_V(self) -> np.ndarray:
     """Stationary probability of each token, float64 [V]."""
-    # It is unique: the chain can always go on to the next number (`table`).
+    # Unique, because the chain can always go to the next number (`table`).
     equations_VV = self.transitions_VV.T - np.eye(self.vocab_size)
     equations_VV[-1] = 1.0
     ones_V = np.zeros(self.vocab_size)
@@ -103,10 +104,10 @@ def make_walks(
     chain_seed: int = 0,
     num_heldout: int = 1024,
 ) -> samples.Source:
-  """Returns walks of a chain, each from its stationary state; none comes twice.
+  """Returns walks of a chain, each from its stationary state; none repeats.
 
-  `chain_seed` chooses the chain, the task; the seed of a run the walks.
-  `branching` is 4 by default, or `vocab_size` if that is less.
+  `chain_seed` selects the chain, the seed of a run the walks. `branching` is 4
+  by default, or `vocab_size` if that is less.
   """
   if branching is None:
     branching = min(_BRANCHING, max(vocab_size, 1))

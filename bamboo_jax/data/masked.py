@@ -1,11 +1,12 @@
-"""Samples for BERT: masked tokens to find in pairs of texts.
+"""Samples for BERT: masked tokens to predict in pairs of texts.
 
 Devlin et al., 2019, appendix A.1 and A.2: a sample is `[CLS] A [SEP] B [SEP]`.
-In half of them B goes on where A ends, else it is of another sample. Of 15 % of
-the tokens, 80 % are masked, 10 % replaced by random ones, and 10 % kept. One
-sample in ten is short, and padded. All that is drawn depends on (seed, index).
+In half of them B follows A in the text, else it is from another sample. Of 15 %
+of the tokens, 80 % are masked, 10 % replaced by random ones, and 10 % kept. One
+sample in ten is short, and padded. All random choices depend on (seed, index).
 
 Dimension key:
+
   S: samples
   L: sequence length, tokens
   M: masked tokens of a sample
@@ -21,17 +22,17 @@ from bamboo_jax.data import draws
 from bamboo_jax.data import samples
 
 NUM_SPECIAL = 4  # Padding, [CLS], [SEP] and [MASK].
-NUM_AROUND = 3  # [CLS] and two [SEP] in each sample.
+NUM_AROUND = 3  # [CLS] and two [SEP] per sample.
 _TRAIN, _HELDOUT = 3, 4  # Streams of random bits.
 
 
 def make_masked(tokens: samples.Source, num_masked: int) -> samples.Source:
-  """Returns what `models.text.bert.make_model` reads, from pieces of samples.
+  """Returns the samples that `models.text.bert.make_model` reads.
 
   Args:
-    tokens: Has "inputs" [S, L - `NUM_AROUND`]. Special tokens stand behind all
-      others if it gives none.
-    num_masked: M, the most that are masked.
+    tokens: A source with "inputs" [S, L - `NUM_AROUND`]. Without special tokens
+      of its own, they are added after its vocabulary.
+    num_masked: M, the maximum number of masked tokens.
   """
   if num_masked < 1:
     raise ValueError(f"num_masked must be at least 1, got {num_masked}.")

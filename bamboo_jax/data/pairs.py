@@ -1,10 +1,11 @@
 """Samples for translation: pairs of a source and a target sentence.
 
 Pairs come from files with two columns, from two files with a sentence on each
-line, as those of WMT16, or from the standard library: names of functions and
-classes, and what their docstrings say. A sentence ends with token 0.
+line, such as those of WMT16, or from the standard library: names of functions
+and classes with their docstrings. A sentence ends with token 0.
 
 Dimension key:
+
   S: samples
   L: sequence length, tokens
 """
@@ -40,10 +41,10 @@ def make_pairs(
 ) -> samples.Source:
   """Returns "source", "inputs" and "targets" of pairs, int32 [S, L] each.
 
-  `inputs` are the target sentence, after a 0; what lies behind the end of
-  `targets` is -1 and does not count. The last pairs are held out, those with a
-  sentence of more than `sequence_length` tokens, its end included, left out.
-  `facts` are other fields of the source.
+  `inputs` are the target sentence after a 0; `targets` are padded with -1,
+  which the loss ignores. The last pairs are held out; pairs with a sentence of
+  more than `sequence_length` tokens, its end included, are dropped. `facts` are
+  other fields of the source.
 
   Raises:
     base.DataError: No pair is short enough.
@@ -63,7 +64,7 @@ def make_pairs(
     )
   if len(kept) < len(pairs):
     logging.info(
-        "Left out %d of %d pairs, with sentences of %d tokens or more.",
+        "Dropped %d of %d pairs, with sentences of %d tokens or more.",
         *(len(pairs) - len(kept), len(pairs), sequence_length),
     )
   filled = [
@@ -84,7 +85,7 @@ def make_pairs(
 
 
 def split_columns(documents: Sequence[corpus.Document]) -> list[Pair]:
-  """Returns the pairs of lines with two columns, and a tab between them.
+  """Returns the pairs of lines with two columns separated by a tab.
 
   Raises:
     base.DataError: A line has another number of columns, or an empty one.
@@ -106,10 +107,10 @@ def split_columns(documents: Sequence[corpus.Document]) -> list[Pair]:
 def join_lines(
     sources: Sequence[corpus.Document], targets: Sequence[corpus.Document]
 ) -> list[Pair]:
-  """Returns the pairs of equal lines of two files; drops those with no text.
+  """Returns the pairs of equal lines of two files; drops empty pairs.
 
   Raises:
-    base.DataError: There is not a target for each source, file or line.
+    base.DataError: The numbers of files, or of lines of two files, differ.
   """
   names = [[d.name for d in side] for side in (sources, targets)]
   if len(sources) != len(targets):
@@ -130,7 +131,7 @@ def join_lines(
 def find_docstrings(documents: Sequence[corpus.Document]) -> list[Pair]:
   """Returns names of functions and classes, and their docstrings' first lines.
 
-  Only where the signature takes one line.
+  Only those whose signature is on one line.
   """
   return [
       (match[1], match[2].strip())
@@ -147,7 +148,7 @@ def _lines(document: corpus.Document) -> list[bytes]:
 def _encode(
     vocabulary: tokens_lib.Tokens, sentences: Sequence[bytes]
 ) -> np.ndarray:
-  """Returns the tokens of sentences, where 0 and the end change places."""
+  """Returns the tokens of sentences, with 0 and the end token swapped."""
   tokens = vocabulary.encode([corpus.Document("", text) for text in sentences])
   swapped = np.where(tokens == _END, vocabulary.end, tokens)
   return np.where(tokens == vocabulary.end, _END, swapped).astype(tokens.dtype)
@@ -156,7 +157,7 @@ def _encode(
 def _fill(
     tokens: np.ndarray, starts: np.ndarray, lengths: np.ndarray, size: int
 ) -> np.ndarray:
-  """Returns the sentences that start there, [samples, size]."""
+  """Returns the sentences at `starts`, padded, [samples, size]."""
   place_L = np.arange(size)
   places = np.minimum(starts[:, None] + place_L, len(tokens) - 1)
   is_there = place_L < lengths[:, None]

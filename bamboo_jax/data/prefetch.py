@@ -1,8 +1,8 @@
 """Prepares microbatches in a background thread, ahead of their use.
 
 Results and errors are those without it: microbatches are kept until their step
-is past, so that several stages can ask for them, or one again after a failure;
-an error is raised to whoever asks for its microbatch.
+is over, so that several stages can request them, or one again after a failure;
+an error is raised to the caller that requests its microbatch.
 """
 
 from collections.abc import Collection, Iterator
@@ -20,11 +20,10 @@ _Key = tuple[int, int]  # Step and microbatch.
 class Prefetcher:
   """A `batches.Batches` that is read ahead; close it, or use it in a `with`.
 
-  Prepared and kept are the microbatches of the last requested step and of
-  `num_steps_ahead` after it; those of the step before are kept, too. Of arrays
-  that take long, such as images, only those are prepared that were asked for at
-  the same place of an earlier step: no other stage reads them here. Methods are
-  thread-safe.
+  It prepares and keeps the microbatches of the last requested step and of
+  `num_steps_ahead` later ones; those of the previous step are kept, too. Slow
+  arrays, such as images, are prepared only if they were requested at the same
+  place of an earlier step: no other stage reads them here. Thread-safe.
   """
 
   def __init__(
@@ -36,12 +35,12 @@ class Prefetcher:
   ) -> None:
     self.batches = batches
     self._num_steps_ahead = num_steps_ahead
-    self._changed = threading.Condition()  # Guards what follows.
+    self._changed = threading.Condition()  # Guards the following fields.
     self._step = first_step
     self._ready: dict[_Key, dict[str, Any] | BaseException] = {}
-    self._raised: set[_Key] = set()  # Errors in `_ready` that a caller got.
+    self._raised: set[_Key] = set()  # Errors in `_ready` that have been raised.
     self._asked: dict[int, set[str]] = {}  # Arrays, by microbatch.
-    self._waiting: list[_Key] = []  # What callers wait for; comes first.
+    self._waiting: list[_Key] = []  # Of blocked callers; first.
     self._is_closed = False
     self._thread = threading.Thread(
         target=self._run, name="prefetch", daemon=True
@@ -53,8 +52,8 @@ class Prefetcher:
   ) -> dict[str, np.ndarray]:
     """Returns `batches.microbatch(...)`, usually at once, else blocks.
 
-    Steps may be asked for again and in any order. Raises the source's error for
-    this microbatch, and tries again next time; `ValueError` if closed.
+    Steps may be requested again and in any order. Raises the source's error for
+    this microbatch, and retries on the next call; `ValueError` if closed.
     """
     self.batches.check(step, microbatch)
     key = (step, microbatch)
@@ -81,7 +80,7 @@ class Prefetcher:
     return batches_lib.select_arrays(result, keys)
 
   def close(self) -> None:
-    """Stops the thread and waits for it; a second call does nothing."""
+    """Stops the thread and waits for it; idempotent."""
     with self._changed:
       self._is_closed = True
       self._changed.notify_all()
@@ -89,7 +88,7 @@ class Prefetcher:
     for key, result in self._ready.items():
       if isinstance(result, BaseException) and key not in self._raised:
         logging.warning(
-            "Data that was not used, (step, microbatch)=%s, failed: %r",
+            "Unused data, (step, microbatch)=%s, failed: %r",
             key,
             result,
         )
@@ -110,7 +109,7 @@ class Prefetcher:
     return -1 <= ahead <= self._num_steps_ahead or key in self._waiting
 
   def _wanted(self) -> Iterator[_Key]:
-    """Yields the keys to prepare, the most urgent first; some may be there."""
+    """Yields the keys to prepare, most urgent first; some may be ready."""
     yield from self._waiting
     for step in range(self._step, self._step + self._num_steps_ahead + 1):
       for microbatch in range(self.batches.num_microbatches):

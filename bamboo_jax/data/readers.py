@@ -1,7 +1,7 @@
 """Reads texts from files: those of the running Python, or a glob pattern.
 
 Documents are sorted by name. An unreadable file is a `base.DataError` of one
-line with file and reason: a text with holes would be another text.
+line with file and reason: skipping it would change the text.
 """
 
 import codecs
@@ -18,19 +18,19 @@ from bamboo_jax import base
 from bamboo_jax.data import corpus
 from bamboo_jax.data import kinds
 
-# What is not the library itself: installed packages, tests, compiled files.
+# Excluded: installed packages, tests, compiled files.
 _SKIPPED = frozenset(
     (
         "__pycache__",
         "dist-packages",
         "idle_test",
-        "pydoc_data",  # The help topics, which are read as such.
+        "pydoc_data",  # The help topics, read separately.
         "site-packages",
         "test",
         "tests",
     )
 )
-# Written when Python was built; says where, not how Python works.
+# Written when Python was built; describes the machine.
 _GENERATED_PREFIX = "_sysconfigdata"
 
 _ARTICLE = re.compile(rb"^<doc [^>]*>\n(.*?)^</doc>", re.MULTILINE | re.DOTALL)
@@ -60,7 +60,7 @@ def read_library(
 ) -> tuple[corpus.Document, ...]:
   """Returns the Python sources below `root`, named "lib/...".
 
-  Installed packages, tests and generated files are left out.
+  Excludes installed packages, tests and generated files.
   """
   documents = tuple(
       corpus.Document(f"lib/{name}", _read(pathlib.Path(root, name)))
@@ -74,12 +74,11 @@ def read_library(
 def read_files(pattern: str) -> tuple[corpus.Document, ...]:
   """Returns the files that match a glob pattern, named relative to its root.
 
-  The root is the path before the first wildcard, so a text keeps its names when
-  it is moved. `**` matches any number of folders, `~` is the home folder; as in
-  `glob.glob`, folders that may not be listed are skipped. A byte order mark is
-  no part of the text.
+  The root is the path before the first wildcard, so names stay the same when a
+  text is moved. `**` matches any number of folders, `~` is the home folder; as
+  in `glob.glob`, unreadable folders are skipped. A byte order mark is removed.
 
-  Raises `base.DataError` if a file cannot be read or is no text, see `kinds`.
+  Raises `base.DataError` if a file cannot be read or is not text, see `kinds`.
   """
   pattern = os.path.expanduser(pattern)
   paths = [
@@ -108,7 +107,8 @@ def split_articles(
 ) -> tuple[corpus.Document, ...]:
   """Returns the articles between the tags that wikiextractor writes.
 
-  They are named as their file, with a number.
+  Each is named after its file, with a number. Raises `base.DataError` if a file
+  has none.
   """
   articles = []
   for document in documents:
@@ -153,7 +153,7 @@ def _read_text(path: pathlib.Path) -> bytes:
   if kind := kinds.find_kind(content):
     raise base.DataError(
         f"Cannot read {path} as text: it seems to be {kind}. Give files of "
-        "plain text, in UTF-8, or a pattern that leaves this one out."
+        "plain text, in UTF-8, or a pattern that does not match this one."
     )
   return content
 
@@ -161,7 +161,7 @@ def _read_text(path: pathlib.Path) -> bytes:
 def _read(path: pathlib.Path) -> bytes:
   try:
     if not stat.S_ISREG(path.stat().st_mode):
-      # Opening a pipe would block, a device may have no end.
+      # Opening a pipe would block, and a device may be endless.
       raise base.DataError(f"Cannot read {path}: it is not a regular file.")
     return path.read_bytes()
   except OSError as error:

@@ -1,7 +1,7 @@
 """Sources of training data by name.
 
 `stdlib_text`, sources and help topics of the running Python, needs no download;
-12 MB. Another version of Python is another text.
+12 MB. It differs between versions of Python.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,18 +32,19 @@ def make_source(
 ) -> samples.Source:
   """Returns the source called `name`, or one of the user's own.
 
-  The second is "file.py:function", see `base.find_function`. The function takes
-  options of its own, and those of the shape (`sequence_length`, `vocab_size`,
-  ...) that it names. It returns a `samples.Source`, or arrays by name for
+  The latter is "file.py:function", see `base.find_function`. The function takes
+  its own options, and those of `shape` (`sequence_length`, `vocab_size`, ...)
+  that it has as arguments. It returns a `samples.Source`, or arrays by name for
   `arrays.from_arrays`.
 
   Args:
     shape: Options that follow from the model.
     **options: Arguments of the source; None stands for the default, so that one
-      set of options serves all sources. With `num_masked` samples are as those
+      set of options serves all sources. With `num_masked` the samples are those
       of `masked`, for BERT.
 
   Raises:
+    ValueError: The source or an option does not exist, or does not fit.
     base.DataError: The text cannot be read or is too short.
   """
   if base.is_function_name(name):
@@ -128,8 +129,8 @@ def _read_texts(
 ) -> tuple[corpus.Document, ...]:
   """Returns the files that match a glob `pattern`.
 
-  With `articles` they are what wikiextractor writes, such as Wikicorpus, and
-  each article is a document.
+  With `articles` they are output of wikiextractor, such as Wikicorpus, and each
+  article is a document.
   """
   documents = readers.read_files(pattern)
   return readers.split_articles(documents) if articles else documents
@@ -152,9 +153,9 @@ def _make_windows(
   Args:
     tokens: "bytes"; or "bpe" or "file", which need the extra `bpe`.
     vocab_size: Number of tokens, needed for "bpe"; 256 for "bytes".
-    vocab_file: A tokenizer.json as `transformers` has it, for "file".
+    vocab_file: A tokenizer.json of `transformers`, for "file".
     heldout_fraction: Share of the text, at its end, for evaluation.
-    cache_dir: For the vocabulary of "bpe"; None keeps nothing.
+    cache_dir: Keeps the vocabulary of "bpe"; None for no cache.
   """
   samples.check_fraction(heldout_fraction)
   train, heldout = corpus.split_tail(documents, fraction=heldout_fraction)
@@ -199,15 +200,15 @@ def _make_translation(
   first lines of their docstrings, which needs no download.
 
   Args:
-    pattern: Matches files with two columns and a tab between them.
+    pattern: Matches files with two columns separated by a tab.
     source: Matches files with a sentence on each line, as "wmt16/train*.en".
-    target: The same of the other language; files pair up in sorted order.
+    target: The same of the other language; files are paired in sorted order.
     tokens, vocab_size, cache_dir: See `_make_windows`.
     heldout_fraction: Share of the pairs, the last ones, for evaluation.
   """
   samples.check_fraction(heldout_fraction)
   if tokens == "file":
-    raise ValueError("translation has tokens='bytes' or 'bpe', not 'file'.")
+    raise ValueError("translation takes tokens='bytes' or 'bpe', got 'file'.")
   if (source is None) != (target is None) or (pattern and source):
     raise ValueError(
         "translation takes the option 'pattern', or both 'source' and "
@@ -246,7 +247,7 @@ def _make_tokens(
     vocab_size: int | None,
     cache_dir: str | os.PathLike[str] | None,
 ) -> tokens_lib.Tokens:
-  """Returns the vocabulary for a training text; the held-out one is unseen."""
+  """Returns the vocabulary of a training text, without the held-out text."""
   if kind not in _TOKENS:
     raise ValueError(base.suggest(kind, _TOKENS, what="kind of tokens"))
   if kind == "bytes":
@@ -261,7 +262,8 @@ def _make_tokens(
   return bpe.train_bpe(documents, vocab_size=vocab_size, cache_dir=cache_dir)
 
 
-# What makes them; or what reads documents, and what makes windows of these.
+# The function that makes a source; or one that reads documents, and one that
+# makes windows of them.
 _SOURCES: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "image_folder": (image_folder.make_image_folder,),
     "stripes": (stripes.make_stripes,),

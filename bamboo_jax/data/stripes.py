@@ -1,10 +1,11 @@
-"""Generated images with a rule that a network can learn: the way stripes go.
+"""Generated images with a learnable rule: the direction of their stripes.
 
-The class decides direction and width of the stripes; where they begin, which of
-two grey levels is brighter and the noise are random. All arithmetic is with
+The class determines direction and width of the stripes; their offset, which of
+two grey levels is brighter, and the noise are random. All arithmetic is on
 integers, so the samples are the same on all machines.
 
 Dimension key:
+
   S: samples
   H, W: height and width of an image, pixels
 """
@@ -20,7 +21,7 @@ from bamboo_jax.data import samples
 
 _TRAIN, _HELDOUT = 17, 18  # Streams of random bits.
 _MAX_DIRECTIONS = 16
-_FINE = 64  # Parts of a pixel in which positions are counted.
+_FINE = 64  # Subpixel units of positions.
 _LEAST_PERIOD = 6  # Pixels.
 
 
@@ -33,8 +34,8 @@ def make_stripes(
 ) -> samples.Source:
   """Returns "images", uint8 [S, H, W, 3], and "labels", int32 [S].
 
-  `noise` is the most by which a pixel is off, of 255; 64 grey levels lie
-  between the stripes. No image comes twice.
+  `noise` is the maximum error of a pixel, of 255; the stripes differ by 64 grey
+  levels. No image repeats.
   """
   options = {
       "image_size": image_size,

@@ -1,6 +1,7 @@
 """Tokens of a text: its bytes; byte pairs are in `bpe`.
 
-Both end each document with the token of a zero byte, which no text has.
+Both end each document with the token of a zero byte, which does not occur in
+text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,10 @@ from bamboo_jax.data import corpus
 class Tokens(Protocol):
   """A vocabulary of tokens from 0 to `vocab_size - 1`.
 
-  `fingerprint` is all that the tokens depend on, as plain values; `end` ends a
-  document; `special` are padding, [CLS], [SEP] and [MASK] if there are any.
+  Attributes:
+    fingerprint: Everything that the tokens depend on, as plain values.
+    end: Token that ends a document.
+    special: Padding, [CLS], [SEP] and [MASK], if there are any.
   """
 
   vocab_size: int
@@ -26,8 +29,8 @@ class Tokens(Protocol):
   def encode(self, documents: Sequence[corpus.Document]) -> np.ndarray:
     """Returns the tokens of all documents, each with its end, in one array.
 
-    The smallest unsigned integers, shape [tokens]. Raises `base.DataError` if a
-    document cannot be written in these tokens.
+    The dtype is the smallest unsigned one, the shape [tokens]. Raises
+    `base.DataError` if a document cannot be written in these tokens.
     """
 
 

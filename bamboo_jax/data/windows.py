@@ -1,10 +1,11 @@
 """Samples of a text: windows of consecutive tokens.
 
-The training text is cut into windows of equal length, and each epoch visits all
-of them once, in an order of its own. Which window a sample is depends on (seed,
-sample index) only.
+The training text is split into windows of equal length, and each epoch visits
+all of them once, in an order of its own. The window of a sample depends only on
+(seed, sample index).
 
 Dimension key:
+
   S: samples
   L: sequence length, tokens
 """
@@ -33,6 +34,10 @@ def make_windows(
 
   Texts are unsigned [tokens]; held-out samples are in the order of the text.
   `facts` are other fields of the source.
+
+  Raises:
+    ValueError: `sequence_length` is below 1.
+    base.DataError: A text is shorter than one sample.
   """
   if sequence_length < 1:
     raise ValueError(

@@ -1,9 +1,9 @@
-"""Weights from and for other programs: folders as `transformers` has them.
+"""Weights from and for other programs: folders of `transformers`.
 
-  names        the tensors of a family of models, and our arrays
+  names        maps tensors of a family of models to our arrays
   hub_config   config.json and our options
-  hub_folder   reads and writes such a folder; finds all that does not fit
-  companions   tokenizers and other files that travel with weights
+  hub_folder   reads and writes such a folder; reports all mismatches
+  companions   tokenizers and other files beside the weights
   weights      a folder of either kind by layer; both directions
 
 Read `weights`, then `names`.

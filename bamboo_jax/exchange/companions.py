@@ -1,8 +1,7 @@
-"""The files beside weights: a tokenizer, and how to generate text.
+"""The files beside weights: a tokenizer, and settings of text generation.
 
-They travel with weights: an import keeps them beside the checkpoint that it
-makes, and an export finds them there, or in the folders that a run names in its
-config.json.
+They accompany the weights: an import keeps them beside its checkpoint, and an
+export finds them there, or in the folders named by the config.json of a run.
 """
 
 from collections.abc import Iterator
@@ -32,7 +31,7 @@ _NAMES = (
 
 
 def copy(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
-  """Copies what there is of the files to `out`; raises `OSError`."""
+  """Copies the files that exist to `out`; raises `OSError`."""
   for name in _NAMES:
     file = pathlib.Path(source, name)
     if file.is_file():
@@ -40,15 +39,15 @@ def copy(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
 
 
 def has_any(folder: str | os.PathLike[str]) -> bool:
-  """Whether a folder has such files."""
+  """Returns whether a folder has such files."""
   return any(pathlib.Path(folder, name).is_file() for name in _NAMES)
 
 
 def find(path: str | os.PathLike[str]) -> pathlib.Path | None:
-  """Returns the folder with the files that belong to weights of ours.
+  """Returns the folder with the files that belong to a checkpoint's weights.
 
   `path` is a workdir, a checkpoint, or the folder of an import. None if no
-  folder is known; warns if one is known and not there. Raises
+  folder is known; warns if one is known but missing. Raises
   `base.CheckpointError` if a config is damaged.
   """
   folders = [pathlib.Path(path).absolute()]
@@ -61,7 +60,7 @@ def find(path: str | os.PathLike[str]) -> pathlib.Path | None:
       return folder
     for source in _sources(folder):
       if not source.is_dir():
-        logging.warning("%s names %s, which is not there.", folder, source)
+        logging.warning("%s names %s, which does not exist.", folder, source)
       elif found := find(source):
         return found
   return None

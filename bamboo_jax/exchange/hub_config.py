@@ -1,4 +1,4 @@
-"""config.json of `transformers`, and the options of our models."""
+"""Converts config.json of `transformers` to the options of our models."""
 
 from collections.abc import Iterator, Mapping
 import dataclasses
@@ -14,11 +14,11 @@ class Family:
 
   Attributes:
     architecture: Class of `transformers`.
-    prefix: Of names of tensors, which some files leave out.
+    prefix: Prefix of tensor names, which some files omit.
     ignored: Regular expression for tensors that carry no information.
     copies: Tensors that repeat others, if parameters are tied.
     options: Our options, and their names there.
-    fixed: Entries that our models cannot have otherwise.
+    fixed: Entries whose values our models fix.
   """
 
   architecture: str
@@ -137,7 +137,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }
 _NEUTRAL: tuple[Any, ...] = (None, False, "", [], {})
-# Keys that change what a model computes, and values that change nothing.
+# Keys that change the function of a model, with their neutral values.
 _MEANINGFUL: Mapping[str, tuple[Any, ...]] = dict.fromkeys(
     (
         *("add_cross_attention", "attention_chunk_size", "clip_qkv"),
@@ -153,15 +153,15 @@ _MEANINGFUL: Mapping[str, tuple[Any, ...]] = dict.fromkeys(
     "partial_rotary_factor": (None, 1.0),
     "pretraining_tp": (*_NEUTRAL, 1),
 }
-# Others by their names; such as `final_logit_softcapping`, `sliding_window`.
+# Other such keys, by name; such as `final_logit_softcapping`, `sliding_window`.
 _SUSPECT = re.compile(
     r"alibi|expert|loss_free|moe_|multiplier|quant|residual|rope|rotary|"
     r"scal(e|ing)(_|$)|softcap|sparse|_window"
 )
-_ROPE = frozenset(  # Keys of `rope_scaling`; their values are looked at.
+_ROPE = frozenset(  # Keys of `rope_scaling`, whose values are checked.
     (*_SLOWED, "factor", "partial_rotary_factor", "rope_theta", "type")
 )
-_SCALINGS = ("rope_scaling", "rope_parameters")  # Older and newer files.
+_SCALINGS = ("rope_scaling", "rope_parameters")  # Older and newer name.
 _IMPOSSIBLE = {  # Options without a counterpart.
     "gpt2": {"attention_bias": False},
     "resnet": {"norm": "group", "stem": 1},
@@ -178,7 +178,7 @@ def family_of(name: str) -> Family:
 def read_options(
     family: Family, config: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-  """Returns our options of a config.json, and all that does not fit."""
+  """Returns our options of a config.json, and a list of mismatches."""
   found = {"tie_word_embeddings": family.options is not _LLAMA_OPTIONS}
   found |= config
   found.setdefault("num_labels", len(found.get("id2label") or "01"))
@@ -222,7 +222,7 @@ def read_options(
 
 
 def _find_unknown(family: Family, found: Mapping[str, Any]) -> Iterator[str]:
-  """Yields what changes the meaning of weights, and our models do not have."""
+  """Yields settings that change the function and that our models lack."""
   known = {*family.options.values(), *family.fixed, *_SLOWED, *_SCALINGS}
   if not found.get("use_sliding_window", True):
     known |= {"sliding_window", "max_window_layers"}
@@ -231,7 +231,7 @@ def _find_unknown(family: Family, found: Mapping[str, Any]) -> Iterator[str]:
       value = {*(value or ())} - {"full_attention"}
     elif key not in _MEANINGFUL and not _SUSPECT.search(key):
       continue
-    # 1 is not True here: one is a factor, the other switches something on.
+    # 1 is not True here: one is a factor, the other a switch.
     allowed = _MEANINGFUL.get(key, (*_NEUTRAL, set(), 1.0))
     if key not in known and not any(
         value == a and (value is True) == (a is True) for a in allowed
@@ -243,7 +243,7 @@ def make_config(options: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the config.json of a model; `options` are its fingerprint.
 
   Raises:
-    ValueError: The architecture there has no such option.
+    ValueError: The architecture of `transformers` lacks such an option.
   """
   family = family_of(options["name"])
   for option, value in _IMPOSSIBLE.get(options["name"], {}).items():
@@ -272,5 +272,5 @@ def make_config(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resnet_widths(options: Mapping[str, Any]) -> list[int]:
-  """Returns the number of channels that each resolution ends with."""
+  """Returns the output channels of each resolution."""
   return [4 * options["width"] << i for i in range(len(options["depths"]))]

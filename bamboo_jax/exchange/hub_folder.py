@@ -1,10 +1,10 @@
-"""A folder as `transformers` has it: config.json and safetensors files.
+"""A folder of `transformers`: config.json and safetensors files.
 
 One file, `model.safetensors`, or several with an index. Layers are read one by
 one, so a model may be larger than memory.
 
-Nothing that is given is dropped: each tensor is a parameter, or a copy of one,
-or is known to carry no information.
+No tensor is ignored silently: each is a parameter, or a copy of one, or is
+known to carry no information.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -30,21 +30,21 @@ _DTYPES = (
     "F32",
     "F16",
     "BF16",
-)  # Others need a scale, or are no floats.
-_COPY_ROWS = 1024  # That are compared at once.
+)  # Other dtypes need a scale, or are not floats.
+_COPY_ROWS = 1024  # Compared at a time.
 
 Arrays = dict[str, np.ndarray]
 
 
 def is_hub_folder(path: str | os.PathLike[str]) -> bool:
-  """Whether there are safetensors files."""
+  """Returns whether there are safetensors files."""
   return any(pathlib.Path(path).glob("*.safetensors"))
 
 
 def read_options(
     path: str | os.PathLike[str], family: hub_config.Family
 ) -> tuple[dict[str, Any], list[str]]:
-  """Returns our options of config.json, and all that does not fit.
+  """Returns our options of config.json, and a list of mismatches.
 
   Raises `base.CheckpointError` if it is damaged.
   """
@@ -54,8 +54,7 @@ def read_options(
     return hub_config.read_options(family, config)
   except (ArithmeticError, TypeError, ValueError) as error:
     raise base.CheckpointError(
-        f"Cannot use {file}: a value is of another kind than it must be: "
-        f"{error}."
+        f"Cannot use {file}: a value has the wrong type: " f"{error}."
     ) from error
 
 
@@ -64,10 +63,10 @@ def open_folder(
 ) -> Callable[[str], Arrays]:
   """Returns a function that reads the arrays of a layer, float32.
 
-  That raises `base.CheckpointError` if a number is NaN or infinite.
+  The function raises `base.CheckpointError` for NaN or infinite values.
 
   Raises:
-    base.CheckpointError: The folder does not fit the model; names all tensors
+    base.CheckpointError: The folder does not fit the model; lists all tensors
       that are missing, unknown or of another shape or dtype, copies that differ
       from the original, and options that differ.
   """
@@ -97,7 +96,7 @@ def open_folder(
   copies = family.copies.keys() & tensors.keys() - wanted.keys()
   their_shapes = {n: t.shape for n, t in tensors.items() if n not in copies}
   check(their_shapes, wanted, problems, where=path)
-  for name in sorted(copies):  # They are read, so only if all else fits.
+  for name in sorted(copies):  # Reads data, so only if all else fits.
     original = family.copies[name]
     if not _are_equal(tensors[name], tensors[original]):
       problems.append(f"{name} differs from {original}; the model has only one")
@@ -145,9 +144,9 @@ def write(
   """Writes a folder that `from_pretrained` of `transformers` loads.
 
   Args:
-    path: Made if needed; must not hold weights yet.
+    path: Created if missing; must not hold weights yet.
     read: Returns the arrays of a layer.
-    max_file_bytes: A file with more than one layer is not larger than that.
+    max_file_bytes: Maximum size of a file with more than one layer.
   """
   from safetensors import numpy as safetensors
 
@@ -177,7 +176,7 @@ def write(
     tensors = {k: v for k, v in tensors.items() if k not in places}  # Tied.
     for name in [n for n in tensors if n.endswith(".running_var")]:
       counter = name.replace("running_var", "num_batches_tracked")
-      tensors[counter] = np.zeros((), np.int64)  # Must be there; counts naught.
+      tensors[counter] = np.zeros((), np.int64)  # Required, but unused.
     safetensors.save_file(tensors, path / file, metadata={"format": "pt"})
     places |= dict.fromkeys(tensors, file)
     total += sum(tensor.nbytes for tensor in tensors.values())
@@ -188,7 +187,7 @@ def write(
 
 
 class _Tensor(NamedTuple):
-  """A tensor in a file, where it may have an older name."""
+  """A tensor in a file, which may use an older name."""
 
   file: pathlib.Path
   name: str
@@ -199,7 +198,7 @@ class _Tensor(NamedTuple):
 def _read_headers(
     path: pathlib.Path, family: hub_config.Family, wanted: Mapping[str, Any]
 ) -> dict[str, _Tensor]:
-  """Returns the tensors that matter, by the names that they have today."""
+  """Returns the tensors that carry information, by their current names."""
   found: dict[str, _Tensor] = {}
   for file in sorted(_find_files(path)):
     with _open(path / file) as tensors:
@@ -213,7 +212,7 @@ def _read_headers(
           continue
         if name in found:
           raise base.CheckpointError(
-              f"Cannot use {path}: {name} is there twice, in "
+              f"Cannot use {path}: {name} occurs twice, in "
               f"{found[name].file.name} and {file}."
           )
         header = tensors.get_slice(their_name)
@@ -227,9 +226,9 @@ def _read_headers(
 
 
 def _find_files(path: pathlib.Path) -> set[str]:
-  """Returns the names of the files with the weights; says which it leaves out.
+  """Returns the names of the files with the weights; logs the unused ones.
 
-  The order is that of `transformers`.
+  The order of preference is that of `transformers`.
   """
   index = path / f"{_FILE}.index.json"
   every = {file.name for file in path.glob("*.safetensors")}
@@ -290,12 +289,12 @@ def _are_equal(one: _Tensor, other: _Tensor) -> bool:
 
 def _read(tensor: _Tensor) -> np.ndarray:
   with _open(tensor.file) as tensors:
-    with np.errstate(over="ignore"):  # It becomes infinite.
+    with np.errstate(over="ignore"):  # It overflows to infinity.
       array = np.asarray(tensors.get_tensor(tensor.name), np.float32)
   if not np.isfinite(array).all():
     raise base.CheckpointError(
         f"{tensor.file}: the tensor {tensor.name} has NaN or infinite numbers, "
-        "with which no step can succeed."
+        "which no step can train with."
     )
   return array
 

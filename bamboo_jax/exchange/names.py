@@ -1,10 +1,10 @@
-"""Which tensors of `transformers` are which of our arrays.
+"""Maps tensors of `transformers` to our arrays.
 
 A line of a table has the part of the model, our array, the name of the tensor
 (`{}` is the block), and "T" if the tensor is [out, in], or [out, in, height,
 width] of a convolution. An array may be several tensors side by side. Lines of
-arrays that a model lacks are not for it: it may be tied or not, and have norms
-of queries and keys or not.
+arrays that a model lacks, such as an untied head or norms of queries and keys,
+are skipped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -104,7 +104,7 @@ head dense/bias classifier.1.bias
         ("block", "shortcut", "shortcut_norm", "{}shortcut"),
     )
 )
-_TABLES = {  # And how the names of a block begin.
+_TABLES = {  # Prefix of the names of a block.
     "bert": (_BERT, "bert.encoder.layer.{}."),
     "gpt2": (_GPT2, "transformer.h.{}."),
     "llama": (_LLAMA, "model.layers.{}."),
@@ -116,7 +116,7 @@ _BLOCK = re.compile(r"(stage_\d+_)?block_\d+\.?")
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """What one of our arrays is made of.
+  """The tensors that make up one of our arrays.
 
   Attributes:
     layer: Name of the layer.

@@ -1,7 +1,7 @@
 """Weights of a model in a folder of either kind, read layer by layer.
 
-A folder may hold safetensors files as `transformers` has them, or be one of our
-checkpoints, or hold several, of which the newest counts, or be a workdir.
+A folder may hold safetensors files of `transformers`, or be one of our
+checkpoints, or a workdir or folder with several, of which the newest is read.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import zoo
 
-_KINDS = ("params/", "stats/")  # Optimizer slots are no weights.
+_KINDS = ("params/", "stats/")  # Optimizer slots are not weights.
 
 
 def open_weights(
@@ -31,7 +31,7 @@ def open_weights(
 
   Raises:
     base.CheckpointError: There are no weights, or they are of another model;
-      names all that is missing, unknown or of another shape.
+      lists every missing or unknown array and every other shape.
   """
   like = model.variable_shapes()
   if hub_folder.is_hub_folder(path):
@@ -44,14 +44,18 @@ def open_weights(
 def import_folder(
     path: str | os.PathLike[str], *, name: str, out: str | os.PathLike[str]
 ) -> model_lib.Model:
-  """Makes a checkpoint, `out`/0, of a folder of `transformers`.
+  """Imports a folder of `transformers` as the checkpoint `out`/0.
 
-  The tokenizer and the like go to `out`.
+  The tokenizer files are copied to `out`.
 
-  `name` is that of the model in `zoo`; returns the model, whose sizes are those
-  of config.json.
+  Args:
+    name: Name of the model in `zoo`.
+
+  Returns:
+  The model, with the sizes of config.json.
 
   Raises:
+    ValueError: The checkpoint exists already.
     base.CheckpointError: The folder does not fit such a model.
   """
   family = hub_config.family_of(name)
@@ -64,9 +68,9 @@ def import_folder(
   read = hub_folder.open_folder(path, model)
   checkpoint = pathlib.Path(out, "0")
   if checkpoint.exists():
-    raise ValueError(f"{checkpoint} is there already; name another.")
+    raise ValueError(f"{checkpoint} exists already; name another folder.")
   unfinished = checkpoint.with_name("0.tmp")
-  shutil.rmtree(unfinished, ignore_errors=True)  # Of an import that failed.
+  shutil.rmtree(unfinished, ignore_errors=True)  # Of a failed import.
   unfinished.mkdir(parents=True)
   parts = [
       directory.write_part(unfinished, layer, {layer: read(layer)}, step=0)
@@ -90,11 +94,13 @@ def export_folder(
 ) -> model_lib.Model:
   """Writes the weights of a checkpoint for `transformers`; returns the model.
 
-  The files of a tokenizer are those of the folder `tokenizer`; None: of the
-  folder that the weights or the text of the run came from, if it is known.
+  Args:
+    tokenizer: Folder with the files of a tokenizer; None: the folder that the
+      weights or the text of the run came from, if it is known.
 
   Raises:
-    base.CheckpointError: There is no checkpoint, or of another model.
+    ValueError: `tokenizer` has no such files.
+    base.CheckpointError: There is no checkpoint, or it is of another model.
   """
   checkpoint = _find_checkpoint(path)
   options = manifest_lib.read_manifest(checkpoint).meta["model"]
@@ -104,7 +110,7 @@ def export_folder(
     )
   source = companions.find(path) if tokenizer is None else tokenizer
   if source is not None and not companions.has_any(source):
-    raise ValueError(f"There is no file of a tokenizer in {source}.")
+    raise ValueError(f"There is no tokenizer file in {source}.")
   model = zoo.make_model(**options)
   hub_folder.write(
       out,
@@ -151,7 +157,7 @@ def _open_checkpoint(
     arrays = directory.read_arrays(path, manifest, [layer])[layer]
     arrays = {k: a for k, a in arrays.items() if k.startswith(_KINDS)}
     if name := layer_arrays.find_nonfinite({layer: arrays}):
-      raise base.CheckpointError(f"{path}: {name} is not finite everywhere.")
+      raise base.CheckpointError(f"{path}: {name} has NaN or infinite values.")
     return arrays
 
   return read

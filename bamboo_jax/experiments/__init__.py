@@ -1,18 +1,18 @@
-"""Simulated experiments, one module each, as `bamboo simulate` runs them.
+"""Simulated experiments, one module each, run by `bamboo simulate`.
 
 `run` takes a config of `configs/sim`, writes `summary.csv` and often
 `report.html` into the workdir, and prints a table.
 
   compare       all policies on one trace, and over many at several settings;
-                compare_report draws it, gap splits what policies are behind,
+                compare_report draws it, gap splits the gap between policies,
                 unused finds options without an effect
   bamboo_bert   Bamboo's table of BERT, by the rules of its artifact
   oobleck       Oobleck's evaluation, by its rules and by sound ones
   validation    a run beside its simulation, for `bamboo validate`
-  run_policy    a run's own rules, which that simulation plays
+  run_policy    a run's own rules, as the policy of that simulation
   output        runs on all cores, estimates; tables: CSV, Markdown, ratios to
                 published figures
-  provenance    what a result was made from
+  provenance    the inputs of a result
 
 Our simulator is `sim`, those of the papers are in `published`. Read `compare`
 first.

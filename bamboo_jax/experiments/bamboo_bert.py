@@ -16,7 +16,7 @@ from bamboo_jax.published.bamboo import artifact
 from bamboo_jax.report import content
 
 _PUBLISHED = output.PUBLISHED / "bamboo_bert_simulation.csv"
-# What the artifact gives with its own step times; `bamboo_simulator.md`.
+# Results of the artifact with its own step times; `bamboo_simulator.md`.
 _ARTIFACT = {
     0.01: {"throughput": 147.8, "value": 3.67},
     0.05: {"throughput": 134.8},
@@ -24,9 +24,9 @@ _ARTIFACT = {
     0.25: {"throughput": 115.3},
     0.50: {"throughput": 83.2, "value": 3.31},
 }
-# Where the step times of a policy are from; it stands beside every result.
+# Origin of the step times of a policy, shown with every result.
 _STEP_TIMES = {"artifact_bamboo_raw": "artifact", "bamboo": "calibrated"}
-# What is estimated.
+# The estimated figures.
 _FIGURES = (
     *("throughput", "cost_usd_per_hour", "value", "fatal_failures"),
     *("preemptions", "hours"),
@@ -62,7 +62,7 @@ def run(
     trace: str | None,
     formats: Sequence[str] = ("png",),
 ) -> None:
-  """Writes `summary.csv` and `report.html`; prints what was published."""
+  """Writes `summary.csv` and `report.html`; prints the published figures."""
   if trace is not None:
     raise ValueError(
         "This experiment draws its preemptions, as the artifact does; leave "
@@ -117,7 +117,7 @@ def _make_tasks(config: ml_collections.ConfigDict) -> Iterator[Task]:
     if _STEP_TIMES[policy] == "calibrated":
       if config.model != "BERT":
         raise ValueError(
-            "Step times are calibrated for BERT alone; leave out policy "
+            "Step times are calibrated for BERT alone; omit policy "
             f"{policy!r} or model {config.model!r}."
         )
       model = dataclasses.replace(model, step_ms=artifact.CALIBRATED_BERT)
@@ -227,7 +227,7 @@ def _read_published() -> tuple[dict[float, dict[str, float]], float]:
 
 
 def run_task(task: Task) -> tuple[list[artifact.Outcome], float]:
-  """Returns the outcome of each seed, and the processor time in seconds."""
+  """Returns the outcome of each seed, and the CPU time in seconds."""
   start = time.process_time()
   outcomes = [
       artifact.simulate(
@@ -244,7 +244,7 @@ def run_task(task: Task) -> tuple[list[artifact.Outcome], float]:
 def estimate(tasks: Sequence[Task]) -> Estimates:
   """Returns estimates by policy and probability, then by figure.
 
-  Runs on all cores, shows progress, and prints what an event costs.
+  Uses all cores, shows progress, and prints the cost of an event.
   """
   num_runs = sum(len(task.seeds) for task in tasks)
   results = output.run_all(

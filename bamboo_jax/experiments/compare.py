@@ -9,7 +9,7 @@ import os
 import pathlib
 import statistics
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_collections
 
@@ -40,9 +40,9 @@ class Play:
   """One trace at one setting.
 
   Attributes:
-    config: With the setting in it.
+    config: Includes the setting.
     path: File of the trace; None if it is generated.
-    setting: Value of the field that is swept; None for the main trace.
+    setting: Value of the swept field; None for the main trace.
   """
 
   config: build.Config
@@ -53,7 +53,7 @@ class Play:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """Some plays of one policy, which so plans only once what they share."""
+  """Plays of one policy, which share its plans."""
 
   policy: str
   plays: tuple[Play, ...]
@@ -82,7 +82,7 @@ def run(
   plain = build.place(plain)
   plays = (Play(plain, trace, config.seed), *plays)
   name = build.make_trace(plain, path=trace, seed=config.seed).name
-  build.make_price(plain)  # Errors come at once, not from a worker.
+  build.make_price(plain)  # Raises errors here rather than in a worker.
   for policy in plain["policies"]:
     build.make_choices(plain, policy)
   if plain["sweep"]["values"] and len(plays) == 1:
@@ -110,15 +110,15 @@ def run(
         formats=formats,
     )
   print(output.render_rows(rows, _SHOWN))
-  print("\nPercent of the best policy's value that others lack, by cause:")
+  print("\nGap to the best policy, percent of its value, by cause:")
   print(output.render_rows(rows, _GAPS))
 
 
 def make_sweep(config: build.Config, trace: str | None) -> Iterator[Play]:
   """Yields the plays beside the main trace.
 
-  There are none if the generation of traces is swept and there is a file.
-  Raises `ValueError` if there is no such field, or a value does not fit it.
+  None if the sweep is over the generation of traces and there is a file. Raises
+  `ValueError` if the swept field does not exist, or a value does not fit it.
   """
   sweep = config["sweep"]
   field, values = sweep["field"], sweep["values"]
@@ -132,7 +132,7 @@ def make_sweep(config: build.Config, trace: str | None) -> Iterator[Play]:
   for value in values:
     if field == "instance":
       changed = build.place(_with_field(config, field, value))
-    else:  # The value counts, not that of a data sheet.
+    else:  # The swept value takes precedence over a data sheet.
       changed = _with_field(build.place(config), field, value)
     for i in range(1 if trace else sweep["num_seeds"]):
       yield Play(changed, trace, config["seed"] + i, value)
@@ -152,7 +152,7 @@ def _with_field(config: build.Config, field: str, value: Any) -> build.Config:
 
 
 def _find_field(config: build.Config, field: str) -> tuple[Any, str, Any]:
-  """Returns what holds a field, its key there, and its value."""
+  """Returns the parent of a field, its key there, and its value."""
   section, path = config, "config"
   for name in field.split("."):
     if not isinstance(section, dict) or name not in section:
@@ -165,11 +165,19 @@ def _find_field(config: build.Config, field: str) -> tuple[Any, str, Any]:
   return parent, name, section
 
 
-def play(job: Job) -> tuple[list[loop.Outcome], float, float]:
-  """Plays a job; returns outcomes and processor time in seconds.
+class Played(NamedTuple):
+  """A job's outcomes, its CPU time, and that of its last trace once more.
 
-  Also that of playing the last trace again, for which all is planned.
+  All plans of the last trace are cached then.
   """
+
+  outcomes: list[loop.Outcome]
+  cpu_secs: float
+  again_cpu_secs: float
+
+
+def play(job: Job) -> Played:
+  """Plays a job; blocks until all its plays are done."""
   start = time.process_time()
   outcomes = []
   for one in job.plays:
@@ -181,11 +189,11 @@ def play(job: Job) -> tuple[list[loop.Outcome], float, float]:
     outcomes.append(loop.simulate(trace, policy, price, keep_moments=is_main))
   end = time.process_time()
   loop.simulate(trace, policy, price)
-  return outcomes, end - start, time.process_time() - end
+  return Played(outcomes, end - start, time.process_time() - end)
 
 
 def _make_jobs(policies: Sequence[str], plays: Sequence[Play]) -> list[Job]:
-  """Returns jobs: two or more for each core, if there are as many plays."""
+  """Returns at least two jobs per core, if there are enough plays."""
   num_cores = len(os.sched_getaffinity(0))
   num_parts = min(len(plays), math.ceil(2 * num_cores / len(policies)))
   size = math.ceil(len(plays) / num_parts)
@@ -208,11 +216,12 @@ def _play_all(
   )
   outcomes: dict[str, list[loop.Outcome]] = {}
   num_events = num_again = cpu_secs = again_secs = 0
-  for job, (found, secs, secs_of_last) in zip(jobs, results, strict=True):
-    outcomes.setdefault(job.policy, []).extend(found)
-    num_events += sum(outcome.num_events for outcome in found)
-    num_again += found[-1].num_events
-    cpu_secs, again_secs = cpu_secs + secs, again_secs + secs_of_last
+  for job, played in zip(jobs, results, strict=True):
+    outcomes.setdefault(job.policy, []).extend(played.outcomes)
+    num_events += sum(outcome.num_events for outcome in played.outcomes)
+    num_again += played.outcomes[-1].num_events
+    cpu_secs += played.cpu_secs
+    again_secs += played.again_cpu_secs
   num_runs = sum(map(len, outcomes.values()))
   print(
       f"runs={num_runs} events={num_events} cpu_secs={cpu_secs:.1f} "
@@ -226,9 +235,9 @@ def _rows(
 ) -> list[output.Row]:
   """Returns the lines of a setting, the policy of most value first.
 
-  Gaps are those to the best of the policies that keep all samples and pay the
-  price that it pays: to that of the highest mean, and the worst to that which
-  is best on a trace.
+  Gaps are relative to the best policies with the same price that keep all
+  samples: the mean gap to the one with the highest mean, the worst gap to the
+  one that is best on a trace.
   """
   mean_value = lambda policy: statistics.fmean(
       outcome.account.value for outcome in outcomes[policy]

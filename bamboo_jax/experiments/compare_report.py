@@ -23,7 +23,7 @@ _NAMES = {
     "trace.hours": "length of the trace (h)",
     "trace.zone_correlation": "probability that a second zone is hit",
 }
-# Of other fields, by the end of their name.
+# Of other fields, by the suffix of their name.
 _UNITS = {"_secs": "s", "_gib": "GiB", "_ms": "ms", "_per_sec": "1/s"}
 
 
@@ -48,9 +48,9 @@ def write_report(
           *_inputs(config, trace_name),
           f"Costs are {_SOURCES[config['workload']['costs']]}. All policies "
           "see the same trace; nodes on demand are not preempted.",
-          "A run over time shows the throughput of the moment. What is rolled "
-          "back later is not taken away from it, but from all sums. Events "
-          "before the first training are its start.",
+          "A run over time shows the current throughput, including steps that "
+          "are rolled back later; sums exclude those. Events before the first "
+          "training are its start.",
       ],
       runs=[
           content.Run(name=policy, account=run.account, course=make_course(run))
@@ -71,10 +71,10 @@ def name_field(field: str) -> str:
 
 
 def _inputs(config: Mapping[str, Any], trace_name: str) -> list[str]:
-  """Returns what the comparison was made from, a paragraph each."""
+  """Returns the inputs of the comparison, a paragraph each."""
   workload, kind = config["workload"], config["workload"]["costs"]
   costs = workload[kind]
-  costs = {kind: costs} if kind == "profile" else costs  # It is a path.
+  costs = {kind: costs} if kind == "profile" else costs  # A path.
   job = ("num_stages", "num_microbatches", "microbatch_size")
   trace = config["trace_file"] if trace_name != _GENERATED else config["trace"]
   parts = {
@@ -89,7 +89,7 @@ def _inputs(config: Mapping[str, Any], trace_name: str) -> list[str]:
 
 
 def make_course(outcome: loop.Outcome) -> content.Course:
-  """Returns a run that has kept its moments, piece by piece."""
+  """Returns the course of a run whose moments were kept."""
   account, moments = outcome.account, outcome.moments
   secs = [0.0, *(m.secs for m in moments), account.secs]
   num_nodes = [0, *(m.num_nodes for m in moments)]

@@ -1,16 +1,17 @@
-"""Splits what a policy is worth less than the best one into causes.
+"""Splits the gap between a policy and the best one by cause.
 
 Samples per node-second are the share of time in which nodes train, T, times
-what they train then, r. With S the redundant share of T, a policy without
+their throughput meanwhile, r. With S the redundant share of T, a policy without
 redundancy would train r / (1 - S).
 
   pauses      less T: recovery, restarts, checkpoints
-  lost        less T: training that was thrown away
+  lost        less T: training that was rolled back
   idle        less T: nodes without a stage
   redundancy  less r: redundant passes, refresh of replicas
   layout      less r: bubbles, sums of gradients, updates in each pipeline
 
-A difference of T counts with the mean r of both, and one of r with the mean T.
+A difference of T is weighted with the mean r of both, and one of r with the
+mean T.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ CAUSES = ("layout", "redundancy", *_KINDS)
 
 @dataclasses.dataclass(frozen=True)
 class _Pace:
-  """The share of time in training, and samples per node-second of it."""
+  """The share of training time, and samples per node-second in it."""
 
   trains: float
   rate: float
@@ -47,7 +48,7 @@ class _Pace:
 def split_gap(
     account: account_lib.Account, best: account_lib.Account
 ) -> dict[str, float]:
-  """Returns the gap by cause, in percent of what `best` trains.
+  """Returns the gap by cause, in percent of the samples of `best`.
 
   Both must have trained. A cause in which `account` is ahead is negative; the
   sum is the gap in samples per node-second.
@@ -82,7 +83,7 @@ def worst_gap(
     accounts: Sequence[account_lib.Account],
     rivals: Sequence[Sequence[account_lib.Account]],
 ) -> float:
-  """Returns the largest gap of a seed to its best rival, in percent of that."""
+  """Returns the largest gap of a seed to its best rival, in percent of it."""
   seeds = zip(*rivals, strict=True)
   best = [max(rival.value for rival in of_seed) for of_seed in seeds]
   pairs = zip(accounts, best, strict=True)

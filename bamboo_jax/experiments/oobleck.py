@@ -39,12 +39,12 @@ _REMARK = (
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """One system, model and trace, with what came out.
+  """One system, model and trace, with its results.
 
   Attributes:
     outcome: By the artifact's rules; None if the system cannot run the model.
     throughputs: Samples per second, one for each of `_COLUMNS`; None as above.
-    note: What should be known about the case.
+    note: A caveat of the case.
     published: Published samples per second; None if unknown.
     losses_per_hour: Of the trace; None if nodes are added to it later.
   """
@@ -66,7 +66,7 @@ def run(
     trace: str | None,
     formats: Sequence[str] = ("png",),
 ) -> None:
-  """Writes `summary.csv` and `report.html`; prints what was published."""
+  """Writes `summary.csv` and `report.html`; prints the published figures."""
   models = inputs.read_models(output.PUBLISHED)
   for what, names, known in (
       ("model", config.models, models),
@@ -148,7 +148,7 @@ def _simulate(
 def _find_name(
     trace: trace_lib.Trace, published: Mapping[str, trace_lib.Trace]
 ) -> str:
-  """Returns the name of the published trace that this is, or its own."""
+  """Returns the name of the published trace equal to `trace`, or its own."""
   for name, known in published.items():
     if _events(known) == _events(trace):
       return name
@@ -189,7 +189,7 @@ def _curves(cases: Sequence[Case]) -> list[content.Curve]:
     ours_rate = case.throughputs[-1]
     for kind, rate in (("published", case.published), ("ours", ours_rate)):
       name = f"{case.system}, {kind}"
-      best = whole.setdefault((name, case.model), rate)  # Losses are rarest.
+      best = whole.setdefault((name, case.model), rate)  # Rarest losses.
       by_loss = shares.setdefault(name, {})
       by_loss.setdefault(case.losses_per_hour, []).append(rate / best)
   return [

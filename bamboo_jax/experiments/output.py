@@ -1,4 +1,4 @@
-"""How experiments run, estimates from many runs, and tables and files."""
+"""Runs experiments on all cores; estimates from many runs; tables and files."""
 
 from collections.abc import Callable, Mapping, Sequence
 import concurrent.futures
@@ -18,7 +18,7 @@ from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.report import content
 from bamboo_jax.report import page
 
-# Figures of others, with their sources.
+# Published figures, with their sources.
 PUBLISHED = packaged.folder("third_party/published")
 
 # Student's t for a two-sided 95 % interval, by degrees of freedom from 1.
@@ -51,7 +51,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-  """Returns the mean of values that are independent of each other."""
+  """Returns the mean of independent values."""
   mean = statistics.fmean(values)
   if len(values) == 1:
     return Estimate(mean, None, 1)
@@ -65,7 +65,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 def write_summary(workdir: pathlib.Path, rows: Sequence[Row]) -> None:
   """Writes `summary.csv`; its columns are the keys of the first row.
 
-  Raises `ValueError` if there is nothing to write.
+  Raises `ValueError` if there are no rows.
   """
   if not rows:
     raise ValueError("The config leaves no line for summary.csv.")
@@ -83,8 +83,9 @@ def run_all(
 ) -> list[_Result]:
   """Returns the results of `function`, of a module, for `jobs`, in order.
 
-  Jobs are plain values, sent to one process for each core by default; with one,
-  everything runs here. Shows the number of runs done, and what is described.
+  Jobs are plain values, sent to `num_processes` processes, by default one per
+  core; with one, everything runs in this process. Shows the number of finished
+  runs, of `num_runs`, labelled `describe`.
   """
   if num_processes is None:
     num_processes = len(os.sched_getaffinity(0))
@@ -98,7 +99,7 @@ def run_all(
     )
     play_all = map
     if min(num_processes, len(jobs)) > 1:
-      # If started anew they share no locks and no threads with this one.
+      # Spawned processes inherit no locks and no threads.
       pool = concurrent.futures.ProcessPoolExecutor(
           min(num_processes, len(jobs)),
           mp_context=multiprocessing.get_context("spawn"),
@@ -130,7 +131,7 @@ def publish(
 def render_rows(
     rows: Sequence[Row], columns: Sequence[str] | None = None
 ) -> str:
-  """Returns rows as Markdown; their columns are by default all."""
+  """Returns rows as Markdown; by default with all columns."""
   columns = list(columns or rows[0])
   lines = [[_show(row[name]) for name in columns] for row in rows]
   return table_lib.to_markdown([columns, *lines])

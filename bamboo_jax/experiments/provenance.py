@@ -1,4 +1,4 @@
-"""What a result was made from, in `provenance.json` beside it."""
+"""The inputs of a result, in `provenance.json` beside it."""
 
 from collections.abc import Sequence
 import hashlib
@@ -51,7 +51,7 @@ def _version(package: str) -> str | None:
 def _commit() -> str | None:
   """Returns the commit of this code, with "+" if files differ from it.
 
-  None if it is not in a repository of its own, or there is no git.
+  None if the code is not in a repository of its own, or git is missing.
   """
   if not (_ROOT / ".git").exists():
     return None

@@ -1,4 +1,4 @@
-"""A run's own rules as a policy of the simulator."""
+"""The rules of a run as a policy of the simulator."""
 
 from collections.abc import Callable, Sequence
 import pathlib
@@ -24,10 +24,11 @@ def check(
     layers: str | None,
     cluster: str | None,
 ) -> None:
-  """Reads what would be needed only after minutes of measuring.
+  """Checks inputs that would be needed only after minutes of measuring.
 
-  Raises `OSError`, or `ValueError` without a price, or for a file of another
-  kind.
+  Raises:
+    OSError: A file cannot be read.
+    ValueError: There is no price, or a file is malformed.
   """
   _find_price(config)
   if layers:
@@ -51,10 +52,10 @@ def _find_price(config: ml_collections.ConfigDict) -> prices_lib.Price:
 def make(
     config: ml_collections.ConfigDict, traces: Sequence[str]
 ) -> tuple[Callable[[measured_lib.Measured], loop.Policy], prices_lib.Price]:
-  """Returns what makes the policy of a run from measured times, and a price.
+  """Returns a function from measured times to a policy, and a price.
 
-  Prints the step time that the layers alone predict. The price is that of the
-  traces, or else of the config.
+  Prints the step time predicted from the layers alone. The price is that of the
+  traces, else that of the config.
   """
   price = loop.price_on(readers.read_traces(traces), _find_price(config))
   profile = build.make_profile(config, build.make_task(config))
@@ -83,7 +84,7 @@ def make(
         measured_lib.MeasuredSpeed(speed, measured, whole=whole),
         durations,
         drops=rules.ladder.drop,
-        profile=None,  # Copies are in the durations.
+        profile=None,  # The durations include copies.
     )
     decider = decisions.Decider(rules.ladder, rules.planner, times)
     market = config.cost.market

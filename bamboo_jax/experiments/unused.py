@@ -1,4 +1,4 @@
-"""Keys of a comparison's config that have no effect beside others."""
+"""Finds keys of a comparison's config that have no effect."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -10,7 +10,7 @@ _KINDS = ("transformer", "profile", "table")
 def find_unused(
     config: build.Config, *, trace: str | None, given: Collection[str]
 ) -> tuple[list[str], str]:
-  """Returns flags of `given` keys that have no effect, and when that is so.
+  """Returns flags of `given` keys without an effect, and the reason.
 
   Of several reasons it is the first.
   """
@@ -26,7 +26,10 @@ def find_unused(
 
 
 def is_swept(config: build.Config, trace: str | None) -> bool:
-  """Whether the sweep can be played: a file's trace has no other settings."""
+  """Returns whether the sweep can be played.
+
+  It cannot if it is over the generation of traces and the trace is from a file.
+  """
   sweep = config["sweep"]
   is_generated = sweep["field"].startswith("trace.")
   return bool(sweep["values"]) and not (trace and is_generated)
@@ -35,7 +38,7 @@ def is_swept(config: build.Config, trace: str | None) -> bool:
 def _rules(
     config: build.Config, trace: str | None
 ) -> Iterator[tuple[Sequence[str], str]]:
-  """Yields keys that have no effect, and when so."""
+  """Yields keys without an effect, and the reason."""
   sweep, workload = config["sweep"], config["workload"]
   field, costs = sweep["field"], workload["costs"]
   if trace is None:

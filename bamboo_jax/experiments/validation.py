@@ -1,8 +1,8 @@
-"""Sets the simulation of a run beside the run: event by event, kind by kind.
+"""Compares a run with its simulation, by events and by kinds of time.
 
 Both begin with the first step. The simulator is given the ladder and the
 planner of the run, the times of a cluster that were measured before, and the
-trace; it does not see the run, but for when it ended.
+trace; of the run itself it knows only the end.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,8 +29,8 @@ from bamboo_jax.sim import times as times_lib
 from bamboo_jax.traces import replay as replay_lib
 from bamboo_jax.traces import trace as trace_lib
 
-_ORDERS = 1000  # Most orders of pipelines that are tried.
-_NUM_FIRST = 5  # Steps beside which programs are still being loaded.
+_ORDERS = 1000  # Maximum number of orders of pipelines that are tried.
+_NUM_FIRST = 5  # Steps during which programs are still being loaded.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Side:
 
   @property
   def pause_secs(self) -> float | None:
-    """The pauses of all events; None if one is not known."""
+    """Sum of the pauses of all events, seconds; None if one is unknown."""
     found = [event.pause_secs for event in self.events]
     return None if None in found else sum(found)
 
@@ -52,7 +52,7 @@ class Side:
 def measure(run: run_times.RunTimes) -> measured_lib.Measured:
   """Returns the times of a cluster for the simulator, from a run.
 
-  Raises `ValueError` if its trace has killed no node, or none has joined.
+  Raises `ValueError` if no node of it was killed by its trace, or none joined.
   """
   detects = [e.detect_secs for e in run.events if e.detect_secs is not None]
   changes = [
@@ -80,7 +80,7 @@ def measure(run: run_times.RunTimes) -> measured_lib.Measured:
           load_secs=0.0,
           save_secs=0.0,
           stall_secs=0.0,
-          save_every_secs=0.0,  # Their stalls are in the steps.
+          save_every_secs=0.0,  # The steps include their stalls.
       ),
       tuple(
           _mean_step(usual or first, *size)
@@ -184,7 +184,7 @@ def _events(
   events, moments = [], outcome.moments
   first = next(i for i, m in enumerate(moments) if m.rung == "checkpoint")
   for i, moment in enumerate(moments[first + 1 :], first + 1):
-    # Only replicas are made: a run does not log that.
+    # Only replicas are made, which a run does not log.
     if moment.owners != moments[i - 1].owners:
       ends = [m.secs for m in moments[i:] if m.samples_per_sec]
       pause_secs = (ends[0] if ends else outcome.account.secs) - moment.secs
@@ -194,9 +194,9 @@ def _events(
 
 
 def compare(predicted: Side, run: Side) -> list[dict[str, object]]:
-  """Returns rows of what was predicted and measured, and by how much it is off.
+  """Returns rows of predicted and measured values, and the error.
 
-  `off` is in percent of what was measured, of shares in points.
+  `off` is in percent of the measured value, of shares in points.
   """
   rows = [
       _row("steps", predicted.num_steps, run.num_steps),
@@ -226,10 +226,10 @@ def compare(predicted: Side, run: Side) -> list[dict[str, object]]:
 def _compare_owners(
     ours: Sequence[run_times.Event], theirs: Sequence[run_times.Event]
 ) -> list[bool]:
-  """Returns after which events the same nodes own the same.
+  """Returns, for each event, whether both have the same owners after it.
 
-  The order of pipelines does not count: of nodes of a zone it depends on who
-  came first.
+  The order of pipelines is ignored: among nodes of a zone it depends on their
+  order of arrival.
   """
   most = max((len(e.owners) for e in [*ours, *theirs]), default=0)
   best: list[bool] = []
@@ -248,7 +248,7 @@ def _compare_owners(
 def _is_same(
     ours: run_times.Owners, theirs: run_times.Owners, names: dict[str, str]
 ) -> bool:
-  """Whether the same nodes own the same; learns what nodes are called."""
+  """Returns whether the owners are the same; learns the names of nodes."""
   if [*map(len, ours)] != [*map(len, theirs)]:
     return False
   ours, theirs = itertools.chain(*ours), itertools.chain(*theirs)
@@ -273,7 +273,7 @@ def _row(
 
 
 def summarize(predicted: Side, run: Side) -> str:
-  """Returns the last line: by how many percent sums are off."""
+  """Returns the last line: the errors of sums in percent."""
   offs = [row["off"] or 0.0 for row in compare(predicted, run)[:3]]
   names = ("steps_off_pct", "pauses_off_pct", "dollars_off_pct")
   pairs = zip(names, offs, strict=True)
@@ -292,8 +292,8 @@ def report(
 ) -> str:
   """Predicts a run in `workdir/run`, writes tables and page; returns text.
 
-  It is predicted once more from its own times, which tells noise in what was
-  `measured` from what the simulator does not know.
+  It is also predicted from its own times, to separate noise in `measured` from
+  effects that the simulator lacks.
   """
   policy, own = make_policy(measured), measure(run)
   market = policy.market

@@ -1,22 +1,22 @@
-"""Files of faults that happen to nodes on purpose, and when each is due.
+"""Files of injected faults, and when each is due.
 
 A line is `step,node,at,kind`, for example `12,0/3,17,kill`. The step counts the
 steps done before, so this is the step that logs call 13. The node is written
-`pipeline/stage`, whoever owns that stage then, or by its name. The fault comes
-before the node starts the instruction with index `at` of its row, or before a
-phase of the step if `at` is a name, or at any time in the step if `at` is
-empty.
+`pipeline/stage`, for the node that owns that stage at the time, or by its name.
+The fault comes before the node starts the instruction with index `at` of its
+row, or before a phase of the step if `at` is a name, or at any time in the step
+if `at` is empty.
 
-  kill    the node dies: in a cluster, its worker does
-  node    its worker and its agent die
-  stop    its worker is stopped, and does not know of it
-  notice  its preemption is announced; nobody is killed
-  leader  as `node`, of whoever makes the next view; `node` is empty
-  zone    as `node`, of all nodes in the zone that `node` names
-  all     all nodes die at once, and begin anew; `node` is empty
+  kill    the node dies: in a cluster, its worker is killed
+  node    its worker and its agent are killed
+  stop    its worker is suspended (SIGSTOP)
+  notice  its preemption is announced; no process is killed
+  leader  as `node`, for the node that makes the next view; `node` is empty
+  zone    as `node`, for all nodes in the zone that `node` names
+  all     all nodes die at once and restart; `node` is empty
   join    a node joins; training waits for it at the start of the step, and it
-          comes sooner if too few are left to get there; `node` and `at` are
-          empty
+          joins sooner if too few nodes remain to reach that step; `node` and
+          `at` are empty
 """
 
 import collections
@@ -38,15 +38,15 @@ _WITHOUT_NODE = ("leader", "all", "join")
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-  """Something that happens on purpose.
+  """One injected fault; `ValueError` if its fields do not fit together.
 
   Attributes:
     step: Step in which it happens, from 0; logs count from 1.
-    node: Whom it happens to; see above.
-    at: Index in its row of the instruction before which it happens, at most the
-      end of the row; or one of `PHASES`; or None: at any time.
+    node: The node it hits, `pipeline/stage` or a name; or a zone; or "".
+    at: Index in the node's row of the instruction before which it happens, at
+      most the length of the row; or one of `PHASES`; or None: at any time.
     kind: One of `KINDS`.
-    line: In the file; tells it from others.
+    line: Line number in the file, which identifies the fault.
   """
 
   step: int
@@ -57,7 +57,7 @@ class Fault:
 
   def __post_init__(self) -> None:
     if self.step < 0:
-      raise ValueError(f"step must be from 0, got {self.step}.")
+      raise ValueError(f"step must be at least 0, got {self.step}.")
     if self.kind not in KINDS:
       raise ValueError(base.suggest(self.kind, KINDS, what="kind of fault"))
     if self.kind in _WITHOUT_NODE and self.node:
@@ -71,7 +71,7 @@ class Fault:
 
   @property
   def place(self) -> types.Place | None:
-    """Place of the node; None if it is named otherwise."""
+    """Place of the node; None if `node` is not written pipeline/stage."""
     try:
       return types.Place.parse(self.node)
     except ValueError:
@@ -166,7 +166,7 @@ def check_faults(
 ) -> None:
   """Raises `ValueError` unless a run has the steps and places of `faults`.
 
-  No row has as many as `num_instructions`.
+  `num_instructions` is above the number of instructions of any row.
   """
   for fault in faults:
     place = fault.place or types.Place(0, 0)
@@ -191,10 +191,10 @@ def check_nodes(
     zones: Collection[str],
     source: str,
 ) -> None:
-  """Raises `ValueError` if a fault names a node or zone that can never be.
+  """Raises `ValueError` if a fault names a node or zone that cannot exist.
 
-  Nodes are n0 and so on, those that join later included. If all may die, others
-  come in their places.
+  Nodes are n0, n1, ..., including nodes that join later. If all nodes may die,
+  they restart under new names.
   """
   num_deaths = sum(f.kind not in ("join", "notice") for f in faults)
   may_all_die = num_deaths >= num_nodes or any(
@@ -225,9 +225,14 @@ def find_missed(
     end: int,
     source: str,
 ) -> list[str]:
-  """Returns a message for each fault of the steps run that has not happened.
+  """Returns a warning for each fault that was due but did not happen.
 
-  Those are the steps from `first` to `end` - 1; `happened` are lines.
+  Args:
+    faults: All faults of the file.
+    happened: Lines of the faults that did happen.
+    first: First step that was run.
+    end: Step after the last one that was run.
+    source: The file, for messages.
   """
   return [
       f"warning: {source}, line {fault.line}: {fault} never happened: "
@@ -249,9 +254,10 @@ def _explain_missed(fault: Fault) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Due:
-  """A fault whose time has come.
+  """A fault that is due.
 
-  `owner` owned its place as the step began; None without place.
+  `owner` is the node that owned its place at the start of the step; None if the
+  fault has no place.
   """
 
   fault: Fault
@@ -261,18 +267,25 @@ class Due:
 def find_joins(
     faults: Iterable[Fault], *, step: int | None = None, after: int = -1
 ) -> list[Due]:
-  """Returns the joins of a step, or of all steps after one, in order."""
+  """Returns the joins of `step`, or of all steps above `after`, by step."""
   joins = [f for f in faults if f.kind == "join" and f.step > after]
   chosen = [f for f in joins if step in (None, f.step)]
   return [Due(f, None) for f in sorted(chosen, key=lambda f: f.step)]
 
 
 class FaultsDue:
-  """The faults of one step, for the nodes that this process hosts.
+  """The faults of one step that this process injects.
 
-  Those with a point are due there, to the owner of the place. All others but
-  joins are due as the step begins, to the process of the lowest node. `owners`
-  is the node of each stage, by pipeline, as the step begins; None: nobody.
+  A fault with a point is injected there, by the process that hosts the owner of
+  its place; others, except joins, as the step begins, by the process that hosts
+  the lowest node.
+
+  Args:
+    faults: All faults of the run.
+    step: The step, from 0.
+    owners: Node of each stage, by pipeline, at the start of the step; None for
+      a stage without a node.
+    hosted: The nodes that this process hosts.
   """
 
   def __init__(
@@ -297,7 +310,7 @@ class FaultsDue:
     return bool(self._at or self._any_time)
 
   def pop_at_instruction(self, node: int) -> list[Due]:
-    """Returns faults due before `node` runs its next instruction."""
+    """Returns and removes the faults due before `node`'s next instruction."""
     if not self:
       return []
     index = self._num_run[node]
@@ -305,9 +318,9 @@ class FaultsDue:
     return self._pop(lambda d: d.owner == node and d.fault.at == index)
 
   def pop_at_phase(self, phase: str) -> list[Due]:
-    """Returns faults due before `phase`.
+    """Returns and removes the faults due before `phase`.
 
-    The phase after the rows includes those beyond the end of a row.
+    After the rows have ended, these include faults beyond the end of a row.
     """
     has_ended = phase != PHASES[0]
     return self._pop(

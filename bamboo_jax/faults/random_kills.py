@@ -17,16 +17,19 @@ def make_random_kills(
     kinds: Sequence[str] = ("kill",),
     zones: Sequence[str] = ("a",),
 ) -> tuple[faults_lib.Fault, ...]:
-  """Returns kills spread over a run, at any time in a random step each.
+  """Returns kills spread over a run, each at any time in a random step.
 
-  In one of the next steps as many nodes join, so that the next kill finds all
-  places taken again. At least two steps for each kill, and one more, or it
-  raises `ValueError`.
+  As many nodes as died join in a later step, so that every place has a node
+  again before the next kill.
 
   Args:
-    kinds: Of `faults.KINDS`, drawn for each; agents start the workers anew if
-      "all" are killed, so nobody joins then.
-    zones: Of the nodes, which are spread over them.
+    num_kills: From 1 to `(num_steps - 1) / 2`.
+    kinds: Kinds drawn from, of `faults.KINDS` but "join". No node joins after
+      "all", because the agents then restart their workers.
+    zones: Zones over which the nodes are spread.
+
+  Raises:
+    ValueError: `num_kills` or a kind is out of range.
   """
   allowed = [kind for kind in faults_lib.KINDS if kind != "join"]
   for kind in kinds:

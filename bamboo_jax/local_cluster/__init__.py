@@ -1,9 +1,9 @@
-"""A whole cluster on this machine: real processes, which are really killed.
+"""A whole cluster on this machine: real processes, killed by real signals.
 
 setup     faults, trace and zones of a run; checked
 run       one run from the first process to the report; read first
-machine   the processes: etcd and agents; who gets which place
-director  strikes nodes when workers say that a fault is due
-trial     runs that end when enough has been seen
-node      the process of an agent, also on a machine of its own
+machine   the processes: etcd and agents; places of nodes
+director  injects faults when workers report that they are due
+trial     runs that end after enough measurements
+node      the process of an agent, on any machine
 """

@@ -1,6 +1,6 @@
-"""Carries out the faults of a cluster, where and when workers say they are due.
+"""Injects the faults of a cluster when its workers report that they are due.
 
-Kills are real signals to real processes, timed by this one, which survives.
+Kills are real signals to real processes, timed by this process, which survives.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,28 +31,28 @@ class _Worker:
 
 
 class Director:
-  """Listens to the workers, one thread for each, and strikes.
+  """Listens to the workers, one thread for each, and injects faults.
 
       worker                      director                    node
         |-- name, number, pid ------>|                          |
-        |-- line 7 is due ---------->|  once, whoever reports   |
+        |-- line 7 is due ---------->|  once, for all workers   |
         |                            |-- signal, or notice ---->x
-        |<------------- has_come ----|  of a join: is it here?
+        |<------------- has_come ----|  of a join: has it joined?
 
-  Whoever reports has processes of this user killed, so it must be this user.
+  A report kills processes of this user, so only this user may connect.
 
   Attributes:
-    address: Of a socket without a file, which Linux has named.
-    kills: When each killed node died, by number, on `time.perf_counter`.
-    pids: Of the last worker of each node that has come, by name.
-    happened: Lines of the faults that have had a victim, or that are joins.
-    step_secs: Duration of a step, to strike at a random time of it.
+    address: Name of an abstract Unix socket.
+    kills: Time of death of each killed node, by number, on `time.perf_counter`.
+    pids: Process of the last worker of each node, by name.
+    happened: Lines of the faults that have hit a node, and of joins.
+    step_secs: Duration of a step, for faults at a random time of it.
   """
 
   def __init__(
       self, faults: Sequence[faults_lib.Fault], nodes: machine.LocalCluster
   ) -> None:
-    """Carries out `faults` on `nodes`; `listen` begins."""
+    """Prepares to inject `faults` into `nodes`, once `listen` is called."""
     self.kills: dict[int, float] = {}
     self.pids: dict[str, int] = {}
     self.happened: set[int] = set()
@@ -74,11 +74,11 @@ class Director:
     self.address = self._server.getsockname().decode().removeprefix("\0")
 
   def listen(self) -> None:
-    """Starts to hear workers, also those that have come before."""
+    """Starts to accept workers, including those that have connected already."""
     threading.Thread(target=self._accept, daemon=True).start()
 
   def take_joins(self) -> int:
-    """Returns how many nodes are to join since this was last asked.
+    """Returns the number of nodes to start for joins since the last call.
 
     The caller starts them, as processes die with the thread that started them.
     """
@@ -87,14 +87,14 @@ class Director:
     return taken
 
   def has_come(self, name: str) -> bool:
-    """Whether the worker of a node has ever come."""
+    """Returns whether the worker of a node has ever connected."""
     with self._lock:
       return name in self._names
 
   def call_next(self) -> bool:
-    """Lets those join who come next; returns whether there are any.
+    """Starts the joins of the next step that has any; False if none is left.
 
-    Nobody is left who could say when they are due.
+    For a cluster without a live worker, which would report them.
     """
     with self._lock:
       joins = [f for f in self._faults.values() if f.kind == "join"]
@@ -106,14 +106,14 @@ class Director:
     return first is not None
 
   def stop(self) -> None:
-    """Has the workers save the step, and end."""
+    """Asks the workers to save the step and end."""
     with self._lock:
       self._is_stopping = True
       for connection in self._connections.values():
         _ask_to_stop(connection)
 
   def kill_node(self, name: str) -> None:
-    """Kills agent and worker of a node, also before it trains."""
+    """Kills agent and worker of a node, even before it trains."""
     with self._lock:
       # Takes a worker that has not come here with it.
       self._nodes.kill_agent(name)
@@ -160,7 +160,7 @@ class Director:
             del self._workers[worker.number], self._connections[worker.number]
 
   def _carry_out(self, message: Mapping[str, Any]) -> None:
-    with self._lock:  # A fault happens once, whoever stands in by now.
+    with self._lock:  # A fault happens once, for all workers.
       if message["line"] in self._done:
         return
       self._done.add(message["line"])

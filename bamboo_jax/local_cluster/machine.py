@@ -28,12 +28,12 @@ _LEAVE_SECS = 5.0
 class LocalCluster:
   """Starts and ends processes; none outlives this one.
 
-  Logs go to `workdir/logs`, and `workdir/secret` is drawn anew. It starts an
-  etcd unless `etcd` names one, where the run must be new.
+  Logs go to `workdir/logs`; a new `workdir/secret` is drawn. It starts an etcd
+  unless `etcd` names one, which must not know the run yet (`ValueError`).
 
   Attributes:
-    num_failed: How many agents did not end well.
-    zones: Of the nodes that it has started, by name.
+    num_failed: Number of agents that ended with an error.
+    zones: Zone of each started node, by name.
   """
 
   def __init__(
@@ -76,9 +76,9 @@ class LocalCluster:
     endpoint_lib.write(workdir, endpoint_lib.Endpoint(etcd, run))
 
   def take_folder(self) -> None:
-    """Takes the folder over from a run that is over.
+    """Takes the folder over from a run that has ended.
 
-    Raises `ValueError` if members show that they live, on other machines.
+    Raises `ValueError` if members on other machines are still alive.
     """
     self._fence.clear(self._found, self._found_secs)
 
@@ -93,7 +93,7 @@ class LocalCluster:
   ) -> None:
     """Starts an agent, which starts its worker.
 
-    With `is_copy` both are copies of this process, with its environment.
+    With `is_copy` both are forks of this process, with its environment.
     """
     self.zones[name] = zone
     command = [
@@ -114,11 +114,11 @@ class LocalCluster:
 
   @property
   def num_running(self) -> int:
-    """Number of agents that ran when they were last tended."""
+    """Number of agents that ran at the last call of `tend`."""
     return len(self._agents) - len(self._ended)
 
   def has_failed(self, name: str) -> bool:
-    """Whether an agent had ended when it was last tended, and not well."""
+    """Returns whether an agent had failed at the last call of `tend`."""
     return name in self._ended and bool(self._agents[name].returncode)
 
   def kill_agent(self, name: str) -> None:
@@ -144,7 +144,7 @@ class LocalCluster:
     return self._registry.read_view().leader().name
 
   def close(self) -> None:
-    """Ends all processes: agents first, so that they can say goodbye."""
+    """Ends all processes: agents first, so that they can leave the run."""
     endpoint_lib.remove(self._workdir)
     running = [p for p in self._agents.values() if p.poll() is None]
     for process in running:
@@ -162,7 +162,7 @@ class LocalCluster:
       process.wait()
 
   def tend(self) -> dict[str, str]:
-    """Returns agents that failed since it was last called, and a message."""
+    """Returns a message for each agent that failed since the last call."""
     said = {}
     for name, process in self._agents.items():
       if name not in self._ended and process.poll() is not None:
@@ -192,7 +192,7 @@ class LocalCluster:
 def place_nodes(
     config: Any, zones: Mapping[int, str]
 ) -> tuple[dict[int, int], survival_lib.Survival]:
-  """Returns the number that each node gets, and what the run then survives.
+  """Returns the number of each node, and the failures that the run survives.
 
   The first numbers are those of owners, pipeline by pipeline, then of spares.
   """

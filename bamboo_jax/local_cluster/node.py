@@ -21,7 +21,7 @@ from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.local_cluster import machine
 from bamboo_jax.train.setup import sizes
 
-_PROTOCOL = 5  # Of what processes say to each other.
+_PROTOCOL = 5  # Version of the messages between processes.
 _PACKAGES = ("bamboo_jax", "jax", "jaxlib")
 
 
@@ -60,12 +60,12 @@ def run(
     identity: identity_lib.Identity,
     spare: copies.Spare | None = None,
 ) -> None:
-  """Lives as long as the worker, and as those that follow it.
+  """Runs an agent until its worker, and restarted workers, have ended; blocks.
 
   The first worker is `spare`, if given.
 
-  Raises `base.EndedError` if the agent did not end well, `KeyboardInterrupt` if
-  it was told to end at once.
+  Raises `base.EndedError` if the agent failed, `KeyboardInterrupt` if it was
+  told to end at once.
   """
   allow_files()
   begins_again = True
@@ -82,7 +82,7 @@ def run(
 
 
 def allow_files() -> None:
-  """Allows this process many open files; each other node takes two sockets."""
+  """Raises the limit of open files; each other node takes two sockets."""
   _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
   resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

@@ -27,10 +27,10 @@ from bamboo_jax.traces import replay as replay_lib
 from bamboo_jax.traces import trace as trace_lib
 
 _POLL_SECS = 0.05
-_MAX_TRIES = 3  # To start a node for a join.
-_SAVE_SECS = 60.0  # Beside ten steps, that it takes to finish one and save.
-_LEAVE_SECS = 5.0  # That agents have once the summary is there.
-_SLOW = 4.0  # A step that lasts so many usual ones is reported.
+_MAX_TRIES = 3  # Attempts to start a node for a join.
+_SAVE_SECS = 60.0  # Time limit, plus ten steps, to finish a step and save.
+_LEAVE_SECS = 5.0  # Time for agents to end once the summary is written.
+_SLOW = 4.0  # A step is reported if it lasts this multiple of the usual time.
 _LEAST_SLOW_SECS = 1.0
 _SHOWN = ("loss", "learning_rate", "tokens_per_sec", "step_ms", "view")
 _RECOVERY = ("victims", "rung", "view")
@@ -44,7 +44,7 @@ def run(
 ) -> None:
   """Runs a cluster to its end, and shows its progress; see `ClusterRun.run`.
 
-  Meanwhile `hearing`, as `cli.command.hearing`, may ask it to save and end.
+  `hearing` may ask it to save and end, see `cli.command.hearing`.
   """
   zones = dict(enumerate(setup.first_zones))
   survival = machine.place_nodes(config, zones)[1]
@@ -60,7 +60,7 @@ def run(
 
 
 class ClusterRun:
-  """Starts nodes, and ends them all when the run is over."""
+  """Starts the nodes of a run, and ends them all afterwards."""
 
   def __init__(
       self, setup: setup_lib.Setup, progress: progress_lib.Progress
@@ -116,15 +116,15 @@ class ClusterRun:
       raise base.EndedError(f"The run has ended early; see {self._logs}.")
 
   def ask_to_stop(self) -> bool:
-    """Asks the run to save and end; returns whether there is anything to save.
+    """Asks the run to save and end; returns whether it has state to save.
 
-    A signal handler may call it.
+    Safe in a signal handler.
     """
     self._is_asked_to_stop = self._has_stepped and not self._is_over
     return self._is_asked_to_stop
 
   def report(self) -> None:
-    """Puts the times of deaths into the summary, and shows it."""
+    """Adds the times of deaths to the summary, and shows it."""
     content = json.loads(self._summary.read_text())
     if not self._is_over:
       print(f"nothing to do: {content['steps']} steps are done")
@@ -188,7 +188,7 @@ class ClusterRun:
       file.write(line + "\n")
 
   def _wait(self) -> None:
-    """Shows progress, and strikes, until the run is over."""
+    """Shows progress and injects faults until the run is over."""
     done_secs = told_secs = None
     while True:
       now = time.monotonic()
@@ -203,7 +203,7 @@ class ClusterRun:
       if not self._cluster.num_running and (is_told or not self._comes_more()):
         break
       if is_told and now > told_secs + _SAVE_SECS + 10 * max(self._step_secs):
-        raise ValueError("No step ends that could be saved.")
+        raise ValueError("No step ended in time to be saved.")
       self._show_progress()
       self._tell_if_slow(now)
       num_own = self._cluster.num_failed - len(self._director.kills)
@@ -219,7 +219,7 @@ class ClusterRun:
     self._show_progress()
 
   def _tell_if_slow(self, now_secs: float) -> None:
-    """Says once that a step lasts long, unless a reason has come."""
+    """Reports once that a step is slow, unless the log gives a reason."""
     if self._has_stepped and self._told_secs is not None and not self._is_over:
       usual_secs = statistics.median(self._step_secs)
       secs = now_secs - self._told_secs
@@ -231,7 +231,7 @@ class ClusterRun:
         )
 
   def _comes_more(self) -> bool:
-    """Whether others come after all that ran have been killed."""
+    """Returns whether nodes will still join if all others were killed."""
     if self._player is not None:
       return self._player.brings_nodes
     are_struck = self._cluster.num_failed <= len(self._director.kills)
@@ -248,9 +248,9 @@ class ClusterRun:
         self._play(event)
 
   def _replace_lost(self) -> None:
-    """Starts others for nodes that failed before they joined: all wait for it.
+    """Replaces nodes that failed before they joined, for which training waits.
 
-    Raises `base.EndedError` if several in turn do.
+    Raises `base.EndedError` after three failures in turn.
     """
     for name, tries in [*self._joining.items()]:
       if self._director.has_come(name):
@@ -278,7 +278,7 @@ class ClusterRun:
       self._cluster.give_notice(name)
 
   def _show_progress(self) -> None:
-    """Shows the lines that have come since it was last called."""
+    """Shows the lines of the log since the last call."""
     if not self._metrics.exists():
       return
     is_new, lines = self._reader.read()
@@ -317,7 +317,7 @@ class ClusterRun:
       elif line.get("event") == "damaged":
         self._progress.show_text(
             f"warning: the checkpoint of step {line['checkpoint']} is damaged; "
-            f"training goes on from step {line['step']}."
+            f"training continues from step {line['step']}."
         )
       elif line.get("event") == "eval":
         means = {k: v for k, v in line.items() if k not in ("event", "step")}
@@ -337,7 +337,7 @@ class ClusterRun:
 
 
 def _prepare(config: ml_collections.ConfigDict) -> bool:
-  """Makes what all nodes need; returns whether they can be copies."""
+  """Prepares the job of all nodes; returns whether they can be forked."""
   for name in ("bamboo_jax.local_cluster.node", "bamboo_jax.train.run"):
     importlib.import_module(name)  # Takes a second: JAX.
   from bamboo_jax.train.setup import preparation
@@ -346,9 +346,9 @@ def _prepare(config: ml_collections.ConfigDict) -> bool:
 
 
 class TracePlayer:
-  """Replays a trace; the caller tells the time, and acts.
+  """Replays a trace; the caller passes the time and carries out the events.
 
-  `names` has the name here of each node of the trace.
+  `names` has the name in the run of each node of the trace.
   """
 
   def __init__(self, replay: replay_lib.Replay, first: list[str]) -> None:
@@ -358,7 +358,7 @@ class TracePlayer:
 
   @property
   def brings_nodes(self) -> bool:
-    """Whether nodes are still to come; before that, nobody may be there."""
+    """Whether the trace has more nodes to add, so that none may be live now."""
     return any(event.kind == "add" for event in self._left)
 
   def take_due(self, now_secs: float) -> list[trace_lib.Event]:

@@ -19,12 +19,15 @@ class Setup:
   """The parts of a run on this machine.
 
   Attributes:
-    arguments: Of every agent.
-    zones: Given out in turn to nodes that come without one.
+    workdir: Folder of the run.
+    arguments: Command-line arguments of every agent.
+    first_zones: Zone of each initial node.
+    zones: Assigned in turn to nodes that join without one.
     etcd: Host and port; None starts an etcd.
+    run: Name of the run.
     faults: Events by step.
     replay: Events by time from the first step on.
-    gpus: Of this machine, given out in turn.
+    gpus: GPUs of this machine, assigned in turn.
   """
 
   workdir: pathlib.Path
@@ -47,7 +50,7 @@ class Setup:
 
 
 def check(config: ml_collections.ConfigDict, zones: Sequence[str]) -> None:
-  """Raises `ValueError` if there can be no cluster of this kind."""
+  """Raises `ValueError` if config or zones do not fit a cluster."""
   detection.Limits(**config.cluster)  # Checks them.
   if not all(zones) or not zones:
     raise ValueError(
@@ -61,7 +64,7 @@ def find_first_zones(
     zones: Sequence[str],
     replay: trace_replay.Replay | None,
 ) -> list[str]:
-  """Returns the zone of each node to begin with; checks as `check` first."""
+  """Returns the zone of each initial node; checks as `check` first."""
   check(config, zones)
   pipeline = config.pipeline
   needed = pipeline.num_pipelines * pipeline.num_stages
@@ -87,7 +90,7 @@ def with_random_kills(
     seed: int,
     kinds: Sequence[str],
 ) -> Setup:
-  """Returns the setup with random kills, written where workers read them."""
+  """Returns the setup with random kills, written to a file for the workers."""
   faults = random_kills.make_random_kills(
       num_kills,
       seed=seed,

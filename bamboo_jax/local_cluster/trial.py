@@ -1,4 +1,4 @@
-"""Runs of `bamboo cluster` that end when enough has been seen."""
+"""Runs of `bamboo cluster` that end after enough measurements."""
 
 from collections.abc import Callable, Sequence
 import pathlib
@@ -11,12 +11,12 @@ import time
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.report import run_times
 
-_ENDLESS = 10**9  # Steps of a run that ends by other means.
+_ENDLESS = 10**9  # Number of steps of a run that is ended from outside.
 _POLL_SECS = 0.5
 # Workers compile beside the first steps, and who boots slows the others.
 _FIRST_SECS, _LATER_SECS = 40, 20
 _APART_SECS = 5  # Two newcomers.
-_START_SECS = 600.0  # That a cluster may take to its first step.
+_START_SECS = 600.0  # Time limit of a cluster's first step.
 
 
 def run(
@@ -25,8 +25,8 @@ def run(
   """Runs a cluster for `secs` from its first step on; returns its times.
 
   Raises:
-    ValueError: It has ended before, or not in time; says where its logs are.
-      Or the folder has a run already.
+    ValueError: It ended too early or too late, then the message names its logs;
+      or the folder has a run already.
   """
 
   def is_over(lines: Sequence[jsonl.Line]) -> bool:
@@ -43,13 +43,10 @@ def calibrate(
     num_nodes: int,
     num_pipelines: int,
 ) -> run_times.RunTimes:
-  """Runs a cluster that loses a node, in whose place another comes.
+  """Runs a cluster that loses a node and gets another one; returns its times.
 
-  Of several pipelines it then loses one, by the death of two neighbours, in
-  whose places two others come one after the other.
-
-  Raises:
-    ValueError: As `run`.
+  With several pipelines it then loses one of them, by the death of two
+  neighbours, which are replaced one after the other. Raises as `run`.
   """
   events = [f"0,add,a/{node}" for node in range(num_nodes)]
   victims, secs, num_new = [[num_nodes - 1]], _FIRST_SECS, 0
@@ -80,7 +77,7 @@ def calibrate(
 
 
 def profile(path: pathlib.Path, arguments: Sequence[str]) -> str:
-  """Runs `bamboo profile`, which says what it does; returns its file.
+  """Runs `bamboo profile`, which shows its progress; returns its file.
 
   Raises `ValueError` if it fails.
   """
@@ -89,7 +86,7 @@ def profile(path: pathlib.Path, arguments: Sequence[str]) -> str:
   if status:
     raise ValueError(
         f"Nothing was measured: {shlex.join(command)} ended with status "
-        f"{status}; what it said is above."
+        f"{status}; its output is above."
     )
   return str(path)
 

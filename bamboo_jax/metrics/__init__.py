@@ -12,5 +12,6 @@
   schedule_plot  a step, planned and measured
   table          columns, CSV, Markdown
 
-Nothing here knows what is measured; whoever measures calls it.
+These modules are independent of the measured quantities; the measuring code
+calls them.
 """

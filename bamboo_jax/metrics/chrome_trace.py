@@ -1,8 +1,7 @@
 """Planned and measured steps as a Chrome trace, for Perfetto.
 
-They are two processes with one thread per track, and start together so that
-they can be compared. The format is the "Trace Event Format" of Chromium, in
-microseconds.
+They are two processes with one thread per track, with a common start for
+comparison. The format is Chromium's "Trace Event Format", in microseconds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +22,7 @@ _PLANNED, _MEASURED = 1, 2  # Numbers of the processes.
 
 @dataclasses.dataclass(frozen=True)
 class TracedStep:
-  """Slots of one step, which starts `start_ms` after the start of the run."""
+  """Slots of one step that starts `start_ms` after the start of the run."""
 
   step: int
   start_ms: float
@@ -32,10 +31,10 @@ class TracedStep:
 
 
 def write(path: str | os.PathLike[str], steps: Iterable[TracedStep]) -> None:
-  """Writes steps as a Chrome trace, all or nothing.
+  """Writes steps as a Chrome trace, atomically.
 
-  Overlapping slots of a track, which a thread of a trace cannot have, get
-  further threads "node 0 (2)", "node 0 (3)" and so on.
+  A thread of a trace cannot have overlapping slots, so those of a track are put
+  on further threads "node 0 (2)", "node 0 (3)" and so on.
   """
   base.write_atomically(path, _render(tuple(steps)))
 
@@ -94,7 +93,7 @@ def _render(steps: Sequence[TracedStep]) -> str:
 
 
 def _split_lanes(slots: Sequence[tuple]) -> list[list[tuple]]:
-  """Gives each slot, in order of start, to the first lane that is free."""
+  """Assigns each slot, in order of start, to the first free lane."""
   lanes = []
   for entry in slots:
     for lane in lanes:

@@ -1,9 +1,9 @@
 """The log of a run: `metrics.jsonl`, one JSON object per line.
 
-A line tells of a step ("step" is its number, from 1) or of an event (it has
-"event", too, and the number of the step that it belongs to). Lines are only
-appended; a crash can tear the last one, which readers ignore and a resumed run
-removes.
+A line describes a step ("step" is its number, from 1) or an event (it also has
+"event", and the number of the step that it belongs to). Lines are only
+appended; a crash can truncate the last one, which readers ignore and a resumed
+run removes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ Line = Mapping[str, Any]
 
 
 class MetricsWriter:
-  """Appends lines to a file; each is with the system when its call returns."""
+  """Appends lines to a file; written to the system when a call returns."""
 
   def __init__(
       self,
@@ -31,9 +31,9 @@ class MetricsWriter:
     """Opens the file, created if absent; `ValueError` if it is not a log.
 
     A resumed run writes later steps again, so lines of steps after
-    `resumed_from_step` are removed first. Instead of raising errors
-    `write_step` and `write_event` give them to `on_error`, if given, as a run
-    need not end for a line of its log.
+    `resumed_from_step` are removed first. If `on_error` is given, `write_step`
+    and `write_event` pass errors to it instead of raising, since a run need not
+    end for a line of its log.
     """
     self.path = pathlib.Path(path)
     self._on_error = on_error
@@ -49,8 +49,8 @@ class MetricsWriter:
     """Appends metrics by name, with units in the names.
 
     They are numbers of Python or numpy, strings, lists and dicts; NaN and
-    infinity become null. Raises `OSError` if a line is not, or only partly,
-    written; the rest then precedes the next one.
+    infinity become null. Raises `OSError` if a line is not completely written;
+    the next call writes the rest first.
     """
     self._unwritten += _render({"step": step, **values}).encode()
     try:
@@ -67,9 +67,9 @@ class MetricsWriter:
     self.write_step(step, {"event": event, **(values or {})})
 
   def close(self) -> None:
-    """Closes the file; a second call does nothing.
+    """Closes the file; idempotent.
 
-    Raises `OSError` if something that could not be written before is lost.
+    Raises `OSError` if a line that could not be written before is lost.
     """
     try:
       if self._unwritten:
@@ -82,7 +82,7 @@ class MetricsWriter:
     if self.path.exists():
       kept = [l for l in read_lines(self.path) if l["step"] <= last_step]
       base.write_atomically(self.path, "".join(map(_render, kept)))
-    # Unbuffered, so that one line is one write and a crash loses none.
+    # Unbuffered, so that each line is one write and a crash loses none.
     self._file = open(self.path, "ab", buffering=0)
 
   def _write(self) -> None:
@@ -93,20 +93,20 @@ class MetricsWriter:
     size = len(self._unwritten)
     self._unwritten = self._unwritten[written:]
     if self._unwritten:
-      raise OSError(f"Only {written} of {size} bytes went to {self.path}.")
+      raise OSError(f"Wrote only {written} of {size} bytes to {self.path}.")
 
 
 class MetricsReader:
-  """Reads lines as they are appended, each once; a run may write millions."""
+  """Reads lines incrementally, each once; a run may write millions."""
 
   def __init__(self, path: str | os.PathLike[str]) -> None:
     self._path = pathlib.Path(path)
-    self._file: BinaryIO | None = None  # Open, so its number is no other's.
+    self._file: BinaryIO | None = None  # Keeps its inode number.
 
   def read(self) -> tuple[bool, tuple[Line, ...]]:
     """Returns whether the file was replaced, and the lines since the last call.
 
-    Of a new file all lines are new. Raises as `read_lines`.
+    Of a new file all lines are new. Raises like `read_lines`.
     """
     found = os.stat(self._path).st_ino
     is_new = not self._file or os.fstat(self._file.fileno()).st_ino != found
@@ -125,9 +125,9 @@ class MetricsReader:
 
 
 def read_lines(path: str | os.PathLike[str]) -> tuple[Line, ...]:
-  """Returns all whole lines, in the order in which they were written.
+  """Returns all complete lines, in the order in which they were written.
 
-  Raises `ValueError` for a line, save a torn last one, without "step".
+  Raises `ValueError` for a line without "step", except a truncated last one.
   """
   return _parse_lines(pathlib.Path(path).read_bytes(), path)
 
@@ -140,7 +140,7 @@ def _parse_lines(
     try:
       line = json.loads(text)
       if not isinstance(line["step"], int):
-        raise TypeError("step is not a whole number")
+        raise TypeError("step is not an integer")
     except (ValueError, TypeError, KeyError) as e:
       raise ValueError(
           f"Line {number} of {path} is not a JSON object with a number 'step': "
@@ -153,7 +153,7 @@ def _parse_lines(
 def column(
     lines: Sequence[Line], name: str, *, event: str | None = None
 ) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-  """Returns the steps that have a non-null value `name`, and these values."""
+  """Returns the steps with a non-null value `name`, and these values."""
   found = [
       (line["step"], line[name])
       for line in lines
@@ -171,7 +171,7 @@ def _plain(value: Any) -> Any:
     return {str(key): _plain(entry) for key, entry in value.items()}
   if isinstance(value, (list, tuple)):
     return [_plain(entry) for entry in value]
-  if hasattr(value, "tolist"):  # An array or a scalar of numpy.
+  if hasattr(value, "tolist"):  # A numpy array or scalar.
     return _plain(value.tolist())
   if isinstance(value, float) and not math.isfinite(value):
     return None

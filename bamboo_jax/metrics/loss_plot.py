@@ -14,12 +14,12 @@ _TRACK = 0.3  # Inches for a node in the planned step.
 
 Points = tuple[Sequence[int], Sequence[float]]
 
-# Of a mark, by event: the row's label, marker and colour.
+# By event: the row's label, marker and colour.
 _MARKS = {
     "recovery": ("deaths", "x", plots.RED),
     "join": ("joins", "+", plots.GREEN),
 }
-# The first run lies below the others, which may have the very same losses.
+# The first run is drawn below the others, which may have equal losses.
 _LINES = (
     dict(color=plots.SKY, linewidth=4.0, alpha=0.6),
     dict(color=plots.BLUE, linewidth=1.2),
@@ -35,8 +35,8 @@ class Losses:
   Attributes:
     train: Steps, from 1, and mean loss per token in nats.
     evaluation: The same of the evaluations; may be empty.
-    marks: Steps in which nodes died or joined, by event ("recovery", "join"); a
-      step once for each node.
+    marks: Steps in which nodes died or joined, by event ("recovery", "join");
+      once per node.
   """
 
   name: str
@@ -46,7 +46,7 @@ class Losses:
 
 
 def read_losses(lines: Sequence[jsonl.Line], *, name: str) -> Losses:
-  """Returns what the log of a run says, see `jsonl.read_lines`."""
+  """Returns the losses in the log of a run, see `jsonl.read_lines`."""
   marks = {event: [] for event in _MARKS}
   for line in lines:
     if line.get("event") in marks:
@@ -66,7 +66,7 @@ def plot_losses(
     *,
     formats: Sequence[str] = ("png",),
 ) -> None:
-  """Draws the losses of some runs over each other; see `plots.save_figure`."""
+  """Draws the losses of several runs in one figure; see `plots.save_figure`."""
   plots.save_figure(draw_losses(runs), path, formats)
 
 

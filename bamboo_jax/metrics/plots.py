@@ -1,7 +1,7 @@
 """Figures: one style, legends that fit, and files as PNG, PDF or SVG.
 
-Matplotlib, of the extra `plots`, is imported only when drawing: that takes
-longer than many commands.
+Matplotlib, of the extra `plots`, is imported only for drawing, because the
+import takes longer than many commands.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,19 +30,19 @@ _NO_DATE = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
 
 
 def check() -> None:
-  """Raises `base.MissingExtraError` if no figure can be drawn."""
+  """Raises `base.MissingExtraError` if Matplotlib is not installed."""
   load("figure")
 
 
 def load(name: str) -> types.ModuleType:
-  """Returns a module of matplotlib; raises as `check`."""
+  """Returns a module of matplotlib; raises like `check`."""
   return extras.load(f"matplotlib.{name}", extra="plots", what="Figures")
 
 
 def parse_formats(text: str) -> tuple[str, ...]:
   """Returns the formats in a list such as "png,pdf".
 
-  Raises `ValueError` if it is empty, or names a format twice or one that is not
+  Raises `ValueError` if it is empty, or has a duplicate or an entry that is not
   in `FORMATS`.
   """
   names = tuple(name.strip() for name in text.split(","))
@@ -64,7 +64,7 @@ def new_figure(
   """
   shape = dict(figsize=size, layout="constrained", dpi=_DPI)
   fig = load("figure").Figure(**shape)
-  load("backends.backend_agg").FigureCanvasAgg(fig)  # Measures texts.
+  load("backends.backend_agg").FigureCanvasAgg(fig)  # Measures text.
   grid = fig.subplots(rows, columns, squeeze=False, **options)
   for axes in grid.flat:
     axes.grid(alpha=0.3)
@@ -78,7 +78,7 @@ def add_legend(
 ) -> None:
   """Adds a legend below or above ("upper") the axes, as wide as fits.
 
-  It has as few rows as possible, which are as equal as they can be.
+  It has as few rows as possible, of nearly equal length.
   """
   renderer = fig.canvas.get_renderer()
   for num_rows in range(1, len(handles) + 1):
@@ -100,7 +100,7 @@ def count_locator() -> Any:
 
 
 def plain(text: str) -> str:
-  """Returns `text` such that Matplotlib reads no formula in it."""
+  """Escapes `text` so that Matplotlib reads no formula in it."""
   return text.replace("$", r"\$")
 
 
@@ -109,7 +109,7 @@ def save_figure(
     path: str | os.PathLike[str],
     formats: Sequence[str] = ("png",),
 ) -> list[pathlib.Path]:
-  """Writes a Matplotlib figure, each file all or nothing; returns their paths.
+  """Writes a Matplotlib figure, each file atomically; returns their paths.
 
   The suffix of `path` is replaced by that of each format. Raises `OSError`.
   """
@@ -120,7 +120,7 @@ def save_figure(
 
 
 def render_figure(fig: Any, name: str = "png") -> bytes:
-  """Returns a file of a Matplotlib figure, in one of `FORMATS`."""
+  """Returns the bytes of a Matplotlib figure in one of `FORMATS`."""
   data = io.BytesIO()
   with _style():
     fig.savefig(data, format=name, metadata=_NO_DATE[name])
@@ -129,7 +129,7 @@ def render_figure(fig: Any, name: str = "png") -> bytes:
 
 @contextlib.contextmanager
 def _style() -> Iterator[None]:
-  import matplotlib  # `load` has found it.
+  import matplotlib  # Imported by `load` already.
 
   with matplotlib.rc_context(_STYLE):
     yield

@@ -13,7 +13,7 @@ from typing import TextIO
 
 import tqdm
 
-# Digits after the point by the end of the name, which is the unit.
+# Digits after the point by the suffix of the name, which is the unit.
 _FORMATS = {
     "loss": ".4f",
     "accuracy": ".4f",
@@ -23,9 +23,9 @@ _FORMATS = {
     "_secs": ".2f",
     "_per_sec": ".0f",
 }
-_SHORT = {"learning_rate": "lr"}  # Names in lines of steps.
+_SHORT = {"learning_rate": "lr"}  # Names shown in lines of steps.
 
-_PAUSE_SECS = 1.0  # A longer pause is explained.
+_PAUSE_SECS = 1.0  # After a longer pause the reason is shown.
 
 
 def render_line(values: Mapping[str, int | float | str]) -> str:
@@ -40,7 +40,7 @@ def render_evaluation(step: int, means: Mapping[str, float]) -> str:
 
 
 class Progress:
-  """Shows steps on a stream, standard output by default; or another unit."""
+  """Shows steps, or another unit, on a stream, by default standard output."""
 
   def __init__(
       self,
@@ -50,7 +50,7 @@ class Progress:
       unit: str = "step",
       pause_secs: float = _PAUSE_SECS,
   ) -> None:
-    """Has shown nothing yet; pauses of `pause_secs` are explained."""
+    """Shows nothing yet; pauses above `pause_secs` are explained."""
     self._unit = unit
     self._stream = sys.stdout if stream is None else stream
     self._pause_secs = pause_secs
@@ -74,7 +74,7 @@ class Progress:
       self._bar.update(step - self._bar.n)
 
   def show_text(self, text: str) -> None:
-    """Writes a line of its own, above the bar if there is one."""
+    """Writes a separate line, above the bar if there is one."""
     with self._lock:
       if self._bar is None:
         print(text, file=self._stream, flush=True)
@@ -82,9 +82,9 @@ class Progress:
         self._bar.write(text, file=self._stream)
 
   def explain(self, reason: str) -> None:
-    """Shows why training stands still, once no step has come for a while.
+    """Shows why training pauses, once no step has ended for a while.
 
-    Another reason replaces it.
+    A later call replaces the reason.
     """
     self._reason.cancel()
     self._reason = threading.Timer(
@@ -97,7 +97,7 @@ class Progress:
     return self
 
   def __exit__(self, *unused_exc: object) -> None:
-    """Leaves the bar as it stands."""
+    """Leaves the bar as it is."""
     self._reason.cancel()
     if self._bar is not None:
       self._bar.close()

@@ -1,4 +1,4 @@
-"""The result of a run, as Python code asks for it."""
+"""The result of a run, for Python code."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -17,8 +17,8 @@ class Result:
 
   Attributes:
     workdir: Folder of the run.
-    summary: What `summary.json` says.
-    lines: Of `metrics.jsonl`, one for each step and event.
+    summary: Contents of `summary.json`.
+    lines: Lines of `metrics.jsonl`, one for each step and event.
   """
 
   workdir: pathlib.Path
@@ -37,7 +37,7 @@ class Result:
 
   @property
   def recoveries(self) -> Sequence[Mapping[str, Any]]:
-    """Deaths that training survived, as `summary.json` has them."""
+    """Deaths that training survived, as in `summary.json`."""
     return self.summary.more.get("recoveries", ())
 
   @property
@@ -47,7 +47,7 @@ class Result:
 
   @property
   def state_sha256(self) -> str:
-    """Hash of all that the next step depends on."""
+    """Hash of everything that the next step depends on."""
     return self.summary.state_sha256
 
   def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""A figure of one step: what each node did when, planned and measured."""
+"""A figure of one step: the timeline of each node, planned and measured."""
 
 import collections
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Any
 from bamboo_jax.metrics import plots
 from bamboo_jax.metrics import slot as slot_lib
 
-# Categories are those of `slot.Slot`; others take the spare colours in order.
+# Categories are those of `slot.Slot`; unknown ones take the spare colours.
 _COLOURS = {
     "forward": plots.SKY,
     "backward": plots.BLUE,
@@ -27,10 +27,10 @@ _PASSES = {
 }
 _SPARE_COLOURS = (plots.YELLOW, plots.PURPLE, "#73AF48", "#94346E", "#333333")
 _DARK = (plots.BLUE, plots.PURPLE, "#94346E", "#333333")
-_WIDTH, _ROW = 14.0, 0.36  # Of the figure and of a row, in inches.
-_FONT, _SMALL_FONT = 7, 6  # Of level and of upright labels, in points.
-_MOST_UNLIKE = 3.0  # Longer to shorter part, for one scale of time.
-_AXES_WIDTH = 0.88 * 72 * _WIDTH  # In points, at least.
+_WIDTH, _ROW = 14.0, 0.36  # Width of the figure, height of a row, inches.
+_FONT, _SMALL_FONT = 7, 6  # Of horizontal and vertical labels, points.
+_MOST_UNLIKE = 3.0  # Ratio of parts that share a time scale.
+_AXES_WIDTH = 0.88 * 72 * _WIDTH  # Points, minimum.
 
 
 def plot_schedule(
@@ -43,8 +43,8 @@ def plot_schedule(
 ) -> None:
   """Draws a step: planned above measured, with a key to the names of slots.
 
-  One row per track; one scale of time unless that would squeeze one of them.
-  Raises `ValueError` without slots.
+  One row per track; both parts have the same time scale unless that would make
+  one too narrow. Raises `ValueError` without slots.
   """
   fig = draw_schedule(planned=planned, measured=measured, title=title)
   plots.save_figure(fig, path, formats)
@@ -117,10 +117,10 @@ def _draw_rows(
     colours: dict[str, str],
     span_ms: float,
 ) -> list[slot_lib.Slot]:
-  """Draws the slots; returns those with a label."""
+  """Draws the slots; returns the labelled ones."""
   tracks = slot_lib.tracks(slots)
   rows = {track: row for row, track in enumerate(tracks)}
-  # One collection for all boxes of a row and colour: thousands are slow.
+  # One collection for all boxes of a row and colour, for speed.
   boxes, labelled = collections.defaultdict(list), []
   for slot in slots:
     width_ms = slot.end_ms - slot.start_ms
@@ -153,8 +153,8 @@ def _draw_rows(
 
 
 def _fit(name: str, width: float) -> int | None:
-  """Returns the angle at which a name fits a box of `width` points, if any."""
-  length = 0.68 * len(name)  # In sizes of a font, for digits and capitals.
+  """Returns the angle at which a name fits a box of `width` points, or None."""
+  length = 0.68 * len(name)  # In font sizes, for digits and capitals.
   if length * _FONT + 2 < width:
     return 0
   is_low = length * _SMALL_FONT < 0.9 * 72 * _ROW
@@ -162,7 +162,7 @@ def _fit(name: str, width: float) -> int | None:
 
 
 def _colours(slots: Sequence[slot_lib.Slot]) -> dict[str, str]:
-  """Returns the colour of each category that occurs, in order of legend."""
+  """Returns the colour of each category present, in order of the legend."""
   present = {slot.category for slot in slots}
   known = [c for c in _COLOURS if c in present]
   unknown = sorted(present - _COLOURS.keys())
@@ -173,13 +173,13 @@ def _colours(slots: Sequence[slot_lib.Slot]) -> dict[str, str]:
 def _key(
     colours: dict[str, str], labelled: Sequence[slot_lib.Slot]
 ) -> list[Any]:
-  """Returns legend entries: a label of each form, or else the category."""
+  """Returns legend entries: one label of each form, else the category."""
   patches = plots.load("patches")
 
   examples: dict[str, dict[str, slot_lib.Slot]] = {}
   for slot in labelled:
     if slot.meaning:
-      form = re.sub(r"\d+", "0", slot.name)  # All of a kind have one.
+      form = re.sub(r"\d+", "0", slot.name)  # Equal for all of a kind.
       examples.setdefault(slot.category, {}).setdefault(form, slot)
   entries = []
   for category, colour in colours.items():

@@ -9,8 +9,9 @@ import math
 class Slot:
   """One interval of a track, such as "node 3", in ms after the step's start.
 
-  `category`, such as "forward", gives the colour; `meaning` explains the name
-  in the legend, which has one slot of each form ("0F1" and "2F3" are one).
+  `category`, such as "forward", selects the colour; `meaning` explains the name
+  in the legend, which has one slot of each form ("0F1" and "2F3" have one
+  form).
   """
 
   track: str
@@ -30,7 +31,7 @@ class Slot:
 
 
 def tracks(slots: Iterable[Slot]) -> tuple[str, ...]:
-  """Returns the distinct tracks, numbers in names by value: 2 before 10."""
+  """Returns the distinct tracks, in natural order: 2 before 10."""
   return tuple(sorted({s.track for s in slots}, key=_natural_key))
 
 

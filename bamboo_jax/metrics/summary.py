@@ -23,7 +23,7 @@ class Summary:
     final_loss: Mean loss per token of the last step, in nats; None before the
       first step and if it is not finite.
     params_sha256: Hash of the parameters, see `checkpoint.digest`.
-    state_sha256: Hash of all that the next step depends on.
+    state_sha256: Hash of everything that the next step depends on.
     resumed_from_step: Steps done before this process.
     bubble_fraction: Share of the nodes' time spent waiting, if measured.
     more: Further entries by name; written beside the ones above.
@@ -51,7 +51,7 @@ class Summary:
 
 
 def write_summary(path: str | os.PathLike[str], summary: Summary) -> None:
-  """Replaces the file at `path`, all or nothing; raises `OSError`."""
+  """Replaces the file at `path` atomically; raises `OSError`."""
   entries = {**vars(summary), **summary.more}
   del entries["more"]
   loss = summary.final_loss
@@ -62,7 +62,7 @@ def write_summary(path: str | os.PathLike[str], summary: Summary) -> None:
 
 
 def read_summary(path: str | os.PathLike[str]) -> Summary:
-  """Reads `write_summary`'s file; raises `OSError` or `ValueError`."""
+  """Reads the file of `write_summary`; raises `OSError` or `ValueError`."""
   try:
     entries = json.loads(pathlib.Path(path).read_text())
     names = [f.name for f in dataclasses.fields(Summary) if f.name != "more"]
@@ -75,21 +75,21 @@ def read_summary(path: str | os.PathLike[str]) -> Summary:
 def median_but_first(values: Sequence[float]) -> float | None:
   """Returns the median over steps without the first, which compiles.
 
-  It is that of the first if there is no other, and None without steps.
+  If there is only one step, its value; None without steps.
   """
   return statistics.median(values[1:] or values) if values else None
 
 
 def digest_arrays(arrays: Iterable[tuple[str, np.ndarray]]) -> str:
-  """Returns the SHA-256 of the arrays' bytes, one after another, in hex.
+  """Returns the SHA-256 of the concatenated bytes of the arrays, in hex.
 
-  Bytes are in C order; names, shapes and dtypes do not count, so equal numbers
-  have equal hashes however they are stored. A repeated name is a `ValueError`.
+  Bytes are in C order; names, shapes and dtypes are ignored, so equal numbers
+  have equal hashes in any layout. A repeated name is a `ValueError`.
   """
   sha256, seen = hashlib.sha256(), set()
   for name, array in arrays:
     if name in seen:
-      raise ValueError(f"Array {name!r} comes twice.")
+      raise ValueError(f"Array {name!r} occurs twice.")
     seen.add(name)
     sha256.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
   return sha256.hexdigest()

@@ -9,7 +9,7 @@ from typing import Any
 def align(
     rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)
 ) -> str:
-  """Returns a line per row, flush right except for the columns in `left`."""
+  """Returns a line per row, right-aligned except for the columns in `left`."""
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   return "\n".join(
       "  ".join(
@@ -23,10 +23,10 @@ def align(
 def to_csv(
     rows: Sequence[Mapping[str, Any]], *, digits: int | None = None
 ) -> str:
-  """Returns a header, the keys of the first row, and all rows.
+  """Returns CSV: the keys of the first row as header, and all rows.
 
-  All have the same keys; None is an empty cell. `digits` are the significant
-  digits of floats, None for all.
+  All rows have the same keys; None is an empty cell. `digits` are the
+  significant digits of floats, None for all.
   """
   out = io.StringIO()
   writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")

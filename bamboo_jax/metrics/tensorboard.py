@@ -11,8 +11,8 @@ from bamboo_jax.base import extras
 class TensorBoardWriter:
   """Writes the numbers among a run's metrics as TensorBoard scalars.
 
-  Scalars of steps after `resumed_from_step` by an earlier process are hidden.
-  Raises `base.MissingExtraError` if the extra is not installed.
+  Scalars that an earlier process wrote for steps after `resumed_from_step` are
+  hidden. Raises `base.MissingExtraError` if the extra is not installed.
   """
 
   def __init__(
@@ -29,11 +29,11 @@ class TensorBoardWriter:
   def write_step(
       self, step: int, values: Mapping[str, Any], *, group: str = "train"
   ) -> None:
-    """Writes each number of `values` as the scalar `group/name`."""
+    """Writes each number in `values` as the scalar `group/name`."""
     for name, value in values.items():
       if isinstance(value, numbers.Real) and not isinstance(value, bool):
         self._writer.add_scalar(f"{group}/{name}", float(value), step)
 
   def close(self) -> None:
-    """Writes what is pending and closes the file."""
+    """Flushes and closes the file."""
     self._writer.close()

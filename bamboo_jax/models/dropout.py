@@ -58,5 +58,5 @@ _drop.defvjp(_drop_forward, _drop_backward)
 
 
 def _num_dropped(rate: float) -> int:
-  """Returns how many of the `_LEVELS` values of 16 bits mean a drop."""
+  """Returns the number of the `_LEVELS` 16-bit values that mean a drop."""
   return min(round(rate * _LEVELS), _LEVELS - 1)

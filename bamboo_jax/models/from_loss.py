@@ -1,9 +1,9 @@
-"""A training function of the user's own as a model of one layer.
+"""The user's own training function as a model of one layer.
 
 A pure function that returns a loss needs no pipeline: each node holds the whole
-model and computes its part of the batch. Such nodes are copies of each other,
-so with `pipeline.num_stages=1` a death costs what its node had computed of the
-step, and another copy computes that again.
+model and computes its part of the batch. Such nodes are replicas of each other,
+so with `pipeline.num_stages=1` a death costs the dead node's part of the step,
+which another replica computes again.
 """
 
 from collections.abc import Callable, Hashable
@@ -21,7 +21,7 @@ from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import remat as remat_lib
 
-# What a layer of one model is called; it keys the parameters in checkpoints.
+# Name of the only layer; it keys the parameters in checkpoints.
 LAYER = "model"
 
 
@@ -41,11 +41,12 @@ def from_loss(
     init: `init(key)` returns the parameters, any pytree of float32 arrays. The
       same key must give the same parameters: every node calls it.
     loss: `loss(params, batch)` returns the mean loss of the samples in `batch`,
-      a scalar; or a `layer.Loss` where samples do not weigh the same. `batch`
-      has the arrays `batch_keys`, each [samples, ...]. If it has an argument
-      `key`, that is a key of the step and the microbatch, None in evaluation.
-    batch_keys: What `loss` reads of the arrays of the data source.
-    name: Names the model in checkpoints, which refuse another one.
+      a scalar; or a `layer.Loss` if samples have different weights. `batch` has
+      the arrays `batch_keys`, each [samples, ...]. An optional argument `key`
+      is a random key of the step and the microbatch, None in evaluation.
+    batch_keys: The arrays of the data source that `loss` reads.
+    name: Names the model in checkpoints; a checkpoint of another name is
+      rejected.
   """
   takes_key = "key" in inspect.signature(loss).parameters
   layer = LossLayer(LAYER, init, loss, tuple(batch_keys), takes_key)
@@ -76,9 +77,9 @@ class LossLayer:
   def init(
       self, key: jax.Array, inputs: None, batch: layer_lib.Batch
   ) -> layer_lib.Variables:
-    """Returns the first parameters; they do not depend on `batch`.
+    """Returns the initial parameters; they do not depend on `batch`.
 
-    Raises `ValueError` for a leaf that is no float32 array.
+    Raises `ValueError` if a leaf is not a float32 array.
     """
     leaves = jax.tree_util.tree_leaves_with_path(self.init_params(key))
     if not leaves:
@@ -89,7 +90,7 @@ class LossLayer:
         found = getattr(leaf, "dtype", type(leaf).__name__)
         raise ValueError(
             f"Parameter {path!r} must be a float32 array, got {found}. Keep "
-            "what is not trained out of the parameters, and cast in the loss."
+            "untrained values out of the parameters, and cast in the loss."
         )
     return layer_lib.Variables(
         params={k: jnp.asarray(v) for k, v in params.items()}, stats={}
@@ -105,14 +106,14 @@ class LossLayer:
       key: jax.Array | None,
       train: bool,
   ) -> tuple[layer_lib.Loss, base.PyTree]:
-    """Returns the loss of a microbatch, and the statistics, which are none."""
+    """Returns the loss of a microbatch, and empty statistics."""
     policy, key = (self.remat, key) if train else ("full", None)
     run = remat_lib.checkpoint_keyed(self._compute, policy, key)
     return run(params, batch), stats
 
   @functools.cached_property
   def _structure(self) -> tuple[tuple[str, ...], jax.tree_util.PyTreeDef]:
-    """Names of the leaves in order, and the pytree that `init_params` makes."""
+    """Names of the leaves in order, and the pytree of the parameters."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     shapes = jax.eval_shape(self.init_params, key)
     leaves, structure = jax.tree_util.tree_flatten_with_path(shapes)

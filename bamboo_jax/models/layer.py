@@ -1,4 +1,4 @@
-"""What layers hold, read, return and share; `linen` has the layers."""
+"""The variables, losses and ties of layers; `linen` has the layers."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -14,7 +14,7 @@ Batch = Mapping[str, jax.Array]
 
 @flax.struct.dataclass
 class Variables:
-  """What a layer holds between steps, float32.
+  """The state of a layer between steps, float32.
 
   `params` is a dict by name, possibly nested; `stats` are not differentiated,
   such as running averages, and may be empty.
@@ -30,8 +30,8 @@ class Loss:
 
   `total` sums the losses of all tokens, in nats; `weight` is the number of
   tokens that count. The loss of a step is the sum of `total` over its
-  microbatches divided by that of `weight`, so microbatches need not weigh the
-  same. `correct`, if it is there, is the number of right guesses among them.
+  microbatches divided by that of `weight`, so microbatches may have different
+  weights. `correct`, if present, is the number of right predictions among them.
   """
 
   total: jax.Array
@@ -40,7 +40,7 @@ class Loss:
 
 
 def sum_losses(losses: jax.Array, counts: jax.Array) -> Loss:
-  """Returns the sum of the losses that count."""
+  """Returns the sum of the losses where `counts` is true."""
   return Loss(
       total=jnp.where(counts, losses, 0).sum(),
       weight=counts.sum(dtype=jnp.float32),
@@ -52,7 +52,7 @@ class Tie:
   """A parameter that a layer shares with an earlier layer, `layer`.
 
   Each layer keeps a copy, so that it is complete in any partition. Copies start
-  equal and stay equal if each gets the summed gradient of all copies. Both
+  equal and stay equal because each gets the summed gradient of all copies.
   `param` and `layer_param`, its name in the owner, are top-level names.
   """
 

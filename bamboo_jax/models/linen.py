@@ -1,13 +1,14 @@
 """A layer: the smallest unit of a model that a partition can move.
 
-A layer says what it reads of the microbatch and which parameters it shares; a
-module of flax computes it. Layers pass pytrees of float arrays; integers, such
-as tokens, come from the microbatch. BERT, ResNet and GNMT fit too: skip
-connections travel with the outputs, and running averages are statistics.
+A layer names the entries of the microbatch that it reads and the parameters
+that it shares; a module of flax computes it. Layers pass pytrees of float
+arrays; integers, such as tokens, come from the microbatch. BERT, ResNet and
+GNMT fit too: skip connections are part of the outputs, and running averages are
+statistics.
 
 The module is called as `module(inputs, batch, train=train)`. Its collection
-`params` holds parameters; all other collections are statistics. Ours are
-functions, see `make_layer`.
+`params` holds parameters; all other collections are statistics. The layers of
+this package are functions, see `make_layer`.
 """
 
 from collections.abc import Callable, Hashable
@@ -27,13 +28,13 @@ from bamboo_jax.models import remat
 
 @dataclasses.dataclass(frozen=True)
 class LinenLayer:
-  """What `module` computes; its methods are pure and traceable.
+  """A layer computed by `module`; its methods are pure and traceable.
 
   Attributes:
     name: Unique in the model; keys parameters and checkpoints.
     batch_keys: Entries of the microbatch that the layer reads.
     ties: Parameters shared with earlier layers.
-    remat: What it keeps for its backward pass, a key of `remat.POLICIES`.
+    remat: Values kept for its backward pass, a key of `remat.POLICIES`.
   """
 
   name: str
@@ -44,15 +45,15 @@ class LinenLayer:
 
   @property
   def kind(self) -> Hashable:
-    """Layers of equal kind compute the same function: one is measured."""
+    """Layers of equal kind compute the same function, so one is measured."""
     return self.module, self.batch_keys, self.remat
 
   def init(
       self, key: jax.Array, inputs: base.PyTree, batch: layer_lib.Batch
   ) -> layer_lib.Variables:
-    """Returns the first variables; compiled once for layers of one kind.
+    """Returns the initial variables; compiled once for layers of one kind.
 
-    `inputs` are the output of the layer before (None if first), `batch` the
+    `inputs` are the output of the previous layer (None if first), `batch` the
     entries `batch_keys` of a microbatch; only their shapes are read.
     """
     leaves, structure = jax.tree.flatten((inputs, dict(batch)))
@@ -69,7 +70,7 @@ class LinenLayer:
       key: jax.Array | None,
       train: bool,
   ) -> tuple[base.PyTree, base.PyTree]:
-    """Returns the outputs, a `Loss` if last, and the statistics afterwards.
+    """Returns the outputs, a `Loss` if last, and the new statistics.
 
     A step replaces the statistics by the mean over its microbatches of the
     returned ones, each computed from `stats`, those before the step. `train`
@@ -107,7 +108,7 @@ class LinenLayer:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-  """A call of a function of `make_layer`: makes what it needs."""
+  """The argument of a function of `make_layer`: its parameters and keys."""
 
   module: nn.Module
   train: bool
@@ -119,11 +120,11 @@ class Call:
     return self.module.param(name, init, shape)
 
   def key(self, rate: float) -> jax.Array | None:
-    """Returns a key of the layer's own, None if nothing is dropped."""
+    """Returns a random key; None if nothing is to be dropped."""
     return self.module.make_rng("dropout") if self.train and rate > 0 else None
 
   def drop(self, x: jax.Array, rate: float) -> jax.Array:
-    """Returns `x` with elements dropped if the model trains."""
+    """Returns `x` with elements dropped in training."""
     return dropout.drop(x, self.key(rate), rate=rate)
 
 
@@ -137,7 +138,7 @@ class Function(nn.Module):
   def __call__(
       self, inputs: base.PyTree, batch: layer_lib.Batch, *, train: bool
   ) -> base.PyTree:
-    """Returns what the function returns."""
+    """Returns the result of the function."""
     call = Call(self, train)
     return self.function(call, inputs, batch, **dict(self.options))
 
@@ -151,8 +152,9 @@ def make_layer(
 ) -> LinenLayer:
   """Returns the layer of `function(call, inputs, batch, **options)`.
 
-  `call` is a `Call`. The function may also call modules of flax, which are then
-  parts of the layer. Layers of one function with equal options are of one kind.
+  `call` is a `Call`. The function may also call modules of flax, which then
+  become parts of the layer. Layers of one function with equal options are of
+  one kind.
   """
   module = Function(function, tuple(options.items()))
   return LinenLayer(name, module, batch_keys, ties)

@@ -20,14 +20,14 @@ from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import linen
 from bamboo_jax.models import remat
 
-_INIT_STREAM = 0xFFFFFFFF  # In place of a step, so no step can have this key.
+_INIT_STREAM = 0xFFFFFFFF  # Instead of a step; no step has it.
 
 _LayerShapes = tuple[base.PyTree, layer_lib.Variables]  # Of inputs, variables.
 
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-  """The time that a layer's passes take at least, for one microbatch."""
+  """Minimum time of a layer's passes for one microbatch."""
 
   forward_ms: float
   backward_ms: float
@@ -37,11 +37,15 @@ class Pace:
 class Model:
   """Layers in the order in which they run.
 
-  The first gets no inputs, the last returns a `layer.Loss`. Two models with
-  equal `fingerprint` (JSON) have the same parameters and compute the same;
-  those of `zoo` are made by `zoo.make_model(**fingerprint)`. `sample` has the
-  shapes of one sample of the data; models that are not in `zoo` need none.
-  `paces` are of layers that take longer than they compute, see `paced`.
+  The first layer has no inputs, the last returns a `layer.Loss`.
+
+  Attributes:
+    fingerprint: JSON. Models with equal fingerprints have the same parameters
+      and compute the same function; `zoo.make_model(**fingerprint)` makes those
+      of `zoo`.
+    sample: Shapes of one sample of the data; None for some models outside
+      `zoo`.
+    paces: Minimum times of layers, see `paced`.
   """
 
   name: str
@@ -75,7 +79,7 @@ class Model:
     return tuple(layer.name for layer in self.layers)
 
   def with_remat(self, text: str) -> "Model":
-    """Returns the model whose layers keep what `remat.of_layers` says."""
+    """Returns the model with the rematerialisation of `remat.of_layers`."""
     policies = remat.of_layers(text, self.layer_names)
     if all(layer.remat == policies[layer.name] for layer in self.layers):
       return self
@@ -86,7 +90,7 @@ class Model:
     return dataclasses.replace(self, layers=tuple(layers))
 
   def batch_shapes(self, num_samples: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a microbatch of samples as in `sample`."""
+    """Returns the shapes of a microbatch of `num_samples` samples."""
     return {
         key: jax.ShapeDtypeStruct((num_samples, *shape.shape), shape.dtype)
         for key, shape in self.sample.items()
@@ -111,17 +115,17 @@ class Model:
   def input_shapes(self, batch: Mapping[str, Any]) -> tuple[base.PyTree, ...]:
     """Returns the shapes of the inputs of each layer; the first is None.
 
-    `batch` is a microbatch or its shapes; `ValueError` if it does not fit the
-    model.
+    `batch` is a microbatch or its shapes; raises `ValueError` if it does not
+    fit the model.
     """
     return tuple(inputs for inputs, _ in self._layer_shapes(batch))
 
   def init_layer(
       self, index: int, *, seed: int, batch_shapes: Mapping[str, Any]
   ) -> layer_lib.Variables:
-    """Returns the first variables of a layer, tied copies included.
+    """Returns the initial variables of a layer, tied copies included.
 
-    They depend on `seed` and `index` only, not on the size of the batch.
+    They depend only on `seed` and `index`, not on the size of the batch.
     """
     layer = self.layers[index]
     batch = jax.tree.map(_shape, _read(layer, batch_shapes))
@@ -146,7 +150,7 @@ class Model:
     cache_key = _hashable(batch)
     if cache_key in self._shapes:
       return self._shapes[cache_key]
-    key = jax.eval_shape(lambda: jax.random.key(0))  # A key needs a device.
+    key = jax.eval_shape(lambda: jax.random.key(0))  # Needs no device.
     traced, shapes, inputs = {}, [], None
     for layer in self.layers:
       read = _read(layer, batch)
@@ -167,7 +171,7 @@ def microbatch_key(
     *,
     impl: str = "threefry2x32",
 ) -> jax.Array:
-  """Returns the key of a microbatch, from which `apply_range` draws.
+  """Returns the random key of a microbatch, an argument of `apply_range`.
 
   `impl` is a PRNG of JAX: "threefry2x32", or "rbg", which is faster on
   accelerators, where its numbers depend on the compiler.
@@ -191,11 +195,15 @@ def apply_range(
 ) -> tuple[base.PyTree, dict[str, base.PyTree]]:
   """Runs layers `first` up to, not including, `last`, as a stage does.
 
-  Returns the output of the last of these layers, and their statistics by name.
-  `inputs` is None if `first` is 0; `batch` needs only the entries that these
-  layers read; `key` may be None if nothing is random. `index`, by default
-  `first`, is what the first of them counts as: equal layers further on in the
-  model differ in nothing else.
+  Args:
+    inputs: Output of layer `first - 1`; None if `first` is 0.
+    batch: Needs only the entries that these layers read.
+    key: See `microbatch_key`; may be None if no layer draws random numbers.
+    index: Index of the first layer in random keys, by default `first`. With it,
+      equal layers elsewhere in the model can share a program.
+
+  Returns:
+  The output of the last of these layers, and their statistics by name.
   """
   new_stats = {}
   index = first if index is None else index
@@ -212,7 +220,7 @@ def apply_range(
 
 
 def text_sample(length: int) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns the shapes of a sample of text: each token, and the next one."""
+  """Returns the shapes of a text sample: the tokens, and their successors."""
   tokens = jax.ShapeDtypeStruct((length,), jnp.int32)
   return {"inputs": tokens, "targets": tokens}
 

@@ -1,8 +1,8 @@
-"""A model whose layers only take their time, for many nodes on few cores.
+"""A model whose layers sleep, to emulate many nodes on few cores.
 
-Its arithmetic is next to nothing, but a node holds each pass of a layer for as
-long as a slower machine would take (`runtime.pace`): so what 16 nodes do on 2
-cores, all pauses included, takes as long as it would with a core for each.
+Its arithmetic is negligible, but a node holds each pass of a layer for the time
+that a slower machine would take (`runtime.pace`). So 16 nodes on 2 cores take
+as long as they would with a core each, all pauses included.
 """
 
 from collections.abc import Sequence
@@ -34,12 +34,12 @@ def make_paced(
     sequence_length: int = 4,
     vocab_size: int = 16,
 ) -> model_lib.Model:
-  """Returns the model; a microbatch is as that of GPT-2.
+  """Returns the model; its microbatches are those of GPT-2.
 
   Args:
     num_blocks: Layers that take `forward_ms` and `backward_ms` each.
-    profile: File of `bamboo profile`; its layers, and their times, instead.
-    time_scale: By which all times are divided.
+    profile: File of `bamboo profile` whose layers and times to use instead.
+    time_scale: Divisor of all times.
     times_ms: Times of forward and backward pass by layer, instead.
 
   Raises:
@@ -58,7 +58,7 @@ def make_paced(
       for pair in times_ms
   ):
     raise ValueError(
-        "A paced model needs two layers at least, each with the times of a "
+        "A paced model needs at least two layers, each with the times of a "
         f"forward and a backward pass in ms, from 0, got {times_ms}."
     )
   sizes = dict(
@@ -91,7 +91,7 @@ def _read_times(path: str) -> Times:
     return [(layer["forward_ms"], layer["backward_ms"]) for layer in layers]
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(
-        f"{path} is no file of bamboo profile: {error!r}."
+        f"{path} is not a file of bamboo profile: {error!r}."
     ) from error
 
 

@@ -1,8 +1,8 @@
-"""Rematerialisation: what forward passes keep, and what is computed again.
+"""Rematerialisation: which values are kept, and which are recomputed.
 
 Either a policy for whole units, such as "inputs", or one for each kind of
-layer, such as "attention=inputs,mlp=dots"; kinds that are not named keep all.
-The kind of a layer is its name without its block: `block_00.mlp` is an `mlp`.
+layer, such as "attention=inputs,mlp=dots"; other kinds keep all. The kind of a
+layer is its name without its block: `block_00.mlp` is an `mlp`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +13,7 @@ import jax
 
 from bamboo_jax import base
 
-# What the forward pass keeps for the backward pass; the rest is recomputed.
+# The values that the forward pass keeps; all others are recomputed.
 POLICIES: Mapping[str, Callable[..., Any] | None] = {
     "full": None,
     "dots": jax.checkpoint_policies.dots_saveable,
@@ -30,7 +30,7 @@ def of_layers(remat: str, names: Iterable[str]) -> dict[str, str]:
   """Returns the policy of each layer within its unit.
 
   Raises:
-    ValueError: There is no such policy, or no layer of that kind.
+    ValueError: The policy or the kind of layer does not exist.
   """
   kinds = {name: name.rpartition(".")[2] for name in names}
   chosen = {}
@@ -49,7 +49,7 @@ def of_layers(remat: str, names: Iterable[str]) -> dict[str, str]:
 def checkpoint(
     run: Callable[..., base.PyTree], policy: str
 ) -> Callable[..., base.PyTree]:
-  """Returns `run`, which keeps no more than `policy` allows."""
+  """Returns `run` under a policy."""
   if POLICIES[policy] is None:
     return run
   return jax.checkpoint(run, policy=POLICIES[policy])
@@ -58,9 +58,10 @@ def checkpoint(
 def checkpoint_keyed(
     run: Callable[..., base.PyTree], policy: str, key: jax.Array | None
 ) -> Callable[..., base.PyTree]:
-  """Returns `run(key, ...)` without its key.
+  """Returns `run(key, ...)` with its key passed as raw data.
 
-  What draws from a key again keeps it, and only plain arrays leave a program.
+  Recomputation keeps the key for the backward pass, and only plain arrays can
+  be outputs of a program.
   """
   if key is None or POLICIES[policy] is None:
     return checkpoint(functools.partial(run, key), policy)

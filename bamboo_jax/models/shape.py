@@ -1,4 +1,4 @@
-"""The sizes of a model: published variants, and what all must obey."""
+"""The sizes of a model: published variants, and constraints of all models."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -18,10 +18,10 @@ def choose(
     *,
     model: str,
 ) -> Shape:
-  """Returns a variant with some options changed; those that are None stay.
+  """Returns a variant with some options changed; None keeps an option.
 
   Raises:
-    ValueError: There is no such variant or option, or they do not fit.
+    ValueError: The variant or an option does not exist, or they do not fit.
   """
   if variant not in variants:
     raise ValueError(
@@ -35,11 +35,11 @@ def choose(
 
 
 def check(shape: Any) -> None:
-  """Raises `ValueError` for a size below one and for what does not fit.
+  """Raises `ValueError` for a size below one or sizes that do not fit.
 
-  `shape` is a dataclass, perhaps with rates of dropout, a `dtype` of
-  activations, a `sequence_length` and `positions`; None for the same. `choose`
-  has checked types.
+  `shape` is a dataclass. Rates of dropout, a `dtype` of activations, a
+  `sequence_length` and `positions` (None: equal) are checked if present.
+  `choose` has checked types.
   """
   for field in dataclasses.fields(shape):
     value = getattr(shape, field.name)

@@ -1,11 +1,11 @@
-"""How parameters are cut over the devices of a node, by name.
+"""How parameters are sharded over the devices of a node, by name.
 
-A rule has an axis for each dimension of a parameter: over "data" it is cut so
-that each device keeps a part (FSDP), over "tensor" so that each computes with
-its part. The first product of a pair is cut by columns and the second by rows,
-so one sum of activations follows each pair. What has no rule lies on all
-devices; in a model without rules the last dimension of each matrix is cut over
-"data" if that divides it.
+A rule names an axis for each dimension of a parameter: over "data" it is
+sharded for storage (FSDP), over "tensor" for computation. The first product of
+a pair is sharded by columns and the second by rows, so one all-reduce of
+activations follows each pair. Parameters without a rule are replicated; in a
+model without rules the last dimension of each matrix is sharded over "data" if
+divisible.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _GPT2: Mapping[str, Rule] = {
     "out_weight": _ROWS,
     "up_weight": _COLUMNS,
     "up_bias": ("tensor",),
-    "down_weight": _COLUMNS,  # It stands transposed.
+    "down_weight": _COLUMNS,  # Stored transposed.
     "weight": _COLUMNS,
 }
 _LLAMA: Mapping[str, Rule] = {
@@ -44,16 +44,16 @@ def find_rule(
     shape: Sequence[int],
     sizes: Mapping[str, int],
 ) -> Rule:
-  """Returns the axes of an array that is like a parameter.
+  """Returns the axes of an array that corresponds to a parameter.
 
   Args:
     model: Name of the model.
-    names: Of the parameter, the innermost last; others may stand before them.
-    shape: Of the array; slots of optimizers may have other shapes.
+    names: Path of the parameter, innermost name last; may have a prefix.
+    shape: Shape of the array; slots of optimizers may have other shapes.
     sizes: Number of devices by axis.
 
   Raises:
-    ValueError: The devices of an axis do not divide a dimension.
+    ValueError: A dimension is not divisible by the devices of its axis.
   """
   if model not in RULES:
     cut = len(shape) > 1 and shape[-1] % sizes["data"] == 0

@@ -1,7 +1,7 @@
-"""Units: neighbouring layers that are computed together and never parted.
+"""Units: neighbouring layers that are compiled together and never split.
 
 A program belongs to a kind of unit, so the bits of a run depend on how a model
-is cut into units, and not on how units are dealt to stages.
+is split into units, but not on how units are assigned to stages.
 """
 
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ import itertools
 
 from bamboo_jax import base
 
-# A block is made of neighbours that are called "block.part", such as
-# "block_00.attention" and "block_00.mlp"; any other layer is one by itself. A
-# "stage" is one unit, whatever it holds.
+# A block consists of neighbours called "block.part", such as
+# "block_00.attention" and "block_00.mlp"; any other layer is a unit of its own.
+# With "stage" each stage is one unit.
 UNITS = ("block", "layer", "stage")
 
 

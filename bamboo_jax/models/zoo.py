@@ -15,7 +15,7 @@ from bamboo_jax.models.text import llama
 from bamboo_jax.models.vision import convnet
 from bamboo_jax.models.vision import resnet
 
-# By name: variants, that of a config that names none, and what makes a model.
+# By name: variants, the default variant, and the function that makes a model.
 _FAMILIES: Mapping[
     str, tuple[Mapping[str, Any], str, Callable[[str, Any], model_lib.Model]]
 ] = {
@@ -34,17 +34,18 @@ _OTHERS: Mapping[str, Callable[..., model_lib.Model]] = {
 }
 MODELS = (*_FAMILIES, *_OTHERS)
 
-# What the option `variant` of a model can be; `bamboo models` lists them.
+# The allowed values of the option `variant`; `bamboo models` lists them.
 VARIANTS: Mapping[str, Collection[str]] = {
     name: variants for name, (variants, *_) in _FAMILIES.items()
 }
 
 
 def make_model(name: str, **options: Any) -> model_lib.Model:
-  """Returns a model of the zoo, or what a function of yours returns.
+  """Returns a model of the zoo, or the result of the user's function.
 
-  `name` is one of `MODELS`, or "file.py:function", see `base.find_function`.
-  Options are a `variant`, if the model has some, and what differs from it.
+  Args:
+    name: One of `MODELS`, or "file.py:function", see `base.find_function`.
+    **options: A `variant`, if the model has several, and options to change.
 
   Raises:
     ValueError: The name is unknown, or the options are impossible.

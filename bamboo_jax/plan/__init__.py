@@ -1,23 +1,23 @@
-"""Plans a step before it runs: who computes what, in which order, how fast.
+"""Plans a step before it runs: partition, rows, memory and predicted time.
 
 Pure Python; costs come from a profile of the model, measured or estimated.
 
-  cost_model    what each layer costs, as JSON too
-  stages        what each stage costs, from the costs of its layers
-  memory        what each node needs on its device, also after a death
+  cost_model    costs of layers, and their JSON
+  stages        costs of stages, from those of their layers
+  memory        device memory of each node, also after a death
   partition     splits layers into stages: the fastest slowest stage that fits;
-                `search` is how
-  batch_split   the batch in shares, and which pipeline computes which
+                by the algorithm in `search`
+  batch_split   the batch in shares, and the shares of each pipeline
   makespan      microbatches so that unequal pipelines finish together
 
   planner       the plan of a run: partition, rows, memory and predicted time;
                 `render` prints it
   program       the same as one program in lockstep
   pipelines     a pipeline of live nodes: owners, shadows, vacant stages
-  rows          the rows of a step, whole or what is left of it after a death
-  communication what sums of gradients and refreshes cost, by method
+  rows          the rows of a step, or of its rest after a death
+  communication costs of sums of gradients and of refreshes, by method
   step_time     the phases of a step after the passes
-  predictor     the time of a step of any pipelines; remembers what it played
+  predictor     the time of a step of any pipelines, with caches
 
 Read `planner.make_plan`, then `rows`.
 """

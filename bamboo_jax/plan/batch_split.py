@@ -1,8 +1,8 @@
 """Splits the global batch into shares, and gives them to pipelines.
 
-The shares of a run never change. Each has a gradient accumulator of its own and
-they are summed in order, so the result does not depend, to the bit, on how many
-pipelines the shares are given to.
+The shares of a run never change. Each has its own gradient accumulator, and
+they are summed in order, so the bits of the result do not depend on the number
+of pipelines or their shares.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,11 +16,17 @@ def deal_shares(
     kept: Sequence[Sequence[int]] | None = None,
     counts: Sequence[int] | None = None,
 ) -> tuple[tuple[int, ...], ...]:
-  """Returns the shares of each pipeline, as evenly as they can be dealt.
+  """Returns the shares of each pipeline.
 
-  With `counts`, that many go to each pipeline instead. Pipelines keep those in
-  `kept`, and the others are dealt one by one to whoever lacks most. Without
-  `kept`, pipelines get runs of shares in order.
+  Args:
+    num_shares: Number of shares of the batch.
+    num_pipelines: From 1 to `num_shares`.
+    kept: Shares that the first pipelines keep; the others are dealt one by one
+      to the pipeline that lacks most. None: consecutive shares in order.
+    counts: Number of shares of each pipeline; by default as even as possible.
+
+  Raises:
+    ValueError: `num_pipelines` is out of range.
   """
   if not 1 <= num_pipelines <= num_shares:
     raise ValueError(

@@ -1,6 +1,6 @@
-"""What it takes nodes to exchange gradients and replicas.
+"""Times of exchanging gradients and replicas between nodes.
 
-A stage that n pipelines have is summed over n nodes, of B bytes each:
+The gradients of a stage in n pipelines are summed over n nodes, B bytes each:
 
   method   each node sends   rounds
   ring     2 (n-1)/n B       2 (n-1)            NCCL, gloo; chunks go round
@@ -8,9 +8,9 @@ A stage that n pipelines have is summed over n nodes, of B bytes each:
   ordered  2 (n-1)/n B       one as measured    parts gathered, added in the
                                                 order of shares, gathered back
 
-Only `ordered` gives the same bits whoever computes which share, so this runtime
-sums so; with k shares per pipeline nothing can be added before it is sent, and
-a node sends (k + 1) (n-1)/n B.
+Only with `ordered` do the bits not depend on the distribution of shares, so
+this runtime uses it; with k shares per pipeline nothing can be added before it
+is sent, and a node sends (k + 1) (n-1)/n B.
 """
 
 from collections.abc import Sequence
@@ -27,18 +27,18 @@ DUPLEXES = ("half", "full")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Communication:
-  """How nodes exchange; the defaults are what this runtime does.
+  """The methods of communication; the defaults are those of this runtime.
 
   Attributes:
     reduction: How gradients are summed over pipelines, one of `REDUCTIONS`.
-    overlap: What passes a sum overlaps with: "none", those of earlier stages
+    overlap: Passes with which a sum overlaps: "none", those of earlier stages
       when the pipeline drains ("drain"), or also the last backward pass of its
       own stage, layer by layer ("backward").
     duplex: Whether a node can send while it receives ("full"), or not ("half").
-      A measured rate of reduction has both directions in it already.
+      A measured rate of reduction includes both directions.
     gpus_per_node: Each GPU of a node has a part of each microbatch, so their
       gradients are summed within the node first, by a ring.
-    inner_bytes_per_ms: Bandwidth between them, each way.
+    inner_bytes_per_ms: Bandwidth between GPUs of a node, in each direction.
   """
 
   reduction: str = "ordered"
@@ -57,8 +57,8 @@ class Communication:
         raise ValueError(base.suggest(getattr(self, name), allowed, what=name))
     if self.gpus_per_node < 1 or not self.inner_bytes_per_ms > 0:
       raise ValueError(
-          "gpus_per_node must be from 1 and inner_bytes_per_ms above 0, got "
-          f"{self.gpus_per_node} and {self.inner_bytes_per_ms}."
+          "gpus_per_node must be at least 1 and inner_bytes_per_ms above 0, "
+          f"got {self.gpus_per_node} and {self.inner_bytes_per_ms}."
       )
 
   def reduce_ms(
@@ -95,7 +95,7 @@ class Communication:
       num_pipelines: int,
       num_shares: int,
   ) -> tuple[float, ...]:
-    """Returns how long each stage's sum goes on after its own last pass."""
+    """Returns the time of each stage's sum after its own last pass."""
     ends = []
     for stage in stages:
       parts = [stage]
@@ -120,7 +120,7 @@ class Communication:
       stages: Sequence[Sequence[cost_model.LayerCost]],
       sum_ms: Sequence[float],
   ) -> float:
-    """Returns how long sums go on after all passes.
+    """Returns the time of the sums after the last pass of all stages.
 
     While the pipeline drains, each earlier stage has a backward pass to do.
     """

@@ -2,8 +2,7 @@
 
 A profile holds one `LayerCost` per layer, for one microbatch on one device, and
 the speed of links. It is measured once per model, shapes and device, or
-estimated, and then saved; its fingerprint keeps it from being used for anything
-else.
+estimated, and then saved; its fingerprint prevents its use for others.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 
-_VERSION = 1  # Of profiles as JSON.
+_VERSION = 1  # Version of the JSON format.
 
 
 def _check_units(fact: Any) -> None:
@@ -43,20 +42,22 @@ class LayerCost:
 
   Attributes:
     name: Unique in the model.
-    backward_ms: Includes what the backward pass recomputes.
+    forward_ms: Time of the forward pass.
+    backward_ms: Time of the backward pass, recomputation included.
     update_ms: Time of its optimizer update, once per step.
-    parameter_bytes: Of its gradients too.
-    slot_bytes: Of its optimizer slots.
-    activation_bytes: Of its output, and of the gradient with respect to it.
-    residual_bytes: What its forward pass keeps for its backward pass; its input
-      counts if the backward pass reads it.
+    parameter_bytes: Size of its parameters, and of their gradients.
+    slot_bytes: Size of its optimizer slots.
+    activation_bytes: Size of its output, and of the gradient with respect to
+      it.
+    residual_bytes: Size of its residuals; its input counts if the backward pass
+      reads it.
     norm_ms: Time to add up the squares of its gradient, once per step.
-    redundant_ms: Time of a redundant forward pass, with the copy of what it
-      keeps to host memory; None: that of its forward pass.
-    working_bytes: What a program of its unit needs while it runs, beside
-      arguments and results.
-    copy_bytes: Of copies of its weights in the dtype of its products, if that
-      is not theirs; passes take these.
+    redundant_ms: Time of a redundant forward pass, with the copy of its
+      residuals to host memory; None: that of its forward pass.
+    working_bytes: Temporary memory of a program of its unit, without arguments
+      and results.
+    copy_bytes: Size of the copies of its weights that are cast to the dtype of
+      its products; 0 if that is their own.
   """
 
   name: str
@@ -78,7 +79,10 @@ class LayerCost:
 
 @dataclasses.dataclass(frozen=True)
 class TieCost:
-  """A parameter of which two layers hold a copy; the owner comes first."""
+  """A parameter shared by two layers, both of which hold a copy.
+
+  The layer `owner` comes before the layer `user` in the model.
+  """
 
   owner: str
   user: str
@@ -94,16 +98,16 @@ class Profile:
 
   Attributes:
     layers: In model order.
-    link_latency_ms: Time of a transfer between two nodes whatever its size.
-    reduce_latency_ms: Time of a sum over nodes whatever its size.
-    reduce_bytes_per_ms: Bytes of gradients that a node sends for a sum per
-      millisecond.
-    dispatch_ms: How much longer an instruction takes in a row than its program
-      takes alone.
-    vote_ms: Time in which all nodes agree that a step is done.
+    link_latency_ms: Fixed time of a transfer between two nodes.
+    link_bytes_per_ms: Bandwidth between two nodes.
+    reduce_latency_ms: Fixed time of a sum over nodes.
+    reduce_bytes_per_ms: Rate at which a node sends gradients for a sum.
+    dispatch_ms: Overhead of an instruction in a row over its program alone.
     measured: Whether the times were measured; else they are estimates.
     fingerprint: Model, shapes, dtype, device and versions, as plain JSON
-      values. Kept as a copy, not to be changed.
+      values. Copied; must not be changed.
+    vote_ms: Time of the vote of all nodes on a step.
+    ties: Parameters shared by two layers.
   """
 
   layers: tuple[LayerCost, ...]
@@ -138,9 +142,9 @@ class Profile:
     object.__setattr__(self, "fingerprint", _plain(self.fingerprint))
 
   def on_mesh(self, num_devices: int) -> "Profile":
-    """Returns the costs if a node has so many devices that share all passes.
+    """Returns the costs of a node whose `num_devices` share all passes evenly.
 
-    That is the best case: what they exchange among themselves is not counted.
+    The best case: communication between these devices is not counted.
     """
     if num_devices == 1:
       return self
@@ -170,7 +174,7 @@ class Profile:
     ]
     if differences:
       raise base.StaleProfileError(
-          f"The profile was made for something else: {'; '.join(differences)}."
+          f"The profile is of another set-up: {'; '.join(differences)}."
       )
 
 
@@ -183,8 +187,8 @@ def to_json(profile: Profile) -> str:
 def from_json(text: str, *, source: str = "profile") -> Profile:
   """Returns the profile that `to_json` wrote; messages name its `source`.
 
-  Strict, because a profile that is quietly wrong makes a plan that is quietly
-  slow: `ValueError` names a field too many, too few or of a wrong type.
+  Strict, because a wrong profile would make a slow plan without a warning:
+  `ValueError` names a field that is missing, unknown or of another type.
   """
   try:
     fields = json.loads(text)
@@ -202,7 +206,7 @@ def from_json(text: str, *, source: str = "profile") -> Profile:
 
 
 def _plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a copy as it would come back from a file."""
+  """Returns a copy with plain JSON values, as if read from a file."""
   try:
     return json.loads(json.dumps(dict(fingerprint), allow_nan=False))
   except (TypeError, ValueError) as error:

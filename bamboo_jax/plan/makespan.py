@@ -1,11 +1,11 @@
 """Splits microbatches so that unequal pipelines finish together.
 
-Microbatches are given out one by one, each to the pipeline that would finish
-first (Oobleck, SOSP'23, section 4, asks for equal times instead). If a pipeline
-never gets faster by one microbatch more, then the last one finishes as early as
-can be. For say that all could be done by a time t. As long as some are left, a
-pipeline has fewer than it could do by t; it would finish one more by t, and so
-would the one that is chosen, which finishes no later.
+Microbatches are dealt one by one, each to the pipeline that would finish first
+(Oobleck, SOSP'23, section 4, asks for equal times instead). This is optimal if
+a pipeline is never faster with one microbatch more. Proof: suppose that all
+could be done by a time t. While microbatches remain, some pipeline has fewer
+than it could do by t, and would finish one more by t; the chosen pipeline
+finishes no later.
 """
 
 import bisect
@@ -21,8 +21,8 @@ class Pace:
   """Speed of a pipeline.
 
   Attributes:
-    finish_ms: Time at which it finishes a number of microbatches; must not
-      fall. May be slow, so it is called as seldom as can be.
+    finish_ms: Returns the time at which it finishes a number of microbatches;
+      must not decrease. May be slow, so it is called rarely.
     least_ms: Lower bound of the time of a microbatch; above 0.
   """
 
@@ -45,9 +45,9 @@ class Pace:
 def split_by_makespan(
     num_microbatches: int, paces: Sequence[Pace]
 ) -> tuple[int, ...]:
-  """Returns the microbatches of each pipeline, at least one.
+  """Returns the number of microbatches of each pipeline, at least one.
 
-  Of several that would finish at the same time, the first gets the microbatch.
+  Among pipelines that would finish at the same time, the first gets it.
 
   Raises:
     base.InfeasibleError: A pipeline would get none, or there is no pipeline.
@@ -65,7 +65,7 @@ def split_by_makespan(
 
 
 def _surely(num_microbatches: int, paces: Sequence[Pace]) -> list[int]:
-  """Returns the microbatches done before a time that all need at least."""
+  """Returns the numbers done before a lower bound of the makespan."""
   time_ms = num_microbatches / sum(1.0 / p.least_ms for p in paces)
   counts = [max(1, p.most_done(time_ms, most=num_microbatches)) for p in paces]
   fits = sum(counts) <= num_microbatches
@@ -73,7 +73,7 @@ def _surely(num_microbatches: int, paces: Sequence[Pace]) -> list[int]:
 
 
 def split_evenly(num_microbatches: int, num_pipelines: int) -> tuple[int, ...]:
-  """Returns as even a split as can be; the first pipelines get more.
+  """Returns the most even split; the first pipelines get more.
 
   Raises:
     base.InfeasibleError: A pipeline would get none, or there is no pipeline.

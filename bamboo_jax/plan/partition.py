@@ -2,11 +2,11 @@
 
 A pipeline runs at the pace of its slowest stage, so by default we minimise the
 time of the slowest stage; the Bamboo paper (section 5) balances memory instead.
-In both cases every node must fit in device memory: with its stage, its replica,
-and with what it has after any single death. Among the splits that are equally
-good we take one that sends few bytes and whose other stages are even. The
-search is exact, see `search`, and counts in whole nanoseconds and bytes, so a
-tie is a tie on every machine.
+In both cases every node must fit in device memory: with its stage and replica,
+and with the stages that it has after any single death. Among equally good
+splits we take one that sends few bytes and whose other stages are even. The
+search is exact, see `search`, and counts in whole nanoseconds and bytes, so
+that ties are broken equally on all machines.
 """
 
 from collections.abc import Iterable, Sequence
@@ -76,7 +76,7 @@ class Partition:
 
 
 def refine(partitions: Iterable[Partition]) -> Partition:
-  """Returns the coarsest partition of which all others are unions."""
+  """Returns the coarsest partition whose bounds include those of all others."""
   return Partition(tuple(sorted({b for p in partitions for b in p.bounds})))
 
 
@@ -91,23 +91,25 @@ def split_layers(
     ties: Sequence[cost_model.TieCost] = (),
     cuts: Sequence[int] | None = None,
 ) -> Partition:
-  """Returns the contiguous split whose worst stage is the best.
+  """Returns the contiguous split that minimises the cost of the worst stage.
 
-  The worst stage is the one with the longest forward and backward pass together
-  if `balance` is "compute", and the one that needs most bytes if "memory". Ties
-  are broken by, in this order: the slowest stage, the bytes sent between
-  stages, the sum of the squares of the stages' times, early bounds.
+  The cost is the time of a forward and a backward pass if `balance` is
+  "compute", and the bytes of memory if "memory". Ties are broken by, in this
+  order: the slowest stage, the bytes sent between stages, the sum of the
+  squares of the stages' times, early bounds.
 
   Args:
     costs: One entry per layer, in model order, each for one microbatch.
-    memory_limit_bytes: Of one device; None does not limit it.
-    in_flight: For how many microbatches each stage keeps residuals; by default
-      `num_stages - s` for stage `s`, which is what 1F1B keeps.
-    upkeep: What nodes keep beside their stages. With replicas the limit holds
+    num_stages: From 1 to `len(cuts) + 1`.
+    memory_limit_bytes: Memory of one device; None: no limit.
+    balance: "compute" or "memory".
+    in_flight: Number of microbatches whose residuals each stage keeps; by
+      default `num_stages - s` for stage `s`, as in 1F1B.
+    upkeep: Memory of a node besides its stages. With replicas the limit holds
       for a step of the initial roles, and for the one after any single death.
-    ties: Parameters of which two layers hold a copy.
-    cuts: Layers at which a stage other than the first may start, to keep those
-      between them together; by default any but layer 0.
+    ties: Parameters shared by two layers.
+    cuts: Layers at which a stage other than the first may start; by default any
+      but layer 0.
 
   Raises:
     ValueError: `num_stages` is out of range or `balance` is unknown.
@@ -179,7 +181,7 @@ def _check(
 
 @dataclasses.dataclass(frozen=True)
 class _Limit:
-  """What splits must fulfil: every duty fits, also after any single death."""
+  """The limit on splits: every duty fits, also after any single death."""
 
   costs: Sequence[cost_model.LayerCost]
   model: model_lib.MemoryModel
@@ -189,7 +191,7 @@ class _Limit:
   def find(
       self, charge: search_lib.Charge, combine: search_lib.Combine
   ) -> tuple[Any, tuple[int, ...]]:
-    """Returns the least charge and its bounds, of the splits that fit."""
+    """Returns the least charge of a split that fits, and its bounds."""
     if self.limit_bytes is None:
       return self.search.best(charge, combine)
     least_bytes, even = self._least
@@ -206,7 +208,10 @@ class _Limit:
 
   @functools.cached_property
   def _least(self) -> tuple[int, tuple[int, ...]]:
-    """What the largest stage needs at least, replicas apart, and the split."""
+    """Returns the least memory of the largest stage, and the split.
+
+    Without replicas.
+    """
     return self.search.best(self.model.total_bytes, max)
 
   @functools.cached_property

@@ -1,4 +1,4 @@
-"""A pipeline of live nodes: who owns and who shadows each of its stages."""
+"""A pipeline of live nodes: owners and shadows of its stages."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -13,6 +13,8 @@ class Pipeline:
   """One pipeline.
 
   Attributes:
+    partition: Layers of each stage.
+    roles: Owners and shadows.
     vacant: Stages without a live owner here; `roles` names the last one. Owners
       of the same stage in other pipelines compute for it, or the samples of the
       pipeline are dropped.
@@ -41,20 +43,20 @@ class Pipeline:
     )
 
   def renumbered(self, numbers: Mapping[int, int]) -> "Pipeline":
-    """Returns the pipeline with other nodes."""
+    """Returns the pipeline with each node renamed by `numbers`."""
     roles = self.roles.renumbered(numbers)
     return Pipeline(self.partition, roles, self.vacant)
 
   def by_segment(self, segments: partition_lib.Partition) -> failover.Roles:
-    """Returns owner and shadow of each of `segments`, those of its stage.
+    """Returns the roles by segment; each has the owner and shadow of its stage.
 
-    Raises `ValueError`: a stage begins inside a segment.
+    Raises `ValueError` if a stage starts inside a segment.
     """
     if segments == self.partition:
       return self.roles
     if not {*self.partition.bounds} <= {*segments.bounds}:
       raise ValueError(
-          f"A stage can begin at one of the layers {segments.bounds}, got "
+          f"A stage must start at one of the layers {segments.bounds}, got "
           f"stages at {self.partition.bounds}."
       )
     roles = self.roles
@@ -70,9 +72,10 @@ class Pipeline:
 
   @functools.cached_property
   def shape(self) -> tuple[tuple[int, ...], ...]:
-    """Bounds, owners, replicas and vacant stages, whoever the nodes are.
+    """Bounds, owners, replicas and vacant stages, with nodes renumbered.
 
-    Owners are numbered as they come, so pipelines of one shape cost the same.
+    Owners are numbered from 0, in order, so pipelines of one shape cost the
+    same.
     """
     number = {node: i for i, node in enumerate(self.roles.nodes)}
     return (

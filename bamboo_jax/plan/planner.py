@@ -3,13 +3,12 @@
 Every pipeline gets the same partition. Nodes are numbered pipeline by pipeline,
 so that stage `s` of pipeline `d` is on node `d * num_stages + s`.
 
-The partition is chosen by a bound on memory that knows no rows: it allows for
-one activation and one gradient on either side of a stage. A stage that is
-faster than the next one may queue more. That shows only in the rows, so they
-are made and played: those of a step, and those after the deaths that look
-worst. If they need too much, a partition is chosen again, under a limit that
-the worst node would not have passed. So where rows queue, some partitions that
-fit may be missed; by the bound none is.
+The partition is chosen by an estimate of memory without rows: one activation
+and one gradient on either side of a stage. A stage that is faster than the next
+one may queue more. Only the rows show this, so they are made and played: those
+of a step, and those after the worst deaths by the estimate. If they need too
+much, another partition is chosen, with a lower limit that excludes this one. So
+some partitions that fit may be missed if rows queue, but none by the estimate.
 """
 
 from collections.abc import Sequence
@@ -34,22 +33,29 @@ from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
 
-_NUM_DEATHS = 4  # Played: those that need most by the bound.
+_NUM_DEATHS = 4  # Number of deaths that are played, the worst by the estimate.
 
 _Need = tuple[deaths.Duty, needs.NodeMemory]
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """All that is decided, and predicted, before a step runs.
-
-  The schedule has the rows of the first pipeline, without redundant passes, and
-  the timeline those of its instructions.
+  """Decisions and predictions on a step, before it runs.
 
   Attributes:
-    memory: Of each node of a pipeline.
-    worst_memory: The node that needs most after any single death, and its
-      memory then; None if there are no replicas.
+    profile: Costs of layers.
+    partition: Layers of each stage.
+    batch: Shares and microbatches.
+    schedule_name: "1f1b" or "gpipe".
+    balance: See `partition.split_layers`.
+    memory_limit_bytes: Memory of one device; None: no limit.
+    costs: Costs of stages.
+    memory: Memory of each node of a pipeline.
+    schedule: Rows of the first pipeline, without redundant passes.
+    timeline: `schedule`, played.
+    step_time: Predicted time of each phase.
+    worst_memory: Duty and memory of the node with the largest need after any
+      single death; None without replicas.
   """
 
   profile: cost_model.Profile
@@ -67,7 +73,7 @@ class Plan:
 
   @property
   def num_stages(self) -> int:
-    """Of a pipeline."""
+    """Number of stages of a pipeline."""
     return self.partition.num_stages
 
   @property
@@ -77,7 +83,7 @@ class Plan:
 
   @property
   def owners(self) -> tuple[tuple[int, ...], ...]:
-    """For each pipeline, the node of each stage."""
+    """The node of each stage, by pipeline."""
     return tuple(
         tuple(range(d * self.num_stages, (d + 1) * self.num_stages))
         for d in range(self.num_pipelines)
@@ -85,7 +91,7 @@ class Plan:
 
   @property
   def timelines(self) -> tuple[timeline_lib.Timeline, ...]:
-    """For each pipeline, when the instructions of its rows run."""
+    """The timeline of each pipeline."""
     return tuple(
         self.timeline.renumbered(
             add_nodes=owners[0],
@@ -110,21 +116,24 @@ def make_plan(
     is_remote: bool = False,
     cuts: Sequence[int] | None = None,
 ) -> Plan:
-  """Returns the best plan for nodes that all are like the profiled one.
+  """Returns the best plan for equal nodes.
 
   Args:
-    num_stages: Per pipeline, as are microbatches.
-    microbatch_size: In samples; the profile is for such microbatches.
+    profile: Costs of the layers on one node.
+    num_stages: Stages of each pipeline.
+    num_pipelines: Number of pipelines.
+    num_microbatches: Microbatches of each pipeline in a step.
+    microbatch_size: In samples; the profile must be for this size.
     schedule: "1f1b" or "gpipe".
     balance: "compute" for the fastest slowest stage, "memory" for the smallest
       largest one.
-    memory_limit_bytes: Of one device; None does not limit it.
+    memory_limit_bytes: Memory of one device; None: no limit.
     num_shares: Shares of the global batch, a multiple of `num_pipelines`; by
       default one per pipeline.
-    protection: How replicas are held and refreshed; None if there are none. The
-      limit then holds for a step, and for the one after any single death.
-    is_remote: Whether nodes are processes of their own, or transfers go as if
-      they were.
+    protection: Options of replicas; None without. With replicas the limit holds
+      for a step, and for the one after any single death.
+    is_remote: Whether nodes are separate processes, or their transfers are as
+      between processes.
     cuts: Layers at which a stage other than the first may start; by default
       any.
 
@@ -229,7 +238,7 @@ class _Rows:
   def find_needs(
       self, timeline: timeline_lib.Timeline
   ) -> tuple[list[_Need], _Need | None]:
-    """Returns what each node needs in a step, and the worst after a death."""
+    """Returns each node's need in a step, and the largest after a death."""
     num_stages = self.partition.num_stages
     protection = self.model.upkeep.protection
     duties = deaths.find_duties(num_stages, protection)
@@ -253,7 +262,7 @@ class _Rows:
   def _need(
       self, duty: deaths.Duty, timeline: timeline_lib.Timeline
   ) -> needs.NodeMemory:
-    """Returns the bound for a duty, and what its row queues beyond it."""
+    """Returns the memory of a duty: the estimate, and what its row queues."""
     bound = self.bound(duty)
     resident = sum(self.costs.resident_bytes[stage] for stage in duty.owned)
     rows_bytes = timeline.peak_bytes[duty.node] - resident

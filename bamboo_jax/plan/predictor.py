@@ -1,7 +1,7 @@
-"""Predicts a step of pipelines that need not be alike.
+"""Predicts the time of a step of pipelines that may differ.
 
-The pass through each pipeline is planned and played, as for `planner`. Then all
-nodes go through the other phases together, each as long as its slowest node.
+The passes of each pipeline are planned and played, as in `planner`. Then all
+nodes run the other phases together, each as long as its slowest node.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,15 +32,14 @@ StepTime = step_time_lib.StepTime
 Pipeline = pipelines_lib.Pipeline
 
 SPLITS = ("makespan", "even")
-_MOST_WAITING = 1.3  # Times what nodes work, in a pipeline that has settled.
+# A pipeline is in its steady state if a microbatch takes at most this multiple
+# of the nodes' work.
+_MOST_WAITING = 1.3
 _UNPROTECTED = rows_lib.Redundancy("none")
 
 
 class Predictor:
-  """Predicts steps of a model; remembers what it has played.
-
-  Pipelines that differ only in the numbers of their nodes take equally long.
-  """
+  """Predicts steps of a model; caches the played pipelines by their shape."""
 
   def __init__(
       self,
@@ -54,18 +53,20 @@ class Predictor:
       communication: Communication = communication_lib.RUNTIME,
       extrapolate: bool = False,
   ) -> None:
-    """Stores what stays the same from step to step.
+    """Makes a predictor.
 
     Args:
+      profile: Costs of the layers.
       num_microbatches: Per step, over all pipelines.
-      num_shares: Shares of the global batch. A pipeline has at least one, and
-        where they cannot be given out evenly, all are charged like the one that
-        has most.
-      split: How microbatches are given to pipelines: so that they finish
-        together ("makespan"), or as many to each as can be ("even").
+      num_shares: Shares of the global batch. A pipeline has at least one; if
+        they cannot be dealt evenly, all are charged like the one with most.
+      split: How microbatches are dealt to pipelines: so that they finish
+        together ("makespan"), or evenly ("even").
       group: Microbatches that stay together, such as those of a share.
-      extrapolate: Whether pipelines that have settled are not played on: from
-        some microbatch on each takes as long as the one before.
+      redundant: Redundancy of stages.
+      communication: Methods of communication.
+      extrapolate: Whether to extrapolate a pipeline from its steady state, in
+        which each microbatch takes as long as the one before.
     """
     if split not in SPLITS:
       raise ValueError(base.suggest(split, SPLITS, what="split"))
@@ -97,13 +98,13 @@ class Predictor:
       num_microbatches: int,
       roles: Roles | None = None,
   ) -> float:
-    """Returns the time of a pipeline's pass; without `roles`, of a new one."""
+    """Returns the time of a pipeline's passes; by default of a new pipeline."""
     return self._compute_ms(
         partition, self._key(partition, roles), num_microbatches
     )
 
   def _key(self, partition: Partition, roles: Roles | None) -> tuple:
-    """Returns owners and shadows, as far as they change the time of passes."""
+    """Returns the parts of the roles that affect the time of passes."""
     if roles is None:
       return self._new_key(partition)
     roles = roles.renumbered()
@@ -129,10 +130,10 @@ class Predictor:
     return timeline_lib.span_ms(rows, costs)
 
   def _settled_ms(self, partition: Partition, roles: Roles) -> float | None:
-    """Returns the time of each microbatch once the pipeline is full, if known.
+    """Returns the time per microbatch in the steady state; None if not known.
 
-    It is if two in a row take equally long, and no longer than nodes work for
-    one, with some room for waits.
+    It is known if two consecutive ones take equally long, and not much longer
+    than the nodes' work for one.
     """
     num_stages = roles.num_stages
     if len({*roles.owners}) < num_stages or self._redundant.lengthens:
@@ -156,7 +157,7 @@ class Predictor:
   def pace(
       self, partition: Partition, roles: Roles | None = None
   ) -> makespan.Pace:
-    """Returns the pace of a pipeline; without `roles`, of a new one."""
+    """Returns the pace of a pipeline; by default of a new pipeline."""
     return self._pace(partition, self._key(partition, roles))
 
   def _pace(self, partition: Partition, key: tuple) -> makespan.Pace:
@@ -174,7 +175,7 @@ class Predictor:
   def other_phases(
       self, partition: Partition, *, num_pipelines: int
   ) -> StepTime:
-    """Returns the phases after the pass, which itself is given as 0 ms."""
+    """Returns the phases after the passes, with `compute_ms` of 0."""
     shares = -(-self._num_shares // num_pipelines)
     return step_time_lib.predict_step_time(
         self.profile,
@@ -189,7 +190,7 @@ class Predictor:
   def sum_ms(
       self, partition: Partition, *, num_pipelines: int
   ) -> tuple[float, ...]:
-    """Returns how long each stage sums gradients, one share per pipeline."""
+    """Returns the time of each stage's sum, with one share per pipeline."""
     return self.communication.sum_ms(
         self.profile,
         stages.layers_by_stage(self.profile, partition),
@@ -246,8 +247,9 @@ class Predictor:
   ) -> int:
     """Returns the least of `choices` for which pipelines finish together.
 
-    If microbatches are dealt in so many groups, the last pipeline finishes
-    later by no more than the fraction `slack` than with the most choices.
+    Choices are numbers of groups in which microbatches are dealt. With the
+    result, the last pipeline finishes at most the fraction `slack` later than
+    with the largest choice.
     """
     paces = [self.pace(p.partition, p.roles) for p in pipelines]
 
@@ -260,10 +262,10 @@ class Predictor:
     return min(n for n in choices if finish_ms(n) <= (1 + slack) * least_ms)
 
   def predict(self, pipelines: Sequence[Pipeline]) -> StepTime:
-    """Returns the time of a step; pipelines with vacant stages do not help.
+    """Returns the time of a step of the pipelines without vacant stages.
 
     Raises:
-      base.InfeasibleError: No pipeline is whole, or more are than there are
+      base.InfeasibleError: There is no such pipeline, or more of them than
         microbatches.
     """
     whole = [p for p in pipelines if not p.vacant]

@@ -1,9 +1,9 @@
 """Plans a step as one program: its ticks, and how long they take.
 
-The program runs the passes of the same rows, see `schedule.ticks.table`. Some
-layers are charged elsewhere than in rows: those behind the blocks run forth and
-back with the backward pass of the last stage, and those before them run a
-second time with the backward pass of the first.
+The program runs the passes of the same rows, see `schedule.ticks.table`. The
+layers behind the blocks run forward and backward in the backward pass of the
+last stage, and those before the blocks run a second time in the backward pass
+of the first.
 """
 
 import dataclasses
@@ -25,8 +25,10 @@ from bamboo_jax.schedule.ticks import timeline as tick_timeline
 class ProgramPlan:
   """A step of all pipelines as one program.
 
-  Costs and times of the plan are those of the program, its memory that of rows.
-  `order` is one of `lowering.ORDERS`.
+  Attributes:
+    plan: Costs and times of the program; memory as of rows.
+    table: The ticks.
+    order: One of `lowering.ORDERS`.
   """
 
   plan: planner.Plan
@@ -35,7 +37,7 @@ class ProgramPlan:
 
   @functools.cached_property
   def plain(self) -> timeline_lib.Timeline:
-    """The timeline if redundant forward passes took no time."""
+    """The timeline with redundant forward passes that take no time."""
     return tick_timeline.lay_out(
         self.table,
         self.plan.costs,
@@ -53,11 +55,16 @@ def plan_program(
 ) -> ProgramPlan:
   """Returns the program of a plan whose stages are made of whole blocks.
 
-  There are `num_before` layers before the first block, and `num_behind` of
-  those behind the last run with the backward pass; `budget` and `order` are
-  those of `lowering.lower`. Only "single" ticks can be all forward passes
-  first, and take less memory: where "paired" ones exceed the limit of the plan,
-  and they do not, it is they.
+  Ticks are "single", which need less memory, if `order` or the GPipe schedule
+  asks for them, or if "paired" ticks exceed the memory limit of the plan.
+
+  Args:
+    plan: The plan by rows.
+    num_before: Number of layers before the first block.
+    num_behind: Number of layers behind the last block that run in the backward
+      pass.
+    budget: See `lowering.lower`.
+    order: See `lowering.lower`.
   """
   costs = program_costs(
       plan.partition, plan.profile, num_before=num_before, num_behind=num_behind
@@ -94,7 +101,7 @@ def program_costs(
     num_before: int,
     num_behind: int,
 ) -> costs_lib.StageCosts:
-  """Returns the costs of the stages in a program; nothing is dispatched."""
+  """Returns the costs of the stages in a program, without dispatch times."""
   profile = dataclasses.replace(profile, dispatch_ms=0.0)
   costs = stages.stage_costs(partition, profile)
   layers = profile.layers

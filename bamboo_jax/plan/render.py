@@ -1,4 +1,4 @@
-"""A plan as text: what each stage does and holds, and how long a step takes."""
+"""A plan as text: layers, memory and times of stages and of a step."""
 
 import dataclasses
 
@@ -18,8 +18,8 @@ _mib = needs.format_mib
 def render_plan(plan: planner.Plan) -> str:
   """Returns the plan as text, without the rows of its schedules.
 
-  Sizes are in MiB, times in ms per microbatch; the bubble is the share of the
-  pass through the pipeline in which the stage waits, averaged over pipelines.
+  Sizes are in MiB, times in ms per microbatch; the bubble is the fraction of
+  the passes' time in which a stage waits, averaged over pipelines.
   """
   parts = [_render_request(plan), "", render_stages(plan), render_memory(plan)]
   return "\n".join([*parts, "", render_step(plan)])
@@ -116,7 +116,7 @@ def _render_request(plan: planner.Plan) -> str:
 
 
 def render_ticks(program: program_lib.ProgramPlan) -> str:
-  """Returns how full the ticks of a program are, as text."""
+  """Returns the utilisation of a program's ticks as text."""
   timeline, plain = program.plan.timeline, program.plain
   overhead = timeline.span_ms / plain.span_ms - 1.0 if plain.span_ms else 0.0
   return (
@@ -134,7 +134,7 @@ def render_redundancy(
     *,
     refresh: str,
 ) -> str:
-  """Returns cost and protection of redundancy, and the waits that it fills."""
+  """Returns overhead and coverage of redundancy, and the filled waits."""
   lines = [
       f"redundancy: {redundant.mode}, {redundant.timeline.num_redundant} "
       "redundant forward passes, predicted overhead "

@@ -29,11 +29,11 @@ class Redundancy:
   """Protection of stages that have a shadow.
 
   Attributes:
-    mode: Which redundant forward passes are run, one of `redundancy.MODES`;
+    mode: Placement of redundant forward passes, one of `redundancy.MODES`;
       "none" is without shadows.
     refresh: How replicas are kept up to date: by "gradient" or "state".
-    margin: By which waits must be longer than what fills them.
-    budget: In mode "budget", by how much a step may be longer.
+    margin: Fraction by which waits must be longer than the passes in them.
+    budget: In mode "budget", the fraction by which a step may be longer.
   """
 
   mode: str = "none"
@@ -67,7 +67,9 @@ class RowPlanner:
   """Plans the rows of one pipeline at a time; pure.
 
   Attributes:
-    segments: What instructions are of; None: the stages of the plan.
+    plan: Plan of a step.
+    redundant: Redundancy of stages.
+    segments: Units of instructions; None: the stages of the plan.
   """
 
   plan: planner.Plan
@@ -100,8 +102,10 @@ class RowPlanner:
     """Returns the rows of a whole step.
 
     Args:
-      roles: By segment.
-      shares: By default those of the plan, like `partition`.
+      pipeline: Index of the pipeline.
+      roles: Owners and shadows by segment.
+      shares: Shares of the pipeline; by default those of the plan.
+      partition: Stages of the pipeline; by default those of the plan.
     """
     batch = self.plan.batch
     microbatches = batch.microbatches(pipeline)
@@ -134,9 +138,10 @@ class RowPlanner:
   def play(
       self, lines: Sequence[Line], holdings: lines_lib.Holdings | None = None
   ) -> timeline_lib.Timeline:
-    """Returns when lines run together, without redundant forward passes.
+    """Returns the timeline of all lines, without redundant forward passes.
 
-    With `holdings`, what is left of them.
+    With `holdings`, of the rest of the step. Raises `base.InfeasibleError` if
+    it cannot be finished.
     """
     work = dict(costs=self.costs, holdings=holdings)
     schedule = scheduler.plan_rows(lines, **work)
@@ -148,7 +153,7 @@ class RowPlanner:
     in_flight = bounds.in_flight_limits(
         self.plan.schedule_name, partition.num_stages
     )
-    if in_flight and self.segments:  # The bound of one is that of its stage.
+    if in_flight and self.segments:  # A segment has the bound of its stage.
       firsts = self.segments.bounds[:-1]
       in_flight = [in_flight[partition.stage_of(first)] for first in firsts]
     return in_flight

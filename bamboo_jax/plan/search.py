@@ -1,11 +1,11 @@
 """Searches the contiguous splits of layers into stages.
 
-What only one stage decides is searched by a dynamic programme, in
-O(num_stages * num_layers**2). Where conditions join several stages, such as
-memory on a node that holds two of them, prefixes of splits are tried in the
-order of what they cost at least, by that programme for the stages to come. The
-first whole split is the best. Two prefixes between which no later condition can
-tell are tried once.
+Costs of single stages are minimised by dynamic programming, in
+O(num_stages * num_layers**2). With conditions on several stages, such as the
+memory of a node that holds two, the search is best first: prefixes of splits in
+the order of their lower bounds, which dynamic programming gives for the other
+stages. The first whole split is the best. Prefixes that no later condition
+distinguishes are tried once.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -16,14 +16,14 @@ from typing import TypeVar
 Pair = tuple[int, int]
 _Value = TypeVar("_Value", int, Pair)
 
-# Maps a stage, its first layer and the one after its last to what it costs, or
-# to None if it is not allowed.
+# Returns the cost of a stage, given its first layer and the one after its last;
+# None if it is not allowed.
 Charge = Callable[[int, int, int], _Value | None]
-# Associative; not smaller if an argument grows.
+# Combines costs; associative and monotone.
 Combine = Callable[[_Value, _Value], _Value]
 _Rest = dict[int, _Value]
 
-_MOST_TRIED = 200_000  # Prefixes; some seconds.
+_MOST_TRIED = 200_000  # Most prefixes that are tried; takes seconds.
 
 
 def add_pairs(a: Pair, b: Pair) -> Pair:
@@ -33,12 +33,12 @@ def add_pairs(a: Pair, b: Pair) -> Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
-  """Something that a split must fulfil.
+  """A condition on a split.
 
   Attributes:
-    stages: Those that it depends on.
-    holds: Takes the first layers of the stages up to the last of them, and the
-      layer after it.
+    stages: Stages on which it depends.
+    holds: Returns whether it holds, given the first layer of each stage up to
+      the last of `stages`, and the layer after that.
   """
 
   stages: frozenset[int]
@@ -56,10 +56,10 @@ class Search:
   def best(
       self, charge: Charge, combine: Combine
   ) -> tuple[_Value, tuple[int, ...]]:
-    """Returns the least combined charge and the bounds that have it.
+    """Returns the least combined charge and the bounds of a split that has it.
 
-    If `combine` always grows with its arguments, the bounds are the first in
-    lexicographic order.
+    If `combine` is strictly monotone, the bounds are the first in lexicographic
+    order.
     """
     rests, choices = self._find_rests(charge, combine)
     assert 0 in rests[0], "no split is allowed"
@@ -71,9 +71,9 @@ class Search:
   def best_that_holds(
       self, charge: Charge, combine: Combine, conditions: Collection[Condition]
   ) -> tuple[_Value, tuple[int, ...]] | None:
-    """Returns what `best` does, of splits that fulfil `conditions`, or None.
+    """Returns the result of `best` for splits that fulfil `conditions`.
 
-    None too if neither a split nor that there is none was found in time.
+    None if there is none, or if the search reached its limit.
     """
     rests, _ = self._find_rests(charge, combine)
     due = [[] for _ in range(self.num_stages)]
@@ -108,7 +108,7 @@ class Search:
     return None
 
   def _lasts(self, stage: int, first: int) -> Sequence[int]:
-    """Returns where `stage` may end, leaving a layer to each later stage."""
+    """Returns the possible ends of `stage`, with a layer for each later one."""
     later_stages = self.num_stages - stage - 1
     if not later_stages:
       return (self.num_layers,)
@@ -117,10 +117,9 @@ class Search:
   def _find_rests(
       self, charge: Charge, combine: Combine
   ) -> tuple[list[_Rest], list[dict[int, int]]]:
-    """Returns what the stages from each on cost at least, and how.
+    """Returns lower bounds of the stages from each one on, and the splits.
 
-    Both are by stage and its first layer; the second names where it ends. What
-    follows the last stage costs nothing.
+    Both by stage and first layer; the second has the end of the stage.
     """
     rests, choices = [{self.num_layers: None}], []
     for stage in reversed(range(self.num_stages)):
@@ -146,7 +145,7 @@ class Search:
 def _find_shared(
     num_stages: int, conditions: Collection[Condition]
 ) -> list[tuple[int, ...]]:
-  """Returns for each stage the earlier ones that conditions join with later."""
+  """Returns, by stage, the earlier ones in a condition with a later one."""
 
   def find(stage: int) -> tuple[int, ...]:
     joined = [c.stages for c in conditions if max(c.stages) >= stage]

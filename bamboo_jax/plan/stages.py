@@ -26,8 +26,8 @@ def stage_costs(
 ) -> costs_lib.StageCosts:
   """Returns the costs of the stages of `partition`, as schedules need them.
 
-  Every pass and every transfer is charged one dispatch beside its own time. A
-  stage holds `num_accumulators` copies of its gradients.
+  Every pass and every transfer is charged one dispatch in addition. A stage
+  holds `num_accumulators` copies of its gradients.
 
   Raises:
     ValueError: `partition` does not split as many layers as `profile` has.

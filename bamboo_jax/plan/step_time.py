@@ -1,8 +1,8 @@
-"""Predicts how long a step takes, phase by phase.
+"""Predicts the time of a step, phase by phase.
 
 Within a phase all nodes work at the same time, so it takes as long as its
-slowest stage. The first phase, the pass through the pipeline, is not predicted
-here but played, instruction by instruction.
+slowest stage. The first phase, the passes, is played instead, instruction by
+instruction, see `schedule.timeline`.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,8 @@ class StepTime:
     reduce_ms: Summing gradients over shares, after the passes.
     norm_ms: Global gradient norm.
     refresh_ms: Bringing replicas up to date.
-    vote_ms: Agreeing that the step is done.
+    vote_ms: Vote that the step is done.
+    update_ms: Optimizer updates of stages and replicas.
   """
 
   compute_ms: float
@@ -65,9 +66,14 @@ def predict_step_time(
   """Returns the times of a step.
 
   Args:
-    compute_ms: How long the slowest pipeline takes for its row.
-    refresh: What replicas get: the final "gradient", to which they apply the
-      update of their owners, the updated "state", or None without replicas.
+    profile: Costs of the layers.
+    partition: Layers of each stage.
+    num_pipelines: Number of pipelines.
+    num_shares: Shares of the global batch.
+    compute_ms: Time of the slowest pipeline's passes.
+    refresh: The data sent to replicas: the final "gradient", from which they
+      compute the update, or the updated "state"; None without replicas.
+    communication: Methods of communication.
   """
   stages = stages_lib.layers_by_stage(profile, partition)
   sum_ms = communication.sum_ms(
@@ -128,7 +134,7 @@ def _update_ms(
 def _ties_ms(
     profile: cost_model.Profile, partition: partition_lib.Partition
 ) -> float:
-  """Returns the time to tie one share: to the owner, and the sum back."""
+  """Returns the time to sum tied gradients: to the owner and back."""
   stage_of = {
       layer.name: partition.stage_of(i)
       for i, layer in enumerate(profile.layers)

@@ -1,7 +1,7 @@
 """Simulators of two published artifacts, rule by rule.
 
-They reproduce published tables, and tell what in them follows from the inputs
-and what from the rules. Our simulator is `sim`.
+They reproduce published tables, and separate effects of the inputs from effects
+of the rules. Our simulator is `sim`.
 
   bamboo/    Bamboo (NSDI'23), and the event loop that both artifacts share
   oobleck/   Oobleck against Varuna and Bamboo (SOSP'23)

@@ -1,24 +1,24 @@
-"""Decides how training goes on when nodes are lost or come; pure.
+"""Decides how training continues when nodes are lost or join; pure.
 
-One process, a cluster and a simulation ask the same `decide` with the same
+One process, a cluster and a simulation call the same `decide` with the same
 ladder and the same planner.
 
-  ladder      the rungs, their settings, and the facts that are decided from
-  decide      which rung is taken, and who does what from then on
+  ladder      the rungs, their settings, and the input of a decision
+  decide      which rung is taken, and the pipelines that follow
   repair      spares take places, replicas are made
 
-  planner     makes pipelines and says what they cost, from three things:
+  planner     makes pipelines and predicts their cost, in three parts:
   shapes      1. how many, of how many stages: depth, templates, grid, even
-  places      2. which node gets which stage; `placement` searches for what
-                 survives most, `survival` counts that
+  places      2. which node gets which stage; `placement` searches for the
+                 arrangement that survives most failures, `survival` counts them
   (planner)   3. times: how long steps and pauses take
-  oobleck/    Oobleck's: templates, which of them cover all nodes, its rules
+  oobleck/    Oobleck's templates, covers and rules
   triggers    Bamboo's: when new pipelines are desirable
   moves       which state is copied when pipelines change
 
-  layout      of a run: who trains what
-  assignment  layouts to states, and decisions to changes
-  agreement   what the members of a view conclude from what all have said
+  layout      the nodes of each stage in a run, and their shares
+  assignment  converts layouts to states, and decisions to changes
+  agreement   the conclusion of a view's members from their statuses
 
 Read `ladder`, then `decide`.
 """

@@ -1,7 +1,7 @@
 """Agreement of the surviving nodes after a change of the view; pure.
 
-Each says how far it is and what it holds; from what all have said, each draws
-the same conclusion.
+Each node reports its progress and the data that it holds. From all reports
+every node draws the same conclusion.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,15 +19,14 @@ class Status:
   """The progress and holdings that a node reports.
 
   Attributes:
-    steps: Steps that it knows to be committed; -1 if it has just come.
-    version: Counts the changes of the layout that it knows.
-    rollbacks: How often it has gone back to a checkpoint.
-    layout: Empty for a node that has just come.
-    holdings: What it holds of step `steps`.
-    saved: Steps with a complete checkpoint, as far as it can see.
-    damaged: Steps whose checkpoints it has found damaged, and has committed
-      nothing since.
-    boot_secs: How long it took to come, of a node that has just come.
+    steps: Steps that it knows to be committed; -1 if it has just joined.
+    version: Number of changes of the layout that it knows.
+    rollbacks: Number of returns to a checkpoint.
+    layout: Its layout; empty for a node that has just joined.
+    holdings: Data of step `steps` that it holds.
+    saved: Steps with a complete checkpoint that it finds.
+    damaged: Steps whose checkpoints it found damaged since its last commit.
+    boot_secs: Time since its start, of a node that has just joined; else 0.
   """
 
   steps: int
@@ -42,21 +41,23 @@ class Status:
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-  """How training goes on.
+  """The state from which all nodes of a view continue.
 
   Attributes:
-    steps: Number of committed steps; the next step is begun, or gone on with.
-    known_version: The newest version of the layout that anybody knew.
+    steps: Number of committed steps; the next step is started or continued.
+    known_version: The newest version of the layout that any node knew.
     version: `known_version`, plus one if the layout has changed at once.
-    layout: In force from now on, or until `change` is carried out.
-    holdings: Of the step, by node of `layout`, as far as they are of use.
-    lost: Nodes that had a role and are gone.
+    rollbacks: Number of returns to a checkpoint so far.
+    layout: The layout from now on, or until `change` is carried out.
+    holdings: Data of the step that can still be used, by node of `layout`.
+    lost: Lost nodes that had a role.
     victims: The places that they owned.
-    rung: Of the recovery ladder, "none" if nobody was lost.
-    change: To be carried out before anybody can go on; None if nothing is.
-    restored: The step of the checkpoint that `change` goes back to, or 0.
-    is_fresh: Whether the step begins from its start.
-    refused: Nodes whose progress is impossible, as if they were gone.
+    rung: Rung of the recovery ladder; "none" if no such node was lost.
+    reason: Why that rung was taken.
+    change: Change to carry out before training can continue; None if none.
+    restored: The step of the checkpoint that `change` returns to, or 0.
+    is_fresh: Whether the step runs from its start.
+    refused: Nodes with impossible progress, treated as lost.
   """
 
   steps: int
@@ -82,16 +83,18 @@ def agree(
     zones: Mapping[int, str],
     leaving: Collection[int] = (),
 ) -> Agreement:
-  """Returns the agreement that follows from the statuses, by node, of a view.
+  """Returns the agreement that follows from the statuses of a view's nodes.
 
-  If one member saw a commit all others had voted for it, so it holds for all.
-  Nodes that are `leaving` will be preempted.
+  If one member saw a commit, all had voted for it, so it holds for all. A node
+  that is several steps behind cannot have taken part; it is `refused`, and the
+  others continue without it. If some nodes started from a checkpoint that
+  another found damaged, all restart from an older one.
 
-  A node that is several steps behind cannot have taken part; it is `refused`,
-  and the others go on without it. Where some have begun with a checkpoint that
-  another has found damaged, all begin with an older one.
-
-  Raises `base.CheckpointError`: nodes do not see the same checkpoints.
+  Args:
+    statuses: By node.
+    rules: Rules of layout changes.
+    zones: Zone of each node.
+    leaving: Nodes that will be preempted.
   """
   statuses = _without_damaged(statuses)
   newest = max(statuses.values(), key=lambda s: s.version)
@@ -141,7 +144,10 @@ def agree(
 
 
 def _without_damaged(statuses: Mapping[int, Status]) -> Mapping[int, Status]:
-  """Returns the statuses of nodes that have just come, if all begin again."""
+  """Returns statuses as of joining nodes if some start was from damaged data.
+
+  Otherwise returns `statuses`.
+  """
   steps = max(s.steps for s in statuses.values())
   if not any(steps in s.damaged and s.steps < steps for s in statuses.values()):
     return statuses
@@ -162,9 +168,9 @@ def _without_damaged(statuses: Mapping[int, Status]) -> Mapping[int, Status]:
 def _find_valid(
     after: layout_lib.Layout, held: Mapping[int, holdings_lib.Holdings]
 ) -> dict[int, holdings_lib.Holdings]:
-  """Returns what nodes can still use of what they hold.
+  """Returns the part of the holdings that is of use in a new layout, by node.
 
-  Residuals are of segments whose state they have, sums of those they compute.
+  Residuals of segments whose state the node has; sums of those it computes.
   """
   computed = {
       (node, segment)
@@ -182,11 +188,11 @@ def _find_valid(
 
 
 def newest_common(seen: Mapping[int, Sequence[int]]) -> int:
-  """Returns the step of the newest checkpoint that all nodes see; 0 if none do.
+  """Returns the step of the newest checkpoint that all nodes see.
 
-  Where there is none that all see, it is the newest that anybody sees: one has
-  just become complete, and perhaps replaced what others saw before. Who cannot
-  read it has another folder, and fails.
+  Without a common one, it is the newest that any node sees: it has just become
+  complete and may have replaced the older ones. A node that cannot read it has
+  another folder, and fails. 0 if there is no checkpoint.
   """
   common = set.intersection(*map(set, seen.values()))
   return max(common or itertools.chain(*seen.values()), default=0)

@@ -25,7 +25,7 @@ Pipeline = pipelines_lib.Pipeline
 Nodes = Collection[int]
 Zones = Mapping[int, str]
 
-_LEAST_GAIN = 0.02  # Of steps, so that nodes compute for others.
+_LEAST_GAIN = 0.02  # Fraction of a step that detours must save.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,11 @@ class Change:
   """The next layout, and the state that it needs first.
 
   Attributes:
-    rolls_back: Whether state comes from a checkpoint instead.
+    layout: The next layout.
+    rung: Rung of the recovery ladder.
+    reason: Why that rung was taken, for people.
+    copies: State to copy between nodes first.
+    rolls_back: Whether the state comes from a checkpoint instead.
   """
 
   layout: Layout
@@ -44,7 +48,7 @@ class Change:
 
   @property
   def is_immediate(self) -> bool:
-    """Whether the step in flight goes on, as in `ladder.Decision`."""
+    """Whether the step in flight continues, as in `ladder.Decision`."""
     return self.rung in ladder_lib.IMMEDIATE
 
 
@@ -53,11 +57,12 @@ class Rules:
   """Turns layouts into states for `decide`, and its decisions into changes.
 
   Attributes:
-    segments: Of the run; no stage begins inside one.
-    num_shares: Shares of the batch, and most pipelines there may be.
-    predictor: Deals shares so that all pipelines finish together; None: evenly.
+    segments: Segments of the run; no stage starts inside one.
+    num_shares: Shares of the batch, and the largest number of pipelines.
     ladder: May reroute by shares, but not by stage.
-    rows: Plans what is left of a step, if the ladder reroutes by shares.
+    planner: Makes new pipelines.
+    predictor: Deals shares so that all pipelines finish together; None: evenly.
+    rows: Plans the rest of a step, if the ladder reroutes by shares.
   """
 
   segments: partition_lib.Partition
@@ -80,11 +85,18 @@ class Rules:
       leaving: Nodes = (),
       holdings: lines_lib.Holdings | None = None,
   ) -> Change:
-    """Returns the change after nodes of `layout` that are no `members` died.
+    """Returns the change after the death of the nodes not among `members`.
 
-    Pipelines that go on keep the shares that they compute. With `holdings`, by
-    node, what is owed is dealt over all that can do it. With the rung "drop"
-    shares of the others are left out until pipelines are made anew.
+    Surviving pipelines keep their shares. With the rung "drop" the shares of
+    the others are not computed until new pipelines are made.
+
+    Args:
+      layout: The layout before.
+      members: Live nodes.
+      zones: Zone of each node.
+      leaving: Nodes that will be preempted.
+      holdings: Data of the step that each node holds; if given, owed work is
+        dealt over all nodes that can do it.
     """
     change = ladder_lib.Change(
         lost=layout.nodes - {*members}, noticed=frozenset(leaving)
@@ -124,7 +136,7 @@ class Rules:
   ) -> Change:
     """Returns the change to make between two steps, while all nodes live.
 
-    Its rung is "none" if there is nothing to improve.
+    Its rung is "none" if no better layout is found.
     """
     change = ladder_lib.Change(noticed=frozenset(leaving))
     decision = self._decide(layout, members, change, zones=zones)
@@ -139,10 +151,10 @@ class Rules:
   def after_deaths(
       self, layout: Layout, members: Nodes, *, zones: Zones, leaving: Nodes = ()
   ) -> Iterator[Layout]:
-    """Yields the layout that training goes on with after any one death.
+    """Yields the layout that follows after the death of each single node.
 
-    Left out are those whose pipelines have the same partitions and as many
-    shares as now: they take nothing new.
+    Skips layouts whose pipelines have the same partitions and numbers of shares
+    as `layout`: they need no new programs.
     """
 
     def sizes(layout: Layout) -> list[tuple[partition_lib.Partition, int]]:
@@ -171,7 +183,7 @@ class Rules:
       pipelines: Sequence[Pipeline],
       kept: Sequence[Sequence[int]] | None = None,
   ) -> Layout:
-    """Returns a layout of `pipelines`; those that go on keep shares `kept`."""
+    """Returns a layout of `pipelines`; the first keep the shares `kept`."""
     if not pipelines:
       return Layout()
     shares = batch_split.deal_shares(
@@ -219,7 +231,7 @@ class Rules:
     )
 
   def _balance(self, layout: Layout) -> Layout:
-    """Returns the layout for whole steps while nodes have too much to do."""
+    """Returns the layout with detours around nodes with several stages."""
     if self.ladder.reroute != "shares" or not layout.pipelines:
       return layout
     fresh, whole = self.start(layout.pipelines), layout.pipelines
@@ -234,7 +246,7 @@ class Rules:
       holdings: lines_lib.Holdings,
       least_gain: float = 0.0,
   ) -> Layout:
-    """Returns the layout with which the step, or its rest, ends soonest."""
+    """Returns the layout with the detours that end the step soonest."""
     assert self.rows is not None
     copies: dict[int, set[int]] = {}
     for node, segment in sorted(layout.copies):
@@ -264,9 +276,9 @@ class Rules:
 
 
 def _keep_detours(before: Layout, after: Layout, lost: Nodes) -> Layout:
-  """Returns `after` with the detours of `before`, but for nodes that are lost.
+  """Returns `after` with the detours of `before`.
 
-  What these would have computed goes to the owners.
+  Owners replace the lost nodes in them.
   """
   owners = {
       share: r.owners
@@ -289,7 +301,7 @@ def find_copies(
 ) -> tuple[failover.Copy, ...]:
   """Returns the copies of state that `after` needs.
 
-  Of the live `members` that have a state, the one with least to send does.
+  The source is the live member with a copy that has the fewest to send.
   """
   held, num_sent = before.held, dict.fromkeys(sorted(members), 0)
   copies = []

@@ -1,15 +1,15 @@
-"""Decides how training goes on when nodes are lost or come.
+"""Decides how training continues when nodes are lost or join.
 
-The recovery ladder: the cheapest rung that suffices is taken. It is decided
-here, once per event, for one process, a cluster and the simulator alike.
+The recovery ladder: the cheapest rung that suffices is taken. One process, a
+cluster and the simulator decide here, once per event.
 
   a loss, at any time           at the end of a step
 
   shadow      its shadow lives  spares take places, replicas are made
   reroute     others compute    new pipelines, if their pause pays
-  drop        samples left out  who has been given notice hands over:
-  reconfigure a copy is left      to a spare, by new pipelines, or to
-  checkpoint  else                those who would finish without it
+  drop        samples dropped   a node under notice hands over: to a
+  reconfigure a copy survives     spare, by new pipelines, or to the
+  checkpoint  otherwise           nodes that would replace it if it died
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ Pipeline = pipelines_lib.Pipeline
 State = ladder_lib.State
 
 _NOBODY = frozenset()
-_EVEN = 1e-9  # New pipelines must be better by more than rounding.
+_EVEN = 1e-9  # New pipelines must be better by more than rounding errors.
 
 
 def decide(
@@ -42,11 +42,15 @@ def decide(
   """Returns the decision about `change`.
 
   Args:
-    change: Nodes in it that are not in `state` do not matter.
+    state: Pipelines and spares.
+    change: Events; nodes that are not in `state` are ignored.
+    ladder: The rungs that are switched on.
     planner: None: pipelines are only repaired, and after the rung "checkpoint"
-      there are none until the caller makes them.
-    when: "step": a step is in flight, so only losses are acted upon.
-      "boundary": a step has been committed, or none runs.
+      the caller makes new ones.
+    when: "step": a step is in flight, so only losses are handled. "boundary": a
+      step has been committed, or none runs.
+
+  Raises `ValueError` if `when` is neither.
   """
   if when not in ladder_lib.WHEN:
     raise ValueError(base.suggest(when, ladder_lib.WHEN, what="time"))
@@ -98,7 +102,7 @@ class _Question:
   ) -> Decision:
     """Takes the cheapest rung that gives all stages of `lost` an owner.
 
-    Nothing can be copied from the `dead` among the lost.
+    `dead` are the lost nodes whose state is gone; the others are leaving.
     """
     pipelines, gone = list(state.pipelines), []
     hit = [i for i, p in enumerate(pipelines) if not lost.isdisjoint(p.nodes)]
@@ -137,7 +141,7 @@ class _Question:
   def _make_anew(
       self, state: State, *, dead: frozenset[int], places: str
   ) -> Decision:
-    """Makes new pipelines; while nobody is dead, without those that leave."""
+    """Makes new pipelines; without leaving nodes if no node is dead."""
     ladder, planner = self.ladder, self.planner
     has_copies = not moves.lost_layers(state.holders, {*state.nodes} - dead)
     stopped = _with_pipelines(state, (), dead=dead)
@@ -194,9 +198,10 @@ class _Question:
     )
 
   def hand_over(self, decision: Decision) -> Decision:
-    """Applies the loss of the leaving nodes early, between two steps.
+    """Treats leaving nodes as lost, between two steps.
 
-    Nothing is done if that would need a checkpoint, or drop samples.
+    Returns `decision` unchanged if that would need a checkpoint or drop
+    samples.
     """
     state, leaving = decision.state, decision.state.leaving
     if not self.ladder.hand_over or all(
@@ -219,10 +224,9 @@ class _Question:
     )
 
   def dissolve(self, decision: Decision, when: str) -> Decision:
-    """Takes apart the pipelines for which other pipelines compute, if any.
+    """Dissolves the pipelines whose work other pipelines do, if any.
 
-    Between two steps nobody counts on what their nodes have: some of it would
-    have to be copied first.
+    Between two steps their state is not used: parts of it are outdated.
     """
     state = decision.state
     whole = tuple(p for p in state.pipelines if not p.vacant)
@@ -250,7 +254,7 @@ class _Question:
     except base.InfeasibleError:
       return None
     if pipelines == before.pipelines:
-      return None  # Not to be repaired takes no time, but is not better.
+      return None  # No pause, but no gain either.
     now = self._steps("repair", before.pipelines, repaired.pipelines)
     new = self._steps(rung, before.pipelines, pipelines)
     stays = self.planner.may_stay(repaired.pipelines)
@@ -267,7 +271,7 @@ class _Question:
       self, rung: str, before: tuple[Pipeline, ...], after: tuple[Pipeline, ...]
   ) -> float:
     if not any(not p.vacant for p in after):
-      return 0.0  # Nobody knows how slow that is.
+      return 0.0  # Pipelines with vacant stages have no predicted time.
     pause_secs = 0.0
     if after != before:
       pause_secs = self.planner.times.pause_secs(rung, before, after)
@@ -309,7 +313,7 @@ def _lose(
 
 
 def _usable(state: State, *, dead: frozenset[int]) -> tuple[int, ...]:
-  """Returns the live nodes; without those that leave, unless all do."""
+  """Returns the live nodes that are not leaving; all live ones if none stay."""
   alive = tuple(node for node in state.nodes if node not in dead)
   return tuple(n for n in alive if n not in state.leaving) or alive
 
@@ -317,9 +321,9 @@ def _usable(state: State, *, dead: frozenset[int]) -> tuple[int, ...]:
 def _candidates(
     state: State, *, dead: frozenset[int]
 ) -> tuple[tuple[int, ...], ...]:
-  """Returns the nodes to make pipelines of, best first.
+  """Returns sets of nodes to make pipelines of, best first.
 
-  A node under notice is of use until it is gone.
+  The second one includes nodes under notice.
   """
   usable = _usable(state, dead=dead)
   alive = tuple(node for node in state.nodes if node not in dead)

@@ -1,4 +1,4 @@
-"""The facts that recovery decides from, and the decision; plain values."""
+"""The input and output of a decision on recovery; plain values."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -8,19 +8,19 @@ from bamboo_jax.base import types
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.schedule import failover
 
-# What a decision may be, the cheapest first.
+# The rungs, the cheapest first.
 RUNGS = (
-    "none",  # No node that trains is concerned.
+    "none",  # No node that trains is affected.
     "repair",  # Between two steps spares take places, replicas are made.
     "shadow",  # Shadows finish the step for the lost.
-    "reroute",  # Other pipelines compute what the lost stages would have.
-    "drop",  # The samples of the pipeline are left out.
-    "reconfigure",  # New pipelines, state from live copies; the step again.
+    "reroute",  # Other pipelines compute for the lost stages.
+    "drop",  # The samples of the pipeline are dropped.
+    "reconfigure",  # New pipelines, state from live copies; repeats the step.
     "checkpoint",  # New pipelines, state from the last checkpoint.
-    "wait",  # Too few nodes for a pipeline: training stands still.
-    "stop",  # No rung that is switched on can help.
+    "wait",  # Too few nodes for a pipeline: training waits for more.
+    "stop",  # No rung that is switched on applies: the run ends.
 )
-# After these the step in flight goes on, and no state is copied.
+# After these the step in flight continues, and no state is copied.
 IMMEDIATE = frozenset({"none", "shadow", "reroute", "drop"})
 WHEN = ("step", "boundary")
 REROUTES = ("pipeline", "shares", "stage", "none")
@@ -32,12 +32,12 @@ class State:
   """Pipelines and spares.
 
   Attributes:
-    pipelines: Empty if training stands still.
-    spares: Live nodes that own nothing, in the order of their use.
+    pipelines: Empty if training waits.
+    spares: Live nodes without a stage, in the order of their use.
     leaving: Live nodes whose preemption has been announced.
-    zones: Nodes that are missing are in none.
-    dissolved: Pipelines that were taken apart in the step in flight. Until its
-      commit their live nodes, spares now, have the state of their stages.
+    zones: Zone of each node; missing nodes have none.
+    dissolved: Pipelines that were dissolved in the step in flight. Until its
+      commit their live nodes, now spares, have the state of their stages.
   """
 
   pipelines: tuple[pipelines_lib.Pipeline, ...]
@@ -61,8 +61,12 @@ class State:
 class Change:
   """The events since the last decision; nodes by number.
 
-  One that comes back and has `joined` has a new number: the old one may still
-  stand for a vacant place. Those `noticed` will be preempted soon.
+  Attributes:
+    lost: Nodes that died or left.
+    joined: New nodes. A node that returns has a new number, because its old one
+      may still mark a vacant place.
+    noticed: Nodes whose preemption was announced.
+    zones: Zones of nodes, to add to those known.
   """
 
   lost: frozenset[int] = frozenset()
@@ -76,26 +80,26 @@ NOTHING = Change()
 
 @dataclasses.dataclass(frozen=True)
 class Ladder:
-  """The rungs that are switched on; the defaults are what clusters do.
+  """The rungs that are switched on; by default as in a cluster.
 
   Bamboo is shadow, reconfigure and checkpoint; Oobleck reconfigure and
   checkpoint; ReCycle reroute by stage and checkpoint; Varuna checkpoint.
 
   Attributes:
     shadow: Stages have replicas, and shadows finish steps.
-    reroute: Who computes lost stages. "pipeline": whole pipelines do the work
-      of broken ones, whose nodes become spares. "shares": all that hold a
-      lost stage do its part, also if its shadow lives, share by share.
-      "stage": owners of the same stage do. "none": nobody.
-    drop: Pipelines with lost stages are left out of the step.
+    reroute: The nodes that compute for lost stages. "pipeline": whole pipelines
+      do the work of broken ones, whose nodes become spares. "shares": all nodes
+      with a copy of a lost stage, each for some shares, even if its shadow
+      lives. "stage": owners of the same stage. "none": none.
+    drop: Pipelines with lost stages take no part in the step.
     reconfigure: New pipelines are made from live copies.
-    checkpoint: Training goes back to the last checkpoint.
+    checkpoint: Training returns to the last checkpoint.
     fold: With too few nodes for a pipeline, nodes own several stages of one.
-    hand_over: Between two steps nodes under notice give up what they own.
-    rereplicate: When stages that a death left without a replica get one:
-      "at_commit" of the step, or "at_repair", when a spare comes.
-    horizon_secs: Between two steps pipelines are changed if the pause is made
-      up for within this time.
+    hand_over: Between two steps nodes under notice give up their stages.
+    rereplicate: When a stage whose replica died gets a new one: "at_commit" of
+      the step, or "at_repair", when a spare joins.
+    horizon_secs: Between two steps pipelines are changed if the shorter steps
+      make up for the pause within this time.
   """
 
   shadow: bool = True
@@ -124,8 +128,10 @@ class Decision:
 
   Attributes:
     rung: One of `RUNGS`; with several pipelines the most expensive one taken.
-    repairs: By pipeline, which spares take places.
-    gone: The stages that lost owner and replica, by pipelines before.
+    state: Pipelines and spares from now on.
+    reason: Why that rung was taken, for people.
+    repairs: Spares that take places, by pipeline.
+    gone: Places that lost owner and replica, in the pipelines before.
     rolls_back: Whether the steps since the last checkpoint are lost.
   """
 
@@ -140,5 +146,5 @@ class Decision:
 
   @property
   def is_immediate(self) -> bool:
-    """Whether the step in flight goes on, and no state is copied first."""
+    """Whether the step in flight continues without copies of state."""
     return self.rung in IMMEDIATE

@@ -1,27 +1,27 @@
-"""Layouts of a cluster: who trains what; plain values.
+"""Layouts of a cluster: the nodes of each stage, and their shares.
 
-Each pipeline has a partition of its own. So a layout knows layers in two ways:
+Each pipeline has its own partition. So a layout divides layers in two ways:
 
-  stage    of a pipeline: what one node was given. Decisions, places of faults
-           and predictions go by stages.
+  stage    of a pipeline: the layers of one place. Decisions, places of faults
+           and predictions are by stage.
   segment  a range of layers that no partition of the run cuts: it has one owner
-           in each pipeline. Programs, state, copies, gradients and what a node
-           holds go by segments, and so do the instructions of rows.
+           in each pipeline. Programs, state, copies, gradients, holdings and
+           the instructions of rows are by segment.
 
   layers      0 1 2 | 3 4 | 5 | 6 7 8      segments of the whole run
   pipeline 0  a       b         c          3 stages
   pipeline 1  d             e              2 stages: d owns segments 0, 1 and 2
 
-A node owns several segments as after a failover it owns several stages: links
-join nodes that own neighbours, whichever they are, and a segment's gradients
-are summed over its owner in each pipeline, share by share in their order. With
-one partition for all pipelines its stages are the segments.
+A node may own several segments, as it owns several stages after a failover:
+links join the owners of adjacent segments, and a segment's gradients are summed
+over its owners in all pipelines, in the order of the shares. If all pipelines
+have one partition, its stages are the segments.
 """
 
 from collections.abc import Collection, Mapping
 import dataclasses
 import functools
-from typing import Any
+from typing import NamedTuple
 
 from bamboo_jax.base import types
 from bamboo_jax.plan import partition as partition_lib
@@ -30,7 +30,33 @@ from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import lines as lines_lib
 
-Shares = tuple[tuple[int, ...], ...]  # Of each pipeline.
+Shares = tuple[tuple[int, ...], ...]  # Shares of each pipeline.
+
+
+class Way(NamedTuple):
+  """Owners by segment through which some shares of a pipeline pass."""
+
+  pipeline: int
+  owners: tuple[int, ...]
+  shares: tuple[int, ...]
+
+
+class BySegment(NamedTuple):
+  """A layout by segment, as arguments of `Engine.set_pipelines`.
+
+  Attributes:
+    owners: Owner of each segment, by pipeline.
+    shadows: Shadow of each segment that has one, by pipeline.
+    shares: Shares of each pipeline.
+    lines: Owners by segment, and their shares, of each way.
+    dissolved: Node and segment of each copy in dissolved pipelines.
+  """
+
+  owners: list[tuple[int, ...]]
+  shadows: list[Mapping[int, int]]
+  shares: Shares
+  lines: list[tuple[tuple[int, ...], tuple[int, ...]]]
+  dissolved: frozenset[tuple[int, int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +64,12 @@ class Layout:
   """The pipelines, and the shares of the batch that each computes.
 
   Attributes:
-    shares: Those that nobody computes are left out of steps.
-    segments: First layer of each segment, then the number of layers; those of
-      the run.
-    detours: For some shares, the node that computes each segment, where that is
-      not the owner in the pipeline of the share.
+    pipelines: Owners and shadows of stages.
+    shares: Shares of each pipeline; shares of no pipeline are not computed.
+    segments: First layer of each segment, then the number of layers; the same
+      throughout a run.
+    detours: The node that computes each segment, for shares for which that is
+      not the owner in their pipeline.
     dissolved: As in `ladder.State`.
   """
 
@@ -56,9 +83,9 @@ class Layout:
 
   @functools.cached_property
   def roles(self) -> tuple[failover.Roles, ...]:
-    """For each pipeline, owner and shadow of each segment.
+    """Owner and shadow of each segment, by pipeline.
 
-    Where a stage is vacant that is an owner in another pipeline, if any is.
+    A vacant stage has the owner of another pipeline, if there is one.
     """
     segments = self.segments and partition_lib.Partition(self.segments)
     roles = [p.by_segment(segments) for p in self.pipelines]
@@ -84,8 +111,8 @@ class Layout:
     )
 
   @functools.cached_property
-  def ways(self) -> tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]:
-    """Pipeline, owners by segment, and the shares that they compute."""
+  def ways(self) -> tuple[Way, ...]:
+    """The ways of all shares, by pipeline; several with detours."""
     found: dict[tuple, list[int]] = {}
     for pipeline, (r, own) in enumerate(
         zip(self.roles, self.shares, strict=True)
@@ -93,7 +120,7 @@ class Layout:
       for share in own:
         owners = tuple(self.detours.get(share, r.owners))
         found.setdefault((pipeline, owners), []).append(share)
-    return tuple((*way, tuple(shares)) for way, shares in found.items())
+    return tuple(Way(*way, tuple(shares)) for way, shares in found.items())
 
   @functools.cached_property
   def is_joint(self) -> bool:
@@ -106,16 +133,15 @@ class Layout:
     return rows.lines(self.ways, [p.partition for p in self.pipelines])
 
   @property
-  def by_segment(self) -> tuple[Any, ...]:
-    """For each pipeline owners and shadows, by segment, and its shares.
-
-    Then, whatever the pipeline, owners and the shares that they compute, and
-    what nodes of dissolved pipelines have: node and segment.
-    """
-    owners = [r.owners for r in self.roles]
-    shadows = [r.shadows for r in self.roles]
-    lines = [way[1:] for way in self.ways]
-    return owners, shadows, self.shares, lines, self.held - self.copies
+  def by_segment(self) -> BySegment:
+    """The layout by segment."""
+    return BySegment(
+        [r.owners for r in self.roles],
+        [r.shadows for r in self.roles],
+        self.shares,
+        [way[1:] for way in self.ways],
+        self.held - self.copies,
+    )
 
   @property
   def nodes(self) -> frozenset[int]:
@@ -124,14 +150,14 @@ class Layout:
 
   @property
   def owners(self) -> list[list[int | None]]:
-    """For each pipeline the owner of each stage; None where it is vacant."""
+    """Owner of each stage, by pipeline; None for a vacant stage."""
     return [
         [None if s in p.vacant else n for s, n in enumerate(p.roles.owners)]
         for p in self.pipelines
     ]
 
   def find_takers(self, before: "Layout") -> list[tuple[int, types.Place]]:
-    """Returns who owns which places that it did not own in another layout."""
+    """Returns nodes with each place that they did not own in `before`."""
     former = {
         (node, pipeline, stage)
         for pipeline, row in enumerate(before.owners)
@@ -163,7 +189,7 @@ class Layout:
 
   @functools.cached_property
   def copies(self) -> frozenset[tuple[int, int]]:
-    """Node and segment, for every copy of a segment's state in use."""
+    """Node and segment of every copy of state in use."""
     return frozenset(
         (node, segment)
         for r in self.roles
@@ -172,12 +198,12 @@ class Layout:
 
   @functools.cached_property
   def held(self) -> frozenset[tuple[int, int]]:
-    """The copies, and those of dissolved pipelines; also of dead nodes."""
+    """`copies`, and those in dissolved pipelines; dead nodes included."""
     if not self.dissolved:
       return self.copies
     pipelines = self.pipelines + self.dissolved
     return dataclasses.replace(self, pipelines=pipelines).copies
 
   def committed(self) -> "Layout":
-    """Returns what is left after a commit: only those with a role take part."""
+    """Returns the layout after a commit, which dissolved pipelines missed."""
     return dataclasses.replace(self, dissolved=())

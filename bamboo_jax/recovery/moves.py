@@ -1,10 +1,10 @@
 """Moves state (parameters and optimizer slots) when pipelines change.
 
-A node needs the layers that it owns or shadows; those that it lacks come from a
-live node. So places are given by a linear assignment: first the bytes to copy
-count, then the nodes that get other layers or another pipeline. For that each
-new pipeline follows at most one old one; these are matched first, in the same
-way.
+A node needs the layers that it owns or shadows, and copies the missing ones
+from live nodes. Places are assigned to nodes by a linear assignment problem,
+which minimises first the bytes to copy, then the number of nodes that get other
+layers or another pipeline. Each new pipeline follows at most one old one; these
+pairs are found first, by another assignment problem.
 """
 
 from collections.abc import (
@@ -46,7 +46,7 @@ class LayerCopy:
 
 
 def owned_layers(pipelines: Iterable[Pipeline]) -> dict[int, Layers]:
-  """Returns the layers that each node owns; nodes without any are left out."""
+  """Returns the layers of each node that owns any."""
   owned: dict[int, Layers] = {}
   for pipeline in pipelines:
     for stage, owner in enumerate(pipeline.roles.owners):
@@ -69,7 +69,7 @@ def held_layers(pipelines: Pipelines) -> dict[int, Layers]:
 def lost_layers(
     pipelines: Pipelines, nodes: Collection[int]
 ) -> tuple[int, ...]:
-  """Returns the layers of which none of `nodes` has a copy, in model order."""
+  """Returns the layers without a copy on any of `nodes`, in model order."""
   held = held_layers(pipelines)
   alive = _NONE.union(*(held.get(node, _NONE) for node in nodes))
   num_layers = pipelines[0].partition.num_layers
@@ -84,10 +84,10 @@ def plan_copies(
 ) -> list[LayerCopy]:
   """Returns the copies that `after` needs, by destination, then by layer.
 
-  Live `nodes` are the sources. Layers in a row come together if the same nodes
-  have them, from the one that has least to send so far.
+  Live `nodes` are the sources. Consecutive layers with the same holders are one
+  copy, from the holder with the fewest bytes to send so far.
 
-  Raises `base.InfeasibleError`: no live node has a layer that must be copied.
+  Raises `base.InfeasibleError` if no live node has a layer that must be copied.
   """
   state_bytes = _state_bytes(profile)
   held = held_layers(before)
@@ -117,10 +117,10 @@ def copy_secs(
     after: Pipelines,
     nodes: Collection[int] | None = None,
 ) -> float:
-  """Returns the time of the copies; 0 without a pipeline before.
+  """Returns the time of all copies; 0 if there was no pipeline before.
 
-  A node makes one after the other. Without `nodes` all that train before or
-  after are alive.
+  A node makes its copies one after the other. Live `nodes` are by default those
+  that train before or after. Raises as `plan_copies`.
   """
   if not before:
     return 0.0
@@ -142,16 +142,16 @@ def assign_nodes(
     *,
     has_replicas: bool,
 ) -> tuple[Pipeline, ...]:
-  """Returns pipelines of `nodes` that need the least copying.
+  """Returns pipelines of `nodes` that need the fewest bytes of copies.
 
-  Of those that need as little it is one that moves few nodes, but perhaps not
-  the fewest. There must be a node for each stage of `partitions`.
+  Among equals it is one that moves few nodes, though not always the fewest.
+  There must be a node for each stage of `partitions`.
   """
   num_places = sum(p.num_stages for p in partitions)
   places = placement_lib.make_pipelines(
       partitions, range(num_places), has_replicas
   )
-  # Whole numbers: floats have them, and their sums, exactly.
+  # Whole numbers below 2**53, which floats represent exactly.
   weights = np.array(_state_bytes(profile), float)
   copied_bytes = _count_missing(
       held_layers(before), nodes, held_layers(places), weights
@@ -159,7 +159,7 @@ def assign_nodes(
   is_other = 0 < _count_missing(
       owned_layers(before), nodes, owned_layers(places), np.ones_like(weights)
   )
-  # Bytes first: their least difference outweighs all nodes together.
+  # Bytes first: one byte outweighs all nodes together.
   unit = len(nodes) + 1
   follows = _match(before, places, nodes, copied_bytes * unit + is_other)
   leaves = {
@@ -176,8 +176,8 @@ def assign_nodes(
 def load_solver() -> Callable[..., Any]:
   """Returns SciPy's solver of assignment problems.
 
-  Its import takes as long as half of JAX, so it is left out of a start, and
-  done beside training before it may be needed.
+  Imported late, because it takes half as long as the import of JAX: in the
+  background of training, before it may be needed.
   """
   from scipy import optimize
 
@@ -187,9 +187,9 @@ def load_solver() -> Callable[..., Any]:
 def _match(
     before: Pipelines, places: Pipelines, nodes: Sequence[int], cost: np.ndarray
 ) -> list[frozenset[int]]:
-  """Returns for each place the nodes of the pipeline that its own follows.
+  """Returns, by place, the nodes of the old pipeline that its pipeline follows.
 
-  A pair costs what it takes to make the new pipeline of nodes of the old one.
+  Pairs are matched by the cost of the new pipeline made of the old one's nodes.
   """
   worst = cost.max(initial=0, axis=0)
   pair_cost = np.zeros((len(before), len(places)))
@@ -216,10 +216,10 @@ def _match(
 
 
 def count_moved(before: Pipelines, after: Pipelines) -> int:
-  """Returns how many nodes own a layer that they did not own before.
+  """Returns how many nodes own a new layer or changed their pipeline.
 
-  Or are in a pipeline that follows another than theirs: a new pipeline follows
-  the old one with which it has most nodes in common, no two the same.
+  A new pipeline follows the old one with which it has the most nodes in common,
+  no two the same one.
   """
   owned = owned_layers(before)
   common = np.array(
@@ -253,7 +253,7 @@ def _count_missing(
 
 
 def _as_rows(layers: Sequence[Layers], num_layers: int) -> np.ndarray:
-  """Returns a row of ones and zeros for each set; many are the same."""
+  """Returns a row of ones and zeros per set, [len(layers), num_layers]."""
   row_of = {some: np.zeros(num_layers) for some in layers}
   for some, row in row_of.items():
     row[[*some]] = 1.0
@@ -263,7 +263,7 @@ def _as_rows(layers: Sequence[Layers], num_layers: int) -> np.ndarray:
 def _runs(
     layers: Sequence[int], holders: Sequence[Sequence[int]]
 ) -> Iterator[tuple[int, int]]:
-  """Yields first and last + 1 of layers in a row that the same nodes have."""
+  """Yields first and last + 1 of consecutive layers with equal holders."""
   start = 0
   for i, layer in enumerate(layers, 1):
     if (

@@ -1,11 +1,11 @@
-"""Places nodes so that a failing zone takes as little as possible with it.
+"""Places nodes so that the failure of a zone costs as little as possible.
 
 Neighbours in a pipeline, which are owner and shadow, go to different zones, and
-the copies of a layer to as many zones as can be: what is maximised is
-`survival.Survival.score`, first the numbers of zones and of nodes whose failure
-is survived. Nodes of a zone are all alike, so what is sought is a zone for each
-place. A good arrangement is made and improved by swaps; if it is not as good as
-any could be, and there are not too many, all of them are tried.
+the copies of a layer to as many zones as possible: `survival.Survival.score` is
+maximised, first the numbers of zones and of nodes whose failure is survived.
+Nodes of a zone are interchangeable, so the search is for a zone for each place.
+It improves a good arrangement by swaps; if the result does not reach the upper
+bound of the score, it tries all arrangements, up to a limit.
 """
 
 import collections
@@ -21,7 +21,7 @@ from bamboo_jax.recovery import survival as survival_lib
 from bamboo_jax.schedule import failover
 
 Partition = partition_lib.Partition
-_Arrangement = tuple[str, ...]  # A zone for each place, then those left over.
+_Arrangement = tuple[str, ...]  # Zone of each place, then of each spare.
 
 
 def place_nodes(
@@ -36,6 +36,8 @@ def place_nodes(
   Args:
     zones: Zone of each node that may be used. Among nodes of a zone the first
       get the first places.
+    partitions: One per pipeline.
+    has_replicas: Whether stages have shadows.
     max_tries: Most arrangements tried in each of two searches. If there are
       more, the result may not be the best.
 
@@ -93,7 +95,7 @@ class _Search:
     return self.copies.survival(dict(enumerate(arrangement))).score
 
   def bound(self) -> tuple[int, ...]:
-    """Returns a score that no arrangement exceeds in any part."""
+    """Returns an upper bound of each part of the score."""
     num_zones = len(set(self.zones))
     least = min(map(len, self.copies.holders))
     most = -(-least // num_zones)  # Copies that share a zone, if spread evenly.
@@ -113,9 +115,10 @@ class _Search:
     )
 
   def start(self) -> _Arrangement:
-    """Returns a good arrangement, if zones have equally many nodes.
+    """Returns an arrangement that is good for zones of equal size.
 
-    Each place takes a zone that no neighbour has and few copies of its layers.
+    Each place takes a zone without a neighbour and with few copies of its
+    layers.
     """
     left = collections.Counter(self.zones)
     chosen: list[str] = []

@@ -1,4 +1,4 @@
-"""Gives nodes their places when pipelines are made anew."""
+"""Assigns nodes to the places of new pipelines."""
 
 from collections.abc import Mapping, Sequence
 import functools
@@ -15,11 +15,13 @@ METHODS = ("order", "random", "cluster", "spread")
 
 
 class Placer:
-  """Places nodes; remembers what it has found for numbers of nodes per zone.
+  """Assigns nodes to places; caches results by the sizes of zones.
 
   Args:
-    method: "order" as nodes come, "random", "cluster" so that a pipeline is in
-      few zones, or "spread" so that neighbours are in different ones.
+    method: "order" of the nodes, "random", "cluster" so that a pipeline is in
+      few zones, or "spread" so that neighbours are in different ones;
+      `ValueError` for another.
+    has_replicas: Whether stages have shadows.
     seed: For the method "random".
     max_tries: For the method "spread", see `placement.place_nodes`.
   """
@@ -44,9 +46,10 @@ class Placer:
   def arrange(
       self, partitions: Sequence[Partition], nodes: Sequence[int], zones: Zones
   ) -> Sequence[int]:
-    """Returns the node at each place, and perhaps others without one.
+    """Returns the node of each place, perhaps followed by nodes without one.
 
-    Nodes without a zone are in one together; if all are, they stay in order.
+    Nodes without a zone count as one zone; if no node has one, they stay in
+    order.
     """
     if self._method == "random":
       nodes = list(nodes)

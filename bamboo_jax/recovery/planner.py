@@ -5,7 +5,7 @@
   times   how long steps and changes take             `Times`
 
 Clusters predict times from a profile of the model (`PredictedTimes`);
-simulations add what changes take beside copies.
+simulations add the other costs of a change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class Times(Protocol):
   """Durations of steps and pauses; pure."""
 
   def step_secs(self, pipelines: Sequence[Pipeline]) -> float:
-    """Returns the time of a step, for a whole batch if samples are dropped."""
+    """Returns the time per batch; of a whole batch if samples are dropped."""
 
   def pause_secs(
       self, rung: str, before: Sequence[Pipeline], after: Sequence[Pipeline]
@@ -41,12 +41,12 @@ class Times(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class PredictedTimes:
-  """Steps as predicted, and pauses in which state is copied."""
+  """Predicted steps, and pauses for copies of state."""
 
   predictor: predictor_lib.Predictor
 
   def step_secs(self, pipelines: Sequence[Pipeline]) -> float:
-    """Returns the time of a step; pipelines with vacant stages do not help."""
+    """Returns the time of a step of the pipelines without vacant stages."""
     return self.predictor.predict(pipelines).total_ms / 1e3
 
   def pause_secs(
@@ -59,11 +59,16 @@ class PredictedTimes:
 
 
 class Planner:
-  """Plans pipelines; remembers what does not depend on who the nodes are.
+  """Plans pipelines; caches results that depend only on the number of nodes.
 
-  With `fold`, one pipeline is folded if there are too few nodes for any. With
-  `is_strict`, new pipelines are made for nodes that own several stages, even if
-  they are not faster.
+  Args:
+    shapes: Number and partitions of pipelines.
+    placer: Places of nodes.
+    times: Times of steps and pauses.
+    fold: Whether nodes own several stages of one pipeline if there are too few
+      for a whole one.
+    is_strict: Whether pipelines in which a node owns several stages are
+      replaced even by slower ones.
   """
 
   def __init__(
@@ -85,9 +90,9 @@ class Planner:
     self._find_best = functools.cache(self._find_best)
 
   def partitions(self, num_nodes: int) -> shapes_lib.Partitions:
-    """Returns the partition of each new pipeline of so many nodes.
+    """Returns the partition of each new pipeline of `num_nodes` nodes.
 
-    Raises `base.InfeasibleError`: there are too few nodes for one.
+    Raises `base.InfeasibleError` if there are too few nodes for one.
     """
     try:
       return self._shapes.partitions(num_nodes)
@@ -97,9 +102,9 @@ class Planner:
       raise
 
   def fresh(self, nodes: Nodes, zones: Zones) -> Pipelines:
-    """Returns pipelines of any of `nodes`, for a start from a checkpoint.
+    """Returns pipelines of some of `nodes`, for a start from a checkpoint.
 
-    Raises `base.InfeasibleError`: there are too few nodes for one pipeline.
+    Raises `base.InfeasibleError` if there are too few nodes for one pipeline.
     """
     if self._must_fold(len(nodes)):
       return self._folded((), nodes)
@@ -110,13 +115,13 @@ class Planner:
     )
 
   def arrange(self, nodes: Nodes, zones: Zones) -> Sequence[int]:
-    """Returns the node at each place of `fresh`, and then the others."""
+    """Returns the node of each place of `fresh`, then the other nodes."""
     if self._must_fold(len(nodes)):
       return nodes
     return self._placer.arrange(self.partitions(len(nodes)), nodes, zones)
 
   def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
-    """Returns pipelines that follow others; the same if new are no faster.
+    """Returns pipelines that follow others; the same ones if new are no faster.
 
     Nodes of `pipelines` that are not in `nodes` are lost; spares are used in
     the order of `nodes`.

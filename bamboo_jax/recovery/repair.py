@@ -1,8 +1,8 @@
-"""Puts spare nodes into places between two steps, and makes replicas.
+"""Gives places to spare nodes between two steps, and makes replicas.
 
-A spare relieves a node that is about to be preempted, takes a stage that nobody
-owns any more, or a stage of a node that owns several, in this order. What it
-needs is copied from a node that is alive.
+A spare relieves a node that will be preempted, takes a stage without an owner,
+or a stage of a node that owns several, in this order. It copies the state from
+a live node.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,12 @@ Pipeline = pipelines_lib.Pipeline
 def repair(
     state: ladder_lib.State, *, shadow: bool, rereplicate: str
 ) -> tuple[ladder_lib.State, dict[int, failover.Repair]]:
-  """Returns the state after the repair, and what is repaired, by pipeline.
+  """Returns the state after the repair, and the repairs by pipeline.
 
-  Only if `shadow`, stages have replicas and a node can own several.
-  `rereplicate` is that of `ladder.Ladder`.
+  Args:
+    state: Pipelines and spares.
+    shadow: Whether stages have replicas, so that a node may own several.
+    rereplicate: See `ladder.Ladder`.
   """
   pipelines, repairs = list(state.pipelines), {}
   spares = [node for node in state.spares if node not in state.leaving]
@@ -63,7 +65,7 @@ def repair(
 
 
 def _fill(pipeline: Pipeline, takers: Mapping[int, int]) -> Pipeline:
-  """Makes `takers` own stages; replicas with a wrong shadow vanish."""
+  """Gives stages to `takers`; drops replicas that are no longer on a shadow."""
   roles = pipeline.roles
   owners = tuple(takers.get(s, n) for s, n in enumerate(roles.owners))
   shadows = {
@@ -81,7 +83,10 @@ def _fill(pipeline: Pipeline, takers: Mapping[int, int]) -> Pipeline:
 def find_owner(
     pipelines: Sequence[Pipeline], index: int, stage: int
 ) -> int | None:
-  """Returns the owner of `stage`, here or in a pipeline like it, or None."""
+  """Returns the owner of `stage` in a pipeline of the same partition, or None.
+
+  Preferably in pipeline `index` itself.
+  """
   pipeline = pipelines[index]
   for other in (pipeline, *pipelines):
     if stage not in other.vacant and other.partition == pipeline.partition:

@@ -5,8 +5,9 @@
   Grid       Varuna's (EuroSys'22): the fastest number and depth, at each start
   Even       all nodes, as evenly as can be, for tables of throughput
 
-`fold` makes one of fewer nodes than stages. Where there was a pipeline before,
-nodes get places so that the least is copied (`moves`); else see `places`.
+`fold` makes one pipeline of fewer nodes than stages. If there were pipelines
+before, nodes get the places that need the fewest copies (`moves`); otherwise
+see `places`.
 """
 
 from collections.abc import Sequence
@@ -34,11 +35,11 @@ Partitions = tuple[partition_lib.Partition, ...]
 Pipelines = tuple[Pipeline, ...]
 
 METHODS = ("rules", "replanning")
-GRID_DEPTHS = (0.5, 0.75, 1.0, 1.25, 1.5)  # Times the number of stages.
+GRID_DEPTHS = (0.5, 0.75, 1.0, 1.25, 1.5)  # Multiples of the number of stages.
 
 
 class Shapes(Protocol):
-  """Decides what pipelines look like; pure."""
+  """Decides number and partitions of pipelines; pure."""
 
   @property
   def has_replicas(self) -> bool:
@@ -51,11 +52,11 @@ class Shapes(Protocol):
   def partitions(self, num_nodes: int) -> Partitions:
     """Returns the partition of each new pipeline.
 
-    Raises `base.InfeasibleError`: there are too few nodes.
+    Raises `base.InfeasibleError` if there are too few nodes.
     """
 
   def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
-    """Returns pipelines of any of `nodes` that follow `pipelines`.
+    """Returns pipelines of some of `nodes` that follow `pipelines`.
 
     Nodes of `pipelines` that are not in `nodes` are lost; spares are used in
     the order of `nodes`.
@@ -68,11 +69,14 @@ class Shapes(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Depth:
-  """As many pipelines of one depth as there are nodes for.
+  """The largest number of pipelines of one depth.
 
   Attributes:
-    profile: None if costs are unknown, then nodes follow in their order.
-    triggers: Whole pipelines are left as they are unless one of these fires.
+    partition: Partition of each pipeline.
+    profile: Costs of layers; None if unknown, then nodes stay in their order.
+    has_replicas: Whether stages have shadows.
+    max_pipelines: Largest number of pipelines; None: no limit.
+    triggers: Complete pipelines are changed only if one of these fires.
   """
 
   partition: partition_lib.Partition
@@ -83,17 +87,17 @@ class Depth:
 
   @property
   def smallest(self) -> partition_lib.Partition:
-    """The only one there is."""
+    """The only partition."""
     return self.partition
 
   def partitions(self, num_nodes: int) -> Partitions:
-    """Returns as many as there are nodes for."""
+    """Returns the partition of each pipeline; see `Shapes`."""
     return (self.partition,) * _count(
         num_nodes, self.partition.num_stages, self.max_pipelines
     )
 
   def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
-    """Returns `pipelines` themselves if no trigger fires."""
+    """See `Shapes`; returns `pipelines` themselves if no trigger fires."""
     partitions = self.partitions(len(nodes))
     training = {node for p in pipelines for node in p.nodes}
     if training <= {*nodes} and not self.triggers.fire(
@@ -116,11 +120,12 @@ class Templates:
   """Pipelines of different depths that use all nodes.
 
   Attributes:
+    coverer: Chooses templates that cover the nodes.
     method: How pipelines follow others: by Oobleck's "rules" (section 5: keep,
-      borrow, merge), or by "replanning": of the fastest covers of all nodes the
-      one that has the fewest bytes, then nodes, moved.
-    use_all: Whether no node is left over, as in Oobleck, even if fewer would be
-      faster; with "rules" none is in any case.
+      borrow, merge), or by "replanning": among the fastest covers of all nodes
+      the one that moves the fewest bytes, then nodes.
+    use_all: Whether all nodes are used, as in Oobleck, even if fewer were
+      faster; "rules" always use all.
   """
 
   coverer: cover_lib.Coverer
@@ -138,7 +143,7 @@ class Templates:
 
   @property
   def smallest(self) -> partition_lib.Partition:
-    """The pipeline of n0 nodes."""
+    """The template of n0 nodes."""
     return self.coverer.templates.templates[0].partition
 
   def partitions(self, num_nodes: int) -> Partitions:
@@ -146,7 +151,7 @@ class Templates:
     return self._of(self._covers(num_nodes)[0].sizes)
 
   def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
-    """Returns pipelines by `method`."""
+    """See `Shapes`; by `method`."""
     predictor = self.coverer.predictor
     if self.method == "rules":
       plans = [
@@ -204,7 +209,7 @@ class Templates:
   def _cost(
       self, before: Sequence[Pipeline], after: Pipelines, nodes: Nodes
   ) -> tuple[float, int, int]:
-    """Returns what is minimised: step time in ms, bytes and nodes moved."""
+    """Returns the key to minimise: step time in ms, bytes and nodes moved."""
     predictor = self.coverer.predictor
     copies = moves.plan_copies(predictor.profile, before, after, nodes)
     return (
@@ -216,9 +221,13 @@ class Templates:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-  """The number of pipelines and their depth that make the fastest step.
+  """The number of pipelines and their depth with the fastest step.
 
-  There is one partition in `choices` for each depth.
+  Varuna (EuroSys'22) searches this grid by simulation at each start.
+
+  Attributes:
+    choices: One partition for each depth.
+    predictor: Predicts the time of a step.
   """
 
   choices: Partitions
@@ -235,9 +244,9 @@ class Grid:
     return min(self.choices, key=lambda p: p.num_stages)
 
   def partitions(self, num_nodes: int) -> Partitions:
-    """Returns the fastest, the deepest of equals.
+    """Returns the fastest choice; the deepest among equals.
 
-    Nodes may be left over, so more nodes are never slower than fewer.
+    It may leave nodes unused, so more nodes are never slower than fewer.
     """
     found = []
     for partition in self.choices:
@@ -252,16 +261,16 @@ class Grid:
     return min(found, key=lambda plan: plan[:2])[-1]
 
   def _counts(self, most: int) -> list[int]:
-    """Returns numbers of pipelines, but for those that help nobody.
+    """Returns the numbers of pipelines up to `most` that are worth trying.
 
-    With one more the busiest pipeline may have as many microbatches as before.
+    Others give the busiest pipeline as many microbatches as a smaller number.
     """
     total = self.predictor.most_pipelines
     busiest = {-(-total // n) for n in range(1, min(most, total) + 1)}
     return [-(-total // num_microbatches) for num_microbatches in busiest]
 
   def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
-    """Returns the fastest, whose nodes copy as little as can be."""
+    """See `Shapes`; the fastest pipelines, with the fewest bytes copied."""
     profile = self.predictor.profile
     partitions = self.partitions(len(nodes))
     _check_copies(profile, pipelines, nodes)
@@ -272,10 +281,10 @@ class Grid:
 
 @dataclasses.dataclass(frozen=True)
 class Even:
-  """All nodes in pipelines of at least `num_stages`, as even as can be.
+  """All nodes, in pipelines of at least `num_stages`, of almost equal size.
 
-  A measured table was planned by others, so the stages stand for equal parts of
-  the model.
+  For tables of measured throughput, whose partitions are not known: stages are
+  equal parts of the model.
   """
 
   num_stages: int
@@ -287,7 +296,7 @@ class Even:
     return self._partition(self.num_stages)
 
   def partitions(self, num_nodes: int) -> Partitions:
-    """Returns partitions of a model of many layers."""
+    """Returns partitions of a model of `2 * num_stages` equal layers."""
     num_pipelines = _count(num_nodes, self.num_stages)
     each, rest = divmod(num_nodes, num_pipelines)
     return tuple(
@@ -316,7 +325,8 @@ def fold(
 ) -> Pipelines:
   """Returns one pipeline in which each node owns consecutive stages.
 
-  It is slow, but nothing stands still. Few layers are copied to their places.
+  It is slow, but training continues. Nodes get the places for which they lack
+  the fewest layers.
   """
   num_stages = partition.num_stages
   count = min(len(nodes), num_stages)

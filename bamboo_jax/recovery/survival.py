@@ -1,7 +1,7 @@
-"""Failures that leave a copy of every layer.
+"""Failures after which every layer still has a copy.
 
 A layer has copies on its owner and shadow, in each pipeline. While one of them
-lives, training goes on without a checkpoint: at once by shadows if no stage
+lives, training continues without a checkpoint: at once on shadows if no stage
 loses owner and shadow together, else with the state of another pipeline.
 """
 
@@ -19,11 +19,11 @@ class Survival:
 
   Attributes:
     zones: Zones that may fail, each alone: every layer keeps a copy.
-    fatal_zones: The other zones: each takes all copies of some layer with it.
-    shadow_zones: Those of `zones` whose failure shadows alone make up for.
-    num_zones: How many zones may fail at once, whichever they are.
-    num_nodes: How many nodes may fail at once, whichever they are.
-    num_nodes_after_zone: How many more nodes may fail after any one of `zones`.
+    fatal_zones: The other zones: each has all copies of some layer.
+    shadow_zones: The `zones` after whose failure shadows suffice.
+    num_zones: Any set of this many zones may fail at once.
+    num_nodes: Any set of this many nodes may fail at once.
+    num_nodes_after_zone: Further nodes that may fail after any one of `zones`.
     num_apart: Number of stages with owner and shadow in different zones.
     num_together: Sum over layers of the pairs of copies that share a zone.
   """
@@ -39,7 +39,7 @@ class Survival:
 
   @property
   def score(self) -> tuple[int, ...]:
-    """What placement maximises, the most important first."""
+    """The key that placement maximises, the most important entry first."""
     return (
         len(self.zones),
         self.num_zones,
@@ -51,7 +51,7 @@ class Survival:
     )
 
   def render(self) -> str:
-    """Returns one line for people."""
+    """Returns the survival as one line of text."""
     fatal = ", ".join(self.fatal_zones) or "no zone"
     zones = ", ".join(self.zones) or "none"
     by_shadows = ", ".join(self.shadow_zones) or "none"
@@ -68,7 +68,7 @@ class Copies:
   """The copies of all layers.
 
   Attributes:
-    holders: How many layers there are for each set of nodes that have a copy.
+    holders: Number of layers by the set of nodes that have a copy.
     pairs: Owner and shadow of each stage; without a shadow, the owner twice.
   """
 
@@ -77,7 +77,7 @@ class Copies:
 
   @classmethod
   def of(cls, pipelines: Sequence[pipelines_lib.Pipeline]) -> "Copies":
-    """Returns the copies that owners and shadows have."""
+    """Returns the copies on owners and shadows of `pipelines`."""
     holders = [set() for _ in range(pipelines[0].partition.num_layers)]
     pairs = []
     for pipeline in pipelines:
@@ -98,7 +98,7 @@ class Copies:
         for nodes in self.holders
     }
     together = {zones[a] for a, b in self.pairs if zones[a] == zones[b]}
-    # Least number of copies of a layer that are left without a zone.
+    # Least number of copies of a layer outside of a zone.
     left = {
         zone: min(len(nodes) - in_[zone] for nodes, in_ in spread.items())
         for zone in sorted(set(zones.values()))
@@ -125,7 +125,7 @@ def find_survival(
 ) -> Survival:
   """Returns the failures that `pipelines`, at least one, survive.
 
-  A node with layers that is missing in `zones` is in a zone of its own.
+  A node missing in `zones` counts as a zone of its own.
   """
   copies = Copies.of(pipelines)
   nodes = frozenset().union(*copies.holders)
@@ -135,7 +135,7 @@ def find_survival(
 def find_ending(
     held: Iterable[tuple[int, int]], leaving: Collection[int]
 ) -> tuple[int, ...]:
-  """Returns the segments of which only nodes that are `leaving` have a copy.
+  """Returns the segments whose copies are all on `leaving` nodes.
 
   `held` has the node and the segment of each copy.
   """

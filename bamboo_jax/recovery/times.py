@@ -1,8 +1,8 @@
 """Times of recoveries, and how a summary reports them.
 
-Workers know when they heard of a death. When it happened, only its cause does:
-the launcher that struck, or the process that all nodes are in. A time that
-nobody has measured is None.
+Workers know when they learned of a death. Its own time is known only to its
+cause: the launcher that killed the node, or the process that hosts all nodes. A
+time that was not measured is None.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,27 +20,29 @@ class RecoveryTimes:
   Times are on `time.perf_counter`, which all processes of a machine share.
 
   Attributes:
-    step: Number of the step that was going on, or was next, from 1: the one in
-      the line of that step.
+    step: Number of the interrupted step, or of the next one, from 1, as in the
+      log.
+    view: Number of the new view.
     nodes: Numbers of the lost nodes that had a role.
     names: Their names, in the same order.
     victims: Their places as `pipeline/stage`.
+    rung: Rung of the recovery ladder.
+    reason: Why that rung was taken.
     heirs: Names of the shadows that took these places, if the rung is "shadow".
-    view_at_secs: When the new view came to the member that wrote this.
-    died_at_secs: When the first of the nodes died; None if this member cannot
-      know.
-    silence_to_view_secs: From the last sign of life of the nodes that any agent
-      has heard until the view; of several nodes, the longest. None if no agent
-      has heard any.
-    agreed_at_secs: When all had agreed on how to go on.
-    ready_at_secs: When the rows of the rest of the step were there; None if the
+    view_at_secs: Arrival of the new view at the member that wrote this.
+    died_at_secs: Death of the first of the nodes; None if not known here.
+    silence_to_view_secs: Seconds from the last message of a lost node to any
+      agent until the view; the longest of several nodes. None if no agent was
+      in contact with them.
+    agreed_at_secs: End of the agreement on how to continue.
+    ready_at_secs: The rows of the rest of the step are planned; None if the
       step ended without them.
-    step_end_at_secs: When the step was committed; None before.
+    step_end_at_secs: Commit of the step; None before.
     are_owed_measured: Whether the next two are known.
-    first_owed_at_secs: When the first owed pass of a lost stage began,
-      anywhere; None if none was owed.
-    last_owed_at_secs: When the last one ended.
-    redone: What programs have done again; None of rows.
+    first_owed_at_secs: Start of the first owed pass of a lost stage on any
+      node; None if none was owed.
+    last_owed_at_secs: End of the last one.
+    redone: Passes that SPMD programs repeated; None for rows.
   """
 
   step: int
@@ -69,16 +71,16 @@ class RecoveryTimes:
 
   @property
   def pause_secs(self) -> float:
-    """From the new view until the rest of the step was planned, or it ended.
+    """Seconds from the new view until the rest was planned or the step ended.
 
-    For steps that have ended only.
+    Only after the end of the step.
     """
     ready_secs = self.ready_at_secs
     end_secs = self.step_end_at_secs if ready_secs is None else ready_secs
     return max(0.0, end_secs - self.view_at_secs)
 
   def merge_owed(self, found: Iterable[tuple[float, float]]) -> None:
-    """Fills in the times of owed passes from those of all members."""
+    """Sets the times of owed passes from the spans of all members."""
     spans = list(found)
     self.are_owed_measured = True
     if spans:
@@ -88,7 +90,7 @@ class RecoveryTimes:
   def merge_redone(
       self, found: Iterable[Mapping[int, redone_lib.Redone]]
   ) -> None:
-    """Fills in what several members have done again, by share."""
+    """Sets the repeated passes from those of all members, by share."""
     by_share = {s: r for redone in found for s, r in redone.items()}
     if by_share:
       self.redone = redone_lib.add_up(by_share.values())
@@ -99,7 +101,7 @@ def longest_silence(
 ) -> float | None:
   """Returns `RecoveryTimes.silence_to_view_secs`; None if one is not known.
 
-  Each agent has `said` for how long it had not heard from nodes, by number.
+  `said` has, for each agent, the seconds since a node's last message, by node.
   """
   said = list(said)
   heard = [[one[node] for one in said if node in one] for node in nodes]
@@ -111,20 +113,19 @@ def report(
 ) -> list[dict[str, Any]]:
   """Returns recoveries as `summary.json` reports them: durations, not times.
 
-  Durations that nobody has measured are None: those from a death that nobody
-  has timed, and those up to a moment that has not come. If nothing was owed,
+  A duration is None if its start or end was not measured. If no pass was owed,
   `redo_secs` is 0.
 
   Args:
     recoveries: Each `RecoveryTimes` as a dict; logs of older versions lack some
       entries.
-    kills: When each node died that the caller has killed, by number, on the
-      same clock.
+    kills: Time of death of each node that the caller has killed, by number, on
+      the same clock.
   """
   reported = []
   for r in recoveries:
     view_secs = r["view_at_secs"]
-    # One that was struck later has died of something else.
+    # A node killed after the view died of something else.
     kill_secs = [
         kills[n] for n in r["nodes"] if kills.get(n, view_secs + 1) <= view_secs
     ]
@@ -159,7 +160,7 @@ def report(
 
 
 def _between(start_secs: float | None, end_secs: float | None) -> float | None:
-  """Returns a duration; None if one of its ends is not known."""
+  """Returns a duration; None if start or end is not known."""
   if start_secs is None or end_secs is None:
     return None
   return end_secs - start_secs
@@ -181,14 +182,14 @@ def describe(reported: Mapping[str, Any]) -> str:
 
 
 def describe_loss(recovery: Mapping[str, Any]) -> str:
-  """Returns the nodes that a recovery is from, and their places."""
+  """Returns the names of the lost nodes and their places, as text."""
   names, places = recovery["names"], recovery["victims"]
   stages = "stages" if len(places) > 1 else "stage"
   return f"{' and '.join(names)} ({stages} {', '.join(places)})"
 
 
 def describe_answer(recovery: Mapping[str, Any]) -> str:
-  """Returns what a recovery has done."""
+  """Returns the action of a recovery, as text."""
   if recovery["rung"] != "shadow":
     return f"{recovery['rung']}: {recovery['reason']}"
   whose = "their shadows" if len(recovery["names"]) > 1 else "its shadow"

@@ -2,9 +2,9 @@
 
 Bamboo keeps the number of stages, P, and makes floor(n / P) pipelines of n
 nodes; the rest are spares. It reconfigures between two steps if spares can
-relieve all nodes that have two stages, if so many have two that another loss
-may well be fatal, or if there are nodes for one more pipeline. These are the
-rules of its public simulator. Whether new pipelines pay is up to `decide`.
+relieve all nodes with two stages, if the number of such nodes makes another
+loss likely to be fatal, or if there are nodes for one more pipeline. These are
+the rules of its public simulator. `decide` checks whether new pipelines pay.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from bamboo_jax.plan import pipelines as pipelines_lib
 
 @dataclasses.dataclass(frozen=True)
 class Triggers:
-  """What makes new pipelines desirable.
+  """Conditions under which new pipelines are desirable.
 
   Attributes:
     refill: There are as many spares as nodes with more than one stage.
@@ -43,7 +43,10 @@ class Triggers:
   ) -> bool:
     """Returns whether new pipelines are desirable.
 
-    Spares own nothing; all live nodes suffice for `most_pipelines`.
+    Args:
+      pipelines: The present pipelines.
+      num_spares: Live nodes without a stage.
+      most_pipelines: Number of pipelines that all live nodes suffice for.
     """
     num_training = sum(len(p.nodes) for p in pipelines)
     num_doubled = sum(p.partition.num_stages - len(p.nodes) for p in pipelines)

@@ -1,8 +1,8 @@
 """Reports of runs as one HTML page: simulated, trained, or both.
 
-  content      what a report shows, as plain values
-  run_course   that of a run that trained, from its log
-  run_times    what happened to a run under a trace, and when
+  content      the contents of a report, as plain values
+  run_course   contents of a training run, from its log
+  run_times    events and steps of a run under a trace, with their times
   page         writes the page; its tables
   charts       draws its figures
   trace_report traces on the screen, as events and as figures

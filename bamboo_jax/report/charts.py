@@ -38,14 +38,14 @@ _LINE_STYLES = ("-", "--", ":")
 _MARKERS = "os^vDPX*"
 _SPARE_COLOUR = "#333333"
 _NUM_BINS = 240  # Of throughput over time.
-# Times of an axis are shown in the largest unit of which there are two.
 _CLOSE = 0.1  # Values within this share of the best get a panel of their own.
 _LABEL_INCHES = 0.22  # From a curve's label to the next.
+# Units of time axes; the largest one that fits twice is used.
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
 def draw_course(run: content.Run) -> Any:
-  """Returns a figure of a run over time; it must have a course."""
+  """Returns a figure of a run over time; the run must have a course."""
   course = run.course
   unit_secs, unit = time_unit(course.secs[-1] - course.secs[0])
   times = [secs / unit_secs for secs in course.secs]
@@ -88,7 +88,7 @@ def draw_value(report: content.Report) -> Any:
   """Returns a figure of value against preemption rate, all policies.
 
   Each line is labelled at its end, in the order of value there. If several end
-  close to the best, which a scale from 0 hides, a second panel compares those.
+  close to the best, which a scale from 0 hides, a second panel enlarges those.
   """
   curves = report.curves
   ranked = sorted(curves, key=lambda c: c.points[-1].value, reverse=True)
@@ -133,7 +133,7 @@ def _draw_curves(
     if shown and not shown[i]:
       continue
     points = curve.points
-    bars = None  # One run has no interval.
+    bars = None  # A single run has no interval.
     if any(p.low is not None for p in points):
       bars = [_bar(p, units[p.rate]) for p in points]
     axes.errorbar(
@@ -151,7 +151,7 @@ def _draw_curves(
 
 
 def _bar(point: content.Point, unit: float) -> tuple[float, float]:
-  """Returns how far the bar of a point reaches down and up, in `unit`."""
+  """Returns the extent of the bar of a point, down and up, in `unit`."""
   if point.low is None:
     return 0.0, 0.0
   low = point.value - max(0.0, point.low)
@@ -161,7 +161,10 @@ def _bar(point: content.Point, unit: float) -> tuple[float, float]:
 def _label_curves(
     axes: Any, ranked: Sequence[content.Curve], *, gap: float
 ) -> None:
-  """Writes the name of each curve right of its end, `gap` of the axis apart."""
+  """Writes the name of each curve right of its end, at least `gap` apart.
+
+  `gap` is a share of the axis.
+  """
   top = axes.get_ylim()[1]
   ends = [curve.points[-1] for curve in ranked]
   heights = _spread([end.value / top for end in ends], gap=gap)
@@ -181,11 +184,12 @@ def _label_curves(
 
 
 def _spread(targets: Sequence[float], *, gap: float) -> list[float]:
-  """Returns the places from 0 to 1 nearest to `targets`, `gap` apart.
+  """Returns places from 0 to 1 closest to `targets`, at least `gap` apart.
 
-  Targets fall. In squares, by pooling neighbours that are out of order.
+  `targets` decrease. Minimises the sum of squares, by pooling neighbours that
+  violate the order.
   """
-  pools: list[list[float]] = []  # Of targets with the gaps taken out.
+  pools: list[list[float]] = []  # Targets after subtraction of the gaps.
   mean = statistics.fmean
   for i, target in enumerate(targets):
     pools.append([target + i * gap])
@@ -231,7 +235,7 @@ def draw_node_time(runs: Sequence[content.Run]) -> Any:
 
 
 def time_unit(span_secs: float) -> tuple[float, str]:
-  """Returns the unit that fits a span, in seconds, and its name."""
+  """Returns a unit that suits a span: its seconds, and its name."""
   for secs, name in _UNITS:
     if span_secs >= 2 * secs:
       return secs, name
@@ -241,9 +245,9 @@ def time_unit(span_secs: float) -> tuple[float, str]:
 def _bin(
     course: content.Course,
 ) -> tuple[list[float], list[float], list[float], list[float]]:
-  """Returns bounds of equal bins, and in each mean, least and most samples/s.
+  """Returns bounds of equal bins, and mean, least and most samples/s in each.
 
-  Short pauses would be strokes that hide the rest.
+  Without bins, short pauses would hide the rest.
   """
   start, end = course.secs[0], course.secs[-1]
   edges = [start + (end - start) * i / _NUM_BINS for i in range(_NUM_BINS + 1)]
@@ -270,7 +274,7 @@ def _bin(
 def _draw_events(
     axes: Any, events: Sequence[content.Event], unit_secs: float
 ) -> None:
-  """Draws a row of marks for each rung that was taken."""
+  """Draws a row of marks for each rung taken."""
   taken = {event.rung for event in events}
   rungs = [rung for rung in _RUNG_COLOURS if rung in taken]
   rungs += sorted(taken - set(rungs))

@@ -1,7 +1,7 @@
 """Contents of a report, as plain values: runs, sweeps and comparisons.
 
-Simulations and logs of runs fill these in; `page` and `charts` draw them. Any
-part may be empty and is then left out.
+Simulations and logs of runs fill these in; `page` and `charts` draw them. Empty
+parts are omitted.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from bamboo_jax.accounting import account as account_lib
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Event:
-  """Something that happened to a run, `secs` after its start.
+  """An event of a run, `secs` after its start.
 
   `rung` is the rung of the recovery ladder that was taken; "" if none.
   """
@@ -25,10 +25,10 @@ class Event:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Course:
-  """A run over time, piece by piece.
+  """A run over time, as pieces of constant throughput.
 
   `secs` has the start of each piece, and the end of the last: one more than
-  pieces; `usd` the dollars spent by each of `secs`.
+  pieces; `usd` the dollars spent until each of `secs`.
   """
 
   secs: Sequence[float]
@@ -87,7 +87,7 @@ class Figures:
   """One line of a comparison, such as "throughput, p = 0.10".
 
   `published` is None if there is no such figure; `simulated` has one entry per
-  column of the table, None where it could not be had.
+  column of the table, None if unavailable.
   """
 
   what: str
@@ -97,7 +97,7 @@ class Figures:
 
   @property
   def ratios(self) -> tuple[float | None, ...]:
-    """Simulated over published; None where there is no such quotient."""
+    """Simulated over published; None where one is missing or zero."""
     known = self.published is not None and self.published != 0
     return tuple(
         s / self.published if known and s is not None else None
@@ -107,9 +107,9 @@ class Figures:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-  """Figures of others, from `source`, against simulations, one per column.
+  """Published figures, from `source`, against simulations, one per column.
 
-  `label` says what the others' figures are.
+  `label` describes the published figures.
   """
 
   title: str
@@ -119,7 +119,7 @@ class Comparison:
   label: str = "published"
 
   def rows(self, spec: str) -> list[list[str]]:
-    """Returns the table as text, its head first; `spec` formats figures."""
+    """Returns the table as text, head first; `spec` formats figures."""
     head = ["", self.label]
     for column in self.columns:
       head += [column, "ratio"]
@@ -139,7 +139,7 @@ class Report:
   """A page: runs on the same trace, curves, comparisons.
 
   Remarks are paragraphs; `rate_name` and `value_name` are names and units of
-  the curves' axes, `bars` says what their bars are.
+  the curves' axes, `bars` describes their bars.
   """
 
   title: str

@@ -21,7 +21,7 @@ from bamboo_jax.report import content
 
 PAGE_NAME = "report.html"
 
-# More than anyone reads; the figures show all of them.
+# A longer list is unreadable; the figures show all of them.
 _MAX_EVENTS = 500
 
 _TABLES = ("summary.csv", "provenance.json", "metrics.jsonl", "config.json")
@@ -62,7 +62,7 @@ def write_report(
 ) -> pathlib.Path:
   """Writes `report.html` and figures to a folder; returns the page's path.
 
-  The folder must exist; its files are replaced. `formats` are those of the
+  The folder must exist; files in it are replaced. `formats` are those of the
   figures, see `metrics.plots`. Raises `OSError`.
   """
   workdir = pathlib.Path(workdir)
@@ -137,7 +137,7 @@ def _file_names(runs: Sequence[content.Run]) -> list[str]:
 
 
 def _links(workdir: pathlib.Path) -> str:
-  """Returns links to the tables and inputs that are there."""
+  """Returns links to the existing tables and inputs."""
   names = (n for n in _TABLES if (workdir / n).exists())
   links = " · ".join(f'<a href="{name}">{name}</a>' for name in names)
   return links and f"<p>{links}</p>"
@@ -148,7 +148,7 @@ def _paragraphs(texts: Iterable[str]) -> str:
 
 
 def _runs_table(runs: Sequence[content.Run]) -> str:
-  """Returns the table of runs, the one of most value first and marked."""
+  """Returns the table of runs by falling value; the first is marked."""
   accounts = [run.account for run in runs]
   prices = dict.fromkeys(a.price.render(a.market) for a in accounts)
   ranked = sorted(runs, key=lambda run: run.account.value, reverse=True)

@@ -1,4 +1,4 @@
-"""The course of a run that trained, from the log in its workdir."""
+"""The course of a training run, from the log in its workdir."""
 
 from collections.abc import Mapping, Sequence
 import itertools
@@ -15,8 +15,8 @@ def make_course(
 ) -> content.Course | None:
   """Returns the course of a run; None if the log holds no account.
 
-  A rolled back piece has no throughput. A node that joins was there, and was
-  paid for, since it began to boot. Raises `ValueError` for a bad "account".
+  A rolled back piece has no throughput. A joining node is counted and paid for
+  from its boot. Raises `ValueError` for a bad "account".
   """
   totals, events, boots = [ledger_lib.Totals()], [], []
   lost = {l["step"] for l in lines if l.get("event") == "recovery"}

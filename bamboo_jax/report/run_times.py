@@ -1,7 +1,7 @@
-"""What happened to a cluster under a trace, and when, from its logs.
+"""Events and steps of a cluster under a trace, from its logs.
 
-Times count from the first step, when a trace begins to be played; the steps
-before its end, which compile, are left out.
+Times count from the first step, when the replay of a trace begins; earlier
+steps, which compile, are ignored.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,21 +19,21 @@ from bamboo_jax.metrics import jsonl
 
 Owners = tuple[tuple[str, ...], ...]
 
-_NUM_NEAR = 20  # Steps that tell how long a step would have taken.
+_NUM_NEAR = 20  # Steps nearby that estimate the normal time of a step.
 _IDLE = ledger_lib.KINDS.index("idle")
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-  """A change of who trains what, `secs` after the first step.
+  """A change of the owners of stages, `secs` after the first step.
 
   Attributes:
     owners: For each pipeline, the node of each stage.
-    pause_secs: How much longer the step took than others near it; None if all
-      of these had changes of their own.
+    pause_secs: How much longer the step took than steps nearby; None if all of
+      these had changes of their own.
     is_loss: Whether nodes died.
-    detect_secs: From the death until the rest of the step was planned; None if
-      nobody died, or the launcher has not killed who did.
+    detect_secs: From the death until the rest of the step was planned; None
+      without a death, or for deaths not caused by the launcher.
   """
 
   secs: float
@@ -57,7 +57,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class RunTimes:
-  """A run: `start_secs` from the start of its nodes to the first step."""
+  """A run; `start_secs`: from the start of its nodes to the first step."""
 
   start_secs: float
   steps: tuple[Step, ...]
@@ -67,7 +67,7 @@ class RunTimes:
 
 
 def read(workdir: pathlib.Path) -> RunTimes:
-  """Returns the times of a run of `bamboo cluster`, also one that was ended.
+  """Returns the times of a run of `bamboo cluster`, also an aborted one.
 
   Raises `OSError` without a log, `ValueError` if it has fewer than two steps.
   """
@@ -79,9 +79,9 @@ def read(workdir: pathlib.Path) -> RunTimes:
 def make(
     lines: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]]
 ) -> RunTimes:
-  """Returns the times in the lines of a log; `nodes` are those of the launcher.
+  """Returns the times in the lines of a log; `nodes` are the launcher's.
 
-  Nodes that were there but had not joined are idle.
+  Nodes that were started but had not joined are idle.
   """
   kills = {n["name"]: n["at_secs"] for n in nodes if n["event"] == "remove"}
   recoveries = {l["step"]: l for l in lines if l.get("event") == "recovery"}
@@ -89,7 +89,7 @@ def make(
   layouts = {l["step"]: l for l in lines if l.get("event") == "layout"}
   entries = runs.entries(l for l in lines if "event" not in l)
   if len(entries) < 2:
-    raise ValueError("There must be two steps at least.")
+    raise ValueError("The log must have at least two steps.")
   first = entries[0]
   steps, changes, owners = [], {}, layouts[first.step]["owners"]
   for before, entry in itertools.pairwise(entries):
@@ -153,7 +153,7 @@ def make(
 def _lifetimes(
     nodes: Sequence[Mapping[str, Any]], begin_secs: float, end_secs: float
 ) -> float:
-  """Returns for how long nodes were there in a span of time, in all."""
+  """Returns the summed lifetimes of nodes within a span of time."""
   gone = {n["name"]: n["at_secs"] for n in nodes if n["event"] == "remove"}
   lives = [
       (max(n["at_secs"], begin_secs), gone.get(n["name"], end_secs))
@@ -166,7 +166,7 @@ def _lifetimes(
 def subtract(
     later: ledger_lib.Totals, earlier: ledger_lib.Totals
 ) -> ledger_lib.Totals:
-  """Returns what was added between two totals."""
+  """Returns the difference of two totals."""
   parts = zip(later.parts, earlier.parts, strict=True)
   return ledger_lib.Totals(
       secs=later.secs - earlier.secs,

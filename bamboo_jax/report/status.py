@@ -1,4 +1,4 @@
-"""Status of a cluster for `bamboo status`: how it is read, and put in words."""
+"""Reads the status of a cluster and renders it for `bamboo status`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
@@ -12,16 +12,16 @@ from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import survival as survival_lib
 from bamboo_jax.recovery import times
 
-_FOR_NEWCOMERS = ("members", "restart")  # Beside the layout.
+_FOR_NEWCOMERS = ("members", "restart")  # Shown beside the layout.
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
   """State of a run in the store.
 
-  Agents that are `registered` (their lease lasts) but not members are about to
-  be, or have died a moment ago. `status` is as reported, see
-  `cluster.store.registry`; may be empty.
+  `registered` agents hold a lease; those that are not members are joining, or
+  have just died. `status` is as reported, see `cluster.store.registry`; may be
+  empty.
   """
 
   name: str
@@ -34,7 +34,8 @@ class Run:
 def read(registry: registry_lib.Registry, name: str) -> Run:
   """Returns the state of a run in the store.
 
-  Raises `OSError` if that cannot be reached, `ValueError` without such a run.
+  Raises `OSError` if the store cannot be reached, `ValueError` without such a
+  run.
   """
   shared = registry.read_config()
   return Run(
@@ -96,7 +97,7 @@ class _Names:
 
 
 def _survival(layout: layout_lib.Layout, view: views.View) -> str:
-  """Returns the failures that would be survived now."""
+  """Returns the failures that the layout would survive now."""
   if not layout.pipelines or not layout.nodes <= view.numbers:
     return "survived: not known while training stands still"
   zones = {m.number: m.zone for m in view.members}

@@ -1,4 +1,4 @@
-"""Traces on the screen, as events in a file, and as a figure."""
+"""Traces on the terminal, as events in a file, and as a figure."""
 
 import collections
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ def show(
     figure: str | None = None,
     formats: Sequence[str] = ("png",),
 ) -> None:
-  """Prints figures of a trace; writes events to `path`, draws to `figure`."""
+  """Prints a summary of a trace; writes events to `path`, draws `figure`."""
   summary = trace_summary.summarize(trace)
   for name, value in summary.figures().items():
     print(f"{name:28} {value:9.4g}")
@@ -36,7 +36,7 @@ def show(
   print(f"{'instants by nodes':28} {bulks or '-'}")
   print(f"{'zones':28} {' '.join(trace.zones).strip() or '-'}")
   if (usd_per_hour := spot_price.mean_usd_per_hour(trace)) is not None:
-    print(f"{'$ an hour of a node, mean':28} {usd_per_hour:9.4g}")
+    print(f"{'mean $ per node-hour':28} {usd_per_hour:9.4g}")
   _print_notes(trace)
   if path:
     base.write_atomically(path, readers.render_events(trace))
@@ -52,7 +52,10 @@ def fit(
     figure: str | None,
     formats: Sequence[str] = ("png",),
 ) -> None:
-  """Prints how to imitate a trace, and how well that does with some seeds."""
+  """Prints the generator options that imitate a trace, and their quality.
+
+  The quality is measured on traces drawn with `seeds`.
+  """
   parameters = fit_lib.fit_parameters(recorded)
   generated = [
       generator.generate_trace(parameters, seed=k, name=f"generated, seed {k}")
@@ -81,7 +84,7 @@ def _print_notes(trace: Trace) -> None:
 def plot_traces(
     path: str, traces: Sequence[Trace], formats: Sequence[str] = ("png",)
 ) -> None:
-  """Draws traces, one below the other, to one scale; prints the files."""
+  """Draws traces, one below the other, on one scale; prints the files."""
   for file in plots.save_figure(draw_traces(traces), path, formats):
     print(f"figure: {file}")
 

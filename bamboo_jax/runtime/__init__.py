@@ -1,25 +1,25 @@
-"""What runs on devices: nodes, their programs, and what goes between them.
+"""Everything that runs on devices: nodes, their programs, their transfers.
 
-All decisions come in as plain values: the layers of a stage, owners, shadows,
-the order of instructions. Two executors carry them out: in one each node runs a
-row of instructions, in the other the passes of a step are programs in lockstep.
-Nodes may come and go in the middle of a step of either.
+All decisions are passed in as plain values: the layers of a stage, owners,
+shadows, the order of instructions. Two executors carry them out: in one each
+node runs a row of instructions, in the other the passes of a step are programs
+in lockstep. Both allow nodes to join and leave in the middle of a step.
 
   engine         The nodes of this process and their roles; read this first,
   node           then this: how a node runs one instruction.
-  pace           The clock of nodes whose layers only take their time.
+  pace           The clock of nodes whose layers sleep rather than compute.
   phases/        The phases of a step, functions of the engine.
   stage/         What one node computes: specs, functions, programs, arrays.
-  wire/          What goes between nodes, and how it is ended if one dies.
+  wire/          Transfers between nodes, and how a death aborts them.
   spmd/          The other executor: the passes of a step as one program.
-  profile/       What layers, programs and instructions take.
+  profile/       Times of layers, programs and instructions.
   program_cache  The programs of a model, kept while nodes change.
-  recent         Programs that were used last; others make way for them.
-  executables/   What XLA has compiled, kept for other devices and processes.
-  devices        Virtual devices, and which node is on which.
+  recent         A cache that evicts the least recently used programs.
+  executables/   XLA's executables, kept for other devices and processes.
+  devices        Virtual devices, and the assignment of nodes to devices.
   places         On which devices of a node its arrays lie.
-  rounding       What results are rounded by, beside the config.
-  accelerator    What GPUs need before JAX starts.
-  allocator      Makes malloc keep what it has.
-  compat         All of JAX that is not public.
+  rounding       Everything beside the config that affects rounding.
+  accelerator    Settings of GPUs that precede the start of JAX.
+  allocator      Makes malloc keep freed memory.
+  compat         The private API of JAX that the project uses.
 """

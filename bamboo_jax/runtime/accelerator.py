@@ -1,8 +1,9 @@
-"""What processes that compute on GPUs need before JAX starts.
+"""Settings of processes that compute on GPUs, made before JAX starts.
 
 Replicas stay equal to the bit only if a program always gives the same bits. On
 GPUs XLA must be told to add in a fixed order and to choose kernels without
-measuring. Several processes share a GPU if each has a fraction of its memory.
+measuring. Several processes share a GPU if each is given a fraction of its
+memory.
 """
 
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -19,7 +20,7 @@ _GPU_NAMES = ("cuda", "gpu", "rocm")
 def find_gpus(
     environ: Mapping[str, str], driver: str = _DRIVER
 ) -> tuple[str, ...]:
-  """Returns the GPUs that processes with these variables can use."""
+  """Returns the GPUs visible to processes with these variables."""
   given = environ.get(_VISIBLE)
   if given is not None:
     return tuple(gpu.strip() for gpu in given.split(",") if gpu.strip())
@@ -61,7 +62,7 @@ def check_fraction(
 def take_fraction(
     environ: MutableMapping[str, str], fraction: float | None
 ) -> None:
-  """Limits the memory of a GPU that JAX takes in this process or a child."""
+  """Limits the GPU memory that JAX allocates in this process or a child."""
   if fraction is not None:
     environ.pop(_FORMER_FRACTION, None)
     environ[_FRACTION] = str(fraction)
@@ -70,6 +71,6 @@ def take_fraction(
 def give_gpu(
     environ: Mapping[str, str], gpus: Sequence[str], worker: int
 ) -> dict[str, str]:
-  """Returns the variables of a worker of this machine: GPUs go in turn."""
+  """Returns the environment of a worker; GPUs are assigned round-robin."""
   given = {_VISIBLE: gpus[worker % len(gpus)]} if gpus else {}
   return {**environ, **given}

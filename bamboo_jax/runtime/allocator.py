@@ -1,11 +1,10 @@
 """Keeps glibc from returning freed memory to the system.
 
 XLA:CPU allocates the outputs and temporaries of every program afresh. By
-default glibc maps large blocks one by one, unmaps them when freed, and gives
-back the end of the heap, so the kernel zeroes every page again for each
-microbatch. With what is freed kept, a stage with a large vocabulary takes a
-tenth less time; resident memory stays at the peak of the step. `mallopt` needs
-no environment variable.
+default glibc maps large blocks one by one, unmaps them when freed, and trims
+the heap, so the kernel zeroes every page again for each microbatch. With freed
+memory kept, a stage with a large vocabulary is a tenth faster; resident memory
+stays at the peak of the step. `mallopt` needs no environment variable.
 """
 
 import ctypes
@@ -22,14 +21,14 @@ _INT_MAX = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-  """Makes `malloc` reuse freed blocks up to a GiB.
+  """Makes `malloc` reuse freed blocks of up to 1 GiB.
 
   Call it before JAX starts its threads: they would get arenas of their own,
-  which hold at most 64 MiB in a piece and leave larger blocks to the kernel.
-  Where the C library is not glibc it only logs.
+  which hold at most 64 MiB in one piece and return larger blocks to the kernel.
+  Only logs if the C library is not glibc.
   """
   if platform.libc_ver()[0] != "glibc":
-    logging.info("The C library is not glibc; its allocator stays as it is.")
+    logging.info("The C library is not glibc; its allocator is unchanged.")
     return
   mallopt = ctypes.CDLL(None).mallopt  # Returns 0 for a value that it rejects.
   # Some versions of glibc take no more than half of an arena, 32 MiB.

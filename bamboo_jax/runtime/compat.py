@@ -1,7 +1,7 @@
-"""The parts of JAX that are not public API, in one place.
+"""The private API of JAX that the project uses, in one place.
 
-Run with jax 0.10.2, and written to fit the source of 0.11.2 as well. If JAX
-changes, this module says so instead of failing somewhere inside a step.
+Tested with jax 0.10.2, and written against the source of 0.11.2 as well. If JAX
+changes, this module raises an error instead of failing inside a step.
 """
 
 from collections.abc import Callable
@@ -29,9 +29,9 @@ JoinVjp = Callable[[Any, list[Any]], Callable[..., Any]]
 def split_vjp(vjp: Any) -> tuple[JoinVjp, list[Any]]:
   """Splits a function from `jax.vjp` into structure and residuals.
 
-  The residuals leave out the arguments of the function, so that parameters and
+  The residuals exclude the arguments of the function, so that parameters and
   inputs are not kept once more for each microbatch. Raises `RuntimeError` if
-  this version of JAX keeps them in another way.
+  this version of JAX stores them in another way.
   """
   # One level of the pytree: arguments, then other residuals; the rest is
   # structure.
@@ -65,7 +65,7 @@ def start_coordination_service(address: str) -> Any:
 
 
 def connect_coordination(service: Any, address: str) -> Any:
-  """Returns the client of a service, which this process keeps.
+  """Connects this process to a service; returns the client.
 
   Raises `RuntimeError` if `address` is not that of a service.
   """
@@ -84,12 +84,12 @@ def connect_coordination(service: Any, address: str) -> Any:
 def connect_cpu_backend(
     process: int, num_processes: int, client: Any, *, host: str
 ) -> None:
-  """Lets the CPU backend of many processes be one; call before JAX starts.
+  """Gives the CPU backend of this process its place among many processes.
 
-  Transfers listen on `host`, an address as numbers: JAX's own choice is that of
-  the machine's name, which others may not reach. JAX starts its backends by
-  priority, that of the CPU last. The others know nothing of `client`, so their
-  devices are those of this process.
+  Call before JAX starts. Transfers listen on `host`, a numeric address: JAX
+  would take the machine's name, which others may not reach. JAX starts its
+  backends by priority, CPU last. The other backends do not see `client`, so
+  their devices are those of this process.
   """
 
   def make_client() -> Any:
@@ -106,12 +106,12 @@ def connect_cpu_backend(
 
 
 def sees_nvidia_gpu() -> bool:
-  """Returns whether JAX would start a backend of "cuda"."""
+  """Returns whether JAX would start the backend "cuda"."""
   return hardware_utils.has_visible_nvidia_gpu()
 
 
 def add_cpu_backend(num_devices: int) -> None:
-  """Adds a CPU backend of this process alone, as the default if no accelerator.
+  """Adds a process-local CPU backend, the default without an accelerator.
 
   Call before JAX starts.
   """
@@ -138,7 +138,7 @@ def coordination_values(prefix: str) -> dict[str, bytes]:
 
 
 def set_coordination_value(key: str, value: bytes) -> bool:
-  """Writes a value of the coordination service; false if there is one."""
+  """Writes a value to the coordination service; False if the key exists."""
   client = distributed.global_state.client
   try:
     client.key_value_set_bytes(key, value)
@@ -151,15 +151,16 @@ def set_coordination_value(key: str, value: bytes) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Compilation:
-  """A program that JAX wants from XLA, for certain devices.
+  """A program that JAX asks XLA to compile, for certain devices.
 
   Attributes:
-    fingerprint: What the program computes, shapes, donations, shardings, kinds
-      of memory, options of XLA, versions, and the kind of device; not which
-      devices of the kind.
+    fingerprint: Hash of the program, shapes, donations, shardings, kinds of
+      memory, options of XLA, versions, and the kind of device; not of the
+      particular devices.
     compile: Returns the executable; takes seconds.
-    load: Returns the executable from what `serialize` gave for this
-      fingerprint, for the devices of this one. Machine code: trust it.
+    load: Returns the executable from the result of `serialize` for this
+      fingerprint, for the devices of this one. Runs it as machine code: pass
+      trusted data only.
   """
 
   fingerprint: str
@@ -172,11 +173,11 @@ _hash_accelerator_config = cache_key._hash_accelerator_config
 
 
 def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
-  """Lets `answer` make the executables of all programs, from now on.
+  """Replaces JAX's compilation by `answer`, from now on.
 
-  JAX's own way, with a cache of the user's, is `Compilation.compile`. Two kinds
-  of programs never get here: those that call back into Python belong to their
-  process, and on GPUs compiling for several processes is a collective of these.
+  JAX's own way, with the user's cache, is `Compilation.compile`. Two kinds of
+  programs never get here: those that call back into Python belong to their
+  process, and on GPUs compiling for several processes is a collective.
   """
 
   def compile_or_ask(
@@ -209,10 +210,10 @@ def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
 
 
 def compile_apart(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-  """Compiles; once nobody holds the result, its executable is freed.
+  """Compiles; the executable is freed with the last reference to the result.
 
-  JAX keeps an executable for as long as the trace that it was lowered from, so
-  one that is traced once for all devices would keep them all.
+  JAX keeps an executable as long as the trace that it was lowered from, so a
+  function that is traced once for all devices would keep all of them.
   """
   compiled = lowered.compile(compiler_options={})  # `lowered` forgets it.
   pxla.clear_in_memory_compilation_cache()
@@ -228,7 +229,7 @@ def _hash_accelerators(hash_obj: Any, devices: np.ndarray) -> None:
 
 
 def _drop_device_numbers(options: Any) -> Any:
-  """Returns options of XLA as if for the first devices."""
+  """Returns XLA's options as if for the first devices."""
   options, devices = copy.deepcopy(options), options.device_assignment
   if devices is not None:
     shape = (devices.replica_count(), devices.computation_count())
@@ -238,9 +239,9 @@ def _drop_device_numbers(options: Any) -> Any:
 
 
 def let_cache_be_written() -> None:
-  """Lets this process write to a compilation cache of JAX, if there is one.
+  """Lets this process write to JAX's compilation cache, if there is one.
 
-  JAX leaves that to process 0. Call when JAX has its devices: from then on it
-  needs the number of the process for nothing else.
+  JAX reserves that for process 0. Call once JAX has its devices: from then on
+  it uses the process's number for nothing else.
   """
   distributed.global_state.process_id = 0

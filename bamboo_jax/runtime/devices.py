@@ -1,17 +1,19 @@
 """The devices that nodes run on.
 
-Nodes of one process share its devices, in turn: without accelerators virtual
-ones, which XLA:CPU runs side by side on the cores that there are.
+Nodes of one process take its devices in turn: without accelerators these are
+virtual devices, which XLA:CPU runs concurrently on the available cores.
 
-XLA:CPU must round alike in one process and in many, on any machine, but how it
-splits some products and convolutions follows its number of threads: that of the
-cores, or of the devices if they are more. So the number is fixed, and nodes
-share devices if they are more. Transposes stay out of products, as long ones of
-transposed matrices depend on threads most of all.
+XLA:CPU must round alike in one process and in many, on any machine, but it
+splits some products and convolutions by its number of threads, which is the
+larger of the numbers of cores and of devices. So the number is fixed, and nodes
+share devices if there are more nodes. Transposes are kept out of products,
+because long products of transposed matrices depend most on the number of
+threads.
 
-A node computes on devices of its own process. Transfers between processes join
-devices of the CPU backend, which all processes know by number; on CPU both may
-be the same, or the node computes on a second CPU backend, as on an accelerator.
+A node computes on devices of its own process. Transfers between processes use
+devices of the CPU backend, which all processes number alike. On CPU both may be
+the same device; otherwise the node computes on a second CPU backend or on an
+accelerator.
 """
 
 from collections.abc import Sequence
@@ -30,7 +32,8 @@ from bamboo_jax.runtime.executables import store
 
 _NO_FOLDING = "--xla_disable_hlo_passes=transpose-folding"
 # XLA reads it when the CPU backend starts; a user may set another number, the
-# same on all machines. More threads cost time: 8 a third on one core.
+# same on all machines. More threads cost time: 8 are a third slower on one
+# core.
 _VARIABLE, _NUM_THREADS, _MANY_THREADS = "NPROC", 2, 8
 
 
@@ -42,25 +45,28 @@ def use_virtual_devices(
     apart: bool = False,
     deterministic: bool = True,
 ) -> None:
-  """Sets up this process; call before anything else asks JAX for devices.
+  """Configures JAX in this process; call before its backends start.
 
-  Sets devices and threads of the CPU backend, the allocator of memory and the
-  store of executables; other backends keep their devices. Raises `RuntimeError`
-  if JAX has been started already, with fewer devices, `ValueError` if it was
-  told to use GPUs, and there are none.
+  Sets devices and threads of the CPU backend, the memory allocator and the
+  cache of executables; other backends keep their devices.
 
   Args:
-    num_devices: At most so many.
-    per_node: On how many devices each node computes; more only `apart`.
+    num_devices: Maximum number of virtual devices.
+    per_node: Devices on which each node computes; more than one needs `apart`.
     distinct: Whether nodes cannot share devices, as in programs over all of
-      them: 8 threads. With more than 8 devices long sums may have other bits.
-    apart: Whether nodes compute on other devices than those that transfers
-      join; on accelerators they always do.
-    deterministic: Whether programs on GPUs must repeat their bits.
+      them; then XLA has 8 threads. With more than 8 devices long sums may have
+      other bits.
+    apart: Whether nodes compute on other devices than those of transfers;
+      always so on accelerators.
+    deterministic: Whether programs on GPUs must give the same bits every time.
+
+  Raises:
+    RuntimeError: JAX has started already, with fewer devices.
+    ValueError: JAX_PLATFORMS names a GPU and the machine has none.
   """
   platforms = jax.config.jax_platforms or ""
   if "cuda" in platforms.split(",") and not compat.sees_nvidia_gpu():
-    raise ValueError(  # JAX would pass over it without a word.
+    raise ValueError(  # JAX would ignore it silently.
         f"JAX_PLATFORMS={platforms!r} names a GPU, and this machine shows none."
     )
   allocator.keep_freed_memory()
@@ -71,7 +77,7 @@ def use_virtual_devices(
   if _NO_FOLDING not in flags:
     os.environ["XLA_FLAGS"] = f"{flags} {_NO_FOLDING}".strip()
     if "xla_disable_hlo_passes" in flags:
-      logging.warning("%s comes after XLA_FLAGS=%s.", _NO_FOLDING, flags)
+      logging.warning("%s is appended to XLA_FLAGS=%s.", _NO_FOLDING, flags)
   threads = _MANY_THREADS if distinct else _NUM_THREADS
   threads = int(os.environ.setdefault(_VARIABLE, str(threads)))
   if not distinct:
@@ -88,10 +94,10 @@ def use_virtual_devices(
 def place_nodes(
     nodes: Sequence[int], *, apart: bool = False
 ) -> dict[int, jax.Device]:
-  """Returns the device of each node, given out in turn.
+  """Returns the device of each node, assigned round-robin.
 
-  With `apart` it is the one that transfers join, see `compute_of`. Raises
-  `ValueError` if the platform of `JAX_PLATFORMS` cannot be had.
+  With `apart` it is the device used by transfers, see `compute_of`. Raises
+  `ValueError` if a platform of `JAX_PLATFORMS` is not available.
   """
   try:
     devices = transfer_devices() if apart else jax.devices()
@@ -101,9 +107,9 @@ def place_nodes(
 
 
 def transfer_devices() -> list[jax.Device]:
-  """Returns the devices of all processes that transfers may join.
+  """Returns the devices of all processes that transfers may use.
 
-  Raises `ValueError` if JAX was told to leave out the CPU backend.
+  Raises `ValueError` if JAX_PLATFORMS excludes the CPU backend.
   """
   try:
     return jax.devices("cpu")
@@ -123,10 +129,10 @@ def is_local(device: jax.Device) -> bool:
 def compute_of(
     device: jax.Device, mesh: tuple[int, int] = (1, 1)
 ) -> places.Place | None:
-  """Returns where a node computes whose transfers join `device`.
+  """Returns where the node whose transfers use `device` computes.
 
-  None if that is in another process. Raises `ValueError` if this one has fewer
-  devices than `mesh`.
+  None if that is in another process. Raises `ValueError` if this process has
+  fewer devices than `mesh`.
   """
   if not is_local(device):
     return None

@@ -1,9 +1,10 @@
 """All nodes that this process drives, and their roles.
 
-The engine only holds and acts: layers of stages, owners, shadows and the order
-of instructions come in as plain values. The phases of a step are functions of
-the engine, see `phases`; `train` makes a transaction of them. Nodes on devices
-of other processes are driven there in the same way; links and sums join them.
+The engine holds state and carries out instructions; layers of stages, owners,
+shadows and the order of instructions are passed in as plain values. The phases
+of a step are functions of the engine, see `phases`; `train` makes a transaction
+of them. Nodes of other processes are driven there in the same way; links and
+sums connect them.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import instruction as instruction_lib
 
-# Owners by stage, and shares, of all that take one way through the nodes.
+# Owners by stage, and the shares that take this path through the nodes.
 Lines = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 _empty = functools.partial(dataclasses.field, default_factory=dict)
@@ -34,14 +35,15 @@ _empty = functools.partial(dataclasses.field, default_factory=dict)
 
 @dataclasses.dataclass
 class PhaseResults:
-  """Results of the phases of a step for those after them, on local nodes.
+  """Results of earlier phases of a step, on local nodes.
 
   Attributes:
     tied: Accumulators with the sum of all copies of tied parameters, by stage
       and share; the others are in the node's store.
-    totals: Sums over all shares, by stage and where they lie.
-    received: Final gradients that shadows were sent, by stage and node.
-    proposed: States after the step, if computed before the commit, alike.
+    totals: Sums over all shares, by stage and the node that holds them.
+    received: Final gradients that shadows received, by stage and node.
+    proposed: States after the step, if computed before the commit, by stage and
+      node.
   """
 
   tied: dict[tuple[int, int], spec_lib.Accumulator] = _empty()
@@ -58,15 +60,15 @@ class Engine:
     devices: The device of each node, also of other processes.
     owners: For each pipeline, the node of each stage.
     shadows: For each pipeline, the nodes that hold replicas, by stage.
-    shares: For each pipeline, the shares of the batch that are its own.
-    lines: The node that computes each stage, of some shares; by default those
-      of each pipeline by its owners.
-    max_holders: Among how many nodes the shares of a stage may be spread in any
-      way; 0: pipelines compute as many each.
-    exchange: Joins this process with others; None without.
-    clock: Of nodes whose layers only take their time.
+    shares: For each pipeline, its shares of the batch.
+    lines: The node that computes each stage, for groups of shares; by default
+      the owners of each pipeline for its shares.
+    max_holders: Number of nodes over which the shares of a stage may be
+      distributed arbitrarily; 0: each pipeline computes the same number.
+    exchange: Connects this process with others; None without.
+    clock: Of nodes whose layers sleep rather than compute.
     results: Of the phases of the current step.
-    rings: The `spmd.engine.SpmdEngine` that runs its passes, None if rows do.
+    rings: The `spmd.engine.SpmdEngine` that runs its passes; None if rows do.
   """
 
   rings: Any = None
@@ -87,10 +89,12 @@ class Engine:
   ) -> None:
     """Makes the nodes that own stages; compiles nothing yet.
 
-    Spares have a device too; nodes may share one. `mesh` is the number of
-    devices on which each node computes, by data and tensor. `num_shares` is a
-    multiple of the number of pipelines. `exchange` joins this process, which
-    then has one node, with others.
+    Spares have a device too; nodes may share one.
+
+    Args:
+      num_shares: A multiple of the number of pipelines.
+      mesh: Devices on which each node computes, by data and tensor.
+      exchange: Connects this process, which then has one node, with others.
     """
     self.specs = tuple(specs)
     self.owners = [tuple(row) for row in owners]
@@ -135,7 +139,7 @@ class Engine:
     self.nodes[node].programs[stage] = programs
 
   def find_compute(self, node: int) -> places.Place | None:
-    """Returns where a node computes; None if not in this process."""
+    """Returns where a node computes; None if in another process."""
     device = self.devices.get(node)
     return None if device is None else devices_lib.compute_of(device, self.mesh)
 
@@ -149,8 +153,8 @@ class Engine:
   ) -> None:
     """Changes the roles in all pipelines.
 
-    The state for a new role has to be copied before, see `replicas`; state
-    without a role is dropped, but for what is `kept`: node and stage.
+    State for a new role must be copied first, see `replicas`; state without a
+    role is dropped, except for `kept`: pairs of node and stage.
     """
     self.owners = [tuple(row) for row in owners]
     self.shadows = [dict(replicas) for replicas in shadows]
@@ -167,14 +171,14 @@ class Engine:
         del node.state[stage]
 
   def drain(self, alive: Collection[int]) -> None:
-    """Drops what was sent and not received, and what joins nodes to the dead.
+    """Drops transfers not yet received, and connections to dead nodes.
 
-    Numbers of nodes are not given again.
+    Numbers of nodes are never reused.
     """
     self.links.drain(alive)
 
   def kill(self, number: int) -> None:
-    """Makes a node vanish, with all that it holds."""
+    """Deletes a node and its arrays, as its death would."""
     node, results = self.nodes.pop(number), self.results
     received = [
         held.pop(key)
@@ -183,7 +187,8 @@ class Engine:
         if key[1] == number
     ]
     alone = all(n.device != node.device for n in self.nodes.values())
-    node.destroy(delete=alone)  # Else arrays of others might be hit.
+    # On a shared device the buffers may be those of another node.
+    node.destroy(delete=alone)
     if alone:
       sums = [t.pop(node.device, None) for t in results.totals.values()]
       store_lib.delete_arrays([sums, received])
@@ -198,7 +203,7 @@ class Engine:
         node.put_state(stage, state)
 
   def layer_states(self, pipeline: int = 0) -> dict[str, spec_lib.LayerState]:
-    """Returns the state of each layer that local owners in `pipeline` have."""
+    """Returns the state of each layer that local owners in `pipeline` hold."""
     layers = {}
     for stage, node in enumerate(self.owners[pipeline]):
       if node in self.nodes:
@@ -208,11 +213,11 @@ class Engine:
   def begin_step(
       self, step: int, feed: node_lib.FeedFn, *, num_microbatches: int
   ) -> None:
-    """Prepares `step`, of `num_microbatches` in all pipelines.
+    """Prepares `step`, with `num_microbatches` in all pipelines together.
 
-    They are a multiple of the number of shares.
+    `num_microbatches` is a multiple of the number of shares.
     """
-    if self.replicas.slots == "host":  # New replicas have them elsewhere.
+    if self.replicas.slots == "host":  # New replicas are elsewhere.
       for replicas in self.shadows:
         for stage, number in replicas.items():
           if number in self.nodes:
@@ -220,7 +225,7 @@ class Engine:
             node.state[stage] = node.with_slots(stage, "pinned_host")
     self.results = PhaseResults()
     self._per_share = num_microbatches // self.num_shares
-    # Only with a copy of its layers can others go on if a node dies.
+    # Without a replica the step cannot go on after a death.
     has_copies = any(self.shadows) or len(self.shares) > 1
     for node in self.nodes.values():
       node.store.keep = self._keep and has_copies
@@ -228,7 +233,7 @@ class Engine:
 
   @property
   def num_microbatches(self) -> int:
-    """Microbatches of the current step that are not left out."""
+    """Microbatches of the current step, without dropped ones."""
     return self._per_share * sum(map(len, self.shares))
 
   def compute(
@@ -240,7 +245,7 @@ class Engine:
         self.nodes[number].run(instruction)
 
   def wait(self) -> None:
-    """Blocks until results and states are there; raises their errors."""
+    """Blocks until results and states are ready; raises their errors."""
     results = self.results
     for held in (*results.totals.values(), results.received, results.proposed):
       jax.block_until_ready(list(held.values()))

@@ -1,4 +1,4 @@
-"""One node: what it holds, and how it runs one instruction.
+"""One node: its state and arrays, and how it runs one instruction.
 
 It does not know the schedule, so the same node runs the first rows of a step
 and those after a failure.
@@ -32,8 +32,8 @@ class Node:
   Calls return before the device has finished, except where a link blocks.
 
   Attributes:
-    programs: Those of each stage that the node holds, as owner or replica.
-    state: That of each of these stages.
+    programs: Programs of each stage that the node holds, as owner or replica.
+    state: State of each of these stages.
     store: Arrays of the current step.
   """
 
@@ -54,7 +54,7 @@ class Node:
     self.store = store_lib.Store(sends_host=sends_host)
     self._links = links
     self._clock = clock
-    self._free_secs = 0.0  # Until when a pass takes, on the clock.
+    self._free_secs = 0.0  # When the last pass ends, on the clock.
     self._scalars: dict[int, jax.Array] = {}
     self._token = None
     self._feed: FeedFn | None = None
@@ -62,7 +62,7 @@ class Node:
   def begin_step(
       self, step: int, feed: FeedFn, *, microbatches_per_share: int
   ) -> None:
-    """Forgets the step before and prepares `step`."""
+    """Drops the arrays of the previous step and prepares `step`."""
     self.store.clear()
     self._microbatches_per_share = microbatches_per_share
     self._step = jax.device_put(np.uint32(step), places.whole(self.device))
@@ -71,7 +71,7 @@ class Node:
   def run(self, instruction: Instruction) -> base.PyTree:
     """Starts an instruction; the result is ready once it has finished.
 
-    Blocks until the passes before it have taken their time, if they have any.
+    Blocks while paced passes before it are still running.
     """
     self._clock.wait_until(self._free_secs)
     result, free_secs = self._start(instruction), self._free_secs
@@ -129,21 +129,21 @@ class Node:
     return state.replace(slots=places.move(state.slots, memory_kind))
 
   def put_state(self, stage: int, state: spec_lib.StageState) -> None:
-    """Takes a copy of the state of a stage, wherever that is."""
+    """Takes a copy of the state of a stage, from any device."""
     model = self.programs[stage].spec.model.name
     where = places.of_state(self.device, state, model)
     self.state[stage] = jax.device_put(state, where, may_alias=False)
     self.store.copies.pop(stage, None)
 
   def destroy(self, *, delete: bool) -> None:
-    """Forgets everything; `delete` frees the arrays at once."""
+    """Drops everything; `delete` frees the arrays at once."""
     if delete:
       store_lib.delete_arrays([list(self.state.values()), self.store.arrays()])
     self.state.clear()
     self.store.clear()
 
   def _cast(self, stage: int) -> spec_lib.StageState:
-    """Returns the state as passes take it, the same for all of a step."""
+    """Returns the state as passes read it, the same for all of a step."""
     copies = self.store.copies
     if stage not in copies:
       copies[stage] = self.programs[stage].cast(self.state[stage])

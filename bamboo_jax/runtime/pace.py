@@ -1,15 +1,16 @@
-"""The clock of nodes whose layers only take their time.
+"""The clock of nodes whose layers sleep rather than compute.
 
-A device runs its passes one after the other, and whoever dispatches them may be
-ahead of it. Here nobody computes: the thread that walks the rows of a process
-sleeps until the device of a node would be free for the next instruction.
+A real device runs its passes one after the other, and the dispatching thread
+may run ahead of it. A paced node has no device work: the thread that walks the
+rows of a process sleeps until the node's device would be free for the next
+instruction.
 
   walker   F0 to a   F0's output to b   b receives   F0 to b
   real     0.0 s     0.1                0.1003       0.1008
   clock    0.0       0.1                0.1          0.1       b is free at 0.2
 
-What the walker is late itself is not charged, as no device would have waited
-for it, but for what it waits for at a receive from another process.
+Delays of the walker itself are not charged, because a device would not have
+waited for it; time spent in a receive from another process is.
 """
 
 import dataclasses
@@ -17,33 +18,33 @@ import time
 
 
 class Clock:
-  """The time of all nodes of a process, in seconds as of `perf_counter`.
+  """The time of all nodes of a process, in seconds of `perf_counter`.
 
   Attributes:
-    now_secs: The latest time for which somebody has waited.
+    now_secs: The latest time that has been waited for.
   """
 
   def __init__(self) -> None:
     self.now_secs = 0.0
 
   def catch_up(self) -> None:
-    """Sets the clock to real time."""
+    """Advances the clock to real time."""
     self.now_secs = max(self.now_secs, time.perf_counter())
 
   def wait_until(self, secs: float) -> None:
-    """Blocks until then, if that is to come."""
+    """Blocks until `secs`; returns at once if it has passed."""
     _sleep_until(secs)
     self.now_secs = max(self.now_secs, secs)
 
 
 @dataclasses.dataclass(frozen=True)
 class Until:
-  """Stands for an array that is ready at a time."""
+  """Stands for an array that becomes ready at a given time."""
 
   secs: float
 
   def block_until_ready(self) -> None:
-    """Blocks until then; JAX calls it."""
+    """Blocks until that time; called by `jax.block_until_ready`."""
     _sleep_until(self.secs)
 
 

@@ -1,10 +1,10 @@
 """Where the arrays of a node lie: on one device, or on a mesh of several.
 
-A mesh has the axes "data" and "tensor". What belongs to examples is cut over
-"data" by its first dimension. Parameters, and gradients and slots of the
-optimizer with them, are cut as `models.sharding` says. All else, such as
-counters, lies on every device. XLA adds what devices must say to each other;
-all of them are in one process, so no death leaves another waiting.
+A mesh has the axes "data" and "tensor". Arrays of examples are sharded over
+"data" by their first dimension. Parameters, their gradients and the optimizer's
+slots are sharded by `models.sharding`. Everything else, such as counters, is
+replicated. XLA adds the communication between the devices, all of which are in
+one process, so no death leaves another device waiting.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _P = jax.sharding.PartitionSpec
 
 
 def whole(place: Place) -> jax.sharding.Sharding:
-  """Returns the sharding of what lies on every device."""
+  """Returns the sharding of arrays that lie on every device."""
   if isinstance(place, jax.sharding.Mesh):
     return jax.sharding.NamedSharding(place, _P())
   return jax.sharding.SingleDeviceSharding(place)
@@ -53,7 +53,7 @@ def find_rules(
 ) -> base.PyTree:
   """Returns the `sharding.Rule` of each array; needs no devices.
 
-  Raises `ValueError` if a number of devices does not divide a shape.
+  Raises `ValueError` if a shape is not divisible by the devices of an axis.
   """
 
   def find(path: tuple, array: jax.Array) -> sharding_lib.Rule:
@@ -64,7 +64,7 @@ def find_rules(
 
 
 def move(tree: base.PyTree, memory_kind: str) -> base.PyTree:
-  """Returns arrays in a kind of memory of the devices that they are on."""
+  """Returns arrays moved to a kind of memory of their own devices."""
   leaves, structure = jax.tree.flatten(tree)
   kinds = [leaf.sharding.memory_kind for leaf in leaves]
   elsewhere = [i for i, kind in enumerate(kinds) if kind != memory_kind]

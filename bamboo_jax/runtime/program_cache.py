@@ -1,6 +1,6 @@
 """Compiled programs, kept while nodes and plans change around them.
 
-They depend on kinds of units and on devices only, so a new engine, or another
+They depend only on kinds of units and on devices, so a new engine, or another
 partition, finds them again.
 """
 
@@ -23,7 +23,7 @@ _MAX_OTHERS = 64  # With 250.
 
 
 class ProgramCache:
-  """The programs of one model; may be used by any thread.
+  """The programs of one model; thread-safe.
 
   `make_kind` makes the programs of a kind of units.
 

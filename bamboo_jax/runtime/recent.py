@@ -1,8 +1,8 @@
-"""Programs that were used last, by key; others make way for them.
+"""A cache of programs that evicts the least recently used.
 
-XLA:CPU takes about three mappings of memory for each kernel of a program, and
-Linux ends a process that has 65,530. So a run whose layout changes again and
-again must forget programs of old layouts; to load one anew takes milliseconds.
+XLA:CPU takes about three memory mappings for each kernel of a program, and
+Linux kills a process at 65,530. So a run whose layout changes often must drop
+programs of old layouts; loading one again takes milliseconds.
 """
 
 import collections
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Recent(Generic[T]):
-  """At most `limit` values; may be used by any thread."""
+  """A cache of at most `limit` values; thread-safe."""
 
   def __init__(self, limit: int) -> None:
     self._limit = limit
@@ -30,9 +30,9 @@ class Recent(Generic[T]):
       *,
       fits: Callable[[T], bool] = lambda _: True,
   ) -> T:
-    """Returns the value of a key; makes it if there is none that fits.
+    """Returns the value of `key`; calls `make` if no fitting one is cached.
 
-    Two threads may make it at once; they get the same.
+    If two threads make it at once, both get the same value.
     """
     with self._lock:
       if key in self._values and fits(self._values[key]):
@@ -48,6 +48,6 @@ class Recent(Generic[T]):
       return self._values[key]
 
   def clear(self) -> None:
-    """Drops all."""
+    """Drops all values."""
     with self._lock:
       self._values.clear()

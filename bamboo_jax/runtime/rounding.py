@@ -1,4 +1,4 @@
-"""What results are rounded by, beside the config: versions, threads, flags."""
+"""What affects rounding beside the config: versions, threads, flags."""
 
 import hashlib
 from importlib import metadata

@@ -1,4 +1,4 @@
-"""Channels: which values travel between which nodes."""
+"""Channels: routes of values between nodes."""
 
 import dataclasses
 
@@ -11,9 +11,9 @@ class Channel:
     kind: "activation", "grad", "refresh", "tie" or "sum"; "ring" for a segment
       of a program over a pipeline, "meet" for a program that only connects.
     nodes: The ends, in the order of the devices of a program; of two, the first
-      sends. Of a sum, one for each share, then those that hold none.
+      sends. Of a sum, one for each share, then the nodes without a share.
     key: The stage; of a tie also the layer and its parameter, of a sum and of a
-      refresh the unit of the stage. Of a ring, whether its nodes are all.
+      refresh also the unit. Of a ring, whether it has all nodes.
   """
 
   kind: str
@@ -26,23 +26,23 @@ class Channel:
     return self.key[0]
 
   def __str__(self) -> str:
-    """Returns a name that no other channel has."""
+    """Returns a unique name of the channel."""
     ends, key = (",".join(map(str, p)) for p in (self.nodes, self.key))
     return f"{self.kind} {ends} {key}"
 
 
-NEVER = (0, 0)  # Since when a node that has just come has nothing on its way.
+NEVER = (0, 0)  # `Begun.since` of a node that has just joined.
 
 
 @dataclasses.dataclass(frozen=True)
 class Begun:
-  """A node's transfers, and where others reach it.
+  """A node's open transfers, and its address.
 
   Attributes:
-    since: When all collective transfers had ended, as (view, step); comparable.
-    channels: Collective transfers that have begun since, in order.
-    address: Of its transport, see `runtime.wire.endpoints`.
-    waits_for: Nodes whose values it waits for.
+    since: The last (view, step) at which all collective transfers had ended.
+    channels: Collective transfers started since, in order.
+    address: Address of its transport, see `runtime.wire.endpoints`.
+    waits_for: Nodes from which it waits for values.
   """
 
   since: tuple[int, int] = NEVER

@@ -1,8 +1,7 @@
-"""Refuses instructions that cannot run, or should not.
+"""Rejects rows that would give wrong gradients or hang.
 
-Follows a node through its row and catches what would end in wrong gradients or
-a hang: work lost or done twice, missing inputs, microbatches summed out of
-order.
+Follows a node through its row and finds work that is lost or done twice,
+missing inputs, and microbatches summed out of order.
 """
 
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ class ScheduleError(ValueError):
 
 
 class Checker:
-  """What one node holds, as it goes through its row."""
+  """Follows the data that one node holds through its row."""
 
   def __init__(
       self,
@@ -59,7 +58,7 @@ class Checker:
     self._held.add(i)
 
   def finish(self) -> None:
-    """Raises `ScheduleError` if the node has not done all it owes."""
+    """Raises `ScheduleError` unless the node has done all owed work."""
     for (_, stage), microbatches in self._to_sum.items():
       if microbatches:
         missing = Instruction(stage, Op.BACKWARD, microbatches[-1])
@@ -68,7 +67,10 @@ class Checker:
         )
 
   def _sums(self, stage: int, microbatch: int) -> list[int] | None:
-    """Returns what is yet to be summed with a microbatch; None: not here."""
+    """Returns the microbatches still to sum on the line of `microbatch`.
+
+    None if this node does not sum it.
+    """
     return self._to_sum.get((id(self._line_of[microbatch]), stage))
 
   def _problem(self, i: Instruction) -> str | None:

@@ -1,4 +1,4 @@
-"""Time and memory of stages: all that a schedule needs to know of a model."""
+"""Time and memory of stages: the input of a schedule from the model."""
 
 import dataclasses
 
@@ -13,14 +13,15 @@ class StageCosts:
   with respect to an output has the size of that output.
 
   Attributes:
-    transfer_ms: From stage `s` to stage `s + 1` or back, one entry per
+    forward_ms: Time of the forward pass.
+    backward_ms: Time of the backward pass.
+    transfer_ms: Time from stage `s` to stage `s + 1` or back, one entry per
       boundary.
     activation_bytes: Size of the output.
-    residual_bytes: Kept by the forward pass for the backward pass, its input
-      included.
-    resident_bytes: Held all the time: parameters, optimizer slots, the gradient
+    residual_bytes: Size of the residuals, the input included.
+    resident_bytes: Size of parameters, optimizer slots and gradient
       accumulator.
-    redundant_ms: Redundant forward pass; `forward_ms` if not given.
+    redundant_ms: Time of a redundant forward pass; `forward_ms` if not given.
   """
 
   forward_ms: tuple[float, ...]

@@ -1,20 +1,19 @@
 """Deals work over all nodes that hold its stages, so that a step ends soonest.
 
-After a death the shadow owes all that the victim did, and the others wait for
-it. But a stage is held by its owners and shadows in all pipelines. So single
-shares of single stages go from the node that has most left to do to one that
-has less, one by one:
+After a death the shadow owes all work of the victim, and the others wait for
+it. But the owners and shadows of all pipelines hold the stage. So single shares
+of single stages move from the busiest node to one with less to do, one by one:
 
   ms left       shadow 0   owner 5 (same stage)   owner 4
                   24          3                      3
   0 gives 5       21          6                      3      ...
                   15         12                      3      ends
 
-These are sums of what is owed; the rest of the step is then planned after some
-of the moves, from the last on, while the busiest node leaves room for a better
-one; the one that ends first is taken. A share of a stage stays
-with one node, in the order of its microbatches, and shares are summed in order:
-so the bits are the same. Pure.
+These are sums of owed time. The rest of the step is then planned with all
+moves, without the last one, and so on, while the bound by the busiest node
+allows a better result; the plan that ends first is taken. A share of a stage
+stays on one node, in the order of its microbatches, and shares are summed in
+order, so the results are the same to the bit. Pure.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -31,10 +30,10 @@ from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.schedule.scheduling import owed as owed_lib
 
 Line = lines_lib.Line
-Copies = Mapping[int, Collection[int]]  # By node, stages whose state it has.
+Copies = Mapping[int, Collection[int]]  # Stages whose state a node has.
 
-_LEAST_GAIN_MS = 1e-6  # Of a move.
-_NUM_PLANS = 12  # Of all choices, at most so many are planned.
+_LEAST_GAIN_MS = 1e-6  # Least gain of a move.
+_NUM_PLANS = 12  # Most choices that are planned.
 
 
 def deal(
@@ -46,15 +45,17 @@ def deal(
     share_size: int,
     least_gain: float = 0.0,
 ) -> tuple[Line, ...]:
-  """Returns lines whose step, or what is left of it, ends soonest.
+  """Returns the lines with which the step, or its rest, ends soonest.
 
   Args:
-    lines: As they would be without moves; of them the work is taken.
-    holdings: At this moment. What has been summed stays where it is.
-    share_size: Microbatches that must stay together, from a multiple of it on.
-    least_gain: By which fraction the step must become shorter.
+    lines: The lines without moves.
+    copies: Stages whose state each node has.
+    costs: Time and memory of each stage.
+    holdings: Data that each node holds now. Summed microbatches do not move.
+    share_size: Number of microbatches of a share, which stay together.
+    least_gain: Fraction by which moves must shorten the step.
 
-  Raises `base.InfeasibleError`: the step cannot be finished with `lines`.
+  Raises `base.InfeasibleError` if the step cannot be finished with `lines`.
   """
   search = _Search(copies, costs, holdings or {}, share_size)
   choices = [*search.improve(search.cut(lines))]
@@ -70,7 +71,7 @@ def deal(
   for index in sorted(some - {0}, reverse=True):
     shares, most_ms = choices[index]
     if most_ms >= best_ms:
-      break  # So it is after fewer moves.
+      break  # Nor with fewer moves.
     choice = tuple(_join(shares))
     with contextlib.suppress(base.InfeasibleError):
       if (ms := end_ms(choice)) < best_ms - _LEAST_GAIN_MS:
@@ -91,17 +92,17 @@ def _join(shares: Sequence[Line]) -> list[Line]:
 
 
 def _spread(index: int) -> int:
-  """Returns where a share stands in an order whose first ones lie far apart.
+  """Returns the rank of a share in an order whose first entries lie far apart.
 
-  What moves is taken from all over the step: both ways are used all the time,
-  where few microbatches are in flight at once.
+  So the moved shares are spread over the step, and both routes are in use
+  throughout, although few microbatches are in flight at once.
   """
   return int(f"{index:032b}"[::-1], 2)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Search:
-  """Looks for moves; what has been found of a share is kept."""
+  """Searches for moves; caches the possible ones of a share."""
 
   copies: Copies
   costs: costs_lib.StageCosts
@@ -123,7 +124,7 @@ class _Search:
     return shares
 
   def improve(self, shares: list[Line]) -> Iterator[tuple[list[Line], float]]:
-    """Yields `shares` after each move, and what the busiest node has left."""
+    """Yields `shares` after each move, and the busiest node's owed time, ms."""
     owed = [self._owed_ms(line.owners, line.microbatches) for line in shares]
     while True:
       left_ms: dict[int, float] = dict.fromkeys(sorted(self.copies), 0.0)
@@ -148,9 +149,10 @@ class _Search:
       owed: Sequence[Mapping[int, float]],
       left_ms: Mapping[int, float],
   ) -> Iterator[tuple]:
-    """Yields moves from a node: price, share, its owners, and what they owe.
+    """Yields moves from a node: price, share, its new owners, their owed ms.
 
-    The price is what the busier of both then has left, and all nodes together.
+    The price is the time that the busier of both nodes owes afterwards, then
+    the sum over all nodes.
     """
     for index, (line, before) in enumerate(zip(shares, owed, strict=True)):
       if not before.get(giver):
@@ -168,9 +170,9 @@ class _Search:
   def _find_ways(
       self, owners: Sequence[int], microbatches: Sequence[int], giver: int
   ) -> Iterator[tuple[int, tuple[int, ...], dict[int, float], float]]:
-    """Yields who may take stages of a share; its owners, what they owe, sum.
+    """Yields takers of a share's stages: node, new owners, their owed ms, sum.
 
-    It takes one stage, or all that it can.
+    A taker gets one stage, or all that it can.
     """
     summed = self.holdings.get(giver, holdings_lib.NOTHING).accumulated
     free = [
@@ -196,7 +198,7 @@ class _Search:
   def _owed_ms(
       self, owners: Sequence[int], microbatches: Sequence[int]
   ) -> dict[int, float]:
-    """Returns what each node has left to do for microbatches."""
+    """Returns the time in ms that each node owes for microbatches."""
     costs, left_ms = self.costs, {}
     owed = owed_lib.find_owed(
         owners=owners,

@@ -1,13 +1,14 @@
-"""Who owns which stage, who holds its replica, and how deaths change that.
+"""Owners and shadows of stages, before and after a death.
 
 The shadow of a stage holds an up-to-date replica of its state. It is the owner
-of the nearest earlier stage that is on another node, cyclically. So the stages
-of a node are contiguous, and when it dies they go to the owner of the stages
-before, which has their input.
+of the nearest earlier stage that is on another node, cyclically (Bamboo,
+NSDI'23, section 5). So the stages of a node are contiguous, and when it dies
+they go to the owner of the stages before, which has their input.
 
-A death leaves stages without a shadow: those that moved, and those whose
-replica was on the victim. Until a copy makes one, their next death cannot be
-survived here. All functions are pure: the runtime moves the state.
+After a death some stages have no shadow: those that moved, and those whose
+replica was on the victim. Until they get one by a copy, the death of their
+owner cannot be survived here. All functions are pure: the runtime moves the
+state.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -51,7 +52,7 @@ class Roles:
   def initial(
       cls, owners: Iterable[int], *, has_replicas: bool = True
   ) -> "Roles":
-    """Returns roles with a replica of every stage, unless one node owns all."""
+    """Returns roles with a replica of each stage, unless one node owns all."""
     owners = tuple(owners)
     if not has_replicas or len({*owners}) == 1:
       return cls(owners)
@@ -74,11 +75,11 @@ class Roles:
     return tuple(s for s, owner in enumerate(self.owners) if owner == node)
 
   def replicas_of(self, node: int) -> tuple[int, ...]:
-    """Returns the stages of which `node` holds a replica, ascending."""
+    """Returns the stages whose shadow is `node`, ascending."""
     return tuple(s for s, shadow in self.shadows.items() if shadow == node)
 
   def renumbered(self, numbers: Mapping[int, int] | None = None) -> "Roles":
-    """Returns the roles of other nodes; None numbers them as they come."""
+    """Returns roles with replicas of all stages, unless one node owns all."""
     if numbers is None:
       numbers = {node: i for i, node in enumerate(self.nodes)}
     return Roles(
@@ -98,12 +99,12 @@ class Copy:
 
 @dataclasses.dataclass(frozen=True)
 class Repair:
-  """How spare nodes take stages over between two steps.
+  """The result of giving stages to spare nodes between two steps.
 
   Attributes:
-    roles: After it; every stage has a shadow unless one node owns all.
+    roles: Every stage has a shadow unless one node owns all.
     used: Spares that got a stage.
-    num_replicas: How many stages get another shadow.
+    num_replicas: Number of stages that get another shadow.
   """
 
   roles: Roles
@@ -128,19 +129,20 @@ def fail_over(
     holdings: Mapping[int, holdings_lib.Holdings],
     lost: Collection[int],
 ) -> tuple[Roles, dict[int, holdings_lib.Holdings]]:
-  """Returns roles without the lost nodes, and what the others still hold.
+  """Returns roles without the lost nodes, and the holdings of the others.
 
-  Every stage of a lost node goes to its shadow and has none afterwards; nor has
-  a stage whose shadow is lost. The result can be failed over again, in the same
+  A stage of a lost node goes to its shadow; it has no shadow afterwards, like a
+  stage whose shadow is lost. The result can be failed over again, in the same
   step or later. A survivor keeps residuals of stages that it owns or shadows,
-  sums of stages that it owns, and all activations and gradients, since these
-  have the same bits whoever computes them.
+  sums of stages that it owns, and all activations and gradients, since their
+  bits do not depend on the node that computes them.
 
   Args:
-    holdings: In the middle of a step; a missing node holds nothing.
-    lost: Dead nodes; those of other pipelines are ignored.
+    roles: Owners and shadows before.
+    holdings: Data of the step by node; a missing node holds nothing.
+    lost: Dead nodes; nodes of other pipelines are ignored.
 
-  Raises `base.UnrecoverableHereError`: some stages have lost owner and replica.
+  Raises `base.UnrecoverableHereError` if a stage has lost owner and replica.
   """
   gone = tuple(
       s
@@ -170,7 +172,7 @@ def fail_over(
 
 
 def missing_replicas(roles: Roles) -> tuple[Copy, ...]:
-  """Returns the copies that make the roles those of `Roles.initial` again."""
+  """Returns the copies that give each stage a shadow again."""
   return tuple(
       Copy(stage, roles.owners[stage], shadow)
       for stage in range(roles.num_stages)
@@ -180,12 +182,12 @@ def missing_replicas(roles: Roles) -> tuple[Copy, ...]:
 
 
 def repair(roles: Roles, spares: Sequence[int]) -> Repair:
-  """Returns how spares relieve nodes that own several stages.
+  """Returns the roles after spares relieve nodes that own several stages.
 
-  While both are left, the node with most stages gives its last one to the next
+  While there are both, the node with most stages gives its last one to the next
   of `spares` (alive, without a stage, in the order of use); with enough spares
   it keeps the stage it had before the failures. Stages without a shadow get one
-  even without spares.
+  even without spares. Raises `ValueError` if a spare owns a stage.
   """
   if taken := set(spares) & set(roles.owners):
     raise ValueError(f"Spares must own no stage, got {sorted(taken)}.")

@@ -1,10 +1,10 @@
 """Peak device memory of a row.
 
 A node runs one instruction after the other, so its memory follows from its row
-alone, whatever the durations. An array is on the device from the instruction
+alone, regardless of durations. An array is on the device from the instruction
 that makes or receives it to its last use in the row. Copies kept in host memory
-until the commit do not count: sent arrays, and what redundant forward passes
-keep; only their input and their output are on the device while they run.
+until the commit do not count: sent arrays, and the results of redundant forward
+passes, whose input and output are on the device only while they run.
 """
 
 from collections.abc import Collection
@@ -42,10 +42,10 @@ def peak_bytes(
 ) -> int:
   """Returns the largest number of bytes on the device of a node.
 
-  Counted are the resident bytes of `owned` stages, residuals, activations and
-  gradients that wait to be used or sent; inputs and results of a pass coexist.
-  Of `holdings`, inputs of passes are there from the start, arrays that are sent
-  again only during the transfer.
+  Counts the resident bytes of `owned` stages, residuals, and activations and
+  gradients until they are used or sent; inputs and results of a pass coexist.
+  Arrays of `holdings` count from the start if a pass reads them, and only
+  during the transfer if they are sent again.
   """
   sizes = {
       "A": costs.activation_bytes,

@@ -1,7 +1,7 @@
-"""What a node holds in the middle of a step.
+"""The data of a step that a node holds.
 
-The scheduler plans what is still owed from what is held, so a schedule for the
-rest of a step needs nothing but the holdings of the nodes that are left.
+The scheduler derives the owed work from the holdings, so a schedule for the
+rest of a step needs only the holdings of the survivors.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -14,14 +14,16 @@ Op = instruction_lib.Op
 
 @dataclasses.dataclass(frozen=True)
 class Holdings:
-  """What one node holds, each a set of (stage, microbatch).
+  """The data of a step on one node, as sets of (stage, microbatch).
 
-  Activations and gradients are kept until the commit, also once sent.
+  Activations and gradients are kept until the commit, even after they are sent.
 
   Attributes:
     activations: Outputs of the stage, computed here or received.
-    gradients: With respect to the output of the stage, computed or received.
-    residuals: Of forward passes, redundant or not, until the backward pass.
+    gradients: Gradients with respect to the output of the stage, computed here
+      or received.
+    residuals: Residuals of forward passes, redundant or not, until the backward
+      pass.
     accumulated: Backward passes whose gradients are in this node's accumulator.
   """
 
@@ -33,7 +35,7 @@ class Holdings:
   def limited(
       self, *, residuals: Collection[int], accumulated: Collection[int]
   ) -> "Holdings":
-    """Returns the holdings with residuals and sums of some stages only."""
+    """Returns the holdings with residuals and sums of the given stages only."""
     return dataclasses.replace(
         self,
         residuals=frozenset(x for x in self.residuals if x[0] in residuals),
@@ -43,7 +45,7 @@ class Holdings:
     )
 
   def renumbered(self, numbers: Sequence[int]) -> "Holdings":
-    """Returns the same with other numbers of microbatches."""
+    """Returns the holdings with microbatch `m` renamed to `numbers[m]`."""
     return Holdings(
         *(
             frozenset((stage, numbers[m]) for stage, m in keys)
@@ -60,7 +62,7 @@ NOTHING = Holdings()
 
 
 class Ledger:
-  """Holdings that change as instructions finish; unchecked, see `play`."""
+  """Holdings that change as instructions finish; without checks."""
 
   def __init__(self, holdings: Holdings = NOTHING) -> None:
     self.activations = set(holdings.activations)

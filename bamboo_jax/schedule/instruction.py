@@ -6,7 +6,7 @@ stage 2. A transfer also names the other node: `2SA0>3` sends the output of
 stage 2 to node 3, and `2RA0<2` on node 3 receives it.
 
 They are plain values: a schedule can be made, merged, checked and drawn without
-a device. What a buffer, a link or a program is, the executor decides.
+a device. Buffers, links and programs belong to the executor.
 """
 
 from collections.abc import Mapping
@@ -71,11 +71,11 @@ class Instruction:
 
   @property
   def is_transfer(self) -> bool:
-    """Whether it needs a peer; all else runs on the node alone."""
+    """Whether it needs a peer, unlike a pass."""
     return self.op in TRANSFERS
 
   def transfer(self, node: int) -> "Transfer":
-    """Returns the transfer of which this, in the row of `node`, is an end."""
+    """Returns the transfer that has this instruction of `node` as an end."""
     is_activation = self.op in (Op.SEND_ACTIVATION, Op.RECV_ACTIVATION)
     ends = (node, self.peer) if self.is_send else (self.peer, node)
     kind = "A" if is_activation else "G"
@@ -123,11 +123,11 @@ Row = tuple[Instruction, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """What every node of a pipeline runs, in which order; see `timeline.play`.
+  """The instructions of every node of a pipeline, in order, by node.
 
-  There is one global order of all transfers that each row keeps. So nodes never
-  wait in a circle, even if transfers block and keep their order, as on a stream
-  of one GPU.
+  All rows are consistent with one global order of the transfers. So there is no
+  deadlock, even if transfers block and keep their order, as on a stream of one
+  GPU.
   """
 
   rows: Mapping[int, Row]

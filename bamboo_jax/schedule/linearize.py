@@ -30,8 +30,8 @@ def linearize(
       raise ValueError(f"Nodes {sorted(both)} are in two timelines.")
     rows |= timeline.rows
   heads = dict.fromkeys(rows, 0)
-  sent = set()  # What has been sent and not received.
-  waiting = {}  # Nodes at a receive, by what they wait for.
+  sent = set()  # Transfers sent but not received.
+  waiting = {}  # Nodes blocked in a receive, by transfer.
   heap = []
 
   def push(node: int) -> None:

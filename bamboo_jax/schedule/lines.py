@@ -1,8 +1,8 @@
-"""Lines: the ways of microbatches through the nodes.
+"""Lines: the routes of microbatches through the nodes.
 
-Most often a pipeline is one line: each stage has one owner, which computes it
-for all microbatches. After a death other nodes that hold a lost stage compute
-it for some of them. Node 1 has died, its shadow is 0, and node 5 owns the same
+Usually a pipeline is one line: each stage has one owner, which computes it for
+all microbatches. After a death other nodes that hold a lost stage compute it
+for some of them. Node 1 has died, its shadow is 0, and node 5 owns the same
 stage in another pipeline:
 
   pipeline 0  microbatches 0 to 4   0  0  2  3
@@ -26,12 +26,12 @@ class Line:
   Attributes:
     owners: Node that computes each stage.
     microbatches: Indices in the global batch, in the order of summation.
-    in_flight: For each stage, how many residuals it may hold, at least 1. A
-      stage that holds more after a failure runs forward passes only for the
-      next backward pass. None: no bound, and forward passes come first. On a
-      node the lines of one pipeline have it together, but for the next
-      microbatch to be summed of each.
-    pipeline: That they belong to.
+    in_flight: Bound on the residuals of each stage, in microbatches, at least
+      1. A stage that holds more after a failure runs forward passes only for
+      the next backward pass. None: no bound, and forward passes come first. The
+      lines of one pipeline share the bound on a node; the next microbatch to be
+      summed of each line is exempt.
+    pipeline: Index of the pipeline.
   """
 
   owners: Sequence[int]
@@ -48,7 +48,7 @@ class Line:
         a >= b for a, b in itertools.pairwise([-1, *microbatches])
     ):
       raise ValueError(
-          "microbatches must be some growing numbers from 0, got "
+          "microbatches must be one or more growing numbers from 0, got "
           f"{list(microbatches)}."
       )
     num_stages = len(self.owners)

@@ -1,7 +1,8 @@
-"""Predicts how much longer a step takes if a node dies in it.
+"""Predicts the delay of a step in which a node dies.
 
-The rest of the step is planned as after a real failure, from what the others
-have finished by then, and played. Detection, planning and draining come on top.
+The rest of the step is planned as after a real failure, from the instructions
+that the others have finished by then, and played. Detection, planning and
+draining are not included.
 """
 
 from collections.abc import Sequence
@@ -26,12 +27,12 @@ def predict_pauses(
     victims: Sequence[int] | None = None,
     num_pipelines: int | None = None,
 ) -> list[float]:
-  """Returns how many ms later the step ends after a death of each node.
+  """Returns the delay in ms for each victim and time of death.
 
   A victim dies in the middle of each of `num_times` equal parts of the step;
-  passes that run at that time are run again. What is owed is dealt over
+  passes that run at that time are repeated. The owed work is dealt over
   `num_pipelines`, all like this one, by microbatch; None: the shadow alone
-  computes it. Raises `base.UnrecoverableHereError` if one of its stages has no
+  does it. Raises `base.UnrecoverableHereError` if a stage of a victim has no
   shadow.
   """
   alike = []

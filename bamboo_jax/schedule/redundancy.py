@@ -1,19 +1,19 @@
-"""Places redundant forward passes, and says what they cost and protect.
+"""Places redundant forward passes, and computes their cost and coverage.
 
 A redundant forward pass leaves residuals on the shadow of a stage, which need
 not run it again after a death. It costs time unless it fits into a wait:
 
   none     no replicas, so a death ends the step of the pipeline
   lazy     replicas, but no redundant forward pass
-  bubble   only into waits that are predicted to be long enough, with a margin
-  budget   what protects most while the step lengthens by no more than a budget
-  eager    every microbatch, where it lengthens the step least, or by about a
-           tenth of that more if it protects more
+  bubble   only in waits that are predicted to be long enough, with a margin
+  budget   the best coverage for which the step lengthens by at most a budget
+  eager    every microbatch, with the least overhead, or about a tenth more if
+           the coverage is better
 
 `bubble` is the schedule of `lazy` with passes put into waits. `budget` and
-`eager` take the best of some schedules: redundant forward passes of the first
-few microbatches run at once, waits take more, the rest stands at the ends of
-rows. Early microbatches count most: their residuals are there for longer.
+`eager` take the best of several schedules: redundant forward passes of the
+first few microbatches run at once, more fill waits, and the rest is at the ends
+of rows. Early microbatches count most: their residuals exist for longer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,20 +38,24 @@ _Played = tuple[Schedule, timeline_lib.Timeline]
 
 MODES = ("none", "lazy", "bubble", "budget", "eager")
 
-# How many schedules are compared, and by how much the overhead of one may be
-# above the least if it protects more: a fraction of the step and one of itself.
+# Number of schedules compared; and the allowed excess of an overhead over the
+# least one for better coverage, as a fraction of the step and of itself.
 _NUM_CHOICES = 8
 _NEAR = 0.01
 _NEAR_FRACTION = 0.1
-_TINY = 1e-6  # By how much sums of times may be wrong, as a fraction.
+_TINY = 1e-6  # Relative error bound of sums of times.
 
 
 @dataclasses.dataclass(frozen=True)
 class RedundancyPlan:
   """A schedule with redundant forward passes.
 
-  `overhead` is how much longer the step is than without them, as a fraction;
-  `coverage` is that of `find_coverage`.
+  Attributes:
+    mode: One of `MODES`.
+    schedule: The rows.
+    timeline: The rows, played.
+    overhead: Lengthening of the step by these passes, as a fraction.
+    coverage: See `find_coverage`.
   """
 
   mode: str
@@ -108,13 +112,13 @@ def plan_redundancy(
 def find_coverage(
     timeline: timeline_lib.Timeline,
 ) -> float:
-  """Returns the share of lost forward passes that need not be run again.
+  """Returns the fraction of lost forward passes that need not be repeated.
 
-  All times of `timeline` and all nodes are equally likely deaths. The forward
-  passes run for the victim's stages are lost, since its shadow owes all
-  backward passes; those of which the shadow has run the redundant one are
-  covered. The share is the quotient of expected numbers: 0 without redundant
-  forward passes, 1 if each were done as early as the original.
+  A death is equally likely at all times of `timeline` and on all nodes. The
+  forward passes of the victim's stages are lost, since its shadow owes all
+  backward passes; those that the shadow has run redundantly are covered. The
+  result is the quotient of expected numbers: 0 without redundant forward
+  passes, 1 if each were done as early as the original.
   """
   done_ms = {Op.FORWARD: {}, Op.REDUNDANT_FORWARD: {}}
   for slot in timeline.slots:
@@ -161,7 +165,7 @@ class _Planner:
   def choices(
       self, *, margin: float, overhead_limit: float
   ) -> Iterator[RedundancyPlan]:
-    """Yields plans that run more and more passes at once, up to the limit."""
+    """Yields plans with ever more passes run at once, up to the limit."""
     limit_ms = self.lazy[1].span_ms * (1.0 + overhead_limit)
     most = len(self.line.microbatches)
     for count in sorted(

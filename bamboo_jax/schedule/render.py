@@ -11,9 +11,9 @@ def render_grid(
 ) -> str:
   """Returns a picture of passes over time, such as `F0 F1 .. B0   `.
 
-  A pass begins with its mnemonic and microbatch, and with its stage on nodes
-  with several stages; short passes get the mnemonic only, or no label. Dots are
-  time without a pass. The last line gives the scale. The grid is at most
+  A pass is labelled with its mnemonic and microbatch, and its stage on nodes
+  with several stages; short passes with the mnemonic only, or not at all. Dots
+  are time without a pass. The last line gives the scale. The grid is at most
   `max_columns` wide, at least 20; narrower if all labels fit.
   """
   if max_columns < 20:

@@ -1,8 +1,8 @@
 """Plans the rows of one pipeline, for a whole step or for the rest of one.
 
-Both differ only in who owns which stage and in what the nodes hold. Three
-steps, each a module, take time about proportional to the number of
-instructions. Two stages, two microbatches:
+Both differ only in the owners of stages and in the nodes' holdings. There are
+three steps, each a module; their time is about proportional to the number of
+instructions. For two stages and two microbatches:
 
   1. owed             0F0 0F1 0B0 0B1 | 1F0 1F1 1B0 1B1
   2. list_scheduler   node 0: 0F0 0F1 0B0 0B1        node 1: 1F0 1B0 1F1 1B1
@@ -21,7 +21,7 @@ from bamboo_jax.schedule.scheduling import place_transfers
 
 
 def one_f_one_b_bounds(num_stages: int) -> tuple[int, ...]:
-  """Returns the microbatches that 1F1B keeps in flight on each stage."""
+  """Returns the number of microbatches in flight on each stage in 1F1B."""
   return tuple(range(num_stages, 0, -1))
 
 
@@ -33,16 +33,18 @@ def plan_rows(
     shadows: Mapping[int, int] | None = None,
     redundant: Collection[int] | None = None,
 ) -> instruction_lib.Schedule:
-  """Returns rows that finish the step of all lines, most often of one.
+  """Returns rows that finish the step of all lines, usually of one.
 
   Args:
-    holdings: At this moment; a missing node holds nothing.
-    shadows: Of a single line, for some stages, the node that runs redundant
-      forward passes, before backward passes; `redundancy` places them with more
-      care.
-    redundant: Microbatches of which `shadows` run them; by default all.
+    lines: Owners and microbatches.
+    costs: Time and memory of each stage.
+    holdings: Data that each node holds now; a missing node holds nothing.
+    shadows: Only with a single line: node that runs the redundant forward
+      passes of a stage, as soon as possible; `redundancy` places them better.
+    redundant: Microbatches of these passes; by default all.
 
   Raises:
+    ValueError: A line does not have an owner for each stage.
     base.InfeasibleError: The step cannot be finished from these holdings.
   """
   for line in lines:

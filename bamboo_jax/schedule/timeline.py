@@ -1,7 +1,7 @@
-"""Plays a schedule against durations, and refuses one that must not be run.
+"""Plays a schedule against durations, and rejects one that must not be run.
 
 The worst case is played: a transfer is a rendezvous that starts when both rows
-have reached it; the receiver is blocked, while the sender goes on, since the
+have reached it; the receiver is blocked, while the sender continues, since the
 link copies. Buffered or overlapped transfers can only be faster.
 """
 
@@ -30,7 +30,7 @@ _OTHER_END = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slot:
-  """When one instruction runs, in ms after the start of the schedule.
+  """The time of one instruction, in ms after the start of the schedule.
 
   Both ends of a transfer start at the same time; a send ends at once.
   """
@@ -43,11 +43,12 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-  """When the instructions of a schedule run.
+  """The times of all instructions of a schedule.
 
   Attributes:
-    slots: All instructions; the rows one after the other, each in its order.
-    peak_bytes: For each node, its peak device memory; see `footprint`.
+    slots: All instructions, row by row.
+    span_ms: Time from the start to the end of the last instruction.
+    peak_bytes: Peak device memory of each node; see `footprint`.
   """
 
   slots: tuple[Slot, ...]
@@ -64,7 +65,7 @@ class Timeline:
 
   @property
   def bubbles(self) -> dict[int, float]:
-    """For each node, the share of `span_ms` in which it runs no pass."""
+    """Fraction of `span_ms` in which a node runs no pass, by node."""
     return {node: self._bubble(row) for node, row in self.rows.items()}
 
   @property
@@ -78,7 +79,7 @@ class Timeline:
     return sum(s.instruction.op is Op.REDUNDANT_FORWARD for s in self.slots)
 
   def renumbered(self, *, add_nodes: int, add_microbatches: int) -> "Timeline":
-    """Returns the timeline of another pipeline that is just like this one."""
+    """Returns the timeline of an equal pipeline with other numbers."""
     slots = []
     for slot in self.slots:
       i = slot.instruction
@@ -111,12 +112,11 @@ def play(
     costs: costs_lib.StageCosts,
     holdings: lines_lib.Holdings | None = None,
 ) -> Timeline:
-  """Returns when each instruction runs, of all lines together.
+  """Returns the timeline of a schedule of all `lines`.
 
   Raises:
     ScheduleError: Work is lost or done twice, an input is missing, sums are out
-      of order, a transfer has one end only, or nodes wait in a circle: there is
-      no global order of transfers that all rows keep.
+      of order, a transfer has one end only, or there is a deadlock.
   """
   holdings = holdings or {}
   owned: dict[int, set[int]] = {}
@@ -150,9 +150,9 @@ def play(
 def span_ms(
     rows: Mapping[int, instruction_lib.Row], costs: costs_lib.StageCosts
 ) -> float:
-  """Returns the span that `play` gives, without its checks.
+  """Returns `play(...).span_ms`, without checks.
 
-  For rows that `scheduler.plan_rows` has just made and nobody will run.
+  For rows made by `scheduler.plan_rows` that are only compared.
   """
   free_ms, _ = _walk(rows, costs)
   return max(free_ms.values(), default=0.0)
@@ -163,10 +163,10 @@ def _walk(
     costs: costs_lib.StageCosts,
     checkers: Mapping[int, checker.Checker] | None = None,
 ) -> tuple[dict[int, float], dict[int, list[Slot]]]:
-  """Returns when each node ends, and if there are `checkers` all slots."""
+  """Returns the end of each row, ms, and with `checkers` all slots by node."""
   left = {node: iter(row) for node, row in rows.items()}
   free_ms = dict.fromkeys(rows, 0.0)
-  waiting: dict[int, Instruction] = {}  # For its other end, by node.
+  waiting: dict[int, Instruction] = {}  # Transfer a node waits in, by node.
   slots = {node: [] for node in rows}
 
   def run(node: int, i: Instruction, start_ms: float) -> None:
@@ -205,7 +205,7 @@ def _walk(
 def _explain_waits(
     waiting: Mapping[int, Instruction], left: Mapping[int, list[Instruction]]
 ) -> ScheduleError:
-  """Returns why nodes wait for ever, from what they have left."""
+  """Returns the error that names the nodes in a deadlock."""
   for node, i in waiting.items():
     to_come = left.get(i.peer, [])
     if i.peer in waiting:

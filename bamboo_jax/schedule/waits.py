@@ -1,9 +1,9 @@
-"""Puts redundant forward passes into time in which nodes wait.
+"""Fills waits of nodes with redundant forward passes.
 
-A pending receive blocks a device, so a pass fills a wait only from before the
-receive. It goes there if the wait predicted by `timeline` is long enough; then
-the transfer does not start later, and nothing else moves. Time after a row's
-last instruction can be filled as well:
+A pending receive blocks a device, so a pass that fills a wait must stand before
+the receive. It goes there if the wait predicted by `timeline` is long enough;
+then the transfer does not start later, and nothing else moves. Time after a
+row's last instruction can be filled as well:
 
   node 0 F0 F1 F2 RF RF RF ...B0   F3 B1    RF B2    ...B3
   node 1 ...F0 F1 RF RF B0    F2 B1   F3 B2    RF B3    RF ...
@@ -37,7 +37,7 @@ def fill_waits(
     margin: float = 0.0,
     until_ms: float = 0.0,
 ) -> instruction_lib.Schedule:
-  """Returns the schedule with as many more redundant forwards as have room.
+  """Returns the schedule with all redundant forward passes that fit into waits.
 
   Early microbatches come first: their residuals protect the step for longer. A
   wait must be longer than its passes by the fraction `margin`; rows may grow at
@@ -87,7 +87,7 @@ def _fill(
     margin: float,
     until_ms: float,
 ) -> instruction_lib.Row:
-  """Returns the row of a node with those of `todo` that have room."""
+  """Returns the row of a node with the passes of `todo` that fit."""
   row, held = [], holdings_lib.Ledger()
 
   def run(i: Instruction) -> None:

@@ -1,4 +1,4 @@
-"""Plays traces of preemptions against policies: what would training cost?
+"""Plays traces of preemptions against policies to find the cost of training.
 
 Pure Python. Decisions are those of `recovery`; this adds time and money.
 
@@ -7,20 +7,19 @@ Pure Python. Decisions are those of `recovery`; this adds time and money.
 
   loop              plays a trace, event by event
   roster            nodes by name and by place
-  decisions         asks `recovery.decide`, and remembers the answers
+  decisions         asks `recovery.decide`, and caches the answers
   books             counts steps, saves and lost work between events
 
   policies          a policy from settings: ladder, shapes, places, times
-  times             how long it takes to boot, detect, restart, save; and so
-                    how long steps, changes and losses take
-  speed             a step: its time, its samples, what its nodes do; how fast
-                    pipelines are, from the profile of a model
-  throughput_table  how fast they are, as others have measured it
+  times             durations of boots, detection, restarts and saves, and with
+                    them of steps, changes and losses
+  speed             the cost of a step, predicted from the profile of a model
+  throughput_table  the speed of pipelines, from published measurements
   measured          times of a real cluster
   transformer       costs of a transformer, estimated
 
-  forecast          what a policy is expected to train
-  build             all of that from `configs/sim/compare.py`
+  forecast          the expected throughput of a policy
+  build             makes all of that from `configs/sim/compare.py`
 
 Read `loop`, then `decisions`.
 """

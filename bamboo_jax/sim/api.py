@@ -30,13 +30,14 @@ def simulate(
 
   Args:
     trace: Also the forecast of policies that plan for one.
-    policy: A name, see `presets.find`, or settings. One that `make_policy` has
-      made remembers its plans, which is what takes time.
+    policy: A name, see `presets.find`, or settings. A policy made by
+      `make_policy` caches its plans, which take most of the time.
     workload: By default `presets.make_workload`.
     price: By default that of a p3.2xlarge in 2021, which Bamboo used.
     keep_moments: Whether the outcome has the course of the run.
 
-  Raises `ValueError` if settings do not fit, or nodes are always too few.
+  Raises:
+    ValueError: Settings do not fit, or there are never enough nodes.
   """
   if not isinstance(policy, loop.Policy):
     policy = make_policy(policy, trace, workload=workload, durations=durations)
@@ -51,7 +52,7 @@ def make_policy(
     workload: policies_lib.Workload | None = None,
     durations: times_lib.Durations = _DURATIONS,
 ) -> loop.Policy:
-  """Returns a policy to be simulated more than once; see `simulate`."""
+  """Returns a policy that can be simulated repeatedly; see `simulate`."""
   name, settings = "policy", policy
   if isinstance(policy, str):
     name, settings = policy, presets.find(policy)
@@ -73,5 +74,5 @@ def generate_trace(*, seed: int = 0, **parameters: object) -> trace_lib.Trace:
 
 
 def list_policies() -> Sequence[str]:
-  """Returns the names that `simulate` takes."""
+  """Returns the policy names that `simulate` accepts."""
   return sorted({*presets.POLICIES, *presets.PLANNERS, *presets.OWN})

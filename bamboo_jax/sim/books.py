@@ -1,9 +1,9 @@
 """Counts steps, saves and pauses between two events.
 
-All steps between two events are alike, so they are counted and not played: a
-stretch of training costs the same however long it is. Saves are asynchronous:
-the state is taken between two steps, which may stall training, and is safe only
-some time later. A rollback goes to the last state that is safe.
+All steps between two events are equal, so they are counted and not played: the
+computation is constant in their number. Saves are asynchronous: the state is
+copied between two steps, which may stall training, and is safe only some time
+later. A rollback returns to the last safe state.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import times as times_lib
 
-# So much of a step may be missing for it to count as done, and so many seconds
-# of a save.
+# Tolerances: part of a step that may be missing for it to count as done, and
+# seconds of a save.
 _NEARLY = 1e-6
 
 
@@ -31,13 +31,14 @@ class _Mark:
 class Books:
   """Accounts for a run from event to event in a ledger.
 
-  A state is taken at the end of the first step `save_every_secs` after the last
-  one, or as long after it as a save takes; never if that is 0 or `saves` None.
+  A state is copied at the end of the first step that is `save_every_secs` after
+  the last copy, or later if the last save still runs; never if that is 0 or
+  `saves` is None.
 
   Attributes:
     num_steps: Steps trained and not rolled back.
-    num_dropped: Samples that were left out of those steps.
-    elapsed_secs: Part of the step in flight that has been done.
+    num_dropped: Samples that were dropped from those steps.
+    elapsed_secs: Finished part of the step in flight.
   """
 
   def __init__(
@@ -63,45 +64,45 @@ class Books:
 
   @property
   def step_end_secs(self) -> float:
-    """When the step in flight ends if nothing happens."""
+    """When the step in flight ends if no event happens."""
     start = max(self._now_secs, self._stall_until_secs)
     return start - self.elapsed_secs + self._cost.secs
 
   def set_nodes(self, *, live: int, training: int) -> None:
-    """Says how many nodes are alive, and how many of them have a stage."""
+    """Sets the numbers of live nodes and of nodes with a stage."""
     if (live, training) != self._num_nodes:
       self._num_nodes = live, training
       self.pause(self._kind)
 
   def train(self, cost: speed_lib.StepCost | None = None) -> None:
-    """Begins steps; goes on with the one in flight, as it is, if None."""
+    """Starts steps of a cost; None continues the step in flight."""
     self._cost = cost or self._cost
     self.pause(None)
 
   def change_samples(self, cost: speed_lib.StepCost) -> None:
-    """Trains in the step in flight on as many samples as `cost` says."""
+    """Sets the samples of the step in flight to those of `cost`."""
     self._cost = dataclasses.replace(
         self._cost, num_samples=cost.num_samples, num_dropped=cost.num_dropped
     )
 
   def pause(self, kind: str | None) -> None:
-    """Stops training for something accounted as `kind`; not at all if None."""
+    """Stops training, with time accounted as `kind`; None does not stop it."""
     self._kind = kind
     self._rate = _make_rate(kind or self._cost, *self._num_nodes)
 
   def lose_step(self) -> None:
-    """Throws the step in flight away."""
+    """Discards the step in flight."""
     if self.elapsed_secs:
       self._ledger.roll_back(self._step_mark.totals)
       self.elapsed_secs = 0.0
 
   def save(self) -> None:
-    """Makes the state safe, between two steps; the caller adds the pause."""
+    """Saves the state, between two steps; the caller adds the pause."""
     self._safe, self._pending = self._mark(self._now_secs), None
     self._next_save_secs = self._now_secs + self._save_every_secs
 
   def roll_back(self) -> None:
-    """Goes back to the last state that is safe."""
+    """Returns to the last safe state."""
     self._settle(self._now_secs)
     safe = self._safe
     self._ledger.roll_back(safe.totals)
@@ -124,7 +125,7 @@ class Books:
       first = max(1, _ceil((self._next_save_secs - base_secs) / step_secs))
       every_secs = self._save_every_secs - saves.stall_secs
       every = max(1, _ceil(every_secs / step_secs))
-      # Number of states that are taken after the first of them.
+      # Number of further states copied in this span.
       last = (now_secs - base_secs) / step_secs + _NEARLY - first
       last = math.floor(last / (every + saves.stall_secs / step_secs))
       if last >= 0:
@@ -140,9 +141,9 @@ class Books:
         self.elapsed_secs += part_secs
 
   def _take_states(self, first: int, every: int, last: int) -> None:
-    """Accounts for steps up to the one whose state is taken as the `last`.
+    """Accounts for steps up to the one with the `last` copy of the state.
 
-    Only the last two states can matter: at most one is not safe yet.
+    Only the last two copies can matter: at most one is not safe yet.
     """
     if last:
       self._steps(first + (last - 1) * every, num_stalls=last - 1)
@@ -154,7 +155,7 @@ class Books:
     self._stall_until_secs = self._now_secs + self._saves.stall_secs
 
   def _leave_stall(self, now_secs: float) -> float:
-    """Accounts for what is left of a stall; returns when training goes on."""
+    """Accounts for the rest of a stall; returns when training resumes."""
     if self._stall_until_secs <= self._now_secs:
       return self._now_secs
     until_secs = max(self._now_secs, min(now_secs, self._stall_until_secs))
@@ -214,5 +215,5 @@ def _make_rate(
 
 
 def _ceil(count: float) -> int:
-  """Rounds up, except what is nearly a whole number."""
+  """Rounds up, with a tolerance for nearly whole numbers."""
   return math.ceil(count - _NEARLY)

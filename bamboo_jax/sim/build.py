@@ -1,7 +1,7 @@
-"""What `configs/sim/compare.py` says, as values of the library.
+"""Makes the values of the library from `configs/sim/compare.py`.
 
-What cannot be read is an `OSError`, and a setting that is unknown, out of range
-or does not fit a `ValueError` that names it.
+An unreadable file is an `OSError`; a setting that is unknown, out of range or
+does not fit is a `ValueError` that names it.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ Config = Mapping[str, Any]  # A config as plain values.
 
 _COSTS = ("transformer", "profile", "table")
 
-# What `place` takes from data sheets.
+# Keys that `place` sets from data sheets.
 OF_INSTANCE = tuple(
     f"workload.{key}"
     for key in (
@@ -44,7 +44,7 @@ OF_INSTANCE = tuple(
         "transformer.link_bytes_per_sec",
     )
 )
-# What a workload has under the name in the config.
+# Other names of workload fields in the config.
 _SAME = (
     *("num_stages", "num_microbatches", "microbatch_size"),
     *("gpus_per_node", "inner_bytes_per_sec"),
@@ -61,7 +61,7 @@ def load_plugins(config: Config) -> None:
           f"config.plugins: {error}; a plugin must be in the working directory "
           "or on PYTHONPATH."
       ) from error
-    except Exception as error:  # Whatever its code raises.
+    except Exception as error:  # Any error of its code.
       raise ValueError(
           f"config.plugins: {name!r} cannot be imported: "
           f"{type(error).__name__}: {error}"
@@ -79,7 +79,7 @@ def make_trace(config: Config, *, path: str | None, seed: int) -> Trace:
 
 
 def is_of_instance(config: Config) -> bool:
-  """Whether speeds and memory are those of the instance, from data sheets."""
+  """Returns whether speeds and memory are from the instance's data sheet."""
   workload = config["workload"]
   if workload["of_instance"] is not None:
     return workload["of_instance"]
@@ -89,7 +89,7 @@ def is_of_instance(config: Config) -> bool:
 
 def place(config: Config) -> Config:
   """Returns the config with the workload on nodes of the instance."""
-  _find_price(config)  # Its error names all instances that have a price.
+  _find_price(config)  # Raises with a list of all instances that have a price.
   if not is_of_instance(config):
     return config
   try:
@@ -111,7 +111,7 @@ def _find_price(config: Config) -> prices_lib.Price:
 
 
 def make_price(config: Config) -> prices_lib.Price:
-  """Returns the price of the instance, which fits the workload."""
+  """Returns the price of the instance; checks that the workload fits."""
   price = _find_price(config)
   workload = config["workload"]
   count = workload["gpus_per_node"]
@@ -132,7 +132,7 @@ def make_choices(config: Config, name: str) -> tuple[loop.Policy, ...]:
 
 @functools.cache
 def _make_choices(name: str, config: str) -> tuple[loop.Policy, ...]:
-  """Caches `make_choices` by JSON, since policies remember their plans."""
+  """Caches `make_choices` by JSON, since policies cache their plans."""
   options = json.loads(config)
   return policies_lib.make_choices(
       name,
@@ -176,7 +176,7 @@ def _make_costs(options: Config) -> Profile | throughput_table.Table:
     base.check_options(
         transformer.estimate_transformer, values, what="transformer"
     )
-    # A node is what does the work, and its GPUs share it.
+    # A node does the work, which its GPUs share.
     values["flops_per_sec"] *= options["gpus_per_node"]
     return transformer.estimate_transformer(**values)
   if options["costs"] == "table":

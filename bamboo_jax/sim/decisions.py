@@ -1,9 +1,9 @@
-"""Asks `recovery.decide`, and remembers the answers.
+"""Asks `recovery.decide`, and caches the answers.
 
 A decision depends on places, not on the names of nodes. So nodes are numbered
 by their places, pipeline by pipeline and then the spares, and answers are
-remembered by these numbers. Only the places after a restart depend on the zones
-of nodes; they are found anew.
+cached by these numbers. Only the places after a restart depend on the zones of
+nodes; they are computed each time.
 """
 
 import collections
@@ -40,7 +40,7 @@ class Places:
 
   @functools.cached_property
   def cost(self) -> speed_lib.StepCost:
-    """What a step costs; there must be pipelines."""
+    """The cost of a step; there must be pipelines."""
     return self.times.cost(self.state.pipelines)
 
 
@@ -49,12 +49,12 @@ class Answer:
   """A decision, with the places and the delay that follow.
 
   Attributes:
-    decision: In the numbers of the question: those of the places, and the next
-      ones for nodes that have joined. Nodes of its pipelines may be others.
+    decision: In the numbers of the question: places, then the joining nodes.
+      Its pipelines may have other nodes, see `numbers`.
     places: The places from now on.
     numbers: For each of them, the number of its node in the question.
-    delay: How much later the step in flight ends, or for how long training
-      stops between two steps; detecting a loss comes on top.
+    delay: Delay of the step in flight, or the pause between two steps; the time
+      to detect a loss is added to it.
   """
 
   decision: ladder_lib.Decision
@@ -66,7 +66,7 @@ class Answer:
 class Decider:
   """Decides for one ladder and one planner; `empty` has no node."""
 
-  MAX_ANSWERS = 20_000  # Then all are forgotten.
+  MAX_ANSWERS = 20_000  # The cache is cleared at this size.
 
   def __init__(
       self, ladder: ladder_lib.Ladder, planner: Planner, times: times_lib.Times
@@ -90,7 +90,7 @@ class Decider:
 
     Args:
       places: `empty`, or from another answer.
-      change: Nodes by number; those that join have the next ones.
+      change: Nodes by number; joining nodes have the next numbers.
       find_zones: Returns the zone of all nodes by number, joining ones
         included. Called only if it matters.
     """
@@ -112,7 +112,7 @@ class Decider:
     return answer
 
   def dissolve(self, places: Places) -> tuple[Places, tuple[int, ...]]:
-    """Returns places without pipelines, and for each the number before."""
+    """Returns places without pipelines, and for each its former number."""
     state = places.state
     return self._find_places(
         State((), spares=state.nodes, leaving=state.leaving)
@@ -128,7 +128,7 @@ class Decider:
     return Answer(decision, *self._find_places(decision.state), delay)
 
   def _heed_zones(self, answer: Answer, zones: Mapping[int, str]) -> Answer:
-    """Gives the places of new pipelines to the nodes that zones say."""
+    """Assigns the places of new pipelines to nodes by their zones."""
     nodes = sorted(answer.numbers)
     owners = self.planner.arrange(nodes, zones)[: answer.places.num_owners]
     spares = sorted({*nodes}.difference(owners))

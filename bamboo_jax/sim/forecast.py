@@ -2,9 +2,9 @@
 
 Parcae (NSDI'24) plans for *liveput*, the throughput under predicted
 preemptions, rather than for the fastest step. Here it is the throughput with
-each number of nodes, weighted by its predicted time, less what losses cost.
-They come at an even rate; each costs what the ladder would do about that of a
-single node, until it is replaced.
+each number of nodes, weighted by its predicted time, minus the cost of losses.
+Losses have a constant rate; each costs what the ladder would do about the loss
+of a single node, until the node is replaced.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ Policy, Places = loop.Policy, decisions.Places
 
 
 def choose(policies: Sequence[Policy], trace: trace_lib.Trace) -> Policy:
-  """Returns the policy of which most is expected; the first of equals.
+  """Returns the policy with the highest expected throughput; ties: the first.
 
-  Numbers of nodes seen for less than a hundredth of the time are left out,
-  since planning for each takes time.
+  Ignores numbers of nodes seen for less than 1 % of the time, because planning
+  for each takes time.
   """
   if len(policies) == 1:
     return policies[0]
@@ -33,7 +33,7 @@ def choose(policies: Sequence[Policy], trace: trace_lib.Trace) -> Policy:
     live[count] = live.get(count, 0.0) + end_ms - start_ms
   usual = {n: t for n, t in live.items() if 100 * t >= trace.duration_ms}
   summary = trace_summary.summarize(trace)
-  node_hours = summary.node_hours or 1.0  # 0 if nobody is ever alive.
+  node_hours = summary.node_hours or 1.0  # 0 if no node is ever alive.
   expect = functools.partial(
       expected_samples_per_sec,
       live=usual or live,
@@ -45,7 +45,7 @@ def choose(policies: Sequence[Policy], trace: trace_lib.Trace) -> Policy:
 def expected_samples_per_sec(
     policy: Policy, *, live: Mapping[int, float], losses_per_node_hour: float
 ) -> float:
-  """Returns the throughput to be expected; 0 if there are too few nodes.
+  """Returns the expected throughput; 0 if there are too few nodes.
 
   Args:
     live: Time with each number of live nodes, in any unit.
@@ -60,7 +60,7 @@ def expected_samples_per_sec(
   victims = usual.state.pipelines[0].nodes  # The other pipelines are similar.
   lost_secs = [_secs_per_loss(policy, usual, node) for node in victims]
   rate_per_sec = losses_per_node_hour / 3600 * usual.num_training
-  # Losses come while nodes train; during a pause another costs little more.
+  # Losses occur while nodes train; during a pause another costs little more.
   lost_share = rate_per_sec * sum(lost_secs) / len(lost_secs)
   samples = sum(
       t * starts[n].cost.num_samples / starts[n].cost.secs
@@ -82,7 +82,7 @@ def _ask(
 
 
 def _secs_per_loss(policy: Policy, places: Places, victim: int) -> float:
-  """Returns the training time lost by a loss, and a replacement later."""
+  """Returns the training time lost by a loss and a later replacement."""
   durations = policy.durations
   answer = _ask(policy, places, "step", lost=frozenset({victim}))
   half_step_secs = places.cost.secs / 2

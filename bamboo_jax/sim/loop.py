@@ -1,7 +1,7 @@
 """Plays a trace against a policy, event by event.
 
-Events are those of the trace, nodes that become ready, pauses that end, and
-ends of steps for which something waits; `books` counts all between them. At
+Events are those of the trace, nodes that become ready, ends of pauses, and ends
+of steps for which a change waits; `books` accounts for the time between. At
 equal times losses come first, then nodes that become ready, then ends of pauses
 and steps. Decisions are those of `recovery.decide`, as in a real run.
 """
@@ -23,7 +23,7 @@ from bamboo_jax.sim import times as times_lib
 from bamboo_jax.traces import spot_price
 from bamboo_jax.traces import trace as trace_lib
 
-# Order of events at one time.
+# Order of simultaneous events.
 _TRACE, _READY, _WAKE = range(3)
 
 
@@ -31,8 +31,8 @@ _TRACE, _READY, _WAKE = range(3)
 class Policy:
   """The rules of a simulated cluster.
 
-  `market` says which price is paid, "spot" or "on_demand". On demand, nodes
-  stay: as many as the trace has at most are there from the start.
+  `market` selects the price, "spot" or "on_demand". On demand, nodes stay: the
+  maximum number of live nodes of the trace is there from the start.
   """
 
   name: str
@@ -47,7 +47,7 @@ class Moment:
 
   Attributes:
     num_nodes: Live nodes.
-    rung: Rung that was taken then, "none" if none; `text` says why.
+    rung: Rung that was taken then, "none" if none; `text` gives the reason.
     owners: For each pipeline, the node that owns each stage; of a vacant stage
       the last one.
   """
@@ -66,10 +66,10 @@ class Outcome:
 
   Attributes:
     num_steps: Steps trained and not rolled back.
-    num_dropped: Samples that were left out of them.
-    num_rollbacks: Times at which training went back to a saved state.
-    rungs: How often each rung was taken but "none".
-    moments: The course of the run, if it was asked for.
+    num_dropped: Samples that were dropped from them.
+    num_rollbacks: Number of rollbacks to a saved state.
+    rungs: How often each rung was taken, except "none".
+    moments: The course of the run, if requested.
   """
 
   policy: str
@@ -83,7 +83,7 @@ class Outcome:
 
   @property
   def dropped_share(self) -> float:
-    """Share of the samples of all steps that were left out."""
+    """Share of the samples of all steps that were dropped."""
     total = self.account.num_samples + self.num_dropped
     return self.num_dropped / total if total else 0.0
 
@@ -95,11 +95,16 @@ def simulate(
     *,
     keep_moments: bool = False,
 ) -> Outcome:
-  """Returns the outcome of `policy` on `trace`; with moments if `keep_moments`.
+  """Returns the outcome of `policy` on `trace`.
 
-  If the trace has prices, those of the spot market are paid. Raises
-  `ValueError` if there are never enough nodes for the policy, or a throughput
-  table lacks a number of nodes.
+  If the trace has prices, those of the spot market are paid.
+
+  Args:
+    keep_moments: Whether the outcome has its moments.
+
+  Raises:
+    base.InfeasibleError: There are never enough nodes for the policy.
+    ValueError: A throughput table lacks a number of nodes.
   """
   try:
     policy.decider.planner.partitions(trace.num_nodes)
@@ -159,7 +164,7 @@ class _Run:
     self._num_pushed = len(self._heap)
     self._wake_at: float | None = None
     self._mode = "idle"  # "run", "pause", "restart"; "idle" without pipelines.
-    self._must_look = False  # Whether something waits for the end of the step.
+    self._must_look = False  # Whether a change waits for the end of the step.
     self._keep_moments = keep_moments
     self._moments: list[Moment] = []
     self._num_rollbacks = 0
@@ -170,7 +175,7 @@ class _Run:
     while heap and heap[0][0] < end_secs:
       now, kind, _, what = heapq.heappop(heap)
       if kind == _WAKE and now != self._wake_at:
-        continue  # Another end has been set since.
+        continue  # Replaced by a later end.
       num_events += 1
       self._books.advance(now)
       if kind == _TRACE:
@@ -215,7 +220,7 @@ class _Run:
     roster = self._roster
     hurts = any(n < self._places.num_owners for n in roster.find(news.lost))
     if hurts and self._mode == "restart":
-      # Nobody has loaded its state yet, so all begin again.
+      # No node has loaded its state yet, so all start over.
       self._places, numbers = self._policy.decider.dissolve(self._places)
       roster.rearrange(numbers)
       self._mode = "idle"
@@ -284,7 +289,7 @@ class _Run:
       if rung == "drop":
         books.change_samples(answer.places.cost)
     if mode == self._mode == "pause" and self._wake_at:
-      now = max(now, self._wake_at)  # It was interrupted before.
+      now = max(now, self._wake_at)  # It was interrupted earlier.
     self._mode = mode
     books.pause(kind)
     self._wake_later(now + secs)

@@ -1,9 +1,9 @@
-"""The times of a real cluster: what changes take, and steps by size.
+"""The times of a real cluster: durations of changes, and steps by size.
 
 `bamboo profile --cluster` writes them as JSON. Processes that share cores, as
-on one machine, do not run as fast as a profile of one of them says; so steps
-of a size that was measured are as they were, and others as much slower than
-predicted as those of the whole cluster.
+on one machine, are slower than a profile of one of them predicts; so steps of a
+measured size take the measured time, and other predictions are scaled by the
+slowdown of the whole cluster.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ Pipelines, StepCost = speed_lib.Pipelines, speed_lib.StepCost
 
 @dataclasses.dataclass(frozen=True)
 class SizedStep:
-  """The mean step of so many nodes that train, in so many pipelines."""
+  """The mean step of a number of training nodes and pipelines."""
 
   num_nodes: int
   num_pipelines: int
@@ -51,7 +51,7 @@ class Measured:
 
 
 def read(path: str | os.PathLike[str]) -> Measured:
-  """Reads a file; raises `OSError`, or `ValueError` if it is another one."""
+  """Reads a file; raises `OSError`, or `ValueError` for any other file."""
   try:
     content = json.loads(pathlib.Path(path).read_text(encoding="utf-8-sig"))
   except ValueError as error:
@@ -60,7 +60,7 @@ def read(path: str | os.PathLike[str]) -> Measured:
 
 
 class MeasuredSpeed:
-  """A `speed.Speed` with measured steps; `whole` are those of all nodes."""
+  """A `speed.Speed` with measured steps; `whole` are the steps of all nodes."""
 
   def __init__(
       self, speed: speed_lib.Speed, measured: Measured, *, whole: Pipelines
@@ -71,7 +71,7 @@ class MeasuredSpeed:
     self._factor = self._costs[_size(whole)].cost.secs / predicted_secs
 
   def step(self, pipelines: Pipelines, *, drops: bool) -> StepCost:
-    """Returns the cost of a step, measured if there is one of that size."""
+    """Returns the cost of a step, measured if one of that size was."""
     if found := self._costs.get(_size(pipelines)):
       return found.cost
     cost = self._speed.step(pipelines, drops=drops)

@@ -1,7 +1,7 @@
 """Makes the simulated policies from settings.
 
-All go through the same ladder; they differ in the rungs that are switched on,
-in the pipelines that are made, and in what protects them.
+All use the same ladder; they differ in the enabled rungs, in the pipelines that
+are formed, and in their redundancy.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,15 +41,15 @@ _OWN_LAYOUTS: dict[str, MakeShapes] = {}
 
 
 def register_layout(name: str, make_shapes: MakeShapes) -> None:
-  """Makes a planner of one's own known as a layout of `Settings`."""
+  """Names a user's own planner as a layout of `Settings`."""
   _OWN_LAYOUTS[name] = make_shapes
 
 
-# Arrangements that are tried: a good start is made, more takes too long here.
+# Arrangements tried: the start is good, and more would take too long here.
 _MAX_TRIES = 20
 _AUTO = "auto"
 _LIVEPUT = "liveput"
-# Of the systems that policies are named after, whose sums are NCCL's.
+# Of the systems that policies are named after, which use NCCL.
 _NCCL = communication_lib.Communication(
     reduction="ring", overlap="drain", duplex="full"
 )
@@ -60,24 +60,25 @@ class Settings:
   """The settings of a policy.
 
   Attributes:
-    rungs: The rungs that its ladder has, of `RUNGS`.
+    rungs: The rungs of its ladder, of `RUNGS`.
     layout: Pipelines of one "depth", "templates" of many depths that leave no
-      node idle, the fastest "grid" of pipelines and depths, or "liveput": of
-      the one depth with which most training is expected.
-    overprovision: Pipelines have so many times the stages of the workload.
-    max_pipelines: Most pipelines of the layout "depth"; None: no limit.
-    depths: Numbers of stages that the layouts "grid" and "liveput" choose from,
-      as multiples of those of the workload.
-    num_failures: Losses that the layout "templates" must bear at once.
+      node idle, the fastest "grid" of pipelines and depths, or "liveput": the
+      one depth with the highest expected throughput.
+    overprovision: Stages of a pipeline, as a multiple of those of the workload.
+    max_pipelines: Maximum number of pipelines of layout "depth"; None: no
+      limit.
+    depths: Numbers of stages for the layouts "grid" and "liveput", as multiples
+      of those of the workload.
+    num_failures: Simultaneous losses that the layout "templates" must survive.
     method: How that layout adapts pipelines, by "replanning" or by "rules".
-    use_all: Whether that layout leaves no node over, even if fewer are faster.
+    use_all: Whether that layout uses every node, even if fewer are faster.
     placement: One of `places.METHODS`.
-    redundant: How stages are protected if there is the rung "shadow". Mode
-      "auto" takes "bubble" or does without shadows, whichever is expected to
-      train more.
-    charges_replicas: Whether the limit of memory holds with replicas, and after
-      any single death, as in a run; else for the stage that a node trains.
-    communication: What it takes to sum gradients and to refresh replicas.
+    redundant: How stages are protected if the rung "shadow" is enabled. Mode
+      "auto" takes "bubble" or no shadows, whichever has the higher expected
+      throughput.
+    charges_replicas: Whether the memory limit includes replicas, also after any
+      single death, as in a run; else only a node's own stage.
+    communication: The cost of summing gradients and refreshing replicas.
     reroute: See `ladder.Ladder` for this and the next four.
     is_preemptible: Whether nodes are preempted; else they stay, and cost more.
   """
@@ -132,11 +133,11 @@ class Workload:
 
   Attributes:
     costs: The profile of a model, or its measured throughput by node count.
-    num_stages: Stages of a pipeline where nothing else says so.
+    num_stages: Stages of a pipeline, unless a setting overrides it.
     num_microbatches: Per step, over all pipelines.
     memory_limit_bytes: Of a node's device; None: no limit.
-    gpus_per_node: They share the work of a node, of which `costs` are, at
-      `inner_bytes_per_sec` between them, each way.
+    gpus_per_node: GPUs that share the work of a node, whose costs are `costs`,
+      connected at `inner_bytes_per_sec` each way.
   """
 
   costs: cost_model.Profile | throughput_table.Table
@@ -151,7 +152,8 @@ class Workload:
     counts = ("num_stages", "num_microbatches", "microbatch_size")
     for name in (*counts, "gpus_per_node"):
       if getattr(self, name) < 1:
-        raise ValueError(f"{name} must be from 1, got {getattr(self, name)}.")
+        value = getattr(self, name)
+        raise ValueError(f"{name} must be at least 1, got {value}.")
 
 
 def make_choices(
@@ -164,8 +166,8 @@ def make_choices(
 ) -> tuple[loop.Policy, ...]:
   """Returns the candidates of mode "auto" or layout "liveput", else one policy.
 
-  What a policy has planned it remembers from run to run. The seed is for the
-  placement "random". Raises `ValueError` that names the policy.
+  A policy caches its plans from run to run. The seed is for the placement
+  "random". Raises `ValueError` that names the policy.
   """
   policies, refusal = [], None
   for chosen in _choices(settings):
@@ -299,7 +301,7 @@ class _Maker:
         upkeep=self._upkeep(predictor.has_replicas),
     )
     found = make()
-    # Deeper ones than are needed give more choice.
+    # Depths above the necessary one give more choice.
     most = min(num_stages + num_stages // 2, num_layers)
     if found.max_nodes < most:
       found = make(max_nodes=most)

@@ -1,4 +1,4 @@
-"""Policies, and the job and cluster that they are compared on.
+"""Named policies, and the job and cluster that they are compared on.
 
 `POLICIES` differ in how they recover and choose among the same layouts; the
 layouts of `PLANNERS` are those of the systems that they are named after.
@@ -27,9 +27,9 @@ JOB = dict(num_stages=8, num_microbatches=64, microbatch_size=8)
 
 _ALL = ("shadow", "reroute", "reconfigure", "checkpoint")
 _SHADOWS = ("shadow", "reconfigure", "checkpoint")
-# As the systems do: others compute for a stage and not for a pipeline, a
-# pipeline of fewer nodes does not fit, and nobody leaves before it is gone.
-# Published limits of memory are those of stages alone.
+# As in those systems: other nodes compute for a stage but not for a pipeline, a
+# pipeline of fewer nodes does not fit, and nodes stay until they are removed.
+# Published memory limits cover stages only.
 _SYSTEM = Settings(
     reroute="stage", fold=False, hand_over=False, charges_replicas=False
 )
@@ -65,11 +65,11 @@ PLANNERS: Mapping[str, Settings] = {
     "full": _make(*_ALL, redundant=_AUTO, **_TEMPLATES),
 }
 
-OWN: dict[str, Settings] = {}  # Those of `register`.
+OWN: dict[str, Settings] = {}  # Added by `register`.
 
 
 def register(name: str, settings: Settings) -> None:
-  """Makes a policy known by name, to `find` and to comparisons."""
+  """Names a policy, for `find` and for comparisons."""
   OWN[name] = settings
 
 

@@ -1,4 +1,4 @@
-"""Which nodes are alive, and which place each of them has."""
+"""The live nodes and their places."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
@@ -9,13 +9,13 @@ from bamboo_jax.traces import trace as trace_lib
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Node:
-  """A node while it is alive; if its name comes again, that is another one."""
+  """A live node; a node that returns under the same name is another one."""
 
   name: str
 
 
 class News(NamedTuple):
-  """Nodes that came to stay, that went, and that will go, at one instant."""
+  """Nodes that joined, that left, and that have notice, at one instant."""
 
   added: tuple[Node, ...] = ()
   lost: tuple[Node, ...] = ()
@@ -23,7 +23,7 @@ class News(NamedTuple):
 
 
 class Roster:
-  """Nodes by name and by place; those that boot have no place yet."""
+  """Nodes by name and by place; booting nodes have no place yet."""
 
   def __init__(self) -> None:
     self._live: dict[str, Node] = {}
@@ -49,18 +49,18 @@ class Roster:
     return News(tuple(added), tuple(lost), tuple(noticed))
 
   def seat(self, nodes: Iterable[Node]) -> tuple[int, ...]:
-    """Gives the next places to those that are still alive; returns them."""
+    """Gives the next places to the nodes that are still alive; returns them."""
     first = len(self._places)
     self._places += filter(self._is_live, nodes)
     return tuple(range(first, len(self._places)))
 
   def find(self, nodes: Iterable[Node]) -> frozenset[int]:
-    """Returns the places of those nodes that have one."""
+    """Returns the places of the nodes that have one."""
     places = self._places
     return frozenset([places.index(node) for node in nodes if node in places])
 
   def rearrange(self, numbers: Sequence[int]) -> None:
-    """Gives each place to the node that had the place in `numbers`."""
+    """Permutes the places: place i gets the node of place `numbers[i]`."""
     self._places = [self._places[number] for number in numbers]
 
   def zones(self) -> Mapping[int, str]:

@@ -1,8 +1,8 @@
-"""Predicts how fast pipelines train, from the profile of a model.
+"""Predicts the speed of pipelines from the profile of a model.
 
 Steps are planned and played by the code that plans real ones, once for each
-shape of pipelines. The cost of a loss in the middle of a step is that of
-playing what would be left of it.
+shape of pipelines. The cost of a loss in the middle of a step comes from
+playing the rest of that step.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,18 +28,18 @@ Partition = partition_lib.Partition
 Pipeline = pipelines_lib.Pipeline
 Pipelines = Sequence[Pipeline]
 
-# The price of a death is the mean over so many times and victims at each.
+# The pause of a death is the mean over this many times and victims.
 _NUM_DEATH_TIMES = 4
 _NUM_VICTIMS = 2
-_MOST_HELPERS = 4  # Pipelines that are played; more hardly help.
+_MOST_HELPERS = 4  # Maximum number of pipelines played; more change little.
 
 
 @dataclasses.dataclass(frozen=True)
 class StepCost:
-  """A step of given pipelines, with the samples it trains on and leaves out.
+  """A step of given pipelines, with its trained and dropped samples.
 
-  The shares of the time of the nodes that train are those of `accounting`; what
-  is left is the bubble.
+  The shares of the time of training nodes are those of `accounting`; the rest
+  is the bubble.
   """
 
   secs: float
@@ -51,10 +51,10 @@ class StepCost:
 
   def __post_init__(self) -> None:
     if not self.secs > 0:
-      raise ValueError(f"A step takes time, got secs={self.secs}.")
+      raise ValueError(f"secs of a step must be above 0, got {self.secs}.")
     shares = self.useful, self.redundant, self.communication
     if min(*shares, 1 + 1e-9 - sum(shares)) < 0:
-      raise ValueError(f"Shares must be from 0 to 1 together, got {self}.")
+      raise ValueError(f"The sum of shares must be from 0 to 1, got {self}.")
 
   def shares(self) -> dict[str, float]:
     """Returns the share of each kind; they add up to 1."""
@@ -69,31 +69,31 @@ class StepCost:
 
 @dataclasses.dataclass(frozen=True)
 class Delay:
-  """A delay of `secs`, plus a share of what was left of the step."""
+  """A delay of `secs`, plus a share of the rest of the step."""
 
   secs: float = 0.0
   left_share: float = 0.0
 
 
 class Speed(Protocol):
-  """Says how fast pipelines train."""
+  """Predicts the speed of pipelines."""
 
   def step(self, pipelines: Pipelines, *, drops: bool) -> StepCost:
     """Returns the cost of a step.
 
-    A stage that is vacant in one pipeline is computed by those that have it; if
-    `drops`, the pipeline is left out instead.
+    If a stage is vacant in one pipeline, other pipelines compute it; with
+    `drops` the pipeline does not train.
     """
 
   def finish(self, rung: str, before: Pipelines, after: Pipelines) -> Delay:
-    """Returns the delay of a step that loses nodes; "shadow" or "reroute"."""
+    """Returns the delay of a step with losses; rung "shadow" or "reroute"."""
 
 
 class ProfileSpeed:
-  """Predicts steps from the costs of layers; remembers what it has played.
+  """Predicts steps from the costs of layers; caches played steps.
 
-  `num_microbatches` counts those of all pipelines; with `split`, `predictor`
-  gives them out when pipelines are made. `reroute` is that of the ladder.
+  `num_microbatches` is the total over all pipelines; with `split`, `predictor`
+  assigns them when pipelines are formed. `reroute` is that of the ladder.
   """
 
   def __init__(
@@ -148,7 +148,7 @@ class ProfileSpeed:
           one_ms = self._between(played, pipeline.partition, count)
           longer_ms = max(longer_ms, len(lost) * one_ms)
       return Delay(longer_ms / 1e3)
-    if len(after) < len(before):  # Whole pipelines compute for the others.
+    if len(after) < len(before):  # Whole pipelines compute the vacant stages.
       owners = {node for p in after for node in p.nodes}
       pairs = zip(before, counts, strict=True)
       lost = sum(c for p, c in pairs if owners.isdisjoint(p.nodes))
@@ -161,15 +161,15 @@ class ProfileSpeed:
     return Delay(max(rest_ms, default=0.0) / 1e3)
 
   def _split(self, pipelines: Pipelines) -> tuple[int, ...]:
-    """Returns the microbatches of each; so pipelines finish together."""
+    """Splits the microbatches so that all pipelines finish together."""
     paces = [self._pace(p) for p in pipelines]
     return makespan.split_by_makespan(self.predictor.num_microbatches, paces)
 
   def _pace(self, pipeline: Pipeline) -> makespan.Pace:
-    """Returns the pace of a pipeline, as far as can be told without playing.
+    """Returns the estimated pace of a pipeline, without playing it.
 
-    After the first microbatch, one is done whenever the node that has most to
-    do has done its part.
+    After the first microbatch, one is finished each time the busiest node has
+    done its part.
     """
     if pipeline.shape not in self._paces:
       costs = self.predictor.stage_costs(pipeline.partition)
@@ -201,7 +201,7 @@ class ProfileSpeed:
           predictor.sum_ms(pipeline.partition, num_pipelines=len(computing))
       )
     total, computed = predictor.num_microbatches, sum(counts)
-    # Stand-ins are charged as if each had the most; only so much is computed.
+    # Stand-ins are charged as if each had the most work; `real` caps the sum.
     real = min(1.0, total / computed)
     num_samples = min(total, computed) * self._microbatch_size
     joint_ms = num_nodes * (time.norm_ms + time.update_ms)
@@ -221,7 +221,7 @@ class ProfileSpeed:
   def _busy_ms(self, pipeline: Pipeline, count: int) -> tuple[float, float]:
     """Returns the time of passes, and of redundant ones.
 
-    As many of these as in a whole pipeline, of the stages that have a shadow.
+    Stages with a shadow have as many redundant passes as in a whole pipeline.
     """
     partition = pipeline.partition
     costs = self.predictor.stage_costs(partition)
@@ -238,9 +238,9 @@ class ProfileSpeed:
       partition: Partition,
       count: int,
   ) -> float:
-    """Returns what is `played` for a few numbers of microbatches, or between.
+    """Interpolates `played`, measured for a few numbers of microbatches.
 
-    It grows evenly there, and beyond.
+    Linear between them, and beyond.
     """
     num_stages = partition.num_stages
     low, high = max(1, num_stages // 2), num_stages
@@ -264,10 +264,10 @@ class ProfileSpeed:
   ) -> float:
     """Returns by how much a death in a whole pipeline lengthens its step.
 
-    It is dealt over so many pipelines; None: its shadow has it all.
+    Its work is divided among `num_pipelines`; None: the shadow has all of it.
     """
     num_stages = partition.num_stages
-    halves = range(1, 2 * _NUM_VICTIMS, 2)  # Midway between even parts.
+    halves = range(1, 2 * _NUM_VICTIMS, 2)  # The middles of equal parts.
     victims = {half * num_stages // (2 * _NUM_VICTIMS) for half in halves}
     pauses_ms = pauses_lib.predict_pauses(
         self._plan(partition, count).timeline,
@@ -290,7 +290,7 @@ class ProfileSpeed:
 
 
 def _fit(*, whole: float, **parts: float) -> dict[str, float]:
-  """Returns parts as shares of the whole; what is too much is cut off."""
+  """Returns parts as shares of the whole, clipped to a sum of 1."""
   left, shares = 1.0, {}
   for name, part in parts.items():
     shares[name] = min(left, part / whole)
@@ -312,7 +312,7 @@ def _with_stand_ins(
         sum(stage not in p.vacant for p, _ in group)
         for stage in range(pipeline.partition.num_stages)
     )
-    # With none, in pipelines of any depth, others do it that are not alike.
+    # Without such pipelines, others of any depth take the work.
     shared = -(-sum(count for _, count in group) // max(1, fewest_owners))
     most.append(shared if fewest_owners < len(group) else own)
   return tuple(most)

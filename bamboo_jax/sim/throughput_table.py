@@ -1,10 +1,10 @@
-"""Throughput by number of nodes, as others have measured it.
+"""Throughput by number of nodes, from published measurements.
 
-Such a table says nothing of pipelines, so the cost of a node with two stages
+Such a table does not describe pipelines, so the cost of a node with two stages
 and of a vacant stage is assumed, as published simulators do. A number of nodes
-that is not in the table is an error: nothing is interpolated. If a table is by
-pipelines (dp) and their stages (pp), as Parcae's (NSDI'24), so many nodes are
-as fast as the best that they have room for.
+that is not in the table is an error: nothing is interpolated. A table by
+pipelines (dp) and stages (pp), such as Parcae's (NSDI'24), gives a number of
+nodes the best throughput that fits.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ Delay, Pipelines = speed_lib.Delay, speed_lib.Pipelines
 StepCost = speed_lib.StepCost
 
 _DOUBLED_FACTOR = 1.5  # Relative time of a step if nodes own two stages.
-# Delay of a step that shadows finish for lost nodes, of what is left of it.
+# Delay of a step that shadows finish, as a share of its rest.
 _REDONE_SHARE = 0.5
 
 
@@ -36,7 +36,7 @@ class Table:
 
   def __post_init__(self) -> None:
     if not self.samples_per_sec:
-      raise ValueError(f"{self.name}: there is no throughput.")
+      raise ValueError(f"{self.name} has no throughput.")
     if not self.samples_per_step > 0:
       raise ValueError(
           f"{self.name}: samples_per_step must be above 0, got "
@@ -63,12 +63,15 @@ def read_table(
 ) -> Table:
   """Returns a table from a comma-separated file with a header.
 
-  The file has a column "nodes", or both of "dp" and "pp". Raises `OSError`, or
-  `ValueError` that names file and line.
+  The file has a column "nodes", or both of "dp" and "pp".
 
   Args:
-    column: The column with the throughput; lines that say "OOM" are left out.
-    where: Values that other columns must have, such as the model.
+    column: The column with the throughput; lines with "OOM" are skipped.
+    where: Required values of other columns, such as the model.
+
+  Raises:
+    OSError: The file cannot be read.
+    ValueError: The file is malformed; names file and line.
   """
   rates: dict[int, float] = {}
   text = packaged.find_file(path).read_text(encoding="utf-8-sig")
@@ -97,13 +100,13 @@ def read_table(
       ) from None
     if num_nodes < 1 or not 0 < rate < math.inf:
       raise ValueError(
-          f"{at}: nodes must be from 1 and {column} above 0, got {num_nodes} "
-          f"and {rate}."
+          f"{at}: nodes must be at least 1 and {column} above 0, got "
+          f"{num_nodes} and {rate}."
       )
     if len(sizes) == 2:
       rate = max(rate, rates.get(num_nodes, 0.0))
     elif num_nodes in rates:
-      raise ValueError(f"{at}: {num_nodes} nodes are there twice.")
+      raise ValueError(f"{at}: {num_nodes} nodes occur twice.")
     rates[num_nodes] = rate
   if len(sizes) == 2:
     best = 0.0

@@ -1,4 +1,4 @@
-"""How long steps, changes and losses take in a simulation."""
+"""Durations of steps, changes and losses in a simulation."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -14,18 +14,18 @@ Pipelines, StepCost = speed_lib.Pipelines, speed_lib.StepCost
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Durations:
-  """Times in seconds; what is copied between nodes comes on top.
+  """Times in seconds; copies of state between nodes are added to them.
 
   Attributes:
     boot_secs: From the arrival of a node until it can train.
-    detect_secs: Until a loss without notice is known and decided upon.
+    detect_secs: From a loss without notice to the decision about it.
     repair_secs: Pause when a spare takes a place.
-    reconfigure_secs: Pause when new pipelines are made.
-    restart_secs: To end and start all processes.
-    load_secs: To load a checkpoint after that.
-    save_secs: To save one, while training goes on.
-    stall_secs: Pause to take the state for it.
-    save_every_secs: Between two saves; 0: there are none.
+    reconfigure_secs: Pause when new pipelines are formed.
+    restart_secs: Time to end and start all processes.
+    load_secs: Time to load a checkpoint after that.
+    save_secs: Time to save one, while training goes on.
+    stall_secs: Pause to copy the state for a save.
+    save_every_secs: Interval of saves; 0: there are none.
   """
 
   boot_secs: float = 45.0
@@ -41,14 +41,14 @@ class Durations:
   def __post_init__(self) -> None:
     for name, value in dataclasses.asdict(self).items():
       if not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be from 0, got {value}.")
+        raise ValueError(f"{name} must be at least 0, got {value}.")
 
 
 class Times:
   """Adds the cost of changes to the speed of pipelines; a `planner.Times`.
 
-  If it `drops`, pipelines with vacant stages are left out. The profile predicts
-  copies of state; it is None if durations include them.
+  With `drops`, pipelines with vacant stages do not train. The profile predicts
+  copies of state; None if the durations include them.
   """
 
   def __init__(
@@ -73,14 +73,14 @@ class Times:
     return self._costs[key]
 
   def step_secs(self, pipelines: Pipelines) -> float:
-    """Returns the time of a step, for a whole batch if samples are dropped."""
+    """Returns the time of a step, per whole batch if samples are dropped."""
     cost = self.cost(pipelines)
     return cost.secs * (1.0 + cost.num_dropped / cost.num_samples)
 
   def pause_secs(self, rung: str, before: Pipelines, after: Pipelines) -> float:
     """Returns the pause of training for a change between two steps.
 
-    A restart from pipelines that train saves first.
+    A restart from training pipelines saves first.
     """
     durations = self._durations
     if rung == "checkpoint":
@@ -93,7 +93,7 @@ class Times:
   ) -> speed_lib.Delay:
     """Returns the delay by a decision, without the time to detect losses.
 
-    The pipelines `before` it trained until then.
+    `before` are the pipelines that trained until then.
     """
     rung, after = decision.rung, decision.state.pipelines
     if rung in ("none", "wait", "stop"):

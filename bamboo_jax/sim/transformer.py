@@ -1,10 +1,10 @@
-"""Estimates the costs of a transformer's layers, from counts of operations.
+"""Estimates the costs of a transformer's layers by counting operations.
 
-A forward pass takes two operations for each parameter and token, and those of
-attention; a backward pass takes twice as many, and a forward pass more if
-nothing but inputs is kept. Layers are an embedding, blocks of attention and of
-a perceptron, and a head whose parameters are its own. State is in float32 with
-two slots of Adam, activations in 16 bit.
+A forward pass takes two operations per parameter and token, plus those of
+attention; a backward pass takes twice as many, plus a forward pass if only
+inputs are kept. Layers are an embedding, blocks of attention and MLP, and an
+untied head. State is in float32 with two slots of Adam, activations have 16
+bits.
 """
 
 from bamboo_jax.plan import cost_model
@@ -25,11 +25,16 @@ def estimate_transformer(
     link_latency_secs: float = 50e-6,
     bytes_per_sec: float = 5e11,
 ) -> cost_model.Profile:
-  """Returns the profile of a transformer; `ValueError` if a number is not > 0.
+  """Returns the profile of a transformer.
 
-  A node reaches `flops_per_sec` operations and `bytes_per_sec` of its memory. A
-  transfer between two nodes takes `link_latency_secs`, which may be 0, whatever
-  its size.
+  Args:
+    flops_per_sec: Operations per second of a node.
+    link_latency_secs: Time of any transfer between two nodes, added to that of
+      its bytes; may be 0.
+    bytes_per_sec: Memory bandwidth of a node.
+
+  Raises:
+    ValueError: A number is not above 0.
   """
   for name, value in locals().items():
     if not (value > 0 or name == "link_latency_secs" and value == 0):
@@ -39,7 +44,7 @@ def estimate_transformer(
   def layer(
       name: str, num_parameters: int, flops_per_token: float
   ) -> cost_model.LayerCost:
-    """Returns the cost of a layer whose inputs alone are kept."""
+    """Returns the cost of a layer that keeps only its inputs."""
     forward_ms = 1e3 * tokens * flops_per_token / flops_per_sec
     parameter_bytes = _STATE_BYTES * num_parameters
     state_ms = 1e3 * parameter_bytes / bytes_per_sec

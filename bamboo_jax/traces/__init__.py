@@ -1,4 +1,4 @@
-"""Traces: when the nodes of a cluster come, are warned, and are preempted.
+"""Traces: when the nodes of a cluster join, get notice, and are preempted.
 
 Recorded by a provider, published, or generated; the simulator plays them and a
 cluster of real processes replays them.
@@ -6,13 +6,13 @@ cluster of real processes replays them.
   trace        the value: events in order of time, with zones
   readers      files to traces and back; samples and counts are formats that
                give numbers of nodes only
-  spot_price   what nodes cost, where a trace has prices
+  spot_price   the price of nodes, for traces with prices
   summary      live nodes, preemptions, bulks, lifetimes
   scale        the same trace for another cluster: nodes, speed, zones
-  parameters   what kind of trace to draw, and that as options
-  generator    draws one: preemptions in bulks, nodes that come back
+  parameters   parameters of the generator, also as options
+  generator    draws a trace: preemptions in bulks, nodes that return
   fit          the parameters that imitate a given trace
-  replay       what real nodes do to replay one
+  replay       the events that real nodes replay
 
 Read `trace`, then `generator`.
 """

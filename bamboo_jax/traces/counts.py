@@ -1,10 +1,10 @@
-"""Traces recorded as numbers of live nodes, which name no nodes.
+"""Traces recorded as numbers of live nodes, without their names.
 
-The nodes are inferred: a drop takes nodes at random, by a seed, and a node that
-comes is always new. The trace says so in its notes. Numbers come as samples
-(see `samples`), or as JSON, one for each tick, such as `{"metadata":
-{"gap_seconds": 300}, "data": [4, 4, 3]}`; `data` may also be an object with a
-list for each zone, and so may `prices`, dollars an hour of a node.
+The nodes are inferred: a drop removes random nodes, by a seed, and a joining
+node is always new. The notes of the trace say so. Numbers are samples (see
+`samples`), or JSON, one for each tick, such as `{"metadata": {"gap_seconds":
+300}, "data": [4, 4, 3]}`; `data` may also be an object with a list for each
+zone, and so may `prices`, dollars per node-hour.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,8 +17,8 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.traces import trace as trace_lib
 
-# What the numbers of a JSON file are: live nodes; or, as simulators of one node
-# have it, how many nodes are preempted at that time.
+# Meanings of the numbers of a JSON file: live nodes; or, for simulators of one
+# node, the number of nodes preempted at that time.
 MEANINGS = ("counts", "preempted")
 MAX_NODES = 2_000_000
 
@@ -32,12 +32,13 @@ def infer_nodes(
 ) -> trace_lib.Trace:
   """Returns a trace with these numbers of live nodes; drops are random.
 
-  Raises `ValueError` if no node is ever alive, or it lasts no time.
-
   Args:
     steps: For each zone, times in ms, and the live nodes from then on.
     notes: Assumptions of the reader.
     **trace: Other fields of the trace but `events`.
+
+  Raises:
+    ValueError: No node is ever alive, or the trace has no duration.
   """
   _check_size(steps.values(), trace["name"])
   events = []
@@ -52,7 +53,7 @@ def infer_nodes(
       new = list(itertools.islice(names, count - len(live)))
       events += [trace_lib.Event(time_ms, "add", node) for node in new]
       live += new
-  events.sort(key=operator.attrgetter("time_ms"))  # Zones stay in order.
+  events.sort(key=operator.attrgetter("time_ms"))  # Keeps the order of zones.
   note = f"the file names no nodes: a drop takes random ones (seed {seed})"
   return trace_lib.Trace(events=tuple(events), notes=(*notes, note), **trace)
 
@@ -105,8 +106,9 @@ def parse_json(
 ) -> trace_lib.Trace:
   """Returns the trace of a JSON file; `ValueError` names line or key.
 
-  `zone` (maybe empty) is for nodes in a plain list. The cluster of "preempted"
-  nodes, a `meaning`, is as large as most of them at once, at least one.
+  `zone`, which may be empty, is for nodes in a plain list. For "preempted"
+  nodes, a `meaning`, the size of the cluster is the largest simultaneous loss,
+  at least one.
   """
   if meaning not in MEANINGS:
     raise ValueError(base.suggest(meaning, MEANINGS, what="json_data"))

@@ -1,7 +1,7 @@
 """Finds the parameters with which the generator imitates a trace.
 
-All are plain estimates: preemptions per node-hour, observed sizes of bulks, the
-share of instants that hit a second zone, the missing time per node that comes
+All are simple estimates: preemptions per node-hour, observed bulk sizes, the
+share of instants that affect a second zone, the missing time per joining node
 (maximum likelihood of an exponential delay). Nodes missing at the start count
 as lost.
 """
@@ -16,14 +16,15 @@ from bamboo_jax.traces import trace as trace_lib
 
 _MS_PER_HOUR = trace_lib.MS_PER_HOUR
 
-# Below two days an hour of the day is seen once, and its hazard is chance.
+# In less than two days each hour of the day occurs once, so its hazard is
+# chance.
 _MIN_PROFILE_HOURS = 48
 
 
 def fit_parameters(trace: trace_lib.Trace) -> trace_parameters.Parameters:
   """Returns the parameters that fit `trace`.
 
-  The hazard follows the hour of the day only if the trace is two days long.
+  The hazard depends on the hour of the day only if the trace lasts two days.
   """
   losses = list(trace_summary.zone_losses(trace))
   bulks = collections.Counter(n for zones in losses for n in zones.values())
@@ -79,7 +80,7 @@ def _hazard(trace: trace_lib.Trace) -> tuple[float, tuple[float, ...]]:
 
 
 def _reacquire_secs(trace: trace_lib.Trace, num_nodes: int) -> float:
-  """Returns the missing time per node that comes, in seconds."""
+  """Returns the missing time per joining node, in seconds."""
   spans = trace_summary.live_spans(trace)
   missing_ms = sum((num_nodes - n) * (end - start) for start, end, n in spans)
   first_ms = trace.events[0].time_ms

@@ -1,11 +1,12 @@
-"""Generates traces: preemptions that come in bulks, and nodes that come back.
+"""Generates traces: preemptions in bulks, and nodes that return.
 
-Each live node is preempted at a rate, its hazard, which follows the hour of the
-day. At an instant a zone loses as many nodes as the distribution of bulk sizes
-says, and sometimes a second zone does; instants are rarer in proportion, so
-that the hazard is as asked. A lost node is replaced by a new one after an
-exponential delay. In recorded traces bulks are common, and few instants hit
-several zones: 7 of 128 on EC2, 12 of 328 on GCP (Bamboo, NSDI'23).
+Each live node is preempted at a rate, its hazard, which depends on the hour of
+the day. At an instant a zone loses a number of nodes drawn from the
+distribution of bulk sizes, and sometimes a second zone does; instants are rarer
+in proportion, so that the hazard is as requested. A lost node is replaced by a
+new one after an exponential delay. In recorded traces bulks are common, and few
+instants affect several zones: 7 of 128 on EC2, 12 of 328 on GCP (Bamboo,
+NSDI'23).
 """
 
 from collections.abc import Sequence
@@ -28,15 +29,15 @@ def generate_trace(
 ) -> trace_lib.Trace:
   """Returns a trace, a function of parameters and seed.
 
-  No more nodes are alive than `parameters` ask for.
+  At most `nodes_per_zone` nodes of a zone are alive.
 
-  Raises `ValueError` for a negative seed, with which Python draws as with the
-  positive one.
+  Raises:
+    ValueError: The seed is negative; Python would ignore its sign.
   """
   if seed < 0:
     raise ValueError(f"seed must be from 0, got {seed}.")
   events = _Generation(parameters, random.Random(seed)).run()
-  # A notice was noted with its preemption, at a time before it.
+  # A notice was appended with its preemption, at an earlier time.
   events.sort(key=operator.attrgetter("time_ms"))
   return trace_lib.Trace(
       name,
@@ -64,20 +65,20 @@ class _Generation:
         for weight in parameters.hour_profile
     ]
     self._num_added = [0 for _ in self._prefixes]
-    self._live = [{} for _ in self._prefixes]  # Of each zone: when a node came.
+    self._live = [{} for _ in self._prefixes]  # Per zone: starts of nodes.
     self._arrivals = []  # Heap of times, in ms, and zones.
     self._mean_losses = {}  # By the numbers of live nodes.
     self._events = []
 
   def run(self) -> list[trace_lib.Event]:
-    """Returns the events, in order of time but for notices."""
+    """Returns the events, in order of time except for notices."""
     parameters, draw = self._parameters, self._draw
     end_ms = parameters.hours * _MS_PER_HOUR
     for zone, num_nodes in enumerate(parameters.nodes_per_zone):
       for _ in range(num_nodes):
         self._add(zone, 0.0)
     now_ms, hour = 0.0, int(parameters.start_hour)
-    patience = draw.expovariate(1.0)  # The next instant is when it is used up.
+    patience = draw.expovariate(1.0)  # Exhausted at the next instant.
     while now_ms < end_ms:
       hour_end_ms = (hour + 1 - parameters.start_hour) * _MS_PER_HOUR
       until_ms = min(end_ms, hour_end_ms)
@@ -108,7 +109,7 @@ class _Generation:
     return self._hazards_per_ms[hour] * sum(live) / self._mean_losses[live]
 
   def _preempt(self, now_ms: float) -> None:
-    """One instant: a zone loses nodes, and perhaps another one does."""
+    """Runs one instant: a zone loses nodes, and perhaps another one does."""
     first = self._draw_zone(but=None)
     zones = [first]
     if self._draw.random() < self._parameters.zone_correlation:
@@ -122,7 +123,7 @@ class _Generation:
           self._remove(zone, node, now_ms)
 
   def _draw_zone(self, *, but: int | None) -> int | None:
-    """Returns a zone in proportion to its live nodes; None if there is none."""
+    """Draws a zone in proportion to its live nodes; None if there is none."""
     live = [0 if zone == but else len(n) for zone, n in enumerate(self._live)]
     return self._draw.choices(range(len(live)), live)[0] if any(live) else None
 
@@ -150,7 +151,7 @@ class _Generation:
 def _mean_loss(
     live: Sequence[int], parameters: trace_parameters.Parameters
 ) -> float:
-  """Returns the mean number of nodes that an instant takes from `live`."""
+  """Returns the mean number of nodes that an instant removes from `live`."""
   weights = sum(weight for _, weight in parameters.bulk_sizes)
   losses = [
       sum(weight * min(size, n) for size, weight in parameters.bulk_sizes)

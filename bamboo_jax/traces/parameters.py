@@ -1,4 +1,4 @@
-"""Parameters of a generated trace, which `fit` finds in a real one.
+"""Parameters of a generated trace, which `fit` estimates from a real one.
 
 The command line has them as options of `bamboo trace generate`.
 """
@@ -9,20 +9,20 @@ import math
 
 from bamboo_jax.traces import trace as trace_lib
 
-_MAX_HAZARD = 3600  # A node lives for a second: nothing trains for longer.
+_MAX_HAZARD = 3600  # Nodes live for a second; nothing trains.
 
 
 @dataclasses.dataclass(frozen=True)
 class Parameters:
-  """Preemptions that come in bulks, and nodes that come back.
+  """Preemptions in bulks, and nodes that return.
 
   Attributes:
-    nodes_per_zone: Nodes asked for in each zone, all there at the start. Zones
-      are "zone0" and on; a single zone has no name.
+    nodes_per_zone: Nodes requested in each zone, all present at the start.
+      Zones are "zone0" and on; a single zone has no name.
     hazard_per_node_hour: Preemptions per node and hour, averaged over a day.
     bulk_sizes: Pairs (nodes that a zone loses at an instant, weight); a smaller
       zone loses all.
-    zone_correlation: Probability that an instant hits a second zone.
+    zone_correlation: Probability that an instant affects a second zone.
     hour_profile: 24 relative weights of the hazard, from midnight on.
     start_hour: Hour of the day at which the trace starts.
     reacquire_secs: Mean time until a lost node is replaced, or infinity.
@@ -88,7 +88,7 @@ def _are_weights(weights: Sequence[float]) -> bool:
 def parse_options(given: Mapping[str, Sequence[str] | float]) -> Parameters:
   """Returns the parameters of options written by `render_options`.
 
-  Raises `ValueError` if a list has entries of another kind.
+  Raises `ValueError` if a list has entries of another type.
   """
   read = dict(given)
   for name, entry, example in (

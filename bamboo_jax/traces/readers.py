@@ -1,4 +1,4 @@
-"""Reads and writes traces; the format is told from the content.
+"""Reads and writes traces; the format is detected from the content.
 
   events   `milliseconds,add|remove|notice,node`, in order of time
   samples  `date, time, count`, in any order, see `samples`
@@ -7,8 +7,8 @@
   lines of JSON  events of intervals, such as
       `[60000, "remove", {"nodes": ["node-3", "node-1"], "duration": 60000}]`
 
-Between events, `milliseconds,price,dollars` tells what a node costs an hour
-from then on, `milliseconds,price,zone/dollars` a node of a zone. Lines of
+Between events, `milliseconds,price,dollars` gives the hourly price of a node
+from then on, `milliseconds,price,zone/dollars` that of a zone's nodes. Lines of
 events that begin with `#` are comments, but `# duration_ms=N` sets the end of
 the trace (by default the last event), and `# start_hour=H` its hour of the day
 (by default 0).
@@ -38,13 +38,13 @@ def read_traces(
 ) -> trace_lib.Trace:
   """Returns the trace in the files; several files are zones of one cluster.
 
-  Nodes of counts are then named after their file: those of `us-east-1a.json`
-  are `us-east-1a/1` and on. `seed` chooses which nodes go when a count drops;
+  Nodes of counts are then named after their file: `us-east-1a/1` and on for
+  `us-east-1a.json`. `seed` selects the removed nodes when a count drops;
   `json_data` is one of `counts.MEANINGS`. Raises `OSError`, or `ValueError`
   that names the line.
   """
   if not paths:
-    raise ValueError("Which trace? Name a file.")
+    raise ValueError("No trace given: name at least one file.")
   traces = []
   for path in map(packaged.find_file, paths):
     try:
@@ -101,7 +101,7 @@ def parse_events(text: str, *, source: str) -> trace_lib.Trace:
   """Returns a trace written as events (format above).
 
   Raises `ValueError`, which names the line, if one is not an event or cannot
-  follow those before it.
+  follow its predecessors.
   """
   settings, events, numbers, prices = {}, [], [], []
   for number, line in _lines(text):
@@ -134,7 +134,7 @@ def parse_events(text: str, *, source: str) -> trace_lib.Trace:
 
 
 def render_events(trace: trace_lib.Trace) -> str:
-  """Returns the trace as a file of events, which `parse_events` reads back."""
+  """Returns the trace as a file of events, the inverse of `parse_events`."""
   lines = [f"# {note}" for note in trace.notes]
   lines.append(f"# duration_ms={trace.duration_ms}")
   if trace.start_hour:
@@ -186,10 +186,10 @@ def _parse_price(time_ms: int, text: str) -> trace_lib.Price:
 def _parse_segments(
     lines: Sequence[tuple[int, str]], *, source: str
 ) -> trace_lib.Trace:
-  """Returns a trace of events as Parcae (NSDI'24) keeps them.
+  """Returns a trace of events in the format of Parcae (NSDI'24).
 
-  Other kinds than "add" and "remove", such as "no-op", are intervals without an
-  event; other keys, such as Parcae's own decisions, are left out.
+  Kinds other than "add" and "remove", such as "no-op", are intervals without an
+  event; other keys, such as Parcae's own decisions, are ignored.
   """
   events, end_ms = [], 0
   for number, line in lines:

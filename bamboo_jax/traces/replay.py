@@ -1,4 +1,4 @@
-"""Start nodes and timed events, for real nodes to replay a trace."""
+"""Start nodes and timed events, to replay a trace on real nodes."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from bamboo_jax.traces import trace as trace_lib
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-  """A trace cut into its `first` nodes and later events, in replay ms."""
+  """A trace split into its `first` nodes and later events, in replay ms."""
 
   first: tuple[str, ...]
   events: tuple[trace_lib.Event, ...]
@@ -16,7 +16,7 @@ class Replay:
 
   @property
   def num_nodes(self) -> int:
-    """Number of nodes that ever come; one that comes again counts again."""
+    """Number of nodes over time; a node that returns counts again."""
     return len(self.first) + sum(event.kind == "add" for event in self.events)
 
 
@@ -27,7 +27,7 @@ def plan_replay(
 
   `time_scale` is the speed-up over the recording; `num_nodes` limits live nodes
   (see `scale.scale_nodes`), None keeps those of the trace. Raises `ValueError`
-  if no node is left.
+  if no node remains.
   """
   if not 0 < time_scale < float("inf"):
     raise ValueError(f"time_scale must be above 0, got {time_scale}.")

@@ -2,7 +2,7 @@
 
 Lines may overlap: a recorder repeats a reading for minutes while it takes the
 next ones, and a file may merge several recorders. They are sorted by time; the
-reading taken last counts.
+last reading counts.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ import datetime
 from bamboo_jax.traces import counts as trace_counts
 from bamboo_jax.traces import trace as trace_lib
 
-# A line within this time of the line before it, with the same count, repeats a
-# reading. A longer one would take equal counts of unsorted lines for one.
+# A line within this time of the previous line with the same count repeats its
+# reading. A longer limit would merge equal counts of unsorted lines.
 _REPEAT = datetime.timedelta(minutes=1)
 
 

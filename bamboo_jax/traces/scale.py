@@ -16,7 +16,7 @@ def scale(trace: Trace, *, num_nodes: int | None, time_scale: float) -> Trace:
   """Returns the trace with times multiplied by `time_scale`, in whole ms.
 
   0.1 is ten times as fast. `num_nodes` is for `scale_nodes`, None keeps all.
-  Raises `ValueError` if nothing is left of the trace.
+  Raises `ValueError` if no event remains.
   """
   if num_nodes is not None:
     trace = scale_nodes(trace, num_nodes)
@@ -42,9 +42,9 @@ def scale_nodes(trace: Trace, num_nodes: int) -> Trace:
 
   A live node occupies the lowest free place of its zone. Of all places,
   `num_nodes` are picked evenly, some several times if there are too few; a node
-  appears once per pick of its place. So lifetimes and zones stay, and up to
-  rounding the share of live nodes and the share lost at an instant. Raises
-  `ValueError` if no node is left.
+  appears once per pick of its place. So lifetimes and zones are unchanged, and
+  up to rounding the share of live nodes and the share lost at an instant.
+  Raises `ValueError` if no node remains.
   """
   if not 1 <= num_nodes <= trace_lib.MAX_LIVE:
     raise ValueError(
@@ -64,9 +64,9 @@ def scale_nodes(trace: Trace, num_nodes: int) -> Trace:
 
 
 def _places(trace: Trace) -> list[tuple[str, int]]:
-  """Returns the place of the node of each event: its zone, and a number."""
+  """Returns the zone and the number of the place of each event's node."""
   places, by_node = [], {}
-  free = collections.defaultdict(list)  # Of each zone, as a heap.
+  free = collections.defaultdict(list)  # Per zone, as a heap.
   unused = collections.defaultdict(itertools.count)
   for event in trace.events:
     zone, node = event.zone, event.node
@@ -80,10 +80,10 @@ def _places(trace: Trace) -> list[tuple[str, int]]:
 
 
 def merge(traces: Sequence[Trace]) -> Trace:
-  """Returns one trace of all nodes; it ends when the shortest ends.
+  """Returns one trace of all nodes; it ends with the shortest trace.
 
-  Prices of a trace stay with its zones. Raises `ValueError` if two traces name
-  the same node.
+  Prices of a trace apply to its own zones. Raises `ValueError` if two traces
+  name the same node.
   """
   duration_ms = min(trace.duration_ms for trace in traces)
   by_time = operator.attrgetter("time_ms")

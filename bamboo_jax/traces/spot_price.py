@@ -1,7 +1,7 @@
-"""What nodes cost on the spot market of a trace that has prices.
+"""Spot prices of nodes, for traces that have prices.
 
-All live nodes are paid for, so the bill of a trace hangs on nothing else: it is
-the price of a node, averaged over the time of all nodes, times that time.
+All live nodes are paid for, so the bill of a trace depends on nothing else: it
+is the price of a node, averaged over the time of all nodes, times that time.
 """
 
 import bisect
@@ -14,8 +14,8 @@ from bamboo_jax.traces import trace as trace_lib
 def mean_usd_per_hour(trace: trace_lib.Trace) -> float | None:
   """Returns the price of a node, averaged over the time of all nodes.
 
-  None if the trace has no prices, or nobody is alive for any time. Raises
-  `ValueError` if only other zones have prices.
+  None if the trace has no prices, or no node is ever alive. Raises `ValueError`
+  if only other zones have prices.
   """
   bills = {
       zone: _Bill([price for price in trace.prices if price.zone == zone])
@@ -44,14 +44,14 @@ class _Bill:
     self._sums = [0.0, *itertools.accumulate(costs)]
 
   def until(self, time_ms: int) -> float:
-    """Returns what a node has cost, in ms times dollars per hour."""
+    """Returns the cost of a node until a time, in ms times dollars per hour."""
     i = bisect.bisect_right(self._times_ms, time_ms) - 1
     rest_ms = time_ms - self._times_ms[i]
     return self._sums[i] + rest_ms * self._usd_per_hour[i]
 
 
 def _lives(trace: trace_lib.Trace) -> list[tuple[str, int, int]]:
-  """Returns the zone of each node, and when it comes and goes."""
+  """Returns the zone of each node, and the times of its start and end."""
   added_ms, lives = {}, []
   for event in trace.events:
     if event.kind == "add":

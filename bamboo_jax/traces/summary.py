@@ -16,8 +16,8 @@ class Summary:
   Attributes:
     mean_nodes: Live nodes, averaged over the whole length.
     min_nodes: Fewest live nodes, from the first instant on.
-    bulks: Number of instants by the number of nodes that they take.
-    num_zone_instants: Instants that take nodes of more than one zone.
+    bulks: Number of instants by the number of nodes that they remove.
+    num_zone_instants: Instants that remove nodes of more than one zone.
   """
 
   hours: float
@@ -36,21 +36,21 @@ class Summary:
 
   @property
   def num_instants(self) -> int:
-    """Times at which nodes are preempted."""
+    """Number of times at which nodes are preempted."""
     return sum(self.bulks.values())
 
   @property
   def num_preempted(self) -> int:
-    """Nodes that are preempted."""
+    """Number of preempted nodes."""
     return len(self.lifetimes_hours)
 
   @property
   def preempted_per_node_hour(self) -> float:
-    """Preemptions per node and hour; 0 if nobody is ever alive."""
+    """Preemptions per node and hour; 0 if no node is ever alive."""
     return self.num_preempted / self.node_hours if self.node_hours else 0.0
 
   def figures(self) -> dict[str, float]:
-    """Returns the figures by their names for users."""
+    """Returns the figures by the names shown to users."""
     lifetimes = self.lifetimes_hours or (0.0,)
     return {
         "hours": self.hours,

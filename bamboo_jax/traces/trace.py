@@ -1,8 +1,8 @@
-"""Traces: when the nodes of a cluster come, are warned, and go.
+"""Traces: when the nodes of a cluster join, get notice, and leave.
 
-A trace records, or imitates, what a provider did to a cluster; the simulator
-predicts its cost, a cluster of processes replays it. Times are whole
-milliseconds, so that the order of events never hangs on rounding.
+A trace records, or imitates, how a provider preempts the nodes of a cluster;
+the simulator predicts its cost, a cluster of processes replays it. Times are
+whole milliseconds, so that the order of events never depends on rounding.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,19 +18,19 @@ from bamboo_jax import base
 KINDS = ("add", "remove", "notice")
 
 MS_PER_HOUR = 3_600_000
-MAX_MS = 10 * 366 * 24 * MS_PER_HOUR  # Ten years: what is longer is a mistake.
-MAX_LIVE = 100_000  # In a zone; so are more, and they take memory for hours.
+MAX_MS = 10 * 366 * 24 * MS_PER_HOUR  # Ten years: longer traces are mistakes.
+MAX_LIVE = 100_000  # Per zone: more would fill memory for hours.
 
 Step = tuple[int, int]  # Time in ms, number of live nodes from then on.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Event:
-  """Something that happens to one node.
+  """An event of one node.
 
   Attributes:
     time_ms: From the start of the trace.
-    kind: One of `KINDS`: the node comes, is preempted, or gets notice of that.
+    kind: One of `KINDS`: the node joins, is preempted, or gets notice of that.
     node: Its name, such as "node7", or "zone/7" if the zone is known.
   """
 
@@ -58,15 +58,15 @@ class Event:
 
 
 def zone_of(node: str) -> str:
-  """Returns what stands before the last slash of a name; may be empty."""
+  """Returns the part of a name before its last slash; may be empty."""
   return node.rpartition("/")[0]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Price:
-  """What a node of a zone costs from a time on, on the spot market.
+  """The spot price of a node of a zone from a time on.
 
-  Without a zone it holds for all nodes, unless their zone has prices too.
+  Without a zone it holds for all nodes, except those of zones with prices.
   """
 
   time_ms: int
@@ -86,7 +86,7 @@ class Price:
 
 
 class ContradictionError(ValueError):
-  """An event, that at `index`, cannot follow the ones before it."""
+  """The event at `index` cannot follow its predecessors."""
 
   def __init__(self, index: int, message: str) -> None:
     super().__init__(message)
@@ -95,17 +95,17 @@ class ContradictionError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-  """Events in order of time; those of one time in the order they happen.
+  """Events in order of time; simultaneous ones in the order of their effects.
 
   Attributes:
-    name: Where it comes from, for titles and messages.
-    events: At least one. Only absent nodes come; only live ones go or are
-      warned, the latter once.
+    name: Origin of the trace, for titles and messages.
+    events: At least one. Only absent nodes join; only live ones leave or get
+      notice, the latter once.
     duration_ms: End of the trace, not before the last event.
     start_hour: Hour of the day at the start, below 24; 0 if unknown.
-    notes: What the reader had to infer, a sentence each.
-    prices: Of the spot market, in order of time; there may be none. The first
-      price of a zone holds from the start.
+    notes: Assumptions of the reader, a sentence each.
+    prices: Of the spot market, in order of time; may be empty. The first price
+      of a zone holds from the start.
   """
 
   name: str
@@ -149,11 +149,11 @@ class Trace:
 
   @functools.cached_property
   def num_nodes(self) -> int:
-    """Most nodes alive at once."""
+    """Maximum number of nodes alive at once."""
     return max(count for _, count in self.live_steps())
 
   def instants(self) -> Iterator[tuple[int, tuple[Event, ...]]]:
-    """Yields each time at which something happens, in ms, with its events."""
+    """Yields each time with events, in ms, and these events."""
     by_time = operator.attrgetter("time_ms")
     for time_ms, events in itertools.groupby(self.events, by_time):
       yield time_ms, tuple(events)
@@ -161,7 +161,7 @@ class Trace:
   def live_steps(self) -> tuple[Step, ...]:
     """Returns (time, live nodes from then on) at each time with events.
 
-    Before the first nobody is alive; the last lasts to `duration_ms`.
+    Before the first no node is alive; the last lasts to `duration_ms`.
     """
     steps, live = [], 0
     for time_ms, events in self.instants():

@@ -9,15 +9,15 @@ same `worker`, and only the cohort below it differs.
   step, program_step   the phases of a step, by rows or as one program;
                        `step_plans` has its rows, `sums` decides whether
                        it may change the state
-  members/             what a worker knows of the others: the cohort
-  run_state            steps done, who trains what, and the arrays;
+  members/             a worker's view of the other members: the cohort
+  run_state            steps done, layout, and the arrays;
                        `state_transfer` moves them between nodes
-  background_compiler  compiles for newcomers beside training
+  background_compiler  compiles new roles in the background of training
   replica_check        whether all copies of the state are equal
   evaluation           held-out loss, by all members together
-  record/              what is said in votes, written and shown
-  setup/               from a config to all that is needed
-  environment          what a worker is given by its process
+  record/              votes, logs, summary and progress
+  setup/               makes the parts of a run from a config
+  environment          the arguments of a worker
 
 Read `step` first, then `worker`: the picture above `_regroup` is what happens
 when a node dies.

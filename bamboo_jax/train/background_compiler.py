@@ -1,4 +1,4 @@
-"""Compiles beside training, so that a change of the view finds it ready."""
+"""Compiles in the background, so that a new view finds its programs ready."""
 
 from collections.abc import Callable, Collection, Iterable
 from concurrent import futures
@@ -13,14 +13,14 @@ from bamboo_jax.recovery import moves
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.train import run_state as run_state_lib
 
-_PAUSES = 3.0  # After a job, in times of the processor time that it took.
+_PAUSES = 3.0  # Pause after a job, as a multiple of its processor time.
 
 
 class BackgroundCompiler:
   """Compiles one job after the other in a thread.
 
-  A program that cannot be compiled would be missed when somebody dies, or keep
-  a newcomer waiting for ever, so its error ends this member with its next vote.
+  A program that fails to compile would be missing after a death, or block a
+  joining node for ever, so its error ends this member with its next vote.
   """
 
   def __init__(self, state: run_state_lib.RunState, *, evaluate: bool) -> None:
@@ -44,40 +44,39 @@ class BackgroundCompiler:
     return self._last.done()
 
   def compile(self) -> None:
-    """Begins to compile the present roles, and for the next death."""
+    """Starts to compile the present roles and those after a death."""
     self._begin(pauses=0.0)
 
   def follow(self) -> None:
-    """Begins to compile what new roles need after this step, if there are any.
+    """Starts to compile the present roles, if they are new since the last call.
 
-    The step in which they were taken needed no more than was there. It pauses
-    after each job, as training needs the cores and the interpreter, too; but
-    not at the start of a run, when the first death would find nothing.
+    Pauses after each job, as training needs the cores and the interpreter, too;
+    but not at the start of a run, when no program is ready for a death.
     """
     if self._followed != self._state.layout:
       self._begin(pauses=_PAUSES * self._is_under_way)
       self._is_under_way = True
 
   def wait(self) -> None:
-    """Waits for the jobs, which pause no more."""
+    """Blocks until all jobs have ended, without their pauses."""
     self._hurry.set()
     futures.wait([self._last])
     self._hurry.clear()
 
   def close(self) -> None:
-    """Drops what has not begun, and waits for what has."""
+    """Cancels the pending jobs and waits for the running one."""
     self._is_closed = True
     self._hurry.set()
     self._thread.shutdown(cancel_futures=True)
 
   def newest_ready(self) -> int:
-    """Returns the newest compiled view; begins to compile a newer one.
+    """Returns the newest compiled view; starts to compile a newer one.
 
     Raises `base.CompilationError` if a job has failed.
     """
     if self._error is not None:
       raise base.CompilationError(
-          f"A program cannot be compiled: {self._error}"
+          f"A program failed to compile: {self._error}"
       ) from self._error
     newest, adopted = self._cohort.newest, self._cohort.view.number
     if newest.number > max(adopted, self._asked):
@@ -90,9 +89,10 @@ class BackgroundCompiler:
     self._prepare(view.number, self._find_jobs(view))
 
   def prepare_nodes(self, alive: Collection[int]) -> None:
-    """Compiles the roles that `alive` would get from others; blocks.
+    """Compiles the roles of local nodes in a run with nodes `alive`; blocks.
 
-    Who would get none may get any, together with others that come.
+    A local node without a role may get any once more nodes join, so it compiles
+    those of a spare.
     """
     self._is_under_way = True
     layout = self._state.plan(alive).layout
@@ -122,8 +122,10 @@ class BackgroundCompiler:
     return self._jobs_of(self._state.plan(view.numbers).layout)
 
   def _jobs_of(self, layout: layout_lib.Layout) -> list[Callable[[], Any]]:
-    owners, shadows, _, lines, _ = layout.by_segment
-    return compile_ahead.compile_jobs_of(self._engine, owners, shadows, lines)
+    own = layout.by_segment
+    return compile_ahead.compile_jobs_of(
+        self._engine, own.owners, own.shadows, own.lines
+    )
 
   def _prepare(self, view: int, jobs: list[Callable[[], Any]]) -> None:
     self._call(jobs)

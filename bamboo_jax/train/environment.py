@@ -1,4 +1,4 @@
-"""The surroundings of a worker."""
+"""The arguments of a worker that depend on its process."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -13,18 +13,20 @@ from bamboo_jax.train.record import workdir as workdir_lib
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-  """What the process gives to its worker.
+  """The arguments of a worker that depend on its process.
 
   Attributes:
-    transfers: Between the devices of several processes.
-    faults: What happens on purpose.
-    director: Carries out faults; None without.
-    progress: Where to show steps; None if another member does.
+    cohort: The members of the run, seen from this one.
+    workdir: Files of the run.
+    transfers: Transfers between processes.
+    faults: Faults to inject.
+    director: Injects them; None without faults.
+    progress: Shows steps; None if another member does.
     prefetches: Whether to prepare data ahead, in a thread.
-    check_fence: Raises `base.FencedError` if others may write to the workdir
-      instead of the members of an epoch.
-    stops: Whether the run is to end after this step, saved.
-    started_secs: Since when local nodes are there, on `time.perf_counter`.
+    check_fence: Raises `base.FencedError` if members of a later epoch than the
+      given one own the workdir.
+    stops: Returns whether to save and end the run after this step.
+    started_secs: Start of the local nodes, on `time.perf_counter`.
   """
 
   cohort: cohort_lib.Cohort

@@ -1,8 +1,8 @@
 """Evaluation by all members together, between two steps.
 
 Forward passes without dropout: pipelines take microbatches in turn, activations
-take the links of training. All nodes go by microbatch, then by stage, so they
-never wait in a circle.
+take the links of training. All nodes run by microbatch, then by stage, so there
+is no deadlock.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,10 +19,11 @@ from bamboo_jax.train.setup import job as job_lib
 def run(
     job: job_lib.Job, cohort: cohort_lib.Cohort, *, step: int
 ) -> dict[str, float]:
-  """Returns mean "loss" and perhaps "accuracy", after `step` steps.
+  """Returns the mean "loss" in nats, and "accuracy" if the model has one.
 
-  All members must call it. A loss of a node cancels it unless all members had
-  done their part; training does not depend on it. Raises as a transfer does.
+  Blocks until all members have called it after `step` steps. The death of a
+  node cancels it with the exception of a transfer or of `Cohort.gather`;
+  training does not depend on the result.
   """
   batches = job.task.batches
   losses = evaluate(
@@ -47,10 +48,10 @@ def evaluate(
     *,
     check: Callable[[], None] = lambda: None,
 ) -> dict[int, np.ndarray]:
-  """Returns the parts of a `layer.Loss` by local microbatch; blocks.
+  """Returns the fields of `layer.Loss` by microbatch, float64; blocks.
 
-  `microbatches` are the same in all processes; `check` is called before each
-  pass, and may raise.
+  Only of microbatches whose last stage is local. `microbatches` must be the
+  same in all processes; `check` is called before each pass, and may raise.
   """
   nodes, losses = engine.nodes, {}
   find_link = lambda row, stage: engine.links.get(
@@ -73,7 +74,7 @@ def evaluate(
 
 
 def average(losses: Mapping[int, np.ndarray]) -> dict[str, float]:
-  """Returns "loss", and "accuracy" if it is known, of all microbatches."""
+  """Returns the means of "loss" and, if known, "accuracy", over tokens."""
   sums = np.sum([losses[i] for i in sorted(losses)], axis=0)
   means = zip(("loss", "accuracy"), np.delete(sums, 1) / sums[1], strict=False)
   return {name: float(mean) for name, mean in means}

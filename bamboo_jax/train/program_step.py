@@ -1,9 +1,9 @@
-"""A step whose passes are programs; the phases after them are those of rows.
+"""A step whose passes are SPMD programs; its later phases are those of rows.
 
-A death takes the segment that it happened in. What segments before it have
-returned is what nodes hold, so the rest of the step is planned like that of
-rows, and runs as programs of the nodes that are left. Where these cannot, as
-nodes share a device, rows run the step again from its start.
+A death costs the segment in which it happened. The results of earlier segments
+are held by the survivors, so the rest of the step is planned as for rows and
+runs as programs on the survivors. If nodes would share a device, which programs
+cannot, rows repeat the step from its start.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,12 +27,12 @@ from bamboo_jax.train.setup import job as job_lib
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-  """How far a member is.
+  """A member's progress in a step.
 
   Attributes:
-    step: In which it is; -1 if it has begun none that can be gone on with.
+    step: The step; -1 if the member has none that it can continue.
     done: See `spmd.engine.SpmdEngine.done`.
-    by_rows: Whether it has given up programs in this step.
+    by_rows: Whether the member runs this step by rows.
   """
 
   step: int = -1
@@ -46,8 +46,8 @@ class ProgramStep(step_lib.Step):
   """Runs the phases of a step; stages of `job` are made of whole blocks.
 
   Attributes:
-    programs: Run the passes.
-    is_by_rows: Whether they have been given up in this step.
+    programs: The engine that runs the passes.
+    is_by_rows: Whether rows run the passes of this step instead.
   """
 
   def __init__(self, job: job_lib.Job, **options: Any) -> None:
@@ -62,7 +62,7 @@ class ProgramStep(step_lib.Step):
 
   @property
   def planned_passes(self) -> account_lib.NodeTime | None:
-    """The planned passes of programs; None of rows, which are measured."""
+    """The planned passes of programs; None for rows, which are measured."""
     if not self.programs.runs:
       return None
     timelines = self._program.plan.timelines
@@ -72,11 +72,11 @@ class ProgramStep(step_lib.Step):
 
   @property
   def can_go_on(self) -> bool:
-    """Whether the rest of a step can run on the nodes that are left."""
+    """Whether the rest of a step can run on the survivors."""
     return self.is_by_rows or self.programs.can_run()
 
   def align(self, *, is_begun: bool) -> None:
-    """See `step.Step`; all go back to the last segment that is through."""
+    """See `step.Step`; rewinds to the last segment that all have finished."""
     mine = Progress()
     if is_begun:
       mine = Progress(self._step, self.programs.done(), self.is_by_rows)
@@ -86,7 +86,7 @@ class ProgramStep(step_lib.Step):
     if is_begun and any(p.by_rows for p in others.values()):
       self._give_up_programs()
     elif is_begun:
-      # Who has not heard of the commit is a step behind.
+      # A member that has not heard of the commit is a step behind.
       by_node = {n: others.get(cohort.host_of(n)) for n in cohort.view.numbers}
       self.programs.rewind({n: p.done if p else {} for n, p in by_node.items()})
 
@@ -116,12 +116,12 @@ class ProgramStep(step_lib.Step):
       self.redone.setdefault(self._cohort.view.number, {}).update(redone)
 
   def _give_up_programs(self) -> None:
-    """Lets rows begin the step anew, unless they have."""
+    """Makes rows repeat the step from its start, unless they run it already."""
     if not self.is_by_rows:
       logging.warning(
-          "Rows run this step: programs cannot, as nodes would share a device, "
-          "or send to others than their neighbours. The last bits of its "
-          "results may not be those of programs."
+          "Rows run this step: programs cannot, because nodes would share a "
+          "device or send to nodes other than their neighbours. The last bits "
+          "of its results may differ from those of programs."
       )
       self.is_by_rows, self.programs.runs = True, {}
       for node in self._engine.nodes.values():
@@ -150,7 +150,7 @@ def make_step(
     cohort: cohort_lib.Cohort,
     director: cohort_lib.Director | None,
 ) -> step_lib.Step:
-  """Returns the step of a job, by its executor."""
+  """Returns the step runner for the executor of a job."""
   options = dict(
       cohort=cohort,
       director=director,

@@ -1,8 +1,9 @@
 """Compares all copies of each layer: owners and replicas, in all pipelines.
 
-Every so many steps members say fingerprints with their votes, so that comparing
-costs no message; after a change of who holds what, and at the end, they say
-them once more. All compare all: those that differ are named by everybody.
+Every `redundancy.check_every_steps` steps, votes carry fingerprints, so that
+the comparison costs no message of its own; after a change of the layout, and at
+the end, members exchange them once more. Every member compares all of them and
+names the copies that differ.
 """
 
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from bamboo_jax.train.record import outputs as outputs_lib
 
 @dataclasses.dataclass
 class ReplicaCheck:
-  """One member's part; `every_steps` is 0 if votes carry no fingerprints."""
+  """One member's checks; `every_steps` is 0 if votes carry no fingerprints."""
 
   state: run_state_lib.RunState
   step: step_lib.Step
@@ -32,19 +33,19 @@ class ReplicaCheck:
     return self.step.prints(steps)  # Part of the step.
 
   def hear(self, said: Iterable[replicas.Prints | None]) -> None:
-    """Compares what all have said; raises `base.ReplicaMismatchError`."""
+    """Compares fingerprints; `base.ReplicaMismatchError` if copies differ."""
     told = [prints for prints in said if prints is not None]
     replicas.compare(told, self.state.engine.specs)
 
   def check_now(self) -> None:
-    """Compares all copies between two steps; all members call it at once.
+    """Compares all copies between two steps; blocks until all members call it.
 
     Raises `base.ReplicaMismatchError`, or as `Cohort.gather`.
     """
     state = self.state
     now = (state.cohort.view.number, state.version, state.steps)
     if now == self._checked:
-      return  # A key is said once in a view.
+      return  # `gather` allows a key once per view.
     self._checked = now
     with self.outputs.during("redundant"):
       prints = self.step.prints(state.steps)

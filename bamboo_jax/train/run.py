@@ -1,12 +1,11 @@
-"""Trains from a config, into a workdir; resumes what is there.
+"""Trains from a config, into a workdir, and resumes the run that it contains.
 
-All nodes in this process or one member of a cluster: both make an environment
-for the same worker.
+Both entry points, all nodes in this process and one member of a cluster, make
+an environment for the same worker.
 """
 
 from collections.abc import Callable
 import contextlib
-import ipaddress
 import socket
 import time
 
@@ -53,21 +52,22 @@ def train_and_evaluate(
         [Callable[[], bool]], contextlib.AbstractContextManager[None]
     ] = lambda ask: contextlib.nullcontext(),
 ) -> bool:
-  """Trains until `config.num_steps` steps are done; returns whether they are.
+  """Trains all nodes in this process; returns whether `num_steps` are done.
 
-  All nodes are in this process, each on a virtual device.
+  Each node has a virtual device.
 
   Args:
     config: See `configs/default.py`.
-    workdir: A run that is there already is resumed.
-    stop_at: Return right after this many steps instead, waiting for nothing.
+    workdir: Folder of the run, which is resumed if it exists.
+    stop_at: Return after this many steps instead, without a checkpoint.
     faults: Path of a file of deaths and joins, see `faults`.
-    hearing: Entered while it trains; may call its argument at any time, which
-      ends the run after the step, saved, and returns whether it has begun.
+    hearing: Context entered while training. It may call its argument at any
+      time, which saves and ends the run after the current step, and returns
+      whether training has begun.
 
   Raises:
-    ValueError: The config does not fit together, or not the run in `workdir`,
-      or others work there. Subclasses in `base` tell some cases apart.
+    ValueError: The config is inconsistent or of another run than `workdir`, or
+      another process uses `workdir`. `base` has subclasses for some cases.
     base.FencedError: Another run has taken over `workdir`.
     OSError: A file cannot be read or written.
   """
@@ -84,7 +84,7 @@ def train_and_evaluate(
   )
   num_late = sum(fault.kind == "join" for fault in due)
   apart = _use_devices(config, num_nodes + num_late)
-  # If all die, as many new nodes come; they take the devices in turn.
+  # If all die, the same number of new nodes joins and shares the devices.
   numbers = range((num_nodes + num_late) * (1 + len(due)))
   devices = devices_lib.place_nodes(numbers, apart=apart)
   job = job_lib.make_job(config, devices=devices)
@@ -103,7 +103,7 @@ def train_and_evaluate(
             director=cohort,
             progress=progress,
             prefetches=True,
-            check_fence=lambda epoch: check_fence(),  # It has one life.
+            check_fence=lambda epoch: check_fence(),  # There is one epoch.
             stops=lambda: cohort.is_asked_to_stop,
         ),
     )
@@ -134,27 +134,30 @@ def train_in_cluster(
     faults: str | None = None,
     director: str | None = None,
 ) -> None:
-  """Trains on one node of a cluster, together with the processes of others.
+  """Trains on one node of a cluster, together with the other nodes; blocks.
 
   Args:
-    agent: Connected to the agent of this node.
-    workdir: The same for all nodes.
-    stamp: Of the run; once the workdir is that of another, this one ends.
-    host: Where to listen, and how others reach this node.
+    config: See `configs/default.py`.
+    agent: Socket connected to the agent of this node.
+    workdir: Folder of the run, shared by all nodes.
+    name: Name of the node.
+    number: Number of the node.
+    stamp: Identity of the run; `base.FencedError` once the workdir belongs to
+      another run.
+    host: Address at which this node listens and other nodes reach it.
+    identity: Certificates for connections to other machines.
+    started_secs: Start of the agent, on `time.perf_counter`.
     faults: As for `train_and_evaluate`.
-    director: Local socket of the process that carries them out.
-    started_secs: When the agent was started, on `time.perf_counter`.
+    director: Name of the local socket of the process that injects them.
 
-  Raises `base.UnrecoverableHereError` if a stage has no copy left.
+  Raises:
+    base.UnrecoverableHereError: A stage has no copy left.
   """
   policy.apply(config)
-  is_alone = ipaddress.ip_address(host).is_loopback
   transport = transport_lib.Transport(
       number,
       run=stamp,
-      endpoint=endpoints.UnixEndpoint()
-      if is_alone
-      else endpoints.TlsEndpoint(host, identity),
+      endpoint=endpoints.listen(host, identity),
       limits=peer_lib.Limits(
           protocol_lib.Times.for_silence(config.cluster.least_silence_secs)
       ),
@@ -211,7 +214,7 @@ def train_in_cluster(
 
 
 def _use_devices(config: ml_collections.ConfigDict, num_nodes: int) -> bool:
-  """Makes devices for nodes; returns whether transfers have others."""
+  """Makes devices for nodes; returns whether transfers have their own."""
   per_node = config.node.mesh.data * config.node.mesh.tensor
   apart = per_node > 1
   devices_lib.use_virtual_devices(

@@ -1,8 +1,9 @@
-"""The replicated state of a run: steps done, who trains what, and the arrays.
+"""The replicated state of a run: steps done, layout, and the arrays.
 
-A change of the layout that copies state has two phases: all fetch what they
-need, and once all have said so it is valid. After a death in between it is
-valid if anyone has heard all say so; else it never happened.
+A change of the layout that copies state is a two-phase commit: all members
+fetch their new state and report it; once all have, the layout is valid. After a
+death in between it is valid if any survivor received every report; otherwise it
+is discarded.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -29,9 +30,9 @@ from bamboo_jax.train.members import cohort as cohort_lib
 
 @dataclasses.dataclass(frozen=True)
 class Statuses:
-  """A member's reports on its nodes.
+  """A member's reports on its nodes, by number.
 
-  `silent_secs` is for how long lost nodes had been silent, see `Cohort`.
+  `silent_secs` is how long lost nodes had been silent, see `Cohort`.
   """
 
   by_node: Mapping[int, agreement_lib.Status]
@@ -40,11 +41,11 @@ class Statuses:
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-  """A member's report on a checkpoint that all go back to.
+  """A member's report on a checkpoint that all roll back to.
 
   Attributes:
     is_damaged: Whether it could not read its part.
-    saved: Steps with a complete checkpoint, as far as it can see.
+    saved: Steps with a complete checkpoint that this member finds.
   """
 
   is_damaged: bool
@@ -58,9 +59,9 @@ class RunState:
   Attributes:
     steps: Number of committed steps; -1 before it is known.
     version: Counts the changes of the layout; -1 before it is known.
-    rollbacks: How often training has gone back.
-    layout: Who trains what.
-    rung: Of the last change between two steps, "none" before there is one.
+    rollbacks: Number of returns to a checkpoint.
+    layout: Node of each stage and replica.
+    rung: Rung of the last change between two steps; "none" before the first.
     damaged: Steps whose checkpoints were found damaged, until a step is
       committed.
   """
@@ -81,15 +82,15 @@ class RunState:
 
   @property
   def is_writer(self) -> bool:
-    """Whether this member writes the log and the summary; nobody at first."""
+    """Whether this member writes log and summary; False without a layout."""
     return min(self.layout.nodes, default=None) in self.cohort.hosted
 
   @property
   def num_updates(self) -> int:
-    """Updates that parameters of local nodes have had; blocks.
+    """Number of updates of the parameters of local nodes; blocks.
 
-    Skipped steps are none. If the learning rate follows no schedule, optimizers
-    may not count: then it is the number of steps.
+    Skipped steps do not count. An optimizer without a schedule of the learning
+    rate may not count updates; then it is the number of steps.
     """
     is_count = lambda slot: isinstance(slot, optax.ScaleByScheduleState)
     for node in self.engine.nodes.values():
@@ -101,19 +102,19 @@ class RunState:
 
   @property
   def is_first(self) -> bool:
-    """Whether this member hosts the first node with a role that lives."""
+    """Whether this member hosts the lowest live node that has a role."""
     live = self.layout.nodes & self.cohort.view.numbers
     return min(live, default=None) in self.cohort.hosted
 
   @property
   def spares(self) -> frozenset[int]:
-    """Live nodes that own nothing."""
+    """Live nodes without a role."""
     return self.cohort.view.numbers - self.layout.nodes
 
   def begin(self, layout: layout_lib.Layout) -> None:
-    """Begins a run, or resumes the newest checkpoint that is not damaged.
+    """Starts a run, or resumes from its newest checkpoint that can be read.
 
-    Raises `base.CheckpointError` if it is of another run.
+    Raises `base.CheckpointError` if the checkpoint is of another run.
     """
     restored = None
     while restored is None:
@@ -137,8 +138,9 @@ class RunState:
   ) -> Statuses:
     """Returns the reports on local nodes.
 
-    `holdings` are those of the step; `since_secs` is when the nodes of this
-    member were started, on `time.perf_counter`.
+    Args:
+      holdings: Data of the current step that each local node holds.
+      since_secs: Start of the nodes of this member, on `time.perf_counter`.
     """
     boot_secs = time.perf_counter() - since_secs if self.steps < 0 else 0.0
     saved = self.writer.steps()
@@ -161,7 +163,7 @@ class RunState:
     )
 
   def set_layout(self, layout: layout_lib.Layout) -> None:
-    """Takes the roles of local nodes, which must have their state."""
+    """Adopts a layout; local nodes must hold the state of their roles."""
     self.layout = layout
     self.engine.set_pipelines(*layout.by_segment)
     if layout.roles and self.is_writer:
@@ -170,7 +172,7 @@ class RunState:
       self.cohort.report("facts", facts=facts)
 
   def drop_dissolved(self) -> None:
-    """Drops state that has no part in the update, which comes next."""
+    """Drops state of dissolved pipelines, before the update."""
     if self.layout.dissolved:
       self.set_layout(self.layout.committed())
 
@@ -180,8 +182,11 @@ class RunState:
       *,
       commit: Callable[[], None],
   ) -> None:
-    """Does what others have done already; `commit` commits the current step."""
-    # Others may have changed the layout again since the state has moved.
+    """Catches up with the members that are ahead.
+
+    `commit` commits the current step.
+    """
+    # Others may have changed the layout again since the state was moved.
     if self.version < self.transfer.fetched_for <= agreement.known_version:
       self.transfer.install()
       if agreement.rollbacks > self.rollbacks:
@@ -198,15 +203,15 @@ class RunState:
   def wait_for_nodes(
       self, agreement: agreement_lib.Agreement, *, show: Callable[[str], None]
   ) -> None:
-    """Waits until all members have adopted a view with more nodes.
+    """Waits until all members have adopted a view with more nodes; blocks.
 
-    Those who come are told that they begin as all others will; whoever has told
-    newcomers of the layout may be dead.
+    Joining nodes are told that the run restarts from a checkpoint, since the
+    member that announced the layout to them may be dead.
 
     Raises:
-      base.UnrecoverableHereError: Training must not go on from a checkpoint.
-      base.InfeasibleError: Nobody else can come.
-      base.ViewChangedError: A member is gone.
+      base.UnrecoverableHereError: Restarts from a checkpoint are off.
+      base.InfeasibleError: No other node can join.
+      base.ViewChangedError: A member was lost.
     """
     cohort, change = self.cohort, agreement.change
     if change.rung == "stop":
@@ -220,7 +225,7 @@ class RunState:
     cohort.adopt(min(seen.values()))
 
   def plan(self, alive: Collection[int]) -> assignment.Change:
-    """Returns the change to make between two steps if `alive` were there."""
+    """Returns the change to make between two steps if nodes `alive` were in."""
     return self._plan(self.cohort.newest, {*alive, *self.layout.nodes})
 
   def _plan(
@@ -232,9 +237,9 @@ class RunState:
     )
 
   def plan_deaths(self) -> Iterator[layout_lib.Layout]:
-    """Yields the layouts after any one death, as far as they take new programs.
+    """Yields the layouts after any single death that need new programs.
 
-    It may be iterated in any thread.
+    May be iterated in any thread.
     """
     view = self.cohort.view
     return self.rules.after_deaths(
@@ -247,7 +252,7 @@ class RunState:
   def improve(self, begin: Callable[[assignment.Change], None]) -> bool:
     """Makes the change that is due between two steps; False if there is none.
 
-    Calls `begin` with it before. Raises as `carry_out`.
+    Calls `begin` with the change first. Raises as `carry_out`.
     """
     view = self.cohort.view
     if self._settled == (view.number, self.layout):
@@ -262,12 +267,13 @@ class RunState:
     return True
 
   def carry_out(self, change: assignment.Change, *, restored: int = 0) -> None:
-    """Makes a layout valid everywhere at once; goes back to step `restored`.
+    """Changes the layout on all members, in two phases; blocks.
 
-    If its checkpoint is damaged, to an older one.
+    A change that rolls back restores the checkpoint of step `restored`, or an
+    older one if that is damaged.
 
     Raises:
-      base.ViewChangedError, OSError: A member is gone.
+      base.ViewChangedError, OSError: A member was lost.
     """
     version = self.version + 1
     if change.rolls_back:
@@ -285,9 +291,9 @@ class RunState:
   def _restore_common(
       self, steps: int, layout: layout_lib.Layout
   ) -> tuple[int, dict[tuple[int, int], spec_lib.StageState]]:
-    """Returns the newest step that all can read, up to `steps`, and its state.
+    """Returns the newest step up to `steps` that all can read, and its state.
 
-    All members call it at once. Each reads only what its nodes need.
+    Blocks until all members call it. Each reads only the state of its nodes.
     """
     while True:
       try:

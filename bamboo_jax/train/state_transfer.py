@@ -1,7 +1,7 @@
-"""Moves state between nodes, and makes it valid everywhere at once.
+"""Moves state between nodes in two phases: fetch, then install.
 
-Within this process it is copied; between processes the arrays of a stage are
-one value of the transport.
+Between nodes of this process state is copied; between processes the arrays of a
+stage are one message of the transport.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ class StateTransfer:
   """Sends state of the local nodes to others, and receives theirs.
 
   Attributes:
-    fetched_for: Version of the layout that needs what has been fetched.
+    fetched_for: Version of the layout for which state was last fetched.
   """
 
   def __init__(
@@ -32,10 +32,12 @@ class StateTransfer:
     self.fetched_for = -1
 
   def prefetch(self, copies: Iterable[failover.Copy], *, version: int) -> None:
-    """Fetches what the layout `version` needs here; changes nothing yet.
+    """Sends and fetches the state for layout `version`; installs nothing yet.
+
+    Blocks until the state has arrived.
 
     Raises:
-      base.AttemptOverError, base.PeerRemovedError: A member is gone.
+      base.AttemptOverError, base.PeerRemovedError: A member was lost.
     """
     copies, engine = list(copies), self._engine
     mine = [c for c in copies if c.destination in self._cohort.hosted]
@@ -54,28 +56,28 @@ class StateTransfer:
       *,
       version: int,
   ) -> None:
-    """Holds state from elsewhere that `version` needs here."""
+    """Keeps state, by node and stage, to install for layout `version`."""
     for node, stage in states:
       self._engine.load_programs(node, stage)
     self._fetched, self.fetched_for = dict(states), version
 
   def install(self) -> None:
-    """Makes what was fetched valid; all others must have theirs."""
+    """Installs the fetched state; all members must have fetched theirs."""
     for (node, stage), state in self._fetched.items():
       self.put(node, stage, state)
     self._fetched = {}
 
   def forget(self) -> None:
-    """Drops what was fetched for a change that never was."""
+    """Drops state fetched for a change of the layout that was discarded."""
     self._fetched, self.fetched_for = {}, -1
 
   def put(self, node: int, stage: int, state: spec_lib.StageState) -> None:
-    """Gives a local node the state of a stage."""
+    """Sets the state of a stage on a local node."""
     self._engine.load_programs(node, stage)
     self._engine.nodes[node].put_state(stage, state)
 
   def _fetch(self, copy: failover.Copy, version: int) -> spec_lib.StageState:
-    """Returns the state that another node has; blocks until it has come."""
+    """Returns the state to copy; blocks until it has arrived."""
     if copy.source in self._engine.nodes:
       return self._engine.nodes[copy.source].state[copy.stage]
     name, structure = _name(copy, version), self._engine.specs[copy.stage].state

@@ -1,7 +1,7 @@
 """One step of training as a transaction, on the nodes of one member.
 
-Until the vote no phase changes the state, so whatever is lost can be computed
-again; after the vote the update is local and needs no peer.
+Until the vote no phase changes the state, so lost results can be recomputed;
+after the vote the update is local and needs no peer.
 
   compute  rows of forward and backward passes, and the transfers between them
   ties     gradients of parameters shared by layers on different stages
@@ -45,23 +45,24 @@ _SUMS = ("ties", "reduce")
 
 @dataclasses.dataclass(frozen=True)
 class Vote:
-  """A member's word that it has finished all phases before the commit.
+  """A member's vote that it has finished all phases before the commit.
 
   Attributes:
     seen: Number of the newest view that it can work in.
     ready: See `transfers.Transfers.ready`.
     passes: Time of passes of its nodes, see `step_passes`.
     span_secs: From the start of the step to the end of its last pass.
-    sums_secs: How long gradients were summed, by segment of its nodes; waiting
-      for others included.
-    owed: When owed passes began and ended here, by view that lost a node.
+    sums_secs: Time of summing gradients, by segment of its nodes, waiting
+      included.
+    owed: Start and end of its owed passes, on its clock, by view that lost a
+      node.
     redone: See `Step`, of its nodes.
-    prints: Fingerprints of its state, every so many steps.
+    prints: Fingerprints of its state; None if they are not due.
     nonfinite: See `Step.find_nonfinite`.
     save: Its report of checkpoints; see `checkpoint.writer`.
     stops: Whether it was asked to end the run after this step.
-    at_risk: The newest view, if all copies of some segment are to be preempted
-      in it, and that state has not been saved; else 0.
+    at_risk: Number of the newest view, if all nodes with a copy of some segment
+      will be preempted and that state has not been saved; else 0.
   """
 
   seen: int
@@ -84,20 +85,23 @@ class Vote:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Committed:
-  """A committed step, as far as a member knows it.
+  """A committed step, with the measurements known to this member.
 
   Attributes:
     steps: Number of steps done.
     view: Number of the view at its end.
+    sums: Loss, gradient norm and scale.
+    secs: Duration of the step.
     phase_secs: Time of each phase, repetitions included. Work is dispatched
       ahead, so a phase ends when the next had to wait for it.
-    planned: Timelines of the step as it began, by pipeline; of all nodes.
     measured: Times of the instructions of local nodes.
-    start_secs: Time on `time.perf_counter` at which the step started.
-    skipped: Why the step has left the state alone; "" if it has not.
-    passes: Of all nodes.
+    start_secs: Start of the step, on `time.perf_counter`.
+    skipped: Why the step did not change the state; "" if it did.
+    passes: Time of the passes of all nodes.
     span_secs: From its start to the end of its last pass; 0 if not measured.
-    sums_secs: How long a node summed gradients, without waiting, on average.
+    sums_secs: Mean time per node of summing gradients, without waiting.
+    recoveries: Recoveries in the step.
+    planned: Timelines planned at its start, by pipeline, of all nodes.
   """
 
   steps: int
@@ -119,16 +123,19 @@ class Step:
   """Runs the phases of one step after the other.
 
   Args:
-    director: Carries out due faults.
+    engine: The local nodes.
+    cohort: The members of the run.
+    director: Injects due faults; None without faults.
     num_microbatches: Number of microbatches of a step in all pipelines.
     clip_norm: Largest global norm of the gradient, or None.
     on_nonfinite: One of `sums.ON_NONFINITE`.
 
   Attributes:
-    measured: Times of the instructions of the step that have run here.
-    start_secs: When the step began, on `time.perf_counter`.
-    planned_passes: The planned passes, if those that ran cannot be measured.
-    redone: What programs do again after deaths, by view and share.
+    measured: Times of the instructions that have run on local nodes.
+    start_secs: Start of the step, on `time.perf_counter`.
+    planned_passes: Planned time of the passes if they cannot be measured; None
+      if they are.
+    redone: Passes that programs repeat after deaths, by view and share.
   """
 
   planned_passes: account_lib.NodeTime | None = None
@@ -157,7 +164,7 @@ class Step:
   def begin(
       self, step: int, feed: node_lib.FeedFn, due: faults_lib.FaultsDue
   ) -> None:
-    """Begins `step`, from 0; `feed` returns the data of its microbatches."""
+    """Starts `step`, from 0; `feed` returns the data of its microbatches."""
     self._step = step
     self._due = due
     self._sums: sums_lib.Sums | None = None
@@ -169,7 +176,7 @@ class Step:
     self._engine.begin_step(step, feed, num_microbatches=self._num_microbatches)
 
   def plan(self, timelines: Sequence[timeline_lib.Timeline]) -> None:
-    """Plans the rest of the step, for all nodes, by pipeline."""
+    """Sets the timelines of the rest of the step, one per pipeline."""
     self._order = linearize.linearize(timelines)
     self._planned = self._planned or timelines  # Later plans are of the rest.
 
@@ -184,18 +191,18 @@ class Step:
   #             ========================================== commit
   #  apply      update                        update             unless skipped
   #
-  # If a node dies above the line, the others run what is still owed, in the
-  # next view. If one dies below it, some may have heard all votes; the others
+  # If a node dies above the line, the others run the owed instructions in the
+  # next view. If one dies below it, some members may have all votes; the others
   # learn of the commit from those, see `recovery.agreement`.
 
   def run_until_vote(self) -> None:
     """Runs the rest of the step up to the vote.
 
     Raises:
-      base.NonFiniteError: Loss or gradient are not finite, and that is to end
-        the run.
-      Exception: A transfer has failed, or a node of the view is gone. JAX does
-        not say which exceptions it raises when a peer dies.
+      base.NonFiniteError: Loss or gradient are not finite, and the option
+        `on_nonfinite` is "stop".
+      Exception: A transfer failed, or a node of the view was lost. JAX does not
+        document which exceptions it raises when a peer dies.
     """
     engine = self._engine
     with self._phase("compute"):
@@ -216,14 +223,14 @@ class Step:
       engine.wait()
 
   def vote(self, vote: Vote) -> dict[int, Vote]:
-    """Returns the votes of all members, which commit the step."""
+    """Returns the votes of all members, which commit the step; blocks."""
     with self._phase("vote"):
       votes = self._cohort.gather(f"vote {self._step}", vote)
       self._cohort.settled(self._step + 1)
       return votes
 
   def apply(self) -> None:
-    """Updates the state of local nodes, once the step is committed."""
+    """Updates the state of local nodes after the commit; donates it."""
     with self._clock("apply"):
       self._strike(self._due.pop_at_phase("apply"))
       self.bury()
@@ -232,9 +239,9 @@ class Step:
       self._engine.wait()
 
   def result(self, **more: Any) -> Committed:
-    """Returns the outcome of the step, which is committed and ends now.
+    """Returns the record of the committed step, which ends now.
 
-    `more` is what is not measured here.
+    `more` has the fields of `Committed` that other members measured.
     """
     return Committed(
         steps=self._step + 1,
@@ -250,44 +257,44 @@ class Step:
     )
 
   def compile(self, *, evaluate: bool) -> None:
-    """Compiles everything, for evaluation too if `evaluate`."""
+    """Compiles all programs of local nodes; blocks."""
     compile_ahead.compile_all(self._engine, evaluate=evaluate)
 
   def align(self, *, is_begun: bool) -> None:
     """Prepares `holdings` after a new view; all members call it at once.
 
-    `is_begun` tells whether this step is the next one to be committed.
+    `is_begun`: whether this step is the next one to be committed.
     """
     del is_begun
 
   def holdings(self) -> dict[int, holdings_lib.Holdings]:
-    """Returns what local nodes hold of the step."""
+    """Returns the data of the step that each local node holds."""
     nodes = self._engine.nodes.items()
     return {number: node.store.holdings() for number, node in nodes}
 
   @property
   def can_go_on(self) -> bool:
-    """Whether `plan` takes what `holdings` have left, or else a whole step."""
+    """Whether `plan` accepts the rest of a step; else it needs a whole one."""
     return True
 
   @property
   def sums_secs(self) -> float:
-    """How long gradients were summed, waiting for others included."""
+    """Time of summing gradients, waiting for other members included."""
     return sum(self._phase_secs[phase] for phase in _SUMS)
 
   def prints(self, steps: int) -> replicas.Prints:
-    """Returns fingerprints of the state, which has seen `steps` steps; blocks.
+    """Returns fingerprints of the state after `steps` steps; blocks.
 
-    There are none if no layer is on more than one node.
+    Empty if no layer is on more than one node.
     """
     with self._clock("refresh"):
       return replicas.take_prints(self._engine, steps)
 
   def find_nonfinite(self) -> str:
-    """Returns a local array with NaN or infinity in the state; "" if none.
+    """Returns the name of a local state array with NaN or infinity; "" if none.
 
-    Looks for it only if loss or gradient of this step are not finite; copies
-    one array at a time to the host.
+    Searches only if loss or gradient of this step are not finite; copies one
+    array at a time to the host.
     """
     if self._sums.is_finite:
       return ""
@@ -296,14 +303,14 @@ class Step:
     return layer_arrays.find_nonfinite(arrays) or ""
 
   def bury(self) -> None:
-    """Drops local nodes that have died, with all that they hold."""
+    """Drops local nodes that have died, with their state."""
     for node in self._engine.nodes.keys() - self._cohort.hosted:
       self._recorder.forget(node)
       self._engine.kill(node)
     self._recorder.forgive()
 
   def close(self) -> None:
-    """Ends the threads that measure."""
+    """Ends the measuring threads."""
     self._recorder.close()
 
   def _compute(self) -> None:
@@ -332,7 +339,7 @@ class Step:
 
   @contextlib.contextmanager
   def _phase(self, phase: str) -> Iterator[None]:
-    """Enters a phase: clock, due faults, sign of life."""
+    """Enters a phase: measures it, injects due faults, checks the view."""
     with self._clock(phase):
       self._strike(self._due.pop_at_phase(phase))
       self._cohort.check()

@@ -1,4 +1,4 @@
-"""Plans the rows of a step for a layout: all, or what a death has left."""
+"""Plans the rows of a step for a layout: of a whole step, or of its rest."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +12,7 @@ Timelines = Sequence[timeline_lib.Timeline]
 
 
 class StepPlans:
-  """Plans steps; caches the last layout, as most steps have the same."""
+  """Plans steps; caches the whole step of the last layout."""
 
   def __init__(self, rows: rows_lib.RowPlanner) -> None:
     self._rows = rows
@@ -42,7 +42,11 @@ class StepPlans:
       layout: layout_lib.Layout,
       holdings: Mapping[int, holdings_lib.Holdings],
   ) -> Timelines:
-    """Returns the timelines of the rest of a step; `holdings` by node."""
+    """Returns the timelines of the rest of a step after a death.
+
+    `holdings` is the data of the step that each node holds. Raises
+    `base.InfeasibleError` if a needed value has no copy.
+    """
     lines = layout.lines(self._rows)
     groups = [lines] if layout.is_joint else [[line] for line in lines]
     return [self._rows.play(group, holdings) for group in groups]

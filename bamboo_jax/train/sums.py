@@ -1,7 +1,8 @@
-"""The sums of a step over all members, and what follows from them.
+"""The sums of a step over all members, and the decisions that follow.
 
-All members conclude the same from what all have said, whoever dies meanwhile:
-how the gradient is scaled, and whether the step may change the state at all.
+Decisions are pure functions of the gathered sums, so that all members agree
+even if one dies meanwhile: the scale of the gradient, and whether the step may
+change the state at all.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,8 +13,8 @@ import numpy as np
 
 from bamboo_jax import base
 
-# What becomes of a step with a loss or a gradient that is not finite: it counts
-# but changes nothing, it ends the run, or it is like any other.
+# Treatment of a step whose loss or gradient is not finite: it counts but does
+# not change the state, it ends the run, or it is applied as any other.
 ON_NONFINITE = ("skip", "stop", "apply")
 
 
@@ -23,7 +24,8 @@ class LocalSums:
 
   Attributes:
     squares: By stage, the squared norm of the gradient of each layer.
-    loss: Sum of the losses and their weight, if it hosts a last stage.
+    loss: Sum of the losses, in nats, and their weight, in tokens; None if the
+      member hosts no last stage.
   """
 
   squares: Mapping[int, tuple[float, ...]]
@@ -61,7 +63,7 @@ class Sums:
 def add_up(
     said: Iterable[LocalSums], *, num_stages: int, clip_norm: float | None
 ) -> Sums:
-  """Returns the sums of a step from what all members have said.
+  """Returns the sums of a step from the parts `said` by all members.
 
   `clip_norm` is the largest norm of the mean gradient; None: no clipping.
   """
@@ -99,11 +101,12 @@ def judge(step: int, sums: Sums, *, on_nonfinite: str) -> str:
 def check_state(step: int, found: Iterable[str]) -> None:
   """Raises `base.NonFiniteError` if the state before `step` is not finite.
 
-  `found` has such an array of each member, or ""; `step` counts from 0.
+  `found` has the name of a non-finite array of each member, or "" if it has
+  none; `step` counts from 0.
   """
   if name := next(filter(None, found), None):
     raise base.NonFiniteError(
-        f"Training stops before step {step + 1}: {name} is not finite "
-        "everywhere, so no step can succeed, and nothing would be saved. The "
-        "checkpoints that are there are from before."
+        f"Training stops before step {step + 1}: {name} is not finite, so no "
+        "step can succeed and no checkpoint would be saved. Earlier "
+        "checkpoints are not affected."
     )

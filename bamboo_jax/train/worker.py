@@ -1,9 +1,9 @@
 """The worker: trains on the nodes of one member, together with all others.
 
 When a node of the view is lost, the current step stops; all survivors end their
-transfers, say what they have, and agree on how to go on (`recovery.agreement`):
-most often in the middle of the step, with the stages of the dead on their
-shadows.
+transfers, report what they hold, and agree on how to continue
+(`recovery.agreement`): usually in the middle of the step, with the stages of
+the dead nodes on their shadows.
 """
 
 from collections.abc import Mapping
@@ -34,10 +34,10 @@ from bamboo_jax.train.record import run_log
 from bamboo_jax.train.setup import job as job_lib
 from bamboo_jax.train.setup import saving
 
-# How long after a failed transfer a death may be found.
+# A death found this long after a failed transfer counts as its cause.
 _EXPLAIN_SECS = 30.0
 
-# No death explains these.
+# Errors that no death explains.
 _FINAL = (
     base.CheckpointError,
     base.CompilationError,
@@ -49,7 +49,7 @@ _FINAL = (
 
 
 class Worker:
-  """One member of a run; opens the folder of checkpoints, runs nothing yet."""
+  """One member of a run; construction opens the folder of checkpoints."""
 
   def __init__(self, job: job_lib.Job, given: environment.Environment) -> None:
     config, cohort, engine = job.config, given.cohort, job.engine
@@ -96,14 +96,14 @@ class Worker:
   def run(self, stop_at: int | None = None) -> bool:
     """Trains until all steps are done; returns whether they are.
 
-    `stop_at` ends it after so many steps instead, waiting for no save.
+    `stop_at` ends it after that many steps instead, without a final checkpoint.
 
     Raises:
       base.UnrecoverableHereError: A stage has no copy left.
-      base.InfeasibleError: There are too few nodes, and nobody else can come.
+      base.InfeasibleError: There are too few nodes, and no other can join.
       base.CheckpointError: State cannot be read or saved.
-      base.CompilationError: A program cannot be compiled beside training.
-      base.FencedError: Others have taken over the workdir.
+      base.CompilationError: A program failed to compile in the background.
+      base.FencedError: Other nodes have taken over the workdir.
       base.NonFiniteError: See `config.optimizer.on_nonfinite`; or the state is
         not finite.
       base.ReplicaMismatchError: A replica differs from its owner.
@@ -144,7 +144,7 @@ class Worker:
         is_new_view = True
 
   def _prepare(self, start: cohort_lib.Start) -> None:
-    """Gets state and programs before this member is taken in."""
+    """Loads state and programs before this member joins its first view."""
     state, hosted = self.state, self._cohort.hosted
     if start.layout:
       state.layout = start.layout
@@ -153,7 +153,7 @@ class Worker:
         if copy.destination in hosted:
           self.engine.load_programs(copy.destination, copy.stage)
       self._compiler.prepare_nodes(nodes)
-    elif not start.is_restart:  # Otherwise all survivors decide who begins.
+    elif not start.is_restart:  # Otherwise the survivors choose the layout.
       if steps := max(self._writer.steps(), default=0):
         self._outputs.explain(f"restoring step {steps}")
       state.begin(self._job.first_layout)
@@ -166,7 +166,7 @@ class Worker:
   # One step after the other.
 
   def _train_step(self) -> None:
-    """Runs a step or its rest, and begins the next one."""
+    """Runs a step or its rest, and starts the next one."""
     self._step.run_until_vote()
     votes = self._step.vote(self._vote())
     self._check.hear(vote.prints for vote in votes.values())
@@ -186,7 +186,7 @@ class Worker:
     with self._outputs.during("recovery"):
       if seen > self._cohort.view.number:
         self._cohort.adopt(seen)
-        return self._regroup()  # All that newcomers do, and no more.
+        return self._regroup()  # The same calls as joining nodes make.
       self._improve()
     said = [vote.ready for vote in votes.values()]
     self._given.transfers.preconnect(said, self.state.version)
@@ -212,12 +212,12 @@ class Worker:
       self._compiler.prepare(self._cohort.newest)
 
   def _call_next(self) -> None:
-    """Lets the next node join before its step, which does not come without."""
+    """Injects the next join early: without it no later step can run."""
     due = faults_lib.find_joins(self._given.faults, after=self.state.steps)
-    all(self._given.director.strike(d) for d in due)  # Until one that is new.
+    all(self._given.director.strike(d) for d in due)  # Up to the first new one.
 
   def _commit(self, votes: Mapping[int, step_lib.Vote]) -> None:
-    """Makes the step part of the state; it cannot fail any more."""
+    """Applies a step that all members have voted for; it must not fail."""
     self.state.drop_dissolved()
     self._step.apply()
     self.state.steps += 1
@@ -258,29 +258,29 @@ class Worker:
   # Changes of the view.
 
   def _recover(self, error: Exception) -> None:
-    """Leaves the dead behind; raises `error` if nobody is found dead."""
+    """Adopts a view without the dead; raises `error` if no node died."""
     view = self._cohort.wait_change(_EXPLAIN_SECS)
     if view is None:
       raise error
     self._step.bury()
-    # Not all may have heard the same votes.
+    # Members may have received different sets of votes.
     self._stop_at, self._saves_at_stop = self._last_step, False
     self._writer.abandon()
     self._cohort.adopt(view.number)
 
   #   dead         me                        others
-  #    x           |--- status ------------->|    1. how far, and what is held
+  #    x           |--- status ------------->|    1. steps done, data held
   #                |    agree()              |    2. pure: same in, same out
-  #                |    commit, if others did|    3. nobody lags any more
+  #                |    commit, if others did|    3. all at the same step
   #                |--- moved v ------------>|    4. only if state must move
   #                |    plan the rest, go on |    5.
   #
-  # A death in 1 to 4 starts it again, in the next view. In 4 the layout counts
-  # if anyone has heard all say so; the others have all they need, and learn of
-  # it from `known_version`. No transfer is settled: attempts are numbered.
+  # A death in 1 to 4 restarts this in the next view. In 4 the layout is valid
+  # if any member received all reports; the others have fetched their state and
+  # learn of it from `known_version`. Old attempts' messages are dropped.
 
   def _regroup(self) -> None:
-    """Agrees with all members of the adopted view on how to go on."""
+    """Agrees with all members of the adopted view on how to continue."""
     cohort, state = self._cohort, self.state
     self._log.meet(cohort.view)
     self._given.transfers.settle()
@@ -300,8 +300,8 @@ class Worker:
     )
     if agreement.refused & cohort.hosted:
       raise base.CheckpointError(
-          f"This node sees checkpoints up to step {state.steps}, others up to "
-          f"{agreement.steps}; they need a shared workdir."
+          f"This node finds checkpoints up to step {state.steps}, other nodes "
+          f"up to {agreement.steps}; all nodes need the same workdir."
       )
     if agreement.lost:
       silent_secs = [words.silent_secs for words in said.values()]
@@ -313,10 +313,10 @@ class Worker:
     self.engine.drain(cohort.view.numbers | cohort.newest.numbers)
     have_gone_back = agreement.rollbacks > state.rollbacks
     state.catch_up(agreement, commit=lambda: self._commit({}))
-    if have_gone_back:  # The others have, which was not heard here.
+    if have_gone_back:  # The others have; this member missed it.
       self._log.roll_back(agreement.steps)
     goes_back = agreement.change and agreement.change.rolls_back
-    # Steps settled in one view must grow; which one is restored is not known.
+    # Steps settled in one view must grow; the restored step is not known yet.
     cohort.settled(0 if goes_back else state.steps)
     self._outputs.welcome(statuses, in_step=self._begun == state.steps)
     if self._begun >= 0:
@@ -334,7 +334,7 @@ class Worker:
       self._log.note_ready()
 
   def _take_rung(self, agreement: agreement_lib.Agreement) -> None:
-    """Makes new pipelines where the old ones cannot go on."""
+    """Carries out the agreed change of the layout."""
     change = agreement.change
     self.state.carry_out(change, restored=agreement.restored)
     if not agreement.layout.roles:
@@ -355,13 +355,13 @@ class Worker:
       return
     try:
       self._step.plan(self._plans.rest(layout, agreement.holdings))
-    except base.InfeasibleError:  # All find so: what was on its way is gone,
-      self._begin()  # and nobody has kept it.
+    except base.InfeasibleError:  # On all members: a value in flight was lost,
+      self._begin()  # and no survivor has a copy.
 
   def _improve(self, *, is_prepared: bool = False) -> None:
     """Makes the change that is due between two steps.
 
-    If it `is_prepared` the next step needs no more than is there.
+    If it `is_prepared`, all programs of the next step are compiled already.
     """
     cohort = self._cohort
     if self.state.improve(self._log.explain_change):
@@ -374,14 +374,14 @@ class Worker:
       cohort.report("leave", node=node)
 
   def _compile(self, *, is_prepared: bool = False) -> None:
-    """Compiles new roles; beside training if others wait for it."""
+    """Compiles new roles; in the background if other members wait."""
     if self.state.layout.nodes <= self.engine.nodes.keys():
       self._step.compile(evaluate=self._evaluates)
     elif not is_prepared:  # Otherwise `follow` does, after a step.
       self._compiler.compile()
 
   def _finish(self) -> bool:
-    """Writes what is left at the end; needs all members."""
+    """Writes checkpoint and summary at the end; blocks for all members."""
     self._given.check_fence(self._cohort.view.epoch)
     is_done = self.state.steps >= self._config.num_steps
     if self._config.redundancy.check_every_steps:

@@ -24,5 +24,5 @@ def get_config() -> ml_collections.ConfigDict:
           reconfigure_secs=config_dict.placeholder(float),  # None: the model's.
           restart_secs=30.0,  # After a fatal failure.
       ),
-      on_demand_nodes=32,  # That are paid for on demand.
+      on_demand_nodes=32,  # Nodes of the on-demand run.
   )

@@ -1,10 +1,11 @@
-"""Checkpoint and restart as Bamboo's authors measured it; 77 % of time lost?
+"""Checkpoint and restart as measured by Bamboo's authors (77 % of time lost).
 
 Our simulator with the times of the run in the artifact's history: pipelines of
-16 nodes, the rest waits; a save begins when the last one is done; a loss in a
-pipeline, or enough nodes for one more, restarts everything. With `--trace=FILE`
-on a recorded trace, scaled to 64 nodes; else on drawn ones, with what
-`bamboo trace fit` finds in Bamboo's trace of p3 instances.
+16 nodes, the rest idle; a save begins when the last one is done; a loss in a
+pipeline, or enough nodes for another pipeline, restarts everything. With
+`--trace=FILE` on a recorded trace, scaled to 64 nodes; else on generated ones,
+with the parameters that `bamboo trace fit` finds in Bamboo's trace of p3
+instances.
 """
 
 import ml_collections
@@ -25,15 +26,15 @@ def get_config() -> ml_collections.ConfigDict:
   config.durations.update(
       boot_secs=180.0,  # Until a new node can train.
       detect_secs=0.0,
-      restart_secs=73.3,  # Median measured; with a mean load on top 123.3.
+      restart_secs=73.3,  # Median measured; 123.3 with the mean time of a load.
       load_secs=0.0,
       save_secs=89.0,  # Mean measured asynchronous save.
       stall_secs=0.0,
       save_every_secs=89.0,
   )
   config.policies = {"checkpoint": config.policies.checkpoint}
-  config.policies.checkpoint.max_pipelines = 4  # No more were measured.
-  config.policies.checkpoint.horizon_secs = 1e9  # In which any change pays.
+  config.policies.checkpoint.max_pipelines = 4  # The most measured.
+  config.policies.checkpoint.horizon_secs = 1e9  # Any change pays.
   config.trace_file.num_nodes = 64
   config.trace.update(
       nodes_per_zone=(64,),

@@ -3,12 +3,12 @@
 A model like GPT-2 medium on 48 nodes in three zones, with the costs of one GPU
 each and a network of 10 Gbit/s. What is modelled: `docs/research/simulator.md`.
 
-configs/sim/compare.py            as it is: all have the same choice of layouts
+configs/sim/compare.py            all have the same choice of layouts
 configs/sim/compare.py:planners   the layouts of the systems' own planners
 configs/sim/compare.py:quick      8 hours, 3 rates, 5 seeds
 configs/sim/compare.py:single     11 nodes, one pipeline needs most of them
 
-Variants can be joined, as in `single,planners`.
+Variants can be combined, as in `single,planners`.
 """
 
 from collections.abc import Mapping
@@ -33,13 +33,13 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
   config = config_dict.create(
       experiment="compare",
       seed=0,
-      prices=config_dict.placeholder(str),  # Path; None: those of the project.
+      prices=config_dict.placeholder(str),  # Path; None: the package's.
       instance="p3.2xlarge",
-      # Of one instance, else the newest; or of any, such as "2025".
+      # Of one instance, or of all, such as "2025"; None: the newest.
       price_date="p3.2xlarge:2021",
       workload=_make_workload(),
       durations=dataclasses.asdict(times_lib.Durations()),  # In seconds.
-      trace=dict(  # What is generated, see `bamboo trace`.
+      trace=dict(  # Of the generated trace, see `bamboo trace`.
           nodes_per_zone=(16, 16, 16),
           hours=24.0,
           hazard_per_node_hour=0.1,
@@ -48,8 +48,8 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
           reacquire_secs=600.0,
           notice_secs=0.0,
       ),
-      trace_file=dict(  # What is done to the file of --trace.
-          num_nodes=config_dict.placeholder(int),  # None: as many as it has.
+      trace_file=dict(  # Changes to the file of --trace.
+          num_nodes=config_dict.placeholder(int),  # None: as in the file.
           time_scale=1.0,
       ),
       # Modules that register policies, see docs/research/simulate.md.
@@ -78,12 +78,12 @@ def _make_workload() -> dict[str, object]:
       costs="transformer",  # Or "profile", "table".
       transformer=presets.TRANSFORMER,  # Arguments of `sim.transformer`.
       profile=config_dict.placeholder(str),  # Path, see `bamboo profile`.
-      link_bytes_per_sec=config_dict.placeholder(float),  # None: as there.
+      link_bytes_per_sec=config_dict.placeholder(float),  # None: the profile's.
       table=dict(  # Throughput by number of nodes, see `sim`.
           path=config_dict.placeholder(str),
           column="samples_per_sec",
           samples_per_step=1024.0,
-          where=dict(  # Values that other columns must have.
+          where=dict(  # Required values of other columns.
               model=config_dict.placeholder(str),  # None: any.
           ),
       ),
@@ -92,8 +92,8 @@ def _make_workload() -> dict[str, object]:
       # ones here are. They are of this one:
       of_instance=config_dict.placeholder(bool),
       speeds_of="p3.2xlarge",
-      gpus_per_node=1,  # Of the instance; flops_per_sec is of one of them.
-      inner_bytes_per_sec=1.5e11,  # Between them, each way.
+      gpus_per_node=1,  # GPUs of the instance; flops_per_sec is per GPU.
+      inner_bytes_per_sec=1.5e11,  # Between the GPUs of a node, each way.
       memory_limit_gib=config_dict.placeholder(float),  # Per node.
   )
 
@@ -101,11 +101,11 @@ def _make_workload() -> dict[str, object]:
 def _fit_one_pipeline(
     config: ml_collections.ConfigDict, *, has_planners: bool
 ) -> None:
-  """Leaves so few nodes that one pipeline needs most of them."""
+  """Reduces the nodes so that one pipeline needs most of them."""
   config.trace.nodes_per_zone = (4, 4, 3)
   config.workload.memory_limit_gib = 1.6
   for settings in config.policies.values():
-    settings.num_failures = 0  # There are no two pipelines to lose one of.
+    settings.num_failures = 0  # There is no second pipeline to lose.
     if has_planners:
       settings.depths = (1.0, 1.25)
       settings.overprovision = min(1.25, settings.overprovision)
@@ -117,5 +117,5 @@ def _plain(policies: Mapping[str, policies_lib.Settings]) -> dict[str, object]:
   for settings in found.values():
     settings["max_pipelines"] = config_dict.placeholder(int)
     for name in ("gpus_per_node", "inner_bytes_per_ms"):
-      del settings["communication"][name]  # Of the workload.
+      del settings["communication"][name]  # The workload sets it.
   return found

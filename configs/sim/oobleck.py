@@ -18,7 +18,7 @@ def get_config(model: str = "") -> ml_collections.ConfigDict:
       models=(model,) if model else (),  # Empty: all.
       systems=("bamboo", "varuna", "oobleck"),
       # Whether the trace is a recorded one: with Varuna, the artifact then
-      # rolls back no work of the smaller models. None: if nodes are added later
-      # than at the start.
+      # rolls back no work of the smaller models. None: whether nodes are added
+      # after the start.
       recorded=config_dict.placeholder(bool),
   )

@@ -15,7 +15,7 @@ from bamboo_jax import base
 from bamboo_jax.configs.sim import compare
 from bamboo_jax.sim import times as times_lib
 
-# By model, the fewest nodes in the table, and the samples of a step.
+# By model: the fewest nodes in the table, and the samples of a step.
 _MODELS = {
     "bert": (2, 1024),
     "gpt-1.5b": (6, 128),
@@ -40,7 +40,7 @@ def get_config(model: str = "gpt-1.5b") -> ml_collections.ConfigDict:
   table.where.model = model
   for field in dataclasses.fields(times_lib.Durations):
     config.durations[field.name] = 0.0
-  config.durations.save_every_secs = 1.0  # Nothing but a step is ever lost.
+  config.durations.save_every_secs = 1.0  # At most a step is ever lost.
   config.policies = {"reconfigure": config.policies.reconfigure}
-  config.policies.reconfigure.horizon_secs = 1e9  # In which any change pays.
+  config.policies.reconfigure.horizon_secs = 1e9  # Any change pays.
   return config

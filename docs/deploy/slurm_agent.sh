@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One node of a cluster under Slurm; every task of the array is a job of its own,
-# so a preempted one is requeued alone. Tried with Slurm 22.05, see docs/cluster.md.
+# so a preempted one is requeued alone. Tried with Slurm 22.05, see docs/measurements/cluster.md.
 #
 #   sbatch --array=0-8 --partition=preemptible slurm_agent.sh
 #

@@ -77,8 +77,12 @@ class AccountTest(parameterized.TestCase):
     self.assertEqual(set(account.node_time.shares().values()), {0.0})
 
   @parameterized.named_parameters(
-      ("parts", {"node_secs": 20.1}, "20.0 of 20.1 .*99.50.* to 100 %"),
-      ("more", {"node_secs": 0.0}, "add up to 20.0 of 0.0"),
+      (
+          "parts",
+          {"node_secs": 20.1},
+          "the 20.1 node-seconds .*, got 20.0 .99.50",
+      ),
+      ("more", {"node_secs": 0.0}, "the 0.0 node-seconds .*, got 20.0"),
       ("time", {"secs": 0.0}, "needs time"),
       ("samples", {"num_samples": math.inf}, "num_samples=inf"),
       ("market", {"market": "spott"}, "Unknown market 'spott'; did you mean"),
@@ -164,7 +168,7 @@ class LedgerTest(parameterized.TestCase):
   def test_rate_must_add_up_to_the_live_nodes(self):
     ledger = ledger_lib.Ledger(_PRICE)
     ledger.add(2.0, NodeTime(useful=7.0), num_nodes=8)
-    with self.assertRaisesRegex(ValueError, "14.0 of 16.0 .* .87.5"):
+    with self.assertRaisesRegex(ValueError, "the 16.0 .*, got 14.0 .87.5"):
       ledger.account()
 
   def test_measured_time_is_taken_as_it_is(self):

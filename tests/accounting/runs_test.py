@@ -71,7 +71,9 @@ class RunsTest(folders.FolderCase):
   def test_log_without_account(self):
     with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
       writer.write_step(1, {"loss": 1.0})
-    with self.assertRaisesRegex(ValueError, "metrics.jsonl has no account in"):
+    with self.assertRaisesRegex(
+        ValueError, "metrics.jsonl contains no account"
+    ):
       runs.load_account(self.path, price=_PRICE, market="spot")
     self.assertIsNone(self._course("spot"))
 

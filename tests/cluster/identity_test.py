@@ -40,7 +40,7 @@ class SecretTest(parameterized.TestCase):
       (
           "2600::7",
           b"sixteen bytes at",
-          "Give --host an address of one, such as",
+          "Give --host an address such as",
       ),
       ("fe80::7", b"sixteen bytes at", "--host=fe80::7 is an address of one l"),
       ("::ffff:8.8.8.8", b"sixteen bytes at", "a private network only, got"),

@@ -90,7 +90,7 @@ class MessagesTest(parameterized.TestCase):
       ({"kind": "Gone"}, "'reason' is missing"),
       ({"kind": "Gone", "reason": 3}, "reason must be str"),
       ({"kind": "NewView", "view": {"number": 1}}, "View"),
-      ({"kind": "From", "source": "a", "message": []}, "nothing to pass on"),
+      ({"kind": "From", "source": "a", "message": []}, "cannot be forwarded"),
       ({"kind": "From", "source": "a", "message": {"kind": "From"}}, "'From'"),
   )
   def test_what_makes_no_sense(self, content, problem):

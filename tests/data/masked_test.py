@@ -128,7 +128,7 @@ class MaskedTest(parameterized.TestCase):
     self.assertIn(5, batch["inputs"])
     tokenizer = library.Tokenizer(library.models.WordLevel({"a": 0}, "a"))
     tokenizer.save(str(folder / "tokenizer.json"))
-    with self.assertRaisesRegex(base.DataError, "no token for the end"):
+    with self.assertRaisesRegex(base.DataError, "no end-of-document token"):
       source_lib.make_source("text_files", **options)
     del options["vocab_file"]
     with self.assertRaisesRegex(ValueError, "needs the option 'vocab_file'"):

@@ -117,7 +117,7 @@ class TranslationTest(folders.FolderCase):
   def test_impossible_options(self):
     with self.assertRaisesRegex(ValueError, "'pattern', or both"):
       self.make({}, source="t.en")
-    with self.assertRaisesRegex(ValueError, "'bytes' or 'bpe', not 'file'"):
+    with self.assertRaisesRegex(ValueError, "'bytes' or 'bpe', got 'file'"):
       self.make({}, tokens="file")
 
 

@@ -57,7 +57,7 @@ class CompanionsTest(folders.FolderCase):
         ["config.json", "model.safetensors", "tokenizer.model"],
     )
     out = back / "none"
-    with self.assertRaisesRegex(ValueError, "no file of a tokenizer in .*/0.$"):
+    with self.assertRaisesRegex(ValueError, "no tokenizer file in .*/0.$"):
       weights.export_folder(ours, out=out, tokenizer=ours / "0", **export)
     self.assertFalse(out.exists())
 

@@ -391,7 +391,7 @@ class WeightsTest(folders.FolderCase):
       shutil.copyfile(one, self.folder / name)
     one.unlink()
     with self.assertRaisesRegex(
-        base.CheckpointError, "is there twice, in model-00001.* and model-00002"
+        base.CheckpointError, "occurs twice, in model-00001.* and model-00002"
     ):
       weights.open_weights(self.folder, model)
 

@@ -214,7 +214,7 @@ class CompareTest(parameterized.TestCase):
           "^Policy 'full': num_failures must be from 0, got -1",
       ),
       ("memory", {"workload.memory_limit_gib": math.nan}, "gib must be above"),
-      ("boot", {"durations.boot_secs": math.inf}, "boot_secs must be from 0, "),
+      ("boot", {"durations.boot_secs": math.inf}, "boot_secs must be at least"),
       ("rungs", {"policies.bamboo.rungs": ()}, "rungs must name some of"),
       ("seeds", {"sweep.num_seeds": 0}, "num_seeds must be from 1, got 0"),
       ("cores", {"num_processes": 0}, "num_processes must be from 1, got 0"),

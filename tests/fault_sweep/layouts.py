@@ -1,6 +1,6 @@
 """Trains the same model in random layouts, whose states must be one.
 
-Drawn are pipelines, stages, partition, schedule, links, how many nodes share a
+Drawn are pipelines, stages, partition, schedule, how many nodes share a
 device, all settings of redundancy and recovery, and who dies and comes. Model,
 data, optimizer, global batch and `num_shares` stay; the state after some steps
 depends on nothing else.

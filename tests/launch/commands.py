@@ -119,14 +119,14 @@ class CommandCase(parameterized.TestCase):
   def summary(self, workdir="run"):
     return json.loads((self.folder / workdir / "summary.json").read_text())
 
-  def compare(self, *killed, whole=()):
+  def compare(self, *killed):
     """Trains in a cluster, and undisturbed; returns what recoveries say.
 
-    The arguments are those of the two commands; states must be equal.
+    The arguments are those of the cluster; states must be equal.
     """
     self.finish(
         self.start("cluster", *killed, workdir="killed"),
-        self.start("train", *whole, workdir="whole"),
+        self.start("train", workdir="whole"),
     )
     found, want = self.summary("killed"), self.summary("whole")
     for key in ("state_sha256", "samples_seen"):

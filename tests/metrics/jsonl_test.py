@@ -105,7 +105,7 @@ class JsonlTest(folders.FolderCase):
 
   @parameterized.parameters(
       (0, "File too large.*metrics.jsonl"),
-      (5, "Only 5 of 12 bytes.*metrics.jsonl"),
+      (5, "only 5 of 12 bytes.*metrics.jsonl"),
   )
   def test_line_that_does_not_fit_waits_for_room(self, room_bytes, message):
     with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:

@@ -83,5 +83,5 @@ class DigestTest(parameterized.TestCase):
     )
 
   def test_repeated_name(self):
-    with self.assertRaisesRegex(ValueError, "'a' comes twice"):
+    with self.assertRaisesRegex(ValueError, "'a' occurs twice"):
       summary_lib.digest_arrays([("a", np.ones(1)), ("a", np.ones(1))])

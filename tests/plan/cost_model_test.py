@@ -100,7 +100,7 @@ class ProfileTest(parameterized.TestCase):
   )
   def test_stale(self, changes, message):
     with self.assertRaisesRegex(
-        base.StaleProfileError, f"something else: {re.escape(message)}$"
+        base.StaleProfileError, f"another set-up: {re.escape(message)}$"
     ):
       _PROFILE.check_fingerprint({**_PROFILE.fingerprint, **changes})
 

@@ -45,10 +45,11 @@ class ReadTest(parameterized.TestCase):
 
   def test_byte_order_mark(self):
     options = dict(column="fast", samples_per_step=160, where={"model": "a"})
-    self.assertEqual(
-        throughput_table.read_table(write("\ufeff" + _TEXT), **options),
-        throughput_table.read_table(write(_TEXT), **options),
+    with_mark, without = (
+        throughput_table.read_table(write(text), **options).samples_per_sec
+        for text in ("\ufeff" + _TEXT, _TEXT)
     )
+    self.assertEqual(with_mark, without)
 
   def test_best_of_pipelines_and_stages(self):
     text = "dp,pp,fast\n2,2,40\n1,4,50\n1,3,20\n3,2,45\n1,7,60\n"
@@ -71,8 +72,8 @@ class ReadTest(parameterized.TestCase):
       (_TEXT, "line 1: Unknown column 'fats'; did you mean", "fats"),
       (_TEXT + "a,x,1,1", "line 5: nodes and fast must be numbers"),
       (_TEXT + "a", "line 5: nodes and fast must be numbers"),
-      (_TEXT + "a,8,1,1", "line 5: 8 nodes are there twice"),
-      ("model,nodes,fast\n", "there is no throughput"),
+      (_TEXT + "a,8,1,1", "line 5: 8 nodes occur twice"),
+      ("model,nodes,fast\n", "has no throughput"),
       ("model,nodes,fast\na,8,0", "line 2: nodes must be .*, got 8"),
   )
   def test_bad_file(self, text, message, column="fast"):

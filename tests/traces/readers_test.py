@@ -253,7 +253,7 @@ class FilesTest(folders.FolderCase):
   def test_no_file(self):
     with self.assertRaises(FileNotFoundError):
       readers.read_traces([os.path.join(self.folder, "no.csv")])
-    with self.assertRaisesRegex(ValueError, "Which trace"):
+    with self.assertRaisesRegex(ValueError, "No trace given"):
       readers.read_traces([])
 
   # What the files themselves are said to hold.

@@ -206,5 +206,7 @@ class RemoteDirectorTest(absltest.TestCase):
       connection.sendall(frames.encode({"has_come": True}))
       self.assertTrue(director.strike(faults_lib.Due(fault, 5)))
       connection.shutdown(socket.SHUT_WR)
-      with self.assertRaisesRegex(ConnectionError, "Nobody injects"):
+      with self.assertRaisesRegex(
+          ConnectionError, "that injects faults has ended"
+      ):
         director.strike(faults_lib.Due(fault, 5))

@@ -85,5 +85,5 @@ class LocalCohortTest(parameterized.TestCase):
   def test_the_last_death_of_agents_and_workers(self):
     for node in range(3):
       strike(self.cohort, f"2,0/{node},0,node", node)
-    with self.assertRaisesRegex(ValueError, "All nodes are gone"):
+    with self.assertRaisesRegex(ValueError, "No live node is left"):
       strike(self.cohort, "2,0/3,0,node", 3)

@@ -61,7 +61,7 @@ class OpeningTest(absltest.TestCase):
         line["event"]: line for line in jsonl.read_lines(root / "metrics.jsonl")
     }
     warning = (
-        "the learning rate is 0 from step 4 on, of config.num_steps=5: those "
+        "the learning rate is 0 from step 4 of config.num_steps=5 on: these "
         "steps change no parameter."
     )
     self.assertEqual([*events], ["start", "warning", "changed"])
@@ -93,7 +93,7 @@ class OpeningTest(absltest.TestCase):
     self.assertEqual(
         found,
         [
-            "config.pipeline.num_shares=2 is too coarse to deal what a dead "
-            "node owes over all 3 that hold it; 8 would do."
+            "config.pipeline.num_shares=2 is too coarse to deal the shares "
+            "of a dead node to all 3 nodes that hold its stage; 8 would do."
         ],
     )

@@ -70,11 +70,11 @@ class PacedTest(parameterized.TestCase):
     self.assertEqual(again.paces, model.paces)
 
   @parameterized.parameters(
-      ({"num_blocks": 1}, "needs two layers at least"),
+      ({"num_blocks": 1}, "needs at least two layers"),
       ({"forward_ms": -1.0}, "from 0, got"),
       ({"time_scale": 0.0}, "time_scale must be above 0, got 0.0"),
       ({"width": 0}, "width must be at least 1, got 0"),
-      ({"profile": __file__}, "is no file of bamboo profile"),
+      ({"profile": __file__}, "is not a file of bamboo profile"),
   )
   def test_refuses(self, options, message):
     with self.assertRaisesRegex(ValueError, message):

@@ -56,6 +56,7 @@ class RunLogTest(parameterized.TestCase):
     self.said, self.written = [], []
     self.cohort = types.SimpleNamespace(
         view=members.view(2, 0, 2, 3, reason="n4 joined"),
+        newest=members.view(2, 0, 2, 3),
         arrived_secs={2: 10.0}.get,
         died_secs={2: None}.get,
         hosted=frozenset({0}),
@@ -119,8 +120,11 @@ class RunLogTest(parameterized.TestCase):
         planned_passes=account_lib.NodeTime(),
         sums_secs=0.0,
         redone={},
+        find_nonfinite=lambda: "",
     )
-    vote = lambda: self.log.vote(seen=2, ready=2, prints=None, step=step)
+    vote = lambda: self.log.vote(
+        seen=2, ready=2, prints=None, stops=False, step=step
+    )
     self.assertEqual(vote().owed, {2: (11.0, 12.0)})
     self.state.steps = 22
     self.assertEqual(vote().owed, {})

@@ -1,7 +1,7 @@
 """The shell of an agent: sockets, timers, store and worker.
 
-It turns what happens into events for the core, and carries out its actions; see
-`core`. It imports no JAX, so it starts and answers at once.
+Turns sockets, timers and processes into events for `core`, and carries out its
+actions. It imports no JAX, so it starts within milliseconds.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
-_MOST_CALLS = 16  # Of the store at once; each flow has one.
+_MOST_CALLS = 16  # Concurrent calls to the store; each flow has one.
 
 
 class Agent:
@@ -41,7 +41,7 @@ class Agent:
       identity: identity_lib.Identity,
       spare: copies.Spare | None = None,
   ) -> None:
-    """Makes an agent whose worker may be a copy that waits."""
+    """Makes an agent; `spare`, if given, is a forked process for the worker."""
     self._options, self._etcd = options, etcd
     self._identity = identity
     self._state = state_lib.State(options, incarnation=uuid.uuid4().hex)
@@ -147,7 +147,7 @@ class Agent:
         call = getattr(self._fence, method)
         beside = threads.call_beside(call, *args, name="folder")
         return await asyncio.wrap_future(beside)
-    raise TypeError(f"Nobody knows how to do {request}.")
+    raise TypeError(f"Unknown request {request}.")
 
   def _call_store(
       self, call: Callable[..., Any], *args: Any

@@ -1,4 +1,4 @@
-"""The arrival of a node: at the beginning, later, or to begin a run anew.
+"""How a node joins: at the start, later, or when the run restarts.
 
   this agent           store          others
       |-- 1 stamp, ------>|              |
@@ -6,17 +6,17 @@
       |<- 2 number -------|              |
       |-- 3 address ----->|-- "look" --->|
       |<----------------- 4 dial; views, assignment
-      |   5 is it the beginning, do members live, or is the run over?
+      |   5 is this the start, are members alive, or is the run over?
       |                   |              |
-      |   6 starts its worker, which hears of the assignment, compiles, and
-      |     says that it is ready
+      |   6 starts its worker, which receives the assignment, compiles, and
+      |     reports that it is ready
       |------------------ 7 "ready" ---->|
       |                   |<- 8 view N+1 with it, by the leader
       |<----------------- 9 "view" ------|
 
-A worker that was started for a beginning which has happened without it is of no
-use: the agent begins again, with another worker. After that all agents are
-alike; see `membership`, and `run_over` for 5.
+If the run starts without a node, the worker of that node is useless: the agent
+starts over with a new one. Once joined, all agents are alike; see `membership`,
+and `run_over` for 5.
 """
 
 import contextlib
@@ -31,13 +31,13 @@ from bamboo_jax.cluster.store import registry as registry_lib
 
 _Registry = registry_lib.Registry
 _POLL_SECS = 0.1
-_LOOK_SECS = 2.0  # Between two looks at a store in which nothing changes.
-_NAME_SECS = 3 * registry_lib.LEASE_SECS  # A dead node has its name no longer.
-_LOST_SECS = 1.0  # Between two looks for one that is not there.
+_LOOK_SECS = 2.0  # Poll interval of the store without changes.
+_NAME_SECS = 3 * registry_lib.LEASE_SECS  # A dead node's name is free.
+_LOST_SECS = 1.0  # Retry interval while the store is unreachable.
 
 
 def live(state: state_lib.State) -> events_lib.Flow:
-  """Joins the run, and starts the flows that go on to its end."""
+  """Joins the run, and starts the flows that last until its end."""
   options, roster = state.options, state.roster
   yield from run_stamp.find(state)
   check = events_lib.store(_Registry.check_config, options.config)
@@ -54,7 +54,7 @@ def live(state: state_lib.State) -> events_lib.Flow:
   state.start(run_stamp.beat(state))
   state.start(_keep_lease(state))
   yield from _find_origin(state)
-  if state.origin:  # Whoever has ended the run may have died then.
+  if state.origin:  # The agent that ended the run may have died just then.
     yield from run_stamp.begin_life(state, state.origin)
   yield events_lib.StartWorker(number, state.stamp)
   state.has_worker = True
@@ -69,9 +69,9 @@ def live(state: state_lib.State) -> events_lib.Flow:
 
 
 def _register(state: state_lib.State) -> events_lib.Flow:
-  """Lets others find this node.
+  """Registers this node for discovery.
 
-  Raises `ValueError` if another one has its name, and is not a dead one.
+  Raises `ValueError` if another live node has its name.
   """
   register = events_lib.store(_Registry.register, state.roster.me)
   end_secs = state.now + _NAME_SECS
@@ -79,13 +79,13 @@ def _register(state: state_lib.State) -> events_lib.Flow:
     if state.now >= end_secs:
       raise ValueError(
           f"Another node {state.options.name!r} of run {state.options.run!r} "
-          "lives; give each a name of its own."
+          "is alive; give each node its own name."
       )
     yield events_lib.Sleep(_POLL_SECS)
 
 
 def look(state: state_lib.State) -> events_lib.Flow:
-  """Finds agents and views in the store that it was not told of."""
+  """Finds agents and views in the store that this agent does not know yet."""
   while True:
     try:
       published = state.published
@@ -94,7 +94,7 @@ def look(state: state_lib.State) -> events_lib.Flow:
       membership.find_unpublished(state, sight.views, published)
       state.roster.registered = {m.incarnation for m in sight.members}
       state.dial(sight.members)
-      yield events_lib.Sleep(_POLL_SECS)  # Changes come in swarms.
+      yield events_lib.Sleep(_POLL_SECS)  # Changes come in bursts.
       yield events_lib.Watch(_LOOK_SECS, after=sight.revision)
     except OSError as error:
       state.warn(f"{error}")
@@ -102,18 +102,18 @@ def look(state: state_lib.State) -> events_lib.Flow:
 
 
 def _keep_lease(state: state_lib.State) -> events_lib.Flow:
-  """Says in the store that it lives."""
+  """Renews the lease in the store."""
   while True:
     yield events_lib.Sleep(registry_lib.LEASE_SECS / 3)
-    with contextlib.suppress(OSError):  # It says nothing about a death.
+    with contextlib.suppress(OSError):  # Not a sign of a death.
       yield events_lib.store(_Registry.renew, state.roster.me)
 
 
 def _find_origin(state: state_lib.State) -> events_lib.Flow:
-  """Waits until it is known from what the worker begins."""
+  """Waits until it is known from which state the worker starts."""
   roster = state.roster
   while True:
-    if roster.registered is not None:  # It has looked at the store.
+    if roster.registered is not None:  # The store has been read.
       if not roster.view.members:
         state.has_origin, state.origin = True, roster.view.number
         return
@@ -127,7 +127,7 @@ def _find_origin(state: state_lib.State) -> events_lib.Flow:
 def take_number(state: state_lib.State) -> events_lib.Flow:
   """Returns the number of this node, once the first nodes are known.
 
-  If they do not all come in time, each keeps the number of its coming.
+  If not all join in time, numbers follow the order of joining.
   """
   options = state.options
   ask = lambda method, *args: state.ask(events_lib.store(method, *args))

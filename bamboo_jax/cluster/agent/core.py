@@ -19,7 +19,7 @@ from bamboo_jax.cluster.agent import state as state_lib
 
 
 def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
-  """Returns the actions of an event; changes `state`; `now` never goes back."""
+  """Returns the actions for an event; updates `state`; `now` never falls."""
   state.now, state.actions = now, []
   if state.watch.was_away(now):
     state.suspicions.wait_again(state.awake)
@@ -61,11 +61,11 @@ def _hear_peer(
     *,
     is_passed_on: bool,
 ) -> None:
-  if incarnation in state.roster.left:  # It was left out, and has woken.
+  if incarnation in state.roster.left:  # It was removed while suspended.
     return
   state.routes.note(incarnation, is_passed_on=is_passed_on)
   if state.watch.is_quiet(incarnation, state.now):
-    # Those who suspect it hear it as well, and say so.
+    # Agents that suspect it receive this too, and take it back.
     state.suspicions.wait_again(state.awake, ends={incarnation})
   state.watch.note(incarnation, state.now)
   if isinstance(message, messages.From):

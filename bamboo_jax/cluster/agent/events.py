@@ -1,7 +1,7 @@
 """Events, actions and requests of the core of an agent.
 
-An event says what has happened, an action what to do about it. A request is an
-action with an answer: `Ask` names the flow that waits, `Answered` brings it.
+An event is an input of the core, an action an output. A request is an action
+with a result: `Ask` names the waiting flow, `Answered` delivers the result.
 """
 
 from collections.abc import Callable, Generator
@@ -20,7 +20,7 @@ class Began:
 
 @dataclasses.dataclass(frozen=True)
 class Ticked:
-  """A heartbeat has passed."""
+  """One heartbeat interval has passed."""
 
   is_worker_stopped: bool = False
 
@@ -41,7 +41,7 @@ class PeerCame:
 
 @dataclasses.dataclass(frozen=True)
 class PeerAccepted:
-  """A host takes a connection to an agent, and has refused the one before.
+  """A host accepts connections to an agent again, after a refusal.
 
   The agent itself may take a while to answer.
   """
@@ -51,14 +51,14 @@ class PeerAccepted:
 
 @dataclasses.dataclass(frozen=True)
 class PeerReached:
-  """The connection to another agent stands."""
+  """The connection to another agent is established."""
 
   incarnation: str
 
 
 @dataclasses.dataclass(frozen=True)
 class PeerSaid:
-  """Another agent has said something: one of `messages.FROM_AGENT`."""
+  """A message of another agent: one of `messages.FROM_AGENT`."""
 
   incarnation: str
   message: Any
@@ -68,8 +68,8 @@ class PeerSaid:
 class PeerFailed:
   """Another agent could not be reached.
 
-  `is_refused` if its host says that there is none: the process is gone, or a
-  firewall says so.
+  `is_refused` if the connection was refused: the process is gone, or a firewall
+  is in between.
   """
 
   incarnation: str
@@ -79,7 +79,7 @@ class PeerFailed:
 
 @dataclasses.dataclass(frozen=True)
 class PeerClosed:
-  """The connection to another agent is closed; it may live."""
+  """The connection to another agent is closed; the agent may be alive."""
 
   incarnation: str
   reason: str
@@ -87,7 +87,7 @@ class PeerClosed:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSaid:
-  """The worker has said something: one of `messages.FROM_WORKER`."""
+  """A message of the worker: one of `messages.FROM_WORKER`."""
 
   message: Any
 
@@ -101,7 +101,7 @@ class WorkerExited:
 
 @dataclasses.dataclass(frozen=True)
 class Answered:
-  """A request of a flow is done, or has failed."""
+  """A request of a flow has succeeded or failed."""
 
   flow: int
   answer: Any = None
@@ -113,7 +113,7 @@ class Answered:
 
 @dataclasses.dataclass(frozen=True)
 class Dial:
-  """Opens a connection to another agent, in place of the one before."""
+  """Opens a connection to another agent; replaces the former one."""
 
   member: views.Member
 
@@ -128,7 +128,7 @@ class Send:
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-  """Closes the connections with an agent, for good."""
+  """Closes the connections with an agent permanently."""
 
   incarnation: str
 
@@ -142,7 +142,7 @@ class TellWorker:
 
 @dataclasses.dataclass(frozen=True)
 class KillWorker:
-  """Kills the worker, also one that is stopped."""
+  """Kills the worker, even if it is stopped."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Log:
 
 @dataclasses.dataclass(frozen=True)
 class End:
-  """Ends the agent: for a reason, "" if all is done, or with an exception."""
+  """Ends the agent, with an exception or a reason, "" if the run is done."""
 
   reason: str = ""
   error: Exception | None = None
@@ -163,7 +163,7 @@ class End:
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
-  """Carries out a request of a flow, and answers with `Answered`."""
+  """Carries out a request of a flow; the result arrives as `Answered`."""
 
   flow: int
   request: Any
@@ -174,7 +174,7 @@ class Ask:
 
 @dataclasses.dataclass(frozen=True)
 class Sleep:
-  """Waits; the answer is the time at the end."""
+  """Waits; the result is the time at the end."""
 
   secs: float
 
@@ -189,9 +189,9 @@ class Store:
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-  """Waits until something of the run changes in the store, or for `secs`.
+  """Waits for a change of the run in the store, at most `secs`.
 
-  It counts from the revision `after`, None for the newest seen so far.
+  Changes count from the revision `after`, None for the newest seen so far.
   """
 
   secs: float
@@ -213,7 +213,7 @@ def store(method: Callable[..., Any], *args: Any) -> Store:
 
 @dataclasses.dataclass(frozen=True)
 class Listen:
-  """Begins to accept other agents; the answer is the port."""
+  """Starts to accept connections of agents; the result is the port."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,8 +226,8 @@ class StartWorker:
 
 @dataclasses.dataclass(frozen=True)
 class WaitNotice:
-  """Waits for a notice of the cloud; the answer is its text."""
+  """Waits for a preemption notice of the cloud; the result is its text."""
 
 
-# Yields requests; is sent the answers, or has the failures thrown into it.
+# Yields requests; is sent the results, or has the errors thrown into it.
 Flow = Generator[Any, Any, Any]

@@ -1,14 +1,14 @@
-"""Signs of life: who gives them to whom.
+"""Heartbeats: which agent sends them to which.
 
-Each member is watched by the next few in the order of the view, all around;
-who is no member yet, by all. Once anybody is suspected, and not for being
-refused, an agent asks all, and judges by what it hears itself.
+Each member is watched by the next few in the order of the view, cyclically; a
+joining node by all. Once a member is suspected, other than by a refusal, an
+agent asks all for heartbeats, and judges only what it receives itself.
 
-      n1 -- beat ---------> n2, n3           1. calm: two watch each
+      n1 -- beat ---------> n2, n3           1. normal: two watch each
       n1 x                  n3               2. n3 has heard nothing for long
             n3 == suspects ====> all         3.
-     all == beat, asks ========> all         4. who is asked answers at once
-      n0 -- beat ---------> n1, n2           5. calm again, once it is clear
+     all == beat, asks ========> all         4. all answer at once
+      n0 -- beat ---------> n1, n2           5. normal, once resolved
 """
 
 import dataclasses
@@ -16,11 +16,11 @@ import dataclasses
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent import state as state_lib
 
-_BEATS = 0.1  # Part of the shortest silence that is a death.
+_BEATS = 0.1  # Interval, as a part of `least_silence_secs`.
 
 
 def give(state: state_lib.State) -> None:
-  """Gives a sign of life when it is due, or there is news for all."""
+  """Sends a heartbeat when it is due or its content has changed."""
   _look(state)
   beat = _now(state)
   beat_secs, last = state.beaten
@@ -30,7 +30,7 @@ def give(state: state_lib.State) -> None:
     return
   state.beaten = state.now, beat
   is_partial = state.routes.width > 1
-  # Who is in a new view later than this agent has forgotten its stall.
+  # An agent may enter the view after this one forgot its stall.
   concerns_all = last.view != beat.view or last.stall or beat.stall
   if concerns_all:
     state.send(beat)
@@ -44,7 +44,7 @@ def give(state: state_lib.State) -> None:
 
 
 def hear(state: state_lib.State, incarnation: str, beat: messages.Beat) -> None:
-  """Handles a sign of life; answers who asks for one."""
+  """Handles a heartbeat; answers it if it asks for one."""
   state.watch.note_stall(incarnation, beat.stall)
   state.heard.add(incarnation)
   if beat.asks and state.has_worker:
@@ -52,18 +52,18 @@ def hear(state: state_lib.State, incarnation: str, beat: messages.Beat) -> None:
     if not answer.asks or (
         routes.width > 1 and incarnation not in routes.direct
     ):
-      answer = dataclasses.replace(answer, asks=False)  # It is no question.
+      answer = dataclasses.replace(answer, asks=False)  # Not a question.
       state.send(answer, to=[incarnation])
 
 
 def ask(state: state_lib.State) -> None:
-  """Asks all for a sign of life if somebody is suspected by now."""
+  """Asks all agents for heartbeats if a member is suspected by now."""
   if state.has_worker and _now(state).asks and not state.beaten[1].asks:
     give(state)
 
 
 def is_sparse(state: state_lib.State) -> bool:
-  """Whether only some watch each member."""
+  """Whether members are watched by some others only."""
   roster = state.roster
   num_others = len(roster.view.members) - 1
   return roster.is_member and num_others > state.options.limits.num_watchers
@@ -84,7 +84,7 @@ def _is_unclear(state: state_lib.State) -> bool:
 
 
 def _look(state: state_lib.State) -> None:
-  """Waits for signs of life of those who owe them."""
+  """Sets which agents are expected to send heartbeats."""
   known, routes = state.roster.known, state.routes
   heard = known.keys()
   if routes.width > 1:

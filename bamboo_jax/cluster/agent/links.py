@@ -1,20 +1,19 @@
-"""Connections with other agents: which stand, and who is told what.
+"""Connections with other agents: which are up, and what follows.
 
-A connection that is closed says nothing about the other agent; whether it can
-be connected to again does. An agent whose process is gone is refused by its
-host, within milliseconds.
+A closed connection is no evidence of a death, but a failed reconnect is: if the
+process of an agent is gone, its host refuses connections within milliseconds.
 
      this agent        the other          all members
         |--- connected ---->|
         |<-- closed --------|                  |    1. `lose`
         |--- dial --------->|                  |    2. at once
-        |<-- connected -----|                  |    3a. it lives: `reach` tells
-        |== what it missed >|                  |        it what got lost
+        |<-- connected -----|                  |    3a. it is alive: `reach`
+        |== what it missed >|                  |        resends lost messages
         |<-- refused        x                  |    3b. `fail`: certain
         |--- or no answer - x                  |    3c. `fail`: a suspicion
         |--- "suspects" ------------------- -->|    4. see `suspicion`
-        |--- dial - - - - - x                  |    5. again and again
-        |--- dial --------->|                  |    6. its host takes it:
+        |--- dial - - - - - x                  |    5. retry
+        |--- dial --------->|                  |    6. its host accepts:
         |                   |                  |       `mend`; it may be busy
 """
 
@@ -27,8 +26,8 @@ from bamboo_jax.cluster.agent import heartbeats
 from bamboo_jax.cluster.agent import state as state_lib
 
 _REDIAL_SECS = 0.2
-_TRY_SECS = 0.1  # That a host may take to refuse a connection.
-_SLOW_REDIAL_SECS = 1.0  # To those who are no members.
+_TRY_SECS = 0.1  # A host refuses a connection within this time.
+_SLOW_REDIAL_SECS = 1.0  # To agents that are not members.
 
 
 def come(state: state_lib.State, member: views.Member) -> None:
@@ -39,7 +38,7 @@ def come(state: state_lib.State, member: views.Member) -> None:
 
 
 def connect(state: state_lib.State, incarnation: str) -> None:
-  """Handles a connection to another agent that stands."""
+  """Handles an established connection to another agent."""
   if incarnation not in state.roster.left:
     state.actions += state.routes.reach(incarnation)
     reach(state, incarnation)
@@ -54,7 +53,7 @@ def close(state: state_lib.State, incarnation: str, reason: str) -> None:
 
 
 def hear_relay(state: state_lib.State, incarnation: str, message: Any) -> None:
-  """Handles what those say who pass on, and those who want it."""
+  """Handles messages about forwarding, see `routes`."""
   routes = state.routes
   match message:
     case messages.Wants(targets):
@@ -77,11 +76,11 @@ def hear_relay(state: state_lib.State, incarnation: str, message: Any) -> None:
 
 def _lose_all(state: state_lib.State, targets: list[str]) -> None:
   for target in targets:
-    lose(state, target, "nobody passes on to it")
+    lose(state, target, "no agent forwards messages to it")
 
 
 def reach(state: state_lib.State, incarnation: str) -> None:
-  """Tells an agent that has been reached what it may have missed."""
+  """Resends to a reconnected agent the messages it may have missed."""
   roster = state.roster
   if incarnation in roster.left:
     return
@@ -108,7 +107,7 @@ def reach(state: state_lib.State, incarnation: str) -> None:
 
 
 def tell_assignment(state: state_lib.State, incarnation: str) -> None:
-  """Sends a newcomer the assignment that members know."""
+  """Sends the assignment to a joining node."""
   if state.assignment is not None and state.roster.is_member:
     if not state.roster.view.find(incarnation):
       state.send(state.assignment, to=[incarnation])
@@ -128,7 +127,7 @@ def lose(state: state_lib.State, incarnation: str, reason: str) -> None:
 
 
 def is_trying(state: state_lib.State, incarnation: str) -> bool:
-  """Whether it has just been tried to connect again, and nothing came of it."""
+  """Whether a reconnect is under way that has neither succeeded nor failed."""
   if state.routes.reaches(incarnation) or incarnation in state.unreachable:
     return False
   dialed_secs = state.dialed_secs.get(incarnation, float("-inf"))
@@ -138,7 +137,7 @@ def is_trying(state: state_lib.State, incarnation: str) -> bool:
 def fail(
     state: state_lib.State, incarnation: str, reason: str, is_refused: bool
 ) -> None:
-  """Suspects an agent that cannot be connected to."""
+  """Suspects an agent after a failed connection attempt."""
   roster = state.roster
   actions, lost = state.routes.fail(
       incarnation, state.now, is_refused=is_refused
@@ -149,7 +148,7 @@ def fail(
     return
   is_registered = incarnation in (roster.registered or ())
   if is_refused and not (is_registered or roster.view.find(incarnation)):
-    _drop(state, incarnation)  # It is gone, and nobody misses it.
+    _drop(state, incarnation)  # Not a member: it simply left.
     return
   suspect = messages.Suspect(
       incarnation, f"its agent cannot be reached: {reason}", is_refused
@@ -159,9 +158,9 @@ def fail(
 
 
 def mend(state: state_lib.State, incarnation: str) -> None:
-  """Takes a refusal back: it was the link's, as may be the silence by now.
+  """Withdraws the suspicion after a refusal: the network was the cause.
 
-  Who is not in the view, or this agent if it is not, has to be reached first.
+  If either end is not a member, the agent has to be reached first.
   """
   roster = state.roster
   if roster.is_member and roster.view.find(incarnation):
@@ -171,14 +170,14 @@ def mend(state: state_lib.State, incarnation: str) -> None:
 
 
 def forget(state: state_lib.State, incarnation: str) -> None:
-  """Has no more to do with an agent that a view has left out."""
+  """Drops all contact with an agent that a view has removed."""
   state.roster.left.add(incarnation)
   _drop(state, incarnation)
   state.do(events_lib.Cut(incarnation))
 
 
 def _drop(state: state_lib.State, incarnation: str) -> None:
-  """Knows nothing of an agent, until it is met again."""
+  """Forgets an agent until it connects again."""
   actions, lost = state.routes.drop(incarnation, state.now)
   state.actions += actions
   state.roster.drop(incarnation)
@@ -190,7 +189,7 @@ def _drop(state: state_lib.State, incarnation: str) -> None:
 
 
 def tell_suspicions(state: state_lib.State) -> None:
-  """Tells all whom this agent suspects, if that has changed."""
+  """Broadcasts the suspicions of this agent if they have changed."""
   silent = {
       i: messages.Suspect(i, reason, is_certain=False)
       for i, reason in state.watch.find_silent(state.now).items()
@@ -207,7 +206,7 @@ def tell_suspicions(state: state_lib.State) -> None:
       state.incarnation, suspects, count=state.suspects.count, now=state.awake
   )
   state.send(state.suspects)
-  heartbeats.ask(state)  # Before anything follows from it.
+  heartbeats.ask(state)  # Logged before it has consequences.
 
 
 def _redial(state: state_lib.State, incarnation: str) -> events_lib.Flow:

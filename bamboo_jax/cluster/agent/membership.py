@@ -1,4 +1,4 @@
-"""Membership: how a view comes about.
+"""Membership: how a new view is made.
 
 What happens when a node dies:
 
@@ -12,15 +12,16 @@ What happens when a node dies:
       |        5 each tells its worker, which stops what goes on
       |              |<-- 6 "post" of begun, status and so on --->|
 
-  1 see `links` and `watch`; a node that knows says it itself: "gone"
-  2 `selection` says who is to be left out, and who can be taken in
-  3 `_propose`; the workdir has the first of those that try (`store.fence`), as
-    workers need it too. The store is told, for those who come: `_publish`.
-  4 `adopt`; who was not told reads it, see `arrival.look`. Only now are
-    connections with the dead cut.
+  1 see `links` and `watch`; an agent whose worker died reports it: "gone"
+  2 `selection` decides which nodes to remove and which to admit
+  3 `_propose`; of several proposals the first in the workdir counts
+    (`store.fence`), which workers need anyway. `_publish` writes the view to
+    the store, for joining nodes.
+  4 `adopt`; an agent that missed the message reads the view, see
+    `arrival.look`. Only now are connections with the dead cut.
 
-If the leader does not act the next member does. Who is the one cut off waits,
-so that the others go first.
+If the leader does not act, the next member does. An agent that seems cut off
+waits, so that the others propose first.
 """
 
 from collections.abc import Collection
@@ -37,15 +38,15 @@ from bamboo_jax.cluster.store import registry as registry_lib
 _Registry = registry_lib.Registry
 _SOON_SECS = 0.005
 _RETRY_SECS = 0.1
-_PATIENCE_SECS = 1.0  # That an agent which has lost most others lets them go.
-_HANDOVER_SECS = 2.0  # That the leader has before the next member acts.
-_LOOK_SECS = 2.0  # Between two looks at the folder.
-_NUM_PUBLISHERS = 6  # In case that the first cannot reach the store.
-_SETTLE_SECS = 2.0  # That an agent whose worker is gone waits for the others.
+_PATIENCE_SECS = 1.0  # An agent that has lost most others waits so long.
+_HANDOVER_SECS = 2.0  # After that the next member proposes.
+_LOOK_SECS = 2.0  # Poll interval of the folder.
+_NUM_PUBLISHERS = 6  # In case the first cannot reach the store.
+_SETTLE_SECS = 2.0  # Wait of an agent whose worker is gone.
 
 
 def look_around(state: state_lib.State, *, is_worker_stopped: bool) -> None:
-  """Sends a heartbeat, and finds the agents that have sent none."""
+  """Sends a heartbeat, and finds silent agents."""
   state.watch.tick(state.now)
   state.actions += state.routes.tick(state.now)
   if state.has_worker:
@@ -56,7 +57,7 @@ def look_around(state: state_lib.State, *, is_worker_stopped: bool) -> None:
         is_stopped=is_worker_stopped,
     ):
       state.fault = fault
-      state.do(events_lib.KillWorker())  # Fenced: it does no harm if it wakes.
+      state.do(events_lib.KillWorker())  # Fenced: it must not resume.
     heartbeats.give(state)
   links.tell_suspicions(state)
   _tell_trouble(state)
@@ -64,7 +65,7 @@ def look_around(state: state_lib.State, *, is_worker_stopped: bool) -> None:
 
 
 def _tell_trouble(state: state_lib.State) -> None:
-  """Tells the worker to be patient while a view is due."""
+  """Tells the worker whether a view is due, for which it should wait."""
   roster = state.roster
   is_due = any(
       i in roster.gone or state.suspicions.suspects(i)
@@ -76,7 +77,7 @@ def _tell_trouble(state: state_lib.State) -> None:
 
 
 def take_notice(state: state_lib.State, reason: str) -> None:
-  """Announces a preemption: others take over, then this node ends."""
+  """Handles a preemption notice: others take over, then this node exits."""
   roster = state.roster
   if roster.can_hand_over:
     roster.noticed[state.incarnation] = reason
@@ -88,7 +89,7 @@ def take_notice(state: state_lib.State, reason: str) -> None:
 
 
 def decide(state: state_lib.State) -> None:
-  """Makes the next view, if that is due, and this agent's turn."""
+  """Proposes the next view if one is due and it is this agent's turn."""
   if _wanted(state) is not None:
     state.start(_propose(state), once=True)
   if state.published < state.roster.view.number:
@@ -100,9 +101,9 @@ def decide(state: state_lib.State) -> None:
 
 
 def decide_soon(state: state_lib.State) -> None:
-  """As `decide`, but once for all that comes in the next milliseconds.
+  """As `decide`, once for all messages of the next milliseconds.
 
-  Among many nodes each death is told by all, and each tells of several.
+  In large clusters every agent reports every death.
   """
   if state.now >= state.decided_secs + _SOON_SECS:
     _decide_again(state)
@@ -122,12 +123,12 @@ def _decide_again(state: state_lib.State) -> None:
 
 
 def _propose(state: state_lib.State) -> events_lib.Flow:
-  """Makes views until there is nothing to do here.
+  """Proposes views until none is due.
 
-  An agent that has lost most others lets them go first, as it may be the one
-  that is cut off, or was stopped.
+  An agent that has lost most others waits for them, as it may be the one that
+  is cut off or was suspended.
   """
-  yield events_lib.Sleep(0.0)  # All that has come by now belongs to one view.
+  yield events_lib.Sleep(0.0)  # Events queued by now belong to one view.
   while (view := _wanted(state)) is not None:
     try:
       is_minority = views.is_minority(state.roster.view, view)
@@ -145,7 +146,7 @@ def _propose(state: state_lib.State) -> events_lib.Flow:
 
 
 def _publish(state: state_lib.State, wait_secs: float) -> events_lib.Flow:
-  """Writes into the store the views that it may not know."""
+  """Writes views to the store that it may lack."""
   if wait_secs:
     yield events_lib.Sleep(wait_secs)
   while not state.is_ending:
@@ -163,9 +164,9 @@ def _publish(state: state_lib.State, wait_secs: float) -> events_lib.Flow:
 def find_unpublished(
     state: state_lib.State, found: Collection[views.View], published: int
 ) -> None:
-  """Has views written again that a store has lost, which has gone back.
+  """Rewrites views that the store has lost, because it went back in time.
 
-  It `found` some, after views up to `published` had been written there.
+  It returned `found` after views up to `published` had been written.
   """
   there = max((view.number for view in found), default=0)
   if there < published == state.published == state.roster.view.number:
@@ -290,7 +291,7 @@ def _find_silent(
 
 
 def _answer(state: state_lib.State) -> events_lib.Flow:
-  """Says in the folder that a member is alive, as somebody asks there."""
+  """Answers a question in the folder: this member is alive."""
   while (asked := state.roster.view).is_ask and state.roster.is_at_work:
     if state.is_ending:
       return
@@ -304,7 +305,7 @@ def _answer(state: state_lib.State) -> events_lib.Flow:
 
 
 def look_at_folder(state: state_lib.State) -> events_lib.Flow:
-  """Finds the views of the folder that this agent was not told of."""
+  """Finds views in the folder that this agent has not received."""
   while True:
     yield events_lib.Sleep(_LOOK_SECS)
     if state.roster.view.number:
@@ -317,11 +318,11 @@ def look_at_folder(state: state_lib.State) -> events_lib.Flow:
 def _leave_out(
     state: state_lib.State, former: views.View, view: views.View
 ) -> None:
-  """Cuts those that a view has left out, and connects to those in it."""
+  """Cuts connections with removed nodes; connects to the members of a view."""
   for member in former.members:
     if not view.find(member.incarnation) and view.members:
       if member.incarnation != state.incarnation:
-        # Whose worker is gone may have to begin anew with others.
+        # An agent whose worker died may be needed for a restart.
         if member.incarnation not in state.roster.gone:
           links.forget(state, member.incarnation)
         state.watch.drop(member.incarnation)
@@ -332,12 +333,12 @@ def _leave_out(
 
 
 def _compare_origin(state: state_lib.State, view: views.View) -> None:
-  """Begins again if the worker begins from something that is over."""
+  """Starts over if the worker started from an outdated view."""
   if not view.members:
     if state.origin != view.number:
       state.begin_again(view.reason)
   elif view.epoch != state.epoch:
-    state.begin_again("the run has begun anew")
+    state.begin_again("the run has restarted")
   elif state.origin is not None:
     state.begin_again(f"view {view.number} began without it")
   else:
@@ -345,7 +346,7 @@ def _compare_origin(state: state_lib.State, view: views.View) -> None:
 
 
 def _stand_by(state: state_lib.State) -> events_lib.Flow:
-  """Ends after a while, unless by then nobody is left of the others either."""
+  """Ends after a while, unless no other member is alive by then either."""
   yield events_lib.Sleep(_SETTLE_SECS)
   while not state.is_ending:
     roster = state.roster

@@ -13,7 +13,7 @@ from bamboo_jax.cluster.store import registry as registry_lib
 
 _Registry = registry_lib.Registry
 _RETRY_SECS = 0.1
-_STATUS_SECS = 1.0  # Between two reports to the store.
+_STATUS_SECS = 1.0  # Interval of reports to the store.
 
 
 def hear(state: state_lib.State, message: Any) -> None:
@@ -53,7 +53,7 @@ def hear(state: state_lib.State, message: Any) -> None:
 
 
 def _say_ready(state: state_lib.State) -> events_lib.Flow:
-  """Says that it can be taken in, once it knows which members it reaches."""
+  """Reports that the node is ready, once it knows which members it reaches."""
   roster, me = state.roster, state.incarnation
   tried = state.routes.reached | state.unreachable.keys() | {me}
   while {*roster.incarnations} - tried:
@@ -72,28 +72,28 @@ def end(state: state_lib.State, code: int) -> None:
     return
   ended = f"its worker {children.describe_exit(code)}"
   reason = state.fault or ended
-  # One that has failed by itself would do so again.
+  # A worker that failed by itself would fail again.
   if code >= 0 or (state.fault and not roster.is_member):
     state.start(_fail(state, reason))
   elif not roster.is_member:
     state.begin_again(reason)
   elif me not in roster.gone:
-    state.cause = reason  # Others may go on without it.
+    state.cause = reason  # Others may continue without it.
     roster.gone[me] = reason
     state.do(events_lib.Log(reason))
     state.send(state.gone(reason, is_workerless=True))
 
 
 def _fail(state: state_lib.State, reason: str) -> events_lib.Flow:
-  """Ends, but if the run has begun anew: then the worker had to end."""
+  """Ends, unless the run has restarted: then the worker had to end."""
   try:
     yield from membership.read_made(state)
     claim, _ = yield events_lib.Fence("read")
     if claim is not None and claim.stamp != state.stamp:
-      state.begin_again("the run has begun anew")
+      state.begin_again("the run has restarted")
   except OSError as error:
     state.warn(f"{error}")
-  if state.is_done:  # An exit may be seen before what was said last is read.
+  if state.is_done:  # The exit may be seen before the last messages are read.
     state.finish(events_lib.End())
   if not state.is_ending:
     state.send(state.gone(reason))
@@ -103,8 +103,8 @@ def _fail(state: state_lib.State, reason: str) -> events_lib.Flow:
 def _make_sure(state: state_lib.State) -> events_lib.Flow:
   """Tells the worker that it is still a member, if the folder says so.
 
-  What others had said while this agent was away may be waiting to be read; a
-  view without this node would be in the folder.
+  While this agent was suspended, a view without this node may have been made;
+  then it is in the folder, even if the message is still unread.
   """
   yield from state.until_ok(membership.read_made, state)
   if not state.is_ending:
@@ -118,7 +118,7 @@ def _report(state: state_lib.State, status: Mapping[str, Any]) -> None:
 
 
 def _write_status(state: state_lib.State) -> events_lib.Flow:
-  """Writes the newest status, at most once a second; waits for nobody."""
+  """Writes the newest status to the store, at most once a second."""
   while state.is_status_new:
     state.is_status_new = False
     try:

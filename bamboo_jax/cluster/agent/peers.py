@@ -1,7 +1,7 @@
 """Connections between agents.
 
-Each agent sends on connections that it opens to the others, and reads from
-those that they open. What a closed connection means is not decided here.
+Each agent sends on the connections that it opens, and reads from those that
+others open. What a closed connection means is decided elsewhere.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
 
 _CONNECT_SECS = 5.0
-_TRY_SECS = 1.0  # Linux asks again ever later; a link may be whole by then.
+_TRY_SECS = 1.0  # Linux backs off; a new attempt finds a mended link sooner.
 _RETRY_SECS = 0.2
 _BREAKS_SECS, _BROKE_SECS = 2.0, 0.05  # How long a reset greeting is repeated.
 _HELLO_BYTES = 1 << 16
 _CHUNK = 1 << 16
-# This agent has none left, which says nothing about the other.
+# Errors of this agent, no evidence about the other one.
 _OWN_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Peers:
-  """The connections to other agents, by incarnation; `events` gets the news.
+  """The connections to other agents, by incarnation; feeds `events`.
 
-  What the other's host does not acknowledge for `ack_secs` ends a connection:
-  Linux tries for minutes, and nobody else may watch this link.
+  A connection is closed if the other host acknowledges nothing for `ack_secs`:
+  Linux tries for minutes, and perhaps no other agent watches this link.
   """
 
   def __init__(
@@ -53,7 +53,7 @@ class Peers:
     self._heard: dict[str, set[asyncio.StreamWriter]] = {}  # From others.
     self._dials: dict[str, asyncio.Task] = {}
     self._left: set[str] = set()
-    self._refused: set[str] = set()  # When last tried.
+    self._refused: set[str] = set()  # Last attempts.
     self._greeting = messages.Greeting("", "")
 
   async def listen(self, host: str, *, greeting: messages.Greeting) -> int:
@@ -62,7 +62,7 @@ class Peers:
     return self._door.listen(host)
 
   def dial(self, member: views.Member, *, me: views.Member) -> None:
-    """Opens a connection to an agent, in place of the one before."""
+    """Opens a connection to an agent; replaces the former one."""
     known = member.incarnation
     if known not in self._left:
       self._hang_up(known)
@@ -77,7 +77,7 @@ class Peers:
         writer.write(data)
 
   def forget(self, incarnation: str) -> None:
-    """Closes the connections with an agent that is left out, for good."""
+    """Closes the connections with a removed agent permanently."""
     self._left.add(incarnation)
     self._refused.discard(incarnation)
     self._hang_up(incarnation)
@@ -97,7 +97,7 @@ class Peers:
     if (task := self._dials.pop(incarnation, None)) is not None:
       task.cancel()
     if (writer := self._writers.pop(incarnation, None)) is not None:
-      writer.transport.abort()  # It may never take what is left to say.
+      writer.transport.abort()  # The peer may never read the rest.
 
   async def _connect(self, member: views.Member, me: views.Member) -> None:
     known = member.incarnation
@@ -149,7 +149,7 @@ class Peers:
     self._events.put_nowait(events_lib.PeerReached(known))
     reason = "the connection was closed"
     try:
-      await reader.read(1)  # Nothing is ever said here: it is the end.
+      await reader.read(1)  # The peer never writes here: this is the end.
     except OSError as error:
       reason = f"the connection broke: {error}"
     if self._writers.get(known) is writer:
@@ -194,13 +194,13 @@ class Peers:
       member: views.Member,
       me: views.Member,
   ) -> None:
-    """Finds out whether this is the agent looked for; says who calls."""
+    """Greets an agent; raises if it is not the one looked for."""
     other = writer.get_extra_info("ssl_object")
     self._identity.check(other, "agent", member.name)
     said = await _read(reader, frames.Decoder(_HELLO_BYTES))
     greeting = messages.parse(said[0], messages.HANDSHAKE)
     if not isinstance(greeting, messages.Greeting):
-      raise ValueError("it does not say who it is")
+      raise ValueError("it sends no valid greeting")
     if greeting.incarnation != member.incarnation:
       raise _OtherError("another agent has its address now")
     if greeting.stamp != self._greeting.stamp:
@@ -210,7 +210,7 @@ class Peers:
   async def _hear(
       self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
   ) -> None:
-    """Reads from an agent until it is gone; raises if it is none."""
+    """Reads from an agent until the connection ends; raises if it is none."""
     member, decoder, said = await asyncio.wait_for(
         self._welcome(reader, writer), door_lib.HELLO_SECS
     )
@@ -238,7 +238,7 @@ class Peers:
   async def _welcome(
       self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
   ) -> tuple[views.Member, frames.Decoder, list[frames.Message]]:
-    """Returns an agent that has proved to belong here; its first messages."""
+    """Returns an agent after a valid greeting, and its first messages."""
     writer.write(messages.encode(self._greeting))
     decoder = frames.Decoder(_HELLO_BYTES)
     first, *said = await _read(reader, decoder)
@@ -252,7 +252,7 @@ class Peers:
 
 
 class _OtherError(ValueError):
-  """The agent looked for is gone, or of no use: there is another."""
+  """Another process has the address of the agent looked for."""
 
 
 async def _connect(host: str, port: int, ack_secs: float) -> socket.socket:

@@ -1,14 +1,14 @@
-"""The end of a run of which nobody is left: all that live begin anew.
+"""The restart of a run that has lost all members.
 
-Whoever trains no more, or not yet, looks whether the members of the view are
-gone: they have said so, or they can neither be reached nor renew their leases.
-It may merely be cut off, so it then asks them in the log of views, which is in
-the folder of the run. If none answers it writes a view without members, from
-which all begin another life, with another worker, at the newest checkpoint.
+An agent that is not a member checks whether the members of the view are gone:
+they have said so, or they can neither be reached nor renew their leases. It may
+merely be cut off, so it then asks them in the log of views, in the folder of
+the run. If none answers, it writes a view without members, from which all
+agents begin another life, with a new worker, at the newest checkpoint.
 
   newcomer                         folder                a member, if one lives
      |-- 1 view N+1, "asks" -------->|                             |
-     |                               |<-- 2 looks each 2 s --------|
+     |                               |<-- 2 polls, every 2 s ------|
      |   3 waits                     |<-- 4 view N+2, "is alive" --|
      |-- 5 view N+2, no members ---->|
      |<- 6 which of both is there ---|
@@ -23,14 +23,14 @@ from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
 _Registry = registry_lib.Registry
-_ALONE_SECS = 1.0  # That members who live have to say so.
+_ALONE_SECS = 1.0  # Live members answer within this time.
 
 
 def look(state: state_lib.State) -> None:
-  """Ends the run once nobody has been left of it for long enough."""
+  """Restarts the run once no member has been heard for long enough."""
   roster = state.roster
   if roster.done & {*roster.incarnations} and not roster.is_at_work:
-    # The run is done; if all others are, so is this one.
+    # The run is done.
     state.finish(events_lib.End("" if _is_late(state) else state.cause))
   if _is_late(state):
     state.start(_leave(state), once=True)
@@ -47,8 +47,8 @@ def look(state: state_lib.State) -> None:
 def _is_late(state: state_lib.State) -> bool:
   """Whether members have finished the run without this one.
 
-  Who finishes it with them may write for long yet; who has only said that it
-  could may have missed that they have.
+  A node that finishes with them may still be writing; one that is only ready to
+  finish may have missed that they did.
   """
   roster, members = state.roster, {*state.roster.incarnations}
   return (
@@ -59,14 +59,14 @@ def _is_late(state: state_lib.State) -> bool:
 
 
 def _leave(state: state_lib.State) -> events_lib.Flow:
-  """Ends an agent that does not finish with those who are done."""
+  """Ends an agent that did not finish together with the others."""
   yield events_lib.Sleep(state.options.limits.most_silence_secs)
   if _is_late(state):
     state.finish(events_lib.End())
 
 
 def _seems_over(state: state_lib.State) -> bool:
-  """Whether no member is heard of; never while this is one."""
+  """Whether no member is reachable; never if this node is one."""
   roster = state.roster
   if not roster.view.members or roster.is_at_work:
     return False
@@ -75,7 +75,7 @@ def _seems_over(state: state_lib.State) -> bool:
 
 
 def _is_over(state: state_lib.State) -> bool:
-  """Whether the store knows nothing of them, either."""
+  """Whether their leases have expired too."""
   roster = state.roster
   members = set(roster.incarnations) - roster.gone.keys()
   is_known = roster.registered is None or members & roster.registered
@@ -83,11 +83,11 @@ def _is_over(state: state_lib.State) -> bool:
 
 
 def _patience_secs(state: state_lib.State) -> float:
-  """Returns how long to wait: longer if members may live and be cut off."""
+  """Returns how long to wait: longer if members may be alive but cut off."""
   members = set(state.roster.incarnations) - state.roster.gone.keys()
   if all(state.suspicions.is_refused(i) for i in members):
     return _ALONE_SECS
-  # A link that is broken for long must not fill the folder with questions.
+  # A permanently broken link must not fill the folder with questions.
   return state.options.limits.most_silence_secs * min(state.num_answers + 1, 8)
 
 
@@ -96,11 +96,11 @@ def _end_run(state: state_lib.State) -> events_lib.Flow:
   if {*state.roster.incarnations} - state.roster.gone.keys():
     if not (yield from _ask_in_vain(state)):
       state.num_answers += 1
-      state.over_secs = None  # Members live, and are merely not heard.
+      state.over_secs = None  # Members are alive, only unreachable from here.
       return
   while not state.is_ending and _is_over(state):
     number = state.roster.view.number
-    empty = views.View(number + 1, (), f"nobody is left of view {number}")
+    empty = views.View(number + 1, (), f"no member of view {number} is left")
     made = yield from state.until_ok(_make, state, empty)
     if made != empty or state.roster.view.number > number:  # It took long.
       membership.learn(state, [made])
@@ -111,10 +111,10 @@ def _end_run(state: state_lib.State) -> events_lib.Flow:
 
 
 def _ask_in_vain(state: state_lib.State) -> events_lib.Flow:
-  """Asks in the folder whether a member is alive; whether none has said so.
+  """Asks in the folder whether a member is alive; True if none answers.
 
-  The next view of the folder is either that of a member or the one without
-  members, however late either of them is written. A question of another node
+  The next view in the folder is either the answer of a member or the view
+  without members, however late either is written. A question of another node
   counts too.
   """
   asked = state.roster.view
@@ -130,7 +130,7 @@ def _ask_in_vain(state: state_lib.State) -> events_lib.Flow:
 
 
 def _make(state: state_lib.State, view: views.View) -> events_lib.Flow:
-  """Returns the view of this number, once the store has it too."""
+  """Claims a view; returns the one of its number, once the store has it too."""
   made = yield events_lib.Fence("claim_view", (state.stamp, view))
   yield events_lib.store(_Registry.write_view, made)
   return made

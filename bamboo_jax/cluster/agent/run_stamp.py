@@ -1,16 +1,15 @@
 """Which run this is: the store and the workdir must say the same.
 
 The first agent draws a stamp, and writes it into the folder and into the
-store. A store that has lost its data, and a folder in which another run lives,
-are so found, and refused. Members whose store has lost its data go on; the
-oldest that lives gives it back what they know, unless the folder has a newer
-view.
+store. So a store that has lost its data, and a folder that another run uses,
+are detected and rejected. Members whose store has lost its data go on; the
+oldest live one restores the store, unless the folder has a newer view.
 
    leader                         store, empty          other members
-     |-- 1 has it my stamp? ------>|<---------------------|
-     |   2 a while, in which no view comes, here nor in the folder
+     |-- 1 same stamp? ----------->|<---------------------|
+     |   2 waits; no newer view arrives, nor is in the folder
      |-- 3 stamp, config, numbers, view ------>|
-     |                                |<-- 4 has it my view? Then it is right.
+     |                                |<-- 4 same view? Then accepted.
 """
 
 from bamboo_jax.cluster import views
@@ -31,8 +30,8 @@ _HANDOVER_SECS = 2.0
 def find(state: state_lib.State) -> events_lib.Flow:
   """Waits until the stamp of the run is known; draws one for a new run.
 
-  Raises `ValueError` if another run lives in the workdir, or if that is not the
-  folder of the others; `OSError` without a store.
+  Raises `ValueError` if another run uses the workdir, or if the other nodes use
+  another one; `OSError` without a store.
   """
   limits = state.options.limits
   begun_secs = since_secs = state.now
@@ -60,7 +59,7 @@ def find(state: state_lib.State) -> events_lib.Flow:
         continue
     elif state.now >= begun_secs + limits.start_silence_secs:
       lives = claim is None or state.now < since_secs + fence_lib.BEAT_SECS
-      if lives:  # Else it may be over, and others just begin another.
+      if lives:  # Else that run may be over, and another one starting.
         _refuse(state.options, there, claim)
     yield events_lib.Sleep(_POLL_SECS)
   state.stamp = there
@@ -86,16 +85,15 @@ def _refuse(
 
 
 def begin_life(state: state_lib.State, epoch: int) -> events_lib.Flow:
-  """Shuts out members of earlier lives of the run, who may be cut off."""
+  """Fences members of earlier lives of the run, which may be cut off."""
   claim = fence_lib.Claim(state.stamp, epoch)
   yield from state.until_ok(_fence, "begin", claim)
 
 
 def beat(state: state_lib.State) -> events_lib.Flow:
-  """Shows those who hear nothing of the members that they live.
+  """Updates the time of the fence, the sign that members are alive.
 
-  One does that for all, the first that is not missed. Waits for no store, as
-  busy agents would then be silent for too long.
+  The first reachable member does it for all, independently of the store.
   """
   roster = state.roster
   while True:
@@ -118,9 +116,9 @@ def beat(state: state_lib.State) -> events_lib.Flow:
 
 
 def look(state: state_lib.State) -> events_lib.Flow:
-  """Returns what the store knows, a `registry.Sight`.
+  """Returns the run as the store has it, a `registry.Sight`.
 
-  Raises `OSError` if it has lost the run; restores that if possible.
+  Raises `OSError` if the store has lost the run; restores it if possible.
   """
   sight = events_lib.store(_Registry.look, state.roster.view.number)
   try:
@@ -138,22 +136,22 @@ def look(state: state_lib.State) -> events_lib.Flow:
     state.begin_again("etcd has lost the data of the run")
   elif there in ("", state.stamp):
     if _may_restore(state):
-      yield from membership.read_made(state)  # Others may be further.
+      yield from membership.read_made(state)  # Others may have a newer view.
       if state.roster.view is known and _may_restore(state):
         yield _restore(state)
   elif state.now >= state.lost_secs + state.options.limits.start_silence_secs:
     claim, _ = yield from state.until_ok(_fence, "read")
-    if claim is not None and claim.stamp == there:  # By others of this run.
-      state.begin_again("the run has begun anew")
+    if claim is not None and claim.stamp == there:  # A member restored it.
+      state.begin_again("the run has restarted")
     why = "another run has taken its place in etcd"
-    state.finish(events_lib.End(why))  # If it does not begin again.
+    state.finish(events_lib.End(why))  # If this agent does not start over.
   raise OSError("The store is not to be trusted.")
 
 
 def _find_left(state: state_lib.State) -> list[str]:
-  """Returns the members but those to leave out; this agent if there is none.
+  """Returns the members not to be removed; this agent if there are no members.
 
-  An agent without a worker is among them: it may be that none has one.
+  Agents without a worker are among them: perhaps none has one.
   """
   members = state.roster.incarnations
   if not members:
@@ -163,9 +161,9 @@ def _find_left(state: state_lib.State) -> list[str]:
 
 
 def _may_restore(state: state_lib.State) -> bool:
-  """Whether it is the turn of this one of those left.
+  """Whether it is the turn of this agent among the remaining ones.
 
-  The oldest comes first, the others in case it cannot reach the store.
+  The oldest goes first, the others in case it cannot reach the store.
   """
   left, me = _find_left(state), state.incarnation
   return (

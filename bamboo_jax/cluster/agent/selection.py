@@ -1,6 +1,6 @@
-"""Who is left out of the next view, who is taken in, and who begins; pure.
+"""Which nodes the next view removes, admits, or starts with; pure.
 
-All of it is what this agent thinks, from what it knows by now.
+Decided by this agent, from what it knows by now.
 """
 
 from collections.abc import Collection
@@ -9,11 +9,11 @@ from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import links
 from bamboo_jax.cluster.agent import state as state_lib
 
-_SETTLE_SECS = 2.0  # That those who begin anew wait for each other.
+_SETTLE_SECS = 2.0  # Restarting nodes wait for each other.
 
 
 def find_lost(state: state_lib.State) -> dict[str, str] | None:
-  """Returns whom to leave out; None if that is for others to say."""
+  """Returns nodes to remove, with reasons; None if others must decide."""
   roster, me = state.roster, state.incarnation
   members = roster.incarnations
   if me not in members or me in roster.gone or me in roster.done:
@@ -22,12 +22,12 @@ def find_lost(state: state_lib.State) -> dict[str, str] | None:
   over = lost.keys() | roster.done
   left = [i for i in members if i not in over]
   if any(links.is_trying(state, i) for i in left):
-    return None  # Whoever died at once belongs to the same view.
+    return None  # Simultaneous deaths belong to one view.
   quiet = state.watch.find_quiet(state.now)
   if (found := find_unreachable(state, left, quiet=quiet)) is None:
     return None
   lost |= found
-  if lost:  # Who is done takes no part in what comes.
+  if lost:  # Finished nodes take no part in another view.
     lost |= {i: "it is done" for i in members if i in roster.done}
   return lost
 
@@ -35,7 +35,7 @@ def find_lost(state: state_lib.State) -> dict[str, str] | None:
 def find_unreachable(
     state: state_lib.State, members: list[str], *, quiet: Collection[str] = ()
 ) -> dict[str, str] | None:
-  """Returns which members to go on without; None if it is this one, for now."""
+  """Returns unreachable members; None if this one seems cut off itself."""
   me = state.incarnation
   found = state.suspicions.explain(members, now=state.awake, quiet=quiet)
   if me not in found:
@@ -48,7 +48,7 @@ def find_unreachable(
 
 
 def find_newcomers(state: state_lib.State) -> list[views.Member]:
-  """Returns who can be taken in: joins others, and reaches all of them."""
+  """Returns nodes to admit: joining, ready, and connected to all members."""
   roster, suspicions = state.roster, state.suspicions
   members = {*roster.incarnations}
   if members & roster.done:
@@ -72,7 +72,7 @@ def find_newcomers(state: state_lib.State) -> list[views.Member]:
 
 
 def find_first(state: state_lib.State) -> list[views.Member] | None:
-  """Returns who begins; None as long as more may come."""
+  """Returns the first members; None while more nodes may join."""
   roster, limits = state.roster, state.options.limits
   origin = roster.view.number
   if state.incarnation not in roster.ready or state.origin != origin:
@@ -86,11 +86,11 @@ def find_first(state: state_lib.State) -> list[views.Member] | None:
   lost = state.suspicions.explain(order, now=state.awake)
   waited_secs = state.now - state.ready_secs
   is_late = waited_secs >= limits.gather_secs
-  if is_late:  # Whoever it is that is cut off.
+  if is_late:  # Regardless of which end is cut off.
     lost |= state.suspicions.of(state.incarnation)
     lost.pop(state.incarnation, None)
   elif state.incarnation in lost:
-    return None  # The others begin.
+    return None  # The others start without this one.
   for i in come.keys() & lost.keys():
     del come[i]
   is_unclear = any(come.keys() & state.suspicions.of(i).keys() for i in come)

@@ -18,7 +18,7 @@ from bamboo_jax.cluster.store import etcd as etcd_lib
 
 _RETRY_SECS = 0.1
 _WARN_SECS = 10.0
-# That the store may not answer while a node comes, or begins again.
+# How long a joining or restarting node waits for the store.
 _GIVE_UP_SECS, _AGAIN_GIVE_UP_SECS = 15.0, 300.0
 
 
@@ -28,14 +28,14 @@ class Options:
 
   Attributes:
     workdir: Folder of the run's files, shared by all nodes.
-    host: Where to listen, and how others reach it.
+    host: Address to listen on, which others connect to.
     num_nodes: Number of nodes that the first view waits for.
-    place: Returns the numbers of the nodes to begin with, in place of those in
-      the order of their coming, from the zone of each.
+    place: Returns the numbers of the first nodes from their zones; otherwise
+      numbers follow the order of joining.
     config: What all nodes must agree on, by name; plain JSON values.
-    command: Starts the worker; added are name and number of the node, for how
-      many seconds the agent has been there, and the number of the socket.
-    is_again: Whether the node has been in the run before, and begins again.
+    command: Starts the worker; name and number of the node, the age of the
+      agent in seconds, and the number of the socket are appended.
+    is_again: Whether the node was in the run before, and starts over.
   """
 
   run: str
@@ -72,18 +72,18 @@ class State:
     self._warned_secs: dict[str, float] = {}
     # The store.
     self.stamp = ""  # Of the run; "" before it is known.
-    self.lost_secs: float | None = None  # Since when it cannot be trusted.
-    self.published = 0  # Number of the last view that it has written there.
+    self.lost_secs: float | None = None  # Since when it is rejected.
+    self.published = 0  # Newest view that this agent wrote there.
     self.status: dict[str, Any] = {}  # For `bamboo status`.
-    self.is_status_new = False  # Whether the store does not know all of it yet.
+    self.is_status_new = False  # Whether the store lacks some of it.
     # Other agents.
     self.unreachable: dict[str, messages.Suspect] = {}  # When last tried.
     self.dialed_secs: dict[str, float] = {}  # Last, after one was closed.
     self.suspects = messages.Suspects(0, ())
-    self.told: messages.Assignment | None = None  # As a member has said.
+    self.told: messages.Assignment | None = None  # As reported by a member.
     self.beaten = (float("-inf"), messages.Beat())  # The last one, and when.
     # How the worker begins.
-    self.is_short = False  # Whether the first nodes have not all come in time.
+    self.is_short = False  # Whether some first nodes did not join in time.
     self.has_origin = False  # Whether that is known.
     # The view without members from which it begins, 0 for the beginning of the
     # run; None if it joins others, or before it is known.
@@ -92,17 +92,17 @@ class State:
     # The worker.
     self.has_worker = False
     self.ready_secs = 0.0  # When it had compiled.
-    self.assignment: messages.Assignment | None = None  # As it has said.
+    self.assignment: messages.Assignment | None = None  # As it reported.
     self.heard: set[str] = set()  # Agents, since the newest view.
     self.is_in_trouble = False  # As it was told last, see `messages.Trouble`.
     # The next view, and the end.
     self.patient_for = 0  # Number of the last view that was put off.
-    self.decided_secs = float("-inf")  # When it last looked who is lost.
+    self.decided_secs = float("-inf")  # When it last decided.
     self.due = (0, 0.0)  # Number of the view that is due, and since when.
-    self.over_secs: float | None = None  # Since when nobody seems to be left.
+    self.over_secs: float | None = None  # Since when all seem dead.
     self.num_answers = 0  # How often a member was alive after all.
     self.is_ending = False  # And believes nothing about others.
-    self.begins_again = False  # Another life follows, with another worker.
+    self.begins_again = False  # Starts over with a new worker.
     self.fault = ""  # Why it has killed its worker, "" if it has not.
     self.cause = ""  # Why its worker has ended, if others may go on.
 
@@ -118,13 +118,13 @@ class State:
 
   @property
   def num_kept(self) -> int:
-    """Number of values and flows that it keeps, which must not grow."""
+    """Number of values and flows kept; must not grow."""
     return len(self.board) + len(self._flows)
 
   # Flows.
 
   def start(self, flow: events_lib.Flow, *, once: bool = False) -> None:
-    """Runs a flow beside the others; not if `once` and its function runs."""
+    """Starts a flow; with `once` not if one of the same function runs."""
     if once and any(flow.gi_code is f.gi_code for f in self._flows.values()):
       return
     self._num_flows += 1
@@ -138,7 +138,7 @@ class State:
     flow = self._flows[number]
     try:
       request = flow.send(answer) if error is None else flow.throw(error)
-    except StopIteration:  # It has done all it had to.
+    except StopIteration:  # The flow is done.
       del self._flows[number]
     except (OSError, ValueError) as failure:
       del self._flows[number]
@@ -160,12 +160,11 @@ class State:
   def ask(
       self, request: Any, *, fatal: type[Exception] | tuple[()] = ()
   ) -> events_lib.Flow:
-    """Asks again for a while if there is no answer; then raises `OSError`.
+    """Retries a request for a while without an answer; then raises `OSError`.
 
-    A node that comes may have a wrong address; one that begins again has not.
-    If the store has lost its data meanwhile it begins again once more.
-
-    One that is `fatal` is raised at once.
+    A joining node may have a wrong address, so it gives up sooner than one that
+    starts over. If the store loses its data, the agent starts over. An error
+    that is `fatal` is raised at once.
     """
     is_again = self.options.is_again
     patience_secs = _AGAIN_GIVE_UP_SECS if is_again else _GIVE_UP_SECS
@@ -212,15 +211,15 @@ class State:
       self.tell_worker(gathered)
 
   def dial(self, members: Iterable[views.Member]) -> None:
-    """Connects to other agents, to each once; those who pass on come first."""
+    """Connects to other agents, to each once; forwarding agents first."""
     new = [m for m in members if self.roster.meet(m)]
     for member in sorted(new, key=self.routes.is_near, reverse=True):
       self.actions += self.routes.dial(member, self.now)
 
   def warn(self, text: str) -> None:
-    """Logs a warning, not the same again and again."""
+    """Logs a warning, the same one at most every few seconds."""
     if self.now >= self._warned_secs.get(text, 0.0):
-      # Several flows may say the same of one thing, in words of their own.
+      # Several flows may word the same problem differently.
       later = {t: s for t, s in self._warned_secs.items() if s > self.now}
       self._warned_secs = {**later, text: self.now + _WARN_SECS}
       self.do(events_lib.Log(text, is_warning=True))
@@ -234,7 +233,7 @@ class State:
       self.do(end)
 
   def begin_again(self, why: str) -> None:
-    """Ends this life; another one follows, with another worker."""
+    """Ends this life; the agent starts over with a new worker."""
     if not self.is_ending:
       self.begins_again = True
       self.finish(events_lib.End(why))

@@ -1,10 +1,10 @@
-"""The store: all that nodes share besides their connections.
+"""State that nodes share: keys in etcd, and files in the workdir.
 
 registry      the keys of a run; start here
-endpoint      a file that tells where the store of a local cluster is
+endpoint      a file with the address of the etcd of a local cluster
 etcd          a client of etcd, and all keys
-endpoints     where etcd is, as users write it, and advice if that is wrong
-fence         files in the workdir: who may write there; one view of each number
-tenure        the fence as one process holds it that trains alone
-private_etcd  an etcd of one's own, on one machine
+endpoints     parses --etcd, and explains errors
+fence         files in the workdir: the log of views, and which run may write
+tenure        the fence of a process that trains without agents
+private_etcd  starts an etcd for a cluster on one machine
 """

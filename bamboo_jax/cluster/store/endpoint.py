@@ -1,7 +1,7 @@
-"""The file that tells where the store of a run is: `endpoint.json`.
+"""The file with the address of the etcd of a run: `endpoint.json`.
 
 `bamboo cluster` writes it into its workdir, and removes it at the end; the
-secret is in a file of its own beside it, which only the user can read.
+secret is in a separate file beside it, readable by its owner only.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ _NAME, _SECRET = "endpoint.json", "secret"
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
-  """Where to ask about a run.
+  """The address of a run.
 
   Attributes:
     etcd: As `--etcd` takes it.
@@ -28,18 +28,18 @@ class Endpoint:
 
 
 def write(workdir: pathlib.Path, endpoint: Endpoint) -> None:
-  """Tells where the store is, from now on."""
+  """Writes the file."""
   text = json.dumps(dataclasses.asdict(endpoint))
   base.write_atomically(workdir / _NAME, text + "\n")
 
 
 def remove(workdir: pathlib.Path) -> None:
-  """Tells that the run is over; does nothing if that is told already."""
+  """Removes the file, if there is one."""
   (workdir / _NAME).unlink(missing_ok=True)
 
 
 def read(workdir: pathlib.Path) -> Endpoint:
-  """Returns where the store is; `ValueError` if no cluster runs there."""
+  """Returns the address; `ValueError` if no cluster runs in `workdir`."""
   path = workdir / _NAME
   try:
     found = json.loads(path.read_text())

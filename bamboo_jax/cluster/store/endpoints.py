@@ -1,23 +1,31 @@
-"""Where etcd is: endpoints as users write them, and what may be wrong.
+"""Endpoints of etcd: parses --etcd, and explains failed requests.
 
-An etcd that takes TLS closes the connection of who does not, without a word,
-and the other way round; so it is asked in the other way what it would take.
+An etcd with TLS closes plain connections without an error message, and the
+other way round; so after a failure the other way is tried, to advise the user.
 """
 
 import contextlib
 import http.client
 import socket
 import ssl
+from typing import NamedTuple
 
 from bamboo_jax.cluster import addresses
 
 _PLAIN, _SECURE = "http://", "https://"
 
 
-def parse(text: str) -> tuple[list[tuple[str, int]], bool]:
-  """Returns hosts and ports, with commas between, and whether they take TLS.
+class Endpoints(NamedTuple):
+  """Hosts and ports, and whether all of them use TLS."""
 
-  Raises `ValueError` if one is no `host:port`, or only some take TLS.
+  places: list[tuple[str, int]]
+  has_tls: bool
+
+
+def parse(text: str) -> Endpoints:
+  """Parses endpoints that are separated by commas.
+
+  Raises `ValueError` if one is no `host:port`, or only some use TLS.
   """
   parts = text.split(",")
   are_secure = {part.startswith(_SECURE) for part in parts}
@@ -26,7 +34,7 @@ def parse(text: str) -> tuple[list[tuple[str, int]], bool]:
         f"All endpoints of etcd take TLS ({_SECURE}), or none does, got "
         f"{text!r}."
     )
-  return [*map(_parse_one, parts)], are_secure == {True}
+  return Endpoints([*map(_parse_one, parts)], are_secure == {True})
 
 
 def advise(
@@ -43,8 +51,8 @@ def advise(
         f"authority: {error.verify_message}."
     )
   if isinstance(error, TimeoutError | ConnectionRefusedError | socket.gaierror):
-    return ""  # Nobody is there.
-  # Neither if that fails too, so what was asked first is what to report.
+    return ""  # No server is there.
+  # If both ways fail, only the first error is reported.
   with contextlib.suppress(OSError, http.client.HTTPException):
     if has_tls and _takes_http(host, port, timeout_secs):
       return f"The etcd at {place} takes no TLS: write {_PLAIN}{place}."

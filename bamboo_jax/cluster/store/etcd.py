@@ -1,13 +1,13 @@
 """A client of etcd, over the JSON gateway of its v3 API.
 
-Only what a cluster needs: get, put, create, leases, and to wait for a change.
-Calls block, each at most `timeout_secs`. Keys of a run, all below
-`/bamboo/RUN`, and its status, which nobody waits for. Each value is signed with
-the secret of the run, in front of it:
+Only what a cluster needs: get, put, create, leases, and watching for a change.
+Calls block, each at most `timeout_secs`. The keys of a run, all below
+`/bamboo/RUN`, and its status, which no process waits for; each value is
+prefixed with its signature by the secret of the run:
 
   /stamp           drawn once; a store without it has lost its data
   /config          JSON: version and config that all nodes must share
-  /tickets/N       JSON: zone of the N-th node that has come, and whose it is
+  /tickets/N       JSON: zone, incarnation and name of the N-th node
   /placed          whether the first nodes have the numbers of their places
   /views/N         JSON: view N, see `views.View`; never changed
   /nodes/NAME      JSON: address and zone of an agent, on its lease
@@ -32,19 +32,19 @@ _SEAL = 64  # Characters of a signature.
 
 
 class NoEtcdError(OSError):
-  """No etcd has ever answered at an endpoint, which may be the wrong one."""
+  """No etcd has ever answered at an endpoint; it may be the wrong one."""
 
 
 class LostStoreError(OSError):
-  """The store is another one than before, or has lost what it knew."""
+  """The store is not the former one, or has lost data."""
 
 
 class ForgedError(OSError):
-  """Somebody else has written an entry."""
+  """An entry has a wrong signature."""
 
 
 def find_fault(version: str) -> str:
-  """Returns what is wrong with a release of etcd, "" if nothing is known."""
+  """Returns a known fault of a release of etcd, or ""."""
   if version not in ("3.5.0", "3.5.1", "3.5.2"):
     return ""
   return (
@@ -60,17 +60,17 @@ Transport = Callable[
 
 
 class Etcd:
-  """Talks to an etcd, on connections that are kept.
+  """A client of an etcd, with persistent connections.
 
-  A store that is another one than before, or has gone back in revision, is
-  refused with `LostStoreError` until `forget`; an entry that was not written
-  with the same `key`, with `ForgedError`.
+  A store with another cluster id or an older revision than before raises
+  `LostStoreError` until `forget`; an entry signed with another `key` raises
+  `ForgedError`.
 
   Args:
-    endpoints: `host:port`, several with commas between, all with `https://`
-      in front if they take TLS. If one refuses, the next is asked; if one is
-      silent, the next call begins with the next.
-    tls: Proves who this is, and knows the authority of the server.
+    endpoints: `host:port`, several separated by commas, all with `https://` in
+      front if they use TLS. If one refuses, the next is tried; if one is
+      silent, the next call starts with the next.
+    tls: Has the certificate of this process, and the server's authority.
     transport: Carries requests; raises `OSError`.
   """
 
@@ -106,7 +106,7 @@ class Etcd:
     return self._revision
 
   def forget(self) -> None:
-    """Takes the store for the right one, whatever it was before."""
+    """Accepts the store as it is now."""
     self._cluster, self._revision = "", 0
 
   def version(self) -> str:
@@ -130,7 +130,7 @@ class Etcd:
   ) -> tuple[int, list[dict[str, str]]]:
     """Returns the revision, and what `get_all` would for each of `parts`.
 
-    They are a prefix each, and `after`; only the last value if that is None.
+    Each part is a prefix and `after`; only the last value if that is None.
     """
     ranges = [{"request_range": _range_of(*part)} for part in parts]
     answer = self._call("kv/txn", {"compare": [], "success": ranges})
@@ -138,9 +138,9 @@ class Etcd:
     return int(answer["header"]["revision"]), found
 
   def wait(self, prefix: str, *, after: int, secs: float) -> None:
-    """Waits for a change below `prefix` since revision `after`, if need be.
+    """Waits for a change below `prefix` since revision `after`.
 
-    For `secs` at most, and not after `stop_waiting`; then there may be none.
+    Returns without one after `secs`, or after `stop_waiting`.
     """
     host, port = self._all[self._turn]
     request = {**_range_of(prefix), "start_revision": str(after + 1)}
@@ -175,13 +175,13 @@ class Etcd:
           connection.sock.shutdown(socket.SHUT_RDWR)
 
   def get_keys(self, prefix: str) -> list[str]:
-    """Returns the keys with a prefix, whoever has written them."""
+    """Returns the keys with a prefix, without checking signatures."""
     request = {**_range_of(prefix), "keys_only": True}
     found = self._call("kv/range", request).get("kvs", ())
     return [decode(kv["key"]) for kv in found]
 
   def put(self, key: str, value: str, *, lease: int = 0) -> None:
-    """Writes a key, which vanishes with its lease if it has one."""
+    """Writes a key, which is deleted with its lease if it has one."""
     self._call("kv/put", self._put(key, value, lease))
 
   def create(
@@ -193,11 +193,11 @@ class Etcd:
       guard: tuple[str, str] | None = None,
       lease: int = 0,
   ) -> bool:
-    """Writes a key that is not there; returns whether it did.
+    """Creates a key; returns False if it exists.
 
-    It vanishes with its lease if it has one. The keys of `also` are written at
-    the same moment. With a `guard`, a key and its value, it raises
-    `LostStoreError` if that is not there.
+    It is deleted with its lease if it has one. The keys of `also` are written
+    in the same transaction. With a `guard`, a key and its value, raises
+    `LostStoreError` if the guard does not hold.
     """
     compare = [{"key": _code(key), "target": "MOD", "mod_revision": "0"}]
     pairs = ((key, value), *(also or {}).items())
@@ -221,16 +221,16 @@ class Etcd:
     return False
 
   def grant_lease(self, secs: int) -> int:
-    """Returns a new lease that lasts `secs` unless it is kept alive."""
+    """Returns a new lease that expires after `secs` unless renewed."""
     return int(self._call("lease/grant", {"TTL": str(secs)})["ID"])
 
   def keep_lease(self, lease: int) -> bool:
-    """Renews a lease; returns whether it was still there."""
+    """Renews a lease; returns False if it has expired."""
     answer = self._call("lease/keepalive", {"ID": str(lease)})
     return int(answer.get("result", {}).get("TTL", 0)) > 0
 
   def revoke_lease(self, lease: int) -> None:
-    """Ends a lease, and removes the keys on it."""
+    """Revokes a lease, which deletes its keys."""
     self._call("lease/revoke", {"ID": str(lease)})
 
   def _range(self, request: Mapping[str, Any]) -> dict[str, str]:
@@ -253,7 +253,7 @@ class Etcd:
     return values
 
   def _seal(self, key: str, value: str) -> str:
-    """Returns a value with its signature in front."""
+    """Returns a value prefixed with its signature."""
     text = f"{key}\0{value}".encode()
     return hmac.new(self._key, text, "sha256").hexdigest() + value
 
@@ -289,7 +289,7 @@ class Etcd:
       answer = response.status, _parse(response.read())
     except (OSError, http.client.HTTPException, ValueError) as error:
       connection.close()
-      self.close()  # The server may have ended.
+      self.close()  # The server may have restarted.
       if not self._was_there:
         has_tls, secs = self._tls is not None, self._timeout_secs
         if advice := endpoints_lib.advise(host, port, error, has_tls, secs):
@@ -321,12 +321,12 @@ class Etcd:
           f"etcd at {addresses.render(host, port)} refuses {path}: "
           f"{answer.get('message', answer)}."
       )
-    if path.startswith("kv/"):  # Those of leases may be older.
+    if path.startswith("kv/"):  # Answers about leases may be older.
       self._check(answer["header"], floor)
     return answer
 
   def _check(self, header: Mapping[str, str], floor: int) -> None:
-    """Refuses an answer from before one that came before the request."""
+    """Rejects an answer older than one received before the request."""
     cluster, revision = header["cluster_id"], int(header["revision"])
     if self._cluster not in ("", cluster):
       raise self.lost(f"it is cluster {cluster}, and was {self._cluster}")
@@ -336,7 +336,7 @@ class Etcd:
     self._was_there = True
 
   def lost(self, why: str) -> LostStoreError:
-    """Returns the error that says why the store is not to be trusted."""
+    """Returns the error for a store that is rejected, with the reason."""
     return LostStoreError(
         f"etcd at {self.endpoints} has lost its data, or is another one: {why}."
     )
@@ -350,7 +350,7 @@ def _unreached(host: str, port: int, error: Exception) -> OSError:
 
 
 def _parse(body: bytes) -> dict[str, Any]:
-  """Returns a JSON object; `ValueError` if it is none, as of a proxy."""
+  """Returns a JSON object; `ValueError` if it is none, such as of a proxy."""
   answer = None
   with contextlib.suppress(ValueError):
     answer = json.loads(body)
@@ -375,6 +375,6 @@ def _code(text: str) -> str:
 def decode(text: str) -> str:
   """Returns a key or a value as it was before it travelled.
 
-  Nobody has signed what is no text.
+  Bytes that are no text have no valid signature.
   """
   return base64.b64decode(text).decode(errors="replace")

@@ -1,21 +1,20 @@
-"""A fence around the files of a run: which life of which run may write them.
+"""The fence of a workdir: which life of which run may write there.
 
 `WORKDIR/fence.json` holds the stamp that the run has in its store. Each of its
 lives has an epoch, the number of the view without members from which it began.
-Whoever finds another stamp, or a later epoch, commits and writes nothing more.
-The time of the file moves as long as members live, so that nobody takes over
-the folder of a run that is going on.
+A process that finds another stamp, or a later epoch, must neither commit nor
+write. Live members update the time of the file, so that no other run takes over
+the folder.
 
-`WORKDIR/views` has a file for each view, which whoever makes one creates first:
-so there is one of each number, whoever can reach the store. So it has for each
-life: one who was away meanwhile does not put an earlier one over it. Whether a
-file was created is known from what is read afterwards; an answer may be lost.
+`WORKDIR/views` has a file for each view, created atomically, so there is one
+view of each number, independently of the store. Lives have files too, so that
+a node that was suspended cannot overwrite a later life. Whether a file was
+created is decided by reading it afterwards, as a result may be lost.
 
-A file is on disk before it has a name. If a view's file is damaged all the same
-(empty, half or garbage), it has been damaged from the start, and no process has
-read a view from it. A process that has found it damaged for `VOID_SECS` creates
-a next attempt beside it, which repeats the view before; of the attempts the
-first that can be read counts.
+A file is synced before it gets its name. If the file of a view is damaged all
+the same (empty, truncated or garbage), no process has ever read a view from it.
+A process that has found it damaged for `VOID_SECS` creates another attempt
+beside it, which repeats the previous view; the first readable attempt counts.
 """
 
 from collections.abc import Callable, Generator
@@ -27,37 +26,50 @@ import pathlib
 import shutil
 import tempfile
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
 
-BEAT_SECS = 4.0  # In which members who live show that.
+BEAT_SECS = 4.0  # Live members update the time within this.
 VOID_SECS = 10.0  # After which a damaged file counts as no view.
 _NAME = "fence.json"
 
-# Yields calls, method and arguments, of `Folder`; is sent what they return.
+# Yields calls of `Folder`, method and arguments; is sent their results.
 Calls = Generator[tuple[str, ...], Any, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-  """Who may write: a life of a run; of one run the last to begin."""
+  """The right to write: a life of a run; of one run the last to begin."""
 
   stamp: str
   epoch: int = 0
 
 
+class Found(NamedTuple):
+  """The state of a fence.
+
+  Attributes:
+    claim: None if the folder is free.
+    changed_ns: When `fence.json` was last changed, by the clock of the folder's
+      server; 0 if there is none.
+  """
+
+  claim: Claim | None
+  changed_ns: int
+
+
 class _DamagedError(OSError):
-  """A view's file cannot be understood, and may yet be given up."""
+  """A view's file is damaged, and not yet replaced."""
 
 
 class Protocol:
-  """What is read and written, in which order; waits for nothing itself."""
+  """The order of reads and writes, as generators of calls; no I/O."""
 
   def __init__(self, where: str, now: Callable[[], float]) -> None:
-    """Has read nothing yet.
+    """Starts before the first read.
 
     Args:
       where: Name of the folder, for messages.
@@ -67,20 +79,20 @@ class Protocol:
     self._damaged_secs: dict[str, float] = {}  # When found, by name.
 
   def read(self) -> Calls:
-    """Returns who may write, None if nobody has said so; and the time."""
+    """Returns what is `Found` in the folder."""
     found = yield "read", _NAME
     if found is None:
-      return None, 0
-    content, moved = found
+      return Found(None, 0)
+    content, changed_ns = found
     try:
       stamp = json_lib.from_plain(Claim, json.loads(content)).stamp
-    except ValueError:  # Somebody has died while he wrote it.
+    except ValueError:  # A process died while writing it.
       stamp = ""
     begun = yield from self.views_after(f"{stamp}.lives", 0)
-    return Claim(stamp, begun[-1].epoch if begun else 0), moved
+    return Found(Claim(stamp, begun[-1].epoch if begun else 0), changed_ns)
 
   def create(self, stamp: str) -> Calls:
-    """Claims a folder that nobody has claimed; returns whether it did."""
+    """Claims a free folder; returns whether it did."""
     yield "create", _NAME, _render(Claim(stamp))
     claim, _ = yield from self.read()
     return claim is not None and claim.stamp == stamp
@@ -90,7 +102,7 @@ class Protocol:
     yield "replace", _NAME, _render(Claim(stamp))
 
   def begin(self, claim: Claim) -> Calls:
-    """Shuts out earlier lives of a run, unless a later one has begun."""
+    """Fences earlier lives of a run, unless a later one has begun."""
     yield from self.create(claim.stamp)
     lives, found = f"{claim.stamp}.lives", (yield from self.read())[0]
     while found and found.stamp == claim.stamp and found.epoch < claim.epoch:
@@ -111,7 +123,7 @@ class Protocol:
   def views_after(self, stamp: str, number: int) -> Calls:
     """Returns the views of a run that follow one, in order.
 
-    Those before one that is damaged; `OSError` if that is the first.
+    Stops at a damaged one; raises `OSError` if that is the first.
     """
     found: list[views.View] = []
     while True:
@@ -161,14 +173,14 @@ class Folder:
   def read(self, name: str) -> tuple[str, int] | None:
     """Returns content and time of a file; None if there is none."""
     try:
-      with open(self._path / name, "rb") as file:  # A share asks its server.
+      with open(self._path / name, "rb") as file:  # NFS revalidates on open.
         moved = os.fstat(file.fileno()).st_mtime_ns
         return file.read().decode(errors="replace"), moved
     except FileNotFoundError:
       return None
 
   def create(self, name: str, text: str) -> None:
-    """Creates a file, unless there is one; nobody ever sees half of it."""
+    """Creates a file atomically, unless it exists."""
     path = self._path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(
@@ -176,7 +188,7 @@ class Folder:
     ) as file:
       file.write(text)
       file.flush()
-      os.fsync(file.fileno())  # A name without content would count.
+      os.fsync(file.fileno())  # A name must not precede its content.
       try:
         os.link(file.name, path)
       except FileExistsError:
@@ -189,11 +201,11 @@ class Folder:
     self._sync(self._path)
 
   def touch(self, name: str) -> None:
-    """Moves the time of a file."""
+    """Updates the time of a file."""
     os.utime(self._path / name)
 
   def _sync(self, folder: pathlib.Path) -> None:
-    """Has the names in a folder on disk, and its own in that of the run."""
+    """Syncs the entries of a folder, and of the workdir."""
     for path in {folder, self._path}:
       fd = os.open(path, os.O_RDONLY)
       try:
@@ -203,7 +215,7 @@ class Folder:
 
 
 def _blocking(calls: Callable[..., Calls]) -> Callable[..., Any]:
-  """Returns the method that makes the calls of one of `Protocol`."""
+  """Returns a method that carries out the calls of one of `Protocol`."""
 
   @functools.wraps(calls)
   def block(self: "Fence", *args: Any) -> Any:
@@ -213,7 +225,7 @@ def _blocking(calls: Callable[..., Calls]) -> Callable[..., Any]:
 
 
 def run(calls: Calls, folder: Any) -> Any:
-  """Makes calls of a `Folder`, and returns what they are made for."""
+  """Carries out calls of a `Folder`, and returns their final result."""
   answer = None
   while True:
     try:
@@ -240,11 +252,11 @@ class Fence:
   views_after = _blocking(Protocol.views_after)
   beat = _blocking(Protocol.beat)
 
-  def clear(self, found: tuple[Claim | None, int], since_secs: float) -> None:
-    """Takes the folder from a run that is over; only for who holds its lock.
+  def clear(self, found: Found, since_secs: float) -> None:
+    """Clears the folder of a run that is over; the caller holds its lock.
 
-    Waits until `BEAT_SECS` after `since_secs` of `time.monotonic`, when `read`
-    has `found` what was there; ValueError if members show that they live.
+    Waits until `BEAT_SECS` after `since_secs` of `time.monotonic`, the time of
+    the `read` that returned `found`; ValueError if members are alive.
     """
     if found != (None, 0):
       time.sleep(max(0.0, since_secs + BEAT_SECS - time.monotonic()))
@@ -258,14 +270,14 @@ class Fence:
       shutil.rmtree(self._views)
 
   def remove(self) -> None:
-    """Leaves the folder to nobody."""
+    """Removes the claim."""
     self._path.unlink(missing_ok=True)
 
 
 def check(fence: Fence, claim: Claim) -> None:
   """Raises `base.FencedError` if others than `claim` may write.
 
-  A folder that cannot be read is asked again for a while, as agents do.
+  Retries for a while if the folder cannot be read, as agents do.
   """
   refuse(base.ask_again(fence.read)[0], claim)
 
@@ -273,11 +285,11 @@ def check(fence: Fence, claim: Claim) -> None:
 def refuse(found: Claim | None, claim: Claim) -> None:
   """Raises `base.FencedError` if `found` is not `claim`, nor before it."""
   if found is None or found.stamp != claim.stamp:
-    raise base.FencedError("The workdir is that of another run now.")
+    raise base.FencedError("The workdir now belongs to another run.")
   if found.epoch > claim.epoch:
     raise base.FencedError(
-        f"The run began anew in view {found.epoch}, without this node: its "
-        "members were neither heard nor seen to live."
+        f"The run restarted in view {found.epoch} without this node, as no "
+        "member could be reached."
     )
 
 

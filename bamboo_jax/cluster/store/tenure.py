@@ -28,7 +28,7 @@ def is_alone(claim: fence_lib.Claim) -> bool:
 @contextlib.contextmanager
 def hold(
     folder: str | os.PathLike[str],
-    found: tuple[fence_lib.Claim | None, int],
+    found: fence_lib.Found,
     since_secs: float,
 ) -> Iterator[Callable[[], None]]:
   """Claims a folder, of which the caller holds the lock, until the block ends.

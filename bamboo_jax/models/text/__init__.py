@@ -4,11 +4,11 @@
   bert         BERT: masked tokens and pairs of texts
   llama        Llama 3 and Qwen 3
   gnmt         GNMT, an LSTM encoder and decoder with attention
-  greedy       its translations
-  transformer  layers and products, as the first three have them
+  greedy       greedy translation with GNMT
+  transformer  layers and products shared by the first three
 
-  attention, dense, losses   of GPT-2, and in part of others; keep little for
-                             the backward pass
+  attention, dense, losses   of GPT-2, partly shared; few residuals for the
+                             backward pass
 
 Read `gpt2`.
 """

@@ -1,11 +1,12 @@
-"""Self-attention with few residuals, causal or over all tokens of a mask.
+"""Self-attention with few residuals, causal or with a padding mask.
 
 Up to `_KEEP_LENGTH` tokens the probabilities are kept for the backward pass.
-Above it they would outweigh all other residuals of a block, and are computed
-again from queries, keys and the normaliser of each row. Scores and softmax are
-float32 whatever the dtype of the activations.
+Above it they would outweigh all other residuals of a block, and are recomputed
+from queries, keys and the normaliser of each row. Scores and softmax are
+float32 for activations of any dtype.
 
 Dimension key:
+
   S: examples per microbatch
   L: sequence length; Q as queries, M as keys (memory)
   H: heads
@@ -23,7 +24,7 @@ from bamboo_jax import base
 from bamboo_jax.models import dropout
 
 _KEEP_LENGTH = 256
-# Of `jax.nn.dot_product_attention`; that of cuDNN keeps no scores.
+# Of `jax.nn.dot_product_attention`; cuDNN's keeps no scores.
 IMPLEMENTATIONS = ("xla", "cudnn")
 
 Array = jax.Array
@@ -40,10 +41,11 @@ def attend(
 ) -> Array:
   """Returns self-attention, [S, L, D].
 
-  `qkv_SLE` has queries, keys and values side by side (E = 3 * D); `key` is the
-  source of dropout of the probabilities, None for no dropout. Of each example
-  all tokens read those where `read_SM` is not 0, at least one; if it is None,
-  each token reads itself and those before.
+  Args:
+    qkv_SLE: Queries, keys and values side by side (E = 3 * D).
+    key: Random key for dropout of the probabilities; None for no dropout.
+    read_SM: Nonzero where keys may be attended, at least once per example; None
+      for causal attention.
   """
   if key is None:
     return _attend(_Options(num_heads), qkv_SLE, None, read_SM)
@@ -54,14 +56,14 @@ def attend(
 def check_implementation(
     name: str | None, *, dtype: str, dropout_rate: float
 ) -> None:
-  """Raises `ValueError` unless causal attention can be computed so."""
+  """Raises `ValueError` unless the kernel supports causal attention so."""
   if name is None:
     return
   if name not in IMPLEMENTATIONS:
     raise ValueError(base.suggest(name, IMPLEMENTATIONS, what="attention"))
   if dropout_rate:
     raise ValueError(
-        f"attention={name!r} has no dropout of probabilities: "
+        f"attention={name!r} does not support dropout of probabilities: "
         f"attention_dropout_rate must be 0, got {dropout_rate}."
     )
   if name == "cudnn" and dtype != "bfloat16":
@@ -69,7 +71,7 @@ def check_implementation(
 
 
 def attend_by(implementation: str, qkv_SLE: Array, *, num_heads: int) -> Array:
-  """Returns causal self-attention as `attend`, without dropout."""
+  """Like `attend`, causal and without dropout, with a kernel of JAX."""
   num_examples, length, _ = qkv_SLE.shape
   qkv_SL3HK = qkv_SLE.reshape(num_examples, length, 3, num_heads, -1)
   q_SLHK, k_SLHK, v_SLHK = (qkv_SL3HK[:, :, i] for i in range(3))
@@ -159,7 +161,7 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _scores(qkv_SHLK: Heads, read_SM: Array | None) -> Array:
-  """Returns scaled scores, float32 [S, H, Q, M], -inf for what is not read."""
+  """Returns scaled scores, float32 [S, H, Q, M]; -inf where masked."""
   q_SHQK, k_SHMK, _ = qkv_SHLK
   scores_SHQM = jnp.einsum(
       "shqk,shmk->shqm", q_SHQK, k_SHMK, preferred_element_type=jnp.float32
@@ -176,7 +178,7 @@ def _along(out_SLD: Array, grad_SLD: Array, num_heads: int) -> Array:
   """Returns the sum over M of probabilities times their gradients [S, H, Q, 1].
 
   Computed as the sum over K of outputs times their gradients: equal, also with
-  dropout, and shorter.
+  dropout, and cheaper.
   """
   product_SLD = out_SLD.astype(jnp.float32) * grad_SLD.astype(jnp.float32)
   return _split_heads(product_SLD, num_heads).sum(-1, keepdims=True)

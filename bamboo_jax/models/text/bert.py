@@ -1,11 +1,12 @@
 """BERT: an encoder that is trained on masked tokens and on pairs of texts.
 
-Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers, 2019. The
-mask of padding and the kinds of segments come from the microbatch on every
-stage, so they need not travel. Parameters are float32, `dtype` is that of
-activations and products.
+Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers, 2019.
+Every stage reads the padding mask and the segments from the microbatch, so they
+are not sent. Parameters are float32, `dtype` is that of activations and
+products.
 
 Dimension key:
+
   S: examples per microbatch
   L: sequence length, tokens
   M: masked tokens of an example
@@ -27,7 +28,7 @@ from bamboo_jax.models import shape as shape_lib
 from bamboo_jax.models.text import attention
 from bamboo_jax.models.text import transformer
 
-_EXPANSION = 4  # Width of the hidden layer of an MLP, in model widths.
+_EXPANSION = 4  # Hidden width of an MLP, in model widths.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +36,10 @@ class Shape:
   """The options of a model.
 
   Attributes:
-    num_masked: Tokens of an example that are to be found, at most.
-    positions: The longest `sequence_length`.
-    dropout_rate: Of embeddings, of attention probabilities, and of what each
-      half of a block adds.
+    num_masked: Maximum number of masked tokens of an example.
+    positions: Maximum `sequence_length`.
+    dropout_rate: Rate for embeddings, attention probabilities, and the output
+      of each half of a block.
     dtype: "float32" or "bfloat16".
   """
 
@@ -67,10 +68,10 @@ VARIANTS: Mapping[str, Shape] = {
 def make_model(name: str, shape: Shape) -> model_lib.Model:
   """Returns a BERT with its two heads; `data.masked` makes its microbatches.
 
-  These are, int32: "inputs" [S, L], "segments" [S, L] (0 or 1), "is_text"
-  [S, L] (0 where padded), "places" [S, M] of masked tokens, "targets" [S, M]
-  (what stood there; -1 if fewer are masked), "is_random" [S] (1 if the second
-  segment does not follow the first).
+  The entries are int32: "inputs" [S, L], "segments" [S, L] (0 or 1), "is_text"
+  [S, L] (0 for padding), "places" [S, M] (positions of masked tokens),
+  "targets" [S, M] (the original tokens; -1 for unused entries), "is_random" [S]
+  (1 if the second segment does not follow the first).
   """
   model = transformer.make_model(
       *(name, shape, _embed, _attention, _mlp, _head),
@@ -135,7 +136,7 @@ def _mlp(
 def _head(
     call: linen.Call, h_SLD: jax.Array, batch: layer_lib.Batch, *, shape: Shape
 ) -> layer_lib.Loss:
-  """Finds the masked tokens, and whether the second segment follows.
+  """Predicts the masked tokens, and whether the second segment follows.
 
   The weight is the number of masked tokens. As in the paper the loss is the
   mean over masked tokens plus the mean over examples, for the microbatch.

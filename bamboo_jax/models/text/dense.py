@@ -2,15 +2,16 @@
 
 Plain autodiff keeps normalised activations, the factors of GELU and, in mixed
 precision, a cast copy of every weight per microbatch. These functions keep only
-their inputs, which the layer before or the stage keeps anyway. Recomputation
+their inputs, which the previous layer or the stage keeps anyway. Recomputation
 costs one pass over the activations, where a product costs hundreds.
 
 Weights, biases, norms and gradients of parameters are float32; products run in
-the dtype of the activations. A weight stands with its narrower side first, as
-[in, out] or [out, in]: its gradient is then the product of the narrower factor,
-transposed, and the wider one, the fastest way on a CPU.
+the dtype of the activations. A weight is stored with its narrower side first,
+as [in, out] or [out, in]: its gradient is then the product of the transposed
+narrower factor and the wider one, the fastest way on a CPU.
 
 Dimension key:
+
   T: any leading dimensions, such as examples by tokens
   D: width of the input
   E: width of the output
@@ -152,10 +153,10 @@ def _gelu_slope(x_TD: Array, tanh_TD: Array) -> Array:
 
 
 def transpose(x: Array) -> Array:
-  """Returns the transpose of a matrix, written out on a CPU.
+  """Returns the transpose of a matrix, materialised on a CPU.
 
   XLA:CPU has no fast product whose left factor is read by columns, and would
-  turn the transpose into one.
+  fold the transpose into such a product.
   """
   return jax.lax.platform_dependent(
       x,

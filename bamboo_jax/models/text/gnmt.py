@@ -40,7 +40,7 @@ from bamboo_jax.models import shape as shape_lib
 from bamboo_jax.models.text import losses
 
 END = 0
-_FIRST_RESIDUAL = 2  # Layer of a stack, from 0.
+_FIRST_RESIDUAL = 2  # Index of a layer in its stack, from 0.
 
 Pair = tuple[jax.Array, jax.Array]
 
@@ -50,8 +50,8 @@ class Size:
   """The options of a model.
 
   Attributes:
-    num_layers: Of each of the two stacks, at least 2.
-    dropout_rate: Of the inputs of all LSTM layers.
+    num_layers: Layers of each of the two stacks, at least 2.
+    dropout_rate: Rate for the inputs of all LSTM layers.
     tied: Whether both languages share one embedding.
   """
 
@@ -128,7 +128,7 @@ def _embed(
 ) -> jax.Array | Pair:
   """Embeds the tokens `key` of the batch, float32 [S, L, D].
 
-  They follow the output of the encoder if there is one.
+  If there is an output of the encoder, returns it with them.
   """
   normal = nn.initializers.normal(width**-0.5)
   embedded = call.param("embedding", normal, vocab_size, width)[batch[key]]
@@ -158,7 +158,7 @@ def _encoder(
 def _attend(
     call: linen.Call, inputs: Pair, batch: layer_lib.Batch, *, rate: float
 ) -> Pair:
-  """The lowest layer of the decoder; context and activations, [S, T, D]."""
+  """Runs the lowest decoder layer; returns context, activations [S, T, D]."""
   memory_SLD, embedded_STD = inputs
   width = memory_SLD.shape[-1]
   h_STD = _lstm(width, "lstm")(call.drop(embedded_STD, rate))
@@ -186,7 +186,7 @@ def _decoder(
     is_residual: bool,
     rate: float,
 ) -> Pair:
-  """Reads the context and passes it on: returns both, [S, T, D] each."""
+  """Runs a decoder layer; returns context and output, [S, T, D] each."""
   context_STD, h_STD = inputs
   dropped_STD = call.drop(h_STD, rate)
   both = jnp.concatenate([dropped_STD, context_STD], axis=-1)
@@ -202,7 +202,7 @@ def _head(
     width: int,
     vocab_size: int,
 ) -> layer_lib.Loss:
-  """Projects to the vocabulary, cross-entropy; reads no context."""
+  """Projects to the vocabulary; cross-entropy. Ignores the context."""
   normal = nn.initializers.normal(width**-0.5)
   weight = call.param("weight", normal, width, vocab_size)
   return losses.token_loss(
@@ -215,6 +215,6 @@ def _lstm(width: int, name: str, **options: bool) -> nn.RNN:
 
 
 def _lengths(token_SL: jax.Array) -> jax.Array:
-  """Returns the number of tokens of each sentence, its end included, [S]."""
+  """Returns the tokens of each sentence including its end token, [S]."""
   has_ended_SL = (token_SL == END).cumsum(-1) - (token_SL == END) > 0
   return (~has_ended_SL).sum(-1)

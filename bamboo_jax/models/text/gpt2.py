@@ -25,7 +25,7 @@ from bamboo_jax.models.text import dense
 from bamboo_jax.models.text import transformer
 
 _INIT_STD = 0.02
-_EXPANSION = 4  # Width of the hidden layer of an MLP, in model widths.
+_EXPANSION = 4  # Hidden width of an MLP, in model widths.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,16 +34,18 @@ class Shape:
 
   Attributes:
     positions: Number of learned positions; None: `sequence_length`.
-    dtype: "float32" or "bfloat16": of activations and products. Parameters,
-      norms, softmax and loss are float32 in any case.
-    dropout_rate: Of embeddings and of what each half of a block adds.
-    attention_dropout_rate: Of attention probabilities; None: `dropout_rate`.
+    dtype: "float32" or "bfloat16", for activations and products. Parameters,
+      norms, softmax and loss are always float32.
+    dropout_rate: Rate for embeddings and for the output of each half of a
+      block.
+    attention_dropout_rate: Rate for attention probabilities; None:
+      `dropout_rate`.
     tied: Whether the head shares the weights of the embedding.
     attention_bias: Whether the two products of attention have a bias.
     attention: Kernel of `jax.nn.dot_product_attention`, "xla" or "cudnn" (on
-      GPUs, no dropout there); None: ours.
-    loss_chunk: Entries of the vocabulary whose logits are there at a time; for
-      less memory. None: all.
+      GPUs, without dropout); None: the project's own.
+    loss_chunk: Vocabulary entries whose logits are in memory at a time, to save
+      memory. None: all.
   """
 
   num_blocks: int
@@ -69,7 +71,7 @@ class Shape:
 
   @property
   def attention_rate(self) -> float:
-    """Rate of dropout of attention probabilities."""
+    """Dropout rate of attention probabilities."""
     rate = self.attention_dropout_rate
     return self.dropout_rate if rate is None else rate
 
@@ -177,7 +179,7 @@ def _dense_params(
     bias: bool = True,
     depth: int = 1,
 ) -> tuple[jax.Array, jax.Array | None]:
-  """Returns weight and bias; `depth` such products add to one stream."""
+  """Returns weight and bias; `depth`: products added to one residual stream."""
   normal = nn.initializers.normal(_INIT_STD / depth**0.5)
   weight = call.param(f"{name}_weight", normal, *shape)
   if not bias:

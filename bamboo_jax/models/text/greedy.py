@@ -1,6 +1,7 @@
-"""Translation with a trained GNMT: the most likely token, one after another.
+"""Greedy translation with a trained GNMT.
 
 Dimension key:
+
   S: sentences
   L: sequence length of the source, tokens
   T: sequence length of the target, tokens
@@ -24,10 +25,10 @@ def translate(
     variables: Mapping[str, layer_lib.Variables],
     source_SL: jax.Array,
 ) -> jax.Array:
-  """Returns the targets, int32 [S, T]; 0 ends each and fills up the rest.
+  """Returns the targets, int32 [S, T]; 0 ends and pads each.
 
-  `model` is of `gnmt`, `variables` are those of all its layers, by name. Each
-  token takes a pass of the whole decoder.
+  `model` is made by `gnmt`, `variables` are those of all its layers, by name.
+  Each token takes a pass of the whole decoder.
   """
   params = {
       name: jax.tree.map(jnp.asarray, v.params) for name, v in variables.items()

@@ -30,7 +30,7 @@ from bamboo_jax.models import shape as shape_lib
 from bamboo_jax.models.text import attention
 from bamboo_jax.models.text import transformer
 
-_ROPE_POSITIONS = 8192  # Of Llama 3, before its rotations are slowed down.
+_ROPE_POSITIONS = 8192  # Context of Llama 3 before `rope_factor`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,17 +38,18 @@ class Shape:
   """The options of a model.
 
   Attributes:
-    num_kv_heads: Heads of keys and values; each serves as many queries.
-    hidden_width: Of the MLP.
-    positions: The longest `sequence_length`.
-    rope_factor: By how much slow rotations are slowed down; 1 for not at all.
+    num_kv_heads: Heads of keys and values; each serves `num_heads /
+      num_kv_heads` query heads.
+    hidden_width: Width of the hidden layer of the MLP.
+    positions: Maximum `sequence_length`.
+    rope_factor: Divisor of low rotary frequencies; 1 for none.
     tied: Whether the head shares the weights of the embedding.
     qk_norm: Whether queries and keys are normalised.
     dtype: "float32" or "bfloat16".
     attention: Kernel of `jax.nn.dot_product_attention`, "xla" or "cudnn" (on
-      GPUs, no dropout there); None: "xla".
-    loss_chunk: Entries of the vocabulary whose logits are there at a time; for
-      less memory. None: all.
+      GPUs, without dropout); None: "xla".
+    loss_chunk: Vocabulary entries whose logits are in memory at a time, to save
+      memory. None: all.
   """
 
   num_blocks: int
@@ -116,7 +117,7 @@ QWEN_VARIANTS: Mapping[str, Shape] = {
 
 
 def make_model(name: str, shape: Shape) -> model_lib.Model:
-  """Returns a Llama or a Qwen; a microbatch is as that of GPT-2."""
+  """Returns a Llama or a Qwen; its microbatches are those of GPT-2."""
   return transformer.make_model(
       *(name, shape, _embed, _attention, _mlp, _head), tied=shape.tied
   )
@@ -174,9 +175,9 @@ def _head(
 
 
 def rotate(x_SLHK: jax.Array, shape: Shape) -> jax.Array:
-  """Returns queries or keys with their positions, in the dtype of the input.
+  """Returns queries or keys with rotary positions, in the input's dtype.
 
-  Elements k and k + K / 2 of a head are turned by an angle that grows with the
+  Elements k and k + K / 2 of a head are rotated by an angle proportional to the
   position (Su et al., RoFormer, 2021).
   """
   speed_K = jnp.asarray(rotation_speeds(shape), jnp.float32)
@@ -193,8 +194,9 @@ def rotate(x_SLHK: jax.Array, shape: Shape) -> jax.Array:
 def rotation_speeds(shape: Shape) -> np.ndarray:
   """Returns radians per position, [K / 2].
 
-  With a `rope_factor`, those that turn less than once within the positions of
-  Llama 3 are divided by it, and those that turn more than four times stay.
+  With a `rope_factor`, frequencies that turn less than once within the context
+  of Llama 3 are divided by it; those that turn more than four times are
+  unchanged.
   """
   speeds = shape.rope_theta ** -(
       np.arange(0, shape.head_width, 2) / shape.head_width

@@ -1,15 +1,16 @@
 """Cross-entropy over a large vocabulary, fused with the head of the model.
 
 One array of the size of the logits is kept: `spread_TV`, softmax minus target,
-times the sum of exponentials of its row. It is the gradient of the logits but
-for a factor per row, which by linearity moves into the much smaller arrays of
-the backward products. So that pass reads the large array twice and writes none.
+times the sum of exponentials of its row. It is the gradient of the logits up to
+a factor per row, which by linearity moves into the much smaller arrays of the
+backward products. So that pass reads the large array twice and writes none.
 
-Where memory is short, logits are computed for `chunk` entries of the vocabulary
-at a time, and once more for the backward pass; no array has a side of V tokens
-but the weight and its gradient.
+To save memory, logits can be computed for `chunk` entries of the vocabulary at
+a time, and again in the backward pass; then only the weight and its gradient
+have a side of V.
 
 Dimension key:
+
   T: tokens of the microbatch
   D: model width
   V: vocabulary
@@ -40,10 +41,12 @@ def token_loss(
 ) -> layer_lib.Loss:
   """Returns the cross-entropy of the targets given a projection of `h_TD`.
 
-  Products run in the dtype of `h_TD`, which may have any leading dimensions;
-  `weight`, softmax and loss are float32. Targets below zero do not count.
-  `weight` is [V, D], as an embedding, if `vocab_first`, else [D, V] (faster).
-  Entries of the vocabulary are taken `chunk` at a time; None: all.
+  Args:
+    h_TD: Any leading dimensions; its dtype is that of the products.
+    weight: [V, D], as an embedding, if `vocab_first`, else [D, V] (faster).
+      `weight`, softmax and loss are float32.
+    target_T: Integers; negative targets are ignored.
+    chunk: Vocabulary entries per chunk; None: all.
   """
   h_TD = h_TD.reshape(-1, h_TD.shape[-1])
   target_T = target_T.reshape(-1)
@@ -120,24 +123,24 @@ _losses.defvjp(_losses_forward, _losses_backward)
 
 @dataclasses.dataclass(frozen=True)
 class _Chunks:
-  """How the vocabulary is cut; the last chunk may overlap the one before."""
+  """A split of the vocabulary; the last chunk may overlap the one before."""
 
   vocab_first: bool
   size: int
 
   @property
   def axis(self) -> int:
-    """That of the vocabulary in the weight."""
+    """Axis of the vocabulary in the weight."""
     return 0 if self.vocab_first else 1
 
   def cut(self, weight: Array, start: Array) -> Array:
-    """Returns the part of a weight or its gradient."""
+    """Returns the chunk at `start` of a weight or its gradient."""
     return jax.lax.dynamic_slice_in_dim(weight, start, self.size, self.axis)
 
   def logits(
       self, h_TD: Array, weight: Array, start: Array
   ) -> tuple[Array, Array]:
-    """Returns logits and the numbers of their entries, -inf and -1 if seen."""
+    """Returns logits and their vocabulary indices; -inf and -1 if repeated."""
     logits_TC = _project(self.vocab_first, h_TD, self.cut(weight, start))
     first = jnp.minimum(start, weight.shape[self.axis] - self.size)
     entry_C = first + jnp.arange(self.size)
@@ -148,7 +151,7 @@ class _Chunks:
     )
 
   def fold(self, function: Any, first: Any, weight: Array) -> Any:
-    """Folds `function` over the chunks; it gets where each starts."""
+    """Folds `function` over the chunks; its argument is each chunk's start."""
     starts = jnp.arange(0, weight.shape[self.axis], self.size)
     step = lambda seen, start: (function(seen, start), None)
     return jax.lax.scan(step, first, starts)[0]

@@ -1,4 +1,4 @@
-"""What transformers share: the order of their layers, products, the head."""
+"""Parts shared by transformers: the order of layers, products, the head."""
 
 from collections.abc import Callable
 import dataclasses
@@ -23,12 +23,13 @@ def make_model(
     batch_keys: tuple[tuple[str, ...], ...] = (("inputs",), (), ("targets",)),
     tied: bool,
 ) -> model_lib.Model:
-  """Returns a model of text; the halves of a block are layers of their own.
+  """Returns a model of text; the halves of a block are separate layers.
 
   Args:
-    shape: Dataclass of the options, which each function gets as `shape`.
-    *functions: Of the embedding, both halves of a block, and the head.
-    batch_keys: What embedding, first halves and head read of a microbatch.
+    shape: Dataclass of the options, passed to each function as `shape`.
+    *functions: The embedding, both halves of a block, and the head.
+    batch_keys: Entries of the microbatch read by the embedding, the first
+      halves and the head.
     tied: Whether the head shares the parameter `wte` of the embedding.
   """
   embed, attention, mlp, head = functions
@@ -52,7 +53,7 @@ def make_model(
 def dense(
     features: int, name: str, dtype: jax.typing.DTypeLike, *, bias: bool = True
 ) -> nn.Dense:
-  """Returns a product whose weights are float32."""
+  """Returns a product with float32 weights."""
   return nn.Dense(
       features, use_bias=bias, dtype=dtype, kernel_init=NORMAL, name=name
   )
@@ -61,9 +62,9 @@ def dense(
 def embed_tokens(
     call: linen.Call, shape: Any, batch: layer_lib.Batch
 ) -> jax.Array:
-  """Returns the rows of `wte` of the tokens, float32 [S, L, D].
+  """Returns the embeddings of the tokens, rows of `wte`, float32 [S, L, D].
 
-  Raises `ValueError` if there are not `sequence_length` of them.
+  Raises `ValueError` unless each example has `sequence_length` tokens.
   """
   token_SL = batch["inputs"]
   if token_SL.ndim != 2 or token_SL.shape[1] != shape.sequence_length:

@@ -1,9 +1,9 @@
-"""AlexNet and VGG-19: convolutions in a chain, then products.
+"""AlexNet and VGG-19: a chain of convolutions, then fully connected layers.
 
 Krizhevsky, One weird trick for parallelizing convolutional neural networks,
 2014; Simonyan and Zisserman, Very Deep Convolutional Networks, 2014 (model E).
-Both as in torchvision, without normalisation. A convolution, with what follows
-it, is a layer, and so is a product.
+Both as in torchvision, without normalisation. A convolution with its activation
+and pooling is a layer, and so is each fully connected layer.
 
 Dimension key: see `images`.
 """
@@ -23,14 +23,14 @@ from bamboo_jax.models.vision import images
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-  """How large a network is.
+  """The sizes of a network.
 
   Attributes:
-    convs: Of each convolution: channels, size of the kernel, stride, padding,
-      and the size of the pooling with stride 2 after it, 0 without.
+    convs: For each convolution: channels, size of the kernel, stride, padding,
+      and the size of the pooling with stride 2 after it, 0 for none.
     hidden: Width of the two hidden layers at the end.
-    dropout_rate: Of the inputs of both hidden layers (AlexNet), or of their
-      outputs (VGG).
+    dropout_rate: Rate for the inputs of both hidden layers (AlexNet), or for
+      their outputs (VGG).
   """
 
   convs: tuple[tuple[int, int, int, int, int], ...]
@@ -103,9 +103,9 @@ def _conv(
     row: tuple[int, int, int, int, int],
     image_size: int,
 ) -> jax.Array:
-  """A convolution, ReLU and perhaps a pooling: a row of `Size.convs`.
+  """A convolution, ReLU and optional pooling: a row of `Size.convs`.
 
-  `image_size` is 0 unless it is the first.
+  `image_size` is 0 except for the first.
   """
   features, length, stride, padding, pool = row
   if image_size:
@@ -130,7 +130,7 @@ def _hidden(
     before: float,
     after: float,
 ) -> jax.Array:
-  """A product with ReLU; dropout before and after it; [S, C]."""
+  """A product with ReLU; dropout before or after it; [S, C]."""
   h = call.drop(inputs.reshape(inputs.shape[0], -1), before)
   h = nn.relu(nn.Dense(width, name="dense")(h))
   return call.drop(h, after)

@@ -1,10 +1,11 @@
-"""What the networks for images share: their first and their last layer.
+"""The first and the last layer of networks for images; convolutions.
 
-Images are uint8 [S, H, W, 3], labels integers [S]; a label below zero does not
-count. Kernels are [height, width, in, out]; padding is as in PyTorch, so that
-weights can be exchanged. Parameters, statistics and the loss are float32.
+Images are uint8 [S, H, W, 3], labels integers [S]; negative labels are ignored.
+Kernels are [height, width, in, out]; padding is as in PyTorch, so that weights
+can be exchanged. Parameters, statistics and the loss are float32.
 
 Dimension key:
+
   S: examples per microbatch
   H, W: height and width of the image, pixels
   C: channels
@@ -25,7 +26,7 @@ from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import linen
 from bamboo_jax.models import model as model_lib
 
-# Of ImageNet, by channel; pixels from 0 to 1.
+# Mean and deviation of ImageNet, by channel; pixels from 0 to 1.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
@@ -52,7 +53,7 @@ def normalize(batch: layer_lib.Batch, image_size: int, dtype: str) -> jax.Array:
   """Returns the images of the batch with mean 0 and deviation 1, [S, H, W, C].
 
   Raises:
-    ValueError: They are not of `image_size`.
+    ValueError: The images do not have `image_size`.
   """
   images = batch["images"]
   if images.ndim != 4 or images.shape[1:] != (image_size, image_size, 3):
@@ -94,7 +95,7 @@ def _head(
     *,
     num_classes: int,
 ) -> layer_lib.Loss:
-  """Averages over the image if it is one, projects to the classes."""
+  """Averages over an image of activations, if any; projects to the classes."""
   if inputs.ndim == 4:
     inputs = inputs.mean((1, 2))
   dense = nn.Dense(num_classes, name="dense")

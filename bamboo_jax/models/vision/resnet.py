@@ -22,7 +22,7 @@ from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import shape as shape_lib
 from bamboo_jax.models.vision import images
 
-_EXPANSION = 4  # Of the width of a block, to that of its output.
+_EXPANSION = 4  # Output width of a block over its inner width.
 _NORMS = ("batch", "group")
 _STEMS = (1, 4)
 
@@ -32,8 +32,8 @@ class Size:
   """The options of a network.
 
   Attributes:
-    depths: Blocks of each resolution.
-    width: Channels of the first resolution, within a block.
+    depths: Number of blocks of each resolution.
+    width: Inner channels of the blocks of the first resolution.
     stem: Stride of the layers before the blocks: 4 or, for small images, 1.
     image_size: Height and width of the images, pixels.
     norm: "batch" or "group".

@@ -1,11 +1,11 @@
-"""Memory that nodes need, in a step and in the one after a death.
+"""Device memory of nodes, in a step and in the one after a death.
 
-  upkeep   what a node keeps beside the stage that it trains
-  needs    what a node needs, by purpose and by phase of the step
-  model    charges any range of layers, as the search for a partition needs
-  deaths   what nodes need with their roles after a death
-  bounds   for how many microbatches a stage keeps residuals
-  explain  who needs what if a limit is too small, and what could help
+  upkeep   accumulators and replicas that a node keeps besides its stage
+  needs    memory of a node, by purpose and by phase of the step
+  model    memory of any range of layers, for the search for a partition
+  deaths   roles of nodes after a death
+  bounds   number of microbatches whose residuals a stage keeps
+  explain  messages on a limit that is too small
 
 Read `needs`, then `model`.
 """

@@ -1,4 +1,4 @@
-"""For how many microbatches a stage keeps residuals."""
+"""The number of microbatches whose residuals a stage keeps."""
 
 from bamboo_jax import base
 from bamboo_jax.schedule import scheduler
@@ -7,7 +7,10 @@ SCHEDULES = ("1f1b", "gpipe")
 
 
 def in_flight_limits(schedule: str, num_stages: int) -> tuple[int, ...] | None:
-  """Returns the bounds that rows must keep, None if there are none."""
+  """Returns the bound of each stage that rows must keep; None: no bound.
+
+  `ValueError` for a schedule other than "1f1b" and "gpipe".
+  """
   if schedule not in SCHEDULES:
     raise ValueError(base.suggest(schedule, SCHEDULES, what="schedule"))
   if schedule == "gpipe":
@@ -18,7 +21,7 @@ def in_flight_limits(schedule: str, num_stages: int) -> tuple[int, ...] | None:
 def in_flight_bounds(
     schedule: str, num_stages: int, num_microbatches: int
 ) -> tuple[int, ...]:
-  """Returns for how many microbatches each stage keeps residuals at once."""
+  """Returns the most microbatches whose residuals each stage keeps at once."""
   limits = in_flight_limits(schedule, num_stages)
   limits = limits or (num_microbatches,) * num_stages
   return tuple(min(limit, num_microbatches) for limit in limits)

@@ -1,9 +1,9 @@
-"""What nodes need with their roles before and after a death.
+"""Memory of nodes with their roles before and after a death.
 
 A death gives a stage to its shadow, which then owns two; and with
 `rereplicate="at_commit"` both stages that have lost a copy get a new one, one
-of them on the node before. So the worst of all deaths decides what a protected
-run needs, not the step without one.
+of them on the node before. So a run with replicas needs the memory of the worst
+death, not that of a step without one.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,10 @@ class Duty:
   """The stages that a node owns and those of which it holds replicas.
 
   Attributes:
-    victim: The node whose death has led to it; None in a step without one.
+    node: The node.
+    owned: Stages that it owns.
+    replicas: Stages of which it is the shadow.
+    victim: The node whose death led to these roles; None without a death.
   """
 
   node: int
@@ -43,13 +46,13 @@ class Duty:
 
   @property
   def stages(self) -> frozenset[int]:
-    """Both."""
+    """Owned stages and replicas."""
     return frozenset(self.owned + self.replicas)
 
   def need(
       self, model: model_lib.MemoryModel, bounds: Sequence[int]
   ) -> needs.NodeMemory:
-    """Returns what it takes if stages begin at the layers `bounds`."""
+    """Returns the memory of the node if stages start at the layers `bounds`."""
     return needs.add(
         [model.owner(s, bounds[s], bounds[s + 1]) for s in self.owned]
         + [model.shadow(bounds[s], bounds[s + 1]) for s in self.replicas]
@@ -60,7 +63,7 @@ class Duty:
 def find_duties(
     num_stages: int, protection: upkeep_lib.Protection | None
 ) -> tuple[Duty, ...]:
-  """Returns the duties of all nodes, then those that any one death changes."""
+  """Returns the duties of all nodes, then those changed by any single death."""
   roles = Roles.initial(range(num_stages), has_replicas=bool(protection))
   duties = _duties_of(roles)
   before = {(d.node, d.owned, d.replicas) for d in duties}

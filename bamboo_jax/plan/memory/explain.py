@@ -1,4 +1,4 @@
-"""Says who needs what if a limit is too small, and what could help."""
+"""Messages on a memory limit that is too small, with possible remedies."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ def explain_split(
     model: model_lib.MemoryModel,
     limit_bytes: int,
 ) -> str:
-  """Returns why no split fits, from the one that spreads stages most evenly."""
+  """Returns why no split fits, by the example of the most even one."""
   num_stages = len(bounds) - 1
   duties = deaths.find_duties(num_stages, model.upkeep.protection)
   sizes = [duty.need(model, bounds).total_bytes for duty in duties]
@@ -39,7 +39,7 @@ def explain_split(
 def explain_need(
     need_bytes: int, limit_bytes: int, protection: upkeep_lib.Protection | None
 ) -> str:
-  """Returns the end of the message: need, what is too much, what could help."""
+  """Returns the end of a message: need, excess and remedies."""
   mib = needs.format_mib
   return (
       f"needs {mib(need_bytes)} MiB, which is {mib(need_bytes - limit_bytes)} "
@@ -48,7 +48,7 @@ def explain_need(
 
 
 def describe(duty: deaths.Duty) -> str:
-  """Returns who it is, and what it has."""
+  """Returns node, stages and replicas of a duty as text."""
   text = f"stage {duty.owned[0]}"
   if len(duty.owned) > 1:
     text = f"stages {', '.join(map(str, duty.owned))}"
@@ -61,7 +61,7 @@ def describe(duty: deaths.Duty) -> str:
 
 
 def _advise(protection: upkeep_lib.Protection | None) -> str:
-  """Returns which settings of `config.redundancy` would need less."""
+  """Returns the settings of `config.redundancy` that would need less."""
   if protection is None:
     return ""
   better = []

@@ -1,14 +1,15 @@
-"""Charges any range of layers, on any stage.
+"""Memory of any range of layers, on any stage.
 
-All but the working memory of programs are sums over layers. Working memory is
-that of the unit that needs most, since programs run one after the other. Only
-residuals depend on the stage, so the rest of a range is charged once.
+All parts are sums over layers, except for the working memory of programs: the
+maximum over units, since programs run one after the other. Only residuals
+depend on the stage, so the rest of a range is computed once.
 """
 
 from collections.abc import Iterable, Sequence
 import dataclasses
 import functools
 import itertools
+from typing import NamedTuple
 
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan.memory import needs
@@ -17,6 +18,20 @@ from bamboo_jax.plan.memory import upkeep as upkeep_lib
 NodeMemory = needs.NodeMemory
 
 _UPKEEP = upkeep_lib.Upkeep()
+
+
+class _Charge(NamedTuple):
+  """Bytes of an owner, apart from the number of microbatches in flight.
+
+  Attributes:
+    compute: Peak of the phase "compute", without residuals.
+    later: Peak of the later phases.
+    residuals: Residuals of one microbatch.
+  """
+
+  compute: int
+  later: int
+  residuals: int
 
 
 class MemoryModel:
@@ -31,12 +46,15 @@ class MemoryModel:
       cuts: Iterable[int] | None = None,
       ties: Sequence[cost_model.TieCost] = (),
   ) -> None:
-    """Prepares to charge the layers `costs`, in model order.
+    """Makes a model of the memory of layers.
 
     Args:
-      in_flight: For how many microbatches each stage keeps residuals.
-      cuts: First layers of units but the first; by default each is a unit.
-      ties: Parameters of which two layers hold a copy.
+      costs: Costs of the layers, in model order.
+      in_flight: Number of microbatches whose residuals each stage keeps.
+      upkeep: Memory of a node besides its stages.
+      cuts: First layer of each unit after the first; by default every layer is
+        a unit.
+      ties: Parameters shared by two layers.
     """
     self.in_flight = tuple(in_flight)
     self.upkeep = upkeep
@@ -49,25 +67,25 @@ class MemoryModel:
     self._charge = functools.cache(self._charge)
 
   def total_bytes(self, stage: int, first: int, last: int) -> int:
-    """Returns the total of `owner`, quickly."""
-    compute, later, residuals = self._charge(first, last)
-    return max(compute + self.in_flight[stage] * residuals, later)
+    """Returns `owner(...).total_bytes`, quickly."""
+    one = self._charge(first, last)
+    compute = one.compute + self.in_flight[stage] * one.residuals
+    return max(compute, one.later)
 
-  def _charge(self, first: int, last: int) -> tuple[int, int, int]:
-    """Returns the peak of rows without residuals, that of all else, and one."""
+  def _charge(self, first: int, last: int) -> _Charge:
     memory = self._owner(first, last)
     compute, *later = memory.phases.values()
     residuals = memory.residual_bytes
-    return compute - residuals, max(later), residuals
+    return _Charge(compute - residuals, max(later), residuals)
 
   def owner(self, stage: int, first: int, last: int) -> NodeMemory:
-    """Returns what it takes to own `stage`: layers `first` to `last - 1`."""
+    """Returns the memory of the owner of `stage`, layers [first, last)."""
     one = self._owner(first, last)
     residuals = self.in_flight[stage] * one.residual_bytes
     return dataclasses.replace(one, residual_bytes=residuals)
 
   def _owner(self, first: int, last: int) -> NodeMemory:
-    """Returns what `owner` does for one microbatch in flight."""
+    """Returns the memory of an owner with one microbatch in flight."""
     layers = self._costs[first:last]
     parameters = sum(c.parameter_bytes for c in layers)
     slots = sum(c.slot_bytes for c in layers)
@@ -90,7 +108,7 @@ class MemoryModel:
     )
 
   def shadow(self, first: int, last: int) -> NodeMemory:
-    """Returns what it takes to hold a replica of these layers."""
+    """Returns the memory of a replica of layers `first` to `last - 1`."""
     protection = self.upkeep.protection
     layers = self._costs[first:last]
     parameters = sum(c.parameter_bytes for c in layers)
@@ -114,11 +132,11 @@ class MemoryModel:
     return protection is not None and protection.refresh == "state"
 
   def _sum_working(self, first: int, last: int) -> int:
-    """Returns half of the gradient of a unit, see `wire.share_sum`."""
+    """Returns half of the largest unit's gradient, see `wire.share_sum`."""
     return self.upkeep.is_summed * max(self._unit_parameters[first:last]) // 2
 
   def _link_working(self, first: int, last: int) -> int:
-    """Returns the packed copy of what is sent of a unit, and its output."""
+    """Returns twice the most bytes that a refresh sends of a unit."""
     if not self.upkeep.is_remote or self.upkeep.protection is None:
       return 0
     slots = self._sends_state * max(self._unit_slots[first:last])
@@ -132,7 +150,7 @@ def _find_units(num_layers: int, cuts: Iterable[int] | None) -> list[int]:
 
 
 def _spread(unit_of: Sequence[int], values: Sequence[int]) -> list[int]:
-  """Returns for each layer the sum of the values of its unit."""
+  """Returns the sum of the values of each layer's unit."""
   totals = [0] * (unit_of[-1] + 1)
   for unit, value in zip(unit_of, values, strict=True):
     totals[unit] += value
@@ -142,7 +160,7 @@ def _spread(unit_of: Sequence[int], values: Sequence[int]) -> list[int]:
 def _tied_bytes(
     costs: Sequence[cost_model.LayerCost], ties: Sequence[cost_model.TieCost]
 ) -> list[int]:
-  """Returns the size of the copies of tied parameters that each layer holds."""
+  """Returns the bytes of tied parameters of each layer."""
   copies = {}
   for tie in ties:
     copies.setdefault(tie.owner, {})[tie.owner] = tie.tied_bytes

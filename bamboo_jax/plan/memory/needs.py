@@ -1,18 +1,18 @@
-"""What a node needs on its device, by purpose and by phase of the step.
+"""Device memory of a node, by purpose and by phase of the step.
 
-  what                     compute  reduce  refresh  apply
+  purpose                  compute  reduce  refresh  apply
   parameters, slots           x        x       x       x    of its stages
-  replicas, buffers           x        x       x       x    always there
+  replicas, buffers           x        x       x       x    permanent
   accumulators                x        x       x       x    until the next step
   residuals, transfers        x                             while rows run
-  cast weights                x                             alike
+  cast weights                x                             while rows run
   sums                                 x       x       x    over all shares
   received                                     x       x    for replicas
   slots from the host                                  x    of one replica
   working memory of           passes   sums    links
 
 So the peak is that of the worst phase, not the sum of all. `compute` includes
-the start of the phases; norms and the vote need nothing to speak of.
+the start of the phases; norms and the vote need negligible memory.
 """
 
 from collections.abc import Sequence
@@ -24,22 +24,24 @@ class NodeMemory:
   """Bytes on the device of a node.
 
   Attributes:
-    parameter_bytes: Of the stages that it owns, like `slot_bytes`.
-    replica_bytes: Parameters of replicas, and their slots if they are here.
-    buffer_bytes: Kept by links from other processes.
-    accumulator_bytes: One per share.
-    copy_bytes: Weights that are cast for passes; those of a replica too if it
-      runs ahead.
+    parameter_bytes: Parameters of the stages that it owns.
+    slot_bytes: Optimizer slots of these stages.
+    replica_bytes: Parameters of replicas, and their slots if on the device.
+    buffer_bytes: Buffers of links from other processes.
+    accumulator_bytes: Gradient accumulators, one per share.
+    copy_bytes: Weights that are cast for passes; those of a replica too if
+      there are redundant forward passes.
     residual_bytes: Residuals of all microbatches in flight.
-    transfer_bytes: On its way to or from a neighbour: on either side one
-      activation and one gradient, more only where rows let them queue.
-    working_bytes: Of the program that needs most while it runs in rows.
+    transfer_bytes: Arrays in flight to or from a neighbour: on either side one
+      activation and one gradient, more only if rows queue them.
+    working_bytes: Temporary memory of the largest program in rows.
     sum_bytes: Sums over all shares, and gradients of tied parameters.
-    received_bytes: What replicas get; also the next state of the own stages
-      where that is sent.
-    fetched_bytes: Slots of a replica that come from host memory to be updated.
-    sum_working_bytes: Of the program that sums.
-    link_working_bytes: Of links from process to process during the refresh.
+    received_bytes: Data received for replicas; also the next state of the own
+      stages if the state is sent.
+    fetched_bytes: Slots of a replica fetched from host memory for the update.
+    sum_working_bytes: Temporary memory of the program that sums.
+    link_working_bytes: Temporary memory of links between processes in the
+      refresh.
   """
 
   parameter_bytes: int = 0
@@ -59,7 +61,7 @@ class NodeMemory:
 
   @property
   def resident_bytes(self) -> int:
-    """What is there between two steps, and the accumulators."""
+    """Memory between two steps, and the accumulators."""
     return (
         self.parameter_bytes
         + self.slot_bytes
@@ -110,5 +112,5 @@ def add(parts: Sequence[NodeMemory]) -> NodeMemory:
 
 
 def format_mib(num_bytes: int) -> str:
-  """Returns MiB with one digit, rounded up, so that nothing is 0.0 but 0."""
+  """Returns MiB with one digit, rounded up, so that only 0 prints as 0.0."""
   return f"{-(-10 * num_bytes // 2**20) / 10:.1f}"

@@ -1,4 +1,4 @@
-"""What a node keeps beside the stage that it trains."""
+"""Accumulators and replicas that a node keeps besides its stage."""
 
 import dataclasses
 
@@ -8,9 +8,9 @@ class Protection:
   """How replicas are held and refreshed; values as in `config.redundancy`.
 
   Attributes:
-    refresh: What replicas get in each step: the "gradient", or the "state".
-    slots: Where their optimizer slots are between steps: "device" or "host".
-    rereplicate: When stages get a new replica after a death: "at_commit", or
+    refresh: The data sent to replicas in each step: "gradient" or "state".
+    slots: Memory of their optimizer slots between steps: "device" or "host".
+    rereplicate: When stages get a new replica after a death: "at_commit" or
       "at_repair".
     runs_ahead: Whether there may be redundant forward passes.
   """
@@ -23,14 +23,14 @@ class Protection:
 
 @dataclasses.dataclass(frozen=True)
 class Upkeep:
-  """What a node keeps.
+  """The memory that a node keeps besides its stage.
 
   Attributes:
     num_accumulators: Sums of gradients, one for each share of its pipeline.
-    is_summed: Whether the shares are summed, beside the accumulators.
-    protection: Of replicas; None if there are none.
-    is_remote: Whether transfers are collectives of two devices, which keep a
-      buffer at the receiving end; else they are copies.
+    is_summed: Whether the shares are summed into another array.
+    protection: Options of replicas; None without.
+    is_remote: Whether transfers are between processes, with a buffer at the
+      receiving end; else they are copies within one.
   """
 
   num_accumulators: int = 1
@@ -39,6 +39,6 @@ class Upkeep:
   is_remote: bool = False
 
 
-# As published systems have it, who sum while backward passes go on: the sum is
-# there in rows too. One share per pipeline, without replicas.
+# For published systems, which sum during backward passes: the sum is in memory
+# while rows run. One share per pipeline, without replicas.
 OVERLAPPED = Upkeep(num_accumulators=2)

@@ -1,9 +1,9 @@
 """Bamboo's simulated preemptions, by the rules of its artifact.
 
-  artifact             models, step times, and what a run gives
-  hourly_preemptions   draws who is lost and who comes, hour by hour
+  artifact             models, step times, and the outcome of a run
+  hourly_preemptions   draws lost and added nodes, hour by hour
   loop                 the event loop, with the artifacts' flaws as an option
-  rules                what a loss and the end of a step mean to Bamboo
+  rules                how Bamboo handles losses and ends of steps
 
 Read `artifact` first, then `loop`.
 """

@@ -8,7 +8,8 @@ words in `third_party/published/bamboo_simulator.md`.
 
 With the artifact's step times this gives the artifact's results, which are not
 the published table: throughput is about twice as high. With `CALIBRATED_BERT`,
-fitted to the table after seeing it, it gives the table. Say which, always.
+fitted to the table after seeing it, it gives the table. Always say which is
+used.
 """
 
 from collections.abc import Mapping
@@ -25,13 +26,13 @@ ON_DEMAND_USD_PER_HOUR = 3.06
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """The artifact's facts about a model.
+  """The inputs of the artifact for a model.
 
   Attributes:
     num_steps: Steps of a whole training.
     local_ms: How long nodes gather at the end of a step.
     step_ms: Time of a step with 1, 2, 3 and 4 pipelines.
-    on_demand_nodes: Nodes of the run on demand that it is compared with.
+    on_demand_nodes: Nodes of the on-demand run for comparison.
   """
 
   samples_per_step: int
@@ -52,7 +53,7 @@ MODELS: Mapping[str, Model] = {
     "AlexNet": Model(384, 5_000, 6, 5_000, (6180, 3100, 2000, 1550), 16, 1600),
 }
 
-# In proportion to 1 / D, and so that 264 samples take 2.436 s with D = 4.
+# Proportional to 1 / D, and 2.436 s for 264 samples with D = 4.
 CALIBRATED_BERT = (9744, 4872, 3248, 2436)
 
 
@@ -62,7 +63,7 @@ class Outcome:
 
   Attributes:
     throughput: Samples per second, mean over time since the first step started.
-    cost_usd_per_hour: Mean over time since the first node was asked for.
+    cost_usd_per_hour: Mean over time since the first node was requested.
     value: Samples per second per dollar per hour, mean over time.
     fatal_failures: Losses after which all nodes had to gather.
   """
@@ -86,12 +87,13 @@ def simulate(
 ) -> Outcome:
   """Trains `model` to completion on nodes that are preempted.
 
-  The result for frequent preemptions rests on the time from a node's addition
-  until it is ready, and from a fatal loss until training goes on.
+  With frequent preemptions the result depends mainly on `creation_ms`, from a
+  node's addition until it is ready, and on `global_ms`, from a fatal loss until
+  training resumes.
   """
   if not 0 <= preemption_probability < 1:
     raise ValueError(
-        "preemption_probability must be from 0 to below 1, got "
+        "preemption_probability must be at least 0 and below 1, got "
         f"{preemption_probability}."
     )
   rules = bamboo_rules.BambooRules(
@@ -123,7 +125,7 @@ def simulate(
 def on_demand(model: Model, *, num_nodes: int | None = None) -> Outcome:
   """Trains `model` to completion on nodes that are never lost.
 
-  By default there are as many nodes as in the artifact.
+  `num_nodes` is by default that of the artifact.
   """
   nodes = model.on_demand_nodes if num_nodes is None else num_nodes
   throughput = model.samples_per_step / model.on_demand_step_ms * 1000

@@ -11,18 +11,18 @@ from bamboo_jax.published.bamboo import loop as artifact_loop
 def draw_hours(
     rng: random.Random, *, capacity: int, preemption_probability: float
 ) -> Iterator[list[artifact_loop.Row]]:
-  """Yields what happens to the nodes in each hour, without end.
+  """Yields the events of the nodes in each hour, endlessly.
 
-  A node present at a full hour is lost with the given probability, at a second
-  drawn evenly from that hour. For each slot that is free, or gets free, a
-  candidate comes with the probability of that hour of the day; it is turned
-  away if all slots are taken by then, and may be lost in the same hour.
+  A node present at a full hour is lost with the given probability, at a
+  uniformly random second of that hour. For each slot that is free or becomes
+  free, a candidate arrives with the probability of that hour of the day; it is
+  rejected if all slots are taken by then, and may be lost in the same hour.
   """
   random_bits, draw_chance = rng.getrandbits, rng.random
 
   def draw_ms() -> int:
     second = random_bits(12)
-    while second >= 3600:  # As `rng.randrange(3600)`, in a third of its time.
+    while second >= 3600:  # `rng.randrange(3600)`, but faster.
       second = random_bits(12)
     return start_ms + 1000 * second
 

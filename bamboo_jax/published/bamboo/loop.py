@@ -1,15 +1,15 @@
 """The event loop that the simulators of two published artifacts share.
 
 Bamboo (NSDI'23) was evaluated on simulated preemptions, and Oobleck (SOSP'23)
-with a fork of that simulator: nodes come, take 45 s until they are ready, train
-in pipelines, and are removed. To be arranged anew nodes *gather*: those that
-are ready are listed, a timer runs, and when it fires they get their places.
-`Rules` handle losses and ends of steps; see also
+with a fork of that simulator: nodes are added, become ready after 45 s, train
+in pipelines, and are removed. To be reassigned, nodes *gather*: the ready ones
+are listed, a timer runs, and when it fires they get their places. `Rules`
+handle losses and ends of steps; see also
 `third_party/published/*_simulator.md`.
 
 Unlike our simulator this does what the artifacts do, even where no real system
-would (`Flaws`), so that their tables can be told apart from what follows from
-their inputs. Steps between two events are alike, and counted, not played.
+would (`Flaws`), so that their tables can be separated from the effects of their
+inputs. Steps between two events are equal, and counted, not played.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,16 +24,17 @@ HOUR_MS = 3_600_000
 
 Row = tuple[int, bool, str]  # Time in ms, whether a node is added, its name.
 
-# Kinds of events; at the same time the lower comes first.
+# Kinds of events; of simultaneous ones the lower comes first.
 _ADDITION, _REMOVAL, _MORE_ROWS, _READY = range(4)
 _GLOBAL_TIMER, _LOCAL_TIMER, _STEP_END, _CHECKPOINT_END = range(4, 8)
 
 
 class _Event(int):
-  """An entry of the queue, which compares time and kind and nothing else.
+  """An entry of the queue, ordered by time and kind only.
 
-  It is eight times the time in ms, plus the kind. The order of equal entries is
-  up to `heapq`, as in the artifacts: it decides which nodes train together.
+  The key is eight times the time in ms, plus the kind. The order of equal
+  entries is that of `heapq`, as in the artifacts: it decides which nodes train
+  together.
   """
 
   act: Callable[..., None]
@@ -41,7 +42,7 @@ class _Event(int):
 
 
 class State(enum.Enum):
-  """What the nodes do together."""
+  """The state of the cluster."""
 
   STOPPED = enum.auto()
   GATHERING = enum.auto()
@@ -55,10 +56,10 @@ class Flaws:
   Attributes:
     trains_while_gathering: Steps go on ending until the timer fires, so that a
       restart pauses nothing.
-    timers_left_over: A new gathering leaves older timers running. The first
+    timers_left_over: A new gathering does not cancel older timers. The first
       that fires ends it; the next ones find an empty list and stop training.
-    scans_heap: Whether a loss precedes the end of a checkpoint is read off the
-      array of the heap of events, and not off their times.
+    scans_heap: Whether a loss precedes the end of a checkpoint is decided by
+      the order of the heap's array instead of the times of events.
   """
 
   trains_while_gathering: bool = True
@@ -71,7 +72,7 @@ SOUND = Flaws(False, False, False)
 
 
 class Node:
-  """A node, from when it is added on."""
+  """A node, from its addition on."""
 
   __slots__ = ("is_live", "is_ready", "name")
 
@@ -82,7 +83,7 @@ class Node:
 
 
 class Rules(Protocol):
-  """What makes a system; the loop calls each method at `loop.now_ms`.
+  """The rules of a system; the loop calls each method at `loop.now_ms`.
 
   Attributes:
     timers_ms: How long nodes gather, by whether they do so globally.
@@ -95,16 +96,16 @@ class Rules(Protocol):
     """Returns the time of a step after a gathering."""
 
   def assign(self, nodes: Sequence[Node]) -> None:
-    """Sets the nodes that train from now on, in order of places.
+    """Sets the training nodes from now on, in order of places.
 
     A place is the pipeline times stages plus the stage.
     """
 
   def lose(self, loop: "Loop", node: Node) -> None:
-    """Does what follows from the loss of a node, which may not train."""
+    """Handles the loss of a node, which may not be training."""
 
   def end_step(self, loop: "Loop") -> bool:
-    """Ends a step; true if those until the next event end just alike."""
+    """Ends a step; returns whether steps until the next event end equally."""
 
 
 class Loop:
@@ -112,17 +113,17 @@ class Loop:
 
   Attributes:
     num_pipelines: Pipelines since the last timer.
-    num_waiting: Nodes that wait, as the artifacts count: losses do not lower it
-      before the next timer.
+    num_waiting: Number of waiting nodes by the artifacts' count: losses do not
+      lower it before the next timer.
     step_ms: Time of the steps that start from now on.
     step_end_ms: End of the step in flight; None if there is none.
-    interval_start_ms: End of the step before, or when training first started.
-    first_ms: When training first started; None before.
+    interval_start_ms: End of the previous step, or first start of training.
+    first_ms: First start of training; None before.
     inverse_nodes_sum: Sum over steps of the interval divided by its node time,
       that is of one over the mean number of live nodes.
-    queued_ms: Sum of the times of all steps that were started.
-    timer_sum_ms: Sum of all global timers that were set, and of all local ones.
-    num_events: Events, with the steps that were not merely counted.
+    queued_ms: Sum of the times of all started steps.
+    timer_sum_ms: Sums of all global timers, and of all local ones.
+    num_events: Number of events, including steps that were not merely counted.
     queues_steps: Whether ends of steps are in the queue, as `scan` needs.
   """
 
@@ -170,9 +171,9 @@ class Loop:
       end_ms: float = math.inf,
       num_steps: float = math.inf,
   ) -> None:
-    """Runs until a time, at which nothing happens any more, or some steps.
+    """Runs until a time after which nothing happens, or for some steps.
 
-    `more_rows` has each hour after the first, without end; without it `end_ms`
+    `more_rows` yields each hour after the first, endlessly; without it `end_ms`
     is finite.
     """
     assert more_rows is not None or end_ms < math.inf
@@ -204,11 +205,11 @@ class Loop:
       self._push(self.step_end_ms, _STEP_END, self._end_queued_step)
 
   def complete_step(self) -> None:
-    """Counts the step that ends now; there is none in flight then."""
+    """Counts the step that ends now; none is in flight afterwards."""
     now_ms = self.now_ms
     node_ms = len(self._live) * now_ms + self._node_ms_offset
     step_node_ms = node_ms - self._node_ms_at_step
-    if step_node_ms:  # Else it ended without a live node.
+    if step_node_ms:  # Otherwise it ended without a live node.
       interval_ms = now_ms - self._previous_end_ms
       self.inverse_nodes_sum += interval_ms / step_node_ms
     self.num_steps += 1
@@ -226,7 +227,7 @@ class Loop:
   def scan(self, end_ms: int) -> bool:
     """Queues the end of a checkpoint; returns whether a loss precedes one.
 
-    As in the artifact, precedes in the array of the heap and not in time.
+    As in the artifact, by the order of the heap's array and not of time.
     """
     self._push(end_ms, _CHECKPOINT_END, lambda: None)
     heapq.heapify(self._queue)
@@ -276,7 +277,7 @@ class Loop:
     node.is_live = False
     if node.is_ready:
       self.num_ready -= 1
-      # Who is ready while others gather is one of them.
+      # Nodes that become ready while others gather are listed too.
       self._has_lost_gathered = bool(self._gathered)
     self.num_removals += 1
     self._rules.lose(self, node)
@@ -314,7 +315,7 @@ class Loop:
     num_places = self.num_pipelines * self._rules.num_stages
     self.num_waiting = len(nodes) - num_places
     self.step_end_ms = None
-    if nodes:  # Else, after a timer left over, they keep their places.
+    if nodes:  # Otherwise, after a stale timer, they keep their places.
       self._rules.assign(nodes[:num_places])
     if not self.num_pipelines:
       self.state = State.STOPPED
@@ -328,11 +329,11 @@ class Loop:
     self.start_step(self.now_ms)
 
   def _end_queued_step(self) -> None:
-    if self.now_ms == self.step_end_ms:  # Else it was given up.
+    if self.now_ms == self.step_end_ms:  # Otherwise it was abandoned.
       self._end_steps(self.now_ms)
 
   def _end_steps(self, until_ms: float) -> None:
-    """Ends the step in flight, and those like it that end before a time."""
+    """Ends the step in flight, and equal ones that end before a time."""
     self.now_ms = self.step_end_ms
     self.num_events += 1
     if not self._rules.end_step(self) or self.step_end_ms >= until_ms:

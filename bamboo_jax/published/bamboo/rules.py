@@ -1,9 +1,9 @@
-"""Bamboo, as the simulators of two published artifacts have it.
+"""The rules of Bamboo in the simulators of two published artifacts.
 
-A lost node is replaced by the node of the stage before, its shadow: the step in
-flight gets longer by half of what is left of it, and later ones take one and a
-half times as long. A node that covers two stages cannot be lost, nor stand in
-for another: then all gather anew.
+A lost node is replaced by the node of the previous stage, its shadow: the rest
+of the step in flight takes half as long again, and later steps take one and a
+half times as long. A node that covers two stages cannot be lost, nor cover a
+third one: then all nodes gather again.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from bamboo_jax.published.bamboo import loop as artifact_loop
 
 GLOBAL_MS = 30_000
-# A loss of this share of the nodes that train would be fatal: gather before.
+# If losing this share of the training nodes would be fatal, gather first.
 _MAX_EXPOSED = 0.05
 
 
@@ -45,7 +45,7 @@ class BambooRules:
     self._prolong_since_ms: int | None = None
 
   def assign(self, nodes: Sequence[artifact_loop.Node]) -> None:
-    """Sets who trains: every node covers its own stage only."""
+    """Sets the training nodes: every node covers only its own stage."""
     self._holders = list(nodes)
     self._num_doubled = 0
     self._is_slowed = False
@@ -63,7 +63,7 @@ class BambooRules:
       loop.step_ms = loop.step_ms * 3 // 2
 
   def end_step(self, loop: artifact_loop.Loop) -> bool:
-    """Ends the step, unless a loss makes it longer; gathers if it should."""
+    """Ends the step, unless a loss prolongs it; gathers if necessary."""
     if self._prolong_since_ms is not None:
       loop.step_end_ms += (loop.now_ms - self._prolong_since_ms) // 2
       self._prolong_since_ms = None
@@ -76,7 +76,7 @@ class BambooRules:
     return True
 
   def _is_fatal(self, node: artifact_loop.Node) -> bool:
-    """Returns whether nobody can stand in for a node; else its shadow does."""
+    """Returns whether no node can cover for a node, as its shadow would."""
     if self._holders.count(node) > 1:
       self._num_doubled -= 1
       return True
@@ -84,7 +84,7 @@ class BambooRules:
     first = place - place % self.num_stages
     shadow = self._holders[first + (place - first - 1) % self.num_stages]
     if not shadow.is_live:
-      return False  # So the artifacts have it: nobody covers the stage.
+      return False  # As in the artifacts, no node covers the stage.
     if self._holders.count(shadow) > 1:
       return True
     self._holders[place] = shadow
@@ -92,7 +92,7 @@ class BambooRules:
     return False
 
   def _should_gather(self, loop: artifact_loop.Loop) -> bool:
-    """Returns whether nodes wait that can be used, or a loss is too likely."""
+    """Returns whether usable nodes wait, or a fatal loss is too likely."""
     doubled, waiting = self._num_doubled, loop.num_waiting
     training = loop.num_pipelines * self.num_stages - doubled
     if doubled and (

@@ -1,8 +1,8 @@
 """Oobleck's evaluation against Varuna and Bamboo.
 
-  inputs     throughputs, constants and traces, as they are published
-  rules      what a loss and the end of a step mean to Oobleck and Varuna
-  artifact   a system on a trace by these rules, flaws and all
+  inputs     throughputs, constants and traces, as published
+  rules      how Oobleck and Varuna handle losses and ends of steps
+  artifact   a system on a trace by these rules, flaws included
   ours       the same inputs in our own simulator
 
 The event loop is `bamboo.loop`. Read `artifact` first.

@@ -30,8 +30,8 @@ class Outcome:
     throughput: Samples per second from the first step's start to the end of the
       last step.
     average_nodes: Mean number of live nodes until the last step's end.
-    shares: The artifact's account of time, by name. Each is accumulated in its
-      own way, so they are not shares of time.
+    shares: The artifact's account of time, by name. Each is accumulated by its
+      own rule, so their sum is not the time.
   """
 
   throughput: float
@@ -51,8 +51,8 @@ def simulate(
 ) -> Outcome | None:
   """Returns the outcome on a trace; None if the model cannot be run.
 
-  Nothing happens after the last event of the trace, and notices are ignored.
-  With `has_rollback`, Varuna loses the steps since its last checkpoint. Raises
+  The run ends with the last event of the trace, and notices are ignored. With
+  `has_rollback`, Varuna loses the steps since its last checkpoint. Raises
   `ValueError` if the trace is too short or too small for any training.
   """
   if system not in inputs.SYSTEMS:

@@ -1,4 +1,4 @@
-"""What Oobleck's evaluation knows of models, and its published traces.
+"""The inputs of Oobleck's evaluation: models, constants, published traces.
 
 Throughput by number of nodes and constants are in two CSV files, the traces on
 the page that describes the rules; see `third_party/published`.
@@ -16,7 +16,7 @@ Event, Trace = trace_lib.Event, trace_lib.Trace
 
 SYSTEMS = ("oobleck", "varuna", "bamboo")
 NUM_STAGES = 12
-MIN_NODES, MAX_NODES = 15, 30  # The throughput is known in between.
+MIN_NODES, MAX_NODES = 15, 30  # Numbers of nodes with a known throughput.
 
 _STUCK_MS = 10**12  # Step time where the throughput is 0.
 
@@ -25,9 +25,9 @@ _CONSTANTS = "oobleck_simulator_constants.csv"
 _PAGE = "oobleck_simulator.md"
 _RESULTS = "oobleck_simulated.csv"
 _CANNOT_RUN = "OOM"
-_NUM_NODES = 30  # That a synthetic trace starts with.
+_NUM_NODES = 30  # Nodes at the start of a synthetic trace.
 
-# More digits of some of the throughputs, by system and model.
+# Further digits of some throughputs, by system and model.
 _DIGITS = {
     ("varuna", "GPT-3-6.7b"): (5.2406, 5.0969, 4.5034, 3.9538, 3.0164),
     ("bamboo", "GPT-2"): (27.0296, 22.5246, 16.8935, 11.2623),
@@ -41,21 +41,22 @@ _RESTART_MS = {
 
 
 def clip(num_nodes: int) -> int:
-  """Returns the number of nodes whose figures are used for `num_nodes`."""
+  """Returns the number of nodes whose figures stand for `num_nodes`."""
   return min(max(num_nodes, MIN_NODES), MAX_NODES)
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """The evaluation's facts about a model.
+  """The inputs of the evaluation for a model.
 
   Attributes:
-    throughput: Samples per second by system, then by number of nodes. A system
-      that could not run the model is not there.
+    throughput: Samples per second by system, then by number of nodes. Systems
+      that could not run the model are missing.
     idle_gpus: GPUs that Varuna leaves idle, by number of nodes.
     reconfigure_ms: How long nodes gather, Oobleck.
-    restart_ms: How long a restart takes, Varuna, checkpoint included.
-    restart_ms_by_nodes: After the first restart, if it depends on their number.
+    restart_ms: Time of a restart, Varuna, checkpoint included.
+    restart_ms_by_nodes: Times of later restarts, if they depend on the number
+      of nodes.
     checkpoint_ms: Time of a checkpoint, Varuna.
     local_ms: How long nodes gather at the end of a step, Bamboo.
   """
@@ -114,7 +115,7 @@ def read_traces(folder: pathlib.Path) -> dict[str, Trace]:
 
 
 def read_published(folder: pathlib.Path) -> list[dict[str, str]]:
-  """Returns the rows of the published table, as they stand."""
+  """Returns the rows of the published table, unchanged."""
   return _rows(folder / _RESULTS)
 
 
@@ -126,7 +127,7 @@ def _synthetic_events(gap_ms: int, nodes: Sequence[str]) -> Iterator[Event]:
 
 
 def _recorded_events(words: Sequence[str]) -> Iterator[Event]:
-  """Reads `m+k` (adds k nodes at minute m) and `m-a.b` (removes a and b)."""
+  """Parses `m+k` (adds k nodes at minute m) and `m-a.b` (removes a and b)."""
   num_added = 0
   for word in words:
     minute, sign, what = re.fullmatch(r"(\d+)([-+])([\d.]+)", word).groups()

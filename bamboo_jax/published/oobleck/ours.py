@@ -1,8 +1,8 @@
 """Oobleck's evaluation in our own simulator, from the same throughput table.
 
 Only throughput by number of nodes and the times of changes are as published. So
-what the artifact leaves out costs time: training stands still while nodes are
-arranged anew, no timer is left over, added nodes are used as soon as that pays,
+effects that the artifact omits cost time: training stops while nodes are
+reassigned, no stale timer remains, added nodes are used as soon as that pays,
 and the downtime at the end counts.
 """
 
@@ -19,15 +19,15 @@ from bamboo_jax.traces import trace as trace_lib
 Model, Trace = inputs.Model, trace_lib.Trace
 
 # Oobleck needs two pipelines for every layer to have a second copy, so its
-# pipelines may be as short as half of the fewest nodes that were measured.
+# pipelines may be half as long as the smallest measured number of nodes.
 _LEAST_STAGES = {"oobleck": 7, "varuna": 12, "bamboo": 12}
 _RUNGS = {
     "oobleck": ("reconfigure", "checkpoint"),
     "varuna": ("checkpoint",),
     "bamboo": ("shadow", "reconfigure", "checkpoint"),
 }
-_CHECKPOINT_EVERY = 10  # Steps with all nodes.
-# Costs are not looked at.
+_CHECKPOINT_EVERY = 10  # Steps of all nodes.
+# Placeholder: costs are not used.
 _PRICE = prices_lib.Price(
     instance="none",
     on_demand_usd_per_hour=1.0,
@@ -38,9 +38,9 @@ _PRICE = prices_lib.Price(
 
 
 def simulate(model: Model, system: str, trace: Trace) -> float | None:
-  """Returns samples per second from when training starts to the trace's end.
+  """Returns samples per second from the start of training to the trace's end.
 
-  It is None if the system cannot run the model, 0 if it never trains.
+  None if the system cannot run the model, 0 if it never trains.
   """
   if system not in model.throughput:
     return None
@@ -63,7 +63,7 @@ def simulate(model: Model, system: str, trace: Trace) -> float | None:
 def _table(model: Model, system: str, most: int) -> throughput_table.Table:
   """Returns the throughput for up to `most` nodes.
 
-  More than were measured are as fast as the most that were.
+  Beyond the largest measured number of nodes it is constant.
   """
   rates = {
       nodes: 1e3 * model.samples_per_step / model.step_ms(system, nodes)
@@ -76,8 +76,8 @@ def _table(model: Model, system: str, most: int) -> throughput_table.Table:
 def _durations(model: Model, system: str) -> times_lib.Durations:
   """Returns the published times.
 
-  Oobleck's and Bamboo's checkpoints, of which the artifact knows nothing, are
-  as often and as long as Varuna's, but do not stop training.
+  The artifact has no checkpoints of Oobleck and Bamboo; here they have the
+  interval and duration of Varuna's, but do not stop training.
   """
   reconfigure_ms, restart_ms = {
       "oobleck": (model.reconfigure_ms, model.reconfigure_ms),

@@ -1,7 +1,7 @@
-"""Oobleck and Varuna, as the simulator of Oobleck's evaluation has them.
+"""The rules of Oobleck and Varuna in the simulator of Oobleck's evaluation.
 
-With both, every loss makes all nodes gather, even that of a node that waits;
-added nodes are of no use until then.
+In both, every loss makes all nodes gather, even the loss of a waiting node;
+added nodes are unused until then.
 """
 
 import bisect
@@ -29,10 +29,10 @@ class OobleckRules:
     return self._model.step_ms("oobleck", num_ready)
 
   def assign(self, nodes: Sequence[artifact_loop.Node]) -> None:
-    """Does nothing: it does not matter which node trains where."""
+    """Does nothing: the assignment of nodes does not matter."""
 
   def lose(self, loop: artifact_loop.Loop, node: artifact_loop.Node) -> None:
-    """Lets all nodes gather."""
+    """Makes all nodes gather."""
     del node
     self.lost_ms += loop.step_ms
     loop.gather(is_global=True)
@@ -45,16 +45,16 @@ class OobleckRules:
 
 
 class VarunaRules:
-  """Varuna: a restart from the last checkpoint; one is made every 10 steps.
+  """Varuna: restarts from the last checkpoint, one every 10 steps.
 
   Each step is worth its rate times its interval; a lost step's rate becomes 0.
 
-  A checkpoint that is not at its end when a node is removed fails. Without
-  `has_rollback` none does, and no step is lost.
+  A checkpoint that is unfinished when a node is removed fails. Without
+  `has_rollback` none fails, and no step is lost.
 
   Attributes:
-    lost_ms: What the artifact counts as lost time.
-    idle_ms: Time of idle GPUs, in parts of all of them.
+    lost_ms: The lost time by the artifact's account.
+    idle_ms: Time of idle GPUs, as a fraction of all of them.
   """
 
   num_stages = inputs.NUM_STAGES
@@ -87,7 +87,7 @@ class VarunaRules:
 
   @property
   def timers_ms(self) -> Mapping[bool, int]:
-    """How long nodes gather; the checkpoint is paid after it."""
+    """How long nodes gather; the checkpoint is paid afterwards."""
     return {True: self._restart_ms - self._model.checkpoint_ms}
 
   def step_ms(self, num_pipelines: int, num_ready: int) -> int:
@@ -100,10 +100,10 @@ class VarunaRules:
     return self._model.step_ms("varuna", num_ready)
 
   def assign(self, nodes: Sequence[artifact_loop.Node]) -> None:
-    """Does nothing: it does not matter which node trains where."""
+    """Does nothing: the assignment of nodes does not matter."""
 
   def lose(self, loop: artifact_loop.Loop, node: artifact_loop.Node) -> None:
-    """Loses what came after the last checkpoint, and lets all nodes gather."""
+    """Loses the steps after the last checkpoint, and makes all nodes gather."""
     del node
     self._is_after_loss = True
     if self._has_rollback and self._checkpoint_ms is None:
@@ -137,17 +137,17 @@ class VarunaRules:
     loop.interval_start_ms += self._model.checkpoint_ms
     if self._has_rollback and self._will_fail(loop):
       loop.num_steps = max(0, loop.num_steps - _CHECKPOINT_EVERY)
-      # With fewer on record there are more rates than intervals from now on,
-      # and each later one counts for an interval that comes later.
+      # With fewer steps on record there are more rates than intervals from now
+      # on, so that each later rate is paired with a later interval.
       self._rates[-_CHECKPOINT_EVERY:] = [0.0] * _CHECKPOINT_EVERY
       self.lost_ms += _CHECKPOINT_EVERY * loop.step_ms
     else:
       self._checkpoint_ms = loop.interval_start_ms
 
   def _will_fail(self, loop: artifact_loop.Loop) -> bool:
-    """Returns whether a loss comes before an open checkpoint is at its end.
+    """Returns whether a loss precedes the end of an open checkpoint.
 
-    It ends a checkpoint's time later than it should.
+    The end is late by the time of a checkpoint, as in the artifact.
     """
     end_ms = loop.interval_start_ms + self._model.checkpoint_ms
     if loop.queues_steps:

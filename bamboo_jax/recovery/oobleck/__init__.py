@@ -1,4 +1,4 @@
-"""Pipelines of different depths that leave no node idle (Oobleck, SOSP'23).
+"""Pipelines of different depths that use all nodes (Oobleck, SOSP'23).
 
 templates  the best partition for each number of nodes
 cover      which templates cover all nodes with the fastest step

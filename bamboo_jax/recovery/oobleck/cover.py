@@ -1,11 +1,11 @@
 """Covers a number of nodes with pipelines made from templates.
 
 Every number of nodes from (f + 1) n0 up has a cover: at least f + 1 pipelines
-that leave no node idle (Oobleck, SOSP'23, section 4; see `templates`). Of all
-covers we take the one with the shortest predicted step. The search tries the
-sizes of pipelines in growing order, and gives up a beginning if even the best
+that use all nodes (Oobleck, SOSP'23, section 4; see `templates`). We take the
+cover with the shortest predicted step. The search is branch and bound: it tries
+the sizes of pipelines in growing order, and prunes a prefix if even the best
 rest could not do all microbatches in the time of the best cover so far. It is
-exact as long as a pipeline never gets faster by one microbatch more.
+exact if a pipeline is never faster with one microbatch more.
 """
 
 from collections.abc import Iterator
@@ -19,13 +19,19 @@ from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import step_time as step_time_lib
 from bamboo_jax.recovery.oobleck import templates as templates_lib
 
-_ROUNDING_MS = 1e-6  # How wrong a difference of times may be.
-_MAX_TIES = 64  # Equally good covers that are found.
+_ROUNDING_MS = 1e-6  # Error bound of a difference of times.
+_MAX_TIES = 64  # Most equally good covers that are kept.
 
 
 @dataclasses.dataclass(frozen=True)
 class Cover:
-  """Pipelines that use all nodes, by size, and their predicted step."""
+  """Pipelines that use all nodes.
+
+  Attributes:
+    sizes: Number of nodes of each pipeline, in growing order.
+    num_microbatches: Microbatches of each pipeline in a step.
+    step_time: Predicted time of a step.
+  """
 
   sizes: tuple[int, ...]
   num_microbatches: tuple[int, ...]
@@ -33,7 +39,14 @@ class Cover:
 
 
 class Coverer:
-  """Finds covers; remembers those it has found."""
+  """Finds covers; caches them by number of nodes.
+
+  Args:
+    templates: The templates.
+    predictor: Predicts steps; microbatches are dealt by makespan regardless of
+      its `split`.
+    degrades: Whether nodes that are too few for f + 1 pipelines make fewer.
+  """
 
   def __init__(
       self,
@@ -42,18 +55,13 @@ class Coverer:
       *,
       degrades: bool = False,
   ) -> None:
-    """Stores templates and predictor.
-
-    Microbatches are given out by makespan, whatever the predictor's `split`.
-    If it `degrades`, nodes that are too few for f + 1 pipelines make fewer.
-    """
     self.templates = templates
     self.predictor = predictor
     self._degrades = degrades
     self.best = functools.cache(self.best)
 
   def most_used(self, num_nodes: int) -> int:
-    """Returns how many of so many nodes a cover can have.
+    """Returns the most nodes, up to `num_nodes`, that a cover can use.
 
     Each pipeline needs a microbatch, and a template.
     """
@@ -63,7 +71,7 @@ class Coverer:
     return min(num_nodes, most * self.templates.max_nodes) or num_nodes
 
   def min_pipelines(self, num_nodes: int) -> int:
-    """Returns how many pipelines so many nodes must make at least."""
+    """Returns the least number of pipelines of `num_nodes` nodes."""
     wanted, each = self.templates.min_pipelines, self.templates.min_nodes
     return max(1, min(wanted, num_nodes // each)) if self._degrades else wanted
 
@@ -72,7 +80,7 @@ class Coverer:
 
     Raises:
       base.InfeasibleError: There are too few nodes for f + 1 pipelines, or so
-        many that a pipeline would get no microbatch.
+        many nodes that a pipeline would get no microbatch.
     """
     templates = self.templates
     fewest = self.min_pipelines(num_nodes)
@@ -103,11 +111,11 @@ class Coverer:
     return tuple(search.covers)
 
   def best_of_some(self, num_nodes: int) -> tuple[Cover, ...]:
-    """Returns the covers with the shortest step of any of so many nodes.
+    """Returns the covers of up to `num_nodes` nodes with the shortest step.
 
-    Nodes may be left over, so more nodes are never slower than fewer.
+    They may leave nodes unused, so more nodes are never slower than fewer.
 
-    Raises `base.InfeasibleError`: there are too few nodes for f + 1 pipelines.
+    Raises `base.InfeasibleError` if nodes are too few for f + 1 pipelines.
     """
     found = []
     for count in range(self.templates.min_total_nodes, num_nodes + 1):
@@ -136,7 +144,7 @@ class _Search:
     self._pace = functools.cache(self._pace)
 
   def guess_ms(self, num_nodes: int, num_pipelines: int) -> float:
-    """Returns about how long a step takes with pipelines of almost one size."""
+    """Returns an estimate of the step with pipelines of almost equal size."""
     sizes = makespan.split_evenly(num_nodes, num_pipelines)
     paces = [self._pace(size) for size in sizes]
     rate = sum(1.0 / pace.least_ms for pace in paces)
@@ -148,7 +156,7 @@ class _Search:
     )
 
   def bound_by(self, sizes: tuple[int, ...]) -> None:
-    """Looks only for covers that are as good as the one with `sizes`."""
+    """Limits the search to covers at least as fast as the one with `sizes`."""
     self._best_ms = self._evaluate(sizes).step_time.total_ms
 
   def run(self, num_nodes: int, num_pipelines: int) -> None:
@@ -179,9 +187,9 @@ class _Search:
   ) -> bool:
     """Returns whether all microbatches may be done within the best time.
 
-    The phases after the pass take at least as long as with those pipelines that
-    are chosen, and each node that is left does at most as much as one in the
-    size of pipeline whose nodes do most.
+    A bound: the phases after the passes take at least as long as with the
+    chosen pipelines only, and each remaining node does at most as much as a
+    node in the most productive size of pipeline.
     """
     other_ms = self._other_ms(frozenset(chosen), len(chosen) + num_more)
     limit_ms = self._best_ms - other_ms + _ROUNDING_MS

@@ -1,4 +1,4 @@
-"""Oobleck's rules for who is in which pipeline after a loss (section 5).
+"""Oobleck's rules for the nodes of each pipeline after a loss (section 5).
 
 Keep a pipeline that is large enough, else borrow nodes, else merge.
 """
@@ -21,22 +21,22 @@ def regroup(
   """Returns the nodes of each pipeline by the rules of Oobleck.
 
   A pipeline that has lost nodes is kept if it still has `min_nodes`. Else it
-  borrows, one by one, the last node of the largest pipeline. If none can give
-  any, it is merged: its nodes go to the smallest pipelines. One that has lost
-  all nodes is given up unless it is needed for `min_pipelines`.
+  borrows, one by one, the last node of the largest pipeline. If no pipeline can
+  spare one, it is merged: its nodes go to the smallest pipelines. A pipeline
+  that has lost all nodes is dropped unless it is needed for `min_pipelines`.
 
-  The paper leaves open who gets nodes that join. Here pipelines that are too
-  small get them; if there are enough left they make new pipelines; then the
-  smallest pipelines grow. Those that find no place are spares.
+  The paper does not say where joining nodes go. Here pipelines that are too
+  small get them; if enough remain they make new pipelines; then the smallest
+  pipelines grow. The rest are spares.
 
   Args:
-    groups: Nodes of each pipeline that are left, stage by stage.
+    groups: Surviving nodes of each pipeline, stage by stage.
     joined: Nodes that are in no pipeline yet.
     min_nodes: Size of the smallest pipeline: n0.
     max_nodes: Size of the largest pipeline: n_max.
     min_pipelines: f + 1.
 
-  Raises `base.InfeasibleError`: there are too few nodes for that.
+  Raises `base.InfeasibleError` if there are too few nodes for that.
   """
   num_nodes = sum(map(len, groups)) + len(joined)
   needed = min_pipelines * min_nodes

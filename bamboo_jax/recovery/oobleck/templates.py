@@ -1,10 +1,10 @@
 """Pipeline templates: the best partition for each number of nodes.
 
-Oobleck (SOSP'23, section 4) plans pipelines ahead, one for each number of
+Oobleck (SOSP'23, section 4) plans pipelines in advance, one for each number of
 nodes from n0, the least that fits in memory, to n_max. If n_max is at least
 n0 + ceil((n0 - 1) / (f + 1)), then any number of nodes from (f + 1) n0 up is
-covered by at least f + 1 pipelines, and no node idles: x pipelines cover all
-numbers from x n0 to x n_max, and where they end x + 1 pipelines begin. With
+covered by at least f + 1 pipelines without an idle node: x pipelines cover all
+numbers from x n0 to x n_max, and the range of x + 1 pipelines adjoins it. With
 f + 1 pipelines each layer has f + 1 owners, so any f nodes may be lost.
 """
 
@@ -23,7 +23,7 @@ from bamboo_jax.plan.memory import upkeep as upkeep_lib
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-  """A pipeline of one stage per node, and the memory that each stage needs."""
+  """A pipeline of one stage per node, and the memory of each stage."""
 
   partition: partition_lib.Partition
   memory_bytes: tuple[int, ...]
@@ -39,8 +39,9 @@ class Templates:
   """Templates for consecutive numbers of nodes, in growing order.
 
   Attributes:
-    num_failures: How many nodes may be lost at once, whichever they are: there
-      are always more pipelines than that.
+    templates: One per number of nodes.
+    num_failures: f: any f nodes may be lost at once, since there are always
+      more pipelines than that.
   """
 
   templates: tuple[Template, ...]
@@ -112,22 +113,21 @@ def make_templates(
 ) -> Templates:
   """Returns the templates for all numbers of nodes that pipelines may have.
 
-  Each is the exact optimum of `partition.split_layers`.
-
-  Arguments that are not listed are those of `partition.split_layers`.
+  Each is the exact optimum of `partition.split_layers`, whose other arguments
+  are passed on.
 
   Args:
-    num_failures: How many nodes may be lost at once: f.
-    min_nodes: No pipeline has fewer nodes, even if it would fit.
-    max_nodes: Nodes of the largest pipeline; by default, and at least, as many
-      as are needed so that no node idles. More of them give more choice.
+    num_failures: f: number of nodes that may be lost at once.
+    min_nodes: Least number of nodes of a pipeline, even if fewer would fit.
+    max_nodes: Nodes of the largest pipeline; by default the least number with
+      which all nodes can be used. A larger one gives more choice.
     num_microbatches: Most microbatches that a pipeline gets in a step, which
-      bounds its residuals; None for many.
+      bounds its residuals; None: no bound.
 
   Raises:
     ValueError: An argument is out of range.
-    base.InfeasibleError: A number of nodes does not fit in memory, is more than
-      there can be stages, or is needed but more than `max_nodes`. The message
+    base.InfeasibleError: A needed number of nodes does not fit in memory, or is
+      above the possible number of stages or above `max_nodes`. The message
       says which, and by how much.
   """
   if num_failures < 0:
@@ -183,7 +183,7 @@ class _Splitter:
     return Template(partition, self._stage_bytes(partition))
 
   def _least_bytes(self, num_nodes: int) -> int:
-    """Returns what the worst stage needs if memory is all that counts."""
+    """Returns the memory of the largest stage when memory is balanced."""
     return max(self._stage_bytes(self._partition(num_nodes, balance="memory")))
 
   def _in_flight(self, num_nodes: int) -> tuple[int, ...]:

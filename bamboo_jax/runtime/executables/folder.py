@@ -1,16 +1,16 @@
 """A folder of executables that processes share.
 
-A fault of the folder costs time, never a run: an entry that is torn, damaged or
-of another kind counts as absent, and a full or read-only disk is reported once.
-Entries are machine code, so the folder must belong to this user or root, and
-nobody else may write to it.
+A fault of the folder costs time, never a run: a torn, damaged or foreign entry
+counts as absent, and a full or read-only disk is reported once. Entries are
+machine code, so the folder must belong to this user or root and must not be
+writable by others.
 
-Of processes that want one program at the same time, one compiles:
+If several processes want the same program at once, one compiles it:
 
   1 A  read(key): absent                B  read(key): absent
   2 A  claim(key): at once              B  claim(key): waits for A
   3 A  compiles, write(key)
-  4 A  lets go                          B  read(key): loads it
+  4 A  releases the claim               B  read(key): loads it
 
 B waits for a limited time: A may have been stopped.
 """
@@ -31,12 +31,12 @@ from bamboo_jax import base
 _MAGIC = b"bamboo_jax executable\n"
 _DIGEST_BYTES = 32
 _ENTRY, _PART, _LOCK = ".xla", ".part", ".lock"  # Suffixes.
-_PART_SECS = 3600.0  # An older part has lost its writer.
+_PART_SECS = 3600.0  # The writer of an older part is gone.
 _POLL_SECS = 0.02
 
 
 class Folder:
-  """Entries by key; may be used by any thread, and never raises `OSError`."""
+  """Entries by key; thread-safe, and never raises `OSError`."""
 
   def __init__(
       self,
@@ -45,11 +45,12 @@ class Folder:
       limit_bytes: int = 2**30,
       wait_secs: float = 20.0,
   ) -> None:
-    """Makes the folder if need be.
+    """Creates the folder if it is missing.
 
     Args:
-      limit_bytes: Of all entries; the least recently used go.
-      wait_secs: How long to wait for a process that compiles the same.
+      limit_bytes: Limit of all entries together; the least recently used are
+        deleted.
+      wait_secs: How long to wait for a process that compiles the same program.
     """
     self._path = pathlib.Path(path)
     self._limit_bytes = limit_bytes
@@ -65,7 +66,7 @@ class Folder:
       self._warn("cannot be used", reason)
 
   def read(self, key: str) -> bytes | None:
-    """Returns an entry; None if there is none that is whole."""
+    """Returns an entry; None if it is absent or damaged."""
     if not self._is_usable:
       return None
     path = self._path / f"{key}{_ENTRY}"
@@ -85,15 +86,15 @@ class Folder:
     return data
 
   def reject(self, key: str, reason: str) -> None:
-    """Warns that an entry is unusable; it will be written again."""
+    """Warns that an entry is unusable; it will be overwritten."""
     self._warn("has a bad entry", f"{key}{_ENTRY}, {reason}")
 
   def write(self, key: str, data: bytes) -> None:
-    """Adds or replaces an entry; a reader sees all of it or nothing."""
+    """Adds or replaces an entry atomically."""
     if not self._is_usable or len(data) > self._limit_bytes:
       return
     try:
-      # Not synced: a torn entry is found out.
+      # Not synced: a torn entry is detected.
       path = self._path / f"{key}{_ENTRY}"
       base.write_atomically(path, _seal(key, data), sync=False)
       self._evict()
@@ -102,12 +103,12 @@ class Folder:
 
   @contextlib.contextmanager
   def claim(self, key: str) -> Iterator[None]:
-    """Keeps other processes from compiling the same; may wait for one."""
+    """Keeps other processes from compiling `key`; blocks up to `wait_secs`."""
     with contextlib.ExitStack() as stack:
       if self._is_usable:
         # Few locks for all keys, so that they need not be removed.
         path = self._path / f"{key[:2]}{_LOCK}"
-        with contextlib.suppress(OSError):  # Without locks all of them compile.
+        with contextlib.suppress(OSError):  # No locks: all compile.
           file = stack.enter_context(base.open_lock(path))
           deadline = time.monotonic() + self._wait_secs
           while not _try_lock(file.fileno()) and time.monotonic() < deadline:
@@ -143,12 +144,12 @@ class Folder:
 
 
 def _seal(key: str, data: bytes) -> bytes:
-  """Returns the content of a file, with a proof of its key and wholeness."""
+  """Returns the content of a file: `data` with its key and a checksum."""
   return _MAGIC + hashlib.sha256(key.encode() + data).digest() + data
 
 
 def _find_danger(status: os.stat_result) -> str | None:
-  """Returns the reason why another user might have written to a folder."""
+  """Returns why another user might have written to a folder; None if not."""
   if status.st_uid not in (0, os.geteuid()):
     return f"it belongs to another user, {status.st_uid}"
   if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -157,7 +158,7 @@ def _find_danger(status: os.stat_result) -> str | None:
 
 
 def _try_lock(fd: int) -> bool:
-  """Returns whether the lock of a file could be taken."""
+  """Returns whether the lock of a file was acquired; does not block."""
   try:
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
@@ -166,7 +167,7 @@ def _try_lock(fd: int) -> bool:
 
 
 def default_path() -> str:
-  """Returns the folder in the user's cache; "" if there is no home."""
+  """Returns the folder in the user's cache; "" if there is no home folder."""
   cache = os.environ.get("XDG_CACHE_HOME")
   try:
     root = pathlib.Path(cache) if cache else pathlib.Path.home() / ".cache"

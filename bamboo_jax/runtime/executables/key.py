@@ -1,8 +1,8 @@
-"""The key of an executable: programs with one key have the same machine code.
+"""Keys of executables: equal keys mean the same machine code.
 
-JAX's fingerprint covers program, options and kind of device. XLA:CPU also
-compiles for the very processor that it runs on, and splits loops for as many
-threads as this process may use.
+JAX's fingerprint covers the program, the options and the kind of device.
+XLA:CPU also compiles for the host's exact processor, and splits loops by the
+number of threads of this process.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import platform
 
 import jax
 
-_FORMAT = 1  # Of entries.
+_FORMAT = 1  # Version of the entries' format.
 # Of /proc/cpuinfo; the latter three on ARM.
 _CPU_FIELDS = (
     "vendor_id",
@@ -28,13 +28,13 @@ _CPU_FIELDS = (
 
 
 def make_key(fingerprint: str, *, host: str) -> str:
-  """Returns the key, which may be the name of a file."""
+  """Returns the key, which is a valid file name."""
   parts = (str(_FORMAT), jax.__version__, host, fingerprint)
   return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def describe_processor() -> str:
-  """Returns the kind of processor, several lines."""
+  """Returns a description of the processor, several lines."""
   try:
     cpu = parse_cpu(pathlib.Path("/proc/cpuinfo").read_text())
   except OSError:  # Not Linux.
@@ -43,7 +43,7 @@ def describe_processor() -> str:
 
 
 def describe_host() -> str:
-  """Returns all that machine code of this process for a CPU depends on."""
+  """Returns everything that this process's CPU code depends on."""
   if hasattr(os, "sched_getaffinity"):
     num_cores = len(os.sched_getaffinity(0))
   else:
@@ -55,7 +55,7 @@ def describe_host() -> str:
 
 
 def parse_cpu(text: str) -> str:
-  """Returns the kind of processor from a /proc/cpuinfo."""
+  """Returns the kind of processor from the text of /proc/cpuinfo."""
   first, _, _ = text.strip().partition("\n\n")
   lines = (line.partition(":") for line in first.splitlines())
   found = {name.strip(): value.strip() for name, _, value in lines}

@@ -1,7 +1,7 @@
-"""Mappings of memory, of which Linux gives a process only so many.
+"""Limits the memory mappings of a process, which Linux caps (vm.max_map_count).
 
-XLA:CPU takes about three for each kernel of a program that is loaded, and a
-process that has no more of them crashes without saying why.
+XLA:CPU takes about three mappings for each kernel of a loaded program, and a
+process that exceeds the limit crashes without an error message.
 """
 
 import functools
@@ -10,20 +10,20 @@ import pathlib
 from bamboo_jax import base
 
 _PROC = pathlib.Path("/proc")
-_MOST = 0.9  # Of what there is; the rest is for whatever comes next.
+_MOST = 0.9  # Share of the limit; the rest is for later allocations.
 
 
 def count() -> int:
-  """Returns how many mappings this process has; 0 if that is not known."""
+  """Returns the number of mappings of this process; 0 if unknown."""
   try:
     return (_PROC / "self/maps").read_bytes().count(b"\n")
-  except OSError:  # Another system than Linux.
+  except OSError:  # Not Linux.
     return 0
 
 
 @functools.cache
 def limit() -> int | None:
-  """Returns how many a process can have, if that is known."""
+  """Returns the limit of mappings per process; None if unknown."""
   try:
     return int((_PROC / "sys/vm/max_map_count").read_text())
   except OSError:
@@ -31,7 +31,7 @@ def limit() -> int | None:
 
 
 def check() -> None:
-  """Raises `base.CompilationError` if there are hardly any left."""
+  """Raises `base.CompilationError` if few mappings remain."""
   number, most = count(), limit()
   if most is not None and number > _MOST * most:
     raise base.CompilationError(

@@ -1,4 +1,4 @@
-"""Finds executables in the process and in its folder, between JAX and XLA."""
+"""Looks executables up in memory and on disk before XLA compiles them."""
 
 import collections
 import functools
@@ -12,18 +12,18 @@ from bamboo_jax.runtime.executables import folder as folder_lib
 from bamboo_jax.runtime.executables import key as key_lib
 from bamboo_jax.runtime.executables import mappings
 
-_CHECK_EVERY = 10  # Programs; to look takes about as long as to load one.
+_CHECK_EVERY = 10  # Programs; a check takes about as long as loading one.
 
 
 class Store:
-  """Executables by key; may be used by any thread.
+  """Executables by key; thread-safe.
 
-  Lasts as long as the process, even if JAX forgets its devices.
+  Lives as long as the process, even if JAX drops its backends.
 
   Attributes:
-    folder: Shared with other processes, if any.
-    num_compiled: How often XLA had to compile.
-    num_loaded: How often it had not.
+    folder: Shared with other processes; None for none.
+    num_compiled: Number of programs that XLA compiled.
+    num_loaded: Number of programs loaded from the cache.
   """
 
   def __init__(self, folder: folder_lib.Folder | None = None) -> None:
@@ -35,11 +35,11 @@ class Store:
     self._locks = collections.defaultdict(threading.Lock)  # By key.
 
   @functools.cached_property
-  def _host(self) -> str:  # By now JAX has its devices.
+  def _host(self) -> str:  # JAX has its devices by now.
     return key_lib.describe_host()
 
   def get(self, compilation: compat.Compilation) -> Any:
-    """Returns the executable that is asked for; compiles if it must."""
+    """Returns the executable of `compilation`; compiles it on a miss."""
     key = key_lib.make_key(compilation.fingerprint, host=self._host)
     with self._lock:
       lock = self._locks[key]
@@ -50,13 +50,13 @@ class Store:
       if self.folder is None or found is not None:
         return self._take(key, compilation, found)
       with self.folder.claim(key):
-        found = self.folder.read(key)  # By the last to claim it.
+        found = self.folder.read(key)  # Written by the previous holder.
         return self._take(key, compilation, found)
 
   def _take(
       self, key: str, compilation: compat.Compilation, found: bytes | None
   ) -> Any:
-    """Returns what was found in the folder; compiles if nothing was."""
+    """Loads `found`, the entry of the folder; compiles if it is None."""
     if found is None:
       return self._compile(key, compilation)
     try:
@@ -73,7 +73,7 @@ class Store:
       self.num_compiled += 1
     try:
       data = executable.serialize()
-    except jax.errors.JaxRuntimeError:  # Some devices cannot.
+    except jax.errors.JaxRuntimeError:  # Some backends cannot serialize.
       return executable
     self._programs[key] = data
     if self.folder is not None:
@@ -81,7 +81,7 @@ class Store:
     return executable
 
   def _load(self, compilation: compat.Compilation, data: bytes) -> Any:
-    # One at a time: XLA has crashed as two threads loaded, and gains nothing.
+    # One at a time: XLA has crashed on concurrent loads, which are no faster.
     with self._load_lock:
       if self.num_loaded % _CHECK_EVERY == 0:
         mappings.check()
@@ -94,10 +94,14 @@ _of_process = Store()
 
 
 def use(folder: str | None = None) -> Store:
-  """Lets JAX find programs again, from now on, in this process.
+  """Routes all compilations of JAX in this process through the cache.
 
-  `folder` shares them with other processes: "" is none, None leaves it as it
-  was, at first none. Returns the executables of this process.
+  Args:
+    folder: Shared with other processes; "" for none, None to keep the current
+      one (at first none).
+
+  Returns:
+  The executables of this process.
   """
   if folder is not None:
     _of_process.folder = folder_lib.Folder(folder) if folder else None

@@ -1,4 +1,4 @@
-"""From the final gradients to the next state: local, and after the commit."""
+"""Turns final gradients into the next state; local, after the commit."""
 
 import jax
 import numpy as np
@@ -38,8 +38,10 @@ def update_stage(
 ) -> spec_lib.StageState:
   """Returns the state of a stage after the step.
 
-  Its final gradients `total` are multiplied by `scale`. With `donate` the
-  former state is lost.
+  Args:
+    total: Final gradients, multiplied by `scale` here.
+    scale: Factor of the gradients.
+    donate: Whether the former state is donated.
   """
   state = node.with_slots(stage, "device")
   scalars = (np.float32(scale), np.float32(engine.num_microbatches))

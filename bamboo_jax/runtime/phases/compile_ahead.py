@@ -1,6 +1,6 @@
-"""Compiles ahead of time the programs of roles, also after the next death.
+"""Compiles programs ahead: of the current roles, and of those after a death.
 
-What has been compiled before takes no time.
+Programs that are already compiled cost nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,12 +23,12 @@ from bamboo_jax.schedule import channel as channel_lib
 Job = Callable[[], Any]
 Owners = Sequence[Sequence[int]]  # By pipeline and stage.
 Shadows = Sequence[Mapping[int, int]]  # By pipeline, node of each replica.
-_NOBODY = -1  # Who has no device.
-_MOST_PARTNERS = 512  # To which a node is connected ahead.
+_NOBODY = -1  # A node without a device.
+_MOST_PARTNERS = 512  # Nodes connected ahead, at most.
 
 
 def compile_all(engine: engine_lib.Engine, *, evaluate: bool) -> None:
-  """Runs `compile_jobs` in a thread per core; raises the first error."""
+  """Runs `compile_jobs` in one thread per core; raises the first error."""
   pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
   jobs = compile_jobs(engine, evaluate=evaluate)
   try:
@@ -47,9 +47,10 @@ def _run(job: Job) -> None:
 def compile_jobs(
     engine: engine_lib.Engine, *, evaluate: bool, spreads: bool = False
 ) -> list[Job]:
-  """Returns the jobs of all programs of local nodes, and of the next death.
+  """Returns the jobs that compile all programs of local nodes.
 
-  With `spreads` also of the sums of shares that are spread in any other way.
+  Includes those needed after the next death. With `spreads` also the sums of
+  shares that are distributed over nodes in any other way.
   """
   later = _later_channels(engine)
   now = find_channels(engine, engine.owners, engine.shadows, engine.lines)
@@ -111,7 +112,7 @@ def _program_jobs(
         names.append("evaluate")
       programs = engine.programs.get(spec, device)
       jobs.append(functools.partial(programs.compile, names))
-      if len(owners) > 1 or holders:  # Copies are compared.
+      if len(owners) > 1 or holders:  # Fingerprints of copies are compared.
         jobs.append(functools.partial(fingerprint.compile_for, spec, device))
   return jobs
 
@@ -168,7 +169,7 @@ def survivable_deaths(
 def _deaths(
     engine: engine_lib.Engine,
 ) -> Iterator[tuple[Owners, engine_lib.Lines]]:
-  """Yields owners and lines after each of them, shares as they are."""
+  """Yields owners and lines after each survivable death; shares stay."""
   for owners in survivable_deaths(engine.owners, engine.shadows):
     yield owners, [*zip(owners, engine.shares, strict=True)]
 
@@ -185,7 +186,7 @@ def _sums_ahead(
 ) -> set[channel_lib.Channel]:
   """Returns a sum for each kind of unit and each program that may be needed.
 
-  That is one for each smaller number of pipelines, and if it `spreads` one for
+  That is one for each smaller number of pipelines, and with `spreads` one for
   each number of devices and of shares on one of them. Programs for other nodes
   are the same, and need only be loaded then.
   """
@@ -244,7 +245,7 @@ def _ring_jobs(
 def _are_placed(
     engine: engine_lib.Engine, channel: channel_lib.Channel
 ) -> bool:
-  """Returns whether all nodes have devices; one that has just died may not."""
+  """Returns whether all nodes have devices, as dead ones may not."""
   if engine.exchange is not None:
     return True
   return engine.devices.keys() >= set(channel.nodes)

@@ -1,11 +1,11 @@
 """Fingerprints of layers, 64 bits each, computed where their state lies.
 
-Copies of a layer must be equal to the bit. To compare them, nodes say a number
-instead of sending the state. Each word of an array is mixed with its position,
-by a function that is one-to-one in the word, and the results are added up
-twice, as they are and mixed again. So the order in which a device adds does not
-matter, a single wrong word is always found, and of other differences all but
-one in 2**64. It reads the state once and writes nothing.
+Copies of a layer must be equal to the bit. To compare them, nodes exchange a
+number instead of the state. Each word of an array is mixed with its position,
+by a function that is one-to-one in the word, and the results are summed twice,
+as they are and mixed again. So the order in which a device adds does not
+matter, a single wrong word is always found, and other differences are missed
+with probability 2**-64. It reads the state once and writes nothing.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 
 Started = Sequence[jax.Array]
 
-# Odd, so that the position of arrays counts.
+# Odd, so that the order of arrays matters.
 _ARRAY_FACTOR = 0x9E3779B97F4A7C15
 
 
 def compile_for(spec: spec_lib.StageSpec, place: places.Place) -> None:
-  """Compiles what the state of a stage needs in a place."""
+  """Compiles the fingerprint programs of a stage's state in a place."""
   where = places.of_state(place, spec.state, spec.model.name)
   pairs = zip(*map(jax.tree.leaves, (spec.state, where)), strict=True)
   for like, sharding in pairs:
@@ -35,7 +35,7 @@ def compile_for(spec: spec_lib.StageSpec, place: places.Place) -> None:
 
 
 def start(tree: base.PyTree) -> Started:
-  """Begins to compute the fingerprint of a tree; `read` returns it."""
+  """Starts to compute the fingerprint of a tree; `read` returns it."""
   started = []
   for array in places.move(jax.tree.leaves(tree), "device"):
     place = array.sharding.with_memory_kind("device")
@@ -66,7 +66,7 @@ def add_up(array: jax.Array) -> jax.Array:
   at = jnp.arange(words.size, dtype=jnp.uint32)
   once = _mix(words + at * np.uint32(0x9E3779B1))
   twice = (once ^ (once >> 15)) * np.uint32(0x27D4EB2F)
-  # One reduction, so that XLA makes one loop of it all.
+  # One reduction, so that XLA fuses everything into one loop.
   add = lambda a, b: (a[0] + b[0], a[1] + b[1])
   zero = np.uint32(0)
   return jnp.stack(jax.lax.reduce((once, twice), (zero, zero), add, (0,)))

@@ -1,7 +1,8 @@
 """Sums the gradients over all shares; norms and losses.
 
-A share's sum lies with the node that computed it. The sum over all shares of a
-unit is one collective, see `wire.share_sum`, whose result lies beside these.
+The sum of a share lies on the node that computed it. The sum over all shares of
+a unit is one collective, see `wire.share_sum`; its result lies on the same
+nodes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,8 +28,8 @@ def find_channels(
 ) -> list[channel_lib.Channel]:
   """Returns the channels of the sums of a stage's units.
 
-  Their nodes are one for each share that is computed, and then owners who have
-  computed none.
+  Their nodes are one for each computed share, then the owners that computed
+  none.
   """
   holder = {share: row[stage] for row, own in lines for share in own}
   nodes = [holder[share] for share in sorted(holder)]
@@ -63,7 +64,7 @@ def get_sum(
 def reduce(engine: engine_lib.Engine) -> None:
   """Sums the shares of each stage that is computed or owned here.
 
-  Passes are over: nodes drop what they have cast for them.
+  The passes are over, so nodes drop their low-precision copies of weights.
   """
   totals = {}
   for node in engine.nodes.values():
@@ -112,7 +113,7 @@ def _add(
 def owned_totals(
     engine: engine_lib.Engine,
 ) -> dict[tuple[int, int], spec_lib.Accumulator]:
-  """Returns the sums by stage and local node that owns it and has it.
+  """Returns the sums by stage and local owner, where they are present.
 
   A node that became the owner after the sum has the one from `refresh`.
   """
@@ -126,7 +127,10 @@ def owned_totals(
 
 
 def stage_norms(engine: engine_lib.Engine) -> dict[int, np.ndarray]:
-  """Returns the squared gradient norm of each layer by local stage; blocks."""
+  """Returns the squared gradient norm of each layer, by local stage.
+
+  Blocks until they are computed.
+  """
   norms = {}
   for stage, total in sorted(engine.results.totals.items()):
     if node := _local_owner(engine, stage):

@@ -1,8 +1,9 @@
-"""Brings replicas up to date, before a step is committed.
+"""Brings replicas up to date before a step is committed.
 
-A replica gets the final gradient and applies the same update as its owner:
-equal states, equal gradients and one program on two devices, so equal bits. Or
-it gets the updated state, which the owner then computes before the commit.
+Either a replica receives the final gradient and applies the same update as its
+owner: equal states, equal gradients and one program on two devices give equal
+bits. Or it receives the updated state, which the owner then computes before the
+commit.
 """
 
 from collections.abc import Sequence
@@ -54,7 +55,7 @@ def refresh(engine: engine_lib.Engine, scale: float) -> int:
 def find_channels(
     specs: Sequence[spec_lib.StageSpec], stage: int, owner: int, shadow: int
 ) -> list[channel_lib.Channel]:
-  """Returns the channels on which a replica is refreshed, unit by unit."""
+  """Returns the channels that refresh a replica, one per unit."""
   units = range(len(specs[stage].units))
   ends = (owner, shadow)
   return [channel_lib.Channel("refresh", ends, (stage, unit)) for unit in units]

@@ -11,7 +11,7 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 
 @dataclasses.dataclass(frozen=True)
 class Prints:
-  """Fingerprints by node and layer of a state that has seen `steps` steps."""
+  """Fingerprints of a state that has seen `steps` steps, by node and layer."""
 
   steps: int
   nodes: Mapping[int, Mapping[str, int]]
@@ -20,7 +20,7 @@ class Prints:
 def take_prints(engine: engine_lib.Engine, steps: int) -> Prints:
   """Returns the fingerprints of local nodes after `steps` steps; blocks.
 
-  There are none if no layer is on more than one node.
+  Empty if no layer is on more than one node.
   """
   started = {}
   has_copies = any(engine.shadows) or len(engine.owners) > 1
@@ -43,8 +43,12 @@ def compare(
 ) -> None:
   """Compares all copies of each layer: owners, replicas, in all pipelines.
 
-  `said` is of all members, after the same number of steps; `specs` are the
-  segments. Raises `base.ReplicaMismatchError` if two nodes differ.
+  Args:
+    said: The fingerprints of all members, after the same number of steps.
+    specs: The segments of the model.
+
+  Raises:
+    base.ReplicaMismatchError: Two nodes differ.
   """
   said = list(said)
   for segment, spec in enumerate(specs):

@@ -23,14 +23,14 @@ from bamboo_jax.schedule import channel as channel_lib
 
 @dataclasses.dataclass(frozen=True)
 class Copy:
-  """One copy of a tied parameter, by names."""
+  """One copy of a tied parameter, identified by names."""
 
   stage: int
   layer: str
   param: str
 
   def channel(self, source: int, destination: int) -> channel_lib.Channel:
-    """Returns the channel on which a node sends it to another."""
+    """Returns the channel on which `source` sends it to `destination`."""
     key = (self.stage, self.layer, self.param)
     return channel_lib.Channel("tie", (source, destination), key)
 
@@ -52,7 +52,7 @@ def find_copies(
 def find_channels(
     specs: Sequence[spec_lib.StageSpec], row: Sequence[int]
 ) -> set[channel_lib.Channel]:
-  """Returns the channels that a pipeline needs."""
+  """Returns the channels that a pipeline needs for tied parameters."""
   return {
       copy.channel(*ends)
       for group in find_copies(specs)
@@ -61,7 +61,7 @@ def find_channels(
 
 
 def compile_for(engine: engine_lib.Engine, node: node_lib.Node) -> None:
-  """Compiles the programs of a node as the owner of its stages."""
+  """Compiles the programs that a node needs as the owner of its stages."""
   for group in find_copies(engine.specs):
     if not any(copy.stage in node.programs for copy in group):
       continue

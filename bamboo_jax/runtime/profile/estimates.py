@@ -1,7 +1,8 @@
-"""Keeps estimates, in the process and beside the executables.
+"""Caches estimates, in memory and beside the executables.
 
-An estimate takes seconds, as all passes of all kinds of layers are lowered. Its
-key holds the sources of this package, so a change of these makes a new one.
+An estimate takes seconds, because all passes of all kinds of layers are
+lowered. Its key holds the sources of this package, so a change of these
+invalidates it.
 """
 
 from collections.abc import Callable
@@ -22,10 +23,11 @@ def get(
     *,
     on_disk: bool,
 ) -> cost_model.Profile:
-  """Returns the estimate of `subject`; makes it if nobody has yet.
+  """Returns the estimate of `subject`; calls `make` on a miss.
 
-  `subject` is all that it depends on but for this package. Other processes may
-  use it if it is kept `on_disk`, not so if the model is not ours.
+  `subject` is everything that the estimate depends on apart from this package.
+  With `on_disk` other processes may use it; not so for models outside the
+  package, whose code may change.
   """
   key = key_lib.make_key(f"estimate {subject}", host=digest_package())
   if key not in _of_process:

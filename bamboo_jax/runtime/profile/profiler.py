@@ -1,10 +1,9 @@
 """The costs of the layers of a model: measured, or estimated by XLA.
 
-Programs belong to units, so units are measured, one of each kind, and what a
-unit takes is shared out to its layers as the estimate would have it. An
-estimate compiles and runs nothing: it divides XLA's count of operations, or of
-bytes if that takes longer, by round numbers for the device, so it gives the
-same plan on every machine.
+Programs belong to units, so one unit of each kind is measured, and its time is
+divided among its layers in the proportions of the estimate. An estimate runs
+nothing: it divides XLA's count of operations, or of bytes if that takes longer,
+by round numbers for the device, so every machine gets the same plan.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ import dataclasses
 import itertools
 import statistics
 import time
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,17 +24,35 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.runtime.wire import share_sum
 
-# Assumed operations and bytes per millisecond, and bytes to host memory, by
-# platform.
-_ASSUMED_RATES = {"cpu": (5e7, 1e7, 1e7), "gpu": (2e11, 2e9, 2.5e7)}
-_ASSUMED_LINK = {"cpu": (0.2, 1e6), "gpu": (0.05, 1e7)}  # ms, bytes per ms.
+
+class _Rates(NamedTuple):
+  """What a device does per millisecond."""
+
+  operations: float
+  num_bytes: float
+  host_bytes: float  # Between device and host memory.
+
+
+class _Link(NamedTuple):
+  """The time of a transfer or a sum, linear in its bytes."""
+
+  latency_ms: float
+  bytes_per_ms: float
+
+
+# Assumed, by platform.
+_ASSUMED_RATES = {
+    "cpu": _Rates(5e7, 1e7, 1e7),
+    "gpu": _Rates(2e11, 2e9, 2.5e7),
+}
+_ASSUMED_LINK = {"cpu": _Link(0.2, 1e6), "gpu": _Link(0.05, 1e7)}
 
 _Number = TypeVar("_Number", int, float)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Costs:
-  """Milliseconds of the programs of a layer or unit, and what they keep."""
+  """Milliseconds of the programs of a layer or unit, and its memory."""
 
   forward_ms: float
   backward_ms: float
@@ -56,12 +73,12 @@ def measure(
     num_repeats: int = 9,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> cost_model.Profile:
-  """Returns a measured profile; medians of warmed-up runs.
+  """Returns a measured profile: medians of runs after a warmup.
 
   Args:
     spec: The whole model as one stage.
-    devices: Where to measure; links and sums go between the first two.
-    on_progress: Called with the layers done so far and in all.
+    devices: Where to measure; transfers and sums use the first two.
+    on_progress: Called with the layers done and their total number.
   """
   nothing, token = jax.jit(lambda a: a + 1), np.zeros((1,), np.int8)
   token = jax.device_put(token, devices[0])
@@ -101,7 +118,7 @@ def estimate(
       seen[unit.kind] = _with_memory(
           _estimate_layers(unit, rates),
           residual_bytes=kept,
-          # A backward pass may have gradients of all that at once.
+          # A backward pass may hold the gradients of all these at once.
           working_bytes=kept + spec_lib.nbytes(unit.state.params),
       )
     layers += _layer_costs(spec, unit, seen[unit.kind])
@@ -120,8 +137,8 @@ def _make_profile(
     spec: spec_lib.StageSpec,
     layers: Sequence[cost_model.LayerCost],
     *,
-    link: tuple[float, float],
-    reduce: tuple[float, float],
+    link: _Link,
+    reduce: _Link,
     **more: Any,
 ) -> cost_model.Profile:
   ties = []
@@ -133,10 +150,10 @@ def _make_profile(
       )
   return cost_model.Profile(
       layers=tuple(layers),
-      link_latency_ms=link[0],
-      link_bytes_per_ms=link[1],
-      reduce_latency_ms=reduce[0],
-      reduce_bytes_per_ms=reduce[1],
+      link_latency_ms=link.latency_ms,
+      link_bytes_per_ms=link.bytes_per_ms,
+      reduce_latency_ms=reduce.latency_ms,
+      reduce_bytes_per_ms=reduce.bytes_per_ms,
       ties=tuple(ties),
       **more,
   )
@@ -145,7 +162,7 @@ def _make_profile(
 def fingerprint_of(
     spec: spec_lib.StageSpec, *, device: jax.Device
 ) -> dict[str, Any]:
-  """Returns all that a profile depends on, as plain values."""
+  """Returns everything that a profile depends on, as plain values."""
   return {
       "model": spec.model.fingerprint,
       "batch": {
@@ -161,25 +178,26 @@ def fingerprint_of(
   }
 
 
-def _rates(platform: str) -> tuple[float, float, float]:
+def _rates(platform: str) -> _Rates:
   return _ASSUMED_RATES.get(platform, _ASSUMED_RATES["gpu"])
 
 
 def _parts(spec: spec_lib.StageSpec) -> tuple[spec_lib.StageSpec, ...]:
-  """Returns what has costs of its own: units, or layers if a stage is a unit.
+  """Returns the parts measured: units, or layers if a stage is a unit.
 
-  What a stage is follows from the costs, so it cannot be measured before.
+  In the latter case stages follow from the costs, so they cannot be measured
+  first.
   """
   return _layers_of(spec) if spec.unit == "stage" else spec.units
 
 
 def _layers_of(unit: spec_lib.StageSpec) -> tuple[spec_lib.StageSpec, ...]:
-  """Returns each layer of a unit as a unit of its own."""
+  """Returns each layer of a unit as a unit of one layer."""
   return dataclasses.replace(unit, unit="layer").units
 
 
 def _share_out(unit: _Costs, layers: Sequence[_Costs]) -> list[_Costs]:
-  """Returns the costs of a unit, dealt out in the proportions of `layers`."""
+  """Returns the costs of a unit, divided in the proportions of `layers`."""
   weights = zip(*map(dataclasses.astuple, layers), strict=True)
   dealt = map(_deal, dataclasses.astuple(unit), weights)
   return _with_memory(
@@ -192,9 +210,10 @@ def _share_out(unit: _Costs, layers: Sequence[_Costs]) -> list[_Costs]:
 def _with_memory(
     layers: Sequence[_Costs], *, residual_bytes: int, working_bytes: int
 ) -> list[_Costs]:
-  """Returns the costs with the memory of the whole unit.
+  """Returns the costs of layers with the memory of their whole unit.
 
-  What it keeps is dealt out; what its programs need at once is said of each.
+  Residuals are divided; the working memory of its programs is set on every
+  layer.
   """
   dealt = _deal(residual_bytes, [layer.residual_bytes for layer in layers])
   return [
@@ -206,7 +225,7 @@ def _with_memory(
 
 
 def _deal(whole: _Number, weights: Sequence[float]) -> list[_Number]:
-  """Returns parts of `whole` in proportion to `weights`."""
+  """Divides `whole` in proportion to `weights`."""
   ends = np.cumsum(weights) / (sum(weights) or 1)
   until = [type(whole)(whole * end) for end in (0.0, *ends[:-1])] + [whole]
   return [last - first for first, last in itertools.pairwise(until)]
@@ -232,7 +251,7 @@ def _layer_costs(
 
 
 def _at_pace(cost: _Costs, layer: spec_lib.StageSpec) -> _Costs:
-  """Returns the costs of a layer that takes longer than it computes."""
+  """Returns the costs of a layer, at least its pace."""
   pace, redundant_ms = layer.pace, cost.redundant_ms
   return dataclasses.replace(
       cost,
@@ -288,7 +307,7 @@ def _time_unit(
     norm_ms.append(secs)
     secs, state = run("update", state.params, state.slots, total, scale, scale)
     update_ms.append(secs + cast_ms)
-  # By themselves: what they leave in caches would slow the other passes down.
+  # Each alone: cached leftovers would slow the other passes down.
   params = programs.cast(state.params, device)
   args = (token, params, state.stats, inputs, batch, zero, zero, zero)
   redundant_ms = [run("redundant", *args)[0] for _ in range(num_repeats + 2)]
@@ -303,19 +322,19 @@ def _time_unit(
   return _Costs(*medians, kept, working_bytes, copied)
 
 
-def _estimate_layers(
-    unit: spec_lib.StageSpec, rates: tuple[float, float, float]
-) -> list[_Costs]:
-  """Returns the costs of the layers of a unit, each taken by itself."""
+def _estimate_layers(unit: spec_lib.StageSpec, rates: _Rates) -> list[_Costs]:
+  """Returns the costs of the layers of a unit, each compiled alone."""
   costs = []
   for layer in _layers_of(unit):
     programs = programs_lib.KindPrograms(layer)
     times = []
     for name in ("forward", "backward", "update", "norms"):
       operations, num_bytes = programs.count(name)
-      times.append(max(operations / rates[0], num_bytes / rates[1]))
+      times.append(
+          max(operations / rates.operations, num_bytes / rates.num_bytes)
+      )
     kept = _residual_bytes(programs)
-    redundant_ms = times[0] + kept / rates[2]
+    redundant_ms = times[0] + kept / rates.host_bytes
     costs.append(_Costs(*times, redundant_ms, kept, 0, programs.copy_bytes))
   return costs
 
@@ -335,16 +354,14 @@ def _median_ms(function: Callable[[], Any], num_repeats: int) -> float:
 _SMALL, _LARGE = 1 << 10, 1 << 22  # Elements.
 
 
-def _slope(time_of: Callable[[int], float]) -> tuple[float, float]:
-  """Returns latency in ms and bytes per ms, from two sizes of arrays."""
+def _slope(time_of: Callable[[int], float]) -> _Link:
+  """Returns latency and rate from the times of two sizes of arrays."""
   small_ms, large_ms = time_of(_SMALL), time_of(_LARGE)
   extra_ms = max(large_ms - small_ms, 1e-6)
-  return small_ms, 4 * (_LARGE - _SMALL) / extra_ms
+  return _Link(small_ms, 4 * (_LARGE - _SMALL) / extra_ms)
 
 
-def _time_link(
-    devices: Sequence[jax.Device], num_repeats: int
-) -> tuple[float, float]:
+def _time_link(devices: Sequence[jax.Device], num_repeats: int) -> _Link:
   source, destination = devices[0], devices[min(1, len(devices) - 1)]
 
   def time_of(size: int) -> float:
@@ -361,9 +378,7 @@ def _time_link(
   return _slope(time_of)
 
 
-def _time_reduce(
-    devices: Sequence[jax.Device], num_repeats: int
-) -> tuple[float, float]:
+def _time_reduce(devices: Sequence[jax.Device], num_repeats: int) -> _Link:
   holders = (devices[0], devices[min(1, len(devices) - 1)])
 
   def time_of(size: int) -> float:

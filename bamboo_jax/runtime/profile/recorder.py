@@ -1,8 +1,8 @@
-"""Measures when instructions run, without making the walking thread wait.
+"""Measures when instructions run, without blocking the walking thread.
 
 Programs are dispatched ahead and end later. One thread per node waits for the
 results in row order. A device runs its row in order, so an instruction started
-when the one before it ended, or when it was dispatched, whichever came later.
+when its predecessor ended or when it was dispatched, whichever came later.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ Instruction = instruction_lib.Instruction
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measured:
-  """An instruction that has run: when it started, and had its results.
+  """An instruction that has run, with its start and end.
 
   Times are on `time.perf_counter`.
   """
@@ -32,14 +32,17 @@ class Measured:
 
 
 class Recorder:
-  """Measures the instructions of one step after the other."""
+  """Measures the instructions of successive steps."""
 
   def __init__(self) -> None:
     self._watches: dict[int, _Watch] = {}
     self._forgotten: list[_Watch] = []
 
   def add(self, node: int, instruction: Instruction, result: Any) -> None:
-    """Records `instruction`, which ends when `result`, never donated, does."""
+    """Records `instruction`, which ends when `result` is ready.
+
+    `result` must never be donated.
+    """
     if node not in self._watches:
       self._watches[node] = _Watch(node)
     self._watches[node].add(instruction, result)
@@ -47,7 +50,7 @@ class Recorder:
   def forget(self, node: int) -> None:
     """Drops the unfinished instructions of `node`, which has died.
 
-    Its thread ends by itself; blocks on nothing.
+    Its thread ends by itself; does not block.
     """
     if node in self._watches:
       watch = self._watches.pop(node)
@@ -56,15 +59,15 @@ class Recorder:
       self._forgotten.append(watch)
 
   def forgive(self) -> None:
-    """Ignores the errors of all that was added so far, also those to come.
+    """Ignores errors of everything recorded so far, also later errors.
 
-    They are consequences of a death that is known; blocks on nothing.
+    They are consequences of a death that is known. Does not block.
     """
     for watch in self._watches.values():
       watch.round += 1
 
   def finish(self) -> list[Measured]:
-    """Blocks until all that was added has run; raises the first error.
+    """Blocks until everything recorded has run; raises the first error.
 
     Returns all that ran since the last call, node by node.
     """
@@ -139,5 +142,5 @@ class _Watch:
         if not self.is_dead and first:
           self._error = number, error
       finally:
-        entry = result = None  # Lets the last results go.
+        entry = result = None  # Drops the references to the last results.
         self._entries.task_done()

@@ -1,19 +1,20 @@
 """The passes of a step as programs in lockstep, one for each pipeline.
 
 Every device runs the same loop over ticks; a table, an argument made by
-`schedule.ticks`, says what it does in each. State, sums and all phases after
-the passes are those of rows. Read `program` first, then `tick`.
+`schedule.ticks`, says what it does in each tick. State, sums and all phases
+after the passes are shared with the executor of rows. Read `program` first,
+then `tick`.
 
-  engine        Programs of all pipelines, and who owns what.
-  run           A step on its way, and how it goes on after a death.
-  ring          Those who run it together, in one process or in many.
+  engine        The programs of all pipelines, and their roles.
+  run           The progress of a step, and how it continues after a death.
+  ring          The nodes that run a program together, in one or many processes.
   program       The program of a segment of a step.
   tick          What a device does in one tick.
   block_passes  Forward and backward pass of the repeating blocks.
   end_passes    The same of the layers before and after them.
-  weights       From the state of a node to arguments, and from sums back.
+  weights       Packs the state of a node to arguments, and unpacks its sums.
   layout        Which stage has which layers.
-  buffers       What goes from tick to tick.
-  processes/    What pipelines over several processes need of JAX.
+  buffers       The arrays that a device keeps between ticks.
+  processes/    JAX's multi-process runtime, for pipelines over processes.
   branch        A branch that changes large arrays in place.
 """

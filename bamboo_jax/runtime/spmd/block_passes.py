@@ -1,10 +1,11 @@
 """The forward and the backward pass of the blocks of a stage.
 
-The derivative of each block is taken by itself, and what it keeps is explicit:
-residuals without parameters, and its input. A pass is a loop over blocks, so a
-stage can be shorter than others. All stages that a node holds lie in the same
-arrays, and a pass is told which: so passes of an owner, of a shadow and of one
-who has taken over are the same code, and give the same bits.
+The derivative of each block is taken separately, and its saved values are
+explicit: residuals without parameters, and its input. A pass is a loop over
+blocks, so a stage may have fewer blocks than others. All stages that a node
+holds are in the same arrays, and a pass takes the index of its stage: so passes
+of an owner, of a shadow and of a node that took over are the same code, and
+give the same bits.
 """
 
 import jax
@@ -83,8 +84,9 @@ class BlockPasses:
   ) -> tuple[base.PyTree, list[base.PyTree]]:
     """Runs the backward pass of the blocks of a stage.
 
-    `grad` is of the output. Returns that of the input, and `grads`, arrays
-    [stages of the node, blocks, ...], with those of the blocks added in place.
+    `grad` is the gradient of the output. Returns that of the input, and
+    `grads`, arrays [stages of the node, blocks, ...], with those of the blocks
+    added in place.
     """
     last = self._count(p.stage) - 1
 
@@ -108,7 +110,7 @@ class BlockPasses:
     return [(self._params[name], state.stats[name]) for name in names]
 
   def kept_shapes(self, activation: base.PyTree) -> buffers_lib.Kept:
-    """Returns the shapes of what is kept in one slot."""
+    """Returns the shapes of the values kept in one slot."""
     key = jax.eval_shape(lambda: jax.random.key(0, impl=self._spec.prng))
     data = (dict(self._spec.batch), key)
     _, residuals, _ = jax.eval_shape(
@@ -118,7 +120,7 @@ class BlockPasses:
     return buffers_lib.Kept(repeat(residuals), repeat(activation), activation)
 
   def _count(self, stage: jax.Array) -> jax.Array | int:
-    """Returns the number of blocks, which is static if all have as many."""
+    """Returns the number of blocks, static if it is equal for all stages."""
     counts = self._layout.counts
     if len(set(counts)) == 1:
       return counts[0]
@@ -131,7 +133,7 @@ class BlockPasses:
     layers = self._spec.model.layers[first : first + len(block)]
 
     batch, key = data
-    # With rematerialisation the key is a residual; so it crosses as plain data.
+    # With rematerialisation the key is a residual, so it is passed as raw data.
     bits = jax.random.key_data(key)
 
     def apply(

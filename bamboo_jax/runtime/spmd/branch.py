@@ -1,9 +1,9 @@
 """A branch that changes large arrays in place.
 
-XLA copies whatever passes through a conditional, taken or not: in every tick
-that would be all ring buffers and all sums of gradients. What passes through a
-loop stays where it is. So a branch that changes such arrays is written as a
-loop that runs once or not at all.
+XLA copies all operands of a conditional, taken or not: in every tick that would
+be all ring buffers and all sums of gradients. Operands of a loop stay in place.
+So a branch that changes such arrays is written as a loop with zero iterations
+or one.
 """
 
 from collections.abc import Callable
@@ -27,14 +27,14 @@ def run_if(
   Args:
     predicate: A scalar, which may differ between devices.
     run: Contains no collective; returns a tree like `carry`.
-    carry: What is changed, in place.
-    inputs: Small arrays on which all else that `run` computes depends. XLA
-      moves what does not change in a loop to the front of it, where it would
-      always run; so these are made to seem to change.
+    carry: Arrays to be changed, in place.
+    inputs: Small arrays on which everything else that `run` computes depends.
+      XLA hoists loop-invariant code out of a loop, where it would always run;
+      so these are made to look variant.
 
   Returns:
-    The result, and `inputs`. Who takes these instead of the argument runs after
-    this branch, so that nothing must be copied because it might run before.
+  The result, and `inputs`. Code that reads these instead of the argument runs
+  after this branch, so that nothing must be copied because it might run before.
   """
 
   def body(i: jax.Array, state: tuple[T, U]) -> tuple[T, U]:

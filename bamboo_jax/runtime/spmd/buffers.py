@@ -1,4 +1,4 @@
-"""What lies on a device between two ticks, and how its slots are used.
+"""The arrays that a device keeps between two ticks, and their slots.
 
 A buffer is a tree of arrays [slots, ...]; the table of ticks gives the slots,
 -1 for none.
@@ -14,11 +14,11 @@ from bamboo_jax.models import layer as layer_lib
 
 @flax.struct.dataclass
 class Head:
-  """What the epilogue keeps of a microbatch; slots come first.
+  """Saved values of the epilogue of a microbatch; slots come first.
 
   Attributes:
     residuals: As of a block, see `Kept`.
-    loss: What it returns.
+    loss: Its result.
     stats: Statistics by layer.
   """
 
@@ -29,14 +29,14 @@ class Head:
 
 @flax.struct.dataclass
 class Kept:
-  """What forward passes keep for backward passes: arrays [slots, ...].
+  """Values that forward passes keep for backward passes: arrays [slots, ...].
 
   Attributes:
     residuals: Of each block in the order of JAX, without parameters and inputs,
       arrays [slots, blocks, ...].
     inputs: Of each block, arrays [slots, blocks, ...].
-    outputs: What the last block makes, which the epilogue reads.
-    head: What that keeps, if it runs with forward passes.
+    outputs: Output of the last block, which the epilogue reads.
+    head: Saved values of the epilogue, if it runs with forward passes.
   """
 
   residuals: list[jax.Array]
@@ -52,7 +52,7 @@ class Sums:
   Attributes:
     grads: Gradients of the sum of losses for the layers of a block, arrays
       [stages of the node, blocks, ...].
-    stats: Statistics alike, for the stage of the replica too.
+    stats: The same of their statistics, for the stage of the replica too.
     end_grads: Gradients of the layers of both ends, by name.
     end_stats: The same of their statistics.
     loss: Sum of the losses and their weight, [2].
@@ -67,11 +67,11 @@ class Sums:
 
 @flax.struct.dataclass
 class Carry:
-  """All that goes from tick to tick.
+  """The buffers that a scan carries from tick to tick.
 
   Attributes:
-    activations: Inputs of forward passes, received or made.
-    grads: Gradients of outputs, received or made.
+    activations: Inputs of forward passes, received or local.
+    grads: Gradients of outputs, received or local.
   """
 
   activations: base.PyTree
@@ -81,7 +81,7 @@ class Carry:
 
 
 def read(buffer: base.PyTree, *slots: jax.Array) -> base.PyTree:
-  """Returns the value in a slot; anything if it is -1."""
+  """Returns the value in a slot; undefined if it is -1."""
 
   def take(array: jax.Array) -> jax.Array:
     start = (*slots, *[0] * (array.ndim - len(slots)))

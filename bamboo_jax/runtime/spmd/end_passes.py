@@ -1,11 +1,11 @@
 """The layers before the blocks, on the first stage, and after, on the last.
 
-Both stand in branches, so that no other stage computes them, and derivatives
-are taken inside: nothing differentiates through a branch. The prologue is run
-again in the backward pass. The epilogue runs forth and back in the backward
+Both are in branches, so that no other stage computes them, and derivatives are
+taken inside: no derivative crosses a branch. The prologue is recomputed in the
+backward pass. By default the epilogue runs forward and backward in the backward
 pass: nothing of the size of the logits is kept, and redundant forward passes,
-for whose outputs nobody waits, leave it out. Or it runs forth in the forward
-pass, redundant ones too, and all stages have room for what it keeps.
+whose outputs no stage waits for, skip it. Alternatively it runs in the forward
+pass, redundant ones included, and all stages reserve memory for its residuals.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,10 @@ class EndPasses:
       data: Data,
       inputs: Callable[[], base.PyTree],
   ) -> tuple[base.PyTree, Sums]:
-    """Returns the input of the blocks; `inputs` returns the output before."""
+    """Returns the input of the blocks, and the sums.
+
+    `inputs` returns the output of the previous stage.
+    """
     params, stats = self._split(ends, self.layout.prologue)
 
     def run() -> tuple[base.PyTree, dict[str, base.PyTree]]:
@@ -70,7 +73,7 @@ class EndPasses:
   ) -> Sums:
     """Returns `sums` with the gradients of the prologue added, in place.
 
-    `grad` is that of the input of the blocks.
+    `grad` is the gradient of the input of the blocks.
     """
     batch, key = data
 
@@ -96,10 +99,10 @@ class EndPasses:
       kept: Kept,
       data: Data,
   ) -> tuple[base.PyTree, Sums]:
-    """Runs the epilogue back, and forth if it has not run, on the last stage.
+    """Runs the epilogue's backward pass on the last stage.
 
-    Returns the gradient of the output of the blocks, and the sums; what it
-    returns on other stages is of no use.
+    Runs its forward pass first if it has not run. Returns the gradient of the
+    output of the blocks, and the sums; undefined values on other stages.
     """
 
     def run(state: tuple, inputs: tuple[base.PyTree, jax.Array]) -> tuple:
@@ -124,7 +127,7 @@ class EndPasses:
     return grad, sums.replace(loss=loss, end_stats=stats, end_grads=grads)
 
   def keep(self, p: table_lib.Pass, ends: Ends, kept: Kept, data: Data) -> Kept:
-    """Runs the epilogue forth on the last stage, if there is room for it."""
+    """Runs the epilogue forward on the last stage, if `kept` has room."""
     if kept.head is None:
       return kept
 
@@ -139,7 +142,7 @@ class EndPasses:
   def head_shapes(
       self, ends: Ends, activation: base.PyTree
   ) -> buffers_lib.Head:
-    """Returns the shapes of what the epilogue keeps of a microbatch."""
+    """Returns the shapes of the epilogue's residuals of one microbatch."""
     key = jax.eval_shape(lambda: jax.random.key(0, impl=self.spec.prng))
     data = (dict(self.spec.batch), key)
     return jax.eval_shape(self._finish, ends, activation, data)
@@ -186,6 +189,6 @@ class EndPasses:
 def _add(
     total: dict[str, base.PyTree], more: dict[str, base.PyTree]
 ) -> dict[str, base.PyTree]:
-  """Returns `total`, to whose entries those of `more` are added."""
+  """Returns `total` with the entries of `more` added."""
   old = {name: total[name] for name in more}
   return total | jax.tree.map(lambda t, m: t + m.astype(t.dtype), old, more)

@@ -1,8 +1,8 @@
-"""Runs the passes of a step as programs in lockstep, a pipeline each.
+"""Runs the passes of a step as programs in lockstep, one per pipeline.
 
-It stands beside the engine of rows, whose nodes hold the state, get the sums,
-and run all phases after the passes. So a step may be cut at any segment, and go
-on with other owners.
+It complements the engine of rows, whose nodes hold the state, receive the sums,
+and run all phases after the passes. So a step may be cut at any segment, and
+continue with other owners.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,16 +33,16 @@ from bamboo_jax.schedule.ticks import redone as redone_lib
 from bamboo_jax.schedule.ticks import table as table_lib
 
 Owners = Sequence[int]
-_MAX_RINGS = 64  # A layout, and each death in it, has fewer.
+_MAX_RINGS = 64  # More than a layout and each death in it need.
 
 
 class SpmdEngine:
   """Programs for pipelines whose nodes own neighbouring stages.
 
   Attributes:
-    runs: What pipelines with local nodes have done of the current step, by
+    runs: The progress of pipelines with local nodes in the current step, by
       share of the batch. A pipeline computes one share after the other.
-    running: What has been started.
+    running: The runs whose segment has been started.
   """
 
   def __init__(
@@ -61,10 +61,10 @@ class SpmdEngine:
     Args:
       rows: Its nodes hold the state; each owns a stage made of whole blocks.
       whole: The whole model as one stage.
-      table: What every pipeline runs while all nodes live.
+      table: The ticks of every pipeline while all nodes live.
       keeps: Whether nodes hold replicas, so that a death can be survived.
-      segment_ticks: Ticks of a segment; None for as many as stages, or for all
-        if no death can be survived.
+      segment_ticks: Ticks of a segment; None for the number of stages, or for
+        all ticks if no death can be survived.
       heads: Whether forward passes of the last stage run head and loss.
       collectives: Between this process and others; None without.
 
@@ -91,7 +91,7 @@ class SpmdEngine:
         keeps=keeps,
         heads=heads,
     )
-    # The nodes of a pipeline that has lost some own two stages, or more.
+    # The nodes of a pipeline that has lost some own two or more stages.
     room = table.num_microbatches + num_stages
     self._most_residuals = 2 * num_stages + 1
     self._sizes_of_rest = dataclasses.replace(
@@ -112,7 +112,7 @@ class SpmdEngine:
   def can_run(
       self, owners: Sequence[Owners] = (), lines: engine_lib.Lines = ()
   ) -> bool:
-    """Returns whether programs can run owners and lines, or the current."""
+    """Returns whether programs can run the given roles, or the current ones."""
     rows = self._rows
     owners, lines = owners or rows.owners, lines or rows.lines
     nodes = [node for row in owners for node in set(row)]
@@ -125,7 +125,7 @@ class SpmdEngine:
 
   def answer(self, channel: channel_lib.Channel) -> None:
     """Ends a program that other processes have begun; blocks."""
-    (num_owned,) = channel.key  # The others may have gone on with new owners.
+    (num_owned,) = channel.key  # The others may have continued with new owners.
     self._get_ring(channel.nodes, num_owned=num_owned).answer()
 
   def jobs(
@@ -153,9 +153,9 @@ class SpmdEngine:
           self._packing.find_unpack(program, device, stage, hold)
 
   def num_bytes(self) -> dict[str, int]:
-    """Returns what programs hold on a node beside its state, by memory."""
+    """Returns the bytes of a node's arrays beside its state, by memory."""
     program = self._find(self._rows.owners[0]).program
-    # Of what a segment carries; nodes are taken for processes of their own.
+    # Copies of a segment's carry; assumes one process per node.
     copies = 2 + ring_lib.most_behind(program) if self._keeps else 1
     carry, sizes = program.carry, program.sizes
     num_segments = -(-len(self._table.ticks) // sizes.num_ticks)
@@ -171,18 +171,18 @@ class SpmdEngine:
     }
 
   def begin(self, step: int, feed: node_lib.FeedFn) -> None:
-    """Forgets the step before."""
+    """Drops the runs of the previous step."""
     self._step, self._feed = step, feed
     self.runs = {}
 
   def plan(
       self, rows: Mapping[int, instruction_lib.Row], *, pipeline: int
   ) -> dict[int, redone_lib.Redone]:
-    """Plans what a pipeline owes: `rows` are of its nodes.
+    """Plans the remaining passes of a pipeline, from the rows of its nodes.
 
-    What it has done already it keeps, without nodes that are lost. In other
-    processes it is as far as here, see `rewind`. Returns what is done again, if
-    any are lost, by share.
+    Passes that remaining nodes have done are kept. Other processes must be at
+    the same segment, see `rewind`. Returns the repeated passes by share, if
+    nodes were lost.
     """
     owners, redone = self._rows.owners[pipeline], {}
     live = {share for own in self._rows.shares for share in own}
@@ -207,7 +207,7 @@ class SpmdEngine:
   ) -> run_lib.Run:
     numbers, table = self._numbers(share), self._table
     if former and not {*former.nodes}.issuperset(owners):
-      former = None  # Another pipeline, which begins this share anew.
+      former = None  # Another pipeline, which begins this share from the start.
     ring = self._find(owners)
     if former is not None or len(ring.nodes) < len(owners):
       own = lambda row: [i for i in row if i.microbatch in numbers]
@@ -223,22 +223,22 @@ class SpmdEngine:
     return run_lib.Run(ring, table, inputs, owners=owners, former=former)
 
   def done(self) -> dict[Owners, tuple[int, ...]]:
-    """Returns segments that are through, by share and who began it."""
+    """Returns the finished segments, by share and first owners."""
     runs = self.runs.items() if self._keeps else ()
     return {(share, *run.began): run.done for share, run in runs}
 
   def rewind(self, done: Mapping[int, Mapping[Owners, Sequence[int]]]) -> None:
-    """Goes back to what all have done; `done` is what live nodes say, by node.
+    """Rewinds every run to the last segment finished on all nodes.
 
-    Who says nothing of a run has answered its segments with nothing, so what
-    they have made counts for nobody, and all of the ring begin it anew.
+    `done` has the results of `done` by live node. A node that does not list a
+    run has answered its segments without data, so the whole ring restarts it.
     """
     for share, run in list(self.runs.items()) if self._keeps else ():
       key = (share, *run.began)
       if any(key not in done[node] for node in done.keys() & run.nodes):
         del self.runs[share]
         continue
-      # A lost pipeline began it, too: who is left of that may say so yet.
+      # Nodes of a lost pipeline that began it may still list it.
       said = [d[key] for d in done.values() if key in d]
       depth = min(map(len, said))
       while len(run.done) > depth:
@@ -248,7 +248,7 @@ class SpmdEngine:
 
   @property
   def is_done(self) -> bool:
-    """Whether all passes of all pipelines are through."""
+    """Whether all passes of all pipelines are finished."""
     return all(run.is_done for run in self.runs.values())
 
   def start(self) -> None:
@@ -262,9 +262,9 @@ class SpmdEngine:
     self._try(run_lib.Run.start)
 
   def finish(self, lost: Collection[int] = ()) -> None:
-    """Waits for all that was started; raises the first error, after all.
+    """Waits for all that was started; then raises the first error.
 
-    What pipelines of nodes in `lost` have made counts for nothing.
+    Results of pipelines with nodes in `lost` are discarded.
     """
     self._try(lambda r: r.finish(is_lost=not set(r.nodes).isdisjoint(lost)))
     errors, self._errors, self.running = self._errors, [], []
@@ -280,7 +280,7 @@ class SpmdEngine:
         self.running.remove(run)
 
   def put_sums(self) -> None:
-    """Gives local nodes the sums of their stages."""
+    """Gives local nodes the gradient sums of their stages."""
     for share, run in self.runs.items():
       for stage, number in enumerate(run.owners):
         if number in self._rows.nodes:
@@ -291,7 +291,7 @@ class SpmdEngine:
           node.store.accumulators[stage, share] = unpack(run.sums(number))
 
   def holdings(self) -> dict[int, holdings_lib.Holdings]:
-    """Returns what local nodes hold of the step, for the scheduler."""
+    """Returns the arrays of the step on local nodes, for the scheduler."""
     found = {}
     for share, run in self.runs.items() if self._keeps else ():
       for number in self._rows.nodes.keys() & run.owners:
@@ -307,10 +307,11 @@ class SpmdEngine:
   def _find(
       self, owners: Owners, table: table_lib.TickTable | None = None
   ) -> ring_lib.Ring:
-    """Returns the ring of owners, with a program that a table fits."""
+    """Returns the ring of owners, with a program whose sizes fit a table."""
     nodes = tuple(dict.fromkeys(owners))
     num_owned = max(map(owners.count, nodes))
-    if table is not None:  # One that also fits nodes that go on with a step.
+    # Large enough also for nodes that continue an interrupted step.
+    if table is not None:
       num_owned = max(2, num_owned)
     return self._get_ring(nodes, num_owned=num_owned, table=table)
 
@@ -387,7 +388,7 @@ class SpmdEngine:
 
 def _check(rows: engine_lib.Engine) -> None:
   """Raises `ValueError` unless programs can run these nodes."""
-  # A newcomer knows no device of the first owners that have died.
+  # A joined node knows no device of first owners that have died.
   nodes = {node for row in rows.owners for node in row} & rows.devices.keys()
   devices = {rows.devices[node] for node in nodes}
   if len(devices) != len(nodes):

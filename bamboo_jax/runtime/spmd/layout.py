@@ -37,7 +37,7 @@ class Blocks:
 
   @property
   def cuts(self) -> tuple[int, ...]:
-    """Layers at which a stage may start, in order, without the first layer."""
+    """Layers at which a stage may start, in order, without layer 0."""
     starts = range(self.first, self.last + 1, self.period)
     return tuple(layer for layer in starts if layer > 0)
 
@@ -57,7 +57,7 @@ class Layout:
 
   @property
   def max_count(self) -> int:
-    """Number of blocks that every stage has room for."""
+    """Maximum number of blocks of a stage; all stages are padded to it."""
     return max(self.counts)
 
   @functools.cached_property
@@ -82,7 +82,7 @@ class Layout:
     return (*self.prologue, *self.epilogue)
 
   def layer(self, stage: int, block: int, position: int) -> int | None:
-    """Returns the index of a layer; None if it only pads the stage."""
+    """Returns the index of a layer; None for padding."""
     if block >= self.counts[stage]:
       return None
     return self.first_layers[stage] + block * self.blocks.period + position

@@ -2,12 +2,12 @@
 
 Every device runs a scan over the ticks of a segment. The table of these ticks
 is an argument, so one executable runs any part of any order. It calls no
-function of the host and depends on its arguments alone.
+function of the host and depends only on its arguments.
 
-`jax.shard_map` is told not to check what varies over the mesh. Otherwise the
-derivative with respect to an array that is equal on all devices would be summed
-over all of them inside of the branch that only the first stage takes, and wait
-for ever.
+`jax.shard_map` runs without its check of varying values (`check_vma`). With it,
+the derivative with respect to an array that is equal on all devices would be
+summed over all of them inside the branch that only the first stage takes, and
+hang.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,17 +36,17 @@ _BY_NODE = PartitionSpec(tick_lib.STAGE)
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-  """What an executable has room for.
+  """The sizes of the buffers of an executable.
 
   Attributes:
-    num_ticks: Of a segment.
-    num_microbatches: Of a pipeline.
-    num_slots: Of "activations", "grads" and "residuals".
-    num_offloads: Of redundant forward passes in a segment, on any node.
+    num_ticks: Ticks of a segment.
+    num_microbatches: Microbatches of a pipeline.
+    num_slots: Slots of "activations", "grads" and "residuals".
+    num_offloads: Redundant forward passes of one node in a segment, at most.
     num_fetches: Residuals from host memory; 0 at the start of a step.
-    num_owned: Stages of a node, at most.
-    num_held: The same with those of replicas.
-    keeps: Whether what is sent is returned too, in host memory, and nothing is
+    num_owned: Stages that a node owns, at most.
+    num_held: The same including replicas.
+    keeps: Whether sent values are returned too, in host memory, and nothing is
       donated.
     heads: Whether forward passes run the epilogue, redundant ones too.
   """
@@ -70,7 +70,7 @@ class Sizes:
     )
 
   def widen(self, table: table_lib.TickTable) -> "Sizes":
-    """Returns sizes with as many slots as the table needs, or more."""
+    """Returns sizes with at least the slots that the table needs."""
     room = {k: max(n, self.num_slots[k]) for k, n in table.num_slots.items()}
     return dataclasses.replace(self, num_slots=room)
 
@@ -103,7 +103,7 @@ class SegmentProgram:
   ) -> None:
     """Compiles nothing yet.
 
-    `spec` is the whole model; `params` are shapes by layer, as passes take
+    `spec` is the whole model; `params` are shapes by layer, as passes read
     them, see `runtime.stage.casts`.
     """
     self.spec, self.layout, self.sizes = spec, layout, sizes
@@ -130,7 +130,7 @@ class SegmentProgram:
 
   @property
   def carry(self) -> buffers_lib.Carry:
-    """Shapes of what one device carries."""
+    """Shapes of the carry of one device."""
     slots, blocks = self.sizes.num_slots, self._blocks.shapes()
     sums = lambda tree, *counts: jax.tree.map(
         lambda a: jax.ShapeDtypeStruct((*counts, *a.shape), jnp.float32), tree
@@ -165,10 +165,11 @@ class SegmentProgram:
   def segment(self) -> jax.stages.Compiled:
     """The compiled program of a segment.
 
-    It takes weights, microbatches, their numbers, the step, the table of its
-    ticks, the carry, and residuals in host memory; all but numbers and step
-    with a first dimension of nodes. Returns the carry, residuals of redundant
-    forward passes or None, and what was sent in each tick or None.
+    Its arguments are the weights, the microbatches, their numbers, the step,
+    the table of its ticks, the carry, and residuals in host memory; all but
+    numbers and step have a leading dimension of nodes. It returns the carry,
+    the residuals of redundant forward passes or None, and the values sent in
+    each tick or None.
     """
     sizes = self.sizes
     numbers = jax.ShapeDtypeStruct((sizes.num_microbatches,), jnp.uint32)
@@ -205,14 +206,14 @@ class SegmentProgram:
     return zeros.trace().lower().compile()
 
   def place(self, shapes: base.PyTree, *, kind: str | None = None) -> Any:
-    """Returns shapes of one device as those of all, split over nodes."""
+    """Returns the shapes of one device as global shapes, sharded over nodes."""
     sharding = jax.sharding.NamedSharding(self.mesh, _BY_NODE, memory_kind=kind)
     return mesh_lib.widen(buffers_lib.repeat(shapes, 1), sharding)
 
   def put(
       self, by_place: Mapping[int, base.PyTree], *, kind: str | None = None
   ) -> base.PyTree:
-    """Returns global arrays of those of each local node, [1, ...]."""
+    """Returns global arrays made of those of each local node, [1, ...]."""
     sharding = jax.sharding.NamedSharding(self.mesh, _BY_NODE, memory_kind=kind)
     on = functools.partial(jax.sharding.SingleDeviceSharding, memory_kind=kind)
     parts = [
@@ -243,7 +244,7 @@ class SegmentProgram:
         activation=self.activation,
         weights=local(weights),
         batch=local(batch),
-        keys=jax.lax.map(key, numbers),  # Of unsafe_rbg, `vmap` has others.
+        keys=jax.lax.map(key, numbers),  # `vmap` changes unsafe_rbg.
         num_nodes=self.mesh.size,
         fetched=local(fetched),
     )
@@ -251,7 +252,7 @@ class SegmentProgram:
         buffers_lib.zeros_like(buffers_lib.repeat(shapes, count)),
         jax.memory.Space.Host,
     )
-    # In the loop, as what it stacks by itself does not stay in host memory.
+    # Inside the loop: values stacked by the scan leave host memory.
     offloaded = sent = None
     if sizes.num_offloads:
       offloaded = empty(self._kept, sizes.num_offloads)

@@ -1,9 +1,9 @@
 """The nodes of a pipeline, which run one program in one process or in many.
 
-A segment is a transfer in which the whole ring takes part: if one of its nodes
-dies, the connections of the others are cut, and what they run raises; if one is
-stopped before it begins, it is told to `answer`, and the others forget what the
-segment has made, as it counts for nobody who has not begun it.
+A segment is a transfer in which the whole ring takes part. If one of its nodes
+dies, the connections of the others are cut, and their programs raise. If a node
+is stopped before it begins a segment, it must `answer`, and the others discard
+the results of the segment.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +20,13 @@ from bamboo_jax.schedule.ticks import table as table_lib
 
 
 def most_behind(program: program_lib.SegmentProgram) -> int:
-  """Returns by how many segments a node may be behind another at most.
+  """Returns the most segments by which one node may be behind another.
 
-  What comes in a tick was sent by a neighbour in this tick, so half around the
-  ring nodes are behind by half as many ticks as there are nodes.
+  A value received in a tick was sent by a neighbour in this tick, so nodes half
+  way around the ring are behind by half as many ticks as there are nodes.
   """
   if not program.sizes.keeps:
-    return 0  # Then nobody goes back.
+    return 0  # Without replicas nothing is rewound.
   return -(-(program.mesh.size // 2) // program.sizes.num_ticks)
 
 
@@ -48,9 +48,11 @@ class Ring:
       kind: int,
       log: transfer_log.TransferLog | None,
   ) -> None:
-    """`kind` tells programs of the same nodes apart.
+    """Makes a ring.
 
-    `log` is of transfers with other processes; None without.
+    Args:
+      kind: Tells programs of the same nodes apart.
+      log: Records transfers with other processes; None without.
     """
     self._rows, self.program, self._log = rows, program, log
     self.nodes = tuple(nodes)
@@ -61,9 +63,9 @@ class Ring:
     self._channel = channel_lib.Channel("ring", self.nodes, (kind,))
 
   def run(self, *arguments: base.PyTree) -> base.PyTree:
-    """Starts a segment; the first one of a ring in many processes blocks.
+    """Starts a segment; the first one of a ring over many processes blocks.
 
-    Raises if a process is gone, or nothing may begin.
+    Raises if a process is gone, or transfers are stopped.
     """
     call = lambda: self.program.segment(*arguments)
     if not self._is_shared:
@@ -72,7 +74,7 @@ class Ring:
     return self._log.run(self._channel, call)
 
   def answer(self) -> None:
-    """Ends a segment that others have begun; blocks."""
+    """Ends a segment that other processes have begun; blocks."""
     program, zeros = self.program, self.zeros
     numbers = np.zeros((program.sizes.num_microbatches,), np.uint32)
     idle = np.full((program.sizes.num_ticks, table_lib.NUM_FIELDS), -1)
@@ -90,9 +92,10 @@ class Ring:
   def move(
       self, channel: channel_lib.Channel, find: Callable[[], base.PyTree]
   ) -> base.PyTree | None:
-    """Sends a value that one node has to another; None without the latter.
+    """Sends a value from one node to another; None on other nodes.
 
-    All call it in one order; `find` returns it where it is.
+    All nodes must call it in the same order; `find` returns the value on its
+    source.
     """
     (source, to), nodes = channel.nodes, self._rows.nodes
     if not nodes.keys() & channel.nodes:
@@ -107,7 +110,7 @@ class Ring:
   def zeros(
       self, shapes: base.PyTree, *, kind: str | None = None
   ) -> base.PyTree:
-    """Returns global arrays of zeros, by the shapes of one device."""
+    """Returns global arrays of zeros, from the shapes of one device."""
     return self.program.put(
         dict.fromkeys(self.local, host_zeros(shapes)), kind=kind
     )

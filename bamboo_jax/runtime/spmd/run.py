@@ -1,8 +1,8 @@
-"""A step of one pipeline on its way, segment by segment.
+"""The progress of one pipeline in a step, segment by segment.
 
-What a segment has returned stays until the next one is through: a death takes
-the segment that it happened in, and nothing else. Then the rest of the step
-goes on from there on the nodes that are left.
+The results of a segment are kept until the next one is finished: a death costs
+only the segment in which it happened. Then the remaining nodes continue the
+step from there.
 """
 
 from collections.abc import Sequence
@@ -30,8 +30,9 @@ class Run:
   Attributes:
     owners: The node of each stage.
     nodes: All of them, along the ring.
-    num_segments: Those that are through.
-    former: The run that this one goes on with, if any.
+    num_segments: Number of finished segments.
+    former: The interrupted run that this one continues; None if it began the
+      step.
   """
 
   def __init__(
@@ -43,10 +44,10 @@ class Run:
       owners: Sequence[int],
       former: "Run | None" = None,
   ) -> None:
-    """Begins a step, or goes on with what `former` has of it.
+    """Begins a step, or continues the one of `former`.
 
     `inputs` are the first four arguments of `SegmentProgram.segment`. All nodes
-    that have a part of `former` call it at once, and it is as far on all.
+    that hold a part of `former` must call it together, at the same segment.
     """
     program = ring.program
     self.program, self.table, self._ring = program, table, ring
@@ -56,7 +57,7 @@ class Run:
     self._inputs = inputs
     self._offloaded: list[buffers_lib.Kept] = []
     self._sent: list[tuple[base.PyTree, base.PyTree]] = []
-    # What was sent in former runs, by kind, place and key; None elsewhere.
+    # Values sent in former runs, by kind, place and key; None on other nodes.
     self._kept: dict[tuple[str, int, Key], base.PyTree | None] = {}
     self._carries: dict[int, buffers_lib.Carry] = {}
     if former is None:
@@ -68,7 +69,7 @@ class Run:
 
   @property
   def is_done(self) -> bool:
-    """Whether all ticks are through."""
+    """Whether all ticks are finished."""
     return not self.segment
 
   @property
@@ -79,16 +80,16 @@ class Run:
 
   @property
   def began(self) -> tuple[int, ...]:
-    """The owners of the first of the runs that this one goes on with."""
+    """The owners when the step began, before any death."""
     return self.former.began if self.former else self.owners
 
   @property
   def done(self) -> tuple[int, ...]:
-    """Segments that are through, of former runs and this one."""
+    """Numbers of finished segments, of each former run and this one."""
     return (*(self.former.done if self.former else ()), self.num_segments)
 
   def rewind(self, num_segments: int) -> None:
-    """Forgets all segments after the first ones."""
+    """Drops the results of all but the first `num_segments` segments."""
     self.num_segments = num_segments
     del self._offloaded[num_segments:], self._sent[num_segments:]
 
@@ -103,9 +104,9 @@ class Run:
     )
 
   def finish(self, *, is_lost: bool = False) -> None:
-    """Blocks until the segment is through; raises what has become of it.
+    """Blocks until the segment is finished; raises its error.
 
-    If it `is_lost`, it counts for nothing.
+    With `is_lost` its results are discarded.
     """
     pending, self._pending = self._pending, None
     carry, offloaded, sent = jax.block_until_ready(pending)
@@ -124,7 +125,7 @@ class Run:
 
   @property
   def redone(self) -> redone_lib.Redone | None:
-    """What is done again of the former run, if there is one."""
+    """The passes of the former run that this one repeats; None without."""
     if (former := self.former) is None:
       return None
     size = former.program.sizes.num_ticks
@@ -137,7 +138,7 @@ class Run:
     )
 
   def held(self, node: int) -> table_lib.Held:
-    """Returns what a node holds, by its number; places do not count."""
+    """Returns the values that a node holds; their slots are irrelevant."""
     n, contents = self._contents(node)
     held = contents.held
     sent = {kind: {} for kind in _CHANNELS}
@@ -156,7 +157,7 @@ class Run:
     )
 
   def starts(self, owners: Sequence[int]) -> dict[int, table_lib.Held]:
-    """Returns what these owners hold once gradients are sent again."""
+    """Returns the values that these owners hold after gradients are re-sent."""
     held = {node: self.held(node) for node in dict.fromkeys(owners)}
     for node, own in list(held.items()):
       for stage, m in own.grads:
@@ -167,7 +168,7 @@ class Run:
     return held
 
   def hold_of(self, node: int, stage: int) -> int | None:
-    """Returns which of the stages that a node holds this is."""
+    """Returns the index of `stage` among the stages of `node`, or None."""
     stages = table_lib.stages_of(self.table.owners, self.nodes.index(node))
     return stages.index(stage) if stage in stages else None
 
@@ -204,7 +205,7 @@ class Run:
     return self._carries[self.num_segments]
 
   def _contents(self, node: int) -> tuple[int, check.Contents]:
-    """Returns the place of a node in the ring, and what its slots hold."""
+    """Returns a node's place in the ring, and the contents of its slots."""
     if self._known[0] != self.num_segments:
       ticks = self.num_segments * self.program.sizes.num_ticks
       found = check.find_contents(self.table, ticks)
@@ -213,7 +214,7 @@ class Run:
     return n, self._known[1][n]
 
   def _take_over(self, former: "Run") -> None:
-    """Moves what the nodes of this run hold to where its table wants it."""
+    """Moves the values of this run's nodes to the slots of its table."""
     program, zeros = self.program, ring_lib.host_zeros
     carries = {n: zeros(program.carry) for n in self._ring.local}
     fetched = {n: zeros(program.fetched) for n in self._ring.local}
@@ -239,7 +240,7 @@ class Run:
     self._fetched = program.put(fetched, kind="pinned_host")
 
   def _get(self, former: "Run", kind: str, key: Key, node: int) -> base.PyTree:
-    """Returns a value for a node, sent again by another that has it."""
+    """Returns a value for a node, re-sent by the node that holds it."""
     source = next(
         other
         for other in (node, *self.nodes)
@@ -251,7 +252,7 @@ class Run:
   def _take_sums(
       self, sums: buffers_lib.Sums, former: "Run", node: int
   ) -> None:
-    """Fills the sums of a node with those of the stages that it still holds."""
+    """Fills the sums of a node with those of the stages that it keeps."""
     old = jax.tree.map(np.asarray, former.sums(node))
     for stage in table_lib.stages_of(self.table.owners, self.nodes.index(node)):
       to, source = self.hold_of(node, stage), former.hold_of(node, stage)
@@ -266,7 +267,7 @@ class Run:
       _store(getattr(sums, name), getattr(old, name), to=())
 
   def _read(self, buffer: base.PyTree, n: int, slot: int) -> base.PyTree:
-    """Returns what a node has in a slot."""
+    """Returns the value of a node in a slot."""
     own = mesh_lib.part_on(self.program.mesh.devices[n], buffer)
     return jax.tree.map(lambda a: np.asarray(a)[0, slot], own)
 

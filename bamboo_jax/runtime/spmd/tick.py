@@ -1,9 +1,9 @@
 """What a device does in one tick.
 
-It runs the forward passes that the table lists, redundant ones among them, and
+It runs the forward passes that the table lists, redundant ones included, and
 the backward pass, and then exchanges the results with its neighbours. Passes
-stand in loops that run as often as the table says; exchanges, in which all take
-part, stand outside.
+are in loops with as many iterations as the table says; exchanges, which involve
+all devices, are outside these loops.
 """
 
 import dataclasses
@@ -31,8 +31,9 @@ class Weights:
 
   Attributes:
     blocks: Of the layers of a block, arrays [holds, blocks, ...]: the stages
-      that its node owns, or that and the one of its replica.
-    ends: Of the layers of both ends by name; zero where nobody needs them.
+      that its node owns, or its stage and that of its replica.
+    ends: Of the layers of both ends by name; zero on nodes that do not run
+      them.
   """
 
   blocks: block_passes.Block
@@ -46,7 +47,7 @@ class TickBody:
   Attributes:
     activation: Shapes of the values between stages.
     batch: Microbatches of its pipeline, arrays [microbatches, ...].
-    keys: Their keys, [microbatches].
+    keys: Random keys of the microbatches, [microbatches].
     fetched: Residuals that earlier programs left in host memory, or None.
   """
 
@@ -62,10 +63,11 @@ class TickBody:
   def run(
       self, carry: tuple[Carry, Kept | None], row: jax.Array
   ) -> tuple[tuple[Carry, Kept | None], tuple[base.PyTree, base.PyTree]]:
-    """Runs a tick; `row` is int32[NUM_FIELDS], see `TickTable.as_array`.
+    """Runs a tick; returns the next carry, and the values sent on and back.
 
-    `carry` goes with the buffer in host memory for residuals of redundant
-    forward passes, or None. Returns also what was sent on and back.
+    `carry` has two parts: the buffers of the device, and the buffer in host
+    memory for residuals of redundant forward passes, or None. `row` is
+    int32[NUM_FIELDS], see `TickTable.as_array`.
     """
     carry, offloaded = carry
     nothing = buffers_lib.zeros_like(self.activation)
@@ -80,9 +82,10 @@ class TickBody:
     )
     down = [(n, (n + 1) % self.num_nodes) for n in range(self.num_nodes)]
     up = [(to, source) for source, to in down]
-    # Sent before the backward pass, as XLA is free to do, outputs would make
-    # this stage wait for those that run a forward pass in this tick: passes of
-    # a tick would run one after the other. So outputs hang on what comes after.
+    # XLA is free to send before the backward pass. Then outputs would make this
+    # stage wait for the stages that run a forward pass in this tick, and the
+    # passes of a tick would run one after the other. So outputs depend on later
+    # results.
     seem = lambda a: jnp.where(row[0] >= -1, a, jnp.zeros_like(a))
     outputs = jax.tree.map(seem, outputs)
     write = buffers_lib.write

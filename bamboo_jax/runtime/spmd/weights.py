@@ -1,8 +1,8 @@
-"""From the state of a node to the arrays of a program, and from its sums back.
+"""Packs the state of a node to a program's arrays, and unpacks its sums.
 
-Weights that passes read in a lower precision only are cast, once for a step.
-Both are small programs on the device of the node. Compiled once for each device
-and what a node holds.
+Weights that passes read only in a lower precision are cast once per step. Both
+are small programs on the device of the node, compiled once for each device and
+set of stages.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ States = Mapping[int, tuple[dict[str, base.PyTree], dict[str, base.PyTree]]]
 
 
 class Packing:
-  """Fits the programs of a model, however their sizes differ."""
+  """Pack and unpack programs of a model, shared by programs of any size."""
 
   def __init__(self) -> None:
     self._programs: dict[tuple, jax.stages.Compiled] = {}
@@ -34,10 +34,10 @@ class Packing:
       stages: tuple[int, ...],
       known: tuple[int, ...],
   ) -> Callable[[States], tick_lib.Weights]:
-    """Returns what makes the weights of a node, arrays [1, ...].
+    """Returns a function that packs a node's weights to arrays [1, ...].
 
-    `stages` are those that it owns or shadows, in order, `known` those of them
-    whose states are given; without a state, they are zero.
+    `stages` are the stages that the node owns or shadows, in order; `known` are
+    those whose states are given. The weights of other stages are zero.
     """
     key = ("pack", device, stages, known, program.sizes.num_held)
     pack = functools.partial(_pack, program, stages)
@@ -50,7 +50,10 @@ class Packing:
       stage: int,
       hold: int,
   ) -> Callable[[buffers_lib.Sums], spec_lib.Accumulator]:
-    """Returns what takes the sums of a stage from those of a node, [1, ...]."""
+    """Returns a function that slices a stage's sums out of a node's.
+
+    The node's sums are arrays [1, ...], see `Run.sums`.
+    """
     key = ("unpack", device, stage, hold, program.sizes.num_owned)
     unpack = functools.partial(_unpack, program, stage, hold)
     like = lambda: buffers_lib.repeat(program.carry.sums, 1)

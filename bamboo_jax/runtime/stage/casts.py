@@ -1,10 +1,10 @@
-"""Finds the weights that passes read in a lower precision only.
+"""Finds the weights that passes read only in a lower precision.
 
-In mixed precision layers cast the weights that they multiply with. A state is
-the same for all microbatches of a step, so these weights are cast once for it,
-and passes take the copies. Which they are is read off the traced passes: of
-what is copied, nothing but its cast to one dtype is used. So no bit depends on
-it, and layer norms, or an embedding that is added up in float32, have no copy.
+In mixed precision layers cast the weights that they multiply with. The state is
+the same for all microbatches of a step, so these weights are cast once per
+step, and passes read the copies. The traced passes tell which: a weight is
+copied only if its sole use is a cast to one dtype. So no bit depends on it, and
+layer norms, or an embedding that is summed in float32, have no copy.
 """
 
 from collections.abc import Callable

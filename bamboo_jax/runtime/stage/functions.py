@@ -1,7 +1,7 @@
 """Functions of a unit to be traced; `programs` compiles them for a device.
 
-Nothing here knows a device, the names of layers, or where in the model they
-are: layers come by position, and the index of the first is an argument.
+They know no device, no names of layers and no position in the model: layers are
+identified by position, and the index of the first is an argument.
 """
 
 import functools
@@ -22,7 +22,7 @@ Layers = tuple[base.PyTree, ...]
 
 
 def copies_of(spec: spec_lib.StageSpec) -> dict[str, base.PyTree]:
-  """Returns the shapes of the parameters that passes take, by layer."""
+  """Returns the shapes of the parameters that passes read, by layer."""
   if not spec.is_mixed:
     return spec.state.params
   found, by_kind = {}, {}
@@ -34,15 +34,15 @@ def copies_of(spec: spec_lib.StageSpec) -> dict[str, base.PyTree]:
 
 
 def make_token() -> jax.Array:
-  """Returns the result `done` of a program: ready when it has ended."""
+  """Returns the token `done` of a program: ready when the program has ended."""
   return jnp.zeros((1,), jnp.int8)
 
 
 class UnitFunctions:
-  """The functions of a kind of unit; `KindPrograms` says what they take.
+  """The functions of a kind of unit; `KindPrograms` gives their signatures.
 
   Attributes:
-    lock: Held while one of them is traced, as `backward` needs results of
+    lock: Held while one of them is traced, because `backward` needs results of
       `forward`. Programs of several devices share the functions.
   """
 
@@ -53,7 +53,7 @@ class UnitFunctions:
 
   @functools.cached_property
   def copies(self) -> Layers:
-    """Shapes of the parameters that passes take, see `casts`."""
+    """Shapes of the parameters that passes read, see `casts`."""
     unit = self.unit
     state = spec_lib.to_unit(unit.state, unit)
     if not unit.is_mixed:
@@ -80,7 +80,7 @@ class UnitFunctions:
     return outputs, self.backward(*back), self.evaluate(after, params, *data)
 
   def cast(self, params: Layers) -> Layers:
-    """Returns the parameters that passes take."""
+    """Returns the parameters that passes read."""
     copy = lambda a, like: a if a.dtype == like.dtype else a.astype(like.dtype)
     return jax.tree.map(copy, params, self.copies)
 
@@ -108,7 +108,7 @@ class UnitFunctions:
   def redundant(
       self, *args: base.PyTree
   ) -> tuple[jax.Array, base.PyTree, base.PyTree, spec_lib.Saved]:
-    """Runs `forward` on behalf of another node; keeps all in host memory."""
+    """Runs `forward` for another node; moves results to host memory."""
     done, outputs, saved = self.forward(*args)
     kept = jax.device_put((outputs, saved), jax.memory.Space.Host)
     return (done, outputs, *kept)
@@ -153,8 +153,8 @@ class UnitFunctions:
   ) -> spec_lib.StageState:
     """Applies the optimizer to gradients multiplied by `scale`.
 
-    Gradients and statistics are sums over microbatches; those of scalars are
-    [1].
+    Gradients and statistics are sums over microbatches; those of scalars have
+    shape [1].
     """
     shapes = spec_lib.to_unit(self.unit.state, self.unit).stats
     scaled = lambda g, like: g.reshape(like.shape) * scale
@@ -170,7 +170,7 @@ class UnitFunctions:
     return spec_lib.StageState(*zip(*layers, strict=True))
 
   def norms(self, total: spec_lib.Accumulator) -> jax.Array:
-    """Returns the squared gradient norm of each layer; copies do not count."""
+    """Returns the squared gradient norm of each layer, tied copies excluded."""
     norms = []
     for layer, grads in zip(self.unit.layers, total.grads, strict=True):
       tied = {tie.param for tie in layer.ties}
@@ -193,7 +193,7 @@ class UnitFunctions:
       batch: base.PyTree,
       *counters: jax.Array,
   ) -> tuple[base.PyTree, Layers]:
-    """Runs the layers; for training with step, microbatch and index."""
+    """Runs the layers; in training with step, microbatch and index."""
     unit, key, index = self.unit, None, None
     if counters:
       *numbers, index = counters
@@ -216,8 +216,8 @@ class UnitFunctions:
 
 
 def widen(params: Layers) -> Layers:
-  """Returns parameters as layers know them, and gradients are: float32.
+  """Casts parameters to float32, the dtype that layers and gradients have.
 
-  XLA leaves out what is cast there and back.
+  XLA removes casts there and back.
   """
   return jax.tree.map(lambda a: a.astype(jnp.float32), params)

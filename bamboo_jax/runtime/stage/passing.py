@@ -1,8 +1,8 @@
-"""What a unit only passes on, forth or back, is not copied.
+"""Avoids copies of values that a unit only passes on.
 
 Layers pass values on to later stages, such as the context in GNMT. XLA would
-write each into a new buffer, once for every unit; here the result is the array
-that came in, and so is its gradient on the way back.
+copy each into a new buffer, once for every unit; here the result is the input
+array itself, and so is its gradient on the way back.
 """
 
 from collections.abc import Callable
@@ -14,23 +14,29 @@ from bamboo_jax import base
 
 
 class Passing:
-  """A function that returns only what it has not been given.
+  """A function whose program returns only results that are not inputs.
 
   Attributes:
-    out_info: Shapes of all results; once it has been traced.
+    out_info: Shapes of all results; set by `trace`.
   """
 
   def __init__(
       self, function: Callable[..., base.PyTree], argument: int | None
   ) -> None:
-    """Looks for results in the argument at one position."""
+    """Wraps `function`.
+
+    Args:
+      argument: Position of the argument whose leaves may be passed on; None for
+        none.
+    """
     self.out_info: base.PyTree = None
     self._function = function
     self._argument = argument
-    self._sources: tuple[int | None, ...] = ()  # Of results: its leaves.
+    # Per result: the index of the input leaf that it is; None if computed.
+    self._sources: tuple[int | None, ...] = ()
 
   def trace(self, *args: base.PyTree) -> base.PyTree:
-    """Returns the results; a list of some of them if others are passed on."""
+    """Returns the results; if some are inputs, a list of the others."""
     out = self._function(*args)
     given = [] if self._argument is None else args[self._argument]
     places = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves(given))}
@@ -42,7 +48,7 @@ class Passing:
     return self.pick(out)
 
   def pick(self, results: base.PyTree) -> base.PyTree:
-    """Does to something like the results what `trace` does to them."""
+    """Returns the leaves of `results` at the positions of computed results."""
     if all(source is None for source in self._sources):
       return results
     pairs = zip(jax.tree.leaves(results), self._sources, strict=True)
@@ -58,7 +64,7 @@ class Passing:
 
 @dataclasses.dataclass(frozen=True)
 class _Joined:
-  """A compiled program, with those of its results that it has been given."""
+  """A compiled program that fills in the results that are inputs."""
 
   compiled: jax.stages.Compiled
   structure: jax.tree_util.PyTreeDef
@@ -74,5 +80,5 @@ class _Joined:
     )
 
   def memory_analysis(self) -> object:
-    """Does as that of the program."""
+    """Returns the memory analysis of the compiled program."""
     return self.compiled.memory_analysis()

@@ -1,13 +1,13 @@
 """Programs that a node runs for the units of a stage, compiled ahead.
 
 They are local: no program contains a collective, so the death of a peer cannot
-spoil them. What crosses from a forward to its backward pass is explicit
+make one fail. The values from a forward to its backward pass are explicit
 (`spec.Saved`), without parameters and stage inputs, which the node keeps once.
 
-XLA:CPU may run two programs of one device side by side. Every program of a row
-therefore takes `after`, a token of the program before it in the row, and
-returns a token, `done`. So a device runs its row in order, as one GPU stream
-would, and the token tells when an instruction has finished.
+XLA:CPU may run two programs of one device concurrently. Every program of a row
+therefore takes `after`, a token of its predecessor in the row, and returns a
+token, `done`. So a device runs its row in order, as one GPU stream would, and
+the token tells when an instruction has finished.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,9 +22,9 @@ from bamboo_jax.runtime.stage import functions as functions_lib
 from bamboo_jax.runtime.stage import passing
 from bamboo_jax.runtime.stage import spec as spec_lib
 
-# By name: the function, the positions of arguments that are donated, that of
-# the one which may hold what is only passed on, and where arguments and results
-# lie (`places`): as (s)tate, as (d)ata, or on (a)ll devices.
+# By name: the function, the positions of donated arguments, the position of the
+# argument that may be passed on, and where arguments and results lie
+# (`places`): as (s)tate, as (d)ata, or on (a)ll devices.
 _PROGRAMS = {
     "cast": ("cast", (), 0, "s", "s"),
     "forward": ("forward", (), 3, "assddaaa", "add"),
@@ -80,7 +80,7 @@ class KindPrograms:
 
   @property
   def copy_bytes(self) -> int:
-    """Size of what `cast` makes; 0 if passes take the parameters themselves."""
+    """Size of the result of `cast`; 0 if passes read the parameters."""
     copies, params = self._functions.copies, self.unit.state.params
     pairs = zip(*map(jax.tree.leaves, (copies, params)), strict=True)
     return spec_lib.nbytes([c for c, p in pairs if c.dtype != p.dtype])
@@ -106,11 +106,11 @@ class KindPrograms:
   def cast(
       self, params: functions_lib.Layers, place: places.Place
   ) -> functions_lib.Layers:
-    """Returns parameters as passes take them, perhaps the same."""
+    """Returns parameters as passes read them; may be the same arrays."""
     return self["cast", place](params) if self.copy_bytes else params
 
   def trace(self) -> None:
-    """Traces all programs; asks for no device, as compiling them does."""
+    """Traces all programs; needs no device, unlike compiling."""
     for name in _PROGRAMS:
       self._trace(name)
 
@@ -130,7 +130,7 @@ class KindPrograms:
       return self._jitted[name].trace(*self._place_arguments(name, place))
 
   def _compile_for_mesh(self, name: str, mesh: jax.sharding.Mesh) -> Any:
-    """Compiles a program whose results lie where others take them from."""
+    """Compiles a program with the output sharding that its readers expect."""
     _, donated, _, _, kinds = _PROGRAMS[name]
     results = self._passing[name]
     with self._functions.lock:
@@ -217,12 +217,12 @@ class StagePrograms:
 
   @property
   def left_out_ms(self) -> float:
-    """Least time of the forward pass of what `redundant` leaves out."""
+    """Least time of the forward pass of the unit that `redundant` skips."""
     unit, _ = self._units[-1]
     return unit.pace.forward_ms if self.spec.leaves_out(unit) else 0.0
 
   def token(self) -> jax.Array:
-    """Returns what the first program of a row waits for."""
+    """Returns the token that the first program of a row waits for."""
     return jax.device_put(np.zeros((1,), np.int8), places.whole(self.device))
 
   def zeros(self, after: jax.Array) -> spec_lib.Accumulator:
@@ -230,7 +230,7 @@ class StagePrograms:
     return self._join(p["zeros", self.device](after) for _, p in self._units)
 
   def cast(self, state: spec_lib.StageState) -> spec_lib.StageState:
-    """Returns the state whose parameters are as passes take them."""
+    """Returns the state with parameters as passes read them."""
     params = {}
     for unit, programs in self._units:
       own = spec_lib.to_unit(state, unit).params
@@ -245,9 +245,9 @@ class StagePrograms:
       inputs: base.PyTree,
       *data: base.PyTree,
   ) -> tuple[jax.Array, base.PyTree, list[spec_lib.Saved]]:
-    """Returns `done`, outputs and what each unit keeps; see `KindPrograms`.
+    """Returns `done`, the outputs, and the saved values of each unit.
 
-    `data` is the batch, the step and the microbatch.
+    `data` is the batch, the step and the microbatch; see `KindPrograms`.
     """
     kept = []
     for position in range(len(self._units)):
@@ -265,10 +265,10 @@ class StagePrograms:
       inputs: base.PyTree,
       *data: base.PyTree,
   ) -> tuple[jax.Array, base.PyTree, list[spec_lib.Saved]]:
-    """Does as `forward`; all but `done` is in host memory.
+    """Like `forward`; all results but `done` are in host memory.
 
-    It leaves out the unit with the loss, unless that is all of the stage, as no
-    other waits for it: should the owner die, `complete` runs it then.
+    Skips the unit with the loss, unless it is the whole stage, because no other
+    unit waits for it: if the owner dies, `complete` runs it.
     """
     kept, on_host = [], None
     for position, (unit, _) in enumerate(self._units):
@@ -290,7 +290,7 @@ class StagePrograms:
       kept: list[spec_lib.Saved],
       *data: base.PyTree,
   ) -> tuple[jax.Array, list[spec_lib.Saved]]:
-    """Returns `done` and `kept` with what `redundant` has left out."""
+    """Runs the unit that `redundant` skipped; returns `done` and all `kept`."""
     given = kept[-1].inputs
     inputs = inputs if given is None else given
     after, _, saved = self._run("forward", -1, after, state, inputs, *data)
@@ -341,7 +341,7 @@ class StagePrograms:
       *,
       donate: bool,
   ) -> spec_lib.StageState:
-    """Returns the next state; may donate the parameters and slots of this."""
+    """Returns the next state; with `donate` consumes parameters and slots."""
     name, parts = "update" if donate else "propose", []
     for unit, programs in self._units:
       old, sums = spec_lib.to_unit(state, unit), spec_lib.to_unit(total, unit)
@@ -384,7 +384,7 @@ class StagePrograms:
 
 
 def _keep_on_host(forward: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns a redundant pass, of which `forward` is the pass."""
+  """Returns the redundant version of the pass `forward`."""
 
   def run(*args: base.PyTree) -> tuple[base.PyTree, ...]:
     done, outputs, saved = forward(*args)

@@ -1,11 +1,11 @@
-"""What a stage is: its layers, and the shapes of all that it computes with.
+"""The layers of a stage, and the shapes of all arrays that it computes with.
 
 Everything here follows from the model, the shapes of a microbatch and the
-optimizer, so that two nodes that hold the same layers agree without talking.
+optimizer, so that two nodes that hold the same layers agree without messages.
 
-A stage is a list of units (`models.units`), and each is a stage by itself. The
-programs belong to kinds of units, which do not know names: between them and the
-rest of the engine layers go from names to positions (`to_unit`) and back.
+A stage is a list of units (`models.units`), and each unit is a stage by itself.
+Programs belong to kinds of units, which are independent of names: `to_unit`
+converts layer names to positions for them, `from_units` back.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -29,7 +29,7 @@ from bamboo_jax.models import units as units_lib
 
 @flax.struct.dataclass
 class StageState:
-  """A node's part of a stage between steps, by layer: name, or position.
+  """The state of a stage on one node between steps, by layer name or position.
 
   Attributes:
     params: Parameters, float32.
@@ -56,8 +56,8 @@ class Saved:
   """Values that the forward pass of a microbatch through a unit keeps.
 
   Attributes:
-    inputs: Those of the unit; None for the first of a stage, whose input the
-      node has anyway.
+    inputs: Inputs of the unit; None for the first of a stage, whose input the
+      node keeps separately.
     residuals: Without parameters and inputs. None if only the inputs are kept,
       see `StagePrograms.complete`.
     stats: Statistics after this microbatch, by position of the layer.
@@ -75,8 +75,8 @@ class Accumulator:
   """Sums over the microbatches of one share, all float32.
 
   Attributes:
-    grads: Gradients of the sum of losses, by layer: name, or position.
-    stats: Statistics alike; leaves have at least one dimension.
+    grads: Gradients of the sum of losses, by layer name or position.
+    stats: Sums of statistics, by layer; leaves have at least one dimension.
     loss: Sum of the losses and their weight, [2]; last stage only.
   """
 
@@ -87,15 +87,15 @@ class Accumulator:
 
 @dataclasses.dataclass(frozen=True)
 class StageSpec:
-  """What the programs of a stage depend on, apart from the device.
+  """Everything that the programs of a stage depend on, except the device.
 
   Attributes:
     first: First layer of the stage; `last` is one past its last layer.
     batch: Shape and dtype of every entry of one microbatch.
     optimizer: Updates the parameters, layer by layer; must not look across
       layers (clipping is a phase of the step).
-    remat: What forward passes keep, see `models.remat`.
-    prng: Name of the generator of JAX that dropout uses.
+    remat: Which values forward passes keep, see `models.remat`.
+    prng: Name of JAX's random generator that dropout uses.
     unit: Which layers share programs, one of `units.UNITS`.
   """
 
@@ -136,7 +136,7 @@ class StageSpec:
 
   @functools.cached_property
   def kind(self) -> Hashable:
-    """Stages of one kind compute the same, but for names and indices."""
+    """Stages of one kind differ only in names and indices."""
     layers = tuple(
         (l.kind, l.batch_keys, tuple(t.param for t in l.ties))
         for l in self.layers
@@ -149,7 +149,7 @@ class StageSpec:
     return (layers, str(shapes), self.is_last, *options)
 
   def leaves_out(self, unit: "StageSpec") -> bool:
-    """Returns whether redundant passes leave out a unit: that with the loss."""
+    """Returns whether redundant passes skip `unit`, the one with the loss."""
     return unit.is_last and self.unit != "stage"
 
   @functools.cached_property
@@ -189,7 +189,7 @@ class StageSpec:
 
   @functools.cached_property
   def is_mixed(self) -> bool:
-    """Whether some layer of the model gets what is not float32."""
+    """Whether some layer of the model reads a dtype other than float32."""
     inputs = jax.tree.leaves(self.model.input_shapes(self.batch))
     return any(a.dtype != jnp.float32 for a in inputs)
 
@@ -210,7 +210,9 @@ def init_layers(
 ) -> dict[str, LayerState]:
   """Returns the state before the first step.
 
-  The variables of a layer are `initial` of its name, by default from the seed.
+  Args:
+    initial: Variables by name of the layer; other layers are initialised from
+      the seed.
   """
   layers = {}
   for index, name in enumerate(spec.names, start=spec.first):
@@ -226,7 +228,7 @@ def init_layers(
 
 
 def merge_layers(layers: Mapping[str, LayerState]) -> StageState:
-  """Returns the state of the stage of these layers."""
+  """Returns the state of a stage from the states of its layers."""
   return StageState(
       params={name: layer.params for name, layer in layers.items()},
       slots={name: layer.slots for name, layer in layers.items()},
@@ -258,7 +260,7 @@ def nbytes(tree: base.PyTree) -> int:
 
 
 def to_unit(tree: StageState | Accumulator, unit: StageSpec) -> Any:
-  """Returns the part of a unit, by position instead of name."""
+  """Returns the part of `tree` that belongs to a unit, keyed by position."""
   parts = {}
   for field in dataclasses.fields(tree):
     value = getattr(tree, field.name)
@@ -272,7 +274,7 @@ def to_unit(tree: StageState | Accumulator, unit: StageSpec) -> Any:
 def from_units(
     parts: Sequence[StageState | Accumulator], units: Sequence[StageSpec]
 ) -> Any:
-  """Returns the whole of the parts of all units, by name."""
+  """Merges the parts of all units, keyed by name again."""
   whole = {}
   for field in dataclasses.fields(parts[0]):
     values = [getattr(part, field.name) for part in parts]

@@ -1,10 +1,12 @@
 """A node's arrays of the current step.
 
 Without redundancy an array is dropped once the step cannot need it again. With
-it, activations and gradients that were sent, and results of redundant forward
-passes, are kept until the commit for a failover. They lie in host memory and
-come back to the device only if used.
+redundancy, sent activations and gradients and the results of redundant forward
+passes are kept until the commit, for a failover. They lie in host memory and
+return to the device only if used.
 """
+
+from typing import NamedTuple
 
 import jax
 
@@ -16,17 +18,31 @@ from bamboo_jax.schedule import holdings as holdings_lib
 Key = tuple[int, int]  # Stage and microbatch.
 
 
+class BackwardInputs(NamedTuple):
+  """Inputs of a backward pass; `inputs` or `grad` is None at the ends.
+
+  Attributes:
+    inputs: Input of the stage.
+    saved: Values that its units keep of the forward pass.
+    grad: Gradient with respect to the output.
+  """
+
+  inputs: base.PyTree
+  saved: list[spec_lib.Saved]
+  grad: base.PyTree
+
+
 class Store:
   """Arrays by stage and microbatch.
 
-  With `keep`, which each step sets, what was sent stays until it is committed;
-  if a link sends from host memory (`sends_host`), the copy that stays is sent.
+  With `keep`, which each step sets, sent arrays stay until the commit; if links
+  send from host memory (`sends_host`), the kept copy is the one sent.
 
   Attributes:
     activations: Outputs of stages.
     grads: Gradients with respect to these.
-    saved: What the units of a stage keep of a forward pass.
-    copies: States as passes take them, by stage; there while rows run.
+    saved: Values that the units of a stage keep of a forward pass.
+    copies: States as passes read them, by stage; present while rows run.
     accumulators: Sums over the microbatches of a share, by stage and share.
     accumulated: Backward passes that are in these sums.
   """
@@ -37,7 +53,7 @@ class Store:
     self.clear()
 
   def clear(self) -> None:
-    """Forgets everything."""
+    """Drops all arrays."""
     self.activations: dict[Key, base.PyTree] = {}
     self.grads: dict[Key, base.PyTree] = {}
     self.saved: dict[Key, list[spec_lib.Saved]] = {}
@@ -63,25 +79,22 @@ class Store:
   def put_redundant(
       self, key: Key, outputs: base.PyTree, saved: list[spec_lib.Saved]
   ) -> None:
-    """Holds the results of a redundant forward pass, from host memory."""
+    """Stores the results of a redundant forward pass, from host memory."""
     self.saved[key] = saved
     if outputs is not None:
       self.activations.setdefault(key, outputs)
 
-  def take_inputs(
-      self, key: Key
-  ) -> tuple[base.PyTree, list[spec_lib.Saved], base.PyTree]:
-    """Returns the inputs of a backward pass on the device, and drops them.
-
-    They are the input of the stage, the residuals, and the gradient of the
-    output; the first and last are None at the ends.
-    """
-    inputs = self.activations.pop((key[0] - 1, key[1]), None)
-    taken = (inputs, self.saved.pop(key), self.grads.pop(key, None))
+  def take_inputs(self, key: Key) -> BackwardInputs:
+    """Returns the inputs of a backward pass on the device, and drops them."""
+    taken = BackwardInputs(
+        inputs=self.activations.pop((key[0] - 1, key[1]), None),
+        saved=self.saved.pop(key),
+        grad=self.grads.pop(key, None),
+    )
     return places.move(taken, "device")
 
   def send(self, kept: dict[Key, base.PyTree], key: Key) -> base.PyTree:
-    """Returns one of `activations` or `grads`, to be sent."""
+    """Returns one of `activations` or `grads`, ready to be sent."""
     value = kept.pop(key)
     if self.keep:
       kept[key] = places.move(value, "pinned_host")
@@ -91,7 +104,7 @@ class Store:
 
 
 def delete_arrays(tree: base.PyTree) -> None:
-  """Frees the arrays of a tree at once, so that nobody can read them."""
+  """Frees the arrays of a tree at once; later reads raise."""
   for array in jax.tree.leaves(tree):
     if isinstance(array, jax.Array) and not array.is_deleted():
       array.delete()

@@ -9,6 +9,7 @@ that others need: "unix:PATH" or "HOST:PORT".
 
 from collections.abc import Callable
 import contextlib
+import ipaddress
 import os
 import socket
 import ssl
@@ -16,6 +17,7 @@ import struct
 import tempfile
 from typing import Protocol, TypeVar
 
+from bamboo_jax.cluster import addresses
 from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.runtime.wire import sockets
 
@@ -150,6 +152,17 @@ class TlsEndpoint:
   def close(self) -> None:
     """See `Endpoint`."""
     _close(self._listener)
+
+
+def listen(host: str, identity: identity_lib.Identity) -> Endpoint:
+  """Listens for other workers: on a loopback `host` on a Unix socket.
+
+  `host` is a name or an address; raises `OSError` if it is not of this machine.
+  """
+  address = addresses.find(host, 0).parts[0]
+  if ipaddress.ip_address(address).is_loopback:
+    return UnixEndpoint()
+  return TlsEndpoint(address, identity)
 
 
 def bind_nameless(bind: Callable[[str], _T]) -> tuple[_T, int]:

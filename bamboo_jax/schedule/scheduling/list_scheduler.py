@@ -1,10 +1,10 @@
 """List scheduler: the order of the passes on each node, such as 1F1B.
 
-Nodes are simulated in parallel. A free node starts what can start first; ties
-go to forward passes, then redundant ones, then backward passes, and to early
-microbatches. Two rules restrain it: a forward pass waits while its stage has
-its maximum of microbatches in flight, and backward passes of a stage run in the
-order of microbatches, so that sums have the same bits whoever computes them.
+Nodes are simulated in parallel. A free node starts the pass that can start
+first; ties go to forward passes, then redundant ones, then backward passes, and
+to early microbatches. Two rules restrict it: a forward pass waits while its
+stage has its maximum of microbatches in flight, and backward passes of a stage
+run in the order of microbatches, so that sums have the same bits on any node.
 
 With the bounds of 1F1B (`scheduler.one_f_one_b_bounds`: 3, 2 and 1 in flight)
 forward and backward passes alternate, even if stages are unequal; preferring
@@ -37,7 +37,7 @@ from bamboo_jax.schedule.scheduling import owed as owed_lib
 Op = instruction_lib.Op
 
 _PRIORITIES = {Op.FORWARD: 0, Op.REDUNDANT_FORWARD: 1, Op.BACKWARD: 2}
-_EARLY_PRIORITY = 3  # Of redundant forward passes.
+_EARLY_PRIORITY = 3  # Priority of redundant forward passes.
 
 
 def order_passes(
@@ -50,8 +50,8 @@ def order_passes(
 ) -> dict[int, instruction_lib.Row]:
   """Returns the passes of each node, without transfers; see `plan_rows`.
 
-  There is one of `owed` for each line, and `shadows` only with a single one.
-  Transfers take time but block nobody.
+  `owed` has an entry per line; `shadows` are allowed only with a single line.
+  Transfers take time but do not block nodes.
   """
   shared: dict[tuple[int, int, int], set[int]] = {}
   ways = [
@@ -103,8 +103,8 @@ class _Queue:
   """Passes of one kind that a node owes for one stage, run first to last.
 
   Attributes:
-    next: Index of the microbatch whose turn it is.
-    input_ms: Arrival of each input that is there or under way, by microbatch.
+    next: Index in `owed` of the next microbatch.
+    input_ms: Arrival of each input that is present or in flight, by microbatch.
     behind: For redundant forward passes, the forward passes of the node's own
       preceding stage, which run first.
   """
@@ -123,14 +123,14 @@ class _Queue:
     return self.next == len(self.owed)
 
   def has_passed(self, microbatch: int) -> bool:
-    """Whether no pass of `microbatch`, or of an earlier one, is to come."""
+    """Returns whether all passes up to `microbatch` have run."""
     return self.is_done or self.owed[self.next] > microbatch
 
 
 class _Way:
-  """A line: what its nodes owe, and what they have of it.
+  """A line in the simulation: owed passes and inputs of its nodes.
 
-  Residuals on a node are `shared` by the lines of a pipeline.
+  The lines of a pipeline have `shared` counts of residuals on each node.
   """
 
   def __init__(
@@ -224,7 +224,7 @@ class _Way:
     )
 
   def finish(self, queue: _Queue, microbatch: int, end_ms: float) -> int | None:
-    """Passes results on; returns the node that may now have more to do."""
+    """Delivers the results; returns the node that may now start a pass."""
     s, owners = queue.stage, self.owners
     if queue.op is not Op.BACKWARD:
       node = owners[s] if queue.op is Op.FORWARD else self.shadows[s]

@@ -1,12 +1,13 @@
-"""What is still owed in a step, given what the nodes hold.
+"""The work owed in a step, derived from the nodes' holdings.
 
 Every stage owes the backward pass of every microbatch that its owner has not
 accumulated. The rest follows backwards: a backward pass needs residuals, so a
 forward pass if its owner has none; a forward pass needs its input, so a forward
 pass of the stage before if no possible sender has it. At the start of a step
-everything is owed. After a failure the shadow owns the victim's stage and owes
+all passes are owed. After a failure the shadow owns the victim's stage and owes
 its backward passes for all microbatches, since the accumulator is lost:
-Bamboo's lazy redundant backward passes. Node 1 dies, and node 0 is its shadow:
+Bamboo's lazy redundant backward passes (NSDI'23, section 5). Node 1 dies, and
+node 0 is its shadow:
 
   owners  held before               owed after the death
   node 0  0F0 0F1                   1F0 1F1 1B0 1B1, and 0B0 0B1 as before
@@ -34,7 +35,7 @@ class Owed:
     forwards: Forward passes of the owner.
     backwards: Backward passes of the owner.
     redundant: Forward passes of the shadow, for stages that have one.
-    transfers: Between nodes, in no particular order.
+    transfers: Transfers between nodes, in no particular order.
   """
 
   forwards: tuple[tuple[int, ...], ...]
@@ -53,12 +54,17 @@ def find_owed(
 ) -> Owed:
   """Returns the work that finishes the step.
 
-  Some stages have `shadows`, which run redundant forward passes; each must own
-  or shadow the stage before, whose output it needs (stage 0 needs none). Those
-  of the microbatches `redundant` are owed unless they are done or their input
-  is out of reach.
+  Args:
+    owners: Node of each stage.
+    microbatches: Microbatches of the line, in the order of summation.
+    holdings: Data that each node holds; a missing node holds nothing.
+    shadows: Node that runs redundant forward passes of a stage; it must own or
+      shadow the stage before, whose output it needs (stage 0 needs none).
+    redundant: Microbatches whose redundant forward passes are owed, unless they
+      are done or no node has their input.
 
   Raises:
+    ValueError: `shadows` does not fit.
     base.InfeasibleError: A gradient is needed that no owner holds or will
       compute.
   """

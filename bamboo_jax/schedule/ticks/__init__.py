@@ -3,12 +3,12 @@
 In a tick each node runs at most one forward and one backward pass, and beside
 them a redundant forward pass; then all exchange results.
 
-  table      what every node does in every tick, and where arrays lie
+  table      passes of each node by tick, and the slots of arrays
   lowering   rows lowered to such a table
-  order      which pass a node runs in which tick; redundant forwards
-  slots      where arrays lie: slots of buffers, taken and freed
-  check      refuses a table that computes something else than its rows
-  redone     what a death makes the others do again
+  order      the tick of each pass; redundant forward passes
+  slots      allocation of buffer slots to arrays
+  check      rejects a table that does not compute its rows
+  redone     the passes repeated after a death
   timeline   duration of the ticks
 
 Read `table` first.

@@ -1,7 +1,7 @@
-"""Refuses a table of ticks that computes something else than its rows.
+"""Rejects a table of ticks that does not compute its rows.
 
 Work is checked by playing the table as rows, arrays by following each slot
-through the ticks. So the same tells what nodes hold between two ticks.
+through the ticks. The same simulation gives a node's data between two ticks.
 """
 
 from collections.abc import Mapping
@@ -72,13 +72,14 @@ def passes(tick: table_lib.Tick) -> list[instruction_lib.Instruction]:
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-  """What a node holds between two ticks, by stage and microbatch.
+  """The data of a node between two ticks, by stage and microbatch.
 
   Attributes:
-    held: Its slots, also those that nobody will read, and what it held before.
-    offloaded: The tick that has left residuals in host memory.
-    outputs: The tick that has made an output of one of its stages.
-    input_grads: The tick that has made the gradient of the output of the stage
+    held: Its slots, including slots that are not read again, and the arrays
+      held before the table.
+    offloaded: Tick that moved residuals to host memory.
+    outputs: Tick that computed an output of one of its stages.
+    input_grads: Tick that computed the gradient of the output of the stage
       before.
   """
 
@@ -89,9 +90,9 @@ class Contents:
 
 
 def find_contents(table: table_lib.TickTable, num_ticks: int) -> list[Contents]:
-  """Returns what each node holds after the first ticks.
+  """Returns the data of each node after the first `num_ticks` ticks.
 
-  Raises `ScheduleError`: a pass reads a slot that holds something else.
+  Raises `ScheduleError` if a pass reads a slot that holds another array.
   """
   nodes = [_Node(table, n) for n in range(table.num_nodes)]
   for t, tick in enumerate(table.ticks[:num_ticks]):

@@ -25,22 +25,24 @@ def lower(
 ) -> table_lib.TickTable:
   """Returns the ticks that run the passes of `rows`.
 
-  Redundant forward passes are placed anew: ticks have room elsewhere than rows.
+  Redundant forward passes are placed again, since ticks have other idle times
+  than rows.
 
   Args:
-    rows: What is owed, by node; nodes have any numbers.
-    owners: The node of each stage; its stages are neighbours, cyclically.
-    microbatches: Of the pipeline, by position.
+    rows: Owed instructions, by node.
+    owners: The node of each stage; a node's stages are contiguous, cyclically.
+    microbatches: Microbatches of the pipeline, by position.
+    costs: Times, for the places of redundant forward passes.
     order: One of `ORDERS`.
-    costs: For the places of redundant forward passes.
     budget: Fraction by which redundant forward passes may lengthen the step: 0
-      places the free ones, `math.inf` all of them, None none.
-    start: What nodes hold, by number; microbatches by position. The table may
-        have it in other slots, and leaves out what nobody needs.
-    most_residuals: Microbatches in flight on a node, if that is possible.
+      places only free ones, `math.inf` all of them, None none.
+    start: Data held by each node; microbatches by position. The table may move
+      it to other slots, and omits arrays that are not needed.
+    most_residuals: Bound on the microbatches in flight on a node; exceeded if
+      the rows would deadlock otherwise.
 
   Raises:
-    ValueError: Stages of nodes are no neighbours, or rows wait for each other.
+    ValueError: A node's stages are not contiguous, or rows deadlock.
   """
   if order not in ORDERS:
     raise ValueError(base.suggest(order, ORDERS, what="order of ticks"))

@@ -1,4 +1,4 @@
-"""Decides which pass a node runs in which tick; see `table`."""
+"""Assigns passes to ticks; see `table`."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -10,22 +10,22 @@ from bamboo_jax.schedule.ticks import table as table_lib
 Instruction = instruction_lib.Instruction
 Op = instruction_lib.Op
 Key = table_lib.Key
-# For each tick and node, what it runs for stages of its own, in order.
+# Passes for a node's own stages, in order, by tick and node.
 Passes = list[list[list[tuple[Op, Key]]]]
 
-_ROUNDING = 1e-9  # By how much sums of times may be wrong, as a fraction.
+_ROUNDING = 1e-9  # Relative error bound of sums of times.
 _OWN = (Op.FORWARD, Op.BACKWARD)
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """Who owns which stage, and what nodes hold; nodes counted along the ring."""
+  """Owner of each stage, and data of each node, numbered along the ring."""
 
   owners: tuple[int, ...]
   start: tuple[table_lib.Held, ...]
 
   def has_residuals(self, node: int, key: Key) -> bool:
-    """Returns whether a forward pass is over at the start."""
+    """Returns whether a node has residuals of `key` at the start."""
     held = self.start[node]
     return key in held.residuals or key in held.host or key in held.accumulated
 
@@ -37,21 +37,20 @@ def align(
     is_paired: bool,
     most_residuals: int | None,
 ) -> Passes:
-  """Returns the passes of all rows, each as early as its inputs are there.
+  """Returns the passes of all rows by tick, each as early as its inputs allow.
 
-  Rows are of each node: operation, stage, microbatch; what is not a pass of an
-  owner is ignored. A paired tick takes the next forward and the next backward
-  pass of a row, whichever comes first there. Raises `ValueError` if rows wait
-  for each other.
+  `rows` has (operation, stage, microbatch) for each node; only passes of owners
+  count. A paired tick takes the next forward and the next backward pass of a
+  row, in either order. Raises `ValueError` if rows deadlock.
   """
   own = [[(op, (s, m)) for op, s, m in row if op in _OWN] for row in rows]
   ops = [(Op.FORWARD,), (Op.BACKWARD,)] if is_paired else [_OWN]
   queues = [[[p for p in row if p[0] in o][::-1] for o in ops] for row in own]
-  done: set[tuple[Op, Key]] = set()  # In ticks before.
+  done: set[tuple[Op, Key]] = set()  # Passes of earlier ticks.
   in_flight = [len(held.residuals) for held in work.start]
 
   def take(node: int, limit: int | None) -> list[tuple[Op, Key]]:
-    """Takes the passes of a tick from the ends of the queues of a node."""
+    """Pops a node's passes of a tick from the ends of its queues."""
     ran: list[tuple[Op, Key]] = []
     has_run = lambda key: key in done or key in ran
     for queue in filter(None, queues[node]):
@@ -69,7 +68,7 @@ def align(
 
   passes = []
   while any(queue for node in queues for queue in node):
-    for limit in (most_residuals, None):  # Who is stuck may exceed it.
+    for limit in (most_residuals, None):  # A stuck node may exceed it.
       tick = [take(node, limit) for node in range(len(queues))]
       if any(tick):
         break
@@ -106,15 +105,15 @@ def place_redundant(
 ) -> tuple[Passes, Mapping[tuple[int, int], list[int]]]:
   """Returns ticks, and the microbatches of redundant passes by (tick, stage).
 
-  Node s owns stage s, of at least two. Each pass goes where it lengthens the
-  step least, and there as early as it can; ticks are added at the end if that
-  is best. A node takes microbatches in order and skips none, as their losses
-  are summed in order. The step may grow by the fraction `budget`.
+  Node s owns stage s, of at least two. Each pass goes to the first of the ticks
+  where it lengthens the step least, which may be a new one at the end. A node
+  takes microbatches in order and skips none, as their losses are summed in
+  order. The step may grow by the fraction `budget`.
   """
   ticks = _Ticks(passes, costs)
   left_ms = budget * sum(ticks.lasts_ms) if budget else 0.0
   stages = range(costs.num_stages)
-  after = dict.fromkeys(stages, 0)  # The first tick that is left to a stage.
+  after = dict.fromkeys(stages, 0)  # First tick still open to a stage.
   for m in range(num_microbatches):
     for s in list(after):
       longer_ms, t = ticks.find_best(s, m, after[s])

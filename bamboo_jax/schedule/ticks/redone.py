@@ -1,4 +1,4 @@
-"""What a death costs in passes; nobody loses more than the theory says."""
+"""The passes repeated after a death, and their theoretical bound."""
 
 from collections.abc import Collection, Iterable
 import dataclasses
@@ -8,13 +8,13 @@ from bamboo_jax.schedule.ticks import table as table_lib
 
 @dataclasses.dataclass(frozen=True)
 class Redone:
-  """The rest of a step after a death.
+  """Numbers of passes in the rest of a step after a death.
 
   Attributes:
     from_host: Backward passes from residuals in host memory.
-    again: Forward passes that were run before.
-    at_most: Those of the segment in which the node died, and of its stages
-      those that its shadow had not run.
+    again: Repeated forward passes.
+    at_most: Bound on `again`: forward passes of the segment in which the node
+      died, and of its stages, except those that its shadow had run.
   """
 
   from_host: int
@@ -30,12 +30,14 @@ def find_redone(
     num_ticks: int,
     segment_ticks: int,
 ) -> Redone:
-  """Returns what of `before` is run again in `after`.
+  """Returns the numbers of passes of `before` that `after` repeats.
 
   Args:
-    lost: Places of the dead in the ring of `before`.
-    num_ticks: Of `before`, that were through.
-    segment_ticks: Of the segment that was running.
+    before: The table in which the nodes died.
+    after: The table of the rest.
+    lost: Positions of the dead nodes in the ring of `before`.
+    num_ticks: Number of finished ticks of `before`.
+    segment_ticks: Number of ticks of the running segment.
   """
   through = _forwards(before, 0, num_ticks)
   broken = _forwards(before, num_ticks, num_ticks + segment_ticks)
@@ -65,7 +67,7 @@ def add_up(parts: Iterable[Redone]) -> Redone:
 def _forwards(
     table: table_lib.TickTable, first: int, stop: int
 ) -> set[table_lib.Key]:
-  """Returns the forward passes of owners in some ticks."""
+  """Returns the owners' forward passes in ticks `first` to `stop - 1`."""
   return {
       (p.stage, p.microbatch)
       for row in table.ticks[first:stop]

@@ -1,8 +1,8 @@
-"""Gives every array of a table of ticks a slot of a buffer; see `table`.
+"""Allocates a buffer slot to every array of a table of ticks; see `table`.
 
-A slot is filled, read, and given to another microbatch after its last use.
-Within a tick a node runs its forward passes, then its backward pass, then
-stores arrivals; a slot that is read may be filled later in the same tick.
+A slot is filled, read, and reused after the last read. Within a tick a node
+runs its forward passes, then its backward pass, then stores arrivals; a slot
+that is read may be filled later in the same tick.
 """
 
 import collections
@@ -70,7 +70,7 @@ class _Slots:
     self.count = max(1, len(self.taken))
 
   def take(self, key: Hashable) -> int:
-    """Returns the first free slot, which `key` now holds."""
+    """Allocates the first free slot to `key` and returns it."""
     used = set(self.taken.values())
     slot = next(k for k in range(len(used) + 1) if k not in used)
     self.taken[key] = slot
@@ -79,7 +79,7 @@ class _Slots:
 
 
 class _Node:
-  """The slots of a node, and who is still to read them."""
+  """The slots of a node, and the number of reads still to come."""
 
   def __init__(
       self,
@@ -91,7 +91,7 @@ class _Node:
     held = work.start[node]
     self._node, self._work, self._held = node, work, held
     self._stages = table_lib.stages_of(work.owners, node)
-    # How often the node is to read an activation.
+    # Number of reads of an activation still to come.
     self._reads: collections.Counter[Key] = collections.Counter()
     for t, tick in enumerate(passes):
       for op, (stage, m) in tick[node]:
@@ -154,7 +154,7 @@ class _Node:
     )
 
   def arrive(self, kind: str, key: Key, source: int, sent: Pass) -> int:
-    """Returns the slot of what a neighbour has sent, if it is for this node."""
+    """Returns the slot for an array sent by a neighbour; -1 if not needed."""
     num_nodes = len(self._work.start)
     if not sent or source % num_nodes == self._node or key[0] < 0:
       return -1
@@ -171,7 +171,7 @@ class _Node:
     return -1 if done else self.slots["grads"].take(key)
 
   def _read(self, key: Key) -> int:
-    """Returns the slot of the input of a forward pass; frees it after all."""
+    """Returns the slot of a forward pass's input; frees it on the last read."""
     before = (key[0] - 1, key[1])
     if before[0] < 0:
       return -1

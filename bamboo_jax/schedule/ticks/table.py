@@ -1,18 +1,18 @@
-"""What each node does in each tick of a program, and where its arrays lie.
+"""The passes of each node in each tick of a program, and the slots of arrays.
 
-A program moves in lockstep: in a tick each node runs at most one forward and
-one backward pass, forward first, then all exchange results. So with P stages
-F(m) of stage s stands in tick m + s and B(m) in tick m + 2 (P - 1) - s, and a
-step takes as long as 1F1B does, for 2 (P - s) - 1 microbatches in flight on
-stage s. With `order` "single" there is one pass in a tick: fewer in flight, but
-as long as a tick lasts for the longest of all, a step takes a third longer.
+A program runs in lockstep: in a tick each node runs at most one forward and one
+backward pass, forward first, then all exchange results. So with P stages F(m)
+of stage s is in tick m + s and B(m) in tick m + 2 (P - 1) - s, and a step takes
+as long as with 1F1B, with 2 (P - s) - 1 microbatches in flight on stage s. With
+`order` "single" there is one pass in a tick: fewer are in flight, but a step
+takes a third longer, because a tick lasts as long as its longest pass.
 
-A tick lasts as long as what the busiest node does in it. What others have left
-of it is room for redundant forward passes.
+A tick lasts as long as the passes of its busiest node. In the rest of it other
+nodes can run redundant forward passes.
 
 The rest of a step after a death is a table too: nodes own several stages, and
-`Held` says what they hold. Nodes stand in the order of a ring, each sends
-activations to the next and gradients to the one before.
+`Held` is their data. Nodes form a ring: each sends activations to the next and
+gradients to the one before.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,22 +28,22 @@ Key = tuple[int, int]  # Stage and microbatch.
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pass:
-  """One pass of a node in a tick; -1 stands for nothing.
+  """One pass of a node in a tick; -1 means none.
 
   Attributes:
     microbatch: Its position among those of the pipeline.
-    stage: Whose parameters it uses.
-    hold: Which of the stages that the node holds this is, see `stages_of`.
+    stage: Stage whose parameters it uses.
+    hold: Index of the stage among those that the node holds, see `stages_of`.
     inputs: Slot of the activation that a forward pass reads, none on stage 0;
       or of the gradient that a backward pass reads, none on the last stage.
     residual: Slot of residuals, which a forward pass fills and a backward pass
       reads.
-    output: Slot of activations or gradients in which the node itself keeps what
-      the pass makes.
-    host: Slot in host memory where a redundant forward pass leaves its
-      residuals, or from where a backward pass gets them.
-    counts: 1 if loss and statistics count, 0 if a forward pass is run again for
-      its output alone.
+    output: Slot of activations or gradients for the result, if the node itself
+      reads it.
+    host: Slot in host memory to which a redundant forward pass writes its
+      residuals, or from which a backward pass reads them.
+    counts: 1 if loss and statistics count, 0 if a forward pass is repeated for
+      its output only.
   """
 
   microbatch: int = -1
@@ -61,14 +61,14 @@ class Pass:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tick:
-  """What one node does in one tick.
+  """The passes of one node in one tick.
 
   Attributes:
     forwards: Forward passes in order: one of its own stages, then redundant
       ones, which have a slot in host memory, at most `MAX_REDUNDANT`.
     backward: The backward pass, after them.
-    arriving_inputs: Slot that stores the activation sent by the node before.
-    arriving_grads: Slot that stores the gradient sent by the node behind.
+    arriving_inputs: Slot for the activation sent by the previous node.
+    arriving_grads: Slot for the gradient sent by the next node.
   """
 
   forwards: tuple[Pass, ...] = ()
@@ -78,7 +78,7 @@ class Tick:
 
   @property
   def forward(self) -> Pass:
-    """The forward pass of a stage of the node."""
+    """The forward pass of one of the node's own stages."""
     return next((f for f in self.forwards if f.host < 0), Pass())
 
 
@@ -89,10 +89,14 @@ NUM_FIELDS = (NUM_FORWARDS + 1) * len(dataclasses.fields(Pass)) + 2
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-  """What a node holds as a table begins: slots by stage and microbatch.
+  """The data of a node at the start of a table: slots by stage and microbatch.
 
-  `host` are residuals in host memory; `accumulated` backward passes that are in
-  the sums of the node.
+  Attributes:
+    activations: Outputs of stages.
+    grads: Gradients with respect to outputs of stages.
+    residuals: Residuals on the device.
+    host: Residuals in host memory.
+    accumulated: Backward passes whose gradients are in the node's sums.
   """
 
   activations: Mapping[Key, int] = dataclasses.field(default_factory=dict)
@@ -102,7 +106,7 @@ class Held:
   accumulated: frozenset[Key] = frozenset()
 
   def holdings(self) -> holdings_lib.Holdings:
-    """Returns the same for the scheduler."""
+    """Returns the data as `Holdings`, for the scheduler."""
     return holdings_lib.Holdings(
         activations=frozenset(self.activations),
         gradients=frozenset(self.grads),
@@ -126,7 +130,7 @@ def stages_of(owners: Sequence[int], node: int) -> tuple[int, ...]:
 
 
 def is_ring(owners: Sequence[int]) -> bool:
-  """Returns whether no node sends to others than the next, see `table`."""
+  """Returns whether each node sends activations only to the next one."""
   nodes = list(dict.fromkeys(owners))
   places = [nodes.index(node) for node in owners]
   return all(
@@ -137,14 +141,15 @@ def is_ring(owners: Sequence[int]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class TickTable:
-  """What all nodes of a pipeline do.
+  """The ticks of all nodes of a pipeline.
 
   Attributes:
-    owners: The node of each stage; nodes are counted along the ring.
-    ticks: By tick, then node.
-    start: What each node holds before.
-    num_slots: Of "activations", "grads" and "residuals" that each node needs,
-      at least 1, though some may need fewer.
+    owners: The node of each stage; nodes are numbered along the ring.
+    num_microbatches: Number of microbatches of the pipeline.
+    ticks: Passes by tick, then node.
+    start: Data of each node before the first tick.
+    num_slots: Number of slots of "activations", "grads" and "residuals" on each
+      node: the maximum over nodes, at least 1.
   """
 
   owners: tuple[int, ...]
@@ -164,11 +169,11 @@ class TickTable:
     return len(self.owners)
 
   def as_array(self, first: int, stop: int) -> np.ndarray:
-    """Returns int32[nodes, ticks, NUM_FIELDS] of some ticks.
+    """Returns ticks `first` to `stop - 1`, int32[nodes, ticks, NUM_FIELDS].
 
-    First the fields of all forward passes and of the backward pass, then the
-    slots of what arrives. Ticks beyond the last do nothing. Redundant forward
-    passes leave their residuals in the slots of `offloads`.
+    A row has the fields of all forward passes and of the backward pass, then
+    the slots of the two arrivals. Ticks beyond the last have no passes.
+    Redundant forward passes write their residuals to the slots of `offloads`.
     """
     idle = (Tick(),) * self.num_nodes
     rows = (*self.ticks, *[idle] * (stop - len(self.ticks)))[first:stop]
@@ -182,7 +187,10 @@ class TickTable:
     )
 
   def offloads(self, node: int, first: int, stop: int) -> dict[Key, int]:
-    """Returns the slots of what some ticks leave in host memory."""
+    """Returns the slots of residuals that a node moves to host memory.
+
+    In ticks `first` to `stop - 1`, by stage and microbatch.
+    """
     keys = [
         (p.stage, p.microbatch)
         for row in self.ticks[first:stop]

@@ -1,4 +1,4 @@
-"""When the passes of a table of ticks run."""
+"""The times of the passes of a table of ticks."""
 
 from collections.abc import Collection
 
@@ -15,10 +15,10 @@ def lay_out(
     *,
     without: Collection[instruction_lib.Op] = (),
 ) -> timeline_lib.Timeline:
-  """Returns when each pass runs, if those `without` take no time.
+  """Returns the timeline of a table; operations in `without` take no time.
 
-  A tick lasts as long as its busiest node, plus the longest transfer. Every
-  node needs as much memory as the greatest: all run the same program.
+  A tick lasts as long as its busiest node, plus the longest transfer. All nodes
+  run the same program, so each needs the memory of the largest.
   """
   slots, start_ms = [], 0.0
   exchange_ms = 2 * max(costs.transfer_ms, default=0.0)

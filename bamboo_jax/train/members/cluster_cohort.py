@@ -1,6 +1,6 @@
 """The cohort of a cluster: every member is a process that hosts one node.
 
-Values become JSON for the agent; JAX stays below.
+Values are converted to JSON and sent through the agent.
 """
 
 from collections.abc import Collection, Mapping
@@ -23,7 +23,7 @@ from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 
 T = TypeVar("T")
-_ATTEMPT_BITS = 32  # Of an attempt's number, below those of its view.
+_ATTEMPT_BITS = 32  # Low bits of an attempt's number; the high ones: its view.
 _REPORTS = {
     "done": messages.Done,
     "facts": messages.Assignment,
@@ -33,7 +33,7 @@ _REPORTS = {
 
 
 class ClusterCohort:
-  """A member of a cluster; values to other processes pass `exits`."""
+  """A member of a cluster; transfers to other processes go through `exits`."""
 
   def __init__(self, client: client_lib.Client, exits: "Exits") -> None:
     self.number = client.number
@@ -88,12 +88,12 @@ class ClusterCohort:
     return self._client.wait_interrupt(timeout_secs)
 
   def wait_members(self, count: int, *, why: str = "") -> None:
-    """See `Cohort`; somebody can always come."""
+    """See `Cohort`; another node can always join a cluster."""
     del why
     self._client.wait_members(count)
 
   def adopt(self, number: int) -> None:
-    """See `Cohort`; begins an attempt."""
+    """See `Cohort`; starts the first attempt in the view."""
     stopped_for = self._client.wait_interrupt(0)
     self._client.adopt(self._client.find_view(number))
     if stopped_for is None or stopped_for.number != number:
@@ -106,7 +106,7 @@ class ClusterCohort:
     return self._client.arrived_secs(number)
 
   def died_secs(self, number: int) -> float | None:
-    """See `Cohort`; only who has killed a node knows."""
+    """See `Cohort`; only the director knows, so None."""
     del number
     return None
 
@@ -115,18 +115,22 @@ class ClusterCohort:
     return self._client.silent_secs(number)
 
   def settled(self, steps: int) -> None:
-    """See `Cohort`; begins the next attempt."""
+    """See `Cohort`; starts the next attempt."""
     self._exits.settled(self.view.number, steps)
 
   def report(self, kind: str, **facts: Any) -> None:
-    """See `Cohort`; a node that leaves is the only kind here."""
+    """See `Cohort`; "leave" is always about this node."""
     if kind == "leave":
       facts = {}
     self._client.send(_REPORTS[kind](**facts))
 
 
 class RemoteDirector:
-  """A `cohort.Director` at a local socket, which kills with real signals."""
+  """A `cohort.Director` behind a local socket, which sends real signals.
+
+  `address` is the name of an abstract Unix socket; `OSError` if it is not
+  reachable.
+  """
 
   def __init__(self, address: str, *, number: int, name: str) -> None:
     self._socket = socket.socket(socket.AF_UNIX)
@@ -143,16 +147,16 @@ class RemoteDirector:
     return answers[0]["has_come"]
 
   def is_asked_to_stop(self) -> bool:
-    """Whether the run is to end after this step, saved; does not block."""
+    """Returns whether to save and end the run after this step; never blocks."""
     while select.select([self._socket], [], [], 0)[0]:
       self._hear()
     return self._is_asked_to_stop
 
   def _hear(self) -> list[Mapping[str, Any]]:
-    """Returns the answers that come next, if any; blocks."""
+    """Receives messages; returns the answers among them; blocks."""
     data = self._socket.recv(1 << 16)
     if not data:
-      raise ConnectionError("Nobody injects faults any more.")
+      raise ConnectionError("The process that injects faults has ended.")
     said = self._decoder.feed(data)
     self._is_asked_to_stop |= any("stop" in message for message in said)
     return [message for message in said if "stop" not in message]
@@ -162,11 +166,11 @@ class RemoteDirector:
 
 
 class Exits:
-  """All ways by which values leave this process.
+  """All transfers between this process and others.
 
-  Each attempt of a step has a number: a view, and how often all its members
-  have agreed since that nothing is on its way. So members need not tell each
-  other what they have sent.
+  Each attempt of a step has a number: the view, and a counter that grows
+  whenever all members of the view agree that no message is in flight. Messages
+  carry it, so that members need not report what they have sent.
   """
 
   def __init__(
@@ -174,12 +178,12 @@ class Exits:
       transport: transport_lib.Transport,
       log: transfer_log.TransferLog | None,
   ) -> None:
-    """`log` is of collective transfers, if there are any."""
+    """`log` is of collective transfers; None without any."""
     self._transport, self._log = transport, log
     self._attempt = 0
 
   def begun(self) -> channel_lib.Begun:
-    """Returns what this member waits for, and where others reach it."""
+    """Returns this member's address, open receives and collective transfers."""
     begun = channel_lib.Begun() if self._log is None else self._log.begun()
     waits = {r.node for r in self._transport.open_receives()}
     return dataclasses.replace(
@@ -189,18 +193,18 @@ class Exits:
     )
 
   def lose(self, view: views.View) -> dict[str, Any]:
-    """Interrupts all after a loss; returns what has begun, as JSON.
+    """Interrupts all transfers after a loss; returns `begun`, as JSON.
 
-    Without this, a member that waits for a survivor that waits for the dead
-    would never learn of the death. The client calls it in the thread that
-    reads; before the first view, with an empty one.
+    Otherwise a member that waits for a survivor that waits for a dead node
+    would wait for ever. The client calls it in its reading thread; before the
+    first view, with an empty one.
     """
     self._transport.interrupt(f"a node is missing in view {view.number}")
     self.keep(view)
     return json_lib.to_plain(self.stop(view.number, alive=view.numbers))
 
   def keep(self, view: views.View) -> None:
-    """Drops what is kept for nodes that are not in a view."""
+    """Drops messages kept for nodes that are not in a view."""
     if view.members:
       self._transport.keep_only(
           view.numbers, f"it is not in view {view.number}"
@@ -215,13 +219,13 @@ class Exits:
     return self.begun()
 
   def adopt(self, view: int) -> None:
-    """Begins the first attempt in a view."""
+    """Starts the first attempt in a view."""
     self._begin(view << _ATTEMPT_BITS)
 
   def settled(self, view: int, steps: int) -> None:
-    """Begins the next attempt; collective transfers may begin again.
+    """Starts the next attempt, and resumes collective transfers.
 
-    All members have received what others had sent them.
+    No message of the first `steps` steps may be in flight.
     """
     if self._log is not None:
       self._log.settle(view, steps)

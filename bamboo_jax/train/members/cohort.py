@@ -18,13 +18,13 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-  """How this member begins.
+  """The state of the run in which this member starts.
 
   Attributes:
-    layout: Who trains what, if others train already; else None.
-    members: Nodes of those who train already, spares included, by number.
-    is_restart: Whether nobody trains any more, and all survivors begin anew
-      from a checkpoint.
+    layout: The layout of the running members; None if training has not begun.
+    members: Numbers of the running nodes, spares included.
+    is_restart: Whether training has stopped and all survivors restart it from a
+      checkpoint.
   """
 
   layout: layout_lib.Layout | None = None
@@ -51,58 +51,62 @@ class Cohort(Protocol):
     """Returns the member that hosts a node."""
 
   def wait_start(self) -> Start:
-    """Waits until it is known how this member begins."""
+    """Blocks until it is known how this member starts."""
 
   def enter(self) -> None:
-    """Adopts the first view, once the others have taken this member in."""
+    """Joins: blocks until a view contains this member, and adopts it."""
 
   def gather(self, key: str, value: T) -> dict[int, T]:
     """Returns the values of all members of the view, by member; blocks.
 
-    Raises `base.ViewChangedError` if a member is gone.
+    A key may be used once per view. Raises `base.ViewChangedError` if a member
+    is lost.
     """
 
   def check(self) -> None:
-    """Gives a sign of life; `base.ViewChangedError` if a node is gone."""
+    """Reports progress; raises `base.ViewChangedError` if a node is lost."""
 
   def wait_change(self, timeout_secs: float) -> views.View | None:
-    """Waits for a view that has lost a node; None if none comes in time."""
+    """Returns the next view that lacks a node; None after a timeout; blocks."""
 
   def wait_members(self, count: int, *, why: str = "") -> None:
-    """Waits until the newest view has `count` nodes; raises as `check`.
+    """Blocks until the newest view has `count` nodes; raises as `check`.
 
-    Raises `base.InfeasibleError`, which says `why`, if nobody else can come.
+    Raises `base.InfeasibleError` with the text `why` if no node can join.
     """
 
   def adopt(self, number: int) -> None:
-    """Works in view `number` from now on."""
+    """Makes view `number` the one that this member works in."""
 
   def arrived_secs(self, number: int) -> float:
-    """Returns when a view arrived, on `time.perf_counter`."""
+    """Returns the time of arrival of a view, on `time.perf_counter`."""
 
   def died_secs(self, number: int) -> float | None:
-    """Returns when those died whom view `number` lacks; None if not known."""
+    """Returns when the nodes that view `number` lacks died.
+
+    On `time.perf_counter`; None if not known.
+    """
 
   def silent_secs(self, number: int) -> Mapping[int, float]:
     """Returns how long lost nodes had been silent when a view arrived.
 
-    By number, of those that the agent of this member has ever heard.
+    By number, of the nodes that the agent of this member was in contact with.
     """
 
   def settled(self, steps: int) -> None:
-    """Records that nothing of the first `steps` steps is in flight."""
+    """Records that no message of the first `steps` steps is in flight."""
 
   def report(self, kind: str, **facts: Any) -> None:
-    """Reports an event to the supervisor, or to those who watch the run."""
+    """Reports an event to the agent, for joining nodes and observers."""
 
 
 class Director(Protocol):
-  """Carries out faults on purpose."""
+  """Injects faults."""
 
   def strike(self, due: faults_lib.Due) -> bool:
-    """Carries out a due fault; returns when training may go on.
+    """Injects a due fault and blocks until training may continue.
 
-    The value is whether it is a join whose node has come before.
+    Returns True for a join that was already carried out.
     """
 
 

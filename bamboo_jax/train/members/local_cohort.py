@@ -1,7 +1,7 @@
 """A cohort of one member that hosts all nodes: training in one process.
 
-A fault goes the way of a death in a cluster: it makes a view without the
-victims, at which `check` and `gather` raise, and which the worker then adopts.
+A fault has the effect of a death in a cluster: it makes a view without the
+victims, so that `check` and `gather` raise; the worker then adopts the view.
 """
 
 import collections
@@ -18,9 +18,9 @@ from bamboo_jax.train.members import cohort as cohort_lib
 T = TypeVar("T")
 ZONES = ("a",)
 
-# The agent survives these: if all nodes are gone, they begin anew.
+# The agents survive these: once all nodes are dead, they restart their workers.
 _SPARES_AGENT = ("kill", "stop", "all")
-_NUM_SAID = 16  # Keys of a view that may not be said again; enough to tell.
+_NUM_SAID = 16  # Last keys of a view that are checked against repetition.
 
 
 class LocalCohort:
@@ -28,13 +28,13 @@ class LocalCohort:
 
   Args:
     num_nodes: Number of nodes, spares included.
-    zones: Given out to nodes in turn.
+    zones: Zones of the nodes, assigned in turn.
     seed: Decides when faults without a fixed time happen.
 
   Attributes:
-    first_step: Steps that were done at first; -1 before that is known.
-    happened: Lines of the faults that have had a victim, or that are joins.
-    is_asked_to_stop: Whether the run is to end after this step, saved.
+    first_step: Number of steps done at the start; -1 before it is known.
+    happened: Lines of the faults that have hit a node, and of joins.
+    is_asked_to_stop: Whether to save and end the run after this step.
   """
 
   def __init__(
@@ -77,7 +77,7 @@ class LocalCohort:
     self._has_entered = True
 
   def ask_to_stop(self) -> bool:
-    """Asks the run to save and end; returns whether it has begun to train."""
+    """Requests to save and end the run; False if training has not begun."""
     self.is_asked_to_stop = self._has_entered
     return self._has_entered
 
@@ -89,7 +89,7 @@ class LocalCohort:
     return {self.number: value}
 
   def check(self) -> None:
-    """See `Cohort`; carries out pending changes."""
+    """See `Cohort`; injects pending faults."""
     self._num_checks += 1
     due = [d for at, d in self._pending if at <= self._num_checks]
     self._pending = [p for p in self._pending if p[0] > self._num_checks]
@@ -103,7 +103,7 @@ class LocalCohort:
     return self.newest if self._is_changed() else None
 
   def wait_members(self, count: int, *, why: str = "") -> None:
-    """See `Cohort`; joining nodes are there at once."""
+    """See `Cohort`; joining nodes are in the view at once."""
     if len(self.newest.members) < count:
       raise base.InfeasibleError(why)
     self._raise_if_changed()
@@ -142,7 +142,7 @@ class LocalCohort:
   def strike(self, due: faults_lib.Due) -> bool:
     """See `cohort.Director`."""
     key = (due.fault.line, due.fault)
-    if key in self._done:  # Its step may be run again.
+    if key in self._done:  # The step may be repeated.
       return due.fault.kind == "join"
     self._done.add(key)
     if due.fault.kind == "join":
@@ -172,7 +172,7 @@ class LocalCohort:
     if len(numbers) == len(self.newest.members):
       come, self._num_fallen = self._num_fallen, 0
       if not come:
-        raise ValueError(f"All nodes are gone after {due.fault}.")
+        raise ValueError(f"No live node is left after fault {due.fault}.")
     self._change(lost=numbers, come=come, reason=f"{names} died: {kind}")
 
   def _find_victims(self, due: faults_lib.Due) -> list[views.Member]:

@@ -1,7 +1,7 @@
-"""A worker's duties for transfers between processes, beside the step itself.
+"""A worker's work on transfers between processes, outside of a step.
 
-Nodes connect ahead of time with those that they will need after a death, and
-after a loss end what live nodes have begun.
+Nodes connect in advance to the nodes that they will need after a death, and
+after a loss end the transfers between live nodes.
 """
 
 from collections.abc import Iterable
@@ -23,40 +23,45 @@ _NOT_READY = -1
 
 
 class Transfers(Protocol):
-  """What a worker does for transfers that leave its process; here, none do."""
+  """A worker's work on transfers between processes; does nothing here."""
 
   def attach(
       self,
       engine: engine_lib.Engine,
       compiler: background_compiler.BackgroundCompiler,
   ) -> None:
-    """Takes the users of transfers; called once, first."""
+    """Sets the users of transfers; called once, first."""
 
   def settle(self) -> None:
-    """Ends, after a new view, all transfers that live nodes have begun."""
+    """Ends, after a new view, all transfers begun between live nodes."""
 
   def ready(self, version: int) -> int:
-    """Returns for the vote what `preconnect` compares in a layout."""
+    """Returns `version`, the layout's, if ready to preconnect; else -1."""
     del version
     return _NOT_READY
 
   def connect(self) -> None:
-    """Connects nodes that need each other in new roles, all at once."""
+    """Connects to the nodes needed in new roles; all members call it."""
 
   def preconnect(self, said: Iterable[int], version: int) -> None:
-    """Connects nodes that will need each other, if all are ready."""
+    """Connects to the nodes needed after a death, if all members are ready.
+
+    `said` has the values of `ready` of all members.
+    """
 
 
 class NoTransfers(Transfers):
-  """The transfers of a lone member: none leave its process."""
+  """The transfers of a single member, which stay in its process."""
 
 
 class PeerTransfers:
   """The transfers of a process of a cluster.
 
   Args:
-    collectives: Of programs over several processes; None of rows.
-    preconnects: Whether to connect ahead of time.
+    client: Connection to the agent.
+    transport: Connections to other workers.
+    collectives: Collective transfers of SPMD programs; None for rows.
+    preconnects: Whether to connect in advance.
   """
 
   def __init__(
@@ -96,19 +101,19 @@ class PeerTransfers:
       self._collectives.keep(begun)
 
   def ready(self, version: int) -> int:
-    """Returns the version once all for it is compiled."""
+    """See `Transfers`; ready once all programs are compiled."""
     is_ready = self._preconnects and self._compiler.is_idle
     return version if is_ready else _NOT_READY
 
   def connect(self) -> None:
-    """See `Transfers`; raises as a transfer does if a node is gone."""
+    """See `Transfers`; raises as a transfer does if a node is lost."""
     if self._preconnects:
       self._connect(ahead=False)
 
   def preconnect(self, said: Iterable[int], version: int) -> None:
     """See `Transfers`; all nodes call it at once, between two steps.
 
-    Raises as a transfer does if a node is gone.
+    Raises as a transfer does if a node is lost.
     """
     facts = (self._client.adopted.number, version)
     if set(said) == {version} and self._connected != facts:

@@ -1,10 +1,10 @@
-"""What is said in votes, written to the workdir, and shown.
+"""Votes, files and messages of a run.
 
-run_log      one member's part: what it says, and what it does at a commit
-opening      what is said at the start
-outputs      metrics, events, progress, trace and plots, by one member
+run_log      one member's votes, and its records at a commit
+opening      messages at the start
+outputs      log, progress, trace and plots, written by one member
 run_summary  `summary.json`
 workdir      the files of a run
-meter        dollars and kinds of node-time; `step_passes` splits a step
+meter        dollars and kinds of node time; `step_passes` splits a step
 step_slots   planned and measured slots of a step
 """

@@ -1,10 +1,10 @@
-"""What a run costs while it runs.
+"""The running account of a run.
 
 All time of a process is charged to its nodes: steps by their phases and passes,
-other time by the activity of the loop. A node that comes later is charged for
-the time that it took to. The log has the totals of each step, from which a
-resumed run goes on. Time between two processes is charged to nobody, since it
-is unknown which nodes were there.
+other time by the activity of the loop. A node that joins is charged from its
+start. The log has the totals after each step, from which a resumed run
+continues. Time between two processes is not charged, since it is unknown which
+nodes were live.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -43,18 +43,18 @@ class Nodes:
     return self.training | frozenset(self.spares)
 
 
-# Phases in which all nodes work together; passes are measured, and votes are
-# waited for.
+# Phases in which all nodes work together, by the kind of their time. Passes are
+# measured per node; a vote is a wait.
 _JOINT = {"useful": ("norm", "apply"), "redundant": ("refresh",)}
 
 
 def make_meter(
     config: ml_collections.ConfigDict, *, since_secs: float | None = None
 ) -> "Meter":
-  """Returns the meter of a config, running from now on, or since then.
+  """Returns the meter of a config, started now or at `since_secs`.
 
-  Raises `ValueError` if the price or the market is unknown, or the config says
-  more of a price than whose, `OSError` if the file of prices cannot be read.
+  Raises `ValueError` if price or market are unknown, or there are options of a
+  price but no instance; `OSError` if the file of prices cannot be read.
   """
   pipeline = config.pipeline
   return Meter(
@@ -92,10 +92,14 @@ def find_price(
 
 
 class Meter:
-  """Charges the time of a run, at the price per node of `market`, if any.
+  """Charges the time of a run.
 
-  `batch_size` is in samples; `clock` is that of the results of steps, in
-  seconds, and `since_secs` on it when the time to charge began.
+  Args:
+    price: Price per node; None: only time and samples are counted.
+    market: One of `prices.MARKETS`.
+    batch_size: Samples per step.
+    clock: Returns seconds, on the clock of `step.Committed`.
+    since_secs: Start of the charged time, on `clock`; None: now.
   """
 
   def __init__(
@@ -115,33 +119,38 @@ class Meter:
     self._since_secs = clock() if since_secs is None else since_secs
     self._last = self._since_secs
     self._has_begun = False
-    self._boot_secs = 0.0  # Of nodes that have come, not charged yet.
+    self._boot_secs = 0.0  # Of nodes that have joined, not charged yet.
     self._ledger = self._make_ledger()
     self._nodes = Nodes((), ())  # At the last charge.
     self._otherwise = "restart"  # Charged by default.
 
   @property
   def account(self) -> account_lib.Account:
-    """Totals so far; some time must have been charged."""
+    """Account so far; `ValueError` if no time has been charged."""
     return self._ledger.account()
 
   @property
   def totals(self) -> dict[str, object]:
-    """`account`, as an entry of the log."""
+    """The totals so far, as an entry of the log."""
     return {runs.KEY: self._ledger.totals().as_dict()}
 
   def watch(self, nodes: Nodes) -> None:
-    """Charges these nodes from the last charge on."""
+    """Charges these nodes for the time since the last charge."""
     self._nodes = nodes
 
   def welcome(
       self, boot_secs: Mapping[int, float], nodes: Nodes | None
   ) -> dict[int, float]:
-    """Charges nodes that have come for the time until now, with the next step.
+    """Charges joining nodes for the time since their start, with the next step.
 
-    Before the first step they have been there from the start. `boot_secs` is
-    how long each took to come; the part of nodes that join a run that has begun
-    is returned. `nodes` are charged from now on; None within a step.
+    Before the first step, the nodes of the run are charged from its start.
+
+    Args:
+      boot_secs: Seconds from each node's start until now, by number.
+      nodes: The nodes charged from now on; None within a step.
+
+    Returns:
+      The entries of `boot_secs` of nodes that join a run that has begun.
     """
     come = {n: s for n, s in boot_secs.items() if n not in self._nodes.live}
     if not self._has_begun:
@@ -154,23 +163,23 @@ class Meter:
     return come
 
   def resume(self, path: pathlib.Path, *, step: int) -> None:
-    """Takes over the totals of a log, which may be absent, as `roll_back`."""
+    """Continues from a log, which may be absent; rolls back to `step`."""
     if path.exists():
       totals = runs.last_totals(jsonl.read_lines(path))
       self._ledger = self._make_ledger(start=totals)
       self.roll_back(path, step=step)
 
   def take_over(self, path: pathlib.Path, *, step: int) -> None:
-    """Goes on after `step` in the log of another member.
+    """Continues after `step` in the log of another member.
 
-    What that has charged since is measured here, too.
+    This member has measured the time since then, too.
     """
     totals = runs.last_totals(jsonl.read_lines(path), up_to_step=step)
     self._ledger = self._make_ledger(start=totals)
     self._otherwise, self._has_begun = "idle", True
 
   def roll_back(self, path: pathlib.Path, *, step: int) -> None:
-    """Counts training after `step` in the log `path` as lost."""
+    """Turns training after `step` in the log `path` into lost time."""
     lines = jsonl.read_lines(path)
     self._ledger.roll_back(runs.last_totals(lines, up_to_step=step))
 
@@ -184,7 +193,7 @@ class Meter:
 
   @contextlib.contextmanager
   def during(self, kind: str) -> Iterator[None]:
-    """Charges a `with` block to `kind`, the time before as `charge()`."""
+    """Charges the time of a `with` block to `kind`."""
     self.charge()
     before, self._otherwise = self._otherwise, kind
     try:
@@ -201,10 +210,14 @@ class Meter:
       num_dropped: int = 0,
       is_late: bool = False,
   ) -> None:
-    """Charges a step and what followed it; `nodes` live at its end.
+    """Charges a step and the time since its end.
 
-    It has left out `num_dropped` samples. If it `is_late`, what followed is
-    told with the next step.
+    Args:
+      step: The step.
+      nodes: Live nodes at its end.
+      num_dropped: Samples of its batch that were not trained on.
+      is_late: Whether a later step is already running, which will charge the
+        time since the end of this one.
     """
     self._charge_until(step.start_secs, self._otherwise)
     self._otherwise, self._has_begun = "idle", True
@@ -230,7 +243,7 @@ class Meter:
 def _split(
     step: step_lib.Committed, before: Nodes, after: Nodes
 ) -> account_lib.NodeTime:
-  """Returns the seconds of nodes by kind; `before` and `after` the step."""
+  """Returns a step's node time; `before` and `after` have the nodes then."""
   trained = before.training & after.live
   lives = [max(0.0, r.view_at_secs - step.start_secs) for r in step.recoveries]
   return account_lib.split_step(

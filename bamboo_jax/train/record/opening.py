@@ -1,4 +1,4 @@
-"""What is said at the start of a run, as plain lines."""
+"""Messages at the start of a run, as plain lines."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -28,7 +28,7 @@ def describe_plan(job: job_lib.Job) -> str:
 
 
 def find_warnings(job: job_lib.Job) -> list[str]:
-  """Returns what in the config is unlikely to be meant, a sentence each."""
+  """Returns warnings on likely mistakes in the config, a sentence each."""
   num_shares = job.plan.batch.num_shares
   coarse = f"config.pipeline.num_shares={num_shares} is too coarse"
   found = job.task.schedule.find_warnings(job.config.num_steps)
@@ -39,8 +39,8 @@ def find_warnings(job: job_lib.Job) -> list[str]:
       )
   if (enough := job.find_enough_to_deal()) > num_shares:
     found.append(
-        f"{coarse} to deal what a dead node owes over all {job.num_holders} "
-        f"that hold it; {enough} would do."
+        f"{coarse} to deal the shares of a dead node to all "
+        f"{job.num_holders} nodes that hold its stage; {enough} would do."
     )
   return found
 

@@ -1,8 +1,8 @@
-"""The files of a run, and what it shows.
+"""The files of a run, and its progress.
 
-The member with the lowest node that trains writes. All members make the same
-calls; the others only remember the last step, in case the writer dies. Earlier
-steps are read from the log, which outlives them all.
+The member that hosts the lowest training node writes. All members make the same
+calls; the others only keep the last step, in case the writer dies. Earlier
+steps are read from the log.
 """
 
 import collections
@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import logging
 
@@ -39,6 +39,14 @@ _START, _PAUSE = "start", "pause"
 WARNING, CHANGED = "warning", "changed"
 
 
+class _LastStep(NamedTuple):
+  """The last step, its nodes, and the samples that it did not train on."""
+
+  done: step_lib.Committed
+  nodes: meter_lib.Nodes
+  num_dropped: int
+
+
 class Outputs:
   """Log, progress, trace, account and summary; the workdir must exist."""
 
@@ -60,14 +68,13 @@ class Outputs:
         maxlen=max(1, config.metrics.trace_steps)
     )
     self._first_secs: float | None = None
-    # The last step, who trained in it, and how many samples it left out.
-    self._last: tuple[step_lib.Committed, meter_lib.Nodes, int] | None = None
+    self._last: _LastStep | None = None
     self._started_at: int | None = None
     self._has_warned = False
-    self._owners: list[list[int]] = []  # As last written.
+    self._owners: list[list[int]] = []  # Last written to the log.
 
   def begin(self, step: int) -> None:
-    """Begins the log at `step`, on the first members; removes later lines."""
+    """Starts the log at `step`, at the start of a run; removes later lines."""
     self._started_at = step
     warnings = opening.find_warnings(self._job)
     self._show_start(step, warnings)
@@ -77,7 +84,7 @@ class Outputs:
       if step < self._config.num_steps:
         self._meter.resume(self._workdir.metrics, step=step)
         self._meter.charge()
-        self.close()  # It may have begun at another step.
+        self.close()  # It may have started at another step.
         self._open(step)
         self.write_event(_START, step=step, values=self._meter.totals)
         for text in warnings:
@@ -93,8 +100,8 @@ class Outputs:
 
   def write_step(self, done: step_lib.Committed) -> None:
     """Writes a committed step, and the recoveries in it."""
-    now = (done, self._nodes(), self._num_dropped())
-    before, self._last = self._last, now
+    before = self._last
+    self._last = _LastStep(done, self._nodes(), self._num_dropped())
     if not self._state.is_writer:
       self.close()  # Another member may replace the file.
       return
@@ -114,13 +121,13 @@ class Outputs:
   def welcome(
       self, statuses: Mapping[int, agreement_lib.Status], *, in_step: bool
   ) -> None:
-    """Charges and logs nodes that have come; see `meter.Meter.welcome`."""
+    """Charges and logs joining nodes; see `meter.Meter.welcome`."""
     if self._state.is_writer and self._writer is not None:
       boot_secs = {n: s.boot_secs for n, s in statuses.items()}
       nodes = None if in_step else self._nodes()
       if come := self._meter.welcome(boot_secs, nodes):
         values = {"boot_secs": {str(n): secs for n, secs in come.items()}}
-        step = self._state.steps + 1  # The one that takes them in.
+        step = self._state.steps + 1  # The step that they join.
         self._writer.write_event(_JOIN, step=step, values=values)
 
   def write_event(
@@ -132,7 +139,7 @@ class Outputs:
       self._writer.write_event(event, step=step, values=values)
 
   def explain(self, reason: str, *, step: int | None = None) -> None:
-    """Says why training stands still now, by default before the next step."""
+    """Shows and logs why training pauses, by default before the next step."""
     if self._progress is not None:
       self._progress.explain(reason)
     if self._state.is_first:  # The writer may have died.
@@ -142,13 +149,13 @@ class Outputs:
       self._writer.write_event(_PAUSE, step=step or steps + 1, values=values)
 
   def during(self, kind: str) -> contextlib.AbstractContextManager[None]:
-    """Charges a `with` block; see `meter.Meter.during`."""
+    """Charges the time of a `with` block; see `meter.Meter.during`."""
     if self._state.is_writer and self._writer is not None:
       return self._meter.during(kind)
     return contextlib.nullcontext()
 
   def roll_back(self, step: int) -> None:
-    """Removes steps after `step`, which will be run again; recoveries stay."""
+    """Removes steps after `step`, which will be repeated; recoveries stay."""
     self._last = None
     if not self._state.is_writer:
       return
@@ -160,12 +167,12 @@ class Outputs:
     self._writer.write_event("cost", step=step, values=self._meter.totals)
 
   def write_summary(self, step: int, digests: digest.Digests) -> None:
-    """Writes the summary after `step` steps unless it is there, and plots."""
+    """Writes summary and plots after `step` steps, unless already written."""
     self._ensure(step)
     lines = jsonl.read_lines(self._workdir.metrics)
     start, since = self._find_start(lines)
     if self._started_at == step:
-      since = ()  # All was done before.
+      since = ()  # This run did no step.
     self._meter.charge()
     summary = run_summary.make_summary(
         self._job,
@@ -181,7 +188,7 @@ class Outputs:
     if not has_trained and run_summary.is_written(self._workdir, summary):
       return
     self._writer.write_event("cost", step=step, values=self._meter.totals)
-    try:  # Last: a launcher ends all once the summary is there.
+    try:  # Last: a launcher ends all processes once it sees the summary.
       self._draw(has_trained=has_trained)
     except base.MissingExtraError as error:
       logging.log_first_n(logging.WARNING, "No plots. %s", 1, error)
@@ -229,7 +236,7 @@ class Outputs:
         "phase_ms": {k: 1e3 * v for k, v in done.phase_secs.items()},
         "view": done.view,
     }
-    if done.skipped:  # First: the line of the step says that all is told.
+    if done.skipped:  # First: the line of a step is the last one about it.
       values = {"reason": done.skipped}
       self._writer.write_event(
           run_summary.SKIPPED, step=done.steps, values=values
@@ -251,7 +258,7 @@ class Outputs:
     self._traced.append(done)
 
   def _draw(self, *, has_trained: bool) -> None:
-    """Writes the trace, and figures if they are wanted and there are steps."""
+    """Writes the trace, and figures if the config asks and steps were run."""
     if any(done.measured for done in self._traced):
       slots = functools.partial(
           step_slots.traced_step, since_secs=self._first_secs
@@ -288,26 +295,27 @@ class Outputs:
   def _take_over(
       self,
       step: int,
-      last: tuple[step_lib.Committed, meter_lib.Nodes, int] | None,
+      last: _LastStep | None,
       num_updates: int,
   ) -> None:
-    """Continues the log of a dead member; `last` may have to be written.
+    """Continues the log of a dead member after `step`.
 
-    Parameters had `num_updates` after it.
+    Writes the step `last` if the dead member did not; the parameters had
+    `num_updates` updates after it.
     """
     path, is_told = self._workdir.metrics, True
-    if last is None or last[0].steps != step or not path.exists():
+    if last is None or last.done.steps != step or not path.exists():
       self._meter = meter_lib.make_meter(self._config)
       self._meter.watch(self._nodes())
       self._meter.resume(path, step=step)
-    else:  # All since the end of `last` was measured here, too.
-      done, nodes, _ = last
+    else:  # This member has measured the time since `last`, too.
+      done = last.done
       lines = jsonl.read_lines(path)
       is_told = any(l["step"] == step for l in lines if "event" not in l)
       self._meter = meter_lib.make_meter(
           self._config, since_secs=done.start_secs + is_told * done.secs
       )
-      self._meter.watch(nodes)
+      self._meter.watch(last.nodes)
       self._meter.take_over(path, step=step)
     with self._keeping_changes(step):
       self._open(step)
@@ -316,7 +324,7 @@ class Outputs:
 
   @contextlib.contextmanager
   def _keeping_changes(self, step: int) -> Iterator[None]:
-    """Keeps deaths and joins in steps after `step`: they have happened."""
+    """Keeps the events of deaths and joins after `step` in a truncated log."""
     path = self._workdir.metrics
     lines = jsonl.read_lines(path) if path.exists() else ()
     yield
@@ -326,7 +334,7 @@ class Outputs:
 
   def _ensure(self, step: int) -> None:
     if self._writer is None:
-      step = self._last[0].steps if self._last else step
+      step = self._last.done.steps if self._last else step
       self._take_over(step, self._last, self._state.num_updates)
 
   def _open(self, step: int) -> None:
@@ -344,7 +352,7 @@ class Outputs:
     if not self._has_warned:
       self.show(
           f"warning: Cannot write {self._workdir.metrics}: "
-          f"{error.strerror or error}. Training goes on; lines are kept."
+          f"{error.strerror or error}. Training continues; lines are kept."
       )
     self._has_warned = True
 
@@ -367,7 +375,7 @@ class Outputs:
     return self._started_at or step, lines[index:]
 
   def _recoveries(self) -> list[dict[str, Any]]:
-    """Returns the recoveries since the start, each once."""
+    """Returns the recoveries since the last start, one per view."""
     _, lines = self._find_start(jsonl.read_lines(self._workdir.metrics))
     found = [line for line in lines if line.get("event") == _RECOVERY]
     by_view = {line["view"]: line for line in found}

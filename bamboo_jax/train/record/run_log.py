@@ -22,11 +22,11 @@ from bamboo_jax.train.record import outputs as outputs_lib
 from bamboo_jax.train.record import step_passes
 
 _REPORTED = 5  # Number of recoveries that `bamboo status` shows.
-_MOST_TAKERS = 4  # That are named one by one.
+_MOST_TAKERS = 4  # Number of nodes listed with their new stage.
 
 
 class RunLog:
-  """Records what a member does, in its votes and through the writing member."""
+  """Makes a member's votes, and records its events through `outputs`."""
 
   def __init__(
       self,
@@ -43,14 +43,14 @@ class RunLog:
     self._saved_in = 0  # The view in which copies were at risk.
 
   def roll_back(self, steps: int) -> None:
-    """Records that all steps after the first `steps` will be done again."""
+    """Records that all steps after the first `steps` will be repeated."""
     self._outputs.roll_back(steps)
     for recovery in self._recoveries:
       if recovery.step_end_at_secs is None:
         recovery.step = steps + 1
 
   def meet(self, view: views.View) -> None:
-    """Records the names of members, and of the dead that have a role."""
+    """Records the names of a view's members; keeps those of dead owners."""
     roles = self._state.layout.nodes
     kept = {n: name for n, name in self._names.items() if n in roles}
     self._names = kept | {m.number: m.name for m in view.members}
@@ -62,9 +62,10 @@ class RunLog:
       silent_secs: Iterable[Mapping[int, float]],
       agreed_at_secs: float,
   ) -> None:
-    """Records the loss of nodes in the view that this member is in.
+    """Records the loss of nodes that led to the present view.
 
-    `silent_secs` is what each member says, see `Cohort.silent_secs`.
+    `silent_secs` is `Cohort.silent_secs` of each member; `agreed_at_secs` is on
+    `time.perf_counter`.
     """
     view, lost = self._cohort.view.number, tuple(sorted(agreement.lost))
     heirs = ()
@@ -89,7 +90,7 @@ class RunLog:
     )
 
   def explain_view(self, agreement: agreement_lib.Agreement) -> None:
-    """Says why training stands still while all go on in another view."""
+    """Shows why training pauses for a new view."""
     if not agreement.lost:
       self._outputs.explain(self._cohort.view.reason)
       return
@@ -101,7 +102,7 @@ class RunLog:
     self._outputs.explain(f"{times.describe_loss(loss)} died; {then}")
 
   def explain_change(self, change: assignment.Change) -> None:
-    """Says why training stands still while nodes take other places."""
+    """Shows why training pauses for a change of the layout."""
     takers = [
         f"{self._name(node)} takes stage {place}"
         for node, place in change.layout.find_takers(self._state.layout)
@@ -112,7 +113,7 @@ class RunLog:
     self._outputs.explain(f"{change.rung}: {why}")
 
   def note_ready(self) -> None:
-    """Records that the rest is planned after all losses so far."""
+    """Records that the rest of the step is planned, for all losses so far."""
     now = time.perf_counter()
     for recovery in self._recoveries:
       if recovery.ready_at_secs is None:
@@ -165,9 +166,9 @@ class RunLog:
       *,
       saves: bool,
   ) -> None:
-    """Records a committed step; `saves` allows to begin a checkpoint.
+    """Records a committed step; with `saves` a checkpoint may be started.
 
-    `votes` is empty if this member has not heard them.
+    `votes` is empty if this member has not received them.
     """
     now, steps = time.perf_counter(), self._state.steps
     recent = self._recent(steps)
@@ -208,11 +209,11 @@ class RunLog:
 
   def warn_of_save(self, step: int, text: str) -> None:
     """Records a failed save."""
-    self._outputs.show(f"warning: {text} Training goes on.")
+    self._outputs.show(f"warning: {text} Training continues.")
     self._outputs.write_event("save_failed", step=step, values={"reason": text})
 
   def note_damaged(self) -> None:
-    """Records the checkpoints that could not be gone back to."""
+    """Records the checkpoints that were damaged."""
     for step in self._state.damaged:
       values = {"checkpoint": step}
       self._outputs.write_event(
@@ -220,10 +221,11 @@ class RunLog:
       )
 
   def save_at_risk(self, view: int) -> None:
-    """Saves now, as in `view` all copies of some segment are to be preempted.
+    """Saves now: all nodes with a copy of some segment will be preempted.
 
-    All members call it after a commit. It blocks, as they may not live until
-    parts are reported in votes. Raises as `Cohort.gather`.
+    All members call it after a commit, for the view that announces it. Blocks
+    until the checkpoint is complete, because the nodes may not live until the
+    next votes. Raises as `Cohort.gather`.
     """
     steps = self._state.steps
     why = "all nodes with a copy of some layers will be preempted"
@@ -234,7 +236,7 @@ class RunLog:
     self._saved_in = view
 
   def save_last(self) -> None:
-    """Saves the state now; see `checkpoint.writer.Writer.save_last`."""
+    """Saves the state; blocks, see `checkpoint.writer.Writer.save_last`."""
     with self._outputs.during("checkpoint"):
       self._writer.save_last(
           self._state.steps,
@@ -244,9 +246,9 @@ class RunLog:
       )
 
   def write_summary(self) -> None:
-    """Writes the summary; all members hash their layers. May be called again.
+    """Writes the summary; all members call it to hash their layers.
 
-    Raises as `Cohort.gather`.
+    May be called again after a death. Raises as `Cohort.gather`.
     """
     own = digest.digest_layers(self._engine.layer_states())
     said = self._cohort.gather("digests", own)
@@ -258,11 +260,11 @@ class RunLog:
       self._outputs.write_summary(self._state.steps, digests)
 
   def _name(self, node: int) -> str:
-    # A newcomer may never have been in a view with one that died.
+    # A joining node may not have seen a view with a node that died.
     return self._names.get(node, f"node {node}")
 
   def _find_risk(self) -> int:
-    """Returns the newest view, 0 if it is no reason to save; see `Vote`."""
+    """Returns `step.Vote.at_risk`."""
     view = self._cohort.newest
     held = [h for h in self._state.layout.held if h[0] in view.numbers]
     is_at_risk = view.number > self._saved_in and bool(
@@ -274,13 +276,13 @@ class RunLog:
     return [r for r in self._recoveries if r.step == step]
 
   def _has_owners(self) -> bool:
-    """Returns whether all local owners live, as each writes its stages."""
+    """Returns whether all local owners live; each saves its stages."""
     host_of, me = self._cohort.host_of, self._cohort.number
     owners = self._state.layout.nodes
     return all(n in self._engine.nodes for n in owners if host_of(n) == me)
 
   def _whose_state(self) -> dict[str, Any]:
-    """Returns the members that have each stage, and the state here."""
+    """Returns arguments of the writer: members by stage, and local state."""
     states = {}
     for owners in self._engine.owners:
       for stage, node in enumerate(owners):

@@ -1,4 +1,4 @@
-"""The summary of a run, to compare it with others."""
+"""The summary of a run, for comparisons with others."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from bamboo_jax.recovery import times
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import job as job_lib
 
-SKIPPED = "skipped"  # Event of a step that has left the state alone.
+SKIPPED = "skipped"  # Event of a step that did not change the state.
 
 
 def make_summary(
@@ -28,12 +28,14 @@ def make_summary(
   """Returns the summary.
 
   Args:
-    digests: Of all layers.
+    job: The job of the run.
+    digests: Digests of all layers.
     steps_done: Number of steps that the state has seen.
     started_at: Number of steps done before the run was resumed.
-    lines: Of the log; losses are null if not a number.
-    since: Those of them that were written then.
-    recoveries: All since, as the log has them.
+    lines: Lines of the log; a loss that is not a number is null.
+    since: The lines written since the run was resumed.
+    recoveries: Recoveries since then, as in the log.
+    account: Account of the whole run.
   """
   plan, order = job.plan, job.task.whole.names
   samples_seen = steps_done * plan.batch.batch_size
@@ -80,7 +82,7 @@ def make_summary(
 def is_written(
     workdir: workdir_lib.Workdir, summary: summary_lib.Summary
 ) -> bool:
-  """Returns whether a summary of the same state is there."""
+  """Returns whether `workdir` has a summary of the same state."""
   try:
     former = summary_lib.read_summary(workdir.summary)
   except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Time that nodes computed in a step, in seconds summed over nodes; of sums.
+"""Node-seconds of the passes of a step, and of its sums of gradients.
 
-Forward and backward passes are useful, and those in the place of a lost node
-are recovery; redundant forward passes are redundant.
+Forward and backward passes are "useful", or "recovery" on behalf of a lost
+node; redundant forward passes are "redundant".
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -27,10 +27,15 @@ def measure(
     layout: layout_lib.Layout,
     recoveries: Sequence[times.RecoveryTimes],
 ) -> NodeTime:
-  """Returns the measured passes; `nodes` trained from start to end of the step.
+  """Returns the node time of the passes of `nodes`.
 
-  A process knows the passes of its own nodes only; then these stand for all.
-  `layout` is the one after the step.
+  Nodes without measurements are assumed to be like the measured ones.
+
+  Args:
+    measured: Instructions run in the step.
+    nodes: Local nodes that trained until the end of the step.
+    layout: The layout after the step.
+    recoveries: Recoveries in the step.
   """
   useful = redundant = owed = 0.0
   is_owed = _owed_filter(recoveries, layout)
@@ -50,7 +55,7 @@ def measure(
 def plan(
     timelines: Sequence[timeline_lib.Timeline], *, secs: float
 ) -> NodeTime:
-  """Returns the planned passes of a step that took `secs` seconds."""
+  """Returns the planned node time of the passes, scaled to `secs` seconds."""
   slots = [slot for timeline in timelines for slot in timeline.slots]
   span_ms = max((slot.end_ms for slot in slots), default=0.0) or 1.0
 
@@ -66,26 +71,26 @@ def plan(
 def sums_of(
     secs: float, *, nodes: Collection[int], layout: layout_lib.Layout
 ) -> dict[int, float]:
-  """Returns how long gradients were summed, by segment of local nodes."""
-  rows = [owners for _, owners, _ in layout.ways]
+  """Returns `secs`, the time of summing gradients, by segment of `nodes`."""
+  rows = [way.owners for way in layout.ways]
   return {s: secs for row in rows for s, n in enumerate(row) if n in nodes}
 
 
 def mean_sums_secs(
     said: Iterable[Mapping[int, float]], layout: layout_lib.Layout
 ) -> float:
-  """Returns how long a node summed gradients, without waiting, on average.
+  """Returns the mean time per node of summing gradients, without waiting.
 
-  All nodes of a segment sum together, so who came last to it has not waited:
-  the least that members have `said` of each segment.
+  All nodes of a segment sum together, and the last to arrive does not wait; so
+  the time of a segment is the least that members have `said`.
   """
   least: dict[int, float] = {}
   for one in said:
     for segment, secs in one.items():
       least[segment] = min(secs, least.get(segment, secs))
   found: dict[int, float] = {}
-  for _, owners, _ in layout.ways:
-    for segment, node in enumerate(owners):
+  for way in layout.ways:
+    for segment, node in enumerate(way.owners):
       found[node] = max(found.get(node, 0.0), least.get(segment, 0.0))
   return statistics.fmean(found.values()) if found else 0.0
 
@@ -93,7 +98,7 @@ def mean_sums_secs(
 def _owed_filter(
     recoveries: Sequence[times.RecoveryTimes], layout: layout_lib.Layout
 ) -> Callable[[recorder_lib.Measured], bool]:
-  """Returns a predicate for passes in the place of a lost node."""
+  """Returns a predicate for passes on behalf of a lost node."""
   lost = []  # Segments, time of death, shadows.
   for recovery in recoveries:
     for place in recovery.places:
@@ -118,9 +123,10 @@ def find_owed(
     recovery: times.RecoveryTimes,
     layout: layout_lib.Layout,
 ) -> tuple[float, float] | None:
-  """Returns when owed passes began and ended on local nodes; None without.
+  """Returns start and end of the owed passes on local nodes, None if none.
 
-  Owed are passes of lost stages, or any if new pipelines were made.
+  Owed are passes of lost stages after the death, or of any stage if the rung
+  was not a shadow. Seconds on the clock of `measured`.
   """
   segments = {s for p in recovery.places for s in layout.segments_of(p)}
   owed = [

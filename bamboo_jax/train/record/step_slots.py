@@ -35,9 +35,9 @@ _MEANINGS = {
 def traced_step(
     done: step_lib.Committed, *, since_secs: float
 ) -> chrome_trace.TracedStep:
-  """Returns a committed step as planned when it began, and as measured.
+  """Returns a committed step as planned at its start, and as measured.
 
-  Both are of the nodes that trained in it. `since_secs` is when time starts.
+  `since_secs` is the time 0 of the trace, on the clock of `done`.
   """
   return chrome_trace.TracedStep(
       done.steps,
@@ -53,10 +53,10 @@ def plot_step(
     *,
     formats: Sequence[str],
 ) -> None:
-  """Draws the last of some steps in which no node died, or else the last.
+  """Draws the last measured step without a death, or else the last one.
 
-  A step with a death is measured from before the death to after it, so no plan
-  is like it. Draws nothing if no step was measured.
+  A step with a death has several plans and is not comparable to its first.
+  Draws nothing if no step was measured.
   """
   steps = [step for step in steps if step.measured]
   if not steps:
@@ -79,7 +79,7 @@ def plot_step(
 def planned_slots(
     timelines: Sequence[timeline_lib.Timeline],
 ) -> tuple[slot_lib.Slot, ...]:
-  """Returns what the plan expects each node to do in a step."""
+  """Returns the slots of planned timelines, in milliseconds."""
   return tuple(
       _slot(s.node, s.instruction, s.start_ms, s.end_ms)
       for timeline in timelines
@@ -90,7 +90,7 @@ def planned_slots(
 def measured_slots(
     measured: Sequence[recorder_lib.Measured], *, start_secs: float
 ) -> tuple[slot_lib.Slot, ...]:
-  """Returns what each node did in a step that began at `start_secs`."""
+  """Returns measured slots, in milliseconds since `start_secs`."""
   ms = lambda secs: 1e3 * (secs - start_secs)
   return tuple(
       _slot(m.node, m.instruction, ms(m.start_secs), ms(m.end_secs))

@@ -8,7 +8,7 @@ class Workdir:
 
   Attributes:
     config: The config, as JSON.
-    data: Manifest of the text that is trained on.
+    data: Manifest of the training data.
     metrics: The log: one JSON object per line, for each step and event.
     summary: Hashes, last loss, recoveries and costs.
     trace: Planned and measured steps, for Perfetto.
@@ -31,7 +31,10 @@ class Workdir:
 
   @classmethod
   def at(cls, path: str) -> "Workdir":
-    """Returns the workdir at a path, or raises `ValueError`; makes nothing."""
+    """Returns the workdir at a path, without making it.
+
+    Raises `ValueError` if the path is not that of a directory.
+    """
     root = pathlib.Path(path)
     if not path or (root.exists() and not root.is_dir()):
       raise ValueError(f"workdir={path!r} is not a directory.")

@@ -1,6 +1,6 @@
-"""From a config to all that a run needs; the only readers of its layout.
+"""Makes the parts of a run from a config; no other package reads its keys.
 
-checks          values that can never be right
+checks          values that are never valid
 build           task (model and data), profile, plan, rows, engine
 build_program   the same for `executor="spmd"`, whose passes are programs
 build_recovery  the ladder, the planner and the rules of recovery
@@ -9,7 +9,7 @@ sizes           numbers that need neither model nor JAX
 optimizers      optax optimizers by name
 schedules       their learning rates, by name
 show            the plan as text, for `bamboo plan`
-preparation     what is made before there are devices, for many processes
+preparation     parts that need no device, made once for many processes
 saving          the checkpoint writer
-job             all of it in one value; read first
+job             all parts in one value; read first
 """

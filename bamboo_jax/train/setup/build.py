@@ -1,6 +1,6 @@
 """Makes model, data, plan and engine from a config.
 
-What it returns takes plain arguments, so the library below knows no config.
+The parts take plain arguments, so that the library below needs no config.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,10 @@ from bamboo_jax.train.setup import sizes
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """Model and data, apart from how they are spread; `whole` is one stage."""
+  """Model, data and learning rate, without their layout on nodes.
+
+  `whole` is the model as a single stage.
+  """
 
   whole: spec_lib.StageSpec
   batches: batches_lib.Batches
@@ -49,7 +52,7 @@ class Task:
 
 
 def make_task(config: ml_collections.ConfigDict) -> Task:
-  """Returns model, optimizer and data; `ValueError` names what is wrong."""
+  """Returns model, optimizer and data; `ValueError` names an invalid option."""
   pipeline = config.pipeline
   checks.check_config(config)
   model = zoo.make_model(config.model.name, **config.model.options)
@@ -60,7 +63,7 @@ def make_task(config: ml_collections.ConfigDict) -> Task:
   vocab_size = model.fingerprint.get("vocab_size", math.inf)
   if source.vocab_size is not None and source.vocab_size > vocab_size:
     raise ValueError(
-        f"The data has vocab_size={source.vocab_size}, and the model only "
+        f"The data has vocab_size={source.vocab_size}, more than the model's "
         f"vocab_size={vocab_size}."
     )
   batches = batches_lib.Batches(
@@ -118,10 +121,9 @@ def make_optimizer(
 def make_profile(
     config: ml_collections.ConfigDict, task: Task
 ) -> cost_model.Profile:
-  """Returns the profile that the config names, or an estimate.
+  """Returns the profile that the config names, or an estimate, of one node.
 
-  With several devices per node it is that of one, shared by all of them. Raises
-  `base.StaleProfileError` if it is of another model or device.
+  Raises `base.StaleProfileError` if it is of another model or device.
   """
   return _find_profile(config, task).on_mesh(_num_devices(config))
 
@@ -163,9 +165,15 @@ def make_plan(
 ) -> planner.Plan:
   """Returns the plan of a config; pure, needs no device.
 
-  `is_cluster` tells that nodes are processes of their own. A stage other than
-  the first starts at one of the layers `cuts` (`build_program.find_cuts`), by
-  default at any unit. `num_stages` is by default that of the config.
+  Args:
+    config: See `configs/default.py`.
+    profile: Costs of the layers.
+    cuts: Layers at which a stage may start; by default those of any unit.
+    is_cluster: Whether each node is a process of its own.
+    num_stages: By default that of the config.
+
+  Raises:
+    base.InfeasibleError: No partition fits in memory.
   """
   pipeline = config.pipeline
   return planner.make_plan(
@@ -193,7 +201,7 @@ def find_cuts(
 def memory_options(
     config: ml_collections.ConfigDict, *, is_cluster: bool
 ) -> dict[str, Any]:
-  """Returns what bounds the memory of a node, and what it holds."""
+  """Returns the memory arguments of `planner.make_plan`, by name."""
   limit = config.plan.memory_limit_gib
   if limit is not None:  # Of each device; what a node holds is cut over all.
     limit = int(limit * 2**30) * _num_devices(config)
@@ -207,7 +215,7 @@ def memory_options(
 def make_protection(
     config: ml_collections.ConfigDict,
 ) -> upkeep_lib.Protection | None:
-  """Returns how replicas are held and refreshed, None without replicas."""
+  """Returns the options of replicas; None without replicas."""
   options = config.redundancy
   if options.mode == "none":
     return None
@@ -220,7 +228,7 @@ def make_protection(
 
 
 def make_redundancy(config: ml_collections.ConfigDict) -> rows_lib.Redundancy:
-  """Returns which redundant forward passes are run, and where."""
+  """Returns the options of redundant forward passes."""
   options = config.redundancy
   return rows_lib.Redundancy(
       options.mode, options.refresh, options.margin, options.budget
@@ -232,10 +240,10 @@ def make_rows(
     plan: planner.Plan,
     segments: partition_lib.Partition | None = None,
 ) -> rows_lib.RowPlanner:
-  """Returns the planner of rows, checked against the limit of host memory.
+  """Returns the planner of rows.
 
-  Segments are by default the stages of `plan`. Raises `ValueError` for
-  redundancy with one stage, or too little host memory.
+  `segments` are by default the stages of `plan`. Raises `ValueError` for
+  redundancy with one stage, or if `redundancy.host_memory_gib` is too small.
   """
   options = config.redundancy
   rows = rows_lib.RowPlanner(plan, make_redundancy(config))
@@ -272,10 +280,16 @@ def make_engine(
     exchange: ordered_sum.Exchange | None = None,
     segments: partition_lib.Partition | None = None,
 ) -> engine_lib.Engine:
-  """Returns the engine, with nothing compiled and no state yet.
+  """Returns the engine, without compiled programs and state.
 
-  `cache` may hold the programs of an earlier engine. `devices` is by node; None
-  hands out those of this process. Segments are by default the stages of `plan`.
+  Args:
+    config: See `configs/default.py`.
+    task: Model and data.
+    plan: Partition and first owners.
+    cache: May hold the programs of an earlier engine.
+    devices: Device of each local node; None: those of this process, in turn.
+    exchange: Transport to other processes; None without.
+    segments: By default the stages of `plan`.
   """
   places.find_rules(task.whole.state, task.whole.model.name, config.node.mesh)
   segments = segments or plan.partition
@@ -308,7 +322,7 @@ def num_eval_microbatches(
 def _source_shape(
     config: ml_collections.ConfigDict, model: model_lib.Model
 ) -> dict[str, Any]:
-  """Returns the options of the source that follow from the model."""
+  """Returns the shapes of samples that the model asks of a data source."""
   shape = {
       key: model.fingerprint[key]
       for key in ("sequence_length", "num_masked", "image_size", "num_classes")

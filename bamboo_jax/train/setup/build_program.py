@@ -1,4 +1,4 @@
-"""Makes a step that is one program from a config; the rest is in `build`."""
+"""Makes the SPMD program of a step from a config; see `build` for the rest."""
 
 import math
 
@@ -19,7 +19,7 @@ def find_cuts(
 ) -> tuple[int, ...]:
   """Returns the layers at which a stage other than the first may start.
 
-  Raises `ValueError` if stages cannot be made of equal blocks.
+  Raises `ValueError` if the model has too few equal blocks for its stages.
   """
   blocks = layout_lib.blocks_of(task.whole)
   cuts = tuple(cut for cut in blocks.cuts if cut < len(task.whole.names))
@@ -37,7 +37,7 @@ def find_cuts(
 def make_program(
     config: ml_collections.ConfigDict, task: build.Task, plan: planner.Plan
 ) -> program_lib.ProgramPlan:
-  """Returns the program of a plan whose stages are made of whole blocks."""
+  """Returns the program of a plan; its stages must start at `find_cuts`."""
   blocks = layout_lib.blocks_of(task.whole)
   program = program_lib.plan_program(
       plan,
@@ -58,7 +58,7 @@ def make_engine(
     rows: rows_lib.Engine,
     collectives: collectives_lib.Collectives | None,
 ) -> engine_lib.SpmdEngine:
-  """Returns the programs of a plan, with nothing compiled yet."""
+  """Returns the engine of a program, not compiled yet."""
   return engine_lib.SpmdEngine(
       rows,
       task.whole,
@@ -75,7 +75,7 @@ def _heads(config: ml_collections.ConfigDict) -> bool:
 
 
 def _budget(config: ml_collections.ConfigDict) -> float | None:
-  """Returns by how much redundant forward passes may lengthen a step."""
+  """Returns the allowed share of time for redundant passes; None for none."""
   budgets = {
       "none": None,
       "lazy": None,

@@ -1,4 +1,4 @@
-"""Makes the rules by which a cluster changes its layout from a config."""
+"""Makes the rules of layout changes from a config."""
 
 import functools
 import math
@@ -28,11 +28,11 @@ def make_templates(
     *,
     is_cluster: bool = False,
 ) -> templates_lib.Templates | None:
-  """Returns the templates of a config, None if its layout has none.
+  """Returns the pipeline templates of a config; None if its layout has none.
 
-  From some number of nodes on they cover any: the deepest one has about twice
-  the nodes of the smallest. Raises `base.InfeasibleError`: the model cannot be
-  cut into as many stages, or does not fit.
+  They cover any sufficient number of nodes: the deepest has about twice the
+  nodes of the smallest (Oobleck, SOSP'23, section 4). Raises
+  `base.InfeasibleError` if the model has too few layers or does not fit.
   """
   pipeline, num_failures = config.pipeline, config.recovery.num_failures
   if pipeline.layout != "templates":
@@ -78,14 +78,14 @@ def _check_depth(config: ml_collections.ConfigDict, *, most_nodes: int) -> None:
       f"{what} needs pipelines of up to {need(num_stages)} nodes here "
       f"(templates from num_stages={num_stages} on), but this model can be cut "
       f"into {most_nodes} parts at most. Take "
-      f"--config.pipeline.num_stages={most}, or a model of more blocks."
+      f"--config.pipeline.num_stages={most}, or a model with more blocks."
   )
 
 
 def _make_grid(
     config: ml_collections.ConfigDict, plan: planner.Plan
 ) -> shapes_lib.Partitions:
-  """Returns the partition of each depth that Varuna chooses from."""
+  """Returns the partitions of the depths that Varuna chooses from."""
   most = len(build.find_cuts(config, plan.profile)) + 1
   depths = {math.ceil(f * plan.num_stages) for f in shapes_lib.GRID_DEPTHS}
   make = functools.partial(build.make_plan, config, plan.profile)
@@ -100,9 +100,8 @@ def make_rules(
 ) -> assignment.Rules:
   """Returns the rules for a run that starts with `plan`.
 
-  Without `templates`, or a grid of depths, the number of stages and the
-  partition never change.
-  `ValueError` names an option that is not allowed.
+  The number of stages and the partition change only with `templates` or a grid
+  of depths. `ValueError` names an option that is not allowed.
   """
   options, recovery = config.redundancy, config.recovery
   has_replicas = options.mode != "none"
@@ -110,11 +109,11 @@ def make_rules(
   is_alone = not has_replicas and not templates and plan.num_pipelines == 1
   if recovery.reroute == "shares" and is_alone:
     raise ValueError(
-        "config.recovery.reroute='shares' needs somebody who holds what is lost"
-        f": replicas, with config.redundancy.mode other than {options.mode!r}, "
+        "config.recovery.reroute='shares' needs another copy of a lost stage: "
+        f"replicas, with config.redundancy.mode other than {options.mode!r}, "
         "or config.pipeline.num_pipelines of at least 2."
     )
-  # A pipeline of the plan has memory for no more shares than it begins with.
+  # A memory limit allows a pipeline only the shares that it starts with.
   is_finer = num_shares > plan.num_pipelines and plan.memory_limit_bytes is None
   by_makespan = templates is not None or is_finer
   predicted = predictor_lib.Predictor(

@@ -1,4 +1,4 @@
-"""Checks a config for values that can never be right."""
+"""Checks a config for values that are never valid."""
 
 import functools
 import math
@@ -50,8 +50,8 @@ _CHOICES = {
     "redundancy.slots": ("device", "host"),
 }
 
-# What one program for all nodes refuses, and why.
-_ALIKE = "in one program all pipelines are alike, and nobody waits."
+# Values that executor='spmd' rejects, and why.
+_ALIKE = "one program for all nodes needs equal pipelines."
 _NEEDS_ROWS = (
     ("pipeline.layout", ("templates", "grid"), _ALIKE),
     ("recovery.reroute", ("shares",), _ALIKE),
@@ -61,7 +61,7 @@ _NEEDS_ROWS = (
 
 
 def check_config(config: ml_collections.ConfigDict) -> None:
-  """Raises `ValueError` for a value that can never be right."""
+  """Raises `ValueError` for a value that is never valid."""
   if jax.config.jax_enable_x64:  # Arrays of the state would be float64.
     raise ValueError(
         "JAX_ENABLE_X64 is set, but parameters are float32: unset it."

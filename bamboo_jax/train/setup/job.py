@@ -1,4 +1,4 @@
-"""Everything that follows from a config before a file is written."""
+"""All parts of a run that are made from its config, before it starts."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -20,16 +20,21 @@ from bamboo_jax.train.setup import build_recovery
 from bamboo_jax.train.setup import preparation
 from bamboo_jax.train.setup import sizes
 
-_SLACK = 0.05  # By how much later a step may end than with the finest shares.
+_SLACK = 0.05  # Allowed lengthening of a step relative to the finest shares.
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """What is trained, by whom at the start, and how that may change.
+  """The parts of a run.
 
   Attributes:
+    config: See `configs/default.py`.
+    task: Model, data and learning rate.
+    plan: Partition, schedule and first owners.
+    rows: Planner of the rows of a step.
+    rules: Rules by which the layout changes.
     engine: The local nodes, without state.
-    collectives: Of programs over several processes; None of rows.
+    collectives: Collective transfers of SPMD programs; None for rows.
   """
 
   config: ml_collections.ConfigDict
@@ -50,7 +55,7 @@ class Job:
     return self.rules.start([self.rows.pipeline(p) for p in pipelines])
 
   def find_enough_shares(self) -> int:
-    """Returns how many shares would do for pipelines to finish together."""
+    """Returns the least number of shares for pipelines to finish together."""
     batch, predictor = self.plan.batch, self.rules.predictor
     if predictor is None:
       return batch.num_shares
@@ -61,9 +66,9 @@ class Job:
     )
 
   def find_enough_to_deal(self) -> int:
-    """Returns how many shares would do to deal what a dead node owes.
+    """Returns the least number of shares to deal a dead node's work evenly.
 
-    That is one of each pipeline for all that hold a stage.
+    Each pipeline then has a share for each node that holds a stage.
     """
     layout, choices = self.first_layout, self._finer_shares()
     if self.rules.ladder.reroute != "shares":
@@ -78,7 +83,7 @@ class Job:
     return (2 * count if self.rules.ladder.shadow else count) - 1
 
   def _finer_shares(self) -> list[int]:
-    """Returns possible numbers of shares, from the present one on."""
+    """Returns the possible numbers of shares, from the present one up."""
     batch = self.plan.batch
     return [
         batch.num_pipelines * n
@@ -101,13 +106,14 @@ def make_job(
     exchange: ordered_sum.Exchange | None = None,
     prepared: preparation.Prepared | None = None,
 ) -> Job:
-  """Returns the job of a config; `ValueError` if that does not fit together.
+  """Returns the job of a config; `ValueError` if the config is inconsistent.
 
   Args:
-    devices: By number of the node, later ones included.
-    collectives: Of programs over several processes; None of rows.
-    exchange: Joins this process with others; None without.
-    prepared: None for what this process has prepared, or else anew.
+    config: See `configs/default.py`.
+    devices: Device of each local node, including nodes that join later.
+    collectives: Collective transfers of SPMD programs; None for rows.
+    exchange: Transport to other processes; None without.
+    prepared: By default the parts that this process has prepared, if any.
   """
   prepared = prepared or preparation.take(config)
   task = prepared.task

@@ -19,7 +19,7 @@ from bamboo_jax import base
 from bamboo_jax.train.setup import schedules
 
 DECAYS = ("matrices", "all")
-_MASKS = ("mask", "weight_decay_mask")  # What an optimizer may call it.
+_MASKS = ("mask", "weight_decay_mask")  # Names of optax for the argument.
 
 
 def make_optimizer(
@@ -29,16 +29,19 @@ def make_optimizer(
     options: Mapping[str, Any],
     decay: str = "all",
 ) -> optax.GradientTransformation:
-  """Returns an optimizer of optax, which needs only gradients and parameters.
-
-  Raises `ValueError` if a name or option is wrong, or it needs more than that.
+  """Returns an optimizer of optax that updates each layer by itself.
 
   Args:
     name: Function of optax with an argument `learning_rate`, such as "adamw".
-    options: Further arguments of that function; "weight_decay" is for any: one
-      without it gets so much of each parameter as part of its gradient (L2).
-    decay: Which parameters decay, one of `DECAYS`: those of two dimensions or
-      more, embeddings included, or all.
+    schedule: The learning rate.
+    options: Further arguments of that function. "weight_decay" is allowed for
+      all: an optimizer without it gets an L2 term in its gradient.
+    decay: The parameters that decay, one of `DECAYS`: "matrices" are those of
+      two dimensions or more, embeddings included.
+
+  Raises:
+    ValueError: A name or option is invalid, or the optimizer needs more than a
+      layer's gradients and parameters.
   """
   optimizers = find_optimizers()
   if name not in optimizers:
@@ -59,7 +62,10 @@ def make_optimizer(
 
 
 def find_optimizers() -> dict[str, Callable[..., Any]]:
-  """Returns optimizers of optax by name; some need options, or too much."""
+  """Returns the functions of optax with a learning rate, by name.
+
+  `make_optimizer` rejects some of them.
+  """
   return {
       name: function
       for name, function in inspect.getmembers(optax, inspect.isfunction)
@@ -69,7 +75,7 @@ def find_optimizers() -> dict[str, Callable[..., Any]]:
 
 
 def _find_matrices(params: base.PyTree) -> base.PyTree:
-  """Returns which parameters are neither of a norm nor a bias."""
+  """Returns a mask of the parameters of at least two dimensions."""
   return jax.tree.map(lambda param: param.ndim >= 2, params)
 
 
@@ -79,7 +85,7 @@ def _set_mask(
     known: Collection[str],
     name: str,
 ) -> None:
-  """Adds the mask to the arguments of an optimizer that decays by itself."""
+  """Adds the mask to the arguments of an optimizer with its own decay."""
   found = [option for option in _MASKS if option in known]
   if found:
     arguments.setdefault(found[0], mask)
@@ -139,7 +145,10 @@ def _check_update(
 def _follow(
     jaxpr: core.Jaxpr, sources: Sequence[frozenset[int]]
 ) -> list[frozenset[int]]:
-  """Returns what each result may depend on, from what each argument does."""
+  """Returns the sources of each result of a program.
+
+  `sources` are the sets of layers that its arguments depend on.
+  """
   known = dict(zip(jaxpr.invars, sources, strict=True))
   find = lambda atom: (
       frozenset()

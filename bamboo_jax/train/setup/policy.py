@@ -1,8 +1,8 @@
 """The policies of the simulator as settings of a run.
 
-`sim.presets.PLANNERS` is the table of both. What a system does in another way
-than this runtime, a run does in its own: lost stages are dealt by share to all
-that hold them, and shadows are kept or not, which nobody forecasts.
+`sim.presets.PLANNERS` is the table of both. Where a published system differs
+from this runtime, a run does as the runtime: lost stages are dealt by share to
+all nodes that hold them, and shadows are kept as `config.redundancy` says.
 """
 
 import ml_collections
@@ -13,16 +13,17 @@ _LAYOUTS = ("depth", "templates", "grid")
 
 
 def apply(config: ml_collections.ConfigDict) -> None:
-  """Sets the switches that `config.recovery.policy` stands for, if it is set.
+  """Sets the options of `config.recovery.policy` in `config`, if it is set.
 
-  Imports `config.plugins` first. How replicas are kept, if the policy has any,
-  stays as it is. Raises `ValueError` for a policy that is none of runs, or
-  lacks replicas it needs, or a plugin that cannot be imported.
+  Imports `config.plugins` first. The options of replicas stay, if the policy
+  uses replicas. Raises `ValueError` for a policy that is unknown, only for
+  simulations, or lacks the replicas that it needs; or if a plugin cannot be
+  imported.
   """
   name = config.recovery.policy
   if name is None and not config.plugins:
     return
-  # Half a second that others do not need.
+  # Imported late: it takes half a second, which other runs do not need.
   from bamboo_jax.sim import build
   from bamboo_jax.sim import presets
 
@@ -33,7 +34,7 @@ def apply(config: ml_collections.ConfigDict) -> None:
   if name in presets.OWN and known[name].layout not in _LAYOUTS:
     raise ValueError(
         f"config.recovery.policy={name!r} has layout={known[name].layout!r}, "
-        f"which only simulations have; those of runs are {', '.join(_LAYOUTS)}."
+        f"which only simulations have; a run allows {', '.join(_LAYOUTS)}."
     )
   known = {n: s for n, s in known.items() if s.layout in _LAYOUTS}
   if name not in known:

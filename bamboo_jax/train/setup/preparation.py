@@ -1,8 +1,8 @@
-"""What workers need of a config before they have devices, made once for all.
+"""The parts of a job that need no device, made once for many workers.
 
-A process that is then copied (`cluster.copies`) prepares it: all modules are
-imported, the data is read, and programs are traced. A copy takes that when it
-makes its job.
+A process that is forked into workers (`cluster.copies`) imports all modules,
+reads the data and traces the programs beforehand. A worker takes the results
+when it makes its job.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from bamboo_jax.train.setup import build_program
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-  """The task of a config, and its programs as far as they need no device."""
+  """The task of a config, and its traced programs."""
 
   task: build.Task
   programs: program_cache.ProgramCache
@@ -31,10 +31,11 @@ _prepared: list[tuple[dict[str, Any], Prepared]] = []  # One at most.
 
 
 def prepare(config: ml_collections.ConfigDict) -> bool:
-  """Prepares a job; returns whether this process can be copied then.
+  """Prepares a job; returns whether this process may be forked afterwards.
 
-  It cannot once it has threads or devices, as by a model that asks for them.
-  Raises as `build.make_task` and, for programs, `build_program.find_cuts`.
+  It may not once it has threads or devices, for example because the model's
+  code uses them. Raises as `build.make_task` and, for executor="spmd",
+  `build_program.find_cuts`.
   """
   task, programs = build.make_task(config), program_cache.ProgramCache()
   if config.pipeline.executor == "spmd":
@@ -49,7 +50,7 @@ def prepare(config: ml_collections.ConfigDict) -> bool:
 
 
 def take(config: ml_collections.ConfigDict) -> Prepared:
-  """Returns what was prepared for this config, once, else its task alone."""
+  """Returns and removes the prepared parts of a config; else makes its task."""
   if _prepared and _prepared[0][0] == config.to_dict():
     return _prepared.pop()[1]
   return Prepared(build.make_task(config), program_cache.ProgramCache())

@@ -12,7 +12,7 @@ from bamboo_jax.exchange import weights
 from bamboo_jax.runtime import rounding
 from bamboo_jax.train.setup import job as job_lib
 
-# Options whose change changes what training does, and so what follows.
+# Options whose change alters the results of training.
 _MEANT = ("model.", "optimizer.", "recovery.drop")
 
 
@@ -24,7 +24,7 @@ def make_writer(
     warn: Callable[[int, str], None],
     check_fence: Callable[[], None],
 ) -> writer_lib.Writer:
-  """Returns the writer of a member; arguments and errors are as of `Writer`."""
+  """Returns the checkpoint writer of a member; see `writer.Writer`."""
   config, model = job.config, job.task.whole
   path = config.init_from
   read = functools.cache(lambda: weights.open_weights(path, model.model))
@@ -51,7 +51,7 @@ def make_writer(
               "pipeline.num_shares": job.plan.batch.num_shares,
               "pipeline.remat": model.remat,
               "pipeline.unit": model.unit,
-              # Programs of whole stages, or of all, are as they are cut.
+              # Rounding of a program of a whole stage depends on the cuts.
               "partition": list(job.plan.partition.bounds)
               if job.is_program or model.unit == "stage"
               else None,

@@ -14,10 +14,11 @@ import optax
 from bamboo_jax import base
 
 CONSTANT = "constant"
-_PEAKS = ("peak_value", "init_value", "value")  # What the peak may be called.
+_PEAKS = ("peak_value", "init_value", "value")  # Names of optax for the peak.
 _LENGTHS = ("decay_steps", "transition_steps")
-_BLOCK = 1 << 16  # Rates that are computed at once.
-# The end of a long decay rounds to 0: parts of the peak, and of the steps.
+_BLOCK = 1 << 16  # Number of rates that are computed at once.
+# The end of a long decay rounds to 0. No warning for rates above this fraction
+# of the peak, nor for less than this fraction of all steps.
 _ALMOST_ZERO, _SHORT = 1e-7, 1e-3
 
 
@@ -26,10 +27,11 @@ class Schedule:
   """The learning rate of each step.
 
   Attributes:
+    name: Function of optax, or "constant".
     peak: The option `learning_rate` of the config.
-    rate: As optax takes it: a number, or a function of the number of updates.
-    options: All arguments of the schedule, but for the peak.
-    unused: Options that were given, but belong to other schedules.
+    rate: A number, or a function of the number of updates, as in optax.
+    options: All arguments of the schedule except the peak.
+    unused: Given options that belong to other schedules.
   """
 
   name: str
@@ -45,20 +47,20 @@ class Schedule:
     return float(self._compute(np.int32(num_updates)))
 
   def find_warnings(self, num_steps: int) -> list[str]:
-    """Returns what is unlikely to be meant in a run of `num_steps` steps."""
+    """Returns warnings on likely mistakes in a run of `num_steps` steps."""
     found = []
     if self.unused:
       given = ", ".join(f"{k}={v}" for k, v in self.unused.items())
       found.append(
-          "these options of config.optimizer.schedule_options are left out, as "
-          f"they are not those of schedule {self.name!r}: {given}."
+          "these options of config.optimizer.schedule_options are ignored, as "
+          f"schedule {self.name!r} does not have them: {given}."
       )
     step = self._find_zeros(num_steps)
     warmup_steps = self.options.get("warmup_steps", 0)
     if step is not None:
       found.append(
-          f"the learning rate is 0 from step {step} on, of "
-          f"config.num_steps={num_steps}: those steps change no parameter."
+          f"the learning rate is 0 from step {step} of "
+          f"config.num_steps={num_steps} on: these steps change no parameter."
       )
     elif num_steps and warmup_steps >= num_steps:
       found.append(
@@ -73,7 +75,7 @@ class Schedule:
     return jax.jit(lambda count: jnp.asarray(self.rate(count), jnp.float32))
 
   def _find_zeros(self, num_steps: int) -> int | None:
-    """Returns the step from which on all rates are 0; None without one."""
+    """Returns the first step, from 1, after which all rates are 0; or None."""
     least = _ALMOST_ZERO * self.peak
     if num_steps == 0 or abs(self.rate_at(num_steps - 1)) > least:
       return None
@@ -95,14 +97,16 @@ def make_schedule(
 ) -> Schedule:
   """Returns the schedule of a run of `num_steps` steps.
 
-  Raises `ValueError` if the name or an option is wrong.
-
   Args:
     name: Function of optax that returns a schedule, or "constant".
     peak: The largest rate, or the first one of a schedule that only falls.
-    options: Arguments of that function, but for the peak. A length that is None
-      or absent is such that the schedule ends with the run. Those that only
-      other schedules have are not used.
+    options: Arguments of that function except the peak. By default, and for
+      None, lengths are such that the schedule ends with the run. Options of
+      other schedules are ignored.
+    num_steps: Length of the run.
+
+  Raises:
+    ValueError: The name or an option is invalid.
   """
   schedules = find_schedules()
   if name != CONSTANT and name not in schedules:
@@ -152,10 +156,10 @@ def find_schedules() -> dict[str, list[str]]:
 def _find_length(
     option: str, known: list[str], given: Mapping[str, Any], num_steps: int
 ) -> int:
-  """Returns the length with which a schedule ends with the run.
+  """Returns the length for which a schedule ends with the run.
 
-  A decay includes the warmup, and a transition follows it. With too few steps
-  for any, the run ends before.
+  A decay includes the warmup, and a transition follows it. It is at least the
+  shortest length that optax allows, in a run that is too short for it.
   """
   warmup_steps = given.get("warmup_steps", 0)
   if option == "decay_steps":
@@ -178,6 +182,6 @@ def _check_lengths(options: Mapping[str, Any]) -> None:
   if options.get("decay_steps", warmup_steps + 1) <= warmup_steps:
     raise ValueError(
         f"{where}.decay_steps={options['decay_steps']} must be more than "
-        f"{where}.warmup_steps={warmup_steps}, as it counts the steps of the "
-        "warmup, too; None is config.num_steps."
+        f"{where}.warmup_steps={warmup_steps}, as it includes the steps of the "
+        "warmup; None is config.num_steps."
     )

@@ -12,7 +12,7 @@ from bamboo_jax.train.setup import build_recovery
 
 
 def show_plan(config: ml_collections.ConfigDict) -> timeline_lib.Timeline:
-  """Prints the plan; returns the timeline of pipeline 0."""
+  """Prints the plan of a config; returns the timeline of pipeline 0."""
   task = build.make_task(config)
   profile = build.make_profile(config, task)
   if config.pipeline.executor == "spmd":

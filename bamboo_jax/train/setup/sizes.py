@@ -1,4 +1,4 @@
-"""Numbers of a config, and faults that fit them, without model or JAX."""
+"""Numbers that follow from a config without model or JAX; checked faults."""
 
 import ml_collections
 
@@ -7,7 +7,7 @@ from bamboo_jax.schedule import instruction
 
 
 def num_nodes(config: ml_collections.ConfigDict) -> int:
-  """Returns the number of nodes to begin with, spares included."""
+  """Returns the number of nodes at the start, spares included."""
   pipeline = config.pipeline
   return pipeline.num_pipelines * pipeline.num_stages + config.redundancy.spares
 
@@ -15,11 +15,14 @@ def num_nodes(config: ml_collections.ConfigDict) -> int:
 def read_faults(
     config: ml_collections.ConfigDict, path: str | None
 ) -> tuple[faults_lib.Fault, ...]:
-  """Returns the faults of a file, checked; none if nobody is preemptible."""
+  """Returns the faults of a file, checked against the config.
+
+  None of them if nodes are not preemptible. Raises as `faults.read_faults`.
+  """
   if path is None or not config.recovery.is_preemptible:
     return ()
   pipelines, stages = config.pipeline.num_pipelines, config.pipeline.num_stages
-  if config.pipeline.layout != "depth":  # They have any shape.
+  if config.pipeline.layout != "depth":  # Pipelines have any shape.
     pipelines = stages = num_nodes(config)
   # A node may own all stages, and send each output to an owner and a shadow.
   microbatches = (
@@ -35,7 +38,10 @@ def read_faults(
 
 
 def max_holders(config: ml_collections.ConfigDict) -> int:
-  """Returns among how many nodes the shares of a stage may be spread freely."""
+  """Returns the most nodes over which shares of a stage may be spread freely.
+
+  0 if each pipeline has a fixed share.
+  """
   pipeline = config.pipeline
   count = pipeline.num_pipelines
   by_shares = config.recovery.reroute == "shares"
@@ -48,8 +54,8 @@ def max_holders(config: ml_collections.ConfigDict) -> int:
 
 
 def keeps_sent(config: ml_collections.ConfigDict) -> bool:
-  """Returns whether others can go on with the step of a node that dies."""
-  pipeline = config.pipeline  # Of which there may be as many as shares.
+  """Returns whether other nodes can finish the step of a node that dies."""
+  pipeline = config.pipeline  # There may be one pipeline per share.
   others = (pipeline.num_shares or pipeline.num_pipelines) > 1
   reroutes = others and config.recovery.reroute != "none"
   return reroutes or config.redundancy.mode != "none"

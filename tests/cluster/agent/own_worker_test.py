@@ -94,15 +94,15 @@ class OwnWorkerTest(given.CoreCase):
     self.requested(events_lib.WorkerExited(1))
     self.answer([])
     actions = self.answer((fence_lib.Claim("other"), 0))
-    self.assertIn(events_lib.End("the run has begun anew"), actions)
+    self.assertIn(events_lib.End("the run has restarted"), actions)
     self.assertTrue(self.state.begins_again)
 
   def test_the_worker_ends_because_the_run_has_begun_anew(self):
     self.begin(me=1)
     self.requested(events_lib.WorkerExited(1))
-    empty = members.view(2, reason="nobody is left of view 1")
+    empty = members.view(2, reason="no member of view 1 is left")
     actions = self.answer([empty])
-    self.assertIn(events_lib.End("nobody is left of view 1"), actions)
+    self.assertIn(events_lib.End("no member of view 1 is left"), actions)
     self.assertTrue(self.state.begins_again)
 
   def test_nobody_is_left(self):
@@ -114,7 +114,7 @@ class OwnWorkerTest(given.CoreCase):
     read = events_lib.store(_Registry.read_views, 1)
     self.assertEqual(self.asked(self.tick(2.0)), [given.made_after(1)])
     self.assertEqual(self.asked(self.answer([])), [read])
-    empty = members.view(2, reason="nobody is left of view 1")
+    empty = members.view(2, reason="no member of view 1 is left")
     self.assertEqual(self.asked(self.answer([])), [given.claim(empty)])
     self.assertEqual(
         self.asked(self.answer(empty)),
@@ -123,7 +123,7 @@ class OwnWorkerTest(given.CoreCase):
     (claim,) = self.asked(self.answer(True))
     self.assertEqual(claim.args, (fence_lib.Claim("run", 2),))
     actions = self.answer()
-    self.assertIn(events_lib.End("nobody is left of view 1"), actions)
+    self.assertIn(events_lib.End("no member of view 1 is left"), actions)
     self.assertTrue(self.state.begins_again)
 
   def test_somebody_was_first_to_go_on(self):
@@ -161,7 +161,7 @@ class OwnWorkerTest(given.CoreCase):
     requests = self.asked(self.answer(answers))
     if is_over:  # Nor has the store a newer one.
       requests = self.asked(self.answer([]))
-    empty = members.view(3, reason="nobody is left of view 2")
+    empty = members.view(3, reason="no member of view 2 is left")
     self.assertEqual(given.claim(empty) in requests, is_over)
     self.assertEqual(self.state.num_answers, int(not is_over))
 

@@ -236,7 +236,7 @@ class PeersTest(parameterized.TestCase):
         a.peers._writers["life 1"].write(frames.encode({"kind": "x"}))
         (closed,) = await a.heard()
       self.assertIsInstance(closed, events_lib.PeerClosed)
-      self.assertIn("no message of kind 'x'", logs.output[0])
+      self.assertIn("unknown message of kind 'x'", logs.output[0])
 
     self.run_agents(scenario)
 

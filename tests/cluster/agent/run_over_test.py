@@ -19,7 +19,7 @@ class RunOverTest(given.CoreCase):
     self.assertEqual(next(flow), given.made_after(1))
     request = flow.send([])
     self.assertEqual(request.method, registry_lib.Registry.read_views)
-    over = views.View(2, (), "nobody is left of view 1")
+    over = views.View(2, (), "no member of view 1 is left")
     self.assertEqual(flow.send([]), given.claim(over))
     return flow, over
 

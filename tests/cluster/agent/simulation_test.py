@@ -129,7 +129,7 @@ class SimulationTest(parameterized.TestCase):
       self.assertEqual(node.ended, events_lib.End())
       self.assertEqual(node.state.roster.view.number, 1)
 
-  @parameterized.parameters((False, "lives; give each a name"), (True, None))
+  @parameterized.parameters((False, "is alive; give each node"), (True, None))
   def test_a_name_twice(self, is_dead, problem):
     options = history.make_options("n1", self.history.plan)
     options = dataclasses.replace(options, host="n9")

@@ -214,7 +214,7 @@ class FenceTest(parameterized.TestCase):
   @parameterized.parameters(
       (None, "another run"),
       (Claim("b", 2), "another run"),
-      (Claim("a", 3), "began anew in view 3"),
+      (Claim("a", 3), "restarted in view 3"),
       (Claim("a", 2), None),
       (Claim("a", 1), None),
   )

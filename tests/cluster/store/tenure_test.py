@@ -56,7 +56,7 @@ class TenureTest(absltest.TestCase):
   def test_it_is_told_that_others_have_taken_the_folder(self):
     with self.hold() as check:
       self.fence.replace("agent")
-      with self.assertRaisesRegex(base.FencedError, "that of another run"):
+      with self.assertRaisesRegex(base.FencedError, "belongs to another run"):
         check()
     self.assertEqual(self.fence.read()[0], fence_lib.Claim("agent"))
 

@@ -128,7 +128,7 @@ class SizesTest(parameterized.TestCase):
       ("rate", "gpt2", {"dropout_rate": 1.0}, "dropout_rate must be"),
       ("chunk", "gpt2", {"loss_chunk": 0}, "loss_chunk must be a positive"),
       ("kernel", "gpt2", {"attention": "cudn"}, "did you mean 'cudnn'"),
-      ("drop", "gpt2", {"attention": "xla"}, "'xla' has no dropout .* got 0.1"),
+      ("drop", "gpt2", {"attention": "xla"}, "'xla' does not .* got 0.1"),
       ("cudnn", "llama", {"attention": "cudnn"}, "needs dtype=bfloat16, got f"),
   )
   def test_refuses(self, name, options, message):

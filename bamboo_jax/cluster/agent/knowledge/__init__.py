@@ -1,8 +1,8 @@
 """What an agent knows of the others; pure.
 
 roster     the known agents, and the view they are in; start here
-suspicion  who suspects whom, and whom to leave out because of it
-watch      who has been silent for too long, and the agent's own worker
-routes     whom it is connected to, and who passes on to the others
+suspicion  which agents suspect which, and which nodes to remove for it
+watch      silent agents, and the agent's own worker
+routes     which agents it is connected to, and which forward to the others
 board      values that nodes post for each other
 """

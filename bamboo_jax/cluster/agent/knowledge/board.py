@@ -1,9 +1,9 @@
 """Values that nodes post for all members of a view.
 
 A value is posted once, under a key, for one view. Every node sends its posts to
-all others, so nothing is lost with a leader, and again to one that it has
-connected to anew. Who posts a key has collected the ones before it; so what is
-older than the last that was complete is needed no more.
+all others, so no leader can take them with it, and again after a reconnect. A
+node posts a key after it has collected the ones before it, so values older than
+the last complete key are dropped.
 """
 
 import collections
@@ -12,7 +12,7 @@ from typing import Any
 
 from bamboo_jax.cluster import messages
 
-_NUM_TAKEN = 4  # Keys of a view that may be posted again; two would do.
+_NUM_TAKEN = 4  # Keys of a view kept to be sent again; two would do.
 
 
 class Board:
@@ -48,7 +48,7 @@ class Board:
     return any(key in taken for taken in self._taken.values())
 
   def take(self, view: int, members: Set[int]) -> list[messages.Gathered]:
-    """Takes off the keys that all `members` of a view have posted, in order."""
+    """Removes and returns the keys that all `members` have posted, in order."""
     taken = [
         messages.Gathered(view, key, {n: values[n] for n in sorted(members)})
         for (number, key), values in self._values.items()
@@ -63,8 +63,8 @@ class Board:
   def move_to(self, view: int) -> None:
     """Drops the values of older views.
 
-    What this node has said last in the former one others may need yet, if it
-    was lost with a connection: they move when they have heard it.
+    The last post of this node in the former view is kept: if it was lost with a
+    connection, others need it before they can change views.
     """
     former, self._view = self._view, view
     for table, least in ((self._own, former), (self._taken, view)):

@@ -11,12 +11,12 @@ class Roster:
 
   def __init__(self) -> None:
     self.me: views.Member | None = None
-    self.most_number = -1  # The highest that an agent has, or had.
+    self.most_number = -1  # The highest of any agent so far.
     self.view = views.EMPTY
     self.known: dict[str, views.Member] = {}
-    self.ready: dict[str, messages.Ready] = {}  # As they have said.
-    self.gone: dict[str, str] = {}  # Why they are no members any more.
-    self.left: set[str] = set()  # A view has left them out.
+    self.ready: dict[str, messages.Ready] = {}  # As reported by them.
+    self.gone: dict[str, str] = {}  # Why they left or died.
+    self.left: set[str] = set()  # Removed by a view.
     self.done: set[str] = set()
     self.noticed: dict[str, str] = {}  # Why they will be preempted.
     # Those whose lease is alive, None before the first look.
@@ -35,7 +35,7 @@ class Roster:
 
   @property
   def can_hand_over(self) -> bool:
-    """Whether a notice would be news, and others can take over from here."""
+    """Whether a notice is news, and others can take over from this node."""
     return self.is_member and self.me.incarnation not in self.noticed
 
   @property
@@ -70,7 +70,7 @@ class Roster:
     return self._views.get(number, views.EMPTY)
 
   def views(self) -> list[views.View]:
-    """Returns the views that others may have missed, in order."""
+    """Returns the views that other agents may have missed, in order."""
     return [v for _, v in sorted(self._views.items())]
 
   def views_of(self, incarnation: str) -> list[int]:
@@ -78,6 +78,6 @@ class Roster:
     return [n for n, v in sorted(self._views.items()) if v.find(incarnation)]
 
   def drop_older(self, number: int) -> None:
-    """Forgets the views before one but a few, for those who missed them."""
+    """Forgets older views, but for a few that other agents may have missed."""
     for old in [n for n in self._views if n < number - _NUM_OLD]:
       del self._views[old]

@@ -1,9 +1,9 @@
 """Routes: in a large cluster agents connect to some others, and reach all.
 
-Agents have cells of a grid by their numbers, several each. An agent connects
-to those **near** it, in its row and in its column. For each other one somebody
-at a crossing of their rows and columns passes on what it says, so of n agents
-each has about 2 sqrt(3 n) connections.
+Numbers assign agents to the cells of a grid, several to each. An agent connects
+to those **near** it, in its row and in its column. For any other agent, one at
+a crossing of their rows and columns forwards its messages, so of n agents each
+has about 2 sqrt(3 n) connections.
 
        c0    c1                S                   R                   T
    r0  S --- R                 |-- 1 "wants" T --->|                   |
@@ -11,25 +11,25 @@ each has about 2 sqrt(3 n) connections.
    r1  Q --- T                 |-- 3 "via" T ----->|-- "from" S ------>|
                                |<- 4 "stops" ------|<-- closed --------x
    S and T are not near.       |-- 5 "wants" T --> Q                   |
-   R or Q pass on.             |-- 6 or connects itself -------------->|
+   R or Q forward.             |-- 6 or connects itself -------------->|
 
-Nobody is judged by a silence that somebody else may have caused: signs of life
-count between those who are connected. With a width of 1 all are near.
+Heartbeats count between connected agents only, as the silence of a forwarded
+one may be the fault of another agent. With a width of 1 all are near.
 """
 
 from collections.abc import Iterable
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent.knowledge import roster as roster_lib
 
-_ANSWER_SECS = 2.0  # That one who is asked to pass on may take.
+_ANSWER_SECS = 2.0  # Time limit of an agent that is asked to forward.
 _MOST_TRIES = 2  # Then an agent connects itself.
-_PER_CELL = 3  # So that somebody is left to pass on when others die.
+_PER_CELL = 3  # So that one is left to forward when others die.
 
 
 def find_width(num_nodes: int, mesh_nodes: int) -> int:
@@ -41,35 +41,49 @@ def find_width(num_nodes: int, mesh_nodes: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Try:
-  """Who was asked to pass on, since when; None while nobody can be asked."""
+  """The relay that was asked, and when; None while there is none to ask."""
 
   relay: str | None
   since_secs: float
   tried: frozenset[str] = frozenset()
 
 
+class Change(NamedTuple):
+  """The effect of a lost route: actions, and targets to connect to again."""
+
+  actions: list[Any]
+  lost: list[str]
+
+
+class Reach(NamedTuple):
+  """Targets that a relay forwards to from now on, and those it gave up."""
+
+  gained: list[str]
+  lost: list[str]
+
+
 class Routes:
   """How one agent reaches the others, by incarnation; returns actions.
 
   Attributes:
-    direct: Those to whom a connection of this agent stands, in order.
+    direct: Agents with an established connection from this one, in order.
   """
 
   def __init__(self, roster: roster_lib.Roster, width: int) -> None:
     self.width = width
     self.direct: dict[str, None] = {}
     self._roster = roster
-    self._heard: set[str] = set()  # Who has last said something itself.
+    self._heard: set[str] = set()  # Agents whose last message came directly.
     self._near: dict[tuple[int, int], dict[str, None]] = {}  # By cell.
     self._failed: set[str] = set()  # Near, and could not be connected to.
-    self._by: dict[str, str] = {}  # Who passes on, by target.
+    self._by: dict[str, str] = {}  # Relays, by target.
     self._asked: dict[str, _Try] = {}
     self._refused: set[str] = set()  # To be seen by this agent itself.
     self._users: dict[str, dict[str, None]] = {}  # Sources, by target.
 
   @property
   def reached(self) -> set[str]:
-    """Those whom what this agent says reaches."""
+    """Agents that receive the messages of this one."""
     return self.direct.keys() | self._by.keys()
 
   def reaches(self, incarnation: str) -> bool:
@@ -79,7 +93,7 @@ class Routes:
   # What this agent wants.
 
   def dial(self, member: views.Member, now: float) -> list[Any]:
-    """Connects to another agent, or asks somebody to pass on."""
+    """Connects to another agent, or asks a relay to forward to it."""
     if not self.is_near(member):
       return self._ask({member.incarnation: frozenset()}, now)
     near = self._near.setdefault(self._cell(member), {})
@@ -103,7 +117,7 @@ class Routes:
     return sends
 
   def tick(self, now: float) -> list[Any]:
-    """Asks others in place of those who have not answered."""
+    """Asks other relays where one has not answered."""
     again = {}
     for target, last in self._asked.items():
       is_late = now >= last.since_secs + _ANSWER_SECS
@@ -111,7 +125,7 @@ class Routes:
         member = self._roster.known[target]
         if any(r in self.direct for r in self._relays(member, last.tried)):
           again[target] = last.tried
-      elif is_late:  # Of those who were not there, none counts.
+      elif is_late:  # Unreachable ones do not count.
         again[target] = last.tried | {last.relay or target}
     return self._ask(again, now, waits=False)
 
@@ -144,7 +158,7 @@ class Routes:
     return actions
 
   def _relays(self, member: views.Member, tried: frozenset[str]) -> list[str]:
-    """Returns who may pass on to a member: of one cell, if it has anybody."""
+    """Returns possible relays to a member: of one cell, unless it is empty."""
     (row, column), (my_row, my_column) = map(
         self._cell, (member, self._roster.me)
     )
@@ -166,7 +180,7 @@ class Routes:
     return row == my_row or column == my_column
 
   def rings(self) -> list[list[str]]:
-    """Returns members all of whom are near each other, this one among them."""
+    """Returns groups of mutually near members that contain this one."""
     members = self._roster.view.members
     if self.width == 1:
       return [[m.incarnation for m in members]]
@@ -178,18 +192,18 @@ class Routes:
     ]
 
   def note(self, incarnation: str, *, is_passed_on: bool) -> None:
-    """Records how something that another agent has said came."""
+    """Records by which way a message of another agent arrived."""
     if self.width > 1:
       (self._heard.discard if is_passed_on else self._heard.add)(incarnation)
 
   def is_heard(self, member: views.Member) -> bool:
-    """Whether a silence of a member is its own."""
+    """Whether silence of a member is evidence about that member itself."""
     return self.is_near(member) or member.incarnation in self._heard
 
-  # What becomes of connections; also returned are targets that are lost.
+  # Changes of connections.
 
   def reach(self, incarnation: str) -> list[Any]:
-    """Handles a connection of this agent that stands."""
+    """Handles an established connection of this agent."""
     self.direct[incarnation] = None
     self._failed.discard(incarnation)
     if self.width == 1:
@@ -211,40 +225,38 @@ class Routes:
     )
     return [*actions, events_lib.Send(passes, to)]
 
-  def close(self, incarnation: str, now: float) -> tuple[list[Any], list[str]]:
-    """Handles a connection that is closed; it will be tried again."""
+  def close(self, incarnation: str, now: float) -> Change:
+    """Handles a closed connection; it will be retried."""
     self.direct.pop(incarnation, None)
     lost = [t for t, relay in self._by.items() if relay == incarnation]
     stops = messages.Stops((*lost, *self._asked))
     return self.stop(incarnation, stops, now)
 
-  def fail(
-      self, incarnation: str, now: float, *, is_refused: bool
-  ) -> tuple[list[Any], list[str]]:
+  def fail(self, incarnation: str, now: float, *, is_refused: bool) -> Change:
     """Handles a connection that could not be made."""
     self._failed.add(incarnation)
     actions, lost = self.close(incarnation, now)
     if users := self._users.pop(incarnation, None):
       stops = messages.Stops((incarnation,), is_refused)
       actions.append(events_lib.Send(stops, tuple(users)))
-    return actions, lost
+    return Change(actions, lost)
 
-  def drop(self, incarnation: str, now: float) -> tuple[list[Any], list[str]]:
-    """Forgets an agent; others have to pass on in its place."""
+  def drop(self, incarnation: str, now: float) -> Change:
+    """Forgets an agent; other relays have to replace it."""
     for table in (
         *(self._by, self._asked, *self._users.values(), *self._near.values()),
     ):
       table.pop(incarnation, None)
-    # Others may know that it is there, and want to begin anew with it.
+    # Others may know the agent, and want to restart with it.
     actions, lost = self.fail(incarnation, now, is_refused=False)
     for table in (self._failed, self._heard, self._refused):
       table.discard(incarnation)
-    return actions, lost
+    return Change(actions, lost)
 
-  # What those say who pass on, and those who want it.
+  # Messages of relays, and of agents that need one.
 
   def want(self, source: str, targets: Iterable[str]) -> list[Any]:
-    """Passes on for a source from now on, or says that it cannot."""
+    """Forwards for a source from now on, or reports that it cannot."""
     failed = tuple(t for t in targets if t in self._failed)
     for target in targets:
       if target not in self._failed:
@@ -261,15 +273,13 @@ class Routes:
     return actions
 
   def pass_on(self, source: str, via: messages.Via) -> list[Any]:
-    """Passes a message on, to those who are connected."""
+    """Forwards a message to connected agents."""
     to = tuple(t for t in via.targets if t in self.direct)
     passed = messages.From(source, via.message)
     return [events_lib.Send(passed, to)] if to else []
 
-  def take(
-      self, relay: str, passes: messages.Passes
-  ) -> tuple[list[str], list[str]]:
-    """Returns targets that are reached by a relay, and those lost."""
+  def take(self, relay: str, passes: messages.Passes) -> Reach:
+    """Handles a report of a relay; returns the targets it concerns."""
     reached = []
     for target in passes.targets:
       last = self._asked.get(target)
@@ -285,12 +295,10 @@ class Routes:
       gone = [t for t, r in self._by.items() if r == relay and t not in left]
       for target in gone:
         del self._by[target]
-    return reached, gone
+    return Reach(reached, gone)
 
-  def stop(
-      self, relay: str, stops: messages.Stops, now: float
-  ) -> tuple[list[Any], list[str]]:
-    """Handles that somebody does not pass on to some targets."""
+  def stop(self, relay: str, stops: messages.Stops, now: float) -> Change:
+    """Handles a relay that does not forward to some targets."""
     lost, again = [], {}
     for target in stops.targets:
       last = self._asked.get(target)
@@ -303,4 +311,4 @@ class Routes:
         continue
       if stops.are_refused:
         self._refused.add(target)
-    return self._ask(again, now), lost
+    return Change(self._ask(again, now), lost)

@@ -1,9 +1,9 @@
-r"""Who suspects whom, and whom to leave out because of it; pure.
+r"""Which members suspect which, and which to remove for it; pure.
 
-A suspicion is an edge from one member to another: no connection, or no sign of
-life. A broken link is an edge, or two; who is cut off has one to each other
-member. So the least set of members that covers all edges explains what has
-happened: the others can all reach each other.
+A suspicion is an edge from one member to another: no connection, or no
+heartbeat. A broken link is one edge, or two; a member that is cut off has an
+edge to every other one. So the smallest set of members that covers all edges (a
+vertex cover) explains the failures: the others can all reach each other.
 
           n1 --x-- n2                n0   x     n1
            |   \ /  |                   x   x    |     n0 covers three edges:
@@ -20,15 +20,15 @@ import math
 
 from bamboo_jax.cluster import messages
 
-# That an edge waits for those that others may have. If most are certain of a
-# death nobody waits; if one alone is, a firewall may refuse it for a while, and
-# that this is over is seen only when it is tried again.
+# An edge waits for edges of others. If most members are refused by a node there
+# is no wait; if a single one is, a firewall may be the cause, and only another
+# attempt shows that it is over.
 _GRACE_SECS = 1.0
 _CERTAIN_GRACE_SECS = 3.0
-# If agents do not watch all others, nobody else may know of an edge yet: those
-# who begin to watch one of its ends need as long as the first.
+# If agents do not watch all others, an edge may be known to one agent only:
+# those that begin to watch one of its ends need as long as the first.
 _FEW_GRACE_SECS, _LONE_GRACE_SECS = 3.0, 6.0
-_ALONE_SECS = 0.5  # Then others are certain of a death too.
+_ALONE_SECS = 0.5  # Then others are certain of a death as well.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Edge:
   """A suspicion of one member.
 
   Attributes:
-    first_secs: Since when it is known here.
+    first_secs: When this agent learned of it.
   """
 
   reason: str
@@ -52,28 +52,28 @@ class Suspicions:
     self._me = me
     self._are_few = are_few
     self._edges: dict[str, dict[str, Edge]] = {}  # By accuser and accused.
-    self._uncertain: dict[str, set[str]] = {}  # Of them, those in doubt.
-    # When each certain one was known, by accused and accuser; of those whom
-    # this agent does not suspect, so of many deaths few.
+    self._uncertain: dict[str, set[str]] = {}  # Of them, the uncertain ones.
+    # When each certain edge became known, by accused and accuser; only of
+    # members that this agent does not suspect, so few after many deaths.
     self._certain: dict[str, dict[str, float]] = collections.defaultdict(dict)
-    # Number of all who are certain, by accused.
+    # Number of certain accusers, by accused.
     self._num_certain: collections.Counter[str] = collections.Counter()
-    # Nothing is unclear, or due, before: of a thousand agents that see a
-    # hundred die each hears so a thousand times.
+    # No edge is unclear, or due, before these times: with a thousand agents and
+    # a hundred deaths, each agent receives a thousand reports.
     self._unclear_secs = self._due_secs = math.inf
-    # From when on all edges wait for others, and those of an end.
+    # When edges started to wait: all, and those of one end.
     self._wait_secs = -math.inf
     self._end_wait_secs: dict[str, float] = {}
     self._counts: dict[str, int] = {}
 
   def of(self, accuser: str) -> Mapping[str, Edge]:
-    """Returns whom an agent suspects."""
+    """Returns the suspicions of one agent, by accused."""
     return self._edges.get(accuser, {})
 
   def unclear(self, now: float) -> Iterator[tuple[str, str]]:
-    """Yields who suspects whom and may be wrong; of many deaths, few.
+    """Yields (accuser, accused) of suspicions that may be wrong.
 
-    Who is certain, and stays alone with it, may look at a broken link.
+    A certain accuser that stays alone may be looking at a broken link.
     """
     for by, accused in self._uncertain.items():
       for whom in accused:
@@ -100,10 +100,10 @@ class Suspicions:
       count: int,
       now: float,
   ) -> bool:
-    """Records all that an agent suspects; returns whether that is news.
+    """Records all suspicions of an agent; returns whether they are news.
 
-    What it has said before, with a lower `count`, may come later. If it takes
-    one back, the network may be mending: others of both ends wait once more.
+    Older reports, with a lower `count`, may arrive later. If one is withdrawn,
+    the network may be mending: other edges of both ends wait once more.
     """
     if count <= self._counts.get(accuser, -1):
       return False
@@ -119,7 +119,7 @@ class Suspicions:
             if old.reason == s.reason
             else dataclasses.replace(old, reason=s.reason)
         )
-      else:  # Of many deaths, few kinds.
+      else:  # After many deaths there are few kinds.
         edge = new.setdefault(kind, Edge(*kind, now))
       after[s.incarnation] = edge
       if not edge.is_certain:
@@ -149,7 +149,7 @@ class Suspicions:
     return True
 
   def _note_certain(self, whom: str) -> None:
-    """Records who is certain of a death, unless this agent suspects it."""
+    """Records certain accusers of a member that this agent does not suspect."""
     edges = {} if self.suspects(whom) else self._edges
     found = ((by, of.get(whom)) for by, of in edges.items())
     self._certain[whom] = {
@@ -161,9 +161,9 @@ class Suspicions:
   def wait_again(
       self, now: float, *, ends: Collection[str] | None = None
   ) -> None:
-    """Lets edges wait once more: those of some ends, by default all.
+    """Restarts the wait of edges: those of some ends, by default all.
 
-    An agent that was away for a while does not know what has mended meanwhile.
+    An agent that was suspended does not know which links have mended.
     """
     if ends is None:
       self._wait_secs = now
@@ -171,7 +171,7 @@ class Suspicions:
       self._end_wait_secs |= dict.fromkeys(ends, now)
 
   def drop(self, incarnation: str) -> None:
-    """Forgets an agent, once it is left out."""
+    """Forgets an agent once it is removed."""
     for whom, edge in self.of(incarnation).items():
       self._num_certain[whom] -= edge.is_certain
     for table in (
@@ -196,16 +196,15 @@ class Suspicions:
       now: float,
       quiet: Collection[str] = (),
   ) -> dict[str, str]:
-    """Returns members to leave out, with the reason, in order of `members`.
+    """Returns members to remove, with reasons, in the order of `members`.
 
-    This agent is among them if it is the one cut off.
+    Contains this agent if it is the one cut off.
 
     Args:
-      members: In the order of their numbers; of two ends of a link the later
-        one is left out.
-      quiet: Those from whom this agent has heard nothing for a while: it will
-        suspect them too, or is itself cut off. Until it does, nothing follows
-        from a link of theirs that is broken: they may be busy.
+      members: Sorted by number; of two ends of a link the later one is removed.
+      quiet: Members that this agent has not heard for a while: it will suspect
+        them too, or is itself cut off. Until then, a broken link of theirs has
+        no consequence: they may be busy.
     """
     sure = self._find_sure(members)
     if not self._is_due(now):
@@ -232,13 +231,13 @@ class Suspicions:
     if due:
       own = {(self._me, w) for w in quiet if w in are_left}
       suspected = {w for w in left if self.suspects(w)}
-      # The young ones tell which end of an old one it is, if they last: then
+      # Young edges, if they last, show the culprit of an old one: then
       # both covers agree.
       young = {frozenset(ends) for ends in edges.keys() - old}
       firm = old | {ends for ends in own if frozenset(ends) not in young}
       known = edges.keys() | own
       cover = _cover(known, left, suspected)
-      # What one that is cut off knows of the others is old.
+      # A member that is cut off has outdated knowledge of the others.
       if self._me in cover:
         cover = {self._me}
       else:
@@ -246,7 +245,7 @@ class Suspicions:
         cover = {
             m for m in both if _is_needed(m, known, young, left, suspected)
         }
-      # Nobody who is merely quiet: only as many as the due edges need.
+      # Merely quiet members are kept: only as many as due edges need.
       pairs = [ends for ends in due if cover.intersection(ends)]
       out |= _cover(pairs, [m for m in left if m in cover], suspected)
     return {m: self._reason(m) for m in members if m in out}
@@ -261,13 +260,13 @@ class Suspicions:
   def _find_due(
       self, by: str, whom: str, edge: Edge, *, is_lone: bool = False
   ) -> float:
-    """Returns when an edge has waited for others."""
+    """Returns the time at which an edge has waited long enough."""
     waits = (self._end_wait_secs.get(end, -math.inf) for end in (by, whom))
     since_secs = max(edge.first_secs, self._wait_secs, *waits)
     return since_secs + self._grace(edge, is_lone=is_lone)
 
   def _is_due(self, now: float) -> bool:
-    """Returns whether any edge may have waited for others."""
+    """Returns whether any edge may have waited long enough."""
     if now >= self._due_secs:
       self._due_secs = min(
           (
@@ -285,7 +284,7 @@ class Suspicions:
     return edge is not None and edge.is_certain
 
   def _find_sure(self, members: Collection[str]) -> set[str]:
-    """Returns of whom most who may know are certain, not of a broken link."""
+    """Returns members of whose death most possible witnesses are certain."""
     own = self.of(self._me)
     refused = {m for m in members if m in own and own[m].is_certain}
     if not refused:
@@ -311,7 +310,7 @@ class Suspicions:
 def _find_lone(
     edges: Collection[tuple[str, str]],
 ) -> set[tuple[str, str]]:
-  """Returns the edges of which neither end has another."""
+  """Returns the edges whose ends have no other edge."""
   degrees = _count_edges({frozenset(ends) for ends in edges})
   return {ends for ends in edges if max(degrees[e] for e in ends) == 1}
 
@@ -329,10 +328,10 @@ def _is_needed(
     members: list[str],
     suspected: Collection[str],
 ) -> bool:
-  """Returns whether a cover has a member also without its young edges.
+  """Returns whether a cover needs a member even without its young edges.
 
-  When one that was cut off is back, its links mend one after the other: the
-  last ones must not add up with the dead, whom all others suspect as well.
+  When a member is no longer cut off, its links mend one after another: the last
+  broken ones must not add up with edges to the dead, which all others have.
   """
   if not any(member in pair for pair in young):
     return True
@@ -345,7 +344,7 @@ def _cover(
     members: list[str],
     suspected: Collection[str],
 ) -> set[str]:
-  """Returns few members that cover all edges, the most accused first."""
+  """Returns a small vertex cover of the edges, the most accused first."""
   out, pairs = set(), {frozenset(e) for e in edges}
   ranks = {m: (m in suspected, rank) for rank, m in enumerate(members)}
   while pairs:

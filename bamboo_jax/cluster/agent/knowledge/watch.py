@@ -1,8 +1,8 @@
 """Watches the other agents, and the agent's own worker.
 
-The worker is a process of the same machine, so the cause of its silence is
-known: if it is stopped, the shortest limit holds; if it waits for a processor,
-as it may for seconds on a crowded machine, the longest.
+The worker runs on the same machine, so the cause of its silence is known: for a
+stopped process the shortest limit holds, for one that waits for a processor,
+which may take seconds under load, the longest.
 """
 
 from collections.abc import Collection
@@ -12,24 +12,24 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster import views
 
-_AWAY_BEATS = 5  # Who has missed so many had no time itself.
-_QUIET = 4.0  # Of a silence that is too long, this part is quiet.
-_MOST_BEATS = 2  # That count of the time between two looks.
+_AWAY_BEATS = 5  # After as many missed beats this agent was suspended itself.
+_QUIET = 4.0  # Quiet: silent for this part of the limit.
+_MOST_BEATS = 2  # Beats that count between two looks.
 
 
 class Watch:
-  """Records signs of life, and finds who has been silent for too long."""
+  """Records heartbeats, and finds agents that are silent for too long."""
 
   def __init__(self, limits: detection.Limits) -> None:
     self._limits = limits
     self._agents: dict[str, detection.Silence] = {}
-    self._heard: dict[str, float] = {}  # The last signs of life, if any.
-    self._ended: dict[str, float] = {}  # Those of workers that have ended.
-    self._expected: Collection[str] | None = None  # Who beats; None for all.
-    self._unheard: set[str] = set()  # Those who do since a while only.
+    self._heard: dict[str, float] = {}  # Last heartbeats, if any.
+    self._ended: dict[str, float] = {}  # The last ones of ended workers.
+    self._expected: Collection[str] | None = None  # None for all.
+    self._unheard: set[str] = set()  # Expected only since recently.
     self._stalls: dict[str, stalls_lib.Stall] = {}
     self._stall: stalls_lib.Stall | None = None
-    self._awake_secs = 0.0  # Time up to the last look, as far as it counts.
+    self._awake_secs = 0.0  # Time up to the last look, without suspensions.
     self._ticked_secs = 0.0
     self._progress = -1
     self._is_waiting = True
@@ -47,11 +47,11 @@ class Watch:
     )
 
   def note_worker(self, now: float) -> None:
-    """Records a sign of life of the worker."""
+    """Records a heartbeat of the worker."""
     self._heard_secs = self._worker_secs = now
 
   def worker_silent_secs(self, now: float) -> float:
-    """Returns for how long the worker has given no sign of life."""
+    """Returns the time since the last heartbeat of the worker."""
     return now - self._worker_secs
 
   def note_progress(self, beat: messages.WorkerBeat, now: float) -> None:
@@ -64,13 +64,13 @@ class Watch:
     self._stall = beat.stall
 
   def note_view(self, now: float) -> None:
-    """Records a new view, in which all may go on; forgets why they did not."""
+    """Records a new view, in which all can continue; forgets stalls."""
     self._work.excuse(now)
     self._stalls.clear()
     self._stall = None
 
   def add(self, incarnation: str, now: float) -> None:
-    """Begins to watch an agent, once."""
+    """Starts to watch an agent, unless it is watched."""
     if incarnation not in self._agents:
       self._agents[incarnation] = detection.Silence(
           self.awake(now),
@@ -80,14 +80,14 @@ class Watch:
       )
 
   def drop(self, incarnation: str) -> None:
-    """Watches an agent no longer."""
+    """Stops to watch an agent."""
     for table in (self._agents, self._heard, self._ended):
       table.pop(incarnation, None)
     self._unheard.discard(incarnation)
     self._stalls.pop(incarnation, None)
 
   def expect(self, incarnations: Collection[str] | None, now: float) -> None:
-    """Whose signs of life are due from now on, by default those of all."""
+    """Sets the agents that send heartbeats from now on; None for all."""
     now, former = self.awake(now), self._due()
     if incarnations != self._expected:
       self._expected = incarnations
@@ -104,7 +104,7 @@ class Watch:
     return self._expected is None or incarnation in self._expected
 
   def note(self, incarnation: str, now: float) -> None:
-    """Records a sign of life of an agent."""
+    """Records a heartbeat of an agent."""
     if (silence := self._agents.get(incarnation)) is None:
       return
     self._heard[incarnation] = now
@@ -115,14 +115,15 @@ class Watch:
       silence.excuse(self.awake(now))
 
   def note_end(self, incarnation: str, now: float, silent_secs: float) -> None:
-    """Records that the worker of an agent has ended, silent since then."""
+    """Records the end of an agent's worker, and since when it was silent."""
     if incarnation in self._agents:
       self._ended[incarnation] = now - silent_secs
 
   def silent_secs(self, incarnation: str, now: float) -> float | None:
     """Returns for how long a node was silent; None if it was never heard.
 
-    That is its worker if its agent has outlived it. Nothing is excused.
+    If the agent has outlived its worker, the worker counts. Includes excused
+    silence.
     """
     heard_secs = self._ended.get(incarnation, self._heard.get(incarnation))
     return None if heard_secs is None else now - heard_secs
@@ -135,13 +136,13 @@ class Watch:
   def note_stall(
       self, incarnation: str, stall: stalls_lib.Stall | None
   ) -> None:
-    """Records the stall that another agent reports, None for none."""
+    """Records a stall that another agent reports; None if there is none."""
     self._stalls.pop(incarnation, None)
     if stall is not None:
       self._stalls[incarnation] = stall
 
   def stall(self, now: float) -> stalls_lib.Stall | None:
-    """Returns the stall of the worker, on purpose or too long; else None."""
+    """Returns the stall of the worker if deliberate or too long, else None."""
     return self._stall if self._is_waiting or self._work.is_over(now) else None
 
   def was_away(self, now: float) -> bool:
@@ -149,14 +150,14 @@ class Watch:
     return now - self._ticked_secs > _AWAY_BEATS * self._limits.heartbeat_secs
 
   def tick(self, now: float) -> None:
-    """Records a look around; what was missed while away counts for little."""
+    """Records a look; time in which this agent was suspended counts little."""
     if self.was_away(now):
       self._heard_secs = now
       self._work.excuse(now)
     self._awake_secs, self._ticked_secs = self.awake(now), now
 
   def awake(self, now: float) -> float:
-    """Returns the time, on a clock that stands still while this is away."""
+    """Returns the time, on a clock that stops while this agent is suspended."""
     most_secs = _MOST_BEATS * self._limits.heartbeat_secs
     return self._awake_secs + min(now - self._ticked_secs, most_secs)
 
@@ -168,7 +169,7 @@ class Watch:
       me: views.Member,
       is_stopped: bool,
   ) -> str:
-    """Returns why the worker must be taken for dead; "" if it need not."""
+    """Returns why the worker counts as dead; "" if it does not."""
     silent_secs = now - self._heard_secs
     if silent_secs > self._patience_secs:
       return f"its worker was silent for {self._patience_secs:.1f} s"
@@ -183,7 +184,7 @@ class Watch:
     return "its worker made no progress, and all others waited for it"
 
   def find_silent(self, now: float) -> dict[str, str]:
-    """Returns the agents that have said nothing for too long, and why."""
+    """Returns the agents that are silent for too long, with reasons."""
     now = self.awake(now)
     return {
         incarnation: f"its agent was silent for {silence.limit_secs:.1f} s"
@@ -192,12 +193,12 @@ class Watch:
     }
 
   def find_quiet(self, now: float) -> list[str]:
-    """Returns the agents that say less than they should; nobody is dead yet."""
+    """Returns agents with overdue heartbeats, not yet silent for too long."""
     unheard = self._unheard
     return [i for i in self._due() if i in unheard or self.is_quiet(i, now)]
 
   def is_quiet(self, incarnation: str, now: float) -> bool:
-    """Whether an agent says less than it should."""
+    """Whether heartbeats of an agent are overdue."""
     silence = self._agents.get(incarnation)
     if silence is None or not self._is_due(incarnation):
       return False

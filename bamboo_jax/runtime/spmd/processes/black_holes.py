@@ -1,9 +1,9 @@
 """Names links that drop large packets without telling the sender.
 
-A tunnel or a switch may carry less than both ends believe. Agents, whose
-packets are small, reach each other then, and what their workers transfer is
-sent again for ever: the run stands still, or a healthy node is left out for
-that, and after it those that replace it.
+A tunnel or a switch may have a smaller MTU than both ends assume. Agents, whose
+packets are small, still reach each other, while the transfers of their workers
+are retransmitted forever: the run hangs, or healthy nodes are removed one after
+the other.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,11 @@ import time
 
 from absl import logging
 
-# The beginning of `tcp_info` of Linux: the third byte counts the timeouts in a
-# row, and the third and the fifth number are the size of a segment, and how
-# many are not acknowledged.
+# The start of Linux's `tcp_info`: the third byte counts consecutive timeouts;
+# the third and the fifth number are the segment size and the number of
+# unacknowledged segments.
 INFO = struct.Struct("8B5I")
-_LEAST_TIMEOUTS = 5  # Each takes twice as long as the last: 6 s or more.
+_LEAST_TIMEOUTS = 5  # Each is twice the last: 6 s or more.
 _SMALL_BYTES = 1220  # Any link carries packets of this size.
 _LOOK_SECS = 2.0
 
@@ -24,7 +24,10 @@ Ends = tuple[str, str]  # Addresses of this host and another.
 
 
 def is_stuck(info: bytes) -> bool:
-  """Whether a connection with this `tcp_info` sends large packets in vain."""
+  """Returns whether a connection retransmits large packets in vain.
+
+  `info` is its `tcp_info`.
+  """
   fields = INFO.unpack(info)
   timeouts, segment_bytes, num_unacknowledged = (
       fields[2],
@@ -36,7 +39,7 @@ def is_stuck(info: bytes) -> bool:
 
 
 def watch(find_stuck: Callable[[], set[Ends]]) -> None:
-  """Warns of each link for which it is so; never returns."""
+  """Warns of each stuck link; never returns."""
   known: set[Ends] = set()
   while True:
     time.sleep(_LOOK_SECS)

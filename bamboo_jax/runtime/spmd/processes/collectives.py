@@ -1,4 +1,4 @@
-"""The duties of a member for programs over several processes."""
+"""The part of a cohort's member in collectives over several processes."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -11,15 +11,15 @@ from bamboo_jax.runtime.spmd.processes import settle as settle_lib
 from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.schedule import channel as channel_lib
 
-_MOST_SOCKETS = 512  # Of one node for others that it may need.
+_MOST_SOCKETS = 512  # Other nodes that one node may connect to.
 
 
 class Collectives:
   """Collective transfers with other processes.
 
   Attributes:
-    log: All of them pass it.
-    devices: Of all nodes there may ever be, by number.
+    log: Records all of them.
+    devices: The devices of all nodes that may ever exist, by number.
   """
 
   def __init__(
@@ -35,10 +35,10 @@ class Collectives:
       rows: engine_lib.Engine,
       answer: Callable[[channel_lib.Channel], None],
   ) -> None:
-    """Called once, first.
+    """Sets the engine; called once, before anything else.
 
     Args:
-      rows: Knows who owns and shadows which stage.
+      rows: Has the owners and shadows of each stage.
       answer: Ends a segment that other processes have begun; blocks.
     """
     self._rows, self._answer = rows, answer
@@ -58,10 +58,10 @@ class Collectives:
         self._answer(channel)
 
   def connect(self, *, ahead: bool) -> int:
-    """Connects nodes of the same ring; returns how many groups here.
+    """Connects the nodes of each ring; returns the number of local groups.
 
-    If `ahead` also those of the rings after one death. All members call it at
-    once. Raises as a transfer does if a node is gone.
+    With `ahead` also those of the rings after one death. All members must call
+    it at once. Raises as a transfer does if a node has died.
     """
     groups = self._find_groups(ahead=ahead)
     for group in groups:
@@ -77,7 +77,7 @@ class Collectives:
     ]
 
   def keep(self, alive: Collection[int]) -> None:
-    """Drops what joins nodes to the dead."""
+    """Drops connections and programs that involve dead nodes."""
     self._preconnections.keep(alive)
 
   def _find_groups(self, *, ahead: bool) -> list[tuple[int, ...]]:

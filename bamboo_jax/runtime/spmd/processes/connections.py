@@ -1,10 +1,10 @@
 """Breaks the connections of transfers with nodes that are gone.
 
 A transfer with a process that has died ends with an error, but one with a node
-that only fell silent never ends, and neither does one in which both neighbours
-of this process live. JAX cannot abort a transfer. So it is noted here which
-connections come with the first transfer between some nodes, and if one of them
-is gone, those are shut down.
+that only fell silent never ends, and neither does one whose two neighbours of
+this process live. JAX cannot abort a transfer. So this module records which
+connections are opened during the first transfer between some nodes, and shuts
+them down when one of the nodes is gone.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -18,12 +18,12 @@ from bamboo_jax.runtime.spmd.processes import black_holes
 
 _NO_TIMEOUT = bytes(struct.calcsize("ll"))
 
-# Number of an open file, and what tells it from others that have had it.
+# File descriptor, and the inode that tells it from earlier uses of the number.
 _Socket = tuple[int, int]
 
 
 class Connections:
-  """The sockets of this process by the nodes that they connect."""
+  """The sockets of this process, by the nodes that they connect."""
 
   def __init__(self) -> None:
     self._lock = threading.Lock()
@@ -33,7 +33,7 @@ class Connections:
 
   @contextlib.contextmanager
   def record(self, ends: Iterable[int]) -> Iterator[None]:
-    """Takes those of gloo that are opened meanwhile for those of `ends`."""
+    """Attributes Gloo's sockets opened inside the context to `ends`."""
     with self._lock:
       self._ends, self._before = frozenset(ends), _find_open()
     try:
@@ -44,21 +44,21 @@ class Connections:
         self._ends = frozenset()
 
   def cut(self, alive: Collection[int]) -> int:
-    """Shuts down those that connect others than `alive`; returns how many."""
+    """Shuts down connections to nodes not in `alive`; returns their number."""
     with self._lock:
       self._record()
       gone = [ends for ends in self._found if not ends <= set(alive)]
       return sum(_shut_down(s) for e in gone for s in self._found.pop(e))
 
   def cut_new(self) -> None:
-    """Shuts down those that have been opened since `record`, if it goes on."""
+    """Shuts down connections opened since `record`, if it is still active."""
     with self._lock:
       self._record()
       for found in self._found.pop(self._ends, ()):
         _shut_down(found)
 
   def find_stuck(self) -> set[black_holes.Ends]:
-    """Returns the links of those that send large packets in vain."""
+    """Returns the links that retransmit large packets in vain."""
     with self._lock:
       known = set().union(*self._found.values())
     return {ends for found in known if (ends := _find_stuck(found))}
@@ -76,7 +76,7 @@ def _find_open() -> set[_Socket]:
     try:
       target = os.readlink(f"/proc/self/fd/{name}")
     except OSError:
-      continue  # It has been closed.
+      continue  # Closed meanwhile.
     if target.startswith("socket:"):
       found.add((int(name), int(target[len("socket:[") : -1])))
   return found
@@ -84,19 +84,20 @@ def _find_open() -> set[_Socket]:
 
 @contextlib.contextmanager
 def _duplicate(found: _Socket) -> Iterator[socket.socket]:
-  """Gives another handle of a socket; `OSError` if it is gone."""
+  """Yields a second handle of a socket; `OSError` if it is gone."""
   number, inode = found
   with socket.socket(fileno=os.dup(number)) as duplicate:
     if os.fstat(duplicate.fileno()).st_ino != inode:
-      raise OSError("The number has a new owner.")
+      raise OSError("The file descriptor was reused for another socket.")
     yield duplicate
 
 
 def _is_of_gloo(found: _Socket) -> bool:
-  """Returns whether gloo has opened it, and not some other thread.
+  """Returns whether Gloo opened a socket, and not another thread.
 
-  Once connected, it alone has the kernel end what takes too long to read;
-  Python and gRPC wait by other means. Before that, it cannot be told.
+  Of the sockets of this process only connected ones of Gloo set a kernel
+  timeout; Python and gRPC wait by other means. Before the connection it cannot
+  be told.
   """
   try:
     with _duplicate(found) as duplicate:
@@ -123,7 +124,7 @@ def _find_stuck(found: _Socket) -> black_holes.Ends | None:
     info = duplicate.getsockopt(*option, black_holes.INFO.size)
     if black_holes.is_stuck(info):
       return duplicate.getsockname()[0], duplicate.getpeername()[0]
-  return None  # Or it has been closed.
+  return None  # Or closed meanwhile.
 
 
 def _shut_down(found: _Socket) -> bool:
@@ -132,5 +133,5 @@ def _shut_down(found: _Socket) -> bool:
     with _duplicate(found) as duplicate:
       duplicate.shutdown(socket.SHUT_RDWR)
   except OSError:
-    return False  # It has been closed, or was never connected.
+    return False  # Closed meanwhile, or never connected.
   return True

@@ -1,14 +1,14 @@
-"""What JAX knows of other processes: a coordination service in each.
+"""A coordination service of JAX in each process.
 
-JAX has all processes connect to one service, which must not die, and fixes how
-many they are at the start. Here each process has a service of its own, on a
-Unix socket that no other user can reach. It knows beforehand the devices of
-all nodes that a run may ever have, as the number of a device follows from that
-of its node; so any node may come and go. JAX asks it for nothing else but the
-addresses of those that it connects to, which processes tell each other, see
+JAX has all processes connect to one service, which must not die, and fixes
+their number at the start. Here each process has a service of its own, on a Unix
+socket that no other user can reach. It knows beforehand the devices of all
+nodes that a run may ever have, because a node's number determines that of its
+device; so any node may join or leave. JAX uses the service only for the
+addresses of processes to connect to, which the processes exchange, see
 `rendezvous`.
 
-Whatever spans all processes of JAX would wait for ever. Programs name their
+A program over all processes of JAX would wait forever. Programs name their
 devices.
 """
 
@@ -22,24 +22,24 @@ from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.wire import endpoints
 
-_DEVICES_PER_PROCESS = 2048  # Numbers that XLA:CPU sets apart for each.
+_DEVICES_PER_PROCESS = 2048  # Numbers that XLA:CPU reserves for each.
 _GLOBAL_TOPOLOGY = "cpu:global_topology/cpu"
 
 
 def connect(number: int, *, host: str = "127.0.0.1") -> None:
-  """Makes this process that of a node; call before JAX is asked for devices.
+  """Makes this process that of a node; call before JAX starts.
 
   Args:
-    number: Of the node; its process is the next, as process 0 would wait for
-      all others.
-    host: Where other processes reach this one for transfers.
+    number: Number of the node; its process has the next one, because process 0
+      would wait for all others.
+    host: Numeric address at which other processes reach this one.
   """
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   client = start_service()
   num_processes = views.MAX_NODES + 1
   topologies = [_field(1, _local_topology(p)) for p in range(num_processes)]
   client.key_value_set_bytes(_GLOBAL_TOPOLOGY, b"".join(topologies))
-  # Gloo would take any address of a name.
+  # Otherwise Gloo would take any address of a host name.
   numeric = addresses.find(host, 0)[1][0]
   compat.connect_cpu_backend(number + 1, num_processes, client, host=numeric)
   devices_lib.transfer_devices()
@@ -60,7 +60,7 @@ def start_service() -> Any:
 
 
 def devices_by_node() -> dict[int, jax.Device]:
-  """Returns the device that transfers join of each node there may ever be."""
+  """Returns the transfer device of each node that may ever exist."""
   devices = {}
   for device in devices_lib.transfer_devices():
     devices.setdefault(device.process_index - 1, device)
@@ -69,7 +69,7 @@ def devices_by_node() -> dict[int, jax.Device]:
 
 
 def node_of(device: int) -> int:
-  """Returns the node that has a device, by number."""
+  """Returns the number of the node that has a device."""
   return device // _DEVICES_PER_PROCESS - 1
 
 
@@ -77,7 +77,7 @@ def _local_topology(process: int) -> bytes:
   """Returns the protobuf in which a process describes its device.
 
   These are the fields of `LocalTopologyProto` and `DeviceProto` that XLA:CPU
-  fills in.
+  sets.
   """
   number = process * _DEVICES_PER_PROCESS
   device = _number(4, number)

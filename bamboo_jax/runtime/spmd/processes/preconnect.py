@@ -1,9 +1,8 @@
-"""Connects nodes that will have to talk if one of the others dies.
+"""Connects nodes that must communicate if one of the others dies.
 
 XLA connects the devices of a program when it first runs. That takes time, so
-nodes that may come to need each other meet before, in a program that does
-nothing; whatever runs on the same devices in the same order later finds the
-connections.
+nodes that may need each other connect ahead, in a trivial program; later
+programs on the same devices in the same order reuse the connections.
 """
 
 import collections
@@ -20,7 +19,7 @@ from bamboo_jax.schedule import channel as channel_lib
 
 
 class Preconnections:
-  """The connections that this process takes part in."""
+  """The connections that this process is part of."""
 
   def __init__(
       self, devices: Mapping[int, jax.Device], log: transfer_log.TransferLog
@@ -38,17 +37,17 @@ class Preconnections:
     return any(local) and not all(local)
 
   def compile(self, nodes: tuple[int, ...]) -> Callable[[], jax.Array]:
-    """Returns the program that connects some nodes."""
+    """Returns the compiled program that connects some nodes."""
     if program := self._programs.get(nodes):
       return program
     program = _make_program([self._devices[node] for node in nodes])
     return self._programs.setdefault(nodes, program)
 
   def connect(self, nodes: tuple[int, ...]) -> None:
-    """Connects to the others of `nodes`, who have to do it too; blocks.
+    """Connects to the others of `nodes`, which must call it too; blocks.
 
-    All connect in one global order. Raises `transfer_log.StoppedError`, or what
-    JAX does if one of them is gone.
+    All connect in one global order. Raises `transfer_log.StoppedError`, or
+    JAX's error if one of them is gone.
     """
     program = self.compile(nodes)
     channel = channel_lib.Channel("meet", nodes)
@@ -64,7 +63,7 @@ class Preconnections:
     self._log.run(channel, program)
 
   def keep(self, alive: Collection[int]) -> None:
-    """Drops what connects others than `alive`."""
+    """Drops the connections to nodes that are not in `alive`."""
     is_alive = frozenset(alive).issuperset
     for nodes in [n for n in self._programs if not is_alive(n)]:
       del self._programs[nodes]
@@ -77,11 +76,12 @@ def choose_groups(
     *,
     most: int,
 ) -> set[tuple[int, ...]]:
-  """Returns those of `later` that fit; all nodes choose the same.
+  """Returns the groups of `later` that fit; the same on all nodes.
 
-  A node of a group has a socket for each other one, and at most `most` with
-  those that it needs `now`. Groups left out connect when they are needed: one
-  sum after each death of many pipelines takes as many sockets as their square.
+  A node needs one socket to each other node of its groups; with those of `now`
+  it may have at most `most`. Omitted groups connect when they are needed: the
+  sums after each possible death of many pipelines would need a quadratic number
+  of sockets.
   """
   counts = collections.Counter(n for g in now for n in g for _ in g[1:])
   found = set()

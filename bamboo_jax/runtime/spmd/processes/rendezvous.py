@@ -1,22 +1,23 @@
 """How processes that connect learn each other's addresses.
 
-Before the first transfer between some processes Gloo, in each of them, writes
-its address into JAX's coordination service, and waits for those of the others.
-Each process has a service of its own, so a thread here carries addresses over:
+Before the first transfer between some processes, Gloo in each of them writes
+its address to JAX's coordination service, and waits for those of the others.
+Each process has a service of its own, so a thread here copies the addresses:
 
      node 0        service of 0         service of 1        node 1
-    1. |<======== each says that it is here, and waits ========>|
+    1. |<======== each announces itself, and waits ============>|
     2. | address of 0 -->|                    |<-- address of 1 |
     3. | waits for that of 1                waits for that of 0 |
     4. |<======== each offers its own, and fetches ============>|
     5. |<-- that of 1 ---|                    |--- that of 0 -->|
     6. |<---------------- Gloo connects ----------------------->|
 
-Gloo waits for half a minute, and those who have met in vain can never meet
-again; so nobody enters it before all are there. One that has died meanwhile
-offers no address. An address of another kind, in place of it, ends the wait of
-Gloo at once, with an exception. Who has all addresses may wait for the dead to
-call, or for one who has given up: then this process itself calls, and hangs up.
+Gloo waits for half a minute, and processes that failed to connect can never
+connect again; so no process enters Gloo before all are there. A process that
+has died since offers no address. An address of another family instead of it
+ends Gloo's wait at once, with an exception. A process that has all addresses
+may wait for a call from a dead node, or from one that gave up: then this
+process calls itself, and hangs up.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,18 +36,18 @@ from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.spmd.processes import coordination
 from bamboo_jax.runtime.wire import ordered_sum
 
-_KEYS = "cpu:gloo/"  # Followed by the devices, "/", and the rank of one.
+_KEYS = "cpu:gloo/"  # Followed by the devices, "/", and a rank.
 _LEAST_SECS, _MOST_SECS = 0.001, 0.02  # Between two looks at the service.
 _AGAIN_SECS = 0.05
 _CALL_SECS = 5.0
 
 
 class Rendezvous:
-  """Carries addresses between the process of node `number` and others.
+  """Copies addresses between the process of node `number` and others.
 
   Args:
-    exchange: Joins this process with others.
-    is_lost: Whether a node is gone for good.
+    exchange: Connects this process with others.
+    is_lost: Whether a node is gone permanently.
   """
 
   def __init__(
@@ -67,11 +68,12 @@ class Rendezvous:
   def meet(
       self, nodes: Sequence[int], cut: Callable[[], None]
   ) -> Iterator[None]:
-    """Lets this process connect with others meanwhile, if it has not yet.
+    """Lets this process connect with others inside the context.
 
-    Waits until all of `nodes`, in the order of their devices, have come to meet
-    each other too; raises `ConnectionError` if one of them is lost before. If
-    that happens later, it calls `cut` to break the new connections.
+    Does nothing if they are connected. Blocks until all of `nodes`, in the
+    order of their devices, have arrived; raises `ConnectionError` if one of
+    them is lost before. If one is lost later, calls `cut` to break the new
+    connections.
     """
     group = tuple(nodes)
     self._forget_lost()
@@ -94,16 +96,18 @@ class Rendezvous:
       for node in others:
         self._exchange.receive(node, here)
     except (base.AttemptOverError, base.PeerRemovedError) as error:
-      raise ConnectionError(f"Nodes {others} cannot meet: {error}") from error
+      raise ConnectionError(
+          f"Nodes {others} cannot connect: {error}"
+      ) from error
 
   def _look(self, over: threading.Event, cut: Callable[[], None]) -> None:
-    """Carries each address that Gloo writes."""
+    """Copies each address that Gloo writes."""
     pause_secs = _LEAST_SECS
     while not over.wait(pause_secs):
       pause_secs = min(1.2 * pause_secs, _MOST_SECS)
       values = compat.coordination_values(_KEYS)
       if over.is_set():
-        return  # They may be of the next meeting, which has its own `over`.
+        return  # They may belong to the next meeting, which has its own `over`.
       for key, address in values.items():
         with self._lock:
           is_new = key not in self._seen
@@ -131,33 +135,33 @@ class Rendezvous:
         (found,) = self._exchange.receive(node, key)
         found = found.tobytes()
       except (base.AttemptOverError, base.PeerRemovedError):
-        found = make_unusable(address)  # Live nodes do not join with the dead.
+        found = make_unusable(address)  # A dead node is not called.
       compat.set_coordination_value(key, found)
     while not (over.wait(_AGAIN_SECS) or any(map(self._is_lost, group))):
       pass
     if not over.is_set():
       _end_waits(address)
     while not over.wait(_AGAIN_SECS):
-      cut()  # Of those who have given up, too, which it has reached since.
+      cut()  # Also connections to processes that have given up.
 
   def _forget_lost(self) -> None:
-    """Drops what was kept for groups that have lost a node."""
+    """Drops the data of groups that have lost a node."""
     with self._lock:
       lost = {g for g in self._met if any(map(self._is_lost, g))}
       self._met -= lost
 
 
 def parse_key(key: str) -> tuple[list[int], int]:
-  """Returns the nodes that connect, and the place of one among them."""
+  """Returns the nodes that connect, and the rank of one among them."""
   devices, _, rank = key.removeprefix(_KEYS).rpartition("/")
   group = [coordination.node_of(int(device)) for device in devices.split(",")]
   return group, int(rank)
 
 
 def make_unusable(address: bytes) -> bytes:
-  """Returns a process's address, of a kind that others refuse.
+  """Returns a process's address, of a family that others reject.
 
-  Raises `ValueError` if it is none.
+  Raises `ValueError` if `address` is not an address of Gloo.
   """
   start, _, family = _find_parts(address)
   is_ipv4 = family == socket.AF_INET
@@ -166,9 +170,9 @@ def make_unusable(address: bytes) -> bytes:
 
 
 def parse_address(address: bytes) -> tuple[tuple[str, int], list[int]]:
-  """Returns where a process listens, and the number of each who may call.
+  """Returns where a process listens, and the number of each valid caller.
 
-  Raises `ValueError` if it is no address.
+  Raises `ValueError` if `address` is not an address of Gloo.
   """
   start, end, family = _find_parts(address)
   (port,) = struct.unpack_from("!H", address, start + 2)
@@ -181,8 +185,8 @@ def parse_address(address: bytes) -> tuple[tuple[str, int], list[int]]:
 def _find_parts(address: bytes) -> tuple[int, int, int]:
   """Returns where `sockaddr_storage` begins and ends, and its family.
 
-  An address of Gloo is the host name and `sockaddr_storage`, each after its
-  length, and numbers of 8 bytes.
+  An address of Gloo consists of the host name and `sockaddr_storage`, each
+  after its length, and of 8-byte integers.
   """
   try:
     (name_length,) = struct.unpack_from("<Q", address)
@@ -198,14 +202,14 @@ def _find_parts(address: bytes) -> tuple[int, int, int]:
 
 
 def _end_waits(address: bytes) -> None:
-  """Calls this process in the name of each it may wait for, and hangs up."""
+  """Calls this process in the name of each awaited peer, and hangs up."""
   place, numbers = parse_address(address)
   for number in numbers:
     try:
       with socket.create_connection(place, _CALL_SECS) as caller:
         caller.sendall(struct.pack("<q", number))
-    except OSError as error:  # Gloo has just ended by itself.
-      logging.warning("Nobody listens at %s:%d: %s", *place, error)
+    except OSError as error:  # Gloo has just given up by itself.
+      logging.warning("No process listens at %s:%d: %s", *place, error)
 
 
 def _start(work: Callable[..., None], *args: Any) -> None:

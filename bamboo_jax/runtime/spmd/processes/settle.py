@@ -1,18 +1,18 @@
-"""Brings transfers between live nodes to an end when a step is interrupted.
+"""Ends transfers between live nodes when a step is interrupted.
 
 A transfer takes both ends, and a device runs its transfers in the order in
 which they were begun. So a node that has begun one waits until the other end
-has begun it too; if that was interrupted, it has to answer, without data. Who
-answers where, and in which order, follows from what all live nodes have begun
-since they were last settled. Pure.
+begins it too; if the other end was interrupted, it has to answer without data.
+Which nodes answer, and in which order, follows from the transfers that all live
+nodes have begun since they were last settled. Pure.
 
      node 0          node 1          node 2
         | a (0,1) begun |               x dies
-        | - - - - - - > |  has stopped before it began a
-    1.  |<=========== begun ==========>|  each says what it has begun
+        | - - - - - - > |  was stopped before it began a
+    1.  |<=========== begun ==========>|  each sends its begun transfers
     2.  | find_unanswered, the same everywhere: node 1 answers a
     3.  |<------ a ---- |  without data; node 0 drops it
-    4.  settled: a device of a live node waits for nobody
+    4.  settled: no device of a live node waits
 """
 
 import collections
@@ -32,11 +32,11 @@ def find_unanswered(
   """Returns the transfers that each node has to answer, in order.
 
   The rows of all nodes are projections of one order, so there is an order that
-  agrees with what every node has begun and with what it answers afterwards;
-  nodes that keep to one never wait for each other in a circle.
+  agrees with what every node has begun and with its later answers; nodes that
+  follow the same one never wait for each other in a cycle.
 
-  All transfers of a node that was settled longer ago than another have ended,
-  as the other knows. Those with a dead end are ignored.
+  If nodes were settled at different times, the transfers of the one settled
+  earlier have all ended. Transfers with a dead end are ignored.
   """
   settled = max(b.since for b in begun.values())
   rows = {
@@ -63,7 +63,7 @@ def _number(
     channels: Iterable[channel_lib.Channel],
     live: Mapping[int, channel_lib.Begun],
 ) -> list[_Entry]:
-  """Returns each channel of live ends with how often it came before."""
+  """Numbers the channels of live ends by how often each occurred before."""
   counts = collections.Counter[channel_lib.Channel]()
   numbered = []
   for channel in channels:

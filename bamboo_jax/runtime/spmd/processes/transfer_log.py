@@ -1,8 +1,9 @@
-"""Records which transfers this process begins, and can stop it from doing so.
+"""Records the transfers that this process begins, and can stop new ones.
 
-A transfer that has been begun ends only when the other end begins it too. When
-a node has died, those that are left stop where they are, tell each other what
-they have begun, and answer what is left; see `spmd.processes.settle`.
+A transfer that has begun ends only when the other end begins it too. After a
+death the remaining nodes stop where they are, exchange the lists of transfers
+that they have begun, and answer the unmatched ones; see
+`spmd.processes.settle`.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -18,16 +19,16 @@ from bamboo_jax.schedule import channel as channel_lib
 
 
 class StoppedError(RuntimeError):
-  """Nothing new may begin until it is decided how to go on."""
+  """No transfer may begin until recovery has decided how to continue."""
 
 
 class TransferLog:
-  """Passed by all transfers to other processes; safe in any thread.
+  """Every transfer to another process is recorded here; thread-safe.
 
   Args:
-    meet: Makes what helps nodes to connect while the first transfer between
-      them runs, and may break the connections made meanwhile by a call of its
-      second argument; by default nothing.
+    meet: Makes a context that helps nodes to connect during the first transfer
+      between them. It may call its second argument to break connections made
+      since then. By default it does nothing.
   """
 
   def __init__(
@@ -47,16 +48,19 @@ class TransferLog:
     self._connections = connections_lib.Connections()
 
   def begin(self, channel: channel_lib.Channel) -> None:
-    """Records a transfer that begins now; may raise `StoppedError`."""
+    """Records a transfer that begins now.
+
+    Raises `StoppedError` if transfers are stopped.
+    """
     with self._lock:
       self.check()
       self._begun.append(channel)
 
   def answer(self, channel: channel_lib.Channel) -> None:
-    """Records a transfer that begins only to end that of another node.
+    """Records a transfer that begins only to end another node's.
 
-    Raises `StoppedError` if a newer view has asked what had begun: there it
-    would be owed again.
+    Raises `StoppedError` if a newer view has already listed the begun
+    transfers: that view would demand the answer again.
     """
     with self._lock:
       if self._answers_for < self._stopped_for:
@@ -64,16 +68,16 @@ class TransferLog:
       self._begun.append(channel)
 
   def answer_for(self, view: int) -> None:
-    """Records that answers from now on are those that a view owes."""
+    """Attributes later answers to `view`."""
     with self._lock:
       self._answers_for = view
 
   def run(
       self, channel: channel_lib.Channel, transfer: Callable[[], base.PyTree]
   ) -> base.PyTree:
-    """Returns the result of a transfer that has been recorded.
+    """Runs a recorded transfer and returns its result.
 
-    The first one of a channel makes a connection, so it is waited for.
+    The first transfer of a channel makes a connection, so it blocks until done.
     """
     if channel in self._connected:
       return transfer()
@@ -85,7 +89,7 @@ class TransferLog:
     return result
 
   def check(self) -> None:
-    """Raises `StoppedError` if nothing may begin."""
+    """Raises `StoppedError` if transfers are stopped."""
     with self._lock:
       if self._is_stopped:
         raise StoppedError("Stopped by a new view.")
@@ -93,9 +97,9 @@ class TransferLog:
   def stop(
       self, view: int, *, alive: Collection[int] | None = None
   ) -> channel_lib.Begun:
-    """Stops what has not begun; returns what has since all was settled.
+    """Stops new transfers; returns those begun since the last `settle`.
 
-    With `alive`, the members of `view`, transfers with others fail.
+    With `alive`, the members of `view`, transfers with other nodes fail.
     """
     with self._lock:
       self._is_stopped = True
@@ -108,7 +112,7 @@ class TransferLog:
     return self.begun()
 
   def resume(self, view: int) -> None:
-    """Lets transfers begin in a view, unless a newer one has stopped them."""
+    """Allows transfers again, unless a view newer than `view` stopped them."""
     with self._lock:
       self._is_stopped = view < self._stopped_for
 
@@ -117,12 +121,12 @@ class TransferLog:
     return self._connections.find_stuck()
 
   def begun(self) -> channel_lib.Begun:
-    """Returns what has begun since all was settled."""
+    """Returns the transfers begun since the last `settle`."""
     with self._lock:
       return channel_lib.Begun(self._since, tuple(self._begun))
 
   def settle(self, view: int, step: int) -> None:
-    """Records that all that was begun has ended everywhere."""
+    """Records that every transfer begun so far has ended on all nodes."""
     with self._lock:
       self._since = (view, step)
       self._begun.clear()
