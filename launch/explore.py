@@ -11,8 +11,6 @@ line: `histories=K violations=V`. With `--done=FILE` the same command goes on
 where it was stopped.
 """
 
-import dataclasses
-import json
 import pathlib
 import sys
 import time
@@ -21,14 +19,9 @@ from absl import flags
 
 from bamboo_jax.base import files
 from bamboo_jax.launch import cli
-from tests.simulation import history
-from tests.simulation import plans
-from tests.simulation.wire import history as wire_history
+from tests.simulation import modes
 
-_WIRE = "wire"
-_MODE = flags.DEFINE_enum(
-    "mode", "all", sorted([*plans.MODES, _WIRE]), "Which faults."
-)
+_MODE = flags.DEFINE_enum("mode", "all", modes.MODES, "Which faults.")
 _FIRST_SEED = flags.DEFINE_integer("first_seed", 0, "The first seed.")
 _SEEDS = flags.DEFINE_integer("seeds", 100, "How many.", lower_bound=1)
 _FIRST = flags.DEFINE_bool("first", False, "Stop at the first violation.")
@@ -48,8 +41,10 @@ def main() -> None:
   for seed in range(first_seed + num_histories, first_seed + _SEEDS.value):
     if _SECS.value and time.monotonic() - begin_secs > _SECS.value:
       break
-    found = _explore(seed)
-    num_violations += found
+    found = modes.explore(_MODE.value, seed, shrinks=_SHRINK.value)
+    num_violations += bool(found)
+    if found:
+      print(*found, sep="\n", flush=True)
     num_histories += 1
     if _DONE.value:
       counts = f"{which} {num_histories} {num_violations}"
@@ -58,23 +53,6 @@ def main() -> None:
       break
   print(f"histories={num_histories} violations={num_violations}")
   sys.exit(1 if num_violations else 0)
-
-
-def _explore(seed: int) -> bool:
-  """Returns whether a history violates an invariant, which it prints."""
-  if _MODE.value == _WIRE:
-    try:
-      wire_history.explore(seed)
-      return False
-    except wire_history.ViolationError as error:
-      print(f"seed={seed} {error}", flush=True)
-      return True
-  plan = plans.draw(_MODE.value, seed)
-  if found := history.explore(plan):
-    print(f"seed={seed} {found[0]}", flush=True)
-    plan = history.shrink(plan) if _SHRINK.value else plan
-    print(f"  {json.dumps(dataclasses.asdict(plan))}", flush=True)
-  return bool(found)
 
 
 def _read_done(which: str) -> tuple[int, int]:

@@ -18,6 +18,7 @@ order, and the result is the median of their ratios, round by round.
   ablation     trials of `bamboo ablate`, and their summary
 
   worker       the process of one stage: answers commands
+  joined       what joins it with those of the other stages
   variants     executors and modes that take turns in it
   deaths       where a step is cut when a node dies
   predict      predictions of the plan, also for longer pipelines

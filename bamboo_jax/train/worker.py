@@ -214,8 +214,7 @@ class Worker:
   def _call_next(self) -> None:
     """Lets the next node join before its step, which does not come without."""
     due = faults_lib.find_joins(self._given.faults, after=self.state.steps)
-    # Until one that is new. Without faults there is no director.
-    all(self._given.director.strike(d) for d in due)
+    all(self._given.director.strike(d) for d in due)  # Until one is new.
 
   def _commit(self, votes: Mapping[int, step_lib.Vote]) -> None:
     """Makes the step part of the state; it cannot fail any more."""

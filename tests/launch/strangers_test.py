@@ -16,12 +16,10 @@ from tests import strangers
 from tests.launch import commands
 
 _NUM_NODES = 2
-# What a stranger gets, and from how many; gloo lets everybody in.
+# What a stranger gets, and from how many.
 _TABLE = {
     "agent": ("closed", _NUM_NODES),
-    "worker: state": ("closed", _NUM_NODES),
-    "worker: gloo": ("silent", _NUM_NODES),
-    "worker: JAX's coordination service": ("closed", _NUM_NODES),
+    "worker": ("closed", _NUM_NODES),
     "`bamboo cluster`: etcd, for clients": ("closed", 1),
     "`bamboo cluster`: etcd, for its peers": ("closed", 1),
     "`bamboo cluster`: faults": ("closed", 1),
