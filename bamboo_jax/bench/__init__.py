@@ -19,6 +19,7 @@ order, and the result is the median of their ratios, round by round.
   twins        trainings at the same time, shown together: `bamboo quickstart`
 
   worker       the process of one stage: answers commands
+  joined       what joins it with those of the other stages
   variants     executors and modes that take turns in it
   joined       how the processes reach each other
   deaths       where a step is cut when a node dies

@@ -8,6 +8,8 @@
   trainer  the real loop of workers, on the nodes of `fake_engine`
   plans    faults as a plan, drawn from a seed; shrinks
   history  runs a plan, and says what was violated
+  wire     histories of the transport between two workers
+  modes    a history of either, by mode and seed
 
 A history is the same each time for a plan. `bamboo explore` runs many.
 """

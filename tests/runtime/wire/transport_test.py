@@ -22,6 +22,7 @@ from bamboo_jax.runtime.wire import frame as frame_lib
 from bamboo_jax.runtime.wire import peer as peer_lib
 from bamboo_jax.runtime.wire import protocol as protocol_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
+from tests import strangers
 
 _SECRET = b"0123456789abcdef"
 _PATIENCE_SECS = 60.0
@@ -283,6 +284,14 @@ class TransportTest(parameterized.TestCase):
     self.assertEndsWith(place, "(deleted)")
     self.assertFalse(os.path.exists(os.path.dirname(place)))
     first.dial(first.address, 5.0).close()
+
+  @absltest.skipUnless(os.geteuid() == 0, "only root can become another user")
+  def test_other_users_do_not_reach_a_socket(self):
+    node = self._make(1)[0]
+    path = node.address.removeprefix("unix:")
+    called = strangers.call(strangers.Listener(os.getpid(), "unix", path))
+    self.assertEqual(called, "closed")
+    self.assertEmpty(node._strangers)
 
   def test_times_follow_the_silence(self):
     for secs, ping_secs in ((1.5, 0.25), (3.0, 0.5), (60.0, 0.5)):

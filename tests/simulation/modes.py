@@ -1,0 +1,32 @@
+"""Explorations by their mode: of a cluster, `plans`, or of its transport."""
+
+import dataclasses
+import json
+
+from tests.simulation import history
+from tests.simulation import plans
+from tests.simulation.wire import history as wire_history
+
+_WIRE = "wire"
+MODES = sorted([*plans.MODES, _WIRE])
+
+
+def explore(mode, seed, *, shrinks):
+  """Returns what a history violates, as lines; none if it violates nothing.
+
+  The second line is the smallest plan of faults found, if there are plans.
+  """
+  if mode == _WIRE:
+    try:
+      wire_history.explore(seed)
+    except wire_history.ViolationError as error:
+      return [f"seed={seed} {error}"]
+    return []
+  plan = plans.draw(mode, seed)
+  if not (found := history.explore(plan)):
+    return []
+  plan = history.shrink(plan) if shrinks else plan
+  return [
+      f"seed={seed} {found[0]}",
+      f"  {json.dumps(dataclasses.asdict(plan))}",
+  ]
