@@ -1,6 +1,6 @@
 """GPT-2 small on 8 nodes: 2 pipelines of 4 stages.
 
-Every option is here, with its unit; other configs start from this one. Options
+Every field is here, with its unit; other configs start from this one. Those
 that may be None are references of `ml_collections`, such as placeholders.
 """
 
@@ -13,11 +13,11 @@ from ml_collections import config_dict
 def get_config() -> ml_collections.ConfigDict:
   """Returns the default configuration."""
   return config_dict.create(
-      seed=0,
-      num_steps=1_000,
-      # Folder of weights, see docs/models.md; None: initialised from the seed.
+      seed=0,  # Of parameters, order of the data and dropout.
+      num_steps=1_000,  # Updates of the whole run.
+      # Folder of weights, see docs/guides/models.md; None: from the seed.
       init_from=config_dict.placeholder(str),
-      plugins=(),  # Modules that register policies; see docs/paced.md.
+      plugins=(),  # Modules that register policies; see docs/research/paced.md.
       **_task(),
       **_pipelines(),
       **_protection(),
@@ -27,107 +27,123 @@ def get_config() -> ml_collections.ConfigDict:
 
 
 def _task() -> dict[str, Any]:
-  """Returns the sections on the model and its data."""
+  """Returns the sections on what is trained, and on what."""
   return dict(
       model=dict(
-          name="gpt2",  # A key of `models.zoo`.
-          options=dict(  # Arguments of the model; see its docstring.
-              variant="small",
-              vocab_size=256,  # 256 for bytes.
-              sequence_length=1024,
+          name="gpt2",  # Of `models.zoo`; or "file.py:function".
+          options=dict(  # Arguments of that model; see its docstring.
+              variant="small",  # Its size: `bamboo models` lists them.
+              vocab_size=256,  # Number of tokens; by default bytes.
+              sequence_length=1024,  # Tokens of a sample.
           ),
-          prng="threefry2x32",  # Random generator of dropout; or "rbg".
+          prng="threefry2x32",  # Generator of dropout; or "rbg".
       ),
       data=dict(
-          name="stdlib_text",  # A name in `data.source`.
-          options=dict(),  # Arguments of the source; see its docstring.
-          prefetch_steps=1,  # Steps prepared ahead.
+          # A source, see docs/guides/own_data.md; or "file.py:function".
+          name="stdlib_text",
+          options=dict(),  # Arguments of that source; see its docstring.
+          prefetch_steps=1,  # Steps whose data is prepared ahead.
       ),
   )
 
 
 def _pipelines() -> dict[str, Any]:
-  """Returns the sections on pipelines and nodes."""
+  """Returns the sections on how the work is spread."""
   return dict(
       pipeline=dict(
-          executor="rows",  # Or "spmd": passes are programs in lockstep.
-          layout="depth",  # Pipelines of num_stages; or "templates", "grid".
-          ticks="paired",  # Of "spmd"; or "single", one pass per tick.
-          # Ticks of a program of "spmd"; None: num_stages.
+          # "rows": each node runs its own instructions; or "spmd": the passes
+          # of a pipeline are one program, see docs/research/executors.md.
+          executor="rows",
+          # "depth": all pipelines have num_stages; or "templates": depths that
+          # use every node; or "grid": the fastest number and depth.
+          layout="depth",
+          ticks="paired",  # Of "spmd", two passes; or "single", one in a tick.
+          # Of "spmd": ticks lost by a death, at most. None: num_stages.
           segment_ticks=config_dict.placeholder(int),
-          head="backward",  # Of "spmd": pass of head and loss; or "forward".
-          num_pipelines=2,
-          num_stages=4,
+          head="backward",  # Pass of head and loss in "spmd"; or "forward".
+          num_pipelines=2,  # Copies of the model, over which the batch is cut.
+          num_stages=4,  # Nodes of a pipeline; 1: every node has the model.
           num_microbatches=8,  # Per pipeline and step.
-          # Samples. BERT's loss of pairs depends on it, see docs/models.md.
+          # Samples. BERT's loss depends on it, see docs/guides/models.md.
           microbatch_size=1,
-          # Parts of a batch that are summed separately; None: num_pipelines.
+          # Parts of the batch that are summed apart. None: num_pipelines.
           num_shares=config_dict.placeholder(int),
-          schedule="1f1b",  # Or "gpipe".
-          remat="full",  # Or "dots", "inputs"; by layer: "mlp=inputs".
-          unit="block",  # Compiled together; or "layer", "stage".
+          schedule="1f1b",  # Order of the passes; or "gpipe".
+          # Kept for backward passes: "full" all, "dots" products of matrices,
+          # "inputs" nothing but inputs; or by layer, as in "mlp=inputs".
+          remat="full",
+          unit="block",  # What shares a program; or "layer", "stage".
       ),
       node=dict(  # On GPUs; see docs/gpu.md.
-          deterministic=True,  # Programs give the same bits every time; slower.
-          mesh=dict(data=1, tensor=1),  # Devices per node, on any platform.
+          deterministic=True,  # Programs repeat their bits; costs time.
+          mesh=dict(data=1, tensor=1),  # Devices of a node by axis.
       ),
   )
 
 
 def _protection() -> dict[str, Any]:
-  """Returns the sections on redundancy and recovery."""
+  """Returns the sections on how deaths are prepared for, and what follows."""
   return dict(
       redundancy=dict(
-          mode="none",  # Or "lazy", "bubble", "budget", "eager".
-          margin=0.25,  # Share by which a wait must exceed passes put in it.
-          budget=0.05,  # Of "budget": allowed increase of a step's time.
-          refresh="gradient",  # Sent to replicas each step; or "state".
-          slots="device",  # Memory of replicas' optimizer slots; or "host".
-          # Per node; None: no limit.
+          # "none": no replicas; "lazy": replicas; "bubble", "budget", "eager":
+          # and redundant forward passes, see docs/concepts/redundancy.md.
+          mode="none",
+          margin=0.25,  # By which waits must be longer than what fills them.
+          budget=0.05,  # Of "budget": by how much a step may be longer.
+          refresh="gradient",  # What replicas get each step; or "state".
+          slots="device",  # Where optimizer slots of replicas are; or "host".
+          # Limit of what a node keeps until the commit; None: no limit.
           host_memory_gib=config_dict.placeholder(float),
-          spares=0,  # Nodes that replace lost ones.
-          rereplicate="at_commit",  # Or "at_repair", when a spare joins.
-          check_every_steps=10,  # Compares copies; 0: only after repairs.
+          spares=0,  # Nodes that take the places of lost ones.
+          # When replicas that died are made again; or "at_repair", by a spare.
+          rereplicate="at_commit",
+          check_every_steps=10,  # Compare copies; 0: only after repairs.
       ),
-      recovery=dict(  # The rung "shadow" depends on redundancy.mode.
-          # Name of a policy that sets the options below; None: keeps them.
+      recovery=dict(  # See docs/concepts/ladder.md.
+          # A policy that sets the other options here; None: they stay.
           policy=config_dict.placeholder(str),
-          reroute="pipeline",  # Who computes lost stages; or "shares", "none".
-          drop=False,  # Drops the samples of lost pipelines.
-          is_preemptible=True,  # Otherwise faults and traces cannot kill nodes.
-          reconfigure=True,  # Forms new pipelines from live copies.
-          checkpoint=True,  # Returns to the last checkpoint.
+          # Nodes that compute for a pipeline without a stage: whole others; or
+          # "shares": all with a copy of the stage; or "none".
+          reroute="pipeline",
+          drop=False,  # Leave out the samples of a lost pipeline.
+          is_preemptible=True,  # False: faults and traces take no node.
+          reconfigure=True,  # Make new pipelines from live copies.
+          checkpoint=True,  # Go back to the last checkpoint if a layer is lost.
           fold=True,  # With few nodes, each owns several stages.
-          hand_over=True,  # Nodes with notice give up their stages first.
-          num_failures=1,  # Failures that layout "templates" survives.
-          method="replanning",  # How it adapts pipelines; or "rules".
-          horizon_secs=600.0,  # New pipelines must pay off within this time.
-          refill=True,  # They are considered if spares can fill all places,
-          max_doubled=0.05,  # if a larger share of nodes owns two stages,
-          grow=True,  # or if there are nodes for one more pipeline.
-          preconnect=True,  # Connects nodes before they need each other.
+          hand_over=True,  # Announced preemptions move stages between steps.
+          # Simultaneous deaths that layout "templates" is made for.
+          num_failures=1,
+          # How its pipelines follow the old ones: fewest moves; or by "rules".
+          method="replanning",
+          horizon_secs=600.0,  # New pipelines must pay within this time.
+          refill=True,  # Consider new pipelines if spares can take all places.
+          # Or if twice the nodes with two stages, by all nodes, is above this.
+          max_doubled=0.05,
+          grow=True,  # Or if there are nodes for one more pipeline.
+          preconnect=True,  # Nodes connect before they need each other.
       ),
   )
 
 
 def _training() -> dict[str, Any]:
-  """Returns the sections on the plan, optimizer, evaluation, checkpoints."""
+  """Returns the sections on planning, applying and keeping steps."""
   return dict(
       plan=dict(
-          profile=config_dict.placeholder(str),  # Path; None: estimated.
-          balance="compute",  # Balances stages; or "memory".
+          # File of `bamboo profile`; None: costs are estimated.
+          profile=config_dict.placeholder(str),
+          balance="compute",  # What stages have equal parts of; or "memory".
           # Per device; None: no limit.
           memory_limit_gib=config_dict.placeholder(float),
       ),
       optimizer=dict(
           name="adamw",  # A function of optax.
           options=dict(weight_decay=0.1),  # Its other arguments.
-          decay="all",  # Or "matrices": no decay of norms and biases.
-          learning_rate=3e-4,  # Peak, if there is a schedule.
+          decay="all",  # Or "matrices": norms and biases do not decay.
+          learning_rate=3e-4,  # The peak, if there is a schedule.
           schedule="warmup_cosine_decay_schedule",  # Of optax; or "constant".
-          schedule_options=dict(  # Arguments of the schedule, see optax.
-              init_value=0.0,
-              warmup_steps=100,
+          schedule_options=dict(  # Arguments of that schedule, see optax.
+              init_value=0.0,  # Rate at step 0.
+              warmup_steps=100,  # Until the peak.
               decay_steps=config_dict.placeholder(int),  # None: num_steps.
           ),
           # Global norm of the gradient; None: no clipping.
@@ -136,11 +152,11 @@ def _training() -> dict[str, Any]:
       ),
       evaluate=dict(
           every_steps=100,  # 0: never.
-          num_microbatches=16,
+          num_microbatches=16,  # Of held-out samples.
       ),
       checkpoint=dict(
           every_steps=100,  # 0: only at the end.
-          keep=2,
+          keep=2,  # The newest; older ones are removed.
       ),
   )
 
@@ -148,31 +164,33 @@ def _training() -> dict[str, Any]:
 def _surroundings() -> dict[str, Any]:
   """Returns the sections on the cluster, prices and logs."""
   return dict(
-      cluster=dict(  # Processes of nodes; see docs/cluster.md.
-          heartbeat_secs=0.1,  # Interval of heartbeats.
-          stopped_secs=1.0,  # Limit for a stopped worker (SIGSTOP).
-          least_silence_secs=3.0,  # Silence of an agent that is never a death.
-          most_silence_secs=10.0,  # Silence of agent or worker that always is.
+      cluster=dict(  # Of real nodes; see docs/cluster.md.
+          heartbeat_secs=0.1,  # Between two signs of life.
+          stopped_secs=1.0,  # A worker stopped for longer is killed.
+          least_silence_secs=3.0,  # A shorter silence of an agent is no death.
+          most_silence_secs=10.0,  # A longer one is, also of a worker.
           silence_factor=4.0,  # In between: times the longest recent gap.
-          start_silence_secs=60.0,  # Limit for a starting worker.
-          no_progress_secs=60.0,  # Limit for a live worker that hangs.
-          gather_secs=300.0,  # Then a run starts with the nodes present.
-          num_watchers=8,  # Nodes that receive the heartbeats of a node.
-          mesh_nodes=64,  # Above it each node connects only to some others.
+          start_silence_secs=60.0,  # Most silence of a worker that starts.
+          no_progress_secs=60.0,  # A worker that hangs for longer is killed.
+          gather_secs=300.0,  # Then the run starts, though nodes are missing.
+          num_watchers=8,  # Agents that hear a node; all, in doubt.
+          mesh_nodes=64,  # More nodes than this are not all connected.
       ),
       cost=dict(
-          # Instance type whose price a node costs; None: no dollars are shown.
+          # Kind of machine that a node is charged as; None: no dollars.
           instance=config_dict.placeholder(str),
           market="spot",  # Or "on_demand".
           prices=config_dict.placeholder(str),  # File; None: the package's.
-          # These may be of one instance alone, such as "p3.2xlarge:2021".
-          region=config_dict.placeholder(str),  # None: the only one.
-          date=config_dict.placeholder(str),  # Of the price; None: newest.
+          # Of the price; or of one instance, "p3.2xlarge:us-east-1". None: the
+          # only region.
+          region=config_dict.placeholder(str),
+          # Of the price; or of one instance, "p3.2xlarge:2021". None: newest.
+          date=config_dict.placeholder(str),
       ),
       metrics=dict(
           trace_steps=4,  # Last steps to keep in trace.json.
-          plots=True,
-          figure_format="png",  # Or "pdf", "svg", or several: "png,pdf".
+          plots=True,  # Draw figures at the end.
+          figure_format="png",  # Or pdf or svg, or several: "png,pdf".
           tensorboard=False,  # Needs the extra `tensorboard`.
       ),
   )

@@ -5,7 +5,7 @@ bamboo cost --workdir=runs/quickstart --instance=p4d.24xlarge --report
 
 The run may still be running. Prices are those of its config, unless flags
 override them; without an instance (`config.cost.instance` or `--instance`)
-there are no dollars. docs/cost.md explains the figures.
+there are no dollars. docs/guides/cost.md explains the figures.
 """
 
 import pathlib

@@ -1,4 +1,4 @@
-r"""Simulates training on preemptible nodes; see docs/simulator.md.
+r"""Simulates training on preemptible nodes; see docs/research/simulator.md.
 
 bamboo simulate --config=sim/compare --workdir=runs/sim
 bamboo simulate --config=sim/compare --workdir=runs/sim \

@@ -9,7 +9,7 @@ bamboo trace fit trace.csv --out=fit.png
 
 `generate` writes a file of events. `show` prints statistics of a trace. `fit`
 finds the options with which `generate` imitates a trace, and compares the two.
-Several files are zones of one cluster. Formats are in `docs/traces.md`.
+Several files are zones of one cluster. Formats: `docs/research/traces.md`.
 """
 
 from collections.abc import Sequence

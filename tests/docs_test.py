@@ -11,7 +11,7 @@ from bamboo_jax.configs import default
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _LIBRARY = _ROOT / "bamboo_jax"
-_PAGES = (*sorted(_ROOT.glob("*.md")), *sorted((_ROOT / "docs").glob("*.md")))
+_PAGES = (*sorted(_ROOT.glob("*.md")), *sorted((_ROOT / "docs").rglob("*.md")))
 # A file of the repository, or a module as the library writes it: `plan.rows`.
 _FILE = re.compile(r"`([\w.]+(?:/[\w.-]+)+\.(?:py|md|csv|sh|yaml|toml|cfg))`")
 _MODULE = re.compile(r"`((?:bamboo_jax\.)?[a-z_]+(?:\.\w+)+)`")
@@ -119,7 +119,7 @@ class DocsTest(parameterized.TestCase):
     self.assertEqual(find_missing(page.read_text()), [])
 
   def test_map_names_the_deciding_code(self):
-    rows = _ROW.findall((_ROOT / "docs" / "map.md").read_text())
+    rows = _ROW.findall((_ROOT / "docs/reference/map.md").read_text())
     self.assertGreaterEqual(len(rows), 12)
     for path, name in rows:
       with self.subTest(path):

@@ -1,4 +1,4 @@
-"""The model of docs/models.md trains, through deaths, to the same bits."""
+"""The model of docs/guides trains, through deaths, to the same bits."""
 
 import ast
 import contextlib
@@ -20,11 +20,13 @@ from bamboo_jax.runtime import program_cache
 from tests.fault_sweep import cases
 from tests.fault_sweep import trials as trials_lib
 
-_PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "models.md"
+_GUIDES = pathlib.Path(__file__).resolve().parents[1] / "docs" / "guides"
 
 
-def _read_code():
-  return re.findall(r"```python\n(.*?)```", _PAGE.read_text(), re.DOTALL)
+def _read_code(page):
+  text = (_GUIDES / page).read_text()
+  (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+  return code
 
 
 def setUpModule():
@@ -35,7 +37,7 @@ class ModelsPageTest(absltest.TestCase):
 
   def test_code_trains(self):
     folder = self.enterContext(tempfile.TemporaryDirectory())
-    _, code = _read_code()
+    code = _read_code("own_model.md")
     path = pathlib.Path(folder, "gru.py")
     path.write_text(code)
     sys.path.insert(0, folder)
@@ -68,7 +70,7 @@ class ModelsPageTest(absltest.TestCase):
     )
     out = self.enterContext(contextlib.redirect_stdout(io.StringIO()))
     with mock.patch.object(weights, "open_weights", return_value=read) as opens:
-      exec(_read_code()[0], {})
+      exec(_read_code("models.md"), {})
     self.assertEqual(opens.call_args.args[1].fingerprint, model.fingerprint)
     self.assertEqual(len(ast.literal_eval(out.getvalue())), 32)
 

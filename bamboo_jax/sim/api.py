@@ -1,4 +1,4 @@
-"""A run of a policy on a trace in one call; `docs/simulate.md` shows how."""
+"""A run of a policy on a trace in one call: `docs/research/simulate.md`."""
 
 from collections.abc import Sequence
 import os

@@ -1,6 +1,7 @@
 """Bamboo's table of BERT-Large on preemptible nodes, by its artifact's rules.
 
-10,000 runs per policy: `--config.num_seeds=10000`. See `docs/published.md`.
+10,000 runs per policy: `--config.num_seeds=10000`. The tables are in
+`docs/research/published.md`.
 """
 
 import ml_collections

@@ -1,7 +1,7 @@
 """All policies on one trace, and their values at several preemption rates.
 
 A model like GPT-2 medium on 48 nodes in three zones, with the costs of one GPU
-each and a network of 10 Gbit/s. `docs/simulator.md` describes the model.
+each and a network of 10 Gbit/s. `docs/research/simulator.md` describes the model.
 
 configs/sim/compare.py            all have the same choice of layouts
 configs/sim/compare.py:planners   the layouts of the systems' own planners
@@ -52,7 +52,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
           num_nodes=config_dict.placeholder(int),  # None: as in the file.
           time_scale=1.0,
       ),
-      # Modules that register policies or layouts, see docs/simulate.md.
+      # Modules that register policies, see docs/research/simulate.md.
       plugins=(),
       policies=_plain(
           presets.PLANNERS if "planners" in variants else presets.POLICIES

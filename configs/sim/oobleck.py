@@ -3,7 +3,8 @@
 configs/sim/oobleck.py             all models
 configs/sim/oobleck.py:GPT-3-2.7b  one of them
 
-On the published traces, or with `--trace=FILE` on one. See `docs/published.md`.
+On the published traces, or with `--trace=FILE` on one. The tables are in
+`docs/research/published.md`.
 """
 
 import ml_collections

@@ -4,7 +4,7 @@ configs/sim/parcae.py:gpt-1.5b  or bert, gpt-6.7b, resnet152, vgg19
 
 Of its reactive policy: pipelines change at every join or loss, at any cost; by
 default a change takes no time. The proactive policy looks ahead by
-`horizon_secs` of the policy. See `docs/published.md`.
+`horizon_secs` of the policy. See `docs/research/published.md`.
 """
 
 import dataclasses

@@ -15,7 +15,7 @@ from tests import folders
 
 Event = trace_lib.Event
 
-# Recorded traces, where a checkout has them; see docs/traces.md.
+# Recorded traces, where a checkout has them; see docs/research/traces.md.
 _RECORDED = pathlib.Path(__file__).resolve().parents[3] / "shared" / "traces"
 
 
