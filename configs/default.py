@@ -1,6 +1,6 @@
 """GPT-2 small on 8 nodes: 2 pipelines of 4 stages.
 
-Every option is here, with its unit; other configs start from this one. Options
+Every field is here, with its unit; other configs start from this one. Those
 that may be None are references of `ml_collections`, such as placeholders.
 """
 
@@ -27,7 +27,7 @@ def get_config() -> ml_collections.ConfigDict:
 
 
 def _task() -> dict[str, Any]:
-  """Returns the sections on the model and its data."""
+  """Returns the sections on what is trained, and on what."""
   return dict(
       model=dict(
           name="gpt2",  # Of `models.zoo`; or "file.py:function".
@@ -48,7 +48,7 @@ def _task() -> dict[str, Any]:
 
 
 def _pipelines() -> dict[str, Any]:
-  """Returns the sections on pipelines and nodes."""
+  """Returns the sections on how the work is spread."""
   return dict(
       pipeline=dict(
           # "rows": each node runs its own instructions; or "spmd": the passes
@@ -82,7 +82,7 @@ def _pipelines() -> dict[str, Any]:
 
 
 def _protection() -> dict[str, Any]:
-  """Returns the sections on redundancy and recovery."""
+  """Returns the sections on how deaths are prepared for, and what follows."""
   return dict(
       redundancy=dict(
           # "none": no replicas; "lazy": replicas; "bubble", "budget", "eager":
@@ -126,7 +126,7 @@ def _protection() -> dict[str, Any]:
 
 
 def _training() -> dict[str, Any]:
-  """Returns the sections on the plan, optimizer, evaluation, checkpoints."""
+  """Returns the sections on planning, applying and keeping steps."""
   return dict(
       plan=dict(
           # File of `bamboo profile`; None: costs are estimated.
@@ -138,8 +138,8 @@ def _training() -> dict[str, Any]:
       optimizer=dict(
           name="adamw",  # A function of optax.
           options=dict(weight_decay=0.1),  # Its other arguments.
-          decay="all",  # Or "matrices": no decay of norms and biases.
-          learning_rate=3e-4,  # Peak, if there is a schedule.
+          decay="all",  # Or "matrices": norms and biases do not decay.
+          learning_rate=3e-4,  # The peak, if there is a schedule.
           schedule="warmup_cosine_decay_schedule",  # Of optax; or "constant".
           schedule_options=dict(  # Arguments of that schedule, see optax.
               init_value=0.0,  # Rate at step 0.

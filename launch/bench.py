@@ -16,7 +16,7 @@ If the config has redundancy, its modes take turns, and nodes die in some more
 steps. If its executor is `spmd`, both executors take turns, with and without
 redundancy. If it has a limit of memory, the need of nodes is compared with its
 prediction. If its model is "paced", nodes die one after the other, and
-throughput is compared with what is left of them. Results and the columns of the
+throughput is compared with the number of survivors. Results and columns of the
 tables: `docs/measurements/`.
 """
 

@@ -3,9 +3,9 @@ r"""Shows where the time of a run's nodes went, and what it cost.
 bamboo cost --workdir=runs/quickstart
 bamboo cost --workdir=runs/quickstart --instance=p4d.24xlarge --report
 
-The run may be going on. It is charged as its config says, unless the flags say
-otherwise; without a kind of node (`config.cost.instance` or `--instance`) there
-are no dollars. docs/guides/cost.md explains the figures.
+The run may still be running. Prices are those of its config, unless flags
+override them; without an instance (`config.cost.instance` or `--instance`)
+there are no dollars. docs/guides/cost.md explains the figures.
 """
 
 import pathlib

@@ -2,9 +2,9 @@
 
 configs/sim/parcae.py:gpt-1.5b  or bert, gpt-6.7b, resnet152, vgg19
 
-Of its reactive policy: all change what they do when nodes come or go, whatever
-that takes; it takes no time by default. The proactive one looks ahead, by the
-policy's `horizon_secs`. See `docs/research/published.md`.
+Of its reactive policy: pipelines change at every join or loss, at any cost; by
+default a change takes no time. The proactive policy looks ahead by
+`horizon_secs` of the policy. See `docs/research/published.md`.
 """
 
 import dataclasses
