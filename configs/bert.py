@@ -16,7 +16,7 @@ def get_config(variant: str = "large") -> ml_collections.ConfigDict:
   config = zoo.get_config("bert", variant)
   config.optimizer.options = dict(b1=0.9, b2=0.999, weight_decay=0.01)
   config.optimizer.decay = "matrices"
-  # Affects the loss: pairs are weighted per microbatch, see docs/guides/models.md.
+  # Affects the loss: pairs are weighted per microbatch (docs/guides/models.md).
   config.pipeline.microbatch_size = 4
   zoo.set_run(config, 1e-4, warmup_steps=10_000, num_steps=1_000_000)
   return config

@@ -13,11 +13,11 @@ cores under `torch.distributed.pipelining` take turns with ours; the last line
 is the median ratio of step times, ours to torch.
 
 If the config has redundancy, its modes take turns, and nodes die in some more
-steps; see `docs/concepts/redundancy.md`. If its executor is `spmd`, both executors take
-turns, with and without redundancy; see `docs/research/executors.md`. If it has a limit
-of memory, measured and predicted memory are compared; see
-`docs/concepts/redundancy.md`. If its model is "paced", nodes die one after the other,
-and throughput is compared with the number of survivors; see `docs/research/paced.md`.
+steps. If its executor is `spmd`, both executors take turns, with and without
+redundancy. If it has a limit of memory, measured and predicted memory are
+compared. If its model is "paced", nodes die one after the other, and throughput
+is compared with the number of survivors. Results and the columns of the tables:
+`docs/measurements/`.
 """
 
 import sys

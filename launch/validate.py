@@ -5,7 +5,7 @@ bamboo validate --config=validate --trace=trace.csv \
 
 First measures the layers, and a cluster that loses and gets a node, unless
 files of `bamboo profile` are given. Then a cluster runs under the trace, and is
-simulated: writes `summary.csv` and `report.html`, see docs/research/simulator.md.
+simulated (docs/research/simulator.md): summary.csv and report.html.
 """
 
 import pathlib

@@ -1,7 +1,7 @@
 """All policies on one trace, and their values at several preemption rates.
 
 A model like GPT-2 medium on 48 nodes in three zones, with the costs of one GPU
-each and a network of 10 Gbit/s. `docs/research/simulator.md` describes the model.
+each and a network of 10 Gbit/s. The model: `docs/research/simulator.md`.
 
 configs/sim/compare.py            all have the same choice of layouts
 configs/sim/compare.py:planners   the layouts of the systems' own planners
