@@ -171,5 +171,7 @@ def _surroundings() -> dict[str, Any]:
           plots=True,
           figure_format="png",  # Or pdf or svg, or several: "png,pdf".
           tensorboard=False,  # Needs the extra `tensorboard`.
+          # "file.py:function", see docs/own_parts.md; or None.
+          logger=config_dict.placeholder(str),
       ),
   )

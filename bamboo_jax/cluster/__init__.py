@@ -23,3 +23,7 @@ JAX.
 
 Read first: `views`, then `agent/membership`.
 """
+
+from bamboo_jax.base import calls
+
+calls.make_callable(__name__)

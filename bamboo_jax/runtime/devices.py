@@ -45,9 +45,10 @@ def use_virtual_devices(
   """Sets up this process; call before anything else asks JAX for devices.
 
   Sets devices and threads of the CPU backend, the allocator of memory and the
-  store of executables; other backends keep their devices. Raises `RuntimeError`
-  if JAX has been started already, with fewer devices, `ValueError` if it was
-  told to use GPUs, and there are none.
+  store of executables; other backends keep their devices. If JAX has been
+  started already, as in a notebook, nodes share the devices that there are.
+  Raises `ValueError` if they cannot, or JAX was told to use GPUs, and there are
+  none.
 
   Args:
     num_devices: At most so many.
@@ -65,24 +66,45 @@ def use_virtual_devices(
     )
   allocator.keep_freed_memory()
   store.use()
+  threads = _MANY_THREADS if distinct else _NUM_THREADS
+  is_started = compat.has_devices()
+  if not is_started:
+    _set_environment(threads, deterministic=deterministic)
+  elif not (_VARIABLE in os.environ and _NO_FOLDING in _flags()):
+    logging.warning(
+        "JAX was started before bamboo_jax could set threads and flags of XLA: "
+        "compare hashes only with those of this process."
+    )
+  if not distinct:
+    most = int(os.environ.get(_VARIABLE, threads))
+    num_devices = min(num_devices, most)
+  if is_started:
+    if distinct and (found := len(jax.devices("cpu"))) < num_devices:
+      raise ValueError(
+          f"The run needs {num_devices} devices of the CPU backend, and JAX "
+          f"was started with {found}. Train in a new process, before anything "
+          "else uses JAX."
+      )
+    return
+  if apart:
+    compat.add_cpu_backend(num_devices * per_node)
+  jax.config.update("jax_num_cpu_devices", num_devices)
+
+
+def _set_environment(threads: int, *, deterministic: bool) -> None:
+  """Sets variables that backends read when they start."""
   if deterministic:
     accelerator.set_determinism(os.environ)
-  flags = os.environ.get("XLA_FLAGS", "")
+  flags = _flags()
   if _NO_FOLDING not in flags:
     os.environ["XLA_FLAGS"] = f"{flags} {_NO_FOLDING}".strip()
     if "xla_disable_hlo_passes" in flags:
       logging.warning("%s comes after XLA_FLAGS=%s.", _NO_FOLDING, flags)
-  threads = _MANY_THREADS if distinct else _NUM_THREADS
-  threads = int(os.environ.setdefault(_VARIABLE, str(threads)))
-  if not distinct:
-    num_devices = min(num_devices, threads)
-  if apart:
-    compat.add_cpu_backend(num_devices * per_node)
-  try:
-    jax.config.update("jax_num_cpu_devices", num_devices)
-  except RuntimeError:
-    if len(jax.devices("cpu")) < num_devices:
-      raise
+  os.environ.setdefault(_VARIABLE, str(threads))
+
+
+def _flags() -> str:
+  return os.environ.get("XLA_FLAGS", "")
 
 
 def place_nodes(

@@ -1,14 +1,18 @@
 """The surroundings of a worker."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import time
+from typing import Any
 
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.members import transfers as transfers_lib
 from bamboo_jax.train.record import workdir as workdir_lib
+
+# Called with the number of a committed step, from 1, and its metrics by name.
+Callback = Callable[[int, Mapping[str, Any]], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Environment:
     check_fence: Raises `base.FencedError` if others may write to the workdir
       instead of the members of an epoch.
     stops: Whether the run is to end after this step, saved.
+    callbacks: Called after every committed step that this member writes.
     started_secs: Since when local nodes are there, on `time.perf_counter`.
   """
 
@@ -36,4 +41,5 @@ class Environment:
   prefetches: bool = False
   check_fence: Callable[[int], None] = lambda epoch: None
   stops: Callable[[], bool] = lambda: False
+  callbacks: Sequence[Callback] = ()
   started_secs: float = dataclasses.field(default_factory=time.perf_counter)

@@ -4,7 +4,7 @@ All nodes in this process or one member of a cluster: both make an environment
 for the same worker.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import contextlib
 import ipaddress
 import socket
@@ -50,6 +50,7 @@ def train_and_evaluate(
     hearing: Callable[
         [Callable[[], bool]], contextlib.AbstractContextManager[None]
     ] = lambda ask: contextlib.nullcontext(),
+    callbacks: Sequence[environment.Callback] = (),
 ) -> bool:
   """Trains until `config.num_steps` steps are done; returns whether they are.
 
@@ -62,10 +63,12 @@ def train_and_evaluate(
     faults: Path of a file of deaths and joins, see `faults`.
     hearing: Entered while it trains; may call its argument at any time, which
       ends the run after the step, saved, and returns whether it has begun.
+    callbacks: Each is called after every committed step.
 
   Raises:
     ValueError: The config does not fit together, or not the run in `workdir`,
       or others work there. Subclasses in `base` tell some cases apart.
+    base.CallbackError: A callback has raised its cause.
     base.FencedError: Another run has taken over `workdir`.
     OSError: A file cannot be read or written.
   """
@@ -81,7 +84,7 @@ def train_and_evaluate(
       due, num_nodes=num_nodes, zones=local_cohort.ZONES, source=faults or ""
   )
   num_late = sum(fault.kind == "join" for fault in due)
-  apart = _use_devices(config, num_nodes + num_late)
+  apart = use_devices(config, num_nodes + num_late)
   # If all die, as many new nodes come; they take the devices in turn.
   numbers = range((num_nodes + num_late) * (1 + len(due)))
   devices = devices_lib.place_nodes(numbers, apart=apart)
@@ -103,6 +106,7 @@ def train_and_evaluate(
             prefetches=True,
             check_fence=lambda epoch: check_fence(),  # It has one life.
             stops=lambda: cohort.is_asked_to_stop,
+            callbacks=callbacks,
         ),
     )
     with hearing(cohort.ask_to_stop):
@@ -172,7 +176,7 @@ def train_in_cluster(
       heartbeat_secs=config.cluster.heartbeat_secs,
       silence_secs=config.cluster.least_silence_secs,
   )
-  apart, collectives = _use_devices(config, 1), None
+  apart, collectives = use_devices(config, 1), None
   if log is None:
     devices = devices_lib.place_nodes([number], apart=apart)
   else:
@@ -205,8 +209,11 @@ def train_in_cluster(
   worker_lib.Worker(job, given).run()
 
 
-def _use_devices(config: ml_collections.ConfigDict, num_nodes: int) -> bool:
-  """Makes devices for nodes; returns whether transfers have others."""
+def use_devices(config: ml_collections.ConfigDict, num_nodes: int) -> bool:
+  """Makes devices for nodes; returns whether transfers have others.
+
+  Call before anything else starts JAX.
+  """
   per_node = config.node.mesh.data * config.node.mesh.tensor
   apart = per_node > 1
   devices_lib.use_virtual_devices(

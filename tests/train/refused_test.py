@@ -38,7 +38,6 @@ class RefusedTest(folders.FolderCase):
       ("remat", "pipeline__remat", "ful", "did you mean 'full'"),
       ("executor", "pipeline__executor", "row", "did you mean 'rows'"),
       ("unit", "pipeline__unit", "blok", "did you mean 'block'"),
-      ("link", "pipeline__link", "cpy", "'cpy'"),
       ("balance", "plan__balance", "mem", "did you mean 'memory'"),
       ("stages", "pipeline__num_stages", 5, "from 1 to 4 .* got 5"),
       ("shares", "pipeline__num_shares", 3, "num_microbatches=2 .* 3"),

@@ -1,5 +1,6 @@
 """From a config to all that a run needs; the only readers of its layout.
 
+accept          keys, types and policy of a config that a user gives
 checks          values that can never be right
 build           task (model and data), profile, plan, rows, engine
 build_program   the same for `executor="spmd"`, whose passes are programs

@@ -76,14 +76,21 @@ def make_task(config: ml_collections.ConfigDict) -> Task:
         f"{batches.batch_size}. Use more data, smaller batches, or "
         "config.evaluate.every_steps=0."
     )
+  batch = {
+      key: jax.ShapeDtypeStruct(array.shape, array.dtype)
+      for key, array in batches.microbatch(0, 0).items()
+  }
+  if not model.sample:  # One of the user's own.
+    sample = {
+        key: jax.ShapeDtypeStruct(array.shape[1:], array.dtype)
+        for key, array in batch.items()
+    }
+    model = dataclasses.replace(model, sample=sample)
   whole = spec_lib.StageSpec(
       model=model,
       first=0,
       last=len(model.layers),
-      batch={
-          key: jax.ShapeDtypeStruct(array.shape, array.dtype)
-          for key, array in batches.microbatch(0, 0).items()
-      },
+      batch=batch,
       optimizer=optimizer,
       remat=pipeline.remat,
       seed=config.seed,
