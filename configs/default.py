@@ -1,7 +1,8 @@
 """GPT-2 small on 8 nodes: 2 pipelines of 4 stages.
 
 Every field is here, with its unit; other configs start from this one. Those
-that may be None are references of `ml_collections`, such as placeholders.
+that may be None are references of `ml_collections`, such as placeholders. What
+"file.py:function" may be, docs/own_parts.md tells.
 """
 
 from typing import Any
@@ -30,7 +31,7 @@ def _task() -> dict[str, Any]:
   """Returns the sections on what is trained, and on what."""
   return dict(
       model=dict(
-          name="gpt2",  # A key of `models.zoo`.
+          name="gpt2",  # A key of `models.zoo`; or "file.py:function".
           options=dict(  # Arguments of that model; see its docstring.
               variant="small",
               vocab_size=256,  # Bytes.
@@ -39,7 +40,7 @@ def _task() -> dict[str, Any]:
           prng="threefry2x32",  # Generator of dropout: or "rbg".
       ),
       data=dict(
-          name="stdlib_text",  # A name in `data.source`.
+          name="stdlib_text",  # In `data.source`; or "file.py:function".
           options=dict(),  # Arguments of that source; see its docstring.
           prefetch_steps=1,  # Prepared ahead.
       ),
@@ -87,7 +88,8 @@ def _protection() -> dict[str, Any]:
           check_every_steps=10,  # All copies of layers; 0: only after repairs.
       ),
       recovery=dict(  # Shadows are a matter of redundancy.mode.
-          # Name of a policy that sets what follows; None: it stays.
+          # Name of a policy, or "file.py:function", that sets what follows;
+          # None: it stays.
           policy=config_dict.placeholder(str),
           reroute="pipeline",  # Who computes for the lost; "shares", "none".
           drop=False,  # Samples of lost pipelines are left out.
@@ -117,11 +119,11 @@ def _training() -> dict[str, Any]:
           memory_limit_gib=config_dict.placeholder(float),
       ),
       optimizer=dict(
-          name="adamw",  # A function of optax.
+          name="adamw",  # A function of optax; or "file.py:function".
           options=dict(weight_decay=0.1),  # Its other arguments.
           decay="all",  # Or "matrices": norms and biases do not decay.
           learning_rate=3e-4,  # The peak, if there is a schedule.
-          schedule="warmup_cosine_decay_schedule",  # Of optax; or "constant".
+          schedule="warmup_cosine_decay_schedule",  # Or "constant", or own.
           schedule_options=dict(  # Arguments of that schedule, see optax.
               init_value=0.0,
               warmup_steps=100,
@@ -171,7 +173,7 @@ def _surroundings() -> dict[str, Any]:
           plots=True,
           figure_format="png",  # Or pdf or svg, or several: "png,pdf".
           tensorboard=False,  # Needs the extra `tensorboard`.
-          # "file.py:function", see docs/own_parts.md; or None.
+          # Of the user's own, "file.py:function"; None: no other log.
           logger=config_dict.placeholder(str),
       ),
   )

@@ -149,7 +149,8 @@ def _find_profile(
         lambda: profiler.estimate(
             task.whole, platform=device.platform, fingerprint=fingerprint
         ),
-        on_disk=config.model.name in zoo.MODELS,
+        on_disk=config.model.name in zoo.MODELS
+        and not base.is_function_name(config.optimizer.name),
     )
   text = pathlib.Path(path).read_bytes().decode("utf-8-sig", "replace")
   profile = cost_model.from_json(text, source=path)

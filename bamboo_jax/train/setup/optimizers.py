@@ -34,24 +34,23 @@ def make_optimizer(
   Raises `ValueError` if a name or option is wrong, or it needs more than that.
 
   Args:
-    name: Function of optax with an argument `learning_rate`, such as "adamw".
+    name: Function of optax with an argument `learning_rate`, such as "adamw";
+      or one of the user's own, "file.py:function", see `base.find_function`.
     options: Further arguments of that function; "weight_decay" is for any: one
       without it gets so much of each parameter as part of its gradient (L2).
     decay: Which parameters decay, one of `DECAYS`: those of two dimensions or
       more, embeddings included, or all.
   """
-  optimizers = find_optimizers()
-  if name not in optimizers:
-    raise ValueError(base.suggest(name, optimizers, what="optimizer"))
+  function = _find(name)
   arguments = {"learning_rate": schedule.rate, **options}
-  known = inspect.signature(optimizers[name]).parameters
+  known = inspect.signature(function).parameters
   mask = None if decay == "all" else _find_matrices
   rate = None
   if "weight_decay" not in known:
     rate = arguments.pop("weight_decay", None)
   if mask is not None:
     _set_mask(arguments, mask, known, name)
-  optimizer = _call(optimizers[name], arguments, what=f"optimizer {name!r}")
+  optimizer = _call(function, arguments, what=f"optimizer {name!r}")
   if rate is not None:
     optimizer = optax.chain(optax.add_decayed_weights(rate, mask), optimizer)
   _check_update(optimizer, what=f"optimizer {name!r}")
@@ -66,6 +65,15 @@ def find_optimizers() -> dict[str, Callable[..., Any]]:
       if not name.startswith(("_", "scale_by_"))
       and "learning_rate" in inspect.signature(function).parameters
   }
+
+
+def _find(name: str) -> Callable[..., Any]:
+  if base.is_function_name(name):
+    return base.find_function(name, what="optimizer")
+  optimizers = find_optimizers()
+  if name not in optimizers:
+    raise ValueError(base.suggest(name, optimizers, what="optimizer"))
+  return optimizers[name]
 
 
 def _find_matrices(params: base.PyTree) -> base.PyTree:
@@ -106,6 +114,11 @@ def _check_update(
     optimizer: optax.GradientTransformation, *, what: str
 ) -> None:
   """Raises `ValueError` unless a layer can be updated; computes nothing."""
+  if not all(callable(getattr(optimizer, k, None)) for k in ("init", "update")):
+    raise ValueError(
+        f"The {what} must be an optax.GradientTransformation, got "
+        f"{type(optimizer).__name__}."
+    )
   like = jax.ShapeDtypeStruct((2, 2), np.float32)
   params = {"first": like, "second": like}  # As if each were a layer.
   try:
