@@ -224,7 +224,7 @@ def _write_config(config: Any, folder: pathlib.Path) -> pathlib.Path:
   values = pprint.pformat(config.to_dict(), sort_dicts=False)
   try:
     ast.literal_eval(values)
-  except ValueError as error:
+  except (SyntaxError, ValueError) as error:
     raise ValueError(
         "The config of a cluster must be plain values (numbers, texts, lists, "
         "dicts): its processes read it from a file."
