@@ -43,7 +43,7 @@ def get_config():
 
 
 def get_config(name: str = "default") -> "ml_collections.ConfigDict":
-  """Returns a config to change and train; every option is in docs/options.
+  """Returns a config to change and train; `configs/default.py` has them all.
 
   Args:
     name: What `--config` takes: the short name of a packaged config, as
@@ -81,9 +81,12 @@ def train(
     ValueError: The config does not fit together, or not the run in `workdir`.
     OSError: A file cannot be read or written.
   """
+  from bamboo_jax.runtime.executables import folder
+  from bamboo_jax.runtime.executables import store
   from bamboo_jax.train import run
 
   config = _accept(config)
+  store.use(folder.default_path())  # Compiled programs, as commands keep them.
   try:
     run.train_and_evaluate(
         config,

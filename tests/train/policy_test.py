@@ -68,8 +68,11 @@ class PolicyTest(parameterized.TestCase):
 
   def test_counts_in_workers_of_a_cluster(self):
     config = make_config("oobleck")
-    enough = mock.patch.object(run.blobs_lib, "Peers", side_effect=EOFError)
-    given = dict.fromkeys(("name", "number", "stamp", "host", "identity"))
+    enough = mock.patch.object(
+        run.transport_lib, "Transport", side_effect=EOFError
+    )
+    given = dict.fromkeys(("name", "number", "stamp", "identity"))
+    given["host"] = "127.0.0.1"
     with enough, self.assertRaises(EOFError):
       run.train_in_cluster(config, None, workdir="", started_secs=0.0, **given)
     self.assertEqual(config.pipeline.layout, "templates")
