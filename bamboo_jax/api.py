@@ -94,6 +94,7 @@ def train(
         faults=_find_faults(faults, workdir),
         stop_at=stop_at,
         callbacks=callbacks,
+        settles=True,
     )
   except base.CallbackError as error:
     raise error.__cause__ from None

@@ -51,6 +51,7 @@ def train_and_evaluate(
         [Callable[[], bool]], contextlib.AbstractContextManager[None]
     ] = lambda ask: contextlib.nullcontext(),
     callbacks: Sequence[environment.Callback] = (),
+    settles: bool = False,
 ) -> bool:
   """Trains until `config.num_steps` steps are done; returns whether they are.
 
@@ -64,6 +65,8 @@ def train_and_evaluate(
     hearing: Entered while it trains; may call its argument at any time, which
       ends the run after the step, saved, and returns whether it has begun.
     callbacks: Each is called after every committed step.
+    settles: Whether what is being saved is waited for however it returns, as a
+      process must that goes on and may use the workdir.
 
   Raises:
     ValueError: The config does not fit together, or not the run in `workdir`,
@@ -109,7 +112,10 @@ def train_and_evaluate(
             callbacks=callbacks,
         ),
     )
-    with hearing(cohort.ask_to_stop):
+    with contextlib.ExitStack() as stack:
+      if settles:
+        stack.callback(worker.state.writer.close)
+      stack.enter_context(hearing(cohort.ask_to_stop))
       is_done = worker.run(stop_at)
       for line in faults_lib.find_missed(
           due,

@@ -44,6 +44,27 @@ except ValueError as error:
 """
 
 
+# Interrupts itself once step 3 is shown.
+_INTERRUPTED = """
+import os, signal, sys
+import bamboo_jax
+from tests import tiny
+
+class Shown:
+  flush = sys.stdout.flush
+  def write(self, line):
+    if line.startswith("step=3 "):
+      os.kill(os.getpid(), signal.SIGINT)
+
+sys.stdout = Shown()
+config = tiny.make_config(num_steps=100_000, checkpoint__every_steps=0)
+try:
+  bamboo_jax.cluster(config, workdir=sys.argv[1])
+except KeyboardInterrupt:
+  sys.exit(7)
+"""
+
+
 class OfferTest(parameterized.TestCase):
 
   def test_import_is_light(self):
@@ -103,9 +124,9 @@ class TrainTest(folders.FolderCase):
     self.assertEqual(config.to_dict(), before)
     self.assertFalse(config.is_locked)
 
-  @parameterized.parameters((), ("2,0/1,3,kill",))
+  @parameterized.parameters((), ("2,0/1,apply,kill",))
   def test_an_error_of_a_callback_ends_the_run(self, *faults):
-    """Also in the step in which a node has died."""
+    """Also in a step that a node has died in, which nobody knows yet."""
     done = []
 
     def fail(step, metrics):
@@ -162,6 +183,7 @@ class ClusterTest(folders.FolderCase):
 
   def test_config_file_gives_the_same_config(self):
     config = tiny.make_config(redundancy__spares=1)
+    config.optimizer.schedule_options = {}  # Others than by default.
     path = api._write_config(config, self.folder)
     read = bamboo_jax.get_config(str(path))
     self.assertEqual(read.to_dict(), config.to_dict())
@@ -172,6 +194,14 @@ class ClusterTest(folders.FolderCase):
     config.model.options.dtype = np.float32
     with self.assertRaisesRegex(ValueError, "must be plain values"):
       bamboo_jax.cluster(config, workdir=self.folder)
+
+  @commands.needs_etcd
+  def test_an_interrupt_saves_the_step(self):
+    done = commands.run("-c", _INTERRUPTED, str(self.folder))
+    self.assertEqual(done.returncode, 7, msg=done.stderr)
+    saved = [int(path.name) for path in self.folder.glob("checkpoints/*")]
+    self.assertLen(saved, 1)
+    self.assertGreaterEqual(saved[0], 3)
 
   def test_failure_has_the_last_line(self):
     with self.assertRaisesRegex(RuntimeError, "exit status 2: .*--nodes=1"):
