@@ -215,8 +215,10 @@ def _find_faults(
     workdir: str | os.PathLike[str],
 ) -> str | None:
   """Returns the path of a file of faults; lines are written to `workdir`."""
-  if faults is None or isinstance(faults, (str, os.PathLike)):
-    return faults and os.fspath(faults)
+  if not faults:
+    return None
+  if isinstance(faults, (str, os.PathLike)):
+    return os.fspath(faults)
   path = pathlib.Path(workdir, "faults.csv")
   path.parent.mkdir(parents=True, exist_ok=True)
   path.write_text("".join(f"{line}\n" for line in faults))

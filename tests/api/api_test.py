@@ -137,7 +137,7 @@ class TrainTest(folders.FolderCase):
     config = tiny.make_config(redundancy__mode="eager")
     with self.assertRaisesRegex(KeyError, "mine"):
       bamboo_jax.train(
-          config, workdir=self.folder, faults=faults or None, callbacks=[fail]
+          config, workdir=self.folder, faults=faults, callbacks=[fail]
       )
     self.assertEqual(done, [1, 2, 3])
 
