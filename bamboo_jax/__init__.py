@@ -2,6 +2,7 @@
 
 Each room says in its `__init__` what stands in it; none imports one above it.
 
+  api             what `import bamboo_jax` offers: train, plan, cluster, ...
   local_cluster   a whole cluster on one machine: real processes, really killed
   bench           step times, memory, deaths, rivals, ablations
   experiments     simulated experiments, against published figures
@@ -27,10 +28,40 @@ Commands (`launch`) and configs (`configs`) are packages too. In the repository
 they are folders beside this one; the wheel has them within it.
 """
 
+import importlib
 import os
+from typing import Any
 
 __version__ = "0.1.0"
 
 _LIBRARY = os.path.dirname(os.path.abspath(__file__))
 if not os.path.isdir(os.path.join(_LIBRARY, "launch")):
   __path__.append(os.path.dirname(_LIBRARY))  # `bamboo_jax.launch` is there.
+
+# What this module offers, imported on first use: by name, its module. Without a
+# name of its own the module itself can be called.
+_OFFERED = {
+    "Result": "metrics.result",
+    "cluster": "",
+    "from_arrays": "data.arrays",
+    "from_loss": "models.from_loss",
+    "get_config": "api",
+    "load": "api",
+    "plan": "",
+    "read_result": "metrics.result",
+    "simulate": "sim",
+    "train": "",
+}
+__all__ = ["__version__", *_OFFERED]
+
+
+def __getattr__(name: str) -> Any:
+  if name not in _OFFERED:
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+  if not _OFFERED[name]:
+    return importlib.import_module(f"{__name__}.{name}")
+  return getattr(importlib.import_module(f"{__name__}.{_OFFERED[name]}"), name)
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *_OFFERED})

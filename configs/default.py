@@ -1,7 +1,8 @@
 """GPT-2 small on 8 nodes: 2 pipelines of 4 stages.
 
 Every field is here, with its unit; other configs start from this one. Those
-that may be None are references of `ml_collections`, such as placeholders.
+that may be None are references of `ml_collections`, such as placeholders. What
+"file.py:function" may be, docs/guides/own_parts.md tells.
 """
 
 from typing import Any
@@ -100,7 +101,8 @@ def _protection() -> dict[str, Any]:
           check_every_steps=10,  # Compare copies; 0: only after repairs.
       ),
       recovery=dict(  # See docs/concepts/ladder.md.
-          # A policy that sets the other options here; None: they stay.
+          # A policy that sets the other options here, or "file.py:function";
+          # None: they stay.
           policy=config_dict.placeholder(str),
           # Nodes that compute for a pipeline without a stage: whole others; or
           # "shares": all with a copy of the stage; or "none".
@@ -136,11 +138,12 @@ def _training() -> dict[str, Any]:
           memory_limit_gib=config_dict.placeholder(float),
       ),
       optimizer=dict(
-          name="adamw",  # A function of optax.
+          name="adamw",  # A function of optax; or "file.py:function".
           options=dict(weight_decay=0.1),  # Its other arguments.
           decay="all",  # Or "matrices": norms and biases do not decay.
           learning_rate=3e-4,  # The peak, if there is a schedule.
-          schedule="warmup_cosine_decay_schedule",  # Of optax; or "constant".
+          # Of optax; or "constant", or "file.py:function".
+          schedule="warmup_cosine_decay_schedule",
           schedule_options=dict(  # Arguments of that schedule, see optax.
               init_value=0.0,  # Rate at step 0.
               warmup_steps=100,  # Until the peak.
@@ -192,5 +195,7 @@ def _surroundings() -> dict[str, Any]:
           plots=True,  # Draw figures at the end.
           figure_format="png",  # Or pdf or svg, or several: "png,pdf".
           tensorboard=False,  # Needs the extra `tensorboard`.
+          # Of the user's own, "file.py:function"; None: no other log.
+          logger=config_dict.placeholder(str),
       ),
   )

@@ -1,8 +1,4 @@
-"""A model as a list of layers, over a pipeline: python examples/layers.py.
-
-Each pipeline has 2 stages. The node of a stage holds a copy of the next one and
-takes over in the middle of a step if that node dies.
-"""
+"""A model as a list of layers, in a pipeline: python examples/layers.py."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -39,13 +35,12 @@ class Head(nn.Module):
     return layer.Loss(losses.sum(), jnp.float32(losses.size))
 
 
-def make_model(*, num_blocks=3, sequence_length=32):
-  layers = [linen.LinenLayer("embed", Embed(), ("inputs",))]
-  for block in range(num_blocks):
-    layers.append(linen.LinenLayer(f"block_{block}", Block()))
-  layers.append(linen.LinenLayer("head", Head(), ("targets",)))
-  sizes = dict(num_blocks=num_blocks, sequence_length=sequence_length)
-  return model.Model("mlp", tuple(layers), {"name": "mlp", **sizes})
+def make_model():
+  blocks = [linen.LinenLayer(f"block_{i}", Block()) for i in range(3)]
+  embed = linen.LinenLayer("embed", Embed(), ("inputs",))
+  head = linen.LinenLayer("head", Head(), ("targets",))
+  facts = {"name": "mlp", "sequence_length": 32}  # The data has its length.
+  return model.Model("mlp", (embed, *blocks, head), facts)
 
 
 def get_config():
@@ -53,7 +48,8 @@ def get_config():
   config.num_steps = 20
   config.model.name = f"{__file__}:make_model"
   config.model.options = {}
-  config.pipeline.num_stages = 2
+  config.pipeline.num_stages = 2  # A node has a copy of the next stage, too.
+  config.redundancy.spares = 0
   return config
 
 

@@ -10,7 +10,9 @@ from absl import flags
 
 from bamboo_jax.cli import command
 from bamboo_jax.cli import config_check
+from bamboo_jax.configs import default as default_config
 from bamboo_jax.launch import config_flag
+from bamboo_jax.train.setup import accept
 
 find_arguments = command.find_arguments
 hearing = command.hearing
@@ -60,7 +62,8 @@ def _parse_flags(argv: Sequence[str], *, own_keys: bool) -> list[str]:
     config_flag.check_arguments(argv, own_keys=own_keys)
     rest = flags.FLAGS(list(argv))
     if "config" in flags.FLAGS:
-      config_flag.check(flags.FLAGS["config"].value, own_keys=own_keys)
+      default = None if own_keys else default_config.get_config()
+      accept.accept(flags.FLAGS["config"].value, default)
     return rest
   except flags.IllegalFlagValueError as error:
     is_file = re.match("flag --config=(?!None: )", str(error))

@@ -9,14 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
-import ml_collections
 from ml_collections.config_flags import config_flags
 
-from bamboo_jax import base
 from bamboo_jax.base import packaged
 from bamboo_jax.cli import config_check
 from bamboo_jax.configs import default as default_config
-from bamboo_jax.train.setup import policy
 
 flags.disclaim_key_flags()  # The flag is one of the command that defines it.
 
@@ -29,9 +26,9 @@ class _Parser(config_flags.ConfigFileFlagParser):
 
 
 def define(name: str | None, help_text: str) -> flags.FlagHolder:
-  """Defines the flag `--config`, `name` by default; see `check`.
+  """Defines the flag `--config`, `name` by default; see `accept.accept`.
 
-  The text "None" is None: where it is not allowed, `check` rejects it.
+  The text "None" is None: where it is not allowed, `accept` rejects it.
   """
   for kind, parser in config_check.PARSERS.items():
     config_flags.register_flag_parser_for_type(kind, parser)
@@ -59,22 +56,3 @@ def check_arguments(argv: Sequence[str], *, own_keys: bool = False) -> None:
     return
   known = config_check.load(path) if own_keys else default_config.get_config()
   config_check.check_overrides(argv, known)
-
-
-def check(config: Any, *, own_keys: bool = False) -> None:
-  """Checks keys and types of a config, locks it, and applies its policy.
-
-  With `own_keys` it only looks for None. Raises `ValueError` for a key or type
-  that `configs/default.py` lacks, or an unknown policy.
-  """
-  if not isinstance(config, ml_collections.ConfigDict):
-    raise ValueError(
-        "get_config() of the config file must return an "
-        f"ml_collections.ConfigDict, got {config!r}."
-    )
-  if own_keys:
-    base.check_none(config)
-    return
-  config_check.check_section(config, default_config.get_config())
-  config.lock()
-  policy.apply(config)

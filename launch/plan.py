@@ -26,10 +26,11 @@ def main() -> None:
   from bamboo_jax.train.record import step_slots
   from bamboo_jax.train.setup import show
 
-  timeline = show.show_plan(_CONFIG.value)
+  planned = show.make_plan(_CONFIG.value)
+  print(planned)
   if _TRACE.value:
-    planned = step_slots.planned_slots([timeline])
-    step = chrome_trace.TracedStep(0, 0.0, planned, measured=())
+    slots = step_slots.planned_slots([planned.timeline])
+    step = chrome_trace.TracedStep(0, 0.0, slots, measured=())
     chrome_trace.write(_TRACE.value, [step])
     print(f"trace: {_TRACE.value}")
 

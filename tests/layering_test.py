@@ -11,6 +11,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # From top to bottom; the packages of a layer do not import each other.
 _LAYERS = (
+    ("api",),
     ("local_cluster", "experiments", "bench"),
     ("train", "report", "published"),
     ("exchange",),
@@ -34,6 +35,7 @@ _WITH_JAX = (
 )
 _RESERVED = {name: _WITH_JAX for name in _JAX} | {
     "ml_collections": (
+        "api",
         "train",
         "local_cluster",
         "experiments",
@@ -148,6 +150,8 @@ class LayeringTest(parameterized.TestCase):
       ("downwards", "train/a.py", "from bamboo_jax import base", False),
       ("same_package", "plan/a.py", "from bamboo_jax.plan import b", False),
       ("jax_in_models", "models/a.py", "import jax", False),
+      ("api", "api.py", "from bamboo_jax.train import run", False),
+      ("api_is_on_top", "train/a.py", "from bamboo_jax import api", True),
       ("config_in_train", "train/a.py", "import ml_collections", False),
       ("numpy", "data/a.py", "import numpy as np", False),
       ("similar_name", "data/a.py", "import jaxtyping", False),

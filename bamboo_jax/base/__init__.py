@@ -1,5 +1,6 @@
 """What every other package may use.
 
+calls     packages that are functions, too
 errors    exception classes, one for each thing that code does differently
 files     atomic writes, locks on folders, retried reads
 extras    packages that only some users need
@@ -15,6 +16,7 @@ types     types that several packages share: PyTree, Place
 """
 
 from bamboo_jax.base.errors import AttemptOverError
+from bamboo_jax.base.errors import CallbackError
 from bamboo_jax.base.errors import CheckpointError
 from bamboo_jax.base.errors import CompilationError
 from bamboo_jax.base.errors import DamagedCheckpointError

@@ -25,6 +25,10 @@ class DataError(ValueError):
   """A data source cannot be read."""
 
 
+class CallbackError(RuntimeError):
+  """A callback or logger of the user has raised the cause of this error."""
+
+
 class CheckpointError(ValueError):
   """A checkpoint cannot be written, read or does not fit the model."""
 

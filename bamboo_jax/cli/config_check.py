@@ -113,6 +113,16 @@ def check_section(
         )
 
 
+def fill(config: Any, values: Mapping[str, Any]) -> Any:
+  """Sets all values of a config, whose options are replaced; returns it."""
+  for key, value in values.items():
+    if isinstance(value, dict) and key not in base.OPTIONS:
+      fill(config[key], value)
+    else:
+      config[key] = value
+  return config
+
+
 def explain(error: BaseException) -> str:
   """Returns a message on an error in a config file, with its line if known."""
   message = str(error.args[0] if error.args else error).strip()

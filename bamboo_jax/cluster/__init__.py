@@ -22,3 +22,7 @@ computes or imports JAX.
 
 Read first: `views`, then `agent/membership`.
 """
+
+from bamboo_jax.base import calls
+
+calls.make_callable(__name__)

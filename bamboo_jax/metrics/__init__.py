@@ -4,6 +4,7 @@
   summary        summary.json, and the hash of arrays in it
   result         summary and log of a run, for Python code
   progress       a bar, or lines for `grep`
+  logger         a logger of the user's own
   tensorboard    scalars for TensorBoard
   slot           a named interval of time: input of traces and of schedule_plot
   chrome_trace   planned and measured steps for Perfetto

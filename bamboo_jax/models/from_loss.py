@@ -6,7 +6,7 @@ so with `pipeline.num_stages=1` a death costs the dead node's part of the step,
 which another replica computes again.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 import dataclasses
 import functools
 import inspect
@@ -96,6 +96,16 @@ class LossLayer:
         params={k: jnp.asarray(v) for k, v in params.items()}, stats={}
     )
 
+  def variable_shapes(self) -> layer_lib.Variables:
+    """Returns the shapes of the variables; they do not depend on a batch."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return jax.eval_shape(lambda key: self.init(key, None, {}), key)
+
+  def to_pytree(self, params: Mapping[str, Any]) -> base.PyTree:
+    """Returns parameters by name in the pytree that `init_params` makes."""
+    names, structure = self._structure
+    return structure.unflatten([params[name] for name in names])
+
   def apply(
       self,
       params: base.PyTree,
@@ -125,8 +135,7 @@ class LossLayer:
       params: base.PyTree,
       batch: layer_lib.Batch,
   ) -> layer_lib.Loss:
-    names, structure = self._structure
-    tree = structure.unflatten([params[name] for name in names])
+    tree = self.to_pytree(params)
     given = {"key": key} if self.takes_key else {}
     found = self.loss(tree, dict(batch), **given)
     if isinstance(found, layer_lib.Loss):

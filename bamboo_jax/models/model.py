@@ -97,7 +97,12 @@ class Model:
     }
 
   def variable_shapes(self) -> dict[str, layer_lib.Variables]:
-    """Returns the shapes of the variables by layer; allocates nothing."""
+    """Returns the shapes of the variables by layer; allocates nothing.
+
+    Without `sample` only a model of one layer that needs no batch has them.
+    """
+    if not self.sample and hasattr(self.layers[0], "variable_shapes"):
+      return {self.layers[0].name: self.layers[0].variable_shapes()}
     shapes = self._layer_shapes(self.batch_shapes(1))
     return {
         name: variables

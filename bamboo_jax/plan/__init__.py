@@ -21,3 +21,7 @@ Pure Python; costs come from a profile of the model, measured or estimated.
 
 Read `planner.make_plan`, then `rows`.
 """
+
+from bamboo_jax.base import calls
+
+calls.make_callable(__name__)

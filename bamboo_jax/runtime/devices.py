@@ -48,7 +48,8 @@ def use_virtual_devices(
   """Configures JAX in this process; call before its backends start.
 
   Sets devices and threads of the CPU backend, the memory allocator and the
-  cache of executables; other backends keep their devices.
+  cache of executables; other backends keep their devices. If JAX has started
+  already, as in a notebook, nodes share the devices that exist.
 
   Args:
     num_devices: Maximum number of virtual devices.
@@ -61,8 +62,8 @@ def use_virtual_devices(
     deterministic: Whether programs on GPUs must give the same bits every time.
 
   Raises:
-    RuntimeError: JAX has started already, with fewer devices.
-    ValueError: JAX_PLATFORMS names a GPU and the machine has none.
+    ValueError: JAX has started already with too few devices that nodes cannot
+      share; or JAX_PLATFORMS names a GPU and the machine has none.
   """
   platforms = jax.config.jax_platforms or ""
   if "cuda" in platforms.split(",") and not compat.sees_nvidia_gpu():
@@ -71,24 +72,45 @@ def use_virtual_devices(
     )
   allocator.keep_freed_memory()
   store.use()
+  threads = _MANY_THREADS if distinct else _NUM_THREADS
+  is_started = compat.has_devices()
+  if not is_started:
+    _set_environment(threads, deterministic=deterministic)
+  elif not (_VARIABLE in os.environ and _NO_FOLDING in _flags()):
+    logging.warning(
+        "JAX was started before bamboo_jax could set threads and flags of XLA: "
+        "compare hashes only with those of this process."
+    )
+  if not distinct:
+    most = int(os.environ.get(_VARIABLE, threads))
+    num_devices = min(num_devices, most)
+  if is_started:
+    if distinct and (found := len(jax.devices("cpu"))) < num_devices:
+      raise ValueError(
+          f"The run needs {num_devices} devices of the CPU backend, and JAX "
+          f"was started with {found}. Train in a new process, before anything "
+          "else uses JAX."
+      )
+    return
+  if apart:
+    compat.add_cpu_backend(num_devices * per_node)
+  jax.config.update("jax_num_cpu_devices", num_devices)
+
+
+def _set_environment(threads: int, *, deterministic: bool) -> None:
+  """Sets variables that backends read when they start."""
   if deterministic:
     accelerator.set_determinism(os.environ)
-  flags = os.environ.get("XLA_FLAGS", "")
+  flags = _flags()
   if _NO_FOLDING not in flags:
     os.environ["XLA_FLAGS"] = f"{flags} {_NO_FOLDING}".strip()
     if "xla_disable_hlo_passes" in flags:
       logging.warning("%s is appended to XLA_FLAGS=%s.", _NO_FOLDING, flags)
-  threads = _MANY_THREADS if distinct else _NUM_THREADS
-  threads = int(os.environ.setdefault(_VARIABLE, str(threads)))
-  if not distinct:
-    num_devices = min(num_devices, threads)
-  if apart:
-    compat.add_cpu_backend(num_devices * per_node)
-  try:
-    jax.config.update("jax_num_cpu_devices", num_devices)
-  except RuntimeError:
-    if len(jax.devices("cpu")) < num_devices:
-      raise
+  os.environ.setdefault(_VARIABLE, str(threads))
+
+
+def _flags() -> str:
+  return os.environ.get("XLA_FLAGS", "")
 
 
 def place_nodes(

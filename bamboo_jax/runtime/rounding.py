@@ -27,12 +27,11 @@ def describe() -> dict[str, Any]:
   device = jax.local_devices()[0]
   found = {"platform": f"{device.platform} {device.device_kind}"}
   if device.platform == "cpu":  # See `devices`.
-    num_threads = int(os.environ.get("NPROC", 0))
     kind = key.describe_processor()
     names = [l for l in kind.splitlines() if l.startswith("model name: ")]
     digest = hashlib.sha256(kind.encode()).hexdigest()[:8]
     found["processor"] = " ".join([*(l[12:] for l in names), digest])
-    found["threads"] = max(num_threads, jax.config.jax_num_cpu_devices)
+    found["threads"] = key.count_threads()
   versions = {name: metadata.version(name) for name in _PACKAGES}
   found |= {f"versions.{name}": version for name, version in versions.items()}
   settings = {name: _plain(getattr(jax.config, name)) for name in _SETTINGS}

@@ -74,7 +74,20 @@ def register(name: str, settings: Settings) -> None:
 
 
 def find(name: str) -> Settings:
-  """Returns a policy of `OWN`, `POLICIES` or `PLANNERS`, in this order."""
+  """Returns a policy of `OWN`, `POLICIES` or `PLANNERS`, in this order.
+
+  Or that of a function of the user's own, "file.py:function".
+  """
+  if base.is_function_name(name):
+    function = base.find_function(name, what="policy")
+    base.check_options(function, {}, what=f"policy {name!r}")
+    settings = function()
+    if not isinstance(settings, Settings):
+      raise ValueError(
+          f"Policy {name!r} must return bamboo_jax.sim.Settings, got "
+          f"{type(settings).__name__}."
+      )
+    return settings
   known = {**PLANNERS, **POLICIES, **OWN}
   if name not in known:
     raise ValueError(base.suggest(name, known, what="policy"))

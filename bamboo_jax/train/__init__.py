@@ -22,3 +22,7 @@ same `worker`, and only the cohort below it differs.
 Read `step` first, then `worker`: the picture above `_regroup` is what happens
 when a node dies.
 """
+
+from bamboo_jax.base import calls
+
+calls.make_callable(__name__)

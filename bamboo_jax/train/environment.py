@@ -1,14 +1,18 @@
 """The arguments of a worker that depend on its process."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import time
+from typing import Any
 
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.members import transfers as transfers_lib
 from bamboo_jax.train.record import workdir as workdir_lib
+
+# Called with the number of a committed step, from 1, and its metrics by name.
+Callback = Callable[[int, Mapping[str, Any]], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Environment:
     check_fence: Raises `base.FencedError` if members of a later epoch than the
       given one own the workdir.
     stops: Returns whether to save and end the run after this step.
+    callbacks: Called after every committed step that this member writes.
     started_secs: Start of the local nodes, on `time.perf_counter`.
   """
 
@@ -38,4 +43,5 @@ class Environment:
   prefetches: bool = False
   check_fence: Callable[[int], None] = lambda epoch: None
   stops: Callable[[], bool] = lambda: False
+  callbacks: Sequence[Callback] = ()
   started_secs: float = dataclasses.field(default_factory=time.perf_counter)

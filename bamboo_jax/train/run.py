@@ -4,7 +4,7 @@ Both entry points, all nodes in this process and one member of a cluster, make
 an environment for the same worker.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import contextlib
 import socket
 import time
@@ -51,6 +51,8 @@ def train_and_evaluate(
     hearing: Callable[
         [Callable[[], bool]], contextlib.AbstractContextManager[None]
     ] = lambda ask: contextlib.nullcontext(),
+    callbacks: Sequence[environment.Callback] = (),
+    settles: bool = False,
 ) -> bool:
   """Trains all nodes in this process; returns whether `num_steps` are done.
 
@@ -64,10 +66,14 @@ def train_and_evaluate(
     hearing: Context entered while training. It may call its argument at any
       time, which saves and ends the run after the current step, and returns
       whether training has begun.
+    callbacks: Each is called after every committed step.
+    settles: Whether to wait for unfinished saves however this returns, as a
+      process must that continues and may use the workdir.
 
   Raises:
     ValueError: The config is inconsistent or of another run than `workdir`, or
       another process uses `workdir`. `base` has subclasses for some cases.
+    base.CallbackError: A callback has raised its cause.
     base.FencedError: Another run has taken over `workdir`.
     OSError: A file cannot be read or written.
   """
@@ -83,7 +89,7 @@ def train_and_evaluate(
       due, num_nodes=num_nodes, zones=local_cohort.ZONES, source=faults or ""
   )
   num_late = sum(fault.kind == "join" for fault in due)
-  apart = _use_devices(config, num_nodes + num_late)
+  apart = use_devices(config, num_nodes + num_late)
   # If all die, the same number of new nodes joins and shares the devices.
   numbers = range((num_nodes + num_late) * (1 + len(due)))
   devices = devices_lib.place_nodes(numbers, apart=apart)
@@ -105,9 +111,13 @@ def train_and_evaluate(
             prefetches=True,
             check_fence=lambda epoch: check_fence(),  # There is one epoch.
             stops=lambda: cohort.is_asked_to_stop,
+            callbacks=callbacks,
         ),
     )
-    with hearing(cohort.ask_to_stop):
+    with contextlib.ExitStack() as stack:
+      if settles:
+        stack.callback(worker.state.writer.close)
+      stack.enter_context(hearing(cohort.ask_to_stop))
       is_done = worker.run(stop_at)
       for line in faults_lib.find_missed(
           due,
@@ -180,7 +190,7 @@ def train_in_cluster(
       heartbeat_secs=config.cluster.heartbeat_secs,
       silence_secs=config.cluster.least_silence_secs,
   )
-  apart, collectives = _use_devices(config, 1), None
+  apart, collectives = use_devices(config, 1), None
   if log is None:
     devices = devices_lib.place_nodes([number], apart=apart)
   else:
@@ -213,8 +223,11 @@ def train_in_cluster(
   worker_lib.Worker(job, given).run()
 
 
-def _use_devices(config: ml_collections.ConfigDict, num_nodes: int) -> bool:
-  """Makes devices for nodes; returns whether transfers have their own."""
+def use_devices(config: ml_collections.ConfigDict, num_nodes: int) -> bool:
+  """Makes devices for nodes; returns whether transfers have their own.
+
+  Call before anything else starts JAX.
+  """
   per_node = config.node.mesh.data * config.node.mesh.tensor
   apart = per_node > 1
   devices_lib.use_virtual_devices(

@@ -39,6 +39,7 @@ _EXPLAIN_SECS = 30.0
 
 # Errors that no death explains.
 _FINAL = (
+    base.CallbackError,
     base.CheckpointError,
     base.CompilationError,
     base.FencedError,
@@ -388,8 +389,7 @@ class Worker:
       self._check.check_now()
     saves = is_done or self._saves_at_stop
     if saves:
-      if self._begun >= 0:
-        steps = self.state.steps
+      if (steps := self.state.steps) and self._begun >= 0:
         self._outputs.explain(f"saving step {steps}", step=steps)
       self._log.save_last()
     self._log.write_summary()

@@ -6,6 +6,7 @@ import ml_collections
 
 from bamboo_jax.cli import config_check
 from bamboo_jax.launch import config_flag
+from bamboo_jax.train.setup import accept
 from configs import default
 from tests import tiny
 from tests.launch import commands
@@ -27,7 +28,7 @@ class ConfigFlagTest(parameterized.TestCase):
   @parameterized.parameters(default, tiny)
   def test_config_passes_and_is_locked(self, module):
     config = module.get_config()
-    config_flag.check(config)
+    accept.accept(config, default.get_config())
     self.assertTrue(config.is_locked)
 
   @parameterized.named_parameters(
@@ -40,7 +41,7 @@ class ConfigFlagTest(parameterized.TestCase):
   )
   def test_bad_config(self, path, value, message):
     with self.assertRaisesRegex(ValueError, message):
-      config_flag.check(_changed(path, value))
+      accept.accept(_changed(path, value), default.get_config())
 
   @parameterized.named_parameters(
       ("integer_for_float", "optimizer.learning_rate", 1),
@@ -50,14 +51,14 @@ class ConfigFlagTest(parameterized.TestCase):
       ("placeholder", "plan.profile", "profile.json"),
   )
   def test_good_config(self, path, value):
-    config_flag.check(_changed(path, value))
+    accept.accept(_changed(path, value), default.get_config())
 
   def test_key_that_is_missing(self):
     config = ml_collections.ConfigDict({"num_steps": 3})
     with self.assertRaisesRegex(
         ValueError, "config.checkpoint is missing; a config"
     ):
-      config_flag.check(config)
+      accept.accept(config, default.get_config())
 
   @parameterized.named_parameters(
       ("one_dash", ["-config.num_step", "3"], "did you mean 'num_steps'"),
@@ -134,8 +135,8 @@ class NoneTest(parameterized.TestCase):
   """Each starts Python, a second."""
 
   @parameterized.parameters(
-      ("configs/default.py", 12),
-      ("configs/sim/compare.py", 16),
+      ("configs/default.py", 14),
+      ("configs/sim/compare.py", 17),
       ("configs/sim/bamboo_bert.py", 1),
       ("configs/sim/oobleck.py", 1),
   )

@@ -42,16 +42,22 @@ def describe_processor() -> str:
   return f"{platform.machine()}\n{cpu}"
 
 
-def describe_host() -> str:
-  """Returns everything that this process's CPU code depends on."""
+def count_threads() -> int:
+  """Returns the number of threads of XLA:CPU in this process.
+
+  That of the cores, or what `NPROC` says, or of the devices if they are more.
+  """
   if hasattr(os, "sched_getaffinity"):
     num_cores = len(os.sched_getaffinity(0))
   else:
     num_cores = os.cpu_count()
-  # XLA:CPU takes the number of cores from NPROC, and a thread a device or more.
   num_cores = int(os.environ.get("NPROC", num_cores))
-  num_threads = max(num_cores, jax.config.jax_num_cpu_devices)
-  return f"{describe_processor()}\n{num_threads}"
+  return max(num_cores, jax.config.jax_num_cpu_devices)
+
+
+def describe_host() -> str:
+  """Returns all that machine code of this process for a CPU depends on."""
+  return f"{describe_processor()}\n{count_threads()}"
 
 
 def parse_cpu(text: str) -> str:

@@ -22,11 +22,11 @@ from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import loss_plot
 from bamboo_jax.metrics import plots
 from bamboo_jax.metrics import summary as summary_lib
-from bamboo_jax.metrics import tensorboard
 from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
+from bamboo_jax.train.record import log_writers
 from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import opening
 from bamboo_jax.train.record import run_summary
@@ -62,8 +62,8 @@ class Outputs:
     self._state = state
     self._progress = given.progress
     self._meter = meter_lib.make_meter(config, since_secs=given.started_secs)
-    self._writer: jsonl.MetricsWriter | None = None
-    self._events: tensorboard.TensorBoardWriter | None = None
+    self._callbacks = given.callbacks
+    self._writer: log_writers.LogWriters | None = None
     self._traced: collections.deque[step_lib.Committed] = collections.deque(
         maxlen=max(1, config.metrics.trace_steps)
     )
@@ -200,9 +200,6 @@ class Outputs:
     if self._writer is not None:
       self._writer.close()
       self._writer = None
-    if self._events is not None:
-      self._events.close()
-      self._events = None
 
   def _write(
       self,
@@ -248,11 +245,9 @@ class Outputs:
       rung = found[-1] if found else self._state.rung
       values = {"owners": owners, "rung": rung, "at_secs": time.perf_counter()}
       self._writer.write_event("layout", step=done.steps, values=values)
-    self._writer.write_step(done.steps, shown | more)
     if self._progress is not None:
       self._progress.show_step(done.steps, shown)
-    if self._events is not None:
-      self._events.write_step(done.steps, shown)
+    self._writer.write_step(done.steps, shown, more)
     if self._first_secs is None:
       self._first_secs = done.start_secs
     self._traced.append(done)
@@ -330,7 +325,7 @@ class Outputs:
     yield
     for line in self._find_start(lines)[1]:
       if line["step"] > step and line.get("event") in (_RECOVERY, _JOIN):
-        self._writer.write_step(line["step"], line)
+        self._writer.keep(line)
 
   def _ensure(self, step: int) -> None:
     if self._writer is None:
@@ -338,14 +333,13 @@ class Outputs:
       self._take_over(step, self._last, self._state.num_updates)
 
   def _open(self, step: int) -> None:
-    path = self._workdir.metrics
-    self._writer = jsonl.MetricsWriter(
-        path, resumed_from_step=step, on_error=self._warn
+    self._writer = log_writers.LogWriters(
+        self._workdir,
+        self._config,
+        resumed_from_step=step,
+        callbacks=self._callbacks,
+        on_error=self._warn,
     )
-    if self._config.metrics.tensorboard:
-      self._events = tensorboard.TensorBoardWriter(
-          self._workdir.events, resumed_from_step=step
-      )
 
   def _warn(self, error: OSError) -> None:
     """Warns once that the log is delayed."""

@@ -1,5 +1,6 @@
 """Makes the parts of a run from a config; no other package reads its keys.
 
+accept          keys, types and policy of a config that a user gives
 checks          values that are never valid
 build           task (model and data), profile, plan, rows, engine
 build_program   the same for `executor="spmd"`, whose passes are programs

@@ -79,14 +79,21 @@ def make_task(config: ml_collections.ConfigDict) -> Task:
         f"{batches.batch_size}. Use more data, smaller batches, or "
         "config.evaluate.every_steps=0."
     )
+  batch = {
+      key: jax.ShapeDtypeStruct(array.shape, array.dtype)
+      for key, array in batches.microbatch(0, 0).items()
+  }
+  if not model.sample:  # One of the user's own.
+    sample = {
+        key: jax.ShapeDtypeStruct(array.shape[1:], array.dtype)
+        for key, array in batch.items()
+    }
+    model = dataclasses.replace(model, sample=sample)
   whole = spec_lib.StageSpec(
       model=model,
       first=0,
       last=len(model.layers),
-      batch={
-          key: jax.ShapeDtypeStruct(array.shape, array.dtype)
-          for key, array in batches.microbatch(0, 0).items()
-      },
+      batch=batch,
       optimizer=optimizer,
       remat=pipeline.remat,
       seed=config.seed,
@@ -144,7 +151,8 @@ def _find_profile(
         lambda: profiler.estimate(
             task.whole, platform=device.platform, fingerprint=fingerprint
         ),
-        on_disk=config.model.name in zoo.MODELS,
+        on_disk=config.model.name in zoo.MODELS
+        and not base.is_function_name(config.optimizer.name),
     )
   text = pathlib.Path(path).read_bytes().decode("utf-8-sig", "replace")
   profile = cost_model.from_json(text, source=path)

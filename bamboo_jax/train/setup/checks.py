@@ -80,6 +80,8 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     if (value := _get(config, name)) not in allowed:
       what = f"value of config.{name}"
       raise ValueError(base.suggest(value, allowed, what=what))
+  if config.metrics.logger is not None:  # Fails before nodes start.
+    base.find_function(config.metrics.logger, what="logger")
   plots.parse_formats(config.metrics.figure_format)
   mesh, size = config.node.mesh, config.pipeline.microbatch_size
   if size % mesh.data:

@@ -32,7 +32,8 @@ def make_optimizer(
   """Returns an optimizer of optax that updates each layer by itself.
 
   Args:
-    name: Function of optax with an argument `learning_rate`, such as "adamw".
+    name: Function of optax with an argument `learning_rate`, such as "adamw";
+      or the user's own, "file.py:function", see `base.find_function`.
     schedule: The learning rate.
     options: Further arguments of that function. "weight_decay" is allowed for
       all: an optimizer without it gets an L2 term in its gradient.
@@ -43,18 +44,16 @@ def make_optimizer(
     ValueError: A name or option is invalid, or the optimizer needs more than a
       layer's gradients and parameters.
   """
-  optimizers = find_optimizers()
-  if name not in optimizers:
-    raise ValueError(base.suggest(name, optimizers, what="optimizer"))
+  function = _find(name)
   arguments = {"learning_rate": schedule.rate, **options}
-  known = inspect.signature(optimizers[name]).parameters
+  known = inspect.signature(function).parameters
   mask = None if decay == "all" else _find_matrices
   rate = None
   if "weight_decay" not in known:
     rate = arguments.pop("weight_decay", None)
   if mask is not None:
     _set_mask(arguments, mask, known, name)
-  optimizer = _call(optimizers[name], arguments, what=f"optimizer {name!r}")
+  optimizer = _call(function, arguments, what=f"optimizer {name!r}")
   if rate is not None:
     optimizer = optax.chain(optax.add_decayed_weights(rate, mask), optimizer)
   _check_update(optimizer, what=f"optimizer {name!r}")
@@ -72,6 +71,15 @@ def find_optimizers() -> dict[str, Callable[..., Any]]:
       if not name.startswith(("_", "scale_by_"))
       and "learning_rate" in inspect.signature(function).parameters
   }
+
+
+def _find(name: str) -> Callable[..., Any]:
+  if base.is_function_name(name):
+    return base.find_function(name, what="optimizer")
+  optimizers = find_optimizers()
+  if name not in optimizers:
+    raise ValueError(base.suggest(name, optimizers, what="optimizer"))
+  return optimizers[name]
 
 
 def _find_matrices(params: base.PyTree) -> base.PyTree:
@@ -112,6 +120,11 @@ def _check_update(
     optimizer: optax.GradientTransformation, *, what: str
 ) -> None:
   """Raises `ValueError` unless a layer can be updated; computes nothing."""
+  if not all(callable(getattr(optimizer, k, None)) for k in ("init", "update")):
+    raise ValueError(
+        f"The {what} must be an optax.GradientTransformation, got "
+        f"{type(optimizer).__name__}."
+    )
   like = jax.ShapeDtypeStruct((2, 2), np.float32)
   params = {"first": like, "second": like}  # As if each were a layer.
   try:

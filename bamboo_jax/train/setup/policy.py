@@ -30,12 +30,15 @@ def apply(config: ml_collections.ConfigDict) -> None:
   build.load_plugins(config)
   if name is None:
     return
-  known = presets.PLANNERS | presets.OWN
-  if name in presets.OWN and known[name].layout not in _LAYOUTS:
+  own = presets.OWN
+  if base.is_function_name(name):
+    own = {name: presets.find(name)}
+  if name in own and own[name].layout not in _LAYOUTS:
     raise ValueError(
-        f"config.recovery.policy={name!r} has layout={known[name].layout!r}, "
+        f"config.recovery.policy={name!r} has layout={own[name].layout!r}, "
         f"which only simulations have; a run allows {', '.join(_LAYOUTS)}."
     )
+  known = presets.PLANNERS | own
   known = {n: s for n, s in known.items() if s.layout in _LAYOUTS}
   if name not in known:
     raise ValueError(base.suggest(name, known, what="policy of runs"))

@@ -15,6 +15,7 @@ from bamboo_jax import base
 
 CONSTANT = "constant"
 _PEAKS = ("peak_value", "init_value", "value")  # Names of optax for the peak.
+_OWN_PEAK = "learning_rate"
 _LENGTHS = ("decay_steps", "transition_steps")
 _BLOCK = 1 << 16  # Number of rates that are computed at once.
 # The end of a long decay rounds to 0. No warning for rates above this fraction
@@ -98,8 +99,10 @@ def make_schedule(
   """Returns the schedule of a run of `num_steps` steps.
 
   Args:
-    name: Function of optax that returns a schedule, or "constant".
-    peak: The largest rate, or the first one of a schedule that only falls.
+    name: Function of optax that returns a schedule, or "constant"; or the
+      user's own, "file.py:function", see `base.find_function`.
+    peak: The largest rate, or the first one of a schedule that only falls. An
+      own function gets it as `learning_rate`, if it has that argument.
     options: Arguments of that function except the peak. By default, and for
       None, lengths are such that the schedule ends with the run. Options of
       other schedules are ignored.
@@ -108,12 +111,17 @@ def make_schedule(
   Raises:
     ValueError: The name or an option is invalid.
   """
-  schedules = find_schedules()
-  if name != CONSTANT and name not in schedules:
+  schedules, is_own = find_schedules(), base.is_function_name(name)
+  if is_own:
+    function = base.find_function(name, what="schedule")
+    known = [*inspect.signature(function).parameters]
+  elif name != CONSTANT and name not in schedules:
     raise ValueError(
         base.suggest(name, [*schedules, CONSTANT], what="schedule")
     )
-  known = {} if name == CONSTANT else schedules[name]
+  else:
+    function = getattr(optax, name, None)
+    known = schedules.get(name, [])
   others = set().union(*schedules.values())
   given = {k: v for k, v in options.items() if v is not None}
   unused = {k: given.pop(k) for k in list(given) if k in others - {*known}}
@@ -123,23 +131,26 @@ def make_schedule(
           f"The schedule {name!r} takes no options, got {', '.join(given)}."
       )
     return Schedule(name, peak, peak, unused=unused)
-  peak_name = next(peak for peak in _PEAKS if peak in known)
+  peaks = (_OWN_PEAK,) if is_own else _PEAKS
+  peak_name = next((peak for peak in peaks if peak in known), None)
   if peak_name in given:
     unused[peak_name] = given[peak_name]
-  given[peak_name] = peak
+  if peak_name is not None:
+    given[peak_name] = peak
   absent = [k for k in known if k in _LENGTHS and k not in given]
-  function, lengths = getattr(optax, name), dict.fromkeys(absent, 1)
+  lengths = dict.fromkeys(absent, 1)
   base.check_options(function, given | lengths, what=f"schedule {name!r}")
   for option in absent:
     given[option] = _find_length(option, known, given, num_steps)
   _check_lengths(given)
   try:
     rate = function(**given)
-  except Exception as error:  # optax raises various types.
+    jax.eval_shape(rate, np.int32(0))
+  except Exception as error:  # optax raises various types, and users' code.
     raise ValueError(
         f"The schedule {name!r} cannot be made: {error}"
     ) from error
-  del given[peak_name]
+  given.pop(peak_name, None)
   return Schedule(name, peak, rate, given, unused)
 
 

@@ -1,8 +1,11 @@
 """The plan of a config as text, for either executor."""
 
+import dataclasses
+
 import ml_collections
 
 from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import planner
 from bamboo_jax.plan import render
 from bamboo_jax.schedule import render as grid_lib
 from bamboo_jax.schedule import timeline as timeline_lib
@@ -11,50 +14,73 @@ from bamboo_jax.train.setup import build_program
 from bamboo_jax.train.setup import build_recovery
 
 
-def show_plan(config: ml_collections.ConfigDict) -> timeline_lib.Timeline:
-  """Prints the plan of a config; returns the timeline of pipeline 0."""
+@dataclasses.dataclass(frozen=True, repr=False)
+class PlannedRun:
+  """The plan of a run; prints as the text of `bamboo plan`.
+
+  Attributes:
+    plan: Partition, batch, memory and predicted times.
+    timeline: Of a step of pipeline 0, with redundant passes.
+    text: What `bamboo plan` prints.
+  """
+
+  plan: planner.Plan
+  timeline: timeline_lib.Timeline
+  text: str
+
+  def __repr__(self) -> str:
+    return self.text
+
+
+def make_plan(config: ml_collections.ConfigDict) -> PlannedRun:
+  """Returns the plan of a config; `ValueError` if it does not fit together."""
   task = build.make_task(config)
   profile = build.make_profile(config, task)
   if config.pipeline.executor == "spmd":
-    return _show_ticks(config, task, profile)
-  return _show_rows(config, profile)
+    return _plan_ticks(config, task, profile)
+  return _plan_rows(config, profile)
 
 
-def _show_rows(
+def _plan_rows(
     config: ml_collections.ConfigDict, profile: cost_model.Profile
-) -> timeline_lib.Timeline:
+) -> PlannedRun:
   templates = build_recovery.make_templates(config, profile)
-  for template in templates.templates if templates else ():
-    print(
-        f"template of {template.num_nodes} nodes: "
-        f"layers {template.partition.bounds}, up to "
-        f"{max(template.memory_bytes) / 2**20:.2f} MiB without replicas"
-    )
+  lines = [
+      f"template of {template.num_nodes} nodes: "
+      f"layers {template.partition.bounds}, up to "
+      f"{max(template.memory_bytes) / 2**20:.2f} MiB without replicas"
+      for template in (templates.templates if templates else ())
+  ]
   num_stages = templates and templates.min_nodes
   plan = build.make_plan(config, profile, num_stages=num_stages)
-  print(render.render_plan(plan))
+  lines.append(render.render_plan(plan))
   rows = build.make_rows(config, plan)
   roles = rows.roles(0)
   redundant = rows.whole(0, roles)
-  print(f"\nrows of pipeline 0:\n{grid_lib.render_grid(redundant.timeline)}")
+  grid = grid_lib.render_grid(redundant.timeline)
+  lines.append(f"\nrows of pipeline 0:\n{grid}")
   if redundant.mode != "none":
     refresh = config.redundancy.refresh
-    print(render.render_redundancy(plan, redundant, roles, refresh=refresh))
-  return redundant.timeline
+    lines.append(
+        render.render_redundancy(plan, redundant, roles, refresh=refresh)
+    )
+  return PlannedRun(plan, redundant.timeline, "\n".join(lines))
 
 
-def _show_ticks(
+def _plan_ticks(
     config: ml_collections.ConfigDict,
     task: build.Task,
     profile: cost_model.Profile,
-) -> timeline_lib.Timeline:
+) -> PlannedRun:
   cuts = build_program.find_cuts(config, task)
   plan = build.make_plan(config, profile, cuts=cuts)
   program = build_program.make_program(config, task, plan)
-  print(render.render_plan(program.plan))
+  lines = [render.render_plan(program.plan)]
   timeline = program.plan.timeline
-  print(f"\nticks of pipeline 0:\n{grid_lib.render_grid(timeline)}")
+  lines.append(f"\nticks of pipeline 0:\n{grid_lib.render_grid(timeline)}")
   if program.order != config.pipeline.ticks:
-    print(f"ticks are {program.order!r}, since others exceed the memory limit")
-  print(render.render_ticks(program))
-  return timeline
+    lines.append(
+        f"ticks are {program.order!r}, since others exceed the memory limit"
+    )
+  lines.append(render.render_ticks(program))
+  return PlannedRun(program.plan, timeline, "\n".join(lines))

@@ -1,0 +1,214 @@
+"""`import bamboo_jax`: what it offers, and what goes wrong."""
+
+import inspect
+import os
+import subprocess
+import sys
+
+from absl.testing import parameterized
+import numpy as np
+
+import bamboo_jax
+from bamboo_jax import api
+from bamboo_jax.models import zoo
+from tests import folders
+from tests import tiny
+from tests.launch import commands
+
+# JAX is started before, with one device.
+_LATE = """
+import sys
+import jax
+import jax.numpy as jnp
+jnp.zeros(3)
+import bamboo_jax
+from tests import tiny
+
+config = tiny.make_config(num_steps=3, redundancy__mode="eager")
+killed = bamboo_jax.train(
+    config, workdir=sys.argv[1] + "/a", faults=["2,0/1,3,kill"]
+)
+whole = bamboo_jax.train(config, workdir=sys.argv[1] + "/b")
+assert killed.state_sha256 == whole.state_sha256
+assert len(killed.recoveries) == 1
+from bamboo_jax.runtime import rounding
+from bamboo_jax.runtime.executables import key
+import os
+assert "NPROC" not in os.environ
+assert rounding.describe()["threads"] == len(os.sched_getaffinity(0))
+config.pipeline.executor = "spmd"
+try:
+  bamboo_jax.train(config, workdir=sys.argv[1] + "/c")
+except ValueError as error:
+  print(error)
+"""
+
+
+# Interrupts itself once step 3 is shown.
+_INTERRUPTED = """
+import os, signal, sys
+import bamboo_jax
+from tests import tiny
+
+class Shown:
+  flush = sys.stdout.flush
+  def write(self, line):
+    if line.startswith("step=3 "):
+      os.kill(os.getpid(), signal.SIGINT)
+
+sys.stdout = Shown()
+config = tiny.make_config(num_steps=100_000, checkpoint__every_steps=0)
+try:
+  bamboo_jax.cluster(config, workdir=sys.argv[1])
+except KeyboardInterrupt:
+  sys.exit(7)
+"""
+
+
+class OfferTest(parameterized.TestCase):
+
+  def test_import_is_light(self):
+    code = (
+        "import sys, bamboo_jax; dir(bamboo_jax); bamboo_jax.train\n"
+        "heavy = {'jax', 'numpy', 'ml_collections'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+        "print(sorted(set(bamboo_jax.__all__) - set(dir(bamboo_jax))))\n"
+        "assert all(hasattr(bamboo_jax, name) for name in bamboo_jax.__all__)\n"
+    )
+    done = commands.run("-c", code)
+    self.assertEqual(done.stdout, "[]\n[]\n", done.stderr)
+
+  @parameterized.parameters("train", "plan", "cluster")
+  def test_package_is_a_function_too(self, name):
+    package, function = getattr(bamboo_jax, name), getattr(api, name)
+    self.assertTrue(inspect.ismodule(package))
+    signature = inspect.signature(function)
+    self.assertEqual(inspect.signature(package), signature)
+    self.assertIn(f"{name}{signature}", package.__doc__)
+    self.assertIn(inspect.getdoc(function), package.__doc__)
+
+  def test_unknown_name(self):
+    with self.assertRaisesRegex(AttributeError, "no attribute 'trian'"):
+      bamboo_jax.trian  # noqa: B018
+
+  @parameterized.parameters(
+      ("quickstart", 40),
+      ("configs/quickstart.py", 40),
+      ("gpt2:small", 500_000),
+  )
+  def test_config(self, name, num_steps):
+    self.assertEqual(bamboo_jax.get_config(name).num_steps, num_steps)
+
+  def test_config_that_is_not_there(self):
+    with self.assertRaisesRegex(ValueError, "did you mean 'quickstart'"):
+      bamboo_jax.get_config("quickstat")
+
+
+class TrainTest(folders.FolderCase):
+
+  def test_callbacks_get_what_the_log_gets(self):
+    config, seen = tiny.make_config(num_steps=3), []
+    before = config.to_dict()
+    result = bamboo_jax.train(
+        config,
+        workdir=self.folder / "run",
+        callbacks=[
+            lambda step, metrics: seen.append({"step": step, **metrics})
+        ],
+    )
+    steps = [line for line in result.lines if "event" not in line]
+    self.assertLen(seen, 3)
+    self.assertEqual([s["loss"] for s in seen], [s["loss"] for s in steps])
+    self.assertEqual([{*s} for s in seen], [{*s} for s in steps])
+    self.assertEqual([*result.losses], [1, 2, 3])
+    self.assertEqual(config.to_dict(), before)
+    self.assertFalse(config.is_locked)
+
+  @parameterized.parameters((), ("2,0/1,apply,kill",))
+  def test_an_error_of_a_callback_ends_the_run(self, *faults):
+    """Also in a step that a node has died in, which nobody knows yet."""
+    done = []
+
+    def fail(step, metrics):
+      done.append(step)
+      if step == 3:
+        raise KeyError("mine")
+
+    config = tiny.make_config(redundancy__mode="eager")
+    with self.assertRaisesRegex(KeyError, "mine"):
+      bamboo_jax.train(
+          config, workdir=self.folder, faults=faults, callbacks=[fail]
+      )
+    self.assertEqual(done, [1, 2, 3])
+
+  def test_stops_and_goes_on(self):
+    config = tiny.make_config()
+    stopped = bamboo_jax.train(config, workdir=self.folder, stop_at=2)
+    self.assertEqual(stopped.steps, 2)
+    self.assertEqual(bamboo_jax.train(config, workdir=self.folder).steps, 5)
+
+  def test_bad_config(self):
+    config = tiny.make_config()
+    config.unlock()
+    config.num_stpes = 3
+    for call in (bamboo_jax.train, bamboo_jax.cluster):
+      with self.assertRaisesRegex(ValueError, "did you mean 'num_steps'"):
+        call(config, workdir=self.folder / "run")
+    self.assertFalse((self.folder / "run").exists())
+
+  def test_parameters_of_a_model_in_layers(self):
+    result = bamboo_jax.train(tiny.make_config(), workdir=self.folder)
+    params = bamboo_jax.load(result.workdir)
+    self.assertEqual(params["embed"].params["wpe"].shape, (8, 16))
+    with self.assertRaisesRegex(ValueError, "There are no weights in"):
+      bamboo_jax.load(
+          self.folder / "checkpoints" / "none", zoo.make_model("gpt2")
+      )
+
+  def test_jax_was_started_before(self):
+    done = subprocess.run(
+        [sys.executable, "-c", _LATE, str(self.folder)],
+        cwd=commands.ROOT,
+        env=_clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    self.assertEqual(done.returncode, 0, msg=done.stderr)
+    self.assertIn("compare hashes only with those of this", done.stderr)
+    self.assertRegex(done.stdout, "needs 2 devices .* was started with 1")
+
+
+class ClusterTest(folders.FolderCase):
+
+  def test_config_file_gives_the_same_config(self):
+    config = tiny.make_config(redundancy__spares=1)
+    config.optimizer.schedule_options = {}  # Others than by default.
+    path = api._write_config(config, self.folder)
+    read = bamboo_jax.get_config(str(path))
+    self.assertEqual(read.to_dict(), config.to_dict())
+    api._accept(read)  # None is a placeholder there, too.
+
+  def test_config_with_objects(self):
+    config = tiny.make_config()
+    config.model.options.dtype = np.float32
+    with self.assertRaisesRegex(ValueError, "must be plain values"):
+      bamboo_jax.cluster(config, workdir=self.folder)
+
+  @commands.needs_etcd
+  def test_an_interrupt_saves_the_step(self):
+    done = commands.run("-c", _INTERRUPTED, str(self.folder))
+    self.assertEqual(done.returncode, 7, msg=done.stderr)
+    saved = [int(path.name) for path in self.folder.glob("checkpoints/*")]
+    self.assertLen(saved, 1)
+    self.assertGreaterEqual(saved[0], 3)
+
+  def test_failure_has_the_last_line(self):
+    with self.assertRaisesRegex(RuntimeError, "exit status 2: .*--nodes=1"):
+      bamboo_jax.cluster(tiny.make_config(), workdir=self.folder, nodes=1)
+
+
+def _clean_environment():
+  hidden = ("NPROC", "XLA_FLAGS")
+  found = {k: v for k, v in os.environ.items() if k not in hidden}
+  return {**found, "PYTHONPATH": str(commands.ROOT)}

@@ -1,0 +1,84 @@
+"""Examples train to the same bits, with deaths and without; 10 s each.
+
+Programs are compiled; so few steps, blocks and microbatches as can be.
+"""
+
+import pathlib
+
+from absl.testing import parameterized
+import jax
+import numpy as np
+import pytest
+
+import bamboo_jax
+from bamboo_jax.base import functions
+from tests import folders
+
+_FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples"
+_LOSS_MODEL = ["1,0/0,1,kill", "2,2/0,reduce,kill"]
+_PIPELINE = ["1,0/0,3,kill", "2,1/1,reduce,kill"]
+_MAX_LINES = 60
+
+
+def get_config(name, *arguments):
+  """Returns the config of an example, for a run of seconds."""
+  find = functions.find_function(f"{_FOLDER}/{name}.py:get_config", what="x")
+  config = find(*arguments)
+  config.num_steps = 3
+  config.checkpoint.every_steps = config.evaluate.every_steps = 0
+  config.pipeline.num_microbatches = 2
+  config.metrics.plots = False
+  return config
+
+
+class ExamplesTest(folders.FolderCase):
+
+  def compare(self, config, faults):
+    """Trains with deaths and without; returns the parameters."""
+    killed = bamboo_jax.train(
+        config, workdir=self.folder / "killed", faults=faults
+    )
+    whole = bamboo_jax.train(config, workdir=self.folder / "whole")
+    self.assertLen(killed.recoveries, len(faults))
+    self.assertEmpty(whole.recoveries)
+    self.assertEqual(killed.losses, whole.losses)
+    self.assertEqual(killed.state_sha256, whole.state_sha256)
+    params = [bamboo_jax.load(r.workdir) for r in (killed, whole)]
+    jax.tree.map(np.testing.assert_array_equal, *params)
+    return params[0]
+
+  @parameterized.parameters("plain", "nnx")
+  def test_copies(self, name):
+    params = self.compare(get_config(name), _LOSS_MODEL)
+    init = functions.find_function(f"{_FOLDER}/{name}.py:init", what="init")
+    first = jax.eval_shape(init, jax.random.key(0))
+    self.assertEqual(jax.tree.structure(params), jax.tree.structure(first))
+
+  def test_layers(self):
+    config = get_config("layers")
+    params = self.compare(config, _PIPELINE)
+    names = ["embed", "block_0", "block_1", "block_2", "head"]
+    self.assertEqual([*params], names)
+
+  def test_finetune(self):
+    transformers = pytest.importorskip("transformers")
+    sizes = dict(n_embd=16, n_layer=2, n_head=4, n_positions=32)
+    hub = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**sizes, vocab_size=256)
+    )
+    hub.save_pretrained(self.folder / "hub")
+    config = get_config("finetune", str(self.folder / "hub"))
+    config.data.options = {}  # This folder has no tokenizer.
+    config.optimizer.schedule = "constant"
+    params = self.compare(config, _PIPELINE)
+    before = hub.transformer.wpe.weight.detach().numpy()
+    after = params["embed"].params["wpe"]
+    self.assertGreater(np.abs(after - before).max(), 0.0)
+    self.assertLess(np.abs(after - before).max(), 1e-4)  # 3 steps of 1e-5.
+
+  def test_each_fits_on_a_page(self):
+    examples = sorted(_FOLDER.glob("*.py"))
+    names = [path.stem for path in examples]
+    self.assertEqual(names, ["finetune", "layers", "nnx", "plain"])
+    for path in examples:
+      self.assertLess(len(path.read_text().splitlines()), _MAX_LINES, msg=path)

@@ -1,0 +1,184 @@
+"""All parts of the user's own in one run: the file of docs/guides/own_parts.md."""
+
+import collections
+import pathlib
+import re
+
+from absl.testing import parameterized
+import numpy as np
+import optax
+
+import bamboo_jax
+from bamboo_jax import base
+from bamboo_jax import sim
+from bamboo_jax.base import functions
+from bamboo_jax.metrics import logger as logger_lib
+from bamboo_jax.sim import presets
+from bamboo_jax.train.setup import optimizers
+from bamboo_jax.train.setup import policy
+from bamboo_jax.train.setup import schedules
+from tests import folders
+from tests import tiny
+from tests.launch import commands
+
+_PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "own_parts.md"
+_DEATH = ["3,0/0,1,kill"]  # Of the node that writes the log.
+
+
+class OwnPartsTest(folders.FolderCase):
+
+  def setUp(self):
+    super().setUp()
+    (code,) = re.findall(
+        r"^```python\n(.*?)^```", _PAGE.read_text(), re.M | re.S
+    )
+    path = self.folder / "parts.py"
+    path.write_text(code)
+    find = functions.find_function(f"{path}:get_config", what="config")
+    self.config = find()
+    self.config.checkpoint.every_steps = 0
+    self.config.metrics.plots = False
+
+  def read_log(self, name):
+    """Returns the steps that the logger got, and how often each event."""
+    lines = (self.folder / name / "own.log").read_text().splitlines()
+    words = [line.split() for line in lines]
+    steps = [(int(w[1]), float(w[2])) for w in words if w[0] == "step"]
+    return steps, collections.Counter(w[0] for w in words)
+
+  def test_in_one_process(self):
+    whole = bamboo_jax.train(self.config, workdir=self.folder / "whole")
+    killed = bamboo_jax.train(
+        self.config, workdir=self.folder / "killed", faults=_DEATH
+    )
+    self.assertEqual(whole.state_sha256, killed.state_sha256)
+    self.assertEqual(killed.recoveries[0]["rung"], "reroute")
+    for name in ("whole", "killed"):
+      steps, events = self.read_log(name)
+      self.assertEqual(steps, [*whole.losses.items()])
+      self.assertEqual(events["recovery"], int(name == "killed"))
+      self.assertEqual(events["start"], 1)
+    rates = [l["learning_rate"] for l in whole.lines if "event" not in l]
+    peak = self.config.optimizer.learning_rate
+    wanted = peak * np.array([0, 1 / 3, 2 / 3, 1, 1, 1])
+    np.testing.assert_allclose(rates, wanted, rtol=1e-6)
+
+  @commands.needs_etcd
+  def test_in_a_cluster(self):
+    whole = bamboo_jax.train(self.config, workdir=self.folder / "whole")
+    killed = bamboo_jax.cluster(
+        self.config, workdir=self.folder / "killed", faults=_DEATH
+    )
+    self.assertEqual(whole.state_sha256, killed.state_sha256)
+    self.assertLen(killed.recoveries, 1)
+    steps, events = self.read_log("killed")
+    self.assertEqual(steps, [*whole.losses.items()])
+    self.assertEqual(events["recovery"], 1)
+
+  def test_an_error_of_the_logger_ends_the_run(self):
+    path = self.folder / "bad.py"
+    path.write_text(
+        "class Logger:\n"
+        "  log = event = lambda self, *given: {}[given[0]]\n"
+        "  def close(self): pass\n"
+        "def make(config, workdir): return Logger()\n"
+    )
+    self.config.metrics.logger = f"{path}:make"
+    with self.assertRaises(KeyError):
+      bamboo_jax.train(self.config, workdir=self.folder / "run")
+
+
+class BadPartsTest(folders.FolderCase):
+  """What is wrong with a part is said in one line that names it."""
+
+  def write(self, code):
+    path = self.folder / "bad.py"
+    path.write_text(code)
+    return f"{path}:make"
+
+  @parameterized.named_parameters(
+      ("misspelt", "def mak(learning_rate): pass", "did you mean 'mak'"),
+      ("raises", "{}[3]", r"bad.py:1: KeyError: 3"),
+      ("no_rate", "def make(): pass", "option of optimizer '.*'learning_rate'"),
+      ("nothing", "def make(learning_rate): pass", "must be an optax.Gradient"),
+      ("option", "def make(learning_rate, *, b): pass", "needs the option 'b'"),
+  )
+  def test_optimizer(self, code, message):
+    with self.assertRaisesRegex(ValueError, message):
+      optimizers.make_optimizer(
+          self.write(code),
+          schedule=schedules.Schedule("constant", 0.1, 0.1),
+          options={},
+      )
+
+  @parameterized.named_parameters(
+      ("nothing", "def make(): pass", {}, "cannot be made"),
+      ("option", "def make(): pass", {"a": 1}, "Unknown option of schedule"),
+      ("branch", "def make(): return lambda n: 1 if n else 2", {}, "be made"),
+  )
+  def test_schedule(self, code, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      schedules.make_schedule(
+          self.write(code), peak=1.0, options=options, num_steps=3
+      )
+
+  def test_schedule_gets_peak_and_length(self):
+    """And leaves out what only schedules of optax have."""
+    name = self.write(
+        "import optax\n"
+        "def make(learning_rate, decay_steps):\n"
+        "  return optax.linear_schedule(learning_rate, 0.0, decay_steps)\n"
+    )
+    options = {"warmup_steps": 10, "decay_steps": None}
+    made = schedules.make_schedule(name, peak=2.0, options=options, num_steps=4)
+    self.assertEqual([made.rate_at(n) for n in (0, 1, 4)], [2.0, 1.5, 0.0])
+    self.assertEqual(dict(made.unused), {"warmup_steps": 10})
+
+  @parameterized.named_parameters(
+      ("text", "def make(): return 'bamboo'", "must return bamboo_jax.sim.Set"),
+      ("argument", "def make(a): pass", "needs the option 'a'"),
+      (
+          "layout",
+          "from bamboo_jax import sim\n"
+          "def make(): return sim.Settings(layout='liveput')",
+          "which only simulations have",
+      ),
+  )
+  def test_policy(self, code, message):
+    config = tiny.make_config(recovery__policy=self.write(code))
+    with self.assertRaisesRegex(ValueError, message):
+      policy.apply(config)
+
+  def test_policy_of_the_simulator(self):
+    name = self.write(
+        "from bamboo_jax import sim\n"
+        "def make(): return sim.Settings(rungs=('drop',), layout='depth')\n"
+    )
+    self.assertEqual(presets.find(name).rungs, ("drop",))
+    self.assertIsInstance(presets.find(name), sim.Settings)
+
+  @parameterized.named_parameters(
+      ("nothing", "def make(*given): pass", "NoneType lacks log, event, close"),
+      ("no_file", None, "There is no logger"),
+  )
+  def test_logger(self, code, message):
+    name = self.write(code) if code else f"{self.folder}/none.py:make"
+    with self.assertRaisesRegex(ValueError, message):
+      logger_lib.make_logger(name, {}, self.folder)
+
+  def test_weight_decay_goes_to_the_gradient(self):
+    name = self.write(
+        "import optax\n"
+        "def make(learning_rate): return optax.sgd(learning_rate)\n"
+    )
+    made = optimizers.make_optimizer(
+        name,
+        schedule=schedules.Schedule("constant", 0.5, 0.5),
+        options={"weight_decay": 0.25},
+    )
+    params = {"w": np.float32([[8.0]])}
+    zeros = {"w": np.float32([[0.0]])}
+    updates, _ = made.update(zeros, made.init(params), params)
+    self.assertEqual(float(updates["w"][0, 0]), -1.0)
+    self.assertIsInstance(made, optax.GradientTransformation)
+    self.assertTrue(base.is_function_name(name))

@@ -1,0 +1,88 @@
+"""The code of docs/python.md and of the notebook, with a smaller model."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests import folders
+from tests.launch import commands
+
+nbclient = pytest.importorskip("nbclient")
+nbformat = pytest.importorskip("nbformat")
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_NAME = 'get_config("quickstart")'
+_SMALL = """
+import bamboo_jax
+
+def get_config():
+  config = bamboo_jax.get_config("quickstart")
+  config.model.options.num_blocks = 1
+  config.model.options.width = 16
+  config.model.options.sequence_length = 16
+  config.pipeline.num_stages = 3
+  config.pipeline.num_microbatches = 2
+  config.redundancy.spares = 0
+  config.evaluate.every_steps = 0
+  return config
+"""
+
+
+class PagesTest(folders.FolderCase):
+
+  def setUp(self):
+    super().setUp()
+    (self.folder / "small.py").write_text(_SMALL)
+    path = os.environ.get("PYTHONPATH", "")
+    self.enterContext(pytest.MonkeyPatch.context()).setenv(
+        "PYTHONPATH", f"{_ROOT}{os.pathsep}{path}"
+    )
+
+  @commands.needs_etcd
+  def test_page(self):
+    text = (_ROOT / "docs" / "python.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    self.assertLen(blocks, 5)
+    self.assertLen(blocks[0].strip().splitlines(), 10)
+    code = "".join(blocks)
+    self.assertIn(_NAME, code)
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace(_NAME, 'get_config("small.py")')],
+        cwd=self.folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    self.assertEqual(done.returncode, 0, msg=done.stderr)
+    self.assertNotIn("compare hashes only", done.stderr)
+    self.assertIn("predicted step:", done.stdout)
+    self.assertIn("6 ['0/1'] shadow\n10 ['1/2'] shadow\n", done.stdout)
+
+  def test_notebook(self):
+    path = _ROOT / "examples" / "first_steps.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    cells = [c for c in notebook.cells if c.cell_type == "code"]
+    for cell in cells:
+      self.assertEmpty(cell.outputs, msg="It ships without outputs.")
+      cell.source = cell.source.replace(_NAME, 'get_config("small.py")')
+    self.assertIn('get_config("small.py")', cells[0].source)
+    client = nbclient.NotebookClient(
+        notebook,
+        timeout=600,
+        resources={"metadata": {"path": str(self.folder)}},
+    )
+    client.execute()
+    said = "".join(
+        output.text
+        for cell in cells
+        for output in cell.outputs
+        if output.output_type == "stream"
+    )
+    self.assertIn("step 6: ['0/1'] died; shadow: every lost stage", said)
+    self.assertRegex(said, r"identical: [0-9a-f]{64}\n")
+    self.assertIn("image/png", cells[-1].outputs[-1].data)
