@@ -35,7 +35,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
       seed=0,
       prices=config_dict.placeholder(str),  # Path; None: the package's.
       instance="p3.2xlarge",
-      # Of one instance, or of all, such as "2025"; None: the newest.
+      # Of one instance (others: the newest), or of all, such as "2025".
       price_date="p3.2xlarge:2021",
       workload=_make_workload(),
       durations=dataclasses.asdict(times_lib.Durations()),  # In seconds.

@@ -1,4 +1,4 @@
-"""All parts of the user's own in one run: the file of docs/guides/own_parts.md."""
+"""All parts of the user in one run: the file of docs/guides/own_parts.md."""
 
 import collections
 import pathlib

@@ -1,4 +1,4 @@
-"""Explorations by their mode: of a cluster, `plans`, or of its transport."""
+"""Explorations by mode: of a cluster, see `plans`, or of its transport."""
 
 import dataclasses
 import json
