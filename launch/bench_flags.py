@@ -7,7 +7,7 @@ from bamboo_jax.launch import figure_flags
 from bamboo_jax.launch import flag_checks
 from bamboo_jax.launch import shared_flags
 
-CONFIG = config_flag.define("configs/bench_peer.py", "What to run.")
+CONFIG = config_flag.define("bench_peer", "What to run.")
 RIVAL = flags.DEFINE_enum("rival", None, ["torch"], "Whom to compare with.")
 PAIRS = flags.DEFINE_integer("pairs", 200, "Steps of each.", lower_bound=5)
 DEATHS = flags.DEFINE_integer(

@@ -54,7 +54,7 @@ def read_options(
     return hub_config.read_options(family, config)
   except (ArithmeticError, TypeError, ValueError) as error:
     raise base.CheckpointError(
-        f"Cannot use {file}: a value has the wrong type: " f"{error}."
+        f"Cannot use {file}: a value has the wrong type: {error}."
     ) from error
 
 

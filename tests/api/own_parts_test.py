@@ -21,7 +21,7 @@ from tests import folders
 from tests import tiny
 from tests.launch import commands
 
-_PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "own_parts.md"
+_PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/guides/own_parts.md"
 _DEATH = ["3,0/0,1,kill"]  # Of the node that writes the log.
 
 

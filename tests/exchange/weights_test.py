@@ -467,7 +467,7 @@ class WeightsTest(folders.FolderCase):
           {"rope_scaling": "linear"},
           "Cannot use .*config.json: a",
       ),
-      ("config.json", {"head_dim": None, "hidden_size": "4"}, "another kind"),
+      ("config.json", {"head_dim": None, "hidden_size": "4"}, "wrong type"),
       (
           "config.json",
           {"num_attention_heads": []},

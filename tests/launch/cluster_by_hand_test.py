@@ -30,10 +30,11 @@ class ClusterByHandTest(commands.CommandCase):
       self.assertLess(time.monotonic(), end_secs)
       if line.startswith("step=20 "):
         break
-    status = next(l for l in said if l.startswith("status: python "))
-    shown = commands.run(*status.split()[2:])
+    status = next(l for l in said if l.startswith("status: bamboo "))
+    _, _, name, *arguments = status.split()
+    shown = commands.run("-m", f"launch.{name}", *arguments)
     self.assertIn("stage 0/1: n1 (a)", shown.stdout, msg=shown.stderr)
-    texts = ("-m launch.worker ", str(workdir), " n1 ")
+    texts = ("launch.worker ", str(workdir), " n1 ")
     found = [{*commands.processes_that_name(text)} for text in texts]
     (pid,) = set.intersection(*found)
     os.kill(pid, signal.SIGKILL)

@@ -18,16 +18,21 @@ class ErrorsTest(parameterized.TestCase):
       ("layers_of_what", "--layers=README.md", "README.md"),
       ("cluster", "--cluster=nowhere.json", "nowhere.json: No such file"),
       ("price", "--config.cost.instance=p3.large", "instance in .* 'p3.large'"),
-      ("no_price", "--config=tests/tiny.py", "--config.cost.instance=NAME"),
-      ("trace", "--trace=README.md", "README.md, line 3: an event has 3"),
+      ("trace", "--trace=README.md", "README.md, line 3: not a trace"),
       ("scale", "--time_scale=0", "time_scale must be above 0, got 0"),
   )
   def test_one_line_before_anything_is_measured(self, argument, message):
+    self.refuse("configs/validate.py:1x2", [argument], message)
+
+  def test_no_price(self):
+    self.refuse("tests/tiny.py", [], "--config.cost.instance=NAME")
+
+  def refuse(self, config, arguments, message):
     with tempfile.TemporaryDirectory() as folder:
       run = commands.run(
-          *("-m", "launch.validate", "--config=configs/validate.py:1x2"),
+          *("-m", "launch.validate", f"--config={config}"),
           *("--trace=configs/validate_1x2.csv", f"--workdir={folder}/run"),
-          argument,
+          *arguments,
       )
       self.assertFalse(pathlib.Path(folder, "run").exists())
     self.assertEqual(run.returncode, 2, msg=run.stderr)

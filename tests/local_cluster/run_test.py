@@ -105,8 +105,8 @@ class RunTest(parameterized.TestCase):
       writer.write_event("damaged", step=5, values={"checkpoint": 9})
       self.assertEqual(look(), ([], 1))
       one._progress.show_text.assert_called_with(
-          "warning: the checkpoint of step 9 is damaged; training goes on from "
-          "step 5."
+          "warning: the checkpoint of step 9 is damaged; training continues "
+          "from step 5."
       )
 
   def test_what_is_shown_beside_steps(self):

@@ -151,7 +151,7 @@ class BooksTest(parameterized.TestCase):
 class StepCostTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      ({"secs": 0.0}, "takes time"),
+      ({"secs": 0.0}, "must be above 0"),
       ({"useful": 0.9, "redundant": 0.2}, "from 0 to 1"),
       ({"useful": -0.1}, "from 0 to 1"),
   )

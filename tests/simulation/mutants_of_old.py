@@ -201,8 +201,8 @@ MUTANTS = {
         "train",
         (
             "bamboo_jax/train/worker.py",
-            "return self._regroup()  # All",
-            "self._regroup()  # All",
+            "return self._regroup()  # The",
+            "self._regroup()  # The",
         ),
     ),
     "newcomers_wait_to_be_told": (

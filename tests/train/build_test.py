@@ -168,5 +168,7 @@ class ReroutesTest(parameterized.TestCase):
     self.assertEqual(job.num_holders, holders)
 
   def test_nobody_else(self):
-    with self.assertRaisesRegex(ValueError, "somebody who holds what is lost"):
+    with self.assertRaisesRegex(
+        ValueError, "another copy of a lost stage"
+    ):
       self.make_job(num_pipelines=1, mode="none")

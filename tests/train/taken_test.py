@@ -32,7 +32,7 @@ class TakenTest(folders.FolderCase):
     taker = threading.Thread(target=take)
     taker.start()
     config = tiny.make_config(num_steps=100_000, checkpoint__every_steps=0)
-    with self.assertRaisesRegex(base.FencedError, "that of another run now"):
+    with self.assertRaisesRegex(base.FencedError, "now belongs to another run"):
       run.train_and_evaluate(config, workdir=str(workdir))
     taker.join()
     self.assertTrue(tenure.is_alone(seen[0]))

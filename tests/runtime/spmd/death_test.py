@@ -112,11 +112,13 @@ class DeathTest(parameterized.TestCase):
   def test_goes_back_to_what_all_have_done(self):
     want, made = pipelines.undisturbed(), pipelines.make_three()
     made.begin()
+    log = transfer_log.TransferLog()
+    values = {"most_behind": 1, "_is_shared": True, "_log": log}
     for run in made.programs.runs.values():
-      for name, value in (("most_behind", 1), ("_is_shared", True)):
+      for name, value in values.items():
         self.enterContext(mock.patch.object(run._ring, name, value))
     made.advance(3)
-    log, channel = made.rows.log, channel_lib.Channel("ring", (3, 4, 5), (1,))
+    channel = channel_lib.Channel("ring", (3, 4, 5), (1,))
     self.assertEqual(log.begun().channels.count(channel), 3)
     log.stop(1)
     with self.assertRaises(transfer_log.StoppedError):
