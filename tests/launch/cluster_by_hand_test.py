@@ -31,8 +31,9 @@ class ClusterByHandTest(commands.CommandCase):
       if line.startswith("step=20 "):
         break
     status = next(l for l in said if l.startswith("status: bamboo "))
-    _, _, name, *arguments = status.split()
-    shown = commands.run("-m", f"launch.{name}", *arguments)
+    _, _, command, *arguments = status.split()
+    ask = ("-m", f"launch.{command}", *arguments)
+    shown = commands.run(*ask)
     self.assertIn("stage 0/1: n1 (a)", shown.stdout, msg=shown.stderr)
     texts = ("launch.worker ", str(workdir), " n1 ")
     found = [{*commands.processes_that_name(text)} for text in texts]
@@ -66,6 +67,6 @@ class ClusterByHandTest(commands.CommandCase):
         r"\d\.\d\d s, \w+ (in \d\.\d\d s|redone)\)",
     )
     self.assertTrue(any(l.startswith("eval_step=300 eval_loss=") for l in said))
-    over = commands.run(*status.split()[2:])
+    over = commands.run(*ask)
     self.assertEqual(over.returncode, 2)
     self.assertIn(f"No cluster runs in {workdir}: there is no", over.stderr)
