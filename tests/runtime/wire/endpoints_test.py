@@ -1,4 +1,8 @@
+import contextlib
+import os
 import socket
+import struct
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -23,6 +27,19 @@ class ListenTest(parameterized.TestCase):
   def test_an_unknown_name(self):
     with self.assertRaises(socket.gaierror):
       endpoints.listen("no_such_host.invalid", None)
+
+  @parameterized.parameters((0, None), (1, "is not that of this run"))
+  def test_other_users(self, offset, problem):
+    endpoint = endpoints.UnixEndpoint()
+    self.addCleanup(endpoint.close)
+    connection = mock.create_autospec(socket.socket, instance=True)
+    found = struct.pack("3i", os.getpid(), os.getuid() + offset, os.getgid())
+    connection.getsockopt.return_value = found
+    context = contextlib.nullcontext()
+    if problem:
+      context = self.assertRaisesRegex(ConnectionError, problem)
+    with context:
+      endpoint.secure(connection, is_server=True)
 
 
 if __name__ == "__main__":
