@@ -36,7 +36,7 @@ class Twin:
       )
 
   def read(self) -> story.Recorded:
-    """Returns what the run has logged."""
+    """Returns the metrics and the state of the run so far."""
     is_over = self.process.poll() is not None
     try:
       is_new, lines = self._reader.read()

@@ -41,7 +41,8 @@ class ClientState:
       on_lost: Called with the new view when it lacks a member of the adopted
         one; its result is posted there as "begun". Called once with an empty
         view before the first.
-      begun: Returns what this worker waits for, to find a worker that hangs.
+      begun: Returns the transfers that this worker is waiting for, which are
+        posted to find the worker that hangs.
       now: Returns the time in seconds, on a clock that runs in a suspended
         machine.
       heartbeat_secs: Interval of heartbeats.

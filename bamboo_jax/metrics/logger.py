@@ -32,9 +32,15 @@ class Logger(Protocol):
 def make_logger(
     name: str, config: Any, workdir: str | os.PathLike[str]
 ) -> Logger:
-  """Returns what the function `name` makes of the config and the workdir.
+  """Returns the logger of a user's function.
 
-  Raises `ValueError` if there is no such function, or it returns no logger.
+  Args:
+    name: The function, as "file.py:function".
+    config: The config of the run, its first argument.
+    workdir: The folder of the run, its second argument.
+
+  Raises:
+    ValueError: There is no such function, or it does not return a `Logger`.
   """
   made = base.find_function(name, what="logger")(config, os.fspath(workdir))
   absent = [m for m in _METHODS if not callable(getattr(made, m, None))]

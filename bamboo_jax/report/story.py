@@ -63,9 +63,12 @@ class Restarts(NamedTuple):
 def render_title(
     names: Iterable[str], shape: tuple[int, int], *, spares: int
 ) -> str:
-  """Returns what is trained, and the line above those of the steps.
+  """Returns the introduction and the header of the table of steps.
 
-  `shape` is the number of pipelines, and of the stages of each.
+  Args:
+    names: Names of the runs, which are the columns of the table.
+    shape: Number of pipelines and number of stages per pipeline.
+    spares: Number of spare nodes.
   """
   num_pipelines, num_stages = shape
   nodes = _count(num_pipelines * num_stages, "node")
@@ -118,12 +121,14 @@ def describe(recovery: Mapping[str, Any]) -> str:
 
 
 def find_restarts(run: Recorded, *, every_steps: int) -> Restarts | None:
-  """Returns what restarts would have cost `run` at least, by its own times.
+  """Returns a lower bound on the cost of restarts instead of recoveries.
 
-  Not counted are the start of a process, its programs, and what was done of the
-  step in which a node died. None if no node died or nothing was timed.
+  It uses the measured times of `run`, and leaves out the start of a process,
+  the compilation of its programs, and the unfinished step in which a node died.
+  None if no node died or nothing was timed.
 
   Args:
+    run: A run in which nodes died.
     every_steps: Steps from one checkpoint to the next; 0 without checkpoints.
   """
   step_secs = [l["step_ms"] / 1e3 for l in run.lines if "step_ms" in l]
@@ -140,7 +145,7 @@ def find_restarts(run: Recorded, *, every_steps: int) -> Restarts | None:
 
 
 def render_costs(run: Recorded, *, every_steps: int) -> list[str]:
-  """Returns what deaths have cost `run`, and what restarts would have.
+  """Returns lines with the cost of deaths, and of restarts in their place.
 
   `every_steps` is as in `find_restarts`. No lines if no node died.
   """
@@ -171,7 +176,7 @@ def render_costs(run: Recorded, *, every_steps: int) -> list[str]:
 
 
 def render_next(bamboo: str) -> list[str]:
-  """Returns what to try next; `bamboo` is the path of the command."""
+  """Returns suggested commands; `bamboo` is the path of the executable."""
   commands = {
       "cluster --config=quickstart --workdir=runs/cluster": (
           "a process for each node; kill -9 any"

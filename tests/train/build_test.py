@@ -168,7 +168,5 @@ class ReroutesTest(parameterized.TestCase):
     self.assertEqual(job.num_holders, holders)
 
   def test_nobody_else(self):
-    with self.assertRaisesRegex(
-        ValueError, "another copy of a lost stage"
-    ):
+    with self.assertRaisesRegex(ValueError, "another copy of a lost stage"):
       self.make_job(num_pipelines=1, mode="none")

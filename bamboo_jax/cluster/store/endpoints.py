@@ -40,9 +40,9 @@ def parse(text: str) -> Endpoints:
 def advise(
     host: str, port: int, error: Exception, has_tls: bool, timeout_secs: float
 ) -> str:
-  """Returns what to change after a request has failed, "" if it is not known.
+  """Returns a remedy for a failed request to etcd, "" if none is known.
 
-  Blocks; asks the server once more, without TLS if it was asked with it.
+  Blocks: sends one more request, without TLS if the failed one used TLS.
   """
   place = addresses.render(host, port)
   if isinstance(error, ssl.SSLCertVerificationError):

@@ -79,7 +79,7 @@ class Protocol:
     self._damaged_secs: dict[str, float] = {}  # When found, by name.
 
   def read(self) -> Calls:
-    """Returns what is `Found` in the folder."""
+    """Reads the claim and the time of its last update from the folder."""
     found = yield "read", _NAME
     if found is None:
       return Found(None, 0)

@@ -56,7 +56,12 @@ def widen(
 def join(
     parts: Sequence[base.PyTree], sharding: jax.sharding.NamedSharding
 ) -> base.PyTree:
-  """Returns what the parts on local devices, in mesh order, are parts of."""
+  """Returns global arrays made of their parts on local devices.
+
+  Args:
+    parts: The part on each local device, in the order of the mesh.
+    sharding: The sharding of the result.
+  """
   glue = lambda *arrays: jax.make_array_from_single_device_arrays(
       _widened(arrays[0].shape, sharding), sharding, list(arrays)
   )

@@ -274,7 +274,7 @@ class Peer:
         self._write(*taken)
 
   def _take(self) -> tuple[sockets.Wire, frame_lib.Frame | list[Any]] | None:
-    """Returns what to write next, and marks it as taken; with the lock."""
+    """Removes and returns the next data to write; the caller holds the lock."""
     if self._is_writing:
       return None
     taken, self._rest = self._rest, None
