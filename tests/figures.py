@@ -32,7 +32,7 @@ def _of_legends(legends):
 
 
 def find_faults(fig):
-  """Returns what is wrong with a figure, a line for each of at most 9."""
+  """Returns up to 9 lines, one for each problem of a figure."""
   texts, faults = visible_texts(fig), []
   whole = fig.bbox.padded(_ROUNDING)
   boxes = [(f"text {t.get_text()!r}", box) for t, box in texts]

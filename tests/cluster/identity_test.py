@@ -84,7 +84,7 @@ class KeyTest(parameterized.TestCase):
     self.assertNotEqual(self.authority(), self.authority(secret=b"other"))
 
   def test_a_guess_takes_long(self):
-    # Whoever guesses compares with certificates, and with signed entries.
+    # Guesses can be tested on certificates and on signed entries.
     secret, info = b"a secret", b"bamboo entries"
     scrypt = dict(n=2**15, r=8, p=1, maxmem=2**26, dklen=32)
     seed = hashlib.scrypt(secret, salt=b"bamboo", **scrypt)

@@ -102,7 +102,7 @@ class LastCopyTest(parameterized.TestCase):
       mode=["lazy", "none"],
   )
   def test_all_subsets_at_once(self, size, kind, reroute, mode):
-    """Whoever together has all layers goes on, in whichever layout."""
+    """Nodes that together have all layers continue, in any layout."""
     num_stages, num_pipelines = size
     rules = make_rules(num_stages, kind, mode, reroute)
     members = range(num_stages * num_pipelines)

@@ -259,7 +259,7 @@ class History:
         key=lambda view: view.number,
     )
     live = [m for m in newest.members if not self.machines[m.host].is_dead]
-    if newest.number and not newest.members:  # All begin anew.
+    if newest.number and not newest.members:  # All nodes restart.
       live = [m for m in self.machines.values() if m.is_alive and not m.is_hung]
     return len(live) >= plans.LEAST[self.plan.layout]
 

@@ -308,7 +308,7 @@ def _draw_faults(
         at_secs, "freeze_begin", (host,), round(rng.uniform(1.0, 6.0), 3)
     )
     yield Fault(at_secs + 0.1, "all_workers")
-  elif word == "two_lives":  # All begin anew twice.
+  elif word == "two_lives":  # All nodes restart twice.
     for begin_secs in (at_secs, at_secs + rng.uniform(6.0, 9.0)):
       yield Fault(round(begin_secs, 3), "all_workers")
   elif word == "ask_late":  # A newcomer that hears nobody asks, and is late.

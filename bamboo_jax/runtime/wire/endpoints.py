@@ -15,7 +15,7 @@ import socket
 import ssl
 import struct
 import tempfile
-from typing import Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from bamboo_jax.cluster import addresses
 from bamboo_jax.cluster import identity as identity_lib
@@ -64,7 +64,7 @@ class UnixEndpoint:
 
   def __init__(self) -> None:
     self._listener = socket.socket(socket.AF_UNIX)
-    _, self._number = bind_nameless(self._listener.bind)
+    self._number = bind_nameless(self._listener.bind).number
     self._listener.listen(_BACKLOG)
     self.address = f"{_UNIX}/proc/{os.getpid()}/fd/{self._number}"
 
@@ -165,20 +165,35 @@ def listen(host: str, identity: identity_lib.Identity) -> Endpoint:
   return TlsEndpoint(address, identity)
 
 
-def bind_nameless(bind: Callable[[str], _T]) -> tuple[_T, int]:
-  """Binds a Unix socket whose name is gone when this returns.
+class Bound(NamedTuple, Generic[_T]):
+  """A Unix socket without a name.
 
-  Meanwhile it lies in a folder that only this user may enter. Afterwards it is
-  found at `/proc/PROCESS/fd/NUMBER`, by processes of this user alone.
+  Attributes:
+    result: Return value of the function that bound it.
+    number: File descriptor: its path is `/proc/PROCESS/fd/NUMBER`.
+  """
 
-  Returns what `bind` does for the name, and the number of the open file.
-  Raises `OSError` if the folder for temporary files takes no sockets.
+  result: _T
+  number: int
+
+
+def bind_nameless(bind: Callable[[str], _T]) -> Bound[_T]:
+  """Binds a Unix socket whose name is removed before this returns.
+
+  Until then it is in a directory that only this user may enter; afterwards only
+  processes of this user can open its path, see `Bound`.
+
+  Args:
+    bind: Binds a socket to the path that it is called with.
+
+  Raises:
+    OSError: The directory for temporary files does not support sockets.
   """
   with tempfile.TemporaryDirectory() as path:  # Its mode is 0700.
     folder = os.open(path, os.O_PATH)
     try:  # By the number of the folder: names of sockets have 107 bytes.
       name = f"/proc/self/fd/{folder}/socket"
-      return bind(name), os.open(name, os.O_PATH)
+      return Bound(bind(name), os.open(name, os.O_PATH))
     finally:
       os.close(folder)
 

@@ -104,7 +104,7 @@ class BeatTest(given.CoreCase):
 class LostStoreTest(given.CoreCase):
 
   def look(self, found):
-    """Looks at a store that is empty; returns what follows from the folder."""
+    """Returns the decision for an empty store and the given folder."""
     self.begin()
     flow = run_stamp.look(self.state)
     self.assertEqual(next(flow).method, registry_lib.Registry.look)

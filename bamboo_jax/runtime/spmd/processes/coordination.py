@@ -49,14 +49,16 @@ def connect(number: int, *, host: str = "127.0.0.1") -> None:
 def start_service() -> Any:
   """Starts the service of this process; returns its only client.
 
-  The service asks nobody who they are, and a second client that calls itself
-  the first ends the process. So its socket has no name when this returns, and
-  nothing is left of it if the process is killed; see `endpoints.bind_nameless`.
+  The service does not authenticate its clients, and a second client with the
+  number of the first ends the process. So its socket has no name when this
+  returns, and no file remains if the process is killed; see
+  `endpoints.bind_nameless`.
   """
-  service, number = endpoints.bind_nameless(
+  bound = endpoints.bind_nameless(
       lambda name: compat.start_coordination_service(f"unix:{name}")
   )
-  return compat.connect_coordination(service, f"unix:/proc/self/fd/{number}")
+  path = f"unix:/proc/self/fd/{bound.number}"
+  return compat.connect_coordination(bound.result, path)
 
 
 def devices_by_node() -> dict[int, jax.Device]:
