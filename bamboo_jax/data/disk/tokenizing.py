@@ -68,6 +68,7 @@ class Task:
     return {
         "files": {e.name: f"{e.num_bytes}:{e.sha256}" for e in entries},
         "fields": [*self.fields],
+        "part_bytes": self.part_bytes,
         "end": self.vocabulary.end,
         "special": special and [*special],
         **self.vocabulary.fingerprint,
