@@ -21,7 +21,7 @@ from bamboo_jax.metrics import plots
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import executors as build_program
 
 
 def run(

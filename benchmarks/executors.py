@@ -19,13 +19,13 @@ from bamboo_jax.benchmarks import table
 from bamboo_jax.benchmarks import turns
 from bamboo_jax.metrics import schedule_plot
 from bamboo_jax.plan import planner
-from bamboo_jax.plan import program as program_lib
+from bamboo_jax.runtime.spmd import plan as program_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.schedule import render as grid_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train.record import step_slots
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import executors as build_program
 
 MODES = ("none", "lazy", "eager")
 VARIANTS = tuple(f"{e}/{mode}" for e in ("rows", "spmd") for mode in MODES)

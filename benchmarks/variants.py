@@ -32,7 +32,7 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import linearize
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import executors as build_program
 
 Microbatches = Sequence[Mapping[str, np.ndarray]]
 

@@ -41,7 +41,7 @@ from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import executors as build_program
 
 _NUM_LINK_TIMES, _NUM_REFRESH_TIMES = 100, 25
 

@@ -5,7 +5,7 @@ import dataclasses
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
-from bamboo_jax.plan import program as program_lib
+from bamboo_jax.runtime.spmd import plan as program_lib
 from bamboo_jax.plan.memory import explain
 from bamboo_jax.plan.memory import needs
 from bamboo_jax.schedule import failover

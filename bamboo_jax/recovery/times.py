@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any
 
 from bamboo_jax.base import types
-from bamboo_jax.schedule.ticks import redone as redone_lib
+from bamboo_jax.runtime.spmd.ticks import redone as redone_lib
 
 
 @dataclasses.dataclass

@@ -35,7 +35,7 @@ from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.schedule.ticks import redone as redone_lib
+from bamboo_jax.runtime.spmd.ticks import redone as redone_lib
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 

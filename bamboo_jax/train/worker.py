@@ -21,7 +21,7 @@ from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.train import background_compiler
 from bamboo_jax.train import environment
 from bamboo_jax.train import evaluation
-from bamboo_jax.train import program_step
+from bamboo_jax.runtime.spmd import executor as program_step
 from bamboo_jax.train import replica_check
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import state_transfer

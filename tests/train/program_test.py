@@ -21,13 +21,13 @@ from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.spmd import run as run_lib
 from bamboo_jax.train import environment
-from bamboo_jax.train import program_step
+from bamboo_jax.runtime.spmd import executor as program_step
 from bamboo_jax.train import run
 from bamboo_jax.train import worker as worker_lib
 from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.record import workdir
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import executors as build_program
 from bamboo_jax.train.setup import job as job_lib
 from bamboo_jax.train.setup import preparation
 from bamboo_jax.train.setup import sizes

@@ -1,7 +1,7 @@
 """The passes of a step as programs in lockstep, one for each pipeline.
 
 Every device runs the same loop over ticks; a table, an argument made by
-`schedule.ticks`, says what it does in each tick. State, sums and all phases
+`runtime.spmd.ticks`, says what it does in each tick. State, sums and all phases
 after the passes are shared with the executor of rows. Read `program` first,
 then `tick`.
 

@@ -28,9 +28,9 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule.ticks import lowering
-from bamboo_jax.schedule.ticks import redone as redone_lib
-from bamboo_jax.schedule.ticks import table as table_lib
+from bamboo_jax.runtime.spmd.ticks import lowering
+from bamboo_jax.runtime.spmd.ticks import redone as redone_lib
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
 
 Owners = Sequence[int]
 _MAX_RINGS = 64  # More than a layout and each death in it need.

@@ -9,7 +9,7 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.metrics import plots
-from bamboo_jax.schedule.ticks import lowering
+from bamboo_jax.runtime.spmd.ticks import lowering
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.setup import optimizers
 

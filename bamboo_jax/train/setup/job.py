@@ -15,7 +15,7 @@ from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import executors as build_program
 from bamboo_jax.train.setup import build_recovery
 from bamboo_jax.train.setup import preparation
 from bamboo_jax.train.setup import sizes

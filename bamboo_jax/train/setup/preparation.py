@@ -16,7 +16,7 @@ from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import estimates
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import executors as build_program
 
 
 @dataclasses.dataclass(frozen=True)

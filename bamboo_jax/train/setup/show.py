@@ -10,7 +10,7 @@ from bamboo_jax.plan import render
 from bamboo_jax.schedule import render as grid_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import executors as build_program
 from bamboo_jax.train.setup import build_recovery
 
 

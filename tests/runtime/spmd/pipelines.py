@@ -17,7 +17,7 @@ from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule.ticks import lowering
+from bamboo_jax.runtime.spmd.ticks import lowering
 from tests import schedules
 
 BATCH = {

@@ -17,11 +17,11 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.schedule.ticks import check
+from bamboo_jax.runtime.spmd.ticks import check
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.record import step_passes
-from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import executors as build_program
 from bamboo_jax.train.setup import job as job_lib
 
 

@@ -4,8 +4,8 @@ import math
 from absl.testing import absltest
 
 from bamboo_jax.plan import planner
-from bamboo_jax.plan import program
-from bamboo_jax.schedule.ticks import check
+from bamboo_jax.runtime.spmd import plan as program
+from bamboo_jax.runtime.spmd.ticks import check
 from tests import profiles
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 import dataclasses
 
-from bamboo_jax.schedule.ticks import table as table_lib
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Plans a step as one program: its ticks, and how long they take.
 
-The program runs the passes of the same rows, see `schedule.ticks.table`. The
+The program runs the passes of the same rows, see `runtime.spmd.ticks.table`. The
 layers behind the blocks run forward and backward in the backward pass of the
 last stage, and those before the blocks run a second time in the backward pass
 of the first.
@@ -16,9 +16,9 @@ from bamboo_jax.plan import stages
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.schedule.ticks import lowering
-from bamboo_jax.schedule.ticks import table as table_lib
-from bamboo_jax.schedule.ticks import timeline as tick_timeline
+from bamboo_jax.runtime.spmd.ticks import lowering
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
+from bamboo_jax.runtime.spmd.ticks import timeline as tick_timeline
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,12 +5,12 @@ import math
 import ml_collections
 
 from bamboo_jax.plan import planner
-from bamboo_jax.plan import program as program_lib
+from bamboo_jax.runtime.spmd import plan as program_lib
 from bamboo_jax.runtime import engine as rows_lib
 from bamboo_jax.runtime.spmd import engine as engine_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
-from bamboo_jax.schedule.ticks import check
+from bamboo_jax.runtime.spmd.ticks import check
 from bamboo_jax.train.setup import build
 
 
