@@ -5,12 +5,12 @@ cause: the launcher that killed the node, or the process that hosts all nodes. A
 time that was not measured is None.
 """
 
+import collections
 from collections.abc import Iterable, Mapping
 import dataclasses
 from typing import Any
 
 from bamboo_jax.base import types
-from bamboo_jax.runtime.spmd.ticks import redone as redone_lib
 
 
 @dataclasses.dataclass
@@ -42,7 +42,8 @@ class RecoveryTimes:
     first_owed_at_secs: Start of the first owed pass of a lost stage on any
       node; None if none was owed.
     last_owed_at_secs: End of the last one.
-    redone: Passes that SPMD programs repeated; None for rows.
+    redone: Numbers of passes that were repeated beyond the owed ones, by kind;
+      None if there can be none.
   """
 
   step: int
@@ -62,7 +63,7 @@ class RecoveryTimes:
   are_owed_measured: bool = False
   first_owed_at_secs: float | None = None
   last_owed_at_secs: float | None = None
-  redone: redone_lib.Redone | None = None
+  redone: Mapping[str, int] | None = None
 
   @property
   def places(self) -> tuple[types.Place, ...]:
@@ -88,12 +89,15 @@ class RecoveryTimes:
       self.last_owed_at_secs = max(last for _, last in spans)
 
   def merge_redone(
-      self, found: Iterable[Mapping[int, redone_lib.Redone]]
+      self, found: Iterable[Mapping[int, Mapping[str, int]]]
   ) -> None:
     """Sets the repeated passes from those of all members, by share."""
     by_share = {s: r for redone in found for s, r in redone.items()}
     if by_share:
-      self.redone = redone_lib.add_up(by_share.values())
+      total = collections.Counter()
+      for one in by_share.values():
+        total.update(one)
+      self.redone = dict(total)
 
 
 def longest_silence(

@@ -30,6 +30,7 @@ from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import job as job_lib
 from bamboo_jax.train.setup import preparation
 from bamboo_jax.train.setup import sizes
@@ -97,7 +98,7 @@ class Trials:
     self._job = make(config, whole)
     self.whole = self._job.task.whole
     plain = copy.deepcopy(config)
-    if not self._job.is_program:  # Another mode is another program.
+    if not executors.is_program(config):  # Another mode is another program.
       plain.redundancy.mode = "none"
     plain.redundancy.spares = 0
     self._plain = make(plain, self.whole)

@@ -37,7 +37,7 @@ class BackgroundCompilerTest(absltest.TestCase):
     self.state = State()
     self.state.cohort, self.state.engine = self.cohort, None
     self.compiler = background_compiler.BackgroundCompiler(
-        self.state, evaluate=False
+        self.state, mock.Mock(), evaluate=False
     )
     self.addCleanup(self.compiler.close)
     self.jobs = []

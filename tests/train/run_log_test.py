@@ -115,11 +115,10 @@ class RunLogTest(parameterized.TestCase):
         end_secs=12.0,
     )
     step = types.SimpleNamespace(
-        measured=[owed],
+        executor=types.SimpleNamespace(measured=[owed], redone={}),
         start_secs=9.0,
         planned_passes=account_lib.NodeTime(),
         sums_secs=0.0,
-        redone={},
         find_nonfinite=lambda: "",
     )
     vote = lambda: self.log.vote(

@@ -23,14 +23,14 @@ from bamboo_jax.runtime.spmd import ring as ring_lib
 from bamboo_jax.runtime.spmd import run as run_lib
 from bamboo_jax.runtime.spmd import weights as weights_lib
 from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
+from bamboo_jax.runtime.spmd.ticks import lowering
+from bamboo_jax.runtime.spmd.ticks import redone as redone_lib
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
 from bamboo_jax.runtime.stage import functions
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.runtime.spmd.ticks import lowering
-from bamboo_jax.runtime.spmd.ticks import redone as redone_lib
-from bamboo_jax.runtime.spmd.ticks import table as table_lib
 
 Owners = Sequence[int]
 _MAX_RINGS = 64  # More than a layout and each death in it need.
@@ -104,10 +104,9 @@ class SpmdEngine:
     self._rings: recent.Recent[ring_lib.Ring] = recent.Recent(_MAX_RINGS)
     self.runs: dict[int, run_lib.Run] = {}
     self.running: list[run_lib.Run] = []
-    rows.rings = self
-    self._together = collectives
+    self._log = collectives and collectives.log
     if collectives is not None:
-      collectives.attach(rows, self.answer)
+      collectives.attach(self.answer)
 
   def can_run(
       self, owners: Sequence[Owners] = (), lines: engine_lib.Lines = ()
@@ -134,9 +133,8 @@ class SpmdEngine:
     """Returns the jobs that compile programs for some roles, by pipeline."""
     if not self.can_run(owners, lines):
       return []
-    connects = self._together.jobs() if self._together else []
     devices, here = self._rows.devices, jax.process_index()
-    return connects + [
+    return [
         functools.partial(self._compile, row)
         for row in sorted({tuple(row) for row in owners})
         if any(devices[node].process_index == here for node in row)
@@ -339,8 +337,9 @@ class SpmdEngine:
               params=self._params,
           ),
       )
-      log = self._together and self._together.log
-      return ring_lib.Ring(self._rows, program, nodes, kind=num_owned, log=log)
+      return ring_lib.Ring(
+          self._rows, program, nodes, kind=num_owned, log=self._log
+      )
 
     fits = lambda r: table is None or r.program.sizes.fits(table)
     return self._rings.get((num_owned, *nodes), make, fits=fits)

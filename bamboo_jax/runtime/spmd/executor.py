@@ -1,4 +1,4 @@
-"""A step whose passes are SPMD programs; its later phases are those of rows.
+"""An executor whose passes are programs, one per pipeline.
 
 A death costs the segment in which it happened. The results of earlier segments
 are held by the survivors, so the rest of the step is planned as for rows and
@@ -6,23 +6,22 @@ runs as programs on the survivors. If nodes would share a device, which programs
 cannot, rows repeat the step from its start.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
 from absl import logging
 
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.runtime import engine as rows_engine
+from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime.profile import recorder as recorder_lib
+from bamboo_jax.runtime.spmd import engine as engine_lib
+from bamboo_jax.runtime.spmd import plan as plan_lib
+from bamboo_jax.runtime.spmd.ticks import check
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.runtime.spmd.ticks import check
-from bamboo_jax.train import step as step_lib
-from bamboo_jax.train.members import cohort as cohort_lib
-from bamboo_jax.train.record import step_passes
-from bamboo_jax.train.setup import executors as build_program
-from bamboo_jax.train.setup import job as job_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Progress:
 
   Attributes:
     step: The step; -1 if the member has none that it can continue.
-    done: See `spmd.engine.SpmdEngine.done`.
+    done: See `engine.SpmdEngine.done`.
     by_rows: Whether the member runs this step by rows.
   """
 
@@ -42,69 +41,50 @@ class Progress:
   by_rows: bool = False
 
 
-class ProgramStep(step_lib.Step):
-  """Runs the phases of a step; stages of `job` are made of whole blocks.
+class Programs:
+  """See `executor.Executor`.
 
   Attributes:
+    plan_of_step: Ticks and times of a step.
     programs: The engine that runs the passes.
     is_by_rows: Whether rows run the passes of this step instead.
+    redone: See `executor.Executor`.
   """
 
-  def __init__(self, job: job_lib.Job, **options: Any) -> None:
-    super().__init__(job.engine, **options)
-    self.is_by_rows = False
-    self._program = build_program.make_program(job.config, job.task, job.plan)
-    self.programs = build_program.make_engine(
-        *(job.config, job.task, self._program),
-        rows=job.engine,
-        collectives=job.collectives,
-    )
-
-  @property
-  def planned_passes(self) -> account_lib.NodeTime | None:
-    """The planned passes of programs; None for rows, which are measured."""
-    if not self.programs.runs:
-      return None
-    timelines = self._program.plan.timelines
-    passes = step_passes.plan(timelines, secs=self._phase_secs["compute"])
-    owners = {node for row in self._engine.owners for node in row}
-    return passes * (len(owners & self._engine.nodes.keys()) / len(owners))
-
-  @property
-  def can_go_on(self) -> bool:
-    """Whether the rest of a step can run on the survivors."""
-    return self.is_by_rows or self.programs.can_run()
-
-  def align(self, *, is_begun: bool) -> None:
-    """See `step.Step`; rewinds to the last segment that all have finished."""
-    mine = Progress()
-    if is_begun:
-      mine = Progress(self._step, self.programs.done(), self.is_by_rows)
-    cohort = self._cohort
-    said = cohort.gather("segments", mine)
-    others = {m: p for m, p in said.items() if p.step == mine.step}
-    if is_begun and any(p.by_rows for p in others.values()):
-      self._give_up_programs()
-    elif is_begun:
-      # A member that has not heard of the commit is a step behind.
-      by_node = {n: others.get(cohort.host_of(n)) for n in cohort.view.numbers}
-      self.programs.rewind({n: p.done if p else {} for n, p in by_node.items()})
-
-  def holdings(self) -> dict[int, holdings_lib.Holdings]:
-    """See `step.Step`."""
-    return super().holdings() if self.is_by_rows else self.programs.holdings()
-
-  def begin(
-      self, step: int, feed: node_lib.FeedFn, due: faults_lib.FaultsDue
+  def __init__(
+      self,
+      plan_of_step: plan_lib.ProgramPlan,
+      programs: engine_lib.SpmdEngine,
+      engine: rows_engine.Engine,
+      members: executor_lib.Members,
   ) -> None:
-    """See `step.Step`."""
-    super().begin(step, feed, due)
+    self.plan_of_step, self.programs = plan_of_step, programs
+    self.is_by_rows = False
+    self.redone: dict[int, dict[int, dict[str, int]]] = {}
+    self._engine, self._members = engine, members
+    self._rows = executor_lib.Rows(engine, members)
+    self._step = -1
+
+  @property
+  def measured(self) -> Sequence[recorder_lib.Measured]:
+    """Times of instructions by rows; programs do not tell theirs."""
+    return self._rows.measured
+
+  def jobs(
+      self, owners: rows_engine.Owners, lines: rows_engine.Lines
+  ) -> list[Callable[[], Any]]:
+    """See `executor.Executor`."""
+    return self.programs.jobs(owners, lines)
+
+  def begin(self, step: int, feed: node_lib.FeedFn) -> None:
+    """See `executor.Executor`."""
+    self._rows.begin(step, feed)
     self.programs.begin(step, feed)
-    self.is_by_rows, self.redone = False, {}
+    self._step, self.is_by_rows, self.redone = step, False, {}
 
   def plan(self, timelines: Sequence[timeline_lib.Timeline]) -> None:
-    """See `step.Step`."""
-    super().plan(timelines)
+    """See `executor.Executor`."""
+    self._rows.plan(timelines)
     if self.is_by_rows or not self.programs.can_run():
       self._give_up_programs()
       return
@@ -113,7 +93,62 @@ class ProgramStep(step_lib.Step):
       for slot in timeline.slots:
         rows[slot.node].append(slot.instruction)
       redone = self.programs.plan(rows, pipeline=pipeline)
-      self.redone.setdefault(self._cohort.view.number, {}).update(redone)
+      found = {share: dataclasses.asdict(r) for share, r in redone.items()}
+      self.redone.setdefault(self._members.view.number, {}).update(found)
+
+  def compute(self, strike: Callable[[int], None]) -> None:
+    """See `executor.Executor`."""
+    if self.is_by_rows:
+      self._rows.compute(strike)
+      return
+    while not self.programs.is_done:
+      self._members.check()
+      self.programs.start()
+      for run in self.programs.running:
+        for tick in run.segment:
+          for node, own in zip(run.nodes, tick, strict=True):
+            for _ in check.passes(own) if node in self._engine.nodes else ():
+              strike(node)
+      lost = self._engine.nodes.keys() - self._members.hosted
+      self.programs.finish(lost)
+    self.programs.put_sums()
+
+  def holdings(self, *, is_begun: bool) -> dict[int, holdings_lib.Holdings]:
+    """See `executor.Executor`; rewinds to the last segment finished by all."""
+    mine, members = Progress(), self._members
+    if is_begun:
+      mine = Progress(self._step, self.programs.done(), self.is_by_rows)
+    said = members.gather("segments", mine)
+    if not is_begun:
+      return {}
+    others = {m: p for m, p in said.items() if p.step == mine.step}
+    if any(p.by_rows for p in others.values()):
+      self._give_up_programs()
+      return self._rows.holdings(is_begun=True)
+    # A member that has not heard of the commit is a step behind.
+    by_node = {n: others.get(members.host_of(n)) for n in members.view.numbers}
+    self.programs.rewind({n: p.done if p else {} for n, p in by_node.items()})
+    return self.programs.holdings()
+
+  def can_continue(self) -> bool:
+    """See `executor.Executor`."""
+    return self.is_by_rows or self.programs.can_run()
+
+  def planned_passes(self, secs: float) -> account_lib.NodeTime | None:
+    """See `executor.Executor`; None if rows run the step."""
+    if not self.programs.runs:
+      return None
+    owners = {node for row in self._engine.owners for node in row}
+    part = len(owners & self._engine.nodes.keys()) / len(owners)
+    return self.plan_of_step.passes(secs) * part
+
+  def bury(self) -> None:
+    """See `executor.Executor`."""
+    self._rows.bury()
+
+  def close(self) -> None:
+    """See `executor.Executor`."""
+    self._rows.close()
 
   def _give_up_programs(self) -> None:
     """Makes rows repeat the step from its start, unless they run it already."""
@@ -126,38 +161,3 @@ class ProgramStep(step_lib.Step):
       self.is_by_rows, self.programs.runs = True, {}
       for node in self._engine.nodes.values():
         node.store.clear()
-
-  def _compute(self) -> None:
-    if self.is_by_rows:
-      super()._compute()
-      return
-    while not self.programs.is_done:
-      self._cohort.check()
-      self.programs.start()
-      for run in self.programs.running:
-        for tick in run.segment:
-          for node, own in zip(run.nodes, tick, strict=True):
-            for _ in check.passes(own) if node in self._engine.nodes else ():
-              self._strike(self._due.pop_at_instruction(node))
-      lost = self._engine.nodes.keys() - self._cohort.hosted
-      self.programs.finish(lost)
-    self.programs.put_sums()
-
-
-def make_step(
-    job: job_lib.Job,
-    *,
-    cohort: cohort_lib.Cohort,
-    director: cohort_lib.Director | None,
-) -> step_lib.Step:
-  """Returns the step runner for the executor of a job."""
-  options = dict(
-      cohort=cohort,
-      director=director,
-      num_microbatches=job.plan.batch.total_microbatches,
-      clip_norm=job.config.optimizer.clip_norm,
-      on_nonfinite=job.config.optimizer.on_nonfinite,
-  )
-  if job.is_program:
-    return ProgramStep(job, **options)
-  return step_lib.Step(job.engine, **options)

@@ -14,11 +14,11 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import ring as ring_lib
-from bamboo_jax.runtime.wire import mesh as mesh_lib
-from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.runtime.spmd.ticks import check
 from bamboo_jax.runtime.spmd.ticks import redone as redone_lib
 from bamboo_jax.runtime.spmd.ticks import table as table_lib
+from bamboo_jax.runtime.wire import mesh as mesh_lib
+from bamboo_jax.schedule import channel as channel_lib
 
 Key = table_lib.Key
 _CHANNELS = {"activations": "activation", "grads": "grad"}

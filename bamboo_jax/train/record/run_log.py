@@ -130,7 +130,7 @@ class RunLog:
   ) -> step_lib.Vote:
     """Returns this member's vote, see `step.Vote`; `step` has run up to it."""
     steps, layout = self._state.steps, self._state.layout
-    measured = step.measured
+    measured = step.executor.measured
     recent = self._recent(steps + 1)
     owed = {r.view: step_passes.find_owed(measured, r, layout) for r in recent}
     end_secs = max((m.end_secs for m in measured), default=step.start_secs)
@@ -151,7 +151,7 @@ class RunLog:
             layout=layout,
         ),
         owed={view: span for view, span in owed.items() if span},
-        redone=step.redone,
+        redone=step.executor.redone,
         prints=prints,
         nonfinite=step.find_nonfinite(),
         save=self._writer.say(steps + 1),

@@ -65,6 +65,17 @@ class ProgramTest(absltest.TestCase):
     self.assertEqual(made.plan.step_time.compute_ms, made.plan.timeline.span_ms)
     self.assertEqual(made.plan.step_time.vote_ms, plan.step_time.vote_ms)
 
+  def test_passes_take_their_part_of_the_measured_time(self):
+    made = program.plan_program(
+        make_plan(), num_before=1, num_behind=1, budget=math.inf
+    )
+    costs, span_ms = made.plan.costs, made.plan.timeline.span_ms
+    got = made.passes(span_ms)
+    useful = 2 * (sum(costs.forward_ms) + sum(costs.backward_ms))
+    self.assertAlmostEqual(got.useful, useful)
+    self.assertAlmostEqual(got.redundant, 2 * costs.redundant_ms[1])
+    self.assertAlmostEqual(made.passes(2 * span_ms).useful, 2 * useful)
+
   def test_ticks_are_single_if_memory_forbids_others(self):
     options = dict(num_before=1, num_behind=1, budget=None)
     plan = make_plan(num_microbatches=4)

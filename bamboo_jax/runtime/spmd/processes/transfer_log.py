@@ -94,10 +94,8 @@ class TransferLog:
       if self._is_stopped:
         raise StoppedError("Stopped by a new view.")
 
-  def stop(
-      self, view: int, *, alive: Collection[int] | None = None
-  ) -> channel_lib.Begun:
-    """Stops new transfers; returns those begun since the last `settle`.
+  def stop(self, view: int, *, alive: Collection[int] | None = None) -> None:
+    """Stops new transfers.
 
     With `alive`, the members of `view`, transfers with other nodes fail.
     """
@@ -109,7 +107,6 @@ class TransferLog:
       is_alive = frozenset(alive).issuperset
       with self._lock:
         self._connected = {c for c in self._connected if is_alive(c.nodes)}
-    return self.begun()
 
   def resume(self, view: int) -> None:
     """Allows transfers again, unless a view newer than `view` stopped them."""

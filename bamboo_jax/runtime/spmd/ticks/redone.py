@@ -1,6 +1,6 @@
 """The passes repeated after a death, and their theoretical bound."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 import dataclasses
 
 from bamboo_jax.runtime.spmd.ticks import table as table_lib
@@ -56,12 +56,6 @@ def find_redone(
       again=len(ran & (through | broken | gone)),
       at_most=len(broken | (gone - kept)),
   )
-
-
-def add_up(parts: Iterable[Redone]) -> Redone:
-  """Returns the sum over pipelines."""
-  fields = zip(*map(dataclasses.astuple, parts), strict=True)
-  return Redone(*map(sum, fields))
 
 
 def _forwards(

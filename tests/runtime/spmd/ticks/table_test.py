@@ -6,17 +6,17 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
+from bamboo_jax.runtime.spmd.ticks import check
+from bamboo_jax.runtime.spmd.ticks import lowering
+from bamboo_jax.runtime.spmd.ticks import redone as redone_lib
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
+from bamboo_jax.runtime.spmd.ticks import timeline as tick_timeline
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import render as grid_lib
 from bamboo_jax.schedule import scheduler
-from bamboo_jax.runtime.spmd.ticks import check
-from bamboo_jax.runtime.spmd.ticks import lowering
-from bamboo_jax.runtime.spmd.ticks import redone as redone_lib
-from bamboo_jax.runtime.spmd.ticks import table as table_lib
-from bamboo_jax.runtime.spmd.ticks import timeline as tick_timeline
 from tests import schedules
 
 Op = instruction_lib.Op
