@@ -73,7 +73,7 @@ class ProgramTest(absltest.TestCase):
     got = made.passes(span_ms)
     useful = 2 * (sum(costs.forward_ms) + sum(costs.backward_ms))
     self.assertAlmostEqual(got.useful, useful)
-    self.assertAlmostEqual(got.redundant, 2 * costs.redundant_ms[1])
+    self.assertAlmostEqual(got.redundant, 2 * sum(costs.redundant_ms))
     self.assertAlmostEqual(made.passes(2 * span_ms).useful, 2 * useful)
 
   def test_ticks_are_single_if_memory_forbids_others(self):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 import jax
 
 from bamboo_jax.base import threads
+from bamboo_jax.runtime import accelerator
 from bamboo_jax.runtime.spmd.processes import black_holes
 from bamboo_jax.runtime.spmd.processes import coordination
 from bamboo_jax.runtime.spmd.processes import rendezvous as rendezvous_lib
@@ -39,12 +40,7 @@ class Collectives:
     """See `executor.Collectives`."""
     threads.call_beside(black_holes.watch, self.log.find_stuck, name="links")
     coordination.connect(self._number, host=host)
-    if (platform := jax.default_backend()) != "cpu":
-      raise ValueError(
-          "config.pipeline.executor='spmd' runs on devices of platform "
-          f"{platform!r} in one process only, which takes all devices of a "
-          "machine (bamboo train); use executor='rows' in a cluster."
-      )
+    accelerator.check_executor("spmd", jax.default_backend())
     self.devices = coordination.devices_by_node()
     return self.devices
 
