@@ -5,7 +5,6 @@ cause: the launcher that killed the node, or the process that hosts all nodes. A
 time that was not measured is None.
 """
 
-import collections
 from collections.abc import Iterable, Mapping
 import dataclasses
 from typing import Any
@@ -42,8 +41,6 @@ class RecoveryTimes:
     first_owed_at_secs: Start of the first owed pass of a lost stage on any
       node; None if none was owed.
     last_owed_at_secs: End of the last one.
-    redone: Numbers of passes that were repeated beyond the owed ones, by kind;
-      None if there can be none.
   """
 
   step: int
@@ -63,7 +60,6 @@ class RecoveryTimes:
   are_owed_measured: bool = False
   first_owed_at_secs: float | None = None
   last_owed_at_secs: float | None = None
-  redone: Mapping[str, int] | None = None
 
   @property
   def places(self) -> tuple[types.Place, ...]:
@@ -87,17 +83,6 @@ class RecoveryTimes:
     if spans:
       self.first_owed_at_secs = min(first for first, _ in spans)
       self.last_owed_at_secs = max(last for _, last in spans)
-
-  def merge_redone(
-      self, found: Iterable[Mapping[int, Mapping[str, int]]]
-  ) -> None:
-    """Sets the repeated passes from those of all members, by share."""
-    by_share = {s: r for redone in found for s, r in redone.items()}
-    if by_share:
-      total = collections.Counter()
-      for one in by_share.values():
-        total.update(one)
-      self.redone = dict(total)
 
 
 def longest_silence(
@@ -156,7 +141,6 @@ def report(
             "redo_secs": redo_secs,
             "kill_to_first_instruction_secs": _between(died_secs, first_secs),
             "kill_to_step_end_secs": _between(died_secs, r["step_end_at_secs"]),
-            **({"redone": r["redone"]} if r.get("redone") else {}),
             "reason": r["reason"],
         }
     )

@@ -22,8 +22,6 @@ from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import timeline as timeline_lib
 
 T = TypeVar("T")
-# Numbers of repeated passes by kind, by share, by view that lost a node.
-Redone = Mapping[int, Mapping[int, Mapping[str, int]]]
 
 
 class Members(Protocol):
@@ -47,11 +45,9 @@ class Executor(Protocol):
 
   Attributes:
     measured: Times of the instructions that have run in the step.
-    redone: Passes of the step that were repeated beyond those of lost nodes.
   """
 
   measured: Sequence[recorder_lib.Measured]
-  redone: Redone
 
   def jobs(
       self, owners: engine_lib.Owners, lines: engine_lib.Lines
@@ -137,10 +133,7 @@ class Rows:
   Attributes:
     engine: The local nodes.
     measured: See `Executor`.
-    redone: Empty: nothing is repeated.
   """
-
-  redone: Redone = {}
 
   def __init__(self, engine: engine_lib.Engine, members: Members) -> None:
     self.engine = engine

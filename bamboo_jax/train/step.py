@@ -56,7 +56,6 @@ class Vote:
       included.
     owed: Start and end of its owed passes, on its clock, by view that lost a
       node.
-    redone: Passes that its nodes have repeated, see `executor.Executor`.
     prints: Fingerprints of its state; None if they are not due.
     nonfinite: See `Step.find_nonfinite`.
     save: Its report of checkpoints; see `checkpoint.writer`.
@@ -73,7 +72,6 @@ class Vote:
   owed: Mapping[int, tuple[float, float]] = dataclasses.field(
       default_factory=dict
   )
-  redone: executor_lib.Redone = dataclasses.field(default_factory=dict)
   prints: replicas.Prints | None = None
   nonfinite: str = ""
   save: Any = None

@@ -115,7 +115,7 @@ class RunLogTest(parameterized.TestCase):
         end_secs=12.0,
     )
     step = types.SimpleNamespace(
-        executor=types.SimpleNamespace(measured=[owed], redone={}),
+        executor=types.SimpleNamespace(measured=[owed]),
         start_secs=9.0,
         planned_passes=account_lib.NodeTime(),
         sums_secs=0.0,
@@ -144,7 +144,6 @@ class RunLogTest(parameterized.TestCase):
             span_secs=1.0,
             sums_secs={},
             owed=one,
-            redone={},
         )
         for number, one in enumerate(owed)
     }

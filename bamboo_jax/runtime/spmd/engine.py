@@ -24,7 +24,6 @@ from bamboo_jax.runtime.spmd import run as run_lib
 from bamboo_jax.runtime.spmd import weights as weights_lib
 from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
 from bamboo_jax.runtime.spmd.ticks import lowering
-from bamboo_jax.runtime.spmd.ticks import redone as redone_lib
 from bamboo_jax.runtime.spmd.ticks import table as table_lib
 from bamboo_jax.runtime.stage import functions
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -175,14 +174,13 @@ class SpmdEngine:
 
   def plan(
       self, rows: Mapping[int, instruction_lib.Row], *, pipeline: int
-  ) -> dict[int, redone_lib.Redone]:
+  ) -> None:
     """Plans the remaining passes of a pipeline, from the rows of its nodes.
 
     Passes that remaining nodes have done are kept. Other processes must be at
-    the same segment, see `rewind`. Returns the repeated passes by share, if
-    nodes were lost.
+    the same segment, see `rewind`.
     """
-    owners, redone = self._rows.owners[pipeline], {}
+    owners = self._rows.owners[pipeline]
     live = {share for own in self._rows.shares for share in own}
     for share in self.runs.keys() - live:
       del self.runs[share]
@@ -191,10 +189,7 @@ class SpmdEngine:
       if self._rows.nodes.keys().isdisjoint(owners):
         self.runs.pop(share, None)
       elif former is None or former.owners != owners:
-        self.runs[share] = run = self._make_run(rows, share, owners, former)
-        if run.redone:
-          redone[share] = run.redone
-    return redone
+        self.runs[share] = self._make_run(rows, share, owners, former)
 
   def _make_run(
       self,

@@ -48,7 +48,6 @@ class Programs:
     plan_of_step: Ticks and times of a step.
     programs: The engine that runs the passes.
     is_by_rows: Whether rows run the passes of this step instead.
-    redone: See `executor.Executor`.
   """
 
   def __init__(
@@ -60,7 +59,6 @@ class Programs:
   ) -> None:
     self.plan_of_step, self.programs = plan_of_step, programs
     self.is_by_rows = False
-    self.redone: dict[int, dict[int, dict[str, int]]] = {}
     self._engine, self._members = engine, members
     self._rows = executor_lib.Rows(engine, members)
     self._step = -1
@@ -80,7 +78,7 @@ class Programs:
     """See `executor.Executor`."""
     self._rows.begin(step, feed)
     self.programs.begin(step, feed)
-    self._step, self.is_by_rows, self.redone = step, False, {}
+    self._step, self.is_by_rows = step, False
 
   def plan(self, timelines: Sequence[timeline_lib.Timeline]) -> None:
     """See `executor.Executor`."""
@@ -92,9 +90,7 @@ class Programs:
       rows = {node: [] for node in self._engine.owners[pipeline]}
       for slot in timeline.slots:
         rows[slot.node].append(slot.instruction)
-      redone = self.programs.plan(rows, pipeline=pipeline)
-      found = {share: dataclasses.asdict(r) for share, r in redone.items()}
-      self.redone.setdefault(self._members.view.number, {}).update(found)
+      self.programs.plan(rows, pipeline=pipeline)
 
   def compute(self, strike: Callable[[int], None]) -> None:
     """See `executor.Executor`."""

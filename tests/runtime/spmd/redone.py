@@ -58,6 +58,19 @@ def find_redone(
   )
 
 
+def of_run(run):
+  """Returns the passes of the former run that `run` repeats."""
+  former = run.former
+  size = former.program.sizes.num_ticks
+  return find_redone(
+      former.table,
+      run.table,
+      lost=[n for n, o in enumerate(former.nodes) if o not in run.nodes],
+      num_ticks=former.num_segments * size,
+      segment_ticks=size,
+  )
+
+
 def _forwards(
     table: table_lib.TickTable, first: int, stop: int
 ) -> set[table_lib.Key]:

@@ -8,7 +8,6 @@ import numpy as np
 
 from bamboo_jax.runtime.spmd.ticks import check
 from bamboo_jax.runtime.spmd.ticks import lowering
-from bamboo_jax.runtime.spmd.ticks import redone as redone_lib
 from bamboo_jax.runtime.spmd.ticks import table as table_lib
 from bamboo_jax.runtime.spmd.ticks import timeline as tick_timeline
 from bamboo_jax.schedule import costs as costs_lib
@@ -18,6 +17,7 @@ from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import render as grid_lib
 from bamboo_jax.schedule import scheduler
 from tests import schedules
+from tests.runtime.spmd import redone as redone_lib
 
 Op = instruction_lib.Op
 
