@@ -10,10 +10,9 @@ share devices if there are more nodes. Transposes are kept out of products,
 because long products of transposed matrices depend most on the number of
 threads.
 
-A node computes on devices of its own process. Transfers between processes use
-devices of the CPU backend, which all processes number alike. On CPU both may be
-the same device; otherwise the node computes on a second CPU backend or on an
-accelerator.
+Sums of gradients and transfers may use other devices than those on which a node
+computes: with a mesh for each node, devices of the CPU backend, while nodes
+compute on a second CPU backend or on accelerators.
 """
 
 from collections.abc import Sequence
@@ -137,7 +136,7 @@ def place_nodes(
 
 
 def transfer_devices() -> list[jax.Device]:
-  """Returns the devices of all processes that transfers may use.
+  """Returns the devices of the CPU backend.
 
   Raises `ValueError` if JAX_PLATFORMS excludes the CPU backend.
   """
@@ -151,21 +150,13 @@ def transfer_devices() -> list[jax.Device]:
     ) from error
 
 
-def is_local(device: jax.Device) -> bool:
-  """Returns whether a device of any backend belongs to this process."""
-  return device.process_index == device.client.process_index()
-
-
 def compute_of(
     device: jax.Device, mesh: tuple[int, int] = (1, 1)
-) -> places.Place | None:
+) -> places.Place:
   """Returns where the node whose transfers use `device` computes.
 
-  None if that is in another process. Raises `ValueError` if this process has
-  fewer devices than `mesh`.
+  Raises `ValueError` if this process has fewer devices than `mesh`.
   """
-  if not is_local(device):
-    return None
   devices, size = jax.local_devices(), mesh[0] * mesh[1]
   if device.client is devices[0].client and size == 1:
     return device

@@ -57,7 +57,7 @@ class Engine:
 
   Attributes:
     nodes: The nodes that this process drives, by number.
-    devices: The device of each node, also of other processes.
+    devices: The device of each local node, also of nodes that join later.
     owners: For each pipeline, the node of each stage.
     shadows: For each pipeline, the nodes that hold replicas, by stage.
     shares: For each pipeline, its shares of the batch.

@@ -41,13 +41,7 @@ class Members(Protocol):
 
 
 class Executor(Protocol):
-  """Runs the passes of a step.
-
-  Attributes:
-    measured: Times of the instructions that have run in the step.
-  """
-
-  measured: Sequence[recorder_lib.Measured]
+  """Runs the passes of a step."""
 
   def jobs(
       self, owners: engine_lib.Owners, lines: engine_lib.Lines
@@ -63,10 +57,13 @@ class Executor(Protocol):
   def plan(self, timelines: Sequence[timeline_lib.Timeline]) -> None:
     """Sets the passes to run, one timeline per pipeline."""
 
-  def compute(self, strike: Callable[[int], None]) -> None:
-    """Runs the planned passes and waits for them.
+  def compute(
+      self, strike: Callable[[int], None], recorder: recorder_lib.Recorder
+  ) -> None:
+    """Runs the planned passes.
 
-    Calls `strike` with each local node before each of its instructions. Raises
+    Calls `strike` with each local node before each of its instructions, and
+    adds those that can be measured to `recorder`, which waits for them. Raises
     as `Members.check`, or the error of a transfer.
     """
 
@@ -86,18 +83,12 @@ class Executor(Protocol):
   def planned_passes(self, secs: float) -> account_lib.NodeTime | None:
     """Returns the planned passes of a step of `secs`; None if measured."""
 
-  def bury(self) -> None:
-    """Forgets the instructions of local nodes that have died."""
-
-  def close(self) -> None:
-    """Ends its threads."""
-
 
 class Collectives(Protocol):
   """An executor's own transfers between processes, beside the transport."""
 
   def start(self, host: str) -> Mapping[int, jax.Device]:
-    """Returns the devices of all nodes; call before JAX starts.
+    """Returns the device of the node of this process; call before JAX starts.
 
     This process listens on the numeric address `host`. Raises `ValueError` if
     the executor cannot run in several processes on these devices.
@@ -128,18 +119,10 @@ class Collectives(Protocol):
 
 
 class Rows:
-  """Each node runs its own instructions.
-
-  Attributes:
-    engine: The local nodes.
-    measured: See `Executor`.
-  """
+  """Each node runs its own instructions, in the order of all rows."""
 
   def __init__(self, engine: engine_lib.Engine, members: Members) -> None:
-    self.engine = engine
-    self.measured: list[recorder_lib.Measured] = []
-    self._members = members
-    self._recorder = recorder_lib.Recorder()
+    self._engine, self._members = engine, members
     self._order: Sequence[tuple[int, instruction_lib.Instruction]] = ()
 
   def jobs(
@@ -152,27 +135,27 @@ class Rows:
   def begin(self, step: int, feed: node_lib.FeedFn) -> None:
     """See `Executor`; results lie in the engine."""
     del step, feed
-    self.measured = []
 
   def plan(self, timelines: Sequence[timeline_lib.Timeline]) -> None:
     """See `Executor`."""
     self._order = linearize.linearize(timelines)
 
-  def compute(self, strike: Callable[[int], None]) -> None:
+  def compute(
+      self, strike: Callable[[int], None], recorder: recorder_lib.Recorder
+  ) -> None:
     """See `Executor`."""
-    nodes = self.engine.nodes
-    self.engine.clock.catch_up()
+    nodes = self._engine.nodes
+    self._engine.clock.catch_up()
     for node, instruction in self._order:
       if node in nodes:  # Otherwise another process runs it.
         strike(node)
         self._members.check()
         result = nodes[node].run(instruction)
-        self._recorder.add(node, instruction, result)
-    self.measured += self._recorder.finish()
+        recorder.add(node, instruction, result)
 
   def holdings(self, *, is_begun: bool) -> dict[int, holdings_lib.Holdings]:
     """See `Executor`."""
-    nodes = self.engine.nodes.items() if is_begun else ()
+    nodes = self._engine.nodes.items() if is_begun else ()
     return {number: node.store.holdings() for number, node in nodes}
 
   def can_continue(self) -> bool:
@@ -182,13 +165,3 @@ class Rows:
   def planned_passes(self, secs: float) -> account_lib.NodeTime | None:
     """See `Executor`."""
     del secs
-
-  def bury(self) -> None:
-    """See `Executor`."""
-    for node in self.engine.nodes.keys() - self._members.hosted:
-      self._recorder.forget(node)
-    self._recorder.forgive()
-
-  def close(self) -> None:
-    """See `Executor`."""
-    self._recorder.close()

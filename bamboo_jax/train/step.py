@@ -129,6 +129,7 @@ class Step:
 
   Attributes:
     executor: As given.
+    measured: Times of the instructions that have run on local nodes.
     start_secs: Start of the step, on `time.perf_counter`.
   """
 
@@ -150,6 +151,7 @@ class Step:
     self._num_microbatches = num_microbatches
     self._clip_norm = clip_norm
     self._on_nonfinite = on_nonfinite
+    self._recorder = recorder_lib.Recorder()
     self._phase_secs = dict.fromkeys(PHASES, 0.0)
 
   def begin(
@@ -161,6 +163,7 @@ class Step:
     self._sums: sums_lib.Sums | None = None
     self._skipped = ""
     self._planned: Sequence[timeline_lib.Timeline] = ()
+    self.measured: list[recorder_lib.Measured] = []
     self.start_secs = self._last = time.perf_counter()
     self._phase_secs = dict.fromkeys(PHASES, 0.0)
     self._engine.begin_step(step, feed, num_microbatches=self._num_microbatches)
@@ -197,7 +200,8 @@ class Step:
     """
     engine = self._engine
     with self._phase("compute"):
-      self.executor.compute(self._strike_at)
+      self.executor.compute(self._strike_at, self._recorder)
+      self.measured += self._recorder.finish()
     with self._phase("ties"):
       ties.tie(engine)
     with self._phase("reduce"):
@@ -240,7 +244,7 @@ class Step:
         sums=self._sums,
         secs=time.perf_counter() - self.start_secs,
         phase_secs=self._phase_secs,
-        measured=self.executor.measured,
+        measured=self.measured,
         start_secs=self.start_secs,
         skipped=self._skipped,
         planned=self._planned,
@@ -285,9 +289,14 @@ class Step:
 
   def bury(self) -> None:
     """Drops local nodes that have died, with their state."""
-    self.executor.bury()
     for node in self._engine.nodes.keys() - self._cohort.hosted:
+      self._recorder.forget(node)
       self._engine.kill(node)
+    self._recorder.forgive()
+
+  def close(self) -> None:
+    """Ends the measuring threads."""
+    self._recorder.close()
 
   def _gather_sums(self) -> sums_lib.Sums:
     engine, last = self._engine, len(self._engine.specs) - 1

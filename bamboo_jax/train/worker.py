@@ -107,7 +107,7 @@ class Worker:
       base.ReplicaMismatchError: A replica differs from its owner.
     """
     with contextlib.ExitStack() as stack:
-      for part in (self._outputs, self._step.executor, self._compiler):
+      for part in (self._outputs, self._step, self._compiler):
         stack.callback(part.close)
       num_steps = self._config.num_steps
       self._last_step = self._stop_at = min(num_steps, stop_at or num_steps)

@@ -115,7 +115,7 @@ class RunLogTest(parameterized.TestCase):
         end_secs=12.0,
     )
     step = types.SimpleNamespace(
-        executor=types.SimpleNamespace(measured=[owed]),
+        measured=[owed],
         start_secs=9.0,
         planned_passes=account_lib.NodeTime(),
         sums_secs=0.0,

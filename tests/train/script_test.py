@@ -169,7 +169,7 @@ class ScriptTest(ScriptCase):
 
     def poison(cohort, due):
       failed = instruction_lib.Instruction(0, instruction_lib.Op.FORWARD, 0)
-      self.worker._step.executor._recorder.add(0, failed, lost)
+      self.worker._step._recorder.add(0, failed, lost)
       return strike(cohort, due)
 
     with mock.patch.object(local_cohort.LocalCohort, "strike", poison):

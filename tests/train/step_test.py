@@ -56,7 +56,7 @@ class StepTest(parameterized.TestCase):
 
   def make_steps(self, *options):
     steps = Steps(*options)
-    self.addCleanup(steps._step.executor.close)
+    self.addCleanup(steps._step.close)
     return steps
 
   @parameterized.named_parameters(("unclipped", None), ("clipped", 0.5))

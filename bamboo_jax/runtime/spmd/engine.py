@@ -74,7 +74,8 @@ class SpmdEngine:
     self._rows, self._whole, self._table = rows, whole, table
     bounds = [spec.first for spec in rows.specs] + [rows.specs[-1].last]
     self.layout = layout_lib.make_layout(whole, bounds)
-    _check(rows)
+    self._devices = rows.devices if collectives is None else collectives.devices
+    _check(rows.owners, self._devices)
     self._params = functions.copies_of(whole)
     self._keeps = keeps
     num_stages = self.layout.num_stages
@@ -117,8 +118,8 @@ class SpmdEngine:
     return (
         [*map(tuple, owners)] == [tuple(row) for row, _ in lines]
         and all(map(table_lib.is_ring, owners))
-        and rows.devices.keys() >= set(nodes)
-        and len({rows.devices[node] for node in nodes}) == len(nodes)
+        and self._devices.keys() >= set(nodes)
+        and len({self._devices[node] for node in nodes}) == len(nodes)
     )
 
   def answer(self, channel: channel_lib.Channel) -> None:
@@ -132,7 +133,7 @@ class SpmdEngine:
     """Returns the jobs that compile programs for some roles, by pipeline."""
     if not self.can_run(owners, lines):
       return []
-    devices, here = self._rows.devices, jax.process_index()
+    devices, here = self._devices, jax.process_index()
     return [
         functools.partial(self._compile, row)
         for row in sorted({tuple(row) for row in owners})
@@ -143,7 +144,7 @@ class SpmdEngine:
     program = self._find(owners).program
     _ = program.segment, program.start
     for node, stages in self._stages(program, owners).items():
-      device = self._rows.devices[node]
+      device = self._devices[node]
       if device.process_index == jax.process_index():
         self._packing.find_pack(program, device, stages, stages)
         for hold, stage in enumerate(stages[: program.sizes.num_owned]):
@@ -323,7 +324,7 @@ class SpmdEngine:
         )
       if table and not sizes.fits(table):  # Compiled now, in a pause.
         sizes = sizes.widen(table)
-      devices = [self._rows.devices[node] for node in nodes]
+      devices = [self._devices[node] for node in nodes]
       program = self._rows.programs.others.get(
           ("segment", self.layout, str(sizes), *devices),
           lambda: program_lib.SegmentProgram(
@@ -367,7 +368,7 @@ class SpmdEngine:
     weights = {}
     for n, (node, stages) in enumerate(self._stages(program, owners).items()):
       if node in rows.nodes:
-        state, device = rows.nodes[node].state, rows.devices[node]
+        state, device = rows.nodes[node].state, self._devices[node]
         held = {
             s: (state[s].params, state[s].stats) for s in stages if s in state
         }
@@ -380,11 +381,11 @@ class SpmdEngine:
     )
 
 
-def _check(rows: engine_lib.Engine) -> None:
+def _check(owners: Sequence[Owners], devices: Mapping[int, jax.Device]) -> None:
   """Raises `ValueError` unless programs can run these nodes."""
   # A joined node knows no device of first owners that have died.
-  nodes = {node for row in rows.owners for node in row} & rows.devices.keys()
-  devices = {rows.devices[node] for node in nodes}
+  nodes = {node for row in owners for node in row} & devices.keys()
+  devices = {devices[node] for node in nodes}
   if len(devices) != len(nodes):
     raise ValueError(
         "One program for all stages needs a device of its own for each of "

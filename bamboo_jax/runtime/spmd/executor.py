@@ -63,11 +63,6 @@ class Programs:
     self._rows = executor_lib.Rows(engine, members)
     self._step = -1
 
-  @property
-  def measured(self) -> Sequence[recorder_lib.Measured]:
-    """Times of instructions by rows; programs do not tell theirs."""
-    return self._rows.measured
-
   def jobs(
       self, owners: rows_engine.Owners, lines: rows_engine.Lines
   ) -> list[Callable[[], Any]]:
@@ -76,7 +71,6 @@ class Programs:
 
   def begin(self, step: int, feed: node_lib.FeedFn) -> None:
     """See `executor.Executor`."""
-    self._rows.begin(step, feed)
     self.programs.begin(step, feed)
     self._step, self.is_by_rows = step, False
 
@@ -92,10 +86,12 @@ class Programs:
         rows[slot.node].append(slot.instruction)
       self.programs.plan(rows, pipeline=pipeline)
 
-  def compute(self, strike: Callable[[int], None]) -> None:
-    """See `executor.Executor`."""
+  def compute(
+      self, strike: Callable[[int], None], recorder: recorder_lib.Recorder
+  ) -> None:
+    """See `executor.Executor`; the passes of programs cannot be measured."""
     if self.is_by_rows:
-      self._rows.compute(strike)
+      self._rows.compute(strike, recorder)
       return
     while not self.programs.is_done:
       self._members.check()
@@ -137,14 +133,6 @@ class Programs:
     owners = {node for row in self._engine.owners for node in row}
     part = len(owners & self._engine.nodes.keys()) / len(owners)
     return self.plan_of_step.passes(secs) * part
-
-  def bury(self) -> None:
-    """See `executor.Executor`."""
-    self._rows.bury()
-
-  def close(self) -> None:
-    """See `executor.Executor`."""
-    self._rows.close()
 
   def _give_up_programs(self) -> None:
     """Makes rows repeat the step from its start, unless they run it already."""

@@ -130,7 +130,7 @@ class RunLog:
   ) -> step_lib.Vote:
     """Returns this member's vote, see `step.Vote`; `step` has run up to it."""
     steps, layout = self._state.steps, self._state.layout
-    measured = step.executor.measured
+    measured = step.measured
     recent = self._recent(steps + 1)
     owed = {r.view: step_passes.find_owed(measured, r, layout) for r in recent}
     end_secs = max((m.end_secs for m in measured), default=step.start_secs)

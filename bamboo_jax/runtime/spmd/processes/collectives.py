@@ -42,7 +42,7 @@ class Collectives:
     coordination.connect(self._number, host=host)
     accelerator.check_executor("spmd", jax.default_backend())
     self.devices = coordination.devices_by_node()
-    return self.devices
+    return {self._number: self.devices[self._number]}
 
   def attach(self, answer: Callable[[channel_lib.Channel], None]) -> None:
     """Sets the function that ends a segment which other processes have begun.
