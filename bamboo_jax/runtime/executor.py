@@ -103,9 +103,6 @@ class Collectives(Protocol):
     With `alive`, the members of `view`, transfers with other nodes fail.
     """
 
-  def check(self) -> None:
-    """Raises an error if transfers are stopped."""
-
   def settle(
       self, begun: Mapping[int, channel_lib.Begun], *, view: int
   ) -> None:

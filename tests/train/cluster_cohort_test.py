@@ -111,7 +111,7 @@ class ClusterCohortTest(parameterized.TestCase):
       self.assertEqual((view, key, len(value["channels"])), (2, "begun", 1))
       self.assertEqual((value["address"], value["waits_for"]), ("here", [3]))
       with self.assertRaises(transfer_log.StoppedError):
-        cohort.check()
+        collectives.log.check()
 
   def test_settled(self):
     collectives = make_collectives()
@@ -122,7 +122,7 @@ class ClusterCohortTest(parameterized.TestCase):
     cohort.settled(8)
     self.assertEqual(transport.attempts, [n + (2 << 32) for n in range(3)])
     self.assertEqual(collectives.begun(), channel_lib.Begun((2, 8), ()))
-    collectives.check()  # Transfers may begin.
+    collectives.log.check()  # Transfers may begin.
 
   def test_entering_begins_an_attempt(self):
     _, transport, cohort = self.make()

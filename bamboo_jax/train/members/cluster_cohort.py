@@ -236,8 +236,6 @@ class Exits:
   def check(self) -> None:
     """Raises `base.AttemptOverError` after a loss."""
     self._transport.check()
-    if self._collectives is not None:
-      self._collectives.check()
 
   def _begin(self, attempt: int) -> None:
     self._attempt = attempt

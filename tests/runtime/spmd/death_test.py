@@ -129,7 +129,7 @@ class DeathTest(parameterized.TestCase):
     log.answer_for(1)
     made.programs.answer(channel)
     self.assertEqual(log.begun().channels.count(channel), 4)
-    log.resume(1)
+    log.settled(1, 0)
     first, second = (0, 0, 1, 2), (1, 3, 4, 5)  # Shares, and who began them.
     self.assertEqual(made.programs.done(), {first: (3,), second: (3,)})
     made.programs.rewind({0: made.programs.done(), 1: {first: (2,)}})

@@ -59,10 +59,6 @@ class Collectives:
     """See `executor.Collectives`."""
     self.log.stop(view, alive=alive)
 
-  def check(self) -> None:
-    """See `executor.Collectives`."""
-    self.log.check()
-
   def settle(
       self, begun: Mapping[int, channel_lib.Begun], *, view: int
   ) -> None:
@@ -73,5 +69,4 @@ class Collectives:
 
   def settled(self, view: int, steps: int) -> None:
     """See `executor.Collectives`."""
-    self.log.settle(view, steps)
-    self.log.resume(view)
+    self.log.settled(view, steps)

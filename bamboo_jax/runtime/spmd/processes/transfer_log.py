@@ -108,22 +108,21 @@ class TransferLog:
       with self._lock:
         self._connected = {c for c in self._connected if is_alive(c.nodes)}
 
-  def resume(self, view: int) -> None:
-    """Allows transfers again, unless a view newer than `view` stopped them."""
-    with self._lock:
-      self._is_stopped = view < self._stopped_for
-
   def find_stuck(self) -> set[black_holes.Ends]:
     """Returns the links that drop large packets; see `black_holes`."""
     return self._connections.find_stuck()
 
   def begun(self) -> channel_lib.Begun:
-    """Returns the transfers begun since the last `settle`."""
+    """Returns the transfers begun since the last `settled`."""
     with self._lock:
       return channel_lib.Begun(self._since, tuple(self._begun))
 
-  def settle(self, view: int, step: int) -> None:
-    """Records that every transfer begun so far has ended on all nodes."""
+  def settled(self, view: int, step: int) -> None:
+    """Records that every transfer begun so far has ended on all nodes.
+
+    Allows transfers again, unless a view newer than `view` stopped them.
+    """
     with self._lock:
+      self._is_stopped = view < self._stopped_for
       self._since = (view, step)
       self._begun.clear()
