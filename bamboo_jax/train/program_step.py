@@ -102,9 +102,11 @@ class ProgramStep(step_lib.Step):
     self.programs.begin(step, feed)
     self.is_by_rows, self.redone = False, {}
 
-  def plan(self, timelines: Sequence[timeline_lib.Timeline]) -> None:
-    """See `step.Step`."""
-    super().plan(timelines)
+  def plan(
+      self, timelines: Sequence[timeline_lib.Timeline], filling: None = None
+  ) -> None:
+    """See `step.Step`; programs fill no waits."""
+    super().plan(timelines, filling)
     if self.is_by_rows or not self.programs.can_run():
       self._give_up_programs()
       return

@@ -23,6 +23,7 @@ from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import filler as filler_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.phases import apply
 from bamboo_jax.runtime.phases import compile_ahead
@@ -31,6 +32,7 @@ from bamboo_jax.runtime.phases import refresh
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.profile import recorder as recorder_lib
+from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import linearize
@@ -57,6 +59,7 @@ class Vote:
     owed: Start and end of its owed passes, on its clock, by view that lost a
       node.
     redone: See `Step`, of its nodes.
+    ran: Passes of its nodes; see `filler.Filler.ran`.
     prints: Fingerprints of its state; None if they are not due.
     nonfinite: See `Step.find_nonfinite`.
     save: Its report of checkpoints; see `checkpoint.writer`.
@@ -76,6 +79,7 @@ class Vote:
   redone: Mapping[int, Mapping[int, redone_lib.Redone]] = dataclasses.field(
       default_factory=dict
   )
+  ran: Mapping[int, filling_lib.Ran] = dataclasses.field(default_factory=dict)
   prints: replicas.Prints | None = None
   nonfinite: str = ""
   save: Any = None
@@ -102,6 +106,8 @@ class Committed:
     sums_secs: Mean time per node of summing gradients, without waiting.
     recoveries: Recoveries in the step.
     planned: Timelines planned at its start, by pipeline, of all nodes.
+    filled: Effect of redundant forward passes that filled waits, and
+    placed: that of the same passes placed ahead; None if none could.
   """
 
   steps: int
@@ -117,6 +123,8 @@ class Committed:
   sums_secs: float = 0.0
   recoveries: tuple[times.RecoveryTimes, ...] = ()
   planned: Sequence[timeline_lib.Timeline] = ()
+  filled: filling_lib.Effect | None = None
+  placed: filling_lib.Effect | None = None
 
 
 class Step:
@@ -136,6 +144,7 @@ class Step:
     planned_passes: Planned time of the passes if they cannot be measured; None
       if they are.
     redone: Passes that programs repeat after deaths, by view and share.
+    filler: Runs redundant forward passes in waits.
   """
 
   planned_passes: account_lib.NodeTime | None = None
@@ -158,6 +167,7 @@ class Step:
     self._clip_norm = clip_norm
     self._on_nonfinite = on_nonfinite
     self._recorder = recorder_lib.Recorder()
+    self.filler = filler_lib.Filler()
     self._order: Sequence[tuple[int, instruction_lib.Instruction]] = ()
     self._phase_secs = dict.fromkeys(PHASES, 0.0)
 
@@ -175,9 +185,17 @@ class Step:
     self._phase_secs = dict.fromkeys(PHASES, 0.0)
     self._engine.begin_step(step, feed, num_microbatches=self._num_microbatches)
 
-  def plan(self, timelines: Sequence[timeline_lib.Timeline]) -> None:
-    """Sets the timelines of the rest of the step, one per pipeline."""
+  def plan(
+      self,
+      timelines: Sequence[timeline_lib.Timeline],
+      filling: filling_lib.StepFilling | None = None,
+  ) -> None:
+    """Sets the timelines of the rest of the step, one per pipeline.
+
+    `filling` tells how waits are filled, of a whole step.
+    """
     self._order = linearize.linearize(timelines)
+    self.filler.plan(filling)
     self._planned = self._planned or timelines  # Later plans are of the rest.
 
   #             member 0                      member 1
@@ -316,13 +334,18 @@ class Step:
   def _compute(self) -> None:
     engine, check = self._engine, self._cohort.check
     engine.clock.catch_up()
+    self.filler.begin(engine.nodes)
     for node, instruction in self._order:
       if node in engine.nodes:  # Otherwise another process runs it.
         if self._due:
           self._strike(self._due.pop_at_instruction(node))
         check()
-        result = engine.nodes[node].run(instruction)
-        self._recorder.add(node, instruction, result)
+        for run in self.filler.run(engine.nodes[node], instruction):
+          self._recorder.add(node, *run)
+          check()
+    for run in self.filler.finish():
+      self._recorder.add(*run)
+      check()
     self.measured += self._recorder.finish()
 
   def _gather_sums(self) -> sums_lib.Sums:

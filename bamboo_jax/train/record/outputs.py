@@ -194,6 +194,8 @@ class Outputs:
       logging.log_first_n(logging.WARNING, "No plots. %s", 1, error)
     finally:
       summary_lib.write_summary(self._workdir.summary, summary)
+    if filled := summary.more.get("redundancy"):
+      self.show(run_summary.render_redundancy(filled))
 
   def close(self) -> None:
     """Closes the log."""
@@ -233,6 +235,11 @@ class Outputs:
         "phase_ms": {k: 1e3 * v for k, v in done.phase_secs.items()},
         "view": done.view,
     }
+    if done.filled is not None:
+      planned = dataclasses.asdict(done.placed)
+      more["redundant"] = dataclasses.asdict(done.filled) | {
+          f"planned_{name}": value for name, value in planned.items()
+      }
     if done.skipped:  # First: the line of a step is the last one about it.
       values = {"reason": done.skipped}
       self._writer.write_event(

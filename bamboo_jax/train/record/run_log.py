@@ -16,6 +16,7 @@ from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import survival
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime.phases import replicas
+from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import outputs as outputs_lib
@@ -152,6 +153,7 @@ class RunLog:
         ),
         owed={view: span for view, span in owed.items() if span},
         redone=step.redone,
+        ran=step.filler.ran(measured),
         prints=prints,
         nonfinite=step.find_nonfinite(),
         save=self._writer.say(steps + 1),
@@ -180,12 +182,14 @@ class RunLog:
             v.owed[view] for v in votes.values() if view in v.owed
         )
       recovery.merge_redone(v.redone.get(view, {}) for v in votes.values())
+    span_secs = max((v.span_secs for v in votes.values()), default=0.0)
     self._outputs.write_step(
         step.result(
             passes=sum(
                 (v.passes for v in votes.values()), account_lib.NodeTime()
             ),
-            span_secs=max((v.span_secs for v in votes.values()), default=0.0),
+            span_secs=span_secs,
+            **self._find_filled(step, votes.values(), span_secs),
             sums_secs=step_passes.mean_sums_secs(
                 (v.sums_secs for v in votes.values()), self._state.layout
             ),
@@ -274,6 +278,17 @@ class RunLog:
 
   def _recent(self, step: int) -> list[times.RecoveryTimes]:
     return [r for r in self._recoveries if r.step == step]
+
+  def _find_filled(
+      self, step: step_lib.Step, votes: Iterable[step_lib.Vote], secs: float
+  ) -> dict[str, filling_lib.Effect]:
+    """Returns `step.Committed.filled` and `placed` of a step of `secs`."""
+    ran = {node: ran for vote in votes for node, ran in vote.ran.items()}
+    filled = step.filler.find_effect(ran)
+    if filled is None:
+      return {}
+    step.filler.learn(filled, secs)
+    return {"filled": filled, "placed": step.filler.placed}
 
   def _has_owners(self) -> bool:
     """Returns whether all local owners live; each saves its stages."""

@@ -1,6 +1,7 @@
 """The summary of a run, for comparisons with others."""
 
 from collections.abc import Mapping, Sequence
+import statistics
 from typing import Any
 
 from bamboo_jax.accounting import account as account_lib
@@ -11,6 +12,7 @@ from bamboo_jax.recovery import times
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import job as job_lib
 
+_REDUNDANCY = {"passes": ".1f", "overhead": ".1%", "coverage": ".1%"}
 SKIPPED = "skipped"  # Event of a step that did not change the state.
 
 
@@ -68,6 +70,7 @@ def make_summary(
           "evaluation": evaluations[-1] if evaluations else None,
           "predicted_step_secs": plan.step_time.total_ms / 1e3,
           "predicted_bubble_fraction": plan.timeline.mean_bubble,
+          "redundancy": _mean_redundancy(job.config.redundancy.mode, steps),
           "costs_measured": plan.profile.measured,
           "partition": list(plan.partition.bounds),
           "recoveries": [
@@ -77,6 +80,26 @@ def make_summary(
           "cost": account.as_dict(),
       },
   )
+
+
+def render_redundancy(found: Mapping[str, Any]) -> str:
+  """Returns the line about redundant forward passes, measured and planned."""
+  parts = [
+      f"{name}={found[name]:{form}} planned={found[f'planned_{name}']:{form}}"
+      for name, form in _REDUNDANCY.items()
+  ]
+  return f"redundancy mode={found['mode']} {' '.join(parts)}"
+
+
+def _mean_redundancy(
+    mode: str, steps: Sequence[jsonl.Line]
+) -> dict[str, Any] | None:
+  """Returns the means over steps that filled waits; None without any."""
+  found = [line["redundant"] for line in steps if "redundant" in line]
+  if not found:
+    return None
+  means = {k: statistics.fmean(f[k] for f in found) for k in found[0]}
+  return {"mode": mode, "steps": len(found), **means}
 
 
 def is_written(

@@ -239,7 +239,8 @@ def make_redundancy(config: ml_collections.ConfigDict) -> rows_lib.Redundancy:
   """Returns the options of redundant forward passes."""
   options = config.redundancy
   return rows_lib.Redundancy(
-      options.mode, options.refresh, options.margin, options.budget
+      *(options.mode, options.refresh, options.margin, options.budget),
+      overrun=options.overrun,
   )
 
 

@@ -97,6 +97,11 @@ class Job:
     """Whether a step is one program."""
     return self.config.pipeline.executor == "spmd"
 
+  @property
+  def fills_waits(self) -> bool:
+    """Whether redundant forward passes fill waits as these occur."""
+    return self.engine.exchange is not None and not self.is_program
+
 
 def make_job(
     config: ml_collections.ConfigDict,
