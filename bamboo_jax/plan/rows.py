@@ -44,7 +44,7 @@ class Redundancy:
   refresh: str = "gradient"
   margin: float = 0.25
   budget: float = 0.05
-  overrun: float = 1.5
+  overrun: float = 1.6
 
   @property
   def has_replicas(self) -> bool:

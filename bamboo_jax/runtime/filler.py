@@ -10,7 +10,6 @@ before.
 
 import collections
 from collections.abc import Iterator, Mapping, Sequence
-import statistics
 import time
 
 from bamboo_jax import base
@@ -25,8 +24,6 @@ Instruction = instruction_lib.Instruction
 # An instruction that was started, and its result.
 Run = tuple[Instruction, base.PyTree]
 
-_NUM_STEPS = 9  # Over which the median is taken.
-
 
 class Filler:
   """Fills the waits of the node of a process, step after step.
@@ -37,7 +34,7 @@ class Filler:
 
   def __init__(self) -> None:
     self.stretch = 1.0
-    self._stretches = collections.deque(maxlen=_NUM_STEPS)
+    self._stretches = collections.deque(maxlen=filling_lib.NUM_STEPS)
     self._nodes: Mapping[int, node_lib.Node] = {}
     self._own: filling_lib.Filling | None = None
     self.plan(None)
@@ -98,7 +95,7 @@ class Filler:
     """Learns the time of rows from a step whose rows took `span_secs`."""
     bare_ms = 1e3 * span_secs / (1.0 + effect.overhead)
     self._stretches.append(bare_ms / self._filling.span_ms)
-    self.stretch = statistics.median(self._stretches)
+    self.stretch = filling_lib.find_stretch(self._stretches)
 
   @property
   def placed(self) -> filling_lib.Effect | None:

@@ -62,9 +62,3 @@ class StageCosts:
     if pass_.op is instruction_lib.Op.REDUNDANT_FORWARD:
       return self.redundant_ms[pass_.stage]
     return self.forward_ms[pass_.stage]
-
-  def duration_ms(self, i: instruction_lib.Instruction) -> float:
-    """Returns the time of a pass or a transfer; its receiver is blocked."""
-    if i.is_send:
-      return 0.0
-    return self.transfer_ms[i.stage] if i.is_receive else self.pass_ms(i)

@@ -16,6 +16,7 @@ steps took than planned. The values of a step do not depend on what is filled.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
+import itertools
 import statistics
 from typing import NamedTuple
 
@@ -27,6 +28,9 @@ from bamboo_jax.schedule import timeline as timeline_lib
 
 Instruction = instruction_lib.Instruction
 Op = instruction_lib.Op
+
+
+NUM_STEPS = 9  # From which the stretch follows.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +119,18 @@ def plan_filling(
         allowed_ms=budget * lazy.span_ms,
     )
   return found
+
+
+def find_stretch(ratios: Sequence[float]) -> float:
+  """Returns by how much the plan is stretched, from the last steps.
+
+  It is the lower quartile, because a step with other work in the way leaves
+  less room, not more.
+
+  Args:
+    ratios: Time of the rows of each step without redundant passes, to the plan.
+  """
+  return sorted(ratios)[len(ratios) // 4]
 
 
 def find_latest_ms(
@@ -245,10 +261,10 @@ class StepFilling:
         return None
       for node, slots in timeline.rows.items():
         rows[node] = [slot.instruction for slot in slots]
-      bare.append(timeline_lib.replay(rows, durations_ms))
+      bare.append(_replay(rows, durations_ms))
       for node in rows:
         rows[node] = _insert(rows[node], ran[node].filled)
-      filled.append(timeline_lib.replay(rows, durations_ms))
+      filled.append(_replay(rows, durations_ms))
     return Effect.of(bare, filled)
 
 
@@ -271,6 +287,42 @@ def _find_durations(
     for one in record.filled:
       found[one.instruction] = one.microseconds / 1e3
   return found
+
+
+def _replay(
+    rows: Mapping[int, Sequence[Instruction]],
+    durations_ms: Mapping[Instruction, float],
+) -> timeline_lib.Timeline:
+  """Returns the timeline of rows that have run.
+
+  Unlike in `timeline.play`, no sender waits for its receiver, as on sockets.
+  """
+  left = {node: iter(row) for node, row in rows.items()}
+  free_ms, slots = dict.fromkeys(rows, 0.0), []
+  sent_ms: dict[instruction_lib.Transfer, float] = {}
+  waiting: dict[instruction_lib.Transfer, tuple[int, Instruction]] = {}
+  moving = [(node, None) for node in rows]
+  while moving:
+    node, receive = moving.pop()
+    for i in itertools.chain([receive] if receive else [], left[node]):
+      start_ms = free_ms[node]
+      if i.is_receive:
+        transfer = i.transfer(node)
+        if transfer not in sent_ms:
+          waiting[transfer] = node, i
+          break
+        start_ms = max(start_ms - durations_ms[i], sent_ms[transfer])
+      free_ms[node] = start_ms + durations_ms.get(i, 0.0)
+      slots.append(timeline_lib.Slot(node, i, start_ms, free_ms[node]))
+      if i.is_send:
+        sent_ms[i.transfer(node)] = start_ms
+        if i.transfer(node) in waiting:
+          moving.append(waiting.pop(i.transfer(node)))
+  return timeline_lib.Timeline(
+      slots=tuple(slots),
+      span_ms=max(free_ms.values(), default=0.0),
+      peak_bytes=dict.fromkeys(rows, 0),
+  )
 
 
 def _insert(

@@ -5,7 +5,7 @@ have reached it; the receiver is blocked, while the sender continues, since the
 link copies. Buffered or overlapped transfers can only be faster.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 
@@ -129,14 +129,7 @@ def play(
       )
       for node in {*schedule.rows, *owned}
   }
-  slots = {node: [] for node in schedule.rows}
-
-  free_ms = _walk(
-      schedule.rows,
-      costs.duration_ms,
-      note=lambda slot: slots[slot.node].append(slot),
-      check=lambda node, i: checkers[node].run(i),
-  )
+  free_ms, slots = _walk(schedule.rows, costs, checkers)
   for node in sorted(checkers):
     checkers[node].finish()
   return Timeline(
@@ -161,51 +154,30 @@ def span_ms(
 
   For rows made by `scheduler.plan_rows` that are only compared.
   """
-  free_ms = _walk(rows, costs.duration_ms)
+  free_ms, _ = _walk(rows, costs)
   return max(free_ms.values(), default=0.0)
-
-
-def replay(
-    rows: Mapping[int, instruction_lib.Row],
-    durations_ms: Mapping[Instruction, float],
-) -> Timeline:
-  """Returns the timeline of rows whose passes and receives took given times.
-
-  Without checks and memory, for rows that have run.
-  """
-  slots = []
-  free_ms = _walk(
-      rows,
-      lambda i: durations_ms.get(i, 0.0),
-      note=slots.append,
-  )
-  return Timeline(
-      slots=tuple(slots),
-      span_ms=max(free_ms.values(), default=0.0),
-      peak_bytes=dict.fromkeys(rows, 0),
-  )
 
 
 def _walk(
     rows: Mapping[int, instruction_lib.Row],
-    duration_ms: Callable[[Instruction], float],
-    note: Callable[[Slot], None] | None = None,
-    check: Callable[[int, Instruction], None] | None = None,
-) -> dict[int, float]:
-  """Returns the end of each row, ms.
-
-  Calls `check` before each instruction of a node, and `note` after it.
-  """
+    costs: costs_lib.StageCosts,
+    checkers: Mapping[int, checker.Checker] | None = None,
+) -> tuple[dict[int, float], dict[int, list[Slot]]]:
+  """Returns the end of each row, ms, and with `checkers` all slots by node."""
   left = {node: iter(row) for node, row in rows.items()}
   free_ms = dict.fromkeys(rows, 0.0)
   waiting: dict[int, Instruction] = {}  # Transfer a node waits in, by node.
+  slots = {node: [] for node in rows}
 
   def run(node: int, i: Instruction, start_ms: float) -> None:
-    if check:
-      check(node, i)
-    free_ms[node] = start_ms + duration_ms(i)
-    if note:
-      note(Slot(node, i, start_ms, free_ms[node]))
+    if checkers:
+      checkers[node].run(i)
+    if i.is_receive:
+      free_ms[node] = start_ms + costs.transfer_ms[i.stage]
+    else:
+      free_ms[node] = start_ms if i.is_send else start_ms + costs.pass_ms(i)
+    if checkers:
+      slots[node].append(Slot(node, i, start_ms, free_ms[node]))
 
   moving = list(rows)
   while moving:
@@ -227,7 +199,7 @@ def _walk(
   if waiting:
     stuck = {node: waiting[node] for node in rows if node in waiting}
     raise _explain_waits(stuck, {n: [*row] for n, row in left.items()})
-  return free_ms
+  return free_ms, slots
 
 
 def _explain_waits(
