@@ -248,6 +248,16 @@ class StepFilling:
     """Planned time of the rows without redundant passes."""
     return max(timeline.span_ms for timeline in self.lazy)
 
+  @property
+  def fullest(self) -> instruction_lib.Schedule:
+    """The rows with all redundant passes, as far as memory is concerned."""
+    rows = {
+        node: (*(slot.instruction for slot in row), *self.nodes[node].passes)
+        for timeline in self.lazy
+        for node, row in timeline.rows.items()
+    }
+    return instruction_lib.Schedule(rows)
+
   def find_effect(self, ran: Mapping[int, Ran]) -> Effect | None:
     """Returns the effect in a step that has run; None if it ran otherwise.
 

@@ -137,7 +137,8 @@ def make_job(
       num_stages=templates and templates.min_nodes,
   )
   rules = build_recovery.make_rules(config, plan, templates)
-  rows = build.make_rows(config, plan, rules.segments)
+  fills = is_cluster and not is_program
+  rows = build.make_rows(config, plan, rules.segments, fills=fills)
   rules = dataclasses.replace(rules, rows=rows)
   return Job(
       config,
