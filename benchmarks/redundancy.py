@@ -147,12 +147,12 @@ class FilledSteps:
     answers = self._ours.ask(f"run rows/{mode}")
     ran = [answer.pop("ran") for answer in answers]
     row = turns.merge(answers)
-    self._ran.append((mode, ran, row["compute_ms"]))
+    self._ran.append((mode, ran))
     return row
 
   def learn(self) -> None:
     """Finds the effects of the last steps, and lets all processes know."""
-    for mode, ran, span_ms in self._ran:
+    for mode, ran in self._ran:
       if mode in self._fillings:
         effect = self._fillings[mode].find_effect(
             {
@@ -161,7 +161,7 @@ class FilledSteps:
             }
         )
         self.effects[mode].append(effect)
-        self._ours.ask(f"learn rows/{mode} {effect.overhead} {span_ms}")
+        self._ours.ask(f"learn rows/{mode} {effect.stretch}")
     self._ran = []
 
 
@@ -248,7 +248,7 @@ def summarise_modes(
   for mode, own in steps.items():
     medians, plan = table.medians(own), made[mode].whole
     # Those of rounds to warm up are the first.
-    effect = [(0, 0.0, 0.0)] * len(own)
+    effect = [(0, 0.0, 0.0, 1.0)] * len(own)
     effect = [*map(dataclasses.astuple, effects.get(mode, ()))] or effect
     filled = [
         statistics.fmean(e) for e in zip(*effect[-len(own) :], strict=True)

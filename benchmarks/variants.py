@@ -34,7 +34,6 @@ from bamboo_jax.runtime.phases import refresh
 from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import linearize
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_program
@@ -133,10 +132,9 @@ class Rows:
         **found,
     }
 
-  def learn(self, overhead: float, span_ms: float) -> None:
-    """Learns the time of a step's rows, and by how much filling took longer."""
-    effect = filling_lib.Effect(0, overhead, 0.0)
-    self._filler.learn(effect, span_ms / 1e3)
+  def learn(self, stretch: float) -> None:
+    """Learns how much longer than planned the rows of a step took."""
+    self._filler.learn(stretch)
 
   def compute(self, step: int, microbatches: Microbatches) -> dict[str, Any]:
     """Runs the rows of a step without a commit."""

@@ -20,6 +20,5 @@ def get_config(kind: str = "") -> ml_collections.ConfigDict:
   if kind:
     config.model.options.jitter = 0.3
     config.optimizer.clip_norm = None
-    config.redundancy.margin = 0.05
   config.redundancy.mode = "eager"
   return config

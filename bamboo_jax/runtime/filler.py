@@ -44,11 +44,11 @@ class Filler:
     self._filling = filling
 
   def begin(self, nodes: Mapping[int, node_lib.Node]) -> None:
-    """Begins the rows of the local nodes; there is one if waits are filled."""
+    """Begins the rows of local nodes, at most one if waits are filled."""
     self._nodes, self._own = nodes, None
     if self._filling is not None:
-      (number,) = nodes
-      self._own = self._filling.nodes.get(number)  # A spare has none.
+      for number in nodes:
+        self._own = self._filling.nodes.get(number)  # A spare has none.
     self._start_secs = self._free_secs = time.perf_counter()
     self._done = set[Instruction]()
 
@@ -75,9 +75,12 @@ class Filler:
       return {}
     return {
         node: filling_lib.Ran.of(
-            (m.instruction, m.end_secs - m.start_secs)
-            for m in measured
-            if m.node == node and not m.instruction.is_transfer
+            (
+                (m.instruction, m.start_secs, m.end_secs)
+                for m in measured
+                if m.node == node and not m.instruction.is_transfer
+            ),
+            since_secs=self._start_secs,
         )
         for node in self._nodes
     }
@@ -91,10 +94,9 @@ class Filler:
     """
     return self._filling and self._filling.find_effect(ran)
 
-  def learn(self, effect: filling_lib.Effect, span_secs: float) -> None:
-    """Learns the time of rows from a step whose rows took `span_secs`."""
-    bare_ms = 1e3 * span_secs / (1.0 + effect.overhead)
-    self._stretches.append(bare_ms / self._filling.span_ms)
+  def learn(self, stretch: float) -> None:
+    """Learns from a step how much longer than planned its rows took."""
+    self._stretches.append(stretch)
     self.stretch = filling_lib.find_stretch(self._stretches)
 
   @property

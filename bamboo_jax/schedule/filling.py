@@ -180,23 +180,32 @@ class Ran:
   Attributes:
     microseconds: Of the passes of its row, in order.
     filled: Redundant forward passes, in order.
+    span: Time until the last pass of its row ended, waits included.
   """
 
   microseconds: tuple[int, ...] = ()
   filled: tuple[Filled, ...] = ()
+  span: int = 0
 
   @classmethod
-  def of(cls, passes: Iterable[tuple[Instruction, float]]) -> "Ran":
-    """Returns the record of passes and their times in seconds, in order."""
-    own, filled = [], []
-    for i, secs in passes:
+  def of(
+      cls,
+      passes: Iterable[tuple[Instruction, float, float]],
+      *,
+      since_secs: float,
+  ) -> "Ran":
+    """Returns the record of passes, with start and end in seconds, in order."""
+    own, filled, span = [], [], 0
+    for i, start_secs, end_secs in passes:
+      secs = end_secs - start_secs
       if i.op is Op.REDUNDANT_FORWARD:
         filled.append(
             Filled(len(own), i.stage, i.microbatch, round(1e6 * secs))
         )
       else:
         own.append(round(1e6 * secs))
-    return cls(tuple(own), tuple(filled))
+        span = round(1e6 * (end_secs - since_secs))
+    return cls(tuple(own), tuple(filled), span)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,11 +216,13 @@ class Effect:
     passes: Their number.
     overhead: Lengthening of the step by them, as a fraction.
     coverage: See `redundancy.find_coverage`.
+    stretch: Time of the rows without them, relative to the plan.
   """
 
   passes: int
   overhead: float
   coverage: float
+  stretch: float = 1.0
 
   @classmethod
   def of(
@@ -275,7 +286,10 @@ class StepFilling:
       for node in rows:
         rows[node] = _insert(rows[node], ran[node].filled)
       filled.append(_replay(rows, durations_ms))
-    return Effect.of(bare, filled)
+    effect = Effect.of(bare, filled)
+    span_ms = max(record.span for record in ran.values()) / 1e3
+    stretch = span_ms / (1.0 + effect.overhead) / self.span_ms
+    return dataclasses.replace(effect, stretch=stretch)
 
 
 def _find_durations(

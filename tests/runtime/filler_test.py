@@ -1,5 +1,6 @@
 """A row runs redundant forward passes while it waits, and no others."""
 
+import time
 import types
 
 from absl.testing import absltest
@@ -138,26 +139,33 @@ class FillerTest(parameterized.TestCase):
 
   def test_learns_from_steps(self):
     filler = filler_lib.Filler()
-    timeline = types.SimpleNamespace(span_ms=100.0)
-    filler.plan(
-        filling_lib.StepFilling({}, [timeline], filling_lib.Effect(0, 0, 0))
-    )
-    for ms, want in ((330, 3.0), (121, 1.1), (110, 1.0), (110, 1.0), (99, 1.0)):
-      filler.learn(filling_lib.Effect(4, 0.1, 0.5), ms / 1e3)
-      self.assertAlmostEqual(filler.stretch, want)
+    for stretch, want in ((3.0, 3.0), (1.1, 1.1), (1.0, 1.0), (0.9, 1.0)):
+      filler.learn(stretch)
+      self.assertEqual(filler.stretch, want)
+    for _ in range(filling_lib.NUM_STEPS):
+      filler.learn(2.0)
+    self.assertEqual(filler.stretch, 2.0)
 
   def test_what_has_run(self):
     filler = filler_lib.Filler()
     filler.plan(make_filling())
+    before = time.perf_counter()
     filler.begin({0: Node(Wire(9))})
+    start = time.perf_counter()
     measured = [
-        recorder.Measured(0, _FORWARD, 1.0, 1.5),
-        recorder.Measured(0, _PASSES[0], 1.5, 1.75),
-        recorder.Measured(0, _RECEIVE, 1.75, 2.0),
-        recorder.Measured(1, _FORWARD, 1.0, 2.0),
+        recorder.Measured(node, i, start + since, start + until)
+        for node, i, since, until in (
+            (0, _FORWARD, 1.0, 1.5),
+            (0, _PASSES[0], 1.5, 1.75),
+            (0, _RECEIVE, 1.75, 2.0),
+            (1, _FORWARD, 1.0, 2.0),
+        )
     ]
-    want = filling_lib.Ran((500_000,), (filling_lib.Filled(1, 1, 0, 250_000),))
-    self.assertEqual(filler.ran(measured), {0: want})
+    (ran,) = filler.ran(measured).values()
+    self.assertEqual(ran.microseconds, (500_000,))
+    self.assertEqual(ran.filled, ((1, 1, 0, 250_000),))
+    late = round(1e6 * (start - before)) + 1
+    self.assertBetween(ran.span, 1_500_000, 1_500_000 + late)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Which redundant forward pass runs in which wait, and what that comes to."""
 
+import functools
 import heapq
 import itertools
 import random
@@ -48,8 +49,9 @@ def walk(node, slots, filling, stretch, time_of, done):
   activations, ran = set(), set()
 
   def run(i):
-    yield "until", (yield "now", None) + time_of(i)
-    done.append((i, time_of(i) / 1e3))
+    start_ms = yield "now", None
+    yield "until", start_ms + time_of(i)
+    done.append((i, start_ms / 1e3, (start_ms + time_of(i)) / 1e3))
     if i.op is Op.FORWARD:
       activations.add((i.stage, i.microbatch))
 
@@ -108,7 +110,8 @@ def play(lazy, nodes, *, stretch, time_of):
       else:
         waiting[value] = node
         break
-  return now, {n: filling_lib.Ran.of(passes) for n, passes in done.items()}
+  of = functools.partial(filling_lib.Ran.of, since_secs=0.0)
+  return now, {node: of(passes) for node, passes in done.items()}
 
 
 class _Means(NamedTuple):
@@ -142,7 +145,7 @@ def play_steps(mode, *, jitter, num_steps=40, **options):
         time_of=time_of,
     )
     effect = filling.find_effect(ran)
-    stretches.append(span_ms / (1.0 + effect.overhead) / filling.span_ms)
+    stretches.append(effect.stretch)
     ratios.append(span_ms / least_ms)
     effects.append(effect)
   return _Means(
@@ -274,10 +277,11 @@ class EffectTest(parameterized.TestCase):
         filling_lib.Ran(
             (20000, 20000, 40000, 40000),
             (filling_lib.Filled(2, 1, 0, 20000),),
+            182_000,
         ),
     )
     got = filling.find_effect(ran)
-    self.assertEqual((got.passes, got.overhead), (2, 0.0))
+    self.assertEqual((got.passes, got.overhead, got.stretch), (2, 0.0, 1.0))
 
   def test_a_longer_pass_costs(self):
     plan, filling = plan_step("bubble", 2, 2)
@@ -285,13 +289,15 @@ class EffectTest(parameterized.TestCase):
         0: filling_lib.Ran(
             (20000, 20000, 40000, 40000),
             (filling_lib.Filled(2, 1, 0, 78150),),
+            2 * 219_150,  # Twice as long as its passes tell.
         ),
-        1: filling_lib.Ran((20000, 40000, 20000, 40000)),
+        1: filling_lib.Ran((20000, 40000, 20000, 40000), (), 300_000),
     }
     # The gradient waits from 81 to 118.15 ms, and the activation behind it.
     got = filling.find_effect(ran)
     self.assertEqual(got.passes, 1)
     self.assertAlmostEqual(got.overhead, 37.15 / 182.0)
+    self.assertAlmostEqual(got.stretch, 2.0)
 
   def test_none_if_something_else_has_run(self):
     _, filling = plan_step("bubble", 2, 2)

@@ -136,6 +136,7 @@ class HostMemoryTest(parameterized.TestCase):
   def test_a_cluster_may_run_all_redundant_passes(self):
     config = small.make_config(4, 8, 1)
     config.redundancy.mode = "bubble"
+    config.redundancy.margin = 1e9  # Nothing is placed ahead.
     task = build.make_task(config)
     plan = build.make_plan(config, build.make_profile(config, task))
     rows = build.make_rows(config, plan)
@@ -143,7 +144,7 @@ class HostMemoryTest(parameterized.TestCase):
     needed = redundancy.kept_bytes(placed, plan.costs)
     config.redundancy.host_memory_gib = max(needed.values()) / 2**30
     build.make_rows(config, plan)
-    with self.assertRaisesRegex(ValueError, "is too small: node 0 keeps"):
+    with self.assertRaisesRegex(ValueError, "is too small: node . keeps"):
       build.make_rows(config, plan, fills=True)
 
 

@@ -118,15 +118,15 @@ class RunLogTest(parameterized.TestCase):
     placed = filling_lib.Effect(2, 0.5, 0.25)
     step.filler.plan(filling_lib.StepFilling({}, [lazy], placed))
     ran = filling_lib.Ran(
-        (10_000, 30_000), (filling_lib.Filled(1, 1, 0, 20_000),)
+        (10_000, 30_000), (filling_lib.Filled(1, 1, 0, 20_000),), 120_000
     )
-    vote = step_lib.Vote(seen=1, span_secs=0.06, ran={0: ran})
+    vote = step_lib.Vote(seen=1, ran={0: ran})
     self.state.is_writer = False
     self.log.commit(step, {0: vote}, saves=False)
     (facts,) = self.written
-    want = filling_lib.Effect(1, 0.5, 0.0)
+    want = filling_lib.Effect(1, 0.5, 0.0, stretch=4.0)
     self.assertEqual((facts["filled"], facts["placed"]), (want, placed))
-    self.assertAlmostEqual(step.filler.stretch, 2.0)  # 60 ms, a third of RF.
+    self.assertEqual(step.filler.stretch, 4.0)  # 80 of 120 ms, instead of 20.
     self.log.commit(step, {0: dataclasses.replace(vote, ran={})}, saves=False)
     self.assertNotIn("filled", self.written[-1])  # A node has died.
 

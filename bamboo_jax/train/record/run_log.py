@@ -182,14 +182,13 @@ class RunLog:
             v.owed[view] for v in votes.values() if view in v.owed
         )
       recovery.merge_redone(v.redone.get(view, {}) for v in votes.values())
-    span_secs = max((v.span_secs for v in votes.values()), default=0.0)
     self._outputs.write_step(
         step.result(
             passes=sum(
                 (v.passes for v in votes.values()), account_lib.NodeTime()
             ),
-            span_secs=span_secs,
-            **self._find_filled(step, votes.values(), span_secs),
+            span_secs=max((v.span_secs for v in votes.values()), default=0.0),
+            **self._find_filled(step, votes.values()),
             sums_secs=step_passes.mean_sums_secs(
                 (v.sums_secs for v in votes.values()), self._state.layout
             ),
@@ -280,14 +279,14 @@ class RunLog:
     return [r for r in self._recoveries if r.step == step]
 
   def _find_filled(
-      self, step: step_lib.Step, votes: Iterable[step_lib.Vote], secs: float
+      self, step: step_lib.Step, votes: Iterable[step_lib.Vote]
   ) -> dict[str, filling_lib.Effect]:
-    """Returns `step.Committed.filled` and `placed` of a step of `secs`."""
+    """Returns `step.Committed.filled` and `placed`; learns from the step."""
     ran = {node: ran for vote in votes for node, ran in vote.ran.items()}
     filled = step.filler.find_effect(ran)
     if filled is None:
       return {}
-    step.filler.learn(filled, secs)
+    step.filler.learn(filled.stretch)
     return {"filled": filled, "placed": step.filler.placed}
 
   def _has_owners(self) -> bool:
