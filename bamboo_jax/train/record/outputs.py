@@ -188,8 +188,6 @@ class Outputs:
     if not has_trained and run_summary.is_written(self._workdir, summary):
       return
     self._writer.write_event("cost", step=step, values=self._meter.totals)
-    if filled := summary.more["redundancy"]:
-      self.show(run_summary.render_redundancy(filled))
     try:  # Last: a launcher ends all processes once it sees the summary.
       self._draw(has_trained=has_trained)
     except base.MissingExtraError as error:

@@ -12,7 +12,6 @@ from bamboo_jax.recovery import times
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import job as job_lib
 
-_REDUNDANCY = {"passes": ".1f", "overhead": ".1%", "coverage": ".1%"}
 SKIPPED = "skipped"  # Event of a step that did not change the state.
 
 
@@ -80,15 +79,6 @@ def make_summary(
           "cost": account.as_dict(),
       },
   )
-
-
-def render_redundancy(found: Mapping[str, Any]) -> str:
-  """Returns the line about redundant forward passes, measured and planned."""
-  parts = [
-      f"{name}={found[name]:{form}} planned={found[f'planned_{name}']:{form}}"
-      for name, form in _REDUNDANCY.items()
-  ]
-  return f"redundancy mode={found['mode']} {' '.join(parts)}"
 
 
 def _mean_redundancy(
