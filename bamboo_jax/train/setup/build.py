@@ -268,9 +268,9 @@ def make_rows(
     )
   whole = rows.whole(0, rows.roles(0))
   schedule = whole.schedule
-  filling = rows.redundant.fill([whole], [rows.roles(0)], plan.costs)
-  if fills and filling is not None:
-    schedule = filling.fullest
+  if fills:
+    filling = rows.redundant.fill([whole], [rows.roles(0)], plan.costs)
+    schedule = filling.fullest if filling else schedule
   needed = redundancy.kept_bytes(schedule, plan.costs)
   if options.slots == "host":
     for stage, node in rows.roles(0).shadows.items():
