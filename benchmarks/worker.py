@@ -9,6 +9,7 @@
                         which share programs: rows/lazy spmd/eager
   feed STEP             makes the batch that all variants use from now on
   run NAME              runs and commits a step of a variant
+  learn NAME STRETCH    tells how much longer than planned its last step took
   compute NAME          runs the rows of a step without a commit
   die NAME NODE AT      the same, and a node dies before an instruction
   digests               hashes of all states that rows hold
@@ -161,6 +162,9 @@ class Worker:
       built[name] = {"compile_secs": secs, **variant.sizes()}
       self._variants[name] = variant
     return built
+
+  def _learn(self, name: str, stretch: str) -> None:
+    self._variants[name].learn(float(stretch))
 
   def _feed(self, step: str) -> None:
     batches = self._task.batches

@@ -93,6 +93,8 @@ def _protection() -> dict[str, Any]:
           # and redundant forward passes, see docs/concepts/redundancy.md.
           mode="none",
           margin=0.25,  # By which waits must be longer than what fills them.
+          # Of "eager" in clusters: by what part of itself a pass may be late.
+          overrun=1.6,
           budget=0.05,  # Of "budget": by how much a step may be longer.
           refresh="gradient",  # What replicas get each step; or "state".
           slots="device",  # Where optimizer slots of replicas are; or "host".

@@ -134,6 +134,8 @@ class ClusterRun:
     self._summary.write_text(json.dumps(content, indent=2) + "\n")
     for recovery in content["recoveries"]:
       print(times.describe(recovery))
+    if redundancy := content["redundancy"]:
+      print(progress_lib.render_redundancy(redundancy))
     print(f"state_sha256={content['state_sha256']}")
 
   def find_missed(self) -> list[str]:

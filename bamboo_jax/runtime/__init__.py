@@ -8,6 +8,7 @@ lockstep. Both allow nodes to join and leave in the middle of a step.
   engine         The nodes of this process and their roles; read this first,
   node           then this: how a node runs one instruction.
   executor       The interface of executors, and the one that runs rows.
+  filler         Runs redundant forward passes while a row waits.
   pace           The clock of nodes whose layers sleep rather than compute.
   phases/        The phases of a step, functions of the engine.
   stage/         What one node computes: specs, functions, programs, arrays.

@@ -13,9 +13,11 @@ import jax
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import filler as filler_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import channel as channel_lib
+from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import linearize
@@ -41,7 +43,13 @@ class Members(Protocol):
 
 
 class Executor(Protocol):
-  """Runs the passes of a step."""
+  """Runs the passes of a step.
+
+  Attributes:
+    filler: Runs redundant forward passes in waits.
+  """
+
+  filler: filler_lib.Filler
 
   def jobs(
       self, owners: engine_lib.Owners, lines: engine_lib.Lines
@@ -54,8 +62,15 @@ class Executor(Protocol):
   def begin(self, step: int, feed: node_lib.FeedFn) -> None:
     """Drops all results of the previous step."""
 
-  def plan(self, timelines: Sequence[timeline_lib.Timeline]) -> None:
-    """Sets the passes to run, one timeline per pipeline."""
+  def plan(
+      self,
+      timelines: Sequence[timeline_lib.Timeline],
+      filling: filling_lib.StepFilling | None = None,
+  ) -> None:
+    """Sets the passes to run, one timeline per pipeline.
+
+    `filling` tells how waits are filled, of a whole step; programs fill none.
+    """
 
   def compute(
       self, strike: Callable[[int], None], recorder: recorder_lib.Recorder
@@ -119,6 +134,7 @@ class Rows:
   """Each node runs its own instructions, in the order of all rows."""
 
   def __init__(self, engine: engine_lib.Engine, members: Members) -> None:
+    self.filler = filler_lib.Filler()
     self._engine, self._members = engine, members
     self._order: Sequence[tuple[int, instruction_lib.Instruction]] = ()
 
@@ -133,22 +149,32 @@ class Rows:
     """See `Executor`; results lie in the engine."""
     del step, feed
 
-  def plan(self, timelines: Sequence[timeline_lib.Timeline]) -> None:
+  def plan(
+      self,
+      timelines: Sequence[timeline_lib.Timeline],
+      filling: filling_lib.StepFilling | None = None,
+  ) -> None:
     """See `Executor`."""
     self._order = linearize.linearize(timelines)
+    self.filler.plan(filling)
 
   def compute(
       self, strike: Callable[[int], None], recorder: recorder_lib.Recorder
   ) -> None:
     """See `Executor`."""
-    nodes = self._engine.nodes
+    nodes, check = self._engine.nodes, self._members.check
     self._engine.clock.catch_up()
+    self.filler.begin(nodes)
     for node, instruction in self._order:
       if node in nodes:  # Otherwise another process runs it.
         strike(node)
-        self._members.check()
-        result = nodes[node].run(instruction)
-        recorder.add(node, instruction, result)
+        check()
+        for run in self.filler.run(nodes[node], instruction):
+          recorder.add(node, *run)
+          check()
+    for run in self.filler.finish():
+      recorder.add(*run)
+      check()
 
   def holdings(self, *, is_begun: bool) -> dict[int, holdings_lib.Holdings]:
     """See `Executor`."""

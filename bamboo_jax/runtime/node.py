@@ -5,6 +5,7 @@ and those after a failure.
 """
 
 from collections.abc import Callable, Mapping
+import time
 
 import jax
 import numpy as np
@@ -35,6 +36,7 @@ class Node:
     programs: Programs of each stage that the node holds, as owner or replica.
     state: State of each of these stages.
     store: Arrays of the current step.
+    free_secs: When its last paced pass ends, on the clock.
   """
 
   def __init__(
@@ -54,7 +56,7 @@ class Node:
     self.store = store_lib.Store(sends_host=sends_host)
     self._links = links
     self._clock = clock
-    self._free_secs = 0.0  # When the last pass ends, on the clock.
+    self.free_secs = 0.0
     self._scalars: dict[int, jax.Array] = {}
     self._token = None
     self._feed: FeedFn | None = None
@@ -65,6 +67,7 @@ class Node:
     """Drops the arrays of the previous step and prepares `step`."""
     self.store.clear()
     self._microbatches_per_share = microbatches_per_share
+    self._number = step
     self._step = jax.device_put(np.uint32(step), places.whole(self.device))
     self._feed = feed
 
@@ -73,11 +76,24 @@ class Node:
 
     Blocks while paced passes before it are still running.
     """
-    self._clock.wait_until(self._free_secs)
-    result, free_secs = self._start(instruction), self._free_secs
+    self._clock.wait_until(self.free_secs)
+    result, free_secs = self._start(instruction), self.free_secs
     if free_secs > self._clock.now_secs:
       return result, pace_lib.Until(free_secs)
     return result
+
+  @property
+  def is_free(self) -> bool:
+    """Whether all passes have ended."""
+    return time.perf_counter() >= self.free_secs and (
+        self._token is None or self._token.is_ready()
+    )
+
+  def wait(self) -> None:
+    """Blocks until all passes have ended."""
+    jax.block_until_ready(self._token)
+    self._clock.wait_until(self.free_secs)
+    self._clock.catch_up()
 
   def _start(self, instruction: Instruction) -> base.PyTree:
     key = (instruction.stage, instruction.microbatch)
@@ -86,6 +102,7 @@ class Node:
       case Op.FORWARD:
         programs = self.programs[instruction.stage]
         outputs, saved = self._pass(programs.forward, *key)
+        self._spend(programs.spec.pace.forward_ms, instruction)
         store.saved[key] = saved
         if outputs is not None:
           store.activations[key] = outputs
@@ -93,10 +110,11 @@ class Node:
       case Op.REDUNDANT_FORWARD:
         programs = self.programs[instruction.stage]
         store.put_redundant(key, *self._pass(programs.redundant, *key))
-        self._spend(-programs.left_out_ms)
+        pace_ms = programs.spec.pace.forward_ms
+        self._spend(pace_ms - programs.left_out_ms, instruction)
         return self._token
       case Op.BACKWARD:
-        return self._backward(*key)
+        return self._backward(instruction)
       case Op.SEND_ACTIVATION:
         return self._send(instruction, store.send(store.activations, key))
       case Op.SEND_GRAD:
@@ -163,7 +181,6 @@ class Node:
         places.move(inputs, "device"),
         *self._data(stage, microbatch),
     )
-    self._spend(self.programs[stage].spec.pace.forward_ms)
     return outputs, saved
 
   def _data(
@@ -180,7 +197,8 @@ class Node:
   def _put_data(self, value: base.PyTree) -> base.PyTree:
     return jax.device_put(value, places.of_data(self.device, value))
 
-  def _backward(self, stage: int, microbatch: int) -> jax.Array:
+  def _backward(self, instruction: Instruction) -> jax.Array:
+    stage, microbatch = instruction.stage, instruction.microbatch
     programs, state = self.programs[stage], self._cast(stage)
     share = microbatch // self._microbatches_per_share
     accumulator = self.store.accumulators.pop((stage, share), None)
@@ -193,11 +211,11 @@ class Node:
           *(state, inputs, saved),
           *self._data(stage, microbatch),
       )
-      self._spend(programs.left_out_ms)
+      self._spend(programs.left_out_ms, instruction)
     self._token, grad_inputs, accumulator = programs.backward(
         self._after(programs), state, inputs, saved, grad, accumulator
     )
-    self._spend(programs.spec.pace.backward_ms)
+    self._spend(programs.spec.pace.backward_ms, instruction)
     self.store.accumulators[stage, share] = accumulator
     self.store.accumulated.add((stage, microbatch))
     if stage > 0:
@@ -205,18 +223,25 @@ class Node:
     return self._token
 
   def _send(self, instruction: Instruction, value: base.PyTree) -> base.PyTree:
-    self._links.find(self.node, instruction).send(value)
+    self.find_link(instruction).send(value)
     return value
 
+  def find_link(self, instruction: Instruction) -> link_lib.Link:
+    """Returns the link of a transfer of this node."""
+    return self._links.find(self.node, instruction)
+
   def _receive(self, instruction: Instruction) -> base.PyTree:
-    link = self._links.find(self.node, instruction)
+    link = self.find_link(instruction)
     value = link.receive()
     if not isinstance(link, link_lib.LocalLink):
       self._clock.catch_up()
     return value
 
-  def _spend(self, ms: float) -> None:
-    self._free_secs = max(self._free_secs, self._clock.now_secs) + ms / 1e3
+  def _spend(self, ms: float, instruction: Instruction) -> None:
+    """Lets a pass take at least `ms`, or what its jitter makes of that."""
+    pace = self.programs[instruction.stage].spec.pace
+    ms = pace.vary(ms, f"{self._number} {instruction}")
+    self.free_secs = max(self.free_secs, self._clock.now_secs) + ms / 1e3
 
   def _after(self, programs: programs_lib.StagePrograms) -> jax.Array:
     if self._token is None:

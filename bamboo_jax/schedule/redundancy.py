@@ -54,6 +54,7 @@ class RedundancyPlan:
     mode: One of `MODES`.
     schedule: The rows.
     timeline: The rows, played.
+    lazy: The rows without redundant forward passes, played.
     overhead: Lengthening of the step by these passes, as a fraction.
     coverage: See `find_coverage`.
   """
@@ -61,6 +62,7 @@ class RedundancyPlan:
   mode: str
   schedule: Schedule
   timeline: timeline_lib.Timeline
+  lazy: timeline_lib.Timeline
   overhead: float
   coverage: float
 
@@ -192,6 +194,7 @@ class _Planner:
         mode=self.mode,
         schedule=schedule,
         timeline=timeline,
+        lazy=self.lazy[1],
         overhead=timeline.span_ms / least_ms - 1.0 if least_ms else 0.0,
         coverage=find_coverage(timeline),
     )

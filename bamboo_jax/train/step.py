@@ -32,6 +32,7 @@ from bamboo_jax.runtime.phases import refresh
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.profile import recorder as recorder_lib
+from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train import sums as sums_lib
@@ -56,6 +57,7 @@ class Vote:
       included.
     owed: Start and end of its owed passes, on its clock, by view that lost a
       node.
+    ran: Passes of its nodes; see `filler.Filler.ran`.
     prints: Fingerprints of its state; None if they are not due.
     nonfinite: See `Step.find_nonfinite`.
     save: Its report of checkpoints; see `checkpoint.writer`.
@@ -72,6 +74,7 @@ class Vote:
   owed: Mapping[int, tuple[float, float]] = dataclasses.field(
       default_factory=dict
   )
+  ran: Mapping[int, filling_lib.Ran] = dataclasses.field(default_factory=dict)
   prints: replicas.Prints | None = None
   nonfinite: str = ""
   save: Any = None
@@ -98,6 +101,8 @@ class Committed:
     sums_secs: Mean time per node of summing gradients, without waiting.
     recoveries: Recoveries in the step.
     planned: Timelines planned at its start, by pipeline, of all nodes.
+    filled: Effect of redundant forward passes that filled waits, and
+    placed: that of the same passes placed ahead; None if none could.
   """
 
   steps: int
@@ -113,6 +118,8 @@ class Committed:
   sums_secs: float = 0.0
   recoveries: tuple[times.RecoveryTimes, ...] = ()
   planned: Sequence[timeline_lib.Timeline] = ()
+  filled: filling_lib.Effect | None = None
+  placed: filling_lib.Effect | None = None
 
 
 class Step:
@@ -169,9 +176,13 @@ class Step:
     self._engine.begin_step(step, feed, num_microbatches=self._num_microbatches)
     self.executor.begin(step, feed)
 
-  def plan(self, timelines: Sequence[timeline_lib.Timeline]) -> None:
-    """Sets the timelines of the rest of the step, one per pipeline."""
-    self.executor.plan(timelines)
+  def plan(
+      self,
+      timelines: Sequence[timeline_lib.Timeline],
+      filling: filling_lib.StepFilling | None = None,
+  ) -> None:
+    """Sets the timelines of the rest of the step; see `executor.Executor`."""
+    self.executor.plan(timelines, filling)
     self._planned = self._planned or timelines  # Later plans are of the rest.
 
   #             member 0                      member 1

@@ -89,7 +89,7 @@ class Worker:
     given.transfers.attach(engine, self._compiler)
     self._batches: batches_lib.Batches | prefetch.Prefetcher = job.task.batches
     self._begun, self._saves_at_stop = -1, False
-    self._plans = step_plans.StepPlans(job.rows)
+    self._plans = step_plans.StepPlans(job.rows, fills=job.fills_waits)
 
   def run(self, stop_at: int | None = None) -> bool:
     """Trains until all steps are done; returns whether they are.
@@ -251,7 +251,7 @@ class Worker:
             hosted=self._cohort.hosted,
         ),
     )
-    self._step.plan(self._plans.whole(self.state.layout))
+    self._step.plan(self._plans.whole(layout), self._plans.filling(layout))
 
   # Changes of the view.
 

@@ -16,6 +16,7 @@ import types
 from bamboo_jax import base
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import assignment
+from bamboo_jax.runtime import filler as filler_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -283,6 +284,7 @@ class Step(step_lib.Step):
 
   def __init__(self, worker, engine, cohort):
     self._worker, self._engine, self._cohort = worker, engine, cohort
+    self.filler = filler_lib.Filler()
 
   def begin(self, step, feed, due):
     self._step, self._totals, self._planned = step, {}, ()

@@ -6,6 +6,7 @@ from absl.testing import parameterized
 import jax
 
 from bamboo_jax import base
+from bamboo_jax.schedule import redundancy
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_recovery
 from bamboo_jax.train.setup import checks
@@ -131,6 +132,20 @@ class HostMemoryTest(parameterized.TestCase):
       job_lib.make_job(config, devices={})
     config.recovery.reroute = "none"
     job_lib.make_job(config, devices={})
+
+  def test_a_cluster_may_run_all_redundant_passes(self):
+    config = small.make_config(4, 8, 1)
+    config.redundancy.mode = "bubble"
+    config.redundancy.margin = 1e9  # Nothing is placed ahead.
+    task = build.make_task(config)
+    plan = build.make_plan(config, build.make_profile(config, task))
+    rows = build.make_rows(config, plan)
+    placed = rows.whole(0, rows.roles(0)).schedule
+    needed = redundancy.kept_bytes(placed, plan.costs)
+    config.redundancy.host_memory_gib = max(needed.values()) / 2**30
+    build.make_rows(config, plan)
+    with self.assertRaisesRegex(ValueError, "is too small: node . keeps"):
+      build.make_rows(config, plan, fills=True)
 
 
 class TaskTest(parameterized.TestCase):

@@ -20,6 +20,7 @@ from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.runtime.spmd import engine as engine_lib
 from bamboo_jax.runtime.spmd import plan as plan_lib
 from bamboo_jax.runtime.spmd.ticks import check
+from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 
@@ -45,6 +46,7 @@ class Programs:
   """See `executor.Executor`.
 
   Attributes:
+    filler: That of rows; programs fill no waits.
     plan_of_step: Ticks and times of a step.
     programs: The engine that runs the passes.
     is_by_rows: Whether rows run the passes of this step instead.
@@ -61,6 +63,7 @@ class Programs:
     self.is_by_rows = False
     self._engine, self._members = engine, members
     self._rows = executor_lib.Rows(engine, members)
+    self.filler = self._rows.filler
     self._step = -1
 
   def jobs(
@@ -74,9 +77,13 @@ class Programs:
     self.programs.begin(step, feed)
     self._step, self.is_by_rows = step, False
 
-  def plan(self, timelines: Sequence[timeline_lib.Timeline]) -> None:
+  def plan(
+      self,
+      timelines: Sequence[timeline_lib.Timeline],
+      filling: filling_lib.StepFilling | None = None,
+  ) -> None:
     """See `executor.Executor`."""
-    self._rows.plan(timelines)
+    self._rows.plan(timelines, filling)
     if self.is_by_rows or not self.programs.can_run():
       self._give_up_programs()
       return

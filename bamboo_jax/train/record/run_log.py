@@ -16,6 +16,7 @@ from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import survival
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime.phases import replicas
+from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import outputs as outputs_lib
@@ -151,6 +152,7 @@ class RunLog:
             layout=layout,
         ),
         owed={view: span for view, span in owed.items() if span},
+        ran=step.executor.filler.ran(measured),
         prints=prints,
         nonfinite=step.find_nonfinite(),
         save=self._writer.say(steps + 1),
@@ -182,6 +184,7 @@ class RunLog:
                 (v.passes for v in votes.values()), account_lib.NodeTime()
             ),
             span_secs=max((v.span_secs for v in votes.values()), default=0.0),
+            **self._find_filled(step, votes.values()),
             sums_secs=step_passes.mean_sums_secs(
                 (v.sums_secs for v in votes.values()), self._state.layout
             ),
@@ -270,6 +273,17 @@ class RunLog:
 
   def _recent(self, step: int) -> list[times.RecoveryTimes]:
     return [r for r in self._recoveries if r.step == step]
+
+  def _find_filled(
+      self, step: step_lib.Step, votes: Iterable[step_lib.Vote]
+  ) -> dict[str, filling_lib.Effect]:
+    """Returns `step.Committed.filled` and `placed`; learns from the step."""
+    ran = {node: ran for vote in votes for node, ran in vote.ran.items()}
+    filled = step.executor.filler.find_effect(ran)
+    if filled is None:
+      return {}
+    step.executor.filler.learn(filled.stretch)
+    return {"filled": filled, "placed": step.executor.filler.placed}
 
   def _has_owners(self) -> bool:
     """Returns whether all local owners live; each saves its stages."""

@@ -239,7 +239,8 @@ def make_redundancy(config: ml_collections.ConfigDict) -> rows_lib.Redundancy:
   """Returns the options of redundant forward passes."""
   options = config.redundancy
   return rows_lib.Redundancy(
-      options.mode, options.refresh, options.margin, options.budget
+      *(options.mode, options.refresh, options.margin, options.budget),
+      overrun=options.overrun,
   )
 
 
@@ -247,11 +248,15 @@ def make_rows(
     config: ml_collections.ConfigDict,
     plan: planner.Plan,
     segments: partition_lib.Partition | None = None,
+    *,
+    fills: bool = False,
 ) -> rows_lib.RowPlanner:
   """Returns the planner of rows.
 
-  `segments` are by default the stages of `plan`. Raises `ValueError` for
-  redundancy with one stage, or if `redundancy.host_memory_gib` is too small.
+  `segments` are by default the stages of `plan`; `fills` tells whether waits
+  are filled as they occur, maybe with all redundant forward passes. Raises
+  `ValueError` for redundancy with one stage, or if
+  `redundancy.host_memory_gib` is too small.
   """
   options = config.redundancy
   rows = rows_lib.RowPlanner(plan, make_redundancy(config))
@@ -261,7 +266,11 @@ def make_rows(
         "that another node can hold the replica; got "
         "config.pipeline.num_stages=1. Set the mode to 'none', or more stages."
     )
-  schedule = rows.whole(0, rows.roles(0)).schedule
+  whole = rows.whole(0, rows.roles(0))
+  schedule = whole.schedule
+  if fills:
+    filling = rows.redundant.fill([whole], [rows.roles(0)], plan.costs)
+    schedule = filling.fullest if filling else schedule
   needed = redundancy.kept_bytes(schedule, plan.costs)
   if options.slots == "host":
     for stage, node in rows.roles(0).shadows.items():

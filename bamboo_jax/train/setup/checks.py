@@ -23,6 +23,7 @@ _LEAST = {
     "pipeline.segment_ticks": 1,
     "node.mesh.data": 1,
     "node.mesh.tensor": 1,
+    "redundancy.overrun": 0,
     "redundancy.spares": 0,
     "recovery.num_failures": 0,
     "recovery.horizon_secs": 0,

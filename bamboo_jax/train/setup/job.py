@@ -89,6 +89,12 @@ class Job:
         and batch.num_pipelines * n >= batch.num_shares
     ]
 
+  @property
+  def fills_waits(self) -> bool:
+    """Whether redundant forward passes fill waits as these occur."""
+    in_cluster = self.engine.exchange is not None
+    return in_cluster and not executors.is_program(self.config)
+
 
 def make_job(
     config: ml_collections.ConfigDict,
@@ -120,7 +126,8 @@ def make_job(
       num_stages=templates and templates.min_nodes,
   )
   rules = build_recovery.make_rules(config, plan, templates)
-  rows = build.make_rows(config, plan, rules.segments)
+  fills = is_cluster and not executors.is_program(config)
+  rows = build.make_rows(config, plan, rules.segments, fills=fills)
   rules = dataclasses.replace(rules, rows=rows)
   return Job(
       config,

@@ -78,6 +78,24 @@ class TransportTest(parameterized.TestCase):
     for a, b in zip(got, sent, strict=True):
       np.testing.assert_array_equal(a, np.asarray(b))
 
+  def test_waits_without_receiving(self):
+    first, second = self._make(2)
+    self.assertFalse(second.wait(0, "a", 0.0))
+    first.send(1, "b", make_value(1, 3))
+    first.send(1, "a", make_value(2, 3))
+    for secs in (_PATIENCE_SECS, 0.0):  # It stays there.
+      self.assertTrue(second.wait(0, "a", secs))
+    self.assertEqual(second.receive(0, "a")[1], 2)
+    self.assertFalse(second.wait(0, "a", 0.0))
+    waiting = threading.Timer(0.05, second.interrupt, ["a node died"])
+    waiting.start()
+    with self.assertRaisesRegex(base.AttemptOverError, "a node died"):
+      second.wait(0, "a", _PATIENCE_SECS)
+    second.begin(2)
+    second.remove([0], "it is gone")
+    with self.assertRaisesRegex(base.PeerRemovedError, "it is gone"):
+      second.wait(0, "a", _PATIENCE_SECS)
+
   @parameterized.parameters(*KINDS)
   def test_broken_connections_lose_nothing(self, kind):
     nodes = self._make(3, kind)
