@@ -25,8 +25,8 @@ class Setup:
     zones: Assigned in turn to nodes that join without one.
     etcd: Host and port; None starts an etcd.
     run: Name of the run.
-    faults: Events by step.
-    replay: Events by time from the first step on.
+    faults: Faults to inject, by step.
+    replay: Trace to replay from the first step on, if any.
     gpus: GPUs of this machine, assigned in turn.
   """
 

@@ -168,7 +168,7 @@ class Routes:
         return found
     return []
 
-  # Who is near.
+  # Near agents.
 
   def _cell(self, member: views.Member) -> tuple[int, int]:
     return member.number // self.width % self.width, member.number % self.width
@@ -192,7 +192,7 @@ class Routes:
     ]
 
   def note(self, incarnation: str, *, is_passed_on: bool) -> None:
-    """Records by which way a message of another agent arrived."""
+    """Records whether a message of another agent was forwarded."""
     if self.width > 1:
       (self._heard.discard if is_passed_on else self._heard.add)(incarnation)
 
