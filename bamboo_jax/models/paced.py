@@ -59,7 +59,7 @@ def make_paced(
   ):
     raise ValueError(
         "A paced model needs at least two layers, each with the times of a "
-        f"forward and a backward pass in ms, from 0, got {times_ms}."
+        f"forward and a backward pass in ms, at least 0, got {times_ms}."
     )
   sizes = dict(
       width=width, sequence_length=sequence_length, vocab_size=vocab_size

@@ -86,7 +86,7 @@ def plan_redundancy(
     raise ValueError(base.suggest(mode, MODES, what="mode of redundancy"))
   for name, value in (("margin", margin), ("budget", budget)):
     if not 0.0 <= value < math.inf:
-      raise ValueError(f"{name} must be a number from 0, got {value}.")
+      raise ValueError(f"{name} must be finite and at least 0, got {value}.")
   line = lines_lib.Line(roles.owners, microbatches, in_flight)
   planner = _Planner(mode, roles, line, costs)
   if mode in ("none", "lazy") or not roles.shadows:

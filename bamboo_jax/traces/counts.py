@@ -83,8 +83,8 @@ def parse_counts(
     cells = [cell.strip() for cell in line.split(",")]
     if len(cells) != 2 or not all(c.isascii() and c.isdigit() for c in cells):
       raise ValueError(
-          f"{source}, line {number}: a line is milliseconds,count, both whole "
-          f"numbers from 0, got {line!r:.80}."
+          f"{source}, line {number}: a line is milliseconds,count, two "
+          f"non-negative integers, got {line!r:.80}."
       )
     time_ms, count = map(int, cells)
     if steps and time_ms < next(reversed(steps)):
@@ -129,7 +129,7 @@ def parse_json(
       zone,
       where=f"{source}: data",
       is_right=lambda n: _is_number(n) and float(n).is_integer(),
-      allowed="a whole number from 0",
+      allowed="a non-negative integer",
   )
   prices = _read_lists(
       content.get("prices", {}),
