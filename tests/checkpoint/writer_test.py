@@ -210,7 +210,7 @@ class WriterTest(parameterized.TestCase):
     self.assertEqual(self.listed(), ["2"])
     ((member, step, text),) = self.warnings
     self.assertEqual((member, step), (0, 4))
-    self.assertRegex(text, "save of step 4 is left out")
+    self.assertRegex(text, "save of step 4 is skipped")
     for step in (5, 6, 7):
       self.vote(step)
     self.assertEqual(self.listed(), ["2", "6"])
