@@ -24,7 +24,11 @@ from bamboo_jax.models import zoo
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 _MODEL = zoo.make_model(
-    "mlp_bn", num_blocks=2, width=4, sequence_length=4, vocab_size=8
+    "tests.mlp_bn:make_mlp_bn",
+    num_blocks=2,
+    width=4,
+    sequence_length=4,
+    vocab_size=8,
 )
 _NAMES = _MODEL.layer_names
 _SPEC = spec_lib.StageSpec(

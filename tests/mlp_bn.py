@@ -29,9 +29,6 @@ def make_mlp_bn(
       "sequence_length": sequence_length,
       "vocab_size": vocab_size,
   }
-  for name, value in fingerprint.items():
-    if name != "name" and value < 1:
-      raise ValueError(f"{name} must be at least 1, got {value}.")
   embed, head = {"size": vocab_size, "width": width}, {"size": vocab_size}
   layers = [linen.make_layer("embed", _embed, ("inputs",), **embed)]
   for block in range(num_blocks):
