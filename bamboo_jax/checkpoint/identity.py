@@ -45,8 +45,6 @@ class Identity:
   """The facts that must not change when a run resumes from a checkpoint.
 
   Attributes:
-    seed: Seed of the run.
-    batch_size: Samples per step.
     model: Plain JSON values that identify the model.
     data: Plain JSON values that identify the samples.
     rounding: Plain JSON values of settings that may change, but change bits.

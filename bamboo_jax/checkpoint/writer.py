@@ -73,9 +73,7 @@ class Writer:
       keep: Number of checkpoints to keep, at least 1; older ones are removed
         once a newer one is complete.
       every_steps: Steps between two saves; 0 for none but the last.
-      member: Number of this member.
       model: The model as one stage.
-      identity: Description of the run.
       warn: Called with a step and one line when a save has failed or is
         skipped, on the member that joins the parts.
       check_fence: Raises `base.FencedError` if other processes own the folder.
@@ -180,7 +178,6 @@ class Writer:
     Args:
       step: Number of committed steps.
       said: The results of `say`, by member.
-      view: Number of the view.
       owners: The member that hosts each stage, by pipeline.
       states: State of the stages that this member hosts, after `step` steps;
         used only if a save is due.

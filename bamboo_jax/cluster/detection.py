@@ -15,7 +15,6 @@ class Limits:
   """Limits in seconds, checked; see `config.cluster`.
 
   Attributes:
-    heartbeat_secs: Interval of heartbeats.
     stopped_secs: Limit for a worker that is stopped.
     least_silence_secs: Lower bound of the limit for an agent.
     most_silence_secs: Limit for a worker, and upper bound for an agent.

@@ -142,7 +142,6 @@ def write(
 
   Args:
     path: Created if missing; must not hold weights yet.
-    read: Returns the arrays of a layer.
     max_file_bytes: Maximum size of a file with more than one layer.
   """
   from safetensors import numpy as safetensors

@@ -228,7 +228,6 @@ def find_missed(
   """Returns a warning for each fault that was due but did not happen.
 
   Args:
-    faults: All faults of the file.
     happened: Lines of the faults that did happen.
     first: First step that was run.
     end: Step after the last one that was run.
@@ -281,7 +280,6 @@ class FaultsDue:
   by the process that hosts the lowest node.
 
   Args:
-    faults: All faults of the run.
     step: The step, from 0.
     owners: Node of each stage, by pipeline, at the start of the step; None for
       a stage without a node.

@@ -29,7 +29,6 @@ def repair(
   """Gives places to spares, and makes replicas.
 
   Args:
-    state: Pipelines and spares.
     shadow: Whether stages have replicas, so that a node may own several.
     rereplicate: See `ladder.Ladder`.
   """

@@ -146,7 +146,6 @@ def fail_over(
   bits do not depend on the node that computes them.
 
   Args:
-    roles: Owners and shadows before.
     holdings: Data of the step by node; a missing node holds nothing.
     lost: Dead nodes; nodes of other pipelines are ignored.
 

@@ -52,8 +52,6 @@ class RedundancyPlan:
 
   Attributes:
     mode: One of `MODES`.
-    schedule: The rows.
-    timeline: The rows, played.
     overhead: Lengthening of the step by these passes, as a fraction.
     coverage: See `find_coverage`.
   """

@@ -21,9 +21,6 @@ class Environment:
 
   Attributes:
     cohort: The members of the run, seen from this one.
-    workdir: Files of the run.
-    transfers: Transfers between processes.
-    faults: Faults to inject.
     director: Injects them; None without faults.
     progress: Shows steps; None if another member does.
     prefetches: Whether to prepare data ahead, in a thread.

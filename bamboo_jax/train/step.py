@@ -91,7 +91,6 @@ class Committed:
     steps: Number of steps done.
     view: Number of the view at its end.
     sums: Loss, gradient norm and scale.
-    secs: Duration of the step.
     phase_secs: Time of each phase, repetitions included. Work is dispatched
       ahead, so a phase ends when the next had to wait for it.
     measured: Times of the instructions of local nodes.
@@ -100,7 +99,6 @@ class Committed:
     passes: Time of the passes of all nodes.
     span_secs: From its start to the end of its last pass; 0 if not measured.
     sums_secs: Mean time per node of summing gradients, without waiting.
-    recoveries: Recoveries in the step.
     planned: Timelines planned at its start, by pipeline, of all nodes.
   """
 
@@ -124,7 +122,6 @@ class Step:
 
   Args:
     engine: The local nodes.
-    cohort: The members of the run.
     director: Injects due faults; None without faults.
     num_microbatches: Number of microbatches of a step in all pipelines.
     clip_norm: Largest global norm of the gradient, or None.
