@@ -18,7 +18,7 @@ class Unused(NamedTuple):
 def find_unused(
     config: build.Config, *, trace: str | None, given: Collection[str]
 ) -> Unused:
-  """Returns the keys of `given` without an effect, for the first reason."""
+  """Returns the `given` keys without an effect, for the first such reason."""
   for keys, when in _rules(config, trace):
     found = [
         key

@@ -97,7 +97,7 @@ class MetricsWriter:
 
 
 class NewLines(NamedTuple):
-  """Result of `MetricsReader.read`."""
+  """Lines since the last call, and whether they are of another file."""
 
   is_replaced: bool
   lines: tuple[Line, ...]

@@ -106,9 +106,9 @@ def parse_json(
 ) -> trace_lib.Trace:
   """Returns the trace of a JSON file; `ValueError` names line or key.
 
-  `zone`, which may be empty, is for nodes in a plain list. For "preempted"
-  nodes, a `meaning`, the size of the cluster is the largest simultaneous loss,
-  at least one.
+  `zone`, which may be empty, names the zone of a plain list. If the `meaning` is
+  "preempted", the size of the cluster is the largest simultaneous loss, at
+  least one.
   """
   if meaning not in MEANINGS:
     raise ValueError(base.suggest(meaning, MEANINGS, what="json_data"))
