@@ -106,7 +106,7 @@ def parse_json(
 ) -> trace_lib.Trace:
   """Returns the trace of a JSON file; `ValueError` names line or key.
 
-  `zone`, which may be empty, names the zone of a plain list. If the `meaning` is
+  `zone`, which may be empty, is the zone of a plain list. If the `meaning` is
   "preempted", the size of the cluster is the largest simultaneous loss, at
   least one.
   """
