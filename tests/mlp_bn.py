@@ -23,7 +23,7 @@ def make_mlp_bn(
 ) -> model_lib.Model:
   """Returns the network; a microbatch is as that of GPT-2."""
   fingerprint = {
-      "name": "mlp_bn",
+      "name": "tests.mlp_bn:make_mlp_bn",
       "num_blocks": num_blocks,
       "width": width,
       "sequence_length": sequence_length,
