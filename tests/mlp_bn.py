@@ -35,7 +35,9 @@ def make_mlp_bn(
     layers.append(linen.make_layer(f"block_{block:02d}", _block))
   layers.append(linen.make_layer("head", _head, ("targets",), **head))
   sample = model_lib.text_sample(sequence_length)
-  return model_lib.Model("mlp_bn", tuple(layers), fingerprint, sample)
+  return model_lib.Model(
+      fingerprint["name"], tuple(layers), fingerprint, sample
+  )
 
 
 def _embed(
