@@ -23,7 +23,7 @@ class Environment:
   Attributes:
     cohort: The members of the run, seen from this one.
     collectives: Those of the executor; None without.
-    director: Injects them; None without faults.
+    director: Injects due faults; None without faults.
     progress: Shows steps; None if another member does.
     prefetches: Whether to prepare data ahead, in a thread.
     check_fence: Raises `base.FencedError` if members of a later epoch than the
