@@ -16,7 +16,7 @@ class Place(NamedTuple):
 
   @classmethod
   def parse(cls, text: str) -> "Place":
-    """Returns the place that prints as `text`; `ValueError` if none does."""
+    """Parses "pipeline/stage"; raises `ValueError` for any other text."""
     pipeline, slash, stage = text.partition("/")
     if not (slash and pipeline.isdecimal() and stage.isdecimal()):
       raise ValueError(

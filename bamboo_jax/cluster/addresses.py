@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 
 class Address(NamedTuple):
-  """An address as `socket` takes it; its first part is a number, no name."""
+  """Arguments of `socket`: family, and a numeric host with its port."""
 
   family: socket.AddressFamily
   parts: Any
@@ -14,7 +14,7 @@ class Address(NamedTuple):
 def find(host: str, port: int, *, flags: int = 0) -> Address:
   """Returns the address of a port, to listen or to connect.
 
-  Of a name that has addresses of both families, that of IPv4 is taken.
+  IPv4 is preferred for a name with addresses of both families.
 
   Args:
     flags: Those of `socket.getaddrinfo`, which may block to resolve a name;

@@ -22,7 +22,7 @@ import pathlib
 import socket
 import ssl
 import tempfile
-from typing import Any
+from typing import Any, NamedTuple
 import urllib.parse
 
 from cryptography import x509
@@ -101,14 +101,20 @@ def write(folder: pathlib.Path, secret: bytes, *, run: str, role: str) -> None:
     (folder / name).write_bytes(content)
 
 
+class _Credentials(NamedTuple):
+  authority: bytes
+  certificate: bytes
+  key: bytes
+
+
 def _issue(
     secret: bytes,
     run: str,
     role: str,
     name: str,
     now: datetime.datetime | None,
-) -> tuple[bytes, bytes, bytes]:
-  """Returns authority, certificate and key."""
+) -> _Credentials:
+  """Issues a certificate, signed by the authority derived from the secret."""
   curve = ec.SECP256R1()
   number = int.from_bytes(_derive(secret, b"bamboo authority", 48))
   key = ec.derive_private_key(number % (curve.group_order - 1) + 1, curve)
@@ -119,7 +125,7 @@ def _issue(
   names = x509.SubjectAlternativeName(
       [x509.UniformResourceIdentifier(_uri(run, role, name))]
   )
-  return (
+  return _Credentials(
       sign(_AUTHORITY, key.public_key()),
       sign(x509.Name([]), own.public_key(), names),
       own.private_bytes(
@@ -141,7 +147,7 @@ def load(
   """Returns an identity issued by the user's own authority.
 
   The folder holds authority.pem, certificate.pem and key.pem. Raises
-  `ValueError` if one is missing or damaged, or is for somebody else.
+  `ValueError` if one is missing or damaged, or names another node.
   """
   try:
     authority, certificate, key = ((folder / f).read_bytes() for f in _FILES)
@@ -250,7 +256,7 @@ def _sign(
     key: ec.EllipticCurvePrivateKey,
     now: datetime.datetime,
 ) -> bytes:
-  """Returns a certificate, that of the authority if it has no names."""
+  """Returns a certificate; without names it is that of the authority."""
   builder = (
       x509.CertificateBuilder()
       .subject_name(subject)

@@ -43,11 +43,8 @@ def is_hub_folder(path: str | os.PathLike[str]) -> bool:
 
 def read_options(
     path: str | os.PathLike[str], family: hub_config.Family
-) -> tuple[dict[str, Any], list[str]]:
-  """Returns our options of config.json, and a list of mismatches.
-
-  Raises `base.CheckpointError` if it is damaged.
-  """
+) -> hub_config.Options:
+  """Translates config.json; raises `base.CheckpointError` if it is damaged."""
   file = pathlib.Path(path, "config.json")
   config = _read_json(file)
   try:
@@ -99,7 +96,7 @@ def open_folder(
   for name in sorted(copies):  # Reads data, so only if all else fits.
     original = family.copies[name]
     if not _are_equal(tensors[name], tensors[original]):
-      problems.append(f"{name} differs from {original}; the model has only one")
+      problems.append(f"{name} differs from {original}; the model ties them")
   check(their_shapes, wanted, problems, where=path)
 
   def read(layer: str) -> Arrays:
@@ -119,7 +116,7 @@ def check(
     *,
     where: pathlib.Path,
 ) -> None:
-  """Raises `base.CheckpointError` with all problems, also those of shapes."""
+  """Raises `base.CheckpointError` if there are problems or shapes differ."""
   for name in sorted(wanted.keys() | found.keys()):
     if name not in found:
       problems.append(f"missing: {name} {list(wanted[name])}")
@@ -145,7 +142,6 @@ def write(
 
   Args:
     path: Created if missing; must not hold weights yet.
-    read: Returns the arrays of a layer.
     max_file_bytes: Maximum size of a file with more than one layer.
   """
   from safetensors import numpy as safetensors

@@ -119,7 +119,6 @@ class Rule:
   """The tensors that make up one of our arrays.
 
   Attributes:
-    layer: Name of the layer.
     array: Name of the array in the layer, as in checkpoints.
     tensors: Names of the tensors; side by side along our last axis.
     transposed: Whether each of them is transposed.

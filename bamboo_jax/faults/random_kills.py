@@ -26,7 +26,6 @@ def make_random_kills(
     num_kills: From 1 to `(num_steps - 1) / 2`.
     kinds: Kinds drawn from, of `faults.KINDS` but "join". No node joins after
       "all", because the agents then restart their workers.
-    zones: Zones over which the nodes are spread.
 
   Raises:
     ValueError: `num_kills` or a kind is out of range.

@@ -21,14 +21,11 @@ class Setup:
   """The parts of a run on this machine.
 
   Attributes:
-    workdir: Folder of the run.
     arguments: Command-line arguments of every agent.
     first_zones: Zone of each initial node.
     zones: Assigned in turn to nodes that join without one.
     etcd: Host and port; None starts an etcd.
-    run: Name of the run.
-    faults: Events by step.
-    replay: Events by time from the first step on.
+    replay: Trace to replay from the first step on, if any.
     gpus: GPUs of this machine, assigned in turn.
   """
 

@@ -61,7 +61,7 @@ def make_paced(
   ):
     raise ValueError(
         "A paced model needs at least two layers, each with the times of a "
-        f"forward and a backward pass in ms, from 0, got {times_ms}."
+        f"forward and a backward pass in ms, at least 0, got {times_ms}."
     )
   if not 0 <= jitter < 1:
     raise ValueError(f"jitter must be from 0 and below 1, got {jitter}.")

@@ -34,8 +34,6 @@ class Change:
 
   Attributes:
     layout: The next layout.
-    rung: Rung of the recovery ladder.
-    reason: Why that rung was taken, for people.
     copies: State to copy between nodes first.
     rolls_back: Whether the state comes from a checkpoint instead.
   """
@@ -60,7 +58,6 @@ class Rules:
     segments: Segments of the run; no stage starts inside one.
     num_shares: Shares of the batch, and the largest number of pipelines.
     ladder: May reroute by shares, but not by stage.
-    planner: Makes new pipelines.
     predictor: Deals shares so that all pipelines finish together; None: evenly.
     rows: Plans the rest of a step, if the ladder reroutes by shares.
   """
@@ -93,7 +90,6 @@ class Rules:
     Args:
       layout: The layout before.
       members: Live nodes.
-      zones: Zone of each node.
       leaving: Nodes that will be preempted.
       holdings: Data of the step that each node holds; if given, owed work is
         dealt over all nodes that can do it.

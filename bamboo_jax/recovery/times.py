@@ -25,8 +25,6 @@ class RecoveryTimes:
     nodes: Numbers of the lost nodes that had a role.
     names: Their names, in the same order.
     victims: Their places as `pipeline/stage`.
-    rung: Rung of the recovery ladder.
-    reason: Why that rung was taken.
     heirs: Names of the shadows that took these places, if the rung is "shadow".
     view_at_secs: Arrival of the new view at the member that wrote this.
     died_at_secs: Death of the first of the nodes; None if not known here.

@@ -50,7 +50,6 @@ def deal(
   Args:
     lines: The lines without moves.
     copies: Stages whose state each node has.
-    costs: Time and memory of each stage.
     holdings: Data that each node holds now. Summed microbatches do not move.
     share_size: Number of microbatches of a share, which stay together.
     least_gain: Fraction by which moves must shorten the step.

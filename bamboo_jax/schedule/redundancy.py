@@ -52,9 +52,6 @@ class RedundancyPlan:
 
   Attributes:
     mode: One of `MODES`.
-    schedule: The rows.
-    timeline: The rows, played.
-    lazy: The rows without redundant forward passes, played.
     overhead: Lengthening of the step by these passes, as a fraction.
     coverage: See `find_coverage`.
   """
@@ -88,7 +85,7 @@ def plan_redundancy(
     raise ValueError(base.suggest(mode, MODES, what="mode of redundancy"))
   for name, value in (("margin", margin), ("budget", budget)):
     if not 0.0 <= value < math.inf:
-      raise ValueError(f"{name} must be a number from 0, got {value}.")
+      raise ValueError(f"{name} must be finite and at least 0, got {value}.")
   line = lines_lib.Line(roles.owners, microbatches, in_flight)
   planner = _Planner(mode, roles, line, costs)
   if mode in ("none", "lazy") or not roles.shadows:

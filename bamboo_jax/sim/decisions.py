@@ -10,6 +10,7 @@ import collections
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
+from typing import NamedTuple
 
 from bamboo_jax.recovery import decide
 from bamboo_jax.recovery import ladder as ladder_lib
@@ -63,6 +64,13 @@ class Answer:
   delay: speed_lib.Delay
 
 
+class Numbered(NamedTuple):
+  """Places, and for each the number that its node had before."""
+
+  places: Places
+  numbers: tuple[int, ...]
+
+
 class Decider:
   """Decides for one ladder and one planner; `empty` has no node."""
 
@@ -111,8 +119,8 @@ class Decider:
       return self._ask(state, change, when)
     return answer
 
-  def dissolve(self, places: Places) -> tuple[Places, tuple[int, ...]]:
-    """Returns places without pipelines, and for each its former number."""
+  def dissolve(self, places: Places) -> Numbered:
+    """Returns places without pipelines, where all nodes are spares."""
     state = places.state
     return self._find_places(
         State((), spares=state.nodes, leaving=state.leaving)
@@ -134,7 +142,7 @@ class Decider:
     spares = sorted({*nodes}.difference(owners))
     return dataclasses.replace(answer, numbers=(*owners, *spares))
 
-  def _find_places(self, state: State) -> tuple[Places, tuple[int, ...]]:
+  def _find_places(self, state: State) -> Numbered:
     owners = [n for p in state.pipelines for n in p.roles.owners]
     numbers = (*dict.fromkeys(owners), *state.spares)
     number = {node: i for i, node in enumerate(numbers)}
@@ -158,4 +166,4 @@ class Decider:
           num_training=sum(len(p.nodes) for p in pipelines),
           times=self.times,
       )
-    return self._places[key], numbers
+    return Numbered(self._places[key], numbers)

@@ -67,7 +67,6 @@ class Outcome:
   Attributes:
     num_steps: Steps trained and not rolled back.
     num_dropped: Samples that were dropped from them.
-    num_rollbacks: Number of rollbacks to a saved state.
     rungs: How often each rung was taken, except "none".
     moments: The course of the run, if requested.
   """

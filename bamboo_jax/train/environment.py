@@ -22,11 +22,8 @@ class Environment:
 
   Attributes:
     cohort: The members of the run, seen from this one.
-    workdir: Files of the run.
-    transfers: Transfers between processes.
     collectives: Those of the executor; None without.
-    faults: Faults to inject.
-    director: Injects them; None without faults.
+    director: Injects due faults; None without faults.
     progress: Shows steps; None if another member does.
     prefetches: Whether to prepare data ahead, in a thread.
     check_fence: Raises `base.FencedError` if members of a later epoch than the

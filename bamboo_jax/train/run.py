@@ -145,8 +145,6 @@ def train_in_cluster(
     config: See `configs/default.py`.
     agent: Socket connected to the agent of this node.
     workdir: Folder of the run, shared by all nodes.
-    name: Name of the node.
-    number: Number of the node.
     stamp: Identity of the run; `base.FencedError` once the workdir belongs to
       another run.
     host: Address at which this node listens and other nodes reach it.

@@ -90,7 +90,6 @@ class Committed:
     steps: Number of steps done.
     view: Number of the view at its end.
     sums: Loss, gradient norm and scale.
-    secs: Duration of the step.
     phase_secs: Time of each phase, repetitions included. Work is dispatched
       ahead, so a phase ends when the next had to wait for it.
     measured: Times of the instructions of local nodes.
@@ -99,7 +98,6 @@ class Committed:
     passes: Time of the passes of all nodes.
     span_secs: From its start to the end of its last pass; 0 if not measured.
     sums_secs: Mean time per node of summing gradients, without waiting.
-    recoveries: Recoveries in the step.
     planned: Timelines planned at its start, by pipeline, of all nodes.
     filled: Effect of redundant forward passes that filled waits, and
     placed: that of the same passes placed ahead; None if none could.
@@ -128,7 +126,6 @@ class Step:
   Args:
     engine: The local nodes.
     executor: Runs the passes on them.
-    cohort: The members of the run.
     director: Injects due faults; None without faults.
     num_microbatches: Number of microbatches of a step in all pipelines.
     clip_norm: Largest global norm of the gradient, or None.

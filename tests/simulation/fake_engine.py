@@ -20,6 +20,7 @@ from bamboo_jax.runtime import filler as filler_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import linearize
 from bamboo_jax.train import step as step_lib
 from tests import layouts
 from tests.simulation import worker as worker_lib
@@ -279,12 +280,34 @@ class Sums:
   found: Mapping[str, str]
 
 
+class Rows:
+  """An executor whose rows the step below runs; see `runtime.executor`."""
+
+  def __init__(self, engine):
+    self.filler, self.order = filler_lib.Filler(), ()
+    self._engine = engine
+
+  def plan(self, timelines, filling=None):
+    del filling
+    self.order = linearize.linearize(timelines)
+
+  def holdings(self, *, is_begun):
+    nodes = self._engine.nodes.items() if is_begun else ()
+    return {n: node.ledger.holdings() for n, node in nodes}
+
+  def can_continue(self):
+    return True
+
+  def planned_passes(self, secs):
+    del secs
+
+
 class Step(step_lib.Step):
   """The phases of a step; what is not here is that of `train.step`."""
 
   def __init__(self, worker, engine, cohort):
     self._worker, self._engine, self._cohort = worker, engine, cohort
-    self.filler = filler_lib.Filler()
+    self.executor, self._phase_secs = Rows(engine), {"compute": 0.0}
 
   def begin(self, step, feed, due):
     self._step, self._totals, self._planned = step, {}, ()
@@ -293,7 +316,7 @@ class Step(step_lib.Step):
 
   def run_until_vote(self):
     engine, me = self._engine, self._worker.number
-    for node, instruction in self._order:
+    for node, instruction in self.executor.order:
       if node in engine.nodes:
         self._cohort.check()
         if not instruction.is_transfer:
@@ -324,9 +347,6 @@ class Step(step_lib.Step):
       for stage, state in node.state.items():
         totals = [self._totals[f"{stage} {s}"] for s in range(_NUM_SHARES)]
         node.state[stage] = mix(state, totals)
-
-  def holdings(self):
-    return {n: d.ledger.holdings() for n, d in self._engine.nodes.items()}
 
   def compile(self, *, evaluate):
     pass

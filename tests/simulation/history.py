@@ -160,7 +160,7 @@ class History:
   def _note_end(self, machine: machine_lib.Machine) -> None:
     """Who begins again loses what its worker has."""
     host, has_state = machine.host, machine.worker in self._trained
-    if machine.state.begins_again and has_state and host not in self._excused():
+    if machine.state.must_restart and has_state and host not in self._excused():
       self.violate(f"copies: {host} begins again: {machine.ended.reason}")
 
   def _note_commit(

@@ -191,7 +191,7 @@ class RemoteDirectorTest(absltest.TestCase):
       connection, _ = server.accept()
     (fault,) = faults_lib.parse_faults("2,0/1,vote,kill", source="test")
     with connection, director._socket:
-      connection.sendall(frames.encode({"has_come": True}))
+      connection.sendall(frames.encode({"has_joined": True}))
       self.assertTrue(director.strike(faults_lib.Due(fault, 5)))
       decoder = frames.Decoder()
       self.assertEqual(
@@ -204,11 +204,11 @@ class RemoteDirectorTest(absltest.TestCase):
       self.assertFalse(director.is_asked_to_stop())
       for _ in range(2):  # Before the answer, and after it.
         connection.sendall(
-            frames.encode({"stop": True}) + frames.encode({"has_come": False})
+            frames.encode({"stop": True}) + frames.encode({"has_joined": False})
         )
         self.assertFalse(director.strike(faults_lib.Due(fault, 5)))
         self.assertTrue(director.is_asked_to_stop())
-      connection.sendall(frames.encode({"has_come": True}))
+      connection.sendall(frames.encode({"has_joined": True}))
       self.assertTrue(director.strike(faults_lib.Due(fault, 5)))
       connection.shutdown(socket.SHUT_WR)
       with self.assertRaisesRegex(

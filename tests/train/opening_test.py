@@ -22,8 +22,8 @@ from tests.train import outputs_test
 
 _CHANGE = identity_lib.Change("optimizer.learning_rate", 0.1, 0.2, True)
 _CHANGED = (
-    "changed=optimizer.learning_rate old=0.1 new=0.2; what follows can have "
-    "other bits than without the change."
+    "changed=optimizer.learning_rate old=0.1 new=0.2; later steps can differ "
+    "in bits from a run without the change."
 )
 
 

@@ -82,7 +82,7 @@ class PacedTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ({"num_blocks": 1}, "needs at least two layers"),
-      ({"forward_ms": -1.0}, "from 0, got"),
+      ({"forward_ms": -1.0}, "at least 0, got"),
       ({"time_scale": 0.0}, "time_scale must be above 0, got 0.0"),
       ({"jitter": 1.0}, "jitter must be from 0 and below 1, got 1.0"),
       ({"width": 0}, "width must be at least 1, got 0"),

@@ -1,21 +1,21 @@
 """Sums the gradients of one stage over all shares of the batch.
 
-The batch is cut for good into shares, each summed in its own accumulator. Here
-the shares are added left to right in order of their index, whatever device they
-lie on, so that the bits of the sum do not depend on who computed what.
+The batch is split permanently into shares, each summed in its own accumulator.
+Shares are added from left to right in order of their index, on any devices, so
+the bits of the sum do not depend on the nodes that computed them.
 
 One program per stage runs on a mesh of the devices that hold shares: an ordered
-reduce-scatter and an all-gather. Who holds which share is an argument, so that
-may change without another program.
+reduce-scatter and an all-gather. The device of each share is an argument, so it
+can change without recompilation.
 
   device 0   a0 a1 | a2 a3      slice 0: a0 a1, b0 b1      a0+b0 a1+b1
   device 1   b0 b1 | b2 b3      slice 1: a2 a3, b2 b3      a2+b2 a3+b3
                all_to_all               add in order        all_gather
 
 With one share on each of D devices, a device sends 2 (D - 1) / D gradients. A
-loop takes a part of every array at a time, so that besides the result a device
-needs memory for about half a gradient, whatever the numbers of devices and
-shares are; of small ones, for all terms twice.
+loop takes a part of every array at a time, so besides the result a device needs
+memory for about half a gradient, for any number of devices and shares; of small
+arrays, for all terms twice.
 """
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence

@@ -95,7 +95,7 @@ class Transport:
       peer.begin(attempt)
 
   def interrupt(self, why: str) -> None:
-    """Lets all calls raise until the next attempt begins."""
+    """Makes all calls raise until the next attempt begins."""
     with self._lock:
       self._interrupted = why
       peers = [*self._peers.values()]

@@ -144,7 +144,7 @@ class RemoteDirector:
     self._say({"line": due.fault.line, "owner": due.owner})
     while not (answers := self._hear()):
       pass
-    return answers[0]["has_come"]
+    return answers[0]["has_joined"]
 
   def is_asked_to_stop(self) -> bool:
     """Returns whether to save and end the run after this step; never blocks."""

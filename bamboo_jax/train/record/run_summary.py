@@ -29,8 +29,6 @@ def make_summary(
   """Returns the summary.
 
   Args:
-    job: The job of the run.
-    digests: Digests of all layers.
     steps_done: Number of steps that the state has seen.
     started_at: Number of steps done before the run was resumed.
     lines: Lines of the log; a loss that is not a number is null.

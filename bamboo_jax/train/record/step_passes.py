@@ -34,7 +34,6 @@ def measure(
     measured: Instructions run in the step.
     nodes: Local nodes that trained until the end of the step.
     layout: The layout after the step.
-    recoveries: Recoveries in the step.
   """
   useful = redundant = owed = 0.0
   is_owed = _owed_filter(recoveries, layout)

@@ -175,7 +175,6 @@ def make_plan(
 
   Args:
     config: See `configs/default.py`.
-    profile: Costs of the layers.
     cuts: Layers at which a stage may start; by default those of any unit.
     is_cluster: Whether each node is a process of its own.
     num_stages: By default that of the config.
@@ -301,7 +300,6 @@ def make_engine(
 
   Args:
     config: See `configs/default.py`.
-    task: Model and data.
     plan: Partition and first owners.
     cache: May hold the programs of an earlier engine.
     devices: Device of each local node; None: those of this process, in turn.

@@ -31,7 +31,6 @@ class Job:
     task: Model, data and learning rate.
     plan: Partition, schedule and first owners.
     rows: Planner of the rows of a step.
-    rules: Rules by which the layout changes.
     engine: The local nodes, without state.
   """
 

@@ -1,8 +1,8 @@
 """The policies of the simulator as settings of a run.
 
-`sim.presets.PLANNERS` is the table of both. Where a published system differs
-from this runtime, a run does as the runtime: lost stages are dealt by share to
-all nodes that hold them, and shadows are kept as `config.redundancy` says.
+`sim.presets.PLANNERS` is the table of both. A run differs from the published
+systems in two ways: lost stages are dealt by share to all nodes that hold them,
+and `config.redundancy` decides about shadows.
 """
 
 import ml_collections

@@ -1,4 +1,4 @@
-"""Numbers that follow from a config without model or JAX; checked faults."""
+"""Numbers computed from a config alone, without JAX; and its checked faults."""
 
 import ml_collections
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+from typing import NamedTuple
 
 from bamboo_jax.runtime.spmd.ticks import table as table_lib
 from bamboo_jax.schedule import costs as costs_lib
@@ -96,14 +97,21 @@ def _is_ready(
   )
 
 
+class Placed(NamedTuple):
+  """Passes with new ticks, and redundant microbatches by tick and stage."""
+
+  passes: Passes
+  redundant: Mapping[tuple[int, int], list[int]]
+
+
 def place_redundant(
     passes: Passes,
     *,
     costs: costs_lib.StageCosts,
     budget: float,
     num_microbatches: int,
-) -> tuple[Passes, Mapping[tuple[int, int], list[int]]]:
-  """Returns ticks, and the microbatches of redundant passes by (tick, stage).
+) -> Placed:
+  """Places redundant forward passes in ticks.
 
   Node s owns stage s, of at least two. Each pass goes to the first of the ticks
   where it lengthens the step least, which may be a new one at the end. A node
@@ -123,7 +131,12 @@ def place_redundant(
       ticks.place(t, s, m, longer_ms)
       left_ms -= longer_ms
       after[s] = t
-  return ticks.passes, ticks.redundant
+  return Placed(ticks.passes, ticks.redundant)
+
+
+class _Best(NamedTuple):
+  longer_ms: float
+  tick: int
 
 
 class _Ticks:
@@ -149,23 +162,21 @@ class _Ticks:
         if op is Op.FORWARD
     }
 
-  def find_best(
-      self, stage: int, microbatch: int, after: int
-  ) -> tuple[float, int]:
-    """Returns the least time that a pass adds, and the first such tick."""
+  def find_best(self, stage: int, microbatch: int, after: int) -> _Best:
+    """Returns the first tick in which a pass lengthens the step least."""
     successor = (stage + 1) % self._costs.num_stages
     took_ms = self._costs.redundant_ms[successor]
     # The last stage has its input from the start: it is that of the first.
     first = self._made[stage, microbatch] if successor else 0
     first = max(first, after)
-    best = (took_ms, len(self.passes))
+    best = _Best(took_ms, len(self.passes))
     for t in range(first, len(self.passes)):
       if len(self.redundant.get((t, stage), ())) == table_lib.MAX_REDUNDANT:
         continue
       longer_ms = self._own_ms[t][stage] + took_ms - self.lasts_ms[t]
       if longer_ms <= self._slack_ms:
-        return 0.0, t
-      best = min(best, (longer_ms, t))
+        return _Best(0.0, t)
+      best = min(best, _Best(longer_ms, t))
     return best
 
   def place(

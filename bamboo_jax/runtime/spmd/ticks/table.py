@@ -145,7 +145,6 @@ class TickTable:
 
   Attributes:
     owners: The node of each stage; nodes are numbered along the ring.
-    num_microbatches: Number of microbatches of the pipeline.
     ticks: Passes by tick, then node.
     start: Data of each node before the first tick.
     num_slots: Number of slots of "activations", "grads" and "residuals" on each

@@ -23,22 +23,21 @@ def make_mlp_bn(
 ) -> model_lib.Model:
   """Returns the network; a microbatch is as that of GPT-2."""
   fingerprint = {
-      "name": "mlp_bn",
+      "name": "tests.mlp_bn:make_mlp_bn",
       "num_blocks": num_blocks,
       "width": width,
       "sequence_length": sequence_length,
       "vocab_size": vocab_size,
   }
-  for name, value in fingerprint.items():
-    if name != "name" and value < 1:
-      raise ValueError(f"{name} must be at least 1, got {value}.")
   embed, head = {"size": vocab_size, "width": width}, {"size": vocab_size}
   layers = [linen.make_layer("embed", _embed, ("inputs",), **embed)]
   for block in range(num_blocks):
     layers.append(linen.make_layer(f"block_{block:02d}", _block))
   layers.append(linen.make_layer("head", _head, ("targets",), **head))
   sample = model_lib.text_sample(sequence_length)
-  return model_lib.Model("mlp_bn", tuple(layers), fingerprint, sample)
+  return model_lib.Model(
+      fingerprint["name"], tuple(layers), fingerprint, sample
+  )
 
 
 def _embed(
