@@ -126,7 +126,8 @@ class RunLogTest(parameterized.TestCase):
     (facts,) = self.written
     want = filling_lib.Effect(1, 0.5, 0.0, stretch=4.0)
     self.assertEqual((facts["filled"], facts["placed"]), (want, placed))
-    self.assertEqual(step.executor.filler.stretch, 4.0)  # 80 of 120 ms, instead of 20.
+    # 80 of 120 ms, instead of 20.
+    self.assertEqual(step.executor.filler.stretch, 4.0)
     self.log.commit(step, {0: dataclasses.replace(vote, ran={})}, saves=False)
     self.assertNotIn("filled", self.written[-1])  # A node has died.
 
