@@ -265,7 +265,7 @@ class Program(Rows):
 
   def _compute(self) -> None:
     self.programs.begin(self._step, self._feed)
-    self.programs.plan({}, pipeline=0)
+    self.programs.plan({}, line=0)
     while not self.programs.is_done:
       self.programs.start()
       self.programs.finish()

@@ -109,9 +109,7 @@ def _protection() -> dict[str, Any]:
           # A policy that sets the other options here, or "file.py:function";
           # None: they stay.
           policy=config_dict.placeholder(str),
-          # Nodes that compute for a pipeline without a stage: whole others; or
-          # "shares": all with a copy of the stage; or "none".
-          reroute="pipeline",
+          reroute=True,  # All with a copy of a lost stage compute its shares.
           drop=False,  # Leave out the samples of a lost pipeline.
           is_preemptible=True,  # False: faults and traces take no node.
           reconfigure=True,  # Make new pipelines from live copies.

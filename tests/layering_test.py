@@ -17,9 +17,9 @@ _LAYERS = (
     ("train", "report"),
     ("exchange",),
     ("checkpoint", "sim"),
-    ("runtime",),
+    ("runtime", "cluster"),
     ("recovery", "accounting"),
-    ("plan", "cluster", "data"),
+    ("plan", "data", "net"),
     ("cli", "schedule", "models", "metrics", "faults", "traces"),
     ("base",),
 )
@@ -157,7 +157,8 @@ class LayeringTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("upwards", "base/a.py", "from bamboo_jax.plan import planner", True),
-      ("neighbour", "plan/a.py", "from bamboo_jax import cluster", True),
+      ("neighbour", "plan/a.py", "from bamboo_jax import net", True),
+      ("apart", "runtime/a.py", "from bamboo_jax.cluster import views", True),
       ("top_neighbour", "report/a.py", "import bamboo_jax.train.loop", True),
       ("in_a_function", "data/a.py", "def f():\n  import jax.numpy", True),
       ("flax_is_jax", "sim/a.py", "from flax import struct", True),

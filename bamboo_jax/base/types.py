@@ -4,6 +4,10 @@ from typing import Any, NamedTuple
 
 PyTree = Any  # Nested containers of arrays, as JAX takes them.
 
+# Limit on the nodes of a run, the dead included: with executor="spmd" workers
+# list all devices at the start, see `runtime.spmd.processes.coordination`.
+MAX_NODES = 8191
+
 
 class Place(NamedTuple):
   """A stage of a pipeline, written `pipeline/stage`."""

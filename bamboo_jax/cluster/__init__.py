@@ -14,8 +14,6 @@ computes or imports JAX.
   stalls      which worker blocks all others; pure
   notices     preemption notices of clouds
   store/      etcd, and the keys of a run
-  identity    certificates: which processes may connect
-  addresses   addresses of IPv4 and IPv6
   door        accepts authenticated connections
   children    processes that do not outlive their parent
   copies      forked processes that share what their parent has loaded

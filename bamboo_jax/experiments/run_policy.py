@@ -77,7 +77,7 @@ def make(config: ml_collections.ConfigDict, traces: Sequence[str]) -> Rules:
       num_microbatches=plan.batch.total_microbatches,
       microbatch_size=plan.batch.microbatch_size,
       redundant=build.make_redundancy(config),
-      reroute=config.recovery.reroute,
+      reroute=rules.ladder.reroute,
   )
   whole = rules.planner.fresh(range(plan.num_pipelines * plan.num_stages), {})
   predicted_secs = speed.step(whole, drops=False).secs

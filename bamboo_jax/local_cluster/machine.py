@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import copies
-from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import endpoint as endpoint_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import private_etcd
 from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.recovery import survival as survival_lib

@@ -14,11 +14,11 @@ from bamboo_jax import base
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import copies
 from bamboo_jax.cluster import detection
-from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.agent import agent as agent_lib
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.local_cluster import machine
+from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.train.setup import sizes
 
 _PROTOCOL = 5  # Version of the messages between processes.

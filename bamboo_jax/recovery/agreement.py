@@ -107,8 +107,6 @@ def agree(
       if status.steps == steps
   }
   layout = newest.layout
-  if newest.steps < steps:
-    layout = layout.committed()
   lost = layout.nodes - statuses.keys()
   if layout.roles:
     change = rules.lose(

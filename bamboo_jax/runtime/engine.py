@@ -146,12 +146,11 @@ class Engine:
       shadows: Sequence[Mapping[int, int]],
       shares: Sequence[Sequence[int]],
       lines: Lines | None = None,
-      kept: Collection[tuple[int, int]] = (),
   ) -> None:
     """Changes the roles in all pipelines.
 
     State for a new role must be copied first, see `replicas`; state without a
-    role is dropped, except for `kept`: pairs of node and stage.
+    role is dropped.
     """
     self.owners = [tuple(row) for row in owners]
     self.shadows = [dict(replicas) for replicas in shadows]
@@ -162,7 +161,7 @@ class Engine:
       roles += [*enumerate(row), *replicas.items()]
     for stage, node in roles:
       self.load_programs(node, stage)
-    keeps = {*kept, *((node, stage) for stage, node in roles)}
+    keeps = {(node, stage) for stage, node in roles}
     for number, node in self.nodes.items():
       for stage in [s for s in node.state if (number, s) not in keeps]:
         del node.state[stage]

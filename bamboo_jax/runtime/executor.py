@@ -11,7 +11,6 @@ from typing import Any, Protocol, TypeVar
 import jax
 
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.cluster import views
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import filler as filler_lib
 from bamboo_jax.runtime import node as node_lib
@@ -26,10 +25,18 @@ from bamboo_jax.schedule import timeline as timeline_lib
 T = TypeVar("T")
 
 
+class View(Protocol):
+  """The nodes that train together; see `cluster.views.View`."""
+
+  @property
+  def numbers(self) -> Collection[int]:
+    """Numbers of its nodes."""
+
+
 class Members(Protocol):
   """The members of a run; see `train.members.cohort.Cohort`."""
 
-  view: views.View
+  view: View
   hosted: frozenset[int]
 
   def host_of(self, node: int) -> int:
@@ -51,12 +58,10 @@ class Executor(Protocol):
 
   filler: filler_lib.Filler
 
-  def jobs(
-      self, owners: engine_lib.Owners, lines: engine_lib.Lines
-  ) -> list[Callable[[], Any]]:
-    """Returns the jobs that compile what it needs beside rows, for some roles.
+  def jobs(self, lines: engine_lib.Lines) -> list[Callable[[], Any]]:
+    """Returns the jobs that compile what it needs beside rows, for some lines.
 
-    Roles are as those of `engine.Engine`.
+    Lines are as those of `engine.Engine`.
     """
 
   def begin(self, step: int, feed: node_lib.FeedFn) -> None:
@@ -138,11 +143,9 @@ class Rows:
     self._engine, self._members = engine, members
     self._order: Sequence[tuple[int, instruction_lib.Instruction]] = ()
 
-  def jobs(
-      self, owners: engine_lib.Owners, lines: engine_lib.Lines
-  ) -> list[Callable[[], Any]]:
+  def jobs(self, lines: engine_lib.Lines) -> list[Callable[[], Any]]:
     """See `Executor`; the programs of stages are all."""
-    del owners, lines
+    del lines
     return []
 
   def begin(self, step: int, feed: node_lib.FeedFn) -> None:

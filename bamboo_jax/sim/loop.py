@@ -220,7 +220,7 @@ class _Run:
     hurts = any(n < self._places.num_owners for n in roster.find(news.lost))
     if hurts and self._mode == "restart":
       # No node has loaded its state yet, so all start over.
-      self._places, numbers = self._policy.decider.dissolve(self._places)
+      self._places, numbers = self._policy.decider.disband(self._places)
       roster.rearrange(numbers)
       self._mode = "idle"
     change = ladder_lib.Change(

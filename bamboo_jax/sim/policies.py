@@ -95,7 +95,7 @@ class Settings:
   redundant: rows_lib.Redundancy = rows_lib.Redundancy("bubble")
   charges_replicas: bool = True
   communication: communication_lib.Communication = _NCCL
-  reroute: str = "pipeline"
+  reroute: str = "shares"
   fold: bool = True
   hand_over: bool = True
   rereplicate: str = "at_commit"

@@ -110,7 +110,7 @@ class ProfileSpeed:
       redundant: rows_lib.Redundancy,
       split: str = "makespan",
       communication: Communication = communication_lib.RUNTIME,
-      reroute: str = "pipeline",
+      reroute: str = "shares",
   ) -> None:
     self.predictor = predictor_lib.Predictor(
         profile,
@@ -153,7 +153,7 @@ class ProfileSpeed:
           one_ms = self._between(played, pipeline.partition, count)
           longer_ms = max(longer_ms, len(lost) * one_ms)
       return Delay(longer_ms / 1e3)
-    if len(after) < len(before):  # Whole pipelines compute the vacant stages.
+    if len(after) < len(before):  # No node of the others is left.
       owners = {node for p in after for node in p.nodes}
       pairs = zip(before, counts, strict=True)
       lost = sum(c for p, c in pairs if owners.isdisjoint(p.nodes))

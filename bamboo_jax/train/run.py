@@ -13,11 +13,11 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.cluster import client as client_lib
-from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import tenure
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.wire import endpoints
 from bamboo_jax.runtime.wire import peer as peer_lib

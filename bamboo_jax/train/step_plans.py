@@ -8,7 +8,7 @@ from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 
-# By pipeline, or one if pipelines have nodes in common.
+# By pipeline with shares, or one if pipelines have nodes in common.
 Timelines = Sequence[timeline_lib.Timeline]
 
 
@@ -54,6 +54,7 @@ class StepPlans:
             partition=layout.pipelines[p].partition,
         )
         for p, roles in enumerate(layout.roles)
+        if layout.shares[p]
     ]
     if not self._fills:
       self._whole = [plan.timeline for plan in plans]

@@ -216,7 +216,6 @@ class Worker:
 
   def _commit(self, votes: Mapping[int, step_lib.Vote]) -> None:
     """Applies a step that all members have voted for; it must not fail."""
-    self.state.drop_dissolved()
     self._step.apply()
     self.state.steps += 1
     self.state.damaged = ()  # Its step may be saved again.

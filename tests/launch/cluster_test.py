@@ -20,7 +20,6 @@ class ClusterTest(commands.CommandCase):
       "pipeline.num_stages": 2,
       "pipeline.num_microbatches": 4,
       "pipeline.num_shares": 4,
-      "recovery.reroute": "shares",
       "checkpoint.every_steps": 2,
       "evaluate.every_steps": 2,
   }

@@ -90,7 +90,7 @@ def make_setup(layout, reroute):
         *(num_stages, _NUM_SHARES),
         mode=mode,
         layer_secs=1e-5,
-        reroute=reroute if layout != "deep" else "pipeline",
+        reroute=reroute,
         fold=layout == "replicas",
     )
   num_pipelines = 1 if layout == "deep" else _NUM_SHARES
@@ -240,13 +240,12 @@ class Engine:
     if node == self._worker.number:
       self.nodes.setdefault(node, Node(self._worker.setup.num_stages))
 
-  def set_pipelines(self, owners, shadows, shares, lines=None, kept=()):
+  def set_pipelines(self, owners, shadows, shares, lines=None):
     self.lines = lines or [*zip(owners, shares, strict=True)]
     held = [entry for row in owners for entry in enumerate(row)]
     held += [entry for replicas in shadows for entry in replicas.items()]
     for stage, node in held:
       self.load_programs(node, stage)
-    held += [(stage, node) for node, stage in kept]
     for number, node in self.nodes.items():
       for stage in [s for s in node.state if (s, number) not in held]:
         del node.state[stage]

@@ -90,7 +90,7 @@ class History:
         is_gone=self._is_gone,
         num_steps=plan.num_steps or 1 << 30,
         layout=plan.layout,
-        reroute="shares" if plan.seed % 2 else "pipeline",
+        reroute="shares" if plan.seed % 2 else "whole_shares",
     )
     self.world = world_lib.World(
         clock=clock,

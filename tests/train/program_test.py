@@ -254,7 +254,7 @@ class ProgramStepTest(parameterized.TestCase):
         redundancy__spares=0,
         redundancy__mode="none",
         recovery__drop=True,
-        recovery__reroute="none",
+        recovery__reroute=False,
     )
     self.assertEqual(run.by_rows(), [False] * 4)
     self.assertEqual([e["rung"] for e in run.recoveries()], ["drop"])

@@ -16,7 +16,6 @@ from absl import logging
 
 from bamboo_jax.base import threads
 from bamboo_jax.cluster import copies
-from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import notices as notices_lib
 from bamboo_jax.cluster.agent import core
@@ -27,6 +26,7 @@ from bamboo_jax.cluster.agent import worker_process
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.net import identity as identity_lib
 
 _MOST_CALLS = 16  # Concurrent calls to the store; each flow has one.
 

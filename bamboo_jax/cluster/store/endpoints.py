@@ -10,7 +10,7 @@ import socket
 import ssl
 from typing import NamedTuple
 
-from bamboo_jax.cluster import addresses
+from bamboo_jax.net import addresses
 
 _PLAIN, _SECURE = "http://", "https://"
 

@@ -25,8 +25,8 @@ import socket
 import ssl
 from typing import Any, NamedTuple
 
-from bamboo_jax.cluster import addresses
 from bamboo_jax.cluster.store import endpoints as endpoints_lib
+from bamboo_jax.net import addresses
 
 _SEAL = 64  # Characters of a signature.
 

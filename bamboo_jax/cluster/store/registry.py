@@ -8,6 +8,7 @@ import time
 from typing import Any, NamedTuple, TypeVar
 
 from bamboo_jax.base import json as json_lib
+from bamboo_jax.base import types
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import etcd as etcd_lib
 
@@ -141,11 +142,11 @@ class Registry:
       if ticket.incarnation == incarnation:
         return number
     value = json.dumps([zone, incarnation, name])
-    for number in range(max(tickets, default=-1) + 1, views.MAX_NODES):
+    for number in range(max(tickets, default=-1) + 1, types.MAX_NODES):
       if self._create(f"tickets/{number}", value):
         return number
     raise ValueError(
-        f"Run {self._run!r} has had {views.MAX_NODES} nodes, dead ones "
+        f"Run {self._run!r} has had {types.MAX_NODES} nodes, dead ones "
         "included, and can have no more; start another with --run, which goes "
         "on from the last checkpoint, if there is one."
     )

@@ -21,13 +21,13 @@ from bamboo_jax.runtime.wire import share_sum
 from bamboo_jax.schedule import channel as channel_lib
 
 Job = Callable[[], Any]
-# The jobs of an executor for some roles, see `executor.Executor.jobs`.
-MoreJobs = Callable[[engine_lib.Owners, engine_lib.Lines], list[Job]]
+# The jobs of an executor for some lines, see `executor.Executor.jobs`.
+MoreJobs = Callable[[engine_lib.Lines], list[Job]]
 Owners = engine_lib.Owners
 Shadows = Sequence[Mapping[int, int]]  # By pipeline, node of each replica.
 _NOBODY = -1  # A node without a device.
 _MOST_PARTNERS = 512  # Nodes connected ahead, at most.
-_no_more: MoreJobs = lambda owners, lines: []
+_no_more: MoreJobs = lambda lines: []
 
 
 def compile_all(engine: engine_lib.Engine, **options: Any) -> None:
@@ -68,8 +68,8 @@ def compile_jobs(
           for node in engine.nodes.values()
       ),
       *_channel_jobs(engine, now | later | _sums_ahead(engine, spreads)),
-      *more(engine.owners, engine.lines),
-      *(job for roles in _deaths(engine) for job in more(*roles)),
+      *more(engine.lines),
+      *(job for _, lines in _deaths(engine) for job in more(lines)),
   ]
 
 
@@ -86,7 +86,7 @@ def compile_jobs_of(
   return [
       *_program_jobs(engine, owners, shadows),
       *_channel_jobs(engine, channels),
-      *more(owners, lines),
+      *more(lines),
   ]
 
 
@@ -180,7 +180,8 @@ def _deaths(
 ) -> Iterator[tuple[Owners, engine_lib.Lines]]:
   """Yields owners and lines after each survivable death; shares stay."""
   for owners in survivable_deaths(engine.owners, engine.shadows):
-    yield owners, [*zip(owners, engine.shares, strict=True)]
+    lines = zip(owners, engine.shares, strict=True)
+    yield owners, [(row, own) for row, own in lines if own]
 
 
 def _later_channels(engine: engine_lib.Engine) -> set[channel_lib.Channel]:

@@ -108,16 +108,13 @@ class SpmdEngine:
     if collectives is not None:
       collectives.attach(self.answer)
 
-  def can_run(
-      self, owners: Sequence[Owners] = (), lines: engine_lib.Lines = ()
-  ) -> bool:
-    """Returns whether programs can run the given roles, or the current ones."""
+  def can_run(self, lines: engine_lib.Lines = ()) -> bool:
+    """Returns whether programs can run the given lines, or the current ones."""
     rows = self._rows
-    owners, lines = owners or rows.owners, lines or rows.lines
+    owners = [row for row, _ in lines or rows.lines]
     nodes = [node for row in owners for node in set(row)]
     return (
-        [*map(tuple, owners)] == [tuple(row) for row, _ in lines]
-        and all(map(table_lib.is_ring, owners))
+        all(map(table_lib.is_ring, owners))
         and self._devices.keys() >= set(nodes)
         and len({self._devices[node] for node in nodes}) == len(nodes)
     )
@@ -127,16 +124,14 @@ class SpmdEngine:
     (num_owned,) = channel.key  # The others may have continued with new owners.
     self._get_ring(channel.nodes, num_owned=num_owned).answer()
 
-  def jobs(
-      self, owners: Sequence[Owners], lines: engine_lib.Lines
-  ) -> list[Callable[[], Any]]:
-    """Returns the jobs that compile programs for some roles, by pipeline."""
-    if not self.can_run(owners, lines):
+  def jobs(self, lines: engine_lib.Lines) -> list[Callable[[], Any]]:
+    """Returns the jobs that compile the programs of some lines."""
+    if not self.can_run(lines):
       return []
     devices, here = self._devices, jax.process_index()
     return [
         functools.partial(self._compile, row)
-        for row in sorted({tuple(row) for row in owners})
+        for row in sorted({tuple(row) for row, _ in lines})
         if any(devices[node].process_index == here for node in row)
     ]
 
@@ -173,19 +168,17 @@ class SpmdEngine:
     self._step, self._feed = step, feed
     self.runs = {}
 
-  def plan(
-      self, rows: Mapping[int, instruction_lib.Row], *, pipeline: int
-  ) -> None:
-    """Plans the remaining passes of a pipeline, from the rows of its nodes.
+  def plan(self, rows: Mapping[int, instruction_lib.Row], *, line: int) -> None:
+    """Plans the remaining passes of a line, from the rows of its nodes.
 
     Passes that remaining nodes have done are kept. Other processes must be at
     the same segment, see `rewind`.
     """
-    owners = self._rows.owners[pipeline]
+    owners, shares = self._rows.lines[line]
     live = {share for own in self._rows.shares for share in own}
     for share in self.runs.keys() - live:
       del self.runs[share]
-    for share in self._rows.shares[pipeline]:
+    for share in shares:
       former = self.runs.get(share)
       if self._rows.nodes.keys().isdisjoint(owners):
         self.runs.pop(share, None)

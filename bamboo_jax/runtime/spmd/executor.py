@@ -66,11 +66,9 @@ class Programs:
     self.filler = self._rows.filler
     self._step = -1
 
-  def jobs(
-      self, owners: rows_engine.Owners, lines: rows_engine.Lines
-  ) -> list[Callable[[], Any]]:
+  def jobs(self, lines: rows_engine.Lines) -> list[Callable[[], Any]]:
     """See `executor.Executor`."""
-    return self.programs.jobs(owners, lines)
+    return self.programs.jobs(lines)
 
   def begin(self, step: int, feed: node_lib.FeedFn) -> None:
     """See `executor.Executor`."""
@@ -87,11 +85,11 @@ class Programs:
     if self.is_by_rows or not self.programs.can_run():
       self._give_up_programs()
       return
-    for pipeline, timeline in enumerate(timelines):
-      rows = {node: [] for node in self._engine.owners[pipeline]}
+    for line, timeline in enumerate(timelines):
+      rows = {node: [] for node in self._engine.lines[line][0]}
       for slot in timeline.slots:
         rows[slot.node].append(slot.instruction)
-      self.programs.plan(rows, pipeline=pipeline)
+      self.programs.plan(rows, line=line)
 
   def compute(
       self, strike: Callable[[int], None], recorder: recorder_lib.Recorder
@@ -137,7 +135,7 @@ class Programs:
     """See `executor.Executor`; None if rows run the step."""
     if not self.programs.runs:
       return None
-    owners = {node for row in self._engine.owners for node in row}
+    owners = {node for row, _ in self._engine.lines for node in row}
     part = len(owners & self._engine.nodes.keys()) / len(owners)
     return self.plan_of_step.passes(secs) * part
 

@@ -265,7 +265,7 @@ class RunLog:
   def _find_risk(self) -> int:
     """Returns `step.Vote.at_risk`."""
     view = self._cohort.newest
-    held = [h for h in self._state.layout.held if h[0] in view.numbers]
+    held = [h for h in self._state.layout.copies if h[0] in view.numbers]
     is_at_risk = view.number > self._saved_in and bool(
         survival.find_ending(held, view.leaving)
     )

@@ -215,6 +215,7 @@ def memory_options(
   return {
       "memory_limit_bytes": limit,
       "protection": make_protection(config),
+      "reroutes": config.recovery.reroute,
       "is_remote": is_cluster,
   }
 
@@ -316,8 +317,7 @@ def make_engine(
       devices=devices
       or devices_lib.place_nodes(range(sizes.num_nodes(config))),
       num_shares=plan.batch.num_shares,
-      keep="none" != config.redundancy.mode
-      or "none" != config.recovery.reroute,
+      keep="none" != config.redundancy.mode or config.recovery.reroute,
       replicas=make_protection(config),
       mesh=(config.node.mesh.data, config.node.mesh.tensor),
       max_holders=sizes.max_holders(config),

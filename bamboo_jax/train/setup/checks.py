@@ -54,7 +54,6 @@ _CHOICES = {
 _ALIKE = "one program for all nodes needs equal pipelines."
 _NEEDS_ROWS = (
     ("pipeline.layout", ("templates", "grid"), _ALIKE),
-    ("recovery.reroute", ("shares",), _ALIKE),
     ("model.name", ("paced",), _ALIKE),
     ("pipeline.num_stages", (1,), "one program for all needs at least 2."),
 )

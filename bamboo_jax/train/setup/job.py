@@ -55,38 +55,15 @@ class Job:
     batch, predictor = self.plan.batch, self.rules.predictor
     if predictor is None:
       return batch.num_shares
-    return predictor.enough_groups(
-        self.first_layout.pipelines,
-        choices=self._finer_shares(),
-        slack=_SLACK,
-    )
-
-  def find_enough_to_deal(self) -> int:
-    """Returns the least number of shares to deal a dead node's work evenly.
-
-    Each pipeline then has a share for each node that holds a stage.
-    """
-    layout, choices = self.first_layout, self._finer_shares()
-    if self.rules.ladder.reroute != "shares":
-      return choices[0]
-    least = len(layout.pipelines) * self.num_holders
-    return next((n for n in choices if n >= least), choices[-1])
-
-  @property
-  def num_holders(self) -> int:
-    """Number of nodes that hold a stage after the death of its owner."""
-    count = len(self.first_layout.pipelines)
-    return (2 * count if self.rules.ladder.shadow else count) - 1
-
-  def _finer_shares(self) -> list[int]:
-    """Returns the possible numbers of shares, from the present one up."""
-    batch = self.plan.batch
-    return [
+    finer = [
         batch.num_pipelines * n
         for n in range(1, batch.num_microbatches + 1)
         if batch.num_microbatches % n == 0
         and batch.num_pipelines * n >= batch.num_shares
     ]
+    return predictor.enough_groups(
+        self.first_layout.pipelines, choices=finer, slack=_SLACK
+    )
 
   @property
   def fills_waits(self) -> bool:

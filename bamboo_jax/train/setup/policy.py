@@ -56,8 +56,7 @@ def apply(config: ml_collections.ConfigDict) -> None:
   if not has_replicas:
     config.redundancy.mode = "none"
   recovery = config.recovery
-  recovery.reroute = "shares" if "reroute" in settings.rungs else "none"
-  for rung in ("drop", "reconfigure", "checkpoint"):
+  for rung in ("reroute", "drop", "reconfigure", "checkpoint"):
     recovery[rung] = rung in settings.rungs
   for switch in ("fold", "hand_over", "num_failures", "method"):
     recovery[switch] = getattr(settings, switch)

@@ -154,7 +154,7 @@ class DeathTest(parameterized.TestCase):
     whole = made.rows.owners, made.rows.shadows, made.rows.shares
     self.addCleanup(made.rows.set_pipelines, *whole)
     made.rows.set_pipelines(whole[0][:1], whole[1][:1], [(0, 1)])
-    made.programs.plan({}, pipeline=0)
+    made.programs.plan({}, line=0)
     made.advance()
     own = {key: done for key, done in before.items() if 3 in key}
     self.assertLen(own, 1)

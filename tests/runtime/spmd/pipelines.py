@@ -154,7 +154,7 @@ class Pipelines:
     self.programs.begin(STEP, feed(STEP))
     for p, roles in enumerate(self.roles):
       rows = self._rows(p, roles, None) if dead else {}
-      self.programs.plan(rows, pipeline=p)
+      self.programs.plan(rows, line=p)
 
   def advance(self, num_segments=None):
     """Runs some segments, or all."""
@@ -171,7 +171,7 @@ class Pipelines:
     self.roles[pipeline] = roles
     self._set_roles()
     rows = self._rows(pipeline, roles, left)
-    self.programs.plan(rows, pipeline=pipeline)
+    self.programs.plan(rows, line=pipeline)
 
   def sums(self):
     """Returns the sums of all stages, of all pipelines."""
@@ -239,7 +239,7 @@ def make_three():
   deaths = compile_ahead.survivable_deaths(owners, made.rows.shadows)
   with quick_compilation():
     for row in (owners, *deaths):
-      for job in made.programs.jobs(row, [*zip(row, shares, strict=True)]):
+      for job in made.programs.jobs([*zip(row, shares, strict=True)]):
         job()
   return made
 

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.cluster import identity as identity_lib
+from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.runtime.wire import endpoints
 from bamboo_jax.runtime.wire import frame as frame_lib
 from bamboo_jax.runtime.wire import peer as peer_lib

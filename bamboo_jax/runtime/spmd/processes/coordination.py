@@ -16,8 +16,8 @@ from typing import Any
 
 import jax
 
-from bamboo_jax.cluster import addresses
-from bamboo_jax.cluster import views
+from bamboo_jax.base import types
+from bamboo_jax.net import addresses
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.spmd.processes import private_jax
 from bamboo_jax.runtime.wire import endpoints
@@ -36,7 +36,7 @@ def connect(number: int, *, host: str = "127.0.0.1") -> None:
   """
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   client = start_service()
-  num_processes = views.MAX_NODES + 1
+  num_processes = types.MAX_NODES + 1
   topologies = [_field(1, _local_topology(p)) for p in range(num_processes)]
   client.key_value_set_bytes(_GLOBAL_TOPOLOGY, b"".join(topologies))
   # Otherwise Gloo would take any address of a host name.

@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.kdf import hkdf
 from cryptography.x509 import oid
 
-from bamboo_jax.cluster import addresses
+from bamboo_jax.net import addresses
 
 _ROLES = ("agent", "worker", "store", "operator")
 _AUTHORITY = x509.Name([x509.NameAttribute(oid.NameOID.COMMON_NAME, "bamboo")])

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf import hkdf
 
 from bamboo_jax.cluster import door as door_lib
-from bamboo_jax.cluster import identity as identity_lib
+from bamboo_jax.net import identity as identity_lib
 
 
 def issue(secret=b"s", run="run", role="agent", name="n0", now=None):
