@@ -12,7 +12,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # From top to bottom; the packages of a layer do not import each other.
 _LAYERS = (
     ("api",),
-    ("local_cluster", "experiments", "bench"),
+    ("local_cluster", "experiments", "bench", "gpu"),
     ("train", "report", "published"),
     ("exchange",),
     ("checkpoint", "sim"),
@@ -32,6 +32,7 @@ _WITH_JAX = (
     "checkpoint",
     "train",
     "bench",
+    "gpu",
 )
 _RESERVED = {name: _WITH_JAX for name in _JAX} | {
     "ml_collections": (
@@ -40,6 +41,7 @@ _RESERVED = {name: _WITH_JAX for name in _JAX} | {
         "local_cluster",
         "experiments",
         "bench",
+        "gpu",
     ),
     "configs": (),
     "launch": (),
