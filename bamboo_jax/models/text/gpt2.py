@@ -43,7 +43,8 @@ class Shape:
     tied: Whether the head shares the weights of the embedding.
     attention_bias: Whether the two products of attention have a bias.
     attention: Kernel of `jax.nn.dot_product_attention`, "xla" or "cudnn" (on
-      GPUs, without dropout); None: the project's own.
+      GPUs, without dropout); None: the project's own, and on GPUs cuDNN's for
+      long sequences of bfloat16 without dropout.
     loss_chunk: Vocabulary entries whose logits are in memory at a time, to save
       memory. None: all.
   """

@@ -28,6 +28,7 @@ from bamboo_jax.models import linen
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import shape as shape_lib
 from bamboo_jax.models.text import attention
+from bamboo_jax.models.text import cudnn
 from bamboo_jax.models.text import transformer
 
 _ROPE_POSITIONS = 8192  # Context of Llama 3 before `rope_factor`.
@@ -47,7 +48,7 @@ class Shape:
     qk_norm: Whether queries and keys are normalised.
     dtype: "float32" or "bfloat16".
     attention: Kernel of `jax.nn.dot_product_attention`, "xla" or "cudnn" (on
-      GPUs, without dropout); None: "xla".
+      GPUs); None: on GPUs cuDNN's where it can, else "xla".
     loss_chunk: Vocabulary entries whose logits are in memory at a time, to save
       memory. None: all.
   """
@@ -145,13 +146,14 @@ def _attention(
   if shape.qk_norm:
     q_SLHK = _norm(shape, "q_norm")(q_SLHK)
     k_SLGK = _norm(shape, "k_norm")(k_SLGK)
-  read_SLHK = jax.nn.dot_product_attention(
-      rotate(q_SLHK, shape),
-      rotate(k_SLGK, shape),
-      v_SLGK,
-      is_causal=True,
-      implementation=shape.attention or "xla",
-  )
+  parts = rotate(q_SLHK, shape), rotate(k_SLGK, shape), v_SLGK
+  by_cudnn = cudnn.supports(v_SLGK.dtype, v_SLGK.shape[1], shape.head_width)
+  if by_cudnn and shape.attention is None:
+    read_SLHK = cudnn.attend(*parts)
+  else:
+    read_SLHK = jax.nn.dot_product_attention(
+        *parts, is_causal=True, implementation=shape.attention or "xla"
+    )
   read_SLE = read_SLHK.reshape(*read_SLHK.shape[:2], -1)
   return h_SLD + _dense(shape, shape.width, "o_proj")(read_SLE)
 

@@ -101,9 +101,12 @@ def _losses_forward(
   largest_T = logits_TV.max(-1)
   exp_TV = jnp.exp(logits_TV - largest_T[:, None])
   sum_T = exp_TV.sum(-1)
-  entry = (jnp.arange(target_T.size), target_T)
-  losses_T = jnp.log(sum_T) + largest_T - logits_TV[entry]
-  spread_TV = exp_TV.at[entry].add(-sum_T).astype(h_TD.dtype)
+  at_target_T = logits_TV[jnp.arange(target_T.size), target_T]
+  losses_T = jnp.log(sum_T) + largest_T - at_target_T
+  # Fused with the exponentials; a scatter would copy all of them.
+  is_target_TV = jnp.arange(exp_TV.shape[1]) == target_T[:, None]
+  spread_TV = jnp.where(is_target_TV, exp_TV - sum_T[:, None], exp_TV)
+  spread_TV = spread_TV.astype(h_TD.dtype)
   return losses_T, (h_TD, weight, spread_TV, 1 / sum_T)
 
 
