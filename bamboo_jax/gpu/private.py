@@ -76,11 +76,15 @@ def make_devices(description: str, count: int) -> list[jax.Device]:
   ).devices
 
 
-def prepare() -> None:
+def prepare(flags: str = "") -> None:
   """Readies JAX; call before it starts, if there is no `find_reason`.
+
+  `flags` are added to those of XLA.
 
   From now on attention of cuDNN is compiled without cuDNN.
   """
+  given = os.environ.get("XLA_FLAGS", "")
+  os.environ["XLA_FLAGS"] = f"{given} {flags}".strip()
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # No "no GPU is used".
   jax.config.update("jax_platforms", "cpu")  # Or JAX checks CUDA's versions.
   attention, _, _ = _modules()

@@ -20,9 +20,13 @@ from bamboo_jax.gpu import targets
 from bamboo_jax.models import sharding
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import places
+from bamboo_jax.runtime.spmd import layout as layout_lib
+from bamboo_jax.runtime.spmd import program as segment_lib
+from bamboo_jax.runtime.stage import functions
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import build_program
 
 _ALWAYS = ("forward", "backward", "update", "norms", "zeros")
 _AHEAD = ("bubble", "budget", "eager")  # Modes with redundant passes.
@@ -98,6 +102,38 @@ def compile_units(
         compiled = kind[name, place]
         compiled = getattr(compiled, "compiled", compiled)
         yield unit, make_program(unit.names[0], name, compiled, gpu)
+
+
+def compile_segments(
+    config: ml_collections.ConfigDict,
+    task: build.Task,
+    plan: planner.Plan,
+    gpu: targets.Gpu,
+    *,
+    rest: bool = True,
+) -> Iterator[Program]:
+  """Yields the program of a segment, and with `rest` that after a death."""
+  table = build_program.make_program(config, task, plan).table
+  layout = layout_lib.make_layout(task.whole, plan.partition.bounds)
+  keeps = config.redundancy.mode != "none"
+  sizes = segment_lib.find_sizes(
+      table,
+      num_stages=layout.num_stages,
+      keeps=keeps,
+      segment_ticks=config.pipeline.segment_ticks,
+      heads=config.pipeline.head == "forward",
+  )
+  devices = private.make_devices(gpu.description, layout.num_stages)
+  for name, size in zip(("segment", "rest"), sizes, strict=True):
+    if name == "rest" and not (rest and keeps):
+      return
+    program = segment_lib.SegmentProgram(
+        *(task.whole, layout, size),
+        devices=devices,
+        params=functions.copies_of(task.whole),
+    )
+    with private.host_arguments(len(jax.tree.leaves(program.fetched))):
+      yield make_program("pipeline", name, program.segment, gpu)
 
 
 def make_place(

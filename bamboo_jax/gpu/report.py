@@ -8,7 +8,6 @@ recomputation not at all.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import os
 
 import ml_collections
 
@@ -20,6 +19,7 @@ from bamboo_jax.gpu import targets
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import accelerator
+from bamboo_jax.runtime import devices
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import show
@@ -85,7 +85,11 @@ def find_memory(
     layers = plan.profile.layers[stage.first : stage.last]
     in_flight = planned.residual_bytes / sum(l.residual_bytes for l in layers)
     own = [by_kind[unit.kind] for unit in stage.units]
-    passes = [p for one in own for n, p in one.items() if n in _PASSES]
+    run = list(own)
+    if planned.replica_bytes:  # It may have to run passes of the next stage.
+      after = stages[(number + 1) % len(stages)]
+      run += [by_kind[unit.kind] for unit in after.units]
+    passes = [p for one in run for n, p in one.items() if n in _PASSES]
     largest = max(passes, key=lambda p: p.memory.temp)
     state = sum(one["update"].memory.arguments for one in own)
     sums = sum(one["zeros"].memory.outputs for one in own)
@@ -235,6 +239,12 @@ def render_table(rows: Sequence[Sequence[str]]) -> str:
   )
 
 
+def find_flags(*, deterministic: bool) -> str:
+  """Returns the flags of XLA that commands that train set on GPUs."""
+  flags = accelerator.add_determinism("") if deterministic else ""
+  return f"{flags} {devices.NO_FOLDING}".strip()
+
+
 def make_report(config: ml_collections.ConfigDict, gpu_name: str) -> str:
   """Returns the report on a config's programs; compiles for minutes.
 
@@ -245,10 +255,7 @@ def make_report(config: ml_collections.ConfigDict, gpu_name: str) -> str:
   gpu = targets.find(gpu_name)
   if reason := private.find_reason():
     raise ValueError(f"Cannot compile for {gpu.name}: {reason}.")
-  if config.node.deterministic:
-    flags = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = accelerator.add_determinism(flags)
-  private.prepare()
+  private.prepare(find_flags(deterministic=config.node.deterministic))
   task = build.make_task_to_plan(config)
   plan = show.make_plan(config).plan
   by_kind: dict[object, dict[str, programs_lib.Program]] = {}

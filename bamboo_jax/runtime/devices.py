@@ -30,7 +30,8 @@ from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.executables import store
 
-_NO_FOLDING = "--xla_disable_hlo_passes=transpose-folding"
+# Of XLA, set for the bits of CPUs; programs of GPUs are compiled with it, too.
+NO_FOLDING = "--xla_disable_hlo_passes=transpose-folding"
 # XLA reads it when the CPU backend starts; a user may set another number, the
 # same on all machines. More threads cost time: 8 are a third slower on one
 # core.
@@ -76,7 +77,7 @@ def use_virtual_devices(
   is_started = compat.has_devices()
   if not is_started:
     _set_environment(threads, deterministic=deterministic)
-  elif not (_VARIABLE in os.environ and _NO_FOLDING in _flags()):
+  elif not (_VARIABLE in os.environ and NO_FOLDING in _flags()):
     logging.warning(
         "JAX was started before bamboo_jax could set threads and flags of XLA: "
         "compare hashes only with those of this process."
@@ -102,10 +103,10 @@ def _set_environment(threads: int, *, deterministic: bool) -> None:
   if deterministic:
     accelerator.set_determinism(os.environ)
   flags = _flags()
-  if _NO_FOLDING not in flags:
-    os.environ["XLA_FLAGS"] = f"{flags} {_NO_FOLDING}".strip()
+  if NO_FOLDING not in flags:
+    os.environ["XLA_FLAGS"] = f"{flags} {NO_FOLDING}".strip()
     if "xla_disable_hlo_passes" in flags:
-      logging.warning("%s is appended to XLA_FLAGS=%s.", _NO_FOLDING, flags)
+      logging.warning("%s is appended to XLA_FLAGS=%s.", NO_FOLDING, flags)
   os.environ.setdefault(_VARIABLE, str(threads))
 
 

@@ -85,6 +85,44 @@ def most_offloads(table: table_lib.TickTable, num_ticks: int) -> int:
   return max(counts, default=0)
 
 
+def find_sizes(
+    table: table_lib.TickTable,
+    *,
+    num_stages: int,
+    keeps: bool,
+    segment_ticks: int | None = None,
+    heads: bool = False,
+) -> tuple[Sizes, Sizes]:
+  """Returns the sizes at the start of a step, and of its rest after a death.
+
+  See `engine.SpmdEngine` for the arguments.
+  """
+  ticks = segment_ticks or (num_stages if keeps else len(table.ticks))
+  first = Sizes(
+      num_ticks=ticks,
+      num_microbatches=table.num_microbatches,
+      num_slots=table.num_slots,
+      num_offloads=most_offloads(table, ticks),
+      num_fetches=0,
+      num_owned=1,
+      num_held=2 if keeps else 1,
+      keeps=keeps,
+      heads=heads,
+  )
+  # The nodes of a pipeline that has lost some own two or more stages.
+  room = table.num_microbatches + num_stages
+  rest = dataclasses.replace(
+      first,
+      num_slots=dict.fromkeys(("activations", "grads"), room)
+      | {"residuals": 2 * num_stages + 2},
+      num_offloads=0,
+      num_fetches=table.num_microbatches if first.num_offloads else 0,
+      num_owned=2,
+      num_held=2,
+  )
+  return first, rest
+
+
 class SegmentProgram:
   """The program of a segment for some devices, along the ring.
 
