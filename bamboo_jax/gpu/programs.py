@@ -132,7 +132,8 @@ def compile_segments(
         devices=devices,
         params=functions.copies_of(task.whole),
     )
-    with private.host_arguments(len(jax.tree.leaves(program.fetched))):
+    on_host = jax.tree.leaves((program.fetched, program.host))
+    with private.host_arguments(len(on_host)):
       yield make_program("pipeline", name, program.segment, gpu)
 
 

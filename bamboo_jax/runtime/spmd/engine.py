@@ -158,6 +158,8 @@ class SpmdEngine:
   def begin(self, step: int, feed: node_lib.FeedFn) -> None:
     """Drops the runs of the previous step."""
     self._step, self._feed = step, feed
+    for run in self.runs.values():
+      run.release()
     self.runs = {}
 
   def plan(
