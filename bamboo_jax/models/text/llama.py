@@ -51,6 +51,9 @@ class Shape:
       GPUs); None: on GPUs cuDNN's where it can, else "xla".
     loss_chunk: Vocabulary entries whose logits are in memory at a time, to save
       memory. None: all.
+    vocab_multiple: Of which the rows of embedding and head are a multiple, as
+      meshes need it. Rows beyond `vocab_size` count nothing and are not
+      exported. None: no more rows.
   """
 
   num_blocks: int
@@ -70,6 +73,7 @@ class Shape:
   dtype: str = "float32"
   attention: str | None = None
   loss_chunk: int | None = None
+  vocab_multiple: int | None = None
 
   def __post_init__(self) -> None:
     shape_lib.check(self)
