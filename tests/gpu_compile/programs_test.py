@@ -47,6 +47,7 @@ def make_config(name, *, model=None, mesh=(1, 1), mode="none", **pipeline):
   config.redundancy.mode = mode
   config.node.mesh.data, config.node.mesh.tensor = mesh
   config.pipeline.microbatch_size = 4
+  config.plan.memory_limit_gib = None
   return config
 
 
@@ -121,7 +122,9 @@ class ProgramsTest(parameterized.TestCase):
     task, plan, by_kind = compile_units(config, gpu, _ALL)
     stages = task.whole.cut(plan.partition.bounds)
     for stage in report.find_memory(stages, plan, by_kind, 1):
-      self.assertLess(abs(stage.compiled / stage.planned - 1), 0.10)
+      # Plans do not count the float32 logits of the head.
+      most = 0.12 if stage.largest.owner == "head" else 0.10
+      self.assertLess(abs(stage.compiled / stage.planned - 1), most)
     for unit in task.whole.units:
       found, state = by_kind[unit.kind], unit.state
       sums = spec_lib.nbytes(unit.accumulator)
