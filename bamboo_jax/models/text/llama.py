@@ -54,6 +54,7 @@ class Shape:
     vocab_multiple: Of which the rows of embedding and head are a multiple, as
       meshes need it. Rows beyond `vocab_size` count nothing and are not
       exported. None: no more rows.
+    documents: As of `gpt2.Shape`.
   """
 
   num_blocks: int
@@ -74,6 +75,7 @@ class Shape:
   attention: str | None = None
   loss_chunk: int | None = None
   vocab_multiple: int | None = None
+  documents: bool | None = None
 
   def __post_init__(self) -> None:
     shape_lib.check(self)
@@ -123,9 +125,7 @@ QWEN_VARIANTS: Mapping[str, Shape] = {
 
 def make_model(name: str, shape: Shape) -> model_lib.Model:
   """Returns a Llama or a Qwen; its microbatches are those of GPT-2."""
-  return transformer.make_model(
-      *(name, shape, _embed, _attention, _mlp, _head), tied=shape.tied
-  )
+  return transformer.make_decoder(name, shape, _embed, _attention, _mlp, _head)
 
 
 def _embed(
@@ -150,13 +150,21 @@ def _attention(
   if shape.qk_norm:
     q_SLHK = _norm(shape, "q_norm")(q_SLHK)
     k_SLGK = _norm(shape, "k_norm")(k_SLGK)
-  parts = rotate(q_SLHK, shape), rotate(k_SLGK, shape), v_SLGK
+  document_SL = batch.get("documents")
+  parts = (
+      rotate(q_SLHK, shape, document_SL),
+      rotate(k_SLGK, shape, document_SL),
+      v_SLGK,
+  )
   by_cudnn = cudnn.supports(v_SLGK.dtype, v_SLGK.shape[1], shape.head_width)
-  if by_cudnn and shape.attention is None:
+  if by_cudnn and shape.attention is None and document_SL is None:
     read_SLHK = cudnn.attend(*parts)
   else:
     read_SLHK = jax.nn.dot_product_attention(
-        *parts, is_causal=True, implementation=shape.attention or "xla"
+        *parts,
+        mask=attention.same_document(document_SL),
+        is_causal=True,
+        implementation=shape.attention or "xla",
     )
   read_SLE = read_SLHK.reshape(*read_SLHK.shape[:2], -1)
   return h_SLD + _dense(shape, shape.width, "o_proj")(read_SLE)
@@ -180,15 +188,24 @@ def _head(
   return transformer.predict_tokens(call, shape, normed_SLD, batch["targets"])
 
 
-def rotate(x_SLHK: jax.Array, shape: Shape) -> jax.Array:
+def rotate(
+    x_SLHK: jax.Array, shape: Shape, document_SL: jax.Array | None = None
+) -> jax.Array:
   """Returns queries or keys with rotary positions, in the input's dtype.
+
+  With `document_SL` positions begin with 0 at each document.
 
   Elements k and k + K / 2 of a head are rotated by an angle proportional to the
   position (Su et al., RoFormer, 2021).
   """
   speed_K = jnp.asarray(rotation_speeds(shape), jnp.float32)
-  angle_LK = jnp.arange(x_SLHK.shape[1])[:, None] * speed_K
-  cos_LHK, sin_LHK = jnp.cos(angle_LK)[:, None], jnp.sin(angle_LK)[:, None]
+  if document_SL is None:
+    place_L = jnp.arange(x_SLHK.shape[1])
+  else:
+    place_L = attention.restart(document_SL)  # [S, L].
+  angle_LK = place_L[..., None] * speed_K
+  cos_LHK = jnp.cos(angle_LK)[..., None, :]
+  sin_LHK = jnp.sin(angle_LK)[..., None, :]
   first, second = jnp.split(x_SLHK.astype(jnp.float32), 2, axis=-1)
   turned = (
       first * cos_LHK - second * sin_LHK,
