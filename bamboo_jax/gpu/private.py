@@ -87,6 +87,8 @@ def prepare(flags: str = "") -> None:
   os.environ["XLA_FLAGS"] = f"{given} {flags}".strip()
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # No "no GPU is used".
   jax.config.update("jax_platforms", "cpu")  # Or JAX checks CUDA's versions.
+  # Without a GPU an executable cannot be loaded again.
+  jax.config.update("jax_enable_compilation_cache", False)
   attention, _, _ = _modules()
   attention.check_cudnn_version = lambda: _CUDNN_VERSION
 

@@ -7,6 +7,7 @@ recomputation not at all.
 """
 
 from collections.abc import Mapping, Sequence
+import copy
 import dataclasses
 
 import ml_collections
@@ -256,7 +257,7 @@ def make_report(config: ml_collections.ConfigDict, gpu_name: str) -> str:
   if reason := private.find_reason():
     raise ValueError(f"Cannot compile for {gpu.name}: {reason}.")
   private.prepare(find_flags(deterministic=config.node.deterministic))
-  config = config.copy_and_resolve_references()
+  config = copy.deepcopy(config)
   config.plan.memory_limit_gib = gpu.memory_bytes / 2**30
   task = build.make_task_to_plan(config)
   plan = show.make_plan(config).plan
