@@ -32,6 +32,7 @@ _LAUNCH_SECS = 2e-6  # Between two kernels of a queue, assumed.
 # and 350 of attention, 2.9 of 3.35 TB/s, on an H100.
 _PRODUCT_SHARE, _ATTENTION_SHARE, _MEMORY_SHARE = 0.5, 0.35, 0.87
 _LINK_SHARE = 0.8
+_SCALARS_BYTES = 64  # A smaller constant may be copied, such as a counter.
 _LIBRARIES = {
     "__cublas": "cuBLAS",
     "__cublas$lt": "cuBLASLt",
@@ -354,7 +355,8 @@ def _find_copies(
     if what.opcode in ("copy", "copy-start"):
       if all(s.is_on_host for s in sides):
         faults.append(f"{what.name} is from host to host")
-      if _is_constant(module, step, what.operands[0]):
+      is_large = num_bytes > _SCALARS_BYTES
+      if is_large and _is_constant(module, step, what.operands[0]):
         faults.append(f"{what.name} copies a constant of {num_bytes} bytes")
   return moved, hidden, faults
 
