@@ -26,7 +26,7 @@ from bamboo_jax.runtime.stage import functions
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import executors
 
 _ALWAYS = ("forward", "backward", "update", "norms", "zeros")
 _AHEAD = ("bubble", "budget", "eager")  # Modes with redundant passes.
@@ -113,7 +113,7 @@ def compile_segments(
     rest: bool = True,
 ) -> Iterator[Program]:
   """Yields the program of a segment, and with `rest` that after a death."""
-  table = build_program.make_program(config, task, plan).table
+  table = executors.plan_program(config, task, plan).table
   layout = layout_lib.make_layout(task.whole, plan.partition.bounds)
   keeps = config.redundancy.mode != "none"
   sizes = segment_lib.find_sizes(

@@ -16,6 +16,7 @@ from jax._src import compiler
 from jax._src import hardware_utils
 from jax._src import xla_bridge
 from jax._src.interpreters import pxla
+from jax._src.lib import _jax
 from jax._src.lib import xla_client
 import numpy as np
 
