@@ -20,9 +20,6 @@ from bamboo_jax.gpu import targets
 from bamboo_jax.models import sharding
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import places
-from bamboo_jax.runtime.spmd import layout as layout_lib
-from bamboo_jax.runtime.spmd import program as segment_lib
-from bamboo_jax.runtime.stage import functions
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.train.setup import build
@@ -113,25 +110,11 @@ def compile_segments(
     rest: bool = True,
 ) -> Iterator[Program]:
   """Yields the program of a segment, and with `rest` that after a death."""
-  table = executors.plan_program(config, task, plan).table
-  layout = layout_lib.make_layout(task.whole, plan.partition.bounds)
-  keeps = config.redundancy.mode != "none"
-  sizes = segment_lib.find_sizes(
-      table,
-      num_stages=layout.num_stages,
-      keeps=keeps,
-      segment_ticks=config.pipeline.segment_ticks,
-      heads=config.pipeline.head == "forward",
-  )
-  devices = private.make_devices(gpu.description, layout.num_stages)
-  for name, size in zip(("segment", "rest"), sizes, strict=True):
-    if name == "rest" and not (rest and keeps):
+  devices = private.make_devices(gpu.description, plan.num_stages)
+  segments = executors.make_segments(config, task, plan, devices)
+  for name, program in segments.items():
+    if name == "rest" and not rest:
       return
-    program = segment_lib.SegmentProgram(
-        *(task.whole, layout, size),
-        devices=devices,
-        params=functions.copies_of(task.whole),
-    )
     on_host = jax.tree.leaves((program.fetched, program.host))
     with private.host_arguments(len(on_host)):
       yield make_program("pipeline", name, program.segment, gpu)
