@@ -4,6 +4,7 @@ Each room says in its `__init__` what stands in it; none imports one above it.
 
   api             what `import bamboo_jax` offers: train, plan, cluster, ...
   local_cluster   a whole cluster on one machine: real processes, really killed
+  gpu             compiles for GPUs on machines without one
   experiments     simulated experiments, against published figures
   train           the training loop of one member of a cohort
   report          runs as an HTML page

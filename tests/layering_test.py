@@ -13,7 +13,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _LAYERS = (
     ("api",),
     ("benchmarks", "reproductions"),
-    ("local_cluster", "experiments"),
+    ("local_cluster", "experiments", "gpu"),
     ("train", "report"),
     ("exchange",),
     ("checkpoint", "sim"),
@@ -35,6 +35,7 @@ _WITH_JAX = (
     "checkpoint",
     "train",
     "benchmarks",
+    "gpu",
 )
 _RESERVED = {name: _WITH_JAX for name in _JAX} | {
     "ml_collections": (
@@ -44,6 +45,7 @@ _RESERVED = {name: _WITH_JAX for name in _JAX} | {
         "experiments",
         "benchmarks",
         "reproductions",
+        "gpu",
     ),
     "configs": (),
     "launch": (),

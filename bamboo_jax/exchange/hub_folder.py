@@ -78,7 +78,7 @@ def open_folder(
       for ours, value in found.items()
       if value != options[ours]
   ]
-  rules = names.rules_of(options["name"], shapes)
+  rules = names.rules_of(options, shapes)
   wanted = {
       tensor: rule.their_shape(shapes[rule.layer][rule.array])
       for rule in rules
@@ -101,7 +101,10 @@ def open_folder(
 
   def read(layer: str) -> Arrays:
     return {
-        rule.array: rule.to_ours([_read(tensors[t]) for t in rule.tensors])
+        rule.array: rule.to_ours(
+            [_read(tensors[t]) for t in rule.tensors],
+            shapes[layer][rule.array],
+        )
         for rule in rules
         if rule.layer == layer
     }
@@ -158,7 +161,7 @@ def write(
       groups.append([])
       size = num_bytes
     groups[-1].append(layer)
-  rules = names.rules_of(model.fingerprint["name"], shapes)
+  rules = names.rules_of(model.fingerprint, shapes)
   places, total = {}, 0
   for number, group in enumerate(groups, start=1):
     file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"

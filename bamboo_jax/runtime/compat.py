@@ -16,6 +16,7 @@ from jax._src import compiler
 from jax._src import hardware_utils
 from jax._src import xla_bridge
 from jax._src.interpreters import pxla
+from jax._src.lib import _jax
 from jax._src.lib import xla_client
 import numpy as np
 
@@ -99,9 +100,10 @@ _hash_accelerator_config = cache_key._hash_accelerator_config
 def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
   """Replaces JAX's compilation by `answer`, from now on.
 
-  JAX's own way, with the user's cache, is `Compilation.compile`. Two kinds of
-  programs never get here: those that call back into Python belong to their
-  process, and on GPUs compiling for several processes is a collective.
+  JAX's own way, with the user's cache, is `Compilation.compile`. Three kinds
+  of programs never get here: those that call back into Python belong to their
+  process, on GPUs compiling for several processes is a collective, and those
+  for devices that are not there cannot be loaded.
   """
 
   def compile_or_ask(
@@ -116,7 +118,12 @@ def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
     given = (backend, module, devices, options, callbacks, executable_devices)
     run = functools.partial(_compile_or_get_cached, *given, *rest)
     spans_processes = len({device.process_index for device in devices.flat}) > 1
-    if callbacks or (spans_processes and backend.platform != "cpu"):
+    is_absent = isinstance(backend, _jax.CompileOnlyPyClient)
+    if (
+        callbacks
+        or is_absent
+        or (spans_processes and backend.platform != "cpu")
+    ):
       return run()
     placeless = _drop_device_numbers(options)
     return answer(

@@ -29,7 +29,8 @@ from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.executables import store
 
-_NO_FOLDING = "--xla_disable_hlo_passes=transpose-folding"
+# Of XLA, set for the bits of CPUs; programs of GPUs are compiled with it, too.
+NO_FOLDING = "--xla_disable_hlo_passes=transpose-folding"
 # XLA reads it when the CPU backend starts; a user may set another number, the
 # same on all machines. More threads cost time: 8 are a third slower on one
 # core.
@@ -81,7 +82,7 @@ def use_virtual_devices(
   elif not (
       _VARIABLE in os.environ
       and os.environ.get(_OURS) in (None, str(threads))
-      and _NO_FOLDING in _flags()
+      and NO_FOLDING in _flags()
   ):
     logging.warning(
         "JAX was started with other threads or flags of XLA than this run "
@@ -108,10 +109,10 @@ def _set_environment(threads: int, *, deterministic: bool) -> None:
   if deterministic:
     accelerator.set_determinism(os.environ)
   flags = _flags()
-  if _NO_FOLDING not in flags:
-    os.environ["XLA_FLAGS"] = f"{flags} {_NO_FOLDING}".strip()
+  if NO_FOLDING not in flags:
+    os.environ["XLA_FLAGS"] = f"{flags} {NO_FOLDING}".strip()
     if "xla_disable_hlo_passes" in flags:
-      logging.warning("%s is appended to XLA_FLAGS=%s.", _NO_FOLDING, flags)
+      logging.warning("%s is appended to XLA_FLAGS=%s.", NO_FOLDING, flags)
   if os.environ.get(_VARIABLE) in (None, os.environ.get(_OURS)):
     os.environ[_VARIABLE] = os.environ[_OURS] = str(threads)
 

@@ -7,7 +7,8 @@ from absl.testing import parameterized
 
 from bamboo_jax.runtime import accelerator
 
-STRICT = "--xla_gpu_deterministic_ops=true"
+TRITON = "--xla_gpu_enable_triton_gemm"
+STRICT = f"--xla_gpu_deterministic_ops=true {TRITON}=false"
 
 
 class AcceleratorTest(parameterized.TestCase):
@@ -34,6 +35,7 @@ class AcceleratorTest(parameterized.TestCase):
       ("cpu", "", ""),
       ("tpu", "--a=1", "--a=1"),
       *(("gpu", f, f) for f in ("--xla_gpu_deterministic_ops=false",)),
+      ("gpu", f"{TRITON}=true", f"{TRITON}=true {STRICT.split()[0]}"),
   )
   def test_determinism(self, platform, before, after):
     environ = {"JAX_PLATFORMS": platform, "XLA_FLAGS": before}

@@ -78,29 +78,14 @@ class SpmdEngine:
     _check(rows.owners, self._devices)
     self._params = functions.copies_of(whole)
     self._keeps = keeps
-    num_stages = self.layout.num_stages
-    ticks = segment_ticks or (num_stages if keeps else len(table.ticks))
-    self._sizes = program_lib.Sizes(
-        num_ticks=ticks,
-        num_microbatches=table.num_microbatches,
-        num_slots=table.num_slots,
-        num_offloads=program_lib.most_offloads(table, ticks),
-        num_fetches=0,
-        num_owned=1,
-        num_held=2 if keeps else 1,
+    self._sizes, self._sizes_of_rest = program_lib.find_sizes(
+        table,
+        num_stages=self.layout.num_stages,
         keeps=keeps,
+        segment_ticks=segment_ticks,
         heads=heads,
     )
-    # The nodes of a pipeline that has lost some own two or more stages.
-    room = table.num_microbatches + num_stages
-    self._most_residuals = 2 * num_stages + 1
-    self._sizes_of_rest = dataclasses.replace(
-        self._sizes,
-        num_slots=dict.fromkeys(("activations", "grads"), room)
-        | {"residuals": self._most_residuals + 1},
-        num_offloads=0,
-        num_fetches=table.num_microbatches if self._sizes.num_offloads else 0,
-    )
+    self._most_residuals = self._sizes_of_rest.num_slots["residuals"] - 1
     self._rings: recent.Recent[ring_lib.Ring] = recent.Recent(_MAX_RINGS)
     self.runs: dict[int, run_lib.Run] = {}
     self.running: list[run_lib.Run] = []
@@ -166,6 +151,8 @@ class SpmdEngine:
   def begin(self, step: int, feed: node_lib.FeedFn) -> None:
     """Drops the runs of the previous step."""
     self._step, self._feed = step, feed
+    for run in self.runs.values():
+      run.release()
     self.runs = {}
 
   def plan(self, rows: Mapping[int, instruction_lib.Row], *, line: int) -> None:

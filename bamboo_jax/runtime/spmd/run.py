@@ -99,7 +99,7 @@ class Run:
     rows = self.table.as_array(first, first + size)
     table = self.program.put({n: rows[n : n + 1] for n in self._ring.local})
     self._pending = self._ring.run(
-        *self._inputs, table, self._carry, self._fetched
+        *self._inputs, table, self._carry, self._fetched, self._ring.take_host()
     )
 
   def finish(self, *, is_lost: bool = False) -> None:
@@ -116,6 +116,12 @@ class Run:
     self._carries.pop(self.num_segments - self._ring.most_behind - 1, None)
     self._offloaded.append(offloaded)
     self._sent.append(sent)
+
+  def release(self) -> None:
+    """Lets later segments overwrite what this run has left on the host."""
+    for buffers in zip(self._offloaded, self._sent, strict=True):
+      self._ring.give_host(buffers)
+    self.rewind(0)
 
   def sums(self, node: int) -> buffers_lib.Sums:
     """Returns the sums of a local node, arrays [1, ...]."""
@@ -200,6 +206,7 @@ class Run:
 
   def _take_over(self, former: "Run") -> None:
     """Moves the values of this run's nodes to the slots of its table."""
+    former._ring.drop_host()
     program, zeros = self.program, ring_lib.host_zeros
     carries = {n: zeros(program.carry) for n in self._ring.local}
     fetched = {n: zeros(program.fetched) for n in self._ring.local}

@@ -3,9 +3,10 @@
 Nothing else names a module of `runtime.spmd`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import math
 
+import jax
 import ml_collections
 
 from bamboo_jax.plan import planner
@@ -15,8 +16,10 @@ from bamboo_jax.runtime.spmd import engine as spmd_engine
 from bamboo_jax.runtime.spmd import executor as spmd_executor
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.spmd import plan as plan_lib
+from bamboo_jax.runtime.spmd import program as segment_lib
 from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
 from bamboo_jax.runtime.spmd.ticks import check
+from bamboo_jax.runtime.stage import functions
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.train.setup import build
 
@@ -65,6 +68,36 @@ def plan_program(
   )
   check.check(program.table)
   return program
+
+
+def make_segments(
+    config: ml_collections.ConfigDict,
+    task: build.Task,
+    plan: planner.Plan,
+    devices: Sequence[jax.Device],
+) -> dict[str, segment_lib.SegmentProgram]:
+  """Returns the programs of a pipeline on `devices`, not compiled yet.
+
+  By name: "segment", and "rest" for after a death, if one can be survived.
+  """
+  layout = layout_lib.make_layout(task.whole, plan.partition.bounds)
+  keeps = config.redundancy.mode != "none"
+  sizes = segment_lib.find_sizes(
+      plan_program(config, task, plan).table,
+      num_stages=layout.num_stages,
+      keeps=keeps,
+      segment_ticks=config.pipeline.segment_ticks,
+      heads=_heads(config),
+  )
+  names = ("segment", "rest") if keeps else ("segment",)
+  return {
+      name: segment_lib.SegmentProgram(
+          *(task.whole, layout, size),
+          devices=devices,
+          params=functions.copies_of(task.whole),
+      )
+      for name, size in zip(names, sizes, strict=False)
+  }
 
 
 def block_period(task: build.Task) -> int:
