@@ -25,6 +25,10 @@ import numpy as np
 # may be carried from the trace of a forward to that of a backward program.
 JoinVjp = Callable[[Any, list[Any]], Callable[..., Any]]
 
+# Of the coordination service of this process; not in JAX's global state, where
+# the backend of GPUs would find it.
+_clients: list[Any] = []
+
 
 def split_vjp(vjp: Any) -> tuple[JoinVjp, list[Any]]:
   """Splits a function from `jax.vjp` into structure and residuals.
@@ -78,6 +82,7 @@ def connect_coordination(service: Any, address: str) -> Any:
       shutdown_on_destruction=False,
   )
   client.connect()
+  _clients.append(client)
   return client
 
 
@@ -87,18 +92,27 @@ def connect_cpu_backend(
   """Gives the CPU backend of this process its place among many processes.
 
   Call before JAX starts. Transfers listen on `host`, a numeric address: JAX
-  would take the machine's name, which others may not reach. JAX starts its
-  backends by priority, CPU last. The other backends do not see `client`, so
-  their devices are those of this process.
+  would take the machine's name, which others may not reach. JAX may start the
+  backend of GPUs before or after that of the CPU. Either way it must not see
+  `client`, or it would wait for the GPUs of all processes.
   """
 
   def make_client() -> Any:
     state = distributed.global_state
-    state.process_id, state.num_processes = process, num_processes
-    state.client = client
-    return xla_bridge.make_cpu_client(
-        _jax.make_gloo_tcp_collectives(distributed_client=client, hostname=host)
-    )
+    names = ("client", "process_id", "num_processes")
+    before = [getattr(state, name) for name in names]
+    values = (client, process, num_processes)
+    try:
+      for name, value in zip(names, values, strict=True):
+        setattr(state, name, value)
+      return xla_bridge.make_cpu_client(
+          _jax.make_gloo_tcp_collectives(
+              distributed_client=client, hostname=host
+          )
+      )
+    finally:
+      for name, value in zip(names, before, strict=True):
+        setattr(state, name, value)
 
   xla_bridge.register_backend_factory(
       "cpu", make_client, priority=0, fail_quietly=False
@@ -133,15 +147,13 @@ def has_devices() -> bool:
 
 def coordination_values(prefix: str) -> dict[str, bytes]:
   """Returns the values under `prefix` in the coordination service."""
-  client = distributed.global_state.client
-  return dict(client.key_value_dir_get_bytes(prefix))
+  return dict(_clients[-1].key_value_dir_get_bytes(prefix))
 
 
 def set_coordination_value(key: str, value: bytes) -> bool:
   """Writes a value to the coordination service; False if the key exists."""
-  client = distributed.global_state.client
   try:
-    client.key_value_set_bytes(key, value)
+    _clients[-1].key_value_set_bytes(key, value)
   except RuntimeError as error:
     if "ALREADY_EXISTS" not in str(error):
       raise
@@ -236,12 +248,3 @@ def _drop_device_numbers(options: Any) -> Any:
     numbers = np.arange(np.prod(shape)).reshape(shape)
     options.device_assignment = xla_client.DeviceAssignment.create(numbers)
   return options
-
-
-def let_cache_be_written() -> None:
-  """Lets this process write to JAX's compilation cache, if there is one.
-
-  JAX reserves that for process 0. Call once JAX has its devices: from then on
-  it uses the process's number for nothing else.
-  """
-  distributed.global_state.process_id = 0

@@ -43,7 +43,6 @@ def connect(number: int, *, host: str = "127.0.0.1") -> None:
   numeric = addresses.find(host, 0)[1][0]
   compat.connect_cpu_backend(number + 1, num_processes, client, host=numeric)
   devices_lib.transfer_devices()
-  compat.let_cache_be_written()
 
 
 def start_service() -> Any:
