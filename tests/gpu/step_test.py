@@ -5,8 +5,8 @@ import dataclasses
 import jax
 import pytest
 
+from bamboo_jax.runtime.profile import products
 from tests.gpu import child
-from tests.gpu import flops
 from tests.gpu import mfu
 from tests.gpu import program_times
 from tests.gpu import subject
@@ -33,9 +33,9 @@ def check_step(settings):
     return bench.update()
 
   _, ms = program_times.time_calls(run, num_repeats=settings.num_repeats)
-  full = sum(flops.layer_flops(plain).values())
-  causal = full - flops.unread_attention(plain)
-  count = settings.step_microbatches * (1 + flops.BACKWARD_FACTOR)
+  full = sum(products.layer_flops(plain).values())
+  causal = full - mfu.unread_attention(plain)
+  count = settings.step_microbatches * (1 + products.BACKWARD_FACTOR)
   tokens = settings.microbatch_size * settings.sequence_length
   peak = settings.peak_tflops or mfu.find_peak_tflops(
       device.device_kind, dtype=settings.dtype

@@ -1,9 +1,9 @@
-"""Counts the operations that a model needs, whatever a compiler makes of it.
+"""Counts the products of a program, whatever a compiler makes of it.
 
-The measure is that of MFU (Chowdhery et al., PaLM, 2022, appendix B): products
-of matrices and convolutions of the forward pass, two operations per multiply
-and add. A backward pass counts twice as much, one product for each factor.
-Norms, dropout, softmax, the optimizer and recomputation count nothing;
+Model operations are counted as in MFU (Chowdhery et al., PaLM, 2022, appendix
+B): products of matrices and convolutions of the forward pass, two operations
+per multiply and add. A backward pass counts twice as much, one product for each
+factor. Norms, dropout, softmax, the optimizer and recomputation count nothing;
 attention counts in full, although causal attention needs only half of its
 scores.
 """
@@ -11,7 +11,7 @@ scores.
 from collections.abc import Callable, Iterator
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core
@@ -19,16 +19,63 @@ from jax.extend import core
 from bamboo_jax import base
 from bamboo_jax.runtime.stage import spec as spec_lib
 
+Jaxpr = core.Jaxpr | core.ClosedJaxpr
+
 BACKWARD_FACTOR = 2  # Operations of a backward pass per one of its forward.
+
+
+class Product(NamedTuple):
+  """A product of matrices, or a convolution.
+
+  Attributes:
+    flops: Its operations.
+    num_bytes: Size of both factors and of the result.
+    score_bytes: The part of `num_bytes` that are scores of attention, one for
+      each pair of tokens.
+  """
+
+  flops: int
+  num_bytes: int
+  score_bytes: int
+
+  def times(self, count: int) -> "Product":
+    """Returns `count` such products as one."""
+    return Product(*(count * value for value in self))
 
 
 def count_products(function: Callable[..., Any], *args: base.PyTree) -> int:
   """Returns the operations of all products that `function` computes.
 
-  It is traced, not run; the largest branch of a condition counts, and no loop
-  may depend on data. `args` are arrays or shapes.
+  It is traced, not run; see `find_products`. `args` are arrays or shapes.
   """
-  return _count(jax.make_jaxpr(function)(*args))
+  jaxpr = jax.make_jaxpr(function)(*args)
+  return sum(product.flops for product in find_products(jaxpr))
+
+
+def find_products(jaxpr: Jaxpr) -> list[Product]:
+  """Returns the products of a program, those of a scan as one each.
+
+  The branch of a condition with most operations counts. Raises `ValueError` for
+  products in a loop whose length depends on data.
+  """
+  found = []
+  for eqn in jaxpr.eqns:
+    inner = [find_products(j) for j in _inner(eqn.params)]
+    every = [product for part in inner for product in part]
+    match eqn.primitive.name:
+      case "dot_general":
+        found.append(_make_product(eqn, _dot_flops(eqn)))
+      case "conv_general_dilated":
+        found.append(_make_product(eqn, _conv_flops(eqn)))
+      case "cond":
+        found += max(inner, key=lambda part: sum(p.flops for p in part))
+      case "scan":
+        found += [product.times(eqn.params["length"]) for product in every]
+      case "while" if every:
+        raise ValueError("A loop of unknown length contains products.")
+      case _:
+        found += every
+  return found
 
 
 def layer_flops(spec: spec_lib.StageSpec) -> dict[str, int]:
@@ -42,17 +89,6 @@ def layer_flops(spec: spec_lib.StageSpec) -> dict[str, int]:
       seen[kind] = _layer_flops(one)
     flops[layer.name] = seen[kind]
   return flops
-
-
-def unread_attention(spec: spec_lib.StageSpec) -> int:
-  """Returns the operations on scores that causal attention does not need.
-
-  Of a forward pass of a GPT-2: half of its two products with scores.
-  """
-  num_examples, length = spec.batch["inputs"].shape
-  shape = spec.model.fingerprint
-  per_block = 2 * num_examples * length**2 * shape["width"]
-  return shape["num_blocks"] * per_block
 
 
 def _layer_flops(spec: spec_lib.StageSpec) -> int:
@@ -69,30 +105,21 @@ def _layer_flops(spec: spec_lib.StageSpec) -> int:
   )
 
 
-def _count(jaxpr: Any) -> int:
-  total = 0
-  for eqn in jaxpr.eqns:
-    inner = [_count(j) for j in _inner(eqn.params)]
-    match eqn.primitive.name:
-      case "dot_general":
-        total += _dot_flops(eqn)
-      case "conv_general_dilated":
-        total += _conv_flops(eqn)
-      case "cond":
-        total += max(inner)
-      case "scan":
-        total += eqn.params["length"] * sum(inner)
-      case "while" if any(inner):
-        raise ValueError("A loop of unknown length contains products.")
-      case _:
-        total += sum(inner)
-  return total
+def _make_product(eqn: Any, flops: int) -> Product:
+  arrays = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+  sizes = [a.size * a.dtype.itemsize for a in arrays]
+  scores = [
+      size
+      for array, size in zip(arrays, sizes, strict=True)
+      if array.ndim > 3 and array.shape.count(max(array.shape)) > 1
+  ]
+  return Product(flops, sum(sizes), sum(scores))
 
 
-def _inner(params: dict[str, Any]) -> Iterator[Any]:
+def _inner(params: dict[str, Any]) -> Iterator[Jaxpr]:
   for value in params.values():
     for item in value if isinstance(value, tuple | list) else (value,):
-      if isinstance(item, core.Jaxpr | core.ClosedJaxpr):
+      if isinstance(item, Jaxpr):
         yield item
 
 

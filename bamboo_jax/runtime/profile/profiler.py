@@ -19,6 +19,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
+from bamboo_jax.runtime.profile import roofline as roofline_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import link as link_lib
@@ -31,6 +32,13 @@ class _Rates(NamedTuple):
   operations: float
   num_bytes: float
   host_bytes: float  # Between device and host memory.
+
+  def pass_ms(self, programs: programs_lib.KindPrograms, name: str) -> float:
+    operations, num_bytes = programs.count(name)
+    return max(operations / self.operations, num_bytes / self.num_bytes)
+
+
+_AnyRates = _Rates | roofline_lib.Roofline
 
 
 class _Link(NamedTuple):
@@ -103,14 +111,23 @@ def measure(
 
 
 def estimate(
-    spec: spec_lib.StageSpec, *, platform: str, fingerprint: dict[str, Any]
+    spec: spec_lib.StageSpec,
+    *,
+    platform: str,
+    fingerprint: dict[str, Any],
+    roofline: roofline_lib.Roofline | None = None,
 ) -> cost_model.Profile:
-  """Returns a profile from XLA's count of operations and bytes.
+  """Returns a profile from counts of operations and bytes.
 
-  `spec` is the whole model as one stage, `platform` "cpu" or "gpu".
+  Args:
+    spec: The whole model as one stage.
+    platform: "cpu" or "gpu".
+    roofline: Of a certain machine; None: XLA's counts and assumed rates.
   """
-  rates = _rates(platform)
+  rates = roofline or _rates(platform)
   link = _ASSUMED_LINK.get(platform, _ASSUMED_LINK["gpu"])
+  if roofline is not None:
+    link = _Link(*roofline.link)
   seen, layers = {}, []
   for unit in _parts(spec):
     if unit.kind not in seen:
@@ -322,17 +339,15 @@ def _time_unit(
   return _Costs(*medians, kept, working_bytes, copied)
 
 
-def _estimate_layers(unit: spec_lib.StageSpec, rates: _Rates) -> list[_Costs]:
+def _estimate_layers(
+    unit: spec_lib.StageSpec, rates: _AnyRates
+) -> list[_Costs]:
   """Returns the costs of the layers of a unit, each compiled alone."""
   costs = []
   for layer in _layers_of(unit):
     programs = programs_lib.KindPrograms(layer)
-    times = []
-    for name in ("forward", "backward", "update", "norms"):
-      operations, num_bytes = programs.count(name)
-      times.append(
-          max(operations / rates.operations, num_bytes / rates.num_bytes)
-      )
+    names = ("forward", "backward", "update", "norms")
+    times = [rates.pass_ms(programs, name) for name in names]
     kept = _residual_bytes(programs)
     redundant_ms = times[0] + kept / rates.host_bytes
     costs.append(_Costs(*times, redundant_ms, kept, 0, programs.copy_bytes))

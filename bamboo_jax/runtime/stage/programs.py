@@ -116,10 +116,17 @@ class KindPrograms:
 
   def count(self, name: str) -> tuple[float, float]:
     """Returns XLA's operations, and the bytes of arguments and results."""
-    traced = self._trace(name, jax.local_devices()[0])
-    counts = traced.lower().cost_analysis() or {}
-    num_bytes = spec_lib.nbytes((self._arguments(name), traced.out_info))
-    return counts.get("flops", 0.0), float(num_bytes)
+    lowered = self._trace(name, jax.local_devices()[0]).lower()
+    counts = lowered.cost_analysis() or {}
+    return counts.get("flops", 0.0), float(self.moved_bytes(name))
+
+  def moved_bytes(self, name: str) -> int:
+    """Returns the bytes of arguments and results of a program."""
+    return spec_lib.nbytes((self._arguments(name), self._trace(name).out_info))
+
+  def jaxpr(self, name: str) -> Any:
+    """Returns a program as traced, for any device."""
+    return self._trace(name).jaxpr
 
   def _trace(
       self, name: str, place: places.Place | None = None
