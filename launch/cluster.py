@@ -42,7 +42,7 @@ def main() -> None:
   first_zones = setup_lib.find_first_zones(
       config, given.NODES.value, zones, replay
   )
-  gpus = accelerator.visible_gpus(os.environ)
+  gpus = accelerator.find_gpus(os.environ)
   accelerator.check_fraction(
       given.DEVICE_MEMORY_FRACTION.value,
       num_workers=len(first_zones),

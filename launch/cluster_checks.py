@@ -1,11 +1,9 @@
 """Checks of flags of a cluster that exclude or need each other."""
 
 from collections.abc import Sequence
-import os
 
 from bamboo_jax.launch import cluster_flags as given
 from bamboo_jax.launch import flag_checks
-from bamboo_jax.runtime import accelerator
 
 
 def check_together() -> None:
@@ -13,7 +11,6 @@ def check_together() -> None:
   flag_checks.check_one_of(given.FAULTS, given.RANDOM_KILLS, given.TRACE)
   flag_checks.check_needs([given.TIME_SCALE], given.TRACE)
   flag_checks.check_needs([given.KINDS, given.SEED], given.RANDOM_KILLS)
-  accelerator.check_executor(given.CONFIG.value.pipeline.executor, os.environ)
 
 
 def check_for_trace(argv: Sequence[str], *, layers: str | None) -> None:

@@ -20,16 +20,16 @@ _DEVICES = "/dev"
 _GPU_NAMES = ("cuda", "gpu", "rocm")
 
 
-def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+def find_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
   """Returns the GPUs of this machine that such an environment shows."""
-  return find_gpus(
+  return list_gpus(
       environ,
       is_seen=compat.sees_nvidia_gpu(),
       device_files=os.listdir(_DEVICES),
   )
 
 
-def find_gpus(
+def list_gpus(
     environ: Mapping[str, str], *, is_seen: bool, device_files: Iterable[str]
 ) -> tuple[str, ...]:
   """Returns the GPUs visible to processes with these variables; pure.
@@ -57,20 +57,21 @@ def find_platform(environ: Mapping[str, str], gpus: Sequence[str]) -> str:
   return "gpu" if first in _GPU_NAMES else first
 
 
-def check_executor(executor: str, environ: Mapping[str, str]) -> None:
-  """Raises `ValueError` if nodes of a cluster could not use their GPUs."""
-  is_gpu = find_platform(environ, visible_gpus(environ)) == "gpu"
-  if executor == "spmd" and is_gpu:
+def check_executor(executor: str, platform: str) -> None:
+  """Raises `ValueError` if an executor cannot run in several processes."""
+  if executor == "spmd" and platform != "cpu":
     raise ValueError(
-        "config.pipeline.executor='spmd' in a cluster computes on CPUs, and "
-        "this machine has GPUs: use executor='rows', or JAX_PLATFORMS=cpu."
+        "config.pipeline.executor='spmd' spans processes on CPUs only, and the "
+        f"platform here is {platform!r}: set executor='rows', train in one "
+        "process with all devices of this machine (bamboo train), or set "
+        "JAX_PLATFORMS=cpu."
     )
 
 
 def set_determinism(environ: MutableMapping[str, str]) -> None:
   """Sets flags of XLA, unless the user has; call before JAX starts."""
   flags = environ.get("XLA_FLAGS", "")
-  is_gpu = find_platform(environ, visible_gpus(environ)) == "gpu"
+  is_gpu = find_platform(environ, find_gpus(environ)) == "gpu"
   if is_gpu and _DETERMINISTIC not in flags:
     environ["XLA_FLAGS"] = f"{flags} {_DETERMINISTIC}=true".strip()
 

@@ -61,4 +61,4 @@ class ClusterCudaTest(commands.CommandCase):
   def test_programs_of_many_processes_are_refused(self):
     process = self.start_cluster("spmd", "")
     said, _ = process.communicate(timeout=120)
-    self.assertRegex(said, "executor='spmd' in a cluster computes on CPUs")
+    self.assertRegex(said, "executor='spmd' spans processes on CPUs only")

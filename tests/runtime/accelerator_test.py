@@ -22,7 +22,7 @@ class AcceleratorTest(parameterized.TestCase):
       ({"JAX_PLATFORMS": "tpu,cpu"}, True, ["nvidia0"], "tpu", 1),
   )
   def test_platform(self, environ, is_seen, files, platform, count):
-    gpus = accelerator.find_gpus(environ, is_seen=is_seen, device_files=files)
+    gpus = accelerator.list_gpus(environ, is_seen=is_seen, device_files=files)
     self.assertLen(gpus, count)
     self.assertEqual(accelerator.find_platform(environ, gpus), platform)
 
