@@ -43,12 +43,23 @@ from bamboo_jax.train.setup import sizes
 class Task:
   """Model, data and learning rate, without their layout on nodes.
 
-  `whole` is the model as a single stage.
+  `whole` is the model as a single stage. A task that is only planned may have
+  no `batches`.
   """
 
   whole: spec_lib.StageSpec
-  batches: batches_lib.Batches
+  batches: batches_lib.Batches | None
   schedule: schedules.Schedule
+
+
+def make_task_to_plan(config: ml_collections.ConfigDict) -> Task:
+  """Returns a task without data, unless only data has the shapes of samples."""
+  checks.check_config(config)
+  model = zoo.make_model(config.model.name, **config.model.options)
+  if not model.sample:
+    return make_task(config)
+  batch = model.batch_shapes(config.pipeline.microbatch_size)
+  return Task(_make_whole(config, model, batch), None, make_schedule(config))
 
 
 def make_task(config: ml_collections.ConfigDict) -> Task:
@@ -56,7 +67,6 @@ def make_task(config: ml_collections.ConfigDict) -> Task:
   pipeline = config.pipeline
   checks.check_config(config)
   model = zoo.make_model(config.model.name, **config.model.options)
-  optimizer = make_optimizer(config)
   source = source_lib.make_source(
       config.data.name, _source_shape(config, model), **config.data.options
   )
@@ -89,18 +99,26 @@ def make_task(config: ml_collections.ConfigDict) -> Task:
         for key, array in batch.items()
     }
     model = dataclasses.replace(model, sample=sample)
-  whole = spec_lib.StageSpec(
+  whole = _make_whole(config, model, batch)
+  return Task(whole, batches, make_schedule(config))
+
+
+def _make_whole(
+    config: ml_collections.ConfigDict,
+    model: model_lib.Model,
+    batch: Mapping[str, jax.ShapeDtypeStruct],
+) -> spec_lib.StageSpec:
+  return spec_lib.StageSpec(
       model=model,
       first=0,
       last=len(model.layers),
       batch=batch,
-      optimizer=optimizer,
-      remat=pipeline.remat,
+      optimizer=make_optimizer(config),
+      remat=config.pipeline.remat,
       seed=config.seed,
       prng=config.model.prng,
-      unit=pipeline.unit,
+      unit=config.pipeline.unit,
   )
-  return Task(whole, batches, make_schedule(config))
 
 
 def make_schedule(config: ml_collections.ConfigDict) -> schedules.Schedule:

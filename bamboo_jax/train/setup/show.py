@@ -34,7 +34,7 @@ class PlannedRun:
 
 def make_plan(config: ml_collections.ConfigDict) -> PlannedRun:
   """Returns the plan of a config; `ValueError` if it does not fit together."""
-  task = build.make_task(config)
+  task = build.make_task_to_plan(config)
   profile = build.make_profile(config, task)
   if config.pipeline.executor == "spmd":
     return _plan_ticks(config, task, profile)
