@@ -57,6 +57,11 @@ class Machine:
   efficiency: Efficiency
 
   @property
+  def is_instance(self) -> bool:
+    """Whether it can be rented; else it is any number of these GPUs."""
+    return self.network_bytes_per_sec is not None
+
+  @property
   def link_bytes_per_sec(self) -> float:
     """Rate at which a node sends to another, by way of host memory."""
     network = self.network_bytes_per_sec
@@ -69,9 +74,10 @@ def find_machine(name: str) -> Machine:
   Raises `ValueError` with the most similar name if no table lists it.
   """
   gpus, instances = _read("gpus.csv", "gpu"), _read("instances.csv", "instance")
-  by_name = {g["machine"]: g for g in gpus.values() if g["machine"]} | gpus
+  short = {gpu["machine"]: gpu for gpu in gpus.values() if gpu["machine"]}
+  by_name = short | gpus
   if name not in by_name | instances:
-    raise ValueError(base.suggest(name, [*by_name, *instances], what="machine"))
+    raise ValueError(base.suggest(name, [*short, *instances], what="machine"))
   instance = instances.get(name, {})
   facts = by_name.get(name) or gpus[instance["gpu"]]
   of = lambda column: 1e9 * float(facts[column])

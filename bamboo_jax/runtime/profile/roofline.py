@@ -11,14 +11,13 @@ written and added to their sum, an update reads and writes all that it has.
   update     arguments and results
   norms      arguments
 
-Published runs reach a share of this, `Machine.efficiency`; by it all times are
-divided. Sums between the GPUs of a node overlap with passes, unless they take
-longer.
+Published runs reach a share of this, `Machine.efficiency`; `on_mesh` divides by
+it. Sums between the GPUs of a node overlap with passes, unless they take more
+time.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 import dataclasses
-import functools
 
 from bamboo_jax.accounting import machines
 from bamboo_jax.plan import cost_model
@@ -35,13 +34,11 @@ class Roofline:
 
   Attributes:
     machine: The machine.
-    efficiency: Share of the roofline, at most 1.
     is_float32: Whether products are of float32 numbers.
     keeps_scores: Whether scores of attention go through memory.
   """
 
   machine: machines.Machine
-  efficiency: float
   is_float32: bool
   keeps_scores: bool
 
@@ -49,13 +46,12 @@ class Roofline:
   def of(
       cls, spec: spec_lib.StageSpec, machine: machines.Machine
   ) -> "Roofline":
-    """Returns the roofline of a model with the likely efficiency."""
+    """Returns the roofline of a model."""
     shape = spec.model.fingerprint
     rate = shape.get("attention_dropout_rate", shape.get("dropout_rate", 0.0))
     is_float32 = not spec.is_mixed
     is_fused = not is_float32 and not rate and shape.get("attention") != "xla"
-    likely = machine.efficiency.likely
-    return cls(machine, likely, is_float32, keeps_scores=not is_fused)
+    return cls(machine, is_float32, keeps_scores=not is_fused)
 
   @property
   def host_bytes(self) -> float:
@@ -75,7 +71,7 @@ class Roofline:
       secs += self._bytes_secs(moved if name == "backward" else 0)
     else:
       secs = self._bytes_secs(programs.moved_bytes(name))
-    return 1e3 * secs / self.efficiency
+    return 1e3 * secs
 
   def products_secs(self, found: Iterable[products.Product]) -> float:
     """Returns the time of products and of kernels between them, at best."""
@@ -99,20 +95,25 @@ def on_mesh(
     profile: cost_model.Profile,
     machine: machines.Machine,
     *,
-    data: int,
-    tensor: int,
+    efficiency: float,
+    data: int = 1,
+    tensor: int = 1,
 ) -> cost_model.Profile:
   """Returns the costs of a node of `data` x `tensor` GPUs of the machine.
 
   All share the passes evenly. Over "data" a pass gathers the weights of a
   layer, and a backward pass sums its gradients, while others compute. Over
   "tensor" the output of each layer and its gradient are summed, and wait.
+
+  Args:
+    profile: Of one GPU at its roofline.
+    machine: The machine.
+    efficiency: Share of the roofline that passes reach, above 0.
+    data: GPUs over which examples are cut.
+    tensor: GPUs over which products are cut.
   """
-  size = data * tensor
-  if size == 1:
-    return profile
   rate = machine.inner_bytes_per_sec / 1e3
-  even = profile.on_mesh(size)
+  share = efficiency * data * tensor
 
   def spread(cost: cost_model.LayerCost) -> cost_model.LayerCost:
     weights = (cost.copy_bytes or cost.parameter_bytes) / tensor
@@ -120,21 +121,24 @@ def on_mesh(
     scatter_ms = (data - 1) / data * cost.parameter_bytes / tensor / rate
     ring = 2 * (tensor - 1) / tensor
     sum_ms = ring * cost.activation_bytes / data / rate
+    forward_ms = max(cost.forward_ms / share, gather_ms) + sum_ms
+    copy_ms = cost.redundant_ms and cost.redundant_ms - cost.forward_ms
     return dataclasses.replace(
         cost,
-        forward_ms=max(cost.forward_ms, gather_ms) + sum_ms,
-        backward_ms=max(cost.backward_ms, gather_ms + scatter_ms) + sum_ms,
+        forward_ms=forward_ms,
+        backward_ms=max(cost.backward_ms / share, gather_ms + scatter_ms)
+        + sum_ms,
+        update_ms=cost.update_ms / share,
+        norm_ms=cost.norm_ms / share,
+        redundant_ms=copy_ms and forward_ms + copy_ms / (data * tensor),
     )
 
-  return dataclasses.replace(even, layers=tuple(map(spread, even.layers)))
+  return dataclasses.replace(
+      profile, layers=tuple(map(spread, profile.layers)), measured=False
+  )
 
 
 def model_flops(spec: spec_lib.StageSpec) -> int:
   """Returns the operations of a microbatch that MFU counts, both passes."""
-  forward = sum(_layer_flops(spec).values())
+  forward = sum(products.layer_flops(spec).values())
   return (1 + products.BACKWARD_FACTOR) * forward
-
-
-@functools.lru_cache(maxsize=4)
-def _layer_flops(spec: spec_lib.StageSpec) -> Mapping[str, int]:
-  return products.layer_flops(spec)

@@ -62,12 +62,11 @@ def find_roofline_ms(run):
   if run["memory_gb_per_sec"]:
     rate = 1e9 * float(run["memory_gb_per_sec"])
     machine = dataclasses.replace(machine, memory_bytes_per_sec=rate)
-  line = roofline.Roofline.of(spec, machine)
   profile = profiler.estimate(
       spec,
       platform="gpu",
       fingerprint={},
-      roofline=dataclasses.replace(line, efficiency=1.0),
+      roofline=roofline.Roofline.of(spec, machine),
   )
   passes = sum(l.forward_ms + l.backward_ms for l in profile.layers)
   state = sum(l.update_ms + l.norm_ms for l in profile.layers)
@@ -133,7 +132,7 @@ class RooflineTest(parameterized.TestCase):
   )
   def test_products(self, flops, num_bytes, scores, keeps_scores, want_ms):
     machine = make_machine(flops_per_sec=1e4, memory_bytes_per_sec=4e3)
-    line = roofline.Roofline(machine, 1.0, False, keeps_scores)
+    line = roofline.Roofline(machine, False, keeps_scores)
     product = products.Product(flops, num_bytes, scores)
     self.assertAlmostEqual(1e3 * line.products_secs([product]), want_ms)
 
@@ -148,11 +147,11 @@ class RooflineTest(parameterized.TestCase):
     )
     machine = make_machine(inner_bytes_per_sec=1e9)
     profile = profiles.make_profile([layer])
-    (got,) = roofline.on_mesh(profile, machine, data=4, tensor=1).layers
-    self.assertAlmostEqual(got.forward_ms, 30.0)
-    self.assertAlmostEqual(got.backward_ms, 100.0)
-    (got,) = roofline.on_mesh(profile, machine, data=1, tensor=2).layers
-    self.assertAlmostEqual(got.forward_ms, 4.0 + 6.0)
-    self.assertEqual(
-        roofline.on_mesh(profile, machine, data=1, tensor=1), profile
-    )
+
+    def spread(**given):
+      (got,) = roofline.on_mesh(profile, machine, **given).layers
+      return got.forward_ms, got.backward_ms
+
+    self.assertEqual(spread(efficiency=1.0, data=4), (30.0, 100.0))
+    self.assertEqual(spread(efficiency=1.0, tensor=2), (4.0 + 6.0, 206.0))
+    self.assertEqual(spread(efficiency=0.5), (16.0, 800.0))
