@@ -75,6 +75,13 @@ class StageBench:
     )
     return done
 
+  def redundant(self) -> jax.Array:
+    """Runs the redundant forward pass, whose results go to host memory."""
+    return self.program("redundant")(
+        *(self._token, self._params, self._state.stats, self._inputs),
+        *(self._batch, self._zero, self._zero, self._zero),
+    )
+
   def backward(self) -> jax.Array:
     """Runs the backward pass of the last forward pass."""
     done, self.grad_inputs, self.total = self.program("backward")(

@@ -52,6 +52,20 @@ def count_products(function: Callable[..., Any], *args: base.PyTree) -> int:
   return sum(product.flops for product in find_products(jaxpr))
 
 
+def moved_bytes(traced: jax.stages.Traced) -> int:
+  """Returns the bytes of arguments and results of a program."""
+  return spec_lib.nbytes((traced.in_avals, traced.out_info))
+
+
+def score_bytes(tree: base.PyTree) -> int:
+  """Returns the bytes of arrays with an entry for each pair of tokens.
+
+  These have at least 4 dimensions, of which the largest occurs twice.
+  """
+  is_score = lambda a: a.ndim > 3 and a.shape.count(max(a.shape)) > 1
+  return spec_lib.nbytes([a for a in jax.tree.leaves(tree) if is_score(a)])
+
+
 def find_products(jaxpr: Jaxpr) -> list[Product]:
   """Returns the products of a program, those of a scan as one each.
 
@@ -107,13 +121,7 @@ def _layer_flops(spec: spec_lib.StageSpec) -> int:
 
 def _make_product(eqn: Any, flops: int) -> Product:
   arrays = [v.aval for v in (*eqn.invars, *eqn.outvars)]
-  sizes = [a.size * a.dtype.itemsize for a in arrays]
-  scores = [
-      size
-      for array, size in zip(arrays, sizes, strict=True)
-      if array.ndim > 3 and array.shape.count(max(array.shape)) > 1
-  ]
-  return Product(flops, sum(sizes), sum(scores))
+  return Product(flops, spec_lib.nbytes(arrays), score_bytes(arrays))
 
 
 def _inner(params: dict[str, Any]) -> Iterator[Jaxpr]:

@@ -18,6 +18,7 @@ time.
 
 from collections.abc import Iterable
 import dataclasses
+from typing import NamedTuple
 
 from bamboo_jax.accounting import machines
 from bamboo_jax.plan import cost_model
@@ -66,11 +67,12 @@ class Roofline:
   def pass_ms(self, programs: programs_lib.KindPrograms, name: str) -> float:
     """Returns the time of one of the four programs above."""
     if name in ("forward", "backward"):
-      secs = self.products_secs(products.find_products(programs.jaxpr(name)))
+      found = products.find_products(programs.traced(name).jaxpr)
+      secs = self.products_secs(found)
       moved = 3 * spec_lib.nbytes(programs.unit.state.params)
       secs += self._bytes_secs(moved if name == "backward" else 0)
     else:
-      secs = self._bytes_secs(programs.moved_bytes(name))
+      secs = self._bytes_secs(products.moved_bytes(programs.traced(name)))
     return 1e3 * secs
 
   def products_secs(self, found: Iterable[products.Product]) -> float:
@@ -89,6 +91,34 @@ class Roofline:
 
   def _bytes_secs(self, num_bytes: int) -> float:
     return num_bytes / self.machine.memory_bytes_per_sec
+
+
+class Counted(NamedTuple):
+  """What a device does per millisecond, for XLA's counts."""
+
+  operations: float
+  num_bytes: float
+  host_bytes: float  # Between device and host memory.
+
+  def pass_ms(self, programs: programs_lib.KindPrograms, name: str) -> float:
+    """Returns the time of a program."""
+    traced = programs.traced(name)
+    counts = traced.lower().cost_analysis() or {}
+    moved_ms = products.moved_bytes(traced) / self.num_bytes
+    return max(counts.get("flops", 0.0) / self.operations, moved_ms)
+
+
+Rates = Counted | Roofline
+# Assumed, by platform.
+_COUNTED = {
+    "cpu": Counted(5e7, 1e7, 1e7),
+    "gpu": Counted(2e11, 2e9, 2.5e7),
+}
+
+
+def find_rates(platform: str) -> Counted:
+  """Returns assumed rates of a platform; others than the CPU are GPUs."""
+  return _COUNTED.get(platform, _COUNTED["gpu"])
 
 
 def on_mesh(
@@ -133,8 +163,12 @@ def on_mesh(
         redundant_ms=copy_ms and forward_ms + copy_ms / (data * tensor),
     )
 
+  host_rate = profile.host_bytes_per_ms
   return dataclasses.replace(
-      profile, layers=tuple(map(spread, profile.layers)), measured=False
+      profile,
+      layers=tuple(map(spread, profile.layers)),
+      measured=False,
+      host_bytes_per_ms=host_rate and host_rate * data * tensor,
   )
 
 

@@ -337,6 +337,8 @@ def make_engine(
     segments: By default the stages of `plan`.
   """
   places.find_rules(task.whole.state, task.whole.model.name, config.node.mesh)
+  if jax.default_backend() != "cpu":  # There all memory is the host's.
+    cache.residuals = plan.residuals
   segments = segments or plan.partition
   firsts = segments.bounds[:-1]
   stages = [plan.partition.stage_of(first) for first in firsts]

@@ -5,6 +5,7 @@ the least and the most that published runs reach. A measured profile has one.
 """
 
 from collections.abc import Iterator
+import copy
 import dataclasses
 import itertools
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from bamboo_jax import base
 from bamboo_jax.accounting import machines
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.metrics import table as table_lib
+from bamboo_jax.models import units
 from bamboo_jax.plan import planner
 from bamboo_jax.plan.memory import explain
 from bamboo_jax.runtime import places
@@ -71,12 +73,8 @@ class Forecast:
   @property
   def gib_per_gpu(self) -> float:
     """The largest need of a GPU, in a step or in the one after a death."""
-    plan = self.plan
-    needs = [memory.total_bytes for memory in plan.memory]
-    if plan.worst_memory is not None:
-      needs.append(plan.worst_memory[1].total_bytes)
-    nodes = plan.num_pipelines * plan.num_stages
-    return max(needs) * nodes / self.num_gpus / 2**30
+    nodes = self.plan.num_pipelines * self.plan.num_stages
+    return _most_bytes(self.plan) * nodes / self.num_gpus / 2**30
 
   @property
   def usd_per_hour(self) -> float | None:
@@ -170,65 +168,62 @@ def propose(config: ml_collections.ConfigDict, num_machines: int) -> str:
   at a time. Raises `base.InfeasibleError` if no layout fits.
   """
   machine = sizes.find_machine(config)
-  found, reasons = [], []
+  found, reasons, tasks = [], [], {}
   for candidate in _candidates(config, machine, num_machines):
-    try:
-      task = build.make_task_to_plan(candidate)
-      places.find_rules(
-          task.whole.state, task.whole.model.name, candidate.node.mesh
-      )
-      found.append((forecast(candidate, task), candidate))
-    except (ValueError, base.InfeasibleError) as error:
-      reasons.append(str(error))
+    size = candidate.pipeline.microbatch_size
+    if size not in tasks:
+      tasks[size] = build.make_task_to_plan(candidate)
+    if (reason := _refuse(candidate, tasks[size])) is None:
+      try:
+        plan = _plan(candidate, tasks[size], machine.efficiency.likely)
+        found.append((plan, candidate))
+        continue
+      except base.InfeasibleError as error:
+        reason = str(error)
+    reasons.append(reason)
   if not found:
     why = reasons[0] if reasons else "the batch cannot be cut so."
     raise base.InfeasibleError(
         f"No layout of {num_machines} x {machine.name} trains this: {why}"
     )
-  found.sort(key=lambda pair: pair[0].secs[0])
-  header = ("pipelines", "stages", "data", "tensor", "step s", "MFU %")
-  rows = [(*header, "bubble %", "sums s", "GiB")]
-  for one, candidate in found[:_NUM_SHOWN]:
-    plan, mesh = one.plan, candidate.node.mesh
+  found.sort(key=lambda pair: pair[0].step_time.total_ms)
+  header = ("pipelines", "stages", "data", "tensor", "step s", "bubble %")
+  rows = [(*header, "sums s", "GiB")]
+  for plan, candidate in found[:_NUM_SHOWN]:
+    mesh = candidate.node.mesh
     rows.append(
         (
             *(str(plan.num_pipelines), str(plan.num_stages)),
             *(str(mesh.data), str(mesh.tensor)),
-            *(f"{one.secs[0]:.3g}", f"{100 * one.mfu:.0f}"),
+            f"{plan.step_time.total_ms / 1e3:.3g}",
             f"{100 * plan.timeline.mean_bubble:.0f}",
-            *(
-                f"{plan.step_time.reduce_ms / 1e3:.3g}",
-                f"{one.gib_per_gpu:.1f}",
-            ),
+            f"{plan.step_time.reduce_ms / 1e3:.3g}",
+            f"{_most_bytes(plan) / mesh.data / mesh.tensor / 2**30:.1f}",
         )
     )
-  best, candidate = found[0]
+  _, best = found[0]
   return "\n".join(
       [
           table_lib.align(rows, left=()),
           f"{len(found)} layouts fit, {len(reasons)} do not"
           + (f", such as: {reasons[-1]}" if reasons else "."),
-          f"best: {_explain(found)}:",
-          _render_flags(candidate),
-          render(best),
+          f"best: {_explain([plan for plan, _ in found])}:",
+          _render_flags(best),
+          render(forecast(best, tasks[best.pipeline.microbatch_size])),
       ]
   )
 
 
-def _plan_step(
+def _plan(
     config: ml_collections.ConfigDict, task: build.Task, efficiency: float
-) -> _Step:
+) -> planner.Plan:
+  """Returns a plan by rows; `base.InfeasibleError` names the machine."""
+  cuts = None
+  if config.pipeline.executor == "spmd":
+    cuts = build_program.find_cuts(config, task)
   profile = build.make_profile(config, task, efficiency=efficiency)
   try:
-    if config.pipeline.executor == "spmd":
-      cuts = build_program.find_cuts(config, task)
-      plan = build.make_plan(config, profile, cuts=cuts)
-      program = build_program.make_program(config, task, plan)
-      plain_ms, plan = program.plain.span_ms, program.plan
-      extra_ms = plan.timeline.span_ms - plain_ms
-      secs = plan.step_time.total_ms / 1e3
-      return _Step(plan, secs, extra_ms / plain_ms)
-    plan = build.make_plan(config, profile)
+    return build.make_plan(config, profile, cuts=cuts)
   except base.InfeasibleError as error:
     machine, count = sizes.find_machine(config), sizes.num_devices(config)
     raise base.InfeasibleError(
@@ -236,11 +231,21 @@ def _plan_step(
         f"{machine.memory_bytes / 2**30:.1f} GiB per GPU, and a node has "
         f"{count}: {error}"
     ) from None
+
+
+def _plan_step(
+    config: ml_collections.ConfigDict, task: build.Task, efficiency: float
+) -> _Step:
+  plan = _plan(config, task, efficiency)
+  if config.pipeline.executor == "spmd":
+    program = build_program.make_program(config, task, plan)
+    plan, plain_ms = program.plan, program.plain.span_ms
+    overhead = plan.timeline.span_ms / plain_ms - 1.0
+    return _Step(plan, plan.step_time.total_ms / 1e3, overhead)
   rows = build.make_rows(config, plan)
   whole = rows.whole(0, rows.roles(0))
   extra_ms = whole.timeline.span_ms - plan.timeline.span_ms
-  total_ms = plan.step_time.total_ms + extra_ms
-  return _Step(plan, total_ms / 1e3, whole.overhead)
+  return _Step(plan, (plan.step_time.total_ms + extra_ms) / 1e3, whole.overhead)
 
 
 def _candidates(
@@ -267,7 +272,7 @@ def _candidates(
       num_stages = num_nodes // num_pipelines
       if num_stages == 1 and config.redundancy.mode != "none":
         continue
-      other = config.copy_and_resolve_references()
+      other = copy.deepcopy(config)
       other.node.mesh.data, other.node.mesh.tensor = data, tensor
       other.pipeline.num_pipelines = num_pipelines
       other.pipeline.num_stages = num_stages
@@ -278,26 +283,37 @@ def _candidates(
       yield other
 
 
-def _explain(found: list[tuple[Forecast, ml_collections.ConfigDict]]) -> str:
+def _refuse(config: ml_collections.ConfigDict, task: build.Task) -> str | None:
+  """Returns why the model cannot be cut so, or None."""
+  whole, num_stages = task.whole, config.pipeline.num_stages
+  most = 1 + len(units.find_cuts(whole.names, config.pipeline.unit))
+  if num_stages > most:
+    return f"{num_stages} stages of a model with {most} units."
+  try:
+    places.find_rules(whole.state, whole.model.name, config.node.mesh)
+  except ValueError as error:
+    return str(error)
+  return None
+
+
+def _explain(found: list[planner.Plan]) -> str:
   """Returns what the fastest layout has less of than the next one."""
-  best = found[0][0]
   if len(found) == 1:
     return "the only layout that fits"
-  other = found[1][0]
+  bubbles = [p.timeline.mean_bubble for p in found]
+  spans = [p.timeline.span_ms for p in found]
   parts = {
-      "waiting": lambda f: f.plan.timeline.mean_bubble
-      * f.plan.timeline.span_ms,
-      "passes": lambda f: (1 - f.plan.timeline.mean_bubble)
-      * f.plan.timeline.span_ms,
-      "sums of gradients": lambda f: f.plan.step_time.reduce_ms,
-      "updates": lambda f: f.plan.step_time.update_ms,
-      "refresh of replicas": lambda f: f.plan.step_time.refresh_ms,
+      "waits": [b * ms for b, ms in zip(bubbles, spans, strict=True)],
+      "passes": [(1 - b) * ms for b, ms in zip(bubbles, spans, strict=True)],
+      "sums of gradients": [p.step_time.reduce_ms for p in found],
+      "updates": [p.step_time.update_ms for p in found],
+      "refresh of replicas": [p.step_time.refresh_ms for p in found],
   }
-  less = {name: of(other) - of(best) for name, of in parts.items()}
+  less = {name: values[1] - values[0] for name, values in parts.items()}
   name = max(less, key=less.get)
-  gain = other.secs[0] / best.secs[0] - 1
+  best, other = (p.step_time.total_ms for p in found[:2])
   return (
-      f"{100 * gain:.1f} % faster than the next one, mostly by "
+      f"{100 * (other / best - 1):.1f} % faster than the next one, by "
       f"{less[name] / 1e3:.3g} s less for {name}"
   )
 
@@ -313,6 +329,13 @@ def _render_flags(config: ml_collections.ConfigDict) -> str:
       "node.mesh.tensor": mesh.tensor,
   }
   return " ".join(f"--config.{key}={value}" for key, value in given.items())
+
+
+def _most_bytes(plan: planner.Plan) -> int:
+  """Returns the largest need of a node, in a step or after a death."""
+  worst = plan.worst_memory
+  needs = [*plan.memory, *([worst[1]] if worst else [])]
+  return max(memory.total_bytes for memory in needs)
 
 
 def _describe_worst(plan: planner.Plan) -> str:
