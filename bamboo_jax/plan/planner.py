@@ -240,7 +240,7 @@ def _place_residuals(
     limit_bytes: int | None,
 ) -> tuple[costs_lib.StageCosts, str]:
   """Returns the costs of redundant passes, and where their residuals wait."""
-  rate = profile.host_bytes_per_ms
+  rate, bubbles = profile.host_bytes_per_ms, timeline.bubbles
   if rate is None:
     return costs, "host"
   free_bytes = None
@@ -252,7 +252,7 @@ def _place_residuals(
       costs,
       num_microbatches=num_microbatches,
       free_bytes=free_bytes,
-      wait_ms=[timeline.span_ms * b for b in timeline.bubbles],
+      wait_ms=[timeline.span_ms * b for _, b in sorted(bubbles.items())],
       host_bytes_per_ms=rate,
   )
   input_bytes = [

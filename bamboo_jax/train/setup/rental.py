@@ -26,6 +26,11 @@ from bamboo_jax.train.setup import build_program
 from bamboo_jax.train.setup import sizes
 
 _NUM_SHOWN = 5  # Proposals.
+_PLACES = {
+    "device": "there, too",
+    "host": "in host memory",
+    "inputs": "only inputs, in host memory",
+}
 
 
 class _Step(NamedTuple):
@@ -46,6 +51,7 @@ class Forecast:
     plan: The likely plan.
     secs: Time of a step: likely, shortest, longest.
     overhead: Share of the passes' time that redundant passes add.
+    kept_bytes: Residuals of redundant passes on the device of a node.
     unit: "tokens", or "samples" of models without a sequence.
     units_per_step: Their number in a step.
     flops_per_step: Operations that MFU counts.
@@ -58,6 +64,7 @@ class Forecast:
   plan: planner.Plan
   secs: tuple[float, float, float]
   overhead: float
+  kept_bytes: int
   unit: str
   units_per_step: int
   flops_per_step: int
@@ -74,7 +81,8 @@ class Forecast:
   def gib_per_gpu(self) -> float:
     """The largest need of a GPU, in a step or in the one after a death."""
     nodes = self.plan.num_pipelines * self.plan.num_stages
-    return _most_bytes(self.plan) * nodes / self.num_gpus / 2**30
+    most = _most_bytes(self.plan) + self.kept_bytes
+    return most * nodes / self.num_gpus / 2**30
 
   @property
   def usd_per_hour(self) -> float | None:
@@ -112,6 +120,7 @@ def forecast(config: ml_collections.ConfigDict, task: build.Task) -> Forecast:
       plan=plan,
       secs=tuple(step.secs for step in steps),
       overhead=steps[0].overhead,
+      kept_bytes=_kept_bytes(config, plan),
       unit="tokens" if length else "samples",
       units_per_step=samples * (length or 1),
       flops_per_step=count * roofline.model_flops(task.whole),
@@ -147,7 +156,8 @@ def render(found: Forecast) -> str:
       f"time: {times} s; bubble {100 * plan.timeline.mean_bubble:.0f} %, "
       f"redundant passes {100 * found.overhead:.1f} %",
       f"memory: {found.gib_per_gpu:.1f} of {limit:.1f} GiB per GPU, "
-      f"{_describe_worst(plan)}",
+      f"{_describe_worst(plan)}; residuals of redundant passes: "
+      f"{_PLACES[plan.residuals]}",
   ]
   if found.price is None:
     lines.append(f"no price of {machine.name!r}: set config.cost.prices")
@@ -329,6 +339,14 @@ def _render_flags(config: ml_collections.ConfigDict) -> str:
       "node.mesh.tensor": mesh.tensor,
   }
   return " ".join(f"--config.{key}={value}" for key, value in given.items())
+
+
+def _kept_bytes(config: ml_collections.ConfigDict, plan: planner.Plan) -> int:
+  """Returns the residuals that redundant passes keep on a node's device."""
+  runs_ahead = config.redundancy.mode not in ("none", "lazy")
+  if plan.residuals != "device" or not runs_ahead:
+    return 0
+  return plan.batch.num_microbatches * max(plan.costs.residual_bytes)
 
 
 def _most_bytes(plan: planner.Plan) -> int:
