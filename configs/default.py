@@ -136,8 +136,11 @@ def _training() -> dict[str, Any]:
       plan=dict(
           # File of `bamboo profile`; None: costs are estimated.
           profile=config_dict.placeholder(str),
+          # GPU, as "h100", or instance, as "p5.48xlarge": costs and memory are
+          # those of this machine. None: of the one that plans.
+          machine=config_dict.placeholder(str),
           balance="compute",  # What stages have equal parts of; or "memory".
-          # Per device; None: no limit.
+          # Per device; None: no limit. Not if `machine` is set.
           memory_limit_gib=config_dict.placeholder(float),
       ),
       optimizer=dict(

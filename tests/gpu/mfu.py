@@ -1,9 +1,11 @@
-"""Model FLOPs utilisation: the share of a device's peak, see `flops`.
+"""Model FLOPs utilisation: the share of a device's peak, see `products`.
 
-See `flops` for what counts as an operation of the model.
+See `runtime.profile.products` for what counts as an operation of the model.
 """
 
 import dataclasses
+
+from bamboo_jax.runtime.stage import spec as spec_lib
 
 # Dense bfloat16 products with float32 sums, in TFLOP/s, from NVIDIA's data
 # sheets (not the sparse figure, twice that). The first match counts.
@@ -38,6 +40,17 @@ def find_peak_tflops(device_kind: str, *, dtype: str) -> float | None:
     if f" {name} " in words:
       return tflops
   return None
+
+
+def unread_attention(spec: spec_lib.StageSpec) -> int:
+  """Returns the operations on scores that causal attention does not need.
+
+  Of a forward pass of a GPT-2: half of its two products with scores.
+  """
+  num_examples, length = spec.batch["inputs"].shape
+  shape = spec.model.fingerprint
+  per_block = 2 * num_examples * length**2 * shape["width"]
+  return shape["num_blocks"] * per_block
 
 
 @dataclasses.dataclass(frozen=True)
