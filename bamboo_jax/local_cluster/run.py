@@ -18,6 +18,7 @@ from bamboo_jax import base
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import director
 from bamboo_jax.local_cluster import machine
+from bamboo_jax.local_cluster import page
 from bamboo_jax.local_cluster import setup as setup_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import progress as progress_lib
@@ -32,7 +33,10 @@ _SAVE_SECS = 60.0  # Time limit, plus ten steps, to finish a step and save.
 _LEAVE_SECS = 5.0  # Time for agents to end once the summary is written.
 _SLOW = 4.0  # A step is reported if it lasts this multiple of the usual time.
 _LEAST_SLOW_SECS = 1.0
-_SHOWN = ("loss", "learning_rate", "tokens_per_sec", "step_ms", "view")
+_SHOWN = (
+    *("loss", "learning_rate", "tokens_per_sec", "step_ms"),
+    *("mfu_pct", "goodput_pct", "view"),
+)
 _RECOVERY = ("victims", "rung", "view")
 
 
@@ -105,6 +109,10 @@ class ClusterRun:
           f"{len(names)} nodes start, compile and meet; logs: {self._logs}"
       )
       self._director.listen()
+      if self._setup.page_port is not None:
+        self._progress.show_text(
+            page.serve(self._setup, self._cluster, self._director)
+        )
       if replay is not None:
         self._player = TracePlayer(replay, names)
       self._wait()

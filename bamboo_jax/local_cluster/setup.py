@@ -28,6 +28,7 @@ class Setup:
     faults: Events by step.
     replay: Events by time from the first step on.
     gpus: GPUs of this machine, assigned in turn.
+    page_port: Port of a page on the run, 0 for a free one; None: no page.
   """
 
   workdir: pathlib.Path
@@ -39,6 +40,7 @@ class Setup:
   faults: Sequence[faults_lib.Fault] = ()
   replay: trace_replay.Replay | None = None
   gpus: Sequence[str] = ()
+  page_port: int | None = None
 
   def __post_init__(self) -> None:
     faults_lib.check_nodes(

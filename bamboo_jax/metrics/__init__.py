@@ -7,6 +7,7 @@
   logger         a logger of the user's own
   tensorboard    scalars for TensorBoard
   slot           a named interval of time: input of traces and of schedule_plot
+  rows           the last steps of each member of a cluster
   chrome_trace   planned and measured steps for Perfetto
   plots          figures: style, legends, PNG, PDF and SVG
   loss_plot      losses of runs, with deaths marked

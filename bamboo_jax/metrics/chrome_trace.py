@@ -123,6 +123,9 @@ def _slot_event(
     slot: Slot,
 ) -> dict[str, Any]:
   start = _nanosecs(start_ms)
+  if slot.category == slot_lib.DEATH:
+    event = {"ph": "i", "s": "t", "name": slot.name, "cat": slot.category}
+    return event | {"pid": pid, "tid": tid, "ts": start / 1000}
   return {
       "ph": "X",
       "name": slot.name,

@@ -22,6 +22,7 @@ class Environment:
   Attributes:
     cohort: The members of the run, seen from this one.
     workdir: Files of the run.
+    name: Name of this member among several; "" if it is alone.
     transfers: Transfers between processes.
     faults: Faults to inject.
     director: Injects them; None without faults.
@@ -36,6 +37,7 @@ class Environment:
 
   cohort: cohort_lib.Cohort
   workdir: workdir_lib.Workdir
+  name: str = ""
   transfers: transfers_lib.Transfers = transfers_lib.NoTransfers()
   faults: Sequence[faults_lib.Fault] = ()
   director: cohort_lib.Director | None = None

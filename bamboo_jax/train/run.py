@@ -209,6 +209,7 @@ def train_in_cluster(
   given = environment.Environment(
       cohort=cluster_cohort.ClusterCohort(client, exits),
       workdir=workdir_lib.Workdir.at(workdir),
+      name=name,
       transfers=transfers_lib.PeerTransfers(
           client, transport, collectives, preconnects=config.recovery.preconnect
       ),

@@ -7,5 +7,6 @@ outputs      metrics, events, progress, trace and plots, written by one member;
 run_summary  `summary.json`
 workdir      the files of a run
 meter        dollars and kinds of node time; `step_passes` splits a step
+row_file     the last steps of this member, for pages and the trace
 step_slots   planned and measured slots of a step
 """

@@ -9,7 +9,6 @@ import collections
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
-import functools
 import time
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ from absl import logging
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import digest
-from bamboo_jax.metrics import chrome_trace
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import loss_plot
 from bamboo_jax.metrics import plots
@@ -29,6 +27,7 @@ from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import log_writers
 from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import opening
+from bamboo_jax.train.record import row_file
 from bamboo_jax.train.record import run_summary
 from bamboo_jax.train.record import step_slots
 from bamboo_jax.train.setup import job as job_lib
@@ -48,7 +47,11 @@ class _LastStep(NamedTuple):
 
 
 class Outputs:
-  """Log, progress, trace, account and summary; the workdir must exist."""
+  """Log, progress, trace, account and summary; the workdir must exist.
+
+  Attributes:
+    shown: Metrics of the last step that this member wrote.
+  """
 
   def __init__(
       self,
@@ -68,6 +71,13 @@ class Outputs:
         maxlen=max(1, config.metrics.trace_steps)
     )
     self._first_secs: float | None = None
+    self._name = given.name
+    self._rows: row_file.RowFile | None = None
+    if given.name:
+      self._rows = row_file.RowFile(
+          self._workdir.rows, given.name, num_steps=self._traced.maxlen
+      )
+    self.shown: dict[str, float] = {}
     self._last: _LastStep | None = None
     self._started_at: int | None = None
     self._has_warned = False
@@ -79,6 +89,7 @@ class Outputs:
     warnings = opening.find_warnings(self._job)
     self._show_start(step, warnings)
     if self._state.is_writer:
+      row_file.clear(self._workdir.rows)  # Of an earlier run.
       self._write_facts()
       self._meter.watch(self._nodes())
       if step < self._config.num_steps:
@@ -102,6 +113,8 @@ class Outputs:
     """Writes a committed step, and the recoveries in it."""
     before = self._last
     self._last = _LastStep(done, self._nodes(), self._num_dropped())
+    if self._rows is not None:
+      self._rows.add(done, with_plan=self._state.is_writer)
     if not self._state.is_writer:
       self.close()  # Another member may replace the file.
       return
@@ -166,6 +179,11 @@ class Outputs:
       self._writer.forget_after(step)
     self._writer.write_event("cost", step=step, values=self._meter.totals)
 
+  def flush(self) -> None:
+    """Waits until the last steps of this member are in its file."""
+    if self._rows is not None:
+      self._rows.flush()
+
   def write_summary(self, step: int, digests: digest.Digests) -> None:
     """Writes summary and plots after `step` steps, unless already written."""
     self._ensure(step)
@@ -224,8 +242,11 @@ class Outputs:
       available = done.span_secs * len(nodes.training)
       shown["bubble_pct"] = 100 * (1.0 - done.passes.total / available)
     shown["step_ms"] = 1e3 * done.secs
-    if (account := self._meter.account).price is not None:
+    account = self._meter.account
+    shown["goodput_pct"] = 100 * account.node_time.goodput
+    if account.price is not None:
       shown["usd"] = account.usd
+    self.shown = shown
     more = self._meter.totals | {
         "grad_norm": done.sums.grad_norm,
         "samples_seen": done.steps * self._job.plan.batch.batch_size,
@@ -254,11 +275,9 @@ class Outputs:
 
   def _draw(self, *, has_trained: bool) -> None:
     """Writes the trace, and figures if the config asks and steps were run."""
-    if any(done.measured for done in self._traced):
-      slots = functools.partial(
-          step_slots.traced_step, since_secs=self._first_secs
-      )
-      chrome_trace.write(self._workdir.trace, map(slots, self._traced))
+    row_file.write_trace(
+        self._workdir, self._name, self._traced, since_secs=self._first_secs
+    )
     if not self._config.metrics.plots or not has_trained:
       return
     lines = jsonl.read_lines(self._workdir.metrics)

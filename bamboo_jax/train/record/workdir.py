@@ -12,6 +12,7 @@ class Workdir:
     metrics: The log: one JSON object per line, for each step and event.
     summary: Hashes, last loss, recoveries and costs.
     trace: Planned and measured steps, for Perfetto.
+    rows: The folder of the last steps of all members, see `metrics.rows`.
     checkpoints: The folder of the checkpoints, by step.
     events: The folder that TensorBoard reads.
     loss_plot: Losses over steps.
@@ -24,6 +25,7 @@ class Workdir:
     self.metrics = root / "metrics.jsonl"
     self.summary = root / "summary.json"
     self.trace = root / "trace.json"
+    self.rows = root / "rows"
     self.checkpoints = root / "checkpoints"
     self.events = root / "events"
     self.loss_plot = root / "loss.png"
