@@ -37,6 +37,9 @@ _NOTICE = flags.DEFINE_enum(
 _NOTICE_URL = flags.DEFINE_string(
     "notice_url", None, "Metadata server in place of the cloud's, for tests."
 )
+_METRICS_PORT = flags.DEFINE_integer(
+    "metrics_port", None, "Serve metrics for Prometheus at this port of --host."
+)
 
 
 def main() -> None:
@@ -60,7 +63,7 @@ def main() -> None:
       command=[sys.executable, "-m", "bamboo_jax.launch.worker", *arguments],
       notices=notices,
   )
-  node.run(etcd, options, identity, spare)
+  node.run(etcd, options, identity, spare, metrics_port=_METRICS_PORT.value)
   os._exit(0)
 
 

@@ -15,6 +15,7 @@ from bamboo_jax import base
 from bamboo_jax.base import threads
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import identity as identity_lib
+from bamboo_jax.cluster import waits
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import tenure
 from bamboo_jax.faults import faults as faults_lib
@@ -182,6 +183,7 @@ def train_in_cluster(
     )
     log = transfer_log.TransferLog(rendezvous.meet)
   exits = cluster_cohort.Exits(transport, log)
+  waits.tell_on_signal(number, exits.begun)
   client = client_lib.Client(
       agent,
       number=number,

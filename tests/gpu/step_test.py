@@ -5,9 +5,9 @@ import dataclasses
 import jax
 import pytest
 
+from bamboo_jax.accounting import peaks
+from bamboo_jax.runtime.profile import flops
 from tests.gpu import child
-from tests.gpu import flops
-from tests.gpu import mfu
 from tests.gpu import program_times
 from tests.gpu import subject
 
@@ -37,7 +37,7 @@ def check_step(settings):
   causal = full - flops.unread_attention(plain)
   count = settings.step_microbatches * (1 + flops.BACKWARD_FACTOR)
   tokens = settings.microbatch_size * settings.sequence_length
-  peak = settings.peak_tflops or mfu.find_peak_tflops(
+  peak = settings.peak_tflops or peaks.find_peak_tflops(
       device.device_kind, dtype=settings.dtype
   )
   values = {

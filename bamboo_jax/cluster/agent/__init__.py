@@ -19,4 +19,5 @@ All of that is pure: a test or a simulator plays the world around it, see
   agent           the shell; connects the core to what follows and to the store
   peers           connections with other agents
   worker_process  the worker
+  exporter        metrics for Prometheus
 """

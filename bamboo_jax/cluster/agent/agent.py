@@ -60,6 +60,11 @@ class Agent:
     self._started_secs = time.monotonic()
 
   @property
+  def state(self) -> state_lib.State:
+    """The state, to look at."""
+    return self._state
+
+  @property
   def begins_again(self) -> bool:
     """Whether another agent has to replace this one."""
     return self._state.begins_again

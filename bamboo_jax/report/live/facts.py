@@ -15,7 +15,9 @@ from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
+from bamboo_jax.metrics import chrome_trace
 from bamboo_jax.metrics import rows as rows_lib
+from bamboo_jax.metrics import slot as slot_lib
 from bamboo_jax.recovery import decide as decide_lib
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import layout as layout_lib
@@ -29,6 +31,7 @@ class Known:
   """What is known of a run.
 
   Attributes:
+    name: Its name.
     history: Of its log.
     run: State in the store; None for a run that is over.
     price: Price of a node; None if the config names no instance.
@@ -37,6 +40,7 @@ class Known:
     actions: Faults that buttons may cause.
   """
 
+  name: str
   history: history_lib.History
   run: status_lib.Run | None = None
   price: prices_lib.Price | None = None
@@ -103,13 +107,27 @@ def find_rows(
   }
 
 
+def traced_rows(last: chrome_trace.TracedStep) -> dict[str, Any]:
+  """Returns the same of the last step in `trace.json`."""
+  measured = rows_lib.pack(last.measured)
+  return {
+      "step": last.step,
+      "names": {},
+      "planned": rows_lib.pack(last.planned),
+      "measured": [row for row in measured if row[2] != slot_lib.DEATH],
+      "deaths": [
+          [row[0], row[3]] for row in measured if row[2] == slot_lib.DEATH
+      ],
+  }
+
+
 def _find_head(known: Known) -> dict[str, Any]:
   run, last = known.run, known.history.last
   if run is None:
-    return {"is_over": True, "step": last.get("step")}
+    return {"run": known.name, "is_over": True, "step": last.get("step")}
   return {
+      "run": known.name,
       "is_over": False,
-      "run": run.name,
       "view": run.view.number,
       "reason": run.view.text,
       "step": last.get("step", run.status.get("steps")),

@@ -8,6 +8,7 @@ from typing import Any
 
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.metrics import chrome_trace
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import rows as rows_lib
 from bamboo_jax.report import status as status_lib
@@ -63,6 +64,7 @@ class Feed:
       self._read_workdir(self._workdir, now)
     return facts.find(
         facts.Known(
+            self._name,
             self._history,
             self._run,
             self._price,
@@ -86,6 +88,9 @@ class Feed:
       planned = [*rows_lib.read(folder / rows_lib.PLANNED), None][0]
       members = rows_lib.read_members(folder)
       self._rows = facts.find_rows(planned, members, self._history)
+      if self._rows is None and (workdir / "trace.json").exists():
+        last = chrome_trace.read_last(workdir / "trace.json")
+        self._rows = facts.traced_rows(last)
     if self._registry is None:
       self._find_price(json.loads((workdir / "config.json").read_text()))
 

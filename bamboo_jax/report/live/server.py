@@ -14,19 +14,18 @@ from collections.abc import AsyncIterator, Callable
 import hashlib
 import hmac
 import json
-import pathlib
 import socket
 import time
 from typing import Any
 
 from bamboo_jax.base import extras
 from bamboo_jax.base import threads
+from bamboo_jax.report.live import document
 
 _PAUSE_SECS = 0.1  # Between two events.
 # Longer pauses for what is long, and changes with every step.
 _PAUSES = {"rows": 2.0, "curve": 0.5, "time": 0.5, "events": 0.5}
 _HOST = "127.0.0.1"
-_PAGE = pathlib.Path(__file__).with_name("page.html")
 
 Read = Callable[[], dict[str, Any]]
 Act = Callable[[str, str], None]
@@ -131,7 +130,7 @@ def _make_app(latest: _Latest, *, token: str, act: Act | None) -> Any:
     return check
 
   async def page(request: Any) -> Any:
-    return responses.HTMLResponse(_PAGE.read_text(encoding="utf-8"))
+    return responses.HTMLResponse(document.render())
 
   async def value(request: Any) -> Any:
     return responses.JSONResponse(await latest.get())
@@ -160,13 +159,4 @@ def _make_app(latest: _Latest, *, token: str, act: Act | None) -> Any:
           routing.Route("/events", guarded(events)),
           routing.Route("/act", guarded(carry_out), methods=["POST"]),
       ]
-  )
-
-
-def embed(value: dict[str, Any]) -> str:
-  """Returns the page with a value in it, for a file that is complete."""
-  content = json.dumps(value, separators=(",", ":")).replace("</", "<\\/")
-  return _PAGE.read_text(encoding="utf-8").replace(
-      '<script type="application/json" id="value">null<',
-      f'<script type="application/json" id="value">{content}<',
   )

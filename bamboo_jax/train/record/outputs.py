@@ -26,10 +26,12 @@ from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import log_writers
 from bamboo_jax.train.record import meter as meter_lib
+from bamboo_jax.train.record import mfu
 from bamboo_jax.train.record import opening
 from bamboo_jax.train.record import row_file
 from bamboo_jax.train.record import run_summary
 from bamboo_jax.train.record import step_slots
+from bamboo_jax.train.record import xprof
 from bamboo_jax.train.setup import job as job_lib
 
 _RECOVERY, _JOIN = "recovery", "join"
@@ -65,6 +67,7 @@ class Outputs:
     self._state = state
     self._progress = given.progress
     self._meter = meter_lib.make_meter(config, since_secs=given.started_secs)
+    self._mfu = mfu.Mfu(job)
     self._callbacks = given.callbacks
     self._writer: log_writers.LogWriters | None = None
     self._traced: collections.deque[step_lib.Committed] = collections.deque(
@@ -72,11 +75,11 @@ class Outputs:
     )
     self._first_secs: float | None = None
     self._name = given.name
-    self._rows: row_file.RowFile | None = None
-    if given.name:
-      self._rows = row_file.RowFile(
-          self._workdir.rows, given.name, num_steps=self._traced.maxlen
-      )
+    self._rows = row_file.RowFile(
+        self._workdir.rows, given.name, num_steps=self._traced.maxlen
+    )
+    steps = xprof.parse_steps(config.metrics.profile_steps)
+    self._profiler = xprof.Profiler(steps, self._workdir.profiles / given.name)
     self.shown: dict[str, float] = {}
     self._last: _LastStep | None = None
     self._started_at: int | None = None
@@ -86,11 +89,12 @@ class Outputs:
   def begin(self, step: int) -> None:
     """Starts the log at `step`, at the start of a run; removes later lines."""
     self._started_at = step
+    self._profiler.note_done(step)
     warnings = opening.find_warnings(self._job)
     self._show_start(step, warnings)
     if self._state.is_writer:
       row_file.clear(self._workdir.rows)  # Of an earlier run.
-      self._write_facts()
+      opening.write_facts(self._job, self._workdir)
       self._meter.watch(self._nodes())
       if step < self._config.num_steps:
         self._meter.resume(self._workdir.metrics, step=step)
@@ -113,8 +117,8 @@ class Outputs:
     """Writes a committed step, and the recoveries in it."""
     before = self._last
     self._last = _LastStep(done, self._nodes(), self._num_dropped())
-    if self._rows is not None:
-      self._rows.add(done, with_plan=self._state.is_writer)
+    self._profiler.note_done(done.steps)
+    self._rows.add(done, with_plan=self._state.is_writer)
     if not self._state.is_writer:
       self.close()  # Another member may replace the file.
       return
@@ -180,15 +184,16 @@ class Outputs:
     self._writer.write_event("cost", step=step, values=self._meter.totals)
 
   def flush(self) -> None:
-    """Waits until the last steps of this member are in its file."""
-    if self._rows is not None:
-      self._rows.flush()
+    """Completes the rows and the profile of this member."""
+    self._profiler.stop()
+    self._rows.flush()
 
   def write_summary(self, step: int, digests: digest.Digests) -> None:
     """Writes summary and plots after `step` steps, unless already written."""
     self._ensure(step)
     lines = jsonl.read_lines(self._workdir.metrics)
     start, since = self._find_start(lines)
+    recoveries = run_summary.find_recoveries(since)
     if self._started_at == step:
       since = ()  # This run did no step.
     self._meter.charge()
@@ -199,13 +204,14 @@ class Outputs:
         started_at=start,
         lines=lines,
         since=since,
-        recoveries=self._recoveries(),
+        recoveries=recoveries,
         account=self._meter.account,
     )
     has_trained = any("event" not in line for line in since)
     if not has_trained and run_summary.is_written(self._workdir, summary):
       return
     self._writer.write_event("cost", step=step, values=self._meter.totals)
+    self._writer.finish()
     try:  # Last: a launcher ends all processes once it sees the summary.
       self._draw(has_trained=has_trained)
     except base.MissingExtraError as error:
@@ -242,6 +248,7 @@ class Outputs:
       available = done.span_secs * len(nodes.training)
       shown["bubble_pct"] = 100 * (1.0 - done.passes.total / available)
     shown["step_ms"] = 1e3 * done.secs
+    shown |= self._mfu.find(done.secs, num_nodes=len(nodes.training))
     account = self._meter.account
     shown["goodput_pct"] = 100 * account.node_time.goodput
     if account.price is not None:
@@ -268,7 +275,7 @@ class Outputs:
       self._writer.write_event("layout", step=done.steps, values=values)
     if self._progress is not None:
       self._progress.show_step(done.steps, shown)
-    self._writer.write_step(done.steps, shown, more)
+    self._writer.write_step(done.steps, shown | more)
     if self._first_secs is None:
       self._first_secs = done.start_secs
     self._traced.append(done)
@@ -286,13 +293,6 @@ class Outputs:
     loss_plot.plot_losses(self._workdir.loss_plot, [losses], formats=formats)
     path = self._workdir.schedule_plot
     step_slots.plot_step(path, self._traced, formats=formats)
-
-  def _write_facts(self) -> None:
-    text = self._config.to_json_best_effort(indent=2)
-    base.write_atomically(self._workdir.config, text + "\n")
-    manifest = self._job.task.batches.source.manifest
-    if manifest is not None:
-      base.write_atomically(self._workdir.data, manifest.to_json())
 
   def _show_start(self, step: int, warnings: Sequence[str]) -> None:
     num_steps = self._config.num_steps
@@ -357,10 +357,16 @@ class Outputs:
         self._config,
         resumed_from_step=step,
         callbacks=self._callbacks,
-        on_error=self._warn,
+        on_error=self._warn_of_log,
+        warn=self._warn,
     )
 
-  def _warn(self, error: OSError) -> None:
+  def _warn(self, text: str) -> None:
+    self.show(f"warning: {text}")
+    steps = self._state.steps
+    self._writer.write_event(WARNING, step=steps, values={"text": text})
+
+  def _warn_of_log(self, error: OSError) -> None:
     """Warns once that the log is delayed."""
     if not self._has_warned:
       self.show(
@@ -386,13 +392,3 @@ class Outputs:
     index = starts[-1] if starts else 0
     step = lines[index]["step"] if starts else 0
     return self._started_at or step, lines[index:]
-
-  def _recoveries(self) -> list[dict[str, Any]]:
-    """Returns the recoveries since the last start, one per view."""
-    _, lines = self._find_start(jsonl.read_lines(self._workdir.metrics))
-    found = [line for line in lines if line.get("event") == _RECOVERY]
-    by_view = {line["view"]: line for line in found}
-    return [
-        {k: v for k, v in line.items() if k != "event"}
-        for line in by_view.values()
-    ]

@@ -24,7 +24,8 @@ _FLUSH_SECS = 5.0  # For the last write; the folder may hang.
 class RowFile:
   """The last `num_steps` of the member `name`; does not block its steps.
 
-  After an error of the folder, which is logged, nothing more is written.
+  A member that is alone has no name and writes nothing. After an error of the
+  folder, which is logged, nothing more is written.
   """
 
   def __init__(
@@ -34,15 +35,20 @@ class RowFile:
     self._last = collections.deque(maxlen=num_steps)
     self._queue: queue.SimpleQueue = queue.SimpleQueue()
     self._planned: object = None
-    threads.call_beside(self._run, name="rows")
+    if name:
+      threads.call_beside(self._run, name="rows")
 
   def add(self, done: step_lib.Committed, *, with_plan: bool) -> None:
     """Adds a step; `with_plan`: also writes the plan of all nodes if new."""
+    if not self._name:
+      return
     at_secs = time.time() + done.start_secs - time.perf_counter()
     self._queue.put((done, at_secs, with_plan))
 
   def flush(self) -> None:
     """Waits until all steps are written, at most five seconds."""
+    if not self._name:
+      return
     flushed = threading.Event()
     self._queue.put(flushed)
     flushed.wait(_FLUSH_SECS)

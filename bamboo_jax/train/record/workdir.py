@@ -13,8 +13,8 @@ class Workdir:
     summary: Hashes, last loss, recoveries and costs.
     trace: Planned and measured steps, for Perfetto.
     rows: The folder of the last steps of all members, see `metrics.rows`.
+    profiles: The folder of traces for XProf, by member.
     checkpoints: The folder of the checkpoints, by step.
-    events: The folder that TensorBoard reads.
     loss_plot: Losses over steps.
     schedule_plot: The last step, as planned and as measured.
   """
@@ -26,8 +26,8 @@ class Workdir:
     self.summary = root / "summary.json"
     self.trace = root / "trace.json"
     self.rows = root / "rows"
+    self.profiles = root / "profile"
     self.checkpoints = root / "checkpoints"
-    self.events = root / "events"
     self.loss_plot = root / "loss.png"
     self.schedule_plot = root / "schedule.png"
 

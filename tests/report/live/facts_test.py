@@ -73,7 +73,7 @@ class FactsTest(absltest.TestCase):
 
   def find(self, run=None, **known):
     known.setdefault("history", history())
-    found = facts.find(facts.Known(run=run, **known))
+    found = facts.find(facts.Known("mine", run=run, **known))
     json.loads(json.dumps(found, allow_nan=False))
     return found
 

@@ -8,6 +8,7 @@ import urllib.request
 
 from absl.testing import absltest
 
+from bamboo_jax.report.live import document
 from bamboo_jax.report.live import server
 
 _TOKEN = server.make_token("a secret")
@@ -113,7 +114,7 @@ class ServerTest(absltest.TestCase):
     self.assertEqual(said, [{"a": 1, "b": [1]}, {"b": [2]}, {"c": 0}])
 
   def test_a_page_with_a_value_in_it(self):
-    page = server.embed({"x": "</script><b>"})
+    page = document.render({"x": "</script><b>"})
     content = page.partition('id="value">')[2].partition("</script>")[0]
     self.assertEqual(json.loads(content), {"x": "</script><b>"})
 
