@@ -13,6 +13,7 @@ import sys
 
 from absl import flags
 
+from bamboo_jax.base import logs
 from bamboo_jax.cluster import copies
 from bamboo_jax.cluster import notices as notices_lib
 from bamboo_jax.launch import cli
@@ -46,6 +47,7 @@ def main() -> None:
   """Runs the agent until its worker has ended."""
   spare = copies.Spare() if copies.is_copy else None
   name, host = _NAME.value, given.HOST.value
+  logs.use(name)
   identity = identity_flags.make("agent", name, host=host)
   etcd = identity_flags.connect(_ETCD.value, identity)
   arguments = cli.find_arguments(given.SHARED, sys.argv[1:])

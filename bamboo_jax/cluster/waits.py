@@ -6,6 +6,7 @@ stacks of all threads, even if the process hangs outside of Python.)
 """
 
 from collections.abc import Callable, Iterable, Mapping
+import contextlib
 import dataclasses
 import json
 import os
@@ -47,7 +48,8 @@ def tell_on_signal(number: int, begun: Callable[[], channel_lib.Begun]) -> None:
         now = begun()
         channels = tuple(map(str, now.channels))
         line = Waits(number, tuple(now.waits_for), channels).render()
-        print(line, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # A full disk of logs.
+          print(line, file=sys.stderr, flush=True)
 
   threading.Thread(target=answer, name="waits", daemon=True).start()
 

@@ -15,6 +15,7 @@ import time
 import ml_collections
 
 from bamboo_jax import base
+from bamboo_jax.base import logs
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import director
 from bamboo_jax.local_cluster import machine
@@ -50,6 +51,7 @@ def run(
 
   `hearing` may ask it to save and end, see `cli.command.hearing`.
   """
+  logs.use("launcher")
   zones = dict(enumerate(setup.first_zones))
   survival = machine.place_nodes(config, zones)[1]
   with base.lock_folder(setup.workdir):
@@ -338,6 +340,7 @@ class ClusterRun:
         self._progress.show_text(said)
       elif "event" not in line:
         self._has_stepped = True
+        logs.note_step(line["step"])
         self._step_secs.append(line.get("step_ms", 1e3) / 1e3)
         self._director.step_secs = statistics.median(self._step_secs)
         shown = {k: line[k] for k in _SHOWN if line.get(k) is not None}

@@ -88,6 +88,13 @@ class ProgressTest(parameterized.TestCase):
         "step=2 loss=3.2500\n",
     )
 
+  def test_a_full_disk_ends_no_training(self):
+    with open("/dev/full", "w", buffering=1) as full:
+      shown = progress.Progress(num_steps=2, stream=full)
+      shown.show_step(1, {"loss": 2.0})
+      shown.show_text("a line")
+      full.detach()  # Closing it would write again.
+
   def test_bar_on_a_terminal(self):
     stream = _Terminal()
     with progress_lib.Progress(num_steps=8, stream=stream) as shown:

@@ -14,6 +14,7 @@ import uuid
 
 from absl import logging
 
+from bamboo_jax.base import logs
 from bamboo_jax.base import threads
 from bamboo_jax.cluster import copies
 from bamboo_jax.cluster import identity as identity_lib
@@ -94,6 +95,9 @@ class Agent:
     return is_news
 
   def _tell(self, event: Any) -> None:
+    match event:
+      case events_lib.WorkerSaid(messages.WorkerBeat(step=step)):
+        logs.note_step(step)
     for action in core.on(self._state, event, time.monotonic()):
       self._carry_out(action)
 
@@ -113,7 +117,7 @@ class Agent:
         self._worker.kill()
       case events_lib.Log(text, is_warning):
         level = logging.WARNING if is_warning else logging.INFO
-        logging.log(level, "%.3f %s", time.time(), text)
+        logging.log(level, "%s", text)
       case events_lib.End():
         self._end = action
 

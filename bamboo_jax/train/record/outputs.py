@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from bamboo_jax import base
+from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import loss_plot
@@ -90,6 +91,7 @@ class Outputs:
     """Starts the log at `step`, at the start of a run; removes later lines."""
     self._started_at = step
     self._profiler.note_done(step)
+    logs.note_step(step)
     warnings = opening.find_warnings(self._job)
     self._show_start(step, warnings)
     if self._state.is_writer:
@@ -118,6 +120,7 @@ class Outputs:
     before = self._last
     self._last = _LastStep(done, self._nodes(), self._num_dropped())
     self._profiler.note_done(done.steps)
+    logs.note_step(done.steps)
     self._rows.add(done, with_plan=self._state.is_writer)
     if not self._state.is_writer:
       self.close()  # Another member may replace the file.
