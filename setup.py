@@ -5,9 +5,13 @@ import setuptools
 # Folders that stand beside the library here, and within it once installed:
 # their own names are too general for a place that other projects share.
 _WITHIN = {
+    "bamboo_jax.benchmarks": "benchmarks",
     "bamboo_jax.configs": "configs",
     "bamboo_jax.configs.sim": "configs/sim",
     "bamboo_jax.launch": "launch",
+    "bamboo_jax.reproductions": "reproductions",
+    "bamboo_jax.reproductions.bamboo": "reproductions/bamboo",
+    "bamboo_jax.reproductions.oobleck": "reproductions/oobleck",
     "bamboo_jax.third_party.published": "third_party/published",
 }
 

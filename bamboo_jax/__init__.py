@@ -4,11 +4,9 @@ Each room says in its `__init__` what stands in it; none imports one above it.
 
   api             what `import bamboo_jax` offers: train, plan, cluster, ...
   local_cluster   a whole cluster on one machine: real processes, really killed
-  bench           step times, memory, deaths, rivals, ablations
   experiments     simulated experiments, against published figures
   train           the training loop of one member of a cohort
   report          runs as an HTML page
-  published       simulators of two published artifacts, rule by rule
   exchange        weights from and for `transformers`
   checkpoint      checkpoints: parts of members, put together
   sim             plays traces of preemptions against policies
@@ -24,7 +22,8 @@ Each room says in its `__init__` what stands in it; none imports one above it.
   faults, traces  what happens to nodes: by step, and by the clock
   cli, base       what commands share, and what every room may use
 
-Commands (`launch`) and configs (`configs`) are packages too. In the repository
+Commands (`launch`), configs (`configs`), benchmarks (`benchmarks`) and the
+papers' own simulators (`reproductions`) are packages too. In the repository
 they are folders beside this one; the wheel has them within it.
 """
 

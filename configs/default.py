@@ -177,7 +177,6 @@ def _surroundings() -> dict[str, Any]:
           no_progress_secs=60.0,  # A worker that hangs for longer is killed.
           gather_secs=300.0,  # Then the run starts, though nodes are missing.
           num_watchers=8,  # Agents that hear a node; all, in doubt.
-          mesh_nodes=64,  # More nodes than this are not all connected.
       ),
       cost=dict(
           # Kind of machine that a node is charged as; None: no dollars.

@@ -22,7 +22,7 @@ import sys
 
 from absl import flags
 
-from bamboo_jax.bench import ablation
+from bamboo_jax.benchmarks import ablation
 from bamboo_jax.launch import cli
 from bamboo_jax.launch import config_flag
 from bamboo_jax.launch import figure_flags

@@ -32,7 +32,7 @@ flags.adopt_module_key_flags(given)
 
 def main() -> None:
   """Runs the benchmark and prints its results."""
-  from bamboo_jax.bench import cases
+  from bamboo_jax.benchmarks import cases
 
   given.check(cases.find_case(given.CONFIG.value))
   arguments = cli.find_arguments(("config",), sys.argv[1:])

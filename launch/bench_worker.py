@@ -16,7 +16,7 @@ _CORE = flags.DEFINE_integer("core", None, "Core to run on.")
 def main(unused_argv: object) -> None:
   """Answers commands until the input ends."""
   os.sched_setaffinity(0, {_CORE.value})  # Before anything counts the cores.
-  from bamboo_jax.bench import worker
+  from bamboo_jax.benchmarks import worker
 
   logging.set_verbosity(logging.WARNING)
   worker.serve(_CONFIG.value, rank=_RANK.value)

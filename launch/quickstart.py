@@ -17,7 +17,7 @@ import sys
 from absl import flags
 
 from bamboo_jax import base
-from bamboo_jax.bench import twins
+from bamboo_jax.benchmarks import twins
 from bamboo_jax.launch import cli
 from bamboo_jax.launch import config_flag
 from bamboo_jax.launch import figure_flags

@@ -14,9 +14,7 @@ import sys
 from absl import flags
 
 from bamboo_jax import base
-from bamboo_jax.experiments import bamboo_bert
 from bamboo_jax.experiments import compare
-from bamboo_jax.experiments import oobleck
 from bamboo_jax.experiments import provenance
 from bamboo_jax.experiments import unused
 from bamboo_jax.launch import cli
@@ -24,6 +22,8 @@ from bamboo_jax.launch import config_flag
 from bamboo_jax.launch import figure_flags
 from bamboo_jax.launch import flag_checks
 from bamboo_jax.launch import shared_flags
+from bamboo_jax.reproductions.bamboo import table as bamboo_bert
+from bamboo_jax.reproductions.oobleck import evaluation as oobleck
 
 # What `config.experiment` may be. Each is called with the config, the folder to
 # write to, which is there, the path of the trace or None, and the formats.

@@ -63,7 +63,7 @@ def _is_defined(name: str) -> bool:
   if words[-1] in _SUFFIXES:
     return True  # A file that a command leaves.
   place = _LIBRARY
-  if words[0] in ("launch", "tests"):
+  if words[0] in ("benchmarks", "launch", "reproductions", "tests"):
     place, words = _ROOT / words[0], words[1:]
   elif not (_LIBRARY / words[0] / "__init__.py").exists():
     return True  # Not ours, such as an option of the config.

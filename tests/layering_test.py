@@ -12,8 +12,9 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # From top to bottom; the packages of a layer do not import each other.
 _LAYERS = (
     ("api",),
-    ("local_cluster", "experiments", "bench"),
-    ("train", "report", "published"),
+    ("benchmarks", "reproductions"),
+    ("local_cluster", "experiments"),
+    ("train", "report"),
     ("exchange",),
     ("checkpoint", "sim"),
     ("runtime",),
@@ -23,6 +24,8 @@ _LAYERS = (
     ("base",),
 )
 _LEVELS = {name: -i for i, layer in enumerate(_LAYERS) for name in layer}
+# Packages that stand beside the library here, and within it once installed.
+_BESIDE = ("benchmarks", "reproductions")
 
 # Who else may import what; `launch` and `configs` may import everything.
 _JAX = ("chex", "flax", "jax", "jaxlib", "optax", "orbax", "tensorstore")
@@ -31,7 +34,7 @@ _WITH_JAX = (
     "runtime",
     "checkpoint",
     "train",
-    "bench",
+    "benchmarks",
 )
 _RESERVED = {name: _WITH_JAX for name in _JAX} | {
     "ml_collections": (
@@ -39,7 +42,8 @@ _RESERVED = {name: _WITH_JAX for name in _JAX} | {
         "train",
         "local_cluster",
         "experiments",
-        "bench",
+        "benchmarks",
+        "reproductions",
     ),
     "configs": (),
     "launch": (),
@@ -71,7 +75,7 @@ def find_violations(sources: Mapping[str, str]) -> list[str]:
           for line, name in _imported_names(tree)
           if name.split(".")[0] in ("configs", "launch")
       ]
-    if path.startswith("bamboo_jax/"):
+    if path.split("/")[0] in ("bamboo_jax", *_BESIDE):
       found += [
           f"{path}:{line}: {problem}"
           for line, name in _imported_names(tree)
@@ -94,7 +98,7 @@ def _imported_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def _import_problem(path: str, name: str) -> str | None:
   """Returns what is wrong with importing `name` in the library module."""
-  own = path.split("/")[1].removesuffix(".py")
+  own = path.removeprefix("bamboo_jax/").split("/")[0].removesuffix(".py")
   if own != "__init__" and own not in _LEVELS:
     return f"package {own} has no layer"
   words = name.split(".")
@@ -118,14 +122,19 @@ class LayeringTest(parameterized.TestCase):
   def test_repository_keeps_the_rules(self):
     sources = {
         path.relative_to(_ROOT).as_posix(): path.read_text()
-        for top in ("bamboo_jax", "configs", "launch")
+        for top in ("bamboo_jax", *_BESIDE, "configs", "launch")
         for path in sorted((_ROOT / top).rglob("*.py"))
     }
     self.assertIn("bamboo_jax/base/files.py", sources)
     self.assertEqual(find_violations(sources), [])
 
   def test_rooms_name_what_stands_in_them(self):
-    for face in sorted((_ROOT / "bamboo_jax").rglob("__init__.py")):
+    faces = (
+        face
+        for top in ("bamboo_jax", *_BESIDE)
+        for face in sorted((_ROOT / top).rglob("__init__.py"))
+    )
+    for face in faces:
       modules = {path.stem for path in face.parent.glob("[a-z]*.py")}
       rooms = {path.parent.name for path in face.parent.glob("*/__init__.py")}
       named = set(re.findall(r"\w+", face.read_text()))

@@ -121,7 +121,9 @@ def _flip(op):
 def _imports():
   """Returns the full names that each file of the repository imports."""
   paths = [
-      p for top in ("bamboo_jax", "tests") for p in (_ROOT / top).rglob("*.py")
+      p
+      for top in ("bamboo_jax", "benchmarks", "tests")
+      for p in (_ROOT / top).rglob("*.py")
   ]
   return {
       path.relative_to(_ROOT).as_posix(): {

@@ -27,8 +27,6 @@ class Limits:
     gather_secs: After this wait for missing nodes a run starts without them.
     num_watchers: Number of agents that receive the heartbeats of each; once one
       is suspected, all do.
-    mesh_nodes: Largest cluster in which all agents connect to each other, see
-      `agent.knowledge.routes`.
   """
 
   heartbeat_secs: float = 0.1
@@ -40,7 +38,6 @@ class Limits:
   no_progress_secs: float = 60.0
   gather_secs: float = 300.0
   num_watchers: int = 8
-  mesh_nodes: int = 64
 
   def __post_init__(self) -> None:
     for name, value in vars(self).items():

@@ -125,55 +125,6 @@ class Assignment:
 
 
 @dataclasses.dataclass(frozen=True)
-class Wants:
-  """Asks to forward the messages of the sender to others; see `routes`."""
-
-  targets: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Passes:
-  """The sender forwards messages to these agents from now on.
-
-  Earlier messages may be lost. `are_all` if it forwards to no others.
-  """
-
-  targets: tuple[str, ...]
-  are_all: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Stops:
-  """The sender cannot forward to these agents, which may be refused."""
-
-  targets: tuple[str, ...]
-  are_refused: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Came:
-  """The sender forwards messages of these agents from now on."""
-
-  members: tuple[views.Member, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Via:
-  """A message of `SAID` to be forwarded."""
-
-  targets: tuple[str, ...]
-  message: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class From:
-  """A forwarded message, and its source."""
-
-  source: str
-  message: Any
-
-
-@dataclasses.dataclass(frozen=True)
 class Adopt:
   """The worker works in a view from now on."""
 
@@ -262,10 +213,9 @@ def _table(*classes: type) -> dict[str, type]:
 
 
 HANDSHAKE = _table(Greeting, Hello)
-SAID = _table(
+FROM_AGENT = _table(
     *(Post, Beat, Ready, NewView, Notice, Gone, Suspects, Done, Assignment),
 )
-FROM_AGENT = SAID | _table(Wants, Passes, Stops, Came, Via, From)
 FROM_WORKER = _table(
     *(Post, Adopt, WorkerBeat, WorkerReady, Assignment, Report, Doubt, Done),
     Leave,
@@ -277,14 +227,8 @@ TO_WORKER = _table(
 
 def encode(message: Any) -> bytes:
   """Returns a message as bytes."""
-  return frames.encode(_to_plain(message))
-
-
-def _to_plain(message: Any) -> dict[str, Any]:
-  plain = {"kind": type(message).__name__, **json_lib.to_plain(message)}
-  if isinstance(message, (Via, From)):
-    plain["message"] = _to_plain(message.message)
-  return plain
+  kind = type(message).__name__
+  return frames.encode({"kind": kind, **json_lib.to_plain(message)})
 
 
 def parse(content: Mapping[str, Any], table: Mapping[str, type]) -> Any:
@@ -294,12 +238,6 @@ def parse(content: Mapping[str, Any], table: Mapping[str, type]) -> Any:
   if kind not in table:
     raise frames.BadFrameError(f"unknown message of kind {kind!r}")
   try:
-    message = json_lib.from_plain(table[kind], fields)
+    return json_lib.from_plain(table[kind], fields)
   except ValueError as error:
     raise frames.BadFrameError(f"not a message: {error}") from error
-  if isinstance(message, (Via, From)):
-    if not isinstance(message.message, Mapping):
-      raise frames.BadFrameError(f"cannot be forwarded: {message.message!r}")
-    inner = parse(message.message, SAID)
-    message = dataclasses.replace(message, message=inner)
-  return message

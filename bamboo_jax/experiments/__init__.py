@@ -6,14 +6,12 @@
   compare       all policies on one trace, and over many at several settings;
                 compare_report draws it, gap splits the gap between policies,
                 unused finds options without an effect
-  bamboo_bert   Bamboo's table of BERT, by the rules of its artifact
-  oobleck       Oobleck's evaluation, by its rules and by sound ones
   validation    a run beside its simulation, for `bamboo validate`
   run_policy    a run's own rules, as the policy of that simulation
   output        runs on all cores, estimates; tables: CSV, Markdown, ratios to
                 published figures
   provenance    the inputs of a result
 
-Our simulator is `sim`, those of the papers are in `published`. Read `compare`
-first.
+Our simulator is `sim`, those of the papers are in `reproductions`, with the
+experiments that use them. Read `compare` first.
 """

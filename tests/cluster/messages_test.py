@@ -68,9 +68,6 @@ class MessagesTest(parameterized.TestCase):
       ),
       messages.Gone("killed", is_workerless=True, silent_secs=0.25),
       messages.Suspects(3, (messages.Suspect("life", "refused", True),)),
-      messages.Came((views.Member(1, "n1", "a", "life", "h", 7),)),
-      messages.Via(("a", "b"), messages.Post(1, "vote", {"seen": [1]})),
-      messages.From("a", messages.Gone("killed")),
   )
   def test_what_is_heard_is_what_was_said(self, message):
     (content,) = frames.Decoder().feed(messages.encode(message))
@@ -90,8 +87,6 @@ class MessagesTest(parameterized.TestCase):
       ({"kind": "Gone"}, "'reason' is missing"),
       ({"kind": "Gone", "reason": 3}, "reason must be str"),
       ({"kind": "NewView", "view": {"number": 1}}, "View"),
-      ({"kind": "From", "source": "a", "message": []}, "cannot be forwarded"),
-      ({"kind": "From", "source": "a", "message": {"kind": "From"}}, "'From'"),
   )
   def test_what_makes_no_sense(self, content, problem):
     with self.assertRaisesRegex(frames.BadFrameError, problem):

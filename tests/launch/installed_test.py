@@ -16,7 +16,10 @@ from bamboo_jax.cli import listing
 from tests.launch import commands
 
 _DEADLINE_SECS = 300
-_WHEEL = ("bamboo_jax", "configs", "launch", "third_party/published")
+_WHEEL = (
+    *("bamboo_jax", "benchmarks", "configs", "launch", "reproductions"),
+    "third_party/published",
+)
 _FILES = ("LICENSE", "README.md", "pyproject.toml", "setup.cfg", "setup.py")
 # Two nodes and a model that compiles in seconds.
 _SMALL = (

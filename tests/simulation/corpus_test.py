@@ -13,7 +13,7 @@ from tests.simulation import history
 from tests.simulation import plans
 
 _CORPUS = sorted((pathlib.Path(__file__).parent / "corpus").glob("*.json"))
-_NUM_SEEDS = {"train": 10, "grid": 10}
+_NUM_SEEDS = {"train": 10}
 
 
 class CorpusTest(parameterized.TestCase):

@@ -63,7 +63,6 @@ def make_options(host: str, plan: plans.Plan) -> state_lib.Options:
       limits=dataclasses.replace(
           _LIMITS,
           num_watchers=plan.num_watchers,
-          mesh_nodes=plan.mesh_nodes,
           gather_secs=plan.gather_secs,
           no_progress_secs=plan.no_progress_secs,
       ),

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.simulation import kinds
 
-_SIZES = {"large": [8, 9, 10, 12], "grid": [12, 15, 20, 27]}
+_SIZES = {"large": [8, 9, 10, 12]}
 _FIRST_SECS, _LAST_SECS = 3.0, 11.0  # When faults begin.
 _BREAKS = ("cut", "cut_one_way", "isolate", "refuse", "no_files")
 _JOIN_SECS = 3.0  # Until one that has come can tell who is cut off.
@@ -48,7 +48,6 @@ class Plan:
   trains: bool = False
   layout: str = "replicas"
   num_watchers: int = 8
-  mesh_nodes: int = 64
   gather_secs: float = 10.0
   no_progress_secs: float = 10.0
 
@@ -165,7 +164,6 @@ MODES["all"] = " ".join(sorted({*" ".join(MODES.values()).split()})) + (
     " no_files no_files"
 )
 MODES["large"] = f"{MODES['crash']} {MODES['net']} freeze no_files no_files"
-MODES["grid"] = MODES["large"]  # Not all are connected to each other.
 MODES["race"] = (
     "join_and_death join_and_death freeze freeze_agent worker reset"
     " lost_vote lost_vote last_vote"
@@ -210,7 +208,6 @@ def draw(mode: str, seed: int) -> Plan:
   return Plan(
       *(seed, num_nodes, num_steps, tuple(faults), mode == "train", layout),
       num_watchers,
-      mesh_nodes=8 if mode == "grid" else 64,
       gather_secs=100.0 if mode == "workers" else 10.0,
       no_progress_secs=60.0 if mode == "folder" else 10.0,  # It may hang.
   )

@@ -118,7 +118,7 @@ def _find_origin(state: state_lib.State) -> events_lib.Flow:
         state.has_origin, state.origin = True, roster.view.number
         return
       state.epoch = roster.view.epoch
-      if state.routes.reached & {*roster.incarnations} - roster.gone.keys():
+      if state.connected & {*roster.incarnations} - roster.gone.keys():
         state.has_origin = True
         return
     yield events_lib.Sleep(_POLL_SECS)

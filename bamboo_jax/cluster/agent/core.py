@@ -25,7 +25,7 @@ def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
     state.suspicions.wait_again(state.awake)
   match event:
     case events_lib.PeerSaid(incarnation, message):
-      _hear_peer(state, incarnation, message, is_passed_on=False)
+      _hear_peer(state, incarnation, message)
     case events_lib.WorkerSaid(message):
       own_worker.hear(state, message)
     case events_lib.Answered(flow, answer, error):
@@ -54,28 +54,13 @@ def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
   return state.actions
 
 
-def _hear_peer(
-    state: state_lib.State,
-    incarnation: str,
-    message: Any,
-    *,
-    is_passed_on: bool,
-) -> None:
+def _hear_peer(state: state_lib.State, incarnation: str, message: Any) -> None:
   if incarnation in state.roster.left:  # It was removed while suspended.
     return
-  state.routes.note(incarnation, is_passed_on=is_passed_on)
   if state.watch.is_quiet(incarnation, state.now):
     # Agents that suspect it receive this too, and take it back.
     state.suspicions.wait_again(state.awake, ends={incarnation})
   state.watch.note(incarnation, state.now)
-  if isinstance(message, messages.From):
-    source, said = message.source, message.message
-    _hear_peer(state, source, said, is_passed_on=True)
-  else:
-    _hear(state, incarnation, message)
-
-
-def _hear(state: state_lib.State, incarnation: str, message: Any) -> None:
   roster = state.roster
   match message:
     case messages.Post():
@@ -110,5 +95,3 @@ def _hear(state: state_lib.State, incarnation: str, message: Any) -> None:
         state.tell_worker(message)
     case messages.Done():
       roster.done.add(incarnation)
-    case _:
-      links.hear_relay(state, incarnation, message)

@@ -11,8 +11,6 @@ agent asks all for heartbeats, and judges only what it receives itself.
       n0 -- beat ---------> n1, n2           5. normal, once resolved
 """
 
-import dataclasses
-
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent import state as state_lib
 
@@ -29,17 +27,12 @@ def give(state: state_lib.State) -> None:
   if not is_news and state.now < beat_secs + _BEATS * least_secs:
     return
   state.beaten = state.now, beat
-  is_partial = state.routes.width > 1
   # An agent may enter the view after this one forgot its stall.
   concerns_all = last.view != beat.view or last.stall or beat.stall
-  if concerns_all:
+  if concerns_all or is_news or beat.asks or not is_sparse(state):
     state.send(beat)
-  elif is_news or beat.asks or not is_sparse(state):
-    state.send(beat, to=sorted(state.routes.direct) if is_partial else None)
   else:
     newcomers = state.roster.known.keys() - {*state.roster.incarnations}
-    if is_partial:
-      newcomers &= state.routes.direct.keys()
     state.send(beat, to=[*_next(state, 1), *sorted(newcomers)])
 
 
@@ -48,11 +41,8 @@ def hear(state: state_lib.State, incarnation: str, beat: messages.Beat) -> None:
   state.watch.note_stall(incarnation, beat.stall)
   state.heard.add(incarnation)
   if beat.asks and state.has_worker:
-    answer, routes = _now(state), state.routes
-    if not answer.asks or (
-        routes.width > 1 and incarnation not in routes.direct
-    ):
-      answer = dataclasses.replace(answer, asks=False)  # Not a question.
+    answer = _now(state)
+    if not answer.asks:
       state.send(answer, to=[incarnation])
 
 
@@ -85,24 +75,17 @@ def _is_unclear(state: state_lib.State) -> bool:
 
 def _look(state: state_lib.State) -> None:
   """Sets which agents are expected to send heartbeats."""
-  known, routes = state.roster.known, state.routes
-  heard = known.keys()
-  if routes.width > 1:
-    heard = {i for i, m in known.items() if routes.is_heard(m)}
-  expected = None if routes.width == 1 else heard
+  expected = None
   if is_sparse(state) and not _is_unclear(state):
-    members = {*state.roster.incarnations}
-    expected = {*_next(state, -1)} | (heard - members)
+    newcomers = state.roster.known.keys() - {*state.roster.incarnations}
+    expected = {*_next(state, -1)} | newcomers
   state.watch.expect(expected, state.now)
 
 
 def _next(state: state_lib.State, direction: int) -> list[str]:
   """Returns the members after this one that watch it; before it with -1."""
-  found = []
-  rings = state.routes.rings()
-  count = max(state.options.limits.num_watchers // len(rings), 1)
-  for order in rings:
-    at = order.index(state.incarnation)
-    steps = range(1, min(count, len(order) - 1) + 1)
-    found += [order[(at + direction * i) % len(order)] for i in steps]
-  return found
+  order = [m.incarnation for m in state.roster.view.members]
+  at = order.index(state.incarnation)
+  count = min(state.options.limits.num_watchers, len(order) - 1)
+  steps = range(1, count + 1)
+  return [order[(at + direction * i) % len(order)] for i in steps]

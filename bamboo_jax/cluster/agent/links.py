@@ -17,8 +17,6 @@ process of an agent is gone, its host refuses connections within milliseconds.
         |                   |                  |       `mend`; it may be busy
 """
 
-from typing import Any
-
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
@@ -40,43 +38,14 @@ def come(state: state_lib.State, member: views.Member) -> None:
 def connect(state: state_lib.State, incarnation: str) -> None:
   """Handles an established connection to another agent."""
   if incarnation not in state.roster.left:
-    state.actions += state.routes.reach(incarnation)
+    state.connected.add(incarnation)
     reach(state, incarnation)
 
 
 def close(state: state_lib.State, incarnation: str, reason: str) -> None:
   """Connects again after a connection was closed."""
-  actions, lost = state.routes.close(incarnation, state.now)
-  state.actions += actions
+  state.connected.discard(incarnation)
   lose(state, incarnation, reason)
-  _lose_all(state, lost)
-
-
-def hear_relay(state: state_lib.State, incarnation: str, message: Any) -> None:
-  """Handles messages about forwarding, see `routes`."""
-  routes = state.routes
-  match message:
-    case messages.Wants(targets):
-      state.actions += routes.want(incarnation, targets)
-    case messages.Via():
-      state.actions += routes.pass_on(incarnation, message)
-    case messages.Came(members):
-      for member in members:
-        come(state, member)
-    case messages.Passes():
-      reached, lost = routes.take(incarnation, message)
-      for target in reached:
-        reach(state, target)
-      _lose_all(state, lost)
-    case messages.Stops():
-      actions, lost = routes.stop(incarnation, message, state.now)
-      state.actions += actions
-      _lose_all(state, lost)
-
-
-def _lose_all(state: state_lib.State, targets: list[str]) -> None:
-  for target in targets:
-    lose(state, target, "no agent forwards messages to it")
 
 
 def reach(state: state_lib.State, incarnation: str) -> None:
@@ -114,7 +83,7 @@ def tell_assignment(state: state_lib.State, incarnation: str) -> None:
 
 
 def lose(state: state_lib.State, incarnation: str, reason: str) -> None:
-  """Looks for another way to an agent at once."""
+  """Connects to an agent again, at once."""
   member = state.roster.known.get(incarnation)
   if member is None or state.is_ending:
     return
@@ -128,7 +97,7 @@ def lose(state: state_lib.State, incarnation: str, reason: str) -> None:
 
 def is_trying(state: state_lib.State, incarnation: str) -> bool:
   """Whether a reconnect is under way that has neither succeeded nor failed."""
-  if state.routes.reaches(incarnation) or incarnation in state.unreachable:
+  if incarnation in state.connected or incarnation in state.unreachable:
     return False
   dialed_secs = state.dialed_secs.get(incarnation, float("-inf"))
   return state.now < dialed_secs + _TRY_SECS
@@ -139,11 +108,7 @@ def fail(
 ) -> None:
   """Suspects an agent after a failed connection attempt."""
   roster = state.roster
-  actions, lost = state.routes.fail(
-      incarnation, state.now, is_refused=is_refused
-  )
-  state.actions += actions
-  _lose_all(state, lost)
+  state.connected.discard(incarnation)
   if incarnation not in roster.known or state.is_ending:
     return
   is_registered = incarnation in (roster.registered or ())
@@ -178,14 +143,12 @@ def forget(state: state_lib.State, incarnation: str) -> None:
 
 def _drop(state: state_lib.State, incarnation: str) -> None:
   """Forgets an agent until it connects again."""
-  actions, lost = state.routes.drop(incarnation, state.now)
-  state.actions += actions
+  state.connected.discard(incarnation)
   state.roster.drop(incarnation)
   state.watch.drop(incarnation)
   state.suspicions.drop(incarnation)
   state.unreachable.pop(incarnation, None)
   state.dialed_secs.pop(incarnation, None)
-  _lose_all(state, lost)
 
 
 def tell_suspicions(state: state_lib.State) -> None:
@@ -219,4 +182,4 @@ def _redial(state: state_lib.State, incarnation: str) -> events_lib.Flow:
 
 def _dial(state: state_lib.State, member: views.Member) -> None:
   state.dialed_secs[member.incarnation] = state.now
-  state.actions += state.routes.dial(member, state.now)
+  state.do(events_lib.Dial(member))

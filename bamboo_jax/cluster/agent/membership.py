@@ -48,7 +48,6 @@ _SETTLE_SECS = 2.0  # Wait of an agent whose worker is gone.
 def look_around(state: state_lib.State, *, is_worker_stopped: bool) -> None:
   """Sends a heartbeat, and finds silent agents."""
   state.watch.tick(state.now)
-  state.actions += state.routes.tick(state.now)
   if state.has_worker:
     if fault := state.watch.find_fault(
         state.now,

@@ -55,10 +55,10 @@ def hear(state: state_lib.State, message: Any) -> None:
 def _say_ready(state: state_lib.State) -> events_lib.Flow:
   """Reports that the node is ready, once it knows which members it reaches."""
   roster, me = state.roster, state.incarnation
-  tried = state.routes.reached | state.unreachable.keys() | {me}
+  tried = state.connected | state.unreachable.keys() | {me}
   while {*roster.incarnations} - tried:
     yield events_lib.Sleep(_RETRY_SECS)
-    tried = state.routes.reached | state.unreachable.keys() | {me}
+    tried = state.connected | state.unreachable.keys() | {me}
   ready = roster.ready[me] = messages.Ready(state.origin)
   state.send(ready)
   membership.decide(state)

@@ -11,7 +11,6 @@ from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent.knowledge import board as board_lib
 from bamboo_jax.cluster.agent.knowledge import roster as roster_lib
-from bamboo_jax.cluster.agent.knowledge import routes as routes_lib
 from bamboo_jax.cluster.agent.knowledge import suspicion as suspicion_lib
 from bamboo_jax.cluster.agent.knowledge import watch as watch_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
@@ -62,9 +61,7 @@ class State:
     self.roster = roster_lib.Roster()
     self.board = board_lib.Board()
     self.watch = watch_lib.Watch(options.limits)
-    width = routes_lib.find_width(options.num_nodes, options.limits.mesh_nodes)
-    self.routes = routes_lib.Routes(self.roster, width)
-    self.suspicions = suspicion_lib.Suspicions(incarnation, are_few=width > 1)
+    self.suspicions = suspicion_lib.Suspicions(incarnation)
     self.now = 0.0
     self.actions: list[Any] = []
     self._flows: dict[int, events_lib.Flow] = {}
@@ -77,6 +74,7 @@ class State:
     self.status: dict[str, Any] = {}  # For `bamboo status`.
     self.is_status_new = False  # Whether the store lacks some of it.
     # Other agents.
+    self.connected: set[str] = set()
     self.unreachable: dict[str, messages.Suspect] = {}  # When last tried.
     self.dialed_secs: dict[str, float] = {}  # Last, after one was closed.
     self.suspects = messages.Suspects(0, ())
@@ -192,7 +190,7 @@ class State:
 
   def send(self, message: Any, to: Iterable[str] | None = None) -> None:
     """Sends to some agents, by default to all."""
-    self.actions += self.routes.send(message, to)
+    self.do(events_lib.Send(message, None if to is None else tuple(to)))
 
   def tell_worker(self, message: Any) -> None:
     """Sends to the worker."""
@@ -211,10 +209,10 @@ class State:
       self.tell_worker(gathered)
 
   def dial(self, members: Iterable[views.Member]) -> None:
-    """Connects to other agents, to each once; forwarding agents first."""
-    new = [m for m in members if self.roster.meet(m)]
-    for member in sorted(new, key=self.routes.is_near, reverse=True):
-      self.actions += self.routes.dial(member, self.now)
+    """Connects to other agents, to each once."""
+    for member in members:
+      if self.roster.meet(member):
+        self.do(events_lib.Dial(member))
 
   def warn(self, text: str) -> None:
     """Logs a warning, the same one at most every few seconds."""

@@ -3,6 +3,5 @@
 roster     the known agents, and the view they are in; start here
 suspicion  which agents suspect which, and which nodes to remove for it
 watch      silent agents, and the agent's own worker
-routes     which agents it is connected to, and which forward to the others
 board      values that nodes post for each other
 """

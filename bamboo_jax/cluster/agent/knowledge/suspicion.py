@@ -25,9 +25,6 @@ from bamboo_jax.cluster import messages
 # attempt shows that it is over.
 _GRACE_SECS = 1.0
 _CERTAIN_GRACE_SECS = 3.0
-# If agents do not watch all others, an edge may be known to one agent only:
-# those that begin to watch one of its ends need as long as the first.
-_FEW_GRACE_SECS, _LONE_GRACE_SECS = 3.0, 6.0
 _ALONE_SECS = 0.5  # Then others are certain of a death as well.
 
 
@@ -47,10 +44,8 @@ class Edge:
 class Suspicions:
   """All suspicions that one agent knows; `me` is its incarnation."""
 
-  def __init__(self, me: str, *, are_few: bool = False) -> None:
-    """Begins without any; `are_few` if agents do not watch all others."""
+  def __init__(self, me: str) -> None:
     self._me = me
-    self._are_few = are_few
     self._edges: dict[str, dict[str, Edge]] = {}  # By accuser and accused.
     self._uncertain: dict[str, set[str]] = {}  # Of them, the uncertain ones.
     # When each certain edge became known, by accused and accuser; only of
@@ -129,7 +124,7 @@ class Suspicions:
     if uncertain:
       self._uncertain[accuser] = uncertain
     for edge in new.values():
-      self._due_secs = min(self._due_secs, now + self._grace(edge))
+      self._due_secs = min(self._due_secs, now + _grace(edge))
       self._unclear_secs = min(self._unclear_secs, now + _ALONE_SECS)
     for whom in before.keys() | after.keys():
       old, edge = before.get(whom), after.get(whom)
@@ -219,12 +214,10 @@ class Suspicions:
         if whom in are_left
     }
     out = set(sure)
-    is_unsure = any(not edge.is_certain for edge in edges.values())
-    lone = _find_lone(edges) if self._are_few and is_unsure else ()
     old = {
         ends
         for ends, edge in edges.items()
-        if now >= self._find_due(*ends, edge, is_lone=ends in lone)
+        if now >= self._find_due(*ends, edge)
     }
     unclear = {m for m in quiet if not self.suspects(m)}
     due = {ends for ends in old if unclear.isdisjoint(ends)}
@@ -250,20 +243,11 @@ class Suspicions:
       out |= _cover(pairs, [m for m in left if m in cover], suspected)
     return {m: self._reason(m) for m in members if m in out}
 
-  def _grace(self, edge: Edge, *, is_lone: bool = False) -> float:
-    if edge.is_certain:
-      return _CERTAIN_GRACE_SECS
-    if not self._are_few:
-      return _GRACE_SECS
-    return _LONE_GRACE_SECS if is_lone else _FEW_GRACE_SECS
-
-  def _find_due(
-      self, by: str, whom: str, edge: Edge, *, is_lone: bool = False
-  ) -> float:
+  def _find_due(self, by: str, whom: str, edge: Edge) -> float:
     """Returns the time at which an edge has waited long enough."""
     waits = (self._end_wait_secs.get(end, -math.inf) for end in (by, whom))
     since_secs = max(edge.first_secs, self._wait_secs, *waits)
-    return since_secs + self._grace(edge, is_lone=is_lone)
+    return since_secs + _grace(edge)
 
   def _is_due(self, now: float) -> bool:
     """Returns whether any edge may have waited long enough."""
@@ -307,12 +291,8 @@ class Suspicions:
     return found.reason if found else "it cannot reach the others"
 
 
-def _find_lone(
-    edges: Collection[tuple[str, str]],
-) -> set[tuple[str, str]]:
-  """Returns the edges whose ends have no other edge."""
-  degrees = _count_edges({frozenset(ends) for ends in edges})
-  return {ends for ends in edges if max(degrees[e] for e in ends) == 1}
+def _grace(edge: Edge) -> float:
+  return _CERTAIN_GRACE_SECS if edge.is_certain else _GRACE_SECS
 
 
 def _count_edges(

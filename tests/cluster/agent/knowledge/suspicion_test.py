@@ -9,9 +9,9 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent.knowledge import suspicion
 
 
-def explain(edges, *, now, members="abcde", quiet="", are_few=False):
+def explain(edges, *, now, members="abcde", quiet=""):
   """`edges` are written accuser, accused, since when; `!` if it is certain."""
-  found = suspicion.Suspicions("a", are_few=are_few)
+  found = suspicion.Suspicions("a")
   said = {}
   for text in edges:
     by, whom, since_secs = text.strip("!").split()
@@ -34,17 +34,6 @@ class SuspicionTest(parameterized.TestCase):
   )
   def test_explain(self, edges, out):
     self.assertEqual(explain(edges, now=1.5), out)
-
-  @parameterized.parameters(
-      (["b c 0"], 5.9, ""),
-      (["b c 0"], 6.0, "c"),
-      (["b c 0", "d c 0"], 2.9, ""),
-      (["b c 0", "d c 0"], 3.0, "c"),
-      (["b c 0!"], 2.9, ""),
-      (["b c 0!"], 3.0, "c"),
-  )
-  def test_where_few_watch_others_are_waited_for(self, edges, now, out):
-    self.assertEqual(explain(edges, now=now, are_few=True), out)
 
   @parameterized.parameters((3.1, ""), (4.0, "e"))
   def test_a_refusal_that_may_pass_is_no_reason_yet(self, now, out):

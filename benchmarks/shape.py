@@ -1,0 +1,205 @@
+"""Throughput with f of N nodes gone, against (N - f)/N of the original.
+
+For each number of nodes there is a run of `bamboo train` with paced nodes, so
+few cores suffice. One node dies after the other, each at a random time in a
+step, until the next death would leave a layer without a copy.
+
+  step      1 2 3 4 5 6   7      8 9 10   11
+  dies                    a               b
+  pause                         r
+  measured  undisturbed   before after    before ...
+
+`before` are steps in which a node dies, and the others do its part; between
+that step and the next one new pipelines are formed, which is the pause r. After
+it programs for the next death are loaded during training, so medians are taken.
+
+Runs with fewer nodes have faster nodes, so that steps of all runs take about as
+long and one core can walk the rows of 16 nodes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import copy
+import dataclasses
+import pathlib
+import random
+import statistics
+
+import ml_collections
+
+from bamboo_jax import base
+from bamboo_jax.benchmarks import table
+from bamboo_jax.benchmarks import turns
+from bamboo_jax.metrics import jsonl
+from bamboo_jax.metrics import table as table_lib
+from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import ladder as ladder_lib
+from bamboo_jax.recovery import layout as layout_lib
+from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.sim import speed as speed_lib
+from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import job as job_lib
+from bamboo_jax.train.setup import sizes
+
+_NUM_FIRST, _NUM_EACH = 6, 4  # Steps before the first death, and after each.
+_COLUMNS = (
+    "nodes={num_nodes} lost={num_lost} stages={stages} ideal_ms={ideal_ms:.0f} "
+    "step_ms={step_ms:.0f} predicted_ms={predicted_ms:.0f} ratio={ratio:.3f} "
+    "predicted={predicted_ratio:.3f} with_death_ms={death_ms:.0f} "
+    "predicted_ms={predicted_death_ms:.0f} ratio={death_ratio:.3f} "
+    "pause_ms={pause_ms:.0f}"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+  """A death, the layout after it, and predicted times of steps.
+
+  Attributes:
+    victim: Number of the node; None before the first death.
+    death_ms: Time of the step in which it dies, mean over times of death.
+  """
+
+  victim: int | None
+  layout: layout_lib.Layout
+  step_ms: float
+  death_ms: float = 0.0
+
+
+def plan_losses(
+    rules: assignment.Rules, first: layout_lib.Layout, speed: speed_lib.Speed
+) -> Iterator[Loss]:
+  """Yields the start, and then deaths, until one would lose a layer."""
+  layout, members = first, {*first.nodes}
+  rng = random.Random(len(members))
+  step_ms = lambda layout: 1e3 * rules.planner.times.step_secs(layout.pipelines)
+  yield Loss(None, layout, step_ms(layout))
+  while True:
+    for victim in rng.sample(sorted(layout.nodes), len(layout.nodes)):
+      lost = rules.lose(layout, members - {victim}, zones={})
+      if lost.rung in ladder_lib.IMMEDIATE:
+        break
+    else:
+      return
+    delay = speed.finish(lost.rung, layout.pipelines, lost.layout.pipelines)
+    death_ms = step_ms(layout) + 1e3 * delay.secs
+    members.remove(victim)
+    layout = rules.improve(lost.layout, members, zones={}).layout
+    yield Loss(victim, layout, step_ms(layout), death_ms)
+
+
+def measure(
+    losses: Sequence[Loss], lines: Sequence[jsonl.Line]
+) -> list[Mapping[str, object]]:
+  """Returns a row for each death, from the log of a run."""
+  steps = [line for line in lines if "event" not in line]
+  owners = {l["step"]: l["owners"] for l in lines if l.get("event") == "layout"}
+  ends_ms = [1e3 * line["account"]["secs"] for line in steps]
+  times_ms = [line["step_ms"] for line in steps]
+  first, num_nodes = losses[0], len(losses[0].layout.nodes)
+  usual_ms = statistics.median(times_ms[_NUM_FIRST - 3 : _NUM_FIRST])
+  rows = []
+  for num_lost, loss in enumerate(losses[1:], 1):
+    at = _NUM_FIRST + (num_lost - 1) * _NUM_EACH
+    share = num_nodes / (num_nodes - num_lost)
+    ideal_ms = share * usual_ms
+    step_ms = statistics.median(times_ms[at + 1 : at + _NUM_EACH])
+    depths = [len(p.nodes) for p in loss.layout.pipelines]
+    now = owners[max(step for step in owners if step <= at + 2)]
+    assert sorted(depths) == sorted(len({*row}) for row in now), (loss, now)
+    rows.append(
+        dict(
+            num_nodes=num_nodes,
+            num_lost=num_lost,
+            stages="+".join(map(str, depths)),
+            ideal_ms=ideal_ms,
+            step_ms=step_ms,
+            predicted_ms=loss.step_ms,
+            ratio=ideal_ms / step_ms,
+            predicted_ratio=share * first.step_ms / loss.step_ms,
+            # The plan lacks the host's time, taken from the first steps.
+            from_first_ms=loss.step_ms + usual_ms - first.step_ms,
+            death_ms=times_ms[at],
+            predicted_death_ms=loss.death_ms,
+            death_ratio=ideal_ms / times_ms[at],
+            pause_ms=ends_ms[at + 1] - ends_ms[at] - times_ms[at + 1],
+        )
+    )
+  return rows
+
+
+def compare(
+    config: ml_collections.ConfigDict,
+    *,
+    train: Sequence[str],
+    out: pathlib.Path,
+) -> None:
+  """Measures all numbers of nodes and deaths, prints and writes a table.
+
+  `train` is the command line of training, without nodes, faults and workdir.
+  Raises `ValueError` with the last output of a run that failed.
+  """
+  found, least = [], config.pipeline.num_pipelines * config.pipeline.num_stages
+  numbers = range(least, sizes.num_nodes(config) + 1)
+  devices_lib.use_virtual_devices(len(numbers))
+  # A rehearsal compiles all programs first.
+  for number in turns.show_progress([0, *numbers], name="nodes"):
+    num_nodes = number or least
+    own = {
+        "redundancy.spares": num_nodes - least,
+        "model.options.time_scale": numbers[-1] / num_nodes,
+    }
+    losses, folder = _plan(config, own), out / str(number)
+    options = [f"--config.{key}={value}" for key, value in own.items()]
+    _train([*train, *options], folder, losses)
+    if number:
+      found += measure(losses, jsonl.read_lines(folder / "metrics.jsonl"))
+  print(table.render(found, _COLUMNS))
+  base.write_atomically(out / "shape.csv", table_lib.to_csv(found))
+  off, from_first = (
+      [abs(row[name] / row["step_ms"] - 1) for row in found]
+      for name in ("predicted_ms", "from_first_ms")
+  )
+  to_ideal = statistics.median(r["step_ms"] / r["ideal_ms"] for r in found)
+  print(
+      f"deaths={len(found)} median_step_to_ideal={to_ideal:.3f} "
+      f"worst_ratio_with_death={min(r['death_ratio'] for r in found):.3f} "
+      f"predicted_off_pct={100 * statistics.median(off):.1f} "
+      f"worst_predicted_off_pct={100 * max(off):.1f} "
+      f"from_first_off_pct={100 * statistics.median(from_first):.1f} "
+      f"worst_from_first_off_pct={100 * max(from_first):.1f}"
+  )
+  print(f"worst_ratio_to_ideal={min(row['ratio'] for row in found):.3f}")
+
+
+def _plan(
+    config: ml_collections.ConfigDict, changes: Mapping[str, float]
+) -> list[Loss]:
+  config = copy.deepcopy(config)
+  with config.unlocked():
+    config.model.options.time_scale = 1.0
+  config.update_from_flattened_dict(changes)
+  devices = devices_lib.place_nodes([*range(sizes.num_nodes(config))])
+  job = job_lib.make_job(config, devices=devices)
+  speed = speed_lib.ProfileSpeed(
+      job.plan.profile,
+      num_microbatches=job.plan.batch.total_microbatches,
+      microbatch_size=job.plan.batch.microbatch_size,
+      redundant=build.make_redundancy(config),
+      reroute=config.recovery.reroute,
+  )
+  return [*plan_losses(job.rules, job.first_layout, speed)]
+
+
+def _train(
+    command: Sequence[str], folder: pathlib.Path, losses: Sequence[Loss]
+) -> None:
+  deaths = [
+      f"{_NUM_FIRST + i * _NUM_EACH},n{loss.victim},,kill\n"
+      for i, loss in enumerate(losses[1:])
+  ]
+  folder.mkdir(parents=True, exist_ok=True)
+  faults = folder / "faults.csv"
+  faults.write_text("".join(deaths))
+  num_steps = _NUM_FIRST + len(deaths) * _NUM_EACH
+  run = [f"--config.num_steps={num_steps}", f"--faults={faults}"]
+  turns.run_training([*command, *run, f"--workdir={folder}"], name=str(folder))

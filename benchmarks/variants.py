@@ -1,0 +1,253 @@
+"""Variants in the process of one stage: executors and modes.
+
+A variant is built from a plan and then runs steps. A death is simulated: the
+process of the victim stops where it dies, and the survivor, on its own core,
+recovers. Nothing is committed then, so that the next step starts from the same
+state.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+import time
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from bamboo_jax.benchmarks import deaths as deaths_lib
+from bamboo_jax.benchmarks import joined
+from bamboo_jax.benchmarks import predict
+from bamboo_jax.checkpoint import digest
+from bamboo_jax.plan import planner
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.phases import apply
+from bamboo_jax.runtime.phases import compile_ahead
+from bamboo_jax.runtime.phases import reduce
+from bamboo_jax.runtime.phases import refresh
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import linearize
+from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import build_program
+
+Microbatches = Sequence[Mapping[str, np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+  """Facts that all variants share."""
+
+  config: ml_collections.ConfigDict
+  task: build.Task
+  plan: planner.Plan
+  specs: Sequence[spec_lib.StageSpec]
+  stages: joined.Joined
+  cache: program_cache.ProgramCache
+
+  @property
+  def scale(self) -> float:
+    """Factor from a sum over the batch to a mean per token."""
+    length = self.config.model.options.sequence_length
+    return 1.0 / (self.task.batches.batch_size * length)
+
+
+class Rows:
+  """A mode of redundancy under the executor `rows`."""
+
+  def __init__(self, site: Site, mode: str) -> None:
+    self.site = site
+    self.plan = predict.plan_mode(
+        site.plan, build.make_redundancy(site.config), mode
+    )
+    roles = self.plan.roles
+    self.engine = engine_lib.Engine(
+        site.specs,
+        owners=[roles.owners],
+        devices=site.stages.devices,
+        num_shares=1,
+        keep=bool(roles.shadows),
+        replicas=build.make_protection(site.config),
+        cache=site.cache,
+        exchange=site.stages.transport,
+    )
+    self._set_roles(roles)
+    compile_ahead.compile_all(self.engine, evaluate=False)
+    self.engine.set_state(spec_lib.init_layers(site.task.whole))
+    self.order = linearize.linearize([self.plan.whole.timeline])
+
+  @property
+  def node(self) -> node_lib.Node:
+    """The node of this process."""
+    (node,) = self.engine.nodes.values()
+    return node
+
+  def sizes(self) -> dict[str, int]:
+    """Returns bytes that it holds on this node, by name."""
+    stages = self.plan.roles.replicas_of(self.site.stages.rank)
+    states = [self.node.state[stage] for stage in stages]
+    replica_bytes = sum(a.nbytes for a in jax.tree.leaves(states))
+    peak_bytes = self.plan.whole.timeline.peak_bytes[self.site.stages.rank]
+    return {
+        "replica_bytes": replica_bytes,
+        "device_bytes": replica_bytes + peak_bytes,
+        "host_bytes": 0,
+    }
+
+  def run(self, step: int, microbatches: Microbatches) -> dict[str, Any]:
+    """Runs a step and commits it; returns times and bytes by name."""
+    cpu_secs, start = time.process_time(), time.perf_counter()
+    self._begin(step, microbatches)
+    self._compute()
+    computed = self._reduce()
+    held = self.node.store.arrays()
+    on_host = [a for a in held if a.sharding.memory_kind == "pinned_host"]
+    found = {"host_bytes": sum(a.nbytes for a in on_host)}
+    if self.site.stages.rank == len(self.site.specs) - 1:
+      found["loss"] = float(reduce.loss(self.engine)[0]) * self.site.scale
+    refresh_bytes = refresh.refresh(self.engine, self.site.scale)
+    refreshed = self._wait()
+    self.site.stages.wait()
+    voted = time.perf_counter()
+    apply.apply(self.engine, self.site.scale)
+    end = self._wait()
+    return {
+        "compute_ms": 1e3 * (computed - start),
+        "refresh_ms": 1e3 * (refreshed - computed),
+        "vote_ms": 1e3 * (voted - refreshed),
+        "apply_ms": 1e3 * (end - voted),
+        "cpu_ms": 1e3 * (time.process_time() - cpu_secs),
+        "refresh_bytes": refresh_bytes,
+        **found,
+    }
+
+  def compute(self, step: int, microbatches: Microbatches) -> dict[str, Any]:
+    """Runs the rows of a step without a commit."""
+    start = time.perf_counter()
+    self._begin(step, microbatches)
+    self.engine.compute(self.order)
+    ms = 1e3 * (self._reduce() - start)
+    return {"ms": ms, "sums": self._sums()}
+
+  def die(
+      self, step: int, microbatches: Microbatches, victim: int, at: int
+  ) -> dict[str, Any]:
+    """Runs the rows of a step in which `victim` dies, without a commit.
+
+    Returns the time of the victim's death; or, on the survivor, when it had
+    finished the rows, the time it took to plan them, and the sums, which must
+    equal those of `compute`.
+    """
+    engine, roles = self.engine, self.plan.roles
+    death = deaths_lib.plan_death(
+        self.plan.whole.timeline, victim=victim, at=at
+    )
+    start = time.perf_counter()
+    self._begin(step, microbatches)
+    engine.compute(death.done)
+    if self.site.stages.rank == victim:
+      return {"died_ms": 1e3 * (self._wait() - start)}
+    told = time.perf_counter()
+    held = {n: node.store.holdings() for n, node in engine.nodes.items()}
+    after, held = failover.fail_over(roles, held, {victim})
+    rest = linearize.linearize([self.plan.rest(after, held)])
+    planned = time.perf_counter()
+    self._set_roles(after)
+    engine.compute(rest)
+    answer = {
+        "ms": 1e3 * (self._reduce() - start),
+        "plan_ms": 1e3 * (planned - told),
+        "num_passes": sum(not i.is_transfer for _, i in rest),
+        "sums": self._sums(),
+    }
+    self._set_roles(roles)
+    return answer
+
+  def digests(self) -> dict[int, str]:
+    """Returns the hash of the state of each stage that this node holds."""
+    return {
+        stage: digest.state_sha256(
+            digest.digest_layers(spec_lib.split_layers(state)),
+            [layer.name for layer in self.engine.specs[stage].layers],
+            samples_seen=0,
+        )
+        for stage, state in sorted(self.node.state.items())
+    }
+
+  def _set_roles(self, roles: failover.Roles) -> None:
+    self.engine.set_pipelines([roles.owners], [roles.shadows], [(0,)])
+
+  def _begin(self, step: int, microbatches: Microbatches) -> None:
+    self.site.stages.begin()
+    self._step = step
+    self._feed = lambda m, keys: {key: microbatches[m][key] for key in keys}
+    self.engine.begin_step(step, self._feed, num_microbatches=len(microbatches))
+
+  def _compute(self) -> None:
+    self.engine.compute(self.order)
+
+  def _reduce(self) -> float:
+    """Sums the shares once all passes have ended; returns the time in ms."""
+    reduce.reduce(self.engine)
+    return self._wait()
+
+  def _wait(self) -> float:
+    """Blocks until everything is done, replicas included; returns the ms."""
+    self.engine.wait()
+    jax.block_until_ready(self.node.store.arrays())
+    return time.perf_counter()
+
+  def _sums(self) -> dict[int, str]:
+    """Returns hashes of the sums of this node's stages."""
+    return {
+        stage: json.dumps([norm.hex() for norm in norms.tolist()])
+        for stage, norms in reduce.stage_norms(self.engine).items()
+    }
+
+
+class Program(Rows):
+  """A mode of redundancy under the executor `spmd`."""
+
+  def __init__(self, site: Site, mode: str) -> None:
+    super().__init__(site, mode)
+    config = site.config.copy_and_resolve_references()
+    config.redundancy.mode = mode
+    program = build_program.make_program(config, site.task, site.plan)
+    self.programs = build_program.make_engine(
+        config,
+        site.task,
+        program,
+        rows=self.engine,
+        collectives=site.stages.collectives,
+    )
+    compile_ahead.compile_all(self.engine, evaluate=False)
+
+  def sizes(self) -> dict[str, int]:
+    """Returns bytes by name."""
+    found = self.programs.num_bytes()
+    state = sum(a.nbytes for a in jax.tree.leaves(self.node.state))
+    device_bytes = state + found["device"]
+    return {"device_bytes": device_bytes, "host_bytes": found["host"]}
+
+  def difference(self, rows: Rows) -> float:
+    """Returns the relative difference of this stage's parameters from rows."""
+    got, want = (
+        np.concatenate([np.ravel(a) for a in jax.tree.leaves(state.params)])
+        for state in (v.node.state[v.site.stages.rank] for v in (self, rows))
+    )
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+  def _compute(self) -> None:
+    self.programs.begin(self._step, self._feed)
+    self.programs.plan({}, pipeline=0)
+    while not self.programs.is_done:
+      self.programs.start()
+      self.programs.finish()
+    self.programs.put_sums()
+
+
+# Builds a variant, by the first word of names such as "rows/eager".
+KINDS = {"rows": Rows, "spmd": Program}

@@ -1,0 +1,99 @@
+"""Oobleck's evaluation in our own simulator, from the same throughput table.
+
+Only throughput by number of nodes and the times of changes are as published. So
+effects that the artifact omits cost time: training stops while nodes are
+reassigned, no stale timer remains, added nodes are used as soon as that pays,
+and the downtime at the end counts.
+"""
+
+from bamboo_jax.accounting import prices as prices_lib
+from bamboo_jax.reproductions.bamboo import loop as artifact_loop
+from bamboo_jax.reproductions.bamboo import rules as bamboo_rules
+from bamboo_jax.reproductions.oobleck import inputs
+from bamboo_jax.sim import loop
+from bamboo_jax.sim import policies as policies_lib
+from bamboo_jax.sim import throughput_table
+from bamboo_jax.sim import times as times_lib
+from bamboo_jax.traces import trace as trace_lib
+
+Model, Trace = inputs.Model, trace_lib.Trace
+
+# Oobleck needs two pipelines for every layer to have a second copy, so its
+# pipelines may be half as long as the smallest measured number of nodes.
+_LEAST_STAGES = {"oobleck": 7, "varuna": 12, "bamboo": 12}
+_RUNGS = {
+    "oobleck": ("reconfigure", "checkpoint"),
+    "varuna": ("checkpoint",),
+    "bamboo": ("shadow", "reconfigure", "checkpoint"),
+}
+_CHECKPOINT_EVERY = 10  # Steps of all nodes.
+# Placeholder: costs are not used.
+_PRICE = prices_lib.Price(
+    instance="none",
+    on_demand_usd_per_hour=1.0,
+    spot_usd_per_hour=1.0,
+    source="none",
+    date="2023",
+)
+
+
+def simulate(model: Model, system: str, trace: Trace) -> float | None:
+  """Returns samples per second from the start of training to the trace's end.
+
+  None if the system cannot run the model, 0 if it never trains.
+  """
+  if system not in model.throughput:
+    return None
+  (policy,) = policies_lib.make_choices(
+      system,
+      policies_lib.Settings(rungs=_RUNGS[system], fold=False, hand_over=False),
+      policies_lib.Workload(
+          costs=_table(model, system, trace.num_nodes),
+          num_stages=_LEAST_STAGES[system],
+      ),
+      _durations(model, system),
+  )
+  outcome = loop.simulate(trace, policy, _PRICE, keep_moments=True)
+  starts = [m.secs for m in outcome.moments if m.samples_per_sec]
+  if not starts:
+    return 0.0
+  return outcome.account.num_samples / (trace.duration_ms / 1e3 - starts[0])
+
+
+def _table(model: Model, system: str, most: int) -> throughput_table.Table:
+  """Returns the throughput for up to `most` nodes.
+
+  Beyond the largest measured number of nodes it is constant.
+  """
+  rates = {
+      nodes: 1e3 * model.samples_per_step / model.step_ms(system, nodes)
+      for nodes in range(1, most + 1)
+  }
+  name = f"{system}, {model.name}"
+  return throughput_table.Table(name, model.samples_per_step, rates)
+
+
+def _durations(model: Model, system: str) -> times_lib.Durations:
+  """Returns the published times.
+
+  The artifact has no checkpoints of Oobleck and Bamboo; here they have the
+  interval and duration of Varuna's, but do not stop training.
+  """
+  reconfigure_ms, restart_ms = {
+      "oobleck": (model.reconfigure_ms, model.reconfigure_ms),
+      "varuna": (0, model.restart_ms),  # Never reconfigures.
+      "bamboo": (model.local_ms, bamboo_rules.GLOBAL_MS),
+  }[system]
+  checkpoint_secs = model.checkpoint_ms / 1e3
+  step_secs = model.step_ms("varuna", inputs.MAX_NODES) / 1e3
+  return times_lib.Durations(
+      boot_secs=artifact_loop.CREATION_MS / 1e3,
+      detect_secs=0.0,
+      repair_secs=reconfigure_ms / 1e3,
+      reconfigure_secs=reconfigure_ms / 1e3,
+      restart_secs=restart_ms / 1e3,
+      load_secs=0.0,
+      save_secs=checkpoint_secs,
+      stall_secs=checkpoint_secs if system == "varuna" else 0.0,
+      save_every_secs=_CHECKPOINT_EVERY * step_secs + checkpoint_secs,
+  )

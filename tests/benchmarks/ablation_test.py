@@ -1,0 +1,178 @@
+"""Ablations: which runs they make, and what is told of them."""
+
+import csv
+import itertools
+import json
+import pathlib
+import tempfile
+
+from absl.testing import parameterized
+
+from bamboo_jax.benchmarks import ablation
+from tests import figures
+
+
+def write_run(folder, *, step_ms, pauses=(), state="a"):
+  """Writes what `bamboo train` leaves of a run of three steps."""
+  folder.mkdir(parents=True)
+  summary = dict(steps=3, final_loss=2.5, samples_seen=12, samples_dropped=3)
+  summary |= dict(params_sha256="p", state_sha256=state, resumed_from_step=0)
+  summary |= dict(median_step_secs=0.1, bubble_fraction=0.3)
+  summary["recoveries"] = [{"kill_to_step_end_secs": p} for p in pauses]
+  summary["cost"] = {"num_samples": 12.0, "cost_usd": 0.5}
+  (folder / "summary.json").write_text(json.dumps(summary))
+  lines = [{"step": 0, "event": "start"}]
+  for step, ms in enumerate((9_000.0, *step_ms), 1):
+    line = dict(step=step, step_ms=ms, tokens_per_sec=1.0, bubble_pct=30.0)
+    account = dict(secs=9.0 + 2.0 * step, num_samples=4.0 * step)
+    line["account"] = account | {"node_secs": 0.0, "parts": {}}
+    lines.append(line)
+  text = "".join(json.dumps(line) + "\n" for line in lines)
+  (folder / "metrics.jsonl").write_text(text)
+
+
+def make_rows(sweeps=None, num_repeats=1):
+  """Returns rows of runs in which some metrics differ."""
+  rows = []
+  sweeps = sweeps or {"seed": ["1", "2"]}
+  for values in itertools.product(*sweeps.values()):
+    for repeat in range(num_repeats):
+      row = dict.fromkeys(ablation.METRICS)
+      k = len(rows)
+      row |= dict(step_ms=300.0 + k, bubble_pct=30.0 - k, final_loss=2.5)
+      row |= dict(samples=12.0, samples_per_wall_sec=5.0 + k % 3, usd=0.5)
+      rows.append(
+          {**dict(zip(sweeps, values, strict=True)), "repeat": repeat, **row}
+      )
+  return rows
+
+
+class SweepTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("redundancy.mode=none,lazy", "redundancy.mode", ("none", "lazy")),
+      ("seed=1", "seed", ("1",)),
+      ("a.b=(1,2),[3,4],x", "a.b", ("(1,2)", "[3,4]", "x")),
+      ("a=b=c", "a", ("b=c",)),
+  )
+  def test_parse(self, text, field, values):
+    self.assertEqual(ablation.parse_sweeps([text]), {field: values})
+
+  def test_bad_sweep(self):
+    for text in ("seed", "=1", "seed=", "seed=1,,2", "seed=1,1"):
+      with self.assertRaisesRegex(ValueError, f"--sweep={text}"):
+        ablation.parse_sweeps([text])
+    with self.assertRaisesRegex(ValueError, "names a twice"):
+      ablation.parse_sweeps(["a=1", "a=2"])
+
+  def test_trials_are_all_combinations_in_each_repeat(self):
+    trials = ablation.plan_trials({"a": ["1", "2"], "b": ["x", "y"]}, repeats=3)
+    self.assertLen(trials, 12)
+    self.assertLen({trial.folder for trial in trials}, 12)
+    orders = []
+    for repeat in range(3):
+      part = trials[4 * repeat : 4 * repeat + 4]
+      self.assertEqual({trial.repeat for trial in part}, {repeat})
+      self.assertLen({trial.setting for trial in part}, 4)
+      orders.append(tuple(trial.setting for trial in part))
+    self.assertGreater(len(set(orders)), 1)
+
+  def test_folder_has_no_odd_characters(self):
+    trial = ablation.Trial((("plan.profile", "a/b c.json"),), 1)
+    self.assertEqual(trial.folder, "plan.profile=a_b_c.json/1")
+
+
+class ResultsTest(parameterized.TestCase):
+
+  def test_means_over_repeats(self):
+    root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    rows = []
+    for mode, times, pauses, states in (
+        ("none", (100.0, 110.0), (), "aa"),
+        ("eager", (130.0, 150.0), (0.2, 0.4), "ab"),
+    ):
+      for repeat, (ms, state) in enumerate(zip(times, states, strict=True)):
+        trial = ablation.Trial((("mode", mode),), repeat)
+        write_run(
+            root / trial.folder, step_ms=(ms, ms), pauses=pauses, state=state
+        )
+        rows.append(ablation.read_row(root / trial.folder, trial))
+    sweeps = {"mode": ["none", "eager"]}
+    none, eager = ablation.write(root, rows, sweeps, formats=("png", "pdf"))
+    self.assertStartsWith((root / "ablation.pdf").read_bytes(), b"%PDF")
+    self.assertEqual(none["step_ms"], 105.0)  # Without the first step.
+    # Student's t: 12.706 for one degree of freedom.
+    self.assertAlmostEqual(none["step_ms_ci95"], 12.706 * 5.0, places=1)
+    self.assertIsNone(none["pause_ms"])
+    self.assertEqual((none["usd"], none["samples"]), (0.5, 12.0))
+    self.assertEqual(
+        (none["samples_per_wall_sec"], none["samples_dropped"]), (2, 3)
+    )
+    self.assertEqual((none["same_state"], eager["same_state"]), ("yes", "no"))
+    self.assertAlmostEqual(eager["pause_ms"], 300.0)
+    self.assertEqual(eager["num_recoveries"], 2)
+    with (root / "runs.csv").open() as file:
+      read = list(csv.DictReader(file))
+    self.assertEqual([r["mode"] for r in read], ["none"] * 2 + ["eager"] * 2)
+    self.assertEqual(read[0]["pause_ms"], "")
+    png = (root / "ablation.png").read_bytes()
+    self.assertStartsWith(png[1:4].decode(), "PNG")
+
+  @parameterized.parameters(1, 3)
+  def test_figure(self, num_repeats):
+    sweeps = {
+        "a.mode": ["none", "lazy $x$"],
+        "a.long_name_of_a_field": ["1", "2"],
+    }
+    rows = make_rows(sweeps, num_repeats)
+    fig = ablation.draw(rows, sweeps)
+    shown = [axes for axes in fig.axes if axes.axison]
+    # Without metrics that are the same in all runs, or that nobody has.
+    self.assertEqual(
+        [axes.get_xlabel() for axes in shown],
+        ["time of a step (ms)", "bubble (%)", "samples/s of wall time"],
+    )
+    self.assertEqual(
+        fig.get_supxlabel().replace("\n", " "),
+        "The same in all runs: final loss (nats per token): 2.5; samples: 12; "
+        r"cost (\$): 0.5.",
+    )
+    settings = [label.get_text() for label in shown[0].get_yticklabels()]
+    self.assertEqual(
+        settings, ["none, 1", "none, 2", r"lazy \$x\$, 1", r"lazy \$x\$, 2"]
+    )
+    self.assertEqual(
+        shown[0].get_title(loc="left"), "a.mode, a.long_name_of_a_field"
+    )
+    for axes in shown:  # A bar for each setting, but not of a single run.
+      self.assertLen(axes.collections, 4 * (num_repeats > 1))
+    self.assertLen(fig.legends, num_repeats > 1)
+    self.assertEmpty(figures.find_faults(fig))
+
+  def test_figure_of_constants(self):
+    rows = [{**row, "step_ms": 9.0, "bubble_pct": None} for row in make_rows()]
+    rows = [{**row, "samples_per_wall_sec": 4.0} for row in rows]
+    fig = ablation.draw(rows, {"seed": ["1", "2"]})
+    shown = [axes.get_xlabel() for axes in fig.axes if axes.axison]
+    self.assertLen(shown, 5)
+    self.assertEqual(fig.get_supxlabel(), "")
+    self.assertEmpty(figures.find_faults(fig))
+
+  def test_the_speed_of_a_single_step_is_not_known(self):
+    root = self.enterContext(tempfile.TemporaryDirectory())
+    folder = pathlib.Path(root, "run")
+    write_run(folder, step_ms=(), pauses=(None,), state="a")
+    row = ablation.read_row(folder, ablation.Trial((), 0))
+    self.assertIsNone(row["samples_per_wall_sec"])
+    self.assertIsNone(row["step_ms"])
+    self.assertIsNone(row["pause_ms"])
+
+  def test_one_repeat_has_no_interval(self):
+    root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    trial = ablation.Trial((("seed", "1"),), 0)
+    write_run(root / trial.folder, step_ms=(5.0,))
+    [mean] = ablation.summarise(
+        [ablation.read_row(root / trial.folder, trial)], ["seed"]
+    )
+    self.assertEqual(mean["step_ms"], 5.0)
+    self.assertIsNone(mean["step_ms_ci95"])

@@ -1,0 +1,35 @@
+"""What a plan says that nodes take is what they take."""
+
+import os
+import subprocess
+import sys
+
+from absl.testing import absltest
+
+_CODE = """
+from bamboo_jax.benchmarks import memory
+from bamboo_jax.runtime import devices
+from configs import bench_memory
+
+config = bench_memory.get_config()
+config.redundancy.mode = "none"
+devices.use_virtual_devices(config.pipeline.num_stages, distinct=True)
+print("ratios", *(r.ratio for r in memory._measure(config, "none")))
+"""
+
+
+class MemoryTest(absltest.TestCase):
+
+  def test_predicted_is_measured(self):
+    """In a process of its own: whatever arrays there are count."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CODE],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    ratios = done.stdout.rpartition("ratios")[2].split()
+    self.assertLen(ratios, 3)
+    for ratio in map(float, ratios):
+      self.assertAlmostEqual(ratio, 1.0, delta=0.05)

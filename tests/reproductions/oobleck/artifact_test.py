@@ -1,0 +1,195 @@
+"""Oobleck's evaluation: the published table, and its rules one by one."""
+
+import pathlib
+
+from absl.testing import parameterized
+
+from bamboo_jax.reproductions.bamboo import loop as artifact_loop
+from bamboo_jax.reproductions.bamboo import rules as bamboo_rules
+from bamboo_jax.reproductions.oobleck import artifact
+from bamboo_jax.reproductions.oobleck import inputs
+from bamboo_jax.traces import readers
+from bamboo_jax.traces import trace as trace_lib
+
+_ROOT = pathlib.Path(__file__).resolve().parents[3]
+_PUBLISHED = _ROOT / "third_party" / "published"
+_RECORDED = _ROOT.parent / "shared" / "traces" / "p3-trace.csv"
+_MODELS = inputs.read_models(_PUBLISHED)
+_TRACES = inputs.read_traces(_PUBLISHED)
+
+
+def _simulate(trace, model, system, **options):
+  is_ec2 = trace == "ec2"
+  has_rollback = not (is_ec2 and model in artifact.NO_ROLLBACK)
+  return artifact.simulate(
+      _MODELS[model],
+      system,
+      _TRACES[trace],
+      **{"has_rollback": has_rollback} | options,
+  )
+
+
+def _make_trace(*events, last_ms):
+  """Twelve nodes from the start, and events; nothing happens at the end."""
+  start = [trace_lib.Event(0, "add", f"n{i}") for i in range(12)]
+  end = trace_lib.Event(last_ms, "add", "end")
+  events = [trace_lib.Event(*event) for event in events]
+  return trace_lib.Trace("made", (*start, *events, end), duration_ms=last_ms)
+
+
+class PublishedTableTest(parameterized.TestCase):
+
+  @parameterized.parameters(*_TRACES)
+  def test_trace(self, trace):
+    published = inputs.read_published(_PUBLISHED)
+    rows = [row for row in published if row["trace"] == trace]
+    self.assertLen(rows, 15)
+    for row in rows:
+      model, system = row["model"], row["system"]
+      got = _simulate(trace, model, system)
+      if got is None:
+        self.assertEqual(row["avg_samples_per_s"], "OOM")
+        continue
+      published = float(row["avg_samples_per_s"])
+      with self.subTest(row):
+        self.assertAlmostEqual(
+            got.throughput, published, delta=max(0.02 * published, 0.005)
+        )
+        self.assertEqual(got.preemptions, int(row["preemptions"]))
+        self.assertAlmostEqual(
+            got.average_nodes, float(row["avg_instances"]), delta=0.1
+        )
+        for name, share in got.shares.items():
+          self.assertAlmostEqual(share, float(row[f"frac_{name}"]), delta=0.01)
+
+  @parameterized.parameters(
+      # What the page says of restarts that pause training,
+      ("10m", "varuna", True, False, 129.0),
+      ("10m", "oobleck", True, False, 280.3),
+      # and of only the newest timer counting.
+      ("ec2", "oobleck", False, True, 271.0),
+      ("ec2", "varuna", False, True, 244.6),
+      ("ec2", "bamboo", False, True, 66.6),
+  )
+  def test_without_a_flaw(self, trace, system, pauses, newest, throughput):
+    flaws = artifact_loop.Flaws(
+        trains_while_gathering=not pauses, timers_left_over=not newest
+    )
+    got = _simulate(trace, "BERT-large", system, flaws=flaws)
+    self.assertAlmostEqual(got.throughput, throughput, delta=0.1)
+
+  def test_order_of_nodes_that_come_together(self):
+    lists = []
+
+    class Rules(bamboo_rules.BambooRules):
+
+      def assign(self, nodes):
+        super().assign(nodes)
+        lists.append([node.name.removeprefix("node") for node in nodes])
+
+    rules = Rules(num_stages=1, step_ms=lambda *_: 1000, local_ms=1000)
+    rows = [(e.time_ms, e.kind == "add", e.node) for e in _TRACES["6h"].events]
+    artifact_loop.Loop(rules).run(rows, end_ms=80_000)
+    self.assertEqual(
+        " ".join(lists[0]),
+        "30 1 25 8 16 15 3 7 29 28 26 14 27 6 13 12 23 22 17 24 11 2 5 21 20 "
+        "18 10 19 4 9",
+    )
+
+
+class RulesTest(parameterized.TestCase):
+  """A model with steps of 1 s, whatever the number of nodes."""
+
+  def setUp(self):
+    super().setUp()
+    by_nodes = dict.fromkeys(range(15, 31), 10.0)
+    self.model = inputs.Model(
+        name="made",
+        samples_per_step=10,
+        throughput={"oobleck": by_nodes, "varuna": by_nodes},
+        idle_gpus={},
+        reconfigure_ms=3_000,
+        restart_ms=8_000,
+        restart_ms_by_nodes=None,
+        checkpoint_ms=2_000,
+        local_ms=4_000,
+    )
+
+  def test_oobleck_trains_on_while_nodes_gather(self):
+    # From 48 s on; steps end at 49 ... 63 s, the one at 63.5 s is void, as 11
+    # nodes are too few.
+    trace = _make_trace((60_500, "remove", "n3"), last_ms=100_000)
+    got = artifact.simulate(self.model, "oobleck", trace)
+    self.assertEqual(got.num_steps, 15)
+    self.assertAlmostEqual(got.throughput, 10.0)
+    sound = artifact.simulate(
+        self.model, "oobleck", trace, flaws=artifact_loop.SOUND
+    )
+    self.assertEqual(sound.num_steps, 12)
+
+  @parameterized.named_parameters(
+      # From 51 s on; a checkpoint after 61 s; steps end at 64, 65, 66 s.
+      ("pays_for_checkpoints", None, 66_500, True, 13, 66),
+      # A loss at 66.5 s: what came after the checkpoint at 63 s is lost. Steps
+      # then end at 67 s, with a checkpoint, at 70, 71, 72 s; void at 72.5 s.
+      ("rolls_back", 66_500, 100_000, True, 10 + 4, 72),
+      ("keeps_all", 66_500, 100_000, False, 13 + 4, 72),
+      # The checkpoint is made from 61 to 63 s, but stays open until 65 s. If it
+      # fails there is none, so the loss costs everything.
+      ("loss_in_checkpoint", 62_500, 62_501, True, 0, 61),
+      ("checkpoint_too_long_open", 64_500, 64_501, True, 0, 64),
+      ("loss_after_checkpoint", 65_500, 65_501, True, 10, 65),
+  )
+  def test_varuna(self, loss_ms, end_ms, has_rollback, kept, last_secs):
+    losses = [(loss_ms, "remove", "n3")] if loss_ms else []
+    trace = _make_trace(*losses, last_ms=end_ms)
+    got = artifact.simulate(
+        self.model, "varuna", trace, has_rollback=has_rollback
+    )
+    self.assertAlmostEqual(got.throughput, 10 * kept / (last_secs - 51))
+
+  @parameterized.parameters(
+      (2, "A pipeline takes 12 nodes, but made has at most 2"),
+      (12, "nothing happens from the last event of made on, at 0 ms"),
+  )
+  def test_refuses_trace(self, num_nodes, message):
+    events = [trace_lib.Event(0, "add", f"n{i}") for i in range(num_nodes)]
+    trace = trace_lib.Trace("made", tuple(events), duration_ms=9**7)
+    with self.assertRaisesRegex(ValueError, message):
+      artifact.simulate(self.model, "oobleck", trace)
+
+  def test_refuses_system(self):
+    with self.assertRaisesRegex(ValueError, "did you mean 'varuna'"):
+      artifact.simulate(self.model, "varona", _TRACES["6h"])
+
+  def test_out_of_memory(self):
+    got = artifact.simulate(self.model, "bamboo", _TRACES["6h"])
+    self.assertIsNone(got)
+
+
+class InputsTest(parameterized.TestCase):
+
+  def test_constants(self):
+    bert = _MODELS["BERT-large"]
+    self.assertEqual(bert.restart_ms, 76_000)
+    self.assertEqual(bert.restart_ms_by_nodes[16], 75_000)
+    self.assertEqual(bert.throughput["bamboo"][23], 74.5342)
+    self.assertEqual(_MODELS["GPT-3-6.7b"].step_ms("oobleck", 3), 10**12)
+    self.assertNotIn("bamboo", _MODELS["GPT-3-6.7b"].throughput)
+
+  def test_recorded_trace(self):
+    self.assertLen(_TRACES, 7)
+    ec2 = _TRACES["ec2"]
+    self.assertEqual(sum(e.kind == "remove" for e in ec2.events), 142)
+    self.assertEqual(ec2.num_nodes, 30)
+    self.assertEqual(ec2.duration_ms, 682 * 60_000)
+
+  def test_another_recorded_trace(self):
+    if not _RECORDED.exists():
+      self.skipTest("The recorded traces are not here.")
+    trace = readers.read_traces([_RECORDED])
+    bert = _MODELS["BERT-large"]
+    got = artifact.simulate(bert, "oobleck", trace)
+    sound = artifact.simulate(bert, "oobleck", trace, flaws=artifact_loop.SOUND)
+    self.assertEqual(got.preemptions, 166)  # Of 167: not the last one.
+    self.assertLess(got.throughput, sound.throughput)
