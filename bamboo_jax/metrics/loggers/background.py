@@ -58,7 +58,12 @@ class Background:
 
   def _run(self, step: int) -> None:
     try:
-      logger = self._make(step)
+      try:
+        logger = self._make(step)
+      except SystemError:
+        # CPython 3.11 may raise it if two threads parse Python code at once, as
+        # imports of W&B and JAX do ("AST constructor recursion depth").
+        logger = self._make(step)
       while (call := self._calls.get())[0] != "close":
         if call[0] == "rewind":
           logger.close()
