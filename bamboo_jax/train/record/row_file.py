@@ -17,7 +17,7 @@ from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import step_slots
 from bamboo_jax.train.record import workdir as workdir_lib
 
-_PAUSE_SECS = 0.2  # Between two writes, however short the steps are.
+_PAUSE_SECS = 0.5  # Between two writes, however short the steps are.
 _FLUSH_SECS = 5.0  # For the last write; the folder may hang.
 
 
