@@ -16,7 +16,7 @@ def get_config() -> ml_collections.ConfigDict:
   return config_dict.create(
       seed=0,  # Of parameters, order of the data and dropout.
       num_steps=1_000,  # Updates of the whole run.
-      # Folder of weights, see docs/guides/models.md; None: from the seed.
+      # Folder of weights, see docs/guides/finetune.md; None: from the seed.
       init_from=config_dict.placeholder(str),
       plugins=(),  # Modules that register policies; see docs/research/paced.md.
       **_task(),
@@ -31,7 +31,9 @@ def _task() -> dict[str, Any]:
   """Returns the sections on what is trained, and on what."""
   return dict(
       model=dict(
-          name="gpt2",  # Of `models.zoo`; or "file.py:function".
+          # Of `models.zoo`; "init_from": that of the folder; or
+          # "file.py:function".
+          name="gpt2",
           options=dict(  # Arguments of that model; see its docstring.
               variant="small",  # Its size: `bamboo models` lists them.
               vocab_size=256,  # Number of tokens; by default bytes.
@@ -40,7 +42,8 @@ def _task() -> dict[str, Any]:
           prng="threefry2x32",  # Generator of dropout; or "rbg".
       ),
       data=dict(
-          # A source, see docs/guides/own_data.md; or "file.py:function".
+          # A source or paths, see docs/guides/own_data.md; or
+          # "file.py:function".
           name="stdlib_text",
           options=dict(),  # Arguments of that source; see its docstring.
           prefetch_steps=1,  # Steps whose data is prepared ahead.

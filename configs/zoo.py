@@ -6,10 +6,10 @@ of 4. Bamboo's overprovisioning by 1.5 is `--config.pipeline.num_stages=12`, or
 6.
 
 Text is by default that of Python itself, in bytes;
-`--config.data.name=text_files --config.data.options.pattern='FILES'` and
-`--config.data.options.tokens=bpe --config.data.options.vocab_size=NUMBER`
-select another. Images are by default generated, see `data.stripes`;
-`--config.data.name=image_folder --config.data.options.path=imagenet/train
+`--config.data.name='FILES'`, paths of tokens or of texts, and
+`--config.data.options.tokenizer=FILE` select another. Images are by default
+generated, see `data.stripes`; `--config.data.name=image_folder
+--config.data.options.path=imagenet/train
 --config.data.options.heldout_path=imagenet/val` select ImageNet.
 """
 

@@ -10,10 +10,10 @@ can continue after a death.
   arrays     samples from arrays in memory, for the user's own data
   draws      random bits as a function of integers
 
+  disk              files of tokens, texts or records, by their paths
+  mixture           several sources by weights
   readers, corpus   files to documents; documents to a text with a manifest
-  kinds             detects files that are not text
   tokens, bpe       a text as bytes, or as byte pairs
-  windows           a text split into samples, in a new order each epoch
   masked            masked tokens in pairs of windows, for BERT
   pairs             sentences in two columns, for translation
   image_folder      images in a folder for each class; augmented

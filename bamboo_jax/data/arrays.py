@@ -1,14 +1,17 @@
-"""Samples from arrays in memory, for the user's own code."""
+"""Samples from arrays in memory or from records, for the user's own code."""
 
 from collections.abc import Mapping, Sequence
 import hashlib
 import json
+from typing import Any
 
 import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.data import draws
 from bamboo_jax.data import samples
+
+_NUM_SAMPLED = 16  # Records in the fingerprint of a source of records.
 
 
 def from_arrays(
@@ -47,6 +50,48 @@ def from_arrays(
       fingerprint={
           "source": "arrays",
           "sha256": _hash(arrays),
+          "heldout_fraction": heldout_fraction,
+      },
+      num_heldout=num_heldout,
+      samples_per_epoch=size,
+      batch=lambda indices, *, seed: take(
+          draws.shuffle(seed, indices, size=size)
+      ),
+      heldout_batch=lambda indices: take([size + i for i in indices]),
+  )
+
+
+def from_records(
+    records: Sequence[Mapping[str, Any]], *, heldout_fraction: float = 0.02
+) -> samples.Source:
+  """Returns a source of the records of a random access source of Grain.
+
+  Args:
+    records: Returns arrays by name for an index, always the same, and of one
+      shape; also a `MapDataset`, whose shuffle is then not needed.
+    heldout_fraction: Share of the records, the last ones, for evaluation.
+
+  Raises:
+    base.DataError: There are no records.
+  """
+  samples.check_fraction(heldout_fraction)
+  if not len(records):
+    raise base.DataError("A data source must have at least one record.")
+  num_heldout = int(len(records) * heldout_fraction)
+  size = len(records) - num_heldout
+
+  def take(places: Sequence[int]) -> dict[str, np.ndarray]:
+    chosen = [records[place] for place in places]
+    arrays = {n: np.stack([c[n] for c in chosen]) for n in chosen[0]}
+    return {n: a.astype(_find_kind(n, a)) for n, a in arrays.items()}
+
+  # The order of records is part of a run; all of them may be too many to read.
+  sampled = np.linspace(0, len(records) - 1, _NUM_SAMPLED).astype(int)
+  return samples.Source(
+      fingerprint={
+          "source": "records",
+          "num_records": len(records),
+          "samples_sha256": _hash(take(sampled.tolist())),
           "heldout_fraction": heldout_fraction,
       },
       num_heldout=num_heldout,

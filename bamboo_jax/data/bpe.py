@@ -51,7 +51,7 @@ class BpeTokens:
         memory.
     """
     self._tokenizer = tokenizer
-    self._in_pieces = in_pieces
+    self.in_pieces = in_pieces
     self.end = tokenizer.token_to_id(end)
     self.vocab_size = vocab_size
     special = tuple(map(tokenizer.token_to_id, _SPECIAL))
@@ -71,17 +71,17 @@ class BpeTokens:
     parts = [np.zeros(0, dtype)]
     for document in documents:
       text = _decode(document)
-      pieces = list(_split_lines(text)) if self._in_pieces else [text]
+      pieces = list(_split_lines(text)) if self.in_pieces else [text]
       for first in range(0, len(pieces), _PIECES_AT_ONCE):
-        parts += [
-            np.array(encoding.ids, dtype)
-            for encoding in self._tokenizer.encode_batch_fast(
-                pieces[first : first + _PIECES_AT_ONCE],
-                add_special_tokens=False,
-            )
-        ]
+        texts = pieces[first : first + _PIECES_AT_ONCE]
+        parts += [np.array(ids, dtype) for ids in self.encode_texts(texts)]
       parts.append(end)
     return np.concatenate(parts)
+
+  def encode_texts(self, texts: Sequence[str]) -> list[Sequence[int]]:
+    """Returns the tokens of each text, without an end."""
+    found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [encoding.ids for encoding in found]
 
   def decode(self, tokens: np.ndarray) -> str:
     """Returns the text of `tokens`; a zero byte ends each document."""

@@ -22,7 +22,10 @@ class Document:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """Manifest entry of a document; `sha256` is hexadecimal."""
+  """Manifest entry of a file.
+
+  `sha256` is hexadecimal; with the prefix "samples:" that of parts of the file.
+  """
 
   name: str
   num_bytes: int
@@ -64,6 +67,11 @@ def make_manifest(documents: Sequence[Document]) -> Manifest:
           for d in documents
       )
   )
+
+
+def join_manifests(manifests: Sequence[Manifest | None]) -> Manifest:
+  """Returns the manifest of all files."""
+  return Manifest(tuple(e for m in manifests if m for e in m.entries))
 
 
 def split_tail(

@@ -5,18 +5,16 @@ line with file and reason: skipping it would change the text.
 """
 
 import codecs
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 import glob
 import importlib
 import os
 import pathlib
-import re
 import stat
 import sysconfig
 
 from bamboo_jax import base
 from bamboo_jax.data import corpus
-from bamboo_jax.data import kinds
 
 # Excluded: installed packages, tests, compiled files.
 _SKIPPED = frozenset(
@@ -33,8 +31,6 @@ _SKIPPED = frozenset(
 # Written when Python was built; describes the machine.
 _GENERATED_PREFIX = "_sysconfigdata"
 
-_ARTICLE = re.compile(rb"^<doc [^>]*>\n(.*?)^</doc>", re.MULTILINE | re.DOTALL)
-
 
 def read_stdlib() -> tuple[corpus.Document, ...]:
   """Returns the help topics and the sources of the running Python, about 12 MB.
@@ -45,7 +41,7 @@ def read_stdlib() -> tuple[corpus.Document, ...]:
     topics = importlib.import_module("pydoc_data.topics").topics
   except ImportError as error:
     raise base.DataError(
-        f"This Python has no help topics ({error}); use text_files, or a "
+        f"This Python has no help topics ({error}); give paths of texts, or a "
         "Python with its whole standard library."
     ) from error
   documents = [
@@ -78,7 +74,7 @@ def read_files(pattern: str) -> tuple[corpus.Document, ...]:
   text is moved. `**` matches any number of folders, `~` is the home folder; as
   in `glob.glob`, unreadable folders are skipped. A byte order mark is removed.
 
-  Raises `base.DataError` if a file cannot be read or is not text, see `kinds`.
+  Raises `base.DataError` if a file cannot be read or has a zero byte.
   """
   pattern = os.path.expanduser(pattern)
   paths = [
@@ -100,29 +96,6 @@ def read_files(pattern: str) -> tuple[corpus.Document, ...]:
         f"that matches {pattern!r}."
     )
   return documents
-
-
-def split_articles(
-    documents: Sequence[corpus.Document],
-) -> tuple[corpus.Document, ...]:
-  """Returns the articles between the tags that wikiextractor writes.
-
-  Each is named after its file, with a number. Raises `base.DataError` if a file
-  has none.
-  """
-  articles = []
-  for document in documents:
-    texts = _ARTICLE.findall(document.content)
-    if not texts:
-      raise base.DataError(
-          f"{document.name} has no article between <doc ...> and </doc>, as "
-          "wikiextractor writes them; text_files reads plain text."
-      )
-    articles += [
-        corpus.Document(f"{document.name}:{number:06d}", text)
-        for number, text in enumerate(texts)
-    ]
-  return tuple(articles)
 
 
 def _library_names(root: pathlib.Path) -> Iterator[str]:
@@ -150,11 +123,8 @@ def _pattern_root(pattern: str) -> pathlib.Path:
 
 def _read_text(path: pathlib.Path) -> bytes:
   content = _read(path).removeprefix(codecs.BOM_UTF8)
-  if kind := kinds.find_kind(content):
-    raise base.DataError(
-        f"Cannot read {path} as text: it seems to be {kind}. Give files of "
-        "plain text, in UTF-8, or a pattern that does not match this one."
-    )
+  if (place := content.find(0)) >= 0:
+    raise base.DataError(f"Cannot read {path} as text: byte {place} is 0.")
   return content
 
 

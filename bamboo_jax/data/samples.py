@@ -31,9 +31,11 @@ class Source:
     vocab_size: Exclusive bound of tokens, or of labels of images; None if the
       samples have neither.
     special: Padding, [CLS], [SEP] and [MASK] if its tokens have them.
+    count_epochs: Epochs by name of a source after a number of samples, of a
+      mixture; None: one source.
   """
 
-  fingerprint: Mapping[str, str | int | float]
+  fingerprint: Mapping[str, Any]
   num_heldout: int
   batch: Callable[..., dict[str, Any]]
   heldout_batch: Callable[..., dict[str, Any]]
@@ -41,6 +43,15 @@ class Source:
   manifest: corpus.Manifest | None = None
   vocab_size: int | None = None
   special: tuple[int, ...] | None = None
+  count_epochs: Callable[[int], dict[str, float]] | None = None
+
+  def epochs(self, num_samples: int) -> dict[str, float]:
+    """Returns how often each part of the data was seen, by name."""
+    if self.count_epochs is not None:
+      return self.count_epochs(num_samples)
+    if self.samples_per_epoch is None:
+      return {}
+    return {"data": num_samples / self.samples_per_epoch}
 
 
 def check_fraction(fraction: float) -> None:

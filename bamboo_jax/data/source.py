@@ -1,4 +1,4 @@
-"""Sources of training data by name.
+"""Sources of training data by name, or by the paths of files.
 
 `stdlib_text`, sources and help topics of the running Python, needs no download;
 12 MB. It differs between versions of Python.
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import functools
 import inspect
 import os
+import re
 from typing import Any
 
 from bamboo_jax import base
@@ -22,7 +23,9 @@ from bamboo_jax.data import readers
 from bamboo_jax.data import samples
 from bamboo_jax.data import stripes
 from bamboo_jax.data import tokens as tokens_lib
-from bamboo_jax.data import windows
+from bamboo_jax.data.disk import files
+from bamboo_jax.data.disk import packing
+from bamboo_jax.data.disk import token_files
 
 _TOKENS = ("bpe", "bytes", "file")
 
@@ -30,12 +33,14 @@ _TOKENS = ("bpe", "bytes", "file")
 def make_source(
     name: str, shape: Mapping[str, Any] | None = None, /, **options: Any
 ) -> samples.Source:
-  """Returns the source called `name`, or one of the user's own.
+  """Returns the source called `name`, or one of files or the user's own.
 
-  The latter is "file.py:function", see `base.find_function`. The function takes
-  its own options, and those of `shape` (`sequence_length`, `vocab_size`, ...)
-  that it has as arguments. It returns a `samples.Source`, or arrays by name for
-  `arrays.from_arrays`.
+  A name with a slash, a dot, a wildcard or a blank is the `path` of the source
+  `files`. One of the user's own is "file.py:function", see
+  `base.find_function`. The function takes its own options, and those of `shape`
+  (`sequence_length`, `vocab_size`, ...) that it has as arguments. It returns a
+  `samples.Source`, arrays by name for `arrays.from_arrays`, or a random access
+  source of Grain for `arrays.from_records`.
 
   Args:
     shape: Options that follow from the model.
@@ -52,6 +57,8 @@ def make_source(
   options = {**(shape or {}), **options}
   if options.get("num_masked") is not None:
     return _make_masked(name, **options)
+  if name not in _SOURCES and is_files(name):
+    return make_source("files", shape, path=name, **options)
   if name not in _SOURCES:
     raise ValueError(base.suggest(name, _SOURCES, what="data source"))
   known = {n: _options_of(*functions) for n, functions in _SOURCES.items()}
@@ -73,6 +80,12 @@ def make_source(
   return make(name, read())
 
 
+def is_files(name: str) -> bool:
+  """Returns whether a name is that of the source `files`, or of such files."""
+  is_path = bool(re.search(r"[/.*\s]", name))
+  return name == "files" or (is_path and not base.is_function_name(name))
+
+
 def _make_own(
     name: str, shape: Mapping[str, Any], options: Mapping[str, Any]
 ) -> samples.Source:
@@ -85,9 +98,11 @@ def _make_own(
     return found
   if isinstance(found, Mapping):
     return arrays_lib.from_arrays(found)
+  if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
+    return arrays_lib.from_records(found)
   raise ValueError(
-      f"Data source {name!r} must return a Source or arrays by name, got "
-      f"{type(found).__name__}."
+      f"Data source {name!r} must return a Source, arrays by name or a random "
+      f"access source of Grain, got {type(found).__name__}."
   )
 
 
@@ -124,18 +139,6 @@ def _make_masked(
   return masked.make_masked(tokens, num_masked)
 
 
-def _read_texts(
-    *, pattern: str, articles: bool = False
-) -> tuple[corpus.Document, ...]:
-  """Returns the files that match a glob `pattern`.
-
-  With `articles` they are output of wikiextractor, such as Wikicorpus, and each
-  article is a document.
-  """
-  documents = readers.read_files(pattern)
-  return readers.split_articles(documents) if articles else documents
-
-
 def _make_windows(
     name: str,
     documents: Sequence[corpus.Document],
@@ -166,10 +169,16 @@ def _make_windows(
   else:
     vocabulary = _make_tokens(tokens, train, vocab_size, cache_dir)
   manifest = corpus.make_manifest(documents)
-  return windows.make_windows(
-      vocabulary.encode(train),
-      vocabulary.encode(heldout),
-      sequence_length=sequence_length,
+  texts = [
+      token_files.TokenFile(
+          name, len(array), array.dtype, vocabulary.vocab_size, tokens=array
+      )
+      for array in (vocabulary.encode(train), vocabulary.encode(heldout))
+  ]
+  return packing.make_source(
+      texts[:1],
+      texts[1:] if heldout else [],
+      packing.Options(sequence_length),
       vocab_size=vocabulary.vocab_size,
       special=vocabulary.special,
       manifest=manifest,
@@ -265,10 +274,10 @@ def _make_tokens(
 # The function that makes a source; or one that reads documents, and one that
 # makes windows of them.
 _SOURCES: Mapping[str, tuple[Callable[..., Any], ...]] = {
+    "files": (files.make_files,),
     "image_folder": (image_folder.make_image_folder,),
     "stripes": (stripes.make_stripes,),
     "translation": (_make_translation,),
     "stdlib_text": (readers.read_stdlib, _make_windows),
     "synthetic": (markov.make_walks,),
-    "text_files": (_read_texts, _make_windows),
 }

@@ -17,6 +17,7 @@ class Tokens(Protocol):
 
   Attributes:
     fingerprint: Everything that the tokens depend on, as plain values.
+    in_pieces: Whether lines of a text may be encoded one by one.
     end: Token that ends a document.
     special: Padding, [CLS], [SEP] and [MASK], if there are any.
   """
@@ -25,6 +26,10 @@ class Tokens(Protocol):
   end: int
   special: tuple[int, ...] | None
   fingerprint: Mapping[str, str | int]
+  in_pieces: bool
+
+  def encode_texts(self, texts: Sequence[str]) -> list[Sequence[int]]:
+    """Returns the tokens of each text, without an end."""
 
   def encode(self, documents: Sequence[corpus.Document]) -> np.ndarray:
     """Returns the tokens of all documents, each with its end, in one array.
@@ -40,7 +45,12 @@ class ByteTokens:
   vocab_size = 256
   end = 0
   special = None
+  in_pieces = True
   fingerprint: Mapping[str, str | int] = {"tokens": "bytes", "vocab_size": 256}
+
+  def encode_texts(self, texts: Sequence[str]) -> list[Sequence[int]]:
+    """Returns the bytes of each text in UTF-8."""
+    return [np.frombuffer(text.encode(), np.uint8) for text in texts]
 
   def encode(self, documents: Sequence[corpus.Document]) -> np.ndarray:
     """Returns the bytes of all documents, uint8 [tokens]; never raises."""

@@ -77,5 +77,8 @@ def _sources(workdir: pathlib.Path) -> Iterator[pathlib.Path]:
     raise base.CheckpointError(f"Cannot read {file}: {error}.") from error
   if given := config.get("init_from"):
     yield pathlib.Path(given).absolute()
-  if given := config.get("data", {}).get("options", {}).get("vocab_file"):
-    yield pathlib.Path(given).absolute().parent
+  options = config.get("data", {}).get("options", {})
+  for name in ("vocab_file", "tokenizer"):
+    if given := options.get(name):
+      path = pathlib.Path(given).absolute()
+      yield path if path.is_dir() else path.parent

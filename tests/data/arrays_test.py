@@ -66,7 +66,7 @@ class ArraysTest(parameterized.TestCase):
         ValueError, "'num_sample'; did you mean 'num_s"
     ):
       source_lib.make_source(name, shape, num_sample=5)
-    with self.assertRaisesRegex(ValueError, "must return a Source or arrays"):
+    with self.assertRaisesRegex(ValueError, "must return a Source, arrays"):
       source_lib.make_source(f"{__file__}:make_nothing")
 
 

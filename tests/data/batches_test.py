@@ -107,7 +107,7 @@ class BatchesTest(parameterized.TestCase):
     (folder / "a.txt").write_text("".join(lines[:100]), newline="")
     (folder / "b.txt").write_text("".join(lines[100:]), newline="")
     text = source_lib.make_source(
-        "text_files", pattern=str(folder / "*.txt"), sequence_length=24
+        f"{folder}/*.txt", sequence_length=24, cache_dir=folder / "cache"
     )
     batches = _make_batches(source=text)
     batch = batches.microbatch(0, 0)

@@ -113,14 +113,14 @@ class MaskedTest(parameterized.TestCase):
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "text.txt").write_text("a b b a c\n" * 20)
     options = {
-        "pattern": str(folder / "*.txt"),
+        "path": str(folder / "*.txt"),
+        "cache_dir": folder / "cache",
         "sequence_length": 11,
         "num_masked": 2,
         "heldout_fraction": 0.2,
-        "tokens": "file",
-        "vocab_file": str(folder / "tokenizer.json"),
+        "tokenizer": str(folder / "tokenizer.json"),
     }
-    source = source_lib.make_source("text_files", **options)
+    source = source_lib.make_source("files", **options)
     self.assertEqual(source.vocab_size, 8)
     batch = source.batch(range(40), seed=0)
     self.assertTrue((batch["inputs"][:, 0] == 2).all())
@@ -129,10 +129,7 @@ class MaskedTest(parameterized.TestCase):
     tokenizer = library.Tokenizer(library.models.WordLevel({"a": 0}, "a"))
     tokenizer.save(str(folder / "tokenizer.json"))
     with self.assertRaisesRegex(base.DataError, "no end-of-document token"):
-      source_lib.make_source("text_files", **options)
-    del options["vocab_file"]
-    with self.assertRaisesRegex(ValueError, "needs the option 'vocab_file'"):
-      source_lib.make_source("text_files", **options)
+      source_lib.make_source("files", **options)
 
   def test_refuses(self):
     for options, message in (

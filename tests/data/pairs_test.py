@@ -1,6 +1,3 @@
-import pathlib
-import tempfile
-
 from absl.testing import parameterized
 import numpy as np
 import pytest
@@ -96,11 +93,6 @@ class TranslationTest(folders.FolderCase):
     with self.assertRaisesRegex(base.DataError, message):
       self.make({"a.tsv": text}, pattern="a.tsv")
 
-  def test_pairs_in_json_lines(self):
-    line = b'{"translation": {"en": "a\tb", "de": "c"}}\n'
-    with self.assertRaisesRegex(base.DataError, "a.jsonl .* be JSON Lines"):
-      self.make({"a.jsonl": line * 3}, pattern="a.jsonl")
-
   def test_ragged_lines(self):
     files = {"t.en": b"1\n2\n3\n", "t.de": b"1\n2\n"}
     with self.assertRaisesRegex(
@@ -119,34 +111,3 @@ class TranslationTest(folders.FolderCase):
       self.make({}, source="t.en")
     with self.assertRaisesRegex(ValueError, "'bytes' or 'bpe', got 'file'"):
       self.make({}, tokens="file")
-
-
-class ArticlesTest(parameterized.TestCase):
-
-  def make(self, text):
-    path = pathlib.Path(
-        self.enter_context(tempfile.TemporaryDirectory()), "wiki_00"
-    )
-    path.write_bytes(text)
-    return source_lib.make_source(
-        "text_files",
-        pattern=str(path),
-        articles=True,
-        sequence_length=10,
-        heldout_fraction=0,
-    )
-
-  def test_each_article_is_a_document_without_tags(self):
-    text = (
-        b'<doc id="1" title="A">\nA\n\nab\n</doc>\n<doc id="2">\ncd\n</doc>\n'
-    )
-    source = self.make(text)
-    names = [entry.name for entry in source.manifest.entries]
-    self.assertEqual(names, ["wiki_00:000000", "wiki_00:000001"])
-    arrays = source.batch([0], seed=0)
-    self.assertEqual(bytes(*arrays["inputs"].tolist()), b"A\n\nab\n\0cd\n")
-    self.assertEqual(arrays["targets"][0, -1], 0)
-
-  def test_plain_text(self):
-    with self.assertRaisesRegex(base.DataError, "wiki_00 has no article"):
-      self.make(b"plain")

@@ -43,18 +43,6 @@ class ReadersTest(folders.FolderCase):
     (document,) = readers.read_files(str(self.folder / "*.txt"))
     self.assertEqual(document.content, b"text")
 
-  def test_one_line_names_what_is_no_text(self):
-    self._write("a.txt", "c.txt")
-    self._write("b.jsonl", content=b'{"text": "a"}\n' * 3)
-    path = re.escape(str(self.folder / "b.jsonl"))
-    with self.assertRaisesRegex(
-        base.DataError,
-        f"^Cannot read {path} as text: it seems to be JSON Lines. Give files "
-        "of plain text.*$",
-    ):
-      readers.read_files(str(self.folder / "*"))
-    self.assertLen(readers.read_files(str(self.folder / "*.txt")), 2)
-
   def test_refuses(self):
     pattern = str(self.folder / "*.text")
     with self.assertRaisesRegex(

@@ -29,6 +29,7 @@ IMPLEMENTATIONS = ("xla", "cudnn")
 
 Array = jax.Array
 Heads = tuple[Array, Array, Array]
+Masks = tuple[Array | None, Array | None]  # Of keys, and of documents.
 
 
 def attend(
@@ -38,6 +39,7 @@ def attend(
     num_heads: int,
     dropout_rate: float,
     read_SM: Array | None = None,
+    document_SL: Array | None = None,
 ) -> Array:
   """Returns self-attention, [S, L, D].
 
@@ -46,11 +48,28 @@ def attend(
     key: Random key for dropout of the probabilities; None for no dropout.
     read_SM: Nonzero where keys may be attended, at least once per example; None
       for causal attention.
+    document_SL: Numbers of documents, which do not attend to each other.
   """
+  masks = (read_SM, document_SL)
   if key is None:
-    return _attend(_Options(num_heads), qkv_SLE, None, read_SM)
+    return _attend(_Options(num_heads), qkv_SLE, None, masks)
   options = _Options(num_heads, dropout_rate, str(jax.random.key_impl(key)))
-  return _attend(options, qkv_SLE, jax.random.key_data(key), read_SM)
+  return _attend(options, qkv_SLE, jax.random.key_data(key), masks)
+
+
+def same_document(document_SL: Array | None) -> Array | None:
+  """Returns whether two tokens share a document, [S, 1, Q, M]; None: all do."""
+  if document_SL is None:
+    return None
+  return document_SL[:, None, :, None] == document_SL[:, None, None, :]
+
+
+def restart(document_SL: Array) -> Array:
+  """Returns positions that begin with 0 at each document, int32 [S, L]."""
+  place_L = jnp.arange(document_SL.shape[1])
+  before_SL = jnp.pad(document_SL, ((0, 0), (1, 0)))[:, :-1]
+  first_SL = jnp.where(document_SL != before_SL, place_L, 0)
+  return place_L - jax.lax.cummax(first_SL, axis=1)
 
 
 def check_implementation(
@@ -70,13 +89,22 @@ def check_implementation(
     raise ValueError(f"attention='cudnn' needs dtype=bfloat16, got {dtype}.")
 
 
-def attend_by(implementation: str, qkv_SLE: Array, *, num_heads: int) -> Array:
+def attend_by(
+    implementation: str,
+    qkv_SLE: Array,
+    *,
+    num_heads: int,
+    document_SL: Array | None = None,
+) -> Array:
   """Like `attend`, causal and without dropout, with a kernel of JAX."""
   num_examples, length, _ = qkv_SLE.shape
   qkv_SL3HK = qkv_SLE.reshape(num_examples, length, 3, num_heads, -1)
   q_SLHK, k_SLHK, v_SLHK = (qkv_SL3HK[:, :, i] for i in range(3))
   read_SLHK = jax.nn.dot_product_attention(
-      *(q_SLHK, k_SLHK, v_SLHK), is_causal=True, implementation=implementation
+      *(q_SLHK, k_SLHK, v_SLHK),
+      mask=same_document(document_SL),
+      is_causal=True,
+      implementation=implementation,
   )
   return read_SLHK.reshape(num_examples, length, -1)
 
@@ -95,19 +123,19 @@ def _attend(
     options: _Options,
     qkv_SLE: Array,
     key_data: Array | None,
-    read_SM: Array | None,
+    masks: Masks,
 ) -> Array:
-  return _attend_forward(options, qkv_SLE, key_data, read_SM)[0]
+  return _attend_forward(options, qkv_SLE, key_data, masks)[0]
 
 
 def _attend_forward(
     options: _Options,
     qkv_SLE: Array,
     key_data: Array | None,
-    read_SM: Array | None,
+    masks: Masks,
 ) -> tuple[Array, tuple]:
   qkv_SHLK = _split_qkv(qkv_SLE, options.num_heads)
-  scores_SHQM = _scores(qkv_SHLK, read_SM)
+  scores_SHQM = _scores(qkv_SHLK, masks)
   largest_SHQ1 = scores_SHQM.max(-1, keepdims=True)
   exp_SHQM = jnp.exp(scores_SHQM - largest_SHQ1)
   sum_SHQ1 = exp_SHQM.sum(-1, keepdims=True)
@@ -121,7 +149,7 @@ def _attend_forward(
     kept = (qkv_SLE, probs_SHQM, None, mask_SHQM, None, None, out_SLD)
   else:
     normalizer_SHQ1 = largest_SHQ1 + jnp.log(sum_SHQ1)
-    kept = (qkv_SLE, None, normalizer_SHQ1, None, key_data, read_SM, out_SLD)
+    kept = (qkv_SLE, None, normalizer_SHQ1, None, key_data, masks, out_SLD)
   return out_SLD, kept
 
 
@@ -129,11 +157,11 @@ def _attend_backward(
     options: _Options, kept: tuple, grad_SLD: Array
 ) -> tuple[Array, None, None]:
   qkv_SLE, probs_SHQM, normalizer_SHQ1, mask_SHQM = kept[:4]
-  key_data, read_SM, out_SLD = kept[4:]
+  key_data, masks, out_SLD = kept[4:]
   qkv_SHLK = _split_qkv(qkv_SLE, options.num_heads)
   q_SHQK, k_SHMK, v_SHMK = qkv_SHLK
   if probs_SHQM is None:
-    probs_SHQM = jnp.exp(_scores(qkv_SHLK, read_SM) - normalizer_SHQ1)
+    probs_SHQM = jnp.exp(_scores(qkv_SHLK, masks) - normalizer_SHQ1)
     probs_SHQM = probs_SHQM.astype(grad_SLD.dtype)
     mask_SHQM = _keep_mask(options, key_data, probs_SHQM.shape)
   grad_SHQK = _split_heads(grad_SLD, options.num_heads)
@@ -160,8 +188,9 @@ def _attend_backward(
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _scores(qkv_SHLK: Heads, read_SM: Array | None) -> Array:
+def _scores(qkv_SHLK: Heads, masks: Masks) -> Array:
   """Returns scaled scores, float32 [S, H, Q, M]; -inf where masked."""
+  read_SM, document_SL = masks
   q_SHQK, k_SHMK, _ = qkv_SHLK
   scores_SHQM = jnp.einsum(
       "shqk,shmk->shqm", q_SHQK, k_SHMK, preferred_element_type=jnp.float32
@@ -171,6 +200,8 @@ def _scores(qkv_SHLK: Heads, read_SM: Array | None) -> Array:
     is_read = jnp.tril(jnp.ones((length, length), bool))
   else:
     is_read = read_SM[:, None, None, :] != 0
+  if document_SL is not None:
+    is_read = is_read & same_document(document_SL)
   return jnp.where(is_read, scores_SHQM * width**-0.5, -jnp.inf)
 
 

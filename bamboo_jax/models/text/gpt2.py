@@ -61,6 +61,7 @@ class Shape:
   attention_bias: bool = True
   attention: str | None = None
   loss_chunk: int | None = None
+  documents: bool | None = None
 
   def __post_init__(self) -> None:
     shape_lib.check(self)
@@ -96,8 +97,8 @@ def make_model(name: str, shape: Shape) -> model_lib.Model:
       dropout_rate=float(shape.dropout_rate),
       attention_dropout_rate=float(shape.attention_rate),
   )
-  return transformer.make_model(
-      *(name, shape, _embed, _attention, _mlp, _head), tied=shape.tied
+  return transformer.make_decoder(
+      name, shape, _embed, _attention, _mlp, _head, embed_reads_documents=True
   )
 
 
@@ -108,7 +109,11 @@ def _embed(
   wte_SLD = transformer.embed_tokens(call, shape, batch)
   positions = shape.positions or shape.sequence_length
   wpe_PD = call.param("wpe", transformer.NORMAL, positions, shape.width)
-  h_SLD = (wte_SLD + wpe_PD[: shape.sequence_length]).astype(shape.dtype)
+  if shape.documents:
+    wpe_LD = wpe_PD[attention.restart(batch["documents"])]
+  else:
+    wpe_LD = wpe_PD[: shape.sequence_length]
+  h_SLD = (wte_SLD + wpe_LD).astype(shape.dtype)
   return call.drop(h_SLD, shape.dropout_rate)
 
 
@@ -129,10 +134,14 @@ def _attention(
         call.key(shape.attention_rate),
         num_heads=shape.num_heads,
         dropout_rate=shape.attention_rate,
+        document_SL=batch.get("documents"),
     )
   else:
     read_SLD = attention.attend_by(
-        shape.attention, qkv_SLE, num_heads=shape.num_heads
+        shape.attention,
+        qkv_SLE,
+        num_heads=shape.num_heads,
+        document_SL=batch.get("documents"),
     )
   return h_SLD + call.drop(dense.dense(read_SLD, *out), shape.dropout_rate)
 

@@ -50,6 +50,7 @@ class Shape:
       GPUs, without dropout); None: "xla".
     loss_chunk: Vocabulary entries whose logits are in memory at a time, to save
       memory. None: all.
+    documents: As of `gpt2.Shape`.
   """
 
   num_blocks: int
@@ -69,6 +70,7 @@ class Shape:
   dtype: str = "float32"
   attention: str | None = None
   loss_chunk: int | None = None
+  documents: bool | None = None
 
   def __post_init__(self) -> None:
     shape_lib.check(self)
@@ -118,9 +120,7 @@ QWEN_VARIANTS: Mapping[str, Shape] = {
 
 def make_model(name: str, shape: Shape) -> model_lib.Model:
   """Returns a Llama or a Qwen; its microbatches are those of GPT-2."""
-  return transformer.make_model(
-      *(name, shape, _embed, _attention, _mlp, _head), tied=shape.tied
-  )
+  return transformer.make_decoder(name, shape, _embed, _attention, _mlp, _head)
 
 
 def _embed(
@@ -145,10 +145,12 @@ def _attention(
   if shape.qk_norm:
     q_SLHK = _norm(shape, "q_norm")(q_SLHK)
     k_SLGK = _norm(shape, "k_norm")(k_SLGK)
+  document_SL = batch.get("documents")
   read_SLHK = jax.nn.dot_product_attention(
-      rotate(q_SLHK, shape),
-      rotate(k_SLGK, shape),
+      rotate(q_SLHK, shape, document_SL),
+      rotate(k_SLGK, shape, document_SL),
       v_SLGK,
+      mask=attention.same_document(document_SL),
       is_causal=True,
       implementation=shape.attention or "xla",
   )
@@ -174,15 +176,24 @@ def _head(
   return transformer.predict_tokens(call, shape, normed_SLD, batch["targets"])
 
 
-def rotate(x_SLHK: jax.Array, shape: Shape) -> jax.Array:
+def rotate(
+    x_SLHK: jax.Array, shape: Shape, document_SL: jax.Array | None = None
+) -> jax.Array:
   """Returns queries or keys with rotary positions, in the input's dtype.
+
+  With `document_SL` positions begin with 0 at each document.
 
   Elements k and k + K / 2 of a head are rotated by an angle proportional to the
   position (Su et al., RoFormer, 2021).
   """
   speed_K = jnp.asarray(rotation_speeds(shape), jnp.float32)
-  angle_LK = jnp.arange(x_SLHK.shape[1])[:, None] * speed_K
-  cos_LHK, sin_LHK = jnp.cos(angle_LK)[:, None], jnp.sin(angle_LK)[:, None]
+  if document_SL is None:
+    place_L = jnp.arange(x_SLHK.shape[1])
+  else:
+    place_L = attention.restart(document_SL)  # [S, L].
+  angle_LK = place_L[..., None] * speed_K
+  cos_LHK = jnp.cos(angle_LK)[..., None, :]
+  sin_LHK = jnp.sin(angle_LK)[..., None, :]
   first, second = jnp.split(x_SLHK.astype(jnp.float32), 2, axis=-1)
   turned = (
       first * cos_LHK - second * sin_LHK,

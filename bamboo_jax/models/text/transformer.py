@@ -50,6 +50,30 @@ def make_model(
   return model_lib.Model(name, tuple(layers), {"name": name, **known}, sample)
 
 
+def make_decoder(
+    name: str,
+    shape: Any,
+    *functions: Callable[..., base.PyTree],
+    embed_reads_documents: bool = False,
+) -> model_lib.Model:
+  """Returns a model of the next token, as `make_model`.
+
+  With `shape.documents` each attention reads "documents" of the microbatch, and
+  so does the embedding if its positions depend on them.
+  """
+  keys = ("documents",) if shape.documents else ()
+  embed_keys = ("inputs", *keys) if embed_reads_documents else ("inputs",)
+  model = make_model(
+      name,
+      shape,
+      *functions,
+      batch_keys=(embed_keys, keys, ("targets",)),
+      tied=shape.tied,
+  )
+  sample = dict(model.sample) | {key: model.sample["inputs"] for key in keys}
+  return dataclasses.replace(model, sample=sample)
+
+
 def dense(
     features: int, name: str, dtype: jax.typing.DTypeLike, *, bias: bool = True
 ) -> nn.Dense:

@@ -64,6 +64,7 @@ def make_summary(
       bubble_fraction=summary_lib.median_but_first(bubbles),
       more={
           "skipped_steps": len(skipped),
+          "epochs": job.task.batches.source.epochs(samples_seen),
           "samples_dropped": sum(l.get("samples_dropped", 0) for l in steps),
           "evaluation": evaluations[-1] if evaluations else None,
           "predicted_step_secs": plan.step_time.total_ms / 1e3,

@@ -1,4 +1,4 @@
-"""Accepts a config: its keys, its types and its policy."""
+"""Accepts a config: its keys, its types, its folder and its policy."""
 
 from typing import Any
 
@@ -6,11 +6,12 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.cli import config_check
+from bamboo_jax.train.setup import init_folder
 from bamboo_jax.train.setup import policy
 
 
 def accept(config: Any, default: ml_collections.ConfigDict | None) -> None:
-  """Checks keys and types of a config, locks it, and applies its policy.
+  """Checks keys and types of a config, locks it, and sets what follows from it.
 
   Args:
     config: What `get_config()` of a config file has returned.
@@ -31,4 +32,5 @@ def accept(config: Any, default: ml_collections.ConfigDict | None) -> None:
     return
   config_check.check_section(config, default)
   config.lock()
+  init_folder.apply(config)
   policy.apply(config)

@@ -333,7 +333,10 @@ def _source_shape(
   """Returns the shapes of samples that the model asks of a data source."""
   shape = {
       key: model.fingerprint[key]
-      for key in ("sequence_length", "num_masked", "image_size", "num_classes")
+      for key in (
+          *("sequence_length", "num_masked", "image_size", "num_classes"),
+          "documents",
+      )
       if key in model.fingerprint
   }
   if "vocab_size" in config.model.options:

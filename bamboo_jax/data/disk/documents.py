@@ -1,0 +1,265 @@
+"""Documents in files of text and of records, part by part.
+
+  .jsonl, .json           an object on each line
+  .parquet                rows (`pyarrow`)
+  .arrow, folders         rows of a data set of Hugging Face (`datasets`)
+  .array_record, .arrayrecord  texts (`grain`)
+  others                  lines of objects if the first is one, else a text
+
+Parts depend on the files and their size only, so that any process can
+read any of them. A text in a large file is read line by line.
+"""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import functools
+import json
+import pathlib
+from typing import Any
+
+from bamboo_jax import base
+from bamboo_jax.base import extras
+
+_PIECE_BYTES = 1 << 20  # Of a text.
+_KINDS = {
+    ".jsonl": "lines",
+    ".ndjson": "lines",
+    ".json": "lines",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".array_record": "array_record",
+    ".arrayrecord": "array_record",
+}
+_BINARY = {".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".pt", ".npz", ".pkl"}
+
+Value = str | Sequence[int] | Iterator[str]  # Text, tokens, or text in pieces.
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """A range of bytes, rows or row groups of one file; or whole small files."""
+
+  kind: str
+  paths: tuple[str, ...]
+  start: int = 0
+  stop: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+  """A text, or a prompt and a completion.
+
+  Attributes:
+    where: File and row, for messages.
+    values: One for each field.
+  """
+
+  where: str
+  values: tuple[Value, ...]
+
+
+def is_records(path: pathlib.Path) -> bool:
+  """Returns whether a file or folder has records rather than a text."""
+  return path.suffix in _KINDS or is_hub_dataset(path)
+
+
+def is_hub_dataset(path: pathlib.Path) -> bool:
+  """Returns whether `save_to_disk` of `datasets` has written a folder."""
+  return any((path / n).is_file() for n in ("state.json", "dataset_dict.json"))
+
+
+def find_parts(paths: Sequence[pathlib.Path], part_bytes: int) -> list[Part]:
+  """Returns the parts of files and of folders of `datasets`, in order.
+
+  Each has about `part_bytes` of lines or texts; others have row groups of
+  Parquet, or 65,536 rows.
+
+  Raises `base.DataError` for a file that cannot be read.
+  """
+  parts, texts, size = [], [], 0
+  for path in paths:
+    kind = "arrow" if is_hub_dataset(path) else _find_kind(path)
+    num_bytes = path.stat().st_size
+    if kind == "text":
+      if size and size + num_bytes > part_bytes:
+        parts.append(Part("text", tuple(texts)))
+        texts, size = [], 0
+      texts.append(str(path))
+      size += num_bytes
+      continue
+    if kind == "lines":
+      stop, step = num_bytes, part_bytes
+    elif kind == "parquet":
+      stop = _open_parquet(str(path)).num_row_groups
+      step = max(1, part_bytes * stop // num_bytes)
+    else:
+      stop, step = len(_open_rows(kind, str(path))), 1 << 16
+    parts += [
+        Part(kind, (str(path),), first, min(first + step, stop))
+        for first in range(0, stop, step)
+    ]
+  return parts + ([Part("text", tuple(texts))] if texts else [])
+
+
+def read_part(part: Part, fields: Sequence[str]) -> Iterator[Document]:
+  """Yields the documents of a part, those without any text too.
+
+  Args:
+    fields: Of records: one with the text or the tokens; or two, with a prompt
+      and a completion.
+
+  Raises:
+    base.DataError: A row is damaged, or lacks a field; names it.
+  """
+  path = part.paths[0]
+  if part.kind == "text":
+    if len(fields) > 1:
+      raise base.DataError(f"{path} is a text, without the fields {fields}.")
+    for name in part.paths:
+      yield Document(name, (_read_text(name),))
+    return
+  read = {"lines": _read_lines, "parquet": _read_parquet}
+  rows = read.get(part.kind, _read_rows)(part, fields)
+  for where, row in rows:
+    is_text = isinstance(row, str)
+    yield Document(where, (row,) if is_text else _pick(where, row, fields))
+
+
+def _find_kind(path: pathlib.Path) -> str:
+  """Returns the kind of a file by its suffix, or by its first line."""
+  if path.suffix in _KINDS:
+    return _KINDS[path.suffix]
+  with open(path, "rb") as file:
+    line = file.readline(_PIECE_BYTES)
+  try:
+    is_object = line[:1] == b"{" and isinstance(json.loads(line), dict)
+  except ValueError:
+    is_object = False
+  return "lines" if is_object else "text"
+
+
+def _pick(where: str, row: Any, fields: Sequence[str]) -> tuple[Value, ...]:
+  if not isinstance(row, dict):
+    raise base.DataError(f"{where} must be an object with fields, got {row!r}.")
+  values = []
+  for field in fields:
+    if field not in row:
+      raise base.DataError(
+          f"{where}: " + base.suggest(field, row, what="field")
+      )
+    value = row[field]
+    is_tokens = isinstance(value, list | tuple) and all(
+        type(token) is int and token >= 0 for token in value
+    )
+    if not (isinstance(value, str) or is_tokens):
+      raise base.DataError(
+          f"{where}: field {field!r} must be a text or a list of tokens, got "
+          f"{str(value)[:50]!r}."
+      )
+    values.append(value)
+  return tuple(values)
+
+
+def _read_text(path: str) -> Iterator[str]:
+  """Yields a text in pieces of whole lines."""
+  if pathlib.Path(path).suffix in _BINARY:
+    raise base.DataError(f"Cannot read {path}: it is no text; unpack it.")
+  place = 0
+  with open(path, "rb") as file:
+    while piece := file.read(_PIECE_BYTES):
+      piece += file.readline()
+      content = piece.removeprefix(b"\xef\xbb\xbf") if not place else piece
+      zero = content.find(0)
+      try:
+        if zero >= 0:
+          raise base.DataError(
+              f"Cannot read {path} as text: byte {place + zero} is 0. Files of "
+              "tokens are named .bin or .npy."
+          )
+        yield content.decode()
+      except UnicodeDecodeError as error:
+        raise base.DataError(
+            f"Cannot read {path} as text: byte {place + error.start} is not "
+            "UTF-8."
+        ) from error
+      place += len(piece)
+
+
+def _read_lines(part: Part, fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
+  """Yields the objects on the lines that begin in a range of bytes."""
+  (path,), place = part.paths, part.start
+  with open(path, "rb") as file:
+    if place:
+      file.seek(place - 1)
+      place += len(file.readline()) - 1
+    while place < part.stop and (line := file.readline()):
+      where = f"{path}, the line at byte {place}"
+      place += len(line)
+      if not line.strip():
+        continue
+      try:
+        yield where, json.loads(line)
+      except ValueError as error:  # Also of bytes that are not UTF-8.
+        raise base.DataError(f"{where}: {error}.") from error
+
+
+def _read_parquet(
+    part: Part, fields: Sequence[str]
+) -> Iterator[tuple[str, Any]]:
+  (path,) = part.paths
+  file = _open_parquet(path)
+  # All columns if one is missing, for the message.
+  is_known = {*fields} <= {*file.schema_arrow.names}
+  columns = [*fields] if is_known else None
+  for group in range(part.start, part.stop):
+    rows = file.read_row_group(group, columns=columns)
+    for number in range(len(rows)):
+      where = f"{path}, row {number} of row group {group}"
+      try:
+        yield where, rows.slice(number, 1).to_pylist()[0]
+      except UnicodeDecodeError as error:
+        raise base.DataError(f"{where}: {error}.") from error
+
+
+def _read_rows(part: Part, fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
+  (path,) = part.paths
+  rows = _open_rows(part.kind, path)
+  for number in range(part.start, part.stop):
+    where, row = f"{path}, row {number}", rows[number]
+    if isinstance(row, bytes):
+      try:
+        row = row.decode()
+      except UnicodeDecodeError as error:
+        raise base.DataError(f"{where}: {error}.") from error
+    yield where, row
+
+
+@functools.lru_cache(maxsize=8)
+def _open_parquet(path: str) -> Any:
+  library = extras.load("pyarrow.parquet", extra="data", what=path)
+  try:
+    return library.ParquetFile(path, memory_map=True)
+  except Exception as error:  # The library raises classes of its own.
+    raise base.DataError(f"Cannot read {path}: {error}.") from error
+
+
+@functools.lru_cache(maxsize=8)
+def _open_rows(kind: str, path: str) -> Any:
+  """Returns a sequence of rows that stays on disk."""
+  if kind == "array_record":
+    library = extras.load("grain", extra="data", what=path)
+    opened = library.sources.ArrayRecordDataSource
+  else:
+    library = extras.load("datasets", extra="data", what=path)
+    is_file = pathlib.Path(path).is_file()
+    opened = library.Dataset.from_file if is_file else library.load_from_disk
+  try:
+    rows = opened(path)
+  except Exception as error:  # The libraries raise classes of their own.
+    raise base.DataError(f"Cannot read {path}: {error}.") from error
+  if isinstance(rows, dict):
+    raise base.DataError(
+        f"{path} has the data sets {', '.join(sorted(rows))}: give the folder "
+        f"of one, as {path}/{sorted(rows)[0]}."
+    )
+  return rows

@@ -1,0 +1,295 @@
+"""The source `files`: tokens, texts or records on disk, by their paths.
+
+Texts and records are first tokenized, once, to a folder in the user's cache;
+`bamboo tokenize` does it in advance, and in parallel. All of them are then read
+as `token_files`.
+"""
+
+from collections.abc import Mapping
+import glob
+import hashlib
+import json
+import os
+import pathlib
+import shlex
+from typing import Any, NamedTuple
+
+from absl import logging
+
+from bamboo_jax import base
+from bamboo_jax.data import corpus
+from bamboo_jax.data import mixture
+from bamboo_jax.data import samples
+from bamboo_jax.data.disk import documents as documents_lib
+from bamboo_jax.data.disk import packing as packing_lib
+from bamboo_jax.data.disk import token_files
+from bamboo_jax.data.disk import tokenizing
+from bamboo_jax.data.disk import vocabularies
+
+_TOKENS = (".bin", ".npy")
+
+
+def make_files(
+    *,
+    path: str,
+    sequence_length: int,
+    vocab_size: int | None = None,
+    documents: bool | None = None,
+    heldout_path: str | None = None,
+    heldout_fraction: float = 0.02,
+    packing: str = "stream",
+    loss: str | None = None,
+    field: str = "text",
+    tokenizer: str | None = None,
+    dtype: str | None = None,
+    end_token: int | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> samples.Source:
+  """Returns samples of files of tokens, texts or records.
+
+  Args:
+    path: A file, a folder or a glob pattern; or several with weights, a
+      mixture, as "0.7 web/*.bin 0.3 code".
+    documents: Whether samples tell documents apart, as the model's option of
+      this name asks.
+    heldout_path: Files for evaluation; None: the last `heldout_fraction`.
+    heldout_fraction: Share of the samples, for evaluation.
+    packing: "stream": documents end to end; or "whole": only whole ones.
+    loss: "all" tokens, or those of the "completion"; None: the latter if
+      `field` has two names.
+    field: Of records: with the text or its tokens. "prompt,completion": two.
+    tokenizer: Of texts and records: a tokenizer.json or a SentencePiece file,
+      or the folder of one; None: each byte is a token.
+    dtype: Of a .bin without a header; None: "uint16".
+    end_token: Ends a document in files without an index.
+    cache_dir: Of tokenized texts; None: bamboo_jax/tokens in the user's cache.
+
+  Raises:
+    ValueError: An option is impossible.
+    base.DataError: A file is damaged or missing, or there is too little.
+  """
+  samples.check_fraction(heldout_fraction)
+  fields = tuple(field.split(","))
+  if len(fields) > 2:
+    raise ValueError(f"field must be one name, or two, got {field!r}.")
+  options = packing_lib.Options(
+      sequence_length,
+      packing,
+      masked=bool(documents),
+      loss=loss or ("completion" if len(fields) == 2 else "all"),
+  )
+  settings = dict(
+      vocab_size=vocab_size,
+      fields=fields,
+      tokenizer=tokenizer,
+      dtype=dtype,
+      end_token=end_token,
+      cache_dir=cache_dir,
+  )
+  weights = _parse_weights(path)
+  if weights is None:
+    return _make_one(path, heldout_path, heldout_fraction, options, settings)
+  if heldout_path is not None:
+    raise ValueError("A mixture takes heldout_fraction, not heldout_path.")
+  made = {
+      name: _make_one(name, None, heldout_fraction, options, settings)
+      for name in weights
+  }
+  return mixture.make_mixture(made, [*weights.values()])
+
+
+def find_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
+  """Returns the data at a path or pattern, with names relative to its root.
+
+  Of a folder: its files of tokens; or else its records; or else all its files,
+  as texts.
+
+  Raises `base.DataError` if there is none.
+  """
+  pattern = os.path.expanduser(pattern)
+  root = pathlib.Path(pattern)
+  if documents_lib.is_hub_dataset(root):
+    return [(root.name, root)]
+  if root.is_dir():
+    found = [
+        p
+        for p in sorted(root.rglob("*"))
+        if p.is_file() and not p.relative_to(root).as_posix().startswith(".")
+    ]
+    found = [p for p in found if p.suffix != ".idx" and p.name[0] != "."]
+    for is_kind in (lambda p: p.suffix in _TOKENS, documents_lib.is_records):
+      if some := [p for p in found if is_kind(p)]:
+        found = some
+        break
+  else:
+    found = [
+        pathlib.Path(p) for p in sorted(glob.glob(pattern, recursive=True))
+    ]
+    found = [p for p in found if p.is_file() or documents_lib.is_hub_dataset(p)]
+    while glob.has_magic(str(root)) or not root.is_dir():
+      root = root.parent
+  if not found:
+    raise base.DataError(f"No file matches {pattern!r}.")
+  return [(path.relative_to(root).as_posix(), path) for path in found]
+
+
+def _parse_weights(text: str) -> dict[str, float] | None:
+  """Returns the weights of "0.7 web 0.3 code" by path; None for one path."""
+  words = shlex.split(text)
+  if len(words) < 2 or os.path.exists(text):
+    return None
+  try:
+    weights = [float(word) for word in words[::2]]
+  except ValueError:
+    return None
+  if len(words) % 2 or len({*words[1::2]}) < len(weights):
+    raise ValueError(
+        "A mixture must have a weight before each path, and each path once, as "
+        f"'0.7 web/*.bin 0.3 code', got {text!r}."
+    )
+  return dict(zip(words[1::2], weights, strict=True))
+
+
+class _Opened(NamedTuple):
+  """Files of tokens, their manifest, and what `bamboo tokenize` tells."""
+
+  files: list[token_files.TokenFile]
+  entries: tuple[corpus.Entry, ...]
+  facts: Mapping[str, Any]
+
+
+def _make_one(
+    path: str,
+    heldout_path: str | None,
+    heldout_fraction: float,
+    options: packing_lib.Options,
+    settings: Mapping[str, Any],
+) -> samples.Source:
+  train, heldout = _open(path, **settings), None
+  entries = train.entries
+  if heldout_path is not None:
+    heldout = _open(heldout_path, **settings)
+    entries = (*entries, *heldout.entries)
+  manifest, special = corpus.Manifest(entries), train.facts.get("special")
+  return packing_lib.make_source(
+      train.files,
+      heldout_fraction if heldout is None else heldout.files,
+      options,
+      manifest=manifest,
+      vocab_size=train.facts.get("vocab_size", settings["vocab_size"]),
+      special=None if special is None else tuple(special),
+      fingerprint={
+          "source": "files",
+          "files": {
+              e.name: f"{e.num_bytes}:{e.sha256}" for e in manifest.entries
+          },
+          "heldout": heldout_fraction if heldout is None else "files",
+          "sequence_length": options.sequence_length,
+          "packing": options.packing,
+          "documents": options.masked,
+          "loss": options.loss,
+          "end_token": settings["end_token"],
+          "fields": [*settings["fields"]],
+          "tokenizer": tokenizing.digest_of(train.facts),
+      },
+  )
+
+
+def _open(
+    path: str,
+    *,
+    vocab_size: int | None,
+    fields: tuple[str, ...],
+    tokenizer: str | None,
+    dtype: str | None,
+    end_token: int | None,
+    cache_dir: str | os.PathLike[str] | None,
+) -> _Opened:
+  named = find_files(path)
+  entries = None
+  if named[0][1].suffix not in _TOKENS:
+    names, paths = zip(*named, strict=True)
+    task = tokenizing.Task(paths, names, tokenizer, fields)
+    named, entries = _tokenize(task, vocab_size, cache_dir)
+  facts = {p.parent: tokenizing.read_facts(p.parent) for _, p in named}
+  _check_tokenizers(facts, tokenizer, vocab_size)
+  ends = {folder: found.get("end") for folder, found in facts.items()}
+  files = [
+      token_files.open_file(
+          path,
+          dtype=dtype,
+          vocab_size=vocab_size,
+          end=ends[path.parent] if end_token is None else end_token,
+      )
+      for _, path in named
+  ]
+  filled = [file for file in files if file.num_tokens]
+  for file in filled:
+    if file.dtype != filled[0].dtype:
+      raise base.DataError(
+          f"{file.name} has tokens of {file.dtype}, must be {filled[0].dtype}, "
+          f"as {filled[0].name}."
+      )
+    # Most errors of a file are found at once.
+    file.read(0, min(file.num_tokens, 1 << 20))
+  if entries is None:
+    entries = tuple(token_files.describe_file(p, name) for name, p in named)
+  return _Opened(files, entries, facts[named[0][1].parent])
+
+
+def _tokenize(
+    task: tokenizing.Task,
+    vocab_size: int | None,
+    cache_dir: str | os.PathLike[str] | None,
+) -> tuple[list[tuple[str, pathlib.Path]], tuple[corpus.Entry, ...]]:
+  """Returns the files of tokens of texts, and the manifest of the texts."""
+  vocabulary = task.vocabulary
+  if vocab_size is not None and vocabulary.vocab_size > vocab_size:
+    raise base.DataError(
+        f"The tokenizer {task.tokenizer or 'of bytes'} has vocab_size="
+        f"{vocabulary.vocab_size}, more than the model's {vocab_size}."
+    )
+  facts = task.describe()
+  digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+  cache = cache_dir or pathlib.Path(
+      os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache",
+      *("bamboo_jax", "tokens"),
+  )
+  out = pathlib.Path(cache, digest.hexdigest()[:24])
+  for done in tokenizing.run(task, out, num_workers=0, waits=True):
+    if done.num_tokens:
+      logging.info(
+          "Tokenized %d of %d parts to %s: %d tokens.",
+          *(done.num_finished, done.num_parts, out, done.num_tokens),
+      )
+  entries = []
+  for name, found in facts["files"].items():
+    num_bytes, sha256 = found.split(":", 1)
+    entries.append(corpus.Entry(name, int(num_bytes), sha256))
+  paths = sorted(out.glob("*.bin"))
+  return [(path.name, path) for path in paths], tuple(entries)
+
+
+def _check_tokenizers(
+    facts: Mapping[pathlib.Path, Mapping[str, Any]],
+    tokenizer: str | None,
+    vocab_size: int | None,
+) -> None:
+  """Raises `base.DataError` if folders, or the tokenizer, do not fit."""
+  digests = {str(f): tokenizing.digest_of(found) for f, found in facts.items()}
+  digests = {folder: digest for folder, digest in digests.items() if digest}
+  for folder, found in facts.items():
+    if vocab_size is not None and found.get("vocab_size", 0) > vocab_size:
+      raise base.DataError(
+          f"{folder} has tokens of a vocab_size={found['vocab_size']}, more "
+          f"than the model's {vocab_size}."
+      )
+  if tokenizer is not None and digests:
+    vocabulary = vocabularies.read_vocabulary(tokenizer)
+    digests[tokenizer] = tokenizing.digest_of(vocabulary.fingerprint)
+  first, *others = digests.items() or [("", "")]
+  for folder, digest in others:
+    if digest != first[1]:
+      raise base.DataError(
+          f"{first[0]} has tokens of another tokenizer than {folder}."
+      )

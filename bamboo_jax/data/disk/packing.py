@@ -1,0 +1,229 @@
+"""Samples of tokens: spans of files, in a new order each epoch.
+
+  stream  spans of equal length, whatever documents they cut
+  whole   whole documents in their order, as many as fit, and padding; longer
+          documents are cut
+
+With `masked` a sample also has the array "documents", so that a model can keep
+documents apart: numbers that grow from 1, the last of padding. Targets are -1,
+which losses ignore, at the end of a document, in padding and in prompts.
+
+Dimension key:
+
+  S: samples
+  L: sequence length, tokens
+"""
+
+import bisect
+from collections.abc import Sequence
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.data import draws
+from bamboo_jax.data import samples
+from bamboo_jax.data.disk import token_files
+
+PACKINGS = ("stream", "whole")
+LOSSES = ("all", "completion")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """How tokens become samples.
+
+  Attributes:
+    packing: One of `PACKINGS`.
+    masked: Whether samples tell documents apart.
+    loss: Tokens to learn: one of `LOSSES`.
+  """
+
+  sequence_length: int
+  packing: str = "stream"
+  masked: bool = False
+  loss: str = "all"
+
+  def __post_init__(self) -> None:
+    if self.sequence_length < 1:
+      raise ValueError(
+          f"sequence_length must be at least 1, got {self.sequence_length}."
+      )
+    for name, allowed in (("packing", PACKINGS), ("loss", LOSSES)):
+      if getattr(self, name) not in allowed:
+        raise ValueError(base.suggest(getattr(self, name), allowed, what=name))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Spans:
+  """Spans of one file; `starts` is None if all have the same length."""
+
+  file: token_files.TokenFile
+  count: int
+  length: int
+  starts: np.ndarray | None
+
+  def span(self, number: int) -> tuple[int, int]:
+    """Returns the first and the last token of a span, exclusive."""
+    if self.starts is None:
+      return number * self.length, (number + 1) * self.length
+    return int(self.starts[number]), int(self.starts[number + 1])
+
+
+def make_source(
+    files: Sequence[token_files.TokenFile],
+    heldout: Sequence[token_files.TokenFile] | float,
+    options: Options,
+    **facts: Any,
+) -> samples.Source:
+  """Returns "inputs" and "targets", int32 [S, L] each.
+
+  Args:
+    files: Of the training tokens.
+    heldout: Files for evaluation, in order; or the share of spans, the last
+      ones, that are held out.
+    **facts: Other fields of the source.
+
+  Raises:
+    base.DataError: There is not one sample, or a file lacks documents.
+  """
+  parts = [_find_spans(file, options) for file in files]
+  total = sum(part.count for part in parts)
+  if isinstance(heldout, float):
+    num_heldout, first = int(total * heldout), 0
+    others, total = parts, total - num_heldout
+    first = total
+  else:
+    others, first = [_find_spans(file, options) for file in heldout], 0
+    num_heldout = sum(part.count for part in others)
+    _check_length("held-out", others, options, num_heldout if heldout else 1)
+  _check_length("training", parts, options, total)
+  train, evaluation = _Cutter(parts, options), _Cutter(others, options)
+  return samples.Source(
+      samples_per_epoch=total,
+      num_heldout=num_heldout,
+      batch=lambda indices, *, seed: train.cut(
+          draws.shuffle(seed, indices, size=total)
+      ),
+      heldout_batch=lambda indices: evaluation.cut(
+          [first + index for index in indices]
+      ),
+      **facts,
+  )
+
+
+class _Cutter:
+  """Cuts samples out of files."""
+
+  def __init__(self, parts: Sequence[Spans], options: Options) -> None:
+    self._parts, self._options = parts, options
+    counts = (part.count for part in parts)
+    self._firsts = [*itertools.accumulate(counts, initial=0)]
+    self._needs_documents = (
+        options.masked
+        or options.packing == "whole"
+        or options.loss == "completion"
+    )
+
+  def cut(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
+    """Returns the samples with these numbers, over all files."""
+    shape = (len(numbers), self._options.sequence_length)
+    arrays = {
+        "inputs": np.zeros(shape, np.int32),
+        "targets": np.full(shape, -1, np.int32),
+    }
+    if self._options.masked:
+      arrays["documents"] = np.zeros(shape, np.int32)
+    for row, number in enumerate(numbers):
+      at = bisect.bisect_right(self._firsts, number) - 1
+      start, stop = self._parts[at].span(number - self._firsts[at])
+      sample = {name: array[row] for name, array in arrays.items()}
+      self._fill(sample, self._parts[at].file, start, stop)
+    return arrays
+
+  def _fill(
+      self,
+      sample: dict[str, np.ndarray],
+      file: token_files.TokenFile,
+      start: int,
+      stop: int,
+  ) -> None:
+    tokens = file.read(start, min(stop + 1, file.num_tokens))
+    length, targets = stop - start, sample["targets"]
+    sample["inputs"][:length] = tokens[:length]
+    targets[: len(tokens) - 1] = tokens[1:]
+    if not self._needs_documents:
+      return
+    starts, prompts = file.documents(start, start + len(tokens))
+    starts, prompts = starts - start, prompts - start
+    if self._options.masked or self._options.packing == "whole":
+      targets[starts[(starts > 0) & (starts <= length)] - 1] = -1
+    if self._options.masked:
+      ids = np.searchsorted(starts, np.arange(length), side="right")
+      sample["documents"][:length] = ids
+      sample["documents"][length:] = ids[-1] + 1
+    if self._options.loss == "completion":
+      for first, last in zip(starts, prompts, strict=True):
+        targets[max(first - 1, 0) : max(last - 1, 0)] = -1
+
+
+def _find_spans(file: token_files.TokenFile, options: Options) -> Spans:
+  length = options.sequence_length
+  if options.masked or options.packing == "whole":
+    file.documents(0, 1)  # Raises an error if it cannot.
+  has_prompts = file.index is not None and file.index.has_prompts
+  if options.loss == "completion" and not has_prompts:
+    raise base.DataError(
+        f"{file.name} has no prompts, which loss='completion' needs: each "
+        "document in its .idx must have two sequences, the first a prompt."
+    )
+  if options.packing == "stream":
+    count = max(file.num_tokens - 1, 0) // length
+    return Spans(file, count, length, None)
+  starts = _pack(file, length)
+  return Spans(file, len(starts) - 1, length, starts)
+
+
+def _pack(file: token_files.TokenFile, length: int) -> np.ndarray:
+  """Returns the first token of each sample of whole documents, and the end.
+
+  Each takes as many of the next documents as fit. No sample reaches over a
+  block of documents, so that the memory is that of one, and of the result.
+  """
+  found, begin = [np.zeros(1, np.int64)], 0
+  for ends in file.iter_ends():
+    ends = ends[ends > begin].astype(np.int64)
+    if not len(ends):
+      continue
+    lengths = np.diff(ends, prepend=begin)
+    # Cut long documents: all parts but the last have `length` tokens.
+    num_parts = -(-lengths // length)
+    firsts = np.repeat(ends - lengths, num_parts)
+    offsets = np.arange(len(firsts)) - np.repeat(
+        np.cumsum(num_parts) - num_parts, num_parts
+    )
+    cuts = np.append(firsts + offsets * length, ends[-1])
+    after = memoryview(np.searchsorted(cuts, cuts + length, side="right") - 1)
+    at, taken = 0, []
+    while at < len(cuts) - 1:
+      at = after[at]
+      taken.append(at)
+    found.append(cuts[taken])
+    begin = int(ends[-1])
+  return np.concatenate(found)
+
+
+def _check_length(
+    what: str, parts: Sequence[Spans], options: Options, count: int
+) -> None:
+  if count < 1:
+    num_tokens = sum(part.file.num_tokens for part in parts)
+    last = parts[-1].file.name if parts else "none"
+    raise base.DataError(
+        f"The {what} text is too short: it has {num_tokens} tokens in "
+        f"{len(parts)} file(s), the last is {last}, and no sample of "
+        f"sequence_length={options.sequence_length}, which needs one more. Use "
+        "more text, a shorter sequence or another heldout_fraction."
+    )

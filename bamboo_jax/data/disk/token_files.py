@@ -1,0 +1,376 @@
+"""Files of tokens, read where they are needed: nothing is kept in memory.
+
+  .bin        tokens of `dtype` (nanoGPT), or with the header of llm.c
+  .bin, .idx  with an index of documents (Megatron-LM, and `bamboo tokenize`)
+  .npy        integers, one axis
+
+Reads are by position rather than through mapped memory: pages that were read do
+not count as the memory of the process, and a file that was cut short is an
+error rather than a signal that kills it.
+"""
+
+import bisect
+from collections.abc import Iterator, Sequence
+import dataclasses
+import functools
+import hashlib
+import itertools
+import os
+import pathlib
+from typing import NamedTuple
+
+from absl import logging
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.data import corpus
+
+_LLM_C = {  # Magic number and version in the header: dtype.
+    (20240520, 1): np.dtype(np.uint16),
+    (20240801, 7): np.dtype(np.uint32),
+}
+DTYPES = ("int32", "int64", "uint8", "uint16", "uint32")
+_LLM_C_BYTES = 1024  # 256 int32.
+_MEGATRON = b"MMIDIDX\0\0"
+_MEGATRON_HEADER = np.dtype(
+    [("magic", "S9"), ("version", "<u8"), ("dtype", "u1")]
+    + [("num_sequences", "<u8"), ("num_documents", "<u8")]
+)
+_MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+_BLOCK = 1 << 20  # Entries that are checked at a time.
+_WHOLE_BYTES = 1 << 24  # Of larger files a digest reads only samples:
+_NUM_SAMPLES, _SAMPLE_BYTES = 64, 1 << 16
+
+
+class Documents(NamedTuple):
+  """Documents in a part of a file, in tokens from its beginning.
+
+  `starts` ascend; the first may be before the part. `prompts` are the ends of
+  prompts, equal to `starts` without one.
+  """
+
+  starts: np.ndarray
+  prompts: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Index:
+  """The .idx of a Megatron file.
+
+  A document is one sequence; or two, of which the first is a prompt.
+
+  Attributes:
+    byte_S: First byte of each sequence in the .bin, int64, on disk.
+    sequence_D: First sequence of each document, then their number, on disk.
+  """
+
+  byte_S: np.ndarray
+  sequence_D: np.ndarray
+  has_prompts: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenFile:
+  """Tokens of one file; thread-safe.
+
+  Attributes:
+    name: In messages, and without its folder in a manifest.
+    vocab_size: Exclusive bound of the tokens.
+    end: Token that ends a document; None if there is none.
+    index: Documents of the file; None: by `end`.
+    tokens: All of them, if they are in memory rather than in a file.
+  """
+
+  name: str
+  num_tokens: int
+  dtype: np.dtype
+  vocab_size: int
+  end: int | None = None
+  first_byte: int = 0
+  index: Index | None = None
+  tokens: np.ndarray | None = None
+
+  @functools.cached_property
+  def _opened(self) -> tuple[int, tuple[int, int]]:
+    descriptor = os.open(self.name, os.O_RDONLY)
+    return descriptor, _stamp(descriptor)
+
+  def read(self, start: int, stop: int) -> np.ndarray:
+    """Returns the tokens from `start` to below `stop`.
+
+    Raises `base.DataError` if the file has changed since it was first read, or
+    names the first token of the file that the model does not have.
+    """
+    if self.tokens is not None:
+      return self.tokens[start:stop]
+    tokens = self._read(start, stop)
+    if tokens.size and (
+        tokens.max() >= self.vocab_size
+        or (self.dtype.kind == "i" and tokens.min() < 0)
+    ):
+      self._fail_at_first()
+    return tokens
+
+  def documents(self, start: int, stop: int) -> Documents:
+    """Returns the documents with tokens from `start` to below `stop`.
+
+    Raises `base.DataError` if the file does not tell where they are.
+    """
+    if self.index is None:
+      if self.end is None:
+        raise base.DataError(
+            f"{self.name} does not tell where documents begin: give the option "
+            "'end_token', or an .idx file."
+        )
+      ends = np.flatnonzero(self.read(start, stop - 1) == self.end)
+      starts = np.concatenate([[start], start + 1 + ends])
+      return Documents(starts, starts)
+    byte_S, sequence_D = self.index.byte_S, self.index.sequence_D
+    size = self.dtype.itemsize
+    first = bisect.bisect_right(byte_S, start * size) - 1
+    last = bisect.bisect_left(byte_S, stop * size)
+    first = bisect.bisect_right(sequence_D, first, hi=len(sequence_D) - 1) - 1
+    last = bisect.bisect_left(sequence_D, last, hi=len(sequence_D) - 1)
+    sequences = np.asarray(sequence_D[first:last])
+    starts = byte_S[sequences] // size
+    if not self.index.has_prompts:
+      return Documents(starts, starts)
+    return Documents(starts, byte_S[sequences + 1] // size)
+
+  def iter_ends(self) -> Iterator[np.ndarray]:
+    """Yields the ends of all documents, in tokens, in blocks."""
+    if self.index is None:
+      for start in range(0, self.num_tokens, _BLOCK):
+        stop = min(start + _BLOCK, self.num_tokens)
+        ends = start + 1 + np.flatnonzero(self.read(start, stop) == self.end)
+        yield ends if stop < self.num_tokens else np.append(ends, stop)
+      return
+    byte_S, sequence_D = self.index.byte_S, self.index.sequence_D
+    for first in range(1, len(sequence_D), _BLOCK):
+      sequences = sequence_D[first : first + _BLOCK]
+      starts = byte_S[np.minimum(sequences, len(byte_S) - 1)]
+      is_last = sequences == len(byte_S)
+      yield np.where(is_last, self.num_tokens, starts // self.dtype.itemsize)
+
+  def _read(self, start: int, stop: int) -> np.ndarray:
+    descriptor, stamp = self._opened
+    size = self.dtype.itemsize
+    content = os.pread(
+        descriptor, (stop - start) * size, self.first_byte + start * size
+    )
+    if len(content) < (stop - start) * size or _stamp(descriptor) != stamp:
+      raise base.DataError(f"{self.name} has changed while it was read.")
+    return np.frombuffer(content, self.dtype)
+
+  def _fail_at_first(self) -> None:
+    for start in range(0, self.num_tokens, _BLOCK):
+      tokens = self._read(start, min(start + _BLOCK, self.num_tokens))
+      wrong = np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))
+      if wrong.size:
+        raise base.DataError(
+            f"{self.name}: token {start + wrong[0]} is {tokens[wrong[0]]}, "
+            f"must be below the model's vocab_size={self.vocab_size}."
+        )
+    raise base.DataError(f"{self.name} has changed while it was read.")
+
+
+def open_file(
+    path: pathlib.Path,
+    *,
+    dtype: str | None,
+    vocab_size: int | None,
+    end: int | None,
+) -> TokenFile:
+  """Returns a file of tokens.
+
+  Args:
+    dtype: Of a .bin without a header, of `DTYPES`; None: "uint16".
+    vocab_size: By default any.
+    end: Token that ends a document.
+
+  Raises:
+    ValueError: There is no such `dtype`.
+    base.DataError: It is damaged, or no such file; names the first fault.
+  """
+  if dtype not in (None, *DTYPES):
+    raise ValueError(base.suggest(dtype, DTYPES, what="dtype"))
+  opened = functools.partial(
+      TokenFile,
+      str(path),
+      vocab_size=1 << 31 if vocab_size is None else vocab_size,
+      end=end,
+  )
+  num_bytes = path.stat().st_size
+  if path.suffix == ".npy":
+    kind, first_byte = _read_npy(path)
+  elif path.with_suffix(".idx").exists():
+    index, kind = _read_index(path.with_suffix(".idx"), num_bytes)
+    return opened(num_bytes // kind.itemsize, kind, index=index)
+  else:
+    kind, first_byte = _read_header(path, dtype)
+  num_tokens, rest = divmod(num_bytes - first_byte, kind.itemsize)
+  if rest:
+    raise base.DataError(
+        f"{path} has {num_bytes - first_byte} bytes of tokens, must be a "
+        f"multiple of {kind.itemsize}, the size of {kind}."
+    )
+  return opened(num_tokens, kind, first_byte=first_byte)
+
+
+def describe_file(path: pathlib.Path, name: str) -> corpus.Entry:
+  """Returns the entry of a file in a manifest; raises `base.DataError`.
+
+  The digest of a file of more than 16 MiB is that of 64 samples of 64 KiB, at
+  equal distances, so that a run starts at once.
+  """
+  digest = hashlib.sha256()
+  try:
+    with open(path, "rb") as file:
+      size = os.fstat(file.fileno()).st_size
+      if size <= _WHOLE_BYTES:
+        digest.update(file.read())
+        return corpus.Entry(name, size, digest.hexdigest())
+      for sample in range(_NUM_SAMPLES):
+        file.seek((size - _SAMPLE_BYTES) * sample // (_NUM_SAMPLES - 1))
+        digest.update(file.read(_SAMPLE_BYTES))
+  except OSError as error:
+    raise base.DataError(
+        f"Cannot read {path}: {error.strerror or error}."
+    ) from error
+  return corpus.Entry(name, size, f"samples:{digest.hexdigest()}")
+
+
+def write_index(
+    path: pathlib.Path, lengths: Sequence[int], *, dtype: np.dtype, parts: int
+) -> None:
+  """Writes the .idx of a .bin; its last step, so that it marks a whole file.
+
+  Args:
+    lengths: Tokens of each sequence.
+    parts: Sequences of a document: 1, or 2 with a prompt.
+  """
+  header = np.zeros((), _MEGATRON_HEADER)
+  codes = {np.dtype(kind): code for code, kind in _MEGATRON_DTYPES.items()}
+  length_S = np.array(lengths, np.int32)
+  byte_S = np.zeros(len(lengths), np.int64)
+  np.cumsum(length_S[:-1], dtype=np.int64, out=byte_S[1:])
+  sequence_D = np.arange(0, len(lengths) + 1, parts, dtype=np.int64)
+  header["magic"], header["version"], header["dtype"] = (
+      _MEGATRON,
+      1,
+      codes[dtype],
+  )
+  header["num_sequences"] = len(lengths)
+  header["num_documents"] = len(sequence_D)
+  content = (header, length_S, byte_S * dtype.itemsize, sequence_D)
+  base.write_atomically(path, b"".join(part.tobytes() for part in content))
+
+
+def _read_npy(path: pathlib.Path) -> tuple[np.dtype, int]:
+  try:
+    array = np.load(path, mmap_mode="r")
+  except (OSError, ValueError, EOFError) as error:
+    raise base.DataError(f"Cannot read {path}: {error}.") from error
+  if array.ndim != 1 or array.dtype.kind not in "iu":
+    raise base.DataError(
+        f"{path} must be integers with one axis, got {array.dtype} of shape "
+        f"{array.shape}."
+    )
+  return array.dtype, array.offset
+
+
+def _read_header(path: pathlib.Path, dtype: str | None) -> tuple[np.dtype, int]:
+  """Returns the dtype and the first byte of the tokens of a .bin."""
+  with open(path, "rb") as file:
+    content = file.read(_LLM_C_BYTES).ljust(_LLM_C_BYTES, b"\0")
+  header = np.frombuffer(content, "<i4")
+  kind = _LLM_C.get((int(header[0]), int(header[1])))
+  if kind is None:
+    return np.dtype(dtype or np.uint16), 0
+  found = (path.stat().st_size - _LLM_C_BYTES) / kind.itemsize
+  if found != header[2]:
+    raise base.DataError(
+        f"{path} has {found:g} tokens, but its header says {header[2]}."
+    )
+  return kind, _LLM_C_BYTES
+
+
+def _read_index(path: pathlib.Path, num_bytes: int) -> tuple[Index, np.dtype]:
+  """Returns the index in an .idx, and the dtype of its file of `num_bytes`."""
+  content = np.memmap(path, mode="r") if path.stat().st_size else b""
+  header_bytes = _MEGATRON_HEADER.itemsize
+  if bytes(content[: len(_MEGATRON)]) != _MEGATRON or (
+      len(content) < header_bytes
+  ):
+    raise base.DataError(f"{path} is not the index of a Megatron file.")
+  header = np.frombuffer(bytes(content[:header_bytes]), _MEGATRON_HEADER)[0]
+  sequences, documents = (
+      int(header["num_sequences"]),
+      int(header["num_documents"]),
+  )
+  if header["dtype"] not in _MEGATRON_DTYPES:
+    raise base.DataError(
+        f"{path} has tokens of type {header['dtype']}, must be one of "
+        f"{[*_MEGATRON_DTYPES]}."
+    )
+  kind = np.dtype(_MEGATRON_DTYPES[int(header["dtype"])])
+  wanted = header_bytes + 12 * sequences + 8 * documents
+  if len(content) < wanted:
+    raise base.DataError(
+        f"{path} has {len(content)} bytes, but {sequences} sequences and "
+        f"{documents} documents need {wanted}."
+    )
+  cuts = np.cumsum([header_bytes, 4 * sequences, 8 * sequences, 8 * documents])
+  length_S, byte_S, sequence_D = (
+      np.asarray(content)[a:b].view(of)
+      for (a, b), of in zip(
+          itertools.pairwise(cuts), ("<i4", "<i8", "<i8"), strict=True
+      )
+  )
+  _check_index(path, num_bytes, kind, length_S, byte_S)
+  if not documents or sequence_D[0] or sequence_D[-1] != sequences:
+    raise base.DataError(
+        f"{path} does not fit its file: its documents must have the sequences "
+        f"from 0 to {sequences}, got {sequence_D[:1]} to {sequence_D[-1:]}."
+    )
+  has_prompts = all(
+      (np.diff(sequence_D[first : first + _BLOCK + 1]) == 2).all()
+      for first in range(0, documents - 1, _BLOCK)
+  )
+  return Index(byte_S, sequence_D, has_prompts), kind
+
+
+def _check_index(
+    path: pathlib.Path,
+    num_bytes: int,
+    kind: np.dtype,
+    length_S: np.ndarray,
+    byte_S: np.ndarray,
+) -> None:
+  """Raises `base.DataError` unless sequences follow each other to the end."""
+  place, empty = 0, None
+  for first in range(0, len(byte_S), _BLOCK):
+    lengths = length_S[first : first + _BLOCK].astype(np.int64) * kind.itemsize
+    ends = place + np.cumsum(lengths)
+    wrong = np.flatnonzero(byte_S[first : first + _BLOCK] != ends - lengths)
+    if wrong.size:
+      raise base.DataError(
+          f"{path} does not fit its file: sequence {first + wrong[0]} begins at"
+          f" byte {byte_S[first + wrong[0]]}, must be at "
+          f"{(ends - lengths)[wrong[0]]}."
+      )
+    if empty is None and not lengths.all():
+      empty = first + int(np.argmin(lengths != 0))
+    place = int(ends[-1])
+  if place != num_bytes:
+    raise base.DataError(
+        f"{path} does not fit its file: its sequences have {place} bytes, the "
+        f".bin has {num_bytes}."
+    )
+  if empty is not None:
+    logging.warning("%s: sequence %d and maybe others are empty.", path, empty)
+
+
+def _stamp(descriptor: int) -> tuple[int, int]:
+  status = os.fstat(descriptor)
+  return status.st_size, status.st_mtime_ns

@@ -1,0 +1,131 @@
+"""Mixtures of sources by weights.
+
+Of each block of `_BLOCK` samples every source has a fixed number, in random
+places. So the source of a sample, and its index there, are a function of (seed,
+index), and after any number of samples the shares are those of the weights.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import functools
+from typing import Any
+
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.data import corpus
+from bamboo_jax.data import draws
+from bamboo_jax.data import samples
+
+_BLOCK = 1 << 14  # Samples; weights are rounded to multiples of its inverse.
+_FIRST = 1 << 40  # Orders of blocks; no source has as many epochs.
+
+
+def make_mixture(
+    sources: Mapping[str, samples.Source], weights: Sequence[float]
+) -> samples.Source:
+  """Returns samples of all sources, in proportion to `weights`.
+
+  Held-out samples are those of the sources in turn, as many of each.
+
+  Raises:
+    ValueError: A weight is negative or too small, or all are 0.
+  """
+  counts = split_block(dict(zip(sources, weights, strict=True)))
+  parts = [*sources.values()]
+  evaluated = [part for part in parts if part.num_heldout]
+  least = min((part.num_heldout for part in evaluated), default=0)
+
+  @functools.lru_cache(maxsize=4)
+  def table(seed: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the source of each sample of a block, and its number there."""
+    slots = draws.permute(seed, _FIRST + block, np.arange(_BLOCK), size=_BLOCK)
+    parts_B = np.searchsorted(np.cumsum(counts), slots, side="right")
+    numbers_B = np.zeros(_BLOCK, np.int64)
+    for part, count in enumerate(counts):
+      numbers_B[parts_B == part] = np.arange(count)
+    return parts_B, numbers_B
+
+  def place(seed: int, index: int) -> tuple[int, int]:
+    block, at = divmod(index, _BLOCK)
+    part, number = (int(column[at]) for column in table(seed, block))
+    return part, block * counts[part] + number
+
+  def batch(indices: Sequence[int], *, seed: int) -> dict[str, Any]:
+    places = [place(seed, index) for index in indices]
+    return _merge(places, lambda part, own: parts[part].batch(own, seed=seed))
+
+  def heldout_batch(indices: Sequence[int]) -> dict[str, Any]:
+    places = [divmod(index, len(evaluated))[::-1] for index in indices]
+    return _merge(places, lambda part, own: evaluated[part].heldout_batch(own))
+
+  def count_epochs(num_samples: int) -> dict[str, float]:
+    shares = [num_samples * count / _BLOCK for count in counts]
+    return {
+        name: share / part.samples_per_epoch
+        for (name, part), share in zip(sources.items(), shares, strict=True)
+        if part.samples_per_epoch
+    }
+
+  sizes = [part.vocab_size for part in parts]
+  return samples.Source(
+      fingerprint={
+          "source": "mixture",
+          "samples_of_block": dict(zip(sources, counts, strict=True)),
+          "sources": {name: p.fingerprint for name, p in sources.items()},
+      },
+      num_heldout=least * len(evaluated),
+      batch=batch,
+      heldout_batch=heldout_batch,
+      manifest=corpus.join_manifests([part.manifest for part in parts]),
+      vocab_size=None if None in sizes else max(sizes),
+      count_epochs=count_epochs,
+  )
+
+
+def split_block(weights: Mapping[str, float]) -> list[int]:
+  """Returns the samples of each source in a block, by the largest remainder."""
+  total = sum(weights.values())
+  for name, weight in weights.items():
+    if not 0 <= weight < float("inf"):
+      raise ValueError(
+          f"The weight of {name} must be at least 0, got {weight}."
+      )
+  if not total > 0:
+    raise ValueError(f"The weights of a mixture must not all be 0: {weights}.")
+  exact = np.array([*weights.values()]) / total * _BLOCK
+  counts = np.floor(exact).astype(int)
+  order = np.argsort(counts - exact, kind="stable")
+  counts[order[: _BLOCK - counts.sum()]] += 1
+  for (name, weight), count in zip(weights.items(), counts, strict=True):
+    if weight and not count:
+      raise ValueError(
+          f"The weight of {name} is too small: {weight} of {total}, must be at "
+          f"least 1 / {_BLOCK}. Use 0, or fewer sources."
+      )
+  return counts.tolist()
+
+
+def _merge(
+    places: Sequence[tuple[int, int]],
+    read: Callable[[int, list[int]], dict[str, Any]],
+) -> dict[str, Any]:
+  """Returns the samples at (part, index), read part by part."""
+  found: dict[str, np.ndarray] = {}
+  for part in sorted({part for part, _ in places}):
+    rows = [row for row, (of, _) in enumerate(places) if of == part]
+    arrays = read(part, [places[row][1] for row in rows])
+    arrays = {n: a() if callable(a) else a for n, a in arrays.items()}
+    shapes = {name: array.shape[1:] for name, array in arrays.items()}
+    if not found:
+      found = {
+          name: np.zeros((len(places), *shapes[name]), array.dtype)
+          for name, array in arrays.items()
+      }
+    if shapes != (wanted := {n: a.shape[1:] for n, a in found.items()}):
+      raise base.DataError(
+          "Sources of a mixture must have the same arrays, got "
+          f"{shapes} and {wanted}."
+      )
+    for name, array in arrays.items():
+      found[name][rows] = array
+  return found

@@ -1,0 +1,73 @@
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from bamboo_jax.data import draws
+
+
+class DrawsTest(parameterized.TestCase):
+
+  def test_frozen(self):
+    # If these change, then so does the data of every run.
+    self.assertEqual(
+        draws.raw_bits(1, 2, count=2).tolist(),
+        [5705853004827290377, 6584680345644299050],
+    )
+    self.assertEqual(
+        draws.permutation(1, 2, size=8).tolist(), [4, 2, 0, 6, 1, 5, 7, 3]
+    )
+    self.assertEqual(
+        draws.shuffle(1, range(4), size=1 << 40),
+        [1062895921437, 148631446745, 905556332465, 82057749037],
+    )
+
+  def test_arguments_tell_streams_apart(self):
+    keys = [(s, i, t) for s in (0, 1) for i in (0, 1) for t in (0, 1)]
+    bits = [draws.raw_bits(s, i, stream=t, count=100) for s, i, t in keys]
+    self.assertLen(np.unique(np.concatenate(bits)), 800)
+
+  def test_first_bits_do_not_depend_on_the_count(self):
+    np.testing.assert_array_equal(
+        draws.raw_bits(3, 4, count=9)[:5], draws.raw_bits(3, 4, count=5)
+    )
+
+  @parameterized.parameters(1, 2, 3, 7, 16, 1000, 1025, 65_537)
+  def test_an_order_has_every_number_once(self, size):
+    for epoch in (0, 3):
+      order = draws.permute(5, epoch, np.arange(size), size=size)
+      self.assertEqual(sorted(order.tolist()), list(range(size)))
+
+  def test_orders_differ_and_are_random(self):
+    size = 10_007
+    places = np.arange(size)
+    orders = [
+        draws.permute(seed, epoch, places, size=size)
+        for seed in (0, 1)
+        for epoch in (0, 1)
+    ]
+    orders.append(draws.permute(0, 0, places, size=size + 1))
+    for i, one in enumerate(orders):
+      # Correlations of random orders have a standard deviation of 0.01.
+      self.assertLess(abs(np.corrcoef(one, places)[0, 1]), 0.04)
+      self.assertLess(abs(np.corrcoef(one[1:], one[:-1])[0, 1]), 0.04)
+      for other in orders[:i]:
+        self.assertLess((one == other).sum(), 10)
+
+  @parameterized.parameters(100, (1 << 20) + 1)
+  def test_shuffle_depends_on_the_index_alone(self, size):
+    indices = [3, size - 1, size, 2 * size + 3, 3, 7 * size]
+    together = draws.shuffle(9, indices, size=size)
+    alone = [draws.shuffle(9, [i], size=size)[0] for i in indices]
+    self.assertEqual(together, alone)
+    self.assertEqual(together[0], together[4])
+    self.assertNotEqual(together[0], together[3])
+    self.assertEqual(draws.shuffle(9, [], size=size), [])
+
+  def test_a_long_order_has_every_number_once(self):
+    size = (1 << 20) + 7
+    epoch = draws.shuffle(0, range(size, 2 * size), size=size)
+    self.assertLen({*epoch}, size)
+
+
+if __name__ == "__main__":
+  absltest.main()

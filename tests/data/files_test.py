@@ -1,0 +1,547 @@
+"""The source `files`: formats, packing, mixtures, held-out data, errors."""
+
+import json
+import os
+import pathlib
+import resource
+import tempfile
+import threading
+import time
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import pytest
+
+from bamboo_jax import base
+from bamboo_jax.data import batches as batches_lib
+from bamboo_jax.data import source as source_lib
+from bamboo_jax.data.disk import token_files
+from bamboo_jax.data.disk import tokenizing
+
+
+class FilesCase(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+  def write(self, name, content):
+    path = self.folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, str):
+      content = content.encode()
+    if isinstance(content, np.ndarray):
+      content = content.tobytes()
+    path.write_bytes(content)
+    return path
+
+  def write_rows(self, name, *rows):
+    return self.write(name, "".join(json.dumps(row) + "\n" for row in rows))
+
+  def write_megatron(self, name, lengths, *, parts=1, dtype="<u2"):
+    path = self.write(f"{name}.bin", np.arange(sum(lengths), dtype=dtype))
+    index = path.with_suffix(".idx")
+    token_files.write_index(index, lengths, dtype=np.dtype(dtype), parts=parts)
+    return path
+
+  def make(self, name, *, length=4, vocab_size=1000, documents=None, **options):
+    shape = {"sequence_length": length, "vocab_size": vocab_size}
+    if documents is not None:
+      shape["documents"] = documents
+    words = [
+        word if word.replace(".", "", 1).isdigit() else f"{self.folder}/{word}"
+        for word in name.split()
+    ]
+    options = {
+        "heldout_fraction": 0.0,
+        "cache_dir": self.folder / "c",
+    } | options
+    return source_lib.make_source(" ".join(words), shape, **options)
+
+  def epoch(self, source):
+    """Returns the samples of an epoch, in the order of the files."""
+    batch = source.batch(range(source.samples_per_epoch), seed=3)
+    order = np.lexsort(batch["inputs"].T[::-1])
+    return {name: array[order].tolist() for name, array in batch.items()}
+
+
+class FormatsTest(FilesCase):
+
+  @parameterized.named_parameters(
+      ("nanogpt", "a.bin", np.arange(9, dtype="<u2")),
+      (
+          "llm_c",
+          "a.bin",
+          np.array([20240520, 1, 9] + [0] * 253, "<i4").tobytes()
+          + np.arange(9, dtype="<u2").tobytes(),
+      ),
+      (
+          "llm_c_llama",
+          "a.bin",
+          np.array([20240801, 7, 9] + [0] * 253, "<i4").tobytes()
+          + np.arange(9, dtype="<u4").tobytes(),
+      ),
+      ("int64", "a.bin", np.arange(9, dtype="<i8"), "int64"),
+      ("empty_neighbour", "a.bin", np.arange(9, dtype="<u2")),
+  )
+  def test_bin(self, name, content, dtype=None):
+    self.write(name, content)
+    self.write("b.bin", b"")
+    source = self.make("*.bin", dtype=dtype)
+    self.assertEqual(
+        self.epoch(source),
+        {
+            "inputs": [[0, 1, 2, 3], [4, 5, 6, 7]],
+            "targets": [[1, 2, 3, 4], [5, 6, 7, 8]],
+        },
+    )
+    self.assertEqual(source.epochs(3), {"data": 1.5})
+
+  def test_npy_and_folders(self):
+    (self.folder / "d").mkdir()
+    for name, first in (("a", 0), ("b", 100)):
+      tokens = np.arange(first, first + 5, dtype=np.int32)
+      np.save(self.folder / "d" / name, tokens)
+    self.write("d/readme.md", "not read")
+    source = self.make("d")
+    want = [[0, 1, 2, 3], [100, 101, 102, 103]]
+    self.assertEqual(self.epoch(source)["inputs"], want)
+    self.assertEqual([*source.fingerprint["files"]], ["a.npy", "b.npy"])
+
+  def test_megatron(self):
+    self.write_megatron("a", [3, 0, 5, 1])
+    source = self.make("a.bin", documents=True)
+    self.assertEqual(
+        self.epoch(source),
+        {
+            "inputs": [[0, 1, 2, 3], [4, 5, 6, 7]],
+            "targets": [[1, 2, -1, 4], [5, 6, 7, -1]],
+            "documents": [[1, 1, 1, 3], [1, 1, 1, 1]],
+        },
+    )
+
+  def test_end_token(self):
+    self.write("a.bin", np.array([7, 8, 0, 9, 0, 5, 5, 5, 5], "<u2"))
+    source = self.make("a.bin", documents=True, end_token=0)
+    self.assertEqual(
+        self.epoch(source),
+        {
+            "inputs": [[0, 5, 5, 5], [7, 8, 0, 9]],
+            "targets": [[-1, 5, 5, 5], [8, 0, -1, 0]],
+            "documents": [[1, 2, 2, 2], [1, 1, 1, 2]],
+        },
+    )
+
+  @parameterized.parameters("jsonl", "parquet", "hub", "arrow", "array_record")
+  def test_records(self, kind):
+    rows = [{"text": "abc"}, {"text": ""}, {"text": "d\u00e9"}]
+    name = f"a.{kind}"
+    if kind == "jsonl":
+      self.write_rows(name, *rows[:2], *rows[2:])
+    elif kind == "parquet":
+      pyarrow = _import("pyarrow")
+      parquet = _import("pyarrow.parquet")
+      table = pyarrow.Table.from_pylist(rows)
+      parquet.write_table(table, self.folder / name, row_group_size=2)
+    elif kind == "array_record":
+      module = _import("array_record.python.array_record_module")
+      writer = module.ArrayRecordWriter(str(self.folder / name), "group_size:1")
+      for row in rows:
+        writer.write(row["text"].encode())
+      writer.close()
+    else:
+      datasets = _import("datasets")
+      name = "hub"
+      datasets.Dataset.from_list(rows).save_to_disk(self.folder / name)
+      if kind == "arrow":
+        name = "hub/data-00000-of-00001.arrow"
+    source = self.make(name, length=7)
+    self.assertEqual(self.epoch(source)["inputs"], [[*b"abc\0d\xc3\xa9"]])
+    source = self.make(name, length=4, packing="whole", documents=True)
+    self.assertEqual(
+        self.epoch(source),
+        {
+            "inputs": [[97, 98, 99, 0], [100, 0xC3, 0xA9, 0]],
+            "targets": [[98, 99, 0, -1], [0xC3, 0xA9, 0, -1]],
+            "documents": [[1] * 4, [1] * 4],
+        },
+    )
+
+  def test_texts(self):
+    self.write("d/b.txt", "b")
+    self.write("d/a.txt", b"\xef\xbb\xbfa")
+    source = self.make("d", length=3)
+    self.assertEqual(self.epoch(source)["inputs"], [[*b"a\0b"]])
+    names = [entry.name for entry in source.manifest.entries]
+    self.assertEqual(names, ["a.txt", "b.txt"])
+
+  def test_lines_without_a_suffix(self):
+    self.write_rows("wiki_00", {"text": "abcd"})
+    self.assertEqual(self.epoch(self.make("wiki_00"))["inputs"], [[*b"abcd"]])
+
+  def test_rows_of_tokens(self):
+    self.write_rows("a.jsonl", {"ids": [5, 6]}, {"ids": [7, 0]})
+    source = self.make("a.jsonl", length=4, field="ids")
+    self.assertEqual(self.epoch(source)["inputs"], [[5, 6, 0, 7]])
+
+  def test_grain(self):
+    grain = _import("grain")
+    records = grain.MapDataset.range(10).map(lambda i: {"x": np.full(2, i)})
+    global make_records
+    make_records = lambda: records
+    source = source_lib.make_source(f"{__name__}:make_records")
+    batch = source.batch(range(10), seed=0)["x"]
+    self.assertEqual(sorted(batch[:, 1].tolist()), list(range(10)))
+    self.assertEqual(batch.dtype, np.int32)
+
+
+class PackingTest(FilesCase):
+
+  def test_whole(self):
+    self.write_megatron("a", [3, 2, 4, 9, 1, 1])
+    source = self.make("a.bin", length=5, packing="whole", documents=True)
+    self.assertEqual(
+        self.epoch(source),
+        {
+            "inputs": [
+                [0, 1, 2, 3, 4],
+                [5, 6, 7, 8, 0],
+                [9, 10, 11, 12, 13],
+                [14, 15, 16, 17, 18],
+                [19, 0, 0, 0, 0],
+            ],
+            "targets": [
+                [1, 2, -1, 4, -1],
+                [6, 7, 8, -1, -1],
+                [10, 11, 12, 13, 14],
+                [15, 16, 17, -1, -1],
+                [-1, -1, -1, -1, -1],
+            ],
+            "documents": [
+                [1, 1, 1, 2, 2],
+                [1, 1, 1, 1, 2],
+                [1, 1, 1, 1, 1],
+                [1, 1, 1, 1, 2],
+                [1, 2, 2, 2, 2],
+            ],
+        },
+    )
+
+  def test_prompts(self):
+    rows = [{"q": "ab", "a": "cd"}, {"q": "e", "a": ""}, {"q": "", "a": "f"}]
+    self.write_rows("a.jsonl", *rows)
+    options = {"length": 10, "packing": "whole", "field": "q,a"}
+    (targets,) = self.epoch(self.make("a.jsonl", **options))["targets"]
+    # abcd0 e0 f0: what follows "b" and "e" is learned, what follows "a" is not.
+    want = [-1, 99, 100, 0, -1, 0, -1, 0, -1, -1]
+    self.assertEqual(targets, want)
+    (targets,) = self.epoch(self.make("a.jsonl", loss="all", **options))[
+        "targets"
+    ]
+    self.assertEqual(targets, [98, 99, 100, 0, -1, 0, -1, 0, -1, -1])
+    self.write_megatron("one", [4, 4])
+    with self.assertRaisesRegex(base.DataError, "one.bin has no prompts"):
+      self.make("one.bin", loss="completion")
+
+  def test_heldout(self):
+    self.write("a.bin", np.arange(41, dtype="<u2"))
+    self.write("b.bin", np.arange(500, 509, dtype="<u2"))
+    source = self.make("a.bin", heldout_fraction=0.2)
+    self.assertEqual((source.samples_per_epoch, source.num_heldout), (8, 2))
+    self.assertEqual(max(self.epoch(source)["inputs"])[0], 28)
+    heldout = source.heldout_batch([0, 1])["inputs"]
+    self.assertEqual(heldout.tolist(), [[32, 33, 34, 35], [36, 37, 38, 39]])
+    source = self.make("a.bin", heldout_path=f"{self.folder}/b.bin")
+    self.assertEqual((source.samples_per_epoch, source.num_heldout), (10, 2))
+    self.assertEqual(source.heldout_batch([1])["inputs"][0, 0], 504)
+
+
+class LayoutsTest(FilesCase):
+
+  def test_the_order_is_that_of_any_layout(self):
+    """Also of processes that replace others and read a step again."""
+    self.write("a.bin", np.arange(4001, dtype="<u2"))
+    self.write_megatron("b", [7] * 300)
+    make = lambda: self.make("2 a.bin 1 b.bin", vocab_size=4001)
+    want = [make().batch(range(24 * s, 24 * s + 24), seed=7) for s in range(6)]
+    rng = np.random.default_rng(0)
+    source = make()
+    for _ in range(40):
+      size = int(rng.choice([1, 2, 3, 4, 6, 8, 12, 24]))
+      batches = batches_lib.Batches(
+          source, seed=7, num_microbatches=24 // size, microbatch_size=size
+      )
+      if rng.integers(4) == 0:
+        source = make()
+      for step in rng.permutation(6)[:2].tolist():
+        for part in rng.permutation(24 // size)[:3].tolist():
+          arrays = batches.microbatch(step, part)
+          place = slice(part * size, (part + 1) * size)
+          for name, array in arrays.items():
+            np.testing.assert_array_equal(array, want[step][name][place])
+
+
+class MixtureTest(FilesCase):
+
+  def setUp(self):
+    super().setUp()
+    self.write("a.bin", np.arange(401, dtype="<u2"))
+    self.write("b.bin", np.arange(500, 541, dtype="<u2"))
+
+  def test_weights(self):
+    source = self.make("3 a.bin 1 b.bin", heldout_fraction=0.1)
+    firsts = source.batch(range(1 << 14), seed=1)["inputs"][:, 0]
+    self.assertEqual((firsts < 500).sum(), 3 << 12)
+    self.assertAlmostEqual((firsts[:1000] < 500).mean(), 0.75, delta=0.06)
+    # Each epoch of a part has all of its samples.
+    self.assertEqual(
+        sorted(firsts[firsts >= 500][:9].tolist()), list(range(500, 536, 4))
+    )
+    self.assertEqual(
+        source.epochs(1 << 14),
+        {
+            f"{self.folder}/a.bin": (3 << 12) / 90,
+            f"{self.folder}/b.bin": (1 << 12) / 9,
+        },
+    )
+    self.assertEqual(source.num_heldout, 2)
+    heldout = source.heldout_batch([0, 1])["inputs"][:, 0]
+    self.assertEqual(heldout.tolist(), [360, 536])
+
+  def test_blocks_follow_each_other(self):
+    self.write("c.bin", np.arange(20_001, dtype="<u2"))
+    source = self.make("1 c.bin 0 b.bin", length=1, vocab_size=1 << 16)
+    batch = source.batch(range(20_000), seed=0)["inputs"]
+    self.assertLen(np.unique(batch), 20_000)
+
+  def test_samples_depend_on_the_index_alone(self):
+    source = self.make("0.9 a.bin 0.1 b.bin")
+    indices = [7, 1 << 20, 3, (1 << 14) - 1, 1 << 14]
+    together = source.batch(indices, seed=5)["inputs"]
+    alone = [source.batch([i], seed=5)["inputs"][0] for i in indices]
+    np.testing.assert_array_equal(together, alone)
+
+  @parameterized.parameters(
+      ("0 a.bin 0 b.bin", "must not all be 0"),
+      ("1e9 a.bin 1 b.bin", "weight of .*b.bin is too small"),
+      ("1 a.bin 2", "a weight before each path"),
+      ("1 a.bin 2 a.bin", "each path once"),
+  )
+  def test_refuses(self, name, message):
+    with self.assertRaisesRegex(ValueError, message):
+      source_lib.make_source(
+          name.replace("a.bin", f"{self.folder}/a.bin").replace(
+              "b.bin", f"{self.folder}/b.bin"
+          ),
+          {"sequence_length": 4, "vocab_size": 1000},
+      )
+
+  def test_a_negative_weight(self):
+    with self.assertRaisesRegex(ValueError, "weight of .* at least 0, got -1"):
+      source_lib.make_source(
+          f"-1 {self.folder}/a.bin 2 {self.folder}/b.bin",
+          {"sequence_length": 4, "vocab_size": 1000},
+      )
+
+
+class BadInputTest(FilesCase):
+
+  def refuses(self, message, name, **options):
+    with self.assertRaisesRegex(ValueError, message) as caught:
+      self.make(name, **options)
+    self.assertNotIn("\n", str(caught.exception))
+
+  def test_tokens(self):
+    self.write("high.bin", np.array([*range(9), 1000, 2000], "<u2"))
+    self.refuses("high.bin: token 9 is 1000, must be below .*=1000", "high.bin")
+    tokens = np.array([1, -5, 3, 4, 5], "<i8")
+    self.write("low.bin", tokens)
+    self.refuses("low.bin: token 1 is -5", "low.bin", dtype="int64")
+    self.write("odd.bin", b"1234567")
+    self.refuses("odd.bin has 7 bytes .* multiple of 2", "odd.bin")
+    self.write("short.bin", np.array([20240520, 1, 9] + [0] * 254, "<i4"))
+    self.refuses("has 2 tokens, but its header says 9", "short.bin")
+    np.save(self.folder / "two.npy", np.zeros((2, 3)))
+    self.refuses("two.npy must be integers with one axis.*float64", "two.npy")
+    np.save(self.folder / "m.npy", np.zeros(9, np.int16))
+    np.save(self.folder / "n.npy", np.zeros(9, np.int32))
+    self.refuses("n.npy has tokens of int32, must be int16", "[mn].npy")
+    self.refuses("no.bin'", "no.bin")
+    self.refuses("did you mean 'uint16'", "odd.bin", dtype="uint61")
+    self.write("d.bin", np.arange(9, dtype="<u2"))
+    self.refuses("d.bin does not tell where doc", "d.bin", documents=True)
+    self.refuses("sample of sequence_length=9", "d.bin", length=9)
+
+  def test_an_index_that_does_not_fit(self):
+    path = self.write_megatron("a", [3, 2, 4])
+    good = path.with_suffix(".idx").read_bytes()
+    for content, message in (
+        (b"", "a.idx is not the index"),
+        (good[:-1], "a.idx has .* bytes, but 3 sequences and 4 documents need"),
+        (good.replace(b"\6\0\0\0", b"\7\0\0\0"), "sequence 1 begins at byte 7"),
+        (good[:17] + b"\x07" + good[18:], "tokens of type 7"),
+    ):
+      path.with_suffix(".idx").write_bytes(content)
+      self.refuses(message, "a.bin")
+    path.with_suffix(".idx").write_bytes(good)
+    path.write_bytes(path.read_bytes()[:-2])
+    self.refuses("its sequences have 18 bytes, the .bin has 16", "a.bin")
+
+  def test_a_file_that_changes_while_it_is_read(self):
+    path = self.write("a.bin", np.arange(900, dtype="<u2"))
+    source = self.make("a.bin")
+    source.batch([0], seed=0)
+    with open(path, "ab") as file:
+      file.write(b"12")
+    with self.assertRaisesRegex(base.DataError, "a.bin has changed while it"):
+      source.batch([1], seed=0)
+
+  def test_texts(self):
+    self.write("a.txt", b"good\nb\xffd")
+    self.refuses("a.txt as text: byte 6 is not UTF-8", "a.txt")
+    self.write("b.txt", b"1\0")
+    self.refuses("b.txt as text: byte 1 is 0", "b.txt")
+    self.write("c.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n')
+    self.refuses("c.jsonl, the line at byte 14: .*utf-8", "c.jsonl")
+    self.write("d.jsonl", b'{"text": "a"}\n{"text"}\n')
+    self.refuses("d.jsonl, the line at byte 14: ", "d.jsonl")
+    self.write_rows("e.jsonl", {"text": "a"}, {"txt": "b"})
+    self.refuses("e.jsonl, .* byte 14: .*'text'; did you mean 'txt'", "e.jsonl")
+    self.write_rows("f.jsonl", {"text": 5})
+    self.refuses("field 'text' must be a text or a list .* '5'", "f.jsonl")
+    self.write("g.jsonl", b'{"text": "\\ud800"}\n')
+    self.refuses("g.jsonl, the line at byte 0: .*surrogates", "g.jsonl")
+    self.write_rows("h.jsonl", {"text": [300]})
+    self.refuses("the token 300, must be below .*256", "h.jsonl")
+    self.write("i.parquet", b"PAR1")
+    self.refuses("Cannot read .*i.parquet", "i.parquet")
+    self.refuses(
+        "bytes has vocab_size=256, more than .* 9", "a.txt", vocab_size=9
+    )
+
+  def test_empty_documents_are_named(self):
+    self.write_rows("a.jsonl", {"text": "abcd"}, {"text": ""}, {"text": ""})
+    with self.assertLogs(level="WARNING") as logs:
+      self.make("a.jsonl")
+    self.assertIn("Left out 2 documents without text", logs.output[0])
+    self.assertIn("the first is", logs.output[0])
+    self.assertIn("a.jsonl, the line at byte 17", logs.output[0])
+
+
+class TokenizeTest(FilesCase):
+
+  def setUp(self):
+    super().setUp()
+    self.rows = [{"text": f"row {i} " + "x" * (i % 7)} for i in range(200)]
+    self.path = self.write_rows("a.jsonl", *self.rows)
+    self.task = tokenizing.Task(
+        (self.path,), ("a.jsonl",), None, part_bytes=1000
+    )
+
+  def tokens(self, out):
+    return b"".join(p.read_bytes() for p in sorted(out.glob("*.bin")))
+
+  def test_any_number_of_processes_and_interruptions(self):
+    want = b"".join(row["text"].encode() + b"\0" for row in self.rows)
+    *_, done = tokenizing.run(self.task, self.folder / "x", num_workers=0)
+    self.assertEqual(self.tokens(self.folder / "x"), want)
+    self.assertEqual(done, (5, 5, 200, len(want)))
+    # Interrupted after 2 parts, and within the third.
+    out = self.folder / "y"
+    run = tokenizing.run(self.task, out, num_workers=0)
+    for _ in range(3):
+      next(run)
+    run.close()
+    (out / "00002.bin").write_bytes(b"part")
+    with self.assertRaisesRegex(base.DataError, "00002.idx is missing"):
+      self.make("y")
+    first, *_, last = tokenizing.run(self.task, out, num_workers=2)
+    self.assertEqual((first.num_finished, last.num_finished), (2, 5))
+    self.assertEqual(self.tokens(out), want)
+    source = self.make("y", documents=True)
+    self.assertEqual(source.fingerprint["tokenizer"], "bytes")
+    self.path.write_text(self.path.read_text().replace("row 1 ", "ROW 1 "))
+    with self.assertRaisesRegex(ValueError, "a.jsonl has changed"):
+      next(tokenizing.run(self.task, out, num_workers=0))
+
+  def test_nodes_of_one_machine_wait_for_each_other(self):
+    options = {"length": 8, "heldout_fraction": 0.0}
+    self.make("a.jsonl", **options)
+    (out,) = (self.folder / "c").iterdir()
+    running = tokenizing.run(self.task, out, num_workers=0)
+    facts = (out / "tokens.json").read_text()
+    with base.lock_folder(out):
+      with self.assertRaisesRegex(ValueError, "is in use by process"):
+        next(running)
+      other = threading.Thread(target=self.make, args=("a.jsonl",))
+      other.start()
+      self.assertTrue(other.is_alive())
+    other.join()
+    self.assertEqual((out / "tokens.json").read_text(), facts)
+
+  def test_tokenizers(self):
+    library = _import("tokenizers")
+    tokenizer = library.Tokenizer(
+        library.models.WordLevel({"row": 0, "x": 1, "</s>": 2}, "x")
+    )
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    tokenizer.save(str(self.folder / "tokenizer.json"))
+    options = {"tokenizer": str(self.folder), "length": 3, "vocab_size": 3}
+    source = self.make("a.jsonl", **options)
+    self.assertEqual(self.epoch(source)["inputs"][0][:2], [0, 1])
+    options["vocab_size"] = 2
+    with self.assertRaisesRegex(base.DataError, "vocab_size=3, more than .* 2"):
+      self.make("a.jsonl", **options)
+    out = self.folder / "bytes"
+    for _ in tokenizing.run(self.task, out, num_workers=0):
+      pass
+    with self.assertRaisesRegex(base.DataError, "bytes has tokens of another"):
+      self.make("bytes", tokenizer=str(self.folder))
+
+  def test_sentencepiece(self):
+    library = _import("sentencepiece")
+    library.SentencePieceTrainer.train(
+        sentence_iterator=iter([row["text"] for row in self.rows]),
+        model_prefix=f"{self.folder}/tokenizer",
+        vocab_size=30,
+        minloglevel=2,
+    )
+    source = self.make("a.jsonl", tokenizer=f"{self.folder}/tokenizer.model")
+    model = library.SentencePieceProcessor(f"{self.folder}/tokenizer.model")
+    want = [t for r in self.rows for t in (*model.encode(r["text"]), 2)]
+    samples = source.batch(range(source.samples_per_epoch), seed=0)["inputs"]
+    self.assertEqual(
+        sorted(map(tuple, samples.tolist())),
+        sorted(zip(*[iter(want[: samples.size])] * 4, strict=True)),
+    )
+
+
+class LargeFileTest(FilesCase):
+
+  def test_ten_gigabytes(self):
+    path = self.write("a.bin", b"")
+    os.truncate(path, 10 << 30)  # Sparse: it takes no space.
+    start, before = time.process_time(), _peak_bytes()
+    source = self.make("a.bin", length=1024, heldout_fraction=0.02)
+    self.assertLess(time.process_time() - start, 1.0)
+    start, num_bytes = time.process_time(), 0
+    for first in range(0, 1024, 32):
+      batch = source.batch(range(first, first + 32), seed=0)
+      num_bytes += 2 * batch["inputs"].size
+    secs = time.process_time() - start
+    self.assertLess(_peak_bytes() - before, 200e6)
+    # 75 MB/s of an idle core; the bound leaves room for a busy machine.
+    self.assertGreater(num_bytes / secs, 10e6)
+
+
+def _peak_bytes():
+  return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _import(name):
+  return pytest.importorskip(name)
+
+
+if __name__ == "__main__":
+  absltest.main()

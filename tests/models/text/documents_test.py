@@ -1,0 +1,84 @@
+"""Packed documents: the loss of each is that of the document alone."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bamboo_jax.models import model as model_lib
+from bamboo_jax.models import zoo
+
+_LENGTHS = (5, 1, 7)
+_SIZE = 16
+_MODELS = {
+    "gpt2": dict(dropout_rate=0.0),
+    "gpt2_xla": dict(dropout_rate=0.0, attention="xla"),
+    "llama": dict(num_kv_heads=1, head_width=8, hidden_width=24),
+    "qwen": dict(num_kv_heads=1, head_width=8, hidden_width=24),
+}
+
+
+class DocumentsTest(parameterized.TestCase):
+
+  @parameterized.parameters(*_MODELS)
+  def test_each_is_as_alone(self, name):
+    model = zoo.make_model(
+        name.removesuffix("_xla"),
+        variant="tiny",
+        width=16,
+        num_heads=2,
+        vocab_size=20,
+        sequence_length=_SIZE,
+        documents=True,
+        **_MODELS[name],
+    )
+    shapes = model.batch_shapes(1)
+    params = {
+        layer: model.init_layer(i, seed=0, batch_shapes=shapes).params
+        for i, layer in enumerate(model.layer_names)
+    }
+    rng = np.random.default_rng(0)
+    tokens = [rng.integers(0, 20, length + 1) for length in _LENGTHS]
+
+    @jax.jit
+    def run(params, batch):
+      def total(params):
+        stats = {layer: {} for layer in model.layer_names}
+        loss, _ = model_lib.apply_range(
+            *(model, 0, len(model.layers), params, stats, None, batch),
+            key=None,
+            train=True,
+        )
+        return loss.total
+
+      return jax.value_and_grad(total)(params)
+
+    together = run(params, _make_batch(tokens))
+    alone = [run(params, _make_batch([one])) for one in tokens]
+    total = jax.tree.map(lambda *parts: sum(parts), *alone)
+    leaves = map(jax.tree.leaves, (together, total))
+    for ours, theirs in zip(*leaves, strict=True):
+      np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
+    self.assertGreater(float(alone[2][0]), 7.0)
+
+
+def _make_batch(documents):
+  """Returns one sample with the documents and padding."""
+  batch = {
+      "inputs": np.zeros((1, _SIZE), np.int32),
+      "targets": np.full((1, _SIZE), -1, np.int32),
+      "documents": np.full((1, _SIZE), len(documents) + 1, np.int32),
+  }
+  at = 0
+  for number, tokens in enumerate(documents, start=1):
+    place = slice(at, at + len(tokens) - 1)
+    batch["inputs"][0, place] = tokens[:-1]
+    batch["targets"][0, place] = tokens[1:]
+    batch["documents"][0, place] = number
+    at = place.stop
+  return jax.tree.map(jnp.asarray, batch)
+
+
+if __name__ == "__main__":
+  absltest.main()
