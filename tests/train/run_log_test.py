@@ -9,6 +9,7 @@ from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.base import types as base_types
 from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import instruction
@@ -62,6 +63,7 @@ class RunLogTest(parameterized.TestCase):
         hosted=frozenset({0}),
     )
     self.state = types.SimpleNamespace(
+        rules=types.SimpleNamespace(ladder=ladder_lib.Ladder()),
         writer=types.SimpleNamespace(say=lambda step: None),
         cohort=self.cohort,
         engine=None,
