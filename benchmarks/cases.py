@@ -21,7 +21,7 @@ from bamboo_jax.metrics import plots
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import executors as executors_lib
 
 
 def run(
@@ -128,9 +128,7 @@ def _prepare(
     config: ml_collections.ConfigDict, ours: turns.Processes
 ) -> tuple[planner.Plan, str]:
   """Returns the plan, and the profile that it is made from."""
-  cuts = None
-  if config.pipeline.executor == "spmd":  # Keeps blocks whole.
-    cuts = build_program.find_cuts(config, build.make_task(config))
+  cuts = executors_lib.find_cuts(config, build.make_task(config))
   # All at once: in a step the cores share memory and caches, too.
   answer, *_ = ours.ask("profile")
   profile = cost_model.from_json(answer)

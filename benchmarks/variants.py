@@ -32,7 +32,7 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import linearize
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import executors
 
 Microbatches = Sequence[Mapping[str, np.ndarray]]
 
@@ -215,15 +215,15 @@ class Program(Rows):
     super().__init__(site, mode)
     config = site.config.copy_and_resolve_references()
     config.redundancy.mode = mode
-    program = build_program.make_program(config, site.task, site.plan)
-    self.programs = build_program.make_engine(
-        config,
-        site.task,
-        program,
-        rows=self.engine,
+    program = executors.plan_program(config, site.task, site.plan)
+    self.programs = executors.make_programs(
+        *(config, site.task, program),
+        engine=self.engine,
         collectives=site.stages.collectives,
     )
-    compile_ahead.compile_all(self.engine, evaluate=False)
+    compile_ahead.compile_all(
+        self.engine, evaluate=False, more=self.programs.jobs
+    )
 
   def sizes(self) -> dict[str, int]:
     """Returns bytes by name."""

@@ -41,7 +41,7 @@ from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import executors
 
 _NUM_LINK_TIMES, _NUM_REFRESH_TIMES = 100, 25
 
@@ -142,9 +142,7 @@ class Worker:
     profile = cost_model.from_json(
         pathlib.Path(path).read_text(encoding="utf-8-sig")
     )
-    cuts = None
-    if self._config.pipeline.executor == "spmd":
-      cuts = build_program.find_cuts(self._config, self._task)
+    cuts = executors.find_cuts(self._config, self._task)
     plan = build.make_plan(self._config, profile, cuts=cuts, is_cluster=True)
     site = variants.Site(
         config=self._config,

@@ -50,6 +50,13 @@ _RESERVED = {name: _WITH_JAX for name in _JAX} | {
     "tests": (),
 }
 _MAX_LINES = {"launch": 80}  # Others have 400.
+# Rooms with one door: the only module outside that may import them.
+_DOORS = {
+    "bamboo_jax.runtime.spmd": (
+        "bamboo_jax/runtime/spmd/",
+        "bamboo_jax/train/setup/executors.py",
+    )
+}
 
 
 def find_violations(sources: Mapping[str, str]) -> list[str]:
@@ -69,6 +76,13 @@ def find_violations(sources: Mapping[str, str]) -> list[str]:
       found.append(f"{path}: a module is named after its idea")
     if text.strip() and not ast.get_docstring(tree):
       found.append(f"{path}: no module docstring")
+    found += [
+        f"{path}:{line}: {name} may be imported by {door} only"
+        for line, name in _imported_names(tree)
+        for room, (inside, door) in _DOORS.items()
+        if f"{name}.".startswith(f"{room}.")
+        and not path.startswith((inside, door))
+    ]
     if path.startswith(("configs/", "launch/")):
       found += [
           f"{path}:{line}: once installed it is bamboo_jax.{name}"
@@ -164,6 +178,15 @@ class LayeringTest(parameterized.TestCase):
       ("config_in_train", "train/a.py", "import ml_collections", False),
       ("numpy", "data/a.py", "import numpy as np", False),
       ("similar_name", "data/a.py", "import jaxtyping", False),
+      ("room", "train/a.py", "from bamboo_jax.runtime import spmd", True),
+      ("in_the_room", "train/a.py", "import bamboo_jax.runtime.spmd.a", True),
+      ("own", "runtime/spmd/a.py", "import bamboo_jax.runtime.spmd.b", False),
+      (
+          "door",
+          "train/setup/executors.py",
+          "import bamboo_jax.runtime.spmd",
+          False,
+      ),
   )
   def test_import(self, path, code, is_wrong):
     got = find_violations({f"bamboo_jax/{path}": f'"""Doc."""\n{code}\n'})

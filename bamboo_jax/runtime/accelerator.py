@@ -36,6 +36,17 @@ def find_platform(environ: Mapping[str, str], gpus: Sequence[str]) -> str:
   return "gpu" if first in _GPU_NAMES else first
 
 
+def check_executor(executor: str, platform: str) -> None:
+  """Raises `ValueError` if an executor cannot run in several processes."""
+  if executor == "spmd" and platform != "cpu":
+    raise ValueError(
+        "config.pipeline.executor='spmd' spans processes on CPUs only, and the "
+        f"platform here is {platform!r}: set executor='rows', train in one "
+        "process with all devices of this machine (bamboo train), or set "
+        "JAX_PLATFORMS=cpu."
+    )
+
+
 def set_determinism(environ: MutableMapping[str, str]) -> None:
   """Sets flags of XLA, unless the user has; call before JAX starts."""
   flags = environ.get("XLA_FLAGS", "")

@@ -21,7 +21,5 @@ stages and in the data that nodes hold.
   pauses           the predicted delay of a step in which a node dies
   render           a timeline as text
 
-  ticks/           the same for one program in lockstep: a table of ticks
-
 Read `instruction`, then `scheduler`.
 """

@@ -7,6 +7,7 @@ from typing import Any
 
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.members import transfers as transfers_lib
 from bamboo_jax.train.record import workdir as workdir_lib
@@ -24,6 +25,7 @@ class Environment:
     workdir: Files of the run.
     name: Name of this member among several; "" if it is alone.
     transfers: Transfers between processes.
+    collectives: Those of the executor; None without.
     faults: Faults to inject.
     director: Injects them; None without faults.
     progress: Shows steps; None if another member does.
@@ -39,6 +41,7 @@ class Environment:
   workdir: workdir_lib.Workdir
   name: str = ""
   transfers: transfers_lib.Transfers = transfers_lib.NoTransfers()
+  collectives: executor_lib.Collectives | None = None
   faults: Sequence[faults_lib.Fault] = ()
   director: cohort_lib.Director | None = None
   progress: progress_lib.Progress | None = None

@@ -23,6 +23,7 @@ from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.phases import apply
 from bamboo_jax.runtime.phases import compile_ahead
@@ -31,13 +32,12 @@ from bamboo_jax.runtime.phases import refresh
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.profile import recorder as recorder_lib
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.schedule.ticks import redone as redone_lib
+from bamboo_jax.train import environment
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.members import cohort as cohort_lib
+from bamboo_jax.train.setup import executors
+from bamboo_jax.train.setup import job as job_lib
 
 PHASES = faults_lib.PHASES
 _SUMS = ("ties", "reduce")
@@ -56,7 +56,6 @@ class Vote:
       included.
     owed: Start and end of its owed passes, on its clock, by view that lost a
       node.
-    redone: See `Step`, of its nodes.
     prints: Fingerprints of its state; None if they are not due.
     nonfinite: See `Step.find_nonfinite`.
     save: Its report of checkpoints; see `checkpoint.writer`.
@@ -71,9 +70,6 @@ class Vote:
   span_secs: float = 0.0
   sums_secs: Mapping[int, float] = dataclasses.field(default_factory=dict)
   owed: Mapping[int, tuple[float, float]] = dataclasses.field(
-      default_factory=dict
-  )
-  redone: Mapping[int, Mapping[int, redone_lib.Redone]] = dataclasses.field(
       default_factory=dict
   )
   prints: replicas.Prints | None = None
@@ -124,6 +120,7 @@ class Step:
 
   Args:
     engine: The local nodes.
+    executor: Runs the passes on them.
     cohort: The members of the run.
     director: Injects due faults; None without faults.
     num_microbatches: Number of microbatches of a step in all pipelines.
@@ -131,19 +128,15 @@ class Step:
     on_nonfinite: One of `sums.ON_NONFINITE`.
 
   Attributes:
+    executor: As given.
     measured: Times of the instructions that have run on local nodes.
     start_secs: Start of the step, on `time.perf_counter`.
-    planned_passes: Planned time of the passes if they cannot be measured; None
-      if they are.
-    redone: Passes that programs repeat after deaths, by view and share.
   """
-
-  planned_passes: account_lib.NodeTime | None = None
-  redone: Mapping[int, Mapping[int, redone_lib.Redone]] = {}
 
   def __init__(
       self,
       engine: engine_lib.Engine,
+      executor: executor_lib.Executor,
       cohort: cohort_lib.Cohort,
       *,
       director: cohort_lib.Director | None,
@@ -151,6 +144,7 @@ class Step:
       clip_norm: float | None,
       on_nonfinite: str,
   ) -> None:
+    self.executor = executor
     self._engine = engine
     self._cohort = cohort
     self._director = director
@@ -158,7 +152,6 @@ class Step:
     self._clip_norm = clip_norm
     self._on_nonfinite = on_nonfinite
     self._recorder = recorder_lib.Recorder()
-    self._order: Sequence[tuple[int, instruction_lib.Instruction]] = ()
     self._phase_secs = dict.fromkeys(PHASES, 0.0)
 
   def begin(
@@ -174,10 +167,11 @@ class Step:
     self.start_secs = self._last = time.perf_counter()
     self._phase_secs = dict.fromkeys(PHASES, 0.0)
     self._engine.begin_step(step, feed, num_microbatches=self._num_microbatches)
+    self.executor.begin(step, feed)
 
   def plan(self, timelines: Sequence[timeline_lib.Timeline]) -> None:
     """Sets the timelines of the rest of the step, one per pipeline."""
-    self._order = linearize.linearize(timelines)
+    self.executor.plan(timelines)
     self._planned = self._planned or timelines  # Later plans are of the rest.
 
   #             member 0                      member 1
@@ -206,7 +200,8 @@ class Step:
     """
     engine = self._engine
     with self._phase("compute"):
-      self._compute()
+      self.executor.compute(self._strike_at, self._recorder)
+      self.measured += self._recorder.finish()
     with self._phase("ties"):
       ties.tie(engine)
     with self._phase("reduce"):
@@ -258,24 +253,14 @@ class Step:
 
   def compile(self, *, evaluate: bool) -> None:
     """Compiles all programs of local nodes; blocks."""
-    compile_ahead.compile_all(self._engine, evaluate=evaluate)
-
-  def align(self, *, is_begun: bool) -> None:
-    """Prepares `holdings` after a new view; all members call it at once.
-
-    `is_begun`: whether this step is the next one to be committed.
-    """
-    del is_begun
-
-  def holdings(self) -> dict[int, holdings_lib.Holdings]:
-    """Returns the data of the step that each local node holds."""
-    nodes = self._engine.nodes.items()
-    return {number: node.store.holdings() for number, node in nodes}
+    compile_ahead.compile_all(
+        self._engine, evaluate=evaluate, more=self.executor.jobs
+    )
 
   @property
-  def can_go_on(self) -> bool:
-    """Whether `plan` accepts the rest of a step; else it needs a whole one."""
-    return True
+  def planned_passes(self) -> account_lib.NodeTime | None:
+    """Planned time of the passes if they cannot be measured; else None."""
+    return self.executor.planned_passes(self._phase_secs["compute"])
 
   @property
   def sums_secs(self) -> float:
@@ -313,18 +298,6 @@ class Step:
     """Ends the measuring threads."""
     self._recorder.close()
 
-  def _compute(self) -> None:
-    engine, check = self._engine, self._cohort.check
-    engine.clock.catch_up()
-    for node, instruction in self._order:
-      if node in engine.nodes:  # Otherwise another process runs it.
-        if self._due:
-          self._strike(self._due.pop_at_instruction(node))
-        check()
-        result = engine.nodes[node].run(instruction)
-        self._recorder.add(node, instruction, result)
-    self.measured += self._recorder.finish()
-
   def _gather_sums(self) -> sums_lib.Sums:
     engine, last = self._engine, len(self._engine.specs) - 1
     owns_loss = any(row[last] in engine.nodes for row in engine.owners)
@@ -353,6 +326,28 @@ class Step:
     finally:
       self._phase_secs[phase] += time.perf_counter() - start
 
+  def _strike_at(self, node: int) -> None:
+    self._strike(self._due.pop_at_instruction(node))
+
   def _strike(self, due: Iterable[faults_lib.Due]) -> None:
     for fault in due:
       self._director.strike(fault)
+
+
+def make_step(job: job_lib.Job, given: environment.Environment) -> Step:
+  """Returns the runner of the steps of a job."""
+  executor = executors.make_executor(
+      *(job.config, job.task, job.plan),
+      engine=job.engine,
+      members=given.cohort,
+      collectives=given.collectives,
+  )
+  return Step(
+      job.engine,
+      executor,
+      given.cohort,
+      director=given.director,
+      num_microbatches=job.plan.batch.total_microbatches,
+      clip_norm=job.config.optimizer.clip_norm,
+      on_nonfinite=job.config.optimizer.on_nonfinite,
+  )

@@ -40,6 +40,12 @@ class AcceleratorTest(parameterized.TestCase):
     accelerator.set_determinism(environ)
     self.assertEqual(environ["XLA_FLAGS"], after)
 
+  def test_executor(self):
+    for given in (("spmd", "cpu"), ("rows", "gpu"), ("rows", "cpu")):
+      accelerator.check_executor(*given)
+    with self.assertRaisesRegex(ValueError, "'gpu': set executor='rows'"):
+      accelerator.check_executor("spmd", "gpu")
+
   @parameterized.parameters(
       (0.25, 4, 1), (0.5, 4, 2), (1.0, 1, 0), (None, 9, 1), (0.1, 10, 1)
   )

@@ -121,7 +121,6 @@ class RunLogTest(parameterized.TestCase):
         start_secs=9.0,
         planned_passes=account_lib.NodeTime(),
         sums_secs=0.0,
-        redone={},
         find_nonfinite=lambda: "",
     )
     vote = lambda: self.log.vote(
@@ -147,7 +146,6 @@ class RunLogTest(parameterized.TestCase):
             span_secs=1.0,
             sums_secs={},
             owed=one,
-            redone={},
         )
         for number, one in enumerate(owed)
     }

@@ -15,8 +15,8 @@ from bamboo_jax import base
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.spmd import program as program_lib
 from bamboo_jax.runtime.spmd.processes import transfer_log
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
 from bamboo_jax.schedule import channel as channel_lib
-from bamboo_jax.schedule.ticks import table as table_lib
 
 
 def most_behind(program: program_lib.SegmentProgram) -> int:

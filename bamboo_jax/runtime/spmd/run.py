@@ -14,11 +14,10 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import ring as ring_lib
+from bamboo_jax.runtime.spmd.ticks import check
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
 from bamboo_jax.runtime.wire import mesh as mesh_lib
 from bamboo_jax.schedule import channel as channel_lib
-from bamboo_jax.schedule.ticks import check
-from bamboo_jax.schedule.ticks import redone as redone_lib
-from bamboo_jax.schedule.ticks import table as table_lib
 
 Key = table_lib.Key
 _CHANNELS = {"activations": "activation", "grads": "grad"}
@@ -122,20 +121,6 @@ class Run:
     """Returns the sums of a local node, arrays [1, ...]."""
     device = self.program.mesh.devices[self.nodes.index(node)]
     return mesh_lib.part_on(device, self._carry.sums)
-
-  @property
-  def redone(self) -> redone_lib.Redone | None:
-    """The passes of the former run that this one repeats; None without."""
-    if (former := self.former) is None:
-      return None
-    size = former.program.sizes.num_ticks
-    return redone_lib.find_redone(
-        former.table,
-        self.table,
-        lost=[n for n, o in enumerate(former.nodes) if o not in self.nodes],
-        num_ticks=former.num_segments * size,
-        segment_ticks=size,
-    )
 
   def held(self, node: int) -> table_lib.Held:
     """Returns the values that a node holds; their slots are irrelevant."""

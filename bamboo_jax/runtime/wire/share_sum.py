@@ -28,7 +28,6 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime import compat
-from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.wire import mesh as mesh_lib
 
 # By devices, slots, and shares.
@@ -87,7 +86,8 @@ class ShareSum:
     ]
     order = np.array(places, np.int32)
     self._order = mesh_lib.join(
-        jax.device_put([order] * len(self._local), self._local), self._sharding
+        jax.device_put([order] * len(self.devices), list(self.devices)),
+        self._sharding,
     )
     key = (self.devices, self._num_slots, len(holders))
     self.program = programs.get(key)
@@ -102,21 +102,17 @@ class ShareSum:
   def __call__(
       self, accumulators: Mapping[int, base.PyTree]
   ) -> dict[jax.Device, base.PyTree]:
-    """Returns the sum, once on each local device; local shares by index."""
+    """Returns the sum, once on each device; `accumulators` are by share."""
     if self.program is None:
       return {self.devices[0]: accumulators[0]}
-    rows = [self._slots_of(device, accumulators) for device in self._local]
+    rows = [self._slots_of(device, accumulators) for device in self.devices]
     out = self.program(mesh_lib.join(rows, self._sharding), self._order)
-    return {device: mesh_lib.part_on(device, out) for device in self._local}
-
-  @property
-  def _local(self) -> list[jax.Device]:
-    return [d for d in self.devices if devices_lib.is_local(d)]
+    return {device: mesh_lib.part_on(device, out) for device in self.devices}
 
   def _slots_of(
       self, device: jax.Device, accumulators: Mapping[int, base.PyTree]
   ) -> list[base.PyTree]:
-    """Returns the shares on a local device, and what fills up its slots."""
+    """Returns the shares on a device, and what fills up its slots."""
     put = functools.partial(_put, device=device)
     slots = [jax.tree.map(put, accumulators[i]) for i in self._shares[device]]
     if not slots:

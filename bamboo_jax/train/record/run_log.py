@@ -152,7 +152,6 @@ class RunLog:
             layout=layout,
         ),
         owed={view: span for view, span in owed.items() if span},
-        redone=step.redone,
         prints=prints,
         nonfinite=step.find_nonfinite(),
         save=self._writer.say(steps + 1),
@@ -175,12 +174,9 @@ class RunLog:
     recent = self._recent(steps)
     for recovery in recent:
       recovery.step_end_at_secs = now
-      view = recovery.view
       if votes and step.planned_passes is None:
-        recovery.merge_owed(
-            v.owed[view] for v in votes.values() if view in v.owed
-        )
-      recovery.merge_redone(v.redone.get(view, {}) for v in votes.values())
+        owed = [v.owed.get(recovery.view) for v in votes.values()]
+        recovery.merge_owed(span for span in owed if span)
     self._outputs.write_step(
         step.result(
             passes=sum(

@@ -10,7 +10,6 @@ import ml_collections
 from bamboo_jax import base
 from bamboo_jax.metrics import logger as logger_lib
 from bamboo_jax.metrics import plots
-from bamboo_jax.schedule.ticks import lowering
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.record import xprof
 from bamboo_jax.train.setup import optimizers
@@ -47,7 +46,7 @@ _CHOICES = {
     "pipeline.executor": ("rows", "spmd"),
     "pipeline.head": ("backward", "forward"),
     "pipeline.layout": ("depth", "templates", "grid"),
-    "pipeline.ticks": lowering.ORDERS,
+    "pipeline.ticks": ("paired", "single"),
     "redundancy.refresh": ("gradient", "state"),
     "redundancy.slots": ("device", "host"),
 }

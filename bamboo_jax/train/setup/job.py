@@ -12,11 +12,10 @@ from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_program
 from bamboo_jax.train.setup import build_recovery
+from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import preparation
 from bamboo_jax.train.setup import sizes
 
@@ -34,7 +33,6 @@ class Job:
     rows: Planner of the rows of a step.
     rules: Rules by which the layout changes.
     engine: The local nodes, without state.
-    collectives: Collective transfers of SPMD programs; None for rows.
   """
 
   config: ml_collections.ConfigDict
@@ -43,7 +41,6 @@ class Job:
   rows: rows_lib.RowPlanner
   rules: assignment.Rules
   engine: engine_lib.Engine
-  collectives: collectives_lib.Collectives | None = None
 
   @functools.cached_property
   def first_layout(self) -> layout_lib.Layout:
@@ -92,17 +89,11 @@ class Job:
         and batch.num_pipelines * n >= batch.num_shares
     ]
 
-  @property
-  def is_program(self) -> bool:
-    """Whether a step is one program."""
-    return self.config.pipeline.executor == "spmd"
-
 
 def make_job(
     config: ml_collections.ConfigDict,
     *,
     devices: Mapping[int, jax.Device],
-    collectives: collectives_lib.Collectives | None = None,
     exchange: ordered_sum.Exchange | None = None,
     prepared: preparation.Prepared | None = None,
 ) -> Job:
@@ -111,15 +102,12 @@ def make_job(
   Args:
     config: See `configs/default.py`.
     devices: Device of each local node, including nodes that join later.
-    collectives: Collective transfers of SPMD programs; None for rows.
     exchange: Transport to other processes; None without.
     prepared: By default the parts that this process has prepared, if any.
   """
   prepared = prepared or preparation.take(config)
   task = prepared.task
   profile = build.make_profile(config, task)
-  is_program = config.pipeline.executor == "spmd"
-  cuts = build_program.find_cuts(config, task) if is_program else None
   is_cluster = exchange is not None
   templates = build_recovery.make_templates(
       config, profile, is_cluster=is_cluster
@@ -127,7 +115,7 @@ def make_job(
   plan = build.make_plan(
       config,
       profile,
-      cuts=cuts,
+      cuts=executors.find_cuts(config, task),
       is_cluster=is_cluster,
       num_stages=templates and templates.min_nodes,
   )
@@ -149,5 +137,4 @@ def make_job(
           exchange=exchange,
           segments=rules.segments,
       ),
-      collectives,
   )

@@ -12,12 +12,12 @@ from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.runtime import engine as rows_engine
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.spmd import engine as engine_lib
+from bamboo_jax.runtime.spmd.ticks import lowering
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule.ticks import lowering
 from tests import schedules
 
 BATCH = {

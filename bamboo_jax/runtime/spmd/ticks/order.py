@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule.ticks import table as table_lib
 
 Instruction = instruction_lib.Instruction
 Op = instruction_lib.Op

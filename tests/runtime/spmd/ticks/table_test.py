@@ -6,18 +6,18 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
+from bamboo_jax.runtime.spmd.ticks import check
+from bamboo_jax.runtime.spmd.ticks import lowering
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
+from bamboo_jax.runtime.spmd.ticks import timeline as tick_timeline
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import render as grid_lib
 from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule.ticks import check
-from bamboo_jax.schedule.ticks import lowering
-from bamboo_jax.schedule.ticks import redone as redone_lib
-from bamboo_jax.schedule.ticks import table as table_lib
-from bamboo_jax.schedule.ticks import timeline as tick_timeline
 from tests import schedules
+from tests.runtime.spmd import redone as redone_lib
 
 Op = instruction_lib.Op
 

@@ -4,8 +4,8 @@ import math
 from absl.testing import absltest
 
 from bamboo_jax.plan import planner
-from bamboo_jax.plan import program
-from bamboo_jax.schedule.ticks import check
+from bamboo_jax.runtime.spmd import plan as program
+from bamboo_jax.runtime.spmd.ticks import check
 from tests import profiles
 
 
@@ -64,6 +64,17 @@ class ProgramTest(absltest.TestCase):
     )
     self.assertEqual(made.plan.step_time.compute_ms, made.plan.timeline.span_ms)
     self.assertEqual(made.plan.step_time.vote_ms, plan.step_time.vote_ms)
+
+  def test_passes_take_their_part_of_the_measured_time(self):
+    made = program.plan_program(
+        make_plan(), num_before=1, num_behind=1, budget=math.inf
+    )
+    costs, span_ms = made.plan.costs, made.plan.timeline.span_ms
+    got = made.passes(span_ms)
+    useful = 2 * (sum(costs.forward_ms) + sum(costs.backward_ms))
+    self.assertAlmostEqual(got.useful, useful)
+    self.assertAlmostEqual(got.redundant, 2 * sum(costs.redundant_ms))
+    self.assertAlmostEqual(made.passes(2 * span_ms).useful, 2 * useful)
 
   def test_ticks_are_single_if_memory_forbids_others(self):
     options = dict(num_before=1, num_behind=1, budget=None)

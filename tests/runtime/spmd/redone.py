@@ -1,9 +1,9 @@
 """The passes repeated after a death, and their theoretical bound."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 import dataclasses
 
-from bamboo_jax.schedule.ticks import table as table_lib
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +58,17 @@ def find_redone(
   )
 
 
-def add_up(parts: Iterable[Redone]) -> Redone:
-  """Returns the sum over pipelines."""
-  fields = zip(*map(dataclasses.astuple, parts), strict=True)
-  return Redone(*map(sum, fields))
+def of_run(run):
+  """Returns the passes of the former run that `run` repeats."""
+  former = run.former
+  size = former.program.sizes.num_ticks
+  return find_redone(
+      former.table,
+      run.table,
+      lost=[n for n, o in enumerate(former.nodes) if o not in run.nodes],
+      num_ticks=former.num_segments * size,
+      segment_ticks=size,
+  )
 
 
 def _forwards(

@@ -9,9 +9,9 @@ import collections
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 import dataclasses
 
+from bamboo_jax.runtime.spmd.ticks import order as order_lib
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule.ticks import order as order_lib
-from bamboo_jax.schedule.ticks import table as table_lib
 
 Op = instruction_lib.Op
 Pass = table_lib.Pass

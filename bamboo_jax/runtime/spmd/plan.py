@@ -1,24 +1,28 @@
 """Plans a step as one program: its ticks, and how long they take.
 
-The program runs the passes of the same rows, see `schedule.ticks.table`. The
-layers behind the blocks run forward and backward in the backward pass of the
-last stage, and those before the blocks run a second time in the backward pass
-of the first.
+The program runs the passes of the same rows, see `spmd.ticks.table`. The layers
+behind the blocks run forward and backward in the backward pass of the last
+stage, and those before the blocks run a second time in the backward pass of the
+first.
 """
 
+from collections.abc import Collection
 import dataclasses
 import functools
 
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import stages
+from bamboo_jax.runtime.spmd.ticks import lowering
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
+from bamboo_jax.runtime.spmd.ticks import timeline as tick_timeline
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.schedule.ticks import lowering
-from bamboo_jax.schedule.ticks import table as table_lib
-from bamboo_jax.schedule.ticks import timeline as tick_timeline
+
+_Op = instruction_lib.Op
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +45,33 @@ class ProgramPlan:
     return tick_timeline.lay_out(
         self.table,
         self.plan.costs,
-        without={instruction_lib.Op.REDUNDANT_FORWARD},
+        without={_Op.REDUNDANT_FORWARD},
+    )
+
+  def passes(self, secs: float) -> account_lib.NodeTime:
+    """Returns the node time of the passes of a step, scaled to `secs`."""
+    slots = [slot for t in self.plan.timelines for slot in t.slots]
+    span_ms = max((slot.end_ms for slot in slots), default=0.0) or 1.0
+
+    def total(ops: Collection[_Op]) -> float:
+      ms = sum(s.end_ms - s.start_ms for s in slots if s.instruction.op in ops)
+      return secs * ms / span_ms
+
+    return account_lib.NodeTime(
+        useful=total((_Op.FORWARD, _Op.BACKWARD)),
+        redundant=total((_Op.REDUNDANT_FORWARD,)),
+    )
+
+  def describe(self) -> str:
+    """Returns the utilisation of the ticks as text."""
+    timeline, plain = self.plan.timeline, self.plain
+    overhead = timeline.span_ms / plain.span_ms - 1.0 if plain.span_ms else 0.0
+    return (
+        f"{len(self.table.ticks)} {self.order} ticks, "
+        f"{timeline.num_redundant} redundant forward passes; predicted "
+        f"overhead {100 * overhead:.1f} %, bubble "
+        f"{100 * timeline.mean_bubble:.1f} % instead of "
+        f"{100 * plain.mean_bubble:.1f} %"
     )
 
 

@@ -7,12 +7,12 @@ through the ticks. The same simulation gives a node's data between two ticks.
 from collections.abc import Mapping
 import dataclasses
 
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
 from bamboo_jax.schedule import checker
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.schedule.ticks import table as table_lib
 
 Op = instruction_lib.Op
 ScheduleError = checker.ScheduleError

@@ -2,11 +2,11 @@
 
 from collections.abc import Collection
 
+from bamboo_jax.runtime.spmd.ticks import check
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.schedule.ticks import check
-from bamboo_jax.schedule.ticks import table as table_lib
 
 
 def lay_out(
