@@ -10,10 +10,13 @@ run. Without a browser it reads nothing.
 """
 
 import asyncio
+import atexit
 from collections.abc import AsyncIterator, Callable
+from concurrent import futures
 import hashlib
 import hmac
 import json
+import logging
 import socket
 import time
 from typing import Any
@@ -25,6 +28,7 @@ from bamboo_jax.report.live import document
 _PAUSE_SECS = 0.1  # Between two events.
 # Longer pauses for what is long, and changes with every step.
 _PAUSES = {"rows": 2.0, "curve": 0.5, "time": 0.5, "events": 0.5}
+_STOP_SECS = 2.0  # For the thread to end with the process.
 _HOST = "127.0.0.1"
 
 Read = Callable[[], dict[str, Any]]
@@ -61,9 +65,18 @@ def start(
   except OSError as error:
     listener.close()
     raise OSError(error.errno, f"port {port}: {error.strerror}.") from error
-  config = uvicorn.Config(app, log_config=None, lifespan="off")
-  server = uvicorn.Server(config)
-  threads.call_beside(server.run, [listener], name="page")
+  # Of pure Python: a thread in uvloop may crash the process as it exits.
+  plain = dict(loop="asyncio", http="h11", lifespan="off", log_config=None)
+  server = uvicorn.Server(uvicorn.Config(app, **plain))
+  done = threads.call_beside(server.run, [listener], name="page")
+
+  def stop() -> None:
+    # Connections that are cut are no news now.
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    server.should_exit = server.force_exit = True
+    futures.wait([done], _STOP_SECS)
+
+  atexit.register(stop)
   return f"http://{_HOST}:{listener.getsockname()[1]}/#token={token}"
 
 
@@ -81,7 +94,9 @@ class _Latest:
     async with self._reading:
       if time.monotonic() >= self._at_secs + _PAUSE_SECS:
         try:
-          self._value = await asyncio.to_thread(self._read)
+          self._value = await asyncio.wrap_future(
+              threads.call_beside(self._read, name="page")
+          )
         except (OSError, ValueError) as error:  # The store may be away.
           head = {**self._value.get("head", {}), "reason": str(error)}
           self._value = {**self._value, "head": head}
@@ -147,7 +162,10 @@ def _make_app(latest: _Latest, *, token: str, act: Act | None) -> Any:
       return text("This page shows a run of other machines: no buttons.", 404)
     try:
       asked = await request.json()
-      await asyncio.to_thread(act, str(asked["kind"]), str(asked["node"]))
+      kind, node = str(asked["kind"]), str(asked["node"])
+      await asyncio.wrap_future(
+          threads.call_beside(act, kind, node, name="page")
+      )
     except (ValueError, KeyError, TypeError) as error:
       return text(f"{error}", 400)
     return text("")
