@@ -197,10 +197,12 @@ def _surroundings() -> dict[str, Any]:
       ),
       metrics=dict(
           trace_steps=4,  # Last steps to keep in trace.json.
+          # First and last step to trace for XProf: "3:6"; None: none.
+          profile_steps=config_dict.placeholder(str),
           plots=True,  # Draw figures at the end.
           figure_format="png",  # Or pdf or svg, or several: "png,pdf".
-          tensorboard=False,  # Needs the extra `tensorboard`.
-          # Of the user's own, "file.py:function"; None: no other log.
+          # Of csv, tensorboard and wandb, or of the user's own,
+          # "file.py:function"; several with commas. None: no other log.
           logger=config_dict.placeholder(str),
       ),
   )

@@ -18,9 +18,17 @@ from typing import Any
 
 from absl import logging
 
+from bamboo_jax import base
 from bamboo_jax.cluster import frames
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import machine
+
+# What a person may cause at any time; see `Director.cause`.
+ACTIONS = tuple(
+    kind
+    for kind in ("kill", "stop", "slow", "notice", "zone", "join")
+    if kind in faults_lib.KINDS
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +98,21 @@ class Director:
     """Returns whether the worker of a node has ever connected."""
     with self._lock:
       return name in self._names
+
+  def cause(self, kind: str, node: str) -> None:
+    """Injects a fault of `ACTIONS` at once; a zone is named as `node`.
+
+    Raises `ValueError` if there is no such fault or no such node.
+    """
+    if kind not in ACTIONS:
+      raise ValueError(base.suggest(kind, ACTIONS, what="action"))
+    fault = faults_lib.Fault(1, node, kind=kind)
+    if kind == "join":
+      with self._lock:
+        self._num_joins += 1
+    elif not self._do(fault, {}):
+      what = "zone" if kind == "zone" else "node"
+      raise ValueError(f"There is no {what} {node!r} with a worker.")
 
   def call_next(self) -> bool:
     """Starts the joins of the next step that has any; False if none is left.
@@ -177,9 +200,11 @@ class Director:
       delay = self._random.random() * self.step_secs
       threading.Timer(delay, self._do, (fault, message)).start()
 
-  def _do(self, fault: faults_lib.Fault, message: Mapping[str, Any]) -> None:
+  def _do(self, fault: faults_lib.Fault, message: Mapping[str, Any]) -> bool:
+    """Injects a fault; returns whether it has hit any worker."""
     with self._lock:
-      for worker in self._find_victims(fault, message.get("owner")):
+      victims = self._find_victims(fault, message.get("owner"))
+      for worker in victims:
         self.happened.add(fault.line)
         if fault.kind == "notice":
           self._nodes.give_notice(worker.name)
@@ -188,6 +213,7 @@ class Director:
         else:
           is_stop = fault.kind == "stop"
           self._strike(worker, signal.SIGSTOP if is_stop else signal.SIGKILL)
+      return bool(victims)
 
   def _strike(self, worker: _Worker, number: signal.Signals) -> None:
     self.kills[worker.number] = time.perf_counter()

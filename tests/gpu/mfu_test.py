@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from bamboo_jax.accounting import peaks
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime.profile import products
@@ -125,8 +126,8 @@ class MfuTest(parameterized.TestCase):
       ("cpu", None),
   )
   def test_peak(self, kind, want):
-    self.assertEqual(mfu.find_peak_tflops(kind, dtype="bfloat16"), want)
-    self.assertIsNone(mfu.find_peak_tflops(kind, dtype="float32"))
+    self.assertEqual(peaks.find_peak_tflops(kind, dtype="bfloat16"), want)
+    self.assertIsNone(peaks.find_peak_tflops(kind, dtype="float32"))
 
   def test_table(self):
     rates = [make_rate(), make_rate(program="update", model_flops=0)]

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import pytest
 
+from bamboo_jax.accounting import peaks
 from bamboo_jax.runtime.profile import products
 from tests.gpu import child
 from tests.gpu import mfu
@@ -45,7 +46,7 @@ def check_step(settings):
   causal = full - mfu.unread_attention(plain)
   count = settings.step_microbatches * (1 + products.BACKWARD_FACTOR)
   tokens = settings.microbatch_size * settings.sequence_length
-  peak = settings.peak_tflops or mfu.find_peak_tflops(
+  peak = settings.peak_tflops or peaks.find_peak_tflops(
       device.device_kind, dtype=settings.dtype
   )
   values = {

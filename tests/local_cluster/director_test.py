@@ -100,6 +100,27 @@ class DirectorTest(parameterized.TestCase):
     self.report("n2", {"line": 1})
     self.check(struck, agents)
 
+  @parameterized.parameters(
+      ("kill", "n2", {"n2": "KILL"}, []),
+      ("stop", "n2", {"n2": "STOP"}, []),
+      ("notice", "n2", {}, ["notice n2"]),
+      ("zone", "b", {"n1": "KILL"}, ["kill n1"]),
+  )
+  def test_what_a_person_causes(self, kind, node, struck, agents):
+    self.direct("3,n0,,kill")
+    self.director.cause(kind, node)
+    self.check(struck, agents)
+
+  def test_a_person_joins_a_node_or_names_none(self):
+    self.direct("3,n0,,kill")
+    self.assertEqual(self.director.take_joins(), 1)  # That of the file.
+    self.director.cause("join", "")
+    self.assertEqual(self.director.take_joins(), 1)
+    for kind, node in (("kill", "n9"), ("zone", "c"), ("all", ""), ("x", "n1")):
+      with self.assertRaises(ValueError):
+        self.director.cause(kind, node)
+    self.check({}, [])
+
   def test_a_join_that_all_report_happens_once(self):
     self.direct("3,n0,,kill")
     self.assertEqual(self.director.take_joins(), 1)

@@ -6,6 +6,9 @@ outputs      metrics, events, progress, trace and plots, written by one member;
              `log_writers` has all destinations of metrics and events
 run_summary  `summary.json`
 workdir      the files of a run
+mfu          model FLOPs utilisation of a step
 meter        dollars and kinds of node time; `step_passes` splits a step
+xprof        traces of XLA over some steps
+row_file     the last steps of this member, for pages and the trace
 step_slots   planned and measured slots of a step
 """
