@@ -176,7 +176,7 @@ class TrainTest(folders.FolderCase):
     )
     self.assertEqual(done.returncode, 0, msg=done.stderr)
     self.assertIn("compare hashes only with those of this", done.stderr)
-    self.assertRegex(done.stdout, "needs 2 devices .* was started with 1")
+    self.assertRegex(done.stdout, "needs 2 devices, and JAX was started with 1")
 
 
 class ClusterTest(folders.FolderCase):
