@@ -97,7 +97,7 @@ def train(
         settles=True,
     )
   except base.CallbackError as error:
-    raise error.__cause__ from None
+    raise error.__cause__ or error from None
   return result_lib.read_result(workdir)
 
 
@@ -197,7 +197,8 @@ def load(
     model = dataclasses.replace(model, sample=sample)
   read = weights.open_weights(workdir, model)
   if is_loss:
-    return model.layers[0].to_pytree(read(from_loss.LAYER).params)
+    loss: Any = model.layers[0]
+    return loss.to_pytree(read(from_loss.LAYER).params)
   return {name: read(name) for name in model.layer_names}
 
 
@@ -260,6 +261,7 @@ def _run_command(name: str, arguments: Sequence[str]) -> None:
       env=environment,
       start_new_session=True,  # Interrupts of a terminal come through here.
   )
+  assert child.stdout is not None
   last, interrupts = "", 0
   while True:
     try:

@@ -15,6 +15,7 @@ _CORE = flags.DEFINE_integer("core", None, "Core to run on.")
 
 def main(unused_argv: object) -> None:
   """Answers commands until the input ends."""
+  assert _CORE.value is not None
   os.sched_setaffinity(0, {_CORE.value})  # Before anything counts the cores.
   from bamboo_jax.benchmarks import worker
 

@@ -18,14 +18,14 @@ from bamboo_jax.configs import default as default_config
 flags.disclaim_key_flags()  # The flag is one of the command that defines it.
 
 
-class _Parser(config_flags.ConfigFileFlagParser):
+class _Parser(config_flags.ConfigFileFlagParser):  # type: ignore[misc]
 
   def parse(self, path: str) -> Any:
     """Returns the config of a short name or a path."""
     return super().parse(packaged.find_config(path))
 
 
-def define(name: str | None, help_text: str) -> flags.FlagHolder:
+def define(name: str | None, help_text: str) -> flags.FlagHolder[Any]:
   """Defines the flag `--config`, `name` by default; see `accept.accept`.
 
   The text "None" is None: where it is not allowed, `accept` rejects it.
@@ -33,7 +33,7 @@ def define(name: str | None, help_text: str) -> flags.FlagHolder:
   for kind, parser in config_check.PARSERS.items():
     config_flags.register_flag_parser_for_type(kind, parser)
   help_text += " A name that `bamboo --help` lists, or a file."
-  holder = config_flags.DEFINE_config_file(
+  holder: flags.FlagHolder[Any] = config_flags.DEFINE_config_file(
       "config", None, help_text, lock_config=False, accept_new_attributes=True
   )
   flags.FLAGS["config"].parser = _Parser("config", lock_config=False)
@@ -52,7 +52,10 @@ def check_arguments(argv: Sequence[str], *, own_keys: bool = False) -> None:
   path = paths[0] if paths else None
   if path is not None:
     packaged.find_config(path)
-  elif own_keys:
+  if not own_keys:
+    known = default_config.get_config()
+  elif path is not None:
+    known = config_check.load(path)
+  else:
     return
-  known = config_check.load(path) if own_keys else default_config.get_config()
   config_check.check_overrides(argv, known)

@@ -59,7 +59,7 @@ def main() -> None:
   print(account.render())
   if price is None:
     print("cost: not known; --instance=NAME says what a node is charged as")
-  if _REPORT.value:
+  if _REPORT.value and price is not None:
     from bamboo_jax.report import content
     from bamboo_jax.report import page
     from bamboo_jax.report import run_course

@@ -11,20 +11,20 @@ from bamboo_jax.metrics import plots
 flags.disclaim_key_flags()  # A flag is one of the command that defines it.
 
 
-class _Parser(flags.ArgumentParser):
+class _Parser(flags.ArgumentParser[Any]):
   syntactic_help = "a comma separated list"
 
   def parse(self, argument: str) -> tuple[str, ...]:
     return plots.parse_formats(argument)
 
 
-class _Serializer(flags.ArgumentSerializer):
+class _Serializer(flags.ArgumentSerializer[Any]):
 
   def serialize(self, value: tuple[str, ...]) -> str:
     return ",".join(value)
 
 
-def define() -> flags.FlagHolder:
+def define() -> flags.FlagHolder[Any]:
   """Defines the flag; its value is a tuple of formats."""
   return flags.DEFINE(
       _Parser(),
@@ -35,7 +35,7 @@ def define() -> flags.FlagHolder:
   )
 
 
-def set_config(holder: flags.FlagHolder, config: Any) -> list[str]:
+def set_config(holder: flags.FlagHolder[Any], config: Any) -> list[str]:
   """Sets the config of a run from the flag, if given.
 
   Returns the arguments that set it in other processes.
@@ -48,13 +48,13 @@ def set_config(holder: flags.FlagHolder, config: Any) -> list[str]:
   return [f"--config.metrics.figure_format={text}"]
 
 
-def of_file(holder: flags.FlagHolder, path: str | None) -> tuple[str, ...]:
+def of_file(holder: flags.FlagHolder[Any], path: str | None) -> tuple[str, ...]:
   """Returns the formats of a figure `--out=path`: the flag's, or its suffix.
 
   Raises `ValueError` if the suffix is no format.
   """
   if path is None:
-    return holder.value
+    return tuple(holder.value)
   suffix = pathlib.Path(path).suffix[1:]
   if suffix not in plots.FORMATS:
     endings = " or ".join(f".{name}" for name in plots.FORMATS)

@@ -2,11 +2,12 @@
 
 from collections.abc import Collection, Sequence
 import re
+from typing import Any
 
 from absl import flags
 
 
-def check_one_of(*holders: flags.FlagHolder) -> None:
+def check_one_of(*holders: flags.FlagHolder[Any]) -> None:
   """Raises `ValueError` if more than one of these flags is set."""
   names = [f"--{holder.name}" for holder in holders if holder.value]
   if len(names) > 1:
@@ -14,7 +15,7 @@ def check_one_of(*holders: flags.FlagHolder) -> None:
 
 
 def check_needs(
-    holders: Sequence[flags.FlagHolder], *needed: flags.FlagHolder
+    holders: Sequence[flags.FlagHolder[Any]], *needed: flags.FlagHolder[Any]
 ) -> None:
   """Raises `ValueError` if one of `holders` is given and no `needed` is set."""
   if not any(holder.value not in (None, [], False) for holder in needed):
@@ -22,7 +23,7 @@ def check_needs(
     check_unused(holders, f"without {names}")
 
 
-def check_unused(holders: Sequence[flags.FlagHolder], when: str) -> None:
+def check_unused(holders: Sequence[flags.FlagHolder[Any]], when: str) -> None:
   """Raises `ValueError` if one of `holders` is given: no effect `when`."""
   refuse([f"--{h.name}" for h in holders if h.present], when)
 

@@ -1,6 +1,7 @@
 """Flags of the identity of a process towards the others of its run."""
 
 import pathlib
+from typing import Any
 
 from absl import flags
 
@@ -34,7 +35,7 @@ def make(
   """
   secret = identity_lib.read_secret(secret_file or SECRET.value)
   identity_lib.check_host(host, secret=secret)  # It signs entries of the store.
-  who = dict(run=run or RUN.value, role=role, name=name)
+  who: dict[str, Any] = dict(run=run or RUN.value, role=role, name=name)
   if CERTIFICATES.value is None:
     return identity_lib.issue(secret, **who)
   folder = pathlib.Path(CERTIFICATES.value)

@@ -42,7 +42,7 @@ _PROGRAM_CACHE = shared_flags.define_program_cache()
 def main() -> None:
   """Runs all layouts, prints the summary and exits."""
   layouts = _make()
-  hashes = collections.Counter()
+  hashes: collections.Counter[str] = collections.Counter()
   num_failed = 0
   for layout in layouts.draw(_COUNT.value, seed=_SEED.value):
     try:

@@ -12,12 +12,12 @@ flags.disclaim_key_flags()  # A flag is one of the command that defines it.
 
 def define_workdir(
     help_text: str = "Where checkpoints and metrics go.",
-) -> flags.FlagHolder:
+) -> flags.FlagHolder[Any]:
   """Defines the flag `--workdir`, which is needed."""
   return flags.DEFINE_string("workdir", None, help_text, required=True)
 
 
-def explain_resume(workdir: flags.FlagHolder) -> str:
+def explain_resume(workdir: flags.FlagHolder[Any]) -> str:
   """Returns the hint after an interrupt: the effect of the same command."""
   saved = (
       workdir_lib.find_saved(workdir.value) if flags.FLAGS.is_parsed() else 0
@@ -27,7 +27,7 @@ def explain_resume(workdir: flags.FlagHolder) -> str:
   return "nothing is saved: the same command starts from the beginning"
 
 
-def define_device_memory_fraction() -> flags.FlagHolder:
+def define_device_memory_fraction() -> flags.FlagHolder[Any]:
   """Defines the flag `--device_memory_fraction`."""
   return flags.DEFINE_float(
       "device_memory_fraction",
@@ -39,7 +39,7 @@ def define_device_memory_fraction() -> flags.FlagHolder:
 
 def define_program_cache(
     default: str = "bamboo_jax/programs in the cache folder of the user",
-) -> flags.FlagHolder:
+) -> flags.FlagHolder[Any]:
   """Defines where compiled programs are kept."""
   return flags.DEFINE_string(
       "program_cache",
@@ -49,7 +49,7 @@ def define_program_cache(
   )
 
 
-def read_numbers(holder: flags.FlagHolder) -> list[int]:
+def read_numbers(holder: flags.FlagHolder[Any]) -> list[int]:
   """Returns a list of numbers from 1; `ValueError` if it has anything else."""
   for text in holder.value:
     if not text.isdigit() or int(text) < 1:

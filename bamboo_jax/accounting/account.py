@@ -179,7 +179,7 @@ class Account:
 
     Figures in dollars and the values are absent without a price.
     """
-    figures = {
+    figures: dict[str, float | str | None] = {
         "secs": self.secs,
         "num_nodes": self.num_nodes,
         "num_samples": self.num_samples,

@@ -93,7 +93,7 @@ def find_machine(name: str) -> Machine:
       memory_bytes_per_sec=of("memory_gb_per_sec"),
       inner_bytes_per_sec=of("inner_gb_per_sec"),
       pcie_bytes_per_sec=of("pcie_gb_per_sec"),
-      network_bytes_per_sec=network and 1e9 * float(network) / 8,
+      network_bytes_per_sec=1e9 * float(network) / 8 if network else None,
       efficiency=_find_efficiency(facts["capability"]),
   )
 
@@ -139,8 +139,8 @@ def apply(workload: Mapping[str, Any], instance: str) -> dict[str, Any]:
 def _find_efficiency(capability: str) -> Efficiency:
   rows = _read("efficiency.csv", "capability")
   row = rows.get(capability) or rows["any"]
-  shares = (float(row[name]) for name in ("least", "likely", "most"))
-  return Efficiency(*shares, num_runs=int(row["runs"]))
+  least, likely, most = (float(row[n]) for n in ("least", "likely", "most"))
+  return Efficiency(least, likely, most, num_runs=int(row["runs"]))
 
 
 def _read(name: str, key: str) -> dict[str, dict[str, str]]:

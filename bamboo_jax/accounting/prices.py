@@ -14,6 +14,7 @@ import math
 import os
 import pathlib
 import re
+from typing import Any
 
 from bamboo_jax import base
 
@@ -74,7 +75,8 @@ class Price:
   def usd_per_hour(self, market: str) -> float:
     """Returns the price in a market; `ValueError` for an unknown market."""
     check_market(market)
-    return getattr(self, f"{market}_usd_per_hour")
+    usd_per_hour: float = getattr(self, f"{market}_usd_per_hour")
+    return usd_per_hour
 
   def render(self, market: str) -> str:
     """Returns the price in a market, with its source and date, as text."""
@@ -195,7 +197,9 @@ def _check_header(names: Sequence[str], *, where: str) -> None:
 def _parse_line(names: Sequence[str], entries: Sequence[str]) -> Price:
   if len(entries) != len(names):
     raise ValueError(f"there must be {len(names)} columns, got {len(entries)}.")
-  values = {n: e.strip() for n, e in zip(names, entries, strict=True)}
+  values: dict[str, Any] = {
+      n: e.strip() for n, e in zip(names, entries, strict=True)
+  }
   for name in values.keys() & set(_NUMBERS):
     if not values[name] and name in _PRICES:
       values[name] = None

@@ -28,7 +28,7 @@ class CallableModule(types.ModuleType):
     return inspect.signature(_find(self))
 
   @property
-  def __doc__(self) -> str:
+  def __doc__(self) -> str:  # type: ignore[override]
     """Docstring of the package, then the function's signature and docstring."""
     function = _find(self)
     call = f"{function.__name__}{inspect.signature(function)}"
@@ -42,5 +42,6 @@ def make_callable(package: str) -> None:
 
 
 def _find(module: types.ModuleType) -> Callable[..., Any]:
-  name = module.__name__.rpartition(".")[2]
-  return getattr(importlib.import_module(_API), name)
+  api: Any = importlib.import_module(_API)
+  found: Callable[..., Any] = getattr(api, module.__name__.rpartition(".")[2])
+  return found

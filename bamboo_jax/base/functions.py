@@ -48,7 +48,7 @@ def find_function(name: str, *, what: str) -> Callable[..., Any]:
     raise ValueError(
         f"There is no {what} {name!r}: {line}{type(error).__name__}: {error}"
     ) from error
-  found = getattr(module, function, None)
+  found: Callable[..., Any] | None = getattr(module, function, None)
   if callable(found):
     return found
   own = [k for k, v in vars(module).items() if callable(v) and k[0] != "_"]

@@ -22,10 +22,11 @@ import enum
 import functools
 import types
 import typing
-from typing import Any
+from typing import Any, overload, TypeVar
 
 from bamboo_jax.base import names
 
+_T = TypeVar("_T")
 _SCALARS = (types.NoneType, bool, int, float, str)
 _UNIONS = (types.UnionType, typing.Union)
 _ARRAYS = {
@@ -60,6 +61,16 @@ def to_plain(value: Any) -> Any:
   raise TypeError(f"{type(value).__name__} has no plain form: {value!r}.")
 
 
+@overload
+def from_plain(cls: type[_T], content: Any, *, where: str | None = None) -> _T:
+  ...
+
+
+@overload
+def from_plain(cls: Any, content: Any, *, where: str | None = None) -> Any:
+  ...
+
+
 def from_plain(cls: Any, content: Any, *, where: str | None = None) -> Any:
   """Returns the value of type `cls` whose plain form is `content`.
 
@@ -67,7 +78,7 @@ def from_plain(cls: Any, content: Any, *, where: str | None = None) -> Any:
   Messages begin with `where`, such as a file's name; by default the name of
   `cls`. Raises `ValueError` if `content` does not fit or `cls` rejects it.
   """
-  return _read(cls, content, where or getattr(cls, "__name__", str(cls)))
+  return _read(cls, content, where or str(getattr(cls, "__name__", cls)))
 
 
 def _read(kind: Any, content: Any, where: str) -> Any:

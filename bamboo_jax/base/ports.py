@@ -7,4 +7,5 @@ def free_port() -> int:
   """Returns a currently free TCP port of the loopback interface."""
   with socket.socket() as listener:
     listener.bind(("127.0.0.1", 0))
-    return listener.getsockname()[1]
+    port: int = listener.getsockname()[1]
+    return port

@@ -112,7 +112,7 @@ def read_arrays(
   temporarily unreadable.
   """
   entries = {name: manifest.layers[name] for name in names}
-  arrays = {}
+  arrays: dict[str, dict[str, np.ndarray]] = {}
   for item in sorted({entry.item for entry in entries.values()}):
     shapes = {
         name: layer_arrays.parse_specs(entry.arrays)

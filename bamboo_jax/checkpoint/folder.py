@@ -197,11 +197,10 @@ class Folder:
     this one and completes another, `_set_aside` fails.
     """
     path = self.path / str(step)
-    for number in itertools.count(1):
-      ending = _DAMAGED if number == 1 else f"{_DAMAGED}.{number}"
-      aside = self.path / f"{step}{ending}"
-      if not aside.exists():
-        return _Place(path, _inode(path), aside)
+    endings = (f".{n}" if n > 1 else "" for n in itertools.count(1))
+    sides = (self.path / f"{step}{_DAMAGED}{ending}" for ending in endings)
+    aside = next(side for side in sides if not side.exists())
+    return _Place(path, _inode(path), aside)
 
   def _set_aside(
       self, place: _Place, problem: base.DamagedCheckpointError

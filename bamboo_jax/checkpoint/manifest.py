@@ -66,7 +66,8 @@ def join(
   `order` is the model's; `meta` is the run's description, plain JSON values.
   """
   (step,) = {part.step for part in parts}
-  layers, files = {}, {}
+  layers: dict[str, LayerEntry] = {}
+  files: dict[str, int] = {}
   for part in parts:
     layers |= part.layers
     files |= part.files

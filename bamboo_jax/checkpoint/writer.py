@@ -125,7 +125,7 @@ class Writer:
     base.ask_again(lambda: self._folder.set_aside_damaged(step))
     names = self._model.model.layer_names
     if step == 0:
-      states = {}
+      states: dict[str, Any] = {}
       for index in map(names.index, layers):
         one = dataclasses.replace(
             self._model, first=index, last=index + 1, unit="layer"
@@ -247,7 +247,8 @@ class Writer:
       report = dataclasses.replace(
           report, save=self._save.name, **written._asdict()
       )
-    return json_lib.to_plain(report)
+    plain: dict[str, Any] = json_lib.to_plain(report)
+    return plain
 
   def _hear(self, said: Mapping[int, Any]) -> dict[int, parts.Report]:
     """Ends the save once all parts are reported, or one has failed."""
@@ -272,7 +273,7 @@ class Writer:
     self._end_joining(blocks=True)
     self._save = None if save.is_alone else save
     self._parts, self._writing, self._error = {}, None, ""
-    layers = {}
+    layers: dict[str, Any] = {}
     for stage in save.stages.get(self._member, ()):
       layers |= spec_lib.split_layers(states[stage])
     arrays = layer_arrays.copy_to_host(layers)
@@ -300,7 +301,8 @@ class Writer:
 
   def _wait(self, waiting: Callable[[], None]) -> None:
     """Blocks until this member has written its part."""
-    pending = {self._writing, self._joining} - {None}
+    started = (self._writing, self._joining)
+    pending: set[futures.Future[Any]] = {f for f in started if f is not None}
     while pending:
       waiting()
       pending = futures.wait(pending, timeout=_WAIT_SECS).not_done

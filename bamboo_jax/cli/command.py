@@ -25,7 +25,7 @@ from absl import logging
 
 from bamboo_jax import base
 
-_ENDS = {
+_ENDS: dict[int, str] = {
     signal.SIGINT: "interrupted",
     signal.SIGTERM: "terminated",
     signal.SIGUSR1: "told to end by SIGUSR1",  # As schedulers may announce it.

@@ -15,10 +15,10 @@ _NAME = "config"
 _MODULE = "config_config"  # Name that `config_flags` gives a file's module.
 
 
-class _OrNone(flags.ArgumentParser):
+class _OrNone(flags.ArgumentParser[Any]):
   """Parses "None" as None and other values by another parser."""
 
-  def __init__(self, parser: flags.ArgumentParser) -> None:
+  def __init__(self, parser: flags.ArgumentParser[Any]) -> None:
     self._parser = parser
     self.syntactic_help = parser.syntactic_help
 
@@ -44,6 +44,7 @@ def load(path: str) -> Any:
   """Returns the config of a short name or a path."""
   file, *argument = packaged.find_config(path).split(":", 1)
   spec = importlib.util.spec_from_file_location(_MODULE, file)
+  assert spec is not None and spec.loader is not None, file
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
   return module.get_config(*argument)

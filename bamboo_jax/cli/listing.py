@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 import pathlib
 import re
 import textwrap
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _HELP = """\
 usage: bamboo COMMAND [--flag=value ...]
@@ -42,7 +42,7 @@ def read_summaries(folder: pathlib.Path) -> dict[str, Summary]:
   for path in sorted(folder.glob("[a-z]*.py")):
     text = path.read_text(encoding="utf-8")
     if "\n  cli.run(" in text:
-      summary = re.match(r'r?"""(.*)', text)[1]
+      (summary,) = re.findall(r'\Ar?"""(.*)', text)
       found[path.stem] = Summary(summary, "from tests." in text)
   return found
 
@@ -57,6 +57,6 @@ def render(summaries: Mapping[str, Summary], configs: Collection[str]) -> str:
       )
       for needs_tests in (False, True)
   )
-  indent = dict(initial_indent="  ", subsequent_indent="  ")
+  indent: dict[str, Any] = dict(initial_indent="  ", subsequent_indent="  ")
   names = textwrap.fill(", ".join(configs), width=80, **indent)
   return _HELP.format(commands=commands, repository=repository, configs=names)

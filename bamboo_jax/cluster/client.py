@@ -106,7 +106,8 @@ class Client:
     Raises `base.ViewChangedError` if a member is gone.
     """
     self.post(self.adopted.number, key, value)
-    return self.collect(key)
+    found: dict[int, Any] = self.collect(key)
+    return found
 
   collect = _blocking(client_state.ClientState.collect)
   find_view = _blocking(client_state.ClientState.find_view)
@@ -152,7 +153,7 @@ class Client:
 
   def _wait(self, wait: client_state.Wait) -> Any:
     with self._changed:
-      held = None
+      held: bool | None = None
       while True:
         try:
           condition, timeout_secs = wait.send(held)

@@ -17,7 +17,7 @@ from bamboo_jax.schedule import channel as channel_lib
 _STALL_BEATS = 10  # Heartbeats without progress before a report.
 _AWAY_BEATS = 5  # After as many missed beats it may be removed.
 
-Wait = Generator[tuple[Callable[[], bool], float | None], bool, Any]
+Wait = Generator[tuple[Callable[[], bool], float | None], bool | None, Any]
 
 
 class ClientState:

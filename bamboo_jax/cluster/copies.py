@@ -64,11 +64,11 @@ class Copy:
     if timeout is None:
       os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
     end_secs = time.monotonic() + (timeout or 0.0)
-    while self.poll() is None:
+    while (code := self.poll()) is None:
       if time.monotonic() >= end_secs:
-        raise subprocess.TimeoutExpired("a copy", timeout)
+        raise subprocess.TimeoutExpired("a copy", timeout or 0.0)
       time.sleep(_POLL_SECS)
-    return self.returncode
+    return code
 
   def send_signal(self, number: int) -> None:
     """Sends a signal, unless it has ended."""
@@ -125,7 +125,7 @@ def run(command: Sequence[str], *, log: str | os.PathLike[str]) -> None:
     del sys.modules[name]
   for name in [*flags.FLAGS]:
     definer = flags.FLAGS.find_module_defining_flag(name)
-    if "." in name or not definer.startswith("absl."):
+    if "." in name or not (definer or "").startswith("absl."):
       delattr(flags.FLAGS, name)
     else:
       flags.FLAGS[name].unparse()
@@ -144,7 +144,7 @@ def _live(
   try:
     children.die_with_parent()
     if os.getppid() != original:  # It died before `die_with_parent`.
-      return
+      sys.exit(1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)

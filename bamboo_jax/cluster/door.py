@@ -26,7 +26,7 @@ _KEEP_ALIVE = {
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 6,
 }
 _THIN_LINEAR_TIMEOUTS = 16  # Of TCP; Python does not name it.
-_FOR_BAD_LINKS = {
+_FOR_BAD_LINKS: dict[tuple[int, int], int | bytes] = {
     # Retransmits at constant intervals while little is in flight. Exponential
     # backoff would be silent for seconds after a few losses. Not all congestion
     # controls support this.
@@ -49,9 +49,9 @@ class Door:
   def __init__(self, identity: identity_lib.Identity, guide: _Guide) -> None:
     self._identity = identity
     self._guide = guide
-    self._strangers: dict[asyncio.Task, None] = {}  # The oldest first.
-    self._tasks: set[asyncio.Task] = set()
-    self._accepting: asyncio.Task | None = None
+    self._strangers: dict[asyncio.Task[None], None] = {}  # The oldest first.
+    self._tasks: set[asyncio.Task[None]] = set()
+    self._accepting: asyncio.Task[None] | None = None
 
   def listen(self, host: str, port: int = 0) -> int:
     """Starts to accept connections; returns the port.
@@ -72,7 +72,8 @@ class Door:
     self._accepting = self.start(self._accept(listener))
     # Not in the task, which never starts if it is cancelled at once.
     self._accepting.add_done_callback(lambda _: listener.close())
-    return listener.getsockname()[1]
+    bound_to: int = listener.getsockname()[1]
+    return bound_to
 
   async def shut(self) -> None:
     """Stops accepting; keeps accepted connections."""
@@ -88,7 +89,7 @@ class Door:
         task.cancel()
       await asyncio.wait(self._tasks)
 
-  def start(self, work: Awaitable[None]) -> asyncio.Task:
+  def start(self, work: Awaitable[None]) -> asyncio.Task[None]:
     """Starts a task that ends when this is closed."""
     task = asyncio.ensure_future(work)
     self._tasks.add(task)
@@ -132,7 +133,8 @@ class Door:
       _log_refusal(address, error)
       return
     finally:
-      self._strangers.pop(asyncio.current_task(), None)
+      if task := asyncio.current_task():
+        self._strangers.pop(task, None)
     writer = asyncio.StreamWriter(transport, protocol, reader, loop)
     with contextlib.closing(writer):
       try:

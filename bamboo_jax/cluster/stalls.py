@@ -30,15 +30,16 @@ def find_culprit(stalls: Mapping[int, Stall | None]) -> int | None:
   Of several candidates, such as both ends of a broken connection, it is the
   last by number; the other may follow later.
   """
-  if not all(stalls.values()):
+  known = {node: stall for node, stall in stalls.items() if stall}
+  if len(known) < len(stalls):
     return None  # A member makes progress; the others wait for it.
   blamed = [
       node
-      for node, stall in stalls.items()
+      for node, stall in known.items()
       if not stall.is_waiting
       and not any(
-          is_waiting_for(stall, stalls[other], other)
-          for other in stalls.keys() - {node}
+          is_waiting_for(stall, known[other], other)
+          for other in known.keys() - {node}
       )
   ]
   return max(blamed, default=None)

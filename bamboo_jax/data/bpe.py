@@ -5,7 +5,7 @@ never cross a word. The library `tokenizers` (extra `bpe`) trains and encodes,
 with the same result for any number of threads; 12 MB take 3 CPU-seconds each.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import hashlib
 import os
 import pathlib
@@ -56,13 +56,13 @@ class BpeTokens:
     self.vocab_size = vocab_size
     special = tuple(map(tokenizer.token_to_id, _SPECIAL))
     self.special = None if None in special else special
-    self.fingerprint = {
+    self.fingerprint: Mapping[str, str | int] = {
         "tokens": kind,
         "vocab_size": vocab_size,
         "vocab_sha256": hashlib.sha256(tokenizer.to_str().encode()).hexdigest(),
     }
     if not in_pieces:
-      self.fingerprint["in_pieces"] = False
+      self.fingerprint = {**self.fingerprint, "in_pieces": False}
 
   def encode(self, documents: Sequence[corpus.Document]) -> np.ndarray:
     """Returns uint16 or uint32 [tokens]; `base.DataError` if not UTF-8."""
@@ -85,7 +85,7 @@ class BpeTokens:
 
   def decode(self, tokens: np.ndarray) -> str:
     """Returns the text of `tokens`; a zero byte ends each document."""
-    return self._tokenizer.decode(np.asarray(tokens).tolist())
+    return str(self._tokenizer.decode(np.asarray(tokens).tolist()))
 
 
 def train_bpe(
@@ -178,7 +178,7 @@ def _may_be_cut(tokenizer: Any) -> bool:
   surrounding whitespace is removed.
   """
   encode = lambda text: tokenizer.encode(text, add_special_tokens=False).ids
-  return encode("a\n") + encode("b\n") == encode("a\nb\n")
+  return bool(encode("a\n") + encode("b\n") == encode("a\nb\n"))
 
 
 def _import_tokenizers() -> types.ModuleType:

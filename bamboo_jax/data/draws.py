@@ -57,7 +57,8 @@ def shuffle(seed: int, indices: Sequence[int], *, size: int) -> list[int]:
   for epoch in np.unique(epochs):
     chosen = epochs == epoch
     order[chosen] = permute(seed, int(epoch), places[chosen], size=size)
-  return order.tolist()
+  drawn: list[int] = order.tolist()
+  return drawn
 
 
 def permute(
@@ -90,7 +91,8 @@ def _mix(bits: np.ndarray) -> np.ndarray:
   """Returns a hash of each uint64: the last step of MurmurHash3."""
   for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
     bits = (bits ^ bits >> np.uint64(33)) * np.uint64(factor)
-  return bits ^ bits >> np.uint64(33)
+  mixed: np.ndarray = bits ^ bits >> np.uint64(33)
+  return mixed
 
 
 # A batch may reach into the next epoch, and a mixture has several sources.

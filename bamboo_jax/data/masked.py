@@ -15,6 +15,7 @@ Dimension key:
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,8 @@ def make_masked(tokens: samples.Source, num_masked: int) -> samples.Source:
   """
   if num_masked < 1:
     raise ValueError(f"num_masked must be at least 1, got {num_masked}.")
-  size = tokens.vocab_size
+  if (size := tokens.vocab_size) is None:
+    raise ValueError("Masked samples need a source that has a vocab_size.")
   special = tokens.special or tuple(range(size, size + NUM_SPECIAL))
   make_one = functools.partial(_make_one, special, num_masked, size)
   return dataclasses.replace(
@@ -96,7 +98,7 @@ def _make_one(
   num_text = 2 + short % (length - 1) if is_short % 10 == 0 else length
   num_first = 1 + split % (num_text - 1)
   second = (other if is_random else own)[num_first:num_text]
-  text = [[cls], own[:num_first], [sep], second, [sep]]
+  text: list[Any] = [[cls], own[:num_first], [sep], second, [sep]]
   inputs = np.full(size, pad)
   inputs[: num_text + NUM_AROUND] = np.concatenate(text)
   place_L = np.arange(size)

@@ -66,7 +66,7 @@ def make_mixture(
         if part.samples_per_epoch
     }
 
-  sizes = [part.vocab_size for part in parts]
+  sizes = [p.vocab_size for p in parts if p.vocab_size is not None]
   return samples.Source(
       fingerprint={
           "source": "mixture",
@@ -77,7 +77,7 @@ def make_mixture(
       batch=batch,
       heldout_batch=heldout_batch,
       manifest=corpus.join_manifests([part.manifest for part in parts]),
-      vocab_size=None if None in sizes else max(sizes),
+      vocab_size=max(sizes) if len(sizes) == len(parts) else None,
       count_epochs=count_epochs,
   )
 
@@ -102,7 +102,7 @@ def split_block(weights: Mapping[str, float]) -> list[int]:
           f"The weight of {name} is too small: {weight} of {total}, must be at "
           f"least 1 / {_BLOCK}. Use 0, or fewer sources."
       )
-  return counts.tolist()
+  return [int(count) for count in counts]
 
 
 def _merge(

@@ -115,7 +115,7 @@ def join_lines(
   names = [[d.name for d in side] for side in (sources, targets)]
   if len(sources) != len(targets):
     raise base.DataError(f"Files do not pair up: {names[0]} and {names[1]}.")
-  pairs = []
+  pairs: list[tuple[bytes, bytes]] = []
   for source, target in zip(sources, targets, strict=True):
     left, right = _lines(source), _lines(target)
     if len(left) != len(right):

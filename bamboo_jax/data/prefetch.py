@@ -127,9 +127,10 @@ class Prefetcher:
         if self._is_closed:
           return
         key = self._next_key()
+        assert key is not None, "woken without work"
         asked = frozenset(self._asked.get(key[1], ()))
       try:
-        result = self.batches.lazy_microbatch(*key)
+        result: Any = self.batches.lazy_microbatch(*key)
         batches_lib.select_arrays(result, asked & result.keys())
       except BaseException as error:  # Raised by `microbatch`, to its caller.
         result = error

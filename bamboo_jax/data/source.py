@@ -75,9 +75,11 @@ def make_source(
     base.check_options(function, given, what=f"data source {name!r}")
     parts.append(functools.partial(function, **given))
   if len(parts) == 1:
-    return parts[0]()
+    source: samples.Source = parts[0]()
+    return source
   read, make = parts
-  return make(name, read())
+  source = make(name, read())
+  return source
 
 
 def is_files(name: str) -> bool:
@@ -223,7 +225,7 @@ def _make_translation(
         "translation takes the option 'pattern', or both 'source' and "
         f"'target', got {pattern=}, {source=}, {target=}."
     )
-  if source is not None:
+  if source is not None and target is not None:
     sides = [readers.read_files(source), readers.read_files(target)]
     documents, pairs = sides[0] + sides[1], pairs_lib.join_lines(*sides)
   elif pattern is not None:

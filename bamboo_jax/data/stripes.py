@@ -95,4 +95,5 @@ def _stripes(
   half = _FINE * (_LEAST_PERIOD + label // turns) // 2
   y_HW, x_HW = np.mgrid[:size, :size]
   place_HW = across[0] * x_HW + across[1] * y_HW + int(bits >> 1) % (2 * half)
-  return (place_HW // half + int(bits & 1)) % 2
+  stripes_HW: np.ndarray = (place_HW // half + int(bits & 1)) % 2
+  return stripes_HW

@@ -5,7 +5,7 @@ text.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -44,11 +44,11 @@ class ByteTokens:
 
   vocab_size = 256
   end = 0
-  special = None
+  special: tuple[int, ...] | None = None
   in_pieces = True
   fingerprint: Mapping[str, str | int] = {"tokens": "bytes", "vocab_size": 256}
 
-  def encode_texts(self, texts: Sequence[str]) -> list[Sequence[int]]:
+  def encode_texts(self, texts: Sequence[str]) -> list[Any]:
     """Returns the bytes of each text in UTF-8."""
     return [np.frombuffer(text.encode(), np.uint8) for text in texts]
 

@@ -162,7 +162,7 @@ _ROPE = frozenset(  # Keys of `rope_scaling`, whose values are checked.
     (*_SLOWED, "factor", "partial_rotary_factor", "rope_theta", "type")
 )
 _SCALINGS = ("rope_scaling", "rope_parameters")  # Older and newer name.
-_IMPOSSIBLE = {  # Options without a counterpart.
+_IMPOSSIBLE: dict[str, dict[str, Any]] = {  # Options without a counterpart.
     "gpt2": {"attention_bias": False},
     "resnet": {"norm": "group", "stem": 1},
 }
@@ -184,8 +184,10 @@ class Options(NamedTuple):
 
 def read_options(family: Family, config: Mapping[str, Any]) -> Options:
   """Translates the contents of a config.json."""
-  found = {"tie_word_embeddings": family.options is not _LLAMA_OPTIONS}
-  found |= config
+  found: dict[str, Any] = {
+      "tie_word_embeddings": family.options is not _LLAMA_OPTIONS,
+      **config,
+  }
   found.setdefault("num_labels", len(found.get("id2label") or "01"))
   unknown = []
   for key in _SCALINGS:
@@ -197,7 +199,7 @@ def read_options(family: Family, config: Mapping[str, Any]) -> Options:
     found["num_key_value_heads"] = heads
   if found.get("head_dim") is None and heads:
     found["head_dim"] = found.get("hidden_size", 0) // heads
-  fixed = family.fixed
+  fixed = dict(family.fixed)
   if found.setdefault("rope_type", found.get("type", "default")) == "default":
     found["factor"] = 1.0
   else:

@@ -154,7 +154,8 @@ def write(
   if is_hub_folder(path):
     raise ValueError(f"There are weights in {path} already.")
   path.mkdir(parents=True, exist_ok=True)
-  groups, size = [[]], 0
+  groups: list[list[str]] = [[]]
+  size = 0
   for layer, arrays in shapes.items():
     size += (num_bytes := 4 * sum(map(math.prod, arrays.values())))
     if groups[-1] and size > max_file_bytes:
@@ -162,11 +163,12 @@ def write(
       size = num_bytes
     groups[-1].append(layer)
   rules = names.rules_of(model.fingerprint, shapes)
-  places, total = {}, 0
+  places: dict[str, str] = {}
+  total = 0
   for number, group in enumerate(groups, start=1):
     file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
     file = file if len(groups) > 1 else _FILE
-    tensors = {}
+    tensors: dict[str, np.ndarray] = {}
     for layer in group:
       arrays = read(layer)
       for rule in rules:

@@ -292,7 +292,7 @@ def _row(
           f"{kind}_pct": 100 * mean(share[kind] for share in shares)
           for kind in account_lib.KINDS
       },
-      "gap_pct": gaps and sum(gaps.values()),
-      **{f"gap_{c}_pct": gaps and gaps[c] for c in gap.CAUSES},
+      "gap_pct": sum(gaps.values()) if gaps else None,
+      **{f"gap_{c}_pct": gaps[c] if gaps else None for c in gap.CAUSES},
       "worst_gap_pct": worst,
   }

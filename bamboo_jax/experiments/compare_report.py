@@ -93,6 +93,7 @@ def make_course(outcome: loop.Outcome) -> content.Course:
   account, moments = outcome.account, outcome.moments
   secs = [0.0, *(m.secs for m in moments), account.secs]
   num_nodes = [0, *(m.num_nodes for m in moments)]
+  assert account.price is not None
   price = account.price.usd_per_hour(account.market) / 3600
   usd = [0.0]
   for i, count in enumerate(num_nodes):

@@ -69,7 +69,7 @@ def make(config: ml_collections.ConfigDict, traces: Sequence[str]) -> Rules:
       config,
       profile,
       is_cluster=True,
-      num_stages=templates and templates.min_nodes,
+      num_stages=templates.min_nodes if templates else None,
   )
   rules = build_recovery.make_rules(config, plan, templates)
   speed = speed_lib.ProfileSpeed(

@@ -11,7 +11,7 @@ import itertools
 import math
 import pathlib
 import statistics
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
@@ -47,7 +47,8 @@ class Side:
   def pause_secs(self) -> float | None:
     """Sum of the pauses of all events, seconds; None if one is unknown."""
     found = [event.pause_secs for event in self.events]
-    return None if None in found else sum(found)
+    known = [secs for secs in found if secs is not None]
+    return sum(known) if len(known) == len(found) else None
 
 
 def measure(run: run_times.RunTimes) -> measured_lib.Measured:
@@ -65,7 +66,7 @@ def measure(run: run_times.RunTimes) -> measured_lib.Measured:
         "take a place."
     )
   boot_secs = statistics.fmean(run.boot_secs)
-  by_size = {}
+  by_size: dict[tuple[int, int], tuple[list[Any], list[Any]]] = {}
   for index, step in enumerate(run.steps):
     if step.is_plain:
       size = (step.num_nodes, step.num_pipelines)
@@ -93,7 +94,8 @@ def measure(run: run_times.RunTimes) -> measured_lib.Measured:
 def _mean_pause(events: Sequence[run_times.Event], rung: str) -> float:
   """Returns the mean pause of events of a rung; of all if there are none."""
   found = [e for e in events if e.rung == rung] or events
-  return max(0.0, statistics.fmean(e.pause_secs for e in found))
+  known = [e.pause_secs for e in found if e.pause_secs is not None]
+  return max(0.0, statistics.fmean(known))
 
 
 def _mean_step(
@@ -201,7 +203,7 @@ def _events(
   return tuple(events)
 
 
-def compare(predicted: Side, run: Side) -> list[dict[str, object]]:
+def compare(predicted: Side, run: Side) -> list[dict[str, Any]]:
   """Returns rows of predicted and measured values, and the error.
 
   `off` is in percent of the measured value, of shares in points.
@@ -245,7 +247,9 @@ def _compare_owners(
     names: dict[str, str] = {}
     found = [
         _is_same(
-            a.owners, [b.owners[k] for k in order if k < len(b.owners)], names
+            a.owners,
+            tuple(b.owners[k] for k in order if k < len(b.owners)),
+            names,
         )
         for a, b in zip(ours, theirs, strict=False)
     ]
@@ -271,7 +275,7 @@ def _row(
     measured: float | None,
     *,
     same: str = "",
-) -> dict[str, object]:
+) -> dict[str, Any]:
   off = None
   if measured and predicted is not None:
     off = 100 * (predicted / measured - 1)

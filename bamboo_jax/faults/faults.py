@@ -90,7 +90,7 @@ class Fault:
     if isinstance(self.at, str):
       if self.at not in PHASES:
         raise ValueError(base.suggest(self.at, PHASES, what="phase"))
-    elif self.at < 0:
+    elif self.at is not None and self.at < 0:
       raise ValueError(
           "at must be the index of an instruction, at least 0, or a phase "
           f"({', '.join(PHASES)}), got {self.at}."

@@ -89,7 +89,8 @@ def find(module: hlo.Module, gpu: targets.Gpu) -> Findings:
   """Returns what a program does on `gpu`."""
   steps = list(_walk(module, module.entry, 1))
   kernels = [step for step in steps if _is_kernel(step.what)]
-  products, tiles, attention = collections.Counter(), [], 0
+  products: collections.Counter[str] = collections.Counter()
+  tiles, attention = [], 0
   flops = busy = 0.0
   for step in kernels:
     library = _library(module, step.what)
@@ -148,7 +149,7 @@ def _walk(
     elif what.opcode == "call":
       inner = (what.called("to_apply"),)
     for name in inner:
-      yield from _walk(module, module.computations[name], count)
+      yield from _walk(module, module.computations[name or ""], count)
 
 
 def _is_kernel(what: hlo.Instruction) -> bool:
@@ -188,7 +189,7 @@ def _dots(
     module: hlo.Module, what: hlo.Instruction
 ) -> Iterator[tuple[hlo.Computation, hlo.Instruction]]:
   """Yields the products inside of a fusion."""
-  inner = module.computations[what.called("calls")]
+  inner = module.computations[what.called("calls") or ""]
   for i in inner.instructions:
     if i.opcode in ("dot", "convolution"):
       yield inner, i
@@ -283,9 +284,9 @@ def _moved_bytes(module: hlo.Module, step: _Step) -> int:
   if "__cublas" in what.text:  # The last result is scratch memory.
     written = read(what.shapes[:1])
   if what.opcode.startswith("fusion"):
-    inner = module.computations.get(what.called("calls") or "")
     if what.opcode == "fusion-start":
       return 0  # Counted as a copy.
+    inner = module.computations[what.called("calls") or ""]
     for i, name in enumerate(what.operands):
       sizes[name] = min(sizes[name], _read_bytes(inner, i, sizes[name]))
     if inner.root.opcode == "dynamic-update-slice":
@@ -295,7 +296,7 @@ def _moved_bytes(module: hlo.Module, step: _Step) -> int:
   elif what.opcode == "dynamic-update-slice":
     written = sizes[what.operands[1]]
     sizes = {what.operands[1]: written}
-  return sum(sizes.values()) + written
+  return int(sum(sizes.values()) + written)
 
 
 def _read_bytes(inner: hlo.Computation, index: int, whole: int) -> int:
@@ -318,7 +319,8 @@ def _find_collectives(
     steps: list[_Step], gpu: targets.Gpu
 ) -> tuple[dict[str, int], int, float]:
   """Returns the number of each kind, of lone ones, and their seconds."""
-  counts, lone, secs = collections.Counter(), 0, 0.0
+  counts: collections.Counter[str] = collections.Counter()
+  lone, secs = 0, 0.0
   for step in steps:
     kind = step.what.opcode.removesuffix("-start")
     if step.what.opcode == "async-start":
@@ -371,7 +373,7 @@ def _copied_bytes(what: hlo.Instruction, sides: list[hlo.Shape]) -> int:
 def _is_constant(module: hlo.Module, step: _Step, name: str) -> bool:
   made = step.where.by_name[name]
   if made.opcode == "fusion":
-    made = module.computations[made.called("calls")].root
+    made = module.computations[made.called("calls") or ""].root
   return made.opcode in ("broadcast", "constant")
 
 

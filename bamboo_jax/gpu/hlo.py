@@ -123,7 +123,8 @@ def parse(text: str) -> Module:
 
   Raises `ValueError` if there is no entry computation in `text`.
   """
-  computations, entry, name, lines = {}, None, None, []
+  lines: list[Instruction] = []
+  computations, entry, name = {}, None, None
   for line in text.splitlines():
     if name is None:
       header = _HEADER.match(line)

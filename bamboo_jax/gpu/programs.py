@@ -137,7 +137,7 @@ def make_program(
   """Returns what is known of a compiled program."""
   sizes = compiled.memory_analysis()
   of = lambda what: getattr(sizes, f"{what}_size_in_bytes")
-  module = hlo.parse(compiled.as_text())
+  module = hlo.parse(compiled.as_text() or "")
   return Program(
       owner,
       name,

@@ -9,6 +9,7 @@ recomputation not at all.
 from collections.abc import Mapping, Sequence
 import copy
 import dataclasses
+from typing import Any
 
 import ml_collections
 
@@ -150,11 +151,12 @@ def price(
       ms = 1e3 * found[name].findings.secs
       before = [getattr(layer, field) or 0.0 for layer in own]
       total = sum(before)
+      times: list[dict[str, Any]] = [
+          {field: ms * (b / total if total else 1 / len(own))} for b in before
+      ]
       own = [
-          dataclasses.replace(
-              layer, **{field: ms * (b / total if total else 1 / len(own))}
-          )
-          for layer, b in zip(own, before, strict=True)
+          dataclasses.replace(layer, **change)
+          for layer, change in zip(own, times, strict=True)
       ]
     layers[unit.first : unit.last] = own
   rate = link_bytes_per_sec / 1e3

@@ -248,4 +248,5 @@ def _user(connection: socket.socket) -> int:
   found = connection.getsockopt(
       socket.SOL_SOCKET, socket.SO_PEERCRED, process_user_group.size
   )
-  return process_user_group.unpack(found)[1]
+  _, user, _ = process_user_group.unpack(found)
+  return int(user)

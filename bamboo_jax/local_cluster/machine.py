@@ -40,7 +40,7 @@ class LocalCluster:
       self, workdir: pathlib.Path, *, etcd: str | None, run: str
   ) -> None:
     self.num_failed = 0
-    self._agents: dict[str, subprocess.Popen | copies.Copy] = {}
+    self._agents: dict[str, subprocess.Popen[bytes] | copies.Copy] = {}
     self.zones: dict[str, str] = {}
     self._logs = workdir / "logs"
     self._logs.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ class LocalCluster:
     self._secret.touch(mode=0o600)
     self._secret.write_text(secrets.token_hex(32))
     secret = identity_lib.read_secret(str(self._secret))
-    self._others: list[subprocess.Popen] = []
+    self._others: list[subprocess.Popen[bytes]] = []
     self._ended: set[str] = set()
     self._fence = fence_lib.Fence(workdir)
     self._found, self._found_secs = self._fence.read(), time.monotonic()
@@ -144,7 +144,10 @@ class LocalCluster:
 
   def leader(self) -> str:
     """Returns the name of the node that makes the next view."""
-    return self._registry.read_view().leader().name
+    view = self._registry.read_view()
+    leader = view.leader() if view else None
+    assert leader is not None, "There is no view yet."
+    return leader.name
 
   def close(self) -> None:
     """Ends all processes: agents first, so that they can leave the run."""
@@ -180,7 +183,7 @@ class LocalCluster:
       command: Sequence[str],
       log: pathlib.Path,
       environ: Mapping[str, str] | None = None,
-  ) -> subprocess.Popen:
+  ) -> subprocess.Popen[bytes]:
     with open(log, "ab") as file:
       return subprocess.Popen(
           command,

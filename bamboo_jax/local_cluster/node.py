@@ -104,6 +104,7 @@ def allow_files() -> None:
 async def _run(agent: agent_lib.Agent) -> str:
   """Runs the agent; returns why it did not end well, "" if it did."""
   loop, task = asyncio.get_running_loop(), asyncio.current_task()
+  assert task is not None
 
   def hear_sigterm() -> None:
     if not agent.give_notice("SIGTERM"):

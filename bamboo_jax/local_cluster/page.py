@@ -22,6 +22,7 @@ def serve(
       actions=director_lib.ACTIONS,
   )
   secret = endpoint_lib.secret_file(setup.workdir).read_text()
+  assert setup.page_port is not None
   try:
     address = server.start(
         feed.read,

@@ -211,12 +211,12 @@ class ClusterRun:
         pid = self._director.pids.pop(name, "unknown")
         log = self._logs / f"{name}.log"
         self._progress.show_text(f"{text}; worker: pid {pid}, log {log}")
-      is_told = told_secs is not None
       if not self._cluster.num_running and (
-          is_told or not self._expects_joins()
+          told_secs is not None or not self._expects_joins()
       ):
         break
-      if is_told and now > told_secs + _SAVE_SECS + 10 * max(self._step_secs):
+      patience_secs = _SAVE_SECS + 10 * max(self._step_secs)
+      if told_secs is not None and now > told_secs + patience_secs:
         raise ValueError("No step ended in time to be saved.")
       self._show_progress()
       self._tell_if_slow(now)
@@ -225,7 +225,7 @@ class ClusterRun:
         raise base.EndedError("A node has failed before the first step.")
       if done_secs is None and self._is_over:
         done_secs = now
-      if done_secs is None and not is_told:
+      if done_secs is None and told_secs is None:
         self._start_due(now)
       elif done_secs is not None and now > done_secs + _LEAVE_SECS:
         break  # The remaining nodes joined after the end of the run.
@@ -276,6 +276,7 @@ class ClusterRun:
         self._joining[self._start_node()] = tries + 1
 
   def _play(self, event: trace_lib.Event) -> None:
+    assert self._player is not None
     if event.kind == "add":
       name = self._start_node(event.zone, event.node)
       self._player.names[event.node] = name

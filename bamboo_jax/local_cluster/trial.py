@@ -70,7 +70,7 @@ def calibrate(
     if sum(len(lines[i]["boot_secs"]) for i in joins) < num_new:
       return False
     steps = [l["step_ms"] for l in lines[joins[-1] :] if "event" not in l]
-    return sum(steps) > 1e3 * _LATER_SECS
+    return bool(sum(steps) > 1e3 * _LATER_SECS)
 
   arguments = [*arguments, f"--trace={trace}"]
   return _run(arguments, workdir, is_over, timeout_secs=2 * _START_SECS)

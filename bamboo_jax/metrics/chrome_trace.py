@@ -94,9 +94,11 @@ def _render(steps: Sequence[TracedStep]) -> str:
   return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n"
 
 
-def _split_lanes(slots: Sequence[tuple]) -> list[list[tuple]]:
+def _split_lanes(
+    slots: Sequence[tuple[Any, ...]],
+) -> list[list[tuple[Any, ...]]]:
   """Assigns each slot, in order of start, to the first free lane."""
-  lanes = []
+  lanes: list[list[tuple[Any, ...]]] = []
   for entry in slots:
     for lane in lanes:
       if _nanosecs(lane[-1][2]) <= _nanosecs(entry[1]):

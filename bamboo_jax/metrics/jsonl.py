@@ -116,13 +116,14 @@ class MetricsReader:
     Raises like `read_lines`.
     """
     found = os.stat(self._path).st_ino
-    is_new = not self._file or os.fstat(self._file.fileno()).st_ino != found
-    if is_new:
+    file = self._file
+    is_new = file is None or os.fstat(file.fileno()).st_ino != found
+    if file is None or is_new:
       self.close()
-      self._file = open(self._path, "rb")
-    begin = self._file.tell()
-    whole, end, _ = self._file.read().rpartition(b"\n")
-    self._file.seek(begin + len(whole + end))
+      file = self._file = open(self._path, "rb")
+    begin = file.tell()
+    whole, end, _ = file.read().rpartition(b"\n")
+    file.seek(begin + len(whole + end))
     return NewLines(is_new, _parse_lines(whole + end, self._path))
 
   def close(self) -> None:

@@ -58,7 +58,7 @@ def parse_names(text: str | None) -> list[str]:
 
 def numbers_of(values: Mapping[str, Any]) -> dict[str, float]:
   """Returns the numbers among `values`, also those one level down."""
-  found = {}
+  found: dict[str, float] = {}
   for name, value in values.items():
     if isinstance(value, Mapping):
       inner = numbers_of(value)
@@ -88,4 +88,5 @@ def make_logger(
         f"Logger {name!r} must have the methods {', '.join(_METHODS)}; "
         f"{type(made).__name__} lacks {', '.join(absent)}."
     )
-  return made
+  logger: Logger = made
+  return logger

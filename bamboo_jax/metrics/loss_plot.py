@@ -47,7 +47,7 @@ class Losses:
 
 def read_losses(lines: Sequence[jsonl.Line], *, name: str) -> Losses:
   """Returns the losses in the log of a run, see `jsonl.read_lines`."""
-  marks = {event: [] for event in _MARKS}
+  marks: dict[str, list[int]] = {event: [] for event in _MARKS}
   for line in lines:
     if line.get("event") in marks:
       nodes = line["nodes" if line["event"] == "recovery" else "boot_secs"]

@@ -25,7 +25,7 @@ YELLOW, PURPLE, GREY = "#F0E442", "#5F4690", "#999999"
 _DPI = 150
 _EDGE = 0.98  # Of the width of a figure, most for a legend.
 # Text of a PDF stays text, and files of the same figure are alike.
-_STYLE = {"pdf.fonttype": 42, "svg.hashsalt": "bamboo_jax"}
+_STYLE: dict[Any, Any] = {"pdf.fonttype": 42, "svg.hashsalt": "bamboo_jax"}
 _NO_DATE = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
 
 

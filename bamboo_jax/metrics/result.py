@@ -37,7 +37,8 @@ class Result:
   @property
   def recoveries(self) -> Sequence[Mapping[str, Any]]:
     """Deaths that training survived, as in `summary.json`."""
-    return self.summary.more.get("recoveries", ())
+    found: Sequence[Mapping[str, Any]] = self.summary.more.get("recoveries", ())
+    return found
 
   @property
   def params_sha256(self) -> str:

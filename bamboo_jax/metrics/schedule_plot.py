@@ -64,7 +64,7 @@ def draw_schedule(
   spans_ms = [max(slot.end_ms for slot in slots) for _, slots in parts]
   has_one_scale = max(spans_ms) <= _MOST_UNLIKE * min(spans_ms)
   height = 1.9 + 0.8 * len(parts) + _ROW * sum(rows)
-  options = dict(sharex=has_one_scale, height_ratios=rows)
+  options: dict[str, Any] = dict(sharex=has_one_scale, height_ratios=rows)
   fig, grid = plots.new_figure((_WIDTH, height), len(parts), **options)
   fig.suptitle(plots.plain(title))
   colours = _colours((*planned, *measured))

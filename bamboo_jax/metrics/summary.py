@@ -91,5 +91,5 @@ def digest_arrays(arrays: Iterable[tuple[str, np.ndarray]]) -> str:
     if name in seen:
       raise ValueError(f"Array {name!r} occurs twice.")
     seen.add(name)
-    sha256.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    sha256.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
   return sha256.hexdigest()

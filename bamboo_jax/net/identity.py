@@ -294,4 +294,7 @@ def _make_identity(
       context.load_verify_locations(cadata=authority.decode())
       context.load_cert_chain(file)
       contexts.append(context)
-  return Identity(run, *contexts, _derive(secret, b"bamboo entries", 32))
+  server, client, store = contexts
+  return Identity(
+      run, server, client, store, _derive(secret, b"bamboo entries", 32)
+  )

@@ -211,7 +211,10 @@ def from_json(text: str, *, source: str = "profile") -> Profile:
 def _plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
   """Returns a copy with plain JSON values, as if read from a file."""
   try:
-    return json.loads(json.dumps(dict(fingerprint), allow_nan=False))
+    plain: dict[str, Any] = json.loads(
+        json.dumps(dict(fingerprint), allow_nan=False)
+    )
+    return plain
   except (TypeError, ValueError) as error:
     raise ValueError(
         f"fingerprint must consist of plain JSON values: {error}."

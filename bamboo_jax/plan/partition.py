@@ -189,7 +189,7 @@ class _Limit:
   limit_bytes: int | None
 
   def find(
-      self, charge: search_lib.Charge, combine: search_lib.Combine
+      self, charge: search_lib.Charge[Any], combine: search_lib.Combine[Any]
   ) -> tuple[Any, tuple[int, ...]]:
     """Returns the least charge of a split that fits, and its bounds."""
     if self.limit_bytes is None:
@@ -224,4 +224,5 @@ class _Limit:
     ]
 
   def _fits(self, duty: deaths.Duty, bounds: Sequence[int]) -> bool:
-    return duty.need(self.model, bounds).total_bytes <= self.limit_bytes
+    need = duty.need(self.model, bounds)
+    return self.limit_bytes is None or need.total_bytes <= self.limit_bytes

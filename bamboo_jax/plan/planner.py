@@ -13,6 +13,7 @@ some partitions that fit may be missed if rows queue, but none by the estimate.
 
 from collections.abc import Sequence
 import dataclasses
+from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.plan import batch_split
@@ -163,7 +164,7 @@ def make_plan(
       protection=protection,
       is_remote=is_remote,
   )
-  options = dict(
+  options: dict[str, Any] = dict(
       in_flight=bounds.in_flight_bounds(schedule, num_stages, num_microbatches),
       upkeep=upkeep,
       ties=profile.ties,
@@ -181,7 +182,7 @@ def make_plan(
           **options,
       )
     except base.InfeasibleError:
-      if most is None:
+      if most is None or memory_limit_bytes is None:
         raise
       raise base.InfeasibleError(
           _explain(*most, memory_limit_bytes, upkeep)
@@ -226,7 +227,7 @@ def make_plan(
               num_pipelines=num_pipelines,
               num_shares=batch.num_shares,
               compute_ms=timeline.span_ms,
-              refresh=protection and protection.refresh,
+              refresh=protection.refresh if protection else None,
           ),
           worst_memory=worst,
           residuals=place,
@@ -310,6 +311,7 @@ class _Rows:
         bound = self.bound(duty)
         after.append((duty, dataclasses.replace(bound, transfer_bytes=2 * one)))
         continue
+      assert duty.victim is not None, duty
       owners = deaths.roles_after(roles, duty.victim, protection).owners
       after.append((duty, self._need(duty, self.play(owners)[1])))
     return found, max(after, key=lambda n: n[1].total_bytes, default=None)

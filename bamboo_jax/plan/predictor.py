@@ -28,6 +28,7 @@ from bamboo_jax.schedule import timeline as timeline_lib
 Communication = communication_lib.Communication
 Partition = partition_lib.Partition
 Roles = failover.Roles
+_Key = tuple[tuple[int, ...], tuple[tuple[int, int], ...]]  # Owners, shadows.
 StepTime = step_time_lib.StepTime
 Pipeline = pipelines_lib.Pipeline
 
@@ -103,7 +104,7 @@ class Predictor:
         partition, self._key(partition, roles), num_microbatches
     )
 
-  def _key(self, partition: Partition, roles: Roles | None) -> tuple:
+  def _key(self, partition: Partition, roles: Roles | None) -> _Key:
     """Returns the parts of the roles that affect the time of passes."""
     if roles is None:
       return self._new_key(partition)
@@ -112,7 +113,7 @@ class Predictor:
     return roles.owners, shadows
 
   def _compute_ms(
-      self, partition: Partition, key: tuple, num_microbatches: int
+      self, partition: Partition, key: _Key, num_microbatches: int
   ) -> float:
     roles = Roles(key[0], dict(key[1]))
     if self._extrapolate and num_microbatches > roles.num_stages + 2:
@@ -160,7 +161,7 @@ class Predictor:
     """Returns the pace of a pipeline; by default of a new pipeline."""
     return self._pace(partition, self._key(partition, roles))
 
-  def _pace(self, partition: Partition, key: tuple) -> makespan.Pace:
+  def _pace(self, partition: Partition, key: _Key) -> makespan.Pace:
     costs = self.stage_costs(partition)
     busy_ms: dict[int, float] = {}
     for node, *pass_ms in zip(
@@ -290,7 +291,7 @@ class Predictor:
     """Returns the costs of the stages of a pipeline."""
     return stages.stage_costs(partition, self.profile)
 
-  def _new_key(self, partition: Partition) -> tuple:
+  def _new_key(self, partition: Partition) -> _Key:
     new = self._redundant.initial(range(partition.num_stages))
     return self._key(partition, new)
 

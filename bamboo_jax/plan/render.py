@@ -58,7 +58,7 @@ def render_memory(plan: planner.Plan) -> str:
 
 def render_stages(plan: planner.Plan) -> str:
   """Returns a table with one line per stage."""
-  header = (
+  header: tuple[str, ...] = (
       *("stage", "layers", "", "F ms", "B ms", "bubble %"),
       *("params", "slots", "grads", "residuals", "transfers", "working"),
       *("replica", "refresh", "total MiB"),

@@ -81,7 +81,7 @@ class Redundancy:
     """
     if self.mode in ("none", "lazy"):
       return None
-    nodes = {}
+    nodes: dict[int, filling_lib.Filling] = {}
     for plan, own in zip(plans, roles, strict=True):
       nodes |= filling_lib.plan_filling(
           plan.lazy,
@@ -176,7 +176,7 @@ class RowPlanner:
     With `holdings`, of the rest of the step. Raises `base.InfeasibleError` if
     it cannot be finished.
     """
-    work = dict(costs=self.costs, holdings=holdings)
+    work: dict[str, Any] = dict(costs=self.costs, holdings=holdings)
     schedule = scheduler.plan_rows(lines, **work)
     return timeline_lib.play(schedule, lines, **work)
 

@@ -11,7 +11,7 @@ distinguishes are tried once.
 from collections.abc import Callable, Collection, Sequence
 import dataclasses
 import heapq
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Pair = tuple[int, int]
 _Value = TypeVar("_Value", int, Pair)
@@ -54,7 +54,7 @@ class Search:
   ends: frozenset[int]
 
   def best(
-      self, charge: Charge, combine: Combine
+      self, charge: Charge[_Value], combine: Combine[_Value]
   ) -> tuple[_Value, tuple[int, ...]]:
     """Returns the least combined charge and the bounds of a split that has it.
 
@@ -69,25 +69,32 @@ class Search:
     return rests[0][0], tuple(bounds)
 
   def best_that_holds(
-      self, charge: Charge, combine: Combine, conditions: Collection[Condition]
+      self,
+      charge: Charge[_Value],
+      combine: Combine[_Value],
+      conditions: Collection[Condition],
   ) -> tuple[_Value, tuple[int, ...]] | None:
     """Returns the result of `best` for splits that fulfil `conditions`.
 
     None if there is none, or if the search reached its limit.
     """
     rests, _ = self._find_rests(charge, combine)
-    due = [[] for _ in range(self.num_stages)]
+    due: list[list[Condition]] = [[] for _ in range(self.num_stages)]
     for condition in conditions:
       due[max(condition.stages)].append(condition)
     shared = _find_shared(self.num_stages, conditions)
-    waiting = [(rests[0][0], (0,), None)] if 0 in rests[0] else []
-    seen, num_tried = set(), 0
+    waiting: list[tuple[_Value, tuple[int, ...], _Value | None]] = []
+    if 0 in rests[0]:
+      waiting.append((rests[0][0], (0,), None))
+    seen: set[tuple[Any, ...]] = set()
+    num_tried = 0
     while waiting:
       least, bounds, spent = heapq.heappop(waiting)
       stage = len(bounds) - 1
       if stage == self.num_stages:
         return least, bounds
-      key = (stage, bounds[-1], *[bounds[s : s + 2] for s in shared[stage]])
+      ends = tuple(bounds[s : s + 2] for s in shared[stage])
+      key = (stage, bounds[-1], ends)
       if key in seen:
         continue
       seen.add(key)
@@ -96,7 +103,7 @@ class Search:
         if cost is None or last not in rests[stage + 1]:
           continue
         num_tried += 1
-        longer = (*bounds, last)
+        longer = bounds + (last,)
         if not all(condition.holds(longer) for condition in due[stage]):
           continue
         total = cost if spent is None else combine(spent, cost)
@@ -115,15 +122,18 @@ class Search:
     return range(first + 1, self.num_layers - later_stages + 1)
 
   def _find_rests(
-      self, charge: Charge, combine: Combine
-  ) -> tuple[list[_Rest], list[dict[int, int]]]:
+      self, charge: Charge[_Value], combine: Combine[_Value]
+  ) -> tuple[list[_Rest[_Value]], list[dict[int, int]]]:
     """Returns lower bounds of the stages from each one on, and the splits.
 
     Both by stage and first layer; the second has the end of the stage.
     """
-    rests, choices = [{self.num_layers: None}], []
+    # After the last stage there is nothing to combine with.
+    rests: list[Any] = [{self.num_layers: None}]
+    choices: list[dict[int, int]] = []
     for stage in reversed(range(self.num_stages)):
-      costs, choice = {}, {}
+      costs: dict[int, _Value] = {}
+      choice: dict[int, int] = {}
       firsts = range(stage, self.num_layers) if stage else (0,)
       for first in firsts:
         for last in self._lasts(stage, first):

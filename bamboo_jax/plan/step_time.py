@@ -42,12 +42,13 @@ class StepTime:
   @property
   def phases(self) -> tuple[float, ...]:
     """The time of each phase, in their order."""
-    return _PHASES(self)
+    phases: tuple[float, ...] = _PHASES(self)
+    return phases
 
   @property
   def total_ms(self) -> float:
     """All phases together."""
-    return sum(_PHASES(self))
+    return sum(self.phases)
 
 
 _PHASES = operator.attrgetter(*(f.name for f in dataclasses.fields(StepTime)))

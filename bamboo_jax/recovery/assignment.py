@@ -7,6 +7,7 @@ it, by `recovery.decide`, as the simulator does.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.plan import batch_split
@@ -152,7 +153,8 @@ class Rules:
       return [(p.partition, len(own)) for p, own in pairs]
 
     for node in sorted(layout.nodes) if self.predictor else ():
-      left, facts = {*members} - {node}, dict(zones=zones, leaving=leaving)
+      left = {*members} - {node}
+      facts: dict[str, Any] = dict(zones=zones, leaving=leaving)
       lost = self.lose(layout, left, **facts).layout
       if lost.pipelines:
         after = self.improve(lost, left, **facts).layout
@@ -245,7 +247,9 @@ class Rules:
 
   @property
   def _is_bounded(self) -> bool:
-    return self.rows.plan.memory_limit_bytes is not None
+    return (
+        self.rows is not None and self.rows.plan.memory_limit_bytes is not None
+    )
 
   def _deal(
       self,
@@ -268,7 +272,7 @@ class Rules:
         least_gain=least_gain,
     )
     detours = {
-        m // size: line.owners
+        m // size: tuple(line.owners)
         for line in dealt
         if line.owners != layout.roles[line.pipeline].owners
         for m in line.microbatches

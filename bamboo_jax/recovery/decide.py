@@ -27,7 +27,7 @@ Decision = ladder_lib.Decision
 Pipeline = pipelines_lib.Pipeline
 State = ladder_lib.State
 
-_NOBODY = frozenset()
+_NOBODY: frozenset[int] = frozenset()
 _EVEN = 1e-9  # New pipelines must be better by more than rounding errors.
 
 
@@ -223,6 +223,7 @@ class _Question:
 
   def _find_better(self, before: State, repaired: State) -> Decision | None:
     """Returns new pipelines if they train more within the horizon."""
+    assert self.planner is not None  # Else `improve` has returned.
     usable = _usable(before, dead=_NOBODY)
     if not self.ladder.reconfigure and not self.ladder.checkpoint:
       return None
@@ -254,6 +255,7 @@ class _Question:
   ) -> float:
     if not any(not p.vacant for p in after):
       return 0.0  # Pipelines with vacant stages have no predicted time.
+    assert self.planner is not None
     pause_secs = 0.0
     if after != before:
       pause_secs = self.planner.times.pause_secs(rung, before, after)

@@ -84,8 +84,8 @@ class Layout:
 
     A vacant stage has the owner of another pipeline, if there is one.
     """
-    segments = self.segments and partition_lib.Partition(self.segments)
-    roles = [p.by_segment(segments) for p in self.pipelines]
+    split = partition_lib.Partition
+    roles = [p.by_segment(split(self.segments)) for p in self.pipelines]
     vacant = [
         {i for s in p.vacant for i in self.segments_of(types.Place(n, s))}
         for n, p in enumerate(self.pipelines)
@@ -110,14 +110,17 @@ class Layout:
   @functools.cached_property
   def ways(self) -> tuple[Way, ...]:
     """The ways of all shares, by pipeline; several with detours."""
-    found: dict[tuple, list[int]] = {}
+    found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for pipeline, (r, own) in enumerate(
         zip(self.roles, self.shares, strict=True)
     ):
       for share in own:
         owners = tuple(self.detours.get(share, r.owners))
         found.setdefault((pipeline, owners), []).append(share)
-    return tuple(Way(*way, tuple(shares)) for way, shares in found.items())
+    return tuple(
+        Way(pipeline, owners, tuple(shares))
+        for (pipeline, owners), shares in found.items()
+    )
 
   @functools.cached_property
   def is_joint(self) -> bool:

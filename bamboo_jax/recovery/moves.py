@@ -181,7 +181,8 @@ def load_solver() -> Callable[..., Any]:
   """
   from scipy import optimize
 
-  return optimize.linear_sum_assignment
+  solver: Callable[..., Any] = optimize.linear_sum_assignment
+  return solver
 
 
 def _match(
@@ -249,7 +250,8 @@ def _count_missing(
   """Returns the weight that each node (row) lacks for each place (column)."""
   has = _as_rows([have.get(node, _NONE) for node in nodes], len(weights))
   wants = _as_rows([want[place] for place in range(len(want))], len(weights))
-  return (1.0 - has) @ (wants * weights).T
+  missing: np.ndarray = (1.0 - has) @ (wants * weights).T
+  return missing
 
 
 def _as_rows(layers: Sequence[Layers], num_layers: int) -> np.ndarray:

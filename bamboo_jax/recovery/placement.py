@@ -143,9 +143,8 @@ class _Search:
           for other in places
           if other < place
       )
-      zone = min(
-          +left, key=lambda z, n=near, b=beside: (z in n, b[z], -left[z], z)
-      )
+      ranks = ((z in near, beside[z], -left[z], z) for z in +left)
+      zone = min(ranks)[-1]
       chosen.append(zone)
       left[zone] -= 1
     return (*chosen, *sorted(left.elements()))
@@ -170,7 +169,9 @@ class _Search:
     return arrangement
 
 
-def _choices(left: collections.Counter, num: int) -> Iterator[_Arrangement]:
+def _choices(
+    left: collections.Counter[str], num: int
+) -> Iterator[_Arrangement]:
   """Yields all orders of `num` zones out of `left`, then the sorted rest."""
   if not num:
     yield tuple(sorted(left.elements()))

@@ -78,12 +78,14 @@ class Copies:
   @classmethod
   def of(cls, pipelines: Sequence[pipelines_lib.Pipeline]) -> "Copies":
     """Returns the copies on owners and shadows of `pipelines`."""
-    holders = [set() for _ in range(pipelines[0].partition.num_layers)]
+    holders: list[set[int]] = [
+        set() for _ in range(pipelines[0].partition.num_layers)
+    ]
     pairs = []
     for pipeline in pipelines:
       for stage, owner in enumerate(pipeline.roles.owners):
         shadow = pipeline.roles.shadows.get(stage)
-        alive = {shadow} - {None}
+        alive = set() if shadow is None else {shadow}
         if stage not in pipeline.vacant:
           alive.add(owner)
           pairs.append((owner, owner if shadow is None else shadow))

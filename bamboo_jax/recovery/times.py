@@ -70,8 +70,10 @@ class RecoveryTimes:
 
     Only after the end of the step.
     """
-    ready_secs = self.ready_at_secs
-    end_secs = self.step_end_at_secs if ready_secs is None else ready_secs
+    end_secs = self.ready_at_secs
+    if end_secs is None:
+      end_secs = self.step_end_at_secs
+    assert end_secs is not None, "The step has not ended."
     return max(0.0, end_secs - self.view_at_secs)
 
   def merge_owed(self, found: Iterable[tuple[float, float]]) -> None:

@@ -60,6 +60,7 @@ _UNITS = (
 def draw_course(run: content.Run) -> Any:
   """Returns a figure of a run over time; the run must have a course."""
   course = run.course
+  assert course is not None
   unit_secs, unit = time_unit(course.secs[-1] - course.secs[0])
   times = [secs / unit_secs for secs in course.secs]
   parts = 4 if course.events else 3
@@ -146,7 +147,7 @@ def _draw_curves(
     if shown and not shown[i]:
       continue
     points = curve.points
-    bars = None  # A single run has no interval.
+    bars: list[Any] | None = None  # A single run has no interval.
     if any(p.low is not None for p in points):
       bars = [_bar(p, units[p.rate]) for p in points]
     axes.errorbar(
@@ -170,7 +171,7 @@ class _ErrorBar(NamedTuple):
 
 def _bar(point: content.Point, unit: float) -> _ErrorBar:
   """Returns the error bar of a point, relative to its value, in `unit`."""
-  if point.low is None:
+  if point.low is None or point.high is None:
     return _ErrorBar(0.0, 0.0)
   low = point.value - max(0.0, point.low)
   return _ErrorBar(low / unit, (point.high - point.value) / unit)
@@ -273,7 +274,8 @@ def _bin(course: content.Course) -> _Bins:
   edges = [start + (end - start) * i / _NUM_BINS for i in range(_NUM_BINS + 1)]
   means, lows, highs, piece = [], [], [], 0
   for low_secs, high_secs in itertools.pairwise(edges):
-    total, seen = 0.0, []
+    seen: list[float] = []
+    total = 0.0
     while True:
       rate = course.samples_per_sec[piece]
       piece_secs = course.secs[piece : piece + 2]

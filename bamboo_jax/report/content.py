@@ -98,9 +98,9 @@ class Figures:
   @property
   def ratios(self) -> tuple[float | None, ...]:
     """Simulated over published; None where one is missing or zero."""
-    known = self.published is not None and self.published != 0
+    published = self.published
     return tuple(
-        s / self.published if known and s is not None else None
+        s / published if published and s is not None else None
         for s in self.simulated
     )
 

@@ -92,7 +92,7 @@ def write_report(
     sections += [
         f"<h3>{html.escape(run.name)}</h3>",
         show(name, charts.draw_course(run)),
-        _events_table(run.course.events),
+        _events_table(run.course.events if run.course else ()),
     ]
   path = workdir / PAGE_NAME
   base.write_atomically(path, _page(report.title, sections))
@@ -127,7 +127,7 @@ def _show(
 
 def _file_names(runs: Sequence[content.Run]) -> list[str]:
   """Returns a unique file name for each run, without suffix."""
-  names = []
+  names: list[str] = []
   for run in runs:
     stem = "run_" + (re.sub(r"[^a-z0-9]+", "_", run.name.lower()).strip("_"))
     if stem in names:
@@ -150,11 +150,11 @@ def _paragraphs(texts: Iterable[str]) -> str:
 def _runs_table(runs: Sequence[content.Run]) -> str:
   """Returns the table of runs by falling value; the first is marked."""
   accounts = [run.account for run in runs]
-  prices = dict.fromkeys(a.price.render(a.market) for a in accounts)
+  prices = dict.fromkeys(a.price.render(a.market) for a in accounts if a.price)
   ranked = sorted(runs, key=lambda run: run.account.value, reverse=True)
   rows = []
   for i, run in enumerate(ranked):
-    entries = run.account.as_dict()
+    entries: dict[str, Any] = run.account.as_dict()
     entries["hours"] = run.account.secs / 3600
     cells = [content.number(entries[name], spec) for _, name, spec in _COLUMNS]
     best = " (best)" if i == 0 < len(runs) - 1 else ""
@@ -181,7 +181,7 @@ def _curves_table(curves: Sequence[content.Curve], rate_name: str) -> str:
 def _interval(point: content.Point | None) -> str:
   if point is None:
     return "–"
-  if point.low is None:
+  if point.low is None or point.high is None:
     return f"{point.value:.3g}"
   half = max(point.high - point.value, point.value - point.low)
   return f"{point.value:.3g} ± {half:.2g}"

@@ -91,11 +91,13 @@ def make(
   if len(entries) < 2:
     raise ValueError("The log must have at least two steps.")
   first = entries[0]
-  steps, changes, owners = [], {}, layouts[first.step]["owners"]
+  steps: list[Step] = []
+  changes: dict[int, Mapping[str, Any]] = {}
+  owners = layouts[first.step]["owners"]
   for before, entry in itertools.pairwise(entries):
     layout = layouts.get(entry.step)
-    is_changed = layout is not None and layout["owners"] != owners
-    if is_changed:
+    is_changed = False
+    if layout is not None and (is_changed := layout["owners"] != owners):
       owners = layout["owners"]
       changes[len(steps)] = layout
     steps.append(
@@ -108,11 +110,11 @@ def make(
         )
     )
   events, ends = [], [*itertools.accumulate(s.secs for s in steps)]
-  for index, layout in changes.items():
-    recovery = recoveries.get(layout["step"])
+  for index, change in changes.items():
+    recovery = recoveries.get(change["step"])
     is_loss = recovery is not None
     detect_secs = None
-    if is_loss and recovery["ready_at_secs"] is not None:
+    if recovery is not None and recovery["ready_at_secs"] is not None:
       view_secs, names = recovery["view_at_secs"], recovery["names"]
       killed = [kills[n] for n in names if kills.get(n, math.inf) <= view_secs]
       if len(killed) == len(names):
@@ -123,8 +125,8 @@ def make(
     events.append(
         Event(
             secs=ends[index] - steps[index].secs,
-            rung=layout["rung"],
-            owners=tuple(tuple(map(str, row)) for row in layout["owners"]),
+            rung=change["rung"],
+            owners=tuple(tuple(map(str, row)) for row in change["owners"]),
             pause_secs=pause_secs,
             is_loss=is_loss,
             detect_secs=detect_secs,
@@ -155,7 +157,7 @@ def _lifetimes(
 ) -> float:
   """Returns the summed lifetimes of nodes within a span of time."""
   gone = {n["name"]: n["at_secs"] for n in nodes if n["event"] == "remove"}
-  lives = [
+  lives: list[tuple[float, float]] = [
       (max(n["at_secs"], begin_secs), gone.get(n["name"], end_secs))
       for n in nodes
       if n["event"] == "start"

@@ -131,16 +131,18 @@ def find_restarts(run: Recorded, *, every_steps: int) -> Restarts | None:
     run: A run in which nodes died.
     every_steps: Steps from one checkpoint to the next; 0 without checkpoints.
   """
-  step_secs = [l["step_ms"] / 1e3 for l in run.lines if "step_ms" in l]
+  step_secs = summary_lib.median_but_first(
+      [l["step_ms"] / 1e3 for l in run.lines if "step_ms" in l]
+  )
   starts = [line for line in run.lines if line.get("event") == "start"]
   done = [recovery["step"] - 1 for recovery in run.recoveries]
-  if not (step_secs and starts and done):
+  if step_secs is None or not (starts and done):
     return None
   return Restarts(
       num_restarts=len(done),
       num_steps=sum(n % every_steps if every_steps else n for n in done),
       start_secs=starts[0]["account"]["secs"],
-      step_secs=summary_lib.median_but_first(step_secs),
+      step_secs=step_secs,
   )
 
 

@@ -23,7 +23,9 @@ class Channel:
   @property
   def stage(self) -> int:
     """The stage that it belongs to."""
-    return self.key[0]
+    stage = self.key[0]
+    assert isinstance(stage, int), self
+    return stage
 
   def __str__(self) -> str:
     """Returns a unique name of the channel."""

@@ -52,7 +52,7 @@ class Checker:
     if problem := self._problem(i):
       raise ScheduleError(f"Node {self._node} cannot run {i}: {problem}.")
     if i.op is Op.BACKWARD:
-      self._sums(i.stage, i.microbatch).pop()
+      self._to_sum[id(self._line_of[i.microbatch]), i.stage].pop()
     elif i.op is Op.RECV_ACTIVATION:
       self._delivered.add((i.stage, i.microbatch))
     self._held.add(i)
@@ -97,7 +97,7 @@ class Checker:
         return f"the output of stage {s - 1} is not there"
       case Op.BACKWARD if (s, m) in held.accumulated:
         return "it is done twice"
-      case Op.BACKWARD if to_sum[-1] != m:
+      case Op.BACKWARD if to_sum and to_sum[-1] != m:
         return f"microbatch {to_sum[-1]} must be summed before"
       case Op.BACKWARD if (s, m) not in held.residuals:
         return "the residuals are not there"

@@ -32,6 +32,8 @@ from bamboo_jax.schedule.scheduling import owed as owed_lib
 Line = lines_lib.Line
 Copies = Mapping[int, Collection[int]]  # Stages whose state a node has.
 
+# A taker of a share: node, new owners, their owed ms, sum of these.
+_Way = tuple[int, tuple[int, ...], dict[int, float], float]
 _LEAST_GAIN_MS = 1e-6  # Least gain of a move.
 _NUM_PLANS = 12  # Most choices that are planned.
 
@@ -82,7 +84,7 @@ def deal(
 
 def _join(shares: Sequence[Line]) -> list[Line]:
   """Returns lines of all shares with the same owners."""
-  joined: dict[tuple, list[int]] = {}
+  joined: dict[tuple[Any, ...], list[int]] = {}
   for line in shares:
     way = line.owners, line.in_flight, line.pipeline
     joined.setdefault(way, []).extend(line.microbatches)
@@ -109,7 +111,7 @@ class _Search:
   costs: costs_lib.StageCosts
   holdings: lines_lib.Holdings
   share_size: int
-  _ways: dict[Any, list[tuple]] = dataclasses.field(default_factory=dict)
+  _ways: dict[Any, list[_Way]] = dataclasses.field(default_factory=dict)
 
   def cut(self, lines: Sequence[Line]) -> list[Line]:
     """Returns a line for each share."""
@@ -149,7 +151,7 @@ class _Search:
       shares: Sequence[Line],
       owed: Sequence[Mapping[int, float]],
       left_ms: Mapping[int, float],
-  ) -> Iterator[tuple]:
+  ) -> Iterator[tuple[Any, ...]]:
     """Yields moves from a node: price, share, its new owners, their owed ms.
 
     The price is the time that the busier of both nodes owes afterwards, then
@@ -170,7 +172,7 @@ class _Search:
 
   def _find_ways(
       self, owners: Sequence[int], microbatches: Sequence[int], giver: int
-  ) -> Iterator[tuple[int, tuple[int, ...], dict[int, float], float]]:
+  ) -> Iterator[_Way]:
     """Yields takers of a share's stages: node, new owners, their owed ms, sum.
 
     A taker gets one stage, or all that it can.
@@ -200,7 +202,8 @@ class _Search:
       self, owners: Sequence[int], microbatches: Sequence[int]
   ) -> dict[int, float]:
     """Returns the time in ms that each node owes for microbatches."""
-    costs, left_ms = self.costs, {}
+    costs = self.costs
+    left_ms: dict[int, float] = {}
     owed = owed_lib.find_owed(
         owners=owners,
         microbatches=microbatches,

@@ -57,9 +57,8 @@ class Roles:
     owners = tuple(owners)
     if not has_replicas or len({*owners}) == 1:
       return cls(owners)
-    return cls(
-        owners, {s: natural_shadow(owners, s) for s in range(len(owners))}
-    )
+    shadows = ((s, natural_shadow(owners, s)) for s in range(len(owners)))
+    return cls(owners, {s: node for s, node in shadows if node is not None})
 
   @property
   def num_stages(self) -> int:

@@ -56,7 +56,9 @@ class Filling:
   allowed_ms: float = 0.0
 
   def find_next(
-      self, done: Collection[Instruction], activations: Collection[tuple]
+      self,
+      done: Collection[Instruction],
+      activations: Collection[tuple[int, int]],
   ) -> Instruction | None:
     """Returns the next pass whose input is among `activations`, if any."""
     for i in self.passes:
@@ -144,7 +146,8 @@ def find_latest_ms(
     slot = slots[node, i]
     end_ms = start_ms.get(node, timeline.span_ms)
     if i.is_send:
-      other = i.peer, i.transfer(node).receive
+      transfer = i.transfer(node)
+      other = transfer.destination, transfer.receive
       transfer_ms = slots[other].end_ms - slots[other].start_ms
       end_ms = min(end_ms, latest_ms[other] - transfer_ms)
     latest_ms[node, i] = end_ms
@@ -195,7 +198,8 @@ class Ran:
       since_secs: float,
   ) -> "Ran":
     """Returns the record of passes, with start and end in seconds, in order."""
-    own, filled, span = [], [], 0
+    own: list[int] = []
+    filled, span = [], 0
     for i, start_secs, end_secs in passes:
       secs = end_secs - start_secs
       if i.op is Op.REDUNDANT_FORWARD:
@@ -325,6 +329,7 @@ def _replay(
   free_ms, slots = dict.fromkeys(rows, 0.0), []
   sent_ms: dict[instruction_lib.Transfer, float] = {}
   waiting: dict[instruction_lib.Transfer, tuple[int, Instruction]] = {}
+  moving: list[tuple[int, Instruction | None]]
   moving = [(node, None) for node in rows]
   while moving:
     node, receive = moving.pop()

@@ -62,7 +62,8 @@ def peak_bytes(
       for i in row
       for kind, shift in _MAKES.get(i.op, ())
   }
-  live, now, peak = set(), 0, 0
+  live: set[tuple[str, int, int]] = set()
+  now = peak = 0
   # Backwards, so that the last use of an array is seen before all others.
   for i in reversed(row):
     during = now

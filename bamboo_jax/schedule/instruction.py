@@ -76,9 +76,10 @@ class Instruction:
 
   def transfer(self, node: int) -> "Transfer":
     """Returns the transfer that has this instruction of `node` as an end."""
+    assert self.peer is not None, f"{self} is no transfer"
     is_activation = self.op in (Op.SEND_ACTIVATION, Op.RECV_ACTIVATION)
     ends = (node, self.peer) if self.is_send else (self.peer, node)
-    kind = "A" if is_activation else "G"
+    kind: Literal["A", "G"] = "A" if is_activation else "G"
     return Transfer(kind, self.stage, self.microbatch, *ends)
 
   def __str__(self) -> str:

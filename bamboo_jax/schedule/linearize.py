@@ -24,7 +24,7 @@ def linearize(
   sends, receives; then the lowest node. A node is in one of `timelines` only
   (one per pipeline).
   """
-  rows = {}
+  rows: dict[int, Sequence[timeline_lib.Slot]] = {}
   for timeline in timelines:
     if both := timeline.rows.keys() & rows.keys():
       raise ValueError(f"Nodes {sorted(both)} are in two timelines.")
@@ -32,7 +32,7 @@ def linearize(
   heads = dict.fromkeys(rows, 0)
   sent = set()  # Transfers sent but not received.
   waiting = {}  # Nodes blocked in a receive, by transfer.
-  heap = []
+  heap: list[tuple[float, int, int]] = []
 
   def push(node: int) -> None:
     if heads[node] == len(rows[node]):

@@ -52,7 +52,9 @@ def predict_pauses(
   for k in range(num_times):
     died_ms = timeline.span_ms * (k + 0.5) / num_times
     for victim in roles.nodes if victims is None else victims:
-      lines, held, copies = [], {}, {}
+      lines = []
+      held: dict[int, holdings_lib.Holdings] = {}
+      copies: dict[int, set[int]] = {}
       for index, (played, own, mine) in enumerate(alike):
         done = {
             node: holdings_lib.after(

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
 import math
+from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.schedule import costs as costs_lib
@@ -119,7 +120,10 @@ def find_coverage(
   result is the quotient of expected numbers: 0 without redundant forward
   passes, 1 if each were done as early as the original.
   """
-  done_ms = {Op.FORWARD: {}, Op.REDUNDANT_FORWARD: {}}
+  done_ms: dict[Op, dict[tuple[int, int], float]] = {
+      Op.FORWARD: {},
+      Op.REDUNDANT_FORWARD: {},
+  }
   for slot in timeline.slots:
     i = slot.instruction
     if i.op in done_ms:
@@ -173,7 +177,7 @@ class _Planner:
       begun = self._begin(count) if count else self.lazy
       yield self.fill(begun, margin=margin, until_ms=limit_ms)
 
-  def fill(self, begun: _Played, **limits: float) -> RedundancyPlan:
+  def fill(self, begun: _Played, **limits: Any) -> RedundancyPlan:
     filled = waits.fill_waits(
         *begun,
         shadows=self.roles.shadows,

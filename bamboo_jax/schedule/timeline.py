@@ -58,7 +58,7 @@ class Timeline:
   @functools.cached_property
   def rows(self) -> Mapping[int, Sequence[Slot]]:
     """The slots of each node, in order."""
-    rows = {node: [] for node in self.peak_bytes}
+    rows: dict[int, list[Slot]] = {node: [] for node in self.peak_bytes}
     for slot in self.slots:
       rows[slot.node].append(slot)
     return rows
@@ -167,7 +167,7 @@ def _walk(
   left = {node: iter(row) for node, row in rows.items()}
   free_ms = dict.fromkeys(rows, 0.0)
   waiting: dict[int, Instruction] = {}  # Transfer a node waits in, by node.
-  slots = {node: [] for node in rows}
+  slots: dict[int, list[Slot]] = {node: [] for node in rows}
 
   def run(node: int, i: Instruction, start_ms: float) -> None:
     if checkers:
@@ -207,6 +207,7 @@ def _explain_waits(
 ) -> ScheduleError:
   """Returns the error that names the nodes in a deadlock."""
   for node, i in waiting.items():
+    assert i.peer is not None  # Only transfers wait.
     to_come = left.get(i.peer, [])
     if i.peer in waiting:
       to_come = [waiting[i.peer], *to_come]

@@ -97,10 +97,10 @@ def _fill(
   def use(free_ms: float, factor: float) -> list[Instruction]:
     """Runs passes that take `free_ms` at most; each counts `factor` times."""
     free_ms += _ROUNDING_MS
-    left = []
+    left: list[Instruction] = []
     for k, i in enumerate(todo):
       if free_ms <= _ROUNDING_MS:
-        return left + todo[k:]
+        return [*left, *todo[k:]]
       pass_ms = costs.pass_ms(i) * factor
       has_input = not i.stage or (i.stage - 1, i.microbatch) in held.activations
       if pass_ms <= free_ms and has_input:

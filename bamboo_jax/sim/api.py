@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import os
+from typing import Any
 
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.sim import forecast as forecast_lib
@@ -53,9 +54,10 @@ def make_policy(
     durations: times_lib.Durations = _DURATIONS,
 ) -> loop.Policy:
   """Returns a policy that can be simulated repeatedly; see `simulate`."""
-  name, settings = "policy", policy
   if isinstance(policy, str):
     name, settings = policy, presets.find(policy)
+  else:
+    name, settings = "policy", policy
   workload = workload or presets.make_workload()
   choices = policies_lib.make_choices(name, settings, workload, durations)
   return forecast_lib.choose(choices, trace)
@@ -66,7 +68,7 @@ def read_trace(*paths: str | os.PathLike[str]) -> trace_lib.Trace:
   return readers.read_traces(paths)
 
 
-def generate_trace(*, seed: int = 0, **parameters: object) -> trace_lib.Trace:
+def generate_trace(*, seed: int = 0, **parameters: Any) -> trace_lib.Trace:
   """Returns a random trace; see `traces.parameters.Parameters`."""
   return generator.generate_trace(
       trace_parameters.Parameters(**parameters), seed=seed

@@ -50,7 +50,7 @@ class Books:
     self._ledger = ledger
     self._saves = saves if saves and saves.save_every_secs else None
     self._save_every_secs = math.inf
-    if self._saves:
+    if saves and self._saves:
       self._save_every_secs = max(saves.save_every_secs, saves.save_secs)
     self._now_secs = 0.0
     self._cost = speed_lib.StepCost(secs=1.0, num_samples=0.0)
@@ -152,6 +152,7 @@ class Books:
     else:
       self._steps(first)
     self._take_state()
+    assert self._saves is not None
     self._stall_until_secs = self._now_secs + self._saves.stall_secs
 
   def _leave_stall(self, now_secs: float) -> float:
@@ -173,12 +174,13 @@ class Books:
     self._now_secs += train_secs
     self.num_steps += count
     self.num_dropped += count * cost.num_dropped
-    if num_stalls:
+    if num_stalls and self._saves:
       stall_secs = num_stalls * self._saves.stall_secs
       self._add(stall_secs, stalls=True)
       self._now_secs += stall_secs
 
   def _take_state(self) -> None:
+    assert self._saves is not None
     self._settle(self._now_secs)
     self._pending = self._mark(self._now_secs + self._saves.save_secs)
     self._next_save_secs = self._now_secs + self._save_every_secs
@@ -186,7 +188,7 @@ class Books:
   def _settle(self, now_secs: float) -> None:
     pending = self._pending
     if pending and pending.safe_at_secs <= now_secs + _NEARLY:
-      self._safe, self._pending = self._pending, None
+      self._safe, self._pending = pending, None
 
   def _mark(self, safe_at_secs: float) -> _Mark:
     return _Mark(
@@ -207,8 +209,7 @@ class Books:
 def _make_rate(
     doing: str | speed_lib.StepCost, live: int, training: int
 ) -> account_lib.NodeTime:
-  is_pause = isinstance(doing, str)
-  shares = {doing: 1.0} if is_pause else doing.shares()
+  shares = {doing: 1.0} if isinstance(doing, str) else doing.shares()
   parts = {name: share * training for name, share in shares.items()}
   parts["idle"] = parts.get("idle", 0.0) + live - training
   return account_lib.NodeTime(**parts)

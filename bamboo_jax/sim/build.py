@@ -29,7 +29,8 @@ from bamboo_jax.traces import readers
 from bamboo_jax.traces import scale
 from bamboo_jax.traces import trace as trace_lib
 
-Trace, Profile = trace_lib.Trace, cost_model.Profile
+Trace = trace_lib.Trace
+Profile = cost_model.Profile
 
 Config = Mapping[str, Any]  # A config as plain values.
 
@@ -82,8 +83,8 @@ def is_of_instance(config: Config) -> bool:
   """Returns whether speeds and memory are from the instance's data sheet."""
   workload = config["workload"]
   if workload["of_instance"] is not None:
-    return workload["of_instance"]
-  is_other = config["instance"] != workload["speeds_of"]
+    return bool(workload["of_instance"])
+  is_other = bool(config["instance"] != workload["speeds_of"])
   return is_other and workload["costs"] == "transformer"
 
 

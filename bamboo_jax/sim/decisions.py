@@ -9,7 +9,7 @@ nodes; they are computed each time.
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bamboo_jax.recovery import decide
 from bamboo_jax.recovery import ladder as ladder_lib
@@ -18,7 +18,8 @@ from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import times as times_lib
 
 Planner = planner_lib.Planner
-State, Change = ladder_lib.State, ladder_lib.Change
+State = ladder_lib.State
+Change = ladder_lib.Change
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,8 +81,8 @@ class Decider:
     self.ladder = ladder
     self.planner = planner
     self.times = times
-    self._places: dict[tuple, Places] = {}
-    self._answers: dict[tuple, Answer] = {}
+    self._places: dict[tuple[Any, ...], Places] = {}
+    self._answers: dict[tuple[Any, ...], Answer] = {}
     self.empty, _ = self._find_places(State(()))
 
   def answer(

@@ -17,7 +17,8 @@ from bamboo_jax.sim import loop
 from bamboo_jax.traces import summary as trace_summary
 from bamboo_jax.traces import trace as trace_lib
 
-Policy, Places = loop.Policy, decisions.Places
+Policy = loop.Policy
+Places = decisions.Places
 
 
 def choose(policies: Sequence[Policy], trace: trace_lib.Trace) -> Policy:

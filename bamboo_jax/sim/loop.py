@@ -10,6 +10,7 @@ import collections
 from collections.abc import Iterable
 import dataclasses
 import heapq
+from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
@@ -156,7 +157,7 @@ class _Run:
     self._books = books_lib.Books(self._ledger, saves=saves)
     self._places = policy.decider.empty
     self._roster = roster_lib.Roster()
-    self._heap = [
+    self._heap: list[tuple[float, int, int, Any]] = [
         (time_ms / 1e3, _TRACE, i, events)
         for i, (time_ms, events) in enumerate(trace.instants())
     ]

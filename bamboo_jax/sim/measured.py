@@ -16,7 +16,8 @@ from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import times as times_lib
 
 Delay = speed_lib.Delay
-Pipelines, StepCost = speed_lib.Pipelines, speed_lib.StepCost
+Pipelines = speed_lib.Pipelines
+StepCost = speed_lib.StepCost
 
 
 @dataclasses.dataclass(frozen=True)

@@ -327,9 +327,10 @@ class _Maker:
   def _partition(
       self, num_stages: int, predictor: predictor_lib.Predictor
   ) -> partition_lib.Partition:
-    workload = self.workload
+    workload, costs = self.workload, self.workload.costs
+    assert isinstance(costs, cost_model.Profile)
     return partition_lib.split_layers(
-        workload.costs.layers,
+        costs.layers,
         num_stages=num_stages,
         memory_limit_bytes=workload.memory_limit_bytes,
         in_flight=bounds.in_flight_bounds(

@@ -6,6 +6,7 @@ layouts of `PLANNERS` are those of the systems that they are named after.
 
 from collections.abc import Mapping
 import dataclasses
+from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.plan import rows as rows_lib
@@ -15,7 +16,7 @@ from bamboo_jax.sim import transformer
 Settings = policies_lib.Settings
 
 # A model like GPT-2 medium, on a GPU and 10 Gbit/s for each node.
-TRANSFORMER = dict(
+TRANSFORMER: dict[str, Any] = dict(
     num_blocks=24,
     width=1024,
     sequence_length=1024,
@@ -36,7 +37,7 @@ _SYSTEM = Settings(
 _AUTO = rows_lib.Redundancy("auto")
 
 
-def _make(*rungs: str, **changes: object) -> Settings:
+def _make(*rungs: str, **changes: Any) -> Settings:
   return dataclasses.replace(_SYSTEM, rungs=rungs, **changes)
 
 

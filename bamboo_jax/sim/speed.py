@@ -8,7 +8,7 @@ playing the rest of that step.
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import cost_model
@@ -123,7 +123,7 @@ class ProfileSpeed:
     self._redundant = redundant
     self._reroute = reroute
     self._microbatch_size = microbatch_size
-    self._paces: dict[tuple, makespan.Pace] = {}
+    self._paces: dict[tuple[Any, ...], makespan.Pace] = {}
     self._plan = functools.cache(self._plan)
     self._played_pause_ms = functools.cache(self._played_pause_ms)
     self._redundant_ms = functools.cache(self._redundant_ms)

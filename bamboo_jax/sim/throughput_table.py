@@ -18,7 +18,8 @@ from bamboo_jax import base
 from bamboo_jax.base import packaged
 from bamboo_jax.sim import speed as speed_lib
 
-Delay, Pipelines = speed_lib.Delay, speed_lib.Pipelines
+Delay = speed_lib.Delay
+Pipelines = speed_lib.Pipelines
 StepCost = speed_lib.StepCost
 
 _DOUBLED_FACTOR = 1.5  # Relative time of a step if nodes own two stages.

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 import dataclasses
 import math
+from typing import Any
 
 from bamboo_jax.plan import cost_model
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.sim import speed as speed_lib
 
-Pipelines, StepCost = speed_lib.Pipelines, speed_lib.StepCost
+Pipelines = speed_lib.Pipelines
+StepCost = speed_lib.StepCost
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ class Times:
     self._durations = durations
     self._drops = drops
     self._profile = profile
-    self._costs: dict[tuple, StepCost] = {}
+    self._costs: dict[tuple[Any, ...], StepCost] = {}
 
   def cost(self, pipelines: Pipelines) -> StepCost:
     """Returns the cost of a step."""

@@ -12,7 +12,7 @@ import itertools
 import json
 import operator
 import random
-from typing import Any
+from typing import Any, TypeGuard
 
 from bamboo_jax import base
 from bamboo_jax.traces import trace as trace_lib
@@ -45,7 +45,8 @@ def infer_nodes(
   for zone, zone_steps in steps.items():
     draw = random.Random(f"{seed}/{zone}")
     prefix = f"{zone}/" if zone else "node"
-    live, names = [], (f"{prefix}{i}" for i in itertools.count(1))
+    live: list[str] = []
+    names = (f"{prefix}{i}" for i in itertools.count(1))
     for time_ms, count in zone_steps:
       lost = draw.sample(live, max(0, len(live) - count))
       events += [trace_lib.Event(time_ms, "remove", node) for node in lost]
@@ -194,6 +195,6 @@ def _read_lists(
   return by_zone
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
   is_number = isinstance(value, int | float) and not isinstance(value, bool)
   return is_number and 0 <= value < float("inf")

@@ -46,7 +46,7 @@ def fit_parameters(trace: trace_lib.Trace) -> trace_parameters.Parameters:
 
 
 def _nodes_per_zone(trace: trace_lib.Trace) -> tuple[int, ...]:
-  live = collections.Counter()
+  live: collections.Counter[str] = collections.Counter()
   most = dict.fromkeys(trace.zones, 0)
   for event in trace.events:
     live[event.zone] += (event.kind == "add") - (event.kind == "remove")

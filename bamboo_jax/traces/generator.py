@@ -65,10 +65,11 @@ class _Generation:
         for weight in parameters.hour_profile
     ]
     self._num_added = [0 for _ in self._prefixes]
-    self._live = [{} for _ in self._prefixes]  # Per zone: starts of nodes.
-    self._arrivals = []  # Heap of times, in ms, and zones.
-    self._mean_losses = {}  # By the numbers of live nodes.
-    self._events = []
+    # Starts of nodes, in ms, by zone.
+    self._live: list[dict[str, float]] = [{} for _ in self._prefixes]
+    self._arrivals: list[tuple[float, int]] = []  # Heap of ms and zones.
+    self._mean_losses: dict[tuple[int, ...], float] = {}  # By live nodes.
+    self._events: list[trace_lib.Event] = []
 
   def run(self) -> list[trace_lib.Event]:
     """Returns the events, in order of time except for notices."""

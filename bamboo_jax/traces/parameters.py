@@ -6,6 +6,7 @@ The command line has them as options of `bamboo trace generate`.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import math
+from typing import Any
 
 from bamboo_jax.traces import trace as trace_lib
 
@@ -91,17 +92,17 @@ def parse_options(given: Mapping[str, Sequence[str] | float]) -> Parameters:
 
   Raises `ValueError` if a list has entries of another type.
   """
-  read = dict(given)
+  read: dict[str, Any] = dict(given)
   for name, entry, example in (
       ("nodes_per_zone", int, "32"),
       ("bulk_sizes", _weighted, "1:1"),
       ("hour_profile", float, "1,1"),
   ):
     try:
-      read[name] = tuple(map(entry, given[name]))
+      read[name] = tuple(map(entry, read[name]))
     except ValueError:
       raise ValueError(
-          f"--{name} must be like {example}, got {','.join(given[name])!r}."
+          f"--{name} must be like {example}, got {','.join(read[name])!r}."
       ) from None
   return Parameters(**read)
 

@@ -74,7 +74,7 @@ def parse_trace(
   JSON without zones. Raises `ValueError`, which names the line.
   """
   lines = [(n, line) for n, line in _lines(text) if not line.startswith("#")]
-  given = dict(source=source, zone=zone, seed=seed)
+  given: dict[str, Any] = dict(source=source, zone=zone, seed=seed)
   number, first = lines[0] if lines else (0, "")
   second = first.split(",")[1].strip() if "," in first else ""
   if text.lstrip().startswith("{"):
@@ -103,7 +103,8 @@ def parse_events(text: str, *, source: str) -> trace_lib.Trace:
   Raises `ValueError`, which names the line, if one is not an event or cannot
   follow its predecessors.
   """
-  settings, events, numbers, prices = {}, [], [], []
+  settings: dict[str, Any] = {}
+  events, numbers, prices = [], [], []
   for number, line in _lines(text):
     try:
       if match := _SETTING.fullmatch(line):

@@ -33,7 +33,8 @@ def parse_samples(
   `zone` may be empty. Raises `ValueError`, which names the line, if one is not
   a sample or two contradict each other.
   """
-  readings, samples = [], []  # A sample is a time and the reading of its line.
+  readings: list[_Reading] = []
+  samples = []  # A sample is a time and the reading of its line.
   for number, line in lines:
     try:
       at, count = _parse_sample(line)
@@ -65,7 +66,7 @@ def parse_samples(
 
 
 def _check_readings(readings: Sequence[_Reading], source: str) -> None:
-  by_start = {}
+  by_start: dict[datetime.datetime, _Reading] = {}
   for reading in readings:
     other = by_start.setdefault(reading.start, reading)
     if other.count != reading.count:

@@ -1,15 +1,17 @@
 """Fits a trace to another cluster: more or fewer nodes, other speed, zones."""
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
 import heapq
 import itertools
 import operator
+from typing import TypeVar
 
 from bamboo_jax.traces import trace as trace_lib
 
 Trace = trace_lib.Trace
+_Timed = TypeVar("_Timed", trace_lib.Event, trace_lib.Price)
 
 
 def scale(trace: Trace, *, num_nodes: int | None, time_scale: float) -> Trace:
@@ -22,17 +24,10 @@ def scale(trace: Trace, *, num_nodes: int | None, time_scale: float) -> Trace:
     trace = scale_nodes(trace, num_nodes)
   if not 0 < time_scale < float("inf"):
     raise ValueError(f"time_scale must be above 0, got {time_scale}.")
-  events, prices = (
-      tuple(
-          dataclasses.replace(what, time_ms=round(what.time_ms * time_scale))
-          for what in whats
-      )
-      for whats in (trace.events, trace.prices)
-  )
   return dataclasses.replace(
       trace,
-      events=events,
-      prices=prices,
+      events=_rescale(trace.events, time_scale),
+      prices=_rescale(trace.prices, time_scale),
       duration_ms=round(trace.duration_ms * time_scale),
   )
 
@@ -63,11 +58,18 @@ def scale_nodes(trace: Trace, num_nodes: int) -> Trace:
   return dataclasses.replace(trace, events=events)
 
 
+def _rescale(whats: Iterable[_Timed], time_scale: float) -> tuple[_Timed, ...]:
+  return tuple(
+      dataclasses.replace(what, time_ms=round(what.time_ms * time_scale))
+      for what in whats
+  )
+
+
 def _places(trace: Trace) -> list[tuple[str, int]]:
   """Returns the zone and the number of the place of each event's node."""
   places, by_node = [], {}
-  free = collections.defaultdict(list)  # Per zone, as a heap.
-  unused = collections.defaultdict(itertools.count)
+  free: dict[str, list[int]] = collections.defaultdict(list)  # Heaps by zone.
+  unused: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
   for event in trace.events:
     zone, node = event.zone, event.node
     if event.kind == "add":

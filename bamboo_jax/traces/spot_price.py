@@ -6,7 +6,6 @@ is the price of a node, averaged over the time of all nodes, times that time.
 
 import bisect
 import itertools
-import operator
 
 from bamboo_jax.traces import trace as trace_lib
 
@@ -40,7 +39,8 @@ class _Bill:
     self._usd_per_hour = [price.usd_per_hour for price in prices]
     self._times_ms = [0, *(price.time_ms for price in prices[1:])]
     spans_ms = (b - a for a, b in itertools.pairwise(self._times_ms))
-    costs = map(operator.mul, self._usd_per_hour, spans_ms)
+    pairs = zip(self._usd_per_hour, spans_ms, strict=False)
+    costs = (usd_per_hour * span_ms for usd_per_hour, span_ms in pairs)
     self._sums = [0.0, *itertools.accumulate(costs)]
 
   def until(self, time_ms: int) -> float:

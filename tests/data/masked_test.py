@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import pathlib
 import tempfile
@@ -8,6 +9,7 @@ import pytest
 
 from bamboo_jax import base
 from bamboo_jax.data import markov
+from bamboo_jax.data import masked
 from bamboo_jax.data import source as source_lib
 
 L, M = 33, 5
@@ -130,6 +132,11 @@ class MaskedTest(parameterized.TestCase):
     tokenizer.save(str(folder / "tokenizer.json"))
     with self.assertRaisesRegex(base.DataError, "no end-of-document token"):
       source_lib.make_source("files", **options)
+
+  def test_needs_a_vocabulary(self):
+    source = dataclasses.replace(make_source(), vocab_size=None)
+    with self.assertRaisesRegex(ValueError, "has a vocab_size"):
+      masked.make_masked(source, M)
 
   def test_refuses(self):
     for options, message in (

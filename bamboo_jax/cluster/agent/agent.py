@@ -56,7 +56,7 @@ class Agent:
         identity, self._events, ack_secs=options.limits.least_silence_secs
     )
     self._worker = worker_process.WorkerProcess(self._events, spare)
-    self._tasks: set[asyncio.Task] = set()
+    self._tasks: set[asyncio.Task[None]] = set()
     self._end: events_lib.End | None = None
     self._started_secs = time.monotonic()
 
@@ -110,7 +110,7 @@ class Agent:
       case events_lib.TellWorker(message):
         self._worker.send(message)
       case events_lib.Dial(member):
-        self._peers.dial(member, me=self._state.roster.me)
+        self._peers.dial(member, me=self._state.roster.own)
       case events_lib.Cut(incarnation):
         self._peers.forget(incarnation)
       case events_lib.KillWorker():
@@ -145,6 +145,7 @@ class Agent:
         command = [*options.command, options.name, str(number), stamp, since]
         return await self._worker.start(command, log=options.log)
       case events_lib.WaitNotice():
+        assert options.notices is not None, "nothing to poll"
         return await notices_lib.wait_notice(options.notices)
       case events_lib.Store(method, args):
         return await self._call_store(method, self._registry, *args)

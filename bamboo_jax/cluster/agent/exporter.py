@@ -52,8 +52,9 @@ class _Collector(registry_lib.Collector):
 
   def collect(self) -> Iterator[core.Metric]:
     """Yields the metrics at this moment."""
-    state = self._state()
-    for name, meaning, value in [] if state is None else find_samples(state):
+    if (state := self._state()) is None:
+      return
+    for name, meaning, value in find_samples(state):
       found = core.GaugeMetricFamily(
           f"bamboo_{name}", meaning, labels=("run", "node", "zone")
       )

@@ -52,7 +52,7 @@ def look_around(state: state_lib.State, *, is_worker_stopped: bool) -> None:
     if fault := state.watch.find_fault(
         state.now,
         state.roster.view.members,
-        me=state.roster.me,
+        me=state.roster.own,
         is_stopped=is_worker_stopped,
     ):
       state.fault = fault
@@ -270,7 +270,7 @@ def adopt(state: state_lib.State, view: views.View) -> None:
     else:
       why = f"the others continue without it: {view.reason}"
       state.finish(events_lib.End(why))
-  elif state.roster.me.number in view.numbers:
+  elif state.roster.own.number in view.numbers:
     state.restart("another node has its number")
   elif state.has_origin:
     _compare_origin(state, view)

@@ -25,7 +25,7 @@ def hear(state: state_lib.State, message: Any) -> None:
       members = roster.find_view(message.view).members
       others = {m.incarnation for m in members} - {state.incarnation}
       state.send(message, to=sorted(others))
-      state.board.post_own(roster.me.number, message)
+      state.board.post_own(roster.own.number, message)
       state.deliver(message.view)
     case messages.Adopt(view):
       state.board.move_to(view)

@@ -57,7 +57,7 @@ class Peers:
     self._door = door_lib.Door(identity, self._hear)
     self._writers: dict[str, asyncio.StreamWriter] = {}
     self._heard: dict[str, set[asyncio.StreamWriter]] = {}  # From others.
-    self._dials: dict[str, asyncio.Task] = {}
+    self._dials: dict[str, asyncio.Task[None]] = {}
     self._left: set[str] = set()
     self._refused: set[str] = set()  # Last attempts.
     self._greeting = messages.Greeting("", "")

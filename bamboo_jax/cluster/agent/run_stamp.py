@@ -167,10 +167,9 @@ def _may_restore(state: state_lib.State) -> bool:
   The oldest remaining one goes first, the others in case it cannot reach it.
   """
   left, me = _find_left(state), state.incarnation
-  return (
-      me in left
-      and state.now >= state.lost_secs + _HANDOVER_SECS * left.index(me)
-  )
+  if me not in left or state.lost_secs is None:
+    return False
+  return state.now >= state.lost_secs + _HANDOVER_SECS * left.index(me)
 
 
 def _restore(state: state_lib.State) -> events_lib.Store:

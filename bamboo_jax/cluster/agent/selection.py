@@ -83,15 +83,15 @@ def find_first(state: state_lib.State) -> list[views.Member] | None:
       if ready.origin == origin and i in roster.known and i not in roster.gone
   }
   order = [m.incarnation for m in sorted(joining.values())]
-  lost = state.suspicions.explain(order, now=state.awake)
+  lost = {*state.suspicions.explain(order, now=state.awake)}
   waited_secs = state.now - state.ready_secs
   is_late = waited_secs >= limits.gather_secs
   if is_late:  # Regardless of which end is cut off.
-    lost |= state.suspicions.of(state.incarnation)
-    lost.pop(state.incarnation, None)
+    lost |= state.suspicions.of(state.incarnation).keys()
+    lost.discard(state.incarnation)
   elif state.incarnation in lost:
     return None  # The others start without this one.
-  for i in joining.keys() & lost.keys():
+  for i in joining.keys() & lost:
     del joining[i]
   is_unclear = any(
       joining.keys() & state.suspicions.of(i).keys() for i in joining

@@ -123,7 +123,8 @@ class State:
 
   def start(self, flow: events_lib.Flow, *, once: bool = False) -> None:
     """Starts a flow; with `once` not if one of the same function runs."""
-    if once and any(flow.gi_code is f.gi_code for f in self._flows.values()):
+    code_of = lambda flow: flow.gi_code
+    if once and any(code_of(flow) is code_of(f) for f in self._flows.values()):
       return
     self._num_flows += 1
     self._flows[self._num_flows] = flow

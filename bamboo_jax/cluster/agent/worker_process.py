@@ -35,11 +35,11 @@ class WorkerProcess:
   ) -> None:
     self._events = events
     self._spare = spare
-    self._process: subprocess.Popen | copies.Copy | None = None
+    self._process: subprocess.Popen[bytes] | copies.Copy | None = None
     self._ended: asyncio.Future[int] | None = None
     self._writer: asyncio.StreamWriter | None = None
     self._early: list[bytes] = []
-    self._tasks: list[asyncio.Task] = []
+    self._tasks: list[asyncio.Task[None]] = []
 
   async def start(self, command: Sequence[str], *, log: str) -> None:
     """Starts `command` with its socket's number appended; logs to `log`."""
@@ -48,13 +48,12 @@ class WorkerProcess:
       self._process = self._spare.start(command, log=log)
     else:
       ours, self._process = _start(command, log)
-    self._ended = asyncio.wrap_future(
-        threads.call_beside(self._process.wait, name="worker")
-    )
+    ended = threads.call_beside(self._process.wait, name="worker")
+    self._ended = asyncio.wrap_future(ended)
     reader, self._writer = await asyncio.open_connection(sock=ours)
     self._writer.writelines(self._early)
     self._early.clear()
-    works = (self._read(reader), self._wait())
+    works = (self._read(reader), self._wait(self._process.pid, self._ended))
     self._tasks = [asyncio.create_task(work) for work in works]
 
   def send(self, message: Any) -> None:
@@ -97,17 +96,17 @@ class WorkerProcess:
       logging.warning("The worker: %s", error)
       self.kill()  # It is gone, or sends garbage.
 
-  async def _wait(self) -> None:
-    pid, code = self._process.pid, None
+  async def _wait(self, pid: int, ended: asyncio.Future[int]) -> None:
+    code = None
     while code is None:
-      done, _ = await asyncio.wait([self._ended], timeout=_LOOK_SECS)
-      code = self._ended.result() if done else children.find_exit(pid)
+      done, _ = await asyncio.wait([ended], timeout=_LOOK_SECS)
+      code = ended.result() if done else children.find_exit(pid)
     self._events.put_nowait(events_lib.WorkerExited(code))
 
 
 def _start(
     command: Sequence[str], log: str
-) -> tuple[socket.socket, subprocess.Popen]:
+) -> tuple[socket.socket, subprocess.Popen[bytes]]:
   """Starts a process; returns a socket to it."""
   ours, theirs = socket.socketpair()
   with theirs, open(log, "ab") as file:

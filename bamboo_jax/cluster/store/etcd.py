@@ -123,7 +123,7 @@ class Etcd:
 
   def version(self) -> str:
     """Returns the release of the server."""
-    return self._call("maintenance/status", {})["version"]
+    return str(self._call("maintenance/status", {})["version"])
 
   def get(self, key: str) -> str | None:
     """Returns the value of a key, None if it is not there."""

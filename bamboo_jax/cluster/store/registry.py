@@ -165,7 +165,7 @@ class Registry:
     """Returns whether the first nodes are placed; the first value counts."""
     if self._create("placed", json.dumps(is_complete)):
       return is_complete
-    return json.loads(self._etcd.get(f"{self._prefix}/placed"))
+    return self._etcd.get(f"{self._prefix}/placed") == "true"
 
   def register(self, member: views.Member) -> bool:
     """Registers an agent for as long as its lease is renewed.
@@ -203,7 +203,9 @@ class Registry:
 
   def read_status(self) -> dict[str, Any]:
     """Returns the status, with `at_secs`; empty before the first."""
-    return json.loads(self._etcd.get(f"/bamboo-status/{self._run}") or "{}")
+    found = self._etcd.get(f"/bamboo-status/{self._run}") or "{}"
+    status: dict[str, Any] = json.loads(found)
+    return status
 
   def exists(self) -> bool:
     """Returns whether the run exists."""
@@ -212,7 +214,8 @@ class Registry:
   def read_config(self) -> dict[str, Any]:
     """Returns the facts all nodes share; `ValueError` if there is no run."""
     if config := self._etcd.get(f"{self._prefix}/config"):
-      return json.loads(config)
+      facts: dict[str, Any] = json.loads(config)
+      return facts
     keys = [key.split("/") for key in self._etcd.get_keys(f"{_ROOT}/")]
     runs = sorted({key[2] for key in keys if key[3:] == ["config"]})
     raise ValueError(
@@ -259,7 +262,7 @@ def _render(value: Any) -> str:
 
 
 def _parse(cls: type[_T], values: Iterable[str]) -> list[_T]:
-  return [_parse_one(cls, value) for value in values]
+  return [_parse_one(cls, value) for value in values]  # type: ignore[arg-type]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -271,7 +274,7 @@ def _parse_one(cls: type[_T], value: str) -> _T:
 def _flatten(content: Any, prefix: str = "") -> dict[str, str]:
   if not isinstance(content, dict):
     return {prefix: json.dumps(content, sort_keys=True)}
-  leaves = {}
+  leaves: dict[str, str] = {}
   for key, value in content.items():
     leaves |= _flatten(value, f"{prefix}.{key}" if prefix else key)
   return leaves

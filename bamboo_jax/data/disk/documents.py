@@ -76,7 +76,8 @@ def find_parts(paths: Sequence[pathlib.Path], part_bytes: int) -> list[Part]:
 
   Raises `base.DataError` for a file that cannot be read.
   """
-  parts, texts, size = [], [], 0
+  texts: list[str] = []
+  parts, size = [], 0
   for path in paths:
     kind = "arrow" if is_hub_dataset(path) else _find_kind(path)
     num_bytes = path.stat().st_size

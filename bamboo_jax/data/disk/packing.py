@@ -205,7 +205,7 @@ def _pack(file: token_files.TokenFile, length: int) -> np.ndarray:
         np.cumsum(num_parts) - num_parts, num_parts
     )
     cuts = np.append(firsts + offsets * length, ends[-1])
-    after = memoryview(np.searchsorted(cuts, cuts + length, side="right") - 1)
+    after = (np.searchsorted(cuts, cuts + length, side="right") - 1).data
     at, taken = 0, []
     while at < len(cuts) - 1:
       at = after[at]

@@ -17,7 +17,7 @@ import hashlib
 import itertools
 import os
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import logging
 import numpy as np
@@ -25,7 +25,8 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.data import corpus
 
-_LLM_C = {  # Magic number and version in the header: dtype.
+# Magic number and version in the header: dtype.
+_LLM_C: dict[tuple[int, int], np.dtype[Any]] = {
     (20240520, 1): np.dtype(np.uint16),
     (20240801, 7): np.dtype(np.uint32),
 }

@@ -17,7 +17,7 @@ import json
 import multiprocessing
 import os
 import pathlib
-from typing import Any, IO, NamedTuple
+from typing import Any, cast, IO, NamedTuple
 
 from absl import logging
 import numpy as np
@@ -153,7 +153,7 @@ def read_facts(folder: pathlib.Path) -> dict[str, Any]:
   file = folder / FACTS
   if not file.exists():
     return {}
-  facts = json.loads(file.read_bytes())
+  facts: dict[str, Any] = json.loads(file.read_bytes())
   for number in range(facts["num_parts"]):
     if not (path := _name(folder, number, ".idx")).exists():
       raise base.DataError(
@@ -165,7 +165,7 @@ def read_facts(folder: pathlib.Path) -> dict[str, Any]:
 
 def digest_of(facts: Mapping[str, Any]) -> str:
   """Returns what identifies the tokenizer of facts; "" if it is unknown."""
-  return facts.get("vocab_sha256", facts.get("tokens", ""))
+  return str(facts.get("vocab_sha256", facts.get("tokens", "")))
 
 
 @contextlib.contextmanager
@@ -258,12 +258,13 @@ def _encode(
         texts.append(value)
   encoded = iter(vocabulary.encode_texts(texts))
   for document in group:
-    values = []
+    values: list[Iterable[Sequence[int]]] = []
     for value in document.values:
       if isinstance(value, str):
         values.append([next(encoded)])
       elif isinstance(value, Sequence):
-        values.append([_without_end(vocabulary, document, value)])
+        tokens = cast(Sequence[int], value)
+        values.append([_without_end(vocabulary, document, tokens)])
       elif vocabulary.in_pieces:
         values.append(vocabulary.encode_texts([text])[0] for text in value)
       else:

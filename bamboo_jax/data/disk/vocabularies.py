@@ -1,6 +1,6 @@
 """Trained tokenizers from files: tokenizer.json, SentencePiece; or bytes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import hashlib
 import os
 import pathlib
@@ -20,7 +20,7 @@ FILES = ("tokenizer.json", "tokenizer.model", "spiece.model")
 class SentencePieces:
   """Tokens as `tokens.Tokens` of a SentencePiece file."""
 
-  special = None
+  special: tuple[int, ...] | None = None
   in_pieces = False  # A space is put before each text.
 
   def __init__(self, path: pathlib.Path) -> None:
@@ -34,7 +34,7 @@ class SentencePieces:
     self.end, self.vocab_size = self._model.eos_id(), len(self._model)
     if self.end < 0:
       raise base.DataError(f"{path} has no end-of-document token (eos_id).")
-    self.fingerprint = {
+    self.fingerprint: Mapping[str, str | int] = {
         "tokens": "sentencepiece",
         "vocab_size": self.vocab_size,
         "vocab_sha256": hashlib.sha256(content).hexdigest(),
@@ -42,7 +42,8 @@ class SentencePieces:
 
   def encode_texts(self, texts: Sequence[str]) -> list[Sequence[int]]:
     """Returns the tokens of each text, without an end."""
-    return self._model.encode(list(texts))
+    tokens: list[Sequence[int]] = self._model.encode(list(texts))
+    return tokens
 
   def encode(self, documents: Sequence[corpus.Document]) -> np.ndarray:
     """Returns the tokens of all documents, each with its end, int32."""

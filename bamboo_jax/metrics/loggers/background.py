@@ -26,9 +26,9 @@ class Background:
       self, name: str, make: Callable[[int], logger_lib.Logger], *, step: int
   ) -> None:
     self._name, self._make = name, make
-    self._calls: queue.SimpleQueue = queue.SimpleQueue()
+    self._calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
     self._ended = threading.Event()
-    self._errors: queue.SimpleQueue = queue.SimpleQueue()
+    self._errors: queue.SimpleQueue[str] = queue.SimpleQueue()
     threads.call_beside(self._run, step, name=f"logger {name}")
 
   def log(self, step: int, metrics: Mapping[str, Any]) -> None:

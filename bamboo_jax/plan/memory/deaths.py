@@ -20,11 +20,11 @@ Roles = failover.Roles
 
 
 def roles_after(
-    roles: Roles, victim: int, protection: upkeep_lib.Protection
+    roles: Roles, victim: int, protection: upkeep_lib.Protection | None
 ) -> Roles:
   """Returns the roles in the step after the one in which `victim` died."""
   after, _ = failover.fail_over(roles, {}, [victim])
-  if protection.rereplicate == "at_commit":
+  if protection and protection.rereplicate == "at_commit":
     return Roles.initial(after.owners)
   return after
 

@@ -121,6 +121,7 @@ class MemoryModel:
   def shadow(self, first: int, last: int) -> NodeMemory:
     """Returns the memory of a replica of layers `first` to `last - 1`."""
     protection = self.upkeep.protection
+    assert protection is not None, "There are no replicas."
     layers = self._costs[first:last]
     parameters = sum(c.parameter_bytes for c in layers)
     slots = sum(c.slot_bytes for c in layers)
@@ -172,7 +173,7 @@ def _tied_bytes(
     costs: Sequence[cost_model.LayerCost], ties: Sequence[cost_model.TieCost]
 ) -> list[int]:
   """Returns the bytes of tied parameters of each layer."""
-  copies = {}
+  copies: dict[str, dict[str, int]] = {}
   for tie in ties:
     copies.setdefault(tie.owner, {})[tie.owner] = tie.tied_bytes
     copies.setdefault(tie.user, {})[tie.owner] = tie.tied_bytes

@@ -192,7 +192,7 @@ class _Splitter:
     )
 
   def _partition(
-      self, num_nodes: int, **options: int | str | None
+      self, num_nodes: int, **options: Any
   ) -> partition_lib.Partition:
     return partition_lib.split_layers(
         self.costs,

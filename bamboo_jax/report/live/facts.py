@@ -85,7 +85,7 @@ def find_rows(
     return None
   last = max(steps, default=0)
   here = [r for rows in members.values() for r in rows if r.step == last]
-  begin = min((r.at_secs for r in here), default=None)
+  begin = min((r.at_secs for r in here), default=0.0)
   measured = [
       slot for r in here for slot in r.shifted(1e3 * (r.at_secs - begin))
   ]

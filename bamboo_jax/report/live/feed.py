@@ -75,6 +75,7 @@ class Feed:
     )
 
   def _read_workdir(self, workdir: pathlib.Path, now: float) -> None:
+    assert self._log is not None
     try:
       is_new, lines = self._log.read()
     except FileNotFoundError:

@@ -39,7 +39,7 @@ class History:
   """
 
   def __init__(self) -> None:
-    self.points: list[tuple[float | None, ...]] = []
+    self.points: list[tuple[Any, ...]] = []
     self.events: list[dict[str, Any]] = []
     self.recoveries: dict[int, dict[str, Any]] = {}
     self.last: Mapping[str, Any] = {}

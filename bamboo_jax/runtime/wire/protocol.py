@@ -37,7 +37,8 @@ from typing import Any
 
 from bamboo_jax.runtime.wire import frame as frame_lib
 
-Frame, Kind = frame_lib.Frame, frame_lib.Kind
+Frame = frame_lib.Frame
+Kind = frame_lib.Kind
 
 # What the shell calls a connection; the state machine only compares it.
 Connection = Hashable

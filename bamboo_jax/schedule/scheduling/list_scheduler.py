@@ -66,11 +66,14 @@ def order_passes(
   for way in ways:
     for s, node in way.shadows.items():
       queues.setdefault(node, []).append(way.redundant[s])
-  rows = {node: [] for node in sorted(queues)}
+  rows: dict[int, list[instruction_lib.Instruction]] = {
+      node: [] for node in sorted(queues)
+  }
   free_ms = dict.fromkeys(rows, 0.0)
   # The best candidate of each node; an entry that has been replaced by a
   # later one for its node is stale.
-  heap, latest = [], {}
+  heap: list[_Key] = []
+  latest: dict[int, _Key] = {}
 
   def update(node: int) -> None:
     best = _find_best(node, free_ms[node], queues[node])
@@ -249,9 +252,13 @@ class _Way:
     return owners[s + 1]
 
 
+# Start, ms; priority; microbatch; -stage; node; queue.
+_Key = tuple[float, int, int, int, int, _Queue]
+
+
 def _find_best(
     node: int, free_ms: float, queues: Sequence[_Queue]
-) -> tuple | None:
+) -> _Key | None:
   """Returns the sort key of the next pass of `node`, with its queue."""
   best = None
   for queue in queues:

@@ -69,8 +69,8 @@ def find_owed(
   """
   _check_shadows(owners, shadows)
   held = [holdings.get(node, holdings_lib.NOTHING) for node in owners]
-  forwards = [[] for _ in owners]
-  backwards = [[] for _ in owners]
+  forwards: list[list[int]] = [[] for _ in owners]
+  backwards: list[list[int]] = [[] for _ in owners]
   transfers = []
   for m in microbatches:
     output_needed = False
@@ -121,7 +121,7 @@ def _redundant(
     shadows: Mapping[int, int],
     forwards: Sequence[Sequence[int]],
 ) -> dict[int, tuple[int, ...]]:
-  redundant = {}
+  redundant: dict[int, tuple[int, ...]] = {}
   for stage, node in sorted(shadows.items()):
     held = holdings.get(node, holdings_lib.NOTHING)
     if stage == 0:

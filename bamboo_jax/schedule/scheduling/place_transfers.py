@@ -149,10 +149,11 @@ class _Simulation:
   def _exchange(self, node: _Node, now_ms: float) -> None:
     """Starts all transfers that can start because `node` is free."""
     for peer in node.peers.values():
-      if peer.is_free and self._can_give(node, peer):
-        self._transfer(peer.wanted(), now_ms)
+      needed = peer.wanted()
+      if needed and peer.is_free and self._can_give(node, peer):
+        self._transfer(needed, now_ms)
     wanted = node.wanted()
-    if wanted in self._available:
+    if wanted is not None and wanted in self._available:
       source = self._nodes[wanted.source]
       if source.is_free:
         self._transfer(wanted, now_ms)
@@ -187,7 +188,9 @@ class _Simulation:
   def _can_give(self, node: _Node, peer: _Node) -> bool:
     """Whether `node` has the next input of `peer`."""
     wanted = peer.wanted()
-    return wanted in self._available and wanted.source == node.name
+    if wanted is None or wanted.source != node.name:
+      return False
+    return wanted in self._available
 
   def _occupy(self, node: _Node, until_ms: float) -> None:
     node.is_free = False

@@ -29,14 +29,20 @@ class Roster:
     return self.me is not None and bool(self.view.find(self.me.incarnation))
 
   @property
+  def own(self) -> views.Member:
+    """This agent, once it has a number."""
+    assert self.me is not None
+    return self.me
+
+  @property
   def is_at_work(self) -> bool:
     """Whether this agent is a member that has a worker."""
-    return self.is_member and self.me.incarnation not in self.gone
+    return self.is_member and self.own.incarnation not in self.gone
 
   @property
   def can_hand_over(self) -> bool:
     """Whether a notice is news, and others can take over from this node."""
-    return self.is_member and self.me.incarnation not in self.noticed
+    return self.is_member and self.own.incarnation not in self.noticed
 
   @property
   def incarnations(self) -> list[str]:
@@ -47,7 +53,7 @@ class Roster:
     """Records an agent; returns whether to connect to it: if it is new."""
     known = member.incarnation
     self.most_number = max(self.most_number, member.number)
-    if known == self.me.incarnation or known in self.left:
+    if known == self.own.incarnation or known in self.left:
       return False
     is_new = known not in self.known
     self.known[known] = member

@@ -104,7 +104,9 @@ class Suspicions:
       return False
     self._counts[accuser] = count
     before = self.of(accuser)
-    after, new, uncertain = {}, {}, set()
+    after: dict[str, Edge] = {}
+    new: dict[tuple[str, bool], Edge] = {}
+    uncertain = set()
     for s in suspects:
       old = before.get(s.incarnation)
       kind = s.reason, s.is_certain
@@ -137,7 +139,7 @@ class Suspicions:
         self._note_certain(whom)
       elif not self.suspects(whom):
         self._certain[whom].pop(accuser, None)
-        if is_certain:
+        if edge is not None and is_certain:
           self._certain[whom][accuser] = edge.first_secs
     if mended := before.keys() - after.keys():
       self.wait_again(now, ends={accuser, *mended})
