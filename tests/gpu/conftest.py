@@ -80,9 +80,9 @@ def note(request, part):
 
 @pytest.fixture
 def run_alone(settings, secs_left, note):
-  """Runs a check in a process of its own with these XLA flags."""
+  """Runs a check in a process of its own, by default with training's flags."""
 
-  def run(check, *, xla_flags="", label=None):
+  def run(check, *, xla_flags=settings_lib.SAME_BITS, label=None):
     found = child.run(
         check, settings, xla_flags=xla_flags, timeout_secs=secs_left()
     )

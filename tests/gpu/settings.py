@@ -2,6 +2,11 @@
 
 import dataclasses
 
+from bamboo_jax.runtime import accelerator
+
+# What commands that train set.
+SAME_BITS = accelerator.add_determinism("")
+
 # Seconds that a part may take; with `device`, all take 12 minutes at most.
 LIMITS_SECS = {
     "device": 30.0,
@@ -35,7 +40,7 @@ class Settings:
     copy_mib: Size of the array that is moved to host memory and back.
     product_size: Width of the square matrices that find the highest rate.
     peak_tflops: Peak of the device for products in `dtype`, in TFLOP/s; None:
-      from the table in `tests.gpu.mfu`.
+      from `accounting/gpus.csv`.
     needs_gpu: Whether it is a failure if there is no GPU.
   """
 
