@@ -145,6 +145,7 @@ def apply(workload: Mapping[str, Any], instance: str) -> dict[str, Any]:
       "flops_per_sec": 1e12 * of("tflops") * of("mfu"),
       "link_bytes_per_sec": 1e9 * of("network_gbit_per_sec") / 8,
       "bytes_per_sec": 1e9 * of("memory_gb_per_sec"),
+      "host_bytes_per_sec": 1e9 * of("pcie_gb_per_sec"),
   }
   return dict(workload) | {
       "transformer": model,

@@ -15,15 +15,16 @@ class MachinesTest(parameterized.TestCase):
       self.assertEqual(int(machine["gpu_count"]), price.gpu_count)
 
   @parameterized.parameters(
-      ("p3.2xlarge", 1, 4e13, 1.25e9, 16.0),
-      ("p5.48xlarge", 8, 3.956e14, 4e11, 80.0),
+      ("p3.2xlarge", 1, 4e13, 1.25e9, 16.0, 1.6e10),
+      ("p5.48xlarge", 8, 3.956e14, 4e11, 80.0, 6.4e10),
   )
-  def test_apply(self, instance, count, flops, link, memory):
+  def test_apply(self, instance, count, flops, link, memory, pcie):
     got = machines.apply({"transformer": {"width": 8}}, instance)
     self.assertEqual(got["gpus_per_node"], count)
     self.assertEqual(got["memory_limit_gib"], memory)
     self.assertAlmostEqual(got["transformer"]["flops_per_sec"], flops)
     self.assertAlmostEqual(got["transformer"]["link_bytes_per_sec"], link)
+    self.assertEqual(got["transformer"]["host_bytes_per_sec"], pcie)
     self.assertEqual(got["transformer"]["width"], 8)
 
   def test_unknown(self):
