@@ -94,7 +94,10 @@ class ProgramsTest(parameterized.TestCase):
     if "sequence_length" in config.model.options and vocab_size > 10_000:
       shape = task.whole.batch["inputs"].shape
       logits = 4 * shape[0] * shape[1] * vocab_size
-      self.assertLessEqual(findings.count_large(head.module, logits), 1)
+      # Besides the logits, what is kept of them; often in 16 bits.
+      dtype = config.model.options.get("dtype", "float32")
+      most = 1 + (dtype == "float32")
+      self.assertLessEqual(findings.count_large(head.module, logits), most)
     self._check_graphs(set(glob.glob(f"{_DUMP}/*")) - before)
 
   def _check(self, program, gpu):
@@ -122,9 +125,7 @@ class ProgramsTest(parameterized.TestCase):
     task, plan, by_kind = compile_units(config, gpu, _ALL)
     stages = task.whole.cut(plan.partition.bounds)
     for stage in report.find_memory(stages, plan, by_kind, 1):
-      # Plans do not count the float32 logits of the head.
-      most = 0.12 if stage.largest.owner == "head" else 0.10
-      self.assertLess(abs(stage.compiled / stage.planned - 1), most)
+      self.assertLess(abs(stage.compiled / stage.planned - 1), 0.10)
     for unit in task.whole.units:
       found, state = by_kind[unit.kind], unit.state
       sums = spec_lib.nbytes(unit.accumulator)
