@@ -151,6 +151,11 @@ def transfer_devices() -> list[jax.Device]:
     ) from error
 
 
+def is_local(device: jax.Device) -> bool:
+  """Returns whether a device of any backend belongs to this process."""
+  return device.process_index == device.client.process_index()
+
+
 def compute_of(
     device: jax.Device, mesh: tuple[int, int] = (1, 1)
 ) -> places.Place:
