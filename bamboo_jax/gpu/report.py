@@ -153,10 +153,12 @@ def price(
     by_kind: Mapping[object, Programs],
     *,
     link_bytes_per_sec: float,
+    host_bytes_per_sec: float,
 ) -> cost_model.Profile:
   """Returns a profile with the roofline times of programs.
 
-  The time of a unit is divided among its layers as it was before.
+  The time of a unit is divided among its layers as it was before. Redundant
+  passes are forward passes, and the copies that the plan chooses.
   """
   layers = list(profile.layers)
   for unit in units:
@@ -166,7 +168,6 @@ def price(
         ("backward_ms", "backward"),
         ("update_ms", "update"),
         ("norm_ms", "norms"),
-        ("redundant_ms", "redundant"),
     ):
       if name not in found:
         continue
@@ -189,6 +190,7 @@ def price(
       link_latency_ms=0.05,
       reduce_latency_ms=0.05,
       measured=False,
+      host_bytes_per_ms=host_bytes_per_sec / 1e3,
   )
 
 
@@ -202,7 +204,9 @@ def find_speed(
   """Returns the speed of `plan` with the roofline times of its programs."""
   units = [u for s in whole.cut(plan.partition.bounds) for u in s.units]
   profile = price(
-      plan.profile, units, by_kind, link_bytes_per_sec=_link_rate(config)
+      *(plan.profile, units, by_kind),
+      link_bytes_per_sec=_link_rate(config),
+      host_bytes_per_sec=gpu.pcie_bytes_per_sec,
   )
   priced = build.make_plan(config, profile, num_stages=plan.num_stages)
   rows = build.make_rows(config, priced)
