@@ -126,6 +126,7 @@ class ProgramsTest(parameterized.TestCase):
     task, plan, by_kind = compile_units(config, gpu, _ALL)
     self._check_passes(config, gpu, task, by_kind)
     self._check_redundant(by_kind)
+    del by_kind[task.whole.units[-1].kind]["redundant"]  # Runs leave it out.
     stages = task.whole.cut(plan.partition.bounds)
     for stage in report.find_memory(stages, plan, by_kind, 1):
       self.assertLess(abs(stage.compiled / stage.planned - 1), 0.10)
