@@ -6,8 +6,8 @@ whole. Dollars follow from node time and a table of prices.
   account      the result: time by kind, dollars, samples, value; the split of
                one measured step
   ledger       running totals; rolls back to a mark
-  machines     speed and memory of an instance, from gpus.csv and instances.csv
-  peaks        products per second of GPUs at most
+  machines     speed and memory of an instance or GPU, from gpus.csv and
+               instances.csv
   prices       dollars per hour of an instance, from prices.csv
   runs         the account of a run that trained, from its log
 

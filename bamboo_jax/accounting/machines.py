@@ -115,6 +115,24 @@ def gpus() -> dict[str, dict[str, str]]:
   return {row["machine"]: row for row in rows if row["machine"]}
 
 
+def find_peak_tflops(device_kind: str, *, dtype: str) -> float | None:
+  """Returns the peak of a device for dense products, or None if not known.
+
+  `device_kind` is JAX's, such as "NVIDIA H100 80GB HBM3"; of dtypes only
+  "bfloat16" is known.
+  """
+  facts = find_kind(device_kind)
+  return float(facts["tflops"]) if facts and dtype == "bfloat16" else None
+
+
+def find_kind(device_kind: str) -> dict[str, str] | None:
+  """Returns the facts of the GPU that JAX calls so; None if not listed."""
+  words = set(device_kind.replace("-", " ").split())
+  named = {row["kind"]: row for row in _read("gpus.csv", "gpu").values()}
+  fits = [k for k in named if k and words.issuperset(k.split())]
+  return named[max(fits, key=len)] if fits else None
+
+
 def apply(workload: Mapping[str, Any], instance: str) -> dict[str, Any]:
   """Returns the simulator's `workload`, with the hardware of `instance`.
 
@@ -127,6 +145,7 @@ def apply(workload: Mapping[str, Any], instance: str) -> dict[str, Any]:
       "flops_per_sec": 1e12 * of("tflops") * of("mfu"),
       "link_bytes_per_sec": 1e9 * of("network_gbit_per_sec") / 8,
       "bytes_per_sec": 1e9 * of("memory_gb_per_sec"),
+      "host_bytes_per_sec": 1e9 * of("pcie_gb_per_sec"),
   }
   return dict(workload) | {
       "transformer": model,

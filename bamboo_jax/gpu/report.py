@@ -24,6 +24,7 @@ from bamboo_jax.runtime import accelerator
 from bamboo_jax.runtime import devices
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import show
 
 _LINK_BYTES_PER_SEC = 1.25e10  # 100 Gbit/s, where the config has no instance.
@@ -111,6 +112,28 @@ def find_memory(
   return found
 
 
+def find_segment_memory(
+    plan: planner.Plan, programs: Sequence[programs_lib.Program]
+) -> list[StageMemory]:
+  """Returns the memory of each stage where passes are segments.
+
+  Beside a segment, whose weights are copies, a node holds its state and that of
+  its replica.
+  """
+  largest = max(programs, key=lambda program: program.memory.total)
+  return [
+      StageMemory(
+          m.phases["compute"],
+          m.parameter_bytes
+          + m.slot_bytes
+          + m.replica_bytes
+          + largest.memory.total,
+          largest,
+      )
+      for m in plan.memory
+  ]
+
+
 def check_memory(memory: Sequence[StageMemory], gpu: targets.Gpu) -> None:
   """Raises `base.InfeasibleError` if a stage does not fit on a GPU."""
   for number, one in enumerate(memory):
@@ -131,10 +154,12 @@ def price(
     by_kind: Mapping[object, Programs],
     *,
     link_bytes_per_sec: float,
+    host_bytes_per_sec: float,
 ) -> cost_model.Profile:
   """Returns a profile with the roofline times of programs.
 
-  The time of a unit is divided among its layers as it was before.
+  The time of a unit is divided among its layers as it was before. Redundant
+  passes are forward passes, and the copies that the plan chooses.
   """
   layers = list(profile.layers)
   for unit in units:
@@ -144,7 +169,6 @@ def price(
         ("backward_ms", "backward"),
         ("update_ms", "update"),
         ("norm_ms", "norms"),
-        ("redundant_ms", "redundant"),
     ):
       if name not in found:
         continue
@@ -168,6 +192,7 @@ def price(
       link_latency_ms=0.05,
       reduce_latency_ms=0.05,
       measured=False,
+      host_bytes_per_ms=host_bytes_per_sec / 1e3,
   )
 
 
@@ -181,7 +206,9 @@ def find_speed(
   """Returns the speed of `plan` with the roofline times of its programs."""
   units = [u for s in whole.cut(plan.partition.bounds) for u in s.units]
   profile = price(
-      plan.profile, units, by_kind, link_bytes_per_sec=_link_rate(config)
+      *(plan.profile, units, by_kind),
+      link_bytes_per_sec=_link_rate(config),
+      host_bytes_per_sec=gpu.pcie_bytes_per_sec,
   )
   priced = build.make_plan(config, profile, num_stages=plan.num_stages)
   rows = build.make_rows(config, priced)
@@ -263,14 +290,31 @@ def make_report(config: ml_collections.ConfigDict, gpu_name: str) -> str:
   config.plan.memory_limit_gib = gpu.memory_bytes / 2**30
   task = build.make_task_to_plan(config)
   plan = show.make_plan(config).plan
+  if executors.is_program(config):
+    found = list(programs_lib.compile_segments(config, task, plan, gpu))
+    return _render(gpu, "pipeline", found, find_segment_memory(plan, found))
   by_kind: dict[object, dict[str, programs_lib.Program]] = {}
   for unit, program in programs_lib.compile_units(config, task, plan, gpu):
     by_kind.setdefault(unit.kind, {})[program.name] = program
-  rows = [render_program(p) for one in by_kind.values() for p in one.values()]
   stages = task.whole.cut(plan.partition.bounds)
   num_devices = config.node.mesh.data * config.node.mesh.tensor
   memory = find_memory(stages, plan, by_kind, num_devices)
-  lines = [f"{gpu.name}: one program for each kind of unit", render_table(rows)]
+  found = [program for one in by_kind.values() for program in one.values()]
+  text = _render(gpu, "kind of unit", found, memory)
+  speed = find_speed(config, task.whole, plan, by_kind, gpu)
+  return f"{text}\n{render_speed(speed)}"
+
+
+def _render(
+    gpu: targets.Gpu,
+    what: str,
+    found: Sequence[programs_lib.Program],
+    memory: Sequence[StageMemory],
+) -> str:
+  """Returns programs and memory; raises `base.InfeasibleError`."""
+  check_memory(memory, gpu)
+  table = render_table([render_program(program) for program in found])
+  lines = [f"{gpu.name}: programs of each {what}", table]
   lines += [
       f"stage {i}: {m.compiled / 2**30:.2f} GiB on each device by the compiled "
       f"programs, {m.planned / 2**30:.2f} GiB by the planner, limit "
@@ -278,14 +322,9 @@ def make_report(config: ml_collections.ConfigDict, gpu_name: str) -> str:
       for i, m in enumerate(memory)
   ]
   faults = [
-      f"{p.owner} {p.name}: {fault}"
-      for one in by_kind.values()
-      for p in one.values()
-      for fault in p.findings.host_faults
+      f"{p.owner} {p.name}: {f}" for p in found for f in p.findings.host_faults
   ]
   lines += ["copies that should not be:", *faults] if faults else []
-  check_memory(memory, gpu)
-  lines.append(render_speed(find_speed(config, task.whole, plan, by_kind, gpu)))
   return "\n".join(lines)
 
 

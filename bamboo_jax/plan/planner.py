@@ -205,10 +205,10 @@ def make_plan(
     )
     limit = memory_limit_bytes
     if limit is None or most[1].total_bytes <= limit:
-      costs, place = _place_residuals(
-          *(profile, partition, costs, timeline, found, worst),
+      costs, place = residuals_lib.place(
+          *(profile, partition, costs, timeline),
           num_microbatches=num_microbatches,
-          limit_bytes=limit,
+          free_bytes=_free_bytes(found, worst, limit),
       )
       return Plan(
           profile=profile,
@@ -235,41 +235,14 @@ def make_plan(
     limit_bytes = rows.bound(most[0]).total_bytes - most[1].total_bytes + limit
 
 
-def _place_residuals(
-    profile: cost_model.Profile,
-    partition: partition_lib.Partition,
-    costs: costs_lib.StageCosts,
-    timeline: timeline_lib.Timeline,
-    found: Sequence[_Need],
-    worst: _Need | None,
-    *,
-    num_microbatches: int,
-    limit_bytes: int | None,
-) -> tuple[costs_lib.StageCosts, str]:
-  """Returns the costs of redundant passes, and where their residuals wait."""
-  rate, bubbles = profile.host_bytes_per_ms, timeline.bubbles
-  if rate is None:
-    return costs, "host"
-  free_bytes = None
-  if limit_bytes is not None:
-    least = worst[1].total_bytes if worst else 0
-    needs = [max(memory.total_bytes, least) for _, memory in found]
-    free_bytes = [limit_bytes - need for need in needs]
-  place = residuals_lib.choose_place(
-      costs,
-      num_microbatches=num_microbatches,
-      free_bytes=free_bytes,
-      wait_ms=[timeline.span_ms * b for _, b in sorted(bubbles.items())],
-      host_bytes_per_ms=rate,
-  )
-  input_bytes = [
-      sum(layer.activation_bytes for layer in stage)
-      for stage in stages.layers_by_stage(profile, partition)
-  ]
-  costs = residuals_lib.with_place(
-      costs, place, host_bytes_per_ms=rate, input_bytes=input_bytes
-  )
-  return costs, place
+def _free_bytes(
+    found: Sequence[_Need], worst: _Need | None, limit_bytes: int | None
+) -> list[int] | None:
+  """Returns the memory of each node that is free, also after a death."""
+  if limit_bytes is None:
+    return None
+  least = worst[1].total_bytes if worst else 0
+  return [limit_bytes - max(m.total_bytes, least) for _, m in found]
 
 
 @dataclasses.dataclass(frozen=True)

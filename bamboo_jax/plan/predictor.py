@@ -15,9 +15,12 @@ from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import makespan
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.plan import residuals as residuals_lib
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.plan import stages
 from bamboo_jax.plan import step_time as step_time_lib
+from bamboo_jax.plan.memory import model as model_lib
+from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import lines as lines_lib
@@ -36,6 +39,9 @@ SPLITS = ("makespan", "even")
 # A pipeline is in its steady state if a microbatch takes at most this multiple
 # of the nodes' work.
 _MOST_WAITING = 1.3
+_HELD = dataclasses.replace(
+    upkeep_lib.OVERLAPPED, protection=upkeep_lib.Protection()
+)
 _UNPROTECTED = rows_lib.Redundancy("none")
 
 
@@ -53,6 +59,7 @@ class Predictor:
       redundant: rows_lib.Redundancy = _UNPROTECTED,
       communication: Communication = communication_lib.RUNTIME,
       extrapolate: bool = False,
+      memory_limit_bytes: int | None = None,
   ) -> None:
     """Makes a predictor.
 
@@ -68,6 +75,8 @@ class Predictor:
       communication: Methods of communication.
       extrapolate: Whether to extrapolate a pipeline from its steady state, in
         which each microbatch takes as long as the one before.
+      memory_limit_bytes: Of a node's device; None: no limit. It decides where
+        residuals of redundant passes wait.
     """
     if split not in SPLITS:
       raise ValueError(base.suggest(split, SPLITS, what="split"))
@@ -85,9 +94,11 @@ class Predictor:
     self._group = group
     self._num_shares = num_shares
     self._extrapolate = extrapolate
+    self._memory_limit_bytes = memory_limit_bytes
     self._split = split
     self._redundant = redundant
     self.stage_costs = functools.cache(self.stage_costs)
+    self.redundant_costs = functools.cache(self.redundant_costs)
     self.other_phases = functools.cache(self.other_phases)
     self._compute_ms = functools.cache(self._compute_ms)
     self._pace = functools.cache(self._pace)
@@ -283,9 +294,44 @@ class Predictor:
     return self._redundant.plan(
         roles,
         microbatches=range(num_microbatches),
-        costs=self.stage_costs(partition),
+        costs=self.redundant_costs(partition, num_microbatches),
         in_flight=scheduler.one_f_one_b_bounds(roles.num_stages),
     )
+
+  def redundant_costs(
+      self, partition: Partition, num_microbatches: int
+  ) -> costs_lib.StageCosts:
+    """Returns costs with the copies of `residuals.place` in a new pipeline."""
+    costs = self.stage_costs(partition)
+    if self.profile.host_bytes_per_ms is None:
+      return costs
+    nodes = range(partition.num_stages)
+    bounds = scheduler.one_f_one_b_bounds(partition.num_stages)
+    lines = [lines_lib.Line(nodes, range(num_microbatches), bounds)]
+    rows = scheduler.plan_rows(lines, costs=costs)
+    free_bytes = None
+    if self._memory_limit_bytes is not None:
+      most = self._memory_limit_bytes
+      free_bytes = [most - self._held_bytes(partition, node) for node in nodes]
+    return residuals_lib.place(
+        *(self.profile, partition, costs),
+        timeline_lib.play(rows, lines, costs=costs),
+        num_microbatches=num_microbatches,
+        free_bytes=free_bytes,
+    )[0]
+
+  def _held_bytes(self, partition: Partition, node: int) -> int:
+    """Returns the memory of a node's stage and of its replica."""
+    count = partition.num_stages
+    model = model_lib.MemoryModel(
+        self.profile.layers,
+        in_flight=scheduler.one_f_one_b_bounds(count),
+        upkeep=_HELD,
+        ties=self.profile.ties,
+    )
+    layers = lambda s: (partition.bounds[s], partition.bounds[s + 1])
+    owned = model.total_bytes(node, *layers(node))
+    return owned + model.shadow(*layers((node + 1) % count)).replica_bytes
 
   def stage_costs(self, partition: Partition) -> costs_lib.StageCosts:
     """Returns the costs of the stages of a pipeline."""

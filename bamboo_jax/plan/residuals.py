@@ -12,9 +12,48 @@ wait, else only the inputs of units, from which a failover recomputes the rest.
 from collections.abc import Sequence
 import dataclasses
 
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import stages as stages_lib
 from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import timeline as timeline_lib
 
 PLACES = ("device", "host", "inputs")
+
+
+def place(
+    profile: cost_model.Profile,
+    partition: partition_lib.Partition,
+    costs: costs_lib.StageCosts,
+    timeline: timeline_lib.Timeline,
+    *,
+    num_microbatches: int,
+    free_bytes: Sequence[int] | None,
+) -> tuple[costs_lib.StageCosts, str]:
+  """Returns the costs of redundant passes, and where their residuals wait.
+
+  Costs stay as they are, and residuals on the host, if the profile has no link
+  to host memory. `timeline` has the passes without redundant ones; see
+  `choose_place` for the rest.
+  """
+  rate, bubbles = profile.host_bytes_per_ms, timeline.bubbles
+  if rate is None:
+    return costs, "host"
+  chosen = choose_place(
+      costs,
+      num_microbatches=num_microbatches,
+      free_bytes=free_bytes,
+      wait_ms=[timeline.span_ms * b for _, b in sorted(bubbles.items())],
+      host_bytes_per_ms=rate,
+  )
+  input_bytes = [
+      sum(layer.activation_bytes for layer in stage)
+      for stage in stages_lib.layers_by_stage(profile, partition)
+  ]
+  costs = with_place(
+      costs, chosen, host_bytes_per_ms=rate, input_bytes=input_bytes
+  )
+  return costs, chosen
 
 
 def choose_place(

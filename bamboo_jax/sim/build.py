@@ -42,7 +42,7 @@ OF_INSTANCE = tuple(
     for key in (
         *("gpus_per_node", "inner_bytes_per_sec", "memory_limit_gib"),
         *("transformer.flops_per_sec", "transformer.bytes_per_sec"),
-        "transformer.link_bytes_per_sec",
+        *("transformer.link_bytes_per_sec", "transformer.host_bytes_per_sec"),
     )
 )
 # Other names of workload fields in the config.
@@ -178,7 +178,9 @@ def _make_costs(options: Config) -> Profile | throughput_table.Table:
         transformer.estimate_transformer, values, what="transformer"
     )
     # A node does the work, which its GPUs share.
-    values["flops_per_sec"] *= options["gpus_per_node"]
+    for rate in ("flops_per_sec", "host_bytes_per_sec"):
+      if rate in values:
+        values[rate] *= options["gpus_per_node"]
     return transformer.estimate_transformer(**values)
   if options["costs"] == "table":
     values = options["table"]

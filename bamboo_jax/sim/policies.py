@@ -237,6 +237,7 @@ class _Maker:
       speed = speed_lib.ProfileSpeed(
           profile,
           reroute=ladder.reroute,
+          memory_limit_bytes=workload.memory_limit_bytes,
           num_microbatches=workload.num_microbatches,
           microbatch_size=workload.microbatch_size,
           redundant=redundant,

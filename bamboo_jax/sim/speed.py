@@ -111,6 +111,7 @@ class ProfileSpeed:
       split: str = "makespan",
       communication: Communication = communication_lib.RUNTIME,
       reroute: str = "shares",
+      memory_limit_bytes: int | None = None,
   ) -> None:
     self.predictor = predictor_lib.Predictor(
         profile,
@@ -119,6 +120,7 @@ class ProfileSpeed:
         redundant=redundant,
         communication=communication,
         extrapolate=True,
+        memory_limit_bytes=memory_limit_bytes,
     )
     self._redundant = redundant
     self._reroute = reroute
@@ -279,7 +281,7 @@ class ProfileSpeed:
         self._plan(partition, count).timeline,
         roles=self._redundant.initial(range(num_stages)),
         microbatches=range(count),
-        costs=self.predictor.stage_costs(partition),
+        costs=self.predictor.redundant_costs(partition, count),
         in_flight=scheduler.one_f_one_b_bounds(num_stages),
         num_times=_NUM_DEATH_TIMES,
         victims=sorted(victims),

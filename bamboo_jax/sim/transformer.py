@@ -24,6 +24,7 @@ def estimate_transformer(
     link_bytes_per_sec: float,
     link_latency_secs: float = 50e-6,
     bytes_per_sec: float = 5e11,
+    host_bytes_per_sec: float = 1.6e10,
 ) -> cost_model.Profile:
   """Returns the profile of a transformer.
 
@@ -32,6 +33,7 @@ def estimate_transformer(
     link_latency_secs: Time of any transfer between two nodes, added to that of
       its bytes; may be 0.
     bytes_per_sec: Memory bandwidth of a node.
+    host_bytes_per_sec: Rate of the copies of residuals to host memory.
 
   Raises:
     ValueError: A number is not above 0.
@@ -78,5 +80,6 @@ def estimate_transformer(
       reduce_bytes_per_ms=link_bytes_per_sec / 1e3,
       dispatch_ms=0.0,
       measured=False,
+      host_bytes_per_ms=host_bytes_per_sec / 1e3,
       fingerprint={"estimate": "transformer"},
   )

@@ -15,17 +15,48 @@ class MachinesTest(parameterized.TestCase):
       self.assertEqual(int(machine["gpu_count"]), price.gpu_count)
 
   @parameterized.parameters(
-      ("p3.2xlarge", 1, 4e13, 1.25e9, 16.0),
-      ("p5.48xlarge", 8, 3.956e14, 4e11, 80.0),
+      ("p3.2xlarge", 1, 4e13, 1.25e9, 16.0, 1.6e10),
+      ("p5.48xlarge", 8, 3.956e14, 4e11, 80.0, 6.4e10),
   )
-  def test_apply(self, instance, count, flops, link, memory):
+  def test_apply(self, instance, count, flops, link, memory, pcie):
     got = machines.apply({"transformer": {"width": 8}}, instance)
     self.assertEqual(got["gpus_per_node"], count)
     self.assertEqual(got["memory_limit_gib"], memory)
     self.assertAlmostEqual(got["transformer"]["flops_per_sec"], flops)
     self.assertAlmostEqual(got["transformer"]["link_bytes_per_sec"], link)
+    self.assertEqual(got["transformer"]["host_bytes_per_sec"], pcie)
     self.assertEqual(got["transformer"]["width"], 8)
 
   def test_unknown(self):
     with self.assertRaisesRegex(ValueError, "did you mean 'p3.2xlarge'"):
       machines.find("p3.2xlrge")
+
+  @parameterized.parameters(
+      ("NVIDIA H100 80GB HBM3", 989.0),
+      ("NVIDIA H100 PCIe", 756.5),
+      ("NVIDIA H200", 989.0),
+      ("NVIDIA GH200 480GB", 989.0),
+      ("NVIDIA A100-SXM4-40GB", 312.0),
+      ("NVIDIA L4", 121.0),
+      ("NVIDIA L40S", 362.0),
+      ("NVIDIA H100 NVL", 835.0),
+      ("Tesla V100-SXM2-16GB", None),
+      ("NVIDIA A10G", None),
+      ("cpu", None),
+  )
+  def test_peak(self, kind, want):
+    self.assertEqual(machines.find_peak_tflops(kind, dtype="bfloat16"), want)
+    self.assertIsNone(machines.find_peak_tflops(kind, dtype="float32"))
+
+  @parameterized.parameters(
+      ("NVIDIA A100-SXM4-40GB", "A100 40G"),
+      ("NVIDIA A100-SXM4-80GB", "A100 80G"),
+      ("NVIDIA H100 NVL", "H100 94G"),
+  )
+  def test_kind(self, kind, gpu):
+    self.assertEqual(machines.find_kind(kind)["gpu"], gpu)
+    self.assertGreater(machines.find_machine(gpu).flops_per_sec, 1e14)
+
+  def test_all_gpus_have_their_facts(self):
+    for name in machines._read("gpus.csv", "gpu"):
+      self.assertGreater(machines.find_machine(name).memory_bytes_per_sec, 1e11)

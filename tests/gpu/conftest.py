@@ -67,7 +67,8 @@ def part(request):
 def secs_left(request, part):
   """Returns the seconds that the part may still take, at least one."""
   limit = request.config.getoption("--timeout_secs")
-  limit = limit or settings_lib.LIMITS_SECS.get(part, 300.0)
+  factor = settings_lib.SMOKE_PATIENCE if _is_smoke(request.config) else 1.0
+  limit = limit or factor * settings_lib.LIMITS_SECS.get(part, 300.0)
   end = time.monotonic() + limit
   return lambda: max(1.0, end - time.monotonic())
 
@@ -80,9 +81,9 @@ def note(request, part):
 
 @pytest.fixture
 def run_alone(settings, secs_left, note):
-  """Runs a check in a process of its own with these XLA flags."""
+  """Runs a check in a process of its own, by default with training's flags."""
 
-  def run(check, *, xla_flags="", label=None):
+  def run(check, *, xla_flags=settings_lib.SAME_BITS, label=None):
     found = child.run(
         check, settings, xla_flags=xla_flags, timeout_secs=secs_left()
     )
@@ -113,14 +114,16 @@ def _is_wanted(config):
   return any(config.getoption(name, False) for name in ("--gpu", "--smoke"))
 
 
+def _is_smoke(config):
+  return config.getoption("--smoke") or not config.getoption("--gpu")
+
+
 def _settings(config):
   given = {
       field.name: config.getoption(f"--{field.name}", None)
       for field in dataclasses.fields(settings_lib.Settings)
   }
-  base = settings_lib.SMOKE
-  if config.getoption("--gpu") and not config.getoption("--smoke"):
-    base = settings_lib.Settings()
+  base = settings_lib.SMOKE if _is_smoke(config) else settings_lib.Settings()
   given = {name: value for name, value in given.items() if value is not None}
   return dataclasses.replace(base, **given)
 

@@ -4,11 +4,11 @@ The shadow of a stage may apply the same update as its owner only if both get
 the same bits, in two processes. On a GPU two things stand against that: sums by
 atomic operations, and autotuning, which picks kernels by measured time.
 
-  default            neither is prevented
-  deterministic_ops  no atomic sums, no autotuning: the first kernel is taken
-  cudnn              the same without Triton, and cuDNN's kernel of attention
-  autotune_dir       scattered sums in order; choices kept in a folder
-  autotune_file      scattered sums in order; choices kept in one file
+  default        neither is prevented
+  training       the flags that training sets
+  cudnn          the same, with cuDNN's kernel of attention
+  autotune_dir   scattered sums in order; choices kept in a folder
+  autotune_file  scattered sums in order; choices kept in one file
 
 `check_bits` is run twice per line, in two processes.
 """
@@ -23,12 +23,12 @@ import pytest
 
 from tests.gpu import child
 from tests.gpu import program_times
+from tests.gpu import settings as settings_lib
 from tests.gpu import subject
 
-REQUIRED = "deterministic_ops"  # What we rely on.
-CUDNN = "cudnn"  # With the flags that are set, and its kernel of attention.
+REQUIRED = "training"  # What we rely on.
+CUDNN = "cudnn"
 
-_NO_TRITON = "--xla_gpu_enable_triton_gemm=false"
 _ORDERED = "--xla_gpu_enable_scatter_determinism_expander=true"
 
 
@@ -56,12 +56,12 @@ def make_modes(folder):
   """
   directory, file = folder / "kernels", folder / "autotune.textproto"
   directory.mkdir()
-  strict = "--xla_gpu_deterministic_ops=true"
+  strict = settings_lib.SAME_BITS
   in_dir = f"{_ORDERED} --xla_gpu_per_fusion_autotune_cache_dir={directory}"
   return {
       "default": ("", ""),
       REQUIRED: (strict, strict),
-      CUDNN: (f"{strict} {_NO_TRITON}",) * 2,
+      CUDNN: (strict, strict),
       "autotune_dir": (in_dir, in_dir),
       "autotune_file": (
           f"{_ORDERED} --xla_gpu_dump_autotune_results_to={file}",

@@ -2,6 +2,11 @@
 
 import dataclasses
 
+from bamboo_jax.runtime import accelerator
+
+# What commands that train set.
+SAME_BITS = accelerator.add_determinism("")
+
 # Seconds that a part may take; with `device`, all take 12 minutes at most.
 LIMITS_SECS = {
     "device": 30.0,
@@ -13,6 +18,8 @@ LIMITS_SECS = {
     "offload": 40.0,
     "spmd": 70.0,
 }
+# Times as long with --smoke, on CPUs that may be busy.
+SMOKE_PATIENCE = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +42,7 @@ class Settings:
     copy_mib: Size of the array that is moved to host memory and back.
     product_size: Width of the square matrices that find the highest rate.
     peak_tflops: Peak of the device for products in `dtype`, in TFLOP/s; None:
-      from the table in `tests.gpu.mfu`.
+      from `accounting/gpus.csv`.
     needs_gpu: Whether it is a failure if there is no GPU.
   """
 

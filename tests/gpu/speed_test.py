@@ -16,7 +16,6 @@ from tests.gpu import subject
 # Redundant passes beside each forward pass: none; kept on the device, which is
 # another forward pass; or moved to host memory.
 _WAYS = {"none": None, "device": "forward", "host": "redundant"}
-_MACHINES = ("b200", "h200", "h100", "a100", "l4")
 
 
 def check_speed(settings):
@@ -54,10 +53,10 @@ def check_speed(settings):
 
 def predict(spec, device_kind, count):
   """Returns the longest, likely and shortest time of a step, or None."""
-  names = [name for name in _MACHINES if name in device_kind.lower()]
-  if not names:
+  facts = machines.find_kind(device_kind)
+  if facts is None:
     return None
-  machine = machines.find_machine(names[0])
+  machine = machines.find_machine(facts["gpu"])
   profile = profiler.estimate(
       spec,
       platform="gpu",

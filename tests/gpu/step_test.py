@@ -5,21 +5,21 @@ import dataclasses
 import jax
 import pytest
 
-from bamboo_jax.accounting import peaks
+from bamboo_jax.accounting import machines
 from bamboo_jax.runtime.profile import products
 from tests.gpu import child
 from tests.gpu import mfu
 from tests.gpu import program_times
+from tests.gpu import settings as settings_lib
 from tests.gpu import subject
 
 _SAME = "--xla_gpu_deterministic_ops=true"
 _NO_TRITON = "--xla_gpu_enable_triton_gemm=false"
-# The last one is what commands that train set.
 _MODES = {
     "any order": "",
     "no Triton": _NO_TRITON,
     "same bits": _SAME,
-    "same bits, no Triton": f"{_SAME} {_NO_TRITON}",
+    "same bits, no Triton": settings_lib.SAME_BITS,
 }
 
 
@@ -46,7 +46,7 @@ def check_step(settings):
   causal = full - mfu.unread_attention(plain)
   count = settings.step_microbatches * (1 + products.BACKWARD_FACTOR)
   tokens = settings.microbatch_size * settings.sequence_length
-  peak = settings.peak_tflops or peaks.find_peak_tflops(
+  peak = settings.peak_tflops or machines.find_peak_tflops(
       device.device_kind, dtype=settings.dtype
   )
   values = {

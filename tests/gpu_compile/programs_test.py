@@ -28,7 +28,7 @@ private.prepare(
 )
 
 _PASSES = ("forward", "backward")
-_ALL = (*_PASSES, "update", "zeros", "cast")
+_ALL = (*_PASSES, "redundant", "update", "zeros", "cast")
 _MIN_TILE = 64
 # Loops of a segment without a known trip count, with one pass of each kind in a
 # tick: each makes the host wait. The number may only fall.
@@ -65,9 +65,7 @@ def compile_units(config, gpu, names):
 class ProgramsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      ("gpt2_small", "gpt2:small", "h100", dict(model=_LONG)),
       ("gpt2_small_a100", "gpt2:small", "a100", dict(model=_LONG)),
-      ("gpt2_medium", "gpt2:medium", "h100", dict(model=_LONG)),
       ("llama_1b", "llama:3.2_1b", "h100", dict(model=dict(vocab_size=128256))),
       ("llama_8b", "llama:3_8b", "h100", dict(model=dict(vocab_size=128256))),
       ("qwen", "qwen:3_0.6b", "a100", dict(model=dict(vocab_size=151936))),
@@ -85,6 +83,10 @@ class ProgramsTest(parameterized.TestCase):
     gpu = targets.find(gpu)
     before = set(glob.glob(f"{_DUMP}/*"))
     task, _, by_kind = compile_units(config, gpu, _PASSES)
+    self._check_passes(config, gpu, task, by_kind)
+    self._check_graphs(set(glob.glob(f"{_DUMP}/*")) - before)
+
+  def _check_passes(self, config, gpu, task, by_kind):
     head = by_kind[task.whole.units[-1].kind]["forward"]
     for found in by_kind.values():
       for program in found.values():
@@ -94,8 +96,10 @@ class ProgramsTest(parameterized.TestCase):
     if "sequence_length" in config.model.options and vocab_size > 10_000:
       shape = task.whole.batch["inputs"].shape
       logits = 4 * shape[0] * shape[1] * vocab_size
-      self.assertLessEqual(findings.count_large(head.module, logits), 1)
-    self._check_graphs(set(glob.glob(f"{_DUMP}/*")) - before)
+      # Besides the logits, what is kept of them; often in 16 bits.
+      dtype = config.model.options.get("dtype", "float32")
+      most = 1 + (dtype == "float32")
+      self.assertLessEqual(findings.count_large(head.module, logits), most)
 
   def _check(self, program, gpu):
     found = program.findings
@@ -116,15 +120,16 @@ class ProgramsTest(parameterized.TestCase):
         self.assertIn("kCommandBuffer", text, msg=path)
 
   @parameterized.parameters("gpt2:small", "gpt2:medium")
-  def test_memory_is_what_the_planner_says(self, name):
+  def test_all_programs_of_a_run(self, name):
     config = make_config(name, model=_LONG, mode="bubble", num_stages=4)
     gpu = targets.find("h100")
     task, plan, by_kind = compile_units(config, gpu, _ALL)
+    self._check_passes(config, gpu, task, by_kind)
+    self._check_redundant(by_kind)
+    del by_kind[task.whole.units[-1].kind]["redundant"]  # Runs leave it out.
     stages = task.whole.cut(plan.partition.bounds)
     for stage in report.find_memory(stages, plan, by_kind, 1):
-      # Plans do not count the float32 logits of the head.
-      most = 0.12 if stage.largest.owner == "head" else 0.10
-      self.assertLess(abs(stage.compiled / stage.planned - 1), most)
+      self.assertLess(abs(stage.compiled / stage.planned - 1), 0.10)
     for unit in task.whole.units:
       found, state = by_kind[unit.kind], unit.state
       sums = spec_lib.nbytes(unit.accumulator)
@@ -132,13 +137,10 @@ class ProgramsTest(parameterized.TestCase):
       kept = spec_lib.nbytes((state.params, state.slots))
       self.assertGreaterEqual(found["update"].memory.donated, kept)
 
-  def test_redundant_passes_leave_host_memory(self):
-    config = make_config("gpt2:small", model=_LONG, mode="bubble")
-    names = ("forward", "redundant")
-    _, _, by_kind = compile_units(config, targets.find("h100"), names)
+  def _check_redundant(self, by_kind):
+    """Redundant passes leave all that forward passes keep on the host."""
     for found in by_kind.values():
       program, forward = found["redundant"], found["forward"]
-      self.assertEqual(program.findings.host_faults, ())
       self.assertAlmostEqual(
           *(program.memory.host, forward.memory.outputs), delta=2**20
       )
@@ -169,6 +171,13 @@ class ReportTest(parameterized.TestCase):
     config = make_config("gpt2:tiny")
     config.evaluate.every_steps = 0
     return report.make_report(config, "l4")
+
+  def test_segments(self):
+    config = make_config("gpt2:tiny", executor="spmd", num_stages=2)
+    text = report.make_report(config, "l4")
+    self.assertRegex(text, r"pipeline +segment +\d+")
+    self.assertRegex(text, r"stage 1: [\d.]+ GiB on each device")
+    self.assertNotIn("tokens/s", text)
 
   def test_has_all_programs_and_the_speed(self):
     self.assertRegex(self._report, r"head +backward +\d+")

@@ -2,7 +2,9 @@
 
 from absl.testing import parameterized
 
+from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import planner
+from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import residuals
 from bamboo_jax.schedule import costs as costs_lib
 from tests import profiles
@@ -70,3 +72,32 @@ class ResidualsTest(parameterized.TestCase):
       self.assertEqual(plan.costs.redundant_ms, plan.costs.forward_ms)
     if rate is None:
       self.assertEqual(plan.costs.redundant_ms, (14.0, 14.0))
+
+  @parameterized.parameters(
+      (1e9, None, "device"),
+      (1e9, 2**30, "device"),
+      (1e9, 15 * 2**20, "host"),
+      (1e-3, 15 * 2**20, "inputs"),
+      (None, None, "host"),  # As measured.
+  )
+  def test_predictor_places_them_alike(self, rate, limit, want):
+    layers = [
+        profiles.make_layer(f"l{i}", residual_bytes=2**20, redundant_ms=7.0)
+        for i in range(4)
+    ]
+    profile = profiles.make_profile(layers, host_bytes_per_ms=rate)
+    predictor = predictor_lib.Predictor(
+        profile, num_microbatches=8, memory_limit_bytes=limit
+    )
+    partition = partition_lib.Partition((0, 2, 4))
+    plain = predictor.stage_costs(partition)
+    if rate is not None:
+      input_bytes = [
+          sum(layer.activation_bytes for layer in stage)
+          for stage in (layers[:2], layers[2:])
+      ]
+      plain = residuals.with_place(
+          plain, want, host_bytes_per_ms=rate, input_bytes=input_bytes
+      )
+    got = predictor.redundant_costs(partition, 8)
+    self.assertEqual(got, plain)

@@ -21,6 +21,7 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 
 Jaxpr = core.Jaxpr | core.ClosedJaxpr
 
+_PRODUCTS = ("dot_general", "conv_general_dilated")
 BACKWARD_FACTOR = 2  # Operations of a backward pass per one of its forward.
 
 
@@ -90,6 +91,16 @@ def find_products(jaxpr: Jaxpr) -> list[Product]:
       case _:
         found += every
   return found
+
+
+def largest_product(jaxpr: Jaxpr) -> int:
+  """Returns the bytes of the largest product of a program; 0 without one."""
+  sizes = [0]
+  for eqn in jaxpr.eqns:
+    if eqn.primitive.name in _PRODUCTS:
+      sizes.append(spec_lib.nbytes([v.aval for v in eqn.outvars]))
+    sizes += map(largest_product, _inner(eqn.params))
+  return max(sizes)
 
 
 def layer_flops(spec: spec_lib.StageSpec) -> dict[str, int]:

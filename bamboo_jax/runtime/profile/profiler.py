@@ -117,11 +117,15 @@ def estimate(
       kept = _residual_bytes(programs)
       if roofline is not None and not roofline.keeps_scores:
         kept -= products.score_bytes(programs.saved)
+      # A backward pass may hold the gradients of all these at once.
+      working = kept + spec_lib.nbytes(unit.state.params)
+      if unit.is_last:  # A forward pass has logits, maybe of a wider dtype.
+        forward = programs.traced("forward").jaxpr
+        working = max(working, products.largest_product(forward))
       seen[unit.kind] = _with_memory(
           _estimate_layers(unit, rates),
           residual_bytes=kept,
-          # A backward pass may hold the gradients of all these at once.
-          working_bytes=kept + spec_lib.nbytes(unit.state.params),
+          working_bytes=working,
       )
     layers += _layer_costs(spec, unit, seen[unit.kind])
   return _make_profile(

@@ -4,7 +4,7 @@ import functools
 
 import jax
 
-from bamboo_jax.accounting import peaks
+from bamboo_jax.accounting import machines
 from bamboo_jax.runtime.profile import products
 from bamboo_jax.train.setup import job as job_lib
 
@@ -32,7 +32,7 @@ class Mfu:
   @functools.cached_property
   def _peak_flops(self) -> float | None:
     """Operations per second of a node at most."""
-    peak = peaks.find_peak_tflops(
+    peak = machines.find_peak_tflops(
         jax.local_devices()[0].device_kind,
         dtype=self._job.task.whole.model.fingerprint.get("dtype", ""),
     )
