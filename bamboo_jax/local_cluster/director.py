@@ -22,6 +22,8 @@ from bamboo_jax.cluster import frames
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import machine
 
+_PERIOD_SECS = 0.1  # Of the suspensions of a slow worker.
+
 
 @dataclasses.dataclass(frozen=True)
 class _Worker:
@@ -183,11 +185,27 @@ class Director:
         self.happened.add(fault.line)
         if fault.kind == "notice":
           self._nodes.give_notice(worker.name)
+        elif fault.kind == "slow":
+          if not fault.line:  # Otherwise its worker knows, and takes longer.
+            self._suspend_often(worker, fault.slow.factor)
         elif fault.kind in ("node", "leader", "zone"):
           self.kill_node(worker.name)
         else:
           is_stop = fault.kind == "stop"
           self._strike(worker, signal.SIGSTOP if is_stop else signal.SIGKILL)
+
+  def _suspend_often(self, worker: _Worker, factor: float) -> None:
+    """Lets a worker run in one of `factor` parts of its time, until it ends."""
+
+    def work() -> None:
+      with contextlib.suppress(ProcessLookupError):
+        while self._workers.get(worker.number) is worker:
+          os.kill(worker.pid, signal.SIGSTOP)
+          time.sleep(_PERIOD_SECS * (1 - 1 / factor))
+          os.kill(worker.pid, signal.SIGCONT)
+          time.sleep(_PERIOD_SECS / factor)
+
+    threading.Thread(target=work, name="slow", daemon=True).start()
 
   def _strike(self, worker: _Worker, number: signal.Signals) -> None:
     self.kills[worker.number] = time.perf_counter()

@@ -21,7 +21,7 @@ from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.local_cluster import machine
 from bamboo_jax.train.setup import sizes
 
-_PROTOCOL = 5  # Version of the messages between processes.
+_PROTOCOL = 6  # Version of the messages between processes.
 _PACKAGES = ("bamboo_jax", "jax", "jaxlib")
 
 

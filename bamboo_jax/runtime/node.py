@@ -5,6 +5,7 @@ and those after a failure.
 """
 
 from collections.abc import Callable, Mapping
+import time
 
 import jax
 import numpy as np
@@ -35,6 +36,8 @@ class Node:
     programs: Programs of each stage that the node holds, as owner or replica.
     state: State of each of these stages.
     store: Arrays of the current step.
+    slow_factor: How many times as long its passes take as they need.
+    waited_secs: Time spent in receives from other processes so far.
   """
 
   def __init__(
@@ -52,6 +55,7 @@ class Node:
     self.programs: dict[int, programs_lib.StagePrograms] = {}
     self.state: dict[int, spec_lib.StageState] = {}
     self.store = store_lib.Store(sends_host=sends_host)
+    self.slow_factor, self.waited_secs = 1.0, 0.0
     self._links = links
     self._clock = clock
     self._free_secs = 0.0  # When the last pass ends, on the clock.
@@ -74,7 +78,10 @@ class Node:
     Blocks while paced passes before it are still running.
     """
     self._clock.wait_until(self._free_secs)
-    result, free_secs = self._start(instruction), self._free_secs
+    begin_secs, result = time.perf_counter(), self._start(instruction)
+    if self.slow_factor > 1.0 and not instruction.is_transfer:
+      self._slow_down(begin_secs)
+    free_secs = self._free_secs
     if free_secs > self._clock.now_secs:
       return result, pace_lib.Until(free_secs)
     return result
@@ -210,13 +217,20 @@ class Node:
 
   def _receive(self, instruction: Instruction) -> base.PyTree:
     link = self._links.find(self.node, instruction)
-    value = link.receive()
+    begin_secs, value = time.perf_counter(), link.receive()
     if not isinstance(link, link_lib.LocalLink):
+      self.waited_secs += time.perf_counter() - begin_secs
       self._clock.catch_up()
     return value
 
   def _spend(self, ms: float) -> None:
     self._free_secs = max(self._free_secs, self._clock.now_secs) + ms / 1e3
+
+  def _slow_down(self, begin_secs: float) -> None:
+    """Lets the pass that began then take longer; blocks until it has ended."""
+    jax.block_until_ready(self._token)
+    end_secs = max(time.perf_counter(), self._free_secs)
+    self._free_secs = begin_secs + self.slow_factor * (end_secs - begin_secs)
 
   def _after(self, programs: programs_lib.StagePrograms) -> jax.Array:
     if self._token is None:

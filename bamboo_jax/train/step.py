@@ -21,6 +21,8 @@ from typing import Any
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.faults import slow as slow_lib
+from bamboo_jax.recovery import slowness
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
@@ -63,6 +65,7 @@ class Vote:
     stops: Whether it was asked to end the run after this step.
     at_risk: Number of the newest view, if all nodes with a copy of some segment
       will be preempted and that state has not been saved; else 0.
+    nodes: Times of its nodes in the step; empty if passes are not measured.
   """
 
   seen: int
@@ -81,6 +84,7 @@ class Vote:
   save: Any = None
   stops: bool = False
   at_risk: int = 0
+  nodes: slowness.Step = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,6 +140,7 @@ class Step:
     planned_passes: Planned time of the passes if they cannot be measured; None
       if they are.
     redone: Passes that programs repeat after deaths, by view and share.
+    nodes: See `Vote`.
   """
 
   planned_passes: account_lib.NodeTime | None = None
@@ -158,6 +163,7 @@ class Step:
     self._clip_norm = clip_norm
     self._on_nonfinite = on_nonfinite
     self._recorder = recorder_lib.Recorder()
+    self._slow: dict[int, slow_lib.Slow] = {}  # Local nodes, by faults.
     self._order: Sequence[tuple[int, instruction_lib.Instruction]] = ()
     self._phase_secs = dict.fromkeys(PHASES, 0.0)
 
@@ -171,6 +177,8 @@ class Step:
     self._skipped = ""
     self._planned: Sequence[timeline_lib.Timeline] = ()
     self.measured: list[recorder_lib.Measured] = []
+    self.nodes: slowness.Step = {}
+    self._slow_down(due.slowed)
     self.start_secs = self._last = time.perf_counter()
     self._phase_secs = dict.fromkeys(PHASES, 0.0)
     self._engine.begin_step(step, feed, num_microbatches=self._num_microbatches)
@@ -315,6 +323,7 @@ class Step:
 
   def _compute(self) -> None:
     engine, check = self._engine, self._cohort.check
+    begin_secs, waited = time.perf_counter(), self._waited_secs()
     engine.clock.catch_up()
     for node, instruction in self._order:
       if node in engine.nodes:  # Otherwise another process runs it.
@@ -323,7 +332,29 @@ class Step:
         check()
         result = engine.nodes[node].run(instruction)
         self._recorder.add(node, instruction, result)
-    self.measured += self._recorder.finish()
+    measured = self._recorder.finish()
+    self.measured += measured
+    self.nodes = slowness.measure(
+        [(m.node, m.instruction, m.end_secs - m.start_secs) for m in measured],
+        secs=time.perf_counter() - begin_secs,
+        waited={n: s - waited[n] for n, s in self._waited_secs().items()},
+        is_alone=len(engine.nodes) == 1,
+    )
+
+  def _waited_secs(self) -> dict[int, float]:
+    return {n: node.waited_secs for n, node in self._engine.nodes.items()}
+
+  def _slow_down(self, slowed: Iterable[faults_lib.Due]) -> None:
+    """Slows local nodes down as faults demand, and ends that when it is due."""
+    numbers = {m.name: m.number for m in self._cohort.view.members}
+    for due in slowed:
+      node = due.owner if due.fault.place else numbers.get(due.fault.node)
+      if node in self._engine.nodes:
+        self._slow[node] = due.fault.slow
+    for number, slow in self._slow.items():
+      is_over = slow.until is not None and self._step >= slow.until
+      if node := self._engine.nodes.get(number):
+        node.slow_factor = 1.0 if is_over else slow.factor
 
   def _gather_sums(self) -> sums_lib.Sums:
     engine, last = self._engine, len(self._engine.specs) - 1

@@ -120,6 +120,7 @@ class RunLogTest(parameterized.TestCase):
         planned_passes=account_lib.NodeTime(),
         sums_secs=0.0,
         redone={},
+        nodes={},
         find_nonfinite=lambda: "",
     )
     vote = lambda: self.log.vote(

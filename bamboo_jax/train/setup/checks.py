@@ -9,6 +9,7 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.metrics import plots
+from bamboo_jax.recovery import slowness
 from bamboo_jax.schedule.ticks import lowering
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.setup import optimizers
@@ -46,6 +47,7 @@ _CHOICES = {
     "pipeline.head": ("backward", "forward"),
     "pipeline.layout": ("depth", "templates", "grid"),
     "pipeline.ticks": lowering.ORDERS,
+    "recovery.slow": slowness.RESPONSES,
     "redundancy.refresh": ("gradient", "state"),
     "redundancy.slots": ("device", "host"),
 }
