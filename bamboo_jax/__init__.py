@@ -4,6 +4,7 @@ Each room says in its `__init__` what stands in it; none imports one above it.
 
   api             what `import bamboo_jax` offers: train, plan, cluster, ...
   local_cluster   a whole cluster on one machine: real processes, really killed
+  gpu             compiles for GPUs on machines without one
   experiments     simulated experiments, against published figures
   train           the training loop of one member of a cohort
   report          runs as an HTML page
@@ -11,11 +12,12 @@ Each room says in its `__init__` what stands in it; none imports one above it.
   checkpoint      checkpoints: parts of members, put together
   sim             plays traces of preemptions against policies
   runtime         runs schedules on devices: programs, links, sums, phases
+  cluster         agents that agree on who trains
   recovery        decides how training goes on after a loss
   accounting      where the nodes' time went, and dollars
   plan            partition, rows, memory and time of a step before it runs
-  cluster         agents that agree on who trains
   data            batches that depend on seed and step alone
+  net             addresses of hosts, and identities of processes
   schedule        the instructions of a pipeline, as data
   models          models as lists of layers
   metrics         logs, summaries, traces and figures of a run

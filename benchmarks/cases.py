@@ -21,7 +21,7 @@ from bamboo_jax.metrics import plots
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import executors as executors_lib
 
 
 def run(
@@ -54,7 +54,7 @@ def run(
   if case != "rivals":
     plots.check()
   commands = [
-      [*worker, f"--rank={rank}", f"--core={cores[rank]}"]
+      [*worker, f"--rank={rank}", f"--core={cores[rank % len(cores)]}"]
       for rank in range(config.pipeline.num_stages)
   ]
   with (
@@ -87,7 +87,7 @@ def find_case(config: ml_collections.ConfigDict) -> str:
   """Returns the name of the case of a config."""
   if config.plan.memory_limit_gib is not None:
     return "memory"
-  if config.model.name == "paced":
+  if config.model.name == "paced" and config.pipeline.num_pipelines > 1:
     return "shape"
   if config.pipeline.executor == "spmd":
     return "executors"
@@ -100,23 +100,27 @@ def _check_case(
   pipeline = config.pipeline
   has_replicas = config.redundancy.mode != "none"
   is_spmd = pipeline.executor == "spmd"
+  is_paced = config.model.name == "paced"
   if rival and importlib.util.find_spec(rival) is None:
     raise ValueError(
         f"--rival={rival} needs the package {rival!r}; install the extra: pip "
         "install 'bamboo_jax[rivals]'."
     )
-  if (has_replicas or is_spmd) and (rival or pipeline.num_stages != 2):
+  if (has_replicas or is_spmd) and (
+      rival or (pipeline.num_stages != 2 and not is_paced)
+  ):
     raise ValueError(
-        "Executors, and modes of redundancy, are compared on 2 stages and "
-        f"without a rival, got num_stages={pipeline.num_stages}, "
-        f"--rival={rival}."
+        "Executors, and modes of redundancy, are compared without a rival, and "
+        "on 2 stages if their nodes are not paced, got "
+        f"num_stages={pipeline.num_stages}, --rival={rival}."
     )
   if is_spmd and not has_replicas:
     raise ValueError(
         "Executors are compared with and without redundancy, so "
         "config.redundancy.mode must not be 'none'."
     )
-  if pipeline.num_pipelines != 1 or pipeline.num_stages > num_cores:
+  too_few = pipeline.num_stages > num_cores and not is_paced
+  if pipeline.num_pipelines != 1 or too_few:
     raise ValueError(
         "The benchmark takes one pipeline and a core per stage, got "
         f"num_pipelines={pipeline.num_pipelines}, "
@@ -128,9 +132,7 @@ def _prepare(
     config: ml_collections.ConfigDict, ours: turns.Processes
 ) -> tuple[planner.Plan, str]:
   """Returns the plan, and the profile that it is made from."""
-  cuts = None
-  if config.pipeline.executor == "spmd":  # Keeps blocks whole.
-    cuts = build_program.find_cuts(config, build.make_task(config))
+  cuts = executors_lib.find_cuts(config, build.make_task(config))
   # All at once: in a step the cores share memory and caches, too.
   answer, *_ = ours.ask("profile")
   profile = cost_model.from_json(answer)

@@ -19,13 +19,11 @@ from bamboo_jax.benchmarks import table
 from bamboo_jax.benchmarks import turns
 from bamboo_jax.metrics import schedule_plot
 from bamboo_jax.plan import planner
-from bamboo_jax.plan import program as program_lib
-from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.schedule import render as grid_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train.record import step_slots
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import executors
 
 MODES = ("none", "lazy", "eager")
 VARIANTS = tuple(f"{e}/{mode}" for e in ("rows", "spmd") for mode in MODES)
@@ -64,7 +62,7 @@ class Pair:
 
   plan: planner.Plan
   rows: dict[str, predict.ModePlan]
-  programs: dict[str, program_lib.ProgramPlan]
+  programs: dict[str, executors.ProgramPlan]
 
   @property
   def timelines(self) -> dict[str, timeline_lib.Timeline]:
@@ -86,7 +84,7 @@ def compare(ours: turns.Processes, subject: turns.Subject) -> None:
   steps, difference = run_rounds(ours, num_rounds=subject.num_rounds)
   task = build.make_task(config)
   own = plan_pair(config, task, plan)
-  period = layout_lib.blocks_of(task.whole).period
+  period = executors.block_period(task)
   longer = [
       plan_pair(config, task, predict.lengthen(plan, size, period=period))
       for size in predict.SIZES
@@ -135,7 +133,7 @@ def plan_pair(
   for mode in (*MODES, "bubble"):
     changed = config.copy_and_resolve_references()
     changed.redundancy.mode = mode
-    programs[mode] = build_program.make_program(changed, task, plan)
+    programs[mode] = executors.plan_program(changed, task, plan)
     rows[mode] = predict.plan_mode(plan, options, mode)
   return Pair(plan, rows, programs)
 

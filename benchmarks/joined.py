@@ -10,14 +10,11 @@ import jax
 import ml_collections
 
 from bamboo_jax import base
-from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
-from bamboo_jax.runtime.spmd.processes import coordination
-from bamboo_jax.runtime.spmd.processes import rendezvous as rendezvous_lib
-from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.runtime.wire import endpoints
 from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
+from bamboo_jax.train.setup import executors
 
 
 class Joined:
@@ -37,17 +34,13 @@ class Joined:
         rank, run="benchmark", endpoint=endpoints.UnixEndpoint()
     )
     self._attempt = 0
-    if config.pipeline.executor != "spmd":
-      self.devices, self.collectives = {rank: jax.devices()[0]}, None
-      return
-    rendezvous = rendezvous_lib.Rendezvous(
-        rank, self.transport, is_lost=lambda node: False
+    self.collectives = executors.make_collectives(
+        *(config, rank, self.transport), is_lost=lambda node: False
     )
-    coordination.connect(rank)
-    self.devices = coordination.devices_by_node()
-    self.collectives = collectives_lib.Collectives(
-        transfer_log.TransferLog(rendezvous.meet), self.devices
-    )
+    if self.collectives is None:
+      self.devices = {rank: jax.devices()[0]}
+    else:
+      self.devices = self.collectives.start("127.0.0.1")
 
   @property
   def device(self) -> jax.Device:

@@ -14,6 +14,7 @@ from bamboo_jax.plan import planner
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.plan.memory import bounds
 from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import pauses as pauses_lib
 from bamboo_jax.schedule import redundancy
@@ -30,6 +31,12 @@ class ModePlan:
   rows: rows_lib.RowPlanner
   roles: failover.Roles
   whole: redundancy.RedundancyPlan
+
+  @property
+  def filling(self) -> filling_lib.StepFilling | None:
+    """How waits are filled as they occur; None in modes without."""
+    rows = self.rows
+    return rows.redundant.fill([self.whole], [self.roles], rows.costs)
 
   def rest(
       self, roles: failover.Roles, holdings: lines_lib.Holdings

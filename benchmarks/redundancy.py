@@ -7,18 +7,21 @@ Detection takes no time here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
 import functools
 import pathlib
 import statistics
 from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.benchmarks import deaths as deaths_lib
 from bamboo_jax.benchmarks import predict
 from bamboo_jax.benchmarks import table
 from bamboo_jax.benchmarks import turns
 from bamboo_jax.metrics import plots
 from bamboo_jax.metrics import table as table_lib
+from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.train.setup import build
 
@@ -32,8 +35,7 @@ _COLOURS = ("#000000", "#0072B2", "#009E73", "#D55E00", "#CC79A7")
 _STEPS = (
     "mode={mode} step_ms={step_ms:.1f} predicted={predicted_ms:.1f}"
     " compute={compute_ms:.1f} refresh={refresh_ms:.1f} vote={vote_ms:.2f}"
-    " apply={apply_ms:.1f} cpu={cpu_ms:.1f} RF={num_redundant}"
-    " coverage={coverage:.1%}"
+    " apply={apply_ms:.1f} cpu={cpu_ms:.1f}"
 )
 _BYTES = (
     "mode={mode} replica_MiB={replica_mib:.1f}"
@@ -43,7 +45,11 @@ _BYTES = (
 _RATIOS = (
     "mode={mode} to_none={to_none} predicted={predicted_to_none:.3f}"
     " to_lazy={to_lazy} predicted={predicted_to_lazy:.3f} off={off_points:+.1f}"
-    " rows={rows_ratio:.3f}"
+)
+_EFFECTS = (
+    "mode={mode} RF={num_redundant:.1f} planned={planned_redundant}"
+    " overhead={overhead:.1%} planned={planned_overhead:.1%}"
+    " coverage={coverage:.1%} planned={planned_coverage:.1%}"
 )
 _DEATHS = (
     "mode={mode} stage={victim} at={at} before={before} died_ms={died_ms:.1f}"
@@ -73,16 +79,20 @@ def compare(ours: turns.Processes, subject: turns.Subject) -> None:
   refresh_ms = max(ours.ask(f"refresh {subject.bounds}"))
   names = {mode: f"rows/{mode}" for mode in MODES}
   built = ours.ask(f"build {subject.profile_path} {' '.join(names.values())}")
+  filled = FilledSteps(ours, made)
   steps = turns.take_turns(
-      {m: functools.partial(ours.run_step, name) for m, name in names.items()},
+      {mode: functools.partial(filled.run, mode) for mode in MODES},
       subject.num_rounds,
-      begin=lambda k: ours.ask(f"feed {k}"),
+      begin=filled.begin,
   )
+  filled.learn()
   same_state = is_one_state(ours.ask("digests"))
-  deaths = run_deaths(ours, made, subject)
+  has_deaths = plan.num_stages == 2 and subject.num_repeats > 0
+  deaths = run_deaths(ours, made, subject) if has_deaths else []
   modes = summarise_modes(
       steps,
       made,
+      effects=filled.effects,
       predicted_ms={
           mode: predict.predict_step_ms(plan, own, refresh_ms=refresh_ms)
           for mode, own in made.items()
@@ -96,19 +106,63 @@ def compare(ours: turns.Processes, subject: turns.Subject) -> None:
       "partition": plan.partition.bounds,
       "options": {
           name: config.redundancy[name]
-          for name in ("margin", "budget", "refresh", "slots")
+          for name in ("margin", "overrun", "budget", "refresh", "slots")
       },
       "refresh_link_ms": refresh_ms,
       "same_state": same_state,
       "modes": [*modes],
       "deaths": summarise_deaths(deaths),
-      "pauses": [*compare_pauses(deaths)],
+      "pauses": [*compare_pauses(deaths)] if deaths else [],
       "sizes": [*predict.predict_sizes(plan, MODES, options)],
   }
   print(render(report))
   write(report, steps, deaths, subject.out, subject.formats)
   print(f"files={subject.out}")
   assert same_state, "states of modes, or of replicas, differ"
+
+
+class FilledSteps:
+  """Runs steps of all modes, whose waits are filled as they occur.
+
+  Attributes:
+    effects: By mode with redundant forward passes, of each step.
+  """
+
+  def __init__(
+      self, ours: turns.Processes, made: Mapping[str, predict.ModePlan]
+  ) -> None:
+    self._ours = ours
+    fillings = {mode: plan.filling for mode, plan in made.items()}
+    self._fillings = {mode: f for mode, f in fillings.items() if f}
+    self.effects = {mode: [] for mode in self._fillings}
+    self._ran = []
+
+  def begin(self, step: int) -> None:
+    """Begins a round, in which all modes get the same batch."""
+    self.learn()
+    self._ours.ask(f"feed {step}")
+
+  def run(self, mode: str) -> turns.Row:
+    """Runs a step; returns its measurements."""
+    answers = self._ours.ask(f"run rows/{mode}")
+    ran = [answer.pop("ran") for answer in answers]
+    row = turns.merge(answers)
+    self._ran.append((mode, ran))
+    return row
+
+  def learn(self) -> None:
+    """Finds the effects of the last steps, and lets all processes know."""
+    for mode, ran in self._ran:
+      if mode in self._fillings:
+        effect = self._fillings[mode].find_effect(
+            {
+                node: json_lib.from_plain(filling_lib.Ran, own)
+                for node, own in enumerate(ran)
+            }
+        )
+        self.effects[mode].append(effect)
+        self._ours.ask(f"learn rows/{mode} {effect.stretch}")
+    self._ran = []
 
 
 def run_deaths(
@@ -186,20 +240,31 @@ def summarise_modes(
     steps: Mapping[str, Rows],
     made: Mapping[str, predict.ModePlan],
     *,
+    effects: Mapping[str, Sequence[filling_lib.Effect]],
     predicted_ms: Mapping[str, float],
     replica_bytes: Mapping[str, int],
 ) -> Iterator[dict[str, Any]]:
   """Yields a row per mode: medians, ratios, predictions, replica bytes."""
   for mode, own in steps.items():
     medians, plan = table.medians(own), made[mode].whole
+    # Those of rounds to warm up are the first.
+    effect = [(0, 0.0, 0.0, 1.0)] * len(own)
+    effect = [*map(dataclasses.astuple, effects.get(mode, ()))] or effect
+    filled = [
+        statistics.fmean(e) for e in zip(*effect[-len(own) :], strict=True)
+    ]
     to_lazy = table.step_ratio(own, steps["lazy"])
     predicted_to_lazy = predicted_ms[mode] / predicted_ms["lazy"]
     yield {
         "mode": mode,
         **medians,
         "predicted_ms": predicted_ms[mode],
-        "num_redundant": plan.timeline.num_redundant,
-        "coverage": plan.coverage,
+        "num_redundant": filled[0],
+        "overhead": filled[1],
+        "coverage": filled[2],
+        "planned_redundant": plan.timeline.num_redundant,
+        "planned_overhead": plan.overhead,
+        "planned_coverage": plan.coverage,
         "replica_mib": replica_bytes[mode] / _MIB,
         "refresh_mib": medians["refresh_bytes"] / _MIB,
         "host_mib": medians["host_bytes"] / _MIB,
@@ -211,7 +276,6 @@ def summarise_modes(
         "to_lazy": to_lazy,
         "predicted_to_lazy": predicted_to_lazy,
         "off_points": 100 * (to_lazy.median - predicted_to_lazy),
-        "rows_ratio": 1.0 + plan.overhead,
     }
 
 
@@ -254,17 +318,21 @@ def render(report: Mapping[str, Any]) -> str:
   upkeep = lazy["to_none"]
   show = lambda pause: "-" if pause is None else f"{pause:.1%}"
   sizes = [{**s, "pause_text": show(s["pause"])} for s in report["sizes"]]
+  deaths = report["deaths"] and [
+      "Deaths, one row per stage and time of death:",
+      table.render(report["deaths"], _DEATHS),
+      table.render(report["pauses"], _PAUSES),
+  ]
   parts = [
       f"partition={report['partition']} pairs={upkeep.num_pairs} {options}",
       table.render(modes, _STEPS),
+      table.render(modes, _EFFECTS),
       table.render(modes, _BYTES),
       table.render(modes, _RATIOS)
       + f"\nreplica upkeep, lazy to none: {upkeep}, "
       + f"{lazy['refresh_mib']:.1f} MiB per step, sent in "
       + f"{report['refresh_link_ms']:.1f} ms with nothing else to do",
-      "Deaths, one row per stage and time of death:",
-      table.render(report["deaths"], _DEATHS),
-      table.render(report["pauses"], _PAUSES),
+      *deaths,
       "Predicted for longer pipelines, with the same work per stage:",
       table.render(sizes, _SIZES),
       f"one_state_in_all_modes_and_replicas={report['same_state']}",
@@ -284,7 +352,8 @@ def write(
   rows = [
       {"repeat": k, **row} for k, found in enumerate(deaths) for row in found
   ]
-  base.write_atomically(out / "deaths.csv", table_lib.to_csv(rows))
+  if rows:
+    base.write_atomically(out / "deaths.csv", table_lib.to_csv(rows))
   base.write_atomically(out / "sizes.csv", table_lib.to_csv(report["sizes"]))
   modes = {row["mode"]: row for row in report["modes"]}
   pairs = ((modes[pause["mode"]], pause) for pause in report["pauses"])
@@ -295,7 +364,8 @@ def write(
       )
       for mode, pause in pairs
   }
-  plots.save_figure(draw_modes(points), out / "overhead_pause.png", formats)
+  if points:
+    plots.save_figure(draw_modes(points), out / "overhead_pause.png", formats)
 
 
 def draw_modes(modes: Mapping[str, tuple[_Point, _Point]]) -> Any:

@@ -185,7 +185,7 @@ def _plan(
       num_microbatches=job.plan.batch.total_microbatches,
       microbatch_size=job.plan.batch.microbatch_size,
       redundant=build.make_redundancy(config),
-      reroute=config.recovery.reroute,
+      reroute=job.rules.ladder.reroute,
   )
   return [*plan_losses(job.rules, job.first_layout, speed)]
 

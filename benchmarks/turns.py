@@ -79,7 +79,8 @@ class Processes:
 
   def run_step(self, variant: str) -> Row:
     """Runs a step of a variant; returns its measurements, except its time."""
-    return merge(self.ask(f"run {variant}"))
+    answers = self.ask(f"run {variant}")
+    return merge([{k: a[k] for k in a if k != "ran"} for a in answers])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,23 +16,27 @@ import jax
 import ml_collections
 import numpy as np
 
+from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.benchmarks import deaths as deaths_lib
 from bamboo_jax.benchmarks import joined
 from bamboo_jax.benchmarks import predict
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import filler as filler_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.phases import apply
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.phases import refresh
+from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import linearize
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import executors
 
 Microbatches = Sequence[Mapping[str, np.ndarray]]
 
@@ -78,6 +82,9 @@ class Rows:
     compile_ahead.compile_all(self.engine, evaluate=False)
     self.engine.set_state(spec_lib.init_layers(site.task.whole))
     self.order = linearize.linearize([self.plan.whole.timeline])
+    self._filling, self._recorder = self.plan.filling, recorder.Recorder()
+    self._filler = filler_lib.Filler()
+    self._lazy = linearize.linearize([self.plan.whole.lazy])
 
   @property
   def node(self) -> node_lib.Node:
@@ -101,7 +108,7 @@ class Rows:
     """Runs a step and commits it; returns times and bytes by name."""
     cpu_secs, start = time.process_time(), time.perf_counter()
     self._begin(step, microbatches)
-    self._compute()
+    ran = self._compute()
     computed = self._reduce()
     held = self.node.store.arrays()
     on_host = [a for a in held if a.sharding.memory_kind == "pinned_host"]
@@ -121,8 +128,13 @@ class Rows:
         "apply_ms": 1e3 * (end - voted),
         "cpu_ms": 1e3 * (time.process_time() - cpu_secs),
         "refresh_bytes": refresh_bytes,
+        "ran": ran,
         **found,
     }
+
+  def learn(self, stretch: float) -> None:
+    """Learns how much longer than planned the rows of a step took."""
+    self._filler.learn(stretch)
 
   def compute(self, step: int, microbatches: Microbatches) -> dict[str, Any]:
     """Runs the rows of a step without a commit."""
@@ -186,8 +198,19 @@ class Rows:
     self._feed = lambda m, keys: {key: microbatches[m][key] for key in keys}
     self.engine.begin_step(step, self._feed, num_microbatches=len(microbatches))
 
-  def _compute(self) -> None:
-    self.engine.compute(self.order)
+  def _compute(self) -> base.PyTree:
+    """Runs the rows and fills their waits; returns `filling.Ran`, as JSON."""
+    filler = self._filler
+    filler.plan(self._filling)
+    filler.begin(self.engine.nodes)
+    for number, instruction in self._lazy:
+      if node := self.engine.nodes.get(number):
+        for run in filler.run(node, instruction):
+          self._recorder.add(number, *run)
+    for run in filler.finish():
+      self._recorder.add(*run)
+    ran = filler.ran(self._recorder.finish())
+    return json_lib.to_plain(ran.get(self.site.stages.rank))
 
   def _reduce(self) -> float:
     """Sums the shares once all passes have ended; returns the time in ms."""
@@ -215,15 +238,15 @@ class Program(Rows):
     super().__init__(site, mode)
     config = site.config.copy_and_resolve_references()
     config.redundancy.mode = mode
-    program = build_program.make_program(config, site.task, site.plan)
-    self.programs = build_program.make_engine(
-        config,
-        site.task,
-        program,
-        rows=self.engine,
+    program = executors.plan_program(config, site.task, site.plan)
+    self.programs = executors.make_programs(
+        *(config, site.task, program),
+        engine=self.engine,
         collectives=site.stages.collectives,
     )
-    compile_ahead.compile_all(self.engine, evaluate=False)
+    compile_ahead.compile_all(
+        self.engine, evaluate=False, more=self.programs.jobs
+    )
 
   def sizes(self) -> dict[str, int]:
     """Returns bytes by name."""
@@ -242,7 +265,7 @@ class Program(Rows):
 
   def _compute(self) -> None:
     self.programs.begin(self._step, self._feed)
-    self.programs.plan({}, pipeline=0)
+    self.programs.plan({}, line=0)
     while not self.programs.is_done:
       self.programs.start()
       self.programs.finish()

@@ -9,6 +9,7 @@
                         which share programs: rows/lazy spmd/eager
   feed STEP             makes the batch that all variants use from now on
   run NAME              runs and commits a step of a variant
+  learn NAME STRETCH    tells how much longer than planned its last step took
   compute NAME          runs the rows of a step without a commit
   die NAME NODE AT      the same, and a node dies before an instruction
   digests               hashes of all states that rows hold
@@ -41,7 +42,7 @@ from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import executors
 
 _NUM_LINK_TIMES, _NUM_REFRESH_TIMES = 100, 25
 
@@ -142,9 +143,7 @@ class Worker:
     profile = cost_model.from_json(
         pathlib.Path(path).read_text(encoding="utf-8-sig")
     )
-    cuts = None
-    if self._config.pipeline.executor == "spmd":
-      cuts = build_program.find_cuts(self._config, self._task)
+    cuts = executors.find_cuts(self._config, self._task)
     plan = build.make_plan(self._config, profile, cuts=cuts, is_cluster=True)
     site = variants.Site(
         config=self._config,
@@ -163,6 +162,9 @@ class Worker:
       built[name] = {"compile_secs": secs, **variant.sizes()}
       self._variants[name] = variant
     return built
+
+  def _learn(self, name: str, stretch: str) -> None:
+    self._variants[name].learn(float(stretch))
 
   def _feed(self, step: str) -> None:
     batches = self._task.batches

@@ -17,7 +17,6 @@ def get_config() -> ml_collections.ConfigDict:
   config.pipeline.layout = "templates"
   config.pipeline.num_microbatches = 32
   config.pipeline.num_shares = 64
-  config.recovery.reroute = "shares"
   config.redundancy.spares = 12
   config.redundancy.check_every_steps = 0
   config.metrics.plots = False

@@ -20,7 +20,6 @@ def get_config() -> ml_collections.ConfigDict:
   config.pipeline.num_stages = 1
   config.pipeline.num_microbatches = 2
   config.pipeline.microbatch_size = 8
-  config.recovery.reroute = "shares"
   config.optimizer.schedule = "constant"
   config.optimizer.schedule_options = {}
   config.optimizer.options = dict(weight_decay=0.0)

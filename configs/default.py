@@ -93,6 +93,8 @@ def _protection() -> dict[str, Any]:
           # and redundant forward passes, see docs/concepts/redundancy.md.
           mode="none",
           margin=0.25,  # By which waits must be longer than what fills them.
+          # Of "eager" in clusters: by what part of itself a pass may be late.
+          overrun=1.6,
           budget=0.05,  # Of "budget": by how much a step may be longer.
           refresh="gradient",  # What replicas get each step; or "state".
           slots="device",  # Where optimizer slots of replicas are; or "host".
@@ -107,9 +109,7 @@ def _protection() -> dict[str, Any]:
           # A policy that sets the other options here, or "file.py:function";
           # None: they stay.
           policy=config_dict.placeholder(str),
-          # Nodes that compute for a pipeline without a stage: whole others; or
-          # "shares": all with a copy of the stage; or "none".
-          reroute="pipeline",
+          reroute=True,  # All with a copy of a lost stage compute its shares.
           drop=False,  # Leave out the samples of a lost pipeline.
           is_preemptible=True,  # False: faults and traces take no node.
           reconfigure=True,  # Make new pipelines from live copies.

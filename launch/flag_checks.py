@@ -28,7 +28,7 @@ def check_unused(holders: Sequence[flags.FlagHolder], when: str) -> None:
 
 
 def refuse(names: Sequence[str], when: str) -> None:
-  """Raises `ValueError` if `names`, without effect `when`, is not empty."""
+  """Raises `ValueError` if there are `names` of flags without effect `when`."""
   if names:
     *rest, last = dict.fromkeys(names)
     subject = f"{', '.join(rest)} and {last} have" if rest else f"{last} has"

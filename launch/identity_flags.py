@@ -4,8 +4,8 @@ import pathlib
 
 from absl import flags
 
-from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
+from bamboo_jax.net import identity as identity_lib
 
 NAMES = ("run", "secret", "certificates")
 RUN = flags.DEFINE_string("run", "run", "Name of the run in etcd.")

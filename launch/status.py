@@ -32,7 +32,7 @@ flags.adopt_module_key_flags(given)
 
 
 def main() -> None:
-  """Reads from the store, and prints."""
+  """Prints the status of a run, read from its store."""
   if _WORKDIR.value is None and _ETCD.value is None:
     raise ValueError(
         "Give the --workdir of a bamboo cluster that runs, or the store of a "

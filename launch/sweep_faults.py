@@ -8,7 +8,7 @@ bamboo sweep_faults --num_stages=4 --num_pipelines=2 \
 bamboo sweep_faults --kinds=storm --num_cases=1 --num_events=100 \
   --num_stages=2 --num_pipelines=6 --num_microbatches=2 --modes=eager \
   --config.redundancy.spares=1 --config.pipeline.num_shares=12 \
-  --config.pipeline.layout=templates --config.recovery.reroute=shares
+  --config.pipeline.layout=templates
 
 Every node dies before every instruction of its row and before every phase of a
 step. That step, and the next one on the survivors, must end in the state of a

@@ -22,7 +22,6 @@ from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.executables import store
 from bamboo_jax.runtime.spmd.processes import coordination
-from bamboo_jax.runtime.spmd.processes import preconnect as preconnect_lib
 from bamboo_jax.runtime.spmd.processes import rendezvous as rendezvous_lib
 from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.runtime.wire import endpoints
@@ -56,7 +55,7 @@ class Node:
     is_apart = devices_lib.compute_of(device) != device
     assert is_apart == ("--apart" in sys.argv)
     self._log = transfer_log.TransferLog(meet)
-    self._made = preconnect_lib.Preconnections(self._devices, self._log)
+    self._met: set[tuple[int, ...]] = set()
 
   def work(self, task: dict) -> dict:
     """Does a task; returns what came out."""
@@ -72,9 +71,8 @@ class Node:
     error = None
     try:
       for nodes in map(tuple, task.get("meetings", ())):
-        if self._made.is_needed(nodes):
-          self._made.connect(nodes)
-          assert not self._made.is_needed(nodes)
+        if self._number in nodes and nodes not in self._met:
+          self._meet(nodes)
       self._pass_on(task["ring"])
     except Exception as e:  # JAX raises what it likes when a peer dies.
       error = str(e)
@@ -84,6 +82,20 @@ class Node:
         "connections": sum(map(len, self._log._connections._found.values())),
         "num_compiled": store.use().num_compiled,
     }
+
+  def _meet(self, nodes: tuple[int, ...]) -> None:
+    """Connects to the others of `nodes`, in a program over all of them."""
+    sharding = mesh_lib.make_sharding([self._devices[n] for n in nodes], "end")
+    zero = np.zeros((1,), np.float32)
+    whole = mesh_lib.join(
+        [jax.device_put(zero, self._devices[self._number])], sharding
+    )
+    program = mesh_lib.over_any(_add_up, len(nodes), "end")
+    compiled = compat.compile_apart(program.lower(whole))
+    channel = channel_lib.Channel("meet", nodes)
+    self._log.begin(channel)
+    self._log.run(channel, lambda: compiled(whole))
+    self._met.add(nodes)
 
   def _lose(self, nodes: list[int]) -> None:
     self._lost.update(nodes)
@@ -119,6 +131,10 @@ class Node:
 _shift = mesh_lib.over_any(
     lambda value: jax.lax.ppermute(value, "end", [(0, 1)]), 2, "end"
 )
+
+
+def _add_up(x: jax.Array) -> jax.Array:
+  return x + jax.lax.psum(x, "end")
 
 
 def main() -> None:

@@ -131,7 +131,7 @@ def make_template_rules(
     min_nodes=2,
     mode="lazy",
     method="replanning",
-    reroute="pipeline",
+    reroute="shares",
     per_share=4,
     layout="templates",
 ):

@@ -23,7 +23,9 @@ _UNPINNED_EXTRAS = ("cuda12", "cuda13", "rivals")
 
 def _pins() -> dict[str, requirements.Requirement]:
   pins = {}
-  files = ("requirements.txt", "requirements-peers.txt")
+  files = [
+      f"requirements{kind}.txt" for kind in ("", "-peers", "-gpu_compile")
+  ]
   for line in "\n".join((_ROOT / f).read_text() for f in files).splitlines():
     if line and not line.startswith("#"):
       pin = requirements.Requirement(line)
@@ -130,6 +132,11 @@ class ProjectTest(parameterized.TestCase):
     (root / pins[1]).write_text("torch==3\n")
     self.assertEqual(installs(""), [])
     self.assertEqual(installs(with_peers), [*pins])
+
+  def test_plugin_is_of_the_version_of_jax(self):
+    pins = _pins()
+    for name in ("jax-cuda12-pjrt", "jax-cuda12-plugin"):
+      self.assertEqual(pins[name].specifier, pins["jax"].specifier)
 
   def test_another_python_gets_the_newest_jax(self):
     root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))

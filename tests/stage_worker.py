@@ -21,7 +21,9 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 
 def make_spec():
   """Returns the last of two stages, which has inputs and a loss."""
-  model = zoo.make_model("mlp_bn", num_blocks=1, width=8, vocab_size=16)
+  model = zoo.make_model(
+      "tests.mlp_bn:make_mlp_bn", num_blocks=1, width=8, vocab_size=16
+  )
   last = len(model.layers)
   like = jax.ShapeDtypeStruct((2, 4), np.int32)
   return spec_lib.StageSpec(

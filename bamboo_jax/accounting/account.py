@@ -32,7 +32,7 @@ class NodeTime:
     recovery: Detecting a loss, planning, repeating passes, moving state.
     checkpoint: Training blocked by a save.
     restart: Starting processes, compiling, loading a checkpoint.
-    lost: Training that was discarded; it leaves its former kinds.
+    lost: Training that was discarded; subtracted from the kinds above.
     idle: Nodes that are paid for but take no part in training.
   """
 
@@ -90,11 +90,10 @@ class Account:
 
   Attributes:
     secs: Wall time.
-    num_samples: Samples trained on and kept; fractional if a step is cut.
+    num_samples: Samples trained on and kept; fractional if a step is cut off.
     node_secs: Sum over nodes of the time for which they lived.
     node_time: `node_secs`, split by activity.
-    price: Price of a node; None if not given, then every property in dollars
-      and the value need one.
+    price: Price of a node; without it, properties in dollars and `value` raise.
     mean_value: Average over time of throughput over dollars per hour, as
       reported by Bamboo's simulator; None if not known. `value` is the
       quotient of the averages instead.

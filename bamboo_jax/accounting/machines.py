@@ -25,6 +25,12 @@ def find(instance: str) -> dict[str, str]:
   return _read("gpus.csv", "gpu")[rows[instance]["gpu"]] | rows[instance]
 
 
+def gpus() -> dict[str, dict[str, str]]:
+  """Returns the facts of the GPUs that commands may name, by that name."""
+  rows = _read("gpus.csv", "gpu").values()
+  return {row["machine"]: row for row in rows if row["machine"]}
+
+
 def apply(workload: Mapping[str, Any], instance: str) -> dict[str, Any]:
   """Returns the simulator's `workload`, with the hardware of `instance`.
 

@@ -31,7 +31,8 @@ class Price:
 
   Attributes:
     instance: The provider's name of the kind of node, such as "p3.2xlarge".
-    on_demand_usd_per_hour: Price of a node that stays; None if unknown.
+    on_demand_usd_per_hour: Price of a node that is never preempted; None if
+      unknown.
     spot_usd_per_hour: Price of a preemptible node, at most `on_demand`; None if
       unknown.
     date: Year, year-month or year-month-day, such as "2025-03"; or "undated",
@@ -55,13 +56,11 @@ class Price:
         raise ValueError(
             f"{name} of {self.instance!r} must be above 0, got {value}."
         )
-    if (
-        None not in self.both
-        and self.spot_usd_per_hour > self.on_demand_usd_per_hour
-    ):
+    on_demand, spot = (getattr(self, name) for name in _PRICES)
+    if on_demand and spot and spot > on_demand:
       raise ValueError(
-          f"The spot price of {self.instance!r}, {self.spot_usd_per_hour}, is "
-          f"above the on-demand price, {self.on_demand_usd_per_hour}."
+          f"The spot price of {self.instance!r}, {spot}, is above the "
+          f"on-demand price, {on_demand}."
       )
     for name in ("instance", "source"):
       if not getattr(self, name).strip():
@@ -71,11 +70,6 @@ class Price:
           f"date of {self.instance!r} must be year, year-month, year-month-day "
           f"or {_UNDATED}, got {self.date!r}."
       )
-
-  @property
-  def both(self) -> tuple[float | None, float | None]:
-    """The on-demand and the spot price, in dollars per hour."""
-    return self.on_demand_usd_per_hour, self.spot_usd_per_hour
 
   def usd_per_hour(self, market: str) -> float:
     """Returns the price in a market; `ValueError` for an unknown market."""
@@ -171,12 +165,12 @@ def find_price(
         f"{', '.join(p.region or 'no region' for p in found)}: give the "
         "region, or leave one in the file."
     )
-  if None in found[0].both:
-    raise ValueError(
-        f"Instance {instance!r} has no "
-        f"{_PRICES[found[0].both.index(None)]} of {newest} in {path}; both "
-        "prices are reported, so both are needed."
-    )
+  for name in _PRICES:
+    if getattr(found[0], name) is None:
+      raise ValueError(
+          f"Instance {instance!r} has no {name} of {newest} in {path}; both "
+          "prices are reported, so both are needed."
+      )
   return found[0]
 
 

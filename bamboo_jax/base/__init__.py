@@ -1,6 +1,6 @@
 """What every other package may use.
 
-calls     packages that are functions, too
+calls     packages that can be called
 errors    exception classes, one for each thing that code does differently
 files     atomic writes, locks on folders, retried reads
 extras    packages that only some users need

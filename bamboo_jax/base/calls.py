@@ -1,9 +1,8 @@
-"""Packages that are functions, too: `bamboo_jax.train(...)` beside its modules.
+"""Packages that can be called: `bamboo_jax.train(...)` beside its modules.
 
-A name of `bamboo_jax` is one object. So that both `bamboo_jax.train(config)`
-and `from bamboo_jax.train import run` work, the module object of the package
-gets a class that can be called, as Python's data model provides for (section
-"Customizing module attribute access").
+For both `bamboo_jax.train(config)` and `from bamboo_jax.train import run` to
+work, the module object of the package gets a class with `__call__`, see
+"Customizing module attribute access" in Python's data model.
 """
 
 from collections.abc import Callable
@@ -20,17 +19,17 @@ class CallableModule(types.ModuleType):
   """A module that forwards calls to the function of its name in the API."""
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
-    """Calls the function; `help` and `inspect` show that one's signature."""
+    """Calls the function of the same name in the API."""
     return _find(self)(*args, **kwargs)
 
   @property
   def __signature__(self) -> inspect.Signature:
-    """That of the function."""
+    """Signature of that function, which `help` and `inspect` show."""
     return inspect.signature(_find(self))
 
   @property
   def __doc__(self) -> str:
-    """That of the package, then signature and docstring of the function."""
+    """Docstring of the package, then the function's signature and docstring."""
     function = _find(self)
     call = f"{function.__name__}{inspect.signature(function)}"
     own, text = self.__dict__["__doc__"], inspect.getdoc(function)
@@ -38,7 +37,7 @@ class CallableModule(types.ModuleType):
 
 
 def make_callable(package: str) -> None:
-  """Lets a package be called; it is the first statement of the package."""
+  """Makes a package callable; must be the first statement of its `__init__`."""
   sys.modules[package].__class__ = CallableModule
 
 

@@ -14,7 +14,7 @@ class EndedError(ValueError):
 
 
 class StaleProfileError(ValueError):
-  """A saved profile is of another set-up; the message names the difference."""
+  """A saved profile is of another setup; the message names the difference."""
 
 
 class MissingExtraError(ValueError):
@@ -54,7 +54,7 @@ class ViewChangedError(RuntimeError):
 
 
 class AttemptOverError(RuntimeError):
-  """A value was sent or awaited in an attempt of a step that has ended."""
+  """A transfer belongs to an attempt of a step that has been abandoned."""
 
 
 class PeerRemovedError(RuntimeError):

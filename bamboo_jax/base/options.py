@@ -31,8 +31,8 @@ def check_options(
   """Raises `ValueError` unless `options` can be arguments of `function`.
 
   Names must be known and complete, and values of the annotated types, see
-  `fits`. `function` may be a class and is not called; `what` takes the options,
-  such as "model 'gpt2'".
+  `fits`. `function` may be a class and is not called; `what` names it in
+  messages, such as "model 'gpt2'".
   """
   parameters = inspect.signature(function).parameters
   kinds = {p.kind for p in parameters.values()}

@@ -4,6 +4,10 @@ from typing import Any, NamedTuple
 
 PyTree = Any  # Nested containers of arrays, as JAX takes them.
 
+# Limit on the nodes of a run, the dead included: with executor="spmd" workers
+# list all devices at the start, see `runtime.spmd.processes.coordination`.
+MAX_NODES = 8191
+
 
 class Place(NamedTuple):
   """A stage of a pipeline, written `pipeline/stage`."""
@@ -16,7 +20,7 @@ class Place(NamedTuple):
 
   @classmethod
   def parse(cls, text: str) -> "Place":
-    """Returns the place that prints as `text`; `ValueError` if none does."""
+    """Parses "pipeline/stage"; raises `ValueError` for any other text."""
     pipeline, slash, stage = text.partition("/")
     if not (slash and pipeline.isdecimal() and stage.isdecimal()):
       raise ValueError(

@@ -7,7 +7,7 @@ STEP/manifest.json  list of layers and files, sizes and hashes; written last
 
 from collections.abc import Mapping, Sequence
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,12 +43,19 @@ def write_part(
   return manifest_lib.Manifest(step, {}, entries, files)
 
 
+class Contents(NamedTuple):
+  """States of layers by name, and the run's description of itself."""
+
+  layers: dict[str, spec_lib.LayerState]
+  meta: dict[str, Any]
+
+
 def read(
     path: pathlib.Path,
     like: Mapping[str, spec_lib.LayerState],
     names: Sequence[str],
-) -> tuple[dict[str, spec_lib.LayerState], dict[str, Any]]:
-  """Returns the layers `names`, and the run's description of itself.
+) -> Contents:
+  """Reads the layers `names`.
 
   `like` has all layers of the model, with arrays or shapes as leaves. The
   result has the same structure, with numpy arrays of the same dtypes.
@@ -64,7 +71,7 @@ def read(
       name: layer_arrays.restore_layer(arrays[name], like[name])
       for name in names
   }
-  return states, dict(manifest.meta)
+  return Contents(states, dict(manifest.meta))
 
 
 def _check_layers(

@@ -18,7 +18,7 @@ import os
 import pathlib
 import re
 import shutil
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from absl import logging
 import numpy as np
@@ -88,7 +88,7 @@ class Folder:
       step: int,
       like: Mapping[str, spec_lib.LayerState],
       names: Sequence[str],
-  ) -> tuple[dict[str, spec_lib.LayerState], dict[str, Any]]:
+  ) -> directory.Contents:
     """Reads a checkpoint; see `directory.read`.
 
     A damaged one is renamed before `base.DamagedCheckpointError` is raised.

@@ -8,7 +8,7 @@ from typing import Any
 from bamboo_jax import base
 
 UNKNOWN = "unknown"  # A value that a checkpoint does not contain.
-_LATER_BITS = "what follows can have other bits than without the change"
+_LATER_BITS = "later steps can differ in bits from a run without the change"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Change:
   """A setting that differs from that of the run that made a checkpoint.
 
   Attributes:
-    key: Option of the config, or setting of the environment; several, comma
-      separated, if the checkpoint does not contain them.
+    key: Option of the config, or setting of the environment; all those that
+      the checkpoint does not record, comma separated.
     old: Value in the checkpoint, or `UNKNOWN`.
     new: Value now.
     changes_bits: Whether parameters will differ from those of a run without the
@@ -30,11 +30,11 @@ class Change:
   changes_bits: bool
 
   def render(self) -> str:
-    """Returns the line that reports it."""
+    """Returns the change as a line of text."""
     if self.old == UNKNOWN:
       return (
-          f"changed={UNKNOWN}: the checkpoint does not tell {self.key}; if "
-          "they differ, what follows can have other bits."
+          f"changed={UNKNOWN}: the checkpoint does not record {self.key}; if "
+          "they differ, later steps can differ in bits."
       )
     then = f"; {_LATER_BITS}." if self.changes_bits else ""
     return f"changed={self.key} old={self.old!r} new={self.new!r}{then}"
@@ -45,8 +45,6 @@ class Identity:
   """The facts that must not change when a run resumes from a checkpoint.
 
   Attributes:
-    seed: Seed of the run.
-    batch_size: Samples per step.
     model: Plain JSON values that identify the model.
     data: Plain JSON values that identify the samples.
     rounding: Plain JSON values of settings that may change, but change bits.

@@ -117,7 +117,7 @@ def _parse(data: bytes) -> Manifest:
   found = content.pop("sha256", None)
   is_unsigned = content["format"] == _UNSIGNED
   if found != (None if is_unsigned else _sha256(content)):
-    raise ValueError("its hash is another")
+    raise ValueError("its hash does not match")
   if content.pop("format") not in (_UNSIGNED, _FORMAT):
     raise base.CheckpointError("it is of another version of this program")
   return json_lib.from_plain(Manifest, content)

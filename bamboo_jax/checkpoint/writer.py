@@ -12,7 +12,7 @@ from concurrent import futures
 import dataclasses
 import itertools
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,8 +30,15 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 _WAIT_SECS = 0.1  # Between two calls of `waiting` while a save is written.
 _MOST_TRIES = 2  # Attempts of the save at the end.
 
-# The part of a member, or None and the error.
-_Written = tuple[manifest_lib.Manifest | None, str]
+
+class _Written(NamedTuple):
+  part: manifest_lib.Manifest | None
+  error: str = ""
+
+
+class _Joined(NamedTuple):
+  save: parts.Save
+  error: str = ""
 
 
 class Writer:
@@ -66,9 +73,7 @@ class Writer:
       keep: Number of checkpoints to keep, at least 1; older ones are removed
         once a newer one is complete.
       every_steps: Steps between two saves; 0 for none but the last.
-      member: Number of this member.
       model: The model as one stage.
-      identity: Description of the run.
       warn: Called with a step and one line when a save has failed or is
         skipped, on the member that joins the parts.
       check_fence: Raises `base.FencedError` if other processes own the folder.
@@ -89,11 +94,11 @@ class Writer:
     self._save: parts.Save | None = None  # The save whose parts are missing.
     self._parts: dict[int, manifest_lib.Manifest] = {}
     self._writing: futures.Future[_Written] | None = None
-    self._joining: futures.Future[tuple[parts.Save, str]] | None = None
+    self._joining: futures.Future[_Joined] | None = None
     self._error = ""
     self.changes: tuple[identity_lib.Change, ...] = ()
 
-  # What is there.
+  # Existing checkpoints.
 
   def steps(self) -> tuple[int, ...]:
     """Returns the steps with a complete checkpoint, oldest first.
@@ -173,7 +178,6 @@ class Writer:
     Args:
       step: Number of committed steps.
       said: The results of `say`, by member.
-      view: Number of the view.
       owners: The member that hosts each stage, by pipeline.
       states: State of the stages that this member hosts, after `step` steps;
         used only if a save is due.
@@ -187,8 +191,7 @@ class Writer:
     elif self._member == save.writer:
       self._warn_of(
           step,
-          f"The save of step {step} is left out, as the one before is still "
-          "going on.",
+          f"The save of step {step} is skipped: the previous one still runs.",
       )
 
   def abandon(self) -> None:
@@ -240,9 +243,9 @@ class Writer:
     is_busy = self._save is not None or self._joining is not None
     report = parts.Report(begins, is_busy, error=self._error)
     if self._save and self._writing and self._writing.done():
-      part, error = self._writing.result()
+      written = self._writing.result()
       report = dataclasses.replace(
-          report, save=self._save.name, part=part, error=error
+          report, save=self._save.name, **written._asdict()
       )
     return json_lib.to_plain(report)
 
@@ -297,31 +300,31 @@ class Writer:
 
   def _wait(self, waiting: Callable[[], None]) -> None:
     """Blocks until this member has written its part."""
-    going_on = {self._writing, self._joining} - {None}
-    while going_on:
+    pending = {self._writing, self._joining} - {None}
+    while pending:
       waiting()
-      going_on = futures.wait(going_on, timeout=_WAIT_SECS).not_done
+      pending = futures.wait(pending, timeout=_WAIT_SECS).not_done
 
-  # In the thread. What goes wrong is told and not raised: others must hear it.
+  # In the thread. Errors are returned, as this member must report them.
 
   def _write(
       self, save: parts.Save, layers: Mapping[str, Mapping[str, np.ndarray]]
   ) -> _Written:
     item = f"node{self._member}"
     if name := layer_arrays.find_nonfinite(layers):
-      return None, f"{name} is not finite everywhere"
+      return _Written(None, f"{name} is not finite everywhere")
     try:
       if self._member == save.writer:
         self._folder.remove_unfinished(save.name)
       part = self._folder.write_part(save.name, item, layers, step=save.step)
     except (OSError, ValueError) as error:
-      return None, orbax_item.describe_error(error)
-    return part, ""
+      return _Written(None, orbax_item.describe_error(error))
+    return _Written(part)
 
   def _join(
       self, save: parts.Save, written: Mapping[int, manifest_lib.Manifest]
-  ) -> tuple[parts.Save, str]:
-    """Makes a checkpoint of all parts; returns the save and an error or ""."""
+  ) -> _Joined:
+    """Makes a checkpoint of all parts."""
     whole = manifest_lib.join(
         written.values(),
         order=self._model.model.layer_names,
@@ -330,14 +333,16 @@ class Writer:
     try:
       self._folder.finish(save.name, whole)
     except base.FencedError as error:
-      return save, str(error).rstrip(".")
+      return _Joined(save, str(error).rstrip("."))
     except OSError as error:
-      return save, orbax_item.describe_error(error)
-    return save, ""
+      return _Joined(save, orbax_item.describe_error(error))
+    return _Joined(save)
 
   def _write_alone(
       self, save: parts.Save, layers: Mapping[str, Mapping[str, np.ndarray]]
-  ) -> tuple[parts.Save, str]:
+  ) -> _Joined:
     """Writes the only part and completes the checkpoint."""
     part, error = self._write(save, layers)
-    return self._join(save, {self._member: part}) if part else (save, error)
+    if part is None:
+      return _Joined(save, error)
+    return self._join(save, {self._member: part})

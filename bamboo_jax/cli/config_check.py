@@ -1,4 +1,4 @@
-"""Config files: keys, types and None; and errors in their code."""
+"""Checks config files: unknown keys, types, missing values, and their code."""
 
 from collections.abc import Mapping, Sequence
 import importlib.util

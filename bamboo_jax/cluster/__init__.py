@@ -5,7 +5,7 @@ other agents, and maintains the log of views: numbered sets of nodes, written
 once, in the workdir, and copied to etcd for joining nodes. Nothing here
 computes or imports JAX.
 
-  views       numbered sets of nodes, and which comes next; pure
+  views       numbered sets of nodes, and the next one; pure
   agent/      the agent: its decisions, and the shell that carries them out
   client      the worker's connection to its agent; decisions: client_state
   messages    messages of agents and workers, as values
@@ -14,8 +14,6 @@ computes or imports JAX.
   stalls      which worker blocks all others; pure
   notices     preemption notices of clouds
   store/      etcd, and the keys of a run
-  identity    certificates: which processes may connect
-  addresses   addresses of IPv4 and IPv6
   door        accepts authenticated connections
   children    processes that do not outlive their parent
   copies      forked processes that share what their parent has loaded

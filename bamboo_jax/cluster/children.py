@@ -32,7 +32,7 @@ def end_with_parent() -> None:
 
 
 def describe_exit(code: int) -> str:
-  """Returns how a process ended, from its return code, as a predicate."""
+  """Returns how a process ended, such as "was killed by SIGKILL"."""
   if code >= 0:
     return f"ended with exit status {code}"
   try:
@@ -62,7 +62,7 @@ def find_exit(pid: int) -> int | None:
 
 
 def _read_stat(pid: int) -> list[str]:
-  """Returns the fields of proc(5) from the state on; none without process."""
+  """Returns the fields of /proc/PID/stat from the state on; [] if gone."""
   try:
     with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
       return file.read().rpartition(")")[2].split()

@@ -45,7 +45,6 @@ class ClientState:
         posted to find the worker that hangs.
       now: Returns the time in seconds, on a clock that runs in a suspended
         machine.
-      heartbeat_secs: Interval of heartbeats.
       silence_secs: After this silence others may have removed this node.
     """
     self.number = number

@@ -76,11 +76,11 @@ class Copy:
       os.kill(self.pid, number)
 
   def terminate(self) -> None:
-    """Asks it to end."""
+    """Sends SIGTERM."""
     self.send_signal(signal.SIGTERM)
 
   def kill(self) -> None:
-    """Ends it."""
+    """Sends SIGKILL."""
     self.send_signal(signal.SIGKILL)
 
 
@@ -138,12 +138,12 @@ def run(command: Sequence[str], *, log: str | os.PathLike[str]) -> None:
 def _live(
     run: Callable[[], None], keeps: Collection[int], original: int
 ) -> NoReturn:
-  """Is a copy, from the fork to its end."""
+  """Runs a copy from the fork to its exit."""
   global is_copy
   is_copy, code = True, 1
   try:
     children.die_with_parent()
-    if os.getppid() != original:  # The process had died before.
+    if os.getppid() != original:  # It died before `die_with_parent`.
       return
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDWR)

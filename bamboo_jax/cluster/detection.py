@@ -15,7 +15,6 @@ class Limits:
   """Limits in seconds, checked; see `config.cluster`.
 
   Attributes:
-    heartbeat_secs: Interval of heartbeats.
     stopped_secs: Limit for a worker that is stopped.
     least_silence_secs: Lower bound of the limit for an agent.
     most_silence_secs: Limit for a worker, and upper bound for an agent.
@@ -79,7 +78,7 @@ class Silence:
 
   @property
   def limit_secs(self) -> float:
-    """Limit of a silence."""
+    """Length of a silence after which the node counts as dead."""
     wanted = self._factor * self.longest_secs
     return min(self._most_secs, max(self._least_secs, wanted))
 
@@ -94,7 +93,7 @@ class Silence:
     return max(self._gaps, default=0.0)
 
   def excuse(self, now: float, *, least_gap_secs: float = 0.0) -> None:
-    """Forgets the silence up to now, as others had gaps of that length."""
+    """Forgets the silence up to now, since others were silent as well."""
     self._last = now
     if least_gap_secs > self.longest_secs:
       self._gaps.append(least_gap_secs)

@@ -12,8 +12,8 @@ import socket
 
 from absl import logging
 
-from bamboo_jax.cluster import addresses
-from bamboo_jax.cluster import identity as identity_lib
+from bamboo_jax.net import addresses
+from bamboo_jax.net import identity as identity_lib
 
 HELLO_SECS = 30.0  # A busy machine may take a while.
 _MAX_STRANGERS = 256
@@ -32,8 +32,7 @@ _FOR_BAD_LINKS = {
     # controls support this.
     (socket.IPPROTO_TCP, _THIN_LINEAR_TIMEOUTS): 1,
     (socket.IPPROTO_TCP, socket.TCP_CONGESTION): b"reno",
-    # Fits any link of IPv6: agents stay in touch even where a tunnel silently
-    # drops larger packets.
+    # The least MTU of IPv6: some tunnels silently drop larger packets.
     (socket.IPPROTO_TCP, socket.TCP_MAXSEG): 1200,
 }
 
@@ -43,8 +42,8 @@ _Guide = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 class Door:
   """Calls `guide` with each connection of an agent, in a task.
 
-  `guide` rejects a connection by `OSError`, `ValueError` or `EOFError`; it is
-  closed then, and when `guide` returns.
+  The connection is closed when `guide` returns, or rejects it with `OSError`,
+  `ValueError` or `EOFError`.
   """
 
   def __init__(self, identity: identity_lib.Identity, guide: _Guide) -> None:

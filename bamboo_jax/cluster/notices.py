@@ -12,7 +12,7 @@ import dataclasses
 import http
 import http.client
 import json
-from typing import Any
+from typing import Any, NamedTuple
 import urllib.error
 import urllib.request
 
@@ -24,8 +24,15 @@ _TIMEOUT_SECS = 2.0
 _TOKEN_SECS = 60
 
 
-# Sends a request with method, path and headers; returns status and text.
-Ask = Callable[[str, str, Mapping[str, str]], tuple[int, str]]
+class Answer(NamedTuple):
+  """Status and body of an HTTP response."""
+
+  status: int
+  text: str
+
+
+# Sends a request with method, path and headers.
+Ask = Callable[[str, str, Mapping[str, str]], Answer]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,12 +54,12 @@ def look_aws(ask: Ask) -> str | None:
   token = _body(*ask("PUT", "/latest/api/token", ttl))
   headers = {"X-aws-ec2-metadata-token": token}
   spot = ask("GET", "/latest/meta-data/spot/instance-action", headers)
-  if spot[0] != http.HTTPStatus.NOT_FOUND:
+  if spot.status != http.HTTPStatus.NOT_FOUND:
     action = _parse(*spot)
     return f"AWS: {action.get('action')} at {action.get('time')}"
   path = "/latest/meta-data/events/recommendations/rebalance"
   rebalance = ask("GET", path, headers)
-  if rebalance[0] != http.HTTPStatus.NOT_FOUND:
+  if rebalance.status != http.HTTPStatus.NOT_FOUND:
     since = _parse(*rebalance).get("noticeTime")
     return f"AWS: rebalance recommended at {since}"
   return None
@@ -118,13 +125,11 @@ class Poller:
       return self.cloud.look(self._ask)
     except OSError as error:
       raise OSError(
-          f"The metadata server {self._url} does not tell of preemptions: "
+          f"The metadata server {self._url} cannot be polled for preemptions: "
           f"{error}"
       ) from error
 
-  def _ask(
-      self, method: str, path: str, headers: Mapping[str, str]
-  ) -> tuple[int, str]:
+  def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Answer:
     request = urllib.request.Request(
         self._url + path, headers=dict(headers), method=method
     )
@@ -133,13 +138,13 @@ class Poller:
     except (ValueError, http.client.HTTPException) as error:
       raise OSError(f"not an answer: {error!r}") from error
 
-  def _read(self, request: urllib.request.Request) -> tuple[int, str]:
+  def _read(self, request: urllib.request.Request) -> Answer:
     try:
       with self._opener.open(request, timeout=_TIMEOUT_SECS) as response:
-        return response.status, response.read().decode()
+        return Answer(response.status, response.read().decode())
     except urllib.error.HTTPError as error:
       with error:  # The answer may be truncated, too.
-        return error.code, error.read().decode(errors="replace")
+        return Answer(error.code, error.read().decode(errors="replace"))
 
 
 async def wait_notice(poller: Poller) -> str:

@@ -11,10 +11,6 @@ import functools
 import types
 from typing import Any
 
-# Limit on the nodes of a run, the dead included: with executor="spmd" workers
-# list all devices at the start, see `runtime.spmd.processes.coordination`.
-MAX_NODES = 8191
-
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Member:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 import dataclasses
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from bamboo_jax import base
 
@@ -17,8 +17,8 @@ class Family:
     prefix: Prefix of tensor names, which some files omit.
     ignored: Regular expression for tensors that carry no information.
     copies: Tensors that repeat others, if parameters are tied.
-    options: Our options, and their names there.
-    fixed: Entries whose values our models fix.
+    options: Names of our options, each with its key in config.json.
+    fixed: Entries of config.json with the only value that our models support.
   """
 
   architecture: str
@@ -175,10 +175,15 @@ def family_of(name: str) -> Family:
   return FAMILIES[name]
 
 
-def read_options(
-    family: Family, config: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
-  """Returns our options of a config.json, and a list of mismatches."""
+class Options(NamedTuple):
+  """Our options by name, and why a config.json does not fit our models."""
+
+  values: dict[str, Any]
+  problems: list[str]
+
+
+def read_options(family: Family, config: Mapping[str, Any]) -> Options:
+  """Translates the contents of a config.json."""
   found = {"tie_word_embeddings": family.options is not _LLAMA_OPTIONS}
   found |= config
   found.setdefault("num_labels", len(found.get("id2label") or "01"))
@@ -218,7 +223,7 @@ def read_options(
       problems.append(
           f"config.json has hidden_sizes={widths}, must be {wanted}"
       )
-  return options, problems
+  return Options(options, problems)
 
 
 def _find_unknown(family: Family, found: Mapping[str, Any]) -> Iterator[str]:

@@ -43,11 +43,8 @@ def is_hub_folder(path: str | os.PathLike[str]) -> bool:
 
 def read_options(
     path: str | os.PathLike[str], family: hub_config.Family
-) -> tuple[dict[str, Any], list[str]]:
-  """Returns our options of config.json, and a list of mismatches.
-
-  Raises `base.CheckpointError` if it is damaged.
-  """
+) -> hub_config.Options:
+  """Translates config.json; raises `base.CheckpointError` if it is damaged."""
   file = pathlib.Path(path, "config.json")
   config = _read_json(file)
   try:
@@ -81,7 +78,7 @@ def open_folder(
       for ours, value in found.items()
       if value != options[ours]
   ]
-  rules = names.rules_of(options["name"], shapes)
+  rules = names.rules_of(options, shapes)
   wanted = {
       tensor: rule.their_shape(shapes[rule.layer][rule.array])
       for rule in rules
@@ -99,12 +96,15 @@ def open_folder(
   for name in sorted(copies):  # Reads data, so only if all else fits.
     original = family.copies[name]
     if not _are_equal(tensors[name], tensors[original]):
-      problems.append(f"{name} differs from {original}; the model has only one")
+      problems.append(f"{name} differs from {original}; the model ties them")
   check(their_shapes, wanted, problems, where=path)
 
   def read(layer: str) -> Arrays:
     return {
-        rule.array: rule.to_ours([_read(tensors[t]) for t in rule.tensors])
+        rule.array: rule.to_ours(
+            [_read(tensors[t]) for t in rule.tensors],
+            shapes[layer][rule.array],
+        )
         for rule in rules
         if rule.layer == layer
     }
@@ -119,7 +119,7 @@ def check(
     *,
     where: pathlib.Path,
 ) -> None:
-  """Raises `base.CheckpointError` with all problems, also those of shapes."""
+  """Raises `base.CheckpointError` if there are problems or shapes differ."""
   for name in sorted(wanted.keys() | found.keys()):
     if name not in found:
       problems.append(f"missing: {name} {list(wanted[name])}")
@@ -145,7 +145,6 @@ def write(
 
   Args:
     path: Created if missing; must not hold weights yet.
-    read: Returns the arrays of a layer.
     max_file_bytes: Maximum size of a file with more than one layer.
   """
   from safetensors import numpy as safetensors
@@ -162,7 +161,7 @@ def write(
       groups.append([])
       size = num_bytes
     groups[-1].append(layer)
-  rules = names.rules_of(model.fingerprint["name"], shapes)
+  rules = names.rules_of(model.fingerprint, shapes)
   places, total = {}, 0
   for number, group in enumerate(groups, start=1):
     file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"

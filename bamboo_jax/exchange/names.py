@@ -10,6 +10,7 @@ are skipped.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import re
+from typing import Any
 
 import numpy as np
 
@@ -119,20 +120,29 @@ class Rule:
   """The tensors that make up one of our arrays.
 
   Attributes:
-    layer: Name of the layer.
     array: Name of the array in the layer, as in checkpoints.
     tensors: Names of the tensors; side by side along our last axis.
     transposed: Whether each of them is transposed.
+    rows: Rows of the tensors, if our array has more; None if it does not.
   """
 
   layer: str
   array: str
   tensors: tuple[str, ...]
   transposed: bool
+  rows: int | None = None
 
-  def to_ours(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns our array, float32 and contiguous."""
+  def to_ours(
+      self, tensors: Sequence[np.ndarray], shape: Sequence[int]
+  ) -> np.ndarray:
+    """Returns our array of that shape, float32 and contiguous.
+
+    Rows that the tensors do not have are zeros.
+    """
     parts = tensors
+    if self.rows is not None:
+      more = shape[-1 if self.transposed else 0] - self.rows
+      parts = tensors = [np.pad(t, ((0, more), (0, 0))) for t in parts]
     if self.transposed:
       parts = [t.transpose(*range(2, t.ndim), 1, 0) for t in tensors]
     joined = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
@@ -143,14 +153,15 @@ class Rule:
     parts = np.split(array, len(self.tensors), axis=-1)
     if self.transposed:
       parts = [p.transpose(-1, -2, *range(p.ndim - 2)) for p in parts]
-    contiguous = map(np.ascontiguousarray, parts)
+    contiguous = [np.ascontiguousarray(p[: self.rows]) for p in parts]
     return dict(zip(self.tensors, contiguous, strict=True))
 
   def their_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
     """Returns the shape of each tensor if `shape` is ours."""
     *sizes, last = shape
     part = (*sizes, last // len(self.tensors))
-    return (*part[:-3:-1], *part[:-2]) if self.transposed else part
+    part = (*part[:-3:-1], *part[:-2]) if self.transposed else part
+    return part if self.rows is None else (self.rows, *part[1:])
 
 
 def shapes_of(model: model_lib.Model) -> Shapes:
@@ -161,9 +172,14 @@ def shapes_of(model: model_lib.Model) -> Shapes:
   }
 
 
-def rules_of(name: str, shapes: Shapes) -> tuple[Rule, ...]:
+def rules_of(
+    fingerprint: Mapping[str, Any], shapes: Shapes
+) -> tuple[Rule, ...]:
   """Returns the rules of a model, in the order of its layers."""
-  table, prefix = _TABLES[name]
+  table, prefix = _TABLES[fingerprint["name"]]
+  num_tokens = None  # In arrays that have more rows.
+  if fingerprint.get("vocab_multiple"):
+    num_tokens = fingerprint["vocab_size"]
   rules = []
   for layer, arrays in shapes.items():
     part = _BLOCK.sub("", layer) or "block"
@@ -176,6 +192,8 @@ def rules_of(name: str, shapes: Shapes) -> tuple[Rule, ...]:
         before, _, rest = names.replace("{}", start).partition("(")
         inner, _, after = rest.partition(")")
         tensors = tuple(before + one + after for one in inner.split(","))
-        flag = bool(transposed)
-        rules.append(Rule(layer, f"{kind}/{array}", tensors, flag))
+        rows = num_tokens if array in ("wte", "weight") else None
+        rules.append(
+            Rule(layer, f"{kind}/{array}", tensors, bool(transposed), rows)
+        )
   return tuple(rules)

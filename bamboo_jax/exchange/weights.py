@@ -1,6 +1,6 @@
 """Weights of a model in a folder of either kind, read layer by layer.
 
-A folder may hold safetensors files of `transformers`, or be one of our
+A folder holds safetensors files of `transformers`, or is one of our
 checkpoints, or a workdir or folder with several, of which the newest is read.
 """
 
@@ -138,7 +138,7 @@ def _find_checkpoint(path: str | os.PathLike[str]) -> pathlib.Path:
 def _open_checkpoint(
     path: pathlib.Path, model: model_lib.Model
 ) -> Callable[[str], hub_folder.Arrays]:
-  """Returns a function that reads the arrays of a layer, without slots."""
+  """Returns a function that reads a layer's arrays, without optimizer slots."""
   manifest = manifest_lib.read_manifest(path)
   found = {
       f"{layer}: {name}": shape.shape

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import pathlib
+from typing import NamedTuple
 
 import ml_collections
 
@@ -49,13 +50,17 @@ def _find_price(config: ml_collections.ConfigDict) -> prices_lib.Price:
   return price
 
 
-def make(
-    config: ml_collections.ConfigDict, traces: Sequence[str]
-) -> tuple[Callable[[measured_lib.Measured], loop.Policy], prices_lib.Price]:
-  """Returns a function from measured times to a policy, and a price.
+class Rules(NamedTuple):
+  """Makes the policy of a run from measured times; and the price of a node."""
 
-  Prints the step time predicted from the layers alone. The price is that of the
-  traces, else that of the config.
+  make_policy: Callable[[measured_lib.Measured], loop.Policy]
+  price: prices_lib.Price
+
+
+def make(config: ml_collections.ConfigDict, traces: Sequence[str]) -> Rules:
+  """Returns the rules of a config; prices of the traces take precedence.
+
+  Prints the step time predicted from the layers alone.
   """
   price = loop.price_on(readers.read_traces(traces), _find_price(config))
   profile = build.make_profile(config, build.make_task(config))
@@ -72,7 +77,7 @@ def make(
       num_microbatches=plan.batch.total_microbatches,
       microbatch_size=plan.batch.microbatch_size,
       redundant=build.make_redundancy(config),
-      reroute=config.recovery.reroute,
+      reroute=rules.ladder.reroute,
   )
   whole = rules.planner.fresh(range(plan.num_pipelines * plan.num_stages), {})
   predicted_secs = speed.step(whole, drops=False).secs
@@ -90,4 +95,4 @@ def make(
     market = config.cost.market
     return loop.Policy("predicted", decider, durations, market=market)
 
-  return make_policy, price
+  return Rules(make_policy, price)

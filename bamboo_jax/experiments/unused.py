@@ -1,19 +1,24 @@
 """Finds keys of a comparison's config that have no effect."""
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 from bamboo_jax.sim import build
 
 _KINDS = ("transformer", "profile", "table")
 
 
+class Unused(NamedTuple):
+  """Flags without an effect, and why."""
+
+  flags: list[str]
+  reason: str
+
+
 def find_unused(
     config: build.Config, *, trace: str | None, given: Collection[str]
-) -> tuple[list[str], str]:
-  """Returns flags of `given` keys without an effect, and the reason.
-
-  Of several reasons it is the first.
-  """
+) -> Unused:
+  """Returns the `given` keys without an effect, for the first such reason."""
   for keys, when in _rules(config, trace):
     found = [
         key
@@ -21,8 +26,8 @@ def find_unused(
         if any(key == k or key.startswith(f"{k}.") for k in keys)
     ]
     if found:
-      return [f"--config.{key}" for key in found], when
-  return [], ""
+      return Unused([f"--config.{key}" for key in found], when)
+  return Unused([], "")
 
 
 def is_swept(config: build.Config, trace: str | None) -> bool:

@@ -11,6 +11,7 @@ import itertools
 import math
 import pathlib
 import statistics
+from typing import NamedTuple
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
@@ -123,13 +124,20 @@ def of_run(
   )
 
 
+class Predicted(NamedTuple):
+  """A simulated run, for comparison with a real one, and its outcome."""
+
+  side: Side
+  outcome: loop.Outcome
+
+
 def predict(
     replay: replay_lib.Replay,
     policy: loop.Policy,
     price: prices_lib.Price,
     *,
     secs: float,
-) -> tuple[Side, loop.Outcome]:
+) -> Predicted:
   """Simulates a cluster under a trace for `secs` from the first step on."""
   durations = policy.durations
   before_secs = (
@@ -152,7 +160,7 @@ def predict(
       boot_secs=durations.boot_secs if has_joins else None,
       account=_account(totals, price, policy.market),
   )
-  return side, outcome
+  return Predicted(side, outcome)
 
 
 def _simulate(

@@ -1,7 +1,7 @@
 """Files of injected faults, and when each is due.
 
-A line is `step,node,at,kind`, for example `12,0/3,17,kill`. The step counts the
-steps done before, so this is the step that logs call 13. The node is written
+A line is `step,node,at,kind`, for example `12,0/3,17,kill`. Steps count from 0,
+unlike in logs, where this step has number 13. The node is written
 `pipeline/stage`, for the node that owns that stage at the time, or by its name.
 The fault comes before the node starts the instruction with index `at` of its
 row, or before a phase of the step if `at` is a name, or at any time in the step
@@ -107,7 +107,7 @@ class Fault:
         raise ValueError(base.suggest(self.at, PHASES, what="phase"))
     elif self.at < 0:
       raise ValueError(
-          "at must be the index of an instruction, from 0, or a phase "
+          "at must be the index of an instruction, at least 0, or a phase "
           f"({', '.join(PHASES)}), got {self.at}."
       )
 
@@ -181,7 +181,7 @@ def check_faults(
 ) -> None:
   """Raises `ValueError` unless a run has the steps and places of `faults`.
 
-  `num_instructions` is above the number of instructions of any row.
+  `num_instructions` is an upper bound on the instructions of a row.
   """
   for fault in faults:
     place = fault.place or types.Place(0, 0)
@@ -243,7 +243,6 @@ def find_missed(
   """Returns a warning for each fault that was due but did not happen.
 
   Args:
-    faults: All faults of the file.
     happened: Lines of the faults that did happen.
     first: First step that was run.
     end: Step after the last one that was run.
@@ -291,12 +290,11 @@ def find_joins(
 class FaultsDue:
   """The faults of one step that this process injects.
 
-  A fault with a point is injected there, by the process that hosts the owner of
-  its place; others, except joins, as the step begins, by the process that hosts
-  the lowest node.
+  A fault with `at` is injected before that instruction or phase, by the process
+  that hosts the owner of its place; others, except joins, as the step begins,
+  by the process that hosts the lowest node.
 
   Args:
-    faults: All faults of the run.
     step: The step, from 0.
     owners: Node of each stage, by pipeline, at the start of the step; None for
       a stage without a node.
@@ -371,7 +369,7 @@ def _parse(line: int, cells: Sequence[str]) -> Fault:
     )
   step, node, at, kind = cells
   if not re.fullmatch(r"\d+", step):
-    raise ValueError(f"step must be a whole number from 0, got {step!r}.")
+    raise ValueError(f"step must be a non-negative integer, got {step!r}.")
   point: int | str | None = at or None
   if re.fullmatch(r"-?\d+", at):
     point = int(at)

@@ -28,7 +28,6 @@ def make_random_kills(
     kinds: Kinds drawn from, of `faults.KINDS` but "join". No node joins after
       "all", because the agents then restart their workers, nor after "slow",
       which ends in the step in which one would.
-    zones: Zones over which the nodes are spread.
 
   Raises:
     ValueError: `num_kills` or a kind is out of range.

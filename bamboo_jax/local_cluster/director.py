@@ -39,7 +39,7 @@ class Director:
         |-- name, number, pid ------>|                          |
         |-- line 7 is due ---------->|  once, for all workers   |
         |                            |-- signal, or notice ---->x
-        |<------------- has_come ----|  of a join: has it joined?
+        |<--------- has_joined ----|  of a join: has it joined?
 
   A report kills processes of this user, so only this user may connect.
 
@@ -67,8 +67,8 @@ class Director:
     self._connections: dict[int, socket.socket] = {}  # To them.
     self._is_stopping = False
     self._done: set[int] = set()
-    self._names: set[str] = set()  # Of all workers that have ever come.
-    self._names_by_join: dict[int, int] = {}  # How many there are then.
+    self._names: set[str] = set()  # Of all workers that ever connected.
+    self._names_by_join: dict[int, int] = {}  # Number of names from then on.
     self._lock = threading.RLock()
     self._server = socket.socket(socket.AF_UNIX)
     self._server.bind("")
@@ -88,7 +88,7 @@ class Director:
       taken, self._num_joins = self._num_joins, 0
     return taken
 
-  def has_come(self, name: str) -> bool:
+  def has_joined(self, name: str) -> bool:
     """Returns whether the worker of a node has ever connected."""
     with self._lock:
       return name in self._names
@@ -117,7 +117,7 @@ class Director:
   def kill_node(self, name: str) -> None:
     """Kills agent and worker of a node, even before it trains."""
     with self._lock:
-      # Takes a worker that has not come here with it.
+      # The worker dies with it, even if it has not connected here.
       self._nodes.kill_agent(name)
       for worker in [w for w in self._workers.values() if w.name == name]:
         self._strike(worker, signal.SIGKILL)
@@ -151,8 +151,8 @@ class Director:
           self._carry_out(message)
           with self._lock:  # Whether it is a join, and its node is here.
             wanted = self._names_by_join.get(message["line"], math.inf)
-            has_come = len(self._names) >= wanted
-            connection.sendall(frames.encode({"has_come": has_come}))
+            has_joined = len(self._names) >= wanted
+            connection.sendall(frames.encode({"has_joined": has_joined}))
     except OSError:
       return  # It is dead, as it should be.
     finally:

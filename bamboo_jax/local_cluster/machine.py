@@ -8,16 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import copies
-from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import endpoint as endpoint_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import private_etcd
 from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.recovery import survival as survival_lib
@@ -131,7 +131,7 @@ class LocalCluster:
 
   def _explain_end(self, name: str, code: int) -> str:
     said, log = "", self._logs / f"{name}.agent.log"
-    if code > 0:  # Not killed, so it may have said why.
+    if code > 0:  # Not killed, so its log may end with the reason.
       said = children.read_tail(log, num_lines=1).removeprefix("error: ")
     said = said or f"Node {name}: its agent {children.describe_exit(code)}."
     return (
@@ -189,10 +189,15 @@ class LocalCluster:
       )
 
 
-def place_nodes(
-    config: Any, zones: Mapping[int, str]
-) -> tuple[dict[int, int], survival_lib.Survival]:
-  """Returns the number of each node, and the failures that the run survives.
+class Placement(NamedTuple):
+  """The number of each node, and the failures that the run survives."""
+
+  numbers: dict[int, int]
+  survival: survival_lib.Survival
+
+
+def place_nodes(config: Any, zones: Mapping[int, str]) -> Placement:
+  """Places the first nodes so that the run survives most failures.
 
   The first numbers are those of owners, pipeline by pipeline, then of spares.
   """
@@ -204,4 +209,4 @@ def place_nodes(
   )
   order = [*(n for p in pipelines for n in p.roles.owners), *spares]
   survival = survival_lib.find_survival(pipelines, zones)
-  return {node: i for i, node in enumerate(order)}, survival
+  return Placement({node: i for i, node in enumerate(order)}, survival)

@@ -14,11 +14,11 @@ from bamboo_jax import base
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import copies
 from bamboo_jax.cluster import detection
-from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.agent import agent as agent_lib
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.local_cluster import machine
+from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.train.setup import sizes
 
 _PROTOCOL = 6  # Version of the messages between processes.
@@ -40,7 +40,7 @@ def make_options(
       name=name,
       workdir=workdir,
       num_nodes=num_nodes or sizes.num_nodes(config),
-      place=lambda zones: machine.place_nodes(config, zones)[0],
+      place=lambda zones: machine.place_nodes(config, zones).numbers,
       config={
           "protocol": _PROTOCOL,
           "version": {name: metadata.version(name) for name in _PACKAGES},
@@ -68,14 +68,14 @@ def run(
   told to end at once.
   """
   allow_files()
-  begins_again = True
-  while begins_again:
+  must_restart = True
+  while must_restart:
     agent = agent_lib.Agent(etcd, options, identity, spare)
     reason = asyncio.run(_run(agent))
-    begins_again, spare = agent.begins_again, None
+    must_restart, spare = agent.must_restart, None
     options = dataclasses.replace(options, is_again=True)
   if reason:
-    if "exit status" in reason:  # It has failed by itself, and said why.
+    if "exit status" in reason:  # It was not killed, so its log has the reason.
       tail = children.read_tail(pathlib.Path(options.log), num_lines=3)
       reason += f". Its log ends: {tail}"
     raise base.EndedError(f"Node {options.name}: {reason}.")
@@ -97,7 +97,7 @@ async def _run(agent: agent_lib.Agent) -> str:
 
   loop.add_signal_handler(signal.SIGTERM, hear_sigterm)
   loop.add_signal_handler(signal.SIGINT, task.cancel)
-  # Some schedulers announce the end so; it is a notice, whenever it comes.
+  # Some schedulers announce the end of the job so.
   loop.add_signal_handler(signal.SIGUSR1, lambda: agent.give_notice("SIGUSR1"))
   try:
     return await agent.run()

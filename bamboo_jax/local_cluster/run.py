@@ -47,7 +47,7 @@ def run(
   `hearing` may ask it to save and end, see `cli.command.hearing`.
   """
   zones = dict(enumerate(setup.first_zones))
-  survival = machine.place_nodes(config, zones)[1]
+  survival = machine.place_nodes(config, zones).survival
   with base.lock_folder(setup.workdir):
     with progress_lib.Progress(num_steps=config.num_steps) as progress:
       progress.show_text(survival.render())
@@ -93,8 +93,8 @@ class ClusterRun:
     try:
       replay, zones = self._setup.replay, self._setup.first_zones
       nodes = replay.first if replay else [""] * len(zones)
-      # With GPUs each process has an environment of its own. Those who come
-      # later are none either: by then this process has threads.
+      # Not with GPUs, as each process then has an environment of its own. Nodes
+      # that join later are not forked either: by then this process has threads.
       are_copies = not self._setup.gpus and _prepare(config)
       self._cluster.take_folder()
       start = functools.partial(self._start_node, is_copy=are_copies)
@@ -134,6 +134,8 @@ class ClusterRun:
     self._summary.write_text(json.dumps(content, indent=2) + "\n")
     for recovery in content["recoveries"]:
       print(times.describe(recovery))
+    if redundancy := content["redundancy"]:
+      print(progress_lib.render_redundancy(redundancy))
     print(f"state_sha256={content['state_sha256']}")
 
   def find_missed(self) -> list[str]:
@@ -200,7 +202,9 @@ class ClusterRun:
         log = self._logs / f"{name}.log"
         self._progress.show_text(f"{text}; worker: pid {pid}, log {log}")
       is_told = told_secs is not None
-      if not self._cluster.num_running and (is_told or not self._comes_more()):
+      if not self._cluster.num_running and (
+          is_told or not self._expects_joins()
+      ):
         break
       if is_told and now > told_secs + _SAVE_SECS + 10 * max(self._step_secs):
         raise ValueError("No step ended in time to be saved.")
@@ -214,7 +218,7 @@ class ClusterRun:
       if done_secs is None and not is_told:
         self._start_due(now)
       elif done_secs is not None and now > done_secs + _LEAVE_SECS:
-        break  # They have come when all was over.
+        break  # The remaining nodes joined after the end of the run.
       time.sleep(_POLL_SECS)
     self._show_progress()
 
@@ -230,8 +234,8 @@ class ClusterRun:
             "reason is known yet"
         )
 
-  def _comes_more(self) -> bool:
-    """Returns whether nodes will still join if all others were killed."""
+  def _expects_joins(self) -> bool:
+    """Returns whether nodes will still join, after all others were killed."""
     if self._player is not None:
       return self._player.brings_nodes
     are_struck = self._cluster.num_failed <= len(self._director.kills)
@@ -253,7 +257,7 @@ class ClusterRun:
     Raises `base.EndedError` after three failures in turn.
     """
     for name, tries in [*self._joining.items()]:
-      if self._director.has_come(name):
+      if self._director.has_joined(name):
         del self._joining[name]
       elif self._cluster.has_failed(name):
         if tries == _MAX_TRIES:
@@ -287,14 +291,14 @@ class ClusterRun:
         for i, line in enumerate(lines)
         if _is_start(line) and line not in self._former_starts
     ]
-    # What was there before the run was started, or resumed, is left out.
+    # Lines from before the start, or resume, of this run are not shown.
     if starts:
       lines = lines[starts[-1] :]
     elif is_new or not self._shown:
       lines = ()
     prints = [hash(json.dumps(line)) for line in lines]
     num_shown = 0
-    if starts or is_new:  # Some may be those that were there before.
+    if starts or is_new:  # Some may have been shown already.
       pairs = itertools.zip_longest(prints, self._shown)
       same = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
       num_shown = sum(1 for _ in same)

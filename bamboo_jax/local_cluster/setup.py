@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import dataclasses
+import os
 import pathlib
 
 import ml_collections
@@ -9,6 +10,7 @@ import ml_collections
 from bamboo_jax.cluster import detection
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.faults import random_kills
+from bamboo_jax.runtime import accelerator
 from bamboo_jax.traces import replay as trace_replay
 from bamboo_jax.traces import trace as trace_lib
 from bamboo_jax.train.setup import sizes
@@ -19,14 +21,11 @@ class Setup:
   """The parts of a run on this machine.
 
   Attributes:
-    workdir: Folder of the run.
     arguments: Command-line arguments of every agent.
     first_zones: Zone of each initial node.
     zones: Assigned in turn to nodes that join without one.
     etcd: Host and port; None starts an etcd.
-    run: Name of the run.
-    faults: Events by step.
-    replay: Events by time from the first step on.
+    replay: Trace to replay from the first step on, if any.
     gpus: GPUs of this machine, assigned in turn.
   """
 
@@ -52,6 +51,10 @@ class Setup:
 def check(config: ml_collections.ConfigDict, zones: Sequence[str]) -> None:
   """Raises `ValueError` if config or zones do not fit a cluster."""
   detection.Limits(**config.cluster)  # Checks them.
+  gpus = accelerator.find_gpus(os.environ)
+  accelerator.check_executor(
+      config.pipeline.executor, accelerator.find_platform(os.environ, gpus)
+  )
   if not all(zones) or not zones:
     raise ValueError(
         f"--zones must be names such as a,b,c, got {','.join(zones)!r}."

@@ -13,7 +13,7 @@ from bamboo_jax.report import run_times
 
 _ENDLESS = 10**9  # Number of steps of a run that is ended from outside.
 _POLL_SECS = 0.5
-# Workers compile beside the first steps, and who boots slows the others.
+# Workers compile beside the first steps, and booting nodes slow the others.
 _FIRST_SECS, _LATER_SECS = 40, 20
 _APART_SECS = 5  # Two newcomers.
 _START_SECS = 600.0  # Time limit of a cluster's first step.
@@ -114,8 +114,8 @@ def _run(
           raise ValueError(f"The cluster has ended early; see {log.name}.")
         time.sleep(_POLL_SECS)
     finally:
-      # It ends all of its processes; at once, as it is told twice. One that has
-      # just begun in the background of a script would ignore an interrupt.
+      # Two signals end it, and all of its processes, at once. A process just
+      # started in the background of a script would ignore SIGINT.
       process.send_signal(signal.SIGINT)
       process.terminate()
       process.wait()

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import pathlib
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from bamboo_jax import base
 
@@ -96,6 +96,13 @@ class MetricsWriter:
       raise OSError(f"Wrote only {written} of {size} bytes to {self.path}.")
 
 
+class NewLines(NamedTuple):
+  """Lines since the last call, and whether they are of another file."""
+
+  is_replaced: bool
+  lines: tuple[Line, ...]
+
+
 class MetricsReader:
   """Reads lines incrementally, each once; a run may write millions."""
 
@@ -103,10 +110,10 @@ class MetricsReader:
     self._path = pathlib.Path(path)
     self._file: BinaryIO | None = None  # Keeps its inode number.
 
-  def read(self) -> tuple[bool, tuple[Line, ...]]:
-    """Returns whether the file was replaced, and the lines since the last call.
+  def read(self) -> NewLines:
+    """Returns the lines since the last call, all of a replaced file.
 
-    Of a new file all lines are new. Raises like `read_lines`.
+    Raises like `read_lines`.
     """
     found = os.stat(self._path).st_ino
     is_new = not self._file or os.fstat(self._file.fileno()).st_ino != found
@@ -116,7 +123,7 @@ class MetricsReader:
     begin = self._file.tell()
     whole, end, _ = self._file.read().rpartition(b"\n")
     self._file.seek(begin + len(whole + end))
-    return is_new, _parse_lines(whole + end, self._path)
+    return NewLines(is_new, _parse_lines(whole + end, self._path))
 
   def close(self) -> None:
     """Closes the file."""
@@ -150,16 +157,23 @@ def _parse_lines(
   return tuple(lines)
 
 
+class Series(NamedTuple):
+  """Values of a metric, and the steps that they belong to."""
+
+  steps: tuple[int, ...] = ()
+  values: tuple[Any, ...] = ()
+
+
 def column(
     lines: Sequence[Line], name: str, *, event: str | None = None
-) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-  """Returns the steps with a non-null value `name`, and these values."""
+) -> Series:
+  """Returns the non-null values of `name`, of steps or of an `event`."""
   found = [
       (line["step"], line[name])
       for line in lines
       if line.get("event") == event and line.get(name) is not None
   ]
-  return tuple(step for step, _ in found), tuple(value for _, value in found)
+  return Series(*map(tuple, zip(*found, strict=True))) if found else Series()
 
 
 def _render(line: Line) -> str:

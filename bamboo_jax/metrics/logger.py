@@ -12,14 +12,14 @@ _METHODS = ("log", "event", "close")
 class Logger(Protocol):
   """Gets what `metrics.jsonl` gets, in the process that writes it.
 
-  Of a cluster that is the member with the lowest node that trains. If it dies,
-  the next one makes a logger of its own and goes on.
+  In a cluster this is the member that hosts the lowest training node. If it
+  dies, the next one makes a logger of its own and continues.
   """
 
   def log(self, step: int, metrics: Mapping[str, Any]) -> None:
     """Takes the metrics of a committed step, by name; steps count from 1.
 
-    After training has gone back to a checkpoint, steps come again.
+    After a rollback to a checkpoint, steps are repeated.
     """
 
   def event(self, name: str, step: int, values: Mapping[str, Any]) -> None:

@@ -33,6 +33,15 @@ def render_line(values: Mapping[str, int | float | str]) -> str:
   return " ".join(f"{name}={_render(name, v)}" for name, v in values.items())
 
 
+def render_redundancy(found: Mapping[str, str | float]) -> str:
+  """Returns the line of a run's redundant passes, from its summary."""
+  values = {"redundancy": found["mode"]}
+  for name in ("overhead", "coverage"):
+    for entry in (name, f"planned_{name}"):
+      values[f"{entry}_pct"] = 100 * found[entry]
+  return render_line(values)
+
+
 def render_evaluation(step: int, means: Mapping[str, float]) -> str:
   """Returns the line of an evaluation after `step` steps."""
   shown = {"step": step, **means}

@@ -16,7 +16,6 @@ class Result:
   """The result of a run, read from its workdir.
 
   Attributes:
-    workdir: Folder of the run.
     summary: Contents of `summary.json`.
     lines: Lines of `metrics.jsonl`, one for each step and event.
   """

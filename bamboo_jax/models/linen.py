@@ -108,7 +108,7 @@ class LinenLayer:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-  """The argument of a function of `make_layer`: its parameters and keys."""
+  """First argument of a function of `make_layer`: makes parameters and keys."""
 
   module: nn.Module
   train: bool

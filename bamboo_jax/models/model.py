@@ -10,6 +10,7 @@ parameters and dropout under every partition and on every node:
 from collections.abc import Callable, Mapping
 import dataclasses
 import math
+import random
 from typing import Any
 
 import jax
@@ -27,10 +28,23 @@ _LayerShapes = tuple[base.PyTree, layer_lib.Variables]  # Of inputs, variables.
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-  """Minimum time of a layer's passes for one microbatch."""
+  """Minimum time of a layer's passes for one microbatch.
+
+  Attributes:
+    forward_ms: Mean of that of a forward pass.
+    backward_ms: Mean of that of a backward pass.
+    jitter: Fraction by which a pass differs from the mean, at most.
+  """
 
   forward_ms: float
   backward_ms: float
+  jitter: float = 0.0
+
+  def vary(self, ms: float, key: str) -> float:
+    """Returns a time around `ms`, always the same for a key."""
+    if not self.jitter:
+      return ms
+    return ms * random.Random(key).uniform(1 - self.jitter, 1 + self.jitter)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,6 +30,7 @@ def make_paced(
     profile: str | None = None,
     time_scale: float = 1.0,
     times_ms: Times | None = None,
+    jitter: float = 0.0,
     width: int = 8,
     sequence_length: int = 4,
     vocab_size: int = 16,
@@ -41,6 +42,7 @@ def make_paced(
     profile: File of `bamboo profile` whose layers and times to use instead.
     time_scale: Divisor of all times.
     times_ms: Times of forward and backward pass by layer, instead.
+    jitter: Fraction by which the time of each pass of a stage differs at most.
 
   Raises:
     ValueError: A size or a time is impossible, or the file is no profile.
@@ -59,8 +61,10 @@ def make_paced(
   ):
     raise ValueError(
         "A paced model needs at least two layers, each with the times of a "
-        f"forward and a backward pass in ms, from 0, got {times_ms}."
+        f"forward and a backward pass in ms, at least 0, got {times_ms}."
     )
+  if not 0 <= jitter < 1:
+    raise ValueError(f"jitter must be from 0 and below 1, got {jitter}.")
   sizes = dict(
       width=width, sequence_length=sequence_length, vocab_size=vocab_size
   )
@@ -79,7 +83,9 @@ def make_paced(
       tuple(layers),
       {"name": "paced", "times_ms": times_ms, **sizes},
       model_lib.text_sample(sequence_length),
-      paces={layer.name: model_lib.Pace(*pair) for layer, pair in paces},
+      paces={
+          layer.name: model_lib.Pace(*pair, jitter) for layer, pair in paces
+      },
   )
 
 

@@ -47,7 +47,6 @@ def find_rule(
   """Returns the axes of an array that corresponds to a parameter.
 
   Args:
-    model: Name of the model.
     names: Path of the parameter, innermost name last; may have a prefix.
     shape: Shape of the array; slots of optimizers may have other shapes.
     sizes: Number of devices by axis.

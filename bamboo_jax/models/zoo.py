@@ -4,7 +4,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.models import mlp_bn
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import paced
 from bamboo_jax.models import shape
@@ -28,11 +27,7 @@ _FAMILIES: Mapping[
     "resnet": (resnet.VARIANTS, "50", resnet.make_model),
     "vgg": (convnet.VGG_VARIANTS, "19", convnet.make_model),
 }
-_OTHERS: Mapping[str, Callable[..., model_lib.Model]] = {
-    "mlp_bn": mlp_bn.make_mlp_bn,
-    "paced": paced.make_paced,
-}
-MODELS = (*_FAMILIES, *_OTHERS)
+MODELS = (*_FAMILIES, "paced")
 
 # The allowed values of the option `variant`; `bamboo models` lists them.
 VARIANTS: Mapping[str, Collection[str]] = {
@@ -54,7 +49,12 @@ def make_model(name: str, **options: Any) -> model_lib.Model:
     variants, variant, make = _FAMILIES[name]
     variant = options.pop("variant", variant)
     return make(name, shape.choose(variants, variant, options, model=name))
-  function = _find(name)
+  if name == "paced":
+    function = paced.make_paced
+  elif base.is_function_name(name):
+    function = base.find_function(name, what="model")
+  else:
+    raise ValueError(base.suggest(name, MODELS, what="model"))
   base.check_options(function, options, what=f"model {name!r}")
   model = function(**options)
   if not isinstance(model, model_lib.Model):
@@ -62,11 +62,3 @@ def make_model(name: str, **options: Any) -> model_lib.Model:
         f"Model {name!r} must be a Model, as of `from_loss`, got {model!r}."
     )
   return model
-
-
-def _find(name: str) -> Callable[..., model_lib.Model]:
-  if base.is_function_name(name):
-    return base.find_function(name, what="model")
-  if name not in _OTHERS:
-    raise ValueError(base.suggest(name, MODELS, what="model"))
-  return _OTHERS[name]

@@ -12,7 +12,6 @@ Pure Python; costs come from a profile of the model, measured or estimated.
 
   planner       the plan of a run: partition, rows, memory and predicted time;
                 `render` prints it
-  program       the same as one program in lockstep
   pipelines     a pipeline of live nodes: owners, shadows, vacant stages
   rows          the rows of a step, or of its rest after a death
   communication costs of sums of gradients and of refreshes, by method

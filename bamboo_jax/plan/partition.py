@@ -219,7 +219,7 @@ class _Limit:
     return [
         search_lib.Condition(duty.stages, functools.partial(self._fits, duty))
         for duty in deaths.find_duties(
-            self.search.num_stages, self.model.upkeep.protection
+            self.search.num_stages, self.model.upkeep
         )
     ]
 

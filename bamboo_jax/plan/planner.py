@@ -113,6 +113,7 @@ def make_plan(
     memory_limit_bytes: int | None = None,
     num_shares: int | None = None,
     protection: upkeep_lib.Protection | None = None,
+    reroutes: bool = False,
     is_remote: bool = False,
     cuts: Sequence[int] | None = None,
 ) -> Plan:
@@ -132,6 +133,8 @@ def make_plan(
       default one per pipeline.
     protection: Options of replicas; None without. With replicas the limit holds
       for a step, and for the one after any single death.
+    reroutes: Whether other pipelines compute a stage that has lost all nodes;
+      the limit then holds for a single death without replicas too.
     is_remote: Whether nodes are separate processes, or their transfers are as
       between processes.
     cuts: Layers at which a stage other than the first may start; by default
@@ -149,6 +152,9 @@ def make_plan(
   )
   upkeep = upkeep_lib.Upkeep(
       num_accumulators=batch.shares_per_pipeline,
+      num_rerouted=batch.shares_per_pipeline
+      if reroutes and num_pipelines > 1
+      else 0,
       is_summed=batch.num_shares > 1,
       protection=protection,
       is_remote=is_remote,
@@ -174,7 +180,7 @@ def make_plan(
       if most is None:
         raise
       raise base.InfeasibleError(
-          _explain(*most, memory_limit_bytes, protection)
+          _explain(*most, memory_limit_bytes, upkeep)
       ) from None
     costs = stages.stage_costs(
         partition, profile, num_accumulators=upkeep.num_accumulators
@@ -241,7 +247,7 @@ class _Rows:
     """Returns each node's need in a step, and the largest after a death."""
     num_stages = self.partition.num_stages
     protection = self.model.upkeep.protection
-    duties = deaths.find_duties(num_stages, protection)
+    duties = deaths.find_duties(num_stages, self.model.upkeep)
     found = [(duty, self._need(duty, timeline)) for duty in duties[:num_stages]]
     queued = [m.transfer_bytes - self.bound(d).transfer_bytes for d, m in found]
     likely = sorted(
@@ -252,6 +258,11 @@ class _Rows:
     roles = failover.Roles.initial(range(num_stages))
     after = []
     for duty in likely:
+      if duty.stands_in:  # Another pipeline's row queues as much as its own.
+        one = found[duty.node][1].transfer_bytes
+        bound = self.bound(duty)
+        after.append((duty, dataclasses.replace(bound, transfer_bytes=2 * one)))
+        continue
       owners = deaths.roles_after(roles, duty.victim, protection).owners
       after.append((duty, self._need(duty, self.play(owners)[1])))
     return found, max(after, key=lambda n: n[1].total_bytes, default=None)
@@ -278,13 +289,15 @@ def _explain(
     duty: deaths.Duty,
     memory: needs.NodeMemory,
     limit_bytes: int,
-    protection: upkeep_lib.Protection | None,
+    upkeep: upkeep_lib.Upkeep,
 ) -> str:
-  who = f"stage {duty.node}" if protection is None else explain.describe(duty)
+  who = f"stage {duty.node}"
+  if upkeep.protection is not None or duty.stands_in:
+    who = explain.describe(duty)
   mib = needs.format_mib
   return (
       f"Splits fit in {mib(limit_bytes)} MiB per device, but their rows do "
       f"not: in the last one tried, {mib(memory.transfer_bytes)} MiB are "
       f"activations and gradients that wait for a neighbour, and {who} "
-      + explain.explain_need(memory.total_bytes, limit_bytes, protection)
+      + explain.explain_need(memory.total_bytes, limit_bytes, upkeep)
   )

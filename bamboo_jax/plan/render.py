@@ -5,7 +5,6 @@ import dataclasses
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
-from bamboo_jax.plan import program as program_lib
 from bamboo_jax.plan.memory import explain
 from bamboo_jax.plan.memory import needs
 from bamboo_jax.schedule import failover
@@ -112,18 +111,6 @@ def _render_request(plan: planner.Plan) -> str:
       f"per pipeline (batch {batch.batch_size} in {batch.num_shares} shares), "
       f"schedule {plan.schedule_name}, balanced by {plan.balance}, "
       + ("no memory limit" if limit is None else f"limit {_mib(limit)} MiB")
-  )
-
-
-def render_ticks(program: program_lib.ProgramPlan) -> str:
-  """Returns the utilisation of a program's ticks as text."""
-  timeline, plain = program.plan.timeline, program.plain
-  overhead = timeline.span_ms / plain.span_ms - 1.0 if plain.span_ms else 0.0
-  return (
-      f"{len(program.table.ticks)} {program.order} ticks, "
-      f"{timeline.num_redundant} redundant forward passes; predicted overhead "
-      f"{100 * overhead:.1f} %, bubble {100 * timeline.mean_bubble:.1f} % "
-      f"instead of {100 * plain.mean_bubble:.1f} %"
   )
 
 

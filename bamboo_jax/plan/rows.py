@@ -15,12 +15,14 @@ from bamboo_jax.plan import stages
 from bamboo_jax.plan.memory import bounds
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
 
 Roles = failover.Roles
+StageCosts = costs_lib.StageCosts
 Line = lines_lib.Line
 
 
@@ -34,12 +36,15 @@ class Redundancy:
     refresh: How replicas are kept up to date: by "gradient" or "state".
     margin: Fraction by which waits must be longer than the passes in them.
     budget: In mode "budget", the fraction by which a step may be longer.
+    overrun: In mode "eager", the fraction of a pass by which one that fills a
+      wait as it occurs may end too late.
   """
 
   mode: str = "none"
   refresh: str = "gradient"
   margin: float = 0.25
   budget: float = 0.05
+  overrun: float = 1.6
 
   @property
   def has_replicas(self) -> bool:
@@ -61,6 +66,34 @@ class Redundancy:
         self.mode, roles=roles, margin=self.margin, budget=self.budget, **step
     )
 
+  def fill(
+      self,
+      plans: Sequence[redundancy.RedundancyPlan],
+      roles: Sequence[Roles],
+      costs: StageCosts,
+  ) -> filling_lib.StepFilling | None:
+    """Returns how nodes fill waits as these occur, instead of what is placed.
+
+    Args:
+      plans: Rows of each pipeline.
+      roles: Owners and shadows of each pipeline.
+      costs: Times of passes.
+    """
+    if self.mode in ("none", "lazy"):
+      return None
+    nodes = {}
+    for plan, own in zip(plans, roles, strict=True):
+      nodes |= filling_lib.plan_filling(
+          plan.lazy,
+          shadows=own.shadows,
+          costs=costs,
+          margin=-self.overrun if self.mode == "eager" else self.margin,
+          budget=self.budget if self.mode == "budget" else 0.0,
+      )
+    lazy = [plan.lazy for plan in plans]
+    placed = filling_lib.Effect.of(lazy, [plan.timeline for plan in plans])
+    return filling_lib.StepFilling(nodes, lazy, placed)
+
 
 @dataclasses.dataclass(frozen=True)
 class RowPlanner:
@@ -77,7 +110,7 @@ class RowPlanner:
   segments: partition_lib.Partition | None = None
 
   @functools.cached_property
-  def costs(self) -> costs_lib.StageCosts:
+  def costs(self) -> StageCosts:
     """The costs of segments."""
     if self.segments in (None, self.plan.partition):
       return self.plan.costs

@@ -53,7 +53,6 @@ class Agreement:
     lost: Lost nodes that had a role.
     victims: The places that they owned.
     rung: Rung of the recovery ladder; "none" if no such node was lost.
-    reason: Why that rung was taken.
     change: Change to carry out before training can continue; None if none.
     restored: The step of the checkpoint that `change` returns to, or 0.
     is_fresh: Whether the step runs from its start.
@@ -92,8 +91,6 @@ def agree(
 
   Args:
     statuses: By node.
-    rules: Rules of layout changes.
-    zones: Zone of each node.
     leaving: Nodes that will be preempted.
   """
   statuses = _without_damaged(statuses)
@@ -110,8 +107,6 @@ def agree(
       if status.steps == steps
   }
   layout = newest.layout
-  if newest.steps < steps:
-    layout = layout.committed()
   lost = layout.nodes - statuses.keys()
   if layout.roles:
     change = rules.lose(

@@ -5,8 +5,10 @@ it, by `recovery.decide`, as the simulator does.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 
+from bamboo_jax import base
 from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
@@ -34,8 +36,6 @@ class Change:
 
   Attributes:
     layout: The next layout.
-    rung: Rung of the recovery ladder.
-    reason: Why that rung was taken, for people.
     copies: State to copy between nodes first.
     rolls_back: Whether the state comes from a checkpoint instead.
   """
@@ -59,8 +59,7 @@ class Rules:
   Attributes:
     segments: Segments of the run; no stage starts inside one.
     num_shares: Shares of the batch, and the largest number of pipelines.
-    ladder: May reroute by shares, but not by stage.
-    planner: Makes new pipelines.
+    ladder: May reroute by shares or whole shares, but not by stage.
     predictor: Deals shares so that all pipelines finish together; None: evenly.
     rows: Plans the rest of a step, if the ladder reroutes by shares.
   """
@@ -74,7 +73,7 @@ class Rules:
 
   def __post_init__(self) -> None:
     if self.ladder.reroute == "stage":
-      raise ValueError("reroute must be pipeline, shares or none, got 'stage'.")
+      raise ValueError("reroute='stage' is only for simulations.")
 
   def lose(
       self,
@@ -87,16 +86,16 @@ class Rules:
   ) -> Change:
     """Returns the change after the death of the nodes not among `members`.
 
-    Surviving pipelines keep their shares. With the rung "drop" the shares of
-    the others are not computed until new pipelines are made.
+    Pipelines that go on keep their shares. Other pipelines get those of the
+    others; with the rung "drop" they are not computed until all stages have an
+    owner again.
 
     Args:
       layout: The layout before.
       members: Live nodes.
-      zones: Zone of each node.
       leaving: Nodes that will be preempted.
       holdings: Data of the step that each node holds; if given, owed work is
-        dealt over all nodes that can do it.
+        dealt over all nodes that can do it, unless memory is limited.
     """
     change = ladder_lib.Change(
         lost=layout.nodes - {*members}, noticed=frozenset(leaving)
@@ -104,31 +103,22 @@ class Rules:
     decision = self._decide(layout, members, change, zones=zones, when="step")
     kept = None
     if decision.is_immediate:
-      out = {place.pipeline for place in decision.gone}
-      if self.ladder.reroute == "shares":
-        dead = change.lost.issuperset
-        out = {i for i, p in enumerate(layout.pipelines) if dead(p.nodes)}
-      kept = [own for i, own in enumerate(layout.shares) if i not in out]
-      pipelines = decision.state.pipelines
-      is_whole = not any(p.vacant for p in pipelines)
-      goes_on = is_whole and decision.rung != "reroute"
-      if self.ladder.drop and (goes_on or decision.rung == "drop"):
-        shares = kept if len(kept) == len(pipelines) else layout.shares
-        pairs = zip(pipelines, shares, strict=True)
-        left = [(p, own) for p, own in pairs if not p.vacant]
-        after = Layout(
-            *map(tuple, zip(*left, strict=True)),
-            layout.segments,
-            dissolved=decision.state.dissolved
-            + tuple(p for p in pipelines if p.vacant),
-        )
+      pipelines, kept = decision.state.pipelines, layout.shares
+      if len(pipelines) < len(kept):  # All nodes of the others are dead.
+        pairs = zip(layout.pipelines, kept, strict=True)
+        kept = [own for p, own in pairs if not change.lost.issuperset(p.nodes)]
+      if self.ladder.reroute == "none":
+        pairs = zip(pipelines, kept, strict=True)
+        shares = tuple(() if p.vacant else own for p, own in pairs)
+        after = Layout(pipelines, shares, layout.segments)
         return Change(after, decision.rung, decision.reason)
     found = self._change(layout, members, decision, kept)
     if kept is None or self.ladder.reroute != "shares":
       return found
     after = _keep_detours(layout, found.layout, change.lost)
-    if holdings is not None and change.lost:
-      after = self._deal(after, holdings)
+    if holdings is not None and change.lost and not self._is_bounded:
+      with contextlib.suppress(base.InfeasibleError):  # The step is repeated.
+        after = self._deal(after, holdings)
     return dataclasses.replace(found, layout=after)
 
   def improve(
@@ -183,13 +173,27 @@ class Rules:
       pipelines: Sequence[Pipeline],
       kept: Sequence[Sequence[int]] | None = None,
   ) -> Layout:
-    """Returns a layout of `pipelines`; the first keep the shares `kept`."""
+    """Returns a layout of `pipelines`, which keep the shares `kept`.
+
+    Those with lost stages have shares only if each stage of a share may be
+    computed by another node.
+    """
     if not pipelines:
       return Layout()
-    shares = batch_split.deal_shares(
-        self.num_shares, len(pipelines), kept, self._counts(pipelines)
+    by_stage = self.ladder.reroute == "shares"
+    takers = [i for i, p in enumerate(pipelines) if by_stage or not p.vacant]
+    dealt = batch_split.deal_shares(
+        self.num_shares,
+        len(takers),
+        kept and [kept[i] for i in takers],
+        self._counts([pipelines[i] for i in takers]),
     )
-    return Layout(tuple(pipelines), shares, self.segments.bounds)
+    shares = dict(zip(takers, dealt, strict=True))
+    return Layout(
+        tuple(pipelines),
+        tuple(shares.get(i, ()) for i in range(len(pipelines))),
+        self.segments.bounds,
+    )
 
   def _decide(
       self,
@@ -204,7 +208,6 @@ class Rules:
         pipelines=layout.pipelines,
         spares=tuple(sorted({*members} - layout.nodes)),
         zones=zones,
-        dissolved=layout.dissolved,
     )
     return decide.decide(
         state, change, ladder=self.ladder, planner=self.planner, when=when
@@ -218,7 +221,6 @@ class Rules:
       kept: Sequence[Sequence[int]] | None = None,
   ) -> Change:
     after = self.start(decision.state.pipelines, kept)
-    after = dataclasses.replace(after, dissolved=decision.state.dissolved)
     copies = ()
     if kept is None and not decision.rolls_back:
       copies = find_copies(layout, members, after)
@@ -235,10 +237,15 @@ class Rules:
     if self.ladder.reroute != "shares" or not layout.pipelines:
       return layout
     fresh, whole = self.start(layout.pipelines), layout.pipelines
-    is_bounded = self.rows.plan.memory_limit_bytes is not None
-    if is_bounded or all(len(p.nodes) == p.partition.num_stages for p in whole):
+    if self._is_bounded or all(
+        len(p.nodes) == p.partition.num_stages for p in whole
+    ):
       return fresh
     return self._deal(fresh, {}, least_gain=_LEAST_GAIN)
+
+  @property
+  def _is_bounded(self) -> bool:
+    return self.rows.plan.memory_limit_bytes is not None
 
   def _deal(
       self,
@@ -303,7 +310,7 @@ def find_copies(
 
   The source is the live member with a copy that has the fewest to send.
   """
-  held, num_sent = before.held, dict.fromkeys(sorted(members), 0)
+  held, num_sent = before.copies, dict.fromkeys(sorted(members), 0)
   copies = []
   for node, stage in sorted(after.copies - held):
     holders = [n for n in num_sent if (n, stage) in held]

@@ -55,14 +55,12 @@ def decide(
   if when not in ladder_lib.WHEN:
     raise ValueError(base.suggest(when, ladder_lib.WHEN, what="time"))
   asked = _Question(ladder, planner)
-  if when == "boundary":
-    state = dataclasses.replace(state, dissolved=())
   state = _note(state, change)
   if state.pipelines:
     decision = asked.handle_losses(state, change.lost, dead=change.lost)
     if when == "boundary" and decision.is_immediate:
       decision = asked.hand_over(asked.improve(decision))
-    return asked.dissolve(decision, when)
+    return decision
   if when == "boundary" and planner:
     return _start(state, planner)
   return Decision("none", state, "no pipeline trains")
@@ -111,7 +109,7 @@ class _Question:
       gone += [types.Place(i, stage) for stage in stages]
     if not hit:
       return Decision("none", state, "no node that trains is lost")
-    if self.ladder.reroute == "shares":
+    if self.ladder.reroute in ("shares", "whole_shares"):
       pipelines = [p for p in pipelines if p.nodes] or pipelines
     after = dataclasses.replace(state, pipelines=tuple(pipelines))
     if not gone:
@@ -127,7 +125,7 @@ class _Question:
     return dataclasses.replace(anew, gone=tuple(gone))
 
   def _can_reroute(self, pipelines: tuple[Pipeline, ...]) -> bool:
-    if self.ladder.reroute == "pipeline":
+    if self.ladder.reroute == "whole_shares":
       return any(not p.vacant for p in pipelines)
     if self.ladder.reroute == "shares":
       owned = frozenset().union(*moves.owned_layers(pipelines).values())
@@ -143,12 +141,12 @@ class _Question:
   ) -> Decision:
     """Makes new pipelines; without leaving nodes if no node is dead."""
     ladder, planner = self.ladder, self.planner
-    has_copies = not moves.lost_layers(state.holders, {*state.nodes} - dead)
+    has_copies = not moves.lost_layers(state.pipelines, {*state.nodes} - dead)
     stopped = _with_pipelines(state, (), dead=dead)
     for nodes in _candidates(state, dead=dead)[: 2 if dead else 1]:
       try:
         if ladder.reconfigure and planner and has_copies:
-          pipelines = planner.adapt(state.holders, nodes)
+          pipelines = planner.adapt(state.pipelines, nodes)
           after = _with_pipelines(state, pipelines, dead=dead)
           return Decision(
               "reconfigure", after, f"{places} have copies elsewhere"
@@ -222,22 +220,6 @@ class _Question:
             handed.state, spares=(*handed.state.spares, *rest), leaving=leaving
         ),
     )
-
-  def dissolve(self, decision: Decision, when: str) -> Decision:
-    """Dissolves the pipelines whose work other pipelines do, if any.
-
-    Between two steps their state is not used: parts of it are outdated.
-    """
-    state = decision.state
-    whole = tuple(p for p in state.pipelines if not p.vacant)
-    broken = tuple(p for p in state.pipelines if p.vacant)
-    if not broken or self.ladder.reroute != "pipeline":
-      return decision
-    after = dataclasses.replace(
-        _with_pipelines(state, whole, dead=_NOBODY),
-        dissolved=state.dissolved + broken if when == "step" else (),
-    )
-    return dataclasses.replace(decision, state=after)
 
   def _find_better(self, before: State, repaired: State) -> Decision | None:
     """Returns new pipelines if they train more within the horizon."""
@@ -338,7 +320,6 @@ def _with_pipelines(
   return dataclasses.replace(
       state,
       pipelines=pipelines,
-      dissolved=(),
       spares=tuple(
           node
           for node in state.nodes

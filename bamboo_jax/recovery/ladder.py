@@ -23,7 +23,7 @@ RUNGS = (
 # After these the step in flight continues, and no state is copied.
 IMMEDIATE = frozenset({"none", "shadow", "reroute", "drop"})
 WHEN = ("step", "boundary")
-REROUTES = ("pipeline", "shares", "stage", "none")
+REROUTES = ("shares", "whole_shares", "stage", "none")
 REREPLICATE = ("at_commit", "at_repair")
 
 
@@ -36,20 +36,12 @@ class State:
     spares: Live nodes without a stage, in the order of their use.
     leaving: Live nodes whose preemption has been announced.
     zones: Zone of each node; missing nodes have none.
-    dissolved: Pipelines that were dissolved in the step in flight. Until its
-      commit their live nodes, now spares, have the state of their stages.
   """
 
   pipelines: tuple[pipelines_lib.Pipeline, ...]
   spares: tuple[int, ...] = ()
   leaving: frozenset[int] = frozenset()
   zones: Mapping[int, str] = dataclasses.field(default_factory=dict)
-  dissolved: tuple[pipelines_lib.Pipeline, ...] = ()
-
-  @property
-  def holders(self) -> tuple[pipelines_lib.Pipeline, ...]:
-    """The pipelines whose nodes have the state of their stages."""
-    return self.pipelines + self.dissolved
 
   @property
   def nodes(self) -> tuple[int, ...]:
@@ -87,10 +79,11 @@ class Ladder:
 
   Attributes:
     shadow: Stages have replicas, and shadows finish steps.
-    reroute: The nodes that compute for lost stages. "pipeline": whole pipelines
-      do the work of broken ones, whose nodes become spares. "shares": all nodes
-      with a copy of a lost stage, each for some shares, even if its shadow
-      lives. "stage": owners of the same stage. "none": none.
+    reroute: The nodes that compute for lost stages. "shares": all nodes with a
+      copy of the stage, each for some shares, even if its shadow lives.
+      "whole_shares": pipelines without lost stages, each for some shares of the
+      whole pipeline, as programs of SPMD need. "stage": owners of the same
+      stage, as in ReCycle; only simulated. "none": none.
     drop: Pipelines with lost stages take no part in the step.
     reconfigure: New pipelines are made from live copies.
     checkpoint: Training returns to the last checkpoint.
@@ -103,7 +96,7 @@ class Ladder:
   """
 
   shadow: bool = True
-  reroute: str = "pipeline"
+  reroute: str = "shares"
   drop: bool = False
   reconfigure: bool = True
   checkpoint: bool = True

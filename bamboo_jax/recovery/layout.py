@@ -49,14 +49,12 @@ class BySegment(NamedTuple):
     shadows: Shadow of each segment that has one, by pipeline.
     shares: Shares of each pipeline.
     lines: Owners by segment, and their shares, of each way.
-    dissolved: Node and segment of each copy in dissolved pipelines.
   """
 
   owners: list[tuple[int, ...]]
   shadows: list[Mapping[int, int]]
   shares: Shares
   lines: list[tuple[tuple[int, ...], tuple[int, ...]]]
-  dissolved: frozenset[tuple[int, int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +63,12 @@ class Layout:
 
   Attributes:
     pipelines: Owners and shadows of stages.
-    shares: Shares of each pipeline; shares of no pipeline are not computed.
+    shares: Shares of each pipeline; none of one that only keeps state because
+      it has lost a stage. Shares of no pipeline are not computed.
     segments: First layer of each segment, then the number of layers; the same
       throughout a run.
     detours: The node that computes each segment, for shares for which that is
       not the owner in their pipeline.
-    dissolved: As in `ladder.State`.
   """
 
   pipelines: tuple[pipelines_lib.Pipeline, ...] = ()
@@ -79,7 +77,6 @@ class Layout:
   detours: Mapping[int, tuple[int, ...]] = dataclasses.field(
       default_factory=dict
   )
-  dissolved: tuple[pipelines_lib.Pipeline, ...] = ()
 
   @functools.cached_property
   def roles(self) -> tuple[failover.Roles, ...]:
@@ -124,8 +121,8 @@ class Layout:
 
   @functools.cached_property
   def is_joint(self) -> bool:
-    """Whether pipelines have nodes in common."""
-    rows = [{*r.owners} for r in self.roles]
+    """Whether ways have nodes in common."""
+    rows = [{*way.owners} for way in self.ways]
     return bool(self.detours) or sum(map(len, rows)) > len(set().union(*rows))
 
   def lines(self, rows: rows_lib.RowPlanner) -> list[lines_lib.Line]:
@@ -140,7 +137,6 @@ class Layout:
         [r.shadows for r in self.roles],
         self.shares,
         [way[1:] for way in self.ways],
-        self.held - self.copies,
     )
 
   @property
@@ -189,21 +185,9 @@ class Layout:
 
   @functools.cached_property
   def copies(self) -> frozenset[tuple[int, int]]:
-    """Node and segment of every copy of state in use."""
+    """Node and segment of every copy of state; dead nodes included."""
     return frozenset(
         (node, segment)
         for r in self.roles
         for segment, node in (*enumerate(r.owners), *r.shadows.items())
     )
-
-  @functools.cached_property
-  def held(self) -> frozenset[tuple[int, int]]:
-    """`copies`, and those in dissolved pipelines; dead nodes included."""
-    if not self.dissolved:
-      return self.copies
-    pipelines = self.pipelines + self.dissolved
-    return dataclasses.replace(self, pipelines=pipelines).copies
-
-  def committed(self) -> "Layout":
-    """Returns the layout after a commit, which dissolved pipelines missed."""
-    return dataclasses.replace(self, dissolved=())

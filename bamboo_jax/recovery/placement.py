@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import itertools
 import math
+from typing import NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib
@@ -24,14 +25,21 @@ Partition = partition_lib.Partition
 _Arrangement = tuple[str, ...]  # Zone of each place, then of each spare.
 
 
+class Placed(NamedTuple):
+  """Pipelines, one per partition, and the nodes without a place."""
+
+  pipelines: tuple[pipelines_lib.Pipeline, ...]
+  spares: tuple[int, ...]
+
+
 def place_nodes(
     zones: Mapping[int, str],
     partitions: Sequence[Partition],
     *,
     has_replicas: bool = True,
     max_tries: int = 5_000,
-) -> tuple[tuple[pipelines_lib.Pipeline, ...], tuple[int, ...]]:
-  """Returns pipelines that survive most, one per partition, and spares.
+) -> Placed:
+  """Returns the pipelines that survive most failures.
 
   Args:
     zones: Zone of each node that may be used. Among nodes of a zone the first
@@ -64,9 +72,9 @@ def place_nodes(
     best = max((best, *tried), key=search.score)
   waiting = {zone: [n for n in zones if zones[n] == zone] for zone in set(best)}
   nodes = [waiting[zone].pop(0) for zone in best]
-  return (
+  return Placed(
       make_pipelines(partitions, nodes[:num_places], has_replicas),
-      tuple(n for n in zones if n in nodes[num_places:]),
+      spares=tuple(n for n in zones if n in nodes[num_places:]),
   )
 
 
@@ -163,7 +171,7 @@ class _Search:
 
 
 def _choices(left: collections.Counter, num: int) -> Iterator[_Arrangement]:
-  """Yields all ways to take `num` zones one after the other, then the rest."""
+  """Yields all orders of `num` zones out of `left`, then the sorted rest."""
   if not num:
     yield tuple(sorted(left.elements()))
     return

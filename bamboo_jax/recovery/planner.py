@@ -63,8 +63,6 @@ class Planner:
 
   Args:
     shapes: Number and partitions of pipelines.
-    placer: Places of nodes.
-    times: Times of steps and pauses.
     fold: Whether nodes own several stages of one pipeline if there are too few
       for a whole one.
     is_strict: Whether pipelines in which a node owns several stages are

@@ -7,6 +7,7 @@ a live node.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+from typing import NamedTuple
 
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import ladder as ladder_lib
@@ -15,13 +16,19 @@ from bamboo_jax.schedule import failover
 Pipeline = pipelines_lib.Pipeline
 
 
+class Repaired(NamedTuple):
+  """The state after repairs, and the repairs by index of the pipeline."""
+
+  state: ladder_lib.State
+  repairs: dict[int, failover.Repair]
+
+
 def repair(
     state: ladder_lib.State, *, shadow: bool, rereplicate: str
-) -> tuple[ladder_lib.State, dict[int, failover.Repair]]:
-  """Returns the state after the repair, and the repairs by pipeline.
+) -> Repaired:
+  """Gives places to spares, and makes replicas.
 
   Args:
-    state: Pipelines and spares.
     shadow: Whether stages have replicas, so that a node may own several.
     rereplicate: See `ladder.Ladder`.
   """
@@ -47,7 +54,7 @@ def repair(
       repairs[i] = done
       spares = spares[len(done.used) :]
   if not repairs:
-    return state, repairs
+    return Repaired(state, repairs)
   taken = {node for done in repairs.values() for node in done.used}
   owners = {node for pipeline in pipelines for node in pipeline.nodes}
   relieved = [
@@ -61,7 +68,7 @@ def repair(
       pipelines=tuple(pipelines),
       spares=(*(n for n in state.spares if n not in taken), *relieved),
   )
-  return after, repairs
+  return Repaired(after, repairs)
 
 
 def _fill(pipeline: Pipeline, takers: Mapping[int, int]) -> Pipeline:

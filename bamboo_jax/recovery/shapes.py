@@ -120,7 +120,6 @@ class Templates:
   """Pipelines of different depths that use all nodes.
 
   Attributes:
-    coverer: Chooses templates that cover the nodes.
     method: How pipelines follow others: by Oobleck's "rules" (section 5: keep,
       borrow, merge), or by "replanning": among the fastest covers of all nodes
       the one that moves the fewest bytes, then nodes.
@@ -227,7 +226,6 @@ class Grid:
 
   Attributes:
     choices: One partition for each depth.
-    predictor: Predicts the time of a step.
   """
 
   choices: Partitions

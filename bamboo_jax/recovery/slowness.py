@@ -23,6 +23,8 @@ import statistics
 
 from bamboo_jax.schedule import instruction as instruction_lib
 
+Op = instruction_lib.Op
+
 RESPONSES = ("report", "remove")  # Values of `config.recovery.slow`.
 NUM_CONFIRMED = 3  # Steps in which a node must have been slow.
 NUM_SKIPPED = 3  # The first steps in a view, which load programs and data.
@@ -41,8 +43,8 @@ class NodeStep:
   """A node in a step.
 
   Attributes:
-    work: The number of passes of each kind that it ran, such as `1B*4 1F*4`;
-      only equal work is compared.
+    work: The number of its forward and backward passes, `1B*4 1F*4`; only equal
+      work is compared.
     busy_secs: The time that these took.
     waited_secs: The time that it waited for values of other nodes; None if not
       known.
@@ -74,15 +76,19 @@ def measure(
   """
   work: dict[int, collections.Counter[str]] = {}
   busy: dict[int, float] = {}
+  spare: dict[int, float] = {}  # Redundant passes fill waits, or do not run.
   for node, instruction, took_secs in measured:
-    if instruction.op not in instruction_lib.TRANSFERS:
+    if instruction.op is Op.REDUNDANT_FORWARD:
+      spare[node] = spare.get(node, 0.0) + took_secs
+    elif instruction.op not in instruction_lib.TRANSFERS:
       kind = f"{instruction.stage}{instruction.op.value}"
       work.setdefault(node, collections.Counter())[kind] += 1
       busy[node] = busy.get(node, 0.0) + took_secs
   found = {}
   for node in busy.keys() & waited.keys():
     if is_alone:
-      busy[node] = max(busy[node], secs - waited[node])
+      free_secs = waited[node] + spare.get(node, 0.0)
+      busy[node] = max(busy[node], secs - free_secs)
     found[node] = NodeStep(
         " ".join(f"{k}*{num}" for k, num in sorted(work[node].items())),
         busy[node],

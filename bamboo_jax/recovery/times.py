@@ -10,7 +10,6 @@ import dataclasses
 from typing import Any
 
 from bamboo_jax.base import types
-from bamboo_jax.schedule.ticks import redone as redone_lib
 
 
 @dataclasses.dataclass
@@ -26,8 +25,6 @@ class RecoveryTimes:
     nodes: Numbers of the lost nodes that had a role.
     names: Their names, in the same order.
     victims: Their places as `pipeline/stage`.
-    rung: Rung of the recovery ladder.
-    reason: Why that rung was taken.
     heirs: Names of the shadows that took these places, if the rung is "shadow".
     view_at_secs: Arrival of the new view at the member that wrote this.
     died_at_secs: Death of the first of the nodes; None if not known here.
@@ -42,7 +39,6 @@ class RecoveryTimes:
     first_owed_at_secs: Start of the first owed pass of a lost stage on any
       node; None if none was owed.
     last_owed_at_secs: End of the last one.
-    redone: Passes that SPMD programs repeated; None for rows.
   """
 
   step: int
@@ -62,7 +58,6 @@ class RecoveryTimes:
   are_owed_measured: bool = False
   first_owed_at_secs: float | None = None
   last_owed_at_secs: float | None = None
-  redone: redone_lib.Redone | None = None
 
   @property
   def places(self) -> tuple[types.Place, ...]:
@@ -86,14 +81,6 @@ class RecoveryTimes:
     if spans:
       self.first_owed_at_secs = min(first for first, _ in spans)
       self.last_owed_at_secs = max(last for _, last in spans)
-
-  def merge_redone(
-      self, found: Iterable[Mapping[int, redone_lib.Redone]]
-  ) -> None:
-    """Sets the repeated passes from those of all members, by share."""
-    by_share = {s: r for redone in found for s, r in redone.items()}
-    if by_share:
-      self.redone = redone_lib.add_up(by_share.values())
 
 
 def longest_silence(
@@ -152,7 +139,6 @@ def report(
             "redo_secs": redo_secs,
             "kill_to_first_instruction_secs": _between(died_secs, first_secs),
             "kill_to_step_end_secs": _between(died_secs, r["step_end_at_secs"]),
-            **({"redone": r["redone"]} if r.get("redone") else {}),
             "reason": r["reason"],
         }
     )

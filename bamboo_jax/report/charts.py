@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 import itertools
 import statistics
-from typing import Any
+from typing import Any, NamedTuple
 
 from bamboo_jax.metrics import plots
 from bamboo_jax.report import content
@@ -40,8 +40,21 @@ _SPARE_COLOUR = "#333333"
 _NUM_BINS = 240  # Of throughput over time.
 _CLOSE = 0.1  # Values within this share of the best get a panel of their own.
 _LABEL_INCHES = 0.22  # From a curve's label to the next.
-# Units of time axes; the largest one that fits twice is used.
-_UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+
+
+class TimeUnit(NamedTuple):
+  """A unit of time axes."""
+
+  secs: float
+  name: str
+
+
+# The largest unit that fits twice is used.
+_UNITS = (
+    TimeUnit(3600.0, "hours"),
+    TimeUnit(60.0, "minutes"),
+    TimeUnit(1.0, "seconds"),
+)
 
 
 def draw_course(run: content.Run) -> Any:
@@ -150,12 +163,17 @@ def _draw_curves(
     )
 
 
-def _bar(point: content.Point, unit: float) -> tuple[float, float]:
-  """Returns the extent of the bar of a point, down and up, in `unit`."""
+class _ErrorBar(NamedTuple):
+  down: float
+  up: float
+
+
+def _bar(point: content.Point, unit: float) -> _ErrorBar:
+  """Returns the error bar of a point, relative to its value, in `unit`."""
   if point.low is None:
-    return 0.0, 0.0
+    return _ErrorBar(0.0, 0.0)
   low = point.value - max(0.0, point.low)
-  return low / unit, (point.high - point.value) / unit
+  return _ErrorBar(low / unit, (point.high - point.value) / unit)
 
 
 def _label_curves(
@@ -234,18 +252,20 @@ def draw_node_time(runs: Sequence[content.Run]) -> Any:
   return fig
 
 
-def time_unit(span_secs: float) -> tuple[float, str]:
-  """Returns a unit that suits a span: its seconds, and its name."""
-  for secs, name in _UNITS:
-    if span_secs >= 2 * secs:
-      return secs, name
-  return _UNITS[-1]
+def time_unit(span_secs: float) -> TimeUnit:
+  """Returns the unit for a time axis of `span_secs`."""
+  return next((u for u in _UNITS if span_secs >= 2 * u.secs), _UNITS[-1])
 
 
-def _bin(
-    course: content.Course,
-) -> tuple[list[float], list[float], list[float], list[float]]:
-  """Returns bounds of equal bins, and mean, least and most samples/s in each.
+class _Bins(NamedTuple):
+  edges_secs: list[float]
+  means: list[float]
+  lows: list[float]
+  highs: list[float]
+
+
+def _bin(course: content.Course) -> _Bins:
+  """Returns samples per second in equal bins of time.
 
   Without bins, short pauses would hide the rest.
   """
@@ -268,7 +288,7 @@ def _bin(
     means.append(total / (high_secs - low_secs) if end > start else seen[0])
     lows.append(min(seen))
     highs.append(max(seen))
-  return edges, means, lows, highs
+  return _Bins(edges, means, lows, highs)
 
 
 def _draw_events(

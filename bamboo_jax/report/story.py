@@ -47,7 +47,7 @@ class Recorded:
 
 
 class Restarts(NamedTuple):
-  """What it would cost at least to restart from a checkpoint at each death."""
+  """Lower bound of the cost of restarting from checkpoints after all deaths."""
 
   num_restarts: int
   num_steps: int  # Committed before, and repeated.

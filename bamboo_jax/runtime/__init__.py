@@ -1,12 +1,14 @@
 """Everything that runs on devices: nodes, their programs, their transfers.
 
 All decisions are passed in as plain values: the layers of a stage, owners,
-shadows, the order of instructions. Two executors carry them out: in one each
-node runs a row of instructions, in the other the passes of a step are programs
-in lockstep. Both allow nodes to join and leave in the middle of a step.
+shadows, the order of instructions. Two executors run the passes of a step: in
+one each node runs a row of instructions, in the other they are programs in
+lockstep. Both allow nodes to join and leave in the middle of a step.
 
   engine         The nodes of this process and their roles; read this first,
   node           then this: how a node runs one instruction.
+  executor       The interface of executors, and the one that runs rows.
+  filler         Runs redundant forward passes while a row waits.
   pace           The clock of nodes whose layers sleep rather than compute.
   phases/        The phases of a step, functions of the engine.
   stage/         What one node computes: specs, functions, programs, arrays.

@@ -2,14 +2,16 @@
 
 Replicas stay equal to the bit only if a program always gives the same bits. On
 GPUs XLA must be told to add in a fixed order and to choose kernels without
-measuring. Several processes share a GPU if each is given a fraction of its
-memory.
+measuring. Its first choice for products would then be Triton's smallest tiles,
+so products are left to cuBLASLt. Several processes share a GPU if each is given
+a fraction of its memory.
 """
 
 from collections.abc import Mapping, MutableMapping, Sequence
 import os
 
 _DETERMINISTIC = "--xla_gpu_deterministic_ops"
+_TRITON = "--xla_gpu_enable_triton_gemm"
 _FRACTION = "XLA_CLIENT_MEM_FRACTION"
 _FORMER_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # Not beside the other.
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -36,12 +38,31 @@ def find_platform(environ: Mapping[str, str], gpus: Sequence[str]) -> str:
   return "gpu" if first in _GPU_NAMES else first
 
 
+def check_executor(executor: str, platform: str) -> None:
+  """Raises `ValueError` if an executor cannot run in several processes."""
+  if executor == "spmd" and platform != "cpu":
+    raise ValueError(
+        "config.pipeline.executor='spmd' spans processes on CPUs only, and the "
+        f"platform here is {platform!r}: set executor='rows', train in one "
+        "process with all devices of this machine (bamboo train), or set "
+        "JAX_PLATFORMS=cpu."
+    )
+
+
 def set_determinism(environ: MutableMapping[str, str]) -> None:
   """Sets flags of XLA, unless the user has; call before JAX starts."""
-  flags = environ.get("XLA_FLAGS", "")
-  is_gpu = find_platform(environ, find_gpus(environ)) == "gpu"
-  if is_gpu and _DETERMINISTIC not in flags:
-    environ["XLA_FLAGS"] = f"{flags} {_DETERMINISTIC}=true".strip()
+  if find_platform(environ, find_gpus(environ)) == "gpu":
+    environ["XLA_FLAGS"] = add_determinism(environ.get("XLA_FLAGS", ""))
+
+
+def add_determinism(flags: str) -> str:
+  """Returns flags of XLA with those of determinism, unless `flags` has one."""
+  if f"{_DETERMINISTIC}=false" in flags:
+    return flags
+  for name, value in ((_DETERMINISTIC, "true"), (_TRITON, "false")):
+    if name not in flags:
+      flags = f"{flags} {name}={value}".strip()
+  return flags
 
 
 def check_fraction(

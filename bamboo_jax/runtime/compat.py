@@ -13,7 +13,6 @@ from typing import Any
 import jax
 from jax._src import cache_key
 from jax._src import compiler
-from jax._src import distributed
 from jax._src import hardware_utils
 from jax._src import xla_bridge
 from jax._src.interpreters import pxla
@@ -49,62 +48,6 @@ def split_vjp(vjp: Any) -> tuple[JoinVjp, list[Any]]:
   return join, residuals
 
 
-# JAX must never decide that a worker is dead: agents do that, much sooner.
-_NEVER_SECS = 30 * 24 * 3600
-_CONNECT_SECS = 60
-
-
-def start_coordination_service(address: str) -> Any:
-  """Starts a service of JAX in this process, for one client.
-
-  Raises `RuntimeError` if it cannot listen at `address`.
-  """
-  return _jax.get_distributed_runtime_service(
-      address, 1, heartbeat_timeout=_NEVER_SECS
-  )
-
-
-def connect_coordination(service: Any, address: str) -> Any:
-  """Connects this process to a service; returns the client.
-
-  Raises `RuntimeError` if `address` is not that of a service.
-  """
-  distributed.global_state.service = service
-  client = _jax.get_distributed_runtime_client(
-      address,
-      0,
-      init_timeout=_CONNECT_SECS,
-      heartbeat_timeout=_NEVER_SECS,
-      shutdown_on_destruction=False,
-  )
-  client.connect()
-  return client
-
-
-def connect_cpu_backend(
-    process: int, num_processes: int, client: Any, *, host: str
-) -> None:
-  """Gives the CPU backend of this process its place among many processes.
-
-  Call before JAX starts. Transfers listen on `host`, a numeric address: JAX
-  would take the machine's name, which others may not reach. JAX starts its
-  backends by priority, CPU last. The other backends do not see `client`, so
-  their devices are those of this process.
-  """
-
-  def make_client() -> Any:
-    state = distributed.global_state
-    state.process_id, state.num_processes = process, num_processes
-    state.client = client
-    return xla_bridge.make_cpu_client(
-        _jax.make_gloo_tcp_collectives(distributed_client=client, hostname=host)
-    )
-
-  xla_bridge.register_backend_factory(
-      "cpu", make_client, priority=0, fail_quietly=False
-  )
-
-
 def sees_nvidia_gpu() -> bool:
   """Returns whether JAX would start the backend "cuda"."""
   return hardware_utils.has_visible_nvidia_gpu()
@@ -129,24 +72,6 @@ def add_cpu_backend(num_devices: int) -> None:
 def has_devices() -> bool:
   """Returns whether JAX has started its backends, and with them threads."""
   return xla_bridge.backends_are_initialized()
-
-
-def coordination_values(prefix: str) -> dict[str, bytes]:
-  """Returns the values under `prefix` in the coordination service."""
-  client = distributed.global_state.client
-  return dict(client.key_value_dir_get_bytes(prefix))
-
-
-def set_coordination_value(key: str, value: bytes) -> bool:
-  """Writes a value to the coordination service; False if the key exists."""
-  client = distributed.global_state.client
-  try:
-    client.key_value_set_bytes(key, value)
-  except RuntimeError as error:
-    if "ALREADY_EXISTS" not in str(error):
-      raise
-    return False
-  return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,9 +100,10 @@ _hash_accelerator_config = cache_key._hash_accelerator_config
 def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
   """Replaces JAX's compilation by `answer`, from now on.
 
-  JAX's own way, with the user's cache, is `Compilation.compile`. Two kinds of
-  programs never get here: those that call back into Python belong to their
-  process, and on GPUs compiling for several processes is a collective.
+  JAX's own way, with the user's cache, is `Compilation.compile`. Three kinds
+  of programs never get here: those that call back into Python belong to their
+  process, on GPUs compiling for several processes is a collective, and those
+  for devices that are not there cannot be loaded.
   """
 
   def compile_or_ask(
@@ -192,7 +118,12 @@ def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
     given = (backend, module, devices, options, callbacks, executable_devices)
     run = functools.partial(_compile_or_get_cached, *given, *rest)
     spans_processes = len({device.process_index for device in devices.flat}) > 1
-    if callbacks or (spans_processes and backend.platform != "cpu"):
+    is_absent = isinstance(backend, _jax.CompileOnlyPyClient)
+    if (
+        callbacks
+        or is_absent
+        or (spans_processes and backend.platform != "cpu")
+    ):
       return run()
     placeless = _drop_device_numbers(options)
     return answer(
@@ -236,12 +167,3 @@ def _drop_device_numbers(options: Any) -> Any:
     numbers = np.arange(np.prod(shape)).reshape(shape)
     options.device_assignment = xla_client.DeviceAssignment.create(numbers)
   return options
-
-
-def let_cache_be_written() -> None:
-  """Lets this process write to JAX's compilation cache, if there is one.
-
-  JAX reserves that for process 0. Call once JAX has its devices: from then on
-  it uses the process's number for nothing else.
-  """
-  distributed.global_state.process_id = 0

@@ -10,10 +10,9 @@ share devices if there are more nodes. Transposes are kept out of products,
 because long products of transposed matrices depend most on the number of
 threads.
 
-A node computes on devices of its own process. Transfers between processes use
-devices of the CPU backend, which all processes number alike. On CPU both may be
-the same device; otherwise the node computes on a second CPU backend or on an
-accelerator.
+Sums of gradients and transfers may use other devices than those on which a node
+computes: with a mesh for each node, devices of the CPU backend, while nodes
+compute on a second CPU backend or on accelerators.
 """
 
 from collections.abc import Sequence
@@ -30,11 +29,15 @@ from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.executables import store
 
-_NO_FOLDING = "--xla_disable_hlo_passes=transpose-folding"
+# Of XLA, set for the bits of CPUs; programs of GPUs are compiled with it, too.
+NO_FOLDING = "--xla_disable_hlo_passes=transpose-folding"
 # XLA reads it when the CPU backend starts; a user may set another number, the
 # same on all machines. More threads cost time: 8 are a third slower on one
 # core.
 _VARIABLE, _NUM_THREADS, _MANY_THREADS = "NPROC", 2, 8
+# The number that this project set, here or in a parent process; a child with
+# another executor may set another one.
+_OURS = "BAMBOO_JAX_NPROC"
 
 
 def use_virtual_devices(
@@ -76,20 +79,24 @@ def use_virtual_devices(
   is_started = compat.has_devices()
   if not is_started:
     _set_environment(threads, deterministic=deterministic)
-  elif not (_VARIABLE in os.environ and _NO_FOLDING in _flags()):
+  elif not (
+      _VARIABLE in os.environ
+      and os.environ.get(_OURS) in (None, str(threads))
+      and NO_FOLDING in _flags()
+  ):
     logging.warning(
-        "JAX was started before bamboo_jax could set threads and flags of XLA: "
-        "compare hashes only with those of this process."
+        "JAX was started with other threads or flags of XLA than this run "
+        "needs: compare hashes only with those of this process."
     )
   if not distinct:
     most = int(os.environ.get(_VARIABLE, threads))
     num_devices = min(num_devices, most)
   if is_started:
-    if distinct and (found := len(jax.devices("cpu"))) < num_devices:
+    found = len(transfer_devices() if apart else jax.devices())
+    if distinct and found < num_devices:
       raise ValueError(
-          f"The run needs {num_devices} devices of the CPU backend, and JAX "
-          f"was started with {found}. Train in a new process, before anything "
-          "else uses JAX."
+          f"The run needs {num_devices} devices, and JAX was started with "
+          f"{found}. Train in a new process, before anything else uses JAX."
       )
     return
   if apart:
@@ -102,11 +109,12 @@ def _set_environment(threads: int, *, deterministic: bool) -> None:
   if deterministic:
     accelerator.set_determinism(os.environ)
   flags = _flags()
-  if _NO_FOLDING not in flags:
-    os.environ["XLA_FLAGS"] = f"{flags} {_NO_FOLDING}".strip()
+  if NO_FOLDING not in flags:
+    os.environ["XLA_FLAGS"] = f"{flags} {NO_FOLDING}".strip()
     if "xla_disable_hlo_passes" in flags:
-      logging.warning("%s is appended to XLA_FLAGS=%s.", _NO_FOLDING, flags)
-  os.environ.setdefault(_VARIABLE, str(threads))
+      logging.warning("%s is appended to XLA_FLAGS=%s.", NO_FOLDING, flags)
+  if os.environ.get(_VARIABLE) in (None, os.environ.get(_OURS)):
+    os.environ[_VARIABLE] = os.environ[_OURS] = str(threads)
 
 
 def _flags() -> str:
@@ -129,7 +137,7 @@ def place_nodes(
 
 
 def transfer_devices() -> list[jax.Device]:
-  """Returns the devices of all processes that transfers may use.
+  """Returns the devices of the CPU backend.
 
   Raises `ValueError` if JAX_PLATFORMS excludes the CPU backend.
   """
@@ -143,21 +151,13 @@ def transfer_devices() -> list[jax.Device]:
     ) from error
 
 
-def is_local(device: jax.Device) -> bool:
-  """Returns whether a device of any backend belongs to this process."""
-  return device.process_index == device.client.process_index()
-
-
 def compute_of(
     device: jax.Device, mesh: tuple[int, int] = (1, 1)
-) -> places.Place | None:
+) -> places.Place:
   """Returns where the node whose transfers use `device` computes.
 
-  None if that is in another process. Raises `ValueError` if this process has
-  fewer devices than `mesh`.
+  Raises `ValueError` if this process has fewer devices than `mesh`.
   """
-  if not is_local(device):
-    return None
   devices, size = jax.local_devices(), mesh[0] * mesh[1]
   if device.client is devices[0].client and size == 1:
     return device

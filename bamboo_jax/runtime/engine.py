@@ -10,7 +10,6 @@ sums connect them.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 
@@ -27,6 +26,7 @@ from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import instruction as instruction_lib
 
+Owners = Sequence[Sequence[int]]  # By pipeline and stage.
 # Owners by stage, and the shares that take this path through the nodes.
 Lines = Sequence[tuple[Sequence[int], Sequence[int]]]
 
@@ -57,7 +57,7 @@ class Engine:
 
   Attributes:
     nodes: The nodes that this process drives, by number.
-    devices: The device of each node, also of other processes.
+    devices: The device of each local node, also of nodes that join later.
     owners: For each pipeline, the node of each stage.
     shadows: For each pipeline, the nodes that hold replicas, by stage.
     shares: For each pipeline, its shares of the batch.
@@ -68,10 +68,7 @@ class Engine:
     exchange: Connects this process with others; None without.
     clock: Of nodes whose layers sleep rather than compute.
     results: Of the phases of the current step.
-    rings: The `spmd.engine.SpmdEngine` that runs its passes; None if rows do.
   """
-
-  rings: Any = None
 
   def __init__(
       self,
@@ -149,12 +146,11 @@ class Engine:
       shadows: Sequence[Mapping[int, int]],
       shares: Sequence[Sequence[int]],
       lines: Lines | None = None,
-      kept: Collection[tuple[int, int]] = (),
   ) -> None:
     """Changes the roles in all pipelines.
 
     State for a new role must be copied first, see `replicas`; state without a
-    role is dropped, except for `kept`: pairs of node and stage.
+    role is dropped.
     """
     self.owners = [tuple(row) for row in owners]
     self.shadows = [dict(replicas) for replicas in shadows]
@@ -165,7 +161,7 @@ class Engine:
       roles += [*enumerate(row), *replicas.items()]
     for stage, node in roles:
       self.load_programs(node, stage)
-    keeps = {*kept, *((node, stage) for stage, node in roles)}
+    keeps = {(node, stage) for stage, node in roles}
     for number, node in self.nodes.items():
       for stage in [s for s in node.state if (number, s) not in keeps]:
         del node.state[stage]

@@ -36,6 +36,7 @@ class Node:
     programs: Programs of each stage that the node holds, as owner or replica.
     state: State of each of these stages.
     store: Arrays of the current step.
+    free_secs: When its last paced pass ends, on the clock.
     slow_factor: How many times as long its passes take as they need.
     waited_secs: Time spent in receives from other processes so far.
   """
@@ -58,7 +59,7 @@ class Node:
     self.slow_factor, self.waited_secs = 1.0, 0.0
     self._links = links
     self._clock = clock
-    self._free_secs = 0.0  # When the last pass ends, on the clock.
+    self.free_secs = 0.0
     self._scalars: dict[int, jax.Array] = {}
     self._token = None
     self._feed: FeedFn | None = None
@@ -69,6 +70,7 @@ class Node:
     """Drops the arrays of the previous step and prepares `step`."""
     self.store.clear()
     self._microbatches_per_share = microbatches_per_share
+    self._number = step
     self._step = jax.device_put(np.uint32(step), places.whole(self.device))
     self._feed = feed
 
@@ -77,14 +79,27 @@ class Node:
 
     Blocks while paced passes before it are still running.
     """
-    self._clock.wait_until(self._free_secs)
+    self._clock.wait_until(self.free_secs)
     begin_secs, result = time.perf_counter(), self._start(instruction)
     if self.slow_factor > 1.0 and not instruction.is_transfer:
       self._slow_down(begin_secs)
-    free_secs = self._free_secs
+    free_secs = self.free_secs
     if free_secs > self._clock.now_secs:
       return result, pace_lib.Until(free_secs)
     return result
+
+  @property
+  def is_free(self) -> bool:
+    """Whether all passes have ended."""
+    return time.perf_counter() >= self.free_secs and (
+        self._token is None or self._token.is_ready()
+    )
+
+  def wait(self) -> None:
+    """Blocks until all passes have ended."""
+    jax.block_until_ready(self._token)
+    self._clock.wait_until(self.free_secs)
+    self._clock.catch_up()
 
   def _start(self, instruction: Instruction) -> base.PyTree:
     key = (instruction.stage, instruction.microbatch)
@@ -93,6 +108,7 @@ class Node:
       case Op.FORWARD:
         programs = self.programs[instruction.stage]
         outputs, saved = self._pass(programs.forward, *key)
+        self._spend(programs.spec.pace.forward_ms, instruction)
         store.saved[key] = saved
         if outputs is not None:
           store.activations[key] = outputs
@@ -100,10 +116,11 @@ class Node:
       case Op.REDUNDANT_FORWARD:
         programs = self.programs[instruction.stage]
         store.put_redundant(key, *self._pass(programs.redundant, *key))
-        self._spend(-programs.left_out_ms)
+        pace_ms = programs.spec.pace.forward_ms
+        self._spend(pace_ms - programs.left_out_ms, instruction)
         return self._token
       case Op.BACKWARD:
-        return self._backward(*key)
+        return self._backward(instruction)
       case Op.SEND_ACTIVATION:
         return self._send(instruction, store.send(store.activations, key))
       case Op.SEND_GRAD:
@@ -170,7 +187,6 @@ class Node:
         places.move(inputs, "device"),
         *self._data(stage, microbatch),
     )
-    self._spend(self.programs[stage].spec.pace.forward_ms)
     return outputs, saved
 
   def _data(
@@ -187,7 +203,8 @@ class Node:
   def _put_data(self, value: base.PyTree) -> base.PyTree:
     return jax.device_put(value, places.of_data(self.device, value))
 
-  def _backward(self, stage: int, microbatch: int) -> jax.Array:
+  def _backward(self, instruction: Instruction) -> jax.Array:
+    stage, microbatch = instruction.stage, instruction.microbatch
     programs, state = self.programs[stage], self._cast(stage)
     share = microbatch // self._microbatches_per_share
     accumulator = self.store.accumulators.pop((stage, share), None)
@@ -200,11 +217,11 @@ class Node:
           *(state, inputs, saved),
           *self._data(stage, microbatch),
       )
-      self._spend(programs.left_out_ms)
+      self._spend(programs.left_out_ms, instruction)
     self._token, grad_inputs, accumulator = programs.backward(
         self._after(programs), state, inputs, saved, grad, accumulator
     )
-    self._spend(programs.spec.pace.backward_ms)
+    self._spend(programs.spec.pace.backward_ms, instruction)
     self.store.accumulators[stage, share] = accumulator
     self.store.accumulated.add((stage, microbatch))
     if stage > 0:
@@ -212,25 +229,32 @@ class Node:
     return self._token
 
   def _send(self, instruction: Instruction, value: base.PyTree) -> base.PyTree:
-    self._links.find(self.node, instruction).send(value)
+    self.find_link(instruction).send(value)
     return value
 
+  def find_link(self, instruction: Instruction) -> link_lib.Link:
+    """Returns the link of a transfer of this node."""
+    return self._links.find(self.node, instruction)
+
   def _receive(self, instruction: Instruction) -> base.PyTree:
-    link = self._links.find(self.node, instruction)
+    link = self.find_link(instruction)
     begin_secs, value = time.perf_counter(), link.receive()
     if not isinstance(link, link_lib.LocalLink):
       self.waited_secs += time.perf_counter() - begin_secs
       self._clock.catch_up()
     return value
 
-  def _spend(self, ms: float) -> None:
-    self._free_secs = max(self._free_secs, self._clock.now_secs) + ms / 1e3
+  def _spend(self, ms: float, instruction: Instruction) -> None:
+    """Lets a pass take at least `ms`, or what its jitter makes of that."""
+    pace = self.programs[instruction.stage].spec.pace
+    ms = pace.vary(ms, f"{self._number} {instruction}")
+    self.free_secs = max(self.free_secs, self._clock.now_secs) + ms / 1e3
 
   def _slow_down(self, begin_secs: float) -> None:
     """Lets the pass that began then take longer; blocks until it has ended."""
     jax.block_until_ready(self._token)
-    end_secs = max(time.perf_counter(), self._free_secs)
-    self._free_secs = begin_secs + self.slow_factor * (end_secs - begin_secs)
+    end_secs = max(time.perf_counter(), self.free_secs)
+    self.free_secs = begin_secs + self.slow_factor * (end_secs - begin_secs)
 
   def _after(self, programs: programs_lib.StagePrograms) -> jax.Array:
     if self._token is None:

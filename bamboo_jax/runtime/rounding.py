@@ -23,7 +23,7 @@ _NUM_DEVICES = "--xla_force_host_platform_device_count"
 
 
 def describe() -> dict[str, Any]:
-  """Returns plain JSON values by name; call once devices are set up."""
+  """Returns the settings, plain JSON by name; call once devices are set up."""
   device = jax.local_devices()[0]
   found = {"platform": f"{device.platform} {device.device_kind}"}
   if device.platform == "cpu":  # See `devices`.

@@ -16,12 +16,11 @@ stages and in the data that nodes hold.
 
   redundancy       where redundant forward passes go (none, lazy, bubble,
                    budget, eager), what they cost and protect; with waits
+  filling          decides where they go in waits as these occur
   timeline         plays rows against durations; with checker, footprint
   linearize        one order of all nodes' instructions, for one thread
   pauses           the predicted delay of a step in which a node dies
   render           a timeline as text
-
-  ticks/           the same for one program in lockstep: a table of ticks
 
 Read `instruction`, then `scheduler`.
 """

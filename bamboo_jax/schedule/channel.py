@@ -8,8 +8,8 @@ class Channel:
   """A route for values between some nodes.
 
   Attributes:
-    kind: "activation", "grad", "refresh", "tie" or "sum"; "ring" for a segment
-      of a program over a pipeline, "meet" for a program that only connects.
+    kind: "activation", "grad", "refresh", "tie" or "sum"; or "ring" for a
+      segment of a program over a pipeline.
     nodes: The ends, in the order of the devices of a program; of two, the first
       sends. Of a sum, one for each share, then the nodes without a share.
     key: The stage; of a tie also the layer and its parameter, of a sum and of a

@@ -13,8 +13,6 @@ class StageCosts:
   with respect to an output has the size of that output.
 
   Attributes:
-    forward_ms: Time of the forward pass.
-    backward_ms: Time of the backward pass.
     transfer_ms: Time from stage `s` to stage `s + 1` or back, one entry per
       boundary.
     activation_bytes: Size of the output.

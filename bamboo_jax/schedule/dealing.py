@@ -50,7 +50,6 @@ def deal(
   Args:
     lines: The lines without moves.
     copies: Stages whose state each node has.
-    costs: Time and memory of each stage.
     holdings: Data that each node holds now. Summed microbatches do not move.
     share_size: Number of microbatches of a share, which stay together.
     least_gain: Fraction by which moves must shorten the step.
@@ -60,12 +59,14 @@ def deal(
   search = _Search(copies, costs, holdings or {}, share_size)
   choices = [*search.improve(search.cut(lines))]
   last = len(choices) - 1
+  best = tuple(lines)
+  if not last:  # Often, if shares are coarse.
+    return best
 
   def end_ms(choice: Sequence[Line]) -> float:
     rows = scheduler.plan_rows(choice, costs=costs, holdings=holdings).rows
     return timeline_lib.span_ms(rows, costs)
 
-  best = tuple(lines)
   best_ms = end_ms(best) * (1.0 - least_gain)
   some = {k * last // _NUM_PLANS for k in range(1, _NUM_PLANS + 1)}
   for index in sorted(some - {0}, reverse=True):

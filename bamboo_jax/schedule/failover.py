@@ -13,6 +13,7 @@ state.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
+from typing import NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax.schedule import holdings as holdings_lib
@@ -124,12 +125,19 @@ def natural_shadow(owners: Sequence[int], stage: int) -> int | None:
   return None
 
 
+class Survivors(NamedTuple):
+  """Roles without the lost nodes, and the holdings of the other nodes."""
+
+  roles: Roles
+  holdings: dict[int, holdings_lib.Holdings]
+
+
 def fail_over(
     roles: Roles,
     holdings: Mapping[int, holdings_lib.Holdings],
     lost: Collection[int],
-) -> tuple[Roles, dict[int, holdings_lib.Holdings]]:
-  """Returns roles without the lost nodes, and the holdings of the others.
+) -> Survivors:
+  """Gives the stages of lost nodes to their shadows.
 
   A stage of a lost node goes to its shadow; it has no shadow afterwards, like a
   stage whose shadow is lost. The result can be failed over again, in the same
@@ -138,7 +146,6 @@ def fail_over(
   bits do not depend on the node that computes them.
 
   Args:
-    roles: Owners and shadows before.
     holdings: Data of the step by node; a missing node holds nothing.
     lost: Dead nodes; nodes of other pipelines are ignored.
 
@@ -162,13 +169,14 @@ def fail_over(
           if shadow not in lost and roles.owners[s] not in lost
       },
   )
-  return after, {
+  holdings = {
       node: holdings.get(node, holdings_lib.NOTHING).limited(
           residuals=(*after.stages_of(node), *after.replicas_of(node)),
           accumulated=after.stages_of(node),
       )
       for node in after.nodes
   }
+  return Survivors(after, holdings)
 
 
 def missing_replicas(roles: Roles) -> tuple[Copy, ...]:

@@ -48,7 +48,7 @@ class Line:
         a >= b for a, b in itertools.pairwise([-1, *microbatches])
     ):
       raise ValueError(
-          "microbatches must be one or more growing numbers from 0, got "
+          "microbatches must be increasing, non-negative integers, got "
           f"{list(microbatches)}."
       )
     num_stages = len(self.owners)

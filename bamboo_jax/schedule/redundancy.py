@@ -52,8 +52,6 @@ class RedundancyPlan:
 
   Attributes:
     mode: One of `MODES`.
-    schedule: The rows.
-    timeline: The rows, played.
     overhead: Lengthening of the step by these passes, as a fraction.
     coverage: See `find_coverage`.
   """
@@ -61,6 +59,7 @@ class RedundancyPlan:
   mode: str
   schedule: Schedule
   timeline: timeline_lib.Timeline
+  lazy: timeline_lib.Timeline
   overhead: float
   coverage: float
 
@@ -86,7 +85,7 @@ def plan_redundancy(
     raise ValueError(base.suggest(mode, MODES, what="mode of redundancy"))
   for name, value in (("margin", margin), ("budget", budget)):
     if not 0.0 <= value < math.inf:
-      raise ValueError(f"{name} must be a number from 0, got {value}.")
+      raise ValueError(f"{name} must be finite and at least 0, got {value}.")
   line = lines_lib.Line(roles.owners, microbatches, in_flight)
   planner = _Planner(mode, roles, line, costs)
   if mode in ("none", "lazy") or not roles.shadows:
@@ -192,6 +191,7 @@ class _Planner:
         mode=self.mode,
         schedule=schedule,
         timeline=timeline,
+        lazy=self.lazy[1],
         overhead=timeline.span_ms / least_ms - 1.0 if least_ms else 0.0,
         coverage=find_coverage(timeline),
     )

@@ -66,7 +66,7 @@ def _label(i: instruction_lib.Instruction, row: list[timeline_lib.Slot]) -> str:
 
 
 def _fit(label: str, i: instruction_lib.Instruction, room: int) -> str:
-  """Returns exactly `room` characters."""
+  """Returns the longest label that fits, padded to `room` characters."""
   for text in (f"{label} ", f"{i.op.value} ", i.op.value[0]):
     if len(text) <= room:
       return text.ljust(room)

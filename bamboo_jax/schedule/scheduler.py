@@ -36,8 +36,6 @@ def plan_rows(
   """Returns rows that finish the step of all lines, usually of one.
 
   Args:
-    lines: Owners and microbatches.
-    costs: Time and memory of each stage.
     holdings: Data that each node holds now; a missing node holds nothing.
     shadows: Only with a single line: node that runs the redundant forward
       passes of a stage, as soon as possible; `redundancy` places them better.

@@ -213,7 +213,7 @@ def _explain_waits(
     if not any(_are_ends(node, i, other) for other in to_come):
       other_end = dataclasses.replace(i, op=_OTHER_END[i.op], peer=node)
       return ScheduleError(
-          f"Node {node} waits at {i} for ever: node {i.peer} has no "
+          f"Node {node} waits at {i} forever: node {i.peer} has no "
           f"{other_end} to come."
       )
   waits = ", ".join(f"node {node} at {i}" for node, i in waiting.items())

@@ -1,9 +1,9 @@
-"""Fills waits of nodes with redundant forward passes.
+"""Fills waits of nodes with redundant forward passes, ahead of time.
 
-A pending receive blocks a device, so a pass that fills a wait must stand before
-the receive. It goes there if the wait predicted by `timeline` is long enough;
-then the transfer does not start later, and nothing else moves. Time after a
-row's last instruction can be filled as well:
+For runs in one process and for predictions; see `filling` for clusters. A pass
+that fills a wait stands before the receive. It goes there if the wait predicted
+by `timeline` is long enough; then the transfer does not start later, and
+nothing else moves. Time after a row's last instruction can be filled as well:
 
   node 0 F0 F1 F2 RF RF RF ...B0   F3 B1    RF B2    ...B3
   node 1 ...F0 F1 RF RF B0    F2 B1   F3 B2    RF B3    RF ...

@@ -6,14 +6,13 @@ cached by these numbers. Only the places after a restart depend on the zones of
 nodes; they are computed each time.
 """
 
-import collections
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
+from typing import NamedTuple
 
 from bamboo_jax.recovery import decide
 from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.recovery import moves
 from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import times as times_lib
@@ -63,6 +62,13 @@ class Answer:
   delay: speed_lib.Delay
 
 
+class Numbered(NamedTuple):
+  """Places, and for each the number that its node had before."""
+
+  places: Places
+  numbers: tuple[int, ...]
+
+
 class Decider:
   """Decides for one ladder and one planner; `empty` has no node."""
 
@@ -94,9 +100,6 @@ class Decider:
       find_zones: Returns the zone of all nodes by number, joining ones
         included. Called only if it matters.
     """
-    if when == "boundary" and places.state.dissolved:
-      state = dataclasses.replace(places.state, dissolved=())
-      places, _ = self._find_places(state)
     key = places, change.lost, len(change.joined), change.noticed, when
     answer = self._answers.get(key)
     if answer is None:
@@ -111,8 +114,8 @@ class Decider:
       return self._ask(state, change, when)
     return answer
 
-  def dissolve(self, places: Places) -> tuple[Places, tuple[int, ...]]:
-    """Returns places without pipelines, and for each its former number."""
+  def disband(self, places: Places) -> Numbered:
+    """Returns places without pipelines, where all nodes are spares."""
     state = places.state
     return self._find_places(
         State((), spares=state.nodes, leaving=state.leaving)
@@ -122,9 +125,7 @@ class Decider:
     decision = decide.decide(
         state, change, ladder=self.ladder, planner=self.planner, when=when
     )
-    rebuilds = decision.rung == "reconfigure"
-    before = state.holders if rebuilds else state.pipelines
-    delay = self.times.delay(decision, before, when=when)
+    delay = self.times.delay(decision, state.pipelines, when=when)
     return Answer(decision, *self._find_places(decision.state), delay)
 
   def _heed_zones(self, answer: Answer, zones: Mapping[int, str]) -> Answer:
@@ -134,16 +135,13 @@ class Decider:
     spares = sorted({*nodes}.difference(owners))
     return dataclasses.replace(answer, numbers=(*owners, *spares))
 
-  def _find_places(self, state: State) -> tuple[Places, tuple[int, ...]]:
+  def _find_places(self, state: State) -> Numbered:
     owners = [n for p in state.pipelines for n in p.roles.owners]
     numbers = (*dict.fromkeys(owners), *state.spares)
     number = {node: i for i, node in enumerate(numbers)}
     leaving = frozenset(number[n] for n in state.leaving if n in number)
     shapes = tuple(p.shape for p in state.pipelines)
-    seats = collections.defaultdict(lambda: -1, number)  # Others are dead.
-    dissolved = tuple(p.renumbered(seats) for p in state.dissolved)
-    kept = moves.held_layers(dissolved)
-    key = shapes, len(state.spares), leaving, frozenset(kept.items())
+    key = shapes, len(state.spares), leaving
     if key not in self._places:
       pipelines = tuple(p.renumbered(number) for p in state.pipelines)
       self._places[key] = Places(
@@ -151,11 +149,10 @@ class Decider:
               pipelines,
               spares=tuple(number[n] for n in state.spares),
               leaving=leaving,
-              dissolved=dissolved,
           ),
           num_places=len(numbers),
           num_owners=len(numbers) - len(state.spares),
           num_training=sum(len(p.nodes) for p in pipelines),
           times=self.times,
       )
-    return self._places[key], numbers
+    return Numbered(self._places[key], numbers)

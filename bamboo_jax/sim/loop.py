@@ -67,7 +67,6 @@ class Outcome:
   Attributes:
     num_steps: Steps trained and not rolled back.
     num_dropped: Samples that were dropped from them.
-    num_rollbacks: Number of rollbacks to a saved state.
     rungs: How often each rung was taken, except "none".
     moments: The course of the run, if requested.
   """
@@ -221,7 +220,7 @@ class _Run:
     hurts = any(n < self._places.num_owners for n in roster.find(news.lost))
     if hurts and self._mode == "restart":
       # No node has loaded its state yet, so all start over.
-      self._places, numbers = self._policy.decider.dissolve(self._places)
+      self._places, numbers = self._policy.decider.disband(self._places)
       roster.rearrange(numbers)
       self._mode = "idle"
     change = ladder_lib.Change(

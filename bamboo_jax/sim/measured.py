@@ -21,7 +21,7 @@ Pipelines, StepCost = speed_lib.Pipelines, speed_lib.StepCost
 
 @dataclasses.dataclass(frozen=True)
 class SizedStep:
-  """The mean step of a number of training nodes and pipelines."""
+  """The mean cost of a step with these numbers of nodes and pipelines."""
 
   num_nodes: int
   num_pipelines: int

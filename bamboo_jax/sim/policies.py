@@ -95,7 +95,7 @@ class Settings:
   redundant: rows_lib.Redundancy = rows_lib.Redundancy("bubble")
   charges_replicas: bool = True
   communication: communication_lib.Communication = _NCCL
-  reroute: str = "pipeline"
+  reroute: str = "shares"
   fold: bool = True
   hand_over: bool = True
   rereplicate: str = "at_commit"
@@ -116,10 +116,10 @@ class Settings:
         (
             "max_pipelines",
             self.max_pipelines is None or self.max_pipelines > 0,
-            "None or from 1",
+            "None or at least 1",
         ),
-        ("depths", self.depths and min(self.depths) > 0, "some, each above 0"),
-        ("num_failures", self.num_failures >= 0, "from 0"),
+        ("depths", self.depths and min(self.depths) > 0, "one or more above 0"),
+        ("num_failures", self.num_failures >= 0, "at least 0"),
     ):
       if not is_right:
         raise ValueError(

@@ -8,7 +8,7 @@ playing the rest of that step.
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import cost_model
@@ -89,6 +89,11 @@ class Speed(Protocol):
     """Returns the delay of a step with losses; rung "shadow" or "reroute"."""
 
 
+class _Busy(NamedTuple):
+  passes_ms: float
+  redundant_ms: float
+
+
 class ProfileSpeed:
   """Predicts steps from the costs of layers; caches played steps.
 
@@ -105,7 +110,7 @@ class ProfileSpeed:
       redundant: rows_lib.Redundancy,
       split: str = "makespan",
       communication: Communication = communication_lib.RUNTIME,
-      reroute: str = "pipeline",
+      reroute: str = "shares",
   ) -> None:
     self.predictor = predictor_lib.Predictor(
         profile,
@@ -148,7 +153,7 @@ class ProfileSpeed:
           one_ms = self._between(played, pipeline.partition, count)
           longer_ms = max(longer_ms, len(lost) * one_ms)
       return Delay(longer_ms / 1e3)
-    if len(after) < len(before):  # Whole pipelines compute the vacant stages.
+    if len(after) < len(before):  # No node of the others is left.
       owners = {node for p in after for node in p.nodes}
       pairs = zip(before, counts, strict=True)
       lost = sum(c for p, c in pairs if owners.isdisjoint(p.nodes))
@@ -195,8 +200,9 @@ class ProfileSpeed:
     num_nodes = sum(len(p.nodes) for p in training)
     passes_ms, redundant_ms, sums_ms = 0.0, 0.0, num_nodes * time.ties_ms
     for pipeline, count in zip(computing, counts, strict=True):
-      one, other = self._busy_ms(pipeline, count)
-      passes_ms, redundant_ms = passes_ms + one, redundant_ms + other
+      busy = self._busy_ms(pipeline, count)
+      passes_ms += busy.passes_ms
+      redundant_ms += busy.redundant_ms
       sums_ms += sum(
           predictor.sum_ms(pipeline.partition, num_pipelines=len(computing))
       )
@@ -218,8 +224,8 @@ class ProfileSpeed:
         **shares,
     )
 
-  def _busy_ms(self, pipeline: Pipeline, count: int) -> tuple[float, float]:
-    """Returns the time of passes, and of redundant ones.
+  def _busy_ms(self, pipeline: Pipeline, count: int) -> _Busy:
+    """Returns the time of passes, summed over nodes.
 
     Stages with a shadow have as many redundant passes as in a whole pipeline.
     """
@@ -227,10 +233,10 @@ class ProfileSpeed:
     costs = self.predictor.stage_costs(partition)
     passes_ms = count * (sum(costs.forward_ms) + sum(costs.backward_ms))
     if not (shadows := pipeline.roles.shadows):
-      return passes_ms, 0.0
+      return _Busy(passes_ms, 0.0)
     share = len(shadows) / partition.num_stages
     redundant_ms = self._between(self._redundant_ms, partition, count)
-    return passes_ms, share * redundant_ms
+    return _Busy(passes_ms, share * redundant_ms)
 
   def _between(
       self,

@@ -83,8 +83,8 @@ def parse_counts(
     cells = [cell.strip() for cell in line.split(",")]
     if len(cells) != 2 or not all(c.isascii() and c.isdigit() for c in cells):
       raise ValueError(
-          f"{source}, line {number}: a line is milliseconds,count, both whole "
-          f"numbers from 0, got {line!r:.80}."
+          f"{source}, line {number}: a line is milliseconds,count, two "
+          f"non-negative integers, got {line!r:.80}."
       )
     time_ms, count = map(int, cells)
     if steps and time_ms < next(reversed(steps)):
@@ -106,9 +106,9 @@ def parse_json(
 ) -> trace_lib.Trace:
   """Returns the trace of a JSON file; `ValueError` names line or key.
 
-  `zone`, which may be empty, is for nodes in a plain list. For "preempted"
-  nodes, a `meaning`, the size of the cluster is the largest simultaneous loss,
-  at least one.
+  `zone`, which may be empty, is the zone of a plain list. If the `meaning` is
+  "preempted", the size of the cluster is the largest simultaneous loss, at
+  least one.
   """
   if meaning not in MEANINGS:
     raise ValueError(base.suggest(meaning, MEANINGS, what="json_data"))
@@ -129,7 +129,7 @@ def parse_json(
       zone,
       where=f"{source}: data",
       is_right=lambda n: _is_number(n) and float(n).is_integer(),
-      allowed="a whole number from 0",
+      allowed="a non-negative integer",
   )
   prices = _read_lists(
       content.get("prices", {}),

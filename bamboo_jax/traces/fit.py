@@ -9,6 +9,7 @@ as lost.
 import collections
 import math
 import statistics
+from typing import NamedTuple
 
 from bamboo_jax.traces import parameters as trace_parameters
 from bamboo_jax.traces import summary as trace_summary
@@ -30,14 +31,14 @@ def fit_parameters(trace: trace_lib.Trace) -> trace_parameters.Parameters:
   bulks = collections.Counter(n for zones in losses for n in zones.values())
   num_zone_instants = sum(len(zones) > 1 for zones in losses)
   nodes_per_zone = _nodes_per_zone(trace)
-  hazard, hour_profile = _hazard(trace)
+  hazard = _hazard(trace)
   return trace_parameters.Parameters(
       nodes_per_zone=nodes_per_zone,
       hours=trace.duration_ms / _MS_PER_HOUR,
-      hazard_per_node_hour=hazard,
+      hazard_per_node_hour=hazard.per_node_hour,
       bulk_sizes=tuple(sorted(bulks.items())) or ((1, 1),),
       zone_correlation=num_zone_instants / max(1, len(losses)),
-      hour_profile=hour_profile,
+      hour_profile=hazard.hour_profile,
       start_hour=trace.start_hour,
       reacquire_secs=_reacquire_secs(trace, sum(nodes_per_zone)),
       notice_secs=_notice_secs(trace),
@@ -53,12 +54,16 @@ def _nodes_per_zone(trace: trace_lib.Trace) -> tuple[int, ...]:
   return tuple(most.values())
 
 
-def _hazard(trace: trace_lib.Trace) -> tuple[float, tuple[float, ...]]:
-  """Returns preemptions per node-hour, and the profile of the day."""
+class _Hazard(NamedTuple):
+  per_node_hour: float
+  hour_profile: tuple[float, ...]
+
+
+def _hazard(trace: trace_lib.Trace) -> _Hazard:
   summary = trace_summary.summarize(trace)
   hazard = summary.preempted_per_node_hour
   if summary.hours < _MIN_PROFILE_HOURS or not hazard:
-    return hazard, (1.0,) * 24
+    return _Hazard(hazard, (1.0,) * 24)
   node_ms, losses = [0] * 24, [0] * 24
   first_ms = round(trace.start_hour * _MS_PER_HOUR)  # Since midnight.
   for start, end, live in trace_summary.live_spans(trace):
@@ -76,7 +81,7 @@ def _hazard(trace: trace_lib.Trace) -> tuple[float, tuple[float, ...]]:
       for lost, alive in zip(losses, node_ms, strict=True)
   ]
   mean = sum(by_hour) / len(by_hour)
-  return mean, tuple(hazard / mean for hazard in by_hour)
+  return _Hazard(mean, tuple(hazard / mean for hazard in by_hour))
 
 
 def _reacquire_secs(trace: trace_lib.Trace, num_nodes: int) -> float:

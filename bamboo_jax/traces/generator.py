@@ -35,7 +35,7 @@ def generate_trace(
     ValueError: The seed is negative; Python would ignore its sign.
   """
   if seed < 0:
-    raise ValueError(f"seed must be from 0, got {seed}.")
+    raise ValueError(f"seed must be at least 0, got {seed}.")
   events = _Generation(parameters, random.Random(seed)).run()
   # A notice was appended with its preemption, at an earlier time.
   events.sort(key=operator.attrgetter("time_ms"))

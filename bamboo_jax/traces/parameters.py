@@ -53,7 +53,7 @@ class Parameters:
         _are_pairs(self.bulk_sizes)
         and _are_weights([weight for _, weight in self.bulk_sizes])
         and min(size for size, _ in self.bulk_sizes) >= 1,
-        "pairs of a number of nodes from 1 and a weight from 0, not all 0",
+        "pairs of at least one node and a weight, none below 0, not all 0",
     )
     self._check(
         "zone_correlation",
@@ -63,14 +63,15 @@ class Parameters:
     self._check(
         "hour_profile",
         len(self.hour_profile) == 24 and _are_weights(self.hour_profile),
-        "24 numbers from 0 that are not all 0",
+        "24 numbers, none below 0, not all 0",
     )
     self._check("start_hour", 0 <= self.start_hour < 24, "from 0 to below 24")
-    self._check("reacquire_secs", self.reacquire_secs >= 0, "from 0, or inf")
+    self._check("reacquire_secs", self.reacquire_secs >= 0, "at least 0")
     hazard = self.hazard_per_node_hour
     is_right = 0 <= hazard <= _MAX_HAZARD
     self._check("hazard_per_node_hour", is_right, f"from 0 to {_MAX_HAZARD}")
-    self._check("notice_secs", 0 <= self.notice_secs < math.inf, "from 0")
+    is_right = 0 <= self.notice_secs < math.inf
+    self._check("notice_secs", is_right, "finite and at least 0")
 
   def _check(self, name: str, is_right: object, allowed: str) -> None:
     if not is_right:

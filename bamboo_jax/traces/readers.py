@@ -19,7 +19,7 @@ import json
 import operator
 import os
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from bamboo_jax.base import packaged
 from bamboo_jax.traces import counts as trace_counts
@@ -109,11 +109,11 @@ def parse_events(text: str, *, source: str) -> trace_lib.Trace:
       if match := _SETTING.fullmatch(line):
         settings[match[1]] = _parse_setting(*match.groups())
       elif not line.startswith("#"):
-        time_ms, kind, node = _split_event(line)
-        if kind == "price":
-          prices.append(_parse_price(time_ms, node))
+        cells = _split_event(line)
+        if cells.kind == "price":
+          prices.append(_parse_price(cells.time_ms, cells.value))
         else:
-          events.append(trace_lib.Event(time_ms, kind, node))
+          events.append(trace_lib.Event(*cells))
           numbers.append(number)
     except ValueError as error:
       raise ValueError(f"{source}, line {number}: {error}") from None
@@ -157,19 +157,25 @@ def _parse_setting(name: str, value: str) -> int | float:
     raise ValueError(f"{name} must be a number, got {value!r}.") from None
 
 
-def _split_event(line: str) -> tuple[int, str, str]:
+class _Cells(NamedTuple):
+  time_ms: int
+  kind: str
+  value: str  # Node or price.
+
+
+def _split_event(line: str) -> _Cells:
   cells = [cell.strip() for cell in line.split(",")]
   if len(cells) != 3:
     raise ValueError(
         "an event has 3 values, milliseconds,add|remove|notice,node, got "
         f"{line!r}."
     )
-  time_ms, kind, node = cells
+  time_ms, kind, value = cells
   if not re.fullmatch(r"\d+", time_ms, flags=re.ASCII):
     raise ValueError(
-        f"milliseconds must be a whole number from 0, got {time_ms!r}."
+        f"milliseconds must be a non-negative integer, got {time_ms!r}."
     )
-  return int(time_ms), kind, node
+  return _Cells(int(time_ms), kind, value)
 
 
 def _parse_price(time_ms: int, text: str) -> trace_lib.Price:
@@ -194,10 +200,10 @@ def _parse_segments(
   events, end_ms = [], 0
   for number, line in lines:
     try:
-      time_ms, kind, nodes, duration_ms = _parse_segment(line)
-      if kind in ("add", "remove"):
-        events += [trace_lib.Event(time_ms, kind, node) for node in nodes]
-      end_ms = max(end_ms, time_ms + duration_ms)
+      s = _parse_segment(line)
+      if s.kind in ("add", "remove"):
+        events += [trace_lib.Event(s.time_ms, s.kind, n) for n in s.nodes]
+      end_ms = max(end_ms, s.time_ms + s.duration_ms)
     except ValueError as error:
       raise ValueError(f"{source}, line {number}: {error}") from None
   try:
@@ -206,7 +212,14 @@ def _parse_segments(
     raise ValueError(f"{source}: {error}") from None
 
 
-def _parse_segment(line: str) -> tuple[int, str, list[str], int]:
+class _Segment(NamedTuple):
+  time_ms: int
+  kind: str
+  nodes: list[str]
+  duration_ms: int
+
+
+def _parse_segment(line: str) -> _Segment:
   try:
     found = json.loads(line)
   except json.JSONDecodeError as error:
@@ -215,7 +228,7 @@ def _parse_segment(line: str) -> tuple[int, str, list[str], int]:
     case [time_ms, str(kind), {"nodes": list(nodes), "duration": duration}]:
       if _is_time(time_ms) and _is_time(duration):
         if all(isinstance(node, str) for node in nodes):
-          return time_ms, kind, nodes, duration
+          return _Segment(time_ms, kind, nodes, duration)
   raise ValueError(
       'a line is [milliseconds, kind, {"nodes": [...], "duration": '
       f"milliseconds}}], got {line:.80}"

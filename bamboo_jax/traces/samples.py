@@ -92,5 +92,5 @@ def _parse_sample(line: str) -> tuple[datetime.datetime, int]:
   if at.tzinfo is not None:
     raise ValueError(f"time must be without a time zone, got {time!r}.")
   if not (count.isascii() and count.isdigit()):
-    raise ValueError(f"count must be a whole number from 0, got {count!r}.")
+    raise ValueError(f"count must be a non-negative integer, got {count!r}.")
   return at, int(count)

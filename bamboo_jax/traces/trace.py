@@ -40,7 +40,7 @@ class Event:
 
   def __post_init__(self) -> None:
     if self.time_ms < 0:
-      raise ValueError(f"time_ms must be from 0, got {self.time_ms}.")
+      raise ValueError(f"time_ms must be at least 0, got {self.time_ms}.")
     if self.kind not in KINDS:
       raise ValueError(base.suggest(self.kind, KINDS, what="kind of event"))
     if not re.fullmatch(r"[^\s,]+", self.node):
@@ -77,7 +77,7 @@ class Price:
     if self.time_ms < 0 or not 0 < self.usd_per_hour < math.inf:
       raise ValueError(
           f"A price must be finite and above 0, got {self.usd_per_hour}, and "
-          f"its time_ms from 0, got {self.time_ms}."
+          f"its time_ms at least 0, got {self.time_ms}."
       )
 
   def __str__(self) -> str:

@@ -10,6 +10,7 @@ from bamboo_jax import base
 from bamboo_jax.cluster import views
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import moves
+from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.train import run_state as run_state_lib
 
@@ -23,8 +24,15 @@ class BackgroundCompiler:
   joining node for ever, so its error ends this member with its next vote.
   """
 
-  def __init__(self, state: run_state_lib.RunState, *, evaluate: bool) -> None:
+  def __init__(
+      self,
+      state: run_state_lib.RunState,
+      executor: executor_lib.Executor,
+      *,
+      evaluate: bool,
+  ) -> None:
     self._engine = state.engine
+    self._executor = executor
     self._cohort = state.cohort
     self._state = state
     self._evaluate = evaluate
@@ -104,7 +112,10 @@ class BackgroundCompiler:
   def _begin(self, *, pauses: float) -> None:
     self._followed = self._state.layout
     jobs = compile_ahead.compile_jobs(
-        self._engine, evaluate=self._evaluate, spreads=True
+        self._engine,
+        evaluate=self._evaluate,
+        spreads=True,
+        more=self._executor.jobs,
     )
     self._submit(self._call, [*jobs, moves.load_solver], pauses)
     self._submit(self._follow_deaths, self._state.plan_deaths(), pauses)
@@ -124,7 +135,9 @@ class BackgroundCompiler:
   def _jobs_of(self, layout: layout_lib.Layout) -> list[Callable[[], Any]]:
     own = layout.by_segment
     return compile_ahead.compile_jobs_of(
-        self._engine, own.owners, own.shadows, own.lines
+        self._engine,
+        *(own.owners, own.shadows, own.lines),
+        more=self._executor.jobs,
     )
 
   def _prepare(self, view: int, jobs: list[Callable[[], Any]]) -> None:

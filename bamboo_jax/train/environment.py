@@ -7,6 +7,7 @@ from typing import Any
 
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.members import transfers as transfers_lib
 from bamboo_jax.train.record import workdir as workdir_lib
@@ -21,10 +22,8 @@ class Environment:
 
   Attributes:
     cohort: The members of the run, seen from this one.
-    workdir: Files of the run.
-    transfers: Transfers between processes.
-    faults: Faults to inject.
-    director: Injects them; None without faults.
+    collectives: Those of the executor; None without.
+    director: Injects due faults; None without faults.
     progress: Shows steps; None if another member does.
     prefetches: Whether to prepare data ahead, in a thread.
     check_fence: Raises `base.FencedError` if members of a later epoch than the
@@ -37,6 +36,7 @@ class Environment:
   cohort: cohort_lib.Cohort
   workdir: workdir_lib.Workdir
   transfers: transfers_lib.Transfers = transfers_lib.NoTransfers()
+  collectives: executor_lib.Collectives | None = None
   faults: Sequence[faults_lib.Fault] = ()
   director: cohort_lib.Director | None = None
   progress: progress_lib.Progress | None = None

@@ -12,19 +12,13 @@ import time
 import ml_collections
 
 from bamboo_jax import base
-from bamboo_jax.base import threads
 from bamboo_jax.cluster import client as client_lib
-from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import tenure
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime.spmd.processes import black_holes
-from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
-from bamboo_jax.runtime.spmd.processes import coordination
-from bamboo_jax.runtime.spmd.processes import rendezvous as rendezvous_lib
-from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.runtime.wire import endpoints
 from bamboo_jax.runtime.wire import peer as peer_lib
 from bamboo_jax.runtime.wire import protocol as protocol_lib
@@ -37,6 +31,7 @@ from bamboo_jax.train.members import transfers as transfers_lib
 from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import checks
+from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import job as job_lib
 from bamboo_jax.train.setup import policy
 from bamboo_jax.train.setup import sizes
@@ -150,8 +145,6 @@ def train_in_cluster(
     config: See `configs/default.py`.
     agent: Socket connected to the agent of this node.
     workdir: Folder of the run, shared by all nodes.
-    name: Name of the node.
-    number: Number of the node.
     stamp: Identity of the run; `base.FencedError` once the workdir belongs to
       another run.
     host: Address at which this node listens and other nodes reach it.
@@ -173,15 +166,11 @@ def train_in_cluster(
       ),
       note=lambda: client.note_progress(),
   )
-  log = None
-  if config.pipeline.executor == "spmd":
-    rendezvous = rendezvous_lib.Rendezvous(
-        number,
-        transport,
-        is_lost=lambda node: node not in client.newest.numbers,
-    )
-    log = transfer_log.TransferLog(rendezvous.meet)
-  exits = cluster_cohort.Exits(transport, log)
+  collectives = executors.make_collectives(
+      *(config, number, transport),
+      is_lost=lambda node: node not in client.newest.numbers,
+  )
+  exits = cluster_cohort.Exits(transport, collectives)
   client = client_lib.Client(
       agent,
       number=number,
@@ -190,28 +179,24 @@ def train_in_cluster(
       heartbeat_secs=config.cluster.heartbeat_secs,
       silence_secs=config.cluster.least_silence_secs,
   )
-  apart, collectives = use_devices(config, 1), None
-  if log is None:
+  apart = use_devices(config, 1)
+  if collectives is None:
     devices = devices_lib.place_nodes([number], apart=apart)
   else:
-    threads.call_beside(black_holes.watch, log.find_stuck, name="links")
-    coordination.connect(number, host=host)
-    devices = coordination.devices_by_node()
-    collectives = collectives_lib.Collectives(log, devices)
+    devices = collectives.start(host)
   fence = fence_lib.Fence(workdir)
   # A cluster may also follow a trace, which needs no faults here.
   strikes = None
   if director:
     strikes = cluster_cohort.RemoteDirector(director, number=number, name=name)
-  job = job_lib.make_job(
-      config, devices=devices, collectives=collectives, exchange=transport
-  )
+  job = job_lib.make_job(config, devices=devices, exchange=transport)
   given = environment.Environment(
       cohort=cluster_cohort.ClusterCohort(client, exits),
       workdir=workdir_lib.Workdir.at(workdir),
       transfers=transfers_lib.PeerTransfers(
           client, transport, collectives, preconnects=config.recovery.preconnect
       ),
+      collectives=collectives,
       check_fence=lambda epoch: fence_lib.check(
           fence, fence_lib.Claim(stamp, epoch)
       ),
@@ -233,7 +218,7 @@ def use_devices(config: ml_collections.ConfigDict, num_nodes: int) -> bool:
   devices_lib.use_virtual_devices(
       num_nodes,
       per_node=per_node,
-      distinct=config.pipeline.executor == "spmd" or per_node > 1,
+      distinct=executors.is_program(config) or per_node > 1,
       apart=apart,
       deterministic=config.node.deterministic,
   )

@@ -171,11 +171,6 @@ class RunState:
       facts = {**json_lib.to_plain(layout), "members": members}
       self.cohort.report("facts", facts=facts)
 
-  def drop_dissolved(self) -> None:
-    """Drops state of dissolved pipelines, before the update."""
-    if self.layout.dissolved:
-      self.set_layout(self.layout.committed())
-
   def catch_up(
       self,
       agreement: agreement_lib.Agreement,

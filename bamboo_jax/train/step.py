@@ -25,6 +25,7 @@ from bamboo_jax.faults import slow as slow_lib
 from bamboo_jax.recovery import slowness
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.phases import apply
 from bamboo_jax.runtime.phases import compile_ahead
@@ -33,13 +34,13 @@ from bamboo_jax.runtime.phases import refresh
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.profile import recorder as recorder_lib
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.schedule.ticks import redone as redone_lib
+from bamboo_jax.train import environment
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.members import cohort as cohort_lib
+from bamboo_jax.train.setup import executors
+from bamboo_jax.train.setup import job as job_lib
 
 PHASES = faults_lib.PHASES
 _SUMS = ("ties", "reduce")
@@ -58,7 +59,7 @@ class Vote:
       included.
     owed: Start and end of its owed passes, on its clock, by view that lost a
       node.
-    redone: See `Step`, of its nodes.
+    ran: Passes of its nodes; see `filler.Filler.ran`.
     prints: Fingerprints of its state; None if they are not due.
     nonfinite: See `Step.find_nonfinite`.
     save: Its report of checkpoints; see `checkpoint.writer`.
@@ -76,9 +77,7 @@ class Vote:
   owed: Mapping[int, tuple[float, float]] = dataclasses.field(
       default_factory=dict
   )
-  redone: Mapping[int, Mapping[int, redone_lib.Redone]] = dataclasses.field(
-      default_factory=dict
-  )
+  ran: Mapping[int, filling_lib.Ran] = dataclasses.field(default_factory=dict)
   prints: replicas.Prints | None = None
   nonfinite: str = ""
   save: Any = None
@@ -95,7 +94,6 @@ class Committed:
     steps: Number of steps done.
     view: Number of the view at its end.
     sums: Loss, gradient norm and scale.
-    secs: Duration of the step.
     phase_secs: Time of each phase, repetitions included. Work is dispatched
       ahead, so a phase ends when the next had to wait for it.
     measured: Times of the instructions of local nodes.
@@ -104,8 +102,9 @@ class Committed:
     passes: Time of the passes of all nodes.
     span_secs: From its start to the end of its last pass; 0 if not measured.
     sums_secs: Mean time per node of summing gradients, without waiting.
-    recoveries: Recoveries in the step.
     planned: Timelines planned at its start, by pipeline, of all nodes.
+    filled: Effect of redundant forward passes that filled waits, and
+    placed: that of the same passes placed ahead; None if none could.
   """
 
   steps: int
@@ -121,6 +120,8 @@ class Committed:
   sums_secs: float = 0.0
   recoveries: tuple[times.RecoveryTimes, ...] = ()
   planned: Sequence[timeline_lib.Timeline] = ()
+  filled: filling_lib.Effect | None = None
+  placed: filling_lib.Effect | None = None
 
 
 class Step:
@@ -128,27 +129,23 @@ class Step:
 
   Args:
     engine: The local nodes.
-    cohort: The members of the run.
+    executor: Runs the passes on them.
     director: Injects due faults; None without faults.
     num_microbatches: Number of microbatches of a step in all pipelines.
     clip_norm: Largest global norm of the gradient, or None.
     on_nonfinite: One of `sums.ON_NONFINITE`.
 
   Attributes:
+    executor: As given.
     measured: Times of the instructions that have run on local nodes.
     start_secs: Start of the step, on `time.perf_counter`.
-    planned_passes: Planned time of the passes if they cannot be measured; None
-      if they are.
-    redone: Passes that programs repeat after deaths, by view and share.
     nodes: See `Vote`.
   """
-
-  planned_passes: account_lib.NodeTime | None = None
-  redone: Mapping[int, Mapping[int, redone_lib.Redone]] = {}
 
   def __init__(
       self,
       engine: engine_lib.Engine,
+      executor: executor_lib.Executor,
       cohort: cohort_lib.Cohort,
       *,
       director: cohort_lib.Director | None,
@@ -156,6 +153,7 @@ class Step:
       clip_norm: float | None,
       on_nonfinite: str,
   ) -> None:
+    self.executor = executor
     self._engine = engine
     self._cohort = cohort
     self._director = director
@@ -164,7 +162,6 @@ class Step:
     self._on_nonfinite = on_nonfinite
     self._recorder = recorder_lib.Recorder()
     self._slow: dict[int, slow_lib.Slow] = {}  # Local nodes, by faults.
-    self._order: Sequence[tuple[int, instruction_lib.Instruction]] = ()
     self._phase_secs = dict.fromkeys(PHASES, 0.0)
 
   def begin(
@@ -182,10 +179,15 @@ class Step:
     self.start_secs = self._last = time.perf_counter()
     self._phase_secs = dict.fromkeys(PHASES, 0.0)
     self._engine.begin_step(step, feed, num_microbatches=self._num_microbatches)
+    self.executor.begin(step, feed)
 
-  def plan(self, timelines: Sequence[timeline_lib.Timeline]) -> None:
-    """Sets the timelines of the rest of the step, one per pipeline."""
-    self._order = linearize.linearize(timelines)
+  def plan(
+      self,
+      timelines: Sequence[timeline_lib.Timeline],
+      filling: filling_lib.StepFilling | None = None,
+  ) -> None:
+    """Sets the timelines of the rest of the step; see `executor.Executor`."""
+    self.executor.plan(timelines, filling)
     self._planned = self._planned or timelines  # Later plans are of the rest.
 
   #             member 0                      member 1
@@ -266,24 +268,14 @@ class Step:
 
   def compile(self, *, evaluate: bool) -> None:
     """Compiles all programs of local nodes; blocks."""
-    compile_ahead.compile_all(self._engine, evaluate=evaluate)
-
-  def align(self, *, is_begun: bool) -> None:
-    """Prepares `holdings` after a new view; all members call it at once.
-
-    `is_begun`: whether this step is the next one to be committed.
-    """
-    del is_begun
-
-  def holdings(self) -> dict[int, holdings_lib.Holdings]:
-    """Returns the data of the step that each local node holds."""
-    nodes = self._engine.nodes.items()
-    return {number: node.store.holdings() for number, node in nodes}
+    compile_ahead.compile_all(
+        self._engine, evaluate=evaluate, more=self.executor.jobs
+    )
 
   @property
-  def can_go_on(self) -> bool:
-    """Whether `plan` accepts the rest of a step; else it needs a whole one."""
-    return True
+  def planned_passes(self) -> account_lib.NodeTime | None:
+    """Planned time of the passes if they cannot be measured; else None."""
+    return self.executor.planned_passes(self._phase_secs["compute"])
 
   @property
   def sums_secs(self) -> float:
@@ -322,23 +314,15 @@ class Step:
     self._recorder.close()
 
   def _compute(self) -> None:
-    engine, check = self._engine, self._cohort.check
     begin_secs, waited = time.perf_counter(), self._waited_secs()
-    engine.clock.catch_up()
-    for node, instruction in self._order:
-      if node in engine.nodes:  # Otherwise another process runs it.
-        if self._due:
-          self._strike(self._due.pop_at_instruction(node))
-        check()
-        result = engine.nodes[node].run(instruction)
-        self._recorder.add(node, instruction, result)
+    self.executor.compute(self._strike_at, self._recorder)
     measured = self._recorder.finish()
     self.measured += measured
     self.nodes = slowness.measure(
         [(m.node, m.instruction, m.end_secs - m.start_secs) for m in measured],
         secs=time.perf_counter() - begin_secs,
         waited={n: s - waited[n] for n, s in self._waited_secs().items()},
-        is_alone=len(engine.nodes) == 1,
+        is_alone=len(self._engine.nodes) == 1,
     )
 
   def _waited_secs(self) -> dict[int, float]:
@@ -384,6 +368,28 @@ class Step:
     finally:
       self._phase_secs[phase] += time.perf_counter() - start
 
+  def _strike_at(self, node: int) -> None:
+    self._strike(self._due.pop_at_instruction(node))
+
   def _strike(self, due: Iterable[faults_lib.Due]) -> None:
     for fault in due:
       self._director.strike(fault)
+
+
+def make_step(job: job_lib.Job, given: environment.Environment) -> Step:
+  """Returns the runner of the steps of a job."""
+  executor = executors.make_executor(
+      *(job.config, job.task, job.plan),
+      engine=job.engine,
+      members=given.cohort,
+      collectives=given.collectives,
+  )
+  return Step(
+      job.engine,
+      executor,
+      given.cohort,
+      director=given.director,
+      num_microbatches=job.plan.batch.total_microbatches,
+      clip_norm=job.config.optimizer.clip_norm,
+      on_nonfinite=job.config.optimizer.on_nonfinite,
+  )

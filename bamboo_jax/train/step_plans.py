@@ -4,38 +4,65 @@ from collections.abc import Mapping, Sequence
 
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import layout as layout_lib
+from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 
-# By pipeline, or one if pipelines have nodes in common.
+# By pipeline with shares, or one if pipelines have nodes in common.
 Timelines = Sequence[timeline_lib.Timeline]
 
 
 class StepPlans:
-  """Plans steps; caches the whole step of the last layout."""
+  """Plans steps; caches the whole step of the last layout.
 
-  def __init__(self, rows: rows_lib.RowPlanner) -> None:
-    self._rows = rows
+  Args:
+    rows: Plans rows.
+    fills: Whether redundant forward passes fill waits as these occur; otherwise
+      they are placed ahead.
+  """
+
+  def __init__(self, rows: rows_lib.RowPlanner, *, fills: bool = False) -> None:
+    self._rows, self._fills = rows, fills
     self._layout = layout_lib.Layout()
     self._whole: Timelines = ()
+    self._filling: filling_lib.StepFilling | None = None
 
   def whole(self, layout: layout_lib.Layout) -> Timelines:
     """Returns the timelines of a whole step."""
     if layout != self._layout:
-      self._layout = layout
+      self._layout, self._filling = layout, None
       if layout.is_joint:
         self._whole = [self._rows.play(layout.lines(self._rows))]
       else:
-        self._whole = [
-            self._rows.whole(
-                p,
-                roles,
-                shares=layout.shares[p],
-                partition=layout.pipelines[p].partition,
-            ).timeline
-            for p, roles in enumerate(layout.roles)
-        ]
+        self._plan_apart(layout)
     return self._whole
+
+  def filling(
+      self, layout: layout_lib.Layout
+  ) -> filling_lib.StepFilling | None:
+    """Returns how waits of a whole step are filled; None if they are not."""
+    self.whole(layout)
+    return self._filling
+
+  def _plan_apart(self, layout: layout_lib.Layout) -> None:
+    """Plans a step of pipelines that have no node in common."""
+    plans = [
+        self._rows.whole(
+            p,
+            roles,
+            shares=layout.shares[p],
+            partition=layout.pipelines[p].partition,
+        )
+        for p, roles in enumerate(layout.roles)
+        if layout.shares[p]
+    ]
+    if not self._fills:
+      self._whole = [plan.timeline for plan in plans]
+      return
+    self._whole = [plan.lazy for plan in plans]
+    self._filling = self._rows.redundant.fill(
+        plans, layout.roles, self._rows.costs
+    )
 
   def rest(
       self,

@@ -21,7 +21,6 @@ from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.train import background_compiler
 from bamboo_jax.train import environment
 from bamboo_jax.train import evaluation
-from bamboo_jax.train import program_step
 from bamboo_jax.train import replica_check
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import state_transfer
@@ -59,9 +58,7 @@ class Worker:
     self._given = given
     self._cohort = cohort
     self.engine = engine
-    self._step = program_step.make_step(
-        job, cohort=cohort, director=given.director
-    )
+    self._step = step_lib.make_step(job, given)
     self._transfer = state_transfer.StateTransfer(engine, cohort)
     self._writer = saving.make_writer(
         job,
@@ -87,12 +84,12 @@ class Worker:
     )
     self._evaluates = config.evaluate.every_steps > 0
     self._compiler = background_compiler.BackgroundCompiler(
-        self.state, evaluate=self._evaluates
+        self.state, self._step.executor, evaluate=self._evaluates
     )
     given.transfers.attach(engine, self._compiler)
     self._batches: batches_lib.Batches | prefetch.Prefetcher = job.task.batches
     self._begun, self._saves_at_stop = -1, False
-    self._plans = step_plans.StepPlans(job.rows)
+    self._plans = step_plans.StepPlans(job.rows, fills=job.fills_waits)
 
   def run(self, stop_at: int | None = None) -> bool:
     """Trains until all steps are done; returns whether they are.
@@ -219,7 +216,6 @@ class Worker:
 
   def _commit(self, votes: Mapping[int, step_lib.Vote]) -> None:
     """Applies a step that all members have voted for; it must not fail."""
-    self.state.drop_dissolved()
     self._step.apply()
     self.state.steps += 1
     self.state.damaged = ()  # Its step may be saved again.
@@ -254,7 +250,7 @@ class Worker:
             hosted=self._cohort.hosted,
         ),
     )
-    self._step.plan(self._plans.whole(self.state.layout))
+    self._step.plan(self._plans.whole(layout), self._plans.filling(layout))
 
   # Changes of the view.
 
@@ -285,9 +281,9 @@ class Worker:
     cohort, state = self._cohort, self.state
     self._log.meet(cohort.view)
     self._given.transfers.settle()
-    self._step.align(is_begun=-1 < self._begun == state.steps)
+    is_begun = self._begun == state.steps
+    held = self._step.executor.holdings(is_begun=is_begun)
     since = self._given.started_secs
-    held = self._step.holdings() if self._begun == state.steps else {}
     said = cohort.gather("status", state.statuses(held, since_secs=since))
     statuses = {
         n: s for words in said.values() for n, s in words.by_node.items()
@@ -351,7 +347,7 @@ class Worker:
     layout = self.state.layout
     if agreement.is_fresh:
       return
-    if not self._step.can_go_on:
+    if not self._step.executor.can_continue():
       self._step.plan(self._plans.whole(layout))
       return
     try:

@@ -10,7 +10,7 @@ set -euo pipefail
 data="${DATA_DIR:-$HOME/bamboo-etcd}" run="${RUN:-run}"
 
 # Only who has a certificate made from the secret is let in.
-python -c "import pathlib, sys; from bamboo_jax.cluster import identity
+python -c "import pathlib, sys; from bamboo_jax.net import identity
 folder, secret, run = sys.argv[1:]
 secret = identity.read_secret(secret)
 identity.write(pathlib.Path(folder), secret, run=run, role='store')" \

@@ -12,6 +12,7 @@ from bamboo_jax.benchmarks import predict
 from bamboo_jax.benchmarks import redundancy as case
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import rows
+from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import redundancy
 from tests import figures
 from tests import profiles
@@ -196,6 +197,7 @@ class ReportTest(parameterized.TestCase):
             *case.summarise_modes(
                 self._steps,
                 modes,
+                effects={"eager": [filling_lib.Effect(9, 0.5, 0.75)] * 4},
                 predicted_ms=dict.fromkeys(modes, 100.0) | {"eager": 115.0},
                 replica_bytes=dict.fromkeys(modes, 2**20),
             )
@@ -216,7 +218,9 @@ class ReportTest(parameterized.TestCase):
     self.assertEqual(pauses, ["lazy", "bubble", "budget", "eager"])
     lines = case.render(self._report).splitlines()
     for cells in (
-        "eager 120.0 115.0 108.0 1.0 1.20 2.0 84.0 8",
+        "eager 120.0 115.0 108.0 1.0 1.20 2.0 84.0",
+        "eager 9.0 8 50.0% 6.7% 75.0% 54.9%",
+        "lazy 0.0 0 0.0% 0.0% 0.0% 0.0%",
         "lazy 1.250 [1.250, 1.250] 1.000 1.000 [1.000, 1.000] 1.000",
         "eager 1.500 [1.500, 1.500] 1.150 1.200 [1.200, 1.200] 1.150 +5.0",
         "eager 0 1 0B0 5.0 4.0 39.0 19.5 1.0 3",

@@ -78,8 +78,8 @@ class IdentityTest(parameterized.TestCase):
     (change,) = here.check(meta, step=3, where="here")
     self.assertEqual(
         change.render(),
-        "changed=unknown: the checkpoint does not tell config, c; if they "
-        "differ, what follows can have other bits.",
+        "changed=unknown: the checkpoint does not record config, c; if they "
+        "differ, later steps can differ in bits.",
     )
     del meta["rounding"]
     (change,) = here.check(meta, step=3, where="here")
@@ -90,8 +90,8 @@ class IdentityTest(parameterized.TestCase):
     self.assertEqual(Change("checkpoint.keep", 2, None, False).render(), line)
     self.assertEqual(
         Change("threads", 2, 3, True).render(),
-        "changed=threads old=2 new=3; what follows can have other bits than "
-        "without the change.",
+        "changed=threads old=2 new=3; later steps can differ in bits from a "
+        "run without the change.",
     )
 
   @parameterized.parameters("seed", "batch_size", "model", "data")

@@ -24,7 +24,11 @@ from bamboo_jax.models import zoo
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 _MODEL = zoo.make_model(
-    "mlp_bn", num_blocks=2, width=4, sequence_length=4, vocab_size=8
+    "tests.mlp_bn:make_mlp_bn",
+    num_blocks=2,
+    width=4,
+    sequence_length=4,
+    vocab_size=8,
 )
 _NAMES = _MODEL.layer_names
 _SPEC = spec_lib.StageSpec(
@@ -210,7 +214,7 @@ class WriterTest(parameterized.TestCase):
     self.assertEqual(self.listed(), ["2"])
     ((member, step, text),) = self.warnings
     self.assertEqual((member, step), (0, 4))
-    self.assertRegex(text, "save of step 4 is left out")
+    self.assertRegex(text, "save of step 4 is skipped")
     for step in (5, 6, 7):
       self.vote(step)
     self.assertEqual(self.listed(), ["2", "6"])

@@ -55,7 +55,7 @@ class NoticesTest(parameterized.TestCase):
   def test_strange_answers(self, cloud, answer):
     problem = "expected, got" if answer[0] == 200 else "status 500"
     with self.assertRaisesRegex(OSError, problem):
-      notices_lib.CLOUDS[cloud].look(lambda *_: answer)
+      notices_lib.CLOUDS[cloud].look(lambda *_: notices_lib.Answer(*answer))
 
   @parameterized.parameters(
       '{"Events": null}',
@@ -80,13 +80,15 @@ class NoticesTest(parameterized.TestCase):
 
         threads.call_beside(answer, name="cloud")
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        with self.assertRaisesRegex(OSError, "does not tell .*IncompleteRead"):
+        with self.assertRaisesRegex(
+            OSError, "cannot be polled .*IncompleteRead"
+        ):
           notices_lib.Poller(cloud, url=url).look()
 
   @parameterized.parameters("aws", "gcp", "azure")
   def test_nobody_there(self, cloud):
     self.server.close()
-    with self.assertRaisesRegex(OSError, "does not tell of preemptions"):
+    with self.assertRaisesRegex(OSError, "cannot be polled for preemptions"):
       self.look(cloud)
 
   def test_misspelt(self):

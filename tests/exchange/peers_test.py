@@ -186,12 +186,12 @@ class PeersTest(parameterized.TestCase):
         grads[tie.layer][tie.layer_param] += grads[layer.name].pop(tie.param)
     gradients = {k: p.grad.numpy() for k, p in peer.named_parameters()}
     checked = set()
-    for rule in names.rules_of(name, names.shapes_of(model)):
+    for rule in names.rules_of(model.fingerprint, names.shapes_of(model)):
       got = grads[rule.layer]
       for part in rule.array.split("/")[1:]:
         got = got.get(part) if got else None
       if got is not None:
-        want = rule.to_ours([gradients[t] for t in rule.tensors])
+        want = rule.to_ours([gradients[t] for t in rule.tensors], got.shape)
         np.testing.assert_allclose(got, want, atol=1e-4, err_msg=str(rule))
         if not train:  # Norms undo the shifts before them.
           self.assertGreater(np.abs(want).max(), 1e-3, rule)

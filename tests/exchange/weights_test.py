@@ -172,7 +172,7 @@ class WeightsTest(folders.FolderCase):
     value = safetensors.load_file(self.folder / "model.safetensors")[original]
     self.change(self.folder, {copy: value})
     self.assert_same(weights.open_weights(self.folder, model), model, drawn)
-    message = f"  {copy} differs from {original}; the model has only one"
+    message = f"  {copy} differs from {original}; the model ties them"
     changed = value.copy()
     changed.flat[-1] += 1  # The last number.
     for other in (changed, value[:-1], value.astype(np.float16)):

@@ -49,7 +49,7 @@ _CHOICES: Mapping[str, Sequence[Any]] = {
     "redundancy.spares": (0, 0, 1, 2),
     "redundancy.rereplicate": ("at_commit", "at_repair"),
     "redundancy.check_every_steps": (0, 1, 3),
-    "recovery.reroute": ("pipeline", "shares", "none"),
+    "recovery.reroute": (True, True, False),
     "recovery.reconfigure": (True, True, False),
     "recovery.checkpoint": (True, False),
     "recovery.fold": (True, False),
@@ -122,8 +122,6 @@ def draw_layouts(
       settings["redundancy.mode"] = "none"
     if not settings["recovery.checkpoint"]:
       settings["recovery.reconfigure"] = True  # Or copies would not help.
-    if pipelines == 1 and settings["redundancy.mode"] == "none":
-      settings["recovery.reroute"] = "pipeline"
     failures = settings["recovery.num_failures"]
     if templates.needed_max_nodes(stages, num_failures=failures) > max_stages:
       settings["pipeline.layout"] = "depth"
@@ -207,10 +205,6 @@ class Layouts:
           seed=layout.storm_seed,
           kinds=_KINDS + (("all",) if goes_back else ()),
           goes_back=goes_back,
-          dissolves=(
-              job.config.redundancy.mode == "none"
-              and job.config.recovery.reroute == "pipeline"
-          ),
       )
       self.drawn = storm.drawn
     worker = trials.begin(job, storm or layout.faults, folder)

@@ -24,8 +24,6 @@ class Storm:
 
   Args:
     kinds: Of faults of a node; `all` needs a run that `goes_back`.
-    dissolves: Whether a pipeline that loses a stage has no part in the update
-      of that step: who is then the last owner of a stage must not die after it.
 
   Attributes:
     drawn: So far; a fault file of these does the same.
@@ -40,13 +38,11 @@ class Storm:
       seed: int,
       kinds: Sequence[str] = ("kill",),
       goes_back: bool = False,
-      dissolves: bool = False,
   ) -> None:
     self.drawn: list[faults_lib.Fault] = []
     self._num_events = num_events
     self._at_once = at_once
     self._kinds, self._goes_back = kinds, goes_back
-    self._dissolves = dissolves
     self._rng = random.Random(f"storm {seed}")
     self._struck: set[int] = set()
     self._asked = cases.FIRST_STEP - 1
@@ -87,14 +83,11 @@ class Storm:
     state, rng = self._worker.state, self._rng
     # Who died late in a step may not be missed yet.
     layout, left = state.layout, state.layout.nodes | state.spares
-    is_broken = not layout.nodes.isdisjoint(self._struck)
     left -= self._struck
     members = len(left)
     self._most = max(self._most, members)
     count = rng.randint(1, self._at_once)
     points = [*range(_LAST_POINT), *faults_lib.PHASES]
-    if self._dissolves and not self._goes_back and (is_broken or count > 1):
-      points.remove("apply")
     for _ in range(min(count, self._num_events - len(self.drawn))):
       victims = [
           n

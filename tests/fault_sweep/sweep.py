@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Sequence
 import copy
+import dataclasses
 import itertools
 import sys
 import time
@@ -111,7 +112,7 @@ def _run(
         rungs.update(outcome.rungs)
         redone.update(rests=len(outcome.redone))
         for counts in outcome.redone:
-          redone.update(counts)
+          redone.update(dataclasses.asdict(counts))
       except Exception as error:  # The others are run whatever one does.
         failed += 1
         bar.write(

@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import pathlib
 import tempfile
+from typing import Any
 
 import jax
 import ml_collections
@@ -19,8 +20,10 @@ import numpy as np
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.phases import replicas
+from bamboo_jax.runtime.spmd import executor as spmd_executor
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import linearize
 from bamboo_jax.train import environment
@@ -30,11 +33,13 @@ from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import job as job_lib
 from bamboo_jax.train.setup import preparation
 from bamboo_jax.train.setup import sizes
 from tests.fault_sweep import cases as cases_lib
 from tests.fault_sweep import storm as storm_lib
+from tests.runtime.spmd import redone as redone_lib
 
 
 class TroubleError(AssertionError):
@@ -50,14 +55,14 @@ class Outcome:
     layers: Bits of the state of each layer, for each pipeline.
     rungs: Of the recoveries, in order.
     owners: For each pipeline, the node of each stage at the end.
-    redone: What programs did again after each death, see `Redone`.
+    redone: What programs repeated after each death.
   """
 
   losses: tuple[float, ...]
   layers: Sequence[Mapping[str, Sequence[bytes]]]
   rungs: tuple[str, ...]
   owners: tuple[tuple[int, ...], ...]
-  redone: tuple[Mapping[str, int], ...]
+  redone: tuple[redone_lib.Redone, ...]
 
 
 def prepare(config, cache, whole=None):
@@ -97,7 +102,7 @@ class Trials:
     self._job = make(config, whole)
     self.whole = self._job.task.whole
     plain = copy.deepcopy(config)
-    if not self._job.is_program:  # Another mode is another program.
+    if not executors.is_program(config):  # Another mode is another program.
       plain.redundancy.mode = "none"
     plain.redundancy.spares = 0
     self._plain = make(plain, self.whole)
@@ -130,7 +135,7 @@ class Trials:
             f"pipeline {pipeline} has another state of {', '.join(differing)}"
         )
     for redone in outcome.redone:
-      if redone["again"] > redone["at_most"]:
+      if redone.again > redone.at_most:
         raise TroubleError(f"too much was done again: {redone}")
     return outcome
 
@@ -170,6 +175,7 @@ class Trials:
   ) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
       worker = begin(self._with_engine(job), faults, folder)
+      redone = record_redone(worker._step.executor)
       if isinstance(faults, storm_lib.Storm):
         faults.attach(worker)
       with contextlib.closing(worker._writer):  # It may be saving yet.
@@ -186,7 +192,7 @@ class Trials:
         ],
         rungs=tuple(event["rung"] for event in events),
         owners=tuple(engine.owners),
-        redone=tuple(e["redone"] for e in events if e["redone"]),
+        redone=tuple(redone),
     )
 
 
@@ -206,6 +212,24 @@ def begin(
       director=cohort,
   )
   return worker_lib.Worker(job, given)
+
+
+def record_redone(
+    executor: executor_lib.Executor,
+) -> list[redone_lib.Redone]:
+  """Returns a list that grows with every death in the middle of a step."""
+  found, plan = [], executor.plan
+
+  def record(timelines: Any) -> None:
+    before = dict(executor.programs.runs)
+    plan(timelines)
+    for share, run in executor.programs.runs.items():
+      if run.former and run is not before.get(share):
+        found.append(redone_lib.of_run(run))
+
+  if isinstance(executor, spmd_executor.Programs):
+    executor.plan = record
+  return found
 
 
 def bits_of(

@@ -75,7 +75,7 @@ class AgentsTest(commands.CommandCase):
     agent = self.start_agent(0, "--config.cluster.start_silence_secs=2")
     said, _ = agent.communicate(timeout=60)
     self.assertEqual(agent.returncode, 2, msg=said)
-    self.assertIn("A bamboo train works in ", said)
+    self.assertIn("bamboo train is running in ", said)
     self.assertIsNone(train.poll())
     train.kill()
     train.wait()

@@ -8,7 +8,7 @@ import threading
 from absl.testing import parameterized
 
 from bamboo_jax.base import ports as ports_lib
-from bamboo_jax.cluster import views
+from bamboo_jax.base import types
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from tests.launch import commands
@@ -112,7 +112,7 @@ class EtcdErrorsTest(FailingCase):
 
   def write_facts(self, change):
     """Lets a node come first that fails; changes what it says of itself."""
-    last = f"/bamboo/{self.run_name}/tickets/{views.MAX_NODES - 1}"
+    last = f"/bamboo/{self.run_name}/tickets/{types.MAX_NODES - 1}"
     self.etcd.put(last, json.dumps(["a", "life", ""]))
     said = self.fail_agent(*self.to_etcd)
     self.assertIn("can have no more; start another with --run", said)

@@ -16,7 +16,6 @@ class KillsTest(commands.CommandCase):
       "pipeline.num_microbatches": 4,
       "pipeline.num_shares": 8,
       "pipeline.layout": "templates",
-      "recovery.reroute": "shares",
       "redundancy.spares": 1,  # So that one pipeline is deeper.
       "model.options.num_blocks": 2,
   }

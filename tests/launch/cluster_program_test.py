@@ -22,6 +22,3 @@ class ProgramTest(commands.CommandCase):
     faults = ("1,0/1,9,kill", "2,,,join", "3,0/0,12,kill")
     recoveries = self.compare(self.write_faults(*faults))
     self.assertEqual([r["rung"] for r in recoveries], ["shadow"] * 2)
-    for redone in [r["redone"] for r in recoveries]:
-      self.assertGreater(redone["from_host"], 0)
-      self.assertLessEqual(redone["again"], redone["at_most"])

@@ -20,7 +20,6 @@ class ClusterTest(commands.CommandCase):
       "pipeline.num_stages": 2,
       "pipeline.num_microbatches": 4,
       "pipeline.num_shares": 4,
-      "recovery.reroute": "shares",
       "checkpoint.every_steps": 2,
       "evaluate.every_steps": 2,
   }
@@ -48,6 +47,10 @@ class ClusterTest(commands.CommandCase):
     )
     for recovery in recoveries:
       self.assertGreater(recovery["kill_to_first_instruction_secs"], 0.0)
+    summary = json.loads((self.folder / "killed" / "summary.json").read_text())
+    # In waits, as far as both pipelines were whole.
+    self.assertEqual(summary["redundancy"]["mode"], "eager")
+    self.assertGreater(summary["redundancy"]["passes"], 0)
 
   def test_who_is_left_waits_for_others(self):
     """Also for who is told by somebody else how to begin."""

@@ -153,7 +153,7 @@ class DirectorTest(parameterized.TestCase):
   def test_kill_of_a_node_that_does_not_train_yet(self):
     self.direct("3,n0,,kill")
     self.assertEqual(
-        [*map(self.director.has_come, ("n0", "n9"))], [True, False]
+        [*map(self.director.has_joined, ("n0", "n9"))], [True, False]
     )
     self.director.kill_node("n9")
     self.check({}, ["kill n9"])

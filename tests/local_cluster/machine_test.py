@@ -28,7 +28,9 @@ class MachineTest(folders.FolderCase):
 
     with mock.patch.object(time, "sleep", sleep):
       if live:
-        with self.assertRaisesRegex(ValueError, "Members of a run live in "):
+        with self.assertRaisesRegex(
+            ValueError, "Members of a run are alive in "
+        ):
           one.take_folder()
       else:
         one.take_folder()

@@ -25,7 +25,7 @@ class NodeTest(absltest.TestCase):
     heard = []
 
     class Agent:
-      begins_again = False
+      must_restart = False
 
       def __init__(self, *args):
         pass
@@ -52,7 +52,7 @@ class NodeTest(absltest.TestCase):
 
       def __init__(self, etcd, options, identity, spare):
         lives.append((options.is_again, spare))
-        self.begins_again = len(lives) < 3
+        self.must_restart = len(lives) < 3
 
       async def run(self):
         return ""

@@ -162,7 +162,7 @@ class RunTest(parameterized.TestCase):
         set(),
     )
     one._start_node = lambda: f"n{next(names)}"
-    one._director = mock.Mock(has_come=come.__contains__)
+    one._director = mock.Mock(has_joined=come.__contains__)
     one._cluster = mock.Mock(has_failed=ended.__contains__)
     for comes, ends, joining in (
         ("n9", "n9", {"n3": 1, "n4": 1}),
@@ -226,5 +226,5 @@ class RunTest(parameterized.TestCase):
     one._director.call_next.return_value = True
     over = mock.PropertyMock(return_value=is_over)
     with mock.patch.object(cluster_run.ClusterRun, "_is_over", over):
-      self.assertEqual(one._comes_more(), comes)
+      self.assertEqual(one._expects_joins(), comes)
     self.assertEqual(one._director.call_next.called, comes)

@@ -99,3 +99,15 @@ class ProgressTest(parameterized.TestCase):
     last = stream.getvalue().split("\r")[-1]
     self.assertIn("8/8", last)
     self.assertIn("loss=3.2500", last)
+
+
+class RedundancyTest(parameterized.TestCase):
+
+  def test_measured_beside_planned(self):
+    found = dict(mode="eager", overhead=0.0512, coverage=0.75)
+    planned = dict(planned_overhead=0.06, planned_coverage=0.7)
+    self.assertEqual(
+        progress_lib.render_redundancy(found | planned),
+        "redundancy=eager overhead_pct=5.1 planned_overhead_pct=6.0"
+        " coverage_pct=75.0 planned_coverage_pct=70.0",
+    )

@@ -16,7 +16,7 @@ class BatchNormTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.model = zoo.make_model("mlp_bn", num_blocks=1)
+    self.model = zoo.make_model("tests.mlp_bn:make_mlp_bn", num_blocks=1)
     rng = np.random.default_rng(0)
     self.batches = [
         {

@@ -155,6 +155,25 @@ class MakePlanTest(parameterized.TestCase):
     ):
       _plan(_profile(layers), **request, memory_limit_bytes=12 * _MIB - 1)
 
+  def test_the_shares_of_another_pipeline_fit(self):
+    layers = [
+        _layer(name, activation_bytes=0, residual_bytes=0) for name in "abcd"
+    ]
+    request = dict(num_stages=4, num_pipelines=2, num_shares=2, reroutes=True)
+    plan = _plan(_profile(layers), **request)
+    most = max(m.total_bytes for m in plan.memory)
+    _, worst = plan.worst_memory
+    self.assertEqual(worst.total_bytes, most + _MIB)  # One more accumulator.
+    request["memory_limit_bytes"] = worst.total_bytes
+    _plan(_profile(layers), **request)
+    request["memory_limit_bytes"] -= 1
+    with self.assertRaisesRegex(
+        base.InfeasibleError,
+        "for another pipeline too, .*; or config.recovery.reroute=False.",
+    ):
+      _plan(_profile(layers), **request)
+    _plan(_profile(layers), **request | {"reroutes": False})
+
   def test_each_pipeline_is_as_if_planned_by_itself(self):
     plan = _plan(_FOUR, num_stages=3, num_pipelines=3, num_microbatches=5)
     for pipeline, owners in enumerate(plan.owners):

@@ -22,6 +22,7 @@ _RUNGS = {
     "drop": dict(shadow=False, reroute="none", reconfigure=False, drop=True),
     "full": dict(reroute="stage"),
     "cluster": {},
+    "programs": dict(reroute="whole_shares"),
     "nothing": dict(
         shadow=False, reroute="none", reconfigure=False, checkpoint=False
     ),
@@ -154,19 +155,24 @@ class LossTest(parameterized.TestCase):
     self.assertEqual(owners_of(decision.state), [(0, 1, 3, 4)])
 
   @parameterized.named_parameters(
-      # Two pipelines and a spare; who owns what, and who is spare.
-      ("neighbours", [1, 2], "reroute", [(4, 5, 6, 7)], (0, 3, 8)),
-      ("and_a_shadow", [1, 2, 5], "reroute", [(4, 4, 6, 7)], (0, 3, 8)),
-      # No pipeline is whole, so nobody can compute all of a share.
-      ("both", [1, 2, 4, 7], "reconfigure", [(0, 3, 5, 6)], (8,)),
+      # Two pipelines and a spare; rungs by share and whole share, live nodes.
+      ("neighbours", [1, 2], "reroute reroute", [(0, 3), (4, 5, 6, 7)]),
+      ("and_a_shadow", [1, 2, 5], "reroute reroute", [(0, 3), (4, 6, 7)]),
+      # No pipeline has all stages, so none can compute all of a share.
+      ("both", [1, 2, 4, 7], "reroute reconfigure", [(0, 3), (5, 6)]),
+      ("all_of_one", [0, 1, 2, 3], "reroute reroute", [(4, 5, 6, 7)]),
   )
-  def test_whole_pipelines_compute_for_others(self, lost, rung, owners, spares):
-    decision = decide("cluster", make_state("cluster", spares=[8]), lost=lost)
-    self.assertEqual(decision.rung, rung)
-    self.assertEqual(decision.is_immediate, rung == "reroute")
-    self.assertEqual(owners_of(decision.state), owners)
-    self.assertEqual(decision.state.spares, spares)
-    self.assertEqual(str(decision.gone[0]), "0/2")  # Node 0 has stage 1.
+  def test_others_compute_for_a_pipeline(self, lost, rungs, nodes):
+    pairs = zip(("cluster", "programs"), rungs.split(), strict=True)
+    for name, rung in pairs:
+      decision = decide(name, make_state(name, spares=[8]), lost=lost)
+      self.assertEqual(decision.rung, rung)
+      self.assertEqual(decision.state.spares, (8,))
+      if rung == "reroute":
+        state = decision.state
+        self.assertEqual([p.nodes for p in state.pipelines], nodes)
+      # Node 0 has stage 1 too, if it lives.
+      self.assertEqual(str(decision.gone[0]), "0/0" if 0 in lost else "0/2")
 
   def test_without_a_planner(self):
     state = make_state("bamboo")
@@ -248,7 +254,7 @@ class BoundaryTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("spare", "bamboo", [8], [2], "repair", (0, 1, 8, 3)),
       ("shadow_takes_over", "bamboo", [], [2], "shadow", (0, 1, 1, 3)),
-      ("others_take_over", "cluster", [], [1, 2], "reroute", (4, 5, 6, 7)),
+      ("others_take_over", "cluster", [], [1, 2], "reroute", (0, 0, 2, 3)),
       ("owners_take_over", "recycle", [], [2], "reroute", (0, 1, 2, 3)),
       ("no_shadow", "oobleck", [], [2], "reconfigure", (0, 1, 3, 4)),
       ("no_copy", "bamboo", [], [1, 2, 5, 6], "reconfigure", (0, 3, 4, 7)),
@@ -365,5 +371,5 @@ class PropertyTest(parameterized.TestCase):
       self.assertLessEqual({*pipeline.roles.shadows.values()}, live)
       self.assertLess(len(pipeline.vacant), _NUM_STAGES + 1)
       self.assertTrue(
-          ladder.reroute == "stage" or ladder.drop or not pipeline.vacant
+          ladder.reroute != "none" or ladder.drop or not pipeline.vacant
       )

@@ -13,6 +13,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.recovery import moves
 from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import pauses
 from bamboo_jax.schedule import redundancy
@@ -217,3 +218,30 @@ class StepsAfterTest(parameterized.TestCase):
       self.assertLessEqual(peak, 4 - stage + min(others, 1))
     # Of eight nodes seven are left.
     self.assertLess(spans[2], 1.15 * 8 / 7 * spans[0])
+
+  def test_with_a_memory_limit_the_shadow_does_all(self):
+    steps, layout = make_steps(4, 16, 2, "lazy")
+    rows = steps.rules.rows
+    plan = dataclasses.replace(rows.plan, memory_limit_bytes=1 << 40)
+    rows = dataclasses.replace(rows, plan=plan)
+    limited = dataclasses.replace(steps.rules, rows=rows)
+    for rules, deals in ((steps.rules, True), (limited, False)):
+      left = layout.nodes - {1}
+      change = rules.lose(layout, left, zones={}, holdings={})
+      self.assertEqual(bool(change.layout.detours), deals)
+
+  def test_a_whole_share_begins_from_the_start(self):
+    rules = layouts.make_rules(3, 2, per_share=2, reroute="whole_shares")
+    layout = rules.start(rules.planner.fresh(range(6), {}))
+    held = {0: holdings_lib.Holdings(activations=frozenset({(0, 0), (0, 1)}))}
+    change = rules.lose(layout, {0, 3, 4, 5}, zones={}, holdings=held)
+    self.assertEqual(change.layout.shares, ((), (0, 1)))
+    plans = step_plans.StepPlans(rules.rows)
+    (rest,) = plans.rest(change.layout, held)
+    (whole,) = plans.whole(change.layout)
+    for timeline in (rest, whole):
+      self.assertEqual({slot.node for slot in timeline.slots}, {3, 4, 5})
+    passes = [
+        s.instruction for s in rest.slots if s.instruction.op is Op.FORWARD
+    ]
+    self.assertLen(passes, 3 * 4)

@@ -164,4 +164,4 @@ class ChartsTest(parameterized.TestCase):
       (0.5, "seconds"), (119, "seconds"), (120, "minutes"), (7200, "hours")
   )
   def test_unit(self, span_secs, unit):
-    self.assertEqual(charts.time_unit(span_secs)[1], unit)
+    self.assertEqual(charts.time_unit(span_secs).name, unit)

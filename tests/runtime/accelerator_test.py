@@ -7,7 +7,8 @@ from absl.testing import parameterized
 
 from bamboo_jax.runtime import accelerator
 
-STRICT = "--xla_gpu_deterministic_ops=true"
+TRITON = "--xla_gpu_enable_triton_gemm"
+STRICT = f"--xla_gpu_deterministic_ops=true {TRITON}=false"
 
 
 class AcceleratorTest(parameterized.TestCase):
@@ -34,11 +35,18 @@ class AcceleratorTest(parameterized.TestCase):
       ("cpu", "", ""),
       ("tpu", "--a=1", "--a=1"),
       *(("gpu", f, f) for f in ("--xla_gpu_deterministic_ops=false",)),
+      ("gpu", f"{TRITON}=true", f"{TRITON}=true {STRICT.split()[0]}"),
   )
   def test_determinism(self, platform, before, after):
     environ = {"JAX_PLATFORMS": platform, "XLA_FLAGS": before}
     accelerator.set_determinism(environ)
     self.assertEqual(environ["XLA_FLAGS"], after)
+
+  def test_executor(self):
+    for given in (("spmd", "cpu"), ("rows", "gpu"), ("rows", "cpu")):
+      accelerator.check_executor(*given)
+    with self.assertRaisesRegex(ValueError, "'gpu': set executor='rows'"):
+      accelerator.check_executor("spmd", "gpu")
 
   @parameterized.parameters(
       (0.25, 4, 1), (0.5, 4, 2), (1.0, 1, 0), (None, 9, 1), (0.1, 10, 1)

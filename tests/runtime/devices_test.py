@@ -52,6 +52,30 @@ class DevicesTest(parameterized.TestCase):
   def test_bits_do_not_depend_on_devices_or_cores(self, convolves):
     self.assertEqual(run(1, 1, convolves), run(16, 2, convolves))
 
+  @parameterized.parameters(
+      ({}, "8"),
+      ({"NPROC": "3"}, "3"),  # The user's.
+      ({"NPROC": "2", "BAMBOO_JAX_NPROC": "2"}, "8"),  # Of a parent's run.
+      ({"NPROC": "3", "BAMBOO_JAX_NPROC": "2"}, "3"),
+      ({"BAMBOO_JAX_NPROC": "2"}, "8"),
+  )
+  def test_threads_of_distinct_devices(self, given, want):
+    code = (
+        "import os\n"
+        "from bamboo_jax.runtime import devices\n"
+        "devices.use_virtual_devices(1, distinct=True)\n"
+        "print(os.environ['NPROC'])\n"
+    )
+    hidden = ("NPROC", "BAMBOO_JAX_NPROC")
+    env = {k: v for k, v in os.environ.items() if k not in hidden}
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=env | given,
+    )
+    self.assertEqual(ended.stdout.strip(), want, msg=ended.stderr)
+
   def test_mesh_of_more_devices_than_there_are(self):
     message = "mesh takes 64 x 2 devices, and this process has 8 of 'cpu'"
     with self.assertRaisesRegex(ValueError, message):

@@ -91,8 +91,8 @@ class RowsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ({"mode": "eagr"}, "Unknown mode of redundancy 'eagr'; did you mean"),
-      ({"margin": -0.1}, "margin must be a number from 0, got -0.1"),
-      ({"budget": math.nan}, "budget must be a number from 0, got nan"),
+      ({"margin": -0.1}, "margin must be finite and at least 0, got -0.1"),
+      ({"budget": math.nan}, "budget must be finite and at least 0, got nan"),
       ({"budget": math.inf}, "got inf"),
   )
   def test_refuses(self, options, message):

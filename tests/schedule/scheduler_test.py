@@ -192,8 +192,11 @@ class PlanRowsTest(parameterized.TestCase):
           dict(owners=[0], in_flight=[1]),
           "owners must name a node for each of the 2 stages",
       ),
-      ({"microbatches": []}, r"growing numbers from 0, got \[\]"),
-      ({"microbatches": [1, 0]}, r"growing numbers from 0, got \[1, 0\]"),
+      ({"microbatches": []}, r"non-negative integers, got \[\]"),
+      (
+          {"microbatches": [1, 0]},
+          r"non-negative integers, got \[1, 0\]",
+      ),
       ({"in_flight": [1]}, "bound of at least 1 for each of the 2 stages"),
       ({"in_flight": [1, 0]}, r"got \[1, 0\]"),
       ({"shadows": {2: 0}}, "shadows names stage 2, there are 2"),

@@ -67,7 +67,7 @@ class PlayTest(parameterized.TestCase):
   @parameterized.parameters(
       # Node, what of its row becomes what, and what is said about it.
       (0, (" 0B1", ""), "Node 0 does not run 0B1; its row"),
-      (1, (_ROWS[1], ""), "Node 0 waits at 0SA0>1 for ever: node 1"),
+      (1, (_ROWS[1], ""), "Node 0 waits at 0SA0>1 forever: node 1"),
       (0, ("0F1 ", ""), "Node 0 cannot run 0SA1>1: the output"),
       (1, ("1F1 ", ""), "Node 1 cannot run 1B1: the residuals are not there"),
       (0, ("0F1", "0F1 0F1"), "Node 0 cannot run 0F1: it is done twice"),
@@ -96,7 +96,7 @@ class PlayTest(parameterized.TestCase):
       (
           0,
           ("0SA1>1 ", ""),
-          "Node 1 waits at 0RA1<0 for ever: node 0 has no 0SA1>1 to come",
+          "Node 1 waits at 0RA1<0 forever: node 0 has no 0SA1>1 to come",
       ),
       (
           1,
@@ -106,12 +106,12 @@ class PlayTest(parameterized.TestCase):
       (
           0,
           ("0B1", "0B1 0SA1>1"),
-          "Node 0 waits at 0SA1>1 for ever: node 1 has no 0RA1<0 to come",
+          "Node 0 waits at 0SA1>1 forever: node 1 has no 0RA1<0 to come",
       ),
       (
           0,
           ("0SA1>1", "0SA1>7"),
-          "Node 0 waits at 0SA1>7 for ever: node 7 has no 0RA1<0 to come",
+          "Node 0 waits at 0SA1>7 forever: node 7 has no 0RA1<0 to come",
       ),
       (
           0,

@@ -50,7 +50,7 @@ class Run:
     changes = []
     if not self._layout.nodes <= {*live}:
       changes.append(self._rules.lose(self._layout, live, **options))
-      self._layout = changes[-1].layout.committed()
+      self._layout = changes[-1].layout
     changes.append(self._rules.improve(self._layout, live, **options))
     self._layout = changes[-1].layout
     return [c.rung for c in changes if c.rung != "none"]
@@ -106,7 +106,8 @@ class Simulation:
 
 def by_place(owners, live, leaving):
   """Returns the live nodes: owners, then those that hold nothing."""
-  training = list(dict.fromkeys(itertools.chain(*owners)))
+  owners = dict.fromkeys(itertools.chain(*owners))
+  training = [n for n in owners if n in live]  # The dead mark vacant places.
   rest = [n for n in live if n not in training]
   return training + sorted(rest, key=lambda n: (n in leaving, n))
 
@@ -187,7 +188,7 @@ class SameDecisionsTest(parameterized.TestCase):
     check()
 
   @parameterized.product(
-      mode=["lazy", "none"], reroute=["pipeline", "shares", "none"]
+      mode=["lazy", "none"], reroute=["shares", "whole_shares", "none"]
   )
   def test_all_first_losses(self, mode, reroute):
     rules = make_rules(mode, reroute=reroute)

@@ -16,7 +16,7 @@ _PARTITION = partition_lib.split_layers(_PROFILE.layers, num_stages=4)
 
 
 def make_speed(
-    mode="none", num_microbatches=12, reroute="pipeline", **communication
+    mode="none", num_microbatches=12, reroute="shares", **communication
 ):
   return speed.ProfileSpeed(
       _PROFILE,
@@ -139,7 +139,7 @@ class FinishTest(parameterized.TestCase):
     after = [lose(first, 101), second]
     alone, dealt = (
         make_speed("bubble", reroute=reroute).finish("shadow", before, after)
-        for reroute in ("pipeline", "shares")
+        for reroute in ("stage", "shares")
     )
     self.assertBetween(dealt.secs, 0.2 * alone.secs, 0.6 * alone.secs)
 

@@ -16,9 +16,11 @@ import types
 from bamboo_jax import base
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import assignment
+from bamboo_jax.runtime import filler as filler_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import linearize
 from bamboo_jax.train import step as step_lib
 from tests import layouts
 from tests.simulation import worker as worker_lib
@@ -88,7 +90,7 @@ def make_setup(layout, reroute):
         *(num_stages, _NUM_SHARES),
         mode=mode,
         layer_secs=1e-5,
-        reroute=reroute if layout != "deep" else "pipeline",
+        reroute=reroute,
         fold=layout == "replicas",
     )
   num_pipelines = 1 if layout == "deep" else _NUM_SHARES
@@ -238,13 +240,12 @@ class Engine:
     if node == self._worker.number:
       self.nodes.setdefault(node, Node(self._worker.setup.num_stages))
 
-  def set_pipelines(self, owners, shadows, shares, lines=None, kept=()):
+  def set_pipelines(self, owners, shadows, shares, lines=None):
     self.lines = lines or [*zip(owners, shares, strict=True)]
     held = [entry for row in owners for entry in enumerate(row)]
     held += [entry for replicas in shadows for entry in replicas.items()]
     for stage, node in held:
       self.load_programs(node, stage)
-    held += [(stage, node) for node, stage in kept]
     for number, node in self.nodes.items():
       for stage in [s for s in node.state if (s, number) not in held]:
         del node.state[stage]
@@ -278,11 +279,34 @@ class Sums:
   found: Mapping[str, str]
 
 
+class Rows:
+  """An executor whose rows the step below runs; see `runtime.executor`."""
+
+  def __init__(self, engine):
+    self.filler, self.order = filler_lib.Filler(), ()
+    self._engine = engine
+
+  def plan(self, timelines, filling=None):
+    del filling
+    self.order = linearize.linearize(timelines)
+
+  def holdings(self, *, is_begun):
+    nodes = self._engine.nodes.items() if is_begun else ()
+    return {n: node.ledger.holdings() for n, node in nodes}
+
+  def can_continue(self):
+    return True
+
+  def planned_passes(self, secs):
+    del secs
+
+
 class Step(step_lib.Step):
   """The phases of a step; what is not here is that of `train.step`."""
 
   def __init__(self, worker, engine, cohort):
     self._worker, self._engine, self._cohort = worker, engine, cohort
+    self.executor, self._phase_secs = Rows(engine), {"compute": 0.0}
 
   def begin(self, step, feed, due):
     self._step, self._totals, self._planned = step, {}, ()
@@ -291,7 +315,7 @@ class Step(step_lib.Step):
 
   def run_until_vote(self):
     engine, me = self._engine, self._worker.number
-    for node, instruction in self._order:
+    for node, instruction in self.executor.order:
       if node in engine.nodes:
         self._cohort.check()
         if not instruction.is_transfer:
@@ -322,9 +346,6 @@ class Step(step_lib.Step):
       for stage, state in node.state.items():
         totals = [self._totals[f"{stage} {s}"] for s in range(_NUM_SHARES)]
         node.state[stage] = mix(state, totals)
-
-  def holdings(self):
-    return {n: d.ledger.holdings() for n, d in self._engine.nodes.items()}
 
   def compile(self, *, evaluate):
     pass

@@ -90,7 +90,7 @@ class History:
         is_gone=self._is_gone,
         num_steps=plan.num_steps or 1 << 30,
         layout=plan.layout,
-        reroute="shares" if plan.seed % 2 else "pipeline",
+        reroute="shares" if plan.seed % 2 else "whole_shares",
     )
     self.world = world_lib.World(
         clock=clock,
@@ -160,7 +160,7 @@ class History:
   def _note_end(self, machine: machine_lib.Machine) -> None:
     """Who begins again loses what its worker has."""
     host, has_state = machine.host, machine.worker in self._trained
-    if machine.state.begins_again and has_state and host not in self._excused():
+    if machine.state.must_restart and has_state and host not in self._excused():
       self.violate(f"copies: {host} begins again: {machine.ended.reason}")
 
   def _note_commit(

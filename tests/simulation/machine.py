@@ -215,7 +215,7 @@ class Machine:
     self.world.network.close(self.host)
     if self._reaches_store():
       self.registry.leave()
-    if self.state.begins_again:
+    if self.state.must_restart:
       options = dataclasses.replace(self.state.options, is_again=True)
       self.world.clock.at(0.1, self._begin, options)
 

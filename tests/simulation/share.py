@@ -31,10 +31,10 @@ class Files:
 
   def __init__(self) -> None:
     self.num_torn = 0
-    self._files: dict[str, tuple[str, int]] = {}
+    self._files: dict[str, fence_lib.File] = {}
     self._num_changes = 0
 
-  def read(self, name: str) -> tuple[str, int] | None:
+  def read(self, name: str) -> fence_lib.File | None:
     """See `fence.Folder`."""
     return self._files.get(name)
 
@@ -49,7 +49,7 @@ class Files:
   def replace(self, name: str, text: str) -> None:
     """See `fence.Folder`."""
     self._num_changes += 1
-    self._files[name] = text, self._num_changes
+    self._files[name] = fence_lib.File(text, self._num_changes)
 
   def lives(self) -> list[tuple[str, int]]:
     """Returns stamp and epoch of the lives that have begun."""

@@ -66,6 +66,19 @@ class SummaryTest(parameterized.TestCase):
 
 class FitTest(parameterized.TestCase):
 
+  def test_hazard_is_the_mean_over_the_hours_of_the_day(self):
+    day, noon = 24 * _HOUR, 12 * _HOUR
+    fitted = fit.fit_parameters(
+        parse(
+            f"# duration_ms={2 * day}\n0,add,a\n0,add,b\n{noon},remove,b\n"
+            f"{day},add,c\n{day + noon},remove,c\n"
+        )
+    )
+    # Two losses in the two node-hours from 12 to 13; else none.
+    self.assertAlmostEqual(fitted.hazard_per_node_hour, 1 / 24)
+    profile = [0.0] * 12 + [24.0] + [0.0] * 11
+    self.assertSequenceAlmostEqual(fitted.hour_profile, profile)
+
   def test_by_hand(self):
     self.assertEqual(
         fit.fit_parameters(parse(_TEXT)),

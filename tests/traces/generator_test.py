@@ -137,7 +137,7 @@ class GenerateTest(parameterized.TestCase):
     self.assertEqual(lines, "0,add,node1 0,add,node2 0,add,node3")
     self.assertEqual(trace.duration_ms, 7_200_000)
     self.assertNotEqual(generate(seed=0).events, generate(seed=1).events)
-    with self.assertRaisesRegex(ValueError, "^seed must be from 0, got -1"):
+    with self.assertRaisesRegex(ValueError, "^seed must be at least 0, got -1"):
       generate(seed=-1)
 
 

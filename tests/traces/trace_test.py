@@ -22,7 +22,7 @@ class EventTest(parameterized.TestCase):
     self.assertEqual(str(Event(5, "add", node)), f"5,add,{node}")
 
   @parameterized.parameters(
-      ((-1, "add", "a"), "time_ms must be from 0, got -1"),
+      ((-1, "add", "a"), "time_ms must be at least 0, got -1"),
       ((0, "ad", "a"), "Unknown kind of event 'ad'; did you mean 'add'"),
       ((0, "add", ""), "node must be a name without spaces or commas, got ''"),
       ((0, "add", "a b"), "got 'a b'"),

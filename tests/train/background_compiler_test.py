@@ -36,13 +36,19 @@ class BackgroundCompilerTest(absltest.TestCase):
     self.cohort = local_cohort.LocalCohort(2)
     self.state = State()
     self.state.cohort, self.state.engine = self.cohort, None
+    executor = mock.Mock()
     self.compiler = background_compiler.BackgroundCompiler(
-        self.state, evaluate=False
+        self.state, executor, evaluate=False
     )
     self.addCleanup(self.compiler.close)
     self.jobs = []
+
+    def find(*args, more, **kwargs):
+      del args, kwargs
+      assert more == executor.jobs
+      return list(self.jobs)
+
     for name in ("compile_jobs", "compile_jobs_of"):
-      find = lambda *args, **kwargs: list(self.jobs)
       self.enterContext(mock.patch.object(compile_ahead, name, find))
 
   def fail(self):

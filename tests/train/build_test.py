@@ -6,6 +6,7 @@ from absl.testing import parameterized
 import jax
 
 from bamboo_jax import base
+from bamboo_jax.schedule import redundancy
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_recovery
 from bamboo_jax.train.setup import checks
@@ -13,7 +14,6 @@ from bamboo_jax.train.setup import job as job_lib
 from tests import layouts
 from tests import tiny
 from tests.fault_sweep import small
-from tests.fault_sweep import trials
 
 
 class CheckConfigTest(parameterized.TestCase):
@@ -44,7 +44,6 @@ class CheckConfigTest(parameterized.TestCase):
   @parameterized.parameters(
       ("node.mesh.tensor", 2, "config.node.mesh needs executor='rows'"),
       ("pipeline.layout", "templates", "layout='templates' needs executor="),
-      ("recovery.reroute", "shares", "reroute='shares' needs executor"),
       ("model.name", "paced", "model.name='paced' needs executor"),
   )
   def test_programs_of_all_nodes_refuse(self, name, value, message):
@@ -129,8 +128,22 @@ class HostMemoryTest(parameterized.TestCase):
     config.redundancy.host_memory_gib = 1e-9
     with self.assertRaisesRegex(ValueError, "host_memory_gib=1e-09 is too"):
       job_lib.make_job(config, devices={})
-    config.recovery.reroute = "none"
+    config.recovery.reroute = False
     job_lib.make_job(config, devices={})
+
+  def test_a_cluster_may_run_all_redundant_passes(self):
+    config = small.make_config(4, 8, 1)
+    config.redundancy.mode = "bubble"
+    config.redundancy.margin = 1e9  # Nothing is placed ahead.
+    task = build.make_task(config)
+    plan = build.make_plan(config, build.make_profile(config, task))
+    rows = build.make_rows(config, plan)
+    placed = rows.whole(0, rows.roles(0)).schedule
+    needed = redundancy.kept_bytes(placed, plan.costs)
+    config.redundancy.host_memory_gib = max(needed.values()) / 2**30
+    build.make_rows(config, plan)
+    with self.assertRaisesRegex(ValueError, "is too small: node . keeps"):
+      build.make_rows(config, plan, fills=True)
 
 
 class TaskTest(parameterized.TestCase):
@@ -145,28 +158,3 @@ class TaskTest(parameterized.TestCase):
     self.assertNotEqual(getattr(build.make_task(config).whole, name), value)
     config.update_from_flattened_dict({key: value})
     self.assertEqual(getattr(build.make_task(config).whole, name), value)
-
-
-class ReroutesTest(parameterized.TestCase):
-  """Who computes by share for the dead."""
-
-  def make_job(self, **changes):
-    config = small.make_config(2, 4, **changes, recovery__reroute="shares")
-    prepared = trials.prepare(config, small.CACHE, small.make_whole())
-    return job_lib.make_job(config, devices={}, prepared=prepared)
-
-  @parameterized.parameters(
-      # Shares, those that would do, and nodes that hold a stage but the owner.
-      (2, 8, 3, {}),
-      (4, 8, 3, {}),
-      (8, 8, 3, {}),
-      (None, 2, 1, {"mode": "none"}),
-  )
-  def test_too_coarse(self, num_shares, enough, holders, changes):
-    job = self.make_job(num_pipelines=2, num_shares=num_shares, **changes)
-    self.assertEqual(job.find_enough_to_deal(), enough)
-    self.assertEqual(job.num_holders, holders)
-
-  def test_nobody_else(self):
-    with self.assertRaisesRegex(ValueError, "another copy of a lost stage"):
-      self.make_job(num_pipelines=1, mode="none")

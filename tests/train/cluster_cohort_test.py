@@ -11,6 +11,7 @@ from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
 from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
@@ -82,11 +83,15 @@ class Transport:
     return [transport_lib.OpenReceive(3, "a", 0.0)]
 
 
+def make_collectives():
+  return collectives_lib.Collectives(1, None, is_lost=lambda node: False)
+
+
 class ClusterCohortTest(parameterized.TestCase):
 
-  def make(self, log=None, **options):
+  def make(self, collectives=None, **options):
     client, transport = Client(**options), Transport()
-    exits = cluster_cohort.Exits(transport, log)
+    exits = cluster_cohort.Exits(transport, collectives)
     return client, transport, cluster_cohort.ClusterCohort(client, exits)
 
   @parameterized.named_parameters(
@@ -95,9 +100,9 @@ class ClusterCohortTest(parameterized.TestCase):
       ("another_loss", views.View(3, (), ""), 1),
   )
   def test_adopt(self, lost, num_posts):
-    log = transfer_log.TransferLog()
-    client, transport, cohort = self.make(lost=lost, log=log)
-    log.begin(_CHANNEL)
+    collectives = make_collectives()
+    client, transport, cohort = self.make(collectives, lost=lost)
+    collectives.log.begin(_CHANNEL)
     cohort.adopt(2)
     self.assertEqual(cohort.view.number, 2)
     self.assertEqual(transport.attempts, [2 << 32])
@@ -106,18 +111,18 @@ class ClusterCohortTest(parameterized.TestCase):
       self.assertEqual((view, key, len(value["channels"])), (2, "begun", 1))
       self.assertEqual((value["address"], value["waits_for"]), ("here", [3]))
       with self.assertRaises(transfer_log.StoppedError):
-        cohort.check()
+        collectives.log.check()
 
   def test_settled(self):
-    log = transfer_log.TransferLog()
-    _, transport, cohort = self.make(log=log)
-    log.begin(_CHANNEL)
+    collectives = make_collectives()
+    _, transport, cohort = self.make(collectives)
+    collectives.log.begin(_CHANNEL)
     cohort.adopt(2)
     cohort.settled(7)
     cohort.settled(8)
     self.assertEqual(transport.attempts, [n + (2 << 32) for n in range(3)])
-    self.assertEqual(log.begun(), channel_lib.Begun((2, 8), ()))
-    log.check()  # Transfers may begin.
+    self.assertEqual(collectives.begun(), channel_lib.Begun((2, 8), ()))
+    collectives.log.check()  # Transfers may begin.
 
   def test_entering_begins_an_attempt(self):
     _, transport, cohort = self.make()
@@ -186,7 +191,7 @@ class RemoteDirectorTest(absltest.TestCase):
       connection, _ = server.accept()
     (fault,) = faults_lib.parse_faults("2,0/1,vote,kill", source="test")
     with connection, director._socket:
-      connection.sendall(frames.encode({"has_come": True}))
+      connection.sendall(frames.encode({"has_joined": True}))
       self.assertTrue(director.strike(faults_lib.Due(fault, 5)))
       decoder = frames.Decoder()
       self.assertEqual(
@@ -199,11 +204,11 @@ class RemoteDirectorTest(absltest.TestCase):
       self.assertFalse(director.is_asked_to_stop())
       for _ in range(2):  # Before the answer, and after it.
         connection.sendall(
-            frames.encode({"stop": True}) + frames.encode({"has_come": False})
+            frames.encode({"stop": True}) + frames.encode({"has_joined": False})
         )
         self.assertFalse(director.strike(faults_lib.Due(fault, 5)))
         self.assertTrue(director.is_asked_to_stop())
-      connection.sendall(frames.encode({"has_come": True}))
+      connection.sendall(frames.encode({"has_joined": True}))
       self.assertTrue(director.strike(faults_lib.Due(fault, 5)))
       connection.shutdown(socket.SHUT_WR)
       with self.assertRaisesRegex(

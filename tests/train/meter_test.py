@@ -12,7 +12,6 @@ from bamboo_jax.recovery import times
 from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import timeline
 from bamboo_jax.train import replica_check
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train import sums as sums_lib
@@ -171,13 +170,7 @@ class MeterTest(parameterized.TestCase):
     )
 
   def test_program_is_charged_as_planned(self):
-    forward = instruction_lib.Instruction(0, Op.FORWARD, 0)
-    redundant = instruction_lib.Instruction(1, Op.REDUNDANT_FORWARD, 0)
-    slots = (
-        timeline.Slot(0, forward, 0.0, 3.0),
-        timeline.Slot(0, redundant, 3.0, 4.0),
-    )
-    passes = step_passes.plan([timeline.Timeline(slots, 4.0, {})], secs=10)
+    passes = NodeTime(useful=7.5, redundant=2.5)
     meter = self._meter()
     self.now = 10.0
     self._add(meter, _result(0.0, program=10.0), passes)

@@ -28,7 +28,7 @@ _estimate = profiler.estimate
 def make_config(name):
   """Returns a config with as little to compile as there can be."""
   config = sweep_faults.get_config()
-  config.model.name = "mlp_bn"
+  config.model.name = "tests.mlp_bn:make_mlp_bn"
   config.model.options = dict(
       num_blocks=1, width=4, sequence_length=4, vocab_size=8
   )

@@ -94,10 +94,21 @@ class PacedTest(parameterized.TestCase):
     again = zoo.make_model(**model.fingerprint)
     self.assertEqual(again.paces, model.paces)
 
+  def test_jitter(self):
+    model = zoo.make_model("paced", jitter=0.25)
+    pace = model.paces["block_000"]
+    times = [pace.vary(100.0, f"0 1F{m}") for m in range(400)]
+    self.assertBetween(min(times), 75.0, 80.0)
+    self.assertBetween(max(times), 120.0, 125.0)
+    self.assertAlmostEqual(np.mean(times), 100.0, delta=3.0)
+    self.assertEqual(pace.vary(100.0, "0 1F7"), times[7])  # In every process.
+    self.assertEqual(zoo.make_model("paced").fingerprint, model.fingerprint)
+
   @parameterized.parameters(
       ({"num_blocks": 1}, "needs at least two layers"),
-      ({"forward_ms": -1.0}, "from 0, got"),
+      ({"forward_ms": -1.0}, "at least 0, got"),
       ({"time_scale": 0.0}, "time_scale must be above 0, got 0.0"),
+      ({"jitter": 1.0}, "jitter must be from 0 and below 1, got 1.0"),
       ({"width": 0}, "width must be at least 1, got 0"),
       ({"profile": __file__}, "is not a file of bamboo profile"),
   )

@@ -19,15 +19,15 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.spmd import executor as executor_lib
 from bamboo_jax.runtime.spmd import run as run_lib
 from bamboo_jax.train import environment
-from bamboo_jax.train import program_step
 from bamboo_jax.train import run
 from bamboo_jax.train import worker as worker_lib
 from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.record import workdir
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import job as job_lib
 from bamboo_jax.train.setup import preparation
 from bamboo_jax.train.setup import sizes
@@ -99,8 +99,8 @@ class Run:
       self.lines = jsonl.read_lines(given.workdir.metrics)
 
   @property
-  def step(self):
-    return self.worker._step
+  def executor(self):
+    return self.worker._step.executor
 
   def by_rows(self):
     """Returns for each step whether it was run by rows, which are measured."""
@@ -190,47 +190,44 @@ class ProgramStepTest(parameterized.TestCase):
     self.assertLen(recoveries, len(faults.split()))
     self.assertEqual(recoveries[0]["rung"], "shadow")
     self.assertEqual(recoveries[0]["victims"], [faults.split(",")[1]])
-    if "redundancy__mode" not in changes and "apply" not in faults:
-      redone = recoveries[-1]["redone"]
-      self.assertGreater(redone["from_host"], 0)
-      self.assertLessEqual(redone["again"], redone["at_most"])
-      if faults == "1,0/0,4":  # In the second segment, which is lost.
-        self.assertEqual(redone["again"], 2)
     self.assert_same(run)
 
   def test_all_give_up_programs_together(self):
-    step = Run(num_steps=1).step
-    other = program_step.Progress(0, {}, by_rows=True)
+    executor = Run(num_steps=1).executor
+    other = executor_lib.Progress(0, {}, by_rows=True)
     say = lambda _, own: {0: own, 1: other}
-    with mock.patch.object(step, "_cohort", types.SimpleNamespace(gather=say)):
-      step.align(is_begun=False)
-      self.assertFalse(step.is_by_rows)
+    members = types.SimpleNamespace(gather=say)
+    with mock.patch.object(executor, "_members", members):
+      self.assertEqual(executor.holdings(is_begun=False), {})
+      self.assertFalse(executor.is_by_rows)
       with self.assertLogs(level="WARNING") as logs:
-        step.align(is_begun=True)
+        executor.holdings(is_begun=True)
     self.assertIn("Rows run this step", logs.output[0])
-    self.assertTrue(step.is_by_rows and step.can_go_on)
-    self.assertEqual(step.programs.runs, {})
+    self.assertTrue(executor.is_by_rows and executor.can_continue())
+    self.assertEqual(executor.programs.runs, {})
 
   def test_what_a_ring_has_made_with_one_who_was_a_step_behind(self):
     """It has not heard of the commit, and answered with nothing."""
-    step = Run(num_steps=1).step
-    (before,) = step.programs.done().values()
+    executor = Run(num_steps=1).executor
+    (before,) = executor.programs.done().values()
     self.assertGreater(before[0], 0)
     cohort = mock.Mock(view=mock.Mock(numbers={0, 1, 2}), host_of=lambda n: n)
-    with mock.patch.object(step, "_cohort", cohort):
+    with mock.patch.object(executor, "_members", cohort):
       for said in (
-          lambda own: {0: own, 1: own, 2: program_step.Progress()},  # A spare.
+          lambda own: {0: own, 1: own, 2: executor_lib.Progress()},  # A spare.
           lambda own: {0: own, 2: own},  # Node 1 has died.
       ):
         cohort.gather = lambda _, own, said=said: said(own)
         cohort.view.numbers = said(None).keys()
-        step.align(is_begun=True)
-        self.assertEqual([*step.programs.done().values()], [before])
-      behind = program_step.Progress(-1 + step._step, step.programs.done())
+        executor.holdings(is_begun=True)
+        self.assertEqual([*executor.programs.done().values()], [before])
+      behind = executor_lib.Progress(
+          -1 + executor._step, executor.programs.done()
+      )
       cohort.gather = lambda _, own: {0: own, 1: behind}
       cohort.view.numbers = {0, 1}
-      step.align(is_begun=True)
-    self.assertEqual(step.programs.done(), {})
+      executor.holdings(is_begun=True)
+    self.assertEqual(executor.programs.done(), {})
 
   def test_two_pipelines(self):
     run = Run("1,0/0,4 2,1/1,6", pipeline__num_pipelines=2)
@@ -257,7 +254,7 @@ class ProgramStepTest(parameterized.TestCase):
         redundancy__spares=0,
         redundancy__mode="none",
         recovery__drop=True,
-        recovery__reroute="none",
+        recovery__reroute=False,
     )
     self.assertEqual(run.by_rows(), [False] * 4)
     self.assertEqual([e["rung"] for e in run.recoveries()], ["drop"])
@@ -315,7 +312,7 @@ class ConfigTest(parameterized.TestCase):
   def test_blocks_stay_whole(self):
     config = make_config(pipeline__num_stages=3)
     task = build.make_task(config)
-    cuts = build_program.find_cuts(config, task)
+    cuts = executors.find_cuts(config, task)
     self.assertEqual(cuts, (1, 3, 5))
     plan = build.make_plan(config, make_profile(), cuts=cuts)
     self.assertContainsSubset(plan.partition.bounds[1:-1], cuts)
@@ -341,7 +338,7 @@ class ConfigTest(parameterized.TestCase):
   def test_refuses(self, changes, message):
     config = make_config(**changes)
     with self.assertRaisesRegex(ValueError, message):
-      build_program.find_cuts(config, build.make_task(config))
+      executors.find_cuts(config, build.make_task(config))
 
   def test_head_runs_with_the_pass_that_is_set(self):
     costs = {}
@@ -352,11 +349,13 @@ class ConfigTest(parameterized.TestCase):
           devices=devices_lib.place_nodes([0, 1, 2]),
           prepared=trials.prepare(config, _PROGRAMS, make_whole()),
       )
-      step = program_step.make_step(job, cohort=None, director=None)
-      program = step.programs._find(job.plan.owners[0]).program
+      executor = executors.make_executor(
+          *(config, job.task, job.plan), engine=job.engine, members=None
+      )
+      program = executor.programs._find(job.plan.owners[0]).program
       has_head = program.carry.kept.head is not None
       self.assertEqual(has_head, head == "forward")
-      costs[head] = step._program.plan.costs
+      costs[head] = executor.plan_of_step.plan.costs
     less, more = costs["backward"], costs["forward"]
     self.assertLess(less.redundant_ms[-1], more.redundant_ms[-1])
     self.assertGreater(less.backward_ms[-1], more.backward_ms[-1])

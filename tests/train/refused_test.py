@@ -129,6 +129,8 @@ class RefusedTest(folders.FolderCase):
     fence.create("stamp")
     beat = lambda secs: fence.beat()
     with mock.patch.object(time, "sleep", beat):
-      with self.assertRaisesRegex(ValueError, "Members of a run live in .*/a;"):
+      with self.assertRaisesRegex(
+          ValueError, "Members of a run are alive in .*/a;"
+      ):
         self.train("a")
     self.assertFalse((self.folder / "a" / "metrics.jsonl").exists())

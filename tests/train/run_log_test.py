@@ -1,5 +1,6 @@
 """What one member records of deaths, and how it explains a pause."""
 
+import dataclasses
 import types
 
 from absl.testing import absltest
@@ -10,8 +11,12 @@ from bamboo_jax.base import types as base_types
 from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import layout as layout_lib
+from bamboo_jax.runtime import filler as filler_lib
 from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import run_log
 from tests import layouts
 from tests import members
@@ -99,6 +104,33 @@ class RunLogTest(parameterized.TestCase):
     self.log.note_ready()
     self.assertEqual(recovery.ready_at_secs, ready_secs)
 
+  def test_what_filled_waits(self):
+    step = types.SimpleNamespace(
+        planned_passes=None,
+        executor=types.SimpleNamespace(filler=filler_lib.Filler()),
+        result=lambda **facts: facts,
+    )
+    row = [
+        timeline_lib.Slot(0, instruction.Instruction(0, op, 0), at, at + 10.0)
+        for op, at in ((_Op.FORWARD, 0.0), (_Op.BACKWARD, 10.0))
+    ]
+    lazy = timeline_lib.Timeline(tuple(row), 20.0, {0: 0})
+    placed = filling_lib.Effect(2, 0.5, 0.25)
+    step.executor.filler.plan(filling_lib.StepFilling({}, [lazy], placed))
+    ran = filling_lib.Ran(
+        (10_000, 30_000), (filling_lib.Filled(1, 1, 0, 20_000),), 120_000
+    )
+    vote = step_lib.Vote(seen=1, ran={0: ran})
+    self.state.is_writer = False
+    self.log.commit(step, {0: vote}, saves=False)
+    (facts,) = self.written
+    want = filling_lib.Effect(1, 0.5, 0.0, stretch=4.0)
+    self.assertEqual((facts["filled"], facts["placed"]), (want, placed))
+    # 80 of 120 ms, instead of 20.
+    self.assertEqual(step.executor.filler.stretch, 4.0)
+    self.log.commit(step, {0: dataclasses.replace(vote, ran={})}, saves=False)
+    self.assertNotIn("filled", self.written[-1])  # A node has died.
+
   def test_a_loss_in_steps_that_are_done_again(self):
     recovery = self.lose(make_agreement())
     self.log.roll_back(7)
@@ -119,8 +151,8 @@ class RunLogTest(parameterized.TestCase):
         start_secs=9.0,
         planned_passes=account_lib.NodeTime(),
         sums_secs=0.0,
-        redone={},
         nodes={},
+        executor=types.SimpleNamespace(filler=filler_lib.Filler()),
         find_nonfinite=lambda: "",
     )
     vote = lambda: self.log.vote(
@@ -146,12 +178,14 @@ class RunLogTest(parameterized.TestCase):
             span_secs=1.0,
             sums_secs={},
             owed=one,
-            redone={},
+            ran={},
         )
         for number, one in enumerate(owed)
     }
     step = types.SimpleNamespace(
-        planned_passes=planned_passes, result=lambda **facts: facts
+        planned_passes=planned_passes,
+        executor=types.SimpleNamespace(filler=filler_lib.Filler()),
+        result=lambda **facts: facts,
     )
     self.state.is_writer = False
     for steps in (21, 22, 23):

@@ -47,10 +47,9 @@ class Parts:
     self.asked.append("improve")
     return self.rules.improve(layout, members, **options)
 
-  def set_pipelines(self, owners, shadows, shares, lines, kept):
+  def set_pipelines(self, owners, shadows, shares, lines):
     del shadows, lines
     self.asked.append(f"pipelines {owners} {shares}")
-    self.kept = kept
 
   def report(self, kind, **facts):
     self.asked.append(f"report {kind} {sorted(facts)}")
@@ -245,19 +244,6 @@ class RunStateTest(parameterized.TestCase):
     self.parts.view = members.view(2, 0, 1, 2, 3, 4)
     self.assertFalse(self.state.improve(print))
     self.assertEqual(self.take(), ["improve"])
-
-  def test_state_of_who_has_lost_its_role_lasts_until_the_commit(self):
-    roles = [
-        failover.Roles.initial(owners, has_replicas=False)
-        for owners in ((0, 1), (2, 3))
-    ]
-    layout = self.rules.start(layouts.make_pipelines(roles))
-    left = self.rules.lose(layout, (0, 1, 2), zones={})
-    self.state.set_layout(left.layout)
-    self.assertContainsSubset({(2, 0)}, self.parts.kept)
-    self.state.drop_dissolved()
-    self.assertEmpty(self.parts.kept)
-    self.assertEqual(self.state.layout, left.layout.committed())
 
   def test_state_moves_before_a_layout_counts(self):
     self.start((0, 1))

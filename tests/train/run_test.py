@@ -269,7 +269,10 @@ class RunTest(parameterized.TestCase):
 
   # The model has statistics, and is small.
   def test_checkpoint_fits_other_plans(self):
-    model = {"model__name": "mlp_bn", "model__options": _MLP_OPTIONS}
+    model = {
+        "model__name": "tests.mlp_bn:make_mlp_bn",
+        "model__options": _MLP_OPTIONS,
+    }
     plans = {
         f"{num_pipelines}x{num_stages}": model
         | _plan(num_pipelines, num_stages, num_shares=4)

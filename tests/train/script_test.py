@@ -125,7 +125,7 @@ class ScriptTest(ScriptCase):
 
   def test_a_death_before_new_pipelines_count(self):
     """What was fetched for them is dropped; a checkpoint is taken instead."""
-    changes = {"mode": "none", "recovery__reroute": "none"}
+    changes = {"mode": "none", "recovery__reroute": False}
     worker = self.train(
         {"moved 1": [self.kill(3)]}, size=(2, 2, 2), text="1,0/1,4", **changes
     )

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 
 from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.members import local_cohort
 from tests.runtime import engine_test as engines
@@ -20,9 +21,11 @@ class Steps:
     num_nodes = sum(map(len, engine.owners))
     self._engine = engine
     self._timelines = engines.play(engine, num_microbatches=2)
+    cohort = local_cohort.LocalCohort(num_nodes)
     self._step = step_lib.Step(
         engine,
-        local_cohort.LocalCohort(num_nodes),
+        executor_lib.Rows(engine, cohort),
+        cohort,
         director=None,
         num_microbatches=2 * len(engine.owners),
         clip_norm=clip_norm,

@@ -37,7 +37,7 @@ class TransfersTest(parameterized.TestCase):
     made.settle()
     self.transport.set_addresses.assert_called_once_with({0: "a", 1: ""})
     if has_collectives:
-      self.collectives.settle.assert_called_once_with(said, view=8, me=1)
+      self.collectives.settle.assert_called_once_with(said, view=8)
 
   @parameterized.parameters(
       (True, True, 5), (True, False, -1), (False, True, -1)
@@ -51,19 +51,16 @@ class TransfersTest(parameterized.TestCase):
     made = self.make()
     made.preconnect([5, -1], 5)
     made.preconnect([4, 4], 5)  # Of the layout before.
-    self.collectives.connect.assert_not_called()
+    self.transport.connect.assert_not_called()
     made.preconnect([5, 5], 5)
     made.preconnect([5, 5], 5)
-    self.collectives.connect.assert_called_once_with(ahead=True)
     self.transport.connect.assert_called_once_with([0, 3])
     self.client.adopted = views.View(9, (), "")
     made.preconnect([5, 5], 5)
     self.assertLen(self.transport.connect.mock_calls, 2)
 
-  @parameterized.product(preconnects=[True, False], has=[True, False])
-  def test_connect(self, preconnects, has):
-    made = self.make(preconnects=preconnects, has_collectives=has)
+  @parameterized.parameters(True, False)
+  def test_connect(self, preconnects):
+    made = self.make(preconnects=preconnects)
     made.connect()
     self.assertEqual(self.transport.connect.called, preconnects)
-    if has:
-      self.assertEqual(self.collectives.connect.called, preconnects)

@@ -38,19 +38,12 @@ class DeathsTest(parameterized.TestCase):
       ("eager", {}, "shadow"),
       ("state", {"refresh": "state"}, "shadow"),
       ("none", {"mode": "none"}, "reroute"),
-      ("shares", {"recovery__reroute": "shares"}, "shadow"),
-      (
-          *("shares_alone", {"mode": "none", "recovery__reroute": "shares"}),
-          "reroute",
-      ),
   )
   def test_in_every_phase(self, changes, rung):
     trials = make_trials(**changes)
     depths = trials.steps.depths
     places = [f"{p}/{s}" for p, n in enumerate(depths) for s in range(n)]
     points = (1, 4, 9, *faults_lib.PHASES)
-    if "recovery__reroute" in changes:
-      points = (4, 9, "reduce", "apply")
     for i, point in enumerate(points):
       case = small.make_case(f"1,{places[i % len(places)]},{point}")
       with self.subTest(str(case)):
@@ -74,10 +67,7 @@ class DeathsTest(parameterized.TestCase):
       ("down_to_two", "1,0/0,3 2,0/1,4 3,0/1,refresh", {}, [2]),
       ("who_leaves", "1,0/1,,notice", {}, [2, 2]),
       ("a_lost_pipeline", "1,0/1,3 1,0/0,4", {}, [3]),
-      (
-          *("a_lost_stage", "1,0/0,3 1,0/1,6 2,,,join"),
-          *({"recovery__reroute": "shares"}, [2, 2]),
-      ),
+      ("a_lost_stage", "1,0/0,3 1,0/1,6 2,,,join", {}, [2, 2]),
   )
   def test_shapes(self, text, changes, shape):
     self.assertEqual(
@@ -101,7 +91,7 @@ class FoldTest(parameterized.TestCase):
         is_lost = bool(moves.lost_layers(first.pipelines, left))
         self.assertEqual(change.rolls_back, is_lost, (left, change.reason))
         self.assertNotEmpty(change.layout.pipelines, (left, change.reason))
-        after = rules.improve(change.layout.committed(), left, zones={})
+        after = rules.improve(change.layout, left, zones={})
         self.assertFalse(after.rolls_back)
 
   @parameterized.named_parameters(
@@ -122,11 +112,10 @@ class FoldTest(parameterized.TestCase):
 
 class StormTest(parameterized.TestCase):
 
-  @parameterized.parameters(("pipeline", 4), ("shares", 8))
-  def test_nothing_is_compiled(self, reroute, num_events):
-    trials = make_trials(num_shares=8, recovery__reroute=reroute)
-    storm = storm_lib.Storm(num_events=num_events, at_once=2, seed=0)
+  def test_nothing_is_compiled(self):
+    trials = make_trials(num_shares=8)
+    storm = storm_lib.Storm(num_events=8, at_once=2, seed=0)
     with mock.patch.object(store.use(), "folder", None):
       trials.run(storm)
-    self.assertLen(storm.drawn, num_events)
+    self.assertLen(storm.drawn, 8)
     self.assertEqual(storm.num_compiled, 0)

@@ -109,26 +109,24 @@ class LadderTest(parameterized.TestCase):
           "new_pipelines",
           (2, 2, 2),
           "1,0/1,4",
-          {"mode": "none", "recovery__reroute": "none"},
+          {"mode": "none", "recovery__reroute": False},
           ["reconfigure"],
       ),
-      # What is left of a pipeline that was given up still has its stages.
+      # What is left of a pipeline still has its stages, after the update too.
+      ("both", (2, 2, 2), "1,0/1,3 1,1/0,5", {"mode": "none"}, ["reroute"]),
       (
-          *("given_up", (2, 2, 2), "1,0/1,3 1,1/0,5"),
-          *({"mode": "none"}, ["reconfigure"]),
+          *("after_update", (2, 2, 2), "1,0/1,3 1,1/0,apply"),
+          *({"mode": "none"}, ["reroute"]),
       ),
       (
-          *("given_up_replicas", (3, 2, 2)),
-          *("1,1/2,1 1,1/1,3 1,0/1,1 1,0/0,5", {}, ["reconfigure"]),
+          *("both_with_replicas", (3, 2, 2)),
+          *("1,1/2,1 1,1/1,3 1,0/1,1 1,0/0,5", {}, ["reroute"]),
       ),
       # The only share of a pipeline is computed by an owner of the other.
-      (
-          *("a_share", (2, 2, 2), "1,1/0,3"),
-          *({"recovery__reroute": "shares"}, ["shadow"]),
-      ),
+      ("a_share", (2, 2, 2), "1,1/0,3", {}, ["shadow"]),
       (
           *("lost_stages", (3, 2, 2), "1,0/1,3 1,0/2,4 2,0/0,5"),
-          *({"recovery__reroute": "shares"}, ["reroute"]),
+          *({}, ["reroute"]),
       ),
       ("checkpoint", (4, 2, 1), "2,0/1,5 2,0/2,5", {}, ["checkpoint"]),
       ("nothing_held", (4, 2, 1), "2,0/3,0", {"mode": "none"}, ["checkpoint"]),

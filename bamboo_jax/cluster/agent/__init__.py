@@ -1,22 +1,22 @@
 """The agent of a node: decisions without I/O, and a shell around them.
 
-  core            an event comes in, actions go out; start here
+  core            returns the actions for an event; start here
   events          events, actions and requests, as values
-  state           its options and state, and the flows under way
-  membership      what happens when a node dies, and how a view comes about
-  selection       who is left out, who is taken in, and who begins
-  arrival         how a join goes
-  run_over        the end of a run of which nobody is left
-  run_stamp       which run this is, and what if the store has lost it
-  own_worker      messages and exit of the worker
-  knowledge/      of the others: who there is, who is silent, who suspects whom
-  links           connections with other agents: which stand
-  heartbeats      signs of life: who gives them to whom
+  state           options and state of an agent, and its running flows
+  membership      what happens when a node dies, and how a view is made
+  selection       nodes to remove, to admit, and to start with
+  arrival         a join, step by step
+  run_over        restart of a run that has lost all members
+  run_stamp       identity of the run, also if the store has lost its data
+  own_worker      messages and exit of the agent's own worker
+  knowledge/      known agents, silent ones, and their suspicions
+  links           connections with other agents, and their failures
+  heartbeats      which agent sends them to which
 
-All of that is pure: a test or a simulator plays the world around it, see
+All of that is pure, and tested with a simulated network, see
 `tests/simulation`. With sockets, timers and processes:
 
-  agent           the shell; connects the core to what follows and to the store
+  agent           the shell; connects the core to the store and to:
   peers           connections with other agents
   worker_process  the worker
 """

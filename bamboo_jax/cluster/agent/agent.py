@@ -16,7 +16,6 @@ from absl import logging
 
 from bamboo_jax.base import threads
 from bamboo_jax.cluster import copies
-from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import notices as notices_lib
 from bamboo_jax.cluster.agent import core
@@ -27,6 +26,7 @@ from bamboo_jax.cluster.agent import worker_process
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.net import identity as identity_lib
 
 _MOST_CALLS = 16  # Concurrent calls to the store; each flow has one.
 
@@ -49,7 +49,7 @@ class Agent:
     self._fence = fence_lib.Fence(options.workdir)
     etcd.forget()  # As for a process that has just started.
     self._registry = registry_lib.Registry(etcd, options.run)
-    # Apart from others: no connection waits for a store.
+    # A pool of its own, so that a hanging store blocks no connection.
     self._calls = futures.ThreadPoolExecutor(_MOST_CALLS, "store")
     self._peers = peers_lib.Peers(
         identity, self._events, ack_secs=options.limits.least_silence_secs
@@ -60,15 +60,15 @@ class Agent:
     self._started_secs = time.monotonic()
 
   @property
-  def begins_again(self) -> bool:
-    """Whether another agent has to replace this one."""
-    return self._state.begins_again
+  def must_restart(self) -> bool:
+    """Whether a new agent must replace this one."""
+    return self._state.must_restart
 
   async def run(self) -> str:
-    """Lives until the worker has ended; returns the reason, "" if done.
+    """Runs until the worker has ended; returns the reason, "" if done.
 
-    Raises `OSError` without a store or a port, `ValueError` if the run is
-    another one or full.
+    Raises `OSError` without a store or a port, `ValueError` if the workdir or
+    the store is of another run, or the run can have no more nodes.
     """
     self._tell(events_lib.Began())
     self._start(self._tick())
@@ -142,8 +142,8 @@ class Agent:
       case events_lib.Watch(secs, after):
         return await self._call_store(self._registry.wait, after, secs)
       case events_lib.Fence(method, args):
-        # One that hangs blocks neither the store nor a dial: each flow waits
-        # for one call at most, so there are few threads.
+        # In its own thread: a hanging folder must block neither store nor dial.
+        # There are few, as each flow waits for at most one call.
         call = getattr(self._fence, method)
         beside = threads.call_beside(call, *args, name="folder")
         return await asyncio.wrap_future(beside)

@@ -36,7 +36,7 @@ _NAME_SECS = 3 * registry_lib.LEASE_SECS  # A dead node's name is free.
 _LOST_SECS = 1.0  # Retry interval while the store is unreachable.
 
 
-def live(state: state_lib.State) -> events_lib.Flow:
+def join(state: state_lib.State) -> events_lib.Flow:
   """Joins the run, and starts the flows that last until its end."""
   options, roster = state.options, state.roster
   yield from run_stamp.find(state)
@@ -62,8 +62,8 @@ def live(state: state_lib.State) -> events_lib.Flow:
   if state.origin is not None:
     facts = {"restart": True} if state.origin else {}
     state.tell_worker(messages.Assignment(facts))
-  elif state.told is not None:
-    state.tell_worker(state.told)
+  elif state.received is not None:
+    state.tell_worker(state.received)
   if options.notices is not None:
     membership.take_notice(state, (yield events_lib.WaitNotice()))
 
@@ -110,7 +110,7 @@ def _keep_lease(state: state_lib.State) -> events_lib.Flow:
 
 
 def _find_origin(state: state_lib.State) -> events_lib.Flow:
-  """Waits until it is known from which state the worker starts."""
+  """Waits until it is known whether to join members or to start the run."""
   roster = state.roster
   while True:
     if roster.registered is not None:  # The store has been read.

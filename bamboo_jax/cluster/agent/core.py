@@ -34,7 +34,7 @@ def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
       membership.look_around(state, is_worker_stopped=is_worker_stopped)
       run_over.look(state)
     case events_lib.PeerCame(member):
-      links.come(state, member)
+      links.accept(state, member)
     case events_lib.PeerAccepted(incarnation):
       links.mend(state, incarnation)
     case events_lib.PeerReached(incarnation):
@@ -50,7 +50,7 @@ def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
     case events_lib.Noticed(reason):
       membership.take_notice(state, reason)
     case events_lib.Began():
-      state.start(arrival.live(state))
+      state.start(arrival.join(state))
   return state.actions
 
 
@@ -90,7 +90,7 @@ def _hear_peer(state: state_lib.State, incarnation: str, message: Any) -> None:
         heartbeats.ask(state)
         membership.decide_soon(state)
     case messages.Assignment():
-      state.told = message
+      state.received = message
       if state.has_worker and state.origin is None:
         state.tell_worker(message)
     case messages.Done():

@@ -53,7 +53,7 @@ def ask(state: state_lib.State) -> None:
 
 
 def is_sparse(state: state_lib.State) -> bool:
-  """Whether members are watched by some others only."""
+  """Whether each member is watched by only some of the others."""
   roster = state.roster
   num_others = len(roster.view.members) - 1
   return roster.is_member and num_others > state.options.limits.num_watchers
@@ -83,7 +83,7 @@ def _look(state: state_lib.State) -> None:
 
 
 def _next(state: state_lib.State, direction: int) -> list[str]:
-  """Returns the members after this one that watch it; before it with -1."""
+  """Returns the members that watch this one; with -1, those that it watches."""
   order = [m.incarnation for m in state.roster.view.members]
   at = order.index(state.incarnation)
   count = min(state.options.limits.num_watchers, len(order) - 1)

@@ -28,7 +28,7 @@ _TRY_SECS = 0.1  # A host refuses a connection within this time.
 _SLOW_REDIAL_SECS = 1.0  # To agents that are not members.
 
 
-def come(state: state_lib.State, member: views.Member) -> None:
+def accept(state: state_lib.State, member: views.Member) -> None:
   """Handles an agent that has connected to this one."""
   if member.incarnation not in state.roster.left:
     state.watch.add(member.incarnation, state.now)

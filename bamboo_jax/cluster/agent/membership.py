@@ -9,7 +9,7 @@ What happens when a node dies:
       |              |--- 3 view N+1, if none is ->|              |
       |              |--- 4 "view": N+1 ------------------------->|
       |              |                            |               |
-      |        5 each tells its worker, which stops what goes on
+      |        5 each tells its worker, which interrupts the step
       |              |<-- 6 "post" of begun, status and so on --->|
 
   1 see `links` and `watch`; an agent whose worker died reports it: "gone"
@@ -100,7 +100,7 @@ def decide(state: state_lib.State) -> None:
 
 
 def decide_soon(state: state_lib.State) -> None:
-  """As `decide`, once for all messages of the next milliseconds.
+  """Calls `decide` once for all messages of the next few milliseconds.
 
   In large clusters every agent reports every death.
   """
@@ -180,13 +180,13 @@ def _wanted(state: state_lib.State) -> views.View | None:
     return None
   begins = not roster.view.members
   lost = {} if begins else selection.find_lost(state)
-  come = (
+  joining = (
       selection.find_first(state) if begins else selection.find_newcomers(state)
   )
-  if lost is None or come is None:
+  if lost is None or joining is None:
     return None
   view = views.next_view(
-      roster.view, lost=lost, candidates=come, noticed=roster.noticed
+      roster.view, lost=lost, candidates=joining, noticed=roster.noticed
   )
   if view is roster.view:
     state.due = (0, 0.0)
@@ -196,7 +196,7 @@ def _wanted(state: state_lib.State) -> views.View | None:
   over = lost.keys() | roster.done
   proposers = [
       m.incarnation
-      for m in (sorted(come) if begins else roster.view.members)
+      for m in (sorted(joining) if begins else roster.view.members)
       if m.incarnation not in over
   ]
   if state.incarnation not in proposers:
@@ -268,10 +268,10 @@ def adopt(state: state_lib.State, view: views.View) -> None:
     if state.cause:
       state.start(_stand_by(state), once=True)
     else:
-      why = f"the others go on without it: {view.reason}"
+      why = f"the others continue without it: {view.reason}"
       state.finish(events_lib.End(why))
   elif state.roster.me.number in view.numbers:
-    state.begin_again("another node has its number")
+    state.restart("another node has its number")
   elif state.has_origin:
     _compare_origin(state, view)
   decide(state)
@@ -332,14 +332,14 @@ def _leave_out(
 
 
 def _compare_origin(state: state_lib.State, view: views.View) -> None:
-  """Starts over if the worker started from an outdated view."""
+  """Restarts this agent if its worker started from an outdated view."""
   if not view.members:
     if state.origin != view.number:
-      state.begin_again(view.reason)
+      state.restart(view.reason)
   elif view.epoch != state.epoch:
-    state.begin_again("the run has restarted")
+    state.restart("the run has restarted")
   elif state.origin is not None:
-    state.begin_again(f"view {view.number} began without it")
+    state.restart(f"view {view.number} started without it")
   else:
     state.tell_worker(messages.NewView(view))
 
@@ -351,7 +351,7 @@ def _stand_by(state: state_lib.State) -> events_lib.Flow:
     roster = state.roster
     quiet = state.watch.find_quiet(state.now)
     alive = {*roster.incarnations} - roster.gone.keys() - {*quiet}
-    alive &= state.heard  # Who was away may have died meanwhile.
+    alive &= state.heard  # An unheard agent may have died meanwhile.
     if roster.done or any(not state.suspicions.suspects(i) for i in alive):
       state.finish(events_lib.End(state.cause))
     yield events_lib.Sleep(_RETRY_SECS)

@@ -78,7 +78,7 @@ def end(state: state_lib.State, code: int) -> None:
   if code >= 0 or (state.fault and not roster.is_member):
     state.start(_fail(state, reason))
   elif not roster.is_member:
-    state.begin_again(reason)
+    state.restart(reason)
   elif me not in roster.gone:
     state.cause = reason  # Others may continue without it.
     roster.gone[me] = reason
@@ -92,7 +92,7 @@ def _fail(state: state_lib.State, reason: str) -> events_lib.Flow:
     yield from membership.read_made(state)
     claim, _ = yield events_lib.Fence("read")
     if claim is not None and claim.stamp != state.stamp:
-      state.begin_again("the run has restarted")
+      state.restart("the run has restarted")
   except OSError as error:
     state.warn(f"{error}")
   if state.is_done:  # The exit may be seen before the last messages are read.

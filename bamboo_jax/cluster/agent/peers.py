@@ -9,17 +9,17 @@ from collections.abc import Iterable
 import contextlib
 import errno
 import socket
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import logging
 
-from bamboo_jax.cluster import addresses
 from bamboo_jax.cluster import door as door_lib
 from bamboo_jax.cluster import frames
-from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.net import addresses
+from bamboo_jax.net import identity as identity_lib
 
 _CONNECT_SECS = 5.0
 _TRY_SECS = 1.0  # Linux backs off; a new attempt finds a mended link sooner.
@@ -29,6 +29,12 @@ _HELLO_BYTES = 1 << 16
 _CHUNK = 1 << 16
 # Errors of this agent, no evidence about the other one.
 _OWN_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class _Visitor(NamedTuple):
+  member: views.Member
+  decoder: frames.Decoder
+  messages: list[frames.Message]  # Received with the greeting.
 
 
 class Peers:
@@ -116,10 +122,10 @@ class Peers:
   async def _reach(
       self, member: views.Member, me: views.Member
   ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connects and greets; again for a while if that connection breaks.
+    """Connects and greets; retries for a while if the connection breaks.
 
-    A host has taken it, so this says nothing of the agent: if its process is
-    gone, the next connection is refused.
+    A broken connection is no evidence about the agent: the host had accepted
+    it. If the process is gone, the next connection is refused.
     """
     now = asyncio.get_running_loop().time
     end_secs = now() + _BREAKS_SECS
@@ -194,7 +200,7 @@ class Peers:
       member: views.Member,
       me: views.Member,
   ) -> None:
-    """Greets an agent; raises if it is not the one looked for."""
+    """Greets an agent; raises if it is not `member`."""
     other = writer.get_extra_info("ssl_object")
     self._identity.check(other, "agent", member.name)
     said = await _read(reader, frames.Decoder(_HELLO_BYTES))
@@ -210,7 +216,7 @@ class Peers:
   async def _hear(
       self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
   ) -> None:
-    """Reads from an agent until the connection ends; raises if it is none."""
+    """Reads until the connection ends; raises unless it is of an agent."""
     member, decoder, said = await asyncio.wait_for(
         self._welcome(reader, writer), door_lib.HELLO_SECS
     )
@@ -237,8 +243,8 @@ class Peers:
 
   async def _welcome(
       self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-  ) -> tuple[views.Member, frames.Decoder, list[frames.Message]]:
-    """Returns an agent after a valid greeting, and its first messages."""
+  ) -> _Visitor:
+    """Returns the agent at the other end after a valid greeting."""
     writer.write(messages.encode(self._greeting))
     decoder = frames.Decoder(_HELLO_BYTES)
     first, *said = await _read(reader, decoder)
@@ -248,11 +254,11 @@ class Peers:
     other = writer.get_extra_info("ssl_object")
     self._identity.check(other, "agent", hello.member.name)
     decoder.max_bytes = frames.MAX_BYTES
-    return hello.member, decoder, said
+    return _Visitor(hello.member, decoder, said)
 
 
 class _OtherError(ValueError):
-  """Another process has the address of the agent looked for."""
+  """Another process has the address of the agent."""
 
 
 async def _connect(host: str, port: int, ack_secs: float) -> socket.socket:

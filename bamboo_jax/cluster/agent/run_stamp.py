@@ -2,7 +2,7 @@
 
 The first agent draws a stamp, and writes it into the folder and into the
 store. So a store that has lost its data, and a folder that another run uses,
-are detected and rejected. Members whose store has lost its data go on; the
+are detected and rejected. Members whose store has lost its data train on; the
 oldest live one restores the store, unless the folder has a newer view.
 
    leader                         store, empty          other members
@@ -30,8 +30,8 @@ _HANDOVER_SECS = 2.0
 def find(state: state_lib.State) -> events_lib.Flow:
   """Waits until the stamp of the run is known; draws one for a new run.
 
-  Raises `ValueError` if another run uses the workdir, or if the other nodes use
-  another one; `OSError` without a store.
+  Raises `ValueError` if another run uses the workdir, or if the other nodes of
+  this run use another workdir; `OSError` without a store.
   """
   limits = state.options.limits
   begun_secs = since_secs = state.now
@@ -72,12 +72,13 @@ def _refuse(
   where, run = options.workdir, f"run {options.run!r}"
   if claim is not None and tenure.is_alone(claim):
     raise ValueError(
-        f"A bamboo train works in {where}; end it, or name another --workdir."
+        f"bamboo train is running in {where}; end it, or name another "
+        "--workdir."
     )
   if not there:
-    raise OSError(f"etcd knows no {run}, and the one in {where} lives.")
+    raise OSError(f"There is no {run} in etcd, but one is running in {where}.")
   raise ValueError(
-      f"Another run than {run} lives in {where}."
+      f"Another run than {run} is running in {where}."
       if claim
       else f"{where} must be the folder in which all nodes of {run} work; "
       "another run needs another --run."
@@ -133,7 +134,7 @@ def look(state: state_lib.State) -> events_lib.Flow:
     state.lost_secs = None
     return (yield sight)
   if not known.number or known.members and not state.roster.is_member:
-    state.begin_again("etcd has lost the data of the run")
+    state.restart("etcd has lost the data of the run")
   elif there in ("", state.stamp):
     if _may_restore(state):
       yield from membership.read_made(state)  # Others may have a newer view.
@@ -142,9 +143,9 @@ def look(state: state_lib.State) -> events_lib.Flow:
   elif state.now >= state.lost_secs + state.options.limits.start_silence_secs:
     claim, _ = yield from state.until_ok(_fence, "read")
     if claim is not None and claim.stamp == there:  # A member restored it.
-      state.begin_again("the run has restarted")
+      state.restart("the run has restarted")
     why = "another run has taken its place in etcd"
-    state.finish(events_lib.End(why))  # If this agent does not start over.
+    state.finish(events_lib.End(why))  # Unless this agent restarts.
   raise OSError("The store is not to be trusted.")
 
 
@@ -161,9 +162,9 @@ def _find_left(state: state_lib.State) -> list[str]:
 
 
 def _may_restore(state: state_lib.State) -> bool:
-  """Whether it is the turn of this agent among the remaining ones.
+  """Whether this agent may restore the store now.
 
-  The oldest goes first, the others in case it cannot reach the store.
+  The oldest remaining one goes first, the others in case it cannot reach it.
   """
   left, me = _find_left(state), state.incarnation
   return (

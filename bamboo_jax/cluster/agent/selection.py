@@ -1,6 +1,6 @@
 """Which nodes the next view removes, admits, or starts with; pure.
 
-Decided by this agent, from what it knows by now.
+Decided by this agent alone, from what it knows by now.
 """
 
 from collections.abc import Collection
@@ -53,7 +53,7 @@ def find_newcomers(state: state_lib.State) -> list[views.Member]:
   members = {*roster.incarnations}
   if members & roster.done:
     return []  # The run is over.
-  come: list[str] = []
+  joining: list[str] = []
   for i, ready in roster.ready.items():
     if (
         ready.origin is None
@@ -64,11 +64,11 @@ def find_newcomers(state: state_lib.State) -> list[views.Member]:
         and not any(i in suspicions.of(m) for m in members)
         and not any(
             i in suspicions.of(other) or other in suspicions.of(i)
-            for other in come
+            for other in joining
         )
     ):
-      come.append(i)
-  return [roster.known[i] for i in come]
+      joining.append(i)
+  return [roster.known[i] for i in joining]
 
 
 def find_first(state: state_lib.State) -> list[views.Member] | None:
@@ -77,12 +77,12 @@ def find_first(state: state_lib.State) -> list[views.Member] | None:
   origin = roster.view.number
   if state.incarnation not in roster.ready or state.origin != origin:
     return None
-  come = {
+  joining = {
       i: roster.known[i]
       for i, ready in roster.ready.items()
       if ready.origin == origin and i in roster.known and i not in roster.gone
   }
-  order = [m.incarnation for m in sorted(come.values())]
+  order = [m.incarnation for m in sorted(joining.values())]
   lost = state.suspicions.explain(order, now=state.awake)
   waited_secs = state.now - state.ready_secs
   is_late = waited_secs >= limits.gather_secs
@@ -91,14 +91,16 @@ def find_first(state: state_lib.State) -> list[views.Member] | None:
     lost.pop(state.incarnation, None)
   elif state.incarnation in lost:
     return None  # The others start without this one.
-  for i in come.keys() & lost.keys():
-    del come[i]
-  is_unclear = any(come.keys() & state.suspicions.of(i).keys() for i in come)
+  for i in joining.keys() & lost.keys():
+    del joining[i]
+  is_unclear = any(
+      joining.keys() & state.suspicions.of(i).keys() for i in joining
+  )
   are_all = (
       (origin > 0 or state.is_short)
       and waited_secs >= _SETTLE_SECS
-      and (roster.registered or set()) <= come.keys() | roster.left
+      and (roster.registered or set()) <= joining.keys() | roster.left
   )
-  is_enough = len(come) >= state.options.num_nodes
+  is_enough = len(joining) >= state.options.num_nodes
   is_due = (is_enough or are_all) and not is_unclear
-  return list(come.values()) if is_due or is_late else None
+  return list(joining.values()) if is_due or is_late else None

@@ -34,7 +34,7 @@ class Options:
     config: What all nodes must agree on, by name; plain JSON values.
     command: Starts the worker; name and number of the node, the age of the
       agent in seconds, and the number of the socket are appended.
-    is_again: Whether the node was in the run before, and starts over.
+    is_again: Whether the node restarts after it was in the run before.
   """
 
   run: str
@@ -78,7 +78,7 @@ class State:
     self.unreachable: dict[str, messages.Suspect] = {}  # When last tried.
     self.dialed_secs: dict[str, float] = {}  # Last, after one was closed.
     self.suspects = messages.Suspects(0, ())
-    self.told: messages.Assignment | None = None  # As reported by a member.
+    self.received: messages.Assignment | None = None  # From a member.
     self.beaten = (float("-inf"), messages.Beat())  # The last one, and when.
     # How the worker begins.
     self.is_short = False  # Whether some first nodes did not join in time.
@@ -92,21 +92,21 @@ class State:
     self.ready_secs = 0.0  # When it had compiled.
     self.assignment: messages.Assignment | None = None  # As it reported.
     self.heard: set[str] = set()  # Agents, since the newest view.
-    self.is_in_trouble = False  # As it was told last, see `messages.Trouble`.
+    self.is_in_trouble = False  # As in the last `messages.Trouble` sent to it.
     # The next view, and the end.
     self.patient_for = 0  # Number of the last view that was put off.
     self.decided_secs = float("-inf")  # When it last decided.
     self.due = (0, 0.0)  # Number of the view that is due, and since when.
     self.over_secs: float | None = None  # Since when all seem dead.
     self.num_answers = 0  # How often a member was alive after all.
-    self.is_ending = False  # And believes nothing about others.
-    self.begins_again = False  # Starts over with a new worker.
+    self.is_ending = False  # Then it ignores news about others.
+    self.must_restart = False  # With a new worker.
     self.fault = ""  # Why it has killed its worker, "" if it has not.
-    self.cause = ""  # Why its worker has ended, if others may go on.
+    self.cause = ""  # Why its worker has ended, if others may continue.
 
   @property
   def awake(self) -> float:
-    """The time, on a clock that stands still while this agent is away."""
+    """The time, on a clock that stops while this agent is suspended."""
     return self.watch.awake(self.now)
 
   @property
@@ -160,9 +160,9 @@ class State:
   ) -> events_lib.Flow:
     """Retries a request for a while without an answer; then raises `OSError`.
 
-    A joining node may have a wrong address, so it gives up sooner than one that
-    starts over. If the store loses its data, the agent starts over. An error
-    that is `fatal` is raised at once.
+    A joining node may have a wrong address, so it gives up sooner than a
+    restarted one. If the store loses its data, the agent restarts. An error of
+    type `fatal` is raised at once.
     """
     is_again = self.options.is_again
     patience_secs = _AGAIN_GIVE_UP_SECS if is_again else _GIVE_UP_SECS
@@ -172,7 +172,7 @@ class State:
         return (yield request)
       except OSError as error:
         if is_again and isinstance(error, etcd_lib.LostStoreError):
-          self.begin_again(f"{error}")
+          self.restart(f"{error}")
           raise
         if isinstance(error, fatal):
           raise
@@ -230,8 +230,8 @@ class State:
       self.is_ending = True
       self.do(end)
 
-  def begin_again(self, why: str) -> None:
-    """Ends this life; the agent starts over with a new worker."""
+  def restart(self, why: str) -> None:
+    """Ends this agent; a new one, with a new worker, replaces it."""
     if not self.is_ending:
-      self.begins_again = True
+      self.must_restart = True
       self.finish(events_lib.End(why))

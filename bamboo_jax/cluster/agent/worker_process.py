@@ -43,7 +43,7 @@ class WorkerProcess:
     self._tasks: list[asyncio.Task] = []
 
   async def start(self, command: Sequence[str], *, log: str) -> None:
-    """Starts `command`, its socket's number added; output goes to `log`."""
+    """Starts `command` with its socket's number appended; logs to `log`."""
     if self._spare is not None:
       ours = self._spare.socket
       self._process = self._spare.start(command, log=log)
@@ -84,7 +84,7 @@ class WorkerProcess:
     asyncio.get_running_loop().call_later(_STACKS_SECS, self.kill)
 
   def kill(self) -> None:
-    """Kills the process, also one that is stopped."""
+    """Kills the process, even if it is stopped."""
     if self._process is not None and self._process.returncode is None:
       try:
         os.kill(self._process.pid, signal.SIGKILL)

@@ -20,7 +20,6 @@ class Endpoint:
 
   Attributes:
     etcd: As `--etcd` takes it.
-    run: The name of the run there.
   """
 
   etcd: str

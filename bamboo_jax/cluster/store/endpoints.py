@@ -10,7 +10,7 @@ import socket
 import ssl
 from typing import NamedTuple
 
-from bamboo_jax.cluster import addresses
+from bamboo_jax.net import addresses
 
 _PLAIN, _SECURE = "http://", "https://"
 
@@ -55,10 +55,10 @@ def advise(
   # If both ways fail, only the first error is reported.
   with contextlib.suppress(OSError, http.client.HTTPException):
     if has_tls and _takes_http(host, port, timeout_secs):
-      return f"The etcd at {place} takes no TLS: write {_PLAIN}{place}."
+      return f"The etcd at {place} does not use TLS: write {_PLAIN}{place}."
     if not has_tls and _takes_tls(host, port, timeout_secs):
       return (
-          f"The etcd at {place} wants certificates: write {_SECURE}{place}, "
+          f"The etcd at {place} requires certificates: write {_SECURE}{place}, "
           "and give --secret or --certificates."
       )
   return ""

@@ -23,10 +23,10 @@ import http.client
 import json
 import socket
 import ssl
-from typing import Any
+from typing import Any, NamedTuple
 
-from bamboo_jax.cluster import addresses
 from bamboo_jax.cluster.store import endpoints as endpoints_lib
+from bamboo_jax.net import addresses
 
 _SEAL = 64  # Characters of a signature.
 
@@ -53,10 +53,22 @@ def find_fault(version: str) -> str:
   )
 
 
-# Host, port, path, request, timeout in seconds; status and answer.
-Transport = Callable[
-    [str, int, str, Mapping[str, Any], float], tuple[int, dict[str, Any]]
-]
+class Answer(NamedTuple):
+  """HTTP status and JSON body of a response."""
+
+  status: int
+  body: dict[str, Any]
+
+
+class Snapshot(NamedTuple):
+  """Values by key in each of several ranges, at one revision."""
+
+  revision: int
+  ranges: list[dict[str, str]]
+
+
+# Arguments: host, port, path, request, timeout in seconds.
+Transport = Callable[[str, int, str, Mapping[str, Any], float], Answer]
 
 
 class Etcd:
@@ -125,17 +137,17 @@ class Etcd:
     """Returns the last of the values that `get_all` returns, if any."""
     return next(iter(self._range(_range_of(prefix, None)).values()), None)
 
-  def look(
-      self, parts: Sequence[tuple[str, str | None]]
-  ) -> tuple[int, list[dict[str, str]]]:
-    """Returns the revision, and what `get_all` would for each of `parts`.
+  def look(self, parts: Sequence[tuple[str, str | None]]) -> Snapshot:
+    """Reads several ranges of keys in one transaction.
 
-    Each part is a prefix and `after`; only the last value if that is None.
+    Args:
+      parts: Arguments of `get_all`, prefix and `after`; with None for `after`
+        only the last value with the prefix is returned.
     """
     ranges = [{"request_range": _range_of(*part)} for part in parts]
     answer = self._call("kv/txn", {"compare": [], "success": ranges})
     found = [self._open(a["response_range"]) for a in answer["responses"]]
-    return int(answer["header"]["revision"]), found
+    return Snapshot(int(answer["header"]["revision"]), found)
 
   def wait(self, prefix: str, *, after: int, secs: float) -> None:
     """Waits for a change below `prefix` since revision `after`.
@@ -277,7 +289,7 @@ class Etcd:
       path: str,
       request: Mapping[str, Any],
       timeout_secs: float,
-  ) -> tuple[int, dict[str, Any]]:
+  ) -> Answer:
     idle = self._idle.setdefault((host, port), [])
     try:
       connection = idle.pop()
@@ -286,7 +298,7 @@ class Etcd:
     try:
       connection.request("POST", f"/v3/{path}", json.dumps(request))
       response = connection.getresponse()
-      answer = response.status, _parse(response.read())
+      answer = Answer(response.status, _parse(response.read()))
     except (OSError, http.client.HTTPException, ValueError) as error:
       connection.close()
       self.close()  # The server may have restarted.
@@ -355,7 +367,7 @@ def _parse(body: bytes) -> dict[str, Any]:
   with contextlib.suppress(ValueError):
     answer = json.loads(body)
   if not isinstance(answer, dict):
-    raise ValueError(f"it is no etcd, and says {body[:40]!r}")
+    raise ValueError(f"it is not etcd, and answers {body[:40]!r}")
   return answer
 
 

@@ -80,16 +80,16 @@ class Protocol:
 
   def read(self) -> Calls:
     """Reads the claim and the time of its last update from the folder."""
-    found = yield "read", _NAME
-    if found is None:
+    file = yield "read", _NAME
+    if file is None:
       return Found(None, 0)
-    content, changed_ns = found
     try:
-      stamp = json_lib.from_plain(Claim, json.loads(content)).stamp
+      stamp = json_lib.from_plain(Claim, json.loads(file.text)).stamp
     except ValueError:  # A process died while writing it.
       stamp = ""
     begun = yield from self.views_after(f"{stamp}.lives", 0)
-    return Found(Claim(stamp, begun[-1].epoch if begun else 0), changed_ns)
+    epoch = begun[-1].epoch if begun else 0
+    return Found(Claim(stamp, epoch), file.changed_ns)
 
   def create(self, stamp: str) -> Calls:
     """Claims a free folder; returns whether it did."""
@@ -98,18 +98,18 @@ class Protocol:
     return claim is not None and claim.stamp == stamp
 
   def replace(self, stamp: str) -> Calls:
-    """Takes the folder over."""
+    """Takes the folder over from another run."""
     yield "replace", _NAME, _render(Claim(stamp))
 
   def begin(self, claim: Claim) -> Calls:
     """Fences earlier lives of a run, unless a later one has begun."""
     yield from self.create(claim.stamp)
-    lives, found = f"{claim.stamp}.lives", (yield from self.read())[0]
+    lives, found = f"{claim.stamp}.lives", (yield from self.read()).claim
     while found and found.stamp == claim.stamp and found.epoch < claim.epoch:
       number = len((yield from self.views_after(lives, 0))) + 1
       life = views.View(number, (), "", epoch=claim.epoch)
       yield from self.claim_view(lives, life)
-      found = (yield from self.read())[0]
+      found = (yield from self.read()).claim
 
   def claim_view(self, stamp: str, view: views.View) -> Calls:
     """Returns the view of this number: `view` if there was none."""
@@ -138,7 +138,7 @@ class Protocol:
       found.append(view)
 
   def beat(self) -> Calls:
-    """Shows other runs that members of this one live."""
+    """Shows other runs that members of this one are alive."""
     yield "touch", _NAME
 
   def _read_view(self, stamp: str, number: int) -> Calls:
@@ -146,10 +146,10 @@ class Protocol:
     error, attempt = None, 0
     while True:
       name = _find(stamp, number, attempt)
-      found = yield "read", name
-      if found is not None:
+      file = yield "read", name
+      if file is not None:
         try:
-          return _parse(found[0])
+          return _parse(file.text)
         except ValueError as failure:
           error, attempt = failure, attempt + 1
       elif error is None:
@@ -164,18 +164,25 @@ class Protocol:
         yield "create", name, _render(void)
 
 
+class File(NamedTuple):
+  """Content of a file, and the time of its last change."""
+
+  text: str
+  changed_ns: int
+
+
 class Folder:
   """The files of a folder; all calls block, and raise `OSError`."""
 
   def __init__(self, path: pathlib.Path) -> None:
     self._path = path
 
-  def read(self, name: str) -> tuple[str, int] | None:
-    """Returns content and time of a file; None if there is none."""
+  def read(self, name: str) -> File | None:
+    """Returns a file; None if there is none."""
     try:
       with open(self._path / name, "rb") as file:  # NFS revalidates on open.
-        moved = os.fstat(file.fileno()).st_mtime_ns
-        return file.read().decode(errors="replace"), moved
+        changed_ns = os.fstat(file.fileno()).st_mtime_ns
+        return File(file.read().decode(errors="replace"), changed_ns)
     except FileNotFoundError:
       return None
 
@@ -262,8 +269,8 @@ class Fence:
       time.sleep(max(0.0, since_secs + BEAT_SECS - time.monotonic()))
     if self.read() != found:
       raise ValueError(
-          f"Members of a run live in {self._path.parent}; end them, or name "
-          "another --workdir."
+          f"Members of a run are alive in {self._path.parent}; end them, or "
+          "name another --workdir."
       )
     self.remove()
     if self._views.exists():
@@ -283,7 +290,7 @@ def check(fence: Fence, claim: Claim) -> None:
 
 
 def refuse(found: Claim | None, claim: Claim) -> None:
-  """Raises `base.FencedError` if `found` is not `claim`, nor before it."""
+  """Raises `base.FencedError` if `found` is of another run or a later life."""
   if found is None or found.stamp != claim.stamp:
     raise base.FencedError("The workdir now belongs to another run.")
   if found.epoch > claim.epoch:

@@ -8,8 +8,8 @@ import time
 
 from bamboo_jax.base import ports as ports_lib
 from bamboo_jax.cluster import children
-from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
+from bamboo_jax.net import identity as identity_lib
 
 _START_SECS = 20.0
 _TLS = {

@@ -8,6 +8,7 @@ import time
 from typing import Any, NamedTuple, TypeVar
 
 from bamboo_jax.base import json as json_lib
+from bamboo_jax.base import types
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import etcd as etcd_lib
 
@@ -24,6 +25,12 @@ class Sight:
   revision: int
   members: list[views.Member]
   views: list[views.View]
+
+
+class _Ticket(NamedTuple):
+  zone: str
+  incarnation: str
+  name: str
 
 
 class Rejected(NamedTuple):
@@ -131,17 +138,15 @@ class Registry:
     Returns the same again if an earlier answer was lost.
     """
     tickets = self._tickets()
-    for ticket, (_, owner, _) in tickets.items():
-      if owner == incarnation:
-        return ticket
-    ticket = max(tickets, default=-1) + 1
-    while ticket < views.MAX_NODES:
-      value = json.dumps([zone, incarnation, name])
-      if self._create(f"tickets/{ticket}", value):
-        return ticket
-      ticket += 1
+    for number, ticket in tickets.items():
+      if ticket.incarnation == incarnation:
+        return number
+    value = json.dumps([zone, incarnation, name])
+    for number in range(max(tickets, default=-1) + 1, types.MAX_NODES):
+      if self._create(f"tickets/{number}", value):
+        return number
     raise ValueError(
-        f"Run {self._run!r} has had {views.MAX_NODES} nodes, dead ones "
+        f"Run {self._run!r} has had {types.MAX_NODES} nodes, dead ones "
         "included, and can have no more; start another with --run, which goes "
         "on from the last checkpoint, if there is one."
     )
@@ -153,10 +158,8 @@ class Registry:
     does not depend on which node joins first.
     """
     tickets = self._tickets()
-    by_name = lambda t: (len(tickets[t][2]), tickets[t][2], t)
-    return {
-        ticket: tickets[ticket][0] for ticket in sorted(tickets, key=by_name)
-    }
+    by_name = lambda n: (len(tickets[n].name), tickets[n].name, n)
+    return {n: tickets[n].zone for n in sorted(tickets, key=by_name)}
 
   def agree_to_place(self, is_complete: bool) -> bool:
     """Returns whether the first nodes are placed; the first value counts."""
@@ -241,10 +244,10 @@ class Registry:
     found = self._etcd.get_all(prefix)
     return {key.removeprefix(prefix): value for key, value in found.items()}
 
-  def _tickets(self) -> dict[int, tuple[str, str, str]]:
-    """Returns zone, incarnation and name of all nodes that ever joined."""
+  def _tickets(self) -> dict[int, _Ticket]:
+    """Returns the tickets of all nodes that ever joined, by number."""
     found = self._below("tickets/")
-    return {int(t): tuple(json.loads(value)) for t, value in found.items()}
+    return {int(t): _Ticket(*json.loads(value)) for t, value in found.items()}
 
 
 def _view_key(number: int) -> str:
@@ -261,7 +264,7 @@ def _parse(cls: type[_T], values: Iterable[str]) -> list[_T]:
 
 @functools.lru_cache(maxsize=4096)
 def _parse_one(cls: type[_T], value: str) -> _T:
-  """Returns a constant value, read again with each change."""
+  """Cached, as each change is answered with all values."""
   return json_lib.from_plain(cls, json.loads(value))
 
 

@@ -1,9 +1,9 @@
 """Holds the folder of a run for one process that trains alone.
 
-It takes the same fence as the members of a cluster, and shows as they do that
-it lives: agents that find it refuse the folder, and it ends before it writes
-once another run has taken the folder over. A process that was killed shows
-nothing more, so the next one waits for `fence.BEAT_SECS` at most.
+It claims the same fence as the members of a cluster, and updates it as they do.
+Agents that find it refuse the folder; once another run has taken the folder
+over, it ends before it writes. After a kill the next process waits for at most
+`fence.BEAT_SECS`.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from absl import logging
 
 from bamboo_jax.cluster.store import fence as fence_lib
 
-_STAMP = "bamboo-train"  # How those of processes that train alone begin.
+_STAMP = "bamboo-train"  # Prefix of the stamps of processes that train alone.
 
 
 def is_alone(claim: fence_lib.Claim) -> bool:
@@ -31,15 +31,15 @@ def hold(
     found: fence_lib.Found,
     since_secs: float,
 ) -> Iterator[Callable[[], None]]:
-  """Claims a folder, of which the caller holds the lock, until the block ends.
+  """Claims a folder, whose lock the caller holds, in a `with` block.
 
-  Gives the function that raises `base.FencedError` once others have taken it.
+  Yields a function that raises `base.FencedError` once others have taken it.
 
   Args:
     found: Result of `Fence.read` at `since_secs` of `time.monotonic`.
 
   Raises:
-    ValueError: Members of a run live there, or another process trains there.
+    ValueError: Members of a run are alive there, or a process trains there.
     OSError: The folder cannot be read or written.
   """
   fence = fence_lib.Fence(folder)
@@ -47,7 +47,7 @@ def hold(
   claim = fence_lib.Claim(f"{_STAMP}-{uuid.uuid4().hex}")
   if not fence.create(claim.stamp):
     raise ValueError(
-        f"Another process has just begun to work in {folder}; end it, or name "
+        f"Another process has just started in {folder}; end it, or name "
         "another --workdir."
     )
   over = threading.Event()
@@ -61,20 +61,20 @@ def hold(
     over.set()
     beating.join(fence_lib.BEAT_SECS)  # Unless the folder hangs.
     try:
-      if fence.read()[0] == claim:
+      if fence.read().claim == claim:
         fence.remove()
-    except OSError as error:  # The next one waits until it is seen to be over.
-      logging.warning("Cannot give %s back: %s", folder, error)
+    except OSError as error:  # The next process waits for `BEAT_SECS`.
+      logging.warning("Cannot release %s: %s", folder, error)
 
 
 def _beat(
     fence: fence_lib.Fence, claim: fence_lib.Claim, over: threading.Event
 ) -> None:
-  """Shows that this process lives, as long as the folder is its own."""
+  """Shows that this process is alive, until another one takes the folder."""
   while not over.wait(fence_lib.BEAT_SECS / 4):
     try:
-      if fence.read()[0] != claim:
+      if fence.read().claim != claim:
         return
       fence.beat()
     except OSError as error:
-      logging.warning("Cannot show that this process lives: %s", error)
+      logging.warning("Cannot show that this process is alive: %s", error)

@@ -9,6 +9,7 @@
 
   attention, dense, losses   of GPT-2, partly shared; few residuals for the
                              backward pass
+  cudnn                      attention of long sequences on GPUs
 
 Read `gpt2`.
 """

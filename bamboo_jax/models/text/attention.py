@@ -3,7 +3,8 @@
 Up to `_KEEP_LENGTH` tokens the probabilities are kept for the backward pass.
 Above it they would outweigh all other residuals of a block, and are recomputed
 from queries, keys and the normaliser of each row. Scores and softmax are
-float32 for activations of any dtype.
+float32 for activations of any dtype. On GPUs long causal attention without
+dropout is cuDNN's; what is kept is the same.
 
 Dimension key:
 
@@ -22,6 +23,7 @@ import jax.numpy as jnp
 
 from bamboo_jax import base
 from bamboo_jax.models import dropout
+from bamboo_jax.models.text import cudnn
 
 _KEEP_LENGTH = 256
 # Of `jax.nn.dot_product_attention`; cuDNN's keeps no scores.
@@ -134,6 +136,79 @@ def _attend_forward(
     key_data: Array | None,
     masks: Masks,
 ) -> tuple[Array, tuple]:
+  if _takes_cudnn(options, qkv_SLE, key_data, masks):
+    out_SLD, normalizer_SHQ1 = jax.lax.platform_dependent(
+        qkv_SLE,
+        cuda=functools.partial(_cudnn_forward, options),
+        default=lambda qkv_SLE: _own_forward(options, qkv_SLE, None, masks)[:2],
+    )
+    kept = (qkv_SLE, None, normalizer_SHQ1, None, None, masks, out_SLD)
+    return out_SLD, kept
+  out_SLD, normalizer_SHQ1, probs_SHQM, mask_SHQM = _own_forward(
+      options, qkv_SLE, key_data, masks
+  )
+  if qkv_SLE.shape[1] <= _KEEP_LENGTH:
+    kept = (qkv_SLE, probs_SHQM, None, mask_SHQM, None, None, out_SLD)
+  else:
+    kept = (qkv_SLE, None, normalizer_SHQ1, None, key_data, masks, out_SLD)
+  return out_SLD, kept
+
+
+def _takes_cudnn(
+    options: _Options,
+    qkv_SLE: Array,
+    key_data: Array | None,
+    masks: Masks,
+) -> bool:
+  """Returns whether attention is by cuDNN on GPUs."""
+  _, length, size = qkv_SLE.shape
+  if length <= _KEEP_LENGTH or key_data is not None or _has(masks):
+    return False
+  width = size // (3 * options.num_heads)
+  return cudnn.supports(qkv_SLE.dtype, length, width)
+
+
+def _has(masks: Masks) -> bool:
+  return any(mask is not None for mask in masks)
+
+
+def _cudnn_forward(options: _Options, qkv_SLE: Array) -> tuple[Array, Array]:
+  """Returns attention and the normaliser of each row, [S, H, Q, 1]."""
+  heads = _split_for_cudnn(options, qkv_SLE)
+  out_SLHK, sums_SHL = cudnn.forward(*heads)
+  return out_SLHK.reshape(*out_SLHK.shape[:2], -1), sums_SHL[..., None]
+
+
+def _cudnn_backward(
+    options: _Options,
+    qkv_SLE: Array,
+    normalizer_SHQ1: Array,
+    out_SLD: Array,
+    grad_SLD: Array,
+) -> Array:
+  """Returns the gradient of queries, keys and values side by side."""
+  heads = _split_for_cudnn(options, qkv_SLE)
+  like = heads[0].shape
+  grads = cudnn.backward(
+      *(*heads, normalizer_SHQ1[..., 0]),
+      *(out_SLD.reshape(like), grad_SLD.reshape(like)),
+  )
+  return jnp.stack(grads, axis=2).reshape(qkv_SLE.shape)
+
+
+def _split_for_cudnn(options: _Options, qkv_SLE: Array) -> Heads:
+  num_examples, length, _ = qkv_SLE.shape
+  qkv_SL3HK = qkv_SLE.reshape(num_examples, length, 3, options.num_heads, -1)
+  return tuple(qkv_SL3HK[:, :, i] for i in range(3))
+
+
+def _own_forward(
+    options: _Options,
+    qkv_SLE: Array,
+    key_data: Array | None,
+    masks: Masks,
+) -> tuple[Array, Array, Array, Array | None]:
+  """Returns attention, normaliser, probabilities and mask of dropout."""
   qkv_SHLK = _split_qkv(qkv_SLE, options.num_heads)
   scores_SHQM = _scores(qkv_SHLK, masks)
   largest_SHQ1 = scores_SHQM.max(-1, keepdims=True)
@@ -145,17 +220,33 @@ def _attend_forward(
   out_SLD = _merge_heads(
       jnp.einsum("shqm,shmk->shqk", dropped_SHQM, qkv_SHLK[2])
   )
-  if qkv_SLE.shape[1] <= _KEEP_LENGTH:
-    kept = (qkv_SLE, probs_SHQM, None, mask_SHQM, None, None, out_SLD)
-  else:
-    normalizer_SHQ1 = largest_SHQ1 + jnp.log(sum_SHQ1)
-    kept = (qkv_SLE, None, normalizer_SHQ1, None, key_data, masks, out_SLD)
-  return out_SLD, kept
+  normalizer_SHQ1 = largest_SHQ1 + jnp.log(sum_SHQ1)
+  return out_SLD, normalizer_SHQ1, probs_SHQM, mask_SHQM
 
 
 def _attend_backward(
     options: _Options, kept: tuple, grad_SLD: Array
 ) -> tuple[Array, None, None]:
+  qkv_SLE, _, normalizer_SHQ1, _, key_data, masks, out_SLD = kept
+  if _takes_cudnn(options, qkv_SLE, key_data, masks):
+    grad_SLE = jax.lax.platform_dependent(
+        *(qkv_SLE, normalizer_SHQ1, out_SLD, grad_SLD),
+        cuda=functools.partial(_cudnn_backward, options),
+        default=lambda qkv_SLE, normalizer_SHQ1, out_SLD, grad_SLD: (
+            _own_backward(
+                options,
+                (qkv_SLE, None, normalizer_SHQ1, None, None, masks, out_SLD),
+                grad_SLD,
+            )
+        ),
+    )
+  else:
+    grad_SLE = _own_backward(options, kept, grad_SLD)
+  return grad_SLE, None, None
+
+
+def _own_backward(options: _Options, kept: tuple, grad_SLD: Array) -> Array:
+  """Returns the gradient of queries, keys and values side by side."""
   qkv_SLE, probs_SHQM, normalizer_SHQ1, mask_SHQM = kept[:4]
   key_data, masks, out_SLD = kept[4:]
   qkv_SHLK = _split_qkv(qkv_SLE, options.num_heads)
@@ -182,7 +273,7 @@ def _attend_backward(
   grad_q_SHQK = jnp.einsum("shqm,shmk->shqk", grad_scores_SHQM, k_SHMK)
   grad_k_SHMK = jnp.einsum("shqm,shqk->shmk", grad_scores_SHQM, q_SHQK)
   grads = (grad_q_SHQK, grad_k_SHMK, grad_v_SHMK)
-  return jnp.concatenate([_merge_heads(g) for g in grads], axis=-1), None, None
+  return jnp.concatenate([_merge_heads(g) for g in grads], axis=-1)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

@@ -43,9 +43,13 @@ class Shape:
     tied: Whether the head shares the weights of the embedding.
     attention_bias: Whether the two products of attention have a bias.
     attention: Kernel of `jax.nn.dot_product_attention`, "xla" or "cudnn" (on
-      GPUs, without dropout); None: the project's own.
+      GPUs, without dropout); None: the project's own, and on GPUs cuDNN's for
+      long sequences of bfloat16 without dropout.
     loss_chunk: Vocabulary entries whose logits are in memory at a time, to save
       memory. None: all.
+    vocab_multiple: Of which the rows of embedding and head are a multiple, as
+      meshes need it. Rows beyond `vocab_size` count nothing and are not
+      exported. None: no more rows.
   """
 
   num_blocks: int
@@ -61,6 +65,7 @@ class Shape:
   attention_bias: bool = True
   attention: str | None = None
   loss_chunk: int | None = None
+  vocab_multiple: int | None = None
   documents: bool | None = None
 
   def __post_init__(self) -> None:

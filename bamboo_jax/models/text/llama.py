@@ -28,6 +28,7 @@ from bamboo_jax.models import linen
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import shape as shape_lib
 from bamboo_jax.models.text import attention
+from bamboo_jax.models.text import cudnn
 from bamboo_jax.models.text import transformer
 
 _ROPE_POSITIONS = 8192  # Context of Llama 3 before `rope_factor`.
@@ -47,9 +48,12 @@ class Shape:
     qk_norm: Whether queries and keys are normalised.
     dtype: "float32" or "bfloat16".
     attention: Kernel of `jax.nn.dot_product_attention`, "xla" or "cudnn" (on
-      GPUs, without dropout); None: "xla".
+      GPUs); None: on GPUs cuDNN's where it can, else "xla".
     loss_chunk: Vocabulary entries whose logits are in memory at a time, to save
       memory. None: all.
+    vocab_multiple: Of which the rows of embedding and head are a multiple, as
+      meshes need it. Rows beyond `vocab_size` count nothing and are not
+      exported. None: no more rows.
     documents: As of `gpt2.Shape`.
   """
 
@@ -70,6 +74,7 @@ class Shape:
   dtype: str = "float32"
   attention: str | None = None
   loss_chunk: int | None = None
+  vocab_multiple: int | None = None
   documents: bool | None = None
 
   def __post_init__(self) -> None:
@@ -146,14 +151,21 @@ def _attention(
     q_SLHK = _norm(shape, "q_norm")(q_SLHK)
     k_SLGK = _norm(shape, "k_norm")(k_SLGK)
   document_SL = batch.get("documents")
-  read_SLHK = jax.nn.dot_product_attention(
+  parts = (
       rotate(q_SLHK, shape, document_SL),
       rotate(k_SLGK, shape, document_SL),
       v_SLGK,
-      mask=attention.same_document(document_SL),
-      is_causal=True,
-      implementation=shape.attention or "xla",
   )
+  by_cudnn = cudnn.supports(v_SLGK.dtype, v_SLGK.shape[1], shape.head_width)
+  if by_cudnn and shape.attention is None and document_SL is None:
+    read_SLHK = cudnn.attend(*parts)
+  else:
+    read_SLHK = jax.nn.dot_product_attention(
+        *parts,
+        mask=attention.same_document(document_SL),
+        is_causal=True,
+        implementation=shape.attention or "xla",
+    )
   read_SLE = read_SLHK.reshape(*read_SLHK.shape[:2], -1)
   return h_SLD + _dense(shape, shape.width, "o_proj")(read_SLE)
 

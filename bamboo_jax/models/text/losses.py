@@ -38,6 +38,7 @@ def token_loss(
     *,
     vocab_first: bool,
     chunk: int | None = None,
+    num_tokens: int | None = None,
 ) -> layer_lib.Loss:
   """Returns the cross-entropy of the targets given a projection of `h_TD`.
 
@@ -47,15 +48,20 @@ def token_loss(
       `weight`, softmax and loss are float32.
     target_T: Integers; negative targets are ignored.
     chunk: Vocabulary entries per chunk; None: all.
+    num_tokens: Entries of the vocabulary that count; None: all. The others
+      have no probability, and no gradient.
   """
   h_TD = h_TD.reshape(-1, h_TD.shape[-1])
   target_T = target_T.reshape(-1)
   counts_T = target_T >= 0
   given = (h_TD, weight, jnp.maximum(target_T, 0))
-  if chunk is None or chunk >= weight.shape[0 if vocab_first else 1]:
-    losses_T = _losses(vocab_first, *given)
+  size = weight.shape[0 if vocab_first else 1]
+  num_tokens = None if num_tokens == size else num_tokens
+  if chunk is None or chunk >= size:
+    losses_T = _losses(vocab_first, num_tokens, *given)
   else:
-    losses_T = _chunked_losses(_Chunks(vocab_first, chunk), *given)
+    chunks = _Chunks(vocab_first, chunk, num_tokens)
+    losses_T = _chunked_losses(chunks, *given)
   return layer_lib.sum_losses(losses_T, counts_T)
 
 
@@ -87,29 +93,44 @@ def _grad_of_weight(vocab_first: bool, h_TD: Array, spread_TV: Array) -> Array:
   )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _losses(
-    vocab_first: bool, h_TD: Array, weight: Array, target_T: Array
+    vocab_first: bool,
+    num_tokens: int | None,
+    h_TD: Array,
+    weight: Array,
+    target_T: Array,
 ) -> Array:
-  return _losses_forward(vocab_first, h_TD, weight, target_T)[0]
+  return _losses_forward(vocab_first, num_tokens, h_TD, weight, target_T)[0]
 
 
 def _losses_forward(
-    vocab_first: bool, h_TD: Array, weight: Array, target_T: Array
+    vocab_first: bool,
+    num_tokens: int | None,
+    h_TD: Array,
+    weight: Array,
+    target_T: Array,
 ) -> tuple[Array, Kept]:
   logits_TV = _project(vocab_first, h_TD, weight)
+  if num_tokens is not None:
+    counts_V = jnp.arange(logits_TV.shape[1]) < num_tokens
+    logits_TV = jnp.where(counts_V, logits_TV, -jnp.inf)
   largest_T = logits_TV.max(-1)
   exp_TV = jnp.exp(logits_TV - largest_T[:, None])
   sum_T = exp_TV.sum(-1)
-  entry = (jnp.arange(target_T.size), target_T)
-  losses_T = jnp.log(sum_T) + largest_T - logits_TV[entry]
-  spread_TV = exp_TV.at[entry].add(-sum_T).astype(h_TD.dtype)
+  at_target_T = logits_TV[jnp.arange(target_T.size), target_T]
+  losses_T = jnp.log(sum_T) + largest_T - at_target_T
+  # Fused with the exponentials; a scatter would copy all of them.
+  is_target_TV = jnp.arange(exp_TV.shape[1]) == target_T[:, None]
+  spread_TV = jnp.where(is_target_TV, exp_TV - sum_T[:, None], exp_TV)
+  spread_TV = spread_TV.astype(h_TD.dtype)
   return losses_T, (h_TD, weight, spread_TV, 1 / sum_T)
 
 
 def _losses_backward(
-    vocab_first: bool, kept: Kept, grad_T: Array
+    vocab_first: bool, num_tokens: int | None, kept: Kept, grad_T: Array
 ) -> tuple[Array, Array, None]:
+  del num_tokens  # The others have no exponentials.
   h_TD, weight, spread_TV, inverse_T = kept
   factor_T1 = (grad_T * inverse_T)[:, None]
   scaled_TD = (h_TD * factor_T1).astype(h_TD.dtype)
@@ -127,6 +148,7 @@ class _Chunks:
 
   vocab_first: bool
   size: int
+  num_tokens: int | None = None
 
   @property
   def axis(self) -> int:
@@ -140,11 +162,13 @@ class _Chunks:
   def logits(
       self, h_TD: Array, weight: Array, start: Array
   ) -> tuple[Array, Array]:
-    """Returns logits and their vocabulary indices; -inf and -1 if repeated."""
+    """Returns logits and their vocabulary indices; -inf and -1 if not new."""
     logits_TC = _project(self.vocab_first, h_TD, self.cut(weight, start))
     first = jnp.minimum(start, weight.shape[self.axis] - self.size)
     entry_C = first + jnp.arange(self.size)
     is_new_C = entry_C >= start
+    if self.num_tokens is not None:
+      is_new_C &= entry_C < self.num_tokens
     return (
         jnp.where(is_new_C, logits_TC, -jnp.inf),
         jnp.where(is_new_C, entry_C, -1),

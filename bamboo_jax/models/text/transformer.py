@@ -96,7 +96,13 @@ def embed_tokens(
         f"The model has sequence_length={shape.sequence_length}, but 'inputs' "
         f"of the batch has shape {token_SL.shape}."
     )
-  return call.param("wte", NORMAL, shape.vocab_size, shape.width)[token_SL]
+  return call.param("wte", NORMAL, num_rows(shape), shape.width)[token_SL]
+
+
+def num_rows(shape: Any) -> int:
+  """Returns the entries of the vocabulary, with padding that never counts."""
+  multiple = getattr(shape, "vocab_multiple", None) or 1
+  return -(-shape.vocab_size // multiple) * multiple
 
 
 def predict_tokens(
@@ -104,13 +110,14 @@ def predict_tokens(
 ) -> layer_lib.Loss:
   """Returns the loss of a projection to the vocabulary, by `wte` if tied."""
   if shape.tied:
-    weight = call.param("wte", NORMAL, shape.vocab_size, shape.width)
+    weight = call.param("wte", NORMAL, num_rows(shape), shape.width)
   else:
-    weight = call.param("weight", NORMAL, shape.width, shape.vocab_size)
+    weight = call.param("weight", NORMAL, shape.width, num_rows(shape))
   return losses.token_loss(
       normed_SLD,
       weight,
       target_SL,
       vocab_first=shape.tied,
       chunk=shape.loss_chunk,
+      num_tokens=shape.vocab_size,
   )

@@ -2,7 +2,8 @@
 
 A death gives a stage to its shadow, which then owns two; and with
 `rereplicate="at_commit"` both stages that have lost a copy get a new one, one
-of them on the node before. So a run with replicas needs the memory of the worst
+of them on the node before. Without replicas the owner of the stage in another
+pipeline computes the shares of both. So a run needs the memory of the worst
 death, not that of a step without one.
 """
 
@@ -36,13 +37,16 @@ class Duty:
     node: The node.
     owned: Stages that it owns.
     replicas: Stages of which it is the shadow.
-    victim: The node whose death led to these roles; None without a death.
+    victim: The node whose death led to these roles; None without a death, or
+      if it was in another pipeline.
+    stands_in: Whether it computes its stages for another pipeline too.
   """
 
   node: int
   owned: tuple[int, ...]
   replicas: tuple[int, ...]
   victim: int | None = None
+  stands_in: bool = False
 
   @property
   def stages(self) -> frozenset[int]:
@@ -53,19 +57,23 @@ class Duty:
       self, model: model_lib.MemoryModel, bounds: Sequence[int]
   ) -> needs.NodeMemory:
     """Returns the memory of the node if stages start at the layers `bounds`."""
+    ends = lambda stage: (bounds[stage], bounds[stage + 1])
+    others = self.owned if self.stands_in else ()
     return needs.add(
-        [model.owner(s, bounds[s], bounds[s + 1]) for s in self.owned]
-        + [model.shadow(bounds[s], bounds[s + 1]) for s in self.replicas]
+        [model.owner(s, *ends(s)) for s in self.owned]
+        + [model.shadow(*ends(s)) for s in self.replicas]
+        + [model.rerouted(s, *ends(s)) for s in others]
     )
 
 
 @functools.cache
-def find_duties(
-    num_stages: int, protection: upkeep_lib.Protection | None
-) -> tuple[Duty, ...]:
+def find_duties(num_stages: int, upkeep: upkeep_lib.Upkeep) -> tuple[Duty, ...]:
   """Returns the duties of all nodes, then those changed by any single death."""
+  protection = upkeep.protection
   roles = Roles.initial(range(num_stages), has_replicas=bool(protection))
   duties = _duties_of(roles)
+  if upkeep.num_rerouted and not protection:
+    duties += [dataclasses.replace(d, stands_in=True) for d in duties]
   before = {(d.node, d.owned, d.replicas) for d in duties}
   for victim in roles.nodes if roles.shadows else ():
     after = roles_after(roles, victim, protection)

@@ -19,31 +19,31 @@ def explain_split(
 ) -> str:
   """Returns why no split fits, by the example of the most even one."""
   num_stages = len(bounds) - 1
-  duties = deaths.find_duties(num_stages, model.upkeep.protection)
+  duties = deaths.find_duties(num_stages, model.upkeep)
   sizes = [duty.need(model, bounds).total_bytes for duty in duties]
   need = max(sizes)
   duty = duties[sizes.index(need)]
   first, last = duty.owned[0], duty.owned[-1]
   names = costs[bounds[first]].name, costs[bounds[last + 1] - 1].name
   who = f"stage {first}"
-  if model.upkeep.protection is not None:
+  if model.upkeep.protection is not None or duty.stands_in:
     who = describe(duty)
   return (
       f"No split of {len(costs)} layers into {num_stages} stages fits in "
       f"{needs.format_mib(limit_bytes)} MiB per device: at best {who} "
       f"(layers {names[0]} to {names[1]}) "
-      + explain_need(need, limit_bytes, model.upkeep.protection)
+      + explain_need(need, limit_bytes, model.upkeep)
   )
 
 
 def explain_need(
-    need_bytes: int, limit_bytes: int, protection: upkeep_lib.Protection | None
+    need_bytes: int, limit_bytes: int, upkeep: upkeep_lib.Upkeep
 ) -> str:
   """Returns the end of a message: need, excess and remedies."""
   mib = needs.format_mib
   return (
       f"needs {mib(need_bytes)} MiB, which is {mib(need_bytes - limit_bytes)} "
-      f"MiB too much. {_HELP}{_advise(protection)}."
+      f"MiB too much. {_HELP}{_advise(upkeep)}."
   )
 
 
@@ -57,13 +57,16 @@ def describe(duty: deaths.Duty) -> str:
     text += f" and replicas of {', '.join(map(str, duty.replicas))}"
   if duty.victim is not None:
     text += f" after the death of node {duty.victim}"
+  if duty.stands_in:
+    text += " that computes it for another pipeline too, after a death there,"
   return text
 
 
-def _advise(protection: upkeep_lib.Protection | None) -> str:
-  """Returns the settings of `config.redundancy` that would need less."""
+def _advise(upkeep: upkeep_lib.Upkeep) -> str:
+  """Returns the settings that would need less."""
+  protection = upkeep.protection
   if protection is None:
-    return ""
+    return "; or config.recovery.reroute=False" if upkeep.num_rerouted else ""
   better = []
   if protection.slots == "device":
     better.append('slots="host"')

@@ -107,6 +107,17 @@ class MemoryModel:
         link_working_bytes=self._link_working(first, last),
     )
 
+  def rerouted(self, stage: int, first: int, last: int) -> NodeMemory:
+    """Returns the memory that an owner needs for another pipeline's shares."""
+    one, count = self.owner(stage, first, last), self.upkeep.num_rerouted
+    return NodeMemory(
+        buffer_bytes=one.buffer_bytes,
+        accumulator_bytes=count * one.parameter_bytes,
+        residual_bytes=one.residual_bytes,
+        transfer_bytes=one.transfer_bytes,
+        sum_bytes=count * sum(self._tied[first:last]),
+    )
+
   def shadow(self, first: int, last: int) -> NodeMemory:
     """Returns the memory of a replica of layers `first` to `last - 1`."""
     protection = self.upkeep.protection

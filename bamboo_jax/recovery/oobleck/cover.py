@@ -30,7 +30,6 @@ class Cover:
   Attributes:
     sizes: Number of nodes of each pipeline, in growing order.
     num_microbatches: Microbatches of each pipeline in a step.
-    step_time: Predicted time of a step.
   """
 
   sizes: tuple[int, ...]
@@ -42,7 +41,6 @@ class Coverer:
   """Finds covers; caches them by number of nodes.
 
   Args:
-    templates: The templates.
     predictor: Predicts steps; microbatches are dealt by makespan regardless of
       its `split`.
     degrades: Whether nodes that are too few for f + 1 pipelines make fewer.

@@ -21,16 +21,19 @@ from bamboo_jax.runtime.wire import share_sum
 from bamboo_jax.schedule import channel as channel_lib
 
 Job = Callable[[], Any]
-Owners = Sequence[Sequence[int]]  # By pipeline and stage.
+# The jobs of an executor for some lines, see `executor.Executor.jobs`.
+MoreJobs = Callable[[engine_lib.Lines], list[Job]]
+Owners = engine_lib.Owners
 Shadows = Sequence[Mapping[int, int]]  # By pipeline, node of each replica.
 _NOBODY = -1  # A node without a device.
 _MOST_PARTNERS = 512  # Nodes connected ahead, at most.
+_no_more: MoreJobs = lambda lines: []
 
 
-def compile_all(engine: engine_lib.Engine, *, evaluate: bool) -> None:
+def compile_all(engine: engine_lib.Engine, **options: Any) -> None:
   """Runs `compile_jobs` in one thread per core; raises the first error."""
   pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
-  jobs = compile_jobs(engine, evaluate=evaluate)
+  jobs = compile_jobs(engine, **options)
   try:
     waiting = [pool.submit(_run, job) for job in jobs]
     for future in concurrent.futures.as_completed(waiting):
@@ -45,7 +48,11 @@ def _run(job: Job) -> None:
 
 
 def compile_jobs(
-    engine: engine_lib.Engine, *, evaluate: bool, spreads: bool = False
+    engine: engine_lib.Engine,
+    *,
+    evaluate: bool,
+    spreads: bool = False,
+    more: MoreJobs = _no_more,
 ) -> list[Job]:
   """Returns the jobs that compile all programs of local nodes.
 
@@ -61,8 +68,8 @@ def compile_jobs(
           for node in engine.nodes.values()
       ),
       *_channel_jobs(engine, now | later | _sums_ahead(engine, spreads)),
-      *_ring_jobs(engine, engine.owners, engine.lines),
-      *(job for roles in _deaths(engine) for job in _ring_jobs(engine, *roles)),
+      *more(engine.lines),
+      *(job for _, lines in _deaths(engine) for job in more(lines)),
   ]
 
 
@@ -71,13 +78,15 @@ def compile_jobs_of(
     owners: Owners,
     shadows: Shadows,
     lines: engine_lib.Lines,
+    *,
+    more: MoreJobs = _no_more,
 ) -> list[Job]:
   """Returns the jobs of the programs, links and sums that other roles need."""
   channels = find_channels(engine, owners, shadows, lines)
   return [
       *_program_jobs(engine, owners, shadows),
       *_channel_jobs(engine, channels),
-      *_ring_jobs(engine, owners, lines),
+      *more(lines),
   ]
 
 
@@ -171,7 +180,8 @@ def _deaths(
 ) -> Iterator[tuple[Owners, engine_lib.Lines]]:
   """Yields owners and lines after each survivable death; shares stay."""
   for owners in survivable_deaths(engine.owners, engine.shadows):
-    yield owners, [*zip(owners, engine.shares, strict=True)]
+    lines = zip(owners, engine.shares, strict=True)
+    yield owners, [(row, own) for row, own in lines if own]
 
 
 def _later_channels(engine: engine_lib.Engine) -> set[channel_lib.Channel]:
@@ -234,12 +244,6 @@ def _channel_jobs(
       else:
         jobs.append(functools.partial(engine.links.get, channel))
   return jobs
-
-
-def _ring_jobs(
-    engine: engine_lib.Engine, owners: Owners, lines: engine_lib.Lines
-) -> list[Job]:
-  return engine.rings.jobs(owners, lines) if engine.rings else []
 
 
 def _are_placed(

@@ -43,10 +43,10 @@ def get_sum(
     engine: engine_lib.Engine, channel: channel_lib.Channel
 ) -> share_sum.ShareSum | ordered_sum.OrderedSum:
   """Returns the program of a sum, compiled; one of its nodes must be local."""
+  num_computed = sum(len(own) for _, own in engine.lines)
   if _is_exchanged(engine, channel):
     unit = _unit_of(engine, channel)
     (me,) = engine.nodes.keys() & channel.nodes
-    num_computed = sum(len(own) for _, own in engine.lines)
     return ordered_sum.OrderedSum(
         channel.nodes[:num_computed],
         channel.nodes[num_computed:],
@@ -55,9 +55,8 @@ def get_sum(
         device=jax.local_devices(backend="cpu")[0],
     )
   devices = [engine.devices[node] for node in channel.nodes]
-  num_shares = engine.num_shares
   return engine.programs.get_sum(
-      _unit_of(engine, channel), devices[:num_shares], devices[num_shares:]
+      _unit_of(engine, channel), devices[:num_computed], devices[num_computed:]
   )
 
 

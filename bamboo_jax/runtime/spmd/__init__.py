@@ -1,10 +1,13 @@
-"""The passes of a step as programs in lockstep, one for each pipeline.
+"""The executor `spmd`: passes as programs in lockstep, one per pipeline.
 
 Every device runs the same loop over ticks; a table, an argument made by
-`schedule.ticks`, says what it does in each tick. State, sums and all phases
-after the passes are shared with the executor of rows. Read `program` first,
-then `tick`.
+`ticks`, says what it does in each tick. State, sums and all phases after the
+passes are shared with rows. Only `train.setup.executors` imports this package.
+Read `executor` first, then `program` and `tick`.
 
+  executor      Passes of a step by the engine, or by rows where it cannot.
+  plan          Plans the ticks of a step, and their times.
+  ticks/        The tables that programs run.
   engine        The programs of all pipelines, and their roles.
   run           The progress of a step, and how it continues after a death.
   ring          The nodes that run a program together, in one or many processes.

@@ -20,9 +20,9 @@ from bamboo_jax.runtime.spmd import block_passes
 from bamboo_jax.runtime.spmd import branch
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
 from bamboo_jax.runtime.stage import functions
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule.ticks import table as table_lib
 
 Data = block_passes.Data
 Ends = dict[str, tuple[base.PyTree, base.PyTree]]  # Parameters, statistics.

@@ -23,14 +23,13 @@ from bamboo_jax.runtime.spmd import ring as ring_lib
 from bamboo_jax.runtime.spmd import run as run_lib
 from bamboo_jax.runtime.spmd import weights as weights_lib
 from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
+from bamboo_jax.runtime.spmd.ticks import lowering
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
 from bamboo_jax.runtime.stage import functions
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule.ticks import lowering
-from bamboo_jax.schedule.ticks import redone as redone_lib
-from bamboo_jax.schedule.ticks import table as table_lib
 
 Owners = Sequence[int]
 _MAX_RINGS = 64  # More than a layout and each death in it need.
@@ -75,52 +74,34 @@ class SpmdEngine:
     self._rows, self._whole, self._table = rows, whole, table
     bounds = [spec.first for spec in rows.specs] + [rows.specs[-1].last]
     self.layout = layout_lib.make_layout(whole, bounds)
-    _check(rows)
+    self._devices = rows.devices if collectives is None else collectives.devices
+    _check(rows.owners, self._devices)
     self._params = functions.copies_of(whole)
     self._keeps = keeps
-    num_stages = self.layout.num_stages
-    ticks = segment_ticks or (num_stages if keeps else len(table.ticks))
-    self._sizes = program_lib.Sizes(
-        num_ticks=ticks,
-        num_microbatches=table.num_microbatches,
-        num_slots=table.num_slots,
-        num_offloads=program_lib.most_offloads(table, ticks),
-        num_fetches=0,
-        num_owned=1,
-        num_held=2 if keeps else 1,
+    self._sizes, self._sizes_of_rest = program_lib.find_sizes(
+        table,
+        num_stages=self.layout.num_stages,
         keeps=keeps,
+        segment_ticks=segment_ticks,
         heads=heads,
     )
-    # The nodes of a pipeline that has lost some own two or more stages.
-    room = table.num_microbatches + num_stages
-    self._most_residuals = 2 * num_stages + 1
-    self._sizes_of_rest = dataclasses.replace(
-        self._sizes,
-        num_slots=dict.fromkeys(("activations", "grads"), room)
-        | {"residuals": self._most_residuals + 1},
-        num_offloads=0,
-        num_fetches=table.num_microbatches if self._sizes.num_offloads else 0,
-    )
+    self._most_residuals = self._sizes_of_rest.num_slots["residuals"] - 1
     self._rings: recent.Recent[ring_lib.Ring] = recent.Recent(_MAX_RINGS)
     self.runs: dict[int, run_lib.Run] = {}
     self.running: list[run_lib.Run] = []
-    rows.rings = self
-    self._together = collectives
+    self._log = collectives and collectives.log
     if collectives is not None:
-      collectives.attach(rows, self.answer)
+      collectives.attach(self.answer)
 
-  def can_run(
-      self, owners: Sequence[Owners] = (), lines: engine_lib.Lines = ()
-  ) -> bool:
-    """Returns whether programs can run the given roles, or the current ones."""
+  def can_run(self, lines: engine_lib.Lines = ()) -> bool:
+    """Returns whether programs can run the given lines, or the current ones."""
     rows = self._rows
-    owners, lines = owners or rows.owners, lines or rows.lines
+    owners = [row for row, _ in lines or rows.lines]
     nodes = [node for row in owners for node in set(row)]
     return (
-        [*map(tuple, owners)] == [tuple(row) for row, _ in lines]
-        and all(map(table_lib.is_ring, owners))
-        and rows.devices.keys() >= set(nodes)
-        and len({rows.devices[node] for node in nodes}) == len(nodes)
+        all(map(table_lib.is_ring, owners))
+        and self._devices.keys() >= set(nodes)
+        and len({self._devices[node] for node in nodes}) == len(nodes)
     )
 
   def answer(self, channel: channel_lib.Channel) -> None:
@@ -128,17 +109,14 @@ class SpmdEngine:
     (num_owned,) = channel.key  # The others may have continued with new owners.
     self._get_ring(channel.nodes, num_owned=num_owned).answer()
 
-  def jobs(
-      self, owners: Sequence[Owners], lines: engine_lib.Lines
-  ) -> list[Callable[[], Any]]:
-    """Returns the jobs that compile programs for some roles, by pipeline."""
-    if not self.can_run(owners, lines):
+  def jobs(self, lines: engine_lib.Lines) -> list[Callable[[], Any]]:
+    """Returns the jobs that compile the programs of some lines."""
+    if not self.can_run(lines):
       return []
-    connects = self._together.jobs() if self._together else []
-    devices, here = self._rows.devices, jax.process_index()
-    return connects + [
+    devices, here = self._devices, jax.process_index()
+    return [
         functools.partial(self._compile, row)
-        for row in sorted({tuple(row) for row in owners})
+        for row in sorted({tuple(row) for row, _ in lines})
         if any(devices[node].process_index == here for node in row)
     ]
 
@@ -146,7 +124,7 @@ class SpmdEngine:
     program = self._find(owners).program
     _ = program.segment, program.start
     for node, stages in self._stages(program, owners).items():
-      device = self._rows.devices[node]
+      device = self._devices[node]
       if device.process_index == jax.process_index():
         self._packing.find_pack(program, device, stages, stages)
         for hold, stage in enumerate(stages[: program.sizes.num_owned]):
@@ -173,30 +151,26 @@ class SpmdEngine:
   def begin(self, step: int, feed: node_lib.FeedFn) -> None:
     """Drops the runs of the previous step."""
     self._step, self._feed = step, feed
+    for run in self.runs.values():
+      run.release()
     self.runs = {}
 
-  def plan(
-      self, rows: Mapping[int, instruction_lib.Row], *, pipeline: int
-  ) -> dict[int, redone_lib.Redone]:
-    """Plans the remaining passes of a pipeline, from the rows of its nodes.
+  def plan(self, rows: Mapping[int, instruction_lib.Row], *, line: int) -> None:
+    """Plans the remaining passes of a line, from the rows of its nodes.
 
     Passes that remaining nodes have done are kept. Other processes must be at
-    the same segment, see `rewind`. Returns the repeated passes by share, if
-    nodes were lost.
+    the same segment, see `rewind`.
     """
-    owners, redone = self._rows.owners[pipeline], {}
+    owners, shares = self._rows.lines[line]
     live = {share for own in self._rows.shares for share in own}
     for share in self.runs.keys() - live:
       del self.runs[share]
-    for share in self._rows.shares[pipeline]:
+    for share in shares:
       former = self.runs.get(share)
       if self._rows.nodes.keys().isdisjoint(owners):
         self.runs.pop(share, None)
       elif former is None or former.owners != owners:
-        self.runs[share] = run = self._make_run(rows, share, owners, former)
-        if run.redone:
-          redone[share] = run.redone
-    return redone
+        self.runs[share] = self._make_run(rows, share, owners, former)
 
   def _make_run(
       self,
@@ -330,7 +304,7 @@ class SpmdEngine:
         )
       if table and not sizes.fits(table):  # Compiled now, in a pause.
         sizes = sizes.widen(table)
-      devices = [self._rows.devices[node] for node in nodes]
+      devices = [self._devices[node] for node in nodes]
       program = self._rows.programs.others.get(
           ("segment", self.layout, str(sizes), *devices),
           lambda: program_lib.SegmentProgram(
@@ -339,8 +313,9 @@ class SpmdEngine:
               params=self._params,
           ),
       )
-      log = self._together and self._together.log
-      return ring_lib.Ring(self._rows, program, nodes, kind=num_owned, log=log)
+      return ring_lib.Ring(
+          self._rows, program, nodes, kind=num_owned, log=self._log
+      )
 
     fits = lambda r: table is None or r.program.sizes.fits(table)
     return self._rings.get((num_owned, *nodes), make, fits=fits)
@@ -373,7 +348,7 @@ class SpmdEngine:
     weights = {}
     for n, (node, stages) in enumerate(self._stages(program, owners).items()):
       if node in rows.nodes:
-        state, device = rows.nodes[node].state, rows.devices[node]
+        state, device = rows.nodes[node].state, self._devices[node]
         held = {
             s: (state[s].params, state[s].stats) for s in stages if s in state
         }
@@ -386,11 +361,11 @@ class SpmdEngine:
     )
 
 
-def _check(rows: engine_lib.Engine) -> None:
+def _check(owners: Sequence[Owners], devices: Mapping[int, jax.Device]) -> None:
   """Raises `ValueError` unless programs can run these nodes."""
   # A joined node knows no device of first owners that have died.
-  nodes = {node for row in rows.owners for node in row} & rows.devices.keys()
-  devices = {rows.devices[node] for node in nodes}
+  nodes = {node for row in owners for node in row} & devices.keys()
+  devices = {devices[node] for node in nodes}
   if len(devices) != len(nodes):
     raise ValueError(
         "One program for all stages needs a device of its own for each of "

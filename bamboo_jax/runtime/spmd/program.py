@@ -26,9 +26,9 @@ from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import end_passes
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.spmd import tick as tick_lib
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import mesh as mesh_lib
-from bamboo_jax.schedule.ticks import table as table_lib
 
 PartitionSpec = jax.sharding.PartitionSpec
 _BY_NODE = PartitionSpec(tick_lib.STAGE)
@@ -83,6 +83,44 @@ def most_offloads(table: table_lib.TickTable, num_ticks: int) -> int:
       for n in range(table.num_nodes)
   ]
   return max(counts, default=0)
+
+
+def find_sizes(
+    table: table_lib.TickTable,
+    *,
+    num_stages: int,
+    keeps: bool,
+    segment_ticks: int | None = None,
+    heads: bool = False,
+) -> tuple[Sizes, Sizes]:
+  """Returns the sizes at the start of a step, and of its rest after a death.
+
+  See `engine.SpmdEngine` for the arguments.
+  """
+  ticks = segment_ticks or (num_stages if keeps else len(table.ticks))
+  first = Sizes(
+      num_ticks=ticks,
+      num_microbatches=table.num_microbatches,
+      num_slots=table.num_slots,
+      num_offloads=most_offloads(table, ticks),
+      num_fetches=0,
+      num_owned=1,
+      num_held=2 if keeps else 1,
+      keeps=keeps,
+      heads=heads,
+  )
+  # The nodes of a pipeline that has lost some own two or more stages.
+  room = table.num_microbatches + num_stages
+  rest = dataclasses.replace(
+      first,
+      num_slots=dict.fromkeys(("activations", "grads"), room)
+      | {"residuals": 2 * num_stages + 2},
+      num_offloads=0,
+      num_fetches=table.num_microbatches if first.num_offloads else 0,
+      num_owned=2,
+      num_held=2,
+  )
+  return first, rest
 
 
 class SegmentProgram:
@@ -161,15 +199,28 @@ class SegmentProgram:
     count = self.sizes.num_fetches
     return buffers_lib.repeat(self._kept, count) if count else None
 
+  @property
+  def host(self) -> tuple[base.PyTree, base.PyTree]:
+    """Shapes of what one device leaves in host memory, or None.
+
+    Residuals of redundant passes, and the values sent in each tick.
+    """
+    sizes = self.sizes
+    offloaded = sent = None
+    if sizes.num_offloads:
+      offloaded = buffers_lib.repeat(self._kept, sizes.num_offloads)
+    if sizes.keeps:
+      sent = buffers_lib.repeat((self.activation,) * 2, sizes.num_ticks)
+    return offloaded, sent
+
   @functools.cached_property
   def segment(self) -> jax.stages.Compiled:
     """The compiled program of a segment.
 
     Its arguments are the weights, the microbatches, their numbers, the step,
-    the table of its ticks, the carry, and residuals in host memory; all but
-    numbers and step have a leading dimension of nodes. It returns the carry,
-    the residuals of redundant forward passes or None, and the values sent in
-    each tick or None.
+    the table of its ticks, the carry, residuals in host memory, and buffers
+    like `host`, donated, whose contents do not matter; all but numbers and step
+    have a leading dimension of nodes. It returns the carry, and both `host`.
     """
     sizes = self.sizes
     numbers = jax.ShapeDtypeStruct((sizes.num_microbatches,), jnp.uint32)
@@ -182,16 +233,17 @@ class SegmentProgram:
         self.place(jax.ShapeDtypeStruct(fields, jnp.int32)),
         self.place(self.carry),
         self.place(self.fetched, kind="pinned_host"),
+        self.place(self.host, kind="pinned_host"),
     )
     everywhere = PartitionSpec()
     program = jax.shard_map(
         self._run,
         mesh=self.mesh,
-        in_specs=(*[_BY_NODE] * 2, *[everywhere] * 2, *[_BY_NODE] * 3),
+        in_specs=(*[_BY_NODE] * 2, *[everywhere] * 2, *[_BY_NODE] * 4),
         out_specs=(_BY_NODE,) * 3,
         check_vma=False,
     )
-    donated = () if sizes.keeps else (5,)
+    donated = (7,) if sizes.keeps else (5, 7)
     jitted = jax.jit(program, donate_argnums=donated)
     return jitted.trace(*arguments).lower().compile()
 
@@ -231,6 +283,7 @@ class SegmentProgram:
       table: jax.Array,
       carry: buffers_lib.Carry,
       fetched: buffers_lib.Kept | None,
+      host: tuple[base.PyTree, base.PyTree],
   ) -> tuple[buffers_lib.Carry, buffers_lib.Kept | None, base.PyTree]:
     spec, sizes = self.spec, self.sizes
     local = lambda tree: jax.tree.map(lambda a: a[0], tree)
@@ -248,16 +301,8 @@ class SegmentProgram:
         num_nodes=self.mesh.size,
         fetched=local(fetched),
     )
-    empty = lambda shapes, count: jax.device_put(
-        buffers_lib.zeros_like(buffers_lib.repeat(shapes, count)),
-        jax.memory.Space.Host,
-    )
-    # Inside the loop: values stacked by the scan leave host memory.
-    offloaded = sent = None
-    if sizes.num_offloads:
-      offloaded = empty(self._kept, sizes.num_offloads)
-    if sizes.keeps:
-      sent = empty((self.activation,) * 2, sizes.num_ticks)
+    # Written inside of the loop: values stacked by the scan leave host memory.
+    offloaded, sent = jax.device_put(local(host), jax.memory.Space.Host)
 
     def run(state: base.PyTree, item: tuple[jax.Array, jax.Array]) -> Any:
       (state, sent), (t, row) = state, item

@@ -15,8 +15,8 @@ from bamboo_jax import base
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.spmd import program as program_lib
 from bamboo_jax.runtime.spmd.processes import transfer_log
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
 from bamboo_jax.schedule import channel as channel_lib
-from bamboo_jax.schedule.ticks import table as table_lib
 
 
 def most_behind(program: program_lib.SegmentProgram) -> int:
@@ -61,6 +61,7 @@ class Ring:
     self._is_shared = len(self.local) < len(self.nodes)
     self.most_behind = most_behind(program) if self._is_shared else 0
     self._channel = channel_lib.Channel("ring", self.nodes, (kind,))
+    self._free: list[base.PyTree] = []
 
   def run(self, *arguments: base.PyTree) -> base.PyTree:
     """Starts a segment; the first one of a ring over many processes blocks.
@@ -84,6 +85,7 @@ class Ring:
         program.put(dict.fromkeys(self.local, idle[None].astype(np.int32))),
         program.start(),
         zeros(program.fetched, kind="pinned_host"),
+        zeros(program.host, kind="pinned_host"),
     )
     self._log.answer(self._channel)
     call = lambda: program.segment(*arguments)
@@ -106,6 +108,20 @@ class Ring:
     if source in nodes:
       link.send(jax.device_put(find(), nodes[source].device))
     return link.receive() if to in nodes else None
+
+  def take_host(self) -> base.PyTree:
+    """Returns buffers in host memory for a segment, which consumes them."""
+    if self._free:
+      return self._free.pop()
+    return self.zeros(self.program.host, kind="pinned_host")
+
+  def give_host(self, buffers: base.PyTree) -> None:
+    """Keeps buffers that a segment has returned, for a later one."""
+    self._free.append(buffers)
+
+  def drop_host(self) -> None:
+    """Frees the buffers that no segment has taken."""
+    self._free.clear()
 
   def zeros(
       self, shapes: base.PyTree, *, kind: str | None = None

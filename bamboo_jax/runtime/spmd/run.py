@@ -14,11 +14,10 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import ring as ring_lib
+from bamboo_jax.runtime.spmd.ticks import check
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
 from bamboo_jax.runtime.wire import mesh as mesh_lib
 from bamboo_jax.schedule import channel as channel_lib
-from bamboo_jax.schedule.ticks import check
-from bamboo_jax.schedule.ticks import redone as redone_lib
-from bamboo_jax.schedule.ticks import table as table_lib
 
 Key = table_lib.Key
 _CHANNELS = {"activations": "activation", "grads": "grad"}
@@ -100,7 +99,7 @@ class Run:
     rows = self.table.as_array(first, first + size)
     table = self.program.put({n: rows[n : n + 1] for n in self._ring.local})
     self._pending = self._ring.run(
-        *self._inputs, table, self._carry, self._fetched
+        *self._inputs, table, self._carry, self._fetched, self._ring.take_host()
     )
 
   def finish(self, *, is_lost: bool = False) -> None:
@@ -118,24 +117,16 @@ class Run:
     self._offloaded.append(offloaded)
     self._sent.append(sent)
 
+  def release(self) -> None:
+    """Lets later segments overwrite what this run has left on the host."""
+    for buffers in zip(self._offloaded, self._sent, strict=True):
+      self._ring.give_host(buffers)
+    self.rewind(0)
+
   def sums(self, node: int) -> buffers_lib.Sums:
     """Returns the sums of a local node, arrays [1, ...]."""
     device = self.program.mesh.devices[self.nodes.index(node)]
     return mesh_lib.part_on(device, self._carry.sums)
-
-  @property
-  def redone(self) -> redone_lib.Redone | None:
-    """The passes of the former run that this one repeats; None without."""
-    if (former := self.former) is None:
-      return None
-    size = former.program.sizes.num_ticks
-    return redone_lib.find_redone(
-        former.table,
-        self.table,
-        lost=[n for n, o in enumerate(former.nodes) if o not in self.nodes],
-        num_ticks=former.num_segments * size,
-        segment_ticks=size,
-    )
 
   def held(self, node: int) -> table_lib.Held:
     """Returns the values that a node holds; their slots are irrelevant."""
@@ -215,6 +206,7 @@ class Run:
 
   def _take_over(self, former: "Run") -> None:
     """Moves the values of this run's nodes to the slots of its table."""
+    former._ring.drop_host()
     program, zeros = self.program, ring_lib.host_zeros
     carries = {n: zeros(program.carry) for n in self._ring.local}
     fetched = {n: zeros(program.fetched) for n in self._ring.local}

@@ -17,7 +17,7 @@ from bamboo_jax.runtime.spmd import block_passes
 from bamboo_jax.runtime.spmd import branch
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import end_passes
-from bamboo_jax.schedule.ticks import table as table_lib
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
 
 STAGE = "stage"  # The axis of the mesh.
 

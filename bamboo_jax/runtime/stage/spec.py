@@ -157,7 +157,9 @@ class StageSpec:
     """Least time of the passes of all layers."""
     paces = [self.model.paces[n] for n in self.names if n in self.model.paces]
     return model_lib.Pace(
-        sum(p.forward_ms for p in paces), sum(p.backward_ms for p in paces)
+        sum(p.forward_ms for p in paces),
+        sum(p.backward_ms for p in paces),
+        max((p.jitter for p in paces), default=0.0),
     )
 
   @functools.cached_property

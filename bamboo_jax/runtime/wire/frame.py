@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import dataclasses
 import enum
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 HEADER = struct.Struct(">4sBHIQQQQ")
 MAGIC = b"bjw1"
@@ -72,8 +72,15 @@ def encode(frame: Frame) -> bytes:
   return head + text
 
 
-def decode_header(header: bytes | memoryview) -> tuple[Frame, int]:
-  """Returns a frame without its texts and payload, and the size of its texts.
+class Header(NamedTuple):
+  """A frame without its texts and payload, and the size of its texts."""
+
+  frame: Frame
+  text_bytes: int
+
+
+def decode_header(header: bytes | memoryview) -> Header:
+  """Decodes the fixed-size start of a frame.
 
   Raises:
     ProtocolError: These bytes are no header of this protocol.
@@ -88,7 +95,7 @@ def decode_header(header: bytes | memoryview) -> tuple[Frame, int]:
   if kind not in [*Kind]:
     raise ProtocolError(f"unknown kind of frame {kind}")
   frame = Frame(Kind(kind), attempt, number=number, seq=seq, ack=ack, size=size)
-  return frame, length
+  return Header(frame, length)
 
 
 def decode_text(frame: Frame, text: bytes | memoryview) -> Frame:

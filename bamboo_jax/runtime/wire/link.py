@@ -92,5 +92,12 @@ class SocketLink:
     assert found == wanted, (self._name, found, wanted)
     return jax.device_put(self._structure.unflatten(arrays), self._to)
 
+  def wait(self, secs: float) -> bool:
+    """Returns whether a value has arrived, which it waits for up to `secs`.
+
+    Raises as `receive`.
+    """
+    return self._exchange.wait(self._source, self._name, secs)
+
   def drop(self) -> None:
     """See `Link`; the transport does, when the next attempt begins."""

@@ -32,13 +32,16 @@ _PIECE = 1 << 18  # Elements of a piece at most.
 
 
 class Exchange(Protocol):
-  """What a sum needs of `transport.Transport`."""
+  """What sums and links need of `transport.Transport`."""
 
   def send(self, node: int, channel: str, arrays: Sequence[np.ndarray]) -> None:
     """Sends a value to a node; the arrays must not change afterwards."""
 
   def receive(self, node: int, channel: str) -> Sequence[np.ndarray]:
     """Returns the next value of a node."""
+
+  def wait(self, node: int, channel: str, secs: float) -> bool:
+    """Returns whether a value is there, which it waits for up to `secs`."""
 
 
 class OrderedSum:

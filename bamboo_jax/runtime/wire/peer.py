@@ -14,6 +14,7 @@ import collections
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
+import math
 import threading
 import time
 from typing import Any
@@ -121,19 +122,30 @@ class Peer:
     Raises as `send`; also if the peer has gone on to another attempt.
     """
     with self._lock:
-      while True:
-        self._check()
-        if inbox := self._inbox.get(channel):
-          return inbox.popleft()
-        if self._ahead > self._protocol.attempt:
-          raise base.AttemptOverError(
-              f"Node {self._node} is in attempt {self._ahead} already."
-          )
-        self._lock.wait()
+      self._wait(channel, math.inf)
+      return self._inbox[channel].popleft()
 
-  def has(self, channel: str) -> bool:
-    """Returns whether `receive` would return at once."""
-    return bool(self._inbox.get(channel))
+  def wait(self, channel: str, secs: float) -> bool:
+    """Returns whether a value is there, which it waits for up to `secs`.
+
+    Raises as `receive`.
+    """
+    with self._lock:
+      return self._wait(channel, time.monotonic() + secs)
+
+  def _wait(self, channel: str, until_secs: float) -> bool:
+    while True:
+      self._check()
+      if self._inbox.get(channel):
+        return True
+      if self._ahead > self._protocol.attempt:
+        raise base.AttemptOverError(
+            f"Node {self._node} is in attempt {self._ahead} already."
+        )
+      left_secs = until_secs - time.monotonic()
+      if left_secs <= 0:
+        return False
+      self._lock.wait(min(left_secs, threading.TIMEOUT_MAX))
 
   def begin(self, attempt: int) -> None:
     """Moves to a newer attempt."""

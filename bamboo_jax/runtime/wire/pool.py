@@ -16,7 +16,7 @@ _FREE = 3
 
 
 class Pool:
-  """Buffers of one thread's values, at most `most` of each size are kept."""
+  """Reuses buffers of one thread's values; keeps `most` of each size."""
 
   def __init__(self, most: int = 8) -> None:
     self._most = most

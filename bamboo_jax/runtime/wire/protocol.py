@@ -260,7 +260,7 @@ class Protocol:
     return [] if frame.kind is Kind.ACK else self._accept(frame)
 
   def tick(self, now: float) -> list[Action]:
-    """Time has passed; call it some ten times in `dial_secs`."""
+    """Handles timeouts; call it about ten times per `dial_secs`."""
     times, actions = self._times, list[Action]()
     # Also beside a good connection: a dial without an answer is not kept.
     has_dialled = self._is_dialling or self._greeted is not None

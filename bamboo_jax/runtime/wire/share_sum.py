@@ -1,21 +1,21 @@
 """Sums the gradients of one stage over all shares of the batch.
 
-The batch is cut for good into shares, each summed in its own accumulator. Here
-the shares are added left to right in order of their index, whatever device they
-lie on, so that the bits of the sum do not depend on who computed what.
+The batch is split permanently into shares, each summed in its own accumulator.
+Shares are added from left to right in order of their index, on any devices, so
+the bits of the sum do not depend on the nodes that computed them.
 
 One program per stage runs on a mesh of the devices that hold shares: an ordered
-reduce-scatter and an all-gather. Who holds which share is an argument, so that
-may change without another program.
+reduce-scatter and an all-gather. The device of each share is an argument, so it
+can change without recompilation.
 
   device 0   a0 a1 | a2 a3      slice 0: a0 a1, b0 b1      a0+b0 a1+b1
   device 1   b0 b1 | b2 b3      slice 1: a2 a3, b2 b3      a2+b2 a3+b3
                all_to_all               add in order        all_gather
 
 With one share on each of D devices, a device sends 2 (D - 1) / D gradients. A
-loop takes a part of every array at a time, so that besides the result a device
-needs memory for about half a gradient, whatever the numbers of devices and
-shares are; of small ones, for all terms twice.
+loop takes a part of every array at a time, so besides the result a device needs
+memory for about half a gradient, for any number of devices and shares; of small
+arrays, for all terms twice.
 """
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
@@ -28,7 +28,6 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime import compat
-from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.wire import mesh as mesh_lib
 
 # By devices, slots, and shares.
@@ -87,7 +86,8 @@ class ShareSum:
     ]
     order = np.array(places, np.int32)
     self._order = mesh_lib.join(
-        jax.device_put([order] * len(self._local), self._local), self._sharding
+        jax.device_put([order] * len(self.devices), list(self.devices)),
+        self._sharding,
     )
     key = (self.devices, self._num_slots, len(holders))
     self.program = programs.get(key)
@@ -102,21 +102,17 @@ class ShareSum:
   def __call__(
       self, accumulators: Mapping[int, base.PyTree]
   ) -> dict[jax.Device, base.PyTree]:
-    """Returns the sum, once on each local device; local shares by index."""
+    """Returns the sum, once on each device; `accumulators` are by share."""
     if self.program is None:
       return {self.devices[0]: accumulators[0]}
-    rows = [self._slots_of(device, accumulators) for device in self._local]
+    rows = [self._slots_of(device, accumulators) for device in self.devices]
     out = self.program(mesh_lib.join(rows, self._sharding), self._order)
-    return {device: mesh_lib.part_on(device, out) for device in self._local}
-
-  @property
-  def _local(self) -> list[jax.Device]:
-    return [d for d in self.devices if devices_lib.is_local(d)]
+    return {device: mesh_lib.part_on(device, out) for device in self.devices}
 
   def _slots_of(
       self, device: jax.Device, accumulators: Mapping[int, base.PyTree]
   ) -> list[base.PyTree]:
-    """Returns the shares on a local device, and what fills up its slots."""
+    """Returns the shares on a device, and what fills up its slots."""
     put = functools.partial(_put, device=device)
     slots = [jax.tree.map(put, accumulators[i]) for i in self._shares[device]]
     if not slots:

@@ -95,7 +95,7 @@ class Transport:
       peer.begin(attempt)
 
   def interrupt(self, why: str) -> None:
-    """Lets all calls raise until the next attempt begins."""
+    """Makes all calls raise until the next attempt begins."""
     with self._lock:
       self._interrupted = why
       peers = [*self._peers.values()]
@@ -114,17 +114,24 @@ class Transport:
 
   def receive(self, node: int, channel: str) -> Sequence[np.ndarray]:
     """Returns the next value of a node; see `Peer.receive`."""
+    with self._opened(node, channel) as peer:
+      return peer.receive(channel)
+
+  def wait(self, node: int, channel: str, secs: float) -> bool:
+    """Returns whether a value of a node is there; see `Peer.wait`."""
+    with self._opened(node, channel) as peer:
+      return peer.wait(channel, secs)
+
+  @contextlib.contextmanager
+  def _opened(self, node: int, channel: str) -> Iterator[peer_lib.Peer]:
+    """Yields a peer, for which this thread waits."""
     self.check()
     thread = threading.get_ident()
     self._open[thread] = OpenReceive(node, channel, time.monotonic())
     try:
-      return self._find(node).receive(channel)
+      yield self._find(node)
     finally:
       del self._open[thread]
-
-  def has(self, node: int, channel: str) -> bool:
-    """Returns whether a value of a node is there."""
-    return self._find(node).has(channel)
 
   def open_receives(self) -> list[OpenReceive]:
     """Returns the receives that wait now."""

@@ -55,7 +55,6 @@ def find_owed(
   """Returns the work that finishes the step.
 
   Args:
-    owners: Node of each stage.
     microbatches: Microbatches of the line, in the order of summation.
     holdings: Data that each node holds; a missing node holds nothing.
     shadows: Node that runs redundant forward passes of a stage; it must own or

@@ -17,7 +17,7 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.runtime.spmd.processes import transfer_log
+from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.train.members import cohort as cohort_lib
@@ -145,7 +145,7 @@ class RemoteDirector:
     self._say({"line": due.fault.line, "owner": due.owner})
     while not (answers := self._hear()):
       pass
-    return answers[0]["has_come"]
+    return answers[0]["has_joined"]
 
   def is_asked_to_stop(self) -> bool:
     """Returns whether to save and end the run after this step; never blocks."""
@@ -177,15 +177,17 @@ class Exits:
   def __init__(
       self,
       transport: transport_lib.Transport,
-      log: transfer_log.TransferLog | None,
+      collectives: executor_lib.Collectives | None,
   ) -> None:
-    """`log` is of collective transfers; None without any."""
-    self._transport, self._log = transport, log
+    """`collectives` are those of the executor; None without any."""
+    self._transport, self._collectives = transport, collectives
     self._attempt = 0
 
   def begun(self) -> channel_lib.Begun:
     """Returns this member's address, open receives and collective transfers."""
-    begun = channel_lib.Begun() if self._log is None else self._log.begun()
+    begun = channel_lib.Begun()
+    if self._collectives is not None:
+      begun = self._collectives.begun()
     waits = {r.node for r in self._transport.open_receives()}
     return dataclasses.replace(
         begun,
@@ -214,9 +216,9 @@ class Exits:
   def stop(
       self, view: int, *, alive: Collection[int] | None = None
   ) -> channel_lib.Begun:
-    """Stops collective transfers; see `TransferLog.stop`."""
-    if self._log is not None:
-      self._log.stop(view, alive=alive)
+    """Stops collective transfers, see `executor.Collectives`."""
+    if self._collectives is not None:
+      self._collectives.stop(view, alive=alive)
     return self.begun()
 
   def adopt(self, view: int) -> None:
@@ -228,16 +230,13 @@ class Exits:
 
     No message of the first `steps` steps may be in flight.
     """
-    if self._log is not None:
-      self._log.settle(view, steps)
-      self._log.resume(view)
+    if self._collectives is not None:
+      self._collectives.settled(view, steps)
     self._begin(self._attempt + 1)
 
   def check(self) -> None:
     """Raises `base.AttemptOverError` after a loss."""
     self._transport.check()
-    if self._log is not None:
-      self._log.check()
 
   def _begin(self, attempt: int) -> None:
     self._attempt = attempt

@@ -36,7 +36,6 @@ class Cohort(Protocol):
   """All members; `gather` is the only synchronisation.
 
   Attributes:
-    number: Number of this member.
     view: The view that this member works in.
     newest: The newest view known here.
     hosted: The live nodes that this member drives.

@@ -5,16 +5,13 @@ after a loss end the transfers between live nodes.
 """
 
 from collections.abc import Iterable
-import time
 from typing import Protocol
-
-from absl import logging
 
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime.phases import compile_ahead
-from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.train import background_compiler
@@ -60,7 +57,7 @@ class PeerTransfers:
   Args:
     client: Connection to the agent.
     transport: Connections to other workers.
-    collectives: Collective transfers of SPMD programs; None for rows.
+    collectives: Those of the executor; None without.
     preconnects: Whether to connect in advance.
   """
 
@@ -68,7 +65,7 @@ class PeerTransfers:
       self,
       client: client_lib.Client,
       transport: transport_lib.Transport,
-      collectives: collectives_lib.Collectives | None,
+      collectives: executor_lib.Collectives | None,
       *,
       preconnects: bool,
   ) -> None:
@@ -96,9 +93,7 @@ class PeerTransfers:
     addresses = {node: b.address for node, b in begun.items()}
     self._transport.set_addresses(addresses)
     if self._collectives is not None:
-      view, me = self._client.adopted.number, self._client.number
-      self._collectives.settle(begun, view=view, me=me)
-      self._collectives.keep(begun)
+      self._collectives.settle(begun, view=self._client.adopted.number)
 
   def ready(self, version: int) -> int:
     """See `Transfers`; ready once all programs are compiled."""
@@ -108,7 +103,7 @@ class PeerTransfers:
   def connect(self) -> None:
     """See `Transfers`; raises as a transfer does if a node is lost."""
     if self._preconnects:
-      self._connect(ahead=False)
+      self._connect()
 
   def preconnect(self, said: Iterable[int], version: int) -> None:
     """See `Transfers`; all nodes call it at once, between two steps.
@@ -117,13 +112,8 @@ class PeerTransfers:
     """
     facts = (self._client.adopted.number, version)
     if set(said) == {version} and self._connected != facts:
-      self._connect(ahead=True)
+      self._connect()
       self._connected = facts
 
-  def _connect(self, *, ahead: bool) -> None:
+  def _connect(self) -> None:
     self._transport.connect(compile_ahead.find_partners(self._engine))
-    if self._collectives is not None:
-      begin_secs = time.perf_counter()
-      count = self._collectives.connect(ahead=ahead)
-      secs, when = time.perf_counter() - begin_secs, "ahead" if ahead else "now"
-      logging.info("Connected %d groups %s in %.3f s.", count, when, secs)

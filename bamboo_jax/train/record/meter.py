@@ -97,7 +97,6 @@ class Meter:
   Args:
     price: Price per node; None: only time and samples are counted.
     market: One of `prices.MARKETS`.
-    batch_size: Samples per step.
     clock: Returns seconds, on the clock of `step.Committed`.
     since_secs: Start of the charged time, on `clock`; None: now.
   """
@@ -213,7 +212,6 @@ class Meter:
     """Charges a step and the time since its end.
 
     Args:
-      step: The step.
       nodes: Live nodes at its end.
       num_dropped: Samples of its batch that were not trained on.
       is_late: Whether a later step is already running, which will charge the

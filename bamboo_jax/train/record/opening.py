@@ -30,18 +30,13 @@ def describe_plan(job: job_lib.Job) -> str:
 def find_warnings(job: job_lib.Job) -> list[str]:
   """Returns warnings on likely mistakes in the config, a sentence each."""
   num_shares = job.plan.batch.num_shares
-  coarse = f"config.pipeline.num_shares={num_shares} is too coarse"
   found = job.task.schedule.find_warnings(job.config.num_steps)
   if job.config.pipeline.layout != "depth":
     if (enough := job.find_enough_shares()) > num_shares:
       found.append(
-          f"{coarse} for these pipelines to finish together; {enough} would do."
+          f"config.pipeline.num_shares={num_shares} is too coarse for these "
+          f"pipelines to finish together; {enough} would do."
       )
-  if (enough := job.find_enough_to_deal()) > num_shares:
-    found.append(
-        f"{coarse} to deal the shares of a dead node to all "
-        f"{job.num_holders} nodes that hold its stage; {enough} would do."
-    )
   return found
 
 

@@ -233,6 +233,11 @@ class Outputs:
         "phase_ms": {k: 1e3 * v for k, v in done.phase_secs.items()},
         "view": done.view,
     }
+    if done.filled is not None:
+      planned = dataclasses.asdict(done.placed)
+      more["redundant"] = dataclasses.asdict(done.filled) | {
+          f"planned_{name}": value for name, value in planned.items()
+      }
     if done.skipped:  # First: the line of a step is the last one about it.
       values = {"reason": done.skipped}
       self._writer.write_event(

@@ -16,6 +16,7 @@ from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import survival
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime.phases import replicas
+from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import outputs as outputs_lib
@@ -156,7 +157,7 @@ class RunLog:
             layout=layout,
         ),
         owed={view: span for view, span in owed.items() if span},
-        redone=step.redone,
+        ran=step.executor.filler.ran(measured),
         prints=prints,
         nonfinite=step.find_nonfinite(),
         save=self._writer.say(steps + 1),
@@ -180,18 +181,16 @@ class RunLog:
     recent = self._recent(steps)
     for recovery in recent:
       recovery.step_end_at_secs = now
-      view = recovery.view
       if votes and step.planned_passes is None:
-        recovery.merge_owed(
-            v.owed[view] for v in votes.values() if view in v.owed
-        )
-      recovery.merge_redone(v.redone.get(view, {}) for v in votes.values())
+        owed = [v.owed.get(recovery.view) for v in votes.values()]
+        recovery.merge_owed(span for span in owed if span)
     self._outputs.write_step(
         step.result(
             passes=sum(
                 (v.passes for v in votes.values()), account_lib.NodeTime()
             ),
             span_secs=max((v.span_secs for v in votes.values()), default=0.0),
+            **self._find_filled(step, votes.values()),
             sums_secs=step_passes.mean_sums_secs(
                 (v.sums_secs for v in votes.values()), self._state.layout
             ),
@@ -275,7 +274,7 @@ class RunLog:
   def _find_risk(self) -> int:
     """Returns `step.Vote.at_risk`."""
     view = self._cohort.newest
-    held = [h for h in self._state.layout.held if h[0] in view.numbers]
+    held = [h for h in self._state.layout.copies if h[0] in view.numbers]
     is_at_risk = view.number > self._saved_in and bool(
         survival.find_ending(held, view.leaving)
     )
@@ -283,6 +282,17 @@ class RunLog:
 
   def _recent(self, step: int) -> list[times.RecoveryTimes]:
     return [r for r in self._recoveries if r.step == step]
+
+  def _find_filled(
+      self, step: step_lib.Step, votes: Iterable[step_lib.Vote]
+  ) -> dict[str, filling_lib.Effect]:
+    """Returns `step.Committed.filled` and `placed`; learns from the step."""
+    ran = {node: ran for vote in votes for node, ran in vote.ran.items()}
+    filled = step.executor.filler.find_effect(ran)
+    if filled is None:
+      return {}
+    step.executor.filler.learn(filled.stretch)
+    return {"filled": filled, "placed": step.executor.filler.placed}
 
   def _has_owners(self) -> bool:
     """Returns whether all local owners live; each saves its stages."""

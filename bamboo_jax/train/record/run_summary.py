@@ -1,6 +1,7 @@
 """The summary of a run, for comparisons with others."""
 
 from collections.abc import Mapping, Sequence
+import statistics
 from typing import Any
 
 from bamboo_jax.accounting import account as account_lib
@@ -28,8 +29,6 @@ def make_summary(
   """Returns the summary.
 
   Args:
-    job: The job of the run.
-    digests: Digests of all layers.
     steps_done: Number of steps that the state has seen.
     started_at: Number of steps done before the run was resumed.
     lines: Lines of the log; a loss that is not a number is null.
@@ -69,6 +68,7 @@ def make_summary(
           "evaluation": evaluations[-1] if evaluations else None,
           "predicted_step_secs": plan.step_time.total_ms / 1e3,
           "predicted_bubble_fraction": plan.timeline.mean_bubble,
+          "redundancy": _mean_redundancy(job.config.redundancy.mode, steps),
           "costs_measured": plan.profile.measured,
           "partition": list(plan.partition.bounds),
           "recoveries": [
@@ -78,6 +78,17 @@ def make_summary(
           "cost": account.as_dict(),
       },
   )
+
+
+def _mean_redundancy(
+    mode: str, steps: Sequence[jsonl.Line]
+) -> dict[str, Any] | None:
+  """Returns the means over steps that filled waits; None without any."""
+  found = [line["redundant"] for line in steps if "redundant" in line]
+  if not found:
+    return None
+  means = {k: statistics.fmean(f[k] for f in found) for k in found[0]}
+  return {"mode": mode, "steps": len(found), **means}
 
 
 def is_written(

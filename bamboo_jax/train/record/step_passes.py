@@ -12,7 +12,6 @@ from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import timeline as timeline_lib
 
 NodeTime = account_lib.NodeTime
 Op = instruction_lib.Op
@@ -35,7 +34,6 @@ def measure(
     measured: Instructions run in the step.
     nodes: Local nodes that trained until the end of the step.
     layout: The layout after the step.
-    recoveries: Recoveries in the step.
   """
   useful = redundant = owed = 0.0
   is_owed = _owed_filter(recoveries, layout)
@@ -50,22 +48,6 @@ def measure(
       useful += secs
   found = NodeTime(useful=useful, redundant=redundant, recovery=owed)
   return found * (len(nodes) / max(1, len({m.node for m in mine})))
-
-
-def plan(
-    timelines: Sequence[timeline_lib.Timeline], *, secs: float
-) -> NodeTime:
-  """Returns the planned node time of the passes, scaled to `secs` seconds."""
-  slots = [slot for timeline in timelines for slot in timeline.slots]
-  span_ms = max((slot.end_ms for slot in slots), default=0.0) or 1.0
-
-  def total(ops: Collection[Op]) -> float:
-    ms = sum(s.end_ms - s.start_ms for s in slots if s.instruction.op in ops)
-    return secs * ms / span_ms
-
-  return NodeTime(
-      useful=total(_PASSES), redundant=total((Op.REDUNDANT_FORWARD,))
-  )
 
 
 def sums_of(

@@ -4,7 +4,7 @@ accept          keys, types and policy of a config that a user gives
 init_folder     model and tokenizer of the folder of Hugging Face
 checks          values that are never valid
 build           task (model and data), profile, plan, rows, engine
-build_program   the same for `executor="spmd"`, whose passes are programs
+executors       the executor that the config names: rows, or programs
 build_recovery  the ladder, the planner and the rules of recovery
 policy          a policy of the simulator as settings of a run
 sizes           numbers that need neither model nor JAX

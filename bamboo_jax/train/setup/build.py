@@ -43,12 +43,23 @@ from bamboo_jax.train.setup import sizes
 class Task:
   """Model, data and learning rate, without their layout on nodes.
 
-  `whole` is the model as a single stage.
+  `whole` is the model as a single stage. A task that is only planned may have
+  no `batches`.
   """
 
   whole: spec_lib.StageSpec
-  batches: batches_lib.Batches
+  batches: batches_lib.Batches | None
   schedule: schedules.Schedule
+
+
+def make_task_to_plan(config: ml_collections.ConfigDict) -> Task:
+  """Returns a task without data, unless only data has the shapes of samples."""
+  checks.check_config(config)
+  model = zoo.make_model(config.model.name, **config.model.options)
+  if not model.sample:
+    return make_task(config)
+  batch = model.batch_shapes(config.pipeline.microbatch_size)
+  return Task(_make_whole(config, model, batch), None, make_schedule(config))
 
 
 def make_task(config: ml_collections.ConfigDict) -> Task:
@@ -56,7 +67,6 @@ def make_task(config: ml_collections.ConfigDict) -> Task:
   pipeline = config.pipeline
   checks.check_config(config)
   model = zoo.make_model(config.model.name, **config.model.options)
-  optimizer = make_optimizer(config)
   source = source_lib.make_source(
       config.data.name, _source_shape(config, model), **config.data.options
   )
@@ -89,18 +99,26 @@ def make_task(config: ml_collections.ConfigDict) -> Task:
         for key, array in batch.items()
     }
     model = dataclasses.replace(model, sample=sample)
-  whole = spec_lib.StageSpec(
+  whole = _make_whole(config, model, batch)
+  return Task(whole, batches, make_schedule(config))
+
+
+def _make_whole(
+    config: ml_collections.ConfigDict,
+    model: model_lib.Model,
+    batch: Mapping[str, jax.ShapeDtypeStruct],
+) -> spec_lib.StageSpec:
+  return spec_lib.StageSpec(
       model=model,
       first=0,
       last=len(model.layers),
       batch=batch,
-      optimizer=optimizer,
-      remat=pipeline.remat,
+      optimizer=make_optimizer(config),
+      remat=config.pipeline.remat,
       seed=config.seed,
       prng=config.model.prng,
-      unit=pipeline.unit,
+      unit=config.pipeline.unit,
   )
-  return Task(whole, batches, make_schedule(config))
 
 
 def make_schedule(config: ml_collections.ConfigDict) -> schedules.Schedule:
@@ -175,7 +193,6 @@ def make_plan(
 
   Args:
     config: See `configs/default.py`.
-    profile: Costs of the layers.
     cuts: Layers at which a stage may start; by default those of any unit.
     is_cluster: Whether each node is a process of its own.
     num_stages: By default that of the config.
@@ -216,6 +233,7 @@ def memory_options(
   return {
       "memory_limit_bytes": limit,
       "protection": make_protection(config),
+      "reroutes": config.recovery.reroute,
       "is_remote": is_cluster,
   }
 
@@ -239,7 +257,8 @@ def make_redundancy(config: ml_collections.ConfigDict) -> rows_lib.Redundancy:
   """Returns the options of redundant forward passes."""
   options = config.redundancy
   return rows_lib.Redundancy(
-      options.mode, options.refresh, options.margin, options.budget
+      *(options.mode, options.refresh, options.margin, options.budget),
+      overrun=options.overrun,
   )
 
 
@@ -247,11 +266,15 @@ def make_rows(
     config: ml_collections.ConfigDict,
     plan: planner.Plan,
     segments: partition_lib.Partition | None = None,
+    *,
+    fills: bool = False,
 ) -> rows_lib.RowPlanner:
   """Returns the planner of rows.
 
-  `segments` are by default the stages of `plan`. Raises `ValueError` for
-  redundancy with one stage, or if `redundancy.host_memory_gib` is too small.
+  `segments` are by default the stages of `plan`; `fills` tells whether waits
+  are filled as they occur, maybe with all redundant forward passes. Raises
+  `ValueError` for redundancy with one stage, or if
+  `redundancy.host_memory_gib` is too small.
   """
   options = config.redundancy
   rows = rows_lib.RowPlanner(plan, make_redundancy(config))
@@ -261,7 +284,11 @@ def make_rows(
         "that another node can hold the replica; got "
         "config.pipeline.num_stages=1. Set the mode to 'none', or more stages."
     )
-  schedule = rows.whole(0, rows.roles(0)).schedule
+  whole = rows.whole(0, rows.roles(0))
+  schedule = whole.schedule
+  if fills:
+    filling = rows.redundant.fill([whole], [rows.roles(0)], plan.costs)
+    schedule = filling.fullest if filling else schedule
   needed = redundancy.kept_bytes(schedule, plan.costs)
   if options.slots == "host":
     for stage, node in rows.roles(0).shadows.items():
@@ -292,7 +319,6 @@ def make_engine(
 
   Args:
     config: See `configs/default.py`.
-    task: Model and data.
     plan: Partition and first owners.
     cache: May hold the programs of an earlier engine.
     devices: Device of each local node; None: those of this process, in turn.
@@ -309,8 +335,7 @@ def make_engine(
       devices=devices
       or devices_lib.place_nodes(range(sizes.num_nodes(config))),
       num_shares=plan.batch.num_shares,
-      keep="none" != config.redundancy.mode
-      or "none" != config.recovery.reroute,
+      keep="none" != config.redundancy.mode or config.recovery.reroute,
       replicas=make_protection(config),
       mesh=(config.node.mesh.data, config.node.mesh.tensor),
       max_holders=sizes.max_holders(config),

@@ -40,8 +40,10 @@ def make_templates(
   num_shares = pipeline.num_shares or pipeline.num_pipelines
   memory = build.memory_options(config, is_cluster=is_cluster)
   most_shares = max(1, num_shares - num_failures)  # Others may have one.
+  reroutes = memory.pop("reroutes")
   upkeep = upkeep_lib.Upkeep(
       num_accumulators=most_shares,
+      num_rerouted=num_shares - most_shares if reroutes else 0,
       is_summed=most_shares > 1,
       protection=memory.pop("protection"),
       is_remote=memory.pop("is_remote"),
@@ -106,13 +108,6 @@ def make_rules(
   options, recovery = config.redundancy, config.recovery
   has_replicas = options.mode != "none"
   num_shares = plan.batch.num_shares
-  is_alone = not has_replicas and not templates and plan.num_pipelines == 1
-  if recovery.reroute == "shares" and is_alone:
-    raise ValueError(
-        "config.recovery.reroute='shares' needs another copy of a lost stage: "
-        f"replicas, with config.redundancy.mode other than {options.mode!r}, "
-        "or config.pipeline.num_pipelines of at least 2."
-    )
   # A memory limit allows a pipeline only the shares that it starts with.
   is_finer = num_shares > plan.num_pipelines and plan.memory_limit_bytes is None
   by_makespan = templates is not None or is_finer
@@ -124,9 +119,11 @@ def make_rules(
       group=plan.batch.microbatches_per_share,
       redundant=build.make_redundancy(config),
   )
+  moves_whole = config.pipeline.executor == "spmd"
+  reroute = "whole_shares" if moves_whole else "shares"
   ladder = ladder_lib.Ladder(
       shadow=has_replicas,
-      reroute=recovery.reroute,
+      reroute=reroute if recovery.reroute else "none",
       drop=recovery.drop,
       reconfigure=recovery.reconfigure,
       checkpoint=recovery.checkpoint,

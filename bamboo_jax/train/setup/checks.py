@@ -10,7 +10,6 @@ import ml_collections
 from bamboo_jax import base
 from bamboo_jax.metrics import plots
 from bamboo_jax.recovery import slowness
-from bamboo_jax.schedule.ticks import lowering
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.setup import optimizers
 
@@ -25,6 +24,7 @@ _LEAST = {
     "pipeline.segment_ticks": 1,
     "node.mesh.data": 1,
     "node.mesh.tensor": 1,
+    "redundancy.overrun": 0,
     "redundancy.spares": 0,
     "recovery.num_failures": 0,
     "recovery.horizon_secs": 0,
@@ -46,7 +46,7 @@ _CHOICES = {
     "pipeline.executor": ("rows", "spmd"),
     "pipeline.head": ("backward", "forward"),
     "pipeline.layout": ("depth", "templates", "grid"),
-    "pipeline.ticks": lowering.ORDERS,
+    "pipeline.ticks": ("paired", "single"),
     "recovery.slow": slowness.RESPONSES,
     "redundancy.refresh": ("gradient", "state"),
     "redundancy.slots": ("device", "host"),
@@ -56,7 +56,6 @@ _CHOICES = {
 _ALIKE = "one program for all nodes needs equal pipelines."
 _NEEDS_ROWS = (
     ("pipeline.layout", ("templates", "grid"), _ALIKE),
-    ("recovery.reroute", ("shares",), _ALIKE),
     ("model.name", ("paced",), _ALIKE),
     ("pipeline.num_stages", (1,), "one program for all needs at least 2."),
 )

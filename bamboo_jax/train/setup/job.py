@@ -12,11 +12,10 @@ from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_program
 from bamboo_jax.train.setup import build_recovery
+from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import preparation
 from bamboo_jax.train.setup import sizes
 
@@ -32,9 +31,7 @@ class Job:
     task: Model, data and learning rate.
     plan: Partition, schedule and first owners.
     rows: Planner of the rows of a step.
-    rules: Rules by which the layout changes.
     engine: The local nodes, without state.
-    collectives: Collective transfers of SPMD programs; None for rows.
   """
 
   config: ml_collections.ConfigDict
@@ -43,7 +40,6 @@ class Job:
   rows: rows_lib.RowPlanner
   rules: assignment.Rules
   engine: engine_lib.Engine
-  collectives: collectives_lib.Collectives | None = None
 
   @functools.cached_property
   def first_layout(self) -> layout_lib.Layout:
@@ -59,50 +55,27 @@ class Job:
     batch, predictor = self.plan.batch, self.rules.predictor
     if predictor is None:
       return batch.num_shares
-    return predictor.enough_groups(
-        self.first_layout.pipelines,
-        choices=self._finer_shares(),
-        slack=_SLACK,
-    )
-
-  def find_enough_to_deal(self) -> int:
-    """Returns the least number of shares to deal a dead node's work evenly.
-
-    Each pipeline then has a share for each node that holds a stage.
-    """
-    layout, choices = self.first_layout, self._finer_shares()
-    if self.rules.ladder.reroute != "shares":
-      return choices[0]
-    least = len(layout.pipelines) * self.num_holders
-    return next((n for n in choices if n >= least), choices[-1])
-
-  @property
-  def num_holders(self) -> int:
-    """Number of nodes that hold a stage after the death of its owner."""
-    count = len(self.first_layout.pipelines)
-    return (2 * count if self.rules.ladder.shadow else count) - 1
-
-  def _finer_shares(self) -> list[int]:
-    """Returns the possible numbers of shares, from the present one up."""
-    batch = self.plan.batch
-    return [
+    finer = [
         batch.num_pipelines * n
         for n in range(1, batch.num_microbatches + 1)
         if batch.num_microbatches % n == 0
         and batch.num_pipelines * n >= batch.num_shares
     ]
+    return predictor.enough_groups(
+        self.first_layout.pipelines, choices=finer, slack=_SLACK
+    )
 
   @property
-  def is_program(self) -> bool:
-    """Whether a step is one program."""
-    return self.config.pipeline.executor == "spmd"
+  def fills_waits(self) -> bool:
+    """Whether redundant forward passes fill waits as these occur."""
+    in_cluster = self.engine.exchange is not None
+    return in_cluster and not executors.is_program(self.config)
 
 
 def make_job(
     config: ml_collections.ConfigDict,
     *,
     devices: Mapping[int, jax.Device],
-    collectives: collectives_lib.Collectives | None = None,
     exchange: ordered_sum.Exchange | None = None,
     prepared: preparation.Prepared | None = None,
 ) -> Job:
@@ -111,15 +84,12 @@ def make_job(
   Args:
     config: See `configs/default.py`.
     devices: Device of each local node, including nodes that join later.
-    collectives: Collective transfers of SPMD programs; None for rows.
     exchange: Transport to other processes; None without.
     prepared: By default the parts that this process has prepared, if any.
   """
   prepared = prepared or preparation.take(config)
   task = prepared.task
   profile = build.make_profile(config, task)
-  is_program = config.pipeline.executor == "spmd"
-  cuts = build_program.find_cuts(config, task) if is_program else None
   is_cluster = exchange is not None
   templates = build_recovery.make_templates(
       config, profile, is_cluster=is_cluster
@@ -127,12 +97,13 @@ def make_job(
   plan = build.make_plan(
       config,
       profile,
-      cuts=cuts,
+      cuts=executors.find_cuts(config, task),
       is_cluster=is_cluster,
       num_stages=templates and templates.min_nodes,
   )
   rules = build_recovery.make_rules(config, plan, templates)
-  rows = build.make_rows(config, plan, rules.segments)
+  fills = is_cluster and not executors.is_program(config)
+  rows = build.make_rows(config, plan, rules.segments, fills=fills)
   rules = dataclasses.replace(rules, rows=rows)
   return Job(
       config,
@@ -149,5 +120,4 @@ def make_job(
           exchange=exchange,
           segments=rules.segments,
       ),
-      collectives,
   )

@@ -1,8 +1,8 @@
 """The policies of the simulator as settings of a run.
 
-`sim.presets.PLANNERS` is the table of both. Where a published system differs
-from this runtime, a run does as the runtime: lost stages are dealt by share to
-all nodes that hold them, and shadows are kept as `config.redundancy` says.
+`sim.presets.PLANNERS` is the table of both. A run differs from the published
+systems in two ways: lost stages are dealt by share to all nodes that hold them,
+and `config.redundancy` decides about shadows.
 """
 
 import ml_collections
@@ -56,8 +56,7 @@ def apply(config: ml_collections.ConfigDict) -> None:
   if not has_replicas:
     config.redundancy.mode = "none"
   recovery = config.recovery
-  recovery.reroute = "shares" if "reroute" in settings.rungs else "none"
-  for rung in ("drop", "reconfigure", "checkpoint"):
+  for rung in ("reroute", "drop", "reconfigure", "checkpoint"):
     recovery[rung] = rung in settings.rungs
   for switch in ("fold", "hand_over", "num_failures", "method"):
     recovery[switch] = getattr(settings, switch)

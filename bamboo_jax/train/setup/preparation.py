@@ -16,7 +16,7 @@ from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import estimates
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_program
+from bamboo_jax.train.setup import executors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +34,11 @@ def prepare(config: ml_collections.ConfigDict) -> bool:
   """Prepares a job; returns whether this process may be forked afterwards.
 
   It may not once it has threads or devices, for example because the model's
-  code uses them. Raises as `build.make_task` and, for executor="spmd",
-  `build_program.find_cuts`.
+  code uses them. Raises as `build.make_task` and `executors.find_cuts`.
   """
   task, programs = build.make_task(config), program_cache.ProgramCache()
-  if config.pipeline.executor == "spmd":
-    build_program.find_cuts(config, task)  # Checks it before nodes start.
-  elif config.pipeline.unit != "stage":
+  executors.find_cuts(config, task)  # Checks it before nodes start.
+  if not (executors.is_program(config) or config.pipeline.unit == "stage"):
     programs.trace(task.whole)
   estimates.digest_package()
   _prepared[:] = [(config.to_dict(), Prepared(task, programs))]

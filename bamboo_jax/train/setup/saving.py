@@ -10,6 +10,7 @@ from bamboo_jax.checkpoint import identity as identity_lib
 from bamboo_jax.checkpoint import writer as writer_lib
 from bamboo_jax.exchange import weights
 from bamboo_jax.runtime import rounding
+from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import job as job_lib
 
 # Options whose change alters the results of training.
@@ -27,6 +28,7 @@ def make_writer(
   """Returns the checkpoint writer of a member; see `writer.Writer`."""
   config, model = job.config, job.task.whole
   path = config.init_from
+  is_program = executors.is_program(config)
   read = functools.cache(lambda: weights.open_weights(path, model.model))
   return writer_lib.Writer(
       directory,
@@ -46,14 +48,14 @@ def make_writer(
               "node.mesh.data": config.node.mesh.data,
               "node.mesh.tensor": config.node.mesh.tensor,
               "pipeline.executor": config.pipeline.executor,
-              "pipeline.head": job.is_program and config.pipeline.head,
+              "pipeline.head": is_program and config.pipeline.head,
               "pipeline.microbatch_size": job.plan.batch.microbatch_size,
               "pipeline.num_shares": job.plan.batch.num_shares,
               "pipeline.remat": model.remat,
               "pipeline.unit": model.unit,
               # Rounding of a program of a whole stage depends on the cuts.
               "partition": list(job.plan.partition.bounds)
-              if job.is_program or model.unit == "stage"
+              if is_program or model.unit == "stage"
               else None,
           },
           config=_flatten(_resolve(job)),

@@ -10,8 +10,8 @@ from bamboo_jax.plan import render
 from bamboo_jax.schedule import render as grid_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_program
 from bamboo_jax.train.setup import build_recovery
+from bamboo_jax.train.setup import executors
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -34,9 +34,9 @@ class PlannedRun:
 
 def make_plan(config: ml_collections.ConfigDict) -> PlannedRun:
   """Returns the plan of a config; `ValueError` if it does not fit together."""
-  task = build.make_task(config)
+  task = build.make_task_to_plan(config)
   profile = build.make_profile(config, task)
-  if config.pipeline.executor == "spmd":
+  if executors.is_program(config):
     return _plan_ticks(config, task, profile)
   return _plan_rows(config, profile)
 
@@ -72,9 +72,9 @@ def _plan_ticks(
     task: build.Task,
     profile: cost_model.Profile,
 ) -> PlannedRun:
-  cuts = build_program.find_cuts(config, task)
+  cuts = executors.find_cuts(config, task)
   plan = build.make_plan(config, profile, cuts=cuts)
-  program = build_program.make_program(config, task, plan)
+  program = executors.plan_program(config, task, plan)
   lines = [render.render_plan(program.plan)]
   timeline = program.plan.timeline
   lines.append(f"\nticks of pipeline 0:\n{grid_lib.render_grid(timeline)}")
@@ -82,5 +82,5 @@ def _plan_ticks(
     lines.append(
         f"ticks are {program.order!r}, since others exceed the memory limit"
     )
-  lines.append(render.render_ticks(program))
+  lines.append(program.describe())
   return PlannedRun(program.plan, timeline, "\n".join(lines))

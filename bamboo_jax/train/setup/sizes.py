@@ -1,4 +1,4 @@
-"""Numbers that follow from a config without model or JAX; checked faults."""
+"""Numbers computed from a config alone, without JAX; and its checked faults."""
 
 import ml_collections
 
@@ -44,18 +44,19 @@ def max_holders(config: ml_collections.ConfigDict) -> int:
   """
   pipeline = config.pipeline
   count = pipeline.num_pipelines
-  by_shares = config.recovery.reroute == "shares"
+  reroutes = config.recovery.reroute
   if pipeline.layout == "templates":
     count = num_nodes(config) // pipeline.num_stages
-  elif (pipeline.num_shares or count) == count and not by_shares:
+  elif (pipeline.num_shares or count) == count and not reroutes:
     return 0
+  by_stage = reroutes and pipeline.executor == "rows"
   has_shadows = config.redundancy.mode != "none"
-  return 2 * count if by_shares and has_shadows else count
+  return 2 * count if by_stage and has_shadows else count
 
 
 def keeps_sent(config: ml_collections.ConfigDict) -> bool:
   """Returns whether other nodes can finish the step of a node that dies."""
   pipeline = config.pipeline  # There may be one pipeline per share.
   others = (pipeline.num_shares or pipeline.num_pipelines) > 1
-  reroutes = others and config.recovery.reroute != "none"
+  reroutes = others and config.recovery.reroute
   return reroutes or config.redundancy.mode != "none"

@@ -179,7 +179,7 @@ class CoreTest(given.CoreCase):
     write = events_lib.store(_Registry.write_view, made)
     self.assertEqual(self.asked(self.answer(made)), [write])
     actions = self.answer(True)
-    reason = "the others go on without it: n0 left: silent"
+    reason = "the others continue without it: n0 left: silent"
     self.assertEqual(actions[-1], events_lib.End(reason))
     self.assertEqual(self.on(given.closed(1)), [])  # Says nothing about them.
 
@@ -237,7 +237,7 @@ class CoreTest(given.CoreCase):
         flow.throw(error)
     else:
       self.assertEqual(flow.throw(error), events_lib.Sleep(0.1))
-    self.assertEqual(self.state.begins_again, is_again)
+    self.assertEqual(self.state.must_restart, is_again)
 
   def test_what_two_say_in_turn_is_not_warned_of_again_and_again(self):
     self.begin()

@@ -45,7 +45,7 @@ class OwnWorkerTest(given.CoreCase):
       self.on(given.said(2, messages.Beat(view=2)), now=3.0)
       self.assertIn(events_lib.End(reason), self.answer(3.1, now=3.1))
     self.assertEqual(self.state.is_ending, True)
-    self.assertFalse(self.state.begins_again)
+    self.assertFalse(self.state.must_restart)
 
   def test_the_last_words_of_the_worker_are_read_after_its_exit(self):
     self.begin(me=1)
@@ -95,7 +95,7 @@ class OwnWorkerTest(given.CoreCase):
     self.answer([])
     actions = self.answer((fence_lib.Claim("other"), 0))
     self.assertIn(events_lib.End("the run has restarted"), actions)
-    self.assertTrue(self.state.begins_again)
+    self.assertTrue(self.state.must_restart)
 
   def test_the_worker_ends_because_the_run_has_begun_anew(self):
     self.begin(me=1)
@@ -103,7 +103,7 @@ class OwnWorkerTest(given.CoreCase):
     empty = members.view(2, reason="no member of view 1 is left")
     actions = self.answer([empty])
     self.assertIn(events_lib.End("no member of view 1 is left"), actions)
-    self.assertTrue(self.state.begins_again)
+    self.assertTrue(self.state.must_restart)
 
   def test_nobody_is_left(self):
     self.begin(numbers=(0, 1))
@@ -124,7 +124,7 @@ class OwnWorkerTest(given.CoreCase):
     self.assertEqual(claim.args, (fence_lib.Claim("run", 2),))
     actions = self.answer()
     self.assertIn(events_lib.End("no member of view 1 is left"), actions)
-    self.assertTrue(self.state.begins_again)
+    self.assertTrue(self.state.must_restart)
 
   def test_somebody_was_first_to_go_on(self):
     self.begin(numbers=(0, 1))
@@ -140,7 +140,7 @@ class OwnWorkerTest(given.CoreCase):
     self.assertEqual(self.asked(self.answer(other)), [write])
     self.answer(True)
     self.assertEqual(self.state.roster.view, other)
-    self.assertFalse(self.state.begins_again)
+    self.assertFalse(self.state.must_restart)
 
   @parameterized.parameters(True, False)
   def test_members_that_merely_cannot_be_reached(self, is_over):

@@ -13,11 +13,11 @@ from unittest import mock
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import frames
-from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import peers as peers_lib
+from bamboo_jax.net import identity as identity_lib
 from tests.cluster.agent import given
 
 _THIN_LINEAR_TIMEOUTS = socket.IPPROTO_TCP, 16

@@ -45,11 +45,21 @@ class RunStampTest(parameterized.TestCase):
     return asked
 
   @parameterized.parameters(
-      ("a", "b", ValueError, "Another run than run 'run' lives in workdir."),
+      ("a", "b", ValueError, "Another run than run 'run' is running in"),
       ("a", None, ValueError, "workdir must be the folder in which all nodes"),
-      ("a", "bamboo-train-1", ValueError, "A bamboo train works in workdir; "),
-      ("", "bamboo-train-1", ValueError, "A bamboo train works in workdir; "),
-      ("", "b", OSError, "etcd knows no run 'run', and the one in workdir"),
+      (
+          "a",
+          "bamboo-train-1",
+          ValueError,
+          "bamboo train is running in workdir; ",
+      ),
+      (
+          "",
+          "bamboo-train-1",
+          ValueError,
+          "bamboo train is running in workdir; ",
+      ),
+      ("", "b", OSError, "There is no run 'run' in etcd, but one is runn"),
   )
   def test_refused(self, there, claimed, error, message):
     claim = claimed and fence_lib.Claim(claimed)

@@ -9,8 +9,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.base import threads
-from bamboo_jax.cluster import identity as identity_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
+from bamboo_jax.net import identity as identity_lib
 from tests.launch import commands
 from tests.simulation import store as fake_store
 
@@ -143,7 +143,7 @@ class ClientTest(parameterized.TestCase):
     self.addCleanup(server.shutdown)
     etcd = etcd_lib.Etcd(f"127.0.0.1:{server.server_address[1]}")
     self.addCleanup(etcd.close)
-    problem = "it is no etcd, and says|refuses .*{}"
+    problem = "it is not etcd, and answers|refuses .*{}"
     for call in (
         lambda: etcd.get("/a"),
         lambda: etcd.look([("/a", "")]),
@@ -174,7 +174,7 @@ class EtcdTest(absltest.TestCase):
   def test_strangers_are_refused(self):
     place = self.etcd.endpoints.removeprefix("https://")
     own = identity_lib.issue(b"guess", run="run", role="agent", name="n0")
-    advice = f"wants certificates: write https://{place}, and give --secret"
+    advice = f"requires certificates: write https://{place}, and give --secret"
     for endpoints, tls, problem in (
         (place, None, advice),
         (f"http://{place}", own.store, advice),
@@ -195,7 +195,7 @@ class EtcdTest(absltest.TestCase):
     plain = commands.start_etcd(folder, self.addCleanup)
     own = identity_lib.issue(b"s", run="run", role="agent", name="n0")
     etcd = etcd_lib.Etcd(f"https://{plain.endpoint}", tls=own.store)
-    advice = f"takes no TLS: write http://{plain.endpoint}."
+    advice = f"does not use TLS: write http://{plain.endpoint}."
     with self.assertRaisesRegex(etcd_lib.NoEtcdError, advice):
       etcd.get("/a")
     etcd = etcd_lib.Etcd(f"http://{plain.endpoint}/", key=b"")

@@ -4,6 +4,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
+from bamboo_jax.base import types
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
@@ -32,7 +33,7 @@ class RegistryTest(parameterized.TestCase):
       self.registry.check_config(config)
 
   def test_tickets(self):
-    self.enterContext(mock.patch.object(views, "MAX_NODES", 3))
+    self.enterContext(mock.patch.object(types, "MAX_NODES", 3))
     got = [
         self.registry.take_ticket(zone, f"life {i}", name)
         for i, (zone, name) in enumerate(

@@ -47,7 +47,7 @@ class TenureTest(absltest.TestCase):
       while self.fence.read()[1] == before and time.monotonic() < end_secs:
         pass
       self.assertGreater(self.fence.read()[1], before)
-      with self.assertRaisesRegex(ValueError, "Members of a run live in "):
+      with self.assertRaisesRegex(ValueError, "Members of a run are alive in "):
         with self.hold():
           pass
       check()
@@ -83,7 +83,7 @@ class TenureTest(absltest.TestCase):
           stack.enter_context(hold())
 
       with mock.patch.object(fence_lib.Fence, "clear", clear_late):
-        with self.assertRaisesRegex(ValueError, "has just begun to work in"):
+        with self.assertRaisesRegex(ValueError, "has just started in"):
           stack.enter_context(hold())
       self.assertTrue(tenure.is_alone(self.fence.read()[0]))
 

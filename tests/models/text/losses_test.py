@@ -52,6 +52,28 @@ class TokenLossTest(parameterized.TestCase):
     for grad, want_grad in zip(grads, want_grads, strict=True):
       self.assertLess(plain.relative_error(grad, 3 * want_grad), 2e-6)
 
+  @parameterized.product(chunk=[None, 4], vocab_first=[False, True])
+  def test_padding_of_the_vocabulary_counts_nothing(self, chunk, vocab_first):
+    h, weight, target = make_args()
+    padded = jnp.pad(weight, ((0, 0), (0, 5)), constant_values=3.0)
+
+    def loss(h, weight, num_tokens=None):
+      weight = weight.T if vocab_first else weight
+      return losses.token_loss(
+          *(h, weight, target),
+          vocab_first=vocab_first,
+          chunk=chunk,
+          num_tokens=num_tokens,
+      ).total
+
+    grad = jax.value_and_grad(loss, argnums=(0, 1))
+    want, (want_h, want_weight) = grad(h, weight)
+    got, (got_h, got_weight) = grad(h, padded, V)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    np.testing.assert_allclose(got_h, want_h, atol=1e-6)
+    np.testing.assert_allclose(got_weight[:, :V], want_weight, atol=1e-6)
+    self.assertEqual(np.abs(got_weight[:, V:]).max(), 0.0)
+
   @parameterized.parameters((None, True), (4, False))
   def test_chunks_keep_no_logits(self, chunk, has_logits):
     h, weight, target = make_args()

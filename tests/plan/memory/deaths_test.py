@@ -15,7 +15,8 @@ from tests.plan.memory import model_test
 
 
 def _duties(num_stages, **protection):
-  found = deaths.find_duties(num_stages, upkeep_lib.Protection(**protection))
+  upkeep = upkeep_lib.Upkeep(protection=upkeep_lib.Protection(**protection))
+  found = deaths.find_duties(num_stages, upkeep)
   return [(d.victim, d.node, d.owned, d.replicas) for d in found]
 
 
@@ -48,6 +49,21 @@ class DutiesTest(parameterized.TestCase):
     self.assertEqual(got.residual_bytes, 3 * 10 + 2 * 20)
     self.assertEqual(got.replica_bytes, 3 * 1200)
     self.assertEqual(got.working_bytes, 70)
+
+  def test_an_owner_stands_in_for_one_of_another_pipeline(self):
+    upkeep = dict(num_accumulators=2, num_rerouted=3)
+    own, alone, *more = deaths.find_duties(2, upkeep_lib.Upkeep(**upkeep))
+    self.assertEqual([d.stands_in for d in (own, alone, *more)], [0, 0, 1, 1])
+    model = model_test._model(**upkeep)
+    one, two = (d.need(model, (0, 2, 4)) for d in (own, more[0]))
+    self.assertEqual(two.parameter_bytes, one.parameter_bytes)
+    self.assertEqual(one.accumulator_bytes, 2 * one.parameter_bytes)
+    self.assertEqual(two.accumulator_bytes, 5 * one.parameter_bytes)
+    self.assertEqual(two.residual_bytes, 2 * one.residual_bytes)
+    # With replicas a single death leaves the stage to its shadow.
+    upkeep["protection"] = upkeep_lib.Protection()
+    found = deaths.find_duties(2, upkeep_lib.Upkeep(**upkeep))
+    self.assertFalse(any(d.stands_in for d in found))
 
 
 def _layer(index, numbers):

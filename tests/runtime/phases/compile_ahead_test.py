@@ -108,6 +108,25 @@ class CompileAheadTest(absltest.TestCase):
     self.assertEqual(asked[device, last], step | {"redundant"})  # A replica.
     self.assertLen(asked, 8)
 
+  def test_an_executor_is_asked_for_the_roles_now_and_after_a_death(self):
+    engine, asked = make_engine(), []
+    job = lambda: None
+
+    def more(owners, lines):
+      asked.append(([*owners], [*lines]))
+      return [job]
+
+    jobs = compile_ahead.compile_jobs(engine, evaluate=False, more=more)
+    deaths = [*compile_ahead.survivable_deaths(OWNERS, SHADOWS)]
+    self.assertEqual([owners for owners, _ in asked[1:]], deaths)
+    self.assertEqual(asked[0], (engine.owners, engine.lines))
+    self.assertEqual(jobs.count(job), len(asked))
+    jobs = compile_ahead.compile_jobs_of(
+        engine, deaths[0], [{} for _ in OWNERS], asked[1][1], more=more
+    )
+    self.assertEqual(asked[-1], asked[1])
+    self.assertIn(job, jobs)
+
   def test_a_spare_has_the_programs_of_any_role(self):
     engine, asked = make_engine(), {}
     for job in compile_ahead.compile_jobs_of_spare(engine, 1):

@@ -32,7 +32,7 @@ NUM_MICROBATCHES = 2
 
 @functools.cache
 def make_spec():
-  return small.make_spec("mlp_bn", optimizer=optax.adam(1e-2))
+  return small.make_spec("tests.mlp_bn:make_mlp_bn", optimizer=optax.adam(1e-2))
 
 
 def make_engine(**options):

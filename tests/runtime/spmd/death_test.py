@@ -11,6 +11,7 @@ import numpy as np
 from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.schedule import channel as channel_lib
 from tests.runtime.spmd import pipelines
+from tests.runtime.spmd import redone as redone_lib
 
 
 def count_compilations():
@@ -53,7 +54,7 @@ class DeathTest(parameterized.TestCase):
     made.advance()
     self.assertEmpty(pipelines.find_unequal(made.sums(), want))
     self.assertEmpty(events)
-    redone = made.programs.runs[0].redone
+    redone = redone_lib.of_run(made.programs.runs[0])
     self.assertLessEqual(redone.again, redone.at_most)
     if num_segments == 4:
       self.assertGreaterEqual(redone.from_host, 3)
@@ -95,7 +96,8 @@ class DeathTest(parameterized.TestCase):
           self.assertEmpty(pipelines.find_unequal({0: kept}, {0: own}))
       made.die(1)
       made.advance()
-      self.assertGreaterEqual(made.programs.runs[0].redone.from_host, 1)
+      redone = redone_lib.of_run(made.programs.runs[0])
+      self.assertGreaterEqual(redone.from_host, 1)
       self.assertEmpty(pipelines.find_unequal(made.sums(), want))
       made.begin()
       made.advance(3)
@@ -127,7 +129,7 @@ class DeathTest(parameterized.TestCase):
     log.answer_for(1)
     made.programs.answer(channel)
     self.assertEqual(log.begun().channels.count(channel), 4)
-    log.resume(1)
+    log.settled(1, 0)
     first, second = (0, 0, 1, 2), (1, 3, 4, 5)  # Shares, and who began them.
     self.assertEqual(made.programs.done(), {first: (3,), second: (3,)})
     made.programs.rewind({0: made.programs.done(), 1: {first: (2,)}})
@@ -152,7 +154,7 @@ class DeathTest(parameterized.TestCase):
     whole = made.rows.owners, made.rows.shadows, made.rows.shares
     self.addCleanup(made.rows.set_pipelines, *whole)
     made.rows.set_pipelines(whole[0][:1], whole[1][:1], [(0, 1)])
-    made.programs.plan({}, pipeline=0)
+    made.programs.plan({}, line=0)
     made.advance()
     own = {key: done for key, done in before.items() if 3 in key}
     self.assertLen(own, 1)

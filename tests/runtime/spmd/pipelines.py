@@ -12,12 +12,12 @@ from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.runtime import engine as rows_engine
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.spmd import engine as engine_lib
+from bamboo_jax.runtime.spmd.ticks import lowering
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule.ticks import lowering
 from tests import schedules
 
 BATCH = {
@@ -154,7 +154,7 @@ class Pipelines:
     self.programs.begin(STEP, feed(STEP))
     for p, roles in enumerate(self.roles):
       rows = self._rows(p, roles, None) if dead else {}
-      self.programs.plan(rows, pipeline=p)
+      self.programs.plan(rows, line=p)
 
   def advance(self, num_segments=None):
     """Runs some segments, or all."""
@@ -171,7 +171,7 @@ class Pipelines:
     self.roles[pipeline] = roles
     self._set_roles()
     rows = self._rows(pipeline, roles, left)
-    self.programs.plan(rows, pipeline=pipeline)
+    self.programs.plan(rows, line=pipeline)
 
   def sums(self):
     """Returns the sums of all stages, of all pipelines."""
@@ -239,7 +239,7 @@ def make_three():
   deaths = compile_ahead.survivable_deaths(owners, made.rows.shadows)
   with quick_compilation():
     for row in (owners, *deaths):
-      for job in made.programs.jobs(row, [*zip(row, shares, strict=True)]):
+      for job in made.programs.jobs([*zip(row, shares, strict=True)]):
         job()
   return made
 

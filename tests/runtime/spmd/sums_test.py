@@ -101,7 +101,11 @@ class SumsTest(parameterized.TestCase):
       ("heads", {"heads": True}, pipelines.make_spec()),
       ("prng", {}, pipelines.make_spec(prng="unsafe_rbg")),
       ("no_redundant", {"budget": None}, pipelines.make_spec()),
-      ("statistics", {"bounds": (0, 4, 6)}, pipelines.make_spec("mlp_bn")),
+      (
+          "statistics",
+          {"bounds": (0, 4, 6)},
+          pipelines.make_spec("tests.mlp_bn:make_mlp_bn"),
+      ),
   )
   def test_with_two_stages(self, options, spec):
     made = pipelines.Pipelines(2, spec=spec, **options)

@@ -56,7 +56,9 @@ class Stage:
 class PassingTest(absltest.TestCase):
 
   def test_what_is_only_passed_on_is_not_copied(self):
-    whole = pipelines.make_spec("mlp_bn", optimizer=optax.sgd(0.1))
+    whole = pipelines.make_spec(
+        "tests.mlp_bn:make_mlp_bn", optimizer=optax.sgd(0.1)
+    )
     stage = Stage(1, 3, whole=whole)
     outputs, kept = stage.run("forward", stage.inputs, *stage.data)
     self.assertIs(outputs["skip"], stage.inputs["skip"])

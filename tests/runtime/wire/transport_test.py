@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.cluster import identity as identity_lib
+from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.runtime.wire import endpoints
 from bamboo_jax.runtime.wire import frame as frame_lib
 from bamboo_jax.runtime.wire import peer as peer_lib
@@ -77,6 +77,24 @@ class TransportTest(parameterized.TestCase):
     self.assertEqual(got[1].dtype, ml_dtypes.bfloat16)
     for a, b in zip(got, sent, strict=True):
       np.testing.assert_array_equal(a, np.asarray(b))
+
+  def test_waits_without_receiving(self):
+    first, second = self._make(2)
+    self.assertFalse(second.wait(0, "a", 0.0))
+    first.send(1, "b", make_value(1, 3))
+    first.send(1, "a", make_value(2, 3))
+    for secs in (_PATIENCE_SECS, 0.0):  # It stays there.
+      self.assertTrue(second.wait(0, "a", secs))
+    self.assertEqual(second.receive(0, "a")[1], 2)
+    self.assertFalse(second.wait(0, "a", 0.0))
+    waiting = threading.Timer(0.05, second.interrupt, ["a node died"])
+    waiting.start()
+    with self.assertRaisesRegex(base.AttemptOverError, "a node died"):
+      second.wait(0, "a", _PATIENCE_SECS)
+    second.begin(2)
+    second.remove([0], "it is gone")
+    with self.assertRaisesRegex(base.PeerRemovedError, "it is gone"):
+      second.wait(0, "a", _PATIENCE_SECS)
 
   @parameterized.parameters(*KINDS)
   def test_broken_connections_lose_nothing(self, kind):

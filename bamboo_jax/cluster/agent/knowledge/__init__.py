@@ -1,4 +1,4 @@
-"""What an agent knows of the others; pure.
+"""What an agent knows about the other agents; pure.
 
 roster     the known agents, and the view they are in; start here
 suspicion  which agents suspect which, and which nodes to remove for it

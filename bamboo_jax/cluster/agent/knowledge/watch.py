@@ -70,7 +70,7 @@ class Watch:
     self._stall = None
 
   def add(self, incarnation: str, now: float) -> None:
-    """Starts to watch an agent, unless it is watched."""
+    """Starts watching an agent, unless it is watched."""
     if incarnation not in self._agents:
       self._agents[incarnation] = detection.Silence(
           self.awake(now),
@@ -80,7 +80,7 @@ class Watch:
       )
 
   def drop(self, incarnation: str) -> None:
-    """Stops to watch an agent."""
+    """Stops watching an agent."""
     for table in (self._agents, self._heard, self._ended):
       table.pop(incarnation, None)
     self._unheard.discard(incarnation)
@@ -146,7 +146,7 @@ class Watch:
     return self._stall if self._is_waiting or self._work.is_over(now) else None
 
   def was_away(self, now: float) -> bool:
-    """Whether this agent has not run since its last look, or just now."""
+    """Whether this agent is overdue to look: it was suspended until now."""
     return now - self._ticked_secs > _AWAY_BEATS * self._limits.heartbeat_secs
 
   def tick(self, now: float) -> None:

@@ -9,7 +9,7 @@ Read `collectives` first.
   settle        which transfers a member must end after a death; pure
   black_holes   names links that drop large packets
   connections   shuts down the sockets of transfers with dead nodes
-  preconnect    connects nodes that will need each other after a death
+  private_jax   the functions of JAX that are not public
   coordination  a coordination service of JAX per process
   rendezvous    exchanges the addresses of processes that connect
 """

@@ -16,10 +16,10 @@ from typing import Any
 
 import jax
 
-from bamboo_jax.cluster import addresses
-from bamboo_jax.cluster import views
-from bamboo_jax.runtime import compat
+from bamboo_jax.base import types
+from bamboo_jax.net import addresses
 from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.runtime.spmd.processes import private_jax
 from bamboo_jax.runtime.wire import endpoints
 
 _DEVICES_PER_PROCESS = 2048  # Numbers that XLA:CPU reserves for each.
@@ -36,14 +36,16 @@ def connect(number: int, *, host: str = "127.0.0.1") -> None:
   """
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   client = start_service()
-  num_processes = views.MAX_NODES + 1
+  num_processes = types.MAX_NODES + 1
   topologies = [_field(1, _local_topology(p)) for p in range(num_processes)]
   client.key_value_set_bytes(_GLOBAL_TOPOLOGY, b"".join(topologies))
   # Otherwise Gloo would take any address of a host name.
   numeric = addresses.find(host, 0)[1][0]
-  compat.connect_cpu_backend(number + 1, num_processes, client, host=numeric)
+  private_jax.connect_cpu_backend(
+      number + 1, num_processes, client, host=numeric
+  )
   devices_lib.transfer_devices()
-  compat.let_cache_be_written()
+  private_jax.let_cache_be_written()
 
 
 def start_service() -> Any:
@@ -55,10 +57,10 @@ def start_service() -> Any:
   `endpoints.bind_nameless`.
   """
   bound = endpoints.bind_nameless(
-      lambda name: compat.start_coordination_service(f"unix:{name}")
+      lambda name: private_jax.start_coordination_service(f"unix:{name}")
   )
   path = f"unix:/proc/self/fd/{bound.number}"
-  return compat.connect_coordination(bound.result, path)
+  return private_jax.connect_coordination(bound.result, path)
 
 
 def devices_by_node() -> dict[int, jax.Device]:

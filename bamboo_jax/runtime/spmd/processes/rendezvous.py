@@ -32,8 +32,8 @@ from absl import logging
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.spmd.processes import coordination
+from bamboo_jax.runtime.spmd.processes import private_jax
 from bamboo_jax.runtime.wire import ordered_sum
 
 _KEYS = "cpu:gloo/"  # Followed by the devices, "/", and a rank.
@@ -105,7 +105,7 @@ class Rendezvous:
     pause_secs = _LEAST_SECS
     while not over.wait(pause_secs):
       pause_secs = min(1.2 * pause_secs, _MOST_SECS)
-      values = compat.coordination_values(_KEYS)
+      values = private_jax.coordination_values(_KEYS)
       if over.is_set():
         return  # They may belong to the next meeting, which has its own `over`.
       for key, address in values.items():
@@ -136,7 +136,7 @@ class Rendezvous:
         found = found.tobytes()
       except (base.AttemptOverError, base.PeerRemovedError):
         found = make_unusable(address)  # A dead node is not called.
-      compat.set_coordination_value(key, found)
+      private_jax.set_coordination_value(key, found)
     while not (over.wait(_AGAIN_SECS) or any(map(self._is_lost, group))):
       pass
     if not over.is_set():

@@ -94,10 +94,8 @@ class TransferLog:
       if self._is_stopped:
         raise StoppedError("Stopped by a new view.")
 
-  def stop(
-      self, view: int, *, alive: Collection[int] | None = None
-  ) -> channel_lib.Begun:
-    """Stops new transfers; returns those begun since the last `settle`.
+  def stop(self, view: int, *, alive: Collection[int] | None = None) -> None:
+    """Stops new transfers.
 
     With `alive`, the members of `view`, transfers with other nodes fail.
     """
@@ -109,24 +107,22 @@ class TransferLog:
       is_alive = frozenset(alive).issuperset
       with self._lock:
         self._connected = {c for c in self._connected if is_alive(c.nodes)}
-    return self.begun()
-
-  def resume(self, view: int) -> None:
-    """Allows transfers again, unless a view newer than `view` stopped them."""
-    with self._lock:
-      self._is_stopped = view < self._stopped_for
 
   def find_stuck(self) -> set[black_holes.Ends]:
     """Returns the links that drop large packets; see `black_holes`."""
     return self._connections.find_stuck()
 
   def begun(self) -> channel_lib.Begun:
-    """Returns the transfers begun since the last `settle`."""
+    """Returns the transfers begun since the last `settled`."""
     with self._lock:
       return channel_lib.Begun(self._since, tuple(self._begun))
 
-  def settle(self, view: int, step: int) -> None:
-    """Records that every transfer begun so far has ended on all nodes."""
+  def settled(self, view: int, step: int) -> None:
+    """Records that every transfer begun so far has ended on all nodes.
+
+    Allows transfers again, unless a view newer than `view` stopped them.
+    """
     with self._lock:
+      self._is_stopped = view < self._stopped_for
       self._since = (view, step)
       self._begun.clear()

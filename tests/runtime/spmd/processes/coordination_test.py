@@ -17,7 +17,7 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from bamboo_jax.runtime import compat
+from bamboo_jax.runtime.spmd.processes import private_jax
 from tests import strangers
 
 _ROOT = pathlib.Path(__file__).resolve().parents[4]
@@ -186,8 +186,8 @@ class HeartbeatsTest(absltest.TestCase):
         get_distributed_runtime_service=record,
         get_distributed_runtime_client=record,
     )
-    with mock.patch.object(compat, "_jax", runtime):
-      service = compat.start_coordination_service("unix:/there")
-      compat.connect_coordination(service, "unix:/there")
+    with mock.patch.object(private_jax, "_jax", runtime):
+      service = private_jax.start_coordination_service("unix:/there")
+      private_jax.connect_coordination(service, "unix:/there")
     self.assertLen(given, 2)
     self.assertGreater(min(given), 7 * 24 * 3600)

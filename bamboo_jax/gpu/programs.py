@@ -1,0 +1,169 @@
+"""Compiles the programs that the plan of a config needs, for one kind of GPU.
+
+A kind of unit is compiled once, for a device or for the mesh of a node. With
+`executor="spmd"` passes are segments of one program over the nodes of a
+pipeline.
+"""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import math
+
+import jax
+import ml_collections
+import numpy as np
+
+from bamboo_jax.gpu import findings as findings_lib
+from bamboo_jax.gpu import hlo
+from bamboo_jax.gpu import private
+from bamboo_jax.gpu import targets
+from bamboo_jax.models import sharding
+from bamboo_jax.plan import planner
+from bamboo_jax.runtime import places
+from bamboo_jax.runtime.stage import programs as programs_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import executors
+
+_ALWAYS = ("forward", "backward", "update", "norms", "zeros")
+_AHEAD = ("bubble", "budget", "eager")  # Modes with redundant passes.
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+  """Bytes on one device, as XLA assigned them.
+
+  Attributes:
+    arguments: All that are not on the host.
+    outputs: The same, also those in the memory of donated arguments.
+    donated: Outputs in the memory of donated arguments.
+    temp: What the program needs besides.
+    host: Arguments and outputs in host memory.
+  """
+
+  arguments: int
+  outputs: int
+  donated: int
+  temp: int
+  host: int
+
+  @property
+  def total(self) -> int:
+    """All on the device."""
+    return self.arguments + self.outputs - self.donated + self.temp
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """A compiled program.
+
+  Attributes:
+    owner: Its unit, by the name of the first layer, or "pipeline".
+    name: Of `runtime.stage.programs`, or "segment".
+    memory: On one device.
+    module: What it does; `findings` on a certain GPU.
+  """
+
+  owner: str
+  name: str
+  memory: Memory
+  module: hlo.Module
+  findings: findings_lib.Findings
+
+
+def compile_units(
+    config: ml_collections.ConfigDict,
+    task: build.Task,
+    plan: planner.Plan,
+    gpu: targets.Gpu,
+    *,
+    names: Sequence[str] | None = None,
+) -> Iterator[tuple[spec_lib.StageSpec, Program]]:
+  """Yields the programs of each kind of unit, once, with a unit of the kind.
+
+  Args:
+    config: See `configs/default.py`.
+    task: Model and batch.
+    plan: Its partition counts.
+    gpu: What is compiled for.
+    names: Of programs; None: those that the config needs.
+  """
+  place, seen = make_place(config, gpu), set()
+  for stage in task.whole.cut(plan.partition.bounds):
+    for unit in stage.units:
+      if unit.kind in seen:
+        continue
+      seen.add(unit.kind)
+      kind = programs_lib.KindPrograms(unit)
+      for name in names or _needed(config, kind, stage.leaves_out(unit)):
+        compiled = kind[name, place]
+        compiled = getattr(compiled, "compiled", compiled)
+        yield unit, make_program(unit.names[0], name, compiled, gpu)
+
+
+def compile_segments(
+    config: ml_collections.ConfigDict,
+    task: build.Task,
+    plan: planner.Plan,
+    gpu: targets.Gpu,
+    *,
+    rest: bool = True,
+) -> Iterator[Program]:
+  """Yields the program of a segment, and with `rest` that after a death."""
+  devices = private.make_devices(gpu.description, plan.num_stages)
+  segments = executors.make_segments(config, task, plan, devices)
+  for name, program in segments.items():
+    if name == "rest" and not rest:
+      return
+    on_host = jax.tree.leaves((program.fetched, program.host))
+    with private.host_arguments(len(on_host)):
+      yield make_program("pipeline", name, program.segment, gpu)
+
+
+def make_place(
+    config: ml_collections.ConfigDict, gpu: targets.Gpu
+) -> places.Place:
+  """Returns where a node computes: a device, or a mesh of several."""
+  shape = (config.node.mesh.data, config.node.mesh.tensor)
+  devices = private.make_devices(gpu.description, math.prod(shape))
+  if len(devices) == 1:
+    return devices[0]
+  return jax.sharding.Mesh(np.array(devices).reshape(shape), sharding.AXES)
+
+
+def make_program(
+    owner: str, name: str, compiled: jax.stages.Compiled, gpu: targets.Gpu
+) -> Program:
+  """Returns what is known of a compiled program."""
+  sizes = compiled.memory_analysis()
+  of = lambda what: getattr(sizes, f"{what}_size_in_bytes")
+  module = hlo.parse(compiled.as_text())
+  return Program(
+      owner,
+      name,
+      Memory(
+          arguments=of("argument"),
+          outputs=of("output"),
+          donated=of("alias"),
+          temp=of("temp"),
+          host=of("host_argument") + of("host_output"),
+      ),
+      module,
+      findings_lib.find(module, gpu),
+  )
+
+
+def _needed(
+    config: ml_collections.ConfigDict,
+    kind: programs_lib.KindPrograms,
+    is_left_out: bool,
+) -> list[str]:
+  is_mesh = config.node.mesh.data * config.node.mesh.tensor > 1
+  names = [*_ALWAYS]
+  if kind.copy_bytes:
+    names.append("cast")
+  if config.evaluate.every_steps:
+    names.append("evaluate")
+  if config.redundancy.mode in _AHEAD and not (is_left_out or is_mesh):
+    names.append("redundant")
+  return names

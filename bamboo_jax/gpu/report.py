@@ -1,0 +1,298 @@
+"""Compiled programs beside the plan: memory of each stage, tokens per second.
+
+The time of a step is that of the plan whose costs are the roofline times of the
+programs; the link between nodes is assumed. MFU counts products as in appendix
+B of the PaLM paper: three times those of the forward passes, attention in full,
+recomputation not at all.
+"""
+
+from collections.abc import Mapping, Sequence
+import copy
+import dataclasses
+
+import ml_collections
+
+from bamboo_jax import base
+from bamboo_jax.accounting import machines
+from bamboo_jax.gpu import private
+from bamboo_jax.gpu import programs as programs_lib
+from bamboo_jax.gpu import targets
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import planner
+from bamboo_jax.runtime import accelerator
+from bamboo_jax.runtime import devices
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import show
+
+_LINK_BYTES_PER_SEC = 1.25e10  # 100 Gbit/s, where the config has no instance.
+_ADVICE = (
+    "Take more config.pipeline.num_stages, a smaller "
+    "config.pipeline.microbatch_size, config.pipeline.remat=inputs, or "
+    "config.model.options.loss_chunk for large vocabularies."
+)
+_MIB = 2**20
+_PASSES = ("forward", "backward", "redundant")
+
+Programs = Mapping[str, programs_lib.Program]
+_HEADER = (
+    *("unit", "program", "args", "out", "temp", "host MiB", "kernels"),
+    *("products", "attention", "collectives", "hidden", "waits", "ms"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class StageMemory:
+  """Peak of a stage while rows run, in bytes on each device of its node.
+
+  Attributes:
+    planned: By the planner.
+    compiled: The same with the sizes of compiled programs.
+    largest: The program with the most temporary memory.
+  """
+
+  planned: int
+  compiled: int
+  largest: programs_lib.Program
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+  """Predicted time of a step.
+
+  Attributes:
+    step_secs: All phases.
+    samples: Samples of a step.
+    tokens: Tokens of a step; None if samples have no length.
+    mfu: Share of the peak of all GPUs.
+  """
+
+  step_secs: float
+  samples: int
+  tokens: int | None
+  mfu: float
+
+
+def find_memory(
+    stages: Sequence[spec_lib.StageSpec],
+    plan: planner.Plan,
+    by_kind: Mapping[object, Programs],
+    num_devices: int,
+) -> list[StageMemory]:
+  """Returns the memory of each stage of `plan`."""
+  found = []
+  for number, stage in enumerate(stages):
+    planned = plan.memory[number]
+    layers = plan.profile.layers[stage.first : stage.last]
+    in_flight = planned.residual_bytes / sum(l.residual_bytes for l in layers)
+    own = [by_kind[unit.kind] for unit in stage.units]
+    run = list(own)
+    if planned.replica_bytes:  # It may have to run passes of the next stage.
+      after = stages[(number + 1) % len(stages)]
+      run += [by_kind[unit.kind] for unit in after.units]
+    passes = [p for one in run for n, p in one.items() if n in _PASSES]
+    largest = max(passes, key=lambda p: p.memory.temp)
+    state = sum(one["update"].memory.arguments for one in own)
+    sums = sum(one["zeros"].memory.outputs for one in own)
+    copies = sum(one["cast"].memory.outputs for one in own if "cast" in one)
+    kept = sum(one["forward"].memory.outputs for one in own)
+    others = planned.replica_bytes + planned.buffer_bytes
+    others += planned.transfer_bytes
+    others += planned.copy_bytes - sum(layer.copy_bytes for layer in layers)
+    count = planned.accumulator_bytes / max(1, planned.parameter_bytes)
+    compiled = state + (count - 1) * sums + copies + in_flight * kept
+    compiled += largest.memory.temp + others / num_devices
+    found.append(
+        StageMemory(
+            planned.phases["compute"] // num_devices, int(compiled), largest
+        )
+    )
+  return found
+
+
+def check_memory(memory: Sequence[StageMemory], gpu: targets.Gpu) -> None:
+  """Raises `base.InfeasibleError` if a stage does not fit on a GPU."""
+  for number, one in enumerate(memory):
+    if one.compiled > gpu.memory_bytes:
+      program = one.largest
+      raise base.InfeasibleError(
+          f"Stage {number} needs {one.compiled / 2**30:.1f} GiB, and programs "
+          f"on {gpu.name} have {gpu.memory_bytes / 2**30:.1f} GiB; its "
+          f"largest program, {program.name} of {program.owner}, needs "
+          f"{program.memory.temp / 2**30:.1f} GiB besides its arguments. "
+          f"{_ADVICE}"
+      )
+
+
+def price(
+    profile: cost_model.Profile,
+    units: Sequence[spec_lib.StageSpec],
+    by_kind: Mapping[object, Programs],
+    *,
+    link_bytes_per_sec: float,
+) -> cost_model.Profile:
+  """Returns a profile with the roofline times of programs.
+
+  The time of a unit is divided among its layers as it was before.
+  """
+  layers = list(profile.layers)
+  for unit in units:
+    own, found = layers[unit.first : unit.last], by_kind[unit.kind]
+    for field, name in (
+        ("forward_ms", "forward"),
+        ("backward_ms", "backward"),
+        ("update_ms", "update"),
+        ("norm_ms", "norms"),
+        ("redundant_ms", "redundant"),
+    ):
+      if name not in found:
+        continue
+      ms = 1e3 * found[name].findings.secs
+      before = [getattr(layer, field) or 0.0 for layer in own]
+      total = sum(before)
+      own = [
+          dataclasses.replace(
+              layer, **{field: ms * (b / total if total else 1 / len(own))}
+          )
+          for layer, b in zip(own, before, strict=True)
+      ]
+    layers[unit.first : unit.last] = own
+  rate = link_bytes_per_sec / 1e3
+  return dataclasses.replace(
+      profile,
+      layers=tuple(layers),
+      link_bytes_per_ms=rate,
+      reduce_bytes_per_ms=rate,
+      link_latency_ms=0.05,
+      reduce_latency_ms=0.05,
+      measured=False,
+  )
+
+
+def find_speed(
+    config: ml_collections.ConfigDict,
+    whole: spec_lib.StageSpec,
+    plan: planner.Plan,
+    by_kind: Mapping[object, Programs],
+    gpu: targets.Gpu,
+) -> Speed:
+  """Returns the speed of `plan` with the roofline times of its programs."""
+  units = [u for s in whole.cut(plan.partition.bounds) for u in s.units]
+  profile = price(
+      plan.profile, units, by_kind, link_bytes_per_sec=_link_rate(config)
+  )
+  priced = build.make_plan(config, profile, num_stages=plan.num_stages)
+  rows = build.make_rows(config, priced)
+  spans = [priced.timeline.span_ms]
+  spans.append(rows.whole(0, rows.roles(0)).timeline.span_ms)
+  times = priced.step_time
+  step_secs = (times.total_ms - times.compute_ms + max(spans)) / 1e3
+  pipeline = config.pipeline
+  samples = pipeline.num_microbatches * pipeline.microbatch_size
+  flops = sum(by_kind[u.kind]["forward"].findings.flops for u in units)
+  flops *= 3 * pipeline.num_microbatches / plan.num_stages
+  length = whole.model.fingerprint.get("sequence_length")
+  samples *= plan.num_pipelines
+  return Speed(
+      step_secs=step_secs,
+      samples=samples,
+      tokens=length and samples * length,
+      mfu=flops / step_secs / gpu.flops_per_sec,
+  )
+
+
+def _link_rate(config: ml_collections.ConfigDict) -> float:
+  instance = config.cost.instance
+  if instance is None:
+    return _LINK_BYTES_PER_SEC
+  facts = machines.find(instance)
+  return 1e9 / 8 * float(facts["network_gbit_per_sec"])
+
+
+def render_program(program: programs_lib.Program) -> tuple[str, ...]:
+  """Returns the cells of a program, in the order of `header`."""
+  memory, found = program.memory, program.findings
+  counts = lambda d: " ".join(f"{n} {k}" for k, n in sorted(d.items())) or "-"
+  hidden = f"{found.hidden_host_bytes / max(1, found.host_bytes):.0%}"
+  lone = f" ({found.lone_collectives} alone)" * bool(found.lone_collectives)
+  return (
+      program.owner,
+      program.name,
+      *(f"{n / _MIB:.0f}" for n in (memory.arguments, memory.outputs)),
+      *(f"{n / _MIB:.0f}" for n in (memory.temp, memory.host)),
+      str(found.kernels),
+      counts(found.products),
+      str(found.attention or "-"),
+      counts(found.collectives) + lone,
+      hidden if found.host_bytes else "-",
+      str(found.unknown_loops or "-"),
+      f"{1e3 * found.secs:.3f}",
+  )
+
+
+def render_table(rows: Sequence[Sequence[str]]) -> str:
+  """Returns aligned columns, the names above them."""
+  rows = [_HEADER, *rows]
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  return "\n".join(
+      "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
+      for row in rows
+  )
+
+
+def find_flags(*, deterministic: bool) -> str:
+  """Returns the flags of XLA that commands that train set on GPUs."""
+  flags = accelerator.add_determinism("") if deterministic else ""
+  return f"{flags} {devices.NO_FOLDING}".strip()
+
+
+def make_report(config: ml_collections.ConfigDict, gpu_name: str) -> str:
+  """Returns the report on a config's programs; compiles for minutes.
+
+  Call before JAX starts. Raises `base.InfeasibleError` if a stage does not fit,
+  `ValueError` if this Python cannot compile for GPUs, the GPU is not known, or
+  the config does not fit together.
+  """
+  gpu = targets.find(gpu_name)
+  if reason := private.find_reason():
+    raise ValueError(f"Cannot compile for {gpu.name}: {reason}.")
+  private.prepare(find_flags(deterministic=config.node.deterministic))
+  config = copy.deepcopy(config)
+  config.plan.memory_limit_gib = gpu.memory_bytes / 2**30
+  task = build.make_task_to_plan(config)
+  plan = show.make_plan(config).plan
+  by_kind: dict[object, dict[str, programs_lib.Program]] = {}
+  for unit, program in programs_lib.compile_units(config, task, plan, gpu):
+    by_kind.setdefault(unit.kind, {})[program.name] = program
+  rows = [render_program(p) for one in by_kind.values() for p in one.values()]
+  stages = task.whole.cut(plan.partition.bounds)
+  num_devices = config.node.mesh.data * config.node.mesh.tensor
+  memory = find_memory(stages, plan, by_kind, num_devices)
+  lines = [f"{gpu.name}: one program for each kind of unit", render_table(rows)]
+  lines += [
+      f"stage {i}: {m.compiled / 2**30:.2f} GiB on each device by the compiled "
+      f"programs, {m.planned / 2**30:.2f} GiB by the planner, limit "
+      f"{gpu.memory_bytes / 2**30:.2f} GiB"
+      for i, m in enumerate(memory)
+  ]
+  faults = [
+      f"{p.owner} {p.name}: {fault}"
+      for one in by_kind.values()
+      for p in one.values()
+      for fault in p.findings.host_faults
+  ]
+  lines += ["copies that should not be:", *faults] if faults else []
+  check_memory(memory, gpu)
+  lines.append(render_speed(find_speed(config, task.whole, plan, by_kind, gpu)))
+  return "\n".join(lines)
+
+
+def render_speed(speed: Speed) -> str:
+  """Returns the line of a speed."""
+  what, count = "samples", speed.samples
+  if speed.tokens is not None:
+    what, count = "tokens", speed.tokens
+  return (
+      f"predicted, not measured: {1e3 * speed.step_secs:.1f} ms per step, "
+      f"{count / speed.step_secs:,.0f} {what}/s, MFU {100 * speed.mfu:.1f} %"
+  )

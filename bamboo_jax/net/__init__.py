@@ -1,0 +1,5 @@
+"""Addresses of hosts, and the identities of the processes of a run.
+
+identity    certificates: which processes may connect
+addresses   addresses of IPv4 and IPv6
+"""

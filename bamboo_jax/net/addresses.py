@@ -1,0 +1,32 @@
+"""Addresses of hosts, which are names, or numbers of IPv4 or IPv6."""
+
+import socket
+from typing import Any, NamedTuple
+
+
+class Address(NamedTuple):
+  """Arguments of `socket`: family, and a numeric host with its port."""
+
+  family: socket.AddressFamily
+  parts: Any
+
+
+def find(host: str, port: int, *, flags: int = 0) -> Address:
+  """Returns the address of a port, to listen or to connect.
+
+  IPv4 is preferred for a name with addresses of both families.
+
+  Args:
+    flags: Those of `socket.getaddrinfo`, which may block to resolve a name;
+      `AI_NUMERICHOST` rejects names.
+
+  Raises `socket.gaierror` if there is none.
+  """
+  found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+  family, *_, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+  return Address(family, address)
+
+
+def render(host: str, port: int) -> str:
+  """Returns `host:port`, with brackets around a number of IPv6."""
+  return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,149 @@
+"""Plans a step as one program: its ticks, and how long they take.
+
+The program runs the passes of the same rows, see `spmd.ticks.table`. The layers
+behind the blocks run forward and backward in the backward pass of the last
+stage, and those before the blocks run a second time in the backward pass of the
+first.
+"""
+
+from collections.abc import Collection
+import dataclasses
+import functools
+
+from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import planner
+from bamboo_jax.plan import stages
+from bamboo_jax.runtime.spmd.ticks import lowering
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
+from bamboo_jax.runtime.spmd.ticks import timeline as tick_timeline
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import timeline as timeline_lib
+
+_Op = instruction_lib.Op
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramPlan:
+  """A step of all pipelines as one program.
+
+  Attributes:
+    plan: Costs and times of the program; memory as of rows.
+    table: The ticks.
+    order: One of `lowering.ORDERS`.
+  """
+
+  plan: planner.Plan
+  table: table_lib.TickTable
+  order: str
+
+  @functools.cached_property
+  def plain(self) -> timeline_lib.Timeline:
+    """The timeline with redundant forward passes that take no time."""
+    return tick_timeline.lay_out(
+        self.table,
+        self.plan.costs,
+        without={_Op.REDUNDANT_FORWARD},
+    )
+
+  def passes(self, secs: float) -> account_lib.NodeTime:
+    """Returns the node time of the passes of a step, scaled to `secs`."""
+    slots = [slot for t in self.plan.timelines for slot in t.slots]
+    span_ms = max((slot.end_ms for slot in slots), default=0.0) or 1.0
+
+    def total(ops: Collection[_Op]) -> float:
+      ms = sum(s.end_ms - s.start_ms for s in slots if s.instruction.op in ops)
+      return secs * ms / span_ms
+
+    return account_lib.NodeTime(
+        useful=total((_Op.FORWARD, _Op.BACKWARD)),
+        redundant=total((_Op.REDUNDANT_FORWARD,)),
+    )
+
+  def describe(self) -> str:
+    """Returns the utilisation of the ticks as text."""
+    timeline, plain = self.plan.timeline, self.plain
+    overhead = timeline.span_ms / plain.span_ms - 1.0 if plain.span_ms else 0.0
+    return (
+        f"{len(self.table.ticks)} {self.order} ticks, "
+        f"{timeline.num_redundant} redundant forward passes; predicted "
+        f"overhead {100 * overhead:.1f} %, bubble "
+        f"{100 * timeline.mean_bubble:.1f} % instead of "
+        f"{100 * plain.mean_bubble:.1f} %"
+    )
+
+
+def plan_program(
+    plan: planner.Plan,
+    *,
+    num_before: int,
+    num_behind: int,
+    budget: float | None,
+    order: str = "paired",
+) -> ProgramPlan:
+  """Returns the program of a plan whose stages are made of whole blocks.
+
+  Ticks are "single", which need less memory, if `order` or the GPipe schedule
+  asks for them, or if "paired" ticks exceed the memory limit of the plan.
+
+  Args:
+    plan: The plan by rows.
+    num_before: Number of layers before the first block.
+    num_behind: Number of layers behind the last block that run in the backward
+      pass.
+    budget: See `lowering.lower`.
+    order: See `lowering.lower`.
+  """
+  costs = program_costs(
+      plan.partition, plan.profile, num_before=num_before, num_behind=num_behind
+  )
+
+  def lower(order: str) -> tuple[table_lib.TickTable, timeline_lib.Timeline]:
+    table = lowering.lower(
+        plan.schedule.rows,
+        owners=plan.owners[0],
+        microbatches=plan.batch.microbatches(0),
+        costs=costs,
+        order=order,
+        budget=budget,
+    )
+    return table, tick_timeline.lay_out(table, costs)
+
+  order = order if plan.schedule_name == "1f1b" else "single"
+  limit = plan.memory_limit_bytes
+  fits = lambda timeline: limit is None or timeline.peak_bytes[0] <= limit
+  table, timeline = lower(order)
+  if not fits(timeline) and fits(lower("single")[1]):
+    order, (table, timeline) = "single", lower("single")
+  step_time = dataclasses.replace(plan.step_time, compute_ms=timeline.span_ms)
+  plan = dataclasses.replace(
+      plan, costs=costs, timeline=timeline, step_time=step_time
+  )
+  return ProgramPlan(plan, table, order)
+
+
+def program_costs(
+    partition: partition_lib.Partition,
+    profile: cost_model.Profile,
+    *,
+    num_before: int,
+    num_behind: int,
+) -> costs_lib.StageCosts:
+  """Returns the costs of the stages in a program, without dispatch times."""
+  profile = dataclasses.replace(profile, dispatch_ms=0.0)
+  costs = stages.stage_costs(partition, profile)
+  layers = profile.layers
+  before, behind = layers[:num_before], layers[len(layers) - num_behind :]
+  forward_ms, backward_ms = list(costs.forward_ms), list(costs.backward_ms)
+  behind_ms = sum(layer.forward_ms for layer in behind)
+  forward_ms[-1] = max(0.0, forward_ms[-1] - behind_ms)
+  backward_ms[-1] += behind_ms
+  backward_ms[0] += sum(layer.forward_ms for layer in before)
+  return dataclasses.replace(
+      costs,
+      forward_ms=tuple(forward_ms),
+      backward_ms=tuple(backward_ms),
+      redundant_ms=tuple(forward_ms),
+  )

@@ -1,0 +1,51 @@
+"""The times of the passes of a table of ticks."""
+
+from collections.abc import Collection
+
+from bamboo_jax.runtime.spmd.ticks import check
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
+from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import timeline as timeline_lib
+
+
+def lay_out(
+    table: table_lib.TickTable,
+    costs: costs_lib.StageCosts,
+    *,
+    without: Collection[instruction_lib.Op] = (),
+) -> timeline_lib.Timeline:
+  """Returns the timeline of a table; operations in `without` take no time.
+
+  A tick lasts as long as its busiest node, plus the longest transfer. All nodes
+  run the same program, so each needs the memory of the largest.
+  """
+  slots, start_ms = [], 0.0
+  exchange_ms = 2 * max(costs.transfer_ms, default=0.0)
+  for tick in table.ticks:
+    end_ms = start_ms
+    for n, own in enumerate(tick):
+      at_ms = start_ms
+      for i in check.passes(own):
+        if i.op in without:
+          continue
+        slots.append(timeline_lib.Slot(n, i, at_ms, at_ms + costs.pass_ms(i)))
+        at_ms = slots[-1].end_ms
+      end_ms = max(end_ms, at_ms)
+    start_ms = end_ms + exchange_ms
+  return timeline_lib.Timeline(
+      slots=tuple(sorted(slots, key=lambda slot: slot.node)),
+      span_ms=start_ms,
+      peak_bytes=dict.fromkeys(
+          range(table.num_nodes), _peak_bytes(table, costs)
+      ),
+  )
+
+
+def _peak_bytes(table: table_lib.TickTable, costs: costs_lib.StageCosts) -> int:
+  slots = table.num_slots
+  return (
+      max(costs.resident_bytes)
+      + slots["residuals"] * max(costs.residual_bytes)
+      + (slots["activations"] + slots["grads"]) * max(costs.activation_bytes)
+  )

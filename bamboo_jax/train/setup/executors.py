@@ -1,0 +1,189 @@
+"""Picks the executor of a config; see `build` for the rest.
+
+Nothing else names a module of `runtime.spmd`.
+"""
+
+from collections.abc import Callable, Sequence
+import math
+
+import jax
+import ml_collections
+
+from bamboo_jax.plan import planner
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import executor as executor_lib
+from bamboo_jax.runtime.spmd import engine as spmd_engine
+from bamboo_jax.runtime.spmd import executor as spmd_executor
+from bamboo_jax.runtime.spmd import layout as layout_lib
+from bamboo_jax.runtime.spmd import plan as plan_lib
+from bamboo_jax.runtime.spmd import program as segment_lib
+from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
+from bamboo_jax.runtime.spmd.ticks import check
+from bamboo_jax.runtime.stage import functions
+from bamboo_jax.runtime.wire import ordered_sum
+from bamboo_jax.train.setup import build
+
+ProgramPlan = plan_lib.ProgramPlan
+
+
+def is_program(config: ml_collections.ConfigDict) -> bool:
+  """Returns whether a step is one program per pipeline, not rows."""
+  return config.pipeline.executor == "spmd"
+
+
+def find_cuts(
+    config: ml_collections.ConfigDict, task: build.Task
+) -> tuple[int, ...] | None:
+  """Returns the layers at which a stage other than the first may start.
+
+  None for rows, see `build.find_cuts`. Raises `ValueError` if the model has too
+  few equal blocks for its stages.
+  """
+  if not is_program(config):
+    return None
+  blocks = layout_lib.blocks_of(task.whole)
+  cuts = tuple(cut for cut in blocks.cuts if cut < len(task.whole.names))
+  num_stages = config.pipeline.num_stages
+  if num_stages > len(cuts) + 1:
+    raise ValueError(
+        f"config.pipeline.num_stages={num_stages} is too large: the model has "
+        f"{blocks.count} equal blocks, and one program for all stages can "
+        f"split it into {len(cuts) + 1} at most. Take fewer stages or more "
+        f"blocks, or {layout_lib.ADVICE}."
+    )
+  return cuts
+
+
+def plan_program(
+    config: ml_collections.ConfigDict, task: build.Task, plan: planner.Plan
+) -> ProgramPlan:
+  """Returns the program of a plan; its stages must start at `find_cuts`."""
+  blocks = layout_lib.blocks_of(task.whole)
+  program = plan_lib.plan_program(
+      plan,
+      num_before=blocks.first,
+      num_behind=0 if _heads(config) else len(task.whole.names) - blocks.last,
+      budget=_budget(config),
+      order=config.pipeline.ticks,
+  )
+  check.check(program.table)
+  return program
+
+
+def make_segments(
+    config: ml_collections.ConfigDict,
+    task: build.Task,
+    plan: planner.Plan,
+    devices: Sequence[jax.Device],
+) -> dict[str, segment_lib.SegmentProgram]:
+  """Returns the programs of a pipeline on `devices`, not compiled yet.
+
+  By name: "segment", and "rest" for after a death, if one can be survived.
+  """
+  layout = layout_lib.make_layout(task.whole, plan.partition.bounds)
+  keeps = config.redundancy.mode != "none"
+  sizes = segment_lib.find_sizes(
+      plan_program(config, task, plan).table,
+      num_stages=layout.num_stages,
+      keeps=keeps,
+      segment_ticks=config.pipeline.segment_ticks,
+      heads=_heads(config),
+  )
+  names = ("segment", "rest") if keeps else ("segment",)
+  return {
+      name: segment_lib.SegmentProgram(
+          *(task.whole, layout, size),
+          devices=devices,
+          params=functions.copies_of(task.whole),
+      )
+      for name, size in zip(names, sizes, strict=False)
+  }
+
+
+def block_period(task: build.Task) -> int:
+  """Returns the number of layers of a block of the model."""
+  return layout_lib.blocks_of(task.whole).period
+
+
+def make_executor(
+    config: ml_collections.ConfigDict,
+    task: build.Task,
+    plan: planner.Plan,
+    *,
+    engine: engine_lib.Engine,
+    members: executor_lib.Members,
+    collectives: executor_lib.Collectives | None = None,
+) -> executor_lib.Executor:
+  """Returns the executor of a config, not compiled yet.
+
+  Args:
+    config: See `configs/default.py`.
+    task: Model and data.
+    plan: Partition and first owners.
+    engine: The local nodes.
+    members: The members of the run.
+    collectives: See `make_collectives`.
+  """
+  if not is_program(config):
+    return executor_lib.Rows(engine, members)
+  program = plan_program(config, task, plan)
+  programs = make_programs(
+      *(config, task, program), engine=engine, collectives=collectives
+  )
+  return spmd_executor.Programs(program, programs, engine, members)
+
+
+def make_programs(
+    config: ml_collections.ConfigDict,
+    task: build.Task,
+    program: ProgramPlan,
+    *,
+    engine: engine_lib.Engine,
+    collectives: executor_lib.Collectives | None = None,
+) -> spmd_engine.SpmdEngine:
+  """Returns the programs of a step; arguments as for `make_executor`."""
+  return spmd_engine.SpmdEngine(
+      engine,
+      task.whole,
+      program.table,
+      keeps=config.redundancy.mode != "none",
+      segment_ticks=config.pipeline.segment_ticks,
+      heads=_heads(config),
+      collectives=collectives,
+  )
+
+
+def make_collectives(
+    config: ml_collections.ConfigDict,
+    number: int,
+    exchange: ordered_sum.Exchange,
+    *,
+    is_lost: Callable[[int], bool],
+) -> executor_lib.Collectives | None:
+  """Returns the transfers of the executor between processes; None for rows.
+
+  Args:
+    config: See `configs/default.py`.
+    number: Number of the node of this process.
+    exchange: Transport to other processes.
+    is_lost: Returns whether a node is gone permanently.
+  """
+  if not is_program(config):
+    return None
+  return collectives_lib.Collectives(number, exchange, is_lost=is_lost)
+
+
+def _heads(config: ml_collections.ConfigDict) -> bool:
+  return config.pipeline.head == "forward"
+
+
+def _budget(config: ml_collections.ConfigDict) -> float | None:
+  """Returns the allowed share of time for redundant passes; None for none."""
+  budgets = {
+      "none": None,
+      "lazy": None,
+      "bubble": 0.0,
+      "budget": config.redundancy.budget,
+      "eager": math.inf,
+  }
+  return budgets[config.redundancy.mode]

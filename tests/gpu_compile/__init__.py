@@ -1,0 +1,1 @@
+"""Programs compiled for GPUs, on a machine without one; and what reads them."""

@@ -1,0 +1,176 @@
+"""Every program of some configs compiles for GPUs and does what it should.
+
+`launch/test --gpu_compile` runs this: it takes minutes, and a plugin of JAX.
+"""
+
+import functools
+import glob
+import importlib
+import tempfile
+
+from absl.testing import parameterized
+import pytest
+
+from bamboo_jax.gpu import findings
+from bamboo_jax.gpu import private
+from bamboo_jax.gpu import programs
+from bamboo_jax.gpu import report
+from bamboo_jax.gpu import targets
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import show
+
+if _REASON := private.find_reason():
+  pytest.skip(f"{_REASON}.", allow_module_level=True)
+_DUMP = tempfile.mkdtemp()
+private.prepare(
+    f"{report.find_flags(deterministic=True)} --xla_dump_to={_DUMP}"
+)
+
+_PASSES = ("forward", "backward")
+_ALL = (*_PASSES, "update", "zeros", "cast")
+_MIN_TILE = 64
+# Loops of a segment without a known trip count, with one pass of each kind in a
+# tick: each makes the host wait. The number may only fall.
+_MAX_LOOPS = 7
+_LONG = dict(dtype="bfloat16", dropout_rate=0.0, vocab_size=50257)
+_PADDED = _LONG | dict(vocab_size=50304)
+
+
+def make_config(name, *, model=None, mesh=(1, 1), mode="none", **pipeline):
+  """Returns a packaged config, "module:variant", with some options."""
+  module, _, variant = name.partition(":")
+  config = importlib.import_module(f"bamboo_jax.configs.{module}")
+  config = config.get_config(variant)
+  config.model.options.update(model or {})
+  config.pipeline.update(pipeline)
+  config.redundancy.mode = mode
+  config.node.mesh.data, config.node.mesh.tensor = mesh
+  config.pipeline.microbatch_size = 4
+  config.plan.memory_limit_gib = None
+  return config
+
+
+def compile_units(config, gpu, names):
+  """Returns the task, the plan, and the programs by kind of unit."""
+  task, plan = build.make_task_to_plan(config), show.make_plan(config).plan
+  by_kind = {}
+  for unit, program in programs.compile_units(
+      config, task, plan, gpu, names=names
+  ):
+    by_kind.setdefault(unit.kind, {})[program.name] = program
+  return task, plan, by_kind
+
+
+class ProgramsTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("gpt2_small", "gpt2:small", "h100", dict(model=_LONG)),
+      ("gpt2_small_a100", "gpt2:small", "a100", dict(model=_LONG)),
+      ("gpt2_medium", "gpt2:medium", "h100", dict(model=_LONG)),
+      ("llama_1b", "llama:3.2_1b", "h100", dict(model=dict(vocab_size=128256))),
+      ("llama_8b", "llama:3_8b", "h100", dict(model=dict(vocab_size=128256))),
+      ("qwen", "qwen:3_0.6b", "a100", dict(model=dict(vocab_size=151936))),
+      ("bert_large", "bert:large", "a100", dict(model=dict(dtype="bfloat16"))),
+      ("resnet_152", "resnet:152", "h100", {}),
+      ("gnmt", "gnmt:16", "a100", dict(model=dict(vocab_size=32000))),
+      ("mesh_2x2", "gpt2:medium", "h100", dict(model=_PADDED, mesh=(2, 2))),
+      (
+          *("mesh_2x4", "llama:3_8b", "h100"),
+          dict(model=dict(vocab_size=128256), mesh=(2, 4)),
+      ),
+  )
+  def test_passes(self, name, gpu, options):
+    config = make_config(name, **options)
+    gpu = targets.find(gpu)
+    before = set(glob.glob(f"{_DUMP}/*"))
+    task, _, by_kind = compile_units(config, gpu, _PASSES)
+    head = by_kind[task.whole.units[-1].kind]["forward"]
+    for found in by_kind.values():
+      for program in found.values():
+        with self.subTest(f"{program.owner} {program.name}"):
+          self._check(program, gpu)
+    vocab_size = config.model.options.get("vocab_size", 256)
+    if "sequence_length" in config.model.options and vocab_size > 10_000:
+      shape = task.whole.batch["inputs"].shape
+      logits = 4 * shape[0] * shape[1] * vocab_size
+      self.assertLessEqual(findings.count_large(head.module, logits), 1)
+    self._check_graphs(set(glob.glob(f"{_DUMP}/*")) - before)
+
+  def _check(self, program, gpu):
+    found = program.findings
+    self.assertEqual(found.host_faults, ())
+    self.assertLess(program.memory.total, gpu.memory_bytes)
+    if found.smallest_tile is not None:
+      self.assertGreaterEqual(found.smallest_tile, _MIN_TILE)
+    self.assertNotIn("XLA", found.products)
+
+  def _check_graphs(self, files):
+    """Kernels of programs are started as CUDA graphs."""
+    sequences = [f for f in files if "thunk_sequence_after" in f]
+    self.assertNotEmpty(sequences)
+    for path in sequences:
+      with open(path) as file:
+        text = file.read()
+      if text.count("kCustomKernel") > 4:
+        self.assertIn("kCommandBuffer", text, msg=path)
+
+  @parameterized.parameters("gpt2:small", "gpt2:medium")
+  def test_memory_is_what_the_planner_says(self, name):
+    config = make_config(name, model=_LONG, mode="bubble", num_stages=4)
+    gpu = targets.find("h100")
+    task, plan, by_kind = compile_units(config, gpu, _ALL)
+    stages = task.whole.cut(plan.partition.bounds)
+    for stage in report.find_memory(stages, plan, by_kind, 1):
+      # Plans do not count the float32 logits of the head.
+      most = 0.12 if stage.largest.owner == "head" else 0.10
+      self.assertLess(abs(stage.compiled / stage.planned - 1), most)
+    for unit in task.whole.units:
+      found, state = by_kind[unit.kind], unit.state
+      sums = spec_lib.nbytes(unit.accumulator)
+      self.assertGreaterEqual(found["backward"].memory.donated, sums)
+      kept = spec_lib.nbytes((state.params, state.slots))
+      self.assertGreaterEqual(found["update"].memory.donated, kept)
+
+  def test_redundant_passes_leave_host_memory(self):
+    config = make_config("gpt2:small", model=_LONG, mode="bubble")
+    names = ("forward", "redundant")
+    _, _, by_kind = compile_units(config, targets.find("h100"), names)
+    for found in by_kind.values():
+      program, forward = found["redundant"], found["forward"]
+      self.assertEqual(program.findings.host_faults, ())
+      self.assertAlmostEqual(
+          *(program.memory.host, forward.memory.outputs), delta=2**20
+      )
+
+  @parameterized.parameters(("gpt2:small", 4, 8), ("gpt2:medium", 8, 16))
+  def test_spmd(self, name, num_stages, num_microbatches):
+    config = make_config(
+        *(name,),
+        model=_PADDED,
+        mode="bubble",
+        executor="spmd",
+        num_stages=num_stages,
+        num_microbatches=num_microbatches,
+    )
+    gpu = targets.find("h100")
+    task, plan = build.make_task_to_plan(config), show.make_plan(config).plan
+    for program in programs.compile_segments(config, task, plan, gpu):
+      with self.subTest(program.name):
+        self._check(program, gpu)
+        self.assertLessEqual(program.findings.unknown_loops, _MAX_LOOPS)
+        self.assertGreater(program.findings.hidden_host_bytes, 0)
+
+
+class ReportTest(parameterized.TestCase):
+
+  @functools.cached_property
+  def _report(self):
+    config = make_config("gpt2:tiny")
+    config.evaluate.every_steps = 0
+    return report.make_report(config, "l4")
+
+  def test_has_all_programs_and_the_speed(self):
+    self.assertRegex(self._report, r"head +backward +\d+")
+    self.assertRegex(self._report, r"stage 0: [\d.]+ GiB on each device")
+    self.assertRegex(self._report, r"[\d,]+ tokens/s, MFU [\d.]+ %$")

@@ -1,0 +1,275 @@
+"""Certificates, and who gets through a door."""
+
+import asyncio
+import datetime
+import hashlib
+import pathlib
+import socket
+import tempfile
+import time
+from unittest import mock
+
+from absl.testing import parameterized
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf import hkdf
+
+from bamboo_jax.cluster import door as door_lib
+from bamboo_jax.net import identity as identity_lib
+
+
+def issue(secret=b"s", run="run", role="agent", name="n0", now=None):
+  return identity_lib.issue(secret, run=run, role=role, name=name, now=now)
+
+
+_folder = tempfile.TemporaryDirectory
+
+
+class SecretTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("127.0.0.1", b"", ""),
+      ("0.0.0.0", b"", "loopback interface only"),
+      ("0.0.0.0", b"sixteen bytes at", ""),
+      ("10.1.2.3", b"sixteen bytes at", ""),
+      ("8.8.8.8", b"sixteen bytes at", "a private network only, got '8.8.8.8'"),
+      ("::1", b"", ""),
+      ("localhost", b"", ""),
+      ("fd00::7", b"", "loopback interface only, got 'fd00::7'"),
+      ("fd00::7", b"sixteen bytes at", ""),
+      (
+          "2600::7",
+          b"sixteen bytes at",
+          "Give --host an address such as",
+      ),
+      ("fe80::7", b"sixteen bytes at", "--host=fe80::7 is an address of one l"),
+      ("::ffff:8.8.8.8", b"sixteen bytes at", "a private network only, got"),
+      ("[::1]", b"", "is no address of this machine: .* without brackets"),
+      ("127.0.0.1:80", b"", "is no address of this machine: .* without a port"),
+  )
+  def test_host(self, host, secret, problem):
+    if problem:
+      with self.assertRaisesRegex(ValueError, problem):
+        identity_lib.check_host(host, secret=secret)
+    else:
+      identity_lib.check_host(host, secret=secret)
+
+  @parameterized.parameters(
+      ("sixteen bytes at least\n", 0o600, ""),
+      ("short", 0o600, "at least 16 bytes"),
+      ("abcdefg" * 9, 0o600, "8 of them different; draw one with head -c 32"),
+      ("abcdefgh" * 2, 0o600, ""),
+      ("sixteen bytes at least", 0o644, "not be readable by others"),
+  )
+  def test_file(self, text, mode, problem):
+    path = pathlib.Path(self.enter_context(_folder()), "secret")
+    path.write_text(text)
+    path.chmod(mode)
+    if problem:
+      with self.assertRaisesRegex(ValueError, problem):
+        identity_lib.read_secret(str(path))
+    else:
+      read = identity_lib.read_secret(str(path))
+      self.assertEqual(read, text.strip().encode())
+
+
+class KeyTest(parameterized.TestCase):
+
+  def authority(self, **who):
+    (found,) = issue(**who).client.get_ca_certs(binary_form=True)
+    return x509.load_der_x509_certificate(found).public_key().public_numbers()
+
+  def test_it_follows_from_the_secret(self):
+    self.assertEqual(self.authority(run="x"), self.authority(run="y"))
+    self.assertNotEqual(self.authority(), self.authority(secret=b"other"))
+
+  def test_a_guess_takes_long(self):
+    # Guesses can be tested on certificates and on signed entries.
+    secret, info = b"a secret", b"bamboo entries"
+    scrypt = dict(n=2**15, r=8, p=1, maxmem=2**26, dklen=32)
+    seed = hashlib.scrypt(secret, salt=b"bamboo", **scrypt)
+    key = hkdf.HKDF(hashes.SHA256(), 32, salt=None, info=info).derive(seed)
+    self.assertEqual(issue(secret).entry_key, key)
+    with mock.patch.object(identity_lib, "_stretch", lambda _: seed):
+      same = self.authority(secret=b"another")
+    self.assertEqual(self.authority(secret=secret), same)
+
+
+class CertificatesTest(parameterized.TestCase):
+
+  def write(self, **who):
+    """Returns a folder with what an authority has issued at a time."""
+    written = {}
+    names = ("authority", "certificate", "key")
+    make = lambda run, secret, *files: written.update(
+        zip(names, files, strict=True)
+    )
+    with mock.patch.object(identity_lib, "_make_identity", make):
+      issue(**who)
+    folder = pathlib.Path(self.enter_context(_folder()))
+    for name, content in written.items():
+      (folder / f"{name}.pem").write_bytes(content)
+    return folder
+
+  def load(self, folder):
+    return identity_lib.load(folder, run="run", role="agent", name="n0")
+
+  def test_the_own_ones(self):
+    identity = self.load(self.write(secret=b"another"))
+    (authority,) = identity.client.get_ca_certs()
+    self.assertEqual(identity.server.get_ca_certs(), [authority])
+
+  @parameterized.parameters(
+      ({"name": "n1"}, "must name spiffe://run/agent/n0, it names .*n1"),
+      ({"run": "a/b"}, "it names .*spiffe://a%2Fb/agent/n0"),
+      (
+          {"now": datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)},
+          "is valid from 2019-12-31 .* to 2020-12-31 .*, and now it is",
+      ),
+  )
+  def test_of_others(self, who, problem):
+    with self.assertRaisesRegex(ValueError, problem):
+      self.load(self.write(**who))
+
+  def test_an_hour_is_no_difference(self):
+    now = datetime.datetime.now(datetime.UTC)
+    self.load(self.write(now=now + datetime.timedelta(hours=1)))
+
+  @parameterized.parameters("authority", "certificate", "key")
+  def test_missing_or_damaged(self, name):
+    folder = self.write()
+    (folder / f"{name}.pem").write_text("?")
+    with self.assertRaisesRegex(ValueError, "must hold authority.pem"):
+      self.load(folder)
+    (folder / f"{name}.pem").unlink()
+    with self.assertRaisesRegex(ValueError, f"No such file.*{name}.pem"):
+      self.load(folder)
+
+
+class DoorTest(parameterized.TestCase):
+
+  def run_door(self, scenario):
+    """Runs a scenario with the port of a door and a list of what came in."""
+
+    async def run():
+      heard = []
+
+      async def guide(reader, writer):
+        heard.append(await reader.readline())
+        writer.write(b"welcome")
+        await writer.drain()
+
+      door = door_lib.Door(issue(), guide)
+      port = door.listen("127.0.0.1")
+      try:
+        await asyncio.wait_for(scenario(port, heard), 30)
+      finally:
+        await door.close()
+
+    with self.assertLogs("absl", "WARNING") as logs:
+      asyncio.run(run())
+    return "\n".join(logs.output)
+
+  async def call(self, port, identity):
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", port, ssl=identity and identity.client
+    )
+    try:
+      writer.write(b"hello\n")
+      return await reader.read()
+    finally:
+      writer.close()
+
+  @parameterized.parameters(
+      (dict(secret=b"x"), "ConnectionReset|TLSV1_ALERT_UNKNOWN_CA"),
+      (dict(run="x"), "it is spiffe://x/agent/n0, not spiffe://run/agent/"),
+      (dict(role="worker"), "it is spiffe://run/worker/n0"),
+      (None, "WRONG_VERSION_NUMBER|HTTP_REQUEST|CONNECTION|Reset"),
+  )
+  def test_strangers(self, who, problem):
+    async def scenario(port, heard):
+      try:
+        said = await self.call(port, None if who is None else issue(**who))
+      except OSError:
+        said = b""
+      self.assertNotIn(b"welcome", said)
+      self.assertEmpty(heard)
+      self.assertEqual(await self.call(port, issue(name="n1")), b"welcome")
+
+    self.assertRegex(self.run_door(scenario), problem)
+
+  def test_a_replay(self):
+    async def scenario(port, heard):
+      recorded = bytearray()
+
+      async def relay(reader, writer):  # Can pass on, and read nothing of it.
+        source, sink = await asyncio.open_connection("127.0.0.1", port)
+
+        async def pass_back():
+          while data := await source.read(1 << 16):
+            writer.write(data)
+
+        back = asyncio.ensure_future(pass_back())
+        while data := await reader.read(1 << 16):
+          recorded.extend(data)
+          sink.write(data)
+        await back
+        writer.close()
+        sink.close()
+
+      server = await asyncio.start_server(relay, "127.0.0.1", 0)
+      relayed = server.sockets[0].getsockname()[1]
+      self.assertEqual(await self.call(relayed, issue()), b"welcome")
+      self.assertNotIn(b"hello", recorded)
+      reader, writer = await asyncio.open_connection("127.0.0.1", port)
+      writer.write(recorded)
+      try:
+        self.assertNotIn(b"welcome", await reader.read())
+      except ConnectionResetError:
+        pass
+      writer.close()
+      server.close()
+      self.assertEqual(heard, [b"hello\n"])
+
+    self.run_door(scenario)
+
+  def test_those_who_say_nothing_keep_nobody_out(self):
+    async def scenario(port, heard):
+      silent = [
+          socket.create_connection(("127.0.0.1", port))
+          for _ in range(door_lib._MAX_STRANGERS + 10)
+      ]
+      self.assertEqual(await self.call(port, issue()), b"welcome")
+      silent[0].setblocking(False)
+      with self.assertRaises(TimeoutError):  # The last ones may still speak.
+        silent[-1].settimeout(0.01)
+        silent[-1].recv(1)
+      end = time.monotonic() + 20
+      while not _is_closed(silent[0]) and time.monotonic() < end:
+        await asyncio.sleep(0.01)
+      self.assertTrue(_is_closed(silent[0]))
+      for connection in silent:
+        connection.close()
+
+    self.run_door(scenario)
+
+  def test_the_slow_are_shut_out(self):
+    async def scenario(port, heard):
+      connection = socket.create_connection(("127.0.0.1", port))
+      connection.setblocking(False)
+      connection.send(b"\x16")  # The first byte of a handshake.
+      while not _is_closed(connection):
+        await asyncio.sleep(0.01)
+      connection.close()
+
+    with mock.patch.object(door_lib, "HELLO_SECS", 0.05):
+      self.run_door(scenario)
+
+
+def _is_closed(connection):
+  try:
+    return connection.recv(1) == b""
+  except BlockingIOError:
+    return False
+  except ConnectionError:
+    return True

@@ -1,0 +1,97 @@
+import dataclasses
+import math
+
+from absl.testing import absltest
+
+from bamboo_jax.plan import planner
+from bamboo_jax.runtime.spmd import plan as program
+from bamboo_jax.runtime.spmd.ticks import check
+from tests import profiles
+
+
+def make_plan(*, num_pipelines=1, num_microbatches=2):
+  """Returns 2 stages: embed, 2 blocks | 2 blocks, head."""
+  times = [(0.5, 1.0), *[(1.0, 2.0)] * 4, (0.25, 0.75)]
+  layers = [
+      profiles.make_layer(
+          f"layer_{k}",
+          forward_ms=forward_ms,
+          backward_ms=backward_ms,
+          residual_bytes=100,
+      )
+      for k, (forward_ms, backward_ms) in enumerate(times)
+  ]
+  return planner.make_plan(
+      profiles.make_profile(layers, dispatch_ms=10.0, vote_ms=3.0),
+      num_stages=2,
+      num_pipelines=num_pipelines,
+      num_microbatches=num_microbatches,
+      microbatch_size=1,
+      cuts=(1, 3, 5),
+  )
+
+
+class ProgramTest(absltest.TestCase):
+
+  def test_layers_are_charged_where_the_program_runs_them(self):
+    plan = make_plan()
+    self.assertEqual(plan.partition.bounds, (0, 3, 6))
+    costs = program.program_costs(
+        plan.partition, plan.profile, num_before=1, num_behind=1
+    )
+    # The first stage runs the first layer again with the backward pass; the
+    # last runs the last layer, forth and back, with the backward pass.
+    self.assertEqual(costs.forward_ms, (2.5, 2.25 - 0.25))
+    self.assertEqual(costs.backward_ms, (5.0 + 0.5, 4.75 + 0.25))
+    self.assertEqual(costs.redundant_ms, costs.forward_ms)  # Without the loss.
+
+  def test_program_of_all_pipelines(self):
+    plan = make_plan(num_pipelines=2)
+    made = program.plan_program(
+        plan, num_before=1, num_behind=1, budget=math.inf
+    )
+    check.check(made.table)
+    self.assertEqual(made.plan.timeline.num_redundant, 4)
+    self.assertEqual(
+        [sorted(t.bubbles) for t in made.plan.timelines], [[0, 1], [2, 3]]
+    )
+    self.assertEqual(
+        [
+            sorted({slot.instruction.microbatch for slot in t.slots})
+            for t in made.plan.timelines
+        ],
+        [[0, 1], [2, 3]],
+    )
+    self.assertEqual(made.plan.step_time.compute_ms, made.plan.timeline.span_ms)
+    self.assertEqual(made.plan.step_time.vote_ms, plan.step_time.vote_ms)
+
+  def test_passes_take_their_part_of_the_measured_time(self):
+    made = program.plan_program(
+        make_plan(), num_before=1, num_behind=1, budget=math.inf
+    )
+    costs, span_ms = made.plan.costs, made.plan.timeline.span_ms
+    got = made.passes(span_ms)
+    useful = 2 * (sum(costs.forward_ms) + sum(costs.backward_ms))
+    self.assertAlmostEqual(got.useful, useful)
+    self.assertAlmostEqual(got.redundant, 2 * sum(costs.redundant_ms))
+    self.assertAlmostEqual(made.passes(2 * span_ms).useful, 2 * useful)
+
+  def test_ticks_are_single_if_memory_forbids_others(self):
+    options = dict(num_before=1, num_behind=1, budget=None)
+    plan = make_plan(num_microbatches=4)
+    orders = {}
+    for order in ("paired", "single"):
+      made = program.plan_program(plan, order=order, **options)
+      self.assertEqual(made.order, order)
+      orders[order] = made.plan.timeline.peak_bytes[0]
+    self.assertLess(orders["single"], orders["paired"])
+    for limit, order in (
+        (orders["paired"], "paired"),
+        (orders["single"], "single"),
+        (orders["single"] - 1, "paired"),
+    ):
+      limited = dataclasses.replace(plan, memory_limit_bytes=limit)
+      made = program.plan_program(limited, **options)
+      self.assertEqual(made.order, order)
+    gpipe = dataclasses.replace(plan, schedule_name="gpipe")
+    self.assertEqual(program.plan_program(gpipe, **options).order, "single")

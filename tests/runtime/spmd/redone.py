@@ -1,0 +1,84 @@
+"""The passes repeated after a death, and their theoretical bound."""
+
+from collections.abc import Collection
+import dataclasses
+
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Redone:
+  """Numbers of passes in the rest of a step after a death.
+
+  Attributes:
+    from_host: Backward passes from residuals in host memory.
+    again: Repeated forward passes.
+    at_most: Bound on `again`: forward passes of the segment in which the node
+      died, and of its stages, except those that its shadow had run.
+  """
+
+  from_host: int
+  again: int
+  at_most: int
+
+
+def find_redone(
+    before: table_lib.TickTable,
+    after: table_lib.TickTable,
+    *,
+    lost: Collection[int],
+    num_ticks: int,
+    segment_ticks: int,
+) -> Redone:
+  """Returns the numbers of passes of `before` that `after` repeats.
+
+  Args:
+    before: The table in which the nodes died.
+    after: The table of the rest.
+    lost: Positions of the dead nodes in the ring of `before`.
+    num_ticks: Number of finished ticks of `before`.
+    segment_ticks: Number of ticks of the running segment.
+  """
+  through = _forwards(before, 0, num_ticks)
+  broken = _forwards(before, num_ticks, num_ticks + segment_ticks)
+  gone = {
+      key
+      for n in lost
+      for held in [before.start[n]]
+      for key in (*held.residuals, *held.host, *held.accumulated)
+  }
+  gone |= {key for key in through if before.owners[key[0]] in lost}
+  kept = {key for held in after.start for key in (*held.residuals, *held.host)}
+  ran = _forwards(after, 0, len(after.ticks))
+  backwards = [own.backward for row in after.ticks for own in row]
+  return Redone(
+      from_host=sum(b.host >= 0 for b in backwards),
+      again=len(ran & (through | broken | gone)),
+      at_most=len(broken | (gone - kept)),
+  )
+
+
+def of_run(run):
+  """Returns the passes of the former run that `run` repeats."""
+  former = run.former
+  size = former.program.sizes.num_ticks
+  return find_redone(
+      former.table,
+      run.table,
+      lost=[n for n, o in enumerate(former.nodes) if o not in run.nodes],
+      num_ticks=former.num_segments * size,
+      segment_ticks=size,
+  )
+
+
+def _forwards(
+    table: table_lib.TickTable, first: int, stop: int
+) -> set[table_lib.Key]:
+  """Returns the owners' forward passes in ticks `first` to `stop - 1`."""
+  return {
+      (p.stage, p.microbatch)
+      for row in table.ticks[first:stop]
+      for own in row
+      for p in [own.forward]
+      if p
+  }

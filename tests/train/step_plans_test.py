@@ -1,0 +1,51 @@
+"""Rows of a whole step, with waits that are filled ahead or as they occur."""
+
+from absl.testing import parameterized
+
+from bamboo_jax.schedule import failover
+from bamboo_jax.train import step_plans
+from tests import layouts
+
+
+def make_plans(mode, *, fills, second=(4, 5, 6, 7)):
+  rules = layouts.make_rules(4, 2, mode=mode, per_share=8)
+  roles = [
+      failover.Roles.initial(owners, has_replicas=mode != "none")
+      for owners in ((0, 1, 2, 3), second)
+  ]
+  layout = layouts.make_layout(roles, ((0,), (1,)))
+  return step_plans.StepPlans(rules.rows, fills=fills), layout
+
+
+class StepPlansTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("none", False),
+      ("lazy", False),
+      ("bubble", True),
+      ("budget", True),
+      ("eager", True),
+  )
+  def test_waits_are_filled_as_they_occur(self, mode, want):
+    plans, layout = make_plans(mode, fills=True)
+    timelines = plans.whole(layout)
+    self.assertEqual([t.num_redundant for t in timelines], [0, 0])
+    filling = plans.filling(layout)
+    self.assertEqual(filling is not None, want)
+    if not want:
+      return
+    self.assertEqual(filling.nodes.keys(), {*range(8)})
+    self.assertEqual(
+        [str(i) for i in filling.nodes[5].passes],
+        [f"2RF{m}" for m in range(8, 16)],
+    )
+    placed, _ = make_plans(mode, fills=False)
+    num_placed = sum(t.num_redundant for t in placed.whole(layout))
+    self.assertEqual(filling.placed.passes, num_placed)
+    self.assertIsNone(placed.filling(layout))
+
+  def test_not_if_a_node_is_in_two_pipelines(self):
+    plans, layout = make_plans("eager", fills=True)
+    self.assertIsNotNone(plans.filling(layout))
+    _, joint = make_plans("eager", fills=True, second=(3, 5, 6, 7))
+    self.assertIsNone(plans.filling(joint))
