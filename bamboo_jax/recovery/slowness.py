@@ -19,6 +19,7 @@ longer steps.
 import collections
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
+import math
 import statistics
 
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -35,6 +36,7 @@ _WITHOUT_PAST = 1.5  # The least ratio of a node with a shorter past than this:
 _LONG_PAST = 8
 _ABOVE_LONG = 1.2  # As a factor of this quantile of the past:
 _QUANTILE = 0.85
+_CLEAR = 2.0  # A ratio that is not noise, whatever the past.
 _SPREADS = 6.0  # Median deviations from the past that count as noise.
 
 
@@ -108,13 +110,29 @@ def find_slow(history: Sequence[Step]) -> dict[int, float]:
   past, recent = history[:-NUM_CONFIRMED], history[-NUM_CONFIRMED:]
   if len(recent) < NUM_CONFIRMED:
     return {}
+  total = _add_up(recent)
   slow = {}
-  for node in recent[-1]:
-    if all(node in step and _is_waited_for(node, step) for step in recent):
-      ratio = _ratio(node, past, recent)
+  for node in total:
+    if _is_waited_for(node, total):
+      ratio = _ratio(node, past, recent, total)
       if ratio is not None:
         slow[node] = ratio
   return slow
+
+
+def _add_up(steps: Sequence[Step]) -> Step:
+  """Returns the sums over steps, of nodes with the same work in all."""
+  total = {}
+  for node, last in steps[-1].items():
+    found = [step[node] for step in steps if node in step]
+    if [one.work for one in found] == [last.work] * len(steps):
+      waits = [one.waited_secs for one in found]
+      total[node] = NodeStep(
+          last.work,
+          sum(one.busy_secs for one in found),
+          None if None in waits else sum(waits),
+      )
+  return total
 
 
 def _is_waited_for(node: int, step: Step) -> bool:
@@ -129,33 +147,29 @@ def _is_waited_for(node: int, step: Step) -> bool:
 
 
 def _ratio(
-    node: int, past: Sequence[Step], recent: Sequence[Step]
+    node: int, past: Sequence[Step], recent: Sequence[Step], total: Step
 ) -> float | None:
   """Returns the least ratio in `recent`; None if it may be noise."""
-  usual = _usual(node, past, work=recent[-1][node].work)
-  limit, ratios = _WITHOUT_PAST, []
+  usual = _usual(node, past, work=total[node].work)
   if usual:
     limit = _noise_limit(usual)
-    ratios += [_to_past(node, past, step) for step in recent]
-  peers = [_to_peers(node, step) for step in recent]
-  ratios += [ratio for ratio in peers if ratio is not None]
-  if not usual and None in peers:
-    return None  # It can be compared with nothing.
+    ratios = [_to_past(node, past, step) for step in recent]
+    ratios.append(_to_peers(node, total) or math.inf)
+  else:
+    limit = _WITHOUT_PAST
+    ratios = [_to_peers(node, step) or 0.0 for step in recent]
   least = min(ratios)
   return least if least > limit else None
 
 
 def _noise_limit(usual: Sequence[float]) -> float:
-  """Returns the least ratio that is not noise, from times in the past.
-
-  A few long steps do not raise it: the node may have been slow in them.
-  """
+  """Returns the least ratio that is not noise, from times in the past."""
   middle = statistics.median(usual)
   spread = statistics.median(abs(secs / middle - 1.0) for secs in usual)
   index = min(len(usual) - 2, int(_QUANTILE * len(usual)))
   long = _ABOVE_LONG * sorted(usual)[index] / middle
   least = _WITHOUT_PAST if len(usual) < _LONG_PAST else _LEAST_RATIO
-  return max(least, 1.0 + _SPREADS * spread, long)
+  return min(_CLEAR, max(least, 1.0 + _SPREADS * spread, long))
 
 
 def _usual(node: int, past: Sequence[Step], *, work: str) -> list[float]:
