@@ -139,8 +139,11 @@ def _training() -> dict[str, Any]:
       plan=dict(
           # File of `bamboo profile`; None: costs are estimated.
           profile=config_dict.placeholder(str),
+          # GPU, as "h100", or instance, as "p5.48xlarge": costs and memory are
+          # those of this machine. None: of the one that plans.
+          machine=config_dict.placeholder(str),
           balance="compute",  # What stages have equal parts of; or "memory".
-          # Per device; None: no limit.
+          # Per device; None: no limit. Not if `machine` is set.
           memory_limit_gib=config_dict.placeholder(float),
       ),
       optimizer=dict(
@@ -197,10 +200,12 @@ def _surroundings() -> dict[str, Any]:
       ),
       metrics=dict(
           trace_steps=4,  # Last steps to keep in trace.json.
+          # First and last step to trace for XProf: "3:6"; None: none.
+          profile_steps=config_dict.placeholder(str),
           plots=True,  # Draw figures at the end.
           figure_format="png",  # Or pdf or svg, or several: "png,pdf".
-          tensorboard=False,  # Needs the extra `tensorboard`.
-          # Of the user's own, "file.py:function"; None: no other log.
+          # Of csv, tensorboard and wandb, or of the user's own,
+          # "file.py:function"; several with commas. None: no other log.
           logger=config_dict.placeholder(str),
       ),
   )

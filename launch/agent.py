@@ -13,6 +13,7 @@ import sys
 
 from absl import flags
 
+from bamboo_jax.base import logs
 from bamboo_jax.cluster import copies
 from bamboo_jax.cluster import notices as notices_lib
 from bamboo_jax.launch import cli
@@ -37,12 +38,16 @@ _NOTICE = flags.DEFINE_enum(
 _NOTICE_URL = flags.DEFINE_string(
     "notice_url", None, "Metadata server in place of the cloud's, for tests."
 )
+_METRICS_PORT = flags.DEFINE_integer(
+    "metrics_port", None, "Serve metrics for Prometheus at this port of --host."
+)
 
 
 def main() -> None:
   """Runs the agent until its worker has ended."""
   spare = copies.Spare() if copies.is_copy else None
   name, host = _NAME.value, given.HOST.value
+  logs.use(name)
   identity = identity_flags.make("agent", name, host=host)
   etcd = identity_flags.connect(_ETCD.value, identity)
   arguments = cli.find_arguments(given.SHARED, sys.argv[1:])
@@ -60,7 +65,7 @@ def main() -> None:
       command=[sys.executable, "-m", "bamboo_jax.launch.worker", *arguments],
       notices=notices,
   )
-  node.run(etcd, options, identity, spare)
+  node.run(etcd, options, identity, spare, metrics_port=_METRICS_PORT.value)
   os._exit(0)
 
 

@@ -1,14 +1,16 @@
 r"""Trains on a cluster on this machine: an agent and a worker for each node.
 
-bamboo cluster --config=quickstart \
-  --workdir=runs/cluster --nodes=8 --zones=a,b,c \
-  --faults=configs/quickstart_faults.csv
+bamboo cluster --config=quickstart --workdir=runs/cluster --page
+bamboo cluster --config=quickstart --workdir=runs/cluster \
+  --nodes=8 --zones=a,b,c --faults=configs/quickstart_faults.csv
 
-With `--random_kills=50` instead of `--faults`, 50 workers are killed, and each
-is replaced. With `--trace=FILE --time_scale=60` nodes join and die as in a
-trace, sixty times as fast. Starts an etcd too, and ends all processes. The same
-command resumes from the last checkpoint. On Ctrl-C, SIGTERM or SIGUSR1 the step
-is finished and saved first; a second Ctrl-C or SIGTERM ends all at once.
+With `--page` it prints the address of a page that shows the run, with buttons
+that kill nodes. With `--random_kills=50` instead of `--faults`, 50 workers are
+killed, and each is replaced. With `--trace=FILE --time_scale=60` nodes join and
+die as in a trace, sixty times as fast. Starts an etcd too, and ends all
+processes. The same command resumes from the last checkpoint. On Ctrl-C, SIGTERM
+or SIGUSR1 the step is finished and saved first; a second Ctrl-C or SIGTERM ends
+all at once.
 """
 
 import functools
@@ -42,12 +44,8 @@ def main() -> None:
   first_zones = setup_lib.find_first_zones(
       config, given.NODES.value, zones, replay
   )
-  gpus = accelerator.find_gpus(os.environ)
-  accelerator.check_fraction(
-      given.DEVICE_MEMORY_FRACTION.value,
-      num_workers=len(first_zones),
-      gpus=gpus,
-  )
+  gpus, fraction = accelerator.find_gpus(os.environ), given.FRACTION.value
+  accelerator.check_fraction(fraction, num_workers=len(first_zones), gpus=gpus)
   folder = shared_flags.find_program_cache(given.PROGRAM_CACHE.value)
   setup = setup_lib.Setup(
       workdir=pathlib.Path(given.WORKDIR.value),
@@ -63,6 +61,7 @@ def main() -> None:
       faults=faults,
       replay=replay,
       gpus=gpus,
+      page_port=given.find_page_port(),
   )
   if given.RANDOM_KILLS.value is not None:
     setup = setup_lib.with_random_kills(

@@ -18,7 +18,7 @@ def check_for_trace(argv: Sequence[str], *, layers: str | None) -> None:
   if not given.TRACE.value:
     raise ValueError("There must be a --trace.")
   unused = (
-      *(given.ETCD, given.RUN, given.DEVICE_MEMORY_FRACTION),
+      *(given.ETCD, given.RUN, given.FRACTION),
       *(given.FAULTS, given.RANDOM_KILLS, given.KINDS, given.SEED),
   )
   flag_checks.check_unused(unused, "on a run under a --trace")

@@ -6,6 +6,7 @@ from absl import flags
 
 from bamboo_jax.launch import config_flag
 from bamboo_jax.launch import figure_flags
+from bamboo_jax.launch import page_flags
 from bamboo_jax.launch import shared_flags
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import replay as replay_lib
@@ -45,7 +46,8 @@ TRACE = flags.DEFINE_list(
 TIME_SCALE = flags.DEFINE_float(
     "time_scale", 1.0, "How many times as fast as recorded the trace is played."
 )
-DEVICE_MEMORY_FRACTION = shared_flags.define_device_memory_fraction()
+FRACTION = shared_flags.define_device_memory_fraction()
+find_page_port = page_flags.define()
 FIGURE_FORMAT = figure_flags.define()
 PROGRAM_CACHE = shared_flags.define_program_cache()
 

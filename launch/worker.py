@@ -15,6 +15,7 @@ import time
 from absl import app
 from absl import logging
 
+from bamboo_jax.base import logs
 from bamboo_jax.launch import identity_flags
 from bamboo_jax.launch import node_flags as given
 from bamboo_jax.launch import shared_flags
@@ -25,6 +26,7 @@ def main(argv: Sequence[str]) -> None:
   """Trains until the run is done."""
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # The agent decides.
   faulthandler.register(signal.SIGUSR1)  # Shows where every thread is.
+  logs.use(argv[1])
   started_secs = time.perf_counter() - float(argv[4])
   name, host = argv[1], given.HOST.value
   accelerator.take_fraction(os.environ, given.DEVICE_MEMORY_FRACTION.value)

@@ -23,9 +23,7 @@ _UNPINNED_EXTRAS = ("cuda12", "cuda13", "rivals")
 
 def _pins() -> dict[str, requirements.Requirement]:
   pins = {}
-  files = [
-      f"requirements{kind}.txt" for kind in ("", "-peers", "-gpu_compile")
-  ]
+  files = [f"requirements{kind}.txt" for kind in ("", "-peers", "-gpu_compile")]
   for line in "\n".join((_ROOT / f).read_text() for f in files).splitlines():
     if line and not line.startswith("#"):
       pin = requirements.Requirement(line)

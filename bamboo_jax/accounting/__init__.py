@@ -7,6 +7,7 @@ whole. Dollars follow from node time and a table of prices.
                one measured step
   ledger       running totals; rolls back to a mark
   machines     speed and memory of an instance, from gpus.csv and instances.csv
+  peaks        products per second of GPUs at most
   prices       dollars per hour of an instance, from prices.csv
   runs         the account of a run that trained, from its log
 

@@ -13,6 +13,17 @@ import math
 
 from bamboo_jax.accounting import prices as prices_lib
 
+# The kinds of steps that are kept; a rollback turns them into lost time.
+TRAINING = ("useful", "communication", "redundant", "bubble")
+# The other kinds, as the package `ml-goodput-measurement` names them.
+BADPUT = {
+    "recovery": "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION",
+    "checkpoint": "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME",
+    "restart": "PROGRAM_STARTUP",
+    "lost": "WASTED_PROGRESS_FROM_DISRUPTION",
+    "idle": "OTHER",
+}
+
 _TOLERANCE = 1e-9  # Relative; a sum of many parts is rounded.
 
 
@@ -73,6 +84,12 @@ class NodeTime:
   def total(self) -> float:
     """Time of all nodes, in node-seconds."""
     return math.fsum(self.parts)
+
+  @property
+  def goodput(self) -> float:
+    """Fraction of the time that went into steps that are kept."""
+    kept = math.fsum(getattr(self, kind) for kind in TRAINING)
+    return kept / (self.total or 1.0)
 
   def shares(self) -> dict[str, float]:
     """Returns the fraction of each kind; they add up to 1, or 0 if no time."""

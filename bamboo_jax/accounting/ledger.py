@@ -17,9 +17,6 @@ from bamboo_jax.accounting import prices as prices_lib
 KINDS = account_lib.KINDS
 NodeTime = account_lib.NodeTime
 
-# The kinds that a rollback turns into lost time; the others are not training.
-_TRAINING = ("useful", "communication", "redundant", "bubble")
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Totals:
@@ -137,10 +134,10 @@ class Ledger:
     now = self._totals
     parts = dict(zip(KINDS, now.parts, strict=True))
     kept = dict(zip(KINDS, mark.parts, strict=True))
-    lost = [parts[kind] - kept[kind] for kind in _TRAINING]
+    lost = [parts[kind] - kept[kind] for kind in account_lib.TRAINING]
     if min(lost) < 0 or now.num_samples < mark.num_samples:
       raise ValueError("Cannot roll back to a mark that was rolled back.")
-    parts |= {kind: kept[kind] for kind in _TRAINING}
+    parts |= {kind: kept[kind] for kind in account_lib.TRAINING}
     parts["lost"] += sum(lost)
     self._totals = dataclasses.replace(
         now,

@@ -1,17 +1,101 @@
 """Hardware of an instance: its GPUs, their links, its network.
 
 `gpus.csv` and `instances.csv` beside this module name the source of each line.
-Data sheets state peaks; the column `mfu` is the usual fraction of peak FLOPs.
+Data sheets state peaks; `efficiency.csv` has the share of a roofline that
+published runs reach, and the column `mfu` the usual fraction of peak FLOPs.
 """
 
 from collections.abc import Mapping
 import csv
+import dataclasses
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 from bamboo_jax import base
 
 _FOLDER = pathlib.Path(__file__).parent
+
+
+class Efficiency(NamedTuple):
+  """Share of the roofline that published runs reach; `num_runs` of them."""
+
+  least: float
+  likely: float
+  most: float
+  num_runs: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+  """A machine with equal GPUs.
+
+  Attributes:
+    name: As given: of an instance, or of a GPU.
+    gpu: Name of the GPU in `gpus.csv`.
+    num_gpus: Number of its GPUs; 1 for the name of a GPU.
+    flops_per_sec: Peak of dense products of 16-bit numbers, of one GPU.
+    float32_flops_per_sec: Peak in float32, without tensor cores.
+    memory_bytes: Device memory of one GPU that programs can have.
+    memory_bytes_per_sec: Bandwidth of that memory.
+    inner_bytes_per_sec: Between GPUs of the machine, each way.
+    pcie_bytes_per_sec: Between a GPU and host memory, each way.
+    network_bytes_per_sec: Between machines. None for the name of a GPU: nodes
+      share one machine, and values cross host memory.
+    efficiency: Of the roofline.
+  """
+
+  name: str
+  gpu: str
+  num_gpus: int
+  flops_per_sec: float
+  float32_flops_per_sec: float
+  memory_bytes: int
+  memory_bytes_per_sec: float
+  inner_bytes_per_sec: float
+  pcie_bytes_per_sec: float
+  network_bytes_per_sec: float | None
+  efficiency: Efficiency
+
+  @property
+  def is_instance(self) -> bool:
+    """Whether it can be rented; else it is any number of these GPUs."""
+    return self.network_bytes_per_sec is not None
+
+  @property
+  def link_bytes_per_sec(self) -> float:
+    """Rate at which a node sends to another, by way of host memory."""
+    network = self.network_bytes_per_sec
+    return min(self.pcie_bytes_per_sec, network or self.pcie_bytes_per_sec)
+
+
+def find_machine(name: str) -> Machine:
+  """Returns the machine of an instance, or one GPU, such as "h100".
+
+  Raises `ValueError` with the most similar name if no table lists it.
+  """
+  gpus, instances = _read("gpus.csv", "gpu"), _read("instances.csv", "instance")
+  short = {gpu["machine"]: gpu for gpu in gpus.values() if gpu["machine"]}
+  by_name = short | gpus
+  if name not in by_name | instances:
+    raise ValueError(base.suggest(name, [*short, *instances], what="machine"))
+  instance = instances.get(name, {})
+  facts = by_name.get(name) or gpus[instance["gpu"]]
+  of = lambda column: 1e9 * float(facts[column])
+  network = instance.get("network_gbit_per_sec")
+  memory_mib = facts["usable_mib"] or 1024 * float(facts["memory_gib"])
+  return Machine(
+      name=name,
+      gpu=facts["gpu"],
+      num_gpus=int(instance.get("gpu_count", 1)),
+      flops_per_sec=1e3 * of("tflops"),
+      float32_flops_per_sec=1e3 * of("float32_tflops"),
+      memory_bytes=int(float(memory_mib) * 2**20),
+      memory_bytes_per_sec=of("memory_gb_per_sec"),
+      inner_bytes_per_sec=of("inner_gb_per_sec"),
+      pcie_bytes_per_sec=of("pcie_gb_per_sec"),
+      network_bytes_per_sec=network and 1e9 * float(network) / 8,
+      efficiency=_find_efficiency(facts["capability"]),
+  )
 
 
 def find(instance: str) -> dict[str, str]:
@@ -50,6 +134,13 @@ def apply(workload: Mapping[str, Any], instance: str) -> dict[str, Any]:
       "inner_bytes_per_sec": 1e9 * of("inner_gb_per_sec"),
       "memory_limit_gib": of("memory_gib"),
   }
+
+
+def _find_efficiency(capability: str) -> Efficiency:
+  rows = _read("efficiency.csv", "capability")
+  row = rows.get(capability) or rows["any"]
+  shares = (float(row[name]) for name in ("least", "likely", "most"))
+  return Efficiency(*shares, num_runs=int(row["runs"]))
 
 
 def _read(name: str, key: str) -> dict[str, dict[str, str]]:

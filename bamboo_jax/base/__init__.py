@@ -7,6 +7,7 @@ extras    packages that only some users need
 functions functions of the user's own, by name: "file.py:function"
 garbage   shorter garbage collections
 json      dataclasses as JSON and back; import it as `json_lib`
+logs      one format for all logs of a run
 names     messages for misspelt names
 packaged  configs and tables that come with the package
 options   options of a config checked against a function's signature

@@ -11,6 +11,7 @@ computes or imports JAX.
   messages    messages of agents and workers, as values
   frames      how a message travels on a connection
   detection   when silence counts as a death
+  waits       what a worker waits for, told on a signal
   stalls      which worker blocks all others; pure
   notices     preemption notices of clouds
   store/      etcd, and the keys of a run

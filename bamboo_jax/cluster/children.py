@@ -17,7 +17,8 @@ def die_with_parent() -> None:
   # SIGUSR1 to it; the parent decides.
   if os.getsid(0) != os.getpid():
     os.setsid()
-  for number in (signal.SIGINT, signal.SIGUSR1):
+  # SIGUSR2 asks a worker, which may not be that far yet; see `waits`.
+  for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, signal.SIG_IGN)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from absl import logging
 
+from bamboo_jax.base import logs
 from bamboo_jax.cluster import client_state
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import messages
@@ -162,6 +163,7 @@ class Client:
   def _beat(self) -> None:
     while True:
       with self._changed:
+        self._state.step = logs.last_step()
         self._state.beat()
       time.sleep(self._heartbeat_secs)
 

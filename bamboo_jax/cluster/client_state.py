@@ -21,7 +21,10 @@ Wait = Generator[tuple[Callable[[], bool], float | None], bool, Any]
 
 
 class ClientState:
-  """The worker of node `number`; `adopted` is the view it works in."""
+  """The worker of node `number`; `adopted` is the view it works in.
+
+  `step` is the last step that is known here, for logs.
+  """
 
   def __init__(
       self,
@@ -47,7 +50,7 @@ class ClientState:
         machine.
       silence_secs: After this silence others may have removed this node.
     """
-    self.number = number
+    self.number, self.step = number, 0
     self.adopted = self.newest = views.EMPTY
     self._interrupt = views.EMPTY
     self._send, self._on_lost, self._find_begun = send, on_lost, begun
@@ -121,7 +124,9 @@ class ClientState:
           self._find_begun(),
           tuple(self._posted),
       )
-    beat = messages.WorkerBeat(self._progress, self._is_waiting, stall)
+    beat = messages.WorkerBeat(
+        self._progress, self._is_waiting, stall, self.step
+    )
     self._send(beat)
 
   # Waits.

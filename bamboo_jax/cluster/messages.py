@@ -136,12 +136,14 @@ class WorkerBeat:
   """A heartbeat of a worker.
 
   `progress` grows with all work; `is_waiting` if the worker is idle on purpose;
-  `stall` if it makes no progress, for any reason.
+  `stall` if it makes no progress, for any reason; `step` is the last committed
+  step, for logs.
   """
 
   progress: int
   is_waiting: bool
   stall: stalls_lib.Stall | None = None
+  step: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

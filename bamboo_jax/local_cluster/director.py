@@ -18,11 +18,14 @@ from typing import Any
 
 from absl import logging
 
+from bamboo_jax import base
 from bamboo_jax.cluster import frames
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import machine
 
 _PERIOD_SECS = 0.1  # Of the suspensions of a slow worker.
+# What a person may cause at any time; see `Director.cause`.
+ACTIONS = ("kill", "stop", "slow", "notice", "zone", "join")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Director:
     self._random = random.Random(0)
     self._workers: dict[int, _Worker] = {}
     self._connections: dict[int, socket.socket] = {}  # To them.
+    self._slow: dict[int, float] = {}  # Factors of suspended workers.
     self._is_stopping = False
     self._done: set[int] = set()
     self._names: set[str] = set()  # Of all workers that ever connected.
@@ -92,6 +96,21 @@ class Director:
     """Returns whether the worker of a node has ever connected."""
     with self._lock:
       return name in self._names
+
+  def cause(self, kind: str, node: str) -> None:
+    """Injects a fault of `ACTIONS` at once; a zone is named as `node`.
+
+    Raises `ValueError` if there is no such fault or no such node.
+    """
+    if kind not in ACTIONS:
+      raise ValueError(base.suggest(kind, ACTIONS, what="action"))
+    fault = faults_lib.Fault(1, node, kind=kind)
+    if kind == "join":
+      with self._lock:
+        self._num_joins += 1
+    elif not self._do(fault, {}):
+      what = "zone" if kind == "zone" else "node"
+      raise ValueError(f"There is no {what} {node!r} with a worker.")
 
   def call_next(self) -> bool:
     """Starts the joins of the next step that has any; False if none is left.
@@ -160,6 +179,7 @@ class Director:
         with self._lock:
           if self._workers.get(worker.number) is worker:
             del self._workers[worker.number], self._connections[worker.number]
+            self._slow.pop(worker.number, None)
 
   def _carry_out(self, message: Mapping[str, Any]) -> None:
     with self._lock:  # A fault happens once, for all workers.
@@ -179,9 +199,11 @@ class Director:
       delay = self._random.random() * self.step_secs
       threading.Timer(delay, self._do, (fault, message)).start()
 
-  def _do(self, fault: faults_lib.Fault, message: Mapping[str, Any]) -> None:
+  def _do(self, fault: faults_lib.Fault, message: Mapping[str, Any]) -> bool:
+    """Injects a fault; returns whether it has hit any worker."""
     with self._lock:
-      for worker in self._find_victims(fault, message.get("owner")):
+      victims = self._find_victims(fault, message.get("owner"))
+      for worker in victims:
         self.happened.add(fault.line)
         if fault.kind == "notice":
           self._nodes.give_notice(worker.name)
@@ -193,22 +215,32 @@ class Director:
         else:
           is_stop = fault.kind == "stop"
           self._strike(worker, signal.SIGSTOP if is_stop else signal.SIGKILL)
+      return bool(victims)
 
   def _suspend_often(self, worker: _Worker, factor: float) -> None:
     """Lets a worker run in one of `factor` parts of its time, until it ends."""
+    is_slow = worker.number in self._slow
+    self._slow[worker.number] = factor
+    if not is_slow:
+      threading.Thread(
+          target=self._alternate, args=(worker,), name="slow", daemon=True
+      ).start()
 
-    def work() -> None:
-      with contextlib.suppress(ProcessLookupError):
-        while self._workers.get(worker.number) is worker:
-          os.kill(worker.pid, signal.SIGSTOP)
-          time.sleep(_PERIOD_SECS * (1 - 1 / factor))
-          os.kill(worker.pid, signal.SIGCONT)
-          time.sleep(_PERIOD_SECS / factor)
-
-    threading.Thread(target=work, name="slow", daemon=True).start()
+  def _alternate(self, worker: _Worker) -> None:
+    while True:
+      for number in signal.SIGSTOP, signal.SIGCONT:
+        with self._lock:  # Another fault ends it, and may have stopped it.
+          if (factor := self._slow.get(worker.number)) is None:
+            return
+          with contextlib.suppress(ProcessLookupError):  # It has just ended.
+            os.kill(worker.pid, number)
+        is_stop = number is signal.SIGSTOP
+        part = 1 - 1 / factor if is_stop else 1 / factor
+        time.sleep(part * _PERIOD_SECS)
 
   def _strike(self, worker: _Worker, number: signal.Signals) -> None:
     self.kills[worker.number] = time.perf_counter()
+    self._slow.pop(worker.number, None)
     with contextlib.suppress(ProcessLookupError):  # It is dead already.
       os.kill(worker.pid, number)
 

@@ -60,20 +60,23 @@ class LocalCluster:
       store = private_etcd.PrivateEtcd(workdir / "etcd", secret=secret, run=run)
       self._others.append(store.process)
       etcd = store.endpoint
-    own = identity_lib.issue(secret, run=run, role="operator", name="")
-    self._registry = registry_lib.Registry(
-        etcd_lib.Etcd(etcd, tls=own.store, key=own.entry_key), run
-    )
+    self._own = identity_lib.issue(secret, run=run, role="operator", name="")
+    self._etcd, self._run = etcd, run
+    self._registry = self.connect()
     if store is None and self._registry.exists():
       raise ValueError(
           f"There is a run {run!r} at etcd {etcd} already; give another name "
           "with --run."
       )
-    self._etcd = etcd
-    self._run = run
     if store is not None:
       store.wait_ready()
     endpoint_lib.write(workdir, endpoint_lib.Endpoint(etcd, run))
+
+  def connect(self) -> registry_lib.Registry:
+    """Returns the store of the run, over a connection of its own."""
+    own = self._own
+    etcd = etcd_lib.Etcd(self._etcd, tls=own.store, key=own.entry_key)
+    return registry_lib.Registry(etcd, self._run)
 
   def take_folder(self) -> None:
     """Takes the folder over from a run that has ended.

@@ -8,6 +8,7 @@ import resource
 import signal
 from typing import Any
 
+from absl import logging
 import ml_collections
 
 from bamboo_jax import base
@@ -15,6 +16,7 @@ from bamboo_jax.cluster import children
 from bamboo_jax.cluster import copies
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster.agent import agent as agent_lib
+from bamboo_jax.cluster.agent import exporter
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.local_cluster import machine
@@ -59,16 +61,28 @@ def run(
     options: state_lib.Options,
     identity: identity_lib.Identity,
     spare: copies.Spare | None = None,
+    *,
+    metrics_port: int | None = None,
 ) -> None:
   """Runs an agent until its worker, and restarted workers, have ended; blocks.
 
-  The first worker is `spare`, if given.
+  The first worker is `spare`, if given. Metrics for Prometheus are served at
+  `metrics_port`; if that is in use, a warning is logged.
 
   Raises `base.EndedError` if the agent failed, `KeyboardInterrupt` if it was
   told to end at once.
   """
   allow_files()
-  must_restart = True
+  must_restart, agent = True, None
+  if metrics_port is not None:
+    try:
+      exporter.serve(
+          metrics_port,
+          host=options.host,
+          state=lambda: None if agent is None else agent.state,
+      )
+    except OSError as error:
+      logging.warning("No metrics at port %d: %s.", metrics_port, error)
   while must_restart:
     agent = agent_lib.Agent(etcd, options, identity, spare)
     reason = asyncio.run(_run(agent))

@@ -15,9 +15,11 @@ import time
 import ml_collections
 
 from bamboo_jax import base
+from bamboo_jax.base import logs
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import director
 from bamboo_jax.local_cluster import machine
+from bamboo_jax.local_cluster import page
 from bamboo_jax.local_cluster import setup as setup_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import progress as progress_lib
@@ -32,7 +34,10 @@ _SAVE_SECS = 60.0  # Time limit, plus ten steps, to finish a step and save.
 _LEAVE_SECS = 5.0  # Time for agents to end once the summary is written.
 _SLOW = 4.0  # A step is reported if it lasts this multiple of the usual time.
 _LEAST_SLOW_SECS = 1.0
-_SHOWN = ("loss", "learning_rate", "tokens_per_sec", "step_ms", "view")
+_SHOWN = (
+    *("loss", "learning_rate", "tokens_per_sec", "step_ms"),
+    *("mfu_pct", "goodput_pct", "view"),
+)
 _RECOVERY = ("victims", "rung", "view")
 
 
@@ -46,6 +51,7 @@ def run(
 
   `hearing` may ask it to save and end, see `cli.command.hearing`.
   """
+  logs.use("launcher")
   zones = dict(enumerate(setup.first_zones))
   survival = machine.place_nodes(config, zones).survival
   with base.lock_folder(setup.workdir):
@@ -105,6 +111,10 @@ class ClusterRun:
           f"{len(names)} nodes start, compile and meet; logs: {self._logs}"
       )
       self._director.listen()
+      if self._setup.page_port is not None:
+        self._progress.show_text(
+            page.serve(self._setup, self._cluster, self._director)
+        )
       if replay is not None:
         self._player = TracePlayer(replay, names)
       self._wait()
@@ -337,6 +347,7 @@ class ClusterRun:
         self._progress.show_text(said)
       elif "event" not in line:
         self._has_stepped = True
+        logs.note_step(line["step"])
         self._step_secs.append(line.get("step_ms", 1e3) / 1e3)
         self._director.step_secs = statistics.median(self._step_secs)
         shown = {k: line[k] for k in _SHOWN if line.get(k) is not None}

@@ -27,6 +27,7 @@ class Setup:
     etcd: Host and port; None starts an etcd.
     replay: Trace to replay from the first step on, if any.
     gpus: GPUs of this machine, assigned in turn.
+    page_port: Port of a page on the run, 0 for a free one; None: no page.
   """
 
   workdir: pathlib.Path
@@ -38,6 +39,7 @@ class Setup:
   faults: Sequence[faults_lib.Fault] = ()
   replay: trace_replay.Replay | None = None
   gpus: Sequence[str] = ()
+  page_port: int | None = None
 
   def __post_init__(self) -> None:
     faults_lib.check_nodes(

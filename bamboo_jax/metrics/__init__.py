@@ -4,9 +4,10 @@
   summary        summary.json, and the hash of arrays in it
   result         summary and log of a run, for Python code
   progress       a bar, or lines for `grep`
-  logger         a logger of the user's own
-  tensorboard    scalars for TensorBoard
+  logger         the protocol of loggers, and those of the user's own
+  loggers        CSV, TensorBoard, Weights & Biases
   slot           a named interval of time: input of traces and of schedule_plot
+  rows           the last steps of each member of a cluster
   chrome_trace   planned and measured steps for Perfetto
   plots          figures: style, legends, PNG, PDF and SVG
   loss_plot      losses of runs, with deaths marked

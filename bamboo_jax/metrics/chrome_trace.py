@@ -39,33 +39,35 @@ def write(path: str | os.PathLike[str], steps: Iterable[TracedStep]) -> None:
   base.write_atomically(path, _render(tuple(steps)))
 
 
-def read_planned(path: str | os.PathLike[str]) -> list[Slot]:
-  """Returns the planned slots of the last step in a file of `write`.
+def read_last(path: str | os.PathLike[str]) -> TracedStep:
+  """Returns the last step in a file of `write`, number 0 if there is none.
 
-  They have no meanings. Raises `OSError`, and `ValueError` for another file.
+  It starts at 0; slots have no meanings. Raises `OSError`, and `ValueError` for
+  another file.
   """
   try:
     events = json.loads(pathlib.Path(path).read_text())["traceEvents"]
-    planned = [event for event in events if event["pid"] == _PLANNED]
     tracks = {
-        event["tid"]: event["args"]["name"].partition(" (")[0]
-        for event in planned
+        (event["pid"], event["tid"]): event["args"]["name"].partition(" (")[0]
+        for event in events
         if event["name"] == "thread_name"
     }
-    slots = [event for event in planned if event["ph"] == "X"]
+    slots = [event for event in events if event["ph"] in "Xi"]
     last = max((event["args"]["step"] for event in slots), default=0)
     slots = [event for event in slots if event["args"]["step"] == last]
     start = min((event["ts"] for event in slots), default=0.0)
-    return [
-        Slot(
-            track=tracks[event["tid"]],
-            name=event["name"],
-            start_ms=(event["ts"] - start) / 1000,
-            end_ms=(event["ts"] + event["dur"] - start) / 1000,
-            category=event["cat"],
-        )
-        for event in slots
-    ]
+    found: dict[int, list[Slot]] = {_PLANNED: [], _MEASURED: []}
+    for event in slots:
+      start_us = event["ts"] - start
+      slot = Slot(
+          track=tracks[event["pid"], event["tid"]],
+          name=event["name"],
+          start_ms=start_us / 1000,
+          end_ms=(start_us + event.get("dur", 0.0)) / 1000,
+          category=event["cat"],
+      )
+      found[event["pid"]].append(slot)
+    return TracedStep(last, 0.0, found[_PLANNED], found[_MEASURED])
   except (KeyError, TypeError, json.JSONDecodeError) as error:
     raise ValueError(f"{path} is not the trace of a run: {error!r}.") from error
 
@@ -123,13 +125,14 @@ def _slot_event(
     slot: Slot,
 ) -> dict[str, Any]:
   start = _nanosecs(start_ms)
-  return {
-      "ph": "X",
+  event = {
       "name": slot.name,
       "cat": slot.category,
       "pid": pid,
       "tid": tid,
       "ts": start / 1000,
-      "dur": (_nanosecs(end_ms) - start) / 1000,
       "args": {"step": step.step},
   }
+  if slot.category == slot_lib.DEATH:
+    return {"ph": "i", "s": "t"} | event
+  return {"ph": "X", **event, "dur": (_nanosecs(end_ms) - start) / 1000}

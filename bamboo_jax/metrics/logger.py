@@ -1,11 +1,15 @@
-"""A logger of the user's own: `config.metrics.logger`, "file.py:function"."""
+"""Loggers of a run: `config.metrics.logger`, by name or "file.py:function"."""
 
 from collections.abc import Mapping
+import importlib.util
+import numbers
 import os
 from typing import Any, Protocol
 
 from bamboo_jax import base
 
+# Names of those of the package, and the module that each needs.
+BUILT_IN = {"csv": "csv", "tensorboard": "tensorboardX", "wandb": "wandb"}
 _METHODS = ("log", "event", "close")
 
 
@@ -27,6 +31,41 @@ class Logger(Protocol):
 
   def close(self) -> None:
     """Ends the log; nothing follows."""
+
+
+def parse_names(text: str | None) -> list[str]:
+  """Returns the names in `config.metrics.logger`, which has commas between.
+
+  Raises `ValueError` for one that is unknown, `base.MissingExtraError` if its
+  extra is not installed.
+  """
+  found = [name.strip() for name in (text or "").split(",") if name.strip()]
+  for name in found:
+    if base.is_function_name(name):
+      base.find_function(name, what="logger")
+    elif name not in BUILT_IN:
+      raise ValueError(
+          base.suggest(name, BUILT_IN, what="logger")
+          + ' One of your own is "file.py:function".'
+      )
+    elif importlib.util.find_spec(BUILT_IN[name]) is None:
+      raise base.MissingExtraError(
+          f"config.metrics.logger={name!r} needs an extra: pip install "
+          f"'bamboo_jax[{name}]'."
+      )
+  return found
+
+
+def numbers_of(values: Mapping[str, Any]) -> dict[str, float]:
+  """Returns the numbers among `values`, also those one level down."""
+  found = {}
+  for name, value in values.items():
+    if isinstance(value, Mapping):
+      inner = numbers_of(value)
+      found |= {f"{name}/{k}": v for k, v in inner.items()}
+    elif isinstance(value, numbers.Real) and not isinstance(value, bool):
+      found[name] = float(value)
+  return found
 
 
 def make_logger(

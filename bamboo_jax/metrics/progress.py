@@ -5,7 +5,9 @@ Lines are `name=value` pairs:
   step=12 loss=3.4123 lr=0.0003 tokens_per_sec=1234 bubble_pct=31.2
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+import contextlib
+import errno
 import numbers
 import sys
 import threading
@@ -84,7 +86,7 @@ class Progress:
 
   def show_text(self, text: str) -> None:
     """Writes a separate line, above the bar if there is one."""
-    with self._lock:
+    with self._lock, _bearing_full_disk():
       if self._bar is None:
         print(text, file=self._stream, flush=True)
       else:
@@ -110,6 +112,16 @@ class Progress:
     self._reason.cancel()
     if self._bar is not None:
       self._bar.close()
+
+
+@contextlib.contextmanager
+def _bearing_full_disk() -> Iterator[None]:
+  """Ignores a full disk: training goes on, and the buffer is written later."""
+  try:
+    yield
+  except OSError as error:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+      raise
 
 
 def _render(name: str, value: int | float | str) -> str:

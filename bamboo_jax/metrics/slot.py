@@ -4,6 +4,8 @@ from collections.abc import Iterable
 import dataclasses
 import math
 
+DEATH = "death"  # Category of the moment at which the node of a track dies.
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slot:

@@ -14,6 +14,7 @@ Pure Python; costs come from a profile of the model, measured or estimated.
                 `render` prints it
   pipelines     a pipeline of live nodes: owners, shadows, vacant stages
   rows          the rows of a step, or of its rest after a death
+  residuals     where those of redundant passes wait: on the device or the host
   communication costs of sums of gradients and of refreshes, by method
   step_time     the phases of a step after the passes
   predictor     the time of a step of any pipelines, with caches

@@ -108,6 +108,8 @@ class Profile:
       values. Copied; must not be changed.
     vote_ms: Time of the vote of all nodes on a step.
     ties: Parameters shared by two layers.
+    host_bytes_per_ms: Rate of the link between device and host memory; None if
+      `redundant_ms` of layers has the time of copies to it.
   """
 
   layers: tuple[LayerCost, ...]
@@ -120,6 +122,7 @@ class Profile:
   fingerprint: Mapping[str, Any]
   vote_ms: float = 0.0
   ties: tuple[TieCost, ...] = ()
+  host_bytes_per_ms: float | None = None
 
   def __post_init__(self) -> None:
     _check_units(self)

@@ -18,6 +18,7 @@ from bamboo_jax import base
 from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import residuals as residuals_lib
 from bamboo_jax.plan import stages
 from bamboo_jax.plan import step_time as step_time_lib
 from bamboo_jax.plan.memory import bounds
@@ -56,6 +57,8 @@ class Plan:
     step_time: Predicted time of each phase.
     worst_memory: Duty and memory of the node with the largest need after any
       single death; None without replicas.
+    residuals: Where residuals of redundant passes wait, one of
+      `residuals.PLACES`.
   """
 
   profile: cost_model.Profile
@@ -70,6 +73,7 @@ class Plan:
   timeline: timeline_lib.Timeline
   step_time: step_time_lib.StepTime
   worst_memory: _Need | None = None
+  residuals: str = "host"
 
   @property
   def num_stages(self) -> int:
@@ -200,6 +204,11 @@ def make_plan(
     )
     limit = memory_limit_bytes
     if limit is None or most[1].total_bytes <= limit:
+      costs, place = _place_residuals(
+          *(profile, partition, costs, timeline, found, worst),
+          num_microbatches=num_microbatches,
+          limit_bytes=limit,
+      )
       return Plan(
           profile=profile,
           partition=partition,
@@ -220,8 +229,46 @@ def make_plan(
               refresh=protection and protection.refresh,
           ),
           worst_memory=worst,
+          residuals=place,
       )
     limit_bytes = rows.bound(most[0]).total_bytes - most[1].total_bytes + limit
+
+
+def _place_residuals(
+    profile: cost_model.Profile,
+    partition: partition_lib.Partition,
+    costs: costs_lib.StageCosts,
+    timeline: timeline_lib.Timeline,
+    found: Sequence[_Need],
+    worst: _Need | None,
+    *,
+    num_microbatches: int,
+    limit_bytes: int | None,
+) -> tuple[costs_lib.StageCosts, str]:
+  """Returns the costs of redundant passes, and where their residuals wait."""
+  rate, bubbles = profile.host_bytes_per_ms, timeline.bubbles
+  if rate is None:
+    return costs, "host"
+  free_bytes = None
+  if limit_bytes is not None:
+    least = worst[1].total_bytes if worst else 0
+    needs = [max(memory.total_bytes, least) for _, memory in found]
+    free_bytes = [limit_bytes - need for need in needs]
+  place = residuals_lib.choose_place(
+      costs,
+      num_microbatches=num_microbatches,
+      free_bytes=free_bytes,
+      wait_ms=[timeline.span_ms * b for _, b in sorted(bubbles.items())],
+      host_bytes_per_ms=rate,
+  )
+  input_bytes = [
+      sum(layer.activation_bytes for layer in stage)
+      for stage in stages.layers_by_stage(profile, partition)
+  ]
+  costs = residuals_lib.with_place(
+      costs, place, host_bytes_per_ms=rate, input_bytes=input_bytes
+  )
+  return costs, place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,10 +341,10 @@ def _explain(
   who = f"stage {duty.node}"
   if upkeep.protection is not None or duty.stands_in:
     who = explain.describe(duty)
-  mib = needs.format_mib
+  size = needs.format_size
   return (
-      f"Splits fit in {mib(limit_bytes)} MiB per device, but their rows do "
-      f"not: in the last one tried, {mib(memory.transfer_bytes)} MiB are "
+      f"Splits fit in {size(limit_bytes)} per device, but their rows do "
+      f"not: in the last one tried, {size(memory.transfer_bytes)} are "
       f"activations and gradients that wait for a neighbour, and {who} "
       + explain.explain_need(memory.total_bytes, limit_bytes, upkeep)
   )

@@ -66,4 +66,4 @@ def _read_planned(
   if not layouts or not path.exists():
     return []
   tracks = {f"node {node}" for node in layouts[-1]["owners"][0]}
-  return [s for s in chrome_trace.read_planned(path) if s.track in tracks]
+  return [s for s in chrome_trace.read_last(path).planned if s.track in tracks]

@@ -21,7 +21,7 @@ class Run:
 
   `registered` agents hold a lease; those that are not members are joining, or
   have just died. `status` is as reported, see `cluster.store.registry`; may be
-  empty.
+  empty. `config` is that of the run.
   """
 
   name: str
@@ -29,6 +29,7 @@ class Run:
   view: views.View
   registered: Sequence[views.Member]
   status: Mapping[str, Any]
+  config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def read(registry: registry_lib.Registry, name: str) -> Run:
@@ -37,13 +38,14 @@ def read(registry: registry_lib.Registry, name: str) -> Run:
   Raises `OSError` if the store cannot be reached, `ValueError` without such a
   run.
   """
-  shared = registry.read_config()
+  config = registry.read_config()["config"]
   return Run(
       name=name,
-      num_steps=shared["config"]["num_steps"],
+      num_steps=config["num_steps"],
       view=registry.read_view() or views.EMPTY,
       registered=registry.members(),
       status=registry.read_status(),
+      config=config,
   )
 
 
@@ -54,12 +56,7 @@ def render(run: Run, *, now_secs: float) -> str:
   if "steps" in status:
     head |= {"step": status["steps"], "num_steps": run.num_steps}
     head["told_secs_ago"] = f"{max(0.0, now_secs - status['at_secs']):.1f}"
-  layout = layout_lib.Layout()
-  if "layout" in status:
-    facts = {
-        k: v for k, v in status["layout"].items() if k not in _FOR_NEWCOMERS
-    }
-    layout = json_lib.from_plain(layout_lib.Layout, facts)
+  layout = parse_layout(status.get("layout", {}))
   name = _Names(view)
   members = view.numbers
   lines = [progress_lib.render_line(head), f"reason: {view.reason}"]
@@ -75,7 +72,7 @@ def render(run: Run, *, now_secs: float) -> str:
       f"leaving: {name.join(view.leaving)}",
       "no members: "
       + (", ".join(f"{m.name} ({m.zone})" for m in others) or "nobody"),
-      _survival(layout, view),
+      describe_survival(layout, view),
   ]
   recoveries = times.report(status.get("recoveries", ()), {})
   lines += map(times.describe, recoveries)
@@ -101,8 +98,14 @@ class _Names:
     return ", ".join(map(self, sorted(numbers))) or "nobody"
 
 
-def _survival(layout: layout_lib.Layout, view: views.View) -> str:
-  """Returns the failures that the layout would survive now."""
+def parse_layout(told: Mapping[str, Any]) -> layout_lib.Layout:
+  """Returns the layout in a status; empty before the first."""
+  facts = {k: v for k, v in told.items() if k not in _FOR_NEWCOMERS}
+  return json_lib.from_plain(layout_lib.Layout, facts)
+
+
+def describe_survival(layout: layout_lib.Layout, view: views.View) -> str:
+  """Returns the failures that the layout would survive now, in a line."""
   if not layout.pipelines or not layout.nodes <= view.numbers:
     return "survived: not known while training stands still"
   zones = {m.number: m.zone for m in view.members}

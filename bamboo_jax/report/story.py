@@ -178,8 +178,8 @@ def render_costs(run: Recorded, *, every_steps: int) -> list[str]:
 def render_next(bamboo: str) -> list[str]:
   """Returns suggested commands; `bamboo` is the path of the executable."""
   commands = {
-      "cluster --config=quickstart --workdir=runs/cluster": (
-          "a process for each node; kill -9 any"
+      "cluster --config=quickstart --workdir=runs/cluster --page": (
+          "a process for each node; kill any by button"
       ),
       "plan --config=quickstart": "the schedule, with its redundant passes",
       "--help": "all commands and configs",

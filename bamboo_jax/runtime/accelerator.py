@@ -7,27 +7,48 @@ so products are left to cuBLASLt. Several processes share a GPU if each is given
 a fraction of its memory.
 """
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 import os
+import re
+
+from bamboo_jax.runtime import compat
 
 _DETERMINISTIC = "--xla_gpu_deterministic_ops"
 _TRITON = "--xla_gpu_enable_triton_gemm"
 _FRACTION = "XLA_CLIENT_MEM_FRACTION"
 _FORMER_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # Not beside the other.
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_DRIVER = "/proc/driver/nvidia/gpus"
+_DEVICES = "/dev"
 _GPU_NAMES = ("cuda", "gpu", "rocm")
 
 
-def find_gpus(
-    environ: Mapping[str, str], driver: str = _DRIVER
+def find_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+  """Returns the GPUs of this machine that such an environment shows."""
+  return list_gpus(
+      environ,
+      is_seen=compat.sees_nvidia_gpu(),
+      device_files=os.listdir(_DEVICES),
+  )
+
+
+def list_gpus(
+    environ: Mapping[str, str], *, is_seen: bool, device_files: Iterable[str]
 ) -> tuple[str, ...]:
-  """Returns the GPUs visible to processes with these variables."""
+  """Returns the GPUs visible to processes with these variables; pure.
+
+  Args:
+    environ: Variables of the processes.
+    is_seen: Whether JAX would start CUDA on this machine.
+    device_files: Names in /dev. Without a numbered one, as on WSL, there is one
+      GPU.
+  """
+  if not is_seen:
+    return ()
   given = environ.get(_VISIBLE)
   if given is not None:
     return tuple(gpu.strip() for gpu in given.split(",") if gpu.strip())
-  there = os.listdir(driver) if os.path.isdir(driver) else ()
-  return tuple(str(i) for i in range(len(there)))
+  count = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in device_files)
+  return tuple(str(i) for i in range(max(1, count)))
 
 
 def find_platform(environ: Mapping[str, str], gpus: Sequence[str]) -> str:

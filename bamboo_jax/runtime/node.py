@@ -211,7 +211,7 @@ class Node:
     if accumulator is None:
       accumulator = programs.zeros(self._after(programs))
     inputs, saved, grad = self.store.take_inputs((stage, microbatch))
-    if saved[-1].residuals is None:
+    if any(one.residuals is None for one in saved):
       self._token, saved = programs.complete(
           self._after(programs),
           *(state, inputs, saved),

@@ -29,6 +29,7 @@ class ProgramCache:
 
   Attributes:
     others: Programs of many units.
+    residuals: Where redundant passes keep theirs, see `plan.residuals`.
   """
 
   def __init__(
@@ -43,6 +44,7 @@ class ProgramCache:
     self._sums: recent.Recent[share_sum.ShareSum] = recent.Recent(_MAX_SUMS)
     self._sum_programs: dict[Hashable, share_sum.Programs] = {}
     self.others: recent.Recent[Any] = recent.Recent(_MAX_OTHERS)
+    self.residuals = "host"
     self._lock = threading.Lock()
 
   def clear(self) -> None:
@@ -56,7 +58,9 @@ class ProgramCache:
       self, spec: spec_lib.StageSpec, device: places.Place
   ) -> programs_lib.StagePrograms:
     """Returns the programs of a stage; compiles nothing yet."""
-    return programs_lib.StagePrograms(spec, self._kinds_of(spec), device)
+    return programs_lib.StagePrograms(
+        spec, self._kinds_of(spec), device, residuals=self.residuals
+    )
 
   def trace(self, spec: spec_lib.StageSpec) -> None:
     """Traces the programs of all kinds of units."""

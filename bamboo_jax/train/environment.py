@@ -22,6 +22,9 @@ class Environment:
 
   Attributes:
     cohort: The members of the run, seen from this one.
+    workdir: Files of the run.
+    name: Name of this member among several; "" if it is alone.
+    transfers: Transfers between processes.
     collectives: Those of the executor; None without.
     director: Injects due faults; None without faults.
     progress: Shows steps; None if another member does.
@@ -35,6 +38,7 @@ class Environment:
 
   cohort: cohort_lib.Cohort
   workdir: workdir_lib.Workdir
+  name: str = ""
   transfers: transfers_lib.Transfers = transfers_lib.NoTransfers()
   collectives: executor_lib.Collectives | None = None
   faults: Sequence[faults_lib.Fault] = ()

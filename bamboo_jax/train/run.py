@@ -13,6 +13,7 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.cluster import client as client_lib
+from bamboo_jax.cluster import waits
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import tenure
 from bamboo_jax.faults import faults as faults_lib
@@ -171,6 +172,7 @@ def train_in_cluster(
       is_lost=lambda node: node not in client.newest.numbers,
   )
   exits = cluster_cohort.Exits(transport, collectives)
+  waits.tell_on_signal(number, exits.begun)
   client = client_lib.Client(
       agent,
       number=number,
@@ -193,6 +195,7 @@ def train_in_cluster(
   given = environment.Environment(
       cohort=cluster_cohort.ClusterCohort(client, exits),
       workdir=workdir_lib.Workdir.at(workdir),
+      name=name,
       transfers=transfers_lib.PeerTransfers(
           client, transport, collectives, preconnects=config.recovery.preconnect
       ),

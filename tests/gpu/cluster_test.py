@@ -1,4 +1,4 @@
-"""A cluster of four workers that share one device, some of which are killed."""
+"""A cluster of workers that share one device, some of which are killed."""
 
 import json
 import os
@@ -12,8 +12,8 @@ from tests.gpu import child
 
 _CONFIG = (
     "--config=configs/sweep_faults.py",
+    "--config.model.options.num_blocks=4",
     "--config.pipeline.num_pipelines=2",
-    "--config.pipeline.num_stages=2",
     "--config.pipeline.num_microbatches=4",
     "--config.checkpoint.every_steps=0",
     "--config.metrics.plots=False",
@@ -42,22 +42,26 @@ def judge(killed, whole, *, num_kills):
 
 
 @pytest.mark.gpu
-def test_cluster(settings, report, request, tmp_path):
-  num_kills = settings.num_kills
-  steps = f"--config.num_steps={4 * num_kills + 2}"
+def test_cluster(settings, report, secs_left, tmp_path):
+  num_kills, num_workers = settings.num_kills, settings.num_workers
+  sizes = (
+      f"--config.num_steps={4 * num_kills + 2}",
+      f"--config.pipeline.num_stages={num_workers // 2}",
+  )
   kills = f"--random_kills={num_kills}"
+  fraction = f"--device_memory_fraction={0.8 / num_workers}"
   given = {
       "whole": ("launch.train",),
-      "killed": ("launch.cluster", kills, "--device_memory_fraction=0.2"),
+      "killed": ("launch.cluster", kills, fraction),
   }
   for name, (module, *arguments) in given.items():
     problem = child.run_command(
         [
-            *(sys.executable, "-m", module, *_CONFIG, steps, *arguments),
+            *(sys.executable, "-m", module, *_CONFIG, *sizes, *arguments),
             f"--workdir={tmp_path / name}",
         ],
         xla_flags=os.environ.get("XLA_FLAGS", ""),
-        timeout_secs=request.config.getoption("--timeout_secs"),
+        timeout_secs=secs_left(),
     )
     if problem:
       report(child.Found(problems=[f"{name}: {problem}"]))

@@ -1,8 +1,14 @@
-"""Options and the report of the checks of a GPU."""
+"""Options and the report of the checks of a GPU.
 
+Figures are written as they come, one JSON object a line: `part`, `figure`,
+`value`. The last line of a part has the figure "ok".
+"""
+
+from collections.abc import Mapping
 import dataclasses
 import json
 import pathlib
+import time
 
 import pytest
 
@@ -14,8 +20,8 @@ def pytest_addoption(parser):
   group = parser.getgroup("checks of a GPU")
   group.addoption("--gpu", action="store_true", help="there must be a GPU")
   group.addoption("--smoke", action="store_true", help="small, on any device")
-  group.addoption("--out", help="JSON file to write")
-  group.addoption("--timeout_secs", type=float, default=1200.0)
+  group.addoption("--out", help="file of JSON lines to write")
+  group.addoption("--timeout_secs", type=float, help="limit of each part")
   for field in dataclasses.fields(settings_lib.Settings):
     kind = float if field.name == "peak_tflops" else type(field.default)
     if kind is not bool:
@@ -25,7 +31,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
   config.stash[_REPORT] = {}
   if _is_wanted(config):
-    _write_report(config)  # Fails at once if it cannot be written.
+    _start_report(config)  # Fails at once if it cannot be written.
 
 
 def pytest_collection_modifyitems(config, items):
@@ -52,24 +58,48 @@ def settings(request):
 
 
 @pytest.fixture
-def run_alone(request, settings):
+def part(request):
+  """Name of the part that runs."""
+  return request.node.path.name.removesuffix("_test.py")
+
+
+@pytest.fixture
+def secs_left(request, part):
+  """Returns the seconds that the part may still take, at least one."""
+  limit = request.config.getoption("--timeout_secs")
+  limit = limit or settings_lib.LIMITS_SECS.get(part, 300.0)
+  end = time.monotonic() + limit
+  return lambda: max(1.0, end - time.monotonic())
+
+
+@pytest.fixture
+def note(request, part):
+  """Writes figures at once."""
+  return lambda **figures: _write_lines(request.config, part, figures)
+
+
+@pytest.fixture
+def run_alone(settings, secs_left, note):
   """Runs a check in a process of its own with these XLA flags."""
 
-  def run(check, *, xla_flags=""):
-    secs = request.config.getoption("--timeout_secs")
-    return child.run(check, settings, xla_flags=xla_flags, timeout_secs=secs)
+  def run(check, *, xla_flags="", label=None):
+    found = child.run(
+        check, settings, xla_flags=xla_flags, timeout_secs=secs_left()
+    )
+    if label:
+      note(**{label: found.values})
+    return found
 
   return run
 
 
 @pytest.fixture
-def report(request):
+def report(request, part, note):
   """Puts what was found into the report; fails if there are problems."""
 
   def add(found):
-    name = request.node.path.name.removesuffix("_test.py")
-    request.config.stash[_REPORT][name] = found
-    _write_report(request.config)
+    request.config.stash[_REPORT][part] = found
+    note(**found.values, problems=list(found.problems), ok=not found.problems)
     assert not found.problems
 
   return add
@@ -95,19 +125,28 @@ def _settings(config):
   return dataclasses.replace(base, **given)
 
 
-def _write_report(config):
+def _start_report(config):
   try:
-    settings = _settings(config)
+    settings = dataclasses.asdict(_settings(config))
     if path := config.getoption("--out"):
-      checks = {
-          name: {
-              "ok": not found.problems,
-              "problems": list(found.problems),
-              "values": found.values,
-          }
-          for name, found in config.stash[_REPORT].items()
-      }
-      text = {"settings": dataclasses.asdict(settings), "checks": checks}
-      pathlib.Path(path).write_text(json.dumps(text, indent=2) + "\n")
+      pathlib.Path(path).write_text("")
+      _write_lines(config, "settings", settings)
   except (ValueError, OSError) as error:
     raise pytest.UsageError(str(error)) from None
+
+
+def _write_lines(config, part, figures):
+  if not (path := config.getoption("--out", None)):
+    return
+  with open(path, "a", encoding="utf-8") as file:
+    for figure, value in _flatten(figures):
+      line = {"part": part, "figure": figure, "value": value}
+      file.write(json.dumps(line) + "\n")
+
+
+def _flatten(figures, prefix=""):
+  for name, value in figures.items():
+    if isinstance(value, Mapping):
+      yield from _flatten(value, f"{prefix}{name}.")
+    else:
+      yield prefix + name, value

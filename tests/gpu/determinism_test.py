@@ -6,6 +6,7 @@ atomic operations, and autotuning, which picks kernels by measured time.
 
   default            neither is prevented
   deterministic_ops  no atomic sums, no autotuning: the first kernel is taken
+  cudnn              the same without Triton, and cuDNN's kernel of attention
   autotune_dir       scattered sums in order; choices kept in a folder
   autotune_file      scattered sums in order; choices kept in one file
 
@@ -25,7 +26,9 @@ from tests.gpu import program_times
 from tests.gpu import subject
 
 REQUIRED = "deterministic_ops"  # What we rely on.
+CUDNN = "cudnn"  # With the flags that are set, and its kernel of attention.
 
+_NO_TRITON = "--xla_gpu_enable_triton_gemm=false"
 _ORDERED = "--xla_gpu_enable_scatter_determinism_expander=true"
 
 
@@ -58,6 +61,7 @@ def make_modes(folder):
   return {
       "default": ("", ""),
       REQUIRED: (strict, strict),
+      CUDNN: (f"{strict} {_NO_TRITON}",) * 2,
       "autotune_dir": (in_dir, in_dir),
       "autotune_file": (
           f"{_ORDERED} --xla_gpu_dump_autotune_results_to={file}",
@@ -99,8 +103,20 @@ def check_bits(settings):
   The model has one block of full width: embedding, attention, MLP and head,
   thus products, reductions and, for the embedding, scattered sums.
   """
+  return _check_bits(settings, subject.make_whole(settings, num_blocks=1))
+
+
+def check_bits_of_kernel(settings):
+  """Like `check_bits`, with the kernel of attention of steps."""
+  settings = dataclasses.replace(settings, dropout_rate=0.0)
+  kernel = settings.step_attention
+  spec = subject.make_whole(settings, num_blocks=1, attention=kernel)
+  return _check_bits(settings, spec)
+
+
+def _check_bits(settings, spec):
   bench = program_times.StageBench(
-      subject.make_whole(settings, num_blocks=1),
+      spec,
       batch=subject.make_microbatch(settings, 0),
       device=jax.devices()[0],
   )
@@ -127,19 +143,21 @@ def digest(tree):
 
 
 @pytest.mark.gpu
-def test_determinism(run_alone, report, tmp_path):
+def test_determinism(run_alone, report, note, tmp_path):
   outcomes, problems = {}, []
   for mode, flags in make_modes(tmp_path).items():
-    found = [run_alone(check_bits, xla_flags=f) for f in flags]
+    check = check_bits_of_kernel if mode == CUDNN else check_bits
+    found = [run_alone(check, xla_flags=f) for f in flags]
     if wrong := [p for f in found for p in f.problems]:
       problems.append(f"{mode}: {wrong[0]}")
     else:
       outcomes[mode] = compare([f.values for f in found])
-  needed = outcomes.get(REQUIRED)
-  if needed and not (needed.same_in_process and needed.same_across):
-    problems.append(f"{REQUIRED} does not give the same bits")
-  values = {mode: dataclasses.asdict(o) for mode, o in outcomes.items()}
-  report(child.Found(render(outcomes), values, problems))
+      note(**{mode: dataclasses.asdict(outcomes[mode])})
+  for mode in (REQUIRED, CUDNN):
+    needed = outcomes.get(mode)
+    if needed and not (needed.same_in_process and needed.same_across):
+      problems.append(f"{mode} does not give the same bits")
+  report(child.Found(render(outcomes), {}, problems))
 
 
 @pytest.mark.parametrize(

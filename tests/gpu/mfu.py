@@ -1,43 +1,22 @@
-"""Model FLOPs utilisation: the share of a device's peak, see `flops`.
+"""Model FLOPs utilisation: the share of a device's peak, see `products`.
 
-See `flops` for what counts as an operation of the model.
+See `runtime.profile.products` for what counts as an operation of the model.
 """
 
 import dataclasses
 
-# Dense bfloat16 products with float32 sums, in TFLOP/s, from NVIDIA's data
-# sheets (not the sparse figure, twice that). The first match counts.
-PEAK_TFLOPS = (
-    ("B200", 2250.0),
-    ("GH200", 989.5),
-    ("H200 NVL", 835.5),
-    ("H200", 989.5),
-    ("H100 NVL", 835.5),
-    ("H100 PCIe", 756.5),
-    ("H100", 989.5),
-    ("A100", 312.0),
-    ("A30", 165.0),
-    ("A40", 149.7),
-    ("L40S", 362.0),
-    ("L40", 181.0),
-    ("L4", 121.0),
-    ("RTX 4090", 165.2),
-)
+from bamboo_jax.runtime.stage import spec as spec_lib
 
 
-def find_peak_tflops(device_kind: str, *, dtype: str) -> float | None:
-  """Returns the peak of a device for products, or None if it is not known.
+def unread_attention(spec: spec_lib.StageSpec) -> int:
+  """Returns the operations on scores that causal attention does not need.
 
-  `device_kind` is JAX's, such as "NVIDIA H100 80GB HBM3"; of factors only
-  "bfloat16" is known.
+  Of a forward pass of a GPT-2: half of its two products with scores.
   """
-  if dtype != "bfloat16":
-    return None
-  words = f" {device_kind} ".replace("-", " ")
-  for name, tflops in PEAK_TFLOPS:
-    if f" {name} " in words:
-      return tflops
-  return None
+  num_examples, length = spec.batch["inputs"].shape
+  shape = spec.model.fingerprint
+  per_block = 2 * num_examples * length**2 * shape["width"]
+  return shape["num_blocks"] * per_block
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,10 +5,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from bamboo_jax.accounting import peaks
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.models import zoo
+from bamboo_jax.runtime.profile import products
 from bamboo_jax.runtime.stage import spec as spec_lib
-from tests.gpu import flops
 from tests.gpu import mfu
 
 
@@ -53,7 +54,7 @@ class FlopsTest(parameterized.TestCase):
     attention = 2 * s * l * 4 * d * d + 2 * 2 * s * l * l * d
     mlp = 2 * s * l * 8 * d * d
     self.assertEqual(
-        flops.layer_flops(whole),
+        products.layer_flops(whole),
         {
             "embed": 0,
             "block_00.attention": attention,
@@ -63,7 +64,7 @@ class FlopsTest(parameterized.TestCase):
             "head": 2 * s * l * d * v,
         },
     )
-    self.assertEqual(flops.unread_attention(whole), 2 * 2 * s * l * l * d)
+    self.assertEqual(mfu.unread_attention(whole), 2 * 2 * s * l * l * d)
 
   @parameterized.named_parameters(
       (
@@ -95,14 +96,14 @@ class FlopsTest(parameterized.TestCase):
   )
   def test_of(self, function, want):
     shape = jax.ShapeDtypeStruct((4, 6, 5), jnp.float32)
-    self.assertEqual(flops.count_products(function, shape), want)
+    self.assertEqual(products.count_products(function, shape), want)
 
   def test_unknown_number_of_products(self):
     def loop(a):
       return jax.lax.while_loop(lambda a: a[0, 0] > 0, lambda a: a @ a, a)
 
     with self.assertRaisesRegex(ValueError, "unknown length"):
-      flops.count_products(loop, jax.ShapeDtypeStruct((2, 2), jnp.float32))
+      products.count_products(loop, jax.ShapeDtypeStruct((2, 2), jnp.float32))
 
 
 class MfuTest(parameterized.TestCase):
@@ -125,8 +126,8 @@ class MfuTest(parameterized.TestCase):
       ("cpu", None),
   )
   def test_peak(self, kind, want):
-    self.assertEqual(mfu.find_peak_tflops(kind, dtype="bfloat16"), want)
-    self.assertIsNone(mfu.find_peak_tflops(kind, dtype="float32"))
+    self.assertEqual(peaks.find_peak_tflops(kind, dtype="bfloat16"), want)
+    self.assertIsNone(peaks.find_peak_tflops(kind, dtype="float32"))
 
   def test_table(self):
     rates = [make_rate(), make_rate(program="update", model_flops=0)]

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.runtime.profile import products
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-from tests.gpu import flops as flops_lib
 from tests.gpu import mfu
 
 _BURST_MS = 50.0  # Approximate time of back-to-back calls.
@@ -75,6 +75,13 @@ class StageBench:
     )
     return done
 
+  def redundant(self) -> jax.Array:
+    """Runs the redundant forward pass, whose results go to host memory."""
+    return self.program("redundant")(
+        *(self._token, self._params, self._state.stats, self._inputs),
+        *(self._batch, self._zero, self._zero, self._zero),
+    )
+
   def backward(self) -> jax.Array:
     """Runs the backward pass of the last forward pass."""
     done, self.grad_inputs, self.total = self.program("backward")(
@@ -106,8 +113,8 @@ def time_stage(
 ) -> list[mfu.ProgramRate]:
   """Returns the rates of forward, backward and update of stage `unit`."""
   bench = StageBench(spec, batch=batch, device=device)
-  forward_flops = sum(flops_lib.layer_flops(spec).values())
-  factors = {"forward": 1, "backward": flops_lib.BACKWARD_FACTOR, "update": 0}
+  forward_flops = sum(products.layer_flops(spec).values())
+  factors = {"forward": 1, "backward": products.BACKWARD_FACTOR, "update": 0}
   rates = []
   for name, factor in factors.items():
     start = time.perf_counter()

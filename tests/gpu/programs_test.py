@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from bamboo_jax.accounting import peaks
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from tests.gpu import child
@@ -144,7 +145,7 @@ def _report(settings, rates, problems):
   kind = jax.devices()[0].device_kind
   peak = settings.peak_tflops
   if peak is None:
-    peak = mfu.find_peak_tflops(kind, dtype=settings.dtype)
+    peak = peaks.find_peak_tflops(kind, dtype=settings.dtype)
   tokens = settings.microbatch_size * settings.sequence_length
   lines = child.lines_of(mfu.table_rows(rates, peak_tflops=peak), left={0, 1})
   lines += [

@@ -2,6 +2,18 @@
 
 import dataclasses
 
+# Seconds that a part may take; with `device`, all take 12 minutes at most.
+LIMITS_SECS = {
+    "device": 30.0,
+    "cluster": 180.0,
+    "layouts": 90.0,
+    "step": 110.0,
+    "speed": 110.0,
+    "determinism": 90.0,
+    "offload": 40.0,
+    "spmd": 70.0,
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -16,7 +28,9 @@ class Settings:
     step_variant: Size of GPT-2 that is trained for whole steps.
     step_attention: Its kernel of attention.
     step_microbatches: Passes of a step, each of `microbatch_size`.
-    num_kills: Kills in a cluster on the device.
+    speed_variants: Sizes of GPT-2 whose speed is measured, with commas.
+    num_workers: Workers of a cluster on the device, a multiple of 2.
+    num_kills: Kills in that cluster.
     num_repeats: How often each thing is timed.
     copy_mib: Size of the array that is moved to host memory and back.
     product_size: Width of the square matrices that find the highest rate.
@@ -37,7 +51,9 @@ class Settings:
   step_variant: str = "small"
   step_attention: str = "cudnn"
   step_microbatches: int = 8
-  num_kills: int = 20
+  speed_variants: str = "small,medium"
+  num_workers: int = 8
+  num_kills: int = 50
   num_repeats: int = 9
   copy_mib: int = 512
   product_size: int = 8192
@@ -62,6 +78,8 @@ SMOKE = Settings(
     step_variant="tiny",
     step_attention="xla",
     step_microbatches=2,
+    speed_variants="tiny",
+    num_workers=4,
     num_kills=2,
     num_repeats=2,
     copy_mib=1,

@@ -5,13 +5,22 @@ import dataclasses
 import jax
 import pytest
 
+from bamboo_jax.accounting import peaks
+from bamboo_jax.runtime.profile import products
 from tests.gpu import child
-from tests.gpu import flops
 from tests.gpu import mfu
 from tests.gpu import program_times
 from tests.gpu import subject
 
-_MODES = {"any order": "", "same bits": "--xla_gpu_deterministic_ops=true"}
+_SAME = "--xla_gpu_deterministic_ops=true"
+_NO_TRITON = "--xla_gpu_enable_triton_gemm=false"
+# The last one is what commands that train set.
+_MODES = {
+    "any order": "",
+    "no Triton": _NO_TRITON,
+    "same bits": _SAME,
+    "same bits, no Triton": f"{_SAME} {_NO_TRITON}",
+}
 
 
 def check_step(settings):
@@ -33,11 +42,11 @@ def check_step(settings):
     return bench.update()
 
   _, ms = program_times.time_calls(run, num_repeats=settings.num_repeats)
-  full = sum(flops.layer_flops(plain).values())
-  causal = full - flops.unread_attention(plain)
-  count = settings.step_microbatches * (1 + flops.BACKWARD_FACTOR)
+  full = sum(products.layer_flops(plain).values())
+  causal = full - mfu.unread_attention(plain)
+  count = settings.step_microbatches * (1 + products.BACKWARD_FACTOR)
   tokens = settings.microbatch_size * settings.sequence_length
-  peak = settings.peak_tflops or mfu.find_peak_tflops(
+  peak = settings.peak_tflops or peaks.find_peak_tflops(
       device.device_kind, dtype=settings.dtype
   )
   values = {
@@ -53,7 +62,7 @@ def check_step(settings):
 
 
 def render(found):
-  """Returns a table with a line per mode, and the price of the second."""
+  """Returns a table with a line per mode, and the prices of the others."""
   show = lambda share: "-" if share is None else f"{100 * share:.1f}"
   rows = [("mode", "step ms", "tokens/s", "MFU %", "MFU % causal")] + [
       (
@@ -65,17 +74,23 @@ def render(found):
       )
       for mode, values in found.items()
   ]
-  first, second = (values["ms"] for values in found.values())
-  price = f"price of the same bits: {100 * (second / first - 1):.1f} %"
-  return [*child.lines_of(rows, left={0}), price]
+  first, *others = found.items()
+  prices = [
+      f"price of {mode}: {100 * (values['ms'] / first[1]['ms'] - 1):.1f} %"
+      for mode, values in others
+  ]
+  return [*child.lines_of(rows, left={0}), *prices]
 
 
 @pytest.mark.gpu
 def test_step(run_alone, report):
-  found = {m: run_alone(check_step, xla_flags=f) for m, f in _MODES.items()}
+  found = {
+      mode: run_alone(check_step, xla_flags=flags, label=mode)
+      for mode, flags in _MODES.items()
+  }
   problems = [f"{m}: {p}" for m, f in found.items() for p in f.problems]
   values = {mode: f.values for mode, f in found.items()}
-  report(child.Found([] if problems else render(values), values, problems))
+  report(child.Found([] if problems else render(values), {}, problems))
 
 
 def test_render():
@@ -84,4 +99,4 @@ def test_render():
   lines = render({"a": one, "b": other})
   assert lines[1].split() == ["a", "10.00", "400000", "50.0", "45.0"]
   assert lines[2].split() == ["b", "11.00", "400000", "-", "-"]
-  assert lines[3] == "price of the same bits: 10.0 %"
+  assert lines[3] == "price of b: 10.0 %"

@@ -80,6 +80,7 @@ class CommandCase(parameterized.TestCase):
   """Trains a small model in `folder`; `CHANGES` are those of its config."""
 
   CHANGES = {}
+  ENVIRON = {"JAX_PLATFORMS": "cpu"}
 
   def setUp(self):
     super().setUp()
@@ -101,7 +102,7 @@ class CommandCase(parameterized.TestCase):
     process = subprocess.Popen(
         [sys.executable, "-m", *arguments],
         cwd=ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        env={**os.environ, **self.ENVIRON},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -111,7 +111,7 @@ class DirectorTest(parameterized.TestCase):
   # It waits for a thread, a tenth of a second or two.
   def test_a_slow_node_runs_part_of_the_time(self):
     self.direct("3,n0,,kill")
-    self.director._do(faults_lib.Fault(1, "n1", kind="slow"), {})
+    self.director.cause("slow", "n1")
     pid, seen = self.workers["n1"].pid, []
     end_secs = time.monotonic() + 20
     while len(seen) < 4 and time.monotonic() < end_secs:
@@ -119,7 +119,30 @@ class DirectorTest(parameterized.TestCase):
         seen.append(children.is_stopped(pid))
     self.assertIn(True, seen)
     self.assertIn(False, seen[1:])
-    self.sockets["n1"].close()  # Its worker has ended.
+    self.director.cause("stop", "n1")  # It stays stopped.
+    self.assertEqual(self.director._slow, {})
+    self.check({"n1": "STOP"}, [])
+
+  @parameterized.parameters(
+      ("kill", "n2", {"n2": "KILL"}, []),
+      ("stop", "n2", {"n2": "STOP"}, []),
+      ("notice", "n2", {}, ["notice n2"]),
+      ("zone", "b", {"n1": "KILL"}, ["kill n1"]),
+  )
+  def test_what_a_person_causes(self, kind, node, struck, agents):
+    self.direct("3,n0,,kill")
+    self.director.cause(kind, node)
+    self.check(struck, agents)
+
+  def test_a_person_joins_a_node_or_names_none(self):
+    self.direct("3,n0,,kill")
+    self.assertEqual(self.director.take_joins(), 1)  # That of the file.
+    self.director.cause("join", "")
+    self.assertEqual(self.director.take_joins(), 1)
+    for kind, node in (("kill", "n9"), ("zone", "c"), ("all", ""), ("x", "n1")):
+      with self.assertRaises(ValueError):
+        self.director.cause(kind, node)
+    self.check({}, [])
 
   def test_a_join_that_all_report_happens_once(self):
     self.direct("3,n0,,kill")

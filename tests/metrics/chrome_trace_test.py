@@ -79,13 +79,13 @@ class ChromeTraceTest(folders.FolderCase):
     ]
     path = self.folder / "trace.json"
     chrome_trace.write(path, steps)
-    self.assertCountEqual(chrome_trace.read_planned(path), planned)
+    self.assertCountEqual(chrome_trace.read_last(path).planned, planned)
     chrome_trace.write(path, [])
-    self.assertEqual(chrome_trace.read_planned(path), [])
+    self.assertEqual(chrome_trace.read_last(path).step, 0)
 
   @parameterized.parameters("", "[]", "{}", '{"traceEvents": [{"ph": "X"}]}')
   def test_another_file_is_no_trace(self, text):
     path = self.folder / "trace.json"
     path.write_text(text)
     with self.assertRaisesRegex(ValueError, "is not the trace of a run"):
-      chrome_trace.read_planned(path)
+      chrome_trace.read_last(path)

@@ -88,6 +88,14 @@ class ProgressTest(parameterized.TestCase):
         "step=2 loss=3.2500\n",
     )
 
+  def test_a_full_disk_ends_no_training(self):
+    full = open("/dev/full", "w")
+    shown = progress_lib.Progress(num_steps=2, stream=full)
+    shown.show_step(1, {"loss": 2.0})
+    shown.show_text("a line")
+    with self.assertRaises(OSError):  # It tries again.
+      full.close()
+
   def test_bar_on_a_terminal(self):
     stream = _Terminal()
     with progress_lib.Progress(num_steps=8, stream=stream) as shown:

@@ -1,8 +1,5 @@
 """What is set before JAX starts, by platform, setting and environment."""
 
-import pathlib
-import tempfile
-
 from absl.testing import parameterized
 
 from bamboo_jax.runtime import accelerator
@@ -14,19 +11,20 @@ STRICT = f"--xla_gpu_deterministic_ops=true {TRITON}=false"
 class AcceleratorTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      ({}, 0, "cpu"),
-      ({}, 2, "gpu"),
-      ({"CUDA_VISIBLE_DEVICES": ""}, 2, "cpu"),
-      ({"CUDA_VISIBLE_DEVICES": "3, 5"}, 0, "gpu"),
-      ({"JAX_PLATFORMS": "cpu"}, 2, "cpu"),
-      ({"JAX_PLATFORMS": "cuda,cpu"}, 0, "gpu"),
-      ({"JAX_PLATFORMS": "tpu,cpu"}, 2, "tpu"),
+      ({}, False, [], "cpu", 0),
+      ({}, True, ["nvidia0", "nvidia12", "nvidiactl"], "gpu", 2),
+      # In some sandboxes and on WSL no device file has a number.
+      ({}, True, ["nvidiactl"], "gpu", 1),
+      ({"CUDA_VISIBLE_DEVICES": ""}, True, ["nvidia0"], "cpu", 0),
+      ({"CUDA_VISIBLE_DEVICES": "3, 5"}, True, ["nvidia0"], "gpu", 2),
+      ({"CUDA_VISIBLE_DEVICES": "3"}, False, [], "cpu", 0),
+      ({"JAX_PLATFORMS": "cpu"}, True, ["nvidia0"], "cpu", 1),
+      ({"JAX_PLATFORMS": "cuda,cpu"}, False, [], "gpu", 0),
+      ({"JAX_PLATFORMS": "tpu,cpu"}, True, ["nvidia0"], "tpu", 1),
   )
-  def test_platform(self, environ, num_gpus, platform):
-    with tempfile.TemporaryDirectory() as driver:
-      for gpu in range(num_gpus):
-        pathlib.Path(driver, f"0000:0{gpu}:00.0").mkdir()
-      gpus = accelerator.find_gpus(environ, driver)
+  def test_platform(self, environ, is_seen, files, platform, count):
+    gpus = accelerator.list_gpus(environ, is_seen=is_seen, device_files=files)
+    self.assertLen(gpus, count)
     self.assertEqual(accelerator.find_platform(environ, gpus), platform)
 
   @parameterized.parameters(

@@ -13,9 +13,11 @@ import numpy as np
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import digest
+from bamboo_jax.metrics import chrome_trace
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import loss_plot
 from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.metrics import rows as rows_lib
 from bamboo_jax.metrics import schedule_plot
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import times
@@ -30,6 +32,7 @@ from bamboo_jax.train import step as step_lib
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import outputs as outputs_lib
+from bamboo_jax.train.record import row_file
 from bamboo_jax.train.record import step_slots
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import job as job_lib
@@ -93,6 +96,13 @@ def _committed(step, **facts):
       start_secs=100.0 + 2 * step,
       **{"measured": (), **facts},
   )
+
+
+def _measured(step, **facts):
+  """Returns a committed step with one instruction of node 1."""
+  forward = instruction_lib.Instruction(1, instruction_lib.Op.FORWARD, 0)
+  slot = recorder_lib.Measured(1, forward, 103.0, 103.5)
+  return _committed(step, measured=[slot], **facts)
 
 
 class OutputsTest(parameterized.TestCase):
@@ -420,6 +430,46 @@ class OutputsTest(parameterized.TestCase):
     self.train(4, 5)
     self.assertEqual(self.steps(), [1, 2, 3, 4, 5])
     self.assertEqual(self.summary(5)["cost"]["num_samples"], 20)
+
+  def test_rows_of_all_members_are_in_the_trace(self):
+    rows = self.root / "rows"
+    rows.mkdir()
+    slot = [("node 3", "1F0", "forward", 1.0, 2.0)]
+    make = lambda at_secs, slots: [rows_lib.Rows(1, at_secs, 0.0, slots)]
+    rows_lib.write(rows / "n0.json", make(100.0, []))
+    rows_lib.write(rows / "n3.json", make(100.5, slot))
+    done = _measured(1, recoveries=(_recovery(1, view=2),))
+    row_file.write_trace(
+        workdir_lib.Workdir(self.root), "n0", [done], since_secs=done.start_secs
+    )
+    last = chrome_trace.read_last(self.root / "trace.json")
+    by_track = {s.track: s for s in last.measured if s.name == "1F0"}
+    (death,) = [s for s in last.measured if s.category == "death"]
+    self.assertEqual((death.track, death.name), ("node 0", "n0 dies"))
+    self.assertAlmostEqual(
+        by_track["node 3"].end_ms - by_track["node 3"].start_ms, 1.0
+    )
+
+  def test_a_member_writes_its_last_steps(self):
+    workdir = workdir_lib.Workdir(self.root)
+    file = row_file.RowFile(workdir.rows, "n1", num_steps=2)
+    for step in (1, 2, 3):
+      file.add(_measured(step), with_plan=True)
+    file.flush()
+    (steps,) = rows_lib.read_members(workdir.rows).values()
+    self.assertEqual([rows.step for rows in steps], [2, 3])
+    self.assertNotEmpty(steps[-1].slots)
+    (workdir.rows / "n1.json").write_text("[{")
+    self.assertEqual(rows_lib.read_members(workdir.rows), {})
+    row_file.clear(workdir.rows)
+    self.assertEmpty([*workdir.rows.iterdir()])
+
+  def test_rows_that_cannot_be_written_hold_nothing_up(self):
+    (self.root / "rows").write_text("no folder")
+    file = row_file.RowFile(self.root / "rows", "n1", num_steps=2)
+    for step in (1, 2):
+      file.add(_committed(step), with_plan=True)
+      file.flush()
 
   def test_dollars_are_shown_if_the_kind_of_node_is_named(self):
     config = self.job.config.copy_and_resolve_references()

@@ -10,6 +10,7 @@ from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.base import types as base_types
 from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime import filler as filler_lib
 from bamboo_jax.schedule import failover
@@ -67,6 +68,7 @@ class RunLogTest(parameterized.TestCase):
         hosted=frozenset({0}),
     )
     self.state = types.SimpleNamespace(
+        rules=types.SimpleNamespace(ladder=ladder_lib.Ladder()),
         writer=types.SimpleNamespace(say=lambda step: None),
         cohort=self.cohort,
         engine=None,

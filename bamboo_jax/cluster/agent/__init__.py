@@ -19,4 +19,5 @@ All of that is pure, and tested with a simulated network, see
   agent           the shell; connects the core to the store and to:
   peers           connections with other agents
   worker_process  the worker
+  exporter        metrics for Prometheus
 """

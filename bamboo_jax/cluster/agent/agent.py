@@ -14,6 +14,7 @@ import uuid
 
 from absl import logging
 
+from bamboo_jax.base import logs
 from bamboo_jax.base import threads
 from bamboo_jax.cluster import copies
 from bamboo_jax.cluster import messages
@@ -60,6 +61,11 @@ class Agent:
     self._started_secs = time.monotonic()
 
   @property
+  def state(self) -> state_lib.State:
+    """The state, to look at."""
+    return self._state
+
+  @property
   def must_restart(self) -> bool:
     """Whether a new agent must replace this one."""
     return self._state.must_restart
@@ -89,6 +95,9 @@ class Agent:
     return is_news
 
   def _tell(self, event: Any) -> None:
+    match event:
+      case events_lib.WorkerSaid(messages.WorkerBeat(step=step)):
+        logs.note_step(step)
     for action in core.on(self._state, event, time.monotonic()):
       self._carry_out(action)
 
@@ -108,7 +117,7 @@ class Agent:
         self._worker.kill_hanging()
       case events_lib.Log(text, is_warning):
         level = logging.WARNING if is_warning else logging.INFO
-        logging.log(level, "%.3f %s", time.time(), text)
+        logging.log(level, "%s", text)
       case events_lib.End():
         self._end = action
 

@@ -30,7 +30,7 @@ def explain_split(
     who = describe(duty)
   return (
       f"No split of {len(costs)} layers into {num_stages} stages fits in "
-      f"{needs.format_mib(limit_bytes)} MiB per device: at best {who} "
+      f"{needs.format_size(limit_bytes)} per device: at best {who} "
       f"(layers {names[0]} to {names[1]}) "
       + explain_need(need, limit_bytes, model.upkeep)
   )
@@ -40,10 +40,10 @@ def explain_need(
     need_bytes: int, limit_bytes: int, upkeep: upkeep_lib.Upkeep
 ) -> str:
   """Returns the end of a message: need, excess and remedies."""
-  mib = needs.format_mib
+  size = needs.format_size
   return (
-      f"needs {mib(need_bytes)} MiB, which is {mib(need_bytes - limit_bytes)} "
-      f"MiB too much. {_HELP}{_advise(upkeep)}."
+      f"needs {size(need_bytes)}, which is {size(need_bytes - limit_bytes)} "
+      f"too much. {_HELP}{_advise(upkeep)}."
   )
 
 

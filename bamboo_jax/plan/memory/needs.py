@@ -114,3 +114,10 @@ def add(parts: Sequence[NodeMemory]) -> NodeMemory:
 def format_mib(num_bytes: int) -> str:
   """Returns MiB with one digit, rounded up, so that only 0 prints as 0.0."""
   return f"{-(-10 * num_bytes // 2**20) / 10:.1f}"
+
+
+def format_size(num_bytes: int) -> str:
+  """Returns GiB from 8 GiB on, else MiB, rounded up to one digit."""
+  if num_bytes >= 8 * 2**30:
+    return f"{-(-10 * num_bytes // 2**30) / 10:.1f} GiB"
+  return f"{format_mib(num_bytes)} MiB"

@@ -19,18 +19,12 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
+from bamboo_jax.runtime.profile import products
+from bamboo_jax.runtime.profile import roofline as roofline_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.runtime.wire import share_sum
-
-
-class _Rates(NamedTuple):
-  """What a device does per millisecond."""
-
-  operations: float
-  num_bytes: float
-  host_bytes: float  # Between device and host memory.
 
 
 class _Link(NamedTuple):
@@ -41,10 +35,6 @@ class _Link(NamedTuple):
 
 
 # Assumed, by platform.
-_ASSUMED_RATES = {
-    "cpu": _Rates(5e7, 1e7, 1e7),
-    "gpu": _Rates(2e11, 2e9, 2.5e7),
-}
 _ASSUMED_LINK = {"cpu": _Link(0.2, 1e6), "gpu": _Link(0.05, 1e7)}
 
 _Number = TypeVar("_Number", int, float)
@@ -83,7 +73,7 @@ def measure(
   nothing, token = jax.jit(lambda a: a + 1), np.zeros((1,), np.int8)
   token = jax.device_put(token, devices[0])
   idle = _median_ms(lambda: nothing(token), num_repeats)
-  rates = _rates(devices[0].platform)
+  rates = roofline_lib.find_rates(devices[0].platform)
   seen, layers = {}, []
   for unit in _parts(spec):
     if unit.kind not in seen:
@@ -103,18 +93,30 @@ def measure(
 
 
 def estimate(
-    spec: spec_lib.StageSpec, *, platform: str, fingerprint: dict[str, Any]
+    spec: spec_lib.StageSpec,
+    *,
+    platform: str,
+    fingerprint: dict[str, Any],
+    roofline: roofline_lib.Roofline | None = None,
 ) -> cost_model.Profile:
-  """Returns a profile from XLA's count of operations and bytes.
+  """Returns a profile from counts of operations and bytes.
 
-  `spec` is the whole model as one stage, `platform` "cpu" or "gpu".
+  Args:
+    spec: The whole model as one stage.
+    platform: "cpu" or "gpu".
+    roofline: Of a certain machine; None: XLA's counts and assumed rates.
   """
-  rates = _rates(platform)
+  rates = roofline or roofline_lib.find_rates(platform)
   link = _ASSUMED_LINK.get(platform, _ASSUMED_LINK["gpu"])
+  if roofline is not None:
+    link = _Link(*roofline.link)
   seen, layers = {}, []
   for unit in _parts(spec):
     if unit.kind not in seen:
-      kept = _residual_bytes(programs_lib.KindPrograms(unit))
+      programs = programs_lib.KindPrograms(unit)
+      kept = _residual_bytes(programs)
+      if roofline is not None and not roofline.keeps_scores:
+        kept -= products.score_bytes(programs.saved)
       seen[unit.kind] = _with_memory(
           _estimate_layers(unit, rates),
           residual_bytes=kept,
@@ -130,6 +132,7 @@ def estimate(
       dispatch_ms=0.0,
       measured=False,
       fingerprint=fingerprint,
+      host_bytes_per_ms=roofline and roofline.host_bytes,
   )
 
 
@@ -176,10 +179,6 @@ def fingerprint_of(
       "device": f"{device.platform} {device.device_kind}",
       "versions": {"jax": jax.__version__},
   }
-
-
-def _rates(platform: str) -> _Rates:
-  return _ASSUMED_RATES.get(platform, _ASSUMED_RATES["gpu"])
 
 
 def _parts(spec: spec_lib.StageSpec) -> tuple[spec_lib.StageSpec, ...]:
@@ -322,17 +321,15 @@ def _time_unit(
   return _Costs(*medians, kept, working_bytes, copied)
 
 
-def _estimate_layers(unit: spec_lib.StageSpec, rates: _Rates) -> list[_Costs]:
+def _estimate_layers(
+    unit: spec_lib.StageSpec, rates: roofline_lib.Rates
+) -> list[_Costs]:
   """Returns the costs of the layers of a unit, each compiled alone."""
   costs = []
   for layer in _layers_of(unit):
     programs = programs_lib.KindPrograms(layer)
-    times = []
-    for name in ("forward", "backward", "update", "norms"):
-      operations, num_bytes = programs.count(name)
-      times.append(
-          max(operations / rates.operations, num_bytes / rates.num_bytes)
-      )
+    names = ("forward", "backward", "update", "norms")
+    times = [rates.pass_ms(programs, name) for name in names]
     kept = _residual_bytes(programs)
     redundant_ms = times[0] + kept / rates.host_bytes
     costs.append(_Costs(*times, redundant_ms, kept, 0, programs.copy_bytes))

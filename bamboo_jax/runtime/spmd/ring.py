@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.spmd import program as program_lib
 from bamboo_jax.runtime.spmd.processes import transfer_log
@@ -56,8 +57,8 @@ class Ring:
     """
     self._rows, self.program, self._log = rows, program, log
     self.nodes = tuple(nodes)
-    devices, here = program.mesh.devices, jax.process_index()
-    self.local = [n for n, d in enumerate(devices) if d.process_index == here]
+    devices = enumerate(program.mesh.devices)
+    self.local = [n for n, d in devices if devices_lib.is_local(d)]
     self._is_shared = len(self.local) < len(self.nodes)
     self.most_behind = most_behind(program) if self._is_shared else 0
     self._channel = channel_lib.Channel("ring", self.nodes, (kind,))

@@ -11,6 +11,7 @@ import dataclasses
 import jax
 
 from bamboo_jax import base
+from bamboo_jax.runtime import places
 
 
 class Passing:
@@ -82,3 +83,15 @@ class _Joined:
   def memory_analysis(self) -> object:
     """Returns the memory analysis of the compiled program."""
     return self.compiled.memory_analysis()
+
+
+def keep_on_host(
+    forward: Callable[..., base.PyTree],
+) -> Callable[..., base.PyTree]:
+  """Returns the redundant version of the pass `forward`."""
+
+  def run(*args: base.PyTree) -> tuple[base.PyTree, ...]:
+    done, outputs, saved = forward(*args)
+    return (done, outputs, *places.move((outputs, saved), "pinned_host"))
+
+  return run

@@ -10,7 +10,7 @@ token, `done`. So a device runs its row in order, as one GPU stream would, and
 the token tells when an instruction has finished.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -98,7 +98,7 @@ class KindPrograms:
         compiled = self._trace(name, place).lower().compile()
         self._compiled[key] = self._passing[name].join(compiled)
       elif name == "redundant":
-        self._compiled[key] = _keep_on_host(self["forward", place])
+        self._compiled[key] = passing.keep_on_host(self["forward", place])
       else:
         self._compiled[key] = self._compile_for_mesh(name, place)
     return self._compiled[key]
@@ -114,12 +114,9 @@ class KindPrograms:
     for name in _PROGRAMS:
       self._trace(name)
 
-  def count(self, name: str) -> tuple[float, float]:
-    """Returns XLA's operations, and the bytes of arguments and results."""
-    traced = self._trace(name, jax.local_devices()[0])
-    counts = traced.lower().cost_analysis() or {}
-    num_bytes = spec_lib.nbytes((self._arguments(name), traced.out_info))
-    return counts.get("flops", 0.0), float(num_bytes)
+  def traced(self, name: str) -> jax.stages.Traced:
+    """Returns a program as traced for a device of this process."""
+    return self._trace(name, jax.local_devices()[0])
 
   def _trace(
       self, name: str, place: places.Place | None = None
@@ -201,15 +198,19 @@ class StagePrograms:
       spec: spec_lib.StageSpec,
       kinds: Iterable[KindPrograms],
       device: places.Place,
+      *,
+      residuals: str = "host",
   ) -> None:
     """Takes the programs of the kind of each unit of `spec`."""
-    self.spec, self.device = spec, device
+    self.spec, self.device, self._residuals = spec, device, residuals
     self._units = tuple(zip(spec.units, kinds, strict=True))
     self._indices: list[jax.Array] = []
 
   def compile(self, names: Iterable[str]) -> None:
     """Compiles programs; takes seconds, and may run in any thread."""
     for name in names:
+      if name == "redundant" and self._residuals != "host":
+        continue  # Those of forward passes run.
       for unit, programs in self._units:
         is_left_out = name == "redundant" and self.spec.leaves_out(unit)
         if not is_left_out and (name != "cast" or programs.copy_bytes):
@@ -265,22 +266,28 @@ class StagePrograms:
       inputs: base.PyTree,
       *data: base.PyTree,
   ) -> tuple[jax.Array, base.PyTree, list[spec_lib.Saved]]:
-    """Like `forward`; all results but `done` are in host memory.
+    """Like `forward`; results but `done` are where `plan.residuals` says.
 
-    Skips the unit with the loss, unless it is the whole stage, because no other
-    unit waits for it: if the owner dies, `complete` runs it.
+    With "inputs" units keep only these. Skips the unit with the loss, unless it
+    is the whole stage, because no other unit waits for it: if the owner dies,
+    `complete` runs it.
     """
-    kept, on_host = [], None
+    kept, held, nothing = [], None, spec_lib.Saved(None, None, None, None)
     for position, (unit, _) in enumerate(self._units):
       if self.spec.leaves_out(unit):
-        kept.append(spec_lib.Saved(on_host, None, None, None))
+        kept.append(nothing.replace(inputs=held))
         return after, None, kept
-      after, inputs, outputs, saved = self._run(
-          "redundant", position, after, state, inputs, *data
-      )
-      kept.append(saved.replace(inputs=on_host))
-      on_host = outputs
-    return after, on_host, kept
+      given = (position, after, state, inputs, *data)
+      if self._residuals == "host":
+        after, inputs, outputs, saved = self._run("redundant", *given)
+      else:
+        after, outputs, saved = self._run("forward", *given)
+        inputs = outputs
+      if self._residuals == "inputs":
+        outputs, saved = places.move(outputs, "pinned_host"), nothing
+      kept.append(saved.replace(inputs=held))
+      held = outputs
+    return after, held, kept
 
   def complete(
       self,
@@ -290,11 +297,17 @@ class StagePrograms:
       kept: list[spec_lib.Saved],
       *data: base.PyTree,
   ) -> tuple[jax.Array, list[spec_lib.Saved]]:
-    """Runs the unit that `redundant` skipped; returns `done` and all `kept`."""
-    given = kept[-1].inputs
-    inputs = inputs if given is None else given
-    after, _, saved = self._run("forward", -1, after, state, inputs, *data)
-    return after, [*kept[:-1], saved.replace(inputs=given)]
+    """Runs units without residuals again; returns `done` and all `kept`."""
+    done = []
+    for position, saved in enumerate(kept):
+      if saved.residuals is None:
+        given = inputs if saved.inputs is None else saved.inputs
+        after, _, new = self._run(
+            "forward", position, after, state, given, *data
+        )
+        saved = new.replace(inputs=saved.inputs)
+      done.append(saved)
+    return after, done
 
   def backward(
       self,
@@ -381,13 +394,3 @@ class StagePrograms:
 
   def _join(self, parts: Iterable[base.PyTree]) -> base.PyTree:
     return spec_lib.from_units(list(parts), self.spec.units)
-
-
-def _keep_on_host(forward: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns the redundant version of the pass `forward`."""
-
-  def run(*args: base.PyTree) -> tuple[base.PyTree, ...]:
-    done, outputs, saved = forward(*args)
-    return (done, outputs, *places.move((outputs, saved), "pinned_host"))
-
-  return run

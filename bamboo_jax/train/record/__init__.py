@@ -7,6 +7,9 @@ outputs      metrics, events, progress, trace and plots, written by one member;
 slow_nodes   names slow nodes after a step
 run_summary  `summary.json`
 workdir      the files of a run
+mfu          model FLOPs utilisation of a step
 meter        dollars and kinds of node time; `step_passes` splits a step
+xprof        traces of XLA over some steps
+row_file     the last steps of this member, for pages and the trace
 step_slots   planned and measured slots of a step
 """

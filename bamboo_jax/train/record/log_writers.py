@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
+import functools
 from typing import Any
 
 import ml_collections
@@ -9,15 +10,19 @@ import ml_collections
 from bamboo_jax import base
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import logger as logger_lib
-from bamboo_jax.metrics import tensorboard
+from bamboo_jax.metrics.loggers import background
+from bamboo_jax.metrics.loggers import csv_file
+from bamboo_jax.metrics.loggers import tensorboard
+from bamboo_jax.metrics.loggers import wandb_run
 from bamboo_jax.train import environment
 from bamboo_jax.train.record import workdir as workdir_lib
 
 
 class LogWriters:
-  """`metrics.jsonl`, and what else is wanted: TensorBoard, logger, callbacks.
+  """`metrics.jsonl`, and what else is wanted: loggers and callbacks.
 
-  Raises `base.CallbackError` for whatever code of the user raises.
+  Raises `base.CallbackError` for whatever code of the user raises; a logger of
+  the package that fails is dropped, with a warning.
   """
 
   def __init__(
@@ -28,65 +33,74 @@ class LogWriters:
       resumed_from_step: int,
       callbacks: Sequence[environment.Callback],
       on_error: Callable[[OSError], None],
+      warn: Callable[[str], None],
   ) -> None:
     """Opens them; lines of steps after `resumed_from_step` are removed."""
     self._lines = jsonl.MetricsWriter(
         workdir.metrics, resumed_from_step=resumed_from_step, on_error=on_error
     )
-    self._callbacks = callbacks
-    self._events: tensorboard.TensorBoardWriter | None = None
-    if config.metrics.tensorboard:
-      self._events = tensorboard.TensorBoardWriter(
-          workdir.events, resumed_from_step=resumed_from_step
-      )
-    self._logger: logger_lib.Logger | None = None
-    if name := config.metrics.logger:
-      with _calling(f"logger {name!r}"):
-        self._logger = logger_lib.make_logger(
-            name, config, workdir.metrics.parent
-        )
-    self._what = f"logger {name!r}"
+    self._callbacks, self._warn = callbacks, warn
+    self._background: list[background.Background] = []
+    self._own: dict[str, logger_lib.Logger] = {}  # By what each is called.
+    folder = workdir.metrics.parent
+    make = {
+        "csv": functools.partial(csv_file.CsvFile, folder),
+        "tensorboard": functools.partial(tensorboard.TensorBoard, folder),
+        "wandb": lambda step: wandb_run.WandbRun(folder, config.to_dict()),
+    }
+    for name in logger_lib.parse_names(config.metrics.logger):
+      if name in make:
+        beside = background.Background(name, make[name], step=resumed_from_step)
+        self._background.append(beside)
+        continue
+      what = f"logger {name!r}"
+      with _calling(what):
+        self._own[what] = logger_lib.make_logger(name, config, folder)
 
-  def write_step(
-      self, step: int, shown: Mapping[str, Any], more: Mapping[str, Any]
-  ) -> None:
-    """Writes the metrics of a step; TensorBoard has those that are shown."""
-    metrics = {**shown, **more}
+  def write_step(self, step: int, metrics: Mapping[str, Any]) -> None:
+    """Writes the metrics of a step."""
     self._lines.write_step(step, metrics)
-    if self._events is not None:
-      self._events.write_step(step, shown)
-    if self._logger is not None:
-      with _calling(self._what):
-        self._logger.log(step, dict(metrics))
+    self._call("log", step, dict(metrics))
     for callback in self._callbacks:
       with _calling("callback"):
         callback(step, dict(metrics))
+    for logger in self._background:
+      if error := logger.take_error():
+        self._warn(f"{error} Training continues.")
 
   def write_event(
       self, event: str, *, step: int, values: Mapping[str, Any]
   ) -> None:
     """Writes an event, such as "recovery"."""
     self._lines.write_event(event, step=step, values=values)
-    if self._logger is not None:
-      with _calling(self._what):
-        self._logger.event(event, step, dict(values))
+    self._call("event", event, step, dict(values))
 
   def keep(self, line: jsonl.Line) -> None:
     """Writes a line to `metrics.jsonl` again, from which it was removed."""
     self._lines.write_step(line["step"], line)
 
   def forget_after(self, step: int) -> None:
-    """Removes later steps, which will be run again, from `metrics.jsonl`."""
+    """Removes later steps, which will be run again."""
     self._lines.forget_after(step)
+    for logger in self._background:
+      logger.rewind(step)
+
+  def finish(self) -> None:
+    """Ends the loggers of the package; blocks while they send the rest."""
+    for logger in self._background:
+      logger.close()
 
   def close(self) -> None:
     """Closes all."""
     self._lines.close()
-    if self._events is not None:
-      self._events.close()
-    if self._logger is not None:
-      with _calling(self._what):
-        self._logger.close()
+    self._call("close")
+
+  def _call(self, method: str, *arguments: Any) -> None:
+    for logger in self._background:
+      getattr(logger, method)(*arguments)
+    for what, logger in self._own.items():
+      with _calling(what):
+        getattr(logger, method)(*arguments)
 
 
 @contextlib.contextmanager

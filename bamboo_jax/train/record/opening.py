@@ -1,9 +1,20 @@
-"""Messages at the start of a run, as plain lines."""
+"""Messages and files at the start of a run."""
 
 from collections.abc import Iterable
 from typing import Any
 
+from bamboo_jax import base
+from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import job as job_lib
+
+
+def write_facts(job: job_lib.Job, workdir: workdir_lib.Workdir) -> None:
+  """Writes the config, and which files the data come from, into a workdir."""
+  text = job.config.to_json_best_effort(indent=2)
+  base.write_atomically(workdir.config, text + "\n")
+  manifest = job.task.batches.source.manifest
+  if manifest is not None:
+    base.write_atomically(workdir.data, manifest.to_json())
 
 
 def describe_plan(job: job_lib.Job) -> str:

@@ -9,15 +9,14 @@ import collections
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
-import functools
 import time
 from typing import Any, NamedTuple
 
 from absl import logging
 
 from bamboo_jax import base
+from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import digest
-from bamboo_jax.metrics import chrome_trace
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import loss_plot
 from bamboo_jax.metrics import plots
@@ -28,9 +27,12 @@ from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import log_writers
 from bamboo_jax.train.record import meter as meter_lib
+from bamboo_jax.train.record import mfu
 from bamboo_jax.train.record import opening
+from bamboo_jax.train.record import row_file
 from bamboo_jax.train.record import run_summary
 from bamboo_jax.train.record import step_slots
+from bamboo_jax.train.record import xprof
 from bamboo_jax.train.setup import job as job_lib
 
 _RECOVERY, _JOIN = "recovery", "join"
@@ -48,7 +50,11 @@ class _LastStep(NamedTuple):
 
 
 class Outputs:
-  """Log, progress, trace, account and summary; the workdir must exist."""
+  """Log, progress, trace, account and summary; the workdir must exist.
+
+  Attributes:
+    shown: Metrics of the last step that this member wrote.
+  """
 
   def __init__(
       self,
@@ -62,12 +68,20 @@ class Outputs:
     self._state = state
     self._progress = given.progress
     self._meter = meter_lib.make_meter(config, since_secs=given.started_secs)
+    self._mfu = mfu.Mfu(job)
     self._callbacks = given.callbacks
     self._writer: log_writers.LogWriters | None = None
     self._traced: collections.deque[step_lib.Committed] = collections.deque(
         maxlen=max(1, config.metrics.trace_steps)
     )
     self._first_secs: float | None = None
+    self._name = given.name
+    self._rows = row_file.RowFile(
+        self._workdir.rows, given.name, num_steps=self._traced.maxlen
+    )
+    steps = xprof.parse_steps(config.metrics.profile_steps)
+    self._profiler = xprof.Profiler(steps, self._workdir.profiles / given.name)
+    self.shown: dict[str, float] = {}
     self._last: _LastStep | None = None
     self._started_at: int | None = None
     self._has_warned = False
@@ -76,10 +90,13 @@ class Outputs:
   def begin(self, step: int) -> None:
     """Starts the log at `step`, at the start of a run; removes later lines."""
     self._started_at = step
+    self._profiler.note_done(step)
+    logs.note_step(step)
     warnings = opening.find_warnings(self._job)
     self._show_start(step, warnings)
     if self._state.is_writer:
-      self._write_facts()
+      row_file.clear(self._workdir.rows)  # Of an earlier run.
+      opening.write_facts(self._job, self._workdir)
       self._meter.watch(self._nodes())
       if step < self._config.num_steps:
         self._meter.resume(self._workdir.metrics, step=step)
@@ -102,6 +119,9 @@ class Outputs:
     """Writes a committed step, and the recoveries in it."""
     before = self._last
     self._last = _LastStep(done, self._nodes(), self._num_dropped())
+    self._profiler.note_done(done.steps)
+    logs.note_step(done.steps)
+    self._rows.add(done, with_plan=self._state.is_writer)
     if not self._state.is_writer:
       self.close()  # Another member may replace the file.
       return
@@ -166,11 +186,17 @@ class Outputs:
       self._writer.forget_after(step)
     self._writer.write_event("cost", step=step, values=self._meter.totals)
 
+  def flush(self) -> None:
+    """Completes the rows and the profile of this member."""
+    self._profiler.stop()
+    self._rows.flush()
+
   def write_summary(self, step: int, digests: digest.Digests) -> None:
     """Writes summary and plots after `step` steps, unless already written."""
     self._ensure(step)
     lines = jsonl.read_lines(self._workdir.metrics)
     start, since = self._find_start(lines)
+    recoveries = run_summary.find_recoveries(since)
     if self._started_at == step:
       since = ()  # This run did no step.
     self._meter.charge()
@@ -181,13 +207,14 @@ class Outputs:
         started_at=start,
         lines=lines,
         since=since,
-        recoveries=self._recoveries(),
+        recoveries=recoveries,
         account=self._meter.account,
     )
     has_trained = any("event" not in line for line in since)
     if not has_trained and run_summary.is_written(self._workdir, summary):
       return
     self._writer.write_event("cost", step=step, values=self._meter.totals)
+    self._writer.finish()
     try:  # Last: a launcher ends all processes once it sees the summary.
       self._draw(has_trained=has_trained)
     except base.MissingExtraError as error:
@@ -224,8 +251,12 @@ class Outputs:
       available = done.span_secs * len(nodes.training)
       shown["bubble_pct"] = 100 * (1.0 - done.passes.total / available)
     shown["step_ms"] = 1e3 * done.secs
-    if (account := self._meter.account).price is not None:
+    shown |= self._mfu.find(done.secs, num_nodes=len(nodes.training))
+    account = self._meter.account
+    shown["goodput_pct"] = 100 * account.node_time.goodput
+    if account.price is not None:
       shown["usd"] = account.usd
+    self.shown = shown
     more = self._meter.totals | {
         "grad_norm": done.sums.grad_norm,
         "samples_seen": done.steps * self._job.plan.batch.batch_size,
@@ -252,18 +283,16 @@ class Outputs:
       self._writer.write_event("layout", step=done.steps, values=values)
     if self._progress is not None:
       self._progress.show_step(done.steps, shown)
-    self._writer.write_step(done.steps, shown, more)
+    self._writer.write_step(done.steps, shown | more)
     if self._first_secs is None:
       self._first_secs = done.start_secs
     self._traced.append(done)
 
   def _draw(self, *, has_trained: bool) -> None:
     """Writes the trace, and figures if the config asks and steps were run."""
-    if any(done.measured for done in self._traced):
-      slots = functools.partial(
-          step_slots.traced_step, since_secs=self._first_secs
-      )
-      chrome_trace.write(self._workdir.trace, map(slots, self._traced))
+    row_file.write_trace(
+        self._workdir, self._name, self._traced, since_secs=self._first_secs
+    )
     if not self._config.metrics.plots or not has_trained:
       return
     lines = jsonl.read_lines(self._workdir.metrics)
@@ -272,13 +301,6 @@ class Outputs:
     loss_plot.plot_losses(self._workdir.loss_plot, [losses], formats=formats)
     path = self._workdir.schedule_plot
     step_slots.plot_step(path, self._traced, formats=formats)
-
-  def _write_facts(self) -> None:
-    text = self._config.to_json_best_effort(indent=2)
-    base.write_atomically(self._workdir.config, text + "\n")
-    manifest = self._job.task.batches.source.manifest
-    if manifest is not None:
-      base.write_atomically(self._workdir.data, manifest.to_json())
 
   def _show_start(self, step: int, warnings: Sequence[str]) -> None:
     num_steps = self._config.num_steps
@@ -343,10 +365,16 @@ class Outputs:
         self._config,
         resumed_from_step=step,
         callbacks=self._callbacks,
-        on_error=self._warn,
+        on_error=self._warn_of_log,
+        warn=self._warn,
     )
 
-  def _warn(self, error: OSError) -> None:
+  def _warn(self, text: str) -> None:
+    self.show(f"warning: {text}")
+    steps = self._state.steps
+    self._writer.write_event(WARNING, step=steps, values={"text": text})
+
+  def _warn_of_log(self, error: OSError) -> None:
     """Warns once that the log is delayed."""
     if not self._has_warned:
       self.show(
@@ -372,13 +400,3 @@ class Outputs:
     index = starts[-1] if starts else 0
     step = lines[index]["step"] if starts else 0
     return self._started_at or step, lines[index:]
-
-  def _recoveries(self) -> list[dict[str, Any]]:
-    """Returns the recoveries since the last start, one per view."""
-    _, lines = self._find_start(jsonl.read_lines(self._workdir.metrics))
-    found = [line for line in lines if line.get("event") == _RECOVERY]
-    by_view = {line["view"]: line for line in found}
-    return [
-        {k: v for k, v in line.items() if k != "event"}
-        for line in by_view.values()
-    ]

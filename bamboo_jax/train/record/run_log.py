@@ -43,6 +43,7 @@ class RunLog:
     self._cohort = state.cohort
     self._engine = state.engine
     self._state = state
+    self._ladder = dataclasses.asdict(state.rules.ladder)
     self._recoveries: list[times.RecoveryTimes] = []
     self._names: dict[int, str] = {}
     self._saved_in = 0  # The view in which copies were at risk.
@@ -205,8 +206,13 @@ class RunLog:
         self._writer.hear(steps, said, **self._whose_state())
     if self._state.is_writer:
       last = [dataclasses.asdict(r) for r in self._recoveries[-_REPORTED:]]
-      slow = self._slow.named[-_REPORTED:]
-      facts = {"steps": steps, "recoveries": last, "slow": slow}
+      facts = {
+          "steps": steps,
+          "recoveries": last,
+          "slow": self._slow.named[-_REPORTED:],
+          "metrics": self._outputs.shown,
+          "ladder": self._ladder,
+      }
       self._cohort.report("report", facts=facts)
 
   def add_evaluation(self, means: Mapping[str, float]) -> None:
@@ -258,6 +264,7 @@ class RunLog:
 
     May be called again after a death. Raises as `Cohort.gather`.
     """
+    self._outputs.flush()
     own = digest.digest_layers(self._engine.layer_states())
     said = self._cohort.gather("digests", own)
     if self._state.is_writer:

@@ -91,6 +91,16 @@ def _mean_redundancy(
   return {"mode": mode, "steps": len(found), **means}
 
 
+def find_recoveries(since: Sequence[jsonl.Line]) -> list[dict[str, Any]]:
+  """Returns the recoveries in lines of a log, one per view."""
+  found = [line for line in since if line.get("event") == "recovery"]
+  by_view = {line["view"]: line for line in found}
+  return [
+      {k: v for k, v in line.items() if k != "event"}
+      for line in by_view.values()
+  ]
+
+
 def is_written(
     workdir: workdir_lib.Workdir, summary: summary_lib.Summary
 ) -> bool:

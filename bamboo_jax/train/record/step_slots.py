@@ -37,13 +37,21 @@ def traced_step(
 ) -> chrome_trace.TracedStep:
   """Returns a committed step as planned at its start, and as measured.
 
+  A lost node is marked as dead when its loss became known.
+
   `since_secs` is the time 0 of the trace, on the clock of `done`.
   """
+  deaths = [
+      slot_lib.Slot(f"node {node}", f"{name} dies", ms, ms, slot_lib.DEATH)
+      for r in done.recoveries
+      for ms in [max(0.0, 1e3 * (r.view_at_secs - done.start_secs))]
+      for node, name in zip(r.nodes, r.names, strict=True)
+  ]
   return chrome_trace.TracedStep(
       done.steps,
       1e3 * (done.start_secs - since_secs),
       planned_slots(done.planned),
-      measured_slots(done.measured, start_secs=done.start_secs),
+      (*measured_slots(done.measured, start_secs=done.start_secs), *deaths),
   )
 
 
@@ -70,7 +78,7 @@ def plot_step(
   schedule_plot.plot_schedule(
       path,
       planned=traced.planned,
-      measured=traced.measured,
+      measured=[s for s in traced.measured if s.category != slot_lib.DEATH],
       title=title,
       formats=formats,
   )

@@ -12,8 +12,9 @@ class Workdir:
     metrics: The log: one JSON object per line, for each step and event.
     summary: Hashes, last loss, recoveries and costs.
     trace: Planned and measured steps, for Perfetto.
+    rows: The folder of the last steps of all members, see `metrics.rows`.
+    profiles: The folder of traces for XProf, by member.
     checkpoints: The folder of the checkpoints, by step.
-    events: The folder that TensorBoard reads.
     loss_plot: Losses over steps.
     schedule_plot: The last step, as planned and as measured.
   """
@@ -24,8 +25,9 @@ class Workdir:
     self.metrics = root / "metrics.jsonl"
     self.summary = root / "summary.json"
     self.trace = root / "trace.json"
+    self.rows = root / "rows"
+    self.profiles = root / "profile"
     self.checkpoints = root / "checkpoints"
-    self.events = root / "events"
     self.loss_plot = root / "loss.png"
     self.schedule_plot = root / "schedule.png"
 

@@ -12,6 +12,7 @@ optimizers      optax optimizers by name
 schedules       their learning rates, by name
 show            the plan as text, for `bamboo plan`
 preparation     parts that need no device, made once for many processes
+rental          speed and dollars of a run on machines that can be rented
 saving          the checkpoint writer
 job             all parts in one value; read first
 """

@@ -30,6 +30,7 @@ from bamboo_jax.runtime import places
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import estimates
 from bamboo_jax.runtime.profile import profiler
+from bamboo_jax.runtime.profile import roofline
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import redundancy
@@ -144,36 +145,52 @@ def make_optimizer(
 
 
 def make_profile(
-    config: ml_collections.ConfigDict, task: Task
+    config: ml_collections.ConfigDict,
+    task: Task,
+    *,
+    efficiency: float | None = None,
 ) -> cost_model.Profile:
   """Returns the profile that the config names, or an estimate, of one node.
 
-  Raises `base.StaleProfileError` if it is of another model or device.
+  `efficiency` is the share of the roofline of `config.plan.machine` that passes
+  reach; None: the likely one. Raises `base.StaleProfileError` if the profile is
+  of another model or device.
   """
-  return _find_profile(config, task).on_mesh(_num_devices(config))
-
-
-def _num_devices(config: ml_collections.ConfigDict) -> int:
-  return config.node.mesh.data * config.node.mesh.tensor
+  profile, machine = _find_profile(config, task), sizes.find_machine(config)
+  if profile.measured or machine is None:
+    return profile.on_mesh(sizes.num_devices(config))
+  return roofline.on_mesh(
+      profile,
+      machine,
+      efficiency=efficiency or machine.efficiency.likely,
+      data=config.node.mesh.data,
+      tensor=config.node.mesh.tensor,
+  )
 
 
 def _find_profile(
     config: ml_collections.ConfigDict, task: Task
 ) -> cost_model.Profile:
-  device = jax.devices()[0]
+  device, machine = jax.devices()[0], sizes.find_machine(config)
   fingerprint = profiler.fingerprint_of(task.whole, device=device)
+  line = machine and roofline.Roofline.of(task.whole, machine)
   path = config.plan.profile
   if path is None:
     return estimates.get(
-        f"{fingerprint} {config.optimizer}",
+        f"{fingerprint} {config.optimizer} {line}",
         lambda: profiler.estimate(
-            task.whole, platform=device.platform, fingerprint=fingerprint
+            task.whole,
+            platform=device.platform,
+            fingerprint=fingerprint,
+            roofline=line,
         ),
         on_disk=config.model.name in zoo.MODELS
         and not base.is_function_name(config.optimizer.name),
     )
   text = pathlib.Path(path).read_bytes().decode("utf-8-sig", "replace")
   profile = cost_model.from_json(text, source=path)
+  if machine is not None:  # The profile is of it, not of this one.
+    fingerprint["device"] = profile.fingerprint.get("device")
   try:
     profile.check_fingerprint(fingerprint)
   except base.StaleProfileError as error:
@@ -227,9 +244,11 @@ def memory_options(
     config: ml_collections.ConfigDict, *, is_cluster: bool
 ) -> dict[str, Any]:
   """Returns the memory arguments of `planner.make_plan`, by name."""
-  limit = config.plan.memory_limit_gib
+  limit, machine = config.plan.memory_limit_gib, sizes.find_machine(config)
+  if machine is not None:
+    limit = machine.memory_bytes / 2**30
   if limit is not None:  # Of each device; what a node holds is cut over all.
-    limit = int(limit * 2**30) * _num_devices(config)
+    limit = int(limit * 2**30) * sizes.num_devices(config)
   return {
       "memory_limit_bytes": limit,
       "protection": make_protection(config),
@@ -326,6 +345,8 @@ def make_engine(
     segments: By default the stages of `plan`.
   """
   places.find_rules(task.whole.state, task.whole.model.name, config.node.mesh)
+  if jax.default_backend() != "cpu":  # There all memory is the host's.
+    cache.residuals = plan.residuals
   segments = segments or plan.partition
   firsts = segments.bounds[:-1]
   stages = [plan.partition.stage_of(first) for first in firsts]

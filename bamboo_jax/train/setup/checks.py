@@ -8,9 +8,11 @@ import jax
 import ml_collections
 
 from bamboo_jax import base
+from bamboo_jax.metrics import logger as logger_lib
 from bamboo_jax.metrics import plots
 from bamboo_jax.recovery import slowness
 from bamboo_jax.train import sums as sums_lib
+from bamboo_jax.train.record import xprof
 from bamboo_jax.train.setup import optimizers
 
 # Least allowed values.
@@ -81,8 +83,8 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     if (value := _get(config, name)) not in allowed:
       what = f"value of config.{name}"
       raise ValueError(base.suggest(value, allowed, what=what))
-  if config.metrics.logger is not None:  # Fails before nodes start.
-    base.find_function(config.metrics.logger, what="logger")
+  xprof.parse_steps(config.metrics.profile_steps)
+  logger_lib.parse_names(config.metrics.logger)  # Fails before nodes start.
   plots.parse_formats(config.metrics.figure_format)
   mesh, size = config.node.mesh, config.pipeline.microbatch_size
   if size % mesh.data:

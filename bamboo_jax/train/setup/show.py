@@ -12,6 +12,7 @@ from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_recovery
 from bamboo_jax.train.setup import executors
+from bamboo_jax.train.setup import rental
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -22,11 +23,14 @@ class PlannedRun:
     plan: Partition, batch, memory and predicted times.
     timeline: Of a step of pipeline 0, with redundant passes.
     text: What `bamboo plan` prints.
+    details: What it prints with `--verbose`, besides; empty without
+      `config.plan.machine`, where `text` has them.
   """
 
   plan: planner.Plan
   timeline: timeline_lib.Timeline
   text: str
+  details: str = ""
 
   def __repr__(self) -> str:
     return self.text
@@ -36,9 +40,15 @@ def make_plan(config: ml_collections.ConfigDict) -> PlannedRun:
   """Returns the plan of a config; `ValueError` if it does not fit together."""
   task = build.make_task_to_plan(config)
   profile = build.make_profile(config, task)
+  if config.plan.machine is not None:  # Fails with a better message.
+    text = rental.render(rental.forecast(config, task))
   if executors.is_program(config):
-    return _plan_ticks(config, task, profile)
-  return _plan_rows(config, profile)
+    planned = _plan_ticks(config, task, profile)
+  else:
+    planned = _plan_rows(config, profile)
+  if config.plan.machine is None:
+    return planned
+  return dataclasses.replace(planned, text=text, details=planned.text)
 
 
 def _plan_rows(

@@ -2,6 +2,7 @@
 
 import ml_collections
 
+from bamboo_jax.accounting import machines
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.schedule import instruction
 
@@ -10,6 +11,31 @@ def num_nodes(config: ml_collections.ConfigDict) -> int:
   """Returns the number of nodes at the start, spares included."""
   pipeline = config.pipeline
   return pipeline.num_pipelines * pipeline.num_stages + config.redundancy.spares
+
+
+def num_devices(config: ml_collections.ConfigDict) -> int:
+  """Returns the number of devices of a node."""
+  return config.node.mesh.data * config.node.mesh.tensor
+
+
+def find_machine(
+    config: ml_collections.ConfigDict,
+) -> machines.Machine | None:
+  """Returns the machine to plan for; None: this one.
+
+  Raises `ValueError` if it is not known, or a node needs more GPUs.
+  """
+  if config.plan.machine is None:
+    return None
+  machine = machines.find_machine(config.plan.machine)
+  mesh = config.node.mesh
+  if machine.num_gpus % num_devices(config) and machine.is_instance:
+    raise ValueError(
+        f"config.node.mesh.data={mesh.data} x config.node.mesh.tensor="
+        f"{mesh.tensor} must divide the {machine.num_gpus} GPUs of "
+        f"config.plan.machine={machine.name!r}."
+    )
+  return machine
 
 
 def read_faults(

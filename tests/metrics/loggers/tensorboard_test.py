@@ -6,7 +6,7 @@ import tempfile
 from absl.testing import absltest
 from tensorboardX.proto import event_pb2
 
-from bamboo_jax.metrics import tensorboard
+from bamboo_jax.metrics.loggers import tensorboard
 
 
 def _read_scalars(folder):
@@ -28,13 +28,14 @@ def _read_scalars(folder):
 class TensorBoardTest(absltest.TestCase):
 
   def test_numbers_become_scalars(self):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    writer = tensorboard.TensorBoardWriter(folder)
-    writer.write_step(3, {"loss": 2.5, "tokens": 8, "rung": "shadow"})
-    writer.write_step(3, {"loss": 2.75}, group="eval")
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    writer = tensorboard.TensorBoard(folder, 0)
+    writer.log(3, {"loss": 2.5, "tokens": 8, "rung": "shadow"})
+    writer.event("eval", 3, {"loss": 2.75})
+    writer.event("join", 3, {"secs": 2.75})
     writer.close()
     self.assertEqual(
-        _read_scalars(folder),
+        _read_scalars(folder / "events"),
         [
             (3, "train/loss", 2.5),
             (3, "train/tokens", 8),
@@ -48,6 +49,4 @@ class TensorBoardTest(absltest.TestCase):
     )
     sys.modules["tensorboardX"] = None  # Makes the import fail.
     with self.assertRaisesRegex(ValueError, r"bamboo_jax\[tensorboard\]"):
-      tensorboard.TensorBoardWriter(
-          self.enterContext(tempfile.TemporaryDirectory())
-      )
+      tensorboard.TensorBoard(pathlib.Path("never made"), 0)

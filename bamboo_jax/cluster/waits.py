@@ -1,0 +1,87 @@
+"""What a worker waits for, told on a signal; for `bamboo debug`.
+
+On SIGUSR2 a thread writes to the worker's log a line with the nodes that it
+waits for, even if the main thread hangs. (On SIGUSR1 `faulthandler` writes the
+stacks of all threads, even if the process hangs outside of Python.)
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sys
+import threading
+
+from bamboo_jax.schedule import channel as channel_lib
+
+_MARK = "waits: "
+
+
+@dataclasses.dataclass(frozen=True)
+class Waits:
+  """The nodes that node `number` waits for, and its open collectives."""
+
+  number: int
+  nodes: tuple[int, ...]
+  channels: tuple[str, ...]
+
+  def render(self) -> str:
+    """Returns a line of a log."""
+    return _MARK + json.dumps(dataclasses.asdict(self))
+
+
+def tell_on_signal(number: int, begun: Callable[[], channel_lib.Begun]) -> None:
+  """Answers SIGUSR2 from now on; call in the main thread.
+
+  `begun` returns the open transfers; it is called in another thread.
+  """
+  end, own = os.pipe()
+  os.set_blocking(own, False)
+  signal.set_wakeup_fd(own, warn_on_full_buffer=False)
+  signal.signal(signal.SIGUSR2, lambda *unused: None)
+
+  def answer() -> None:
+    while caught := os.read(end, 64):
+      if signal.SIGUSR2 in caught:
+        now = begun()
+        channels = tuple(map(str, now.channels))
+        line = Waits(number, tuple(now.waits_for), channels).render()
+        with contextlib.suppress(OSError):  # A full disk of logs.
+          print(line, file=sys.stderr, flush=True)
+
+  threading.Thread(target=answer, name="waits", daemon=True).start()
+
+
+def parse(text: str) -> Waits | None:
+  """Returns the last answer in a part of a log; None without one."""
+  found = [l for l in text.splitlines() if l.startswith(_MARK)]
+  if not found:
+    return None
+  content = json.loads(found[-1].removeprefix(_MARK))
+  return Waits(
+      content["number"], tuple(content["nodes"]), tuple(content["channels"])
+  )
+
+
+def describe(waits: Iterable[Waits], names: Mapping[int, str]) -> list[str]:
+  """Returns a line for each worker, then those that others wait for.
+
+  `names` has the node of each number; others are shown by number.
+  """
+  name = lambda number: names.get(number, f"node {number}")
+  waits = sorted(waits, key=lambda w: w.number)
+  lines = []
+  for one in waits:
+    others = ", ".join(map(name, one.nodes)) or "no node"
+    more = f", in {'; '.join(one.channels)}" if one.channels else ""
+    lines.append(f"{name(one.number)} waits for {others}{more}")
+  wanted = {node for one in waits for node in one.nodes}
+  busy = {one.number for one in waits if not one.nodes}
+  silent = wanted - {one.number for one in waits}
+  if held := sorted(wanted & busy | silent):
+    lines.append(
+        f"waited for, and waiting for no node: {', '.join(map(name, held))}"
+    )
+  return lines

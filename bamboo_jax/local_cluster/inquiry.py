@@ -1,0 +1,78 @@
+"""Asks the workers of this machine what they do; see `cluster.waits`."""
+
+from collections.abc import Iterable, Mapping
+import contextlib
+import dataclasses
+import os
+import pathlib
+import signal
+import time
+
+from bamboo_jax.cluster import waits as waits_lib
+
+_PROGRAM = b"bamboo_jax.launch.worker"
+_LOOK_SECS = 0.05
+_PATIENCE_SECS = 3.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+  """The answer of a worker: its stacks; `waits` is None if it hangs."""
+
+  name: str
+  pid: int
+  stacks: str
+  waits: waits_lib.Waits | None
+
+
+def find_workers(logs: pathlib.Path) -> dict[str, int]:
+  """Returns the processes that write the logs of workers, by node."""
+  found = {}
+  for process in pathlib.Path("/proc").glob("[0-9]*"):
+    with contextlib.suppress(OSError):  # It has ended, or is another user's.
+      log = (process / "fd/2").readlink()
+      is_worker = _PROGRAM in (process / "cmdline").read_bytes()
+      if is_worker and log.parent == logs.resolve():
+        found[log.stem] = int(process.name)
+  return dict(sorted(found.items()))
+
+
+def ask(workers: Mapping[str, int], logs: pathlib.Path) -> list[Answer]:
+  """Returns the answers of workers, in three seconds at most."""
+  files = {name: logs / f"{name}.log" for name in workers}
+  sizes = {name: file.stat().st_size for name, file in files.items()}
+  for pid in workers.values():
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+      with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+  end_secs = time.monotonic() + _PATIENCE_SECS
+  while True:
+    said = {n: file.read_bytes()[sizes[n] :] for n, file in files.items()}
+    texts = {n: content.decode(errors="replace") for n, content in said.items()}
+    waits = {name: waits_lib.parse(text) for name, text in texts.items()}
+    if all(waits.values()) or time.monotonic() > end_secs:
+      return [
+          Answer(name, pid, _find_stacks(texts[name]), waits[name])
+          for name, pid in workers.items()
+      ]
+    time.sleep(_LOOK_SECS)
+
+
+def _find_stacks(text: str) -> str:
+  """Returns the lines of `faulthandler` in a part of a log."""
+  starts = ("Thread 0x", "Current thread 0x", "  File ")
+  return "\n".join(l for l in text.splitlines() if l.startswith(starts))
+
+
+def render(answers: Iterable[Answer]) -> list[str]:
+  """Returns the stacks of each worker, then who waits for whom."""
+  answers = list(answers)
+  lines = []
+  for one in answers:
+    state = (
+        "" if one.waits else ", which does not answer: it hangs or is stopped"
+    )
+    lines += [f"== {one.name}, process {one.pid}{state}", one.stacks]
+  found = [one.waits for one in answers if one.waits]
+  names = {one.waits.number: one.name for one in answers if one.waits}
+  return [*lines, "==", *waits_lib.describe(found, names)]

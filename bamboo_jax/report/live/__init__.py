@@ -1,0 +1,9 @@
+"""A page on a run, live or of a finished run; start with `facts`.
+
+facts      what is known of a run, as one JSON value; pure
+history    losses, throughput and events of a log, thinned
+feed       reads store, log and rows of a run, again and again
+server     serves the page and its events; carries out its buttons
+document   the page, empty or with a value in it
+page.html  draws the value; needs nothing else
+"""

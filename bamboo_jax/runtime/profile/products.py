@@ -1,0 +1,143 @@
+"""Counts the products of a program, whatever a compiler makes of it.
+
+Model operations are counted as in MFU (Chowdhery et al., PaLM, 2022, appendix
+B): products of matrices and convolutions of the forward pass, two operations
+per multiply and add. A backward pass counts twice as much, one product for each
+factor. Norms, dropout, softmax, the optimizer and recomputation count nothing;
+attention counts in full, although causal attention needs only half of its
+scores.
+"""
+
+from collections.abc import Callable, Iterator
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core
+
+from bamboo_jax import base
+from bamboo_jax.runtime.stage import spec as spec_lib
+
+Jaxpr = core.Jaxpr | core.ClosedJaxpr
+
+BACKWARD_FACTOR = 2  # Operations of a backward pass per one of its forward.
+
+
+class Product(NamedTuple):
+  """A product of matrices, or a convolution.
+
+  Attributes:
+    flops: Its operations.
+    num_bytes: Size of both factors and of the result.
+    score_bytes: The part of `num_bytes` that are scores of attention, one for
+      each pair of tokens.
+  """
+
+  flops: int
+  num_bytes: int
+  score_bytes: int
+
+  def times(self, count: int) -> "Product":
+    """Returns `count` such products as one."""
+    return Product(*(count * value for value in self))
+
+
+def count_products(function: Callable[..., Any], *args: base.PyTree) -> int:
+  """Returns the operations of all products that `function` computes.
+
+  It is traced, not run; see `find_products`. `args` are arrays or shapes.
+  """
+  jaxpr = jax.make_jaxpr(function)(*args)
+  return sum(product.flops for product in find_products(jaxpr))
+
+
+def moved_bytes(traced: jax.stages.Traced) -> int:
+  """Returns the bytes of arguments and results of a program."""
+  return spec_lib.nbytes((traced.in_avals, traced.out_info))
+
+
+def score_bytes(tree: base.PyTree) -> int:
+  """Returns the bytes of arrays with an entry for each pair of tokens.
+
+  These have at least 4 dimensions, of which the largest occurs twice.
+  """
+  is_score = lambda a: a.ndim > 3 and a.shape.count(max(a.shape)) > 1
+  return spec_lib.nbytes([a for a in jax.tree.leaves(tree) if is_score(a)])
+
+
+def find_products(jaxpr: Jaxpr) -> list[Product]:
+  """Returns the products of a program, those of a scan as one each.
+
+  The branch of a condition with most operations counts. Raises `ValueError` for
+  products in a loop whose length depends on data.
+  """
+  found = []
+  for eqn in jaxpr.eqns:
+    inner = [find_products(j) for j in _inner(eqn.params)]
+    every = [product for part in inner for product in part]
+    match eqn.primitive.name:
+      case "dot_general":
+        found.append(_make_product(eqn, _dot_flops(eqn)))
+      case "conv_general_dilated":
+        found.append(_make_product(eqn, _conv_flops(eqn)))
+      case "cond":
+        found += max(inner, key=lambda part: sum(p.flops for p in part))
+      case "scan":
+        found += [product.times(eqn.params["length"]) for product in every]
+      case "while" if every:
+        raise ValueError("A loop of unknown length contains products.")
+      case _:
+        found += every
+  return found
+
+
+def layer_flops(spec: spec_lib.StageSpec) -> dict[str, int]:
+  """Returns the operations of each layer's forward pass, one microbatch."""
+  seen, flops = {}, {}
+  for index in range(spec.first, spec.last):
+    one = dataclasses.replace(spec, first=index, last=index + 1, unit="layer")
+    (layer,) = one.layers
+    kind = layer.kind, str(one.inputs)
+    if kind not in seen:
+      seen[kind] = _layer_flops(one)
+    flops[layer.name] = seen[kind]
+  return flops
+
+
+def _layer_flops(spec: spec_lib.StageSpec) -> int:
+  (layer,) = spec.layers
+  state = spec.state
+  return count_products(
+      lambda params, stats, inputs, batch: layer.apply(
+          params, stats, inputs, batch, key=None, train=False
+      ),
+      state.params[layer.name],
+      state.stats[layer.name],
+      spec.inputs,
+      {key: spec.batch[key] for key in layer.batch_keys},
+  )
+
+
+def _make_product(eqn: Any, flops: int) -> Product:
+  arrays = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+  return Product(flops, spec_lib.nbytes(arrays), score_bytes(arrays))
+
+
+def _inner(params: dict[str, Any]) -> Iterator[Jaxpr]:
+  for value in params.values():
+    for item in value if isinstance(value, tuple | list) else (value,):
+      if isinstance(item, Jaxpr):
+        yield item
+
+
+def _dot_flops(eqn: Any) -> int:
+  (contracted, _), _ = eqn.params["dimension_numbers"]
+  lhs, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+  return 2 * math.prod(out) * math.prod(lhs[i] for i in contracted)
+
+
+def _conv_flops(eqn: Any) -> int:
+  kernel, out = eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape
+  out_features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+  return 2 * math.prod(out) * math.prod(kernel) // out_features

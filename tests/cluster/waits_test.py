@@ -1,0 +1,101 @@
+"""What workers say they wait for."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from absl.testing import absltest
+
+from bamboo_jax.cluster import waits
+from bamboo_jax.local_cluster import inquiry
+
+_WORKER = """
+import faulthandler, signal, sys, time
+from bamboo_jax.cluster import waits
+from bamboo_jax.schedule import channel
+faulthandler.register(signal.SIGUSR1)
+begun = channel.Begun(
+    channels=(channel.Channel("sum", (0, 3), (1,)),), waits_for=(3, 7)
+)
+waits.tell_on_signal(5, lambda: begun)
+print("ready", file=sys.stderr, flush=True)
+def hang():
+  time.sleep(60)
+hang()
+"""
+
+
+class WaitsTest(absltest.TestCase):
+
+  def test_lines(self):
+    make = lambda number, *nodes: waits.Waits(number, nodes, ())
+    self.assertEqual(
+        waits.describe(
+            [make(2, 0, 9), make(0), make(1, 2)], {0: "n0", 1: "n1", 2: "n2"}
+        ),
+        [
+            "n0 waits for no node",
+            "n1 waits for n2",
+            "n2 waits for n0, node 9",
+            "waited for, and waiting for no node: n0, node 9",
+        ],
+    )
+    self.assertEqual(
+        waits.describe([make(0)], {}), ["node 0 waits for no node"]
+    )
+
+  def test_the_last_answer_in_a_log_counts(self):
+    first, last = waits.Waits(1, (2,), ()), waits.Waits(1, (), ("sum 0,1 ()",))
+    text = f"a line\n{first.render()}\nanother\n{last.render()}\n"
+    self.assertEqual(waits.parse(text), last)
+    self.assertIsNone(waits.parse("a line"))
+
+
+class InquiryTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    self.logs = pathlib.Path(folder, "logs")
+    self.logs.mkdir()
+
+  def start(self, name, *arguments):
+    """Starts a process that hangs, and waits until it can be asked."""
+    log = self.logs / f"{name}.log"
+    with open(log, "ab") as file:
+      process = subprocess.Popen(
+          [sys.executable, "-c", _WORKER, *arguments], stderr=file
+      )
+    self.addCleanup(process.wait)
+    self.addCleanup(process.kill)
+    while b"ready" not in log.read_bytes():
+      time.sleep(0.01)
+    return process
+
+  def test_a_worker_that_sleeps_answers_and_goes_on(self):
+    worker = self.start("n4", "-m", "bamboo_jax.launch.worker")
+    self.start("n5.agent", "-m", "bamboo_jax.launch.agent")
+    found = inquiry.find_workers(self.logs)
+    self.assertEqual(found, {"n4": worker.pid})
+    (answer,) = inquiry.ask(found, self.logs)
+    self.assertEqual(answer.waits, waits.Waits(5, (3, 7), ("sum 0,3 1",)))
+    self.assertRegex(answer.stacks, 'File "<string>", line [0-9]+ in hang')
+    self.assertIsNone(worker.poll())
+    lines = inquiry.render([answer])
+    self.assertEqual(lines[0], f"== n4, process {worker.pid}")
+    self.assertIn("n4 waits for node 3, node 7, in sum 0,3 1", lines)
+
+  def test_a_stopped_worker_is_named(self):
+    worker = self.start("n4", "-m", "bamboo_jax.launch.worker")
+    os.kill(worker.pid, signal.SIGSTOP)
+    (answer,) = inquiry.ask({"n4": worker.pid}, self.logs)  # Takes 3 s.
+    self.assertIsNone(answer.waits)
+    self.assertIn("does not answer", inquiry.render([answer])[0])
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,100 @@
+"""Tokens per second with and without redundant passes, and predictions."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from bamboo_jax.accounting import machines
+from bamboo_jax.runtime.profile import profiler
+from bamboo_jax.runtime.profile import roofline
+from tests.gpu import child
+from tests.gpu import program_times
+from tests.gpu import settings as settings_lib
+from tests.gpu import subject
+
+# Redundant passes beside each forward pass: none; kept on the device, which is
+# another forward pass; or moved to host memory.
+_WAYS = {"none": None, "device": "forward", "host": "redundant"}
+_MACHINES = ("b200", "h200", "h100", "a100", "l4")
+
+
+def check_speed(settings):
+  """Times steps of a whole GPT-2 on one device, by place of residuals."""
+  settings = dataclasses.replace(settings, dropout_rate=0.0)
+  spec = subject.make_whole(settings, attention=settings.step_attention)
+  device = jax.devices()[0]
+  bench = program_times.StageBench(
+      spec, batch=subject.make_microbatch(settings, 0), device=device
+  )
+  count = settings.step_microbatches
+  tokens = settings.microbatch_size * settings.sequence_length * count
+
+  def step(extra):
+    for _ in range(count):
+      if extra:
+        getattr(bench, extra)()
+      bench.forward()
+      bench.backward()
+    return bench.update()
+
+  values = {}
+  for way, extra in _WAYS.items():
+    _, ms = program_times.time_calls(
+        lambda extra=extra: step(extra), num_repeats=settings.num_repeats
+    )
+    values[f"{way}.tokens_per_sec"] = 1e3 * tokens / ms
+  plain = subject.make_whole(settings)  # Its products can be counted.
+  predicted = predict(plain, device.device_kind, count)
+  if predicted:
+    least, likely, most = (1e3 * tokens / ms for ms in predicted)
+    values["predicted"] = {"least": least, "likely": likely, "most": most}
+  return child.Found(values=values)
+
+
+def predict(spec, device_kind, count):
+  """Returns the longest, likely and shortest time of a step, or None."""
+  names = [name for name in _MACHINES if name in device_kind.lower()]
+  if not names:
+    return None
+  machine = machines.find_machine(names[0])
+  profile = profiler.estimate(
+      spec,
+      platform="gpu",
+      fingerprint={},
+      roofline=roofline.Roofline.of(spec, machine),
+  )
+  layers = profile.layers
+  ms = sum(count * (c.forward_ms + c.backward_ms) + c.update_ms for c in layers)
+  return [ms / share for share in machine.efficiency[:3]]
+
+
+@pytest.mark.gpu
+def test_speed(run_alone, report, settings):
+  lines, problems = [], []
+  for variant in settings.speed_variants.split(","):
+    check = {"small": check_small, "medium": check_medium}.get(
+        variant, check_speed
+    )
+    found = run_alone(check, label=variant)
+    problems += [f"{variant}: {problem}" for problem in found.problems]
+    for figure, value in found.values.items():
+      lines.append(f"{variant}: {figure}: {value}")
+  report(child.Found(lines, {}, problems))
+
+
+def check_small(settings):
+  """Like `check_speed`, for GPT-2 124M."""
+  return check_speed(dataclasses.replace(settings, variant="small"))
+
+
+def check_medium(settings):
+  """Like `check_speed`, for GPT-2 medium."""
+  return check_speed(dataclasses.replace(settings, variant="medium"))
+
+
+def test_predict():
+  spec = subject.make_whole(settings_lib.SMOKE)
+  longest, likely, shortest = predict(spec, "NVIDIA H100 80GB HBM3", 2)
+  assert 0 < shortest < likely < longest
+  assert predict(spec, "cpu", 2) is None

@@ -1,0 +1,64 @@
+"""A cluster on a machine with two GPUs, each a stand-in made of CPUs.
+
+It cannot show what CUDA does, but what CUDA is told: see `cuda_stand_in`.
+"""
+
+import json
+import os
+import pathlib
+
+from absl.testing import parameterized
+
+from tests.launch import commands
+
+_STAND_IN = pathlib.Path(__file__).with_name("cuda_stand_in")
+
+
+@commands.needs_etcd
+class ClusterCudaTest(commands.CommandCase):
+
+  CHANGES = {
+      "num_steps": 2,
+      "model.options.num_blocks": 2,
+      "pipeline.num_pipelines": 1,
+      "pipeline.num_stages": 2,
+      "pipeline.num_microbatches": 4,
+      "evaluate.every_steps": 0,
+  }
+
+  def start_cluster(self, executor, platforms):
+    records = self.folder / "records"
+    records.mkdir()
+    self.ENVIRON = {
+        "JAX_PLATFORMS": platforms,
+        "PYTHONPATH": f"{_STAND_IN}:{os.environ.get('PYTHONPATH', '')}",
+        "RECORDS": str(records),
+        "CUDA_VISIBLE_DEVICES": "4,6",
+        "XLA_FLAGS": "",
+    }
+    return self.start(
+        "cluster",
+        f"--config.pipeline.executor={executor}",
+        "--device_memory_fraction=0.3",
+        workdir="cluster",
+    )
+
+  @parameterized.parameters("", "cuda,cpu")
+  def test_what_cuda_is_given(self, platforms):
+    self.finish(self.start_cluster("rows", platforms))
+    paths = (self.folder / "records").glob("*.json")
+    found = [json.loads(path.read_text()) for path in paths]
+    workers = [f for f in found if f["fraction"]]
+    self.assertCountEqual([f["gpu"] for f in workers], ["4", "6"])
+    for worker in workers:
+      self.assertEqual(worker["fraction"], "0.3")
+      self.assertIn("--xla_gpu_deterministic_ops=true", worker["flags"])
+      # Otherwise CUDA would wait for the GPUs of 8192 processes.
+      told = (worker["has_client"], worker["process"], worker["num_processes"])
+      self.assertEqual(told, (False, 0, 1))
+      self.assertEqual("cpu" in worker["before"], not platforms)
+
+  def test_programs_of_many_processes_are_refused(self):
+    process = self.start_cluster("spmd", "")
+    said, _ = process.communicate(timeout=120)
+    self.assertRegex(said, "executor='spmd' spans processes on CPUs only")

@@ -1,0 +1,234 @@
+"""What a page shows of a run."""
+
+import dataclasses
+import itertools
+import json
+
+from absl.testing import absltest
+
+from bamboo_jax.accounting import prices
+from bamboo_jax.cluster import views
+from bamboo_jax.metrics import rows as rows_lib
+from bamboo_jax.recovery import ladder as ladder_lib
+from bamboo_jax.report import status
+from bamboo_jax.report.live import facts
+from bamboo_jax.report.live import history as history_lib
+from tests import members
+from tests.recovery import times_test
+from tests.report import status_test
+
+member = members.member
+_KINDS = (
+    *("useful", "communication", "redundant", "bubble", "recovery"),
+    *("checkpoint", "restart", "lost", "idle"),
+)
+
+
+def account(secs, num_nodes, **parts):
+  """Returns the account in a line of a log."""
+  return {
+      "secs": secs,
+      "node_secs": secs * num_nodes,
+      "parts": dict.fromkeys(_KINDS, 0.0) | parts,
+      "num_samples": 1.0,
+      "value_secs": None,
+  }
+
+
+def step(number, **more):
+  entries = {"step": number, "loss": 2.0, "tokens_per_sec": 50.0}
+  return entries | {
+      "step_ms": 2000.0,
+      "account": account(2.0 * number, 4, useful=8.0 * number),
+      **more,
+  }
+
+
+def history(*lines):
+  made = history_lib.History()
+  made.add(lines)
+  return made
+
+
+def run(*here, roles, ladder=None, leaving=(), registered=()):
+  """Returns a run whose nodes have these roles; nodes 1 and 3 are in zone b."""
+  view = views.View(4, here, "n9 left: SIGKILL", leaving)
+  told = {"steps": 5, "at_secs": 100.0, "metrics": {"loss": float("nan")}}
+  told["layout"] = status_test.layout(*roles)
+  told["ladder"] = dataclasses.asdict(ladder or ladder_lib.Ladder())
+  return status.Run("mine", 9, view, (*here, *registered), told)
+
+
+def nodes(number, zones="abab"):
+  return [member(n, zones[n]) for n in range(number)]
+
+
+_TWO = (
+    {"owners": [0, 1], "shadows": {"0": 1, "1": 0}},
+    {"owners": [2, 3], "shadows": {"0": 3, "1": 2}},
+)
+
+
+class FactsTest(absltest.TestCase):
+
+  def find(self, run=None, **known):
+    known.setdefault("history", history())
+    found = facts.find(facts.Known("mine", run=run, **known))
+    json.loads(json.dumps(found, allow_nan=False))
+    return found
+
+  def test_nodes_and_the_rung_if_each_dies(self):
+    got = self.find(
+        run(
+            *nodes(4),
+            member(5, "c"),
+            roles=_TWO,
+            leaving=(3,),
+            registered=[member(6, "a")],
+        )
+    )
+    self.assertEqual(
+        [
+            (n["name"], n["zone"], n["role"], n["places"], n["shadows"])
+            for n in got["nodes"]
+        ],
+        [
+            ("n0", "a", "owner", ["0/0"], ["0/1"]),
+            ("n1", "b", "owner", ["0/1"], ["0/0"]),
+            ("n2", "a", "owner", ["1/0"], ["1/1"]),
+            ("n3", "b", "leaving", ["1/1"], ["1/0"]),
+            ("n5", "c", "spare", [], []),
+            ("n6", "a", "joining", [], []),
+        ],
+    )
+    self.assertEqual(
+        [n["if_lost"] for n in got["nodes"]],
+        [*["shadow"] * 4, "none", None],
+    )
+    self.assertEqual(
+        got["survival"]["zones"], {"a": "shadow", "b": "shadow", "c": "none"}
+    )
+    self.assertEqual(
+        (got["head"]["run"], got["head"]["step"], got["head"]["view"]),
+        ("mine", 5, 4),
+    )
+
+  def test_rungs_without_replicas(self):
+    bare = [
+        {"owners": [0, 1], "shadows": {}},
+        {"owners": [2, 3], "shadows": {}},
+    ]
+    for zones, reroute, expected in (
+        ("aabb", "pipeline", {"a": "reroute", "b": "reroute"}),
+        ("aabb", "none", {"a": "reconfigure", "b": "reconfigure"}),
+        ("abab", "none", {"a": "checkpoint", "b": "checkpoint"}),
+    ):
+      ladder = ladder_lib.Ladder(shadow=False, reroute=reroute)
+      got = self.find(run(*nodes(4, zones), roles=bare, ladder=ladder))
+      with self.subTest(zones + reroute):
+        self.assertEqual(got["survival"]["zones"], expected)
+
+  def test_nothing_is_known_while_training_stands_still(self):
+    got = self.find(run(*nodes(3), roles=_TWO))
+    self.assertEqual([n["if_lost"] for n in got["nodes"]], [None] * 3)
+    self.assertEqual(got["survival"]["zones"], {"a": None, "b": None})
+
+  def test_dollars_at_the_present_rate_and_per_token(self):
+    price = prices.find_price("p3.2xlarge")
+    per_hour = price.usd_per_hour("spot")
+    got = self.find(
+        run(*nodes(4), roles=_TWO),
+        history=history(step(1), step(2)),
+        price=price,
+    )["metrics"]
+    self.assertEqual(got["loss"], 2.0)
+    self.assertAlmostEqual(got["usd_per_hour"], 4 * per_hour)
+    usd = 16 * per_hour / 3600  # Sixteen node-seconds.
+    self.assertAlmostEqual(got["usd"], usd)
+    self.assertAlmostEqual(got["usd_per_million_tokens"], 1e6 * usd / 200)
+
+  def test_a_loss_that_is_not_finite_is_no_number(self):
+    got = self.find(run(*nodes(4), roles=_TWO))
+    self.assertNotIn("loss", got["metrics"])
+
+  def test_recoveries_of_store_and_log_are_told_once(self):
+    line = {"event": "recovery"} | times_test.RECOVERY
+    here = run(*nodes(4), roles=_TWO)
+    other = times_test.RECOVERY | {"view": 3, "ready_at_secs": None}
+    here.status["recoveries"] = [times_test.RECOVERY, other]
+    got = self.find(here, history=history(line))
+    self.assertEqual(
+        [(r["view"], r["names"], r["pause_secs"]) for r in got["recoveries"]],
+        [(2, ["n1"], 0.5), (3, ["n1"], 2.5)],
+    )
+
+  def test_goodput_and_badput(self):
+    spent = account(10.0, 1, useful=4.0, bubble=2.0, recovery=1.0, idle=3.0)
+    got = self.find(history=history(step(1, account=spent)))["time"]
+    self.assertAlmostEqual(got["goodput_pct"], 60.0)
+    self.assertEqual(
+        {name: secs for name, secs in got["badput_secs"].items() if secs},
+        {"INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION": 1.0, "OTHER": 3.0},
+    )
+
+  def test_rows_of_the_last_step_on_one_clock(self):
+    make = lambda step, at, name: rows_lib.Rows(
+        step, at, at - 90.0, [(name, "0F0", "forward", 1.0, 2.0)]
+    )
+    found = facts.find_rows(
+        make(1, 99.0, "node 0"),
+        {
+            "n0": [make(2, 99.5, "node 0"), make(3, 100.0, "node 0")],
+            "n1": [make(3, 100.25, "node 1")],
+            "n2": [make(2, 99.5, "node 2")],  # It is dead.
+        },
+        history(
+            {"event": "recovery"}
+            | times_test.RECOVERY
+            | {"nodes": [2], "view_at_secs": 10.125}
+        ),
+    )
+    self.assertEqual(found["step"], 3)
+    self.assertEqual(found["names"], {f"node {i}": f"n{i}" for i in range(3)})
+    self.assertEqual(
+        [slot[:1] + slot[3:] for slot in found["measured"]],
+        [("node 0", 1.0, 2.0), ("node 1", 251.0, 252.0)],
+    )
+    self.assertEqual(found["deaths"], [["node 2", 125.0]])
+
+  def test_a_run_that_is_over(self):
+    layout = {"event": "layout", "step": 1, "owners": [[0, 1]], "rung": "none"}
+    got = self.find(history=history(layout, step(1)))
+    self.assertTrue(got["head"]["is_over"])
+    self.assertEqual([n["places"] for n in got["nodes"]], [["0/0"], ["0/1"]])
+
+
+class HistoryTest(absltest.TestCase):
+
+  def test_points(self):
+    got = history(step(1), step(2, loss=None), step(3, tokens_per_sec=None))
+    self.assertEqual(
+        got.points,
+        [(1, 2.0, 2.0, 50.0, 4.0), (2, 4.0, None, 50.0, 4.0)]
+        + [(3, 6.0, 2.0, None, 4.0)],
+    )
+    self.assertEqual(got.num_tokens, 200.0)
+
+  def test_a_long_run_is_thinned(self):
+    got = history(*map(step, range(1, 5001)))
+    self.assertBetween(len(got.points), 500, 1000)
+    numbers = [point[0] for point in got.points]
+    self.assertEqual(numbers[-1], 5000)
+    self.assertLen({b - a for a, b in itertools.pairwise(numbers)}, 1)
+
+  def test_events(self):
+    got = history(
+        {"event": "join", "step": 2, "boot_secs": {"7": 1.0}},
+        {"event": "pause", "step": 3, "reason": "why"},
+        {"event": "cost", "step": 3},
+    )
+    self.assertEqual([e["text"] for e in got.events], ["node 7 joined", "why"])
+
+
+if __name__ == "__main__":
+  absltest.main()

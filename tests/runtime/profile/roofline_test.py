@@ -1,0 +1,157 @@
+"""Predicted steps beside published ones; the shares of rooflines follow."""
+
+import csv
+import dataclasses
+import math
+import pathlib
+
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import optax
+
+from bamboo_jax.accounting import machines
+from bamboo_jax.models import zoo
+from bamboo_jax.runtime.profile import products
+from bamboo_jax.runtime.profile import profiler
+from bamboo_jax.runtime.profile import roofline
+from bamboo_jax.runtime.stage import spec as spec_lib
+from tests import profiles
+
+_ROOT = pathlib.Path(__file__).resolve().parents[3]
+_FILE = _ROOT / "third_party" / "published" / "gpu_training_runs.csv"
+# The aim: within this of the published time, for these models.
+_MOST_ERROR = 0.25
+_AIMED = ("llm.c 124M", "nanoGPT 124M", "llm-foundry 125m", "torchtitan 8B")
+
+
+def read_runs():
+  lines = [l for l in _FILE.read_text().splitlines() if l[:1] != "#"]
+  return {run["run"]: run for run in csv.DictReader(lines)}
+
+
+def make_spec(run):
+  options = dict(pair.split("=") for pair in run["options"].split())
+  plain = {k: int(v) if v.isdigit() else v for k, v in options.items()}
+  length = int(run["sequence_length"])
+  if run["model"] == "gpt2":
+    plain["dropout_rate"] = 0.0
+  if run["fused_attention"] == "0":
+    plain["attention"] = "xla"
+  model = zoo.make_model(
+      run["model"], dtype="bfloat16", sequence_length=length, **plain
+  )
+  shape = (int(run["microbatch_size_per_gpu"]), length)
+  return spec_lib.StageSpec(
+      model=model,
+      first=0,
+      last=len(model.layers),
+      batch={
+          key: jax.ShapeDtypeStruct(shape, jnp.int32)
+          for key in ("inputs", "targets")
+      },
+      optimizer=optax.adamw(1e-4),
+      remat=run["remat"],
+  )
+
+
+def find_roofline_ms(run):
+  """Returns the time of a step of one microbatch, at full efficiency."""
+  spec = make_spec(run)
+  machine = machines.find_machine(run["gpu"])
+  if run["memory_gb_per_sec"]:
+    rate = 1e9 * float(run["memory_gb_per_sec"])
+    machine = dataclasses.replace(machine, memory_bytes_per_sec=rate)
+  profile = profiler.estimate(
+      spec,
+      platform="gpu",
+      fingerprint={},
+      roofline=roofline.Roofline.of(spec, machine),
+  )
+  passes = sum(l.forward_ms + l.backward_ms for l in profile.layers)
+  state = sum(l.update_ms + l.norm_ms for l in profile.layers)
+  return passes + state / int(run["num_gpus"])
+
+
+def published_ms(run):
+  tokens = int(run["microbatch_size_per_gpu"]) * int(run["sequence_length"])
+  return 1e3 * tokens / float(run["tokens_per_sec_per_gpu"])
+
+
+class PublishedTest(parameterized.TestCase):
+
+  @classmethod
+  def setUpClass(cls):  # Traces 12 models: 15 s.
+    super().setUpClass()
+    cls.runs = read_runs()
+    cls.shares = {
+        name: find_roofline_ms(run) / published_ms(run)
+        for name, run in cls.runs.items()
+    }
+
+  def test_predicted_steps_are_near_published_ones(self):
+    errors = {}
+    for name, run in self.runs.items():
+      efficiency = machines.find_machine(run["gpu"]).efficiency
+      share = self.shares[name]
+      errors[name] = share / efficiency.likely - 1.0
+      self.assertBetween(share, efficiency.least, efficiency.most, msg=name)
+    aimed = {n: e for n, e in errors.items() if n.startswith(_AIMED)}
+    self.assertLen(aimed, 7)
+    for name, error in aimed.items():
+      self.assertLess(abs(error), _MOST_ERROR, msg=name)
+
+  @parameterized.parameters(("h100", "H100"), ("a100", "A100"), ("b200", ""))
+  def test_efficiency_follows_from_the_runs(self, machine, gpu):
+    found = machines.find_machine(machine).efficiency
+    shares = [
+        share
+        for name, share in self.shares.items()
+        if self.runs[name]["gpu"].startswith(gpu)
+    ]
+    mean = math.exp(sum(map(math.log, shares)) / len(shares))
+    want = (min(shares), mean, max(shares))
+    self.assertEqual(found.num_runs, len(shares))
+    for value, share in zip(found[:3], want, strict=True):
+      self.assertAlmostEqual(value, share, delta=0.011)
+
+
+def make_machine(**changes):
+  facts = machines.find_machine("h100")
+  return dataclasses.replace(facts, **changes)
+
+
+class RooflineTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      # Operations, bytes and scores of a product, at 10 / ms and 4 bytes / ms.
+      (100, 8, 0, False, 10.0 + 2.0),  # Bound by operations.
+      (10, 8, 0, False, 2.0 + 2.0),  # By memory.
+      (10, 8, 4, False, 1.0 + 1.0),
+      (10, 8, 4, True, 2.0 + 2.0),
+  )
+  def test_products(self, flops, num_bytes, scores, keeps_scores, want_ms):
+    machine = make_machine(flops_per_sec=1e4, memory_bytes_per_sec=4e3)
+    line = roofline.Roofline(machine, False, keeps_scores)
+    product = products.Product(flops, num_bytes, scores)
+    self.assertAlmostEqual(1e3 * line.products_secs([product]), want_ms)
+
+  def test_gpus_of_a_node(self):
+    # 40 MB of weights at 1 MB / ms: a fourth stays, so gathering takes 30 ms.
+    layer = profiles.make_layer(
+        "a",
+        forward_ms=8.0,
+        backward_ms=400.0,
+        parameter_bytes=40_000_000,
+        activation_bytes=6_000_000,
+    )
+    machine = make_machine(inner_bytes_per_sec=1e9)
+    profile = profiles.make_profile([layer])
+
+    def spread(**given):
+      (got,) = roofline.on_mesh(profile, machine, **given).layers
+      return got.forward_ms, got.backward_ms
+
+    self.assertEqual(spread(efficiency=1.0, data=4), (30.0, 100.0))
+    self.assertEqual(spread(efficiency=1.0, tensor=2), (4.0 + 6.0, 206.0))
+    self.assertEqual(spread(efficiency=0.5), (16.0, 800.0))
