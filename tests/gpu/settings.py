@@ -5,7 +5,7 @@ import dataclasses
 # Seconds that a part may take; with `device`, all take 12 minutes at most.
 LIMITS_SECS = {
     "device": 30.0,
-    "cluster": 180.0,
+    "kills": 180.0,
     "layouts": 90.0,
     "step": 110.0,
     "speed": 110.0,

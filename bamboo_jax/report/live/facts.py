@@ -243,7 +243,7 @@ def _judge(told: str, view: views.View) -> _Standing:
     rung = decide_lib.decide(state, change, ladder=ladder).rung
     if rung in ("checkpoint", "stop") and ladder.reconfigure:
       # Without its planner, which needs costs, `decide` makes no new pipelines.
-      if not moves.lost_layers(state.holders, {*state.nodes} - lost):
+      if not moves.lost_layers(state.pipelines, {*state.nodes} - lost):
         rung = "reconfigure"
     rungs[lost] = rung
   return _Standing(layout, rungs, text)

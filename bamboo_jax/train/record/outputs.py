@@ -62,10 +62,9 @@ class Outputs:
       given: environment.Environment,
       state: run_state_lib.RunState,
   ) -> None:
-    self._job = job
+    self._job, self._state = job, state
     self._config = config = job.config
-    self._workdir = given.workdir
-    self._state = state
+    self._workdir, self._name = given.workdir, given.name
     self._progress = given.progress
     self._meter = meter_lib.make_meter(config, since_secs=given.started_secs)
     self._mfu = mfu.Mfu(job)
@@ -75,7 +74,6 @@ class Outputs:
         maxlen=max(1, config.metrics.trace_steps)
     )
     self._first_secs: float | None = None
-    self._name = given.name
     self._rows = row_file.RowFile(
         self._workdir.rows, given.name, num_steps=self._traced.maxlen
     )

@@ -119,7 +119,7 @@ class FactsTest(absltest.TestCase):
         {"owners": [2, 3], "shadows": {}},
     ]
     for zones, reroute, expected in (
-        ("aabb", "pipeline", {"a": "reroute", "b": "reroute"}),
+        ("aabb", "shares", {"a": "reroute", "b": "reroute"}),
         ("aabb", "none", {"a": "reconfigure", "b": "reconfigure"}),
         ("abab", "none", {"a": "checkpoint", "b": "checkpoint"}),
     ):

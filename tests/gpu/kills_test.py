@@ -27,7 +27,7 @@ def judge(killed, whole, *, num_kills):
       for recovery in killed["recoveries"]
   ]
   values = {
-      "kills": len(secs),
+      "count": len(secs),
       "median_secs": statistics.median(secs) if secs else None,
       "most_secs": max(secs, default=None),
       "same_bits": killed["state_sha256"] == whole["state_sha256"],
