@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import math
 import statistics
+from typing import Protocol
 
 from bamboo_jax.schedule import instruction as instruction_lib
 
@@ -60,26 +61,36 @@ class NodeStep:
 Step = Mapping[int, NodeStep]
 
 
+class Measured(Protocol):
+  """An instruction that has run; see `profile.recorder.Measured`."""
+
+  node: int
+  instruction: instruction_lib.Instruction
+  start_secs: float
+  end_secs: float
+
+
 def measure(
-    measured: Iterable[tuple[int, instruction_lib.Instruction, float]],
+    measured: Iterable[Measured],
     *,
     secs: float,
-    waited: Mapping[int, float],
+    waited_secs: float,
     is_alone: bool,
 ) -> Step:
   """Returns the times of local nodes in a step.
 
   Args:
-    measured: Instructions that ran: the node, and the time in seconds.
-    secs: The duration of all of them, waiting included.
-    waited: The time that each node waited in receives from other processes.
+    secs: The duration of the step, waiting included.
+    waited_secs: The time that the process waited for others.
     is_alone: Whether the process hosts one node. Then its time outside of
       receives counts as busy, as when the process is suspended.
   """
   work: dict[int, collections.Counter[str]] = {}
   busy: dict[int, float] = {}
   spare: dict[int, float] = {}  # Redundant passes fill waits, or do not run.
-  for node, instruction, took_secs in measured:
+  for one in measured:
+    node, instruction = one.node, one.instruction
+    took_secs = one.end_secs - one.start_secs
     if instruction.op is Op.REDUNDANT_FORWARD:
       spare[node] = spare.get(node, 0.0) + took_secs
     elif instruction.op not in instruction_lib.TRANSFERS:
@@ -87,9 +98,9 @@ def measure(
       work.setdefault(node, collections.Counter())[kind] += 1
       busy[node] = busy.get(node, 0.0) + took_secs
   found = {}
-  for node in busy.keys() & waited.keys():
+  for node in work:
     if is_alone:
-      free_secs = waited[node] + spare.get(node, 0.0)
+      free_secs = waited_secs + spare.get(node, 0.0)
       busy[node] = max(busy[node], secs - free_secs)
     found[node] = NodeStep(
         " ".join(f"{k}*{num}" for k, num in sorted(work[node].items())),

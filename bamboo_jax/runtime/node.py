@@ -38,7 +38,6 @@ class Node:
     store: Arrays of the current step.
     free_secs: When its last paced pass ends, on the clock.
     slow_factor: How many times as long its passes take as they need.
-    waited_secs: Time spent in receives from other processes so far.
   """
 
   def __init__(
@@ -56,7 +55,7 @@ class Node:
     self.programs: dict[int, programs_lib.StagePrograms] = {}
     self.state: dict[int, spec_lib.StageState] = {}
     self.store = store_lib.Store(sends_host=sends_host)
-    self.slow_factor, self.waited_secs = 1.0, 0.0
+    self.slow_factor = 1.0
     self._links = links
     self._clock = clock
     self.free_secs = 0.0
@@ -238,9 +237,8 @@ class Node:
 
   def _receive(self, instruction: Instruction) -> base.PyTree:
     link = self.find_link(instruction)
-    begin_secs, value = time.perf_counter(), link.receive()
+    value = link.receive()
     if not isinstance(link, link_lib.LocalLink):
-      self.waited_secs += time.perf_counter() - begin_secs
       self._clock.catch_up()
     return value
 

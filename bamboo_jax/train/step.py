@@ -139,7 +139,6 @@ class Step:
     executor: As given.
     measured: Times of the instructions that have run on local nodes.
     start_secs: Start of the step, on `time.perf_counter`.
-    nodes: See `Vote`.
   """
 
   def __init__(
@@ -174,8 +173,8 @@ class Step:
     self._skipped = ""
     self._planned: Sequence[timeline_lib.Timeline] = ()
     self.measured: list[recorder_lib.Measured] = []
-    self.nodes: slowness.Step = {}
     self._slow_down(due.slowed)
+    self._gather_secs, self._received = 0.0, self._received_secs()
     self.start_secs = self._last = time.perf_counter()
     self._phase_secs = dict.fromkeys(PHASES, 0.0)
     self._engine.begin_step(step, feed, num_microbatches=self._num_microbatches)
@@ -216,7 +215,8 @@ class Step:
     """
     engine = self._engine
     with self._phase("compute"):
-      self._compute()
+      self.executor.compute(self._strike_at, self._recorder)
+      self.measured += self._recorder.finish()
     with self._phase("ties"):
       ties.tie(engine)
     with self._phase("reduce"):
@@ -282,6 +282,17 @@ class Step:
     """Time of summing gradients, waiting for other members included."""
     return sum(self._phase_secs[phase] for phase in _SUMS)
 
+  @property
+  def nodes(self) -> slowness.Step:
+    """Times of local nodes in the step so far."""
+    received_secs = self._received_secs() - self._received
+    return slowness.measure(
+        self.measured,
+        secs=time.perf_counter() - self.start_secs,
+        waited_secs=max(0.0, received_secs + self._gather_secs),
+        is_alone=len(self._engine.nodes) == 1,
+    )
+
   def prints(self, steps: int) -> replicas.Prints:
     """Returns fingerprints of the state after `steps` steps; blocks.
 
@@ -313,20 +324,9 @@ class Step:
     """Ends the measuring threads."""
     self._recorder.close()
 
-  def _compute(self) -> None:
-    begin_secs, waited = time.perf_counter(), self._waited_secs()
-    self.executor.compute(self._strike_at, self._recorder)
-    measured = self._recorder.finish()
-    self.measured += measured
-    self.nodes = slowness.measure(
-        [(m.node, m.instruction, m.end_secs - m.start_secs) for m in measured],
-        secs=time.perf_counter() - begin_secs,
-        waited={n: s - waited[n] for n, s in self._waited_secs().items()},
-        is_alone=len(self._engine.nodes) == 1,
-    )
-
-  def _waited_secs(self) -> dict[int, float]:
-    return {n: node.waited_secs for n, node in self._engine.nodes.items()}
+  def _received_secs(self) -> float:
+    exchange = self._engine.exchange
+    return 0.0 if exchange is None else exchange.waited_secs
 
   def _slow_down(self, slowed: Iterable[faults_lib.Due]) -> None:
     """Slows local nodes down as faults demand, and ends that when it is due."""
@@ -347,7 +347,9 @@ class Step:
         {s: tuple(n.tolist()) for s, n in reduce.stage_norms(engine).items()},
         tuple(reduce.loss(engine).tolist()) if owns_loss else None,
     )
+    begin_secs = time.perf_counter()
     said = self._cohort.gather(f"sums {self._step}", mine)
+    self._gather_secs += time.perf_counter() - begin_secs
     return sums_lib.add_up(
         said.values(), num_stages=last + 1, clip_norm=self._clip_norm
     )

@@ -6,6 +6,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.recovery import slowness
+from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.schedule import instruction
 
 NodeStep = slowness.NodeStep
@@ -126,9 +127,9 @@ class MeasureTest(parameterized.TestCase):
         (instruction.Instruction(0, ops.REDUNDANT_FORWARD, 0), 0.02),
     ]
     got = slowness.measure(
-        [(4, *entry) for entry in row],
+        [recorder.Measured(4, i, 1.0, 1.0 + secs) for i, secs in row],
         secs=0.1,
-        waited={4: 0.03, 5: 0.0},
+        waited_secs=0.03,
         is_alone=is_alone,
     )
     self.assertEqual(got.keys(), {4})
