@@ -31,7 +31,8 @@ RESPONSES = ("report", "remove")  # Values of `config.recovery.slow`.
 NUM_CONFIRMED = 3  # Steps in which a node must have been slow.
 NUM_SKIPPED = 3  # The first steps in a view, which load programs and data.
 NUM_KEPT = 24  # Steps that a judgement takes into account.
-_LEAST_PAST = 3  # Steps before these, for a comparison with the past.
+_LEAST_PAST = 5  # Steps before these, for a comparison with the past; without
+# it, a node must have been slower than others in as many steps, and in all.
 _LEAST_RATIO = 1.2
 _WITHOUT_PAST = 1.5  # The least ratio of a node with a shorter past than this:
 _LONG_PAST = 8
@@ -168,7 +169,10 @@ def _ratio(
     ratios.append(_to_peers(node, total) or math.inf)
   else:
     limit = _WITHOUT_PAST
-    ratios = [_to_peers(node, step) or 0.0 for step in recent]
+    steps = [step for step in (*past, *recent) if node in step]
+    if len(steps) < _LEAST_PAST:
+      return None
+    ratios = [_to_peers(node, step) or 0.0 for step in steps]
   least = min(ratios)
   return least if least > limit else None
 

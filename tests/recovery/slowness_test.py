@@ -30,7 +30,9 @@ class FindSlowTest(parameterized.TestCase):
       ("after_three_steps", [_USUAL] * 5 + [_SLOW_1] * 3, {1: 5.0}),
       ("not_after_two", [_USUAL] * 5 + [_SLOW_1] * 2, {}),
       ("not_if_one_was_usual", [_USUAL] * 5 + [_SLOW_1, _USUAL, _SLOW_1], {}),
-      ("slow_from_the_start", [_SLOW_1] * 3, {1: 5.0}),
+      ("slow_from_the_start", [_SLOW_1] * 5, {1: 5.0}),
+      ("not_after_four_steps", [_SLOW_1] * 4, {}),
+      ("not_if_usual_at_first", [_USUAL] * 2 + [_SLOW_1] * 3, {}),
       (
           "by_a_quarter",
           [_USUAL] * 9 + [_step([20, 37.5, 20, 30])] * 3,

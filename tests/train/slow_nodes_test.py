@@ -93,9 +93,9 @@ class SlowNodesTest(parameterized.TestCase):
 
   def test_first_steps_of_a_view_do_not_count(self):
     self.make()
-    self.hear(*[_SLOW_1] * slowness.NUM_SKIPPED, *[_SLOW_1] * 2)
+    self.hear(*[_SLOW_1] * slowness.NUM_SKIPPED, *[_SLOW_1] * 4)
     self.nodes.forget()
-    self.hear(*[_SLOW_1] * slowness.NUM_SKIPPED, *[_SLOW_1] * 2)
+    self.hear(*[_SLOW_1] * slowness.NUM_SKIPPED, *[_SLOW_1] * 4)
     self.assertEqual(self.events, [])
     self.hear(_SLOW_1)
     self.assertLen(self.events, 1)
