@@ -126,6 +126,9 @@ def _protection() -> dict[str, Any]:
           max_doubled=0.05,
           grow=True,  # Or if there are nodes for one more pipeline.
           preconnect=True,  # Nodes connect before they need each other.
+          # Of a node that others wait for because it is slow: "report" it; or
+          # "remove": it also hands its stages over and leaves.
+          slow="report",
       ),
   )
 

@@ -177,6 +177,13 @@ class Leave:
 
 
 @dataclasses.dataclass(frozen=True)
+class Slow:
+  """The worker is slow, and shall hand its stages over as after a notice."""
+
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Gathered:
   """The values that all members of a view have posted under a key."""
 
@@ -218,7 +225,7 @@ FROM_AGENT = _table(
 )
 FROM_WORKER = _table(
     *(Post, Adopt, WorkerBeat, WorkerReady, Assignment, Report, Doubt, Done),
-    Leave,
+    *(Leave, Slow),
 )
 TO_WORKER = _table(
     *(Gathered, NewView, StillMember, Assignment, Silent, Trouble),

@@ -5,5 +5,6 @@ hosts the nodes injects them (`train.members.local_cohort`,
 `local_cluster.director`).
 
   faults        a fault, its file, and the faults due in a step; read first
+  slow          by how much a node is slow
   random_kills  kills at random times, each followed by a replacement
 """

@@ -14,6 +14,7 @@ if `at` is empty.
   leader  as `node`, for the node that makes the next view; `node` is empty
   zone    as `node`, for all nodes in the zone that `node` names
   all     all nodes die at once and restart; `node` is empty
+  slow    passes of the node take longer from this step on, see `slow`
   join    a node joins; training waits for it at the start of the step, and it
           joins sooner if too few nodes remain to reach that step; `node` and
           `at` are empty
@@ -28,12 +29,17 @@ import re
 from bamboo_jax import base
 from bamboo_jax.base import packaged
 from bamboo_jax.base import types
+from bamboo_jax.faults import slow as slow_lib
 
 PHASES = ("compute", "ties", "reduce", "norm", "refresh", "vote", "apply")
-KINDS = ("kill", "node", "stop", "notice", "leader", "zone", "all", "join")
+KINDS = (
+    *("kill", "node", "stop", "notice", "leader", "zone", "all", "join"),
+    slow_lib.KIND,
+)
 COLUMNS = ("step", "node", "at", "kind")
 
 _WITHOUT_NODE = ("leader", "all", "join")
+_SPARED = ("join", "notice", slow_lib.KIND)  # No node dies of these.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +53,7 @@ class Fault:
       most the length of the row; or one of `PHASES`; or None: at any time.
     kind: One of `KINDS`.
     line: Line number in the file, which identifies the fault.
+    slow: By how much and until when, of the kind "slow".
   """
 
   step: int
@@ -54,6 +61,7 @@ class Fault:
   at: int | str | None = None
   kind: str = "kill"
   line: int = dataclasses.field(default=0, compare=False)
+  slow: slow_lib.Slow = slow_lib.Slow()
 
   def __post_init__(self) -> None:
     if self.step < 0:
@@ -66,6 +74,12 @@ class Fault:
       raise ValueError(f"{self.kind} needs a node, pipeline/stage or a name.")
     if self.kind == "join" and self.step < 1:
       raise ValueError("A node can join from step 1 on.")
+    if self.kind == slow_lib.KIND and self.at is not None:
+      raise ValueError(f"slow begins with a step, got at={self.at}.")
+    if self.slow.until is not None and self.slow.until <= self.step:
+      raise ValueError(
+          f"slow must end after step {self.step}, got {self.slow.until}."
+      )
     if self.at is not None:
       self._check_point()
 
@@ -79,7 +93,8 @@ class Fault:
 
   def __str__(self) -> str:
     at = "" if self.at is None else self.at
-    return f"{self.step},{self.node},{at},{self.kind}"
+    kind = self.slow if self.kind == slow_lib.KIND else self.kind
+    return f"{self.step},{self.node},{at},{kind}"
 
   def _check_point(self) -> None:
     if self.place is None:
@@ -196,7 +211,7 @@ def check_nodes(
   Nodes are n0, n1, ..., including nodes that join later. If all nodes may die,
   they restart under new names.
   """
-  num_deaths = sum(f.kind not in ("join", "notice") for f in faults)
+  num_deaths = sum(f.kind not in _SPARED for f in faults)
   may_all_die = num_deaths >= num_nodes or any(
       f.kind in ("all", "zone") for f in faults
   )
@@ -284,6 +299,10 @@ class FaultsDue:
     owners: Node of each stage, by pipeline, at the start of the step; None for
       a stage without a node.
     hosted: The nodes that this process hosts.
+
+  Attributes:
+    slowed: The faults by which nodes become slow in this step; every process
+      carries out those of its nodes.
   """
 
   def __init__(
@@ -301,6 +320,7 @@ class FaultsDue:
         for fault in faults
         if fault.step == step and fault.kind != "join"
     ]
+    self.slowed = [d for d in due if d.fault.kind == slow_lib.KIND]
     self._at = [d for d in due if d.fault.at is not None and d.owner in hosted]
     self._any_time = [d for d in due if d.fault.at is None and lowest in hosted]
 
@@ -353,4 +373,7 @@ def _parse(line: int, cells: Sequence[str]) -> Fault:
   point: int | str | None = at or None
   if re.fullmatch(r"-?\d+", at):
     point = int(at)
-  return Fault(int(step), node, point, kind, line)
+  slow = slow_lib.Slow()
+  if kind.startswith(slow_lib.KIND):
+    kind, slow = slow_lib.KIND, slow_lib.parse(kind)
+  return Fault(int(step), node, point, kind, line, slow)

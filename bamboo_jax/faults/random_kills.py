@@ -5,6 +5,7 @@ import random
 
 from bamboo_jax import base
 from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.faults import slow as slow_lib
 
 
 def make_random_kills(
@@ -25,7 +26,8 @@ def make_random_kills(
   Args:
     num_kills: From 1 to `(num_steps - 1) / 2`.
     kinds: Kinds drawn from, of `faults.KINDS` but "join". No node joins after
-      "all", because the agents then restart their workers.
+      "all", because the agents then restart their workers, nor after "slow",
+      which ends in the step in which one would.
 
   Raises:
     ValueError: `num_kills` or a kind is out of range.
@@ -54,8 +56,11 @@ def make_random_kills(
       num_joins = -(num_pipelines * num_stages // -len(zones))
     elif kind in ("leader", "all"):
       node, num_joins = "", int(kind == "leader")
+    elif kind == slow_lib.KIND:
+      num_joins = 0
     join = rng.randint(step + 1, last)
     for s, n, k in [(step, node, kind), *[(join, "", "join")] * num_joins]:
       line = len(faults) + 2  # Below the names of the columns.
-      faults.append(faults_lib.Fault(s, n, kind=k, line=line))
+      slow = slow_lib.Slow(until=join if k == slow_lib.KIND else None)
+      faults.append(faults_lib.Fault(s, n, kind=k, line=line, slow=slow))
   return tuple(faults)

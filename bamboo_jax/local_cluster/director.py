@@ -23,12 +23,9 @@ from bamboo_jax.cluster import frames
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import machine
 
+_PERIOD_SECS = 0.1  # Of the suspensions of a slow worker.
 # What a person may cause at any time; see `Director.cause`.
-ACTIONS = tuple(
-    kind
-    for kind in ("kill", "stop", "slow", "notice", "zone", "join")
-    if kind in faults_lib.KINDS
-)
+ACTIONS = ("kill", "stop", "slow", "notice", "zone", "join")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +68,7 @@ class Director:
     self._random = random.Random(0)
     self._workers: dict[int, _Worker] = {}
     self._connections: dict[int, socket.socket] = {}  # To them.
+    self._slow: dict[int, float] = {}  # Factors of suspended workers.
     self._is_stopping = False
     self._done: set[int] = set()
     self._names: set[str] = set()  # Of all workers that ever connected.
@@ -181,6 +179,7 @@ class Director:
         with self._lock:
           if self._workers.get(worker.number) is worker:
             del self._workers[worker.number], self._connections[worker.number]
+            self._slow.pop(worker.number, None)
 
   def _carry_out(self, message: Mapping[str, Any]) -> None:
     with self._lock:  # A fault happens once, for all workers.
@@ -208,6 +207,9 @@ class Director:
         self.happened.add(fault.line)
         if fault.kind == "notice":
           self._nodes.give_notice(worker.name)
+        elif fault.kind == "slow":
+          if not fault.line:  # Otherwise its worker knows, and takes longer.
+            self._suspend_often(worker, fault.slow.factor)
         elif fault.kind in ("node", "leader", "zone"):
           self.kill_node(worker.name)
         else:
@@ -215,8 +217,30 @@ class Director:
           self._strike(worker, signal.SIGSTOP if is_stop else signal.SIGKILL)
       return bool(victims)
 
+  def _suspend_often(self, worker: _Worker, factor: float) -> None:
+    """Lets a worker run in one of `factor` parts of its time, until it ends."""
+    is_slow = worker.number in self._slow
+    self._slow[worker.number] = factor
+    if not is_slow:
+      threading.Thread(
+          target=self._alternate, args=(worker,), name="slow", daemon=True
+      ).start()
+
+  def _alternate(self, worker: _Worker) -> None:
+    while True:
+      for number in signal.SIGSTOP, signal.SIGCONT:
+        with self._lock:  # Another fault ends it, and may have stopped it.
+          if (factor := self._slow.get(worker.number)) is None:
+            return
+          with contextlib.suppress(ProcessLookupError):  # It has just ended.
+            os.kill(worker.pid, number)
+        is_stop = number is signal.SIGSTOP
+        part = 1 - 1 / factor if is_stop else 1 / factor
+        time.sleep(part * _PERIOD_SECS)
+
   def _strike(self, worker: _Worker, number: signal.Signals) -> None:
     self.kills[worker.number] = time.perf_counter()
+    self._slow.pop(worker.number, None)
     with contextlib.suppress(ProcessLookupError):  # It is dead already.
       os.kill(worker.pid, number)
 

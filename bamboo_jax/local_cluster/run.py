@@ -329,6 +329,9 @@ class ClusterRun:
         shown["victims"] = ",".join(line.get("victims", ()))
         said = progress_lib.render_line({"step": line["step"], **shown})
         self._progress.show_text(f"recovery {said}")
+      elif line.get("event") == "slow":
+        said = {k: v for k, v in line.items() if k != "event"}
+        self._progress.show_text(f"slow {progress_lib.render_line(said)}")
       elif line.get("event") == "damaged":
         self._progress.show_text(
             f"warning: the checkpoint of step {line['checkpoint']} is damaged; "

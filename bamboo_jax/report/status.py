@@ -76,6 +76,11 @@ def render(run: Run, *, now_secs: float) -> str:
   ]
   recoveries = times.report(status.get("recoveries", ()), {})
   lines += map(times.describe, recoveries)
+  lines += [
+      f"slow: {slow['node']} on {slow['host']}, {slow['factor']} times as slow "
+      f"as it should be in step {slow['step']}"
+      for slow in status.get("slow", ())
+  ]
   return "\n".join(lines)
 
 

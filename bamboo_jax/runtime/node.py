@@ -37,6 +37,7 @@ class Node:
     state: State of each of these stages.
     store: Arrays of the current step.
     free_secs: When its last paced pass ends, on the clock.
+    slow_factor: How many times as long its passes take as they need.
   """
 
   def __init__(
@@ -54,6 +55,7 @@ class Node:
     self.programs: dict[int, programs_lib.StagePrograms] = {}
     self.state: dict[int, spec_lib.StageState] = {}
     self.store = store_lib.Store(sends_host=sends_host)
+    self.slow_factor = 1.0
     self._links = links
     self._clock = clock
     self.free_secs = 0.0
@@ -77,7 +79,10 @@ class Node:
     Blocks while paced passes before it are still running.
     """
     self._clock.wait_until(self.free_secs)
-    result, free_secs = self._start(instruction), self.free_secs
+    begin_secs, result = time.perf_counter(), self._start(instruction)
+    if self.slow_factor > 1.0 and not instruction.is_transfer:
+      self._slow_down(begin_secs)
+    free_secs = self.free_secs
     if free_secs > self._clock.now_secs:
       return result, pace_lib.Until(free_secs)
     return result
@@ -242,6 +247,12 @@ class Node:
     pace = self.programs[instruction.stage].spec.pace
     ms = pace.vary(ms, f"{self._number} {instruction}")
     self.free_secs = max(self.free_secs, self._clock.now_secs) + ms / 1e3
+
+  def _slow_down(self, begin_secs: float) -> None:
+    """Lets the pass that began then take longer; blocks until it has ended."""
+    jax.block_until_ready(self._token)
+    end_secs = max(time.perf_counter(), self.free_secs)
+    self.free_secs = begin_secs + self.slow_factor * (end_secs - begin_secs)
 
   def _after(self, programs: programs_lib.StagePrograms) -> jax.Array:
     if self._token is None:

@@ -21,6 +21,8 @@ from typing import Any
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.faults import slow as slow_lib
+from bamboo_jax.recovery import slowness
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import executor as executor_lib
@@ -64,6 +66,7 @@ class Vote:
     stops: Whether it was asked to end the run after this step.
     at_risk: Number of the newest view, if all nodes with a copy of some segment
       will be preempted and that state has not been saved; else 0.
+    nodes: Times of its nodes in the step; empty if passes are not measured.
   """
 
   seen: int
@@ -80,6 +83,7 @@ class Vote:
   save: Any = None
   stops: bool = False
   at_risk: int = 0
+  nodes: slowness.Step = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,6 +160,7 @@ class Step:
     self._clip_norm = clip_norm
     self._on_nonfinite = on_nonfinite
     self._recorder = recorder_lib.Recorder()
+    self._slow: dict[int, slow_lib.Slow] = {}  # Local nodes, by faults.
     self._phase_secs = dict.fromkeys(PHASES, 0.0)
 
   def begin(
@@ -168,6 +173,8 @@ class Step:
     self._skipped = ""
     self._planned: Sequence[timeline_lib.Timeline] = ()
     self.measured: list[recorder_lib.Measured] = []
+    self._slow_down(due.slowed)
+    self._gather_secs, self._received = 0.0, self._received_secs()
     self.start_secs = self._last = time.perf_counter()
     self._phase_secs = dict.fromkeys(PHASES, 0.0)
     self._engine.begin_step(step, feed, num_microbatches=self._num_microbatches)
@@ -275,6 +282,17 @@ class Step:
     """Time of summing gradients, waiting for other members included."""
     return sum(self._phase_secs[phase] for phase in _SUMS)
 
+  @property
+  def nodes(self) -> slowness.Step:
+    """Times of local nodes in the step so far."""
+    received_secs = self._received_secs() - self._received
+    return slowness.measure(
+        self.measured,
+        secs=time.perf_counter() - self.start_secs,
+        waited_secs=max(0.0, received_secs + self._gather_secs),
+        is_alone=len(self._engine.nodes) == 1,
+    )
+
   def prints(self, steps: int) -> replicas.Prints:
     """Returns fingerprints of the state after `steps` steps; blocks.
 
@@ -306,6 +324,22 @@ class Step:
     """Ends the measuring threads."""
     self._recorder.close()
 
+  def _received_secs(self) -> float:
+    exchange = self._engine.exchange
+    return 0.0 if exchange is None else exchange.waited_secs
+
+  def _slow_down(self, slowed: Iterable[faults_lib.Due]) -> None:
+    """Slows local nodes down as faults demand, and ends that when it is due."""
+    numbers = {m.name: m.number for m in self._cohort.view.members}
+    for due in slowed:
+      node = due.owner if due.fault.place else numbers.get(due.fault.node)
+      if node in self._engine.nodes:
+        self._slow[node] = due.fault.slow
+    for number, slow in self._slow.items():
+      is_over = slow.until is not None and self._step >= slow.until
+      if node := self._engine.nodes.get(number):
+        node.slow_factor = 1.0 if is_over else slow.factor
+
   def _gather_sums(self) -> sums_lib.Sums:
     engine, last = self._engine, len(self._engine.specs) - 1
     owns_loss = any(row[last] in engine.nodes for row in engine.owners)
@@ -313,7 +347,9 @@ class Step:
         {s: tuple(n.tolist()) for s, n in reduce.stage_norms(engine).items()},
         tuple(reduce.loss(engine).tolist()) if owns_loss else None,
     )
+    begin_secs = time.perf_counter()
     said = self._cohort.gather(f"sums {self._step}", mine)
+    self._gather_secs += time.perf_counter() - begin_secs
     return sums_lib.add_up(
         said.values(), num_stages=last + 1, clip_norm=self._clip_norm
     )

@@ -75,7 +75,7 @@ class Worker:
         writer=self._writer,
     )
     self._outputs = outputs_lib.Outputs(job, given, self.state)
-    self._log = run_log.RunLog(self.state, self._outputs)
+    self._log = run_log.RunLog(self.state, self._outputs, config.recovery.slow)
     self._check = replica_check.ReplicaCheck(
         self.state,
         self._step,

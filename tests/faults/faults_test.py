@@ -7,6 +7,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.faults import slow as slow_lib
 
 Fault = faults_lib.Fault
 
@@ -46,6 +47,7 @@ step,node,at,kind
     8,,,join
     9,,,all
     9,1/1,,notice
+    9,0/1,,slow:5
     """
     got = [(f.line, f.step, f.node, f.at, f.kind, f.place) for f in parse(text)]
     self.assertEqual(
@@ -58,6 +60,7 @@ step,node,at,kind
             (7, 8, "", None, "join", None),
             (8, 9, "", None, "all", None),
             (9, 9, "1/1", None, "notice", (1, 1)),
+            (10, 9, "0/1", None, "slow", (0, 1)),
         ],
     )
 
@@ -87,6 +90,12 @@ step,node,at,kind
       ("1,0/0,reduse,kill", "Unknown phase 'reduse'; did you mean 'reduce'?"),
       ("1,0/0,3,kill\nstep,node,at,kind", "line 2: step must be a non-negat"),
       ("3,,,kill", "needs a node"),
+      ("3,n1,,slow:1", "factor of slow must be above 1, got 1"),
+      ("3,n1,,slow:5:3", "slow must end after step 3, got 3"),
+      ("3,n1,,slow:x", "slow:FACTOR:STEP, such as slow:5:20, got 'slow:x'"),
+      ("3,n1,,slow:5:", "got 'slow:5:'"),
+      ("3,0/1,6,slow", "slow begins with a step, got at=6"),
+      ("3,,,slow", "needs a node"),
       ("3,n1,,leader", "takes no node"),
       ("3,n1,6,kill", "needs a node written pipeline/stage"),
       ("0,,,join", "from step 1 on"),
@@ -201,6 +210,18 @@ class FaultsDueTest(absltest.TestCase):
         [(d.fault.kind, d.owner) for d in found], [("kill", 1), ("all", None)]
     )
     self.assertFalse(due)
+
+  def test_every_process_knows_the_slow_nodes(self):
+    text = "1,0/1,,slow:2.5:4\n1,n3,,slow\n2,0/1,,slow\n1,0/0,,kill"
+    for hosted in ([0], [1, 2, 3]):
+      due = self.make(text, hosted=hosted)
+      self.assertEqual(
+          [(d.fault.node, d.fault.slow, d.owner) for d in due.slowed],
+          [
+              ("0/1", slow_lib.Slow(2.5, until=4), 1),
+              ("n3", slow_lib.Slow(5.0), None),
+          ],
+      )
 
   def test_only_hosts_report(self):
     self.assertFalse(self.make("1,0/1,0,kill", hosted=[0, 2, 3]))

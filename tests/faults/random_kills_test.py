@@ -1,5 +1,7 @@
 """Every random kill is made good before the next."""
 
+import itertools
+
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
@@ -48,6 +50,23 @@ class RandomKillsTest(parameterized.TestCase):
     self.assertEqual([f.line for f in again], [f.line for f in faults])
     with self.assertRaisesRegex(ValueError, "--kinds 'zon'.*'zone'"):
       draw("zon")
+
+  def test_nodes_that_are_slow_for_a_while(self):
+    faults = random_kills.make_random_kills(
+        *(3,),
+        seed=0,
+        num_steps=20,
+        num_pipelines=2,
+        num_stages=2,
+        kinds=("slow",),
+    )
+    self.assertEqual([f.kind for f in faults], ["slow"] * 3)
+    for fault, later in itertools.pairwise(faults):
+      self.assertLess(fault.step, fault.slow.until)
+      self.assertLessEqual(fault.slow.until, later.step)
+    text = faults_lib.render(faults)
+    again = faults_lib.parse_faults(text, source="random")
+    self.assertEqual(again, faults)
 
   def test_the_seed_decides(self):
     sizes = {"num_steps": 100, "num_pipelines": 2, "num_stages": 4}

@@ -4,10 +4,12 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from unittest import mock
 
 from absl.testing import parameterized
 
+from bamboo_jax.cluster import children
 from bamboo_jax.cluster import frames
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import director
@@ -99,6 +101,27 @@ class DirectorTest(parameterized.TestCase):
     self.direct(line)
     self.report("n2", {"line": 1})
     self.check(struck, agents)
+
+  def test_a_slow_node_of_a_file_is_not_suspended(self):
+    self.direct("3,0/0,,slow:4")
+    self.report("n2", {"line": 1, "owner": _NUMBERS["n1"]})
+    self.check({}, [])
+    self.assertEqual(self.director.happened, {1, 2})
+
+  # It waits for a thread, a tenth of a second or two.
+  def test_a_slow_node_runs_part_of_the_time(self):
+    self.direct("3,n0,,kill")
+    self.director.cause("slow", "n1")
+    pid, seen = self.workers["n1"].pid, []
+    end_secs = time.monotonic() + 20
+    while len(seen) < 4 and time.monotonic() < end_secs:
+      if [children.is_stopped(pid)] != seen[-1:]:
+        seen.append(children.is_stopped(pid))
+    self.assertIn(True, seen)
+    self.assertIn(False, seen[1:])
+    self.director.cause("stop", "n1")  # It stays stopped.
+    self.assertEqual(self.director._slow, {})
+    self.check({"n1": "STOP"}, [])
 
   @parameterized.parameters(
       ("kill", "n2", {"n2": "KILL"}, []),

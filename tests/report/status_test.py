@@ -46,6 +46,7 @@ class StatusTest(absltest.TestCase):
             {"owners": [3, 4], "shadows": {"0": 4}},
         ),
         recoveries=[times_test.RECOVERY],
+        slow=[{"step": 4, "node": "n2", "host": "h", "factor": 4.9}],
     )
     self.assertEqual(
         got,
@@ -64,6 +65,7 @@ class StatusTest(absltest.TestCase):
             "recovered in step 3: n1 (stage 0/1) died; its shadow n2 took over "
             "(noticed after: unknown, not heard for 0.40 s, agreed in 0.25 s, "
             "redone in 1.00 s)",
+            "slow: n2 on h, 4.9 times as slow as it should be in step 4",
         ],
     )
 

@@ -153,6 +153,7 @@ class RunLogTest(parameterized.TestCase):
         start_secs=9.0,
         planned_passes=account_lib.NodeTime(),
         sums_secs=0.0,
+        nodes={},
         executor=types.SimpleNamespace(filler=filler_lib.Filler()),
         find_nonfinite=lambda: "",
     )

@@ -96,6 +96,22 @@ class StepTest(parameterized.TestCase):
             want,
         )
 
+  def test_nodes_are_slow_from_one_step_to_another(self):
+    engine = engines.make_engine(2, 2, 2)
+    steps = self.make_steps(engine, None)
+    text = "1,0/1,,slow:2:3\n2,n3,,slow:4\n3,n9,,slow"
+    faults = faults_lib.parse_faults(text, source="test")
+    found = []
+    for step in range(4):
+      due = faults_lib.FaultsDue(
+          faults, step=step, owners=engine.owners, hosted=()
+      )
+      steps._step.begin(step, lambda m, k: {}, due)
+      found.append([node.slow_factor for node in engine.nodes.values()])
+    self.assertEqual(
+        found, [[1, 1, 1, 1], [1, 2, 1, 1], [1, 2, 1, 4], [1, 1, 1, 4]]
+    )
+
   def test_nothing_is_compiled_after_the_first_step(self):
     engine = engines.make_engine(2, 2, 2)
     batches = engines.make_batches(4)

@@ -114,7 +114,7 @@ class Agent:
       case events_lib.Cut(incarnation):
         self._peers.forget(incarnation)
       case events_lib.KillWorker():
-        self._worker.kill()
+        self._worker.kill_hanging()
       case events_lib.Log(text, is_warning):
         level = logging.WARNING if is_warning else logging.INFO
         logging.log(level, "%s", text)

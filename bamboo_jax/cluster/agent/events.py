@@ -142,7 +142,7 @@ class TellWorker:
 
 @dataclasses.dataclass(frozen=True)
 class KillWorker:
-  """Kills the worker, even if it is stopped."""
+  """Kills the worker; unless it is stopped, it writes its stacks first."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,6 +47,8 @@ def hear(state: state_lib.State, message: Any) -> None:
       state.start(_make_sure(state))
     case messages.Done():
       roster.done.add(state.incarnation)
+    case messages.Slow(reason):
+      membership.take_notice(state, reason)
     case messages.Leave():
       state.send(messages.Gone("handed over after a notice"))
       state.finish(events_lib.End())

@@ -21,6 +21,7 @@ from bamboo_jax.cluster.agent import events as events_lib
 
 _CHUNK = 1 << 16
 _LOOK_SECS = 0.05  # Between two looks at whether it is dying.
+_STACKS_SECS = 0.2  # For writing the stacks of a hanging worker.
 _DEATH_SECS = 10.0  # That the kernel may take to remove it.
 
 
@@ -67,6 +68,19 @@ class WorkerProcess:
     """Whether the process is stopped."""
     process = self._process
     return process is not None and children.is_stopped(process.pid)
+
+  def kill_hanging(self) -> None:
+    """Kills the process once it has written the stacks of its threads.
+
+    It needs not answer: `faulthandler` does, in its signal handler. A stopped
+    process cannot, so it is killed at once.
+    """
+    if self._process is None or self.is_stopped():
+      self.kill()
+      return
+    with contextlib.suppress(ProcessLookupError):
+      os.kill(self._process.pid, signal.SIGUSR1)
+    asyncio.get_running_loop().call_later(_STACKS_SECS, self.kill)
 
   def kill(self) -> None:
     """Kills the process, even if it is stopped."""

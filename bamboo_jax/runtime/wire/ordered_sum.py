@@ -32,7 +32,13 @@ _PIECE = 1 << 18  # Elements of a piece at most.
 
 
 class Exchange(Protocol):
-  """What sums and links need of `transport.Transport`."""
+  """What sums and links need of `transport.Transport`.
+
+  Attributes:
+    waited_secs: See `transport.Transport`.
+  """
+
+  waited_secs: float
 
   def send(self, node: int, channel: str, arrays: Sequence[np.ndarray]) -> None:
     """Sends a value to a node; the arrays must not change afterwards."""

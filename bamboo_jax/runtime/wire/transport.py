@@ -47,6 +47,8 @@ class Transport:
 
   Attributes:
     address: Where other nodes reach this one.
+    waited_secs: The time that all threads have spent in receives, without time
+      in which the process was suspended.
   """
 
   def __init__(
@@ -68,6 +70,7 @@ class Transport:
     self._me, self._run, self._endpoint = me, run, endpoint
     self._limits = limits
     self.address = endpoint.address
+    self.waited_secs = 0.0
     self._attempt = 0
     self._interrupted: str | None = None  # Why.
     self._lock = threading.Lock()
@@ -131,7 +134,9 @@ class Transport:
     try:
       yield self._find(node)
     finally:
-      del self._open[thread]
+      since_secs = self._open.pop(thread).since_secs
+      with self._lock:
+        self.waited_secs += time.monotonic() - since_secs
 
   def open_receives(self) -> list[OpenReceive]:
     """Returns the receives that wait now."""
@@ -260,4 +265,9 @@ class Transport:
     while not self._is_closed:
       for peer in [*self._peers.values()]:
         peer.tick()
+      began_secs = time.monotonic()
       time.sleep(_TICK_SECS)
+      late_secs = time.monotonic() - began_secs - _TICK_SECS
+      if late_secs > _TICK_SECS:  # It was suspended, or had no processor.
+        with self._lock:
+          self.waited_secs -= late_secs

@@ -29,6 +29,7 @@ _REPORTS = {
     "facts": messages.Assignment,
     "leave": messages.Leave,
     "report": messages.Report,
+    "slow": messages.Slow,
 }
 
 
@@ -119,9 +120,9 @@ class ClusterCohort:
     self._exits.settled(self.view.number, steps)
 
   def report(self, kind: str, **facts: Any) -> None:
-    """See `Cohort`; "leave" is always about this node."""
-    if kind == "leave":
-      facts = {}
+    """See `Cohort`; "leave" and "slow" are always about this node."""
+    if kind in ("leave", "slow"):
+      del facts["node"]
     self._client.send(_REPORTS[kind](**facts))
 
 

@@ -138,6 +138,10 @@ class LocalCohort:
     """See `Cohort`; a node that reports to leave is gone."""
     if kind == "leave":
       self._change(lost={facts["node"]}, reason="a node has left")
+    elif kind == "slow":
+      name = f"n{facts['node']}"
+      why = f"{name} will leave: {facts['reason']}"
+      self._change(leaving={facts["node"]}, reason=why)
 
   def strike(self, due: faults_lib.Due) -> bool:
     """See `cohort.Director`."""
@@ -161,6 +165,8 @@ class LocalCohort:
     if not victims:
       return
     self.happened.add(due.fault.line)
+    if kind == "slow":
+      return  # `step.Step` lets passes take longer.
     numbers = {member.number for member in victims}
     names = ", ".join(member.name for member in victims)
     if kind == "notice":

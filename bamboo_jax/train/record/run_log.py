@@ -20,6 +20,7 @@ from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import outputs as outputs_lib
+from bamboo_jax.train.record import slow_nodes
 from bamboo_jax.train.record import step_passes
 
 _REPORTED = 5  # Number of recoveries that `bamboo status` shows.
@@ -33,7 +34,10 @@ class RunLog:
       self,
       state: run_state_lib.RunState,
       outputs: outputs_lib.Outputs,
+      slow: str = "report",
   ) -> None:
+    """`slow` is one of `slowness.RESPONSES`."""
+    self._slow = slow_nodes.SlowNodes(state, outputs, response=slow)
     self._outputs = outputs
     self._writer = state.writer
     self._cohort = state.cohort
@@ -53,6 +57,7 @@ class RunLog:
 
   def meet(self, view: views.View) -> None:
     """Records the names of a view's members; keeps those of dead owners."""
+    self._slow.forget()
     roles = self._state.layout.nodes
     kept = {n: name for n, name in self._names.items() if n in roles}
     self._names = kept | {m.number: m.name for m in view.members}
@@ -159,6 +164,7 @@ class RunLog:
         save=self._writer.say(steps + 1),
         stops=stops,
         at_risk=self._find_risk(),
+        nodes=step.nodes,
     )
 
   def commit(
@@ -192,6 +198,8 @@ class RunLog:
             recoveries=tuple(recent),
         )
     )
+    if votes:
+      self._slow.hear(vote.nodes for vote in votes.values())
     if votes and saves and self._has_owners():
       said = {member: vote.save for member, vote in votes.items()}
       with self._outputs.during("checkpoint"):
@@ -201,6 +209,7 @@ class RunLog:
       facts = {
           "steps": steps,
           "recoveries": last,
+          "slow": self._slow.named[-_REPORTED:],
           "metrics": self._outputs.shown,
           "ladder": self._ladder,
       }

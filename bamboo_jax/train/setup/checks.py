@@ -10,6 +10,7 @@ import ml_collections
 from bamboo_jax import base
 from bamboo_jax.metrics import logger as logger_lib
 from bamboo_jax.metrics import plots
+from bamboo_jax.recovery import slowness
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.record import xprof
 from bamboo_jax.train.setup import optimizers
@@ -48,6 +49,7 @@ _CHOICES = {
     "pipeline.head": ("backward", "forward"),
     "pipeline.layout": ("depth", "templates", "grid"),
     "pipeline.ticks": ("paired", "single"),
+    "recovery.slow": slowness.RESPONSES,
     "redundancy.refresh": ("gradient", "state"),
     "redundancy.slots": ("device", "host"),
 }

@@ -174,6 +174,12 @@ class OwnWorkerTest(given.CoreCase):
     for second in range(2, 30):
       self.assertEqual(self.asked(self.tick(second)), [])
 
+  def test_a_slow_worker_hands_over(self):
+    self.begin()
+    self.on(events_lib.WorkerSaid(messages.WorkerReady()))
+    actions = self.on(events_lib.WorkerSaid(messages.Slow("it is slow")))
+    self.assertIn(events_lib.Send(messages.Notice("it is slow")), actions)
+
   def test_a_stopped_worker_is_killed(self):
     self.begin()
     for tenth in range(11):

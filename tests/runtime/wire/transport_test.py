@@ -191,6 +191,7 @@ class TransportTest(parameterized.TestCase):
     second.send(0, "a", make_value(0, 1))
     thread.join(_PATIENCE_SECS)
     self.assertEqual(first.open_receives(), [])
+    self.assertNotEqual(first.waited_secs, 0.0)
 
   def test_too_much_is_an_error(self):
     first = self._make(1, queued_bytes=1000)[0]

@@ -1,0 +1,41 @@
+"""A worker that hangs writes its stacks before it is killed."""
+
+import asyncio
+import pathlib
+import sys
+import tempfile
+import unittest
+
+from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.agent import worker_process
+
+_HANGS = """
+import faulthandler, signal, socket, sys, threading
+from bamboo_jax.cluster import frames
+
+faulthandler.register(signal.SIGUSR1)
+sock = socket.socket(fileno=int(sys.argv[1]))
+
+def hang_here():
+  sock.sendall(frames.encode({"kind": "WorkerReady"}))
+  threading.Event().wait()
+
+hang_here()
+"""
+
+
+class WorkerProcessTest(unittest.IsolatedAsyncioTestCase):
+
+  # A second: it starts a process.
+  async def test_stacks_of_a_hanging_worker(self):
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    events = asyncio.Queue()
+    worker = worker_process.WorkerProcess(events)
+    log = folder / "n0.log"
+    await worker.start([sys.executable, "-c", _HANGS], log=str(log))
+    await asyncio.wait_for(events.get(), 60)  # It is ready, and hangs.
+    worker.kill_hanging()
+    ended = await asyncio.wait_for(events.get(), 60)
+    self.assertEqual(ended, events_lib.WorkerExited(-9))
+    self.assertIn("hang_here", log.read_text())
+    await worker.close()

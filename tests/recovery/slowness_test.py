@@ -1,0 +1,147 @@
+"""Tests of finding slow nodes."""
+
+import random
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from bamboo_jax.recovery import slowness
+from bamboo_jax.runtime.profile import recorder
+from bamboo_jax.schedule import instruction
+
+NodeStep = slowness.NodeStep
+
+
+def _step(busy, *, works="0101", span=200.0):
+  """Returns a step: busy milliseconds by node; the rest of it is waited."""
+  return {
+      node: NodeStep(work, ms / 1e3, (span - ms) / 1e3)
+      for node, (ms, work) in enumerate(zip(busy, works, strict=True))
+  }
+
+
+_USUAL = _step([20, 30, 20, 30])
+_SLOW_1 = _step([20, 150, 20, 30])
+
+
+class FindSlowTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("after_three_steps", [_USUAL] * 5 + [_SLOW_1] * 3, {1: 5.0}),
+      ("not_after_two", [_USUAL] * 5 + [_SLOW_1] * 2, {}),
+      ("not_if_one_was_usual", [_USUAL] * 5 + [_SLOW_1, _USUAL, _SLOW_1], {}),
+      ("slow_from_the_start", [_SLOW_1] * 5, {1: 5.0}),
+      ("not_after_four_steps", [_SLOW_1] * 4, {}),
+      ("not_if_usual_at_first", [_USUAL] * 2 + [_SLOW_1] * 3, {}),
+      (
+          "by_a_quarter",
+          [_USUAL] * 9 + [_step([20, 37.5, 20, 30])] * 3,
+          {1: 1.25},
+      ),
+      ("not_by_a_tenth", [_USUAL] * 9 + [_step([20, 33, 20, 30])] * 3, {}),
+      (
+          "not_a_slow_machine",
+          [_USUAL] * 5 + [_step([100, 150, 100, 150])] * 3,
+          {},
+      ),
+      (
+          "alone_on_its_stage",
+          [_step([20, 30], works="01")] * 5 + [_step([20, 90], works="01")] * 3,
+          {1: 3.0},
+      ),
+      ("alone_without_a_past", [_step([20, 90], works="01")] * 3, {}),
+      ("not_a_heavier_stage", [_step([20, 90, 20, 90])] * 9, {}),
+      (
+          "not_more_work",
+          [_USUAL] * 5 + [_step([20, 60, 20, 30], works="0201")] * 3,
+          {},
+      ),
+      (
+          "not_if_others_hold_it_up",
+          [_step([20, 30, 90, 90])] * 5 + [_step([30, 30, 90, 90])] * 3,
+          {},
+      ),
+      (
+          "beside_noise_of_its_past",
+          [_step([20, ms, 20, 30]) for ms in (20, 45, 25, 40, 30, 36)]
+          + [_step([20, 45, 20, 30])] * 3,
+          {},
+      ),
+      ("too_few_steps", [_SLOW_1] * 2, {}),
+  )
+  def test_table(self, history, expected):
+    found = slowness.find_slow(history)
+    self.assertEqual(found.keys(), expected.keys())
+    for node, ratio in expected.items():
+      self.assertAlmostEqual(found[node], ratio)
+
+  def test_waits_may_be_unknown(self):
+    def unknown(step):
+      return {n: NodeStep(s.work, s.busy_secs) for n, s in step.items()}
+
+    history = [*map(unknown, [_USUAL] * 5 + [_SLOW_1] * 3)]
+    self.assertEqual(slowness.find_slow(history).keys(), {1})
+
+  def test_old_steps_do_not_count(self):
+    history = [_step([20, 10, 20, 30])] * 99 + [_USUAL] * slowness.NUM_KEPT
+    self.assertEqual(slowness.find_slow(history), {})
+
+  # Seconds, since the claim is about 10,000 steps. The loop slows a node down
+  # for one or two steps in a row, and at times the machine.
+  def test_a_busy_loop_names_nobody(self):
+    rng = random.Random(0)
+    history, named = [], []
+    burst_node, burst_steps, machine = 0, 0, 1.0
+    for step in range(10_000):
+      if burst_steps < 0 and rng.random() < 0.05:
+        burst_node, burst_steps = rng.randrange(4), rng.randint(1, 2)
+      if step % 50 == 0:
+        machine = rng.choice([1.0, 1.5, 2.0])  # The loop starts or ends.
+      busy = [
+          ms * machine * rng.lognormvariate(0.0, 0.15)
+          for ms in (20, 30, 20, 30)
+      ]
+      if burst_steps > 0:
+        busy[burst_node] *= 2.5
+      burst_steps -= 1
+      history.append(_step(busy))
+      del history[: -slowness.NUM_KEPT]
+      if found := slowness.find_slow(history):
+        named.append((step, found))
+    self.assertEqual(named, [])
+
+
+class MeasureTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      # Suspended outside of passes: 100 ms less 30 ms of waiting, and less
+      # 20 ms of a redundant pass, which fills a wait.
+      ("alone", True, 0.05, 0.05),
+      ("with_others", False, 0.025, None),
+  )
+  def test_measure(self, is_alone, busy_secs, waited_secs):
+    ops = instruction.Op
+    row = [
+        (instruction.Instruction(1, ops.RECV_ACTIVATION, 0, peer=0), 0.03),
+        (instruction.Instruction(1, ops.FORWARD, 0), 0.01),
+        (instruction.Instruction(1, ops.FORWARD, 1), 0.005),
+        (instruction.Instruction(1, ops.BACKWARD, 0), 0.01),
+        (instruction.Instruction(0, ops.REDUNDANT_FORWARD, 0), 0.02),
+    ]
+    got = slowness.measure(
+        [recorder.Measured(4, i, 1.0, 1.0 + secs) for i, secs in row],
+        secs=0.1,
+        waited_secs=0.03,
+        is_alone=is_alone,
+    )
+    self.assertEqual(got.keys(), {4})
+    self.assertEqual(got[4].work, "1B*1 1F*2")
+    self.assertAlmostEqual(got[4].busy_secs, busy_secs)
+    if waited_secs is None:
+      self.assertIsNone(got[4].waited_secs)
+    else:
+      self.assertAlmostEqual(got[4].waited_secs, waited_secs)
+
+
+if __name__ == "__main__":
+  absltest.main()

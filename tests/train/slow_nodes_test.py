@@ -1,0 +1,101 @@
+"""A slow node is named once, and leaves if so configured."""
+
+import types
+
+from absl.testing import parameterized
+
+from bamboo_jax.recovery import slowness
+from bamboo_jax.train.record import slow_nodes
+from tests import members
+from tests.train import run_log_test
+
+
+def make_step(*busy_ms):
+  """Returns what members say about a step: one node each."""
+  return [
+      {n: slowness.NodeStep("0F*4", ms / 1e3, (200 - ms) / 1e3)}
+      for n, ms in enumerate(busy_ms)
+  ]
+
+
+_USUAL = make_step(20, 20, 20, 20)
+_SLOW_1 = make_step(20, 100, 20, 20)
+
+
+class SlowNodesTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.shown, self.events, self.reported = [], [], []
+
+  def make(self, *, response="report", me=0, num_members=5, leaving=()):
+    view = members.view(2, *range(num_members))
+    cohort = types.SimpleNamespace(
+        view=view,
+        newest=types.SimpleNamespace(numbers=view.numbers, leaving=leaving),
+        hosted=frozenset({me}),
+        report=lambda kind, **facts: self.reported.append((kind, facts)),
+    )
+    self.state = types.SimpleNamespace(
+        cohort=cohort,
+        steps=0,
+        is_writer=me == 0,
+        layout=run_log_test.make_layout((0, 1), (2, 3)),
+    )
+    outputs = types.SimpleNamespace(
+        show=self.shown.append,
+        write_event=lambda event, *, step, values: self.events.append(
+            (event, step, values)
+        ),
+    )
+    self.nodes = slow_nodes.SlowNodes(self.state, outputs, response=response)
+
+  def hear(self, *steps):
+    for said in steps:
+      self.state.steps += 1
+      self.nodes.hear(said)
+
+  def test_named_once_by_the_writer(self):
+    self.make()
+    self.hear(*[_USUAL] * 8, *[_SLOW_1] * 2)
+    self.assertEqual(self.events, [])
+    self.hear(*[_SLOW_1] * 3)
+    values = {"node": "n1", "host": "h", "factor": 5.0}
+    values |= {"busy_ms": 100.0}
+    self.assertEqual(self.events, [("slow", 11, values)])
+    self.assertEqual(
+        self.shown,
+        ["slow step=11 node=n1 host=h factor=5 busy_ms=100.0"],
+    )
+    self.assertEqual(self.nodes.named, [{"step": 11, **values}])
+    self.assertEqual(self.reported, [])
+
+  def test_others_know_it_too(self):
+    self.make(me=2, response="remove")
+    self.hear(*[_USUAL] * 8, *[_SLOW_1] * 3)
+    self.assertEqual([f["node"] for f in self.nodes.named], ["n1"])
+    self.assertEqual((self.events, self.shown, self.reported), ([], [], []))
+
+  @parameterized.named_parameters(
+      ("removed", dict(response="remove"), 1),
+      ("reported", dict(response="report"), 0),
+      ("too_few_would_stay", dict(response="remove", num_members=2), 0),
+      ("others_leave", dict(response="remove", leaving=(0, 2, 3)), 0),
+  )
+  def test_the_slow_node_leaves(self, options, num_reports):
+    self.make(me=1, **options)
+    count = options.get("num_members", 4)
+    usual, slow = _USUAL[:count], _SLOW_1[:count]
+    self.hear(*[usual] * 8, *[slow] * 5)
+    why = "it is 5.0 times as slow as it should be"
+    report = ("slow", {"node": 1, "reason": why})
+    self.assertEqual(self.reported, [report] * num_reports)
+
+  def test_first_steps_of_a_view_do_not_count(self):
+    self.make()
+    self.hear(*[_SLOW_1] * slowness.NUM_SKIPPED, *[_SLOW_1] * 4)
+    self.nodes.forget()
+    self.hear(*[_SLOW_1] * slowness.NUM_SKIPPED, *[_SLOW_1] * 4)
+    self.assertEqual(self.events, [])
+    self.hear(_SLOW_1)
+    self.assertLen(self.events, 1)
