@@ -1,0 +1,79 @@
+"""Flags of commands that run many independent jobs; see `experiments.sweep`."""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import pathlib
+
+from absl import flags
+
+from bamboo_jax.experiments import sweep
+from bamboo_jax.launch import flag_checks
+
+flags.disclaim_key_flags()  # A flag is one of the command that defines it.
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+  """The flags; `workdir` is the command's own."""
+
+  num_processes: flags.FlagHolder
+  scheduler: flags.FlagHolder
+  shard: flags.FlagHolder
+  merge: flags.FlagHolder
+
+  def read(self, workdir: str | None) -> sweep.Where:
+    """Returns where jobs run; results are kept below the workdir, if any."""
+    flag_checks.check_one_of(self.shard, self.merge)
+    flag_checks.check_unused(
+        [self.num_processes] if self.scheduler.value else [],
+        "with --scheduler",
+    )
+    if workdir is None:
+      flag_checks.check_unused([self.shard, self.merge], "without --workdir")
+    return sweep.Where(
+        num_processes=self.num_processes.value,
+        scheduler=self.scheduler.value,
+        shard=self.shard.value and sweep.parse_shard(self.shard.value),
+        num_merged=self.merge.value,
+        folder=workdir and pathlib.Path(workdir) / "jobs",
+    )
+
+
+def define() -> Flags:
+  """Defines the flags."""
+  return Flags(
+      flags.DEFINE_integer(
+          "num_processes", None, "Jobs at once; by default one for each core."
+      ),
+      flags.DEFINE_string(
+          "scheduler",
+          None,
+          "Address of a Dask scheduler, such as tcp://host:8786, whose workers "
+          "run the jobs. They are started in the same folder as this command.",
+      ),
+      flags.DEFINE_string(
+          "shard",
+          None,
+          "Run only this part of the jobs, such as 2/4, of those of an array.",
+      ),
+      flags.DEFINE_integer(
+          "merge",
+          None,
+          "Merge the results of so many shards, and run nothing.",
+          lower_bound=1,
+      ),
+  )
+
+
+def ending(main: Callable[[], None]) -> Callable[[], None]:
+  """Returns `main` that ends with a line where a shard does."""
+
+  @functools.wraps(main)
+  def run() -> None:
+    try:
+      main()
+    except sweep.ShardEnd as end:
+      print(end)
+
+  return run
