@@ -15,24 +15,27 @@ flags.disclaim_key_flags()  # A flag is one of the command that defines it.
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-  """The flags; `workdir` is the command's own."""
+  """The flags."""
 
   num_processes: flags.FlagHolder
   scheduler: flags.FlagHolder
   shard: flags.FlagHolder
   merge: flags.FlagHolder
 
-  def read(self, workdir: str | None) -> sweep.Where:
-    """Returns where jobs run; results are kept below the workdir, if any."""
+  def read(self, workdir: str | None, *, alone: str = "") -> sweep.Where:
+    """Returns where jobs run; results are kept below the workdir, if any.
+
+    With `alone`, the reason, one runs after the other on this machine.
+    """
     flag_checks.check_one_of(self.shard, self.merge)
-    flag_checks.check_unused(
-        [self.num_processes] if self.scheduler.value else [],
-        "with --scheduler",
-    )
+    if alone:
+      flag_checks.check_unused([self.num_processes, self.scheduler], alone)
+    if self.scheduler.value:
+      flag_checks.check_unused([self.num_processes], "with --scheduler")
     if workdir is None:
       flag_checks.check_unused([self.shard, self.merge], "without --workdir")
     return sweep.Where(
-        num_processes=self.num_processes.value,
+        num_processes=1 if alone else self.num_processes.value,
         scheduler=self.scheduler.value,
         shard=self.shard.value and sweep.parse_shard(self.shard.value),
         num_merged=self.merge.value,
@@ -50,12 +53,10 @@ def define() -> Flags:
           "scheduler",
           None,
           "Address of a Dask scheduler, such as tcp://host:8786, whose workers "
-          "run the jobs. They are started in the same folder as this command.",
+          "run the jobs, in the same folder.",
       ),
       flags.DEFINE_string(
-          "shard",
-          None,
-          "Run only this part of the jobs, such as 2/4, of those of an array.",
+          "shard", None, "Run only this part of the jobs, such as 2/4."
       ),
       flags.DEFINE_integer(
           "merge",
