@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 import os
 import re
 
-from bamboo_jax.runtime import compat
-
 _DETERMINISTIC = "--xla_gpu_deterministic_ops"
 _TRITON = "--xla_gpu_enable_triton_gemm"
 _FRACTION = "XLA_CLIENT_MEM_FRACTION"
@@ -24,6 +22,8 @@ _GPU_NAMES = ("cuda", "gpu", "rocm")
 
 def find_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
   """Returns the GPUs of this machine that such an environment shows."""
+  from bamboo_jax.runtime import compat  # Imports JAX; commands come first.
+
   return list_gpus(
       environ,
       is_seen=compat.sees_nvidia_gpu(),

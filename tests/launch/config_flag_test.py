@@ -135,7 +135,7 @@ class NoneTest(parameterized.TestCase):
   """Each starts Python, a second."""
 
   @parameterized.parameters(
-      ("configs/default.py", 14),
+      ("configs/default.py", 16),
       ("configs/sim/compare.py", 17),
       ("configs/sim/bamboo_bert.py", 1),
       ("configs/sim/oobleck.py", 1),

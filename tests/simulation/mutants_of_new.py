@@ -130,8 +130,8 @@ MUTANTS = {
         "net",
         (
             f"{_AGENT}knowledge/suspicion.py",
-            "    if edge.is_certain:\n      return _CERTAIN_GRACE_SECS\n",
-            "    if edge.is_certain:\n      return 0.0\n",
+            "return _CERTAIN_GRACE_SECS if edge.is_certain",
+            "return 0.0 if edge.is_certain",
         ),
     ),
     "m07_one_refusal_is_enough": (

@@ -8,8 +8,8 @@ MUTANTS = {
         "net",
         (
             f"{_AGENT}links.py",
-            'another way to an agent at once."""\n',
-            'another way to an agent at once."""\n'
+            'Connects to an agent again, at once."""\n',
+            'Connects to an agent again, at once."""\n'
             "  state.roster.gone[incarnation] = reason\n",
         ),
     ),
@@ -34,8 +34,8 @@ MUTANTS = {
         "net",
         (
             f"{_AGENT}knowledge/suspicion.py",
-            "    if edge.is_certain:\n      return _CERTAIN_GRACE_SECS\n",
-            "    return 0.0\n",
+            "return _CERTAIN_GRACE_SECS if edge.is_certain else _GRACE_SECS",
+            "return 0.0",
         ),
     ),
     "a1_who_is_cut_off_goes_on": (

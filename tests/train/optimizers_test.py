@@ -42,13 +42,11 @@ def make_config(name):
   return config
 
 
-def estimate_once(spec, *, platform, fingerprint):
+def estimate_once(spec, **options):
   """Returns the costs of the first optimizer for all; they cut in two alike."""
   if not _PROFILES:
-    _PROFILES.append(
-        _estimate(spec, platform=platform, fingerprint=fingerprint)
-    )
-  return dataclasses.replace(_PROFILES[0], fingerprint=fingerprint)
+    _PROFILES.append(_estimate(spec, **options))
+  return dataclasses.replace(_PROFILES[0], fingerprint=options["fingerprint"])
 
 
 def find_accepted():
