@@ -15,7 +15,8 @@ order, and the result is the median of their ratios, round by round.
   memory       case: predicted against measured memory of nodes
   shape        case: throughput with f of N nodes gone
 
-  ablation     trials of `bamboo ablate`, and their summary
+  ablation     trials of `bamboo ablate`, and their rows; ablation_report has
+               tables, paired differences and the figure
   twins        trainings at the same time, shown together: `bamboo quickstart`
 
   worker       the process of one stage: answers commands

@@ -20,6 +20,7 @@ WARMUP = 5  # Discarded rounds, which warm up caches.
 # How numbers of all processes are merged; the last process to vote waits for
 # none.
 _HOW = {"vote_ms": min, "refresh_bytes": sum}
+_HINT = " (traceback: --verbosity=1)"  # Of a command, at the end of an error.
 _LINE_EVERY = 5  # Rounds between lines, without a terminal.
 
 Row = Mapping[str, Any]  # A row of a table: measurements by name.
@@ -166,4 +167,5 @@ def run_training(command: Sequence[str], *, name: str) -> None:
   done = subprocess.run(command, capture_output=True, text=True, check=False)
   if done.returncode:
     said = (done.stderr.splitlines() or ["no message"])[-1]
-    raise ValueError(f"{name}: {said.removeprefix('error: ')}")
+    said = said.removeprefix("error: ").removesuffix(_HINT)
+    raise ValueError(f"{name}: {said}")

@@ -18,13 +18,14 @@ first one is a run of `bamboo train`.
 
 import collections
 import sys
-from typing import Any
 
 from absl import flags
 
+from bamboo_jax.experiments import sweep
 from bamboo_jax.launch import cli
 from bamboo_jax.launch import config_flag
 from bamboo_jax.launch import shared_flags
+from bamboo_jax.launch import sweep_flags
 
 _CONFIG_FILE = "sweep_faults"
 _CONFIG = config_flag.define(_CONFIG_FILE, "What to train.")
@@ -37,41 +38,37 @@ _PROCESSES = flags.DEFINE_bool(
     "processes", False, "Each layout is a cluster of processes."
 )
 _PROGRAM_CACHE = shared_flags.define_program_cache()
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where results are kept.")
+_SWEEP = sweep_flags.define()
 
 
+@sweep_flags.ending
 def main() -> None:
   """Runs all layouts, prints the summary and exits."""
-  layouts = _make()
+  from tests.fault_sweep import jobs as jobs_lib  # Imports JAX.
+
+  where, arguments = _SWEEP.read(_WORKDIR.value), None
+  if _PROCESSES.value:
+    arguments = cli.find_arguments(("config", "program_cache"), sys.argv[1:])
+    arguments.insert(0, f"--config={_CONFIG_FILE}")
+  drawn = jobs_lib.draw(
+      _CONFIG.value,
+      arguments,
+      program_cache=shared_flags.find_program_cache(_PROGRAM_CACHE.value),
+      count=_COUNT.value,
+      seed=_SEED.value,
+      num_events=_NUM_EVENTS.value,
+  )
   hashes: collections.Counter[str] = collections.Counter()
   num_failed = 0
-  for layout in layouts.draw(_COUNT.value, seed=_SEED.value):
-    try:
-      state = layouts.run(layout)
-      hashes[state] += 1
-      outcome = state[:12]
-    except Exception as error:  # The others are run whatever one does.
-      num_failed += 1
-      outcome = f"FAILED {type(error).__name__}: {error}"
-    faults = ";".join(map(str, layouts.drawn))
-    print(f"{outcome} {layout} faults={faults}", flush=True)
+  done = sweep.run(jobs_lib.run, drawn, where)
+  for job, ended in zip(drawn, done, strict=True):
+    hashes.update([ended.state] if ended.state else [])
+    num_failed += ended.state is None
+    print(f"{ended.outcome} {job.layout} faults={ended.faults}", flush=True)
+  where.clear()
   print(f"layouts={_COUNT.value} hashes={len(hashes)} failed={num_failed}")
   sys.exit(len(hashes) > 1 or num_failed > 0)
-
-
-def _make() -> Any:
-  """Returns the object that draws layouts and runs them."""
-  if _PROCESSES.value:
-    from tests.fault_sweep import clusters
-
-    given = cli.find_arguments(("config", "program_cache"), sys.argv[1:])
-    given.insert(0, f"--config={_CONFIG_FILE}")
-    return clusters.Clusters(given, num_events=_NUM_EVENTS.value)
-  shared_flags.use_program_cache(_PROGRAM_CACHE.value)
-  from bamboo_jax.runtime import devices
-  from tests.fault_sweep import layouts
-
-  devices.use_virtual_devices(layouts.MAX_DEVICES, distinct=True)
-  return layouts.Layouts(_CONFIG.value, num_events=_NUM_EVENTS.value)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ bamboo simulate --config=sim/compare --workdir=runs/sim \
   --trace=trace.csv
 
 The config's `experiment` is one of those below, and its other keys are the
-options of that experiment. Nothing runs on a device.
+options of that experiment. Nothing runs on a device. The same command resumes.
 """
 
 import pathlib
@@ -22,11 +22,11 @@ from bamboo_jax.launch import config_flag
 from bamboo_jax.launch import figure_flags
 from bamboo_jax.launch import flag_checks
 from bamboo_jax.launch import shared_flags
+from bamboo_jax.launch import sweep_flags
 from bamboo_jax.reproductions.bamboo import table as bamboo_bert
 from bamboo_jax.reproductions.oobleck import evaluation as oobleck
 
-# What `config.experiment` may be. Each is called with the config, the folder to
-# write to, which is there, the path of the trace or None, and the formats.
+# What `config.experiment` may be, all called with the same arguments.
 _EXPERIMENTS = {
     "bamboo_artifact": bamboo_bert.run,
     "compare": compare.run,
@@ -40,8 +40,10 @@ _TRACE = flags.DEFINE_string(
     "trace", None, "File with the preemptions; else they are generated."
 )
 _FORMAT = figure_flags.define()
+_SWEEP = sweep_flags.define()
 
 
+@sweep_flags.ending
 def main() -> None:
   """Runs the experiment of the config."""
   config = _CONFIG.value
@@ -55,6 +57,7 @@ def main() -> None:
     )
   if not config.get("plots", True):
     flag_checks.check_unused([_FORMAT], "with config.plots=False")
+  where = _SWEEP.read(_WORKDIR.value)
   workdir = pathlib.Path(_WORKDIR.value)
   workdir.mkdir(parents=True, exist_ok=True)
   provenance.write(
@@ -68,7 +71,9 @@ def main() -> None:
       workdir=workdir,
       trace=_TRACE.value,
       formats=_FORMAT.value,
+      where=where,
   )
+  where.clear()
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@
                 unused finds options without an effect
   validation    a run beside its simulation, for `bamboo validate`
   run_policy    a run's own rules, as the policy of that simulation
-  output        runs on all cores, estimates; tables: CSV, Markdown, ratios to
-                published figures
+  sweep         runs jobs: on all cores, on a Dask cluster, in shards
+  output        estimates; tables: CSV, Markdown, ratios to published figures
   provenance    the inputs of a result
 
 Our simulator is `sim`, those of the papers are in `reproductions`, with the

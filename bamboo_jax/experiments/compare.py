@@ -5,7 +5,6 @@ import copy
 import dataclasses
 import json
 import math
-import os
 import pathlib
 import statistics
 import time
@@ -18,6 +17,7 @@ from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.experiments import compare_report
 from bamboo_jax.experiments import gap
 from bamboo_jax.experiments import output
+from bamboo_jax.experiments import sweep as sweep_lib
 from bamboo_jax.experiments import unused
 from bamboo_jax.sim import build
 from bamboo_jax.sim import forecast
@@ -33,6 +33,7 @@ _GAPS = (
     *(f"gap_{cause}_pct" for cause in gap.CAUSES),
     "worst_gap_pct",
 )
+_NUM_JOBS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +66,11 @@ def run(
     workdir: pathlib.Path,
     trace: str | None,
     formats: Sequence[str] = ("png",),
+    where: sweep_lib.Where = sweep_lib.HERE,
 ) -> None:
   """Writes `summary.csv` and `report.html`, and prints the table.
 
-  Raises `ValueError` for a setting that does not fit.
+  Raises `ValueError` for a setting that does not fit, or as `sweep.run`.
   """
   plain = json.loads(config.to_json())
   build.load_plugins(plain)
@@ -90,7 +92,7 @@ def run(
         f"note: --trace={trace} is played alone, without the sweep of "
         f"{plain['sweep']['field']}, which changes how traces are generated."
     )
-  outcomes = _play_all(_make_jobs(tuple(plain["policies"]), plays), config)
+  outcomes = _play_all(_make_jobs(tuple(plain["policies"]), plays), where)
   sweep: dict[Any, dict[str, list[loop.Outcome]]] = {}
   for policy, found in outcomes.items():
     for one, outcome in zip(plays[1:], found[1:], strict=True):
@@ -168,12 +170,14 @@ def _find_field(config: build.Config, field: str) -> tuple[Any, str, Any]:
 class Played(NamedTuple):
   """A job's outcomes, its CPU time, and that of its last trace once more.
 
-  All plans of the last trace are cached then.
+  All plans of that trace are cached then. Only the job with the main trace has
+  events of that kind.
   """
 
   outcomes: list[loop.Outcome]
   cpu_secs: float
-  again_cpu_secs: float
+  again_cpu_secs: float = 0.0
+  num_again_events: int = 0
 
 
 def play(job: Job) -> Played:
@@ -188,14 +192,19 @@ def play(job: Job) -> Played:
     is_main = one.setting is None
     outcomes.append(loop.simulate(trace, policy, price, keep_moments=is_main))
   end = time.process_time()
-  loop.simulate(trace, policy, price)
-  return Played(outcomes, end - start, time.process_time() - end)
+  if job.plays[0].setting is not None:
+    return Played(outcomes, end - start)
+  again = loop.simulate(trace, policy, price)
+  again_secs = time.process_time() - end
+  return Played(outcomes, end - start, again_secs, again.num_events)
 
 
 def _make_jobs(policies: Sequence[str], plays: Sequence[Play]) -> list[Job]:
-  """Returns at least two jobs per core, if there are enough plays."""
-  num_cores = len(os.sched_getaffinity(0))
-  num_parts = min(len(plays), math.ceil(2 * num_cores / len(policies)))
+  """Returns at least `_NUM_JOBS` jobs, if there are enough plays.
+
+  They are the same on all machines, so that shards fit together.
+  """
+  num_parts = min(len(plays), math.ceil(_NUM_JOBS / len(policies)))
   size = math.ceil(len(plays) / num_parts)
   return [
       Job(policy, tuple(plays[i : i + size]))
@@ -205,21 +214,22 @@ def _make_jobs(policies: Sequence[str], plays: Sequence[Play]) -> list[Job]:
 
 
 def _play_all(
-    jobs: Sequence[Job], config: ml_collections.ConfigDict
+    jobs: Sequence[Job], where: sweep_lib.Where
 ) -> dict[str, list[loop.Outcome]]:
-  results = output.run_all(
+  results = sweep_lib.run(
       play,
       jobs,
+      where,
+      inputs=sweep_lib.digest_files([jobs[0].plays[0].path]),
       num_runs=lambda job: len(job.plays),
       describe=lambda job: {"policy": job.policy},
-      num_processes=config.num_processes,
   )
   outcomes: dict[str, list[loop.Outcome]] = {}
   num_events = num_again = cpu_secs = again_secs = 0
   for job, played in zip(jobs, results, strict=True):
     outcomes.setdefault(job.policy, []).extend(played.outcomes)
     num_events += sum(outcome.num_events for outcome in played.outcomes)
-    num_again += played.outcomes[-1].num_events
+    num_again += played.num_again_events
     cpu_secs += played.cpu_secs
     again_secs += played.again_cpu_secs
   num_runs = sum(map(len, outcomes.values()))

@@ -1,9 +1,17 @@
-"""Tables as text: columns for a terminal, CSV, Markdown."""
+"""Tables as text: columns for a terminal, CSV, Markdown, LaTeX."""
 
 from collections.abc import Collection, Mapping, Sequence
 import csv
 import io
 from typing import Any
+
+_LATEX = {
+    **{char: f"\\{char}" for char in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\\": r"\textbackslash{}",
+    "±": r"$\pm$",
+}
 
 
 def align(
@@ -40,6 +48,20 @@ def to_markdown(rows: Sequence[Sequence[str]]) -> str:
   """Returns rows as Markdown; the first one is the head."""
   lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
   return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def to_latex(rows: Sequence[Sequence[str]]) -> str:
+  """Returns rows for LaTeX's package booktabs; the first one is the head."""
+  head, *body = (
+      " & ".join(_escape(cell) for cell in row) + r" \\" for row in rows
+  )
+  lines = [rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}", r"\toprule", head]
+  lines += [r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
+  return "\n".join(lines) + "\n"
+
+
+def _escape(text: str) -> str:
+  return "".join(_LATEX.get(char, char) for char in text)
 
 
 def _round(value: Any, digits: int | None) -> Any:

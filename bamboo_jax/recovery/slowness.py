@@ -138,11 +138,11 @@ def _add_up(steps: Sequence[Step]) -> Step:
   for node, last in steps[-1].items():
     found = [step[node] for step in steps if node in step]
     if [one.work for one in found] == [last.work] * len(steps):
-      waits = [one.waited_secs for one in found]
+      waits = [w for one in found if (w := one.waited_secs) is not None]
       total[node] = NodeStep(
           last.work,
           sum(one.busy_secs for one in found),
-          None if None in waits else sum(waits),
+          sum(waits) if len(waits) == len(found) else None,
       )
   return total
 

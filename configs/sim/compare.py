@@ -62,7 +62,6 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
           values=(0.01, 0.05, 0.1, 0.25, 0.5),
           num_seeds=5,
       ),
-      num_processes=config_dict.placeholder(int),  # None: one for each core.
       plots=True,
   )
   if "quick" in variants:

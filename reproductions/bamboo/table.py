@@ -12,6 +12,7 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.experiments import output
+from bamboo_jax.experiments import sweep
 from bamboo_jax.report import content
 from bamboo_jax.reproductions.bamboo import artifact
 
@@ -61,6 +62,7 @@ def run(
     workdir: pathlib.Path,
     trace: str | None,
     formats: Sequence[str] = ("png",),
+    where: sweep.Where = sweep.HERE,
 ) -> None:
   """Writes `summary.csv` and `report.html`; prints the published figures."""
   if trace is not None:
@@ -69,7 +71,7 @@ def run(
         f"out --trace={trace}."
     )
   tasks = list(_make_tasks(config))
-  estimates = estimate(tasks)
+  estimates = estimate(tasks, where)
   model = tasks[0].model
   on_demand = {
       "on_demand": artifact.on_demand(model, num_nodes=config.on_demand_nodes),
@@ -241,18 +243,23 @@ def run_task(task: Task) -> tuple[list[artifact.Outcome], float]:
   return outcomes, time.process_time() - start
 
 
-def estimate(tasks: Sequence[Task]) -> Estimates:
+def estimate(
+    tasks: Sequence[Task], where: sweep.Where = sweep.HERE
+) -> Estimates:
   """Returns estimates by policy and probability, then by figure.
 
-  Uses all cores, shows progress, and prints the cost of an event.
+  Shows progress, and prints the cost of an event. Raises as `sweep.run`.
   """
   num_runs = sum(len(task.seeds) for task in tasks)
-  results = output.run_all(
-      run_task,
-      tasks,
-      num_runs=lambda task: len(task.seeds),
-      describe=lambda t: {"policy": t.policy, "probability": t.probability},
-  )
+  results = [
+      *sweep.run(
+          run_task,
+          tasks,
+          where,
+          num_runs=lambda task: len(task.seeds),
+          describe=lambda t: {"policy": t.policy, "probability": t.probability},
+      )
+  ]
   outcomes = {(task.policy, task.probability): [] for task in tasks}
   for task, (found, _) in zip(tasks, results, strict=True):
     outcomes[task.policy, task.probability] += found

@@ -7,11 +7,13 @@ import math
 import pathlib
 import re
 import statistics
+from typing import NamedTuple
 
 import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.experiments import output
+from bamboo_jax.experiments import sweep
 from bamboo_jax.report import content
 from bamboo_jax.reproductions.bamboo import loop as artifact_loop
 from bamboo_jax.reproductions.oobleck import artifact
@@ -65,6 +67,7 @@ def run(
     workdir: pathlib.Path,
     trace: str | None,
     formats: Sequence[str] = ("png",),
+    where: sweep.Where = sweep.HERE,
 ) -> None:
   """Writes `summary.csv` and `report.html`; prints the published figures."""
   models = inputs.read_models(output.PUBLISHED)
@@ -83,12 +86,20 @@ def run(
       (row["trace"], row["model"], row["system"]): row["avg_samples_per_s"]
       for row in inputs.read_published(output.PUBLISHED)
   }
-  cases = [
-      _simulate(models[model], system, name, found, published, config.recorded)
+  plays = [
+      Play(
+          models[model],
+          system,
+          name,
+          found,
+          published.get((name, model, system), _OOM),
+          config.recorded,
+      )
       for name, found in traces.items()
       for model in config.models or models
       for system in config.systems
   ]
+  cases = [*sweep.run(play_case, plays, where)]
   table = _compare(cases)
   report = content.Report(
       title=table.title,
@@ -103,19 +114,24 @@ def run(
   output.publish(workdir, rows, report, formats=formats)
 
 
-def _simulate(
-    model: inputs.Model,
-    system: str,
-    name: str,
-    trace: trace_lib.Trace,
-    published: Mapping[tuple[str, str, str], str],
-    recorded: bool | None,
-) -> Case:
+class Play(NamedTuple):
+  """One case to simulate, with its published figure."""
+
+  model: inputs.Model
+  system: str
+  name: str
+  trace: trace_lib.Trace
+  figure: str
+  recorded: bool | None
+
+
+def play_case(job: Play) -> Case:
+  """Returns the results of a case."""
+  model, system, name, trace, figure, recorded = job
   # No synthetic trace adds nodes after its start.
   grows = any(e.kind == "add" and e.time_ms > 0 for e in trace.events)
   recorded = grows if recorded is None else recorded
   skips_rollback = recorded and model.name in artifact.NO_ROLLBACK
-  figure = published.get((name, model.name, system), _OOM)
   what = (model, system, trace)
   play = functools.partial(
       artifact.simulate, *what, has_rollback=not skips_rollback

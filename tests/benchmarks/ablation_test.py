@@ -9,6 +9,7 @@ import tempfile
 from absl.testing import parameterized
 
 from bamboo_jax.benchmarks import ablation
+from bamboo_jax.benchmarks import ablation_report
 from tests import figures
 
 
@@ -77,9 +78,34 @@ class SweepTest(parameterized.TestCase):
       orders.append(tuple(trial.setting for trial in part))
     self.assertGreater(len(set(orders)), 1)
 
+  def test_files_are_flags_of_the_run(self):
+    trial = ablation.Trial((("trace", "a.csv"), ("seed", "1")), 0)
+    self.assertEqual(trial.flags, ["--trace=a.csv", "--config.seed=1"])
+
   def test_folder_has_no_odd_characters(self):
     trial = ablation.Trial((("plan.profile", "a/b c.json"),), 1)
     self.assertEqual(trial.folder, "plan.profile=a_b_c.json/1")
+
+
+class DifferencesTest(parameterized.TestCase):
+
+  def test_pairs_are_of_the_same_seed(self):
+    sweeps = {"seed": ["1", "2"], "mode": ["a", "b"]}
+    rows = []
+    for (seed, mode), loss in zip(
+        itertools.product(*sweeps.values()), (1.0, 1.5, 7.0, 7.25), strict=True
+    ):
+      row = dict.fromkeys(ablation.METRICS) | {"final_loss": loss}
+      rows.append({"seed": seed, "mode": mode, "repeat": 0} | row)
+    (got,) = ablation_report.subtract(rows, sweeps)
+    self.assertEqual((got["mode"], got["minus"], got["pairs"]), ("b", "a", 2))
+    self.assertEqual(got["final_loss"], 0.375)
+    # 12.706 * 0.17678 / sqrt(2), and not that of seeds that differ by 6.
+    self.assertAlmostEqual(got["final_loss_ci95"], 12.7062 * 0.125, places=4)
+    (got,) = ablation_report.subtract(rows[1:], sweeps)  # Not done yet.
+    self.assertEqual((got["final_loss"], got["pairs"]), (0.25, 1))
+    self.assertIsNone(got["final_loss_ci95"])
+    self.assertEmpty(ablation_report.subtract(rows, {"seed": ["1", "2"]}))
 
 
 class ResultsTest(parameterized.TestCase):
@@ -98,8 +124,7 @@ class ResultsTest(parameterized.TestCase):
         )
         rows.append(ablation.read_row(root / trial.folder, trial))
     sweeps = {"mode": ["none", "eager"]}
-    none, eager = ablation.write(root, rows, sweeps, formats=("png", "pdf"))
-    self.assertStartsWith((root / "ablation.pdf").read_bytes(), b"%PDF")
+    none, eager, minus = ablation_report.write_tables(root, rows, sweeps)
     self.assertEqual(none["step_ms"], 105.0)  # Without the first step.
     # Student's t: 12.706 for one degree of freedom.
     self.assertAlmostEqual(none["step_ms_ci95"], 12.706 * 5.0, places=1)
@@ -115,8 +140,18 @@ class ResultsTest(parameterized.TestCase):
       read = list(csv.DictReader(file))
     self.assertEqual([r["mode"] for r in read], ["none"] * 2 + ["eager"] * 2)
     self.assertEqual(read[0]["pause_ms"], "")
-    png = (root / "ablation.png").read_bytes()
-    self.assertStartsWith(png[1:4].decode(), "PNG")
+    # Pairs (100, 130) and (110, 150): 35 on average, half the interval is
+    # 12.706 * 7.071 / sqrt(2).
+    self.assertEqual((minus["minus"], minus["pairs"]), ("none", 2))
+    self.assertEqual(minus["step_ms"], 35.0)
+    self.assertAlmostEqual(minus["step_ms_ci95"], 12.7062 * 5.0, places=3)
+    self.assertIsNone(minus["pause_ms"])
+    text = (root / "differences.md").read_text()
+    self.assertStartsWith(text, "| mode | minus | pairs | step_ms |")
+    self.assertIn("| eager | none | 2 | 35 ± 64 |", text)
+    text = (root / "means.tex").read_text()
+    self.assertIn(r"eager & 2 & 140 $\pm$ 1.3e+02 &", text)
+    self.assertTrue((root / "differences.csv").exists())
 
   @parameterized.parameters(1, 3)
   def test_figure(self, num_repeats):
@@ -125,7 +160,7 @@ class ResultsTest(parameterized.TestCase):
         "a.long_name_of_a_field": ["1", "2"],
     }
     rows = make_rows(sweeps, num_repeats)
-    fig = ablation.draw(rows, sweeps)
+    fig = ablation_report.draw(rows, sweeps)
     shown = [axes for axes in fig.axes if axes.axison]
     # Without metrics that are the same in all runs, or that nobody has.
     self.assertEqual(
@@ -152,7 +187,7 @@ class ResultsTest(parameterized.TestCase):
   def test_figure_of_constants(self):
     rows = [{**row, "step_ms": 9.0, "bubble_pct": None} for row in make_rows()]
     rows = [{**row, "samples_per_wall_sec": 4.0} for row in rows]
-    fig = ablation.draw(rows, {"seed": ["1", "2"]})
+    fig = ablation_report.draw(rows, {"seed": ["1", "2"]})
     shown = [axes.get_xlabel() for axes in fig.axes if axes.axison]
     self.assertLen(shown, 5)
     self.assertEqual(fig.get_supxlabel(), "")
@@ -171,7 +206,7 @@ class ResultsTest(parameterized.TestCase):
     root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     trial = ablation.Trial((("seed", "1"),), 0)
     write_run(root / trial.folder, step_ms=(5.0,))
-    [mean] = ablation.summarise(
+    [mean] = ablation_report.summarise(
         [ablation.read_row(root / trial.folder, trial)], ["seed"]
     )
     self.assertEqual(mean["step_ms"], 5.0)

@@ -15,6 +15,7 @@ from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.experiments import compare
 from bamboo_jax.experiments import compare_report
 from bamboo_jax.experiments import gap
+from bamboo_jax.experiments import sweep
 from bamboo_jax.sim import build
 from configs.sim import compare as compare_config
 from tests.launch import commands
@@ -30,7 +31,6 @@ _EVENTS = """0,add,node1
 
 def make_config():
   config = compare_config.get_config("quick")
-  config.num_processes = 1
   config.plots = False
   config.workload.transformer.update(
       num_blocks=3, width=64, sequence_length=32, vocab_size=100
@@ -50,7 +50,12 @@ def run(config, trace=None, *, quiet=True):
   """Returns the lines of `summary.csv` and the files that are written."""
   workdir = pathlib.Path(tempfile.mkdtemp())
   with contextlib.redirect_stdout(io.StringIO() if quiet else sys.stdout):
-    compare.run(config, workdir=workdir, trace=trace)
+    compare.run(
+        config,
+        workdir=workdir,
+        trace=trace,
+        where=sweep.Where(num_processes=1),
+    )
   with open(workdir / "summary.csv", encoding="utf-8") as file:
     return list(csv.DictReader(file)), {path.name for path in workdir.iterdir()}
 
@@ -217,7 +222,6 @@ class CompareTest(parameterized.TestCase):
       ("boot", {"durations.boot_secs": math.inf}, "boot_secs must be at least"),
       ("rungs", {"policies.bamboo.rungs": ()}, "rungs must name some of"),
       ("seeds", {"sweep.num_seeds": 0}, "num_seeds must be from 1, got 0"),
-      ("cores", {"num_processes": 0}, "num_processes must be from 1, got 0"),
       ("plugin", {"plugins": ("nowhere",)}, "plugins: No module named 'now"),
       (
           "date",

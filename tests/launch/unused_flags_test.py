@@ -12,7 +12,12 @@ _VALIDATE = (
     "--trace=configs/validate_1x2.csv",
 )
 _TRACE = "third_party/published/parcae_p3.csv"
-_NO_WORKDIR = ("launch.trace", "launch.compare", "launch.bench")
+_NO_WORKDIR = (
+    "launch.explore",
+    "launch.trace",
+    "launch.compare",
+    "launch.bench",
+)
 
 
 class UnusedFlagsTest(parameterized.TestCase):
@@ -47,12 +52,37 @@ class UnusedFlagsTest(parameterized.TestCase):
       (
           "ablate_faults",
           (*_ABLATE, "--faults=a.csv", "--trace=b.csv"),
-          "Give one of --faults and --trace, not both",
+          "Give one of faults and trace, not both",
       ),
       (
           "ablate_key",
           (*_ABLATE, "--config.seed=3"),
           "--config.seed has no effect beside a --sweep of it",
+      ),
+      (
+          "ablate_file",
+          (*_ABLATE, "--faults=a.csv", f"--sweep=trace={_TRACE}"),
+          "Give one of faults and trace, not both",
+      ),
+      (
+          "ablate_times",
+          (*_ABLATE, "--scheduler=tcp://a:1", "--num_processes=2"),
+          "--num_processes and --scheduler have no effect without --measure",
+      ),
+      (
+          "shard",
+          ("launch.explore", "--shard=1/2"),
+          "--shard has no effect without --workdir",
+      ),
+      (
+          "merge",
+          (*_SIM, "--shard=1/2", "--merge=2"),
+          "Give one of --shard and --merge, not both",
+      ),
+      (
+          "processes",
+          (*_SIM, "--scheduler=tcp://a:1", "--num_processes=2"),
+          "--num_processes has no effect with --scheduler",
       ),
       (
           "validate",

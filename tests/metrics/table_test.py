@@ -34,3 +34,13 @@ class TableTest(absltest.TestCase):
         table_lib.to_markdown(_ROWS[:2]),
         "| mode | ms | note |\n| --- | --- | --- |\n| lazy | 8.5 | a |",
     )
+
+  def test_latex(self):
+    rows = [["a_b", "x %"], ["1 ± 2", "~{c}\\d^"]]
+    self.assertEqual(
+        table_lib.to_latex(rows),
+        "\\begin{tabular}{ll}\n\\toprule\n"
+        "a\\_b & x \\% \\\\\n\\midrule\n"
+        "1 $\\pm$ 2 & \\textasciitilde{}\\{c\\}\\textbackslash{}d"
+        "\\textasciicircum{} \\\\\n\\bottomrule\n\\end{tabular}\n",
+    )

@@ -8,6 +8,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.experiments import compare
 from bamboo_jax.experiments import output
+from bamboo_jax.experiments import sweep
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.report import content
 from bamboo_jax.reproductions.bamboo import table as bamboo_bert
@@ -31,7 +32,12 @@ class PublishedTest(folders.FolderCase):
 
   def _run(self, experiment, config, trace=None):
     with contextlib.redirect_stdout(io.StringIO()) as out:
-      experiment.run(config, workdir=self.folder, trace=trace)
+      experiment.run(
+          config,
+          workdir=self.folder,
+          trace=trace,
+          where=sweep.Where(num_processes=1),
+      )
     with (self.folder / "summary.csv").open() as file:
       return list(csv.DictReader(file)), out.getvalue()
 
@@ -63,7 +69,7 @@ class PublishedTest(folders.FolderCase):
   @parameterized.parameters(*_PARCAE)
   def test_parcae(self, **row):
     config = parcae_config.get_config(row["model"])
-    config.plots, config.num_processes = False, 1
+    config.plots = False
     pause_secs = float(row["mean_pause_s"])
     config.durations.reconfigure_secs = pause_secs
     config.durations.restart_secs = pause_secs
@@ -173,7 +179,7 @@ class PublishedTest(folders.FolderCase):
 
   def test_checkpoint_strawman(self):
     config = strawman_config.get_config()
-    config.sweep.num_seeds, config.num_processes = 2, 1
+    config.sweep.num_seeds = 2
     config.trace.hours = 4.0
     rows, _ = self._run(compare, config)
     restarts, lost = [], []

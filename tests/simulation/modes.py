@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import NamedTuple
 
 from tests.simulation import history
 from tests.simulation import plans
@@ -9,6 +10,23 @@ from tests.simulation.wire import history as wire_history
 
 _WIRE = "wire"
 MODES = sorted([*plans.MODES, _WIRE])
+
+
+class Job(NamedTuple):
+  """Histories of a mode, from the seed `first` up to `end`."""
+
+  mode: str
+  first: int
+  end: int
+  shrinks: bool
+
+
+def explore_all(job):
+  """Returns the lines of each history of a job."""
+  return [
+      explore(job.mode, seed, shrinks=job.shrinks)
+      for seed in range(job.first, job.end)
+  ]
 
 
 def explore(mode, seed, *, shrinks):

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import recent
@@ -117,7 +118,7 @@ class SpmdEngine:
     return [
         functools.partial(self._compile, row)
         for row in sorted({tuple(row) for row, _ in lines})
-        if any(ring_lib.is_local(devices[node]) for node in row)
+        if any(devices_lib.is_local(devices[node]) for node in row)
     ]
 
   def _compile(self, owners: Owners) -> None:
@@ -125,7 +126,7 @@ class SpmdEngine:
     _ = program.segment, program.start
     for node, stages in self._stages(program, owners).items():
       device = self._devices[node]
-      if ring_lib.is_local(device):
+      if devices_lib.is_local(device):
         self._packing.find_pack(program, device, stages, stages)
         for hold, stage in enumerate(stages[: program.sizes.num_owned]):
           self._packing.find_unpack(program, device, stage, hold)

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.spmd import program as program_lib
 from bamboo_jax.runtime.spmd.processes import transfer_log
@@ -57,7 +58,7 @@ class Ring:
     self._rows, self.program, self._log = rows, program, log
     self.nodes = tuple(nodes)
     devices = enumerate(program.mesh.devices)
-    self.local = [n for n, d in devices if is_local(d)]
+    self.local = [n for n, d in devices if devices_lib.is_local(d)]
     self._is_shared = len(self.local) < len(self.nodes)
     self.most_behind = most_behind(program) if self._is_shared else 0
     self._channel = channel_lib.Channel("ring", self.nodes, (kind,))
@@ -135,8 +136,3 @@ class Ring:
 def host_zeros(shapes: base.PyTree) -> base.PyTree:
   """Returns NumPy arrays [1, ...] for the shapes of one device."""
   return jax.tree.map(lambda a: np.zeros((1, *a.shape), a.dtype), shapes)
-
-
-def is_local(device: jax.Device) -> bool:
-  """Returns whether a device of any backend belongs to this process."""
-  return device.process_index == device.client.process_index()

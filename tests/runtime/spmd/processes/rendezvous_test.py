@@ -8,7 +8,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from bamboo_jax.runtime import compat
+from bamboo_jax.runtime.spmd.processes import private_jax
 from bamboo_jax.runtime.spmd.processes import rendezvous as rendezvous_lib
 from bamboo_jax.runtime.wire import endpoints
 from bamboo_jax.runtime.wire import transport as transport_lib
@@ -97,7 +97,7 @@ class RendezvousTest(parameterized.TestCase):
     )
     self.enterContext(
         mock.patch.multiple(
-            compat,
+            private_jax,
             coordination_values=lambda prefix: dict(local.process.values),
             set_coordination_value=lambda *entry: local.process.write(*entry),
         )
@@ -199,7 +199,7 @@ class RendezvousTest(parameterized.TestCase):
       return {f"{_KEY}/0": first.address}
 
     with (
-        mock.patch.object(compat, "coordination_values", look_late),
+        mock.patch.object(private_jax, "coordination_values", look_late),
         mock.patch.object(first._rendezvous, "_carry") as carry,
     ):
       first._rendezvous._look(over, first.cut)

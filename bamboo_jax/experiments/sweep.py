@@ -1,0 +1,360 @@
+"""Runs independent jobs: on all cores, on a Dask cluster, or in shards.
+
+A job is a plain value, a *sweep* applies one function of a module to all jobs.
+Results come in the order of the jobs, whoever computed them, so that tables and
+numbers are the same however a sweep was split:
+
+    jobs     0  1  2  3  4  5  6        --shard=1/2: 0 2 4 6, --shard=2/2: 1 3 5
+    folder   0     2  3                 results so far, one file each
+    yields   0 ... 2 3 as soon as 1 is there
+
+A job whose process dies is run again by another process. With a folder for
+results a sweep that ended early goes on where it was, and shards of several
+machines that share the folder are merged.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import process
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import multiprocessing
+import os
+import pathlib
+import pickle
+import platform
+import re
+import shutil
+import sys
+from typing import Any, TypeVar
+
+from bamboo_jax import base
+from bamboo_jax.base import extras
+from bamboo_jax.base import packaged
+from bamboo_jax.metrics import progress as progress_lib
+
+_MAX_BROKEN = 3  # Pools in a row that finish no job.
+_CONNECT_SECS = 10.0
+_PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+# Beside the package in a clone, and within it once installed.
+_BESIDE = ("benchmarks", "configs", "launch", "reproductions", "tests")
+_LIBRARIES = ("jax", "numpy", "scipy")
+
+_Job = TypeVar("_Job")
+_Result = TypeVar("_Result")
+
+
+class ShardEnd(Exception):
+  """All jobs of a shard are done: there is nothing to summarise yet."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+  """Every `count`-th job, from number `index`, which counts from 1."""
+
+  index: int
+  count: int
+
+  def __post_init__(self) -> None:
+    if not 1 <= self.index <= self.count:
+      raise ValueError(
+          f"A shard must be from 1/N to N/N, such as 2/4, got {self}."
+      )
+
+  def __str__(self) -> str:
+    return f"{self.index}/{self.count}"
+
+  def select(self, num_jobs: int) -> range:
+    """Returns the indices of its jobs."""
+    return range(self.index - 1, num_jobs, self.count)
+
+
+def parse_shard(text: str) -> Shard:
+  """Returns the shard of a text such as "2/4"; else raises `ValueError`."""
+  match = re.fullmatch(r"(\d+)/(\d+)", text)
+  if not match:
+    raise ValueError(
+        f"A shard must be from 1/N to N/N, such as 2/4, got {text!r}."
+    )
+  return Shard(int(match[1]), int(match[2]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Where:
+  """Where jobs run, and where their results are kept.
+
+  Attributes:
+    num_processes: Of this machine; None: one per core. With one, jobs run in
+      this process.
+    scheduler: Address of a Dask scheduler, whose workers run the jobs instead.
+    shard: The jobs to run; None: all.
+    num_merged: Number of shards whose results are merged; no job is run then.
+    folder: Of results; None: they are not kept.
+  """
+
+  num_processes: int | None = None
+  scheduler: str | None = None
+  shard: Shard | None = None
+  num_merged: int | None = None
+  folder: pathlib.Path | None = None
+
+  def __post_init__(self) -> None:
+    if self.num_processes is not None and self.num_processes < 1:
+      raise ValueError(
+          f"num_processes must be from 1, got {self.num_processes}."
+      )
+
+  def clear(self) -> None:
+    """Removes the results, once what is made of them has been written."""
+    if self.folder is not None:
+      shutil.rmtree(self.folder, ignore_errors=True)
+
+
+HERE = Where()
+
+
+def run(
+    function: Callable[[_Job], _Result],
+    jobs: Sequence[_Job],
+    where: Where = HERE,
+    *,
+    inputs: Sequence[str] = (),
+    num_runs: Callable[[_Job], int] = lambda job: 1,
+    describe: Callable[[_Job], Mapping[str, str | float]] | None = None,
+) -> Iterator[_Result]:
+  """Yields the results of `function`, of a module, in the order of `jobs`.
+
+  Shows the number of finished runs of all jobs, labelled `describe`; without
+  it, only on a terminal. The file of a result is found again by the same code
+  for an equal job (by its `repr`) with equal `inputs`, such as hashes of files.
+
+  Raises:
+    ShardEnd: All jobs of the shard are done; none is yielded.
+    ValueError: Shards to merge lack results; the scheduler does not answer; a
+      worker has other versions; processes die again and again.
+  """
+  files = _find_files(function, jobs, where.folder, inputs)
+  results = {
+      i: pickle.loads(f.read_bytes()) for i, f in files.items() if f.exists()
+  }
+  if where.num_merged:
+    _check_shards(where.num_merged, len(jobs), results)
+  selected = where.shard.select(len(jobs)) if where.shard else range(len(jobs))
+  todo = {i: jobs[i] for i in selected if i not in results}
+  num_done = sum(num_runs(jobs[i]) for i in selected if i in results)
+  num_steps = sum(num_runs(jobs[i]) for i in selected)
+  first = 0  # Not yielded yet.
+  with contextlib.ExitStack() as stack:
+    show = lambda *unused: None
+    if describe is not None or sys.stdout.isatty():
+      bar = progress_lib.Progress(num_steps=num_steps, unit="run")
+      show = stack.enter_context(bar).show_step
+    done = _run_all(function, todo, where)
+    stack.enter_context(contextlib.closing(done))
+    while True:
+      while first in results and not where.shard:
+        yield results.pop(first)
+        first += 1
+      if (ended := next(done, None)) is None:
+        break
+      i, results[i] = ended
+      if where.folder is not None:
+        where.folder.mkdir(parents=True, exist_ok=True)
+        content = pickle.dumps(results[i])
+        base.write_atomically(files[i], content, sync=False)
+      num_done += num_runs(jobs[i])
+      show(num_done, describe(jobs[i]) if describe else {})
+  if where.shard:
+    raise ShardEnd(f"shard={where.shard} jobs={len(selected)} of {len(jobs)}")
+
+
+def digest_files(paths: Sequence[str | None]) -> list[str]:
+  """Returns a hash of each file, for `inputs`; None is skipped."""
+  return [
+      hashlib.sha256(packaged.find_file(path).read_bytes()).hexdigest()
+      for path in paths
+      if path is not None
+  ]
+
+
+def _find_files(
+    function: Callable[..., Any],
+    jobs: Sequence[Any],
+    folder: pathlib.Path | None,
+    inputs: Sequence[str],
+) -> dict[int, pathlib.Path]:
+  """Returns the file of each result; none without a folder."""
+  if folder is None:
+    return {}
+  what = f"{versions()} {function.__module__}.{function.__qualname__} {inputs}"
+  return {
+      i: folder / f"{hashlib.sha256(f'{what} {job!r}'.encode()).hexdigest()}"
+      for i, job in enumerate(jobs)
+  }
+
+
+def _check_shards(count: int, num_jobs: int, done: Mapping[int, Any]) -> None:
+  """Raises `ValueError`, which names shards without results for all jobs."""
+  lacking = []
+  for index in range(1, count + 1):
+    selected = Shard(index, count).select(num_jobs)
+    num_done = sum(i in done for i in selected)
+    if num_done < len(selected):
+      lacking.append(f"{index}/{count} has {num_done} of {len(selected)} jobs")
+  if lacking:
+    raise ValueError(
+        f"Shards are not complete: {'; '.join(lacking)}. Run them with the "
+        "same flags and code, and --shard."
+    )
+
+
+def _run_all(
+    function: Callable[[Any], Any], todo: Mapping[int, Any], where: Where
+) -> Generator[tuple[int, Any]]:
+  """Yields index and result of each job, in the order in which they end."""
+  todo, num_broken = dict(todo), 0
+  num_processes = where.num_processes or len(os.sched_getaffinity(0))
+  num_processes = min(num_processes, len(todo))
+  if where.scheduler is None and num_processes == 1:
+    for i, job in todo.items():
+      yield i, function(job)
+    return
+  while todo:
+    try:
+      if where.scheduler is not None:
+        done = _on_dask(function, todo, where.scheduler)
+      else:
+        done = _on_processes(function, todo, num_processes)
+      with contextlib.closing(done):
+        for i, result in done:
+          del todo[i]
+          num_broken = 0
+          yield i, result
+    except process.BrokenProcessPool:
+      num_broken += 1
+      if num_broken == _MAX_BROKEN:
+        raise ValueError(
+            f"Processes were killed {num_broken} times before a job was done; "
+            "is there enough memory for --num_processes?"
+        ) from None
+
+
+def _on_processes(
+    function: Callable[[Any], Any], jobs: Mapping[int, Any], number: int
+) -> Generator[tuple[int, Any]]:
+  # Spawned processes inherit no locks and no threads.
+  pool = process.ProcessPoolExecutor(
+      number, mp_context=multiprocessing.get_context("spawn")
+  )
+  try:
+    yield from _collect(pool, function, jobs)
+  finally:
+    pool.shutdown(cancel_futures=True)
+
+
+def _on_dask(
+    function: Callable[[Any], Any], jobs: Mapping[int, Any], address: str
+) -> Generator[tuple[int, Any]]:
+  distributed = extras.load("distributed", extra="sweep", what="--scheduler")
+  try:
+    client = distributed.Client(
+        address, timeout=_CONNECT_SECS, set_as_default=False
+    )
+  except (OSError, ValueError) as error:
+    raise ValueError(
+        f"--scheduler={address}: no Dask scheduler answers: {error}"
+    ) from error
+  with client:
+    _check_workers(client, address)
+    call = functools.partial(_call, function, versions())
+    try:
+      yield from _collect(client.get_executor(pure=False), call, jobs)
+    except distributed.KilledWorker as error:
+      raise ValueError(f"--scheduler={address}: {error}") from error
+    except futures.CancelledError:
+      raise ValueError(
+          f"--scheduler={address}: the scheduler ended before the jobs."
+      ) from None
+
+
+def _collect(
+    executor: futures.Executor,
+    call: Callable[[Any], Any],
+    jobs: Mapping[int, Any],
+) -> Generator[tuple[int, Any]]:
+  waiting = {executor.submit(call, job): i for i, job in jobs.items()}
+  try:
+    for future in futures.as_completed([*waiting]):
+      yield waiting.pop(future), future.result()
+  finally:
+    for future in waiting:
+      future.cancel()
+
+
+def _check_workers(client: Any, address: str) -> None:
+  """Raises `ValueError`, which names a worker that cannot take part."""
+
+  def ask() -> dict[str, str]:
+    # Sent as code: a worker may lack the package.
+    module = importlib.import_module("bamboo_jax.experiments.sweep")
+    found: dict[str, str] = module.versions()
+    return found
+
+  what = f"--scheduler={address}:"
+  try:
+    client.wait_for_workers(1, timeout=_CONNECT_SECS)
+  except TimeoutError:
+    raise ValueError(
+        f"{what} it has no worker after {_CONNECT_SECS} s."
+    ) from None
+  for worker, number in client.nthreads().items():
+    if number != 1:
+      raise ValueError(
+          f"{what} worker {worker} has {number} threads; start it with "
+          "--nthreads=1."
+      )
+  for worker, found in client.run(ask, on_error="return").items():
+    if isinstance(found, Exception):
+      raise ValueError(f"{what} worker {worker}: {found}.")
+    _check_versions(found, versions(), f"{what} worker {worker}")
+
+
+def _call(
+    function: Callable[[Any], Any], wanted: Mapping[str, str], job: Any
+) -> Any:
+  """Runs a job on a worker, which may have joined after the check."""
+  _check_versions(versions(), wanted, f"Worker on {platform.node()}")
+  return function(job)
+
+
+def _check_versions(
+    found: Mapping[str, str], wanted: Mapping[str, str], who: str
+) -> None:
+  other = [
+      f"{name} {found.get(name)}, not {version}"
+      for name, version in wanted.items()
+      if found.get(name) != version
+  ]
+  if other:
+    raise ValueError(f"{who} has {'; '.join(other)}.")
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+  """Returns what results depend on besides jobs: code and libraries."""
+  folders = [_PACKAGE]
+  if not (_PACKAGE / "launch").is_dir():
+    folders += [_PACKAGE.parent / name for name in _BESIDE]
+  code = hashlib.sha256()
+  for folder in folders:
+    for path in sorted(folder.rglob("*.py")):
+      code.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
+  return {
+      "bamboo_jax": f"code {code.hexdigest()[:8]}",
+      "Python": platform.python_version(),
+      **{name: importlib.metadata.version(name) for name in _LIBRARIES},
+  }

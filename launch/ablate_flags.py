@@ -1,0 +1,81 @@
+"""The flags of `bamboo ablate` that say what runs."""
+
+import dataclasses
+import sys
+from typing import Any
+
+from absl import flags
+
+from bamboo_jax.base import packaged
+from bamboo_jax.benchmarks import ablation
+from bamboo_jax.experiments import sweep
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import flag_checks
+
+flags.disclaim_key_flags()  # A flag is one of the command that defines it.
+
+DEFAULT = "quickstart"
+_SHARED = ("config", *ablation.FILES, "time_scale", "nodes", "program_cache")
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+  """The flags."""
+
+  sweep: flags.FlagHolder[Any]
+  faults: flags.FlagHolder[Any]
+  trace: flags.FlagHolder[Any]
+  time_scale: flags.FlagHolder[Any]
+  nodes: flags.FlagHolder[Any]
+
+  def read_sweeps(self) -> dict[str, tuple[str, ...]]:
+    """Returns the values of each field; `ValueError` if one is not allowed."""
+    sweeps: dict[str, tuple[str, ...]] = ablation.parse_sweeps(self.sweep.value)
+    flag_checks.refuse_keys(sys.argv[1:], sweeps, "beside a --sweep of it")
+    given = {name for name in ablation.FILES if getattr(self, name).value}
+    twice = [f"--{name}" for name in given & {*sweeps}]
+    flag_checks.refuse(twice, "beside a --sweep of it")
+    if len(used := given | {*sweeps} & {*ablation.FILES}) > 1:
+      raise ValueError(f"Give one of {' and '.join(sorted(used))}, not both.")
+    if "trace" not in used:
+      flag_checks.check_needs([self.time_scale, self.nodes], self.trace)
+    for field, values in sweeps.items():
+      for value in values:
+        if field in ablation.FILES:
+          packaged.find_file(value)
+        else:
+          config_flag.check_arguments([f"--config.{field}={value}"])
+    return sweeps
+
+  def find_command(
+      self, sweeps: ablation.Sweeps
+  ) -> tuple[str, tuple[str, ...], list[str]]:
+    """Returns module and arguments of all runs, and hashes of their files."""
+    program = "cluster" if self.trace.value or "trace" in sweeps else "train"
+    config: Any = flags.FLAGS["config"].value
+    shared = (*_SHARED, *["figure_format"] * config.metrics.plots)
+    given = cli.find_arguments(shared, sys.argv[1:])
+    if not flags.FLAGS["config"].present:
+      given.insert(0, f"--config={DEFAULT}")
+    files = [self.faults.value, self.trace.value]
+    files += [v for name in ablation.FILES for v in sweeps.get(name, ())]
+    inputs = [*sweep.digest_files(files), str(config)]
+    return f"bamboo_jax.launch.{program}", tuple(given), inputs
+
+
+def define() -> Flags:
+  """Defines the flags."""
+  text = flags.DEFINE_string
+  return Flags(
+      flags.DEFINE_multi_string(
+          "sweep",
+          None,
+          "A field of the config, faults or trace, and its values: seed=0,1.",
+          required=True,
+      ),
+      text("faults", None, "As for `bamboo train`."),
+      text("trace", None, "As for `bamboo cluster`, and so are these:"),
+      flags.DEFINE_float("time_scale", None, "Only with a trace."),
+      flags.DEFINE_integer("nodes", None, "Only with a trace."),
+  )

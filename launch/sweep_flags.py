@@ -1,0 +1,81 @@
+"""Flags of commands that run many independent jobs; see `experiments.sweep`."""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import pathlib
+from typing import Any
+
+from absl import flags
+
+from bamboo_jax.experiments import sweep
+from bamboo_jax.launch import flag_checks
+
+flags.disclaim_key_flags()  # A flag is one of the command that defines it.
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+  """The flags."""
+
+  num_processes: flags.FlagHolder[Any]
+  scheduler: flags.FlagHolder[Any]
+  shard: flags.FlagHolder[Any]
+  merge: flags.FlagHolder[Any]
+
+  def read(self, workdir: str | None, *, alone: str = "") -> sweep.Where:
+    """Returns where jobs run; results are kept below the workdir, if any.
+
+    With `alone`, the reason, one runs after the other on this machine.
+    """
+    flag_checks.check_one_of(self.shard, self.merge)
+    if alone:
+      flag_checks.check_unused([self.num_processes, self.scheduler], alone)
+    if self.scheduler.value:
+      flag_checks.check_unused([self.num_processes], "with --scheduler")
+    if workdir is None:
+      flag_checks.check_unused([self.shard, self.merge], "without --workdir")
+    return sweep.Where(
+        num_processes=1 if alone else self.num_processes.value,
+        scheduler=self.scheduler.value,
+        shard=self.shard.value and sweep.parse_shard(self.shard.value),
+        num_merged=self.merge.value,
+        folder=pathlib.Path(workdir, "jobs") if workdir else None,
+    )
+
+
+def define() -> Flags:
+  """Defines the flags."""
+  return Flags(
+      flags.DEFINE_integer(
+          "num_processes", None, "Jobs at once; by default one for each core."
+      ),
+      flags.DEFINE_string(
+          "scheduler",
+          None,
+          "Address of a Dask scheduler, such as tcp://host:8786, whose workers "
+          "run the jobs, in the same folder.",
+      ),
+      flags.DEFINE_string(
+          "shard", None, "Run only this part of the jobs, such as 2/4."
+      ),
+      flags.DEFINE_integer(
+          "merge",
+          None,
+          "Merge the results of so many shards, and run nothing.",
+          lower_bound=1,
+      ),
+  )
+
+
+def ending(main: Callable[[], None]) -> Callable[[], None]:
+  """Returns `main` that ends with a line where a shard does."""
+
+  @functools.wraps(main)
+  def run() -> None:
+    try:
+      main()
+    except sweep.ShardEnd as end:
+      print(end)
+
+  return run

@@ -1,0 +1,211 @@
+"""Jobs that run elsewhere: the same results, whatever breaks."""
+
+import contextlib
+import io
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+from unittest import mock
+
+from absl.testing import parameterized
+import distributed
+
+from bamboo_jax.base import ports
+from bamboo_jax.experiments import sweep
+from tests import folders
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_DEADLINE_SECS = 60.0
+
+
+def square(x):
+  return x * x
+
+
+def die_once(job):
+  """Returns the square of a number; the process dies the first time."""
+  x, folder = job
+  path = pathlib.Path(folder, f"tried_{x}")
+  if x == 3 and not path.exists():
+    path.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+  return x * x
+
+
+def refuse(x):
+  raise ValueError(f"x must not be {x}")
+
+
+def die(unused_job):
+  os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run(function, jobs, where, **options):
+  """Returns the results, and what is printed."""
+  with contextlib.redirect_stdout(io.StringIO()) as out:
+    found = [*sweep.run(function, jobs, where, **options)]
+  return found, out.getvalue().splitlines()
+
+
+class SweepTest(folders.FolderCase):
+
+  def test_order_and_progress(self):
+    found, lines = run(
+        square,
+        [3, 1, 2],
+        sweep.Where(num_processes=1),
+        num_runs=lambda job: job,
+        describe=lambda job: {"job": job},
+    )
+    self.assertEqual(found, [9, 1, 4])
+    self.assertEqual(
+        [line.split()[:2] for line in lines],
+        [["run=3", "job=3"], ["run=4", "job=1"], ["run=6", "job=2"]],
+    )
+
+  def test_processes(self):  # Starting them takes a second.
+    jobs = [(x, self.folder) for x in range(6)]
+    found, lines = run(
+        die_once,
+        jobs,
+        sweep.Where(num_processes=2),
+        describe=lambda job: {"x": job[0]},
+    )
+    self.assertEqual(found, [0, 1, 4, 9, 16, 25])
+    self.assertTrue((self.folder / "tried_3").exists())
+    self.assertStartsWith(lines[-1], "run=6 ")
+
+  def test_a_job_that_kills(self):
+    with self.assertRaisesRegex(ValueError, "killed 3 times .*--num_processes"):
+      run(die, [1, 2], sweep.Where(num_processes=2))
+
+  def test_resume(self):
+    where = sweep.Where(num_processes=1, folder=self.folder / "jobs")
+    for _ in range(2):
+      results = sweep.run(square, [5, 6, 7], where)
+      self.assertEqual(next(results), 25)
+      results.close()
+    (file,) = where.folder.iterdir()
+    file.write_bytes(b"I7\n.")  # A pickle of another number.
+    jobs = [5, 6, 7]
+    self.assertEqual(run(square, jobs, where)[0], [7, 36, 49])
+    self.assertEqual(run(abs, jobs, where)[0], jobs)  # Another function, and
+    self.assertEqual(run(square, jobs, where, inputs=["a"])[0][0], 25)
+    self.assertEqual(run(square, [8, 5], where)[0], [64, 7])
+    where.clear()
+    self.assertEqual(run(square, jobs, where)[0], [25, 36, 49])
+
+  def test_shards(self):
+    jobs, folder = [*range(10)], self.folder / "jobs"
+    merge = sweep.Where(num_merged=3, folder=folder)
+    for index, num_jobs in ((1, 4), (3, 3)):
+      where = sweep.Where(1, shard=sweep.Shard(index, 3), folder=folder)
+      text = f"shard={index}/3 jobs={num_jobs} of 10"
+      with self.assertRaisesRegex(sweep.ShardEnd, text):
+        run(square, jobs, where)
+    with self.assertRaisesRegex(
+        ValueError, "^Shards are not complete: 2/3 has 0 of 3 jobs. Run"
+    ):
+      run(square, jobs, merge)
+    self.assertLen([*folder.iterdir()], 7)
+    where = sweep.Where(1, shard=sweep.Shard(2, 3), folder=folder)
+    with self.assertRaises(sweep.ShardEnd):
+      run(square, jobs, where)
+    self.assertEqual(run(die, jobs[:0], merge)[0], [])
+    self.assertEqual(run(square, jobs, merge)[0], [x * x for x in jobs])
+
+  @parameterized.parameters("0/2", "3/2", "a/2", "1", "", "1/2/3")
+  def test_bad_shard(self, text):
+    with self.assertRaisesRegex(ValueError, "such as 2/4, got"):
+      sweep.parse_shard(text)
+
+  def test_select(self):
+    self.assertEqual([*sweep.parse_shard("2/3").select(8)], [1, 4, 7])
+
+  def test_bad_number(self):
+    with self.assertRaisesRegex(ValueError, "num_processes must be from 1"):
+      sweep.Where(num_processes=0)
+
+
+class DaskTest(folders.FolderCase):
+  """A real scheduler, and workers as processes: seconds for each test."""
+
+  def setUp(self):
+    super().setUp()
+    port = ports.free_port()
+    self.address = f"tcp://127.0.0.1:{port}"
+    self.where = sweep.Where(scheduler=self.address)
+    self.start("scheduler", "--no-dashboard", f"--port={port}")
+
+  def start(self, program, *arguments, path=_ROOT):
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"distributed.cli.dask_{program}", *arguments],
+        cwd=self.folder,
+        env={**os.environ, "PYTHONPATH": str(path)},
+        stderr=subprocess.DEVNULL,
+    )
+    self.addCleanup(process.wait)
+    self.addCleanup(process.kill)
+    return process
+
+  def start_worker(self, *, num_threads=1, path=_ROOT):
+    return self.start(
+        *("worker", self.address, "--no-nanny", "--no-dashboard"),
+        f"--nthreads={num_threads}",
+        path=path,
+    )
+
+  def wait_for_workers(self, number):
+    with distributed.Client(self.address, set_as_default=False) as client:
+      client.wait_for_workers(number, timeout=_DEADLINE_SECS)
+
+  def test_a_worker_is_killed(self):
+    workers = [self.start_worker() for _ in range(2)]
+    self.wait_for_workers(2)
+    jobs = [(x, self.folder) for x in range(40)]
+    found, _ = run(die_once, jobs, self.where)
+    self.assertEqual(found, [x * x for x in range(40)])
+    self.assertTrue((self.folder / "tried_3").exists())
+    codes = {worker.poll() for worker in workers}
+    self.assertEqual(codes, {None, -signal.SIGKILL})
+    with self.assertRaisesRegex(ValueError, "x must not be 1"):
+      run(refuse, [1], self.where)
+
+  def test_a_worker_with_other_code(self):
+    shutil.copytree(_ROOT / "bamboo_jax", self.folder / "bamboo_jax")
+    self.start_worker(path=self.folder)
+    with self.assertRaisesRegex(
+        ValueError, "worker tcp://127.*: has bamboo_jax code .*, not code "
+    ):
+      run(square, [1], self.where)
+
+  def test_workers_that_cannot_take_part(self):
+    with mock.patch.object(sweep, "_CONNECT_SECS", 0.5):
+      with self.assertRaisesRegex(ValueError, "has no worker after 0.5 s"):
+        run(square, [1], self.where)
+    self.start_worker(num_threads=2)
+    with self.assertRaisesRegex(ValueError, "2 threads; .*--nthreads=1"):
+      run(square, [1], self.where)
+
+  def test_a_worker_that_cannot_import(self):
+    (self.folder / "bamboo_jax.py").write_text("import no_such")
+    self.start_worker(path=self.folder)
+    with self.assertRaisesRegex(
+        ValueError, "worker tcp://.*No module named 'no_such'"
+    ):
+      run(square, [1], self.where)
+
+
+class NoSchedulerTest(parameterized.TestCase):
+
+  @parameterized.parameters("tcp://127.0.0.1:{port}", "nowhere", "udp://a:1")
+  def test_one_line(self, address):
+    address = address.format(port=ports.free_port())
+    with mock.patch.object(sweep, "_CONNECT_SECS", 0.5):
+      with self.assertRaisesRegex(
+          ValueError, f"^--scheduler={address}: no Dask scheduler answers: "
+      ):
+        run(square, [1], sweep.Where(scheduler=address))

@@ -1,0 +1,76 @@
+"""Layouts as jobs of a sweep: each names what it needs to run anywhere."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import ml_collections
+
+from bamboo_jax.runtime import devices
+from bamboo_jax.runtime.executables import store
+from tests.fault_sweep import clusters
+from tests.fault_sweep import layouts
+
+_made: dict[str, Any] = {}  # By what they are made of; they keep programs.
+
+
+class Job(NamedTuple):
+  """A layout to run: in a process, or with `arguments` in a cluster."""
+
+  layout: layouts.Layout
+  config: ml_collections.ConfigDict
+  arguments: Sequence[str] | None
+  program_cache: str  # Folder; empty: none.
+  num_events: int
+
+
+class Ended(NamedTuple):
+  """How a job ended: with a state, or with an error."""
+
+  state: str | None
+  outcome: str
+  faults: str
+
+
+def draw(
+    config: ml_collections.ConfigDict,
+    arguments: Sequence[str] | None,
+    *,
+    program_cache: str,
+    count: int,
+    seed: int,
+    num_events: int,
+) -> list[Job]:
+  """Returns random layouts as jobs."""
+  maker = _make(config, arguments, program_cache, num_events)
+  return [
+      Job(layout, config, arguments, program_cache, num_events)
+      for layout in maker.draw(count, seed=seed)
+  ]
+
+
+def run(job: Job) -> Ended:
+  """Returns how a layout ended; the others are run whatever one does."""
+  maker = _make(*job[1:])
+  try:
+    state = maker.run(job.layout)
+    outcome = state[:12]
+  except Exception as error:
+    state, outcome = None, f"FAILED {type(error).__name__}: {error}"
+  return Ended(state, outcome, ";".join(map(str, maker.drawn)))
+
+
+def _make(
+    config: ml_collections.ConfigDict,
+    arguments: Sequence[str] | None,
+    program_cache: str,
+    num_events: int,
+) -> Any:
+  """Returns the object of this process that draws layouts and runs them."""
+  if arguments is not None:
+    return clusters.Clusters(arguments, num_events=num_events)
+  key = f"{config} {num_events}"
+  if key not in _made:
+    store.use(program_cache)
+    devices.use_virtual_devices(layouts.MAX_DEVICES, distinct=True)
+    _made[key] = layouts.Layouts(config, num_events=num_events)
+  return _made[key]
