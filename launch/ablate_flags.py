@@ -34,8 +34,8 @@ class Flags:
     sweeps: dict[str, tuple[str, ...]] = ablation.parse_sweeps(self.sweep.value)
     flag_checks.refuse_keys(sys.argv[1:], sweeps, "beside a --sweep of it")
     given = {name for name in ablation.FILES if getattr(self, name).value}
-    twice = [f"--{name}" for name in given & {*sweeps}]
-    flag_checks.refuse(twice, "beside a --sweep of it")
+    twice = given & {*sweeps}
+    flag_checks.refuse([f"--{n}" for n in twice], "beside a --sweep of it")
     if len(used := given | {*sweeps} & {*ablation.FILES}) > 1:
       raise ValueError(f"Give one of {' and '.join(sorted(used))}, not both.")
     if "trace" not in used:
@@ -60,13 +60,12 @@ class Flags:
       given.insert(0, f"--config={DEFAULT}")
     files = [self.faults.value, self.trace.value]
     files += [v for name in ablation.FILES for v in sweeps.get(name, ())]
-    inputs = [*sweep.digest_files(files), str(config)]
-    return f"bamboo_jax.launch.{program}", tuple(given), inputs
+    hashes = [*sweep.digest_files(files), str(config)]
+    return f"bamboo_jax.launch.{program}", tuple(given), hashes
 
 
 def define() -> Flags:
   """Defines the flags."""
-  text = flags.DEFINE_string
   return Flags(
       flags.DEFINE_multi_string(
           "sweep",
@@ -74,8 +73,10 @@ def define() -> Flags:
           "A field of the config, faults or trace, and its values: seed=0,1.",
           required=True,
       ),
-      text("faults", None, "As for `bamboo train`."),
-      text("trace", None, "As for `bamboo cluster`, and so are these:"),
+      flags.DEFINE_string("faults", None, "As for `bamboo train`."),
+      flags.DEFINE_string(
+          "trace", None, "As for `bamboo cluster`, and so are these:"
+      ),
       flags.DEFINE_float("time_scale", None, "Only with a trace."),
       flags.DEFINE_integer("nodes", None, "Only with a trace."),
   )

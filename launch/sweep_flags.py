@@ -53,8 +53,7 @@ def define() -> Flags:
       flags.DEFINE_string(
           "scheduler",
           None,
-          "Address of a Dask scheduler, such as tcp://host:8786, whose workers "
-          "run the jobs, in the same folder.",
+          "A Dask scheduler, tcp://host:8786; its workers run the jobs.",
       ),
       flags.DEFINE_string(
           "shard", None, "Run only this part of the jobs, such as 2/4."
