@@ -40,12 +40,11 @@ class Flags:
       raise ValueError(f"Give one of {' and '.join(sorted(used))}, not both.")
     if "trace" not in used:
       flag_checks.check_needs([self.time_scale, self.nodes], self.trace)
-    for field, values in sweeps.items():
-      for value in values:
-        if field in ablation.FILES:
-          packaged.find_file(value)
-        else:
-          config_flag.check_arguments([f"--config.{field}={value}"])
+    for field, value in ((f, v) for f, own in sweeps.items() for v in own):
+      if field in ablation.FILES:
+        packaged.find_file(value)
+      else:
+        config_flag.check_arguments([f"--config.{field}={value}"])
     return sweeps
 
   def find_command(
@@ -74,9 +73,7 @@ def define() -> Flags:
           required=True,
       ),
       flags.DEFINE_string("faults", None, "As for `bamboo train`."),
-      flags.DEFINE_string(
-          "trace", None, "As for `bamboo cluster`, and so are these:"
-      ),
+      flags.DEFINE_string("trace", None, "As for `bamboo cluster`, and these:"),
       flags.DEFINE_float("time_scale", None, "Only with a trace."),
       flags.DEFINE_integer("nodes", None, "Only with a trace."),
   )
