@@ -136,7 +136,7 @@ class NoneTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ("configs/default.py", 16),
-      ("configs/sim/compare.py", 17),
+      ("configs/sim/compare.py", 16),
       ("configs/sim/bamboo_bert.py", 1),
       ("configs/sim/oobleck.py", 1),
   )

@@ -146,7 +146,8 @@ class RunTest(parameterized.TestCase):
     self.assertRegex(
         self.output.getvalue(),
         r"(?m)^step=5 loss=\d\.\d{4} lr=0\.00\d+ tokens_per_sec=\d+ "
-        r"bubble_pct=\d+\.\d step_ms=\d+\.\d$",  # No price, so no dollars.
+        # No price, so no dollars.
+        r"bubble_pct=\d+\.\d step_ms=\d+\.\d goodput_pct=\d+\.\d$",
     )
 
   def test_trace_has_what_was_planned_and_what_was_measured(self):

@@ -112,17 +112,18 @@ class CompileAheadTest(absltest.TestCase):
     engine, asked = make_engine(), []
     job = lambda: None
 
-    def more(owners, lines):
-      asked.append(([*owners], [*lines]))
+    def more(lines):
+      asked.append([*lines])
       return [job]
 
     jobs = compile_ahead.compile_jobs(engine, evaluate=False, more=more)
     deaths = [*compile_ahead.survivable_deaths(OWNERS, SHADOWS)]
-    self.assertEqual([owners for owners, _ in asked[1:]], deaths)
-    self.assertEqual(asked[0], (engine.owners, engine.lines))
+    found = [[row for row, _ in lines] for lines in asked[1:]]
+    self.assertEqual(found, [[*owners] for owners in deaths])
+    self.assertEqual(asked[0], [*engine.lines])
     self.assertEqual(jobs.count(job), len(asked))
     jobs = compile_ahead.compile_jobs_of(
-        engine, deaths[0], [{} for _ in OWNERS], asked[1][1], more=more
+        engine, deaths[0], [{} for _ in OWNERS], asked[1], more=more
     )
     self.assertEqual(asked[-1], asked[1])
     self.assertIn(job, jobs)
