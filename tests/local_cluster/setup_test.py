@@ -6,6 +6,7 @@ from unittest import mock
 from absl.testing import parameterized
 
 from bamboo_jax.local_cluster import setup as setup_lib
+from bamboo_jax.runtime import compat
 from tests import tiny
 
 
@@ -17,6 +18,9 @@ class SetupTest(parameterized.TestCase):
   def test_programs_on_accelerators(self, gpus, platforms, is_rejected):
     environ = {"CUDA_VISIBLE_DEVICES": gpus, "JAX_PLATFORMS": platforms}
     self.enterContext(mock.patch.dict(os.environ, environ))
+    self.enterContext(
+        mock.patch.object(compat, "sees_nvidia_gpu", lambda: bool(gpus))
+    )
     setup_lib.check(tiny.get_config(), ["a"])
     config = tiny.make_config(pipeline__executor="spmd")
     if not is_rejected:
