@@ -71,7 +71,7 @@ def plan_losses(
   """Yields the start, and then deaths, until one would lose a layer."""
   layout, members = first, {*first.nodes}
   rng = random.Random(len(members))
-  step_ms = lambda layout: 1e3 * rules.planner.times.step_secs(layout.pipelines)
+  step_ms = lambda layout: 1e3 * speed.step(layout.pipelines, drops=False).secs
   yield Loss(None, layout, step_ms(layout))
   while True:
     for victim in rng.sample(sorted(layout.nodes), len(layout.nodes)):
@@ -103,7 +103,7 @@ def measure(
     share = num_nodes / (num_nodes - num_lost)
     ideal_ms = share * usual_ms
     step_ms = statistics.median(times_ms[at + 1 : at + _NUM_EACH])
-    depths = [len(p.nodes) for p in loss.layout.pipelines]
+    depths = [len({*roles.owners}) for roles in loss.layout.roles]
     now = owners[max(step for step in owners if step <= at + 2)]
     assert sorted(depths) == sorted(len({*row}) for row in now), (loss, now)
     rows.append(
