@@ -63,8 +63,6 @@ class Engine:
     shares: For each pipeline, its shares of the batch.
     lines: The node that computes each stage, for groups of shares; by default
       the owners of each pipeline for its shares.
-    max_holders: Number of nodes over which the shares of a stage may be
-      distributed arbitrarily; 0: each pipeline computes the same number.
     exchange: Connects this process with others; None without.
     clock: Of nodes whose layers sleep rather than compute.
     results: Of the phases of the current step.
@@ -80,7 +78,6 @@ class Engine:
       keep: bool = False,
       replicas: upkeep_lib.Protection | None = None,
       mesh: tuple[int, int] = (1, 1),
-      max_holders: int = 0,
       cache: program_cache.ProgramCache | None = None,
       exchange: ordered_sum.Exchange | None = None,
   ) -> None:
@@ -102,7 +99,6 @@ class Engine:
     self.programs = program_cache.ProgramCache() if cache is None else cache
     self.exchange = exchange
     self.num_shares, self._per_share = num_shares, 0
-    self.max_holders = max_holders
     self.clock = pace.Clock()
     self._keep = keep
     self.mesh = mesh

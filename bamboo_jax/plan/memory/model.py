@@ -144,8 +144,8 @@ class MemoryModel:
     return protection is not None and protection.refresh == "state"
 
   def _sum_working(self, first: int, last: int) -> int:
-    """Returns half of the largest unit's gradient, see `wire.share_sum`."""
-    return self.upkeep.is_summed * max(self._unit_parameters[first:last]) // 2
+    """Returns twice the largest unit's gradient: a partial sum, and a share."""
+    return 2 * self.upkeep.is_summed * max(self._unit_parameters[first:last])
 
   def _link_working(self, first: int, last: int) -> int:
     """Returns twice the most bytes that a refresh sends of a unit."""

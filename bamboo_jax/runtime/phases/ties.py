@@ -49,17 +49,6 @@ def find_copies(
   return tuple(tuple(group) for group in groups.values())
 
 
-def find_channels(
-    specs: Sequence[spec_lib.StageSpec], row: Sequence[int]
-) -> set[channel_lib.Channel]:
-  """Returns the channels that a pipeline needs for tied parameters."""
-  return {
-      copy.channel(*ends)
-      for group in find_copies(specs)
-      for copy, *ends in _transfers(group, row)
-  }
-
-
 def compile_for(engine: engine_lib.Engine, node: node_lib.Node) -> None:
   """Compiles the programs that a node needs as the owner of its stages."""
   for group in find_copies(engine.specs):

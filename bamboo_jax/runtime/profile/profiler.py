@@ -9,6 +9,7 @@ by round numbers for the device, so every machine gets the same plan.
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import itertools
+import operator
 import statistics
 import time
 from typing import Any, NamedTuple, TypeVar
@@ -24,7 +25,6 @@ from bamboo_jax.runtime.profile import roofline as roofline_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import link as link_lib
-from bamboo_jax.runtime.wire import share_sum
 
 
 class _Link(NamedTuple):
@@ -381,11 +381,16 @@ def _time_link(devices: Sequence[jax.Device], num_repeats: int) -> _Link:
 
 def _time_reduce(devices: Sequence[jax.Device], num_repeats: int) -> _Link:
   holders = (devices[0], devices[min(1, len(devices) - 1)])
+  add = jax.jit(operator.add)
 
   def time_of(size: int) -> float:
     like = jax.ShapeDtypeStruct((size,), np.float32)
-    total = share_sum.ShareSum(holders, like=like)
-    held = {i: _random(like, d) for i, d in enumerate(holders)}
-    return _median_ms(lambda: list(total(held).values()), num_repeats)
+    own, other = (_random(like, device) for device in holders)
+
+    def reduce() -> tuple[jax.Array, jax.Array]:  # As `phases.reduce`.
+      total = add(own, jax.device_put(other, holders[0]))
+      return total, jax.device_put(total, holders[1])
+
+    return _median_ms(reduce, num_repeats)
 
   return _slope(time_of)

@@ -25,10 +25,10 @@ from bamboo_jax.runtime.spmd import block_passes
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import end_passes
 from bamboo_jax.runtime.spmd import layout as layout_lib
+from bamboo_jax.runtime.spmd import mesh as mesh_lib
 from bamboo_jax.runtime.spmd import tick as tick_lib
 from bamboo_jax.runtime.spmd.ticks import table as table_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.runtime.wire import mesh as mesh_lib
 
 PartitionSpec = jax.sharding.PartitionSpec
 _BY_NODE = PartitionSpec(tick_lib.STAGE)

@@ -13,10 +13,10 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
+from bamboo_jax.runtime.spmd import mesh as mesh_lib
 from bamboo_jax.runtime.spmd import ring as ring_lib
 from bamboo_jax.runtime.spmd.ticks import check
 from bamboo_jax.runtime.spmd.ticks import table as table_lib
-from bamboo_jax.runtime.wire import mesh as mesh_lib
 from bamboo_jax.schedule import channel as channel_lib
 
 Key = table_lib.Key

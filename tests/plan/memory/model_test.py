@@ -94,8 +94,8 @@ class OwnerTest(parameterized.TestCase):
         got.phases,
         {
             "compute": resident + 2 * 140 + 2 * 3 + 70,
-            # Half a gradient of the largest unit.
-            "reduce": resident + 1490 + 400,
+            # A partial sum and a share of the largest unit.
+            "reduce": resident + 1490 + 1600,
             "refresh": resident + 1490,
             "apply": resident + 1490,
         },
@@ -109,7 +109,7 @@ class OwnerTest(parameterized.TestCase):
 
   def test_sums_go_by_units(self):
     got = _model(is_summed=True, cuts=[1, 3]).owner(0, 0, 4)
-    self.assertEqual(got.sum_working_bytes, 400)  # Of d; b and c have 300.
+    self.assertEqual(got.sum_working_bytes, 2 * 800)  # Of d; b, c have 600.
 
   def test_proposed_state(self):
     protection = upkeep_lib.Protection(refresh="state")

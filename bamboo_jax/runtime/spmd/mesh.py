@@ -1,44 +1,10 @@
 """Arrays over the devices of a mesh, a part on each, joined by dimension 0."""
 
-from collections.abc import Callable, Sequence
-import functools
-from typing import Any
+from collections.abc import Sequence
 
 import jax
-import numpy as np
 
 from bamboo_jax import base
-
-_P = jax.sharding.PartitionSpec
-
-
-def make_sharding(
-    devices: Sequence[jax.Device], axis: str
-) -> jax.sharding.NamedSharding:
-  """Returns the sharding of arrays with a part on each device, in order."""
-  mesh = jax.sharding.Mesh(np.array(devices), (axis,))
-  return jax.sharding.NamedSharding(mesh, _P(axis))
-
-
-@functools.cache
-def over_any(
-    function: Callable[..., base.PyTree],
-    num_devices: int,
-    axis: str,
-    **options: Any,
-) -> jax.stages.Wrapped:
-  """Returns `shard_map` over any devices: JAX traces and lowers it once.
-
-  Arguments say where they lie, not their types (jax 0.11 has that by default).
-  """
-  mesh = jax.sharding.AbstractMesh(
-      (num_devices,), (axis,), axis_types=(jax.sharding.AxisType.Auto,)
-  )
-  return jax.jit(
-      jax.shard_map(
-          function, mesh=mesh, in_specs=_P(axis), out_specs=_P(axis), **options
-      )
-  )
 
 
 def widen(
