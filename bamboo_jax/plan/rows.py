@@ -176,9 +176,8 @@ class RowPlanner:
     With `holdings`, of the rest of the step. Raises `base.InfeasibleError` if
     it cannot be finished.
     """
-    work: dict[str, Any] = dict(costs=self.costs, holdings=holdings)
-    schedule = scheduler.plan_rows(lines, **work)
-    return timeline_lib.play(schedule, lines, **work)
+    played = scheduler.play(lines, costs=self.costs, holdings=holdings)
+    return played.timeline
 
   def _in_flight(
       self, partition: partition_lib.Partition
