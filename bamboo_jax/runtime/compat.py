@@ -21,7 +21,7 @@ import numpy as np
 
 # Returns the VJP function of primal arguments and residuals. Without arrays, it
 # may be carried from the trace of a forward to that of a backward program.
-JoinVjp = Callable[[Any, list[Any]], Callable[..., Any]]
+JoinVjp = Callable[[Any, Any], Callable[..., Any]]
 
 
 def split_vjp(vjp: Any) -> tuple[JoinVjp, list[Any]]:

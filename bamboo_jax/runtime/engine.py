@@ -10,9 +10,11 @@ sums connect them.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 
+from bamboo_jax import base
 from bamboo_jax.plan import batch_split
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.runtime import devices as devices_lib
@@ -196,7 +198,7 @@ class Engine:
 
   def layer_states(self, pipeline: int = 0) -> dict[str, spec_lib.LayerState]:
     """Returns the state of each layer that local owners in `pipeline` hold."""
-    layers = {}
+    layers: dict[str, spec_lib.LayerState] = {}
     for stage, node in enumerate(self.owners[pipeline]):
       if node in self.nodes:
         layers |= spec_lib.split_layers(self.nodes[node].state[stage])
@@ -239,6 +241,7 @@ class Engine:
   def wait(self) -> None:
     """Blocks until results and states are ready; raises their errors."""
     results = self.results
-    for held in (*results.totals.values(), results.received, results.proposed):
-      jax.block_until_ready(list(held.values()))
+    held: list[dict[Any, base.PyTree]]
+    held = [*results.totals.values(), results.received, results.proposed]
+    jax.block_until_ready([[*one.values()] for one in held])
     jax.block_until_ready([node.state for node in self.nodes.values()])

@@ -6,6 +6,7 @@ and those after a failure.
 
 from collections.abc import Callable, Mapping
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -60,8 +61,8 @@ class Node:
     self._clock = clock
     self.free_secs = 0.0
     self._scalars: dict[int, jax.Array] = {}
-    self._token = None
-    self._feed: FeedFn | None = None
+    self._token: Any = None
+    self._feed: FeedFn
 
   def begin_step(
       self, step: int, feed: FeedFn, *, microbatches_per_share: int

@@ -67,7 +67,11 @@ class MemoryModel:
     self._charge = functools.cache(self._charge)
 
   def total_bytes(self, stage: int, first: int, last: int) -> int:
-    """Returns `owner(...).total_bytes`, quickly."""
+    """Returns the peak bytes of the owner of `stage`, layers [first, last).
+
+    Equal to `owner(...).total_bytes`, but caches all that does not depend on
+    the stage.
+    """
     one = self._charge(first, last)
     compute = one.compute + self.in_flight[stage] * one.residuals
     return max(compute, one.later)

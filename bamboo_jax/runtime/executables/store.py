@@ -32,7 +32,9 @@ class Store:
     self._programs: dict[str, bytes] = {}
     self._lock = threading.Lock()
     self._load_lock = threading.Lock()
-    self._locks = collections.defaultdict(threading.Lock)  # By key.
+    self._locks = collections.defaultdict[str, threading.Lock](
+        threading.Lock
+    )  # By key.
 
   @functools.cached_property
   def _host(self) -> str:  # JAX has its devices by now.
@@ -46,8 +48,9 @@ class Store:
     with lock:
       if key in self._programs:
         return self._load(compilation, self._programs[key])
-      found = self.folder and self.folder.read(key)
-      if self.folder is None or found is not None:
+      if self.folder is None:
+        return self._compile(key, compilation)
+      if (found := self.folder.read(key)) is not None:
         return self._take(key, compilation, found)
       with self.folder.claim(key):
         found = self.folder.read(key)  # Written by the previous holder.
@@ -57,7 +60,7 @@ class Store:
       self, key: str, compilation: compat.Compilation, found: bytes | None
   ) -> Any:
     """Loads `found`, the entry of the folder; compiles if it is None."""
-    if found is None:
+    if self.folder is None or found is None:
       return self._compile(key, compilation)
     try:
       executable = self._load(compilation, found)

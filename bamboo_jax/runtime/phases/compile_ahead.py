@@ -3,7 +3,7 @@
 Programs that are already compiled cost nothing.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import concurrent.futures
 import functools
 import itertools
@@ -90,7 +90,7 @@ def _program_jobs(
     *,
     evaluate: bool = False,
 ) -> list[Job]:
-  jobs = []
+  jobs: list[Job] = []
   for row, holders in zip(owners, shadows, strict=True):
     for stage, node in (*enumerate(row), *holders.items()):
       if (device := engine.find_compute(node)) is None:
@@ -133,7 +133,7 @@ def _sum_jobs(
 def find_partners(engine: engine_lib.Engine) -> list[int]:
   """Returns the nodes that local ones need now, then those after a death."""
   found: dict[int, None] = {}
-  none = [{} for _ in engine.owners]
+  none: list[dict[int, int]] = [{} for _ in engine.owners]
   for groups in (
       find_groups(engine, engine.owners, engine.shadows, engine.lines),
       *(find_groups(engine, o, none, lines) for o, lines in _deaths(engine)),
@@ -152,7 +152,8 @@ def find_groups(
 ) -> set[frozenset[int]]:
   """Returns the nodes that exchange values in some roles, in groups."""
   rows, copies = [row for row, _ in lines], ties.find_copies(engine.specs)
-  groups = [pair for row in rows for pair in itertools.pairwise(row)]
+  groups: list[Iterable[int]] = []
+  groups += [pair for row in rows for pair in itertools.pairwise(row)]
   groups += [[row[c.stage] for c in group] for row in rows for group in copies]
   for row, holders in zip(owners, shadows, strict=True):
     groups += [(row[stage], node) for stage, node in holders.items()]

@@ -100,7 +100,9 @@ def _add(
   unit = _unit_of(engine, channel)
   parts = {index: spec_lib.to_unit(a, unit) for index, a in held.items()}
   program = get_exchanged_sum(engine, channel)
+  nodes: Sequence[int]
   if program is not None:
+    assert engine.exchange is not None
     total, nodes = program(engine.exchange, str(channel), parts), [program.me]
   else:
     total, nodes = _add_here(engine, channel, parts), channel.nodes
@@ -120,7 +122,7 @@ def _add_here(
   if len(parts) == 1:
     return parts[0]
   devices = list(dict.fromkeys(engine.devices[n] for n in channel.nodes))
-  device = devices[channel.key[1] % len(devices)]
+  device = devices[channel.unit % len(devices)]
   add = engine.programs.get_add(_unit_of(engine, channel), device)
   total = jax.device_put(parts[0], device)
   for index in range(1, len(parts)):  # None is donated: they may be needed.
@@ -162,15 +164,16 @@ def stage_norms(engine: engine_lib.Engine) -> dict[int, np.ndarray]:
 def loss(engine: engine_lib.Engine) -> np.ndarray:
   """Returns the sum of the losses and their weight; blocks."""
   stage = len(engine.specs) - 1
-  device = _local_owner(engine, stage).device
-  return np.asarray(engine.results.totals[stage][device].loss, np.float64)
+  node = _local_owner(engine, stage)
+  assert node is not None, "the last stage is not local"
+  total = engine.results.totals[stage][node.device]
+  return np.asarray(total.loss, np.float64)
 
 
 def _unit_of(
     engine: engine_lib.Engine, channel: channel_lib.Channel
 ) -> spec_lib.StageSpec:
-  stage, unit = channel.key
-  return engine.specs[stage].units[unit]
+  return engine.specs[channel.stage].units[channel.unit]
 
 
 def _local_owner(engine: engine_lib.Engine, stage: int) -> node_lib.Node | None:

@@ -64,7 +64,8 @@ def compile_for(engine: engine_lib.Engine, node: node_lib.Node) -> None:
 
 def tie(engine: engine_lib.Engine) -> None:
   """Sums the gradients of tied parameters, beside the accumulators."""
-  groups, tied = find_copies(engine.specs), {}
+  groups = find_copies(engine.specs)
+  tied: dict[tuple[int, int], spec_lib.Accumulator] = {}
   for row, shares in engine.lines:
     for share, group in itertools.product(shares, groups):
       tied |= _tie_group(engine, group, row, share, tied)
@@ -110,7 +111,7 @@ def _add(parts: list[jax.Array]) -> jax.Array:
 
 
 def _transfers(
-    group: tuple[Copy, ...], row: Sequence[int]
+    group: Sequence[Copy], row: Sequence[int]
 ) -> list[tuple[Copy, int, int]]:
   """Returns source, destination and copy, in one order for all nodes."""
   transfers = []

@@ -229,7 +229,7 @@ def _with_memory(
 
 def _deal(whole: _Number, weights: Sequence[float]) -> list[_Number]:
   """Divides `whole` in proportion to `weights`."""
-  ends = np.cumsum(weights) / (sum(weights) or 1)
+  ends: Any = np.cumsum(weights) / (sum(weights) or 1)
   until = [type(whole)(whole * end) for end in (0.0, *ends[:-1])] + [whole]
   return [last - first for first, last in itertools.pairwise(until)]
 
@@ -315,7 +315,7 @@ def _time_unit(
   args = (token, params, state.stats, inputs, batch, zero, zero, zero)
   redundant_ms = [run("redundant", *args)[0] for _ in range(num_repeats + 2)]
   times = (forward_ms, backward_ms, update_ms, norm_ms, redundant_ms)
-  medians = [max(0.0, statistics.median(ms[2:]) - idle) for ms in times]
+  medians: Any = [max(0.0, statistics.median(ms[2:]) - idle) for ms in times]
   analyses = [
       programs[name, device].memory_analysis()
       for name in ("forward", "backward")
@@ -333,7 +333,7 @@ def _estimate_layers(
   for layer in _layers_of(unit):
     programs = programs_lib.KindPrograms(layer)
     names = ("forward", "backward", "update", "norms")
-    times = [rates.pass_ms(programs, name) for name in names]
+    times: Any = [rates.pass_ms(programs, name) for name in names]
     kept = _residual_bytes(programs)
     redundant_ms = times[0] + kept / rates.host_bytes
     costs.append(_Costs(*times, redundant_ms, kept, 0, programs.copy_bytes))

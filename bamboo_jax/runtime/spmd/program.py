@@ -201,9 +201,10 @@ class SegmentProgram:
 
   @property
   def host(self) -> tuple[base.PyTree, base.PyTree]:
-    """Shapes of what one device leaves in host memory, or None.
+    """Shapes of the arrays that one device leaves in host memory.
 
-    Residuals of redundant passes, and the values sent in each tick.
+    These are residuals of redundant passes, and the values sent in each tick;
+    None for those that it does not keep.
     """
     sizes = self.sizes
     offloaded = sent = None

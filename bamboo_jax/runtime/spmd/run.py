@@ -24,11 +24,11 @@ _CHANNELS = {"activations": "activation", "grads": "grad"}
 
 
 class Run:
-  """The ticks of a pipeline.
+  """The progress of a pipeline in a step: segments, and their results.
 
   Attributes:
     owners: The node of each stage.
-    nodes: All of them, along the ring.
+    nodes: The same nodes once each, along the ring.
     num_segments: Number of finished segments.
     former: The interrupted run that this one continues; None if it began the
       step.

@@ -31,7 +31,7 @@ _PIECE = 1 << 18  # Elements of a piece at most.
 
 
 class Exchange(Protocol):
-  """What sums and links need of `transport.Transport`.
+  """The part of `transport.Transport` that sums and links use.
 
   Attributes:
     waited_secs: See `transport.Transport`.

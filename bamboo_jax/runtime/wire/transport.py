@@ -173,11 +173,6 @@ class Transport:
       known = {*self._addresses, *self._peers}
     self.remove(known - {self._me, *nodes}, why)
 
-  def cut_all(self) -> None:
-    """Closes all connections, which are then made again; for tests."""
-    for peer in [*self._peers.values()]:
-      peer.cut()
-
   def close(self) -> None:
     """Ends all threads and connections."""
     self._is_closed = True

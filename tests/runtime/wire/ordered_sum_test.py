@@ -13,6 +13,7 @@ import numpy as np
 from bamboo_jax.runtime.wire import endpoints
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.runtime.wire import transport as transport_lib
+from tests.runtime.wire import transport_test
 
 _PATIENCE_SECS = 60.0
 
@@ -79,7 +80,7 @@ class OrderedSumTest(parameterized.TestCase):
     def cut():
       rng = random.Random(0)
       while not stop.wait(0.02):
-        rng.choice(transports).cut_all()
+        transport_test.cut_all(rng.choice(transports))
 
     nodes = sorted({*holders, *others})
     threads = [threading.Thread(target=run, args=(me,)) for me in nodes]

@@ -7,6 +7,7 @@ from bamboo_jax.runtime.wire import frame as frame_lib
 from bamboo_jax.runtime.wire import protocol as protocol_lib
 from tests.simulation.wire import history
 from tests.simulation.wire import mutants
+from tests.simulation.wire import network
 
 Frame, Kind = frame_lib.Frame, frame_lib.Kind
 
@@ -21,7 +22,7 @@ class FrameTest(parameterized.TestCase):
     ]
     data = b"".join(frame_lib.encode(f) + f.payload for f in frames)
     for cut in range(len(data)):
-      decoder = frame_lib.Decoder()
+      decoder = network.Decoder(frame_lib)
       got = [*decoder.feed(data[:cut]), *decoder.feed(data[cut:])]
       self.assertEqual(got, frames)
 
