@@ -161,7 +161,7 @@ def make_plan(
       num_rerouted=batch.shares_per_pipeline
       if reroutes and num_pipelines > 1
       else 0,
-      is_summed=batch.num_shares > 1,
+      num_shares=batch.num_shares,
       protection=protection,
       is_remote=is_remote,
   )

@@ -104,7 +104,7 @@ class MemoryModel:
         residual_bytes=sum(c.residual_bytes for c in layers),
         transfer_bytes=2 * edge_bytes,
         working_bytes=max(c.working_bytes for c in layers),
-        sum_bytes=self.upkeep.is_summed * parameters
+        sum_bytes=(self.upkeep.num_shares > 1) * parameters
         + k * sum(self._tied[first:last]),
         received_bytes=self._sends_state * (parameters + slots),
         sum_working_bytes=self._sum_working(first, last),
@@ -148,8 +148,13 @@ class MemoryModel:
     return protection is not None and protection.refresh == "state"
 
   def _sum_working(self, first: int, last: int) -> int:
-    """Returns twice the largest unit's gradient: a partial sum, and a share."""
-    return 2 * self.upkeep.is_summed * max(self._unit_parameters[first:last])
+    """Returns the most bytes that a sum of a unit needs beside its result.
+
+    These are a share from another device, and with several of them a partial
+    sum, see `runtime.phases.reduce`.
+    """
+    count = min(2, self.upkeep.num_shares - 1)
+    return count * max(self._unit_parameters[first:last])
 
   def _link_working(self, first: int, last: int) -> int:
     """Returns twice the most bytes that a refresh sends of a unit."""

@@ -6,6 +6,7 @@ transport, whose connections may break. Read `transport`, then `protocol`.
   link         one direction between two nodes
   links        all links of this process, by channel
   ordered_sum  the sum of gradients over shares, between processes
+  mesh         the parts of arrays of a mesh, which travel one by one
 
   transport    values to and from all other nodes, by channel and attempt
   peer         one other node: threads and sockets
