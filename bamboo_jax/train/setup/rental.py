@@ -305,7 +305,7 @@ def _refuse(config: ml_collections.ConfigDict, task: build.Task) -> str | None:
 
 
 def _explain(found: list[planner.Plan]) -> str:
-  """Returns the lead of the fastest layout over the next, and its main cause."""
+  """Returns the lead of the fastest layout, and its main cause, as text."""
   if len(found) == 1:
     return "the only layout that fits"
   bubbles = [p.timeline.mean_bubble for p in found]
