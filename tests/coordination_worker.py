@@ -20,7 +20,7 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.executables import store
-from bamboo_jax.runtime.spmd import mesh as mesh_lib
+from bamboo_jax.runtime.spmd import global_arrays
 from bamboo_jax.runtime.spmd.processes import coordination
 from bamboo_jax.runtime.spmd.processes import rendezvous as rendezvous_lib
 from bamboo_jax.runtime.spmd.processes import transfer_log
@@ -86,7 +86,7 @@ class Node:
     """Connects to the others of `nodes`, in a program over all of them."""
     sharding = _make_sharding([self._devices[n] for n in nodes])
     zero = np.zeros((1,), np.float32)
-    whole = mesh_lib.join(
+    whole = global_arrays.join(
         [jax.device_put(zero, self._devices[self._number])], sharding
     )
     compiled = _compile(_add_up, whole)
@@ -118,12 +118,12 @@ class Node:
     devices = [self._devices[node] for node in ends]
     sharding = _make_sharding(devices)
     mine = jax.device_put(self.value, self._devices[self._number])
-    whole = mesh_lib.join([mine], sharding)
+    whole = global_arrays.join([mine], sharding)
     program = _compile(_shift, whole)
     channel = channel_lib.Channel("ring", ends)
     self._log.begin(channel)
     out = self._log.run(channel, lambda: program(whole))
-    return np.array(mesh_lib.part_on(self._devices[self._number], out))
+    return np.array(global_arrays.part_on(self._devices[self._number], out))
 
 
 def _make_sharding(devices):

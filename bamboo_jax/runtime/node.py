@@ -50,12 +50,12 @@ class Node:
       clock: pace_lib.Clock,
       sends_host: bool = False,
   ) -> None:
-    """Makes a node that holds no stage yet; see `store.Store`."""
+    """Makes a node that holds no stage yet; see `store.StepArrays`."""
     self.node = node
     self.device = device
     self.programs: dict[int, programs_lib.StagePrograms] = {}
     self.state: dict[int, spec_lib.StageState] = {}
-    self.store = store_lib.Store(sends_host=sends_host)
+    self.store = store_lib.StepArrays(sends_host=sends_host)
     self.slow_factor = 1.0
     self._links = links
     self._clock = clock

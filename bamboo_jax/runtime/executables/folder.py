@@ -35,7 +35,7 @@ _PART_SECS = 3600.0  # The writer of an older part is gone.
 _POLL_SECS = 0.02
 
 
-class Folder:
+class ProgramFolder:
   """Entries by key; thread-safe, and never raises `OSError`."""
 
   def __init__(

@@ -15,7 +15,7 @@ from bamboo_jax.runtime.executables import mappings
 _CHECK_EVERY = 10  # Programs; a check takes about as long as loading one.
 
 
-class Store:
+class ProgramStore:
   """Executables by key; thread-safe.
 
   Lives as long as the process, even if JAX drops its backends.
@@ -26,7 +26,7 @@ class Store:
     num_loaded: Number of programs loaded from the cache.
   """
 
-  def __init__(self, folder: folder_lib.Folder | None = None) -> None:
+  def __init__(self, folder: folder_lib.ProgramFolder | None = None) -> None:
     self.folder = folder
     self.num_compiled = self.num_loaded = 0
     self._programs: dict[str, bytes] = {}
@@ -93,10 +93,10 @@ class Store:
     return executable
 
 
-_of_process = Store()
+_of_process = ProgramStore()
 
 
-def use(folder: str | None = None) -> Store:
+def use(folder: str | None = None) -> ProgramStore:
   """Routes all compilations of JAX in this process through the cache.
 
   Args:
@@ -107,6 +107,6 @@ def use(folder: str | None = None) -> Store:
   The executables of this process.
   """
   if folder is not None:
-    _of_process.folder = folder_lib.Folder(folder) if folder else None
+    _of_process.folder = folder_lib.ProgramFolder(folder) if folder else None
   compat.intercept_compilations(_of_process.get)
   return _of_process

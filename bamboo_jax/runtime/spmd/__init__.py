@@ -18,7 +18,7 @@ Read `executor` first, then `program` and `tick`.
   weights       Packs the state of a node to arguments, and unpacks its sums.
   layout        Which stage has which layers.
   buffers       The arrays that a device keeps between ticks.
-  mesh          Arrays over the devices of a program, a part on each.
+  global_arrays Arrays over the devices of a program, a part on each.
   processes/    JAX's multi-process runtime, for pipelines over processes.
   branch        A branch that changes large arrays in place.
 """

@@ -24,8 +24,8 @@ from bamboo_jax.models import model as model_lib
 from bamboo_jax.runtime.spmd import block_passes
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import end_passes
+from bamboo_jax.runtime.spmd import global_arrays
 from bamboo_jax.runtime.spmd import layout as layout_lib
-from bamboo_jax.runtime.spmd import mesh as mesh_lib
 from bamboo_jax.runtime.spmd import tick as tick_lib
 from bamboo_jax.runtime.spmd.ticks import table as table_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -133,7 +133,7 @@ class SegmentProgram:
   def __init__(
       self,
       spec: spec_lib.StageSpec,
-      layout: layout_lib.Layout,
+      layout: layout_lib.BlockLayout,
       sizes: Sizes,
       *,
       devices: Sequence[jax.Device],
@@ -261,7 +261,7 @@ class SegmentProgram:
   def place(self, shapes: base.PyTree, *, kind: str | None = None) -> Any:
     """Returns the shapes of one device as global shapes, sharded over nodes."""
     sharding = jax.sharding.NamedSharding(self.mesh, _BY_NODE, memory_kind=kind)
-    return mesh_lib.widen(buffers_lib.repeat(shapes, 1), sharding)
+    return global_arrays.widen(buffers_lib.repeat(shapes, 1), sharding)
 
   def put(
       self, by_place: Mapping[int, base.PyTree], *, kind: str | None = None
@@ -273,7 +273,7 @@ class SegmentProgram:
         jax.device_put(part, on(self.mesh.devices[n]))
         for n, part in by_place.items()
     ]
-    return mesh_lib.join(parts, sharding)
+    return global_arrays.join(parts, sharding)
 
   def _run(
       self,

@@ -44,7 +44,7 @@ class Limits:
       together; a step sends far less.
   """
 
-  times: protocol_lib.Times = protocol_lib.Times()
+  times: protocol_lib.TimeLimits = protocol_lib.TimeLimits()
   queued_bytes: int = 4 << 30
 
 
@@ -189,7 +189,7 @@ class Peer:
     self._address = address
 
   def tick(self) -> None:
-    """To be called some ten times in `Times.dial_secs`."""
+    """To be called some ten times in `TimeLimits.dial_secs`."""
     with self._lock:
       if self._removed is None:
         self._do(self._protocol.tick(time.monotonic()))

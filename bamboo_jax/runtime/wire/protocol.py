@@ -89,7 +89,7 @@ Action = Dial | Write | Pull | Close | Deliver | Ahead
 
 
 @dataclasses.dataclass(frozen=True)
-class Times:
+class TimeLimits:
   """Time limits of a connection, in seconds.
 
   Attributes:
@@ -112,7 +112,7 @@ class Times:
   ack_bytes: int = 1 << 20
 
   @classmethod
-  def for_silence(cls, secs: float) -> "Times":
+  def for_silence(cls, secs: float) -> "TimeLimits":
     """Returns limits with which a silence of `secs` closes a connection."""
     return cls(ping_secs=min(cls.ping_secs, secs / 6), dead_secs=secs)
 
@@ -135,7 +135,7 @@ class Protocol:
       *,
       run: str = "",
       now: float = 0.0,
-      times: Times = Times(),  # noqa: B008
+      times: TimeLimits = TimeLimits(),  # noqa: B008
   ) -> None:
     """`me` and `peer` are numbers of nodes; `run` identifies the run."""
     self._me, self._peer, self._run, self._times = me, peer, run, times

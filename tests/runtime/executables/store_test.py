@@ -38,7 +38,7 @@ class StoreTest(absltest.TestCase):
 
   def use_store(self, folder=None):
     """Returns an empty store that is asked from now on."""
-    store = store_lib.Store(folder)
+    store = store_lib.ProgramStore(folder)
     compat.intercept_compilations(store.get)
     jax.clear_caches()
     return store
@@ -122,7 +122,7 @@ class StoreTest(absltest.TestCase):
     self.assertNotEmpty(os.listdir(theirs))  # The user's own cache works, too.
 
   def test_folder(self):
-    folder = folder_lib.Folder(self.folder)
+    folder = folder_lib.ProgramFolder(self.folder)
     with self.compiling(self.use_store(folder), 1):
       expected = _make_program(self.devices[0])(_VALUE)
     with self.compiling(self.use_store(folder), 0):
@@ -130,7 +130,7 @@ class StoreTest(absltest.TestCase):
     np.testing.assert_array_equal(got, expected)
 
   def test_entry_that_is_no_program(self):
-    folder = folder_lib.Folder(self.folder)
+    folder = folder_lib.ProgramFolder(self.folder)
     self.use_store(folder)
     _make_program(self.devices[0])
     (entry,) = pathlib.Path(self.folder).glob("*.xla")

@@ -42,7 +42,7 @@ class FrameTest(parameterized.TestCase):
 class ProtocolTest(parameterized.TestCase):
 
   def _make(self, me=0, **times):
-    times = protocol_lib.Times(**times)
+    times = protocol_lib.TimeLimits(**times)
     return protocol_lib.Protocol(me, 1 - me, run="r", times=times)
 
   def test_failed_dials_are_repeated_at_growing_intervals(self):

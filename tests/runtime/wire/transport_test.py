@@ -26,7 +26,7 @@ from tests import strangers
 
 _SECRET = b"0123456789abcdef"
 _PATIENCE_SECS = 60.0
-_TIMES = protocol_lib.Times(dead_secs=1.0, ping_secs=0.1)
+_TIMES = protocol_lib.TimeLimits(dead_secs=1.0, ping_secs=0.1)
 KINDS = ("unix", "tls")
 
 
@@ -322,7 +322,7 @@ class TransportTest(parameterized.TestCase):
 
   def test_times_follow_the_silence(self):
     for secs, ping_secs in ((1.5, 0.25), (3.0, 0.5), (60.0, 0.5)):
-      times = protocol_lib.Times.for_silence(secs)
+      times = protocol_lib.TimeLimits.for_silence(secs)
       self.assertEqual((times.dead_secs, times.ping_secs), (secs, ping_secs))
 
   def test_ends_leave_no_thread(self):

@@ -50,7 +50,7 @@ class History:
   def __init__(self, seed, modules):
     self.frame, self.protocol = modules
     self.rng, self.now = random.Random(seed), 0.0
-    times = self.protocol.Times(dead_secs=2.0, dial_secs=1.0)
+    times = self.protocol.TimeLimits(dead_secs=2.0, dial_secs=1.0)
     self.nodes = [
         self.protocol.Protocol(i, 1 - i, run="r", times=times) for i in (0, 1)
     ]
