@@ -30,16 +30,11 @@ def compile_all(engine: engine_lib.Engine, **options: Any) -> None:
   pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
   jobs = compile_jobs(engine, **options)
   try:
-    waiting = [pool.submit(_run, job) for job in jobs]
+    waiting = [pool.submit(job) for job in jobs]
     for future in concurrent.futures.as_completed(waiting):
       future.result()
   finally:  # An interrupt does not wait for running jobs.
     pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _run(job: Job) -> None:
-  """Runs a job; what it returns is kept by who made it, if by anybody."""
-  job()
 
 
 def compile_jobs(

@@ -32,7 +32,7 @@ _CREDENTIALS = struct.Struct("3i")  # Process, user and group.
 
 
 class Endpoint(Protocol):
-  """Where a node listens, and how it reaches others.
+  """The listening socket of a node; also dials other nodes.
 
   Attributes:
     address: The text that others dial.

@@ -215,7 +215,7 @@ class Transport:
       ).start()
 
   def _greet(self, connection: socket.socket) -> None:
-    """Learns who has dialled, and reads from then on."""
+    """Authenticates a caller, and reads its frames until it is gone."""
     wire, caller = None, "a connection"
     try:
       caller = endpoints.name_caller(connection)
