@@ -10,7 +10,7 @@ order, and the result is the median of their ratios, round by round.
   table        rows of numbers: medians, ratios of pairs, text and files
 
   rivals       case: a step against the same model in PyTorch
-  redundancy   case: all modes of redundancy, and deaths within a step
+  redundancy   case: all modes of redundancy
   executors    case: rows against one program, with and without redundancy
   memory       case: predicted against measured memory of nodes
   shape        case: throughput with f of N nodes gone
@@ -22,8 +22,6 @@ order, and the result is the median of their ratios, round by round.
   worker       the process of one stage: answers commands
   joined       what joins it with those of the other stages
   variants     executors and modes that take turns in it
-  joined       how the processes reach each other
-  deaths       where a step is cut when a node dies
   predict      predictions of the plan, also for longer pipelines
   torch_rival  the process of one stage under PyTorch
 """

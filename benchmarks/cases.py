@@ -32,12 +32,12 @@ def run(
     rival: str | None,
     out: str | None,
     formats: Sequence[str],
-    **counts: int,
+    num_rounds: int,
 ) -> None:
   """Runs the case of the config, and prints its results.
 
   `worker` is the command that serves one stage, without rank and core;
-  `train` is the one that trains with the same config; `counts` are those of
+  `train` is the one that trains with the same config; `num_rounds` is that of
   `turns.Subject`.
   Raises `ValueError` if the config and the rival do not go together.
   """
@@ -51,7 +51,7 @@ def run(
     shape.compare(config, train=train, out=folder)
     return
   _check_case(config, rival, num_cores=len(cores))
-  if case != "rivals":
+  if case == "executors":
     plots.check()
   commands = [
       [*worker, f"--rank={rank}", f"--core={cores[rank % len(cores)]}"]
@@ -71,7 +71,7 @@ def run(
         profile_path=shlex.quote(str(path)),
         out=pathlib.Path(out or f"runs/bench_{case}"),
         formats=formats,
-        **counts,
+        num_rounds=num_rounds,
     )
     if case == "rivals":
       rivals.compare(ours, subject, rival=rival, cores=cores)

@@ -29,7 +29,6 @@ from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.runtime.wire import share_sum
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import linearize
 from bamboo_jax.train.setup import build
@@ -124,14 +123,14 @@ class _Cache(program_cache.ProgramCache):
     self._meter = meter
     self._watched = {}
 
-  def get_sum(
-      self, unit: spec_lib.StageSpec, *holders: Sequence[jax.Device]
-  ) -> share_sum.ShareSum:
-    total = super().get_sum(unit, *holders)
-    if total.program is not None and id(total) not in self._watched:
-      self._watched[id(total)] = total
-      total.program = self._meter.watch(total.program, total.devices)
-    return total
+  def get_add(
+      self, unit: spec_lib.StageSpec, device: jax.Device
+  ) -> Callable[..., Any]:
+    key = (unit.kind, device)
+    if key not in self._watched:
+      add = super().get_add(unit, device)
+      self._watched[key] = self._meter.watch(add, [device])
+    return self._watched[key]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,10 +15,8 @@ from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.plan.memory import bounds
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import filling as filling_lib
-from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import pauses as pauses_lib
 from bamboo_jax.schedule import redundancy
-from bamboo_jax.schedule import timeline as timeline_lib
 
 SIZES = (4, 6, 8, 12, 16)  # Stages of longer pipelines.
 _NUM_TIMES = 6  # Times of death in a step.
@@ -37,15 +35,6 @@ class ModePlan:
     """How waits are filled as they occur; None in modes without."""
     rows = self.rows
     return rows.redundant.fill([self.whole], [self.roles], rows.costs)
-
-  def rest(
-      self, roles: failover.Roles, holdings: lines_lib.Holdings
-  ) -> timeline_lib.Timeline:
-    """Returns the timeline of the rest of a step after a death."""
-    plan = self.rows.plan
-    shares = range(plan.batch.shares_per_pipeline)
-    lines = self.rows.lines([(0, roles.owners, shares)], [plan.partition])
-    return self.rows.play(lines, holdings)
 
 
 def plan_mode(

@@ -92,8 +92,6 @@ class Subject:
     profile_path: As commands have it, quoted where it has blanks.
     formats: Of figures, see `metrics.plots`.
     num_rounds: Steps of each variant.
-    num_deaths: Times of death in a step, of each node.
-    num_repeats: How often each death is repeated.
   """
 
   config: ml_collections.ConfigDict
@@ -102,8 +100,6 @@ class Subject:
   out: pathlib.Path
   formats: Sequence[str]
   num_rounds: int
-  num_deaths: int
-  num_repeats: int
 
   @property
   def bounds(self) -> str:

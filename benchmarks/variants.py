@@ -1,14 +1,10 @@
 """Variants in the process of one stage: executors and modes.
 
-A variant is built from a plan and then runs steps. A death is simulated: the
-process of the victim stops where it dies, and the survivor, on its own core,
-recovers. Nothing is committed then, so that the next step starts from the same
-state.
+A variant is built from a plan and then runs steps.
 """
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import json
 import time
 from typing import Any
 
@@ -18,7 +14,6 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.benchmarks import deaths as deaths_lib
 from bamboo_jax.benchmarks import joined
 from bamboo_jax.benchmarks import predict
 from bamboo_jax.checkpoint import digest
@@ -33,7 +28,6 @@ from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.phases import refresh
 from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import linearize
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import executors
@@ -78,10 +72,9 @@ class Rows:
         cache=site.cache,
         exchange=site.stages.transport,
     )
-    self._set_roles(roles)
+    self.engine.set_pipelines([roles.owners], [roles.shadows], [(0,)])
     compile_ahead.compile_all(self.engine, evaluate=False)
     self.engine.set_state(spec_lib.init_layers(site.task.whole))
-    self.order = linearize.linearize([self.plan.whole.timeline])
     self._filling, self._recorder = self.plan.filling, recorder.Recorder()
     self._filler = filler_lib.Filler()
     self._lazy = linearize.linearize([self.plan.whole.lazy])
@@ -109,7 +102,8 @@ class Rows:
     cpu_secs, start = time.process_time(), time.perf_counter()
     self._begin(step, microbatches)
     ran = self._compute()
-    computed = self._reduce()
+    reduce.reduce(self.engine)
+    computed = self._wait()
     held = self.node.store.arrays()
     on_host = [a for a in held if a.sharding.memory_kind == "pinned_host"]
     found = {"host_bytes": sum(a.nbytes for a in on_host)}
@@ -136,48 +130,6 @@ class Rows:
     """Learns how much longer than planned the rows of a step took."""
     self._filler.learn(stretch)
 
-  def compute(self, step: int, microbatches: Microbatches) -> dict[str, Any]:
-    """Runs the rows of a step without a commit."""
-    start = time.perf_counter()
-    self._begin(step, microbatches)
-    self.engine.compute(self.order)
-    ms = 1e3 * (self._reduce() - start)
-    return {"ms": ms, "sums": self._sums()}
-
-  def die(
-      self, step: int, microbatches: Microbatches, victim: int, at: int
-  ) -> dict[str, Any]:
-    """Runs the rows of a step in which `victim` dies, without a commit.
-
-    Returns the time of the victim's death; or, on the survivor, when it had
-    finished the rows, the time it took to plan them, and the sums, which must
-    equal those of `compute`.
-    """
-    engine, roles = self.engine, self.plan.roles
-    death = deaths_lib.plan_death(
-        self.plan.whole.timeline, victim=victim, at=at
-    )
-    start = time.perf_counter()
-    self._begin(step, microbatches)
-    engine.compute(death.done)
-    if self.site.stages.rank == victim:
-      return {"died_ms": 1e3 * (self._wait() - start)}
-    told = time.perf_counter()
-    held = {n: node.store.holdings() for n, node in engine.nodes.items()}
-    after, held = failover.fail_over(roles, held, {victim})
-    rest = linearize.linearize([self.plan.rest(after, held)])
-    planned = time.perf_counter()
-    self._set_roles(after)
-    engine.compute(rest)
-    answer = {
-        "ms": 1e3 * (self._reduce() - start),
-        "plan_ms": 1e3 * (planned - told),
-        "num_passes": sum(not i.is_transfer for _, i in rest),
-        "sums": self._sums(),
-    }
-    self._set_roles(roles)
-    return answer
-
   def digests(self) -> dict[int, str]:
     """Returns the hash of the state of each stage that this node holds."""
     return {
@@ -188,9 +140,6 @@ class Rows:
         )
         for stage, state in sorted(self.node.state.items())
     }
-
-  def _set_roles(self, roles: failover.Roles) -> None:
-    self.engine.set_pipelines([roles.owners], [roles.shadows], [(0,)])
 
   def _begin(self, step: int, microbatches: Microbatches) -> None:
     self.site.stages.begin()
@@ -212,23 +161,11 @@ class Rows:
     ran = filler.ran(self._recorder.finish())
     return json_lib.to_plain(ran.get(self.site.stages.rank))
 
-  def _reduce(self) -> float:
-    """Sums the shares once all passes have ended; returns the time in ms."""
-    reduce.reduce(self.engine)
-    return self._wait()
-
   def _wait(self) -> float:
     """Blocks until everything is done, replicas included; returns the ms."""
     self.engine.wait()
     jax.block_until_ready(self.node.store.arrays())
     return time.perf_counter()
-
-  def _sums(self) -> dict[int, str]:
-    """Returns hashes of the sums of this node's stages."""
-    return {
-        stage: json.dumps([norm.hex() for norm in norms.tolist()])
-        for stage, norms in reduce.stage_norms(self.engine).items()
-    }
 
 
 class Program(Rows):

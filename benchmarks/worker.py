@@ -10,8 +10,6 @@
   feed STEP             makes the batch that all variants use from now on
   run NAME              runs and commits a step of a variant
   learn NAME STRETCH    tells how much longer than planned its last step took
-  compute NAME          runs the rows of a step without a commit
-  die NAME NODE AT      the same, and a node dies before an instruction
   digests               hashes of all states that rows hold
   difference            relative difference of parameters of programs and rows
 
@@ -73,11 +71,7 @@ class Worker:
 
   def answer(self, command: str, *arguments: str) -> Any:
     """Returns the answer to a command, as plain values."""
-    if command not in ("run", "compute", "die"):  # A command of a variant.
-      return getattr(self, f"_{command}")(*arguments)
-    name, *numbers = arguments
-    do = getattr(self._variants[name], command)
-    return do(*self._step, *map(int, numbers))
+    return getattr(self, f"_{command}")(*arguments)
 
   def _address(self) -> str:
     return self._stages.transport.address
@@ -162,6 +156,9 @@ class Worker:
       built[name] = {"compile_secs": secs, **variant.sizes()}
       self._variants[name] = variant
     return built
+
+  def _run(self, name: str) -> dict[str, Any]:
+    return self._variants[name].run(*self._step)
 
   def _learn(self, name: str, stretch: str) -> None:
     self._variants[name].learn(float(stretch))

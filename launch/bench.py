@@ -12,12 +12,11 @@ times. With `--rival=torch` (extra `rivals`) the same model, batch, split and
 cores under `torch.distributed.pipelining` take turns with ours; the last line
 is the median ratio of step times, ours to torch.
 
-If the config has redundancy, its modes take turns, and nodes die in some more
-steps. If its executor is `spmd`, both executors take turns, with and without
-redundancy. If it has a limit of memory, the need of nodes is compared with its
-prediction. If its model is "paced", nodes die one after the other, and
-throughput is compared with the number of survivors. Results and columns of the
-tables: `docs/measurements/`.
+If the config has redundancy, its modes take turns. If its executor is `spmd`,
+both executors take turns, with and without redundancy. If it has a limit of
+memory, the need of nodes is compared with its prediction. If its model is
+"paced", nodes die one after the other, and throughput is compared with the
+number of survivors. Results and columns of the tables: `docs/measurements/`.
 """
 
 import sys
@@ -46,8 +45,6 @@ def main() -> None:
       out=given.OUT.value,
       formats=given.FORMAT.value,
       num_rounds=given.PAIRS.value,
-      num_deaths=given.DEATHS.value,
-      num_repeats=given.REPEATS.value,
   )
 
 

@@ -10,12 +10,6 @@ from bamboo_jax.launch import shared_flags
 CONFIG = config_flag.define("bench_peer", "What to run.")
 RIVAL = flags.DEFINE_enum("rival", None, ["torch"], "Whom to compare with.")
 PAIRS = flags.DEFINE_integer("pairs", 200, "Steps of each.", lower_bound=5)
-DEATHS = flags.DEFINE_integer(
-    "deaths", 8, "Times of death in a step, of each node.", lower_bound=1
-)
-REPEATS = flags.DEFINE_integer(
-    "repeats", 5, "How often each death is repeated.", lower_bound=1
-)
 OUT = flags.DEFINE_string(
     "out",
     None,
@@ -31,13 +25,13 @@ _USED = {
     "shape": (OUT, CACHE),
     "rivals": (RIVAL, PAIRS),
     "executors": (PAIRS, OUT, FORMAT),
-    "redundancy": (PAIRS, DEATHS, REPEATS, OUT, FORMAT),
+    "redundancy": (PAIRS, OUT),
 }
 
 
 def check(case: str) -> None:
   """Raises `ValueError` if a flag is given that the case does not use."""
-  holders = (RIVAL, PAIRS, DEATHS, REPEATS, OUT, FORMAT, CACHE)
+  holders = (RIVAL, PAIRS, OUT, FORMAT, CACHE)
   used = {holder.name for holder in _USED[case]}
   unused = [holder for holder in holders if holder.name not in used]
   flag_checks.check_unused(unused, f"in the benchmark {case!r}")

@@ -18,14 +18,13 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.executables import store
+from bamboo_jax.runtime.spmd import global_arrays
 from bamboo_jax.runtime.spmd.processes import coordination
 from bamboo_jax.runtime.spmd.processes import rendezvous as rendezvous_lib
 from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.runtime.wire import endpoints
-from bamboo_jax.runtime.wire import mesh as mesh_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 
@@ -85,13 +84,12 @@ class Node:
 
   def _meet(self, nodes: tuple[int, ...]) -> None:
     """Connects to the others of `nodes`, in a program over all of them."""
-    sharding = mesh_lib.make_sharding([self._devices[n] for n in nodes], "end")
+    sharding = _make_sharding([self._devices[n] for n in nodes])
     zero = np.zeros((1,), np.float32)
-    whole = mesh_lib.join(
+    whole = global_arrays.join(
         [jax.device_put(zero, self._devices[self._number])], sharding
     )
-    program = mesh_lib.over_any(_add_up, len(nodes), "end")
-    compiled = compat.compile_apart(program.lower(whole))
+    compiled = _compile(_add_up, whole)
     channel = channel_lib.Channel("meet", nodes)
     self._log.begin(channel)
     self._log.run(channel, lambda: compiled(whole))
@@ -118,19 +116,32 @@ class Node:
   def _shift(self, ends: tuple[int, int]) -> np.ndarray:
     """Sends the value of the first node to the second."""
     devices = [self._devices[node] for node in ends]
-    sharding = mesh_lib.make_sharding(devices, "end")
+    sharding = _make_sharding(devices)
     mine = jax.device_put(self.value, self._devices[self._number])
-    whole = mesh_lib.join([mine], sharding)
-    program = compat.compile_apart(_shift.lower(whole))
+    whole = global_arrays.join([mine], sharding)
+    program = _compile(_shift, whole)
     channel = channel_lib.Channel("ring", ends)
     self._log.begin(channel)
     out = self._log.run(channel, lambda: program(whole))
-    return np.array(mesh_lib.part_on(self._devices[self._number], out))
+    return np.array(global_arrays.part_on(self._devices[self._number], out))
 
 
-_shift = mesh_lib.over_any(
-    lambda value: jax.lax.ppermute(value, "end", [(0, 1)]), 2, "end"
-)
+def _make_sharding(devices):
+  mesh = jax.sharding.Mesh(np.array(devices), ("end",))
+  return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("end"))
+
+
+def _compile(function, whole):
+  """Compiles a function over the devices of an argument."""
+  spec = whole.sharding.spec
+  program = jax.shard_map(
+      function, mesh=whole.sharding.mesh, in_specs=spec, out_specs=spec
+  )
+  return jax.jit(program).lower(whole).compile()
+
+
+def _shift(value: jax.Array) -> jax.Array:
+  return jax.lax.ppermute(value, "end", [(0, 1)])
 
 
 def _add_up(x: jax.Array) -> jax.Array:

@@ -3,7 +3,7 @@
 python -m tests.sum_times [--mib=16] [--owners=4] [--rounds=20]
 
 The transport (`wire.ordered_sum`) and JAX's multi-process runtime with Gloo
-(`wire.share_sum`) take turns. Prints the median of each in ms, of the slowest
+(an all-reduce) take turns. Prints the median of each in ms, of the slowest
 process, and their ratio.
 """
 
@@ -18,7 +18,6 @@ import numpy as np
 from bamboo_jax.base import ports
 from bamboo_jax.runtime.wire import endpoints
 from bamboo_jax.runtime.wire import ordered_sum
-from bamboo_jax.runtime.wire import share_sum
 from bamboo_jax.runtime.wire import transport as transport_lib
 
 _KINDS = ("transport", "gloo")
@@ -32,9 +31,15 @@ def _serve(pipe, kind, rank, count, mib, port):
   if kind == "gloo":
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
-    total = share_sum.ShareSum(jax.devices(), like=like)
-    held = {rank: jax.device_put(value, jax.local_devices()[0])}
-    run = lambda: jax.block_until_ready([*total(held).values()])
+    mesh = jax.sharding.Mesh(jax.devices(), "owner")
+    spec = jax.sharding.PartitionSpec("owner")
+    sharding = jax.sharding.NamedSharding(mesh, spec)
+    whole = jax.make_array_from_process_local_data(sharding, value[0])
+    add = lambda x: jax.lax.psum(x, "owner")
+    program = jax.jit(
+        jax.shard_map(add, mesh=mesh, in_specs=spec, out_specs=spec)
+    )
+    run = lambda: jax.block_until_ready(program(whole))
   else:
     transport = transport_lib.Transport(
         rank, run="sums", endpoint=endpoints.UnixEndpoint()

@@ -1,4 +1,4 @@
-"""What a compiled program does on a GPU: kernels, products, copies, waits.
+"""Kernels, products, copies and waits of a compiled program on a GPU.
 
 Instructions of the entry, of loops and of branches are started one by one;
 those of a fusion are one kernel. A loop whose trip count depends on data counts
@@ -43,7 +43,7 @@ _LIBRARIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-  """What a program does in one run.
+  """Counts and roofline time of one run of a program.
 
   Attributes:
     kernels: Number of kernels and calls of libraries.
@@ -86,7 +86,7 @@ class _Step:
 
 
 def find(module: hlo.Module, gpu: targets.Gpu) -> Findings:
-  """Returns what a program does on `gpu`."""
+  """Counts kernels, copies and waits of a program; times them on `gpu`."""
   steps = list(_walk(module, module.entry, 1))
   kernels = [step for step in steps if _is_kernel(step.what)]
   products: collections.Counter[str] = collections.Counter()
@@ -126,15 +126,6 @@ def find(module: hlo.Module, gpu: targets.Gpu) -> Findings:
   )
 
 
-def count_large(module: hlo.Module, num_bytes: int) -> int:
-  """Returns how many kernels write float32 arrays of at least `num_bytes`."""
-  return sum(
-      any(s.dtype == "f32" and s.num_bytes >= num_bytes for s in i.shapes)
-      for step in _walk(module, module.entry, 1)
-      if _is_kernel(i := step.what)
-  )
-
-
 def _walk(
     module: hlo.Module, where: hlo.Computation, times: int
 ) -> Iterator[_Step]:
@@ -160,7 +151,7 @@ def _is_kernel(what: hlo.Instruction) -> bool:
 
 
 def _library(module: hlo.Module, what: hlo.Instruction) -> str | None:
-  """Returns who computes the product of a kernel; None without product."""
+  """Returns the library of a kernel's product; None without a product."""
   if target := re.search(r'custom_call_target="([^"]+)"', what.text):
     names = [n for n in _LIBRARIES if target[1].startswith(n)]
     return _LIBRARIES[max(names, key=len)] if names else None

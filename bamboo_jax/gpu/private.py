@@ -23,7 +23,7 @@ _CUDNN_VERSION = 91000
 
 
 def find_reason() -> str | None:
-  """Returns why this Python cannot compile for GPUs; None if it can."""
+  """Returns an obstacle to compiling for GPUs; None if there is none."""
   if not _has_plugin():
     return f"the plugin of JAX for GPUs is not installed: {_EXTRA}"
   import jax_cuda12_plugin.version as plugin

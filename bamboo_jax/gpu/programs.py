@@ -37,7 +37,7 @@ class Memory:
     arguments: All that are not on the host.
     outputs: The same, also those in the memory of donated arguments.
     donated: Outputs in the memory of donated arguments.
-    temp: What the program needs besides.
+    temp: Temporary memory.
     host: Arguments and outputs in host memory.
   """
 
@@ -61,7 +61,8 @@ class Program:
     owner: Its unit, by the name of the first layer, or "pipeline".
     name: Of `runtime.stage.programs`, or "segment".
     memory: On one device.
-    module: What it does; `findings` on a certain GPU.
+    module: Its text, parsed.
+    findings: On the target.
   """
 
   owner: str
@@ -85,7 +86,7 @@ def compile_units(
     config: See `configs/default.py`.
     task: Model and batch.
     plan: Its partition counts.
-    gpu: What is compiled for.
+    gpu: The target.
     names: Of programs; None: those that the config needs.
   """
   place, seen = make_place(config, gpu), set()
@@ -134,7 +135,7 @@ def make_place(
 def make_program(
     owner: str, name: str, compiled: jax.stages.Compiled, gpu: targets.Gpu
 ) -> Program:
-  """Returns what is known of a compiled program."""
+  """Returns a compiled program with its memory and its `findings`."""
   sizes = compiled.memory_analysis()
   of = lambda what: getattr(sizes, f"{what}_size_in_bytes")
   module = hlo.parse(compiled.as_text() or "")

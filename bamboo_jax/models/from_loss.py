@@ -50,7 +50,9 @@ def from_loss(
   """
   takes_key = "key" in inspect.signature(loss).parameters
   layer = LossLayer(LAYER, init, loss, tuple(batch_keys), takes_key)
-  return model_lib.Model(name, (layer,), {"name": name})
+  # It has the interface of a layer of `linen`.
+  layers: Any = (layer,)
+  return model_lib.Model(name, layers, {"name": name})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,7 @@ from bamboo_jax import base
 Batch = Mapping[str, jax.Array]
 
 
-@flax.struct.dataclass
-class Variables:
+class Variables(flax.struct.PyTreeNode):
   """The state of a layer between steps, float32.
 
   `params` is a dict by name, possibly nested; `stats` are not differentiated,
@@ -24,8 +23,7 @@ class Variables:
   stats: base.PyTree
 
 
-@flax.struct.dataclass
-class Loss:
+class Loss(flax.struct.PyTreeNode):
   """Result of the last layer for one microbatch, float32 scalars.
 
   `total` sums the losses of all tokens, in nats; `weight` is the number of

@@ -168,7 +168,7 @@ def _init(
     key: jax.Array,
 ) -> layer_lib.Variables:
   inputs, batch = jax.tree.unflatten(structure, shapes)
-  variables = module.lazy_init(
+  variables: Any = module.lazy_init(
       {"params": key},
       inputs,
       batch,

@@ -71,11 +71,13 @@ def make_paced(
   for name, value in sizes.items():
     if value < 1:
       raise ValueError(f"{name} must be at least 1, got {value}.")
-  last, ends = len(times_ms) - 1, {"size": vocab_size}
+  last, size = len(times_ms) - 1, vocab_size
   layers = [
-      linen.make_layer("block_000", _embed, ("inputs",), **ends, width=width),
+      linen.make_layer(
+          "block_000", _embed, ("inputs",), size=size, width=width
+      ),
       *(linen.make_layer(f"block_{i:03d}", _block) for i in range(1, last)),
-      linen.make_layer(f"block_{last:03d}", _head, ("targets",), **ends),
+      linen.make_layer(f"block_{last:03d}", _head, ("targets",), size=size),
   ]
   paces = zip(layers, times_ms, strict=True)
   return model_lib.Model(
@@ -84,7 +86,8 @@ def make_paced(
       {"name": "paced", "times_ms": times_ms, **sizes},
       model_lib.text_sample(sequence_length),
       paces={
-          layer.name: model_lib.Pace(*pair, jitter) for layer, pair in paces
+          layer.name: model_lib.Pace(forward_ms, backward_ms, jitter)
+          for layer, (forward_ms, backward_ms) in paces
       },
   )
 

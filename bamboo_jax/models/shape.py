@@ -27,7 +27,7 @@ def choose(
     raise ValueError(
         base.suggest(str(variant), variants, what=f"variant of {model}")
     )
-  shape = variants[variant]
+  shape: Any = variants[variant]
   given = {k: v for k, v in options.items() if v is not None}
   complete = dataclasses.asdict(shape) | given
   base.check_options(type(shape), complete, what=f"model {model!r}")

@@ -13,6 +13,7 @@ some partitions that fit may be missed if rows queue, but none by the estimate.
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 from typing import Any
 
 from bamboo_jax import base
@@ -160,79 +161,132 @@ def make_plan(
       num_rerouted=batch.shares_per_pipeline
       if reroutes and num_pipelines > 1
       else 0,
-      is_summed=batch.num_shares > 1,
+      num_shares=batch.num_shares,
       protection=protection,
       is_remote=is_remote,
   )
-  options: dict[str, Any] = dict(
-      in_flight=bounds.in_flight_bounds(schedule, num_stages, num_microbatches),
+  search = _Search(
+      profile=profile,
+      batch=batch,
+      num_stages=num_stages,
+      schedule=schedule,
+      balance=balance,
+      limit_bytes=memory_limit_bytes,
       upkeep=upkeep,
-      ties=profile.ties,
       cuts=cuts,
   )
-  model = model_lib.MemoryModel(profile.layers, **options)
-  limit_bytes, most = memory_limit_bytes, None
-  while True:
-    try:
-      partition = partition_lib.split_layers(
-          profile.layers,
-          num_stages=num_stages,
-          memory_limit_bytes=limit_bytes,
-          balance=balance,
-          **options,
-      )
-    except base.InfeasibleError:
-      if most is None or memory_limit_bytes is None:
-        raise
-      raise base.InfeasibleError(
-          _explain(*most, memory_limit_bytes, upkeep)
-      ) from None
-    costs = stages.stage_costs(
-        partition, profile, num_accumulators=upkeep.num_accumulators
+  return search.find()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Search:
+  """Searches for a partition whose rows fit; fields as in `make_plan`."""
+
+  profile: cost_model.Profile
+  batch: batch_split.BatchSplit
+  num_stages: int
+  schedule: str
+  balance: str
+  limit_bytes: int | None
+  upkeep: upkeep_lib.Upkeep
+  cuts: Sequence[int] | None
+
+  @functools.cached_property
+  def _memory(self) -> dict[str, Any]:
+    """Arguments of a memory model and of the search for a partition."""
+    count = self.batch.num_microbatches
+    return dict(
+        in_flight=bounds.in_flight_bounds(
+            self.schedule, self.num_stages, count
+        ),
+        upkeep=self.upkeep,
+        ties=self.profile.ties,
+        cuts=self.cuts,
     )
-    rows = _Rows(
-        model,
+
+  def find(self) -> Plan:
+    """Returns the plan of the best partition whose rows fit."""
+    limit_bytes, most = self.limit_bytes, None
+    while True:
+      try:
+        rows = self._split(limit_bytes)
+      except base.InfeasibleError:
+        if most is None or self.limit_bytes is None:
+          raise
+        raise base.InfeasibleError(
+            _explain(*most, self.limit_bytes, self.upkeep)
+        ) from None
+      played = rows.play(range(self.num_stages))
+      found, worst = rows.find_needs(played.timeline)
+      most = max(
+          [*found, worst] if worst else found,
+          key=lambda need: need[1].total_bytes,
+      )
+      limit, need = self.limit_bytes, most[1].total_bytes
+      if limit is None or need <= limit:
+        return self._finish(rows, played, found, worst)
+      limit_bytes = rows.bound(most[0]).total_bytes - need + limit
+
+  def _split(self, limit_bytes: int | None) -> "_Rows":
+    """Returns the rows of the best partition that fits by the estimate.
+
+    Raises `base.InfeasibleError` if none fits.
+    """
+    partition = partition_lib.split_layers(
+        self.profile.layers,
+        num_stages=self.num_stages,
+        memory_limit_bytes=limit_bytes,
+        balance=self.balance,
+        **self._memory,
+    )
+    return _Rows(
+        model_lib.MemoryModel(self.profile.layers, **self._memory),
         partition,
-        costs,
-        microbatches=batch.microbatches(0),
-        in_flight=bounds.in_flight_limits(schedule, num_stages),
+        stages.stage_costs(
+            partition,
+            self.profile,
+            num_accumulators=self.upkeep.num_accumulators,
+        ),
+        microbatches=self.batch.microbatches(0),
+        in_flight=bounds.in_flight_limits(self.schedule, self.num_stages),
     )
-    row_schedule, timeline = rows.play(range(num_stages))
-    found, worst = rows.find_needs(timeline)
-    most = max(
-        [*found, worst] if worst else found,
-        key=lambda need: need[1].total_bytes,
+
+  def _finish(
+      self,
+      rows: "_Rows",
+      played: scheduler.Played,
+      found: Sequence[_Need],
+      worst: _Need | None,
+  ) -> Plan:
+    """Returns the plan of rows that fit; see `_Rows.find_needs`."""
+    protection, partition = self.upkeep.protection, rows.partition
+    costs, place = residuals_lib.place(
+        *(self.profile, partition, rows.costs, played.timeline),
+        num_microbatches=self.batch.num_microbatches,
+        free_bytes=_free_bytes(found, worst, self.limit_bytes),
     )
-    limit = memory_limit_bytes
-    if limit is None or most[1].total_bytes <= limit:
-      costs, place = residuals_lib.place(
-          *(profile, partition, costs, timeline),
-          num_microbatches=num_microbatches,
-          free_bytes=_free_bytes(found, worst, limit),
-      )
-      return Plan(
-          profile=profile,
-          partition=partition,
-          batch=batch,
-          schedule_name=schedule,
-          balance=balance,
-          memory_limit_bytes=memory_limit_bytes,
-          costs=costs,
-          memory=tuple(memory for _, memory in found),
-          schedule=row_schedule,
-          timeline=timeline,
-          step_time=step_time_lib.predict_step_time(
-              profile,
-              partition,
-              num_pipelines=num_pipelines,
-              num_shares=batch.num_shares,
-              compute_ms=timeline.span_ms,
-              refresh=protection.refresh if protection else None,
-          ),
-          worst_memory=worst,
-          residuals=place,
-      )
-    limit_bytes = rows.bound(most[0]).total_bytes - most[1].total_bytes + limit
+    return Plan(
+        profile=self.profile,
+        partition=partition,
+        batch=self.batch,
+        schedule_name=self.schedule,
+        balance=self.balance,
+        memory_limit_bytes=self.limit_bytes,
+        costs=costs,
+        memory=tuple(memory for _, memory in found),
+        schedule=played.schedule,
+        timeline=played.timeline,
+        step_time=step_time_lib.predict_step_time(
+            self.profile,
+            partition,
+            num_pipelines=self.batch.num_pipelines,
+            num_shares=self.batch.num_shares,
+            compute_ms=played.timeline.span_ms,
+            refresh=protection.refresh if protection else None,
+        ),
+        worst_memory=worst,
+        residuals=place,
+    )
 
 
 def _free_bytes(
@@ -255,12 +309,9 @@ class _Rows:
   microbatches: Sequence[int]
   in_flight: Sequence[int] | None
 
-  def play(
-      self, owners: Sequence[int]
-  ) -> tuple[instruction_lib.Schedule, timeline_lib.Timeline]:
-    lines = [lines_lib.Line(owners, self.microbatches, self.in_flight)]
-    schedule = scheduler.plan_rows(lines, costs=self.costs)
-    return schedule, timeline_lib.play(schedule, lines, costs=self.costs)
+  def play(self, owners: Sequence[int]) -> scheduler.Played:
+    line = lines_lib.Line(owners, self.microbatches, self.in_flight)
+    return scheduler.play([line], costs=self.costs)
 
   def find_needs(
       self, timeline: timeline_lib.Timeline
@@ -286,7 +337,7 @@ class _Rows:
         continue
       assert duty.victim is not None, duty
       owners = deaths.roles_after(roles, duty.victim, protection).owners
-      after.append((duty, self._need(duty, self.play(owners)[1])))
+      after.append((duty, self._need(duty, self.play(owners).timeline)))
     return found, max(after, key=lambda n: n[1].total_bytes, default=None)
 
   def bound(self, duty: deaths.Duty) -> needs.NodeMemory:

@@ -26,7 +26,6 @@ from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule import timeline as timeline_lib
 
 Communication = communication_lib.Communication
 Partition = partition_lib.Partition
@@ -137,9 +136,7 @@ class Predictor:
     # Passes that only fill waits do not lengthen it, so they are not placed.
     bounds = scheduler.one_f_one_b_bounds(roles.num_stages)
     line = lines_lib.Line(roles.owners, range(num_microbatches), bounds)
-    costs = self.stage_costs(partition)
-    rows = scheduler.plan_rows([line], costs=costs).rows
-    return timeline_lib.span_ms(rows, costs)
+    return scheduler.span_ms([line], costs=self.stage_costs(partition))
 
   def _settled_ms(self, partition: Partition, roles: Roles) -> float | None:
     """Returns the time per microbatch in the steady state; None if not known.
@@ -307,15 +304,14 @@ class Predictor:
       return costs
     nodes = range(partition.num_stages)
     bounds = scheduler.one_f_one_b_bounds(partition.num_stages)
-    lines = [lines_lib.Line(nodes, range(num_microbatches), bounds)]
-    rows = scheduler.plan_rows(lines, costs=costs)
+    line = lines_lib.Line(nodes, range(num_microbatches), bounds)
     free_bytes = None
     if self._memory_limit_bytes is not None:
       most = self._memory_limit_bytes
       free_bytes = [most - self._held_bytes(partition, node) for node in nodes]
     return residuals_lib.place(
         *(self.profile, partition, costs),
-        timeline_lib.play(rows, lines, costs=costs),
+        scheduler.play([line], costs=costs).timeline,
         num_microbatches=num_microbatches,
         free_bytes=free_bytes,
     )[0]

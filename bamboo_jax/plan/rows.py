@@ -72,7 +72,7 @@ class Redundancy:
       roles: Sequence[Roles],
       costs: StageCosts,
   ) -> filling_lib.StepFilling | None:
-    """Returns how nodes fill waits as these occur, instead of what is placed.
+    """Returns the rules by which nodes fill waits as these occur.
 
     Args:
       plans: Rows of each pipeline.
@@ -111,7 +111,7 @@ class RowPlanner:
 
   @functools.cached_property
   def costs(self) -> StageCosts:
-    """The costs of segments."""
+    """Times and sizes of each segment, for one microbatch."""
     if self.segments in (None, self.plan.partition):
       return self.plan.costs
     return stages.stage_costs(self.segments, self.plan.profile)
@@ -176,9 +176,8 @@ class RowPlanner:
     With `holdings`, of the rest of the step. Raises `base.InfeasibleError` if
     it cannot be finished.
     """
-    work: dict[str, Any] = dict(costs=self.costs, holdings=holdings)
-    schedule = scheduler.plan_rows(lines, **work)
-    return timeline_lib.play(schedule, lines, **work)
+    played = scheduler.play(lines, costs=self.costs, holdings=holdings)
+    return played.timeline
 
   def _in_flight(
       self, partition: partition_lib.Partition

@@ -44,7 +44,7 @@ class Change:
   layout: Layout
   rung: str
   reason: str
-  copies: tuple[failover.Copy, ...] = ()
+  copies: tuple[failover.StageCopy, ...] = ()
   rolls_back: bool = False
 
   @property
@@ -309,7 +309,7 @@ def _keep_detours(before: Layout, after: Layout, lost: Nodes) -> Layout:
 
 def find_copies(
     before: Layout, members: Nodes, after: Layout
-) -> tuple[failover.Copy, ...]:
+) -> tuple[failover.StageCopy, ...]:
   """Returns the copies of state that `after` needs.
 
   The source is the live member with a copy that has the fewest to send.
@@ -320,5 +320,5 @@ def find_copies(
     holders = [n for n in num_sent if (n, stage) in held]
     source = min(holders, key=num_sent.__getitem__)
     num_sent[source] += 1
-    copies.append(failover.Copy(stage, source, node))
+    copies.append(failover.StageCopy(stage, source, node))
   return tuple(copies)

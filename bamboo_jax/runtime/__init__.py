@@ -11,7 +11,7 @@ lockstep. Both allow nodes to join and leave in the middle of a step.
   filler         Runs redundant forward passes while a row waits.
   pace           The clock of nodes whose layers sleep rather than compute.
   phases/        The phases of a step, functions of the engine.
-  stage/         What one node computes: specs, functions, programs, arrays.
+  stage/         The computations of one stage: specs, programs, arrays.
   wire/          Transfers between nodes, and how a death aborts them.
   spmd/          The other executor: the passes of a step as one program.
   profile/       Times of layers, programs and instructions.

@@ -15,14 +15,13 @@ from jax._src import cache_key
 from jax._src import compiler
 from jax._src import hardware_utils
 from jax._src import xla_bridge
-from jax._src.interpreters import pxla
 from jax._src.lib import _jax
 from jax._src.lib import xla_client
 import numpy as np
 
 # Returns the VJP function of primal arguments and residuals. Without arrays, it
 # may be carried from the trace of a forward to that of a backward program.
-JoinVjp = Callable[[Any, list[Any]], Callable[..., Any]]
+JoinVjp = Callable[[Any, Any], Callable[..., Any]]
 
 
 def split_vjp(vjp: Any) -> tuple[JoinVjp, list[Any]]:
@@ -138,17 +137,6 @@ def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
 
   compiler.compile_or_get_cached = compile_or_ask
   cache_key._hash_accelerator_config = _hash_accelerators
-
-
-def compile_apart(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-  """Compiles; the executable is freed with the last reference to the result.
-
-  JAX keeps an executable as long as the trace that it was lowered from, so a
-  function that is traced once for all devices would keep all of them.
-  """
-  compiled = lowered.compile(compiler_options={})  # `lowered` forgets it.
-  pxla.clear_in_memory_compilation_cache()
-  return compiled
 
 
 def _hash_accelerators(hash_obj: Any, devices: np.ndarray) -> None:

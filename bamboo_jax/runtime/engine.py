@@ -10,9 +10,11 @@ sums connect them.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 
+from bamboo_jax import base
 from bamboo_jax.plan import batch_split
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.runtime import devices as devices_lib
@@ -63,8 +65,6 @@ class Engine:
     shares: For each pipeline, its shares of the batch.
     lines: The node that computes each stage, for groups of shares; by default
       the owners of each pipeline for its shares.
-    max_holders: Number of nodes over which the shares of a stage may be
-      distributed arbitrarily; 0: each pipeline computes the same number.
     exchange: Connects this process with others; None without.
     clock: Of nodes whose layers sleep rather than compute.
     results: Of the phases of the current step.
@@ -80,7 +80,6 @@ class Engine:
       keep: bool = False,
       replicas: upkeep_lib.Protection | None = None,
       mesh: tuple[int, int] = (1, 1),
-      max_holders: int = 0,
       cache: program_cache.ProgramCache | None = None,
       exchange: ordered_sum.Exchange | None = None,
   ) -> None:
@@ -102,7 +101,6 @@ class Engine:
     self.programs = program_cache.ProgramCache() if cache is None else cache
     self.exchange = exchange
     self.num_shares, self._per_share = num_shares, 0
-    self.max_holders = max_holders
     self.clock = pace.Clock()
     self._keep = keep
     self.mesh = mesh
@@ -200,7 +198,7 @@ class Engine:
 
   def layer_states(self, pipeline: int = 0) -> dict[str, spec_lib.LayerState]:
     """Returns the state of each layer that local owners in `pipeline` hold."""
-    layers = {}
+    layers: dict[str, spec_lib.LayerState] = {}
     for stage, node in enumerate(self.owners[pipeline]):
       if node in self.nodes:
         layers |= spec_lib.split_layers(self.nodes[node].state[stage])
@@ -243,6 +241,7 @@ class Engine:
   def wait(self) -> None:
     """Blocks until results and states are ready; raises their errors."""
     results = self.results
-    for held in (*results.totals.values(), results.received, results.proposed):
-      jax.block_until_ready(list(held.values()))
+    held: list[dict[Any, base.PyTree]]
+    held = [*results.totals.values(), results.received, results.proposed]
+    jax.block_until_ready([[*one.values()] for one in held])
     jax.block_until_ready([node.state for node in self.nodes.values()])

@@ -34,7 +34,7 @@ class Filler:
 
   def __init__(self) -> None:
     self.stretch = 1.0
-    self._stretches = collections.deque(maxlen=filling_lib.NUM_STEPS)
+    self._stretches = collections.deque[float](maxlen=filling_lib.NUM_STEPS)
     self._nodes: Mapping[int, node_lib.Node] = {}
     self._own: filling_lib.Filling | None = None
     self.plan(None)
@@ -92,7 +92,7 @@ class Filler:
 
     None if no wait could be filled, or if a node died.
     """
-    return self._filling and self._filling.find_effect(ran)
+    return self._filling.find_effect(ran) if self._filling else None
 
   def learn(self, stretch: float) -> None:
     """Learns from a step how much longer than planned its rows took."""
@@ -102,7 +102,7 @@ class Filler:
   @property
   def placed(self) -> filling_lib.Effect | None:
     """The planned effect of the same passes if they were placed ahead."""
-    return self._filling and self._filling.placed
+    return self._filling.placed if self._filling else None
 
   def _fill(
       self, node: node_lib.Node, receive: Instruction | None

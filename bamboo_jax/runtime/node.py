@@ -6,6 +6,7 @@ and those after a failure.
 
 from collections.abc import Callable, Mapping
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -49,19 +50,19 @@ class Node:
       clock: pace_lib.Clock,
       sends_host: bool = False,
   ) -> None:
-    """Makes a node that holds no stage yet; see `store.Store`."""
+    """Makes a node that holds no stage yet; see `store.StepArrays`."""
     self.node = node
     self.device = device
     self.programs: dict[int, programs_lib.StagePrograms] = {}
     self.state: dict[int, spec_lib.StageState] = {}
-    self.store = store_lib.Store(sends_host=sends_host)
+    self.store = store_lib.StepArrays(sends_host=sends_host)
     self.slow_factor = 1.0
     self._links = links
     self._clock = clock
     self.free_secs = 0.0
     self._scalars: dict[int, jax.Array] = {}
-    self._token = None
-    self._feed: FeedFn | None = None
+    self._token: Any = None
+    self._feed: FeedFn
 
   def begin_step(
       self, step: int, feed: FeedFn, *, microbatches_per_share: int

@@ -8,13 +8,14 @@ one process, so no death leaves another device waiting.
 """
 
 from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import jax
 
 from bamboo_jax import base
 from bamboo_jax.models import sharding as sharding_lib
 
-Place = jax.Device | jax.sharding.Mesh
+Place: TypeAlias = jax.Device | jax.sharding.Mesh
 _P = jax.sharding.PartitionSpec
 
 
@@ -56,7 +57,7 @@ def find_rules(
   Raises `ValueError` if a shape is not divisible by the devices of an axis.
   """
 
-  def find(path: tuple, array: jax.Array) -> sharding_lib.Rule:
+  def find(path: tuple[Any, ...], array: jax.Array) -> sharding_lib.Rule:
     names = [str(k.key) for k in path if isinstance(k, jax.tree_util.DictKey)]
     return sharding_lib.find_rule(model, names, array.shape, sizes)
 

@@ -4,10 +4,10 @@ They depend only on kinds of units and on devices, so a new engine, or another
 partition, finds them again.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
+import operator
 import threading
 from typing import Any
-import weakref
 
 import jax
 
@@ -15,11 +15,8 @@ from bamboo_jax.runtime import places
 from bamboo_jax.runtime import recent
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.runtime.wire import share_sum
 
-# 13 nodes with 12 shares need 600 sums, those after the next death included.
-_MAX_SUMS = 800  # With 45 mappings of memory each.
-_MAX_OTHERS = 64  # With 250.
+_MAX_OTHERS = 64  # With 250 mappings of memory each.
 
 
 class ProgramCache:
@@ -40,9 +37,8 @@ class ProgramCache:
   ) -> None:
     self._make_kind = make_kind
     self._kinds: dict[Hashable, programs_lib.KindPrograms] = {}
-    # By kind of unit and devices.
-    self._sums: recent.Recent[share_sum.ShareSum] = recent.Recent(_MAX_SUMS)
-    self._sum_programs: dict[Hashable, share_sum.Programs] = {}
+    # By kind of unit and device.
+    self._adds: dict[Hashable, jax.stages.Compiled] = {}
     self.others: recent.Recent[Any] = recent.Recent(_MAX_OTHERS)
     self.residuals = "host"
     self._lock = threading.Lock()
@@ -50,8 +46,7 @@ class ProgramCache:
   def clear(self) -> None:
     """Drops all programs."""
     self._kinds.clear()
-    self._sums.clear()
-    self._sum_programs.clear()
+    self._adds.clear()
     self.others.clear()
 
   def get(
@@ -76,20 +71,23 @@ class ProgramCache:
           self._kinds[unit.kind] = self._make_kind(unit)
       return [self._kinds[unit.kind] for unit in spec.units]
 
-  def get_sum(
-      self,
-      unit: spec_lib.StageSpec,
-      holders: Sequence[jax.Device],
-      receivers: Sequence[jax.Device] = (),
-  ) -> share_sum.ShareSum:
-    """Returns the sum of a unit, compiled; `holders` has one entry a share."""
-    make = lambda: share_sum.ShareSum(
-        holders,
-        receivers=receivers,
-        like=spec_lib.to_unit(unit.accumulator, unit),
-        programs=self._sum_programs.setdefault(
-            unit.kind, weakref.WeakValueDictionary()
-        ),
-    )
-    key = (unit.kind, tuple(holders), tuple(receivers))
-    return self._sums.get(key, make)
+  def get_add(
+      self, unit: spec_lib.StageSpec, device: jax.Device
+  ) -> Callable[..., spec_lib.Accumulator]:
+    """Returns the compiled sum of two accumulators of a unit on a device."""
+    key = (unit.kind, device)
+    if key not in self._adds:  # If two threads compile it, one of them loads.
+      place = jax.sharding.SingleDeviceSharding(device)
+      like = jax.tree.map(
+          lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place),
+          spec_lib.to_unit(unit.accumulator, unit),
+      )
+      self._adds[key] = _add.lower(like, like).compile()
+    return self._adds[key]
+
+
+@jax.jit
+def _add(
+    a: spec_lib.Accumulator, b: spec_lib.Accumulator
+) -> spec_lib.Accumulator:
+  return jax.tree.map(operator.add, a, b)

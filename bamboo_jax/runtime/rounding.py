@@ -25,7 +25,9 @@ _NUM_DEVICES = "--xla_force_host_platform_device_count"
 def describe() -> dict[str, Any]:
   """Returns the settings, plain JSON by name; call once devices are set up."""
   device = jax.local_devices()[0]
-  found = {"platform": f"{device.platform} {device.device_kind}"}
+  found: dict[str, Any] = {
+      "platform": f"{device.platform} {device.device_kind}"
+  }
   if device.platform == "cpu":  # See `devices`.
     kind = key.describe_processor()
     names = [l for l in kind.splitlines() if l.startswith("model name: ")]

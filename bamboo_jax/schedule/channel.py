@@ -23,9 +23,17 @@ class Channel:
   @property
   def stage(self) -> int:
     """The stage that it belongs to."""
-    stage = self.key[0]
-    assert isinstance(stage, int), self
-    return stage
+    return self._index(0)
+
+  @property
+  def unit(self) -> int:
+    """Of a sum or a refresh: the index of the unit in its stage."""
+    return self._index(1)
+
+  def _index(self, place: int) -> int:
+    index = self.key[place]
+    assert isinstance(index, int), self
+    return index
 
   def __str__(self) -> str:
     """Returns a unique name of the channel."""

@@ -19,6 +19,7 @@ order, so the results are the same to the bit. Pure.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import functools
 from typing import Any
 
 from bamboo_jax import base
@@ -26,7 +27,6 @@ from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.schedule.scheduling import owed as owed_lib
 
 Line = lines_lib.Line
@@ -64,11 +64,7 @@ def deal(
   best = tuple(lines)
   if not last:  # Often, if shares are coarse.
     return best
-
-  def end_ms(choice: Sequence[Line]) -> float:
-    rows = scheduler.plan_rows(choice, costs=costs, holdings=holdings).rows
-    return timeline_lib.span_ms(rows, costs)
-
+  end_ms = functools.partial(scheduler.span_ms, costs=costs, holdings=holdings)
   best_ms = end_ms(best) * (1.0 - least_gain)
   some = {k * last // _NUM_PLANS for k in range(1, _NUM_PLANS + 1)}
   for index in sorted(some - {0}, reverse=True):

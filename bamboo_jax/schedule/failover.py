@@ -89,7 +89,7 @@ class Roles:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Copy:
+class StageCopy:
   """A stage's state to be copied from one node to another."""
 
   stage: int
@@ -178,10 +178,10 @@ def fail_over(
   return Survivors(after, holdings)
 
 
-def missing_replicas(roles: Roles) -> tuple[Copy, ...]:
+def missing_replicas(roles: Roles) -> tuple[StageCopy, ...]:
   """Returns the copies that give each stage a shadow again."""
   return tuple(
-      Copy(stage, roles.owners[stage], shadow)
+      StageCopy(stage, roles.owners[stage], shadow)
       for stage in range(roles.num_stages)
       if stage not in roles.shadows
       and (shadow := natural_shadow(roles.owners, stage)) is not None

@@ -35,7 +35,7 @@ NUM_STEPS = 9  # From which the stretch follows.
 
 @dataclasses.dataclass(frozen=True)
 class Filling:
-  """What one node needs to fill its waits in a step.
+  """The rules by which one node fills its waits in a step.
 
   Attributes:
     passes: Its redundant forward passes, those that protect most first.
@@ -141,7 +141,7 @@ def find_latest_ms(
   """Returns the latest end of each instruction that keeps the step's end."""
   slots = {(slot.node, slot.instruction): slot for slot in timeline.slots}
   latest_ms: dict[tuple[int, Instruction], float] = {}
-  start_ms: dict[int, float] = {}  # Latest start of what follows, by node.
+  start_ms: dict[int, float] = {}  # Latest start of the next instruction.
   for node, i in reversed(linearize.linearize([timeline])):
     slot = slots[node, i]
     end_ms = start_ms.get(node, timeline.span_ms)
@@ -214,7 +214,7 @@ class Ran:
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-  """What redundant forward passes cost and protect in a step.
+  """Cost and protection of redundant forward passes in a step.
 
   Attributes:
     passes: Their number.

@@ -72,7 +72,6 @@ def predict_pauses(
         lines = dealing.deal(
             lines, copies=copies, costs=costs, holdings=held, share_size=1
         )
-      rest = scheduler.plan_rows(lines, costs=costs, holdings=held)
-      rest_ms = timeline_lib.span_ms(rest.rows, costs)
+      rest_ms = scheduler.span_ms(lines, costs=costs, holdings=held)
       pauses_ms.append(died_ms + rest_ms - timeline.span_ms)
   return pauses_ms

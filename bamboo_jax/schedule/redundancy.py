@@ -35,8 +35,6 @@ Op = instruction_lib.Op
 Schedule = instruction_lib.Schedule
 StageCosts = costs_lib.StageCosts
 
-_Played = tuple[Schedule, timeline_lib.Timeline]
-
 MODES = ("none", "lazy", "bubble", "budget", "eager")
 
 # Number of schedules compared; and the allowed excess of an overhead over the
@@ -162,14 +160,14 @@ class _Planner:
   costs: StageCosts
 
   @functools.cached_property
-  def lazy(self) -> _Played:
+  def lazy(self) -> scheduler.Played:
     return self._begin(0)
 
   def choices(
       self, *, margin: float, overhead_limit: float
   ) -> Iterator[RedundancyPlan]:
     """Yields plans with ever more passes run at once, up to the limit."""
-    limit_ms = self.lazy[1].span_ms * (1.0 + overhead_limit)
+    limit_ms = self.lazy.timeline.span_ms * (1.0 + overhead_limit)
     most = len(self.line.microbatches)
     for count in sorted(
         {k * most // _NUM_CHOICES for k in range(_NUM_CHOICES + 1)}
@@ -177,7 +175,7 @@ class _Planner:
       begun = self._begin(count) if count else self.lazy
       yield self.fill(begun, margin=margin, until_ms=limit_ms)
 
-  def fill(self, begun: _Played, **limits: Any) -> RedundancyPlan:
+  def fill(self, begun: scheduler.Played, **limits: Any) -> RedundancyPlan:
     filled = waits.fill_waits(
         *begun,
         shadows=self.roles.shadows,
@@ -185,30 +183,27 @@ class _Planner:
         costs=self.costs,
         **limits,
     )
-    return self.plan(*self._play(filled))
+    timeline = timeline_lib.play(filled, [self.line], costs=self.costs)
+    return self.plan(filled, timeline)
 
   def plan(
       self, schedule: Schedule, timeline: timeline_lib.Timeline
   ) -> RedundancyPlan:
-    least_ms = self.lazy[1].span_ms
+    least_ms = self.lazy.timeline.span_ms
     return RedundancyPlan(
         mode=self.mode,
         schedule=schedule,
         timeline=timeline,
-        lazy=self.lazy[1],
+        lazy=self.lazy.timeline,
         overhead=timeline.span_ms / least_ms - 1.0 if least_ms else 0.0,
         coverage=find_coverage(timeline),
     )
 
-  def _begin(self, count: int) -> _Played:
+  def _begin(self, count: int) -> scheduler.Played:
     """Plays rows that run the passes of the first microbatches at once."""
-    schedule = scheduler.plan_rows(
+    return scheduler.play(
         [self.line],
         costs=self.costs,
         shadows=self.roles.shadows,
         redundant=self.line.microbatches[:count],
     )
-    return self._play(schedule)
-
-  def _play(self, schedule: Schedule) -> _Played:
-    return schedule, timeline_lib.play(schedule, [self.line], costs=self.costs)

@@ -1,8 +1,8 @@
 """Plans the rows of one pipeline, for a whole step or for the rest of one.
 
-Both differ only in the owners of stages and in the nodes' holdings. There are
-three steps, each a module; their time is about proportional to the number of
-instructions. For two stages and two microbatches:
+Both differ only in the owners of stages and in the nodes' holdings. Planning
+has three steps, each a module; their time is about proportional to the number
+of instructions. For two stages and two microbatches:
 
   1. owed             0F0 0F1 0B0 0B1 | 1F0 1F1 1B0 1B1
   2. list_scheduler   node 0: 0F0 0F1 0B0 0B1        node 1: 1F0 1B0 1F1 1B1
@@ -11,10 +11,12 @@ instructions. For two stages and two microbatches:
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import lines as lines_lib
+from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.schedule.scheduling import list_scheduler
 from bamboo_jax.schedule.scheduling import owed as owed_lib
 from bamboo_jax.schedule.scheduling import place_transfers
@@ -71,3 +73,37 @@ def plan_rows(
       costs=costs,
       holdings=holdings,
   )
+
+
+class Played(NamedTuple):
+  """Rows and their times."""
+
+  schedule: instruction_lib.Schedule
+  timeline: timeline_lib.Timeline
+
+
+def play(
+    lines: Sequence[lines_lib.Line],
+    *,
+    costs: costs_lib.StageCosts,
+    holdings: lines_lib.Holdings | None = None,
+    **redundant: Any,
+) -> Played:
+  """Returns the rows of `plan_rows`, with the same arguments, and plays them.
+
+  Raises as `plan_rows` and `timeline.play`.
+  """
+  rows = plan_rows(lines, costs=costs, holdings=holdings, **redundant)
+  timeline = timeline_lib.play(rows, lines, costs=costs, holdings=holdings)
+  return Played(rows, timeline)
+
+
+def span_ms(
+    lines: Sequence[lines_lib.Line],
+    *,
+    costs: costs_lib.StageCosts,
+    holdings: lines_lib.Holdings | None = None,
+) -> float:
+  """Returns the time of the rows of `plan_rows`, which are not checked."""
+  rows = plan_rows(lines, costs=costs, holdings=holdings)
+  return timeline_lib.span_ms(rows, costs)

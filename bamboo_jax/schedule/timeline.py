@@ -148,13 +148,10 @@ def play(
 
 
 def span_ms(
-    rows: Mapping[int, instruction_lib.Row], costs: costs_lib.StageCosts
+    schedule: instruction_lib.Schedule, costs: costs_lib.StageCosts
 ) -> float:
-  """Returns `play(...).span_ms`, without checks.
-
-  For rows made by `scheduler.plan_rows` that are only compared.
-  """
-  free_ms, _ = _walk(rows, costs)
+  """Returns `play(...).span_ms`, without checks."""
+  free_ms, _ = _walk(schedule.rows, costs)
   return max(free_ms.values(), default=0.0)
 
 

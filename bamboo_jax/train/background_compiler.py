@@ -114,7 +114,6 @@ class BackgroundCompiler:
     jobs = compile_ahead.compile_jobs(
         self._engine,
         evaluate=self._evaluate,
-        spreads=True,
         more=self._executor.jobs,
     )
     self._submit(self._call, [*jobs, moves.load_solver], pauses)

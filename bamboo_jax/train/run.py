@@ -163,7 +163,7 @@ def train_in_cluster(
       run=stamp,
       endpoint=endpoints.listen(host, identity),
       limits=peer_lib.Limits(
-          protocol_lib.Times.for_silence(config.cluster.least_silence_secs)
+          protocol_lib.TimeLimits.for_silence(config.cluster.least_silence_secs)
       ),
       note=lambda: client.note_progress(),
   )

@@ -31,7 +31,9 @@ class StateTransfer:
     self._fetched: dict[tuple[int, int], spec_lib.StageState] = {}
     self.fetched_for = -1
 
-  def prefetch(self, copies: Iterable[failover.Copy], *, version: int) -> None:
+  def prefetch(
+      self, copies: Iterable[failover.StageCopy], *, version: int
+  ) -> None:
     """Sends and fetches the state for layout `version`; installs nothing yet.
 
     Blocks until the state has arrived.
@@ -76,7 +78,9 @@ class StateTransfer:
     self._engine.load_programs(node, stage)
     self._engine.nodes[node].put_state(stage, state)
 
-  def _fetch(self, copy: failover.Copy, version: int) -> spec_lib.StageState:
+  def _fetch(
+      self, copy: failover.StageCopy, version: int
+  ) -> spec_lib.StageState:
     """Returns the state to copy; blocks until it has arrived."""
     if copy.source in self._engine.nodes:
       return self._engine.nodes[copy.source].state[copy.stage]
@@ -85,5 +89,5 @@ class StateTransfer:
     return jax.tree.structure(structure).unflatten(arrays)
 
 
-def _name(copy: failover.Copy, version: int) -> str:
+def _name(copy: failover.StageCopy, version: int) -> str:
   return f"state {version} {copy.stage}"

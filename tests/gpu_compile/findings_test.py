@@ -166,18 +166,6 @@ class FindingsTest(parameterized.TestCase):
     rate = 0.87 * _H100.memory_bytes_per_sec
     self.assertAlmostEqual(found.secs, 2e-6 + (4096 * 2 + 4) / rate, places=12)
 
-  def test_large_arrays(self):
-    text = _HEAD + (
-        "ENTRY %main (a: f32[10]) -> f32[10] {\n"
-        "  %a = f32[10]{0} parameter(0)\n"
-        "  %x = f32[10]{0} negate(%a)\n"
-        "  %y = bf16[10]{0} convert(%x)\n"
-        "  ROOT %z = f32[10]{0} negate(%x)\n}\n"
-    )
-    module = hlo.parse(text)
-    self.assertEqual(findings.count_large(module, 40), 2)
-    self.assertEqual(findings.count_large(module, 41), 0)
-
   def test_no_entry(self):
     with self.assertRaisesRegex(ValueError, "no line that starts ENTRY"):
       hlo.parse("HloModule x\n")

@@ -299,7 +299,7 @@ residuals  transfers  working  replica  refresh  total MiB
       4.0        2.0      0.0      0.0      0.0       12.0
     1  b .. head   (2)  2.000  4.000      41.5     2.0    4.0    4.5  \
       2.0        2.0      0.0      0.0      0.0       12.0
-most memory: node 0: 12.0 MiB (compute 12.0, reduce 9.0, refresh 8.5, apply 8.5)
+most memory: node 0: 12.0 MiB (compute 12.0, reduce 9.5, refresh 8.5, apply 8.5)
 
 predicted step: 24.12 ms = compute 20.50 + ties 0.75 + reduce 0.56 + norm 0.56 \
 + refresh 0.00 + vote 0.75 + update 1.00 (41.5 % bubble, from measured costs)

@@ -8,7 +8,7 @@ from bamboo_jax import base
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
 
-Copy = failover.Copy
+Copy = failover.StageCopy
 Roles = failover.Roles
 
 

@@ -283,7 +283,7 @@ class ProgramStepTest(parameterized.TestCase):
   def test_a_program_that_fails_in_a_segment(self):
     """A real failure: what the program returns is an error, and none is due."""
     run_undisturbed()
-    finish = run_lib.Run.finish
+    finish = run_lib.PipelineRun.finish
     calls, cohorts = [], []
     make_cohort = local_cohort.LocalCohort
 
@@ -300,7 +300,7 @@ class ProgramStepTest(parameterized.TestCase):
 
     with (
         mock.patch.object(local_cohort, "LocalCohort", make),
-        mock.patch.object(run_lib.Run, "finish", fail),
+        mock.patch.object(run_lib.PipelineRun, "finish", fail),
     ):
       run = Run()
     self.assertLen(run.recoveries(), 1)

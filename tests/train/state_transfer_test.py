@@ -12,7 +12,7 @@ from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train import state_transfer
 
-_COPY = failover.Copy(stage=2, source=0, destination=1)
+_COPY = failover.StageCopy(stage=2, source=0, destination=1)
 _LIKE = {"a": np.zeros(3, np.float32), "b": [np.zeros((), np.int32)]}
 
 
@@ -85,7 +85,7 @@ class StateTransferTest(absltest.TestCase):
   def test_what_was_fetched_for_a_change_that_never_was_is_dropped(self):
     both = Member(1, {2: make_state(1)})
     self.addCleanup(both.exchange.close)
-    both.prefetch(failover.Copy(stage=2, source=1, destination=1))
+    both.prefetch(failover.StageCopy(stage=2, source=1, destination=1))
     self.assertEqual(both.transfer.fetched_for, 5)
     both.transfer.forget()
     self.assertEqual(both.transfer.fetched_for, -1)

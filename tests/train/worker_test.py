@@ -15,7 +15,7 @@ import jax
 from bamboo_jax import base
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime.wire import share_sum
+from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.members import local_cohort
@@ -200,14 +200,14 @@ class BrokenTest(parameterized.TestCase):
 
   def test_wrong_order_of_shares(self):
     trials = small.make_trials(2, 4, 1, num_shares=4)
-    case, add = small.make_case("1,0/1,4"), share_sum.ShareSum.__call__
+    case, add = small.make_case("1,0/1,4"), reduce._add_here
     trials.run(case)
 
-    def add_backwards(total, held):
+    def add_backwards(engine, channel, held):
       backwards = dict(zip(held, reversed(held.values()), strict=True))
-      return add(total, backwards)
+      return add(engine, channel, backwards)
 
-    with mock.patch.object(share_sum.ShareSum, "__call__", add_backwards):
+    with mock.patch.object(reduce, "_add_here", add_backwards):
       with self.assertRaises(trials_lib.TroubleError):
         trials.run(case)
 

@@ -17,6 +17,7 @@ Dimension key:
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,7 @@ IMPLEMENTATIONS = ("xla", "cudnn")
 Array = jax.Array
 Heads = tuple[Array, Array, Array]
 Masks = tuple[Array | None, Array | None]  # Of keys, and of documents.
+_Kept = tuple[Any, ...]
 
 
 def attend(
@@ -92,23 +94,28 @@ def check_implementation(
 
 
 def attend_by(
-    implementation: str,
-    qkv_SLE: Array,
-    *,
-    num_heads: int,
-    document_SL: Array | None = None,
+    implementation: str, heads: Heads, document_SL: Array | None = None
 ) -> Array:
-  """Like `attend`, causal and without dropout, with a kernel of JAX."""
-  num_examples, length, _ = qkv_SLE.shape
-  qkv_SL3HK = qkv_SLE.reshape(num_examples, length, 3, num_heads, -1)
-  q_SLHK, k_SLHK, v_SLHK = (qkv_SL3HK[:, :, i] for i in range(3))
+  """Returns causal attention by a kernel of JAX, [S, L, H * K].
+
+  `heads` are queries [S, L, H, K], and keys and values, which may have fewer
+  heads.
+  """
+  kernel: Any = implementation  # One of `IMPLEMENTATIONS`.
   read_SLHK = jax.nn.dot_product_attention(
-      *(q_SLHK, k_SLHK, v_SLHK),
+      *heads,
       mask=same_document(document_SL),
       is_causal=True,
-      implementation=implementation,
+      implementation=kernel,
   )
-  return read_SLHK.reshape(num_examples, length, -1)
+  return read_SLHK.reshape(*read_SLHK.shape[:2], -1)
+
+
+def split_heads(qkv_SLE: Array, num_heads: int) -> Heads:
+  """Returns queries, keys and values, [S, L, H, K] each."""
+  num_examples, length, _ = qkv_SLE.shape
+  qkv_SL3HK = qkv_SLE.reshape(num_examples, length, 3, num_heads, -1)
+  return qkv_SL3HK[:, :, 0], qkv_SL3HK[:, :, 1], qkv_SL3HK[:, :, 2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +142,7 @@ def _attend_forward(
     qkv_SLE: Array,
     key_data: Array | None,
     masks: Masks,
-) -> tuple[Array, tuple]:
+) -> tuple[Array, _Kept]:
   if _takes_cudnn(options, qkv_SLE, key_data, masks):
     out_SLD, normalizer_SHQ1 = jax.lax.platform_dependent(
         qkv_SLE,
@@ -174,7 +181,7 @@ def _has(masks: Masks) -> bool:
 
 def _cudnn_forward(options: _Options, qkv_SLE: Array) -> tuple[Array, Array]:
   """Returns attention and the normaliser of each row, [S, H, Q, 1]."""
-  heads = _split_for_cudnn(options, qkv_SLE)
+  heads = split_heads(qkv_SLE, options.num_heads)
   out_SLHK, sums_SHL = cudnn.forward(*heads)
   return out_SLHK.reshape(*out_SLHK.shape[:2], -1), sums_SHL[..., None]
 
@@ -187,19 +194,13 @@ def _cudnn_backward(
     grad_SLD: Array,
 ) -> Array:
   """Returns the gradient of queries, keys and values side by side."""
-  heads = _split_for_cudnn(options, qkv_SLE)
+  heads = split_heads(qkv_SLE, options.num_heads)
   like = heads[0].shape
   grads = cudnn.backward(
       *(*heads, normalizer_SHQ1[..., 0]),
       *(out_SLD.reshape(like), grad_SLD.reshape(like)),
   )
   return jnp.stack(grads, axis=2).reshape(qkv_SLE.shape)
-
-
-def _split_for_cudnn(options: _Options, qkv_SLE: Array) -> Heads:
-  num_examples, length, _ = qkv_SLE.shape
-  qkv_SL3HK = qkv_SLE.reshape(num_examples, length, 3, options.num_heads, -1)
-  return tuple(qkv_SL3HK[:, :, i] for i in range(3))
 
 
 def _own_forward(
@@ -225,7 +226,7 @@ def _own_forward(
 
 
 def _attend_backward(
-    options: _Options, kept: tuple, grad_SLD: Array
+    options: _Options, kept: _Kept, grad_SLD: Array
 ) -> tuple[Array, None, None]:
   qkv_SLE, _, normalizer_SHQ1, _, key_data, masks, out_SLD = kept
   if _takes_cudnn(options, qkv_SLE, key_data, masks):
@@ -245,7 +246,7 @@ def _attend_backward(
   return grad_SLE, None, None
 
 
-def _own_backward(options: _Options, kept: tuple, grad_SLD: Array) -> Array:
+def _own_backward(options: _Options, kept: _Kept, grad_SLD: Array) -> Array:
   """Returns the gradient of queries, keys and values side by side."""
   qkv_SLE, probs_SHQM, normalizer_SHQ1, mask_SHQM = kept[:4]
   key_data, masks, out_SLD = kept[4:]
@@ -291,8 +292,8 @@ def _scores(qkv_SHLK: Heads, masks: Masks) -> Array:
     is_read = jnp.tril(jnp.ones((length, length), bool))
   else:
     is_read = read_SM[:, None, None, :] != 0
-  if document_SL is not None:
-    is_read = is_read & same_document(document_SL)
+  if (is_same := same_document(document_SL)) is not None:
+    is_read = is_read & is_same
   return jnp.where(is_read, scores_SHQM * width**-0.5, -jnp.inf)
 
 
@@ -322,8 +323,11 @@ def _drop(options: _Options, x: Array, mask: Array | None) -> Array:
 
 
 def _split_qkv(qkv_SLE: Array, num_heads: int) -> Heads:
-  parts = jnp.split(qkv_SLE, 3, axis=-1)
-  return tuple(_split_heads(part_SLD, num_heads) for part_SLD in parts)
+  q, k, v = (
+      _split_heads(part_SLD, num_heads)
+      for part_SLD in jnp.split(qkv_SLE, 3, axis=-1)
+  )
+  return q, k, v
 
 
 def _split_heads(x_SLD: Array, num_heads: int) -> Array:

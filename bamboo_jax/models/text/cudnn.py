@@ -27,13 +27,12 @@ def supports(dtype: Any, length: int, width: int) -> bool:
 
 def forward(q_SLHK: Array, k_SLGK: Array, v_SLGK: Array) -> tuple[Array, Array]:
   """Returns attention, and the logarithms of its sums, float32 [S, H, L]."""
-  return tuple(
-      fused._dot_product_attention_fwd_p_wrapper.bind(
-          *_arguments(q_SLHK, k_SLGK, v_SLGK),
-          **_options(q_SLHK),
-          is_training=True,
-      )
+  out_SLHK, sums_SHL = fused._dot_product_attention_fwd_p_wrapper.bind(
+      *_arguments(q_SLHK, k_SLGK, v_SLGK),
+      **_options(q_SLHK),
+      is_training=True,
   )
+  return out_SLHK, sums_SHL
 
 
 def backward(
@@ -45,13 +44,12 @@ def backward(
     grad_SLHK: Array,
 ) -> tuple[Array, Array, Array]:
   """Returns the gradients of queries, keys and values."""
-  return tuple(
-      fused._dot_product_attention_bwd_p_wrapper.bind(
-          *_arguments(q_SLHK, k_SLGK, v_SLGK),
-          *(sums_SHL, out_SLHK, grad_SLHK),
-          **_options(q_SLHK),
-      )
+  grad_q, grad_k, grad_v = fused._dot_product_attention_bwd_p_wrapper.bind(
+      *_arguments(q_SLHK, k_SLGK, v_SLGK),
+      *(sums_SHL, out_SLHK, grad_SLHK),
+      **_options(q_SLHK),
   )
+  return grad_q, grad_k, grad_v
 
 
 @jax.custom_vjp

@@ -18,6 +18,7 @@ Dimension key:
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ _GELU_CUBIC = 0.044715
 
 Array = jax.Array
 MaybeArray = Array | None
+Arrays = tuple[MaybeArray, ...]
 Moments = tuple[Array, Array]
 
 
@@ -39,14 +41,15 @@ def norm(x_TD: Array, scale_D: Array, shift_D: Array) -> Array:
 
 def _norm_forward(
     x_TD: Array, scale_D: Array, shift_D: Array
-) -> tuple[Array, tuple]:
+) -> tuple[Array, Any]:
   moments = _moments(x_TD)
   y_TD = _normalize(x_TD, moments, scale_D, shift_D)
   return y_TD, (x_TD, moments, scale_D)
 
 
-def _norm_backward(kept: tuple, grad_TD: Array) -> tuple:
-  return _norm_grads(*kept, grad_TD)
+def _norm_backward(kept: Any, grad_TD: Array) -> Arrays:
+  x_TD, moments, scale_D = kept
+  return _norm_grads(x_TD, moments, scale_D, grad_TD)
 
 
 norm.defvjp(_norm_forward, _norm_backward)
@@ -58,11 +61,11 @@ def dense(x_TD: Array, weight_DE: Array, bias_E: MaybeArray) -> Array:
   return _add_bias(_multiply(x_TD, weight_DE), bias_E)
 
 
-def _dense_forward(*inputs: MaybeArray) -> tuple[Array, tuple]:
+def _dense_forward(*inputs: Any) -> tuple[Array, Any]:
   return dense(*inputs), inputs
 
 
-def _dense_backward(kept: tuple, grad_TE: Array) -> tuple:
+def _dense_backward(kept: Any, grad_TE: Array) -> Arrays:
   x_TD, weight_DE, bias_E = kept
   return (
       _multiply_transposed(grad_TE, weight_DE),
@@ -87,8 +90,8 @@ def norm_dense(
 
 
 def _norm_dense_forward(
-    x_TD: Array, scale_D: Array, shift_D: Array, *dense: MaybeArray
-) -> tuple[Array, tuple]:
+    x_TD: Array, scale_D: Array, shift_D: Array, *dense: Any
+) -> tuple[Array, Any]:
   moments = _moments(x_TD)
   y_TD = _normalize(x_TD, moments, scale_D, shift_D)
   weight_DE, bias_E = dense
@@ -96,7 +99,7 @@ def _norm_dense_forward(
   return out_TE, (x_TD, moments, scale_D, shift_D, *dense)
 
 
-def _norm_dense_backward(kept: tuple, grad_TE: Array) -> tuple:
+def _norm_dense_backward(kept: Any, grad_TE: Array) -> Arrays:
   x_TD, moments, scale_D, shift_D, weight_DE, bias_E = kept
   y_TD = _normalize(x_TD, moments, scale_D, shift_D)
   grad_y_TD = _multiply_transposed(grad_TE, weight_DE)
@@ -117,11 +120,11 @@ def gelu_dense(x_TD: Array, weight_ED: Array, bias_E: MaybeArray) -> Array:
   return _add_bias(_multiply_transposed(y_TD, weight_ED), bias_E)
 
 
-def _gelu_dense_forward(*inputs: MaybeArray) -> tuple[Array, tuple]:
+def _gelu_dense_forward(*inputs: Any) -> tuple[Array, Any]:
   return gelu_dense(*inputs), inputs
 
 
-def _gelu_dense_backward(kept: tuple, grad_TE: Array) -> tuple:
+def _gelu_dense_backward(kept: Any, grad_TE: Array) -> Arrays:
   x_TD, weight_ED, bias_E = kept
   tanh_TD = _gelu_tanh(x_TD)
   slope_TD = _gelu_slope(x_TD, tanh_TD)

@@ -26,8 +26,9 @@ Dimension key:
   V: vocabulary
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -78,7 +79,7 @@ VARIANTS: Mapping[str, Size] = {
 def make_model(name: str, size: Size) -> model_lib.Model:
   """Returns a GNMT; a microbatch has "source", "inputs" and "targets"."""
   make, rate = linen.make_layer, size.dropout_rate
-  embedding = {"vocab_size": size.vocab_size, "width": size.width}
+  embedding: Any = {"vocab_size": size.vocab_size, "width": size.width}
   tie = layer_lib.Tie("embedding", "encoder_embed", "embedding")
   layers = (
       make("encoder_embed", _embed, ("source",), key="source", **embedding),
@@ -210,8 +211,10 @@ def _head(
   )
 
 
-def _lstm(width: int, name: str, **options: bool) -> nn.RNN:
-  return nn.RNN(nn.OptimizedLSTMCell(width), name=name, **options)
+def _lstm(width: int, name: str, **options: Any) -> Callable[..., jax.Array]:
+  # Without `return_carry` it returns the outputs alone.
+  rnn: Any = nn.RNN(nn.OptimizedLSTMCell(width), name=name, **options)
+  return rnn
 
 
 def _lengths(token_SL: jax.Array) -> jax.Array:

@@ -142,11 +142,9 @@ def _attention(
         document_SL=batch.get("documents"),
     )
   else:
+    heads = attention.split_heads(qkv_SLE, shape.num_heads)
     read_SLD = attention.attend_by(
-        shape.attention,
-        qkv_SLE,
-        num_heads=shape.num_heads,
-        document_SL=batch.get("documents"),
+        shape.attention, heads, batch.get("documents")
     )
   return h_SLD + call.drop(dense.dense(read_SLD, *out), shape.dropout_rate)
 

@@ -87,19 +87,23 @@ class Shape:
     )
 
 
-def _llama(*sizes: int, **options: Any) -> Shape:
-  given = {"positions": 131_072, "tied": True, "rope_factor": 32.0} | options
-  return Shape(*sizes, vocab_size=128_256, rope_theta=5e5, **given)
+# Blocks, width, heads, heads of keys and values, their width, hidden width.
+_Sizes = tuple[int, int, int, int, int, int]
 
 
-def _qwen(*sizes: int, **options: Any) -> Shape:
-  given = {"vocab_size": 151_936, "tied": True, "positions": 40_960} | options
-  return Shape(*sizes, rope_theta=1e6, qk_norm=True, norm_epsilon=1e-6, **given)
+def _llama(*sizes: *_Sizes, **options: Any) -> Shape:
+  shape = Shape(*sizes, 128_256, 131_072, 5e5, tied=True, rope_factor=32.0)
+  return dataclasses.replace(shape, **options)
+
+
+def _qwen(*sizes: *_Sizes, **options: Any) -> Shape:
+  shape = Shape(*sizes, 151_936, 40_960, 1e6, tied=True)
+  qwen: dict[str, Any] = dict(qk_norm=True, norm_epsilon=1e-6)
+  return dataclasses.replace(shape, **qwen, **options)
 
 
 _TINY = Shape(2, 64, 4, 2, 16, 128, 256, 128, 1e4, True, sequence_length=32)
 
-# Blocks, width, heads, heads of keys and values, their width, hidden width.
 LLAMA_VARIANTS: Mapping[str, Shape] = {
     "tiny": dataclasses.replace(_TINY, rope_factor=8.0),
     "3.2_1b": _llama(16, 2048, 32, 8, 64, 8192),
@@ -159,14 +163,9 @@ def _attention(
   by_cudnn = cudnn.supports(v_SLGK.dtype, v_SLGK.shape[1], shape.head_width)
   if by_cudnn and shape.attention is None and document_SL is None:
     read_SLHK = cudnn.attend(*parts)
+    read_SLE = read_SLHK.reshape(*read_SLHK.shape[:2], -1)
   else:
-    read_SLHK = jax.nn.dot_product_attention(
-        *parts,
-        mask=attention.same_document(document_SL),
-        is_causal=True,
-        implementation=shape.attention or "xla",
-    )
-  read_SLE = read_SLHK.reshape(*read_SLHK.shape[:2], -1)
+    read_SLE = attention.attend_by(shape.attention or "xla", parts, document_SL)
   return h_SLD + _dense(shape, shape.width, "o_proj")(read_SLE)
 
 

@@ -10,6 +10,7 @@ Dimension key: see `images`.
 
 from collections.abc import Mapping
 import dataclasses
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -19,6 +20,8 @@ from bamboo_jax.models import linen
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import shape as shape_lib
 from bamboo_jax.models.vision import images
+
+_Convs = tuple[tuple[int, int, int, int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Size:
       their outputs (VGG).
   """
 
-  convs: tuple[tuple[int, int, int, int, int], ...]
+  convs: _Convs
   hidden: int
   image_size: int
   num_classes: int
@@ -44,7 +47,7 @@ class Size:
     shape_lib.check(self)
 
 
-def _vgg(depths: tuple[int, ...], widths: tuple[int, ...]) -> tuple:
+def _vgg(depths: tuple[int, ...], widths: tuple[int, ...]) -> _Convs:
   return tuple(
       (width, 3, 1, 1, 2 if index == depth - 1 else 0)
       for depth, width in zip(depths, widths, strict=True)
@@ -76,7 +79,7 @@ VGG_VARIANTS: Mapping[str, Size] = {
 def make_model(name: str, size: Size) -> model_lib.Model:
   """Returns an AlexNet or a VGG; a microbatch is "images" and "labels"."""
   is_alexnet = name == "alexnet"
-  rates = {
+  rates: Any = {
       "before": size.dropout_rate if is_alexnet else 0.0,
       "after": 0.0 if is_alexnet else size.dropout_rate,
   }

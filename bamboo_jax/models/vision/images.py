@@ -38,8 +38,7 @@ def make_model(
   head = linen.make_layer(
       "head", _head, ("labels",), num_classes=size.num_classes
   )
-  plain = lambda v: [plain(x) for x in v] if isinstance(v, tuple) else v
-  options = {k: plain(v) for k, v in dataclasses.asdict(size).items()}
+  options = {k: _plain(v) for k, v in dataclasses.asdict(size).items()}
   shape = (size.image_size, size.image_size, 3)
   sample = {
       "images": jax.ShapeDtypeStruct(shape, jnp.uint8),
@@ -47,6 +46,11 @@ def make_model(
   }
   fingerprint = {"name": name, **options}
   return model_lib.Model(name, (*layers, head), fingerprint, sample)
+
+
+def _plain(value: Any) -> Any:
+  """Returns a value with lists instead of tuples, as JSON has it."""
+  return [*map(_plain, value)] if isinstance(value, tuple) else value
 
 
 def normalize(batch: layer_lib.Batch, image_size: int, dtype: str) -> jax.Array:

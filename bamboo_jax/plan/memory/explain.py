@@ -17,7 +17,7 @@ def explain_split(
     model: model_lib.MemoryModel,
     limit_bytes: int,
 ) -> str:
-  """Returns why no split fits, by the example of the most even one."""
+  """Returns the message that no split fits, with the most even as example."""
   num_stages = len(bounds) - 1
   duties = deaths.find_duties(num_stages, model.upkeep)
   sizes = [duty.need(model, bounds).total_bytes for duty in duties]

@@ -67,7 +67,11 @@ class MemoryModel:
     self._charge = functools.cache(self._charge)
 
   def total_bytes(self, stage: int, first: int, last: int) -> int:
-    """Returns `owner(...).total_bytes`, quickly."""
+    """Returns the peak bytes of the owner of `stage`, layers [first, last).
+
+    Equal to `owner(...).total_bytes`, but caches all that does not depend on
+    the stage.
+    """
     one = self._charge(first, last)
     compute = one.compute + self.in_flight[stage] * one.residuals
     return max(compute, one.later)
@@ -100,7 +104,7 @@ class MemoryModel:
         residual_bytes=sum(c.residual_bytes for c in layers),
         transfer_bytes=2 * edge_bytes,
         working_bytes=max(c.working_bytes for c in layers),
-        sum_bytes=self.upkeep.is_summed * parameters
+        sum_bytes=(self.upkeep.num_shares > 1) * parameters
         + k * sum(self._tied[first:last]),
         received_bytes=self._sends_state * (parameters + slots),
         sum_working_bytes=self._sum_working(first, last),
@@ -144,8 +148,13 @@ class MemoryModel:
     return protection is not None and protection.refresh == "state"
 
   def _sum_working(self, first: int, last: int) -> int:
-    """Returns half of the largest unit's gradient, see `wire.share_sum`."""
-    return self.upkeep.is_summed * max(self._unit_parameters[first:last]) // 2
+    """Returns the most bytes that a sum of a unit needs beside its result.
+
+    These are a share from another device, and with several of them a partial
+    sum, see `runtime.phases.reduce`.
+    """
+    count = min(2, self.upkeep.num_shares - 1)
+    return count * max(self._unit_parameters[first:last])
 
   def _link_working(self, first: int, last: int) -> int:
     """Returns twice the most bytes that a refresh sends of a unit."""

@@ -39,7 +39,7 @@ class NodeMemory:
     received_bytes: Data received for replicas; also the next state of the own
       stages if the state is sent.
     fetched_bytes: Slots of a replica fetched from host memory for the update.
-    sum_working_bytes: Temporary memory of the program that sums.
+    sum_working_bytes: Temporary memory of a sum over shares.
     link_working_bytes: Temporary memory of links between processes in the
       refresh.
   """

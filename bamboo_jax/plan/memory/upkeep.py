@@ -29,7 +29,7 @@ class Upkeep:
     num_accumulators: Sums of gradients, one for each share of its pipeline.
     num_rerouted: Shares of a pipeline that has lost a stage, which other owners
       of that stage compute; 0 if none do.
-    is_summed: Whether the shares are summed into another array.
+    num_shares: Shares of the batch; several are summed into another array.
     protection: Options of replicas; None without.
     is_remote: Whether transfers are between processes, with a buffer at the
       receiving end; else they are copies within one.
@@ -37,7 +37,7 @@ class Upkeep:
 
   num_accumulators: int = 1
   num_rerouted: int = 0
-  is_summed: bool = False
+  num_shares: int = 1
   protection: Protection | None = None
   is_remote: bool = False
 

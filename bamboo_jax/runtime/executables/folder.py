@@ -35,7 +35,7 @@ _PART_SECS = 3600.0  # The writer of an older part is gone.
 _POLL_SECS = 0.02
 
 
-class Folder:
+class ProgramFolder:
   """Entries by key; thread-safe, and never raises `OSError`."""
 
   def __init__(
@@ -131,7 +131,7 @@ class Folder:
       path.unlink(missing_ok=True)
       excess -= size
 
-  def _warn(self, what: str, reason: str) -> None:
+  def _warn(self, what: str, reason: str | None) -> None:
     if what not in self._warned:
       self._warned.add(what)
       logging.warning(
@@ -149,7 +149,7 @@ def _seal(key: str, data: bytes) -> bytes:
 
 
 def _find_danger(status: os.stat_result) -> str | None:
-  """Returns why another user might have written to a folder; None if not."""
+  """Returns a reason to distrust a folder with this status; None if safe."""
   if status.st_uid not in (0, os.geteuid()):
     return f"it belongs to another user, {status.st_uid}"
   if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

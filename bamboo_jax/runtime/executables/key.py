@@ -50,7 +50,7 @@ def count_threads() -> int:
   if hasattr(os, "sched_getaffinity"):
     num_cores = len(os.sched_getaffinity(0))
   else:
-    num_cores = os.cpu_count()
+    num_cores = os.cpu_count() or 1
   num_cores = int(os.environ.get("NPROC", num_cores))
   return max(num_cores, jax.config.jax_num_cpu_devices)
 

@@ -15,7 +15,7 @@ from bamboo_jax.runtime.executables import mappings
 _CHECK_EVERY = 10  # Programs; a check takes about as long as loading one.
 
 
-class Store:
+class ProgramStore:
   """Executables by key; thread-safe.
 
   Lives as long as the process, even if JAX drops its backends.
@@ -26,13 +26,15 @@ class Store:
     num_loaded: Number of programs loaded from the cache.
   """
 
-  def __init__(self, folder: folder_lib.Folder | None = None) -> None:
+  def __init__(self, folder: folder_lib.ProgramFolder | None = None) -> None:
     self.folder = folder
     self.num_compiled = self.num_loaded = 0
     self._programs: dict[str, bytes] = {}
     self._lock = threading.Lock()
     self._load_lock = threading.Lock()
-    self._locks = collections.defaultdict(threading.Lock)  # By key.
+    self._locks = collections.defaultdict[str, threading.Lock](
+        threading.Lock
+    )  # By key.
 
   @functools.cached_property
   def _host(self) -> str:  # JAX has its devices by now.
@@ -46,8 +48,9 @@ class Store:
     with lock:
       if key in self._programs:
         return self._load(compilation, self._programs[key])
-      found = self.folder and self.folder.read(key)
-      if self.folder is None or found is not None:
+      if self.folder is None:
+        return self._compile(key, compilation)
+      if (found := self.folder.read(key)) is not None:
         return self._take(key, compilation, found)
       with self.folder.claim(key):
         found = self.folder.read(key)  # Written by the previous holder.
@@ -57,7 +60,7 @@ class Store:
       self, key: str, compilation: compat.Compilation, found: bytes | None
   ) -> Any:
     """Loads `found`, the entry of the folder; compiles if it is None."""
-    if found is None:
+    if self.folder is None or found is None:
       return self._compile(key, compilation)
     try:
       executable = self._load(compilation, found)
@@ -90,10 +93,10 @@ class Store:
     return executable
 
 
-_of_process = Store()
+_of_process = ProgramStore()
 
 
-def use(folder: str | None = None) -> Store:
+def use(folder: str | None = None) -> ProgramStore:
   """Routes all compilations of JAX in this process through the cache.
 
   Args:
@@ -104,6 +107,6 @@ def use(folder: str | None = None) -> Store:
   The executables of this process.
   """
   if folder is not None:
-    _of_process.folder = folder_lib.Folder(folder) if folder else None
+    _of_process.folder = folder_lib.ProgramFolder(folder) if folder else None
   compat.intercept_compilations(_of_process.get)
   return _of_process

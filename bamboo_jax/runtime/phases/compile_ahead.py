@@ -3,22 +3,17 @@
 Programs that are already compiled cost nothing.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import concurrent.futures
 import functools
 import itertools
 import os
 from typing import Any
 
-import jax
-
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import fingerprint
 from bamboo_jax.runtime.phases import reduce
-from bamboo_jax.runtime.phases import refresh
 from bamboo_jax.runtime.phases import ties
-from bamboo_jax.runtime.wire import share_sum
-from bamboo_jax.schedule import channel as channel_lib
 
 Job = Callable[[], Any]
 # The jobs of an executor for some lines, see `executor.Executor.jobs`.
@@ -35,42 +30,28 @@ def compile_all(engine: engine_lib.Engine, **options: Any) -> None:
   pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
   jobs = compile_jobs(engine, **options)
   try:
-    waiting = [pool.submit(_run, job) for job in jobs]
+    waiting = [pool.submit(job) for job in jobs]
     for future in concurrent.futures.as_completed(waiting):
       future.result()
   finally:  # An interrupt does not wait for running jobs.
     pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _run(job: Job) -> None:
-  """Runs a job; what it returns is kept by who made it, if by anybody."""
-  job()
-
-
 def compile_jobs(
-    engine: engine_lib.Engine,
-    *,
-    evaluate: bool,
-    spreads: bool = False,
-    more: MoreJobs = _no_more,
+    engine: engine_lib.Engine, *, evaluate: bool, more: MoreJobs = _no_more
 ) -> list[Job]:
   """Returns the jobs that compile all programs of local nodes.
 
-  Includes those needed after the next death. With `spreads` also the sums of
-  shares that are distributed over nodes in any other way.
+  Includes those needed after the next death.
   """
-  later = _later_channels(engine)
-  now = find_channels(engine, engine.owners, engine.shadows, engine.lines)
-  return [
-      *_program_jobs(engine, engine.owners, engine.shadows, evaluate=evaluate),
-      *(
-          functools.partial(ties.compile_for, engine, node)
-          for node in engine.nodes.values()
-      ),
-      *_channel_jobs(engine, now | later | _sums_ahead(engine, spreads)),
-      *more(engine.lines),
-      *(job for _, lines in _deaths(engine) for job in more(lines)),
+  jobs = _program_jobs(engine, engine.owners, engine.shadows, evaluate=evaluate)
+  jobs += [
+      functools.partial(ties.compile_for, engine, node)
+      for node in engine.nodes.values()
   ]
+  for owners, lines in ((engine.owners, engine.lines), *_deaths(engine)):
+    jobs += [*_sum_jobs(engine, owners, lines), *more(lines)]
+  return jobs
 
 
 def compile_jobs_of(
@@ -81,11 +62,10 @@ def compile_jobs_of(
     *,
     more: MoreJobs = _no_more,
 ) -> list[Job]:
-  """Returns the jobs of the programs, links and sums that other roles need."""
-  channels = find_channels(engine, owners, shadows, lines)
+  """Returns the jobs of the programs and sums that other roles need."""
   return [
       *_program_jobs(engine, owners, shadows),
-      *_channel_jobs(engine, channels),
+      *_sum_jobs(engine, owners, lines),
       *more(lines),
   ]
 
@@ -105,7 +85,7 @@ def _program_jobs(
     *,
     evaluate: bool = False,
 ) -> list[Job]:
-  jobs = []
+  jobs: list[Job] = []
   for row, holders in zip(owners, shadows, strict=True):
     for stage, node in (*enumerate(row), *holders.items()):
       if (device := engine.find_compute(node)) is None:
@@ -121,43 +101,59 @@ def _program_jobs(
         names.append("evaluate")
       programs = engine.programs.get(spec, device)
       jobs.append(functools.partial(programs.compile, names))
+      if engine.num_shares > 1:
+        jobs += [
+            functools.partial(
+                engine.programs.get_add, unit, engine.devices[node]
+            )
+            for unit in spec.units
+        ]
       if len(owners) > 1 or holders:  # Fingerprints of copies are compared.
         jobs.append(functools.partial(fingerprint.compile_for, spec, device))
   return jobs
 
 
+def _sum_jobs(
+    engine: engine_lib.Engine, owners: Owners, lines: engine_lib.Lines
+) -> list[Job]:
+  """Returns the jobs of sums over several processes."""
+  return [
+      functools.partial(reduce.get_exchanged_sum, engine, channel)
+      for stage in range(len(engine.specs))
+      for channel in reduce.find_channels(engine.specs, stage, owners, lines)
+      if engine.nodes.keys() & channel.nodes
+  ]
+
+
 def find_partners(engine: engine_lib.Engine) -> list[int]:
   """Returns the nodes that local ones need now, then those after a death."""
-  now = find_channels(engine, engine.owners, engine.shadows, engine.lines)
   found: dict[int, None] = {}
-  for channels in (now, _later_channels(engine)):
-    for channel in sorted(channels):
-      if engine.nodes.keys() & channel.nodes:
-        found |= dict.fromkeys(channel.nodes)
+  none: list[dict[int, int]] = [{} for _ in engine.owners]
+  for groups in (
+      find_groups(engine, engine.owners, engine.shadows, engine.lines),
+      *(find_groups(engine, o, none, lines) for o, lines in _deaths(engine)),
+  ):
+    for group in sorted(map(sorted, groups)):
+      if engine.nodes.keys() & group:
+        found |= dict.fromkeys(group)
   return [node for node in found if node not in engine.nodes][:_MOST_PARTNERS]
 
 
-def find_channels(
+def find_groups(
     engine: engine_lib.Engine,
     owners: Owners,
     shadows: Shadows,
     lines: engine_lib.Lines,
-) -> set[channel_lib.Channel]:
-  """Returns the channels of a step in some roles; see `engine.Engine.lines`."""
-  found = set()
-  for row, _ in lines:
-    for stage, (source, to) in enumerate(itertools.pairwise(row)):
-      if source != to:
-        found.add(channel_lib.Channel("activation", (source, to), (stage,)))
-        found.add(channel_lib.Channel("grad", (to, source), (stage,)))
-    found |= ties.find_channels(engine.specs, row)
+) -> set[frozenset[int]]:
+  """Returns the nodes that exchange values in some roles, in groups."""
+  rows, copies = [row for row, _ in lines], ties.find_copies(engine.specs)
+  groups: list[Iterable[int]] = []
+  groups += [pair for row in rows for pair in itertools.pairwise(row)]
+  groups += [[row[c.stage] for c in group] for row in rows for group in copies]
   for row, holders in zip(owners, shadows, strict=True):
-    for stage, shadow in holders.items():
-      ends = (row[stage], shadow)
-      found.update(refresh.find_channels(engine.specs, stage, *ends))
-  for stage in range(len(engine.specs)):
-    found.update(reduce.find_channels(engine.specs, stage, owners, lines))
-  return found
+    groups += [(row[stage], node) for stage, node in holders.items()]
+  groups += zip(*rows, *owners, strict=True)  # Sums, by stage.
+  return {frozenset(group) for group in groups}
 
 
 def survivable_deaths(
@@ -182,74 +178,3 @@ def _deaths(
   for owners in survivable_deaths(engine.owners, engine.shadows):
     lines = zip(owners, engine.shares, strict=True)
     yield owners, [(row, own) for row, own in lines if own]
-
-
-def _later_channels(engine: engine_lib.Engine) -> set[channel_lib.Channel]:
-  found = set()
-  for owners, lines in _deaths(engine):
-    found |= find_channels(engine, owners, [{} for _ in owners], lines)
-  return found
-
-
-def _sums_ahead(
-    engine: engine_lib.Engine, spreads: bool
-) -> set[channel_lib.Channel]:
-  """Returns a sum for each kind of unit and each program that may be needed.
-
-  That is one for each smaller number of pipelines, and with `spreads` one for
-  each number of devices and of shares on one of them. Programs for other nodes
-  are the same, and need only be loaded then.
-  """
-  if engine.exchange is not None:
-    return set()
-  kinds = {}
-  for stage, spec in enumerate(engine.specs):
-    for index, unit in enumerate(spec.units):
-      kinds.setdefault(unit.kind, (stage, index))
-  found, num_shares = set(), engine.num_shares
-  nodes = _nodes_apart(engine)
-  spreads = spreads and engine.max_holders > 0
-  most = engine.max_holders if spreads else len(engine.owners) - 1
-  for count in range(1, min(most, len(nodes)) + 1):
-    sizes = share_sum.slot_sizes(num_shares, count)
-    for size in sizes if spreads else sizes[:1]:
-      first, *others = nodes[:count]
-      left = num_shares - size
-      dealt = [*itertools.islice(itertools.cycle(others or [first]), left)]
-      holders = (*[first] * size, *dealt)
-      channel = (*holders, *(n for n in others if n not in holders))
-      found |= {
-          channel_lib.Channel("sum", channel, key) for key in kinds.values()
-      }
-  return found
-
-
-def _nodes_apart(engine: engine_lib.Engine) -> list[int]:
-  """Returns nodes on different devices, a local one first."""
-  known = {n for row in engine.owners for n in row} & engine.devices.keys()
-  found: dict[jax.Device, int] = {}
-  for node in (*sorted(engine.nodes), *sorted(known), *sorted(engine.devices)):
-    found.setdefault(engine.devices[node], node)
-  return [*found.values()]
-
-
-def _channel_jobs(
-    engine: engine_lib.Engine, channels: set[channel_lib.Channel]
-) -> list[Job]:
-  jobs = []
-  for channel in sorted(channels):
-    if engine.nodes.keys() & channel.nodes and _are_placed(engine, channel):
-      if channel.kind == "sum":
-        jobs.append(functools.partial(reduce.get_sum, engine, channel))
-      else:
-        jobs.append(functools.partial(engine.links.get, channel))
-  return jobs
-
-
-def _are_placed(
-    engine: engine_lib.Engine, channel: channel_lib.Channel
-) -> bool:
-  """Returns whether all nodes have devices, as dead ones may not."""
-  if engine.exchange is not None:
-    return True
-  return engine.devices.keys() >= set(channel.nodes)

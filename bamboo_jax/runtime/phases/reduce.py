@@ -1,8 +1,15 @@
 """Sums the gradients over all shares; norms and losses.
 
-The sum of a share lies on the node that computed it. The sum over all shares of
-a unit is one collective, see `wire.share_sum`; its result lies on the same
-nodes.
+The sum of a share lies on the node that computed it, and the sum over all
+shares on all nodes that hold one. Shares are added from left to right in the
+order of their index, so the bits do not depend on the nodes that computed them.
+Between processes that is `wire.ordered_sum`. Within one, each unit is added on
+one device, and units take the devices in turn:
+
+  device 0   a0 a1    a0 + b0 (b0 was copied here)    a0+b0, a1+b1
+  device 1   b0 b1    a1 + b1 (a1 was copied here)    a0+b0, a1+b1
+
+With one share on each of D devices, a device sends 2 (D - 1) / D gradients.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,13 +17,11 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import ordered_sum
-from bamboo_jax.runtime.wire import share_sum
 from bamboo_jax.schedule import channel as channel_lib
 
 
@@ -39,24 +44,24 @@ def find_channels(
   return [channel_lib.Channel("sum", nodes, (stage, unit)) for unit in units]
 
 
-def get_sum(
+def get_exchanged_sum(
     engine: engine_lib.Engine, channel: channel_lib.Channel
-) -> share_sum.ShareSum | ordered_sum.OrderedSum:
-  """Returns the program of a sum, compiled; one of its nodes must be local."""
+) -> ordered_sum.OrderedSum | None:
+  """Returns a sum over several processes, compiled; None if it is within one.
+
+  One of the nodes of the channel must be local.
+  """
+  if engine.exchange is None or len({*channel.nodes}) == 1:
+    return None
   num_computed = sum(len(own) for _, own in engine.lines)
-  if _is_exchanged(engine, channel):
-    unit = _unit_of(engine, channel)
-    (me,) = engine.nodes.keys() & channel.nodes
-    return ordered_sum.OrderedSum(
-        channel.nodes[:num_computed],
-        channel.nodes[num_computed:],
-        me=me,
-        like=spec_lib.to_unit(unit.accumulator, unit),
-        device=jax.local_devices(backend="cpu")[0],
-    )
-  devices = [engine.devices[node] for node in channel.nodes]
-  return engine.programs.get_sum(
-      _unit_of(engine, channel), devices[:num_computed], devices[num_computed:]
+  unit = _unit_of(engine, channel)
+  (me,) = engine.nodes.keys() & channel.nodes
+  return ordered_sum.OrderedSum(
+      channel.nodes[:num_computed],
+      channel.nodes[num_computed:],
+      me=me,
+      like=spec_lib.to_unit(unit.accumulator, unit),
+      device=jax.local_devices(backend="cpu")[0],
   )
 
 
@@ -72,10 +77,10 @@ def reduce(engine: engine_lib.Engine) -> None:
   for stage in range(len(engine.specs)):
     channels = find_channels(engine.specs, stage, engine.owners, engine.lines)
     nodes, held = channels[0].nodes, {}
-    for place, (share, holder) in enumerate(zip(shares, nodes, strict=False)):
+    for index, (share, holder) in enumerate(zip(shares, nodes, strict=False)):
       if holder in engine.nodes:
         accumulator = engine.nodes[holder].store.accumulators[stage, share]
-        held[place] = engine.results.tied.get((stage, share), accumulator)
+        held[index] = engine.results.tied.get((stage, share), accumulator)
     if engine.nodes.keys() & nodes:
       sums = [_add(engine, channel, held) for channel in channels]
       units = engine.specs[stage].units
@@ -91,22 +96,38 @@ def _add(
     channel: channel_lib.Channel,
     held: Mapping[int, spec_lib.Accumulator],
 ) -> dict[places.Place, spec_lib.Accumulator]:
-  program, unit = get_sum(engine, channel), _unit_of(engine, channel)
-  held = {share: spec_lib.to_unit(a, unit) for share, a in held.items()}
-  if isinstance(program, ordered_sum.OrderedSum):
-    total = program(engine.exchange, str(channel), held)
-    place = engine.find_compute(program.me)
-    where = places.of_state(place, total, unit.model.name)
-    return {place: jax.device_put(total, where)}
-  if program.program is None:
-    return {engine.find_compute(channel.nodes[0]): held[0]}
-  sums = program(held)
+  """Returns the sum of a unit, by place; `held` are the local accumulators."""
+  unit = _unit_of(engine, channel)
+  parts = {index: spec_lib.to_unit(a, unit) for index, a in held.items()}
+  program = get_exchanged_sum(engine, channel)
+  nodes: Sequence[int]
+  if program is not None:
+    assert engine.exchange is not None
+    total, nodes = program(engine.exchange, str(channel), parts), [program.me]
+  else:
+    total, nodes = _add_here(engine, channel, parts), channel.nodes
   totals = {}
-  for device, total in sums.items():
-    place = devices_lib.compute_of(device, engine.mesh)
+  for place in dict.fromkeys(map(engine.find_compute, nodes)):
     where = places.of_state(place, total, unit.model.name)
     totals[place] = jax.device_put(total, where)
   return totals
+
+
+def _add_here(
+    engine: engine_lib.Engine,
+    channel: channel_lib.Channel,
+    parts: Mapping[int, spec_lib.Accumulator],
+) -> spec_lib.Accumulator:
+  """Returns the sum of all shares of a unit, all of which are local."""
+  if len(parts) == 1:
+    return parts[0]
+  devices = list(dict.fromkeys(engine.devices[n] for n in channel.nodes))
+  device = devices[channel.unit % len(devices)]
+  add = engine.programs.get_add(_unit_of(engine, channel), device)
+  total = jax.device_put(parts[0], device)
+  for index in range(1, len(parts)):  # None is donated: they may be needed.
+    total = add(total, jax.device_put(parts[index], device))
+  return total
 
 
 def owned_totals(
@@ -143,21 +164,16 @@ def stage_norms(engine: engine_lib.Engine) -> dict[int, np.ndarray]:
 def loss(engine: engine_lib.Engine) -> np.ndarray:
   """Returns the sum of the losses and their weight; blocks."""
   stage = len(engine.specs) - 1
-  device = _local_owner(engine, stage).device
-  return np.asarray(engine.results.totals[stage][device].loss, np.float64)
-
-
-def _is_exchanged(
-    engine: engine_lib.Engine, channel: channel_lib.Channel
-) -> bool:
-  return engine.exchange is not None and len({*channel.nodes}) > 1
+  node = _local_owner(engine, stage)
+  assert node is not None, "the last stage is not local"
+  total = engine.results.totals[stage][node.device]
+  return np.asarray(total.loss, np.float64)
 
 
 def _unit_of(
     engine: engine_lib.Engine, channel: channel_lib.Channel
 ) -> spec_lib.StageSpec:
-  stage, unit = channel.key
-  return engine.specs[stage].units[unit]
+  return engine.specs[channel.stage].units[channel.unit]
 
 
 def _local_owner(engine: engine_lib.Engine, stage: int) -> node_lib.Node | None:

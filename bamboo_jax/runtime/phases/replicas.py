@@ -25,7 +25,7 @@ def take_prints(engine: engine_lib.Engine, steps: int) -> Prints:
   started = {}
   has_copies = any(engine.shadows) or len(engine.owners) > 1
   for number, node in engine.nodes.items() if has_copies else ():
-    layers = {}
+    layers: dict[str, spec_lib.LayerState] = {}
     for state in node.state.values():
       layers |= spec_lib.split_layers(state)
     started[number] = {
@@ -53,7 +53,7 @@ def compare(
   said = list(said)
   for segment, spec in enumerate(specs):
     for layer in spec.layers:
-      nodes = {}
+      nodes: dict[int, list[int]] = {}
       for prints in said:
         for number, own in prints.nodes.items():
           if layer.name in own:

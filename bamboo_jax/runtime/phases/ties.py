@@ -22,7 +22,7 @@ from bamboo_jax.schedule import channel as channel_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class Copy:
+class TiedCopy:
   """One copy of a tied parameter, identified by names."""
 
   stage: int
@@ -37,27 +37,16 @@ class Copy:
 
 def find_copies(
     specs: Sequence[spec_lib.StageSpec],
-) -> tuple[tuple[Copy, ...], ...]:
+) -> tuple[tuple[TiedCopy, ...], ...]:
   """Returns the copies of each tied parameter, in model order."""
-  groups: dict[tuple[str, str], list[Copy]] = {}
+  groups: dict[tuple[str, str], list[TiedCopy]] = {}
   stages = {l.name: s for s, spec in enumerate(specs) for l in spec.layers}
   for layer in specs[0].model.layers:
     for tie in layer.ties:
-      owner = Copy(stages[tie.layer], tie.layer, tie.layer_param)
+      owner = TiedCopy(stages[tie.layer], tie.layer, tie.layer_param)
       group = groups.setdefault((tie.layer, tie.layer_param), [owner])
-      group.append(Copy(stages[layer.name], layer.name, tie.param))
+      group.append(TiedCopy(stages[layer.name], layer.name, tie.param))
   return tuple(tuple(group) for group in groups.values())
-
-
-def find_channels(
-    specs: Sequence[spec_lib.StageSpec], row: Sequence[int]
-) -> set[channel_lib.Channel]:
-  """Returns the channels that a pipeline needs for tied parameters."""
-  return {
-      copy.channel(*ends)
-      for group in find_copies(specs)
-      for copy, *ends in _transfers(group, row)
-  }
 
 
 def compile_for(engine: engine_lib.Engine, node: node_lib.Node) -> None:
@@ -75,7 +64,8 @@ def compile_for(engine: engine_lib.Engine, node: node_lib.Node) -> None:
 
 def tie(engine: engine_lib.Engine) -> None:
   """Sums the gradients of tied parameters, beside the accumulators."""
-  groups, tied = find_copies(engine.specs), {}
+  groups = find_copies(engine.specs)
+  tied: dict[tuple[int, int], spec_lib.Accumulator] = {}
   for row, shares in engine.lines:
     for share, group in itertools.product(shares, groups):
       tied |= _tie_group(engine, group, row, share, tied)
@@ -84,7 +74,7 @@ def tie(engine: engine_lib.Engine) -> None:
 
 def _tie_group(
     engine: engine_lib.Engine,
-    group: Sequence[Copy],
+    group: Sequence[TiedCopy],
     row: Sequence[int],
     share: int,
     tied: Mapping[tuple[int, int], spec_lib.Accumulator],
@@ -121,8 +111,8 @@ def _add(parts: list[jax.Array]) -> jax.Array:
 
 
 def _transfers(
-    group: tuple[Copy, ...], row: Sequence[int]
-) -> list[tuple[Copy, int, int]]:
+    group: Sequence[TiedCopy], row: Sequence[int]
+) -> list[tuple[TiedCopy, int, int]]:
   """Returns source, destination and copy, in one order for all nodes."""
   transfers = []
   holders = sorted({row[copy.stage] for copy in group})

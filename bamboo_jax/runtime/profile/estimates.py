@@ -37,7 +37,7 @@ def get(
 
 
 def _share(
-    folder: store.folder_lib.Folder,
+    folder: store.folder_lib.ProgramFolder,
     key: str,
     make: Callable[[], cost_model.Profile],
 ) -> cost_model.Profile:

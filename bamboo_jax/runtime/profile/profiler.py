@@ -9,6 +9,7 @@ by round numbers for the device, so every machine gets the same plan.
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import itertools
+import operator
 import statistics
 import time
 from typing import Any, NamedTuple, TypeVar
@@ -24,7 +25,6 @@ from bamboo_jax.runtime.profile import roofline as roofline_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import link as link_lib
-from bamboo_jax.runtime.wire import share_sum
 
 
 class _Link(NamedTuple):
@@ -229,7 +229,7 @@ def _with_memory(
 
 def _deal(whole: _Number, weights: Sequence[float]) -> list[_Number]:
   """Divides `whole` in proportion to `weights`."""
-  ends = np.cumsum(weights) / (sum(weights) or 1)
+  ends: Any = np.cumsum(weights) / (sum(weights) or 1)
   until = [type(whole)(whole * end) for end in (0.0, *ends[:-1])] + [whole]
   return [last - first for first, last in itertools.pairwise(until)]
 
@@ -315,7 +315,7 @@ def _time_unit(
   args = (token, params, state.stats, inputs, batch, zero, zero, zero)
   redundant_ms = [run("redundant", *args)[0] for _ in range(num_repeats + 2)]
   times = (forward_ms, backward_ms, update_ms, norm_ms, redundant_ms)
-  medians = [max(0.0, statistics.median(ms[2:]) - idle) for ms in times]
+  medians: Any = [max(0.0, statistics.median(ms[2:]) - idle) for ms in times]
   analyses = [
       programs[name, device].memory_analysis()
       for name in ("forward", "backward")
@@ -333,7 +333,7 @@ def _estimate_layers(
   for layer in _layers_of(unit):
     programs = programs_lib.KindPrograms(layer)
     names = ("forward", "backward", "update", "norms")
-    times = [rates.pass_ms(programs, name) for name in names]
+    times: Any = [rates.pass_ms(programs, name) for name in names]
     kept = _residual_bytes(programs)
     redundant_ms = times[0] + kept / rates.host_bytes
     costs.append(_Costs(*times, redundant_ms, kept, 0, programs.copy_bytes))
@@ -381,11 +381,16 @@ def _time_link(devices: Sequence[jax.Device], num_repeats: int) -> _Link:
 
 def _time_reduce(devices: Sequence[jax.Device], num_repeats: int) -> _Link:
   holders = (devices[0], devices[min(1, len(devices) - 1)])
+  add = jax.jit(operator.add)
 
   def time_of(size: int) -> float:
     like = jax.ShapeDtypeStruct((size,), np.float32)
-    total = share_sum.ShareSum(holders, like=like)
-    held = {i: _random(like, d) for i, d in enumerate(holders)}
-    return _median_ms(lambda: list(total(held).values()), num_repeats)
+    own, other = (_random(like, device) for device in holders)
+
+    def reduce() -> tuple[jax.Array, jax.Array]:  # As `phases.reduce`.
+      total = add(own, jax.device_put(other, holders[0]))
+      return total, jax.device_put(total, holders[1])
+
+    return _median_ms(reduce, num_repeats)
 
   return _slope(time_of)

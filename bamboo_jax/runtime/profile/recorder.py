@@ -94,7 +94,7 @@ class _Watch:
   def __init__(self, node: int) -> None:
     self.is_dead = False
     self._node = node
-    self._entries = queue.Queue()
+    self._entries = queue.Queue[Any]()
     self._measured: list[Measured] = []
     self.round = 0  # Counts calls of `Recorder.forgive`.
     self._error: tuple[int, Exception] | None = None

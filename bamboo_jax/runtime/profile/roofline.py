@@ -94,7 +94,7 @@ class Roofline:
 
 
 class Counted(NamedTuple):
-  """What a device does per millisecond, for XLA's counts."""
+  """Assumed rates of a device per millisecond; divide XLA's counts."""
 
   operations: float
   num_bytes: float

@@ -12,12 +12,13 @@ Read `executor` first, then `program` and `tick`.
   run           The progress of a step, and how it continues after a death.
   ring          The nodes that run a program together, in one or many processes.
   program       The program of a segment of a step.
-  tick          What a device does in one tick.
+  tick          The passes and the exchange of one tick on one device.
   block_passes  Forward and backward pass of the repeating blocks.
   end_passes    The same of the layers before and after them.
   weights       Packs the state of a node to arguments, and unpacks its sums.
   layout        Which stage has which layers.
   buffers       The arrays that a device keeps between ticks.
+  global_arrays Arrays over the devices of a program, a part on each.
   processes/    JAX's multi-process runtime, for pipelines over processes.
   branch        A branch that changes large arrays in place.
 """

@@ -34,7 +34,7 @@ class BlockPasses:
   def __init__(
       self,
       spec: spec_lib.StageSpec,
-      layout: layout_lib.Layout,
+      layout: layout_lib.BlockLayout,
       params: dict[str, base.PyTree],
   ) -> None:
     self._spec, self._params = spec, params

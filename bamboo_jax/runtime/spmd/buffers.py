@@ -12,8 +12,7 @@ from bamboo_jax import base
 from bamboo_jax.models import layer as layer_lib
 
 
-@flax.struct.dataclass
-class Head:
+class Head(flax.struct.PyTreeNode):
   """Saved values of the epilogue of a microbatch; slots come first.
 
   Attributes:
@@ -27,8 +26,7 @@ class Head:
   stats: dict[str, base.PyTree]
 
 
-@flax.struct.dataclass
-class Kept:
+class Kept(flax.struct.PyTreeNode):
   """Values that forward passes keep for backward passes: arrays [slots, ...].
 
   Attributes:
@@ -45,8 +43,7 @@ class Kept:
   head: Head | None = None
 
 
-@flax.struct.dataclass
-class Sums:
+class Sums(flax.struct.PyTreeNode):
   """Sums over the microbatches of a step, on one device, float32.
 
   Attributes:
@@ -65,8 +62,7 @@ class Sums:
   loss: jax.Array
 
 
-@flax.struct.dataclass
-class Carry:
+class Carry(flax.struct.PyTreeNode):
   """The buffers that a scan carries from tick to tick.
 
   Attributes:

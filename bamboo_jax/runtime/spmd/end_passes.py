@@ -34,7 +34,7 @@ class EndPasses:
   """The passes of prologue and epilogue; `spec` is the whole model."""
 
   def __init__(
-      self, spec: spec_lib.StageSpec, layout: layout_lib.Layout
+      self, spec: spec_lib.StageSpec, layout: layout_lib.BlockLayout
   ) -> None:
     self.spec, self.layout = spec, layout
     self._join_vjp: compat.JoinVjp | None = None  # Of the epilogue.

@@ -88,8 +88,8 @@ class SpmdEngine:
     )
     self._most_residuals = self._sizes_of_rest.num_slots["residuals"] - 1
     self._rings: recent.Recent[ring_lib.Ring] = recent.Recent(_MAX_RINGS)
-    self.runs: dict[int, run_lib.Run] = {}
-    self.running: list[run_lib.Run] = []
+    self.runs: dict[int, run_lib.PipelineRun] = {}
+    self.running: list[run_lib.PipelineRun] = []
     self._log = collectives and collectives.log
     if collectives is not None:
       collectives.attach(self.answer)
@@ -178,8 +178,8 @@ class SpmdEngine:
       rows: Mapping[int, instruction_lib.Row],
       share: int,
       owners: Owners,
-      former: run_lib.Run | None,
-  ) -> run_lib.Run:
+      former: run_lib.PipelineRun | None,
+  ) -> run_lib.PipelineRun:
     numbers, table = self._numbers(share), self._table
     if former and not {*former.nodes}.issuperset(owners):
       former = None  # Another pipeline, which begins this share from the start.
@@ -195,7 +195,9 @@ class SpmdEngine:
       )
       ring = self._find(owners, table)
     inputs = self._inputs(ring.program, owners, numbers)
-    return run_lib.Run(ring, table, inputs, owners=owners, former=former)
+    return run_lib.PipelineRun(
+        ring, table, inputs, owners=owners, former=former
+    )
 
   def done(self) -> dict[Owners, tuple[int, ...]]:
     """Returns the finished segments, by share and first owners."""
@@ -234,7 +236,7 @@ class SpmdEngine:
         left[run.owners] = run
     self.running = [*left.values()]
     self._errors: list[Exception] = []
-    self._try(run_lib.Run.start)
+    self._try(run_lib.PipelineRun.start)
 
   def finish(self, lost: Collection[int] = ()) -> None:
     """Waits for all that was started; then raises the first error.
@@ -246,7 +248,7 @@ class SpmdEngine:
     if errors:
       raise errors[0]
 
-  def _try(self, act: Callable[[run_lib.Run], None]) -> None:
+  def _try(self, act: Callable[[run_lib.PipelineRun], None]) -> None:
     for run in list(self.running):
       try:
         act(run)

@@ -43,7 +43,7 @@ class Blocks:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class BlockLayout:
   """The layers of each stage; `counts` are numbers of blocks."""
 
   blocks: Blocks
@@ -142,7 +142,7 @@ def blocks_of(spec: spec_lib.StageSpec) -> Blocks:
   return blocks
 
 
-def make_layout(spec: spec_lib.StageSpec, bounds: Sequence[int]) -> Layout:
+def make_layout(spec: spec_lib.StageSpec, bounds: Sequence[int]) -> BlockLayout:
   """Returns the layout of stages of whole blocks.
 
   `bounds` are their first layers, then the number of layers.
@@ -151,4 +151,4 @@ def make_layout(spec: spec_lib.StageSpec, bounds: Sequence[int]) -> Layout:
   assert set(cuts) <= set(blocks.cuts), bounds
   pairs = itertools.pairwise([blocks.first, *cuts, blocks.last])
   counts = tuple((last - first) // blocks.period for first, last in pairs)
-  return Layout(blocks, num_layers=len(spec.model.layers), counts=counts)
+  return BlockLayout(blocks, num_layers=len(spec.model.layers), counts=counts)

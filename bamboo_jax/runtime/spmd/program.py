@@ -24,11 +24,11 @@ from bamboo_jax.models import model as model_lib
 from bamboo_jax.runtime.spmd import block_passes
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import end_passes
+from bamboo_jax.runtime.spmd import global_arrays
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.spmd import tick as tick_lib
 from bamboo_jax.runtime.spmd.ticks import table as table_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.runtime.wire import mesh as mesh_lib
 
 PartitionSpec = jax.sharding.PartitionSpec
 _BY_NODE = PartitionSpec(tick_lib.STAGE)
@@ -133,7 +133,7 @@ class SegmentProgram:
   def __init__(
       self,
       spec: spec_lib.StageSpec,
-      layout: layout_lib.Layout,
+      layout: layout_lib.BlockLayout,
       sizes: Sizes,
       *,
       devices: Sequence[jax.Device],
@@ -201,9 +201,10 @@ class SegmentProgram:
 
   @property
   def host(self) -> tuple[base.PyTree, base.PyTree]:
-    """Shapes of what one device leaves in host memory, or None.
+    """Shapes of the arrays that one device leaves in host memory.
 
-    Residuals of redundant passes, and the values sent in each tick.
+    These are residuals of redundant passes, and the values sent in each tick;
+    None for those that it does not keep.
     """
     sizes = self.sizes
     offloaded = sent = None
@@ -260,7 +261,7 @@ class SegmentProgram:
   def place(self, shapes: base.PyTree, *, kind: str | None = None) -> Any:
     """Returns the shapes of one device as global shapes, sharded over nodes."""
     sharding = jax.sharding.NamedSharding(self.mesh, _BY_NODE, memory_kind=kind)
-    return mesh_lib.widen(buffers_lib.repeat(shapes, 1), sharding)
+    return global_arrays.widen(buffers_lib.repeat(shapes, 1), sharding)
 
   def put(
       self, by_place: Mapping[int, base.PyTree], *, kind: str | None = None
@@ -272,7 +273,7 @@ class SegmentProgram:
         jax.device_put(part, on(self.mesh.devices[n]))
         for n, part in by_place.items()
     ]
-    return mesh_lib.join(parts, sharding)
+    return global_arrays.join(parts, sharding)
 
   def _run(
       self,

@@ -21,10 +21,10 @@ from bamboo_jax.schedule import channel as channel_lib
 
 
 def most_behind(program: program_lib.SegmentProgram) -> int:
-  """Returns the most segments by which one node may be behind another.
+  """Returns the largest lag between two nodes of a ring, in segments.
 
-  A value received in a tick was sent by a neighbour in this tick, so nodes half
-  way around the ring are behind by half as many ticks as there are nodes.
+  A node receives in each tick a value that its neighbour sent in this tick. So
+  the lag grows by a tick per node, up to half way around the ring.
   """
   if not program.sizes.keeps:
     return 0  # Without replicas nothing is rewound.
@@ -37,7 +37,7 @@ class Ring:
   Attributes:
     nodes: Along the ring, by number.
     local: Places in the ring of the nodes of this process.
-    most_behind: Segments by which other processes may be behind this one.
+    most_behind: Largest lag of other processes, in segments.
   """
 
   def __init__(

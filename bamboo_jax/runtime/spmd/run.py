@@ -13,22 +13,22 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
+from bamboo_jax.runtime.spmd import global_arrays
 from bamboo_jax.runtime.spmd import ring as ring_lib
 from bamboo_jax.runtime.spmd.ticks import check
 from bamboo_jax.runtime.spmd.ticks import table as table_lib
-from bamboo_jax.runtime.wire import mesh as mesh_lib
 from bamboo_jax.schedule import channel as channel_lib
 
 Key = table_lib.Key
 _CHANNELS = {"activations": "activation", "grads": "grad"}
 
 
-class Run:
-  """The ticks of a pipeline.
+class PipelineRun:
+  """The progress of a pipeline in a step: segments, and their results.
 
   Attributes:
     owners: The node of each stage.
-    nodes: All of them, along the ring.
+    nodes: The same nodes once each, along the ring.
     num_segments: Number of finished segments.
     former: The interrupted run that this one continues; None if it began the
       step.
@@ -41,7 +41,7 @@ class Run:
       inputs: Sequence[base.PyTree],
       *,
       owners: Sequence[int],
-      former: "Run | None" = None,
+      former: "PipelineRun | None" = None,
   ) -> None:
     """Begins a step, or continues the one of `former`.
 
@@ -126,7 +126,7 @@ class Run:
   def sums(self, node: int) -> buffers_lib.Sums:
     """Returns the sums of a local node, arrays [1, ...]."""
     device = self.program.mesh.devices[self.nodes.index(node)]
-    return mesh_lib.part_on(device, self._carry.sums)
+    return global_arrays.part_on(device, self._carry.sums)
 
   def held(self, node: int) -> table_lib.Held:
     """Returns the values that a node holds; their slots are irrelevant."""
@@ -204,7 +204,7 @@ class Run:
     n = self.nodes.index(node)
     return n, self._known[1][n]
 
-  def _take_over(self, former: "Run") -> None:
+  def _take_over(self, former: "PipelineRun") -> None:
     """Moves the values of this run's nodes to the slots of its table."""
     former._ring.drop_host()
     program, zeros = self.program, ring_lib.host_zeros
@@ -231,7 +231,9 @@ class Run:
     self._carries[0] = program.put(carries)
     self._fetched = program.put(fetched, kind="pinned_host")
 
-  def _get(self, former: "Run", kind: str, key: Key, node: int) -> base.PyTree:
+  def _get(
+      self, former: "PipelineRun", kind: str, key: Key, node: int
+  ) -> base.PyTree:
     """Returns a value for a node, re-sent by the node that holds it."""
     source = next(
         other
@@ -242,7 +244,7 @@ class Run:
     return self._ring.move(channel, lambda: former.value(kind, source, key))
 
   def _take_sums(
-      self, sums: buffers_lib.Sums, former: "Run", node: int
+      self, sums: buffers_lib.Sums, former: "PipelineRun", node: int
   ) -> None:
     """Fills the sums of a node with those of the stages that it keeps."""
     old = jax.tree.map(np.asarray, former.sums(node))
@@ -260,7 +262,7 @@ class Run:
 
   def _read(self, buffer: base.PyTree, n: int, slot: int) -> base.PyTree:
     """Returns the value of a node in a slot."""
-    own = mesh_lib.part_on(self.program.mesh.devices[n], buffer)
+    own = global_arrays.part_on(self.program.mesh.devices[n], buffer)
     return jax.tree.map(lambda a: np.asarray(a)[0, slot], own)
 
 

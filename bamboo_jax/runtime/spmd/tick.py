@@ -1,9 +1,9 @@
-"""What a device does in one tick.
+"""The passes and the exchange of one tick on one device.
 
-It runs the forward passes that the table lists, redundant ones included, and
-the backward pass, and then exchanges the results with its neighbours. Passes
-are in loops with as many iterations as the table says; exchanges, which involve
-all devices, are outside these loops.
+A device runs the forward passes that the table lists, redundant ones included,
+and the backward pass, and then exchanges the results with its neighbours.
+Passes are in loops with as many iterations as the table says; exchanges, which
+involve all devices, are outside these loops.
 """
 
 import dataclasses
@@ -25,8 +25,7 @@ Carry = buffers_lib.Carry
 Kept = buffers_lib.Kept
 
 
-@flax.struct.dataclass
-class Weights:
+class Weights(flax.struct.PyTreeNode):
   """Parameters and statistics that a device computes with.
 
   Attributes:

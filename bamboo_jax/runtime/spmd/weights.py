@@ -52,7 +52,7 @@ class Packing:
   ) -> Callable[[buffers_lib.Sums], spec_lib.Accumulator]:
     """Returns a function that slices a stage's sums out of a node's.
 
-    The node's sums are arrays [1, ...], see `Run.sums`.
+    The node's sums are arrays [1, ...], see `PipelineRun.sums`.
     """
     key = ("unpack", device, stage, hold, program.sizes.num_owned)
     unpack = functools.partial(_unpack, program, stage, hold)

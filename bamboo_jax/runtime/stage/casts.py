@@ -34,9 +34,10 @@ def find_copies(
   return structure.unflatten(copies)
 
 
-def _find_dtypes(jaxpr: core.Jaxpr, variable: core.Var) -> set[Any]:
+def _find_dtypes(jaxpr: core.Jaxpr, variable: Any) -> set[Any]:
   """Returns the dtypes in which a variable is used, its own if not cast."""
-  found = {v.aval.dtype for v in jaxpr.outvars if v is variable}
+  is_result = any(v is variable for v in jaxpr.outvars)
+  found = {variable.aval.dtype} if is_result else set()
   for eqn in jaxpr.eqns:
     inner = [getattr(value, "jaxpr", value) for value in eqn.params.values()]
     inner = [value for value in inner if isinstance(value, core.Jaxpr)]

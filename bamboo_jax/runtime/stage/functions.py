@@ -4,6 +4,7 @@ They know no device, no names of layers and no position in the model: layers are
 identified by position, and the index of the first is an argument.
 """
 
+from collections.abc import Hashable
 import functools
 import threading
 
@@ -25,7 +26,8 @@ def copies_of(spec: spec_lib.StageSpec) -> dict[str, base.PyTree]:
   """Returns the shapes of the parameters that passes read, by layer."""
   if not spec.is_mixed:
     return spec.state.params
-  found, by_kind = {}, {}
+  found: dict[str, base.PyTree] = {}
+  by_kind: dict[Hashable, Layers] = {}
   for unit in spec.units:
     if unit.kind not in by_kind:
       by_kind[unit.kind] = UnitFunctions(unit).copies
@@ -123,6 +125,7 @@ class UnitFunctions:
       accumulator: spec_lib.Accumulator,
   ) -> tuple[jax.Array, base.PyTree, spec_lib.Accumulator]:
     """Runs a backward pass and adds up its gradients."""
+    assert self._join_vjp is not None, "forward is traced first"
     vjp = self._join_vjp((widen(params), inputs), saved.residuals)
     if self.unit.is_last:
       grad = jnp.array([1.0, 0.0], jnp.float32)  # Of the loss, not its weight.

@@ -59,6 +59,7 @@ class Passing:
     """Returns a program that returns all results."""
     if all(source is None for source in self._sources):
       return compiled
+    assert self._argument is not None
     structure = jax.tree.structure(self.out_info)
     return _Joined(compiled, structure, self._sources, self._argument)
 

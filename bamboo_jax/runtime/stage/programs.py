@@ -232,7 +232,7 @@ class StagePrograms:
 
   def cast(self, state: spec_lib.StageState) -> spec_lib.StageState:
     """Returns the state with parameters as passes read them."""
-    params = {}
+    params: dict[str, base.PyTree] = {}
     for unit, programs in self._units:
       own = spec_lib.to_unit(state, unit).params
       copies = programs.cast(own, self.device)
@@ -250,7 +250,7 @@ class StagePrograms:
 
     `data` is the batch, the step and the microbatch; see `KindPrograms`.
     """
-    kept = []
+    kept: list[spec_lib.Saved] = []
     for position in range(len(self._units)):
       after, outputs, saved = self._run(
           "forward", position, after, state, inputs, *data
@@ -319,7 +319,7 @@ class StagePrograms:
       accumulator: spec_lib.Accumulator,
   ) -> tuple[jax.Array, base.PyTree, spec_lib.Accumulator]:
     """Returns `done`, the gradient of the inputs, and the next sum."""
-    parts = []
+    parts: list[base.PyTree] = []
     pairs = list(zip(self._units, kept, strict=True))
     for (unit, programs), saved in reversed(pairs):
       after, grad, part = programs["backward", self.device](

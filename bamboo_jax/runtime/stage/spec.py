@@ -27,8 +27,7 @@ from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import units as units_lib
 
 
-@flax.struct.dataclass
-class StageState:
+class StageState(flax.struct.PyTreeNode):
   """The state of a stage on one node between steps, by layer name or position.
 
   Attributes:
@@ -37,13 +36,12 @@ class StageState:
     stats: Statistics, such as those of batch normalisation.
   """
 
-  params: dict[str, base.PyTree]
-  slots: dict[str, base.PyTree]
-  stats: dict[str, base.PyTree]
+  params: base.PyTree
+  slots: base.PyTree
+  stats: base.PyTree
 
 
-@flax.struct.dataclass
-class LayerState:
+class LayerState(flax.struct.PyTreeNode):
   """The part of a `StageState` that belongs to one layer."""
 
   params: base.PyTree
@@ -51,8 +49,7 @@ class LayerState:
   stats: base.PyTree
 
 
-@flax.struct.dataclass
-class Saved:
+class Saved(flax.struct.PyTreeNode):
   """Values that the forward pass of a microbatch through a unit keeps.
 
   Attributes:
@@ -66,12 +63,11 @@ class Saved:
 
   inputs: base.PyTree
   residuals: list[jax.Array] | None
-  stats: tuple[base.PyTree, ...] | None
+  stats: base.PyTree
   loss: jax.Array | None
 
 
-@flax.struct.dataclass
-class Accumulator:
+class Accumulator(flax.struct.PyTreeNode):
   """Sums over the microbatches of one share, all float32.
 
   Attributes:
@@ -80,8 +76,8 @@ class Accumulator:
     loss: Sum of the losses and their weight, [2]; last stage only.
   """
 
-  grads: dict[str, base.PyTree]
-  stats: dict[str, base.PyTree]
+  grads: base.PyTree
+  stats: base.PyTree
   loss: jax.Array | None
 
 
@@ -263,7 +259,7 @@ def nbytes(tree: base.PyTree) -> int:
 
 def to_unit(tree: StageState | Accumulator, unit: StageSpec) -> Any:
   """Returns the part of `tree` that belongs to a unit, keyed by position."""
-  parts = {}
+  parts: dict[str, Any] = {}
   for field in dataclasses.fields(tree):
     value = getattr(tree, field.name)
     if isinstance(value, dict):
@@ -277,7 +273,7 @@ def from_units(
     parts: Sequence[StageState | Accumulator], units: Sequence[StageSpec]
 ) -> Any:
   """Merges the parts of all units, keyed by name again."""
-  whole = {}
+  whole: dict[str, Any] = {}
   for field in dataclasses.fields(parts[0]):
     values = [getattr(part, field.name) for part in parts]
     if isinstance(values[0], tuple):

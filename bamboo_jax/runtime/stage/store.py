@@ -32,7 +32,7 @@ class BackwardInputs(NamedTuple):
   grad: base.PyTree
 
 
-class Store:
+class StepArrays:
   """Arrays by stage and microbatch.
 
   With `keep`, which each step sets, sent arrays stay until the commit; if links

@@ -5,9 +5,8 @@ transport, whose connections may break. Read `transport`, then `protocol`.
 
   link         one direction between two nodes
   links        all links of this process, by channel
-  share_sum    the sum of a stage's gradients over shares, in one process
-  ordered_sum  the same sum between processes, with the same bits
-  mesh         arrays over the devices of a program that joins them
+  ordered_sum  the sum of gradients over shares, between processes
+  mesh         the parts of arrays of a mesh, which travel one by one
 
   transport    values to and from all other nodes, by channel and attempt
   peer         one other node: threads and sockets

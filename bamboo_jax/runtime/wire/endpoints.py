@@ -1,10 +1,10 @@
 """How nodes reach each other: where one listens, and how one dials.
 
-On one machine that is a Unix socket without a name in the file system, which
-only processes of this user find, by an open file of its owner; the kernel tells
-who is at the other end. Nothing is left of it when its owner is killed. Between
-machines it is mutual TLS with the identities of the run. An address is the text
-that others need: "unix:PATH" or "HOST:PORT".
+On one machine that is a Unix socket without a name in the file system. Only
+processes of this user can open its path, a file descriptor of its owner, and
+the kernel reports the user at the other end. It vanishes with its owner.
+Between machines it is mutual TLS with the identities of the run. An address is
+the text that others dial: "unix:PATH" or "HOST:PORT".
 """
 
 from collections.abc import Callable
@@ -32,10 +32,10 @@ _CREDENTIALS = struct.Struct("3i")  # Process, user and group.
 
 
 class Endpoint(Protocol):
-  """Where a node listens, and how it reaches others.
+  """The listening socket of a node; also dials other nodes.
 
   Attributes:
-    address: What others dial.
+    address: The text that others dial.
   """
 
   address: str
@@ -46,10 +46,10 @@ class Endpoint(Protocol):
   def secure(
       self, connection: socket.socket, *, is_server: bool
   ) -> sockets.Wire:
-    """Returns a connection whose other end has shown who it is.
+    """Authenticates the other end of a connection, and returns it.
 
-    Blocks for at most the timeout of the connection; raises `OSError` for a
-    stranger.
+    Blocks for at most the timeout of the connection; raises `OSError` if the
+    other end does not belong to the run.
     """
 
   def dial(self, address: str, timeout_secs: float) -> sockets.Wire:
@@ -211,10 +211,10 @@ def name_caller(connection: socket.socket) -> str:
 
 
 def explain(error: OSError) -> str:
-  """Returns why a node could not be dialled, and what to do about it."""
+  """Returns the cause of a failed dial, with advice where there is some."""
   match error:
     case ConnectionRefusedError():
-      return "nobody listens there; its worker has ended"
+      return "no process listens there; its worker has ended"
     case TimeoutError():
       return (
           "no answer. Either its machine is gone, or a firewall drops packets "

@@ -8,7 +8,6 @@ All integers are big-endian. The magic changes with the protocol, so a peer of
 another version is rejected at its first frame.
 """
 
-from collections.abc import Iterator
 import dataclasses
 import enum
 import struct
@@ -19,7 +18,7 @@ MAGIC = b"bjw1"
 
 
 class Kind(enum.IntEnum):
-  """What a frame is for."""
+  """Purpose of a frame."""
 
   HELLO = 1  # First frame of the node that dialled; `seq` is the round.
   WELCOME = 2  # The answer; from then on both ends send data.
@@ -105,24 +104,3 @@ def decode_text(frame: Frame, text: bytes | memoryview) -> Frame:
   except UnicodeDecodeError as error:
     raise ProtocolError(f"a text is not UTF-8: {error}") from error
   return dataclasses.replace(frame, channel=channel, meta=meta)
-
-
-class Decoder:
-  """Cuts a stream of bytes into frames, copying payloads."""
-
-  def __init__(self) -> None:
-    self._buffer = bytearray()
-
-  def feed(self, data: bytes) -> Iterator[Frame]:
-    """Yields the frames that `data` completes."""
-    self._buffer += data
-    while len(self._buffer) >= HEADER.size:
-      frame, length = decode_header(self._buffer[: HEADER.size])
-      start = HEADER.size + length
-      end = start + frame.size
-      if len(self._buffer) < end:
-        return
-      frame = decode_text(frame, self._buffer[HEADER.size : start])
-      payload = bytes(self._buffer[start:end])
-      del self._buffer[:end]
-      yield dataclasses.replace(frame, payload=payload)

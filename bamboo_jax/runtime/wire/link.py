@@ -32,14 +32,13 @@ class Link(Protocol):
 class LocalLink:
   """A link between two devices of this process, or from a device to itself.
 
-  Nothing blocks: the copy starts when the value is ready. It cannot fail, so
-  nobody waits for it either.
+  Nothing blocks: the copy starts when the value is ready, and cannot fail.
   """
 
   def __init__(self, to: base.PyTree) -> None:
     """Makes a link to a device, or to shardings as a value has leaves."""
     self._to = to
-    self._values = collections.deque()
+    self._values = collections.deque[base.PyTree]()
 
   def send(self, value: base.PyTree) -> None:
     """See `Link`; the arrays are read, not donated."""

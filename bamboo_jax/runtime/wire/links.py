@@ -49,6 +49,7 @@ class Links:
       self, node: int, instruction: instruction_lib.Instruction
   ) -> link_lib.Link:
     """Returns the link that `node` uses for a transfer."""
+    assert instruction.peer is not None, instruction
     ends = (node, instruction.peer)
     is_grad = instruction.op in (Op.SEND_GRAD, Op.RECV_GRAD)
     return self.get(
@@ -85,10 +86,10 @@ class Links:
       case "activation" | "grad":
         return spec.outputs
       case "refresh":
-        unit = spec.units[channel.key[1]]
+        unit = spec.units[channel.unit]
         whole = unit.state if self.refresh == "state" else unit.accumulator
         return spec_lib.to_unit(whole, unit)
       case "tie":
         _, layer, param = channel.key
-        return spec.accumulator.grads[layer][param]
+        return spec.accumulator.grads[str(layer)][param]
     raise AssertionError(channel)

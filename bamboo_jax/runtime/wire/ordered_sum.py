@@ -3,7 +3,7 @@
 The nodes that need a sum cut the flat gradient into as many slices as they are.
 Each sends the others their slices of its shares, adds its own slice share by
 share in order of their index, and sends the result to the others. So the bits
-are those of a sum in one process (`share_sum`), whichever node holds a share.
+are those of a sum in one process, whichever node holds a share.
 
              node 0                node 1
   holds      shares 0 and 2        share 1
@@ -25,14 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.wire import pool as pool_lib
 
 _PIECE = 1 << 18  # Elements of a piece at most.
 
 
 class Exchange(Protocol):
-  """What sums and links need of `transport.Transport`.
+  """The part of `transport.Transport` that sums and links use.
 
   Attributes:
     waited_secs: See `transport.Transport`.
@@ -170,7 +169,7 @@ def _find_program(
   """Returns the program that adds `count` terms from left to right."""
   place = jax.sharding.SingleDeviceSharding(device)
   term = jax.ShapeDtypeStruct((size,), jnp.float32, sharding=place)
-  return compat.compile_apart(_add.lower([term] * count))
+  return _add.lower([term] * count).compile()
 
 
 @jax.jit

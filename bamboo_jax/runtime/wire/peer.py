@@ -44,7 +44,7 @@ class Limits:
       together; a step sends far less.
   """
 
-  times: protocol_lib.Times = protocol_lib.Times()
+  times: protocol_lib.TimeLimits = protocol_lib.TimeLimits()
   queued_bytes: int = 4 << 30
 
 
@@ -68,10 +68,11 @@ class Peer:
     self._protocol = protocol_lib.Protocol(
         me, node, run=run, now=time.monotonic(), times=limits.times
     )
-    self._lock = threading.Condition()
-    self._writable = threading.Condition(self._lock)
+    lock = threading.RLock()
+    self._lock = threading.Condition(lock)
+    self._writable = threading.Condition(lock)
     self._address: str | None = None
-    self._inbox = collections.defaultdict[str, collections.deque](
+    self._inbox = collections.defaultdict[str, collections.deque[Any]](
         collections.deque
     )
     self._ahead = 0  # Newest attempt that the peer is known to be in.
@@ -85,7 +86,7 @@ class Peer:
         target=self._write_all, name=f"writes to {node}", daemon=True
     ).start()
 
-  # What rows ask for.
+  # Calls of rows.
 
   def send(self, channel: str, arrays: Sequence[np.ndarray]) -> None:
     """Sends a value; does not wait for arrays, sockets or the peer.
@@ -181,23 +182,17 @@ class Peer:
     if self._interrupted is not None:
       raise base.AttemptOverError(self._interrupted)
 
-  # What the transport asks for.
+  # Calls of the transport.
 
   def set_address(self, address: str | None) -> None:
     """Tells where the peer listens; None: it is not known."""
     self._address = address
 
   def tick(self) -> None:
-    """To be called some ten times in `Times.dial_secs`."""
+    """To be called some ten times in `TimeLimits.dial_secs`."""
     with self._lock:
       if self._removed is None:
         self._do(self._protocol.tick(time.monotonic()))
-
-  def cut(self) -> None:
-    """Closes the connection in use, which is then replaced; for tests."""
-    with self._lock:
-      if self._protocol.connection is not None:
-        self._protocol.connection.close()
 
   def read(
       self, wire: sockets.Wire, first: frame_lib.Frame | None = None
@@ -285,7 +280,7 @@ class Peer:
       if taken is not None:
         self._write(*taken)
 
-  def _take(self) -> tuple[sockets.Wire, frame_lib.Frame | list[Any]] | None:
+  def _take(self) -> tuple[sockets.Wire, Any] | None:
     """Removes and returns the next data to write; the caller holds the lock."""
     if self._is_writing:
       return None
@@ -297,9 +292,8 @@ class Peer:
     self._is_writing = taken is not None
     return taken
 
-  def _write(
-      self, wire: sockets.Wire, frame: frame_lib.Frame | list[Any]
-  ) -> None:
+  def _write(self, wire: sockets.Wire, frame: Any) -> None:
+    """Writes a frame, or buffers that remain of one."""
     try:
       # Waits for whatever computes the arrays, in this thread.
       is_rest = isinstance(frame, list)

@@ -31,7 +31,6 @@ A connection that is silent for `dead_secs` is closed, whatever TCP reports.
 """
 
 import collections
-from collections.abc import Hashable
 import dataclasses
 from typing import Any
 
@@ -40,8 +39,8 @@ from bamboo_jax.runtime.wire import frame as frame_lib
 Frame = frame_lib.Frame
 Kind = frame_lib.Kind
 
-# What the shell calls a connection; the state machine only compares it.
-Connection = Hashable
+# The shell's handle of a connection; the state machine only compares it.
+Connection = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +89,7 @@ Action = Dial | Write | Pull | Close | Deliver | Ahead
 
 
 @dataclasses.dataclass(frozen=True)
-class Times:
+class TimeLimits:
   """Time limits of a connection, in seconds.
 
   Attributes:
@@ -113,7 +112,7 @@ class Times:
   ack_bytes: int = 1 << 20
 
   @classmethod
-  def for_silence(cls, secs: float) -> "Times":
+  def for_silence(cls, secs: float) -> "TimeLimits":
     """Returns limits with which a silence of `secs` closes a connection."""
     return cls(ping_secs=min(cls.ping_secs, secs / 6), dead_secs=secs)
 
@@ -136,7 +135,7 @@ class Protocol:
       *,
       run: str = "",
       now: float = 0.0,
-      times: Times = Times(),  # noqa: B008
+      times: TimeLimits = TimeLimits(),  # noqa: B008
   ) -> None:
     """`me` and `peer` are numbers of nodes; `run` identifies the run."""
     self._me, self._peer, self._run, self._times = me, peer, run, times
@@ -159,7 +158,7 @@ class Protocol:
     self._num_failures = 0
     self._dial_at = now + self._head_start
 
-  # What the program asks for.
+  # Calls of the program.
 
   def send(
       self, channel: str, payload: Any, size: int, meta: str = ""
@@ -202,7 +201,7 @@ class Protocol:
     """Bytes of values that the peer has not acknowledged."""
     return sum(f.size for frames in (self._sent, self._queue) for f in frames)
 
-  # What the network reports.
+  # Events of the network.
 
   def opened(self, connection: Connection, now: float) -> list[Action]:
     """A dialled connection is open."""
@@ -227,14 +226,6 @@ class Protocol:
     if connection == self._greeted:
       self._greeted = None
       self._retry(now)
-
-  def wants(self, connection: Connection, header: Frame) -> bool:
-    """Returns whether the payload of a value may be needed."""
-    return (
-        connection == self.connection
-        and header.seq > self._received
-        and header.attempt >= self.attempt
-    )
 
   def heard(self, connection: Connection, now: float) -> None:
     """Some bytes of a connection have arrived, perhaps of a long frame."""

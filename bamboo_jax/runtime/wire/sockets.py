@@ -6,9 +6,7 @@ import select
 import socket
 import ssl
 import threading
-from typing import Protocol
-
-import numpy as np
+from typing import Any, Protocol
 
 _PART_BYTES = 1 << 20  # Read before the peer counts as heard again.
 # Of TLS, while a thread holds the connection: how long the other may wait.
@@ -17,7 +15,7 @@ _BUFFER_BYTES = 1 << 22
 _MOST_VIEWS = 64  # Of one system call.
 _POLL_MS = 1000
 
-Buffer = bytes | memoryview | np.ndarray
+Buffer = Any  # Bytes, a view of some, or an array of numpy.
 
 
 class Wire(Protocol):

@@ -173,11 +173,6 @@ class Transport:
       known = {*self._addresses, *self._peers}
     self.remove(known - {self._me, *nodes}, why)
 
-  def cut_all(self) -> None:
-    """Closes all connections, which are then made again; for tests."""
-    for peer in [*self._peers.values()]:
-      peer.cut()
-
   def close(self) -> None:
     """Ends all threads and connections."""
     self._is_closed = True
@@ -220,7 +215,7 @@ class Transport:
       ).start()
 
   def _greet(self, connection: socket.socket) -> None:
-    """Learns who has dialled, and reads from then on."""
+    """Authenticates a caller, and reads its frames until it is gone."""
     wire, caller = None, "a connection"
     try:
       caller = endpoints.name_caller(connection)

@@ -46,7 +46,7 @@ def read(
   for dtype, shape, size in kinds:
     part = buffer[start : start + size]
     if size:
-      read_into(memoryview(part))
+      read_into(part.data)
     arrays.append(part.view(dtype).reshape(shape))
     start += pool_lib.aligned(size)
   return arrays

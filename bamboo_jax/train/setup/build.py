@@ -359,7 +359,6 @@ def make_engine(
       keep="none" != config.redundancy.mode or config.recovery.reroute,
       replicas=make_protection(config),
       mesh=(config.node.mesh.data, config.node.mesh.tensor),
-      max_holders=sizes.max_holders(config),
       cache=cache,
       exchange=exchange,
   )

@@ -44,7 +44,7 @@ def make_templates(
   upkeep = upkeep_lib.Upkeep(
       num_accumulators=most_shares,
       num_rerouted=num_shares - most_shares if reroutes else 0,
-      is_summed=most_shares > 1,
+      num_shares=most_shares,
       protection=memory.pop("protection"),
       is_remote=memory.pop("is_remote"),
   )

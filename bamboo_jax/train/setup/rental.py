@@ -305,7 +305,7 @@ def _refuse(config: ml_collections.ConfigDict, task: build.Task) -> str | None:
 
 
 def _explain(found: list[planner.Plan]) -> str:
-  """Returns what the fastest layout has less of than the next one."""
+  """Returns the lead of the fastest layout, and its main cause, as text."""
   if len(found) == 1:
     return "the only layout that fits"
   bubbles = [p.timeline.mean_bubble for p in found]

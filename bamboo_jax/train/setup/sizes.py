@@ -63,23 +63,6 @@ def read_faults(
   )
 
 
-def max_holders(config: ml_collections.ConfigDict) -> int:
-  """Returns the most nodes over which shares of a stage may be spread freely.
-
-  0 if each pipeline has a fixed share.
-  """
-  pipeline = config.pipeline
-  count = pipeline.num_pipelines
-  reroutes = config.recovery.reroute
-  if pipeline.layout == "templates":
-    count = num_nodes(config) // pipeline.num_stages
-  elif (pipeline.num_shares or count) == count and not reroutes:
-    return 0
-  by_stage = reroutes and pipeline.executor == "rows"
-  has_shadows = config.redundancy.mode != "none"
-  return 2 * count if by_stage and has_shadows else count
-
-
 def keeps_sent(config: ml_collections.ConfigDict) -> bool:
   """Returns whether other nodes can finish the step of a node that dies."""
   pipeline = config.pipeline  # There may be one pipeline per share.

@@ -87,15 +87,15 @@ class OwnerTest(parameterized.TestCase):
     self.assertEqual(got.total_bytes, sum(want))
 
   def test_sum_does_not_meet_residuals(self):
-    got = _model(is_summed=True, ties=[_TIE]).owner(1, 1, 4)
+    got = _model(num_shares=2, ties=[_TIE]).owner(1, 1, 4)
     resident = 1400 * (1 + 2 + 1)
     self.assertEqual(got.sum_bytes, 1400 + 90)
     self.assertEqual(
         got.phases,
         {
             "compute": resident + 2 * 140 + 2 * 3 + 70,
-            # Half a gradient of the largest unit.
-            "reduce": resident + 1490 + 400,
+            # A share of the largest unit.
+            "reduce": resident + 1490 + 800,
             "refresh": resident + 1490,
             "apply": resident + 1490,
         },
@@ -108,8 +108,8 @@ class OwnerTest(parameterized.TestCase):
     self.assertEqual(got.phases, plain | {"compute": plain["compute"] + 200})
 
   def test_sums_go_by_units(self):
-    got = _model(is_summed=True, cuts=[1, 3]).owner(0, 0, 4)
-    self.assertEqual(got.sum_working_bytes, 400)  # Of d; b and c have 300.
+    got = _model(num_shares=3, cuts=[1, 3]).owner(0, 0, 4)
+    self.assertEqual(got.sum_working_bytes, 2 * 800)  # Of d; b, c have 600.
 
   def test_proposed_state(self):
     protection = upkeep_lib.Protection(refresh="state")
@@ -126,7 +126,7 @@ class OwnerTest(parameterized.TestCase):
   @parameterized.product(
       refresh=[None, "gradient", "state"],
       num_accumulators=[1, 3],
-      is_summed=[False, True],
+      num_shares=[1, 2, 3],
       is_remote=[False, True],
       layers=[LAYERS, MIXED],
   )

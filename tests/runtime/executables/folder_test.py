@@ -25,8 +25,8 @@ class FolderTest(parameterized.TestCase):
     return self.path / f"{key}.xla"
 
   def test_another_process_reads(self):
-    folder_lib.Folder(self.path).write(_KEY, _DATA)
-    other = folder_lib.Folder(self.path)
+    folder_lib.ProgramFolder(self.path).write(_KEY, _DATA)
+    other = folder_lib.ProgramFolder(self.path)
     with self.assertNoLogs():
       self.assertEqual(other.read(_KEY), _DATA)
       self.assertIsNone(other.read(_OTHER))
@@ -40,7 +40,7 @@ class FolderTest(parameterized.TestCase):
       ("foreign", lambda content: b"something else"),
   )
   def test_damage_is_a_miss(self, damage):
-    folder = folder_lib.Folder(self.path)
+    folder = folder_lib.ProgramFolder(self.path)
     for key in (_KEY, _OTHER):
       folder.write(key, _DATA)
       self.entry(key).write_bytes(damage(self.entry(key).read_bytes()))
@@ -52,7 +52,7 @@ class FolderTest(parameterized.TestCase):
     self.assertEqual(folder.read(_KEY), _DATA)
 
   def test_entry_of_another_key(self):
-    folder = folder_lib.Folder(self.path)
+    folder = folder_lib.ProgramFolder(self.path)
     folder.write(_KEY, _DATA)
     self.entry(_KEY).rename(self.entry(_OTHER))
     with self.assertLogs(level="WARNING"):
@@ -60,10 +60,10 @@ class FolderTest(parameterized.TestCase):
 
   @parameterized.parameters(0o777, 0o770)
   def test_others_may_write(self, mode):
-    folder_lib.Folder(self.path).write(_KEY, _DATA)
+    folder_lib.ProgramFolder(self.path).write(_KEY, _DATA)
     self.path.chmod(mode)
     with self.assertLogs(level="WARNING") as logs:
-      folder = folder_lib.Folder(self.path)
+      folder = folder_lib.ProgramFolder(self.path)
       self.assertIsNone(folder.read(_KEY))
       folder.write(_OTHER, _DATA)
     self.assertRegex(logs.output[0], r"others may write to it; chmod go-w")
@@ -79,13 +79,13 @@ class FolderTest(parameterized.TestCase):
   def test_cannot_be_made(self):
     self.path.parent.touch()
     with self.assertLogs(level="WARNING") as logs:
-      folder = folder_lib.Folder(self.path)
+      folder = folder_lib.ProgramFolder(self.path)
     self.assertRegex(logs.output[0], "Not a directory.*--program_cache")
     folder.write(_KEY, _DATA)
     self.assertIsNone(folder.read(_KEY))
 
   def test_full(self):
-    folder = folder_lib.Folder(self.path)
+    folder = folder_lib.ProgramFolder(self.path)
     folder.write(_KEY, b"old")
     with self.assertLogs(level="WARNING") as logs, limits.file_size(16):
       folder.write(_KEY, _DATA)
@@ -95,7 +95,7 @@ class FolderTest(parameterized.TestCase):
     self.assertEqual(os.listdir(self.path), [f"{_KEY}.xla"])
 
   def test_least_recently_used_goes(self):
-    folder = folder_lib.Folder(self.path, limit_bytes=1000)
+    folder = folder_lib.ProgramFolder(self.path, limit_bytes=1000)
     for age, key in enumerate(("cc", "dd", "ee")):
       folder.write(key, _DATA)
       os.utime(self.entry(key), (age, age))
@@ -107,18 +107,18 @@ class FolderTest(parameterized.TestCase):
     self.assertIsNone(folder.read("gg"))
 
   def test_claims(self):
-    folder = folder_lib.Folder(self.path, wait_secs=0)
+    folder = folder_lib.ProgramFolder(self.path, wait_secs=0)
     with folder.claim(_KEY):
       with open(next(self.path.iterdir())) as file:
         with self.assertRaises(BlockingIOError):
           fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
       with folder.claim(_KEY):  # Whoever holds it may have been stopped.
         pass
-    with folder_lib.Folder(self.path, wait_secs=1e6).claim(_KEY):
+    with folder_lib.ProgramFolder(self.path, wait_secs=1e6).claim(_KEY):
       pass
 
   def test_writer_that_died(self):
-    folder = folder_lib.Folder(self.path)
+    folder = folder_lib.ProgramFolder(self.path)
     for name, age in (("old.part", 1), ("new.part", None)):
       (self.path / name).touch()
       if age:

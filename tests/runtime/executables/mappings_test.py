@@ -42,7 +42,7 @@ class MappingsTest(absltest.TestCase):
 
   def test_whoever_loads_programs_is_told(self):
     self.fill(95)
-    store = store_lib.Store()
+    store = store_lib.ProgramStore()
     program = compat.Compilation("a", compile=mock.Mock(), load=lambda data: 7)
     with self.assertRaisesRegex(base.CompilationError, "vm.max_map_count"):
       store._load(program, b"")

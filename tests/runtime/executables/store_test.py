@@ -16,7 +16,6 @@ import numpy as np
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.executables import folder as folder_lib
 from bamboo_jax.runtime.executables import store as store_lib
-from bamboo_jax.runtime.wire import share_sum
 from tests import stage_worker
 
 _VALUE = np.arange(5, dtype=np.float32)
@@ -39,7 +38,7 @@ class StoreTest(absltest.TestCase):
 
   def use_store(self, folder=None):
     """Returns an empty store that is asked from now on."""
-    store = store_lib.Store(folder)
+    store = store_lib.ProgramStore(folder)
     compat.intercept_compilations(store.get)
     jax.clear_caches()
     return store
@@ -78,19 +77,24 @@ class StoreTest(absltest.TestCase):
       self.assertEqual(out.sharding, place)
       np.testing.assert_array_equal(kept, np.arange(3, dtype=np.float32) / 3)
 
-  def test_sums(self):
+  def test_a_program_over_two_devices(self):
     store = self.use_store()
-    like = {"a": jax.ShapeDtypeStruct((2,), np.float32)}
-    like["b"] = jax.ShapeDtypeStruct((3, 2), np.float32)
-    values = jax.tree.map(lambda a: np.full(a.shape, 7, a.dtype), like)
+    values = np.arange(6, dtype=np.float32)
     for ends, num_compiled in (((0, 1), 1), ((4, 2), 0)):
-      one, two = (self.devices[end] for end in ends)
-      on_one, on_two = jax.device_put(values, one), jax.device_put(values, two)
+      mesh = jax.sharding.Mesh([self.devices[end] for end in ends], "end")
+      spec = jax.sharding.PartitionSpec("end")
+      placed = jax.device_put(values, jax.sharding.NamedSharding(mesh, spec))
+      program = jax.jit(
+          jax.shard_map(
+              lambda x: jax.lax.psum(x, "end"),
+              mesh=mesh,
+              in_specs=spec,
+              out_specs=jax.sharding.PartitionSpec(),
+          )
+      )
       with self.compiling(store, num_compiled):
-        total = share_sum.ShareSum([one, two], like=like)
-      sums = total({0: on_one, 1: on_two})
-      self.assertEqual(sums[one]["a"].devices(), {one})
-      np.testing.assert_array_equal(sums[two]["b"], 2 * values["b"])
+        compiled = program.lower(placed).compile()
+      np.testing.assert_array_equal(compiled(placed), values[:3] + values[3:])
 
   def test_two_processes(self):
     """They want the same at the same time, for different devices."""
@@ -118,7 +122,7 @@ class StoreTest(absltest.TestCase):
     self.assertNotEmpty(os.listdir(theirs))  # The user's own cache works, too.
 
   def test_folder(self):
-    folder = folder_lib.Folder(self.folder)
+    folder = folder_lib.ProgramFolder(self.folder)
     with self.compiling(self.use_store(folder), 1):
       expected = _make_program(self.devices[0])(_VALUE)
     with self.compiling(self.use_store(folder), 0):
@@ -126,7 +130,7 @@ class StoreTest(absltest.TestCase):
     np.testing.assert_array_equal(got, expected)
 
   def test_entry_that_is_no_program(self):
-    folder = folder_lib.Folder(self.folder)
+    folder = folder_lib.ProgramFolder(self.folder)
     self.use_store(folder)
     _make_program(self.devices[0])
     (entry,) = pathlib.Path(self.folder).glob("*.xla")

@@ -1,19 +1,15 @@
 """What is compiled ahead covers every death that can be survived."""
 
-import collections
-
 from absl.testing import absltest
 import jax
 
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.stage import programs as programs_lib
-from bamboo_jax.schedule import channel as channel_lib
 from tests.runtime import engine_test as engines
 
 OWNERS = [(0, 1), (2, 3)]
 SHADOWS = [{0: 1, 1: 0}, {0: 3, 1: 2}]
-UNITS = (0, 1)  # Of each of the two stages.
 
 
 def make_engine(devices=None, **options):
@@ -45,35 +41,9 @@ class CompileAheadTest(absltest.TestCase):
         [*compile_ahead.survivable_deaths(OWNERS, [{} for _ in OWNERS])]
     )
 
-  def test_channels_of_a_step(self):
-    found = now_channels(make_engine())
-    want = set()
-    for row in OWNERS:
-      ends, back = row, row[::-1]
-      want |= {
-          channel_lib.Channel("activation", ends, (0,)),
-          channel_lib.Channel("grad", back, (0,)),
-          *(channel_lib.Channel("refresh", ends, (0, u)) for u in UNITS),
-          *(channel_lib.Channel("refresh", back, (1, u)) for u in UNITS),
-          channel_lib.Channel("tie", ends, (0, "embed", "wte")),
-          channel_lib.Channel("tie", back, (1, "head", "wte")),
-      }
-    for stage in (0, 1):
-      ends = (stage, stage + 2)
-      want |= {channel_lib.Channel("sum", ends, (stage, u)) for u in UNITS}
-    self.assertEqual(found, want)
-
-  def test_sums_of_shares_that_are_spread_in_any_way(self):
-    engine = make_engine(max_holders=3)
-    engine.num_shares = 6
-    found = collections.Counter()
-    for channel in compile_ahead._sums_ahead(engine, spreads=True):
-      holders = collections.Counter(channel.nodes[:6])
-      found[len({*channel.nodes}), max(holders.values())] += 1
-    most = {1: [6], 2: [3, 5, 6], 3: [2, 3, 5, 6]}
-    want = {(num, size) for num, sizes in most.items() for size in sizes}
-    self.assertEqual(found.keys(), want)
-    self.assertLen({*found.values()}, 1)  # One for each kind of unit.
+  def test_groups_of_a_step(self):
+    want = {frozenset(g) for g in ((0, 1), (2, 3), (0, 2), (1, 3))}
+    self.assertEqual(now_groups(make_engine()), want)
 
   def test_nothing_is_left_to_compile_whoever_dies(self):
     engine = make_engine()
@@ -147,8 +117,8 @@ def is_of_programs(job):
   )
 
 
-def now_channels(engine):
-  return compile_ahead.find_channels(
+def now_groups(engine):
+  return compile_ahead.find_groups(
       engine, engine.owners, engine.shadows, engine.lines
   )
 
@@ -160,7 +130,7 @@ class PartnersTest(absltest.TestCase):
     kept = {0: engine.nodes[0]}
     engine.nodes.clear()
     engine.nodes.update(kept)
-    now = {n for c in now_channels(engine) if 0 in c.nodes for n in c.nodes}
+    now = {n for group in now_groups(engine) if 0 in group for n in group}
     found = compile_ahead.find_partners(engine)
     self.assertEqual({*found[: len(now) - 1]}, now - {0})
     self.assertLen({*found}, len(found))

@@ -19,7 +19,7 @@ class EstimatesTest(absltest.TestCase):
     before = store.use().folder
     self.addCleanup(setattr, store.use(), "folder", before)
     path = self.enter_context(tempfile.TemporaryDirectory())
-    store.use().folder = folder_lib.Folder(path)
+    store.use().folder = folder_lib.ProgramFolder(path)
     self.addCleanup(estimates._of_process.clear)
 
   def get(self, subject, on_disk=True, of_new_process=True):

@@ -34,7 +34,7 @@ def on_host(*trees):
 class StoreTest(absltest.TestCase):
 
   def test_redundant_passes_keep_everything_in_host_memory(self):
-    store = store_lib.Store(keep=True)
+    store = store_lib.StepArrays(keep=True)
     store.put_redundant((1, 0), *on_host(ARRAY, SAVED))
     self.assertEqual(kinds(store), {"pinned_host"})
     self.assertEqual(host_bytes(store), 4 * (6 + 3))
@@ -47,7 +47,7 @@ class StoreTest(absltest.TestCase):
       self.assertEqual(array.sharding.memory_kind, "device")
 
   def test_what_a_node_has_itself_stays_on_the_device(self):
-    store = store_lib.Store(keep=True)
+    store = store_lib.StepArrays(keep=True)
     store.activations[0, 0] = ARRAY
     store.saved[0, 0] = SAVED
     self.assertEqual(kinds(store), {"device"})
@@ -57,7 +57,7 @@ class StoreTest(absltest.TestCase):
 
   def test_what_was_sent_is_kept_on_the_host_or_dropped(self):
     for keep in (True, False):
-      store = store_lib.Store(keep=keep)
+      store = store_lib.StepArrays(keep=keep)
       store.activations[0, 0] = ARRAY
       store.grads[0, 1] = ARRAY
       for held, key in ((store.activations, (0, 0)), (store.grads, (0, 1))):
@@ -66,7 +66,7 @@ class StoreTest(absltest.TestCase):
       self.assertEqual(kinds(store), {"pinned_host"} if keep else set())
 
   def test_the_copy_that_stays_is_sent_if_links_send_from_host_memory(self):
-    store = store_lib.Store(keep=True, sends_host=True)
+    store = store_lib.StepArrays(keep=True, sends_host=True)
     store.activations[0, 0] = ARRAY
     sent = store.send(store.activations, (0, 0))
     self.assertEqual(sent.sharding.memory_kind, "pinned_host")

@@ -7,6 +7,7 @@ from bamboo_jax.runtime.wire import frame as frame_lib
 from bamboo_jax.runtime.wire import protocol as protocol_lib
 from tests.simulation.wire import history
 from tests.simulation.wire import mutants
+from tests.simulation.wire import network
 
 Frame, Kind = frame_lib.Frame, frame_lib.Kind
 
@@ -21,7 +22,7 @@ class FrameTest(parameterized.TestCase):
     ]
     data = b"".join(frame_lib.encode(f) + f.payload for f in frames)
     for cut in range(len(data)):
-      decoder = frame_lib.Decoder()
+      decoder = network.Decoder(frame_lib)
       got = [*decoder.feed(data[:cut]), *decoder.feed(data[cut:])]
       self.assertEqual(got, frames)
 
@@ -41,7 +42,7 @@ class FrameTest(parameterized.TestCase):
 class ProtocolTest(parameterized.TestCase):
 
   def _make(self, me=0, **times):
-    times = protocol_lib.Times(**times)
+    times = protocol_lib.TimeLimits(**times)
     return protocol_lib.Protocol(me, 1 - me, run="r", times=times)
 
   def test_failed_dials_are_repeated_at_growing_intervals(self):

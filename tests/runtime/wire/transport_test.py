@@ -26,7 +26,7 @@ from tests import strangers
 
 _SECRET = b"0123456789abcdef"
 _PATIENCE_SECS = 60.0
-_TIMES = protocol_lib.Times(dead_secs=1.0, ping_secs=0.1)
+_TIMES = protocol_lib.TimeLimits(dead_secs=1.0, ping_secs=0.1)
 KINDS = ("unix", "tls")
 
 
@@ -35,6 +35,14 @@ def make_endpoint(kind, *, run="r", secret=_SECRET, host="127.0.0.1"):
     return endpoints.UnixEndpoint()
   identity = identity_lib.issue(secret, run=run, role="worker", name="0")
   return endpoints.TlsEndpoint(host, identity)
+
+
+def cut_all(transport):
+  """Closes all connections, which are then made again."""
+  for peer in [*transport._peers.values()]:
+    wire = peer._protocol.connection
+    if wire is not None:
+      wire.close()
 
 
 def make_value(number, size):
@@ -104,7 +112,7 @@ class TransportTest(parameterized.TestCase):
     def cut():
       rng = random.Random(0)
       while not stop.wait(0.02):
-        rng.choice(nodes).cut_all()
+        cut_all(rng.choice(nodes))
 
     def run(me):
       rng = random.Random(me)
@@ -270,7 +278,7 @@ class TransportTest(parameterized.TestCase):
       stranger = socket.socket(family)
       self.addCleanup(stranger.close)
       stranger.connect(address)
-    second.cut_all()
+    cut_all(second)
     second.send(0, "a", make_value(1, 1))
     self.assertEqual(first.receive(1, "a")[1], 1)
 
@@ -314,7 +322,7 @@ class TransportTest(parameterized.TestCase):
 
   def test_times_follow_the_silence(self):
     for secs, ping_secs in ((1.5, 0.25), (3.0, 0.5), (60.0, 0.5)):
-      times = protocol_lib.Times.for_silence(secs)
+      times = protocol_lib.TimeLimits.for_silence(secs)
       self.assertEqual((times.dead_secs, times.ping_secs), (secs, ping_secs))
 
   def test_ends_leave_no_thread(self):

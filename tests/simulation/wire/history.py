@@ -8,7 +8,6 @@ faults end, both nodes move to one attempt, and all values must arrive.
 """
 
 import collections
-import dataclasses
 import itertools
 import random
 
@@ -51,7 +50,7 @@ class History:
   def __init__(self, seed, modules):
     self.frame, self.protocol = modules
     self.rng, self.now = random.Random(seed), 0.0
-    times = self.protocol.Times(dead_secs=2.0, dial_secs=1.0)
+    times = self.protocol.TimeLimits(dead_secs=2.0, dial_secs=1.0)
     self.nodes = [
         self.protocol.Protocol(i, 1 - i, run="r", times=times) for i in (0, 1)
     ]
@@ -135,9 +134,6 @@ class History:
     for frame in pipe.decoder.feed(data):
       if connection.ends[side] != network.OPEN:
         break
-      # The shell reads a payload that is not wanted, and throws it away.
-      if frame.kind is kinds.DATA and not node.wants(connection, frame):
-        frame = dataclasses.replace(frame, payload=b"-1")
       connection.has_greeted |= frame.kind is kinds.HELLO
       is_data = frame.kind in (kinds.DATA, kinds.ACK)
       if is_data and connection is node.connection:
@@ -176,7 +172,7 @@ class History:
       self.nodes[side].dial_failed(self.now)
       return True
     number = len(self.connections)
-    c = network.Connection(number, side, self.frame.Decoder)
+    c = network.Connection(number, side, lambda: network.Decoder(self.frame))
     self.connections.append(c)
     self.do(side, self.nodes[side].opened(c, self.now))
     return True

@@ -1,8 +1,31 @@
 """Connections of a simulated network, as streams of bytes."""
 
+import dataclasses
 import random
 
 OPEN, CLOSED = "open", "closed"
+
+
+class Decoder:
+  """Cuts a stream of bytes into frames of the module `frame`."""
+
+  def __init__(self, frame):
+    self._frame, self._buffer = frame, bytearray()
+
+  def feed(self, data):
+    """Yields the frames that `data` completes."""
+    self._buffer += data
+    size = self._frame.HEADER.size
+    while len(self._buffer) >= size:
+      frame, length = self._frame.decode_header(bytes(self._buffer[:size]))
+      end = size + length + frame.size
+      if len(self._buffer) < end:
+        return
+      text = bytes(self._buffer[size : size + length])
+      frame = self._frame.decode_text(frame, text)
+      payload = bytes(self._buffer[size + length : end])
+      del self._buffer[:end]
+      yield dataclasses.replace(frame, payload=payload)
 
 
 class Pipe:

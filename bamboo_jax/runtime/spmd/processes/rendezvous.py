@@ -159,7 +159,7 @@ def parse_key(key: str) -> tuple[list[int], int]:
 
 
 def make_unusable(address: bytes) -> bytes:
-  """Returns a process's address, of a family that others reject.
+  """Returns an address of Gloo with another family, which peers reject.
 
   Raises `ValueError` if `address` is not an address of Gloo.
   """
@@ -170,7 +170,10 @@ def make_unusable(address: bytes) -> bytes:
 
 
 def parse_address(address: bytes) -> tuple[tuple[str, int], list[int]]:
-  """Returns where a process listens, and the number of each valid caller.
+  """Decodes an address of Gloo.
+
+  Returns the host and port at which its process listens, and the numbers with
+  which the peers that it waits for identify themselves when they call.
 
   Raises `ValueError` if `address` is not an address of Gloo.
   """

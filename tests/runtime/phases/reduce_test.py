@@ -1,0 +1,102 @@
+"""Shares are summed left to right, wherever they lie."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import numpy as np
+
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.phases import reduce
+from bamboo_jax.runtime.stage import spec as spec_lib
+from tests.runtime import engine_test as engines
+
+CACHE = program_cache.ProgramCache()
+
+
+def make_shares(num_shares, like):
+  # Of very different sizes, so that another order of the sum gives other bits.
+  rng = np.random.default_rng(0)
+  make = lambda a, k: (10.0 ** (3 * k) * rng.standard_normal(a.shape)).astype(
+      np.float32
+  )
+  return [
+      jax.tree.map(lambda a, k=k: make(a, k), like) for k in range(num_shares)
+  ]
+
+
+class ReduceTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ([0],),
+      ([0, 0, 0],),
+      ([0, 1],),
+      ([3, 1, 2],),
+      ([0, 0, 1, 1],),
+      ([0, 1, 1, 2],),
+      ([1, 0, 1, 0],),
+      ([7, 6, 5, 4, 3, 2, 1, 0],),
+      ([1], [2, 3]),
+      ([0, 2], [1]),
+  )
+  def test_bits_are_those_of_a_left_to_right_sum(self, holders, idle=()):
+    (spec,) = engines.cut(1)
+    nodes = [*dict.fromkeys(holders), *idle]
+    engine = engine_lib.Engine(
+        [spec],
+        owners=[(node,) for node in nodes],
+        devices={node: jax.devices()[node] for node in nodes},
+        num_shares=max(len(holders), len(nodes)),
+        cache=CACHE,
+    )
+    shares = make_shares(len(holders), spec.accumulator)
+    lines = [
+        ((node,), [i for i, h in enumerate(holders) if h == node])
+        for node in nodes
+    ]
+    own = [shares for _, shares in lines]
+    engine.set_pipelines(engine.owners, [{} for _ in nodes], own, lines)
+    for i, node in enumerate(holders):
+      place = engine.nodes[node].device
+      held = engine.nodes[node].store.accumulators
+      held[0, i] = jax.device_put(shares[i], place)
+    reduce.reduce(engine)
+    want = shares[0]
+    for share in shares[1:]:
+      want = jax.tree.map(np.add, want, share)
+    self.assertEqual(
+        engine.results.totals[0].keys(), {jax.devices()[n] for n in nodes}
+    )
+    for device, total in engine.results.totals[0].items():
+      for got in jax.tree.leaves(total):
+        self.assertEqual(got.devices(), {device})
+      jax.tree.map(np.testing.assert_array_equal, total, want)
+    for node in engine.nodes.values():  # The step may have to sum again.
+      for array in jax.tree.leaves(node.store.arrays()):
+        self.assertFalse(array.is_deleted())
+
+  def test_units_take_the_devices_in_turn(self):
+    (spec,) = engines.cut(1)
+    cache = program_cache.ProgramCache()
+    engine = engine_lib.Engine(
+        [spec],
+        owners=[(0,), (1,)],
+        devices=dict(enumerate(jax.devices()[:2])),
+        num_shares=2,
+        cache=cache,
+    )
+    like = spec_lib.zero_accumulator(spec)
+    for i, node in engine.nodes.items():
+      node.store.accumulators[0, i] = jax.device_put(like, node.device)
+    reduce.reduce(engine)
+    used = {device for _, device in cache._adds}
+    self.assertEqual(used, {*jax.devices()[:2]})
+
+  def test_the_order_of_these_shares_matters(self):
+    like = jax.ShapeDtypeStruct((5, 3), np.float32)
+    a, b, c = make_shares(3, like)
+    self.assertTrue(np.any((a + b) + c != a + (b + c)))
+
+
+if __name__ == "__main__":
+  absltest.main()
