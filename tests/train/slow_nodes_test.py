@@ -40,6 +40,7 @@ class SlowNodesTest(parameterized.TestCase):
         cohort=cohort,
         steps=0,
         is_writer=me == 0,
+        slow={},
         layout=run_log_test.make_layout((0, 1), (2, 3)),
     )
     outputs = types.SimpleNamespace(
@@ -69,6 +70,17 @@ class SlowNodesTest(parameterized.TestCase):
     )
     self.assertEqual(self.nodes.named, [{"step": 11, **values}])
     self.assertEqual(self.reported, [])
+
+  def test_its_shares_are_dealt_to_others(self):
+    self.make(response="deal")
+    self.hear(*[_USUAL] * 8, *[_SLOW_1] * 3)
+    self.assertEqual(self.state.slow, {1: 5.0})
+    self.assertLen(self.events, 1)
+    self.nodes.forget()
+    self.assertEqual(self.state.slow, {})
+    self.hear(*[_USUAL] * 8, *[_SLOW_1] * 3)  # In the next view.
+    self.assertEqual(self.state.slow, {1: 5.0})
+    self.assertLen(self.events, 1)
 
   def test_others_know_it_too(self):
     self.make(me=2, response="remove")
