@@ -155,7 +155,7 @@ class RecordedTest(parameterized.TestCase):
     self.assertEqual(found.keys(), {node})
     self.assertBetween(found[node], 1.5, 2.5)
 
-  @parameterized.product(node=range(8), part=[0.5, 0.65, 0.8])
+  @parameterized.product(node=[*range(8)], part=[0.5, 0.65, 0.8])
   def test_any_worker_may_be_suspended(self, node, part):
     past, slow = self.traces["half_3"][:11], []
     for step in past[4:7]:
