@@ -163,9 +163,11 @@ class PolicyTest(parameterized.TestCase):
   def test_no_node_of_one_program_is_slow(self):
     config = make_config("bamboo")
     config.pipeline.executor = "spmd"
-    path = self.create_tempfile(content="1,0/0,,slow\n").full_path
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    path = pathlib.Path(folder, "faults.csv")
+    path.write_text("1,0/0,,slow\n")
     with self.assertRaisesRegex(ValueError, "line 1: slow needs executor"):
-      sizes.read_faults(config, path)
+      sizes.read_faults(config, str(path))
 
   def test_nobody_dies_on_demand(self):
     config = make_config("on_demand")
