@@ -126,7 +126,8 @@ def _protection() -> dict[str, Any]:
           max_doubled=0.05,
           grow=True,  # Or if there are nodes for one more pipeline.
           preconnect=True,  # Nodes connect before they need each other.
-          # Of a node that others wait for because it is slow: "report" it; or
+          # Of a node that others wait for because it is slow: "report" it;
+          # "deal": it hands over to a spare, or shares to nodes with copies;
           # "remove": it also hands its stages over and leaves.
           slow="report",
       ),

@@ -62,6 +62,7 @@ def main() -> None:
       replay=replay,
       gpus=gpus,
       page_port=given.find_page_port(),
+      metrics_port=given.METRICS_PORT.value,
   )
   if given.RANDOM_KILLS.value is not None:
     setup = setup_lib.with_random_kills(

@@ -47,6 +47,14 @@ TIME_SCALE = flags.DEFINE_float(
     "time_scale", 1.0, "How many times as fast as recorded the trace is played."
 )
 FRACTION = shared_flags.define_device_memory_fraction()
+METRICS_PORT = flags.DEFINE_integer(
+    "metrics_port",
+    None,
+    "Serve metrics for Prometheus: node n0 at this port, n1 at the next one, "
+    "and so on.",
+    lower_bound=1,
+    upper_bound=65535,
+)
 find_page_port = page_flags.define()
 FIGURE_FORMAT = figure_flags.define()
 PROGRAM_CACHE = shared_flags.define_program_cache()

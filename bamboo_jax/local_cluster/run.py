@@ -175,15 +175,18 @@ class ClusterRun:
   ) -> str:
     name, zones = f"n{self._num_started}", self._setup.zones
     zone = zone or zones[self._num_started % len(zones)]
+    arguments = [
+        *self._setup.arguments,
+        f"--nodes={len(self._setup.first_zones)}",
+        f"--director={self._director.address}",
+    ]
+    if (port := self._setup.metrics_port) is not None:
+      arguments.append(f"--metrics_port={port + self._num_started}")
     self._num_started += 1
     self._cluster.start_agent(
         name,
         zone,
-        arguments=[
-            *self._setup.arguments,
-            f"--nodes={len(self._setup.first_zones)}",
-            f"--director={self._director.address}",
-        ],
+        arguments=arguments,
         environ=accelerator.give_gpu(
             os.environ, self._setup.gpus, self._num_started - 1
         ),

@@ -28,6 +28,8 @@ class Setup:
     replay: Trace to replay from the first step on, if any.
     gpus: GPUs of this machine, assigned in turn.
     page_port: Port of a page on the run, 0 for a free one; None: no page.
+    metrics_port: Port at which the first node serves metrics for Prometheus;
+      each later one has the next port. None: no metrics.
   """
 
   workdir: pathlib.Path
@@ -40,6 +42,7 @@ class Setup:
   replay: trace_replay.Replay | None = None
   gpus: Sequence[str] = ()
   page_port: int | None = None
+  metrics_port: int | None = None
 
   def __post_init__(self) -> None:
     faults_lib.check_nodes(

@@ -3,9 +3,10 @@
 `Redundancy.plan` makes all of them, to be run, predicted or simulated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
+import types
 from typing import Any
 
 from bamboo_jax.plan import partition as partition_lib
@@ -24,6 +25,8 @@ from bamboo_jax.schedule import timeline as timeline_lib
 Roles = failover.Roles
 StageCosts = costs_lib.StageCosts
 Line = lines_lib.Line
+
+_NONE_SLOW: Mapping[int, float] = types.MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,15 +172,19 @@ class RowPlanner:
     ]
 
   def play(
-      self, lines: Sequence[Line], holdings: lines_lib.Holdings | None = None
+      self,
+      lines: Sequence[Line],
+      holdings: lines_lib.Holdings | None = None,
+      *,
+      slow: Mapping[int, float] = _NONE_SLOW,
   ) -> timeline_lib.Timeline:
     """Returns the timeline of all lines, without redundant forward passes.
 
-    With `holdings`, of the rest of the step. Raises `base.InfeasibleError` if
-    it cannot be finished.
+    With `holdings`, of the rest of the step; `slow` is as in `StageCosts`.
+    Raises `base.InfeasibleError` if it cannot be finished.
     """
-    played = scheduler.play(lines, costs=self.costs, holdings=holdings)
-    return played.timeline
+    costs = dataclasses.replace(self.costs, slow=slow)
+    return scheduler.play(lines, costs=costs, holdings=holdings).timeline
 
   def _in_flight(
       self, partition: partition_lib.Partition

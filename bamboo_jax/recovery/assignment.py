@@ -117,27 +117,44 @@ class Rules:
     if kept is None or self.ladder.reroute != "shares":
       return found
     after = _keep_detours(layout, found.layout, change.lost)
+    slow = {n: f for n, f in layout.slow.items() if n in members}
+    after = dataclasses.replace(after, slow=slow)
     if holdings is not None and change.lost and not self._is_bounded:
       with contextlib.suppress(base.InfeasibleError):  # The step is repeated.
         after = self._deal(after, holdings)
     return dataclasses.replace(found, layout=after)
 
   def improve(
-      self, layout: Layout, members: Nodes, *, zones: Zones, leaving: Nodes = ()
+      self,
+      layout: Layout,
+      members: Nodes,
+      *,
+      zones: Zones,
+      leaving: Nodes = (),
+      slow: Mapping[int, float] | None = None,
   ) -> Change:
     """Returns the change to make between two steps, while all nodes live.
 
-    Its rung is "none" if no better layout is found.
+    Its rung is "none" if no better layout is found. Nodes in `slow`, and those
+    that `layout` knows as slow, hand over to spares; if there are too few, they
+    give shares to others, see `dealing`.
     """
-    change = ladder_lib.Change(noticed=frozenset(leaving))
+    both = {**layout.slow, **(slow or {})}
+    slow = {n: factor for n, factor in both.items() if n in members}
+    idle = slow.keys() - layout.nodes
+    spares = {*members} - layout.nodes - idle - {*leaving}
+    relieved = sorted(slow.keys() & layout.nodes)[: len(spares)]
+    change = ladder_lib.Change(noticed=frozenset((*leaving, *idle, *relieved)))
     decision = self._decide(layout, members, change, zones=zones)
     if decision.state.pipelines == layout.pipelines:
       after = layout
       if self.ladder.reroute == "shares":
-        after = self._balance(layout)
+        after = self._balance(layout, slow)
+      if after.slow != layout.slow:
+        return Change(after, "reroute", "slow nodes give shares away")
       return Change(after, "none", decision.reason)
     found = self._change(layout, members, decision)
-    return dataclasses.replace(found, layout=self._balance(found.layout))
+    return dataclasses.replace(found, layout=self._balance(found.layout, slow))
 
   def after_deaths(
       self, layout: Layout, members: Nodes, *, zones: Zones, leaving: Nodes = ()
@@ -234,15 +251,19 @@ class Rules:
         rolls_back=decision.rolls_back,
     )
 
-  def _balance(self, layout: Layout) -> Layout:
-    """Returns the layout with detours around nodes with several stages."""
+  def _balance(self, layout: Layout, slow: Mapping[int, float]) -> Layout:
+    """Returns the layout with detours around busy nodes.
+
+    These have several stages, or are slow.
+    """
     if self.ladder.reroute != "shares" or not layout.pipelines:
       return layout
     fresh, whole = self.start(layout.pipelines), layout.pipelines
-    if self._is_bounded or all(
-        len(p.nodes) == p.partition.num_stages for p in whole
-    ):
+    if self._is_bounded:
       return fresh
+    if not slow and all(len(p.nodes) == p.partition.num_stages for p in whole):
+      return fresh
+    fresh = dataclasses.replace(fresh, slow=slow)
     return self._deal(fresh, {}, least_gain=_LEAST_GAIN)
 
   @property
@@ -266,7 +287,7 @@ class Rules:
     dealt = dealing.deal(
         layout.lines(self.rows),
         copies=copies,
-        costs=self.rows.costs,
+        costs=dataclasses.replace(self.rows.costs, slow=layout.slow),
         holdings=holdings,
         share_size=size,
         least_gain=least_gain,

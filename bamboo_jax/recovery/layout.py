@@ -69,6 +69,7 @@ class Layout:
       throughout a run.
     detours: The node that computes each segment, for shares for which that is
       not the owner in their pipeline.
+    slow: How many times as long passes of slow nodes take; see `slowness`.
   """
 
   pipelines: tuple[pipelines_lib.Pipeline, ...] = ()
@@ -77,6 +78,7 @@ class Layout:
   detours: Mapping[int, tuple[int, ...]] = dataclasses.field(
       default_factory=dict
   )
+  slow: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
   @functools.cached_property
   def roles(self) -> tuple[failover.Roles, ...]:

@@ -11,23 +11,25 @@ a pipeline all wait for the slowest, which waits for nobody.
   n2 (stage 0)        20    20    22    20         20    1.0
 
 A machine that becomes slow as a whole names no node, since ratios to the past
-are divided by that of the median node. Noise names none either: in each of the
-three steps the ratio must exceed the spread of the node's own past, and its
-longer steps.
+are divided by that of the median node. Nor does a busy machine: time in which
+the kernel let other programs run (`starved_secs`) does not count, and in
+each of the three steps the ratio must exceed the spread of the node's own past,
+and its longer steps. A suspended process is not starved.
 """
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import math
 import statistics
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Op = instruction_lib.Op
+_T = TypeVar("_T")
 
-RESPONSES = ("report", "remove")  # Values of `config.recovery.slow`.
+RESPONSES = ("report", "deal", "remove")  # Values of `config.recovery.slow`.
 NUM_CONFIRMED = 3  # Steps in which a node must have been slow.
 NUM_SKIPPED = 3  # The first steps in a view, which load programs and data.
 NUM_KEPT = 24  # Steps that a judgement takes into account.
@@ -38,7 +40,7 @@ _WITHOUT_PAST = 1.5  # The least ratio of a node with a shorter past than this:
 _LONG_PAST = 8
 _ABOVE_LONG = 1.2  # As a factor of this quantile of the past:
 _QUANTILE = 0.85
-_CLEAR = 2.0  # A ratio that is not noise, whatever the past.
+_CLEAR = 2.5  # A ratio that is not noise, whatever the past.
 _SPREADS = 6.0  # Median deviations from the past that count as noise.
 
 
@@ -52,11 +54,19 @@ class NodeStep:
     busy_secs: The time that these took.
     waited_secs: The time that it waited for values of other nodes; None if not
       known.
+    starved_secs: The time that it was ready to run, but the processors of its
+      machine ran other programs; it may be part of either of the others.
   """
 
   work: str
   busy_secs: float
   waited_secs: float | None = None
+  starved_secs: float = 0.0
+
+  @property
+  def net_secs(self) -> float:
+    """The busy time, less all that other programs may have added to it."""
+    return self.busy_secs - self.starved_secs
 
 
 Step = Mapping[int, NodeStep]
@@ -76,6 +86,7 @@ def measure(
     *,
     secs: float,
     waited_secs: float,
+    starved_secs: float,
     is_alone: bool,
 ) -> Step:
   """Returns the times of local nodes in a step.
@@ -83,6 +94,7 @@ def measure(
   Args:
     secs: The duration of the step, waiting included.
     waited_secs: The time that the process waited for others.
+    starved_secs: See `NodeStep`, of the thread that runs the rows.
     is_alone: Whether the process hosts one node. Then its time outside of
       receives counts as busy, as when the process is suspended.
   """
@@ -107,6 +119,7 @@ def measure(
         " ".join(f"{k}*{num}" for k, num in sorted(work[node].items())),
         busy[node],
         max(0.0, secs - busy[node]) if is_alone else None,
+        starved_secs if is_alone else 0.0,
     )
   return found
 
@@ -123,12 +136,22 @@ def find_slow(history: Sequence[Step]) -> dict[int, float]:
   if len(recent) < NUM_CONFIRMED:
     return {}
   total = _add_up(recent)
+  usual = {n: _usual(n, past, work=one.work) for n, one in total.items()}
+  ratios = [_to_past(usual, step) for step in recent]
   slow = {}
   for node in total:
-    if _is_waited_for(node, total):
-      ratio = _ratio(node, past, recent, total)
-      if ratio is not None:
-        slow[node] = ratio
+    if not _is_waited_for(node, total):
+      continue
+    if usual[node]:
+      found = min(one[node] for one in ratios)
+      found = min(found, _to_peers(node, total, missing=math.inf))
+      is_slow = found > _noise_limit(usual[node])
+    else:
+      steps = [step for step in history if node in step]
+      found = min(_to_peers(node, step, missing=0.0) for step in steps)
+      is_slow = len(steps) >= _LEAST_PAST and found > _WITHOUT_PAST
+    if is_slow:
+      slow[node] = found
   return slow
 
 
@@ -143,6 +166,7 @@ def _add_up(steps: Sequence[Step]) -> Step:
           last.work,
           sum(one.busy_secs for one in found),
           sum(waits) if len(waits) == len(found) else None,
+          sum(one.starved_secs for one in found),
       )
   return total
 
@@ -151,68 +175,62 @@ def _is_waited_for(node: int, step: Step) -> bool:
   """Whether a node waited less than most others, as far as is known."""
   waits = [
       other.waited_secs
-      for number, other in step.items()
-      if number != node and other.waited_secs is not None
+      for other in _without(node, step)
+      if other.waited_secs is not None
   ]
   mine = step[node].waited_secs
   return not waits or mine is None or mine < statistics.median(waits)
 
 
-def _ratio(
-    node: int, past: Sequence[Step], recent: Sequence[Step], total: Step
-) -> float | None:
-  """Returns the least ratio in `recent`; None if it may be noise."""
-  usual = _usual(node, past, work=total[node].work)
-  if usual:
-    limit = _noise_limit(usual)
-    ratios = [_to_past(node, past, step) for step in recent]
-    ratios.append(_to_peers(node, total) or math.inf)
-  else:
-    limit = _WITHOUT_PAST
-    steps = [step for step in (*past, *recent) if node in step]
-    if len(steps) < _LEAST_PAST:
-      return None
-    ratios = [_to_peers(node, step) or 0.0 for step in steps]
-  least = min(ratios)
-  return least if least > limit else None
-
-
-def _noise_limit(usual: Sequence[float]) -> float:
-  """Returns the least ratio that is not noise, from times in the past."""
-  middle = statistics.median(usual)
-  spread = statistics.median(abs(secs / middle - 1.0) for secs in usual)
-  index = min(len(usual) - 2, int(_QUANTILE * len(usual)))
-  long = _ABOVE_LONG * sorted(usual)[index] / middle
+def _noise_limit(usual: Sequence[NodeStep]) -> float:
+  """Returns the least ratio that is not noise, from steps in the past."""
+  ratios = sorted(_ratios(usual, usual))
+  spread = statistics.median(abs(ratio - 1.0) for ratio in ratios)
+  long = _ABOVE_LONG * ratios[min(len(usual) - 2, int(_QUANTILE * len(usual)))]
   least = _WITHOUT_PAST if len(usual) < _LONG_PAST else _LEAST_RATIO
   return min(_CLEAR, max(least, 1.0 + _SPREADS * spread, long))
 
 
-def _usual(node: int, past: Sequence[Step], *, work: str) -> list[float]:
-  """Returns the times of the same work in the past; empty if too few."""
+def _usual(node: int, past: Sequence[Step], *, work: str) -> list[NodeStep]:
+  """Returns the steps of the same work in the past; empty if too few."""
   found = [
-      step[node].busy_secs
+      step[node]
       for step in past
       if node in step and step[node].work == work and step[node].busy_secs > 0
   ]
   return found if len(found) >= _LEAST_PAST else []
 
 
-def _to_past(node: int, past: Sequence[Step], step: Step) -> float:
-  """Returns the ratio of a node to its past, by that of the median node."""
-  ratios = {}
-  for number, now in step.items():
-    if usual := _usual(number, past, work=now.work):
-      ratios[number] = now.busy_secs / statistics.median(usual)
-  mine = ratios.pop(node, 1.0)
-  return mine / max(1.0, statistics.median(ratios.values() or [1.0]))
+def _ratios(
+    usual: Sequence[NodeStep], steps: Iterable[NodeStep]
+) -> list[float]:
+  """Returns by how much longer than usual steps took, without starving."""
+  net_secs = max(0.0, statistics.median(s.net_secs for s in usual))
+  busy_secs = statistics.median(s.busy_secs for s in usual)
+  return [1.0 + (s.net_secs - net_secs) / busy_secs for s in steps]
 
 
-def _to_peers(node: int, step: Step) -> float | None:
-  """Returns the ratio of a node to others with its work; None without any."""
-  mine = step[node]
-  others = [
-      other.busy_secs
-      for number, other in step.items()
-      if number != node and other.work == mine.work and other.busy_secs > 0
+def _to_past(
+    usual: Mapping[int, Sequence[NodeStep]], step: Step
+) -> dict[int, float]:
+  """Returns ratios of nodes to their past, by that of the median of others."""
+  ratios = {n: _ratios(past, [step[n]])[0] for n, past in usual.items() if past}
+  return {
+      node: ratio
+      / max(1.0, statistics.median([*_without(node, ratios)] or [1.0]))
+      for node, ratio in ratios.items()
+  }
+
+
+def _to_peers(node: int, step: Step, *, missing: float) -> float:
+  """Returns the ratio of a node to others with its work, if there are any."""
+  peers = [
+      other
+      for other in _without(node, step)
+      if other.work == step[node].work and other.busy_secs > 0
   ]
-  return mine.busy_secs / statistics.median(others) if others else None
+  return _ratios(peers, [step[node]])[0] if peers else missing
+
+
+def _without(node: int, values: Mapping[int, _T]) -> Iterator[_T]:
+  return (value for number, value in values.items() if number != node)

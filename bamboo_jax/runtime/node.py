@@ -80,12 +80,15 @@ class Node:
     Blocks while paced passes before it are still running.
     """
     self._clock.wait_until(self.free_secs)
-    begin_secs, result = time.perf_counter(), self._start(instruction)
+    begin_secs = time.perf_counter()
+    result, start_secs = self._start(instruction), self._clock.now_secs
     if self.slow_factor > 1.0 and not instruction.is_transfer:
-      self._slow_down(begin_secs)
-    free_secs = self.free_secs
-    if free_secs > self._clock.now_secs:
-      return result, pace_lib.Until(free_secs)
+      if self.free_secs <= start_secs:  # Not paced: the device takes its time.
+        jax.block_until_ready(self._token)
+        start_secs, self.free_secs = begin_secs, time.perf_counter()
+      self.free_secs += (self.slow_factor - 1.0) * (self.free_secs - start_secs)
+    if self.free_secs > self._clock.now_secs:
+      return pace_lib.Paced(result, start_secs, self.free_secs)
     return result
 
   @property
@@ -248,12 +251,6 @@ class Node:
     pace = self.programs[instruction.stage].spec.pace
     ms = pace.vary(ms, f"{self._number} {instruction}")
     self.free_secs = max(self.free_secs, self._clock.now_secs) + ms / 1e3
-
-  def _slow_down(self, begin_secs: float) -> None:
-    """Lets the pass that began then take longer; blocks until it has ended."""
-    jax.block_until_ready(self._token)
-    end_secs = max(time.perf_counter(), self.free_secs)
-    self.free_secs = begin_secs + self.slow_factor * (end_secs - begin_secs)
 
   def _after(self, programs: programs_lib.StagePrograms) -> jax.Array:
     if self._token is None:

@@ -10,11 +10,16 @@ instruction.
   clock    0.0       0.1                0.1          0.1       b is free at 0.2
 
 Delays of the walker itself are not charged, because a device would not have
-waited for it; time spent in a receive from another process is.
+waited for it; time spent in a receive from another process is. Passes are
+recorded with their span on this clock, however busy the machine is.
 """
 
 import dataclasses
 import time
+
+import jax
+
+from bamboo_jax import base
 
 
 class Clock:
@@ -38,14 +43,17 @@ class Clock:
 
 
 @dataclasses.dataclass(frozen=True)
-class Until:
-  """Stands for an array that becomes ready at a given time."""
+class Paced:
+  """The result of a pass, ready at a given time, with its span on the clock."""
 
-  secs: float
+  result: base.PyTree
+  start_secs: float
+  end_secs: float
 
   def block_until_ready(self) -> None:
     """Blocks until that time; called by `jax.block_until_ready`."""
-    _sleep_until(self.secs)
+    jax.block_until_ready(self.result)
+    _sleep_until(self.end_secs)
 
 
 def _sleep_until(secs: float) -> None:

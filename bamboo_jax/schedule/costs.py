@@ -1,5 +1,6 @@
 """Time and memory of stages: the input of a schedule from the model."""
 
+from collections.abc import Mapping
 import dataclasses
 
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -20,6 +21,7 @@ class StageCosts:
     resident_bytes: Size of parameters, optimizer slots and gradient
       accumulator.
     redundant_ms: Time of a redundant forward pass; `forward_ms` if not given.
+    slow: How many times as long all passes take on some nodes.
   """
 
   forward_ms: tuple[float, ...]
@@ -29,6 +31,7 @@ class StageCosts:
   residual_bytes: tuple[int, ...] = ()
   resident_bytes: tuple[int, ...] = ()
   redundant_ms: tuple[float, ...] = ()
+  slow: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
     stages = len(self.forward_ms)
@@ -37,7 +40,7 @@ class StageCosts:
         object.__setattr__(self, name, (0,) * stages)
     if not self.redundant_ms:
       object.__setattr__(self, "redundant_ms", self.forward_ms)
-    for field in dataclasses.fields(self):
+    for field in dataclasses.fields(self)[:-1]:
       values = getattr(self, field.name)
       wanted = stages - 1 if field.name == "transfer_ms" else stages
       if stages < 1 or len(values) != wanted:
@@ -53,10 +56,16 @@ class StageCosts:
     """Number of stages."""
     return len(self.forward_ms)
 
-  def pass_ms(self, pass_: instruction_lib.Instruction) -> float:
-    """Returns the time of a forward, redundant forward or backward pass."""
+  def pass_ms(
+      self, pass_: instruction_lib.Instruction, node: int | None = None
+  ) -> float:
+    """Returns the time of a forward, redundant forward or backward pass.
+
+    `node` runs it; None: one that is not slow.
+    """
+    times_ms = self.forward_ms
     if pass_.op is instruction_lib.Op.BACKWARD:
-      return self.backward_ms[pass_.stage]
-    if pass_.op is instruction_lib.Op.REDUNDANT_FORWARD:
-      return self.redundant_ms[pass_.stage]
-    return self.forward_ms[pass_.stage]
+      times_ms = self.backward_ms
+    elif pass_.op is instruction_lib.Op.REDUNDANT_FORWARD:
+      times_ms = self.redundant_ms
+    return times_ms[pass_.stage] * self.slow.get(node, 1.0)

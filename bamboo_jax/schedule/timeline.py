@@ -172,7 +172,9 @@ def _walk(
     if i.is_receive:
       free_ms[node] = start_ms + costs.transfer_ms[i.stage]
     else:
-      free_ms[node] = start_ms if i.is_send else start_ms + costs.pass_ms(i)
+      free_ms[node] = (
+          start_ms if i.is_send else (start_ms + costs.pass_ms(i, node))
+      )
     if checkers:
       slots[node].append(Slot(node, i, start_ms, free_ms[node]))
 

@@ -62,6 +62,7 @@ class RunState:
     rollbacks: Number of returns to a checkpoint.
     layout: Node of each stage and replica.
     rung: Rung of the last change between two steps; "none" before the first.
+    slow: Slow nodes that shall give shares away, by how much they are slow.
     damaged: Steps whose checkpoints were found damaged, until a step is
       committed.
   """
@@ -78,7 +79,8 @@ class RunState:
   layout: layout_lib.Layout = layout_lib.Layout()
   rung: str = "none"
   damaged: tuple[int, ...] = ()
-  _settled: tuple[int, layout_lib.Layout] | None = None
+  slow: Mapping[int, float] = dataclasses.field(default_factory=dict)
+  _settled: tuple[int, layout_lib.Layout, Mapping[int, float]] | None = None
 
   @property
   def is_writer(self) -> bool:
@@ -228,7 +230,7 @@ class RunState:
   ) -> assignment.Change:
     zones = cohort_lib.zones_of(view)
     return self.rules.improve(
-        self.layout, nodes, zones=zones, leaving=view.leaving
+        self.layout, nodes, zones=zones, leaving=view.leaving, slow=self.slow
     )
 
   def plan_deaths(self) -> Iterator[layout_lib.Layout]:
@@ -250,11 +252,11 @@ class RunState:
     Calls `begin` with the change first. Raises as `carry_out`.
     """
     view = self.cohort.view
-    if self._settled == (view.number, self.layout):
+    if self._settled == (view.number, self.layout, self.slow):
       return False
     change = self._plan(view, view.numbers)
     if change.layout == self.layout:
-      self._settled = (view.number, self.layout)
+      self._settled = (view.number, self.layout, self.slow)
       return False
     begin(change)
     self.carry_out(change)

@@ -19,6 +19,7 @@ import time
 from typing import Any
 
 from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.base import threads
 from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.faults import slow as slow_lib
@@ -175,6 +176,7 @@ class Step:
     self.measured: list[recorder_lib.Measured] = []
     self._slow_down(due.slowed)
     self._gather_secs, self._received = 0.0, self._received_secs()
+    self._starved = threads.starved_secs()
     self.start_secs = self._last = time.perf_counter()
     self._phase_secs = dict.fromkeys(PHASES, 0.0)
     self._engine.begin_step(step, feed, num_microbatches=self._num_microbatches)
@@ -290,6 +292,7 @@ class Step:
         self.measured,
         secs=time.perf_counter() - self.start_secs,
         waited_secs=max(0.0, received_secs + self._gather_secs),
+        starved_secs=threads.starved_secs() - self._starved,
         is_alone=len(self._engine.nodes) == 1,
     )
 

@@ -32,7 +32,8 @@ class StepPlans:
     if layout != self._layout:
       self._layout, self._filling = layout, None
       if layout.is_joint:
-        self._whole = [self._rows.play(layout.lines(self._rows))]
+        lines = layout.lines(self._rows)
+        self._whole = [self._rows.play(lines, slow=layout.slow)]
       else:
         self._plan_apart(layout)
     return self._whole
@@ -76,4 +77,6 @@ class StepPlans:
     """
     lines = layout.lines(self._rows)
     groups = [lines] if layout.is_joint else [[line] for line in lines]
-    return [self._rows.play(group, holdings) for group in groups]
+    return [
+        self._rows.play(group, holdings, slow=layout.slow) for group in groups
+    ]

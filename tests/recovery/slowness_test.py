@@ -1,5 +1,10 @@
 """Tests of finding slow nodes."""
 
+import collections
+import csv
+import dataclasses
+import itertools
+import pathlib
 import random
 
 from absl.testing import absltest
@@ -111,6 +116,78 @@ class FindSlowTest(parameterized.TestCase):
     self.assertEqual(named, [])
 
 
+class RecordedTest(parameterized.TestCase):
+  """Steps of clusters of 8 workers on 2 processors, 4 stages each.
+
+  Milliseconds busy, waited and starved, by node. Workers of "half" are paced;
+  one was suspended for half of its time, in periods of 100 ms, after 11 steps.
+  In "overloaded" workers compute, beside a load of 30.
+  """
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    path = pathlib.Path(__file__).with_name("recorded_steps.csv")
+    cls.traces = {}
+    with path.open() as file:
+      for trace, *row in itertools.islice(csv.reader(file), 1, None):
+        step = {
+            node: NodeStep(
+                str(node % 4), *(int(ms) / 1e3 for ms in v.split("/"))
+            )
+            for node, v in enumerate(row)
+        }
+        cls.traces.setdefault(trace, []).append(step)
+
+  def first(self, steps):
+    """Returns the first named nodes, and after how many steps."""
+    for num in range(1, len(steps) + 1):
+      if found := slowness.find_slow(steps[max(0, num - 24) : num]):
+        return num, found
+    return None
+
+  @parameterized.parameters(
+      ("half_3", 3), ("half_3_beside_loops", 3), ("half_2_beside_loops", 2)
+  )
+  def test_a_suspended_worker_is_named_after_three_steps(self, trace, node):
+    num, found = self.first(self.traces[trace])
+    self.assertEqual(num, 11 + 3)
+    self.assertEqual(found.keys(), {node})
+    self.assertBetween(found[node], 1.5, 2.5)
+
+  @parameterized.product(node=[*range(8)], part=[0.5, 0.65, 0.8])
+  def test_any_worker_may_be_suspended(self, node, part):
+    past, slow = self.traces["half_3"][:11], []
+    for step in past[4:7]:
+      one = step[node]
+      more_secs = one.busy_secs * part / (1 - part)
+      slow.append(
+          {
+              n: dataclasses.replace(s, waited_secs=s.waited_secs + more_secs)
+              for n, s in step.items()
+          }
+          | {
+              node: dataclasses.replace(
+                  one, busy_secs=one.busy_secs + more_secs
+              )
+          }
+      )
+    num, found = self.first(past + slow)
+    self.assertEqual((num, found.keys()), (len(past) + 3, {node}))
+
+  # Seconds, since the claim is about 10,000 steps.
+  def test_noise_names_nobody(self):
+    rng = random.Random(0)
+    for rows in self.traces["half_3"][:11], self.traces["overloaded"]:
+      history, named = collections.deque(maxlen=slowness.NUM_KEPT), []
+      for _ in range(1_000):  # Five successive steps each.
+        start = rng.randrange(len(rows) - 4)
+        for step in rows[start : start + 5]:
+          history.append(step)
+          named += slowness.find_slow([*history])
+      self.assertEqual(named, [])
+
+
 class MeasureTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
@@ -132,11 +209,13 @@ class MeasureTest(parameterized.TestCase):
         [recorder.Measured(4, i, 1.0, 1.0 + secs) for i, secs in row],
         secs=0.1,
         waited_secs=0.03,
+        starved_secs=0.01,
         is_alone=is_alone,
     )
     self.assertEqual(got.keys(), {4})
     self.assertEqual(got[4].work, "1B*1 1F*2")
     self.assertAlmostEqual(got[4].busy_secs, busy_secs)
+    self.assertEqual(got[4].starved_secs, 0.01 if is_alone else 0.0)
     if waited_secs is None:
       self.assertIsNone(got[4].waited_secs)
     else:

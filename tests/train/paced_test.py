@@ -45,12 +45,14 @@ class PacedTest(parameterized.TestCase):
   def test_deaths_leave_the_bits(self, text):
     make_trials().run(small.make_case(text))
 
-  # Seconds: 14 steps, five of them slow. Naming the node depends on the load.
-  def test_a_slow_node_leaves_the_bits(self):
+  # Seconds: 12 steps, four of them slow.
+  def test_a_slow_node_is_named_and_leaves_the_bits(self):
     folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    config = make_config(ms=8.0, num_steps=14)
+    config = make_config(ms=4.0, num_steps=12)
     kept = {}
-    for name, text in ("usual", ""), ("slow", "8,1/0,,slow:4:13\n"):
+    faults = "8,1/0,,slow:4:12\n"
+    for name, text in ("usual", ""), ("slow", faults), ("deal", faults):
+      config.recovery.slow = "deal" if name == "deal" else "report"
       path = folder / f"{name}.csv"
       path.write_text(text)
       run.train_and_evaluate(
@@ -59,8 +61,16 @@ class PacedTest(parameterized.TestCase):
           **({"faults": str(path)} if text else {}),
       )
       summary = json.loads((folder / name / "summary.json").read_text())
-      kept[name] = summary["state_sha256"]
-    self.assertEqual(kept["usual"], kept["slow"])
+      lines = jsonl.read_lines(folder / name / "metrics.jsonl")
+      found = [line for line in lines if line.get("event") == "slow"]
+      kept[name] = summary["state_sha256"], found
+    self.assertEqual(kept["usual"][0], kept["slow"][0])
+    self.assertEqual(kept["usual"][0], kept["deal"][0])
+    self.assertEqual(kept["usual"][1], [])
+    for name in "slow", "deal":
+      (line,) = kept[name][1]
+      self.assertEqual((line["node"], line["step"]), ("n2", 11))
+      self.assertAlmostEqual(line["factor"], 4.0)
 
   # Slow, as it is time that is tested: 3 steps of 0.6 s.
   def test_a_step_takes_as_long_as_planned(self):

@@ -160,6 +160,15 @@ class PolicyTest(parameterized.TestCase):
       config.pipeline.num_stages = take
     self.assertLessEqual(make().max_nodes, most)
 
+  def test_no_node_of_one_program_is_slow(self):
+    config = make_config("bamboo")
+    config.pipeline.executor = "spmd"
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    path = pathlib.Path(folder, "faults.csv")
+    path.write_text("1,0/0,,slow\n")
+    with self.assertRaisesRegex(ValueError, "line 1: slow needs executor"):
+      sizes.read_faults(config, str(path))
+
   def test_nobody_dies_on_demand(self):
     config = make_config("on_demand")
     policy.apply(config)

@@ -1,5 +1,6 @@
 """A slow node is named once, and leaves if so configured."""
 
+import dataclasses
 import types
 
 from absl.testing import parameterized
@@ -40,6 +41,7 @@ class SlowNodesTest(parameterized.TestCase):
         cohort=cohort,
         steps=0,
         is_writer=me == 0,
+        slow={},
         layout=run_log_test.make_layout((0, 1), (2, 3)),
     )
     outputs = types.SimpleNamespace(
@@ -69,6 +71,34 @@ class SlowNodesTest(parameterized.TestCase):
     )
     self.assertEqual(self.nodes.named, [{"step": 11, **values}])
     self.assertEqual(self.reported, [])
+
+  def test_a_slow_host_is_known_when_it_is_slow_again(self):
+    self.make()
+    cohort = self.state.cohort
+    for number in 1, 3:  # Of the same host, before and after it has joined.
+      members = [
+          dataclasses.replace(m, host="x" if m.number == number else m.name)
+          for m in cohort.view.members
+      ]
+      cohort.view = dataclasses.replace(cohort.view, members=tuple(members))
+      slow = make_step(*(100 if n == number else 20 for n in range(4)))
+      self.nodes.forget()
+      self.hear(*[_USUAL] * 8, *[slow] * 3)
+    first, again = self.nodes.named
+    self.assertEqual((first["host"], again["host"]), ("x", "x"))
+    self.assertNotIn("named_before", first)
+    self.assertEqual(again["named_before"], 1)
+
+  def test_its_shares_are_dealt_to_others(self):
+    self.make(response="deal")
+    self.hear(*[_USUAL] * 8, *[_SLOW_1] * 3)
+    self.assertEqual(self.state.slow, {1: 5.0})
+    self.assertLen(self.events, 1)
+    self.nodes.forget()
+    self.assertEqual(self.state.slow, {})
+    self.hear(*[_USUAL] * 8, *[_SLOW_1] * 3)  # In the next view.
+    self.assertEqual(self.state.slow, {1: 5.0})
+    self.assertLen(self.events, 1)
 
   def test_others_know_it_too(self):
     self.make(me=2, response="remove")

@@ -152,20 +152,32 @@ class _Way:
         ms if owners[s] != owners[s + 1] else 0.0
         for s, ms in enumerate(costs.transfer_ms)
     ]
+    slow = [costs.slow.get(node, 1.0) for node in owners]
     self.forwards = [
-        _Queue(self, Op.FORWARD, s, owed.forwards[s], costs.forward_ms[s])
+        _Queue(
+            self, Op.FORWARD, s, owed.forwards[s], slow[s] * costs.forward_ms[s]
+        )
         for s in range(len(owners))
     ]
     self.backwards = [
-        _Queue(self, Op.BACKWARD, s, owed.backwards[s], costs.backward_ms[s])
+        _Queue(
+            self,
+            Op.BACKWARD,
+            s,
+            owed.backwards[s],
+            slow[s] * costs.backward_ms[s],
+        )
         for s in range(len(owners))
     ]
     self.redundant = {
         s: _Queue(
             *(self, Op.REDUNDANT_FORWARD, s),
-            *(owed.redundant[s], costs.redundant_ms[s]),
+            *(
+                owed.redundant[s],
+                costs.redundant_ms[s] * costs.slow.get(node, 1.0),
+            ),
         )
-        for s in shadows
+        for s, node in shadows.items()
     }
     for s, node in shadows.items():
       self.redundant[s].behind = next(

@@ -42,7 +42,7 @@ class SlowNodes:
   def forget(self) -> None:
     """Forgets the past, in a new view: members judge by the same steps."""
     self._history.clear()
-    self._num_heard = 0
+    self._num_heard, self._state.slow = 0, {}
 
   def hear(self, said: Iterable[slowness.Step]) -> None:
     """Judges a committed step; `said` has the nodes of each member."""
@@ -54,6 +54,8 @@ class SlowNodes:
       if node not in self._numbers:
         self._numbers.add(node)
         self._name(node, factor)
+      if self._response == "deal" and node not in self._state.layout.slow:
+        self._state.slow = {**self._state.slow, node: round(factor, 1)}
 
   def _name(self, node: int, factor: float) -> None:
     cohort, steps = self._state.cohort, self._state.steps
@@ -65,6 +67,10 @@ class SlowNodes:
         "factor": round(factor, 2),
         "busy_ms": round(1e3 * now.busy_secs, 1),
     }
+    hosts = [m.host for m in cohort.view.members]
+    before = sum(one["host"] == member.host for one in self.named)
+    if before and hosts.count(member.host) == 1:  # Not a machine of several.
+      values["named_before"] = before
     self.named.append({"step": steps, **values})
     if self._state.is_writer:
       line = {"step": steps, **values}

@@ -60,6 +60,7 @@ _NEEDS_ROWS = (
     ("pipeline.layout", ("templates", "grid"), _ALIKE),
     ("model.name", ("paced",), _ALIKE),
     ("pipeline.num_stages", (1,), "one program for all needs at least 2."),
+    ("recovery.slow", ("deal", "remove"), "it does not measure passes."),
 )
 
 

@@ -43,7 +43,8 @@ def read_faults(
 ) -> tuple[faults_lib.Fault, ...]:
   """Returns the faults of a file, checked against the config.
 
-  None of them if nodes are not preemptible. Raises as `faults.read_faults`.
+  None of them if nodes are not preemptible. Raises as `faults.read_faults`, and
+  `ValueError` for a slow node if one program runs all nodes.
   """
   if path is None or not config.recovery.is_preemptible:
     return ()
@@ -54,13 +55,20 @@ def read_faults(
   microbatches = (
       config.pipeline.num_pipelines * config.pipeline.num_microbatches
   )
-  return faults_lib.read_faults(
+  faults = faults_lib.read_faults(
       path,
       num_steps=config.num_steps,
       num_pipelines=pipelines,
       num_stages=stages,
       num_instructions=2 * len(instruction.Op) * stages * microbatches,
   )
+  for fault in faults:
+    if fault.kind == "slow" and config.pipeline.executor == "spmd":
+      raise ValueError(
+          f"{path}, line {fault.line}: slow needs executor='rows', as one "
+          "program runs all nodes."
+      )
+  return faults
 
 
 def keeps_sent(config: ml_collections.ConfigDict) -> bool:
