@@ -62,7 +62,7 @@ class MemoryModel:
     self._tied = _tied_bytes(costs, ties)
     self._activations = (0, *(c.activation_bytes for c in costs[:-1]), 0)
     unit_of = _find_units(len(costs), cuts)
-    self._unit_parameters = _spread(unit_of, [c.parameter_bytes for c in costs])
+    self._unit_gradients = _spread(unit_of, [c.gradient_bytes for c in costs])
     self._unit_slots = _spread(unit_of, [c.slot_bytes for c in costs])
     self._charge = functools.cache(self._charge)
 
@@ -87,22 +87,22 @@ class MemoryModel:
   def _owner(self, first: int, last: int) -> NodeMemory:
     """Returns the memory of an owner with one microbatch in flight."""
     layers = self._costs[first:last]
-    parameters = sum(c.parameter_bytes for c in layers)
+    gradients = sum(c.gradient_bytes for c in layers)
     slots = sum(c.slot_bytes for c in layers)
     edge_bytes = self._activations[first] + self._activations[last]
     k = self.upkeep.num_accumulators
     return NodeMemory(
-        parameter_bytes=parameters,
+        parameter_bytes=sum(c.parameter_bytes for c in layers),
         slot_bytes=slots,
         buffer_bytes=self.upkeep.is_remote * edge_bytes,
-        accumulator_bytes=k * parameters,
+        accumulator_bytes=k * gradients,
         copy_bytes=sum(c.copy_bytes for c in layers),
         residual_bytes=sum(c.residual_bytes for c in layers),
         transfer_bytes=2 * edge_bytes,
         working_bytes=max(c.working_bytes for c in layers),
-        sum_bytes=self.upkeep.is_summed * parameters
+        sum_bytes=self.upkeep.is_summed * gradients
         + k * sum(self._tied[first:last]),
-        received_bytes=self._sends_state * (parameters + slots),
+        received_bytes=self._sends_state * (gradients + slots),
         sum_working_bytes=self._sum_working(first, last),
         link_working_bytes=self._link_working(first, last),
     )
@@ -110,9 +110,10 @@ class MemoryModel:
   def rerouted(self, stage: int, first: int, last: int) -> NodeMemory:
     """Returns the memory that an owner needs for another pipeline's shares."""
     one, count = self.owner(stage, first, last), self.upkeep.num_rerouted
+    gradients = sum(c.gradient_bytes for c in self._costs[first:last])
     return NodeMemory(
         buffer_bytes=one.buffer_bytes,
-        accumulator_bytes=count * one.parameter_bytes,
+        accumulator_bytes=count * gradients,
         residual_bytes=one.residual_bytes,
         transfer_bytes=one.transfer_bytes,
         sum_bytes=count * sum(self._tied[first:last]),
@@ -126,7 +127,8 @@ class MemoryModel:
     parameters = sum(c.parameter_bytes for c in layers)
     slots = sum(c.slot_bytes for c in layers)
     on_host = protection.slots == "host"
-    sent = parameters + self._sends_state * slots
+    gradients = sum(c.gradient_bytes for c in layers)
+    sent = gradients + self._sends_state * slots
     return NodeMemory(
         replica_bytes=parameters + (0 if on_host else slots),
         buffer_bytes=self.upkeep.is_remote * sent,
@@ -145,14 +147,14 @@ class MemoryModel:
 
   def _sum_working(self, first: int, last: int) -> int:
     """Returns half of the largest unit's gradient, see `wire.share_sum`."""
-    return self.upkeep.is_summed * max(self._unit_parameters[first:last]) // 2
+    return self.upkeep.is_summed * max(self._unit_gradients[first:last]) // 2
 
   def _link_working(self, first: int, last: int) -> int:
     """Returns twice the most bytes that a refresh sends of a unit."""
     if not self.upkeep.is_remote or self.upkeep.protection is None:
       return 0
     slots = self._sends_state * max(self._unit_slots[first:last])
-    return 2 * (max(self._unit_parameters[first:last]) + slots)
+    return 2 * (max(self._unit_gradients[first:last]) + slots)
 
 
 def _find_units(num_layers: int, cuts: Iterable[int] | None) -> list[int]:
