@@ -6,8 +6,9 @@ overprovisioning by 1.5 is `--config.pipeline.num_stages=6`.
 
 Pairs are by default names and docstrings of Python's library, in bytes;
 `--config.data.options.source='wmt16/train*.en'
---config.data.options.target='wmt16/train*.de' --config.data.options.tokens=bpe
---config.data.options.vocab_size=32000` select others.
+--config.data.options.target='wmt16/train*.de'
+--config.data.options.tokenizer=tokenizer.json
+--config.model.options.vocab_size=32000` select others.
 """
 
 import ml_collections

@@ -27,9 +27,7 @@ def get_config(folder="gpt2"):
       positions=hub["n_positions"],
       sequence_length=min(128, hub["n_positions"]),
   )
-  config.data.options = dict(
-      tokens="file", vocab_file=f"{folder}/tokenizer.json"
-  )
+  config.data.options = dict(tokenizer=folder)
   config.pipeline.num_stages = 2
   config.redundancy.spares = 0
   config.optimizer.learning_rate = 1e-5

@@ -9,6 +9,13 @@ second reads a checkpoint, or the newest of a workdir, and writes a folder that
 `bamboo train` takes folders of both kinds. All weights are float32. Files of a
 tokenizer are copied from the folder of the weights or of the text, if that is
 known, or from `--tokenizer`.
+
+bamboo convert --to=peft --model=llama --path=runs/lora --out=adapter
+bamboo convert --to=hf --model=llama --path=runs/lora --out=merged
+
+Of a run with adapters (LoRA) the first writes these for `peft`, and the second
+adds them to the weights. `--from=peft` reads adapters, and the model in the
+folder that their adapter_config.json names.
 """
 
 from absl import flags
@@ -16,8 +23,9 @@ from absl import flags
 from bamboo_jax.launch import cli
 from bamboo_jax.launch import flag_checks
 
-_FROM = flags.DEFINE_enum("from", None, ["hf"], "What `--path` is.")
-_TO = flags.DEFINE_enum("to", None, ["hf"], "What `--out` will be.")
+_KINDS = ["hf", "peft"]
+_FROM = flags.DEFINE_enum("from", None, _KINDS, "What `--path` is.")
+_TO = flags.DEFINE_enum("to", None, _KINDS, "What `--out` will be.")
 _MODEL = flags.DEFINE_string("model", None, "Name of the model.", required=True)
 _PATH = flags.DEFINE_string("path", None, "Folder to read.", required=True)
 _OUT = flags.DEFINE_string("out", None, "Folder to write.", required=True)
@@ -34,7 +42,7 @@ def main() -> None:
   flag_checks.check_one_of(_FROM, _TO)
   flag_checks.check_one_of(_FROM, _TOKENIZER)
   if not (_FROM.value or _TO.value):
-    raise ValueError("Give --from=hf or --to=hf.")
+    raise ValueError("Give --from or --to: hf or peft.")
   from bamboo_jax.exchange import weights
 
   if _FROM.value:
@@ -46,6 +54,7 @@ def main() -> None:
         _PATH.value,
         name=_MODEL.value,
         out=_OUT.value,
+        kind=_TO.value,
         max_file_bytes=int(_MAX_FILE_GB.value * 1e9),
         tokenizer=_TOKENIZER.value,
     )

@@ -13,7 +13,7 @@ can continue after a death.
   disk              files of tokens, texts or records, by their paths
   mixture           several sources by weights
   readers, corpus   files to documents; documents to a text with a manifest
-  tokens, bpe       a text as bytes, or as byte pairs
+  vocabularies      a text as bytes, or as tokens of a trained tokenizer
   masked            masked tokens in pairs of windows, for BERT
   pairs             sentences in two columns, for translation
   image_folder      images in a folder for each class; augmented

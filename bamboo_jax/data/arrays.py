@@ -1,6 +1,6 @@
 """Samples from arrays in memory or from records, for the user's own code."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import hashlib
 import json
 from typing import Any
@@ -29,7 +29,6 @@ def from_arrays(
   Raises:
     base.DataError: There are no samples, or arrays differ in their number.
   """
-  samples.check_fraction(heldout_fraction)
   arrays = {name: np.asarray(array) for name, array in arrays.items()}
   kinds = {name: _find_kind(name, array) for name, array in arrays.items()}
   sizes = {n: len(a) if a.ndim else 0 for n, a in arrays.items()}
@@ -38,27 +37,13 @@ def from_arrays(
         "Each array of a data source must be [samples, ...], all with the same "
         f"number of samples and at least one; got {sizes}."
     )
-  total = min(sizes.values())
-  num_heldout = int(total * heldout_fraction)
-  size = total - num_heldout
 
   def take(places: Sequence[int]) -> dict[str, np.ndarray]:
     places = list(places)
     return {n: a[places].astype(kinds[n]) for n, a in arrays.items()}
 
-  return samples.Source(
-      fingerprint={
-          "source": "arrays",
-          "sha256": _hash(arrays),
-          "heldout_fraction": heldout_fraction,
-      },
-      num_heldout=num_heldout,
-      samples_per_epoch=size,
-      batch=lambda indices, *, seed: take(
-          draws.shuffle(seed, indices, size=size)
-      ),
-      heldout_batch=lambda indices: take([size + i for i in indices]),
-  )
+  facts = {"source": "arrays", "sha256": _hash(arrays)}
+  return _make(take, min(sizes.values()), heldout_fraction, facts)
 
 
 def from_records(
@@ -74,11 +59,8 @@ def from_records(
   Raises:
     base.DataError: There are no records.
   """
-  samples.check_fraction(heldout_fraction)
   if not len(records):
     raise base.DataError("A data source must have at least one record.")
-  num_heldout = int(len(records) * heldout_fraction)
-  size = len(records) - num_heldout
 
   def take(places: Sequence[int]) -> dict[str, np.ndarray]:
     chosen = [records[place] for place in places]
@@ -87,13 +69,25 @@ def from_records(
 
   # The order of records is part of a run; all of them may be too many to read.
   sampled = np.linspace(0, len(records) - 1, _NUM_SAMPLED).astype(int)
+  facts = {
+      "source": "records",
+      "num_records": len(records),
+      "samples_sha256": _hash(take(sampled.tolist())),
+  }
+  return _make(take, len(records), heldout_fraction, facts)
+
+
+def _make(
+    take: Callable[[Sequence[int]], dict[str, np.ndarray]],
+    total: int,
+    heldout_fraction: float,
+    facts: Mapping[str, Any],
+) -> samples.Source:
+  samples.check_fraction(heldout_fraction)
+  num_heldout = int(total * heldout_fraction)
+  size = total - num_heldout
   return samples.Source(
-      fingerprint={
-          "source": "records",
-          "num_records": len(records),
-          "samples_sha256": _hash(take(sampled.tolist())),
-          "heldout_fraction": heldout_fraction,
-      },
+      fingerprint={**facts, "heldout_fraction": heldout_fraction},
       num_heldout=num_heldout,
       samples_per_epoch=size,
       batch=lambda indices, *, seed: take(

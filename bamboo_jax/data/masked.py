@@ -5,6 +5,9 @@ In half of them B follows A in the text, else it is from another sample. Of 15 %
 of the tokens, 80 % are masked, 10 % replaced by random ones, and 10 % kept. One
 sample in ten is short, and padded. All random choices depend on (seed, index).
 
+Of packed documents, see `disk.packing`, a sample is those of one span, without
+pairs and without [CLS].
+
 Dimension key:
 
   S: samples
@@ -27,20 +30,25 @@ NUM_AROUND = 3  # [CLS] and two [SEP] per sample.
 _TRAIN, _HELDOUT = 3, 4  # Streams of random bits.
 
 
-def make_masked(tokens: samples.Source, num_masked: int) -> samples.Source:
+def make_masked(
+    tokens: samples.Source, num_masked: int, *, packed: bool = False
+) -> samples.Source:
   """Returns the samples that `models.text.bert.make_model` reads.
 
   Args:
     tokens: A source with "inputs" [S, L - `NUM_AROUND`]. Without special tokens
       of its own, they are added after its vocabulary.
     num_masked: M, the maximum number of masked tokens.
+    packed: Whether samples are packed documents: `tokens` then has "inputs"
+      and "documents", each [S, L].
   """
   if num_masked < 1:
     raise ValueError(f"num_masked must be at least 1, got {num_masked}.")
   if (size := tokens.vocab_size) is None:
     raise ValueError("Masked samples need a source that has a vocab_size.")
   special = tokens.special or tuple(range(size, size + NUM_SPECIAL))
-  make_one = functools.partial(_make_one, special, num_masked, size)
+  form = _pack if packed else _pair
+  make_one = functools.partial(_make_one, special, num_masked, size, form)
   return dataclasses.replace(
       tokens,
       vocab_size=max(size, max(special) + 1),
@@ -69,10 +77,12 @@ def _make(
     seed: int,
     stream: int,
 ) -> dict[str, np.ndarray]:
-  own = read(indices)["inputs"]
+  texts = read(indices)
+  own, other = texts["inputs"], texts.get("documents")
   count = 5 + 3 * (own.shape[1] + NUM_AROUND)
   bits = draws.bits_of_samples(seed, indices, count=count, stream=stream)
-  other = read([int(b[0] >> 32) % num_others for b in bits])["inputs"]
+  if other is None:
+    other = read([int(b[0] >> 32) % num_others for b in bits])["inputs"]
   made = [
       make_one(*texts, drawn[1:])
       for *texts, drawn in zip(own, other, bits, strict=True)
@@ -87,13 +97,38 @@ def _make_one(
     special: tuple[int, ...],
     max_masked: int,
     vocab_size: int,
+    form: Callable[..., dict[str, np.ndarray]],
     own: np.ndarray,
     other: np.ndarray,
     bits: np.ndarray,
 ) -> dict[str, np.ndarray]:
-  pad, cls, sep, mask = special
+  sample, num_text = form(special, own, other, bits[:4])
+  inputs = sample["inputs"]
+  order, kind, drawn = bits[4 : 4 + 3 * len(inputs)].reshape(3, -1)
+  is_word = sample.get("is_text", other > 0) & ~np.isin(inputs, special)
+  num_masked = min(max_masked, max(1, round(0.15 * num_text)), is_word.sum())
+  chosen = np.argsort(np.where(is_word, order >> 1, 2**63), kind="stable")
+  places = np.zeros(max_masked, np.int64)
+  targets = np.full(max_masked, -1)
+  places[:num_masked] = chosen = np.sort(chosen[:num_masked])
+  targets[:num_masked] = inputs[chosen]
+  tenth = (kind[chosen] >> 32) % 10
+  random = (drawn[chosen] >> 32) % vocab_size
+  changed = np.where(tenth < 8, special[3], random)
+  inputs[chosen] = np.where(tenth < 9, changed, inputs[chosen])
+  return {**sample, "places": places, "targets": targets}
+
+
+def _pair(
+    special: tuple[int, ...],
+    own: np.ndarray,
+    other: np.ndarray,
+    bits: np.ndarray,
+) -> tuple[dict[str, np.ndarray], int]:
+  """Returns a pair of texts, and its number of tokens of text."""
+  pad, cls, sep, _ = special
   length, size = len(own), len(own) + NUM_AROUND
-  is_random, is_short, short, split = (int(b >> 32) for b in bits[:4])
+  is_random, is_short, short, split = (int(b >> 32) for b in bits)
   is_random %= 2
   num_text = 2 + short % (length - 1) if is_short % 10 == 0 else length
   num_first = 1 + split % (num_text - 1)
@@ -103,23 +138,24 @@ def _make_one(
   inputs[: num_text + NUM_AROUND] = np.concatenate(text)
   place_L = np.arange(size)
   is_text = place_L < num_text + NUM_AROUND
-  order, kind, drawn = bits[4:].reshape(3, size)
-  is_word = is_text & ~np.isin(inputs, special)
-  num_masked = min(max_masked, max(1, round(0.15 * num_text)))
-  chosen = np.argsort(np.where(is_word, order >> 1, 2**63), kind="stable")
-  places = np.zeros(max_masked, np.int64)
-  targets = np.full(max_masked, -1)
-  places[:num_masked] = chosen = np.sort(chosen[:num_masked])
-  targets[:num_masked] = inputs[chosen]
-  tenth = (kind[chosen] >> 32) % 10
-  random = (drawn[chosen] >> 32) % vocab_size
-  changed = np.where(tenth < 8, mask, random)
-  inputs[chosen] = np.where(tenth < 9, changed, inputs[chosen])
   return {
       "inputs": inputs,
       "segments": is_text & (place_L > num_first + 1),
       "is_text": is_text,
-      "places": places,
-      "targets": targets,
       "is_random": np.array(is_random),
-  }
+  }, num_text
+
+
+def _pack(
+    special: tuple[int, ...],
+    own: np.ndarray,
+    documents: np.ndarray,
+    bits: np.ndarray,
+) -> tuple[dict[str, np.ndarray], int]:
+  """Returns packed documents, and their number of tokens."""
+  del bits
+  return {
+      "inputs": np.where(documents > 0, own, special[0]),
+      "segments": np.zeros_like(own),
+      "documents": documents,
+  }, np.count_nonzero(documents)

@@ -21,7 +21,7 @@ from bamboo_jax import base
 from bamboo_jax.data import corpus
 from bamboo_jax.data import draws
 from bamboo_jax.data import samples
-from bamboo_jax.data import tokens as tokens_lib
+from bamboo_jax.data import vocabularies
 
 Pair = tuple[bytes, bytes]
 
@@ -34,7 +34,7 @@ _DOCSTRING = re.compile(
 def make_pairs(
     pairs: Sequence[Pair],
     *,
-    vocabulary: tokens_lib.Tokens,
+    vocabulary: vocabularies.Vocabulary,
     sequence_length: int,
     heldout_fraction: float,
     **facts: Any,
@@ -146,10 +146,11 @@ def _lines(document: corpus.Document) -> list[bytes]:
 
 
 def _encode(
-    vocabulary: tokens_lib.Tokens, sentences: Sequence[bytes]
+    vocabulary: vocabularies.Vocabulary, sentences: Sequence[bytes]
 ) -> np.ndarray:
   """Returns the tokens of sentences, with 0 and the end token swapped."""
-  tokens = vocabulary.encode([corpus.Document("", text) for text in sentences])
+  documents = [corpus.Document("", text) for text in sentences]
+  tokens = vocabularies.encode(vocabulary, documents)
   swapped = np.where(tokens == _END, vocabulary.end, tokens)
   return np.where(tokens == vocabulary.end, _END, swapped).astype(tokens.dtype)
 

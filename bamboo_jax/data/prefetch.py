@@ -5,7 +5,8 @@ is over, so that several stages can request them, or one again after a failure;
 an error is raised to the caller that requests its microbatch.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
+from concurrent import futures
 import threading
 from typing import Any, Self
 
@@ -35,17 +36,13 @@ class Prefetcher:
   ) -> None:
     self.batches = batches
     self._num_steps_ahead = num_steps_ahead
-    self._changed = threading.Condition()  # Guards the following fields.
-    self._step = first_step
-    self._ready: dict[_Key, dict[str, Any] | BaseException] = {}
-    self._raised: set[_Key] = set()  # Errors in `_ready` that have been raised.
+    self._pool = futures.ThreadPoolExecutor(1, "prefetch")
+    self._lock = threading.Lock()  # Guards the following fields.
+    self._read: dict[_Key, futures.Future[dict[str, Any]]] = {}
+    self._raised: set[_Key] = set()  # Errors in `_read` that have been raised.
     self._asked: dict[int, set[str]] = {}  # Arrays, by microbatch.
-    self._waiting: list[_Key] = []  # Of blocked callers; first.
     self._is_closed = False
-    self._thread = threading.Thread(
-        target=self._run, name="prefetch", daemon=True
-    )
-    self._thread.start()
+    self._plan(first_step)
 
   def microbatch(
       self, step: int, microbatch: int, keys: Collection[str] | None = None
@@ -57,42 +54,41 @@ class Prefetcher:
     """
     self.batches.check(step, microbatch)
     key = (step, microbatch)
-    with self._changed:
-      self._check_open()
-      self._step = step
-      self._ready = {k: v for k, v in self._ready.items() if self._is_kept(k)}
-      self._raised &= self._ready.keys()
+    with self._lock:
+      if self._is_closed:
+        raise ValueError("The prefetcher is closed.")
       self._asked.setdefault(microbatch, set()).update(keys or ())
-      if key in self._raised:
-        self._raised.remove(key)
-        del self._ready[key]
-      self._waiting.append(key)
-      self._changed.notify_all()
+      found = self._read.get(key)
+      is_here = found is None or key in self._raised or found.cancel()
+      if is_here:  # Nothing that waits its turn in the thread is waited for.
+        found = self._read[key] = futures.Future()
+        found.set_running_or_notify_cancel()
+        self._raised.discard(key)
+    if is_here:
       try:
-        self._changed.wait_for(lambda: self._is_closed or key in self._ready)
-      finally:
-        self._waiting.remove(key)
-      self._check_open()
-      result = self._ready[key]
-      if isinstance(result, BaseException):
+        found.set_result(self._prepare(key))
+      except BaseException as error:  # Raised below, to each caller.
+        found.set_exception(error)
+    futures.wait([found])
+    with self._lock:
+      self._plan(step)
+      if found.exception():
         self._raised.add(key)
-        raise result
-    return batches_lib.select_arrays(result, keys)
+    return batches_lib.select_arrays(found.result(), keys)
 
   def close(self) -> None:
     """Stops the thread and waits for it; idempotent."""
-    with self._changed:
+    with self._lock:
       self._is_closed = True
-      self._changed.notify_all()
-    self._thread.join()
-    for key, result in self._ready.items():
-      if isinstance(result, BaseException) and key not in self._raised:
+    self._pool.shutdown(cancel_futures=True)
+    for key, found in self._read.items():
+      if found.cancelled() or key in self._raised:
+        continue
+      if error := found.exception():
         logging.warning(
-            "Unused data, (step, microbatch)=%s, failed: %r",
-            key,
-            result,
+            "Unused data, (step, microbatch)=%s, failed: %r", key, error
         )
-    self._ready = {}
+    self._read = {}
 
   def __enter__(self) -> Self:
     return self
@@ -100,41 +96,21 @@ class Prefetcher:
   def __exit__(self, *error: object) -> None:
     self.close()
 
-  def _check_open(self) -> None:
-    if self._is_closed:
-      raise ValueError("The prefetcher is closed.")
-
-  def _is_kept(self, key: _Key) -> bool:
-    ahead = key[0] - self._step
-    return -1 <= ahead <= self._num_steps_ahead or key in self._waiting
-
-  def _wanted(self) -> Iterator[_Key]:
-    """Yields the keys to prepare, most urgent first; some may be ready."""
-    yield from self._waiting
-    for step in range(self._step, self._step + self._num_steps_ahead + 1):
+  def _plan(self, step: int) -> None:
+    """Drops what is far from `step`, and reads it and the steps ahead."""
+    for key in [*self._read]:
+      if not -1 <= key[0] - step <= self._num_steps_ahead:
+        self._read.pop(key).cancel()
+        self._raised.discard(key)
+    for ahead in range(self._num_steps_ahead + 1):
       for microbatch in range(self.batches.num_microbatches):
-        yield step, microbatch
+        key = (step + ahead, microbatch)
+        if key not in self._read and not self._is_closed:
+          self._read[key] = self._pool.submit(self._prepare, key)
 
-  def _next_key(self) -> _Key | None:
-    return next((k for k in self._wanted() if k not in self._ready), None)
-
-  def _run(self) -> None:
-    while True:
-      with self._changed:
-        self._changed.wait_for(
-            lambda: self._is_closed or self._next_key() is not None
-        )
-        if self._is_closed:
-          return
-        key = self._next_key()
-        assert key is not None, "woken without work"
-        asked = frozenset(self._asked.get(key[1], ()))
-      try:
-        result: Any = self.batches.lazy_microbatch(*key)
-        batches_lib.select_arrays(result, asked & result.keys())
-      except BaseException as error:  # Raised by `microbatch`, to its caller.
-        result = error
-      with self._changed:
-        if self._is_kept(key):
-          self._ready[key] = result
-        self._changed.notify_all()
+  def _prepare(self, key: _Key) -> dict[str, Any]:
+    arrays = self.batches.lazy_microbatch(*key)
+    with self._lock:
+      asked = arrays.keys() & self._asked.get(key[1], ())
+    batches_lib.select_arrays(arrays, asked)
+    return arrays

@@ -4,17 +4,16 @@ Documents are sorted by name. An unreadable file is a `base.DataError` of one
 line with file and reason: skipping it would change the text.
 """
 
-import codecs
 from collections.abc import Iterator
-import glob
 import importlib
 import os
 import pathlib
-import stat
 import sysconfig
 
 from bamboo_jax import base
 from bamboo_jax.data import corpus
+from bamboo_jax.data.disk import documents as documents_lib
+from bamboo_jax.data.disk import files
 
 # Excluded: installed packages, tests, compiled files.
 _SKIPPED = frozenset(
@@ -68,34 +67,20 @@ def read_library(
 
 
 def read_files(pattern: str) -> tuple[corpus.Document, ...]:
-  """Returns the files that match a glob pattern, named relative to its root.
+  """Returns the files of `files.find_files`, without byte order marks.
 
-  The root is the path before the first wildcard, so names stay the same when a
-  text is moved. `**` matches any number of folders, `~` is the home folder; as
-  in `glob.glob`, unreadable folders are skipped. A byte order mark is removed.
-
-  Raises `base.DataError` if a file cannot be read or has a zero byte.
+  Raises `base.DataError` if a file cannot be read or is not UTF-8.
   """
-  pattern = os.path.expanduser(pattern)
-  paths = [
-      path
-      for path in glob.glob(pattern, recursive=True)
-      if not os.path.isdir(path)
+  found = files.find_files(pattern)
+  documents = [
+      corpus.Document(
+          name, "".join(documents_lib.read_text(str(path))).encode()
+      )
+      for name, path in found
   ]
-  if not paths:
-    raise base.DataError(f"No file matches {pattern!r}.")
-  root = _pattern_root(pattern)
-  names = {pathlib.Path(p).relative_to(root).as_posix(): p for p in paths}
-  documents = tuple(
-      corpus.Document(name, _read_text(pathlib.Path(path)))
-      for name, path in sorted(names.items())
-  )
   if not any(document.content for document in documents):
-    raise base.DataError(
-        f"There is no text: {paths[0]} is empty, and so is every other file "
-        f"that matches {pattern!r}."
-    )
-  return documents
+    raise base.DataError(f"There is no text: {found[0][1]} is empty.")
+  return tuple(documents)
 
 
 def _library_names(root: pathlib.Path) -> Iterator[str]:
@@ -104,35 +89,15 @@ def _library_names(root: pathlib.Path) -> Iterator[str]:
   def fail(error: OSError) -> None:
     raise _unreadable(error.filename, error) from error
 
-  for folder, subfolders, files in os.walk(root, onerror=fail):
+  for folder, subfolders, names in os.walk(root, onerror=fail):
     subfolders[:] = [name for name in subfolders if name not in _SKIPPED]
-    for name in files:
+    for name in names:
       if name.endswith(".py") and not name.startswith(_GENERATED_PREFIX):
         yield pathlib.Path(folder, name).relative_to(root).as_posix()
 
 
-def _pattern_root(pattern: str) -> pathlib.Path:
-  """Returns the folder before the first component with a wildcard."""
-  path = pathlib.Path(pattern)
-  while path != path.parent and (
-      glob.has_magic(str(path)) or not path.is_dir()
-  ):
-    path = path.parent
-  return path
-
-
-def _read_text(path: pathlib.Path) -> bytes:
-  content = _read(path).removeprefix(codecs.BOM_UTF8)
-  if (place := content.find(0)) >= 0:
-    raise base.DataError(f"Cannot read {path} as text: byte {place} is 0.")
-  return content
-
-
 def _read(path: pathlib.Path) -> bytes:
   try:
-    if not stat.S_ISREG(path.stat().st_mode):
-      # Opening a pipe would block, and a device may be endless.
-      raise base.DataError(f"Cannot read {path}: it is not a regular file.")
     return path.read_bytes()
   except OSError as error:
     raise _unreadable(path, error) from error

@@ -5,15 +5,12 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-import functools
 import inspect
-import os
 import re
 from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.data import arrays as arrays_lib
-from bamboo_jax.data import bpe
 from bamboo_jax.data import corpus
 from bamboo_jax.data import image_folder
 from bamboo_jax.data import markov
@@ -22,12 +19,10 @@ from bamboo_jax.data import pairs as pairs_lib
 from bamboo_jax.data import readers
 from bamboo_jax.data import samples
 from bamboo_jax.data import stripes
-from bamboo_jax.data import tokens as tokens_lib
+from bamboo_jax.data import vocabularies
 from bamboo_jax.data.disk import files
 from bamboo_jax.data.disk import packing
 from bamboo_jax.data.disk import token_files
-
-_TOKENS = ("bpe", "bytes", "file")
 
 
 def make_source(
@@ -61,25 +56,16 @@ def make_source(
     return make_source("files", shape, path=name, **options)
   if name not in _SOURCES:
     raise ValueError(base.suggest(name, _SOURCES, what="data source"))
-  known = {n: _options_of(*functions) for n, functions in _SOURCES.items()}
+  known = {n: inspect.signature(f).parameters for n, f in _SOURCES.items()}
   every = set().union(*known.values())
   for option, value in options.items():
     allowed = every if value is None else known[name]
     if option not in allowed:
       what = f"option of the data source {name!r}"
       raise ValueError(base.suggest(option, known[name], what=what))
-  parts = []
-  for function in _SOURCES[name]:
-    own = _options_of(function)
-    given = {k: options[k] for k in own if options.get(k) is not None}
-    base.check_options(function, given, what=f"data source {name!r}")
-    parts.append(functools.partial(function, **given))
-  if len(parts) == 1:
-    source: samples.Source = parts[0]()
-    return source
-  read, make = parts
-  source = make(name, read())
-  return source
+  given = {k: v for k, v in options.items() if v is not None}
+  base.check_options(_SOURCES[name], given, what=f"data source {name!r}")
+  return _SOURCES[name](**given)
 
 
 def is_files(name: str) -> bool:
@@ -108,25 +94,18 @@ def _make_own(
   )
 
 
-def _options_of(*functions: Callable[..., Any]) -> list[str]:
-  return [
-      parameter.name
-      for function in functions
-      for parameter in inspect.signature(function).parameters.values()
-      if parameter.kind != parameter.POSITIONAL_ONLY
-  ]
-
-
 def _make_masked(
     name: str,
     *,
     num_masked: int,
     sequence_length: int,
     vocab_size: int | None = None,
+    documents: bool | None = None,
     **options: Any,
 ) -> samples.Source:
   """Returns masked samples; `vocab_size` counts special tokens."""
-  least = masked.NUM_AROUND + 2
+  num_around = 0 if documents else masked.NUM_AROUND
+  least = num_around + 2
   if sequence_length < least:
     raise ValueError(
         f"sequence_length must be at least {least} with num_masked, got "
@@ -134,63 +113,49 @@ def _make_masked(
     )
   tokens = make_source(
       name,
-      sequence_length=sequence_length - masked.NUM_AROUND,
+      sequence_length=sequence_length - num_around,
       vocab_size=vocab_size and vocab_size - masked.NUM_SPECIAL,
+      documents=documents,
       **options,
   )
-  return masked.make_masked(tokens, num_masked)
+  return masked.make_masked(tokens, num_masked, packed=bool(documents))
 
 
-def _make_windows(
-    name: str,
-    documents: Sequence[corpus.Document],
-    /,
+def _make_stdlib_text(
     *,
     sequence_length: int,
-    tokens: str = "bytes",
     vocab_size: int | None = None,
-    vocab_file: str | None = None,
+    tokenizer: str | None = None,
     heldout_fraction: float = 0.02,
-    cache_dir: str | os.PathLike[str] | None = None,
 ) -> samples.Source:
-  """Returns windows of a text.
+  """Returns windows of sources and help topics of the running Python.
 
   Args:
-    tokens: "bytes"; or "bpe" or "file", which need the extra `bpe`.
-    vocab_size: Number of tokens, needed for "bpe"; 256 for "bytes".
-    vocab_file: A tokenizer.json of `transformers`, for "file".
+    vocab_size: Maximum number of tokens.
+    tokenizer: As of `files.make_files`.
     heldout_fraction: Share of the text, at its end, for evaluation.
-    cache_dir: Keeps the vocabulary of "bpe"; None for no cache.
   """
   samples.check_fraction(heldout_fraction)
-  train, heldout = corpus.split_tail(documents, fraction=heldout_fraction)
-  if tokens == "file":
-    if vocab_file is None:
-      raise ValueError("tokens='file' needs the option 'vocab_file'.")
-    vocabulary = bpe.read_file(vocab_file)
-  else:
-    vocabulary = _make_tokens(tokens, train, vocab_size, cache_dir)
-  manifest = corpus.make_manifest(documents)
+  documents = readers.read_stdlib()
+  parts = corpus.split_tail(documents, fraction=heldout_fraction)
+  vocabulary = vocabularies.read_vocabulary(tokenizer, vocab_size)
+  size = vocabulary.vocab_size
   texts = [
       token_files.TokenFile(
-          name, len(array), array.dtype, vocabulary.vocab_size, tokens=array
+          "stdlib_text", len(tokens), tokens.dtype, size, tokens=tokens
       )
-      for array in (vocabulary.encode(train), vocabulary.encode(heldout))
+      for tokens in (vocabularies.encode(vocabulary, part) for part in parts)
   ]
   return packing.make_source(
       texts[:1],
-      texts[1:] if heldout else [],
+      texts[1:] if parts[1] else [],
       packing.Options(sequence_length),
-      vocab_size=vocabulary.vocab_size,
+      vocab_size=size,
       special=vocabulary.special,
-      manifest=manifest,
-      fingerprint={
-          "source": name,
-          "text_sha256": manifest.sha256,
-          "sequence_length": sequence_length,
-          "heldout_fraction": heldout_fraction,
-          **vocabulary.fingerprint,
-      },
+      **_describe(
+          "stdlib_text",
+          *(documents, vocabulary, sequence_length, heldout_fraction),
+      ),
   )
 
 
@@ -200,10 +165,9 @@ def _make_translation(
     pattern: str | None = None,
     source: str | None = None,
     target: str | None = None,
-    tokens: str = "bytes",
     vocab_size: int | None = None,
+    tokenizer: str | None = None,
     heldout_fraction: float = 0.02,
-    cache_dir: str | os.PathLike[str] | None = None,
 ) -> samples.Source:
   """Returns pairs of sentences for translation.
 
@@ -214,12 +178,10 @@ def _make_translation(
     pattern: Matches files with two columns separated by a tab.
     source: Matches files with a sentence on each line, as "wmt16/train*.en".
     target: The same of the other language; files are paired in sorted order.
-    tokens, vocab_size, cache_dir: See `_make_windows`.
+    vocab_size, tokenizer: As of `_make_stdlib_text`.
     heldout_fraction: Share of the pairs, the last ones, for evaluation.
   """
   samples.check_fraction(heldout_fraction)
-  if tokens == "file":
-    raise ValueError("translation takes tokens='bytes' or 'bpe', got 'file'.")
   if (source is None) != (target is None) or (pattern and source):
     raise ValueError(
         "translation takes the option 'pattern', or both 'source' and "
@@ -234,52 +196,43 @@ def _make_translation(
   else:
     documents = readers.read_stdlib()
     pairs = pairs_lib.find_docstrings(documents)
-  vocabulary = _make_tokens(tokens, documents, vocab_size, cache_dir)
-  manifest = corpus.make_manifest(documents)
+  vocabulary = vocabularies.read_vocabulary(tokenizer, vocab_size)
   return pairs_lib.make_pairs(
       pairs,
       vocabulary=vocabulary,
       sequence_length=sequence_length,
       heldout_fraction=heldout_fraction,
-      manifest=manifest,
-      fingerprint={
-          "source": "translation",
-          "text_sha256": manifest.sha256,
-          "sequence_length": sequence_length,
-          "heldout_fraction": heldout_fraction,
-          **vocabulary.fingerprint,
-      },
+      **_describe(
+          "translation",
+          *(documents, vocabulary, sequence_length, heldout_fraction),
+      ),
   )
 
 
-def _make_tokens(
-    kind: str,
+def _describe(
+    name: str,
     documents: Sequence[corpus.Document],
-    vocab_size: int | None,
-    cache_dir: str | os.PathLike[str] | None,
-) -> tokens_lib.Tokens:
-  """Returns the vocabulary of a training text, without the held-out text."""
-  if kind not in _TOKENS:
-    raise ValueError(base.suggest(kind, _TOKENS, what="kind of tokens"))
-  if kind == "bytes":
-    if vocab_size not in (None, tokens_lib.ByteTokens.vocab_size):
-      raise ValueError(
-          f"tokens='bytes' has vocab_size=256, got {vocab_size}; tokens='bpe' "
-          "can have any from 256. Masked samples need 4 more."
-      )
-    return tokens_lib.ByteTokens()
-  if vocab_size is None:
-    raise ValueError("tokens='bpe' needs the option 'vocab_size'.")
-  return bpe.train_bpe(documents, vocab_size=vocab_size, cache_dir=cache_dir)
+    vocabulary: vocabularies.Vocabulary,
+    sequence_length: int,
+    heldout_fraction: float,
+) -> dict[str, Any]:
+  """Returns manifest and fingerprint of a source of texts, by field."""
+  manifest = corpus.make_manifest(documents)
+  fingerprint = {
+      "source": name,
+      "text_sha256": manifest.sha256,
+      "sequence_length": sequence_length,
+      "heldout_fraction": heldout_fraction,
+      **vocabulary.fingerprint,
+  }
+  return {"manifest": manifest, "fingerprint": fingerprint}
 
 
-# The function that makes a source; or one that reads documents, and one that
-# makes windows of them.
-_SOURCES: Mapping[str, tuple[Callable[..., Any], ...]] = {
-    "files": (files.make_files,),
-    "image_folder": (image_folder.make_image_folder,),
-    "stripes": (stripes.make_stripes,),
-    "translation": (_make_translation,),
-    "stdlib_text": (readers.read_stdlib, _make_windows),
-    "synthetic": (markov.make_walks,),
+_SOURCES: Mapping[str, Callable[..., samples.Source]] = {
+    "files": files.make_files,
+    "image_folder": image_folder.make_image_folder,
+    "stripes": stripes.make_stripes,
+    "translation": _make_translation,
+    "stdlib_text": _make_stdlib_text,
+    "synthetic": markov.make_walks,
 }

@@ -58,7 +58,7 @@ def find(path: str | os.PathLike[str]) -> pathlib.Path | None:
   for folder in folders:
     if has_any(folder):
       return folder
-    for source in _sources(folder):
+    for source in find_sources(folder):
       if not source.is_dir():
         logging.warning("%s names %s, which does not exist.", folder, source)
       elif found := find(source):
@@ -66,7 +66,7 @@ def find(path: str | os.PathLike[str]) -> pathlib.Path | None:
   return None
 
 
-def _sources(workdir: pathlib.Path) -> Iterator[pathlib.Path]:
+def find_sources(workdir: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields the folders that the config of a run names."""
   file = workdir / "config.json"
   if not file.is_file():
@@ -77,8 +77,6 @@ def _sources(workdir: pathlib.Path) -> Iterator[pathlib.Path]:
     raise base.CheckpointError(f"Cannot read {file}: {error}.") from error
   if given := config.get("init_from"):
     yield pathlib.Path(given).absolute()
-  options = config.get("data", {}).get("options", {})
-  for name in ("vocab_file", "tokenizer"):
-    if given := options.get(name):
-      path = pathlib.Path(given).absolute()
-      yield path if path.is_dir() else path.parent
+  if given := config.get("data", {}).get("options", {}).get("tokenizer"):
+    path = pathlib.Path(given).absolute()
+    yield path if path.is_dir() else path.parent

@@ -46,13 +46,28 @@ def read_options(
 ) -> hub_config.Options:
   """Translates config.json; raises `base.CheckpointError` if it is damaged."""
   file = pathlib.Path(path, "config.json")
-  config = _read_json(file)
+  config = read_json(file)
   try:
     return hub_config.read_options(family, config)
   except (ArithmeticError, TypeError, ValueError) as error:
     raise base.CheckpointError(
         f"Cannot use {file}: a value has the wrong type: {error}."
     ) from error
+
+
+def read_json(file: pathlib.Path) -> dict[str, Any]:
+  """Returns the object in a file; raises `base.CheckpointError`."""
+  try:
+    return dict(json.loads(file.read_bytes()))
+  except (OSError, TypeError, ValueError) as error:
+    raise base.CheckpointError(f"Cannot read {file}: {error}.") from error
+
+
+def read_file(file: pathlib.Path) -> Arrays:
+  """Returns all tensors of a file, float32; raises `base.CheckpointError`."""
+  with _open(file) as tensors:
+    found = [_Tensor(file, name, "", ()) for name in tensors.keys()]
+  return {tensor.name: _read(tensor) for tensor in found}
 
 
 def open_folder(
@@ -263,7 +278,7 @@ def _list(files: Iterable[str]) -> str:
 
 
 def _read_index(index: pathlib.Path) -> set[str]:
-  files = _read_json(index).get("weight_map")
+  files = read_json(index).get("weight_map")
   if not isinstance(files, dict) or not all(
       isinstance(file, str) for file in files.values()
   ):
@@ -306,11 +321,4 @@ def _open(file: pathlib.Path) -> Any:
   try:
     return safetensors.safe_open(file, framework="numpy")
   except (OSError, safetensors.SafetensorError) as error:
-    raise base.CheckpointError(f"Cannot read {file}: {error}.") from error
-
-
-def _read_json(file: pathlib.Path) -> dict[str, Any]:
-  try:
-    return dict(json.loads(file.read_bytes()))
-  except (OSError, TypeError, ValueError) as error:
     raise base.CheckpointError(f"Cannot read {file}: {error}.") from error

@@ -85,6 +85,16 @@ head norm/scale model.norm.weight
 head wte model.embed_tokens.weight
 head weight lm_head.weight T
 """
+_LLAMA += "".join(
+    f"{part} lora_{x}_{name}_proj/kernel "
+    f"{{}}{where}.{name}_proj.lora_{x.upper()}.weight T\n"
+    for part, where, names in (
+        ("attention", "self_attn", "qkvo"),
+        ("mlp", "mlp", ("gate", "up", "down")),
+    )
+    for name in names
+    for x in "ab"
+)
 _CONV_AND_NORM = """
 {0} {1}/kernel {3}.convolution.weight T
 {0} {2}/scale {3}.normalization.weight

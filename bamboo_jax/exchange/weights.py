@@ -8,11 +8,13 @@ from collections.abc import Callable
 import os
 import pathlib
 import shutil
+from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.checkpoint import directory
 from bamboo_jax.checkpoint import manifest as manifest_lib
+from bamboo_jax.exchange import adapters
 from bamboo_jax.exchange import companions
 from bamboo_jax.exchange import hub_config
 from bamboo_jax.exchange import hub_folder
@@ -29,22 +31,30 @@ def open_weights(
 ) -> Callable[[str], layer_lib.Variables]:
   """Returns a function from the name of a layer to its variables.
 
+  Adapters are among these only if the folder has them.
+
   Raises:
     base.CheckpointError: There are no weights, or they are of another model;
       lists every missing or unknown array and every other shape.
   """
-  like = model.variable_shapes()
-  if hub_folder.is_hub_folder(path):
+  if adapters.is_folder(path):
+    read = adapters.open_folder(path, model)
+  elif hub_folder.is_hub_folder(path):
+    model = adapters.drop_adapters(model)
     read = hub_folder.open_folder(path, model)
   else:
-    read = _open_checkpoint(_find_checkpoint(path), model)
+    checkpoint = _find_checkpoint(path)
+    if "lora_rank" not in _options_of(checkpoint):
+      model = adapters.drop_adapters(model)
+    read = _open_checkpoint(checkpoint, model)
+  like = model.variable_shapes()
   return lambda name: layer_arrays.restore_layer(read(name), like[name])
 
 
 def import_folder(
     path: str | os.PathLike[str], *, name: str, out: str | os.PathLike[str]
 ) -> model_lib.Model:
-  """Imports a folder of `transformers` as the checkpoint `out`/0.
+  """Imports a folder of `transformers` or `peft` as the checkpoint `out`/0.
 
   The tokenizer files are copied to `out`.
 
@@ -58,14 +68,13 @@ def import_folder(
     ValueError: The checkpoint exists already.
     base.CheckpointError: The folder does not fit such a model.
   """
-  family = hub_config.family_of(name)
-  options, problems = hub_folder.read_options(path, family)
-  hub_folder.check({}, {}, problems, where=pathlib.Path(path))
+  options = read_options(path, name)
   if "positions" in options:
     length = zoo.make_model(name).fingerprint["sequence_length"]
     options["sequence_length"] = min(length, options["positions"])
   model = zoo.make_model(name, **options)
-  read = hub_folder.open_folder(path, model)
+  is_adapted = "lora_rank" in options
+  read = (adapters if is_adapted else hub_folder).open_folder(path, model)
   checkpoint = pathlib.Path(out, "0")
   if checkpoint.exists():
     raise ValueError(f"{checkpoint} exists already; name another folder.")
@@ -84,17 +93,35 @@ def import_folder(
   return model
 
 
+def read_options(path: str | os.PathLike[str], name: str) -> dict[str, Any]:
+  """Returns the options of a model of `zoo` that a folder has the weights of.
+
+  Raises `base.CheckpointError` if `path` is not a folder of such a model, or of
+  its adapters.
+  """
+  folder, options = pathlib.Path(path), {}
+  if adapters.is_folder(path):
+    folder, options = adapters.read_config(path)
+  family = hub_config.family_of(name)
+  found, problems = hub_folder.read_options(folder, family)
+  hub_folder.check({}, {}, problems, where=folder)
+  return found | options
+
+
 def export_folder(
     path: str | os.PathLike[str],
     *,
     name: str,
     out: str | os.PathLike[str],
     max_file_bytes: int,
+    kind: str = "hf",
     tokenizer: str | os.PathLike[str] | None = None,
 ) -> model_lib.Model:
   """Writes the weights of a checkpoint for `transformers`; returns the model.
 
   Args:
+    kind: "hf": adapters, if any, are added to the weights; "peft": adapters
+      alone, for `peft`.
     tokenizer: Folder with the files of a tokenizer; None: the folder that the
       weights or the text of the run came from, if it is known.
 
@@ -103,7 +130,7 @@ def export_folder(
     base.CheckpointError: There is no checkpoint, or it is of another model.
   """
   checkpoint = _find_checkpoint(path)
-  options = manifest_lib.read_manifest(checkpoint).meta["model"]
+  options = _options_of(checkpoint)
   if options["name"] != name:
     raise base.CheckpointError(
         f"{checkpoint} is of the model {options['name']!r}, not {name!r}."
@@ -112,15 +139,34 @@ def export_folder(
   if source is not None and not companions.has_any(source):
     raise ValueError(f"There is no tokenizer file in {source}.")
   model = zoo.make_model(**options)
-  hub_folder.write(
-      out,
-      model,
-      read=_open_checkpoint(checkpoint, model),
-      max_file_bytes=max_file_bytes,
-  )
+  read = _open_checkpoint(checkpoint, model)
+  if kind == "peft":
+    adapters.write(out, model, read=read, base_folder=_find_base(path))
+  else:
+    hub_folder.write(
+        out,
+        adapters.drop_adapters(model),
+        read=lambda layer: adapters.merge(model, read(layer)),
+        max_file_bytes=max_file_bytes,
+    )
   if source is not None:
     companions.copy(source, out)
   return model
+
+
+def _options_of(checkpoint: pathlib.Path) -> dict[str, Any]:
+  """Returns the options of the model of a checkpoint."""
+  return dict(manifest_lib.read_manifest(checkpoint).meta["model"])
+
+
+def _find_base(path: str | os.PathLike[str]) -> str | None:
+  """Returns the folder of the weights from which a run began, if known."""
+  for source in companions.find_sources(pathlib.Path(path)):
+    if adapters.is_folder(source):
+      source = adapters.read_config(source).base
+    if hub_folder.is_hub_folder(source):
+      return str(source)
+  return None
 
 
 def _find_checkpoint(path: str | os.PathLike[str]) -> pathlib.Path:

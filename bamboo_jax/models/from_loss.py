@@ -70,6 +70,8 @@ class LossLayer:
   takes_key: bool
   ties: tuple[layer_lib.Tie, ...] = ()
   remat: str = "full"
+  trained: str = ""
+  trained_ties: tuple[layer_lib.Tie, ...] = ()
 
   @property
   def kind(self) -> Hashable:

@@ -35,6 +35,9 @@ class LinenLayer:
     batch_keys: Entries of the microbatch that the layer reads.
     ties: Parameters shared with earlier layers.
     remat: Values kept for its backward pass, a key of `remat.POLICIES`.
+    trained: Prefix of the names of its trained parameters, by default of all.
+      Others are frozen: they have no gradients and no slots, and no step
+      changes them.
   """
 
   name: str
@@ -42,11 +45,18 @@ class LinenLayer:
   batch_keys: tuple[str, ...] = ()
   ties: tuple[layer_lib.Tie, ...] = ()
   remat: str = "full"
+  trained: str = ""
+
+  @property
+  def trained_ties(self) -> tuple[layer_lib.Tie, ...]:
+    """The ties of parameters that are not frozen."""
+    is_trained = lambda tie: tie.param.startswith(self.trained)
+    return tuple(filter(is_trained, self.ties))
 
   @property
   def kind(self) -> Hashable:
     """Layers of equal kind compute the same function, so one is measured."""
-    return self.module, self.batch_keys, self.remat
+    return self.module, self.batch_keys, self.remat, self.trained
 
   def init(
       self, key: jax.Array, inputs: base.PyTree, batch: layer_lib.Batch

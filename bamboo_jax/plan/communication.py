@@ -108,7 +108,7 @@ class Communication:
           ready_ms += part[0].backward_ms
         end_ms = max(end_ms, ready_ms) + self.reduce_ms(
             profile,
-            sum(layer.parameter_bytes for layer in part),
+            sum(layer.gradient_bytes for layer in part),
             num_pipelines=num_pipelines,
             num_shares=num_shares,
         )

@@ -45,7 +45,7 @@ class LayerCost:
     forward_ms: Time of the forward pass.
     backward_ms: Time of the backward pass, recomputation included.
     update_ms: Time of its optimizer update, once per step.
-    parameter_bytes: Size of its parameters, and of their gradients.
+    parameter_bytes: Size of its parameters.
     slot_bytes: Size of its optimizer slots.
     activation_bytes: Size of its output, and of the gradient with respect to
       it.
@@ -58,6 +58,7 @@ class LayerCost:
       and results.
     copy_bytes: Size of the copies of its weights that are cast to the dtype of
       its products; 0 if that is their own.
+    frozen_bytes: Size of those parameters that are not trained.
   """
 
   name: str
@@ -72,9 +73,15 @@ class LayerCost:
   redundant_ms: float | None = None
   working_bytes: int = 0
   copy_bytes: int = 0
+  frozen_bytes: int = 0
 
   def __post_init__(self) -> None:
     _check_units(self)
+
+  @property
+  def gradient_bytes(self) -> int:
+    """Size of the gradients of its parameters."""
+    return self.parameter_bytes - self.frozen_bytes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -61,7 +61,7 @@ def stage_costs(
       activation_bytes=sizes,
       residual_bytes=sums(lambda c: c.residual_bytes),
       resident_bytes=sums(
-          lambda c: (1 + num_accumulators) * c.parameter_bytes
-          + (c.slot_bytes + c.copy_bytes)
+          lambda c: num_accumulators * c.gradient_bytes
+          + (c.parameter_bytes + c.slot_bytes + c.copy_bytes)
       ),
   )

@@ -108,7 +108,7 @@ def _refresh_ms(
   sent_ms = [
       profile.transfer_ms(
           sum(
-              c.parameter_bytes + (c.slot_bytes if refresh == "state" else 0)
+              c.gradient_bytes + (c.slot_bytes if refresh == "state" else 0)
               for c in stage
           )
       )

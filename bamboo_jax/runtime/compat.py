@@ -17,6 +17,8 @@ from jax._src import hardware_utils
 from jax._src import xla_bridge
 from jax._src.lib import _jax
 from jax._src.lib import xla_client
+from jax.extend import core
+from jax.interpreters import partial_eval
 import numpy as np
 
 # Returns the VJP function of primal arguments and residuals. Without arrays, it
@@ -45,6 +47,12 @@ def split_vjp(vjp: Any) -> tuple[JoinVjp, list[Any]]:
     return outer.unflatten([jax.tree.leaves(args), *inner.unflatten(residuals)])
 
   return join, residuals
+
+
+def drop_unused(traced: jax.stages.Traced) -> core.Jaxpr:
+  """Returns a traced program without equations whose results are not used."""
+  jaxpr = traced.jaxpr.jaxpr
+  return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
 
 
 def sees_nvidia_gpu() -> bool:

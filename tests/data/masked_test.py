@@ -133,6 +133,35 @@ class MaskedTest(parameterized.TestCase):
     with self.assertRaisesRegex(base.DataError, "no end-of-document token"):
       source_lib.make_source("files", **options)
 
+  def test_packed_documents(self):
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    tokens = np.array([5, 6, 7, 0, 8, 9, 0, 4, 3, 2, 1, 0, 6, 0], np.uint16)
+    tokens.tofile(folder / "a.bin")
+    source = source_lib.make_source(
+        str(folder / "a.bin"),
+        {"sequence_length": 8, "num_masked": 2, "documents": True},
+        vocab_size=14,
+        packing="whole",
+        end_token=0,
+        heldout_fraction=0.0,
+    )
+    self.assertEqual((source.vocab_size, source.samples_per_epoch), (14, 2))
+    batch = source.batch(range(2), seed=0)
+    self.assertEqual(
+        sorted(
+            [*row] for row in np.where(batch["documents"], restore(batch), -1)
+        ),
+        [[4, 3, 2, 1, 0, 6, 0, -1], [5, 6, 7, 0, 8, 9, 0, -1]],
+    )
+    self.assertEqual(
+        sorted([*row] for row in batch["documents"]),
+        [[1, 1, 1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 2, 2, 2, 0]],
+    )
+    self.assertEqual([*batch["inputs"][:, 7]], [10, 10])  # Padding.
+    self.assertFalse(batch["segments"].any())
+    self.assertTrue((np.sort(batch["targets"]) >= [-1, 0]).all())
+    self.assertNotIn("is_random", batch)
+
   def test_needs_a_vocabulary(self):
     source = dataclasses.replace(make_source(), vocab_size=None)
     with self.assertRaisesRegex(ValueError, "has a vocab_size"):

@@ -50,15 +50,11 @@ class ReadersTest(folders.FolderCase):
     ):
       readers.read_files(pattern)
     self._write("empty/a.txt", content=b"")
-    for name in ("gone", "pipe"):
-      (self.folder / name).mkdir()
-    # Not by its permissions, which do not stop every user.
-    (self.folder / "gone/a.txt").symlink_to(self.folder / "gone.txt")
+    (self.folder / "pipe").mkdir()
     os.mkfifo(self.folder / "pipe/a.txt")
     for name, message in (
         ("empty", "a.txt is empty"),
-        ("gone", "a.txt: No such file"),
-        ("pipe", "a.txt: .*not a regular file"),
+        ("pipe", "No file matches"),
     ):
       with self.assertRaisesRegex(base.DataError, message):
         readers.read_files(str(self.folder / name / "*"))

@@ -54,10 +54,7 @@ class SourceTest(parameterized.TestCase):
       ("files", {}, "'files' needs the option 'path'"),
       ("files", {"path": 1}, "'path' .* must be str, got 1"),
       ("synthetic", {"sequence_length": None}, "needs .* 'sequence_length'"),
-      ("stdlib_text", {"tokens": "byte"}, "did you mean 'bytes'"),
-      ("stdlib_text", {"vocab_size": 300}, "_size=256, got 300"),
-      ("stdlib_text", {"tokens": "bpe"}, "needs .* 'vocab_size'"),
-      ("stdlib_text", {"tokens": "file"}, "needs .* 'vocab_file'"),
+      ("stdlib_text", {"token": "byte"}, "did you mean 'tokenizer'"),
       (
           *("files", {"path": "", "heldout_fraction": 1.0}),
           "heldout_fraction must be from 0 to below 1, got 1.0",

@@ -72,7 +72,7 @@ class CompanionsTest(folders.FolderCase):
         (
             {
                 "init_from": None,
-                "data": {"options": {"vocab_file": f"{text}/tokenizer.json"}},
+                "data": {"options": {"tokenizer": f"{text}/tokenizer.json"}},
             },
             text,
         ),

@@ -515,7 +515,7 @@ class WeightsTest(folders.FolderCase):
         (back / "model.safetensors").read_bytes(),
     )
     self.assertIn(f"{back}: qwen, 53,472 parameters", out.getvalue())
-    with self.assertRaisesRegex(ValueError, "Give --from=hf or --to=hf"):
+    with self.assertRaisesRegex(ValueError, "Give --from or --to: hf or peft"):
       convert.main()
 
   def test_kinds_of_rotation(self):

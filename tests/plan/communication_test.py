@@ -47,6 +47,14 @@ class ReduceTest(parameterized.TestCase):
     got = _make(reduction).reduce_ms(_PROFILE, 800, **counts)
     self.assertAlmostEqual(got, expected)
 
+  def test_frozen_parameters_are_not_summed(self):
+    frozen = [
+        [dataclasses.replace(layer, frozen_bytes=100) for layer in stage]
+        for stage in _STAGES
+    ]
+    got = _make().sum_ms(_PROFILE, frozen, num_pipelines=4, num_shares=4)
+    self.assertEqual(got, (6 * 0.25,) * 2)
+
   @parameterized.parameters((False, 2), (True, 1))
   def test_a_measured_rate_has_both_directions(self, measured, factor):
     profile = dataclasses.replace(

@@ -27,11 +27,15 @@ _OPTIONS = {
     "gpt2": {"dtype": "bfloat16", "dropout_rate": 0.1},
     "qwen": {"num_kv_heads": 1, "head_width": 8, "hidden_width": 24},
 }
+_OPTIONS["qwen, lora"] = {
+    **{"lora_rank": 2, "lora_targets": "q_proj,down_proj", "dtype": "bfloat16"},
+    **_OPTIONS["qwen"],
+}
 
 
 def make_config(name):
   config = sweep_faults.get_config()
-  config.model.name = name
+  config.model.name = name.split(",")[0]
   config.model.options = {
       "variant": "tiny",
       "num_blocks": 2,

@@ -7,5 +7,4 @@ All become tokens, which stay on disk: a sample is read when it is needed.
   token_files   formats of tokens, read in place
   documents     formats of texts and records, part by part
   tokenizing    documents to files of tokens, in parallel
-  vocabularies  trained tokenizers from files
 """

@@ -117,7 +117,7 @@ def read_part(part: Part, fields: Sequence[str]) -> Iterator[Document]:
     if len(fields) > 1:
       raise base.DataError(f"{path} is a text, without the fields {fields}.")
     for name in part.paths:
-      yield Document(name, (_read_text(name),))
+      yield Document(name, (read_text(name),))
     return
   read = {"lines": _read_lines, "parquet": _read_parquet}
   rows = read.get(part.kind, _read_rows)(part, fields)
@@ -161,8 +161,8 @@ def _pick(where: str, row: Any, fields: Sequence[str]) -> tuple[Value, ...]:
   return tuple(values)
 
 
-def _read_text(path: str) -> Iterator[str]:
-  """Yields a text in pieces of whole lines."""
+def read_text(path: str) -> Iterator[str]:
+  """Yields a text in pieces of whole lines; raises `base.DataError`."""
   if pathlib.Path(path).suffix in _BINARY:
     raise base.DataError(f"Cannot read {path}: it is no text; unpack it.")
   place = 0

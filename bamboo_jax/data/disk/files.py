@@ -20,11 +20,11 @@ from bamboo_jax import base
 from bamboo_jax.data import corpus
 from bamboo_jax.data import mixture
 from bamboo_jax.data import samples
+from bamboo_jax.data import vocabularies
 from bamboo_jax.data.disk import documents as documents_lib
 from bamboo_jax.data.disk import packing as packing_lib
 from bamboo_jax.data.disk import token_files
 from bamboo_jax.data.disk import tokenizing
-from bamboo_jax.data.disk import vocabularies
 
 _TOKENS = (".bin", ".npy")
 
@@ -243,12 +243,7 @@ def _tokenize(
     cache_dir: str | os.PathLike[str] | None,
 ) -> tuple[list[tuple[str, pathlib.Path]], tuple[corpus.Entry, ...]]:
   """Returns the files of tokens of texts, and the manifest of the texts."""
-  vocabulary = task.vocabulary
-  if vocab_size is not None and vocabulary.vocab_size > vocab_size:
-    raise base.DataError(
-        f"The tokenizer {task.tokenizer or 'of bytes'} has vocab_size="
-        f"{vocabulary.vocab_size}, more than the model's {vocab_size}."
-    )
+  vocabularies.check_size(task.vocabulary, task.tokenizer, vocab_size)
   facts = task.describe()
   digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
   cache = cache_dir or pathlib.Path(

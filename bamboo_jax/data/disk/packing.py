@@ -5,7 +5,7 @@
           documents are cut
 
 With `masked` a sample also has the array "documents", so that a model can keep
-documents apart: numbers that grow from 1, the last of padding. Targets are -1,
+documents apart: numbers that grow from 1, and 0 for padding. Targets are -1,
 which losses ignore, at the end of a document, in padding and in prompts.
 
 Dimension key:
@@ -159,11 +159,13 @@ class _Cutter:
     starts, prompts = file.documents(start, start + len(tokens))
     starts, prompts = starts - start, prompts - start
     if self._options.masked or self._options.packing == "whole":
-      targets[starts[(starts > 0) & (starts <= length)] - 1] = -1
-    if self._options.masked:
-      ids = np.searchsorted(starts, np.arange(length), side="right")
-      sample["documents"][:length] = ids
-      sample["documents"][length:] = ids[-1] + 1
+      # A sample has few documents: a loop is faster than calls of numpy.
+      places = [*starts.tolist(), length]
+      for number, (first, last) in enumerate(itertools.pairwise(places), 1):
+        if first > 0:
+          targets[first - 1] = -1
+        if self._options.masked:
+          sample["documents"][max(first, 0) : last] = number
     if self._options.loss == "completion":
       for first, last in zip(starts, prompts, strict=True):
         targets[max(first - 1, 0) : max(last - 1, 0)] = -1

@@ -69,6 +69,12 @@ class Index:
   sequence_D: np.ndarray
   has_prompts: bool
 
+  @functools.cached_property
+  def numbers(self) -> tuple[Sequence[int], ...]:
+    """Both arrays as Python integers, which are faster to bisect."""
+    arrays = (self.byte_S, self.sequence_D)
+    return tuple(a.view("u1").data.cast("q") if a.size else () for a in arrays)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenFile:
@@ -126,13 +132,14 @@ class TokenFile:
       ends = np.flatnonzero(self.read(start, stop - 1) == self.end)
       starts = np.concatenate([[start], start + 1 + ends])
       return Documents(starts, starts)
-    byte_S, sequence_D = self.index.byte_S, self.index.sequence_D
-    size = self.dtype.itemsize
-    first = bisect.bisect_right(byte_S, start * size) - 1
-    last = bisect.bisect_left(byte_S, stop * size)
-    first = bisect.bisect_right(sequence_D, first, hi=len(sequence_D) - 1) - 1
-    last = bisect.bisect_left(sequence_D, last, hi=len(sequence_D) - 1)
-    sequences = np.asarray(sequence_D[first:last])
+    byte_S, size = self.index.byte_S, self.dtype.itemsize
+    places, firsts = self.index.numbers
+    end = len(firsts) - 1
+    first = bisect.bisect_right(places, start * size) - 1
+    last = bisect.bisect_left(places, stop * size, first + 1)
+    first = bisect.bisect_right(firsts, first, hi=end) - 1
+    last = bisect.bisect_left(firsts, last, first + 1, end)
+    sequences = np.asarray(self.index.sequence_D[first:last])
     starts = byte_S[sequences] // size
     if not self.index.has_prompts:
       return Documents(starts, starts)

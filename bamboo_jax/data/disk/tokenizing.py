@@ -23,10 +23,9 @@ from absl import logging
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.data import tokens as tokens_lib
+from bamboo_jax.data import vocabularies
 from bamboo_jax.data.disk import documents as documents_lib
 from bamboo_jax.data.disk import token_files
-from bamboo_jax.data.disk import vocabularies
 
 FACTS = "tokens.json"
 _DOCUMENTS_AT_ONCE = 256
@@ -51,7 +50,7 @@ class Task:
   part_bytes: int = 1 << 26
 
   @functools.cached_property
-  def vocabulary(self) -> tokens_lib.Tokens:
+  def vocabulary(self) -> vocabularies.Vocabulary:
     """The vocabulary, read once."""
     return vocabularies.read_vocabulary(self.tokenizer)
 
@@ -244,7 +243,7 @@ def _write_part(
 
 
 def _encode(
-    vocabulary: tokens_lib.Tokens, group: Sequence[documents_lib.Document]
+    vocabulary: vocabularies.Vocabulary, group: Sequence[documents_lib.Document]
 ) -> Iterator[list[Iterable[Sequence[int]]]]:
   """Yields the tokens of each document: for each field, in pieces."""
   texts = []
@@ -273,7 +272,7 @@ def _encode(
 
 
 def _without_end(
-    vocabulary: tokens_lib.Tokens,
+    vocabulary: vocabularies.Vocabulary,
     document: documents_lib.Document,
     tokens: Sequence[int],
 ) -> Sequence[int]:

@@ -41,6 +41,7 @@ class Shape:
     dropout_rate: Rate for embeddings, attention probabilities, and the output
       of each half of a block.
     dtype: "float32" or "bfloat16".
+    documents: As of `gpt2.Shape`; only masked tokens are learnt then.
   """
 
   num_blocks: int
@@ -52,6 +53,7 @@ class Shape:
   positions: int = 512
   dropout_rate: float = 0.1
   dtype: str = "float32"
+  documents: bool | None = None
 
   def __post_init__(self) -> None:
     shape_lib.check(self)
@@ -72,23 +74,28 @@ def make_model(name: str, shape: Shape) -> model_lib.Model:
   [S, L] (0 for padding), "places" [S, M] (positions of masked tokens),
   "targets" [S, M] (the original tokens; -1 for unused entries), "is_random" [S]
   (1 if the second segment does not follow the first).
+
+  With `shape.documents` a sample is packed documents, "documents" [S, L] takes
+  the place of "is_text", positions begin with 0 at each document, and there are
+  no pairs: "is_random" is not read.
   """
+  keys = ("documents",) if shape.documents else ()
   model = transformer.make_model(
       *(name, shape, _embed, _attention, _mlp, _head),
       batch_keys=(
-          ("inputs", "segments"),
-          ("is_text",),
-          ("places", "targets", "is_random"),
+          ("inputs", "segments", *keys),
+          keys or ("is_text",),
+          ("places", "targets", *(() if keys else ("is_random",))),
       ),
       tied=True,
   )
   sizes = {
       "inputs": (shape.sequence_length,),
       "segments": (shape.sequence_length,),
-      "is_text": (shape.sequence_length,),
+      keys[0] if keys else "is_text": (shape.sequence_length,),
       "places": (shape.num_masked,),
       "targets": (shape.num_masked,),
-      "is_random": (),
+      **({} if keys else {"is_random": ()}),
   }
   sample = {k: jax.ShapeDtypeStruct(v, jnp.int32) for k, v in sizes.items()}
   return dataclasses.replace(model, sample=sample)
@@ -101,7 +108,10 @@ def _embed(
   wte_SLD = transformer.embed_tokens(call, shape, batch)
   wpe_PD = call.param("wpe", transformer.NORMAL, shape.positions, shape.width)
   wse_2D = call.param("wse", transformer.NORMAL, 2, shape.width)
-  h_SLD = wte_SLD + wpe_PD[: shape.sequence_length]
+  if (document_SL := batch.get("documents")) is None:
+    h_SLD = wte_SLD + wpe_PD[: shape.sequence_length]
+  else:
+    h_SLD = wte_SLD + wpe_PD[attention.restart(document_SL)]
   h_SLD = _norm("norm", shape.dtype)(h_SLD + wse_2D[batch["segments"]])
   return call.drop(h_SLD, shape.dropout_rate)
 
@@ -111,12 +121,15 @@ def _attention(
 ) -> jax.Array:
   """The first half of a block: self-attention, residual, norm."""
   rate, width = shape.dropout_rate, shape.width
+  document_SL = batch.get("documents")
+  read_SM = batch["is_text"] if document_SL is None else document_SL >= 0
   read_SLD = attention.attend(
       transformer.dense(3 * width, "qkv", h_SLD.dtype)(h_SLD),
       call.key(rate),
       num_heads=shape.num_heads,
       dropout_rate=rate,
-      read_SM=batch["is_text"],
+      read_SM=read_SM,
+      document_SL=document_SL,
   )
   added_SLD = transformer.dense(width, "out", h_SLD.dtype)(read_SLD)
   return _norm("norm", h_SLD.dtype)(h_SLD + call.drop(added_SLD, rate))
@@ -159,8 +172,10 @@ def _head(
   weight = counts_SM.sum(dtype=jnp.float32)
   cross_entropy = optax.softmax_cross_entropy_with_integer_labels
   token_SM = cross_entropy(logits_SMV, jnp.maximum(batch["targets"], 0))
-  pair_S = cross_entropy(logits_S2.astype(jnp.float32), batch["is_random"])
-  total = jnp.where(counts_SM, token_SM, 0).sum() + weight * pair_S.mean()
+  total = jnp.where(counts_SM, token_SM, 0).sum()
+  if not shape.documents:
+    pair_S = cross_entropy(logits_S2.astype(jnp.float32), batch["is_random"])
+    total += weight * pair_S.mean()
   return layer_lib.Loss(total=total, weight=weight)
 
 

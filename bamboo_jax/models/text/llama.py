@@ -29,6 +29,7 @@ from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import shape as shape_lib
 from bamboo_jax.models.text import attention
 from bamboo_jax.models.text import cudnn
+from bamboo_jax.models.text import lora
 from bamboo_jax.models.text import transformer
 
 _ROPE_POSITIONS = 8192  # Context of Llama 3 before `rope_factor`.
@@ -55,6 +56,7 @@ class Shape:
       meshes need it. Rows beyond `vocab_size` count nothing and are not
       exported. None: no more rows.
     documents: As of `gpt2.Shape`.
+    lora_rank: This and the next two are those of `lora.Shape`.
   """
 
   num_blocks: int
@@ -76,12 +78,16 @@ class Shape:
   loss_chunk: int | None = None
   vocab_multiple: int | None = None
   documents: bool | None = None
+  lora_rank: int | None = None
+  lora_alpha: float | None = None
+  lora_targets: str | None = None
 
   def __post_init__(self) -> None:
     shape_lib.check(self)
     shape_lib.check_multiple(self, "num_heads", "num_kv_heads")
     if self.head_width % 2:
       raise ValueError(f"head_width must be even, got {self.head_width}.")
+    lora.check(self)
     attention.check_implementation(
         self.attention, dtype=self.dtype, dropout_rate=0.0
     )
@@ -129,7 +135,9 @@ QWEN_VARIANTS: Mapping[str, Shape] = {
 
 def make_model(name: str, shape: Shape) -> model_lib.Model:
   """Returns a Llama or a Qwen; its microbatches are those of GPT-2."""
-  return transformer.make_decoder(name, shape, _embed, _attention, _mlp, _head)
+  functions = (_embed, _attention, _mlp, _head)
+  model = transformer.make_decoder(name, shape, *functions)
+  return model if shape.lora_rank is None else lora.freeze(model)
 
 
 def _embed(
@@ -145,7 +153,7 @@ def _attention(
   normed_SLD = _norm(shape, "norm")(h_SLD)
 
   def heads(name: str, count: int) -> jax.Array:
-    x_SLE = _dense(shape, count * shape.head_width, name)(normed_SLD)
+    x_SLE = _multiply(shape, name, normed_SLD, count * shape.head_width)
     return x_SLE.reshape(*x_SLE.shape[:2], count, shape.head_width)
 
   q_SLHK = heads("q_proj", shape.num_heads)
@@ -166,7 +174,7 @@ def _attention(
     read_SLE = read_SLHK.reshape(*read_SLHK.shape[:2], -1)
   else:
     read_SLE = attention.attend_by(shape.attention or "xla", parts, document_SL)
-  return h_SLD + _dense(shape, shape.width, "o_proj")(read_SLE)
+  return h_SLD + _multiply(shape, "o_proj", read_SLE, shape.width)
 
 
 def _mlp(
@@ -174,9 +182,9 @@ def _mlp(
 ) -> jax.Array:
   """The second half of a block: norm, SwiGLU, residual."""
   normed = _norm(shape, "norm")(h_SLD)
-  gate = nn.silu(_dense(shape, shape.hidden_width, "gate_proj")(normed))
-  up = _dense(shape, shape.hidden_width, "up_proj")(normed)
-  return h_SLD + _dense(shape, shape.width, "down_proj")(gate * up)
+  gate = nn.silu(_multiply(shape, "gate_proj", normed, shape.hidden_width))
+  up = _multiply(shape, "up_proj", normed, shape.hidden_width)
+  return h_SLD + _multiply(shape, "down_proj", gate * up, shape.width)
 
 
 def _head(
@@ -232,5 +240,8 @@ def _norm(shape: Shape, name: str) -> nn.RMSNorm:
   return nn.RMSNorm(epsilon=shape.norm_epsilon, dtype=shape.dtype, name=name)
 
 
-def _dense(shape: Shape, features: int, name: str) -> nn.Dense:
-  return transformer.dense(features, name, shape.dtype, bias=False)
+def _multiply(
+    shape: Shape, name: str, x: jax.Array, features: int
+) -> jax.Array:
+  dense = transformer.dense(features, name, shape.dtype, bias=False)
+  return lora.adapt(shape, name, x, dense(x))

@@ -62,7 +62,7 @@ class MemoryModel:
     self._tied = _tied_bytes(costs, ties)
     self._activations = (0, *(c.activation_bytes for c in costs[:-1]), 0)
     unit_of = _find_units(len(costs), cuts)
-    self._unit_parameters = _spread(unit_of, [c.parameter_bytes for c in costs])
+    self._unit_gradients = _spread(unit_of, [c.gradient_bytes for c in costs])
     self._unit_slots = _spread(unit_of, [c.slot_bytes for c in costs])
     self._charge = functools.cache(self._charge)
 
@@ -91,22 +91,22 @@ class MemoryModel:
   def _owner(self, first: int, last: int) -> NodeMemory:
     """Returns the memory of an owner with one microbatch in flight."""
     layers = self._costs[first:last]
-    parameters = sum(c.parameter_bytes for c in layers)
+    gradients = sum(c.gradient_bytes for c in layers)
     slots = sum(c.slot_bytes for c in layers)
     edge_bytes = self._activations[first] + self._activations[last]
     k = self.upkeep.num_accumulators
     return NodeMemory(
-        parameter_bytes=parameters,
+        parameter_bytes=sum(c.parameter_bytes for c in layers),
         slot_bytes=slots,
         buffer_bytes=self.upkeep.is_remote * edge_bytes,
-        accumulator_bytes=k * parameters,
+        accumulator_bytes=k * gradients,
         copy_bytes=sum(c.copy_bytes for c in layers),
         residual_bytes=sum(c.residual_bytes for c in layers),
         transfer_bytes=2 * edge_bytes,
         working_bytes=max(c.working_bytes for c in layers),
-        sum_bytes=(self.upkeep.num_shares > 1) * parameters
+          sum_bytes=(self.upkeep.num_shares > 1) * gradients
         + k * sum(self._tied[first:last]),
-        received_bytes=self._sends_state * (parameters + slots),
+        received_bytes=self._sends_state * (gradients + slots),
         sum_working_bytes=self._sum_working(first, last),
         link_working_bytes=self._link_working(first, last),
     )
@@ -114,9 +114,10 @@ class MemoryModel:
   def rerouted(self, stage: int, first: int, last: int) -> NodeMemory:
     """Returns the memory that an owner needs for another pipeline's shares."""
     one, count = self.owner(stage, first, last), self.upkeep.num_rerouted
+    gradients = sum(c.gradient_bytes for c in self._costs[first:last])
     return NodeMemory(
         buffer_bytes=one.buffer_bytes,
-        accumulator_bytes=count * one.parameter_bytes,
+        accumulator_bytes=count * gradients,
         residual_bytes=one.residual_bytes,
         transfer_bytes=one.transfer_bytes,
         sum_bytes=count * sum(self._tied[first:last]),
@@ -130,7 +131,8 @@ class MemoryModel:
     parameters = sum(c.parameter_bytes for c in layers)
     slots = sum(c.slot_bytes for c in layers)
     on_host = protection.slots == "host"
-    sent = parameters + self._sends_state * slots
+    gradients = sum(c.gradient_bytes for c in layers)
+    sent = gradients + self._sends_state * slots
     return NodeMemory(
         replica_bytes=parameters + (0 if on_host else slots),
         buffer_bytes=self.upkeep.is_remote * sent,
@@ -154,14 +156,14 @@ class MemoryModel:
     sum, see `runtime.phases.reduce`.
     """
     count = min(2, self.upkeep.num_shares - 1)
-    return count * max(self._unit_parameters[first:last])
+    return count * max(self._unit_gradients[first:last])
 
   def _link_working(self, first: int, last: int) -> int:
     """Returns twice the most bytes that a refresh sends of a unit."""
     if not self.upkeep.is_remote or self.upkeep.protection is None:
       return 0
     slots = self._sends_state * max(self._unit_slots[first:last])
-    return 2 * (max(self._unit_parameters[first:last]) + slots)
+    return 2 * (max(self._unit_gradients[first:last]) + slots)
 
 
 def _find_units(num_layers: int, cuts: Iterable[int] | None) -> list[int]:

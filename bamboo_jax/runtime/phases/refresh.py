@@ -3,12 +3,10 @@
 Either a replica receives the final gradient and applies the same update as its
 owner: equal states, equal gradients and one program on two devices give equal
 bits. Or it receives the updated state, which the owner then computes before the
-commit.
+commit. Frozen parameters never change, so they are not sent.
 """
 
 from collections.abc import Sequence
-
-import jax
 
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import apply
@@ -29,7 +27,7 @@ def refresh(engine: engine_lib.Engine, scale: float) -> int:
           engine, nodes[number], stage, total, scale=scale, donate=False
       )
     values = results.proposed
-  received = {}
+  received, num_bytes = {}, 0
   for owners, shadows in zip(engine.owners, engine.shadows, strict=True):
     for stage, shadow in sorted(shadows.items()):
       owner = owners[stage]
@@ -40,16 +38,25 @@ def refresh(engine: engine_lib.Engine, scale: float) -> int:
       for unit, channel in zip(units, channels, strict=True):
         link = engine.links.get(channel)
         if owner in nodes:
-          link.send(spec_lib.to_unit(values[stage, owner], unit))
+          part = spec_lib.to_unit(values[stage, owner], unit)
+          if sends_state:
+            params = spec_lib.drop_frozen(unit, part.params)
+            part = part.replace(params=params)
+          link.send(part)
         if shadow in nodes:
-          parts.append(link.receive())
+          part = link.receive()
+          num_bytes += spec_lib.nbytes(part)
+          if sends_state:
+            old = spec_lib.to_unit(nodes[shadow].state[stage], unit)
+            part = spec_lib.add_frozen(part, old)
+          parts.append(part)
       if parts:
         received[stage, shadow] = spec_lib.from_units(parts, units)
   if sends_state:
     results.proposed |= received
   else:
     results.received = received
-  return sum(a.nbytes for a in jax.tree.leaves(list(received.values())))
+  return num_bytes
 
 
 def find_channels(

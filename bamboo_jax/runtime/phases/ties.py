@@ -42,7 +42,7 @@ def find_copies(
   groups: dict[tuple[str, str], list[TiedCopy]] = {}
   stages = {l.name: s for s, spec in enumerate(specs) for l in spec.layers}
   for layer in specs[0].model.layers:
-    for tie in layer.ties:
+    for tie in layer.trained_ties:
       owner = TiedCopy(stages[tie.layer], tie.layer, tie.layer_param)
       group = groups.setdefault((tie.layer, tie.layer_param), [owner])
       group.append(TiedCopy(stages[layer.name], layer.name, tie.param))

@@ -116,6 +116,17 @@ def layer_flops(spec: spec_lib.StageSpec) -> dict[str, int]:
   return flops
 
 
+def step_flops(spec: spec_lib.StageSpec) -> int:
+  """Returns the operations of a microbatch that MFU counts, both passes.
+
+  The backward pass of a product with frozen weights has one product, not two.
+  """
+  factor = BACKWARD_FACTOR
+  if any(layer.trained for layer in spec.layers):
+    factor = 1
+  return (1 + factor) * sum(layer_flops(spec).values())
+
+
 def _layer_flops(spec: spec_lib.StageSpec) -> int:
   (layer,) = spec.layers
   state = spec.state

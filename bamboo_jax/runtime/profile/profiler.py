@@ -118,7 +118,7 @@ def estimate(
       if roofline is not None and not roofline.keeps_scores:
         kept -= products.score_bytes(programs.saved)
       # A backward pass may hold the gradients of all these at once.
-      working = kept + spec_lib.nbytes(unit.state.params)
+      working = kept + spec_lib.nbytes(unit.accumulator.grads)
       if unit.is_last:  # A forward pass has logits, maybe of a wider dtype.
         forward = programs.traced("forward").jaxpr
         working = max(working, products.largest_product(forward))
@@ -150,7 +150,7 @@ def _make_profile(
 ) -> cost_model.Profile:
   ties = []
   for layer in spec.layers:
-    for tie in layer.ties:
+    for tie in layer.trained_ties:
       shared = spec.state.params[layer.name][tie.param]
       ties.append(
           cost_model.TieCost(tie.layer, layer.name, spec_lib.nbytes(shared))
@@ -246,6 +246,8 @@ def _layer_costs(
           name=layer.names[0],
           **dataclasses.asdict(_at_pace(cost, layer)),
           parameter_bytes=spec_lib.nbytes(layer.state.params),
+          frozen_bytes=spec_lib.nbytes(layer.state.params)
+          - spec_lib.nbytes(layer.accumulator.grads),
           slot_bytes=spec_lib.nbytes(layer.state.slots),
           activation_bytes=spec_lib.nbytes(layer.outputs),
       )
@@ -308,7 +310,9 @@ def _time_unit(
     backward_ms.append(secs)
     secs, _ = run("norms", total)
     norm_ms.append(secs)
-    secs, state = run("update", state.params, state.slots, total, scale, scale)
+    trained = spec_lib.drop_frozen(unit, state.params)
+    secs, new = run("update", trained, state.slots, total, scale, scale)
+    state = spec_lib.add_frozen(new, state)
     update_ms.append(secs + cast_ms)
   # Each alone: cached leftovers would slow the other passes down.
   params = programs.cast(state.params, device)

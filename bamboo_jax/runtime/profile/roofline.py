@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from bamboo_jax.accounting import machines
 from bamboo_jax.plan import cost_model
+from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.profile import products
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -67,9 +68,9 @@ class Roofline:
   def pass_ms(self, programs: programs_lib.KindPrograms, name: str) -> float:
     """Returns the time of one of the four programs above."""
     if name in ("forward", "backward"):
-      found = products.find_products(programs.traced(name).jaxpr)
+      found = products.find_products(compat.drop_unused(programs.traced(name)))
       secs = self.products_secs(found)
-      moved = 3 * spec_lib.nbytes(programs.unit.state.params)
+      moved = 3 * spec_lib.nbytes(programs.unit.accumulator.grads)
       secs += self._bytes_secs(moved if name == "backward" else 0)
     else:
       secs = self._bytes_secs(products.moved_bytes(programs.traced(name)))
@@ -148,7 +149,7 @@ def on_mesh(
   def spread(cost: cost_model.LayerCost) -> cost_model.LayerCost:
     weights = (cost.copy_bytes or cost.parameter_bytes) / tensor
     gather_ms = (data - 1) / data * weights / rate
-    scatter_ms = (data - 1) / data * cost.parameter_bytes / tensor / rate
+    scatter_ms = (data - 1) / data * cost.gradient_bytes / tensor / rate
     ring = 2 * (tensor - 1) / tensor
     sum_ms = ring * cost.activation_bytes / data / rate
     forward_ms = max(cost.forward_ms / share, gather_ms) + sum_ms
@@ -170,9 +171,3 @@ def on_mesh(
       measured=False,
       host_bytes_per_ms=host_rate and host_rate * data * tensor,
   )
-
-
-def model_flops(spec: spec_lib.StageSpec) -> int:
-  """Returns the operations of a microbatch that MFU counts, both passes."""
-  forward = sum(products.layer_flops(spec).values())
-  return (1 + products.BACKWARD_FACTOR) * forward

@@ -115,9 +115,14 @@ def find_blocks(signatures: Sequence[Hashable]) -> Blocks | None:
 def blocks_of(spec: spec_lib.StageSpec) -> Blocks:
   """Returns the repeating block of a model.
 
-  Raises `ValueError` if nothing repeats, or a block shares parameters with
-  another layer.
+  Raises `ValueError` if nothing repeats, a block shares parameters with
+  another layer, or parameters are frozen.
   """
+  if any(layer.trained for layer in spec.model.layers):
+    raise ValueError(
+        f"Model {spec.model.name!r} has frozen parameters, which one program "
+        f"for all stages cannot have; {ADVICE}."
+    )
   shapes = [str(shapes) for shapes in spec.model.input_shapes(spec.batch)]
   kinds = [layer.kind for layer in spec.model.layers]
   signatures = [*zip(kinds, shapes, [*shapes[1:], None], strict=True)]

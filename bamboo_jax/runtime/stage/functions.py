@@ -129,7 +129,8 @@ class UnitFunctions:
     vjp = self._join_vjp((widen(params), inputs), saved.residuals)
     if self.unit.is_last:
       grad = jnp.array([1.0, 0.0], jnp.float32)  # Of the loss, not its weight.
-    grads, grad_inputs = vjp(grad)
+    grads, grad_inputs = vjp(grad)  # XLA skips gradients of frozen weights.
+    grads = spec_lib.drop_frozen(self.unit, grads)
     add = lambda total, x: total + x.reshape(total.shape).astype(total.dtype)
     seen = spec_lib.Accumulator(grads, saved.stats, saved.loss)
     return make_token(), grad_inputs, jax.tree.map(add, accumulator, seen)
@@ -156,6 +157,7 @@ class UnitFunctions:
   ) -> spec_lib.StageState:
     """Applies the optimizer to gradients multiplied by `scale`.
 
+    `params` and the parameters of the result are the trained ones.
     Gradients and statistics are sums over microbatches; those of scalars have
     shape [1].
     """

@@ -53,7 +53,7 @@ class KindPrograms:
         -> (done, grad_inputs, accumulator); donates the accumulator
     evaluate(after, params, stats, inputs, batch) -> (done, outputs or loss)
     update(params, slots, total, scale, num_microbatches)
-        -> state; donates params and slots
+        -> state; donates params and slots; both without frozen parameters
     propose: the same as update, but donates nothing
     norms(total) -> float32 [layers], squared norms of the gradients
     zeros(after) -> accumulator
@@ -184,7 +184,8 @@ class KindPrograms:
         return passes
       case "update" | "propose":
         scale = jax.ShapeDtypeStruct((), np.float32)
-        return (state.params, state.slots, total, scale, scale)
+        params = spec_lib.drop_frozen(unit, state.params)
+        return (params, state.slots, total, scale, scale)
       case "norms":
         return (total,)
     return (token,)
@@ -359,7 +360,9 @@ class StagePrograms:
     for unit, programs in self._units:
       old, sums = spec_lib.to_unit(state, unit), spec_lib.to_unit(total, unit)
       run = programs[name, self.device]
-      parts.append(run(old.params, old.slots, sums, scale, num_microbatches))
+      params = spec_lib.drop_frozen(unit, old.params)
+      new = run(params, old.slots, sums, scale, num_microbatches)
+      parts.append(spec_lib.add_frozen(new, old))
     return self._join(parts)
 
   def norms(self, total: spec_lib.Accumulator) -> list[jax.Array]:

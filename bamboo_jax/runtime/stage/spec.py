@@ -220,7 +220,16 @@ def init_layers(
       )
     else:
       variables = initial(name)
-    slots = jax.jit(spec.optimizer.init)(variables.params)  # One program.
+      known, params = spec.state.params[name], variables.params
+      if known.keys() - params.keys():  # Weights of a model without adapters.
+        drawn = spec.model.init_layer(
+            index, seed=spec.seed, batch_shapes=spec.batch
+        )
+        variables = variables.replace(params={**drawn.params, **params})
+    trained = layer_lib.drop_frozen(
+        variables.params, spec.model.layers[index].trained
+    )
+    slots = jax.jit(spec.optimizer.init)(trained)  # One program.
     layers[name] = LayerState(variables.params, slots, variables.stats)
   return layers
 
@@ -245,11 +254,28 @@ def split_layers(state: StageState) -> dict[str, LayerState]:
 def zero_accumulator(spec: StageSpec) -> Accumulator:
   """Returns the accumulator before the first microbatch."""
   zeros = lambda a: jnp.zeros(a.shape or (1,), jnp.float32)
+  params = spec.state.params
+  trained = {
+      layer.name: layer_lib.drop_frozen(params[layer.name], layer.trained)
+      for layer in spec.layers
+  }
   return Accumulator(
-      grads=jax.tree.map(zeros, spec.state.params),
+      grads=jax.tree.map(zeros, trained),
       stats=jax.tree.map(zeros, spec.state.stats),
       loss=jnp.zeros((2,), jnp.float32) if spec.is_last else None,
   )
+
+
+def drop_frozen(unit: StageSpec, params: Sequence[base.PyTree]) -> tuple:
+  """Returns the trained parameters of each layer of a unit."""
+  prefixes = [layer.trained for layer in unit.layers]
+  return tuple(map(layer_lib.drop_frozen, params, prefixes))
+
+
+def add_frozen(state: StageState, old: StageState) -> StageState:
+  """Returns a unit's state with the frozen parameters of an older one."""
+  pairs = zip(old.params, state.params, strict=True)
+  return state.replace(params=tuple({**o, **new} for o, new in pairs))
 
 
 def nbytes(tree: base.PyTree) -> int:

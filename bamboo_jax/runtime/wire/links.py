@@ -87,8 +87,11 @@ class Links:
         return spec.outputs
       case "refresh":
         unit = spec.units[channel.unit]
-        whole = unit.state if self.refresh == "state" else unit.accumulator
-        return spec_lib.to_unit(whole, unit)
+        if self.refresh != "state":
+          return spec_lib.to_unit(unit.accumulator, unit)
+        state = spec_lib.to_unit(unit.state, unit)
+        params = spec_lib.drop_frozen(unit, state.params)
+        return state.replace(params=params)
       case "tie":
         _, layer, param = channel.key
         return spec.accumulator.grads[str(layer)][param]

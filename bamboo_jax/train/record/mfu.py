@@ -41,6 +41,5 @@ class Mfu:
 
   @functools.cached_property
   def _step_flops(self) -> float:
-    per_microbatch = sum(products.layer_flops(self._job.task.whole).values())
-    num_passes = 1 + products.BACKWARD_FACTOR
-    return num_passes * per_microbatch * self._job.plan.batch.total_microbatches
+    per_microbatch = products.step_flops(self._job.task.whole)
+    return per_microbatch * self._job.plan.batch.total_microbatches

@@ -7,7 +7,7 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.data import source
-from bamboo_jax.data.disk import vocabularies
+from bamboo_jax.data import vocabularies
 
 NAME = "init_from"  # Of a model whose name and sizes are those of the folder.
 
@@ -15,6 +15,7 @@ NAME = "init_from"  # Of a model whose name and sizes are those of the folder.
 def apply(config: ml_collections.ConfigDict) -> None:
   """Sets name and sizes of the model "init_from", and its tokenizer.
 
+  A folder of `peft` names the one of the model, and also sets its adapters.
   Other options of the model stay. Texts of the source `files` are read with the
   tokenizer of the folder, unless an option names another.
 
@@ -30,10 +31,13 @@ def apply(config: ml_collections.ConfigDict) -> None:
         "folder of Hugging Face."
     )
   # Imported late: it imports JAX, which other commands do not need.
+  from bamboo_jax.exchange import adapters
   from bamboo_jax.exchange import hub_config
-  from bamboo_jax.exchange import hub_folder
+  from bamboo_jax.exchange import weights
 
-  folder = pathlib.Path(config.init_from)
+  path = folder = pathlib.Path(config.init_from)
+  if adapters.is_folder(path):
+    folder = adapters.read_config(path).base
   try:
     found = json.loads((folder / "config.json").read_bytes())
   except (OSError, ValueError) as error:
@@ -45,9 +49,7 @@ def apply(config: ml_collections.ConfigDict) -> None:
   kind = found.get("model_type")
   if kind not in kinds:
     raise ValueError(base.suggest(str(kind), kinds, what="model_type"))
-  family = hub_config.FAMILIES[kinds[kind]]
-  options, problems = hub_folder.read_options(folder, family)
-  hub_folder.check({}, {}, problems, where=folder)
+  options = weights.read_options(path, kinds[kind])
   options |= config.model.options.to_dict()
   if "positions" in options and options.get("sequence_length"):
     longest = min(options["sequence_length"], options["positions"])

@@ -20,7 +20,7 @@ from bamboo_jax.models import units
 from bamboo_jax.plan import planner
 from bamboo_jax.plan.memory import explain
 from bamboo_jax.runtime import places
-from bamboo_jax.runtime.profile import roofline
+from bamboo_jax.runtime.profile import products
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import sizes
@@ -123,7 +123,7 @@ def forecast(config: ml_collections.ConfigDict, task: build.Task) -> Forecast:
       kept_bytes=_kept_bytes(config, plan),
       unit="tokens" if length else "samples",
       units_per_step=samples * (length or 1),
-      flops_per_step=count * roofline.model_flops(task.whole),
+      flops_per_step=count * products.step_flops(task.whole),
       price=_find_price(config, machine),
       market=config.cost.market,
   )

@@ -86,6 +86,29 @@ class OwnerTest(parameterized.TestCase):
     self.assertEqual(got.phases["compute"], sum(want))
     self.assertEqual(got.total_bytes, sum(want))
 
+  def test_frozen_parameters_have_no_gradients(self):
+    layers = [
+        dataclasses.replace(l, frozen_bytes=l.parameter_bytes - 10)
+        for l in LAYERS
+    ]
+    model = _model(
+        layers=layers,
+        num_accumulators=2,
+        is_summed=True,
+        num_rerouted=3,
+        protection=upkeep_lib.Protection(),
+    )
+    own = model.owner(1, 1, 3)
+    self.assertEqual(
+        (own.parameter_bytes, own.accumulator_bytes, own.sum_bytes),
+        (600, 2 * 20, 20),
+    )
+    self.assertEqual(model.rerouted(1, 1, 3).accumulator_bytes, 3 * 20)
+    replica = model.shadow(1, 3)
+    self.assertEqual(
+        (replica.replica_bytes, replica.received_bytes), (600 + 1200, 20)
+    )
+
   def test_sum_does_not_meet_residuals(self):
     got = _model(num_shares=2, ties=[_TIE]).owner(1, 1, 4)
     resident = 1400 * (1 + 2 + 1)

@@ -1,0 +1,243 @@
+"""Vocabularies: the bytes of a text, or a trained tokenizer from a file.
+
+A tokenizer.json of `tokenizers` or `transformers` needs the extra `bpe`, a file
+of SentencePiece the extra `data`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import os
+import pathlib
+from typing import Any, Protocol
+
+from absl import logging
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.base import extras
+from bamboo_jax.data import corpus
+
+# In a folder, the first that exists.
+FILES = ("tokenizer.json", "tokenizer.model", "spiece.model")
+# What ends a document, the first that there is; and what BERT needs.
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]")
+_SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
+_PIECE_CHARS = 1 << 16
+
+
+class Vocabulary(Protocol):
+  """A vocabulary of tokens from 0 to `vocab_size - 1`.
+
+  Attributes:
+    fingerprint: Everything that the tokens depend on, as plain values.
+    in_pieces: Whether lines of a text may be encoded one by one.
+    end: Token that ends a document.
+    special: Padding, [CLS], [SEP] and [MASK], if there are any.
+  """
+
+  vocab_size: int
+  end: int
+  special: tuple[int, ...] | None
+  fingerprint: Mapping[str, str | int]
+  in_pieces: bool
+
+  def encode_texts(self, texts: Sequence[str]) -> list[Sequence[int]]:
+    """Returns the tokens of each text, without an end."""
+
+
+class ByteVocabulary:
+  """Each byte is a token; 0, which does not occur in text, ends a document."""
+
+  vocab_size = 256
+  end = 0
+  special: tuple[int, ...] | None = None
+  in_pieces = True
+  fingerprint: Mapping[str, str | int] = {"tokens": "bytes", "vocab_size": 256}
+
+  def encode_texts(self, texts: Sequence[str]) -> list[Any]:
+    """Returns the bytes of each text in UTF-8."""
+    return [np.frombuffer(text.encode(), np.uint8) for text in texts]
+
+
+class TokenizerFile:
+  """The tokens of a tokenizer.json.
+
+  What it sets for inference is switched off, see `_switch_off`, and special
+  tokens of its post-processor are not added.
+  """
+
+  def __init__(self, path: pathlib.Path) -> None:
+    """Reads a file; raises `base.DataError` if it is damaged or has no end."""
+    self._tokenizer = tokenizer = _load(path)
+    if changes := _switch_off(tokenizer):
+      logging.warning("%s: %s.", path, "; ".join(changes))
+    numbers = map(tokenizer.token_to_id, _ENDS)
+    ends = [number for number in numbers if number is not None]
+    if not ends:
+      raise base.DataError(
+          f"{path} has no end-of-document token: none of {', '.join(_ENDS)}."
+      )
+    self.end, self.vocab_size = ends[0], tokenizer.get_vocab_size()
+    special = tuple(map(tokenizer.token_to_id, _SPECIAL))
+    self.special = None if None in special else special
+    # Lines cannot be encoded one by one if a space is put before each text, as
+    # in Llama 2, or surrounding whitespace is removed.
+    a, b, both = self.encode_texts(["a\n", "b\n", "a\nb\n"])
+    self.in_pieces = a + b == both
+    content = tokenizer.to_str().encode()
+    self.fingerprint: Mapping[str, str | int] = {
+        "tokens": "file",
+        "vocab_size": self.vocab_size,
+        "vocab_sha256": hashlib.sha256(content).hexdigest(),
+        **({} if self.in_pieces else {"in_pieces": False}),
+    }
+
+  def encode_texts(self, texts: Sequence[str]) -> list[Sequence[int]]:
+    """Returns the tokens of each text, without an end."""
+    found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [encoding.ids for encoding in found]
+
+
+class SentencePieces:
+  """The tokens of a SentencePiece file."""
+
+  special: tuple[int, ...] | None = None
+  in_pieces = False  # A space is put before each text.
+
+  def __init__(self, path: pathlib.Path) -> None:
+    """Reads a file; raises `base.DataError` if it is damaged or has no end."""
+    library = extras.load("sentencepiece", extra="data", what=str(path))
+    try:
+      content = path.read_bytes()
+      self._model = library.SentencePieceProcessor(model_proto=content)
+    except (OSError, RuntimeError) as error:
+      raise base.DataError(f"Cannot read {path}: {error}.") from error
+    self.end, self.vocab_size = self._model.eos_id(), len(self._model)
+    if self.end < 0:
+      raise base.DataError(f"{path} has no end-of-document token (eos_id).")
+    self.fingerprint: Mapping[str, str | int] = {
+        "tokens": "sentencepiece",
+        "vocab_size": self.vocab_size,
+        "vocab_sha256": hashlib.sha256(content).hexdigest(),
+    }
+
+  def encode_texts(self, texts: Sequence[str]) -> list[Sequence[int]]:
+    """Returns the tokens of each text, without an end."""
+    tokens: list[Sequence[int]] = self._model.encode(list(texts))
+    return tokens
+
+
+def read_vocabulary(
+    path: str | os.PathLike[str] | None, vocab_size: int | None = None
+) -> Vocabulary:
+  """Returns the vocabulary of a file, or of a folder with one; None: bytes.
+
+  Raises `base.DataError` if there is none, it is damaged, or it has more than
+  `vocab_size` tokens.
+  """
+  found: Vocabulary = ByteVocabulary()
+  if path is not None:
+    path = find_file(path)
+    is_pieces = path.suffix == ".model"
+    found = SentencePieces(path) if is_pieces else TokenizerFile(path)
+  check_size(found, path, vocab_size)
+  return found
+
+
+def check_size(
+    vocabulary: Vocabulary,
+    path: str | os.PathLike[str] | None,
+    vocab_size: int | None,
+) -> None:
+  """Raises `base.DataError` if the one at `path` has too many tokens."""
+  if vocab_size is not None and vocabulary.vocab_size > vocab_size:
+    raise base.DataError(
+        f"The tokenizer {path or 'of bytes'} has vocab_size="
+        f"{vocabulary.vocab_size}, more than the model's {vocab_size}."
+    )
+
+
+def find_file(path: str | os.PathLike[str]) -> pathlib.Path:
+  """Returns the tokenizer's file that `path` is or has."""
+  path = pathlib.Path(path).expanduser()
+  if not path.is_dir():
+    return path
+  for name in FILES:
+    if (path / name).is_file():
+      return path / name
+  raise base.DataError(f"There is no tokenizer in {path}: {', '.join(FILES)}.")
+
+
+def encode(
+    vocabulary: Vocabulary, documents: Sequence[corpus.Document]
+) -> np.ndarray:
+  """Returns the tokens of all documents, each with its end, [tokens].
+
+  The dtype is the smallest unsigned one. Only bytes take any content; others
+  raise `base.DataError` for a document that is not UTF-8.
+  """
+  if isinstance(vocabulary, ByteVocabulary):
+    content = b"".join(document.content + b"\0" for document in documents)
+    return np.frombuffer(content, np.uint8)
+  dtype = np.uint16 if vocabulary.vocab_size <= 1 << 16 else np.uint32
+  parts: list[Sequence[int]] = []
+  for document in documents:
+    try:
+      text = document.content.decode()
+    except UnicodeDecodeError as error:
+      raise base.DataError(
+          f"Cannot read {document.name}: byte {error.start} is not UTF-8; "
+          "without a tokenizer, any file is read as bytes."
+      ) from error
+    pieces = [*_split_lines(text)] if vocabulary.in_pieces else [text]
+    parts += [*vocabulary.encode_texts(pieces), [vocabulary.end]]
+  arrays = [np.array(tokens, dtype) for tokens in parts]
+  return np.concatenate([np.zeros(0, dtype), *arrays])
+
+
+def _load(path: pathlib.Path) -> Any:
+  library = extras.load("tokenizers", extra="bpe", what=str(path))
+  try:
+    text = path.read_bytes().decode("utf-8-sig")
+  except OSError as error:
+    raise base.DataError(
+        f"Cannot read {path}: {error.strerror or error}."
+    ) from error
+  except UnicodeDecodeError as error:
+    raise base.DataError(
+        f"{path} is damaged or no tokenizer.json ({error})."
+    ) from error
+  try:
+    return library.Tokenizer.from_str(text)
+  except Exception as error:  # The library raises no more precise class.
+    raise base.DataError(
+        f"{path} is damaged or no tokenizer.json ({error})."
+    ) from error
+
+
+def _switch_off(tokenizer: Any) -> list[str]:
+  """Disables truncation, padding and dropout; returns the active ones."""
+  changes = []
+  if tokenizer.truncation:
+    length = tokenizer.truncation["max_length"]
+    changes.append(f"truncation to {length} tokens is switched off")
+    tokenizer.no_truncation()
+  if tokenizer.padding:
+    changes.append("padding is switched off")
+    tokenizer.no_padding()
+  if dropout := getattr(tokenizer.model, "dropout", None):
+    # Each process would draw different tokens.
+    changes.append(f"dropout={dropout:.3g} of its pairs is switched off")
+    tokenizer.model.dropout = None
+  return changes
+
+
+def _split_lines(text: str) -> Iterator[str]:
+  """Yields pieces of whole lines, because the library copies each piece."""
+  start = 0
+  while start < len(text):
+    stop = start + _PIECE_CHARS
+    if stop < len(text):
+      stop = text.rfind("\n", start, stop) + 1 or stop
+    yield text[start:stop]
+    start = stop

@@ -1,0 +1,210 @@
+"""A folder of `peft`: the adapters of a model, which is in another folder.
+
+adapter_config.json names that folder, and adapter_model.safetensors has the
+tensors `lora_A` and `lora_B` of each adapted product.
+"""
+
+from collections.abc import Callable, Mapping
+import json
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.exchange import hub_folder
+from bamboo_jax.exchange import names
+from bamboo_jax.models import model as model_lib
+from bamboo_jax.models import zoo
+from bamboo_jax.models.text import lora
+
+_CONFIG, _FILE = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."  # Of the names of tensors.
+_FIXED = {"peft_type": "LORA", "bias": "none"}
+_READ = ("base_model_name_or_path", "lora_alpha", "r", "target_modules")
+_MEANINGLESS = (  # Without effect on adapters that exist.
+    *("auto_mapping", "inference_mode", "init_lora_weights", "megatron_core"),
+    *("peft_version", "qalora_group_size", "revision", "task_type"),
+)
+
+
+class Adapters(NamedTuple):
+  """The folder of the model without adapters, and the options of adapters."""
+
+  base: pathlib.Path
+  options: dict[str, Any]
+
+
+def is_folder(path: str | os.PathLike[str]) -> bool:
+  """Returns whether a folder has adapters."""
+  return pathlib.Path(path, _CONFIG).is_file()
+
+
+def read_config(path: str | os.PathLike[str]) -> Adapters:
+  """Translates adapter_config.json.
+
+  Raises `base.CheckpointError` if it is damaged, has settings that our models
+  lack, or names a model that is not on this machine.
+  """
+  path = pathlib.Path(path)
+  config = hub_folder.read_json(path / _CONFIG)
+  problems = [
+      f"{_CONFIG} has {key}={config.get(key)!r}, must be {value!r}"
+      for key, value in _FIXED.items()
+      if config.get(key) != value
+  ]
+  problems += [
+      f"{_CONFIG} has {key}={value!r}, which our models do not have"
+      for key, value in config.items()
+      if value and key not in (*_READ, *_FIXED, *_MEANINGLESS)
+  ]
+  targets = config.get("target_modules")
+  if not isinstance(targets, list) or not {*targets} <= {*lora.TARGETS}:
+    problems.append(
+        f"{_CONFIG} has target_modules={targets!r}, must be a list of "
+        f"{', '.join(lora.TARGETS)}"
+    )
+  rank, alpha = config.get("r"), config.get("lora_alpha")
+  if not isinstance(rank, int) or not isinstance(alpha, int | float):
+    problems.append(f"{_CONFIG} has r={rank!r} and lora_alpha={alpha!r}")
+  named = str(config.get("base_model_name_or_path"))
+  folder = path / named if (path / named).is_dir() else pathlib.Path(named)
+  if not folder.is_dir():
+    problems.append(
+        f"{_CONFIG} has base_model_name_or_path={named!r}, must be a folder "
+        "with the model without adapters"
+    )
+  hub_folder.check({}, {}, problems, where=path)
+  chosen = [target for target in lora.TARGETS if target in targets]
+  return Adapters(
+      folder,
+      {
+          "lora_rank": rank,
+          "lora_alpha": float(alpha),
+          "lora_targets": ",".join(chosen),
+      },
+  )
+
+
+def drop_adapters(model: model_lib.Model) -> model_lib.Model:
+  """Returns a model without its adapters; all of its weights are trained."""
+  options = model.fingerprint.items()
+  kept = {k: v for k, v in options if not k.startswith(lora.PREFIX)}
+  return model if len(kept) == len(options) else zoo.make_model(**kept)
+
+
+def open_folder(
+    path: str | os.PathLike[str], model: model_lib.Model
+) -> Callable[[str], hub_folder.Arrays]:
+  """Returns a function that reads the arrays of a layer, float32.
+
+  Raises `base.CheckpointError` if the folders do not fit the model.
+  """
+  path, options = pathlib.Path(path), read_config(path).options
+  problems = [
+      f"{_CONFIG} has {name}={value!r}, the model has {name}={ours!r}"
+      for name, value in options.items()
+      if (ours := _options_of(model)[name]) != value
+  ]
+  hub_folder.check({}, {}, problems, where=path)
+  read_base = hub_folder.open_folder(
+      read_config(path).base, drop_adapters(model)
+  )
+  tensors = hub_folder.read_file(path / _FILE)
+  shapes = names.shapes_of(model)
+  rules = _find_rules(model, shapes)
+  wanted = {
+      tensor: rule.their_shape(shapes[rule.layer][rule.array])
+      for tensor, rule in rules.items()
+  }
+  found = {name: tensor.shape for name, tensor in tensors.items()}
+  hub_folder.check(found, wanted, [], where=path)
+
+  def read(layer: str) -> hub_folder.Arrays:
+    own = {t: rule for t, rule in rules.items() if rule.layer == layer}
+    return read_base(layer) | {
+        rule.array: rule.to_ours([tensors[t]], shapes[layer][rule.array])
+        for t, rule in own.items()
+    }
+
+  return read
+
+
+def write(
+    path: str | os.PathLike[str],
+    model: model_lib.Model,
+    *,
+    read: Callable[[str], Mapping[str, np.ndarray]],
+    base_folder: str | None,
+) -> None:
+  """Writes a folder that `PeftModel.from_pretrained` loads.
+
+  Args:
+    path: Created if missing; must not hold weights yet.
+    read: Returns the arrays of a layer.
+    base_folder: Path of the model without adapters; None if it is not known.
+  """
+  from safetensors import numpy as safetensors
+
+  path, options = pathlib.Path(path), _options_of(model)
+  if options["lora_rank"] is None:
+    raise ValueError(f"The model {model.name!r} has no adapters to write.")
+  if hub_folder.is_hub_folder(path):
+    raise ValueError(f"There are weights in {path} already.")
+  path.mkdir(parents=True, exist_ok=True)
+  tensors = {}
+  for tensor, rule in _find_rules(model, names.shapes_of(model)).items():
+    array = read(rule.layer)[rule.array]
+    (tensors[tensor],) = rule.to_theirs(array).values()
+  safetensors.save_file(tensors, path / _FILE, metadata={"format": "pt"})
+  config = {
+      **_FIXED,
+      "task_type": "CAUSAL_LM",
+      "base_model_name_or_path": base_folder,
+      "r": options["lora_rank"],
+      "lora_alpha": options["lora_alpha"],
+      "lora_dropout": 0.0,
+      "target_modules": options["lora_targets"].split(","),
+      "inference_mode": True,
+  }
+  base.write_atomically(path / _CONFIG, json.dumps(config, indent=1))
+
+
+def merge(
+    model: model_lib.Model, arrays: Mapping[str, np.ndarray]
+) -> hub_folder.Arrays:
+  """Returns the arrays of a layer with the adapters added to its weights."""
+  options, merged = _options_of(model), dict(arrays)
+  for target in lora.TARGETS:
+    down, up = (
+        merged.pop(f"params/{lora.PREFIX}{part}_{target}/kernel", None)
+        for part in "ab"
+    )
+    if down is not None:
+      scale = np.float32(options["lora_alpha"] / options["lora_rank"])
+      name = f"params/{target}/kernel"
+      merged[name] = merged[name] + scale * (down @ up)
+  return merged
+
+
+def _options_of(model: model_lib.Model) -> dict[str, Any]:
+  """Returns the options of the adapters of a model, with their defaults."""
+  found = model.fingerprint
+  rank = found.get("lora_rank")
+  return {
+      "lora_rank": rank,
+      "lora_alpha": found.get("lora_alpha", rank),
+      "lora_targets": found.get("lora_targets", lora.DEFAULT_TARGETS),
+  }
+
+
+def _find_rules(
+    model: model_lib.Model, shapes: names.Shapes
+) -> dict[str, names.Rule]:
+  """Returns the rule of each tensor of the adapters, by its name."""
+  return {
+      _PREFIX + rule.tensors[0]: rule
+      for rule in names.rules_of(model.fingerprint, shapes)
+      if rule.array.startswith(f"params/{lora.PREFIX}")
+  }

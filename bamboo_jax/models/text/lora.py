@@ -1,0 +1,93 @@
+"""LoRA: products with frozen weights, plus trained products of low rank.
+
+Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2022:
+
+  y = x W + alpha / rank * (x A) B
+
+A begins with random numbers and B with zeros, as in `peft`. Frozen weights have
+no gradients and no slots, so a replica that holds them needs no upkeep: a step
+sends it only the gradients of A and B.
+
+Dimension key:
+  T: any leading dimensions
+  D: width of the input
+"""
+
+import dataclasses
+from typing import Any, Protocol
+
+import flax.linen as nn
+import jax
+
+from bamboo_jax import base
+from bamboo_jax.models import model as model_lib
+
+TARGETS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj"),
+    *("gate_proj", "up_proj", "down_proj"),
+)
+DEFAULT_TARGETS = "q_proj,v_proj"
+PREFIX = "lora_"  # Of names of parameters.
+_UNIFORM = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+
+
+class Shape(Protocol):
+  """The options of a model with adapters.
+
+  Attributes:
+    lora_rank: Rank of each adapter; None: no adapters, all weights are trained.
+    lora_alpha: Adapters are multiplied by `lora_alpha / lora_rank`; None: by 1.
+    lora_targets: The products with an adapter, some of `TARGETS` with commas;
+      None: `DEFAULT_TARGETS`.
+  """
+
+  lora_rank: int | None
+  lora_alpha: float | None
+  lora_targets: str | None
+  dtype: str
+
+
+def find_targets(shape: Shape) -> tuple[str, ...]:
+  """Returns the names of the products with an adapter."""
+  if shape.lora_rank is None:
+    return ()
+  return tuple((shape.lora_targets or DEFAULT_TARGETS).split(","))
+
+
+def check(shape: Shape) -> None:
+  """Raises `ValueError` for options that are invalid or have no effect."""
+  for name in ("lora_alpha", "lora_targets"):
+    if shape.lora_rank is None and getattr(shape, name) is not None:
+      raise ValueError(
+          f"{name}={getattr(shape, name)!r} needs a lora_rank, but it is None."
+      )
+  if shape.lora_alpha is not None and not shape.lora_alpha > 0:
+    raise ValueError(f"lora_alpha must be above 0, got {shape.lora_alpha}.")
+  for target in find_targets(shape):
+    if target not in TARGETS:
+      raise ValueError(base.suggest(target, TARGETS, what="lora_targets"))
+
+
+def adapt(shape: Shape, name: str, x_TD: jax.Array, y: jax.Array) -> jax.Array:
+  """Returns the product `y` of `x_TD` plus that of its adapter, if any."""
+  if name not in find_targets(shape):
+    return y
+
+  def multiply(part: str, features: int, init: Any, x: jax.Array) -> jax.Array:
+    return nn.Dense(
+        features,
+        use_bias=False,
+        dtype=shape.dtype,
+        kernel_init=init,
+        name=f"{PREFIX}{part}_{name}",
+    )(x)
+
+  low = multiply("a", shape.lora_rank, _UNIFORM, x_TD)
+  added = multiply("b", y.shape[-1], nn.initializers.zeros, low)
+  return y + added * ((shape.lora_alpha or shape.lora_rank) / shape.lora_rank)
+
+
+def freeze(model: model_lib.Model) -> model_lib.Model:
+  """Returns the model with all parameters frozen but those of adapters."""
+  layers = [dataclasses.replace(l, trained=PREFIX) for l in model.layers]
+  return dataclasses.replace(model, layers=tuple(layers))

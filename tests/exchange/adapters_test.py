@@ -1,0 +1,189 @@
+"""Training with LoRA equals that of `peft`; needs it and the extra `peers`.
+
+Importing the libraries takes most of the time.
+"""
+
+import json
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+import jax
+import numpy as np
+import pytest
+
+from bamboo_jax import base
+from bamboo_jax.exchange import weights
+from bamboo_jax.models import zoo
+from bamboo_jax.train import run as run_lib
+from bamboo_jax.train.setup import accept
+from bamboo_jax.train.setup import build
+from configs import default
+from tests import tiny
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+
+_SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 24,
+    "vocab_size": 16,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
+_RATE = 1e-2
+
+
+def make_config(folder):
+  """Returns the config of a run that begins from `folder`."""
+  config = tiny.get_config()
+  config.num_steps = 10
+  config.model.name = "init_from"
+  config.model.options = {"sequence_length": 8}
+  config.init_from = str(folder)
+  config.data.options.vocab_size = 16
+  config.optimizer.schedule = "constant"
+  config.optimizer.learning_rate = _RATE
+  config.optimizer.clip_norm = None
+  accept.accept(config, default.get_config())
+  return config
+
+
+def make_model(folder):
+  """Returns the model of a folder of `peft`."""
+  options = weights.read_options(folder, "llama")
+  return zoo.make_model("llama", **{**options, "sequence_length": 8})
+
+
+def train_peer(model, config):
+  """Trains a model of `peft` with the batches of the config."""
+  batches = build.make_task(config).batches
+  trained = [p for p in model.parameters() if p.requires_grad]
+  optimizer = torch.optim.AdamW(trained, lr=_RATE, weight_decay=0.1)
+  for step in range(config.num_steps):
+    parts = [batches.microbatch(step, m) for m in range(2)]
+    tokens, targets = (
+        torch.tensor(np.concatenate([part[key] for part in parts])).long()
+        for key in ("inputs", "targets")
+    )
+    logits = model(tokens).logits
+    loss = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten()
+    )
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+class AdaptersTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    self.folder = pathlib.Path(folder)
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**_SIZES)
+    base_model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():  # Far from uniform predictions.
+      for parameter in base_model.parameters():
+        parameter.add_(0.2 * torch.randn_like(parameter))
+    base_model.save_pretrained(self.folder / "base")
+    chosen = peft.LoraConfig(
+        r=2,
+        lora_alpha=3,
+        target_modules=["q_proj", "down_proj"],
+        task_type="CAUSAL_LM",
+        init_lora_weights=False,  # Not 0.
+    )
+    self.peer = peft.get_peft_model(base_model, chosen)
+    peft_config = self.peer.peft_config["default"]
+    peft_config.base_model_name_or_path = str(self.folder / "base")
+    self.peer.save_pretrained(self.folder / "adapter")
+
+  def test_ten_steps(self):
+    config = make_config(self.folder / "adapter")
+    run = self.folder / "run"
+    run_lib.train_and_evaluate(config, workdir=str(run))
+    out, merged = self.folder / "out", self.folder / "merged"
+    for path, kind in ((out, "peft"), (merged, "hf")):
+      weights.export_folder(
+          run, name="llama", out=path, kind=kind, max_file_bytes=1 << 20
+      )
+    before = {k: v.clone() for k, v in self.peer.state_dict().items()}
+    train_peer(self.peer, config)
+    want = self.peer.state_dict()
+    got = peft.PeftModel.from_pretrained(
+        transformers.AutoModelForCausalLM.from_pretrained(self.folder / "base"),
+        out,
+    ).state_dict()
+    self.assertEqual(got.keys(), want.keys())
+    for key, value in want.items():
+      np.testing.assert_allclose(got[key], value, atol=1e-5, err_msg=key)
+      moved = np.abs(value - before[key]).max().item()
+      self.assertEqual(moved > 1e-2, "lora" in key, (key, moved))
+    tokens = torch.arange(8)[None]
+    whole = transformers.AutoModelForCausalLM.from_pretrained(merged)
+    with torch.no_grad():
+      np.testing.assert_allclose(
+          whole(tokens).logits, self.peer.eval()(tokens).logits, atol=1e-3
+      )
+    self.assert_base_is_untouched(run)
+    self.assert_imports(out)
+
+  def assert_base_is_untouched(self, run):
+    model = make_model(self.folder / "adapter")
+    trained = weights.open_weights(run, model)
+    first = weights.open_weights(self.folder / "base", model)
+    for name in model.layer_names:
+      params, now = first(name).params, trained(name).params
+      self.assertFalse({k for k in params if "lora" in k})
+      now = {key: now[key] for key in params}
+      jax.tree.map(np.testing.assert_array_equal, now, params)
+
+  def assert_imports(self, out):
+    """An export is imported as it is."""
+    weights.import_folder(out, name="llama", out=self.folder / "imported")
+    model = make_model(out)
+    folders = (self.folder / "imported", out)
+    ours, theirs = (weights.open_weights(path, model) for path in folders)
+    for name in model.layer_names:
+      jax.tree.map(
+          np.testing.assert_array_equal, ours(name).params, theirs(name).params
+      )
+
+  def test_resume(self):
+    """A run that begins from a plain folder, and one that is interrupted."""
+    digests = []
+    for name, stops in (("whole", [None]), ("twice", [5, None])):
+      for stop_at in stops:
+        config = make_config(self.folder / "base")
+        with config.unlocked():
+          config.model.options.lora_rank = 2
+        run = self.folder / name
+        run_lib.train_and_evaluate(config, workdir=str(run), stop_at=stop_at)
+      summary = json.loads((run / "summary.json").read_text())
+      digests.append(summary["state_sha256"])
+    self.assertEqual(*digests)
+
+  def test_rejected(self):
+    file = self.folder / "adapter" / "adapter_config.json"
+    good = json.loads(file.read_text())
+    for changes, message in (
+        ({"use_dora": True}, "use_dora=True, which our models do not have"),
+        ({"lora_dropout": 0.1}, "lora_dropout=0.1, which our models do not"),
+        ({"peft_type": "IA3"}, "peft_type='IA3', must be 'LORA'"),
+        ({"target_modules": ["lm_head"]}, "must be a list of q_proj"),
+        ({"base_model_name_or_path": "a/b"}, "'a/b', must be a folder with"),
+        ({"r": 3}, r"shape: base_model.model.model.layers.0.mlp.down_proj"),
+    ):
+      with self.subTest(message):
+        file.write_text(json.dumps({**good, **changes}))
+        with self.assertRaisesRegex(base.CheckpointError, message):
+          weights.import_folder(
+              self.folder / "adapter", name="llama", out=self.folder / "no"
+          )
