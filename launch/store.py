@@ -7,6 +7,7 @@ and a secret unless there is one: `bamboo agent` and `bamboo status` with the
 same --workdir need no other flag. Ends when the run is complete.
 """
 
+import contextlib
 import pathlib
 import secrets
 import tempfile
@@ -50,7 +51,8 @@ def main() -> None:
   identity_lib.check_host(_HOST.value, secret=secret)
   summary = workdir / "summary.json"
   former = _read(summary)
-  with tempfile.TemporaryDirectory() as folder:
+  with contextlib.ExitStack() as stack:
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
     etcd = private_etcd.PrivateEtcd(
         pathlib.Path(folder),
         secret=secret,
@@ -58,16 +60,14 @@ def main() -> None:
         host=_HOST.value,
         port=_PORT.value,
     )
+    stack.callback(etcd.close)
     etcd.wait_ready()
     endpoint_lib.write(workdir, endpoint_lib.Endpoint(etcd.endpoint, run))
     print(f"etcd: {etcd.endpoint}", flush=True)
     while _read(summary) == former:
       time.sleep(_POLL_SECS)
-      if (code := etcd.process.poll()) is not None:
-        print(f"etcd ended with {code}, and is started again.", flush=True)
-        etcd.start()
+      etcd.tend()
     time.sleep(_LEAVE_SECS)
-    etcd.process.kill()
   print("The run is complete.")
 
 

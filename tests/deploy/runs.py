@@ -62,6 +62,8 @@ class DeployedCase(commands.CommandCase):
   def setUp(self):
     super().setUp()
     self.workdir = self.folder / "run"
+    self.secret = endpoint_lib.secret_file(self.workdir)
+    self.tend = lambda: None  # Called by all that waits.
     self.released = self.folder / "released"
     self.config.write_text(_CONFIG.format(released=str(self.released)))
     self.write_program("bamboo", f'{_BAMBOO}exec $python "$@"\n')
@@ -86,6 +88,7 @@ class DeployedCase(commands.CommandCase):
     """Returns the value of `condition()` once it is true."""
     end_secs = time.monotonic() + _DEADLINE_SECS
     while not (found := condition()):
+      self.tend()
       self.assertLess(time.monotonic(), end_secs, msg=f"no {what}")
       time.sleep(0.1)
     return found
@@ -96,9 +99,8 @@ class DeployedCase(commands.CommandCase):
     if not (metrics.exists() and b'"loss"' in metrics.read_bytes()):
       return {}
     found = endpoint_lib.read(self.workdir)
-    secret = endpoint_lib.secret_file(self.workdir)
     own = identity_lib.issue(
-        identity_lib.read_secret(str(secret)),
+        identity_lib.read_secret(str(self.secret)),
         run=found.run,
         role="operator",
         name="",

@@ -6,7 +6,6 @@ them programs that only write down their arguments stand for those of Slurm.
 
 import os
 import shutil
-import signal
 import subprocess
 
 from absl.testing import absltest
@@ -38,7 +37,7 @@ class SlurmTest(runs.DeployedCase):
         text=True,
     )
     self.addCleanup(slurm.communicate)
-    self.addCleanup(slurm.send_signal, signal.SIGINT)
+    self.addCleanup(slurm.terminate)
     ready = slurm.stdout.readline().split()
     self.assertEqual(ready[:2], ["ready:", "export"])
     name, _, value = ready[2].partition("=")

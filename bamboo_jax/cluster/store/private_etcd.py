@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 
+from absl import logging
+
 from bamboo_jax.base import ports as ports_lib
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster.store import etcd as etcd_lib
@@ -98,10 +100,21 @@ class PrivateEtcd:
     # Its store ends with the run, so it need not sync to disk.
     arguments = [f"--{k}={v}" for k, v in command.items()]
     self._command = [find_binary(), "--unsafe-no-fsync", *arguments]
-    self.start()
+    self._start()
 
-  def start(self) -> None:
-    """Starts etcd, or starts it again with the data that it had."""
+  def tend(self) -> None:
+    """Starts etcd again, with the data that it had, if it has died."""
+    if (code := self.process.poll()) is not None:
+      logging.warning("etcd %s; starting it.", children.describe_exit(code))
+      self._start()
+
+  def close(self) -> None:
+    """Ends etcd."""
+    self.client.close()
+    self.process.kill()
+    self.process.wait()
+
+  def _start(self) -> None:
     with open(self._log, "ab") as log:
       self.process = subprocess.Popen(
           self._command,
