@@ -8,7 +8,7 @@ process, which delays, loses and drops them. Faults come one after the other,
 each while training goes on:
 
   reset    connections between the agents of two nodes are reset, ten times
-  cut      all connections between workers and between agents are reset, twenty
+  cut      all connections between workers and between agents are reset, fifty
            times; exits with 1 if that leads to another view
   one_way  nothing gets from one node to another, for 1.5 s
   loss     2 % of all packets are lost, for 20 s
@@ -261,9 +261,9 @@ def _reset(run: Run) -> None:
 
 def _cut(run: Run) -> None:
   before, count = run.view(), 0
-  for _ in range(20):
+  for _ in range(50):
     count += sum(map(run.net.reset_all, run.nodes))
-    time.sleep(random.uniform(0.1, 1.5))
+    time.sleep(random.uniform(0.5, 2.0))
   print(f"cut: {count} sockets were reset", flush=True)
   if run.view() != before:
     sys.exit(f"Another view after resets: {run.view().reason}.")
@@ -368,7 +368,7 @@ def _disturb(run: Run, kinds: list[str]) -> None:
 
 def _ends_well(agent: subprocess.Popen) -> bool:
   try:
-    return agent.wait(_PATIENCE_SECS) == 0
+    return agent.wait(5 * _PATIENCE_SECS) == 0
   except subprocess.TimeoutExpired:
     return False
 

@@ -15,6 +15,9 @@ import jax
 from jax.experimental import topologies
 
 _PLUGINS = ("jax_cuda12_plugin", "jax_plugins.xla_cuda12")
+# Functions of LLVM that programs need, from a wheel or from CUDA.
+_LIBDEVICE = "nvvm/libdevice/libdevice.10.bc"
+_CUDA = "/usr/local/cuda"
 _EXTRA = "pip install 'bamboo_jax[gpu_compile]', in an environment of its own"
 _CUDNN_VERSION = 91000
 
@@ -31,11 +34,20 @@ def find_reason() -> str | None:
         f"jax-cuda12-plugin is of version {version} and JAX of "
         f"{jax.__version__}: install the same, as with {_EXTRA}"
     )
+  if not any(os.path.exists(f"{root}/{_LIBDEVICE}") for root in _find_cuda()):
+    return f"nvidia-cuda-nvcc-cu12 is not installed: {_EXTRA}"
   try:
     _modules()
   except (ImportError, AttributeError) as error:
     return f"jax {jax.__version__} has no longer what this needs: {error}"
   return None
+
+
+def _find_cuda() -> list[str]:
+  """Returns where JAX and XLA look for CUDA."""
+  nvidia = importlib.util.find_spec("nvidia")
+  places = nvidia.submodule_search_locations or () if nvidia else ()
+  return [*(f"{place}/cuda_nvcc" for place in places), _CUDA]
 
 
 def _has_plugin() -> bool:

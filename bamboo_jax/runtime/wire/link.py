@@ -11,6 +11,7 @@ from typing import Protocol
 import jax
 
 from bamboo_jax import base
+from bamboo_jax.runtime.wire import mesh as mesh_lib
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import channel as channel_lib
 
@@ -57,6 +58,8 @@ class LocalLink:
 class SocketLink:
   """The end of a link at this process; the other one is elsewhere.
 
+  What lies on a mesh travels in parts, as its devices hold them.
+
   A value that was sent must be neither donated nor changed before the next
   attempt begins: it may have to be sent again.
   """
@@ -69,15 +72,21 @@ class SocketLink:
       like: base.PyTree,
       to: base.PyTree,
   ) -> None:
-    """`to` are the devices or shardings of values that arrive here."""
+    """`to` are the devices or shardings of values at this end."""
     self._exchange, self._to = exchange, to
     self._source, self._destination = channel.nodes
     self._name = str(channel)
     self._shapes, self._structure = jax.tree.flatten(like)
+    shardings = jax.tree.leaves(to)
+    on_mesh = [*map(_is_mesh, shardings)] == [True] * len(self._shapes)
+    self._shardings = shardings if on_mesh else None
 
   def send(self, value: base.PyTree) -> None:
     """See `Link`; the arrays need not be computed yet."""
     leaves = jax.tree.leaves(value)
+    if self._shardings:
+      pairs = zip(leaves, self._shardings, strict=True)
+      leaves = [part for pair in pairs for part in mesh_lib.cut(*pair)]
     self._exchange.send(self._destination, self._name, leaves)
 
   def receive(self) -> base.PyTree:
@@ -87,10 +96,16 @@ class SocketLink:
       base.PeerRemovedError, base.AttemptOverError: It will not come.
     """
     arrays = self._exchange.receive(self._source, self._name)
+    if self._shardings:
+      rest = iter(arrays)
+      pairs = zip(self._shapes, self._shardings, strict=True)
+      arrays = [mesh_lib.paste(rest, a.shape, to) for a, to in pairs]
+      assert next(rest, None) is None, self._name
     found = [(a.shape, a.dtype) for a in arrays]
     wanted = [(a.shape, a.dtype) for a in self._shapes]
     assert found == wanted, (self._name, found, wanted)
-    return jax.device_put(self._structure.unflatten(arrays), self._to)
+    value = self._structure.unflatten(arrays)
+    return value if self._shardings else jax.device_put(value, self._to)
 
   def wait(self, secs: float) -> bool:
     """Returns whether a value has arrived, which it waits for up to `secs`.
@@ -101,3 +116,7 @@ class SocketLink:
 
   def drop(self) -> None:
     """See `Link`; the transport does, when the next attempt begins."""
+
+
+def _is_mesh(place: base.PyTree) -> bool:
+  return isinstance(place, jax.sharding.NamedSharding)

@@ -34,9 +34,12 @@ class Links:
     if link := self._links.get(channel):
       return link
     source, destination = channel.nodes
+    is_local = self.exchange is None or source == destination
     place, like = self.find_compute(destination), self._shapes(channel)
+    if place is None and not is_local:  # The sender is here.
+      place = self.find_compute(source)
     to = None if place is None else self._find_target(channel, place, like)
-    if self.exchange is None or source == destination:
+    if is_local:
       link = link_lib.LocalLink(to)
     else:
       link = link_lib.SocketLink(self.exchange, channel, like=like, to=to)
@@ -66,7 +69,7 @@ class Links:
   def _find_target(
       self, channel: channel_lib.Channel, place: places.Place, like: base.PyTree
   ) -> base.PyTree:
-    """Returns the shardings at the destination."""
+    """Returns the shardings of a value, at either end."""
     model = self.specs[channel.stage].model.name
     match channel.kind:
       case "refresh":

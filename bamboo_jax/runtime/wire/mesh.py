@@ -1,6 +1,6 @@
 """Arrays over the devices of a mesh, a part on each, joined by dimension 0."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import functools
 from typing import Any
 
@@ -74,6 +74,50 @@ def part_on(device: jax.Device, whole: base.PyTree) -> base.PyTree:
       s.data for s in a.addressable_shards if s.device == device
   )
   return jax.tree.map(find, whole)
+
+
+def cut(array: Any, sharding: jax.sharding.Sharding) -> list[Any]:
+  """Returns the distinct parts of an array, in the order of their devices.
+
+  An array with that sharding is not gathered: a part is what a device holds.
+  """
+  parts = _find_parts(array.shape, sharding)
+  if isinstance(array, jax.Array):
+    if array.sharding.is_equivalent_to(sharding, array.ndim):
+      held = {shard.device: shard.data for shard in array.addressable_shards}
+      return [held[devices[0]] for devices, _ in parts]
+  whole = np.asarray(array)
+  return [whole[index] for _, index in parts]
+
+
+def paste(
+    parts: Iterator[Any],
+    shape: tuple[int, ...],
+    sharding: jax.sharding.Sharding,
+) -> jax.Array:
+  """Returns the array of the next parts, which `cut` returned elsewhere.
+
+  The sharding is that of `cut`, but for the devices.
+  """
+  held = {}
+  for devices, _ in _find_parts(shape, sharding):
+    part = next(parts)
+    held |= {device: jax.device_put(part, device) for device in devices}
+  return jax.make_array_from_single_device_arrays(
+      shape, sharding, [held[d] for d in sharding.devices_indices_map(shape)]
+  )
+
+
+@functools.lru_cache(4096)
+def _find_parts(
+    shape: tuple[int, ...], sharding: jax.sharding.Sharding
+) -> list[tuple[list[jax.Device], tuple[slice, ...]]]:
+  """Returns the distinct parts: the devices that hold one, and its index."""
+  found: dict[Any, tuple[list[jax.Device], tuple[slice, ...]]] = {}
+  for device, index in sharding.devices_indices_map(shape).items():
+    key = tuple((s.start, s.stop) for s in index)
+    found.setdefault(key, ([], index))[0].append(device)
+  return [*found.values()]
 
 
 def _widened(
