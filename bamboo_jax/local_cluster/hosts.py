@@ -149,4 +149,4 @@ class Fleet:
         process.kill()
         self._tell(host, "does not answer; its agent may still run")
     for thread in self._readers:
-      thread.join(_POLL_SECS)  # The last lines of a process that has ended.
+      thread.join(1.0)  # The last lines of a process that has ended.

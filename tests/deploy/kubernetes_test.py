@@ -75,7 +75,7 @@ class KubernetesTest(runs.DeployedCase):
     self.check_commands(f'echo "$@" >>{calls}\n')
     self.cluster.start()
     self.addCleanup(self.cluster.close)
-    codes = [pod.process.wait(60) for pod in self.cluster.pods]
+    codes = [pod.process.wait(300) for pod in self.cluster.pods]
     logs = [p.read_text() for p in self.pods.glob("*/log")]
     self.assertEqual(codes, [0, 1, 1, 1], msg=logs)  # There is no summary.
     self.assertEqual(logs, [""] * 4)

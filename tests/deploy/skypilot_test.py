@@ -35,7 +35,7 @@ class SkyPilotTest(runs.DeployedCase):
   def run_text(self, *command, **environ):
     environ = {**self.environ, **environ}
     return subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=60
+        command, env=environ, capture_output=True, text=True, timeout=300
     )
 
   @absltest.skipIf(sky is None, "needs skypilot")

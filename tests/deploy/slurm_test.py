@@ -118,7 +118,7 @@ class FileTest(runs.DeployedCase):
         stderr=subprocess.PIPE,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     calls = self.calls.read_text().splitlines()
     return done.returncode, calls, done.stderr
