@@ -1,11 +1,12 @@
 r"""The agent of one node: starts its worker and stays in touch with the others.
 
-bamboo agent --config=quickstart --workdir=runs/cluster \
-  --etcd=127.0.0.1:2379 --name=n0 --zone=a
+bamboo agent --config=quickstart --workdir=/shared/run \
+  --name=n0 --zone=a --host=10.0.0.7
 
-One for each node; `bamboo cluster` starts all of them on one machine. The first
-SIGTERM announces that the node will be preempted: other nodes take over its
-stages, and it ends. A second one, or SIGINT, ends it at once.
+One for each node, after `bamboo store` with the same workdir; `bamboo cluster`
+starts all of them on one machine. The first SIGTERM announces that the node
+will be preempted: other nodes take over its stages, and it ends. A second one,
+or SIGINT, ends it at once.
 """
 
 import os
@@ -25,8 +26,8 @@ flags.adopt_module_key_flags(given)
 _ETCD = flags.DEFINE_string(
     "etcd",
     None,
-    "host:port, or several with commas between; https:// in front for TLS.",
-    required=True,
+    "host:port, or several with commas between; https:// in front for TLS. By "
+    "default that of `bamboo store` with the same --workdir.",
 )
 _NAME = flags.DEFINE_string("name", None, "Of the node.", required=True)
 _ZONE = flags.DEFINE_string("zone", "", "Zone that the node is in.")
@@ -48,9 +49,15 @@ def main() -> None:
   spare = copies.Spare() if copies.is_copy else None
   name, host = _NAME.value, given.HOST.value
   logs.use(name)
-  identity = identity_flags.make("agent", name, host=host)
-  etcd = identity_flags.connect(_ETCD.value, identity)
+  endpoints, run, secret = identity_flags.find_run(
+      _ETCD.value, given.WORKDIR.value
+  )
+  identity = identity_flags.make(
+      "agent", name, host=host, run=run, secret_file=secret
+  )
+  etcd = identity_flags.connect(endpoints, identity)
   arguments = cli.find_arguments(given.SHARED, sys.argv[1:])
+  arguments += [f"--run={run}"] + [f"--secret={secret}"] * bool(secret)
   notices = None
   if _NOTICE.value != "none":
     notices = notices_lib.Poller(_NOTICE.value, url=_NOTICE_URL.value)
@@ -59,7 +66,7 @@ def main() -> None:
       workdir=given.WORKDIR.value,
       num_nodes=_NODES.value,
       name=name,
-      run=identity_flags.RUN.value,
+      run=run,
       zone=_ZONE.value,
       host=host,
       command=[sys.executable, "-m", "bamboo_jax.launch.worker", *arguments],

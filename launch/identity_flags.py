@@ -5,6 +5,7 @@ from typing import Any
 
 from absl import flags
 
+from bamboo_jax.cluster.store import endpoint as endpoint_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.net import identity as identity_lib
 
@@ -45,3 +46,18 @@ def make(
 def connect(endpoints: str, identity: identity_lib.Identity) -> etcd_lib.Etcd:
   """Returns a client of etcd that signs what it writes."""
   return etcd_lib.Etcd(endpoints, tls=identity.store, key=identity.entry_key)
+
+
+def find_run(etcd: str | None, workdir: str) -> tuple[str, str, str | None]:
+  """Returns etcd, the name of the run, and the file of its secret.
+
+  Without `etcd` all that no flag names is read from the files of `bamboo store`
+  or `bamboo cluster` in the workdir.
+  """
+  if etcd is not None:
+    return etcd, RUN.value, SECRET.value
+  folder = pathlib.Path(workdir)
+  found = endpoint_lib.read(folder)
+  run = RUN.value if RUN.present else found.run
+  file = SECRET.value or str(endpoint_lib.secret_file(folder))
+  return found.etcd, run, file

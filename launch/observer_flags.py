@@ -13,7 +13,7 @@ from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.launch import identity_flags
 
 WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Of a `bamboo cluster` that runs."
+    "workdir", None, "Of a running `bamboo cluster` or `bamboo store`."
 )
 ETCD = flags.DEFINE_string(
     "etcd",
@@ -36,17 +36,13 @@ def connect() -> Observed:
   """Returns the run that the flags name; `ValueError` if they name none."""
   if WORKDIR.value is None and ETCD.value is None:
     raise ValueError(
-        "Give the --workdir of a bamboo cluster that runs, or the store of a "
-        "run with --etcd (and --secret)."
+        "Give the --workdir of a bamboo cluster or bamboo store that runs, or "
+        "the store of a run with --etcd (and --secret)."
     )
-  etcd, run = ETCD.value, identity_flags.RUN.value
-  file, workdir = identity_flags.SECRET.value, None
+  etcd, run, file = identity_flags.find_run(ETCD.value, WORKDIR.value or "")
+  workdir = None
   if WORKDIR.value is not None:
     workdir = pathlib.Path(WORKDIR.value)
-    if etcd is None:
-      endpoint = endpoint_lib.read(workdir)
-      etcd = endpoint.etcd
-      run = run if identity_flags.RUN.present else endpoint.run
     file = file or str(endpoint_lib.secret_file(workdir))
   identity = identity_flags.make(
       "operator", "", host="127.0.0.1", run=run, secret_file=file

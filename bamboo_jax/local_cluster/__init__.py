@@ -8,4 +8,5 @@ inquiry   asks workers what they do
 page      a page on the run, with buttons
 trial     runs that end after enough measurements
 node      the process of an agent, on any machine
+hosts     agents on other machines, over ssh
 """

@@ -44,9 +44,7 @@ def start_etcd(folder, add_cleanup, *, secret=None):
       pathlib.Path(folder),
       secret=secret,
   )
-  add_cleanup(etcd.process.wait)
-  add_cleanup(etcd.process.kill)
-  add_cleanup(etcd.client.close)
+  add_cleanup(etcd.close)
   etcd.wait_ready()
   return etcd
 

@@ -1,7 +1,8 @@
 """The file with the address of the etcd of a run: `endpoint.json`.
 
-`bamboo cluster` writes it into its workdir, and removes it at the end; the
-secret is in a separate file beside it, readable by its owner only.
+`bamboo store` and `bamboo cluster` write it into the workdir, and the latter
+removes it at the end; the secret is in a separate file beside it, readable by
+its owner only.
 """
 
 import dataclasses
@@ -46,8 +47,8 @@ def read(workdir: pathlib.Path) -> Endpoint:
   except FileNotFoundError:
     raise ValueError(
         f"No cluster runs in {workdir}: there is no {_NAME}, which "
-        "bamboo cluster writes. If its agents were started one by one, name "
-        "their store with --etcd."
+        "bamboo cluster and bamboo store write. Start one of these, or name "
+        "an etcd with --etcd."
     ) from None
   except ValueError as error:
     raise ValueError(f"{path} is damaged: {error}") from error

@@ -1,10 +1,12 @@
-"""Starts an etcd for a cluster on one machine."""
+"""Starts an etcd for one run."""
 
 import pathlib
 import shutil
 import subprocess
 import sys
 import time
+
+from absl import logging
 
 from bamboo_jax.base import ports as ports_lib
 from bamboo_jax.cluster import children
@@ -45,10 +47,11 @@ def _is_faulty(path: str) -> bool:
 
 
 class PrivateEtcd:
-  """Starts etcd with an empty store, on two free ports; empties `folder`.
+  """Starts etcd with an empty store; empties `folder`.
 
-  Connections to its `endpoint` need a certificate from the `secret` of the run,
-  as those of `client` have; none if that is None.
+  It listens on `port` of `host`, 0 for a free port. Connections to its
+  `endpoint` need a certificate from the `secret` of the run, as those of
+  `client` have; none if that is None.
   """
 
   def __init__(
@@ -57,10 +60,14 @@ class PrivateEtcd:
       *,
       secret: bytes | None,
       run: str = "run",
+      host: str = "127.0.0.1",
+      port: int = 0,
   ) -> None:
-    port, peer_port = ports_lib.free_port(), ports_lib.free_port()
+    port, peer_port = port or ports_lib.free_port(), ports_lib.free_port()
     scheme = "http" if secret is None else "https"
-    client, peer = (f"{scheme}://127.0.0.1:{p}" for p in (port, peer_port))
+    own_host = f"[{host}]" if ":" in host else host
+    client = f"{scheme}://{own_host}:{port}"
+    peer = f"{scheme}://127.0.0.1:{peer_port}"
     self.endpoint = client.removeprefix("http://")
     data = folder / "data"
     shutil.rmtree(data, ignore_errors=True)
@@ -92,9 +99,25 @@ class PrivateEtcd:
         command |= {f"{side}{f}": files / name for f, name in _TLS.items()}
     # Its store ends with the run, so it need not sync to disk.
     arguments = [f"--{k}={v}" for k, v in command.items()]
-    with open(self._log, "wb") as log:
+    self._command = [find_binary(), "--unsafe-no-fsync", *arguments]
+    self._start()
+
+  def tend(self) -> None:
+    """Starts etcd again, with the data that it had, if it has died."""
+    if (code := self.process.poll()) is not None:
+      logging.warning("etcd %s; starting it.", children.describe_exit(code))
+      self._start()
+
+  def close(self) -> None:
+    """Ends etcd."""
+    self.client.close()
+    self.process.kill()
+    self.process.wait()
+
+  def _start(self) -> None:
+    with open(self._log, "ab") as log:
       self.process = subprocess.Popen(
-          [find_binary(), "--unsafe-no-fsync", *arguments],
+          self._command,
           stdout=log,
           stderr=log,
           stdin=subprocess.DEVNULL,

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# A run under SkyPilot: a store and spot machines. From the top folder of the
+# repository:
+#
+#   NFS=SERVER:/FOLDER docs/deploy/skypilot.sh up 9 --env CONFIG=quickstart
+#   docs/deploy/skypilot.sh down 9
+#
+# What follows the number of machines goes to `sky jobs launch`. A machine that
+# cannot be had, as a quota is exhausted, is named, and the others are launched.
+set -euo pipefail
+files="$(dirname "${BASH_SOURCE[0]}")"
+command="${1:?up or down}" last=$((${2:?number of machines} - 1))
+shift 2
+case "$command" in
+  up)
+    : "${NFS:?must be SERVER:/FOLDER, files that all machines share}"
+    sky launch --yes --detach-run --cluster=bamboo-store --env "NFS=$NFS" \
+      "$files/skypilot_store.yaml"
+    for i in $(seq 0 "$last"); do
+      sky jobs launch --yes --detach-run --name="bamboo-$i" --env "NFS=$NFS" \
+        "$@" "$files/skypilot_agent.yaml" || echo "bamboo-$i: not launched"
+    done
+    ;;
+  down)
+    for i in $(seq 0 "$last"); do
+      sky jobs cancel --yes --name="bamboo-$i" || echo "bamboo-$i: not found"
+    done
+    sky down --yes bamboo-store
+    ;;
+  *)
+    echo "error: $command must be up or down" >&2
+    exit 2
+    ;;
+esac

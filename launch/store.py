@@ -1,0 +1,79 @@
+r"""Runs the etcd of a cluster on several machines.
+
+bamboo store --workdir=/shared/run --host=10.0.0.5
+
+On a machine that is not preempted. Writes the address of etcd into the workdir,
+and a secret unless there is one: `bamboo agent` and `bamboo status` with the
+same --workdir need no other flag. Ends when the run is complete.
+"""
+
+import contextlib
+import pathlib
+import secrets
+import tempfile
+import time
+
+from absl import flags
+
+from bamboo_jax.cluster.store import endpoint as endpoint_lib
+from bamboo_jax.cluster.store import private_etcd
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import flag_checks
+from bamboo_jax.launch import identity_flags
+from bamboo_jax.launch import shared_flags
+from bamboo_jax.net import identity as identity_lib
+
+_WORKDIR = shared_flags.define_workdir("Workdir of the run.")
+_HOST = flags.DEFINE_string(
+    "host", "127.0.0.1", "Address of this machine, at which all nodes reach it."
+)
+_PORT = flags.DEFINE_integer("port", 2379, "Where to listen; 0: a free port.")
+flags.adopt_module_key_flags(identity_flags)
+_POLL_SECS = 1.0
+_LEAVE_SECS = 10.0  # For agents to end once the summary is written.
+
+
+def main() -> None:
+  """Runs etcd until there is a new summary; restarts it if it dies."""
+  flag_checks.check_unused(
+      [identity_flags.CERTIFICATES],
+      "by a store with certificates of the secret",
+  )
+  workdir, run = pathlib.Path(_WORKDIR.value), identity_flags.RUN.value
+  workdir.mkdir(parents=True, exist_ok=True)
+  file = pathlib.Path(
+      identity_flags.SECRET.value or endpoint_lib.secret_file(workdir)
+  )
+  if not file.exists():
+    file.touch(mode=0o600)
+    file.write_text(secrets.token_hex(32))
+  secret = identity_lib.read_secret(str(file))
+  identity_lib.check_host(_HOST.value, secret=secret)
+  summary = workdir / "summary.json"
+  former = _read(summary)
+  with contextlib.ExitStack() as stack:
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    etcd = private_etcd.PrivateEtcd(
+        pathlib.Path(folder),
+        secret=secret,
+        run=run,
+        host=_HOST.value,
+        port=_PORT.value,
+    )
+    stack.callback(etcd.close)
+    etcd.wait_ready()
+    endpoint_lib.write(workdir, endpoint_lib.Endpoint(etcd.endpoint, run))
+    print(f"etcd: {etcd.endpoint}", flush=True)
+    while _read(summary) == former:
+      time.sleep(_POLL_SECS)
+      etcd.tend()
+    time.sleep(_LEAVE_SECS)
+  print("The run is complete.")
+
+
+def _read(path: pathlib.Path) -> bytes | None:
+  return path.read_bytes() if path.exists() else None
+
+
+if __name__ == "__main__":
+  cli.run(main)

@@ -1,0 +1,146 @@
+"""A run on Kubernetes, whose pods are processes here; see `kubelet`.
+
+The whole run takes half a minute, as six workers import JAX.
+"""
+
+import re
+import secrets
+import signal
+
+from absl.testing import absltest
+import yaml
+
+from tests.deploy import kubelet
+from tests.deploy import runs
+from tests.launch import commands
+
+try:
+  import kubernetes_validate
+except ImportError:
+  kubernetes_validate = None
+
+_FILE = commands.ROOT / "docs" / "deploy" / "kubernetes.yaml"
+# Of JobSet v1alpha2, the fields that the file may have.
+_JOB_SET = {"successPolicy", "replicatedJobs", "ttlSecondsAfterFinished"}
+_REPLICATED_JOB = {"name", "replicas", "template"}
+
+
+def read():
+  return list(yaml.safe_load_all(_FILE.read_text()))
+
+
+class KubernetesTest(runs.DeployedCase):
+
+  def setUp(self):
+    super().setUp()
+    pods = self.folder / "pods"
+    self.workdir = pods / "bamboo-shared" / "run"
+    self.workdir.mkdir(parents=True)
+    self.secret = pods / "bamboo" / "secret"
+    self.secret.parent.mkdir()
+    self.secret.write_text(secrets.token_hex())
+    self.secret.chmod(0o600)
+    self.pods = pods
+    documents = read()
+    _, agents = documents[0]["spec"]["replicatedJobs"]
+    agents["template"]["spec"]["parallelism"] = 1
+    given = {"CONFIG": str(self.config), "NODES": "3"}
+    for entry in kubelet.find_container(agents["template"])["env"]:
+      if entry["name"] in given:
+        entry["value"] = given[entry["name"]]
+    self.cluster = kubelet.Cluster(documents, pods, self.environ)
+
+  def find(self, name):
+    return next(pod for pod in self.cluster.pods if pod.name == name)
+
+  @commands.needs_etcd
+  def test_pods_are_replaced(self):
+    self.tend = self.cluster.tend
+    self.addCleanup(self.cluster.close)
+    self.cluster.start()
+    self.wait_member("bamboo-agents-2-4")
+    self.find("bamboo-agents-0-2").signal(signal.SIGKILL)
+    self.assertEqual(self.wait_member("bamboo-agents-0-5").zone, "0")
+    self.find("bamboo-agents-1-3").signal(signal.SIGTERM)  # It is evicted.
+    self.wait_member("bamboo-agents-1-6")
+    self.released.touch()
+    self.wait_for(self.cluster.tend, "end")
+    self.assertLen(self.cluster.pods, 4)
+    self.finish(self.start("train", workdir="whole"))
+    found = (self.workdir / "summary.json").read_text()
+    self.assertIn(self.summary("whole")["state_sha256"], found)
+
+  def test_commands(self):
+    calls = self.folder / "calls"
+    self.check_commands(f'echo "$@" >>{calls}\n')
+    self.cluster.start()
+    self.addCleanup(self.cluster.close)
+    codes = [pod.process.wait(300) for pod in self.cluster.pods]
+    logs = [p.read_text() for p in self.pods.glob("*/log")]
+    self.assertEqual(codes, [0, 1, 1, 1], msg=logs)  # There is no summary.
+    self.assertEqual(logs, [""] * 4)
+    found = calls.read_text().splitlines()
+    (store,) = (call for call in found if call.startswith("store "))
+    temporary = self.pods / "bamboo-store-0-1" / "secret"
+    self.assertEqual(
+        store,
+        f"store --workdir={self.workdir} --host=127.0.77.1 --port=2379 "
+        f"--secret={temporary}",
+    )
+    temporary = self.pods / "bamboo-agents-2-4" / "secret"
+    self.assertIn(
+        f"agent --config={self.config} --workdir={self.workdir} "
+        "--etcd=https://127.0.77.1:2379 --nodes=3 --name=bamboo-agents-2-4 "
+        f"--zone=2 --host=127.0.77.4 --secret={temporary}",
+        found,
+    )
+
+
+class FileTest(absltest.TestCase):
+
+  def test_parts_fit(self):
+    job_set, service, claim, budget, policy = read()
+    store, agents = job_set["spec"]["replicatedJobs"]
+    pods = [j["template"]["spec"]["template"] for j in (store, agents)]
+    labels = [pod["metadata"]["labels"] for pod in pods]
+    self.assertEqual(service["spec"]["selector"], labels[0])
+    self.assertEqual(budget["spec"]["selector"]["matchLabels"], labels[1])
+    entries = kubelet.find_container(agents["template"])["env"]
+    given = {entry["name"]: entry.get("value") for entry in entries}
+    num_least = budget["spec"]["minAvailable"]
+    self.assertEqual(num_least, int(given["NODES"]))
+    num_pods = agents["replicas"] * agents["template"]["spec"]["parallelism"]
+    self.assertLess(num_least, num_pods)
+    (apps,) = policy["spec"]["podSelector"]["matchExpressions"]
+    self.assertEqual(apps["values"], [label["app"] for label in labels])
+    for pod in pods:
+      volumes = {v["name"]: v for v in pod["spec"]["volumes"]}
+      (container,) = pod["spec"]["containers"]
+      mounts = {m["name"] for m in container["volumeMounts"]}
+      self.assertEqual(volumes.keys(), mounts)
+      name = volumes["shared"]["persistentVolumeClaim"]["claimName"]
+      self.assertEqual(name, claim["metadata"]["name"])
+      self.assertIn(
+          f"create secret generic {volumes['secret']['secret']['secretName']} ",
+          (commands.ROOT / "docs/guides/kubernetes.md").read_text(),
+      )
+    self.assertIn("nvidia.com/gpu", container["resources"]["limits"])
+    self.assertEqual(pods[1]["spec"]["restartPolicy"], "Never")
+
+  def test_fields_of_job_set(self):
+    spec = read()[0]["spec"]
+    self.assertContainsSubset(spec, _JOB_SET)
+    for job in spec["replicatedJobs"]:
+      self.assertEqual(set(job), _REPLICATED_JOB)
+      self.assertRegex(job["name"], re.compile("^[a-z]{1,20}$"))
+
+  @absltest.skipIf(kubernetes_validate is None, "needs kubernetes-validate")
+  def test_schemas(self):
+    job_set, *others = read()
+    jobs = [
+        {"apiVersion": "batch/v1", "kind": "Job", **job["template"]}
+        for job in job_set["spec"]["replicatedJobs"]
+    ]
+    for document in (*jobs, *others):
+      version = kubernetes_validate.latest_version()
+      kubernetes_validate.validate(document, version, strict=True)

@@ -1,0 +1,122 @@
+"""Runs that others start, on nodes to which tests do something.
+
+Each step is slow until the test releases the run, so that there is time for
+nodes to die and to be replaced, and the run ends soon after that.
+"""
+
+import os
+import sys
+import time
+
+from bamboo_jax.cluster.store import endpoint as endpoint_lib
+from bamboo_jax.cluster.store import etcd as etcd_lib
+from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.net import identity as identity_lib
+from tests.launch import commands
+
+_DEADLINE_SECS = 200
+_CONFIG = """
+import os
+import time
+
+from configs import sweep_faults
+
+class Logger:
+
+  def log(self, step, metrics):
+    if not os.path.exists({released!r}):
+      time.sleep(0.1 if step < 150 else 1.0)
+
+  def event(self, name, step, values):
+    pass
+
+  def close(self):
+    pass
+
+def make_logger(config, workdir):
+  return Logger()
+
+def get_config():
+  config = sweep_faults.get_config()
+  config.num_steps = 200
+  config.model.options.num_blocks = 1
+  config.pipeline.num_pipelines = 1
+  config.pipeline.num_stages = 2
+  config.pipeline.num_microbatches = 2
+  config.redundancy.spares = 1
+  config.metrics.plots = False
+  config.metrics.logger = f"{{__file__}}:make_logger"
+  return config
+"""
+
+_BAMBOO = f"""
+export PYTHONPATH={commands.ROOT} JAX_PLATFORMS=cpu
+python="{sys.executable} -m launch.$1"
+shift
+"""
+
+
+class DeployedCase(commands.CommandCase):
+  """Has a config of a run on three nodes, and `bamboo` on the PATH."""
+
+  def setUp(self):
+    super().setUp()
+    self.workdir = self.folder / "run"
+    self.secret = endpoint_lib.secret_file(self.workdir)
+    self.tend = lambda: None  # Called by all that waits.
+    self.released = self.folder / "released"
+    self.config.write_text(_CONFIG.format(released=str(self.released)))
+    self.write_program("bamboo", f'{_BAMBOO}exec $python "$@"\n')
+    self.environ = {
+        **os.environ,
+        "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+    }
+
+  def write_program(self, name, text):
+    """Writes a shell script that stands for a program."""
+    path = self.folder / "bin" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/usr/bin/env bash\n{text}")
+    path.chmod(0o755)
+
+  def check_commands(self, before=""):
+    """Makes `bamboo` run the lines `before`, and only check its arguments."""
+    run = 'exec $python "$@" --only_check_args\n'
+    self.write_program("bamboo", before + _BAMBOO + run)
+
+  def wait_for(self, condition, what):
+    """Returns the value of `condition()` once it is true."""
+    end_secs = time.monotonic() + _DEADLINE_SECS
+    while not (found := condition()):
+      self.tend()
+      self.assertLess(time.monotonic(), end_secs, msg=f"no {what}")
+      time.sleep(0.1)
+    return found
+
+  def members(self):
+    """Returns the members by name; none before the first step."""
+    metrics = self.workdir / "metrics.jsonl"
+    if not (metrics.exists() and b'"loss"' in metrics.read_bytes()):
+      return {}
+    found = endpoint_lib.read(self.workdir)
+    own = identity_lib.issue(
+        identity_lib.read_secret(str(self.secret)),
+        run=found.run,
+        role="operator",
+        name="",
+    )
+    etcd = etcd_lib.Etcd(found.etcd, tls=own.store, key=own.entry_key)
+    view = registry_lib.Registry(etcd, found.run).read_view()
+    etcd.close()
+    return {m.name: m for m in view.members} if view else {}
+
+  def wait_member(self, name):
+    """Returns the member of that name once it has joined."""
+    return self.wait_for(lambda: self.members().get(name), f"member {name}")
+
+  def check_state(self):
+    """Compares the state with that of `bamboo train`."""
+    self.released.touch()
+    self.finish(self.start("train", workdir="whole"))
+    found, want = self.summary(), self.summary("whole")
+    self.assertEqual(found["state_sha256"], want["state_sha256"])
