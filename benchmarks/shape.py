@@ -36,6 +36,7 @@ from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.sim import speed as speed_lib
+from bamboo_jax.sim import times as times_lib
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
 from bamboo_jax.train.setup import sizes
@@ -66,7 +67,7 @@ class Loss:
 
 
 def plan_losses(
-    rules: assignment.Rules, first: layout_lib.Layout, speed: speed_lib.Speed
+    rules: assignment.Rules, first: layout_lib.Layout, speed: times_lib.Speed
 ) -> Iterator[Loss]:
   """Yields the start, and then deaths, until one would lose a layer."""
   layout, members = first, {*first.nodes}

@@ -50,6 +50,6 @@ nitpick_ignore = [
         "plan.rows.Redundancy",
         "schedule.timeline.Timeline",
         "sim.loop.Policy",
-        "sim.throughput_table.Table",
+        "sim.speed.Table",
     )
 ]

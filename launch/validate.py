@@ -22,7 +22,7 @@ from bamboo_jax.launch import cluster_flags as given
 from bamboo_jax.local_cluster import setup as setup_lib
 from bamboo_jax.local_cluster import trial
 from bamboo_jax.metrics import plots
-from bamboo_jax.sim import measured
+from bamboo_jax.sim import times as times_lib
 
 flags.adopt_module_key_flags(given)
 _LAYERS = flags.DEFINE_string("layers", None, "File of `bamboo profile`.")
@@ -69,7 +69,7 @@ def main() -> None:
         run,
         replay,
         rules,
-        measured=measured.read(cluster),
+        measured=times_lib.read_measured(cluster),
         price=price,
         formats=given.FIGURE_FORMAT.value,
     )

@@ -10,7 +10,6 @@ from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.sim import decisions
 from bamboo_jax.sim import loop
-from bamboo_jax.sim import measured as measured_lib
 from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import times as times_lib
 from bamboo_jax.traces import readers
@@ -37,7 +36,7 @@ def check(
         pathlib.Path(layers).read_text(encoding="utf-8-sig"), source=layers
     )
   if cluster:
-    measured_lib.read(cluster)
+    times_lib.read_measured(cluster)
 
 
 def _find_price(config: ml_collections.ConfigDict) -> prices_lib.Price:
@@ -53,7 +52,7 @@ def _find_price(config: ml_collections.ConfigDict) -> prices_lib.Price:
 class Rules(NamedTuple):
   """Makes the policy of a run from measured times; and the price of a node."""
 
-  make_policy: Callable[[measured_lib.Measured], loop.Policy]
+  make_policy: Callable[[times_lib.Measured], loop.Policy]
   price: prices_lib.Price
 
 
@@ -83,10 +82,10 @@ def make(config: ml_collections.ConfigDict, traces: Sequence[str]) -> Rules:
   predicted_secs = speed.step(whole, drops=False).secs
   print(f"step_ms_from_layers={1e3 * predicted_secs:.1f}")
 
-  def make_policy(measured: measured_lib.Measured) -> loop.Policy:
+  def make_policy(measured: times_lib.Measured) -> loop.Policy:
     durations = measured.durations
     times = times_lib.Times(
-        measured_lib.MeasuredSpeed(speed, measured, whole=whole),
+        times_lib.MeasuredSpeed(speed, measured, whole=whole),
         durations,
         drops=rules.ladder.drop,
         profile=None,  # The durations include copies.

@@ -24,8 +24,6 @@ from bamboo_jax.report import page
 from bamboo_jax.report import run_course
 from bamboo_jax.report import run_times
 from bamboo_jax.sim import loop
-from bamboo_jax.sim import measured as measured_lib
-from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import times as times_lib
 from bamboo_jax.traces import replay as replay_lib
 from bamboo_jax.traces import trace as trace_lib
@@ -51,7 +49,7 @@ class Side:
     return sum(known) if len(known) == len(found) else None
 
 
-def measure(run: run_times.RunTimes) -> measured_lib.Measured:
+def measure(run: run_times.RunTimes) -> times_lib.Measured:
   """Returns the times of a cluster for the simulator, from a run.
 
   Raises `ValueError` if no node of it was killed by its trace, or none joined.
@@ -72,7 +70,7 @@ def measure(run: run_times.RunTimes) -> measured_lib.Measured:
       size = (step.num_nodes, step.num_pipelines)
       usual, first = by_size.setdefault(size, ([], []))
       (first if index < _NUM_FIRST else usual).append(step.totals)
-  return measured_lib.Measured(
+  return times_lib.Measured(
       times_lib.Durations(
           boot_secs=boot_secs,
           detect_secs=statistics.fmean(detects),
@@ -100,17 +98,17 @@ def _mean_pause(events: Sequence[run_times.Event], rung: str) -> float:
 
 def _mean_step(
     steps: Sequence[ledger_lib.Totals], num_nodes: int, num_pipelines: int
-) -> measured_lib.SizedStep:
+) -> times_lib.SizedStep:
   secs = math.fsum(s.secs for s in steps)
   shares = {
       kind: sum(s.parts[i] for s in steps) / (num_nodes * secs)
       for i, kind in enumerate(account_lib.KINDS)
       if kind in ("useful", "communication", "redundant")
   }
-  cost = speed_lib.StepCost(
+  cost = times_lib.StepCost(
       secs=secs / len(steps), num_samples=steps[0].num_samples, **shares
   )
-  return measured_lib.SizedStep(num_nodes, num_pipelines, cost)
+  return times_lib.SizedStep(num_nodes, num_pipelines, cost)
 
 
 def of_run(
@@ -296,9 +294,9 @@ def report(
     workdir: pathlib.Path,
     run: run_times.RunTimes,
     replay: replay_lib.Replay,
-    make_policy: Callable[[measured_lib.Measured], loop.Policy],
+    make_policy: Callable[[times_lib.Measured], loop.Policy],
     *,
-    measured: measured_lib.Measured,
+    measured: times_lib.Measured,
     price: prices_lib.Price,
     formats: Sequence[str] = ("png",),
 ) -> str:

@@ -12,10 +12,9 @@ Pure Python. Decisions are those of `recovery`; this adds time and money.
 
   policies          a policy from settings: ladder, shapes, places, times
   times             durations of boots, detection, restarts and saves, and with
-                    them of steps, changes and losses
-  speed             the cost of a step, predicted from the profile of a model
-  throughput_table  the speed of pipelines, from published measurements
-  measured          times of a real cluster
+                    them of steps, changes and losses; measured on a cluster
+  speed             the cost of a step, predicted from the profile of a model or
+                    looked up in a table of published throughput
   transformer       costs of a transformer, estimated
 
   forecast          the expected throughput of a policy

@@ -12,7 +12,6 @@ import math
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import times as times_lib
 
 # Tolerances: part of a step that may be missing for it to count as done, and
@@ -53,7 +52,7 @@ class Books:
     if saves and self._saves:
       self._save_every_secs = max(saves.save_every_secs, saves.save_secs)
     self._now_secs = 0.0
-    self._cost = speed_lib.StepCost(secs=1.0, num_samples=0.0)
+    self._cost = times_lib.StepCost(secs=1.0, num_samples=0.0)
     self._num_nodes = (0, 0)
     self._kind: str | None = "idle"
     self._rate = _make_rate("idle", 0, 0)
@@ -74,12 +73,12 @@ class Books:
       self._num_nodes = live, training
       self.pause(self._kind)
 
-  def train(self, cost: speed_lib.StepCost | None = None) -> None:
+  def train(self, cost: times_lib.StepCost | None = None) -> None:
     """Starts steps of a cost; None continues the step in flight."""
     self._cost = cost or self._cost
     self.pause(None)
 
-  def change_samples(self, cost: speed_lib.StepCost) -> None:
+  def change_samples(self, cost: times_lib.StepCost) -> None:
     """Sets the samples of the step in flight to those of `cost`."""
     self._cost = dataclasses.replace(
         self._cost, num_samples=cost.num_samples, num_dropped=cost.num_dropped
@@ -207,7 +206,7 @@ class Books:
 
 @functools.lru_cache(maxsize=100_000)
 def _make_rate(
-    doing: str | speed_lib.StepCost, live: int, training: int
+    doing: str | times_lib.StepCost, live: int, training: int
 ) -> account_lib.NodeTime:
   shares = {doing: 1.0} if isinstance(doing, str) else doing.shares()
   parts = {name: share * training for name, share in shares.items()}

@@ -20,7 +20,7 @@ from bamboo_jax.base import json as json_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import policies as policies_lib
-from bamboo_jax.sim import throughput_table
+from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import times as times_lib
 from bamboo_jax.sim import transformer
 from bamboo_jax.traces import generator
@@ -170,7 +170,7 @@ def _make_workload(options: Config) -> policies_lib.Workload:
   )
 
 
-def _make_costs(options: Config) -> Profile | throughput_table.Table:
+def _make_costs(options: Config) -> Profile | speed_lib.Table:
   if options["costs"] == "transformer":
     values = options["transformer"]
     values = {**values, "microbatch_size": options["microbatch_size"]}
@@ -184,7 +184,7 @@ def _make_costs(options: Config) -> Profile | throughput_table.Table:
     return transformer.estimate_transformer(**values)
   if options["costs"] == "table":
     values = options["table"]
-    return throughput_table.read_table(
+    return speed_lib.read_table(
         _need(values["path"], "table.path"),
         column=values["column"],
         samples_per_step=values["samples_per_step"],

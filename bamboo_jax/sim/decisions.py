@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from bamboo_jax.recovery import decide
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import planner as planner_lib
-from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import times as times_lib
 
 Planner = planner_lib.Planner
@@ -39,7 +38,7 @@ class Places:
   times: times_lib.Times
 
   @functools.cached_property
-  def cost(self) -> speed_lib.StepCost:
+  def cost(self) -> times_lib.StepCost:
     """The cost of a step; there must be pipelines."""
     return self.times.cost(self.state.pipelines)
 
@@ -60,7 +59,7 @@ class Answer:
   decision: ladder_lib.Decision
   places: Places
   numbers: tuple[int, ...]
-  delay: speed_lib.Delay
+  delay: times_lib.Delay
 
 
 class Numbered(NamedTuple):

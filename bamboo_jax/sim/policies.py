@@ -27,7 +27,6 @@ from bamboo_jax.recovery.oobleck import templates as templates_lib
 from bamboo_jax.sim import decisions
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import speed as speed_lib
-from bamboo_jax.sim import throughput_table
 from bamboo_jax.sim import times as times_lib
 
 RUNGS = ("shadow", "reroute", "drop", "reconfigure", "checkpoint")
@@ -140,7 +139,7 @@ class Workload:
       connected at `inner_bytes_per_sec` each way.
   """
 
-  costs: cost_model.Profile | throughput_table.Table
+  costs: cost_model.Profile | speed_lib.Table
   num_stages: int
   num_microbatches: int = 1
   microbatch_size: int = 1
@@ -223,7 +222,7 @@ class _Maker:
         horizon_secs=settings.horizon_secs,
     )
     profile = None
-    if isinstance(workload.costs, throughput_table.Table):
+    if isinstance(workload.costs, speed_lib.Table):
       shapes = shapes_lib.Even(num_stages, has_replicas)
       if settings.layout == "depth":
         shapes = shapes_lib.Depth(
@@ -231,7 +230,7 @@ class _Maker:
             has_replicas=has_replicas,
             max_pipelines=settings.max_pipelines,
         )
-      speed = throughput_table.TableSpeed(workload.costs)
+      speed = workload.costs
     else:
       profile = workload.costs
       speed = speed_lib.ProfileSpeed(

@@ -1,15 +1,25 @@
-"""Predicts the speed of pipelines from the profile of a model.
+"""The speed of pipelines: predicted from a profile, or looked up in a table.
 
-Steps are planned and played by the code that plans real ones, once for each
-shape of pipelines. The cost of a loss in the middle of a step comes from
+`ProfileSpeed` plans and plays steps by the code that plans real ones, once for
+each shape of pipelines. The cost of a loss in the middle of a step comes from
 playing the rest of that step.
+
+`Table` has published throughput by number of nodes. It does not describe
+pipelines, so the cost of a node with two stages and of a vacant stage is
+assumed, as published simulators do. Nothing is interpolated.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+import csv
 import dataclasses
 import functools
-from typing import Any, NamedTuple, Protocol
+import math
+import os
+import types
+from typing import Any, NamedTuple
 
+from bamboo_jax import base
+from bamboo_jax.base import packaged
 from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import makespan
@@ -21,72 +31,23 @@ from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import pauses as pauses_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
+from bamboo_jax.sim import times as times_lib
 
 Communication = communication_lib.Communication
 Op = instruction_lib.Op
 Partition = partition_lib.Partition
 Pipeline = pipelines_lib.Pipeline
-Pipelines = Sequence[Pipeline]
+Pipelines = times_lib.Pipelines
+StepCost = times_lib.StepCost
+Delay = times_lib.Delay
 
 # The pause of a death is the mean over this many times and victims.
 _NUM_DEATH_TIMES = 4
 _NUM_VICTIMS = 2
 _MOST_HELPERS = 4  # Maximum number of pipelines played; more change little.
-
-
-@dataclasses.dataclass(frozen=True)
-class StepCost:
-  """A step of given pipelines, with its trained and dropped samples.
-
-  The shares of the time of training nodes are those of `accounting`; the rest
-  is the bubble.
-  """
-
-  secs: float
-  num_samples: float
-  num_dropped: float = 0.0
-  useful: float = 1.0
-  redundant: float = 0.0
-  communication: float = 0.0
-
-  def __post_init__(self) -> None:
-    if not self.secs > 0:
-      raise ValueError(f"secs of a step must be above 0, got {self.secs}.")
-    shares = self.useful, self.redundant, self.communication
-    if min(*shares, 1 + 1e-9 - sum(shares)) < 0:
-      raise ValueError(f"The sum of shares must be from 0 to 1, got {self}.")
-
-  def shares(self) -> dict[str, float]:
-    """Returns the share of each kind; they add up to 1."""
-    used = self.useful + self.redundant + self.communication
-    return {
-        "useful": self.useful,
-        "communication": self.communication,
-        "redundant": self.redundant,
-        "bubble": max(0.0, 1.0 - used),
-    }
-
-
-@dataclasses.dataclass(frozen=True)
-class Delay:
-  """A delay of `secs`, plus a share of the rest of the step."""
-
-  secs: float = 0.0
-  left_share: float = 0.0
-
-
-class Speed(Protocol):
-  """Predicts the speed of pipelines."""
-
-  def step(self, pipelines: Pipelines, *, drops: bool) -> StepCost:
-    """Returns the cost of a step.
-
-    If a stage is vacant in one pipeline, other pipelines compute it; with
-    `drops` the pipeline does not train.
-    """
-
-  def finish(self, rung: str, before: Pipelines, after: Pipelines) -> Delay:
-    """Returns the delay of a step with losses; rung "shadow" or "reroute"."""
+_DOUBLED_FACTOR = 1.5  # Relative time of a step if nodes own two stages.
+# Delay of a step that shadows finish, as a share of its rest.
+_REDONE_SHARE = 0.5
 
 
 class _Busy(NamedTuple):
@@ -324,3 +285,116 @@ def _with_stand_ins(
     shared = -(-sum(count for _, count in group) // max(1, fewest_owners))
     most.append(shared if fewest_owners < len(group) else own)
   return tuple(most)
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """Throughput of a system by number of nodes; a `times.Speed`.
+
+  Messages call it `name`. A place covered by a shadow or by other pipelines
+  counts as a node.
+  """
+
+  name: str
+  samples_per_step: float
+  samples_per_sec: Mapping[int, float]
+
+  def __post_init__(self) -> None:
+    if not self.samples_per_sec:
+      raise ValueError(f"{self.name} has no throughput.")
+    if not self.samples_per_step > 0:
+      raise ValueError(
+          f"{self.name}: samples_per_step must be above 0, got "
+          f"{self.samples_per_step}."
+      )
+
+  def step_secs(self, num_nodes: int) -> float:
+    """Returns the time of a step; `ValueError` if the table lacks the nodes."""
+    if num_nodes not in self.samples_per_sec:
+      known = sorted(self.samples_per_sec)
+      raise ValueError(
+          f"{self.name} has no throughput for {num_nodes} nodes, only for "
+          f"{', '.join(map(str, known))}."
+      )
+    return self.samples_per_step / self.samples_per_sec[num_nodes]
+
+  def step(self, pipelines: Pipelines, *, drops: bool) -> StepCost:
+    """Returns the cost of a step."""
+    secs = self.step_secs(sum(p.partition.num_stages for p in pipelines))
+    if any(len({*p.roles.owners}) < p.roles.num_stages for p in pipelines):
+      secs *= _DOUBLED_FACTOR
+    samples = self.samples_per_step
+    num_vacant = sum(bool(p.vacant) for p in pipelines)
+    if not drops:
+      num_whole = max(1, len(pipelines) - num_vacant)
+      return StepCost(secs * len(pipelines) / num_whole, samples)
+    dropped = samples * num_vacant / len(pipelines)
+    return StepCost(secs, samples - dropped, dropped)
+
+  def finish(self, rung: str, before: Pipelines, after: Pipelines) -> Delay:
+    """Returns the delay of a step in which nodes are lost."""
+    if rung == "shadow":
+      return Delay(left_share=_REDONE_SHARE)
+    late, soon = (self.step(p, drops=False).secs for p in (after, before))
+    return Delay(max(0.0, late - soon))
+
+
+def read_table(
+    path: str | os.PathLike[str],
+    *,
+    column: str,
+    samples_per_step: float,
+    where: Mapping[str, str] = types.MappingProxyType({}),
+) -> Table:
+  """Returns a table from a comma-separated file with a header.
+
+  The file has a column "nodes"; or pipelines in "dp" and stages in "pp", as
+  Parcae's (NSDI'24): then a number of nodes has the best rate that fits.
+
+  Args:
+    column: The column with the throughput; lines with "OOM" are skipped.
+    where: Required values of other columns, such as the model.
+
+  Raises:
+    OSError: The file cannot be read.
+    ValueError: The file is malformed; names file and line.
+  """
+  rates: dict[int, float] = {}
+  text = packaged.find_file(path).read_text(encoding="utf-8-sig")
+  reader = csv.DictReader(text.splitlines())
+  columns = reader.fieldnames or ()
+  sizes = ("dp", "pp") if {"dp", "pp"} <= {*columns} else ("nodes",)
+  for name in (*sizes, column, *where):
+    if name not in columns:
+      known = base.suggest(name, columns, what="column")
+      raise ValueError(f"{path}, line 1: {known}")
+  for line in reader:
+    others = any(line[name] != value for name, value in where.items())
+    if others or line[column] == "OOM":
+      continue
+    at = f"{path}, line {reader.line_num}"
+    try:
+      num_nodes = math.prod(int(line[size]) for size in sizes)
+      rate = float(line[column])
+    except (TypeError, ValueError):
+      given = ", ".join(repr(line[size]) for size in sizes)
+      raise ValueError(
+          f"{at}: {', '.join(sizes)} and {column} must be numbers, got {given} "
+          f"and {line[column]!r}."
+      ) from None
+    if num_nodes < 1 or not 0 < rate < math.inf:
+      raise ValueError(
+          f"{at}: nodes must be at least 1 and {column} above 0, got "
+          f"{num_nodes} and {rate}."
+      )
+    if len(sizes) == 2:
+      rate = max(rate, rates.get(num_nodes, 0.0))
+    elif num_nodes in rates:
+      raise ValueError(f"{at}: {num_nodes} nodes occur twice.")
+    rates[num_nodes] = rate
+  if len(sizes) == 2:
+    best = 0.0
+    for num_nodes in range(min(rates, default=1), max(rates, default=0) + 1):
+      best = rates[num_nodes] = max(best, rates.get(num_nodes, 0.0))
+  words = [column, *(f"{name} {value}" for name, value in where.items())]
+  return Table(f"{path} ({', '.join(words)})", samples_per_step, rates)

@@ -1,17 +1,81 @@
-"""Durations of steps, changes and losses in a simulation."""
+"""Durations of steps, changes and losses in a simulation.
+
+A `Speed` tells how long a step of given pipelines lasts: predicted or looked up
+in a table (see `speed`), or measured on a cluster. Measured times of a cluster
+replace the predicted time of steps of the same numbers of nodes and pipelines;
+other predictions are scaled by the slowdown of the whole cluster.
+"""
 
 from collections.abc import Sequence
 import dataclasses
+import json
 import math
-from typing import Any
+import os
+import pathlib
+from typing import Any, Protocol
 
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import moves
-from bamboo_jax.sim import speed as speed_lib
 
-Pipelines = speed_lib.Pipelines
-StepCost = speed_lib.StepCost
+Pipelines = Sequence[pipelines_lib.Pipeline]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCost:
+  """A step of given pipelines, with its trained and dropped samples.
+
+  The shares of the time of training nodes are those of `accounting`; the rest
+  is the bubble.
+  """
+
+  secs: float
+  num_samples: float
+  num_dropped: float = 0.0
+  useful: float = 1.0
+  redundant: float = 0.0
+  communication: float = 0.0
+
+  def __post_init__(self) -> None:
+    if not self.secs > 0:
+      raise ValueError(f"secs of a step must be above 0, got {self.secs}.")
+    shares = self.useful, self.redundant, self.communication
+    if min(*shares, 1 + 1e-9 - sum(shares)) < 0:
+      raise ValueError(f"The sum of shares must be from 0 to 1, got {self}.")
+
+  def shares(self) -> dict[str, float]:
+    """Returns the share of each kind; they add up to 1."""
+    used = self.useful + self.redundant + self.communication
+    return {
+        "useful": self.useful,
+        "communication": self.communication,
+        "redundant": self.redundant,
+        "bubble": max(0.0, 1.0 - used),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Delay:
+  """A delay of `secs`, plus a share of the rest of the step."""
+
+  secs: float = 0.0
+  left_share: float = 0.0
+
+
+class Speed(Protocol):
+  """Predicts the speed of pipelines."""
+
+  def step(self, pipelines: Pipelines, *, drops: bool) -> StepCost:
+    """Returns the cost of a step.
+
+    If a stage is vacant in one pipeline, other pipelines compute it; with
+    `drops` the pipeline does not train.
+    """
+
+  def finish(self, rung: str, before: Pipelines, after: Pipelines) -> Delay:
+    """Returns the delay of a step with losses; rung "shadow" or "reroute"."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +119,7 @@ class Times:
 
   def __init__(
       self,
-      speed: speed_lib.Speed,
+      speed: Speed,
       durations: Durations,
       *,
       drops: bool,
@@ -92,23 +156,23 @@ class Times:
 
   def delay(
       self, decision: ladder_lib.Decision, before: Pipelines, *, when: str
-  ) -> speed_lib.Delay:
+  ) -> Delay:
     """Returns the delay by a decision, without the time to detect losses.
 
     `before` are the pipelines that trained until then.
     """
     rung, after = decision.rung, decision.state.pipelines
     if rung in ("none", "wait", "stop"):
-      return speed_lib.Delay()
+      return Delay()
     if rung == "checkpoint":
       kept = () if decision.rolls_back else before
-      return speed_lib.Delay(self.pause_secs(rung, kept, after))
+      return Delay(self.pause_secs(rung, kept, after))
     if decision.is_immediate and not decision.repairs:
       if when == "boundary" or rung == "drop":
-        return speed_lib.Delay()
+        return Delay()
       return self._speed.finish(rung, before, after)
     copy_secs = self._copy_secs(before, after, decision.state.nodes)
-    return speed_lib.Delay(self._fixed_secs(rung) + copy_secs)
+    return Delay(self._fixed_secs(rung) + copy_secs)
 
   def _fixed_secs(self, rung: str) -> float:
     if rung == "reconfigure":
@@ -124,3 +188,71 @@ class Times:
     if self._profile is None:
       return 0.0
     return moves.copy_secs(self._profile, before, after, live)
+
+
+@dataclasses.dataclass(frozen=True)
+class SizedStep:
+  """The mean cost of a step with these numbers of nodes and pipelines."""
+
+  num_nodes: int
+  num_pipelines: int
+  cost: StepCost
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+  """The times of a cluster; the first of `steps` is of all its nodes."""
+
+  durations: Durations
+  steps: tuple[SizedStep, ...]
+
+  def __str__(self) -> str:
+    durations = dataclasses.asdict(self.durations).items()
+    lines = [f"{name}={secs:.3f}" for name, secs in durations]
+    lines += [
+        f"nodes={step.num_nodes} pipelines={step.num_pipelines} "
+        f"step_ms={1e3 * step.cost.secs:.1f}"
+        for step in self.steps
+    ]
+    return "\n".join(lines)
+
+  def to_json(self) -> str:
+    """Returns the text of a file for `read_measured`."""
+    return json.dumps(json_lib.to_plain(self), indent=2) + "\n"
+
+
+def read_measured(path: str | os.PathLike[str]) -> Measured:
+  """Reads a file; raises `OSError`, or `ValueError` for any other file."""
+  try:
+    content = json.loads(pathlib.Path(path).read_text(encoding="utf-8-sig"))
+  except ValueError as error:
+    raise ValueError(f"{path} is not JSON: {error}") from error
+  return json_lib.from_plain(Measured, content, where=os.fspath(path))
+
+
+class MeasuredSpeed:
+  """A `Speed` with measured steps; `whole` are the steps of all nodes."""
+
+  def __init__(
+      self, speed: Speed, measured: Measured, *, whole: Pipelines
+  ) -> None:
+    self._speed = speed
+    self._costs = {(s.num_nodes, s.num_pipelines): s for s in measured.steps}
+    predicted_secs = speed.step(whole, drops=False).secs
+    self._factor = self._costs[_size(whole)].cost.secs / predicted_secs
+
+  def step(self, pipelines: Pipelines, *, drops: bool) -> StepCost:
+    """Returns the cost of a step, measured if one of that size was."""
+    if found := self._costs.get(_size(pipelines)):
+      return found.cost
+    cost = self._speed.step(pipelines, drops=drops)
+    return dataclasses.replace(cost, secs=self._factor * cost.secs)
+
+  def finish(self, rung: str, before: Pipelines, after: Pipelines) -> Delay:
+    """Returns the delay of a step that loses nodes."""
+    delay = self._speed.finish(rung, before, after)
+    return dataclasses.replace(delay, secs=self._factor * delay.secs)
+
+
+def _size(pipelines: Pipelines) -> tuple[int, int]:
+  return sum(len(p.nodes) for p in pipelines), len(pipelines)

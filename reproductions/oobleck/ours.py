@@ -12,7 +12,7 @@ from bamboo_jax.reproductions.bamboo import rules as bamboo_rules
 from bamboo_jax.reproductions.oobleck import inputs
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import policies as policies_lib
-from bamboo_jax.sim import throughput_table
+from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import times as times_lib
 from bamboo_jax.traces import trace as trace_lib
 
@@ -60,7 +60,7 @@ def simulate(model: Model, system: str, trace: Trace) -> float | None:
   return outcome.account.num_samples / (trace.duration_ms / 1e3 - starts[0])
 
 
-def _table(model: Model, system: str, most: int) -> throughput_table.Table:
+def _table(model: Model, system: str, most: int) -> speed_lib.Table:
   """Returns the throughput for up to `most` nodes.
 
   Beyond the largest measured number of nodes it is constant.
@@ -70,7 +70,7 @@ def _table(model: Model, system: str, most: int) -> throughput_table.Table:
       for nodes in range(1, most + 1)
   }
   name = f"{system}, {model.name}"
-  return throughput_table.Table(name, model.samples_per_step, rates)
+  return speed_lib.Table(name, model.samples_per_step, rates)
 
 
 def _durations(model: Model, system: str) -> times_lib.Durations:

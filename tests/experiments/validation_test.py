@@ -14,7 +14,6 @@ from bamboo_jax.plan import rows
 from bamboo_jax.report import run_times
 from bamboo_jax.sim import decisions
 from bamboo_jax.sim import loop
-from bamboo_jax.sim import measured as measured_lib
 from bamboo_jax.sim import speed
 from bamboo_jax.sim import times as times_lib
 from bamboo_jax.traces import replay as replay_lib
@@ -78,7 +77,7 @@ def make_policy(measured, *, num_stages=2, is_measured=True):
   )
   if is_measured:
     whole = rules.planner.fresh(range(num_stages), {})
-    predicted = measured_lib.MeasuredSpeed(predicted, measured, whole=whole)
+    predicted = times_lib.MeasuredSpeed(predicted, measured, whole=whole)
   durations = measured.durations
   times = times_lib.Times(predicted, durations, drops=False, profile=None)
   decider = decisions.Decider(rules.ladder, rules.planner, times)
@@ -144,10 +143,10 @@ class ValidationTest(absltest.TestCase):
     )
     path = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()), "c")
     path.write_text(self.measured.to_json())
-    self.assertEqual(measured_lib.read(path), self.measured)
+    self.assertEqual(times_lib.read_measured(path), self.measured)
     path.write_text('{"steps": []}')
     with self.assertRaisesRegex(ValueError, "durations"):
-      measured_lib.read(path)
+      times_lib.read_measured(path)
 
   def test_pauses_are_those_of_their_rung(self):
     repair = next(e for e in self.run_times.events if e.rung == "repair")

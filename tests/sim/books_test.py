@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.sim import books as books_lib
-from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import times as times_lib
 from tests import profiles
 
@@ -16,7 +15,7 @@ def make_books(saves=None, *, step_secs=10.0, live=4, training=3):
   books = books_lib.Books(ledger, saves=saves)
   books.set_nodes(live=live, training=training)
   books.train(
-      speed_lib.StepCost(
+      times_lib.StepCost(
           step_secs, num_samples=8, num_dropped=2, useful=0.5, redundant=0.25
       )
   )
@@ -157,4 +156,4 @@ class StepCostTest(parameterized.TestCase):
   )
   def test_bad_cost(self, changes, message):
     with self.assertRaisesRegex(ValueError, message):
-      speed_lib.StepCost(**{"secs": 1.0, "num_samples": 1.0} | changes)
+      times_lib.StepCost(**{"secs": 1.0, "num_samples": 1.0} | changes)

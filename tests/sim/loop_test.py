@@ -8,16 +8,14 @@ from hypothesis import strategies as st
 
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import policies as policies_lib
-from bamboo_jax.sim import throughput_table
+from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import times as times_lib
 from bamboo_jax.traces import summary as trace_summary
 from bamboo_jax.traces import trace as trace_lib
 from tests import profiles
 
 # Steps of 80 samples take 80 s over the number of nodes.
-_TABLE = throughput_table.Table(
-    "table", 80.0, {n: float(n) for n in range(17) if n}
-)
+_TABLE = speed_lib.Table("table", 80.0, {n: float(n) for n in range(17) if n})
 _DURATIONS = times_lib.Durations(
     boot_secs=0.0,
     detect_secs=1.0,

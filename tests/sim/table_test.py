@@ -9,7 +9,7 @@ from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.sim import throughput_table
+from bamboo_jax.sim import speed as speed_lib
 
 _TEXT = """model,nodes,fast,slow
 a,8,80.0,40.0
@@ -37,7 +37,7 @@ def lose(pipeline, node):
 class ReadTest(parameterized.TestCase):
 
   def test_column_and_lines(self):
-    table = throughput_table.read_table(
+    table = speed_lib.read_table(
         write(_TEXT), column="fast", samples_per_step=160, where={"model": "a"}
     )
     self.assertEqual(table.samples_per_sec, {8: 80.0, 7: 70.0})
@@ -46,21 +46,21 @@ class ReadTest(parameterized.TestCase):
   def test_byte_order_mark(self):
     options = dict(column="fast", samples_per_step=160, where={"model": "a"})
     with_mark, without = (
-        throughput_table.read_table(write(text), **options).samples_per_sec
+        speed_lib.read_table(write(text), **options).samples_per_sec
         for text in ("\ufeff" + _TEXT, _TEXT)
     )
     self.assertEqual(with_mark, without)
 
   def test_best_of_pipelines_and_stages(self):
     text = "dp,pp,fast\n2,2,40\n1,4,50\n1,3,20\n3,2,45\n1,7,60\n"
-    table = throughput_table.read_table(
+    table = speed_lib.read_table(
         write(text), column="fast", samples_per_step=100
     )
     want = {3: 20.0, 4: 50.0, 5: 50.0, 6: 50.0, 7: 60.0}
     self.assertEqual(table.samples_per_sec, want)
 
   def test_what_did_not_run_is_left_out(self):
-    table = throughput_table.read_table(
+    table = speed_lib.read_table(
         write(_TEXT), column="slow", samples_per_step=160, where={"model": "a"}
     )
     with self.assertRaisesRegex(
@@ -78,7 +78,7 @@ class ReadTest(parameterized.TestCase):
   )
   def test_bad_file(self, text, message, column="fast"):
     with self.assertRaisesRegex(ValueError, message):
-      throughput_table.read_table(
+      speed_lib.read_table(
           write(text), column=column, samples_per_step=1, where={"model": "a"}
       )
 
@@ -88,8 +88,7 @@ class TableSpeedTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     rates = {n: float(n) for n in range(4, 13)}
-    table = throughput_table.Table("table", 96.0, rates)
-    self.speed = throughput_table.TableSpeed(table)
+    self.speed = speed_lib.Table("table", 96.0, rates)
 
   def test_step(self):
     first, *rest = make_pipelines(12)
