@@ -104,7 +104,7 @@ class MemoryModel:
         residual_bytes=sum(c.residual_bytes for c in layers),
         transfer_bytes=2 * edge_bytes,
         working_bytes=max(c.working_bytes for c in layers),
-          sum_bytes=(self.upkeep.num_shares > 1) * gradients
+        sum_bytes=(self.upkeep.num_shares > 1) * gradients
         + k * sum(self._tied[first:last]),
         received_bytes=self._sends_state * (gradients + slots),
         sum_working_bytes=self._sum_working(first, last),
