@@ -54,7 +54,7 @@ def main() -> None:
         _PATH.value,
         name=_MODEL.value,
         out=_OUT.value,
-        kind=_TO.value,
+        kind=_TO.value or "hf",
         max_file_bytes=int(_MAX_FILE_GB.value * 1e9),
         tokenizer=_TOKENIZER.value,
     )

@@ -29,6 +29,12 @@ NUM_SPECIAL = 4  # Padding, [CLS], [SEP] and [MASK].
 NUM_AROUND = 3  # [CLS] and two [SEP] per sample.
 _TRAIN, _HELDOUT = 3, 4  # Streams of random bits.
 
+# Makes a sample of two arrays and random bits, and counts its tokens of text.
+_Form = Callable[
+    [tuple[int, ...], np.ndarray, np.ndarray, np.ndarray],
+    tuple[dict[str, np.ndarray], int],
+]
+
 
 def make_masked(
     tokens: samples.Source, num_masked: int, *, packed: bool = False
@@ -97,7 +103,7 @@ def _make_one(
     special: tuple[int, ...],
     max_masked: int,
     vocab_size: int,
-    form: Callable[..., dict[str, np.ndarray]],
+    form: _Form,
     own: np.ndarray,
     other: np.ndarray,
     bits: np.ndarray,
@@ -158,4 +164,4 @@ def _pack(
       "inputs": np.where(documents > 0, own, special[0]),
       "segments": np.zeros_like(own),
       "documents": documents,
-  }, np.count_nonzero(documents)
+  }, int(np.count_nonzero(documents))

@@ -58,8 +58,9 @@ class Prefetcher:
       if self._is_closed:
         raise ValueError("The prefetcher is closed.")
       self._asked.setdefault(microbatch, set()).update(keys or ())
-      found = self._read.get(key)
-      is_here = found is None or key in self._raised or found.cancel()
+      known = self._read.get(key)
+      is_here = known is None or key in self._raised or known.cancel()
+      found = known or futures.Future()
       if is_here:  # Nothing that waits its turn in the thread is waited for.
         found = self._read[key] = futures.Future()
         found.set_running_or_notify_cancel()

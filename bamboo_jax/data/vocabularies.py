@@ -83,7 +83,7 @@ class TokenizerFile:
     # Lines cannot be encoded one by one if a space is put before each text, as
     # in Llama 2, or surrounding whitespace is removed.
     a, b, both = self.encode_texts(["a\n", "b\n", "a\nb\n"])
-    self.in_pieces = a + b == both
+    self.in_pieces = [*a, *b] == [*both]
     content = tokenizer.to_str().encode()
     self.fingerprint: Mapping[str, str | int] = {
         "tokens": "file",

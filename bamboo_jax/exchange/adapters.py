@@ -76,6 +76,7 @@ def read_config(path: str | os.PathLike[str]) -> Adapters:
         "with the model without adapters"
     )
   hub_folder.check({}, {}, problems, where=path)
+  assert isinstance(targets, list) and isinstance(alpha, int | float)
   chosen = [target for target in lora.TARGETS if target in targets]
   return Adapters(
       folder,

@@ -99,7 +99,8 @@ def read_options(path: str | os.PathLike[str], name: str) -> dict[str, Any]:
   Raises `base.CheckpointError` if `path` is not a folder of such a model, or of
   its adapters.
   """
-  folder, options = pathlib.Path(path), {}
+  folder = pathlib.Path(path)
+  options: dict[str, Any] = {}
   if adapters.is_folder(path):
     folder, options = adapters.read_config(path)
   family = hub_config.family_of(name)

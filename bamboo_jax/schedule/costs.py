@@ -68,4 +68,5 @@ class StageCosts:
       times_ms = self.backward_ms
     elif pass_.op is instruction_lib.Op.REDUNDANT_FORWARD:
       times_ms = self.redundant_ms
-    return times_ms[pass_.stage] * self.slow.get(node, 1.0)
+    factor = 1.0 if node is None else self.slow.get(node, 1.0)
+    return times_ms[pass_.stage] * factor

@@ -32,19 +32,23 @@ _UNIFORM = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 class Shape(Protocol):
-  """The options of a model with adapters.
+  """The options of a model with adapters."""
 
-  Attributes:
-    lora_rank: Rank of each adapter; None: no adapters, all weights are trained.
-    lora_alpha: Adapters are multiplied by `lora_alpha / lora_rank`; None: by 1.
-    lora_targets: The products with an adapter, some of `TARGETS` with commas;
-      None: `DEFAULT_TARGETS`.
-  """
+  @property
+  def lora_rank(self) -> int | None:
+    """Rank of each adapter; None: no adapters, all weights are trained."""
 
-  lora_rank: int | None
-  lora_alpha: float | None
-  lora_targets: str | None
-  dtype: str
+  @property
+  def lora_alpha(self) -> float | None:
+    """Adapters are multiplied by `lora_alpha / lora_rank`; None: by 1."""
+
+  @property
+  def lora_targets(self) -> str | None:
+    """Products with adapters, of `TARGETS`; None: `DEFAULT_TARGETS`."""
+
+  @property
+  def dtype(self) -> str:
+    """Dtype of products."""
 
 
 def find_targets(shape: Shape) -> tuple[str, ...]:
@@ -70,7 +74,8 @@ def check(shape: Shape) -> None:
 
 def adapt(shape: Shape, name: str, x_TD: jax.Array, y: jax.Array) -> jax.Array:
   """Returns the product `y` of `x_TD` plus that of its adapter, if any."""
-  if name not in find_targets(shape):
+  rank = shape.lora_rank
+  if rank is None or name not in find_targets(shape):
     return y
 
   def multiply(part: str, features: int, init: Any, x: jax.Array) -> jax.Array:
@@ -82,9 +87,9 @@ def adapt(shape: Shape, name: str, x_TD: jax.Array, y: jax.Array) -> jax.Array:
         name=f"{PREFIX}{part}_{name}",
     )(x)
 
-  low = multiply("a", shape.lora_rank, _UNIFORM, x_TD)
+  low = multiply("a", rank, _UNIFORM, x_TD)
   added = multiply("b", y.shape[-1], nn.initializers.zeros, low)
-  return y + added * ((shape.lora_alpha or shape.lora_rank) / shape.lora_rank)
+  return y + added * ((shape.lora_alpha or rank) / rank)
 
 
 def freeze(model: model_lib.Model) -> model_lib.Model:
