@@ -94,7 +94,7 @@ class OwnerTest(parameterized.TestCase):
     model = _model(
         layers=layers,
         num_accumulators=2,
-        is_summed=True,
+        num_shares=2,
         num_rerouted=3,
         protection=upkeep_lib.Protection(),
     )
