@@ -206,7 +206,7 @@ class SlowNodeTest(parameterized.TestCase):
       detours = dict(enumerate(owners))
       lines = dataclasses.replace(layout, detours=detours).lines(rows)
       planned = scheduler.plan_rows(lines, costs=costs)
-      spans.append(timeline_lib.span_ms(planned.rows, costs))
+      spans.append(timeline_lib.span_ms(planned, costs))
     plans = step_plans.StepPlans(rows)
     span = max(t.span_ms for t in plans.whole(change.layout))
     self.assertLess(0.9 * span, min(spans))

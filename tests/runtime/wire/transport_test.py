@@ -295,7 +295,7 @@ class TransportTest(parameterized.TestCase):
   def test_says_what_to_do(self):
     for error, wanted in (
         (TimeoutError("timed out"), "a firewall drops packets silently: nodes"),
-        (ConnectionRefusedError(), "nobody listens there"),
+        (ConnectionRefusedError(), "no process listens there"),
         (OSError("no route"), "^no route$"),
     ):
       self.assertRegex(endpoints.explain(error), wanted)
