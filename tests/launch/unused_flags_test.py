@@ -116,8 +116,8 @@ class UnusedFlagsTest(parameterized.TestCase):
       ),
       (
           "bench_peer",
-          ("launch.bench", "--deaths=3", "--out=a"),
-          "--deaths and --out have no effect in the benchmark 'rivals'",
+          ("launch.bench", "--out=a"),
+          "--out has no effect in the benchmark 'rivals'",
       ),
       (
           "bench_rival",
