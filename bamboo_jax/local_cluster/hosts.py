@@ -26,7 +26,7 @@ set -- $SSH_CONNECTION; exec 3<&0
 {command} --host="$3" &
 agent=$!
 {{ cat; kill $agent; sleep {leave_secs}; kill $agent; }} <&3 >/dev/null 2>&1 &
-end=$!; wait $agent; status=$?; kill $end; exit $status
+end=$!; wait $agent; status=$?; kill $end 2>/dev/null; exit $status
 """
 
 

@@ -68,7 +68,11 @@ class Roofline:
   def pass_ms(self, programs: programs_lib.KindPrograms, name: str) -> float:
     """Returns the time of one of the four programs above."""
     if name in ("forward", "backward"):
-      found = products.find_products(compat.drop_unused(programs.traced(name)))
+      traced = programs.traced(name)
+      # Efficiencies are shares of all products that are traced.
+      is_frozen = any(layer.trained for layer in programs.unit.layers)
+      jaxpr = compat.drop_unused(traced) if is_frozen else traced.jaxpr
+      found = products.find_products(jaxpr)
       secs = self.products_secs(found)
       moved = 3 * spec_lib.nbytes(programs.unit.accumulator.grads)
       secs += self._bytes_secs(moved if name == "backward" else 0)
