@@ -37,15 +37,20 @@ def find_workers(logs: pathlib.Path) -> dict[str, int]:
   return dict(sorted(found.items()))
 
 
-def ask(workers: Mapping[str, int], logs: pathlib.Path) -> list[Answer]:
-  """Returns the answers of workers, in three seconds at most."""
+def ask(
+    workers: Mapping[str, int],
+    logs: pathlib.Path,
+    *,
+    patience_secs: float = _PATIENCE_SECS,
+) -> list[Answer]:
+  """Returns the answers of workers that answer within `patience_secs`."""
   files = {name: logs / f"{name}.log" for name in workers}
   sizes = {name: file.stat().st_size for name, file in files.items()}
   for pid in workers.values():
     for number in (signal.SIGUSR1, signal.SIGUSR2):
       with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-  end_secs = time.monotonic() + _PATIENCE_SECS
+  end_secs = time.monotonic() + patience_secs
   while True:
     said = {n: file.read_bytes()[sizes[n] :] for n, file in files.items()}
     texts = {n: content.decode(errors="replace") for n, content in said.items()}

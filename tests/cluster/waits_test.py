@@ -81,7 +81,7 @@ class InquiryTest(absltest.TestCase):
     self.start("n5.agent", "-m", "bamboo_jax.launch.agent")
     found = inquiry.find_workers(self.logs)
     self.assertEqual(found, {"n4": worker.pid})
-    (answer,) = inquiry.ask(found, self.logs)
+    (answer,) = inquiry.ask(found, self.logs, patience_secs=60.0)
     self.assertEqual(answer.waits, waits.Waits(5, (3, 7), ("sum 0,3 1",)))
     self.assertRegex(answer.stacks, 'File "<string>", line [0-9]+ in hang')
     self.assertIsNone(worker.poll())
