@@ -283,7 +283,7 @@ def _remove(path: pathlib.Path) -> None:
       path = path.rename(path.with_name(path.name + _UNFINISHED))
     shutil.rmtree(path)
   except FileNotFoundError:
-    pass
+    pass  # Another process has renamed or removed it.
   except OSError as error:
     logging.warning(
         "Cannot remove %s: %s.", path, orbax_item.describe_error(error)

@@ -1,4 +1,4 @@
-"""Runs the pods of a JobSet as processes, in place of a cluster.
+"""Stands in for Kubernetes: starts the containers of a JobSet as processes.
 
 Knows what `docs/deploy/kubernetes.yaml` uses: environment, mounts, the names of
 services, and when a pod is replaced. Paths and names are replaced in the text
