@@ -78,7 +78,7 @@ def _pipelines() -> dict[str, Any]:
           remat="full",
           unit="block",  # What shares a program; or "layer", "stage".
       ),
-      node=dict(  # On GPUs; see docs/gpu.md.
+      node=dict(  # On GPUs; see docs/guides/gpu.md.
           deterministic=True,  # Programs repeat their bits; costs time.
           mesh=dict(data=1, tensor=1),  # Devices of a node by axis.
       ),
@@ -177,7 +177,7 @@ def _training() -> dict[str, Any]:
 def _surroundings() -> dict[str, Any]:
   """Returns the sections on the cluster, prices and logs."""
   return dict(
-      cluster=dict(  # Of real nodes; see docs/cluster.md.
+      cluster=dict(  # Of real nodes; see docs/guides/cluster.md.
           heartbeat_secs=0.1,  # Between two signs of life.
           stopped_secs=1.0,  # A worker stopped for longer is killed.
           least_silence_secs=3.0,  # A shorter silence of an agent is no death.

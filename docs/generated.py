@@ -175,7 +175,7 @@ def _all_commands() -> str:
 def link_pages(text: str) -> str:
   """Returns text of a page in docs/reference/ with mentions of pages linked.
 
-  The code mentions a page by its path, `docs/cluster.md`.
+  The code mentions a page by its path, `docs/guides/cluster.md`.
   """
   return re.sub(r"`?docs/([\w/]*?)(\w+)\.md`?", r"[\2](../\1\2.md)", text)
 

@@ -4,7 +4,7 @@ bamboo gpu_compile --config=gpt2:small --gpu=h100
 bamboo gpu_compile --config=llama --gpu=a100 --config.node.mesh.tensor=2
 
 Shows memory, kernels, copies and times as the roofline predicts them. Needs the
-extra `gpu_compile`, in an environment of its own; docs/gpu.md.
+extra `gpu_compile`, in an environment of its own; docs/guides/gpu.md.
 """
 
 from absl import flags

@@ -151,8 +151,8 @@ More.
 
   def test_mentions_of_pages_are_links(self):
     self.assertEqual(
-        generated.link_pages("see docs/cluster.md, `docs/guides/cost.md`."),
-        "see [cluster](../cluster.md), [cost](../guides/cost.md).",
+        generated.link_pages("see docs/engine.md, `docs/guides/cost.md`."),
+        "see [engine](../engine.md), [cost](../guides/cost.md).",
     )
 
   @parameterized.parameters(*draw.FIGURES)

@@ -1,4 +1,4 @@
-"""The code of docs/python.md and of the notebook, with a smaller model."""
+"""The code of docs/guides/python.md and of the notebook, in small."""
 
 import os
 import pathlib
@@ -44,7 +44,7 @@ class PagesTest(folders.FolderCase):
 
   @commands.needs_etcd
   def test_page(self):
-    text = (_ROOT / "docs" / "python.md").read_text()
+    text = (_ROOT / "docs" / "guides" / "python.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     self.assertLen(blocks, 5)
     self.assertLen(blocks[0].strip().splitlines(), 10)

@@ -1,4 +1,4 @@
-"""Fills the last column of the table of docs/gpu.md from results.
+"""Fills the last column of the table of docs/guides/gpu.md from results.
 
 python -m tests.gpu.fill_table gpu.jsonl
 
@@ -11,7 +11,8 @@ import pathlib
 import re
 import sys
 
-_PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "gpu.md"
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_PAGE = _ROOT / "docs" / "guides" / "gpu.md"
 _ROW = re.compile(r"\| `(?P<figure>[^`]+)` \|.*\|")
 
 

@@ -1,4 +1,4 @@
-"""The table of docs/gpu.md and the figures of checks fit together."""
+"""The table of docs/guides/gpu.md and the figures of checks fit together."""
 
 import json
 import re

@@ -1,7 +1,7 @@
 """Another user of the machine calls all sockets that a run listens on.
 
 Takes some 20 s, as workers import JAX. The table of the listeners is in
-`docs/cluster.md`.
+`docs/guides/cluster.md`.
 """
 
 import collections
@@ -55,7 +55,8 @@ class StrangersTest(commands.CommandCase):
     for answer, count in _TABLE.values():
       counts[answer] += count
     self.assertEqual(collections.Counter(said.values()), counts, msg=said)
-    lines = (commands.ROOT / "docs" / "cluster.md").read_text().splitlines()
+    page = commands.ROOT / "docs" / "guides" / "cluster.md"
+    lines = page.read_text().splitlines()
     rows = [line.split(" | ")[0].removeprefix("| ") for line in lines]
     for name in _TABLE:
       self.assertIn(name, rows)
