@@ -6,7 +6,6 @@ leaves JAX alone, which must be started with the right devices and threads.
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-import copy
 import dataclasses
 import json
 import os
@@ -25,6 +24,7 @@ from bamboo_jax.metrics import result as result_lib
 if TYPE_CHECKING:
   import ml_collections
 
+  from bamboo_jax import config as config_lib
   from bamboo_jax.models import model as model_lib
   from bamboo_jax.train.setup import show
 
@@ -68,7 +68,7 @@ def train(
   A run that is in `workdir` already is resumed from its last checkpoint.
 
   Args:
-    config: See `get_config`; it is copied, not changed.
+    config: See `get_config`; it is not changed.
     workdir: Folder of checkpoints, logs and figures.
     faults: What happens to nodes on purpose: lines such as "5,0/1,3,kill" (in
       step 5, counted from 0, the node of pipeline 0 and stage 1 dies before
@@ -202,13 +202,11 @@ def load(
   return {name: read(name) for name in model.layer_names}
 
 
-def _accept(config: Any) -> Any:
-  """Returns a copy of a config, checked as commands check it, and locked."""
+def _accept(config: Any) -> "config_lib.Config":
+  """Returns the options of a config, checked as commands check them."""
   from bamboo_jax.train.setup import accept
 
-  config = copy.deepcopy(config)
-  accept.accept(config, config_check.load("default"))
-  return config
+  return accept.accept(config)
 
 
 def _find_faults(

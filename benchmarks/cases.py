@@ -8,9 +8,8 @@ import pathlib
 import shlex
 import tempfile
 
-import ml_collections
-
 from bamboo_jax import base
+from bamboo_jax import config as config_lib
 from bamboo_jax.benchmarks import executors
 from bamboo_jax.benchmarks import memory
 from bamboo_jax.benchmarks import redundancy
@@ -25,7 +24,7 @@ from bamboo_jax.train.setup import executors as executors_lib
 
 
 def run(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     *,
     worker: Sequence[str],
     train: Sequence[str],
@@ -83,7 +82,7 @@ def run(
     )
 
 
-def find_case(config: ml_collections.ConfigDict) -> str:
+def find_case(config: config_lib.Config) -> str:
   """Returns the name of the case of a config."""
   if config.plan.memory_limit_gib is not None:
     return "memory"
@@ -95,7 +94,7 @@ def find_case(config: ml_collections.ConfigDict) -> str:
 
 
 def _check_case(
-    config: ml_collections.ConfigDict, rival: str | None, *, num_cores: int
+    config: config_lib.Config, rival: str | None, *, num_cores: int
 ) -> None:
   pipeline = config.pipeline
   has_replicas = config.redundancy.mode != "none"
@@ -129,7 +128,7 @@ def _check_case(
 
 
 def _prepare(
-    config: ml_collections.ConfigDict, ours: turns.Processes
+    config: config_lib.Config, ours: turns.Processes
 ) -> tuple[planner.Plan, str]:
   """Returns the plan, and the profile that it is made from."""
   cuts = executors_lib.find_cuts(config, build.make_task(config))

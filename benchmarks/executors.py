@@ -12,8 +12,7 @@ import pathlib
 import statistics
 from typing import Any
 
-import ml_collections
-
+from bamboo_jax import config as config_lib
 from bamboo_jax.benchmarks import predict
 from bamboo_jax.benchmarks import table
 from bamboo_jax.benchmarks import turns
@@ -126,13 +125,12 @@ def run_rounds(
 
 
 def plan_pair(
-    config: ml_collections.ConfigDict, task: build.Task, plan: planner.Plan
+    config: config_lib.Config, task: build.Task, plan: planner.Plan
 ) -> Pair:
   """Returns both executors with all modes; stages must be whole blocks."""
   options, rows, programs = build.make_redundancy(config), {}, {}
   for mode in (*MODES, "bubble"):
-    changed = config.copy_and_resolve_references()
-    changed.redundancy.mode = mode
+    changed = config.changed({"redundancy.mode": mode})
     programs[mode] = executors.plan_program(changed, task, plan)
     rows[mode] = predict.plan_mode(plan, options, mode)
   return Pair(plan, rows, programs)

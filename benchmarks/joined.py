@@ -7,9 +7,9 @@ all processes at once, in JAX's multi-process runtime.
 from collections.abc import Sequence
 
 import jax
-import ml_collections
 
 from bamboo_jax import base
+from bamboo_jax import config as config_lib
 from bamboo_jax.runtime.wire import endpoints
 from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
@@ -27,7 +27,7 @@ class Joined:
     collectives: Of programs in all processes; None of rows.
   """
 
-  def __init__(self, config: ml_collections.ConfigDict, *, rank: int) -> None:
+  def __init__(self, config: config_lib.Config, *, rank: int) -> None:
     self.rank = rank
     self._others = {*range(config.pipeline.num_stages)} - {rank}
     self.transport = transport_lib.Transport(

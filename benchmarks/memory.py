@@ -14,8 +14,8 @@ import gc
 from typing import Any
 
 import jax
-import ml_collections
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.plan.memory import explain
 from bamboo_jax.plan.memory import needs
@@ -34,15 +34,16 @@ from bamboo_jax.schedule import linearize
 from bamboo_jax.train.setup import build
 
 # The measured cases, as changes to the config.
-CASES = (
-    dict(mode="none"),
-    dict(mode="lazy"),
-    dict(mode="lazy", refresh="state"),
-    dict(mode="lazy", slots="host"),
-    dict(mode="eager"),
-    dict(mode="none", num_pipelines=2),
-    dict(mode="lazy", num_pipelines=2),
-    dict(mode="eager", num_pipelines=2),
+_MODE, _PIPELINES = "redundancy.mode", "pipeline.num_pipelines"
+CASES: tuple[dict[str, Any], ...] = (
+    {_MODE: "none"},
+    {_MODE: "lazy"},
+    {_MODE: "lazy", "redundancy.refresh": "state"},
+    {_MODE: "lazy", "redundancy.slots": "host"},
+    {_MODE: "eager"},
+    {_MODE: "none", _PIPELINES: 2},
+    {_MODE: "lazy", _PIPELINES: 2},
+    {_MODE: "eager", _PIPELINES: 2},
 )
 _HOST = "pinned_host"
 
@@ -148,17 +149,14 @@ class Result:
     return self.predicted.total_bytes / self.measured_bytes
 
 
-def compare(config: ml_collections.ConfigDict) -> None:
+def compare(config: config_lib.Config) -> None:
   """Measures all cases, and prints the table."""
-  most = max(case.get("num_pipelines", 1) for case in CASES)
+  most = max(case.get(_PIPELINES, 1) for case in CASES)
   num_devices = most * config.pipeline.num_stages
   devices_lib.use_virtual_devices(num_devices, distinct=True)
   ratios = []
   for case in CASES:
-    changed = config.copy_and_resolve_references()
-    for name, value in case.items():
-      of_pipeline = name in changed.pipeline
-      (changed.pipeline if of_pipeline else changed.redundancy)[name] = value
+    changed = config.changed(case)
     results = _measure(changed, " ".join(map(str, case.values())))
     gc.collect()  # The arrays of an engine are in reference cycles.
     ratios += [r.ratio for r in results]
@@ -178,7 +176,7 @@ def render(results: Iterable[Result]) -> str:
   return table_lib.align(rows, left={0, 1, 2})
 
 
-def _measure(config: ml_collections.ConfigDict, name: str) -> list[Result]:
+def _measure(config: config_lib.Config, name: str) -> list[Result]:
   """Returns the results of a step, and of one after the worst death."""
   task = build.make_task(config)
   profile = profiler.measure(

@@ -18,15 +18,13 @@ long and one core can walk the rows of 16 nodes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-import copy
 import dataclasses
 import pathlib
 import random
 import statistics
 
-import ml_collections
-
 from bamboo_jax import base
+from bamboo_jax import config as config_lib
 from bamboo_jax.benchmarks import table
 from bamboo_jax.benchmarks import turns
 from bamboo_jax.metrics import jsonl
@@ -129,7 +127,7 @@ def measure(
 
 
 def compare(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     *,
     train: Sequence[str],
     out: pathlib.Path,
@@ -173,12 +171,9 @@ def compare(
 
 
 def _plan(
-    config: ml_collections.ConfigDict, changes: Mapping[str, float]
+    config: config_lib.Config, changes: Mapping[str, float]
 ) -> list[Loss]:
-  config = copy.deepcopy(config)
-  with config.unlocked():
-    config.model.options.time_scale = 1.0
-  config.update_from_flattened_dict(changes)
+  config = config.changed({"model.options.time_scale": 1.0, **changes})
   devices = devices_lib.place_nodes([*range(sizes.num_nodes(config))])
   job = job_lib.make_job(config, devices=devices)
   speed = speed_lib.ProfileSpeed(

@@ -10,9 +10,9 @@ import sys
 import time
 from typing import Any
 
-import ml_collections
 import tqdm
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.plan import planner
 
 WARMUP = 5  # Discarded rounds, which warm up caches.
@@ -94,7 +94,7 @@ class Subject:
     num_rounds: Steps of each variant.
   """
 
-  config: ml_collections.ConfigDict
+  config: config_lib.Config
   plan: planner.Plan
   profile_path: str
   out: pathlib.Path

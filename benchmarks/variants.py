@@ -9,10 +9,10 @@ import time
 from typing import Any
 
 import jax
-import ml_collections
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax import config as config_lib
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.benchmarks import joined
 from bamboo_jax.benchmarks import predict
@@ -39,7 +39,7 @@ Microbatches = Sequence[Mapping[str, np.ndarray]]
 class Site:
   """Facts that all variants share."""
 
-  config: ml_collections.ConfigDict
+  config: config_lib.Config
   task: build.Task
   plan: planner.Plan
   specs: Sequence[spec_lib.StageSpec]
@@ -49,7 +49,7 @@ class Site:
   @property
   def scale(self) -> float:
     """Factor from a sum over the batch to a mean per token."""
-    length = self.config.model.options.sequence_length
+    length = self.config.model.options["sequence_length"]
     return 1.0 / (self.task.batches.batch_size * length)
 
 
@@ -173,8 +173,7 @@ class Program(Rows):
 
   def __init__(self, site: Site, mode: str) -> None:
     super().__init__(site, mode)
-    config = site.config.copy_and_resolve_references()
-    config.redundancy.mode = mode
+    config = site.config.changed({"redundancy.mode": mode})
     program = executors.plan_program(config, site.task, site.plan)
     self.programs = executors.make_programs(
         *(config, site.task, program),

@@ -29,8 +29,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.benchmarks import joined
 from bamboo_jax.benchmarks import variants
 from bamboo_jax.plan import cost_model
@@ -45,7 +45,7 @@ from bamboo_jax.train.setup import executors
 _NUM_LINK_TIMES, _NUM_REFRESH_TIMES = 100, 25
 
 
-def serve(config: ml_collections.ConfigDict, *, rank: int) -> None:
+def serve(config: config_lib.Config, *, rank: int) -> None:
   """Answers commands until the input ends; then ends the process."""
   allocator.keep_freed_memory()
   with contextlib.closing(joined.Joined(config, rank=rank)) as stages:
@@ -60,9 +60,7 @@ def serve(config: ml_collections.ConfigDict, *, rank: int) -> None:
 class Worker:
   """The commands, as methods by their names."""
 
-  def __init__(
-      self, config: ml_collections.ConfigDict, stages: joined.Joined
-  ) -> None:
+  def __init__(self, config: config_lib.Config, stages: joined.Joined) -> None:
     self._config, self._stages = config, stages
     self._rank = stages.rank
     self._task = build.make_task(config)

@@ -1,27 +1,24 @@
 """Pages that repeat the code: options and commands, read as the site is built.
 
-A page with the line `<!-- options -->` gets all options of `configs/default.py`
+A page with the line `<!-- options -->` gets all options of `bamboo_jax/config`
 there, and one with `<!-- commands -->` the help of all commands.
 """
 
-import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import concurrent.futures
-import io
 import os
 import pathlib
 import re
 import subprocess
 import sys
 import textwrap
-import tokenize
 from typing import Any, NamedTuple
 
+from bamboo_jax import config
 from bamboo_jax.cli import listing
-from bamboo_jax.configs import default
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-_DEFAULTS = _ROOT / "configs" / "default.py"
+_SECTIONS = _ROOT / "bamboo_jax" / "config"
 _LAUNCH = _ROOT / "launch"
 _TABLE = ("", "| option | default | meaning |", "| --- | --- | --- |")
 
@@ -34,77 +31,17 @@ class Option(NamedTuple):
   comment: str  # Empty if there is none.
 
 
-def read_options(code: str, config: Mapping[str, Any]) -> list[Option]:
-  """Returns the options in the code of a config, and its sections, in order.
-
-  A comment belongs to the option on its line, or below if it has a line of its
-  own. Values are those of `config`, which the code makes.
-  """
-  functions = {
-      node.name: node
-      for node in ast.parse(code).body
-      if isinstance(node, ast.FunctionDef)
-  }
-  comments = _Comments(code)
-
-  def walk(call: ast.Call, prefix: str, values: Any) -> Iterator[Option]:
-    for keyword in call.keywords:
-      if keyword.arg is None:  # **_section()
-        section = functions[keyword.value.func.id]
-        yield from walk(_find_result(section), prefix, values)
-        continue
-      name, value = prefix + keyword.arg, values[keyword.arg]
-      comment = comments.find(keyword, within=call.lineno)
-      if keyword.arg in _find_sections(call):
-        yield Option(name, "", comment)
-        yield from walk(keyword.value, f"{name}.", value)
-      else:
-        yield Option(name, _show(value), comment)
-
-  return list(walk(_find_result(functions["get_config"]), "", config))
-
-
-def _find_sections(call: ast.Call) -> set[str]:
-  """Returns the arguments of a call that are `dict(...)` with some entries."""
-  return {
-      k.arg
-      for k in call.keywords
-      if isinstance(k.value, ast.Call)
-      and k.value.keywords
-      and ast.unparse(k.value.func) == "dict"
-  }
-
-
-def _find_result(function: ast.FunctionDef) -> ast.Call:
-  (result,) = (n.value for n in function.body if isinstance(n, ast.Return))
-  return result
-
-
-class _Comments:
-  """Comments of a file, by line."""
-
-  def __init__(self, code: str) -> None:
-    self._texts, self._alone = {}, set()
-    for token in tokenize.generate_tokens(io.StringIO(code).readline):
-      if token.type == tokenize.COMMENT:
-        line = token.start[0]
-        self._texts[line] = token.string.lstrip("# ")
-        if token.line.lstrip().startswith("#"):
-          self._alone.add(line)
-
-  def find(self, keyword: ast.keyword, *, within: int) -> str:
-    """Returns the comment of an argument in a call that begins in a line."""
-    if keyword.lineno == within:
-      return ""  # The comment there is that of the call.
-    first = keyword.lineno
-    while first - 1 in self._alone:
-      first -= 1
-    above = [self._texts[line] for line in range(first, keyword.lineno)]
-    return " ".join([*above, self._texts.get(keyword.lineno, "")]).strip()
-
-
-def _show(value: Any) -> str:
-  return "{}" if hasattr(value, "keys") else repr(value)
+def read_options(
+    section: type[config.Section], prefix: str = ""
+) -> Iterator[Option]:
+  """Yields the options of a section, and the sections in it, in order."""
+  helps, values = config.help_of(section), section().to_dict()
+  for key, kind in config.kinds_of(section).items():
+    is_section = config.is_section(kind)
+    shown = "" if is_section else repr(values[key])
+    yield Option(prefix + key, shown, helps[key])
+    if is_section:
+      yield from read_options(kind, f"{prefix}{key}.")
 
 
 def render_options(options: Sequence[Option]) -> str:
@@ -183,7 +120,7 @@ def link_pages(text: str) -> str:
 def fill(app: Any, page: str, source: list[str]) -> None:
   """Puts what is generated into a page that asks for it (`source-read`)."""
   for line, path, render in (
-      ("<!-- options -->", _DEFAULTS, _all_options),
+      ("<!-- options -->", _SECTIONS, _all_options),
       ("<!-- commands -->", _LAUNCH, _all_commands),
   ):
     if line in source[0]:
@@ -192,8 +129,7 @@ def fill(app: Any, page: str, source: list[str]) -> None:
 
 
 def _all_options() -> str:
-  code = _DEFAULTS.read_text()
-  return render_options(read_options(code, default.get_config()))
+  return render_options([*read_options(config.Config)])
 
 
 def setup(app: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from absl import flags
 
 from bamboo_jax.cli import command
 from bamboo_jax.cli import config_check
-from bamboo_jax.configs import default as default_config
 from bamboo_jax.launch import config_flag
 from bamboo_jax.train.setup import accept
 
@@ -62,8 +61,11 @@ def _parse_flags(argv: Sequence[str], *, own_keys: bool) -> list[str]:
     config_flag.check_arguments(argv, own_keys=own_keys)
     rest = flags.FLAGS(list(argv))
     if "config" in flags.FLAGS:
-      default = None if own_keys else default_config.get_config()
-      accept.accept(flags.FLAGS["config"].value, default)
+      flag = flags.FLAGS["config"]
+      if own_keys:
+        accept.check_own(flag.value)
+      else:
+        flag.value = accept.accept(flag.value)
     return rest
   except flags.IllegalFlagValueError as error:
     is_file = re.match("flag --config=(?!None: )", str(error))

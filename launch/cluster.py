@@ -38,6 +38,7 @@ _SHARED = ("config", "workdir", "faults", "run", "device_memory_fraction")
 def main() -> None:
   """Checks the flags, runs the cluster, and reports."""
   config, zones = given.CONFIG.value, given.ZONES.value
+  change = figure_flags.find_change(given.FIGURE_FORMAT, config)
   cluster_checks.check_together()
   replay = given.read_replay() if given.TRACE.value else None
   faults = sizes.read_faults(config, given.FAULTS.value)
@@ -51,7 +52,7 @@ def main() -> None:
       workdir=pathlib.Path(given.WORKDIR.value),
       arguments=[
           *cli.find_arguments(_SHARED, sys.argv[1:]),
-          *figure_flags.set_config(given.FIGURE_FORMAT, config),
+          *(f"--config.{name}={value}" for name, value in change.items()),
           f"--program_cache={folder}",
       ],
       first_zones=first_zones,

@@ -5,6 +5,7 @@ from typing import Any
 
 from absl import flags
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.launch import flag_checks
 from bamboo_jax.metrics import plots
 
@@ -35,17 +36,15 @@ def define() -> flags.FlagHolder[Any]:
   )
 
 
-def set_config(holder: flags.FlagHolder[Any], config: Any) -> list[str]:
-  """Sets the config of a run from the flag, if given.
-
-  Returns the arguments that set it in other processes.
-  """
+def find_change(
+    holder: flags.FlagHolder[Any], config: config_lib.Config
+) -> dict[str, str]:
+  """Returns what the flag changes in the config of a run; {} if not given."""
   if not holder.present:
-    return []
+    return {}
   if not config.metrics.plots:
     flag_checks.check_unused([holder], "with config.metrics.plots=False")
-  config.metrics.figure_format = text = ",".join(holder.value)
-  return [f"--config.metrics.figure_format={text}"]
+  return {"metrics.figure_format": ",".join(holder.value)}
 
 
 def of_file(holder: flags.FlagHolder[Any], path: str | None) -> tuple[str, ...]:

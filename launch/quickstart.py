@@ -46,7 +46,7 @@ def main() -> None:
   train += ["--config=quickstart"] * (not _CONFIG.present)
   asked = [flag.partition("=")[0] for flag in given]
   ours = {k: v for k, v in _OURS.items() if f"--config.{k}" not in asked}
-  config.update_from_flattened_dict(ours)
+  config = config.changed(ours)
   given += [f"--config.{name}={value}" for name, value in ours.items()]
   commands = {
       "plain": [*train, *given],

@@ -43,10 +43,10 @@ def main() -> None:
   """Parses flags and trains; everything else is in the library."""
   from bamboo_jax.train import run  # Imports JAX, so flags are checked before.
 
-  figure_flags.set_config(_FORMAT, _CONFIG.value)
+  config = _CONFIG.value
   shared_flags.use_program_cache(_PROGRAM_CACHE.value)
   finished = run.train_and_evaluate(
-      _CONFIG.value,
+      config.changed(figure_flags.find_change(_FORMAT, config)),
       workdir=_WORKDIR.value,
       stop_at=_STOP_AT.value,
       faults=_FAULTS.value,

@@ -8,6 +8,7 @@ files of `bamboo profile` are given. A cluster runs under the trace, and the
 simulator predicts it (docs/research/simulator.md): summary.csv, report.html.
 """
 
+import json
 import pathlib
 import sys
 
@@ -48,12 +49,12 @@ def main() -> None:
     provenance.write(
         workdir,
         command=["bamboo", "validate", *argv],
-        config=config.to_json_best_effort(),
+        config=json.dumps(config.to_json()),
         trace=given.TRACE.value[0],
     )
     given_on = cli.find_arguments(("config", "program_cache"), argv)
     layers = layers or trial.profile(workdir / "layers.json", given_on)
-    config.plan.profile = layers
+    config = config.changed({"plan.profile": layers})
     given_on.append(f"--config.plan.profile={layers}")
     cluster = _CLUSTER.value or trial.profile(
         workdir / "cluster.json", [*given_on, "--cluster"]

@@ -19,7 +19,7 @@ _LAYERS = (
     ("checkpoint", "sim"),
     ("runtime", "cluster"),
     ("recovery", "accounting"),
-    ("plan", "data", "net"),
+    ("plan", "data", "net", "config"),
     ("cli", "schedule", "models", "metrics", "faults", "traces"),
     ("base",),
 )

@@ -82,38 +82,6 @@ def check_key(key: str, section: Any) -> None:
     section, path = section[part], f"{path}.{part}"
 
 
-def check_section(
-    section: Mapping[str, Any], default: Any, path: str = _NAME
-) -> None:
-  """Raises `ValueError` if a key is misspelt or missing, or a type differs.
-
-  An option that is a reference in `default` may be None.
-  """
-  for key in section:
-    if key not in default:
-      raise ValueError(base.suggest(key, default, what=f"key of {path}:"))
-  fields = dict(default.items(preserve_field_references=True))
-  for key, value in default.items():
-    name = f"{path}.{key}"
-    if key not in section:
-      raise ValueError(
-          f"{name} is missing; a config must start from configs/default.py."
-      )
-    found = section[key]
-    if isinstance(value, type(default)):
-      if not isinstance(found, type(default)):
-        raise ValueError(f"{name} must be a dict, got {found!r}.")
-      if key not in base.OPTIONS:
-        check_section(found, value, name)
-    elif found is not None or fields[key] is value:  # It is no reference.
-      wanted = default.get_type(key)
-      if not base.fits(found, wanted):
-        raise ValueError(
-            f"{name} must be {wanted.__name__}, got {found!r}, "
-            f"{type(found).__name__}."
-        )
-
-
 def fill(config: Any, values: Mapping[str, Any]) -> Any:
   """Sets all values of a config, whose options are replaced; returns it."""
   for key, value in values.items():

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 import pathlib
 from typing import NamedTuple
 
-import ml_collections
-
+from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.sim import decisions
@@ -19,7 +18,7 @@ from bamboo_jax.train.setup import build_recovery
 
 
 def check(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     *,
     layers: str | None,
     cluster: str | None,
@@ -39,7 +38,7 @@ def check(
     times_lib.read_measured(cluster)
 
 
-def _find_price(config: ml_collections.ConfigDict) -> prices_lib.Price:
+def _find_price(config: config_lib.Config) -> prices_lib.Price:
   price = meter.find_price(config)
   if price is None:
     raise ValueError(
@@ -56,7 +55,7 @@ class Rules(NamedTuple):
   price: prices_lib.Price
 
 
-def make(config: ml_collections.ConfigDict, traces: Sequence[str]) -> Rules:
+def make(config: config_lib.Config, traces: Sequence[str]) -> Rules:
   """Returns the rules of a config; prices of the traces take precedence.
 
   Prints the step time predicted from the layers alone.

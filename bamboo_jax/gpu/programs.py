@@ -10,9 +10,9 @@ import dataclasses
 import math
 
 import jax
-import ml_collections
 import numpy as np
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.gpu import findings as findings_lib
 from bamboo_jax.gpu import hlo
 from bamboo_jax.gpu import private
@@ -73,7 +73,7 @@ class Program:
 
 
 def compile_units(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     task: build.Task,
     plan: planner.Plan,
     gpu: targets.Gpu,
@@ -103,7 +103,7 @@ def compile_units(
 
 
 def compile_segments(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     task: build.Task,
     plan: planner.Plan,
     gpu: targets.Gpu,
@@ -121,9 +121,7 @@ def compile_segments(
       yield make_program("pipeline", name, program.segment, gpu)
 
 
-def make_place(
-    config: ml_collections.ConfigDict, gpu: targets.Gpu
-) -> places.Place:
+def make_place(config: config_lib.Config, gpu: targets.Gpu) -> places.Place:
   """Returns where a node computes: a device, or a mesh of several."""
   shape = (config.node.mesh.data, config.node.mesh.tensor)
   devices = private.make_devices(gpu.description, math.prod(shape))
@@ -155,7 +153,7 @@ def make_program(
 
 
 def _needed(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     kind: programs_lib.KindPrograms,
     is_left_out: bool,
 ) -> list[str]:

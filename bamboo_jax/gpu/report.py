@@ -7,13 +7,11 @@ recomputation not at all.
 """
 
 from collections.abc import Mapping, Sequence
-import copy
 import dataclasses
 from typing import Any
 
-import ml_collections
-
 from bamboo_jax import base
+from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import machines
 from bamboo_jax.gpu import private
 from bamboo_jax.gpu import programs as programs_lib
@@ -197,7 +195,7 @@ def price(
 
 
 def find_speed(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     whole: spec_lib.StageSpec,
     plan: planner.Plan,
     by_kind: Mapping[object, Programs],
@@ -230,7 +228,7 @@ def find_speed(
   )
 
 
-def _link_rate(config: ml_collections.ConfigDict) -> float:
+def _link_rate(config: config_lib.Config) -> float:
   instance = config.cost.instance
   if instance is None:
     return _LINK_BYTES_PER_SEC
@@ -275,7 +273,7 @@ def find_flags(*, deterministic: bool) -> str:
   return f"{flags} {devices.NO_FOLDING}".strip()
 
 
-def make_report(config: ml_collections.ConfigDict, gpu_name: str) -> str:
+def make_report(config: config_lib.Config, gpu_name: str) -> str:
   """Returns the report on a config's programs; compiles for minutes.
 
   Call before JAX starts. Raises `base.InfeasibleError` if a stage does not fit,
@@ -286,8 +284,8 @@ def make_report(config: ml_collections.ConfigDict, gpu_name: str) -> str:
   if reason := private.find_reason():
     raise ValueError(f"Cannot compile for {gpu.name}: {reason}.")
   private.prepare(find_flags(deterministic=config.node.deterministic))
-  config = copy.deepcopy(config)
-  config.plan.memory_limit_gib = gpu.memory_bytes / 2**30
+  limit = {"plan.memory_limit_gib": gpu.memory_bytes / 2**30}
+  config = config.changed(limit)
   task = build.make_task_to_plan(config)
   plan = show.make_plan(config).plan
   if executors.is_program(config):

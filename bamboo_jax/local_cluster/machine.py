@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import copies
 from bamboo_jax.cluster.store import endpoint as endpoint_lib
@@ -202,7 +203,9 @@ class Placement(NamedTuple):
   survival: survival_lib.Survival
 
 
-def place_nodes(config: Any, zones: Mapping[int, str]) -> Placement:
+def place_nodes(
+    config: config_lib.Config, zones: Mapping[int, str]
+) -> Placement:
   """Places the first nodes so that the run survives most failures.
 
   The first numbers are those of owners, pipeline by pipeline, then of spares.

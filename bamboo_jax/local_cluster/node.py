@@ -9,9 +9,9 @@ import signal
 from typing import Any
 
 from absl import logging
-import ml_collections
 
 from bamboo_jax import base
+from bamboo_jax import config as config_lib
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import copies
 from bamboo_jax.cluster import detection
@@ -28,7 +28,7 @@ _PACKAGES = ("bamboo_jax", "jax", "jaxlib")
 
 
 def make_options(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     *,
     workdir: str,
     num_nodes: int | None,
@@ -51,7 +51,7 @@ def make_options(
           "config": config.to_dict(),
       },
       log=str(logs / f"{name}.log"),
-      limits=detection.Limits(**config.cluster),
+      limits=detection.Limits(**config.cluster.to_dict()),
       **given,
   )
 

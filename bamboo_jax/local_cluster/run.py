@@ -12,9 +12,8 @@ import shlex
 import statistics
 import time
 
-import ml_collections
-
 from bamboo_jax import base
+from bamboo_jax import config as config_lib
 from bamboo_jax.base import logs
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import director
@@ -43,7 +42,7 @@ _RECOVERY = ("victims", "rung", "view")
 
 def run(
     setup: setup_lib.Setup,
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     *,
     hearing: Callable[..., contextlib.AbstractContextManager[None]],
 ) -> None:
@@ -91,7 +90,7 @@ class ClusterRun:
     self._director = director.Director(setup.faults, self._cluster)
     self._player: TracePlayer | None = None
 
-  def run(self, config: ml_collections.ConfigDict) -> None:
+  def run(self, config: config_lib.Config) -> None:
     """Runs until all agents have ended, or there is a summary.
 
     Raises `base.EndedError` without a first step or a summary.
@@ -358,7 +357,7 @@ class ClusterRun:
         self._progress.show_step(line["step"], shown)
 
 
-def _prepare(config: ml_collections.ConfigDict) -> bool:
+def _prepare(config: config_lib.Config) -> bool:
   """Prepares the job of all nodes; returns whether they can be forked."""
   for name in ("bamboo_jax.local_cluster.node", "bamboo_jax.train.run"):
     importlib.import_module(name)  # Takes a second: JAX.

@@ -5,8 +5,7 @@ import dataclasses
 import os
 import pathlib
 
-import ml_collections
-
+from bamboo_jax import config as config_lib
 from bamboo_jax.cluster import detection
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.faults import random_kills
@@ -53,9 +52,9 @@ class Setup:
     )
 
 
-def check(config: ml_collections.ConfigDict, zones: Sequence[str]) -> None:
+def check(config: config_lib.Config, zones: Sequence[str]) -> None:
   """Raises `ValueError` if config or zones do not fit a cluster."""
-  detection.Limits(**config.cluster)  # Checks them.
+  detection.Limits(**config.cluster.to_dict())  # Checks them.
   gpus = accelerator.find_gpus(os.environ)
   accelerator.check_executor(
       config.pipeline.executor, accelerator.find_platform(os.environ, gpus)
@@ -67,7 +66,7 @@ def check(config: ml_collections.ConfigDict, zones: Sequence[str]) -> None:
 
 
 def find_first_zones(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     num_nodes: int | None,
     zones: Sequence[str],
     replay: trace_replay.Replay | None,
@@ -92,7 +91,7 @@ def find_first_zones(
 
 def with_random_kills(
     setup: Setup,
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     num_kills: int,
     *,
     seed: int,

@@ -29,7 +29,6 @@ from bamboo_jax.schedule import instruction as instruction_lib
 Op = instruction_lib.Op
 _T = TypeVar("_T")
 
-RESPONSES = ("report", "deal", "remove")  # Values of `config.recovery.slow`.
 NUM_CONFIRMED = 3  # Steps in which a node must have been slow.
 NUM_SKIPPED = 3  # The first steps in a view, which load programs and data.
 NUM_KEPT = 24  # Steps that a judgement takes into account.

@@ -9,9 +9,8 @@ import contextlib
 import socket
 import time
 
-import ml_collections
-
 from bamboo_jax import base
+from bamboo_jax import config as config_lib
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import waits
 from bamboo_jax.cluster.store import fence as fence_lib
@@ -31,15 +30,15 @@ from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.members import transfers as transfers_lib
 from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import workdir as workdir_lib
+from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import checks
 from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import job as job_lib
-from bamboo_jax.train.setup import policy
 from bamboo_jax.train.setup import sizes
 
 
 def train_and_evaluate(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     *,
     workdir: str,
     stop_at: int | None = None,
@@ -55,7 +54,7 @@ def train_and_evaluate(
   Each node has a virtual device.
 
   Args:
-    config: See `configs/default.py`.
+    config: The options; or a `ConfigDict` of them, see `configs/default.py`.
     workdir: Folder of the run, which is resumed if it exists.
     stop_at: Return after this many steps instead, without a checkpoint.
     faults: Path of a file of deaths and joins, see `faults`.
@@ -73,8 +72,8 @@ def train_and_evaluate(
     base.FencedError: Another run has taken over `workdir`.
     OSError: A file cannot be read or written.
   """
-  policy.apply(config)
-  checks.check_config(config)
+  config = accept.accept(config)
+  checks.check_environment(config)
   where = workdir_lib.Workdir.at(workdir)
   found = fence_lib.Fence(workdir).read()
   found_secs = time.monotonic()
@@ -127,7 +126,7 @@ def train_and_evaluate(
 
 
 def train_in_cluster(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     agent: socket.socket,
     *,
     workdir: str,
@@ -157,7 +156,6 @@ def train_in_cluster(
   Raises:
     base.UnrecoverableHereError: A stage has no copy left.
   """
-  policy.apply(config)
   transport = transport_lib.Transport(
       number,
       run=stamp,
@@ -211,7 +209,7 @@ def train_in_cluster(
   worker_lib.Worker(job, given).run()
 
 
-def use_devices(config: ml_collections.ConfigDict, num_nodes: int) -> bool:
+def use_devices(config: config_lib.Config, num_nodes: int) -> bool:
   """Makes devices for nodes; returns whether transfers have their own.
 
   Call before anything else starts JAX.

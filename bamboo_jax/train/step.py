@@ -134,7 +134,9 @@ class Step:
     director: Injects due faults; None without faults.
     num_microbatches: Number of microbatches of a step in all pipelines.
     clip_norm: Largest global norm of the gradient, or None.
-    on_nonfinite: One of `sums.ON_NONFINITE`.
+    on_nonfinite: What becomes of a step whose loss or gradient is not finite:
+      "skip": it counts, but does not change the state; "stop": it ends the
+      run; "apply": as any other.
 
   Attributes:
     executor: As given.

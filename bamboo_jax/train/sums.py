@@ -13,10 +13,6 @@ import numpy as np
 
 from bamboo_jax import base
 
-# Treatment of a step whose loss or gradient is not finite: it counts but does
-# not change the state, it ends the run, or it is applied as any other.
-ON_NONFINITE = ("skip", "stop", "apply")
-
 
 @dataclasses.dataclass(frozen=True)
 class LocalSums:

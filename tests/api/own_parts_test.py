@@ -14,8 +14,8 @@ from bamboo_jax import sim
 from bamboo_jax.base import functions
 from bamboo_jax.metrics import logger as logger_lib
 from bamboo_jax.sim import presets
+from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import optimizers
-from bamboo_jax.train.setup import policy
 from bamboo_jax.train.setup import schedules
 from tests import folders
 from tests import tiny
@@ -147,7 +147,7 @@ class BadPartsTest(folders.FolderCase):
   def test_policy(self, code, message):
     config = tiny.make_config(recovery__policy=self.write(code))
     with self.assertRaisesRegex(ValueError, message):
-      policy.apply(config)
+      accept.accept(config)
 
   def test_policy_of_the_simulator(self):
     name = self.write(

@@ -18,7 +18,6 @@ from bamboo_jax.models import zoo
 from bamboo_jax.train import run as run_lib
 from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import build
-from configs import default
 from tests import tiny
 
 torch = pytest.importorskip("torch")
@@ -50,8 +49,7 @@ def make_config(folder):
   config.optimizer.schedule = "constant"
   config.optimizer.learning_rate = _RATE
   config.optimizer.clip_norm = None
-  accept.accept(config, default.get_config())
-  return config
+  return accept.accept(config)
 
 
 def make_model(folder):

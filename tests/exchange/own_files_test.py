@@ -13,7 +13,6 @@ from bamboo_jax.data import draws
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.train import run as run_lib
 from bamboo_jax.train.setup import accept
-from configs import default
 from configs import finetune
 from tests import tiny
 
@@ -52,8 +51,7 @@ class OwnFilesTest(parameterized.TestCase):
         optimizer__clip_norm=None,
         **changes,
     )
-    accept.accept(config, default.get_config())
-    return config
+    return accept.accept(config)
 
   def train(self, **changes):
     config = self.make_config(**changes)
@@ -97,13 +95,13 @@ class OwnFilesTest(parameterized.TestCase):
     (self.folder / "hub" / "tokenizer.json").write_text("{}")
     config = self.make_config()
     self.assertEqual(config.model.name, "gpt2")
-    self.assertEqual(config.model.options.num_blocks, 2)
-    self.assertEqual(config.model.options.sequence_length, _LENGTH)
-    self.assertEqual(config.data.options.tokenizer, str(self.folder / "hub"))
+    self.assertEqual(config.model.options["num_blocks"], 2)
+    self.assertEqual(config.model.options["sequence_length"], _LENGTH)
+    self.assertEqual(config.data.options["tokenizer"], str(self.folder / "hub"))
     config = finetune.get_config()
     config.init_from = str(self.folder / "hub")
-    accept.accept(config, default.get_config())
-    self.assertEqual(config.model.options.sequence_length, 16)
+    config = accept.accept(config)
+    self.assertEqual(config.model.options["sequence_length"], 16)
     self.assertNotIn("tokenizer", config.data.options)  # It has no files.
 
   @parameterized.parameters(
@@ -119,4 +117,4 @@ class OwnFilesTest(parameterized.TestCase):
     config = finetune.get_config()
     config.init_from = name and str(self.folder / name)
     with self.assertRaisesRegex(ValueError, message):
-      accept.accept(config, default.get_config())
+      accept.accept(config)

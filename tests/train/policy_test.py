@@ -11,11 +11,9 @@ from absl.testing import parameterized
 from bamboo_jax import base
 from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import presets
-from bamboo_jax.train import run
+from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_recovery
-from bamboo_jax.train.setup import checks
-from bamboo_jax.train.setup import policy
 from bamboo_jax.train.setup import sizes
 from tests import layouts
 from tests import tiny
@@ -46,8 +44,7 @@ class PolicyTest(parameterized.TestCase):
   )
   def test_rungs_of_runs_are_those_of_the_simulator(self, name, layout, rungs):
     config = make_config(name)
-    policy.apply(config)
-    checks.check_config(config)
+    config = accept.accept(config)
     profile = layouts.make_profile(6)
     templates = build_recovery.make_templates(config, profile)
     plan = build.make_plan(config, profile, num_stages=2)
@@ -66,29 +63,16 @@ class PolicyTest(parameterized.TestCase):
     self.assertEqual(is_paid, name == "on_demand")
     self.assertEqual(config.recovery.is_preemptible, not is_paid)
 
-  def test_counts_in_workers_of_a_cluster(self):
-    config = make_config("oobleck")
-    enough = mock.patch.object(
-        run.transport_lib, "Transport", side_effect=EOFError
-    )
-    given = dict.fromkeys(("name", "number", "stamp", "identity"))
-    given["host"] = "127.0.0.1"
-    with enough, self.assertRaises(EOFError):
-      run.train_in_cluster(config, None, workdir="", started_secs=0.0, **given)
-    self.assertEqual(config.pipeline.layout, "templates")
-
   def test_none_changes_nothing(self):
     config = make_config(None)
-    before = config.to_json()
-    policy.apply(config)
-    self.assertEqual(config.to_json(), before)
+    self.assertEqual(accept.accept(config).to_dict(), config.to_dict())
 
   def test_one_of_your_own(self):
     self.addCleanup(presets.OWN.clear)
     settings = policies_lib.Settings(rungs=("reroute",), layout="templates")
     presets.register("mine", settings)
     config = make_config("mine")
-    policy.apply(config)
+    config = accept.accept(config)
     self.assertFalse(config.recovery.checkpoint)
 
   def make_plugin(self, text):
@@ -107,7 +91,7 @@ class PolicyTest(parameterized.TestCase):
         " layout='grid', hand_over=False))\n"
     )
     config = make_config("mine", plugins=(name,))
-    policy.apply(config)
+    config = accept.accept(config)
     self.assertEqual(config.pipeline.layout, "grid")
     self.assertFalse(config.recovery.checkpoint)
     self.assertFalse(config.recovery.hand_over)
@@ -121,14 +105,14 @@ class PolicyTest(parameterized.TestCase):
   def test_plugins_that_cannot_be_imported(self, text, message):
     name = self.make_plugin(text)
     with self.assertRaisesRegex(ValueError, f"^config.plugins: {message}"):
-      policy.apply(make_config(None, plugins=(name,)))
+      accept.accept(make_config(None, plugins=(name,)))
 
   def test_runs_lack_a_layout_of_your_own(self):
     self.addCleanup(presets.OWN.clear)
     settings = policies_lib.Settings(layout="liveput")
     presets.register("mine", settings)
     with self.assertRaisesRegex(ValueError, "layout='liveput', which only sim"):
-      policy.apply(make_config("mine"))
+      accept.accept(make_config("mine"))
 
   @parameterized.parameters(
       ("bambo", {}, "policy of runs 'bambo'; did you mean 'bamboo'"),
@@ -138,15 +122,15 @@ class PolicyTest(parameterized.TestCase):
   )
   def test_refuses(self, name, changes, message):
     with self.assertRaisesRegex(ValueError, message):
-      policy.apply(make_config(name, **changes))
+      accept.accept(make_config(name, **changes))
 
   @parameterized.parameters(
       (5, 4, 1, 3), (5, 3, 1, None), (4, 4, 1, 3), (3, 3, 0, 2), (2, 2, 1, 1)
   )
   def test_templates_deeper_than_the_model(self, most, stages, failures, take):
     config = make_config("oobleck", pipeline__num_stages=stages)
-    policy.apply(config)
-    config.recovery.num_failures = failures
+    config = accept.accept(config)
+    config = config.changed({"recovery.num_failures": failures})
     profile = layouts.make_profile(most)
     make = lambda: build_recovery.make_templates(config, profile)
     if take is not None:
@@ -157,7 +141,7 @@ class PolicyTest(parameterized.TestCase):
       )
       with self.assertRaisesRegex(base.InfeasibleError, message):
         make()
-      config.pipeline.num_stages = take
+      config = config.changed({"pipeline.num_stages": take})
     self.assertLessEqual(make().max_nodes, most)
 
   def test_no_node_of_one_program_is_slow(self):
@@ -171,13 +155,13 @@ class PolicyTest(parameterized.TestCase):
 
   def test_nobody_dies_on_demand(self):
     config = make_config("on_demand")
-    policy.apply(config)
+    config = accept.accept(config)
     self.assertEqual(sizes.read_faults(config, "there is none"), ())
 
   def test_grid_has_one_partition_for_each_depth(self):
     one = dict(pipeline__num_stages=4, pipeline__num_pipelines=1)
     config = make_config("varuna", **one)
-    policy.apply(config)
+    config = accept.accept(config)
     plan = build.make_plan(config, layouts.make_profile(12))
     rules = build_recovery.make_rules(config, plan)
     found = {

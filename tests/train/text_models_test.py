@@ -10,14 +10,12 @@ import importlib
 from absl.testing import parameterized
 import numpy as np
 
-from bamboo_jax.cli import config_check
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime import program_cache
+from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import checks
 from configs import bert
-from configs import default
 from configs import sweep_faults
 from tests.fault_sweep import cases
 from tests.fault_sweep import trials as trials_lib
@@ -69,8 +67,7 @@ class TextModelsTest(parameterized.TestCase):
     self.assertIn(make().model.options.variant, zoo.VARIANTS[name])
     for variant in zoo.VARIANTS[name]:
       config = make(variant)
-      config_check.check_section(config, default.get_config())
-      checks.check_config(config)
+      accept.accept(config)
       build.make_optimizer(config)
       self.assertEqual(config.model.name, name)
       zoo.make_model(config.model.name, **config.model.options)

@@ -5,9 +5,8 @@ import contextlib
 import functools
 from typing import Any
 
-import ml_collections
-
 from bamboo_jax import base
+from bamboo_jax import config as config_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import logger as logger_lib
 from bamboo_jax.metrics.loggers import background
@@ -28,7 +27,7 @@ class LogWriters:
   def __init__(
       self,
       workdir: workdir_lib.Workdir,
-      config: ml_collections.ConfigDict,
+      config: config_lib.Config,
       *,
       resumed_from_step: int,
       callbacks: Sequence[environment.Callback],

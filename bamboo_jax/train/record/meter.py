@@ -15,8 +15,7 @@ import pathlib
 import statistics
 import time
 
-import ml_collections
-
+from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.accounting import prices as prices_lib
@@ -49,7 +48,7 @@ _JOINT = {"useful": ("norm", "apply"), "redundant": ("refresh",)}
 
 
 def make_meter(
-    config: ml_collections.ConfigDict, *, since_secs: float | None = None
+    config: config_lib.Config, *, since_secs: float | None = None
 ) -> "Meter":
   """Returns the meter of a config, started now or at `since_secs`.
 
@@ -68,7 +67,7 @@ def make_meter(
 
 
 def find_price(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
 ) -> prices_lib.Price | None:
   """Returns the price of a node; None if the config names no kind of node.
 
@@ -77,9 +76,9 @@ def find_price(
   options = config.cost
   if options.instance is None:
     for name in ("prices", "region", "date"):
-      if options[name] is not None:
+      if (value := getattr(options, name)) is not None:
         raise ValueError(
-            f"config.cost.{name}={options[name]!r} has no effect without "
+            f"config.cost.{name}={value!r} has no effect without "
             "config.cost.instance, such as p3.2xlarge."
         )
     return None

@@ -1,6 +1,7 @@
 """Messages and files at the start of a run."""
 
 from collections.abc import Iterable
+import json
 from typing import Any
 
 from bamboo_jax import base
@@ -10,7 +11,7 @@ from bamboo_jax.train.setup import job as job_lib
 
 def write_facts(job: job_lib.Job, workdir: workdir_lib.Workdir) -> None:
   """Writes the config, and which files the data come from, into a workdir."""
-  text = job.config.to_json_best_effort(indent=2)
+  text = json.dumps(job.config.to_json(), indent=2)
   base.write_atomically(workdir.config, text + "\n")
   manifest = job.task.batches.source.manifest
   if manifest is not None:

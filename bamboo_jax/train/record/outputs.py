@@ -20,6 +20,7 @@ from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import loss_plot
 from bamboo_jax.metrics import plots
+from bamboo_jax.metrics import profile_steps
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.train import environment
@@ -77,7 +78,7 @@ class Outputs:
     self._rows = row_file.RowFile(
         self._workdir.rows, given.name, num_steps=self._traced.maxlen
     )
-    steps = xprof.parse_steps(config.metrics.profile_steps)
+    steps = profile_steps.parse(config.metrics.profile_steps)
     self._profiler = xprof.Profiler(steps, self._workdir.profiles / given.name)
     self.shown: dict[str, float] = {}
     self._last: _LastStep | None = None

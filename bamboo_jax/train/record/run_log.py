@@ -36,7 +36,7 @@ class RunLog:
       outputs: outputs_lib.Outputs,
       slow: str = "report",
   ) -> None:
-    """`slow` is one of `slowness.RESPONSES`."""
+    """`slow` is the option `config.recovery.slow`."""
     self._slow = slow_nodes.SlowNodes(state, outputs, response=slow)
     self._outputs = outputs
     self._writer = state.writer

@@ -18,7 +18,7 @@ class SlowNodes:
   Args:
     state: Of this member.
     outputs: Gets one line and one event for each slow node.
-    response: One of `slowness.RESPONSES`.
+    response: The option `config.recovery.slow`.
 
   Attributes:
     named: The slow nodes so far, as in their events.

@@ -10,10 +10,10 @@ import pathlib
 from typing import Any
 
 import jax
-import ml_collections
 import optax
 
 from bamboo_jax import base
+from bamboo_jax import config as config_lib
 from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.data import source as source_lib
 from bamboo_jax.models import model as model_lib
@@ -53,9 +53,9 @@ class Task:
   schedule: schedules.Schedule
 
 
-def make_task_to_plan(config: ml_collections.ConfigDict) -> Task:
+def make_task_to_plan(config: config_lib.Config) -> Task:
   """Returns a task without data, unless only data has the shapes of samples."""
-  checks.check_config(config)
+  checks.check_environment(config)
   model = zoo.make_model(config.model.name, **config.model.options)
   if not model.sample:
     return make_task(config)
@@ -63,10 +63,10 @@ def make_task_to_plan(config: ml_collections.ConfigDict) -> Task:
   return Task(_make_whole(config, model, batch), None, make_schedule(config))
 
 
-def make_task(config: ml_collections.ConfigDict) -> Task:
+def make_task(config: config_lib.Config) -> Task:
   """Returns model, optimizer and data; `ValueError` names an invalid option."""
   pipeline = config.pipeline
-  checks.check_config(config)
+  checks.check_environment(config)
   model = zoo.make_model(config.model.name, **config.model.options)
   source = source_lib.make_source(
       config.data.name, _source_shape(config, model), **config.data.options
@@ -105,7 +105,7 @@ def make_task(config: ml_collections.ConfigDict) -> Task:
 
 
 def _make_whole(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     model: model_lib.Model,
     batch: Mapping[str, jax.ShapeDtypeStruct],
 ) -> spec_lib.StageSpec:
@@ -122,7 +122,7 @@ def _make_whole(
   )
 
 
-def make_schedule(config: ml_collections.ConfigDict) -> schedules.Schedule:
+def make_schedule(config: config_lib.Config) -> schedules.Schedule:
   """Returns the learning rate of each step."""
   return schedules.make_schedule(
       config.optimizer.schedule,
@@ -133,7 +133,7 @@ def make_schedule(config: ml_collections.ConfigDict) -> schedules.Schedule:
 
 
 def make_optimizer(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
 ) -> optax.GradientTransformation:
   """Returns the optimizer of a config."""
   return optimizers.make_optimizer(
@@ -145,7 +145,7 @@ def make_optimizer(
 
 
 def make_profile(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     task: Task,
     *,
     efficiency: float | None = None,
@@ -168,9 +168,7 @@ def make_profile(
   )
 
 
-def _find_profile(
-    config: ml_collections.ConfigDict, task: Task
-) -> cost_model.Profile:
+def _find_profile(config: config_lib.Config, task: Task) -> cost_model.Profile:
   device, machine = jax.devices()[0], sizes.find_machine(config)
   fingerprint = profiler.fingerprint_of(task.whole, device=device)
   line = machine and roofline.Roofline.of(task.whole, machine)
@@ -199,7 +197,7 @@ def _find_profile(
 
 
 def make_plan(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     profile: cost_model.Profile,
     *,
     cuts: Sequence[int] | None = None,
@@ -233,7 +231,7 @@ def make_plan(
 
 
 def find_cuts(
-    config: ml_collections.ConfigDict, profile: cost_model.Profile
+    config: config_lib.Config, profile: cost_model.Profile
 ) -> tuple[int, ...]:
   """Returns the layers at which a stage other than the first may start."""
   names = [layer.name for layer in profile.layers]
@@ -241,7 +239,7 @@ def find_cuts(
 
 
 def memory_options(
-    config: ml_collections.ConfigDict, *, is_cluster: bool
+    config: config_lib.Config, *, is_cluster: bool
 ) -> dict[str, Any]:
   """Returns the memory arguments of `planner.make_plan`, by name."""
   limit, machine = config.plan.memory_limit_gib, sizes.find_machine(config)
@@ -258,7 +256,7 @@ def memory_options(
 
 
 def make_protection(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
 ) -> upkeep_lib.Protection | None:
   """Returns the options of replicas; None without replicas."""
   options = config.redundancy
@@ -272,7 +270,7 @@ def make_protection(
   )
 
 
-def make_redundancy(config: ml_collections.ConfigDict) -> rows_lib.Redundancy:
+def make_redundancy(config: config_lib.Config) -> rows_lib.Redundancy:
   """Returns the options of redundant forward passes."""
   options = config.redundancy
   return rows_lib.Redundancy(
@@ -282,7 +280,7 @@ def make_redundancy(config: ml_collections.ConfigDict) -> rows_lib.Redundancy:
 
 
 def make_rows(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     plan: planner.Plan,
     segments: partition_lib.Partition | None = None,
     *,
@@ -325,7 +323,7 @@ def make_rows(
 
 
 def make_engine(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     task: Task,
     plan: planner.Plan,
     *,
@@ -365,7 +363,7 @@ def make_engine(
 
 
 def num_eval_microbatches(
-    config: ml_collections.ConfigDict, batches: batches_lib.Batches
+    config: config_lib.Config, batches: batches_lib.Batches
 ) -> int:
   """Returns the number of microbatches of an evaluation."""
   available = batches.num_eval_batches * batches.num_microbatches
@@ -373,7 +371,7 @@ def num_eval_microbatches(
 
 
 def _source_shape(
-    config: ml_collections.ConfigDict, model: model_lib.Model
+    config: config_lib.Config, model: model_lib.Model
 ) -> dict[str, Any]:
   """Returns the shapes of samples that the model asks of a data source."""
   shape = {
@@ -385,5 +383,5 @@ def _source_shape(
       if key in model.fingerprint
   }
   if "vocab_size" in config.model.options:
-    shape["vocab_size"] = config.model.options.vocab_size
+    shape["vocab_size"] = config.model.options["vocab_size"]
   return shape

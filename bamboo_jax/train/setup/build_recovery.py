@@ -3,9 +3,8 @@
 import functools
 import math
 
-import ml_collections
-
 from bamboo_jax import base
+from bamboo_jax import config as config_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import planner
@@ -23,7 +22,7 @@ from bamboo_jax.train.setup import build
 
 
 def make_templates(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     profile: cost_model.Profile,
     *,
     is_cluster: bool = False,
@@ -66,7 +65,7 @@ def make_templates(
   return found if most <= found.max_nodes else make(max_nodes=most)
 
 
-def _check_depth(config: ml_collections.ConfigDict, *, most_nodes: int) -> None:
+def _check_depth(config: config_lib.Config, *, most_nodes: int) -> None:
   """Raises `base.InfeasibleError` if templates are deeper than the model."""
   num_stages, policy = config.pipeline.num_stages, config.recovery.policy
   need = functools.partial(
@@ -85,7 +84,7 @@ def _check_depth(config: ml_collections.ConfigDict, *, most_nodes: int) -> None:
 
 
 def _make_grid(
-    config: ml_collections.ConfigDict, plan: planner.Plan
+    config: config_lib.Config, plan: planner.Plan
 ) -> shapes_lib.Partitions:
   """Returns the partitions of the depths that Varuna chooses from."""
   most = len(build.find_cuts(config, plan.profile)) + 1
@@ -96,7 +95,7 @@ def _make_grid(
 
 
 def make_rules(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     plan: planner.Plan,
     templates: templates_lib.Templates | None = None,
 ) -> assignment.Rules:

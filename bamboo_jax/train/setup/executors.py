@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import math
 
 import jax
-import ml_collections
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import executor as executor_lib
@@ -26,13 +26,13 @@ from bamboo_jax.train.setup import build
 ProgramPlan = plan_lib.ProgramPlan
 
 
-def is_program(config: ml_collections.ConfigDict) -> bool:
+def is_program(config: config_lib.Config) -> bool:
   """Returns whether a step is one program per pipeline, not rows."""
   return config.pipeline.executor == "spmd"
 
 
 def find_cuts(
-    config: ml_collections.ConfigDict, task: build.Task
+    config: config_lib.Config, task: build.Task
 ) -> tuple[int, ...] | None:
   """Returns the layers at which a stage other than the first may start.
 
@@ -55,7 +55,7 @@ def find_cuts(
 
 
 def plan_program(
-    config: ml_collections.ConfigDict, task: build.Task, plan: planner.Plan
+    config: config_lib.Config, task: build.Task, plan: planner.Plan
 ) -> ProgramPlan:
   """Returns the program of a plan; its stages must start at `find_cuts`."""
   blocks = layout_lib.blocks_of(task.whole)
@@ -71,7 +71,7 @@ def plan_program(
 
 
 def make_segments(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     task: build.Task,
     plan: planner.Plan,
     devices: Sequence[jax.Device],
@@ -106,7 +106,7 @@ def block_period(task: build.Task) -> int:
 
 
 def make_executor(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     task: build.Task,
     plan: planner.Plan,
     *,
@@ -134,7 +134,7 @@ def make_executor(
 
 
 def make_programs(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     task: build.Task,
     program: ProgramPlan,
     *,
@@ -154,7 +154,7 @@ def make_programs(
 
 
 def make_collectives(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     number: int,
     exchange: ordered_sum.Exchange,
     *,
@@ -173,11 +173,11 @@ def make_collectives(
   return collectives_lib.Collectives(number, exchange, is_lost=is_lost)
 
 
-def _heads(config: ml_collections.ConfigDict) -> bool:
+def _heads(config: config_lib.Config) -> bool:
   return config.pipeline.head == "forward"
 
 
-def _budget(config: ml_collections.ConfigDict) -> float | None:
+def _budget(config: config_lib.Config) -> float | None:
   """Returns the allowed share of time for redundant passes; None for none."""
   budgets = {
       "none": None,

@@ -3,17 +3,16 @@
 import json
 import pathlib
 
-import ml_collections
-
 from bamboo_jax import base
+from bamboo_jax import config as config_lib
 from bamboo_jax.data import source
 from bamboo_jax.data import vocabularies
 
 NAME = "init_from"  # Of a model whose name and sizes are those of the folder.
 
 
-def apply(config: ml_collections.ConfigDict) -> None:
-  """Sets name and sizes of the model "init_from", and its tokenizer.
+def fill(config: config_lib.Config) -> config_lib.Config:
+  """Returns `config` with name and sizes of the model "init_from".
 
   A folder of `peft` names the one of the model, and also sets its adapters.
   Other options of the model stay. Texts of the source `files` are read with the
@@ -24,7 +23,7 @@ def apply(config: ml_collections.ConfigDict) -> None:
     base.CheckpointError: Its config.json is damaged or has unknown settings.
   """
   if config.model.name != NAME:
-    return
+    return config
   if config.init_from is None:
     raise ValueError(
         f"config.model.name={NAME!r} needs the option config.init_from: a "
@@ -50,15 +49,14 @@ def apply(config: ml_collections.ConfigDict) -> None:
   if kind not in kinds:
     raise ValueError(base.suggest(str(kind), kinds, what="model_type"))
   options = weights.read_options(path, kinds[kind])
-  options |= config.model.options.to_dict()
+  options |= config.model.options
   if "positions" in options and options.get("sequence_length"):
     longest = min(options["sequence_length"], options["positions"])
     options["sequence_length"] = longest
-  config.model.name = kinds[kind]
-  with config.unlocked():
-    config.model.options = options
-    if source.is_files(config.data.name) and any(
-        (folder / name).is_file() for name in vocabularies.FILES
-    ):
-      given = config.data.options.to_dict()
-      config.data.options = {"tokenizer": str(folder)} | given
+  changes = {"model.name": kinds[kind], "model.options": options}
+  if source.is_files(config.data.name) and any(
+      (folder / name).is_file() for name in vocabularies.FILES
+  ):
+    own = {"tokenizer": str(folder)}
+    changes["data.options"] = {**own, **config.data.options}
+  return config.changed(changes)

@@ -5,8 +5,8 @@ import dataclasses
 import functools
 
 import jax
-import ml_collections
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import assignment
@@ -34,7 +34,7 @@ class Job:
     engine: The local nodes, without state.
   """
 
-  config: ml_collections.ConfigDict
+  config: config_lib.Config
   task: build.Task
   plan: planner.Plan
   rows: rows_lib.RowPlanner
@@ -73,7 +73,7 @@ class Job:
 
 
 def make_job(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     *,
     devices: Mapping[int, jax.Device],
     exchange: ordered_sum.Exchange | None = None,

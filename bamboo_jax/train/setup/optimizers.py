@@ -18,7 +18,6 @@ import optax
 from bamboo_jax import base
 from bamboo_jax.train.setup import schedules
 
-DECAYS = ("matrices", "all")
 _MASKS = ("mask", "weight_decay_mask")  # Names of optax for the argument.
 
 
@@ -37,7 +36,7 @@ def make_optimizer(
     schedule: The learning rate.
     options: Further arguments of that function. "weight_decay" is allowed for
       all: an optimizer without it gets an L2 term in its gradient.
-    decay: The parameters that decay, one of `DECAYS`: "matrices" are those of
+    decay: The parameters that decay, "all" or "matrices", those of
       two dimensions or more, embeddings included.
 
   Raises:

@@ -5,15 +5,19 @@ systems in two ways: lost stages are dealt by share to all nodes that hold them,
 and `config.redundancy` decides about shadows.
 """
 
-import ml_collections
+from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax import config as config_lib
 
 _LAYOUTS = ("depth", "templates", "grid")
+_RUNGS = ("reroute", "drop", "reconfigure", "checkpoint")
+# Options of `config.recovery` that a policy has by the same name.
+_SAME = ("fold", "hand_over", "num_failures", "method", "is_preemptible")
 
 
-def apply(config: ml_collections.ConfigDict) -> None:
-  """Sets the options of `config.recovery.policy` in `config`, if it is set.
+def set_options(config: config_lib.Config) -> config_lib.Config:
+  """Returns `config` with the options of `config.recovery.policy`, if set.
 
   Imports `config.plugins` first. The options of replicas stay, if the policy
   uses replicas. Raises `ValueError` for a policy that is unknown, only for
@@ -22,14 +26,14 @@ def apply(config: ml_collections.ConfigDict) -> None:
   """
   name = config.recovery.policy
   if name is None and not config.plugins:
-    return
+    return config
   # Imported late: it takes half a second, which other runs do not need.
   from bamboo_jax.sim import build
   from bamboo_jax.sim import presets
 
-  build.load_plugins(config)
+  build.load_plugins({"plugins": config.plugins})
   if name is None:
-    return
+    return config
   own = presets.OWN
   if base.is_function_name(name):
     own = {name: presets.find(name)}
@@ -53,13 +57,16 @@ def apply(config: ml_collections.ConfigDict) -> None:
         f"config.pipeline.num_stages={config.pipeline.num_stages}. Set a mode "
         "such as 'bubble', and at least 2 stages."
     )
+  changes: dict[str, Any] = {
+      f"recovery.{rung}": rung in settings.rungs for rung in _RUNGS
+  }
+  changes |= {f"recovery.{name}": getattr(settings, name) for name in _SAME}
   if not has_replicas:
-    config.redundancy.mode = "none"
-  recovery = config.recovery
-  for rung in ("reroute", "drop", "reconfigure", "checkpoint"):
-    recovery[rung] = rung in settings.rungs
-  for switch in ("fold", "hand_over", "num_failures", "method"):
-    recovery[switch] = getattr(settings, switch)
-  recovery.is_preemptible = settings.is_preemptible
-  config.pipeline.layout = settings.layout
-  config.cost.market = "spot" if settings.is_preemptible else "on_demand"
+    changes["redundancy.mode"] = "none"
+  return config.changed(
+      {
+          **changes,
+          "pipeline.layout": settings.layout,
+          "cost.market": "spot" if settings.is_preemptible else "on_demand",
+      }
+  )

@@ -8,10 +8,8 @@ when it makes its job.
 import dataclasses
 import gc
 import threading
-from typing import Any
 
-import ml_collections
-
+from bamboo_jax import config as config_lib
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import estimates
@@ -27,10 +25,10 @@ class Prepared:
   programs: program_cache.ProgramCache
 
 
-_prepared: list[tuple[dict[str, Any], Prepared]] = []  # One at most.
+_prepared: list[tuple[config_lib.Config, Prepared]] = []  # One at most.
 
 
-def prepare(config: ml_collections.ConfigDict) -> bool:
+def prepare(config: config_lib.Config) -> bool:
   """Prepares a job; returns whether this process may be forked afterwards.
 
   It may not once it has threads or devices, for example because the model's
@@ -41,14 +39,14 @@ def prepare(config: ml_collections.ConfigDict) -> bool:
   if not (executors.is_program(config) or config.pipeline.unit == "stage"):
     programs.trace(task.whole)
   estimates.digest_package()
-  _prepared[:] = [(config.to_dict(), Prepared(task, programs))]
+  _prepared[:] = [(config, Prepared(task, programs))]
   gc.collect()
   gc.freeze()  # Copies share its memory, until one writes to it.
   return threading.active_count() == 1 and not compat.has_devices()
 
 
-def take(config: ml_collections.ConfigDict) -> Prepared:
+def take(config: config_lib.Config) -> Prepared:
   """Returns and removes the prepared parts of a config; else makes its task."""
-  if _prepared and _prepared[0][0] == config.to_dict():
+  if _prepared and _prepared[0][0] == config:
     return _prepared.pop()[1]
   return Prepared(build.make_task(config), program_cache.ProgramCache())

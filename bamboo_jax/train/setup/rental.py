@@ -5,14 +5,12 @@ the least and the most that published runs reach. A measured profile has one.
 """
 
 from collections.abc import Iterator
-import copy
 import dataclasses
 import itertools
 from typing import NamedTuple
 
-import ml_collections
-
 from bamboo_jax import base
+from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import machines
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.metrics import table as table_lib
@@ -99,7 +97,7 @@ class Forecast:
     return self.usd_per_hour / 3600 * secs / self.units_per_step * 1e9
 
 
-def forecast(config: ml_collections.ConfigDict, task: build.Task) -> Forecast:
+def forecast(config: config_lib.Config, task: build.Task) -> Forecast:
   """Returns the forecast of a config with `config.plan.machine`.
 
   Raises:
@@ -171,7 +169,7 @@ def render(found: Forecast) -> str:
   return "\n".join(lines)
 
 
-def propose(config: ml_collections.ConfigDict, num_machines: int) -> str:
+def propose(config: config_lib.Config, num_machines: int) -> str:
   """Returns the fastest layouts of a batch on some machines, as text.
 
   The batch stays that of the config, and so do the samples that a GPU computes
@@ -225,7 +223,7 @@ def propose(config: ml_collections.ConfigDict, num_machines: int) -> str:
 
 
 def _plan(
-    config: ml_collections.ConfigDict, task: build.Task, efficiency: float
+    config: config_lib.Config, task: build.Task, efficiency: float
 ) -> planner.Plan:
   """Returns a plan by rows; `base.InfeasibleError` names the machine."""
   cuts = executors.find_cuts(config, task)
@@ -242,7 +240,7 @@ def _plan(
 
 
 def _plan_step(
-    config: ml_collections.ConfigDict, task: build.Task, efficiency: float
+    config: config_lib.Config, task: build.Task, efficiency: float
 ) -> _Step:
   plan = _plan(config, task, efficiency)
   if executors.is_program(config):
@@ -257,10 +255,10 @@ def _plan_step(
 
 
 def _candidates(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     machine: machines.Machine,
     num_machines: int,
-) -> Iterator[ml_collections.ConfigDict]:
+) -> Iterator[config_lib.Config]:
   """Yields configs of the same batch on all GPUs of the machines."""
   pipeline = config.pipeline
   per_gpu = max(1, pipeline.microbatch_size // config.node.mesh.data)
@@ -280,18 +278,21 @@ def _candidates(
       num_stages = num_nodes // num_pipelines
       if num_stages == 1 and config.redundancy.mode != "none":
         continue
-      other = copy.deepcopy(config)
-      other.node.mesh.data, other.node.mesh.tensor = data, tensor
-      other.pipeline.num_pipelines = num_pipelines
-      other.pipeline.num_stages = num_stages
-      other.pipeline.microbatch_size = size
-      other.pipeline.num_microbatches = batch // (num_pipelines * size)
-      other.pipeline.num_shares = None
-      other.redundancy.spares = 0
-      yield other
+      yield config.changed(
+          {
+              "node.mesh.data": data,
+              "node.mesh.tensor": tensor,
+              "pipeline.num_pipelines": num_pipelines,
+              "pipeline.num_stages": num_stages,
+              "pipeline.microbatch_size": size,
+              "pipeline.num_microbatches": batch // (num_pipelines * size),
+              "pipeline.num_shares": None,
+              "redundancy.spares": 0,
+          }
+      )
 
 
-def _refuse(config: ml_collections.ConfigDict, task: build.Task) -> str | None:
+def _refuse(config: config_lib.Config, task: build.Task) -> str | None:
   """Returns why the model cannot be cut so, or None."""
   whole, num_stages = task.whole, config.pipeline.num_stages
   most = 1 + len(units.find_cuts(whole.names, config.pipeline.unit))
@@ -326,7 +327,7 @@ def _explain(found: list[planner.Plan]) -> str:
   )
 
 
-def _render_flags(config: ml_collections.ConfigDict) -> str:
+def _render_flags(config: config_lib.Config) -> str:
   pipeline, mesh = config.pipeline, config.node.mesh
   given = {
       "pipeline.num_pipelines": pipeline.num_pipelines,
@@ -339,7 +340,7 @@ def _render_flags(config: ml_collections.ConfigDict) -> str:
   return " ".join(f"--config.{key}={value}" for key, value in given.items())
 
 
-def _kept_bytes(config: ml_collections.ConfigDict, plan: planner.Plan) -> int:
+def _kept_bytes(config: config_lib.Config, plan: planner.Plan) -> int:
   """Returns the residuals that redundant passes keep on a node's device."""
   runs_ahead = config.redundancy.mode not in ("none", "lazy")
   if plan.residuals != "device" or not runs_ahead:
@@ -363,7 +364,7 @@ def _describe_worst(plan: planner.Plan) -> str:
 
 
 def _find_price(
-    config: ml_collections.ConfigDict, machine: machines.Machine
+    config: config_lib.Config, machine: machines.Machine
 ) -> prices_lib.Price | None:
   """Returns the price of the machine; of GPUs, the least per GPU."""
   cost = config.cost

@@ -72,7 +72,7 @@ def _resolve(job: job_lib.Job) -> dict[str, Any]:
 
   A length that is None there follows `num_steps`.
   """
-  plain = json.loads(job.config.to_json_best_effort())
+  plain = job.config.to_json()
   options = dict(job.task.schedule.options)
   plain["optimizer"]["schedule_options"] = json.loads(
       json.dumps(options, default=dict)

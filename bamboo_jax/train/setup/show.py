@@ -2,8 +2,7 @@
 
 import dataclasses
 
-import ml_collections
-
+from bamboo_jax import config as config_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import render
@@ -36,7 +35,7 @@ class PlannedRun:
     return self.text
 
 
-def make_plan(config: ml_collections.ConfigDict) -> PlannedRun:
+def make_plan(config: config_lib.Config) -> PlannedRun:
   """Returns the plan of a config; `ValueError` if it does not fit together."""
   task = build.make_task_to_plan(config)
   profile = build.make_profile(config, task)
@@ -52,7 +51,7 @@ def make_plan(config: ml_collections.ConfigDict) -> PlannedRun:
 
 
 def _plan_rows(
-    config: ml_collections.ConfigDict, profile: cost_model.Profile
+    config: config_lib.Config, profile: cost_model.Profile
 ) -> PlannedRun:
   templates = build_recovery.make_templates(config, profile)
   lines = [
@@ -78,7 +77,7 @@ def _plan_rows(
 
 
 def _plan_ticks(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     task: build.Task,
     profile: cost_model.Profile,
 ) -> PlannedRun:

@@ -1,25 +1,24 @@
 """Numbers computed from a config alone, without JAX; and its checked faults."""
 
-import ml_collections
-
+from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import machines
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.schedule import instruction
 
 
-def num_nodes(config: ml_collections.ConfigDict) -> int:
+def num_nodes(config: config_lib.Config) -> int:
   """Returns the number of nodes at the start, spares included."""
   pipeline = config.pipeline
   return pipeline.num_pipelines * pipeline.num_stages + config.redundancy.spares
 
 
-def num_devices(config: ml_collections.ConfigDict) -> int:
+def num_devices(config: config_lib.Config) -> int:
   """Returns the number of devices of a node."""
   return config.node.mesh.data * config.node.mesh.tensor
 
 
 def find_machine(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
 ) -> machines.Machine | None:
   """Returns the machine to plan for; None: this one.
 
@@ -39,7 +38,7 @@ def find_machine(
 
 
 def read_faults(
-    config: ml_collections.ConfigDict, path: str | None
+    config: config_lib.Config, path: str | None
 ) -> tuple[faults_lib.Fault, ...]:
   """Returns the faults of a file, checked against the config.
 
@@ -71,7 +70,7 @@ def read_faults(
   return faults
 
 
-def keeps_sent(config: ml_collections.ConfigDict) -> bool:
+def keeps_sent(config: config_lib.Config) -> bool:
   """Returns whether other nodes can finish the step of a node that dies."""
   pipeline = config.pipeline  # There may be one pipeline per share.
   others = (pipeline.num_shares or pipeline.num_pipelines) > 1

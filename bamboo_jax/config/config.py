@@ -1,0 +1,81 @@
+"""All options of a run, and what does not fit together.
+
+The defaults are those of GPT-2 small on 8 nodes: 2 pipelines of 4 stages.
+"""
+
+import dataclasses
+
+from bamboo_jax.config import surroundings
+from bamboo_jax.config import work
+from bamboo_jax.config.section import option
+from bamboo_jax.config.section import part
+from bamboo_jax.config.section import Section
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Section, path="config"):
+  """All options of a run; raises `ValueError` if they do not fit together."""
+
+  seed: int = option(0, "Of parameters, order of the data and dropout.")
+  num_steps: int = option(1_000, "Updates of the whole run.", least=0)
+  init_from: str | None = option(
+      None,
+      "Folder of weights, see docs/guides/finetune.md; None: from the seed.",
+  )
+  plugins: tuple[str, ...] = option(
+      (), "Modules that register policies; see docs/research/paced.md."
+  )
+  model: work.Model = part(work.Model)
+  data: work.Data = part(work.Data)
+  pipeline: work.Pipeline = part(work.Pipeline)
+  node: work.Node = part(work.Node)
+  redundancy: work.Redundancy = part(work.Redundancy)
+  recovery: work.Recovery = part(work.Recovery)
+  plan: surroundings.Plan = part(surroundings.Plan)
+  optimizer: surroundings.Optimizer = part(surroundings.Optimizer)
+  evaluate: surroundings.Evaluate = part(surroundings.Evaluate)
+  checkpoint: surroundings.Checkpoint = part(surroundings.Checkpoint)
+  cluster: surroundings.Cluster = part(surroundings.Cluster)
+  cost: surroundings.Cost = part(surroundings.Cost)
+  metrics: surroundings.Metrics = part(surroundings.Metrics)
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    mesh, size = self.node.mesh, self.pipeline.microbatch_size
+    if size % mesh.data:
+      raise ValueError(
+          f"config.node.mesh.data={mesh.data} must divide "
+          f"config.pipeline.microbatch_size={size}."
+      )
+    if self.pipeline.executor == "spmd":
+      self._check_program()
+
+  def _check_program(self) -> None:
+    """Raises `ValueError` for what one program for all nodes cannot do."""
+    pipeline, mesh = self.pipeline, self.node.mesh
+    if mesh.data * mesh.tensor > 1:
+      raise ValueError("config.node.mesh needs executor='rows'.")
+    alike = "one program for all nodes needs equal pipelines."
+    shares = (None, pipeline.num_pipelines)
+    for name, value, is_fit, why in (
+        ("pipeline.layout", pipeline.layout, pipeline.layout == "depth", alike),
+        ("model.name", self.model.name, self.model.name != "paced", alike),
+        (
+            *("pipeline.num_stages", pipeline.num_stages),
+            *(pipeline.num_stages > 1, "one program for all needs at least 2."),
+        ),
+        (
+            *("recovery.slow", self.recovery.slow),
+            *(self.recovery.slow == "report", "it does not measure passes."),
+        ),
+    ):
+      if not is_fit:
+        raise ValueError(
+            f"config.{name}={value!r} needs executor='rows': {why}"
+        )
+    if pipeline.num_shares not in shares:
+      raise ValueError(
+          f"config.pipeline.num_shares={pipeline.num_shares} must be "
+          f"num_pipelines={pipeline.num_pipelines}, or needs executor='rows': "
+          f"{alike}"
+      )
