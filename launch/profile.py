@@ -48,7 +48,7 @@ def main() -> None:
   ) as bar:
     profile = profiler.measure(
         task.whole,
-        batch=task.batches.microbatch(0, 0),  # type: ignore[union-attr]
+        batch=task.batches.microbatch(0, 0),
         devices=devices,
         fingerprint=profiler.fingerprint_of(task.whole, device=devices[0]),
         on_progress=lambda done, _: bar.update(done - bar.n),

@@ -83,7 +83,7 @@ def compile_units(
   """Yields the programs of each kind of unit, once, with a unit of the kind.
 
   Args:
-    config: See `configs/default.py`.
+    config: The options of the run.
     task: Model and batch.
     plan: Its partition counts.
     gpu: The target.

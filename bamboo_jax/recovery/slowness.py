@@ -74,10 +74,21 @@ Step = Mapping[int, NodeStep]
 class Measured(Protocol):
   """An instruction that has run; see `profile.recorder.Measured`."""
 
-  node: int
-  instruction: instruction_lib.Instruction
-  start_secs: float
-  end_secs: float
+  @property
+  def node(self) -> int:
+    """The node that ran it."""
+
+  @property
+  def instruction(self) -> instruction_lib.Instruction:
+    """What it ran."""
+
+  @property
+  def start_secs(self) -> float:
+    """Its start, on `time.perf_counter`."""
+
+  @property
+  def end_secs(self) -> float:
+    """Its end."""
 
 
 def measure(

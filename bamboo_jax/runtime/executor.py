@@ -36,8 +36,13 @@ class View(Protocol):
 class Members(Protocol):
   """The members of a run; see `train.members.cohort.Cohort`."""
 
-  view: View
-  hosted: frozenset[int]
+  @property
+  def view(self) -> View:
+    """The nodes that train."""
+
+  @property
+  def hosted(self) -> frozenset[int]:
+    """The nodes that this member drives."""
 
   def host_of(self, node: int) -> int:
     """Returns the member that hosts a node."""

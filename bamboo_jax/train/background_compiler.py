@@ -37,7 +37,7 @@ class BackgroundCompiler:
     self._state = state
     self._evaluate = evaluate
     self._thread = futures.ThreadPoolExecutor(1, "compiler")
-    self._last: futures.Future = futures.Future()
+    self._last: futures.Future[None] = futures.Future()
     self._last.set_result(None)
     self._asked = self._ready = 0
     self._error: Exception | None = None

@@ -49,3 +49,8 @@ class Environment:
   stops: Callable[[], bool] = lambda: False
   callbacks: Sequence[Callback] = ()
   started_secs: float = dataclasses.field(default_factory=time.perf_counter)
+
+  def strike(self, due: faults_lib.Due) -> bool:
+    """Lets a fault happen now; see `cohort.Director`."""
+    assert self.director is not None, "Faults need a director."
+    return self.director.strike(due)

@@ -142,7 +142,7 @@ def train_in_cluster(
   """Trains on one node of a cluster, together with the other nodes; blocks.
 
   Args:
-    config: See `configs/default.py`.
+    config: The options of the run.
     agent: Socket connected to the agent of this node.
     workdir: Folder of the run, shared by all nodes.
     stamp: Identity of the run; `base.FencedError` once the workdir belongs to

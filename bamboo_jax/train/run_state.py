@@ -211,6 +211,7 @@ class RunState:
       base.ViewChangedError: A member was lost.
     """
     cohort, change = self.cohort, agreement.change
+    assert change is not None
     if change.rung == "stop":
       stages = {place.stage for place in agreement.victims}
       raise base.UnrecoverableHereError(tuple(sorted(stages)))
@@ -293,13 +294,15 @@ class RunState:
     Blocks until all members call it. Each reads only the state of its nodes.
     """
     while True:
+      states: dict[tuple[int, int], spec_lib.StageState] = {}
+      is_damaged = False
       try:
         states = self._restore(steps, layout)
       except base.DamagedCheckpointError:  # Set aside, with a warning.
         if not steps:
           raise
-        states = None
-      mine = Restored(states is None, self.writer.steps())
+        is_damaged = True
+      mine = Restored(is_damaged, self.writer.steps())
       said = self.cohort.gather(f"restored {self.version + 1} {steps}", mine)
       if not any(restored.is_damaged for restored in said.values()):
         return steps, states

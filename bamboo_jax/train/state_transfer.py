@@ -10,6 +10,7 @@ import jax
 
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import failover
 from bamboo_jax.train.members import cohort as cohort_lib
 
@@ -31,6 +32,11 @@ class StateTransfer:
     self._fetched: dict[tuple[int, int], spec_lib.StageState] = {}
     self.fetched_for = -1
 
+  @property
+  def _exchange(self) -> ordered_sum.Exchange:
+    assert self._engine.exchange is not None, "All nodes are in this process."
+    return self._engine.exchange
+
   def prefetch(
       self, copies: Iterable[failover.StageCopy], *, version: int
   ) -> None:
@@ -46,7 +52,7 @@ class StateTransfer:
     for copy in copies:
       if copy not in mine and copy.source in engine.nodes:
         leaves = jax.tree.leaves(engine.nodes[copy.source].state[copy.stage])
-        engine.exchange.send(copy.destination, _name(copy, version), leaves)
+        self._exchange.send(copy.destination, _name(copy, version), leaves)
     self._fetched, self.fetched_for = {}, version
     for copy in mine:
       self._engine.load_programs(copy.destination, copy.stage)
@@ -85,8 +91,11 @@ class StateTransfer:
     if copy.source in self._engine.nodes:
       return self._engine.nodes[copy.source].state[copy.stage]
     name, structure = _name(copy, version), self._engine.specs[copy.stage].state
-    arrays = self._engine.exchange.receive(copy.source, name)
-    return jax.tree.structure(structure).unflatten(arrays)
+    arrays = self._exchange.receive(copy.source, name)
+    state: spec_lib.StageState = jax.tree.unflatten(
+        jax.tree.structure(structure), arrays
+    )
+    return state
 
 
 def _name(copy: failover.StageCopy, version: int) -> str:

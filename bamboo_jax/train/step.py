@@ -172,7 +172,7 @@ class Step:
     """Starts `step`, from 0; `feed` returns the data of its microbatches."""
     self._step = step
     self._due = due
-    self._sums: sums_lib.Sums | None = None
+    self._found_sums: sums_lib.Sums | None = None
     self._skipped = ""
     self._planned: Sequence[timeline_lib.Timeline] = ()
     self.measured: list[recorder_lib.Measured] = []
@@ -227,7 +227,7 @@ class Step:
       reduce.reduce(engine)
       engine.wait()
     with self._phase("norm"):
-      self._sums = self._gather_sums()
+      self._found_sums = self._gather_sums()
       self._skipped = sums_lib.judge(
           self._step, self._sums, on_nonfinite=self._on_nonfinite
       )
@@ -345,6 +345,11 @@ class Step:
       if node := self._engine.nodes.get(number):
         node.slow_factor = 1.0 if is_over else slow.factor
 
+  @property
+  def _sums(self) -> sums_lib.Sums:
+    assert self._found_sums is not None, "Not summed up yet."
+    return self._found_sums
+
   def _gather_sums(self) -> sums_lib.Sums:
     engine, last = self._engine, len(self._engine.specs) - 1
     owns_loss = any(row[last] in engine.nodes for row in engine.owners)
@@ -380,6 +385,7 @@ class Step:
 
   def _strike(self, due: Iterable[faults_lib.Due]) -> None:
     for fault in due:
+      assert self._director is not None, "Faults need a director."
       self._director.strike(fault)
 
 

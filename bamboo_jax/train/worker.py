@@ -204,7 +204,7 @@ class Worker:
   def _wait_for_joins(self) -> None:
     """Waits for due joins before the next step."""
     due = faults_lib.find_joins(self._given.faults, step=self.state.steps + 1)
-    if due and (num := [*map(self._given.director.strike, due)].count(False)):
+    if due and (num := [*map(self._given.strike, due)].count(False)):
       self._outputs.explain(f"waiting for {num} more to join")
       self._cohort.wait_members(len(self._cohort.view.members) + num)
       self._compiler.prepare(self._cohort.newest)
@@ -212,7 +212,7 @@ class Worker:
   def _call_next(self) -> None:
     """Injects the next join early: without it no later step can run."""
     due = faults_lib.find_joins(self._given.faults, after=self.state.steps)
-    all(self._given.director.strike(d) for d in due)  # Up to the first new one.
+    all(self._given.strike(d) for d in due)  # Up to the first new one.
 
   def _commit(self, votes: Mapping[int, step_lib.Vote]) -> None:
     """Applies a step that all members have voted for; it must not fail."""
@@ -332,7 +332,7 @@ class Worker:
 
   def _take_rung(self, agreement: agreement_lib.Agreement) -> None:
     """Carries out the agreed change of the layout."""
-    change = agreement.change
+    assert (change := agreement.change) is not None
     self.state.carry_out(change, restored=agreement.restored)
     if not agreement.layout.roles:
       self._outputs.begin(self.state.steps)

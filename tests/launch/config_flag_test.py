@@ -58,9 +58,7 @@ class ConfigFlagTest(parameterized.TestCase):
 
   def test_key_that_is_missing(self):
     config = ml_collections.ConfigDict({"num_steps": 3})
-    with self.assertRaisesRegex(
-        ValueError, "config.seed is missing; a config"
-    ):
+    with self.assertRaisesRegex(ValueError, "config.seed is missing; a config"):
       accept.accept(config)
 
   @parameterized.named_parameters(

@@ -86,7 +86,8 @@ class ClusterCohort:
 
   def wait_change(self, timeout_secs: float) -> views.View | None:
     """See `Cohort`."""
-    return self._client.wait_interrupt(timeout_secs)
+    view: views.View | None = self._client.wait_interrupt(timeout_secs)
+    return view
 
   def wait_members(self, count: int, *, why: str = "") -> None:
     """See `Cohort`; another node can always join a cluster."""
@@ -145,7 +146,7 @@ class RemoteDirector:
     self._say({"line": due.fault.line, "owner": due.owner})
     while not (answers := self._hear()):
       pass
-    return answers[0]["has_joined"]
+    return bool(answers[0]["has_joined"])
 
   def is_asked_to_stop(self) -> bool:
     """Returns whether to save and end the run after this step; never blocks."""
@@ -204,7 +205,9 @@ class Exits:
     """
     self._transport.interrupt(f"a node is missing in view {view.number}")
     self.keep(view)
-    return json_lib.to_plain(self.stop(view.number, alive=view.numbers))
+    begun = self.stop(view.number, alive=view.numbers)
+    plain: dict[str, Any] = json_lib.to_plain(begun)
+    return plain
 
   def keep(self, view: views.View) -> None:
     """Drops messages kept for nodes that are not in a view."""

@@ -33,18 +33,21 @@ class Start:
 
 
 class Cohort(Protocol):
-  """All members; `gather` is the only synchronisation.
-
-  Attributes:
-    view: The view that this member works in.
-    newest: The newest view known here.
-    hosted: The live nodes that this member drives.
-  """
+  """All members; `gather` is the only synchronisation."""
 
   number: int
-  view: views.View
-  newest: views.View
-  hosted: frozenset[int]
+
+  @property
+  def view(self) -> views.View:
+    """The view that this member works in."""
+
+  @property
+  def newest(self) -> views.View:
+    """The newest view known here."""
+
+  @property
+  def hosted(self) -> frozenset[int]:
+    """The live nodes that this member drives."""
 
   def host_of(self, node: int) -> int:
     """Returns the member that hosts a node."""

@@ -28,9 +28,11 @@ class Transfers(Protocol):
       compiler: background_compiler.BackgroundCompiler,
   ) -> None:
     """Sets the users of transfers; called once, first."""
+    return
 
   def settle(self) -> None:
     """Ends, after a new view, all transfers begun between live nodes."""
+    return
 
   def ready(self, version: int) -> int:
     """Returns `version`, the layout's, if ready to preconnect; else -1."""
@@ -39,12 +41,14 @@ class Transfers(Protocol):
 
   def connect(self) -> None:
     """Connects to the nodes needed in new roles; all members call it."""
+    return
 
   def preconnect(self, said: Iterable[int], version: int) -> None:
     """Connects to the nodes needed after a death, if all members are ready.
 
     `said` has the values of `ready` of all members.
     """
+    return
 
 
 class NoTransfers(Transfers):

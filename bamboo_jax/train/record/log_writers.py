@@ -42,7 +42,7 @@ class LogWriters:
     self._background: list[background.Background] = []
     self._own: dict[str, logger_lib.Logger] = {}  # By what each is called.
     folder = workdir.metrics.parent
-    make = {
+    make: dict[str, Callable[[int], logger_lib.Logger]] = {
         "csv": functools.partial(csv_file.CsvFile, folder),
         "tensorboard": functools.partial(tensorboard.TensorBoard, folder),
         "wandb": lambda step: wandb_run.WandbRun(folder, config.to_dict()),

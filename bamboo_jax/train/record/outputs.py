@@ -71,12 +71,11 @@ class Outputs:
     self._mfu = mfu.Mfu(job)
     self._callbacks = given.callbacks
     self._writer: log_writers.LogWriters | None = None
-    self._traced: collections.deque[step_lib.Committed] = collections.deque(
-        maxlen=max(1, config.metrics.trace_steps)
-    )
+    num_traced = max(1, config.metrics.trace_steps)
+    self._traced = collections.deque[step_lib.Committed](maxlen=num_traced)
     self._first_secs: float | None = None
     self._rows = row_file.RowFile(
-        self._workdir.rows, given.name, num_steps=self._traced.maxlen
+        self._workdir.rows, given.name, num_steps=num_traced
     )
     steps = profile_steps.parse(config.metrics.profile_steps)
     self._profiler = xprof.Profiler(steps, self._workdir.profiles / given.name)
@@ -85,6 +84,11 @@ class Outputs:
     self._started_at: int | None = None
     self._has_warned = False
     self._owners: list[list[int]] = []  # Last written to the log.
+
+  @property
+  def _log(self) -> log_writers.LogWriters:
+    assert self._writer is not None, "Another member writes the log."
+    return self._writer
 
   def begin(self, step: int) -> None:
     """Starts the log at `step`, at the start of a run; removes later lines."""
@@ -131,7 +135,7 @@ class Outputs:
     self._write(*self._last, num_updates=num_updates)
     for recovery in done.recoveries:
       values = dataclasses.asdict(recovery)
-      self._writer.write_event(_RECOVERY, step=done.steps, values=values)
+      self._log.write_event(_RECOVERY, step=done.steps, values=values)
       self.show(
           f"recovery step={recovery.step} victims={','.join(recovery.victims)} "
           f"rung={recovery.rung} view={recovery.view}"
@@ -147,7 +151,7 @@ class Outputs:
       if come := self._meter.welcome(boot_secs, nodes):
         values = {"boot_secs": {str(n): secs for n, secs in come.items()}}
         step = self._state.steps + 1  # The step that they join.
-        self._writer.write_event(_JOIN, step=step, values=values)
+        self._log.write_event(_JOIN, step=step, values=values)
 
   def write_event(
       self, event: str, *, step: int, values: Mapping[str, Any]
@@ -155,17 +159,16 @@ class Outputs:
     """Writes another event after `step` steps, such as an evaluation."""
     if self._state.is_writer:
       self._ensure(step)
-      self._writer.write_event(event, step=step, values=values)
+      self._log.write_event(event, step=step, values=values)
 
   def explain(self, reason: str, *, step: int | None = None) -> None:
     """Shows and logs why training pauses, by default before the next step."""
     if self._progress is not None:
       self._progress.explain(reason)
     if self._state.is_first:  # The writer may have died.
-      steps = self._state.steps
+      steps, values = self._state.steps, {"reason": reason}
       self._ensure(steps)
-      values = {"reason": reason}
-      self._writer.write_event(_PAUSE, step=step or steps + 1, values=values)
+      self._log.write_event(_PAUSE, step=step or steps + 1, values=values)
 
   def during(self, kind: str) -> contextlib.AbstractContextManager[None]:
     """Charges the time of a `with` block; see `meter.Meter.during`."""
@@ -182,8 +185,8 @@ class Outputs:
       self._ensure(step)
       self._meter.charge("lost")
       self._meter.roll_back(self._workdir.metrics, step=step)
-      self._writer.forget_after(step)
-    self._writer.write_event("cost", step=step, values=self._meter.totals)
+      self._log.forget_after(step)
+    self._log.write_event("cost", step=step, values=self._meter.totals)
 
   def flush(self) -> None:
     """Completes the rows and the profile of this member."""
@@ -212,8 +215,8 @@ class Outputs:
     has_trained = any("event" not in line for line in since)
     if not has_trained and run_summary.is_written(self._workdir, summary):
       return
-    self._writer.write_event("cost", step=step, values=self._meter.totals)
-    self._writer.finish()
+    self._log.write_event("cost", step=step, values=self._meter.totals)
+    self._log.finish()
     try:  # Last: a launcher ends all processes once it sees the summary.
       self._draw(has_trained=has_trained)
     except base.MissingExtraError as error:
@@ -263,35 +266,34 @@ class Outputs:
         "phase_ms": {k: 1e3 * v for k, v in done.phase_secs.items()},
         "view": done.view,
     }
-    if done.filled is not None:
+    if done.filled is not None and done.placed is not None:
       planned = dataclasses.asdict(done.placed)
       more["redundant"] = dataclasses.asdict(done.filled) | {
           f"planned_{name}": value for name, value in planned.items()
       }
     if done.skipped:  # First: the line of a step is the last one about it.
       values = {"reason": done.skipped}
-      self._writer.write_event(
-          run_summary.SKIPPED, step=done.steps, values=values
-      )
+      self._log.write_event(run_summary.SKIPPED, step=done.steps, values=values)
       self.show(f"skipped step={done.steps} reason={done.skipped!r}")
     owners = [list(row) for row in nodes.owners]
     if owners != self._owners:
       self._owners, found = owners, [r.rung for r in done.recoveries]
       rung = found[-1] if found else self._state.rung
       values = {"owners": owners, "rung": rung, "at_secs": time.perf_counter()}
-      self._writer.write_event("layout", step=done.steps, values=values)
+      self._log.write_event("layout", step=done.steps, values=values)
     if self._progress is not None:
       self._progress.show_step(done.steps, shown)
-    self._writer.write_step(done.steps, shown | more)
+    self._log.write_step(done.steps, shown | more)
     if self._first_secs is None:
       self._first_secs = done.start_secs
     self._traced.append(done)
 
   def _draw(self, *, has_trained: bool) -> None:
     """Writes the trace, and figures if the config asks and steps were run."""
-    row_file.write_trace(
-        self._workdir, self._name, self._traced, since_secs=self._first_secs
-    )
+    if self._first_secs is not None:
+      row_file.write_trace(
+          self._workdir, self._name, self._traced, since_secs=self._first_secs
+      )
     if not self._config.metrics.plots or not has_trained:
       return
     lines = jsonl.read_lines(self._workdir.metrics)
@@ -302,7 +304,6 @@ class Outputs:
     step_slots.plot_step(path, self._traced, formats=formats)
 
   def _show_start(self, step: int, warnings: Sequence[str]) -> None:
-    num_steps = self._config.num_steps
     self.show(opening.describe_plan(self._job))
     for text in warnings:
       self.show(f"warning: {text}")
@@ -310,14 +311,11 @@ class Outputs:
       self.show(f"resumed_from_step={step}")
     for change in self._state.writer.changes:
       self.show(change.render())
-    if step >= num_steps:
+    if step >= (num_steps := self._config.num_steps):
       self.show(f"nothing to do: {step} of {num_steps=} steps are done")
 
   def _take_over(
-      self,
-      step: int,
-      last: _LastStep | None,
-      num_updates: int,
+      self, step: int, last: _LastStep | None, num_updates: int
   ) -> None:
     """Continues the log of a dead member after `step`.
 
@@ -340,7 +338,7 @@ class Outputs:
       self._meter.take_over(path, step=step)
     with self._keeping_changes(step):
       self._open(step)
-    if not is_told:  # The writer died right after the commit.
+    if last is not None and not is_told:  # It died right after the commit.
       self._write(*last, num_updates=num_updates, is_late=True)
 
   @contextlib.contextmanager
@@ -351,7 +349,7 @@ class Outputs:
     yield
     for line in self._find_start(lines)[1]:
       if line["step"] > step and line.get("event") in (_RECOVERY, _JOIN):
-        self._writer.keep(line)
+        self._log.keep(line)
 
   def _ensure(self, step: int) -> None:
     if self._writer is None:
@@ -371,7 +369,7 @@ class Outputs:
   def _warn(self, text: str) -> None:
     self.show(f"warning: {text}")
     steps = self._state.steps
-    self._writer.write_event(WARNING, step=steps, values={"text": text})
+    self._log.write_event(WARNING, step=steps, values={"text": text})
 
   def _warn_of_log(self, error: OSError) -> None:
     """Warns once that the log is delayed."""
@@ -397,5 +395,5 @@ class Outputs:
     """Returns the step of the last start or resume, and the lines since."""
     starts = [i for i, line in enumerate(lines) if line.get("event") == _START]
     index = starts[-1] if starts else 0
-    step = lines[index]["step"] if starts else 0
-    return self._started_at or step, lines[index:]
+    step = self._started_at or (lines[index]["step"] if starts else 0)
+    return step, lines[index:]

@@ -7,6 +7,7 @@ import pathlib
 import queue
 import threading
 import time
+from typing import Any
 
 from absl import logging
 
@@ -32,8 +33,8 @@ class RowFile:
       self, folder: pathlib.Path, name: str, *, num_steps: int
   ) -> None:
     self._folder, self._name = folder, name
-    self._last = collections.deque(maxlen=num_steps)
-    self._queue: queue.SimpleQueue = queue.SimpleQueue()
+    self._last: collections.deque[Any] = collections.deque(maxlen=num_steps)
+    self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
     self._planned: object = None
     if name:
       threads.call_beside(self._run, name="rows")
@@ -107,7 +108,7 @@ def write_trace(
     name: str,
     steps: Iterable[step_lib.Committed],
     *,
-    since_secs: float | None,
+    since_secs: float,
 ) -> None:
   """Writes the trace of steps of the member `name`, with those of all others.
 

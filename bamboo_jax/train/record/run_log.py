@@ -75,10 +75,11 @@ class RunLog:
     `time.perf_counter`.
     """
     view, lost = self._cohort.view.number, tuple(sorted(agreement.lost))
-    heirs = ()
+    heirs: tuple[str, ...] = ()
     if agreement.rung == "shadow":
       owners, victims = agreement.layout.owners, agreement.victims
-      heirs = tuple(self._name(owners[v.pipeline][v.stage]) for v in victims)
+      found = (owners[v.pipeline][v.stage] for v in victims)
+      heirs = tuple(self._name(node) for node in found if node is not None)
     self._recoveries.append(
         times.RecoveryTimes(
             step=agreement.steps + 1,
@@ -296,10 +297,11 @@ class RunLog:
     """Returns `step.Committed.filled` and `placed`; learns from the step."""
     ran = {node: ran for vote in votes for node, ran in vote.ran.items()}
     filled = step.executor.filler.find_effect(ran)
-    if filled is None:
+    placed = step.executor.filler.placed
+    if filled is None or placed is None:
       return {}
     step.executor.filler.learn(filled.stretch)
-    return {"filled": filled, "placed": step.executor.filler.placed}
+    return {"filled": filled, "placed": placed}
 
   def _has_owners(self) -> bool:
     """Returns whether all local owners live; each saves its stages."""

@@ -61,7 +61,7 @@ class SlowNodes:
     cohort, steps = self._state.cohort, self._state.steps
     (member,) = [m for m in cohort.view.members if m.number == node]
     now = self._history[-1][node]
-    values = {
+    values: dict[str, str | float] = {
         "node": member.name,
         "host": member.host,
         "factor": round(factor, 2),

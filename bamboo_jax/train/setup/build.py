@@ -45,12 +45,18 @@ class Task:
   """Model, data and learning rate, without their layout on nodes.
 
   `whole` is the model as a single stage. A task that is only planned may have
-  no `batches`.
+  no `data`.
   """
 
   whole: spec_lib.StageSpec
-  batches: batches_lib.Batches | None
+  data: batches_lib.Batches | None
   schedule: schedules.Schedule
+
+  @property
+  def batches(self) -> batches_lib.Batches:
+    """The data, of a task that is trained."""
+    assert self.data is not None, "This task was made to be planned only."
+    return self.data
 
 
 def make_task_to_plan(config: config_lib.Config) -> Task:
@@ -171,7 +177,9 @@ def make_profile(
 def _find_profile(config: config_lib.Config, task: Task) -> cost_model.Profile:
   device, machine = jax.devices()[0], sizes.find_machine(config)
   fingerprint = profiler.fingerprint_of(task.whole, device=device)
-  line = machine and roofline.Roofline.of(task.whole, machine)
+  line = None
+  if machine is not None:
+    line = roofline.Roofline.of(task.whole, machine)
   path = config.plan.profile
   if path is None:
     return estimates.get(
@@ -207,7 +215,7 @@ def make_plan(
   """Returns the plan of a config; pure, needs no device.
 
   Args:
-    config: See `configs/default.py`.
+    config: The options of the run.
     cuts: Layers at which a stage may start; by default those of any unit.
     is_cluster: Whether each node is a process of its own.
     num_stages: By default that of the config.
@@ -335,14 +343,15 @@ def make_engine(
   """Returns the engine, without compiled programs and state.
 
   Args:
-    config: See `configs/default.py`.
+    config: The options of the run.
     plan: Partition and first owners.
     cache: May hold the programs of an earlier engine.
     devices: Device of each local node; None: those of this process, in turn.
     exchange: Transport to other processes; None without.
     segments: By default the stages of `plan`.
   """
-  places.find_rules(task.whole.state, task.whole.model.name, config.node.mesh)
+  mesh, model = config.node.mesh, task.whole.model.name
+  places.find_rules(task.whole.state, model, mesh.to_dict())
   if jax.default_backend() != "cpu":  # There all memory is the host's.
     cache.residuals = plan.residuals
   segments = segments or plan.partition
@@ -356,7 +365,7 @@ def make_engine(
       num_shares=plan.batch.num_shares,
       keep="none" != config.redundancy.mode or config.recovery.reroute,
       replicas=make_protection(config),
-      mesh=(config.node.mesh.data, config.node.mesh.tensor),
+      mesh=(mesh.data, mesh.tensor),
       cache=cache,
       exchange=exchange,
   )

@@ -5,6 +5,7 @@ Nothing else names a module of `runtime.spmd`.
 
 from collections.abc import Callable, Sequence
 import math
+from typing import cast
 
 import jax
 
@@ -117,7 +118,7 @@ def make_executor(
   """Returns the executor of a config, not compiled yet.
 
   Args:
-    config: See `configs/default.py`.
+    config: The options of the run.
     task: Model and data.
     plan: Partition and first owners.
     engine: The local nodes.
@@ -149,7 +150,7 @@ def make_programs(
       keeps=config.redundancy.mode != "none",
       segment_ticks=config.pipeline.segment_ticks,
       heads=_heads(config),
-      collectives=collectives,
+      collectives=cast("collectives_lib.Collectives | None", collectives),
   )
 
 
@@ -163,7 +164,7 @@ def make_collectives(
   """Returns the transfers of the executor between processes; None for rows.
 
   Args:
-    config: See `configs/default.py`.
+    config: The options of the run.
     number: Number of the node of this process.
     exchange: Transport to other processes.
     is_lost: Returns whether a node is gone permanently.

@@ -27,7 +27,7 @@ class Job:
   """The parts of a run.
 
   Attributes:
-    config: See `configs/default.py`.
+    config: The options of the run.
     task: Model, data and learning rate.
     plan: Partition, schedule and first owners.
     rows: Planner of the rows of a step.
@@ -82,7 +82,7 @@ def make_job(
   """Returns the job of a config; `ValueError` if the config is inconsistent.
 
   Args:
-    config: See `configs/default.py`.
+    config: The options of the run.
     devices: Device of each local node, including nodes that join later.
     exchange: Transport to other processes; None without.
     prepared: By default the parts that this process has prepared, if any.
@@ -99,7 +99,7 @@ def make_job(
       profile,
       cuts=executors.find_cuts(config, task),
       is_cluster=is_cluster,
-      num_stages=templates and templates.min_nodes,
+      num_stages=None if templates is None else templates.min_nodes,
   )
   rules = build_recovery.make_rules(config, plan, templates)
   fills = is_cluster and not executors.is_program(config)

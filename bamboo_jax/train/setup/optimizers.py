@@ -145,7 +145,8 @@ def _check_update(
           f"The {what} cannot be used: its state must be plain arrays, to be "
           f"copied and saved, but {where} is {leaf.dtype}."
       )
-  layers, no_layer = [frozenset({0}), frozenset({1})], frozenset()
+  no_layer: frozenset[int] = frozenset()
+  layers = [frozenset({0}), frozenset({1})]
   sources = [*layers, *[no_layer] * len(jax.tree.leaves(slots)), *layers]
   if any(len(found) > 1 for found in _follow(traced.jaxpr, sources)):
     raise ValueError(

@@ -42,7 +42,7 @@ def set_options(config: config_lib.Config) -> config_lib.Config:
         f"config.recovery.policy={name!r} has layout={own[name].layout!r}, "
         f"which only simulations have; a run allows {', '.join(_LAYOUTS)}."
     )
-  known = presets.PLANNERS | own
+  known = {**presets.PLANNERS, **own}
   known = {n: s for n, s in known.items() if s.layout in _LAYOUTS}
   if name not in known:
     raise ValueError(base.suggest(name, known, what="policy of runs"))

@@ -104,9 +104,10 @@ def forecast(config: config_lib.Config, task: build.Task) -> Forecast:
     ValueError: An option is not valid.
     base.InfeasibleError: No split of the model fits in memory.
   """
-  machine = sizes.find_machine(config)
+  machine = _machine_of(config)
   least, likely, most, _ = machine.efficiency
   steps = [_plan_step(config, task, e) for e in (likely, most, least)]
+  first, shortest, longest = (step.secs for step in steps)
   plan = steps[0].plan
   length = task.whole.model.fingerprint.get("sequence_length")
   samples = plan.batch.batch_size
@@ -116,7 +117,7 @@ def forecast(config: config_lib.Config, task: build.Task) -> Forecast:
       machine=machine,
       num_gpus=num_gpus,
       plan=plan,
-      secs=tuple(step.secs for step in steps),
+      secs=(first, shortest, longest),
       overhead=steps[0].overhead,
       kept_bytes=_kept_bytes(config, plan),
       unit="tokens" if length else "samples",
@@ -125,6 +126,12 @@ def forecast(config: config_lib.Config, task: build.Task) -> Forecast:
       price=_find_price(config, machine),
       market=config.cost.market,
   )
+
+
+def _machine_of(config: config_lib.Config) -> machines.Machine:
+  machine = sizes.find_machine(config)
+  assert machine is not None, "config.plan.machine names none."
+  return machine
 
 
 def render(found: Forecast) -> str:
@@ -161,6 +168,7 @@ def render(found: Forecast) -> str:
     lines.append(f"no price of {machine.name!r}: set config.cost.prices")
     return "\n".join(lines)
   usd = [found.usd_per_billion(secs) for secs in found.secs]
+  assert found.usd_per_hour is not None  # It has a price.
   lines.append(
       f"cost: ${24 * found.usd_per_hour:,.0f} a day, ${usd[0]:,.2f} per "
       f"billion {found.unit} ({usd[1]:,.2f} to {usd[2]:,.2f}): "
@@ -175,7 +183,7 @@ def propose(config: config_lib.Config, num_machines: int) -> str:
   The batch stays that of the config, and so do the samples that a GPU computes
   at a time. Raises `base.InfeasibleError` if no layout fits.
   """
-  machine = sizes.find_machine(config)
+  machine = _machine_of(config)
   found, reasons, tasks = [], [], {}
   for candidate in _candidates(config, machine, num_machines):
     size = candidate.pipeline.microbatch_size
@@ -231,7 +239,7 @@ def _plan(
   try:
     return build.make_plan(config, profile, cuts=cuts)
   except base.InfeasibleError as error:
-    machine, count = sizes.find_machine(config), sizes.num_devices(config)
+    machine, count = _machine_of(config), sizes.num_devices(config)
     raise base.InfeasibleError(
         f"config.plan.machine={machine.name!r} has "
         f"{machine.memory_bytes / 2**30:.1f} GiB per GPU, and a node has "
@@ -299,7 +307,8 @@ def _refuse(config: config_lib.Config, task: build.Task) -> str | None:
   if num_stages > most:
     return f"{num_stages} stages of a model with {most} units."
   try:
-    places.find_rules(whole.state, whole.model.name, config.node.mesh)
+    mesh = config.node.mesh.to_dict()
+    places.find_rules(whole.state, whole.model.name, mesh)
   except ValueError as error:
     return str(error)
   return None
@@ -319,7 +328,7 @@ def _explain(found: list[planner.Plan]) -> str:
       "refresh of replicas": [p.step_time.refresh_ms for p in found],
   }
   less = {name: values[1] - values[0] for name, values in parts.items()}
-  name = max(less, key=less.get)
+  name = max(less, key=lambda part: less[part])
   best, other = (p.step_time.total_ms for p in found[:2])
   return (
       f"{100 * (other / best - 1):.1f} % faster than the next one, by "

@@ -29,7 +29,7 @@ def make_writer(
   config, model = job.config, job.task.whole
   path = config.init_from
   is_program = executors.is_program(config)
-  read = functools.cache(lambda: weights.open_weights(path, model.model))
+  read = functools.cache(lambda: weights.open_weights(path or "", model.model))
   return writer_lib.Writer(
       directory,
       keep=config.checkpoint.keep,
@@ -82,7 +82,7 @@ def _resolve(job: job_lib.Job) -> dict[str, Any]:
 
 def _flatten(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
   """Returns the options of a tree by dotted name."""
-  found = {}
+  found: dict[str, Any] = {}
   for key, value in section.items():
     if isinstance(value, dict) and value:
       found |= _flatten(value, f"{prefix}{key}.")

@@ -43,7 +43,7 @@ class Schedule:
 
   def rate_at(self, num_updates: int) -> float:
     """Returns the learning rate of the update after the first `num_updates`."""
-    if not callable(self.rate):
+    if isinstance(self.rate, (int, float)):
       return float(self.rate)
     return float(self._compute(np.int32(num_updates)))
 
@@ -72,8 +72,10 @@ class Schedule:
     return found
 
   @functools.cached_property
-  def _compute(self) -> Callable[[np.ndarray], jax.Array]:
-    return jax.jit(lambda count: jnp.asarray(self.rate(count), jnp.float32))
+  def _compute(self) -> Callable[[np.int32 | np.ndarray], jax.Array]:
+    rate = self.rate
+    assert callable(rate)
+    return jax.jit(lambda count: jnp.asarray(rate(count), jnp.float32))
 
   def _find_zeros(self, num_steps: int) -> int | None:
     """Returns the first step, from 1, after which all rates are 0; or None."""
@@ -112,6 +114,8 @@ def make_schedule(
     ValueError: The name or an option is invalid.
   """
   schedules, is_own = find_schedules(), base.is_function_name(name)
+  function: Callable[..., Any]
+  known: list[str] = []
   if is_own:
     function = base.find_function(name, what="schedule")
     known = [*inspect.signature(function).parameters]
@@ -119,10 +123,9 @@ def make_schedule(
     raise ValueError(
         base.suggest(name, [*schedules, CONSTANT], what="schedule")
     )
-  else:
-    function = getattr(optax, name, None)
-    known = schedules.get(name, [])
-  others = set().union(*schedules.values())
+  elif name != CONSTANT:
+    function, known = getattr(optax, name), schedules[name]
+  others = set[str]().union(*schedules.values())
   given = {k: v for k, v in options.items() if v is not None}
   unused = {k: given.pop(k) for k in list(given) if k in others - {*known}}
   if name == CONSTANT:
@@ -133,9 +136,9 @@ def make_schedule(
     return Schedule(name, peak, peak, unused=unused)
   peaks = (_OWN_PEAK,) if is_own else _PEAKS
   peak_name = next((peak for peak in peaks if peak in known), None)
-  if peak_name in given:
-    unused[peak_name] = given[peak_name]
   if peak_name is not None:
+    if peak_name in given:
+      unused[peak_name] = given[peak_name]
     given[peak_name] = peak
   absent = [k for k in known if k in _LENGTHS and k not in given]
   lengths = dict.fromkeys(absent, 1)
@@ -150,7 +153,8 @@ def make_schedule(
     raise ValueError(
         f"The schedule {name!r} cannot be made: {error}"
     ) from error
-  given.pop(peak_name, None)
+  if peak_name is not None:
+    del given[peak_name]
   return Schedule(name, peak, rate, given, unused)
 
 
@@ -172,10 +176,10 @@ def _find_length(
   A decay includes the warmup, and a transition follows it. It is at least the
   shortest length that optax allows, in a run that is too short for it.
   """
-  warmup_steps = given.get("warmup_steps", 0)
+  warmup_steps: int = given.get("warmup_steps", 0)
   if option == "decay_steps":
     return max(num_steps, warmup_steps + 1)
-  before = given.get("transition_begin", 0)
+  before: int = given.get("transition_begin", 0)
   before += warmup_steps if "warmup_steps" in known else 0
   return max(num_steps - before, 1)
 

@@ -60,7 +60,7 @@ def _plan_rows(
       f"{max(template.memory_bytes) / 2**20:.2f} MiB without replicas"
       for template in (templates.templates if templates else ())
   ]
-  num_stages = templates and templates.min_nodes
+  num_stages = None if templates is None else templates.min_nodes
   plan = build.make_plan(config, profile, num_stages=num_stages)
   lines.append(render.render_plan(plan))
   rows = build.make_rows(config, plan)
