@@ -13,11 +13,13 @@ agent forks the copy for its worker before it does anything else.
 """
 
 from collections.abc import Callable, Collection, Sequence
+import fcntl
 import json
 import os
 import runpy
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -41,7 +43,10 @@ class Copy:
   def __init__(
       self, run: Callable[[], None], *, keeps: Collection[int] = ()
   ) -> None:
-    """Forks a copy that calls `run`; it closes open files except `keeps`."""
+    """Forks a copy that calls `run`.
+
+    Of open files it has `keeps` and those that are only read.
+    """
     assert threading.active_count() == 1, threading.enumerate()
     self.returncode: int | None = None
     sys.stdout.flush()
@@ -150,7 +155,7 @@ def _live(
     os.dup2(nothing, 0)
     # Not closed: objects copied from the parent would close reused numbers.
     for fd in {*map(int, os.listdir("/proc/self/fd"))} - {0, 1, 2, *keeps}:
-      if fd != nothing and _is_open(fd):
+      if fd != nothing and _is_open(fd) and not _reopen(fd):
         os.dup2(nothing, fd, inheritable=False)
     run()
     code = 0
@@ -162,6 +167,21 @@ def _live(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _reopen(fd: int) -> bool:
+  """Gives a file that is only read, such as data, a position of its own.
+
+  Returns False if `fd` is anything else.
+  """
+  access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+  if access != os.O_RDONLY or not stat.S_ISREG(os.fstat(fd).st_mode):
+    return False
+  own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+  os.lseek(own, os.lseek(fd, 0, os.SEEK_CUR), os.SEEK_SET)
+  os.dup2(own, fd, inheritable=False)
+  os.close(own)
+  return True
 
 
 def _is_open(fd: int) -> bool:

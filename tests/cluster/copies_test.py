@@ -35,6 +35,13 @@ class CopiesTest(absltest.TestCase):
     self.assertStartsWith(kept, "pipe:")
     self.assertEqual(lost, "/dev/null")
 
+  def test_reads_data_that_the_original_has_opened(self):
+    with tempfile.TemporaryDirectory() as folder:
+      path = pathlib.Path(folder, "tokens.bin")
+      path.write_bytes(b"aabbcc")
+      said, _ = call("data", str(path))
+    self.assertEqual(said, ["aa", "bb", "bb", "bb"])
+
   def test_does_not_outlive_its_original(self):
     pid, _ = call("orphan")
     is_there = lambda: children._read_stat(pid)[:1] not in ([], ["Z"])

@@ -160,8 +160,7 @@ class AdaptersTest(absltest.TestCase):
     for name, stops in (("whole", [None]), ("twice", [5, None])):
       for stop_at in stops:
         config = make_config(self.folder / "base")
-        with config.unlocked():
-          config.model.options.lora_rank = 2
+        config = config.changed({"model.options.lora_rank": 2})
         run = self.folder / name
         run_lib.train_and_evaluate(config, workdir=str(run), stop_at=stop_at)
       summary = json.loads((run / "summary.json").read_text())

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import ml_collections
-
+from bamboo_jax import config as config_lib
 from bamboo_jax.runtime import devices
 from bamboo_jax.runtime.executables import store
 from tests.fault_sweep import clusters
@@ -17,7 +16,7 @@ class Job(NamedTuple):
   """A layout to run: in a process, or with `arguments` in a cluster."""
 
   layout: layouts.Layout
-  config: ml_collections.ConfigDict
+  config: config_lib.Config
   arguments: Sequence[str] | None
   program_cache: str  # Folder; empty: none.
   num_events: int
@@ -32,7 +31,7 @@ class Ended(NamedTuple):
 
 
 def draw(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     arguments: Sequence[str] | None,
     *,
     program_cache: str,
@@ -60,7 +59,7 @@ def run(job: Job) -> Ended:
 
 
 def _make(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     arguments: Sequence[str] | None,
     program_cache: str,
     num_events: int,

@@ -8,7 +8,6 @@ depends on nothing else.
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
-import copy
 import dataclasses
 import gc
 import pathlib
@@ -20,6 +19,7 @@ from typing import Any
 import jax
 import ml_collections
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import units
@@ -27,6 +27,7 @@ from bamboo_jax.plan import cost_model
 from bamboo_jax.recovery.oobleck import templates
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.executables import mappings
+from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
 from bamboo_jax.train.setup import sizes
@@ -136,6 +137,14 @@ def draw_layouts(
     )
 
 
+def _pipelines(count: int) -> dict[str, int]:
+  """Returns what a config of `count` pipelines of the same batch has."""
+  return {
+      "pipeline.num_pipelines": count,
+      "pipeline.num_microbatches": NUM_MICROBATCHES // count,
+  }
+
+
 class Layouts:
   """Runs layouts of one config; they share `cache`, the programs of `whole`.
 
@@ -143,15 +152,21 @@ class Layouts:
   """
 
   def __init__(
-      self, config: ml_collections.ConfigDict, *, num_events: int = 1
+      self,
+      config: config_lib.Config | ml_collections.ConfigDict,
+      *,
+      num_events: int = 1,
   ) -> None:
     self.drawn: Sequence[faults_lib.Fault] = ()
     self._num_events = num_events
-    self._config = copy.deepcopy(config)
-    self._config.metrics.plots = False
-    self._config.pipeline.num_shares = NUM_SHARES
-    self._config.redundancy.mode = "none"  # Unless a layout says otherwise.
-    self._set_pipelines(self._config, 1)
+    self._config = accept.accept(config).changed(
+        {
+            "metrics.plots": False,
+            "pipeline.num_shares": NUM_SHARES,
+            "redundancy.mode": "none",  # Unless a layout says otherwise.
+            **_pipelines(1),
+        }
+    )
     task = build.make_task(self._config)
     self._profile = build.make_profile(self._config, task)
     self.whole = task.whole
@@ -173,15 +188,18 @@ class Layouts:
       self.cache.clear()
       jax.clear_caches()
       gc.collect()
-    config = copy.deepcopy(self._config)
-    self._set_pipelines(config, layout.num_pipelines)
-    config.pipeline.num_stages = layout.num_stages
-    config.update_from_flattened_dict(dict(layout.settings))
+    config = self._config.changed(
+        {
+            **_pipelines(layout.num_pipelines),
+            "pipeline.num_stages": layout.num_stages,
+            **dict(layout.settings),
+        }
+    )
     with tempfile.TemporaryDirectory() as folder:
       path = pathlib.Path(folder)
       profile = _redraw(self._profile, layout.costs_seed)
       (path / "profile.json").write_text(cost_model.to_json(profile))
-      config.plan.profile = str(path / "profile.json")
+      config = config.changed({"plan.profile": str(path / "profile.json")})
       devices = jax.devices()[: layout.num_devices]
       num_nodes = sizes.num_nodes(config) * (2 + self._num_events)
       job = job_lib.make_job(
@@ -217,13 +235,6 @@ class Layouts:
         job.task.whole.names,
         samples_seen=worker.state.steps,
     )
-
-  @staticmethod
-  def _set_pipelines(
-      config: ml_collections.ConfigDict, num_pipelines: int
-  ) -> None:
-    config.pipeline.num_pipelines = num_pipelines
-    config.pipeline.num_microbatches = NUM_MICROBATCHES // num_pipelines
 
 
 def _redraw(profile: cost_model.Profile, seed: int) -> cost_model.Profile:

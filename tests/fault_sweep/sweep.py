@@ -2,15 +2,14 @@
 
 import collections
 from collections.abc import Sequence
-import copy
 import dataclasses
 import itertools
 import sys
 import time
 
-import ml_collections
 import tqdm
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.train.setup import sizes
@@ -20,29 +19,30 @@ from tests.fault_sweep import trials as trials_lib
 
 
 def make_configs(
-    config: ml_collections.ConfigDict,
+    config: config_lib.Config,
     *,
     num_stages: Sequence[int],
     num_pipelines: Sequence[int],
     num_microbatches: Sequence[int],
     modes: Sequence[str],
-) -> list[ml_collections.ConfigDict]:
+) -> list[config_lib.Config]:
   """Returns a config for each combination of sizes and mode of redundancy."""
   configs = []
   for stages, pipelines, microbatches, mode in itertools.product(
       num_stages, num_pipelines, num_microbatches, modes
   ):
-    changed = copy.deepcopy(config)
-    changed.pipeline.num_stages = stages
-    changed.pipeline.num_pipelines = pipelines
-    changed.pipeline.num_microbatches = microbatches
-    changed.redundancy.mode = mode
-    configs.append(changed)
+    changes = {
+        "pipeline.num_stages": stages,
+        "pipeline.num_pipelines": pipelines,
+        "pipeline.num_microbatches": microbatches,
+        "redundancy.mode": mode,
+    }
+    configs.append(config.changed(changes))
   return configs
 
 
 def sweep(
-    configs: Sequence[ml_collections.ConfigDict],
+    configs: Sequence[config_lib.Config],
     kinds: Sequence[str],
     *,
     every: int,
@@ -135,7 +135,7 @@ def _run(
   return failed
 
 
-def _render_size(config: ml_collections.ConfigDict) -> str:
+def _render_size(config: config_lib.Config) -> str:
   pipeline = config.pipeline
   return (
       f"stages={pipeline.num_stages} microbatches={pipeline.num_microbatches} "

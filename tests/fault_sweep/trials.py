@@ -7,7 +7,6 @@ case, but not their programs, so a case takes little longer than its steps.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
-import copy
 import dataclasses
 import pathlib
 import tempfile
@@ -17,6 +16,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime import devices as devices_lib
@@ -32,6 +32,7 @@ from bamboo_jax.train import worker as worker_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.record import workdir as workdir_lib
+from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import job as job_lib
@@ -78,7 +79,7 @@ class Trials:
 
   def __init__(
       self,
-      config: ml_collections.ConfigDict,
+      config: config_lib.Config | ml_collections.ConfigDict,
       *,
       cache: program_cache.ProgramCache,
       whole: spec_lib.StageSpec | None = None,
@@ -90,8 +91,7 @@ class Trials:
       whole: The model whose programs `cache` has, if any.
       num_late: How many nodes may come; by default, all once more.
     """
-    config = copy.deepcopy(config)
-    config.metrics.plots = False
+    config = accept.accept(config).changed({"metrics.plots": False})
     self._cache = cache
     self._wanted: dict[int, Outcome] = {}  # By number of steps.
     num_late = num_late or sizes.num_nodes(config)  # Should all die.
@@ -101,10 +101,10 @@ class Trials:
     )
     self._job = make(config, whole)
     self.whole = self._job.task.whole
-    plain = copy.deepcopy(config)
+    less = {"redundancy.spares": 0}
     if not executors.is_program(config):  # Another mode is another program.
-      plain.redundancy.mode = "none"
-    plain.redundancy.spares = 0
+      less["redundancy.mode"] = "none"
+    plain = config.changed(less)
     self._plain = make(plain, self.whole)
     layout = self._job.first_layout
     plans = step_plans.StepPlans(self._job.rows)

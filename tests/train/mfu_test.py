@@ -3,6 +3,7 @@ from absl.testing import absltest
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.profile import products
 from bamboo_jax.train.record import mfu
+from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import job as job_lib
 from tests import tiny
 
@@ -11,7 +12,8 @@ class MfuTest(absltest.TestCase):
 
   def test_share_of_the_peak(self):
     job = job_lib.make_job(
-        tiny.get_config(), devices=devices_lib.place_nodes([0, 1])
+        accept.accept(tiny.get_config()),
+        devices=devices_lib.place_nodes([0, 1]),
     )
     one = mfu.Mfu(job)
     self.assertEqual(one.find(1.0, num_nodes=2), {})  # The peak of a CPU.

@@ -15,6 +15,7 @@ from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train.record import outputs as outputs_lib
 from bamboo_jax.train.record import workdir as workdir_lib
+from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import job as job_lib
 from tests import tiny
 from tests.train import outputs_test
@@ -34,7 +35,8 @@ class OpeningTest(absltest.TestCase):
         **changes,
     )
     config.optimizer.schedule_options.decay_steps = 3
-    return job_lib.make_job(config, devices=devices_lib.place_nodes([0, 1]))
+    devices = devices_lib.place_nodes([0, 1])
+    return job_lib.make_job(accept.accept(config), devices=devices)
 
   def test_warnings_and_changes_are_shown_and_written_once(self):
     folder = self.enterContext(tempfile.TemporaryDirectory())

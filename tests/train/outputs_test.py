@@ -35,6 +35,7 @@ from bamboo_jax.train.record import outputs as outputs_lib
 from bamboo_jax.train.record import row_file
 from bamboo_jax.train.record import step_slots
 from bamboo_jax.train.record import workdir as workdir_lib
+from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import job as job_lib
 from tests import layouts
 from tests import tiny
@@ -111,7 +112,7 @@ class OutputsTest(parameterized.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    cls.config = tiny.get_config()
+    cls.config = accept.accept(tiny.get_config())
     cls.job = job_lib.make_job(
         cls.config, devices=devices_lib.place_nodes([0, 1])
     )

@@ -6,6 +6,7 @@ import json
 from absl.testing import absltest
 import jax
 
+from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import job as job_lib
 from bamboo_jax.train.setup import preparation
 from tests import tiny
@@ -35,21 +36,23 @@ class PreparationTest(absltest.TestCase):
 
   def test_programs_need_blocks(self):
     """Which is found before there are nodes."""
-    config = tiny.make_config(
-        model__options__num_blocks=1, pipeline__executor="spmd"
+    config = accept.accept(
+        tiny.make_config(
+            model__options__num_blocks=1, pipeline__executor="spmd"
+        )
     )
     with self.assertRaisesRegex(ValueError, "needs a block of layers that rep"):
       preparation.prepare(config)
 
   def test_is_taken_once_by_a_job_of_the_same_config(self):
-    config = tiny.get_config()
+    config = accept.accept(tiny.get_config())
     jax.devices()
     self.addCleanup(gc.unfreeze)
     self.assertFalse(preparation.prepare(config))  # There are devices.
     ((_, prepared),) = preparation._prepared
     other = tiny.make_config(seed=1)
     self.assertIsNot(job_lib.make_job(other, devices=None).task, prepared.task)
-    job = job_lib.make_job(config.lock(), devices=None)
+    job = job_lib.make_job(config, devices=None)
     self.assertIs(job.task, prepared.task)
     self.assertIs(job.engine.programs, prepared.programs)
     again = job_lib.make_job(config, devices=None)

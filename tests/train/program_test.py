@@ -26,6 +26,7 @@ from bamboo_jax.train import run
 from bamboo_jax.train import worker as worker_lib
 from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.record import workdir
+from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import job as job_lib
@@ -80,6 +81,7 @@ class Run:
   def __init__(self, faults="", *, num_steps=4, **changes):
     config = make_config(**changes)
     config.num_steps = max(config.num_steps, num_steps)
+    config = accept.accept(config)
     numbers = range(2 * sizes.num_nodes(config))
     job = job_lib.make_job(
         config,
