@@ -12,7 +12,7 @@ Each room says in its `__init__` what stands in it; none imports one above it.
   checkpoint      checkpoints: parts of members, put together
   sim             plays traces of preemptions against policies
   runtime         runs schedules on devices: programs, links, sums, phases
-  cluster         agents that agree on who trains
+  cluster         agents that agree on the members
   recovery        decides how training goes on after a loss
   accounting      where the nodes' time went, and dollars
   plan            partition, rows, memory and time of a step before it runs

@@ -73,7 +73,7 @@ def train(
     faults: What happens to nodes on purpose: lines such as "5,0/1,3,kill" (in
       step 5, counted from 0, the node of pipeline 0 and stage 1 dies before
       its instruction 3), or a file of them; see `bamboo_jax.faults.faults`.
-    stop_at: Return right after this many steps; the last checkpoint counts.
+    stop_at: Return after this many steps, without a checkpoint of the last.
     callbacks: Each is called as `callback(step, metrics)` after every committed
       step, from 1, with what `metrics.jsonl` gets. An exception ends the run.
 
@@ -172,7 +172,7 @@ def load(
   others it is a dict from the name of a layer to its `layer.Variables`.
 
   Args:
-    workdir: Of the run; or a folder of weights, which needs `model`.
+    workdir: Folder of the run; or of weights, which needs `model`.
     model: None: the one that the config of the run names.
 
   Raises `base.CheckpointError`, a `ValueError`, if there are no parameters, or

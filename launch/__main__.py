@@ -19,7 +19,7 @@ _FOLDER = pathlib.Path(__file__).resolve().parent
 
 
 def main() -> None:
-  """Becomes the command that the first argument names."""
+  """Runs the command that the first argument names."""
   name, *arguments = sys.argv[1:] or ["--help"]
   summaries = listing.read_summaries(_FOLDER)
   if name in ("--help", "-h", "help"):

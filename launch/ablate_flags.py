@@ -21,7 +21,7 @@ _SHARED = ("config", *ablation.FILES, "time_scale", "nodes", "program_cache")
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-  """The flags."""
+  """The flags of `bamboo ablate`, by name."""
 
   sweep: flags.FlagHolder[Any]
   faults: flags.FlagHolder[Any]

@@ -39,9 +39,9 @@ def run(
 ) -> None:
   """Runs `main` as the command of this process, and exits.
 
-  With `takes_arguments` it gets those that are not flags. Errors and
-  `if_interrupted` are as in `command.run`. With `own_keys` the config has keys
-  of its own rather than those of `configs/default.py`.
+  With `takes_arguments`, `main` gets the arguments that are not flags. Errors
+  and `if_interrupted` are as in `command.run`. With `own_keys` the config has
+  keys of its own rather than those of `configs/default.py`.
   """
 
   def start(argv: Sequence[str]) -> None:

@@ -31,10 +31,10 @@ FAULTS = flags.DEFINE_string(
 RANDOM_KILLS = flags.DEFINE_integer(
     "random_kills",
     None,
-    "Kill so many random workers, at random times, and replace each.",
+    "Number of random workers to kill at random times, and replace.",
 )
 KINDS = flags.DEFINE_list(
-    "kinds", ["kill"], "Of faults, drawn for each of --random_kills."
+    "kinds", ["kill"], "Kinds of fault to draw from for --random_kills."
 )
 SEED = flags.DEFINE_integer("seed", 0, "Decides on --random_kills.")
 TRACE = flags.DEFINE_list(

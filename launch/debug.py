@@ -1,4 +1,4 @@
-r"""Shows what the workers of this machine do: stacks, and who waits for whom.
+r"""Shows what the workers of this machine do: stacks, and what they wait for.
 
 bamboo debug --workdir=runs/cluster
 
@@ -17,7 +17,7 @@ _WORKDIR = shared_flags.define_workdir("Of a cluster that runs.")
 
 
 def main() -> None:
-  """Asks all workers, and prints what they say."""
+  """Asks all workers, and prints their answers."""
   workdir = pathlib.Path(_WORKDIR.value)
   logs = workdir / "logs"
   workers = inquiry.find_workers(logs)

@@ -28,9 +28,7 @@ _FIRST_SEED = flags.DEFINE_integer("first_seed", 0, "The first seed.")
 _SEEDS = flags.DEFINE_integer("seeds", 100, "How many.", lower_bound=1)
 _FIRST = flags.DEFINE_bool("first", False, "Stop at the first violation.")
 _SHRINK = flags.DEFINE_bool("shrink", True, "Look for a smaller plan.")
-_SECS = flags.DEFINE_float(
-    "secs", None, "Stop after so many seconds, if that is earlier."
-)
+_SECS = flags.DEFINE_float("secs", None, "Stop after this time at the latest.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results are kept.")
 _SWEEP = sweep_flags.define()
 

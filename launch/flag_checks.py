@@ -24,12 +24,15 @@ def check_needs(
 
 
 def check_unused(holders: Sequence[flags.FlagHolder[Any]], when: str) -> None:
-  """Raises `ValueError` if one of `holders` is given: no effect `when`."""
+  """Raises `ValueError` if one of `holders` is given.
+
+  `when` is the end of the message: "... has no effect `when`".
+  """
   refuse([f"--{h.name}" for h in holders if h.present], when)
 
 
 def refuse(names: Sequence[str], when: str) -> None:
-  """Raises `ValueError` if there are `names` of flags without effect `when`."""
+  """Raises `ValueError` if there are `names`; see `check_unused` for `when`."""
   if names:
     *rest, last = dict.fromkeys(names)
     subject = f"{', '.join(rest)} and {last} have" if rest else f"{last} has"
@@ -43,7 +46,10 @@ def given_keys(argv: Sequence[str]) -> list[str]:
 
 
 def refuse_keys(argv: Sequence[str], keys: Collection[str], when: str) -> None:
-  """Raises `ValueError` if a key in or below `keys` is set; see `refuse`."""
+  """Raises `ValueError` if a key in or below `keys` is set by `argv`.
+
+  See `check_unused` for `when`.
+  """
   found = [
       f"--config.{given}"
       for given in given_keys(argv)

@@ -19,7 +19,7 @@ _GPU = flags.DEFINE_string(
 
 
 def main() -> None:
-  """Compiles and prints."""
+  """Compiles the programs, and prints the report."""
   from bamboo_jax.gpu import report
 
   print(report.make_report(_CONFIG.value, _GPU.value))

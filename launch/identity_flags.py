@@ -1,7 +1,7 @@
 """Flags of the identity of a process towards the others of its run."""
 
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import flags
 
@@ -48,16 +48,24 @@ def connect(endpoints: str, identity: identity_lib.Identity) -> etcd_lib.Etcd:
   return etcd_lib.Etcd(endpoints, tls=identity.store, key=identity.entry_key)
 
 
-def find_run(etcd: str | None, workdir: str) -> tuple[str, str, str | None]:
-  """Returns etcd, the name of the run, and the file of its secret.
+class RunStore(NamedTuple):
+  """Endpoints of etcd, the name of a run there, and the file of its secret."""
 
-  Without `etcd` all that no flag names is read from the files of `bamboo store`
-  or `bamboo cluster` in the workdir.
+  etcd: str
+  run: str
+  secret_file: str | None
+
+
+def find_run(etcd: str | None, workdir: str) -> RunStore:
+  """Returns the store of the run that the flags name.
+
+  Without `etcd`, values without a flag are read from the files of `bamboo
+  store` or `bamboo cluster` in the workdir.
   """
   if etcd is not None:
-    return etcd, RUN.value, SECRET.value
+    return RunStore(etcd, RUN.value, SECRET.value)
   folder = pathlib.Path(workdir)
   found = endpoint_lib.read(folder)
   run = RUN.value if RUN.present else found.run
   file = SECRET.value or str(endpoint_lib.secret_file(folder))
-  return found.etcd, run, file
+  return RunStore(found.etcd, run, file)

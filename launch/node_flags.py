@@ -10,7 +10,7 @@ CONFIG = config_flag.define("default", "What to train.")
 WORKDIR = shared_flags.define_workdir()
 HOST = flags.DEFINE_string("host", "127.0.0.1", "Where to listen.")
 FAULTS = flags.DEFINE_string("faults", None, "CSV file of faults.")
-DIRECTOR = flags.DEFINE_string("director", None, "Socket of who injects them.")
+DIRECTOR = flags.DEFINE_string("director", None, "Socket of the injector.")
 DEVICE_MEMORY_FRACTION = shared_flags.define_device_memory_fraction()
 PROGRAM_CACHE = shared_flags.define_program_cache(
     "programs in --workdir, so that all machines have the same"

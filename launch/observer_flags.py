@@ -24,7 +24,7 @@ flags.adopt_module_key_flags(identity_flags)
 
 
 class Observed(NamedTuple):
-  """A run: its store, its name, its folder if that is here, its secret."""
+  """A run: its store, its name, its workdir or None, and its secret."""
 
   registry: registry_lib.Registry
   run: str
@@ -54,7 +54,7 @@ def connect() -> Observed:
 
 @contextlib.contextmanager
 def explaining() -> Iterator[None]:
-  """Says of a `--workdir` whose store is gone that its cluster is over."""
+  """Turns an error of the store into a `ValueError` that the run is over."""
   try:
     yield
   except OSError as error:

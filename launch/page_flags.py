@@ -8,9 +8,10 @@ flags.disclaim_key_flags()  # A flag is one of the command that defines it.
 
 
 def define() -> Callable[[], int | None]:
-  """Defines both.
+  """Defines both flags.
 
-  Returns a function that returns the port, 0 for any free one; None: no page.
+  Returns a function for the port after parsing: 0 for any free one, None
+  without a page.
   """
   page = flags.DEFINE_bool(
       "page", False, "Serve a page on the run, to this machine only."

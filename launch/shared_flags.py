@@ -18,7 +18,7 @@ def define_workdir(
 
 
 def explain_resume(workdir: flags.FlagHolder[Any]) -> str:
-  """Returns the hint after an interrupt: the effect of the same command."""
+  """Returns the hint after an interrupt: how to resume the run."""
   saved = (
       workdir_lib.find_saved(workdir.value) if flags.FLAGS.is_parsed() else 0
   )
@@ -58,14 +58,14 @@ def read_numbers(holder: flags.FlagHolder[Any]) -> list[int]:
 
 
 def find_program_cache(folder: str | None) -> str:
-  """Returns the folder that the flag names, or that of the user."""
+  """Returns the folder that the flag names, or the user's default one."""
   return folder_lib.default_path() if folder is None else folder
 
 
 def use_program_cache(folder: str | None) -> Any:
   """Makes this process load and save programs in the folder of the flag.
 
-  Returns the `runtime.executables.store.Store` of this process.
+  Returns the `runtime.executables.store.ProgramStore` of this process.
   """
   from bamboo_jax.runtime.executables import store  # Imports JAX.
 

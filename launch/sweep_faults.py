@@ -36,13 +36,13 @@ _MODES = flags.DEFINE_list("modes", ["eager", "lazy"], "Modes of redundancy.")
 _KINDS = flags.DEFINE_list(
     "kinds",
     ["single"],
-    "Who dies in a case: single, one node; pair, two that leave a copy of all "
+    "Nodes that die: single, one node; pair, two that leave a copy of all "
     "stages; neighbours, two that do not; second, one more in the recovery; "
     "two_stages, in the next step the one that runs the lost stage too; storm, "
     "--num_events deaths and joins, and rows may compile nothing.",
 )
 _EVERY = flags.DEFINE_integer(
-    "every", 1, "Single deaths: before one of so many.", lower_bound=1
+    "every", 1, "Single deaths: before every n-th instruction.", lower_bound=1
 )
 _NUM_CASES = flags.DEFINE_integer(
     "num_cases", 50, "Random cases of each other kind.", lower_bound=1

@@ -16,7 +16,7 @@ flags.disclaim_key_flags()  # A flag is one of the command that defines it.
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-  """The flags."""
+  """The flags on how jobs run, by name."""
 
   num_processes: flags.FlagHolder[Any]
   scheduler: flags.FlagHolder[Any]
@@ -26,7 +26,7 @@ class Flags:
   def read(self, workdir: str | None, *, alone: str = "") -> sweep.Where:
     """Returns where jobs run; results are kept below the workdir, if any.
 
-    With `alone`, the reason, one runs after the other on this machine.
+    `alone`: why jobs must run one after the other on this machine, "" if not.
     """
     flag_checks.check_one_of(self.shard, self.merge)
     if alone:
@@ -61,14 +61,14 @@ def define() -> Flags:
       flags.DEFINE_integer(
           "merge",
           None,
-          "Merge the results of so many shards, and run nothing.",
+          "Number of shards to merge; no job is run.",
           lower_bound=1,
       ),
   )
 
 
 def ending(main: Callable[[], None]) -> Callable[[], None]:
-  """Returns `main` that ends with a line where a shard does."""
+  """Returns `main` that prints a line and ends when a shard is done."""
 
   @functools.wraps(main)
   def run() -> None:

@@ -48,7 +48,7 @@ JSON_DATA = flags.DEFINE_enum(
     "What numbers in JSON are: live nodes, or preempted ones.",
 )
 NUM_NODES = flags.DEFINE_integer(
-    "num_nodes", None, "Scale to a cluster of so many nodes."
+    "num_nodes", None, "Scale to a cluster of this size."
 )
 TIME_SCALE = flags.DEFINE_float("time_scale", 1.0, "Multiply all times.")
 READ = (JSON_DATA, NUM_NODES, TIME_SCALE, FORMAT)

@@ -237,7 +237,8 @@ def split_step(
   """Returns the time of all nodes in a step, those that died in it included.
 
   Unaccounted time is the bubble. Threads measure the parts, which may overlap a
-  little; any excess over the available time is cut, in the order of the code.
+  little; an excess over the available time is cut from `recovery` first, then
+  from `redundant`, `communication` and `useful`.
 
   Args:
     secs: Wall time of the step.

@@ -82,8 +82,8 @@ class Ledger:
   ) -> None:
     """Adds `secs` of wall time at a constant `rate`, in nodes per kind.
 
-    `num_nodes` is the number of live nodes, which are all paid for: the sum of
-    the rate's parts, and by default computed from them.
+    `num_nodes` is the number of live nodes, which are all paid for: by default
+    the sum of the rate's parts.
     """
     num_nodes = rate.total if num_nodes is None else num_nodes
     self._add(secs, [secs * n for n in rate.parts], num_nodes, num_samples)

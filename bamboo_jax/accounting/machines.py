@@ -30,7 +30,7 @@ class Machine:
   """A machine with equal GPUs.
 
   Attributes:
-    name: As given: of an instance, or of a GPU.
+    name: Name of an instance or of a GPU, as given.
     gpu: Name of the GPU in `gpus.csv`.
     num_gpus: Number of its GPUs; 1 for the name of a GPU.
     flops_per_sec: Peak of dense products of 16-bit numbers, of one GPU.
@@ -41,7 +41,7 @@ class Machine:
     pcie_bytes_per_sec: Between a GPU and host memory, each way.
     network_bytes_per_sec: Between machines. None for the name of a GPU: nodes
       share one machine, and values cross host memory.
-    efficiency: Of the roofline.
+    efficiency: Share of the roofline that programs reach.
   """
 
   name: str
@@ -58,7 +58,7 @@ class Machine:
 
   @property
   def is_instance(self) -> bool:
-    """Whether it can be rented; else it is any number of these GPUs."""
+    """Whether it is an instance that can be rented, not the name of a GPU."""
     return self.network_bytes_per_sec is not None
 
   @property
@@ -126,7 +126,7 @@ def find_peak_tflops(device_kind: str, *, dtype: str) -> float | None:
 
 
 def find_kind(device_kind: str) -> dict[str, str] | None:
-  """Returns the facts of the GPU that JAX calls so; None if not listed."""
+  """Returns the facts of the GPU of a JAX `device_kind`; None if not listed."""
   words = set(device_kind.replace("-", " ").split())
   named = {row["kind"]: row for row in _read("gpus.csv", "gpu").values()}
   fits = [k for k in named if k and words.issuperset(k.split())]
@@ -134,7 +134,7 @@ def find_kind(device_kind: str) -> dict[str, str] | None:
 
 
 def apply(workload: Mapping[str, Any], instance: str) -> dict[str, Any]:
-  """Returns the simulator's `workload`, with the hardware of `instance`.
+  """Returns a simulator's `workload` with its hardware set to `instance`.
 
   Every GPU of a node holds all parameters of its stage, so the memory limit is
   that of one GPU.

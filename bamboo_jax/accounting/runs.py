@@ -65,8 +65,9 @@ def load_account(
 
 
 def read_options(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the options of price in a run's saved config, by name.
+  """Returns the options that select a price, from a run's saved config.
 
+  They are `instance`, `market`, `prices`, `region` and `date`; None if absent.
   Raises `OSError`, or `ValueError` if the file has no section `cost`.
   """
   try:

@@ -12,7 +12,7 @@ names     messages for misspelt names
 packaged  configs and tables that come with the package
 options   options of a config checked against a function's signature
 ports     free ports of this machine
-threads   calls that may block for ever; waits for a processor
+threads   calls that may block forever; waits for a processor
 types     types that several packages share: PyTree, Place
 """
 

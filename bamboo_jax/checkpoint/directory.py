@@ -26,9 +26,11 @@ def write_part(
     *,
     step: int,
 ) -> manifest_lib.Manifest:
-  """Writes one item, which must not exist; blocks until it is on disk.
+  """Writes layers as the new directory `item` of a checkpoint; blocks.
 
-  Raises `OSError` or `ValueError` if it cannot be written.
+  `layers` are arrays by layer and name. Returns the manifest of this part of
+  the checkpoint at `path`, once all is on disk. Raises `OSError` or
+  `ValueError` if it cannot be written.
   """
   orbax_item.write_item(path / item, layers)
   entries = {
@@ -55,7 +57,7 @@ def read(
     like: Mapping[str, spec_lib.LayerState],
     names: Sequence[str],
 ) -> Contents:
-  """Reads the layers `names`.
+  """Reads some layers of the checkpoint at `path`, those in `names`.
 
   `like` has all layers of the model, with arrays or shapes as leaves. The
   result has the same structure, with numpy arrays of the same dtypes.

@@ -117,10 +117,11 @@ class Folder:
       *,
       step: int,
   ) -> manifest_lib.Manifest:
-    """Writes one item of the unfinished checkpoint `name`; blocks.
+    """Writes layers to the directory `item` of the unfinished `name`; blocks.
 
-    Each attempt has its own `name`, since writes of a failed one may still be
-    in progress. Replaces an existing item. Raises as `directory.write_part`.
+    Each attempt to save has its own `name`, since writes of a failed one may
+    still be in progress. Replaces an existing `item`. For the other arguments,
+    the result and exceptions see `directory.write_part`.
     """
     path = self._unfinished(name)
     try:

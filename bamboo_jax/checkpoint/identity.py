@@ -13,11 +13,11 @@ _LATER_BITS = "later steps can differ in bits from a run without the change"
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-  """A setting that differs from that of the run that made a checkpoint.
+  """A setting with another value than in the run that wrote a checkpoint.
 
   Attributes:
-    key: Option of the config, or setting of the environment; all those that
-      the checkpoint does not record, comma separated.
+    key: Option of the config, or setting of the environment; or, separated by
+      commas, all settings that the checkpoint does not record.
     old: Value in the checkpoint, or `UNKNOWN`.
     new: Value now.
     changes_bits: Whether parameters will differ from those of a run without the
@@ -81,9 +81,10 @@ class Identity:
   def check(
       self, meta: Mapping[str, Any], *, step: int, where: str
   ) -> tuple[Change, ...]:
-    """Raises `base.CheckpointError` if `meta` is of another run.
+    """Returns the permitted differences between this run and a checkpoint.
 
-    Returns the other differences. `meta` may have more keys than `describe`.
+    `meta` is its description, with at least the keys of `describe`. Raises
+    `base.CheckpointError` if it is of another run.
     """
     wanted = self.describe(step)
     for name in ("rounding", "config"):

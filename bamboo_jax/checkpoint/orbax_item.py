@@ -41,7 +41,7 @@ _OF_SYSTEM = frozenset(
 
 
 def write_item(path: pathlib.Path, layers: Arrays) -> None:
-  """Writes an item to `path`, which must not exist; blocks.
+  """Writes arrays of layers to a directory, which must not exist; blocks.
 
   Arrays without elements are omitted, as Orbax cannot store them. Raises
   `OSError` or `ValueError` if it cannot be written.

@@ -52,7 +52,10 @@ class Report:
 
 
 def plan_save(name: str, step: int, owners: Sequence[Sequence[int]]) -> Save:
-  """Returns the division of work; `owners` by pipeline and stage."""
+  """Returns which stages each member writes.
+
+  `owners` are the members that host each stage, by pipeline.
+  """
   stages: dict[int, tuple[int, ...]] = {}
   for stage in range(len(owners[0])):
     member = owners[stage % len(owners)][stage]

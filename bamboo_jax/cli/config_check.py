@@ -23,7 +23,7 @@ class _OrNone(flags.ArgumentParser[Any]):
     self.syntactic_help = parser.syntactic_help
 
   def parse(self, argument: Any) -> Any:
-    """Returns the value of an argument; raises as the other parser."""
+    """Returns None for "None", else the value of the wrapped parser."""
     return None if argument == "None" else self._parser.parse(argument)
 
   def flag_type(self) -> str:
@@ -83,7 +83,11 @@ def check_key(key: str, section: Any) -> None:
 
 
 def fill(config: Any, values: Mapping[str, Any]) -> Any:
-  """Sets all values of a config, whose options are replaced; returns it."""
+  """Sets options of a config in place and returns it.
+
+  `values` are nested like `config`; the free-form sections of `base.OPTIONS`
+  are replaced as a whole.
+  """
   for key, value in values.items():
     if isinstance(value, dict) and key not in base.OPTIONS:
       fill(config[key], value)

@@ -121,7 +121,7 @@ class Client:
   wait_facts = _blocking(client_state.ClientState.wait_facts, on_purpose=True)
 
   def adopt(self, view: views.View) -> None:
-    """Works in a view from now on."""
+    """Makes `view` the one that this worker works in."""
     with self._changed:
       self._state.adopt(view)
       for number in [n for n in self._arrived if n < view.number - _NUM_OLD]:

@@ -21,7 +21,7 @@ Wait = Generator[tuple[Callable[[], bool], float | None], bool | None, Any]
 
 
 class ClientState:
-  """The worker of node `number`; `adopted` is the view it works in.
+  """What the worker of node `number` knows; `adopted` is the view it works in.
 
   `step` is the last step that is known here, for logs.
   """
@@ -99,7 +99,7 @@ class ClientState:
     self._send(messages.Post(view, key, value))
 
   def adopt(self, view: views.View) -> None:
-    """Works in a view from now on."""
+    """Makes `view` the one that this worker works in."""
     self.adopted = view
     for entry in [e for e in self._gathered if e[0] < view.number]:
       del self._gathered[entry]
@@ -110,7 +110,7 @@ class ClientState:
     self._stop_if_lost()
 
   def beat(self) -> None:
-    """Sends a heartbeat; adds what the worker waits for if that lasts."""
+    """Sends a heartbeat; includes what the worker waits for, if for long."""
     self._doubt_if_away()
     self._beat_secs = self._now()
     is_idle = self._progress == self._last_progress
@@ -132,7 +132,7 @@ class ClientState:
   # Waits.
 
   def on_purpose(self, wait: Wait) -> Wait:
-    """Waits, marked as idle on purpose."""
+    """Runs `wait`; meanwhile heartbeats report an intentionally idle worker."""
     self._is_waiting = True
     try:
       return (yield from wait)

@@ -61,7 +61,8 @@ class Limits:
 class Silence:
   """Watches the heartbeats of one node.
 
-  The limit is `factor` times the longest recent gap, within the other two.
+  The limit is `factor` times the longest recent gap, but at least `least_secs`
+  and at most `most_secs`.
   """
 
   def __init__(

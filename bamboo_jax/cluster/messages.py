@@ -86,7 +86,7 @@ class Notice:
 class Gone:
   """The sender is no longer a member; if `is_workerless`, its agent is alive.
 
-  `silent_secs` is for how long its worker was silent; None if it left.
+  `silent_secs`: how long its worker had been silent; None if it left on notice.
   """
 
   reason: str
@@ -201,7 +201,8 @@ class StillMember:
 class Silent:
   """For how long the nodes that a view removes had been silent.
 
-  By number; in seconds until the agent adopted `view`. Sent before the view.
+  `secs` are by number of the node, until the agent adopted `view`. Sent before
+  the view.
   """
 
   view: int

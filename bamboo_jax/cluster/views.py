@@ -100,7 +100,7 @@ def find_successor(adopted: View, later: Iterable[View]) -> View | None:
 def is_minority(view: View, successor: View) -> bool:
   """Returns whether fewer than half of the members of `view` stay.
 
-  The proposer may be the one that is cut off.
+  If so, the node that proposed `successor` may itself be the one cut off.
   """
   return 2 * len(view.numbers & successor.numbers) < len(view.members)
 
@@ -138,7 +138,7 @@ def answer(view: View, name: str) -> View:
 
 
 def void(before: View) -> View:
-  """Returns the replacement if the view after `before` is damaged."""
+  """Returns the view that replaces the one after `before`, which is damaged."""
   words = f"the file of view {before.number + 1} is damaged, and does not count"
   if before.members:
     return repeat(before, words)

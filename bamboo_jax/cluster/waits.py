@@ -28,14 +28,15 @@ class Waits:
   channels: tuple[str, ...]
 
   def render(self) -> str:
-    """Returns a line of a log."""
+    """Returns the waits as a line for a log, which `parse` reads."""
     return _MARK + json.dumps(dataclasses.asdict(self))
 
 
 def tell_on_signal(number: int, begun: Callable[[], channel_lib.Begun]) -> None:
-  """Answers SIGUSR2 from now on; call in the main thread.
+  """Makes SIGUSR2 write the `Waits` of this node to stderr, its log.
 
-  `begun` returns the open transfers; it is called in another thread.
+  Call in the main thread. `begun` returns the open transfers; it is called in
+  another thread.
   """
   end, own = os.pipe()
   os.set_blocking(own, False)
@@ -55,7 +56,7 @@ def tell_on_signal(number: int, begun: Callable[[], channel_lib.Begun]) -> None:
 
 
 def parse(text: str) -> Waits | None:
-  """Returns the last answer in a part of a log; None without one."""
+  """Returns the last rendered `Waits` in a part of a log; None without one."""
   found = [l for l in text.splitlines() if l.startswith(_MARK)]
   if not found:
     return None
@@ -66,7 +67,7 @@ def parse(text: str) -> Waits | None:
 
 
 def describe(waits: Iterable[Waits], names: Mapping[int, str]) -> list[str]:
-  """Returns a line for each worker, then those that others wait for.
+  """Returns a line for each worker, then one of the nodes that block others.
 
   `names` has the node of each number; others are shown by number.
   """

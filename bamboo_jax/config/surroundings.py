@@ -94,7 +94,7 @@ class Checkpoint(Section, path="config.checkpoint"):
 
 @dataclasses.dataclass(frozen=True)
 class Cluster(Section, path="config.cluster"):
-  """Real nodes; see docs/guides/cluster.md."""
+  """Detection of failures among real nodes; see docs/guides/cluster.md."""
 
   heartbeat_secs: float = option(0.1, "Between two signs of life.")
   stopped_secs: float = option(1.0, "A worker stopped for longer is killed.")

@@ -14,7 +14,7 @@ from bamboo_jax.config.section import Section
 
 @dataclasses.dataclass(frozen=True)
 class Model(Section, path="config.model"):
-  """What is trained."""
+  """The model to train."""
 
   name: str = option(
       "gpt2",
@@ -30,7 +30,7 @@ class Model(Section, path="config.model"):
 
 @dataclasses.dataclass(frozen=True)
 class Data(Section, path="config.data"):
-  """On what it is trained."""
+  """The data to train on."""
 
   name: str = option(
       "stdlib_text",
@@ -112,7 +112,7 @@ class Mesh(Section, path="config.node.mesh"):
 
 @dataclasses.dataclass(frozen=True)
 class Node(Section, path="config.node"):
-  """On GPUs; see docs/guides/gpu.md."""
+  """The devices of a node; see docs/guides/gpu.md."""
 
   deterministic: bool = option(True, "Programs repeat their bits; costs time.")
   mesh: Mesh = part(Mesh)

@@ -24,7 +24,8 @@ class Document:
 class Entry:
   """Manifest entry of a file.
 
-  `sha256` is hexadecimal; with the prefix "samples:" that of parts of the file.
+  `sha256` is hexadecimal; with the prefix "samples:" it covers parts of the
+  file only.
   """
 
   name: str
@@ -40,7 +41,7 @@ class Manifest:
 
   @property
   def num_bytes(self) -> int:
-    """Size of the text."""
+    """Size of all documents, in bytes."""
     return sum(entry.num_bytes for entry in self.entries)
 
   @functools.cached_property
@@ -70,7 +71,7 @@ def make_manifest(documents: Sequence[Document]) -> Manifest:
 
 
 def join_manifests(manifests: Sequence[Manifest | None]) -> Manifest:
-  """Returns the manifest of all files."""
+  """Returns one manifest of all files; None stands for no files."""
   return Manifest(tuple(e for m in manifests if m for e in m.entries))
 
 

@@ -78,7 +78,7 @@ class Chain:
   def walk(
       self, length: int, stream: int, indices: Sequence[int], *, seed: int
   ) -> dict[str, np.ndarray]:
-    """Returns "inputs" and "targets", int32 [S, L] each."""
+    """Returns walks `indices` as "inputs" and "targets", int32 [S, L] each."""
     next_VB, upper_VB = self.table
     count = length + 1
     bits_SL = draws.bits_of_samples(seed, indices, count=count, stream=stream)

@@ -25,7 +25,7 @@ def make_mixture(
 ) -> samples.Source:
   """Returns samples of all sources, in proportion to `weights`.
 
-  Held-out samples are those of the sources in turn, as many of each.
+  Held-out samples are taken from the sources in turn, the same number of each.
 
   Raises:
     ValueError: A weight is negative or too small, or all are 0.
@@ -37,7 +37,7 @@ def make_mixture(
 
   @functools.lru_cache(maxsize=4)
   def table(seed: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the source of each sample of a block, and its number there."""
+    """Returns the source of each sample in a block, and its index there."""
     slots = draws.permute(seed, _FIRST + block, np.arange(_BLOCK), size=_BLOCK)
     parts_B = np.searchsorted(np.cumsum(counts), slots, side="right")
     numbers_B = np.zeros(_BLOCK, np.int64)

@@ -39,9 +39,9 @@ def make_pairs(
     heldout_fraction: float,
     **facts: Any,
 ) -> samples.Source:
-  """Returns "source", "inputs" and "targets" of pairs, int32 [S, L] each.
+  """Returns a source of "source", "inputs" and "targets", int32 [S, L] each.
 
-  `inputs` are the target sentence after a 0; `targets` are padded with -1,
+  "inputs" are the target sentence after a 0; "targets" are padded with -1,
   which the loss ignores. The last pairs are held out; pairs with a sentence of
   more than `sequence_length` tokens, its end included, are dropped. `facts` are
   other fields of the source.

@@ -23,8 +23,9 @@ class Prefetcher:
 
   It prepares and keeps the microbatches of the last requested step and of
   `num_steps_ahead` later ones; those of the previous step are kept, too. Slow
-  arrays, such as images, are prepared only if they were requested at the same
-  place of an earlier step: no other stage reads them here. Thread-safe.
+  arrays, such as images, are prepared only for microbatches of which they were
+  requested in an earlier step, as other processes may read the rest.
+  Thread-safe.
   """
 
   def __init__(

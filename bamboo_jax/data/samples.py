@@ -31,8 +31,8 @@ class Source:
     vocab_size: Exclusive bound of tokens, or of labels of images; None if the
       samples have neither.
     special: Padding, [CLS], [SEP] and [MASK] if its tokens have them.
-    count_epochs: Epochs by name of a source after a number of samples, of a
-      mixture; None: one source.
+    count_epochs: For a mixture, returns the epochs of each of its sources, by
+      name, after a number of samples; else None.
   """
 
   fingerprint: Mapping[str, Any]

@@ -32,7 +32,7 @@ def make_stripes(
     noise: int = 64,
     num_heldout: int = 1024,
 ) -> samples.Source:
-  """Returns "images", uint8 [S, H, W, 3], and "labels", int32 [S].
+  """Returns a source of "images", uint8 [S, H, W, 3], and "labels", int32 [S].
 
   `noise` is the maximum error of a pixel, of 255; the stripes differ by 64 grey
   levels. No image repeats.

@@ -42,7 +42,7 @@ class Vocabulary(Protocol):
   in_pieces: bool
 
   def encode_texts(self, texts: Sequence[str]) -> list[Sequence[int]]:
-    """Returns the tokens of each text, without an end."""
+    """Returns the tokens of each text, without the end token."""
 
 
 class ByteVocabulary:
@@ -93,7 +93,7 @@ class TokenizerFile:
     }
 
   def encode_texts(self, texts: Sequence[str]) -> list[Sequence[int]]:
-    """Returns the tokens of each text, without an end."""
+    """Returns the tokens of each text, without the end token."""
     found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     return [encoding.ids for encoding in found]
 
@@ -122,7 +122,7 @@ class SentencePieces:
     }
 
   def encode_texts(self, texts: Sequence[str]) -> list[Sequence[int]]:
-    """Returns the tokens of each text, without an end."""
+    """Returns the tokens of each text, without the end token."""
     tokens: list[Sequence[int]] = self._model.encode(list(texts))
     return tokens
 
@@ -149,7 +149,7 @@ def check_size(
     path: str | os.PathLike[str] | None,
     vocab_size: int | None,
 ) -> None:
-  """Raises `base.DataError` if the one at `path` has too many tokens."""
+  """Raises `base.DataError` if a vocabulary has over `vocab_size` tokens."""
   if vocab_size is not None and vocabulary.vocab_size > vocab_size:
     raise base.DataError(
         f"The tokenizer {path or 'of bytes'} has vocab_size="
@@ -171,10 +171,10 @@ def find_file(path: str | os.PathLike[str]) -> pathlib.Path:
 def encode(
     vocabulary: Vocabulary, documents: Sequence[corpus.Document]
 ) -> np.ndarray:
-  """Returns the tokens of all documents, each with its end, [tokens].
+  """Returns the tokens of all documents, each with its end token, [tokens].
 
-  The dtype is the smallest unsigned one. Only bytes take any content; others
-  raise `base.DataError` for a document that is not UTF-8.
+  The dtype is the smallest unsigned one. Any vocabulary but that of bytes
+  raises `base.DataError` for a document that is not UTF-8.
   """
   if isinstance(vocabulary, ByteVocabulary):
     content = b"".join(document.content + b"\0" for document in documents)

@@ -42,7 +42,7 @@ def is_folder(path: str | os.PathLike[str]) -> bool:
 
 
 def read_config(path: str | os.PathLike[str]) -> Adapters:
-  """Translates adapter_config.json.
+  """Returns the content of the adapter_config.json in a folder.
 
   Raises `base.CheckpointError` if it is damaged, has settings that our models
   lack, or names a model that is not on this machine.

@@ -31,7 +31,10 @@ _NAMES = (
 
 
 def copy(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
-  """Copies the files that exist to `out`; raises `OSError`."""
+  """Copies a tokenizer and settings from `source` to `out`, if they exist.
+
+  Raises `OSError`.
+  """
   for name in _NAMES:
     file = pathlib.Path(source, name)
     if file.is_file():
@@ -39,7 +42,7 @@ def copy(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
 
 
 def has_any(folder: str | os.PathLike[str]) -> bool:
-  """Returns whether a folder has such files."""
+  """Returns whether a folder has a tokenizer or settings of generation."""
   return any(pathlib.Path(folder, name).is_file() for name in _NAMES)
 
 

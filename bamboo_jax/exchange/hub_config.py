@@ -183,7 +183,7 @@ class Options(NamedTuple):
 
 
 def read_options(family: Family, config: Mapping[str, Any]) -> Options:
-  """Translates the contents of a config.json."""
+  """Returns the options of our models that a config.json stands for."""
   found: dict[str, Any] = {
       "tie_word_embeddings": family.options is not _LLAMA_OPTIONS,
       **config,

@@ -44,7 +44,10 @@ def is_hub_folder(path: str | os.PathLike[str]) -> bool:
 def read_options(
     path: str | os.PathLike[str], family: hub_config.Family
 ) -> hub_config.Options:
-  """Translates config.json; raises `base.CheckpointError` if it is damaged."""
+  """Returns our options for the config.json in a folder.
+
+  Raises `base.CheckpointError` if it is damaged.
+  """
   file = pathlib.Path(path, "config.json")
   config = read_json(file)
   try:

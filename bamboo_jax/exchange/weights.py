@@ -56,13 +56,8 @@ def import_folder(
 ) -> model_lib.Model:
   """Imports a folder of `transformers` or `peft` as the checkpoint `out`/0.
 
-  The tokenizer files are copied to `out`.
-
-  Args:
-    name: Name of the model in `zoo`.
-
-  Returns:
-  The model, with the sizes of config.json.
+  Copies its tokenizer files to `out`. Returns the model, with the sizes of
+  config.json; `name` is that of the model in `zoo`.
 
   Raises:
     ValueError: The checkpoint exists already.

@@ -119,8 +119,9 @@ def run(
 def make_sweep(config: build.Config, trace: str | None) -> Iterator[Play]:
   """Yields the plays beside the main trace.
 
-  None if the sweep is over the generation of traces and there is a file. Raises
-  `ValueError` if the swept field does not exist, or a value does not fit it.
+  There are none if the sweep is over the generation of traces but the trace is
+  a file. Raises `ValueError` if the swept field does not exist, or a value does
+  not fit it.
   """
   sweep = config["sweep"]
   field, values = sweep["field"], sweep["values"]
@@ -168,10 +169,14 @@ def _find_field(config: build.Config, field: str) -> tuple[Any, str, Any]:
 
 
 class Played(NamedTuple):
-  """A job's outcomes, its CPU time, and that of its last trace once more.
+  """The outcomes of a job, and how long it took.
 
-  All plans of that trace are cached then. Only the job with the main trace has
-  events of that kind.
+  Attributes:
+    outcomes: One for each play.
+    cpu_secs: CPU time of all plays.
+    again_cpu_secs: For the job with the main trace: CPU time of a second play
+      of it, when all plans are cached.
+    num_again_events: Number of events in that second play.
   """
 
   outcomes: list[loop.Outcome]

@@ -89,7 +89,10 @@ def _inputs(config: Mapping[str, Any], trace_name: str) -> list[str]:
 
 
 def make_course(outcome: loop.Outcome) -> content.Course:
-  """Returns the course of a run whose moments were kept."""
+  """Returns the course of a simulated run, for a figure; needs its moments.
+
+  See `keep_moments` of `loop.simulate`.
+  """
   account, moments = outcome.account, outcome.moments
   secs = [0.0, *(m.secs for m in moments), account.secs]
   num_nodes = [0, *(m.num_nodes for m in moments)]

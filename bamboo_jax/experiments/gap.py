@@ -83,7 +83,7 @@ def worst_gap(
     accounts: Sequence[account_lib.Account],
     rivals: Sequence[Sequence[account_lib.Account]],
 ) -> float:
-  """Returns the largest gap of a seed to its best rival, in percent of it."""
+  """Returns the largest gap of a seed to its best rival, in percent of that."""
   seeds = zip(*rivals, strict=True)
   best = [max(rival.value for rival in of_seed) for of_seed in seeds]
   pairs = zip(accounts, best, strict=True)

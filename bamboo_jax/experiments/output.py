@@ -29,7 +29,7 @@ class Estimate:
   num_runs: int
 
   def at(self, rate: float) -> content.Point:
-    """Returns the point of a curve."""
+    """Returns the estimate as a point of a curve, at a preemption rate."""
     half, low, high = self.half_width, None, None
     if half is not None:
       low, high = self.mean - half, self.mean + half

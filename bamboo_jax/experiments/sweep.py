@@ -1,7 +1,7 @@
 """Runs independent jobs: on all cores, on a Dask cluster, or in shards.
 
 A job is a plain value, a *sweep* applies one function of a module to all jobs.
-Results come in the order of the jobs, whoever computed them, so that tables and
+Results are in the order of the jobs, on any worker, so that tables and
 numbers are the same however a sweep was split:
 
     jobs     0  1  2  3  4  5  6        --shard=1/2: 0 2 4 6, --shard=2/2: 1 3 5
@@ -109,7 +109,7 @@ class Where:
       )
 
   def clear(self) -> None:
-    """Removes the results, once what is made of them has been written."""
+    """Removes the kept results; call once their summary has been written."""
     if self.folder is not None:
       shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -126,11 +126,12 @@ def run(
     num_runs: Callable[[_Job], int] = lambda job: 1,
     describe: Callable[[_Job], Mapping[str, str | float]] | None = None,
 ) -> Iterator[_Result]:
-  """Yields the results of `function`, of a module, in the order of `jobs`.
+  """Yields the results of `function` on `jobs`, in their order.
 
-  Shows the number of finished runs of all jobs, labelled `describe`; without
-  it, only on a terminal. The file of a result is found again by the same code
-  for an equal job (by its `repr`) with equal `inputs`, such as hashes of files.
+  `function` is a module-level function, as processes import it. Shows the
+  number of finished runs (`num_runs` of each job), labelled `describe`; without
+  labels, only on a terminal. A kept result is reused by the same code for an
+  equal job (by its `repr`) with equal `inputs`, such as hashes of files.
 
   Raises:
     ShardEnd: All jobs of the shard are done; none is yielded.
@@ -345,7 +346,7 @@ def _check_versions(
 
 @functools.cache
 def versions() -> dict[str, str]:
-  """Returns what results depend on besides jobs: code and libraries."""
+  """Returns the versions of code and libraries, on which results depend."""
   folders = [_PACKAGE]
   if not (_PACKAGE / "launch").is_dir():
     folders += [_PACKAGE.parent / name for name in _BESIDE]

@@ -18,7 +18,10 @@ class Unused(NamedTuple):
 def find_unused(
     config: build.Config, *, trace: str | None, given: Collection[str]
 ) -> Unused:
-  """Returns the `given` keys without an effect, for the first such reason."""
+  """Returns keys among `given` without an effect that share a reason.
+
+  If there are several reasons, only the first counts; empty without any.
+  """
   for keys, when in _rules(config, trace):
     found = [
         key

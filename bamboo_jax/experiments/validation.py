@@ -114,7 +114,7 @@ def _mean_step(
 def of_run(
     run: run_times.RunTimes, price: prices_lib.Price, *, market: str
 ) -> Side:
-  """Returns the side of a run."""
+  """Returns a measured run in the form in which it is compared."""
   boots = run.boot_secs
   return Side(
       num_steps=len(run.steps),
@@ -202,9 +202,9 @@ def _events(
 
 
 def compare(predicted: Side, run: Side) -> list[dict[str, Any]]:
-  """Returns rows of predicted and measured values, and the error.
+  """Returns rows of predicted and measured values, with the error as "off".
 
-  `off` is in percent of the measured value, of shares in points.
+  It is in percent of the measured value; for shares, in percentage points.
   """
   rows = [
       _row("steps", predicted.num_steps, run.num_steps),
@@ -283,7 +283,7 @@ def _row(
 
 
 def summarize(predicted: Side, run: Side) -> str:
-  """Returns the last line: the errors of sums in percent."""
+  """Returns a line with the errors of steps, pauses and dollars in percent."""
   offs = [row["off"] or 0.0 for row in compare(predicted, run)[:3]]
   names = ("steps_off_pct", "pauses_off_pct", "dollars_off_pct")
   pairs = zip(names, offs, strict=True)

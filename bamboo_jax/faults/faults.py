@@ -53,7 +53,7 @@ class Fault:
       most the length of the row; or one of `PHASES`; or None: at any time.
     kind: One of `KINDS`.
     line: Line number in the file, which identifies the fault.
-    slow: By how much and until when, of the kind "slow".
+    slow: For the kind "slow": by how much and until when.
   """
 
   step: int

@@ -25,9 +25,9 @@ def make_random_kills(
 
   Args:
     num_kills: From 1 to `(num_steps - 1) / 2`.
-    kinds: Kinds drawn from, of `faults.KINDS` but "join". No node joins after
-      "all", because the agents then restart their workers, nor after "slow",
-      which ends in the step in which one would.
+    kinds: Kinds to draw from, those of `faults.KINDS` except "join". No node
+      joins after "all", because the agents then restart their workers, nor
+      after "slow", which ends in the step in which a node would join.
 
   Raises:
     ValueError: `num_kills` or a kind is out of range.

@@ -13,7 +13,7 @@ class Slow:
 
   Attributes:
     factor: How many times as long they take, above 1.
-    until: The step in which they take their usual time again; None: none.
+    until: The step in which they take their usual time again; None: never.
   """
 
   factor: float = 5.0

@@ -58,7 +58,7 @@ class Findings:
       host to host.
     unknown_loops: Loops without a known trip count, in one run of the loop
       around them.
-    flops: Operations of products; attention in full.
+    flops: Operations of products; attention without regard to masks.
     secs: Roofline time.
   """
 

@@ -39,9 +39,9 @@ class Instruction:
   """One operation.
 
   Attributes:
-    shapes: Arrays that it returns; those of tuples, flat.
+    shapes: Arrays that it returns; tuples are flattened.
     operands: Names of instructions of the same computation.
-    text: Attributes, as they stand.
+    text: Attributes, not parsed.
     index: Position of a parameter; None for others.
   """
 
@@ -93,7 +93,7 @@ class Computation:
 
   @functools.cached_property
   def by_name(self) -> Mapping[str, Instruction]:
-    """Its instructions."""
+    """The instructions by name."""
     return {i.name: i for i in self.instructions}
 
   @property

@@ -75,7 +75,6 @@ def make_devices(description: str, count: int) -> list[jax.Device]:
 
   Args:
     description: See `targets.Gpu`.
-    count: Number of GPUs.
 
   Raises:
     RuntimeError: XLA cannot read the description.
@@ -89,11 +88,10 @@ def make_devices(description: str, count: int) -> list[jax.Device]:
 
 
 def prepare(flags: str = "") -> None:
-  """Readies JAX; call before it starts, if there is no `find_reason`.
+  """Prepares JAX to compile for GPUs, with `flags` added to those of XLA.
 
-  `flags` are added to those of XLA.
-
-  From now on attention of cuDNN is compiled without cuDNN.
+  Call it before JAX starts, and only if `find_reason` returns None. From now on
+  attention of cuDNN is compiled without cuDNN installed.
   """
   given = os.environ.get("XLA_FLAGS", "")
   os.environ["XLA_FLAGS"] = f"{given} {flags}".strip()

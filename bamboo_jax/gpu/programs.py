@@ -49,7 +49,7 @@ class Memory:
 
   @property
   def total(self) -> int:
-    """All on the device."""
+    """All memory on the device, in bytes."""
     return self.arguments + self.outputs - self.donated + self.temp
 
 
@@ -59,10 +59,10 @@ class Program:
 
   Attributes:
     owner: Its unit, by the name of the first layer, or "pipeline".
-    name: Of `runtime.stage.programs`, or "segment".
-    memory: On one device.
-    module: Its text, parsed.
-    findings: On the target.
+    name: Name in `runtime.stage.programs`, or "segment".
+    memory: Memory on one device.
+    module: Its optimised code.
+    findings: Counts and times on the target GPU.
   """
 
   owner: str
@@ -83,10 +83,8 @@ def compile_units(
   """Yields the programs of each kind of unit, once, with a unit of the kind.
 
   Args:
-    config: The options of the run.
     task: Model and batch.
     plan: Its partition counts.
-    gpu: The target.
     names: Of programs; None: those that the config needs.
   """
   place, seen = make_place(config, gpu), set()
@@ -110,7 +108,10 @@ def compile_segments(
     *,
     rest: bool = True,
 ) -> Iterator[Program]:
-  """Yields the program of a segment, and with `rest` that after a death."""
+  """Yields the program of a segment of the SPMD executor.
+
+  With `rest`, then also the program that finishes a step after a death.
+  """
   devices = private.make_devices(gpu.description, plan.num_stages)
   segments = executors.make_segments(config, task, plan, devices)
   for name, program in segments.items():

@@ -113,10 +113,10 @@ def find_memory(
 def find_segment_memory(
     plan: planner.Plan, programs: Sequence[programs_lib.Program]
 ) -> list[StageMemory]:
-  """Returns the memory of each stage where passes are segments.
+  """Returns the memory of each stage if passes run as segments (SPMD).
 
-  Beside a segment, whose weights are copies, a node holds its state and that of
-  its replica.
+  During a segment, whose weights are copies, a node also holds its state and
+  that of its replica.
   """
   largest = max(programs, key=lambda program: program.memory.total)
   return [
@@ -154,10 +154,10 @@ def price(
     link_bytes_per_sec: float,
     host_bytes_per_sec: float,
 ) -> cost_model.Profile:
-  """Returns a profile with the roofline times of programs.
+  """Returns `profile` with the roofline times of compiled programs.
 
-  The time of a unit is divided among its layers as it was before. Redundant
-  passes are forward passes, and the copies that the plan chooses.
+  The time of a unit is divided among its layers as it was before. A redundant
+  pass costs a forward pass, and the copies of residuals that the plan chooses.
   """
   layers = list(profile.layers)
   for unit in units:
@@ -237,7 +237,7 @@ def _link_rate(config: config_lib.Config) -> float:
 
 
 def render_program(program: programs_lib.Program) -> tuple[str, ...]:
-  """Returns the cells of a program, in the order of `header`."""
+  """Returns the cells of a program in the table of programs."""
   memory, found = program.memory, program.findings
   counts = lambda d: " ".join(f"{n} {k}" for k, n in sorted(d.items())) or "-"
   hidden = f"{found.hidden_host_bytes / max(1, found.host_bytes):.0%}"

@@ -23,7 +23,7 @@ class Gpu:
   """A GPU.
 
   Attributes:
-    name: Of the table, such as "H100 80G".
+    name: Name in the table, such as "H100 80G".
     memory_bytes: Memory that programs can have.
     flops_per_sec: Peak of dense products of bfloat16.
     memory_bytes_per_sec: Peak of its memory.

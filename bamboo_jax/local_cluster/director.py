@@ -113,9 +113,10 @@ class Director:
       raise ValueError(f"There is no {what} {node!r} with a worker.")
 
   def call_next(self) -> bool:
-    """Starts the joins of the next step that has any; False if none is left.
+    """Starts the nodes that join in the next step that has joins.
 
-    For a cluster without a live worker, which would report them.
+    Returns False if no joins remain. For a cluster without a live worker, which
+    would report that they are due.
     """
     with self._lock:
       joins = [f for f in self._faults.values() if f.kind == "join"]
@@ -218,7 +219,7 @@ class Director:
       return bool(victims)
 
   def _suspend_often(self, worker: _Worker, factor: float) -> None:
-    """Lets a worker run in one of `factor` parts of its time, until it ends."""
+    """Suspends a worker so that it runs 1 / `factor` of the time."""
     is_slow = worker.number in self._slow
     self._slow[worker.number] = factor
     if not is_slow:

@@ -17,7 +17,14 @@ _PATIENCE_SECS = 3.0
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """The answer of a worker: its stacks; `waits` is None if it hangs."""
+  """The answer of a worker about its state, from its log.
+
+  Attributes:
+    name: Its node.
+    pid: Its process.
+    stacks: Python stacks of its threads; "" if it is stopped.
+    waits: The nodes it waits for; None if it hangs or is stopped.
+  """
 
   name: str
   pid: int
@@ -26,7 +33,7 @@ class Answer:
 
 
 def find_workers(logs: pathlib.Path) -> dict[str, int]:
-  """Returns the processes that write the logs of workers, by node."""
+  """Returns the process ids of the workers that log to `logs`, by node."""
   found = {}
   for process in pathlib.Path("/proc").glob("[0-9]*"):
     with contextlib.suppress(OSError):  # It has ended, or is another user's.
@@ -43,7 +50,14 @@ def ask(
     *,
     patience_secs: float = _PATIENCE_SECS,
 ) -> list[Answer]:
-  """Returns the answers of workers that answer within `patience_secs`."""
+  """Signals workers to log stacks and waits; returns these as answers.
+
+  Blocks until all have answered, for at most `patience_secs`.
+
+  Args:
+    workers: Process ids by node, see `find_workers`.
+    logs: Folder of their logs.
+  """
   files = {name: logs / f"{name}.log" for name in workers}
   sizes = {name: file.stat().st_size for name, file in files.items()}
   for pid in workers.values():
@@ -70,7 +84,7 @@ def _find_stacks(text: str) -> str:
 
 
 def render(answers: Iterable[Answer]) -> list[str]:
-  """Returns the stacks of each worker, then who waits for whom."""
+  """Returns as lines the stacks of each worker, then which waits for which."""
   answers = list(answers)
   lines = []
   for one in answers:

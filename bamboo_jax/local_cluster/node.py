@@ -35,7 +35,10 @@ def make_options(
     name: str,
     **given: Any,
 ) -> state_lib.Options:
-  """Returns the options of an agent, with `given`; makes its log folder."""
+  """Returns the options of an agent of a run; makes the folder of its log.
+
+  `given` are fields of `state.Options` that do not follow from the others.
+  """
   logs = pathlib.Path(workdir) / "logs"
   logs.mkdir(parents=True, exist_ok=True)
   return state_lib.Options(

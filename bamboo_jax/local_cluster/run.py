@@ -369,7 +369,7 @@ def _prepare(config: config_lib.Config) -> bool:
 class TracePlayer:
   """Replays a trace; the caller passes the time and carries out the events.
 
-  `names` has the name in the run of each node of the trace.
+  `names` maps the nodes of the trace to the names of nodes in the run.
   """
 
   def __init__(self, replay: replay_lib.Replay, first: list[str]) -> None:

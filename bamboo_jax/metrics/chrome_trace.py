@@ -40,10 +40,10 @@ def write(path: str | os.PathLike[str], steps: Iterable[TracedStep]) -> None:
 
 
 def read_last(path: str | os.PathLike[str]) -> TracedStep:
-  """Returns the last step in a file of `write`, number 0 if there is none.
+  """Returns the last step in a file of `write`, or one with number 0.
 
-  It starts at 0; slots have no meanings. Raises `OSError`, and `ValueError` for
-  another file.
+  It starts at 0, and the `meaning` of its slots is empty. Raises `OSError`, and
+  `ValueError` for another file.
   """
   try:
     events = json.loads(pathlib.Path(path).read_text())["traceEvents"]

@@ -97,7 +97,7 @@ class MetricsWriter:
 
 
 class NewLines(NamedTuple):
-  """Lines since the last call, and whether they are of another file."""
+  """The lines since the last call, and whether the file was replaced."""
 
   is_replaced: bool
   lines: tuple[Line, ...]
@@ -111,7 +111,7 @@ class MetricsReader:
     self._file: BinaryIO | None = None  # Keeps its inode number.
 
   def read(self) -> NewLines:
-    """Returns the lines since the last call, all of a replaced file.
+    """Returns the lines since the last call; of a replaced file, all lines.
 
     Raises like `read_lines`.
     """

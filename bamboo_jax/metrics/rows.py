@@ -61,7 +61,7 @@ def unpack(rows: Iterable[Row]) -> list[slot_lib.Slot]:
 
 
 def write(path: pathlib.Path, steps: Iterable[Rows]) -> None:
-  """Replaces a file; raises `OSError`."""
+  """Writes steps to a file, which is replaced; raises `OSError`."""
   text = json.dumps([vars(rows) for rows in steps], separators=(",", ":"))
   base.write_atomically(path, text + "\n", sync=False)
 

@@ -118,7 +118,7 @@ class LinenLayer:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-  """First argument of a function of `make_layer`: makes parameters and keys."""
+  """Gives a function of `make_layer` its parameters and random keys."""
 
   module: nn.Module
   train: bool

@@ -31,9 +31,9 @@ class Pace:
   """Minimum time of a layer's passes for one microbatch.
 
   Attributes:
-    forward_ms: Mean of that of a forward pass.
-    backward_ms: Mean of that of a backward pass.
-    jitter: Fraction by which a pass differs from the mean, at most.
+    forward_ms: Mean over forward passes.
+    backward_ms: Mean over backward passes.
+    jitter: Maximum deviation of a pass from the mean, as a fraction.
   """
 
   forward_ms: float
@@ -41,7 +41,7 @@ class Pace:
   jitter: float = 0.0
 
   def vary(self, ms: float, key: str) -> float:
-    """Returns a time around `ms`, always the same for a key."""
+    """Returns a random time around `ms`, which depends only on `key`."""
     if not self.jitter:
       return ms
     return ms * random.Random(key).uniform(1 - self.jitter, 1 + self.jitter)
@@ -222,7 +222,7 @@ def apply_range(
       equal layers elsewhere in the model can share a program.
 
   Returns:
-  The output of the last of these layers, and their statistics by name.
+    The output of the last of these layers, and their statistics by name.
   """
   new_stats = {}
   index = first if index is None else index

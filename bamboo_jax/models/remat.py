@@ -22,7 +22,7 @@ POLICIES: Mapping[str, Callable[..., Any] | None] = {
 
 
 def of_units(remat: str) -> str:
-  """Returns the policy for a whole unit."""
+  """Returns the policy for whole units; "full" if it differs by layer."""
   return "full" if "=" in remat else remat
 
 
@@ -49,7 +49,7 @@ def of_layers(remat: str, names: Iterable[str]) -> dict[str, str]:
 def checkpoint(
     run: Callable[..., base.PyTree], policy: str
 ) -> Callable[..., base.PyTree]:
-  """Returns `run` under a policy."""
+  """Returns `run` with the rematerialisation of a policy."""
   if POLICIES[policy] is None:
     return run
   return jax.checkpoint(run, policy=POLICIES[policy])

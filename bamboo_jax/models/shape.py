@@ -37,9 +37,9 @@ def choose(
 def check(shape: Any) -> None:
   """Raises `ValueError` for a size below one or sizes that do not fit.
 
-  `shape` is a dataclass. Rates of dropout, a `dtype` of activations, a
-  `sequence_length` and `positions` (None: equal) are checked if present.
-  `choose` has checked types.
+  `shape` is a dataclass whose types have been checked, as by `choose`. Rates of
+  dropout, a `dtype` of activations, a `sequence_length` and `positions` (None:
+  equal) are checked if present.
   """
   for field in dataclasses.fields(shape):
     value = getattr(shape, field.name)

@@ -280,7 +280,7 @@ def _make_identity(
 ) -> Identity:
   contexts = []
   with tempfile.TemporaryDirectory() as folder:
-    file = os.path.join(folder, "pem")  # Nobody else may enter the folder.
+    file = os.path.join(folder, "pem")  # No other user may enter the folder.
     pathlib.Path(file).write_bytes(certificate + key)
     for side, version in (
         (ssl.PROTOCOL_TLS_SERVER, ssl.TLSVersion.TLSv1_3),

@@ -19,7 +19,6 @@ def deal_shares(
   """Returns the shares of each pipeline.
 
   Args:
-    num_shares: Number of shares of the batch.
     num_pipelines: From 1 to `num_shares`.
     kept: Shares that the first pipelines keep; the others are dealt one by one
       to the pipeline that lacks most. None: consecutive shares in order.
@@ -55,7 +54,7 @@ class BatchSplit:
 
   Microbatches are numbered over the global batch. Shares are runs of
   microbatches, and pipelines get runs of shares, all of the same length.
-  `num_microbatches` counts those of one pipeline, `microbatch_size` samples.
+  `num_microbatches` is per pipeline, `microbatch_size` is in samples.
   """
 
   num_pipelines: int

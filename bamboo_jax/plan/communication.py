@@ -95,7 +95,7 @@ class Communication:
       num_pipelines: int,
       num_shares: int,
   ) -> tuple[float, ...]:
-    """Returns the time of each stage's sum after its own last pass."""
+    """Returns, by stage, how long its sum lasts after its own last pass."""
     ends = []
     for stage in stages:
       parts = [stage]
@@ -120,7 +120,7 @@ class Communication:
       stages: Sequence[Sequence[cost_model.LayerCost]],
       sum_ms: Sequence[float],
   ) -> float:
-    """Returns the time of the sums after the last pass of all stages.
+    """Returns for how long sums last after the last pass of all stages.
 
     While the pipeline drains, each earlier stage has a backward pass to do.
     """

@@ -114,7 +114,6 @@ class Profile:
     fingerprint: Model, shapes, dtype, device and versions, as plain JSON
       values. Copied; must not be changed.
     vote_ms: Time of the vote of all nodes on a step.
-    ties: Parameters shared by two layers.
     host_bytes_per_ms: Rate of the link between device and host memory; None if
       `redundant_ms` of layers has the time of copies to it.
   """

@@ -102,12 +102,10 @@ def split_layers(
     costs: One entry per layer, in model order, each for one microbatch.
     num_stages: From 1 to `len(cuts) + 1`.
     memory_limit_bytes: Memory of one device; None: no limit.
-    balance: "compute" or "memory".
     in_flight: Number of microbatches whose residuals each stage keeps; by
       default `num_stages - s` for stage `s`, as in 1F1B.
     upkeep: Memory of a node besides its stages. With replicas the limit holds
       for a step of the initial roles, and for the one after any single death.
-    ties: Parameters shared by two layers.
     cuts: Layers at which a stage other than the first may start; by default any
       but layer 0.
 

@@ -13,7 +13,6 @@ class Pipeline:
   """One pipeline.
 
   Attributes:
-    partition: Layers of each stage.
     roles: Owners and shadows.
     vacant: Stages without a live owner here; `roles` names the last one. Owners
       of the same stage in other pipelines compute for it, or the samples of the
@@ -43,7 +42,7 @@ class Pipeline:
     )
 
   def renumbered(self, numbers: Mapping[int, int]) -> "Pipeline":
-    """Returns the pipeline with each node renamed by `numbers`."""
+    """Returns the pipeline with node `n` renamed to `numbers[n]`."""
     roles = self.roles.renumbered(numbers)
     return Pipeline(self.partition, roles, self.vacant)
 

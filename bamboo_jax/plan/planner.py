@@ -46,17 +46,13 @@ class Plan:
   """Decisions and predictions on a step, before it runs.
 
   Attributes:
-    profile: Costs of layers.
-    partition: Layers of each stage.
     batch: Shares and microbatches.
     schedule_name: "1f1b" or "gpipe".
     balance: See `partition.split_layers`.
     memory_limit_bytes: Memory of one device; None: no limit.
-    costs: Costs of stages.
     memory: Memory of each node of a pipeline.
     schedule: Rows of the first pipeline, without redundant passes.
     timeline: `schedule`, played.
-    step_time: Predicted time of each phase.
     worst_memory: Duty and memory of the node with the largest need after any
       single death; None without replicas.
     residuals: Where residuals of redundant passes wait, one of
@@ -127,8 +123,6 @@ def make_plan(
 
   Args:
     profile: Costs of the layers on one node.
-    num_stages: Stages of each pipeline.
-    num_pipelines: Number of pipelines.
     num_microbatches: Microbatches of each pipeline in a step.
     microbatch_size: In samples; the profile must be for this size.
     schedule: "1f1b" or "gpipe".

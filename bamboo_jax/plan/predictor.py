@@ -63,15 +63,12 @@ class Predictor:
     """Makes a predictor.
 
     Args:
-      profile: Costs of the layers.
       num_microbatches: Per step, over all pipelines.
       num_shares: Shares of the global batch. A pipeline has at least one; if
         they cannot be dealt evenly, all are charged like the one with most.
       split: How microbatches are dealt to pipelines: so that they finish
         together ("makespan"), or evenly ("even").
       group: Microbatches that stay together, such as those of a share.
-      redundant: Redundancy of stages.
-      communication: Methods of communication.
       extrapolate: Whether to extrapolate a pipeline from its steady state, in
         which each microbatch takes as long as the one before.
       memory_limit_bytes: Of a node's device; None: no limit. It decides where
@@ -109,7 +106,7 @@ class Predictor:
       num_microbatches: int,
       roles: Roles | None = None,
   ) -> float:
-    """Returns the time of a pipeline's passes; by default of a new pipeline."""
+    """Returns the time of a pipeline's passes; without `roles`, a new one."""
     return self._compute_ms(
         partition, self._key(partition, roles), num_microbatches
     )
@@ -166,7 +163,7 @@ class Predictor:
   def pace(
       self, partition: Partition, roles: Roles | None = None
   ) -> makespan.Pace:
-    """Returns the pace of a pipeline; by default of a new pipeline."""
+    """Returns the pace of a pipeline; without `roles`, of a new one."""
     return self._pace(partition, self._key(partition, roles))
 
   def _pace(self, partition: Partition, key: _Key) -> makespan.Pace:
@@ -241,7 +238,7 @@ class Predictor:
     return self.deal([self.pace(p.partition, p.roles) for p in pipelines])
 
   def deal(self, paces: Sequence[makespan.Pace]) -> tuple[int, ...]:
-    """Returns the microbatches of each pipeline, which finish together."""
+    """Returns each pipeline's microbatches, so that all finish together."""
     counts = makespan.split_by_makespan(
         self.most_pipelines, [pace.grouped(self._group) for pace in paces]
     )
@@ -257,8 +254,8 @@ class Predictor:
     """Returns the least of `choices` for which pipelines finish together.
 
     Choices are numbers of groups in which microbatches are dealt. With the
-    result, the last pipeline finishes at most the fraction `slack` later than
-    with the largest choice.
+    result, a step is longer by at most the fraction `slack` than with the
+    largest choice.
     """
     paces = [self.pace(p.partition, p.roles) for p in pipelines]
 
@@ -298,7 +295,10 @@ class Predictor:
   def redundant_costs(
       self, partition: Partition, num_microbatches: int
   ) -> costs_lib.StageCosts:
-    """Returns costs with the copies of `residuals.place` in a new pipeline."""
+    """Returns costs of the stages of a new pipeline, for redundant passes.
+
+    They include the copies of residuals to where `residuals.place` puts them.
+    """
     costs = self.stage_costs(partition)
     if self.profile.host_bytes_per_ms is None:
       return costs
@@ -314,7 +314,7 @@ class Predictor:
         scheduler.play([line], costs=costs).timeline,
         num_microbatches=num_microbatches,
         free_bytes=free_bytes,
-    )[0]
+    ).costs
 
   def _held_bytes(self, partition: Partition, node: int) -> int:
     """Returns the memory of a node's stage and of its replica."""
@@ -339,6 +339,6 @@ class Predictor:
 
 
 def slowest(times: Iterable[StepTime]) -> StepTime:
-  """Returns the time of phases that end when the last pipeline is done."""
+  """Returns, for each phase, the longest of the given times."""
   phases = zip(*(time.phases for time in times), strict=True)
   return StepTime(*map(max, phases))

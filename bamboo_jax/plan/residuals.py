@@ -11,6 +11,7 @@ wait, else only the inputs of units, from which a failover recomputes the rest.
 
 from collections.abc import Sequence
 import dataclasses
+from typing import NamedTuple
 
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
@@ -21,6 +22,13 @@ from bamboo_jax.schedule import timeline as timeline_lib
 PLACES = ("device", "host", "inputs")
 
 
+class Placed(NamedTuple):
+  """Costs of redundant passes, and the place of residuals in `PLACES`."""
+
+  costs: costs_lib.StageCosts
+  place: str
+
+
 def place(
     profile: cost_model.Profile,
     partition: partition_lib.Partition,
@@ -29,8 +37,8 @@ def place(
     *,
     num_microbatches: int,
     free_bytes: Sequence[int] | None,
-) -> tuple[costs_lib.StageCosts, str]:
-  """Returns the costs of redundant passes, and where their residuals wait.
+) -> Placed:
+  """Chooses where residuals of redundant passes wait; returns the costs, too.
 
   Costs stay as they are, and residuals on the host, if the profile has no link
   to host memory. `timeline` has the passes without redundant ones; see
@@ -38,7 +46,7 @@ def place(
   """
   rate, bubbles = profile.host_bytes_per_ms, timeline.bubbles
   if rate is None:
-    return costs, "host"
+    return Placed(costs, "host")
   chosen = choose_place(
       costs,
       num_microbatches=num_microbatches,
@@ -53,7 +61,7 @@ def place(
   costs = with_place(
       costs, chosen, host_bytes_per_ms=rate, input_bytes=input_bytes
   )
-  return costs, chosen
+  return Placed(costs, chosen)
 
 
 def choose_place(
@@ -64,12 +72,12 @@ def choose_place(
     wait_ms: Sequence[float],
     host_bytes_per_ms: float,
 ) -> str:
-  """Returns one of `PLACES`; every shadow must be able to afford it.
+  """Returns where residuals wait, one of `PLACES`, that suits every shadow.
 
   Node `s` is the shadow of stage `s + 1`, the last node that of stage 0.
 
   Args:
-    costs: Of the stages of a pipeline.
+    costs: Costs of the stages of a pipeline.
     num_microbatches: Passes of each stage in a step, all of them redundant at
       worst.
     free_bytes: Device memory that each node does not need; None: no limit.
@@ -95,9 +103,10 @@ def with_place(
     host_bytes_per_ms: float,
     input_bytes: Sequence[int],
 ) -> costs_lib.StageCosts:
-  """Returns the costs with redundant passes that copy what `place` says.
+  """Returns the costs with the time of copying residuals of redundant passes.
 
-  `input_bytes` are the inputs of the units of each stage.
+  The place, one of `PLACES`, decides what is copied; `input_bytes` are the
+  inputs of the units of each stage.
   """
   copied = {
       "device": [0] * costs.num_stages,

@@ -39,8 +39,8 @@ class Redundancy:
     refresh: How replicas are kept up to date: by "gradient" or "state".
     margin: Fraction by which waits must be longer than the passes in them.
     budget: In mode "budget", the fraction by which a step may be longer.
-    overrun: In mode "eager", the fraction of a pass by which one that fills a
-      wait as it occurs may end too late.
+    overrun: In mode "eager", how much too late a pass that fills a wait may
+      end, as a fraction of its time.
   """
 
   mode: str = "none"
@@ -75,13 +75,7 @@ class Redundancy:
       roles: Sequence[Roles],
       costs: StageCosts,
   ) -> filling_lib.StepFilling | None:
-    """Returns the rules by which nodes fill waits as these occur.
-
-    Args:
-      plans: Rows of each pipeline.
-      roles: Owners and shadows of each pipeline.
-      costs: Times of passes.
-    """
+    """Returns the rules by which nodes fill waits as these occur."""
     if self.mode in ("none", "lazy"):
       return None
     nodes: dict[int, filling_lib.Filling] = {}
@@ -103,8 +97,6 @@ class RowPlanner:
   """Plans the rows of one pipeline at a time; pure.
 
   Attributes:
-    plan: Plan of a step.
-    redundant: Redundancy of stages.
     segments: Units of instructions; None: the stages of the plan.
   """
 
@@ -120,11 +112,11 @@ class RowPlanner:
     return stages.stage_costs(self.segments, self.plan.profile)
 
   def pipeline(self, pipeline: int) -> pipelines_lib.Pipeline:
-    """Returns a pipeline of the plan."""
+    """Returns pipeline `pipeline` of the plan, with its initial roles."""
     return pipelines_lib.Pipeline(self.plan.partition, self.roles(pipeline))
 
   def roles(self, pipeline: int) -> Roles:
-    """Returns owners and shadows of a pipeline of the plan, by stage."""
+    """Returns the initial owners and shadows of a pipeline, by stage."""
     return self.redundant.initial(self.plan.owners[pipeline])
 
   def whole(
@@ -138,7 +130,6 @@ class RowPlanner:
     """Returns the rows of a whole step.
 
     Args:
-      pipeline: Index of the pipeline.
       roles: Owners and shadows by segment.
       shares: Shares of the pipeline; by default those of the plan.
       partition: Stages of the pipeline; by default those of the plan.
@@ -159,11 +150,11 @@ class RowPlanner:
       ways: Sequence[tuple[int, Sequence[int], Sequence[int]]],
       partitions: Sequence[partition_lib.Partition],
   ) -> list[Line]:
-    """Returns the lines of a step.
+    """Returns the `schedule.lines` of a step.
 
     Args:
-      ways: Pipeline, owners by segment, and shares.
-      partitions: By pipeline.
+      ways: For each line: pipeline, owner of each segment, and shares.
+      partitions: Stages of each pipeline.
     """
     batch, limits = self.plan.batch, [*map(self._in_flight, partitions)]
     return [

@@ -47,7 +47,7 @@ class StepTime:
 
   @property
   def total_ms(self) -> float:
-    """All phases together."""
+    """Time of all phases."""
     return sum(self.phases)
 
 
@@ -67,14 +67,9 @@ def predict_step_time(
   """Returns the times of a step.
 
   Args:
-    profile: Costs of the layers.
-    partition: Layers of each stage.
-    num_pipelines: Number of pipelines.
-    num_shares: Shares of the global batch.
     compute_ms: Time of the slowest pipeline's passes.
     refresh: The data sent to replicas: the final "gradient", from which they
       compute the update, or the updated "state"; None without replicas.
-    communication: Methods of communication.
   """
   stages = stages_lib.layers_by_stage(profile, partition)
   sum_ms = communication.sum_ms(

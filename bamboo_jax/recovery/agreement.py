@@ -90,7 +90,6 @@ def agree(
   another found damaged, all restart from an older one.
 
   Args:
-    statuses: By node.
     leaving: Nodes that will be preempted.
   """
   statuses = _without_damaged(statuses)
@@ -113,7 +112,7 @@ def agree(
         layout, statuses, zones=zones, leaving=leaving, holdings=held
     )
   else:
-    change = rules.begin_anew(statuses, zones=zones, leaving=leaving)
+    change = rules.restart(statuses, zones=zones, leaving=leaving)
   at_once = change.is_immediate
   return Agreement(
       steps=steps,

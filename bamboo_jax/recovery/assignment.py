@@ -87,13 +87,11 @@ class Rules:
   ) -> Change:
     """Returns the change after the death of the nodes not among `members`.
 
-    Pipelines that go on keep their shares. Other pipelines get those of the
-    others; with the rung "drop" they are not computed until all stages have an
-    owner again.
+    Pipelines that survive keep their shares, and take over those of the others.
+    With the rung "drop", shares of a pipeline with lost stages are not computed
+    until all of its stages have an owner again.
 
     Args:
-      layout: The layout before.
-      members: Live nodes.
       leaving: Nodes that will be preempted.
       holdings: Data of the step that each node holds; if given, owed work is
         dealt over all nodes that can do it, unless memory is limited.
@@ -178,10 +176,10 @@ class Rules:
         if sizes(after) != sizes(layout):
           yield after
 
-  def begin_anew(
+  def restart(
       self, members: Nodes, *, zones: Zones, leaving: Nodes = ()
   ) -> Change:
-    """Returns the start from a checkpoint of nodes without roles."""
+    """Returns the change to a first layout, with state from a checkpoint."""
     change = ladder_lib.Change(noticed=frozenset(leaving))
     decision = self._decide(Layout(), members, change, zones=zones)
     decision = dataclasses.replace(decision, rolls_back=True)

@@ -42,9 +42,7 @@ def decide(
   """Returns the decision about `change`.
 
   Args:
-    state: Pipelines and spares.
     change: Events; nodes that are not in `state` are ignored.
-    ladder: The rungs that are switched on.
     planner: None: pipelines are only repaired, and after the rung "checkpoint"
       the caller makes new ones.
     when: "step": a step is in flight, so only losses are handled. "boundary": a
@@ -98,7 +96,7 @@ class _Question:
   def handle_losses(
       self, state: State, lost: frozenset[int], *, dead: frozenset[int]
   ) -> Decision:
-    """Takes the cheapest rung that gives all stages of `lost` an owner.
+    """Takes the cheapest rung that gives all stages of `lost` nodes an owner.
 
     `dead` are the lost nodes whose state is gone; the others are leaving.
     """
@@ -121,8 +119,8 @@ class _Question:
     if self.ladder.drop and not all(p.vacant for p in pipelines):
       reason = f"the others go on without the pipelines of {places}"
       return Decision("drop", after, reason, gone=tuple(gone))
-    anew = self._make_anew(state, dead=dead, places=places)
-    return dataclasses.replace(anew, gone=tuple(gone))
+    made = self._make_new(state, dead=dead, places=places)
+    return dataclasses.replace(made, gone=tuple(gone))
 
   def _can_reroute(self, pipelines: tuple[Pipeline, ...]) -> bool:
     if self.ladder.reroute == "whole_shares":
@@ -136,7 +134,7 @@ class _Question:
         for stage in pipeline.vacant
     )
 
-  def _make_anew(
+  def _make_new(
       self, state: State, *, dead: frozenset[int], places: str
   ) -> Decision:
     """Makes new pipelines; without leaving nodes if no node is dead."""
@@ -163,7 +161,10 @@ class _Question:
     return Decision(rung, stopped, reason, rolls_back=True)
 
   def improve(self, decision: Decision) -> Decision:
-    """Repairs pipelines between two steps, or makes new ones if that pays."""
+    """Gives places to spares between two steps, or makes new pipelines.
+
+    New pipelines are made only if the time that they save exceeds the pause.
+    """
     before = decision.state
     after, repairs = repair_lib.repair(
         before, shadow=self.ladder.shadow, rereplicate=self.ladder.rereplicate
@@ -196,7 +197,7 @@ class _Question:
     )
 
   def hand_over(self, decision: Decision) -> Decision:
-    """Treats leaving nodes as lost, between two steps.
+    """Moves the stages of leaving nodes to others, between two steps.
 
     Returns `decision` unchanged if that would need a checkpoint or drop
     samples.

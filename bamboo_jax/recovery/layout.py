@@ -34,7 +34,7 @@ Shares = tuple[tuple[int, ...], ...]  # Shares of each pipeline.
 
 
 class Way(NamedTuple):
-  """Owners by segment through which some shares of a pipeline pass."""
+  """A path of shares of a pipeline: the node that computes each segment."""
 
   pipeline: int
   owners: tuple[int, ...]
@@ -67,9 +67,10 @@ class Layout:
       it has lost a stage. Shares of no pipeline are not computed.
     segments: First layer of each segment, then the number of layers; the same
       throughout a run.
-    detours: The node that computes each segment, for shares for which that is
-      not the owner in their pipeline.
-    slow: How many times as long passes of slow nodes take; see `slowness`.
+    detours: For each share that does not pass through the owners of its
+      pipeline only: the node that computes each segment.
+    slow: By node, the factor by which passes of slow nodes are longer; see
+      `slowness`.
   """
 
   pipelines: tuple[pipelines_lib.Pipeline, ...] = ()
@@ -111,7 +112,7 @@ class Layout:
 
   @functools.cached_property
   def ways(self) -> tuple[Way, ...]:
-    """The ways of all shares, by pipeline; several with detours."""
+    """The ways of all shares, by pipeline; detours are ways of their own."""
     found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for pipeline, (r, own) in enumerate(
         zip(self.roles, self.shares, strict=True)
@@ -131,12 +132,12 @@ class Layout:
     return bool(self.detours) or sum(map(len, rows)) > len(set().union(*rows))
 
   def lines(self, rows: rows_lib.RowPlanner) -> list[lines_lib.Line]:
-    """Returns the lines of a whole step."""
+    """Returns the lines of a whole step, see `schedule.lines`."""
     return rows.lines(self.ways, [p.partition for p in self.pipelines])
 
   @property
   def by_segment(self) -> BySegment:
-    """The layout by segment."""
+    """The layout as arguments of `Engine.set_pipelines`."""
     return BySegment(
         [r.owners for r in self.roles],
         [r.shadows for r in self.roles],
@@ -158,7 +159,7 @@ class Layout:
     ]
 
   def find_takers(self, before: "Layout") -> list[tuple[int, types.Place]]:
-    """Returns nodes with each place that they did not own in `before`."""
+    """Returns nodes and the places that they own now but not in `before`."""
     former = {
         (node, pipeline, stage)
         for pipeline, row in enumerate(before.owners)

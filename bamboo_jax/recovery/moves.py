@@ -144,8 +144,8 @@ def assign_nodes(
 ) -> tuple[Pipeline, ...]:
   """Returns pipelines of `nodes` that need the fewest bytes of copies.
 
-  Among equals it is one that moves few nodes, though not always the fewest.
-  There must be a node for each stage of `partitions`.
+  Of several such assignments it is one that moves few nodes, though perhaps not
+  the fewest. There must be a node for each stage of `partitions`.
   """
   num_places = sum(p.num_stages for p in partitions)
   places = placement_lib.make_pipelines(
@@ -219,8 +219,8 @@ def _match(
 def count_moved(before: Pipelines, after: Pipelines) -> int:
   """Returns how many nodes own a new layer or changed their pipeline.
 
-  A new pipeline follows the old one with which it has the most nodes in common,
-  no two the same one.
+  A new pipeline counts as the old one with which it has the most nodes in
+  common; each old one is used once.
   """
   owned = owned_layers(before)
   common = np.array(

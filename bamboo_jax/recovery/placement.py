@@ -45,7 +45,6 @@ def place_nodes(
     zones: Zone of each node that may be used. Among nodes of a zone the first
       get the first places.
     partitions: One per pipeline.
-    has_replicas: Whether stages have shadows.
     max_tries: Most arrangements tried in each of two searches. If there are
       more, the result may not be the best.
 

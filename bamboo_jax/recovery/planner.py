@@ -31,7 +31,11 @@ class Times(Protocol):
   """Durations of steps and pauses; pure."""
 
   def step_secs(self, pipelines: Sequence[Pipeline]) -> float:
-    """Returns the time per batch; of a whole batch if samples are dropped."""
+    """Returns the time per batch.
+
+    If samples are dropped, it is the time until a whole batch has been trained
+    on.
+    """
 
   def pause_secs(
       self, rung: str, before: Sequence[Pipeline], after: Sequence[Pipeline]
@@ -119,10 +123,11 @@ class Planner:
     return self._placer.arrange(self.partitions(len(nodes)), nodes, zones)
 
   def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
-    """Returns pipelines that follow others; the same ones if new are no faster.
+    """Returns the pipelines to continue with after nodes were lost or joined.
 
-    Nodes of `pipelines` that are not in `nodes` are lost; spares are used in
-    the order of `nodes`.
+    These are `pipelines` themselves if new ones are no faster. Nodes of
+    `pipelines` that are not in `nodes` are lost; spares are used in the order
+    of `nodes`.
 
     Raises:
       base.InfeasibleError: There are too few nodes for one pipeline, or none of
@@ -140,7 +145,7 @@ class Planner:
     return self._shapes.adapt(pipelines, nodes)
 
   def may_stay(self, pipelines: Sequence[Pipeline]) -> bool:
-    """Returns whether pipelines may stay if new ones are no faster."""
+    """Returns whether pipelines are kept if new ones are no faster."""
     return not self._is_strict or all(
         len(p.nodes) == p.partition.num_stages for p in pipelines
     )

@@ -47,7 +47,7 @@ class Shapes(Protocol):
 
   @property
   def smallest(self) -> partition_lib.Partition:
-    """The pipeline of the fewest nodes."""
+    """The partition of the pipeline with the fewest nodes."""
 
   def partitions(self, num_nodes: int) -> Partitions:
     """Returns the partition of each new pipeline.
@@ -56,7 +56,7 @@ class Shapes(Protocol):
     """
 
   def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
-    """Returns pipelines of some of `nodes` that follow `pipelines`.
+    """Returns pipelines of some of `nodes` that replace `pipelines`.
 
     Nodes of `pipelines` that are not in `nodes` are lost; spares are used in
     the order of `nodes`.
@@ -72,9 +72,7 @@ class Depth:
   """The largest number of pipelines of one depth.
 
   Attributes:
-    partition: Partition of each pipeline.
     profile: Costs of layers; None if unknown, then nodes stay in their order.
-    has_replicas: Whether stages have shadows.
     max_pipelines: Largest number of pipelines; None: no limit.
     triggers: Complete pipelines are changed only if one of these fires.
   """
@@ -87,7 +85,7 @@ class Depth:
 
   @property
   def smallest(self) -> partition_lib.Partition:
-    """The only partition."""
+    """The partition of every pipeline."""
     return self.partition
 
   def partitions(self, num_nodes: int) -> Partitions:
@@ -120,7 +118,7 @@ class Templates:
   """Pipelines of different depths that use all nodes.
 
   Attributes:
-    method: How pipelines follow others: by Oobleck's "rules" (section 5: keep,
+    method: How pipelines replace others: by Oobleck's "rules" (section 5: keep,
       borrow, merge), or by "replanning": among the fastest covers of all nodes
       the one that moves the fewest bytes, then nodes.
     use_all: Whether all nodes are used, as in Oobleck, even if fewer were
@@ -238,7 +236,7 @@ class Grid:
 
   @property
   def smallest(self) -> partition_lib.Partition:
-    """The shallowest choice."""
+    """The partition with the fewest stages."""
     return min(self.choices, key=lambda p: p.num_stages)
 
   def partitions(self, num_nodes: int) -> Partitions:

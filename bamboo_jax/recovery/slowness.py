@@ -3,7 +3,7 @@
 The time that a node is busy in a step is compared with its own past and with
 nodes that ran the same passes in the same step. A node is named if it was
 clearly slower in three successive steps, and waited less than most others: in
-a pipeline all wait for the slowest, which waits for nobody.
+a pipeline all wait for the slowest, which waits for no node.
 
   busy in ms      step 7     8     9    10       past    ratio in 8, 9, 10
   n0 (stage 0)        20    21    20    20         20    1.0
@@ -45,16 +45,15 @@ _SPREADS = 6.0  # Median deviations from the past that count as noise.
 
 @dataclasses.dataclass(frozen=True)
 class NodeStep:
-  """A node in a step.
+  """Times of a node in a step.
 
   Attributes:
     work: The number of its forward and backward passes, `1B*4 1F*4`; only equal
       work is compared.
-    busy_secs: The time that these took.
-    waited_secs: The time that it waited for values of other nodes; None if not
-      known.
-    starved_secs: The time that it was ready to run, but the processors of its
-      machine ran other programs; it may be part of either of the others.
+    busy_secs: Time spent in these passes.
+    waited_secs: Time spent waiting for values of other nodes; None if unknown.
+    starved_secs: Time in which it was ready to run, but the processors of its
+      machine ran other programs; part of `busy_secs` or `waited_secs`.
   """
 
   work: str
@@ -64,7 +63,7 @@ class NodeStep:
 
   @property
   def net_secs(self) -> float:
-    """The busy time, less all that other programs may have added to it."""
+    """The busy time, less any time in which other programs may have run."""
     return self.busy_secs - self.starved_secs
 
 
@@ -135,11 +134,11 @@ def measure(
 
 
 def find_slow(history: Sequence[Step]) -> dict[int, float]:
-  """Returns how many times slower each slow node is than it should be.
+  """Returns the factor by which each slow node is slower than the others.
 
   Args:
-    history: Each node in the last steps, oldest first; at most `NUM_KEPT`
-      count.
+    history: Times of all nodes in the last steps, oldest first; at most
+      `NUM_KEPT` count.
   """
   history = history[-NUM_KEPT:]
   past, recent = history[:-NUM_CONFIRMED], history[-NUM_CONFIRMED:]

@@ -21,7 +21,6 @@ class RecoveryTimes:
   Attributes:
     step: Number of the interrupted step, or of the next one, from 1, as in the
       log.
-    view: Number of the new view.
     nodes: Numbers of the lost nodes that had a role.
     names: Their names, in the same order.
     victims: Their places as `pipeline/stage`.

@@ -44,7 +44,6 @@ class Triggers:
     """Returns whether new pipelines are desirable.
 
     Args:
-      pipelines: The present pipelines.
       num_spares: Live nodes without a stage.
       most_pipelines: Number of pipelines that all live nodes suffice for.
     """

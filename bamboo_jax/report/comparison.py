@@ -28,7 +28,7 @@ def render_end(
 def find_differences(
     first: summary_lib.Summary, second: summary_lib.Summary
 ) -> list[str]:
-  """Returns the fields of the summaries in which runs do not end alike."""
+  """Returns the fields in which two summaries of runs differ at the end."""
   return [
       name
       for name in _COMPARED
@@ -43,8 +43,8 @@ def save_figure(
 ) -> list[pathlib.Path]:
   """Draws the losses of runs over each other; returns the files.
 
-  Above them stands the last step of the first pipeline of the first run, as it
-  was planned, if its trace has one. Raises `OSError`, `ValueError` for files
+  Above them is the last step of the first pipeline of the first run, as it was
+  planned, if that run has a trace. Raises `OSError`, `ValueError` for files
   that are not those of a run, and `base.MissingExtraError`.
   """
   logs = [jsonl.read_lines(folder / "metrics.jsonl") for folder in folders]

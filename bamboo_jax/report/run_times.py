@@ -79,9 +79,10 @@ def read(workdir: pathlib.Path) -> RunTimes:
 def make(
     lines: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]]
 ) -> RunTimes:
-  """Returns the times in the lines of a log; `nodes` are the launcher's.
+  """Returns the times in the lines of a log.
 
-  Nodes that were started but had not joined are idle.
+  `nodes` are the events that the launcher recorded: nodes that it started and
+  removed. A node that has not joined yet counts as idle.
   """
   kills = {n["name"]: n["at_secs"] for n in nodes if n["event"] == "remove"}
   recoveries = {l["step"]: l for l in lines if l.get("event") == "recovery"}

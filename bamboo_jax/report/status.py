@@ -35,8 +35,8 @@ class Run:
 def read(registry: registry_lib.Registry, name: str) -> Run:
   """Returns the state of a run in the store.
 
-  Raises `OSError` if the store cannot be reached, `ValueError` without such a
-  run.
+  Raises `OSError` if the store cannot be reached, `ValueError` if it does not
+  have the run.
   """
   config = registry.read_config()["config"]
   return Run(
@@ -71,7 +71,7 @@ def render(run: Run, *, now_secs: float) -> str:
       f"spares: {name.join(members - layout.nodes)}",
       f"leaving: {name.join(view.leaving)}",
       "no members: "
-      + (", ".join(f"{m.name} ({m.zone})" for m in others) or "nobody"),
+      + (", ".join(f"{m.name} ({m.zone})" for m in others) or "none"),
       describe_survival(layout, view),
   ]
   recoveries = times.report(status.get("recoveries", ()), {})
@@ -95,7 +95,7 @@ class _Names:
     return self._names.get(number, f"node {number} (gone)")
 
   def join(self, numbers: Iterable[int]) -> str:
-    return ", ".join(map(self, sorted(numbers))) or "nobody"
+    return ", ".join(map(self, sorted(numbers))) or "none"
 
 
 def parse_layout(told: Mapping[str, Any]) -> layout_lib.Layout:

@@ -31,7 +31,7 @@ class Recorded:
 
   @property
   def losses(self) -> dict[int, float | None]:
-    """Loss by step, of steps of which all is told; None if it is not finite."""
+    """Loss of each step whose events are complete; None if it is not finite."""
     last = max((line["step"] for line in self.lines), default=0)
     return {
         line["step"]: line["loss"]
@@ -56,7 +56,7 @@ class Restarts(NamedTuple):
 
   @property
   def secs(self) -> float:
-    """All in all."""
+    """Time of all restarts and repeated steps, in seconds."""
     return self.num_restarts * self.start_secs + self.num_steps * self.step_secs
 
 
@@ -68,7 +68,6 @@ def render_title(
   Args:
     names: Names of the runs, which are the columns of the table.
     shape: Number of pipelines and number of stages per pipeline.
-    spares: Number of spare nodes.
   """
   num_pipelines, num_stages = shape
   nodes = _count(num_pipelines * num_stages, "node")

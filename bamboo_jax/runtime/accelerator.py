@@ -21,7 +21,7 @@ _GPU_NAMES = ("cuda", "gpu", "rocm")
 
 
 def find_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-  """Returns the GPUs of this machine that such an environment shows."""
+  """Returns the GPUs of this machine that processes with `environ` see."""
   from bamboo_jax.runtime import compat  # Imports JAX; commands come first.
 
   return list_gpus(
@@ -71,13 +71,16 @@ def check_executor(executor: str, platform: str) -> None:
 
 
 def set_determinism(environ: MutableMapping[str, str]) -> None:
-  """Sets flags of XLA, unless the user has; call before JAX starts."""
+  """Sets the flags of XLA for equal bits on GPUs, unless the user has set them.
+
+  Call before JAX starts.
+  """
   if find_platform(environ, find_gpus(environ)) == "gpu":
     environ["XLA_FLAGS"] = add_determinism(environ.get("XLA_FLAGS", ""))
 
 
 def add_determinism(flags: str) -> str:
-  """Returns flags of XLA with those of determinism, unless `flags` has one."""
+  """Returns flags of XLA with those for equal bits, unless one is set."""
   if f"{_DETERMINISTIC}=false" in flags:
     return flags
   for name, value in ((_DETERMINISTIC, "true"), (_TRITON, "false")):

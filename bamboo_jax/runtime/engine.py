@@ -66,8 +66,8 @@ class Engine:
     lines: The node that computes each stage, for groups of shares; by default
       the owners of each pipeline for its shares.
     exchange: Connects this process with others; None without.
-    clock: Of nodes whose layers sleep rather than compute.
-    results: Of the phases of the current step.
+    clock: Clock of nodes whose layers sleep rather than compute.
+    results: Results of the phases of the current step.
   """
 
   def __init__(

@@ -64,9 +64,9 @@ class Executor(Protocol):
   filler: filler_lib.Filler
 
   def jobs(self, lines: engine_lib.Lines) -> list[Callable[[], Any]]:
-    """Returns the jobs that compile what it needs beside rows, for some lines.
+    """Returns jobs that compile this executor's programs for some lines.
 
-    Lines are as those of `engine.Engine`.
+    The programs of stages are not among them; see `phases.compile_ahead`.
     """
 
   def begin(self, step: int, feed: node_lib.FeedFn) -> None:
@@ -79,7 +79,8 @@ class Executor(Protocol):
   ) -> None:
     """Sets the passes to run, one timeline per pipeline.
 
-    `filling` tells how waits are filled, of a whole step; programs fill none.
+    `filling` has the rules by which redundant passes fill the waits of a whole
+    step; None if they do not. Executors of one program per pipeline ignore it.
     """
 
   def compute(
@@ -93,20 +94,20 @@ class Executor(Protocol):
     """
 
   def holdings(self, *, is_begun: bool) -> dict[int, holdings_lib.Holdings]:
-    """Returns the data of the step that local nodes hold.
+    """Returns the data of the step that local nodes hold, by node.
 
-    All members call it at once in a new view; none if the next step to be
+    All members call it at once in a new view. Empty if the next step to be
     committed has not begun here.
     """
 
   def can_continue(self) -> bool:
     """Returns whether `plan` accepts the rest of a step in the present roles.
 
-    Otherwise it needs a whole step, although some of it was done.
+    Otherwise the whole step must be planned again.
     """
 
   def planned_passes(self, secs: float) -> account_lib.NodeTime | None:
-    """Returns the planned passes of a step of `secs`; None if measured."""
+    """Returns the planned node time of a step of `secs`; None if measured."""
 
 
 class Collectives(Protocol):
@@ -123,7 +124,7 @@ class Collectives(Protocol):
     """Returns the transfers that have begun since all were settled."""
 
   def stop(self, view: int, *, alive: Collection[int] | None = None) -> None:
-    """Lets no transfer begin until `settled`.
+    """Prevents new transfers until `settled`.
 
     With `alive`, the members of `view`, transfers with other nodes fail.
     """
@@ -131,13 +132,13 @@ class Collectives(Protocol):
   def settle(
       self, begun: Mapping[int, channel_lib.Begun], *, view: int
   ) -> None:
-    """Ends the transfers that have begun between live nodes; blocks.
+    """Completes the transfers that have begun between live nodes; blocks.
 
     `begun` is by node of the view.
     """
 
   def settled(self, view: int, steps: int) -> None:
-    """Lets transfers begin again; those of the first `steps` steps are over."""
+    """Allows transfers again; those of the first `steps` steps are over."""
 
 
 class Rows:
@@ -149,7 +150,7 @@ class Rows:
     self._order: Sequence[tuple[int, instruction_lib.Instruction]] = ()
 
   def jobs(self, lines: engine_lib.Lines) -> list[Callable[[], Any]]:
-    """See `Executor`; the programs of stages are all."""
+    """See `Executor`; empty, as rows run only the programs of stages."""
     del lines
     return []
 

@@ -40,11 +40,11 @@ class Filler:
     self.plan(None)
 
   def plan(self, filling: filling_lib.StepFilling | None) -> None:
-    """Sets how the next rows are filled; None: they are not."""
+    """Sets the rules for the waits of the next rows; None: they stay empty."""
     self._filling = filling
 
   def begin(self, nodes: Mapping[int, node_lib.Node]) -> None:
-    """Begins the rows of local nodes, at most one if waits are filled."""
+    """Starts a step on local nodes; at most one if waits are to be filled."""
     self._nodes, self._own = nodes, None
     if self._filling is not None:
       for number in nodes:
@@ -53,16 +53,17 @@ class Filler:
     self._done = set[Instruction]()
 
   def run(self, node: node_lib.Node, i: Instruction) -> Iterator[Run]:
-    """Starts an instruction, after the passes that fit before it.
+    """Starts redundant passes that fit into a wait, then the instruction `i`.
 
-    The caller checks for a new view after each. Raises as `Node.run`.
+    Yields each after its start; the caller then checks for a new view. Raises
+    as `Node.run`.
     """
     if i.is_receive:
       yield from self._fill(node, i)
     yield self._run(node, i)
 
   def finish(self) -> Iterator[tuple[int, Instruction, base.PyTree]]:
-    """Runs what fits into the rest of the step, after the rows."""
+    """Runs redundant passes in the time left in the step after its rows."""
     for number, node in self._nodes.items():
       for i, result in self._fill(node, None):
         yield number, i, result
@@ -70,7 +71,7 @@ class Filler:
   def ran(
       self, measured: Sequence[recorder.Measured]
   ) -> dict[int, filling_lib.Ran]:
-    """Returns the passes of local nodes in a step; {} if none is filled."""
+    """Returns the times of local nodes' passes; {} if no waits are filled."""
     if self._filling is None:
       return {}
     return {
@@ -88,9 +89,10 @@ class Filler:
   def find_effect(
       self, ran: Mapping[int, filling_lib.Ran]
   ) -> filling_lib.Effect | None:
-    """Returns the effect in the step of all nodes, whose passes are `ran`.
+    """Returns cost and protection of the redundant passes in a step.
 
-    None if no wait could be filled, or if a node died.
+    `ran` has the times of all nodes. None if no wait could be filled, or a node
+    died.
     """
     return self._filling.find_effect(ran) if self._filling else None
 
@@ -101,7 +103,7 @@ class Filler:
 
   @property
   def placed(self) -> filling_lib.Effect | None:
-    """The planned effect of the same passes if they were placed ahead."""
+    """The predicted effect of the same passes, if they were placed ahead."""
     return self._filling.placed if self._filling else None
 
   def _fill(

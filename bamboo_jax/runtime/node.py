@@ -38,7 +38,7 @@ class Node:
     state: State of each of these stages.
     store: Arrays of the current step.
     free_secs: When its last paced pass ends, on the clock.
-    slow_factor: How many times as long its passes take as they need.
+    slow_factor: Factor by which its passes are slowed down, 1 by default.
   """
 
   def __init__(
@@ -139,7 +139,10 @@ class Node:
   def evaluate(
       self, stage: int, inputs: base.PyTree, batch: base.PyTree
   ) -> base.PyTree:
-    """Returns the output of `stage` without dropout; sums if it is last."""
+    """Returns the output of `stage` without dropout.
+
+    That of the last stage has the fields of `layer.Loss`.
+    """
     programs, state = self.programs[stage], self._cast(stage)
     batch = {k: batch[k] for k in programs.spec.batch_keys}
     self._token, outputs = programs.evaluate(
@@ -151,7 +154,7 @@ class Node:
     return outputs
 
   def with_slots(self, stage: int, memory_kind: str) -> spec_lib.StageState:
-    """Returns the state of a stage with its slots in a kind of memory."""
+    """Returns the state of a stage with its slots moved to a kind of memory."""
     state = self.state[stage]
     return state.replace(slots=places.move(state.slots, memory_kind))
 

@@ -20,7 +20,7 @@ _P = jax.sharding.PartitionSpec
 
 
 def whole(place: Place) -> jax.sharding.Sharding:
-  """Returns the sharding of arrays that lie on every device."""
+  """Returns the sharding of arrays that are replicated on all devices."""
   if isinstance(place, jax.sharding.Mesh):
     return jax.sharding.NamedSharding(place, _P())
   return jax.sharding.SingleDeviceSharding(place)

@@ -25,8 +25,8 @@ class ProgramCache:
   `make_kind` makes the programs of a kind of units.
 
   Attributes:
-    others: Programs of many units.
-    residuals: Where redundant passes keep theirs, see `plan.residuals`.
+    others: Cache of programs that are not of a single unit.
+    residuals: Where residuals of redundant passes wait, see `plan.residuals`.
   """
 
   def __init__(

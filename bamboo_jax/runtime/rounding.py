@@ -23,7 +23,10 @@ _NUM_DEVICES = "--xla_force_host_platform_device_count"
 
 
 def describe() -> dict[str, Any]:
-  """Returns the settings, plain JSON by name; call once devices are set up."""
+  """Returns the settings that affect rounding, plain JSON values by name.
+
+  Call once devices are set up.
+  """
   device = jax.local_devices()[0]
   found: dict[str, Any] = {
       "platform": f"{device.platform} {device.device_kind}"

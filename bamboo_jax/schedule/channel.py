@@ -10,8 +10,8 @@ class Channel:
   Attributes:
     kind: "activation", "grad", "refresh", "tie" or "sum"; or "ring" for a
       segment of a program over a pipeline.
-    nodes: The ends, in the order of the devices of a program; of two, the first
-      sends. Of a sum, one for each share, then the nodes without a share.
+    nodes: Source and destination. Of a sum, a node for each share, then the
+      nodes without a share; of a ring, all nodes in the order of their devices.
     key: The stage; of a tie also the layer and its parameter, of a sum and of a
       refresh also the unit. Of a ring, whether it has all nodes.
   """
@@ -27,7 +27,7 @@ class Channel:
 
   @property
   def unit(self) -> int:
-    """Of a sum or a refresh: the index of the unit in its stage."""
+    """Index of the unit in its stage, for a sum or a refresh."""
     return self._index(1)
 
   def _index(self, place: int) -> int:

@@ -61,7 +61,7 @@ class StageCosts:
   ) -> float:
     """Returns the time of a forward, redundant forward or backward pass.
 
-    `node` runs it; None: one that is not slow.
+    `node` runs it; None: a node that is not slow.
     """
     times_ms = self.forward_ms
     if pass_.op is instruction_lib.Op.BACKWARD:

@@ -53,7 +53,7 @@ def deal(
   """Returns the lines with which the step, or its rest, ends soonest.
 
   Args:
-    lines: The lines without moves.
+    lines: The lines before shares are moved to other nodes.
     copies: Stages whose state each node has.
     holdings: Data that each node holds now. Summed microbatches do not move.
     share_size: Number of microbatches of a share, which stay together.

@@ -79,7 +79,10 @@ class Roles:
     return tuple(s for s, shadow in self.shadows.items() if shadow == node)
 
   def renumbered(self, numbers: Mapping[int, int] | None = None) -> "Roles":
-    """Returns roles with replicas of all stages, unless one node owns all."""
+    """Returns the roles with node `n` renamed to `numbers[n]`.
+
+    By default the nodes of the pipeline are numbered from 0, in order.
+    """
     if numbers is None:
       numbers = {node: i for i, node in enumerate(self.nodes)}
     return Roles(
@@ -191,10 +194,11 @@ def missing_replicas(roles: Roles) -> tuple[StageCopy, ...]:
 def repair(roles: Roles, spares: Sequence[int]) -> Repair:
   """Returns the roles after spares relieve nodes that own several stages.
 
-  While there are both, the node with most stages gives its last one to the next
-  of `spares` (alive, without a stage, in the order of use); with enough spares
-  it keeps the stage it had before the failures. Stages without a shadow get one
-  even without spares. Raises `ValueError` if a spare owns a stage.
+  While there are such nodes and spares, the node with most stages gives its
+  last one to the next of `spares` (alive, without a stage, in the order of
+  use); with enough spares it keeps the stage it had before the failures. Stages
+  without a shadow get one even without spares. Raises `ValueError` if a spare
+  owns a stage.
   """
   if taken := set(spares) & set(roles.owners):
     raise ValueError(f"Spares must own no stage, got {sorted(taken)}.")

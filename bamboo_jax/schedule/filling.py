@@ -60,7 +60,11 @@ class Filling:
       done: Collection[Instruction],
       activations: Collection[tuple[int, int]],
   ) -> Instruction | None:
-    """Returns the next pass whose input is among `activations`, if any."""
+    """Returns the next pass that is not `done` and whose input is present.
+
+    `activations` are the present inputs, by stage and microbatch. None without
+    such a pass.
+    """
     for i in self.passes:
       has_input = not i.stage or (i.stage - 1, i.microbatch) in activations
       if has_input and i not in done:
@@ -95,7 +99,6 @@ def plan_filling(
   Args:
     lazy: The rows without redundant forward passes.
     shadows: Node that holds the replica, by stage.
-    costs: Times of passes.
     margin: See `Filling`.
     budget: Fraction of the step by which any pass may end too late.
   """
@@ -124,13 +127,14 @@ def plan_filling(
 
 
 def find_stretch(ratios: Sequence[float]) -> float:
-  """Returns by how much the plan is stretched, from the last steps.
+  """Returns the factor by which rows took longer than planned.
 
-  It is the lower quartile, because a step with other work in the way leaves
-  less room, not more.
+  It is the lower quartile of the last steps, because a step that other programs
+  slowed down leaves less room for passes, not more.
 
   Args:
-    ratios: Time of the rows of each step without redundant passes, to the plan.
+    ratios: For each step, the time of its rows without redundant passes,
+      relative to the plan.
   """
   return sorted(ratios)[len(ratios) // 4]
 
@@ -138,7 +142,7 @@ def find_stretch(ratios: Sequence[float]) -> float:
 def find_latest_ms(
     timeline: timeline_lib.Timeline,
 ) -> dict[tuple[int, Instruction], float]:
-  """Returns the latest end of each instruction that keeps the step's end."""
+  """Returns when each instruction must end at the latest to keep the span."""
   slots = {(slot.node, slot.instruction): slot for slot in timeline.slots}
   latest_ms: dict[tuple[int, Instruction], float] = {}
   start_ms: dict[int, float] = {}  # Latest start of the next instruction.
@@ -160,9 +164,9 @@ class Filled(NamedTuple):
 
   Attributes:
     after: Number of other passes of its node before it.
-    stage: Its stage,
-    microbatch: and its microbatch.
-    microseconds: Its time.
+    stage: Stage of the pass.
+    microbatch: Microbatch of the pass.
+    microseconds: Its duration.
   """
 
   after: int
@@ -172,7 +176,7 @@ class Filled(NamedTuple):
 
   @property
   def instruction(self) -> Instruction:
-    """The pass."""
+    """The pass as an instruction."""
     return Instruction(self.stage, Op.REDUNDANT_FORWARD, self.microbatch)
 
 
@@ -181,7 +185,7 @@ class Ran:
   """Times of the passes of one node in a step, without waits.
 
   Attributes:
-    microseconds: Of the passes of its row, in order.
+    microseconds: Duration of each pass of its row, in order.
     filled: Redundant forward passes, in order.
     span: Time until the last pass of its row ended, waits included.
   """
@@ -249,9 +253,9 @@ class StepFilling:
   """How all nodes fill the waits of a whole step.
 
   Attributes:
-    nodes: By node.
+    nodes: The rules of each node.
     lazy: Planned rows by pipeline, without redundant passes.
-    placed: The effect of passes placed ahead, as planned.
+    placed: Predicted effect of the same passes, if they were placed ahead.
   """
 
   nodes: Mapping[int, Filling]
@@ -265,7 +269,7 @@ class StepFilling:
 
   @property
   def fullest(self) -> instruction_lib.Schedule:
-    """The rows with all redundant passes, as far as memory is concerned."""
+    """The rows with all redundant passes at their ends, to bound memory."""
     rows = {
         node: (*(slot.instruction for slot in row), *self.nodes[node].passes)
         for timeline in self.lazy
@@ -274,10 +278,11 @@ class StepFilling:
     return instruction_lib.Schedule(rows)
 
   def find_effect(self, ran: Mapping[int, Ran]) -> Effect | None:
-    """Returns the effect in a step that has run; None if it ran otherwise.
+    """Returns cost and protection of the redundant passes in a step that ran.
 
-    The rows are played with the measured times of passes, with those that were
-    filled in and without. `ran` are the passes of all nodes.
+    The rows are played with the measured times of passes, with the redundant
+    passes that were run and without. `ran` has the passes of all nodes. None if
+    the nodes ran other rows, as after a death.
     """
     bare, filled = [], []
     for timeline in self.lazy:

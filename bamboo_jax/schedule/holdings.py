@@ -89,7 +89,7 @@ class Ledger:
         self.gradients.add((stage, microbatch))
 
   def holdings(self) -> Holdings:
-    """Returns a frozen copy."""
+    """Returns the present holdings, as a frozen copy."""
     return Holdings(
         activations=frozenset(self.activations),
         gradients=frozenset(self.gradients),

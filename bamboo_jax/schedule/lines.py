@@ -26,11 +26,11 @@ class Line:
   Attributes:
     owners: Node that computes each stage.
     microbatches: Indices in the global batch, in the order of summation.
-    in_flight: Bound on the residuals of each stage, in microbatches, at least
-      1. A stage that holds more after a failure runs forward passes only for
-      the next backward pass. None: no bound, and forward passes come first. The
-      lines of one pipeline share the bound on a node; the next microbatch to be
-      summed of each line is exempt.
+    in_flight: Maximum number of microbatches whose residuals each stage keeps,
+      at least 1. A stage that holds more after a failure runs forward passes
+      only for the next backward pass. None: no bound, and forward passes come
+      first. The lines of one pipeline share the bound on a node; the next
+      microbatch to be summed of each line is exempt.
     pipeline: Index of the pipeline.
   """
 

@@ -166,7 +166,10 @@ class _Planner:
   def choices(
       self, *, margin: float, overhead_limit: float
   ) -> Iterator[RedundancyPlan]:
-    """Yields plans with ever more passes run at once, up to the limit."""
+    """Yields plans that run ever more passes as early as possible.
+
+    The others fill waits, up to the limit.
+    """
     limit_ms = self.lazy.timeline.span_ms * (1.0 + overhead_limit)
     most = len(self.line.microbatches)
     for count in sorted(

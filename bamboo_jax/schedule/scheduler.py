@@ -89,7 +89,7 @@ def play(
     holdings: lines_lib.Holdings | None = None,
     **redundant: Any,
 ) -> Played:
-  """Returns the rows of `plan_rows`, with the same arguments, and plays them.
+  """Returns the rows of `plan_rows`, and their timeline; same arguments.
 
   Raises as `plan_rows` and `timeline.play`.
   """
@@ -104,6 +104,6 @@ def span_ms(
     costs: costs_lib.StageCosts,
     holdings: lines_lib.Holdings | None = None,
 ) -> float:
-  """Returns the time of the rows of `plan_rows`, which are not checked."""
+  """Returns the duration of the rows of `plan_rows`, without checking them."""
   rows = plan_rows(lines, costs=costs, holdings=holdings)
   return timeline_lib.span_ms(rows, costs)

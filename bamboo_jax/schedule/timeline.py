@@ -79,7 +79,10 @@ class Timeline:
     return sum(s.instruction.op is Op.REDUNDANT_FORWARD for s in self.slots)
 
   def renumbered(self, *, add_nodes: int, add_microbatches: int) -> "Timeline":
-    """Returns the timeline of an equal pipeline with other numbers."""
+    """Returns the timeline with these offsets added to all numbers.
+
+    For an equal pipeline with other nodes and microbatches.
+    """
     slots = []
     for slot in self.slots:
       i = slot.instruction

@@ -95,7 +95,10 @@ def _fill(
     held.add(i)
 
   def use(free_ms: float, factor: float) -> list[Instruction]:
-    """Runs passes that take `free_ms` at most; each counts `factor` times."""
+    """Runs passes that take `free_ms` at most; returns the passes left.
+
+    The time of each counts `factor` times.
+    """
     free_ms += _ROUNDING_MS
     left: list[Instruction] = []
     for k, i in enumerate(todo):

@@ -31,8 +31,8 @@ class Books:
   """Accounts for a run from event to event in a ledger.
 
   A state is copied at the end of the first step that is `save_every_secs` after
-  the last copy, or later if the last save still runs; never if that is 0 or
-  `saves` is None.
+  the last copy, or later if the last save still runs. There are no copies if
+  `save_every_secs` is 0 or `saves` is None.
 
   Attributes:
     num_steps: Steps trained and not rolled back.

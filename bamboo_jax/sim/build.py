@@ -53,7 +53,7 @@ _SAME = (
 
 
 def load_plugins(config: Config) -> None:
-  """Imports the modules that register policies or layouts."""
+  """Imports the modules of the config that register policies or layouts."""
   for name in config["plugins"]:
     try:
       importlib.import_module(name)

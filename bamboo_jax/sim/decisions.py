@@ -51,7 +51,7 @@ class Answer:
     decision: In the numbers of the question: places, then the joining nodes.
       Its pipelines may have other nodes, see `numbers`.
     places: The places from now on.
-    numbers: For each of them, the number of its node in the question.
+    numbers: For each place, the number of its node in the question.
     delay: Delay of the step in flight, or the pause between two steps; the time
       to detect a loss is added to it.
   """
@@ -70,7 +70,7 @@ class Numbered(NamedTuple):
 
 
 class Decider:
-  """Decides for one ladder and one planner; `empty` has no node."""
+  """Decides for one ladder and one planner; `empty` are places of no node."""
 
   MAX_ANSWERS = 20_000  # The cache is cleared at this size.
 

@@ -99,9 +99,6 @@ def simulate(
 
   If the trace has prices, those of the spot market are paid.
 
-  Args:
-    keep_moments: Whether the outcome has its moments.
-
   Raises:
     base.InfeasibleError: There are never enough nodes for the policy.
     ValueError: A throughput table lacks a number of nodes.

@@ -77,7 +77,7 @@ def register(name: str, settings: Settings) -> None:
 def find(name: str) -> Settings:
   """Returns a policy of `OWN`, `POLICIES` or `PLANNERS`, in this order.
 
-  Or that of a function of the user's own, "file.py:function".
+  The name "file.py:function" stands for the policy that the function returns.
   """
   if base.is_function_name(name):
     function = base.find_function(name, what="policy")

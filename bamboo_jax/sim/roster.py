@@ -15,7 +15,7 @@ class Node:
 
 
 class News(NamedTuple):
-  """Nodes that joined, that left, and that have notice, at one instant."""
+  """The nodes that joined, left, or got a preemption notice at an instant."""
 
   added: tuple[Node, ...] = ()
   lost: tuple[Node, ...] = ()

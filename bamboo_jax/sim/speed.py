@@ -59,7 +59,7 @@ class ProfileSpeed:
   """Predicts steps from the costs of layers; caches played steps.
 
   `num_microbatches` is the total over all pipelines; with `split`, `predictor`
-  assigns them when pipelines are formed. `reroute` is that of the ladder.
+  assigns them when pipelines are formed. `reroute` is as in `ladder.Ladder`.
   """
 
   def __init__(
@@ -103,7 +103,7 @@ class ProfileSpeed:
     return self._cost(pipelines, pipelines, counts)
 
   def finish(self, rung: str, before: Pipelines, after: Pipelines) -> Delay:
-    """Returns the delay of the step; the mean over times of death."""
+    """Returns the delay of a step with losses, averaged over times of death."""
     counts = self._split(before)
     if rung == "shadow":
       longer_ms, played = 0.0, self._played_pause_ms

@@ -27,8 +27,8 @@ Pipelines = Sequence[pipelines_lib.Pipeline]
 class StepCost:
   """A step of given pipelines, with its trained and dropped samples.
 
-  The shares of the time of training nodes are those of `accounting`; the rest
-  is the bubble.
+  `useful`, `redundant` and `communication` are fractions of the time of nodes
+  with a stage; the rest is the bubble.
   """
 
   secs: float
@@ -75,7 +75,10 @@ class Speed(Protocol):
     """
 
   def finish(self, rung: str, before: Pipelines, after: Pipelines) -> Delay:
-    """Returns the delay of a step with losses; rung "shadow" or "reroute"."""
+    """Returns the delay of a step in which nodes are lost.
+
+    `rung` is the one taken, "shadow" or "reroute".
+    """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -201,7 +204,7 @@ class SizedStep:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-  """The times of a cluster; the first of `steps` is of all its nodes."""
+  """The times of a cluster; the first of `steps` is that with all its nodes."""
 
   durations: Durations
   steps: tuple[SizedStep, ...]
@@ -222,7 +225,7 @@ class Measured:
 
 
 def read_measured(path: str | os.PathLike[str]) -> Measured:
-  """Reads a file; raises `OSError`, or `ValueError` for any other file."""
+  """Reads a file of `Measured.to_json`; raises `OSError` or `ValueError`."""
   try:
     content = json.loads(pathlib.Path(path).read_text(encoding="utf-8-sig"))
   except ValueError as error:
@@ -231,7 +234,7 @@ def read_measured(path: str | os.PathLike[str]) -> Measured:
 
 
 class MeasuredSpeed:
-  """A `Speed` with measured steps; `whole` are the steps of all nodes."""
+  """A `Speed` with measured steps; `whole` is the step with all nodes."""
 
   def __init__(
       self, speed: Speed, measured: Measured, *, whole: Pipelines
@@ -242,7 +245,7 @@ class MeasuredSpeed:
     self._factor = self._costs[_size(whole)].cost.secs / predicted_secs
 
   def step(self, pipelines: Pipelines, *, drops: bool) -> StepCost:
-    """Returns the cost of a step, measured if one of that size was."""
+    """Returns the cost of a step, measured if one of that size was measured."""
     if found := self._costs.get(_size(pipelines)):
       return found.cost
     cost = self._speed.step(pipelines, drops=drops)

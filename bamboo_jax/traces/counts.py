@@ -30,12 +30,12 @@ def infer_nodes(
     notes: Sequence[str] = (),
     **trace: Any,
 ) -> trace_lib.Trace:
-  """Returns a trace with these numbers of live nodes; drops are random.
+  """Returns a trace with these numbers of live nodes; lost nodes are random.
 
   Args:
     steps: For each zone, times in ms, and the live nodes from then on.
     notes: Assumptions of the reader.
-    **trace: Other fields of the trace but `events`.
+    **trace: Fields of the trace other than `events`.
 
   Raises:
     ValueError: No node is ever alive, or the trace has no duration.
@@ -78,7 +78,10 @@ def _check_size(steps: Iterable[Sequence[trace_lib.Step]], name: str) -> None:
 def parse_counts(
     lines: Sequence[tuple[int, str]], *, source: str, zone: str, seed: int
 ) -> trace_lib.Trace:
-  """Returns the trace of lines; a `ValueError` names the line."""
+  """Returns the trace of numbered lines with counts of live nodes.
+
+  A `ValueError` names the line.
+  """
   steps: dict[int, int] = {}
   for number, line in lines:
     cells = [cell.strip() for cell in line.split(",")]
@@ -108,8 +111,8 @@ def parse_json(
   """Returns the trace of a JSON file; `ValueError` names line or key.
 
   `zone`, which may be empty, is the zone of a plain list. If the `meaning` is
-  "preempted", the size of the cluster is the largest simultaneous loss, at
-  least one.
+  "preempted", numbers are losses; the cluster then has as many nodes as the
+  largest simultaneous loss, at least one.
   """
   if meaning not in MEANINGS:
     raise ValueError(base.suggest(meaning, MEANINGS, what="json_data"))

@@ -17,8 +17,8 @@ _Timed = TypeVar("_Timed", trace_lib.Event, trace_lib.Price)
 def scale(trace: Trace, *, num_nodes: int | None, time_scale: float) -> Trace:
   """Returns the trace with times multiplied by `time_scale`, in whole ms.
 
-  0.1 is ten times as fast. `num_nodes` is for `scale_nodes`, None keeps all.
-  Raises `ValueError` if no event remains.
+  `num_nodes` is for `scale_nodes`, None keeps all. Raises `ValueError` if no
+  event remains.
   """
   if num_nodes is not None:
     trace = scale_nodes(trace, num_nodes)

@@ -21,7 +21,7 @@ class BackgroundCompiler:
   """Compiles one job after the other in a thread.
 
   A program that fails to compile would be missing after a death, or block a
-  joining node for ever, so its error ends this member with its next vote.
+  joining node forever, so its error ends this member with its next vote.
   """
 
   def __init__(
@@ -78,9 +78,10 @@ class BackgroundCompiler:
     self._thread.shutdown(cancel_futures=True)
 
   def newest_ready(self) -> int:
-    """Returns the newest compiled view; starts to compile a newer one.
+    """Returns the newest view whose programs are compiled, by its number.
 
-    Raises `base.CompilationError` if a job has failed.
+    Starts to compile for a newer view. Raises `base.CompilationError` if a job
+    has failed.
     """
     if self._error is not None:
       raise base.CompilationError(
@@ -99,8 +100,8 @@ class BackgroundCompiler:
   def prepare_nodes(self, alive: Collection[int]) -> None:
     """Compiles the roles of local nodes in a run with nodes `alive`; blocks.
 
-    A local node without a role may get any once more nodes join, so it compiles
-    those of a spare.
+    A local node without a role may get any role once more nodes join, so it
+    compiles the programs of a spare.
     """
     self._is_under_way = True
     layout = self._state.plan(alive).layout

@@ -62,8 +62,8 @@ def train_and_evaluate(
       time, which saves and ends the run after the current step, and returns
       whether training has begun.
     callbacks: Each is called after every committed step.
-    settles: Whether to wait for unfinished saves however this returns, as a
-      process must that continues and may use the workdir.
+    settles: Whether to wait for unfinished saves even after an exception;
+      needed if the process goes on and may use the workdir again.
 
   Raises:
     ValueError: The config is inconsistent or of another run than `workdir`, or
@@ -142,7 +142,6 @@ def train_in_cluster(
   """Trains on one node of a cluster, together with the other nodes; blocks.
 
   Args:
-    config: The options of the run.
     agent: Socket connected to the agent of this node.
     workdir: Folder of the run, shared by all nodes.
     stamp: Identity of the run; `base.FencedError` once the workdir belongs to
@@ -210,7 +209,7 @@ def train_in_cluster(
 
 
 def use_devices(config: config_lib.Config, num_nodes: int) -> bool:
-  """Makes devices for nodes; returns whether transfers have their own.
+  """Makes devices for nodes; returns whether transfers have separate devices.
 
   Call before anything else starts JAX.
   """

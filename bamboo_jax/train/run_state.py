@@ -32,7 +32,7 @@ from bamboo_jax.train.members import cohort as cohort_lib
 class Statuses:
   """A member's reports on its nodes, by number.
 
-  `silent_secs` is how long lost nodes had been silent, see `Cohort`.
+  `silent_secs`: how long lost nodes had been silent, see `Cohort.silent_secs`.
   """
 
   by_node: Mapping[int, agreement_lib.Status]
@@ -62,7 +62,7 @@ class RunState:
     rollbacks: Number of returns to a checkpoint.
     layout: Node of each stage and replica.
     rung: Rung of the last change between two steps; "none" before the first.
-    slow: Slow nodes that shall give shares away, by how much they are slow.
+    slow: Slow nodes that must give shares away, with their slowdown.
     damaged: Steps whose checkpoints were found damaged, until a step is
       committed.
   """
@@ -223,7 +223,7 @@ class RunState:
     cohort.adopt(min(seen.values()))
 
   def plan(self, alive: Collection[int]) -> assignment.Change:
-    """Returns the change to make between two steps if nodes `alive` were in."""
+    """Returns the change between two steps if nodes `alive` were members."""
     return self._plan(self.cohort.newest, {*alive, *self.layout.nodes})
 
   def _plan(

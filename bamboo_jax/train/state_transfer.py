@@ -76,7 +76,7 @@ class StateTransfer:
     self._fetched = {}
 
   def forget(self) -> None:
-    """Drops state fetched for a change of the layout that was discarded."""
+    """Drops fetched state, for a change of the layout that was discarded."""
     self._fetched, self.fetched_for = {}, -1
 
   def put(self, node: int, stage: int, state: spec_lib.StageState) -> None:

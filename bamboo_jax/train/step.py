@@ -104,8 +104,8 @@ class Committed:
     span_secs: From its start to the end of its last pass; 0 if not measured.
     sums_secs: Mean time per node of summing gradients, without waiting.
     planned: Timelines planned at its start, by pipeline, of all nodes.
-    filled: Effect of redundant forward passes that filled waits, and
-    placed: that of the same passes placed ahead; None if none could.
+    filled: Effect of redundant forward passes that filled waits, or None.
+    placed: Predicted effect of the same passes, if they were placed ahead.
   """
 
   steps: int
@@ -319,7 +319,7 @@ class Step:
     return layer_arrays.find_nonfinite(arrays) or ""
 
   def bury(self) -> None:
-    """Drops local nodes that have died, with their state."""
+    """Deletes the arrays of local nodes that have died."""
     for node in self._engine.nodes.keys() - self._cohort.hosted:
       self._recorder.forget(node)
       self._engine.kill(node)

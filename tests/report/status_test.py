@@ -75,8 +75,8 @@ class StatusTest(absltest.TestCase):
         [
             "run=run view=4",
             "reason: n1 left: SIGKILL",
-            "spares: nobody",
-            "leaving: nobody",
+            "spares: none",
+            "leaving: none",
             "no members: n1 (b)",
             "survived: not known while training stands still",
         ],

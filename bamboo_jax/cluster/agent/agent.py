@@ -33,7 +33,7 @@ _MOST_CALLS = 16  # Concurrent calls to the store; each flow has one.
 
 
 class Agent:
-  """One agent; `run` is its life."""
+  """The shell of one agent; `run` blocks until the agent has ended."""
 
   def __init__(
       self,
@@ -62,7 +62,7 @@ class Agent:
 
   @property
   def state(self) -> state_lib.State:
-    """The state, to look at."""
+    """The state of the core, to be read only."""
     return self._state
 
   @property

@@ -85,7 +85,10 @@ def _register(state: state_lib.State) -> events_lib.Flow:
 
 
 def look(state: state_lib.State) -> events_lib.Flow:
-  """Finds agents and views in the store that this agent does not know yet."""
+  """Polls the store, until the end, for agents and views not known yet.
+
+  Connects to the agents and adopts the views; retries after `OSError`.
+  """
   while True:
     try:
       published = state.published
@@ -125,9 +128,9 @@ def _find_origin(state: state_lib.State) -> events_lib.Flow:
 
 
 def take_number(state: state_lib.State) -> events_lib.Flow:
-  """Returns the number of this node, once the first nodes are known.
+  """Returns the number of this node, once all of the first nodes are known.
 
-  If not all join in time, numbers follow the order of joining.
+  If some of them do not join in time, numbers follow the order of joining.
   """
   options = state.options
   ask = lambda method, *args: state.ask(events_lib.store(method, *args))

@@ -218,7 +218,7 @@ class Listen:
 
 @dataclasses.dataclass(frozen=True)
 class StartWorker:
-  """Starts the worker: the number of its node, and the stamp of its run."""
+  """Starts the worker of node `number` in the run that `stamp` identifies."""
 
   number: int
   stamp: str

@@ -11,7 +11,7 @@ from bamboo_jax.cluster.agent import state as state_lib
 
 
 class Sample(NamedTuple):
-  """One number, without the prefix "bamboo_" of its name."""
+  """A metric and its value; `name` lacks the prefix "bamboo_"."""
 
   name: str
   meaning: str
@@ -19,10 +19,10 @@ class Sample(NamedTuple):
 
 
 def find_samples(state: state_lib.State) -> list[Sample]:
-  """Returns what an agent knows in numbers; pure.
+  """Returns the metrics of an agent; pure.
 
-  The metrics of steps are known to the agent whose worker writes the log; of
-  others they are absent, or old: see "reported_step".
+  Only an agent whose worker writes the log knows the metrics of steps. Those of
+  other agents are absent or outdated: see "reported_step".
   """
   view, status = state.roster.view, state.status
   samples = [
@@ -66,10 +66,10 @@ class _Collector(registry_lib.Collector):
 def serve(
     port: int, *, host: str, state: Callable[[], state_lib.State | None]
 ) -> int:
-  """Serves the metrics in a daemon thread from now on; returns the port.
+  """Serves the metrics in a daemon thread; returns the port.
 
-  `state` returns that of the present agent. Raises `OSError` if the port is in
-  use.
+  `state` returns the state of the current agent, or None before there is one.
+  Raises `OSError` if the port is in use.
   """
   registry = prometheus_client.CollectorRegistry()
   registry.register(_Collector(state))

@@ -83,7 +83,7 @@ def tell_assignment(state: state_lib.State, incarnation: str) -> None:
 
 
 def lose(state: state_lib.State, incarnation: str, reason: str) -> None:
-  """Connects to an agent again, at once."""
+  """Reconnects to an agent at once, after its connection has broken."""
   member = state.roster.known.get(incarnation)
   if member is None or state.is_ending:
     return
@@ -123,9 +123,10 @@ def fail(
 
 
 def mend(state: state_lib.State, incarnation: str) -> None:
-  """Withdraws the suspicion after a refusal: the network was the cause.
+  """Withdraws the suspicion of an agent whose host accepts connections again.
 
-  If either end is not a member, the agent has to be reached first.
+  The network was then the cause of the refusal. If this agent or the other is
+  not a member, the suspicion stays until they are connected.
   """
   roster = state.roster
   if roster.is_member and roster.view.find(incarnation):

@@ -163,9 +163,9 @@ def _publish(state: state_lib.State, wait_secs: float) -> events_lib.Flow:
 def find_unpublished(
     state: state_lib.State, found: Collection[views.View], published: int
 ) -> None:
-  """Rewrites views that the store has lost, because it went back in time.
+  """Writes views again that the store has lost, such as after a restore.
 
-  It returned `found` after views up to `published` had been written.
+  The store returned `found` after views up to `published` had been written.
   """
   there = max((view.number for view in found), default=0)
   if there < published == state.published == state.roster.view.number:
@@ -232,7 +232,10 @@ def learn(state: state_lib.State, found: Collection[views.View]) -> None:
 
 
 def hear_of(state: state_lib.State, view: views.View) -> None:
-  """Adopts a view; a member also those before it."""
+  """Adopts a view of another agent, after reading those in between.
+
+  Agents that are not members need not know the views in between.
+  """
   known = state.roster.view.number
   if known in (0, view.number - 1) or not state.roster.is_member:
     adopt(state, view)

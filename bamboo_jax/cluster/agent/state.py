@@ -53,7 +53,7 @@ class Options:
 
 
 class State:
-  """The state of one agent; no other has ever had its incarnation."""
+  """The state of one agent, whose `incarnation` is unique in the run."""
 
   def __init__(self, options: Options, *, incarnation: str) -> None:
     self.options = options
@@ -186,7 +186,7 @@ class State:
   # Actions.
 
   def do(self, action: Any) -> None:
-    """Adds an action."""
+    """Adds an action, which the shell carries out after this event."""
     self.actions.append(action)
 
   def send(self, message: Any, to: Iterable[str] | None = None) -> None:

@@ -26,9 +26,9 @@ _DEATH_SECS = 10.0  # That the kernel may take to remove it.
 
 
 class WorkerProcess:
-  """One worker; `events` gets its messages and exit.
+  """One worker process; `events` gets its messages and its exit.
 
-  It is `spare` if that waits for its command.
+  It is the forked process `spare` if given, else a spawned one.
   """
 
   def __init__(
@@ -58,7 +58,7 @@ class WorkerProcess:
     self._tasks = [asyncio.create_task(work) for work in works]
 
   def send(self, message: Any) -> None:
-    """Sends to the worker unless it is gone; before its start, keeps it."""
+    """Sends a message to the worker; before its start, queues it."""
     if self._writer is None:
       self._early.append(messages.encode(message))
     elif not self._writer.is_closing():
@@ -72,8 +72,8 @@ class WorkerProcess:
   def kill_hanging(self) -> None:
     """Kills the process once it has written the stacks of its threads.
 
-    It needs not answer: `faulthandler` does, in its signal handler. A stopped
-    process cannot, so it is killed at once.
+    The worker's code need not respond: `faulthandler` writes them in its signal
+    handler. A stopped process cannot, so it is killed at once.
     """
     if self._process is None or self.is_stopped():
       self.kill()

@@ -28,13 +28,13 @@ class Endpoint:
 
 
 def write(workdir: pathlib.Path, endpoint: Endpoint) -> None:
-  """Writes the file."""
+  """Writes `endpoint.json` in `workdir`."""
   text = json.dumps(dataclasses.asdict(endpoint))
   base.write_atomically(workdir / _NAME, text + "\n")
 
 
 def remove(workdir: pathlib.Path) -> None:
-  """Removes the file, if there is one."""
+  """Removes `endpoint.json` from `workdir`, if it exists."""
   (workdir / _NAME).unlink(missing_ok=True)
 
 

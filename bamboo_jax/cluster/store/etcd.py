@@ -385,8 +385,8 @@ def _code(text: str) -> str:
 
 
 def decode(text: str) -> str:
-  """Returns a key or a value as it was before it travelled.
+  """Returns the text of a base64 key or value.
 
-  Bytes that are no text have no valid signature.
+  Bytes that are not UTF-8 are replaced, so that their signature is invalid.
   """
   return base64.b64decode(text).decode(errors="replace")

@@ -42,7 +42,10 @@ Calls = Generator[tuple[str, ...], Any, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-  """The right to write: a life of a run; of one run the last to begin."""
+  """The right to write, of the life of run `stamp` that began in view `epoch`.
+
+  Among lives of one run, the latest has the right.
+  """
 
   stamp: str
   epoch: int = 0
@@ -282,7 +285,7 @@ class Fence:
 
 
 def check(fence: Fence, claim: Claim) -> None:
-  """Raises `base.FencedError` if others than `claim` may write.
+  """Raises `base.FencedError` unless `claim` is still the one that may write.
 
   Retries for a while if the folder cannot be read, as agents do.
   """

@@ -47,11 +47,11 @@ def _is_faulty(path: str) -> bool:
 
 
 class PrivateEtcd:
-  """Starts etcd with an empty store; empties `folder`.
+  """An etcd of its own for a run, started with an empty store.
 
-  It listens on `port` of `host`, 0 for a free port. Connections to its
-  `endpoint` need a certificate from the `secret` of the run, as those of
-  `client` have; none if that is None.
+  It empties `folder` and listens on `port` of `host`, 0 for a free port. If
+  there is a `secret`, connections to its `endpoint` use TLS with a certificate
+  derived from it, as `client` does.
   """
 
   def __init__(

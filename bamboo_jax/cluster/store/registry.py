@@ -162,7 +162,10 @@ class Registry:
     return {n: tickets[n].zone for n in sorted(tickets, key=by_name)}
 
   def agree_to_place(self, is_complete: bool) -> bool:
-    """Returns whether the first nodes are placed; the first value counts."""
+    """Agrees with all nodes whether the first ones are placed by zone.
+
+    The first caller's `is_complete` decides; returns it.
+    """
     if self._create("placed", json.dumps(is_complete)):
       return is_complete
     return self._etcd.get(f"{self._prefix}/placed") == "true"

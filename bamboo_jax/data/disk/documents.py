@@ -71,8 +71,8 @@ def is_hub_dataset(path: pathlib.Path) -> bool:
 def find_parts(paths: Sequence[pathlib.Path], part_bytes: int) -> list[Part]:
   """Returns the parts of files and of folders of `datasets`, in order.
 
-  Each has about `part_bytes` of lines or texts; others have row groups of
-  Parquet, or 65,536 rows.
+  A part of texts or lines has about `part_bytes`; of Parquet, as many row
+  groups; of other records, at most 65,536 rows.
 
   Raises `base.DataError` for a file that cannot be read.
   """
@@ -103,11 +103,11 @@ def find_parts(paths: Sequence[pathlib.Path], part_bytes: int) -> list[Part]:
 
 
 def read_part(part: Part, fields: Sequence[str]) -> Iterator[Document]:
-  """Yields the documents of a part, those without any text too.
+  """Yields the documents of a part, including those without any text.
 
   Args:
-    fields: Of records: one with the text or the tokens; or two, with a prompt
-      and a completion.
+    fields: Names of the fields of records: one with the text or its tokens, or
+      two with a prompt and a completion.
 
   Raises:
     base.DataError: A row is damaged, or lacks a field; names it.

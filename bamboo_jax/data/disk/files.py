@@ -57,12 +57,14 @@ def make_files(
     packing: "stream": documents end to end; or "whole": only whole ones.
     loss: "all" tokens, or those of the "completion"; None: the latter if
       `field` has two names.
-    field: Of records: with the text or its tokens. "prompt,completion": two.
-    tokenizer: Of texts and records: a tokenizer.json or a SentencePiece file,
+    field: Field of records with the text or its tokens; or two such fields, as
+      "prompt,completion".
+    tokenizer: For texts and records: a tokenizer.json or a SentencePiece file,
       or the folder of one; None: each byte is a token.
-    dtype: Of a .bin without a header; None: "uint16".
+    dtype: Type of tokens in a .bin without a header; None: "uint16".
     end_token: Ends a document in files without an index.
-    cache_dir: Of tokenized texts; None: bamboo_jax/tokens in the user's cache.
+    cache_dir: Folder of tokenized texts; None: bamboo_jax/tokens in the user's
+      cache.
 
   Raises:
     ValueError: An option is impossible.

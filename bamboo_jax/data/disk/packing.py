@@ -58,7 +58,10 @@ class Options:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Spans:
-  """Spans of one file; `starts` is None if all have the same length."""
+  """The spans of one file, `count` in all, each with the tokens of a sample.
+
+  `starts` are their first tokens, and the end; None if each has `length`.
+  """
 
   file: token_files.TokenFile
   count: int
@@ -66,7 +69,7 @@ class Spans:
   starts: np.ndarray | None
 
   def span(self, number: int) -> tuple[int, int]:
-    """Returns the first and the last token of a span, exclusive."""
+    """Returns the first token of a span, and the first one after it."""
     if self.starts is None:
       return number * self.length, (number + 1) * self.length
     return int(self.starts[number]), int(self.starts[number + 1])
@@ -78,10 +81,10 @@ def make_source(
     options: Options,
     **facts: Any,
 ) -> samples.Source:
-  """Returns "inputs" and "targets", int32 [S, L] each.
+  """Returns a source of samples "inputs" and "targets", int32 [S, L] each.
 
   Args:
-    files: Of the training tokens.
+    files: The training tokens.
     heldout: Files for evaluation, in order; or the share of spans, the last
       ones, that are held out.
     **facts: Other fields of the source.

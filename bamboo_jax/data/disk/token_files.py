@@ -81,7 +81,7 @@ class TokenFile:
   """Tokens of one file; thread-safe.
 
   Attributes:
-    name: In messages, and without its folder in a manifest.
+    name: Path, for messages; a manifest has it without the folder.
     vocab_size: Exclusive bound of the tokens.
     end: Token that ends a document; None if there is none.
     index: Documents of the file; None: by `end`.
@@ -192,8 +192,9 @@ def open_file(
   """Returns a file of tokens.
 
   Args:
-    dtype: Of a .bin without a header, of `DTYPES`; None: "uint16".
-    vocab_size: By default any.
+    dtype: Type of the tokens in a .bin without a header, one of `DTYPES`; None:
+      "uint16".
+    vocab_size: Exclusive bound of the tokens; None: no bound.
     end: Token that ends a document.
 
   Raises:
@@ -251,7 +252,9 @@ def describe_file(path: pathlib.Path, name: str) -> corpus.Entry:
 def write_index(
     path: pathlib.Path, lengths: Sequence[int], *, dtype: np.dtype, parts: int
 ) -> None:
-  """Writes the .idx of a .bin; its last step, so that it marks a whole file.
+  """Writes the .idx file of a .bin file, in Megatron's format.
+
+  Call it last: a .bin is complete if it has an index.
 
   Args:
     lengths: Tokens of each sequence.

@@ -33,14 +33,14 @@ _DOCUMENTS_AT_ONCE = 256
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """What to write.
+  """The documents to tokenize, and how.
 
   Attributes:
     paths: Files and folders of `datasets`, see `documents`.
     names: Their names in manifests.
     tokenizer: See `vocabularies.read_vocabulary`.
     fields: One or two, see `documents.read_part`.
-    part_bytes: Size of a part, about.
+    part_bytes: Approximate size of a part.
   """
 
   paths: tuple[pathlib.Path, ...]
@@ -124,7 +124,10 @@ def run(
 
 
 def check_facts(out: pathlib.Path, facts: dict[str, Any]) -> None:
-  """Raises `ValueError` if a folder has tokens of other files or settings."""
+  """Raises `ValueError` if `out` has tokens of other files or settings.
+
+  `facts` are those of `Task.describe`.
+  """
   if not (out / FACTS).exists():
     return
   found = json.loads((out / FACTS).read_bytes())
@@ -163,7 +166,7 @@ def read_facts(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def digest_of(facts: Mapping[str, Any]) -> str:
-  """Returns what identifies the tokenizer of facts; "" if it is unknown."""
+  """Returns the digest of the tokenizer in `facts`; "" if it is unknown."""
   return str(facts.get("vocab_sha256", facts.get("tokens", "")))
 
 

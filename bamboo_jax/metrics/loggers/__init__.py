@@ -3,5 +3,5 @@
 background  runs a logger in a thread, and drops it when it fails
 csv_file    metrics.csv
 tensorboard scalars for TensorBoard
-wandb_run   one run of Weights & Biases, whoever writes
+wandb_run   one run of Weights & Biases, for all members
 """

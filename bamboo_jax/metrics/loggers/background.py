@@ -18,8 +18,8 @@ _CLOSE_SECS = 15.0  # For what is still to be sent at the end.
 class Background:
   """A `logger.Logger` around another one, made by `make` in its thread.
 
-  `make` takes the step after which lines follow; later ones, of an earlier
-  process or of steps that are repeated, are void.
+  `make(step)` is called at the start and after each `rewind`. It removes what
+  was logged after `step`, by an earlier process or before a rollback.
   """
 
   def __init__(

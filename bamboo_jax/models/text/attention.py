@@ -79,7 +79,7 @@ def restart(document_SL: Array) -> Array:
 def check_implementation(
     name: str | None, *, dtype: str, dropout_rate: float
 ) -> None:
-  """Raises `ValueError` unless the kernel supports causal attention so."""
+  """Raises `ValueError` unless the kernel `name` supports these options."""
   if name is None:
     return
   if name not in IMPLEMENTATIONS:

@@ -20,13 +20,13 @@ _SEED = 42  # Of dropout, which there is none of.
 
 
 def supports(dtype: Any, length: int, width: int) -> bool:
-  """Returns whether cuDNN takes heads of that width, and is worth it."""
+  """Returns whether attention of such heads is by cuDNN, on CUDA."""
   fits = width % 8 == 0 and width <= _MAX_WIDTH
   return dtype == jnp.bfloat16 and fits and length > _MIN_LENGTH
 
 
 def forward(q_SLHK: Array, k_SLGK: Array, v_SLGK: Array) -> tuple[Array, Array]:
-  """Returns attention, and the logarithms of its sums, float32 [S, H, L]."""
+  """Returns attention, and the log-sum-exp of its scores, float32 [S, H, L]."""
   out_SLHK, sums_SHL = fused._dot_product_attention_fwd_p_wrapper.bind(
       *_arguments(q_SLHK, k_SLGK, v_SLGK),
       **_options(q_SLHK),
@@ -54,9 +54,10 @@ def backward(
 
 @jax.custom_vjp
 def attend(q_SLHK: Array, k_SLGK: Array, v_SLGK: Array) -> Array:
-  """Returns attention; by JAX's kernel on other platforms than CUDA.
+  """Returns attention; by JAX's kernel on platforms other than CUDA.
 
-  Their backward pass computes scores again, so that all keep the same.
+  Both backward passes recompute the scores, so that residuals do not depend on
+  the platform.
   """
   return _attend_forward(q_SLHK, k_SLGK, v_SLGK)[0]
 

@@ -47,9 +47,9 @@ class Shape:
       long sequences of bfloat16 without dropout.
     loss_chunk: Vocabulary entries whose logits are in memory at a time, to save
       memory. None: all.
-    vocab_multiple: Of which the rows of embedding and head are a multiple, as
-      meshes need it. Rows beyond `vocab_size` count nothing and are not
-      exported. None: no more rows.
+    vocab_multiple: The rows of embedding and head are padded to a multiple of
+      this, as meshes need it. Rows beyond `vocab_size` count nothing and are
+      not exported. None: no padding.
   """
 
   num_blocks: int

@@ -52,9 +52,9 @@ class Shape:
       GPUs); None: on GPUs cuDNN's where it can, else "xla".
     loss_chunk: Vocabulary entries whose logits are in memory at a time, to save
       memory. None: all.
-    vocab_multiple: Of which the rows of embedding and head are a multiple, as
-      meshes need it. Rows beyond `vocab_size` count nothing and are not
-      exported. None: no more rows.
+    vocab_multiple: The rows of embedding and head are padded to a multiple of
+      this, as meshes need it. Rows beyond `vocab_size` count nothing and are
+      not exported. None: no padding.
     documents: As of `gpt2.Shape`.
     lora_rank: This and the next two are those of `lora.Shape`.
   """

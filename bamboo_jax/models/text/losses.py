@@ -162,7 +162,10 @@ class _Chunks:
   def logits(
       self, h_TD: Array, weight: Array, start: Array
   ) -> tuple[Array, Array]:
-    """Returns logits and their vocabulary indices; -inf and -1 if not new."""
+    """Returns the logits of a chunk, and their vocabulary indices.
+
+    They are -inf and -1 for entries of the chunk before, and for padding.
+    """
     logits_TC = _project(self.vocab_first, h_TD, self.cut(weight, start))
     first = jnp.minimum(start, weight.shape[self.axis] - self.size)
     entry_C = first + jnp.arange(self.size)
@@ -175,7 +178,7 @@ class _Chunks:
     )
 
   def fold(self, function: Any, first: Any, weight: Array) -> Any:
-    """Folds `function` over the chunks; its argument is each chunk's start."""
+    """Folds `function(carry, start)` over the starts of all chunks."""
     starts = jnp.arange(0, weight.shape[self.axis], self.size)
     step = lambda seen, start: (function(seen, start), None)
     return jax.lax.scan(step, first, starts)[0]

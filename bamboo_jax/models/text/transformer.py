@@ -56,7 +56,7 @@ def make_decoder(
     *functions: Callable[..., base.PyTree],
     embed_reads_documents: bool = False,
 ) -> model_lib.Model:
-  """Returns a model of the next token, as `make_model`.
+  """Returns a model that predicts the next token; arguments as of `make_model`.
 
   With `shape.documents` each attention reads "documents" of the microbatch, and
   so does the embedding if its positions depend on them.
@@ -77,7 +77,7 @@ def make_decoder(
 def dense(
     features: int, name: str, dtype: jax.typing.DTypeLike, *, bias: bool = True
 ) -> nn.Dense:
-  """Returns a product with float32 weights."""
+  """Returns a flax layer that is a matrix product, with float32 weights."""
   return nn.Dense(
       features, use_bias=bias, dtype=dtype, kernel_init=NORMAL, name=name
   )
@@ -100,7 +100,7 @@ def embed_tokens(
 
 
 def num_rows(shape: Any) -> int:
-  """Returns the entries of the vocabulary, with padding that never counts."""
+  """Returns the rows of embedding and head, padding included."""
   multiple = getattr(shape, "vocab_multiple", None) or 1
   return -(-shape.vocab_size // multiple) * multiple
 

@@ -7,9 +7,9 @@ SCHEDULES = ("1f1b", "gpipe")
 
 
 def in_flight_limits(schedule: str, num_stages: int) -> tuple[int, ...] | None:
-  """Returns the bound of each stage that rows must keep; None: no bound.
+  """Returns the microbatches in flight that a schedule allows on each stage.
 
-  `ValueError` for a schedule other than "1f1b" and "gpipe".
+  None: any number. `ValueError` for a schedule other than "1f1b" and "gpipe".
   """
   if schedule not in SCHEDULES:
     raise ValueError(base.suggest(schedule, SCHEDULES, what="schedule"))

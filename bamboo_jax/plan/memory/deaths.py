@@ -34,7 +34,6 @@ class Duty:
   """The stages that a node owns and those of which it holds replicas.
 
   Attributes:
-    node: The node.
     owned: Stages that it owns.
     replicas: Stages of which it is the shadow.
     victim: The node whose death led to these roles; None without a death, or

@@ -39,7 +39,7 @@ def explain_split(
 def explain_need(
     need_bytes: int, limit_bytes: int, upkeep: upkeep_lib.Upkeep
 ) -> str:
-  """Returns the end of a message: need, excess and remedies."""
+  """Returns the end of a message: the need, the excess, and remedies."""
   size = needs.format_size
   return (
       f"needs {size(need_bytes)}, which is {size(need_bytes - limit_bytes)} "

@@ -35,7 +35,7 @@ class _Charge(NamedTuple):
 
 
 class MemoryModel:
-  """Memory of owners and of shadows; pure."""
+  """Memory needs of owners and shadows of any range of layers; pure."""
 
   def __init__(
       self,
@@ -49,12 +49,9 @@ class MemoryModel:
     """Makes a model of the memory of layers.
 
     Args:
-      costs: Costs of the layers, in model order.
       in_flight: Number of microbatches whose residuals each stage keeps.
-      upkeep: Memory of a node besides its stages.
       cuts: First layer of each unit after the first; by default every layer is
         a unit.
-      ties: Parameters shared by two layers.
     """
     self.in_flight = tuple(in_flight)
     self.upkeep = upkeep

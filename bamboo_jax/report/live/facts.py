@@ -31,12 +31,11 @@ class Known:
   """What is known of a run.
 
   Attributes:
-    name: Its name.
-    history: Of its log.
+    history: Points and events from its log.
     run: State in the store; None for a run that is over.
     price: Price of a node; None if the config names no instance.
     market: One of `prices.MARKETS`.
-    rows: Of `find_rows`.
+    rows: Result of `find_rows`.
     actions: Faults that buttons may cause.
   """
 
@@ -50,7 +49,7 @@ class Known:
 
 
 def find(known: Known) -> dict[str, Any]:
-  """Returns the value: head, metrics, nodes, recoveries, curve, rows, ..."""
+  """Returns the value of a page: head, metrics, nodes, recoveries, rows, ..."""
   history, nodes = known.history, _find_nodes(known)
   status = known.run.status if known.run else {}
   recoveries = {
@@ -108,7 +107,7 @@ def find_rows(
 
 
 def traced_rows(last: chrome_trace.TracedStep) -> dict[str, Any]:
-  """Returns the same of the last step in `trace.json`."""
+  """Returns the last step in `trace.json`, in the form of `find_rows`."""
   measured = rows_lib.pack(last.measured)
   return {
       "step": last.step,

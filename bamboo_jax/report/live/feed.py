@@ -23,9 +23,9 @@ class Feed:
   """Reads a run, in one thread.
 
   Args:
-    workdir: Folder of the run; None if it is not to be had here.
+    workdir: Folder of the run; None if this machine cannot read it.
     registry: Its store; None for a run that is over.
-    name: Of the run in the store.
+    name: Name of the run in the store.
     actions: Faults that buttons may cause.
   """
 

@@ -33,7 +33,7 @@ class History:
     events: Step, kind such as "join", and a sentence.
     recoveries: By view, as `find_recovery` returns them.
     last: The last line of a step; empty before.
-    totals: What had been spent by then.
+    totals: Totals of the account at the last step.
     num_tokens: Trained on and kept.
     owners: Number of the owner of each stage, by pipeline, at the end.
   """

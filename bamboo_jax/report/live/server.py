@@ -1,4 +1,4 @@
-"""Serves the page of a run on loopback, to who has its token.
+"""Serves the page of a run on loopback, to clients with its token.
 
   GET  /              the page, without data
   GET  /value         the value of `facts.find`
@@ -36,7 +36,7 @@ Act = Callable[[str, str], None]
 
 
 def make_token(secret: str) -> str:
-  """Returns the token of a run's page, which the secret cannot be found by."""
+  """Returns the token of a run's page, which does not reveal the secret."""
   return hashlib.sha256(f"page {secret}".encode()).hexdigest()[:32]
 
 
@@ -48,7 +48,6 @@ def start(
   Args:
     read: Returns the value, see `feed.Feed.read`; is called in another thread.
     token: Needed for everything but the empty page.
-    port: 0: any free one.
     act: Carries out a button, see `Director.cause`; raises `ValueError`.
 
   Raises:
@@ -107,7 +106,7 @@ class _Latest:
 async def stream(
     get: Callable[[], Any], pause_secs: float = _PAUSE_SECS
 ) -> AsyncIterator[str]:
-  """Yields the changed entries of a value as events, for ever."""
+  """Yields the changed entries of a value as events, endlessly."""
   sent: dict[str, Any] = {}
   sent_secs: dict[str, float] = {}
   while True:

@@ -45,7 +45,7 @@ def describe_processor() -> str:
 def count_threads() -> int:
   """Returns the number of threads of XLA:CPU in this process.
 
-  That of the cores, or what `NPROC` says, or of the devices if they are more.
+  It is `NPROC` or the number of cores, but at least the number of devices.
   """
   if hasattr(os, "sched_getaffinity"):
     num_cores = len(os.sched_getaffinity(0))

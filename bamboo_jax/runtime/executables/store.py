@@ -99,12 +99,11 @@ _of_process = ProgramStore()
 def use(folder: str | None = None) -> ProgramStore:
   """Routes all compilations of JAX in this process through the cache.
 
+  Returns the executables of this process.
+
   Args:
     folder: Shared with other processes; "" for none, None to keep the current
       one (at first none).
-
-  Returns:
-  The executables of this process.
   """
   if folder is not None:
     _of_process.folder = folder_lib.ProgramFolder(folder) if folder else None

@@ -40,7 +40,6 @@ def update_stage(
 
   Args:
     total: Final gradients, multiplied by `scale` here.
-    scale: Factor of the gradients.
     donate: Whether the former state is donated.
   """
   state = node.with_slots(stage, "device")

@@ -26,7 +26,10 @@ _no_more: MoreJobs = lambda lines: []
 
 
 def compile_all(engine: engine_lib.Engine, **options: Any) -> None:
-  """Runs `compile_jobs` in one thread per core; raises the first error."""
+  """Runs `compile_jobs`, with these options, in one thread per core; blocks.
+
+  Raises the first error of a job.
+  """
   pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
   jobs = compile_jobs(engine, **options)
   try:
@@ -42,7 +45,11 @@ def compile_jobs(
 ) -> list[Job]:
   """Returns the jobs that compile all programs of local nodes.
 
-  Includes those needed after the next death.
+  Includes the programs needed after the next death.
+
+  Args:
+    evaluate: Whether to include programs of evaluations.
+    more: The jobs of the executor, see `executor.Executor.jobs`.
   """
   jobs = _program_jobs(engine, engine.owners, engine.shadows, evaluate=evaluate)
   jobs += [
@@ -62,7 +69,7 @@ def compile_jobs_of(
     *,
     more: MoreJobs = _no_more,
 ) -> list[Job]:
-  """Returns the jobs of the programs and sums that other roles need."""
+  """Returns the jobs of the programs and sums that given roles need."""
   return [
       *_program_jobs(engine, owners, shadows),
       *_sum_jobs(engine, owners, lines),
@@ -71,7 +78,7 @@ def compile_jobs_of(
 
 
 def compile_jobs_of_spare(engine: engine_lib.Engine, node: int) -> list[Job]:
-  """Returns the jobs of the programs of a local node in any role."""
+  """Returns the jobs of all programs that a local node needs in any role."""
   stages = range(len(engine.specs))
   owned = _program_jobs(engine, [[node] * len(stages)], [{}])
   held = dict.fromkeys(stages, node)
@@ -126,7 +133,10 @@ def _sum_jobs(
 
 
 def find_partners(engine: engine_lib.Engine) -> list[int]:
-  """Returns the nodes that local ones need now, then those after a death."""
+  """Returns the nodes that exchange values with local nodes, in order of need.
+
+  First those of the current roles, then those of roles after a death.
+  """
   found: dict[int, None] = {}
   none: list[dict[int, int]] = [{} for _ in engine.owners]
   for groups in (
@@ -145,7 +155,7 @@ def find_groups(
     shadows: Shadows,
     lines: engine_lib.Lines,
 ) -> set[frozenset[int]]:
-  """Returns the nodes that exchange values in some roles, in groups."""
+  """Returns the groups of nodes that exchange values in given roles."""
   rows, copies = [row for row, _ in lines], ties.find_copies(engine.specs)
   groups: list[Iterable[int]] = []
   groups += [pair for row in rows for pair in itertools.pairwise(row)]

@@ -61,7 +61,7 @@ def read(started: Started) -> int:
 
 
 def add_up(array: jax.Array) -> jax.Array:
-  """Returns the two sums over an array, uint32 [2]; for use in `jit`."""
+  """Returns the two words of an array's fingerprint, uint32 [2]; for `jit`."""
   words = _to_words(array)
   at = jnp.arange(words.size, dtype=jnp.uint32)
   once = _mix(words + at * np.uint32(0x9E3779B1))

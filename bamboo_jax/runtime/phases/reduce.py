@@ -33,8 +33,8 @@ def find_channels(
 ) -> list[channel_lib.Channel]:
   """Returns the channels of the sums of a stage's units.
 
-  Their nodes are one for each computed share, then the owners that computed
-  none.
+  The nodes of each are those that computed the shares, one per share in order,
+  then owners without a share.
   """
   holder = {share: row[stage] for row, own in lines for share in own}
   nodes = [holder[share] for share in sorted(holder)]
@@ -135,7 +135,7 @@ def owned_totals(
 ) -> dict[tuple[int, int], spec_lib.Accumulator]:
   """Returns the sums by stage and local owner, where they are present.
 
-  A node that became the owner after the sum has the one from `refresh`.
+  A node that became the owner after the sum has the sum that `refresh` sent it.
   """
   nodes, totals = engine.nodes, engine.results.totals
   return {

@@ -12,7 +12,7 @@ import itertools
 import operator
 import statistics
 import time
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,13 +26,7 @@ from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import link as link_lib
 
-
-class _Link(NamedTuple):
-  """The time of a transfer or a sum, linear in its bytes."""
-
-  latency_ms: float
-  bytes_per_ms: float
-
+_Link = roofline_lib.Link
 
 # Assumed, by platform.
 _ASSUMED_LINK = {"cpu": _Link(0.2, 1e6), "gpu": _Link(0.05, 1e7)}
@@ -109,7 +103,7 @@ def estimate(
   rates = roofline or roofline_lib.find_rates(platform)
   link = _ASSUMED_LINK.get(platform, _ASSUMED_LINK["gpu"])
   if roofline is not None:
-    link = _Link(*roofline.link)
+    link = roofline.link
   seen, layers = {}, []
   for unit in _parts(spec):
     if unit.kind not in seen:

@@ -30,12 +30,18 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 _LATENCY_MS = 0.05  # Assumed, of a transfer between processes.
 
 
+class Link(NamedTuple):
+  """The time of a transfer or a sum, linear in its bytes."""
+
+  latency_ms: float
+  bytes_per_ms: float
+
+
 @dataclasses.dataclass(frozen=True)
 class Roofline:
   """Counts the times of layers on one GPU of a machine.
 
   Attributes:
-    machine: The machine.
     is_float32: Whether products are of float32 numbers.
     keeps_scores: Whether scores of attention go through memory.
   """
@@ -48,7 +54,7 @@ class Roofline:
   def of(
       cls, spec: spec_lib.StageSpec, machine: machines.Machine
   ) -> "Roofline":
-    """Returns the roofline of a model."""
+    """Returns the roofline for a model, according to its options."""
     shape = spec.model.fingerprint
     rate = shape.get("attention_dropout_rate", shape.get("dropout_rate", 0.0))
     is_float32 = not spec.is_mixed
@@ -61,12 +67,12 @@ class Roofline:
     return self.machine.pcie_bytes_per_sec / 1e3
 
   @property
-  def link(self) -> tuple[float, float]:
-    """Latency in ms and bytes per ms between two nodes."""
-    return _LATENCY_MS, self.machine.link_bytes_per_sec / 1e3
+  def link(self) -> Link:
+    """The link between two nodes."""
+    return Link(_LATENCY_MS, self.machine.link_bytes_per_sec / 1e3)
 
   def pass_ms(self, programs: programs_lib.KindPrograms, name: str) -> float:
-    """Returns the time of one of the four programs above."""
+    """Returns the time of a program of `KindPrograms`, such as "forward"."""
     if name in ("forward", "backward"):
       traced = programs.traced(name)
       # Efficiencies are shares of all products that are traced.
@@ -99,14 +105,14 @@ class Roofline:
 
 
 class Counted(NamedTuple):
-  """Assumed rates of a device per millisecond; divide XLA's counts."""
+  """A device whose time is XLA's counts over assumed rates per millisecond."""
 
   operations: float
   num_bytes: float
   host_bytes: float  # Between device and host memory.
 
   def pass_ms(self, programs: programs_lib.KindPrograms, name: str) -> float:
-    """Returns the time of a program."""
+    """Returns the time of a program of `KindPrograms`, by XLA's counts."""
     traced = programs.traced(name)
     counts = traced.lower().cost_analysis() or {}
     moved_ms = products.moved_bytes(traced) / self.num_bytes
@@ -142,7 +148,6 @@ def on_mesh(
 
   Args:
     profile: Of one GPU at its roofline.
-    machine: The machine.
     efficiency: Share of the roofline that passes reach, above 0.
     data: GPUs over which examples are cut.
     tensor: GPUs over which products are cut.

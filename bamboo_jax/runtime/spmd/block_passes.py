@@ -26,7 +26,7 @@ Data = tuple[base.PyTree, jax.Array]  # A microbatch, and the key for dropout.
 
 
 class BlockPasses:
-  """The passes of the blocks of any stage, which may be traced.
+  """The passes of the blocks of a stage, whose index may be traced.
 
   `spec` is the whole model as one stage, `params` are shapes by layer.
   """
@@ -84,9 +84,9 @@ class BlockPasses:
   ) -> tuple[base.PyTree, list[base.PyTree]]:
     """Runs the backward pass of the blocks of a stage.
 
-    `grad` is the gradient of the output. Returns that of the input, and
-    `grads`, arrays [stages of the node, blocks, ...], with those of the blocks
-    added in place.
+    `grad` is the gradient of the output. Returns the gradient of the input, and
+    `grads`, arrays [stages of the node, blocks, ...], to which the gradients of
+    the blocks are added in place.
     """
     last = self._count(p.stage) - 1
 

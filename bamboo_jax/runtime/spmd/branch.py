@@ -33,8 +33,8 @@ def run_if(
       so these are made to look variant.
 
   Returns:
-  The result, and `inputs`. Code that reads these instead of the argument runs
-  after this branch, so that nothing must be copied because it might run before.
+    The result, and `inputs`. Code that reads these instead of the argument runs
+    after this branch, so nothing is copied because it might run before.
   """
 
   def body(i: jax.Array, state: tuple[T, U]) -> tuple[T, U]:

@@ -13,11 +13,11 @@ from bamboo_jax.models import layer as layer_lib
 
 
 class Head(flax.struct.PyTreeNode):
-  """Saved values of the epilogue of a microbatch; slots come first.
+  """Saved values of the epilogue: arrays [slots, ...].
 
   Attributes:
-    residuals: As of a block, see `Kept`.
-    loss: Its result.
+    residuals: Residuals of the epilogue, see `Kept`.
+    loss: Losses of the microbatches.
     stats: Statistics by layer.
   """
 
@@ -49,9 +49,10 @@ class Sums(flax.struct.PyTreeNode):
   Attributes:
     grads: Gradients of the sum of losses for the layers of a block, arrays
       [stages of the node, blocks, ...].
-    stats: The same of their statistics, for the stage of the replica too.
+    stats: Statistics of these layers, in the same form; includes the stage of
+      the replica.
     end_grads: Gradients of the layers of both ends, by name.
-    end_stats: The same of their statistics.
+    end_stats: Statistics of the layers of both ends, by name.
     loss: Sum of the losses and their weight, [2].
   """
 

@@ -47,9 +47,10 @@ class EndPasses:
       data: Data,
       inputs: Callable[[], base.PyTree],
   ) -> tuple[base.PyTree, Sums]:
-    """Returns the input of the blocks, and the sums.
+    """Runs the prologue on stage 0; returns the blocks' input, and `sums`.
 
-    `inputs` returns the output of the previous stage.
+    On other stages the input is the result of `inputs`, the output of the
+    previous stage. Statistics of the prologue are added to `sums`.
     """
     params, stats = self._split(ends, self.layout.prologue)
 
@@ -102,7 +103,7 @@ class EndPasses:
     """Runs the epilogue's backward pass on the last stage.
 
     Runs its forward pass first if it has not run. Returns the gradient of the
-    output of the blocks, and the sums; undefined values on other stages.
+    output of the blocks, undefined on other stages, and the updated `sums`.
     """
 
     def run(state: tuple, inputs: tuple[base.PyTree, jax.Array]) -> tuple:

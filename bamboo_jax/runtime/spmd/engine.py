@@ -111,7 +111,7 @@ class SpmdEngine:
     self._get_ring(channel.nodes, num_owned=num_owned).answer()
 
   def jobs(self, lines: engine_lib.Lines) -> list[Callable[[], Any]]:
-    """Returns the jobs that compile the programs of some lines."""
+    """Returns the jobs that compile segments for lines with local nodes."""
     if not self.can_run(lines):
       return []
     devices = self._devices
@@ -200,7 +200,11 @@ class SpmdEngine:
     )
 
   def done(self) -> dict[Owners, tuple[int, ...]]:
-    """Returns the finished segments, by share and first owners."""
+    """Returns the numbers of finished segments of each run.
+
+    The key is the share and the owners with which the step began; the value is
+    `PipelineRun.done`.
+    """
     runs = self.runs.items() if self._keeps else ()
     return {(share, *run.began): run.done for share, run in runs}
 

@@ -46,7 +46,7 @@ class Programs:
   """See `executor.Executor`.
 
   Attributes:
-    filler: That of rows; programs fill no waits.
+    filler: The filler of rows; programs fill no waits.
     plan_of_step: Ticks and times of a step.
     programs: The engine that runs the passes.
     is_by_rows: Whether rows run the passes of this step instead.

@@ -26,7 +26,6 @@ def join(
 
   Args:
     parts: The part on each local device, in the order of the mesh.
-    sharding: The sharding of the result.
   """
   glue = lambda *arrays: jax.make_array_from_single_device_arrays(
       _widened(arrays[0].shape, sharding), sharding, list(arrays)

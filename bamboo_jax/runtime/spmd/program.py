@@ -62,7 +62,7 @@ class Sizes:
   heads: bool = False
 
   def fits(self, table: table_lib.TickTable) -> bool:
-    """Returns whether the executable runs the table, tick by tick."""
+    """Returns whether the executable can run the ticks of the table."""
     slots = self.num_slots
     return (
         all(table.num_slots[kind] <= room for kind, room in slots.items())
@@ -266,7 +266,7 @@ class SegmentProgram:
   def put(
       self, by_place: Mapping[int, base.PyTree], *, kind: str | None = None
   ) -> base.PyTree:
-    """Returns global arrays made of those of each local node, [1, ...]."""
+    """Joins the arrays of local nodes, [1, ...] each, to global arrays."""
     sharding = jax.sharding.NamedSharding(self.mesh, _BY_NODE, memory_kind=kind)
     on = functools.partial(jax.sharding.SingleDeviceSharding, memory_kind=kind)
     parts = [

@@ -105,7 +105,8 @@ class PipelineRun:
   def finish(self, *, is_lost: bool = False) -> None:
     """Blocks until the segment is finished; raises its error.
 
-    With `is_lost` its results are discarded.
+    With `is_lost`, a node of the pipeline is dead, and the results are
+    discarded.
     """
     pending, self._pending = self._pending, None
     carry, offloaded, sent = jax.block_until_ready(pending)
@@ -129,7 +130,7 @@ class PipelineRun:
     return global_arrays.part_on(device, self._carry.sums)
 
   def held(self, node: int) -> table_lib.Held:
-    """Returns the values that a node holds; their slots are irrelevant."""
+    """Returns the values that a node holds; ignore the slots."""
     n, contents = self._contents(node)
     held = contents.held
     sent = {kind: {} for kind in _CHANNELS}
@@ -148,7 +149,10 @@ class PipelineRun:
     )
 
   def starts(self, owners: Sequence[int]) -> dict[int, table_lib.Held]:
-    """Returns the values that these owners hold after gradients are re-sent."""
+    """Returns, by node, the values held after gradients are sent again.
+
+    `owners` are the owners of the stages from now on.
+    """
     held = {node: self.held(node) for node in dict.fromkeys(owners)}
     for node, own in list(held.items()):
       for stage, m in own.grads:

@@ -62,7 +62,7 @@ class TickBody:
   def run(
       self, carry: tuple[Carry, Kept | None], row: jax.Array
   ) -> tuple[tuple[Carry, Kept | None], tuple[base.PyTree, base.PyTree]]:
-    """Runs a tick; returns the next carry, and the values sent on and back.
+    """Runs a tick; returns the next carry, and the values sent to both sides.
 
     `carry` has two parts: the buffers of the device, and the buffer in host
     memory for residuals of redundant forward passes, or None. `row` is

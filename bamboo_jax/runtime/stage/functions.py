@@ -23,7 +23,7 @@ Layers = tuple[base.PyTree, ...]
 
 
 def copies_of(spec: spec_lib.StageSpec) -> dict[str, base.PyTree]:
-  """Returns the shapes of the parameters that passes read, by layer."""
+  """Returns shapes of parameters, in the dtypes that passes read, by layer."""
   if not spec.is_mixed:
     return spec.state.params
   found: dict[str, base.PyTree] = {}
@@ -36,7 +36,7 @@ def copies_of(spec: spec_lib.StageSpec) -> dict[str, base.PyTree]:
 
 
 def make_token() -> jax.Array:
-  """Returns the token `done` of a program: ready when the program has ended."""
+  """Returns a program's output `done`, ready when the program has ended."""
   return jnp.zeros((1,), jnp.int8)
 
 
@@ -55,7 +55,7 @@ class UnitFunctions:
 
   @functools.cached_property
   def copies(self) -> Layers:
-    """Shapes of the parameters that passes read, see `casts`."""
+    """Shapes of the parameters in the dtypes that passes read, see `casts`."""
     unit = self.unit
     state = spec_lib.to_unit(unit.state, unit)
     if not unit.is_mixed:
@@ -75,14 +75,18 @@ class UnitFunctions:
       data: tuple[base.PyTree, ...],
       number: jax.Array,
   ) -> base.PyTree:
-    """Runs each pass once; `data` is statistics, inputs and batch."""
+    """Runs each pass once, to be traced for `casts.find_copies`.
+
+    `data` is statistics, inputs and batch; `number` serves as step, microbatch
+    and index.
+    """
     after, (_, inputs, _) = make_token(), data
     _, outputs, saved = self.forward(after, params, *data, *[number] * 3)
     back = (after, params, inputs, saved, grad, self.zeros(after))
     return outputs, self.backward(*back), self.evaluate(after, params, *data)
 
   def cast(self, params: Layers) -> Layers:
-    """Returns the parameters that passes read."""
+    """Returns the parameters in the dtypes that passes read."""
     copy = lambda a, like: a if a.dtype == like.dtype else a.astype(like.dtype)
     return jax.tree.map(copy, params, self.copies)
 
@@ -110,7 +114,7 @@ class UnitFunctions:
   def redundant(
       self, *args: base.PyTree
   ) -> tuple[jax.Array, base.PyTree, base.PyTree, spec_lib.Saved]:
-    """Runs `forward` for another node; moves results to host memory."""
+    """Runs `forward`; also returns outputs and saved values in host memory."""
     done, outputs, saved = self.forward(*args)
     kept = jax.device_put((outputs, saved), jax.memory.Space.Host)
     return (done, outputs, *kept)
@@ -143,7 +147,11 @@ class UnitFunctions:
       inputs: base.PyTree,
       batch: base.PyTree,
   ) -> tuple[jax.Array, base.PyTree]:
-    """Runs a forward pass without dropout; the last unit returns [2] or [3]."""
+    """Runs a forward pass without dropout.
+
+    The last unit returns the fields of `layer.Loss`, [2], or [3] with
+    `correct`.
+    """
     outputs, _ = self._apply(widen(params), stats, inputs, batch)
     return make_token(), outputs
 

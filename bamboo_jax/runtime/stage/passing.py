@@ -15,7 +15,7 @@ from bamboo_jax.runtime import places
 
 
 class Passing:
-  """A function whose program returns only results that are not inputs.
+  """A function whose program does not return results that are inputs.
 
   Attributes:
     out_info: Shapes of all results; set by `trace`.
@@ -37,7 +37,7 @@ class Passing:
     self._sources: tuple[int | None, ...] = ()
 
   def trace(self, *args: base.PyTree) -> base.PyTree:
-    """Returns the results; if some are inputs, a list of the others."""
+    """Returns the results, or if some are inputs, a list of the others."""
     out = self._function(*args)
     given = [] if self._argument is None else args[self._argument]
     places = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves(given))}
@@ -49,7 +49,7 @@ class Passing:
     return self.pick(out)
 
   def pick(self, results: base.PyTree) -> base.PyTree:
-    """Returns the leaves of `results` at the positions of computed results."""
+    """Returns the leaves of `results` that are computed, not passed on."""
     if all(source is None for source in self._sources):
       return results
     pairs = zip(jax.tree.leaves(results), self._sources, strict=True)
@@ -89,7 +89,7 @@ class _Joined:
 def keep_on_host(
     forward: Callable[..., base.PyTree],
 ) -> Callable[..., base.PyTree]:
-  """Returns the redundant version of the pass `forward`."""
+  """Returns the pass `forward`, with copies of its results in host memory."""
 
   def run(*args: base.PyTree) -> tuple[base.PyTree, ...]:
     done, outputs, saved = forward(*args)

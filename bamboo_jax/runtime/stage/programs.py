@@ -192,7 +192,7 @@ class KindPrograms:
 
 
 class StagePrograms:
-  """The passes of a stage on a device: those of its units, one by one."""
+  """Runs the passes of a stage on a device, unit by unit."""
 
   def __init__(
       self,
@@ -219,7 +219,7 @@ class StagePrograms:
 
   @property
   def left_out_ms(self) -> float:
-    """Least time of the forward pass of the unit that `redundant` skips."""
+    """Least time of the forward pass that `redundant` skips; 0 if none."""
     unit, _ = self._units[-1]
     return unit.pace.forward_ms if self.spec.leaves_out(unit) else 0.0
 
@@ -232,7 +232,7 @@ class StagePrograms:
     return self._join(p["zeros", self.device](after) for _, p in self._units)
 
   def cast(self, state: spec_lib.StageState) -> spec_lib.StageState:
-    """Returns the state with parameters as passes read them."""
+    """Returns the state with parameters in the dtypes that passes read."""
     params: dict[str, base.PyTree] = {}
     for unit, programs in self._units:
       own = spec_lib.to_unit(state, unit).params
@@ -267,9 +267,9 @@ class StagePrograms:
       inputs: base.PyTree,
       *data: base.PyTree,
   ) -> tuple[jax.Array, base.PyTree, list[spec_lib.Saved]]:
-    """Like `forward`; results but `done` are where `plan.residuals` says.
+    """Like `forward`, but its results are where `plan.residuals` says.
 
-    With "inputs" units keep only these. Skips the unit with the loss, unless it
+    For "inputs", units keep only these. Skips the unit with the loss, unless it
     is the whole stage, because no other unit waits for it: if the owner dies,
     `complete` runs it.
     """
@@ -298,7 +298,7 @@ class StagePrograms:
       kept: list[spec_lib.Saved],
       *data: base.PyTree,
   ) -> tuple[jax.Array, list[spec_lib.Saved]]:
-    """Runs units without residuals again; returns `done` and all `kept`."""
+    """Returns `done`, and `kept` with the residuals that `redundant` omits."""
     done = []
     for position, saved in enumerate(kept):
       if saved.residuals is None:
@@ -319,7 +319,7 @@ class StagePrograms:
       grad: base.PyTree,
       accumulator: spec_lib.Accumulator,
   ) -> tuple[jax.Array, base.PyTree, spec_lib.Accumulator]:
-    """Returns `done`, the gradient of the inputs, and the next sum."""
+    """Returns `done`, the gradient of the inputs, and the new accumulator."""
     parts: list[base.PyTree] = []
     pairs = list(zip(self._units, kept, strict=True))
     for (unit, programs), saved in reversed(pairs):
@@ -339,7 +339,7 @@ class StagePrograms:
       inputs: base.PyTree,
       batch: base.PyTree,
   ) -> tuple[jax.Array, base.PyTree]:
-    """Returns `done`, and the outputs or the loss."""
+    """Returns `done`, and the outputs without dropout; if last, the losses."""
     for position in range(len(self._units)):
       after, inputs = self._run(
           "evaluate", position, after, state, inputs, batch

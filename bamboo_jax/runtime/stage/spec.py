@@ -132,7 +132,7 @@ class StageSpec:
 
   @functools.cached_property
   def kind(self) -> Hashable:
-    """Stages of one kind differ only in names and indices."""
+    """A key that is equal for stages that differ only in names and indices."""
     layers = tuple(
         (l.kind, l.batch_keys, tuple(t.param for t in l.ties))
         for l in self.layers
@@ -187,7 +187,7 @@ class StageSpec:
 
   @functools.cached_property
   def is_mixed(self) -> bool:
-    """Whether some layer of the model reads a dtype other than float32."""
+    """Whether some layer of the model has inputs that are not float32."""
     inputs = jax.tree.leaves(self.model.input_shapes(self.batch))
     return any(a.dtype != jnp.float32 for a in inputs)
 

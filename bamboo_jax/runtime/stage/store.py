@@ -33,7 +33,7 @@ class BackwardInputs(NamedTuple):
 
 
 class StepArrays:
-  """Arrays by stage and microbatch.
+  """A node's arrays, by stage and microbatch.
 
   With `keep`, which each step sets, sent arrays stay until the commit; if links
   send from host memory (`sends_host`), the kept copy is the one sent.
@@ -42,7 +42,8 @@ class StepArrays:
     activations: Outputs of stages.
     grads: Gradients with respect to these.
     saved: Values that the units of a stage keep of a forward pass.
-    copies: States as passes read them, by stage; present while rows run.
+    copies: States with parameters as passes read them, by stage; present while
+      rows run.
     accumulators: Sums over the microbatches of a share, by stage and share.
     accumulated: Backward passes that are in these sums.
   """
@@ -94,7 +95,7 @@ class StepArrays:
     return places.move(taken, "device")
 
   def send(self, kept: dict[Key, base.PyTree], key: Key) -> base.PyTree:
-    """Returns one of `activations` or `grads`, ready to be sent."""
+    """Returns an array of `kept` (`activations` or `grads`), ready to send."""
     value = kept.pop(key)
     if self.keep:
       kept[key] = places.move(value, "pinned_host")

@@ -40,7 +40,7 @@ class Frame:
     number: Index of a value among those of its channel and attempt, from 0.
     seq: Sequence number of a value in its direction, from 1; never reset.
     ack: Highest `seq` that the sender of this frame has received.
-    meta: Describes the payload of a value; in a greeting, who greets whom.
+    meta: Describes the payload of a value; in a greeting, names both nodes.
     payload: Anything of `size` bytes.
   """
 

@@ -55,12 +55,11 @@ class LocalLink:
 
 
 class SocketLink:
-  """The end of a link at this process; the other one is elsewhere.
+  """The local end of a link to a node of another process.
 
-  What lies on a mesh travels in parts, as its devices hold them.
-
-  A value that was sent must be neither donated nor changed before the next
-  attempt begins: it may have to be sent again.
+  Arrays on a mesh are sent in parts, as its devices hold them. A value that was
+  sent must be neither donated nor changed before the next attempt begins: it
+  may have to be sent again.
   """
 
   def __init__(
@@ -92,7 +91,7 @@ class SocketLink:
     """See `Link`; blocks until the value has arrived.
 
     Raises:
-      base.PeerRemovedError, base.AttemptOverError: It will not come.
+      base.PeerRemovedError, base.AttemptOverError: It can no longer arrive.
     """
     arrays = self._exchange.receive(self._source, self._name)
     if self._shardings:
@@ -107,14 +106,14 @@ class SocketLink:
     return value if self._shardings else jax.device_put(value, self._to)
 
   def wait(self, secs: float) -> bool:
-    """Returns whether a value has arrived, which it waits for up to `secs`.
+    """Waits for a value, at most `secs`; returns whether it has arrived.
 
     Raises as `receive`.
     """
     return self._exchange.wait(self._source, self._name, secs)
 
   def drop(self) -> None:
-    """See `Link`; the transport does, when the next attempt begins."""
+    """See `Link`; nothing, as the next attempt of the transport drops them."""
 
 
 def _is_mesh(place: base.PyTree) -> bool:

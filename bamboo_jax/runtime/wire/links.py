@@ -18,7 +18,7 @@ Op = instruction_lib.Op
 class Links:
   """Links between nodes, made when they are first needed.
 
-  With an `exchange` all but one node are in other processes.
+  Without `exchange` all nodes are in this process; with one, a single node is.
   """
 
   specs: Sequence[spec_lib.StageSpec]
@@ -30,7 +30,7 @@ class Links:
   )
 
   def get(self, channel: channel_lib.Channel) -> link_lib.Link:
-    """Returns the link of a channel, the same to all threads."""
+    """Returns the link of a channel, the same one in all threads."""
     if link := self._links.get(channel):
       return link
     source, destination = channel.nodes
@@ -61,7 +61,7 @@ class Links:
     )
 
   def drain(self, alive: Collection[int]) -> None:
-    """Drops what was sent and not received, and all links with the dead."""
+    """Drops values sent but not received, and all links with dead nodes."""
     for channel, link in list(self._links.items()):
       link.drop()
       if not set(alive).issuperset(channel.nodes):

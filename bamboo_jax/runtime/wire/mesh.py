@@ -27,9 +27,9 @@ def paste(
     shape: tuple[int, ...],
     sharding: jax.sharding.Sharding,
 ) -> jax.Array:
-  """Returns the array of the next parts, which `cut` returned elsewhere.
+  """Returns an array joined from the next parts, which `cut` made elsewhere.
 
-  The sharding is that of `cut`, but for the devices.
+  `sharding` equals that of `cut`, but for the devices.
   """
   held = {}
   for devices, _ in _find_parts(shape, sharding):

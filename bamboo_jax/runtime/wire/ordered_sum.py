@@ -46,11 +46,11 @@ class Exchange(Protocol):
     """Returns the next value of a node."""
 
   def wait(self, node: int, channel: str, secs: float) -> bool:
-    """Returns whether a value is there, which it waits for up to `secs`."""
+    """Waits for a value, at most `secs`; returns whether it has arrived."""
 
 
 class OrderedSum:
-  """The sum of accumulators of one shape over all shares, at the node `me`."""
+  """The sum of equal accumulators over all shares, in a fixed order."""
 
   def __init__(
       self,
@@ -66,7 +66,6 @@ class OrderedSum:
     Args:
       holders: The node of each share, in order of the shares.
       others: Nodes that need the sum and hold no share.
-      me: This node, one of them.
       like: Shapes of an accumulator, float32.
       device: Of the CPU backend. XLA flushes denormal numbers there, which
         numpy does not, so it must add.
@@ -152,7 +151,7 @@ def cut(size: int, count: int) -> list[int]:
 
 
 def pieces(first: int, last: int) -> list[tuple[int, int]]:
-  """Returns the bounds of the pieces of a slice."""
+  """Returns the bounds of the pieces in which a slice is sent."""
   starts = range(first, last, _PIECE)
   return [(start, min(start + _PIECE, last)) for start in starts]
 

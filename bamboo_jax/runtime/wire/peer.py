@@ -40,8 +40,8 @@ class Limits:
 
   Attributes:
     times: Time limits of connections.
-    queued_bytes: Values that a peer has not acknowledged may have this size
-      together; a step sends far less.
+    queued_bytes: Maximum size of all values that a peer has not acknowledged; a
+      step sends far less.
   """
 
   times: protocol_lib.TimeLimits = protocol_lib.TimeLimits()
@@ -97,7 +97,7 @@ class Peer:
     Raises:
       base.AttemptOverError: The attempt was interrupted.
       base.PeerRemovedError: The peer was removed.
-      BufferError: The peer has not acknowledged too much.
+      BufferError: More than `Limits.queued_bytes` are not acknowledged.
     """
     for array in arrays:
       if not isinstance(array, np.ndarray):
@@ -120,14 +120,14 @@ class Peer:
   def receive(self, channel: str) -> list[np.ndarray]:
     """Returns the next value of a channel; blocks.
 
-    Raises as `send`; also if the peer has gone on to another attempt.
+    Raises as `send`; also if the peer has moved to a newer attempt.
     """
     with self._lock:
       self._wait(channel, math.inf)
       return self._inbox[channel].popleft()
 
   def wait(self, channel: str, secs: float) -> bool:
-    """Returns whether a value is there, which it waits for up to `secs`.
+    """Waits for a value, at most `secs`; returns whether it has arrived.
 
     Raises as `receive`.
     """
@@ -158,13 +158,13 @@ class Peer:
         self._lock.notify_all()
 
   def interrupt(self, why: str) -> None:
-    """Lets `send` and `receive` raise until the next attempt begins."""
+    """Makes `send` and `receive` raise until the next attempt begins."""
     with self._lock:
       self._interrupted = why
       self._lock.notify_all()
 
   def remove(self, why: str) -> None:
-    """The peer is gone for good: an error for all that wait for it."""
+    """Ends the peer; waiting and later calls raise `PeerRemovedError`."""
     with self._lock:
       if self._removed is None:
         self._removed = why
@@ -185,11 +185,11 @@ class Peer:
   # Calls of the transport.
 
   def set_address(self, address: str | None) -> None:
-    """Tells where the peer listens; None: it is not known."""
+    """Sets the address at which the peer listens; None: unknown."""
     self._address = address
 
   def tick(self) -> None:
-    """To be called some ten times in `TimeLimits.dial_secs`."""
+    """Handles timeouts; call it ten times per `TimeLimits.dial_secs`."""
     with self._lock:
       if self._removed is None:
         self._do(self._protocol.tick(time.monotonic()))

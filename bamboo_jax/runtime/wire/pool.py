@@ -38,5 +38,5 @@ class Pool:
 
 
 def aligned(size: int) -> int:
-  """Returns a size that ends at an aligned address."""
+  """Returns `size` rounded up to the alignment of arrays."""
   return -(-size // _ALIGNMENT) * _ALIGNMENT

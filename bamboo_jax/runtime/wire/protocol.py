@@ -96,8 +96,8 @@ class TimeLimits:
     ping_secs: Something is written at least this often.
     dead_secs: A connection on which nothing arrives for this long is closed.
     dial_secs: Limit for connecting and the handshake.
-    retry_secs: Pause before the second dial; doubled after each failure,
-    most_retry_secs: up to this.
+    retry_secs: Pause before the second dial; doubled after each failure.
+    most_retry_secs: Upper bound of that pause.
     second_secs: How much longer the node with the higher number waits before it
       dials, so that dials rarely cross.
     ack_bytes: Bytes after which an acknowledgement does not wait for `tick`.
@@ -181,9 +181,9 @@ class Protocol:
     return self._pulls()
 
   def advance(self, attempt: int) -> list[Action]:
-    """Moves to a newer attempt and gives up what was sent in the current one.
+    """Moves to a newer attempt and drops what was sent in the current one.
 
-    Delivers what the peer has sent in that attempt already.
+    Delivers the values of that attempt that the peer has sent already.
     """
     if attempt <= self.attempt:
       return []
@@ -204,7 +204,7 @@ class Protocol:
   # Events of the network.
 
   def opened(self, connection: Connection, now: float) -> list[Action]:
-    """A dialled connection is open."""
+    """Handles an opened connection that this end has dialled."""
     if not self._is_dialling:
       return [Close(connection, "the dial had timed out")]
     self._is_dialling, self._greeted = False, connection
@@ -213,13 +213,13 @@ class Protocol:
     return [Write(connection, self._greet(Kind.HELLO, self._round))]
 
   def dial_failed(self, now: float) -> None:
-    """A connection could not be opened."""
+    """Handles a failure to open a connection."""
     if self._is_dialling:
       self._is_dialling = False
       self._retry(now)
 
   def closed(self, connection: Connection, now: float) -> None:
-    """A connection is gone."""
+    """Handles the loss of a connection."""
     if connection == self.connection:
       self.connection = None
       self._retry(now)
@@ -228,17 +228,17 @@ class Protocol:
       self._retry(now)
 
   def heard(self, connection: Connection, now: float) -> None:
-    """Some bytes of a connection have arrived, perhaps of a long frame."""
+    """Records that bytes of a connection have arrived."""
     if connection == self.connection:
       self._heard = now
 
   def receive(
       self, connection: Connection, frame: Frame, now: float
   ) -> list[Action]:
-    """A whole frame has arrived.
+    """Handles a whole frame that has arrived.
 
     Raises:
-      frame.ProtocolError: A value is missing; the peer is of no use.
+      frame.ProtocolError: A value is missing; the connection is unusable.
     """
     if frame.kind is Kind.HELLO:
       return self._hear_hello(connection, frame, now)

@@ -31,7 +31,7 @@ class Wire(Protocol):
     """Fills `view`; blocks, and calls `note` when a part has arrived."""
 
   def close(self) -> None:
-    """Closes it, also for threads that read or write."""
+    """Closes the connection; threads that read or write get an `OSError`."""
 
 
 class PlainWire:

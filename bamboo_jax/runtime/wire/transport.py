@@ -35,7 +35,7 @@ _MAX_STRANGERS = 64  # Connections whose other end has not greeted yet.
 
 @dataclasses.dataclass(frozen=True)
 class OpenReceive:
-  """A receive that waits: for which node, on what channel, since when."""
+  """A receive that blocks: its source, its channel, and since when."""
 
   node: int
   channel: str
@@ -88,7 +88,7 @@ class Transport:
   def begin(self, attempt: int) -> None:
     """Begins an attempt, in the thread that sends and receives.
 
-    What was sent in an older one is given up.
+    Values sent in an older attempt are dropped.
     """
     with self._lock:
       self._attempt = max(attempt, self._attempt)
@@ -145,20 +145,20 @@ class Transport:
   # Nodes.
 
   def set_addresses(self, addresses: Mapping[int, str]) -> None:
-    """Tells where nodes listen; a node is dialled when it is needed."""
+    """Sets the addresses of nodes; a node is dialled when it is needed."""
     with self._lock:
       self._addresses |= addresses
       for node, peer in self._peers.items():
         peer.set_address(self._addresses.get(node))
 
   def connect(self, nodes: Iterable[int]) -> None:
-    """Makes connections to nodes, beside the caller, and keeps them."""
+    """Connects to nodes in the background, and keeps the connections."""
     for node in nodes:
       with contextlib.suppress(base.PeerRemovedError):
         self._find(node)
 
   def remove(self, nodes: Collection[int], why: str) -> None:
-    """Nodes are gone for good; drops all that is kept for them."""
+    """Drops all that is kept for nodes that are permanently gone."""
     with self._lock:
       self._removed |= dict.fromkeys(nodes, why)
       for node in nodes:

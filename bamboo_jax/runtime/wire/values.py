@@ -17,7 +17,7 @@ _Kind = tuple[np.dtype, tuple[int, ...], int]
 
 
 def describe(arrays: Sequence[Any]) -> tuple[str, int]:
-  """Returns the description of arrays, and their size in bytes."""
+  """Returns a description of arrays as text, and their size in bytes."""
   size = sum(a.size * a.dtype.itemsize for a in arrays)
   return _describe(tuple((a.dtype, a.shape) for a in arrays)), size
 
@@ -38,7 +38,7 @@ def read(
 ) -> list[np.ndarray]:
   """Returns arrays in memory of a pool, filled by `read_into`.
 
-  Raises `frame.ProtocolError` for a description that is none.
+  Raises `frame.ProtocolError` if `meta` is not a result of `describe`.
   """
   kinds = _parse(meta)
   buffer = pool.take(sum(pool_lib.aligned(size) for _, _, size in kinds))

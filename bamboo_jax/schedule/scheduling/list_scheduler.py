@@ -239,7 +239,7 @@ class _Way:
     )
 
   def finish(self, queue: _Queue, microbatch: int, end_ms: float) -> int | None:
-    """Delivers a pass's results; returns the node that may now start one."""
+    """Delivers a pass's results; returns the node that may now start a pass."""
     s, owners = queue.stage, self.owners
     if queue.op is not Op.BACKWARD:
       node = owners[s] if queue.op is Op.FORWARD else self.shadows[s]

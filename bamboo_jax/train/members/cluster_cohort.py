@@ -199,9 +199,9 @@ class Exits:
   def lose(self, view: views.View) -> dict[str, Any]:
     """Interrupts all transfers after a loss; returns `begun`, as JSON.
 
-    Otherwise a member that waits for a survivor that waits for a dead node
-    would wait for ever. The client calls it in its reading thread; before the
-    first view, with an empty one.
+    Without it a member would wait forever for a survivor that waits for a dead
+    node. The client calls it in its reading thread; before the first view, with
+    an empty one.
     """
     self._transport.interrupt(f"a node is missing in view {view.number}")
     self.keep(view)

@@ -53,7 +53,7 @@ class Cohort(Protocol):
     """Returns the member that hosts a node."""
 
   def wait_start(self) -> Start:
-    """Blocks until it is known how this member starts."""
+    """Blocks until the state in which this member starts is known."""
 
   def enter(self) -> None:
     """Joins: blocks until a view contains this member, and adopts it."""

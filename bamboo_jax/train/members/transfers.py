@@ -20,7 +20,7 @@ _NOT_READY = -1
 
 
 class Transfers(Protocol):
-  """A worker's work on transfers between processes; does nothing here."""
+  """Interface to the transfers between processes, outside of a step."""
 
   def attach(
       self,
@@ -31,11 +31,11 @@ class Transfers(Protocol):
     return
 
   def settle(self) -> None:
-    """Ends, after a new view, all transfers begun between live nodes."""
+    """Completes, after a new view, all transfers begun between live nodes."""
     return
 
   def ready(self, version: int) -> int:
-    """Returns `version`, the layout's, if ready to preconnect; else -1."""
+    """Returns the layout's `version` if ready to preconnect; else -1."""
     del version
     return _NOT_READY
 

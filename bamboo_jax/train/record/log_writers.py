@@ -1,4 +1,4 @@
-"""All that the member that writes writes its steps and events to."""
+"""The log, loggers and callbacks of the member that writes them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
@@ -18,9 +18,9 @@ from bamboo_jax.train.record import workdir as workdir_lib
 
 
 class LogWriters:
-  """`metrics.jsonl`, and what else is wanted: loggers and callbacks.
+  """Writes steps and events to `metrics.jsonl`, loggers and callbacks.
 
-  Raises `base.CallbackError` for whatever code of the user raises; a logger of
+  Raises `base.CallbackError` for any exception of the user's code; a logger of
   the package that fails is dropped, with a warning.
   """
 
@@ -85,12 +85,12 @@ class LogWriters:
       logger.rewind(step)
 
   def finish(self) -> None:
-    """Ends the loggers of the package; blocks while they send the rest."""
+    """Ends the loggers of the package; blocks until their lines are sent."""
     for logger in self._background:
       logger.close()
 
   def close(self) -> None:
-    """Closes all."""
+    """Closes the log, loggers and callbacks."""
     self._lines.close()
     self._call("close")
 

@@ -38,7 +38,7 @@ class Nodes:
 
   @property
   def live(self) -> frozenset[int]:
-    """All nodes."""
+    """All live nodes, spares included."""
     return self.training | frozenset(self.spares)
 
 

@@ -10,7 +10,7 @@ from bamboo_jax.train.setup import job as job_lib
 
 
 class Mfu:
-  """Counts the products of a job; see `runtime.profile.flops` for what counts.
+  """Counts the products of a job; see `runtime.profile.products`.
 
   Attention by a fused kernel is no product and is not counted.
   """

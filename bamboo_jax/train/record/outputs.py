@@ -189,7 +189,7 @@ class Outputs:
     self._log.write_event("cost", step=step, values=self._meter.totals)
 
   def flush(self) -> None:
-    """Completes the rows and the profile of this member."""
+    """Waits until rows are written, and ends the profile of this member."""
     self._profiler.stop()
     self._rows.flush()
 

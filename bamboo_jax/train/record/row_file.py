@@ -23,7 +23,7 @@ _FLUSH_SECS = 5.0  # For the last write; the folder may hang.
 
 
 class RowFile:
-  """The last `num_steps` of the member `name`; does not block its steps.
+  """Writes the last `num_steps` of the member `name`; does not block its steps.
 
   A member that is alone has no name and writes nothing. After an error of the
   folder, which is logged, nothing more is written.
@@ -110,7 +110,7 @@ def write_trace(
     *,
     since_secs: float,
 ) -> None:
-  """Writes the trace of steps of the member `name`, with those of all others.
+  """Writes the trace of steps of the member `name`, with rows of all members.
 
   `since_secs` is its time 0. Writes nothing if no step was measured.
   """

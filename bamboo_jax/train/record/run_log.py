@@ -136,7 +136,10 @@ class RunLog:
       stops: bool,
       step: step_lib.Step,
   ) -> step_lib.Vote:
-    """Returns this member's vote, see `step.Vote`; `step` has run up to it."""
+    """Returns this member's vote on a `step` that has run up to the vote.
+
+    The other arguments are fields of `step.Vote`.
+    """
     steps, layout = self._state.steps, self._state.layout
     measured = step.measured
     recent = self._recent(steps + 1)

@@ -26,7 +26,7 @@ def make_summary(
     recoveries: Sequence[Mapping[str, Any]],
     account: account_lib.Account,
 ) -> summary_lib.Summary:
-  """Returns the summary.
+  """Returns the summary of a run, for `summary.json`.
 
   Args:
     steps_done: Number of steps that the state has seen.
@@ -34,7 +34,6 @@ def make_summary(
     lines: Lines of the log; a loss that is not a number is null.
     since: The lines written since the run was resumed.
     recoveries: Recoveries since then, as in the log.
-    account: Account of the whole run.
   """
   plan, order = job.plan, job.task.whole.names
   samples_seen = steps_done * plan.batch.batch_size

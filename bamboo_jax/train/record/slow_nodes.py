@@ -13,10 +13,10 @@ EVENT = "slow"
 
 
 class SlowNodes:
-  """Judges the times of all nodes after each step; all members do alike.
+  """Judges the times of all nodes after each step, equally on all members.
 
   Args:
-    state: Of this member.
+    state: State of this member.
     outputs: Gets one line and one event for each slow node.
     response: The option `config.recovery.slow`.
 
@@ -40,12 +40,12 @@ class SlowNodes:
     self.named: list[dict[str, Any]] = []
 
   def forget(self) -> None:
-    """Forgets the past, in a new view: members judge by the same steps."""
+    """Forgets all steps, in a new view, so that all members judge equally."""
     self._history.clear()
     self._num_heard, self._state.slow = 0, {}
 
   def hear(self, said: Iterable[slowness.Step]) -> None:
-    """Judges a committed step; `said` has the nodes of each member."""
+    """Judges a committed step; `said` has the times of each member's nodes."""
     self._num_heard += 1
     if self._num_heard <= slowness.NUM_SKIPPED:
       return

@@ -60,7 +60,10 @@ class Task:
 
 
 def make_task_to_plan(config: config_lib.Config) -> Task:
-  """Returns a task without data, unless only data has the shapes of samples."""
+  """Returns a task without data, if the model knows the shapes of samples.
+
+  Otherwise reads the data, to find them.
+  """
   checks.check_environment(config)
   model = zoo.make_model(config.model.name, **config.model.options)
   if not model.sample:
@@ -215,7 +218,6 @@ def make_plan(
   """Returns the plan of a config; pure, needs no device.
 
   Args:
-    config: The options of the run.
     cuts: Layers at which a stage may start; by default those of any unit.
     is_cluster: Whether each node is a process of its own.
     num_stages: By default that of the config.
@@ -296,10 +298,9 @@ def make_rows(
 ) -> rows_lib.RowPlanner:
   """Returns the planner of rows.
 
-  `segments` are by default the stages of `plan`; `fills` tells whether waits
-  are filled as they occur, maybe with all redundant forward passes. Raises
-  `ValueError` for redundancy with one stage, or if
-  `redundancy.host_memory_gib` is too small.
+  `segments` are by default the stages of `plan`; `fills` tells whether
+  redundant passes fill waits as these occur. Raises `ValueError` for redundancy
+  with one stage, or if `redundancy.host_memory_gib` is too small.
   """
   options = config.redundancy
   rows = rows_lib.RowPlanner(plan, make_redundancy(config))
@@ -343,7 +344,6 @@ def make_engine(
   """Returns the engine, without compiled programs and state.
 
   Args:
-    config: The options of the run.
     plan: Partition and first owners.
     cache: May hold the programs of an earlier engine.
     devices: Device of each local node; None: those of this process, in turn.

@@ -118,11 +118,6 @@ def make_executor(
   """Returns the executor of a config, not compiled yet.
 
   Args:
-    config: The options of the run.
-    task: Model and data.
-    plan: Partition and first owners.
-    engine: The local nodes.
-    members: The members of the run.
     collectives: See `make_collectives`.
   """
   if not is_program(config):
@@ -164,10 +159,7 @@ def make_collectives(
   """Returns the transfers of the executor between processes; None for rows.
 
   Args:
-    config: The options of the run.
     number: Number of the node of this process.
-    exchange: Transport to other processes.
-    is_lost: Returns whether a node is gone permanently.
   """
   if not is_program(config):
     return None

@@ -14,7 +14,7 @@ NAME = "init_from"  # Of a model whose name and sizes are those of the folder.
 def fill(config: config_lib.Config) -> config_lib.Config:
   """Returns `config` with name and sizes of the model "init_from".
 
-  A folder of `peft` names the one of the model, and also sets its adapters.
+  A folder of `peft` names the folder of the model, and also sets adapters.
   Other options of the model stay. Texts of the source `files` are read with the
   tokenizer of the folder, unless an option names another.
 

@@ -51,7 +51,7 @@ class Job:
     return self.rules.start([self.rows.pipeline(p) for p in pipelines])
 
   def find_enough_shares(self) -> int:
-    """Returns the least number of shares for pipelines to finish together."""
+    """Returns the fewest shares with which pipelines finish together."""
     batch, predictor = self.plan.batch, self.rules.predictor
     if predictor is None:
       return batch.num_shares
@@ -82,7 +82,6 @@ def make_job(
   """Returns the job of a config; `ValueError` if the config is inconsistent.
 
   Args:
-    config: The options of the run.
     devices: Device of each local node, including nodes that join later.
     exchange: Transport to other processes; None without.
     prepared: By default the parts that this process has prepared, if any.

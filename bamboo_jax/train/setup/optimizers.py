@@ -33,7 +33,6 @@ def make_optimizer(
   Args:
     name: Function of optax with an argument `learning_rate`, such as "adamw";
       or the user's own, "file.py:function", see `base.find_function`.
-    schedule: The learning rate.
     options: Further arguments of that function. "weight_decay" is allowed for
       all: an optimizer without it gets an L2 term in its gradient.
     decay: The parameters that decay, "all" or "matrices", those of

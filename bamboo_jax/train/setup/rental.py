@@ -31,6 +31,14 @@ _PLACES = {
 }
 
 
+class StepSecs(NamedTuple):
+  """Time of a step if programs reach the likely, most or least efficiency."""
+
+  likely: float
+  shortest: float
+  longest: float
+
+
 class _Step(NamedTuple):
   """A planned step, and its time with redundant passes."""
 
@@ -44,10 +52,9 @@ class Forecast:
   """A run on rented machines; most times are of the likely efficiency.
 
   Attributes:
-    machine: Kind of machine.
     num_gpus: GPUs of all nodes.
     plan: The likely plan.
-    secs: Time of a step: likely, shortest, longest.
+    secs: Time of a step.
     overhead: Share of the passes' time that redundant passes add.
     kept_bytes: Residuals of redundant passes on the device of a node.
     unit: "tokens", or "samples" of models without a sequence.
@@ -60,7 +67,7 @@ class Forecast:
   machine: machines.Machine
   num_gpus: int
   plan: planner.Plan
-  secs: tuple[float, float, float]
+  secs: StepSecs
   overhead: float
   kept_bytes: int
   unit: str
@@ -71,9 +78,9 @@ class Forecast:
 
   @property
   def mfu(self) -> float:
-    """Share of the peak of 16-bit products that the model uses."""
+    """Fraction of the peak, for 16-bit products, that the model uses."""
     peak = self.machine.flops_per_sec * self.num_gpus
-    return self.flops_per_step / self.secs[0] / peak
+    return self.flops_per_step / self.secs.likely / peak
 
   @property
   def gib_per_gpu(self) -> float:
@@ -107,7 +114,6 @@ def forecast(config: config_lib.Config, task: build.Task) -> Forecast:
   machine = _machine_of(config)
   least, likely, most, _ = machine.efficiency
   steps = [_plan_step(config, task, e) for e in (likely, most, least)]
-  first, shortest, longest = (step.secs for step in steps)
   plan = steps[0].plan
   length = task.whole.model.fingerprint.get("sequence_length")
   samples = plan.batch.batch_size
@@ -117,7 +123,7 @@ def forecast(config: config_lib.Config, task: build.Task) -> Forecast:
       machine=machine,
       num_gpus=num_gpus,
       plan=plan,
-      secs=(first, shortest, longest),
+      secs=StepSecs(*(step.secs for step in steps)),
       overhead=steps[0].overhead,
       kept_bytes=_kept_bytes(config, plan),
       unit="tokens" if length else "samples",

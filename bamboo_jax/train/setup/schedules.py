@@ -108,7 +108,6 @@ def make_schedule(
     options: Arguments of that function except the peak. By default, and for
       None, lengths are such that the schedule ends with the run. Options of
       other schedules are ignored.
-    num_steps: Length of the run.
 
   Raises:
     ValueError: The name or an option is invalid.

@@ -20,10 +20,10 @@ class PlannedRun:
 
   Attributes:
     plan: Partition, batch, memory and predicted times.
-    timeline: Of a step of pipeline 0, with redundant passes.
-    text: What `bamboo plan` prints.
-    details: What it prints with `--verbose`, besides; empty without
-      `config.plan.machine`, where `text` has them.
+    timeline: A step of pipeline 0, with redundant passes.
+    text: Output of `bamboo plan`.
+    details: What `--verbose` adds: the whole plan, if `config.plan.machine` is
+      set; else "", as `text` has it.
   """
 
   plan: planner.Plan

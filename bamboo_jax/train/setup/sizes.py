@@ -42,7 +42,7 @@ def read_faults(
 ) -> tuple[faults_lib.Fault, ...]:
   """Returns the faults of a file, checked against the config.
 
-  None of them if nodes are not preemptible. Raises as `faults.read_faults`, and
+  Empty if nodes are not preemptible. Raises as `faults.read_faults`, and
   `ValueError` for a slow node if one program runs all nodes.
   """
   if path is None or not config.recovery.is_preemptible:

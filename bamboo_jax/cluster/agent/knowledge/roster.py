@@ -41,7 +41,7 @@ class Roster:
 
   @property
   def can_hand_over(self) -> bool:
-    """Whether a notice is news, and others can take over from this node."""
+    """Whether this node is a member that has had no preemption notice yet."""
     return self.is_member and self.own.incarnation not in self.noticed
 
   @property

@@ -68,7 +68,8 @@ class Suspicions:
   def unclear(self, now: float) -> Iterator[tuple[str, str]]:
     """Yields (accuser, accused) of suspicions that may be wrong.
 
-    A certain accuser that stays alone may be looking at a broken link.
+    Includes certain ones that only their accuser has held for a while: the link
+    between the two may be broken.
     """
     for by, accused in self._uncertain.items():
       for whom in accused:
@@ -97,8 +98,9 @@ class Suspicions:
   ) -> bool:
     """Records all suspicions of an agent; returns whether they are news.
 
-    Older reports, with a lower `count`, may arrive later. If one is withdrawn,
-    the network may be mending: other edges of both ends wait once more.
+    Reports may arrive out of order; one with a lower `count` than before is
+    ignored. If a suspicion is withdrawn, the network may be recovering, so the
+    grace periods of all other suspicions of both agents start again.
     """
     if count <= self._counts.get(accuser, -1):
       return False
@@ -158,9 +160,9 @@ class Suspicions:
   def wait_again(
       self, now: float, *, ends: Collection[str] | None = None
   ) -> None:
-    """Restarts the wait of edges: those of some ends, by default all.
+    """Restarts the grace periods of suspicions by or of `ends`, by default all.
 
-    An agent that was suspended does not know which links have mended.
+    An agent that was suspended does not know which links work again.
     """
     if ends is None:
       self._wait_secs = now
@@ -199,9 +201,9 @@ class Suspicions:
 
     Args:
       members: Sorted by number; of two ends of a link the later one is removed.
-      quiet: Members that this agent has not heard for a while: it will suspect
-        them too, or is itself cut off. Until then, a broken link of theirs has
-        no consequence: they may be busy.
+      quiet: Members whose heartbeats are overdue here: either this agent will
+        suspect them soon, or it is itself cut off. Suspicions by or of them are
+        not acted on until then, as they may only be busy.
     """
     sure = self._find_sure(members)
     if not self._is_due(now):
@@ -265,7 +267,7 @@ class Suspicions:
     return now >= self._due_secs
 
   def is_refused(self, accused: str) -> bool:
-    """Returns whether this agent is certain of a death."""
+    """Returns whether this agent is certain that `accused` is dead."""
     edge = self.of(self._me).get(accused)
     return edge is not None and edge.is_certain
 

@@ -146,11 +146,14 @@ class Watch:
     return self._stall if self._is_waiting or self._work.is_over(now) else None
 
   def was_away(self, now: float) -> bool:
-    """Whether this agent is overdue to look: it was suspended until now."""
+    """Whether this agent was suspended until now, so its `tick` is overdue."""
     return now - self._ticked_secs > _AWAY_BEATS * self._limits.heartbeat_secs
 
   def tick(self, now: float) -> None:
-    """Records a look; time in which this agent was suspended counts little."""
+    """Records that this agent is running at `now`; call at every heartbeat.
+
+    Most of the time for which it was suspended does not count as silence.
+    """
     if self.was_away(now):
       self._heard_secs = now
       self._work.excuse(now)

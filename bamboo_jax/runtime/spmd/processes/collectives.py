@@ -19,7 +19,7 @@ class Collectives:
   """An `executor.Collectives`.
 
   Attributes:
-    log: Records all of them.
+    log: Records all transfers.
     devices: After `start`, the devices of all nodes that may ever exist.
   """
 
@@ -45,7 +45,7 @@ class Collectives:
     return {self._number: self.devices[self._number]}
 
   def attach(self, answer: Callable[[channel_lib.Channel], None]) -> None:
-    """Sets the function that ends a segment which other processes have begun.
+    """Sets the function that completes a segment begun by other processes.
 
     It blocks. Called once, before `settle`.
     """

@@ -27,7 +27,7 @@ _GLOBAL_TOPOLOGY = "cpu:global_topology/cpu"
 
 
 def connect(number: int, *, host: str = "127.0.0.1") -> None:
-  """Makes this process that of a node; call before JAX starts.
+  """Makes this the process of node `number`; call before JAX starts.
 
   Args:
     number: Number of the node; its process has the next one, because process 0

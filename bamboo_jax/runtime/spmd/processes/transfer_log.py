@@ -68,7 +68,7 @@ class TransferLog:
       self._begun.append(channel)
 
   def answer_for(self, view: int) -> None:
-    """Attributes later answers to `view`."""
+    """Sets the view for which transfers are answered from now on."""
     with self._lock:
       self._answers_for = view
 

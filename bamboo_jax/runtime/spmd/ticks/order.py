@@ -51,7 +51,7 @@ def align(
   in_flight = [len(held.residuals) for held in work.start]
 
   def take(node: int, limit: int | None) -> list[tuple[Op, Key]]:
-    """Pops a node's passes of a tick from the ends of its queues."""
+    """Pops the passes of a node in a tick; keeps at most `limit` in flight."""
     ran: list[tuple[Op, Key]] = []
     has_run = lambda key: key in done or key in ran
     for queue in filter(None, queues[node]):

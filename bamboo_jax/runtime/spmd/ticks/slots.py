@@ -154,7 +154,7 @@ class _Node:
     )
 
   def arrive(self, kind: str, key: Key, source: int, sent: Pass) -> int:
-    """Returns the slot for an array sent by a neighbour; -1 if not needed."""
+    """Allocates a slot for an array from a neighbour; -1 if not needed."""
     num_nodes = len(self._work.start)
     if not sent or source % num_nodes == self._node or key[0] < 0:
       return -1

@@ -119,7 +119,7 @@ NOTHING = Held()
 
 
 def stages_of(owners: Sequence[int], node: int) -> tuple[int, ...]:
-  """Returns the stages of a node along the ring, then that of its replica."""
+  """Returns the stages that a node owns, along the ring, then its replica's."""
   count = len(owners)
   own = [s for s, owner in enumerate(owners) if owner == node]
   if len(own) == 1:
