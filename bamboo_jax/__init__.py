@@ -16,6 +16,7 @@ Each room says in its `__init__` what stands in it; none imports one above it.
   recovery        decides how training goes on after a loss
   accounting      where the nodes' time went, and dollars
   plan            partition, rows, memory and time of a step before it runs
+  config          the options of a run: typed, checked, explained
   data            batches that depend on seed and step alone
   net             addresses of hosts, and identities of processes
   schedule        the instructions of a pipeline, as data

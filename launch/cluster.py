@@ -41,7 +41,6 @@ def main() -> None:
   change = figure_flags.find_change(given.FIGURE_FORMAT, config)
   cluster_checks.check_together()
   replay = given.read_replay() if given.TRACE.value else None
-  faults = sizes.read_faults(config, given.FAULTS.value)
   first_zones = setup_lib.find_first_zones(
       config, given.NODES.value, zones, replay
   )
@@ -59,7 +58,7 @@ def main() -> None:
       zones=zones,
       etcd=given.ETCD.value,
       run=given.RUN.value,
-      faults=faults,
+      faults=sizes.read_faults(config, given.FAULTS.value),
       replay=replay,
       gpus=gpus,
       page_port=given.find_page_port(),

@@ -33,14 +33,13 @@ _RUN = "config program_cache trace time_scale nodes zones figure_format".split()
 
 def main() -> None:
   """Measures, runs, predicts, compares."""
-  config, workdir = given.CONFIG.value, pathlib.Path(given.WORKDIR.value)
-  argv = sys.argv[1:]
+  argv, config, zones = sys.argv[1:], given.CONFIG.value, given.ZONES.value
+  workdir = pathlib.Path(given.WORKDIR.value)
   cluster_checks.check_for_trace(argv, layers=_LAYERS.value)
   plots.check()
   replay = given.read_replay()
   from bamboo_jax.experiments import run_policy  # Imports JAX.
 
-  zones = given.ZONES.value
   setup_lib.find_first_zones(config, given.NODES.value, zones, replay)
   layers = _LAYERS.value or config.plan.profile
   run_policy.check(config, layers=layers, cluster=_CLUSTER.value)

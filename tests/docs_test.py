@@ -6,6 +6,7 @@ import re
 
 from absl.testing import parameterized
 
+from bamboo_jax import base
 from bamboo_jax.cli import listing
 from bamboo_jax.configs import default
 
@@ -17,7 +18,7 @@ _FILE = re.compile(r"`([\w.]+(?:/[\w.-]+)+\.(?:py|md|csv|sh|yaml|toml|cfg))`")
 _MODULE = re.compile(r"`((?:bamboo_jax\.)?[a-z_]+(?:\.\w+)+)`")
 # A command that begins a line or what stands between backticks.
 _COMMAND = re.compile(r"(?:^|`)(?:\S*/)?bamboo ([\w-]+)", re.MULTILINE)
-_SUFFIXES = ("csv", "html", "json", "jsonl", "log", "png")
+_SUFFIXES = ("py", "csv", "html", "json", "jsonl", "log", "png")
 # A row of the map: question, file, definition.
 _ROW = re.compile(r"^\|[^|]+\|\s*`([\w/.]+)`\s*\|\s*`([\w.]+)`", re.MULTILINE)
 
@@ -50,7 +51,9 @@ def _tops() -> set[str]:
 def _is_option(name: str) -> bool:
   """Whether the default configuration has an option of that name."""
   value = default.get_config()
-  for word in name.split("."):
+  for word in name.removeprefix("config.").split("."):
+    if word in base.OPTIONS:
+      return True
     if not hasattr(value, "keys") or word not in value:
       return False
     value = value[word]
@@ -133,6 +136,8 @@ class DocsTest(parameterized.TestCase):
       ("`recovery.decide.no_such_name`", 1),
       ("`recovery.no_such_module`", 1),
       ("`config.pipeline.layout`", 0),
+      ("`config.pipeline.layuot`", 1),
+      ("`config.model.options.anything`", 0),
       ("`checkpoint.every_steps`", 0),
       ("`bamboo train --config=quickstart`", 0),
       ("`bamboo trian`", 1),

@@ -1,5 +1,10 @@
 """The options of a run: typed, frozen and checked.
 
+  section        a section of options, and what checks it
+  config         all options, and what does not fit together
+  work           what is trained, how it is spread, what follows a death
+  surroundings   planning, updates, the cluster, prices and logs
+
 `Config.read` makes them from the `ConfigDict` of a config file. Packages below
 `train` take plain arguments and do not know of them.
 """

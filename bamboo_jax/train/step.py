@@ -134,9 +134,8 @@ class Step:
     director: Injects due faults; None without faults.
     num_microbatches: Number of microbatches of a step in all pipelines.
     clip_norm: Largest global norm of the gradient, or None.
-    on_nonfinite: What becomes of a step whose loss or gradient is not finite:
-      "skip": it counts, but does not change the state; "stop": it ends the
-      run; "apply": as any other.
+    on_nonfinite: What a loss or gradient that is not finite does: "skip": the
+      step counts, but does not change the state; "stop": the run ends; "apply".
 
   Attributes:
     executor: As given.
@@ -172,7 +171,6 @@ class Step:
     """Starts `step`, from 0; `feed` returns the data of its microbatches."""
     self._step = step
     self._due = due
-    self._found_sums: sums_lib.Sums | None = None
     self._skipped = ""
     self._planned: Sequence[timeline_lib.Timeline] = ()
     self.measured: list[recorder_lib.Measured] = []
@@ -227,7 +225,7 @@ class Step:
       reduce.reduce(engine)
       engine.wait()
     with self._phase("norm"):
-      self._found_sums = self._gather_sums()
+      self._sums = self._gather_sums()
       self._skipped = sums_lib.judge(
           self._step, self._sums, on_nonfinite=self._on_nonfinite
       )
@@ -344,11 +342,6 @@ class Step:
       is_over = slow.until is not None and self._step >= slow.until
       if node := self._engine.nodes.get(number):
         node.slow_factor = 1.0 if is_over else slow.factor
-
-  @property
-  def _sums(self) -> sums_lib.Sums:
-    assert self._found_sums is not None, "Not summed up yet."
-    return self._found_sums
 
   def _gather_sums(self) -> sums_lib.Sums:
     engine, last = self._engine, len(self._engine.specs) - 1

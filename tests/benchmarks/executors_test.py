@@ -11,6 +11,7 @@ from absl.testing import absltest
 from bamboo_jax.benchmarks import executors
 from bamboo_jax.benchmarks import predict
 from bamboo_jax.plan import planner
+from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import build
 from configs import sweep_faults
 from tests import profiles
@@ -23,7 +24,7 @@ def make_config():
   config.pipeline.num_pipelines = 1
   config.pipeline.num_stages = 2
   config.redundancy.mode = "eager"
-  return config
+  return accept.accept(config)
 
 
 @functools.cache

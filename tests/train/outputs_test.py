@@ -358,9 +358,8 @@ class OutputsTest(parameterized.TestCase):
     self.enterContext(mock.patch.object(loss_plot, "plot_losses", draw))
     self.begin()
     self.train(1)
-    config = self.nodes[0]._config.copy_and_resolve_references()
-    config.metrics.plots = True
-    self.nodes[0]._config = config
+    plots = {"metrics.plots": True}
+    self.nodes[0]._config = self.nodes[0]._config.changed(plots)
     if can_draw:
       self.summary(1)
     else:
@@ -473,8 +472,7 @@ class OutputsTest(parameterized.TestCase):
       file.flush()
 
   def test_dollars_are_shown_if_the_kind_of_node_is_named(self):
-    config = self.job.config.copy_and_resolve_references()
-    config.cost.instance = "p3.2xlarge"
+    config = self.job.config.changed({"cost.instance": "p3.2xlarge"})
     job = dataclasses.replace(self.job, config=config)
     with mock.patch.object(self, "job", job):
       self.nodes = {}

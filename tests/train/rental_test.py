@@ -7,6 +7,7 @@ from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
+from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import rental
 from bamboo_jax.train.setup import show
@@ -86,7 +87,8 @@ class RentalTest(parameterized.TestCase):
     self.assertIn("from a measured profile", rental.render(found))
 
   def test_proposals(self):
-    text = rental.propose(make_config(pipeline__num_microbatches=8), 1)
+    config = accept.accept(make_config(pipeline__num_microbatches=8))
+    text = rental.propose(config, 1)
     self.assertRegex(text, r"\d+ layouts fit, \d+ do not")
     self.assertRegex(text, r"best: [\d.]+ % faster than the next one, by")
     self.assertIn("--config.pipeline.num_stages=", text)
