@@ -13,19 +13,23 @@ class Net(nnx.Module):
   def __init__(self, rngs):
     self.embed = nnx.Embed(256, 64, rngs=rngs)
     self.norm = nnx.LayerNorm(64, rngs=rngs)
+    self.dropout = nnx.Dropout(0.1)
     self.out = nnx.Linear(64, 256, rngs=rngs)
 
-  def __call__(self, tokens):
-    return self.out(self.norm(jax.nn.gelu(self.embed(tokens))))
+  def __call__(self, tokens, key):
+    hidden = self.norm(jax.nn.gelu(self.embed(tokens)))
+    hidden = self.dropout(hidden, deterministic=key is None, rngs=key)
+    return self.out(hidden)
 
 
 def init(key):
-  return nnx.split(Net(nnx.Rngs(key)))[1]
+  return nnx.state(Net(nnx.Rngs(key)), nnx.Param)  # Only what is trained.
 
 
-def loss(params, batch):
-  structure = nnx.graphdef(nnx.eval_shape(lambda: Net(nnx.Rngs(0))))
-  logits = nnx.merge(structure, params)(batch["inputs"])
+def loss(params, batch, key):
+  net = Net(nnx.Rngs(0))
+  nnx.update(net, params)
+  logits = net(batch["inputs"], key)
   return optax.softmax_cross_entropy_with_integer_labels(
       logits, batch["targets"]
   ).mean()

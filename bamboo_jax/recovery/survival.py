@@ -52,14 +52,16 @@ class Survival:
 
   def render(self) -> str:
     """Returns the survival as one line of text."""
+    nodes = f"any {self.num_nodes} nodes at once"
+    if len(self.zones) + len(self.fatal_zones) == 1:  # All nodes are in it.
+      return f"survived: the failure of {nodes}"
     fatal = ", ".join(self.fatal_zones) or "no zone"
     zones = ", ".join(self.zones) or "none"
     by_shadows = ", ".join(self.shadow_zones) or "none"
     return (
         f"survived: the failure of zone {zones} "
         f"(by shadows alone: {by_shadows}), of any "
-        f"{self.num_zones} zones at once, of any {self.num_nodes} nodes at "
-        f"once; fatal: {fatal}"
+        f"{self.num_zones} zones at once, of {nodes}; fatal: {fatal}"
     )
 
 

@@ -69,4 +69,4 @@ class ClusterByHandTest(commands.CommandCase):
     self.assertTrue(any(l.startswith("eval_step=300 eval_loss=") for l in said))
     over = commands.run(*ask)
     self.assertEqual(over.returncode, 2)
-    self.assertIn(f"No cluster runs in {workdir}: there is no", over.stderr)
+    self.assertIn(f"The run in {workdir} has ended: see", over.stderr)

@@ -7,6 +7,8 @@ import json
 import signal
 import time
 
+import numpy as np
+
 from bamboo_jax.metrics import jsonl
 from tests.launch import commands
 
@@ -23,6 +25,14 @@ class ClusterTest(commands.CommandCase):
       "checkpoint.every_steps": 2,
       "evaluate.every_steps": 2,
   }
+
+  def start(self, command, *arguments, **options):
+    """All processes read tokens from a file, which the launcher has opened."""
+    path = self.folder / "tokens.bin"
+    tokens = np.random.default_rng(0).integers(0, 16, 4_000, np.uint16)
+    path.write_bytes(tokens.tobytes())
+    name = f"--config.data.name={path}"
+    return super().start(command, name, *arguments, **options)
 
   def evaluations(self, name):
     lines = jsonl.read_lines(self.folder / name / "metrics.jsonl")

@@ -75,6 +75,9 @@ class EndpointTest(folders.FolderCase):
       endpoint_lib.remove(self.folder)
     with self.assertRaisesRegex(ValueError, "No cluster runs in .*--etcd"):
       endpoint_lib.read(self.folder)
+    (self.folder / "summary.json").write_text("{}")
+    with self.assertRaisesRegex(ValueError, "has ended: see .*bamboo report"):
+      endpoint_lib.read(self.folder)
 
   @parameterized.parameters("{", "[]", '{"etcd": 3, "run": "run"}')
   def test_a_damaged_file(self, text):

@@ -125,6 +125,11 @@ class SurvivalTest(parameterized.TestCase):
         "at once, of any 1 nodes at once; fatal: a",
     )
 
+  def test_render_one_zone(self):
+    pipelines = placement_lib.make_pipelines([_even(3)], range(3), True)
+    text = survival.find_survival(pipelines, _zones("aaa")).render()
+    self.assertEqual(text, "survived: the failure of any 1 nodes at once")
+
   def test_nodes_without_zone_are_apart(self):
     pipelines = placement_lib.make_pipelines([_even(2)], [4, 7], True)
     got = survival.find_survival(pipelines, {})

@@ -45,6 +45,11 @@ def read(workdir: pathlib.Path) -> Endpoint:
     found = json.loads(path.read_text())
     return json_lib.from_plain(Endpoint, found)
   except FileNotFoundError:
+    if (workdir / "summary.json").exists():
+      raise ValueError(
+          f"The run in {workdir} has ended: see {workdir}/summary.json, or make "
+          f"a page of it with `bamboo report --workdir={workdir}`."
+      ) from None
     raise ValueError(
         f"No cluster runs in {workdir}: there is no {_NAME}, which "
         "bamboo cluster and bamboo store write. Start one of these, or name "

@@ -96,8 +96,10 @@ def make_task(config: config_lib.Config) -> Task:
     raise base.DataError(
         f"The held-out data is too short to evaluate: it has "
         f"{source.num_heldout} samples, and a batch takes "
-        f"{batches.batch_size}. Use more data, smaller batches, or "
-        "config.evaluate.every_steps=0."
+        f"{batches.batch_size}. Use more data, smaller batches, "
+        "config.evaluate.every_steps=0, or hold more out: "
+        "config.data.options.heldout_fraction, or in a function of your own "
+        "bamboo_jax.from_arrays(arrays, heldout_fraction=0.1)."
     )
   batch = {
       key: jax.ShapeDtypeStruct(array.shape, array.dtype)
