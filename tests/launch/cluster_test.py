@@ -26,12 +26,14 @@ class ClusterTest(commands.CommandCase):
       "evaluate.every_steps": 2,
   }
 
+  def setUp(self):
+    super().setUp()
+    tokens = np.random.default_rng(0).integers(0, 16, 20_000, np.uint16)
+    (self.folder / "tokens.bin").write_bytes(tokens.tobytes())
+
   def start(self, command, *arguments, **options):
     """All processes read tokens from a file, which the launcher has opened."""
-    path = self.folder / "tokens.bin"
-    tokens = np.random.default_rng(0).integers(0, 16, 4_000, np.uint16)
-    path.write_bytes(tokens.tobytes())
-    name = f"--config.data.name={path}"
+    name = f"--config.data.name={self.folder / 'tokens.bin'}"
     return super().start(command, name, *arguments, **options)
 
   def evaluations(self, name):

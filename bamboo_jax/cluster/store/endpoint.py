@@ -47,8 +47,8 @@ def read(workdir: pathlib.Path) -> Endpoint:
   except FileNotFoundError:
     if (workdir / "summary.json").exists():
       raise ValueError(
-          f"The run in {workdir} has ended: see {workdir}/summary.json, or make "
-          f"a page of it with `bamboo report --workdir={workdir}`."
+          f"The run in {workdir} has ended: see summary.json there, or make a "
+          f"page of it with `bamboo report --workdir={workdir}`."
       ) from None
     raise ValueError(
         f"No cluster runs in {workdir}: there is no {_NAME}, which "
