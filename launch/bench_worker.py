@@ -18,9 +18,10 @@ def main(unused_argv: object) -> None:
   assert _CORE.value is not None
   os.sched_setaffinity(0, {_CORE.value})  # Before anything counts the cores.
   from bamboo_jax.benchmarks import worker
+  from bamboo_jax.train.setup import accept
 
   logging.set_verbosity(logging.WARNING)
-  worker.serve(_CONFIG.value, rank=_RANK.value)
+  worker.serve(accept.accept(_CONFIG.value), rank=_RANK.value)
 
 
 if __name__ == "__main__":

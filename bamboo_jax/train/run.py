@@ -54,7 +54,7 @@ def train_and_evaluate(
   Each node has a virtual device.
 
   Args:
-    config: The options; or a `ConfigDict` of them, see `configs/default.py`.
+    config: Options of the run; or a `ConfigDict` of them.
     workdir: Folder of the run, which is resumed if it exists.
     stop_at: Return after this many steps instead, without a checkpoint.
     faults: Path of a file of deaths and joins, see `faults`.
@@ -155,6 +155,7 @@ def train_in_cluster(
   Raises:
     base.UnrecoverableHereError: A stage has no copy left.
   """
+  config = accept.accept(config)
   transport = transport_lib.Transport(
       number,
       run=stamp,

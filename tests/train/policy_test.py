@@ -11,6 +11,7 @@ from absl.testing import parameterized
 from bamboo_jax import base
 from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import presets
+from bamboo_jax.train import run
 from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_recovery
@@ -62,6 +63,20 @@ class PolicyTest(parameterized.TestCase):
     is_paid = config.cost.market == "on_demand"
     self.assertEqual(is_paid, name == "on_demand")
     self.assertEqual(config.recovery.is_preemptible, not is_paid)
+
+  def test_counts_in_workers_of_a_cluster(self):
+    config = make_config("oobleck")
+    given = dict.fromkeys(("name", "number", "stamp", "identity"))
+    given |= {"host": "127.0.0.1", "workdir": "", "started_secs": 0.0}
+    transport = mock.patch.object(run.transport_lib, "Transport")
+    listen = mock.patch.object(run.endpoints, "listen")
+    # The first part that is made from the config.
+    make = mock.patch.object(
+        run.executors, "make_collectives", side_effect=EOFError
+    )
+    with transport, listen, make as made, self.assertRaises(EOFError):
+      run.train_in_cluster(config, None, **given)
+    self.assertEqual(made.call_args.args[0].pipeline.layout, "templates")
 
   def test_none_changes_nothing(self):
     config = make_config(None)
