@@ -5,6 +5,7 @@ checkpoints, or a workdir or folder with several, of which the newest is read.
 """
 
 from collections.abc import Callable
+import functools
 import os
 import pathlib
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.checkpoint import directory
+from bamboo_jax.checkpoint import frozen
 from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.exchange import adapters
 from bamboo_jax.exchange import companions
@@ -49,6 +51,16 @@ def open_weights(
     read = _open_checkpoint(checkpoint, model)
   like = model.variable_shapes()
   return lambda name: layer_arrays.restore_layer(read(name), like[name])
+
+
+def open_later(
+    path: str | None, model: model_lib.Model
+) -> frozen.Weights | None:
+  """Returns `open_weights`, called by the first read; None without a path."""
+  if path is None:
+    return None
+  read = functools.cache(lambda: open_weights(path, model))
+  return frozen.Weights(path, lambda layer: read()(layer))
 
 
 def import_folder(
@@ -190,7 +202,7 @@ def _open_checkpoint(
   found = {
       f"{layer}: {name}": shape.shape
       for layer, entry in manifest.layers.items()
-      for name, shape in layer_arrays.parse_specs(entry.arrays).items()
+      for name, shape in layer_arrays.parse_specs(entry.specs).items()
       if name.startswith(_KINDS)
   }
   wanted = {
@@ -199,9 +211,11 @@ def _open_checkpoint(
       for name, shape in shapes.items()
   }
   hub_folder.check(found, wanted, [], where=path)
+  config = manifest.meta.get("config", {})
+  first = open_later(config.get("init_from"), model)
 
   def read(layer: str) -> hub_folder.Arrays:
-    arrays = directory.read_arrays(path, manifest, [layer])[layer]
+    arrays = directory.read_arrays(path, manifest, [layer], first)[layer]
     arrays = {k: a for k, a in arrays.items() if k.startswith(_KINDS)}
     if name := layer_arrays.find_nonfinite({layer: arrays}):
       raise base.CheckpointError(f"{path}: {name} has NaN or infinite values.")

@@ -11,8 +11,10 @@ from absl.testing import absltest
 import jax
 import numpy as np
 import pytest
+from safetensors import torch as safetensors
 
 from bamboo_jax import base
+from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.exchange import weights
 from bamboo_jax.models import zoo
 from bamboo_jax.train import run as run_lib
@@ -169,6 +171,27 @@ class AdaptersTest(absltest.TestCase):
       summary = json.loads((run / "summary.json").read_text())
       digests.append(summary["state_sha256"])
     self.assertEqual(*digests)
+    self.assert_needs_its_base(run, config)
+
+  def assert_needs_its_base(self, run, config):
+    """Checkpoints hold what is trained; another base is rejected by name."""
+    file = self.folder / "base" / "model.safetensors"
+    manifest = manifest_lib.read_manifest(run / "checkpoints" / "10")
+    names = {n for layer in manifest.layers.values() for n in layer.arrays}
+    params = [name for name in names if name.startswith("params/")]
+    self.assertEqual([n for n in params if "lora_" not in n], [])
+    self.assertLen(params, 4)  # Of two layers, A and B.
+    tensors = safetensors.load_file(file)
+    tensors["model.layers.1.mlp.down_proj.weight"][0, 0] += 1
+    safetensors.save_file(tensors, file, metadata={"format": "pt"})
+    config.num_steps = 11
+    message = f"{self.folder}/base has changed since: layer 'block_01.mlp'"
+    with self.assertRaisesRegex(base.CheckpointError, message):
+      run_lib.train_and_evaluate(config, workdir=str(run))
+    with self.assertRaisesRegex(base.CheckpointError, message):
+      weights.export_folder(
+          run, name="llama", out=self.folder / "no", max_file_bytes=1 << 20
+      )
 
   def test_rejected(self):
     file = self.folder / "adapter" / "adapter_config.json"
