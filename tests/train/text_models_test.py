@@ -31,6 +31,7 @@ _OPTIONS["qwen, lora"] = {
     **{"lora_rank": 2, "lora_targets": "q_proj,down_proj", "dtype": "bfloat16"},
     **_OPTIONS["qwen"],
 }
+_OPTIONS["qwen, lora, state"] = _OPTIONS["qwen, lora"]  # See `make_config`.
 
 
 def make_config(name):
@@ -45,6 +46,8 @@ def make_config(name):
       "sequence_length": 12,
       **_OPTIONS[name],
   }
+  if name.endswith("state"):  # Replicas get parameters, not gradients.
+    config.redundancy.refresh = "state"
   config.checkpoint.every_steps = 0
   config.pipeline.num_pipelines = 1
   config.pipeline.num_stages = 3
