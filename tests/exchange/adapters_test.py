@@ -22,6 +22,7 @@ from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import build
 from configs import default
 from tests import tiny
+from tests.launch import commands
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -54,6 +55,14 @@ def make_config(folder):
   config.optimizer.clip_norm = None
   accept.accept(config, default.get_config())
   return config
+
+
+def convert(direction, *, path, out):
+  """Runs `bamboo convert`, as a user does."""
+  command = ("-m", "launch.convert", f"--{direction}", "--model=llama")
+  done = commands.run(*command, f"--path={path}", f"--out={out}")
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.startswith(f"{out}: llama, "), done.stdout
 
 
 def make_model(folder):
@@ -112,10 +121,8 @@ class AdaptersTest(absltest.TestCase):
     run = self.folder / "run"
     run_lib.train_and_evaluate(config, workdir=str(run))
     out, merged = self.folder / "out", self.folder / "merged"
-    for path, kind in ((out, "peft"), (merged, "hf")):
-      weights.export_folder(
-          run, name="llama", out=path, kind=kind, max_file_bytes=1 << 20
-      )
+    convert("to=peft", path=run, out=out)
+    convert("to=hf", path=run, out=merged)
     before = {k: v.clone() for k, v in self.peer.state_dict().items()}
     train_peer(self.peer, config)
     want = self.peer.state_dict()
@@ -148,8 +155,12 @@ class AdaptersTest(absltest.TestCase):
       jax.tree.map(np.testing.assert_array_equal, now, params)
 
   def assert_imports(self, out):
-    """An export is imported as it is."""
-    weights.import_folder(out, name="llama", out=self.folder / "imported")
+    """An export is imported as it is, and exported again."""
+    again = self.folder / "again"
+    convert("from=peft", path=out, out=self.folder / "imported")
+    convert("to=peft", path=self.folder / "imported", out=again)
+    name = "adapter_model.safetensors"
+    self.assertEqual((again / name).read_bytes(), (out / name).read_bytes())
     model = make_model(out)
     folders = (self.folder / "imported", out)
     ours, theirs = (weights.open_weights(path, model) for path in folders)
