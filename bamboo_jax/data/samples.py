@@ -6,6 +6,7 @@ failure. `batches` groups samples into steps and microbatches.
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import types
 from typing import Any
 
 from bamboo_jax.data import corpus
@@ -52,6 +53,20 @@ class Source:
     if self.samples_per_epoch is None:
       return {}
     return {"data": num_samples / self.samples_per_epoch}
+
+
+def check_ranges(
+    options: Mapping[str, int],
+    *,
+    least: Mapping[str, int] = types.MappingProxyType({}),
+    most: Mapping[str, int] = types.MappingProxyType({}),
+) -> None:
+  """Raises `ValueError` for an option below `least`, or else 1, or too high."""
+  for name, value in options.items():
+    low, high = least.get(name, 1), most.get(name)
+    if value < low or (high is not None and value > high):
+      bound = "" if high is None else f" and at most {high}"
+      raise ValueError(f"{name} must be at least {low}{bound}, got {value}.")
 
 
 def check_fraction(fraction: float) -> None:

@@ -47,10 +47,7 @@ class Options:
   loss: str = "all"
 
   def __post_init__(self) -> None:
-    if self.sequence_length < 1:
-      raise ValueError(
-          f"sequence_length must be at least 1, got {self.sequence_length}."
-      )
+    samples.check_ranges({"sequence_length": self.sequence_length})
     for name, allowed in (("packing", PACKINGS), ("loss", LOSSES)):
       if getattr(self, name) not in allowed:
         raise ValueError(base.suggest(getattr(self, name), allowed, what=name))
