@@ -7,7 +7,7 @@ import json
 import pathlib
 import tempfile
 
-from absl.testing import absltest
+from absl.testing import parameterized
 import jax
 import numpy as np
 import pytest
@@ -28,6 +28,11 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
+_GPT2_SIZES = {
+    **{"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 16},
+    **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    "n_positions": 64,
+}
 _SIZES = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -42,12 +47,12 @@ _SIZES = {
 _RATE = 1e-2
 
 
-def make_config(folder):
+def make_config(folder, **options):
   """Returns the config of a run that begins from `folder`."""
   config = tiny.get_config()
   config.num_steps = 10
   config.model.name = "init_from"
-  config.model.options = {"sequence_length": 8}
+  config.model.options = {"sequence_length": 8, **options}
   config.init_from = str(folder)
   config.data.options.vocab_size = 16
   config.optimizer.schedule = "constant"
@@ -57,18 +62,18 @@ def make_config(folder):
   return config
 
 
-def convert(direction, *, path, out):
+def convert(direction, *, name, path, out):
   """Runs `bamboo convert`, as a user does."""
-  command = ("-m", "launch.convert", f"--{direction}", "--model=llama")
+  command = ("-m", "launch.convert", f"--{direction}", f"--model={name}")
   done = commands.run(*command, f"--path={path}", f"--out={out}")
   assert done.returncode == 0, done.stderr
-  assert done.stdout.startswith(f"{out}: llama, "), done.stdout
+  assert done.stdout.startswith(f"{out}: {name}, "), done.stdout
 
 
-def make_model(folder):
+def make_model(folder, name):
   """Returns the model of a folder of `peft`."""
-  options = weights.read_options(folder, "llama")
-  return zoo.make_model("llama", **{**options, "sequence_length": 8})
+  options = weights.read_options(folder, name)
+  return zoo.make_model(name, **{**options, "sequence_length": 8})
 
 
 def train_peer(model, config):
@@ -91,15 +96,24 @@ def train_peer(model, config):
     optimizer.step()
 
 
-class AdaptersTest(absltest.TestCase):
+class AdaptersTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
     folder = self.enterContext(tempfile.TemporaryDirectory())
     self.folder = pathlib.Path(folder)
+
+  def make_folders(self, name="llama"):
+    """Makes the folders of a model and of adapters, by the peers."""
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(**_SIZES)
-    base_model = transformers.LlamaForCausalLM(config)
+    if name == "llama":
+      config = transformers.LlamaConfig(**_SIZES)
+      base_model = transformers.LlamaForCausalLM(config)
+      targets = ["q_proj", "down_proj"]
+    else:
+      config = transformers.GPT2Config(**_GPT2_SIZES)
+      base_model = transformers.GPT2LMHeadModel(config)
+      targets = ["c_attn", "c_proj", "c_fc"]
     with torch.no_grad():  # Far from uniform predictions.
       for parameter in base_model.parameters():
         parameter.add_(0.2 * torch.randn_like(parameter))
@@ -107,7 +121,7 @@ class AdaptersTest(absltest.TestCase):
     chosen = peft.LoraConfig(
         r=2,
         lora_alpha=3,
-        target_modules=["q_proj", "down_proj"],
+        target_modules=targets,
         task_type="CAUSAL_LM",
         init_lora_weights=False,  # Not 0.
     )
@@ -116,13 +130,16 @@ class AdaptersTest(absltest.TestCase):
     peft_config.base_model_name_or_path = str(self.folder / "base")
     self.peer.save_pretrained(self.folder / "adapter")
 
-  def test_ten_steps(self):
-    config = make_config(self.folder / "adapter")
+  @parameterized.parameters("llama", "gpt2")
+  def test_ten_steps(self, name):
+    self.make_folders(name)
+    options = {"dropout_rate": 0.0} if name == "gpt2" else {}
+    config = make_config(self.folder / "adapter", **options)
     run = self.folder / "run"
     run_lib.train_and_evaluate(config, workdir=str(run))
     out, merged = self.folder / "out", self.folder / "merged"
-    convert("to=peft", path=run, out=out)
-    convert("to=hf", path=run, out=merged)
+    convert("to=peft", name=name, path=run, out=out)
+    convert("to=hf", name=name, path=run, out=merged)
     before = {k: v.clone() for k, v in self.peer.state_dict().items()}
     train_peer(self.peer, config)
     want = self.peer.state_dict()
@@ -141,11 +158,11 @@ class AdaptersTest(absltest.TestCase):
       np.testing.assert_allclose(
           whole(tokens).logits, self.peer.eval()(tokens).logits, atol=1e-3
       )
-    self.assert_base_is_untouched(run)
-    self.assert_imports(out)
+    model = make_model(out, name)
+    self.assert_base_is_untouched(run, model)
+    self.assert_imports(out, model)
 
-  def assert_base_is_untouched(self, run):
-    model = make_model(self.folder / "adapter")
+  def assert_base_is_untouched(self, run, model):
     trained = weights.open_weights(run, model)
     first = weights.open_weights(self.folder / "base", model)
     for name in model.layer_names:
@@ -154,15 +171,15 @@ class AdaptersTest(absltest.TestCase):
       now = {key: now[key] for key in params}
       jax.tree.map(np.testing.assert_array_equal, now, params)
 
-  def assert_imports(self, out):
+  def assert_imports(self, out, model):
     """An export is imported as it is, and exported again."""
     again = self.folder / "again"
-    convert("from=peft", path=out, out=self.folder / "imported")
-    convert("to=peft", path=self.folder / "imported", out=again)
-    name = "adapter_model.safetensors"
-    self.assertEqual((again / name).read_bytes(), (out / name).read_bytes())
-    model = make_model(out)
-    folders = (self.folder / "imported", out)
+    imported = self.folder / "imported"
+    convert("from=peft", name=model.name, path=out, out=imported)
+    convert("to=peft", name=model.name, path=imported, out=again)
+    file = "adapter_model.safetensors"
+    self.assertEqual((again / file).read_bytes(), (out / file).read_bytes())
+    folders = (imported, out)
     ours, theirs = (weights.open_weights(path, model) for path in folders)
     for name in model.layer_names:
       jax.tree.map(
@@ -171,12 +188,11 @@ class AdaptersTest(absltest.TestCase):
 
   def test_resume(self):
     """A run that begins from a plain folder, and one that is interrupted."""
+    self.make_folders()
     digests = []
     for name, stops in (("whole", [None]), ("twice", [5, None])):
       for stop_at in stops:
-        config = make_config(self.folder / "base")
-        with config.unlocked():
-          config.model.options.lora_rank = 2
+        config = make_config(self.folder / "base", lora_rank=2)
         run = self.folder / name
         run_lib.train_and_evaluate(config, workdir=str(run), stop_at=stop_at)
       summary = json.loads((run / "summary.json").read_text())
@@ -205,6 +221,7 @@ class AdaptersTest(absltest.TestCase):
       )
 
   def test_rejected(self):
+    self.make_folders()
     file = self.folder / "adapter" / "adapter_config.json"
     good = json.loads(file.read_text())
     for changes, message in (

@@ -36,6 +36,10 @@ _OPTIONS["qwen, lora"] = {
     **{"lora_rank": 2, "lora_targets": "q_proj,down_proj", "dtype": "bfloat16"},
     **_OPTIONS["qwen"],
 }
+_OPTIONS["gpt2, lora"] = {
+    **{"lora_rank": 2, "lora_targets": "c_attn,c_proj,c_fc"},
+    **_OPTIONS["gpt2"],
+}
 _OPTIONS["qwen, lora, state"] = _OPTIONS["qwen, lora"]  # See `make_config`.
 
 
