@@ -10,6 +10,7 @@ import types
 from typing import Any
 
 from bamboo_jax.data import corpus
+from bamboo_jax.data import draws
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,6 +54,30 @@ class Source:
     if self.samples_per_epoch is None:
       return {}
     return {"data": num_samples / self.samples_per_epoch}
+
+
+def make_shuffled(
+    take: Callable[[list[int]], dict[str, Any]],
+    *,
+    size: int,
+    num_heldout: int,
+    **facts: Any,
+) -> Source:
+  """Returns a source that visits `size` places, in a new order each epoch.
+
+  Args:
+    take: Returns the samples at these places; those from `size` are held out.
+    **facts: Other fields of the source.
+  """
+  return Source(
+      samples_per_epoch=size,
+      num_heldout=num_heldout,
+      batch=lambda indices, *, seed: take(
+          draws.shuffle(seed, indices, size=size)
+      ),
+      heldout_batch=lambda indices: take([size + i for i in indices]),
+      **facts,
+  )
 
 
 def check_ranges(
