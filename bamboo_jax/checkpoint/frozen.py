@@ -17,6 +17,7 @@ from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.models import layer as layer_lib
+from bamboo_jax.models import linen
 
 
 class Weights(NamedTuple):
@@ -32,48 +33,30 @@ class Weights(NamedTuple):
 
 
 def find(
-    layer: str,
+    layer: linen.LinenLayer,
     arrays: Mapping[str, np.ndarray],
-    *,
-    trained: str,
     weights: Weights | None,
 ) -> manifest_lib.Frozen | None:
-  """Returns the arrays of a layer that a checkpoint need not store.
+  """Returns those of all `arrays` of a layer that need not be stored.
 
   None if there are none, or if `weights` do not have them, or no longer.
-
-  Args:
-    arrays: All arrays of the layer.
-    trained: Prefix of the names of its trained parameters.
   """
-  names = [
-      name
-      for name in arrays
-      if name.startswith("params/") and not name.startswith(f"params/{trained}")
-  ]
-  if not names or weights is None:
+  prefix = f"params/{layer.trained}"
+  params = {n: a for n, a in arrays.items() if n.startswith("params/")}
+  frozen = {n: a for n, a in params.items() if not n.startswith(prefix)}
+  if not frozen or weights is None:
     return None
+  here = _describe(frozen)
   try:
-    there = _describe(_take(layer, names, weights))
+    if _describe(_take(layer.name, frozen, weights)) == here:
+      return here
+    problem = f"Layer {layer.name!r} in {weights.path} has changed."
   except base.CheckpointError as error:
     problem = str(error)
-  else:
-    here = _describe({name: arrays[name] for name in names})
-    if here == there:
-      return here
-    problem = f"Layer {layer!r} in {weights.path} has changed."
   logging.log_first_n(
       logging.WARNING, "%s Checkpoints store frozen weights too.", 1, problem
   )
   return None
-
-
-def drop(
-    arrays: Mapping[str, np.ndarray], frozen: manifest_lib.Frozen | None
-) -> dict[str, np.ndarray]:
-  """Returns the arrays of a layer without the frozen ones."""
-  dropped = frozen.arrays if frozen is not None else ()
-  return {name: a for name, a in arrays.items() if name not in dropped}
 
 
 def read(

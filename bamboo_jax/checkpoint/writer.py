@@ -280,13 +280,17 @@ class Writer:
     layers: dict[str, Any] = {}
     for stage in save.stages.get(self._member, ()):
       layers |= spec_lib.split_layers(states[stage])
-    known = {n: f.arrays for n, f in self._frozen.items() if f is not None}
-    arrays = layer_arrays.copy_to_host(layers, known)
+    arrays = layer_arrays.copy_to_host(layers, self._omitted)
     is_writer = self._member == save.writer
     if save.is_alone and is_writer:
       self._joining = self._thread.submit(self._write_alone, save, arrays)
     elif arrays or is_writer:
       self._writing = self._thread.submit(self._write, save, arrays)
+
+  @property
+  def _omitted(self) -> dict[str, Mapping[str, str]]:
+    """The arrays that are known not to be stored, by layer."""
+    return {n: f.arrays for n, f in self._frozen.items() if f is not None}
 
   def _end_joining(self, *, blocks: bool) -> None:
     """Ends the save that this member joins, if there is one."""
@@ -323,11 +327,7 @@ class Writer:
     try:
       if self._member == save.writer:
         self._folder.remove_unfinished(save.name)
-      self._find_frozen(layers)
-      stored = {
-          name: frozen_lib.drop(arrays, self._frozen[name])
-          for name, arrays in layers.items()
-      }
+      stored = self._drop_frozen(layers)
       part = self._folder.write_part(save.name, item, stored, step=save.step)
     except (OSError, ValueError) as error:
       return _Written(None, orbax_item.describe_error(error))
@@ -337,21 +337,23 @@ class Writer:
     }
     return _Written(dataclasses.replace(part, layers=entries))
 
-  def _find_frozen(
+  def _drop_frozen(
       self, layers: Mapping[str, Mapping[str, np.ndarray]]
-  ) -> None:
-    """Finds what is not stored of layers that have not been saved before.
+  ) -> dict[str, dict[str, np.ndarray]]:
+    """Returns the arrays to store.
 
-    Frozen arrays never change, so it stays the same until the run ends.
+    Frozen arrays never change, so they are found by the first save of a layer.
     """
-    of_model = {layer.name: layer for layer in self._model.layers}
-    for name in layers.keys() - self._frozen.keys():
-      self._frozen[name] = frozen_lib.find(
-          name,
-          layers[name],
-          trained=of_model[name].trained,
-          weights=self._weights,
-      )
+    for layer in self._model.layers:
+      if layer.name in layers and layer.name not in self._frozen:
+        self._frozen[layer.name] = frozen_lib.find(
+            layer, layers[layer.name], self._weights
+        )
+    return {
+        name: {k: a for k, a in arrays.items() if k not in omitted}
+        for name, arrays in layers.items()
+        for omitted in [self._omitted.get(name, ())]
+    }
 
   def _join(
       self, save: parts.Save, written: Mapping[int, manifest_lib.Manifest]
