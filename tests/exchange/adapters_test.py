@@ -187,17 +187,30 @@ class AdaptersTest(parameterized.TestCase):
       )
 
   def test_resume(self):
-    """A run that begins from a plain folder, and one that is interrupted."""
+    """An interruption, and deaths that leave no copy but the checkpoint."""
     self.make_folders()
     digests = []
-    for name, stops in (("whole", [None]), ("twice", [5, None])):
+    deaths = self.folder / "deaths"
+    deaths.write_text("7,,,all\n")
+    for name, stops in (
+        ("whole", [None]),
+        ("all_die", [None]),
+        ("twice", [5, None]),
+    ):
       for stop_at in stops:
         config = make_config(self.folder / "base", lora_rank=2)
         run = self.folder / name
-        run_lib.train_and_evaluate(config, workdir=str(run), stop_at=stop_at)
+        run_lib.train_and_evaluate(
+            config,
+            workdir=str(run),
+            stop_at=stop_at,
+            faults=str(deaths) if name == "all_die" else None,
+        )
       summary = json.loads((run / "summary.json").read_text())
       digests.append(summary["state_sha256"])
-    self.assertEqual(*digests)
+      rungs = [recovery["rung"] for recovery in summary["recoveries"]]
+      self.assertEqual(rungs, ["checkpoint"] * (name == "all_die"))
+    self.assertLen({*digests}, 1)
     self.assert_needs_its_base(run, config)
 
   def assert_needs_its_base(self, run, config):
