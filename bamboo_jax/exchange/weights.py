@@ -97,7 +97,9 @@ def import_folder(
       directory.write_part(unfinished, layer, {layer: read(layer)}, step=0)
       for layer in model.layer_names
   ]
-  meta = {"model": dict(model.fingerprint)}
+  meta: dict[str, Any] = {"model": dict(model.fingerprint)}
+  if is_adapted:
+    meta["config"] = {"init_from": os.path.abspath(path)}
   manifest = manifest_lib.join(parts, order=model.layer_names, meta=meta)
   manifest_lib.write_manifest(unfinished, manifest)
   unfinished.rename(checkpoint)
@@ -154,7 +156,7 @@ def export_folder(
   model = zoo.make_model(**options)
   read = _open_checkpoint(checkpoint, model)
   if kind == "peft":
-    adapters.write(out, model, read=read, base_folder=_find_base(path))
+    adapters.write(out, model, read=read, base_folder=_find_base(checkpoint))
   else:
     hub_folder.write(
         out,
@@ -172,14 +174,20 @@ def _options_of(checkpoint: pathlib.Path) -> dict[str, Any]:
   return dict(manifest_lib.read_manifest(checkpoint).meta["model"])
 
 
-def _find_base(path: str | os.PathLike[str]) -> str | None:
-  """Returns the folder of the weights from which a run began, if known."""
-  for source in companions.find_sources(pathlib.Path(path)):
-    if adapters.is_folder(source):
-      source = adapters.read_config(source).base
-    if hub_folder.is_hub_folder(source):
-      return str(source)
-  return None
+def _find_first(checkpoint: pathlib.Path) -> str | None:
+  """Returns the folder of the weights from which a run began; None: none."""
+  meta = manifest_lib.read_manifest(checkpoint).meta
+  first: str | None = meta.get("config", {}).get("init_from")
+  return first
+
+
+def _find_base(checkpoint: pathlib.Path) -> str | None:
+  """Returns the folder of the model without adapters, if it is there."""
+  source: str | os.PathLike[str] | None = _find_first(checkpoint)
+  if source and adapters.is_folder(source):
+    source = adapters.read_config(source).base
+  is_there = source and hub_folder.is_hub_folder(source)
+  return os.path.abspath(source) if source and is_there else None
 
 
 def _find_checkpoint(path: str | os.PathLike[str]) -> pathlib.Path:
@@ -211,8 +219,7 @@ def _open_checkpoint(
       for name, shape in shapes.items()
   }
   hub_folder.check(found, wanted, [], where=path)
-  config = manifest.meta.get("config", {})
-  first = open_later(config.get("init_from"), model)
+  first = open_later(_find_first(path), model)
 
   def read(layer: str) -> hub_folder.Arrays:
     arrays = directory.read_arrays(path, manifest, [layer], first)[layer]

@@ -177,8 +177,8 @@ class AdaptersTest(parameterized.TestCase):
     imported = self.folder / "imported"
     convert("from=peft", name=model.name, path=out, out=imported)
     convert("to=peft", name=model.name, path=imported, out=again)
-    file = "adapter_model.safetensors"
-    self.assertEqual((again / file).read_bytes(), (out / file).read_bytes())
+    for file in ("adapter_model.safetensors", "adapter_config.json"):
+      self.assertEqual((again / file).read_bytes(), (out / file).read_bytes())
     folders = (imported, out)
     ours, theirs = (weights.open_weights(path, model) for path in folders)
     for name in model.layer_names:
