@@ -37,17 +37,20 @@ def ask_again(read: Callable[[], _T]) -> _T:
 
 
 @contextlib.contextmanager
-def lock_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
+def lock_folder(
+    folder: str | os.PathLike[str], *, waits: bool = False
+) -> Iterator[None]:
   """Holds an exclusive lock on a folder, made if needed, in a `with` block.
 
-  The lock ends with the process at the latest. Raises `ValueError`, which names
-  the holder, if another process has it; or `OSError`.
+  The lock ends with the process at the latest. While another process has it,
+  this blocks if `waits`; or else raises `ValueError`, which names the holder.
+  Raises `OSError`, too.
   """
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   with open_lock(folder / _LOCK) as file:
     try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     except BlockingIOError:
       file.seek(0)
       raise ValueError(

@@ -5,7 +5,8 @@ a checkpoint does not depend on classes of the optimizer library, and two states
 can be compared name by name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+import types
 from typing import Any
 
 import jax
@@ -17,19 +18,26 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 
 def copy_to_host(
     layers: Mapping[str, spec_lib.LayerState],
+    but: Mapping[str, Collection[str]] = types.MappingProxyType({}),
 ) -> dict[str, dict[str, np.ndarray]]:
-  """Returns copies of all arrays, keyed by layer and name.
+  """Returns copies of the arrays, keyed by layer and name, all but some.
 
   Blocks until the arrays are computed and copied; they may be donated
   afterwards.
   """
-  for leaf in jax.tree.leaves(dict(layers)):
-    if isinstance(leaf, jax.Array):
-      leaf.copy_to_host_async()
-  return {
-      layer: {k: np.array(leaf) for k, leaf in name_leaves(state).items()}
+  named = {
+      layer: {
+          name: leaf
+          for name, leaf in name_leaves(state).items()
+          if name not in but.get(layer, ())
+      }
       for layer, state in layers.items()
   }
+  for leaf in jax.tree.leaves(named):
+    if isinstance(leaf, jax.Array):
+      leaf.copy_to_host_async()
+  copies: dict[str, dict[str, np.ndarray]] = jax.tree.map(np.array, named)
+  return copies
 
 
 def find_nonfinite(

@@ -13,6 +13,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import arrays as layer_arrays
+from bamboo_jax.checkpoint import frozen as frozen_lib
 from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.checkpoint import orbax_item
 from bamboo_jax.metrics import summary as summary_lib
@@ -56,19 +57,21 @@ def read(
     path: pathlib.Path,
     like: Mapping[str, spec_lib.LayerState],
     names: Sequence[str],
+    weights: frozen_lib.Weights | None = None,
 ) -> Contents:
   """Reads some layers of the checkpoint at `path`, those in `names`.
 
   `like` has all layers of the model, with arrays or shapes as leaves. The
-  result has the same structure, with numpy arrays of the same dtypes.
+  result has the same structure, with numpy arrays of the same dtypes. Frozen
+  arrays that are not in the checkpoint are those of `weights`.
 
   Raises `base.DamagedCheckpointError` if it is incomplete or damaged, and
-  `base.CheckpointError` if it is temporarily unreadable or of another model or
-  optimizer; names the first layer and array that differ.
+  `base.CheckpointError` if it is temporarily unreadable, of another model or
+  optimizer, or of other `weights`; names the first layer that differs.
   """
   manifest = manifest_lib.read_manifest(path)
   _check_layers(path, manifest, like)
-  arrays = read_arrays(path, manifest, names)
+  arrays = read_arrays(path, manifest, names, weights)
   states = {
       name: layer_arrays.restore_layer(arrays[name], like[name])
       for name in names
@@ -89,7 +92,7 @@ def _check_layers(
           f"{other}: it has no layer {layer!r}, which the model has. It has "
           f"{', '.join(manifest.layers)}."
       )
-    found = manifest.layers[layer].arrays
+    found = manifest.layers[layer].specs
     wanted = layer_arrays.specs_of(layer_arrays.shapes_of(state))
     for name in [*wanted, *found]:
       if found.get(name) != wanted.get(name):
@@ -106,12 +109,15 @@ def _check_layers(
 
 
 def read_arrays(
-    path: pathlib.Path, manifest: manifest_lib.Manifest, names: Sequence[str]
+    path: pathlib.Path,
+    manifest: manifest_lib.Manifest,
+    names: Sequence[str],
+    weights: frozen_lib.Weights | None,
 ) -> dict[str, dict[str, np.ndarray]]:
   """Returns the arrays of the layers `names`, by layer and name.
 
   Raises `base.DamagedCheckpointError`, or `base.CheckpointError` if they are
-  temporarily unreadable.
+  temporarily unreadable, or `weights` are not those of the run.
   """
   entries = {name: manifest.layers[name] for name in names}
   arrays: dict[str, dict[str, np.ndarray]] = {}
@@ -138,6 +144,8 @@ def read_arrays(
       raise base.DamagedCheckpointError(
           f"Checkpoint {path} is damaged: layer {name!r} is not as saved."
       )
+    if entry.frozen is not None:
+      arrays[name] |= frozen_lib.read(path, name, entry.frozen, weights)
   return arrays
 
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import directory
+from bamboo_jax.checkpoint import frozen as frozen_lib
 from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.checkpoint import orbax_item
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -88,6 +89,7 @@ class Folder:
       step: int,
       like: Mapping[str, spec_lib.LayerState],
       names: Sequence[str],
+      weights: frozen_lib.Weights | None = None,
   ) -> directory.Contents:
     """Reads a checkpoint; see `directory.read`.
 
@@ -95,7 +97,7 @@ class Folder:
     """
     place = self._look(step)
     try:
-      return directory.read(self.path / str(step), like, names)
+      return directory.read(self.path / str(step), like, names, weights)
     except base.DamagedCheckpointError as error:
       self._set_aside(place, error)
       raise

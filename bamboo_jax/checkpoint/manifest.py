@@ -19,8 +19,22 @@ from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 
 _NAME = "manifest.json"
-_FORMAT = 2
-_UNSIGNED = 1  # The format that has no hash of the manifest.
+_FORMAT = 3
+_WHOLE = 2  # The format in which all arrays are stored.
+_UNSIGNED = 1  # The format that has no hash of the manifest, either.
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+  """Arrays of a layer that are not stored, as the first weights have them.
+
+  Attributes:
+    sha256: Hash of the bytes of the arrays in the order of their names.
+    arrays: Dtype and shape of each array by name.
+  """
+
+  sha256: str
+  arrays: Mapping[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +44,20 @@ class LayerEntry:
   Attributes:
     item: Directory in the checkpoint with the arrays of the layer.
     sha256: Hash of the bytes of the arrays in the order of their names.
-    arrays: Dtype and shape of each array by name.
+    arrays: Dtype and shape of each stored array by name.
+    frozen: The other arrays; None if all are stored.
   """
 
   item: str
   sha256: str
   arrays: Mapping[str, str]
+  frozen: Frozen | None = None
+
+  @property
+  def specs(self) -> dict[str, str]:
+    """Dtype and shape of each array of the layer, by name."""
+    frozen = self.frozen.arrays if self.frozen is not None else {}
+    return {**self.arrays, **frozen}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +141,7 @@ def _parse(data: bytes) -> Manifest:
   is_unsigned = content["format"] == _UNSIGNED
   if found != (None if is_unsigned else _sha256(content)):
     raise ValueError("its hash does not match")
-  if content.pop("format") not in (_UNSIGNED, _FORMAT):
+  if content.pop("format") not in (_UNSIGNED, _WHOLE, _FORMAT):
     raise base.CheckpointError("it is of another version of this program")
   return json_lib.from_plain(Manifest, content)
 

@@ -20,11 +20,11 @@ from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.checkpoint import folder as folder_lib
+from bamboo_jax.checkpoint import frozen as frozen_lib
 from bamboo_jax.checkpoint import identity as identity_lib
 from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.checkpoint import orbax_item
 from bamboo_jax.checkpoint import parts
-from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 _WAIT_SECS = 0.1  # Between two calls of `waiting` while a save is written.
@@ -63,7 +63,7 @@ class Writer:
       identity: identity_lib.Identity,
       warn: Callable[[int, str], None],
       check_fence: Callable[[], None],
-      initial: Callable[[str], layer_lib.Variables] | None = None,
+      weights: frozen_lib.Weights | None = None,
   ) -> None:
     """Opens the folder, or raises `base.CheckpointError`.
 
@@ -79,7 +79,8 @@ class Writer:
       check_fence: Raises `base.FencedError` if other processes own the folder.
         Called in the writing thread, before a checkpoint becomes complete and
         before one is removed.
-      initial: Returns the initial variables of a layer; None: from the seed.
+      weights: From which the run begins, and which have its frozen arrays;
+        None: it begins from the seed.
     """
     self._folder = folder_lib.Folder(
         directory, keep=keep, check_fence=check_fence
@@ -89,7 +90,8 @@ class Writer:
     self._model = model
     self._identity = identity
     self._warn_of = warn
-    self._initial = initial
+    self._weights = weights
+    self._frozen: dict[str, manifest_lib.Frozen | None] = {}  # By layer.
     self._thread = futures.ThreadPoolExecutor(1, "checkpoint")
     self._save: parts.Save | None = None  # The save whose parts are missing.
     self._parts: dict[int, manifest_lib.Manifest] = {}
@@ -130,10 +132,12 @@ class Writer:
         one = dataclasses.replace(
             self._model, first=index, last=index + 1, unit="layer"
         )
-        states |= spec_lib.init_layers(one, self._initial)
+        states |= spec_lib.init_layers(
+            one, self._weights.read if self._weights else None
+        )
       return states
     shapes = spec_lib.split_layers(self._model.state)
-    states, meta = self._folder.read(step, shapes, layers)
+    states, meta = self._folder.read(step, shapes, layers, self._weights)
     where = str(self._folder.path)
     self.changes = self._identity.check(meta, step=step, where=where)
     return states
@@ -276,12 +280,17 @@ class Writer:
     layers: dict[str, Any] = {}
     for stage in save.stages.get(self._member, ()):
       layers |= spec_lib.split_layers(states[stage])
-    arrays = layer_arrays.copy_to_host(layers)
+    arrays = layer_arrays.copy_to_host(layers, self._omitted)
     is_writer = self._member == save.writer
     if save.is_alone and is_writer:
       self._joining = self._thread.submit(self._write_alone, save, arrays)
     elif arrays or is_writer:
       self._writing = self._thread.submit(self._write, save, arrays)
+
+  @property
+  def _omitted(self) -> dict[str, Mapping[str, str]]:
+    """The arrays that are known not to be stored, by layer."""
+    return {n: f.arrays for n, f in self._frozen.items() if f is not None}
 
   def _end_joining(self, *, blocks: bool) -> None:
     """Ends the save that this member joins, if there is one."""
@@ -318,10 +327,33 @@ class Writer:
     try:
       if self._member == save.writer:
         self._folder.remove_unfinished(save.name)
-      part = self._folder.write_part(save.name, item, layers, step=save.step)
+      stored = self._drop_frozen(layers)
+      part = self._folder.write_part(save.name, item, stored, step=save.step)
     except (OSError, ValueError) as error:
       return _Written(None, orbax_item.describe_error(error))
-    return _Written(part)
+    entries = {
+        name: dataclasses.replace(entry, frozen=self._frozen[name])
+        for name, entry in part.layers.items()
+    }
+    return _Written(dataclasses.replace(part, layers=entries))
+
+  def _drop_frozen(
+      self, layers: Mapping[str, Mapping[str, np.ndarray]]
+  ) -> dict[str, dict[str, np.ndarray]]:
+    """Returns the arrays to store.
+
+    Frozen arrays never change, so they are found by the first save of a layer.
+    """
+    for layer in self._model.layers:
+      if layer.name in layers and layer.name not in self._frozen:
+        self._frozen[layer.name] = frozen_lib.find(
+            layer, layers[layer.name], self._weights
+        )
+    return {
+        name: {k: a for k, a in arrays.items() if k not in omitted}
+        for name, arrays in layers.items()
+        for omitted in [self._omitted.get(name, ())]
+    }
 
   def _join(
       self, save: parts.Save, written: Mapping[int, manifest_lib.Manifest]

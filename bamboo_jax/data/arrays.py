@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.data import draws
 from bamboo_jax.data import samples
 
 _NUM_SAMPLED = 16  # Records in the fingerprint of a source of records.
@@ -85,15 +84,11 @@ def _make(
 ) -> samples.Source:
   samples.check_fraction(heldout_fraction)
   num_heldout = int(total * heldout_fraction)
-  size = total - num_heldout
-  return samples.Source(
-      fingerprint={**facts, "heldout_fraction": heldout_fraction},
+  return samples.make_shuffled(
+      take,
+      size=total - num_heldout,
       num_heldout=num_heldout,
-      samples_per_epoch=size,
-      batch=lambda indices, *, seed: take(
-          draws.shuffle(seed, indices, size=size)
-      ),
-      heldout_batch=lambda indices: take([size + i for i in indices]),
+      fingerprint={**facts, "heldout_fraction": heldout_fraction},
   )
 
 

@@ -29,11 +29,8 @@ class Batches:
   def __post_init__(self) -> None:
     if not 0 <= self.seed <= draws.MAX_SEED:
       raise ValueError(f"seed must be from 0 to 2**63 - 1, got {self.seed}.")
-    for name in ("num_microbatches", "microbatch_size"):
-      if getattr(self, name) < 1:
-        raise ValueError(
-            f"{name} must be at least 1, got {getattr(self, name)}."
-        )
+    names = ("num_microbatches", "microbatch_size")
+    samples.check_ranges({name: getattr(self, name) for name in names})
 
   @property
   def batch_size(self) -> int:
@@ -47,9 +44,8 @@ class Batches:
 
   def check(self, step: int, microbatch: int) -> None:
     """Raises `ValueError` if an index is out of range."""
-    for name, value in (("step", step), ("microbatch", microbatch)):
-      if value < 0:
-        raise ValueError(f"{name} must be at least 0, got {value}.")
+    options = {"step": step, "microbatch": microbatch}
+    samples.check_ranges(options, least=dict.fromkeys(options, 0))
     if microbatch >= self.num_microbatches:
       raise ValueError(
           f"microbatch must be below num_microbatches={self.num_microbatches}, "

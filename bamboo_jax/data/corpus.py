@@ -70,11 +70,6 @@ def make_manifest(documents: Sequence[Document]) -> Manifest:
   )
 
 
-def join_manifests(manifests: Sequence[Manifest | None]) -> Manifest:
-  """Returns one manifest of all files; None stands for no files."""
-  return Manifest(tuple(e for m in manifests if m for e in m.entries))
-
-
 def split_tail(
     documents: Sequence[Document], *, fraction: float
 ) -> tuple[tuple[Document, ...], tuple[Document, ...]]:

@@ -19,7 +19,6 @@ import hashlib
 import math
 import os
 import pathlib
-import types
 from typing import Any
 
 from absl import logging
@@ -74,9 +73,8 @@ def make_image_folder(
     ValueError: An option is impossible.
     base.DataError: A folder cannot be read, or its classes do not fit.
   """
-  _load_pillow()
-  if image_size < 1:
-    raise ValueError(f"image_size must be at least 1, got {image_size}.")
+  pillow = extras.load("PIL.Image", extra="images", what="Folders of images")
+  samples.check_ranges({"image_size": image_size})
   samples.check_fraction(heldout_fraction)
   if on_corrupt not in ON_CORRUPT:
     raise ValueError(base.suggest(on_corrupt, ON_CORRUPT, what="on_corrupt"))
@@ -91,8 +89,8 @@ def make_image_folder(
         f"{heldout_path} must have the classes of {path}; in only one of them: "
         f"{sorted({*train.classes} ^ {*heldout.classes})}."
     )
-  size, num_heldout = len(train.paths), len(heldout.paths)
-  read = functools.partial(_read, image_size, on_corrupt)
+  size = len(train.paths)
+  read = functools.partial(_read, pillow, image_size, on_corrupt)
 
   def batch(indices: Sequence[int], *, seed: int) -> dict[str, Any]:
     files = draws.shuffle(seed, indices, size=size)
@@ -111,12 +109,12 @@ def make_image_folder(
           "source": "image_folder",
           "files_sha256": _digest((*train.paths, *heldout.paths)),
           "image_size": image_size,
-          "num_heldout": num_heldout,
+          "num_heldout": len(heldout.paths),
           "on_corrupt": on_corrupt,
       },
       vocab_size=len(train.classes),
       samples_per_epoch=size,
-      num_heldout=num_heldout,
+      num_heldout=len(heldout.paths),
       batch=batch,
       heldout_batch=heldout_batch,
   )
@@ -145,10 +143,6 @@ def _split(
   return _list_images(train), _list_images(heldout)
 
 
-def _load_pillow() -> types.ModuleType:
-  return extras.load("PIL.Image", extra="images", what="Folders of images")
-
-
 def _batch(
     read: Callable[..., np.ndarray],
     part: Images,
@@ -166,6 +160,7 @@ def _batch(
 
 
 def _read(
+    pillow: Any,
     size: int,
     on_corrupt: str,
     part: Images,
@@ -173,7 +168,6 @@ def _read(
     cut: Callable[[Any], tuple[Box, bool]],
 ) -> np.ndarray:
   """Returns an image, or the next readable one of its class."""
-  pillow = _load_pillow()
   corrupt = (OSError, SyntaxError, ValueError, pillow.DecompressionBombError)
   first, last = part.starts[part.label_N[file] :][:2]
   for at in (*range(file, last), *range(first, file)):

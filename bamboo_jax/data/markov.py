@@ -118,13 +118,11 @@ def make_walks(
       "chain_seed": chain_seed,
       "num_heldout": num_heldout,
   }
-  least = {"vocab_size": 2, "chain_seed": 0, "num_heldout": 0}
-  most = {"branching": vocab_size, "chain_seed": draws.MAX_SEED}
-  for name, value in options.items():
-    low, high = least.get(name, 1), most.get(name)
-    if value < low or (high is not None and value > high):
-      bound = "" if high is None else f" and at most {high}"
-      raise ValueError(f"{name} must be at least {low}{bound}, got {value}.")
+  samples.check_ranges(
+      options,
+      least={"vocab_size": 2, "chain_seed": 0, "num_heldout": 0},
+      most={"branching": vocab_size, "chain_seed": draws.MAX_SEED},
+  )
   chain = Chain(vocab_size, branching, chain_seed)
   walk = functools.partial(chain.walk, sequence_length)
   return samples.Source(

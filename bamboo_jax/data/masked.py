@@ -48,8 +48,7 @@ def make_masked(
     packed: Whether samples are packed documents: `tokens` then has "inputs"
       and "documents", each [S, L].
   """
-  if num_masked < 1:
-    raise ValueError(f"num_masked must be at least 1, got {num_masked}.")
+  samples.check_ranges({"num_masked": num_masked})
   if (size := tokens.vocab_size) is None:
     raise ValueError("Masked samples need a source that has a vocab_size.")
   special = tokens.special or tuple(range(size, size + NUM_SPECIAL))

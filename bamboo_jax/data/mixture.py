@@ -76,7 +76,9 @@ def make_mixture(
       num_heldout=least * len(evaluated),
       batch=batch,
       heldout_batch=heldout_batch,
-      manifest=corpus.join_manifests([part.manifest for part in parts]),
+      manifest=corpus.Manifest(
+          tuple(e for p in parts if p.manifest for e in p.manifest.entries)
+      ),
       vocab_size=max(sizes) if len(sizes) == len(parts) else None,
       count_epochs=count_epochs,
   )

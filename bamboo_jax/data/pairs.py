@@ -11,6 +11,7 @@ Dimension key:
 """
 
 from collections.abc import Sequence
+import functools
 import re
 from typing import Any
 
@@ -19,7 +20,6 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.data import corpus
-from bamboo_jax.data import draws
 from bamboo_jax.data import samples
 from bamboo_jax.data import vocabularies
 
@@ -72,14 +72,11 @@ def make_pairs(
       for (tokens, starts), length in zip(columns, lengths, strict=True)
   ]
   cut = len(kept) - int(len(kept) * heldout_fraction)
-  return samples.Source(
-      vocab_size=vocabulary.vocab_size,
-      samples_per_epoch=cut,
+  return samples.make_shuffled(
+      functools.partial(_select, filled),
+      size=cut,
       num_heldout=len(kept) - cut,
-      batch=lambda indices, *, seed: _select(
-          filled, draws.shuffle(seed, indices, size=cut)
-      ),
-      heldout_batch=lambda indices: _select(filled, [cut + i for i in indices]),
+      vocab_size=vocabulary.vocab_size,
       **facts,
   )
 

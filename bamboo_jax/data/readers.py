@@ -57,10 +57,16 @@ def read_library(
 
   Excludes installed packages, tests and generated files.
   """
-  documents = tuple(
-      corpus.Document(f"lib/{name}", _read(pathlib.Path(root, name)))
-      for name in sorted(_library_names(pathlib.Path(root)))
-  )
+  root = pathlib.Path(root)
+  try:
+    documents = tuple(
+        corpus.Document(f"lib/{name}", (root / name).read_bytes())
+        for name in sorted(_library_names(root))
+    )
+  except OSError as error:
+    raise base.DataError(
+        f"Cannot read {error.filename}: {error.strerror}."
+    ) from error
   if not documents:
     raise base.DataError(f"There are no Python sources in {root}.")
   return documents
@@ -87,21 +93,10 @@ def _library_names(root: pathlib.Path) -> Iterator[str]:
   """Yields the paths of the sources, relative to `root`, in no order."""
 
   def fail(error: OSError) -> None:
-    raise _unreadable(error.filename, error) from error
+    raise error
 
   for folder, subfolders, names in os.walk(root, onerror=fail):
     subfolders[:] = [name for name in subfolders if name not in _SKIPPED]
     for name in names:
       if name.endswith(".py") and not name.startswith(_GENERATED_PREFIX):
         yield pathlib.Path(folder, name).relative_to(root).as_posix()
-
-
-def _read(path: pathlib.Path) -> bytes:
-  try:
-    return path.read_bytes()
-  except OSError as error:
-    raise _unreadable(path, error) from error
-
-
-def _unreadable(path: str | os.PathLike[str], error: OSError) -> base.DataError:
-  return base.DataError(f"Cannot read {path}: {error.strerror or error}.")

@@ -6,9 +6,11 @@ failure. `batches` groups samples into steps and microbatches.
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import types
 from typing import Any
 
 from bamboo_jax.data import corpus
+from bamboo_jax.data import draws
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,6 +54,44 @@ class Source:
     if self.samples_per_epoch is None:
       return {}
     return {"data": num_samples / self.samples_per_epoch}
+
+
+def make_shuffled(
+    take: Callable[[list[int]], dict[str, Any]],
+    *,
+    size: int,
+    num_heldout: int,
+    **facts: Any,
+) -> Source:
+  """Returns a source that visits `size` places, in a new order each epoch.
+
+  Args:
+    take: Returns the samples at these places; those from `size` are held out.
+    **facts: Other fields of the source.
+  """
+  return Source(
+      samples_per_epoch=size,
+      num_heldout=num_heldout,
+      batch=lambda indices, *, seed: take(
+          draws.shuffle(seed, indices, size=size)
+      ),
+      heldout_batch=lambda indices: take([size + i for i in indices]),
+      **facts,
+  )
+
+
+def check_ranges(
+    options: Mapping[str, int],
+    *,
+    least: Mapping[str, int] = types.MappingProxyType({}),
+    most: Mapping[str, int] = types.MappingProxyType({}),
+) -> None:
+  """Raises `ValueError` for an option below `least`, or else 1, or too high."""
+  for name, value in options.items():
+    low, high = least.get(name, 1), most.get(name)
+    if value < low or (high is not None and value > high):
+      bound = "" if high is None else f" and at most {high}"
+      raise ValueError(f"{name} must be at least {low}{bound}, got {value}.")
 
 
 def check_fraction(fraction: float) -> None:

@@ -56,14 +56,10 @@ def make_source(
     return make_source("files", shape, path=name, **options)
   if name not in _SOURCES:
     raise ValueError(base.suggest(name, _SOURCES, what="data source"))
-  known = {n: inspect.signature(f).parameters for n, f in _SOURCES.items()}
-  every = set().union(*known.values())
-  for option, value in options.items():
-    allowed = every if value is None else known[name]
-    if option not in allowed:
-      what = f"option of the data source {name!r}"
-      raise ValueError(base.suggest(option, known[name], what=what))
-  given = {k: v for k, v in options.items() if v is not None}
+  signatures = map(inspect.signature, _SOURCES.values())
+  every = set().union(*(signature.parameters for signature in signatures))
+  # An unknown option is an error even if it is None.
+  given = {k: v for k, v in options.items() if {k} - every or v is not None}
   base.check_options(_SOURCES[name], given, what=f"data source {name!r}")
   return _SOURCES[name](**given)
 

@@ -43,11 +43,8 @@ def make_stripes(
       "noise": noise,
       "num_heldout": num_heldout,
   }
-  for name, value in options.items():
-    least = 0 if name in ("noise", "num_heldout") else 1
-    most = 95 if name == "noise" else math.inf
-    if not least <= value <= most:
-      raise ValueError(f"{name} must be from {least} to {most}, got {value}.")
+  least = {"noise": 0, "num_heldout": 0}
+  samples.check_ranges(options, least=least, most={"noise": 95})
   draw = functools.partial(_draw, image_size, num_classes, noise)
   return samples.Source(
       fingerprint={"source": "stripes", **options},

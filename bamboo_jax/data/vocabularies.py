@@ -198,17 +198,11 @@ def encode(
 def _load(path: pathlib.Path) -> Any:
   library = extras.load("tokenizers", extra="bpe", what=str(path))
   try:
-    text = path.read_bytes().decode("utf-8-sig")
+    return library.Tokenizer.from_str(path.read_bytes().decode("utf-8-sig"))
   except OSError as error:
     raise base.DataError(
         f"Cannot read {path}: {error.strerror or error}."
     ) from error
-  except UnicodeDecodeError as error:
-    raise base.DataError(
-        f"{path} is damaged or no tokenizer.json ({error})."
-    ) from error
-  try:
-    return library.Tokenizer.from_str(text)
   except Exception as error:  # The library raises no more precise class.
     raise base.DataError(
         f"{path} is damaged or no tokenizer.json ({error})."

@@ -24,9 +24,16 @@ _PREFIX = "base_model.model."  # Of the names of tensors.
 _FIXED = {"peft_type": "LORA", "bias": "none"}
 _READ = ("base_model_name_or_path", "lora_alpha", "r", "target_modules")
 _MEANINGLESS = (  # Without effect on adapters that exist.
-    *("auto_mapping", "inference_mode", "init_lora_weights", "megatron_core"),
-    *("peft_version", "qalora_group_size", "revision", "task_type"),
+    *("auto_mapping", "fan_in_fan_out", "inference_mode", "init_lora_weights"),
+    *("megatron_core", "peft_version", "qalora_group_size", "revision"),
+    "task_type",
 )
+_TARGETS = (*lora.LLAMA.names, *lora.GPT2.names)
+_WEIGHTS = {  # Of GPT-2; those of others are `TARGET/kernel`.
+    "c_attn": ("qkv_weight",),
+    "c_fc": ("up_weight",),
+    "c_proj": ("out_weight", "down_weight"),
+}
 
 
 class Adapters(NamedTuple):
@@ -60,10 +67,10 @@ def read_config(path: str | os.PathLike[str]) -> Adapters:
       if value and key not in (*_READ, *_FIXED, *_MEANINGLESS)
   ]
   targets = config.get("target_modules")
-  if not isinstance(targets, list) or not {*targets} <= {*lora.TARGETS}:
+  if not isinstance(targets, list) or not {*targets} <= {*_TARGETS}:
     problems.append(
         f"{_CONFIG} has target_modules={targets!r}, must be a list of "
-        f"{', '.join(lora.TARGETS)}"
+        f"{', '.join(_TARGETS)}"
     )
   rank, alpha = config.get("r"), config.get("lora_alpha")
   if not isinstance(rank, int) or not isinstance(alpha, int | float):
@@ -77,7 +84,7 @@ def read_config(path: str | os.PathLike[str]) -> Adapters:
     )
   hub_folder.check({}, {}, problems, where=path)
   assert isinstance(targets, list) and isinstance(alpha, int | float)
-  chosen = [target for target in lora.TARGETS if target in targets]
+  chosen = [target for target in _TARGETS if target in targets]
   return Adapters(
       folder,
       {
@@ -167,6 +174,7 @@ def write(
       "lora_alpha": options["lora_alpha"],
       "lora_dropout": 0.0,
       "target_modules": options["lora_targets"].split(","),
+      "fan_in_fan_out": model.name == "gpt2",
       "inference_mode": True,
   }
   base.write_atomically(path / _CONFIG, json.dumps(config, indent=1))
@@ -177,15 +185,19 @@ def merge(
 ) -> hub_folder.Arrays:
   """Returns the arrays of a layer with the adapters added to its weights."""
   options, merged = _options_of(model), dict(arrays)
-  for target in lora.TARGETS:
+  for target in _TARGETS:
     down, up = (
         merged.pop(f"params/{lora.PREFIX}{part}_{target}/kernel", None)
         for part in "ab"
     )
     if down is not None:
       scale = np.float32(options["lora_alpha"] / options["lora_rank"])
-      name = f"params/{target}/kernel"
-      merged[name] = merged[name] + scale * (down @ up)
+      names_of = _WEIGHTS.get(target, (f"{target}/kernel",))
+      (name,) = merged.keys() & {f"params/{name}" for name in names_of}
+      added = down @ up
+      if added.shape != merged[name].shape:  # Stored as [out, in].
+        added = added.T
+      merged[name] = merged[name] + scale * added
   return merged
 
 
@@ -193,10 +205,11 @@ def _options_of(model: model_lib.Model) -> dict[str, Any]:
   """Returns the options of the adapters of a model, with their defaults."""
   found = model.fingerprint
   rank = found.get("lora_rank")
+  products = lora.GPT2 if found["name"] == "gpt2" else lora.LLAMA
   return {
       "lora_rank": rank,
       "lora_alpha": found.get("lora_alpha", rank),
-      "lora_targets": found.get("lora_targets", lora.DEFAULT_TARGETS),
+      "lora_targets": found.get("lora_targets", products.default),
   }
 
 

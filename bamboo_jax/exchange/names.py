@@ -16,6 +16,7 @@ import numpy as np
 
 from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.models import model as model_lib
+from bamboo_jax.models.text import lora
 
 Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # Ours: layer, array.
 
@@ -85,15 +86,15 @@ head norm/scale model.norm.weight
 head wte model.embed_tokens.weight
 head weight lm_head.weight T
 """
-_LLAMA += "".join(
-    f"{part} lora_{x}_{name}_proj/kernel "
-    f"{{}}{where}.{name}_proj.lora_{x.upper()}.weight T\n"
-    for part, where, names in (
-        ("attention", "self_attn", "qkvo"),
-        ("mlp", "mlp", ("gate", "up", "down")),
+_GPT2_ADAPTERS, _LLAMA_ADAPTERS = (
+    "".join(
+        f"{part} lora_{x}_{name}/kernel "
+        f"{{}}{where}.{name}.lora_{x.upper()}.weight T\n"
+        for part, where in (("attention", attention), ("mlp", "mlp"))
+        for name in products.names  # Those of the other part are not there.
+        for x in "ab"
     )
-    for name in names
-    for x in "ab"
+    for attention, products in (("attn", lora.GPT2), ("self_attn", lora.LLAMA))
 )
 _CONV_AND_NORM = """
 {0} {1}/kernel {3}.convolution.weight T
@@ -117,9 +118,9 @@ head dense/bias classifier.1.bias
 )
 _TABLES = {  # Prefix of the names of a block.
     "bert": (_BERT, "bert.encoder.layer.{}."),
-    "gpt2": (_GPT2, "transformer.h.{}."),
-    "llama": (_LLAMA, "model.layers.{}."),
-    "qwen": (_LLAMA, "model.layers.{}."),
+    "gpt2": (_GPT2 + _GPT2_ADAPTERS, "transformer.h.{}."),
+    "llama": (_LLAMA + _LLAMA_ADAPTERS, "model.layers.{}."),
+    "qwen": (_LLAMA + _LLAMA_ADAPTERS, "model.layers.{}."),
     "resnet": (_RESNET, "resnet.encoder.stages.{}.layers.{}."),
 }
 _BLOCK = re.compile(r"(stage_\d+_)?block_\d+\.?")

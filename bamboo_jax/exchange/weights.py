@@ -5,6 +5,7 @@ checkpoints, or a workdir or folder with several, of which the newest is read.
 """
 
 from collections.abc import Callable
+import functools
 import os
 import pathlib
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.checkpoint import directory
+from bamboo_jax.checkpoint import frozen
 from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.exchange import adapters
 from bamboo_jax.exchange import companions
@@ -51,6 +53,16 @@ def open_weights(
   return lambda name: layer_arrays.restore_layer(read(name), like[name])
 
 
+def open_later(
+    path: str | None, model: model_lib.Model
+) -> frozen.Weights | None:
+  """Returns `open_weights`, called by the first read; None without a path."""
+  if path is None:
+    return None
+  read = functools.cache(lambda: open_weights(path, model))
+  return frozen.Weights(path, lambda layer: read()(layer))
+
+
 def import_folder(
     path: str | os.PathLike[str], *, name: str, out: str | os.PathLike[str]
 ) -> model_lib.Model:
@@ -80,7 +92,9 @@ def import_folder(
       directory.write_part(unfinished, layer, {layer: read(layer)}, step=0)
       for layer in model.layer_names
   ]
-  meta = {"model": dict(model.fingerprint)}
+  meta: dict[str, Any] = {"model": dict(model.fingerprint)}
+  if is_adapted:
+    meta["config"] = {"init_from": os.path.abspath(path)}
   manifest = manifest_lib.join(parts, order=model.layer_names, meta=meta)
   manifest_lib.write_manifest(unfinished, manifest)
   unfinished.rename(checkpoint)
@@ -137,7 +151,7 @@ def export_folder(
   model = zoo.make_model(**options)
   read = _open_checkpoint(checkpoint, model)
   if kind == "peft":
-    adapters.write(out, model, read=read, base_folder=_find_base(path))
+    adapters.write(out, model, read=read, base_folder=_find_base(checkpoint))
   else:
     hub_folder.write(
         out,
@@ -155,14 +169,20 @@ def _options_of(checkpoint: pathlib.Path) -> dict[str, Any]:
   return dict(manifest_lib.read_manifest(checkpoint).meta["model"])
 
 
-def _find_base(path: str | os.PathLike[str]) -> str | None:
-  """Returns the folder of the weights from which a run began, if known."""
-  for source in companions.find_sources(pathlib.Path(path)):
-    if adapters.is_folder(source):
-      source = adapters.read_config(source).base
-    if hub_folder.is_hub_folder(source):
-      return str(source)
-  return None
+def _find_first(checkpoint: pathlib.Path) -> str | None:
+  """Returns the folder of the weights from which a run began; None: none."""
+  meta = manifest_lib.read_manifest(checkpoint).meta
+  first: str | None = meta.get("config", {}).get("init_from")
+  return first
+
+
+def _find_base(checkpoint: pathlib.Path) -> str | None:
+  """Returns the folder of the model without adapters, if it is there."""
+  source: str | os.PathLike[str] | None = _find_first(checkpoint)
+  if source and adapters.is_folder(source):
+    source = adapters.read_config(source).base
+  is_there = source and hub_folder.is_hub_folder(source)
+  return os.path.abspath(source) if source and is_there else None
 
 
 def _find_checkpoint(path: str | os.PathLike[str]) -> pathlib.Path:
@@ -185,7 +205,7 @@ def _open_checkpoint(
   found = {
       f"{layer}: {name}": shape.shape
       for layer, entry in manifest.layers.items()
-      for name, shape in layer_arrays.parse_specs(entry.arrays).items()
+      for name, shape in layer_arrays.parse_specs(entry.specs).items()
       if name.startswith(_KINDS)
   }
   wanted = {
@@ -194,9 +214,10 @@ def _open_checkpoint(
       for name, shape in shapes.items()
   }
   hub_folder.check(found, wanted, [], where=path)
+  first = open_later(_find_first(path), model)
 
   def read(layer: str) -> hub_folder.Arrays:
-    arrays = directory.read_arrays(path, manifest, [layer])[layer]
+    arrays = directory.read_arrays(path, manifest, [layer], first)[layer]
     arrays = {k: a for k, a in arrays.items() if k.startswith(_KINDS)}
     if name := layer_arrays.find_nonfinite({layer: arrays}):
       raise base.CheckpointError(f"{path}: {name} has NaN or infinite values.")

@@ -354,7 +354,7 @@ class FolderTest(parameterized.TestCase):
     self.save(2)
     self.save(4)
     manifest = manifest_lib.read_manifest(self.root / "4")
-    with mock.patch.object(manifest_lib, "_FORMAT", 3):
+    with mock.patch.object(manifest_lib, "_FORMAT", 9):
       manifest_lib.write_manifest(self.root / "4", manifest)
     self.folder.set_aside_damaged(0)
     with self.assertRaisesRegex(base.CheckpointError, "another version"):
@@ -473,7 +473,7 @@ class FolderTest(parameterized.TestCase):
   def test_manifest(self):
     self.save(2)
     manifest = json.loads((self.root / "2" / "manifest.json").read_text())
-    content = {"format": 2, "step": 2, "meta": _META}
+    content = {"format": 3, "step": 2, "meta": _META}
     self.assertEqual(manifest | content, manifest)
     self.assertEqual(list(manifest["layers"]), list(_layers()))
     layer = manifest["layers"]["block_01.mlp"]

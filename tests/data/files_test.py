@@ -7,6 +7,7 @@ import resource
 import tempfile
 import threading
 import time
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -16,8 +17,10 @@ import pytest
 from bamboo_jax import base
 from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.data import source as source_lib
+from bamboo_jax.data.disk import documents as documents_lib
 from bamboo_jax.data.disk import token_files
 from bamboo_jax.data.disk import tokenizing
+from tests.launch import commands
 
 
 class FilesCase(parameterized.TestCase):
@@ -58,6 +61,11 @@ class FilesCase(parameterized.TestCase):
         "cache_dir": self.folder / "c",
     } | options
     return source_lib.make_source(" ".join(words), shape, **options)
+
+  def refuses(self, message, name, **options):
+    with self.assertRaisesRegex(ValueError, message) as caught:
+      self.make(name, **options)
+    self.assertNotIn("\n", str(caught.exception))
 
   def epoch(self, source):
     """Returns the samples of an epoch, in the order of the files."""
@@ -111,7 +119,11 @@ class FormatsTest(FilesCase):
 
   def test_megatron(self):
     self.write_megatron("a", [3, 0, 5, 1])
-    source = self.make("a.bin", documents=True)
+    with self.assertLogs("absl", "WARNING") as logs:
+      source = self.make("a.bin", documents=True)
+    self.assertIn(
+        "a.idx: sequence 1 and maybe others are empty", logs.output[0]
+    )
     self.assertEqual(
         self.epoch(source),
         {
@@ -227,6 +239,15 @@ class PackingTest(FilesCase):
             ],
         },
     )
+
+  @parameterized.parameters("stream", "whole")
+  def test_a_single_document(self, packing):
+    self.write_megatron("a", [5])
+    source = self.make("a.bin", packing=packing, documents=True)
+    batch = self.epoch(source)
+    self.assertEqual(batch["inputs"][0], [0, 1, 2, 3])
+    self.assertEqual(batch["targets"][0][:3], [1, 2, 3])
+    self.assertEqual(batch["documents"][0], [1] * 4)
 
   def test_prompts(self):
     rows = [{"q": "ab", "a": "cd"}, {"q": "e", "a": ""}, {"q": "", "a": "f"}]
@@ -347,11 +368,6 @@ class MixtureTest(FilesCase):
 
 class BadInputTest(FilesCase):
 
-  def refuses(self, message, name, **options):
-    with self.assertRaisesRegex(ValueError, message) as caught:
-      self.make(name, **options)
-    self.assertNotIn("\n", str(caught.exception))
-
   def test_tokens(self):
     self.write("high.bin", np.array([*range(9), 1000, 2000], "<u2"))
     self.refuses("high.bin: token 9 is 1000, must be below .*=1000", "high.bin")
@@ -397,6 +413,18 @@ class BadInputTest(FilesCase):
     with self.assertRaisesRegex(base.DataError, "a.bin has changed while it"):
       source.batch([1], seed=0)
 
+  def test_a_text_that_changes_while_it_is_read(self):
+    path = self.write_rows("a.jsonl", {"text": "abcd"})
+    read = documents_lib.read_part
+
+    def read_and_change(part, fields):
+      yield from read(part, fields)
+      path.write_text(path.read_text() + "\n")
+
+    with mock.patch.object(documents_lib, "read_part", read_and_change):
+      self.refuses("a.jsonl has changed while it was read", "a.jsonl")
+    self.assertEqual([*self.folder.glob("c/*/*.idx")], [])
+
   def test_texts(self):
     self.write("a.txt", b"good\nb\xffd")
     self.refuses("a.txt as text: byte 6 is not UTF-8", "a.txt")
@@ -427,6 +455,32 @@ class BadInputTest(FilesCase):
     self.assertIn("Left out 2 documents without text", logs.output[0])
     self.assertIn("the first is", logs.output[0])
     self.assertIn("a.jsonl, the line at byte 17", logs.output[0])
+
+
+class CommandTest(FilesCase):
+
+  def test_command(self):
+    """It goes on after an interruption; a run reads what it has written."""
+    path = self.write_rows("a.jsonl", *({"text": f"row {i}"} for i in range(9)))
+    out = self.folder / "out"
+
+    def run(*options):
+      flags = (f"--path={path}", f"--out={out}", "--processes=2")
+      return commands.run("-m", "launch.tokenize", *flags, *options)
+
+    done = run()
+    self.assertEqual(done.returncode, 0, done.stderr)
+    want = f"{out}: 54 tokens of 9 documents written, .* tokens/s; 1 parts"
+    self.assertRegex(done.stdout, want)
+    (out / "00000.idx").unlink()  # As an interruption leaves it.
+    self.refuses("out/00000.idx is missing", "out")
+    self.assertRegex(run().stdout, want)
+    self.assertRegex(run().stdout, f"{out}: 0 tokens of 0 documents written")
+    source = self.make("out", length=6)
+    self.assertIn([*b"row 3\0"], self.epoch(source)["inputs"])
+    done = run("--field=txt")
+    self.assertEqual(done.returncode, 2)
+    self.assertIn("has tokens with fields=", done.stderr)
 
 
 class TokenizeTest(FilesCase):
@@ -525,14 +579,16 @@ class LargeFileTest(FilesCase):
     start, before = time.process_time(), _peak_bytes()
     source = self.make("a.bin", length=1024, heldout_fraction=0.02)
     self.assertLess(time.process_time() - start, 1.0)
-    start, num_bytes = time.process_time(), 0
-    for first in range(0, 1024, 32):
-      batch = source.batch(range(first, first + 32), seed=0)
-      num_bytes += 2 * batch["inputs"].size
-    secs = time.process_time() - start
+    speeds = []  # Bytes of random samples, by second of one core.
+    for first in range(0, 4096, 512):
+      start, num_bytes = time.process_time(), 0
+      for index in range(first, first + 512, 32):
+        batch = source.batch(range(index, index + 32), seed=0)
+        num_bytes += 2 * batch["inputs"].size
+      speeds.append(num_bytes / (time.process_time() - start))
     self.assertLess(_peak_bytes() - before, 200e6)
-    # The bound leaves room for a busy machine.
-    self.assertGreater(num_bytes / secs, 10e6)
+    # The best, as on a busy machine others drive data out of the caches.
+    self.assertGreater(max(speeds), 50e6)
 
 
 def _peak_bytes():

@@ -32,8 +32,8 @@ class StripesTest(parameterized.TestCase):
     self.assertCountEqual(np.unique(labels), range(40))
 
   @parameterized.parameters(
-      ({"noise": 96}, "noise must be from 0 to 95"),
-      ({"num_classes": 0}, "num_classes must be from 1"),
+      ({"noise": 96}, "noise must be at least 0 and at most 95"),
+      ({"num_classes": 0}, "num_classes must be at least 1"),
   )
   def test_bad_options(self, options, message):
     with self.assertRaisesRegex(ValueError, message):

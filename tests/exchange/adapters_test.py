@@ -7,23 +7,31 @@ import json
 import pathlib
 import tempfile
 
-from absl.testing import absltest
+from absl.testing import parameterized
 import jax
 import numpy as np
 import pytest
+from safetensors import torch as safetensors
 
 from bamboo_jax import base
+from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.exchange import weights
 from bamboo_jax.models import zoo
 from bamboo_jax.train import run as run_lib
 from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import build
 from tests import tiny
+from tests.launch import commands
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
+_GPT2_SIZES = {
+    **{"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 16},
+    **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    "n_positions": 64,
+}
 _SIZES = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -38,12 +46,12 @@ _SIZES = {
 _RATE = 1e-2
 
 
-def make_config(folder):
+def make_config(folder, **options):
   """Returns the config of a run that begins from `folder`."""
   config = tiny.get_config()
   config.num_steps = 10
   config.model.name = "init_from"
-  config.model.options = {"sequence_length": 8}
+  config.model.options = {"sequence_length": 8, **options}
   config.init_from = str(folder)
   config.data.options.vocab_size = 16
   config.optimizer.schedule = "constant"
@@ -52,10 +60,18 @@ def make_config(folder):
   return accept.accept(config)
 
 
-def make_model(folder):
+def convert(direction, *, name, path, out):
+  """Runs `bamboo convert`, as a user does."""
+  command = ("-m", "launch.convert", f"--{direction}", f"--model={name}")
+  done = commands.run(*command, f"--path={path}", f"--out={out}")
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.startswith(f"{out}: {name}, "), done.stdout
+
+
+def make_model(folder, name):
   """Returns the model of a folder of `peft`."""
-  options = weights.read_options(folder, "llama")
-  return zoo.make_model("llama", **{**options, "sequence_length": 8})
+  options = weights.read_options(folder, name)
+  return zoo.make_model(name, **{**options, "sequence_length": 8})
 
 
 def train_peer(model, config):
@@ -78,15 +94,24 @@ def train_peer(model, config):
     optimizer.step()
 
 
-class AdaptersTest(absltest.TestCase):
+class AdaptersTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
     folder = self.enterContext(tempfile.TemporaryDirectory())
     self.folder = pathlib.Path(folder)
+
+  def make_folders(self, name="llama"):
+    """Makes the folders of a model and of adapters, by the peers."""
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(**_SIZES)
-    base_model = transformers.LlamaForCausalLM(config)
+    if name == "llama":
+      config = transformers.LlamaConfig(**_SIZES)
+      base_model = transformers.LlamaForCausalLM(config)
+      targets = ["q_proj", "down_proj"]
+    else:
+      config = transformers.GPT2Config(**_GPT2_SIZES)
+      base_model = transformers.GPT2LMHeadModel(config)
+      targets = ["c_attn", "c_proj", "c_fc"]
     with torch.no_grad():  # Far from uniform predictions.
       for parameter in base_model.parameters():
         parameter.add_(0.2 * torch.randn_like(parameter))
@@ -94,7 +119,7 @@ class AdaptersTest(absltest.TestCase):
     chosen = peft.LoraConfig(
         r=2,
         lora_alpha=3,
-        target_modules=["q_proj", "down_proj"],
+        target_modules=targets,
         task_type="CAUSAL_LM",
         init_lora_weights=False,  # Not 0.
     )
@@ -103,15 +128,16 @@ class AdaptersTest(absltest.TestCase):
     peft_config.base_model_name_or_path = str(self.folder / "base")
     self.peer.save_pretrained(self.folder / "adapter")
 
-  def test_ten_steps(self):
-    config = make_config(self.folder / "adapter")
+  @parameterized.parameters("llama", "gpt2")
+  def test_ten_steps(self, name):
+    self.make_folders(name)
+    options = {"dropout_rate": 0.0} if name == "gpt2" else {}
+    config = make_config(self.folder / "adapter", **options)
     run = self.folder / "run"
     run_lib.train_and_evaluate(config, workdir=str(run))
     out, merged = self.folder / "out", self.folder / "merged"
-    for path, kind in ((out, "peft"), (merged, "hf")):
-      weights.export_folder(
-          run, name="llama", out=path, kind=kind, max_file_bytes=1 << 20
-      )
+    convert("to=peft", name=name, path=run, out=out)
+    convert("to=hf", name=name, path=run, out=merged)
     before = {k: v.clone() for k, v in self.peer.state_dict().items()}
     train_peer(self.peer, config)
     want = self.peer.state_dict()
@@ -130,11 +156,11 @@ class AdaptersTest(absltest.TestCase):
       np.testing.assert_allclose(
           whole(tokens).logits, self.peer.eval()(tokens).logits, atol=1e-3
       )
-    self.assert_base_is_untouched(run)
-    self.assert_imports(out)
+    model = make_model(out, name)
+    self.assert_base_is_untouched(run, model)
+    self.assert_imports(out, model)
 
-  def assert_base_is_untouched(self, run):
-    model = make_model(self.folder / "adapter")
+  def assert_base_is_untouched(self, run, model):
     trained = weights.open_weights(run, model)
     first = weights.open_weights(self.folder / "base", model)
     for name in model.layer_names:
@@ -143,11 +169,15 @@ class AdaptersTest(absltest.TestCase):
       now = {key: now[key] for key in params}
       jax.tree.map(np.testing.assert_array_equal, now, params)
 
-  def assert_imports(self, out):
-    """An export is imported as it is."""
-    weights.import_folder(out, name="llama", out=self.folder / "imported")
-    model = make_model(out)
-    folders = (self.folder / "imported", out)
+  def assert_imports(self, out, model):
+    """An export is imported as it is, and exported again."""
+    again = self.folder / "again"
+    imported = self.folder / "imported"
+    convert("from=peft", name=model.name, path=out, out=imported)
+    convert("to=peft", name=model.name, path=imported, out=again)
+    for file in ("adapter_model.safetensors", "adapter_config.json"):
+      self.assertEqual((again / file).read_bytes(), (out / file).read_bytes())
+    folders = (imported, out)
     ours, theirs = (weights.open_weights(path, model) for path in folders)
     for name in model.layer_names:
       jax.tree.map(
@@ -155,19 +185,54 @@ class AdaptersTest(absltest.TestCase):
       )
 
   def test_resume(self):
-    """A run that begins from a plain folder, and one that is interrupted."""
+    """An interruption, and deaths that leave no copy but the checkpoint."""
+    self.make_folders()
     digests = []
-    for name, stops in (("whole", [None]), ("twice", [5, None])):
+    deaths = self.folder / "deaths"
+    deaths.write_text("7,,,all\n")
+    for name, stops in (
+        ("whole", [None]),
+        ("all_die", [None]),
+        ("twice", [5, None]),
+    ):
       for stop_at in stops:
-        config = make_config(self.folder / "base")
-        config = config.changed({"model.options.lora_rank": 2})
+        config = make_config(self.folder / "base", lora_rank=2)
         run = self.folder / name
-        run_lib.train_and_evaluate(config, workdir=str(run), stop_at=stop_at)
+        run_lib.train_and_evaluate(
+            config,
+            workdir=str(run),
+            stop_at=stop_at,
+            faults=str(deaths) if name == "all_die" else None,
+        )
       summary = json.loads((run / "summary.json").read_text())
       digests.append(summary["state_sha256"])
-    self.assertEqual(*digests)
+      rungs = [recovery["rung"] for recovery in summary["recoveries"]]
+      self.assertEqual(rungs, ["checkpoint"] * (name == "all_die"))
+    self.assertLen({*digests}, 1)
+    self.assert_needs_its_base(run, config)
+
+  def assert_needs_its_base(self, run, config):
+    """Checkpoints hold what is trained; another base is rejected by name."""
+    file = self.folder / "base" / "model.safetensors"
+    manifest = manifest_lib.read_manifest(run / "checkpoints" / "10")
+    names = {n for layer in manifest.layers.values() for n in layer.arrays}
+    params = [name for name in names if name.startswith("params/")]
+    self.assertEqual([n for n in params if "lora_" not in n], [])
+    self.assertLen(params, 4)  # Of two layers, A and B.
+    tensors = safetensors.load_file(file)
+    tensors["model.layers.1.mlp.down_proj.weight"][0, 0] += 1
+    safetensors.save_file(tensors, file, metadata={"format": "pt"})
+    config = config.changed({"num_steps": 11})
+    message = f"{self.folder}/base has changed since: layer 'block_01.mlp'"
+    with self.assertRaisesRegex(base.CheckpointError, message):
+      run_lib.train_and_evaluate(config, workdir=str(run))
+    with self.assertRaisesRegex(base.CheckpointError, message):
+      weights.export_folder(
+          run, name="llama", out=self.folder / "no", max_file_bytes=1 << 20
+      )
 
   def test_rejected(self):
+    self.make_folders()
     file = self.folder / "adapter" / "adapter_config.json"
     good = json.loads(file.read_text())
     for changes, message in (

@@ -82,6 +82,9 @@ class OwnFilesTest(parameterized.TestCase):
 
   def test_a_resume_names_a_file_that_has_changed(self):
     self.train(num_steps=2)
+    summary = json.loads((self.folder / "run" / "summary.json").read_text())
+    # 8 samples of 124 windows, of which 2 are held out.
+    self.assertEqual(summary["epochs"], {"data": 8 / 122})
     manifest = json.loads((self.folder / "run" / "data.json").read_text())
     self.assertEqual([f["name"] for f in manifest["files"]], ["train.bin"])
     self.tokens[500] ^= 1

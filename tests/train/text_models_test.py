@@ -6,6 +6,8 @@ without norms of queries and keys.
 """
 
 import importlib
+import tempfile
+from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
@@ -13,10 +15,13 @@ import numpy as np
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.phases import refresh
+from bamboo_jax.train import run as run_lib
 from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import build
 from configs import bert
 from configs import sweep_faults
+from tests import tiny
 from tests.fault_sweep import cases
 from tests.fault_sweep import trials as trials_lib
 
@@ -29,6 +34,11 @@ _OPTIONS["qwen, lora"] = {
     **{"lora_rank": 2, "lora_targets": "q_proj,down_proj", "dtype": "bfloat16"},
     **_OPTIONS["qwen"],
 }
+_OPTIONS["gpt2, lora"] = {
+    **{"lora_rank": 2, "lora_targets": "c_attn,c_proj,c_fc"},
+    **_OPTIONS["gpt2"],
+}
+_OPTIONS["qwen, lora, state"] = _OPTIONS["qwen, lora"]  # See `make_config`.
 
 
 def make_config(name):
@@ -43,6 +53,8 @@ def make_config(name):
       "sequence_length": 12,
       **_OPTIONS[name],
   }
+  if name.endswith("state"):  # Replicas get parameters, not gradients.
+    config.redundancy.refresh = "state"
   config.checkpoint.every_steps = 0
   config.pipeline.num_pipelines = 1
   config.pipeline.num_stages = 3
@@ -60,6 +72,36 @@ class TextModelsTest(parameterized.TestCase):
       with self.subTest(text):
         faults = faults_lib.parse_faults(text, source="test")
         self.assertEqual(trials.run(cases.Case(faults)).rungs, ("shadow",))
+
+  @parameterized.parameters("gradient", "state")
+  def test_upkeep_of_replicas(self, mode):
+    """With LoRA replicas receive less than 1 % of the bytes without it."""
+    num_bytes, run = [], refresh.refresh
+
+    def count(*args):
+      num_bytes.append(run(*args))
+
+    for adapters in ({"lora_rank": 2}, {}):
+      config = tiny.make_config(num_steps=1)
+      config.redundancy.update(mode="lazy", refresh=mode)
+      config.model.name = "llama"
+      config.model.options = {
+          **{"variant": "tiny", "num_blocks": 1, "width": 128},
+          **{"num_heads": 2, "num_kv_heads": 2, "head_width": 64},
+          **{"hidden_width": 512, "vocab_size": 64, "sequence_length": 8},
+          **adapters,
+      }
+      config.checkpoint.every_steps = 0
+      with (
+          tempfile.TemporaryDirectory() as workdir,
+          mock.patch.object(refresh, "refresh", count),
+      ):
+        run_lib.train_and_evaluate(config, workdir=workdir)
+    adapters, dense = num_bytes
+    # A is [128, 2] and B is [2, 128], of two products; of Adam, both moments
+    # and counts.
+    self.assertEqual(adapters // 4096, {"gradient": 1, "state": 3}[mode])
+    self.assertBetween(adapters / dense, 1e-3, 1e-2)
 
   @parameterized.parameters("bert", "gpt2", "llama", "qwen")
   def test_configs(self, name):

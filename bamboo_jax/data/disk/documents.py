@@ -91,10 +91,10 @@ def find_parts(paths: Sequence[pathlib.Path], part_bytes: int) -> list[Part]:
     if kind == "lines":
       stop, step = num_bytes, part_bytes
     elif kind == "parquet":
-      stop = _open_parquet(str(path)).num_row_groups
+      stop = _open(kind, str(path)).num_row_groups
       step = max(1, part_bytes * stop // num_bytes)
     else:
-      stop, step = len(_open_rows(kind, str(path))), 1 << 16
+      stop, step = len(_open(kind, str(path))), 1 << 16
     parts += [
         Part(kind, (str(path),), first, min(first + step, stop))
         for first in range(0, stop, step)
@@ -208,7 +208,7 @@ def _read_parquet(
     part: Part, fields: Sequence[str]
 ) -> Iterator[tuple[str, Any]]:
   (path,) = part.paths
-  file = _open_parquet(path)
+  file = _open(part.kind, path)
   # All columns if one is missing, for the message.
   is_known = {*fields} <= {*file.schema_arrow.names}
   columns = [*fields] if is_known else None
@@ -224,7 +224,7 @@ def _read_parquet(
 
 def _read_rows(part: Part, fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
   (path,) = part.paths
-  rows = _open_rows(part.kind, path)
+  rows = _open(part.kind, path)
   for number in range(part.start, part.stop):
     where, row = f"{path}, row {number}", rows[number]
     if isinstance(row, bytes):
@@ -236,26 +236,19 @@ def _read_rows(part: Part, fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 @functools.lru_cache(maxsize=8)
-def _open_parquet(path: str) -> Any:
-  library = extras.load("pyarrow.parquet", extra="data", what=path)
-  try:
-    return library.ParquetFile(path, memory_map=True)
-  except Exception as error:  # The library raises classes of its own.
-    raise base.DataError(f"Cannot read {path}: {error}.") from error
-
-
-@functools.lru_cache(maxsize=8)
-def _open_rows(kind: str, path: str) -> Any:
-  """Returns a sequence of rows that stays on disk."""
-  if kind == "array_record":
-    library = extras.load("grain", extra="data", what=path)
-    opened = library.sources.ArrayRecordDataSource
+def _open(kind: str, path: str) -> Any:
+  """Returns a Parquet file, or a sequence of rows that stays on disk."""
+  load = functools.partial(extras.load, extra="data", what=path)
+  if kind == "parquet":
+    opened = load("pyarrow.parquet").ParquetFile
+  elif kind == "array_record":
+    opened = load("grain").sources.ArrayRecordDataSource
+  elif pathlib.Path(path).is_file():
+    opened = load("datasets").Dataset.from_file
   else:
-    library = extras.load("datasets", extra="data", what=path)
-    is_file = pathlib.Path(path).is_file()
-    opened = library.Dataset.from_file if is_file else library.load_from_disk
+    opened = load("datasets").load_from_disk
   try:
-    rows = opened(path)
+    rows = opened(path, **{"memory_map": True} if kind == "parquet" else {})
   except Exception as error:  # The libraries raise classes of their own.
     raise base.DataError(f"Cannot read {path}: {error}.") from error
   if isinstance(rows, dict):

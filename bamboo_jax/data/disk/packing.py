@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.data import draws
 from bamboo_jax.data import samples
 from bamboo_jax.data.disk import token_files
 
@@ -47,10 +46,7 @@ class Options:
   loss: str = "all"
 
   def __post_init__(self) -> None:
-    if self.sequence_length < 1:
-      raise ValueError(
-          f"sequence_length must be at least 1, got {self.sequence_length}."
-      )
+    samples.check_ranges({"sequence_length": self.sequence_length})
     for name, allowed in (("packing", PACKINGS), ("loss", LOSSES)):
       if getattr(self, name) not in allowed:
         raise ValueError(base.suggest(getattr(self, name), allowed, what=name))
@@ -94,26 +90,18 @@ def make_source(
   """
   parts = [_find_spans(file, options) for file in files]
   total = sum(part.count for part in parts)
+  others: list[Spans] = []
   if isinstance(heldout, float):
-    num_heldout, first = int(total * heldout), 0
-    others, total = parts, total - num_heldout
-    first = total
+    num_heldout = int(total * heldout)
+    total -= num_heldout
   else:
-    others, first = [_find_spans(file, options) for file in heldout], 0
+    others = [_find_spans(file, options) for file in heldout]
     num_heldout = sum(part.count for part in others)
     _check_length("held-out", others, options, num_heldout if heldout else 1)
   _check_length("training", parts, options, total)
-  train, evaluation = _Cutter(parts, options), _Cutter(others, options)
-  return samples.Source(
-      samples_per_epoch=total,
-      num_heldout=num_heldout,
-      batch=lambda indices, *, seed: train.cut(
-          draws.shuffle(seed, indices, size=total)
-      ),
-      heldout_batch=lambda indices: evaluation.cut(
-          [first + index for index in indices]
-      ),
-      **facts,
+  cut = _Cutter([*parts, *others], options).cut
+  return samples.make_shuffled(
+      cut, size=total, num_heldout=num_heldout, **facts
   )
 
 

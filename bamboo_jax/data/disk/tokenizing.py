@@ -8,9 +8,7 @@ tokens were made of.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-import contextlib
 import dataclasses
-import fcntl
 import functools
 import itertools
 import json
@@ -103,7 +101,7 @@ def run(
   out = pathlib.Path(out)
   parts = documents_lib.find_parts(task.paths, task.part_bytes)
   facts = {**task.describe(), "num_parts": len(parts)}
-  with _wait_for(out) if waits else base.lock_folder(out):
+  with base.lock_folder(out, waits=waits):
     check_facts(out, facts)
     base.write_atomically(out / FACTS, json.dumps(facts, indent=1))
     missing = [
@@ -168,15 +166,6 @@ def read_facts(folder: pathlib.Path) -> dict[str, Any]:
 def digest_of(facts: Mapping[str, Any]) -> str:
   """Returns the digest of the tokenizer in `facts`; "" if it is unknown."""
   return str(facts.get("vocab_sha256", facts.get("tokens", "")))
-
-
-@contextlib.contextmanager
-def _wait_for(folder: pathlib.Path) -> Iterator[None]:
-  """Holds the lock of a folder; blocks while another process has it."""
-  folder.mkdir(parents=True, exist_ok=True)
-  with base.open_lock(folder / ".lock") as file:
-    fcntl.flock(file, fcntl.LOCK_EX)
-    yield
 
 
 def _map(

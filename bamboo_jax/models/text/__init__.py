@@ -3,7 +3,7 @@
   gpt2         GPT-2 in all sizes
   bert         BERT: masked tokens and pairs of texts
   llama        Llama 3 and Qwen 3
-  lora         adapters of low rank, and frozen weights, for Llama and Qwen
+  lora         adapters of low rank, and frozen weights, for decoders
   gnmt         GNMT, an LSTM encoder and decoder with attention
   greedy       greedy translation with GNMT
   transformer  layers and products shared by the first three

@@ -12,6 +12,7 @@ Dimension key:
 
 from collections.abc import Mapping
 import dataclasses
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -22,6 +23,7 @@ from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import shape as shape_lib
 from bamboo_jax.models.text import attention
 from bamboo_jax.models.text import dense
+from bamboo_jax.models.text import lora
 from bamboo_jax.models.text import transformer
 
 _INIT_STD = 0.02
@@ -50,6 +52,7 @@ class Shape:
     vocab_multiple: The rows of embedding and head are padded to a multiple of
       this, as meshes need it. Rows beyond `vocab_size` count nothing and are
       not exported. None: no padding.
+    lora_rank: This and the next two are those of `lora.Shape`.
   """
 
   num_blocks: int
@@ -67,9 +70,14 @@ class Shape:
   loss_chunk: int | None = None
   vocab_multiple: int | None = None
   documents: bool | None = None
+  lora_rank: int | None = None
+  lora_alpha: float | None = None
+  lora_targets: str | None = None
+  products: ClassVar[lora.Products] = lora.GPT2
 
   def __post_init__(self) -> None:
     shape_lib.check(self)
+    lora.check(self)
     shape_lib.check_multiple(self, "width", "num_heads")
     attention.check_implementation(
         self.attention, dtype=self.dtype, dropout_rate=self.attention_rate
@@ -102,9 +110,11 @@ def make_model(name: str, shape: Shape) -> model_lib.Model:
       dropout_rate=float(shape.dropout_rate),
       attention_dropout_rate=float(shape.attention_rate),
   )
-  return transformer.make_decoder(
-      name, shape, _embed, _attention, _mlp, _head, embed_reads_documents=True
+  functions = (_embed, _attention, _mlp, _head)
+  model = transformer.make_decoder(
+      name, shape, *functions, embed_reads_documents=True
   )
+  return lora.freeze(model, shape)
 
 
 def _embed(
@@ -132,7 +142,9 @@ def _attention(
   out = _dense_params(
       call, "out", (width, width), bias=bias, depth=2 * shape.num_blocks
   )
+  normed = lambda: dense.norm(h_SLD, *norm)
   qkv_SLE = dense.norm_dense(h_SLD, *norm, *qkv)
+  qkv_SLE = lora.adapt(shape, "c_attn", normed, qkv_SLE)
   if shape.attention is None:
     read_SLD = attention.attend(
         qkv_SLE,
@@ -146,7 +158,9 @@ def _attention(
     read_SLD = attention.attend_by(
         shape.attention, heads, batch.get("documents")
     )
-  return h_SLD + call.drop(dense.dense(read_SLD, *out), shape.dropout_rate)
+  added_SLD = dense.dense(read_SLD, *out)
+  added_SLD = lora.adapt(shape, "c_proj", lambda: read_SLD, added_SLD)
+  return h_SLD + call.drop(added_SLD, shape.dropout_rate)
 
 
 def _mlp(
@@ -159,7 +173,12 @@ def _mlp(
   down = _dense_params(
       call, "down", sizes, axis_out=0, depth=2 * shape.num_blocks
   )
-  added_SLD = dense.gelu_dense(dense.norm_dense(h_SLD, *norm, *up), *down)
+  normed = lambda: dense.norm(h_SLD, *norm)
+  hidden_SLE = dense.norm_dense(h_SLD, *norm, *up)
+  hidden_SLE = lora.adapt(shape, "c_fc", normed, hidden_SLE)
+  added_SLD = dense.gelu_dense(hidden_SLE, *down)
+  gelu = lambda: nn.gelu(hidden_SLE, approximate=True)
+  added_SLD = lora.adapt(shape, "c_proj", gelu, added_SLD)
   return h_SLD + call.drop(added_SLD, shape.dropout_rate)
 
 

@@ -16,7 +16,7 @@ Dimension key:
 from collections.abc import Mapping
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -81,6 +81,7 @@ class Shape:
   lora_rank: int | None = None
   lora_alpha: float | None = None
   lora_targets: str | None = None
+  products: ClassVar[lora.Products] = lora.LLAMA
 
   def __post_init__(self) -> None:
     shape_lib.check(self)
@@ -137,7 +138,7 @@ def make_model(name: str, shape: Shape) -> model_lib.Model:
   """Returns a Llama or a Qwen; its microbatches are those of GPT-2."""
   functions = (_embed, _attention, _mlp, _head)
   model = transformer.make_decoder(name, shape, *functions)
-  return model if shape.lora_rank is None else lora.freeze(model)
+  return lora.freeze(model, shape)
 
 
 def _embed(
@@ -244,4 +245,4 @@ def _multiply(
     shape: Shape, name: str, x: jax.Array, features: int
 ) -> jax.Array:
   dense = transformer.dense(features, name, shape.dtype, bias=False)
-  return lora.adapt(shape, name, x, dense(x))
+  return lora.adapt(shape, name, lambda: x, dense(x))

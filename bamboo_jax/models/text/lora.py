@@ -13,8 +13,9 @@ Dimension key:
   D: width of the input
 """
 
+from collections.abc import Callable
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import flax.linen as nn
 import jax
@@ -22,17 +23,36 @@ import jax
 from bamboo_jax import base
 from bamboo_jax.models import model as model_lib
 
-TARGETS = (
-    *("q_proj", "k_proj", "v_proj", "o_proj"),
-    *("gate_proj", "up_proj", "down_proj"),
-)
-DEFAULT_TARGETS = "q_proj,v_proj"
 PREFIX = "lora_"  # Of names of parameters.
 _UNIFORM = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
+class Products(NamedTuple):
+  """The products of a kind of model that can have adapters.
+
+  Attributes:
+    names: As in `transformers`.
+    default: Those that have one by default, with commas.
+  """
+
+  names: tuple[str, ...]
+  default: str
+
+
+LLAMA = Products(
+    (
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    ),
+    "q_proj,v_proj",
+)
+GPT2 = Products(("c_attn", "c_proj", "c_fc"), "c_attn")
+
+
 class Shape(Protocol):
   """The options of a model with adapters."""
+
+  products: ClassVar[Products]
 
   @property
   def lora_rank(self) -> int | None:
@@ -44,7 +64,7 @@ class Shape(Protocol):
 
   @property
   def lora_targets(self) -> str | None:
-    """Products with adapters, of `TARGETS`; None: `DEFAULT_TARGETS`."""
+    """Those of `products` with adapters; None: the default ones."""
 
   @property
   def dtype(self) -> str:
@@ -55,7 +75,7 @@ def find_targets(shape: Shape) -> tuple[str, ...]:
   """Returns the names of the products with an adapter."""
   if shape.lora_rank is None:
     return ()
-  return tuple((shape.lora_targets or DEFAULT_TARGETS).split(","))
+  return tuple((shape.lora_targets or shape.products.default).split(","))
 
 
 def check(shape: Shape) -> None:
@@ -68,12 +88,15 @@ def check(shape: Shape) -> None:
   if shape.lora_alpha is not None and not shape.lora_alpha > 0:
     raise ValueError(f"lora_alpha must be above 0, got {shape.lora_alpha}.")
   for target in find_targets(shape):
-    if target not in TARGETS:
-      raise ValueError(base.suggest(target, TARGETS, what="lora_targets"))
+    names = shape.products.names
+    if target not in names:
+      raise ValueError(base.suggest(target, names, what="lora_targets"))
 
 
-def adapt(shape: Shape, name: str, x_TD: jax.Array, y: jax.Array) -> jax.Array:
-  """Returns the product `y` of `x_TD` plus that of its adapter, if any."""
+def adapt(
+    shape: Shape, name: str, x_TD: Callable[[], jax.Array], y: jax.Array
+) -> jax.Array:
+  """Returns the product `y` of `x_TD()` plus that of its adapter, if any."""
   rank = shape.lora_rank
   if rank is None or name not in find_targets(shape):
     return y
@@ -87,12 +110,14 @@ def adapt(shape: Shape, name: str, x_TD: jax.Array, y: jax.Array) -> jax.Array:
         name=f"{PREFIX}{part}_{name}",
     )(x)
 
-  low = multiply("a", rank, _UNIFORM, x_TD)
+  low = multiply("a", rank, _UNIFORM, x_TD())
   added = multiply("b", y.shape[-1], nn.initializers.zeros, low)
   return y + added * ((shape.lora_alpha or rank) / rank)
 
 
-def freeze(model: model_lib.Model) -> model_lib.Model:
-  """Returns the model with all parameters frozen but those of adapters."""
+def freeze(model: model_lib.Model, shape: Shape) -> model_lib.Model:
+  """Returns the model with only its adapters trained, if it has any."""
+  if shape.lora_rank is None:
+    return model
   layers = [dataclasses.replace(l, trained=PREFIX) for l in model.layers]
   return dataclasses.replace(model, layers=tuple(layers))

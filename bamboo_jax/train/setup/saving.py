@@ -1,7 +1,6 @@
 """Makes the writer of checkpoints from a config."""
 
 from collections.abc import Callable, Mapping
-import functools
 import json
 import pathlib
 from typing import Any
@@ -27,9 +26,7 @@ def make_writer(
 ) -> writer_lib.Writer:
   """Returns the checkpoint writer of a member; see `writer.Writer`."""
   config, model = job.config, job.task.whole
-  path = config.init_from
   is_program = executors.is_program(config)
-  read = functools.cache(lambda: weights.open_weights(path or "", model.model))
   return writer_lib.Writer(
       directory,
       keep=config.checkpoint.keep,
@@ -63,7 +60,7 @@ def make_writer(
       ),
       warn=warn,
       check_fence=check_fence,
-      initial=None if path is None else lambda layer: read()(layer),
+      weights=weights.open_later(config.init_from, model.model),
   )
 
 
