@@ -27,8 +27,7 @@ def init(key):
 
 
 def loss(params, batch, key):
-  net = Net(nnx.Rngs(0))
-  nnx.update(net, params)
+  nnx.update(net := Net(nnx.Rngs(0)), params)
   logits = net(batch["inputs"], key)
   return optax.softmax_cross_entropy_with_integer_labels(
       logits, batch["targets"]
