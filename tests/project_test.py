@@ -75,7 +75,8 @@ class ProjectTest(parameterized.TestCase):
     self.assertContainsSubset(within, copied)
     setup = configparser.ConfigParser()
     setup.read(_ROOT / "setup.cfg")
-    for extras in re.findall(r"'\.\[(.*?)\]'", text):
+    files = [text, *(p.read_text() for p in _ROOT.glob("docs/deploy/sky*"))]
+    for extras in re.findall(r"'\.\[(.*?)\]'", "".join(files)):
       for extra in extras.split(","):
         self.assertIn(extra, setup["options.extras_require"])
     pins = re.findall(r"--constraint (\S+)", text)

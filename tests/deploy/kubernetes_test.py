@@ -123,6 +123,8 @@ class FileTest(absltest.TestCase):
       )
     self.assertIn("nvidia.com/gpu", container["resources"]["limits"])
     self.assertEqual(pods[1]["spec"]["restartPolicy"], "Never")
+    tolerations = {(t["operator"], *t) for t in pods[1]["spec"]["tolerations"]}
+    self.assertEqual(tolerations, {("Exists", "key", "operator")})
 
   def test_fields_of_job_set(self):
     spec = read()[0]["spec"]

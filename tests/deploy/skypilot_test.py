@@ -23,8 +23,11 @@ class SkyPilotTest(runs.DeployedCase):
     super().setUp()
     self.calls = self.folder / "calls"
     self.note = f'echo "${{0##*/}} $@" >>{self.calls}\n'
-    for name in ("sudo", "mountpoint", "curl", "sleep"):
+    for name in ("curl", "sleep"):
       self.write_program(name, "echo us-east-1a\n")
+    for name in ("sudo", "pip"):
+      self.write_program(name, self.note)
+    self.write_program("mountpoint", "exit 1\n")
     self.write_program(
         "hostname", 'test -z "$1" && echo ip7 || echo 10.0.0.7\n'
     )
@@ -37,14 +40,19 @@ class SkyPilotTest(runs.DeployedCase):
     )
 
   @parameterized.parameters(
-      ("skypilot_store.yaml", "store --workdir={} --host=10.0.0.7"),
+      (
+          "skypilot_store.yaml",
+          ".[cluster]",
+          "store --workdir={} --host=10.0.0.7",
+      ),
       (
           "skypilot_agent.yaml",
+          ".[cluster,cuda12]",
           "agent --config=quickstart --workdir={} --nodes=8 --name=ip7-99 "
           "--zone=us-east-1a --host=10.0.0.7 --notice=aws",
       ),
   )
-  def test_commands(self, name, want):
+  def test_commands(self, name, package, want):
     task = yaml.safe_load((_FILES / name).read_text())
     (self.folder / "run").mkdir()
     (self.folder / "run" / "endpoint.json").touch()
@@ -52,11 +60,20 @@ class SkyPilotTest(runs.DeployedCase):
     done = f"{self.note}touch {self.folder}/run/summary.json\n"
     self.check_commands(done)
     given = {k: v or "10.0.0.9:/x" for k, v in task["envs"].items()}
-    script = task["run"].replace("/shared", str(self.folder))
+    script = f"set -e\n{task['setup']}\n{task['run']}"
+    script = script.replace("/shared", str(self.folder))
     ran = self.run_text("bash", "-c", script, **given)
     self.assertEqual(ran.returncode, 0, msg=ran.stderr)
+    options = "-o actimeo=1,lookupcache=positive"
     self.assertEqual(
-        self.calls.read_text(), f"bamboo {want.format(self.workdir)}\n"
+        self.calls.read_text().splitlines(),
+        [
+            "sudo apt-get install --yes nfs-common",
+            f"pip install --constraint requirements.txt {package}",
+            f"sudo mkdir -p {self.folder}",
+            f"sudo mount -t nfs4 {options} 10.0.0.9:/x {self.folder}",
+            f"bamboo {want.format(self.workdir)}",
+        ],
     )
 
   def run_script(self):
