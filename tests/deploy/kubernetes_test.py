@@ -132,6 +132,8 @@ class FileTest(absltest.TestCase):
     for job in spec["replicatedJobs"]:
       self.assertEqual(set(job), _REPLICATED_JOB)
       self.assertRegex(job["name"], re.compile("^[a-z]{1,20}$"))
+      # JobSet makes it `Indexed` otherwise, which needs `completions`.
+      self.assertEqual(job["template"]["spec"]["completionMode"], "NonIndexed")
 
   def test_schemas(self):
     job_set, *others = read()

@@ -14,7 +14,7 @@ from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.net import identity as identity_lib
 from tests.launch import commands
 
-_DEADLINE_SECS = 200
+_DEADLINE_SECS = 400
 _CONFIG = """
 import os
 import time

@@ -76,6 +76,13 @@ class SkyPilotTest(runs.DeployedCase):
         ],
     )
 
+  def test_resources(self):
+    tasks = [yaml.safe_load((_FILES / name).read_text()) for name in _NAMES]
+    same = {"infra": "aws/us-east-1"}
+    store, agent = (task["resources"] for task in tasks)
+    self.assertEqual(store, same | {"cpus": "4+", "use_spot": False})
+    self.assertEqual(agent, same | {"accelerators": "A10G:1", "use_spot": True})
+
   def run_script(self):
     """Returns how `up 2` and `down 1` end, and the commands of `sky`."""
     self.write_program("sky", f'{self.note}test "$5" != --name=bamboo-0\n')
