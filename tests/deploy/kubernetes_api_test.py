@@ -21,8 +21,9 @@ from tests.deploy import kubernetes_test
 from tests.deploy import runs
 
 _PODS = "/api/v1/namespaces/default/pods"
-_SET = "jobset.sigs.k8s.io"
 _ZONE = "topology.kubernetes.io/zone"
+# Services may have no loopback addresses, so pods report others.
+_HERE, _REPORTED = "127.0.78.", "198.51.100."
 _TAINTS = ("cloud.google.com/gke-spot", "nvidia.com/gpu")
 _READY = [{"type": "Ready", "status": "True"}]
 
@@ -63,29 +64,28 @@ def make_jobs(job_set):
       job = copy.deepcopy(replicated["template"])
       key = f"{name}-{replicated['name']}-{index}"
       pod = job["spec"]["template"]
-      pod["metadata"]["labels"] |= {
-          kubelet.INDEX: str(index),
-          f"{_SET}/job-key": key,
-      }
-      annotations = job.get("metadata", {}).get("annotations", {})
-      if topology := annotations.get(f"alpha.{_SET}/exclusive-topology"):
-        pod["spec"]["affinity"] = {
-            "podAffinity": find_pods(topology, key, "In"),
-            "podAntiAffinity": find_pods(topology, key, "NotIn"),
-        }
+      pod["metadata"]["labels"] |= {kubelet.INDEX: str(index)}
+      for terms in pod["spec"].get("affinity", {}).values():
+        for (term,) in terms.values():
+          select_labels(term, pod["metadata"]["labels"])
       metadata = {"name": key}
       yield {"apiVersion": "batch/v1", "kind": "Job", **job} | {
           "metadata": metadata
       }
 
 
-def find_pods(topology, key, operator):
-  """Returns a term for pods whose job is, or is not, that with the key."""
-  own = {"key": f"{_SET}/job-key", "operator": operator, "values": [key]}
-  some = {"key": f"{_SET}/job-key", "operator": "Exists"}
-  selector = {"matchExpressions": [some, own]}
-  term = {"topologyKey": topology, "labelSelector": selector}
-  return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+def select_labels(term, labels):
+  """Does what API servers from Kubernetes 1.31 on do with an affinity."""
+  own = [
+      {"key": key, "operator": operator, "values": [labels[key]]}
+      for name, operator in (
+          ("matchLabelKeys", "In"),
+          ("mismatchLabelKeys", "NotIn"),
+      )
+      for key in term.pop(name, [])
+  ]
+  selector = dict(term["labelSelector"])
+  term["labelSelector"] = selector | {"matchExpressions": own}
 
 
 class Machines:
@@ -117,7 +117,7 @@ class Machines:
   def _start(self, pod):
     name = pod["metadata"]["name"]
     number = len(self._addresses) + 1
-    address = self._addresses.setdefault(name, f"127.0.78.{number}")
+    address = self._addresses.setdefault(name, f"{_HERE}{number}")
     services = {}
     if not pod["metadata"]["labels"]["app"].endswith("-store"):
       services = self._find_services()
@@ -137,6 +137,7 @@ class Machines:
         services=services,
     )
     self._pods[name] = started
+    address = address.replace(_HERE, _REPORTED)
     self._report(name, phase="Running", podIP=address, conditions=_READY)
 
   def _tend(self, pod):
@@ -174,9 +175,9 @@ class Machines:
       for subset in found.get("subsets", []):
         for port in subset["ports"]:
           name = f"{found['metadata']['name']}:{port['port']}"
-          address, *_ = subset.get("addresses", [{}])
-          if address:
-            services[name] = f"{address['ip']}:{port['port']}"
+          for address in subset.get("addresses", []):
+            ip = address["ip"].replace(_REPORTED, _HERE)
+            services[name] = f"{ip}:{port['port']}"
     return services
 
   def _write(self, name):
@@ -228,12 +229,11 @@ class KubernetesApiTest(runs.DeployedCase):
         if other["apiVersion"] not in served:  # Until Kubernetes 1.20.
           other["apiVersion"] = "policy/v1beta1"
         self.policy = other["apiVersion"]
-    for document in (*others, *make_jobs(job_set)):
-      # Versions before 1.25 have no `podFailurePolicy`, and ignore it.
-      self.plane.kubectl(
-          *("apply", "--validate=false", "--filename=-"),
-          input=yaml.safe_dump(document),
-      )
+    # Versions before 1.25 have no `podFailurePolicy`, and ignore it.
+    self.plane.kubectl(
+        *("apply", "--validate=false", "--filename=-"),
+        input=yaml.safe_dump_all((*others, *make_jobs(job_set))),
+    )
     self.machines = Machines(self.plane, kubelet.Kubelet(pods, self.environ))
     self.addCleanup(self.machines.close)
     self.tend = self.machines.tend
@@ -262,7 +262,7 @@ class KubernetesApiTest(runs.DeployedCase):
   def test_a_run(self):
     first = [self.find_member(f"bamboo-agents-{i}") for i in range(3)]
     nodes = {
-        pod["metadata"]["labels"][f"{_SET}/job-key"]: pod["spec"]["nodeName"]
+        pod["metadata"]["labels"]["job-name"]: pod["spec"]["nodeName"]
         for pod in self.plane.call("GET", _PODS)["items"]
     }
     self.assertEqual(nodes.pop("bamboo-store-0"), "cpu")
