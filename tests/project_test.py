@@ -23,7 +23,8 @@ _UNPINNED_EXTRAS = ("cuda12", "cuda13", "rivals")
 
 def _pins() -> dict[str, requirements.Requirement]:
   pins = {}
-  files = [f"requirements{kind}.txt" for kind in ("", "-peers", "-gpu_compile")]
+  kinds = ("", "-peers", "-gpu_compile", "-skypilot")
+  files = [f"requirements{kind}.txt" for kind in kinds]
   for line in "\n".join((_ROOT / f).read_text() for f in files).splitlines():
     if line and not line.startswith("#"):
       pin = requirements.Requirement(line)
@@ -74,9 +75,20 @@ class ProjectTest(parameterized.TestCase):
     self.assertContainsSubset(within, copied)
     setup = configparser.ConfigParser()
     setup.read(_ROOT / "setup.cfg")
-    for extras in re.findall(r"'\.\[(.*?)\]'", text):
+    files = [text, *(p.read_text() for p in _ROOT.glob("docs/deploy/sky*"))]
+    for extras in re.findall(r"'\.\[(.*?)\]'", "".join(files)):
       for extra in extras.split(","):
         self.assertIn(extra, setup["options.extras_require"])
+    pins = re.findall(r"--constraint (\S+)", text)
+    self.assertContainsSubset(pins, copied)
+    script = setup["options.entry_points"]["console_scripts"].split()[0]
+    entries = re.findall(r"^ENTRYPOINT (.*)$", text, flags=re.MULTILINE)
+    stages = re.findall(r"^FROM base AS (\w+)$", text, flags=re.MULTILINE)
+    self.assertEqual(entries, [f'["{script}"]'] * len(stages))
+    self.assertCountEqual(re.findall(r"--target (\w+)", text), stages)
+    for stage, command in re.findall(r"bamboo_jax:(\w+) (\w+) --", text):
+      self.assertIn(stage, stages)
+      self.assertTrue((_ROOT / f"launch/{command}.py").exists(), msg=command)
 
   def test_every_pin_is_exact(self):
     for name, pin in _pins().items():

@@ -1,8 +1,9 @@
-"""Stands in for Kubernetes: starts the containers of a JobSet as processes.
+"""Starts the containers of pods as processes of this machine.
 
 Knows what `docs/deploy/kubernetes.yaml` uses: environment, mounts, the names of
 services, and when a pod is replaced. Paths and names are replaced in the text
-of commands. Pods have loopback addresses.
+of commands. Pods have loopback addresses. `Kubelet` starts pods; `Cluster`
+stands in for the rest of Kubernetes, where there is none.
 """
 
 import itertools
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 from bamboo_jax.cluster import children
 
 _PATH = re.compile(r'(?<=[\s="])/[\w./-]+')
-_INDEX = "jobset.sigs.k8s.io/job-index"
+INDEX = "jobset.sigs.k8s.io/job-index"
 
 
 class Pod(NamedTuple):
@@ -40,6 +41,80 @@ def find_container(template: dict[str, Any]) -> dict[str, Any]:
   return container
 
 
+class Kubelet:
+  """Starts pods in folders of their own.
+
+  Attributes:
+    folder: Those of pods, claims and secrets, by name.
+  """
+
+  def __init__(self, folder, environ) -> None:
+    self.folder, self._environ = pathlib.Path(folder), environ
+
+  def start(self, pod, *, job, address, claims, services) -> Pod:
+    """Starts the container of a pod.
+
+    Args:
+      pod: Metadata and specification.
+      job: Name of its job.
+      address: Where it listens.
+      claims: Names of the claims of volumes that there are.
+      services: Address and port of each service, by name and port.
+    """
+    name, labels = pod["metadata"]["name"], pod["metadata"]["labels"]
+    (container,) = pod["spec"]["containers"]
+    fields = {"metadata.name": name, "status.podIP": address} | {
+        f"metadata.labels['{label}']": value for label, value in labels.items()
+    }
+    environ = dict(self._environ)
+    for entry in container["env"]:
+      value = entry.get("value")
+      if value is None:
+        value = fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+      environ[entry["name"]] = value
+    folder = self.folder / name
+    folder.mkdir(parents=True, exist_ok=True)
+    mounts = {"/tmp": folder, **self._mount(pod["spec"], container, claims)}
+    (script,) = container["args"]
+    for service, at in services.items():
+      assert at.startswith("127."), at  # Nothing leaves this machine.
+      script = script.replace(service, at)
+    with open(folder / "log", "ab") as log:
+      process = subprocess.Popen(
+          [*container["command"], _place(script, mounts)],
+          env=environ,
+          cwd=folder,
+          stdout=log,
+          stderr=log,
+          preexec_fn=children.die_with_parent,
+      )
+    return Pod(job, name, process)
+
+  def _mount(self, spec, container, claims) -> dict[str, pathlib.Path]:
+    """Returns the folder of each path at which a volume is mounted."""
+    volumes = {}
+    for volume in spec["volumes"]:
+      if (claim := volume.get("persistentVolumeClaim")) is not None:
+        assert claim["claimName"] in claims, claim
+        volumes[volume["name"]] = self.folder / claim["claimName"]
+      else:
+        volumes[volume["name"]] = self.folder / volume["secret"]["secretName"]
+    mounts = container["volumeMounts"]
+    return {m["mountPath"]: volumes[m["name"]] for m in mounts}
+
+
+def _place(script, mounts) -> str:
+  """Returns a script with paths of this machine."""
+
+  def place(match):
+    for mount, folder in mounts.items():
+      if match[0].startswith(f"{mount}/"):
+        return f"{folder}{match[0].removeprefix(mount)}"
+    raise ValueError(f"Nothing is mounted at {match[0]}.")
+
+  return _PATH.sub(place, script)
+
+
 class Cluster:
   """Starts the pods of all jobs, and replaces those that fail.
 
@@ -47,7 +122,7 @@ class Cluster:
     pods: The current pods.
   """
 
-  def __init__(self, documents, folder, environ) -> None:
+  def __init__(self, documents, kubelet) -> None:
     kinds = {}
     for document in documents:
       kinds.setdefault(document["kind"], []).append(document)
@@ -55,7 +130,7 @@ class Cluster:
     self._services = kinds["Service"]
     claims = kinds["PersistentVolumeClaim"]
     self._claims = [claim["metadata"]["name"] for claim in claims]
-    self._folder, self._environ = pathlib.Path(folder), environ
+    self._kubelet = kubelet
     self._numbers = itertools.count(1)
     self._addresses: dict[str, str] = {}  # By label `app`.
     self._done: set[str] = set()
@@ -96,61 +171,24 @@ class Cluster:
     number = next(self._numbers)
     name = f"bamboo-{job['name']}-{index}"
     template = job["template"]["spec"]["template"]
-    app = template["metadata"]["labels"]["app"]
+    labels = template["metadata"]["labels"]
     address = f"127.0.77.{number}"
     if template["spec"]["restartPolicy"] == "OnFailure":  # The pod stays.
-      address = self._addresses.setdefault(app, address)
-    fields = {
-        "metadata.name": f"{name}-{number}",
-        "status.podIP": address,
-        f"metadata.labels['{_INDEX}']": str(index),
+      address = self._addresses.setdefault(labels["app"], address)
+    metadata = {
+        "name": f"{name}-{number}",
+        "labels": labels | {INDEX: str(index)},
     }
-    container = find_container(job["template"])
-    environ = dict(self._environ)
-    for entry in container["env"]:
-      value = entry.get("value")
-      if value is None:
-        value = fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
-      environ[entry["name"]] = value
-    folder = self._folder / fields["metadata.name"]
-    folder.mkdir(parents=True)
-    mounts = {"/tmp": folder, **self._mount(template["spec"], container)}
-    with open(folder / "log", "wb") as log:
-      process = subprocess.Popen(
-          [*container["command"], self._place(container["args"], mounts)],
-          env=environ,
-          cwd=folder,
-          stdout=log,
-          stderr=log,
-          preexec_fn=children.die_with_parent,
-      )
-    return Pod(name, fields["metadata.name"], process)
-
-  def _mount(self, spec, container) -> dict[str, pathlib.Path]:
-    """Returns the folder of each path at which a volume is mounted."""
-    volumes = {}
-    for volume in spec["volumes"]:
-      if (claim := volume.get("persistentVolumeClaim")) is not None:
-        assert claim["claimName"] in self._claims, claim
-        volumes[volume["name"]] = self._folder / claim["claimName"]
-      else:
-        volumes[volume["name"]] = self._folder / volume["secret"]["secretName"]
-    mounts = container["volumeMounts"]
-    return {m["mountPath"]: volumes[m["name"]] for m in mounts}
-
-  def _place(self, arguments, mounts) -> str:
-    """Returns a script with paths and services of this machine."""
-    (text,) = arguments
+    services = {}
     for service in self._services:
-      address = self._addresses.get(service["spec"]["selector"]["app"])
+      at = self._addresses.get(service["spec"]["selector"]["app"])
       (port,) = service["spec"]["ports"]
-      name = f"{service['metadata']['name']}:{port['port']}"
-      text = text.replace(name, f"{address}:{port['port']}")
-
-    def place(match):
-      for mount, folder in mounts.items():
-        if match[0].startswith(f"{mount}/"):
-          return f"{folder}{match[0].removeprefix(mount)}"
-      raise ValueError(f"Nothing is mounted at {match[0]}.")
-
-    return _PATH.sub(place, text)
+      name_and_port = f"{service['metadata']['name']}:{port['port']}"
+      services[name_and_port] = f"{at}:{port['port']}"
+    return self._kubelet.start(
+        {"metadata": metadata, "spec": template["spec"]},
+        job=name,
+        address=address,
+        claims=self._claims,
+        services=services,
+    )

@@ -8,16 +8,12 @@ import secrets
 import signal
 
 from absl.testing import absltest
+import kubernetes_validate
 import yaml
 
 from tests.deploy import kubelet
 from tests.deploy import runs
 from tests.launch import commands
-
-try:
-  import kubernetes_validate
-except ImportError:
-  kubernetes_validate = None
 
 _FILE = commands.ROOT / "docs" / "deploy" / "kubernetes.yaml"
 # Of JobSet v1alpha2, the fields that the file may have.
@@ -48,7 +44,8 @@ class KubernetesTest(runs.DeployedCase):
     for entry in kubelet.find_container(agents["template"])["env"]:
       if entry["name"] in given:
         entry["value"] = given[entry["name"]]
-    self.cluster = kubelet.Cluster(documents, pods, self.environ)
+    own = kubelet.Kubelet(pods, self.environ)
+    self.cluster = kubelet.Cluster(documents, own)
 
   def find(self, name):
     return next(pod for pod in self.cluster.pods if pod.name == name)
@@ -126,6 +123,8 @@ class FileTest(absltest.TestCase):
       )
     self.assertIn("nvidia.com/gpu", container["resources"]["limits"])
     self.assertEqual(pods[1]["spec"]["restartPolicy"], "Never")
+    tolerations = {(t["operator"], *t) for t in pods[1]["spec"]["tolerations"]}
+    self.assertEqual(tolerations, {("Exists", "key", "operator")})
 
   def test_fields_of_job_set(self):
     spec = read()[0]["spec"]
@@ -133,8 +132,9 @@ class FileTest(absltest.TestCase):
     for job in spec["replicatedJobs"]:
       self.assertEqual(set(job), _REPLICATED_JOB)
       self.assertRegex(job["name"], re.compile("^[a-z]{1,20}$"))
+      # JobSet makes it `Indexed` otherwise, which needs `completions`.
+      self.assertEqual(job["template"]["spec"]["completionMode"], "NonIndexed")
 
-  @absltest.skipIf(kubernetes_validate is None, "needs kubernetes-validate")
   def test_schemas(self):
     job_set, *others = read()
     jobs = [

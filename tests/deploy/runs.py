@@ -14,7 +14,7 @@ from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.net import identity as identity_lib
 from tests.launch import commands
 
-_DEADLINE_SECS = 200
+_DEADLINE_SECS = 400
 _CONFIG = """
 import os
 import time
@@ -25,7 +25,7 @@ class Logger:
 
   def log(self, step, metrics):
     if not os.path.exists({released!r}):
-      time.sleep(0.1 if step < 150 else 1.0)
+      time.sleep(0.1 if step < 100 else 1.0)
 
   def event(self, name, step, values):
     pass
@@ -38,7 +38,7 @@ def make_logger(config, workdir):
 
 def get_config():
   config = sweep_faults.get_config()
-  config.num_steps = 200
+  config.num_steps = 400
   config.model.options.num_blocks = 1
   config.pipeline.num_pipelines = 1
   config.pipeline.num_stages = 2

@@ -112,6 +112,34 @@ class UpTest(runs.DeployedCase):
     self.assertIn(f"state_sha256={self.summary()['state_sha256']}", said)
 
 
+class CommandsTest(runs.DeployedCase):
+  """A program that runs commands here stands for ssh."""
+
+  @commands.needs_etcd
+  def test_commands(self):
+    calls = self.folder / "calls"
+    self.check_commands(f'echo "$@" >>{calls}\n')
+    self.write_program("ssh", _SSH.replace("alpha", "127.0.0.7"))
+    file = self.folder / "hosts.txt"
+    file.write_text("127.0.0.7 z\n")
+    up = self.start(
+        *("up", str(file), "--nodes=3", "--host=127.0.0.1"),
+        f"--ssh={self.folder / 'bin' / 'ssh'}",
+        f"--bamboo={self.folder / 'bin' / 'bamboo'}",
+    )
+    said, _ = up.communicate(timeout=100)
+    self.assertIn(
+        "\nerror: All agents have ended, and the run is not complete.", said
+    )
+    copy = self.workdir / "config.py"
+    self.assertEqual(
+        calls.read_text(),
+        f"agent --workdir={self.workdir} --nodes=3 --config={copy} "
+        "--name=n0 --zone=z --host=10.0.0.2\n",
+    )
+    self.assertEqual(copy.read_text(), self.config.read_text())
+
+
 class HostsTest(parameterized.TestCase):
 
   def test_parse(self):
