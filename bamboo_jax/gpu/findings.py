@@ -2,8 +2,9 @@
 
 Instructions of the entry, of loops and of branches are started one by one;
 those of a fusion are one kernel. A loop whose trip count depends on data counts
-once: the programs of this project use it as a branch. Before each run of such a
-loop the GPU's queue runs empty, because the host reads the condition.
+once: the programs of this project use it as a branch. Outside of a CUDA graph,
+which the text does not show, the GPU's queue runs empty before each run of such
+a loop, because the host reads the condition.
 
 The roofline time is the sum over kernels of the time to move their operands
 and results or of their operations, whichever is longer, and a launch.

@@ -99,7 +99,9 @@ def find_memory(
     others = planned.replica_bytes + planned.buffer_bytes
     others += planned.transfer_bytes
     others += planned.copy_bytes - sum(layer.copy_bytes for layer in layers)
-    count = planned.accumulator_bytes / max(1, planned.parameter_bytes)
+    others += sum(layer.frozen_bytes for layer in layers)  # Not of an update.
+    trained = sum(layer.gradient_bytes for layer in layers)
+    count = planned.accumulator_bytes / max(1, trained)
     compiled = state + (count - 1) * sums + copies + in_flight * kept
     compiled += largest.memory.temp + others / num_devices
     found.append(
@@ -122,10 +124,7 @@ def find_segment_memory(
   return [
       StageMemory(
           m.phases["compute"],
-          m.parameter_bytes
-          + m.slot_bytes
-          + m.replica_bytes
-          + largest.memory.total,
+          m.resident_bytes + largest.memory.total,
           largest,
       )
       for m in plan.memory

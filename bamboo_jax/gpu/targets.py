@@ -8,13 +8,16 @@ import dataclasses
 from bamboo_jax import base
 from bamboo_jax.accounting import machines
 
-# Of all of these GPUs; of XLA's `GpuDeviceInfoProto`.
+# Of all of these GPUs; of XLA's `GpuDeviceInfoProto`. CUDA is that of the extra
+# `gpu_compile`: with drivers before 12.3 no loop or branch is part of a graph.
 _LIMITS = """
   threads_per_block_limit: 1024 threads_per_warp: 32
   shared_memory_per_block: 49152
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
   block_dim_limit_z: 65535
   registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  driver_version: "12.9.0" runtime_version: "12.9.0"
+  compile_time_toolkit_version: "12.9.0"
 """
 
 

@@ -13,6 +13,16 @@ import re
 
 _DETERMINISTIC = "--xla_gpu_deterministic_ops"
 _TRITON = "--xla_gpu_enable_triton_gemm"
+_GRAPHS = "xla_gpu_enable_command_buffer"
+# All that XLA puts in CUDA graphs by default, and loops; what depends on no
+# result in a graph runs beside it.
+_GRAPH_OPTIONS = {
+    _GRAPHS: (
+        "CONDITIONAL,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,"
+        "FUSION,WHILE"
+    ),
+    "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
+}
 _FRACTION = "XLA_CLIENT_MEM_FRACTION"
 _FORMER_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # Not beside the other.
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -87,6 +97,18 @@ def add_determinism(flags: str) -> str:
     if name not in flags:
       flags = f"{flags} {name}={value}".strip()
   return flags
+
+
+def find_graph_options(
+    platform: str, environ: Mapping[str, str]
+) -> dict[str, str] | None:
+  """Returns options for a program whose loops should not make the host wait.
+
+  Outside of a CUDA graph the host reads the condition of a loop whose length
+  depends on data. None without a GPU, or if the user has set a flag of graphs.
+  """
+  is_set = _GRAPHS in environ.get("XLA_FLAGS", "")
+  return None if is_set or platform not in _GPU_NAMES else _GRAPH_OPTIONS
 
 
 def check_fraction(

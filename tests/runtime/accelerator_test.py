@@ -40,6 +40,17 @@ class AcceleratorTest(parameterized.TestCase):
     accelerator.set_determinism(environ)
     self.assertEqual(environ["XLA_FLAGS"], after)
 
+  @parameterized.parameters(
+      ("gpu", {}, "WHILE"),
+      ("cpu", {}, None),
+      ("gpu", {"XLA_FLAGS": "--a=1"}, "WHILE"),
+      ("gpu", {"XLA_FLAGS": "--xla_gpu_enable_command_buffer=-WHILE"}, None),
+  )
+  def test_graphs(self, platform, environ, last):
+    options = accelerator.find_graph_options(platform, environ) or {}
+    kinds = options.get("xla_gpu_enable_command_buffer")
+    self.assertEqual(kinds and kinds.split(",")[-1], last)
+
   def test_executor(self):
     for given in (("spmd", "cpu"), ("rows", "gpu"), ("rows", "cpu")):
       accelerator.check_executor(*given)

@@ -7,6 +7,7 @@ Read `executor` first, then `program` and `tick`.
 
   executor      Passes of a step by the engine, or by rows where it cannot.
   plan          Plans the ticks of a step, and their times.
+  memory        Predicts the device memory of a node.
   ticks/        The tables that programs run.
   engine        The programs of all pipelines, and their roles.
   run           The progress of a step, and how it continues after a death.

@@ -6,7 +6,7 @@ stage, and those before the blocks run a second time in the backward pass of the
 first.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 import dataclasses
 import functools
 
@@ -15,6 +15,10 @@ from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import stages
+from bamboo_jax.plan.memory import needs
+from bamboo_jax.runtime.spmd import layout as layout_lib
+from bamboo_jax.runtime.spmd import memory as memory_lib
+from bamboo_jax.runtime.spmd import program as program_lib
 from bamboo_jax.runtime.spmd.ticks import lowering
 from bamboo_jax.runtime.spmd.ticks import table as table_lib
 from bamboo_jax.runtime.spmd.ticks import timeline as tick_timeline
@@ -30,7 +34,7 @@ class ProgramPlan:
   """A step of all pipelines as one program.
 
   Attributes:
-    plan: Costs and times of the program; memory as of rows.
+    plan: Costs, times and memory of the program.
     table: The ticks.
     order: One of `lowering.ORDERS`.
   """
@@ -78,7 +82,8 @@ class ProgramPlan:
 def plan_program(
     plan: planner.Plan,
     *,
-    num_before: int,
+    layout: layout_lib.BlockLayout,
+    sizes_of: Callable[[table_lib.TickTable], Sequence[program_lib.Sizes]],
     num_behind: int,
     budget: float | None,
     order: str = "paired",
@@ -90,17 +95,23 @@ def plan_program(
 
   Args:
     plan: The plan by rows.
-    num_before: Number of layers before the first block.
+    layout: Its stages.
+    sizes_of: Returns the sizes of the programs that run a table.
     num_behind: Number of layers behind the last block that run in the backward
       pass.
     budget: See `lowering.lower`.
     order: See `lowering.lower`.
   """
   costs = program_costs(
-      plan.partition, plan.profile, num_before=num_before, num_behind=num_behind
+      plan.partition,
+      plan.profile,
+      num_before=layout.blocks.first,
+      num_behind=num_behind,
   )
 
-  def lower(order: str) -> tuple[table_lib.TickTable, timeline_lib.Timeline]:
+  def lower(
+      order: str,
+  ) -> tuple[table_lib.TickTable, tuple[needs.NodeMemory, ...]]:
     table = lowering.lower(
         plan.schedule.rows,
         owners=plan.owners[0],
@@ -109,17 +120,23 @@ def plan_program(
         order=order,
         budget=budget,
     )
-    return table, tick_timeline.lay_out(table, costs)
+    memory = memory_lib.with_programs(
+        plan.memory, plan.profile.layers, layout, sizes_of(table)
+    )
+    return table, memory
 
+  peak = lambda memory: max(node.total_bytes for node in memory)
   order = order if plan.schedule_name == "1f1b" else "single"
   limit = plan.memory_limit_bytes
-  fits = lambda timeline: limit is None or timeline.peak_bytes[0] <= limit
-  table, timeline = lower(order)
-  if not fits(timeline) and fits(lower("single")[1]):
-    order, (table, timeline) = "single", lower("single")
+  table, memory = lower(order)
+  if limit is not None and peak(memory) > limit:
+    single = lower("single")
+    if peak(single[1]) <= limit:
+      order, (table, memory) = "single", single
+  timeline = tick_timeline.lay_out(table, costs, peak_bytes=peak(memory))
   step_time = dataclasses.replace(plan.step_time, compute_ms=timeline.span_ms)
   plan = dataclasses.replace(
-      plan, costs=costs, timeline=timeline, step_time=step_time
+      plan, costs=costs, timeline=timeline, step_time=step_time, memory=memory
   )
   return ProgramPlan(plan, table, order)
 

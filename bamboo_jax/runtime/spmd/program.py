@@ -13,6 +13,7 @@ hang.
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
+import os
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.models import model as model_lib
+from bamboo_jax.runtime import accelerator
 from bamboo_jax.runtime.spmd import block_passes
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import end_passes
@@ -246,7 +248,9 @@ class SegmentProgram:
     )
     donated = (7,) if sizes.keeps else (5, 7)
     jitted = jax.jit(program, donate_argnums=donated)
-    return jitted.trace(*arguments).lower().compile()
+    platform = self.mesh.devices.flat[0].platform
+    options = accelerator.find_graph_options(platform, os.environ)
+    return jitted.trace(*arguments).lower().compile(options)
 
   @functools.cached_property
   def start(self) -> Callable[[], buffers_lib.Carry]:

@@ -1,9 +1,10 @@
 """The passes and the exchange of one tick on one device.
 
 A device runs the forward passes that the table lists, redundant ones included,
-and the backward pass, and then exchanges the results with its neighbours.
-Passes are in loops with as many iterations as the table says; exchanges, which
-involve all devices, are outside these loops.
+copies residuals of redundant ones to host memory, runs the backward pass, and
+then exchanges the results with its neighbours. Passes and copies are in loops
+with as many iterations as the table says; exchanges, which involve all devices,
+are outside these loops.
 """
 
 import dataclasses
@@ -73,9 +74,16 @@ class TickBody:
     passes = row[:-2].reshape(table_lib.NUM_FORWARDS + 1, -1)
     num_forwards = jnp.sum(passes[:-1, 0] >= 0)
     forward = lambda k, s: self._forward(table_lib.Pass(*passes[k]), *s)
-    carry, offloaded, outputs = jax.lax.fori_loop(
-        0, num_forwards, forward, (carry, offloaded, nothing)
+    carry, outputs = jax.lax.fori_loop(
+        0, num_forwards, forward, (carry, nothing)
     )
+    if offloaded is not None:  # On a GPU beside the backward pass.
+      offload = lambda k, s: _offload(table_lib.Pass(*passes[k]), *s)
+      first = jnp.where(table_lib.Pass(*passes[0]).host < 0, 1, 0)
+      offloaded, kept = jax.lax.fori_loop(
+          first, num_forwards, offload, (offloaded, carry.kept)
+      )
+      carry = carry.replace(kept=kept)
     (carry, grads), row = branch.run_if(
         passes[-1, 0] >= 0, self._backward, (carry, nothing), row
     )
@@ -98,9 +106,8 @@ class TickBody:
       self,
       p: table_lib.Pass,
       carry: Carry,
-      offloaded: Kept | None,
       sent: base.PyTree,
-  ) -> tuple[Carry, Kept | None, base.PyTree]:
+  ) -> tuple[Carry, base.PyTree]:
     """Runs a forward pass; on the first stage also that of the prologue."""
     data = buffers_lib.read((self.batch, self.keys), p.microbatch)
     inputs = lambda: buffers_lib.read(carry.activations, p.inputs)
@@ -114,15 +121,11 @@ class TickBody:
         outputs=buffers_lib.put(kept.outputs, outputs, p.residual)
     )
     kept = self.ends.keep(p, weights.ends, kept, data)
-    if offloaded is not None:
-      (offloaded, kept), _ = branch.run_if(
-          p.host >= 0, _offload, (offloaded, kept), (p.residual, p.host)
-      )
     written = buffers_lib.write(carry.activations, outputs, p.output)
     carry = carry.replace(activations=written, kept=kept, sums=sums)
     is_own = p.host < 0
     choose = lambda new, old: jnp.where(is_own, new, old)
-    return carry, offloaded, jax.tree.map(choose, outputs, sent)
+    return carry, jax.tree.map(choose, outputs, sent)
 
   def _backward(
       self, state: tuple[Carry, base.PyTree], row: jax.Array
@@ -161,13 +164,12 @@ class TickBody:
 
 
 def _offload(
-    state: tuple[Kept, Kept], slots: tuple[jax.Array, jax.Array]
+    p: table_lib.Pass, offloaded: Kept, kept: Kept
 ) -> tuple[Kept, Kept]:
-  """Copies residuals to host memory."""
-  (offloaded, kept), (source, to) = state, slots
-  value = buffers_lib.read(kept, source)
+  """Copies residuals of a redundant pass to host memory."""
+  value = buffers_lib.read(kept, p.residual)
   value = jax.device_put(value, jax.memory.Space.Host)
-  return buffers_lib.put(offloaded, value, to), kept
+  return buffers_lib.put(offloaded, value, p.host), kept
 
 
 def _send(values: base.PyTree, pairs: list[tuple[int, int]]) -> base.PyTree:

@@ -4,6 +4,7 @@ Nothing else names a module of `runtime.spmd`.
 """
 
 from collections.abc import Callable, Sequence
+import functools
 import math
 from typing import cast
 
@@ -20,6 +21,7 @@ from bamboo_jax.runtime.spmd import plan as plan_lib
 from bamboo_jax.runtime.spmd import program as segment_lib
 from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
 from bamboo_jax.runtime.spmd.ticks import check
+from bamboo_jax.runtime.spmd.ticks import table as table_lib
 from bamboo_jax.runtime.stage import functions
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.train.setup import build
@@ -59,11 +61,12 @@ def plan_program(
     config: config_lib.Config, task: build.Task, plan: planner.Plan
 ) -> ProgramPlan:
   """Returns the program of a plan; its stages must start at `find_cuts`."""
-  blocks = layout_lib.blocks_of(task.whole)
+  layout = layout_lib.make_layout(task.whole, plan.partition.bounds)
   program = plan_lib.plan_program(
       plan,
-      num_before=blocks.first,
-      num_behind=0 if _heads(config) else len(task.whole.names) - blocks.last,
+      layout=layout,
+      sizes_of=functools.partial(_find_sizes, config),
+      num_behind=0 if _heads(config) else len(layout.epilogue),
       budget=_budget(config),
       order=config.pipeline.ticks,
   )
@@ -82,23 +85,30 @@ def make_segments(
   By name: "segment", and "rest" for after a death, if one can be survived.
   """
   layout = layout_lib.make_layout(task.whole, plan.partition.bounds)
-  keeps = config.redundancy.mode != "none"
-  sizes = segment_lib.find_sizes(
-      plan_program(config, task, plan).table,
-      num_stages=layout.num_stages,
-      keeps=keeps,
-      segment_ticks=config.pipeline.segment_ticks,
-      heads=_heads(config),
-  )
-  names = ("segment", "rest") if keeps else ("segment",)
+  sizes = _find_sizes(config, plan_program(config, task, plan).table)
   return {
       name: segment_lib.SegmentProgram(
           *(task.whole, layout, size),
           devices=devices,
           params=functions.copies_of(task.whole),
       )
-      for name, size in zip(names, sizes, strict=False)
+      for name, size in zip(("segment", "rest"), sizes, strict=False)
   }
+
+
+def _find_sizes(
+    config: ml_collections.ConfigDict, table: table_lib.TickTable
+) -> tuple[segment_lib.Sizes, ...]:
+  """Returns the sizes at the start of a step, and after a death if it can."""
+  keeps = config.redundancy.mode != "none"
+  first, rest = segment_lib.find_sizes(
+      table,
+      num_stages=table.num_stages,
+      keeps=keeps,
+      segment_ticks=config.pipeline.segment_ticks,
+      heads=_heads(config),
+  )
+  return (first, rest) if keeps else (first,)
 
 
 def block_period(task: build.Task) -> int:

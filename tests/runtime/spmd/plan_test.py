@@ -1,10 +1,15 @@
 import dataclasses
+import functools
 import math
 
 from absl.testing import absltest
 
 from bamboo_jax.plan import planner
+from bamboo_jax.plan.memory import needs
+from bamboo_jax.runtime.spmd import layout as layout_lib
+from bamboo_jax.runtime.spmd import memory
 from bamboo_jax.runtime.spmd import plan as program
+from bamboo_jax.runtime.spmd import program as segments
 from bamboo_jax.runtime.spmd.ticks import check
 from tests import profiles
 
@@ -31,6 +36,23 @@ def make_plan(*, num_pipelines=1, num_microbatches=2):
   )
 
 
+_LAYOUT = layout_lib.BlockLayout(
+    layout_lib.Blocks(first=1, period=1, count=4), num_layers=6, counts=(2, 2)
+)
+
+
+def plan_program(plan, *, keeps=False, **options):
+  """Returns the program of such a plan."""
+  sizes_of = functools.partial(segments.find_sizes, num_stages=2, keeps=keeps)
+  return program.plan_program(
+      *(plan,),
+      layout=_LAYOUT,
+      sizes_of=lambda table: sizes_of(table)[: 1 + keeps],
+      num_behind=1,
+      **options,
+  )
+
+
 class ProgramTest(absltest.TestCase):
 
   def test_layers_are_charged_where_the_program_runs_them(self):
@@ -47,9 +69,7 @@ class ProgramTest(absltest.TestCase):
 
   def test_program_of_all_pipelines(self):
     plan = make_plan(num_pipelines=2)
-    made = program.plan_program(
-        plan, num_before=1, num_behind=1, budget=math.inf
-    )
+    made = plan_program(plan, budget=math.inf)
     check.check(made.table)
     self.assertEqual(made.plan.timeline.num_redundant, 4)
     self.assertEqual(
@@ -66,9 +86,7 @@ class ProgramTest(absltest.TestCase):
     self.assertEqual(made.plan.step_time.vote_ms, plan.step_time.vote_ms)
 
   def test_passes_take_their_part_of_the_measured_time(self):
-    made = program.plan_program(
-        make_plan(), num_before=1, num_behind=1, budget=math.inf
-    )
+    made = plan_program(make_plan(), budget=math.inf)
     costs, span_ms = made.plan.costs, made.plan.timeline.span_ms
     got = made.passes(span_ms)
     useful = 2 * (sum(costs.forward_ms) + sum(costs.backward_ms))
@@ -77,11 +95,11 @@ class ProgramTest(absltest.TestCase):
     self.assertAlmostEqual(made.passes(2 * span_ms).useful, 2 * useful)
 
   def test_ticks_are_single_if_memory_forbids_others(self):
-    options = dict(num_before=1, num_behind=1, budget=None)
+    options = dict(budget=None)
     plan = make_plan(num_microbatches=4)
     orders = {}
     for order in ("paired", "single"):
-      made = program.plan_program(plan, order=order, **options)
+      made = plan_program(plan, order=order, **options)
       self.assertEqual(made.order, order)
       orders[order] = made.plan.timeline.peak_bytes[0]
     self.assertLess(orders["single"], orders["paired"])
@@ -91,7 +109,52 @@ class ProgramTest(absltest.TestCase):
         (orders["single"] - 1, "paired"),
     ):
       limited = dataclasses.replace(plan, memory_limit_bytes=limit)
-      made = program.plan_program(limited, **options)
+      made = plan_program(limited, **options)
       self.assertEqual(made.order, order)
     gpipe = dataclasses.replace(plan, schedule_name="gpipe")
-    self.assertEqual(program.plan_program(gpipe, **options).order, "single")
+    self.assertEqual(plan_program(gpipe, **options).order, "single")
+
+  def test_memory_is_that_of_the_program(self):
+    layers = [
+        profiles.make_layer(
+            name,
+            parameter_bytes=parameter_bytes,
+            copy_bytes=10,
+            residual_bytes=residual_bytes,
+            working_bytes=working_bytes,
+            activation_bytes=3,
+        )
+        for name, parameter_bytes, residual_bytes, working_bytes in (
+            ("embed", 7, 1, 1000),
+            *[(f"block_{k}", 5, 100, 1) for k in range(4)],
+            ("head", 8, 400, 2000),
+        )
+    ]
+    sizes = segments.Sizes(
+        num_ticks=2,
+        num_microbatches=4,
+        num_slots=dict(activations=2, grads=1, residuals=3),
+        num_offloads=0,
+        num_fetches=0,
+        num_owned=1,
+        num_held=2,
+        keeps=False,
+    )
+    node = needs.NodeMemory(parameter_bytes=1, slot_bytes=2)
+    keeps = dict(keeps=True, num_offloads=1)
+    for changes, kept, copies, temporary in (
+        ({}, 203, 1, 3400),
+        (keeps, 203, 2, 3400 + 203),
+        (keeps | dict(heads=True), 603, 2, 3000 + 603),
+    ):
+      with self.subTest(changes):
+        changed = dataclasses.replace(sizes, **changes)
+        found = memory.with_programs([node], layers, _LAYOUT, [sizes, changed])
+        want = dataclasses.replace(
+            node,
+            copy_bytes=2 * 2 * 10 + 20,
+            residual_bytes=copies * 3 * kept,
+            transfer_bytes=copies * 3 * 3,
+            working_bytes=temporary + copies * (2 * 5 + 15),
+        )
+        self.assertEqual(found, (want,))

@@ -2,7 +2,9 @@
 
 A slot is filled, read, and reused after the last read. Within a tick a node
 runs its forward passes, then its backward pass, then stores arrivals; a slot
-that is read may be filled later in the same tick.
+that is read may be filled later in the same tick. Residuals of redundant passes
+are copied to the host beside the backward pass, so each has a slot of its own
+until the tick ends.
 """
 
 import collections
@@ -38,6 +40,7 @@ def assign(
       for op, key in tick[n]:
         if op is Op.BACKWARD:
           backward = node.backward(key)
+      node.release_redundant()
       row.append(table_lib.Tick(tuple(forwards), backward))
     for n, node in enumerate(nodes):
       before, behind = row[n - 1].forward, row[(n + 1) % len(nodes)].backward
@@ -117,8 +120,9 @@ class _Node:
   def forward(self, key: Key) -> Pass:
     counts = not self._work.has_residuals(self._node, key)
     inputs, residuals = self._read(key), self.slots["residuals"]
-    residual = residuals.take(key if counts else None)
-    residuals.taken.pop(None, None)
+    residual = residuals.take(key if counts else (None, key[1]))
+    if not counts:
+      del residuals.taken[None, key[1]]
     output = -1
     if self._reads[key] and key not in self.slots["activations"].taken:
       output = self.slots["activations"].take(key)
@@ -128,15 +132,19 @@ class _Node:
 
   def redundant(self, microbatch: int) -> Pass:
     key, residuals = (self._stages[1], microbatch), self.slots["residuals"]
-    made = self._pass(
+    return self._pass(
         key,
         inputs=self._read(key),
-        residual=residuals.take(None),
+        residual=residuals.take((None, microbatch)),
         host=microbatch,
         counts=1,
     )
-    del residuals.taken[None]
-    return made
+
+  def release_redundant(self) -> None:
+    """Frees the slots of the redundant passes of a tick, at its end."""
+    taken = self.slots["residuals"].taken
+    for key in [key for key in taken if key[0] is None]:
+      del taken[key]
 
   def backward(self, key: Key) -> Pass:
     (stage, m), residuals = key, self.slots["residuals"]

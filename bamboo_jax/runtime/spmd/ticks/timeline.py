@@ -13,12 +13,13 @@ def lay_out(
     table: table_lib.TickTable,
     costs: costs_lib.StageCosts,
     *,
+    peak_bytes: int = 0,
     without: Collection[instruction_lib.Op] = (),
 ) -> timeline_lib.Timeline:
   """Returns the timeline of a table; operations in `without` take no time.
 
   A tick lasts as long as its busiest node, plus the longest transfer. All nodes
-  run the same program, so each needs the memory of the largest.
+  need `peak_bytes`.
   """
   slots, start_ms = [], 0.0
   exchange_ms = 2 * max(costs.transfer_ms, default=0.0)
@@ -36,16 +37,5 @@ def lay_out(
   return timeline_lib.Timeline(
       slots=tuple(sorted(slots, key=lambda slot: slot.node)),
       span_ms=start_ms,
-      peak_bytes=dict.fromkeys(
-          range(table.num_nodes), _peak_bytes(table, costs)
-      ),
-  )
-
-
-def _peak_bytes(table: table_lib.TickTable, costs: costs_lib.StageCosts) -> int:
-  slots = table.num_slots
-  return (
-      max(costs.resident_bytes)
-      + slots["residuals"] * max(costs.residual_bytes)
-      + (slots["activations"] + slots["grads"]) * max(costs.activation_bytes)
+      peak_bytes=dict.fromkeys(range(table.num_nodes), peak_bytes),
   )

@@ -361,24 +361,6 @@ class TimelineTest(absltest.TestCase):
         ],
     )
 
-  def test_memory_is_that_of_the_greatest_stage(self):
-    costs = dataclasses.replace(
-        schedules.uniform_costs(2),
-        activation_bytes=(1, 2),
-        residual_bytes=(10, 30),
-        resident_bytes=(500, 100),
-    )
-    slots = (table := make_table(2, 4)).num_slots
-    self.assertEqual(
-        dict(tick_timeline.lay_out(table, costs).peak_bytes),
-        dict.fromkeys(
-            range(2),
-            500
-            + 30 * slots["residuals"]
-            + 2 * (slots["activations"] + slots["grads"]),
-        ),
-    )
-
   def test_a_tick_ends_with_the_exchange(self):
     costs = schedules.uniform_costs(2, transfer_ms=0.5)
     table = make_table(2, 1, costs=costs)
