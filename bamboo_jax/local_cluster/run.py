@@ -332,9 +332,9 @@ class ClusterRun:
         shown["victims"] = ",".join(line.get("victims", ()))
         said = progress_lib.render_line({"step": line["step"], **shown})
         self._progress.show_text(f"recovery {said}")
-      elif line.get("event") == "slow":
+      elif (event := line.get("event")) in ("slow", "slow_over"):
         said = {k: v for k, v in line.items() if k != "event"}
-        self._progress.show_text(f"slow {progress_lib.render_line(said)}")
+        self._progress.show_text(f"{event} {progress_lib.render_line(said)}")
       elif line.get("event") == "damaged":
         self._progress.show_text(
             f"warning: the checkpoint of step {line['checkpoint']} is damaged; "

@@ -12,6 +12,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.recovery import slowness
 from bamboo_jax.runtime.profile import recorder
+from bamboo_jax.schedule import costs as stage_costs
 from bamboo_jax.schedule import instruction
 
 NodeStep = slowness.NodeStep
@@ -80,6 +81,42 @@ class FindSlowTest(parameterized.TestCase):
     for node, ratio in expected.items():
       self.assertAlmostEqual(found[node], ratio)
 
+  # Node 0 is twice as slow as usual. Whether it is slow beside node 2, and
+  # waited less than others, is a matter of all three steps, not of the longest.
+  @parameterized.named_parameters(
+      ("busy", {2: (10, 10, 40)}, {}, {}, {0: 2.0}),
+      ("waited", {}, {0: (100, 100, 190)}, {}, {0: 2.0}),
+      ("waited_more", {}, {0: (190, 190, 190)}, {}, {}),
+      (
+          "starved",
+          {0: (60, 60, 60), 2: (30, 30, 30)},
+          {},
+          {0: (20, 20, 20)},
+          {},
+      ),
+  )
+  def test_steps_are_added_up(self, busy, waited, starved, expected):
+    usual = {n: NodeStep("01"[n % 2], 0.02, 0.18) for n in range(4)}
+    busy = {0: (40, 40, 40), **busy}
+    steps = []
+    for i in range(3):
+      ms = {n: busy.get(n, (20,) * 3)[i] for n in usual}
+      steps.append(
+          {
+              n: NodeStep(
+                  one.work,
+                  ms[n] / 1e3,
+                  waited.get(n, (200 - ms[n],) * 3)[i] / 1e3,
+                  starved.get(n, (0,) * 3)[i] / 1e3,
+              )
+              for n, one in usual.items()
+          }
+      )
+    found = slowness.find_slow([usual] * 5 + steps)
+    self.assertEqual(found.keys(), expected.keys())
+    for node, ratio in expected.items():
+      self.assertAlmostEqual(found[node], ratio)
+
   def test_waits_may_be_unknown(self):
     def unknown(step):
       return {n: NodeStep(s.work, s.busy_secs) for n, s in step.items()}
@@ -114,6 +151,48 @@ class FindSlowTest(parameterized.TestCase):
       if found := slowness.find_slow(history):
         named.append((step, found))
     self.assertEqual(named, [])
+
+
+def _dealt(one, *, num=1, other=100, stage=0):
+  """Returns a step: node 1 took `one` ms for `num` of 4 microbatches."""
+  step = {
+      0: NodeStep("0B*4 0F*4", other / 1e3),
+      2: NodeStep("0B*4 0F*4 1B*2", 2 * other / 1e3),
+      3: NodeStep("1B*4", other / 1e3),
+  }
+  if num:
+    work = " ".join(f"{stage}{op}*{num}" for op in "BF")
+    step[1] = NodeStep(work, one / 1e3)
+  return step
+
+
+class CountFastTest(parameterized.TestCase):
+  """Four microbatches of a stage take 100 ms, so one takes 25."""
+
+  @parameterized.named_parameters(
+      ("slow_by_four", [_dealt(100)] * 3, 4.0, -3),
+      ("fast", [_dealt(100)] * 3 + [_dealt(25)] * 2, 4.0, 2),
+      ("below_the_limit", [_dealt(49)], 4.0, 1),
+      ("above_the_limit", [_dealt(51)], 4.0, -1),
+      ("with_more_work", [_dealt(98, num=2)], 4.0, 1),
+      ("slow_once", [_dealt(25)] * 4 + [_dealt(100), _dealt(25)], 4.0, 1),
+      ("no_work", [_dealt(25)] * 4 + [_dealt(0, num=0)], 4.0, 0),
+      ("had_no_work", [_dealt(0, num=0)] * 4 + [_dealt(25)], 4.0, 1),
+      ("as_slow_as_all", [_dealt(100, other=400)], 4.0, 1),
+      ("nobody_to_compare_with", [{1: _dealt(25)[1]}], 4.0, 0),
+      ("no_step", [], 4.0, 0),
+  )
+  def test_table(self, history, factor, expected):
+    costs = stage_costs.StageCosts((10.0, 10.0), (15.0, 25.0), (0.0,))
+    found = slowness.count_fast(history, {1: factor}, costs)
+    self.assertEqual(found, {1: expected})
+
+  def test_slow_nodes_are_no_measure(self):
+    costs = stage_costs.StageCosts((10.0, 10.0), (15.0, 25.0), (0.0,))
+    step = {n: NodeStep("1B*1", ms) for n, ms in enumerate((25, 90, 90, 90))}
+    slow = dict.fromkeys((1, 2, 3), 2.0)
+    found = slowness.count_fast([step], slow, costs)
+    self.assertEqual(found, dict.fromkeys((1, 2, 3), -1))
 
 
 class RecordedTest(parameterized.TestCase):
