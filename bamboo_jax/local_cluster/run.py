@@ -52,11 +52,8 @@ def run(
   `hearing` may ask it to save and end, see `cli.command.hearing`.
   """
   logs.use("launcher")
-  zones = dict(enumerate(setup.first_zones))
-  survival = machine.place_nodes(config, zones).survival
   with base.lock_folder(setup.workdir):
     with progress_lib.Progress(num_steps=config.num_steps) as progress:
-      progress.show_text(survival.render())
       cluster_run = ClusterRun(setup, progress)
       with hearing(cluster_run.ask_to_stop, tidies=True):
         cluster_run.run(config)
@@ -102,6 +99,8 @@ class ClusterRun:
       # Not with GPUs, as each process then has an environment of its own. Nodes
       # that join later are not forked either: by then this process has threads.
       are_copies = not self._setup.gpus and _prepare(config)
+      placed = machine.place_nodes(config, dict(enumerate(zones)))
+      self._progress.show_text(placed.survival.render())
       self._cluster.take_folder()
       start = functools.partial(self._start_node, is_copy=are_copies)
       names = list(map(start, zones, nodes))

@@ -55,6 +55,9 @@ class Setup:
 
 def check(config: ml_collections.ConfigDict, zones: Sequence[str]) -> None:
   """Raises `ValueError` if config or zones do not fit a cluster."""
+  from bamboo_jax.train.setup import checks  # Takes a second: JAX.
+
+  checks.check_config(config)
   detection.Limits(**config.cluster)  # Checks them.
   gpus = accelerator.find_gpus(os.environ)
   accelerator.check_executor(

@@ -60,7 +60,11 @@ _NEEDS_ROWS = (
     ("pipeline.layout", ("templates", "grid"), _ALIKE),
     ("model.name", ("paced",), _ALIKE),
     ("pipeline.num_stages", (1,), "one program for all needs at least 2."),
-    ("recovery.slow", ("deal", "remove"), "it does not measure passes."),
+    (
+        "recovery.slow",
+        ("deal", "remove"),
+        "passes are not measured; take 'report'.",
+    ),
 )
 
 
