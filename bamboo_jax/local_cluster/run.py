@@ -241,9 +241,10 @@ class ClusterRun:
       secs = now_secs - self._told_secs
       if secs > max(_LEAST_SLOW_SECS, _SLOW * usual_secs):
         self._told_secs = None
+        why = base.find_full(self._setup.workdir) or "no reason is known yet"
         self._progress.show_text(
-            f"pause: no step for {secs:.1f} s (median {usual_secs:.1f} s); no "
-            "reason is known yet"
+            f"pause: no step for {secs:.1f} s (median {usual_secs:.1f} s); "
+            f"{why}"
         )
 
   def _expects_joins(self) -> bool:
