@@ -6,6 +6,7 @@ import fcntl
 import functools
 import os
 import pathlib
+import shutil
 import socket
 import tempfile
 import time
@@ -16,6 +17,7 @@ from absl import logging
 _LOCK = ".lock"
 _PATIENCE_SECS = 30.0  # Retries after errors of a shared folder.
 _RETRY_SECS = 0.1
+_LEAST_FREE_BYTES = 1 << 16
 _T = TypeVar("_T")
 
 
@@ -34,6 +36,13 @@ def ask_again(read: Callable[[], _T]) -> _T:
         raise
       logging.log_every_n_seconds(logging.WARNING, "%s. Retrying.", 10, error)
     time.sleep(_RETRY_SECS)
+
+
+def find_full(folder: str | os.PathLike[str]) -> str:
+  """Returns that the disk of a folder is full, or "" if it is not."""
+  if shutil.disk_usage(folder).free >= _LEAST_FREE_BYTES:
+    return ""
+  return f"the disk of {folder} is full, and no log can be written"
 
 
 @contextlib.contextmanager

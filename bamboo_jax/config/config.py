@@ -11,6 +11,11 @@ from bamboo_jax.config.section import option
 from bamboo_jax.config.section import part
 from bamboo_jax.config.section import Section
 
+# Why options need executor='rows'.
+_ALIKE = "one program for all nodes needs equal pipelines."
+_TWO_STAGES = "one program for all needs at least 2."
+_NO_TIMES = "passes are not measured; take 'report'."
+
 
 @dataclasses.dataclass(frozen=True)
 class Config(Section, path="config"):
@@ -55,27 +60,21 @@ class Config(Section, path="config"):
     pipeline, mesh = self.pipeline, self.node.mesh
     if mesh.data * mesh.tensor > 1:
       raise ValueError("config.node.mesh needs executor='rows'.")
-    alike = "one program for all nodes needs equal pipelines."
-    shares = (None, pipeline.num_pipelines)
-    for name, value, is_fit, why in (
-        ("pipeline.layout", pipeline.layout, pipeline.layout == "depth", alike),
-        ("model.name", self.model.name, self.model.name != "paced", alike),
-        (
-            *("pipeline.num_stages", pipeline.num_stages),
-            *(pipeline.num_stages > 1, "one program for all needs at least 2."),
-        ),
-        (
-            *("recovery.slow", self.recovery.slow),
-            *(self.recovery.slow == "report", "it does not measure passes."),
-        ),
+    layout, num_stages = pipeline.layout, pipeline.num_stages
+    model, slow = self.model.name, self.recovery.slow
+    for name, value, is_refused, why in (
+        ("pipeline.layout", layout, layout != "depth", _ALIKE),
+        ("model.name", model, model == "paced", _ALIKE),
+        ("pipeline.num_stages", num_stages, num_stages == 1, _TWO_STAGES),
+        ("recovery.slow", slow, slow != "report", _NO_TIMES),
     ):
-      if not is_fit:
+      if is_refused:
         raise ValueError(
             f"config.{name}={value!r} needs executor='rows': {why}"
         )
-    if pipeline.num_shares not in shares:
+    if pipeline.num_shares not in (None, pipeline.num_pipelines):
       raise ValueError(
           f"config.pipeline.num_shares={pipeline.num_shares} must be "
           f"num_pipelines={pipeline.num_pipelines}, or needs executor='rows': "
-          f"{alike}"
+          f"{_ALIKE}"
       )

@@ -51,11 +51,8 @@ def run(
   `hearing` may ask it to save and end, see `cli.command.hearing`.
   """
   logs.use("launcher")
-  zones = dict(enumerate(setup.first_zones))
-  survival = machine.place_nodes(config, zones).survival
   with base.lock_folder(setup.workdir):
     with progress_lib.Progress(num_steps=config.num_steps) as progress:
-      progress.show_text(survival.render())
       cluster_run = ClusterRun(setup, progress)
       with hearing(cluster_run.ask_to_stop, tidies=True):
         cluster_run.run(config)
@@ -101,6 +98,8 @@ class ClusterRun:
       # Not with GPUs, as each process then has an environment of its own. Nodes
       # that join later are not forked either: by then this process has threads.
       are_copies = not self._setup.gpus and _prepare(config)
+      placed = machine.place_nodes(config, dict(enumerate(zones)))
+      self._progress.show_text(placed.survival.render())
       self._cluster.take_folder()
       start = functools.partial(self._start_node, is_copy=are_copies)
       names = list(map(start, zones, nodes))
@@ -241,9 +240,10 @@ class ClusterRun:
       secs = now_secs - self._told_secs
       if secs > max(_LEAST_SLOW_SECS, _SLOW * usual_secs):
         self._told_secs = None
+        why = base.find_full(self._setup.workdir) or "no reason is known yet"
         self._progress.show_text(
-            f"pause: no step for {secs:.1f} s (median {usual_secs:.1f} s); no "
-            "reason is known yet"
+            f"pause: no step for {secs:.1f} s (median {usual_secs:.1f} s); "
+            f"{why}"
         )
 
   def _expects_joins(self) -> bool:
@@ -331,9 +331,9 @@ class ClusterRun:
         shown["victims"] = ",".join(line.get("victims", ()))
         said = progress_lib.render_line({"step": line["step"], **shown})
         self._progress.show_text(f"recovery {said}")
-      elif line.get("event") == "slow":
+      elif (event := line.get("event")) in ("slow", "slow_over"):
         said = {k: v for k, v in line.items() if k != "event"}
-        self._progress.show_text(f"slow {progress_lib.render_line(said)}")
+        self._progress.show_text(f"{event} {progress_lib.render_line(said)}")
       elif line.get("event") == "damaged":
         self._progress.show_text(
             f"warning: the checkpoint of step {line['checkpoint']} is damaged; "

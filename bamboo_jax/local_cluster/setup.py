@@ -54,6 +54,9 @@ class Setup:
 
 def check(config: config_lib.Config, zones: Sequence[str]) -> None:
   """Raises `ValueError` if config or zones do not fit a cluster."""
+  from bamboo_jax.train.setup import checks  # Takes a second: JAX.
+
+  checks.check_environment(config)
   detection.Limits(**config.cluster.to_dict())  # Checks them.
   gpus = accelerator.find_gpus(os.environ)
   accelerator.check_executor(

@@ -11,6 +11,7 @@ import itertools
 from bamboo_jax.base import types
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import layout as layout_lib
+from bamboo_jax.recovery import slowness
 from bamboo_jax.schedule import holdings as holdings_lib
 
 
@@ -27,6 +28,7 @@ class Status:
     saved: Steps with a complete checkpoint that it finds.
     damaged: Steps whose checkpoints it found damaged since its last commit.
     boot_secs: Time since its start, of a node that has just joined; else 0.
+    named: Slow nodes so far.
   """
 
   steps: int
@@ -37,6 +39,7 @@ class Status:
   saved: tuple[int, ...]
   damaged: tuple[int, ...] = ()
   boot_secs: float = 0.0
+  named: tuple[slowness.Named, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Agreement:
     restored: The step of the checkpoint that `change` returns to, or 0.
     is_fresh: Whether the step runs from its start.
     refused: Nodes with impossible progress, treated as lost.
+    named: Slow nodes so far, as the members know that have done most steps.
   """
 
   steps: int
@@ -73,6 +77,7 @@ class Agreement:
   restored: int
   is_fresh: bool
   refused: frozenset[int] = frozenset()
+  named: tuple[slowness.Named, ...] = ()
 
 
 def agree(
@@ -134,6 +139,9 @@ def agree(
       is_fresh=not at_once
       or all(h == holdings_lib.NOTHING for h in held.values()),
       refused=frozenset(refused),
+      named=max(
+          (s.named for s in current.values() if s.steps == steps), key=len
+      ),
   )
 
 
@@ -154,6 +162,7 @@ def _without_damaged(statuses: Mapping[int, Status]) -> Mapping[int, Status]:
           holdings=holdings_lib.NOTHING,
           saved=tuple(step for step in status.saved if step != steps),
           boot_secs=status.boot_secs,
+          named=status.named,
       )
       for node, status in statuses.items()
   }

@@ -135,10 +135,10 @@ class Rules:
 
     Its rung is "none" if no better layout is found. Nodes in `slow`, and those
     that `layout` knows as slow, hand over to spares; if there are too few, they
-    give shares to others, see `dealing`.
+    give shares to others, see `dealing`. Those whose factor is 1 are not slow.
     """
     both = {**layout.slow, **(slow or {})}
-    slow = {n: factor for n, factor in both.items() if n in members}
+    slow = {n: f for n, f in both.items() if n in members and f > 1}
     idle = slow.keys() - layout.nodes
     spares = {*members} - layout.nodes - idle - {*leaving}
     relieved = sorted(slow.keys() & layout.nodes)[: len(spares)]
@@ -149,7 +149,9 @@ class Rules:
       if self.ladder.reroute == "shares":
         after = self._balance(layout, slow)
       if after.slow != layout.slow:
-        return Change(after, "reroute", "slow nodes give shares away")
+        is_more = after.slow.keys() - layout.slow
+        why = "slow nodes give shares away" if is_more else "shares come back"
+        return Change(after, "reroute", why)
       return Change(after, "none", decision.reason)
     found = self._change(layout, members, decision)
     return dataclasses.replace(found, layout=self._balance(found.layout, slow))

@@ -9,6 +9,7 @@ from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.recovery import layout as layout_lib
+from bamboo_jax.recovery import slowness
 from bamboo_jax.recovery import survival as survival_lib
 from bamboo_jax.recovery import times
 
@@ -77,8 +78,8 @@ def render(run: Run, *, now_secs: float) -> str:
   recoveries = times.report(status.get("recoveries", ()), {})
   lines += map(times.describe, recoveries)
   lines += [
-      f"slow: {slow['node']} on {slow['host']}, {slow['factor']} times as slow "
-      f"as it should be in step {slow['step']}"
+      f"slow: {slowness.describe(slow)} in step {slow['step']}"
+      + (f", until step {over}" if (over := slow.get("over_step")) else "")
       for slow in status.get("slow", ())
   ]
   return "\n".join(lines)

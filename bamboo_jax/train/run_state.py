@@ -21,6 +21,7 @@ from bamboo_jax.cluster import views
 from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import layout as layout_lib
+from bamboo_jax.recovery import slowness
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import holdings as holdings_lib
@@ -62,7 +63,9 @@ class RunState:
     rollbacks: Number of returns to a checkpoint.
     layout: Node of each stage and replica.
     rung: Rung of the last change between two steps; "none" before the first.
-    slow: Slow nodes that must give shares away, with their slowdown.
+    slow: Slow nodes that must give shares away, with their slowdown; 1 if they
+      get their shares back.
+    named: Slow nodes so far; newcomers learn them from the others.
     damaged: Steps whose checkpoints were found damaged, until a step is
       committed.
   """
@@ -80,6 +83,7 @@ class RunState:
   rung: str = "none"
   damaged: tuple[int, ...] = ()
   slow: Mapping[int, float] = dataclasses.field(default_factory=dict)
+  named: tuple[slowness.Named, ...] = ()
   _settled: tuple[int, layout_lib.Layout, Mapping[int, float]] | None = None
 
   @property
@@ -158,6 +162,7 @@ class RunState:
                 saved=saved,
                 damaged=self.damaged,
                 boot_secs=boot_secs,
+                named=self.named,
             )
             for node in sorted(alive)
         },
@@ -195,6 +200,7 @@ class RunState:
     self.steps = agreement.steps
     self.version = agreement.version
     self.rollbacks = agreement.rollbacks
+    self.named = agreement.named
     self.set_layout(agreement.layout)
 
   def wait_for_nodes(

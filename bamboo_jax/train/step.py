@@ -138,7 +138,6 @@ class Step:
       step counts, but does not change the state; "stop": the run ends; "apply".
 
   Attributes:
-    executor: As given.
     measured: Times of the instructions that have run on local nodes.
     start_secs: Start of the step, on `time.perf_counter`.
   """

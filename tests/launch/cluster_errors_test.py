@@ -49,6 +49,17 @@ class ErrorsTest(FailingCase):
     said = self.fail_cluster("--nodes=3", "--device_memory_fraction=0.4")
     self.assertIn("must be above 0 and at most 0.333", said)
 
+  def test_nothing_starts_before_the_config_is_checked(self):
+    said = self.fail_cluster(
+        "--config.pipeline.executor=spmd", "--config.recovery.slow=deal"
+    )
+    self.assertStartsWith(
+        said,
+        "error: config.recovery.slow='deal' needs executor='rows': passes are "
+        "not measured; take 'report'.",
+    )
+    self.assertFalse((self.folder / "run").exists())
+
   def test_not_an_etcd(self):
     listener = socket.create_server(("127.0.0.1", 0))
     self.addCleanup(listener.close)

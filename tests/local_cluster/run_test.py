@@ -4,6 +4,7 @@ import contextlib
 import json
 import pathlib
 import tempfile
+import types
 from unittest import mock
 
 from absl.testing import parameterized
@@ -133,6 +134,12 @@ class RunTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("usual", dict(now=101.9), None),
       ("slow", dict(now=103.1), "no step for 3.1 s (median 0.5 s)"),
+      (
+          "a_full_disk",
+          dict(now=103.1, free=0),
+          "0.5 s); the disk of /run is full",
+      ),
+      ("no_reason", dict(now=103.1, free=1 << 20), "; no reason is known yet"),
       ("usual_steps_are_slow", dict(now=103.1, usual=1.0), None),
       ("explained", dict(now=103.1, told=None), None),
       ("before_the_first_step", dict(now=103.1, has_stepped=False), None),
@@ -144,6 +151,9 @@ class RunTest(parameterized.TestCase):
     one = object.__new__(cluster_run.ClusterRun)
     one._told_secs, one._has_stepped = given["told"], given["has_stepped"]
     one._step_secs, one._progress = [given["usual"]] * 3, mock.Mock()
+    one._setup = types.SimpleNamespace(workdir="/run")
+    usage = types.SimpleNamespace(free=given.get("free", 1 << 20))
+    self.enterContext(mock.patch("shutil.disk_usage", return_value=usage))
     over = mock.PropertyMock(return_value=given["is_over"])
     with mock.patch.object(cluster_run.ClusterRun, "_is_over", over):
       for _ in range(2):  # Once.

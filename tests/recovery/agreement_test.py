@@ -7,6 +7,7 @@ from absl.testing import parameterized
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.recovery import agreement
 from bamboo_jax.recovery import layout as layout_lib
+from bamboo_jax.recovery import slowness
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
 from tests import layouts
@@ -155,6 +156,18 @@ class AgreeTest(parameterized.TestCase):
     )
     self.assertEqual((got.steps, got.rung), (max(steps), "none"))
     self.assertEqual(got.layout, _LAYOUT)
+
+  # Members 0 and 1 have committed the step after which n2 was named.
+  def test_all_know_the_slow_nodes(self):
+    first = slowness.Named(3, 1, "n1", "h", 2.0, 9.0)
+    both = (first, slowness.Named(5, 2, "n2", "x", 4.0, 9.0))
+    statuses = everybody(steps=5, named=(first,))
+    statuses |= {n: status(steps=6, named=both) for n in (0, 1)}
+    statuses[6] = status(steps=-1, version=-1, layout=_NOBODY)  # A newcomer.
+    self.assertEqual(agree(statuses).named, both)
+    again = everybody(steps=6, saved=(3, 6), named=both)
+    again[4] = status(steps=0, damaged=(6,), named=both)
+    self.assertEqual(agree(again).named, both)
 
   def test_folders_that_differ(self):
     got = agree(everybody() | {3: status(steps=0)})

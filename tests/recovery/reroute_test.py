@@ -226,6 +226,9 @@ class SlowNodeTest(parameterized.TestCase):
     self.assertNotEmpty(first.layout.detours)
     again = rules.improve(first.layout, layout.nodes, zones=zones)
     self.assertEqual((again.rung, again.layout), ("none", first.layout))
+    back = rules.improve(first.layout, layout.nodes, zones=zones, slow={1: 1.0})
+    self.assertEqual((back.rung, back.layout), ("reroute", layout))
+    self.assertEqual(back.reason, "shares come back")
     for dead, slow in (1, {}), (2, {1: 4.0}):
       left = layout.nodes - {dead}
       lost = rules.lose(first.layout, left, zones=zones, holdings={}).layout

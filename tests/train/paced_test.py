@@ -1,5 +1,6 @@
 """Paced nodes only take their time; samples that are dropped are left out."""
 
+import collections
 import functools
 import json
 import pathlib
@@ -12,6 +13,7 @@ import numpy as np
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.models import paced as paced_lib
 from bamboo_jax.models import zoo
+from bamboo_jax.recovery import slowness
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.train import run
 from configs import paced
@@ -71,6 +73,43 @@ class PacedTest(parameterized.TestCase):
       (line,) = kept[name][1]
       self.assertEqual((line["node"], line["step"]), ("n2", 11))
       self.assertAlmostEqual(line["factor"], 4.0)
+
+  # Seconds: two runs of 24 steps, some of them slow.
+  def test_shares_come_back_to_a_node_that_is_fast_again(self):
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    path = folder / "faults.csv"
+    path.write_text("8,1/0,,slow:3:14\n")  # Steps 9 to 14.
+    changes = {"pipeline.num_microbatches": 8, "pipeline.num_shares": 8}
+    config = make_config(ms=4.0, num_steps=24, **changes)
+    config.recovery.slow, config.metrics.trace_steps = "deal", 24
+    hashes = []
+    for faults in None, str(path):
+      workdir = folder / f"{faults is None}"
+      run.train_and_evaluate(config, workdir=str(workdir), faults=faults)
+      summary = json.loads((workdir / "summary.json").read_text())
+      hashes.append(summary["state_sha256"])
+    self.assertEqual(*hashes)
+    found = [
+        (line["event"], line["step"], line["node"])
+        for line in jsonl.read_lines(workdir / "metrics.jsonl")
+        if line.get("event") in ("slow", "slow_over")
+    ]
+    over = 14 + slowness.NUM_RECOVERED + 1  # One step with all of its shares.
+    self.assertEqual(found, [("slow", 11, "n2"), ("slow_over", over, "n2")])
+    events = json.loads((workdir / "trace.json").read_text())["traceEvents"]
+    (node,) = [
+        (e["pid"], e["tid"])
+        for e in events
+        if e["name"] == "thread_name" and e["args"]["name"] == "node 2"
+        if e["pid"] == 2  # Measured.
+    ]
+    forwards = collections.Counter(
+        e["args"]["step"]
+        for e in events
+        if (e["pid"], e["tid"], e.get("cat")) == (*node, "forward")
+    )
+    has_all = [forwards[step] == 8 for step in range(1, 25)]
+    self.assertEqual(has_all, [True] * 11 + [False] * 9 + [True] * 4)
 
   # Slow, as it is time that is tested: 3 steps of 0.6 s.
   def test_a_step_takes_as_long_as_planned(self):

@@ -11,6 +11,7 @@ from bamboo_jax import base
 from bamboo_jax.base import types
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import layout as layout_lib
+from bamboo_jax.recovery import slowness
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train import run_state as run_state_lib
@@ -27,6 +28,7 @@ class Agreement:
   version: int
   layout: layout_lib.Layout
   rollbacks: int = 0
+  named: tuple[slowness.Named, ...] = ()
 
 
 class Parts:
@@ -267,10 +269,11 @@ class RunStateTest(parameterized.TestCase):
       self.assertLen(commits, num_commits)
       self.assertEqual((self.state.steps, self.state.version), (steps, 1))
     self.state.steps = -1  # It has just come.
+    named = (slowness.Named(3, 1, "n1", "h", 2.0, 9.0),)
     self.state.catch_up(
-        Agreement(5, 1, 1, layout_lib.Layout()), commit=self.fail
+        Agreement(5, 1, 1, layout_lib.Layout(), named=named), commit=self.fail
     )
-    self.assertEqual(self.state.steps, 5)
+    self.assertEqual((self.state.steps, self.state.named), (5, named))
     self.assertEqual(self.state.spares, {0, 1, 2, 3})
 
   def test_too_few_nodes_wait_for_more(self):

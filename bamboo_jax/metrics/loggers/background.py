@@ -23,9 +23,14 @@ class Background:
   """
 
   def __init__(
-      self, name: str, make: Callable[[int], logger_lib.Logger], *, step: int
+      self,
+      name: str,
+      make: Callable[[int], logger_lib.Logger],
+      *,
+      step: int,
+      close_secs: float = _CLOSE_SECS,
   ) -> None:
-    self._name, self._make = name, make
+    self._name, self._make, self._close_secs = name, make, close_secs
     self._calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
     self._ended = threading.Event()
     self._errors: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -44,9 +49,10 @@ class Background:
     self._put("rewind", step)
 
   def close(self) -> None:
-    """Ends the log; blocks for at most 15 s."""
+    """Ends the log; blocks for at most `close_secs`."""
     self._put("close")
-    self._ended.wait(_CLOSE_SECS)
+    if not self._ended.wait(self._close_secs):
+      self._drop(f"it has not ended in {self._close_secs:g} s")
 
   def take_error(self) -> str:
     """Returns why the logger was dropped, in a line; "" if there is no news."""
@@ -55,6 +61,11 @@ class Background:
   def _put(self, *call: Any) -> None:
     if not self._ended.is_set():
       self._calls.put(call)
+
+  def _drop(self, why: str) -> None:
+    self._errors.put(
+        f"No more lines for logger {self._name}: {why.rstrip('.')}"
+    )
 
   def _run(self, step: int) -> None:
     try:
@@ -72,7 +83,6 @@ class Background:
           getattr(logger, call[0])(*call[1:])
       logger.close()
     except (Exception, SystemExit) as error:  # Anything a tool may raise.
-      words = " ".join(str(error).split()) or type(error).__name__
-      self._errors.put(f"No more lines for logger {self._name}: {words}")
+      self._drop(" ".join(str(error).split()) or type(error).__name__)
     finally:
       self._ended.set()

@@ -17,6 +17,7 @@ from bamboo_jax.metrics import logger as logger_lib
 
 _FILE = "wandb_id"
 _PROJECT = "bamboo"  # Unless WANDB_PROJECT names one.
+_INIT_SECS = 10.0  # For an answer of the server, in the thread of the logger.
 
 
 class WandbRun:
@@ -29,7 +30,9 @@ class WandbRun:
     W&B raises without account or network.
     """
     wandb = extras.load("wandb", extra="wandb", what="A run of W&B")
-    settings = wandb.Settings(console="off", silent=True)
+    settings = wandb.Settings(
+        console="off", silent=True, init_timeout=_INIT_SECS
+    )
     self._run = wandb.init(
         project=settings.project or _PROJECT,
         name=workdir.resolve().name,

@@ -6,6 +6,7 @@ from typing import Any
 from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.accounting import runs
 from bamboo_jax.metrics import jsonl
+from bamboo_jax.recovery import slowness
 from bamboo_jax.recovery import times
 
 _MOST = 1000  # Points; with more, every second one is dropped.
@@ -94,6 +95,10 @@ class History:
         self._note(line, line["reason"])
       case "warning" | "changed":
         self._note(line, line["text"])
+      case "slow":
+        self._note(line, slowness.describe(line))
+      case "slow_over":
+        self._note(line, f"{line['node']} is as fast as it should be again")
       case "skipped" | "saving" | "save_failed":
         self._note(line, f"{line['event']}: {line['reason']}")
 

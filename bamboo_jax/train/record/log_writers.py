@@ -63,9 +63,7 @@ class LogWriters:
     for callback in self._callbacks:
       with _calling("callback"):
         callback(step, dict(metrics))
-    for logger in self._background:
-      if error := logger.take_error():
-        self._warn(f"{error} Training continues.")
+    self._tell_errors()
 
   def write_event(
       self, event: str, *, step: int, values: Mapping[str, Any]
@@ -88,11 +86,17 @@ class LogWriters:
     """Ends the loggers of the package; blocks until their lines are sent."""
     for logger in self._background:
       logger.close()
+    self._tell_errors()
 
   def close(self) -> None:
     """Closes the log, loggers and callbacks."""
     self._lines.close()
     self._call("close")
+
+  def _tell_errors(self) -> None:
+    for logger in self._background:
+      if error := logger.take_error():
+        self._warn(f"{error}. Training continues.")
 
   def _call(self, method: str, *arguments: Any) -> None:
     for logger in self._background:

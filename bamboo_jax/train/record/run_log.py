@@ -213,7 +213,10 @@ class RunLog:
       facts = {
           "steps": steps,
           "recoveries": last,
-          "slow": self._slow.named[-_REPORTED:],
+          "slow": [
+              {"step": one.step, **one.values}
+              for one in self._state.named[-_REPORTED:]
+          ],
           "metrics": self._outputs.shown,
           "ladder": self._ladder,
       }

@@ -97,7 +97,7 @@ def make_segments(
 
 
 def _find_sizes(
-    config: ml_collections.ConfigDict, table: table_lib.TickTable
+    config: config_lib.Config, table: table_lib.TickTable
 ) -> tuple[segment_lib.Sizes, ...]:
   """Returns the sizes at the start of a step, and after a death if it can."""
   keeps = config.redundancy.mode != "none"

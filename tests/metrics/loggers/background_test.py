@@ -29,10 +29,10 @@ class FakeLogger:
 
 class BackgroundTest(absltest.TestCase):
 
-  def make(self, bad=None, step=0):
+  def make(self, bad=None, step=0, **options):
     self.calls, self.gate = [], threading.Event()
     make = lambda step: FakeLogger(self.calls, step, self.gate, bad)
-    return background.Background("fake", make, step=step)
+    return background.Background("fake", make, step=step, **options)
 
   def test_steps_do_not_wait_and_come_in_order(self):
     logger = self.make(step=4)
@@ -50,6 +50,16 @@ class BackgroundTest(absltest.TestCase):
         ],
     )
     self.assertEqual(logger.take_error(), "")
+
+  def test_one_that_hangs_is_named_at_the_end(self):
+    logger = self.make(close_secs=0.01)
+    self.addCleanup(self.gate.set)
+    logger.log(1, {})
+    logger.close()
+    self.assertEqual(
+        logger.take_error(),
+        "No more lines for logger fake: it has not ended in 0.01 s",
+    )
 
   def test_one_that_fails_is_dropped_with_one_line(self):
     logger = self.make(bad=2)

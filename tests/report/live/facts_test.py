@@ -226,8 +226,19 @@ class HistoryTest(absltest.TestCase):
         {"event": "join", "step": 2, "boot_secs": {"7": 1.0}},
         {"event": "pause", "step": 3, "reason": "why"},
         {"event": "cost", "step": 3},
+        {"event": "slow", "step": 4, "node": "n2", "host": "h", "factor": 4.9}
+        | {"named_before": 2},
+        {"event": "slow_over", "step": 9, "node": "n2", "host": "h"},
     )
-    self.assertEqual([e["text"] for e in got.events], ["node 7 joined", "why"])
+    self.assertEqual(
+        [e["text"] for e in got.events],
+        [
+            "node 7 joined",
+            "why",
+            "n2 on h, named 2 times before, 4.9 times as slow as it should be",
+            "n2 is as fast as it should be again",
+        ],
+    )
 
 
 if __name__ == "__main__":
