@@ -18,6 +18,7 @@ from bamboo_jax.gpu import programs
 from bamboo_jax.gpu import report
 from bamboo_jax.gpu import targets
 from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import show
 
@@ -51,7 +52,7 @@ def make_config(name, *, model=None, mesh=(1, 1), mode="none", **pipeline):
   config.node.mesh.data, config.node.mesh.tensor = mesh
   config.pipeline.microbatch_size = 4
   config.plan.memory_limit_gib = None
-  return config
+  return accept.accept(config)
 
 
 def compile_units(config, gpu, names):
@@ -243,8 +244,7 @@ class ReportTest(parameterized.TestCase):
 
   @functools.cached_property
   def _report(self):
-    config = make_config("gpt2:tiny")
-    config.evaluate.every_steps = 0
+    config = make_config("gpt2:tiny").changed({"evaluate.every_steps": 0})
     return report.make_report(config, "l4")
 
   def test_segments(self):
