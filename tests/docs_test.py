@@ -3,12 +3,14 @@
 import ast
 import pathlib
 import re
+from typing import Any
 
 from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.cli import listing
 from bamboo_jax.configs import default
+from bamboo_jax.configs.sim import compare
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _LIBRARY = _ROOT / "bamboo_jax"
@@ -49,9 +51,13 @@ def _tops() -> set[str]:
 
 
 def _is_option(name: str) -> bool:
-  """Whether the default configuration has an option of that name."""
-  value = default.get_config()
-  for word in name.removeprefix("config.").split("."):
+  """Whether a run or a simulation has an option of that name."""
+  configs = (default.get_config(), compare.get_config())
+  return any(_has(c, name.removeprefix("config.")) for c in configs)
+
+
+def _has(value: Any, name: str) -> bool:
+  for word in name.split("."):
     if word in base.OPTIONS:
       return True
     if not hasattr(value, "keys") or word not in value:

@@ -151,6 +151,21 @@ def find_tests(path, within=""):
       yield group
 
 
+def find_near(paths):
+  """Returns the tests that import a file, or what imports it, or are one."""
+  found = {}
+  for path in map(pathlib.Path, paths):
+    name = path.resolve().relative_to(_ROOT).as_posix()
+    if name not in _imports():
+      sys.exit(f"error: {path} is no Python file of the library or its tests.")
+    own = [name] if name.endswith("_test.py") else []
+    groups = itertools.islice(find_tests(name), 4)  # Two steps of imports.
+    found |= dict.fromkeys(itertools.chain(own, *groups))
+  if not found:
+    sys.exit(f"error: no test imports {', '.join(paths)}.")
+  return [*found]
+
+
 def _pytest(folder, test):
   """Runs in a process of its own; its exit code tells whether a test fails."""
   os.setsid()
@@ -227,12 +242,18 @@ def _read_log(again):
 
 def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--paths", nargs="+", required=True)
+  parser.add_argument("--paths", nargs="+")
+  parser.add_argument("--near", nargs="+", help="Only print tests of files.")
   parser.add_argument("--count", type=int, default=30)
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--tests", default="", help="Part of the tests' paths.")
   parser.add_argument("--again", action="store_true")
   args = parser.parse_args()
+  if args.near:
+    print(*find_near(args.near), sep="\n")
+    return
+  if not args.paths:
+    parser.error("--paths is needed")
   ignored = shutil.ignore_patterns(".*", "__pycache__", "runs", "build")
   shutil.copytree(
       _ROOT, _COPY, ignore=ignored, symlinks=True, dirs_exist_ok=True

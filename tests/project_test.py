@@ -14,6 +14,7 @@ from packaging import utils
 import yaml
 
 import bamboo_jax
+from tests import mutate
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _PROJECT = ("setup.cfg", "setup.py", "pyproject.toml")
@@ -33,6 +34,13 @@ def _pins() -> dict[str, requirements.Requirement]:
 
 
 class ProjectTest(parameterized.TestCase):
+
+  def test_tests_near_a_file(self):
+    found = mutate.find_near([f"{_ROOT}/bamboo_jax/schedule/dealing.py"])
+    self.assertIn("tests/schedule/failover_test.py", found)
+    self.assertLess(len(found), 100)
+    with self.assertRaisesRegex(SystemExit, "no_such.py is no Python file"):
+      mutate.find_near([f"{_ROOT}/bamboo_jax/no_such.py"])
 
   def test_changelog_begins_with_this_version(self):
     text = (_ROOT / "CHANGELOG.md").read_text()

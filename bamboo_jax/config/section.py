@@ -151,13 +151,12 @@ def _read(value: Any, kind: Any, name: str) -> Any:
     if not hasattr(value, "items"):
       raise ValueError(f"{name} must be a dict, got {value!r}.")
     return kind.read(value) if is_section(kind) else _to_plain(value)
-  items = value if container is tuple and value is not None else (value,)
-  if container is tuple and None in items:
-    raise ValueError(f"{name} must have a value, got {value}.")
   if container is tuple and isinstance(value, (list, tuple)):
+    if None in value:
+      raise ValueError(f"{name} must have a value, got {value}.")
     return tuple(value)
   if container is tuple or not base.fits(value, kind):
-    wanted = (container or plain).__name__
+    wanted = (tuple if container is tuple else plain).__name__
     raise ValueError(
         f"{name} must be {wanted}, got {value!r}, {type(value).__name__}."
     )

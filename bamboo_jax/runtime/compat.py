@@ -44,7 +44,10 @@ def split_vjp(vjp: Any) -> tuple[JoinVjp, list[Any]]:
   residuals, inner = jax.tree.flatten(parts[1:])
 
   def join(args: Any, residuals: list[Any]) -> Callable[..., Any]:
-    return outer.unflatten([jax.tree.leaves(args), *inner.unflatten(residuals)])
+    rest = jax.tree.unflatten(inner, residuals)
+    whole = [jax.tree.leaves(args), *rest]
+    joined: Callable[..., Any] = jax.tree.unflatten(outer, whole)
+    return joined
 
   return join, residuals
 

@@ -75,4 +75,4 @@ def move(tree: base.PyTree, memory_kind: str) -> base.PyTree:
   )
   for i, leaf in zip(elsewhere, there, strict=True):
     leaves[i] = leaf
-  return structure.unflatten(leaves)
+  return jax.tree.unflatten(structure, leaves)

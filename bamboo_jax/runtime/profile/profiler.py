@@ -12,7 +12,7 @@ import itertools
 import operator
 import statistics
 import time
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +34,7 @@ _ASSUMED_LINK = {"cpu": _Link(0.2, 1e6), "gpu": _Link(0.05, 1e7)}
 _Number = TypeVar("_Number", int, float)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Costs:
+class _Costs(NamedTuple):
   """Milliseconds of the programs of a layer or unit, and its memory."""
 
   forward_ms: float
@@ -173,7 +172,7 @@ def fingerprint_of(
       "remat": spec.remat,
       "unit": spec.unit,
       "prng": spec.prng,
-      "slots": jax.tree.structure(spec.state.slots).num_leaves,
+      "slots": len(jax.tree.leaves(spec.state.slots)),
       "device": f"{device.platform} {device.device_kind}",
       "versions": {"jax": jax.__version__},
   }
@@ -195,8 +194,8 @@ def _layers_of(unit: spec_lib.StageSpec) -> tuple[spec_lib.StageSpec, ...]:
 
 def _share_out(unit: _Costs, layers: Sequence[_Costs]) -> list[_Costs]:
   """Returns the costs of a unit, divided in the proportions of `layers`."""
-  weights = zip(*map(dataclasses.astuple, layers), strict=True)
-  dealt = map(_deal, dataclasses.astuple(unit), weights)
+  weights = zip(*layers, strict=True)
+  dealt = map(_deal, unit, weights)
   return _with_memory(
       [_Costs(*share) for share in zip(*dealt, strict=True)],
       residual_bytes=unit.residual_bytes,
@@ -214,9 +213,7 @@ def _with_memory(
   """
   dealt = _deal(residual_bytes, [layer.residual_bytes for layer in layers])
   return [
-      dataclasses.replace(
-          layer, residual_bytes=kept, working_bytes=working_bytes
-      )
+      layer._replace(residual_bytes=kept, working_bytes=working_bytes)
       for layer, kept in zip(layers, dealt, strict=True)
   ]
 
@@ -234,11 +231,11 @@ def _layer_costs(
     costs: Sequence[_Costs],
 ) -> list[cost_model.LayerCost]:
   if spec.leaves_out(unit):
-    costs = [dataclasses.replace(cost, redundant_ms=0.0) for cost in costs]
+    costs = [cost._replace(redundant_ms=0.0) for cost in costs]
   return [
       cost_model.LayerCost(
           name=layer.names[0],
-          **dataclasses.asdict(_at_pace(cost, layer)),
+          **_at_pace(cost, layer)._asdict(),
           parameter_bytes=spec_lib.nbytes(layer.state.params),
           frozen_bytes=spec_lib.nbytes(layer.state.params)
           - spec_lib.nbytes(layer.accumulator.grads),
@@ -252,8 +249,7 @@ def _layer_costs(
 def _at_pace(cost: _Costs, layer: spec_lib.StageSpec) -> _Costs:
   """Returns the costs of a layer, at least its pace."""
   pace, redundant_ms = layer.pace, cost.redundant_ms
-  return dataclasses.replace(
-      cost,
+  return cost._replace(
       forward_ms=max(cost.forward_ms, pace.forward_ms),
       backward_ms=max(cost.backward_ms, pace.backward_ms),
       redundant_ms=redundant_ms and max(redundant_ms, pace.forward_ms),
@@ -313,14 +309,14 @@ def _time_unit(
   args = (token, params, state.stats, inputs, batch, zero, zero, zero)
   redundant_ms = [run("redundant", *args)[0] for _ in range(num_repeats + 2)]
   times = (forward_ms, backward_ms, update_ms, norm_ms, redundant_ms)
-  medians: Any = [max(0.0, statistics.median(ms[2:]) - idle) for ms in times]
+  medians = [max(0.0, statistics.median(ms[2:]) - idle) for ms in times]
   analyses = [
       programs[name, device].memory_analysis()
       for name in ("forward", "backward")
   ]
   working_bytes = max(int(a.temp_size_in_bytes) if a else 0 for a in analyses)
   kept, copied = _residual_bytes(programs), programs.copy_bytes
-  return _Costs(*medians, kept, working_bytes, copied)
+  return _Costs._make((*medians, kept, working_bytes, copied))
 
 
 def _estimate_layers(
@@ -331,10 +327,11 @@ def _estimate_layers(
   for layer in _layers_of(unit):
     programs = programs_lib.KindPrograms(layer)
     names = ("forward", "backward", "update", "norms")
-    times: Any = [rates.pass_ms(programs, name) for name in names]
+    times = [rates.pass_ms(programs, name) for name in names]
     kept = _residual_bytes(programs)
     redundant_ms = times[0] + kept / rates.host_bytes
-    costs.append(_Costs(*times, redundant_ms, kept, 0, programs.copy_bytes))
+    given = (*times, redundant_ms, kept, 0, programs.copy_bytes)
+    costs.append(_Costs._make(given))
   return costs
 
 

@@ -97,8 +97,8 @@ class BlockPasses:
           (kept.inputs, kept.residuals), p.residual, i
       )
       params = functions.widen([params for params, _ in block])
-      args = (params, start)
-      found, grad = self._join_vjp(args, residuals)(grad)
+      assert self._join_vjp is not None, "Set by the forward pass."
+      found, grad = self._join_vjp((params, start), residuals)(grad)
       return grad, buffers_lib.add(grads, found, p.hold, i)
 
     return jax.lax.fori_loop(0, last + 1, run, (grad, grads))
@@ -119,7 +119,7 @@ class BlockPasses:
     repeat = lambda tree: buffers_lib.repeat(tree, self._layout.max_count)
     return buffers_lib.Kept(repeat(residuals), repeat(activation), activation)
 
-  def _count(self, stage: jax.Array) -> jax.Array | int:
+  def _count(self, stage: int | jax.Array) -> jax.Array | int:
     """Returns the number of blocks, static if it is equal for all stages."""
     counts = self._layout.counts
     if len(set(counts)) == 1:

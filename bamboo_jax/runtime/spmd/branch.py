@@ -17,7 +17,7 @@ U = TypeVar("U")
 
 
 def run_if(
-    predicate: jax.Array,
+    predicate: bool | jax.Array,
     run: Callable[[T, U], T],
     carry: T,
     inputs: U,

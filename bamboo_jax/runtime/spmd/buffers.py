@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from bamboo_jax import base
 from bamboo_jax.models import layer as layer_lib
 
+Slot = int | jax.Array  # Of a buffer; mostly traced.
+
 
 class Head(flax.struct.PyTreeNode):
   """Saved values of the epilogue: arrays [slots, ...].
@@ -77,11 +79,11 @@ class Carry(flax.struct.PyTreeNode):
   sums: Sums
 
 
-def read(buffer: base.PyTree, *slots: jax.Array) -> base.PyTree:
+def read(buffer: base.PyTree, *slots: Slot) -> base.PyTree:
   """Returns the value in a slot; undefined if it is -1."""
 
   def take(array: jax.Array) -> jax.Array:
-    start = (*slots, *[0] * (array.ndim - len(slots)))
+    start: tuple[Slot, ...] = (*slots, *[0] * (array.ndim - len(slots)))
     sizes = (*[1] * len(slots), *array.shape[len(slots) :])
     part = jax.lax.dynamic_slice(array, start, sizes)
     return part.reshape(array.shape[len(slots) :])
@@ -89,22 +91,18 @@ def read(buffer: base.PyTree, *slots: jax.Array) -> base.PyTree:
   return jax.tree.map(take, buffer)
 
 
-def put(
-    buffer: base.PyTree, value: base.PyTree, *slots: jax.Array
-) -> base.PyTree:
+def put(buffer: base.PyTree, value: base.PyTree, *slots: Slot) -> base.PyTree:
   """Returns the buffer with `value` in a slot, which must not be -1."""
 
   def update(array: jax.Array, part: jax.Array) -> jax.Array:
-    start = (*slots, *[0] * (array.ndim - len(slots)))
+    start: tuple[Slot, ...] = (*slots, *[0] * (array.ndim - len(slots)))
     part = jnp.expand_dims(part, tuple(range(len(slots))))
     return jax.lax.dynamic_update_slice(array, part, start)
 
   return jax.tree.map(update, buffer, value)
 
 
-def write(
-    buffer: base.PyTree, value: base.PyTree, slot: jax.Array
-) -> base.PyTree:
+def write(buffer: base.PyTree, value: base.PyTree, slot: Slot) -> base.PyTree:
   """Returns the buffer with `value` in a slot; unchanged if it is -1."""
   value = jax.tree.map(
       lambda old, new: jnp.where(slot >= 0, new, old), read(buffer, slot), value
@@ -112,9 +110,7 @@ def write(
   return put(buffer, value, slot)
 
 
-def add(
-    buffer: base.PyTree, value: base.PyTree, *slots: jax.Array
-) -> base.PyTree:
+def add(buffer: base.PyTree, value: base.PyTree, *slots: Slot) -> base.PyTree:
   """Returns the buffer with `value` added in a slot, in its dtype."""
   total = jax.tree.map(
       lambda t, v: t + v.astype(t.dtype), read(buffer, *slots), value

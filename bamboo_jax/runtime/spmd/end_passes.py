@@ -9,6 +9,7 @@ pass, redundant ones included, and all stages reserve memory for its residuals.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -106,13 +107,14 @@ class EndPasses:
     output of the blocks, undefined on other stages, and the updated `sums`.
     """
 
-    def run(state: tuple, inputs: tuple[base.PyTree, jax.Array]) -> tuple:
+    def run(state: Any, inputs: tuple[base.PyTree, buffers_lib.Slot]) -> Any:
       (outputs, slot), (_, total, all_stats, all_grads) = inputs, state
       if kept.head is None:
         head = self._finish(ends, outputs, data)
       else:
         head = buffers_lib.read(kept.head, slot)
       params, _ = self._split(ends, self.layout.epilogue)
+      assert self._join_vjp is not None, "Set by the forward pass."
       vjp = self._join_vjp((params, outputs), head.residuals)
       loss = head.loss
       one = jnp.ones_like(loss.total)
@@ -148,7 +150,7 @@ class EndPasses:
     data = (dict(self.spec.batch), key)
     return jax.eval_shape(self._finish, ends, activation, data)
 
-  def _is_last(self, p: table_lib.Pass) -> jax.Array:
+  def _is_last(self, p: table_lib.Pass) -> bool | jax.Array:
     return p.stage == self.layout.num_stages - 1
 
   def _finish(

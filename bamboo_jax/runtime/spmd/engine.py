@@ -33,6 +33,7 @@ from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Owners = Sequence[int]
+Done = Mapping[tuple[int, ...], tuple[int, ...]]  # See `SpmdEngine.done`.
 _MAX_RINGS = 64  # More than a layout and each death in it need.
 
 
@@ -90,7 +91,7 @@ class SpmdEngine:
     self._rings: recent.Recent[ring_lib.Ring] = recent.Recent(_MAX_RINGS)
     self.runs: dict[int, run_lib.PipelineRun] = {}
     self.running: list[run_lib.PipelineRun] = []
-    self._log = collectives and collectives.log
+    self._log = None if collectives is None else collectives.log
     if collectives is not None:
       collectives.attach(self.answer)
 
@@ -108,7 +109,7 @@ class SpmdEngine:
   def answer(self, channel: channel_lib.Channel) -> None:
     """Ends a program that other processes have begun; blocks."""
     (num_owned,) = channel.key  # The others may have continued with new owners.
-    self._get_ring(channel.nodes, num_owned=num_owned).answer()
+    self._get_ring(channel.nodes, num_owned=int(num_owned)).answer()
 
   def jobs(self, lines: engine_lib.Lines) -> list[Callable[[], Any]]:
     """Returns the jobs that compile segments for lines with local nodes."""
@@ -185,7 +186,7 @@ class SpmdEngine:
       former = None  # Another pipeline, which begins this share from the start.
     ring = self._find(owners)
     if former is not None or len(ring.nodes) < len(owners):
-      own = lambda row: [i for i in row if i.microbatch in numbers]
+      own = lambda row: tuple(i for i in row if i.microbatch in numbers)
       table = lowering.lower(
           {node: own(row) for node, row in rows.items()},
           owners=owners,
@@ -199,7 +200,7 @@ class SpmdEngine:
         ring, table, inputs, owners=owners, former=former
     )
 
-  def done(self) -> dict[Owners, tuple[int, ...]]:
+  def done(self) -> Done:
     """Returns the numbers of finished segments of each run.
 
     The key is the share and the owners with which the step began; the value is
@@ -208,7 +209,7 @@ class SpmdEngine:
     runs = self.runs.items() if self._keeps else ()
     return {(share, *run.began): run.done for share, run in runs}
 
-  def rewind(self, done: Mapping[int, Mapping[Owners, Sequence[int]]]) -> None:
+  def rewind(self, done: Mapping[int, Done]) -> None:
     """Rewinds every run to the last segment finished on all nodes.
 
     `done` has the results of `done` by live node. A node that does not list a
@@ -223,6 +224,7 @@ class SpmdEngine:
       said = [d[key] for d in done.values() if key in d]
       depth = min(map(len, said))
       while len(run.done) > depth:
+        assert run.former is not None, "It has as many runs as counts."
         run = run.former
       run.rewind(min(counts[depth - 1] for counts in said))
       self.runs[share] = run
@@ -266,6 +268,7 @@ class SpmdEngine:
       for stage, number in enumerate(run.owners):
         if number in self._rows.nodes:
           node, hold = self._rows.nodes[number], run.hold_of(number, stage)
+          assert hold is not None, "It owns the stage."
           unpack = self._packing.find_unpack(
               run.program, node.device, stage, hold
           )
@@ -273,7 +276,7 @@ class SpmdEngine:
 
   def holdings(self) -> dict[int, holdings_lib.Holdings]:
     """Returns the arrays of the step on local nodes, for the scheduler."""
-    found = {}
+    found: dict[int, holdings_lib.Holdings] = {}
     for share, run in self.runs.items() if self._keeps else ():
       for number in self._rows.nodes.keys() & run.owners:
         held = run.held(number).holdings().renumbered(self._numbers(share))

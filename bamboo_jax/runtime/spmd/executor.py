@@ -6,7 +6,7 @@ runs as programs on the survivors. If nodes would share a device, which programs
 cannot, rows repeat the step from its start.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any
 
@@ -22,6 +22,7 @@ from bamboo_jax.runtime.spmd import plan as plan_lib
 from bamboo_jax.runtime.spmd.ticks import check
 from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 
 
@@ -36,9 +37,7 @@ class Progress:
   """
 
   step: int = -1
-  done: Mapping[tuple[int, ...], tuple[int, ...]] = dataclasses.field(
-      default_factory=dict
-  )
+  done: engine_lib.Done = dataclasses.field(default_factory=dict)
   by_rows: bool = False
 
 
@@ -86,10 +85,12 @@ class Programs:
       self._give_up_programs()
       return
     for line, timeline in enumerate(timelines):
-      rows = {node: [] for node in self._engine.lines[line][0]}
+      rows: dict[int, list[instruction_lib.Instruction]] = {
+          node: [] for node in self._engine.lines[line][0]
+      }
       for slot in timeline.slots:
         rows[slot.node].append(slot.instruction)
-      self.programs.plan(rows, line=line)
+      self.programs.plan({n: tuple(row) for n, row in rows.items()}, line=line)
 
   def compute(
       self, strike: Callable[[int], None], recorder: recorder_lib.Recorder

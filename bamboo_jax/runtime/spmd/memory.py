@@ -45,7 +45,7 @@ def _find_fields(
   """Returns the fields of `NodeMemory` that a program decides."""
   first, count = layout.blocks.first, layout.max_count
   block = layers[first : first + layout.blocks.period]
-  before, behind = layers[:first], layers[layout.blocks.last :]
+  before, behind = [*layers[:first]], [*layers[layout.blocks.last :]]
   read = lambda own: sum(c.copy_bytes or c.parameter_bytes for c in own)
   gradients = lambda own: sum(c.gradient_bytes for c in own)
   residuals = lambda own: sum(c.residual_bytes for c in own)

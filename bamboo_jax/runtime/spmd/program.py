@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import os
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -185,7 +185,7 @@ class SegmentProgram:
             stats=sums([b[1] for b in blocks], self.sizes.num_held, count),
             end_grads=sums({name: end[0] for name, end in ends.items()}),
             end_stats=sums({name: end[1] for name, end in ends.items()}),
-            loss=jax.ShapeDtypeStruct((2,), jnp.float32),
+            loss=cast("jax.Array", jax.ShapeDtypeStruct((2,), jnp.float32)),
         ),
     )
 

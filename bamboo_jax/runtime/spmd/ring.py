@@ -72,6 +72,7 @@ class Ring:
     call = lambda: self.program.segment(*arguments)
     if not self._is_shared:
       return call()
+    assert self._log is not None, "A ring of one process needs none."
     self._log.begin(self._channel)
     return self._log.run(self._channel, call)
 
@@ -88,6 +89,7 @@ class Ring:
         zeros(program.fetched, kind="pinned_host"),
         zeros(program.host, kind="pinned_host"),
     )
+    assert self._log is not None, "A ring of one process needs none."
     self._log.answer(self._channel)
     call = lambda: program.segment(*arguments)
     jax.block_until_ready(self._log.run(self._channel, call))

@@ -7,6 +7,7 @@ step from there.
 
 from collections.abc import Sequence
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -64,7 +65,7 @@ class PipelineRun:
       self._fetched = ring.zeros(program.fetched, kind="pinned_host")
     else:
       self._take_over(former)
-    self._pending: tuple | None = None
+    self._pending: tuple[Any, ...] | None = None
 
   @property
   def is_done(self) -> bool:
@@ -133,7 +134,7 @@ class PipelineRun:
     """Returns the values that a node holds; ignore the slots."""
     n, contents = self._contents(node)
     held = contents.held
-    sent = {kind: {} for kind in _CHANNELS}
+    sent: dict[str, dict[Key, int]] = {kind: {} for kind in _CHANNELS}
     for kind, owner, key in self._kept:
       if owner == n:
         sent[kind][key] = -1
@@ -143,8 +144,8 @@ class PipelineRun:
     kept = {k: v for k, v in held.host.items() if k not in held.accumulated}
     return dataclasses.replace(
         held,
-        activations=sent["activations"] | held.activations,
-        grads=sent["grads"] | held.grads,
+        activations={**sent["activations"], **held.activations},
+        grads={**sent["grads"], **held.grads},
         host=kept | {key: key[1] for key in contents.offloaded},
     )
 
@@ -254,7 +255,7 @@ class PipelineRun:
     old = jax.tree.map(np.asarray, former.sums(node))
     for stage in table_lib.stages_of(self.table.owners, self.nodes.index(node)):
       to, source = self.hold_of(node, stage), former.hold_of(node, stage)
-      if source is None:
+      if source is None or to is None:
         continue
       owned = former.program.sizes.num_owned
       is_own = source < owned and to < self.program.sizes.num_owned

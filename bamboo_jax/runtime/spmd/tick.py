@@ -155,7 +155,9 @@ class TickBody:
     written = buffers_lib.write(carry.grads, grad, p.output)
     return carry.replace(grads=written, kept=kept, sums=sums), grad
 
-  def _fetch(self, kept: Kept, slots: tuple[jax.Array, jax.Array]) -> Kept:
+  def _fetch(
+      self, kept: Kept, slots: tuple[buffers_lib.Slot, buffers_lib.Slot]
+  ) -> Kept:
     """Brings residuals back from host memory."""
     source, to = slots
     value = buffers_lib.read(self.fetched, source)

@@ -7,6 +7,7 @@ set of stages.
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ class Packing:
   """Pack and unpack programs of a model, shared by programs of any size."""
 
   def __init__(self) -> None:
-    self._programs: dict[tuple, jax.stages.Compiled] = {}
+    self._programs: dict[tuple[Any, ...], jax.stages.Compiled] = {}
 
   def find_pack(
       self,
@@ -61,7 +62,7 @@ class Packing:
 
   def _find(
       self,
-      key: tuple,
+      key: tuple[Any, ...],
       run: Callable[[base.PyTree], base.PyTree],
       device: jax.Device,
       like: Callable[[], base.PyTree],
@@ -98,8 +99,10 @@ def _pack(
   holds = (*stages, *[None] * (program.sizes.num_held - len(stages)))
 
   def find(stage: int | None, block: int, position: int) -> base.PyTree:
-    index = layout.layer(stage, block, position) if stage in held else None
-    if index is None:
+    index = None
+    if stage is not None and stage in held:
+      index = layout.layer(stage, block, position)
+    if stage is None or index is None:
       return jax.tree.map(lambda a: a[0, 0], zeros.blocks[position])
     return tuple(tree[names[index]] for tree in held[stage])
 

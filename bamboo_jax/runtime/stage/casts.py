@@ -31,13 +31,17 @@ def find_copies(
     dtype = dtypes.pop() if len(dtypes) == 1 else leaf.dtype
     is_narrower = dtype.itemsize < leaf.dtype.itemsize
     copies.append(leaf.update(dtype=dtype) if is_narrower else leaf)
-  return structure.unflatten(copies)
+  return jax.tree.unflatten(structure, copies)
+
+
+def _dtype_of(variable: Any) -> Any:
+  return variable.aval.dtype
 
 
 def _find_dtypes(jaxpr: core.Jaxpr, variable: Any) -> set[Any]:
   """Returns the dtypes in which a variable is used, its own if not cast."""
   is_result = any(v is variable for v in jaxpr.outvars)
-  found = {variable.aval.dtype} if is_result else set()
+  found: set[Any] = {_dtype_of(variable)} if is_result else set()
   for eqn in jaxpr.eqns:
     inner = [getattr(value, "jaxpr", value) for value in eqn.params.values()]
     inner = [value for value in inner if isinstance(value, core.Jaxpr)]
@@ -50,5 +54,5 @@ def _find_dtypes(jaxpr: core.Jaxpr, variable: Any) -> set[Any]:
       elif is_call:
         found.update(*(_find_dtypes(j, j.invars[i]) for j in inner))
       else:
-        found.add(variable.aval.dtype)
+        found.add(_dtype_of(variable))
   return found

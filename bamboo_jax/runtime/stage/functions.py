@@ -228,7 +228,7 @@ class UnitFunctions:
     return outputs, tuple(stats[name] for name in unit.names)
 
 
-def widen(params: Layers) -> Layers:
+def widen(params: base.PyTree) -> base.PyTree:
   """Casts parameters to float32, the dtype that layers and gradients have.
 
   XLA removes casts there and back.

@@ -266,7 +266,9 @@ def zero_accumulator(spec: StageSpec) -> Accumulator:
   )
 
 
-def drop_frozen(unit: StageSpec, params: Sequence[base.PyTree]) -> tuple:
+def drop_frozen(
+    unit: StageSpec, params: Sequence[base.PyTree]
+) -> tuple[base.PyTree, ...]:
   """Returns the trained parameters of each layer of a unit."""
   prefixes = [layer.trained for layer in unit.layers]
   return tuple(map(layer_lib.drop_frozen, params, prefixes))

@@ -102,7 +102,7 @@ class SocketLink:
     found = [(a.shape, a.dtype) for a in arrays]
     wanted = [(a.shape, a.dtype) for a in self._shapes]
     assert found == wanted, (self._name, found, wanted)
-    value = self._structure.unflatten(arrays)
+    value = jax.tree.unflatten(self._structure, arrays)
     return value if self._shardings else jax.device_put(value, self._to)
 
   def wait(self, secs: float) -> bool:

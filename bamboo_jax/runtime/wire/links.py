@@ -34,16 +34,17 @@ class Links:
     if link := self._links.get(channel):
       return link
     source, destination = channel.nodes
-    is_local = self.exchange is None or source == destination
+    exchange = None if source == destination else self.exchange
     place, like = self.find_compute(destination), self._shapes(channel)
-    if place is None and not is_local:  # The sender is here.
+    if place is None and exchange is not None:  # The sender is here.
       place = self.find_compute(source)
     to = None if place is None else self._find_target(channel, place, like)
-    if is_local:
-      link = link_lib.LocalLink(to)
+    made: link_lib.Link
+    if exchange is None:
+      made = link_lib.LocalLink(to)
     else:
-      link = link_lib.SocketLink(self.exchange, channel, like=like, to=to)
-    return self._links.setdefault(channel, link)
+      made = link_lib.SocketLink(exchange, channel, like=like, to=to)
+    return self._links.setdefault(channel, made)
 
   def find(
       self, node: int, instruction: instruction_lib.Instruction

@@ -31,7 +31,7 @@ def paste(
 
   `sharding` equals that of `cut`, but for the devices.
   """
-  held = {}
+  held: dict[jax.Device, jax.Array] = {}
   for devices, _ in _find_parts(shape, sharding):
     part = next(parts)
     held |= {device: jax.device_put(part, device) for device in devices}

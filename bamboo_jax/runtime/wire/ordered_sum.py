@@ -140,9 +140,9 @@ class OrderedSum:
   def _unflatten(self, flat: np.ndarray) -> base.PyTree:
     ends = np.cumsum([a.size for a in self._like])[:-1]
     parts = np.split(flat, ends)
-    return self._structure.unflatten(
-        part.reshape(a.shape) for part, a in zip(parts, self._like, strict=True)
-    )
+    pairs = zip(parts, self._like, strict=True)
+    leaves = [part.reshape(a.shape) for part, a in pairs]
+    return jax.tree.unflatten(self._structure, leaves)
 
 
 def cut(size: int, count: int) -> list[int]:

@@ -287,8 +287,9 @@ class Peer:
     taken, self._rest = self._rest, None
     if taken is None:
       wire = self._protocol.connection
-      frame = wire and self._protocol.pull(wire, time.monotonic())
-      taken = frame and (wire, frame)
+      if wire is not None:
+        frame = self._protocol.pull(wire, time.monotonic())
+        taken = None if frame is None else (wire, frame)
     self._is_writing = taken is not None
     return taken
 

@@ -65,7 +65,7 @@ def start_service() -> Any:
 
 def devices_by_node() -> dict[int, jax.Device]:
   """Returns the transfer device of each node that may ever exist."""
-  devices = {}
+  devices: dict[int, jax.Device] = {}
   for device in devices_lib.transfer_devices():
     devices.setdefault(device.process_index - 1, device)
   del devices[-1]

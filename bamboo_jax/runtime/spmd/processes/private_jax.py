@@ -67,13 +67,13 @@ def connect_cpu_backend(
 
 def coordination_values(prefix: str) -> dict[str, bytes]:
   """Returns the values under `prefix` in the coordination service."""
-  client = distributed.global_state.client
+  client: Any = distributed.global_state.client
   return dict(client.key_value_dir_get_bytes(prefix))
 
 
 def set_coordination_value(key: str, value: bytes) -> bool:
   """Writes a value to the coordination service; False if the key exists."""
-  client = distributed.global_state.client
+  client: Any = distributed.global_state.client
   try:
     client.key_value_set_bytes(key, value)
   except RuntimeError as error:

@@ -19,6 +19,7 @@ import collections
 from collections.abc import Iterable, Mapping
 import graphlib
 import itertools
+from typing import Any
 
 from bamboo_jax.schedule import channel as channel_lib
 
@@ -44,7 +45,7 @@ def find_unanswered(
       for node, b in begun.items()
   }
   entries = {entry for row in rows.values() for entry in row}
-  before = {entry: set() for entry in entries}
+  before: dict[Any, set[Any]] = {entry: set() for entry in entries}
   unanswered = {}
   for node, row in rows.items():
     for first, second in itertools.pairwise(row):

@@ -38,20 +38,22 @@ def as_schedule(table: table_lib.TickTable) -> instruction_lib.Schedule:
   nodes that have a slot for them.
   """
   nodes = range(table.num_nodes)
-  rows = {n: [] for n in nodes}
+  rows: dict[int, list[instruction_lib.Instruction]] = {n: [] for n in nodes}
   for tick in table.ticks:
     for n in nodes:
       rows[n] += passes(tick[n])
-    sent = []
+    sent: list[instruction_lib.Transfer] = []
     for n in nodes:
       before, behind = (n - 1) % len(nodes), (n + 1) % len(nodes)
       if tick[n].arriving_inputs >= 0:
         made = tick[before].forward
-        sent.append(("A", made.stage, made.microbatch, before, n))
+        given = (made.stage, made.microbatch, before, n)
+        sent.append(instruction_lib.Transfer("A", *given))
       if tick[n].arriving_grads >= 0:
         made = tick[behind].backward
-        sent.append(("G", made.stage - 1, made.microbatch, behind, n))
-    for transfer in [instruction_lib.Transfer(*fields) for fields in sent]:
+        given = (made.stage - 1, made.microbatch, behind, n)
+        sent.append(instruction_lib.Transfer("G", *given))
+    for transfer in sent:
       rows[transfer.source].append(transfer.send)
       rows[transfer.destination].append(transfer.receive)
   return instruction_lib.Schedule({n: tuple(row) for n, row in rows.items()})

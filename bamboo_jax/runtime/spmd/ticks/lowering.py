@@ -65,8 +65,9 @@ def lower(
   passes = order_lib.align(
       owed, work, is_paired=order == "paired", most_residuals=most_residuals
   )
-  redundant = {}
+  redundant: Mapping[tuple[int, int], list[int]] = {}
   if budget is not None and len(nodes) > 1 and most == 1:
+    assert costs is not None, "A budget needs costs."
     passes, redundant = order_lib.place_redundant(
         passes, costs=costs, budget=budget, num_microbatches=len(microbatches)
     )

@@ -10,6 +10,7 @@ until the tick ends.
 import collections
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 import dataclasses
+from typing import Any
 
 from bamboo_jax.runtime.spmd.ticks import order as order_lib
 from bamboo_jax.runtime.spmd.ticks import table as table_lib
@@ -69,7 +70,7 @@ class _Slots:
   """Places in a buffer, reused once they are free."""
 
   def __init__(self, start: Iterable[Key]) -> None:
-    self.taken: dict[Hashable, int] = {key: i for i, key in enumerate(start)}
+    self.taken: dict[Any, int] = {key: i for i, key in enumerate(start)}
     self.count = max(1, len(self.taken))
 
   def take(self, key: Hashable) -> int:
@@ -113,8 +114,12 @@ class _Node:
         kind: _Slots(filter(want, sorted(getattr(held, kind))))
         for kind, want in wanted.items()
     }
+    taken = {kind: dict(slots.taken) for kind, slots in self.slots.items()}
     self.start = dataclasses.replace(
-        held, **{kind: dict(slots.taken) for kind, slots in self.slots.items()}
+        held,
+        activations=taken["activations"],
+        grads=taken["grads"],
+        residuals=taken["residuals"],
     )
 
   def forward(self, key: Key) -> Pass:

@@ -1,0 +1,122 @@
+"""Sections of options: what they take, what they refuse, how they change."""
+
+import dataclasses
+import json
+
+from absl.testing import parameterized
+from ml_collections import config_dict
+
+from bamboo_jax import config as config_lib
+from configs import default
+
+
+def _leaves(values, prefix=""):
+  for key, value in values.items():
+    if isinstance(value, dict):
+      yield from _leaves(value, f"{prefix}{key}.")
+    else:
+      yield f"{prefix}{key}", value
+
+
+class ConfigTest(parameterized.TestCase):
+
+  def test_the_default_config_has_all_options(self):
+    given = default.get_config()
+    self.assertEqual(config_lib.Config.read(given), config_lib.Config())
+    self.assertEqual(given.to_dict(), config_lib.Config().to_dict())
+
+  def test_what_may_be_none_is_a_reference(self):
+    def find(section, kind):
+      for key, value in section.items(preserve_field_references=True):
+        own = config_lib.kinds_of(kind)[key]
+        if config_lib.is_section(own):
+          find(value, own)
+          continue
+        is_reference = isinstance(value, config_dict.FieldReference)
+        self.assertEqual(is_reference, config_lib.without_none(own) is not own)
+
+    find(default.get_config(), config_lib.Config)
+
+  def test_changes_leave_the_original(self):
+    config = config_lib.Config()
+    changed = config.changed(
+        {
+            "num_steps": 3,
+            "node.mesh.data": 2,
+            "node.mesh.tensor": 4,
+            "pipeline.microbatch_size": 2,
+            "model.options.vocab_size": 5,
+        }
+    )
+    before, after = dict(_leaves(config.to_dict())), dict(
+        _leaves(changed.to_dict())
+    )
+    self.assertEqual(
+        {k: v for k, v in after.items() if v != before[k]},
+        {
+            "num_steps": 3,
+            "node.mesh.data": 2,
+            "node.mesh.tensor": 4,
+            "pipeline.microbatch_size": 2,
+            "model.options.vocab_size": 5,
+        },
+    )
+    self.assertEqual(config, config_lib.Config())
+
+  def test_options_of_two_configs_are_not_the_same_dict(self):
+    first, second = config_lib.Config(), config_lib.Config()
+    self.assertIsNot(first.model.options, second.model.options)
+
+  @parameterized.parameters(
+      ({"pipeline.num_stages": 0}, "num_stages must be at least 1, got 0"),
+      ({"evaluate.every_steps": -1}, "every_steps must be at least 0, got -1"),
+      ({"recovery.horizon_secs": float("inf")}, "at least 0, got inf"),
+      ({"recovery.horizon_secs": float("nan")}, "at least 0, got nan"),
+      ({"recovery.slow": "drop"}, "config.recovery.slow 'drop'.*Allowed: deal"),
+      ({"optimizer.clip_norm": 0.0}, "clip_norm must be above 0, got 0.0"),
+      ({"node.mesh.data": 2}, "mesh.data=2 must divide .*microbatch_size=1"),
+      ({"metrics.profile_steps": "6:3"}, "such as 3:6, got '6:3'"),
+      ({"metrics.figure_format": "png,gif"}, "png, pdf, svg.*got 'png,gif'"),
+  )
+  def test_refuses(self, changes, message):
+    with self.assertRaisesRegex(ValueError, message):
+      config_lib.Config().changed(changes)
+
+  @parameterized.parameters(
+      ("pipeline.num_stages", 2.5, "num_stages must be int, got 2.5, float"),
+      ("plugins", "mine", "config.plugins must be tuple, got 'mine', str"),
+      ("plugins", (None,), "config.plugins must have a value, got .*None"),
+      ("model.options", 3, "config.model.options must be a dict, got 3"),
+      ("node.mesh", 3, "config.node.mesh must be a dict, got 3"),
+      ("recovery.fold", 1, "config.recovery.fold must be bool, got 1, int"),
+      ("plan.profile", 1, "config.plan.profile must be str, got 1, int"),
+  )
+  def test_refuses_types(self, name, value, message):
+    given = config_lib.Config().to_dict()
+    section = given
+    *sections, key = name.split(".")
+    for part in sections:
+      section = section[part]
+    section[key] = value
+    with self.assertRaisesRegex(ValueError, message):
+      config_lib.Config.read(given)
+
+  def test_json_names_the_users_own_objects(self):
+    options = {"model.options": {"width": 3, "make": _leaves}}
+    plain = config_lib.Config().changed(options).to_json()
+    self.assertEqual(plain["model"]["options"]["make"], f"{__name__}._leaves")
+    self.assertEqual(json.loads(json.dumps(plain)), plain)
+
+  def test_help_texts(self):
+    kinds = [config_lib.Config]
+    while kinds:
+      kind = kinds.pop()
+      for name, text in config_lib.help_of(kind).items():
+        self.assertRegex(text, r"^\S.*[.]$", msg=name)
+      own = config_lib.kinds_of(kind).values()
+      kinds += filter(config_lib.is_section, own)
+
+  def test_a_section_is_frozen(self):
+    config = config_lib.Config()
+    with self.assertRaises(dataclasses.FrozenInstanceError):
+      config.pipeline.num_stages = 2
