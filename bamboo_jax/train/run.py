@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import contextlib
 import socket
 import time
+from typing import NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax import config as config_lib
@@ -77,19 +78,7 @@ def train_and_evaluate(
   where = workdir_lib.Workdir.at(workdir)
   found = fence_lib.Fence(workdir).read()
   found_secs = time.monotonic()
-  meter_lib.make_meter(config)  # Checks the prices.
-  due = sizes.read_faults(config, faults)
-  num_nodes = sizes.num_nodes(config)
-  faults_lib.check_nodes(
-      due, num_nodes=num_nodes, zones=local_cohort.ZONES, source=faults or ""
-  )
-  num_late = sum(fault.kind == "join" for fault in due)
-  apart = use_devices(config, num_nodes + num_late)
-  # If all die, the same number of new nodes joins and shares the devices.
-  numbers = range((num_nodes + num_late) * (1 + len(due)))
-  devices = devices_lib.place_nodes(numbers, apart=apart)
-  job = job_lib.make_job(config, devices=devices)
-  cohort = local_cohort.LocalCohort(num_nodes, seed=config.seed)
+  job, cohort, due = _make_local(config, faults)
   with (
       base.lock_folder(workdir),
       tenure.hold(workdir, found, found_secs) as check_fence,
@@ -123,6 +112,31 @@ def train_and_evaluate(
       ):
         progress.show_text(line)
       return is_done
+
+
+class _Local(NamedTuple):
+  """A job whose nodes are all in this process, and what happens to them."""
+
+  job: job_lib.Job
+  cohort: local_cohort.LocalCohort
+  due: tuple[faults_lib.Fault, ...]
+
+
+def _make_local(config: config_lib.Config, faults: str | None) -> _Local:
+  meter_lib.make_meter(config)  # Checks the prices.
+  due = sizes.read_faults(config, faults)
+  num_nodes = sizes.num_nodes(config)
+  faults_lib.check_nodes(
+      due, num_nodes=num_nodes, zones=local_cohort.ZONES, source=faults or ""
+  )
+  num_late = sum(fault.kind == "join" for fault in due)
+  apart = use_devices(config, num_nodes + num_late)
+  # If all die, the same number of new nodes joins and shares the devices.
+  numbers = range((num_nodes + num_late) * (1 + len(due)))
+  devices = devices_lib.place_nodes(numbers, apart=apart)
+  job = job_lib.make_job(config, devices=devices)
+  cohort = local_cohort.LocalCohort(num_nodes, seed=config.seed)
+  return _Local(job, cohort, due)
 
 
 def train_in_cluster(
