@@ -11,7 +11,7 @@ from tests.deploy import runs
 from tests.launch import commands
 
 _FILE = commands.ROOT / "docs" / "deploy" / "bamboo-agent.service"
-_GUIDE = commands.ROOT / "docs" / "deploy.md"
+_GUIDE = commands.ROOT / "docs" / "guides" / "deploy.md"
 
 
 def read_variables():

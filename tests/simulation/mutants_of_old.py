@@ -8,8 +8,8 @@ MUTANTS = {
         "net",
         (
             f"{_AGENT}links.py",
-            'Connects to an agent again, at once."""\n',
-            'Connects to an agent again, at once."""\n'
+            'at once, after its connection has broken."""\n',
+            'at once, after its connection has broken."""\n'
             "  state.roster.gone[incarnation] = reason\n",
         ),
     ),

@@ -338,8 +338,8 @@ class ConfigTest(parameterized.TestCase):
       ("one_stage", {"pipeline__num_stages": 1}, "num_stages=1 needs executor"),
   )
   def test_refuses(self, changes, message):
-    config = make_config(**changes)
     with self.assertRaisesRegex(ValueError, message):
+      config = accept.accept(make_config(**changes))
       executors.find_cuts(config, build.make_task(config))
 
   def test_head_runs_with_the_pass_that_is_set(self):

@@ -150,10 +150,13 @@ def blocks_of(spec: spec_lib.StageSpec) -> Blocks:
 def make_layout(spec: spec_lib.StageSpec, bounds: Sequence[int]) -> BlockLayout:
   """Returns the layout of stages of whole blocks.
 
-  `bounds` are their first layers, then the number of layers.
+  `bounds` are their first layers, then the number of layers: of `spec`, or of a
+  model with more of its blocks, which is only planned.
   """
   blocks, cuts = blocks_of(spec), bounds[1:-1]
+  more = (bounds[-1] - len(spec.model.layers)) // blocks.period
+  blocks = dataclasses.replace(blocks, count=blocks.count + more)
   assert set(cuts) <= set(blocks.cuts), bounds
   pairs = itertools.pairwise([blocks.first, *cuts, blocks.last])
   counts = tuple((last - first) // blocks.period for first, last in pairs)
-  return BlockLayout(blocks, num_layers=len(spec.model.layers), counts=counts)
+  return BlockLayout(blocks, num_layers=bounds[-1], counts=counts)
