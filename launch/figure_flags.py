@@ -39,7 +39,7 @@ def define() -> flags.FlagHolder[Any]:
 def find_change(
     holder: flags.FlagHolder[Any], config: config_lib.Config
 ) -> dict[str, str]:
-  """Returns what the flag changes in the config of a run; {} if not given."""
+  """Returns the option of the config that the flag sets; {} if not given."""
   if not holder.present:
     return {}
   if not config.metrics.plots:

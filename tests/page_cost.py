@@ -3,10 +3,10 @@
 python -m tests.page_cost [--nodes=64] [--rate=10] [--steps=3000] [--secs=30]
     [--browser]
 
-A thread writes what a run of so many nodes writes, `rate` steps a second after
-the first `steps`: the log, the rows of all nodes, and the status in an etcd.
-`bamboo status --page`
-serves the page to one reader of its events. Prints the processor time of that
+A thread writes the files of a run of `nodes` nodes: the log, the rows of all
+nodes, and the status in an etcd. The run has done `steps` steps, and goes on at
+`rate` steps a second. `bamboo status --page` serves the page to one reader of
+its events. Prints the processor time of that
 server as a share of one core, and then the times of other requests. With
 --browser a page in Chromium is the reader, and the longest tasks of its main
 thread are printed instead, in the first seconds and later.

@@ -69,7 +69,10 @@ def _suspend_often(pid, part, stop):
 
 
 def record(folder, given):
-  """Returns what was heard, by step: work, busy, waited, starved by node."""
+  """Trains; returns the times of each node in each step, as members sent them.
+
+  A step is a dict by node: its work, and its busy, waited and starved seconds.
+  """
   (folder / "heard.py").write_text(_PLUGIN.replace("FOLDER", repr(str(folder))))
   path, workdir = folder / "heard.jsonl", folder / "run"
   path.touch()

@@ -2,8 +2,9 @@
 
 python -m tests.watch_cost [--pairs=30] [--window=10] [--config=paced:1x2]
 
-In one run, windows of so many steps alternate: in one the page is read and the
-metrics for Prometheus are fetched every second, in the other neither. Loggers
+A run is divided into windows of `window` steps, which alternate: in one the
+page is read and the metrics for Prometheus are fetched every second, in the
+next neither. Loggers
 csv and tensorboard run throughout. Prints the median over pairs of windows of
 the ratio of their median steps, with its 95 % interval, by resampling the
 pairs. The first step of a window does not count.

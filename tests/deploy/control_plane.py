@@ -108,7 +108,7 @@ class ControlPlane:
     return self.call("POST", path, document, kind="json")
 
   def kubectl(self, *arguments, **options):
-    """Returns what `kubectl` prints; it must end well."""
+    """Runs `kubectl`, which must exit with 0; returns its output."""
     done = subprocess.run(
         ["kubectl", f"--kubeconfig={self.config}", *arguments],
         capture_output=True,

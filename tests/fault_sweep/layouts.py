@@ -138,7 +138,7 @@ def draw_layouts(
 
 
 def _pipelines(count: int) -> dict[str, int]:
-  """Returns what a config of `count` pipelines of the same batch has."""
+  """Returns the options for `count` pipelines that share the same batch."""
   return {
       "pipeline.num_pipelines": count,
       "pipeline.num_microbatches": NUM_MICROBATCHES // count,
