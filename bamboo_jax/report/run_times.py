@@ -84,7 +84,6 @@ def make(
   `nodes` are the events that the launcher recorded: nodes that it started and
   removed. A node that has not joined yet counts as idle.
   """
-  kills = {n["name"]: n["at_secs"] for n in nodes if n["event"] == "remove"}
   recoveries = {l["step"]: l for l in lines if l.get("event") == "recovery"}
   joins = [l for l in lines if l.get("event") == "join"]
   layouts = {l["step"]: l for l in lines if l.get("event") == "layout"}
@@ -110,29 +109,7 @@ def make(
             totals=subtract(entry.totals, before.totals),
         )
     )
-  events, ends = [], [*itertools.accumulate(s.secs for s in steps)]
-  for index, change in changes.items():
-    recovery = recoveries.get(change["step"])
-    is_loss = recovery is not None
-    detect_secs = None
-    if recovery is not None and recovery["ready_at_secs"] is not None:
-      view_secs, names = recovery["view_at_secs"], recovery["names"]
-      killed = [kills[n] for n in names if kills.get(n, math.inf) <= view_secs]
-      if len(killed) == len(names):
-        detect_secs = recovery["ready_at_secs"] - min(killed)
-    near = steps[:index][::-1] if is_loss else steps[index + 1 :]
-    plain = [s.secs for s in near if s.is_plain][:_NUM_NEAR]
-    pause_secs = steps[index].secs - statistics.fmean(plain) if plain else None
-    events.append(
-        Event(
-            secs=ends[index] - steps[index].secs,
-            rung=change["rung"],
-            owners=tuple(tuple(map(str, row)) for row in change["owners"]),
-            pause_secs=pause_secs,
-            is_loss=is_loss,
-            detect_secs=detect_secs,
-        )
-    )
+  kills = {n["name"]: n["at_secs"] for n in nodes if n["event"] == "remove"}
   totals = subtract(entries[-1].totals, first.totals)
   begin_secs = layouts[first.step]["at_secs"]
   paid_secs = _lifetimes(nodes, begin_secs, begin_secs + totals.secs)
@@ -140,7 +117,10 @@ def make(
   return RunTimes(
       start_secs=first.totals.secs,
       steps=tuple(steps),
-      events=tuple(events),
+      events=tuple(
+          _make_event(steps, i, change, recoveries.get(change["step"]), kills)
+          for i, change in changes.items()
+      ),
       boot_secs=tuple(s for j in joins for s in j["boot_secs"].values()),
       totals=dataclasses.replace(
           totals,
@@ -150,6 +130,41 @@ def make(
               for i, secs in enumerate(totals.parts)
           ),
       ),
+  )
+
+
+def _make_event(
+    steps: Sequence[Step],
+    index: int,
+    change: Mapping[str, Any],
+    recovery: Mapping[str, Any] | None,
+    kills: Mapping[str, float],
+) -> Event:
+  """Returns the event of a step that began with another layout.
+
+  Args:
+    index: Of the step.
+    change: Its layout, as in the log.
+    recovery: In the same step, if the change follows from a loss.
+    kills: When nodes were removed, by name.
+  """
+  is_loss = recovery is not None
+  detect_secs = None
+  if recovery is not None and recovery["ready_at_secs"] is not None:
+    view_secs, names = recovery["view_at_secs"], recovery["names"]
+    killed = [kills[n] for n in names if kills.get(n, math.inf) <= view_secs]
+    if len(killed) == len(names):
+      detect_secs = recovery["ready_at_secs"] - min(killed)
+  near = steps[:index][::-1] if is_loss else steps[index + 1 :]
+  plain = [s.secs for s in near if s.is_plain][:_NUM_NEAR]
+  pause_secs = steps[index].secs - statistics.fmean(plain) if plain else None
+  return Event(
+      secs=math.fsum(s.secs for s in steps[:index]),
+      rung=change["rung"],
+      owners=tuple(tuple(map(str, row)) for row in change["owners"]),
+      pause_secs=pause_secs,
+      is_loss=is_loss,
+      detect_secs=detect_secs,
   )
 
 

@@ -233,20 +233,7 @@ class _Maker:
       speed = workload.costs
     else:
       profile = workload.costs
-      speed = speed_lib.ProfileSpeed(
-          profile,
-          reroute=ladder.reroute,
-          memory_limit_bytes=workload.memory_limit_bytes,
-          num_microbatches=workload.num_microbatches,
-          microbatch_size=workload.microbatch_size,
-          redundant=redundant,
-          communication=dataclasses.replace(
-              settings.communication,
-              gpus_per_node=workload.gpus_per_node,
-              inner_bytes_per_ms=workload.inner_bytes_per_sec / 1e3,
-          ),
-          split="makespan" if settings.layout == "templates" else "even",
-      )
+      speed = self._make_speed(profile, redundant, ladder.reroute)
       shapes = self._shapes(speed, num_stages)
     times = times_lib.Times(
         speed, self.durations, drops=ladder.drop, profile=profile
@@ -263,6 +250,28 @@ class _Maker:
         decider=decisions.Decider(ladder, planner, times),
         durations=self.durations,
         market="spot" if settings.is_preemptible else "on_demand",
+    )
+
+  def _make_speed(
+      self,
+      profile: cost_model.Profile,
+      redundant: rows_lib.Redundancy,
+      reroute: str,
+  ) -> speed_lib.ProfileSpeed:
+    settings, workload = self.settings, self.workload
+    return speed_lib.ProfileSpeed(
+        profile,
+        reroute=reroute,
+        memory_limit_bytes=workload.memory_limit_bytes,
+        num_microbatches=workload.num_microbatches,
+        microbatch_size=workload.microbatch_size,
+        redundant=redundant,
+        communication=dataclasses.replace(
+            settings.communication,
+            gpus_per_node=workload.gpus_per_node,
+            inner_bytes_per_ms=workload.inner_bytes_per_sec / 1e3,
+        ),
+        split="makespan" if settings.layout == "templates" else "even",
     )
 
   def _shapes(

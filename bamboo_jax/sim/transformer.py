@@ -7,6 +7,8 @@ untied head. State is in float32 with two slots of Adam, activations have 16
 bits.
 """
 
+import functools
+
 from bamboo_jax.plan import cost_model
 
 _STATE_BYTES = 4
@@ -42,27 +44,13 @@ def estimate_transformer(
     if not (value > 0 or name == "link_latency_secs" and value == 0):
       raise ValueError(f"{name} must be above 0, got {value}.")
   tokens = microbatch_size * sequence_length
-
-  def layer(
-      name: str, num_parameters: int, flops_per_token: float
-  ) -> cost_model.LayerCost:
-    """Returns the cost of a layer that keeps only its inputs."""
-    forward_ms = 1e3 * tokens * flops_per_token / flops_per_sec
-    parameter_bytes = _STATE_BYTES * num_parameters
-    state_ms = 1e3 * parameter_bytes / bytes_per_sec
-    activation_bytes = _ACTIVATION_BYTES * tokens * width
-    return cost_model.LayerCost(
-        name=name,
-        forward_ms=forward_ms,
-        backward_ms=3 * forward_ms,
-        update_ms=7 * state_ms,  # Reads four such arrays, writes three.
-        parameter_bytes=parameter_bytes,
-        slot_bytes=2 * parameter_bytes,
-        activation_bytes=activation_bytes,
-        residual_bytes=activation_bytes,
-        norm_ms=state_ms,
-    )
-
+  layer = functools.partial(
+      _estimate_layer,
+      tokens=tokens,
+      flops_per_sec=flops_per_sec,
+      bytes_per_sec=bytes_per_sec,
+      activation_bytes=_ACTIVATION_BYTES * tokens * width,
+  )
   head, attention, perceptron = vocab_size * width, 4 * width**2, 8 * width**2
   attention_flops = 2 * attention + 4 * sequence_length * width
   layers = [layer("embed", head, 0.0)]
@@ -82,4 +70,31 @@ def estimate_transformer(
       measured=False,
       host_bytes_per_ms=host_bytes_per_sec / 1e3,
       fingerprint={"estimate": "transformer"},
+  )
+
+
+def _estimate_layer(
+    name: str,
+    num_parameters: int,
+    flops_per_token: float,
+    *,
+    tokens: int,
+    flops_per_sec: float,
+    bytes_per_sec: float,
+    activation_bytes: int,
+) -> cost_model.LayerCost:
+  """Returns the cost of a layer that keeps only its inputs."""
+  forward_ms = 1e3 * tokens * flops_per_token / flops_per_sec
+  parameter_bytes = _STATE_BYTES * num_parameters
+  state_ms = 1e3 * parameter_bytes / bytes_per_sec
+  return cost_model.LayerCost(
+      name=name,
+      forward_ms=forward_ms,
+      backward_ms=3 * forward_ms,
+      update_ms=7 * state_ms,  # Reads four such arrays, writes three.
+      parameter_bytes=parameter_bytes,
+      slot_bytes=2 * parameter_bytes,
+      activation_bytes=activation_bytes,
+      residual_bytes=activation_bytes,
+      norm_ms=state_ms,
   )

@@ -142,16 +142,7 @@ def parse_json(
       is_right=lambda usd: _is_number(usd) and usd > 0,
       allowed="a number above 0",
   )
-  lengths = {
-      f"{key}.{name}".rstrip("."): len(values)
-      for key, lists in (("data", data), ("prices", prices))
-      for name, values in lists.items()
-  }
-  if len({*lengths.values()}) != 1:
-    raise ValueError(
-        f"{source}: data and prices must have as many ticks for each zone, got "
-        f"{lengths}."
-    )
+  num_ticks = _find_num_ticks(source, data=data, prices=prices)
   tick_ms = lambda tick: round(1000 * gap * tick)
   steps = {}
   for name, values in data.items():
@@ -171,7 +162,7 @@ def parse_json(
       seed=seed,
       notes=(f"its numbers are taken to be {meaning} (json_data)",),
       name=source,
-      duration_ms=tick_ms(next(iter(lengths.values()))),
+      duration_ms=tick_ms(num_ticks),
       prices=tuple(sorted(changes, key=operator.attrgetter("time_ms"))),
   )
 
@@ -196,6 +187,21 @@ def _read_lists(
       if not is_right(value):
         raise ValueError(f"{at}[{i}] must be {allowed}, got {value!r:.40}.")
   return by_zone
+
+
+def _find_num_ticks(source: str, **lists: Mapping[str, list[Any]]) -> int:
+  """Returns the length that the list of each zone has in all `lists`."""
+  lengths = {
+      f"{key}.{name}".rstrip("."): len(values)
+      for key, by_zone in lists.items()
+      for name, values in by_zone.items()
+  }
+  if len({*lengths.values()}) != 1:
+    raise ValueError(
+        f"{source}: data and prices must have as many ticks for each zone, got "
+        f"{lengths}."
+    )
+  return next(iter(lengths.values()))
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
