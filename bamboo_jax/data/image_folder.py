@@ -84,20 +84,12 @@ def make_image_folder(
         f"{path} has {len(train.classes)} classes, but "
         f"num_classes={num_classes}."
     )
-  if heldout.classes != train.classes:
-    raise base.DataError(
-        f"{heldout_path} must have the classes of {path}; in only one of them: "
-        f"{sorted({*train.classes} ^ {*heldout.classes})}."
-    )
   size = len(train.paths)
   read = functools.partial(_read, pillow, image_size, on_corrupt)
 
   def batch(indices: Sequence[int], *, seed: int) -> dict[str, Any]:
     files = draws.shuffle(seed, indices, size=size)
-    bits = lambda index: draws.raw_bits(
-        seed, index, count=4 * _NUM_TRIES + 1, stream=_STREAM
-    )
-    cut = lambda image, index: _cut_at_random(image, bits(index))
+    cut = functools.partial(_cut_at_random, seed)
     return _batch(read, train, files, indices, cut)
 
   def heldout_batch(indices: Sequence[int]) -> dict[str, Any]:
@@ -135,7 +127,13 @@ def _split(
   """Returns the images to train on, and those held out."""
   train = _find_classes(path)
   if heldout_path is not None:
-    return _list_images(train), _list_images(_find_classes(heldout_path))
+    found = _list_images(train), _list_images(_find_classes(heldout_path))
+    if only := {*found[0].classes} ^ {*found[1].classes}:
+      raise base.DataError(
+          f"{heldout_path} must have the classes of {path}; in only one of "
+          f"them: {sorted(only)}."
+      )
+    return found
   heldout = {}
   for name, paths in train.items():
     cut = len(paths) - int(len(paths) * fraction)
@@ -231,11 +229,13 @@ def _middle(size: tuple[int, int]) -> Box:
   return left, top, left + side, top + side
 
 
-def _cut_at_random(image: Any, bits: np.ndarray) -> tuple[Box, bool]:
-  """Returns a random crop of an image, and whether to mirror it.
+def _cut_at_random(seed: int, image: Any, index: int) -> tuple[Box, bool]:
+  """Returns the random crop of a sample's image, and whether to mirror it.
 
   8 to 100 % of the area with sides of 3:4 to 4:3 (Szegedy et al., 2014).
   """
+  count = 4 * _NUM_TRIES + 1
+  bits = draws.raw_bits(seed, index, count=count, stream=_STREAM)
   draw = [int(b) for b in bits]
   is_mirrored = bool(draw[-1] & 1)
   width, height = image.size

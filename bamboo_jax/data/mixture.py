@@ -35,15 +35,9 @@ def make_mixture(
   evaluated = [part for part in parts if part.num_heldout]
   least = min((part.num_heldout for part in evaluated), default=0)
 
-  @functools.lru_cache(maxsize=4)
-  def table(seed: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the source of each sample in a block, and its index there."""
-    slots = draws.permute(seed, _FIRST + block, np.arange(_BLOCK), size=_BLOCK)
-    parts_B = np.searchsorted(np.cumsum(counts), slots, side="right")
-    numbers_B = np.zeros(_BLOCK, np.int64)
-    for part, count in enumerate(counts):
-      numbers_B[parts_B == part] = np.arange(count)
-    return parts_B, numbers_B
+  table = functools.lru_cache(maxsize=4)(
+      functools.partial(_draw_block, tuple(counts))
+  )
 
   def place(seed: int, index: int) -> tuple[int, int]:
     block, at = divmod(index, _BLOCK)
@@ -82,6 +76,18 @@ def make_mixture(
       vocab_size=max(sizes) if len(sizes) == len(parts) else None,
       count_epochs=count_epochs,
   )
+
+
+def _draw_block(
+    counts: Sequence[int], seed: int, block: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the source of each sample in a block, and its index there."""
+  slots = draws.permute(seed, _FIRST + block, np.arange(_BLOCK), size=_BLOCK)
+  parts_B = np.searchsorted(np.cumsum(counts), slots, side="right")
+  numbers_B = np.zeros(_BLOCK, np.int64)
+  for part, count in enumerate(counts):
+    numbers_B[parts_B == part] = np.arange(count)
+  return parts_B, numbers_B
 
 
 def split_block(weights: Mapping[str, float]) -> list[int]:

@@ -52,17 +52,7 @@ def make_paced(
     times_ms = _read_times(profile)
   elif times_ms is None:
     times_ms = [(forward_ms, backward_ms)] * num_blocks
-  if not time_scale > 0:
-    raise ValueError(f"time_scale must be above 0, got {time_scale}.")
-  times_ms = [[ms / time_scale for ms in pair] for pair in times_ms]
-  if len(times_ms) < 2 or any(
-      len(pair) != 2 or not all(0 <= ms < math.inf for ms in pair)
-      for pair in times_ms
-  ):
-    raise ValueError(
-        "A paced model needs at least two layers, each with the times of a "
-        f"forward and a backward pass in ms, at least 0, got {times_ms}."
-    )
+  times_ms = _scale(times_ms, time_scale)
   if not 0 <= jitter < 1:
     raise ValueError(f"jitter must be from 0 and below 1, got {jitter}.")
   sizes = dict(
@@ -90,6 +80,22 @@ def make_paced(
           for layer, (forward_ms, backward_ms) in paces
       },
   )
+
+
+def _scale(times_ms: Times, time_scale: float) -> list[list[float]]:
+  """Returns the times divided by `time_scale`, all checked."""
+  if not time_scale > 0:
+    raise ValueError(f"time_scale must be above 0, got {time_scale}.")
+  scaled_ms = [[ms / time_scale for ms in pair] for pair in times_ms]
+  if len(scaled_ms) < 2 or any(
+      len(pair) != 2 or not all(0 <= ms < math.inf for ms in pair)
+      for pair in scaled_ms
+  ):
+    raise ValueError(
+        "A paced model needs at least two layers, each with the times of a "
+        f"forward and a backward pass in ms, at least 0, got {scaled_ms}."
+    )
+  return scaled_ms
 
 
 def _read_times(path: str) -> Times:

@@ -5,7 +5,8 @@ Texts and records are first tokenized, once, to a folder in the user's cache;
 as `token_files`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+import functools
 import glob
 import hashlib
 import json
@@ -74,11 +75,9 @@ def make_files(
   fields = tuple(field.split(","))
   if len(fields) > 2:
     raise ValueError(f"field must be one name, or two, got {field!r}.")
+  loss = loss or ("completion" if len(fields) == 2 else "all")
   options = packing_lib.Options(
-      sequence_length,
-      packing,
-      masked=bool(documents),
-      loss=loss or ("completion" if len(fields) == 2 else "all"),
+      sequence_length, packing, masked=bool(documents), loss=loss
   )
   settings = dict(
       vocab_size=vocab_size,
@@ -88,15 +87,24 @@ def make_files(
       end_token=end_token,
       cache_dir=cache_dir,
   )
+  make = functools.partial(
+      _make_one, fraction=heldout_fraction, options=options, settings=settings
+  )
+  return _make_all(make, path, heldout_path)
+
+
+def _make_all(
+    make: Callable[[str, str | None], samples.Source],
+    path: str,
+    heldout_path: str | None,
+) -> samples.Source:
+  """Returns the samples of a path, or the mixture that `path` describes."""
   weights = _parse_weights(path)
   if weights is None:
-    return _make_one(path, heldout_path, heldout_fraction, options, settings)
+    return make(path, heldout_path)
   if heldout_path is not None:
     raise ValueError("A mixture takes heldout_fraction, not heldout_path.")
-  made = {
-      name: _make_one(name, None, heldout_fraction, options, settings)
-      for name in weights
-  }
+  made = {name: make(name, None) for name in weights}
   return mixture.make_mixture(made, [*weights.values()])
 
 
@@ -163,7 +171,8 @@ class _Opened(NamedTuple):
 def _make_one(
     path: str,
     heldout_path: str | None,
-    heldout_fraction: float,
+    *,
+    fraction: float,
     options: packing_lib.Options,
     settings: Mapping[str, Any],
 ) -> samples.Source:
@@ -175,7 +184,7 @@ def _make_one(
   manifest, special = corpus.Manifest(entries), train.facts.get("special")
   return packing_lib.make_source(
       train.files,
-      heldout_fraction if heldout is None else heldout.files,
+      fraction if heldout is None else heldout.files,
       options,
       manifest=manifest,
       vocab_size=train.facts.get("vocab_size", settings["vocab_size"]),
@@ -185,7 +194,7 @@ def _make_one(
           "files": {
               e.name: f"{e.num_bytes}:{e.sha256}" for e in manifest.entries
           },
-          "heldout": heldout_fraction if heldout is None else "files",
+          "heldout": fraction if heldout is None else "files",
           "sequence_length": options.sequence_length,
           "packing": options.packing,
           "documents": options.masked,
