@@ -152,24 +152,21 @@ def make_plan(
   )
   upkeep = upkeep_lib.Upkeep(
       num_accumulators=batch.shares_per_pipeline,
-      num_rerouted=batch.shares_per_pipeline
-      if reroutes and num_pipelines > 1
-      else 0,
+      num_rerouted=batch.shares_per_pipeline * (reroutes and num_pipelines > 1),
       num_shares=batch.num_shares,
       protection=protection,
       is_remote=is_remote,
   )
-  search = _Search(
-      profile=profile,
-      batch=batch,
-      num_stages=num_stages,
-      schedule=schedule,
-      balance=balance,
-      limit_bytes=memory_limit_bytes,
-      upkeep=upkeep,
-      cuts=cuts,
-  )
-  return search.find()
+  return _Search(
+      profile,
+      batch,
+      num_stages,
+      schedule,
+      balance,
+      memory_limit_bytes,
+      upkeep,
+      cuts,
+  ).find()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -119,6 +119,7 @@ def agree(
   else:
     change = rules.restart(statuses, zones=zones, leaving=leaving)
   at_once = change.is_immediate
+  saved = {n: s.saved for n, s in statuses.items()}
   return Agreement(
       steps=steps,
       known_version=newest.version,
@@ -131,11 +132,7 @@ def agree(
       rung=change.rung,
       reason=change.reason,
       change=None if at_once else change,
-      restored=(
-          newest_common({n: s.saved for n, s in statuses.items()})
-          if change.rolls_back
-          else 0
-      ),
+      restored=newest_common(saved) if change.rolls_back else 0,
       is_fresh=not at_once
       or all(h == holdings_lib.NOTHING for h in held.values()),
       refused=frozenset(refused),

@@ -77,17 +77,10 @@ def use_virtual_devices(
   store.use()
   threads = _MANY_THREADS if distinct else _NUM_THREADS
   is_started = compat.has_devices()
-  if not is_started:
+  if is_started:
+    _warn_of_other_flags(threads)
+  else:
     _set_environment(threads, deterministic=deterministic)
-  elif not (
-      _VARIABLE in os.environ
-      and os.environ.get(_OURS) in (None, str(threads))
-      and NO_FOLDING in _flags()
-  ):
-    logging.warning(
-        "JAX was started with other threads or flags of XLA than this run "
-        "needs: compare hashes only with those of this process."
-    )
   if not distinct:
     most = int(os.environ.get(_VARIABLE, threads))
     num_devices = min(num_devices, most)
@@ -115,6 +108,19 @@ def _set_environment(threads: int, *, deterministic: bool) -> None:
       logging.warning("%s is appended to XLA_FLAGS=%s.", NO_FOLDING, flags)
   if os.environ.get(_VARIABLE) in (None, os.environ.get(_OURS)):
     os.environ[_VARIABLE] = os.environ[_OURS] = str(threads)
+
+
+def _warn_of_other_flags(threads: int) -> None:
+  """Warns if JAX was started with settings that may give other bits."""
+  if not (
+      _VARIABLE in os.environ
+      and os.environ.get(_OURS) in (None, str(threads))
+      and NO_FOLDING in _flags()
+  ):
+    logging.warning(
+        "JAX was started with other threads or flags of XLA than this run "
+        "needs: compare hashes only with those of this process."
+    )
 
 
 def _flags() -> str:

@@ -90,18 +90,12 @@ def find_owed(
       backwards[s].append(m)
       if s + 1 == len(owners) or (s, m) in held[s].gradients:
         continue
-      if (s, m) not in held[s + 1].gradients and (
-          (s + 1, m) in held[s + 1].accumulated
-      ):
-        raise base.InfeasibleError(
-            f"Stage {s} needs the gradient of microbatch {m}, which node "
-            f"{owners[s + 1]} has used for stage {s + 1} but not kept."
-        )
+      _check_gradient(s, m, sender=owners[s + 1], held=held[s + 1])
       if owners[s] != owners[s + 1]:
         transfers.append(Transfer("G", s, m, owners[s + 1], owners[s]))
   return Owed(
-      forwards=tuple(map(tuple, forwards)),
-      backwards=tuple(map(tuple, backwards)),
+      tuple(map(tuple, forwards)),
+      tuple(map(tuple, backwards)),
       redundant=_redundant(
           [m for m in microbatches if m in redundant],
           owners=owners,
@@ -111,6 +105,19 @@ def find_owed(
       ),
       transfers=tuple(transfers),
   )
+
+
+def _check_gradient(
+    stage: int, microbatch: int, *, sender: int, held: holdings_lib.Holdings
+) -> None:
+  """Checks that `sender` has, or will have, the gradient that a stage needs."""
+  if (stage, microbatch) not in held.gradients and (
+      (stage + 1, microbatch) in held.accumulated
+  ):
+    raise base.InfeasibleError(
+        f"Stage {stage} needs the gradient of microbatch {microbatch}, which "
+        f"node {sender} has used for stage {stage + 1} but not kept."
+    )
 
 
 def _redundant(

@@ -47,16 +47,15 @@ def lower(
   if order not in ORDERS:
     raise ValueError(base.suggest(order, ORDERS, what="order of ticks"))
   nodes = list(dict.fromkeys(owners))
-  most = max(owners.count(node) for node in nodes)
   if not table_lib.is_ring(owners):
     raise ValueError(
         "Each node of a program sends to the next one only, got owners "
         f"{[*owners]}."
     )
   position = {m: i for i, m in enumerate(microbatches)}
-  held = [(start or {}).get(node, table_lib.NOTHING) for node in nodes]
   work = order_lib.Work(
-      owners=tuple(nodes.index(node) for node in owners), start=tuple(held)
+      owners=tuple(nodes.index(node) for node in owners),
+      start=tuple((start or {}).get(n, table_lib.NOTHING) for n in nodes),
   )
   owed = [
       [(i.op, i.stage, position[i.microbatch]) for i in rows[node]]
@@ -66,7 +65,7 @@ def lower(
       owed, work, is_paired=order == "paired", most_residuals=most_residuals
   )
   redundant: Mapping[tuple[int, int], list[int]] = {}
-  if budget is not None and len(nodes) > 1 and most == 1:
+  if budget is not None and len(nodes) == len(owners) > 1:
     assert costs is not None, "A budget needs costs."
     passes, redundant = order_lib.place_redundant(
         passes, costs=costs, budget=budget, num_microbatches=len(microbatches)
