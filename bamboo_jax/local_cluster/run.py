@@ -294,16 +294,13 @@ class ClusterRun:
     elif event.kind == "notice":
       self._cluster.give_notice(name)
 
-  def _show_progress(self) -> None:
-    """Shows the lines of the log since the last call."""
+  def _read_new_lines(self) -> Sequence[jsonl.Line]:
+    """Returns the lines of the log of this run since the last call."""
     if not self._metrics.exists():
-      return
+      return ()
     is_new, lines = self._reader.read()
-    starts = [
-        i
-        for i, line in enumerate(lines)
-        if _is_start(line) and line not in self._former_starts
-    ]
+    is_first = lambda line: _is_start(line) and line not in self._former_starts
+    starts = [i for i, line in enumerate(lines) if is_first(line)]
     # Lines from before the start, or resume, of this run are not shown.
     if starts:
       lines = lines[starts[-1] :]
@@ -317,7 +314,11 @@ class ClusterRun:
       num_shown = sum(1 for _ in same)
       self._shown = []
     self._shown += prints
-    for line in lines[num_shown:]:
+    return lines[num_shown:]
+
+  def _show_progress(self) -> None:
+    """Shows the lines of the log since the last call."""
+    for line in self._read_new_lines():
       is_explained = line.get("event") == "pause"
       self._told_secs = None if is_explained else time.monotonic()
       if _is_start(line) and line["step"]:

@@ -4,11 +4,13 @@ Both entry points, all nodes in this process and one member of a cluster, make
 an environment for the same worker.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import socket
 import time
 from typing import NamedTuple
+
+import jax
 
 from bamboo_jax import base
 from bamboo_jax import config as config_lib
@@ -20,6 +22,7 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime.wire import endpoints
 from bamboo_jax.runtime.wire import peer as peer_lib
 from bamboo_jax.runtime.wire import protocol as protocol_lib
@@ -83,35 +86,27 @@ def train_and_evaluate(
       base.lock_folder(workdir),
       tenure.hold(workdir, found, found_secs) as check_fence,
       progress_lib.Progress(num_steps=config.num_steps) as progress,
+      contextlib.ExitStack() as stack,
   ):
-    worker = worker_lib.Worker(
-        job,
-        environment.Environment(
-            cohort=cohort,
-            workdir=where,
-            faults=due,
-            director=cohort,
-            progress=progress,
-            prefetches=True,
-            check_fence=lambda epoch: check_fence(),  # There is one epoch.
-            stops=lambda: cohort.is_asked_to_stop,
-            callbacks=callbacks,
-        ),
+    given = environment.Environment(
+        cohort=cohort,
+        workdir=where,
+        faults=due,
+        director=cohort,
+        progress=progress,
+        prefetches=True,
+        check_fence=lambda epoch: check_fence(),  # There is one epoch.
+        stops=lambda: cohort.is_asked_to_stop,
+        callbacks=callbacks,
     )
-    with contextlib.ExitStack() as stack:
-      if settles:
-        stack.callback(worker.state.writer.close)
-      stack.enter_context(hearing(cohort.ask_to_stop))
-      is_done = worker.run(stop_at)
-      for line in faults_lib.find_missed(
-          due,
-          cohort.happened,
-          first=cohort.first_step,
-          end=worker.state.steps,
-          source=faults or "",
-      ):
-        progress.show_text(line)
-      return is_done
+    worker = worker_lib.Worker(job, given)
+    if settles:
+      stack.callback(worker.state.writer.close)
+    stack.enter_context(hearing(cohort.ask_to_stop))
+    is_done = worker.run(stop_at)
+    for line in cohort.find_missed(due, worker.state.steps, faults):
+      progress.show_text(line)
+    return is_done
 
 
 class _Local(NamedTuple):
@@ -170,6 +165,59 @@ def train_in_cluster(
     base.UnrecoverableHereError: A stage has no copy left.
   """
   config = accept.accept(config)
+  joined = _join(
+      config, agent, number=number, stamp=stamp, host=host, identity=identity
+  )
+  fence = fence_lib.Fence(workdir)
+  # A cluster may also follow a trace, which needs no faults here.
+  strikes = None
+  if director:
+    strikes = cluster_cohort.RemoteDirector(director, number=number, name=name)
+  job = job_lib.make_job(
+      config, devices=joined.devices, exchange=joined.transport
+  )
+  given = environment.Environment(
+      cohort=cluster_cohort.ClusterCohort(joined.client, joined.exits),
+      workdir=workdir_lib.Workdir.at(workdir),
+      name=name,
+      transfers=transfers_lib.PeerTransfers(
+          joined.client,
+          joined.transport,
+          joined.collectives,
+          preconnects=config.recovery.preconnect,
+      ),
+      collectives=joined.collectives,
+      check_fence=lambda epoch: fence_lib.check(
+          fence, fence_lib.Claim(stamp, epoch)
+      ),
+      faults=sizes.read_faults(config, faults),
+      director=strikes,
+      stops=strikes.is_asked_to_stop if strikes else lambda: False,
+      started_secs=started_secs,
+  )
+  worker_lib.Worker(job, given).run()
+
+
+class _Joined(NamedTuple):
+  """A node's connections to its agent and to other nodes, and its devices."""
+
+  client: client_lib.Client
+  exits: cluster_cohort.Exits
+  transport: transport_lib.Transport
+  collectives: executor_lib.Collectives | None
+  devices: Mapping[int, jax.Device]
+
+
+def _join(
+    config: config_lib.Config,
+    agent: socket.socket,
+    *,
+    number: int,
+    stamp: str,
+    host: str,
+    identity: identity_lib.Identity,
+) -> _Joined:
+  """Connects to the agent, listens for other nodes, and starts JAX."""
   transport = transport_lib.Transport(
       number,
       run=stamp,
@@ -198,29 +246,7 @@ def train_in_cluster(
     devices = devices_lib.place_nodes([number], apart=apart)
   else:
     devices = collectives.start(host)
-  fence = fence_lib.Fence(workdir)
-  # A cluster may also follow a trace, which needs no faults here.
-  strikes = None
-  if director:
-    strikes = cluster_cohort.RemoteDirector(director, number=number, name=name)
-  job = job_lib.make_job(config, devices=devices, exchange=transport)
-  given = environment.Environment(
-      cohort=cluster_cohort.ClusterCohort(client, exits),
-      workdir=workdir_lib.Workdir.at(workdir),
-      name=name,
-      transfers=transfers_lib.PeerTransfers(
-          client, transport, collectives, preconnects=config.recovery.preconnect
-      ),
-      collectives=collectives,
-      check_fence=lambda epoch: fence_lib.check(
-          fence, fence_lib.Claim(stamp, epoch)
-      ),
-      faults=sizes.read_faults(config, faults),
-      director=strikes,
-      stops=strikes.is_asked_to_stop if strikes else lambda: False,
-      started_secs=started_secs,
-  )
-  worker_lib.Worker(job, given).run()
+  return _Joined(client, exits, transport, collectives, devices)
 
 
 def use_devices(config: config_lib.Config, num_nodes: int) -> bool:

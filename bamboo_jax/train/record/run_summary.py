@@ -41,7 +41,7 @@ def make_summary(
   skipped = {l["step"] for l in lines if l.get("event") == SKIPPED}
   steps = [line for line in since if "event" not in line]
   bubbles = [l["bubble_pct"] / 100 for l in steps if "bubble_pct" in l]
-  reports = times.report(recoveries, {})
+  reports = zip(recoveries, times.report(recoveries, {}), strict=True)
   evaluations = [
       {k: v for k, v in line.items() if k != "event"}
       for line in since
@@ -70,10 +70,7 @@ def make_summary(
           "redundancy": _mean_redundancy(job.config.redundancy.mode, steps),
           "costs_measured": plan.profile.measured,
           "partition": list(plan.partition.bounds),
-          "recoveries": [
-              {**recovery, **report}
-              for recovery, report in zip(recoveries, reports, strict=True)
-          ],
+          "recoveries": [{**r, **more} for r, more in reports],
           "cost": account.as_dict(),
       },
   )
