@@ -25,7 +25,7 @@ from typing import Any
 
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import messages
-from tests.simulation import clock as clock_lib
+from bamboo_jax.testing.simulation import clock as clock_lib
 
 CONNECT_SECS, _ACK_SECS, _TRY_SECS = 5.0, 3.0, 1.0  # As in `peers`.
 _LEAST_SECS, _MOST_SECS = 0.0002, 0.002  # Latency of a healthy link.

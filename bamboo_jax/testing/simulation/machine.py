@@ -15,9 +15,9 @@ from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
-from tests.simulation import network as network_lib
-from tests.simulation import worker as worker_lib
-from tests.simulation import world as world_lib
+from bamboo_jax.testing.simulation import network as network_lib
+from bamboo_jax.testing.simulation import worker as worker_lib
+from bamboo_jax.testing.simulation import world as world_lib
 
 _STORE_SECS = (0.001, 0.01)
 _STORE_TIMEOUT_SECS = 2.0  # As in `etcd.Etcd`.

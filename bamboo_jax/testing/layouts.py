@@ -13,7 +13,7 @@ from bamboo_jax.recovery import planner
 from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.recovery.oobleck import cover as cover_lib
 from bamboo_jax.recovery.oobleck import templates as templates_lib
-from tests import profiles
+from bamboo_jax.testing import profiles
 
 
 def make_profile(num_layers, *, layer_secs=0.001):

@@ -23,15 +23,15 @@ import random
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import state as state_lib
-from tests.simulation import clock as clock_lib
-from tests.simulation import faults
-from tests.simulation import machine as machine_lib
-from tests.simulation import network as network_lib
-from tests.simulation import plans
-from tests.simulation import share as share_lib
-from tests.simulation import store as store_lib
-from tests.simulation import worker as worker_lib
-from tests.simulation import world as world_lib
+from bamboo_jax.testing.simulation import clock as clock_lib
+from bamboo_jax.testing.simulation import faults
+from bamboo_jax.testing.simulation import machine as machine_lib
+from bamboo_jax.testing.simulation import network as network_lib
+from bamboo_jax.testing.simulation import plans
+from bamboo_jax.testing.simulation import share as share_lib
+from bamboo_jax.testing.simulation import store as store_lib
+from bamboo_jax.testing.simulation import worker as worker_lib
+from bamboo_jax.testing.simulation import world as world_lib
 
 _LIMITS = detection.Limits(
     heartbeat_secs=0.25,
@@ -73,7 +73,7 @@ def _find_worker(plan: plans.Plan) -> type[worker_lib.Worker]:
   """Returns the kind of workers; those of `trainer` import JAX."""
   if not plan.trains:
     return worker_lib.Worker
-  return importlib.import_module("tests.simulation.trainer").Worker
+  return importlib.import_module("bamboo_jax.testing.simulation.trainer").Worker
 
 
 class History:

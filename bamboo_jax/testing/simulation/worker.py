@@ -22,8 +22,8 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.schedule import channel as channel_lib
-from tests.simulation import clock as clock_lib
-from tests.simulation import share as share_lib
+from bamboo_jax.testing.simulation import clock as clock_lib
+from bamboo_jax.testing.simulation import share as share_lib
 
 INIT_SECS, STEP_SECS, _COMPILE_SECS = 0.5, 0.25, 0.5
 SAVE_STEPS = 4

@@ -11,6 +11,9 @@ import types
 
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster.store import fence as fence_lib
+from bamboo_jax.testing.simulation import fake_engine
+from bamboo_jax.testing.simulation import thread as thread_lib
+from bamboo_jax.testing.simulation import worker as worker_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train import run_state
 from bamboo_jax.train import state_transfer
@@ -18,9 +21,6 @@ from bamboo_jax.train import step_plans
 from bamboo_jax.train import worker as train_worker
 from bamboo_jax.train.members import cluster_cohort
 from bamboo_jax.train.members import transfers as transfers_lib
-from tests.simulation import fake_engine
-from tests.simulation import thread as thread_lib
-from tests.simulation import worker as worker_lib
 
 _LINK_SECS = 0.001
 

@@ -21,9 +21,9 @@ from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import linearize
+from bamboo_jax.testing import layouts
+from bamboo_jax.testing.simulation import worker as worker_lib
 from bamboo_jax.train import step as step_lib
-from tests import layouts
-from tests.simulation import worker as worker_lib
 
 Op = instruction_lib.Op
 _NUM_SHARES = 2

@@ -26,6 +26,9 @@ from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.spmd import executor as spmd_executor
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import linearize
+from bamboo_jax.testing import redone as redone_lib
+from bamboo_jax.testing.fault_sweep import cases as cases_lib
+from bamboo_jax.testing.fault_sweep import storm as storm_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train import step_plans
 from bamboo_jax.train import worker as worker_lib
@@ -38,9 +41,6 @@ from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import job as job_lib
 from bamboo_jax.train.setup import preparation
 from bamboo_jax.train.setup import sizes
-from tests.fault_sweep import cases as cases_lib
-from tests.fault_sweep import storm as storm_lib
-from tests.runtime.spmd import redone as redone_lib
 
 
 class TroubleError(AssertionError):

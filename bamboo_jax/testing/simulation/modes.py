@@ -4,9 +4,9 @@ import dataclasses
 import json
 from typing import NamedTuple
 
-from tests.simulation import history
-from tests.simulation import plans
-from tests.simulation.wire import history as wire_history
+from bamboo_jax.testing.simulation import history
+from bamboo_jax.testing.simulation import plans
+from bamboo_jax.testing.simulation.wire import history as wire_history
 
 _WIRE = "wire"
 MODES = sorted([*plans.MODES, _WIRE])

@@ -10,7 +10,7 @@ import itertools
 import random
 from typing import Any
 
-from tests.simulation import kinds
+from bamboo_jax.testing.simulation import kinds
 
 _SIZES = {"large": [8, 9, 10, 12]}
 _FIRST_SECS, _LAST_SECS = 3.0, 11.0  # When faults begin.
