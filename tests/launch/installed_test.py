@@ -70,13 +70,7 @@ def _install(folder):
   return python.parent
 
 
-_COMMANDS = [
-    name
-    for name, summary in listing.read_summaries(
-        commands.ROOT / "launch"
-    ).items()
-    if not summary.needs_tests
-]
+_COMMANDS = [*listing.read_summaries(commands.ROOT / "launch")]
 
 
 class InstalledTest(parameterized.TestCase):

@@ -1,4 +1,4 @@
-"""What the machines of a history share."""
+"""Clock, network, stores and logs that the machines of a history share."""
 
 import collections
 from collections.abc import Callable
