@@ -94,7 +94,8 @@ class Clusters:
         command.append(f"--zones={rng.choice(_ZONES)}")
       command += [f"--workdir={workdir}", *self._arguments, *overrides]
       _call(command)
-      return json.loads((workdir / "summary.json").read_text())["state_sha256"]
+      summary = json.loads((workdir / "summary.json").read_text())
+      return f"{summary['state_sha256']}"
 
 
 def draw_trace(

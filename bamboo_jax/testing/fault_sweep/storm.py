@@ -46,7 +46,6 @@ class Storm:
     self._rng = random.Random(f"storm {seed}")
     self._struck: set[int] = set()
     self._asked = cases.FIRST_STEP - 1
-    self._worker: worker_lib.Worker | None = None
     self._least = self._most = self._num_before = self.num_compiled = 0
 
   @property

@@ -12,6 +12,7 @@ _AWAY_SECS = 1.4
 
 
 def begin(history: Any, fault: plans.Fault) -> None:
+  """Begins a fault of the plan of a `history.History`."""
   world, network, hosts = history.world, history.world.network, fault.hosts
   share = world.shared.share
   history.check_views()

@@ -21,7 +21,7 @@ class Job(NamedTuple):
   shrinks: bool
 
 
-def explore_all(job):
+def explore_all(job: Job) -> list[list[str]]:
   """Returns the lines of each history of a job."""
   return [
       explore(job.mode, seed, shrinks=job.shrinks)
@@ -29,7 +29,7 @@ def explore_all(job):
   ]
 
 
-def explore(mode, seed, *, shrinks):
+def explore(mode: str, seed: int, *, shrinks: bool) -> list[str]:
   """Returns what a history violates, as lines; none if it violates nothing.
 
   The second line is the smallest plan of faults found, if there are plans.

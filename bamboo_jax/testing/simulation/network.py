@@ -54,7 +54,7 @@ class Connection:
     self._on_message, self._on_closed = on_message, on_closed
     self._next = 0.0
     self._unheard_secs: float | None = None  # Since when nobody acknowledges.
-    self._held: list[tuple[bool, Callable[..., None], tuple]] = []
+    self._held: list[tuple[bool, Callable[..., None], tuple[Any, ...]]] = []
 
   def send(self, message: Any) -> None:
     """Sends to the host that was dialled."""
@@ -201,8 +201,9 @@ class Network:
           self.clock.at(_TRY_SECS, on_failed, "no answer", False)
         return
       listener = self.listeners.get(address)
-      is_refused = pair in self.refused or listener is None
-      on_message = None if is_refused else listener(hello)
+      on_message = None
+      if listener is not None and pair not in self.refused:
+        on_message = listener(hello)
       if on_message is None:
         self.clock.at(self.delay(*pair[::-1]), on_failed, "refused", True)
         return

@@ -132,7 +132,8 @@ class Plan:
     breaks.sort(key=lambda f: f.at_secs)
     hosts = {h for f in breaks for h in f.hosts}
     for pair in itertools.combinations(["", *sorted(hosts)], 2):
-      chain, start_secs, end_secs = set(), 0.0, float("-inf")
+      chain: set[str] = set()
+      start_secs, end_secs = 0.0, float("-inf")
       for fault in breaks:
         if {*fault.hosts} <= {*pair}:
           if fault.at_secs > end_secs + _MEND_SECS:
