@@ -184,7 +184,7 @@ MUTANTS = {
     "fillers_are_taken_for_values": (
         "train",
         (
-            "bamboo_jax/testing/simulation/fake_engine.py",
+            "bamboo_jax/testing/simulation/fake_transport.py",
             "    self.check()\n    if len(sent) > place:",
             "    if len(sent) > place:",
         ),
