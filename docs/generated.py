@@ -73,7 +73,7 @@ def read_help(name: str) -> str:
   ).stdout
 
 
-def render_command(name: str, text: str, *, needs_tests: bool) -> str:
+def render_command(name: str, text: str) -> str:
   """Returns a section in Markdown from the help of a command.
 
   Examples follow the summary and become a block of code, as do the flags.
@@ -88,8 +88,6 @@ def render_command(name: str, text: str, *, needs_tests: bool) -> str:
   shown = [line for line in flags.splitlines() if line.startswith("  ")]
   block = textwrap.dedent("\n".join(shown))
   parts = [f"## bamboo {name}", body]
-  if needs_tests:
-    parts.append("It needs a clone of the repository.")
   if block:
     parts.append(f"```\n{block}\n```")
   return "\n\n".join(parts) + "\n"
@@ -101,9 +99,9 @@ def _all_commands() -> str:
     texts = list(pool.map(read_help, commands))
   table = ["| command | what |", "| --- | --- |"]
   for name, summary in commands.items():
-    table.append(f"| [{name}](#bamboo-{name}) | {summary.text} |")
+    table.append(f"| [{name}](#bamboo-{name}) | {summary} |")
   sections = [
-      render_command(name, text, needs_tests=commands[name].needs_tests)
+      render_command(name, text)
       for name, text in zip(commands, texts, strict=True)
   ]
   return "\n".join([*table, "", *sections])

@@ -19,7 +19,7 @@ from absl import flags
 from bamboo_jax.experiments import sweep
 from bamboo_jax.launch import cli
 from bamboo_jax.launch import sweep_flags
-from tests.simulation import modes
+from bamboo_jax.testing.simulation import modes
 
 _SIZE = 10  # Histories of a job.
 

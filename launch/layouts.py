@@ -45,7 +45,7 @@ _SWEEP = sweep_flags.define()
 @sweep_flags.ending
 def main() -> None:
   """Runs all layouts, prints the summary and exits."""
-  from tests.fault_sweep import jobs as jobs_lib  # Imports JAX.
+  from bamboo_jax.testing.fault_sweep import jobs as jobs_lib  # Imports JAX.
 
   where, arguments = _SWEEP.read(_WORKDIR.value), None
   if _PROCESSES.value:

@@ -55,7 +55,7 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of random cases.")
 
 def main() -> None:
   """Runs all cases; prints the outcome and exits."""
-  from tests.fault_sweep import sweep
+  from bamboo_jax.testing.fault_sweep import sweep
 
   configs = sweep.make_configs(
       _CONFIG.value,

@@ -83,7 +83,7 @@ flags:
 Try --helpfull to get a list of all flags.
 """
     self.assertEqual(
-        generated.render_command("do", text, needs_tests=False),
+        generated.render_command("do", text),
         """## bamboo do
 
 Does it.
@@ -106,9 +106,8 @@ More.
   def test_help_without_flags(self):
     text = "Lists it.\n\nbamboo list\n\nflags:\n\nTry --helpfull for all.\n"
     self.assertEqual(
-        generated.render_command("list", text, needs_tests=True),
-        "## bamboo list\n\nLists it.\n\n```\nbamboo list\n```\n\n"
-        "It needs a clone of the repository.\n",
+        generated.render_command("list", text),
+        "## bamboo list\n\nLists it.\n\n```\nbamboo list\n```\n",
     )
 
   def test_mentions_of_pages_are_links(self):

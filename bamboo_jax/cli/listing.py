@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 import pathlib
 import re
 import textwrap
-from typing import Any, NamedTuple
+from typing import Any
 
 _HELP = """\
 usage: bamboo COMMAND [--flag=value ...]
@@ -13,28 +13,13 @@ usage: bamboo COMMAND [--flag=value ...]
 Commands:
 {commands}
 
-In a clone of the repository only (they use its tests):
-{repository}
-
 Configs, for --config=NAME; also --config=FILE, and NAME:ARGUMENT for variants:
 {configs}
 """
 
 
-class Summary(NamedTuple):
-  """One line on a command.
-
-  Attributes:
-    text: First line of its docstring.
-    needs_tests: It imports from `tests`, which is not installed.
-  """
-
-  text: str
-  needs_tests: bool
-
-
-def read_summaries(folder: pathlib.Path) -> dict[str, Summary]:
-  """Returns the summary of each command in a folder, by its name.
+def read_summaries(folder: pathlib.Path) -> dict[str, str]:
+  """Returns the first line on each command in a folder, by its name.
 
   Reads the modules without importing them, which would take seconds.
   """
@@ -42,21 +27,13 @@ def read_summaries(folder: pathlib.Path) -> dict[str, Summary]:
   for path in sorted(folder.glob("[a-z]*.py")):
     text = path.read_text(encoding="utf-8")
     if "\n  cli.run(" in text:
-      (summary,) = re.findall(r'\Ar?"""(.*)', text)
-      found[path.stem] = Summary(summary, "from tests." in text)
+      (found[path.stem],) = re.findall(r'\Ar?"""(.*)', text)
   return found
 
 
-def render(summaries: Mapping[str, Summary], configs: Collection[str]) -> str:
+def render(summaries: Mapping[str, str], configs: Collection[str]) -> str:
   """Returns the text of `bamboo --help`."""
-  commands, repository = (
-      "\n".join(
-          f"  {name:12} {summary.text}"
-          for name, summary in summaries.items()
-          if summary.needs_tests == needs_tests
-      )
-      for needs_tests in (False, True)
-  )
+  commands = "\n".join(f"  {n:12} {text}" for n, text in summaries.items())
   indent: dict[str, Any] = dict(initial_indent="  ", subsequent_indent="  ")
   names = textwrap.fill(", ".join(configs), width=80, **indent)
-  return _HELP.format(commands=commands, repository=repository, configs=names)
+  return _HELP.format(commands=commands, configs=names)

@@ -1,6 +1,6 @@
 """The arguments of a worker that depend on its process."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import time
 from typing import Any
@@ -41,7 +41,7 @@ class Environment:
   name: str = ""
   transfers: transfers_lib.Transfers = transfers_lib.NoTransfers()
   collectives: executor_lib.Collectives | None = None
-  faults: Sequence[faults_lib.Fault] = ()
+  faults: Iterable[faults_lib.Fault] = ()
   director: cohort_lib.Director | None = None
   progress: progress_lib.Progress | None = None
   prefetches: bool = False

@@ -4,7 +4,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.experiments import gap
-from tests import profiles
+from bamboo_jax.testing import profiles
 
 _PRICE = profiles.make_price(1.0, 1.0)
 

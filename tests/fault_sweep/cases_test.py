@@ -3,7 +3,7 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tests.fault_sweep import cases
+from bamboo_jax.testing.fault_sweep import cases
 
 # Two pipelines of four stages; the first node of the second has two turns.
 PLACES = [(pipeline, stage) for pipeline in range(2) for stage in range(4)]

@@ -9,8 +9,8 @@ import jax
 from bamboo_jax.checkpoint import writer
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime.executables import store
+from bamboo_jax.testing.fault_sweep import layouts as layouts_lib
 from configs import sweep_faults
-from tests.fault_sweep import layouts as layouts_lib
 
 Layout = layouts_lib.Layout
 GPIPE = ("pipeline.schedule", "gpipe")

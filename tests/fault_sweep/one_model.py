@@ -3,9 +3,9 @@
 import jax
 
 from bamboo_jax.faults import faults as faults_lib
-from tests.fault_sweep import cases
-from tests.fault_sweep import layouts as layouts_lib
-from tests.fault_sweep import trials as trials_lib
+from bamboo_jax.testing.fault_sweep import cases
+from bamboo_jax.testing.fault_sweep import layouts as layouts_lib
+from bamboo_jax.testing.fault_sweep import trials as trials_lib
 
 _LAYOUTS = (
     layouts_lib.Layout(1, 1),

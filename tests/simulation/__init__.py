@@ -1,15 +1,5 @@
-"""Explores what may happen to a cluster, by simulating its real decisions.
+"""Tests the simulated cluster: `bamboo_jax.testing.simulation`.
 
-  clock    virtual time
-  network  hosts, links and connections, and their faults
-  store    etcd in memory, and its faults
-  machine  a host: the real core of an agent in a simulated shell, and a worker
-  worker   a worker that keeps to the protocol and computes hashes
-  trainer  the real loop of workers, on the nodes of `fake_engine`
-  plans    faults as a plan, drawn from a seed; shrinks
-  history  runs a plan, and says what was violated
-  wire     histories of the transport between two workers
-  modes    a history of either, by mode and seed
-
-A history is the same each time for a plan. `bamboo explore` runs many.
+corpus   seeds of histories that once violated an invariant
+mutants  one-line faults of the control plane, and how many are found
 """

@@ -8,8 +8,8 @@ import itertools
 
 from absl.testing import parameterized
 
-from tests.simulation import history
-from tests.simulation import plans
+from bamboo_jax.testing.simulation import history
+from bamboo_jax.testing.simulation import plans
 
 _HANG_SECS = (0.1, 12.0, 20.0)
 _LATE_SECS = (0.0, 10.0, 25.0)

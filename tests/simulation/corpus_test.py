@@ -9,8 +9,8 @@ import pathlib
 
 from absl.testing import parameterized
 
-from tests.simulation import history
-from tests.simulation import plans
+from bamboo_jax.testing.simulation import history
+from bamboo_jax.testing.simulation import plans
 
 _CORPUS = sorted((pathlib.Path(__file__).parent / "corpus").glob("*.json"))
 _NUM_SEEDS = {"train": 10}

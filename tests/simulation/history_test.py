@@ -7,12 +7,12 @@ import sys
 
 from absl.testing import parameterized
 
-from tests.simulation import history
-from tests.simulation import plans
+from bamboo_jax.testing.simulation import history
+from bamboo_jax.testing.simulation import plans
 
 _COURSES = """
-from tests.simulation import history
-from tests.simulation import plans
+from bamboo_jax.testing.simulation import history
+from bamboo_jax.testing.simulation import plans
 
 for mode in sorted(plans.MODES):
   plan = plans.draw(mode, 3)

@@ -133,7 +133,7 @@ MUTANTS = {
     "two_views_of_one_number": (
         "folder",
         (
-            "tests/simulation/share.py",
+            "bamboo_jax/testing/simulation/share.py",
             "    if name not in self._files:",
             "    if True:",
         ),
@@ -184,7 +184,7 @@ MUTANTS = {
     "fillers_are_taken_for_values": (
         "train",
         (
-            "tests/simulation/fake_engine.py",
+            "bamboo_jax/testing/simulation/fake_transport.py",
             "    self.check()\n    if len(sent) > place:",
             "    if len(sent) > place:",
         ),

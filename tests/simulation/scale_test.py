@@ -11,9 +11,9 @@ import time
 
 from absl.testing import parameterized
 
-from tests.simulation import history
-from tests.simulation import plans
-from tests.simulation import worker
+from bamboo_jax.testing.simulation import history
+from bamboo_jax.testing.simulation import plans
+from bamboo_jax.testing.simulation import worker
 
 _FORMED_SECS, _LOST_SECS, _END_SECS = 4.0, 6.0, 9.0
 

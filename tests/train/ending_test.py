@@ -7,10 +7,10 @@ import tempfile
 from absl.testing import parameterized
 
 from bamboo_jax.metrics import jsonl
+from bamboo_jax.testing.fault_sweep import trials as trials_lib
 from bamboo_jax.train.record import workdir as workdir_lib
 from tests import fakes
 from tests.fault_sweep import small
-from tests.fault_sweep import trials as trials_lib
 
 
 class EndingCase(parameterized.TestCase):

@@ -11,11 +11,11 @@ import optax
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import profiler
+from bamboo_jax.testing.fault_sweep import cases
+from bamboo_jax.testing.fault_sweep import trials as trials_lib
 from bamboo_jax.train.setup import optimizers
 from bamboo_jax.train.setup import schedules
 from configs import sweep_faults
-from tests.fault_sweep import cases
-from tests.fault_sweep import trials as trials_lib
 
 _CONSTANT = dict(
     schedule=schedules.Schedule("constant", 1e-2, 1e-2), options={}

@@ -15,10 +15,10 @@ from bamboo_jax.models import paced as paced_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.recovery import slowness
 from bamboo_jax.runtime import program_cache
+from bamboo_jax.testing.fault_sweep import trials as trials_lib
 from bamboo_jax.train import run
 from configs import paced
 from tests.fault_sweep import small
-from tests.fault_sweep import trials as trials_lib
 
 _CACHE = program_cache.ProgramCache()
 

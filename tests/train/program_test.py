@@ -21,6 +21,7 @@ from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.spmd import executor as executor_lib
 from bamboo_jax.runtime.spmd import run as run_lib
+from bamboo_jax.testing.fault_sweep import trials
 from bamboo_jax.train import environment
 from bamboo_jax.train import run
 from bamboo_jax.train import worker as worker_lib
@@ -34,7 +35,6 @@ from bamboo_jax.train.setup import preparation
 from bamboo_jax.train.setup import sizes
 from configs import sweep_faults
 from tests import tiny
-from tests.fault_sweep import trials
 
 _PROGRAMS = program_cache.ProgramCache()
 

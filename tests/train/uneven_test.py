@@ -11,9 +11,9 @@ from absl.testing import parameterized
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.runtime.executables import store
-from tests.fault_sweep import cases
+from bamboo_jax.testing.fault_sweep import cases
+from bamboo_jax.testing.fault_sweep import storm as storm_lib
 from tests.fault_sweep import small
-from tests.fault_sweep import storm as storm_lib
 
 
 def make_trials(**changes):

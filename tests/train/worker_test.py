@@ -17,11 +17,11 @@ from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.testing.fault_sweep import cases
+from bamboo_jax.testing.fault_sweep import trials as trials_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.members import local_cohort
-from tests.fault_sweep import cases
 from tests.fault_sweep import small
-from tests.fault_sweep import trials as trials_lib
 
 
 class DeathsTest(parameterized.TestCase):

@@ -14,7 +14,7 @@
   heartbeats      which agent sends them to which
 
 All of that is pure, and tested with a simulated network, see
-`tests/simulation`. With sockets, timers and processes:
+`bamboo_jax.testing.simulation`. With sockets, timers and processes:
 
   agent           the shell; connects the core to the store and to:
   peers           connections with other agents

@@ -8,7 +8,7 @@ from bamboo_jax.base import types
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.cluster.store import registry as registry_lib
-from tests.simulation import store as fake_store
+from bamboo_jax.testing.simulation import store as fake_store
 
 
 class RegistryTest(parameterized.TestCase):

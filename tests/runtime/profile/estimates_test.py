@@ -8,7 +8,7 @@ from absl.testing import absltest
 from bamboo_jax.runtime.executables import folder as folder_lib
 from bamboo_jax.runtime.executables import store
 from bamboo_jax.runtime.profile import estimates
-from tests import profiles
+from bamboo_jax.testing import profiles
 
 
 class EstimatesTest(absltest.TestCase):

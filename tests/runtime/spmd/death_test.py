@@ -10,8 +10,8 @@ import numpy as np
 
 from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.schedule import channel as channel_lib
+from bamboo_jax.testing import redone as redone_lib
 from tests.runtime.spmd import pipelines
-from tests.runtime.spmd import redone as redone_lib
 
 
 def count_compilations():

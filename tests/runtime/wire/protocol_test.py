@@ -1,13 +1,13 @@
-"""The transport's protocol; `tests.simulation.wire` explores it."""
+"""The protocol of the transport; `testing.simulation.wire` explores it."""
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.runtime.wire import frame as frame_lib
 from bamboo_jax.runtime.wire import protocol as protocol_lib
-from tests.simulation.wire import history
+from bamboo_jax.testing.simulation.wire import history
+from bamboo_jax.testing.simulation.wire import network
 from tests.simulation.wire import mutants
-from tests.simulation.wire import network
 
 Frame, Kind = frame_lib.Frame, frame_lib.Kind
 

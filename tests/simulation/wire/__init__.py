@@ -1,6 +1,1 @@
-"""Explores the transport between two nodes over a bad network.
-
-network  connections whose bytes are delayed, cut and lost
-history  two real `Protocol`s, what happens to them, and what must hold
-mutants  one-line faults, and how many of them the explorer finds
-"""
+"""One-line faults of the transport, and how many the explorer finds."""

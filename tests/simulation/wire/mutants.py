@@ -11,7 +11,7 @@ import inspect
 import types
 
 from bamboo_jax.runtime.wire import protocol as protocol_lib
-from tests.simulation.wire import history
+from bamboo_jax.testing.simulation.wire import history
 
 # Name: text of the module, and what it becomes.
 MUTANTS = {

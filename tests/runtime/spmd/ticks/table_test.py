@@ -16,8 +16,8 @@ from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import render as grid_lib
 from bamboo_jax.schedule import scheduler
+from bamboo_jax.testing import redone as redone_lib
 from tests import schedules
-from tests.runtime.spmd import redone as redone_lib
 
 Op = instruction_lib.Op
 

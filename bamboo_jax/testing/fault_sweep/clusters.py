@@ -11,7 +11,7 @@ import sys
 import tempfile
 from typing import Any
 
-from tests.fault_sweep import layouts as layouts_lib
+from bamboo_jax.testing.fault_sweep import layouts as layouts_lib
 
 _MAX_STAGES, _MAX_NODES = 4, 6
 _TRACES = 0.4  # Part of the runs that play one; the others have kills.
@@ -94,7 +94,8 @@ class Clusters:
         command.append(f"--zones={rng.choice(_ZONES)}")
       command += [f"--workdir={workdir}", *self._arguments, *overrides]
       _call(command)
-      return json.loads((workdir / "summary.json").read_text())["state_sha256"]
+      summary = json.loads((workdir / "summary.json").read_text())
+      return f"{summary['state_sha256']}"
 
 
 def draw_trace(

@@ -3,15 +3,16 @@
 import functools
 from typing import Any
 
-from tests.simulation import machine as machine_lib
-from tests.simulation import network as network_lib
-from tests.simulation import plans
+from bamboo_jax.testing.simulation import machine as machine_lib
+from bamboo_jax.testing.simulation import network as network_lib
+from bamboo_jax.testing.simulation import plans
 
 _SLOW_SECS = 0.2
 _AWAY_SECS = 1.4
 
 
 def begin(history: Any, fault: plans.Fault) -> None:
+  """Begins a fault of the plan of a `history.History`."""
   world, network, hosts = history.world, history.world.network, fault.hosts
   share = world.shared.share
   history.check_views()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 import dataclasses
 import functools
 import hashlib
-from typing import Any
+from typing import Any, Protocol
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
@@ -22,8 +22,8 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.schedule import channel as channel_lib
-from tests.simulation import clock as clock_lib
-from tests.simulation import share as share_lib
+from bamboo_jax.testing.simulation import clock as clock_lib
+from bamboo_jax.testing.simulation import share as share_lib
 
 INIT_SECS, STEP_SECS, _COMPILE_SECS = 0.5, 0.25, 0.5
 SAVE_STEPS = 4
@@ -32,8 +32,16 @@ _EXPLAIN_SECS = 30.0  # As in `train.worker`.
 _BEAT_SECS, _SILENCE_SECS = 0.25, 3.0
 _AGAIN_SECS = 0.1  # Between two looks at a folder that gives errors.
 
-# Yields how long to wait; or for what, and how long at most.
-_Work = Generator[float | tuple[Callable[[], bool], float | None], bool, Any]
+# How long to wait; or for what, and how long at most.
+_Wanted = float | tuple[Callable[[], bool], float | None]
+_Steps = Generator[_Wanted, bool | None, Any]
+
+
+class Work(Protocol):
+  """What a worker does, as a generator: `send` runs it up to its next wait."""
+
+  def send(self, held: bool | None, /) -> _Wanted:
+    """Says whether its condition holds; returns what it waits for next."""
 
 
 @dataclasses.dataclass
@@ -62,8 +70,8 @@ class Shared:
   reroute: str
   saved: dict[int, str] = dataclasses.field(default_factory=dict)
   workers: dict[int, Any] = dataclasses.field(default_factory=dict)
-  wire: dict[tuple[Any, ...], list[str]] = dataclasses.field(
-      default_factory=lambda: collections.defaultdict(list)
+  wire: dict[tuple[str, int, int, int, str], list[list[str]]] = (
+      dataclasses.field(default_factory=lambda: collections.defaultdict(list))
   )
   attempts: dict[tuple[str, int], int] = dataclasses.field(
       default_factory=lambda: collections.defaultdict(int)
@@ -92,8 +100,6 @@ class Worker:
   Attributes:
     stamp: Of the run, as its agent says.
     claim: With that stamp; None before it begins.
-    steps: That it has committed; -1 before it has any state.
-    epoch: The view in which training was begun anew.
   """
 
   FAILURES: tuple[type[Exception], ...] = (_FailedError, ValueError)
@@ -112,7 +118,7 @@ class Worker:
     self.number, self.stamp = number, stamp
     self.is_stopped = self._is_over = False
     self.claim: fence_lib.Claim | None = None
-    self._state = ""
+    self._steps, self._epoch, self._state = -1, 0, ""
     self._clock, self.shared = clock, shared
     self._host, self.fence = host, shared.share.at_once(host)
     self._say, self._exit = say, exit
@@ -133,6 +139,16 @@ class Worker:
     self._work = self._make_work()
     self._advance(None)
     self._beat()
+
+  @property
+  def steps(self) -> int:
+    """Steps that it has committed; -1 before it has any state."""
+    return self._steps
+
+  @property
+  def epoch(self) -> int:
+    """The view in which training was begun anew."""
+    return self._epoch
 
   def hear(self, message: Any) -> None:
     """Takes a message of the agent."""
@@ -160,8 +176,7 @@ class Worker:
     for content in frames.Decoder().feed(data):
       self._say(messages.parse(content, messages.FROM_WORKER))
 
-  def _make_work(self) -> _Work:
-    self.steps, self.epoch = -1, 0
+  def _make_work(self) -> Work:
     self._voted_in = 0  # View in which it has voted last.
     return self._live()
 
@@ -218,16 +233,16 @@ class Worker:
 
   # What a worker does.
 
-  def _gather(self, key: str, value: Any) -> _Work:
+  def _gather(self, key: str, value: Any) -> _Steps:
     self.client.post(self.client.adopted.number, key, value)
     return (yield from self.client.collect(key))
 
-  def _live(self) -> _Work:
+  def _live(self) -> _Steps:
     client = self.client
     self.claim = fence_lib.Claim(self.stamp)
     yield INIT_SECS
     if not (yield from client.on_purpose(client.wait_facts())):
-      self.steps = max(self.shared.saved, default=0)
+      self._steps = max(self.shared.saved, default=0)
       self._state = self.shared.saved.get(self.steps, "start")
     yield _COMPILE_SECS
     self._say(messages.WorkerReady())
@@ -249,7 +264,7 @@ class Worker:
       except (base.ViewChangedError, OSError):
         yield from self._recover()
 
-  def _recover(self) -> _Work:
+  def _recover(self) -> _Steps:
     client = self.client
     while True:
       wait = client.wait_interrupt(_EXPLAIN_SECS)
@@ -263,7 +278,7 @@ class Worker:
       except (base.ViewChangedError, OSError):
         continue
 
-  def _regroup(self) -> _Work:
+  def _regroup(self) -> _Steps:
     yield from self.client.collect("begun")
     status = [self.epoch, self.steps, self._state]
     said = yield from self._gather("status", status)
@@ -278,11 +293,11 @@ class Worker:
     elif self.steps == steps - 1 >= 0:
       self._commit()
       assert self._state == state, "states differ"
-    self.steps, self._state, self.epoch = steps, state, epoch
+    self._steps, self._state, self._epoch = steps, state, epoch
     self._since = (self.client.adopted.number, max(steps, 0))
     self._say(messages.Assignment({"roles": [self.client.adopted.number]}))
 
-  def _step(self) -> _Work:
+  def _step(self) -> _Steps:
     client = self.client
     for _ in range(4):
       yield STEP_SECS / 4
@@ -301,7 +316,7 @@ class Worker:
       yield from self._adopt((yield from client.find_view(seen)))
       yield from self._regroup()
 
-  def _adopt(self, view: views.View) -> _Work:
+  def _adopt(self, view: views.View) -> _Steps:
     """Adopts a view, as `ClusterCohort.adopt`."""
     client = self.client
     stopped_for = yield from client.wait_interrupt(0.0)
@@ -309,10 +324,9 @@ class Worker:
     if stopped_for is None or stopped_for.number != view.number:
       client.post(view.number, "begun", json_lib.to_plain(self._begun()))
 
-  def _check_fence(self) -> _Work:
+  def _check_fence(self) -> _Steps:
     """Looks at the fence, as `fence.check`."""
-    epoch = self.client.adopted.epoch
-    claim = dataclasses.replace(self.claim, epoch=epoch)
+    claim = fence_lib.Claim(self.stamp, self.client.adopted.epoch)
     while True:
       while secs := self.shared.share.hung_secs(self._host):
         yield secs
@@ -328,7 +342,7 @@ class Worker:
     # Those who commit a step have voted in one view, also who commits it late.
     state = f"{self._state} {self.steps} {self._voted_in}".encode()
     self._state = hashlib.sha256(state).hexdigest()[:16]
-    self.steps += 1
+    self._steps += 1
     if self.steps % SAVE_STEPS == 0:
       self.shared.saved.setdefault(self.steps, self._state)
     self._say(messages.Report({"steps": self.steps}))

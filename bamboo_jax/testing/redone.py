@@ -3,6 +3,7 @@
 from collections.abc import Collection
 import dataclasses
 
+from bamboo_jax.runtime.spmd import run as run_lib
 from bamboo_jax.runtime.spmd.ticks import table as table_lib
 
 
@@ -58,9 +59,8 @@ def find_redone(
   )
 
 
-def of_run(run):
-  """Returns the passes of the former run that `run` repeats."""
-  former = run.former
+def of_run(run: run_lib.PipelineRun, former: run_lib.PipelineRun) -> Redone:
+  """Returns the passes of `former` that `run`, which continues it, repeats."""
   size = former.program.sizes.num_ticks
   return find_redone(
       former.table,

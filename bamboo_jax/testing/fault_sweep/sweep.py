@@ -12,10 +12,10 @@ import tqdm
 from bamboo_jax import config as config_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import program_cache
+from bamboo_jax.testing.fault_sweep import cases as cases_lib
+from bamboo_jax.testing.fault_sweep import storm as storm_lib
+from bamboo_jax.testing.fault_sweep import trials as trials_lib
 from bamboo_jax.train.setup import sizes
-from tests.fault_sweep import cases as cases_lib
-from tests.fault_sweep import storm as storm_lib
-from tests.fault_sweep import trials as trials_lib
 
 
 def make_configs(
@@ -74,9 +74,11 @@ def sweep(
         cases = cases_lib.single_deaths(trial.steps, every=every)
       elif kind == "storm":
         at_once = max(1, config.recovery.num_failures)
-        given = dict(num_events=num_events, at_once=at_once)
         seeds = range(seed, seed + num_cases)
-        cases = [storm_lib.Storm(**given, seed=s) for s in seeds]
+        cases = [
+            storm_lib.Storm(num_events=num_events, at_once=at_once, seed=s)
+            for s in seeds
+        ]
       else:
         cases = cases_lib.draw_deaths(
             kind, trial.steps, num_cases=num_cases, seed=seed
@@ -100,7 +102,8 @@ def _run(
   Rings of nodes after several deaths are compiled when they are needed.
   """
   failed = 0
-  rungs, redone = collections.Counter(), collections.Counter()
+  rungs = collections.Counter[str]()
+  redone = collections.Counter[str]()
   start = time.perf_counter()
   storms = [case for case in cases if isinstance(case, storm_lib.Storm)]
   with tqdm.tqdm(

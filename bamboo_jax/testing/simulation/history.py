@@ -23,15 +23,15 @@ import random
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import state as state_lib
-from tests.simulation import clock as clock_lib
-from tests.simulation import faults
-from tests.simulation import machine as machine_lib
-from tests.simulation import network as network_lib
-from tests.simulation import plans
-from tests.simulation import share as share_lib
-from tests.simulation import store as store_lib
-from tests.simulation import worker as worker_lib
-from tests.simulation import world as world_lib
+from bamboo_jax.testing.simulation import clock as clock_lib
+from bamboo_jax.testing.simulation import faults
+from bamboo_jax.testing.simulation import machine as machine_lib
+from bamboo_jax.testing.simulation import network as network_lib
+from bamboo_jax.testing.simulation import plans
+from bamboo_jax.testing.simulation import share as share_lib
+from bamboo_jax.testing.simulation import store as store_lib
+from bamboo_jax.testing.simulation import worker as worker_lib
+from bamboo_jax.testing.simulation import world as world_lib
 
 _LIMITS = detection.Limits(
     heartbeat_secs=0.25,
@@ -73,7 +73,9 @@ def _find_worker(plan: plans.Plan) -> type[worker_lib.Worker]:
   """Returns the kind of workers; those of `trainer` import JAX."""
   if not plan.trains:
     return worker_lib.Worker
-  return importlib.import_module("tests.simulation.trainer").Worker
+  module = importlib.import_module("bamboo_jax.testing.simulation.trainer")
+  kind: type[worker_lib.Worker] = module.Worker
+  return kind
 
 
 class History:
@@ -161,6 +163,7 @@ class History:
     """Who begins again loses what its worker has."""
     host, has_state = machine.host, machine.worker in self._trained
     if machine.state.must_restart and has_state and host not in self._excused():
+      assert machine.ended is not None, host
       self.violate(f"copies: {host} begins again: {machine.ended.reason}")
 
   def _note_commit(
@@ -174,7 +177,7 @@ class History:
     now = self._last_secs = self.world.clock.now
     self._trained.add(worker)
     who = f"node {worker.number} in view {view} commits step {steps}"
-    run, claimed = worker.claim.stamp, worker.client.adopted.epoch
+    run, claimed = worker.stamp, worker.client.adopted.epoch
     self._first.setdefault((run, view), now)
     excused = self.plan.excused()
     if self.plan.trains:
@@ -193,7 +196,7 @@ class History:
       self.violate(f"fence: {who} though others are in {later}")
     workers = [m.worker for m in self.machines.values() if m.worker]
     workers = [w for w in workers if w.claim]  # Others have not begun.
-    lives = {w: (w.claim.stamp, w.epoch) for w in workers}
+    lives = {w: (w.stamp, w.epoch) for w in workers}
     if (run, epoch) not in self._lives:
       self._lives.append((run, epoch))
       for other in workers:
@@ -228,6 +231,7 @@ class History:
         self.violate(f"log: {key} was {view}, and is {there} in the folder")
 
   def check_views(self) -> None:
+    """Records a violation if two agents have different views of a number."""
     for run, epoch in self.world.shared.share.lives():
       self._begun.setdefault((run, epoch), self.world.clock.now)
     for machine in self.machines.values():
@@ -245,7 +249,7 @@ class History:
     living = [m for m in self.machines.values() if not m.is_hung]
     members = [m for m in living if m.state.roster.is_member]
     workers = [m.worker for m in members if m.worker and m.worker.claim]
-    lives = {(w.claim.stamp, w.epoch) for w in workers if w.steps > 0}
+    lives = {(w.stamp, w.epoch) for w in workers if w.steps > 0}
     trained = lives.intersection(self._lives[-1:])  # Not if they begin anew.
     is_due = trained and self._is_enough() and not self.plan.num_steps
     if is_due and not self._is_recent():

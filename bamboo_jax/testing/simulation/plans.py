@@ -10,7 +10,7 @@ import itertools
 import random
 from typing import Any
 
-from tests.simulation import kinds
+from bamboo_jax.testing.simulation import kinds
 
 _SIZES = {"large": [8, 9, 10, 12]}
 _FIRST_SECS, _LAST_SECS = 3.0, 11.0  # When faults begin.
@@ -132,7 +132,8 @@ class Plan:
     breaks.sort(key=lambda f: f.at_secs)
     hosts = {h for f in breaks for h in f.hosts}
     for pair in itertools.combinations(["", *sorted(hosts)], 2):
-      chain, start_secs, end_secs = set(), 0.0, float("-inf")
+      chain: set[str] = set()
+      start_secs, end_secs = 0.0, float("-inf")
       for fault in breaks:
         if {*fault.hosts} <= {*pair}:
           if fault.at_secs > end_secs + _MEND_SECS:

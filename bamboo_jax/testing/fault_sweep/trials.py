@@ -25,7 +25,12 @@ from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.spmd import executor as spmd_executor
 from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.testing import redone as redone_lib
+from bamboo_jax.testing.fault_sweep import cases as cases_lib
+from bamboo_jax.testing.fault_sweep import storm as storm_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train import step_plans
 from bamboo_jax.train import worker as worker_lib
@@ -38,9 +43,6 @@ from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import job as job_lib
 from bamboo_jax.train.setup import preparation
 from bamboo_jax.train.setup import sizes
-from tests.fault_sweep import cases as cases_lib
-from tests.fault_sweep import storm as storm_lib
-from tests.runtime.spmd import redone as redone_lib
 
 
 class TroubleError(AssertionError):
@@ -66,7 +68,11 @@ class Outcome:
   redone: tuple[redone_lib.Redone, ...]
 
 
-def prepare(config, cache, whole=None):
+def prepare(
+    config: config_lib.Config,
+    cache: program_cache.ProgramCache,
+    whole: spec_lib.StageSpec | None = None,
+) -> preparation.Prepared:
   """Returns the task of a config; `cache` may have programs of `whole`."""
   task = build.make_task(config)
   if whole is not None:
@@ -101,7 +107,7 @@ class Trials:
     )
     self._job = make(config, whole)
     self.whole = self._job.task.whole
-    less = {"redundancy.spares": 0}
+    less: dict[str, Any] = {"redundancy.spares": 0}
     if not executors.is_program(config):  # Another mode is another program.
       less["redundancy.mode"] = "none"
     plain = config.changed(less)
@@ -218,17 +224,22 @@ def record_redone(
     executor: executor_lib.Executor,
 ) -> list[redone_lib.Redone]:
   """Returns a list that grows with every death in the middle of a step."""
-  found, plan = [], executor.plan
+  found: list[redone_lib.Redone] = []
+  if not isinstance(executor, spmd_executor.Programs):
+    return found
+  programs, plan = executor.programs, executor.plan
 
-  def record(timelines: Any) -> None:
-    before = dict(executor.programs.runs)
-    plan(timelines)
-    for share, run in executor.programs.runs.items():
+  def record(
+      timelines: Sequence[timeline_lib.Timeline],
+      filling: filling_lib.StepFilling | None = None,
+  ) -> None:
+    before = dict(programs.runs)
+    plan(timelines, filling)
+    for share, run in programs.runs.items():
       if run.former and run is not before.get(share):
-        found.append(redone_lib.of_run(run))
+        found.append(redone_lib.of_run(run, run.former))
 
-  if isinstance(executor, spmd_executor.Programs):
-    executor.plan = record
+  executor.plan = record
   return found
 
 

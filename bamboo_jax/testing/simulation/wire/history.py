@@ -8,21 +8,32 @@ faults end, both nodes move to one attempt, and all values must arrive.
 """
 
 import collections
+from collections.abc import Callable, Iterable, Mapping
 import itertools
 import random
+import types
 
 from bamboo_jax.runtime.wire import frame as frame_lib
 from bamboo_jax.runtime.wire import protocol as protocol_lib
-from tests.simulation.wire import network
+from bamboo_jax.testing.simulation.wire import network
 
 _MANY = 1 << 20  # Bytes, more than a history has on its way.
+
+_Modules = tuple[types.ModuleType, types.ModuleType]  # Frame and protocol.
+# Values by sender, attempt and channel.
+_Values = dict[tuple[int, int, str], list[int]]
 
 
 class ViolationError(Exception):
   """What must hold does not."""
 
 
-def explore(seed, *, frame=frame_lib, protocol=protocol_lib):
+def explore(
+    seed: int,
+    *,
+    frame: types.ModuleType = frame_lib,
+    protocol: types.ModuleType = protocol_lib,
+) -> Mapping[str, int]:
   """Runs a history; returns counts of what happened.
 
   Args:
@@ -47,22 +58,22 @@ def explore(seed, *, frame=frame_lib, protocol=protocol_lib):
 class History:
   """Two protocols, and the network between them."""
 
-  def __init__(self, seed, modules):
+  def __init__(self, seed: int, modules: _Modules) -> None:
     self.frame, self.protocol = modules
     self.rng, self.now = random.Random(seed), 0.0
     times = self.protocol.TimeLimits(dead_secs=2.0, dial_secs=1.0)
-    self.nodes = [
+    self.nodes: list[protocol_lib.Protocol] = [
         self.protocol.Protocol(i, 1 - i, run="r", times=times) for i in (0, 1)
     ]
-    self.connections = []
+    self.connections: list[network.Connection] = []
     self.dials = [0, 0]  # On their way.
-    self.sent = collections.defaultdict(list)  # By sender, attempt, channel.
-    self.got = collections.defaultdict(list)
+    self.sent: _Values = collections.defaultdict(list)
+    self.got: _Values = collections.defaultdict(list)
     self.acked = [0, 0]
     self.values = itertools.count()
-    self.counts = collections.Counter()
+    self.counts = collections.Counter[str]()
     rng = self.rng
-    self.weights = {
+    self.weights: dict[Callable[[], object], int] = {
         self.flow: 30,
         self.write: 20,
         self.send: rng.choice((2, 8)),
@@ -76,14 +87,15 @@ class History:
     self.fail_rate = rng.choice((0.0, 0.3))
     self.most_bytes = rng.choice((40, 150, 1000))  # That arrive at once.
 
-  def run(self, *, num_steps):
+  def run(self, *, num_steps: int) -> None:
+    """Draws what happens, so many times, and checks after each."""
     kinds = [kind for kind, weight in self.weights.items() if weight]
     weights = [self.weights[kind] for kind in kinds]
     for _ in range(num_steps):
       self.rng.choices(kinds, weights)[0]()
       self.check()
 
-  def do(self, side, actions):
+  def do(self, side: int, actions: Iterable[protocol_lib.Action]) -> None:
     """Carries out the actions of a node."""
     for action in actions:
       match action:
@@ -97,11 +109,13 @@ class History:
         case self.protocol.Deliver(frame=frame):
           self._deliver(side, frame)
 
-  def _put(self, side, connection, frame):
+  def _put(
+      self, side: int, connection: network.Connection, frame: frame_lib.Frame
+  ) -> None:
     data = self.frame.encode(frame) + bytes(frame.payload)
     connection.write(side, data)
 
-  def _deliver(self, side, frame):
+  def _deliver(self, side: int, frame: frame_lib.Frame) -> None:
     node = self.nodes[side]
     _require(frame.attempt == node.attempt, "a value of another attempt")
     key = (1 - side, frame.attempt, frame.channel)
@@ -112,7 +126,7 @@ class History:
 
   # What happens.
 
-  def flow(self, most=None):
+  def flow(self, most: int | None = None) -> bool:
     """Some bytes of a connection arrive; returns whether there were any."""
     live = [
         (c, side)
@@ -141,7 +155,7 @@ class History:
       self.do(side, node.receive(connection, frame, self.now))
     return True
 
-  def write(self):
+  def write(self) -> bool:
     """Each node writes a frame; returns whether there was one."""
     has_written = False
     for side, node in enumerate(self.nodes):
@@ -152,7 +166,7 @@ class History:
           has_written = True
     return has_written
 
-  def send(self, side=None, channel=None):
+  def send(self, side: int | None = None, channel: str | None = None) -> None:
     """A node sends a value, sometimes a long one."""
     side = self.rng.randrange(2) if side is None else side
     channel = channel or self.rng.choice("abc")
@@ -161,7 +175,7 @@ class History:
     self.sent[side, node.attempt, channel].append(value)
     self.do(side, node.send(channel, payload, len(payload)))
 
-  def end_dial(self, *, may_fail=True):
+  def end_dial(self, *, may_fail: bool = True) -> bool:
     """A dial succeeds or fails; returns whether there was one."""
     sides = [side for side in (0, 1) if self.dials[side]]
     if not sides:
@@ -177,7 +191,7 @@ class History:
     self.do(side, self.nodes[side].opened(c, self.now))
     return True
 
-  def learn(self):
+  def learn(self) -> bool:
     """An end is told that its connection is gone, once all has been read."""
     for c in self.connections:
       for side in (0, 1):
@@ -189,24 +203,28 @@ class History:
           return True
     return False
 
-  def tick(self, secs=None):
+  def tick(self, secs: float | None = None) -> None:
+    """Time passes for both nodes."""
     self.now += secs or self.rng.choice((0.01, 0.1, 0.3, 1.0))
     for side, node in enumerate(self.nodes):
       self.do(side, node.tick(self.now))
 
-  def advance(self):
+  def advance(self) -> None:
+    """A node begins another attempt."""
     side = self.rng.randrange(2)
     node, newest = self.nodes[side], max(n.attempt for n in self.nodes)
     to = self.rng.choice((node.attempt + 1, newest, newest + 1))
     self.do(side, node.advance(to))
 
-  def break_one(self):
+  def break_one(self) -> None:
+    """A connection breaks."""
     live = [c for c in self.connections if network.OPEN in c.ends]
     if live:
       self.rng.choice(live).break_(self.rng)
       self.counts["breaks"] += 1
 
-  def silence_one(self):
+  def silence_one(self) -> None:
+    """A connection loses what is written, and nobody is told."""
     both = [network.OPEN, network.OPEN]
     live = [c for c in self.connections if c.ends == both]
     if live:
@@ -215,7 +233,8 @@ class History:
 
   # What must hold.
 
-  def check(self):
+  def check(self) -> None:
+    """Raises `ViolationError` if a node keeps what it need not keep."""
     for side, node in enumerate(self.nodes):
       kept = [*node._sent, *node._queue]
       seqs = [f.seq for f in kept]
@@ -237,14 +256,14 @@ class History:
           "counters of channels grow",
       )
 
-  def quiesce(self, *, may_dial=True):
+  def quiesce(self, *, may_dial: bool = True) -> None:
     """Lets everything arrive that is on its way."""
     is_busy = True
     while is_busy:
       is_busy = may_dial and self.end_dial(may_fail=False)
       is_busy |= self.flow(_MANY) | self.write() | self.learn()
 
-  def settle(self):
+  def settle(self) -> None:
     """Faults end; all arrives, on one connection, with few dials."""
     newest = max(node.attempt for node in self.nodes)
     for side, node in enumerate(self.nodes):
@@ -276,7 +295,7 @@ class History:
       )
     self._check_prompt(newest)
 
-  def _check_prompt(self, attempt):
+  def _check_prompt(self, attempt: int) -> None:
     """With a connection, a value arrives at once; a tick acknowledges it."""
     for side in (0, 1):
       self.send(side, "c")
@@ -293,7 +312,7 @@ class History:
     )
 
 
-def _cross_dials(seed, modules):
+def _cross_dials(seed: int, modules: _Modules) -> None:
   """Both nodes dial at once: one dial each, and one connection stays."""
   history = History(seed, modules)
   history.fail_rate = 0.0
@@ -315,14 +334,14 @@ def _cross_dials(seed, modules):
   _require(history.counts["dials"] == 2, "dials that cross lead to more")
 
 
-def _take_over(seed, modules):
+def _take_over(seed: int, modules: _Modules) -> None:
   """A connection that only one end believes in is replaced by one dial."""
   history = History(seed, modules)
   rng = history.rng
   dialler = rng.randrange(2)  # Makes all connections but the last.
   first, second = history.nodes[dialler], history.nodes[1 - dialler]
 
-  def dial(side):
+  def dial(side: int) -> network.Connection:
     while not history.dials[side]:
       history.now += 0.05
       node = history.nodes[side]
@@ -347,6 +366,6 @@ def _take_over(seed, modules):
   )
 
 
-def _require(holds, violation):
+def _require(holds: bool, violation: str) -> None:
   if not holds:
     raise ViolationError(violation)

@@ -1,5 +1,9 @@
 """Rules of clusters whose stages are all alike, one layer each."""
 
+from collections.abc import Sequence
+from typing import TypedDict, Unpack
+
+from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import planner as planner_lib
@@ -13,20 +17,36 @@ from bamboo_jax.recovery import planner
 from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.recovery.oobleck import cover as cover_lib
 from bamboo_jax.recovery.oobleck import templates as templates_lib
-from tests import profiles
+from bamboo_jax.schedule import failover
+from bamboo_jax.testing import profiles
 
 
-def make_profile(num_layers, *, layer_secs=0.001):
-  """Returns the costs of so many equal layers."""
-  layer = dict(
-      forward_ms=1e3 * layer_secs,
-      backward_ms=2e3 * layer_secs,
-      update_ms=0.1,
-      parameter_bytes=1024,
-      slot_bytes=2048,
-      activation_bytes=64,
-      residual_bytes=64,
-  )
+class Rungs(TypedDict, total=False):
+  """Fields of `ladder.Ladder`, but `shadow`."""
+
+  reroute: str
+  drop: bool
+  reconfigure: bool
+  checkpoint: bool
+  fold: bool
+  hand_over: bool
+  rereplicate: str
+  horizon_secs: float
+
+
+def make_profile(
+    num_layers: int, *, layer_secs: float = 0.001
+) -> cost_model.Profile:
+  """Returns the costs of equal layers, each with a forward of `layer_secs`."""
+  layer: profiles.LayerCosts = {
+      "forward_ms": 1e3 * layer_secs,
+      "backward_ms": 2e3 * layer_secs,
+      "update_ms": 0.1,
+      "parameter_bytes": 1024,
+      "slot_bytes": 2048,
+      "activation_bytes": 64,
+      "residual_bytes": 64,
+  }
   layers = [
       profiles.make_layer(f"layer_{i}", **layer) for i in range(num_layers)
   ]
@@ -38,28 +58,32 @@ def make_profile(num_layers, *, layer_secs=0.001):
   )
 
 
-def make_pipelines(roles):
+def make_pipelines(
+    roles: Sequence[failover.Roles],
+) -> tuple[pipelines_lib.Pipeline, ...]:
   """Returns pipelines of one layer per stage, by their roles."""
   partition = partition_lib.Partition(tuple(range(roles[0].num_stages + 1)))
   return tuple(pipelines_lib.Pipeline(partition, r) for r in roles)
 
 
-def make_layout(roles, shares):
+def make_layout(
+    roles: Sequence[failover.Roles], shares: layout_lib.Shares
+) -> layout_lib.Layout:
   """Returns the layout of such pipelines."""
   pipelines = make_pipelines(roles)
   return layout_lib.Layout(pipelines, shares, pipelines[0].partition.bounds)
 
 
 def make_rows(
-    profile,
-    mode,
+    profile: cost_model.Profile,
+    mode: str,
     *,
-    num_stages,
-    num_pipelines=1,
-    num_shares,
-    per_share=4,
-    segments=None,
-):
+    num_stages: int,
+    num_pipelines: int = 1,
+    num_shares: int,
+    per_share: int = 4,
+    segments: partition_lib.Partition | None = None,
+) -> rows.RowPlanner:
   """Returns the planner of rows of such pipelines."""
   plan = planner_lib.make_plan(
       profile,
@@ -73,15 +97,15 @@ def make_rows(
 
 
 def make_rules(
-    num_stages,
-    num_shares,
+    num_stages: int,
+    num_shares: int,
     *,
-    mode="lazy",
-    layer_secs=0.001,
-    split="even",
-    per_share=4,
-    **rungs,
-):
+    mode: str = "lazy",
+    layer_secs: float = 0.001,
+    split: str = "even",
+    per_share: int = 4,
+    **rungs: Unpack[Rungs],
+) -> assignment.Rules:
   """Returns rules for pipelines of so many stages, at most one per share.
 
   With the `split` "makespan", shares of `per_share` microbatches are dealt so.
@@ -125,16 +149,16 @@ def make_rules(
 
 
 def make_template_rules(
-    num_layers,
-    num_shares,
+    num_layers: int,
+    num_shares: int,
     *,
-    min_nodes=2,
-    mode="lazy",
-    method="replanning",
-    reroute="shares",
-    per_share=4,
-    layout="templates",
-):
+    min_nodes: int = 2,
+    mode: str = "lazy",
+    method: str = "replanning",
+    reroute: str = "shares",
+    per_share: int = 4,
+    layout: str = "templates",
+) -> assignment.Rules:
   """Returns rules for pipelines of any depth from `min_nodes` on.
 
   With the `layout` "grid" all have the depth that is fastest.

@@ -15,9 +15,9 @@ from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
-from tests.simulation import network as network_lib
-from tests.simulation import worker as worker_lib
-from tests.simulation import world as world_lib
+from bamboo_jax.testing.simulation import network as network_lib
+from bamboo_jax.testing.simulation import worker as worker_lib
+from bamboo_jax.testing.simulation import world as world_lib
 
 _STORE_SECS = (0.001, 0.01)
 _STORE_TIMEOUT_SECS = 2.0  # As in `etcd.Etcd`.
@@ -47,7 +47,7 @@ class Machine:
     self.worker: worker_lib.Worker | None = None
     self.ended: events_lib.End | None = None
     self._freeze_after: tuple[str, float] = ("", 0.0)
-    self._backlog: list[tuple[Callable[..., None], tuple]] = []
+    self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
     self._etcd = world.etcd.client()
     self._begin(options)
     self._tick()
@@ -78,7 +78,7 @@ class Machine:
     """The worker ends."""
     if self.worker is not None:
       self.worker.end()
-      self._worker_exited(code)
+      self._worker_exited(self._life, code)
 
   def freeze(self, *, is_all: bool = True) -> None:
     """All processes are stopped, or only the agent."""
@@ -226,7 +226,7 @@ class Machine:
       case events_lib.Store(method, args):
         secs = self.world.random.uniform(*_STORE_SECS)
         self.world.clock.at(
-            secs, self._ask_store, self._life, flow, method, args
+            secs, self._ask_store, self._life, flow, method, *args
         )
       case events_lib.Watch():
         self._watch(flow, request)
@@ -288,7 +288,7 @@ class Machine:
     return not is_stalled and self.host not in world.cut_off
 
   def _ask_store(
-      self, life: str, flow: int, method: Callable[..., Any], args: tuple
+      self, life: str, flow: int, method: Callable[..., Any], *args: Any
   ) -> None:
     if life != self._life or not self.is_alive:
       return
@@ -300,7 +300,7 @@ class Machine:
           self.host not in self.world.cut_off
       ):
         self.world.clock.at(
-            wait_secs + secs, self._ask_store, life, flow, method, args
+            wait_secs + secs, self._ask_store, life, flow, method, *args
         )
         return
       secs, error = _STORE_TIMEOUT_SECS, OSError("no answer of the store.")
@@ -317,7 +317,6 @@ class Machine:
   # The worker.
 
   def _start_worker(self, number: int, stamp: str) -> None:
-    life = self._life
     self.worker = self.world.make_worker(
         number,
         stamp,
@@ -327,14 +326,16 @@ class Machine:
         say=lambda message: self._later(
             _PIPE_SECS, events_lib.WorkerSaid(message)
         ),
-        exit=lambda code: life == self._life and self._worker_exited(code),
+        exit=functools.partial(self._worker_exited, self._life),
     )
 
   def _tell_worker(self, message: Any) -> None:
     if self.worker is not None:
       self.worker.hear(message)
 
-  def _worker_exited(self, code: int) -> None:
+  def _worker_exited(self, life: str, code: int) -> None:
+    if life != self._life:
+      return
     self.worker = None
     secs = self.world.random.uniform(_PIPE_SECS, _EXIT_SECS)
     self._later(secs, events_lib.WorkerExited(code))

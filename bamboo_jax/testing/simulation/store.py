@@ -93,13 +93,20 @@ class Server:
     header = {"cluster_id": "1", "revision": f"{self._revision}"}
     return {"header": header, **found}
 
-  def carry(self, host, port, path, request, timeout_secs):
+  def carry(
+      self,
+      host: str,
+      port: int,
+      path: str,
+      request: Mapping[str, Any],
+      timeout_secs: float,
+  ) -> etcd_lib.Answer:
     """Answers as a server does to a client."""
     del host, port, timeout_secs
     try:
-      return 200, self.answer(path, request)
+      return etcd_lib.Answer(200, self.answer(path, request))
     except OSError as error:
-      return 429, {"message": f"{error}"}
+      return etcd_lib.Answer(429, {"message": f"{error}"})
 
   def _find(self, key: str) -> dict[str, str] | None:
     entry = self._entries.get(key)

@@ -27,13 +27,13 @@ from bamboo_jax.plan import cost_model
 from bamboo_jax.recovery.oobleck import templates
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.executables import mappings
+from bamboo_jax.testing.fault_sweep import cases as cases_lib
+from bamboo_jax.testing.fault_sweep import storm as storm_lib
+from bamboo_jax.testing.fault_sweep import trials
 from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
 from bamboo_jax.train.setup import sizes
-from tests.fault_sweep import cases as cases_lib
-from tests.fault_sweep import storm as storm_lib
-from tests.fault_sweep import trials
 
 NUM_SHARES = 12
 NUM_MICROBATCHES = 12  # Of all pipelines.

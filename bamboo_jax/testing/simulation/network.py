@@ -25,7 +25,7 @@ from typing import Any
 
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import messages
-from tests.simulation import clock as clock_lib
+from bamboo_jax.testing.simulation import clock as clock_lib
 
 CONNECT_SECS, _ACK_SECS, _TRY_SECS = 5.0, 3.0, 1.0  # As in `peers`.
 _LEAST_SECS, _MOST_SECS = 0.0002, 0.002  # Latency of a healthy link.
@@ -54,7 +54,7 @@ class Connection:
     self._on_message, self._on_closed = on_message, on_closed
     self._next = 0.0
     self._unheard_secs: float | None = None  # Since when nobody acknowledges.
-    self._held: list[tuple[bool, Callable[..., None], tuple]] = []
+    self._held: list[tuple[bool, Callable[..., None], tuple[Any, ...]]] = []
 
   def send(self, message: Any) -> None:
     """Sends to the host that was dialled."""
@@ -201,8 +201,9 @@ class Network:
           self.clock.at(_TRY_SECS, on_failed, "no answer", False)
         return
       listener = self.listeners.get(address)
-      is_refused = pair in self.refused or listener is None
-      on_message = None if is_refused else listener(hello)
+      on_message = None
+      if listener is not None and pair not in self.refused:
+        on_message = listener(hello)
       if on_message is None:
         self.clock.at(self.delay(*pair[::-1]), on_failed, "refused", True)
         return

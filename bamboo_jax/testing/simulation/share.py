@@ -16,7 +16,7 @@ from typing import Any
 
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import fence as fence_lib
-from tests.simulation import clock as clock_lib
+from bamboo_jax.testing.simulation import clock as clock_lib
 
 _CALL_SECS = (0.0005, 0.002)  # One way.
 _GARBAGE = ("", '{"number": 3, "mem', "\0" * 40)

@@ -1,4 +1,4 @@
-"""What the machines of a history share."""
+"""Clock, network, stores and logs that the machines of a history share."""
 
 import collections
 from collections.abc import Callable
@@ -8,10 +8,10 @@ import random
 from typing import Any
 
 from bamboo_jax.cluster.store import registry as registry_lib
-from tests.simulation import clock as clock_lib
-from tests.simulation import network as network_lib
-from tests.simulation import store as store_lib
-from tests.simulation import worker as worker_lib
+from bamboo_jax.testing.simulation import clock as clock_lib
+from bamboo_jax.testing.simulation import network as network_lib
+from bamboo_jax.testing.simulation import store as store_lib
+from bamboo_jax.testing.simulation import worker as worker_lib
 
 
 @dataclasses.dataclass

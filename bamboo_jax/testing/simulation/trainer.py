@@ -1,16 +1,25 @@
 """The real loop of `train.worker`, in a thread that is given the baton.
 
-Loop, cohort, client, state and plans are those that train; see `fake_engine`
-for what stands for the rest.
+Loop, cohort, client, state and plans are those that train; see `fake_engine`,
+`fake_transport` and `fake_files` for what stands for the rest.
 """
 
 import collections
-import dataclasses
+from collections.abc import Callable, Mapping
 import threading
 import types
+from typing import Any
 
 from bamboo_jax.cluster import client as client_lib
+from bamboo_jax.cluster import client_state
+from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import fence as fence_lib
+from bamboo_jax.schedule import channel as channel_lib
+from bamboo_jax.testing.simulation import fake_engine
+from bamboo_jax.testing.simulation import fake_files
+from bamboo_jax.testing.simulation import fake_transport
+from bamboo_jax.testing.simulation import thread as thread_lib
+from bamboo_jax.testing.simulation import worker as worker_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train import run_state
 from bamboo_jax.train import state_transfer
@@ -18,9 +27,6 @@ from bamboo_jax.train import step_plans
 from bamboo_jax.train import worker as train_worker
 from bamboo_jax.train.members import cluster_cohort
 from bamboo_jax.train.members import transfers as transfers_lib
-from tests.simulation import fake_engine
-from tests.simulation import thread as thread_lib
-from tests.simulation import worker as worker_lib
 
 _LINK_SECS = 0.001
 
@@ -28,7 +34,7 @@ _LINK_SECS = 0.001
 class Client(client_lib.Client):
   """The real client, whose waits pass the baton."""
 
-  def __init__(self, worker):
+  def __init__(self, worker: "Worker") -> None:
     self.number = worker.number
     self._worker = worker
     self._state = worker.client
@@ -36,18 +42,18 @@ class Client(client_lib.Client):
     self._arrived = collections.defaultdict(float)
     self._silent = {}
 
-  def _wait(self, wait):
-    held = None
+  def _wait(self, wait: client_state.Wait) -> Any:
+    held: bool | None = None
     while True:
       try:
         held = self._worker.thread.wait(*wait.send(held))
       except StopIteration as end:
         return end.value
 
-  def _wait_on_purpose(self, wait):
+  def _wait_on_purpose(self, wait: client_state.Wait) -> Any:
     return self._wait(self._state.on_purpose(wait))
 
-  def _write(self, data):
+  def _write(self, data: bytes) -> None:
     self._worker.say_data(data)
 
 
@@ -56,79 +62,68 @@ class Worker(worker_lib.Worker):
 
   FAILURES = (OSError, RuntimeError, ValueError)
 
-  def _make_work(self):
-    self.transport = fake_engine.Transport(self)
-    self.exits = cluster_cohort.Exits(self.transport, None)
+  def _make_work(self) -> worker_lib.Work:
+    self.transport = fake_transport.Transport(self)
+    links: Any = self.transport
+    self.exits = cluster_cohort.Exits(links, None)
     self.setup = fake_engine.make_setup(self.shared.layout, self.shared.reroute)
     first = fake_engine.states_after(0, self.setup.num_stages)
     self.shared.saved_stages[0] = dict(enumerate(first))
-    self._cut = set()
-    self.loop = None
+    self._cut: set[int] = set()  # Nodes of a former view that are lost.
+    self.loop: train_worker.Worker | None = None
     self.thread = thread_lib.Thread(self._train)
     return self.thread
 
-  def end(self):
+  def end(self) -> None:
+    """See `worker.Worker`; the thread ends, too."""
     super().end()
     self.thread.kill()
 
   @property
-  def steps(self):
+  def steps(self) -> int:
     """Steps that it has committed; -1 before it has any state."""
     return self.loop.state.steps if self.loop else -1
 
   @property
-  def epoch(self):
+  def epoch(self) -> int:
     """Which life of the run it trains in; how often that went back."""
     rollbacks = self.loop.state.rollbacks if self.loop else 0
     return self.client.adopted.epoch * 1000 + rollbacks
 
-  @property
-  def is_interrupted(self):
-    return self.client.is_interrupted
-
-  def wait(self, condition):
+  def wait(self, condition: Callable[[], bool]) -> None:
+    """Waits, in the thread, for a condition."""
     self.thread.wait(condition, None)
 
-  def sleep(self, secs):
+  def sleep(self, secs: float) -> None:
+    """Waits, in the thread, for time to pass."""
     self.thread.wait(lambda: False, secs)
 
-  def wake_soon(self, node):
+  def wake_soon(self, node: int) -> None:
     """Lets a worker look whether what it waits for has come."""
     if (other := self.shared.workers.get(node)) is not None:
       self._clock.at(_LINK_SECS, other._look)
 
-  def run(self, work):
-    """Returns what a generator of waits returns, in the thread."""
-    try:
-      wanted = next(work)
-      while True:
-        is_pause = isinstance(wanted, float)
-        wait = (lambda: False, wanted) if is_pause else wanted
-        wanted = work.send(self.thread.wait(*wait))
-    except StopIteration as end:
-      return end.value
-
-  def is_cut(self, node):
+  def is_cut(self, node: int) -> bool:
     """Whether a transfer with a node has failed."""
     members = {m.number: m for m in self.client.adopted.members}
     is_gone = node in members and self.shared.is_gone(members[node].host)
     return is_gone or node in self._cut
 
-  def note_commit(self, state):
+  def note_commit(self, state: str) -> None:
     """Says that it has committed a step, with this state."""
     view = self.client.adopted.number
     self.shared.on_commit(self, view, self.epoch, self.steps, state)
 
-  def _on_lost(self, view):
+  def _on_lost(self, view: views.View) -> Any:
     if not view.members:  # It is taken in, and no other has its number.
       self.shared.workers[self.number] = self
     self._cut |= self.client.adopted.numbers - view.numbers
     return self.exits.lose(view)
 
-  def _begun(self):
+  def _begun(self) -> channel_lib.Begun:
     return self.exits.begun()
 
-  def _train(self):
+  def _train(self) -> None:
     client = Client(self)
     self.claim = fence_lib.Claim(self.stamp)
     self.sleep(worker_lib.INIT_SECS)
@@ -137,28 +132,45 @@ class Worker(worker_lib.Worker):
     self.loop = self._make_loop(client, cohort, self.engine)
     self.loop.run()
 
-  def _check_fence(self, epoch):
-    claim = dataclasses.replace(self.claim, epoch=epoch)
-    fence_lib.check(self.fence, claim)
+  def _check_epoch(self, epoch: int) -> None:
+    fence_lib.check(self.fence, fence_lib.Claim(self.stamp, epoch))
 
-  def _make_loop(self, client, cohort, engine):
-    """Returns the real worker; what it makes itself is of arrays and files."""
-    rules, rows = self.setup.rules, self.setup.rows
-    files = fake_engine.Files(self, engine, cohort)
-    transfer = state_transfer.StateTransfer(engine, cohort)
+  def _make_state(
+      self, cohort: cluster_cohort.ClusterCohort, engine: Any, files: Any
+  ) -> run_state.RunState:
+    """Returns the real state of a run, which restores hashes."""
+    saved: Mapping[int, Mapping[int, Any]] = self.shared.saved_stages
     state = run_state.RunState(
-        engine, cohort, transfer=transfer, rules=rules, writer=files
+        engine,
+        cohort,
+        transfer=state_transfer.StateTransfer(engine, cohort),
+        rules=self.setup.rules,
+        writer=files,
     )
     state._restore = lambda steps, layout: {
-        (node, stage): self.shared.saved_stages[steps][stage]
+        (node, stage): saved[steps][stage]
         for roles in layout.roles
         for stage, node in [*enumerate(roles.owners), *roles.shadows.items()]
         if node == self.number
     }
+    return state
+
+  def _make_loop(
+      self,
+      client: Client,
+      cohort: cluster_cohort.ClusterCohort,
+      engine: fake_engine.Engine,
+  ) -> train_worker.Worker:
+    """Returns the real worker; what it makes itself is of arrays and files."""
+    # They stand for an engine, for links, and for all that has files.
+    nodes: Any = engine
+    links: Any = self.transport
+    files: Any = fake_files.Files(self, engine, cohort)
+    state = self._make_state(cohort, nodes, files)
     transfers = transfers_lib.PeerTransfers(
-        client, self.transport, None, preconnects=False
+        client, links, None, preconnects=False
     )
-    transfers.attach(engine, files)
+    transfers.attach(nodes, files)
     loop = object.__new__(train_worker.Worker)
     vars(loop).update(
         engine=engine,
@@ -168,20 +180,20 @@ class Worker(worker_lib.Worker):
             redundancy=types.SimpleNamespace(check_every_steps=0),
         ),
         _job=types.SimpleNamespace(
-            rules=rules,
-            rows=rows,
+            rules=self.setup.rules,
+            rows=self.setup.rows,
             first_layout=self.setup.first_layout,
         ),
         _given=environment.Environment(
             cohort=cohort,
-            workdir=None,
+            workdir=files,
             transfers=transfers,
-            check_fence=self._check_fence,
+            check_fence=self._check_epoch,
             started_secs=0.0,
         ),
         _cohort=cohort,
         _step=fake_engine.Step(self, engine, cohort),
-        _transfer=transfer,
+        _transfer=state.transfer,
         _writer=files,
         _outputs=files,
         _log=files,
@@ -190,11 +202,11 @@ class Worker(worker_lib.Worker):
         _evaluates=False,
         _batches=types.SimpleNamespace(microbatch=print),
         _begun=-1,
-        _plans=step_plans.StepPlans(rows),
+        _plans=step_plans.StepPlans(self.setup.rows),
     )
     recover = loop._recover
 
-    def recover_from(error):
+    def recover_from(error: Exception) -> None:
       if not isinstance(error, self.FAILURES):
         raise error  # No death explains it.
       recover(error)

@@ -1,7 +1,11 @@
 """Connections of a simulated network, as streams of bytes."""
 
+from collections.abc import Callable, Iterator
 import dataclasses
 import random
+import types
+
+from bamboo_jax.runtime.wire import frame as frame_lib
 
 OPEN, CLOSED = "open", "closed"
 
@@ -9,10 +13,10 @@ OPEN, CLOSED = "open", "closed"
 class Decoder:
   """Cuts a stream of bytes into frames of the module `frame`."""
 
-  def __init__(self, frame):
+  def __init__(self, frame: types.ModuleType) -> None:
     self._frame, self._buffer = frame, bytearray()
 
-  def feed(self, data):
+  def feed(self, data: bytes) -> Iterator[frame_lib.Frame]:
     """Yields the frames that `data` completes."""
     self._buffer += data
     size = self._frame.HEADER.size
@@ -37,7 +41,7 @@ class Pipe:
     is_broken: Takes no more bytes.
   """
 
-  def __init__(self, decoder):
+  def __init__(self, decoder: Decoder) -> None:
     self.data, self.decoder = bytearray(), decoder
     self.is_silent = self.is_broken = False
 
@@ -52,23 +56,25 @@ class Connection:
     has_greeted: Whether the end that was dialled knows who has dialled.
   """
 
-  def __init__(self, number, dialler, make_decoder):
+  def __init__(
+      self, number: int, dialler: int, make_decoder: Callable[[], Decoder]
+  ) -> None:
     self.number, self.dialler = number, dialler
     self.pipes = [Pipe(make_decoder()), Pipe(make_decoder())]
     self.ends = [OPEN, OPEN]
     self.has_news = [False, False]
     self.has_greeted = False
 
-  def __repr__(self):
+  def __repr__(self) -> str:
     return f"c{self.number}"
 
-  def write(self, side, data):
+  def write(self, side: int, data: bytes) -> None:
     """Writes bytes at one end, towards the other."""
     pipe = self.pipes[1 - side]
     if self.ends == [OPEN, OPEN] and not pipe.is_broken:
       pipe.data += data
 
-  def close(self, side, rng):
+  def close(self, side: int, rng: random.Random) -> None:
     """Closes one end; the other learns of it later, or never."""
     if self.ends[side] == CLOSED:
       return
@@ -80,14 +86,14 @@ class Connection:
         _cut(pipe, rng)
       self.has_news[1 - side] = True
 
-  def break_(self, rng):
+  def break_(self, rng: random.Random) -> None:
     """Breaks both directions at any byte; an end may never learn of it."""
     for side, pipe in enumerate(self.pipes):
       _cut(pipe, rng)
       pipe.is_broken = True
       self.has_news[side] = not pipe.is_silent and rng.random() < 0.8
 
-  def silence(self, rng):
+  def silence(self, rng: random.Random) -> None:
     """Loses all that is written in one direction or both, without a sign."""
     for side in rng.choice(((0,), (1,), (0, 1))):
       self.pipes[side].is_silent = True

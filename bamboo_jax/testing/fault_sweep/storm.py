@@ -6,8 +6,8 @@ import random
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.runtime.executables import store
+from bamboo_jax.testing.fault_sweep import cases
 from bamboo_jax.train import worker as worker_lib
-from tests.fault_sweep import cases
 
 _LAST_POINT = 12  # Instructions before which nodes die; some rows are shorter.
 _AT_A_POINT = ("kill", "node")
@@ -46,7 +46,6 @@ class Storm:
     self._rng = random.Random(f"storm {seed}")
     self._struck: set[int] = set()
     self._asked = cases.FIRST_STEP - 1
-    self._worker: worker_lib.Worker | None = None
     self._least = self._most = self._num_before = self.num_compiled = 0
 
   @property

@@ -4,9 +4,9 @@ import dataclasses
 import json
 from typing import NamedTuple
 
-from tests.simulation import history
-from tests.simulation import plans
-from tests.simulation.wire import history as wire_history
+from bamboo_jax.testing.simulation import history
+from bamboo_jax.testing.simulation import plans
+from bamboo_jax.testing.simulation.wire import history as wire_history
 
 _WIRE = "wire"
 MODES = sorted([*plans.MODES, _WIRE])
@@ -21,7 +21,7 @@ class Job(NamedTuple):
   shrinks: bool
 
 
-def explore_all(job):
+def explore_all(job: Job) -> list[list[str]]:
   """Returns the lines of each history of a job."""
   return [
       explore(job.mode, seed, shrinks=job.shrinks)
@@ -29,7 +29,7 @@ def explore_all(job):
   ]
 
 
-def explore(mode, seed, *, shrinks):
+def explore(mode: str, seed: int, *, shrinks: bool) -> list[str]:
   """Returns what a history violates, as lines; none if it violates nothing.
 
   The second line is the smallest plan of faults found, if there are plans.

@@ -12,7 +12,7 @@ class Clock:
   def __init__(self) -> None:
     self.now = 0.0
     self.count = 0
-    self._due: list[tuple[float, int, Callable[..., Any], tuple]] = []
+    self._due: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
     self._order = itertools.count()
 
   def at(self, secs: float, call: Callable[..., Any], *args: Any) -> None:

@@ -6,44 +6,54 @@ are those of the classes that they stand for.
 """
 
 import collections
-from collections.abc import Mapping
-import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
 import types
+from typing import Any, TYPE_CHECKING
 
-from bamboo_jax import base
+from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import layout as layout_lib
+from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import filler as filler_lib
+from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.schedule import channel as channel_lib
+from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.testing import layouts
 from bamboo_jax.train import step as step_lib
-from tests import layouts
-from tests.simulation import worker as worker_lib
+from bamboo_jax.train.members import cluster_cohort
 
+if TYPE_CHECKING:
+  from bamboo_jax.testing.simulation import trainer
+
+Instruction = instruction_lib.Instruction
 Op = instruction_lib.Op
+_Find = Callable[[Instruction], types.SimpleNamespace]
 _NUM_SHARES = 2
 _PER_SHARE = 4
 _PASS_SECS = 0.02
 _DIGITS = 16
 
 
-def mix(*parts):
+def mix(*parts: object) -> str:
   """Returns the hash of some values."""
   return hashlib.sha256(repr(parts).encode()).hexdigest()[:_DIGITS]
 
 
 @functools.cache
-def states_after(steps, num_stages):
+def states_after(steps: int, num_stages: int) -> tuple[str, ...]:
   """Returns the state of each stage after so many steps without faults."""
   if not steps:
     return tuple(mix("start", s) for s in range(num_stages))
   states, step = states_after(steps - 1, num_stages), steps - 1
-  sums = collections.defaultdict(str)
+  sums = collections.defaultdict[tuple[int, int], str](str)
   for microbatch in range(_NUM_SHARES * _PER_SHARE):
     outputs, grad = [""], ""
     for stage, state in enumerate(states):
@@ -67,17 +77,19 @@ class Setup:
   num_pipelines: int
 
   @property
-  def num_stages(self):
+  def num_stages(self) -> int:
+    """Number of stages of a pipeline."""
     return self.rules.segments.num_stages
 
   @property
-  def first_layout(self):
+  def first_layout(self) -> layout_lib.Layout:
+    """The layout from which a run begins."""
     pipelines = map(self.rows.pipeline, range(self.num_pipelines))
     return self.rules.start([*pipelines])
 
 
 @functools.cache
-def make_setup(layout, reroute):
+def make_setup(layout: str, reroute: str) -> Setup:
   """Returns the setup of a layout of `plans.LEAST`."""
   if layout == "templates":
     rules = layouts.make_template_rules(4, _NUM_SHARES, reroute=reroute)
@@ -109,21 +121,24 @@ def make_setup(layout, reroute):
 class Node:
   """What a node holds: hashes, as `runtime.node` holds arrays."""
 
-  def __init__(self, num_stages):
-    self.state = {}
+  def __init__(self, num_stages: int) -> None:
+    self.state: dict[int, str] = {}  # By stage.
     self._num_stages = num_stages
     self.clear()
 
-  def clear(self):
+  def clear(self) -> None:
+    """Drops all that it has of a step."""
     self.ledger = holdings_lib.Ledger()
-    self.activations = {}
-    self.grads = {}
-    self.sums = collections.defaultdict(str)
+    # By stage and microbatch; the sums by stage and share.
+    self.activations: dict[tuple[int, int], str] = {}
+    self.grads: dict[tuple[int, int], str] = {}
+    self.sums = collections.defaultdict[tuple[int, int], str](str)
 
-  def put_state(self, stage, state):
+  def put_state(self, stage: int, state: str) -> None:
+    """Sets the state of a stage."""
     self.state[stage] = state
 
-  def run(self, step, i, find):
+  def run(self, step: int, i: Instruction, find: _Find) -> None:
     """Runs an instruction; `find` returns the link of a transfer."""
     key = (i.stage, i.microbatch)
     before = (i.stage - 1, i.microbatch)
@@ -152,95 +167,32 @@ class Node:
     self.ledger.add(i)
 
 
-class Transport:
-  """Values between two workers; stands for `runtime.wire.transport`.
-
-  The n-th value of a channel that is sent in an attempt is the n-th received.
-  """
-
-  def __init__(self, worker):
-    self._worker = worker
-    self._attempt, self._interrupted = 0, None
-    self._taken = collections.Counter()
-    self._waits_for = None
-    self.address = f"node {worker.number}"
-
-  def begin(self, attempt):
-    assert attempt > self._attempt, "an attempt that is over"
-    self._attempt, self._interrupted = attempt, None
-    self._taken.clear()
-    worker = self._worker
-    worker.shared.attempts[worker.stamp, worker.number] = attempt
-    for node in self._worker.client.adopted.numbers:
-      worker.wake_soon(node)
-
-  def interrupt(self, why):
-    self._interrupted = why
-
-  def check(self):
-    if self._interrupted is not None:
-      raise base.AttemptOverError(self._interrupted)
-
-  def send(self, node, channel, arrays):
-    self.check()
-    key = self._key(self._worker.number, node, channel)
-    self._worker.shared.wire[key].append(arrays)
-    self._worker.wake_soon(node)
-
-  def receive(self, node, channel):
-    worker, attempts = self._worker, self._worker.shared.attempts
-    sent = worker.shared.wire[self._key(node, worker.number, channel)]
-    place = self._taken[node, channel]
-    self._taken[node, channel] += 1
-    is_over = lambda: (
-        self._interrupted is not None
-        or worker.is_cut(node)
-        or attempts[worker.stamp, node] > self._attempt
-    )
-    self._waits_for = node
-    worker.wait(lambda: len(sent) > place or is_over())
-    self._waits_for = None
-    self.check()
-    if len(sent) > place:
-      return sent[place]
-    if worker.is_cut(node):
-      raise base.PeerRemovedError(node, "it is gone")
-    raise base.AttemptOverError(f"node {node} is ahead")
-
-  def open_receives(self):
-    waits = [] if self._waits_for is None else [self._waits_for]
-    return [types.SimpleNamespace(node=node) for node in waits]
-
-  def set_addresses(self, addresses):
-    assert all(addresses.values()), addresses
-
-  def connect(self, nodes):
-    pass
-
-  def keep_only(self, nodes, why):
-    pass
-
-  def _key(self, source, destination, channel):
-    stamp = self._worker.stamp
-    return stamp, self._attempt, source, destination, channel
-
-
 class Engine:
   """The node of a worker, as `runtime.engine` has it; and its links."""
 
-  def __init__(self, worker):
-    self.nodes = {}
+  def __init__(self, worker: "trainer.Worker") -> None:
+    self.nodes: dict[int, Node] = {}
     self.exchange = worker.transport
     stages = range(worker.setup.num_stages)
     self.specs = [types.SimpleNamespace(state="") for _ in stages]
     self._worker = worker
-    self._local = collections.defaultdict(collections.deque)
+    self._local: dict[channel_lib.Channel, collections.deque[str]] = (
+        collections.defaultdict(collections.deque)
+    )
 
-  def load_programs(self, node, stage):
+  def load_programs(self, node: int, stage: int) -> None:
+    """Makes a local node, if it is not there."""
     if node == self._worker.number:
       self.nodes.setdefault(node, Node(self._worker.setup.num_stages))
 
-  def set_pipelines(self, owners, shadows, shares, lines=None):
+  def set_pipelines(
+      self,
+      owners: engine_lib.Owners,
+      shadows: Sequence[Mapping[int, int]],
+      shares: Sequence[Sequence[int]],
+      lines: engine_lib.Lines | None = None,
+  ) -> None:
+    """Sets the roles of nodes; drops the states that have none."""
     self.lines = lines or [*zip(owners, shares, strict=True)]
     held = [entry for row in owners for entry in enumerate(row)]
     held += [entry for replicas in shadows for entry in replicas.items()]
@@ -250,7 +202,9 @@ class Engine:
       for stage in [s for s in node.state if (s, number) not in held]:
         del node.state[stage]
 
-  def find(self, i):
+  def find(self, i: Instruction) -> types.SimpleNamespace:
+    """Returns the link of a transfer, with `send` and `receive`."""
+    assert i.peer is not None, i
     ends = (self._worker.number, i.peer)
     is_grad = i.op in (Op.SEND_GRAD, Op.RECV_GRAD)
     channel = channel_lib.Channel(
@@ -267,7 +221,8 @@ class Engine:
         receive=lambda: self.exchange.receive(source, name)[0],
     )
 
-  def drain(self, alive):
+  def drain(self, alive: Collection[int]) -> None:
+    """Drops the values between local nodes."""
     del alive
     self._local.clear()
 
@@ -282,49 +237,73 @@ class Sums:
 class Rows:
   """An executor whose rows the step below runs; see `runtime.executor`."""
 
-  def __init__(self, engine):
-    self.filler, self.order = filler_lib.Filler(), ()
+  def __init__(self, engine: Engine) -> None:
+    self.filler = filler_lib.Filler()
+    self.order: Sequence[tuple[int, Instruction]] = ()
     self._engine = engine
 
-  def plan(self, timelines, filling=None):
+  def plan(
+      self,
+      timelines: Sequence[timeline_lib.Timeline],
+      filling: filling_lib.StepFilling | None = None,
+  ) -> None:
+    """Sets the order in which the passes are run."""
     del filling
     self.order = linearize.linearize(timelines)
 
-  def holdings(self, *, is_begun):
+  def holdings(self, *, is_begun: bool) -> dict[int, holdings_lib.Holdings]:
+    """Returns what local nodes hold of the step that has begun."""
     nodes = self._engine.nodes.items() if is_begun else ()
     return {n: node.ledger.holdings() for n, node in nodes}
 
-  def can_continue(self):
+  def can_continue(self) -> bool:
+    """Returns whether rows can run the rest of a step: always."""
     return True
 
-  def planned_passes(self, secs):
+  def planned_passes(self, secs: float) -> None:
+    """Returns None: passes are not planned ahead."""
     del secs
 
 
 class Step(step_lib.Step):
   """The phases of a step; what is not here is that of `train.step`."""
 
-  def __init__(self, worker, engine, cohort):
-    self._worker, self._engine, self._cohort = worker, engine, cohort
-    self.executor, self._phase_secs = Rows(engine), {"compute": 0.0}
+  def __init__(
+      self,
+      worker: "trainer.Worker",
+      engine: Engine,
+      cohort: cluster_cohort.ClusterCohort,
+  ) -> None:
+    self._worker, self._cohort = worker, cohort
+    self._engine: Any = engine
+    self._nodes, self._find = engine.nodes, engine.find
+    self._rows = Rows(engine)
+    self.executor: Any = self._rows
+    self._phase_secs = {"compute": 0.0}
 
-  def begin(self, step, feed, due):
-    self._step, self._totals, self._planned = step, {}, ()
-    for node in self._engine.nodes.values():
+  def begin(
+      self, step: int, feed: node_lib.FeedFn, due: faults_lib.FaultsDue
+  ) -> None:
+    """Starts a step: nodes drop what they have of the last one."""
+    del feed, due
+    self._step, self._planned = step, ()
+    self._totals: dict[str, str] = {}  # Sums, by stage and share.
+    for node in self._nodes.values():
       node.clear()
 
-  def run_until_vote(self):
-    engine, me = self._engine, self._worker.number
-    for node, instruction in self.executor.order:
-      if node in engine.nodes:
+  def run_until_vote(self) -> None:
+    """Runs the passes of its node, and adds up all sums."""
+    nodes, me = self._nodes, self._worker.number
+    for node, instruction in self._rows.order:
+      if node in nodes:
         self._cohort.check()
         if not instruction.is_transfer:
           self._worker.sleep(_PASS_SECS)
-        engine.nodes[me].run(self._step, instruction, engine.find)
+        nodes[me].run(self._step, instruction, self._find)
     self._cohort.check()
     found = {
-        f"{stage} {share}": engine.nodes[me].sums[stage, share]
-        for row, shares in engine.lines
+        f"{stage} {share}": nodes[me].sums[stage, share]
+        for row, shares in self._engine.lines
         for stage, node in enumerate(row)
         if node == me
         for share in shares
@@ -336,81 +315,24 @@ class Step(step_lib.Step):
       self._totals |= sums.found
     self._cohort.check()
 
-  def vote(self, vote):
+  def vote(self, vote: step_lib.Vote) -> dict[int, step_lib.Vote]:
+    """Returns the votes of all members."""
     votes = self._cohort.gather(f"vote {self._step}", vote)
     self._cohort.settled(self._step + 1)
     return votes
 
-  def apply(self):
-    for node in self._engine.nodes.values():
+  def apply(self) -> None:
+    """Mixes the sums of a step into the states."""
+    for node in self._nodes.values():
       for stage, state in node.state.items():
         totals = [self._totals[f"{stage} {s}"] for s in range(_NUM_SHARES)]
         node.state[stage] = mix(state, totals)
 
-  def compile(self, *, evaluate):
-    pass
+  def compile(self, *, evaluate: bool) -> None:
+    """Does nothing: there are no programs."""
 
-  def bury(self):
-    pass
+  def bury(self) -> None:
+    """Does nothing: no local node dies alone."""
 
-  def close(self):
-    pass
-
-
-class Files:
-  """Checkpoints, log and all else that a worker has beside its nodes."""
-
-  is_idle = True
-
-  def __init__(self, worker, engine, cohort):
-    self._worker, self._engine, self._cohort = worker, engine, cohort
-    self._saved = worker.shared.saved_stages
-
-  # As `checkpoint.writer`.
-
-  def steps(self):
-    """Returns the steps whose checkpoints are complete."""
-    num_stages = self._worker.setup.num_stages
-    whole = [s for s, h in self._saved.items() if len(h) == num_stages]
-    return tuple(s for s in sorted(whole) if s)
-
-  # As `train.record.run_log`.
-
-  def vote(self, *, seen, ready, prints, stops, step):
-    return step_lib.Vote(seen=seen, ready=ready, stops=stops)
-
-  def commit(self, step, votes, *, saves):
-    worker, node = self._worker, self._engine.nodes.get(self._worker.number)
-    steps = worker.steps
-    wanted = states_after(steps, worker.setup.num_stages)
-    held = node.state if node else {}
-    wrong = {s: v for s, v in held.items() if v != wanted[s]}
-    if steps % worker_lib.SAVE_STEPS == 0:
-      self._saved[steps].update(held)
-    worker.note_commit(f"{wrong}" if wrong else worker_lib.state_after(steps))
-
-  def newest_ready(self):
-    return max(self._cohort.newest.number, self._cohort.view.number)
-
-  @contextlib.contextmanager
-  def during(self, what):
-    yield
-
-  def __getattr__(self, name):
-    """What is called beside these asks only who writes."""
-    if name not in _IGNORED:
-      raise AttributeError(name)
-    return self._ask_who_writes
-
-  def _ask_who_writes(self, *args, **options):
-    if self._worker.loop is not None:
-      assert self._worker.loop.state.is_writer in (False, True)
-
-
-_IGNORED = (
-    *("abandon", "add_loss", "begin", "check_now", "close", "compile"),
-    *("explain", "explain_change", "explain_view", "follow", "hear", "meet"),
-    *("note_ready", "prepare", "prepare_nodes", "roll_back", "say"),
-    "note_damaged",
-    *("save_last", "show", "warn_of_save", "welcome", "write_summary", "wait"),
-)
+  def close(self) -> None:
+    """Does nothing: nothing is measured."""

@@ -1,0 +1,95 @@
+"""Checkpoints and logs of a worker of `trainer`, in memory."""
+
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
+from typing import TYPE_CHECKING
+
+from bamboo_jax.testing.simulation import fake_engine
+from bamboo_jax.testing.simulation import worker as worker_lib
+from bamboo_jax.train import step as step_lib
+from bamboo_jax.train.members import cluster_cohort
+
+if TYPE_CHECKING:
+  from bamboo_jax.testing.simulation import trainer
+
+
+class Files:
+  """Checkpoints, log and all else that a worker has beside its nodes."""
+
+  is_idle = True
+
+  def __init__(
+      self,
+      worker: "trainer.Worker",
+      engine: fake_engine.Engine,
+      cohort: cluster_cohort.ClusterCohort,
+  ) -> None:
+    self._worker, self._engine, self._cohort = worker, engine, cohort
+    self._saved = worker.shared.saved_stages
+
+  # As `checkpoint.writer`.
+
+  def steps(self) -> tuple[int, ...]:
+    """Returns the steps whose checkpoints are complete."""
+    num_stages = self._worker.setup.num_stages
+    whole = [s for s, h in self._saved.items() if len(h) == num_stages]
+    return tuple(s for s in sorted(whole) if s)
+
+  # As `train.record.run_log`.
+
+  def vote(
+      self,
+      *,
+      seen: int,
+      ready: int,
+      prints: None,
+      stops: bool,
+      step: fake_engine.Step,
+  ) -> step_lib.Vote:
+    """Returns a vote on a step, without measurements."""
+    return step_lib.Vote(seen=seen, ready=ready, stops=stops)
+
+  def commit(
+      self,
+      step: fake_engine.Step,
+      votes: Mapping[int, step_lib.Vote],
+      *,
+      saves: bool,
+  ) -> None:
+    """Compares the state with that of a run without faults, and saves it."""
+    worker, node = self._worker, self._engine.nodes.get(self._worker.number)
+    steps = worker.steps
+    wanted = fake_engine.states_after(steps, worker.setup.num_stages)
+    held = node.state if node else {}
+    wrong = {s: v for s, v in held.items() if v != wanted[s]}
+    if steps % worker_lib.SAVE_STEPS == 0:
+      self._saved[steps].update(held)
+    worker.note_commit(f"{wrong}" if wrong else worker_lib.state_after(steps))
+
+  def newest_ready(self) -> int:
+    """Returns the newest view that is known: it is compiled at once."""
+    return max(self._cohort.newest.number, self._cohort.view.number)
+
+  @contextlib.contextmanager
+  def during(self, what: str) -> Iterator[None]:
+    """Measures nothing."""
+    yield
+
+  def __getattr__(self, name: str) -> Callable[..., None]:
+    """What is called beside these asks only who writes."""
+    if name not in _IGNORED:
+      raise AttributeError(name)
+    return self._ask_who_writes
+
+  def _ask_who_writes(self, *args: object, **options: object) -> None:
+    if self._worker.loop is not None:
+      assert self._worker.loop.state.is_writer in (False, True)
+
+
+_IGNORED = (
+    *("abandon", "add_loss", "begin", "check_now", "close", "compile"),
+    *("explain", "explain_change", "explain_view", "follow", "hear", "meet"),
+    *("note_ready", "prepare", "prepare_nodes", "roll_back", "say"),
+    "note_damaged",
+    *("save_last", "show", "warn_of_save", "welcome", "write_summary", "wait"),
+)
