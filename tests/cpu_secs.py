@@ -3,7 +3,7 @@
 A run of whole files writes them to build/cpu_secs.txt, a line per file. A fresh
 clone has those of the longest files in tests/long_files.txt, made by
 
-  sort -nr build/cpu_secs.txt | head -40 >tests/long_files.txt
+  sort -nr build/cpu_secs.txt | head -30 >tests/long_files.txt
 """
 
 from collections.abc import Mapping
