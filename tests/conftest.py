@@ -2,6 +2,8 @@
 
 Compiled programs are kept in build/, by tests and the processes they start, so
 that what one has compiled the others load, and so does the next `launch/test`.
+Files that took long in the last run are the first in this one. Sweeps take a
+sample of their cases (`tests/samples.py`) without `--all`.
 """
 
 import gc
@@ -18,10 +20,13 @@ from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.executables import folder
 from bamboo_jax.runtime.executables import store
 from bamboo_jax.runtime.phases import fingerprint
+from tests import cpu_secs
+from tests import samples
 
 _CACHE = pathlib.Path(__file__).resolve().parents[1] / "build" / "cache"
 # Each program takes three mappings; Linux kills whoever exceeds 65,530.
 _MAX_MAPPINGS = 20_000
+_SECS = pytest.StashKey[dict[str, float]]()
 
 os.environ["XDG_CACHE_HOME"] = str(_CACHE)
 store.use(folder.default_path())
@@ -29,6 +34,63 @@ devices_lib.use_virtual_devices(8, distinct=True)
 # Correctness never depends on timing: cores may be busy.
 hypothesis.settings.register_profile("busy", deadline=None)
 hypothesis.settings.load_profile("busy")
+
+
+def pytest_addoption(parser):
+  parser.addoption("--all", action="store_true", help="Run whole sweeps.")
+  parser.addoption("--sample", help="Seed of the samples of sweeps.")
+
+
+def pytest_configure(config):
+  if hasattr(config, "workerinput"):
+    config.stash[_SECS] = config.workerinput["cpu_secs"]
+    return  # The environment has the seed.
+  samples.choose(config.option.sample, is_all=config.option.all)
+  long = cpu_secs.read(cpu_secs.LONG_FILES)
+  config.stash[_SECS] = long | cpu_secs.read(cpu_secs.RECORD)
+  if gone := [name for name in long if not (config.rootpath / name).exists()]:
+    text = f"{cpu_secs.LONG_FILES} names files that are gone: {gone}"
+    config.issue_config_time_warning(pytest.PytestWarning(text), stacklevel=2)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+  """Gives a worker the times: all workers must have the same order."""
+  node.workerinput["cpu_secs"] = node.config.stash[_SECS]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+  found = getattr(node, "workeroutput", {}).get("cpu_secs", {})
+  cpu_secs.add(cpu_secs.RECORD, found)
+
+
+def pytest_report_header():
+  return samples.describe()
+
+
+def pytest_terminal_summary(terminalreporter):
+  terminalreporter.line(samples.describe())  # With -q there is no header.
+
+
+def pytest_collection_modifyitems(config, items):
+  secs = config.stash[_SECS]
+  items.sort(key=lambda item: -secs.get(item.nodeid.split("::")[0], 0.0))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _records_cpu_secs(request):
+  """Records the times of the files of which all tests run."""
+  start_secs = cpu_secs.used()
+  yield
+  config = request.config
+  is_part = config.option.keyword or any("::" in arg for arg in config.args)
+  if not is_part:
+    secs = {request.node.nodeid: cpu_secs.used() - start_secs}
+    if hasattr(config, "workeroutput"):
+      config.workeroutput.setdefault("cpu_secs", {}).update(secs)
+    else:
+      cpu_secs.add(cpu_secs.RECORD, secs)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -8,7 +8,8 @@ those that import what imports it, the fast ones first. A fault that makes one
 hang counts as noticed. Messages, logs, annotations, asserts and docstrings are
 left alone.
 
-Prints a line per fault, and `mutants=N killed=K` at the end. The lines are kept
+Prints a line per fault, and `mutants=N killed=K kill_rate=R` at the end. Sweeps
+take the samples of seed 0 (`tests/samples.py`). The lines are kept
 in build/mutants/log.txt: a fault that is in it is not tried again, so a run
 that was cut short goes on, and `--again` tries those again that were alive. A
 draw depends on a fault's own line only, so that it outlives other changes.
@@ -30,6 +31,8 @@ import time
 import zlib
 
 import pytest
+
+from tests import samples
 
 _PAIRS = "Lt GtE, Gt LtE, Eq NotEq, In NotIn, Is IsNot, Add Sub, And Or"
 _FLIPS = {
@@ -254,6 +257,7 @@ def main():
     return
   if not args.paths:
     parser.error("--paths is needed")
+  samples.choose("0", is_all=False)  # As a fault is tried, and without it.
   ignored = shutil.ignore_patterns(".*", "__pycache__", "runs", "build")
   shutil.copytree(
       _ROOT, _COPY, ignore=ignored, symlinks=True, dirs_exist_ok=True
@@ -269,7 +273,8 @@ def main():
         log.write(f"{verdict} {mutant}\n")
     killed += verdict == "killed"
     print(verdict, mutant, flush=True)
-  print(f"mutants={len(drawn)} killed={killed}")
+  rate = f"{killed / len(drawn):.1%}" if drawn else "none"
+  print(f"mutants={len(drawn)} killed={killed} kill_rate={rate}")
 
 
 if __name__ == "__main__":

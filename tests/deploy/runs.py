@@ -52,6 +52,7 @@ def get_config():
 _BAMBOO = f"""
 export PYTHONPATH={commands.ROOT} JAX_PLATFORMS=cpu
 python="{sys.executable} -m launch.$1"
+[ "$1" != agent ] || python+=" {commands.PROGRAM_CACHE}"
 shift
 """
 

@@ -63,7 +63,7 @@ class AgentsTest(commands.CommandCase):
 
   @absltest.skipUnless(socket.has_dualstack_ipv6(), "there is no IPv6")
   def test_machines_of_ipv6(self):
-    few = ("--nodes=2", "--config.num_steps=5")
+    few = ("--nodes=2", "--config.num_steps=5", commands.PROGRAM_CACHE)
     self.finish(*(self.start_agent(n, *few, host="::1") for n in range(2)))
     self.assertEqual(self.summary()["steps"], 5)
 
@@ -72,7 +72,8 @@ class AgentsTest(commands.CommandCase):
     train = self.start("train", forever)
     while not self.has_stepped() and train.poll() is None:
       time.sleep(0.02)
-    agent = self.start_agent(0, "--config.cluster.start_silence_secs=2")
+    few_secs = "--config.cluster.start_silence_secs=2"
+    agent = self.start_agent(0, few_secs, commands.PROGRAM_CACHE)
     said, _ = agent.communicate(timeout=60)
     self.assertEqual(agent.returncode, 2, msg=said)
     self.assertIn("bamboo train is running in ", said)

@@ -11,8 +11,11 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster.store import private_etcd
+from bamboo_jax.runtime.executables import folder as folder_lib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Agents that are started one by one compile for each folder of a run otherwise.
+PROGRAM_CACHE = f"--program_cache={folder_lib.default_path()}"
 _DEADLINE_SECS = 300
 _CONFIG = """
 from configs import sweep_faults

@@ -1,6 +1,7 @@
 """Sums are the same whoever dies between two segments of a step."""
 
 import contextlib
+import itertools
 import re
 from unittest import mock
 
@@ -11,7 +12,11 @@ import numpy as np
 from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.testing import redone as redone_lib
+from tests import samples
 from tests.runtime.spmd import pipelines
+
+# Each victim after each number of segments.
+_DEATHS = [*itertools.product(range(3), range(5))]
 
 
 def count_compilations():
@@ -41,7 +46,7 @@ def poison(program):
 
 class DeathTest(parameterized.TestCase):
 
-  @parameterized.product(victim=[0, 1, 2], num_segments=[0, 1, 2, 3, 4])
+  @parameterized.parameters(*samples.draw(_DEATHS, 5))
   def test_sums_keep_their_bits(self, victim, num_segments):
     want, made = pipelines.undisturbed(), pipelines.make_three()
     events = count_compilations()

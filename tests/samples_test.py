@@ -1,0 +1,53 @@
+"""Samples of sweeps, and the order of files."""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+from unittest import mock
+
+from absl.testing import parameterized
+
+from tests import cpu_secs
+from tests import samples
+
+
+class SamplesTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.enterContext(mock.patch.dict("os.environ"))
+
+  def test_a_sample_depends_on_the_seed_and_the_topic(self):
+    found = set()
+    for seed, topic in (("7", ""), ("7", "a"), ("8", "")):
+      samples.choose(seed, is_all=False)
+      self.assertEqual(samples.describe(), f"sweeps: --sample={seed}")
+      drawn = samples.draw(range(100), 10, topic=topic)
+      self.assertEqual(drawn, samples.draw(range(100), 10, topic=topic))
+      self.assertEqual(drawn, sorted({*drawn}))
+      self.assertLen(drawn, 10)
+      found.add((*drawn,))
+    self.assertLen(found, 3)
+
+  def test_whole_sweeps(self):
+    samples.choose("7", is_all=True)
+    self.assertEqual(samples.describe(), "sweeps: --all")
+    self.assertEqual(samples.draw("abc", 1), ["a", "b", "c"])
+
+
+class CpuSecsTest(parameterized.TestCase):
+
+  def test_record(self):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    path = pathlib.Path(folder, "build", "record.txt")
+    self.assertEqual(cpu_secs.read(path), {})
+    cpu_secs.add(path, {"a.py": 3.0, "b.py": 1.25})
+    cpu_secs.add(path, {"a.py": 2.0})
+    self.assertEqual(cpu_secs.read(path), {"a.py": 2.0, "b.py": 1.2})
+
+  def test_time_of_a_process_that_has_ended(self):
+    used_secs = cpu_secs.used()
+    spin = "import time\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-c", spin], check=True)
+    self.assertGreater(cpu_secs.used() - used_secs, 0.25)
