@@ -1,8 +1,8 @@
 """Names the nodes that are slow, and lets them hand over if so configured.
 
 With `recovery.slow="deal"` or "layers" a slow node gets its work back once it
-is fast again, or, if it has none that could be measured, on trial. Each return in a
-view doubles the number of steps that the next one takes.
+is fast again, or, if it has none that could be measured, on trial. Each return
+in a view doubles the number of steps that the next one takes.
 """
 
 import collections
