@@ -209,8 +209,9 @@ class Rules:
   ) -> Layout:
     """Returns a layout of `pipelines`, which keep the shares `kept`.
 
-    Those with `slow` nodes get fewer shares, by the factors of these. Those with lost stages have shares only if each stage of a share may be
-    computed by another node.
+    Those with `slow` nodes get fewer shares, by the factors of these. Those
+    with lost stages have shares only if each stage of a share may be computed
+    by another node.
     """
     if not pipelines:
       return Layout()
