@@ -174,7 +174,7 @@ class _Simulation:
     k = node.position
     if k == len(node.passes) or node.inputs[k] is not None:
       return
-    end_ms = now_ms + self._costs.pass_ms(node.passes[k], node.name)
+    end_ms = now_ms + self._costs.pass_ms(node.passes[k])
     for peer in node.peers.values():
       wait_ms = peer.busy_until_ms - now_ms
       stall_ms = end_ms - peer.busy_until_ms
