@@ -168,18 +168,23 @@ class Predictor:
 
     `slow` has the factors of slow nodes, see `StageCosts`.
     """
+    pace = self._pace(partition, self._key(partition, roles))
     if not roles or not slow or slow.keys().isdisjoint(roles.owners):
-      return self._pace(partition, self._key(partition, roles))
+      return pace
     costs = dataclasses.replace(self.stage_costs(partition), slow=slow)
-    return makespan.Pace(
-        functools.cache(functools.partial(_span_ms, roles.owners, costs)),
-        least_ms=_busiest_ms(roles.owners, costs),
-    )
+    finish_ms = functools.partial(_span_ms, roles.owners, costs)
+    return dataclasses.replace(pace, finish_ms=functools.cache(finish_ms))
 
   def _pace(self, partition: Partition, key: _Key) -> makespan.Pace:
+    costs = self.stage_costs(partition)
+    busy_ms: dict[int, float] = {}
+    for node, *pass_ms in zip(
+        key[0], costs.forward_ms, costs.backward_ms, strict=True
+    ):
+      busy_ms[node] = busy_ms.get(node, 0) + sum(pass_ms)
     return makespan.Pace(
         functools.cache(functools.partial(self._compute_ms, partition, key)),
-        least_ms=_busiest_ms(key[0], self.stage_costs(partition)),
+        least_ms=max(busy_ms.values()),
     )
 
   def other_phases(
@@ -355,16 +360,6 @@ def _span_ms(
   bounds = scheduler.one_f_one_b_bounds(len(owners))
   line = lines_lib.Line(owners, range(num_microbatches), bounds)
   return scheduler.span_ms([line], costs=costs)
-
-
-def _busiest_ms(owners: Sequence[int], costs: costs_lib.StageCosts) -> float:
-  """Returns the busiest node's time for a microbatch."""
-  busy_ms: dict[int, float] = {}
-  pairs = zip(costs.forward_ms, costs.backward_ms, strict=True)
-  for node, pass_ms in zip(owners, pairs, strict=True):
-    spent_ms = sum(pass_ms) * costs.slow.get(node, 1.0)
-    busy_ms[node] = busy_ms.get(node, 0) + spent_ms
-  return max(busy_ms.values())
 
 
 def slowest(times: Iterable[StepTime]) -> StepTime:

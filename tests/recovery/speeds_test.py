@@ -10,6 +10,9 @@ from absl.testing import parameterized
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import instruction
+from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.train import step_plans
 from tests import layouts
 from tests.recovery import reroute_test
 from tests.schedule.verify import cuts as cuts_lib
@@ -107,6 +110,24 @@ class SpeedsTest(parameterized.TestCase):
     )
     self.assertEqual(back.layout, layout)
 
+  def test_a_pipeline_that_stays_slower_gets_fewer_shares(self):
+    rules, layout = make(3, 2, 9, num_shares=8)
+    after = self.improve(rules, layout, slow={2: 5.0}).layout
+    self.assertEqual(bounds(after), [(0, 4, 8, 9), (0, 3, 6, 9)])
+    self.assertEqual([len(own) for own in after.shares], [3, 5])
+
+  def test_rows_are_planned_for_slow_nodes(self):
+    rules, layout = make(3, 1, 12, mode="bubble")
+    given = self.improve(rules, layout, slow={1: 3.0}).layout
+    (timeline,) = step_plans.StepPlans(rules.rows).whole(given)
+    rows = {
+        node: tuple(slot.instruction for slot in row)
+        for node, row in timeline.rows.items()
+    }
+    costs = dataclasses.replace(rules.rows.costs, slow=given.slow)
+    took_ms = timeline_lib.span_ms(instruction.Schedule(rows), costs)
+    self.assertAlmostEqual(timeline.span_ms, took_ms)
+
   def test_a_spare_takes_the_place(self):
     rules, layout = make(3, 1, 12)
     change = self.improve(rules, layout, slow={1: 3.0}, members=range(4))
@@ -144,6 +165,14 @@ class SpeedsTest(parameterized.TestCase):
     self.assertNotEmpty(change.layout.detours)
     again = self.improve(rules, change.layout)
     self.assertEqual(again.layout, change.layout)
+
+  def test_less_than_two_percent_do_not_count(self):
+    rules, layout = make(2, 1, 10, mode="none")
+    slow = {0: 1.25}
+    given = rules.start(rules.speeds.split(layout.pipelines, slow), slow=slow)
+    self.assertLess(step_ms(rules, given, slow), step_ms(rules, layout, slow))
+    after = self.improve(rules, layout, slow=slow).layout
+    self.assertEqual(bounds(after), bounds(layout))
 
   def test_with_a_memory_limit_nothing_moves(self):
     rules, layout = make(3, 1, 12)
