@@ -206,6 +206,7 @@ class Recovery(Section, path="config.recovery"):
       "report",
       'Of a node that others wait for because it is slow: "report" it; "deal": '
       "it hands over to a spare, or shares to nodes with copies; "
+      '"layers": to a spare, or layers to its neighbours; '
       '"remove": it also hands its stages over and leaves.',
-      choices=("report", "deal", "remove"),
+      choices=("report", "deal", "layers", "remove"),
   )

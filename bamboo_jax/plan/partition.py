@@ -90,6 +90,7 @@ def split_layers(
     upkeep: upkeep_lib.Upkeep = _UPKEEP,
     ties: Sequence[cost_model.TieCost] = (),
     cuts: Sequence[int] | None = None,
+    slow: Sequence[float] | None = None,
 ) -> Partition:
   """Returns the contiguous split that minimises the cost of the worst stage.
 
@@ -108,6 +109,7 @@ def split_layers(
       for a step of the initial roles, and for the one after any single death.
     cuts: Layers at which a stage other than the first may start; by default any
       but layer 0.
+    slow: How many times as long each stage's passes take; by default once.
 
   Raises:
     ValueError: `num_stages` is out of range or `balance` is unknown.
@@ -142,7 +144,8 @@ def split_layers(
         and model.total_bytes(stage, first, last) > limit_bytes
     ):
       return None
-    return until_ns[last] - until_ns[first]
+    ns = until_ns[last] - until_ns[first]
+    return ns if slow is None else round(ns * slow[stage])
 
   slowest_ns, _ = find(stage_ns, max)
 

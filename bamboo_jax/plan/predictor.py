@@ -4,7 +4,7 @@ The passes of each pipeline are planned and played, as in `planner`. Then all
 nodes run the other phases together, each as long as its slowest node.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import math
@@ -131,9 +131,7 @@ class Predictor:
     if self._redundant.lengthens:
       return self.plan(partition, num_microbatches, roles).timeline.span_ms
     # Passes that only fill waits do not lengthen it, so they are not placed.
-    bounds = scheduler.one_f_one_b_bounds(roles.num_stages)
-    line = lines_lib.Line(roles.owners, range(num_microbatches), bounds)
-    return scheduler.span_ms([line], costs=self.stage_costs(partition))
+    return _span_ms(roles.owners, self.stage_costs(partition), num_microbatches)
 
   def _settled_ms(self, partition: Partition, roles: Roles) -> float | None:
     """Returns the time per microbatch in the steady state; None if not known.
@@ -161,10 +159,21 @@ class Predictor:
     return None
 
   def pace(
-      self, partition: Partition, roles: Roles | None = None
+      self,
+      partition: Partition,
+      roles: Roles | None = None,
+      slow: Mapping[int, float] | None = None,
   ) -> makespan.Pace:
-    """Returns the pace of a pipeline; without `roles`, of a new one."""
-    return self._pace(partition, self._key(partition, roles))
+    """Returns the pace of a pipeline; without `roles`, of a new one.
+
+    `slow` has the factors of slow nodes, see `StageCosts`.
+    """
+    pace = self._pace(partition, self._key(partition, roles))
+    if not roles or not slow or slow.keys().isdisjoint(roles.owners):
+      return pace
+    costs = dataclasses.replace(self.stage_costs(partition), slow=slow)
+    finish_ms = functools.partial(_span_ms, roles.owners, costs)
+    return dataclasses.replace(pace, finish_ms=functools.cache(finish_ms))
 
   def _pace(self, partition: Partition, key: _Key) -> makespan.Pace:
     costs = self.stage_costs(partition)
@@ -227,15 +236,21 @@ class Predictor:
         for (partition, count), role in pairs
     )
 
-  def split(self, pipelines: Sequence[Pipeline]) -> tuple[int, ...]:
+  def split(
+      self,
+      pipelines: Sequence[Pipeline],
+      slow: Mapping[int, float] | None = None,
+  ) -> tuple[int, ...]:
     """Returns the microbatches of each pipeline, at least one.
+
+    `slow` is as for `pace`.
 
     Raises:
       base.InfeasibleError: There are more pipelines than microbatches, or none.
     """
     if self._split == "even":
       return makespan.split_evenly(self.num_microbatches, len(pipelines))
-    return self.deal([self.pace(p.partition, p.roles) for p in pipelines])
+    return self.deal([self.pace(p.partition, p.roles, slow) for p in pipelines])
 
   def deal(self, paces: Sequence[makespan.Pace]) -> tuple[int, ...]:
     """Returns each pipeline's microbatches, so that all finish together."""
@@ -336,6 +351,15 @@ class Predictor:
   def _new_key(self, partition: Partition) -> _Key:
     new = self._redundant.initial(range(partition.num_stages))
     return self._key(partition, new)
+
+
+def _span_ms(
+    owners: Sequence[int], costs: costs_lib.StageCosts, num_microbatches: int
+) -> float:
+  """Returns the time of a pipeline's own passes."""
+  bounds = scheduler.one_f_one_b_bounds(len(owners))
+  line = lines_lib.Line(owners, range(num_microbatches), bounds)
+  return scheduler.span_ms([line], costs=costs)
 
 
 def slowest(times: Iterable[StepTime]) -> StepTime:

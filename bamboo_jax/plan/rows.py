@@ -126,6 +126,7 @@ class RowPlanner:
       *,
       shares: Sequence[int] | None = None,
       partition: partition_lib.Partition | None = None,
+      slow: Mapping[int, float] = _NONE_SLOW,
   ) -> redundancy.RedundancyPlan:
     """Returns the rows of a whole step.
 
@@ -133,6 +134,7 @@ class RowPlanner:
       roles: Owners and shadows by segment.
       shares: Shares of the pipeline; by default those of the plan.
       partition: Stages of the pipeline; by default those of the plan.
+      slow: As in `StageCosts`.
     """
     batch = self.plan.batch
     microbatches = batch.microbatches(pipeline)
@@ -141,7 +143,7 @@ class RowPlanner:
     return self.redundant.plan(
         roles,
         microbatches=microbatches,
-        costs=self.costs,
+        costs=dataclasses.replace(self.costs, slow=slow),
         in_flight=self._in_flight(partition or self.plan.partition),
     )
 

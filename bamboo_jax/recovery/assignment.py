@@ -19,6 +19,7 @@ from bamboo_jax.recovery import decide
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import planner as planner_lib
+from bamboo_jax.recovery import speeds as speeds_lib
 from bamboo_jax.schedule import dealing
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import lines as lines_lib
@@ -63,6 +64,7 @@ class Rules:
     ladder: May reroute by shares or whole shares, but not by stage.
     predictor: Deals shares so that all pipelines finish together; None: evenly.
     rows: Plans the rest of a step, if the ladder reroutes by shares.
+    speeds: Partitions that follow slow nodes; None: none does.
   """
 
   segments: partition_lib.Partition
@@ -71,6 +73,7 @@ class Rules:
   planner: planner_lib.Planner
   predictor: predictor_lib.Predictor | None = None
   rows: rows_lib.RowPlanner | None = None
+  speeds: speeds_lib.Speeds | None = None
 
   def __post_init__(self) -> None:
     if self.ladder.reroute == "stage":
@@ -114,7 +117,7 @@ class Rules:
     found = self._change(layout, members, decision, kept)
     if kept is None or self.ladder.reroute != "shares":
       return found
-    after = _keep_detours(layout, found.layout, change.lost)
+    after = found.layout.keep_detours(layout, change.lost)
     slow = {n: f for n, f in layout.slow.items() if n in members}
     after = dataclasses.replace(after, slow=slow)
     if holdings is not None and change.lost and not self._is_bounded:
@@ -143,18 +146,29 @@ class Rules:
     spares = {*members} - layout.nodes - idle - {*leaving}
     relieved = sorted(slow.keys() & layout.nodes)[: len(spares)]
     change = ladder_lib.Change(noticed=frozenset((*leaving, *idle, *relieved)))
-    decision = self._decide(layout, members, change, zones=zones)
-    if decision.state.pipelines == layout.pipelines:
-      after = layout
-      if self.ladder.reroute == "shares":
-        after = self._balance(layout, slow)
-      if after.slow != layout.slow:
-        is_more = after.slow.keys() - layout.slow
-        why = "slow nodes give shares away" if is_more else "shares come back"
-        return Change(after, "reroute", why)
-      return Change(after, "none", decision.reason)
-    found = self._change(layout, members, decision)
-    return dataclasses.replace(found, layout=self._balance(found.layout, slow))
+    usual = layout.pipelines
+    if self.speeds:
+      usual = self.speeds.usual(usual)
+    before = dataclasses.replace(layout, pipelines=usual)
+    decision = self._decide(before, members, change, zones=zones)
+    made, rung, why = decision.state.pipelines, decision.rung, decision.reason
+    stays = made == usual
+    first = layout if stays else self.start(made)
+    after = self._relieve(layout, first, made, slow)
+    if stays:
+      rung, gives, what = (
+          "none",
+          bool(after.slow.keys() - layout.slow),
+          "shares",
+      )
+      if after.pipelines != layout.pipelines:
+        rung, gives, what = "reconfigure", after.pipelines != usual, "layers"
+      elif after.slow != layout.slow:
+        rung = "reroute"
+      if rung != "none":
+        why = f"slow nodes give {what} away" if gives else f"{what} come back"
+    copies = find_copies(layout, members, after)
+    return Change(after, rung, why, copies=copies)
 
   def after_deaths(
       self, layout: Layout, members: Nodes, *, zones: Zones, leaving: Nodes = ()
@@ -191,11 +205,13 @@ class Rules:
       self,
       pipelines: Sequence[Pipeline],
       kept: Sequence[Sequence[int]] | None = None,
+      slow: Mapping[int, float] | None = None,
   ) -> Layout:
     """Returns a layout of `pipelines`, which keep the shares `kept`.
 
-    Those with lost stages have shares only if each stage of a share may be
-    computed by another node.
+    Those with `slow` nodes get fewer shares, by the factors of these. Those
+    with lost stages have shares only if each stage of a share may be computed
+    by another node.
     """
     if not pipelines:
       return Layout()
@@ -205,13 +221,14 @@ class Rules:
         self.num_shares,
         len(takers),
         kept and [kept[i] for i in takers],
-        self._counts([pipelines[i] for i in takers]),
+        self._counts([pipelines[i] for i in takers], slow),
     )
     shares = dict(zip(takers, dealt, strict=True))
     return Layout(
         tuple(pipelines),
         tuple(shares.get(i, ()) for i in range(len(pipelines))),
         self.segments.bounds,
+        slow=slow or {},
     )
 
   def _decide(
@@ -250,6 +267,51 @@ class Rules:
         copies=copies,
         rolls_back=decision.rolls_back,
     )
+
+  def _relieve(
+      self,
+      layout: Layout,
+      first: Layout,
+      usual: tuple[Pipeline, ...],
+      slow: Mapping[int, float],
+  ) -> Layout:
+    """Returns the layout with less work for slow nodes and other busy ones.
+
+    They get fewer layers, or else, if that does not pay, give shares to others.
+
+    Args:
+      first: The layout if no stage changes.
+      usual: Its pipelines with their usual partitions.
+    """
+    if self.speeds is None or self._is_bounded:
+      return self._balance(first, slow)
+    best = first.pipelines if slow else usual
+    if slow:
+      most = self._count_steps(layout, best, slow)
+      for other in usual, self.speeds.split(usual, slow):
+        num_steps = self._count_steps(layout, other, slow)
+        if num_steps > (1 + _LEAST_GAIN) * most:
+          best, most = other, num_steps
+    if best != usual:
+      return self.start(best, slow=slow)
+    return self._balance(dataclasses.replace(first, pipelines=usual), slow)
+
+  def _count_steps(
+      self,
+      layout: Layout,
+      pipelines: tuple[Pipeline, ...],
+      slow: Mapping[int, float],
+  ) -> float:
+    """Returns the number of steps within the horizon, after copies of state."""
+    assert self.rows is not None
+    pause_secs = 0.0
+    if pipelines != layout.pipelines:
+      pause_secs = self.planner.times.pause_secs(
+          "reconfigure", layout.pipelines, pipelines
+      )
+    lines = self.start(pipelines, slow=slow).lines(self.rows)
+    step_ms = self.rows.play(lines, slow=slow).span_ms
+    return 1e3 * max(0.0, self.ladder.horizon_secs - pause_secs) / step_ms
 
   def _balance(self, layout: Layout, slow: Mapping[int, float]) -> Layout:
     """Returns the layout with detours around busy nodes.
@@ -300,32 +362,13 @@ class Rules:
     }
     return dataclasses.replace(layout, detours=dict(sorted(detours.items())))
 
-  def _counts(self, pipelines: Sequence[Pipeline]) -> tuple[int, ...] | None:
+  def _counts(
+      self, pipelines: Sequence[Pipeline], slow: Mapping[int, float] | None
+  ) -> tuple[int, ...] | None:
     if self.predictor is None:
       return None
     size = self.predictor.num_microbatches // self.num_shares
-    return tuple(n // size for n in self.predictor.split(pipelines))
-
-
-def _keep_detours(before: Layout, after: Layout, lost: Nodes) -> Layout:
-  """Returns `after` with the detours of `before`.
-
-  Owners replace the lost nodes in them.
-  """
-  owners = {
-      share: r.owners
-      for r, own in zip(after.roles, after.shares, strict=True)
-      for share in own
-  }
-  detours = {
-      share: tuple(
-          owner if node in lost else node
-          for node, owner in zip(row, owners[share], strict=True)
-      )
-      for share, row in before.detours.items()
-  }
-  left = {s: row for s, row in detours.items() if row != owners[s]}
-  return dataclasses.replace(after, detours=left)
+    return tuple(n // size for n in self.predictor.split(pipelines, slow))
 
 
 def find_copies(

@@ -158,6 +158,26 @@ class Layout:
         for p in self.pipelines
     ]
 
+  def keep_detours(self, before: "Layout", lost: Collection[int]) -> "Layout":
+    """Returns this layout with the detours of `before`.
+
+    Owners replace the `lost` nodes in them.
+    """
+    owners = {
+        share: r.owners
+        for r, own in zip(self.roles, self.shares, strict=True)
+        for share in own
+    }
+    detours = {
+        share: tuple(
+            owner if node in lost else node
+            for node, owner in zip(row, owners[share], strict=True)
+        )
+        for share, row in before.detours.items()
+    }
+    left = {s: row for s, row in detours.items() if row != owners[s]}
+    return dataclasses.replace(self, detours=left)
+
   def find_takers(self, before: "Layout") -> list[tuple[int, types.Place]]:
     """Returns nodes and the places that they own now but not in `before`."""
     former = {

@@ -1,6 +1,7 @@
 """Plans the rows of a step for a layout: of a whole step, or of its rest."""
 
 from collections.abc import Mapping, Sequence
+import dataclasses
 
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import layout as layout_lib
@@ -53,6 +54,7 @@ class StepPlans:
             roles,
             shares=layout.shares[p],
             partition=layout.pipelines[p].partition,
+            slow=layout.slow,
         )
         for p, roles in enumerate(layout.roles)
         if layout.shares[p]
@@ -62,7 +64,9 @@ class StepPlans:
       return
     self._whole = [plan.lazy for plan in plans]
     self._filling = self._rows.redundant.fill(
-        plans, layout.roles, self._rows.costs
+        plans,
+        layout.roles,
+        dataclasses.replace(self._rows.costs, slow=layout.slow),
     )
 
   def rest(

@@ -75,15 +75,17 @@ class PacedTest(parameterized.TestCase):
       self.assertAlmostEqual(line["factor"], 4.0)
 
   # Seconds: two runs of 24 steps, some of them slow.
-  def test_shares_come_back_to_a_node_that_is_fast_again(self):
+  @parameterized.parameters(("deal", 8), ("layers", 16))
+  def test_work_comes_back_to_a_node_that_is_fast_again(self, response, most):
     folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     path = folder / "faults.csv"
     path.write_text("8,1/0,,slow:3:14\n")  # Steps 9 to 14.
     changes = {"pipeline.num_microbatches": 8, "pipeline.num_shares": 8}
     config = make_config(ms=4.0, num_steps=24, **changes)
-    config.recovery.slow, config.metrics.trace_steps = "deal", 24
+    config.metrics.trace_steps = 24
     hashes = []
     for faults in None, str(path):
+      config.recovery.slow = response if faults else "report"
       workdir = folder / f"{faults is None}"
       run.train_and_evaluate(config, workdir=str(workdir), faults=faults)
       summary = json.loads((workdir / "summary.json").read_text())
@@ -108,7 +110,7 @@ class PacedTest(parameterized.TestCase):
         for e in events
         if (e["pid"], e["tid"], e.get("cat")) == (*node, "forward")
     )
-    has_all = [forwards[step] == 8 for step in range(1, 25)]
+    has_all = [forwards[step] == most for step in range(1, 25)]
     self.assertEqual(has_all, [True] * 11 + [False] * 9 + [True] * 4)
 
   # Slow, as it is time that is tested: 3 steps of 0.6 s.

@@ -93,8 +93,9 @@ class SlowNodesTest(parameterized.TestCase):
     self.assertNotIn("named_before", first.values)
     self.assertEqual(again.values["named_before"], 1)
 
-  def test_its_shares_are_dealt_to_others(self):
-    self.make(response="deal")
+  @parameterized.parameters("deal", "layers")
+  def test_its_work_is_given_to_others(self, response):
+    self.make(response=response)
     self.hear(*[_USUAL] * 8, *[_SLOW_1] * 3)
     self.assertEqual(self.state.slow, {1: 5.0})
     self.assertLen(self.events, 1)

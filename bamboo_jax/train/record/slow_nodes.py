@@ -1,8 +1,8 @@
 """Names the nodes that are slow, and lets them hand over if so configured.
 
-With `recovery.slow="deal"` a slow node gets its shares back once it is fast
-again, or, if it has none that could be measured, on trial. Each return in a
-view doubles the number of steps that the next one takes.
+With `recovery.slow="deal"` or "layers" a slow node gets its work back once it
+is fast again, or, if it has none that could be measured, on trial. Each return
+in a view doubles the number of steps that the next one takes.
 """
 
 import collections
@@ -32,6 +32,7 @@ class SlowNodes:
       response: str,
   ) -> None:
     self._state, self._outputs, self._response = state, outputs, response
+    self._relieves = response in ("deal", "layers")
     self._history: collections.deque[slowness.Step] = collections.deque(
         maxlen=slowness.NUM_KEPT
     )
@@ -51,18 +52,18 @@ class SlowNodes:
     if self._num_heard <= slowness.NUM_SKIPPED:
       return
     self._history.append({n: s for nodes in said for n, s in nodes.items()})
-    if self._response == "deal":
+    if self._relieves:
       self._give_back()
     named = {one.number for one in self._state.named if not one.over_step}
     for node, factor in slowness.find_slow([*self._history]).items():
       if node not in named:
         self._name(node, factor)
-      if self._response == "deal" and node not in self._slow:
+      if self._relieves and node not in self._slow:
         self._deal(node, round(factor, 1))
 
   @property
   def _slow(self) -> dict[int, float]:
-    """Factors of nodes that hand over, or give shares away."""
+    """Factors of nodes that hand over, or give work away."""
     slow = {**self._state.layout.slow, **self._state.slow}
     return {node: factor for node, factor in slow.items() if factor > 1}
 

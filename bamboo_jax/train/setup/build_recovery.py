@@ -15,6 +15,7 @@ from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import places as places_lib
 from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.recovery import shapes as shapes_lib
+from bamboo_jax.recovery import speeds as speeds_lib
 from bamboo_jax.recovery import triggers as triggers_lib
 from bamboo_jax.recovery.oobleck import cover as cover_lib
 from bamboo_jax.recovery.oobleck import templates as templates_lib
@@ -131,8 +132,8 @@ def make_rules(
       rereplicate=options.rereplicate,
       horizon_secs=recovery.horizon_secs,
   )
-  segments = plan.partition
-  shape = shapes_lib.Depth(
+  partitions: shapes_lib.Partitions = (plan.partition,)
+  shape: shapes_lib.Shapes = shapes_lib.Depth(
       plan.partition,
       plan.profile,
       has_replicas=has_replicas,
@@ -145,16 +146,20 @@ def make_rules(
   )
   if config.pipeline.layout == "grid":
     partitions = _make_grid(config, plan)
-    segments = partition_lib.refine(partitions)
     shape = shapes_lib.Grid(partitions, predicted)
   if templates:
-    found = (plan.partition, *(t.partition for t in templates.templates))
-    segments = partition_lib.refine(found)
+    partitions += tuple(t.partition for t in templates.templates)
     shape = shapes_lib.Templates(
         cover_lib.Coverer(templates, predicted, degrades=True), recovery.method
     )
+  segments, speeds = partition_lib.refine(partitions), None
+  if recovery.slow == "layers":  # A stage may then start at any unit.
+    firsts = build.find_cuts(config, plan.profile)
+    segments = partition_lib.Partition((0, *firsts, segments.num_layers))
+    speeds = speeds_lib.Speeds(plan.profile, segments, partitions)
   return assignment.Rules(
       segments=segments,
+      speeds=speeds,
       num_shares=num_shares,
       predictor=predicted if by_makespan else None,
       ladder=ladder,
