@@ -1,6 +1,7 @@
 """What every other package may use.
 
 calls     packages that can be called
+delays    waits for a processor; suspension of the process
 errors    exception classes, one for each thing that code does differently
 files     atomic writes, locks on folders, retried reads
 extras    packages that only some users need
@@ -12,7 +13,7 @@ names     messages for misspelt names
 packaged  configs and tables that come with the package
 options   options of a config checked against a function's signature
 ports     free ports of this machine
-threads   calls that may block forever; waits for a processor
+threads   calls that may block forever
 types     types that several packages share: PyTree, Place
 """
 
