@@ -27,6 +27,7 @@ from bamboo_jax.base.errors import EndedError
 from bamboo_jax.base.errors import FencedError
 from bamboo_jax.base.errors import InfeasibleError
 from bamboo_jax.base.errors import MissingExtraError
+from bamboo_jax.base.errors import MissingFileError
 from bamboo_jax.base.errors import NonFiniteError
 from bamboo_jax.base.errors import PeerRemovedError
 from bamboo_jax.base.errors import ReplicaMismatchError
@@ -40,6 +41,7 @@ from bamboo_jax.base.files import open_lock
 from bamboo_jax.base.files import write_atomically
 from bamboo_jax.base.functions import find_function
 from bamboo_jax.base.functions import is_function_name
+from bamboo_jax.base.names import hint_at
 from bamboo_jax.base.names import suggest
 from bamboo_jax.base.options import check_none
 from bamboo_jax.base.options import check_options
