@@ -122,7 +122,8 @@ class FromLossTest(parameterized.TestCase):
 
   def test_takes_parameters_of_nnx(self):
     init = lambda key: nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(key)))
-    params = _variables(_make(init=init)).params
+    layer = _make(init=init).layers[0]
+    params = layer.init(jax.random.key(0), None, {}).params
     shapes = sorted(value.shape for value in params.values())
     self.assertEqual(shapes, [(2, 3), (3,)])
 
