@@ -34,7 +34,7 @@ _LEAVE_SECS = 5.0  # Time for agents to end once the summary is written.
 _SLOW = 4.0  # A step is reported if it lasts this multiple of the usual time.
 _LEAST_SLOW_SECS = 1.0
 _SHOWN = (
-    *("loss", "learning_rate", "tokens_per_sec", "step_ms"),
+    *("loss", "learning_rate", "tokens_per_sec", "samples_per_sec", "step_ms"),
     *("mfu_pct", "goodput_pct", "view"),
 )
 _RECOVERY = ("victims", "rung", "view")
