@@ -77,19 +77,9 @@ def make_task(config: config_lib.Config) -> Task:
   pipeline = config.pipeline
   checks.check_environment(config)
   model = zoo.make_model(config.model.name, **config.model.options)
-  try:
-    source = source_lib.make_source(
-        config.data.name, _source_shape(config, model), **config.data.options
-    )
-  except base.MissingFileError as error:
-    given = {"name": config.data.name} | {
-        f"options.{key}": value for key, value in config.data.options.items()
-    }
-    # A mixture names several, with their weights.
-    keys = [key for key, v in given.items() if error.pattern in str(v)]
-    if not keys:  # A function of the user's own names it.
-      raise
-    raise base.DataError(f"config.data.{keys[0]}: {error}") from error
+  source = source_lib.open_source(
+      config.data.name, _source_shape(config, model), config.data.options
+  )
   vocab_size = model.fingerprint.get("vocab_size", math.inf)
   if source.vocab_size is not None and source.vocab_size > vocab_size:
     raise ValueError(
