@@ -305,11 +305,11 @@ class RunTest(parameterized.TestCase):
     workdir = self.train("a", num_steps=2)
     before = _hashes(workdir)
     for path, value, message in (
-        ("seed", 1, "has seed=0, this one has 1"),
+        ("seed", 1, "run: config.seed is 0 there, 1 here"),
         ("model__options__width", 32, r"of another model .*\[16\] .*\[32\]"),
-        ("model__options__dropout_rate", 0.2, "has model.dropout_rate=0.1"),
+        ("model__options__dropout_rate", 0.2, "dropout_rate is 0.1 there"),
         ("data__options__branching", 3, "has data.branching=4, this one has 3"),
-        ("pipeline__microbatch_size", 1, "has batch_size=4, this one has 2"),
+        ("pipeline__microbatch_size", 1, "microbatch_size is 2 there, 1 "),
         ("optimizer__name", "sgd", "of another model or optimizer"),
     ):
       changes = {path: value}
