@@ -4,8 +4,9 @@ python -m tests.record_slowness --name=NAME --out=FILE [--steps=27]
     [--slow=3] [--part=0.5] [--loops=0] [--config=paced:2x4]
 
 Trains on a cluster, and appends a row for each step to FILE, but for the first
-three: the name of the trace, then busy, waited and starved milliseconds of each
-node, as members vote. After 11 of these rows the worker of node `slow` is
+three: the name of the trace, then busy, waited, starved and suspended
+milliseconds of each node, and those that it waited for each other, as members
+vote. After 11 of these rows the worker of node `slow` is
 suspended for a `part` of its time, in periods of 100 ms; none if it is -1.
 `loops` processes beside it are always busy.
 """
@@ -38,7 +39,8 @@ _hear = slow_nodes.SlowNodes.hear
 def hear(self, said):
   said = [*said]
   if self._state.is_writer:
-    row = {n: [s.work, s.busy_secs, s.waited_secs, s.starved_secs]
+    row = {n: [s.work, s.busy_secs, s.waited_secs, s.starved_secs,
+               s.suspended_secs, s.waited_for]
            for nodes in said for n, s in nodes.items()}
     with open(pathlib.Path(FOLDER, "heard.jsonl"), "a") as file:
       file.write(json.dumps(row) + "\\n")
@@ -71,7 +73,7 @@ def _suspend_often(pid, part, stop):
 def record(folder, given):
   """Trains; returns the times of each node in each step, as members sent them.
 
-  A step is a dict by node: its work, and its busy, waited and starved seconds.
+  A step is a dict by node: the fields of `NodeStep`, without passes.
   """
   (folder / "heard.py").write_text(_PLUGIN.replace("FOLDER", repr(str(folder))))
   path, workdir = folder / "heard.jsonl", folder / "run"
@@ -97,6 +99,13 @@ def record(folder, given):
   return [*map(json.loads, path.read_text().splitlines())]
 
 
+def _write(value):
+  """Returns milliseconds, or those by node, such as `0:12 3:45`."""
+  if isinstance(value, dict):
+    return " ".join(f"{n}:{_write(secs)}" for n, secs in value.items())
+  return f"{1e3 * value:.0f}"
+
+
 def main():
   """Records one trace."""
   parser = argparse.ArgumentParser()
@@ -117,7 +126,7 @@ def main():
   with open(given.out, "a", newline="") as file:
     for row in heard[slowness.NUM_SKIPPED :]:
       nodes = [row[node] for node in sorted(row, key=int)]
-      cells = ["/".join(f"{1e3 * s:.0f}" for s in one[1:]) for one in nodes]
+      cells = ["/".join(_write(value) for value in one[1:]) for one in nodes]
       csv.writer(file, lineterminator="\n").writerow([given.name, *cells])
 
 

@@ -1,6 +1,7 @@
 """What every other package may use.
 
 calls     packages that can be called
+delays    waits for a processor; suspension of the process
 errors    exception classes, one for each thing that code does differently
 files     atomic writes, locks on folders, retried reads
 extras    packages that only some users need
@@ -12,7 +13,7 @@ names     messages for misspelt names
 packaged  configs and tables that come with the package
 options   options of a config checked against a function's signature
 ports     free ports of this machine
-threads   calls that may block forever; waits for a processor
+threads   calls that may block forever
 types     types that several packages share: PyTree, Place
 """
 
@@ -26,6 +27,7 @@ from bamboo_jax.base.errors import EndedError
 from bamboo_jax.base.errors import FencedError
 from bamboo_jax.base.errors import InfeasibleError
 from bamboo_jax.base.errors import MissingExtraError
+from bamboo_jax.base.errors import MissingFileError
 from bamboo_jax.base.errors import NonFiniteError
 from bamboo_jax.base.errors import PeerRemovedError
 from bamboo_jax.base.errors import ReplicaMismatchError
@@ -39,6 +41,7 @@ from bamboo_jax.base.files import open_lock
 from bamboo_jax.base.files import write_atomically
 from bamboo_jax.base.functions import find_function
 from bamboo_jax.base.functions import is_function_name
+from bamboo_jax.base.names import hint_at
 from bamboo_jax.base.names import suggest
 from bamboo_jax.base.options import check_none
 from bamboo_jax.base.options import check_options

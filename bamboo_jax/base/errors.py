@@ -25,6 +25,14 @@ class DataError(ValueError):
   """A data source cannot be read."""
 
 
+class MissingFileError(DataError):
+  """No file matches the path or pattern `pattern`."""
+
+  def __init__(self, message: str, pattern: str) -> None:
+    super().__init__(message)
+    self.pattern = pattern
+
+
 class CallbackError(RuntimeError):
   """A callback or logger of the user has raised the cause of this error."""
 

@@ -7,7 +7,13 @@ import difflib
 def suggest(name: str, allowed: Iterable[str], *, what: str) -> str:
   """Returns a message: unknown `what`, the closest names, the allowed ones."""
   allowed = sorted(allowed)
-  lower = {a.lower(): a for a in reversed(allowed)}
+  hint = hint_at(name, allowed)
+  return f"Unknown {what} {name!r}{hint} Allowed: {', '.join(allowed)}."
+
+
+def hint_at(name: str, allowed: Iterable[str]) -> str:
+  """Returns "; did you mean ...?" with the closest names, or a full stop."""
+  lower = {a.lower(): a for a in sorted(allowed, reverse=True)}
   close = [
       lower[match]
       for match in difflib.get_close_matches(
@@ -15,5 +21,4 @@ def suggest(name: str, allowed: Iterable[str], *, what: str) -> str:
       )
   ]
   hint = " or ".join(repr(c) for c in close)
-  hint = f"; did you mean {hint}?" if hint else "."
-  return f"Unknown {what} {name!r}{hint} Allowed: {', '.join(allowed)}."
+  return f"; did you mean {hint}?" if hint else "."

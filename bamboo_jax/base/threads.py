@@ -1,8 +1,7 @@
-"""Calls in daemon threads, and how long a thread waits for a processor."""
+"""Calls in daemon threads."""
 
 from collections.abc import Callable
 from concurrent import futures
-import pathlib
 import threading
 from typing import Any, TypeVar
 
@@ -27,16 +26,3 @@ def call_beside(
 
   threading.Thread(target=run, name=name, daemon=True).start()
   return answer
-
-
-def starved_secs() -> float:
-  """Returns how long this thread was ready while other programs ran.
-
-  Linux counts it from the start of the thread; elsewhere 0. A suspended thread
-  is not ready.
-  """
-  try:
-    text = pathlib.Path("/proc/thread-self/schedstat").read_text()
-    return int(text.split()[1]) / 1e9
-  except (OSError, IndexError, ValueError):
-    return 0.0

@@ -8,6 +8,11 @@ from typing import Any
 from bamboo_jax import base
 
 UNKNOWN = "unknown"  # A value that a checkpoint does not contain.
+# Prefixes of options that a run cannot change, with the size of a batch.
+_IDENTIFYING = (
+    *("seed", "model.", "data.", "pipeline.num_pipelines"),
+    *("pipeline.num_microbatches", "pipeline.microbatch_size"),
+)
 _LATER_BITS = "later steps can differ in bits from a run without the change"
 
 
@@ -92,12 +97,21 @@ class Identity:
     found = {key: meta.get(key) for key in wanted}
     differences = _differences(found, wanted)
     if differences:
+      options = self._find_options(meta.get("config", {}))
       raise base.CheckpointError(
           f"The checkpoint of step {step} in {where} is of another run: "
-          f"{'; '.join(differences[:3])}. Choose another workdir, or the "
-          "former config."
+          f"{'; '.join((options or differences)[:3])}. Choose another workdir, "
+          "or the former config."
       )
     return self._find_changes(meta)
+
+  def _find_options(self, there: Mapping[str, Any]) -> list[str]:
+    """Returns the options that differ and may make it another run."""
+    return [
+        f"config.{key} is {there[key]!r} there, {here!r} here"
+        for key, here in self.config.items()
+        if key.startswith(_IDENTIFYING) and there.get(key, here) != here
+    ]
 
   def _describe(self) -> dict[str, Any]:
     described = dataclasses.asdict(self)

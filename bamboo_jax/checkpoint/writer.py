@@ -233,7 +233,16 @@ class Writer:
         return
       if not report.is_busy:
         if tries == _MOST_TRIES:
-          raise base.CheckpointError(report.error)
+          last = max(self.steps(), default=0)
+          kept = (
+              f"The last checkpoint is of step {last}"
+              if last
+              else ("There is no checkpoint")
+          )
+          raise base.CheckpointError(
+              f"{report.error} {kept}; once this is mended (a full disk needs "
+              "room), the same command trains the missing steps again."
+          )
         self._begin(save, states)
         tries += 1
 

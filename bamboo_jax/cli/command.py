@@ -32,6 +32,7 @@ _ENDS: dict[int, str] = {
 }
 _ASKED = "finishing and saving the step; a second signal ends at once"
 _PATIENCE_SECS = 30.0  # For the clean-up of an interrupted command.
+_HELPS = {"?", "help", "helpshort", "helpfull", "helpxml"}
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 _find_hint: Callable[[], str] = lambda: ""  # Of `run`.
@@ -74,6 +75,9 @@ def run(
     signal.signal(number, _interrupt)
   try:
     app.run(guarded, flags_parser=parse)
+  except SystemExit as end:  # Absl exits with 1 after it has printed help.
+    names = {re.sub("^-+|=.*", "", argument) for argument in sys.argv[1:]}
+    raise SystemExit(0 if _HELPS & names else end.code) from None
   except KeyboardInterrupt as error:
     _end(*error.args or (signal.SIGINT,))
 

@@ -64,6 +64,25 @@ def make_source(
   return _SOURCES[name](**given)
 
 
+def open_source(
+    name: str, shape: Mapping[str, Any], options: Mapping[str, Any]
+) -> samples.Source:
+  """Returns the source that a config names; see `make_source`.
+
+  If a file is missing, `base.DataError` names the option.
+  """
+  try:
+    return make_source(name, shape, **options)
+  except base.MissingFileError as error:
+    values = {f"options.{key}": v for key, v in options.items()}
+    values["name"] = name
+    # A mixture names several, with their weights.
+    keys = [key for key, v in values.items() if error.pattern in str(v)]
+    if not keys:  # A function of the user's own names it.
+      raise
+    raise base.DataError(f"config.data.{keys[-1]}: {error}") from error
+
+
 def is_files(name: str) -> bool:
   """Returns whether a name is that of the source `files`, or of such files."""
   is_path = bool(re.search(r"[/.*\s]", name))

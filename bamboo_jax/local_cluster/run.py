@@ -4,7 +4,6 @@ import collections
 from collections.abc import Callable, Sequence
 import contextlib
 import functools
-import importlib
 import itertools
 import json
 import os
@@ -34,7 +33,7 @@ _LEAVE_SECS = 5.0  # Time for agents to end once the summary is written.
 _SLOW = 4.0  # A step is reported if it lasts this multiple of the usual time.
 _LEAST_SLOW_SECS = 1.0
 _SHOWN = (
-    *("loss", "learning_rate", "tokens_per_sec", "step_ms"),
+    *("loss", "learning_rate", "tokens_per_sec", "samples_per_sec", "step_ms"),
     *("mfu_pct", "goodput_pct", "view"),
 )
 _RECOVERY = ("victims", "rung", "view")
@@ -97,7 +96,9 @@ class ClusterRun:
       nodes = replay.first if replay else [""] * len(zones)
       # Not with GPUs, as each process then has an environment of its own. Nodes
       # that join later are not forked either: by then this process has threads.
-      are_copies = not self._setup.gpus and _prepare(config)
+      are_copies = not self._setup.gpus and setup_lib.prepare(
+          config, self._setup.workdir
+      )
       placed = machine.place_nodes(config, dict(enumerate(zones)))
       self._progress.show_text(placed.survival.render())
       self._cluster.take_folder()
@@ -356,15 +357,6 @@ class ClusterRun:
         self._director.step_secs = statistics.median(self._step_secs)
         shown = {k: line[k] for k in _SHOWN if line.get(k) is not None}
         self._progress.show_step(line["step"], shown)
-
-
-def _prepare(config: config_lib.Config) -> bool:
-  """Prepares the job of all nodes; returns whether they can be forked."""
-  for name in ("bamboo_jax.local_cluster.node", "bamboo_jax.train.run"):
-    importlib.import_module(name)  # Takes a second: JAX.
-  from bamboo_jax.train.setup import preparation
-
-  return preparation.prepare(config)
 
 
 class TracePlayer:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import dataclasses
+import importlib
 import os
 import pathlib
 
@@ -116,3 +117,18 @@ def with_random_kills(
   return dataclasses.replace(
       setup, arguments=[*setup.arguments, f"--faults={path}"], faults=faults
   )
+
+
+def prepare(config: config_lib.Config, workdir: pathlib.Path) -> bool:
+  """Prepares the job of all nodes; returns whether they can be forked.
+
+  Raises `base.CheckpointError` if `workdir` is of another run.
+  """
+  for name in ("bamboo_jax.local_cluster.node", "bamboo_jax.train.run"):
+    importlib.import_module(name)  # Takes a second: JAX.
+  from bamboo_jax.train.setup import preparation
+  from bamboo_jax.train.setup import saving
+
+  can_fork = preparation.prepare(config)
+  saving.check_same(config, preparation.peek(), workdir / "checkpoints")
+  return can_fork

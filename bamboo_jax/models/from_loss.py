@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Mapping
 import dataclasses
 import functools
 import inspect
+import sys
 from typing import Any
 
 import jax
@@ -83,9 +84,12 @@ class LossLayer:
   ) -> layer_lib.Variables:
     """Returns the initial parameters; they do not depend on `batch`.
 
-    Raises `ValueError` if a leaf is not a float32 array.
+    Raises `ValueError` if a leaf is not a float32 array, or is a variable of
+    flax that is not trained.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(self.init_params(key))
+    tree = self.init_params(key)
+    _check_trained(tree)
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
     if not leaves:
       raise ValueError(f"init of model {self.name!r} returned no parameters.")
     params = {_name(path): leaf for path, leaf in leaves}
@@ -152,6 +156,27 @@ class LossLayer:
       )
     num_samples = jnp.float32(len(next(iter(batch.values()))))
     return layer_lib.Loss(found.astype(jnp.float32) * num_samples, num_samples)
+
+
+def _check_trained(tree: base.PyTree) -> None:
+  """Raises `ValueError` for variables of flax that training must not change."""
+  advice = (
+      "from_loss trains all that init returns, and keeps no other state; keep "
+      "it out, and normalize by LayerNorm, GroupNorm or the batch's statistics."
+  )
+  if isinstance(tree, Mapping) and "batch_stats" in tree:
+    raise ValueError(f"init returned 'batch_stats', of BatchNorm. {advice}")
+  nnx = sys.modules.get("flax.nnx")  # Slow to import if `init` does not.
+  if nnx is None:
+    return
+  is_variable = lambda node: isinstance(node, nnx.Variable)
+  paths = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_variable)
+  for path, leaf in paths:
+    if is_variable(leaf) and not isinstance(leaf, nnx.Param):
+      kind = f"nnx.{type(leaf).__name__}"
+      raise ValueError(
+          f"Parameter {_name(path)!r} is of {kind}, must be nnx.Param. {advice}"
+      )
 
 
 def _name(path: tuple[Any, ...]) -> str:

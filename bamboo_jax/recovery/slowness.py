@@ -1,9 +1,10 @@
 """Finds the node that is slow and makes the others wait.
 
 The time that a node is busy in a step is compared with its own past and with
-nodes that ran the same passes in the same step. A node is named if it was
-clearly slower in three successive steps, and waited less than most others: in
-a pipeline all wait for the slowest, which waits for no node.
+its peers, both by kind of pass, so that a node whose passes change still has a
+past. A node is named if it was clearly slower in three successive steps, and
+the others waited for it: in a pipeline all wait for the slowest, which waits
+for no node.
 
   busy in ms      step 7     8     9    10       past    ratio in 8, 9, 10
   n0 (stage 0)        20    21    20    20         20    1.0
@@ -14,7 +15,8 @@ A machine that becomes slow as a whole names no node, since ratios to the past
 are divided by that of the median node. Nor does a busy machine: time in which
 the kernel let other programs run (`starved_secs`) does not count, and in
 each of the three steps the ratio must exceed the spread of the node's own past,
-and its longer steps. A suspended process is not starved.
+and its longer steps. A suspended process is not starved. Its suspension is
+measured as such, is zero on healthy nodes, and needs no past.
 
 A node that has given shares away has other work than before, or none. Whether
 it is fast again is judged by its time per planned time, beside that of nodes
@@ -23,20 +25,20 @@ agree, so that a node of constant speed does not get shares back and lose them
 again.
 """
 
-import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import itertools
 import math
-import re
 import statistics
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from bamboo_jax.recovery import node_times
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Op = instruction_lib.Op
 _T = TypeVar("_T")
+_K = TypeVar("_K")
 
 NUM_CONFIRMED = 3  # Steps in which a node must have been slow.
 NUM_SKIPPED = 3  # The first steps in a view, which load programs and data.
@@ -51,34 +53,8 @@ _LONG_PAST = 8
 _ABOVE_LONG = 1.2  # As a factor of this quantile of the past:
 _QUANTILE = 0.85
 _CLEAR = 2.5  # A ratio that is not noise, whatever the past.
+_SUSPENDED = 0.08  # The mean part of steps, above that of the median node.
 _SPREADS = 6.0  # Median deviations from the past that count as noise.
-
-
-@dataclasses.dataclass(frozen=True)
-class NodeStep:
-  """Times of a node in a step.
-
-  Attributes:
-    work: The number of its forward and backward passes, `1B*4 1F*4`; only equal
-      work is compared.
-    busy_secs: Time spent in these passes.
-    waited_secs: Time spent waiting for values of other nodes; None if unknown.
-    starved_secs: Time in which it was ready to run, but the processors of its
-      machine ran other programs; part of `busy_secs` or `waited_secs`.
-  """
-
-  work: str
-  busy_secs: float
-  waited_secs: float | None = None
-  starved_secs: float = 0.0
-
-  @property
-  def net_secs(self) -> float:
-    """The busy time, less any time in which other programs may have run."""
-    return self.busy_secs - self.starved_secs
-
-
-Step = Mapping[int, NodeStep]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,70 +98,7 @@ def describe(told: Mapping[str, Any]) -> str:
   )
 
 
-class Measured(Protocol):
-  """An instruction that has run; see `profile.recorder.Measured`."""
-
-  @property
-  def node(self) -> int:
-    """The node that ran it."""
-
-  @property
-  def instruction(self) -> instruction_lib.Instruction:
-    """What it ran."""
-
-  @property
-  def start_secs(self) -> float:
-    """Its start, on `time.perf_counter`."""
-
-  @property
-  def end_secs(self) -> float:
-    """Its end."""
-
-
-def measure(
-    measured: Iterable[Measured],
-    *,
-    secs: float,
-    waited_secs: float,
-    starved_secs: float,
-    is_alone: bool,
-) -> Step:
-  """Returns the times of local nodes in a step.
-
-  Args:
-    secs: The duration of the step, waiting included.
-    waited_secs: The time that the process waited for others.
-    starved_secs: See `NodeStep`, of the thread that runs the rows.
-    is_alone: Whether the process hosts one node. Then its time outside of
-      receives counts as busy, as when the process is suspended.
-  """
-  work: dict[int, collections.Counter[str]] = {}
-  busy: dict[int, float] = {}
-  spare: dict[int, float] = {}  # Redundant passes fill waits, or do not run.
-  for one in measured:
-    node, instruction = one.node, one.instruction
-    took_secs = one.end_secs - one.start_secs
-    if instruction.op is Op.REDUNDANT_FORWARD:
-      spare[node] = spare.get(node, 0.0) + took_secs
-    elif instruction.op not in instruction_lib.TRANSFERS:
-      kind = f"{instruction.stage}{instruction.op.value}"
-      work.setdefault(node, collections.Counter())[kind] += 1
-      busy[node] = busy.get(node, 0.0) + took_secs
-  found = {}
-  for node in work:
-    if is_alone:
-      free_secs = waited_secs + spare.get(node, 0.0)
-      busy[node] = max(busy[node], secs - free_secs)
-    found[node] = NodeStep(
-        " ".join(f"{k}*{num}" for k, num in sorted(work[node].items())),
-        busy[node],
-        max(0.0, secs - busy[node]) if is_alone else None,
-        starved_secs if is_alone else 0.0,
-    )
-  return found
-
-
-def find_slow(history: Sequence[Step]) -> dict[int, float]:
+def find_slow(history: Sequence[node_times.Step]) -> dict[int, float]:
   """Returns the factor by which each slow node is slower than the others.
 
   Args:
@@ -199,9 +112,9 @@ def find_slow(history: Sequence[Step]) -> dict[int, float]:
   total = _add_up(recent)
   usual = {n: _usual(n, past, work=one.work) for n, one in total.items()}
   ratios = [_to_past(usual, step) for step in recent]
-  slow = {}
+  slow = _find_suspended(recent)
   for node in total:
-    if not _is_waited_for(node, total):
+    if not _is_waited_for(node, past, total):
       continue
     if usual[node]:
       found = min(one[node] for one in ratios)
@@ -212,12 +125,28 @@ def find_slow(history: Sequence[Step]) -> dict[int, float]:
       found = min(_to_peers(node, step, missing=0.0) for step in steps)
       is_slow = len(steps) >= _LEAST_PAST and found > _WITHOUT_PAST
     if is_slow:
-      slow[node] = found
+      slow[node] = max(found, slow.get(node, 0.0))
   return slow
 
 
+def _find_suspended(steps: Sequence[node_times.Step]) -> dict[int, float]:
+  """Returns nodes that were suspended in all steps, as `find_slow` does."""
+  parts = [{n: s.suspended_part for n, s in step.items()} for step in steps]
+  found = {}
+  for node in steps[-1]:
+    more = [
+        part[node] - statistics.median([*_without(node, part)] or [0.0])
+        for part in parts
+        if node in part
+    ]
+    mean = statistics.mean(more)
+    if len(more) == len(steps) and min(mean, 2 * min(more)) > _SUSPENDED:
+      found[node] = 1 / (1 - mean)
+  return found
+
+
 def count_fast(
-    history: Sequence[Step],
+    history: Sequence[node_times.Step],
     slow: Mapping[int, float],
     costs: costs_lib.StageCosts,
 ) -> dict[int, int]:
@@ -243,7 +172,9 @@ def count_fast(
 
 
 def _find_paces(
-    step: Step, slow: Mapping[int, float], costs: costs_lib.StageCosts
+    step: node_times.Step,
+    slow: Mapping[int, float],
+    costs: costs_lib.StageCosts,
 ) -> dict[int, float]:
   """Returns the busy time per planned time, by that of the usual node.
 
@@ -259,38 +190,73 @@ def _find_paces(
 def _plan_ms(work: str, costs: costs_lib.StageCosts) -> float:
   """Returns the planned time of the passes that `NodeStep.work` counts."""
   times_ms = {Op.FORWARD: costs.forward_ms, Op.BACKWARD: costs.backward_ms}
-  kinds = re.findall(r"(\d+)([FB])\*(\d+)", work)
-  return sum(int(num) * times_ms[Op(op)][int(s)] for s, op, num in kinds)
+  passes = node_times.count_passes(work)
+  return sum(n * times_ms[Op(k[-1])][int(k[:-1])] for k, n in passes.items())
 
 
-def _add_up(steps: Sequence[Step]) -> Step:
-  """Returns the sums over steps, of nodes with the same work in all."""
+def _add_up(steps: Sequence[node_times.Step]) -> node_times.Step:
+  """Returns sums over steps, as with the last work, of nodes in all of them."""
   total = {}
   for node, last in steps[-1].items():
-    found = [step[node] for step in steps if node in step]
-    if [one.work for one in found] == [last.work] * len(steps):
+    found = _with_work(last.work, (s[node] for s in steps if node in s))
+    if len(found) == len(steps):
       waits = [w for one in found if (w := one.waited_secs) is not None]
-      total[node] = NodeStep(
+      total[node] = node_times.NodeStep(
           last.work,
           sum(one.busy_secs for one in found),
           sum(waits) if len(waits) == len(found) else None,
           sum(one.starved_secs for one in found),
+          pass_secs=_add(one.pass_secs for one in found),
+          waited_for=_add(one.waited_for for one in found),
       )
   return total
 
 
-def _is_waited_for(node: int, step: Step) -> bool:
-  """Whether a node waited less than most others, as far as is known."""
-  waits = [
-      other.waited_secs
-      for other in _without(node, step)
-      if other.waited_secs is not None
-  ]
-  mine = step[node].waited_secs
+def _add(values: Iterable[Mapping[_K, float]]) -> dict[_K, float]:
+  total: dict[_K, float] = {}
+  for one in values:
+    for key, value in one.items():
+      total[key] = total.get(key, 0.0) + value
+  return total
+
+
+def _with_work(
+    work: str, steps: Iterable[node_times.NodeStep]
+) -> list[node_times.NodeStep]:
+  """Returns steps with other passes, without those that cannot be compared."""
+  found = [step.with_work(work) for step in steps]
+  return [step for step in found if step is not None and step.busy_secs > 0]
+
+
+def _is_waited_for(
+    node: int, past: Sequence[node_times.Step], recent: node_times.Step
+) -> bool:
+  """Whether a node made others wait, as far as is known.
+
+  Since it is slow, they must wait longer for it, less its own waits, by half of
+  the time that it is busy longer; else it waited less than most of them.
+  """
+  before = [s for s in past if node in s and s[node].waited_for]
+  if recent[node].waited_for and len(before) >= _LEAST_PAST:
+    num = NUM_CONFIRMED  # Steps that were added up.
+    waits = [_waited_for_it(node, step) for step in before]
+    busy_secs = [step[node].busy_secs for step in before]
+    more_secs = recent[node].busy_secs / num - statistics.median(busy_secs)
+    longer_secs = _waited_for_it(node, recent) / num - statistics.median(waits)
+    return longer_secs > more_secs / 2
+  others = [other.waited_secs for other in _without(node, recent)]
+  waits = [secs for secs in others if secs is not None]
+  mine = recent[node].waited_secs
   return not waits or mine is None or mine < statistics.median(waits)
 
 
-def _noise_limit(usual: Sequence[NodeStep]) -> float:
+def _waited_for_it(node: int, step: node_times.Step) -> float:
+  """Returns how long others waited for a node, less its own waits."""
+  for_it = sum(s.waited_for.get(node, 0.0) for s in _without(node, step))
+  return for_it - (step[node].waited_secs or 0.0)
+
+
+def _noise_limit(usual: Sequence[node_times.NodeStep]) -> float:
   """Returns the least ratio that is not noise, from steps in the past."""
   ratios = sorted(_ratios(usual, usual))
   spread = statistics.median(abs(ratio - 1.0) for ratio in ratios)
@@ -299,18 +265,16 @@ def _noise_limit(usual: Sequence[NodeStep]) -> float:
   return min(_CLEAR, max(least, 1.0 + _SPREADS * spread, long))
 
 
-def _usual(node: int, past: Sequence[Step], *, work: str) -> list[NodeStep]:
+def _usual(
+    node: int, past: Sequence[node_times.Step], *, work: str
+) -> list[node_times.NodeStep]:
   """Returns the steps of the same work in the past; empty if too few."""
-  found = [
-      step[node]
-      for step in past
-      if node in step and step[node].work == work and step[node].busy_secs > 0
-  ]
+  found = _with_work(work, (step[node] for step in past if node in step))
   return found if len(found) >= _LEAST_PAST else []
 
 
 def _ratios(
-    usual: Sequence[NodeStep], steps: Iterable[NodeStep]
+    usual: Sequence[node_times.NodeStep], steps: Iterable[node_times.NodeStep]
 ) -> list[float]:
   """Returns by how much longer than usual steps took, without starving."""
   net_secs = max(0.0, statistics.median(s.net_secs for s in usual))
@@ -319,10 +283,14 @@ def _ratios(
 
 
 def _to_past(
-    usual: Mapping[int, Sequence[NodeStep]], step: Step
+    usual: Mapping[int, Sequence[node_times.NodeStep]], step: node_times.Step
 ) -> dict[int, float]:
   """Returns ratios of nodes to their past, by that of the median of others."""
-  ratios = {n: _ratios(past, [step[n]])[0] for n, past in usual.items() if past}
+  ratios = {
+      n: _ratios(past, _with_work(past[0].work, [step[n]]))[0]
+      for n, past in usual.items()
+      if past
+  }
   return {
       node: ratio
       / max(1.0, statistics.median([*_without(node, ratios)] or [1.0]))
@@ -330,13 +298,9 @@ def _to_past(
   }
 
 
-def _to_peers(node: int, step: Step, *, missing: float) -> float:
+def _to_peers(node: int, step: node_times.Step, *, missing: float) -> float:
   """Returns the ratio of a node to others with its work, if there are any."""
-  peers = [
-      other
-      for other in _without(node, step)
-      if other.work == step[node].work and other.busy_secs > 0
-  ]
+  peers = _with_work(step[node].work, _without(node, step))
   return _ratios(peers, [step[node]])[0] if peers else missing
 
 

@@ -19,11 +19,10 @@ import time
 from typing import Any
 
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.base import threads
 from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.faults import slow as slow_lib
-from bamboo_jax.recovery import slowness
+from bamboo_jax.recovery import node_times
 from bamboo_jax.recovery import times
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import executor as executor_lib
@@ -40,6 +39,7 @@ from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.members import cohort as cohort_lib
+from bamboo_jax.train.record import delays as delays_lib
 from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import job as job_lib
 
@@ -84,7 +84,7 @@ class Vote:
   save: Any = None
   stops: bool = False
   at_risk: int = 0
-  nodes: slowness.Step = dataclasses.field(default_factory=dict)
+  nodes: node_times.Step = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,6 +161,7 @@ class Step:
     self._clip_norm = clip_norm
     self._on_nonfinite = on_nonfinite
     self._recorder = recorder_lib.Recorder()
+    self._delays = delays_lib.Delays(engine.exchange)
     self._slow: dict[int, slow_lib.Slow] = {}  # Local nodes, by faults.
     self._phase_secs = dict.fromkeys(PHASES, 0.0)
 
@@ -174,8 +175,7 @@ class Step:
     self._planned: Sequence[timeline_lib.Timeline] = ()
     self.measured: list[recorder_lib.Measured] = []
     self._slow_down(due.slowed)
-    self._gather_secs, self._received = 0.0, self._received_secs()
-    self._starved = threads.starved_secs()
+    self._delays.begin()
     self.start_secs = self._last = time.perf_counter()
     self._phase_secs = dict.fromkeys(PHASES, 0.0)
     self._engine.begin_step(step, feed, num_microbatches=self._num_microbatches)
@@ -284,16 +284,10 @@ class Step:
     return sum(self._phase_secs[phase] for phase in _SUMS)
 
   @property
-  def nodes(self) -> slowness.Step:
+  def nodes(self) -> node_times.Step:
     """Times of local nodes in the step so far."""
-    received_secs = self._received_secs() - self._received
-    return slowness.measure(
-        self.measured,
-        secs=time.perf_counter() - self.start_secs,
-        waited_secs=max(0.0, received_secs + self._gather_secs),
-        starved_secs=threads.starved_secs() - self._starved,
-        is_alone=len(self._engine.nodes) == 1,
-    )
+    num_nodes = len(self._engine.nodes)
+    return self._delays.measure(self.measured, num_nodes=num_nodes)
 
   def prints(self, steps: int) -> replicas.Prints:
     """Returns fingerprints of the state after `steps` steps; blocks.
@@ -325,10 +319,7 @@ class Step:
   def close(self) -> None:
     """Ends the measuring threads."""
     self._recorder.close()
-
-  def _received_secs(self) -> float:
-    exchange = self._engine.exchange
-    return 0.0 if exchange is None else exchange.waited_secs
+    self._delays.close()
 
   def _slow_down(self, slowed: Iterable[faults_lib.Due]) -> None:
     """Slows local nodes down as faults demand, and ends that when it is due."""
@@ -349,9 +340,8 @@ class Step:
         {s: tuple(n.tolist()) for s, n in reduce.stage_norms(engine).items()},
         tuple(reduce.loss(engine).tolist()) if owns_loss else None,
     )
-    begin_secs = time.perf_counter()
-    said = self._cohort.gather(f"sums {self._step}", mine)
-    self._gather_secs += time.perf_counter() - begin_secs
+    key = f"sums {self._step}"
+    said = self._delays.gather(lambda: self._cohort.gather(key, mine))
     return sums_lib.add_up(
         said.values(), num_stages=last + 1, clip_norm=self._clip_norm
     )

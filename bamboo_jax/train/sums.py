@@ -34,7 +34,7 @@ class Sums:
 
   Attributes:
     loss: Sum of the losses, in nats.
-    weight: Number of tokens that count.
+    weight: Number of tokens, or of images or other samples, that count.
     scale: Factor of the gradients.
     grad_norm: Global norm of the mean gradient before clipping.
   """
@@ -54,6 +54,10 @@ class Sums:
     """Whether loss and gradient are finite, or no token counts."""
     is_finite = math.isfinite(self.mean_loss) and math.isfinite(self.grad_norm)
     return is_finite or not self.weight
+
+  def unit(self, batch_size: int) -> str:
+    """Returns "samples" if the weight is at most that; else "tokens"."""
+    return "samples" if 0 < self.weight <= batch_size else "tokens"
 
 
 def add_up(

@@ -94,6 +94,17 @@ class IdentityTest(parameterized.TestCase):
         "run without the change.",
     )
 
+  def test_options_of_another_run_are_named(self):
+    options = {"seed": 0, "model.options.heads": 4, "num_steps": 5}
+    there = _make(config=options, model={"heads": 4})
+    changed = {**options, "model.options.heads": 2, "num_steps": 9}
+    here = _make(config=changed, model={"heads": 2})
+    with self.assertRaisesRegex(
+        base.CheckpointError,
+        r"another run: config.model.options.heads is 4 there, 2 here\. Choose",
+    ):
+      _compare(there, here)
+
   @parameterized.parameters("seed", "batch_size", "model", "data")
   def test_another_run_is_refused(self, name):
     other = _make(**{name: {"n": 1} if name in ("model", "data") else 7})

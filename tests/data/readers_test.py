@@ -49,6 +49,16 @@ class ReadersTest(folders.FolderCase):
         base.DataError, f"No file matches {re.escape(repr(pattern))}"
     ):
       readers.read_files(pattern)
+    self._write("corpus.txt")
+    for name, hint in (
+        ("corpsu.txt", "; did you mean 'corpus.txt'?"),
+        ("zzz", "."),
+        ("no/a.txt", f"; there is no folder '{self.folder}/no'."),
+    ):
+      path = str(self.folder / name)
+      with self.assertRaises(base.MissingFileError) as caught:
+        readers.read_files(path)
+      self.assertEqual(str(caught.exception), f"No file matches {path!r}{hint}")
     self._write("empty/a.txt", content=b"")
     (self.folder / "pipe").mkdir()
     os.mkfifo(self.folder / "pipe/a.txt")

@@ -81,6 +81,12 @@ class CliTest(parameterized.TestCase):
       arguments = [*arguments, "--workdir=build/never_made"]
     self.assert_one_line(commands.run("-m", "launch.train", *arguments), line)
 
+  @parameterized.parameters("--help", "--helpshort", "--helpfull", "-?")
+  def test_help_is_no_error(self, flag):
+    done = commands.run("-m", "launch.train", flag)
+    self.assertEqual((done.returncode, done.stderr), (0, ""))
+    self.assertIn("--workdir", done.stdout)
+
   @parameterized.named_parameters(
       (
           "type",

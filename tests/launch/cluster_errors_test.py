@@ -60,6 +60,17 @@ class ErrorsTest(FailingCase):
     )
     self.assertFalse((self.folder / "run").exists())
 
+  def test_a_workdir_of_another_run(self):
+    self.finish(self.start("train", "--config.num_steps=1"))
+    said = self.fail_cluster("--config.seed=7")
+    self.assertRegex(
+        said,
+        "^error: The checkpoint of step 1 in .*/run/checkpoints is of another "
+        "run: config.seed is 0 there, 7 here. Choose another workdir, or the "
+        "former config",
+    )
+    self.assertEqual([*(self.folder / "run/logs").iterdir()], [])
+
   def test_not_an_etcd(self):
     listener = socket.create_server(("127.0.0.1", 0))
     self.addCleanup(listener.close)

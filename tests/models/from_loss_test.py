@@ -2,6 +2,8 @@
 
 from absl.testing import absltest
 from absl.testing import parameterized
+from flax import nnx
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -103,10 +105,27 @@ class FromLossTest(parameterized.TestCase):
       ("half", lambda key: {"a": jnp.zeros(2, jnp.bfloat16)}, "bfloat16"),
       ("no_array", lambda key: {"a": {"b": 1.0}}, "'a/b' .*float"),
       ("nothing", lambda key: {}, "no parameters"),
+      (
+          "nnx_statistics",
+          lambda key: nnx.state(nnx.BatchNorm(2, rngs=nnx.Rngs(key))),
+          "'mean' is of nnx.BatchStat, must be nnx.Param. from_loss trains",
+      ),
+      (
+          "linen_statistics",
+          lambda key: nn.BatchNorm(True).init(key, jnp.ones((1, 2))),
+          "init returned 'batch_stats', of BatchNorm",
+      ),
   )
   def test_refuses_parameters(self, init, message):
     with self.assertRaisesRegex(ValueError, message):
       _variables(_make(init=init))
+
+  def test_takes_parameters_of_nnx(self):
+    init = lambda key: nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(key)))
+    layer = _make(init=init).layers[0]
+    params = layer.init(jax.random.key(0), None, {}).params
+    shapes = sorted(value.shape for value in params.values())
+    self.assertEqual(shapes, [(2, 3), (3,)])
 
   def test_refuses_a_loss_per_sample(self):
     model = _make(lambda params, batch: batch["y"] * params["w"][0])

@@ -10,12 +10,13 @@ import random
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from bamboo_jax.recovery import node_times
 from bamboo_jax.recovery import slowness
 from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.schedule import costs as stage_costs
 from bamboo_jax.schedule import instruction
 
-NodeStep = slowness.NodeStep
+NodeStep = node_times.NodeStep
 
 
 def _step(busy, *, works="0101", span=200.0):
@@ -195,15 +196,23 @@ class CountFastTest(parameterized.TestCase):
     self.assertEqual(found, dict.fromkeys((1, 2, 3), -1))
 
 
+def _parse(node, cell):
+  *times, last = cell.split("/")
+  waited_for = dict(pair.split(":") for pair in last.split() if ":" in pair)
+  times += [last] * (":" not in last)
+  return NodeStep(
+      str(node % 4),
+      *(int(ms) / 1e3 for ms in times),
+      waited_for={int(n): int(ms) / 1e3 for n, ms in waited_for.items()},
+  )
+
+
 def _read_traces(name):
-  """Returns the steps in a file, by trace: ms busy, waited and starved."""
+  """Returns the steps in a file, by trace; see `tests.record_slowness`."""
   traces = {}
   with pathlib.Path(__file__).with_name(name).open() as file:
     for trace, *row in itertools.islice(csv.reader(file), 1, None):
-      step = {
-          node: NodeStep(str(node % 4), *(int(ms) / 1e3 for ms in v.split("/")))
-          for node, v in enumerate(row)
-      }
+      step = {n: _parse(n, cell) for n, cell in enumerate(row)}
       traces.setdefault(trace, []).append(step)
   return traces
 
@@ -301,6 +310,111 @@ class HeldOutTest(parameterized.TestCase):
     self.assertLessEqual(len(named), 1)  # Out of 60 steps of eight.
 
 
+class SuspendedTest(parameterized.TestCase):
+  """Traces with suspended time and waits by node, recorded after the others.
+
+  The threshold of suspended time was set on "part_20_5" alone. Four busy loops
+  ran beside those with "beside_loops", and other tests beside all.
+  """
+
+  traces = _read_traces("suspended_steps.csv")
+
+  @parameterized.parameters(
+      ("part_20_5", 5, 3),
+      ("half_0", 0, 3),
+      ("part_20_0_beside_loops", 0, 3),
+      # The suspension began in the middle of step 12.
+      ("computing_part_20_6", 6, 4),
+  )
+  def test_a_suspended_worker_is_named(self, trace, node, num_steps):
+    num, found = _first(self.traces[trace])
+    self.assertEqual((num, found.keys()), (11 + num_steps, {node}))
+    for end in range(num + 1, len(self.traces[trace]) + 1):
+      found = slowness.find_slow(self.traces[trace][max(0, end - 24) : end])
+      self.assertContainsSubset(found.keys(), {node})
+
+  @parameterized.parameters("nobody_beside_loops", "computing_beside_loops")
+  def test_no_healthy_worker_is_named(self, trace):
+    self.assertIsNone(_first(self.traces[trace]))
+
+  # The part of three steps, of 1 s each, above that of the other node.
+  @parameterized.named_parameters(
+      ("by_a_tenth", (0.1, 0.1, 0.1), (0, 0, 0), 1 / 0.9),
+      ("less_in_one_step", (0.15, 0.05, 0.15), (0, 0, 0), 1 / (1 - 0.35 / 3)),
+      ("not_by_a_little", (0.07, 0.07, 0.07), (0, 0, 0), None),
+      ("not_in_two_steps", (0.3, 0.3, 0.03), (0, 0, 0), None),
+      ("not_the_whole_machine", (0.3, 0.3, 0.3), (0.3, 0.25, 0.3), None),
+  )
+  def test_suspended_part(self, parts, others, factor):
+    history = [
+        {
+            n: NodeStep("0F*1", 0.3, 0.7, suspended_secs=part)
+            for n, part in enumerate(pair)
+        }
+        for pair in zip(parts, others, strict=True)
+    ]
+    found = slowness.find_slow(history)
+    self.assertEqual(found.keys(), {0} if factor else set())
+    if factor:
+      self.assertAlmostEqual(found[0], factor)
+
+
+def _passes(num, pass_ms, *, stage=0):
+  """Returns a step of `num` passes, with 10 ms of other work."""
+  secs = num * pass_ms / 1e3
+  kind = f"{stage}F"
+  work = f"{kind}*{num}"
+  return NodeStep(work, secs + 0.01, pass_secs={kind: secs})
+
+
+class PassesTest(parameterized.TestCase):
+  """Nodes 0 and 1 share passes, by numbers that change with each step."""
+
+  @parameterized.named_parameters(
+      ("slow", 30, {1}), ("as_usual", 10, set()), ("by_a_tenth", 11, set())
+  )
+  def test_changed_numbers_have_a_past(self, pass_ms, expected):
+    history = []
+    for step in range(12):
+      mine = 2 + step % 3
+      took_ms = pass_ms if step >= 9 else 10
+      history.append({0: _passes(8 - mine, 10), 1: _passes(mine, took_ms)})
+    self.assertEqual(slowness.find_slow(history).keys(), expected)
+
+  def test_other_stages_are_no_past(self):
+    history = [{0: _passes(4, 10), 1: _passes(4, 10, stage=1)}] * 9
+    history += [{0: _passes(4, 10), 1: _passes(4, 30, stage=2)}] * 3
+    self.assertEqual(slowness.find_slow(history), {})
+
+  def test_with_work(self):
+    found = _passes(4, 10).with_work("0F*6")
+    self.assertAlmostEqual(found.busy_secs, 0.07)
+    self.assertAlmostEqual(found.pass_secs["0F"], 0.06)
+    self.assertIsNone(found.with_work("0B*6"))
+    self.assertIsNone(NodeStep("0F*4", 0.05).with_work("0F*6"))
+
+
+class WaitedForTest(parameterized.TestCase):
+  """Node 1 is busy for 40 ms instead of 20; node 0 waited 20 ms for it."""
+
+  @parameterized.named_parameters(
+      ("others_wait_for_it", 40, 10, {1}),
+      ("others_wait_as_before", 20, 10, set()),
+      ("it_waits_longer_itself", 40, 30, set()),
+  )
+  def test_table(self, for_it_ms, waited_ms, expected):
+    def make(busy_ms, for_it_ms, waited_ms):
+      return {
+          0: NodeStep("0F*1", 0.02, 0.05, waited_for={1: for_it_ms / 1e3}),
+          1: NodeStep(
+              "1F*1", busy_ms / 1e3, waited_ms / 1e3, waited_for={0: 0.01}
+          ),
+      }
+
+    history = [make(20, 20, 10)] * 9 + [make(40, for_it_ms, waited_ms)] * 3
+    self.assertEqual(slowness.find_slow(history).keys(), expected)
+
+
 class MeasureTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
@@ -318,17 +432,24 @@ class MeasureTest(parameterized.TestCase):
         (instruction.Instruction(1, ops.BACKWARD, 0), 0.01),
         (instruction.Instruction(0, ops.REDUNDANT_FORWARD, 0), 0.02),
     ]
-    got = slowness.measure(
+    got = node_times.measure(
         [recorder.Measured(4, i, 1.0, 1.0 + secs) for i, secs in row],
         secs=0.1,
-        waited_secs=0.03,
-        starved_secs=0.01,
+        delays=node_times.Delays(
+            waited_secs=0.03,
+            starved_secs=0.01,
+            suspended_secs=0.02,
+            waited_for={3: 0.03},
+        ),
         is_alone=is_alone,
     )
     self.assertEqual(got.keys(), {4})
     self.assertEqual(got[4].work, "1B*1 1F*2")
     self.assertAlmostEqual(got[4].busy_secs, busy_secs)
     self.assertEqual(got[4].starved_secs, 0.01 if is_alone else 0.0)
+    self.assertEqual(got[4].suspended_secs, 0.02 if is_alone else 0.0)
+    self.assertEqual(got[4].waited_for, {3: 0.03} if is_alone else {})
+    self.assertAlmostEqual(got[4].pass_secs["1F"], 0.015)
     if waited_secs is None:
       self.assertIsNone(got[4].waited_secs)
     else:

@@ -56,7 +56,7 @@ class RefusedTest(folders.FolderCase):
     self.assertEqual(os.listdir(self.folder), [])
 
   @parameterized.named_parameters(
-      ("absent", None, "No file matches"),
+      ("absent", None, "^config.data.name: No file matches '.*/text'"),
       ("empty", b"", "too short: it has 0 tokens"),
       ("short", b"few words", "too short: it has 10 tokens"),
   )

@@ -305,11 +305,11 @@ class RunTest(parameterized.TestCase):
     workdir = self.train("a", num_steps=2)
     before = _hashes(workdir)
     for path, value, message in (
-        ("seed", 1, "has seed=0, this one has 1"),
+        ("seed", 1, "run: config.seed is 0 there, 1 here"),
         ("model__options__width", 32, r"of another model .*\[16\] .*\[32\]"),
-        ("model__options__dropout_rate", 0.2, "has model.dropout_rate=0.1"),
+        ("model__options__dropout_rate", 0.2, "dropout_rate is 0.1 there"),
         ("data__options__branching", 3, "has data.branching=4, this one has 3"),
-        ("pipeline__microbatch_size", 1, "has batch_size=4, this one has 2"),
+        ("pipeline__microbatch_size", 1, "microbatch_size is 2 there, 1 "),
         ("optimizer__name", "sgd", "of another model or optimizer"),
     ):
       changes = {path: value}
@@ -394,7 +394,10 @@ class RunTest(parameterized.TestCase):
   def test_full_disk_for_a_while(self):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with mock.patch.object(orbax_item, "write_item", side_effect=full):
-      with self.assertRaisesRegex(base.CheckpointError, "step 5 .*No space"):
+      with self.assertRaisesRegex(
+          base.CheckpointError,
+          "step 5 .*No space left .* There is no checkpoint; .*same command",
+      ):
         self.train("a")
     self.assertEqual(_steps_saved(self.root / "a"), [])
     text = self.output.getvalue()
@@ -404,13 +407,19 @@ class RunTest(parameterized.TestCase):
 
     workdir = self.train("a")  # There is room again.
     self.assertEqual(_summary(workdir)["resumed_from_step"], 0)
-    write_item = orbax_item.write_item
     with mock.patch.object(
-        orbax_item, "write_item", side_effect=[full, write_item, write_item]
+        orbax_item,
+        "write_item",
+        wraps=orbax_item.write_item,
+        side_effect=[full, mock.DEFAULT, mock.DEFAULT],
     ):
       self.train("a", num_steps=8)  # Step 6 fails.
     events = jsonl.read_lines(workdir / "metrics.jsonl")
     self.assertEqual(
         [e["step"] for e in events if e.get("event") == "save_failed"], [6]
     )
-    self.assertEqual(_losses(workdir)[0], tuple(range(1, 9)))
+    with mock.patch.object(orbax_item, "write_item", side_effect=full):
+      with self.assertRaisesRegex(base.CheckpointError, "is of step 8; once"):
+        self.train("a", num_steps=9)
+    self.assertEqual(_steps_saved(workdir)[-1], 8)
+    self.assertEqual(_losses(workdir)[0], tuple(range(1, 10)))

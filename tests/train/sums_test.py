@@ -54,6 +54,12 @@ class SumsTest(parameterized.TestCase):
     got = sums.judge(6, total, on_nonfinite=on_nonfinite)
     self.assertEqual(got, skipped)
 
+  @parameterized.parameters(
+      (8.0, "samples"), (6.0, "samples"), (9.0, "tokens"), (0.0, "tokens")
+  )
+  def test_unit(self, weight, unit):
+    self.assertEqual(sums.Sums(1.0, weight, 1.0, 1.0).unit(8), unit)
+
   def test_check_state(self):
     sums.check_state(6, ["", ""])
     with self.assertRaisesRegex(base.NonFiniteError, "before step 7: a: b is"):

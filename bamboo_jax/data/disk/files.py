@@ -114,9 +114,9 @@ def find_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
   Of a folder: its files of tokens; or else its records; or else all its files,
   as texts.
 
-  Raises `base.DataError` if there is none.
+  Raises `base.MissingFileError` if there is none.
   """
-  pattern = os.path.expanduser(pattern)
+  given, pattern = pattern, os.path.expanduser(pattern)
   root = pathlib.Path(pattern)
   if documents_lib.is_hub_dataset(root):
     return [(root.name, root)]
@@ -139,7 +139,12 @@ def find_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
     while glob.has_magic(str(root)) or not root.is_dir():
       root = root.parent
   if not found:
-    raise base.DataError(f"No file matches {pattern!r}.")
+    folder, name = os.path.split(pattern)
+    if not os.path.isdir(folder or "."):
+      hint = f"; there is no folder {folder!r}."
+    else:
+      hint = base.hint_at(name, os.listdir(folder or "."))
+    raise base.MissingFileError(f"No file matches {given!r}{hint}", given)
   return [(path.relative_to(root).as_posix(), path) for path in found]
 
 

@@ -30,7 +30,8 @@ class History:
   """Adds up the lines of a log.
 
   Attributes:
-    points: Step, seconds of training, loss, tokens per second, live nodes.
+    points: Step, seconds of training, loss, tokens (or samples) per second,
+      live nodes.
     events: Step, kind such as "join", and a sentence.
     recoveries: By view, as `find_recovery` returns them.
     last: The last line of a step; empty before.
@@ -73,7 +74,7 @@ class History:
               step,
               round(self.totals.secs, 3),
               line.get("loss"),  # None if it is not finite.
-              line.get("tokens_per_sec"),
+              line.get("tokens_per_sec", line.get("samples_per_sec")),
               round(node_secs / secs, 2) if secs > 0 else None,
           )
       )

@@ -34,10 +34,11 @@ class Exchange(Protocol):
   """The part of `transport.Transport` that sums and links use.
 
   Attributes:
-    waited_secs: See `transport.Transport`.
+    waited_secs, waited_for: See `transport.Transport`.
   """
 
   waited_secs: float
+  waited_for: dict[int, float]
 
   def send(self, node: int, channel: str, arrays: Sequence[np.ndarray]) -> None:
     """Sends a value to a node; the arrays must not change afterwards."""

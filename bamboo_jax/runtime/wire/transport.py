@@ -49,6 +49,7 @@ class Transport:
     address: Where other nodes reach this one.
     waited_secs: The time that all threads have spent in receives, without time
       in which the process was suspended.
+    waited_for: The time in receives, by the node that was waited for.
   """
 
   def __init__(
@@ -71,6 +72,7 @@ class Transport:
     self._limits = limits
     self.address = endpoint.address
     self.waited_secs = 0.0
+    self.waited_for: dict[int, float] = {}
     self._attempt = 0
     self._interrupted: str | None = None  # Why.
     self._lock = threading.Lock()
@@ -134,9 +136,10 @@ class Transport:
     try:
       yield self._find(node)
     finally:
-      since_secs = self._open.pop(thread).since_secs
+      took_secs = time.monotonic() - self._open.pop(thread).since_secs
       with self._lock:
-        self.waited_secs += time.monotonic() - since_secs
+        self.waited_secs += took_secs
+        self.waited_for[node] = self.waited_for.get(node, 0.0) + took_secs
 
   def open_receives(self) -> list[OpenReceive]:
     """Returns the receives that wait now."""

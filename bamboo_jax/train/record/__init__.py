@@ -4,6 +4,7 @@ run_log      one member's votes, and its records at a commit
 opening      messages at the start
 outputs      metrics, events, progress, trace and plots, written by one member;
              `log_writers` has all destinations of metrics and events
+delays       what delays local nodes in a step
 slow_nodes   names slow nodes after a step
 run_summary  `summary.json`
 workdir      the files of a run

@@ -242,12 +242,13 @@ class Outputs:
     self._meter.add_step(
         done, nodes=nodes, num_dropped=num_dropped, is_late=is_late
     )
+    batch_size = self._job.plan.batch.batch_size
     shown = {
         "loss": done.sums.mean_loss,
         "learning_rate": self._job.task.schedule.rate_at(
             num_updates - (not done.skipped)
         ),
-        "tokens_per_sec": done.sums.weight / done.secs,
+        f"{done.sums.unit(batch_size)}_per_sec": done.sums.weight / done.secs,
     }
     if done.span_secs:
       available = done.span_secs * len(nodes.training)
@@ -261,7 +262,7 @@ class Outputs:
     self.shown = shown
     more = self._meter.totals | {
         "grad_norm": done.sums.grad_norm,
-        "samples_seen": done.steps * self._job.plan.batch.batch_size,
+        "samples_seen": done.steps * batch_size,
         "samples_dropped": num_dropped,
         "phase_ms": {k: 1e3 * v for k, v in done.phase_secs.items()},
         "view": done.view,

@@ -77,8 +77,8 @@ def make_task(config: config_lib.Config) -> Task:
   pipeline = config.pipeline
   checks.check_environment(config)
   model = zoo.make_model(config.model.name, **config.model.options)
-  source = source_lib.make_source(
-      config.data.name, _source_shape(config, model), **config.data.options
+  source = source_lib.open_source(
+      config.data.name, _source_shape(config, model), config.data.options
   )
   vocab_size = model.fingerprint.get("vocab_size", math.inf)
   if source.vocab_size is not None and source.vocab_size > vocab_size:

@@ -45,6 +45,12 @@ def prepare(config: config_lib.Config) -> bool:
   return threading.active_count() == 1 and not compat.has_devices()
 
 
+def peek() -> build.Task:
+  """Returns the task of the prepared job."""
+  ((_, prepared),) = _prepared
+  return prepared.task
+
+
 def take(config: config_lib.Config) -> Prepared:
   """Returns and removes the prepared parts of a config; else makes its task."""
   if _prepared and _prepared[0][0] == config:

@@ -3,12 +3,16 @@
 from collections.abc import Callable, Mapping
 import json
 import pathlib
+import types
 from typing import Any
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.checkpoint import identity as identity_lib
+from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.checkpoint import writer as writer_lib
 from bamboo_jax.exchange import weights
 from bamboo_jax.runtime import rounding
+from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import job as job_lib
 
@@ -33,11 +37,9 @@ def make_writer(
       every_steps=config.checkpoint.every_steps,
       member=member,
       model=model,
-      identity=identity_lib.Identity(
-          seed=config.seed,
-          batch_size=job.plan.batch.batch_size,
-          model=model.model.fingerprint,
-          data=job.task.batches.source.fingerprint,
+      identity=_identify(
+          config,
+          job.task,
           rounding={
               **rounding.describe(),
               "model.prng": model.prng,
@@ -55,8 +57,6 @@ def make_writer(
               if is_program or model.unit == "stage"
               else None,
           },
-          config=_flatten(_resolve(job)),
-          meant=_MEANT,
       ),
       warn=warn,
       check_fence=check_fence,
@@ -64,13 +64,48 @@ def make_writer(
   )
 
 
-def _resolve(job: job_lib.Job) -> dict[str, Any]:
+def check_same(
+    config: config_lib.Config, task: build.Task, directory: pathlib.Path
+) -> None:
+  """Raises `base.CheckpointError` if `directory` is of another run.
+
+  Looks at its newest checkpoint that can be read; workers judge damaged ones.
+  """
+  folders = [p for p in directory.glob("*") if p.name.isdigit()]
+  for folder in sorted(folders, key=lambda p: int(p.name), reverse=True):
+    try:
+      meta = manifest_lib.read_manifest(folder).meta
+    except (OSError, ValueError):
+      continue
+    step, identity = int(folder.name), _identify(config, task)
+    identity.check(meta, step=step, where=str(directory))
+    return
+
+
+def _identify(
+    config: config_lib.Config,
+    task: build.Task,
+    rounding: Mapping[str, Any] = types.MappingProxyType({}),
+) -> identity_lib.Identity:
+  assert task.batches is not None
+  return identity_lib.Identity(
+      seed=config.seed,
+      batch_size=task.batches.batch_size,
+      model=task.whole.model.fingerprint,
+      data=task.batches.source.fingerprint,
+      rounding=dict(rounding),
+      config=_flatten(_resolve(config, task)),
+      meant=_MEANT,
+  )
+
+
+def _resolve(config: config_lib.Config, task: build.Task) -> dict[str, Any]:
   """Returns the config as plain JSON values, with the schedule's own options.
 
   A length that is None there follows `num_steps`.
   """
-  plain = job.config.to_json()
-  options = dict(job.task.schedule.options)
+  plain = config.to_json()
+  options = dict(task.schedule.options)
   plain["optimizer"]["schedule_options"] = json.loads(
       json.dumps(options, default=dict)
   )

@@ -214,6 +214,12 @@ class HistoryTest(absltest.TestCase):
     )
     self.assertEqual(got.num_tokens, 200.0)
 
+  def test_samples_are_no_tokens(self):
+    line = step(1, samples_per_sec=8.0)
+    del line["tokens_per_sec"]
+    got = history(line)
+    self.assertEqual((got.points[0][3], got.num_tokens), (8.0, 0.0))
+
   def test_a_long_run_is_thinned(self):
     got = history(*map(step, range(1, 5001)))
     self.assertBetween(len(got.points), 500, 1000)

@@ -200,6 +200,8 @@ class TransportTest(parameterized.TestCase):
     thread.join(_PATIENCE_SECS)
     self.assertEqual(first.open_receives(), [])
     self.assertNotEqual(first.waited_secs, 0.0)
+    self.assertEqual(first.waited_for.keys(), {1})
+    self.assertGreater(first.waited_for[1], 0.0)
 
   def test_too_much_is_an_error(self):
     first = self._make(1, queued_bytes=1000)[0]
