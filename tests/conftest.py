@@ -17,8 +17,8 @@ import pytest
 
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.executables import folder
-from bamboo_jax.runtime.executables import store
+from bamboo_jax.runtime.executables import program_folder
+from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.runtime.phases import fingerprint
 from tests import cpu_secs
 from tests import samples
@@ -29,7 +29,7 @@ _MAX_MAPPINGS = 20_000
 _SECS = pytest.StashKey[dict[str, float]]()
 
 os.environ["XDG_CACHE_HOME"] = str(_CACHE)
-store.use(folder.default_path())
+program_store.use(program_folder.default_path())
 devices_lib.use_virtual_devices(8, distinct=True)
 # Correctness never depends on timing: cores may be busy.
 hypothesis.settings.register_profile("busy", deadline=None)

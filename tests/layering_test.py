@@ -1,6 +1,7 @@
 """Imports point down, and modules are short and say what they are for."""
 
 import ast
+import collections
 from collections.abc import Iterator, Mapping
 import pathlib
 import re
@@ -88,6 +89,11 @@ def find_violations(sources: Mapping[str, str]) -> list[str]:
         for room, doors in _DOORS.items()
         if f"{name}.".startswith(f"{room}.") and not path.startswith(doors)
     ]
+    found += [
+        f"{path}:{node.lineno}: {node.name} has more than 60 lines"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and _num_lines(node) > 60
+    ]
     if path.startswith(("configs/", "launch/")):
       found += [
           f"{path}:{line}: once installed it is bamboo_jax.{name}"
@@ -101,6 +107,16 @@ def find_violations(sources: Mapping[str, str]) -> list[str]:
           if (problem := _import_problem(path, name))
       ]
   return found
+
+
+def _num_lines(function: ast.FunctionDef) -> int:
+  """Returns the length of a function without its docstring."""
+  first, *rest = function.body
+  begins = rest[0].lineno if rest and ast.get_docstring(function) else None
+  end = function.end_lineno or function.lineno
+  if begins is None:
+    return end + 1 - function.lineno
+  return end + 1 - begins + first.lineno - function.lineno
 
 
 def _imported_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -146,6 +162,16 @@ class LayeringTest(parameterized.TestCase):
     }
     self.assertIn("bamboo_jax/base/files.py", sources)
     self.assertEqual(find_violations(sources), [])
+
+  def test_each_class_has_a_name_of_its_own(self):
+    found = collections.defaultdict(list)
+    for top in ("bamboo_jax", "launch"):
+      for path in sorted((_ROOT / top).rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+          if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            found[node.name].append(path.relative_to(_ROOT).as_posix())
+    self.assertGreater(len(found), 400)
+    self.assertEmpty({n: paths for n, paths in found.items() if len(paths) > 1})
 
   def test_rooms_name_what_stands_in_them(self):
     faces = (

@@ -12,6 +12,7 @@ ladder and the same planner.
   places      2. which node gets which stage; `placement` searches for the
                  arrangement that survives most failures, `survival` counts them
   (planner)   3. times: how long steps and pauses take
+  recovery_times  how long recoveries of a run took, from its log
   oobleck/    Oobleck's templates, covers and rules
   triggers    Bamboo's: when new pipelines are desirable
   moves       which state is copied when pipelines change

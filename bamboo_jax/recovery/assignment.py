@@ -33,7 +33,7 @@ _LEAST_GAIN = 0.02  # Fraction of a step that detours must save.
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class LayoutChange:
   """The next layout, and the state that it needs first.
 
   Attributes:
@@ -55,7 +55,7 @@ class Change:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rules:
+class RecoveryRules:
   """Turns layouts into states for `decide`, and its decisions into changes.
 
   Attributes:
@@ -87,7 +87,7 @@ class Rules:
       zones: Zones,
       leaving: Nodes = (),
       holdings: lines_lib.Holdings | None = None,
-  ) -> Change:
+  ) -> LayoutChange:
     """Returns the change after the death of the nodes not among `members`.
 
     Pipelines that survive keep their shares, and take over those of the others.
@@ -99,7 +99,7 @@ class Rules:
       holdings: Data of the step that each node holds; if given, owed work is
         dealt over all nodes that can do it, unless memory is limited.
     """
-    change = ladder_lib.Change(
+    change = ladder_lib.ClusterChange(
         lost=layout.nodes - {*members}, noticed=frozenset(leaving)
     )
     decision = self._decide(layout, members, change, zones=zones, when="step")
@@ -113,7 +113,7 @@ class Rules:
         pairs = zip(pipelines, kept, strict=True)
         shares = tuple(() if p.vacant else own for p, own in pairs)
         after = Layout(pipelines, shares, layout.segments)
-        return Change(after, decision.rung, decision.reason)
+        return LayoutChange(after, decision.rung, decision.reason)
     found = self._change(layout, members, decision, kept)
     if kept is None or self.ladder.reroute != "shares":
       return found
@@ -133,7 +133,7 @@ class Rules:
       zones: Zones,
       leaving: Nodes = (),
       slow: Mapping[int, float] | None = None,
-  ) -> Change:
+  ) -> LayoutChange:
     """Returns the change to make between two steps, while all nodes live.
 
     Its rung is "none" if no better layout is found. Nodes in `slow`, and those
@@ -145,7 +145,9 @@ class Rules:
     idle = slow.keys() - layout.nodes
     spares = {*members} - layout.nodes - idle - {*leaving}
     relieved = sorted(slow.keys() & layout.nodes)[: len(spares)]
-    change = ladder_lib.Change(noticed=frozenset((*leaving, *idle, *relieved)))
+    change = ladder_lib.ClusterChange(
+        noticed=frozenset((*leaving, *idle, *relieved))
+    )
     usual = layout.pipelines
     if self.speeds:
       usual = self.speeds.usual(usual)
@@ -168,7 +170,7 @@ class Rules:
       if rung != "none":
         why = f"slow nodes give {what} away" if gives else f"{what} come back"
     copies = find_copies(layout, members, after)
-    return Change(after, rung, why, copies=copies)
+    return LayoutChange(after, rung, why, copies=copies)
 
   def after_deaths(
       self, layout: Layout, members: Nodes, *, zones: Zones, leaving: Nodes = ()
@@ -194,9 +196,9 @@ class Rules:
 
   def restart(
       self, members: Nodes, *, zones: Zones, leaving: Nodes = ()
-  ) -> Change:
+  ) -> LayoutChange:
     """Returns the change to a first layout, with state from a checkpoint."""
-    change = ladder_lib.Change(noticed=frozenset(leaving))
+    change = ladder_lib.ClusterChange(noticed=frozenset(leaving))
     decision = self._decide(Layout(), members, change, zones=zones)
     decision = dataclasses.replace(decision, rolls_back=True)
     return self._change(Layout(), members, decision)
@@ -235,12 +237,12 @@ class Rules:
       self,
       layout: Layout,
       members: Nodes,
-      change: ladder_lib.Change,
+      change: ladder_lib.ClusterChange,
       *,
       zones: Zones,
       when: str = "boundary",
   ) -> ladder_lib.Decision:
-    state = ladder_lib.State(
+    state = ladder_lib.ClusterState(
         pipelines=layout.pipelines,
         spares=tuple(sorted({*members} - layout.nodes)),
         zones=zones,
@@ -255,12 +257,12 @@ class Rules:
       members: Nodes,
       decision: ladder_lib.Decision,
       kept: Sequence[Sequence[int]] | None = None,
-  ) -> Change:
+  ) -> LayoutChange:
     after = self.start(decision.state.pipelines, kept)
     copies = ()
     if kept is None and not decision.rolls_back:
       copies = find_copies(layout, members, after)
-    return Change(
+    return LayoutChange(
         after,
         decision.rung,
         decision.reason,

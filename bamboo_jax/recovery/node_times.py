@@ -81,7 +81,7 @@ class Delays:
 
 
 class Measured(Protocol):
-  """An instruction that has run; see `profile.recorder.Measured`."""
+  """An instruction that has run; see `profile.recorder.MeasuredInstruction`."""
 
   @property
   def node(self) -> int:

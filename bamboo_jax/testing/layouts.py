@@ -107,7 +107,7 @@ def make_rules(
     per_share: int = 4,
     num_layers: int | None = None,
     **rungs: Unpack[Rungs],
-) -> assignment.Rules:
+) -> assignment.RecoveryRules:
   """Returns rules for pipelines of so many stages, at most one per share.
 
   With the `split` "makespan", shares of `per_share` microbatches are dealt so.
@@ -135,7 +135,7 @@ def make_rules(
       max_pipelines=num_shares,
   )
   speeds = speeds_lib.Speeds(predicted.profile, segments, (partition,))
-  return assignment.Rules(
+  return assignment.RecoveryRules(
       segments=segments,
       num_shares=num_shares,
       predictor=predicted if split == "makespan" else None,
@@ -169,7 +169,7 @@ def make_template_rules(
     per_share: int = 4,
     layout: str = "templates",
     gives_layers: bool = False,
-) -> assignment.Rules:
+) -> assignment.RecoveryRules:
   """Returns rules for pipelines of any depth from `min_nodes` on.
 
   With the `layout` "grid" all have the depth that is fastest. If it
@@ -194,10 +194,10 @@ def make_template_rules(
   segments = partition_lib.refine(partitions)
   if gives_layers:
     segments = partition_lib.Partition(tuple(range(num_layers + 1)))
-  shape = shapes_lib.Templates(coverer, method)
+  shape = shapes_lib.TemplateShapes(coverer, method)
   if layout == "grid":
     shape = shapes_lib.Grid(partitions, predicted)
-  return assignment.Rules(
+  return assignment.RecoveryRules(
       segments=segments,
       speeds=speeds_lib.Speeds(predicted.profile, segments, partitions)
       if gives_layers

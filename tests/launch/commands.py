@@ -11,7 +11,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.cluster.store import private_etcd
-from bamboo_jax.runtime.executables import folder as folder_lib
+from bamboo_jax.runtime.executables import program_folder as folder_lib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Agents that are started one by one compile for each folder of a run otherwise.

@@ -14,7 +14,7 @@ from bamboo_jax.runtime.wire import ordered_sum
 _T = TypeVar("_T")
 
 
-class Delays:
+class DelayMeter:
   """Measures a step, from `begin` on.
 
   Args:

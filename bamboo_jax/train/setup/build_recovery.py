@@ -27,7 +27,7 @@ def make_templates(
     profile: cost_model.Profile,
     *,
     is_cluster: bool = False,
-) -> templates_lib.Templates | None:
+) -> templates_lib.PipelineTemplates | None:
   """Returns the pipeline templates of a config; None if its layout has none.
 
   They cover any sufficient number of nodes: the deepest has about twice the
@@ -98,8 +98,8 @@ def _make_grid(
 def make_rules(
     config: config_lib.Config,
     plan: planner.Plan,
-    templates: templates_lib.Templates | None = None,
-) -> assignment.Rules:
+    templates: templates_lib.PipelineTemplates | None = None,
+) -> assignment.RecoveryRules:
   """Returns the rules for a run that starts with `plan`.
 
   The number of stages and the partition change only with `templates` or a grid
@@ -149,7 +149,7 @@ def make_rules(
     shape = shapes_lib.Grid(partitions, predicted)
   if templates:
     partitions += tuple(t.partition for t in templates.templates)
-    shape = shapes_lib.Templates(
+    shape = shapes_lib.TemplateShapes(
         cover_lib.Coverer(templates, predicted, degrades=True), recovery.method
     )
   segments, speeds = partition_lib.refine(partitions), None
@@ -157,7 +157,7 @@ def make_rules(
     firsts = build.find_cuts(config, plan.profile)
     segments = partition_lib.Partition((0, *firsts, segments.num_layers))
     speeds = speeds_lib.Speeds(plan.profile, segments, partitions)
-  return assignment.Rules(
+  return assignment.RecoveryRules(
       segments=segments,
       speeds=speeds,
       num_shares=num_shares,

@@ -86,9 +86,9 @@ def _identify(
     config: config_lib.Config,
     task: build.Task,
     rounding: Mapping[str, Any] = types.MappingProxyType({}),
-) -> identity_lib.Identity:
+) -> identity_lib.RunIdentity:
   assert task.batches is not None
-  return identity_lib.Identity(
+  return identity_lib.RunIdentity(
       seed=config.seed,
       batch_size=task.batches.batch_size,
       model=task.whole.model.fingerprint,

@@ -1,5 +1,5 @@
 """Explores the transport between two nodes over a bad network.
 
 network  connections whose bytes are delayed, cut and lost
-history  two real `Protocol`s, what happens to them, and what must hold
+history  two real `TransportProtocol`s, what happens to them, and what must hold
 """
