@@ -207,12 +207,14 @@ class _Question:
         leaving.isdisjoint(p.nodes) for p in state.pipelines
     ):
       return decision
+    # As if they had died.
     without = _note(state, ladder_lib.Change(lost=leaving))
     handed = self.handle_losses(without, leaving, dead=leaving)
     if handed.is_immediate:
       handed = self.improve(handed)
     if handed.rolls_back or handed.rung in ("drop", "stop"):
       return decision
+    # Alive until the notice ends, so spares.
     rest = (n for n in state.nodes if n in leaving)
     return dataclasses.replace(
         handed,
@@ -270,7 +272,7 @@ def _lose(
   """Returns the pipeline without lost nodes, and the stages without a copy."""
   roles = pipeline.roles
   vacated = {s for s, owner in enumerate(roles.owners) if owner in lost}
-  vacated -= pipeline.vacant
+  vacated -= pipeline.vacant  # A vacant stage still names its last owner.
   gone = tuple(sorted(vacated))
   if ladder.shadow:
     try:
@@ -279,7 +281,7 @@ def _lose(
     except base.UnrecoverableHereError as error:
       gone = error.stages
   owners = [*roles.owners]
-  for s in vacated.difference(gone):
+  for s in vacated.difference(gone):  # These still have a live shadow.
     owners[s] = roles.shadows[s]
   shadows = {
       s: shadow

@@ -91,6 +91,7 @@ def plan_copies(
   """
   state_bytes = _state_bytes(profile)
   held = held_layers(before)
+  # Sorted, so that ties do not depend on the order of a set.
   sent_bytes = {node: 0 for node in sorted(nodes) if node in held}
   holders: list[list[int]] = [[] for _ in state_bytes]
   for node in sent_bytes:
@@ -129,7 +130,7 @@ def copy_secs(
   busy_ms: dict[int, float] = {}
   for copy in plan_copies(profile, before, after, nodes):
     copy_ms = profile.transfer_ms(copy.num_bytes)
-    for node in (copy.source, copy.destination):
+    for node in (copy.source, copy.destination):  # A copy occupies both ends.
       busy_ms[node] = busy_ms.get(node, 0.0) + copy_ms
   return max(busy_ms.values(), default=0.0) / 1e3
 
@@ -203,6 +204,7 @@ def _match(
     if (twin := twins.setdefault(mine.tobytes(), j)) < j:
       pair_cost[:, j] = pair_cost[:, twin]
       continue
+    # Take the places that the members are too few for.
     helpers = np.tile(worst[columns], (len(columns), 1))
     for i, members in enumerate(rows):
       block = np.concatenate([mine[members], helpers])
@@ -210,6 +212,7 @@ def _match(
   olds, news = solve(pair_cost)
   old_of = dict(zip(news, olds, strict=True))
   return [
+      # Some follow none.
       frozenset(before[old_of[j]].nodes) if j in old_of else frozenset()
       for j, new in enumerate(places)
       for _ in new.nodes

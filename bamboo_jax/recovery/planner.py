@@ -164,4 +164,5 @@ class Planner:
     )
 
   def _find_best(self, num_nodes: int) -> float:
+    # Whichever nodes: only the number matters.
     return self.times.step_secs(self.fresh(range(num_nodes), {}))

@@ -118,6 +118,7 @@ def report(
         kills[n] for n in r["nodes"] if kills.get(n, view_secs + 1) <= view_secs
     ]
     died_secs = r.get("died_at_secs")
+    # Else another of them may have died earlier, unknown here.
     if kill_secs and len(kill_secs) == len(r["nodes"]):
       died_secs = min(kill_secs)
     first_secs = r["first_owed_at_secs"]
