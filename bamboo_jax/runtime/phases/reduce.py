@@ -77,6 +77,7 @@ def reduce(engine: engine_lib.Engine) -> None:
   for stage in range(len(engine.specs)):
     channels = find_channels(engine.specs, stage, engine.owners, engine.lines)
     nodes, held = channels[0].nodes, {}
+    # At the end of `nodes` there may be owners without a share.
     for index, (share, holder) in enumerate(zip(shares, nodes, strict=False)):
       if holder in engine.nodes:
         accumulator = engine.nodes[holder].store.accumulators[stage, share]
