@@ -222,6 +222,7 @@ class SpmdEngine:
         continue
       # Nodes of a lost pipeline that began it may still list it.
       said = [d[key] for d in done.values() if key in d]
+      # Some may have begun a rest that others have not.
       depth = min(map(len, said))
       while len(run.done) > depth:
         assert run.former is not None, "It has as many runs as counts."
@@ -239,7 +240,7 @@ class SpmdEngine:
     left = {}
     for _, run in sorted(self.runs.items(), reverse=True):
       if not run.is_done:
-        left[run.owners] = run
+        left[run.owners] = run  # The lowest share stays.
     self.running = [*left.values()]
     self._errors: list[Exception] = []
     self._try(run_lib.PipelineRun.start)
