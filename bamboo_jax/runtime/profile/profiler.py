@@ -290,7 +290,7 @@ def _time_unit(
   token = jax.device_put(np.zeros((1,), np.int8), device)
   _, total = run("zeros", token)
   forward_ms, backward_ms, update_ms, norm_ms = [], [], [], []
-  for _ in range(num_repeats + 2):
+  for _ in range(num_repeats + 2):  # 2 to warm up.
     cast_ms, params = _timed(programs.cast, state.params, device)
     args = (token, params, state.stats, inputs, batch, zero, zero, zero)
     secs, (_, _, saved) = run("forward", *args)
