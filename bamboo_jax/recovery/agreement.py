@@ -135,7 +135,7 @@ def agree(
       reason=change.reason,
       change=None if at_once else change,
       restored=newest_common(saved) if change.rolls_back else 0,
-      is_fresh=not at_once
+      is_fresh=not at_once  # Then without holdings.
       or all(h == holdings_lib.NOTHING for h in held.values()),
       refused=frozenset(refused),
       named=max(

@@ -108,6 +108,7 @@ class _Question:
     if not hit:
       return Decision("none", state, "no node that trains is lost")
     if self.ladder.reroute in ("shares", "whole_shares"):
+      # `_can_reroute` needs one.
       pipelines = [p for p in pipelines if p.nodes] or pipelines
     after = dataclasses.replace(state, pipelines=tuple(pipelines))
     if not gone:
@@ -187,6 +188,7 @@ class _Question:
 
   def _heed_notice(self, state: State) -> Decision | None:
     """Returns new pipelines for announced losses while all copies exist."""
+    # No node would be left to move to.
     if not state.leaving or state.leaving.issuperset(state.nodes):
       return None
     decision = self.handle_losses(state, state.leaving, dead=_NOBODY)

@@ -166,6 +166,7 @@ def assign_nodes(
   leaves = {
       old: np.array([node not in old for node in nodes]) for old in {*follows}
   }
+  # Still at most 1 for each pair, as `unit` assumes.
   is_other |= np.array([leaves[old] for old in follows]).T
   rows, columns = load_solver()(copied_bytes * unit + is_other)
   node_at = {c: nodes[r] for r, c in zip(rows, columns, strict=True)}
@@ -252,6 +253,7 @@ def _count_missing(
 ) -> np.ndarray:
   """Returns the weight that each node (row) lacks for each place (column)."""
   has = _as_rows([have.get(node, _NONE) for node in nodes], len(weights))
+  # Places are numbered from 0, like nodes.
   wants = _as_rows([want[place] for place in range(len(want))], len(weights))
   missing: np.ndarray = (1.0 - has) @ (wants * weights).T
   return missing

@@ -134,7 +134,7 @@ class _Search:
       near = {
           chosen[min(pair)]
           for pair in self.copies.pairs
-          if place in pair and min(pair) < place
+          if place in pair and min(pair) < place  # Later ones have no zone yet.
       }
       beside = collections.Counter(
           chosen[other]

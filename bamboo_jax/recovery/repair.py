@@ -45,6 +45,7 @@ def repair(
     filled = _fill(pipeline, takers)
     done = failover.Repair(filled.roles, (*takers.values(),), 0)
     if shadow and not filled.vacant:
+      # Without those that `takers` has.
       more = failover.repair(filled.roles, spares[len(takers) :])
       if takers or more.used or rereplicate == "at_commit":
         used = (*done.used, *more.used)

@@ -88,7 +88,7 @@ class Copies:
       for stage, owner in enumerate(pipeline.roles.owners):
         shadow = pipeline.roles.shadows.get(stage)
         alive = set() if shadow is None else {shadow}
-        if stage not in pipeline.vacant:
+        if stage not in pipeline.vacant:  # Else only a replica.
           alive.add(owner)
           pairs.append((owner, owner if shadow is None else shadow))
         for layer in pipeline.partition.layers(stage):

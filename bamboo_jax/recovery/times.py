@@ -93,6 +93,7 @@ def longest_silence(
   """
   said = list(said)
   heard = [[one[node] for one in said if node in one] for node in nodes]
+  # The latest word from each node; all must be known.
   return max(map(min, heard)) if heard and all(heard) else None
 
 

@@ -56,7 +56,7 @@ class Coverer:
     self.templates = templates
     self.predictor = predictor
     self._degrades = degrades
-    self.best = functools.cache(self.best)
+    self.best = functools.cache(self.best)  # Of this instance only.
 
   def most_used(self, num_nodes: int) -> int:
     """Returns the most nodes, up to `num_nodes`, that a cover can use.
@@ -66,6 +66,7 @@ class Coverer:
     most = min(
         num_nodes // self.templates.min_nodes, self.predictor.most_pipelines
     )
+    # If it is 0, `best` says why.
     return min(num_nodes, most * self.templates.max_nodes) or num_nodes
 
   def min_pipelines(self, num_nodes: int) -> int:
