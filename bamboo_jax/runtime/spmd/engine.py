@@ -164,6 +164,7 @@ class SpmdEngine:
     the same segment, see `rewind`.
     """
     owners, shares = self._rows.lines[line]
+    # Shares may have been dropped.
     live = {share for own in self._rows.shares for share in own}
     for share in self.runs.keys() - live:
       del self.runs[share]
@@ -185,6 +186,7 @@ class SpmdEngine:
     if former and not {*former.nodes}.issuperset(owners):
       former = None  # Another pipeline, which begins this share from the start.
     ring = self._find(owners)
+    # The table is for whole steps, with one stage per node.
     if former is not None or len(ring.nodes) < len(owners):
       own = lambda row: tuple(i for i in row if i.microbatch in numbers)
       table = lowering.lower(
@@ -256,7 +258,7 @@ class SpmdEngine:
       raise errors[0]
 
   def _try(self, act: Callable[[run_lib.PipelineRun], None]) -> None:
-    for run in list(self.running):
+    for run in list(self.running):  # A copy, as `remove` changes it.
       try:
         act(run)
       except Exception as error:  # JAX raises various types.

@@ -107,7 +107,7 @@ def find_sizes(
       num_offloads=most_offloads(table, ticks),
       num_fetches=0,
       num_owned=1,
-      num_held=2 if keeps else 1,
+      num_held=2 if keeps else 1,  # Its stage and a replica.
       keeps=keeps,
       heads=heads,
   )
