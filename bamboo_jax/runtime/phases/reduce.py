@@ -51,11 +51,12 @@ def get_exchanged_sum(
 
   One of the nodes of the channel must be local.
   """
+  # One node holds all shares.
   if engine.exchange is None or len({*channel.nodes}) == 1:
     return None
   num_computed = sum(len(own) for _, own in engine.lines)
   unit = _unit_of(engine, channel)
-  (me,) = engine.nodes.keys() & channel.nodes
+  (me,) = engine.nodes.keys() & channel.nodes  # With an exchange there is one.
   return ordered_sum.OrderedSum(
       channel.nodes[:num_computed],
       channel.nodes[num_computed:],

@@ -67,7 +67,7 @@ def compile_for(engine: engine_lib.Engine, node: node_lib.Node) -> None:
     named = {copy.param: np.zeros(like.shape, like.dtype)}
     where = places.of_state(node.device, named, engine.specs[0].model.name)
     zeros = jax.device_put(named, where)[copy.param]
-    _add([zeros] * len(group))
+    _add([zeros] * len(group))  # The first call compiles.
 
 
 def tie(engine: engine_lib.Engine) -> None:
