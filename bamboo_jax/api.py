@@ -81,12 +81,14 @@ def train(
     ValueError: The config does not fit together, or not the run in `workdir`.
     OSError: A file cannot be read or written.
   """
-  from bamboo_jax.runtime.executables import folder
-  from bamboo_jax.runtime.executables import store
+  from bamboo_jax.runtime.executables import program_folder
+  from bamboo_jax.runtime.executables import program_store
   from bamboo_jax.train import run
 
   config = _accept(config)
-  store.use(folder.default_path())  # Compiled programs, as commands keep them.
+  program_store.use(
+      program_folder.default_path()
+  )  # Compiled programs, as commands keep them.
   try:
     run.train_and_evaluate(
         config,

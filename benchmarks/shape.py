@@ -65,7 +65,9 @@ class Loss:
 
 
 def plan_losses(
-    rules: assignment.Rules, first: layout_lib.Layout, speed: times_lib.Speed
+    rules: assignment.RecoveryRules,
+    first: layout_lib.Layout,
+    speed: times_lib.Speed,
 ) -> Iterator[Loss]:
   """Yields the start, and then deaths, until one would lose a layer."""
   layout, members = first, {*first.nodes}

@@ -43,7 +43,7 @@ nitpick_ignore_regex = [("py:.*", r"(?!bamboo_jax).*")]
 nitpick_ignore = [
     ("py:class", f"bamboo_jax.{name}")
     for name in (
-        "data.corpus.Manifest",
+        "data.corpus.CorpusManifest",
         "models.model.Pace",
         "plan.cost_model.Profile",
         "plan.planner.Plan",

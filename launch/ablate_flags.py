@@ -20,7 +20,7 @@ _SHARED = ("config", *ablation.FILES, "time_scale", "nodes", "program_cache")
 
 
 @dataclasses.dataclass(frozen=True)
-class Flags:
+class AblateFlags:
   """The flags of `bamboo ablate`, by name."""
 
   sweep: flags.FlagHolder[Any]
@@ -63,9 +63,9 @@ class Flags:
     return f"bamboo_jax.launch.{program}", tuple(given), hashes
 
 
-def define() -> Flags:
+def define() -> AblateFlags:
   """Defines the flags."""
-  return Flags(
+  return AblateFlags(
       flags.DEFINE_multi_string(
           "sweep",
           None,

@@ -66,8 +66,8 @@ def main() -> None:
 
     lines = jsonl.read_lines(log)
     course = run_course.make_course(lines, price=price, market=market)
-    run = content.Run(name=workdir.name, account=account, course=course)
-    report = content.Report(title=f"Run {workdir.name}", runs=[run])
+    run = content.ReportRun(name=workdir.name, account=account, course=course)
+    report = content.ReportContent(title=f"Run {workdir.name}", runs=[run])
     path = page.write_report(workdir, report, formats=_FORMAT.value)
     print(f"report: {path}")
 

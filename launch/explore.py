@@ -40,7 +40,9 @@ def main() -> None:
   where = _SWEEP.read(_WORKDIR.value)
   first_seed, end_seed = _FIRST_SEED.value, _FIRST_SEED.value + _SEEDS.value
   jobs = [
-      modes.Job(_MODE.value, start, min(start + _SIZE, end_seed), _SHRINK.value)
+      modes.HistoryJob(
+          _MODE.value, start, min(start + _SIZE, end_seed), _SHRINK.value
+      )
       for start in range(first_seed, end_seed, _SIZE)
   ]
   num_histories = num_violations = 0

@@ -4,7 +4,7 @@ from typing import Any
 
 from absl import flags
 
-from bamboo_jax.runtime.executables import folder as folder_lib
+from bamboo_jax.runtime.executables import program_folder as folder_lib
 from bamboo_jax.train.record import workdir as workdir_lib
 
 flags.disclaim_key_flags()  # A flag is one of the command that defines it.
@@ -65,8 +65,8 @@ def find_program_cache(folder: str | None) -> str:
 def use_program_cache(folder: str | None) -> Any:
   """Makes this process load and save programs in the folder of the flag.
 
-  Returns the `runtime.executables.store.ProgramStore` of this process.
+  Returns the `runtime.executables.program_store.ProgramStore` of this process.
   """
-  from bamboo_jax.runtime.executables import store  # Imports JAX.
+  from bamboo_jax.runtime.executables import program_store  # Imports JAX.
 
-  return store.use(find_program_cache(folder))
+  return program_store.use(find_program_cache(folder))

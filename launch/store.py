@@ -62,7 +62,7 @@ def main() -> None:
     )
     stack.callback(etcd.close)
     etcd.wait_ready()
-    endpoint_lib.write(workdir, endpoint_lib.Endpoint(etcd.endpoint, run))
+    endpoint_lib.write(workdir, endpoint_lib.RunAddress(etcd.endpoint, run))
     print(f"etcd: {etcd.endpoint}", flush=True)
     while _read(summary) == former:
       time.sleep(_POLL_SECS)

@@ -15,7 +15,7 @@ flags.disclaim_key_flags()  # A flag is one of the command that defines it.
 
 
 @dataclasses.dataclass(frozen=True)
-class Flags:
+class SweepFlags:
   """The flags on how jobs run, by name."""
 
   num_processes: flags.FlagHolder[Any]
@@ -44,9 +44,9 @@ class Flags:
     )
 
 
-def define() -> Flags:
+def define() -> SweepFlags:
   """Defines the flags."""
-  return Flags(
+  return SweepFlags(
       flags.DEFINE_integer(
           "num_processes", None, "Jobs at once; by default one for each core."
       ),

@@ -44,7 +44,7 @@ def main() -> None:
 
   names, paths = zip(*files.find_files(_PATH.value), strict=True)
   fields = tuple(_FIELD.value.split(","))
-  task = tokenizing.Task(paths, names, _TOKENIZER.value, fields)
+  task = tokenizing.TokenizingTask(paths, names, _TOKENIZER.value, fields)
   num_workers = _PROCESSES.value or len(os.sched_getaffinity(0))
   start = time.monotonic()
   with tqdm.tqdm(unit="part", disable=not sys.stderr.isatty()) as bar:

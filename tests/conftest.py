@@ -15,8 +15,8 @@ import pytest
 
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.executables import folder
-from bamboo_jax.runtime.executables import store
+from bamboo_jax.runtime.executables import program_folder
+from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.runtime.phases import fingerprint
 
 _CACHE = pathlib.Path(__file__).resolve().parents[1] / "build" / "cache"
@@ -24,7 +24,7 @@ _CACHE = pathlib.Path(__file__).resolve().parents[1] / "build" / "cache"
 _MAX_MAPPINGS = 20_000
 
 os.environ["XDG_CACHE_HOME"] = str(_CACHE)
-store.use(folder.default_path())
+program_store.use(program_folder.default_path())
 devices_lib.use_virtual_devices(8, distinct=True)
 # Correctness never depends on timing: cores may be busy.
 hypothesis.settings.register_profile("busy", deadline=None)

@@ -19,7 +19,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime.executables import store
+from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.runtime.spmd import global_arrays
 from bamboo_jax.runtime.spmd.processes import coordination
 from bamboo_jax.runtime.spmd.processes import rendezvous as rendezvous_lib
@@ -79,7 +79,7 @@ class Node:
         "value": float(self.value[0]),
         "error": error,
         "connections": sum(map(len, self._log._connections._found.values())),
-        "num_compiled": store.use().num_compiled,
+        "num_compiled": program_store.use().num_compiled,
     }
 
   def _meet(self, nodes: tuple[int, ...]) -> None:
@@ -152,7 +152,7 @@ def main() -> None:
   """Works until the input ends."""
   folder = [a for a in sys.argv[2:] if not a.startswith("--")]
   devices_lib.use_virtual_devices(1, apart="--apart" in sys.argv)
-  store.use("".join(folder))
+  program_store.use("".join(folder))
   node = Node(int(sys.argv[1]))
   say = lambda words: print("said " + json.dumps(words), flush=True)
   say(node.address)

@@ -100,7 +100,7 @@ class FakeRun:
   def write_rows(self):
     """Writes the last four steps of each node."""
     now = time.time()
-    one = lambda step, slots: rows_lib.Rows(step, now, now, slots)
+    one = lambda step, slots: rows_lib.StepRows(step, now, now, slots)
     folder = self._workdir / "rows"
     rows_lib.write(folder / rows_lib.PLANNED, [one(1, self._slots)])
     for node in range(self._num_nodes):
@@ -224,7 +224,7 @@ def main():
     etcd = private_etcd.PrivateEtcd(
         workdir / "etcd", secret=identity_lib.read_secret(str(secret))
     )
-    found = endpoint_lib.Endpoint(etcd.endpoint, "run")
+    found = endpoint_lib.RunAddress(etcd.endpoint, "run")
     endpoint_lib.write(workdir, found)
     stop = threading.Event()
     writer = server = None

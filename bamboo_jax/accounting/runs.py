@@ -21,17 +21,17 @@ KEY = "account"
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class StepTotals:
   """The totals after a step, from a line of a log."""
 
   step: int
   totals: ledger_lib.Totals
 
 
-def entries(lines: Iterable[Mapping[str, Any]]) -> tuple[Entry, ...]:
+def entries(lines: Iterable[Mapping[str, Any]]) -> tuple[StepTotals, ...]:
   """Returns the entries in lines of a log; `ValueError` for a bad "account"."""
   return tuple(
-      Entry(line["step"], ledger_lib.Totals.parse(line[KEY]))
+      StepTotals(line["step"], ledger_lib.Totals.parse(line[KEY]))
       for line in lines
       if line.get(KEY) is not None
   )
@@ -49,7 +49,10 @@ def last_totals(
 
 
 def load_account(
-    path: str | os.PathLike[str], *, price: prices_lib.Price | None, market: str
+    path: str | os.PathLike[str],
+    *,
+    price: prices_lib.NodePrice | None,
+    market: str,
 ) -> account_lib.Account:
   """Returns the account of a run from its log at `path`.
 

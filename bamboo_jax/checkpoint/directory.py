@@ -46,7 +46,7 @@ def write_part(
   return manifest_lib.Manifest(step, {}, entries, files)
 
 
-class Contents(NamedTuple):
+class CheckpointContents(NamedTuple):
   """States of layers by name, and the run's description of itself."""
 
   layers: dict[str, spec_lib.LayerState]
@@ -57,8 +57,8 @@ def read(
     path: pathlib.Path,
     like: Mapping[str, spec_lib.LayerState],
     names: Sequence[str],
-    weights: frozen_lib.Weights | None = None,
-) -> Contents:
+    weights: frozen_lib.InitialWeights | None = None,
+) -> CheckpointContents:
   """Reads some layers of the checkpoint at `path`, those in `names`.
 
   `like` has all layers of the model, with arrays or shapes as leaves. The
@@ -76,7 +76,7 @@ def read(
       name: layer_arrays.restore_layer(arrays[name], like[name])
       for name in names
   }
-  return Contents(states, dict(manifest.meta))
+  return CheckpointContents(states, dict(manifest.meta))
 
 
 def _check_layers(
@@ -112,7 +112,7 @@ def read_arrays(
     path: pathlib.Path,
     manifest: manifest_lib.Manifest,
     names: Sequence[str],
-    weights: frozen_lib.Weights | None,
+    weights: frozen_lib.InitialWeights | None,
 ) -> dict[str, dict[str, np.ndarray]]:
   """Returns the arrays of the layers `names`, by layer and name.
 

@@ -43,7 +43,7 @@ class _Place(NamedTuple):
   aside: pathlib.Path
 
 
-class Folder:
+class CheckpointFolder:
   """The folder `path`, made if needed; keeps `keep` complete checkpoints.
 
   `check_fence` raises `base.FencedError` if this process must not write any
@@ -89,8 +89,8 @@ class Folder:
       step: int,
       like: Mapping[str, spec_lib.LayerState],
       names: Sequence[str],
-      weights: frozen_lib.Weights | None = None,
-  ) -> directory.Contents:
+      weights: frozen_lib.InitialWeights | None = None,
+  ) -> directory.CheckpointContents:
     """Reads a checkpoint; see `directory.read`.
 
     A damaged one is renamed before `base.DamagedCheckpointError` is raised.

@@ -20,7 +20,7 @@ from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.models import linen
 
 
-class Weights(NamedTuple):
+class InitialWeights(NamedTuple):
   """The weights from which a run began.
 
   Attributes:
@@ -35,7 +35,7 @@ class Weights(NamedTuple):
 def find(
     layer: linen.LinenLayer,
     arrays: Mapping[str, np.ndarray],
-    weights: Weights | None,
+    weights: InitialWeights | None,
 ) -> manifest_lib.Frozen | None:
   """Returns those of all `arrays` of a layer that need not be stored.
 
@@ -63,7 +63,7 @@ def read(
     checkpoint: pathlib.Path,
     layer: str,
     frozen: manifest_lib.Frozen,
-    weights: Weights | None,
+    weights: InitialWeights | None,
 ) -> dict[str, np.ndarray]:
   """Returns the frozen arrays of a layer.
 
@@ -85,7 +85,7 @@ def read(
 
 
 def _take(
-    layer: str, names: Collection[str], weights: Weights
+    layer: str, names: Collection[str], weights: InitialWeights
 ) -> dict[str, np.ndarray]:
   found = layer_arrays.name_leaves(weights.read(layer))
   return {name: np.asarray(found[name]) for name in names}

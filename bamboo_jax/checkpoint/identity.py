@@ -12,7 +12,7 @@ _LATER_BITS = "later steps can differ in bits from a run without the change"
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class ChangedSetting:
   """A setting with another value than in the run that wrote a checkpoint.
 
   Attributes:
@@ -41,7 +41,7 @@ class Change:
 
 
 @dataclasses.dataclass(frozen=True)
-class Identity:
+class RunIdentity:
   """The facts that must not change when a run resumes from a checkpoint.
 
   Attributes:
@@ -80,7 +80,7 @@ class Identity:
 
   def check(
       self, meta: Mapping[str, Any], *, step: int, where: str
-  ) -> tuple[Change, ...]:
+  ) -> tuple[ChangedSetting, ...]:
     """Returns the permitted differences between this run and a checkpoint.
 
     `meta` is its description, with at least the keys of `describe`. Raises
@@ -104,11 +104,13 @@ class Identity:
     del described["meant"]
     return described
 
-  def _find_changes(self, meta: Mapping[str, Any]) -> tuple[Change, ...]:
+  def _find_changes(
+      self, meta: Mapping[str, Any]
+  ) -> tuple[ChangedSetting, ...]:
     there = meta.get("rounding", {})
     unknown = [key for key in self.rounding if key not in there]
     changes = [
-        Change(key, there[key], self.rounding[key], changes_bits=True)
+        ChangedSetting(key, there[key], self.rounding[key], changes_bits=True)
         for key in sorted(self.rounding.keys() & there.keys())
         if there[key] != self.rounding[key]
     ]
@@ -118,9 +120,11 @@ class Identity:
     for key in sorted(self.config.keys() | there.keys()):
       old, new = there.get(key), self.config.get(key)
       if old != new and key not in self.rounding:
-        changes.append(Change(key, old, new, key.startswith(self.meant)))
+        changes.append(
+            ChangedSetting(key, old, new, key.startswith(self.meant))
+        )
     if unknown:
-      changes.append(Change(", ".join(unknown), UNKNOWN, None, True))
+      changes.append(ChangedSetting(", ".join(unknown), UNKNOWN, None, True))
     return tuple(changes)
 
 

@@ -33,7 +33,7 @@ class Save:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class PartsReport:
   """A member's report on checkpoints in its vote.
 
   Attributes:

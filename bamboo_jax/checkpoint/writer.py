@@ -60,10 +60,10 @@ class Writer:
       every_steps: int,
       member: int,
       model: spec_lib.StageSpec,
-      identity: identity_lib.Identity,
+      identity: identity_lib.RunIdentity,
       warn: Callable[[int, str], None],
       check_fence: Callable[[], None],
-      weights: frozen_lib.Weights | None = None,
+      weights: frozen_lib.InitialWeights | None = None,
   ) -> None:
     """Opens the folder, or raises `base.CheckpointError`.
 
@@ -82,7 +82,7 @@ class Writer:
       weights: From which the run begins, and which have its frozen arrays;
         None: it begins from the seed.
     """
-    self._folder = folder_lib.Folder(
+    self._folder = folder_lib.CheckpointFolder(
         directory, keep=keep, check_fence=check_fence
     )
     self._every_steps = every_steps
@@ -98,7 +98,7 @@ class Writer:
     self._writing: futures.Future[_Written] | None = None
     self._joining: futures.Future[_Joined] | None = None
     self._error = ""
-    self.changes: tuple[identity_lib.Change, ...] = ()
+    self.changes: tuple[identity_lib.ChangedSetting, ...] = ()
 
   # Existing checkpoints.
 
@@ -245,7 +245,7 @@ class Writer:
   def _say(self, *, begins: bool) -> dict[str, Any]:
     self._end_joining(blocks=False)
     is_busy = self._save is not None or self._joining is not None
-    report = parts.Report(begins, is_busy, error=self._error)
+    report = parts.PartsReport(begins, is_busy, error=self._error)
     if self._save and self._writing and self._writing.done():
       written = self._writing.result()
       report = dataclasses.replace(
@@ -254,9 +254,11 @@ class Writer:
     plain: dict[str, Any] = json_lib.to_plain(report)
     return plain
 
-  def _hear(self, said: Mapping[int, Any]) -> dict[int, parts.Report]:
+  def _hear(self, said: Mapping[int, Any]) -> dict[int, parts.PartsReport]:
     """Ends the save once all parts are reported, or one has failed."""
-    reports = json_lib.from_plain(dict[int, parts.Report], said, where="vote")
+    reports = json_lib.from_plain(
+        dict[int, parts.PartsReport], said, where="vote"
+    )
     for member, report in reports.items():
       if self._save is None or report.save != self._save.name:
         continue

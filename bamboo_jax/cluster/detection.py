@@ -11,7 +11,7 @@ import math
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class DetectionLimits:
   """Limits in seconds, checked; see `config.cluster`.
 
   Attributes:

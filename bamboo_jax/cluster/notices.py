@@ -24,7 +24,7 @@ _TIMEOUT_SECS = 2.0
 _TOKEN_SECS = 60
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
   """Status and body of an HTTP response."""
 
   status: int
@@ -32,7 +32,7 @@ class Answer(NamedTuple):
 
 
 # Sends a request with method, path and headers.
-Ask = Callable[[str, str, Mapping[str, str]], Answer]
+Ask = Callable[[str, str, Mapping[str, str]], HttpResponse]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +129,9 @@ class Poller:
           f"{error}"
       ) from error
 
-  def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Answer:
+  def _ask(
+      self, method: str, path: str, headers: Mapping[str, str]
+  ) -> HttpResponse:
     request = urllib.request.Request(
         self._url + path, headers=dict(headers), method=method
     )
@@ -138,13 +140,13 @@ class Poller:
     except (ValueError, http.client.HTTPException) as error:
       raise OSError(f"not an answer: {error!r}") from error
 
-  def _read(self, request: urllib.request.Request) -> Answer:
+  def _read(self, request: urllib.request.Request) -> HttpResponse:
     try:
       with self._opener.open(request, timeout=_TIMEOUT_SECS) as response:
-        return Answer(response.status, response.read().decode())
+        return HttpResponse(response.status, response.read().decode())
     except urllib.error.HTTPError as error:
       with error:  # The answer may be truncated, too.
-        return Answer(error.code, error.read().decode(errors="replace"))
+        return HttpResponse(error.code, error.read().decode(errors="replace"))
 
 
 async def wait_notice(poller: Poller) -> str:

@@ -30,19 +30,21 @@ class Config(Section, path="config"):
   plugins: tuple[str, ...] = option(
       (), "Modules that register policies; see docs/research/paced.md."
   )
-  model: work.Model = part(work.Model)
-  data: work.Data = part(work.Data)
-  pipeline: work.Pipeline = part(work.Pipeline)
-  node: work.Node = part(work.Node)
-  redundancy: work.Redundancy = part(work.Redundancy)
-  recovery: work.Recovery = part(work.Recovery)
-  plan: surroundings.Plan = part(surroundings.Plan)
-  optimizer: surroundings.Optimizer = part(surroundings.Optimizer)
-  evaluate: surroundings.Evaluate = part(surroundings.Evaluate)
-  checkpoint: surroundings.Checkpoint = part(surroundings.Checkpoint)
-  cluster: surroundings.Cluster = part(surroundings.Cluster)
-  cost: surroundings.Cost = part(surroundings.Cost)
-  metrics: surroundings.Metrics = part(surroundings.Metrics)
+  model: work.ModelSection = part(work.ModelSection)
+  data: work.DataSection = part(work.DataSection)
+  pipeline: work.PipelineSection = part(work.PipelineSection)
+  node: work.NodeSection = part(work.NodeSection)
+  redundancy: work.RedundancySection = part(work.RedundancySection)
+  recovery: work.RecoverySection = part(work.RecoverySection)
+  plan: surroundings.PlanSection = part(surroundings.PlanSection)
+  optimizer: surroundings.OptimizerSection = part(surroundings.OptimizerSection)
+  evaluate: surroundings.EvaluateSection = part(surroundings.EvaluateSection)
+  checkpoint: surroundings.CheckpointSection = part(
+      surroundings.CheckpointSection
+  )
+  cluster: surroundings.ClusterSection = part(surroundings.ClusterSection)
+  cost: surroundings.CostSection = part(surroundings.CostSection)
+  metrics: surroundings.MetricsSection = part(surroundings.MetricsSection)
 
   def __post_init__(self) -> None:
     super().__post_init__()

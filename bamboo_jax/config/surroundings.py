@@ -14,7 +14,7 @@ from bamboo_jax.metrics import profile_steps as profile_steps_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan(Section, path="config.plan"):
+class PlanSection(Section, path="config.plan"):
   """How stages are planned."""
 
   profile: str | None = option(
@@ -36,7 +36,7 @@ class Plan(Section, path="config.plan"):
 
 
 @dataclasses.dataclass(frozen=True)
-class Optimizer(Section, path="config.optimizer"):
+class OptimizerSection(Section, path="config.optimizer"):
   """How parameters are updated."""
 
   name: str = option("adamw", 'A function of optax; or "file.py:function".')
@@ -77,7 +77,7 @@ class Optimizer(Section, path="config.optimizer"):
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluate(Section, path="config.evaluate"):
+class EvaluateSection(Section, path="config.evaluate"):
   """Losses of samples that training does not see."""
 
   every_steps: int = option(100, "0: never.", least=0)
@@ -85,7 +85,7 @@ class Evaluate(Section, path="config.evaluate"):
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkpoint(Section, path="config.checkpoint"):
+class CheckpointSection(Section, path="config.checkpoint"):
   """When the state is saved."""
 
   every_steps: int = option(100, "0: only at the end.", least=0)
@@ -93,7 +93,7 @@ class Checkpoint(Section, path="config.checkpoint"):
 
 
 @dataclasses.dataclass(frozen=True)
-class Cluster(Section, path="config.cluster"):
+class ClusterSection(Section, path="config.cluster"):
   """Detection of failures among real nodes; see docs/guides/cluster.md."""
 
   heartbeat_secs: float = option(0.1, "Between two signs of life.")
@@ -118,7 +118,7 @@ class Cluster(Section, path="config.cluster"):
 
 
 @dataclasses.dataclass(frozen=True)
-class Cost(Section, path="config.cost"):
+class CostSection(Section, path="config.cost"):
   """What nodes are charged."""
 
   instance: str | None = option(
@@ -138,7 +138,7 @@ class Cost(Section, path="config.cost"):
 
 
 @dataclasses.dataclass(frozen=True)
-class Metrics(Section, path="config.metrics"):
+class MetricsSection(Section, path="config.metrics"):
   """What is written about a run."""
 
   trace_steps: int = option(4, "Last steps to keep in trace.json.", least=0)

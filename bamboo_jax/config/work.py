@@ -13,7 +13,7 @@ from bamboo_jax.config.section import Section
 
 
 @dataclasses.dataclass(frozen=True)
-class Model(Section, path="config.model"):
+class ModelSection(Section, path="config.model"):
   """The model to train."""
 
   name: str = option(
@@ -29,7 +29,7 @@ class Model(Section, path="config.model"):
 
 
 @dataclasses.dataclass(frozen=True)
-class Data(Section, path="config.data"):
+class DataSection(Section, path="config.data"):
   """The data to train on."""
 
   name: str = option(
@@ -46,7 +46,7 @@ class Data(Section, path="config.data"):
 
 
 @dataclasses.dataclass(frozen=True)
-class Pipeline(Section, path="config.pipeline"):
+class PipelineSection(Section, path="config.pipeline"):
   """How the work is spread."""
 
   executor: str = option(
@@ -103,7 +103,7 @@ class Pipeline(Section, path="config.pipeline"):
 
 
 @dataclasses.dataclass(frozen=True)
-class Mesh(Section, path="config.node.mesh"):
+class MeshSection(Section, path="config.node.mesh"):
   """Devices of a node by axis."""
 
   data: int = option(1, "Over which samples are cut.", least=1)
@@ -111,15 +111,15 @@ class Mesh(Section, path="config.node.mesh"):
 
 
 @dataclasses.dataclass(frozen=True)
-class Node(Section, path="config.node"):
+class NodeSection(Section, path="config.node"):
   """The devices of a node; see docs/guides/gpu.md."""
 
   deterministic: bool = option(True, "Programs repeat their bits; costs time.")
-  mesh: Mesh = part(Mesh)
+  mesh: MeshSection = part(MeshSection)
 
 
 @dataclasses.dataclass(frozen=True)
-class Redundancy(Section, path="config.redundancy"):
+class RedundancySection(Section, path="config.redundancy"):
   """Replicas, and work done ahead for a death."""
 
   mode: str = option(
@@ -160,7 +160,7 @@ class Redundancy(Section, path="config.redundancy"):
 
 
 @dataclasses.dataclass(frozen=True)
-class Recovery(Section, path="config.recovery"):
+class RecoverySection(Section, path="config.recovery"):
   """What follows a death; see docs/concepts/ladder.md."""
 
   policy: str | None = option(

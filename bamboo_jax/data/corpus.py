@@ -13,7 +13,7 @@ import math
 
 
 @dataclasses.dataclass(frozen=True)
-class Document:
+class CorpusDocument:
   """A file or a part of it; `name` is relative to the root, with slashes."""
 
   name: str
@@ -21,7 +21,7 @@ class Document:
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class ManifestEntry:
   """Manifest entry of a file.
 
   `sha256` is hexadecimal; with the prefix "samples:" it covers parts of the
@@ -34,10 +34,10 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True)
-class Manifest:
+class CorpusManifest:
   """The files of a text: one entry per document, in order."""
 
-  entries: tuple[Entry, ...]
+  entries: tuple[ManifestEntry, ...]
 
   @property
   def num_bytes(self) -> int:
@@ -60,19 +60,21 @@ class Manifest:
     return json.dumps(content, indent=1) + "\n"
 
 
-def make_manifest(documents: Sequence[Document]) -> Manifest:
+def make_manifest(documents: Sequence[CorpusDocument]) -> CorpusManifest:
   """Returns the manifest of a text."""
-  return Manifest(
+  return CorpusManifest(
       tuple(
-          Entry(d.name, len(d.content), hashlib.sha256(d.content).hexdigest())
+          ManifestEntry(
+              d.name, len(d.content), hashlib.sha256(d.content).hexdigest()
+          )
           for d in documents
       )
   )
 
 
 def split_tail(
-    documents: Sequence[Document], *, fraction: float
-) -> tuple[tuple[Document, ...], tuple[Document, ...]]:
+    documents: Sequence[CorpusDocument], *, fraction: float
+) -> tuple[tuple[CorpusDocument, ...], tuple[CorpusDocument, ...]]:
   """Splits a text into its head and its tail.
 
   The tail has at least `fraction` of the bytes, from 0 to below 1. The split
@@ -88,7 +90,7 @@ def split_tail(
     while cut > 0 and 0x80 <= last.content[cut] < 0xC0:
       cut -= 1
     missing -= len(last.content) - cut
-    tail.append(Document(last.name, last.content[cut:]))
+    tail.append(CorpusDocument(last.name, last.content[cut:]))
     if cut > 0:
-      head.append(Document(last.name, last.content[:cut]))
+      head.append(CorpusDocument(last.name, last.content[:cut]))
   return tuple(head), tuple(reversed(tail))

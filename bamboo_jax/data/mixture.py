@@ -70,7 +70,7 @@ def make_mixture(
       num_heldout=least * len(evaluated),
       batch=batch,
       heldout_batch=heldout_batch,
-      manifest=corpus.Manifest(
+      manifest=corpus.CorpusManifest(
           tuple(e for p in parts if p.manifest for e in p.manifest.entries)
       ),
       vocab_size=max(sizes) if len(sizes) == len(parts) else None,

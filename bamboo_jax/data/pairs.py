@@ -81,7 +81,7 @@ def make_pairs(
   )
 
 
-def split_columns(documents: Sequence[corpus.Document]) -> list[Pair]:
+def split_columns(documents: Sequence[corpus.CorpusDocument]) -> list[Pair]:
   """Returns the pairs of lines with two columns separated by a tab.
 
   Raises:
@@ -102,7 +102,8 @@ def split_columns(documents: Sequence[corpus.Document]) -> list[Pair]:
 
 
 def join_lines(
-    sources: Sequence[corpus.Document], targets: Sequence[corpus.Document]
+    sources: Sequence[corpus.CorpusDocument],
+    targets: Sequence[corpus.CorpusDocument],
 ) -> list[Pair]:
   """Returns the pairs of equal lines of two files; drops empty pairs.
 
@@ -125,7 +126,7 @@ def join_lines(
   return [(a.strip(), b.strip()) for a, b in pairs if a.strip() and b.strip()]
 
 
-def find_docstrings(documents: Sequence[corpus.Document]) -> list[Pair]:
+def find_docstrings(documents: Sequence[corpus.CorpusDocument]) -> list[Pair]:
   """Returns names of functions and classes, and their docstrings' first lines.
 
   Only those whose signature is on one line.
@@ -138,7 +139,7 @@ def find_docstrings(documents: Sequence[corpus.Document]) -> list[Pair]:
   ]
 
 
-def _lines(document: corpus.Document) -> list[bytes]:
+def _lines(document: corpus.CorpusDocument) -> list[bytes]:
   return document.content.removesuffix(b"\n").split(b"\n")
 
 
@@ -146,7 +147,7 @@ def _encode(
     vocabulary: vocabularies.Vocabulary, sentences: Sequence[bytes]
 ) -> np.ndarray:
   """Returns the tokens of sentences, with 0 and the end token swapped."""
-  documents = [corpus.Document("", text) for text in sentences]
+  documents = [corpus.CorpusDocument("", text) for text in sentences]
   tokens = vocabularies.encode(vocabulary, documents)
   swapped = np.where(tokens == _END, vocabulary.end, tokens)
   return np.where(tokens == vocabulary.end, _END, swapped).astype(tokens.dtype)

@@ -31,7 +31,7 @@ _SKIPPED = frozenset(
 _GENERATED_PREFIX = "_sysconfigdata"
 
 
-def read_stdlib() -> tuple[corpus.Document, ...]:
+def read_stdlib() -> tuple[corpus.CorpusDocument, ...]:
   """Returns the help topics and the sources of the running Python, about 12 MB.
 
   The topics come first, under "help/", then the library, under "lib/".
@@ -44,7 +44,7 @@ def read_stdlib() -> tuple[corpus.Document, ...]:
         "Python with its whole standard library."
     ) from error
   documents = [
-      corpus.Document(f"help/{name}", text.encode())
+      corpus.CorpusDocument(f"help/{name}", text.encode())
       for name, text in sorted(topics.items())
   ]
   return (*documents, *read_library(sysconfig.get_path("stdlib")))
@@ -52,7 +52,7 @@ def read_stdlib() -> tuple[corpus.Document, ...]:
 
 def read_library(
     root: str | os.PathLike[str],
-) -> tuple[corpus.Document, ...]:
+) -> tuple[corpus.CorpusDocument, ...]:
   """Returns the Python sources below `root`, named "lib/...".
 
   Excludes installed packages, tests and generated files.
@@ -60,7 +60,7 @@ def read_library(
   root = pathlib.Path(root)
   try:
     documents = tuple(
-        corpus.Document(f"lib/{name}", (root / name).read_bytes())
+        corpus.CorpusDocument(f"lib/{name}", (root / name).read_bytes())
         for name in sorted(_library_names(root))
     )
   except OSError as error:
@@ -72,14 +72,14 @@ def read_library(
   return documents
 
 
-def read_files(pattern: str) -> tuple[corpus.Document, ...]:
+def read_files(pattern: str) -> tuple[corpus.CorpusDocument, ...]:
   """Returns the files of `files.find_files`, without byte order marks.
 
   Raises `base.DataError` if a file cannot be read or is not UTF-8.
   """
   found = files.find_files(pattern)
   documents = [
-      corpus.Document(
+      corpus.CorpusDocument(
           name, "".join(documents_lib.read_text(str(path))).encode()
       )
       for name, path in found

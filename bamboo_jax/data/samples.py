@@ -42,7 +42,7 @@ class Source:
   batch: Callable[..., dict[str, Any]]
   heldout_batch: Callable[..., dict[str, Any]]
   samples_per_epoch: int | None = None
-  manifest: corpus.Manifest | None = None
+  manifest: corpus.CorpusManifest | None = None
   vocab_size: int | None = None
   special: tuple[int, ...] | None = None
   count_epochs: Callable[[int], dict[str, float]] | None = None

@@ -145,7 +145,7 @@ def _make_stdlib_text(
   return packing.make_source(
       texts[:1],
       texts[1:] if parts[1] else [],
-      packing.Options(sequence_length),
+      packing.PackingOptions(sequence_length),
       vocab_size=size,
       special=vocabulary.special,
       **_describe(
@@ -207,7 +207,7 @@ def _make_translation(
 
 def _describe(
     name: str,
-    documents: Sequence[corpus.Document],
+    documents: Sequence[corpus.CorpusDocument],
     vocabulary: vocabularies.Vocabulary,
     sequence_length: int,
     heldout_fraction: float,

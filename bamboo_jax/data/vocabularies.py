@@ -169,7 +169,7 @@ def find_file(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def encode(
-    vocabulary: Vocabulary, documents: Sequence[corpus.Document]
+    vocabulary: Vocabulary, documents: Sequence[corpus.CorpusDocument]
 ) -> np.ndarray:
   """Returns the tokens of all documents, each with its end token, [tokens].
 

@@ -175,14 +175,14 @@ def family_of(name: str) -> Family:
   return FAMILIES[name]
 
 
-class Options(NamedTuple):
+class HubOptions(NamedTuple):
   """Our options by name, and why a config.json does not fit our models."""
 
   values: dict[str, Any]
   problems: list[str]
 
 
-def read_options(family: Family, config: Mapping[str, Any]) -> Options:
+def read_options(family: Family, config: Mapping[str, Any]) -> HubOptions:
   """Returns the options of our models that a config.json stands for."""
   found: dict[str, Any] = {
       "tie_word_embeddings": family.options is not _LLAMA_OPTIONS,
@@ -225,7 +225,7 @@ def read_options(family: Family, config: Mapping[str, Any]) -> Options:
       problems.append(
           f"config.json has hidden_sizes={widths}, must be {wanted}"
       )
-  return Options(options, problems)
+  return HubOptions(options, problems)
 
 
 def _find_unknown(family: Family, found: Mapping[str, Any]) -> Iterator[str]:

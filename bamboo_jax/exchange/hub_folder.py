@@ -43,7 +43,7 @@ def is_hub_folder(path: str | os.PathLike[str]) -> bool:
 
 def read_options(
     path: str | os.PathLike[str], family: hub_config.Family
-) -> hub_config.Options:
+) -> hub_config.HubOptions:
   """Returns our options for the config.json in a folder.
 
   Raises `base.CheckpointError` if it is damaged.

@@ -55,12 +55,12 @@ def open_weights(
 
 def open_later(
     path: str | None, model: model_lib.Model
-) -> frozen.Weights | None:
+) -> frozen.InitialWeights | None:
   """Returns `open_weights`, called by the first read; None without a path."""
   if path is None:
     return None
   read = functools.cache(lambda: open_weights(path, model))
-  return frozen.Weights(path, lambda layer: read()(layer))
+  return frozen.InitialWeights(path, lambda layer: read()(layer))
 
 
 def import_folder(

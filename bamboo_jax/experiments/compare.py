@@ -53,7 +53,7 @@ class Play:
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class PolicyJob:
   """Plays of one policy, which share its plans."""
 
   policy: str
@@ -168,7 +168,7 @@ def _find_field(config: build.Config, field: str) -> tuple[Any, str, Any]:
   return parent, name, section
 
 
-class Played(NamedTuple):
+class PlayedJob(NamedTuple):
   """The outcomes of a job, and how long it took.
 
   Attributes:
@@ -185,7 +185,7 @@ class Played(NamedTuple):
   num_again_events: int = 0
 
 
-def play(job: Job) -> Played:
+def play(job: PolicyJob) -> PlayedJob:
   """Plays a job; blocks until all its plays are done."""
   start = time.process_time()
   outcomes = []
@@ -198,13 +198,15 @@ def play(job: Job) -> Played:
     outcomes.append(loop.simulate(trace, policy, price, keep_moments=is_main))
   end = time.process_time()
   if job.plays[0].setting is not None:
-    return Played(outcomes, end - start)
+    return PlayedJob(outcomes, end - start)
   again = loop.simulate(trace, policy, price)
   again_secs = time.process_time() - end
-  return Played(outcomes, end - start, again_secs, again.num_events)
+  return PlayedJob(outcomes, end - start, again_secs, again.num_events)
 
 
-def _make_jobs(policies: Sequence[str], plays: Sequence[Play]) -> list[Job]:
+def _make_jobs(
+    policies: Sequence[str], plays: Sequence[Play]
+) -> list[PolicyJob]:
   """Returns at least `_NUM_JOBS` jobs, if there are enough plays.
 
   They are the same on all machines, so that shards fit together.
@@ -212,14 +214,14 @@ def _make_jobs(policies: Sequence[str], plays: Sequence[Play]) -> list[Job]:
   num_parts = min(len(plays), math.ceil(_NUM_JOBS / len(policies)))
   size = math.ceil(len(plays) / num_parts)
   return [
-      Job(policy, tuple(plays[i : i + size]))
+      PolicyJob(policy, tuple(plays[i : i + size]))
       for policy in policies
       for i in range(0, len(plays), size)
   ]
 
 
 def _play_all(
-    jobs: Sequence[Job], where: sweep_lib.Where
+    jobs: Sequence[PolicyJob], where: sweep_lib.Where
 ) -> dict[str, list[loop.Outcome]]:
   results = sweep_lib.run(
       play,

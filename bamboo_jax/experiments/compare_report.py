@@ -42,7 +42,7 @@ def write_report(
   Curves are drawn if the settings are numbers.
   """
   field = config["sweep"]["field"]
-  report = content.Report(
+  report = content.ReportContent(
       title=f"Policies on trace {trace_name}",
       remarks=[
           *_inputs(config, trace_name),
@@ -53,7 +53,9 @@ def write_report(
           "training are its start.",
       ],
       runs=[
-          content.Run(name=policy, account=run.account, course=make_course(run))
+          content.ReportRun(
+              name=policy, account=run.account, course=make_course(run)
+          )
           for policy, run in runs.items()
       ],
       curves=_curves(sweep),
@@ -107,7 +109,7 @@ def make_course(outcome: loop.Outcome) -> content.Course:
       num_nodes=num_nodes,
       usd=usd,
       events=[
-          content.Event(m.secs, m.text, m.rung)
+          content.RunEvent(m.secs, m.text, m.rung)
           for m in moments
           if m.rung != "none"
       ],

@@ -61,7 +61,7 @@ def write_summary(workdir: pathlib.Path, rows: Sequence[Row]) -> None:
 def publish(
     workdir: pathlib.Path,
     rows: Sequence[Row],
-    report: content.Report,
+    report: content.ReportContent,
     *,
     formats: Sequence[str],
 ) -> None:

@@ -38,7 +38,7 @@ def check(
     times_lib.read_measured(cluster)
 
 
-def _find_price(config: config_lib.Config) -> prices_lib.Price:
+def _find_price(config: config_lib.Config) -> prices_lib.NodePrice:
   price = meter.find_price(config)
   if price is None:
     raise ValueError(
@@ -48,14 +48,14 @@ def _find_price(config: config_lib.Config) -> prices_lib.Price:
   return price
 
 
-class Rules(NamedTuple):
+class PolicyRules(NamedTuple):
   """Makes the policy of a run from measured times; and the price of a node."""
 
-  make_policy: Callable[[times_lib.Measured], loop.Policy]
-  price: prices_lib.Price
+  make_policy: Callable[[times_lib.MeasuredTimes], loop.Policy]
+  price: prices_lib.NodePrice
 
 
-def make(config: config_lib.Config, traces: Sequence[str]) -> Rules:
+def make(config: config_lib.Config, traces: Sequence[str]) -> PolicyRules:
   """Returns the rules of a config; prices of the traces take precedence.
 
   Prints the step time predicted from the layers alone.
@@ -81,9 +81,9 @@ def make(config: config_lib.Config, traces: Sequence[str]) -> Rules:
   predicted_secs = speed.step(whole, drops=False).secs
   print(f"step_ms_from_layers={1e3 * predicted_secs:.1f}")
 
-  def make_policy(measured: times_lib.Measured) -> loop.Policy:
+  def make_policy(measured: times_lib.MeasuredTimes) -> loop.Policy:
     durations = measured.durations
-    times = times_lib.Times(
+    times = times_lib.PipelineTimes(
         times_lib.MeasuredSpeed(speed, measured, whole=whole),
         durations,
         drops=rules.ladder.drop,
@@ -93,4 +93,4 @@ def make(config: config_lib.Config, traces: Sequence[str]) -> Rules:
     market = config.cost.market
     return loop.Policy("predicted", decider, durations, market=market)
 
-  return Rules(make_policy, price)
+  return PolicyRules(make_policy, price)

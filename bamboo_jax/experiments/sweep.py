@@ -152,7 +152,7 @@ def run(
   with contextlib.ExitStack() as stack:
     show = lambda *unused: None
     if describe is not None or sys.stdout.isatty():
-      bar = progress_lib.Progress(num_steps=num_steps, unit="run")
+      bar = progress_lib.ProgressLine(num_steps=num_steps, unit="run")
       show = stack.enter_context(bar).show_step
     done = _run_all(function, todo, where)
     stack.enter_context(contextlib.closing(done))

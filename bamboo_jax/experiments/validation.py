@@ -37,7 +37,7 @@ class Side:
   """A run, or its simulation, from the first step on."""
 
   num_steps: float
-  events: tuple[run_times.Event, ...]
+  events: tuple[run_times.OwnerChange, ...]
   boot_secs: float | None
   account: account_lib.Account
 
@@ -49,7 +49,7 @@ class Side:
     return sum(known) if len(known) == len(found) else None
 
 
-def measure(run: run_times.RunTimes) -> times_lib.Measured:
+def measure(run: run_times.RunTimes) -> times_lib.MeasuredTimes:
   """Returns the times of a cluster for the simulator, from a run.
 
   Raises `ValueError` if no node of it was killed by its trace, or none joined.
@@ -70,7 +70,7 @@ def measure(run: run_times.RunTimes) -> times_lib.Measured:
       size = (step.num_nodes, step.num_pipelines)
       usual, first = by_size.setdefault(size, ([], []))
       (first if index < _NUM_FIRST else usual).append(step.totals)
-  return times_lib.Measured(
+  return times_lib.MeasuredTimes(
       times_lib.Durations(
           boot_secs=boot_secs,
           detect_secs=statistics.fmean(detects),
@@ -89,7 +89,7 @@ def measure(run: run_times.RunTimes) -> times_lib.Measured:
   )
 
 
-def _mean_pause(events: Sequence[run_times.Event], rung: str) -> float:
+def _mean_pause(events: Sequence[run_times.OwnerChange], rung: str) -> float:
   """Returns the mean pause of events of a rung; of all if there are none."""
   found = [e for e in events if e.rung == rung] or events
   known = [e.pause_secs for e in found if e.pause_secs is not None]
@@ -112,7 +112,7 @@ def _mean_step(
 
 
 def of_run(
-    run: run_times.RunTimes, price: prices_lib.Price, *, market: str
+    run: run_times.RunTimes, price: prices_lib.NodePrice, *, market: str
 ) -> Side:
   """Returns a measured run in the form in which it is compared."""
   boots = run.boot_secs
@@ -134,7 +134,7 @@ class Predicted(NamedTuple):
 def predict(
     replay: replay_lib.Replay,
     policy: loop.Policy,
-    price: prices_lib.Price,
+    price: prices_lib.NodePrice,
     *,
     secs: float,
 ) -> Predicted:
@@ -167,7 +167,7 @@ def _simulate(
     events: Sequence[trace_lib.Event],
     end_ms: int,
     policy: loop.Policy,
-    price: prices_lib.Price,
+    price: prices_lib.NodePrice,
 ) -> loop.Outcome:
   trace = trace_lib.Trace("replay", tuple(events), duration_ms=end_ms)
   return loop.simulate(trace, policy, price, keep_moments=True)
@@ -180,7 +180,7 @@ def _totals(outcome: loop.Outcome) -> ledger_lib.Totals:
 
 
 def _account(
-    totals: ledger_lib.Totals, price: prices_lib.Price, market: str
+    totals: ledger_lib.Totals, price: prices_lib.NodePrice, market: str
 ) -> account_lib.Account:
   start = dataclasses.replace(totals, node_secs=math.fsum(totals.parts))
   return ledger_lib.Ledger(price, market=market, start=start).account()
@@ -188,7 +188,7 @@ def _account(
 
 def _events(
     outcome: loop.Outcome, start_secs: float
-) -> tuple[run_times.Event, ...]:
+) -> tuple[run_times.OwnerChange, ...]:
   events, moments = [], outcome.moments
   first = next(i for i, m in enumerate(moments) if m.rung == "checkpoint")
   for i, moment in enumerate(moments[first + 1 :], first + 1):
@@ -197,7 +197,7 @@ def _events(
       ends = [m.secs for m in moments[i:] if m.samples_per_sec]
       pause_secs = (ends[0] if ends else outcome.account.secs) - moment.secs
       what = (moment.rung, moment.owners, pause_secs)
-      events.append(run_times.Event(moment.secs - start_secs, *what))
+      events.append(run_times.OwnerChange(moment.secs - start_secs, *what))
   return tuple(events)
 
 
@@ -232,7 +232,8 @@ def compare(predicted: Side, run: Side) -> list[dict[str, Any]]:
 
 
 def _compare_owners(
-    ours: Sequence[run_times.Event], theirs: Sequence[run_times.Event]
+    ours: Sequence[run_times.OwnerChange],
+    theirs: Sequence[run_times.OwnerChange],
 ) -> list[bool]:
   """Returns, for each event, whether both have the same owners after it.
 
@@ -294,10 +295,10 @@ def report(
     workdir: pathlib.Path,
     run: run_times.RunTimes,
     replay: replay_lib.Replay,
-    make_policy: Callable[[times_lib.Measured], loop.Policy],
+    make_policy: Callable[[times_lib.MeasuredTimes], loop.Policy],
     *,
-    measured: times_lib.Measured,
-    price: prices_lib.Price,
+    measured: times_lib.MeasuredTimes,
+    price: prices_lib.NodePrice,
     formats: Sequence[str] = ("png",),
 ) -> str:
   """Predicts a run in `workdir/run`, writes tables and page; returns text.
@@ -340,11 +341,13 @@ def report(
       ],
   )
   runs = [
-      content.Run(name=name, account=side.account, course=course)
+      content.ReportRun(name=name, account=side.account, course=course)
       for name, side, course in courses
   ]
   title = f"Prediction and outcome of {workdir.name}"
-  found = content.Report(title=title, runs=runs, comparisons=[comparison])
+  found = content.ReportContent(
+      title=title, runs=runs, comparisons=[comparison]
+  )
   page.write_report(workdir, found, formats=formats)
   own_times = f"from its own times: {summarize(again, real)}"
   last = summarize(predicted, real)

@@ -61,7 +61,7 @@ class Fault:
   at: int | str | None = None
   kind: str = "kill"
   line: int = dataclasses.field(default=0, compare=False)
-  slow: slow_lib.Slow = slow_lib.Slow()
+  slow: slow_lib.SlowNode = slow_lib.SlowNode()
 
   def __post_init__(self) -> None:
     if self.step < 0:
@@ -373,7 +373,7 @@ def _parse(line: int, cells: Sequence[str]) -> Fault:
   point: int | str | None = at or None
   if re.fullmatch(r"-?\d+", at):
     point = int(at)
-  slow = slow_lib.Slow()
+  slow = slow_lib.SlowNode()
   if kind.startswith(slow_lib.KIND):
     kind, slow = slow_lib.KIND, slow_lib.parse(kind)
   return Fault(int(step), node, point, kind, line, slow)

@@ -61,6 +61,6 @@ def make_random_kills(
     join = rng.randint(step + 1, last)
     for s, n, k in [(step, node, kind), *[(join, "", "join")] * num_joins]:
       line = len(faults) + 2  # Below the names of the columns.
-      slow = slow_lib.Slow(until=join if k == slow_lib.KIND else None)
+      slow = slow_lib.SlowNode(until=join if k == slow_lib.KIND else None)
       faults.append(faults_lib.Fault(s, n, kind=k, line=line, slow=slow))
   return tuple(faults)

@@ -8,7 +8,7 @@ KIND = "slow"
 
 
 @dataclasses.dataclass(frozen=True)
-class Slow:
+class SlowNode:
   """A node whose passes take longer; `ValueError` if a value is out of range.
 
   Attributes:
@@ -30,8 +30,8 @@ class Slow:
     return f"{KIND}:{self.factor:g}{until}"
 
 
-def parse(text: str) -> Slow:
-  """Parses `slow`, `slow:FACTOR` or `slow:FACTOR:STEP`; raises as `Slow`."""
+def parse(text: str) -> SlowNode:
+  """Parses `slow`, `slow:FACTOR` or `slow:FACTOR:STEP`; see `SlowNode`."""
   found = re.fullmatch(rf"{KIND}(?::(\d+\.?\d*)(?::(\d+))?)?", text)
   if not found:
     raise ValueError(
@@ -39,7 +39,7 @@ def parse(text: str) -> Slow:
         f"slow:5:20, got {text!r}."
     )
   factor, until = found.groups()
-  return Slow(
-      Slow.factor if factor is None else float(factor),
+  return SlowNode(
+      SlowNode.factor if factor is None else float(factor),
       None if until is None else int(until),
   )

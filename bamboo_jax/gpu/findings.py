@@ -82,7 +82,7 @@ class _Step:
   """An instruction that is started, where, and how often in one run."""
 
   where: hlo.Computation
-  what: hlo.Instruction
+  what: hlo.HloInstruction
   times: int
 
 
@@ -144,14 +144,14 @@ def _walk(
       yield from _walk(module, module.computations[name or ""], count)
 
 
-def _is_kernel(what: hlo.Instruction) -> bool:
+def _is_kernel(what: hlo.HloInstruction) -> bool:
   base, _, end = what.opcode.rpartition("-")
   if end in ("start", "done", "update"):
     return base == "fusion" and end == "start"
   return what.opcode not in _FREE and base + end not in _COLLECTIVES
 
 
-def _library(module: hlo.Module, what: hlo.Instruction) -> str | None:
+def _library(module: hlo.Module, what: hlo.HloInstruction) -> str | None:
   """Returns the library of a kernel's product; None without a product."""
   if target := re.search(r'custom_call_target="([^"]+)"', what.text):
     names = [n for n in _LIBRARIES if target[1].startswith(n)]
@@ -165,7 +165,7 @@ def _library(module: hlo.Module, what: hlo.Instruction) -> str | None:
   return None
 
 
-def _tiles(what: hlo.Instruction) -> list[int]:
+def _tiles(what: hlo.HloInstruction) -> list[int]:
   """Returns the sides of the tiles of a product of Triton."""
   numbers = re.findall(r'"(?:block_m|block_n)":"?(\d+)', what.text)
   numbers += [
@@ -178,8 +178,8 @@ def _tiles(what: hlo.Instruction) -> list[int]:
 
 
 def _dots(
-    module: hlo.Module, what: hlo.Instruction
-) -> Iterator[tuple[hlo.Computation, hlo.Instruction]]:
+    module: hlo.Module, what: hlo.HloInstruction
+) -> Iterator[tuple[hlo.Computation, hlo.HloInstruction]]:
   """Yields the products inside of a fusion."""
   inner = module.computations[what.called("calls") or ""]
   for i in inner.instructions:
@@ -198,7 +198,7 @@ def _count_flops(module: hlo.Module, step: _Step) -> float:
   return 0.0
 
 
-def _product_flops(where: hlo.Computation, what: hlo.Instruction) -> float:
+def _product_flops(where: hlo.Computation, what: hlo.HloInstruction) -> float:
   """Returns 2 for each multiplication with its addition."""
   target = re.search(r'custom_call_target="([^"]+)"', what.text)
   target = target[1] if target else ""
@@ -217,7 +217,7 @@ def _product_flops(where: hlo.Computation, what: hlo.Instruction) -> float:
   return 0.0
 
 
-def _score_dims(what: hlo.Instruction) -> tuple[int, ...]:
+def _score_dims(what: hlo.HloInstruction) -> tuple[int, ...]:
   found = re.search(
       r'"intermediate_tensor_shape":\s*\{.*?"dimensions":\s*\[([^\]]*)\]',
       what.text,
@@ -226,7 +226,7 @@ def _score_dims(what: hlo.Instruction) -> tuple[int, ...]:
 
 
 def _convolution_flops(
-    where: hlo.Computation, what: hlo.Instruction, target: str
+    where: hlo.Computation, what: hlo.HloInstruction, target: str
 ) -> float:
   """Returns 2 * outputs * kernel / output features, of any of three kinds."""
   labels = re.search(r"dim_labels=\w+_(\w+)->\w+", what.text)
@@ -263,7 +263,7 @@ def _kernel_secs(
   return max(num_bytes / rate, flops / (peak * share)) + _LAUNCH_SECS
 
 
-def _of(step: _Step, name: str) -> list[hlo.Shape]:
+def _of(step: _Step, name: str) -> list[hlo.HloShape]:
   return list(step.where.shapes_of(name))
 
 
@@ -355,7 +355,7 @@ def _find_copies(
   return moved, hidden, faults
 
 
-def _copied_bytes(what: hlo.Instruction, sides: list[hlo.Shape]) -> int:
+def _copied_bytes(what: hlo.HloInstruction, sides: list[hlo.HloShape]) -> int:
   """Returns the largest array of the device: a slice, or all of a copy."""
   on_device = [s.num_bytes for s in (*sides, *what.shapes) if not s.is_on_host]
   on_device = [n for n in on_device if n > 8]

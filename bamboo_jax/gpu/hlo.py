@@ -19,7 +19,7 @@ _NUM_BITS = re.compile(r"\d+")
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class HloShape:
   """An array: XLA's name of its type, its sides, and whether on the host."""
 
   dtype: str
@@ -35,7 +35,7 @@ class Shape:
 
 
 @dataclasses.dataclass(frozen=True)
-class Instruction:
+class HloInstruction:
   """One operation.
 
   Attributes:
@@ -46,7 +46,7 @@ class Instruction:
   """
 
   name: str
-  shapes: tuple[Shape, ...]
+  shapes: tuple[HloShape, ...]
   opcode: str
   operands: tuple[str, ...]
   text: str
@@ -89,23 +89,23 @@ class Computation:
   """Instructions in the order in which they are started."""
 
   name: str
-  instructions: tuple[Instruction, ...]
+  instructions: tuple[HloInstruction, ...]
 
   @functools.cached_property
-  def by_name(self) -> Mapping[str, Instruction]:
+  def by_name(self) -> Mapping[str, HloInstruction]:
     """The instructions by name."""
     return {i.name: i for i in self.instructions}
 
   @property
-  def root(self) -> Instruction:
+  def root(self) -> HloInstruction:
     """The instruction with its result."""
     return next(i for i in self.instructions if i.is_root)
 
-  def shapes_of(self, operand: str) -> Sequence[Shape]:
+  def shapes_of(self, operand: str) -> Sequence[HloShape]:
     """Returns the arrays of an operand."""
     return self.by_name[operand].shapes
 
-  def users(self, name: str) -> Iterator[Instruction]:
+  def users(self, name: str) -> Iterator[HloInstruction]:
     """Yields the instructions that read `name`."""
     return (i for i in self.instructions if name in i.operands)
 
@@ -123,7 +123,7 @@ def parse(text: str) -> Module:
 
   Raises `ValueError` if there is no entry computation in `text`.
   """
-  lines: list[Instruction] = []
+  lines: list[HloInstruction] = []
   computations, entry, name = {}, None, None
   for line in text.splitlines():
     if name is None:
@@ -141,7 +141,7 @@ def parse(text: str) -> Module:
   return Module(computations, computations[entry])
 
 
-def _parse_line(line: str) -> Instruction | None:
+def _parse_line(line: str) -> HloInstruction | None:
   found = _LINE.match(line)
   if not found:
     return None
@@ -155,7 +155,7 @@ def _parse_line(line: str) -> Instruction | None:
     return None
   close = _find_close(rest, opcode.end() - 1)
   given = rest[opcode.end() : close]
-  return Instruction(
+  return HloInstruction(
       name=found[2],
       shapes=tuple(_parse_shapes(rest[: end + 1])),
       opcode=opcode[1],
@@ -166,10 +166,10 @@ def _parse_line(line: str) -> Instruction | None:
   )
 
 
-def _parse_shapes(text: str) -> Iterator[Shape]:
+def _parse_shapes(text: str) -> Iterator[HloShape]:
   for dtype, dims, layout in _SHAPE.findall(text):
     sides = tuple(int(re.sub(r"\D", "", d)) for d in dims.split(",") if d)
-    yield Shape(dtype, sides, "S(5)" in layout)
+    yield HloShape(dtype, sides, "S(5)" in layout)
 
 
 def _find_close(text: str, start: int) -> int:

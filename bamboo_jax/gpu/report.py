@@ -57,7 +57,7 @@ class StageMemory:
 
 
 @dataclasses.dataclass(frozen=True)
-class Speed:
+class PredictedSpeed:
   """Predicted time of a step.
 
   Attributes:
@@ -199,7 +199,7 @@ def find_speed(
     plan: planner.Plan,
     by_kind: Mapping[object, Programs],
     gpu: targets.Gpu,
-) -> Speed:
+) -> PredictedSpeed:
   """Returns the speed of `plan` with the roofline times of its programs."""
   units = [u for s in whole.cut(plan.partition.bounds) for u in s.units]
   profile = price(
@@ -219,7 +219,7 @@ def find_speed(
   flops *= 3 * pipeline.num_microbatches / plan.num_stages
   length = whole.model.fingerprint.get("sequence_length")
   samples *= plan.num_pipelines
-  return Speed(
+  return PredictedSpeed(
       step_secs=step_secs,
       samples=samples,
       tokens=length and samples * length,
@@ -325,7 +325,7 @@ def _render(
   return "\n".join(lines)
 
 
-def render_speed(speed: Speed) -> str:
+def render_speed(speed: PredictedSpeed) -> str:
   """Returns the line of a speed."""
   what, count = "samples", speed.samples
   if speed.tokens is not None:

@@ -16,7 +16,7 @@ _PATIENCE_SECS = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class WorkerReply:
   """The answer of a worker about its state, from its log.
 
   Attributes:
@@ -49,7 +49,7 @@ def ask(
     logs: pathlib.Path,
     *,
     patience_secs: float = _PATIENCE_SECS,
-) -> list[Answer]:
+) -> list[WorkerReply]:
   """Signals workers to log stacks and waits; returns these as answers.
 
   Blocks until all have answered, for at most `patience_secs`.
@@ -71,7 +71,7 @@ def ask(
     waits = {name: waits_lib.parse(text) for name, text in texts.items()}
     if all(waits.values()) or time.monotonic() > end_secs:
       return [
-          Answer(name, pid, _find_stacks(texts[name]), waits[name])
+          WorkerReply(name, pid, _find_stacks(texts[name]), waits[name])
           for name, pid in workers.items()
       ]
     time.sleep(_LOOK_SECS)
@@ -83,7 +83,7 @@ def _find_stacks(text: str) -> str:
   return "\n".join(l for l in text.splitlines() if l.startswith(starts))
 
 
-def render(answers: Iterable[Answer]) -> list[str]:
+def render(answers: Iterable[WorkerReply]) -> list[str]:
   """Returns as lines the stacks of each worker, then which waits for which."""
   answers = list(answers)
   lines = []

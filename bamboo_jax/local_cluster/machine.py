@@ -71,7 +71,7 @@ class LocalCluster:
       )
     if store is not None:
       store.wait_ready()
-    endpoint_lib.write(workdir, endpoint_lib.Endpoint(etcd, run))
+    endpoint_lib.write(workdir, endpoint_lib.RunAddress(etcd, run))
 
   def connect(self) -> registry_lib.Registry:
     """Returns the store of the run, over a connection of its own."""

@@ -34,14 +34,14 @@ def make_options(
     num_nodes: int | None,
     name: str,
     **given: Any,
-) -> state_lib.Options:
+) -> state_lib.AgentOptions:
   """Returns the options of an agent of a run; makes the folder of its log.
 
-  `given` are fields of `state.Options` that do not follow from the others.
+  `given` are fields of `state.AgentOptions` that do not follow from the others.
   """
   logs = pathlib.Path(workdir) / "logs"
   logs.mkdir(parents=True, exist_ok=True)
-  return state_lib.Options(
+  return state_lib.AgentOptions(
       name=name,
       workdir=workdir,
       num_nodes=num_nodes or sizes.num_nodes(config),
@@ -54,15 +54,15 @@ def make_options(
           "config": config.to_dict(),
       },
       log=str(logs / f"{name}.log"),
-      limits=detection.Limits(**config.cluster.to_dict()),
+      limits=detection.DetectionLimits(**config.cluster.to_dict()),
       **given,
   )
 
 
 def run(
     etcd: etcd_lib.Etcd,
-    options: state_lib.Options,
-    identity: identity_lib.Identity,
+    options: state_lib.AgentOptions,
+    identity: identity_lib.ProcessIdentity,
     spare: copies.Spare | None = None,
     *,
     metrics_port: int | None = None,

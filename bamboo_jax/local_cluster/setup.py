@@ -57,7 +57,7 @@ def check(config: config_lib.Config, zones: Sequence[str]) -> None:
   from bamboo_jax.train.setup import checks  # Takes a second: JAX.
 
   checks.check_environment(config)
-  detection.Limits(**config.cluster.to_dict())  # Checks them.
+  detection.DetectionLimits(**config.cluster.to_dict())  # Checks them.
   gpus = accelerator.find_gpus(os.environ)
   accelerator.check_executor(
       config.pipeline.executor, accelerator.find_platform(os.environ, gpus)

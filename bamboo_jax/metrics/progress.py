@@ -50,7 +50,7 @@ def render_evaluation(step: int, means: Mapping[str, float]) -> str:
   return render_line({f"eval_{k}": v for k, v in shown.items()})
 
 
-class Progress:
+class ProgressLine:
   """Shows steps, or another unit, on a stream, by default standard output."""
 
   def __init__(
@@ -104,7 +104,7 @@ class Progress:
     self._reason.daemon = True
     self._reason.start()
 
-  def __enter__(self) -> "Progress":
+  def __enter__(self) -> "ProgressLine":
     return self
 
   def __exit__(self, *unused_exc: object) -> None:

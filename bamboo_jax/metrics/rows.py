@@ -22,7 +22,7 @@ Row = tuple[str, str, str, float, float]
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class StepRows:
   """The slots of one step, in milliseconds after its start.
 
   Attributes:
@@ -45,7 +45,7 @@ class Rows:
 
 
 def pack(slots: Iterable[slot_lib.Slot]) -> list[Row]:
-  """Returns slots in the form of `Rows`, to the microsecond."""
+  """Returns slots in the form of `StepRows`, to the microsecond."""
   return [
       (s.track, s.name, s.category, round(s.start_ms, 3), round(s.end_ms, 3))
       for s in slots
@@ -60,22 +60,22 @@ def unpack(rows: Iterable[Row]) -> list[slot_lib.Slot]:
   ]
 
 
-def write(path: pathlib.Path, steps: Iterable[Rows]) -> None:
+def write(path: pathlib.Path, steps: Iterable[StepRows]) -> None:
   """Writes steps to a file, which is replaced; raises `OSError`."""
   text = json.dumps([vars(rows) for rows in steps], separators=(",", ":"))
   base.write_atomically(path, text + "\n", sync=False)
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Rows, ...]:
+def read(path: str | os.PathLike[str]) -> tuple[StepRows, ...]:
   """Returns the steps in a file; empty if it is absent or damaged."""
   try:
     content = json.loads(pathlib.Path(path).read_bytes())
-    return tuple(Rows(**entry) for entry in content)
+    return tuple(StepRows(**entry) for entry in content)
   except (OSError, ValueError, TypeError):
     return ()  # Without it less is shown.
 
 
-def read_members(folder: pathlib.Path) -> dict[str, tuple[Rows, ...]]:
+def read_members(folder: pathlib.Path) -> dict[str, tuple[StepRows, ...]]:
   """Returns the steps of each member that has a file in the folder."""
   paths = sorted(p for p in folder.glob("*.json") if p.name != PLANNED)
   return {path.stem: found for path in paths if (found := read(path))}

@@ -48,7 +48,7 @@ class StrangerError(OSError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Identity:
+class ProcessIdentity:
   """The identity of a process, and the means to prove it.
 
   Attributes:
@@ -86,7 +86,7 @@ def issue(
     role: str,
     name: str,
     now: datetime.datetime | None = None,
-) -> Identity:
+) -> ProcessIdentity:
   """Returns the identity of a process that knows the secret of a run."""
   return _make_identity(run, secret, *_issue(secret, run, role, name, now))
 
@@ -143,7 +143,7 @@ def load(
     role: str,
     name: str,
     secret: bytes = b"",
-) -> Identity:
+) -> ProcessIdentity:
   """Returns an identity issued by the user's own authority.
 
   The folder holds authority.pem, certificate.pem and key.pem. Raises
@@ -277,7 +277,7 @@ def _sign(
 
 def _make_identity(
     run: str, secret: bytes, authority: bytes, certificate: bytes, key: bytes
-) -> Identity:
+) -> ProcessIdentity:
   contexts = []
   with tempfile.TemporaryDirectory() as folder:
     file = os.path.join(folder, "pem")  # No other user may enter the folder.
@@ -295,6 +295,6 @@ def _make_identity(
       context.load_cert_chain(file)
       contexts.append(context)
   server, client, store = contexts
-  return Identity(
+  return ProcessIdentity(
       run, server, client, store, _derive(secret, b"bamboo entries", 32)
   )

@@ -17,7 +17,7 @@ from bamboo_jax import base
 
 
 @dataclasses.dataclass(frozen=True)
-class Pace:
+class PipelinePace:
   """Speed of a pipeline.
 
   Attributes:
@@ -29,10 +29,12 @@ class Pace:
   finish_ms: Callable[[int], float]
   least_ms: float
 
-  def grouped(self, size: int) -> "Pace":
+  def grouped(self, size: int) -> "PipelinePace":
     """Returns the pace of groups of `size` microbatches."""
     finish_ms = self.finish_ms
-    return Pace(lambda count: finish_ms(size * count), size * self.least_ms)
+    return PipelinePace(
+        lambda count: finish_ms(size * count), size * self.least_ms
+    )
 
   def most_done(self, limit_ms: float, *, most: int) -> int:
     """Returns the number of microbatches done by `limit_ms`, up to `most`."""
@@ -43,7 +45,7 @@ class Pace:
 
 
 def split_by_makespan(
-    num_microbatches: int, paces: Sequence[Pace]
+    num_microbatches: int, paces: Sequence[PipelinePace]
 ) -> tuple[int, ...]:
   """Returns the number of microbatches of each pipeline, at least one.
 
@@ -64,7 +66,7 @@ def split_by_makespan(
   return tuple(counts)
 
 
-def _surely(num_microbatches: int, paces: Sequence[Pace]) -> list[int]:
+def _surely(num_microbatches: int, paces: Sequence[PipelinePace]) -> list[int]:
   """Returns the numbers done before a lower bound of the makespan."""
   time_ms = num_microbatches / sum(1.0 / p.least_ms for p in paces)
   counts = [max(1, p.most_done(time_ms, most=num_microbatches)) for p in paces]

@@ -245,7 +245,7 @@ class _Search:
   def _finish(
       self,
       rows: "_Rows",
-      played: scheduler.Played,
+      played: scheduler.TimedRows,
       found: Sequence[_Need],
       worst: _Need | None,
   ) -> Plan:
@@ -300,7 +300,7 @@ class _Rows:
   microbatches: Sequence[int]
   in_flight: Sequence[int] | None
 
-  def play(self, owners: Sequence[int]) -> scheduler.Played:
+  def play(self, owners: Sequence[int]) -> scheduler.TimedRows:
     line = lines_lib.Line(owners, self.microbatches, self.in_flight)
     return scheduler.play([line], costs=self.costs)
 

@@ -162,18 +162,18 @@ class Predictor:
 
   def pace(
       self, partition: Partition, roles: Roles | None = None
-  ) -> makespan.Pace:
+  ) -> makespan.PipelinePace:
     """Returns the pace of a pipeline; without `roles`, of a new one."""
     return self._pace(partition, self._key(partition, roles))
 
-  def _pace(self, partition: Partition, key: _Key) -> makespan.Pace:
+  def _pace(self, partition: Partition, key: _Key) -> makespan.PipelinePace:
     costs = self.stage_costs(partition)
     busy_ms: dict[int, float] = {}
     for node, *pass_ms in zip(
         key[0], costs.forward_ms, costs.backward_ms, strict=True
     ):
       busy_ms[node] = busy_ms.get(node, 0) + sum(pass_ms)
-    return makespan.Pace(
+    return makespan.PipelinePace(
         functools.cache(functools.partial(self._compute_ms, partition, key)),
         least_ms=max(busy_ms.values()),
     )
@@ -237,7 +237,7 @@ class Predictor:
       return makespan.split_evenly(self.num_microbatches, len(pipelines))
     return self.deal([self.pace(p.partition, p.roles) for p in pipelines])
 
-  def deal(self, paces: Sequence[makespan.Pace]) -> tuple[int, ...]:
+  def deal(self, paces: Sequence[makespan.PipelinePace]) -> tuple[int, ...]:
     """Returns each pipeline's microbatches, so that all finish together."""
     counts = makespan.split_by_makespan(
         self.most_pipelines, [pace.grouped(self._group) for pace in paces]

@@ -22,7 +22,7 @@ from bamboo_jax.schedule import timeline as timeline_lib
 PLACES = ("device", "host", "inputs")
 
 
-class Placed(NamedTuple):
+class PlacedResiduals(NamedTuple):
   """Costs of redundant passes, and the place of residuals in `PLACES`."""
 
   costs: costs_lib.StageCosts
@@ -37,7 +37,7 @@ def place(
     *,
     num_microbatches: int,
     free_bytes: Sequence[int] | None,
-) -> Placed:
+) -> PlacedResiduals:
   """Chooses where residuals of redundant passes wait; returns the costs, too.
 
   Costs stay as they are, and residuals on the host, if the profile has no link
@@ -46,7 +46,7 @@ def place(
   """
   rate, bubbles = profile.host_bytes_per_ms, timeline.bubbles
   if rate is None:
-    return Placed(costs, "host")
+    return PlacedResiduals(costs, "host")
   chosen = choose_place(
       costs,
       num_microbatches=num_microbatches,
@@ -61,7 +61,7 @@ def place(
   costs = with_place(
       costs, chosen, host_bytes_per_ms=rate, input_bytes=input_bytes
   )
-  return Placed(costs, chosen)
+  return PlacedResiduals(costs, chosen)
 
 
 def choose_place(

@@ -73,7 +73,7 @@ class Agreement:
   victims: tuple[types.Place, ...]
   rung: str
   reason: str
-  change: assignment.Change | None
+  change: assignment.LayoutChange | None
   restored: int
   is_fresh: bool
   refused: frozenset[int] = frozenset()
@@ -82,7 +82,7 @@ class Agreement:
 
 def agree(
     statuses: Mapping[int, Status],
-    rules: assignment.Rules,
+    rules: assignment.RecoveryRules,
     *,
     zones: Mapping[int, str],
     leaving: Collection[int] = (),

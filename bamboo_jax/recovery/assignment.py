@@ -32,7 +32,7 @@ _LEAST_GAIN = 0.02  # Fraction of a step that detours must save.
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class LayoutChange:
   """The next layout, and the state that it needs first.
 
   Attributes:
@@ -54,7 +54,7 @@ class Change:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rules:
+class RecoveryRules:
   """Turns layouts into states for `decide`, and its decisions into changes.
 
   Attributes:
@@ -84,7 +84,7 @@ class Rules:
       zones: Zones,
       leaving: Nodes = (),
       holdings: lines_lib.Holdings | None = None,
-  ) -> Change:
+  ) -> LayoutChange:
     """Returns the change after the death of the nodes not among `members`.
 
     Pipelines that survive keep their shares, and take over those of the others.
@@ -96,7 +96,7 @@ class Rules:
       holdings: Data of the step that each node holds; if given, owed work is
         dealt over all nodes that can do it, unless memory is limited.
     """
-    change = ladder_lib.Change(
+    change = ladder_lib.ClusterChange(
         lost=layout.nodes - {*members}, noticed=frozenset(leaving)
     )
     decision = self._decide(layout, members, change, zones=zones, when="step")
@@ -110,7 +110,7 @@ class Rules:
         pairs = zip(pipelines, kept, strict=True)
         shares = tuple(() if p.vacant else own for p, own in pairs)
         after = Layout(pipelines, shares, layout.segments)
-        return Change(after, decision.rung, decision.reason)
+        return LayoutChange(after, decision.rung, decision.reason)
     found = self._change(layout, members, decision, kept)
     if kept is None or self.ladder.reroute != "shares":
       return found
@@ -130,7 +130,7 @@ class Rules:
       zones: Zones,
       leaving: Nodes = (),
       slow: Mapping[int, float] | None = None,
-  ) -> Change:
+  ) -> LayoutChange:
     """Returns the change to make between two steps, while all nodes live.
 
     Its rung is "none" if no better layout is found. Nodes in `slow`, and those
@@ -142,7 +142,9 @@ class Rules:
     idle = slow.keys() - layout.nodes
     spares = {*members} - layout.nodes - idle - {*leaving}
     relieved = sorted(slow.keys() & layout.nodes)[: len(spares)]
-    change = ladder_lib.Change(noticed=frozenset((*leaving, *idle, *relieved)))
+    change = ladder_lib.ClusterChange(
+        noticed=frozenset((*leaving, *idle, *relieved))
+    )
     decision = self._decide(layout, members, change, zones=zones)
     if decision.state.pipelines == layout.pipelines:
       after = layout
@@ -151,8 +153,8 @@ class Rules:
       if after.slow != layout.slow:
         is_more = after.slow.keys() - layout.slow
         why = "slow nodes give shares away" if is_more else "shares come back"
-        return Change(after, "reroute", why)
-      return Change(after, "none", decision.reason)
+        return LayoutChange(after, "reroute", why)
+      return LayoutChange(after, "none", decision.reason)
     found = self._change(layout, members, decision)
     return dataclasses.replace(found, layout=self._balance(found.layout, slow))
 
@@ -180,9 +182,9 @@ class Rules:
 
   def restart(
       self, members: Nodes, *, zones: Zones, leaving: Nodes = ()
-  ) -> Change:
+  ) -> LayoutChange:
     """Returns the change to a first layout, with state from a checkpoint."""
-    change = ladder_lib.Change(noticed=frozenset(leaving))
+    change = ladder_lib.ClusterChange(noticed=frozenset(leaving))
     decision = self._decide(Layout(), members, change, zones=zones)
     decision = dataclasses.replace(decision, rolls_back=True)
     return self._change(Layout(), members, decision)
@@ -218,12 +220,12 @@ class Rules:
       self,
       layout: Layout,
       members: Nodes,
-      change: ladder_lib.Change,
+      change: ladder_lib.ClusterChange,
       *,
       zones: Zones,
       when: str = "boundary",
   ) -> ladder_lib.Decision:
-    state = ladder_lib.State(
+    state = ladder_lib.ClusterState(
         pipelines=layout.pipelines,
         spares=tuple(sorted({*members} - layout.nodes)),
         zones=zones,
@@ -238,12 +240,12 @@ class Rules:
       members: Nodes,
       decision: ladder_lib.Decision,
       kept: Sequence[Sequence[int]] | None = None,
-  ) -> Change:
+  ) -> LayoutChange:
     after = self.start(decision.state.pipelines, kept)
     copies = ()
     if kept is None and not decision.rolls_back:
       copies = find_copies(layout, members, after)
-    return Change(
+    return LayoutChange(
         after,
         decision.rung,
         decision.reason,

@@ -28,7 +28,7 @@ REREPLICATE = ("at_commit", "at_repair")
 
 
 @dataclasses.dataclass(frozen=True)
-class State:
+class ClusterState:
   """Pipelines and spares.
 
   Attributes:
@@ -50,7 +50,7 @@ class State:
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class ClusterChange:
   """The events since the last decision; nodes by number.
 
   Attributes:
@@ -67,7 +67,7 @@ class Change:
   zones: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
 
-NOTHING = Change()
+NOTHING = ClusterChange()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Decision:
   """
 
   rung: str
-  state: State
+  state: ClusterState
   reason: str
   repairs: Mapping[int, failover.Repair] = dataclasses.field(
       default_factory=dict

@@ -25,7 +25,7 @@ Partition = partition_lib.Partition
 _Arrangement = tuple[str, ...]  # Zone of each place, then of each spare.
 
 
-class Placed(NamedTuple):
+class PlacedPipelines(NamedTuple):
   """Pipelines, one per partition, and the nodes without a place."""
 
   pipelines: tuple[pipelines_lib.Pipeline, ...]
@@ -38,7 +38,7 @@ def place_nodes(
     *,
     has_replicas: bool = True,
     max_tries: int = 5_000,
-) -> Placed:
+) -> PlacedPipelines:
   """Returns the pipelines that survive most failures.
 
   Args:
@@ -71,7 +71,7 @@ def place_nodes(
     best = max((best, *tried), key=search.score)
   waiting = {zone: [n for n in zones if zones[n] == zone] for zone in set(best)}
   nodes = [waiting[zone].pop(0) for zone in best]
-  return Placed(
+  return PlacedPipelines(
       make_pipelines(partitions, nodes[:num_places], has_replicas),
       spares=tuple(n for n in zones if n in nodes[num_places:]),
   )

@@ -114,7 +114,7 @@ class Depth:
 
 
 @dataclasses.dataclass(frozen=True)
-class Templates:
+class TemplateShapes:
   """Pipelines of different depths that use all nodes.
 
   Attributes:

@@ -122,8 +122,8 @@ def describe(told: Mapping[str, Any]) -> str:
   )
 
 
-class Measured(Protocol):
-  """An instruction that has run; see `profile.recorder.Measured`."""
+class TimedInstruction(Protocol):
+  """An instruction that has run; see `profile.recorder.MeasuredInstruction`."""
 
   @property
   def node(self) -> int:
@@ -143,7 +143,7 @@ class Measured(Protocol):
 
 
 def measure(
-    measured: Iterable[Measured],
+    measured: Iterable[TimedInstruction],
     *,
     secs: float,
     waited_secs: float,

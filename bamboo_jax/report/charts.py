@@ -57,7 +57,7 @@ _UNITS = (
 )
 
 
-def draw_course(run: content.Run) -> Any:
+def draw_course(run: content.ReportRun) -> Any:
   """Returns a figure of a run over time; the run must have a course."""
   course = run.course
   assert course is not None
@@ -98,7 +98,7 @@ def draw_course(run: content.Run) -> Any:
   return fig
 
 
-def draw_value(report: content.Report) -> Any:
+def draw_value(report: content.ReportContent) -> Any:
   """Returns a figure of value against preemption rate, all policies.
 
   Each line is labelled at its end, in the order of value there. If several end
@@ -223,7 +223,7 @@ def _spread(targets: Sequence[float], *, gap: float) -> list[float]:
   ]
 
 
-def _explain_bars(report: content.Report) -> str:
+def _explain_bars(report: content.ReportContent) -> str:
   counts = {p.num_runs for curve in report.curves for p in curve.points}
   several = " to ".join(str(n) for n in sorted({min(counts), max(counts)}))
   if max(counts) == 1:
@@ -231,7 +231,7 @@ def _explain_bars(report: content.Report) -> str:
   return f"means of {several} runs; bars: {report.bars}"
 
 
-def draw_node_time(runs: Sequence[content.Run]) -> Any:
+def draw_node_time(runs: Sequence[content.ReportRun]) -> Any:
   """Returns a figure with a bar for each run: where its nodes' time went."""
   patches = plots.load("patches")
 
@@ -294,7 +294,7 @@ def _bin(course: content.Course) -> _Bins:
 
 
 def _draw_events(
-    axes: Any, events: Sequence[content.Event], unit_secs: float
+    axes: Any, events: Sequence[content.RunEvent], unit_secs: float
 ) -> None:
   """Draws a row of marks for each rung taken."""
   taken = {event.rung for event in events}

@@ -12,7 +12,7 @@ from bamboo_jax.accounting import account as account_lib
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Event:
+class RunEvent:
   """An event of a run, `secs` after its start.
 
   `rung` is the rung of the recovery ladder that was taken; "" if none.
@@ -35,7 +35,7 @@ class Course:
   samples_per_sec: Sequence[float]
   num_nodes: Sequence[float]
   usd: Sequence[float]
-  events: Sequence[Event] = ()
+  events: Sequence[RunEvent] = ()
 
   def __post_init__(self) -> None:
     num_pieces = len(self.secs) - 1
@@ -51,7 +51,7 @@ class Course:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
+class ReportRun:
   """One run, real or simulated; `name` is unique in a report."""
 
   name: str
@@ -135,7 +135,7 @@ class Comparison:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Report:
+class ReportContent:
   """A page: runs on the same trace, curves, comparisons.
 
   Remarks are paragraphs; `rate_name` and `value_name` are names and units of
@@ -144,7 +144,7 @@ class Report:
 
   title: str
   remarks: Sequence[str] = ()
-  runs: Sequence[Run] = ()
+  runs: Sequence[ReportRun] = ()
   curves: Sequence[Curve] = ()
   rate_name: str = "preemption probability per hour"
   value_name: str = "value (samples/s per $/h)"

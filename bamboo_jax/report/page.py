@@ -56,7 +56,7 @@ _COLUMNS = (
 
 def write_report(
     workdir: str | os.PathLike[str],
-    report: content.Report,
+    report: content.ReportContent,
     *,
     formats: Sequence[str] = ("png",),
 ) -> pathlib.Path:
@@ -125,7 +125,7 @@ def _show(
   )
 
 
-def _file_names(runs: Sequence[content.Run]) -> list[str]:
+def _file_names(runs: Sequence[content.ReportRun]) -> list[str]:
   """Returns a unique file name for each run, without suffix."""
   names: list[str] = []
   for run in runs:
@@ -147,7 +147,7 @@ def _paragraphs(texts: Iterable[str]) -> str:
   return "\n".join(f"<p>{html.escape(text)}</p>" for text in texts)
 
 
-def _runs_table(runs: Sequence[content.Run]) -> str:
+def _runs_table(runs: Sequence[content.ReportRun]) -> str:
   """Returns the table of runs by falling value; the first is marked."""
   accounts = [run.account for run in runs]
   prices = dict.fromkeys(a.price.render(a.market) for a in accounts if a.price)
@@ -163,7 +163,7 @@ def _runs_table(runs: Sequence[content.Run]) -> str:
   return f"{_paragraphs([f'Nodes: {price}.' for price in prices])}\n{table}"
 
 
-def _shares_table(runs: Sequence[content.Run]) -> str:
+def _shares_table(runs: Sequence[content.ReportRun]) -> str:
   shares = {run.name: run.account.node_time.shares().values() for run in runs}
   rows = [[n, *[f"{100 * x:.2f} %" for x in s]] for n, s in shares.items()]
   return _table(["run", *account_lib.KINDS], rows)
@@ -197,7 +197,7 @@ def _comparison(comparison: content.Comparison) -> list[str]:
   ]
 
 
-def _events_table(events: Sequence[content.Event]) -> str:
+def _events_table(events: Sequence[content.RunEvent]) -> str:
   if not events:
     return ""
   shown = events[:_MAX_EVENTS]

@@ -11,7 +11,10 @@ from bamboo_jax.report import content
 
 
 def make_course(
-    lines: Sequence[Mapping[str, Any]], *, price: prices_lib.Price, market: str
+    lines: Sequence[Mapping[str, Any]],
+    *,
+    price: prices_lib.NodePrice,
+    market: str,
 ) -> content.Course | None:
   """Returns the course of a run; None if the log holds no account.
 
@@ -26,16 +29,16 @@ def make_course(
         totals.append(entry.totals)
     if line.get("event") == "recovery":
       text = f"lost {', '.join(line['victims'])} in step {line['step']}"
-      events.append(content.Event(totals[-1].secs, text, line["rung"]))
+      events.append(content.RunEvent(totals[-1].secs, text, line["rung"]))
     elif line.get("event") == "layout" and line["step"] not in lost:
       if line["rung"] != "none":
         secs = totals[-1].secs
-        events.append(content.Event(secs, "other owners", line["rung"]))
+        events.append(content.RunEvent(secs, "other owners", line["rung"]))
     elif line.get("event") == "join":
       for node, secs in line["boot_secs"].items():
         boots.append((len(totals) - 1, secs))
         text = f"node {node} joined after {secs:.1f} s"
-        events.append(content.Event(totals[-1].secs, text))
+        events.append(content.RunEvent(totals[-1].secs, text))
   if len(totals) == 1:
     return None
   pieces = [

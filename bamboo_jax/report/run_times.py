@@ -24,7 +24,7 @@ _IDLE = ledger_lib.KINDS.index("idle")
 
 
 @dataclasses.dataclass(frozen=True)
-class Event:
+class OwnerChange:
   """A change of the owners of stages, `secs` after the first step.
 
   Attributes:
@@ -45,7 +45,7 @@ class Event:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class TimedStep:
   """A step: its wall time to the next, and the size of the cluster."""
 
   secs: float
@@ -60,8 +60,8 @@ class RunTimes:
   """A run; `start_secs`: from the start of its nodes to the first step."""
 
   start_secs: float
-  steps: tuple[Step, ...]
-  events: tuple[Event, ...]
+  steps: tuple[TimedStep, ...]
+  events: tuple[OwnerChange, ...]
   boot_secs: tuple[float, ...]
   totals: ledger_lib.Totals
 
@@ -91,7 +91,7 @@ def make(
   if len(entries) < 2:
     raise ValueError("The log must have at least two steps.")
   first = entries[0]
-  steps: list[Step] = []
+  steps: list[TimedStep] = []
   changes: dict[int, Mapping[str, Any]] = {}
   owners = layouts[first.step]["owners"]
   for before, entry in itertools.pairwise(entries):
@@ -101,7 +101,7 @@ def make(
       owners = layout["owners"]
       changes[len(steps)] = layout
     steps.append(
-        Step(
+        TimedStep(
             secs=entry.totals.secs - before.totals.secs,
             num_nodes=len({n for row in owners for n in row}),
             num_pipelines=len(owners),
@@ -134,12 +134,12 @@ def make(
 
 
 def _make_event(
-    steps: Sequence[Step],
+    steps: Sequence[TimedStep],
     index: int,
     change: Mapping[str, Any],
     recovery: Mapping[str, Any] | None,
     kills: Mapping[str, float],
-) -> Event:
+) -> OwnerChange:
   """Returns the event of a step that began with another layout.
 
   Args:
@@ -158,7 +158,7 @@ def _make_event(
   near = steps[:index][::-1] if is_loss else steps[index + 1 :]
   plain = [s.secs for s in near if s.is_plain][:_NUM_NEAR]
   pause_secs = steps[index].secs - statistics.fmean(plain) if plain else None
-  return Event(
+  return OwnerChange(
       secs=math.fsum(s.secs for s in steps[:index]),
       rung=change["rung"],
       owners=tuple(tuple(map(str, row)) for row in change["owners"]),

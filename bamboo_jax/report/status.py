@@ -9,15 +9,15 @@ from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.recovery import layout as layout_lib
+from bamboo_jax.recovery import recovery_times
 from bamboo_jax.recovery import slowness
 from bamboo_jax.recovery import survival as survival_lib
-from bamboo_jax.recovery import times
 
 _FOR_NEWCOMERS = ("members", "restart")  # Shown beside the layout.
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class StoredRun:
   """State of a run in the store.
 
   `registered` agents hold a lease; those that are not members are joining, or
@@ -33,14 +33,14 @@ class Run:
   config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def read(registry: registry_lib.Registry, name: str) -> Run:
+def read(registry: registry_lib.Registry, name: str) -> StoredRun:
   """Returns the state of a run in the store.
 
   Raises `OSError` if the store cannot be reached, `ValueError` if it does not
   have the run.
   """
   config = registry.read_config()["config"]
-  return Run(
+  return StoredRun(
       name=name,
       num_steps=config["num_steps"],
       view=registry.read_view() or views.EMPTY,
@@ -50,7 +50,7 @@ def read(registry: registry_lib.Registry, name: str) -> Run:
   )
 
 
-def render(run: Run, *, now_secs: float) -> str:
+def render(run: StoredRun, *, now_secs: float) -> str:
   """Returns lines for people; `now_secs` is in seconds since 1970."""
   view, status = run.view, run.status
   head: dict[str, Any] = {"run": run.name, "view": view.number}
@@ -75,8 +75,8 @@ def render(run: Run, *, now_secs: float) -> str:
       + (", ".join(f"{m.name} ({m.zone})" for m in others) or "none"),
       describe_survival(layout, view),
   ]
-  recoveries = times.report(status.get("recoveries", ()), {})
-  lines += map(times.describe, recoveries)
+  recoveries = recovery_times.report(status.get("recoveries", ()), {})
+  lines += map(recovery_times.describe, recoveries)
   lines += [
       f"slow: {slowness.describe(slow)} in step {slow['step']}"
       + (f", until step {over}" if (over := slow.get("over_step")) else "")

@@ -27,7 +27,7 @@ from bamboo_jax.runtime import accelerator
 from bamboo_jax.runtime import allocator
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import places
-from bamboo_jax.runtime.executables import store
+from bamboo_jax.runtime.executables import program_store
 
 # Of XLA, set for the bits of CPUs; programs of GPUs are compiled with it, too.
 NO_FOLDING = "--xla_disable_hlo_passes=transpose-folding"
@@ -74,7 +74,7 @@ def use_virtual_devices(
         f"JAX_PLATFORMS={platforms!r} names a GPU, and this machine shows none."
     )
   allocator.keep_freed_memory()
-  store.use()
+  program_store.use()
   threads = _MANY_THREADS if distinct else _NUM_THREADS
   is_started = compat.has_devices()
   if is_started:

@@ -22,8 +22,8 @@ from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import pace
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.stage import array_store as store_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.runtime.stage import store as store_lib
 from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import instruction as instruction_lib

@@ -1,8 +1,8 @@
 """Executors: how the passes of a step are run on the local nodes.
 
-`Rows` runs the instructions of each node; `spmd.executor.Programs` runs one
-program per pipeline. Both keep state and sums of gradients in the nodes of an
-engine, so all later phases of a step are the same.
+`RowsExecutor` runs the instructions of each node; `spmd.executor.Programs` runs
+one program per pipeline. Both keep state and sums of gradients in the nodes of
+an engine, so all later phases of a step are the same.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,7 +25,7 @@ from bamboo_jax.schedule import timeline as timeline_lib
 T = TypeVar("T")
 
 
-class View(Protocol):
+class TrainingView(Protocol):
   """The nodes that train together; see `cluster.views.View`."""
 
   @property
@@ -37,7 +37,7 @@ class Members(Protocol):
   """The members of a run; see `train.members.cohort.Cohort`."""
 
   @property
-  def view(self) -> View:
+  def view(self) -> TrainingView:
     """The nodes that train."""
 
   @property
@@ -141,7 +141,7 @@ class Collectives(Protocol):
     """Allows transfers again; those of the first `steps` steps are over."""
 
 
-class Rows:
+class RowsExecutor:
   """Each node runs its own instructions, in the order of all rows."""
 
   def __init__(self, engine: engine_lib.Engine, members: Members) -> None:

@@ -69,7 +69,7 @@ class Filler:
         yield number, i, result
 
   def ran(
-      self, measured: Sequence[recorder.Measured]
+      self, measured: Sequence[recorder.MeasuredInstruction]
   ) -> dict[int, filling_lib.Ran]:
     """Returns the times of local nodes' passes; {} if no waits are filled."""
     if self._filling is None:

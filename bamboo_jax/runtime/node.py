@@ -14,9 +14,9 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.runtime import pace as pace_lib
 from bamboo_jax.runtime import places
+from bamboo_jax.runtime.stage import array_store as store_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.runtime.stage import store as store_lib
 from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.schedule import instruction as instruction_lib

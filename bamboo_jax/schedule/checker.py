@@ -30,7 +30,7 @@ class Checker:
   ) -> None:
     self._node = node
     self._line_of = {m: line for line in lines for m in line.microbatches}
-    self._held = holdings_lib.Ledger(holdings)
+    self._held = holdings_lib.HoldingsLedger(holdings)
     # Outputs that need not be sent here. A redundant forward pass does not
     # count: with two stages its node is also the one that receives its output.
     self._delivered = set(holdings.activations)

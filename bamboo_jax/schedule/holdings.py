@@ -61,7 +61,7 @@ class Holdings:
 NOTHING = Holdings()
 
 
-class Ledger:
+class HoldingsLedger:
   """Holdings that change as instructions finish; without checks."""
 
   def __init__(self, holdings: Holdings = NOTHING) -> None:
@@ -100,7 +100,7 @@ class Ledger:
 
 def after(instructions: Iterable[instruction_lib.Instruction]) -> Holdings:
   """Returns the holdings after `instructions`, from none."""
-  ledger = Ledger()
+  ledger = HoldingsLedger()
   for i in instructions:
     ledger.add(i)
   return ledger.holdings()

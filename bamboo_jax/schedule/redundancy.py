@@ -160,7 +160,7 @@ class _Planner:
   costs: StageCosts
 
   @functools.cached_property
-  def lazy(self) -> scheduler.Played:
+  def lazy(self) -> scheduler.TimedRows:
     return self._begin(0)
 
   def choices(
@@ -178,7 +178,7 @@ class _Planner:
       begun = self._begin(count) if count else self.lazy
       yield self.fill(begun, margin=margin, until_ms=limit_ms)
 
-  def fill(self, begun: scheduler.Played, **limits: Any) -> RedundancyPlan:
+  def fill(self, begun: scheduler.TimedRows, **limits: Any) -> RedundancyPlan:
     filled = waits.fill_waits(
         *begun,
         shadows=self.roles.shadows,
@@ -202,7 +202,7 @@ class _Planner:
         coverage=find_coverage(timeline),
     )
 
-  def _begin(self, count: int) -> scheduler.Played:
+  def _begin(self, count: int) -> scheduler.TimedRows:
     """Plays rows that run the passes of the first microbatches at once."""
     return scheduler.play(
         [self.line],

@@ -5,7 +5,7 @@ has three steps, each a module; their time is about proportional to the number
 of instructions. For two stages and two microbatches:
 
   1. owed             0F0 0F1 0B0 0B1 | 1F0 1F1 1B0 1B1
-  2. list_scheduler   node 0: 0F0 0F1 0B0 0B1        node 1: 1F0 1B0 1F1 1B1
+  2. one_f_one_b      node 0: 0F0 0F1 0B0 0B1        node 1: 1F0 1B0 1F1 1B1
   3. place_transfers  node 0: 0F0 0SA0>1 0F1 0RG0<1 0SA1>1 0B0 0RG1<1 0B1
                       node 1: 0RA0<0 1F0 1B0 0SG0>0 0RA1<0 1F1 1B1 0SG1>0
 """
@@ -17,7 +17,7 @@ from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.schedule.scheduling import list_scheduler
+from bamboo_jax.schedule.scheduling import one_f_one_b
 from bamboo_jax.schedule.scheduling import owed as owed_lib
 from bamboo_jax.schedule.scheduling import place_transfers
 
@@ -64,7 +64,7 @@ def plan_rows(
       )
       for line in lines
   ]
-  passes = list_scheduler.order_passes(
+  passes = one_f_one_b.order_passes(
       lines, owed, costs=costs, holdings=holdings, shadows=shadows
   )
   return place_transfers.place_transfers(
@@ -75,7 +75,7 @@ def plan_rows(
   )
 
 
-class Played(NamedTuple):
+class TimedRows(NamedTuple):
   """Rows and their times."""
 
   schedule: instruction_lib.Schedule
@@ -88,14 +88,14 @@ def play(
     costs: costs_lib.StageCosts,
     holdings: lines_lib.Holdings | None = None,
     **redundant: Any,
-) -> Played:
+) -> TimedRows:
   """Returns the rows of `plan_rows`, and their timeline; same arguments.
 
   Raises as `plan_rows` and `timeline.play`.
   """
   rows = plan_rows(lines, costs=costs, holdings=holdings, **redundant)
   timeline = timeline_lib.play(rows, lines, costs=costs, holdings=holdings)
-  return Played(rows, timeline)
+  return TimedRows(rows, timeline)
 
 
 def span_ms(

@@ -66,7 +66,9 @@ def fill_waits(
 
 def find_filled_waits(
     timeline: timeline_lib.Timeline,
-) -> Iterator[tuple[list[timeline_lib.Slot], timeline_lib.Slot]]:
+) -> Iterator[
+    tuple[list[timeline_lib.InstructionSlot], timeline_lib.InstructionSlot]
+]:
   """Yields redundant forward passes right before a receive, and the receive."""
   for row in timeline.rows.values():
     run = []
@@ -80,7 +82,7 @@ def find_filled_waits(
 
 
 def _fill(
-    slots: Sequence[timeline_lib.Slot],
+    slots: Sequence[timeline_lib.InstructionSlot],
     todo: Sequence[Instruction],
     costs: costs_lib.StageCosts,
     *,
@@ -88,7 +90,7 @@ def _fill(
     until_ms: float,
 ) -> instruction_lib.Row:
   """Returns the row of a node with the passes of `todo` that fit."""
-  row, held = [], holdings_lib.Ledger()
+  row, held = [], holdings_lib.HoldingsLedger()
 
   def run(i: Instruction) -> None:
     row.append(i)

@@ -17,8 +17,8 @@ from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.sim import times as times_lib
 
 Planner = planner_lib.Planner
-State = ladder_lib.State
-Change = ladder_lib.Change
+ClusterState = ladder_lib.ClusterState
+ClusterChange = ladder_lib.ClusterChange
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,11 +31,11 @@ class Places:
     num_training: Nodes that have a stage.
   """
 
-  state: State
+  state: ClusterState
   num_places: int
   num_owners: int
   num_training: int
-  times: times_lib.Times
+  times: times_lib.PipelineTimes
 
   @functools.cached_property
   def cost(self) -> times_lib.StepCost:
@@ -44,7 +44,7 @@ class Places:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class PlacedDecision:
   """A decision, with the places and the delay that follow.
 
   Attributes:
@@ -75,23 +75,26 @@ class Decider:
   MAX_ANSWERS = 20_000  # The cache is cleared at this size.
 
   def __init__(
-      self, ladder: ladder_lib.Ladder, planner: Planner, times: times_lib.Times
+      self,
+      ladder: ladder_lib.Ladder,
+      planner: Planner,
+      times: times_lib.PipelineTimes,
   ) -> None:
     self.ladder = ladder
     self.planner = planner
     self.times = times
     self._places: dict[tuple[Any, ...], Places] = {}
-    self._answers: dict[tuple[Any, ...], Answer] = {}
-    self.empty, _ = self._find_places(State(()))
+    self._answers: dict[tuple[Any, ...], PlacedDecision] = {}
+    self.empty, _ = self._find_places(ClusterState(()))
 
   def answer(
       self,
       places: Places,
-      change: Change,
+      change: ClusterChange,
       *,
       when: str,
       find_zones: Callable[[], Mapping[int, str]],
-  ) -> Answer:
+  ) -> PlacedDecision:
     """Returns the answer to a change.
 
     Args:
@@ -118,24 +121,28 @@ class Decider:
     """Returns places without pipelines, where all nodes are spares."""
     state = places.state
     return self._find_places(
-        State((), spares=state.nodes, leaving=state.leaving)
+        ClusterState((), spares=state.nodes, leaving=state.leaving)
     )
 
-  def _ask(self, state: State, change: Change, when: str) -> Answer:
+  def _ask(
+      self, state: ClusterState, change: ClusterChange, when: str
+  ) -> PlacedDecision:
     decision = decide.decide(
         state, change, ladder=self.ladder, planner=self.planner, when=when
     )
     delay = self.times.delay(decision, state.pipelines, when=when)
-    return Answer(decision, *self._find_places(decision.state), delay)
+    return PlacedDecision(decision, *self._find_places(decision.state), delay)
 
-  def _heed_zones(self, answer: Answer, zones: Mapping[int, str]) -> Answer:
+  def _heed_zones(
+      self, answer: PlacedDecision, zones: Mapping[int, str]
+  ) -> PlacedDecision:
     """Assigns the places of new pipelines to nodes by their zones."""
     nodes = sorted(answer.numbers)
     owners = self.planner.arrange(nodes, zones)[: answer.places.num_owners]
     spares = sorted({*nodes}.difference(owners))
     return dataclasses.replace(answer, numbers=(*owners, *spares))
 
-  def _find_places(self, state: State) -> Numbered:
+  def _find_places(self, state: ClusterState) -> Numbered:
     owners = [n for p in state.pipelines for n in p.roles.owners]
     numbers = (*dict.fromkeys(owners), *state.spares)
     number = {node: i for i, node in enumerate(numbers)}
@@ -145,7 +152,7 @@ class Decider:
     if key not in self._places:
       pipelines = tuple(p.renumbered(number) for p in state.pipelines)
       self._places[key] = Places(
-          state=State(
+          state=ClusterState(
               pipelines,
               spares=tuple(number[n] for n in state.spares),
               leaving=leaving,

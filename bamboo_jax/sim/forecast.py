@@ -77,8 +77,8 @@ def _start(policy: Policy, num_nodes: int) -> Places:
 
 def _ask(
     policy: Policy, places: Places, when: str, **change: Any
-) -> decisions.Answer:
-  change = ladder_lib.Change(**change)
+) -> decisions.PlacedDecision:
+  change = ladder_lib.ClusterChange(**change)
   return policy.decider.answer(places, change, when=when, find_zones=dict)
 
 

@@ -91,7 +91,7 @@ class Outcome:
 def simulate(
     trace: trace_lib.Trace,
     policy: Policy,
-    price: prices_lib.Price,
+    price: prices_lib.NodePrice,
     *,
     keep_moments: bool = False,
 ) -> Outcome:
@@ -119,8 +119,8 @@ def simulate(
 
 
 def price_on(
-    trace: trace_lib.Trace, price: prices_lib.Price
-) -> prices_lib.Price:
+    trace: trace_lib.Trace, price: prices_lib.NodePrice
+) -> prices_lib.NodePrice:
   """Returns `price` with the mean spot price of the trace, if it has prices.
 
   Raises `ValueError` if a zone has none, or the mean is above the price on
@@ -143,7 +143,7 @@ class _Run:
       self,
       trace: trace_lib.Trace,
       policy: Policy,
-      price: prices_lib.Price,
+      price: prices_lib.NodePrice,
       *,
       keep_moments: bool,
   ) -> None:
@@ -153,7 +153,7 @@ class _Run:
     saves = policy.durations if policy.decider.ladder.checkpoint else None
     self._books = books_lib.Books(self._ledger, saves=saves)
     self._places = policy.decider.empty
-    self._roster = roster_lib.Roster()
+    self._roster = roster_lib.NodeRoster()
     self._heap: list[tuple[float, int, int, Any]] = [
         (time_ms / 1e3, _TRACE, i, events)
         for i, (time_ms, events) in enumerate(trace.instants())
@@ -221,7 +221,7 @@ class _Run:
       self._places, numbers = self._policy.decider.disband(self._places)
       roster.rearrange(numbers)
       self._mode = "idle"
-    change = ladder_lib.Change(
+    change = ladder_lib.ClusterChange(
         lost=roster.find(news.lost),
         joined=roster.seat(news.added),
         noticed=roster.find(news.noticed),
@@ -243,7 +243,7 @@ class _Run:
       self._note(now, "none", "training goes on")
 
   def _decide(
-      self, now: float, change: ladder_lib.Change, *, when: str
+      self, now: float, change: ladder_lib.ClusterChange, *, when: str
   ) -> None:
     books, roster = self._books, self._roster
     answer = self._policy.decider.answer(
@@ -270,7 +270,12 @@ class _Run:
     self._note(now, decision.rung, decision.reason, change)
 
   def _carry_out(
-      self, now: float, answer: decisions.Answer, when: str, *, is_loss: bool
+      self,
+      now: float,
+      answer: decisions.PlacedDecision,
+      when: str,
+      *,
+      is_loss: bool,
   ) -> None:
     books, rung, delay = self._books, answer.decision.rung, answer.delay
     secs = delay.secs + delay.left_share * max(0.0, books.step_end_secs - now)
@@ -303,7 +308,7 @@ class _Run:
       now: float,
       rung: str,
       reason: str,
-      change: ladder_lib.Change = ladder_lib.NOTHING,
+      change: ladder_lib.ClusterChange = ladder_lib.NOTHING,
   ) -> None:
     if not self._keep_moments:
       return

@@ -235,7 +235,7 @@ class _Maker:
       profile = workload.costs
       speed = self._make_speed(profile, redundant, ladder.reroute)
       shapes = self._shapes(speed, num_stages)
-    times = times_lib.Times(
+    times = times_lib.PipelineTimes(
         speed, self.durations, drops=ladder.drop, profile=profile
     )
     placer = places_lib.Placer(
@@ -314,7 +314,7 @@ class _Maker:
     most = min(num_stages + num_stages // 2, num_layers)
     if found.max_nodes < most:
       found = make(max_nodes=most)
-    return shapes_lib.Templates(
+    return shapes_lib.TemplateShapes(
         cover_lib.Coverer(found, predictor),
         settings.method,
         use_all=settings.use_all,

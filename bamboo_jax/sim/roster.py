@@ -8,7 +8,7 @@ from bamboo_jax.traces import trace as trace_lib
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Node:
+class LiveNode:
   """A live node; a node that returns under the same name is another one."""
 
   name: str
@@ -17,17 +17,17 @@ class Node:
 class News(NamedTuple):
   """The nodes that joined, left, or got a preemption notice at an instant."""
 
-  added: tuple[Node, ...] = ()
-  lost: tuple[Node, ...] = ()
-  noticed: tuple[Node, ...] = ()
+  added: tuple[LiveNode, ...] = ()
+  lost: tuple[LiveNode, ...] = ()
+  noticed: tuple[LiveNode, ...] = ()
 
 
-class Roster:
+class NodeRoster:
   """Nodes by name and by place; booting nodes have no place yet."""
 
   def __init__(self) -> None:
-    self._live: dict[str, Node] = {}
-    self._places: list[Node] = []
+    self._live: dict[str, LiveNode] = {}
+    self._places: list[LiveNode] = []
 
   @property
   def num_live(self) -> int:
@@ -39,7 +39,7 @@ class Roster:
     added, lost, noticed = [], [], []
     for event in events:
       if event.kind == "add":
-        node = self._live[event.node] = Node(event.node)
+        node = self._live[event.node] = LiveNode(event.node)
         added.append(node)
       elif event.kind == "remove":
         lost.append(self._live.pop(event.node))
@@ -48,13 +48,13 @@ class Roster:
     added = filter(self._is_live, added)
     return News(tuple(added), tuple(lost), tuple(noticed))
 
-  def seat(self, nodes: Iterable[Node]) -> tuple[int, ...]:
+  def seat(self, nodes: Iterable[LiveNode]) -> tuple[int, ...]:
     """Gives the next places to the nodes that are still alive; returns them."""
     first = len(self._places)
     self._places += filter(self._is_live, nodes)
     return tuple(range(first, len(self._places)))
 
-  def find(self, nodes: Iterable[Node]) -> frozenset[int]:
+  def find(self, nodes: Iterable[LiveNode]) -> frozenset[int]:
     """Returns the places of the nodes that have one."""
     places = self._places
     return frozenset([places.index(node) for node in nodes if node in places])
@@ -71,5 +71,5 @@ class Roster:
     """Returns the names of the nodes at some places."""
     return tuple(self._places[place].name for place in places)
 
-  def _is_live(self, node: Node) -> bool:
+  def _is_live(self, node: LiveNode) -> bool:
     return self._live.get(node.name) is node

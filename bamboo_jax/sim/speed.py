@@ -86,7 +86,7 @@ class ProfileSpeed:
     self._redundant = redundant
     self._reroute = reroute
     self._microbatch_size = microbatch_size
-    self._paces: dict[tuple[Any, ...], makespan.Pace] = {}
+    self._paces: dict[tuple[Any, ...], makespan.PipelinePace] = {}
     self._plan = functools.cache(self._plan)
     self._played_pause_ms = functools.cache(self._played_pause_ms)
     self._redundant_ms = functools.cache(self._redundant_ms)
@@ -133,7 +133,7 @@ class ProfileSpeed:
     paces = [self._pace(p) for p in pipelines]
     return makespan.split_by_makespan(self.predictor.num_microbatches, paces)
 
-  def _pace(self, pipeline: Pipeline) -> makespan.Pace:
+  def _pace(self, pipeline: Pipeline) -> makespan.PipelinePace:
     """Returns the estimated pace of a pipeline, without playing it.
 
     After the first microbatch, one is finished each time the busiest node has
@@ -147,7 +147,7 @@ class ProfileSpeed:
         busy_ms[owner] = busy_ms.get(owner, 0.0) + stage_ms
       first_ms = sum(busy_ms.values()) + 2 * sum(costs.transfer_ms)
       next_ms = max(busy_ms.values())
-      self._paces[pipeline.shape] = makespan.Pace(
+      self._paces[pipeline.shape] = makespan.PipelinePace(
           lambda count: first_ms + (count - 1) * next_ms, least_ms=next_ms
       )
     return self._paces[pipeline.shape]

@@ -113,7 +113,7 @@ class Durations:
         raise ValueError(f"{name} must be at least 0, got {value}.")
 
 
-class Times:
+class PipelineTimes:
   """Adds the cost of changes to the speed of pipelines; a `planner.Times`.
 
   With `drops`, pipelines with vacant stages do not train. The profile predicts
@@ -203,7 +203,7 @@ class SizedStep:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class MeasuredTimes:
   """The times of a cluster; the first of `steps` is that with all its nodes."""
 
   durations: Durations
@@ -224,20 +224,20 @@ class Measured:
     return json.dumps(json_lib.to_plain(self), indent=2) + "\n"
 
 
-def read_measured(path: str | os.PathLike[str]) -> Measured:
+def read_measured(path: str | os.PathLike[str]) -> MeasuredTimes:
   """Reads a file of `Measured.to_json`; raises `OSError` or `ValueError`."""
   try:
     content = json.loads(pathlib.Path(path).read_text(encoding="utf-8-sig"))
   except ValueError as error:
     raise ValueError(f"{path} is not JSON: {error}") from error
-  return json_lib.from_plain(Measured, content, where=os.fspath(path))
+  return json_lib.from_plain(MeasuredTimes, content, where=os.fspath(path))
 
 
 class MeasuredSpeed:
   """A `Speed` with measured steps; `whole` is the step with all nodes."""
 
   def __init__(
-      self, speed: Speed, measured: Measured, *, whole: Pipelines
+      self, speed: Speed, measured: MeasuredTimes, *, whole: Pipelines
   ) -> None:
     self._speed = speed
     self._costs = {(s.num_nodes, s.num_pipelines): s for s in measured.steps}

@@ -105,7 +105,7 @@ def make_rules(
     split: str = "even",
     per_share: int = 4,
     **rungs: Unpack[Rungs],
-) -> assignment.Rules:
+) -> assignment.RecoveryRules:
   """Returns rules for pipelines of so many stages, at most one per share.
 
   With the `split` "makespan", shares of `per_share` microbatches are dealt so.
@@ -127,7 +127,7 @@ def make_rules(
       has_replicas=has_replicas,
       max_pipelines=num_shares,
   )
-  return assignment.Rules(
+  return assignment.RecoveryRules(
       segments=partition,
       num_shares=num_shares,
       predictor=predicted if split == "makespan" else None,
@@ -158,7 +158,7 @@ def make_template_rules(
     reroute: str = "shares",
     per_share: int = 4,
     layout: str = "templates",
-) -> assignment.Rules:
+) -> assignment.RecoveryRules:
   """Returns rules for pipelines of any depth from `min_nodes` on.
 
   With the `layout` "grid" all have the depth that is fastest.
@@ -180,10 +180,10 @@ def make_template_rules(
   has_replicas = mode != "none"
   partitions = tuple(t.partition for t in templates.templates)
   segments = partition_lib.refine(partitions)
-  shape = shapes_lib.Templates(coverer, method)
+  shape = shapes_lib.TemplateShapes(coverer, method)
   if layout == "grid":
     shape = shapes_lib.Grid(partitions, predicted)
-  return assignment.Rules(
+  return assignment.RecoveryRules(
       segments=segments,
       num_shares=num_shares,
       predictor=predicted,

@@ -3,8 +3,8 @@
 from collections.abc import Collection
 import dataclasses
 
-from bamboo_jax.runtime.spmd import run as run_lib
-from bamboo_jax.runtime.spmd.ticks import table as table_lib
+from bamboo_jax.runtime.spmd import pipeline_run as run_lib
+from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 
 
 @dataclasses.dataclass(frozen=True)

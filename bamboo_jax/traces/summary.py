@@ -10,7 +10,7 @@ from bamboo_jax.traces import trace as trace_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class Summary:
+class TraceSummary:
   """Figures of a trace.
 
   Attributes:
@@ -69,7 +69,7 @@ class Summary:
     }
 
 
-def summarize(trace: trace_lib.Trace) -> Summary:
+def summarize(trace: trace_lib.Trace) -> TraceSummary:
   """Returns the figures of a trace."""
   added_ms, lifetimes, num_notices = {}, [], 0
   for event in trace.events:
@@ -83,7 +83,7 @@ def summarize(trace: trace_lib.Trace) -> Summary:
   losses = list(zone_losses(trace))
   live = [count for _, count in trace.live_steps()]
   alive_ms = sum(n * (end - start) for start, end, n in live_spans(trace))
-  return Summary(
+  return TraceSummary(
       hours=trace.duration_ms / trace_lib.MS_PER_HOUR,
       mean_nodes=alive_ms / trace.duration_ms,
       min_nodes=min(live),

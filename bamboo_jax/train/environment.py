@@ -42,8 +42,8 @@ class Environment:
   transfers: transfers_lib.Transfers = transfers_lib.NoTransfers()
   collectives: executor_lib.Collectives | None = None
   faults: Iterable[faults_lib.Fault] = ()
-  director: cohort_lib.Director | None = None
-  progress: progress_lib.Progress | None = None
+  director: cohort_lib.FaultInjector | None = None
+  progress: progress_lib.ProgressLine | None = None
   prefetches: bool = False
   check_fence: Callable[[int], None] = lambda epoch: None
   stops: Callable[[], bool] = lambda: False
@@ -51,6 +51,6 @@ class Environment:
   started_secs: float = dataclasses.field(default_factory=time.perf_counter)
 
   def strike(self, due: faults_lib.Due) -> bool:
-    """Lets a fault happen now; see `cohort.Director`."""
+    """Lets a fault happen now; see `cohort.FaultInjector`."""
     assert self.director is not None, "Faults need a director."
     return self.director.strike(due)

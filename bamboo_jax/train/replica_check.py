@@ -20,7 +20,7 @@ class ReplicaCheck:
   """One member's checks; `every_steps` is 0 if votes carry no fingerprints."""
 
   state: run_state_lib.RunState
-  step: step_lib.Step
+  step: step_lib.StepRunner
   outputs: outputs_lib.Outputs
   every_steps: int
   _checked: tuple[int, int, int] | None = None

@@ -85,7 +85,7 @@ def train_and_evaluate(
   with (
       base.lock_folder(workdir),
       tenure.hold(workdir, found, found_secs) as check_fence,
-      progress_lib.Progress(num_steps=config.num_steps) as progress,
+      progress_lib.ProgressLine(num_steps=config.num_steps) as progress,
       contextlib.ExitStack() as stack,
   ):
     given = environment.Environment(
@@ -143,7 +143,7 @@ def train_in_cluster(
     number: int,
     stamp: str,
     host: str,
-    identity: identity_lib.Identity,
+    identity: identity_lib.ProcessIdentity,
     started_secs: float,
     faults: str | None = None,
     director: str | None = None,
@@ -215,14 +215,14 @@ def _join(
     number: int,
     stamp: str,
     host: str,
-    identity: identity_lib.Identity,
+    identity: identity_lib.ProcessIdentity,
 ) -> _Joined:
   """Connects to the agent, listens for other nodes, and starts JAX."""
   transport = transport_lib.Transport(
       number,
       run=stamp,
       endpoint=endpoints.listen(host, identity),
-      limits=peer_lib.Limits(
+      limits=peer_lib.TransportLimits(
           protocol_lib.TimeLimits.for_silence(config.cluster.least_silence_secs)
       ),
       note=lambda: client.note_progress(),

@@ -74,7 +74,7 @@ class RunState:
   cohort: cohort_lib.Cohort
   _: dataclasses.KW_ONLY
   transfer: state_transfer.StateTransfer
-  rules: assignment.Rules
+  rules: assignment.RecoveryRules
   writer: writer_lib.Writer
   steps: int = -1
   version: int = -1
@@ -228,13 +228,13 @@ class RunState:
     seen = cohort.gather("waiting", cohort.newest.number)
     cohort.adopt(min(seen.values()))
 
-  def plan(self, alive: Collection[int]) -> assignment.Change:
+  def plan(self, alive: Collection[int]) -> assignment.LayoutChange:
     """Returns the change between two steps if nodes `alive` were members."""
     return self._plan(self.cohort.newest, {*alive, *self.layout.nodes})
 
   def _plan(
       self, view: views.View, nodes: Collection[int]
-  ) -> assignment.Change:
+  ) -> assignment.LayoutChange:
     zones = cohort_lib.zones_of(view)
     return self.rules.improve(
         self.layout, nodes, zones=zones, leaving=view.leaving, slow=self.slow
@@ -253,7 +253,7 @@ class RunState:
         leaving=view.leaving,
     )
 
-  def improve(self, begin: Callable[[assignment.Change], None]) -> bool:
+  def improve(self, begin: Callable[[assignment.LayoutChange], None]) -> bool:
     """Makes the change that is due between two steps; False if there is none.
 
     Calls `begin` with the change first. Raises as `carry_out`.
@@ -270,7 +270,9 @@ class RunState:
     self.rung = change.rung
     return True
 
-  def carry_out(self, change: assignment.Change, *, restored: int = 0) -> None:
+  def carry_out(
+      self, change: assignment.LayoutChange, *, restored: int = 0
+  ) -> None:
     """Changes the layout on all members, in two phases; blocks.
 
     A change that rolls back restores the checkpoint of step `restored`, or an

@@ -23,8 +23,8 @@ from bamboo_jax.base import threads
 from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.faults import slow as slow_lib
+from bamboo_jax.recovery import recovery_times
 from bamboo_jax.recovery import slowness
-from bamboo_jax.recovery import times
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime import node as node_lib
@@ -110,22 +110,22 @@ class Committed:
 
   steps: int
   view: int
-  sums: sums_lib.Sums
+  sums: sums_lib.StepSums
   secs: float
   phase_secs: Mapping[str, float]
-  measured: Sequence[recorder_lib.Measured]
+  measured: Sequence[recorder_lib.MeasuredInstruction]
   start_secs: float
   skipped: str = ""
   passes: account_lib.NodeTime = account_lib.NodeTime()
   span_secs: float = 0.0
   sums_secs: float = 0.0
-  recoveries: tuple[times.RecoveryTimes, ...] = ()
+  recoveries: tuple[recovery_times.RecoveryTimes, ...] = ()
   planned: Sequence[timeline_lib.Timeline] = ()
   filled: filling_lib.Effect | None = None
   placed: filling_lib.Effect | None = None
 
 
-class Step:
+class StepRunner:
   """Runs the phases of one step after the other.
 
   Args:
@@ -148,7 +148,7 @@ class Step:
       executor: executor_lib.Executor,
       cohort: cohort_lib.Cohort,
       *,
-      director: cohort_lib.Director | None,
+      director: cohort_lib.FaultInjector | None,
       num_microbatches: int,
       clip_norm: float | None,
       on_nonfinite: str,
@@ -161,7 +161,7 @@ class Step:
     self._clip_norm = clip_norm
     self._on_nonfinite = on_nonfinite
     self._recorder = recorder_lib.Recorder()
-    self._slow: dict[int, slow_lib.Slow] = {}  # Local nodes, by faults.
+    self._slow: dict[int, slow_lib.SlowNode] = {}  # Local nodes, by faults.
     self._phase_secs = dict.fromkeys(PHASES, 0.0)
 
   def begin(
@@ -172,7 +172,7 @@ class Step:
     self._due = due
     self._skipped = ""
     self._planned: Sequence[timeline_lib.Timeline] = ()
-    self.measured: list[recorder_lib.Measured] = []
+    self.measured: list[recorder_lib.MeasuredInstruction] = []
     self._slow_down(due.slowed)
     self._gather_secs, self._received = 0.0, self._received_secs()
     self._starved = threads.starved_secs()
@@ -342,7 +342,7 @@ class Step:
       if node := self._engine.nodes.get(number):
         node.slow_factor = 1.0 if is_over else slow.factor
 
-  def _gather_sums(self) -> sums_lib.Sums:
+  def _gather_sums(self) -> sums_lib.StepSums:
     engine, last = self._engine, len(self._engine.specs) - 1
     owns_loss = any(row[last] in engine.nodes for row in engine.owners)
     mine = sums_lib.LocalSums(
@@ -381,7 +381,7 @@ class Step:
       self._director.strike(fault)
 
 
-def make_step(job: job_lib.Job, given: environment.Environment) -> Step:
+def make_step(job: job_lib.Job, given: environment.Environment) -> StepRunner:
   """Returns the runner of the steps of a job."""
   executor = executors.make_executor(
       *(job.config, job.task, job.plan),
@@ -389,7 +389,7 @@ def make_step(job: job_lib.Job, given: environment.Environment) -> Step:
       members=given.cohort,
       collectives=given.collectives,
   )
-  return Step(
+  return StepRunner(
       job.engine,
       executor,
       given.cohort,

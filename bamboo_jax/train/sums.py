@@ -29,7 +29,7 @@ class LocalSums:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sums:
+class StepSums:
   """The sums of a step.
 
   Attributes:
@@ -58,7 +58,7 @@ class Sums:
 
 def add_up(
     said: Iterable[LocalSums], *, num_stages: int, clip_norm: float | None
-) -> Sums:
+) -> StepSums:
   """Returns the sums of a step from the parts `said` by all members.
 
   `clip_norm` is the largest norm of the mean gradient; None: no clipping.
@@ -69,14 +69,14 @@ def add_up(
   for stage in range(num_stages):
     squares += next(s.squares[stage] for s in said if stage in s.squares)
   if not weight:
-    return Sums(loss, weight, scale=0.0, grad_norm=math.nan)
+    return StepSums(loss, weight, scale=0.0, grad_norm=math.nan)
   norm = math.sqrt(sum(np.asarray(squares, np.float64))) / weight
   if clip_norm is None or not norm > clip_norm:  # Also if it is not a number.
-    return Sums(loss, weight, 1.0 / weight, norm)
-  return Sums(loss, weight, clip_norm / norm / weight, norm)
+    return StepSums(loss, weight, 1.0 / weight, norm)
+  return StepSums(loss, weight, clip_norm / norm / weight, norm)
 
 
-def judge(step: int, sums: Sums, *, on_nonfinite: str) -> str:
+def judge(step: int, sums: StepSums, *, on_nonfinite: str) -> str:
   """Returns why `step`, from 0, must not change the state; "" if it may.
 
   Raises `base.NonFiniteError` if the run must end.

@@ -101,7 +101,7 @@ def run(
   ]
   cases = [*sweep.run(play_case, plays, where)]
   table = _compare(cases)
-  report = content.Report(
+  report = content.ReportContent(
       title=table.title,
       remarks=[_REMARK],
       curves=_curves(cases),

@@ -107,7 +107,7 @@ class BadPartsTest(folders.FolderCase):
     with self.assertRaisesRegex(ValueError, message):
       optimizers.make_optimizer(
           self.write(code),
-          schedule=schedules.Schedule("constant", 0.1, 0.1),
+          schedule=schedules.LearningRateSchedule("constant", 0.1, 0.1),
           options={},
       )
 
@@ -173,7 +173,7 @@ class BadPartsTest(folders.FolderCase):
     )
     made = optimizers.make_optimizer(
         name,
-        schedule=schedules.Schedule("constant", 0.5, 0.5),
+        schedule=schedules.LearningRateSchedule("constant", 0.5, 0.5),
         options={"weight_decay": 0.25},
     )
     params = {"w": np.float32([[8.0]])}

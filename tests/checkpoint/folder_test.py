@@ -43,7 +43,7 @@ _OPTIMIZERS = {
 
 
 def _make_folder(path, *, keep, check_fence=lambda: None):
-  return folder_lib.Folder(path, keep=keep, check_fence=check_fence)
+  return folder_lib.CheckpointFolder(path, keep=keep, check_fence=check_fence)
 
 
 def _layer(seed=0, *, optimizer="adamw", width=4, dtype=np.float32, stats=True):

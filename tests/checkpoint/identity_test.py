@@ -5,11 +5,11 @@ from absl.testing import parameterized
 from bamboo_jax import base
 from bamboo_jax.checkpoint import identity as identity_lib
 
-Change = identity_lib.Change
+ChangedSetting = identity_lib.ChangedSetting
 
 
 def _make(**fields):
-  return identity_lib.Identity(
+  return identity_lib.RunIdentity(
       **dict(seed=0, batch_size=4, model={"width": 8}, data={}) | fields
   )
 
@@ -28,7 +28,7 @@ class IdentityTest(parameterized.TestCase):
           {"a": 2, "c": 2},
           {},
           {},
-          (Change("a", 1, 2, True),),
+          (ChangedSetting("a", 1, 2, True),),
       ),
       (
           "meant",
@@ -36,7 +36,10 @@ class IdentityTest(parameterized.TestCase):
           {},
           {"b.rate": 1.0, "keep": 2},
           {"b.rate": 2.0, "keep": 3},
-          (Change("b.rate", 1.0, 2.0, True), Change("keep", 2, 3, False)),
+          (
+              ChangedSetting("b.rate", 1.0, 2.0, True),
+              ChangedSetting("keep", 2, 3, False),
+          ),
       ),
       (
           "absent",
@@ -45,8 +48,8 @@ class IdentityTest(parameterized.TestCase):
           {"b.rate": 1.0},
           {"b.decay": 2.0},
           (
-              Change("b.decay", None, 2.0, True),
-              Change("b.rate", 1.0, None, True),
+              ChangedSetting("b.decay", None, 2.0, True),
+              ChangedSetting("b.rate", 1.0, None, True),
           ),
       ),
       (  # What has resolved the option says it, and says it once.
@@ -63,7 +66,7 @@ class IdentityTest(parameterized.TestCase):
           {"a": 1, "threads": 2},
           {},
           {},
-          (Change("threads", "unknown", None, True),),
+          (ChangedSetting("threads", "unknown", None, True),),
       ),
   )
   def test_changes(self, rounding, now, config, config_now, want):
@@ -87,9 +90,11 @@ class IdentityTest(parameterized.TestCase):
 
   def test_lines(self):
     line = "changed=checkpoint.keep old=2 new=None"
-    self.assertEqual(Change("checkpoint.keep", 2, None, False).render(), line)
     self.assertEqual(
-        Change("threads", 2, 3, True).render(),
+        ChangedSetting("checkpoint.keep", 2, None, False).render(), line
+    )
+    self.assertEqual(
+        ChangedSetting("threads", 2, 3, True).render(),
         "changed=threads old=2 new=3; later steps can differ in bits from a "
         "run without the change.",
     )

@@ -43,7 +43,7 @@ class _Process:
 
   def __init__(self, root, *, keep=1):
     self.is_fenced = False
-    self.folder = folder_lib.Folder(
+    self.folder = folder_lib.CheckpointFolder(
         root, keep=keep, check_fence=self._check_fence
     )
 
@@ -232,7 +232,9 @@ class InterleavingTest(parameterized.TestCase):
         _cut(self.root / "20")
         other.read(20)
 
-    process.folder = folder_lib.Folder(self.root, keep=1, check_fence=check)
+    process.folder = folder_lib.CheckpointFolder(
+        self.root, keep=1, check_fence=check
+    )
     process.finish(20, "v1")
     self.assertEqual(self.complete(), [10])
 
@@ -255,7 +257,9 @@ class InterleavingTest(parameterized.TestCase):
       if next(answers, base.FencedError()) is not None:
         raise base.FencedError("The workdir is that of another run now.")
 
-    process.folder = folder_lib.Folder(self.root, keep=1, check_fence=check)
+    process.folder = folder_lib.CheckpointFolder(
+        self.root, keep=1, check_fence=check
+    )
     with self.assertRaises(base.FencedError):
       process.finish(20, "v1")
     self.assertEqual(self.complete(), [10, 20])

@@ -41,7 +41,7 @@ _SPEC = spec_lib.StageSpec(
     },
     optimizer=optax.adamw(1e-3),
 )
-_IDENTITY = identity_lib.Identity(
+_IDENTITY = identity_lib.RunIdentity(
     seed=0, batch_size=4, model={"width": 4}, data={"name": "none"}
 )
 _OWNERS = ((0, 1), (2, 3))  # Stage 0 is written by 0, stage 1 by 3.
@@ -246,7 +246,7 @@ class WriterTest(parameterized.TestCase):
 
   def test_alone_each_save_waits_for_the_one_before(self):
     self.use(_ALONE)
-    free, finish = threading.Event(), folder_lib.Folder.finish
+    free, finish = threading.Event(), folder_lib.CheckpointFolder.finish
     self.addCleanup(free.set)
 
     def wait_and_finish(*args):
@@ -254,7 +254,9 @@ class WriterTest(parameterized.TestCase):
       finish(*args)
 
     self.enterContext(
-        mock.patch.object(folder_lib.Folder, "finish", wait_and_finish)
+        mock.patch.object(
+            folder_lib.CheckpointFolder, "finish", wait_and_finish
+        )
     )
     (writer,) = self.writers.values()
     writer.hear(2, {0: writer.say(2)}, **self.around(0, 2, 1))  # Blocks not.
@@ -347,7 +349,7 @@ class WriterTest(parameterized.TestCase):
 
   def test_last_works_at_the_second_try(self):
     self.use(_ALONE)
-    write = folder_lib.Folder.write_part
+    write = folder_lib.CheckpointFolder.write_part
     tries = iter([OSError(28, "No space left on device")])
 
     def fail_once(*args, **kwargs):
@@ -355,7 +357,9 @@ class WriterTest(parameterized.TestCase):
         raise error
       return write(*args, **kwargs)
 
-    with mock.patch.object(folder_lib.Folder, "write_part", fail_once):
+    with mock.patch.object(
+        folder_lib.CheckpointFolder, "write_part", fail_once
+    ):
       self.assertEqual(self.save_last(3), [None])
     self.assertEqual(self.listed(), ["3"])
     ((_, _, text),) = self.warnings
@@ -366,7 +370,7 @@ class WriterTest(parameterized.TestCase):
   @parameterized.parameters([(1, 2)], [np.int32(1)])
   def test_identity_is_plain(self, value):
     with self.assertRaisesRegex(ValueError, "model must be plain JSON values"):
-      identity_lib.Identity(0, 4, {"n": value}, {})
+      identity_lib.RunIdentity(0, 4, {"n": value}, {})
 
   def test_before_the_first_step(self):
     names = [_NAMES[-1], _NAMES[1]]

@@ -16,7 +16,7 @@ from bamboo_jax.cluster.agent.knowledge import watch as watch_lib
 from bamboo_jax.schedule import channel as channel_lib
 from tests import members
 
-_LIMITS = detection.Limits(
+_LIMITS = detection.DetectionLimits(
     stopped_secs=0.5,
     least_silence_secs=1.0,
     most_silence_secs=5.0,
@@ -58,7 +58,7 @@ class SilenceTest(parameterized.TestCase):
   )
   def test_bad_limits(self, name, value, message):
     with self.assertRaisesRegex(ValueError, message):
-      detection.Limits(**{name: value})
+      detection.DetectionLimits(**{name: value})
 
 
 def stall(*channels, is_waiting=False):
@@ -107,7 +107,7 @@ class WatchTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.watch = watch_lib.Watch(_LIMITS)
+    self.watch = watch_lib.HeartbeatWatch(_LIMITS)
 
   def fault(self, now, *, is_stopped=False):
     both = [members.member(0), members.member(1)]

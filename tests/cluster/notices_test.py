@@ -55,7 +55,9 @@ class NoticesTest(parameterized.TestCase):
   def test_strange_answers(self, cloud, answer):
     problem = "expected, got" if answer[0] == 200 else "status 500"
     with self.assertRaisesRegex(OSError, problem):
-      notices_lib.CLOUDS[cloud].look(lambda *_: notices_lib.Answer(*answer))
+      notices_lib.CLOUDS[cloud].look(
+          lambda *_: notices_lib.HttpResponse(*answer)
+      )
 
   @parameterized.parameters(
       '{"Events": null}',

@@ -5,12 +5,12 @@ from absl.testing import parameterized
 
 from bamboo_jax.data import corpus
 
-Document = corpus.Document
+CorpusDocument = corpus.CorpusDocument
 
 _TEXT = (
-    Document("a", b"0123456789"),
-    Document("b", b""),
-    Document("c", "äöü€".encode()),  # 2 + 2 + 2 + 3 bytes.
+    CorpusDocument("a", b"0123456789"),
+    CorpusDocument("b", b""),
+    CorpusDocument("c", "äöü€".encode()),  # 2 + 2 + 2 + 3 bytes.
 )
 
 
@@ -33,8 +33,10 @@ class CorpusTest(parameterized.TestCase):
 
   def test_both_parts_of_a_cut_document_keep_its_name(self):
     head, tail = corpus.split_tail(_TEXT, fraction=4 / 19)
-    self.assertEqual(head, (_TEXT[0], _TEXT[1], Document("c", "äö".encode())))
-    self.assertEqual(tail, (Document("c", "ü€".encode()),))
+    self.assertEqual(
+        head, (_TEXT[0], _TEXT[1], CorpusDocument("c", "äö".encode()))
+    )
+    self.assertEqual(tail, (CorpusDocument("c", "ü€".encode()),))
 
   def test_manifest(self):
     manifest = corpus.make_manifest(_TEXT[:2])
@@ -54,14 +56,14 @@ class CorpusTest(parameterized.TestCase):
     )
 
   @parameterized.named_parameters(
-      ("content", (Document("a", b"1"), Document("b", b"3"))),
-      ("name", (Document("a", b"1"), Document("c", b"2"))),
-      ("order", (Document("b", b"2"), Document("a", b"1"))),
-      ("boundary", (Document("a", b"12"), Document("b", b""))),
-      ("number", (Document("a", b"1"),)),
+      ("content", (CorpusDocument("a", b"1"), CorpusDocument("b", b"3"))),
+      ("name", (CorpusDocument("a", b"1"), CorpusDocument("c", b"2"))),
+      ("order", (CorpusDocument("b", b"2"), CorpusDocument("a", b"1"))),
+      ("boundary", (CorpusDocument("a", b"12"), CorpusDocument("b", b""))),
+      ("number", (CorpusDocument("a", b"1"),)),
   )
   def test_digest_changes_with(self, other):
-    text = (Document("a", b"1"), Document("b", b"2"))
+    text = (CorpusDocument("a", b"1"), CorpusDocument("b", b"2"))
     self.assertNotEqual(
         corpus.make_manifest(other).sha256, corpus.make_manifest(text).sha256
     )

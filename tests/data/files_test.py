@@ -489,7 +489,7 @@ class TokenizeTest(FilesCase):
     super().setUp()
     self.rows = [{"text": f"row {i} " + "x" * (i % 7)} for i in range(200)]
     self.path = self.write_rows("a.jsonl", *self.rows)
-    self.task = tokenizing.Task(
+    self.task = tokenizing.TokenizingTask(
         (self.path,), ("a.jsonl",), None, part_bytes=1000
     )
 

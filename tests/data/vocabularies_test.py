@@ -13,12 +13,12 @@ from bamboo_jax import base
 from bamboo_jax.data import corpus
 from bamboo_jax.data import vocabularies
 
-Document = corpus.Document
+CorpusDocument = corpus.CorpusDocument
 
 _HAS_TOKENIZERS = importlib.util.find_spec("tokenizers") is not None
 _TEXT = (
-    Document("a", b"the cat and the dog and the end\n" * 50),
-    Document("b", "  naïve <|endoftext|> €\n\n\tif x:\r\n".encode()),
+    CorpusDocument("a", b"the cat and the dog and the end\n" * 50),
+    CorpusDocument("b", "  naïve <|endoftext|> €\n\n\tif x:\r\n".encode()),
 )
 
 
@@ -37,9 +37,9 @@ class ByteVocabularyTest(absltest.TestCase):
 
   def test_encode(self):
     documents = [
-        Document("a", b"ab"),
-        Document("b", b""),
-        Document("c", b"\xff"),
+        CorpusDocument("a", b"ab"),
+        CorpusDocument("b", b""),
+        CorpusDocument("c", b"\xff"),
     ]
     got = vocabularies.encode(vocabularies.ByteVocabulary(), documents)
     self.assertEqual(got.tolist(), [97, 98, 0, 0, 255, 0])
@@ -55,7 +55,7 @@ class TokenizerFileTest(parameterized.TestCase):
     temp = self.enterContext(tempfile.TemporaryDirectory())
     self.path = pathlib.Path(temp, "tokenizer.json")
     self.tokenizer = train_tokenizer([_TEXT[0].content.decode()])
-    self.text = [Document("a", _TEXT[0].content * 2)]
+    self.text = [CorpusDocument("a", _TEXT[0].content * 2)]
 
   def read(self):
     self.tokenizer.save(str(self.path))
@@ -91,7 +91,7 @@ class TokenizerFileTest(parameterized.TestCase):
       changed = self.read()
     self.assertIn(f"{self.path}: {message}.", logs.output[0])
     # Pieces of different lengths, as batches are padded to the longest.
-    text = [*self.text, Document("b", _TEXT[0].content * 100)]
+    text = [*self.text, CorpusDocument("b", _TEXT[0].content * 100)]
     np.testing.assert_array_equal(
         vocabularies.encode(changed, text), vocabularies.encode(plain, text)
     )
@@ -105,12 +105,12 @@ class TokenizerFileTest(parameterized.TestCase):
   def test_long_documents_are_encoded_in_pieces(self):
     vocabulary = self.read()
     once = vocabularies.encode(vocabulary, self.text)[:-1]  # 3200 bytes.
-    long = [Document("long", self.text[0].content * 100)]
+    long = [CorpusDocument("long", self.text[0].content * 100)]
     got = vocabularies.encode(vocabulary, long)
     np.testing.assert_array_equal(got[:-1], np.tile(once, 100))
 
   def test_not_utf8(self):
-    binary = [Document("x.bin", b"ok\xff")]
+    binary = [CorpusDocument("x.bin", b"ok\xff")]
     with self.assertRaisesRegex(base.DataError, "x.bin: byte 2 is not UTF-8"):
       vocabularies.encode(self.read(), binary)
 
@@ -130,7 +130,7 @@ class TokenizerFileTest(parameterized.TestCase):
     import tokenizers
 
     line = self.text[0].content[:32]
-    long = [Document("a", line * 8000)]  # Four pieces.
+    long = [CorpusDocument("a", line * 8000)]  # Four pieces.
     first, second = line.decode(), (line * 2).decode()
     for change in (
         lambda t: setattr(

@@ -170,7 +170,7 @@ class PeersTest(parameterized.TestCase):
 
     batch = jax.tree.map(jnp.asarray, batch)
     if "rope_parameters" in changes:
-      shape = llama.Shape(
+      shape = llama.LlamaShape(
           **{k: v for k, v in model.fingerprint.items() if k != "name"}
       )
       speeds = peer.model.rotary_emb.inv_freq.numpy()

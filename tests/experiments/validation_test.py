@@ -79,7 +79,9 @@ def make_policy(measured, *, num_stages=2, is_measured=True):
     whole = rules.planner.fresh(range(num_stages), {})
     predicted = times_lib.MeasuredSpeed(predicted, measured, whole=whole)
   durations = measured.durations
-  times = times_lib.Times(predicted, durations, drops=False, profile=None)
+  times = times_lib.PipelineTimes(
+      predicted, durations, drops=False, profile=None
+  )
   decider = decisions.Decider(rules.ladder, rules.planner, times)
   return loop.Policy("predicted", decider, durations)
 

@@ -8,11 +8,11 @@ import jax
 
 from bamboo_jax.checkpoint import writer
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.runtime.executables import store
+from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.testing.fault_sweep import layouts as layouts_lib
 from configs import sweep_faults
 
-Layout = layouts_lib.Layout
+SweepLayout = layouts_lib.SweepLayout
 GPIPE = ("pipeline.schedule", "gpipe")
 TEMPLATES = ("pipeline.layout", "templates")
 SPARE = ("redundancy.spares", 1)
@@ -24,20 +24,20 @@ def mode(name):
 
 # All pairs of values that are likely to meet.
 COVER = (
-    Layout(1, 1),
-    Layout(2, 3, costs_seed=1),
-    Layout(1, 4, (GPIPE, mode("lazy")), costs_seed=2, num_devices=2),
-    Layout(
+    SweepLayout(1, 1),
+    SweepLayout(2, 3, costs_seed=1),
+    SweepLayout(1, 4, (GPIPE, mode("lazy")), costs_seed=2, num_devices=2),
+    SweepLayout(
         *(3, 2, (mode("eager"), SPARE)),
         costs_seed=3,
         faults=(faults_lib.Fault(1, "1/0", 7),),
     ),
-    Layout(
+    SweepLayout(
         *(2, 4, (GPIPE, mode("bubble"))),
         costs_seed=4,
         faults=(faults_lib.Fault(1, "0/3", "reduce"),),
     ),
-    Layout(2, 2, (GPIPE, TEMPLATES, SPARE)),
+    SweepLayout(2, 2, (GPIPE, TEMPLATES, SPARE)),
 )
 
 
@@ -57,11 +57,11 @@ class LayoutsTest(absltest.TestCase):
     self.assertLen(set(states.values()), 1, msg=str(states))
     # Another partition and fewer pipelines than before compile nothing, even
     # without what other processes have left on the disk.
-    programs = store.use()
+    programs = program_store.use()
     before = programs.num_compiled
     with mock.patch.object(programs, "folder", None):
       layouts.run(dataclasses.replace(COVER[1], num_stages=2, costs_seed=9))
-      layouts.run(Layout(1, 3, (mode("lazy"),), costs_seed=8))
+      layouts.run(SweepLayout(1, 3, (mode("lazy"),), costs_seed=8))
     self.assertEqual(programs.num_compiled, before)
 
   def test_the_state_depends_on_the_seed(self):
@@ -82,7 +82,7 @@ class LayoutsTest(absltest.TestCase):
   def test_a_storm_of_all_kinds(self):
     jax.devices()
     layouts = layouts_lib.Layouts(make_config(), num_events=4)
-    kinds, states = set(), {layouts.run(Layout(1, 1))}
+    kinds, states = set(), {layouts.run(SweepLayout(1, 1))}
     for layout in layouts_lib.draw_layouts(3, seed=0, max_stages=3):
       with mock.patch.object(
           writer.Writer, "close", autospec=True, side_effect=writer.Writer.close

@@ -8,9 +8,9 @@ from bamboo_jax.testing.fault_sweep import layouts as layouts_lib
 from bamboo_jax.testing.fault_sweep import trials as trials_lib
 
 _LAYOUTS = (
-    layouts_lib.Layout(1, 1),
-    layouts_lib.Layout(1, 3, costs_seed=1),
-    layouts_lib.Layout(
+    layouts_lib.SweepLayout(1, 1),
+    layouts_lib.SweepLayout(1, 3, costs_seed=1),
+    layouts_lib.SweepLayout(
         *(3, 2, (("redundancy.mode", "eager"), ("redundancy.spares", 1))),
         costs_seed=3,
         faults=(faults_lib.Fault(1, "1/0", 7),),

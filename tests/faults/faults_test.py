@@ -218,8 +218,8 @@ class FaultsDueTest(absltest.TestCase):
       self.assertEqual(
           [(d.fault.node, d.fault.slow, d.owner) for d in due.slowed],
           [
-              ("0/1", slow_lib.Slow(2.5, until=4), 1),
-              ("n3", slow_lib.Slow(5.0), None),
+              ("0/1", slow_lib.SlowNode(2.5, until=4), 1),
+              ("n3", slow_lib.SlowNode(5.0), None),
           ],
       )
 

@@ -68,7 +68,7 @@ class MachineTest(folders.FolderCase):
 class EndpointTest(folders.FolderCase):
 
   def test_it_is_told_while_the_run_lasts(self):
-    endpoint = endpoint_lib.Endpoint("https://127.0.0.1:2379", "run")
+    endpoint = endpoint_lib.RunAddress("https://127.0.0.1:2379", "run")
     endpoint_lib.write(self.folder, endpoint)
     self.assertEqual(endpoint_lib.read(self.folder), endpoint)
     for _ in range(2):

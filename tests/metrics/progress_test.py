@@ -28,7 +28,7 @@ class ProgressTest(parameterized.TestCase):
 
   def test_a_pause_is_explained_once_it_lasts(self):
     stream = _Listener()
-    with progress_lib.Progress(
+    with progress_lib.ProgressLine(
         num_steps=2, stream=stream, pause_secs=0.01
     ) as shown:
       shown.explain("n2 takes stage 0/1")
@@ -37,7 +37,7 @@ class ProgressTest(parameterized.TestCase):
 
   def test_what_is_over_soon_is_not_explained(self):
     stream = io.StringIO()
-    with progress_lib.Progress(
+    with progress_lib.ProgressLine(
         num_steps=2, stream=stream, pause_secs=600.0
     ) as shown:
       for end in (
@@ -77,7 +77,7 @@ class ProgressTest(parameterized.TestCase):
 
   def test_lines_without_a_terminal(self):
     stream = io.StringIO()
-    with progress_lib.Progress(num_steps=2, stream=stream) as shown:
+    with progress_lib.ProgressLine(num_steps=2, stream=stream) as shown:
       shown.show_step(1, {"loss": 3.5, "tokens_per_sec": 99.6, "step_ms": 20.0})
       shown.show_text("eval step=1 loss=3.6000")
       shown.show_step(2, {"loss": 3.25})
@@ -90,7 +90,7 @@ class ProgressTest(parameterized.TestCase):
 
   def test_a_full_disk_ends_no_training(self):
     full = open("/dev/full", "w")
-    shown = progress_lib.Progress(num_steps=2, stream=full)
+    shown = progress_lib.ProgressLine(num_steps=2, stream=full)
     shown.show_step(1, {"loss": 2.0})
     shown.show_text("a line")
     with self.assertRaises(OSError):  # It tries again.
@@ -98,7 +98,7 @@ class ProgressTest(parameterized.TestCase):
 
   def test_bar_on_a_terminal(self):
     stream = _Terminal()
-    with progress_lib.Progress(num_steps=8, stream=stream) as shown:
+    with progress_lib.ProgressLine(num_steps=8, stream=stream) as shown:
       shown.show_step(5, {"loss": 3.5})
       shown.show_text("a note")
       shown.show_step(8, {"loss": 3.25})

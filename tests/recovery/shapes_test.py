@@ -39,7 +39,7 @@ def make_templates(method="replanning", *, use_all=True, **options):
       _PROFILE.layers, num_failures=1, min_nodes=2, max_nodes=4
   )
   coverer = cover_lib.Coverer(found, make_predictor(**options))
-  return shapes_lib.Templates(coverer, method, use_all=use_all)
+  return shapes_lib.TemplateShapes(coverer, method, use_all=use_all)
 
 
 def make_pipelines(partitions, nodes, *, has_replicas=False):
@@ -94,7 +94,7 @@ class PartitionsTest(parameterized.TestCase):
           profile.layers, num_failures=1, min_nodes=2, max_nodes=4
       )
       coverer = cover_lib.Coverer(found, predictor)
-      shape = shapes_lib.Templates(coverer, use_all=False)
+      shape = shapes_lib.TemplateShapes(coverer, use_all=False)
     times = []
     for num_nodes in range(4, 40):
       partitions = shape.partitions(num_nodes)
@@ -119,7 +119,7 @@ class PartitionsTest(parameterized.TestCase):
     sizes = {
         use_all: [
             p.num_stages
-            for p in shapes_lib.Templates(
+            for p in shapes_lib.TemplateShapes(
                 cover_lib.Coverer(found, predictor), use_all=use_all
             ).partitions(12)
         ]
@@ -269,7 +269,7 @@ class TemplatesTest(parameterized.TestCase):
     before = make_pipelines(
         [templates.of(n).partition for n in sizes], range(8)
     )
-    after = shapes_lib.Templates(coverer).adapt(before, list(range(8)))
+    after = shapes_lib.TemplateShapes(coverer).adapt(before, list(range(8)))
     self.assertEqual(after, before)
 
 

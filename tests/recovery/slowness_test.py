@@ -319,7 +319,10 @@ class MeasureTest(parameterized.TestCase):
         (instruction.Instruction(0, ops.REDUNDANT_FORWARD, 0), 0.02),
     ]
     got = slowness.measure(
-        [recorder.Measured(4, i, 1.0, 1.0 + secs) for i, secs in row],
+        [
+            recorder.MeasuredInstruction(4, i, 1.0, 1.0 + secs)
+            for i, secs in row
+        ],
         secs=0.1,
         waited_secs=0.03,
         starved_secs=0.01,

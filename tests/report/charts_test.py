@@ -17,8 +17,8 @@ def _course():
       num_nodes=[8, 6, 6],
       usd=[0.0, 8.0, 8.6, 16.0],
       events=[
-          content.Event(3600.0, "2 nodes lost", "checkpoint"),
-          content.Event(5000.0, "1 node added"),
+          content.RunEvent(3600.0, "2 nodes lost", "checkpoint"),
+          content.RunEvent(5000.0, "1 node added"),
       ],
   )
 
@@ -28,11 +28,11 @@ def _run(name, useful, *, course=None, every=0.0):
   activity = account_lib.NodeTime(useful=useful, idle=8 - useful)
   activity += account_lib.NodeTime(**dict.fromkeys(account_lib.KINDS, every))
   ledger.add(3600.0, activity, num_samples=3600.0)
-  return content.Run(name=name, account=ledger.account(), course=course)
+  return content.ReportRun(name=name, account=ledger.account(), course=course)
 
 
 def _value_report(curves):
-  return content.Report(
+  return content.ReportContent(
       title="t", curves=curves, rate_name="rate", value_name="value"
   )
 

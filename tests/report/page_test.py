@@ -22,8 +22,8 @@ def _course(**changes):
       num_nodes=[8, 6, 6],
       usd=[0.0, 8.0, 8.6, 16.0],
       events=[
-          content.Event(3600.0, "<i>2 nodes</i> lost", "checkpoint"),
-          content.Event(5000.0, "1 node added"),
+          content.RunEvent(3600.0, "<i>2 nodes</i> lost", "checkpoint"),
+          content.RunEvent(5000.0, "1 node added"),
       ],
   )
   return content.Course(**{**fields, **changes})
@@ -33,7 +33,7 @@ def _run(name, useful, *, course=None):
   ledger = ledger_lib.Ledger(_PRICE)
   activity = account_lib.NodeTime(useful=useful, idle=8 - useful)
   ledger.add(3600.0, activity, num_samples=3600.0 * useful)
-  return content.Run(name=name, account=ledger.account(), course=course)
+  return content.ReportRun(name=name, account=ledger.account(), course=course)
 
 
 def _figures(what, published, *simulated, note=""):
@@ -44,7 +44,7 @@ def _figures(what, published, *simulated, note=""):
 
 def _report():
   points = [content.Point(rate, 2.0, 1.9, 2.2, 5) for rate in (0.01, 0.5)]
-  return content.Report(
+  return content.ReportContent(
       title="A <title>",
       remarks=["calibrated & labelled"],
       runs=[
@@ -119,7 +119,7 @@ class ContentTest(parameterized.TestCase):
 
   def test_refuses_a_name_that_is_there_twice(self):
     with self.assertRaisesRegex(ValueError, "own name"):
-      content.Report(title="t", runs=[_run("a", 1), _run("a", 2)])
+      content.ReportContent(title="t", runs=[_run("a", 1), _run("a", 2)])
 
 
 class PageTest(folders.FolderCase):
@@ -170,16 +170,18 @@ class PageTest(folders.FolderCase):
 
   def test_names_of_files_differ(self):
     runs = [_run(name, 1, course=_course()) for name in ("a b", "A-b")]
-    page.write_report(self.folder, content.Report(title="t", runs=runs))
+    page.write_report(self.folder, content.ReportContent(title="t", runs=runs))
     self.assertLen(list(self.folder.glob("run_*.png")), 2)
 
   def test_says_that_events_are_left_out(self):
-    events = [content.Event(float(i), "lost") for i in range(700)]
+    events = [content.RunEvent(float(i), "lost") for i in range(700)]
     runs = [_run("a", 1, course=_course(events=events))]
-    path = page.write_report(self.folder, content.Report(title="t", runs=runs))
+    path = page.write_report(
+        self.folder, content.ReportContent(title="t", runs=runs)
+    )
     self.assertIn("700 events, the first 500 of them", path.read_text())
 
   def test_empty(self):
-    path = page.write_report(self.folder, content.Report(title="t"))
+    path = page.write_report(self.folder, content.ReportContent(title="t"))
     self.assertTrue(_Page(path.read_text()).is_whole())
     self.assertLen(list(self.folder.iterdir()), 1)

@@ -29,7 +29,7 @@ class StatusTest(absltest.TestCase):
 
   def render(self, *members, leaving=(), registered=(), **known):
     view = views.View(4, members, "n1 left: SIGKILL", leaving)
-    run = status.Run("run", 9, view, registered, known)
+    run = status.StoredRun("run", 9, view, registered, known)
     return status.render(run, now_secs=100.5).splitlines()
 
   def test_training(self):

@@ -13,7 +13,9 @@ def make_slot(node, microbatch):
   forward = instruction_lib.Instruction(
       node, instruction_lib.Op.FORWARD, microbatch
   )
-  return timeline_lib.Slot(node, forward, microbatch, microbatch + 1.0)
+  return timeline_lib.InstructionSlot(
+      node, forward, microbatch, microbatch + 1.0
+  )
 
 
 class RowsTest(absltest.TestCase):
@@ -26,7 +28,7 @@ class RowsTest(absltest.TestCase):
     )
     members = types.SimpleNamespace(check=lambda: said.append("check"))
     recorder = types.SimpleNamespace(add=lambda node, i, _: said.append(f"{i}"))
-    rows = executor_lib.Rows(engine, members)
+    rows = executor_lib.RowsExecutor(engine, members)
     slots = tuple(make_slot(n, m) for n in (0, 1) for m in (0, 1))
     rows.plan([timeline_lib.Timeline(slots, 2.0, {0: 0, 1: 0})])
     rows.compute(lambda n: said.append(f"strike {n}"), recorder)

@@ -153,7 +153,7 @@ class FillerTest(parameterized.TestCase):
     filler.begin({0: Node(Wire(9))})
     start = time.perf_counter()
     measured = [
-        recorder.Measured(node, i, start + since, start + until)
+        recorder.MeasuredInstruction(node, i, start + since, start + until)
         for node, i, since, until in (
             (0, _FORWARD, 1.0, 1.5),
             (0, _PASSES[0], 1.5, 1.75),

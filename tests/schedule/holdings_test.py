@@ -6,7 +6,7 @@ from tests import schedules
 
 def after(text, start=None):
   """What a node holds after the instructions in `text`, without empty sets."""
-  ledger = holdings_lib.Ledger(start or holdings_lib.NOTHING)
+  ledger = holdings_lib.HoldingsLedger(start or holdings_lib.NOTHING)
   for word in text.split():
     ledger.add(schedules.parse(word))
   got = ledger.holdings()

@@ -15,7 +15,7 @@ def follow(roster, text):
 class RosterTest(absltest.TestCase):
 
   def test_places(self):
-    roster = roster_lib.Roster()
+    roster = roster_lib.NodeRoster()
     news = follow(roster, "add a/1,add b/2,add a/3")
     self.assertEqual(roster.num_live, 3)
     self.assertEqual(roster.seat(news.added), (0, 1, 2))
@@ -27,7 +27,7 @@ class RosterTest(absltest.TestCase):
     self.assertEqual(roster.find(lost), frozenset())
 
   def test_gone_before_it_was_ready(self):
-    roster = roster_lib.Roster()
+    roster = roster_lib.NodeRoster()
     first = follow(roster, "add x").added
     second = follow(roster, "remove x,add x").added
     self.assertEqual(roster.seat(first), ())
@@ -35,7 +35,7 @@ class RosterTest(absltest.TestCase):
     self.assertEqual(follow(roster, "add y,remove y").added, ())
 
   def test_a_name_that_comes_again(self):
-    roster = roster_lib.Roster()
+    roster = roster_lib.NodeRoster()
     roster.seat(follow(roster, "add x").added)
     follow(roster, "remove x")
     self.assertEqual(roster.seat(follow(roster, "add x").added), (1,))

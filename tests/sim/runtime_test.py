@@ -1,10 +1,10 @@
 """A run and a simulation of it take the same decisions on the same events.
 
-Each member of a run asks `assignment.Rules` what to do. A simulation is given
-the same ladder and the same planner. Nodes die, come and are given notice by
-the place that they have, since who is where among nodes that hold nothing does
-not matter; after each event both have taken the same rungs, and the same places
-are held by one node or by several.
+Each member of a run asks `assignment.RecoveryRules` what to do. A simulation is
+given the same ladder and the same planner. Nodes die, come and are given notice
+by the place that they have, since who is where among nodes that hold nothing
+does not matter; after each event both have taken the same rungs, and the same
+places are held by one node or by several.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ class Simulation:
     zero = {f.name: 0.0 for f in dataclasses.fields(times_lib.Durations)}
     durations = times_lib.Durations(**zero)
     profile = layouts.make_profile(_STAGES, layer_secs=10.0)
-    times = times_lib.Times(
+    times = times_lib.PipelineTimes(
         speed.ProfileSpeed(
             profile,
             num_microbatches=4 * _SHARES,

@@ -18,13 +18,13 @@ _LATE_SECS = (0.0, 10.0, 25.0)
 def make_plan(seed, *, hang_secs, late_secs, late_at_secs, secs=70.0):
   """Returns a plan: n4 comes, and hears no member for `secs`."""
   faults = [
-      plans.Fault(6.0, "apart", ("n4",), secs),
-      plans.Fault(6.0, "join", ("n4",)),
-      plans.Fault(late_at_secs, "late_claim", ("n4",), late_secs),
+      plans.SimulatedFault(6.0, "apart", ("n4",), secs),
+      plans.SimulatedFault(6.0, "join", ("n4",)),
+      plans.SimulatedFault(late_at_secs, "late_claim", ("n4",), late_secs),
   ]
   members = tuple(f"n{i}" for i in range(4))
-  faults.append(plans.Fault(9.0, "hang_folder", members, hang_secs))
-  return plans.Plan(seed, 4, 0, tuple(faults), no_progress_secs=60.0)
+  faults.append(plans.SimulatedFault(9.0, "hang_folder", members, hang_secs))
+  return plans.HistoryPlan(seed, 4, 0, tuple(faults), no_progress_secs=60.0)
 
 
 class AskTest(parameterized.TestCase):
@@ -43,7 +43,7 @@ class AskTest(parameterized.TestCase):
 
   def test_it_asks_and_is_answered_and_no_step_waits(self):
     plan = make_plan(0, hang_secs=0.1, late_secs=0.0, late_at_secs=6.2)
-    one = history.History(plan)
+    one = history.ClusterHistory(plan)
     self.addCleanup(one.close)
     clock, steps = one.world.clock, []
     while clock.now < 70.0:
@@ -64,7 +64,9 @@ class AskTest(parameterized.TestCase):
     self.assertGreaterEqual(min(gained), 3)
 
   def test_a_run_of_which_nobody_is_left_begins_anew(self):
-    members = [plans.Fault(9.0, "vanish", (f"n{i}",)) for i in range(4)]
-    come = plans.Fault(9.5, "join", ("n4",))
-    plan = plans.Plan(0, 4, 0, (*members, come))
+    members = [
+        plans.SimulatedFault(9.0, "vanish", (f"n{i}",)) for i in range(4)
+    ]
+    come = plans.SimulatedFault(9.5, "join", ("n4",))
+    plan = plans.HistoryPlan(0, 4, 0, (*members, come))
     self.assertEqual(history.explore(plan), [])

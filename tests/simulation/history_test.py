@@ -17,7 +17,7 @@ from bamboo_jax.testing.simulation import plans
 for mode in sorted(plans.MODES):
   plan = plans.draw(mode, 3)
   assert plan == plans.draw(mode, 3)
-  one = history.History(plan)
+  one = history.ClusterHistory(plan)
   one.world.clock.run(8.0)
   print(mode, one.world.clock.count, one.world.trace)
 """
@@ -40,15 +40,15 @@ class HistoryTest(parameterized.TestCase):
     self.assertEqual(one, other)
 
   def test_what_should_not_be_is_found(self):
-    plan = plans.Plan(0, num_nodes=4, num_steps=0, faults=())
-    one = history.History(plan)
+    plan = plans.HistoryPlan(0, num_nodes=4, num_steps=0, faults=())
+    one = history.ClusterHistory(plan)
     one.world.clock.run(4.0)
     one.machines["n1"].kill_worker()  # Which no fault of the plan explains.
     (found,) = one.run()
     self.assertIn("accuracy: n1 ended: its worker was killed by SIGKILL", found)
 
   def test_a_wrong_value_is_found(self):
-    one = history.History(plans.Plan(0, 4, 0, (), trains=True))
+    one = history.ClusterHistory(plans.HistoryPlan(0, 4, 0, (), trains=True))
     self.addCleanup(one.close)
     one.world.clock.run(2.5)
     self.assertEqual(one.violations, [])
@@ -59,8 +59,10 @@ class HistoryTest(parameterized.TestCase):
     self.assertRegex(one.violations[0], "state: node . in view 1 commits step")
 
   def test_a_plan_shrinks_to_what_matters(self):
-    faults = [plans.Fault(float(i), "kill", (f"n{i}",)) for i in range(6)]
-    plan = plans.Plan(0, 6, 0, tuple(faults))
+    faults = [
+        plans.SimulatedFault(float(i), "kill", (f"n{i}",)) for i in range(6)
+    ]
+    plan = plans.HistoryPlan(0, 6, 0, tuple(faults))
     fails = lambda p: {f.at_secs for f in p.faults} >= {1.0, 4.0}
     want = dataclasses.replace(plan, faults=(faults[1], faults[4]))
     self.assertEqual(plans.shrink(plan, fails), want)

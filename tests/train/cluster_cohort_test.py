@@ -84,7 +84,7 @@ class Transport:
 
 
 def make_collectives():
-  return collectives_lib.Collectives(1, None, is_lost=lambda node: False)
+  return collectives_lib.ProcessCollectives(1, None, is_lost=lambda node: False)
 
 
 class ClusterCohortTest(parameterized.TestCase):

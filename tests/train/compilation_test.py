@@ -10,7 +10,7 @@ import numpy as np
 
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.executables import store as store_lib
+from bamboo_jax.runtime.executables import program_store as store_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.testing.fault_sweep import trials as trials_lib
 from bamboo_jax.train import background_compiler

@@ -8,7 +8,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.recovery import times
+from bamboo_jax.recovery import recovery_times
 from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -28,7 +28,7 @@ _PRICE = profiles.make_price(36.0, 3.6)
 
 
 def _measured(node, stage, op, start_secs, end_secs):
-  return recorder.Measured(
+  return recorder.MeasuredInstruction(
       node, instruction_lib.Instruction(stage, op, 0), start_secs, end_secs
   )
 
@@ -37,7 +37,7 @@ def _result(start_secs, *, secs=10.0, measured=(), sums_secs=0.0, **phases):
   return step_lib.Committed(
       steps=1,
       view=1,
-      sums=sums_lib.Sums(1.0, 1.0, 1.0, 0.5),
+      sums=sums_lib.StepSums(1.0, 1.0, 1.0, 0.5),
       secs=secs,
       phase_secs=phases,
       measured=measured,
@@ -136,7 +136,7 @@ class MeterTest(parameterized.TestCase):
   def test_death(self):
     meter = self._meter()
     meter.charge()
-    recovery = times.RecoveryTimes(
+    recovery = recovery_times.RecoveryTimes(
         step=1,
         view=2,
         nodes=(1,),

@@ -20,7 +20,7 @@ from bamboo_jax.train.setup import job as job_lib
 from tests import tiny
 from tests.train import outputs_test
 
-_CHANGE = identity_lib.Change("optimizer.learning_rate", 0.1, 0.2, True)
+_CHANGE = identity_lib.ChangedSetting("optimizer.learning_rate", 0.1, 0.2, True)
 _CHANGED = (
     "changed=optimizer.learning_rate old=0.1 new=0.2; later steps can differ "
     "in bits from a run without the change."
@@ -52,7 +52,7 @@ class OpeningTest(absltest.TestCase):
               workdir=workdir_lib.Workdir(root),
               progress=None
               if number
-              else progress_lib.Progress(num_steps=5, stream=shown),
+              else progress_lib.ProgressLine(num_steps=5, stream=shown),
           ),
           state,
       )

@@ -18,7 +18,7 @@ from bamboo_jax.train.setup import schedules
 from configs import sweep_faults
 
 _CONSTANT = dict(
-    schedule=schedules.Schedule("constant", 1e-2, 1e-2), options={}
+    schedule=schedules.LearningRateSchedule("constant", 1e-2, 1e-2), options={}
 )
 _DEATH = cases.Case(faults_lib.parse_faults("1,0/1,reduce,kill", source="test"))
 _PROFILES = []

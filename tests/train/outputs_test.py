@@ -20,7 +20,7 @@ from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.metrics import rows as rows_lib
 from bamboo_jax.metrics import schedule_plot
 from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.recovery import times
+from bamboo_jax.recovery import recovery_times
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -44,7 +44,7 @@ _OWNERS = ((0, 1), (2, 3))
 
 
 def _recovery(step, *, view):
-  return times.RecoveryTimes(
+  return recovery_times.RecoveryTimes(
       step=step,
       view=view,
       nodes=(0,),
@@ -91,7 +91,7 @@ def _committed(step, **facts):
   return step_lib.Committed(
       steps=step,
       view=1,
-      sums=sums_lib.Sums(64 * (10.0 - step), 64.0, 1 / 64, 0.5),
+      sums=sums_lib.StepSums(64 * (10.0 - step), 64.0, 1 / 64, 0.5),
       secs=2.0,
       phase_secs={"compute": 1.5},
       start_secs=100.0 + 2 * step,
@@ -102,7 +102,7 @@ def _committed(step, **facts):
 def _measured(step, **facts):
   """Returns a committed step with one instruction of node 1."""
   forward = instruction_lib.Instruction(1, instruction_lib.Op.FORWARD, 0)
-  slot = recorder_lib.Measured(1, forward, 103.0, 103.5)
+  slot = recorder_lib.MeasuredInstruction(1, forward, 103.0, 103.5)
   return _committed(step, measured=[slot], **facts)
 
 
@@ -132,7 +132,7 @@ class OutputsTest(parameterized.TestCase):
         environment.Environment(
             cohort=None,
             workdir=workdir_lib.Workdir(self.root),
-            progress=progress_lib.Progress(num_steps=9, stream=self.shown),
+            progress=progress_lib.ProgressLine(num_steps=9, stream=self.shown),
         ),
         State(self.nodes, number),
     )
@@ -313,10 +313,10 @@ class OutputsTest(parameterized.TestCase):
   def test_schedule_plot_shows_a_step_without_a_death(self):
     def slots(node):
       i = instruction_lib.Instruction(0, instruction_lib.Op.FORWARD, node)
-      slot = timeline_lib.Slot(node, i, 0.0, 3.0)
+      slot = timeline_lib.InstructionSlot(node, i, 0.0, 3.0)
       return dict(
           planned=[timeline_lib.Timeline((slot,), 3.0, {node: 0})],
-          measured=[recorder_lib.Measured(node, i, 102.0, 102.5)],
+          measured=[recorder_lib.MeasuredInstruction(node, i, 102.0, 102.5)],
       )
 
     steps = [
@@ -372,13 +372,15 @@ class OutputsTest(parameterized.TestCase):
     self.begin()
     i = instruction_lib.Instruction(1, instruction_lib.Op.RECV_GRAD, 2, 3)
     for step, node in ((1, 0), (2, 1)):
-      slot = timeline_lib.Slot(node, i, 0.0, 3.0)
+      slot = timeline_lib.InstructionSlot(node, i, 0.0, 3.0)
       start_secs = 100.0 + 2 * step
       self.train(
           step,
           planned=[timeline_lib.Timeline((slot,), 3.0, {node: 0})],
           measured=[
-              recorder_lib.Measured(node, i, start_secs, start_secs + 0.5)
+              recorder_lib.MeasuredInstruction(
+                  node, i, start_secs, start_secs + 0.5
+              )
           ],
       )
     self.summary(2)
@@ -435,7 +437,7 @@ class OutputsTest(parameterized.TestCase):
     rows = self.root / "rows"
     rows.mkdir()
     slot = [("node 3", "1F0", "forward", 1.0, 2.0)]
-    make = lambda at_secs, slots: [rows_lib.Rows(1, at_secs, 0.0, slots)]
+    make = lambda at_secs, slots: [rows_lib.StepRows(1, at_secs, 0.0, slots)]
     rows_lib.write(rows / "n0.json", make(100.0, []))
     rows_lib.write(rows / "n3.json", make(100.5, slot))
     done = _measured(1, recoveries=(_recovery(1, view=2),))

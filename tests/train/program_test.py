@@ -20,7 +20,7 @@ from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.spmd import executor as executor_lib
-from bamboo_jax.runtime.spmd import run as run_lib
+from bamboo_jax.runtime.spmd import pipeline_run as run_lib
 from bamboo_jax.testing.fault_sweep import trials
 from bamboo_jax.train import environment
 from bamboo_jax.train import run
@@ -196,7 +196,7 @@ class ProgramStepTest(parameterized.TestCase):
 
   def test_all_give_up_programs_together(self):
     executor = Run(num_steps=1).executor
-    other = executor_lib.Progress(0, {}, by_rows=True)
+    other = executor_lib.MemberProgress(0, {}, by_rows=True)
     say = lambda _, own: {0: own, 1: other}
     members = types.SimpleNamespace(gather=say)
     with mock.patch.object(executor, "_members", members):
@@ -216,14 +216,18 @@ class ProgramStepTest(parameterized.TestCase):
     cohort = mock.Mock(view=mock.Mock(numbers={0, 1, 2}), host_of=lambda n: n)
     with mock.patch.object(executor, "_members", cohort):
       for said in (
-          lambda own: {0: own, 1: own, 2: executor_lib.Progress()},  # A spare.
+          lambda own: {
+              0: own,
+              1: own,
+              2: executor_lib.MemberProgress(),
+          },  # A spare.
           lambda own: {0: own, 2: own},  # Node 1 has died.
       ):
         cohort.gather = lambda _, own, said=said: said(own)
         cohort.view.numbers = said(None).keys()
         executor.holdings(is_begun=True)
         self.assertEqual([*executor.programs.done().values()], [before])
-      behind = executor_lib.Progress(
+      behind = executor_lib.MemberProgress(
           -1 + executor._step, executor.programs.done()
       )
       cohort.gather = lambda _, own: {0: own, 1: behind}

@@ -52,7 +52,7 @@ def make_agreement(**changes):
 
 def make_change(*rows, **changes):
   given = dict(rung="checkpoint", reason="0/1 have no copy", rolls_back=True)
-  return assignment.Change(make_layout(*rows), **given | changes)
+  return assignment.LayoutChange(make_layout(*rows), **given | changes)
 
 
 class RunLogTest(parameterized.TestCase):
@@ -113,7 +113,9 @@ class RunLogTest(parameterized.TestCase):
         result=lambda **facts: facts,
     )
     row = [
-        timeline_lib.Slot(0, instruction.Instruction(0, op, 0), at, at + 10.0)
+        timeline_lib.InstructionSlot(
+            0, instruction.Instruction(0, op, 0), at, at + 10.0
+        )
         for op, at in ((_Op.FORWARD, 0.0), (_Op.BACKWARD, 10.0))
     ]
     lazy = timeline_lib.Timeline(tuple(row), 20.0, {0: 0})

@@ -157,7 +157,7 @@ class RunStateTest(parameterized.TestCase):
     layout = self.lay_out()
     with self.assertRaises(base.DamagedCheckpointError):
       self.state.begin(layout)
-    change = assignment.Change(layout, "checkpoint", "", rolls_back=True)
+    change = assignment.LayoutChange(layout, "checkpoint", "", rolls_back=True)
     if not saved:
       with self.assertRaises(base.DamagedCheckpointError):
         self.state.carry_out(change, restored=0)
@@ -181,7 +181,7 @@ class RunStateTest(parameterized.TestCase):
         for step in tried
     }
     layout = self.lay_out()
-    change = assignment.Change(layout, "checkpoint", "", rolls_back=True)
+    change = assignment.LayoutChange(layout, "checkpoint", "", rolls_back=True)
     self.state.carry_out(change, restored=6)
     want = []
     for step in tried:
@@ -277,7 +277,7 @@ class RunStateTest(parameterized.TestCase):
     self.assertEqual(self.state.spares, {0, 1, 2, 3})
 
   def test_too_few_nodes_wait_for_more(self):
-    change = assignment.Change(layout_lib.Layout(), "wait", "2 more.")
+    change = assignment.LayoutChange(layout_lib.Layout(), "wait", "2 more.")
     agreement = mock.Mock(change=change, victims=(types.Place(0, 1),))
     self.state.wait_for_nodes(agreement, show=self.parts.asked.append)
     self.assertEqual(

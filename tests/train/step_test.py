@@ -22,9 +22,9 @@ class Steps:
     self._engine = engine
     self._timelines = engines.play(engine, num_microbatches=2)
     cohort = local_cohort.LocalCohort(num_nodes)
-    self._step = step_lib.Step(
+    self._step = step_lib.StepRunner(
         engine,
-        executor_lib.Rows(engine, cohort),
+        executor_lib.RowsExecutor(engine, cohort),
         cohort,
         director=None,
         num_microbatches=2 * len(engine.owners),

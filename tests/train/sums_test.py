@@ -25,7 +25,7 @@ class SumsTest(parameterized.TestCase):
         sums.LocalSums({0: (28.0, 36.0)}, None),
     ]
     got = sums.add_up(said, num_stages=2, clip_norm=clip_norm)
-    self.assertEqual(got, sums.Sums(8.0, 2.0, scale, 5.0))
+    self.assertEqual(got, sums.StepSums(8.0, 2.0, scale, 5.0))
     self.assertEqual(got.mean_loss, 4.0)
 
   @parameterized.parameters(None, 1.0)
@@ -50,7 +50,7 @@ class SumsTest(parameterized.TestCase):
       (_NAN, 0.0, _NAN, "apply", "no token of the batch counts"),
   )
   def test_judge(self, loss, weight, norm, on_nonfinite, skipped):
-    total = sums.Sums(loss * weight, weight, 1.0, norm)
+    total = sums.StepSums(loss * weight, weight, 1.0, norm)
     got = sums.judge(6, total, on_nonfinite=on_nonfinite)
     self.assertEqual(got, skipped)
 
@@ -64,5 +64,5 @@ class SumsTest(parameterized.TestCase):
     with self.assertRaisesRegex(
         base.NonFiniteError, f"Step 7 has loss={loss} grad_norm={norm}, so .*"
     ):
-      total = sums.Sums(2.0 * loss, 2.0, 1.0, norm)
+      total = sums.StepSums(2.0 * loss, 2.0, 1.0, norm)
       sums.judge(6, total, on_nonfinite="stop")

@@ -10,7 +10,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import moves
-from bamboo_jax.runtime.executables import store
+from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.testing.fault_sweep import cases
 from bamboo_jax.testing.fault_sweep import storm as storm_lib
 from tests.fault_sweep import small
@@ -115,7 +115,7 @@ class StormTest(parameterized.TestCase):
   def test_nothing_is_compiled(self):
     trials = make_trials(num_shares=8)
     storm = storm_lib.Storm(num_events=8, at_once=2, seed=0)
-    with mock.patch.object(store.use(), "folder", None):
+    with mock.patch.object(program_store.use(), "folder", None):
       trials.run(storm)
     self.assertLen(storm.drawn, 8)
     self.assertEqual(storm.num_compiled, 0)

@@ -163,13 +163,13 @@ class LadderTest(parameterized.TestCase):
     self.assertNotIn(1, outcome.owners[0])
 
   def test_collections_are_short_while_it_trains(self):
-    counts, begin = [], step_lib.Step.begin
+    counts, begin = [], step_lib.StepRunner.begin
 
     def watch(*args):
       counts.append(gc.get_freeze_count())
       begin(*args)
 
-    with mock.patch.object(step_lib.Step, "begin", watch):
+    with mock.patch.object(step_lib.StepRunner, "begin", watch):
       small.make_trials(2, 2, 1).run(small.make_case("1,0/1,3"))
     self.assertGreater(min(counts), 0)
     self.assertEqual(gc.get_freeze_count(), 0)

@@ -38,14 +38,14 @@ class Agent:
   def __init__(
       self,
       etcd: etcd_lib.Etcd,
-      options: state_lib.Options,
-      identity: identity_lib.Identity,
+      options: state_lib.AgentOptions,
+      identity: identity_lib.ProcessIdentity,
       spare: copies.Spare | None = None,
   ) -> None:
     """Makes an agent; `spare`, if given, is a forked process for the worker."""
     self._options, self._etcd = options, etcd
     self._identity = identity
-    self._state = state_lib.State(options, incarnation=uuid.uuid4().hex)
+    self._state = state_lib.AgentState(options, incarnation=uuid.uuid4().hex)
     self._events: asyncio.Queue[Any] = asyncio.Queue()
     self._fence = fence_lib.Fence(options.workdir)
     etcd.forget()  # As for a process that has just started.
@@ -61,7 +61,7 @@ class Agent:
     self._started_secs = time.monotonic()
 
   @property
-  def state(self) -> state_lib.State:
+  def state(self) -> state_lib.AgentState:
     """The state of the core, to be read only."""
     return self._state
 
@@ -109,7 +109,7 @@ class Agent:
         self._peers.send(message, to)
       case events_lib.TellWorker(message):
         self._worker.send(message)
-      case events_lib.Dial(member):
+      case events_lib.DialAgent(member):
         self._peers.dial(member, me=self._state.roster.own)
       case events_lib.Cut(incarnation):
         self._peers.forget(incarnation)
@@ -149,9 +149,9 @@ class Agent:
         return await notices_lib.wait_notice(options.notices)
       case events_lib.Store(method, args):
         return await self._call_store(method, self._registry, *args)
-      case events_lib.Watch(secs, after):
+      case events_lib.WatchStore(secs, after):
         return await self._call_store(self._registry.wait, after, secs)
-      case events_lib.Fence(method, args):
+      case events_lib.CallFence(method, args):
         # In its own thread: a hanging folder must block neither store nor dial.
         # There are few, as each flow waits for at most one call.
         call = getattr(self._fence, method)

@@ -36,7 +36,7 @@ _NAME_SECS = 3 * registry_lib.LEASE_SECS  # A dead node's name is free.
 _LOST_SECS = 1.0  # Retry interval while the store is unreachable.
 
 
-def join(state: state_lib.State) -> events_lib.Flow:
+def join(state: state_lib.AgentState) -> events_lib.Flow:
   """Joins the run, and starts the flows that last until its end."""
   options, roster = state.options, state.roster
   yield from run_stamp.find(state)
@@ -68,7 +68,7 @@ def join(state: state_lib.State) -> events_lib.Flow:
     membership.take_notice(state, (yield events_lib.WaitNotice()))
 
 
-def _register(state: state_lib.State) -> events_lib.Flow:
+def _register(state: state_lib.AgentState) -> events_lib.Flow:
   """Registers this node for discovery.
 
   Raises `ValueError` if another live node has its name.
@@ -84,7 +84,7 @@ def _register(state: state_lib.State) -> events_lib.Flow:
     yield events_lib.Sleep(_POLL_SECS)
 
 
-def look(state: state_lib.State) -> events_lib.Flow:
+def look(state: state_lib.AgentState) -> events_lib.Flow:
   """Polls the store, until the end, for agents and views not known yet.
 
   Connects to the agents and adopts the views; retries after `OSError`.
@@ -98,13 +98,13 @@ def look(state: state_lib.State) -> events_lib.Flow:
       state.roster.registered = {m.incarnation for m in sight.members}
       state.dial(sight.members)
       yield events_lib.Sleep(_POLL_SECS)  # Changes come in bursts.
-      yield events_lib.Watch(_LOOK_SECS, after=sight.revision)
+      yield events_lib.WatchStore(_LOOK_SECS, after=sight.revision)
     except OSError as error:
       state.warn(f"{error}")
       yield events_lib.Sleep(_LOST_SECS)
 
 
-def _keep_lease(state: state_lib.State) -> events_lib.Flow:
+def _keep_lease(state: state_lib.AgentState) -> events_lib.Flow:
   """Renews the lease in the store."""
   while True:
     yield events_lib.Sleep(registry_lib.LEASE_SECS / 3)
@@ -112,7 +112,7 @@ def _keep_lease(state: state_lib.State) -> events_lib.Flow:
       yield events_lib.store(_Registry.renew, state.roster.me)
 
 
-def _find_origin(state: state_lib.State) -> events_lib.Flow:
+def _find_origin(state: state_lib.AgentState) -> events_lib.Flow:
   """Waits until it is known whether to join members or to start the run."""
   roster = state.roster
   while True:
@@ -127,7 +127,7 @@ def _find_origin(state: state_lib.State) -> events_lib.Flow:
     yield events_lib.Sleep(_POLL_SECS)
 
 
-def take_number(state: state_lib.State) -> events_lib.Flow:
+def take_number(state: state_lib.AgentState) -> events_lib.Flow:
   """Returns the number of this node, once all of the first nodes are known.
 
   If some of them do not join in time, numbers follow the order of joining.
@@ -146,7 +146,7 @@ def take_number(state: state_lib.State) -> events_lib.Flow:
     zones = yield from ask(_Registry.zones)
     is_complete = zones.keys() >= wanted
     if not is_complete:
-      yield from state.ask(events_lib.Watch(_LOOK_SECS))
+      yield from state.ask(events_lib.WatchStore(_LOOK_SECS))
     now = yield events_lib.Sleep(0.0)
     if is_complete or now >= end_secs:
       is_placed = yield from ask(_Registry.agree_to_place, is_complete)

@@ -18,7 +18,7 @@ from bamboo_jax.cluster.agent import run_over
 from bamboo_jax.cluster.agent import state as state_lib
 
 
-def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
+def on(state: state_lib.AgentState, event: Any, now: float) -> list[Any]:
   """Returns the actions for an event; updates `state`; `now` never falls."""
   state.now, state.actions = now, []
   if state.watch.was_away(now):
@@ -54,7 +54,9 @@ def on(state: state_lib.State, event: Any, now: float) -> list[Any]:
   return state.actions
 
 
-def _hear_peer(state: state_lib.State, incarnation: str, message: Any) -> None:
+def _hear_peer(
+    state: state_lib.AgentState, incarnation: str, message: Any
+) -> None:
   if incarnation in state.roster.left:  # It was removed while suspended.
     return
   if state.watch.is_quiet(incarnation, state.now):

@@ -112,7 +112,7 @@ class Answered:
 
 
 @dataclasses.dataclass(frozen=True)
-class Dial:
+class DialAgent:
   """Opens a connection to another agent; replaces the former one."""
 
   member: views.Member
@@ -188,7 +188,7 @@ class Store:
 
 
 @dataclasses.dataclass(frozen=True)
-class Watch:
+class WatchStore:
   """Waits for a change of the run in the store, at most `secs`.
 
   Changes count from the revision `after`, None for the newest seen so far.
@@ -199,7 +199,7 @@ class Watch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fence:
+class CallFence:
   """Calls a method of `store.fence.Fence`, by its name."""
 
   method: str

@@ -18,7 +18,7 @@ class Sample(NamedTuple):
   value: float
 
 
-def find_samples(state: state_lib.State) -> list[Sample]:
+def find_samples(state: state_lib.AgentState) -> list[Sample]:
   """Returns the metrics of an agent; pure.
 
   Only an agent whose worker writes the log knows the metrics of steps. Those of
@@ -47,7 +47,7 @@ def find_samples(state: state_lib.State) -> list[Sample]:
 
 class _Collector(registry_lib.Collector):
 
-  def __init__(self, state: Callable[[], state_lib.State | None]) -> None:
+  def __init__(self, state: Callable[[], state_lib.AgentState | None]) -> None:
     self._state = state
 
   def collect(self) -> Iterator[core.Metric]:
@@ -64,7 +64,7 @@ class _Collector(registry_lib.Collector):
 
 
 def serve(
-    port: int, *, host: str, state: Callable[[], state_lib.State | None]
+    port: int, *, host: str, state: Callable[[], state_lib.AgentState | None]
 ) -> int:
   """Serves the metrics in a daemon thread; returns the port.
 

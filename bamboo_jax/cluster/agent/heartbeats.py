@@ -17,7 +17,7 @@ from bamboo_jax.cluster.agent import state as state_lib
 _BEATS = 0.1  # Interval, as a part of `least_silence_secs`.
 
 
-def give(state: state_lib.State) -> None:
+def give(state: state_lib.AgentState) -> None:
   """Sends a heartbeat when it is due or its content has changed."""
   _look(state)
   beat = _now(state)
@@ -36,7 +36,9 @@ def give(state: state_lib.State) -> None:
     state.send(beat, to=[*_next(state, 1), *sorted(newcomers)])
 
 
-def hear(state: state_lib.State, incarnation: str, beat: messages.Beat) -> None:
+def hear(
+    state: state_lib.AgentState, incarnation: str, beat: messages.Beat
+) -> None:
   """Handles a heartbeat; answers it if it asks for one."""
   state.watch.note_stall(incarnation, beat.stall)
   state.heard.add(incarnation)
@@ -46,26 +48,26 @@ def hear(state: state_lib.State, incarnation: str, beat: messages.Beat) -> None:
       state.send(answer, to=[incarnation])
 
 
-def ask(state: state_lib.State) -> None:
+def ask(state: state_lib.AgentState) -> None:
   """Asks all agents for heartbeats if a member is suspected by now."""
   if state.has_worker and _now(state).asks and not state.beaten[1].asks:
     give(state)
 
 
-def is_sparse(state: state_lib.State) -> bool:
+def is_sparse(state: state_lib.AgentState) -> bool:
   """Whether each member is watched by only some of the others."""
   roster = state.roster
   num_others = len(roster.view.members) - 1
   return roster.is_member and num_others > state.options.limits.num_watchers
 
 
-def _now(state: state_lib.State) -> messages.Beat:
+def _now(state: state_lib.AgentState) -> messages.Beat:
   stall = state.watch.stall(state.now)
   asks = is_sparse(state) and _is_unclear(state)
   return messages.Beat(stall, state.roster.view.number, asks)
 
 
-def _is_unclear(state: state_lib.State) -> bool:
+def _is_unclear(state: state_lib.AgentState) -> bool:
   is_member = state.roster.view.find
   return any(
       is_member(by) and is_member(whom)
@@ -73,7 +75,7 @@ def _is_unclear(state: state_lib.State) -> bool:
   )
 
 
-def _look(state: state_lib.State) -> None:
+def _look(state: state_lib.AgentState) -> None:
   """Sets which agents are expected to send heartbeats."""
   expected = None
   if is_sparse(state) and not _is_unclear(state):
@@ -82,7 +84,7 @@ def _look(state: state_lib.State) -> None:
   state.watch.expect(expected, state.now)
 
 
-def _next(state: state_lib.State, direction: int) -> list[str]:
+def _next(state: state_lib.AgentState, direction: int) -> list[str]:
   """Returns the members that watch this one; with -1, those that it watches."""
   order = [m.incarnation for m in state.roster.view.members]
   at = order.index(state.incarnation)

@@ -28,27 +28,27 @@ _TRY_SECS = 0.1  # A host refuses a connection within this time.
 _SLOW_REDIAL_SECS = 1.0  # To agents that are not members.
 
 
-def accept(state: state_lib.State, member: views.Member) -> None:
+def accept(state: state_lib.AgentState, member: views.Member) -> None:
   """Handles an agent that has connected to this one."""
   if member.incarnation not in state.roster.left:
     state.watch.add(member.incarnation, state.now)
     state.dial([member])
 
 
-def connect(state: state_lib.State, incarnation: str) -> None:
+def connect(state: state_lib.AgentState, incarnation: str) -> None:
   """Handles an established connection to another agent."""
   if incarnation not in state.roster.left:
     state.connected.add(incarnation)
     reach(state, incarnation)
 
 
-def close(state: state_lib.State, incarnation: str, reason: str) -> None:
+def close(state: state_lib.AgentState, incarnation: str, reason: str) -> None:
   """Connects again after a connection was closed."""
   state.connected.discard(incarnation)
   lose(state, incarnation, reason)
 
 
-def reach(state: state_lib.State, incarnation: str) -> None:
+def reach(state: state_lib.AgentState, incarnation: str) -> None:
   """Resends to a reconnected agent the messages it may have missed."""
   roster = state.roster
   if incarnation in roster.left:
@@ -75,14 +75,14 @@ def reach(state: state_lib.State, incarnation: str) -> None:
     send(messages.Done())
 
 
-def tell_assignment(state: state_lib.State, incarnation: str) -> None:
+def tell_assignment(state: state_lib.AgentState, incarnation: str) -> None:
   """Sends the assignment to a joining node."""
   if state.assignment is not None and state.roster.is_member:
     if not state.roster.view.find(incarnation):
       state.send(state.assignment, to=[incarnation])
 
 
-def lose(state: state_lib.State, incarnation: str, reason: str) -> None:
+def lose(state: state_lib.AgentState, incarnation: str, reason: str) -> None:
   """Reconnects to an agent at once, after its connection has broken."""
   member = state.roster.known.get(incarnation)
   if member is None or state.is_ending:
@@ -95,7 +95,7 @@ def lose(state: state_lib.State, incarnation: str, reason: str) -> None:
   _dial(state, member)
 
 
-def is_trying(state: state_lib.State, incarnation: str) -> bool:
+def is_trying(state: state_lib.AgentState, incarnation: str) -> bool:
   """Whether a reconnect is under way that has neither succeeded nor failed."""
   if incarnation in state.connected or incarnation in state.unreachable:
     return False
@@ -104,7 +104,7 @@ def is_trying(state: state_lib.State, incarnation: str) -> bool:
 
 
 def fail(
-    state: state_lib.State, incarnation: str, reason: str, is_refused: bool
+    state: state_lib.AgentState, incarnation: str, reason: str, is_refused: bool
 ) -> None:
   """Suspects an agent after a failed connection attempt."""
   roster = state.roster
@@ -122,7 +122,7 @@ def fail(
   state.start(_redial(state, incarnation))
 
 
-def mend(state: state_lib.State, incarnation: str) -> None:
+def mend(state: state_lib.AgentState, incarnation: str) -> None:
   """Withdraws the suspicion of an agent whose host accepts connections again.
 
   The network was then the cause of the refusal. If this agent or the other is
@@ -135,14 +135,14 @@ def mend(state: state_lib.State, incarnation: str) -> None:
       tell_suspicions(state)
 
 
-def forget(state: state_lib.State, incarnation: str) -> None:
+def forget(state: state_lib.AgentState, incarnation: str) -> None:
   """Drops all contact with an agent that a view has removed."""
   state.roster.left.add(incarnation)
   _drop(state, incarnation)
   state.do(events_lib.Cut(incarnation))
 
 
-def _drop(state: state_lib.State, incarnation: str) -> None:
+def _drop(state: state_lib.AgentState, incarnation: str) -> None:
   """Forgets an agent until it connects again."""
   state.connected.discard(incarnation)
   state.roster.drop(incarnation)
@@ -152,7 +152,7 @@ def _drop(state: state_lib.State, incarnation: str) -> None:
   state.dialed_secs.pop(incarnation, None)
 
 
-def tell_suspicions(state: state_lib.State) -> None:
+def tell_suspicions(state: state_lib.AgentState) -> None:
   """Broadcasts the suspicions of this agent if they have changed."""
   silent = {
       i: messages.Suspect(i, reason, is_certain=False)
@@ -173,7 +173,7 @@ def tell_suspicions(state: state_lib.State) -> None:
   heartbeats.ask(state)  # Logged before it has consequences.
 
 
-def _redial(state: state_lib.State, incarnation: str) -> events_lib.Flow:
+def _redial(state: state_lib.AgentState, incarnation: str) -> events_lib.Flow:
   is_member = state.roster.view.find(incarnation) is not None
   yield events_lib.Sleep(_REDIAL_SECS if is_member else _SLOW_REDIAL_SECS)
   member = state.roster.known.get(incarnation)
@@ -181,6 +181,6 @@ def _redial(state: state_lib.State, incarnation: str) -> events_lib.Flow:
     _dial(state, member)
 
 
-def _dial(state: state_lib.State, member: views.Member) -> None:
+def _dial(state: state_lib.AgentState, member: views.Member) -> None:
   state.dialed_secs[member.incarnation] = state.now
-  state.do(events_lib.Dial(member))
+  state.do(events_lib.DialAgent(member))

@@ -45,7 +45,9 @@ _NUM_PUBLISHERS = 6  # In case the first cannot reach the store.
 _SETTLE_SECS = 2.0  # Wait of an agent whose worker is gone.
 
 
-def look_around(state: state_lib.State, *, is_worker_stopped: bool) -> None:
+def look_around(
+    state: state_lib.AgentState, *, is_worker_stopped: bool
+) -> None:
   """Sends a heartbeat, and finds silent agents."""
   state.watch.tick(state.now)
   if state.has_worker:
@@ -63,7 +65,7 @@ def look_around(state: state_lib.State, *, is_worker_stopped: bool) -> None:
   decide(state)
 
 
-def _tell_trouble(state: state_lib.State) -> None:
+def _tell_trouble(state: state_lib.AgentState) -> None:
   """Tells the worker whether a view is due, for which it should wait."""
   roster = state.roster
   is_due = any(
@@ -75,7 +77,7 @@ def _tell_trouble(state: state_lib.State) -> None:
     state.tell_worker(messages.Trouble(is_due))
 
 
-def take_notice(state: state_lib.State, reason: str) -> None:
+def take_notice(state: state_lib.AgentState, reason: str) -> None:
   """Handles a preemption notice: others take over, then this node exits."""
   roster = state.roster
   if roster.can_hand_over:
@@ -87,7 +89,7 @@ def take_notice(state: state_lib.State, reason: str) -> None:
     state.finish(events_lib.End(why))
 
 
-def decide(state: state_lib.State) -> None:
+def decide(state: state_lib.AgentState) -> None:
   """Proposes the next view if one is due and it is this agent's turn."""
   if _wanted(state) is not None:
     state.start(_propose(state), once=True)
@@ -99,7 +101,7 @@ def decide(state: state_lib.State) -> None:
       state.start(_publish(state, wait_secs), once=True)
 
 
-def decide_soon(state: state_lib.State) -> None:
+def decide_soon(state: state_lib.AgentState) -> None:
   """Calls `decide` once for all messages of the next few milliseconds.
 
   In large clusters every agent reports every death.
@@ -110,18 +112,18 @@ def decide_soon(state: state_lib.State) -> None:
     state.start(_decide_later(state), once=True)
 
 
-def _decide_later(state: state_lib.State) -> events_lib.Flow:
+def _decide_later(state: state_lib.AgentState) -> events_lib.Flow:
   yield events_lib.Sleep(_SOON_SECS)
   _decide_again(state)
 
 
-def _decide_again(state: state_lib.State) -> None:
+def _decide_again(state: state_lib.AgentState) -> None:
   state.decided_secs = state.now
   links.tell_suspicions(state)
   decide(state)
 
 
-def _propose(state: state_lib.State) -> events_lib.Flow:
+def _propose(state: state_lib.AgentState) -> events_lib.Flow:
   """Proposes views until none is due.
 
   An agent that has lost most others waits for them, as it may be the one that
@@ -135,7 +137,7 @@ def _propose(state: state_lib.State) -> events_lib.Flow:
         yield events_lib.Sleep(_PATIENCE_SECS)
         state.patient_for = view.number
       else:
-        made = yield events_lib.Fence("claim_view", (state.stamp, view))
+        made = yield events_lib.CallFence("claim_view", (state.stamp, view))
         if made.find(state.incarnation) is None:  # Its maker may be dead.
           yield events_lib.store(_Registry.write_view, made)
         learn(state, [made])
@@ -144,7 +146,7 @@ def _propose(state: state_lib.State) -> events_lib.Flow:
       yield events_lib.Sleep(_RETRY_SECS)
 
 
-def _publish(state: state_lib.State, wait_secs: float) -> events_lib.Flow:
+def _publish(state: state_lib.AgentState, wait_secs: float) -> events_lib.Flow:
   """Writes views to the store that it may lack."""
   if wait_secs:
     yield events_lib.Sleep(wait_secs)
@@ -161,7 +163,7 @@ def _publish(state: state_lib.State, wait_secs: float) -> events_lib.Flow:
 
 
 def find_unpublished(
-    state: state_lib.State, found: Collection[views.View], published: int
+    state: state_lib.AgentState, found: Collection[views.View], published: int
 ) -> None:
   """Writes views again that the store has lost, such as after a restore.
 
@@ -173,7 +175,7 @@ def find_unpublished(
     decide(state)
 
 
-def _wanted(state: state_lib.State) -> views.View | None:
+def _wanted(state: state_lib.AgentState) -> views.View | None:
   """Returns the view that this agent has to propose now, or None."""
   roster = state.roster
   if state.is_ending or not state.has_worker:
@@ -205,7 +207,7 @@ def _wanted(state: state_lib.State) -> views.View | None:
   return view if state.now >= state.due[1] + wait_secs else None
 
 
-def read(state: state_lib.State) -> events_lib.Flow:
+def read(state: state_lib.AgentState) -> events_lib.Flow:
   """Reads all views unknown here, in order; only the last if none is known."""
   if not state.roster.view.number:
     newest = yield events_lib.store(_Registry.read_view)
@@ -215,15 +217,15 @@ def read(state: state_lib.State) -> events_lib.Flow:
     learn(state, (yield events_lib.store(_Registry.read_views, known)))
 
 
-def read_made(state: state_lib.State) -> events_lib.Flow:
+def read_made(state: state_lib.AgentState) -> events_lib.Flow:
   """Reads the views of the folder; returns whether there are new ones."""
   known = state.roster.view.number
-  found = yield events_lib.Fence("views_after", (state.stamp, known))
+  found = yield events_lib.CallFence("views_after", (state.stamp, known))
   learn(state, found)
   return bool(found)
 
 
-def learn(state: state_lib.State, found: Collection[views.View]) -> None:
+def learn(state: state_lib.AgentState, found: Collection[views.View]) -> None:
   """Adopts views that were read, in order."""
   for view in found:
     if view.number > state.roster.view.number:
@@ -231,7 +233,7 @@ def learn(state: state_lib.State, found: Collection[views.View]) -> None:
       adopt(state, view)
 
 
-def hear_of(state: state_lib.State, view: views.View) -> None:
+def hear_of(state: state_lib.AgentState, view: views.View) -> None:
   """Adopts a view of another agent, after reading those in between.
 
   Agents that are not members need not know the views in between.
@@ -243,11 +245,11 @@ def hear_of(state: state_lib.State, view: views.View) -> None:
     state.start(_catch_up(state), once=True)
 
 
-def _catch_up(state: state_lib.State) -> events_lib.Flow:
+def _catch_up(state: state_lib.AgentState) -> events_lib.Flow:
   yield from state.until_ok(read, state)
 
 
-def adopt(state: state_lib.State, view: views.View) -> None:
+def adopt(state: state_lib.AgentState, view: views.View) -> None:
   """Adopts a view if it is newer, and tells the worker."""
   if view.repeats > state.roster.view.number:  # A newcomer has missed it.
     adopt(state, views.original(view))
@@ -281,7 +283,7 @@ def adopt(state: state_lib.State, view: views.View) -> None:
 
 
 def _find_silent(
-    state: state_lib.State, former: views.View, view: views.View
+    state: state_lib.AgentState, former: views.View, view: views.View
 ) -> dict[int, float]:
   """Returns how long lost nodes had been silent, of those ever heard."""
   found = {
@@ -292,21 +294,21 @@ def _find_silent(
   return {number: secs for number, secs in found.items() if secs is not None}
 
 
-def _answer(state: state_lib.State) -> events_lib.Flow:
+def _answer(state: state_lib.AgentState) -> events_lib.Flow:
   """Answers a question in the folder: this member is alive."""
   while (asked := state.roster.view).is_ask and state.roster.is_at_work:
     if state.is_ending:
       return
     try:
       view = views.answer(asked, state.options.name)
-      made = yield events_lib.Fence("claim_view", (state.stamp, view))
+      made = yield events_lib.CallFence("claim_view", (state.stamp, view))
       learn(state, [made])
     except OSError as error:
       state.warn(f"{error} Trying again.")
       yield events_lib.Sleep(_RETRY_SECS)
 
 
-def look_at_folder(state: state_lib.State) -> events_lib.Flow:
+def look_at_folder(state: state_lib.AgentState) -> events_lib.Flow:
   """Finds views in the folder that this agent has not received."""
   while True:
     yield events_lib.Sleep(_LOOK_SECS)
@@ -318,7 +320,7 @@ def look_at_folder(state: state_lib.State) -> events_lib.Flow:
 
 
 def _leave_out(
-    state: state_lib.State, former: views.View, view: views.View
+    state: state_lib.AgentState, former: views.View, view: views.View
 ) -> None:
   """Cuts connections with removed nodes; connects to the members of a view."""
   for member in former.members:
@@ -334,7 +336,7 @@ def _leave_out(
   state.dial(view.members)
 
 
-def _compare_origin(state: state_lib.State, view: views.View) -> None:
+def _compare_origin(state: state_lib.AgentState, view: views.View) -> None:
   """Restarts this agent if its worker started from an outdated view."""
   if not view.members:
     if state.origin != view.number:
@@ -347,7 +349,7 @@ def _compare_origin(state: state_lib.State, view: views.View) -> None:
     state.tell_worker(messages.NewView(view))
 
 
-def _stand_by(state: state_lib.State) -> events_lib.Flow:
+def _stand_by(state: state_lib.AgentState) -> events_lib.Flow:
   """Ends after a while, unless no other member is alive by then either."""
   yield events_lib.Sleep(_SETTLE_SECS)
   while not state.is_ending:

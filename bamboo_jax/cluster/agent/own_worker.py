@@ -16,7 +16,7 @@ _RETRY_SECS = 0.1
 _STATUS_SECS = 1.0  # Interval of reports to the store.
 
 
-def hear(state: state_lib.State, message: Any) -> None:
+def hear(state: state_lib.AgentState, message: Any) -> None:
   """Handles one of `messages.FROM_WORKER`."""
   roster = state.roster
   state.watch.note_worker(state.now)
@@ -54,7 +54,7 @@ def hear(state: state_lib.State, message: Any) -> None:
       state.finish(events_lib.End())
 
 
-def _say_ready(state: state_lib.State) -> events_lib.Flow:
+def _say_ready(state: state_lib.AgentState) -> events_lib.Flow:
   """Reports that the node is ready, once it knows which members it reaches."""
   roster, me = state.roster, state.incarnation
   tried = state.connected | state.unreachable.keys() | {me}
@@ -66,7 +66,7 @@ def _say_ready(state: state_lib.State) -> events_lib.Flow:
   membership.decide(state)
 
 
-def end(state: state_lib.State, code: int) -> None:
+def end(state: state_lib.AgentState, code: int) -> None:
   """Handles the exit of the worker."""
   roster, me = state.roster, state.incarnation
   if state.is_done:
@@ -86,11 +86,11 @@ def end(state: state_lib.State, code: int) -> None:
     state.send(state.gone(reason, is_workerless=True))
 
 
-def _fail(state: state_lib.State, reason: str) -> events_lib.Flow:
+def _fail(state: state_lib.AgentState, reason: str) -> events_lib.Flow:
   """Ends, unless the run has restarted: then the worker had to end."""
   try:
     yield from membership.read_made(state)
-    claim, _ = yield events_lib.Fence("read")
+    claim, _ = yield events_lib.CallFence("read")
     if claim is not None and claim.stamp != state.stamp:
       state.restart("the run has restarted")
   except OSError as error:
@@ -102,7 +102,7 @@ def _fail(state: state_lib.State, reason: str) -> events_lib.Flow:
     state.finish(events_lib.End(reason))
 
 
-def _make_sure(state: state_lib.State) -> events_lib.Flow:
+def _make_sure(state: state_lib.AgentState) -> events_lib.Flow:
   """Tells the worker that it is still a member, if the folder says so.
 
   While this agent was suspended, a view without this node may have been made;
@@ -113,13 +113,13 @@ def _make_sure(state: state_lib.State) -> events_lib.Flow:
     state.tell_worker(messages.StillMember())
 
 
-def _report(state: state_lib.State, status: Mapping[str, Any]) -> None:
+def _report(state: state_lib.AgentState, status: Mapping[str, Any]) -> None:
   state.status |= status
   state.is_status_new = True
   state.start(_write_status(state), once=True)
 
 
-def _write_status(state: state_lib.State) -> events_lib.Flow:
+def _write_status(state: state_lib.AgentState) -> events_lib.Flow:
   """Writes the newest status to the store, at most once a second."""
   while state.is_status_new:
     state.is_status_new = False

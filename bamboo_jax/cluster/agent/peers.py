@@ -46,7 +46,7 @@ class Peers:
 
   def __init__(
       self,
-      identity: identity_lib.Identity,
+      identity: identity_lib.ProcessIdentity,
       events: asyncio.Queue[Any],
       *,
       ack_secs: float,

@@ -26,7 +26,7 @@ _Registry = registry_lib.Registry
 _ALONE_SECS = 1.0  # Live members answer within this time.
 
 
-def look(state: state_lib.State) -> None:
+def look(state: state_lib.AgentState) -> None:
   """Restarts the run once no member has been heard for long enough."""
   roster = state.roster
   if roster.done & {*roster.incarnations} and not roster.is_at_work:
@@ -44,7 +44,7 @@ def look(state: state_lib.State) -> None:
     state.start(_end_run(state), once=True)
 
 
-def _is_late(state: state_lib.State) -> bool:
+def _is_late(state: state_lib.AgentState) -> bool:
   """Whether members have finished the run without this one.
 
   A node that finishes with them may still be writing; one that is only ready to
@@ -58,14 +58,14 @@ def _is_late(state: state_lib.State) -> bool:
   )
 
 
-def _leave(state: state_lib.State) -> events_lib.Flow:
+def _leave(state: state_lib.AgentState) -> events_lib.Flow:
   """Ends an agent that did not finish together with the others."""
   yield events_lib.Sleep(state.options.limits.most_silence_secs)
   if _is_late(state):
     state.finish(events_lib.End())
 
 
-def _seems_over(state: state_lib.State) -> bool:
+def _seems_over(state: state_lib.AgentState) -> bool:
   """Whether no member is reachable; never if this node is one."""
   roster = state.roster
   if not roster.view.members or roster.is_at_work:
@@ -74,7 +74,7 @@ def _seems_over(state: state_lib.State) -> bool:
   return all(state.suspicions.suspects(i) for i in members)
 
 
-def _is_over(state: state_lib.State) -> bool:
+def _is_over(state: state_lib.AgentState) -> bool:
   """Whether their leases have expired too."""
   roster = state.roster
   members = set(roster.incarnations) - roster.gone.keys()
@@ -82,7 +82,7 @@ def _is_over(state: state_lib.State) -> bool:
   return not is_known and _seems_over(state)
 
 
-def _patience_secs(state: state_lib.State) -> float:
+def _patience_secs(state: state_lib.AgentState) -> float:
   """Returns how long to wait: longer if members may be alive but cut off."""
   members = set(state.roster.incarnations) - state.roster.gone.keys()
   if all(state.suspicions.is_refused(i) for i in members):
@@ -91,7 +91,7 @@ def _patience_secs(state: state_lib.State) -> float:
   return state.options.limits.most_silence_secs * min(state.num_answers + 1, 8)
 
 
-def _end_run(state: state_lib.State) -> events_lib.Flow:
+def _end_run(state: state_lib.AgentState) -> events_lib.Flow:
   yield from state.until_ok(membership.read, state)
   if {*state.roster.incarnations} - state.roster.gone.keys():
     if not (yield from _ask_in_vain(state)):
@@ -110,7 +110,7 @@ def _end_run(state: state_lib.State) -> events_lib.Flow:
     membership.adopt(state, empty)
 
 
-def _ask_in_vain(state: state_lib.State) -> events_lib.Flow:
+def _ask_in_vain(state: state_lib.AgentState) -> events_lib.Flow:
   """Asks in the folder whether a member is alive; True if none answers.
 
   The next view in the folder is either the answer of a member or the view
@@ -129,8 +129,8 @@ def _ask_in_vain(state: state_lib.State) -> events_lib.Flow:
   return state.roster.view.number == asked.number
 
 
-def _make(state: state_lib.State, view: views.View) -> events_lib.Flow:
+def _make(state: state_lib.AgentState, view: views.View) -> events_lib.Flow:
   """Claims a view; returns the one of its number, once the store has it too."""
-  made = yield events_lib.Fence("claim_view", (state.stamp, view))
+  made = yield events_lib.CallFence("claim_view", (state.stamp, view))
   yield events_lib.store(_Registry.write_view, made)
   return made

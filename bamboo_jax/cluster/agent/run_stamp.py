@@ -27,7 +27,7 @@ _POLL_SECS = 0.1
 _HANDOVER_SECS = 2.0
 
 
-def find(state: state_lib.State) -> events_lib.Flow:
+def find(state: state_lib.AgentState) -> events_lib.Flow:
   """Waits until the stamp of the run is known; draws one for a new run.
 
   Raises `ValueError` if another run uses the workdir, or if the other nodes of
@@ -41,18 +41,18 @@ def find(state: state_lib.State) -> events_lib.Flow:
         events_lib.store(_Registry.stamp), fatal=etcd_lib.NoEtcdError
     )
     there = yield from ask
-    claim, beat = yield from state.ask(events_lib.Fence("read"))
+    claim, beat = yield from state.ask(events_lib.CallFence("read"))
     if there and claim is not None and there == claim.stamp:
       break
     if beat != last:
       last, since_secs = beat, state.now
     is_left = claim and state.now >= since_secs + limits.most_silence_secs
     if is_left and there:
-      yield from state.ask(events_lib.Fence("replace", (there,)))
+      yield from state.ask(events_lib.CallFence("replace", (there,)))
       continue
     mine = state.incarnation
     if is_left or not (claim or there):
-      create = state.ask(events_lib.Fence("create", (mine,)))
+      create = state.ask(events_lib.CallFence("create", (mine,)))
       if claim or (yield from create):
         begin = events_lib.store(_Registry.begin, mine)
         yield from state.ask(begin)
@@ -67,7 +67,7 @@ def find(state: state_lib.State) -> events_lib.Flow:
 
 
 def _refuse(
-    options: state_lib.Options, there: str, claim: fence_lib.Claim | None
+    options: state_lib.AgentOptions, there: str, claim: fence_lib.Claim | None
 ) -> None:
   where, run = options.workdir, f"run {options.run!r}"
   if claim is not None and tenure.is_alone(claim):
@@ -85,13 +85,13 @@ def _refuse(
   )
 
 
-def begin_life(state: state_lib.State, epoch: int) -> events_lib.Flow:
+def begin_life(state: state_lib.AgentState, epoch: int) -> events_lib.Flow:
   """Fences members of earlier lives of the run, which may be cut off."""
   claim = fence_lib.Claim(state.stamp, epoch)
   yield from state.until_ok(_fence, "begin", claim)
 
 
-def beat(state: state_lib.State) -> events_lib.Flow:
+def beat(state: state_lib.AgentState) -> events_lib.Flow:
   """Updates the time of the fence, the sign that members are alive.
 
   The first reachable member does it for all, independently of the store.
@@ -111,12 +111,12 @@ def beat(state: state_lib.State) -> events_lib.Flow:
     is_first = roster.is_at_work and first == state.incarnation
     if is_first or not roster.view.members:
       try:
-        yield events_lib.Fence("beat")
+        yield events_lib.CallFence("beat")
       except OSError as error:
         state.warn(f"{error}")
 
 
-def look(state: state_lib.State) -> events_lib.Flow:
+def look(state: state_lib.AgentState) -> events_lib.Flow:
   """Returns the run as the store has it, a `registry.Sight`.
 
   Raises `OSError` if the store has lost the run; restores it if possible.
@@ -149,7 +149,7 @@ def look(state: state_lib.State) -> events_lib.Flow:
   raise OSError("The store is not to be trusted.")
 
 
-def _find_left(state: state_lib.State) -> list[str]:
+def _find_left(state: state_lib.AgentState) -> list[str]:
   """Returns the members not to be removed; this agent if there are no members.
 
   Agents without a worker are among them: perhaps none has one.
@@ -161,7 +161,7 @@ def _find_left(state: state_lib.State) -> list[str]:
   return [] if lost is None else [i for i in members if i not in lost]
 
 
-def _may_restore(state: state_lib.State) -> bool:
+def _may_restore(state: state_lib.AgentState) -> bool:
   """Whether this agent may restore the store now.
 
   The oldest remaining one goes first, the others in case it cannot reach it.
@@ -172,7 +172,7 @@ def _may_restore(state: state_lib.State) -> bool:
   return state.now >= state.lost_secs + _HANDOVER_SECS * left.index(me)
 
 
-def _restore(state: state_lib.State) -> events_lib.Store:
+def _restore(state: state_lib.AgentState) -> events_lib.Store:
   return events_lib.store(
       _Registry.restore,
       state.stamp,
@@ -183,4 +183,4 @@ def _restore(state: state_lib.State) -> events_lib.Store:
 
 
 def _fence(method: str, *args: fence_lib.Claim) -> events_lib.Flow:
-  return (yield events_lib.Fence(method, args))
+  return (yield events_lib.CallFence(method, args))

@@ -12,7 +12,7 @@ from bamboo_jax.cluster.agent import state as state_lib
 _SETTLE_SECS = 2.0  # Restarting nodes wait for each other.
 
 
-def find_lost(state: state_lib.State) -> dict[str, str] | None:
+def find_lost(state: state_lib.AgentState) -> dict[str, str] | None:
   """Returns nodes to remove, with reasons; None if others must decide."""
   roster, me = state.roster, state.incarnation
   members = roster.incarnations
@@ -33,7 +33,10 @@ def find_lost(state: state_lib.State) -> dict[str, str] | None:
 
 
 def find_unreachable(
-    state: state_lib.State, members: list[str], *, quiet: Collection[str] = ()
+    state: state_lib.AgentState,
+    members: list[str],
+    *,
+    quiet: Collection[str] = (),
 ) -> dict[str, str] | None:
   """Returns unreachable members; None if this one seems cut off itself."""
   me = state.incarnation
@@ -47,7 +50,7 @@ def find_unreachable(
   return {i: edges[i].reason for i in members if i in edges}
 
 
-def find_newcomers(state: state_lib.State) -> list[views.Member]:
+def find_newcomers(state: state_lib.AgentState) -> list[views.Member]:
   """Returns nodes to admit: joining, ready, and connected to all members."""
   roster, suspicions = state.roster, state.suspicions
   members = {*roster.incarnations}
@@ -71,7 +74,7 @@ def find_newcomers(state: state_lib.State) -> list[views.Member]:
   return [roster.known[i] for i in joining]
 
 
-def find_first(state: state_lib.State) -> list[views.Member] | None:
+def find_first(state: state_lib.AgentState) -> list[views.Member] | None:
   """Returns the first members; None while more nodes may join."""
   roster, limits = state.roster, state.options.limits
   origin = roster.view.number

@@ -22,7 +22,7 @@ _GIVE_UP_SECS, _AGAIN_GIVE_UP_SECS = 15.0, 300.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class AgentOptions:
   """The options of an agent; `notices`, if given, polls for preemptions.
 
   Attributes:
@@ -47,20 +47,20 @@ class Options:
   config: dict[str, Any]
   command: Sequence[str]
   log: str
-  limits: detection.Limits
+  limits: detection.DetectionLimits
   notices: notices_lib.Poller | None = None
   is_again: bool = False
 
 
-class State:
+class AgentState:
   """The state of one agent, whose `incarnation` is unique in the run."""
 
-  def __init__(self, options: Options, *, incarnation: str) -> None:
+  def __init__(self, options: AgentOptions, *, incarnation: str) -> None:
     self.options = options
     self.incarnation = incarnation
-    self.roster = roster_lib.Roster()
+    self.roster = roster_lib.AgentRoster()
     self.board = board_lib.Board()
-    self.watch = watch_lib.Watch(options.limits)
+    self.watch = watch_lib.HeartbeatWatch(options.limits)
     self.suspicions = suspicion_lib.Suspicions(incarnation)
     self.now = 0.0
     self.actions: list[Any] = []
@@ -213,7 +213,7 @@ class State:
     """Connects to other agents, to each once."""
     for member in members:
       if self.roster.meet(member):
-        self.do(events_lib.Dial(member))
+        self.do(events_lib.DialAgent(member))
 
   def warn(self, text: str) -> None:
     """Logs a warning, the same one at most every few seconds."""

@@ -16,7 +16,7 @@ _NAME, _SECRET = "endpoint.json", "secret"
 
 
 @dataclasses.dataclass(frozen=True)
-class Endpoint:
+class RunAddress:
   """The address of a run.
 
   Attributes:
@@ -27,7 +27,7 @@ class Endpoint:
   run: str
 
 
-def write(workdir: pathlib.Path, endpoint: Endpoint) -> None:
+def write(workdir: pathlib.Path, endpoint: RunAddress) -> None:
   """Writes `endpoint.json` in `workdir`."""
   text = json.dumps(dataclasses.asdict(endpoint))
   base.write_atomically(workdir / _NAME, text + "\n")
@@ -38,12 +38,12 @@ def remove(workdir: pathlib.Path) -> None:
   (workdir / _NAME).unlink(missing_ok=True)
 
 
-def read(workdir: pathlib.Path) -> Endpoint:
+def read(workdir: pathlib.Path) -> RunAddress:
   """Returns the address; `ValueError` if no cluster runs in `workdir`."""
   path = workdir / _NAME
   try:
     found = json.loads(path.read_text())
-    return json_lib.from_plain(Endpoint, found)
+    return json_lib.from_plain(RunAddress, found)
   except FileNotFoundError:
     if (workdir / "summary.json").exists():
       raise ValueError(

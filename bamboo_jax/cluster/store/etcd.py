@@ -53,7 +53,7 @@ def find_fault(version: str) -> str:
   )
 
 
-class Answer(NamedTuple):
+class EtcdResponse(NamedTuple):
   """HTTP status and JSON body of a response."""
 
   status: int
@@ -68,7 +68,7 @@ class Snapshot(NamedTuple):
 
 
 # Arguments: host, port, path, request, timeout in seconds.
-Transport = Callable[[str, int, str, Mapping[str, Any], float], Answer]
+Transport = Callable[[str, int, str, Mapping[str, Any], float], EtcdResponse]
 
 
 class Etcd:
@@ -289,7 +289,7 @@ class Etcd:
       path: str,
       request: Mapping[str, Any],
       timeout_secs: float,
-  ) -> Answer:
+  ) -> EtcdResponse:
     idle = self._idle.setdefault((host, port), [])
     try:
       connection = idle.pop()
@@ -298,7 +298,7 @@ class Etcd:
     try:
       connection.request("POST", f"/v3/{path}", json.dumps(request))
       response = connection.getresponse()
-      answer = Answer(response.status, _parse(response.read()))
+      answer = EtcdResponse(response.status, _parse(response.read()))
     except (OSError, http.client.HTTPException, ValueError) as error:
       connection.close()
       self.close()  # The server may have restarted.

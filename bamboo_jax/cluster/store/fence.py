@@ -36,7 +36,7 @@ BEAT_SECS = 4.0  # Live members update the time within this.
 VOID_SECS = 10.0  # After which a damaged file counts as no view.
 _NAME = "fence.json"
 
-# Yields calls of `Folder`, method and arguments; is sent their results.
+# Yields calls of `FenceFolder`, method and arguments; is sent their results.
 Calls = Generator[tuple[str, ...], Any, Any]
 
 
@@ -68,7 +68,7 @@ class _DamagedError(OSError):
   """A view's file is damaged, and not yet replaced."""
 
 
-class Protocol:
+class FenceProtocol:
   """The order of reads and writes, as generators of calls; no I/O."""
 
   def __init__(self, where: str, now: Callable[[], float]) -> None:
@@ -174,7 +174,7 @@ class File(NamedTuple):
   changed_ns: int
 
 
-class Folder:
+class FenceFolder:
   """The files of a folder; all calls block, and raise `OSError`."""
 
   def __init__(self, path: pathlib.Path) -> None:
@@ -225,7 +225,7 @@ class Folder:
 
 
 def _blocking(calls: Callable[..., Calls]) -> Callable[..., Any]:
-  """Returns a method that carries out the calls of one of `Protocol`."""
+  """Returns a method that carries out the calls of one of `FenceProtocol`."""
 
   @functools.wraps(calls)
   def block(self: "Fence", *args: Any) -> Any:
@@ -235,7 +235,7 @@ def _blocking(calls: Callable[..., Calls]) -> Callable[..., Any]:
 
 
 def run(calls: Calls, folder: Any) -> Any:
-  """Carries out calls of a `Folder`, and returns their final result."""
+  """Carries out calls of a `FenceFolder`, and returns their final result."""
   answer = None
   while True:
     try:
@@ -251,16 +251,16 @@ class Fence:
   def __init__(self, folder: str | os.PathLike[str]) -> None:
     self._path = pathlib.Path(folder) / _NAME
     self._views = pathlib.Path(folder) / "views"
-    self.folder = Folder(pathlib.Path(folder))
-    self.protocol = Protocol(os.fspath(folder), time.monotonic)
+    self.folder = FenceFolder(pathlib.Path(folder))
+    self.protocol = FenceProtocol(os.fspath(folder), time.monotonic)
 
-  read = _blocking(Protocol.read)
-  create = _blocking(Protocol.create)
-  replace = _blocking(Protocol.replace)
-  begin = _blocking(Protocol.begin)
-  claim_view = _blocking(Protocol.claim_view)
-  views_after = _blocking(Protocol.views_after)
-  beat = _blocking(Protocol.beat)
+  read = _blocking(FenceProtocol.read)
+  create = _blocking(FenceProtocol.create)
+  replace = _blocking(FenceProtocol.replace)
+  begin = _blocking(FenceProtocol.begin)
+  claim_view = _blocking(FenceProtocol.claim_view)
+  views_after = _blocking(FenceProtocol.views_after)
+  beat = _blocking(FenceProtocol.beat)
 
   def clear(self, found: Found, since_secs: float) -> None:
     """Clears the folder of a run that is over; the caller holds its lock.

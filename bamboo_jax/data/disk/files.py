@@ -76,7 +76,7 @@ def make_files(
   if len(fields) > 2:
     raise ValueError(f"field must be one name, or two, got {field!r}.")
   loss = loss or ("completion" if len(fields) == 2 else "all")
-  options = packing_lib.Options(
+  options = packing_lib.PackingOptions(
       sequence_length, packing, masked=bool(documents), loss=loss
   )
   settings = dict(
@@ -164,7 +164,7 @@ class _Opened(NamedTuple):
   """Files of tokens, their manifest, and what `bamboo tokenize` tells."""
 
   files: list[token_files.TokenFile]
-  entries: tuple[corpus.Entry, ...]
+  entries: tuple[corpus.ManifestEntry, ...]
   facts: Mapping[str, Any]
 
 
@@ -173,7 +173,7 @@ def _make_one(
     heldout_path: str | None,
     *,
     fraction: float,
-    options: packing_lib.Options,
+    options: packing_lib.PackingOptions,
     settings: Mapping[str, Any],
 ) -> samples.Source:
   train, heldout = _open(path, **settings), None
@@ -181,7 +181,7 @@ def _make_one(
   if heldout_path is not None:
     heldout = _open(heldout_path, **settings)
     entries = (*entries, *heldout.entries)
-  manifest, special = corpus.Manifest(entries), train.facts.get("special")
+  manifest, special = corpus.CorpusManifest(entries), train.facts.get("special")
   return packing_lib.make_source(
       train.files,
       fraction if heldout is None else heldout.files,
@@ -220,7 +220,7 @@ def _open(
   entries = None
   if named[0][1].suffix not in _TOKENS:
     names, paths = zip(*named, strict=True)
-    task = tokenizing.Task(paths, names, tokenizer, fields)
+    task = tokenizing.TokenizingTask(paths, names, tokenizer, fields)
     named, entries = _tokenize(task, vocab_size, cache_dir)
   facts = {p.parent: tokenizing.read_facts(p.parent) for _, p in named}
   _check_tokenizers(facts, tokenizer, vocab_size)
@@ -249,10 +249,10 @@ def _open(
 
 
 def _tokenize(
-    task: tokenizing.Task,
+    task: tokenizing.TokenizingTask,
     vocab_size: int | None,
     cache_dir: str | os.PathLike[str] | None,
-) -> tuple[list[tuple[str, pathlib.Path]], tuple[corpus.Entry, ...]]:
+) -> tuple[list[tuple[str, pathlib.Path]], tuple[corpus.ManifestEntry, ...]]:
   """Returns the files of tokens of texts, and the manifest of the texts."""
   vocabularies.check_size(task.vocabulary, task.tokenizer, vocab_size)
   facts = task.describe()
@@ -271,7 +271,7 @@ def _tokenize(
   entries = []
   for name, found in facts["files"].items():
     num_bytes, sha256 = found.split(":", 1)
-    entries.append(corpus.Entry(name, int(num_bytes), sha256))
+    entries.append(corpus.ManifestEntry(name, int(num_bytes), sha256))
   paths = sorted(out.glob("*.bin"))
   return [(path.name, path) for path in paths], tuple(entries)
 

@@ -31,7 +31,7 @@ LOSSES = ("all", "completion")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class PackingOptions:
   """How tokens become samples.
 
   Attributes:
@@ -74,7 +74,7 @@ class Spans:
 def make_source(
     files: Sequence[token_files.TokenFile],
     heldout: Sequence[token_files.TokenFile] | float,
-    options: Options,
+    options: PackingOptions,
     **facts: Any,
 ) -> samples.Source:
   """Returns a source of samples "inputs" and "targets", int32 [S, L] each.
@@ -108,7 +108,7 @@ def make_source(
 class _Cutter:
   """Cuts samples out of files."""
 
-  def __init__(self, parts: Sequence[Spans], options: Options) -> None:
+  def __init__(self, parts: Sequence[Spans], options: PackingOptions) -> None:
     self._parts, self._options = parts, options
     counts = (part.count for part in parts)
     self._firsts = [*itertools.accumulate(counts, initial=0)]
@@ -162,7 +162,7 @@ class _Cutter:
         targets[max(first - 1, 0) : max(last - 1, 0)] = -1
 
 
-def _find_spans(file: token_files.TokenFile, options: Options) -> Spans:
+def _find_spans(file: token_files.TokenFile, options: PackingOptions) -> Spans:
   length = options.sequence_length
   if options.masked or options.packing == "whole":
     file.documents(0, 1)  # Raises an error if it cannot.
@@ -209,7 +209,7 @@ def _pack(file: token_files.TokenFile, length: int) -> np.ndarray:
 
 
 def _check_length(
-    what: str, parts: Sequence[Spans], options: Options, count: int
+    what: str, parts: Sequence[Spans], options: PackingOptions, count: int
 ) -> None:
   if count < 1:
     num_tokens = sum(part.file.num_tokens for part in parts)

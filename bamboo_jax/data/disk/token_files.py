@@ -226,7 +226,7 @@ def open_file(
   return opened(num_tokens, kind, first_byte=first_byte)
 
 
-def describe_file(path: pathlib.Path, name: str) -> corpus.Entry:
+def describe_file(path: pathlib.Path, name: str) -> corpus.ManifestEntry:
   """Returns the entry of a file in a manifest; raises `base.DataError`.
 
   The digest of a file of more than 16 MiB is that of 64 samples of 64 KiB, at
@@ -238,7 +238,7 @@ def describe_file(path: pathlib.Path, name: str) -> corpus.Entry:
       size = os.fstat(file.fileno()).st_size
       if size <= _WHOLE_BYTES:
         digest.update(file.read())
-        return corpus.Entry(name, size, digest.hexdigest())
+        return corpus.ManifestEntry(name, size, digest.hexdigest())
       for sample in range(_NUM_SAMPLES):
         file.seek((size - _SAMPLE_BYTES) * sample // (_NUM_SAMPLES - 1))
         digest.update(file.read(_SAMPLE_BYTES))
@@ -246,7 +246,7 @@ def describe_file(path: pathlib.Path, name: str) -> corpus.Entry:
     raise base.DataError(
         f"Cannot read {path}: {error.strerror or error}."
     ) from error
-  return corpus.Entry(name, size, f"samples:{digest.hexdigest()}")
+  return corpus.ManifestEntry(name, size, f"samples:{digest.hexdigest()}")
 
 
 def write_index(

@@ -30,7 +30,7 @@ _DOCUMENTS_AT_ONCE = 256
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class TokenizingTask:
   """The documents to tokenize, and how.
 
   Attributes:
@@ -72,7 +72,7 @@ class Task:
     }
 
 
-class Progress(NamedTuple):
+class TokenizingProgress(NamedTuple):
   """What has been done; `num_finished` counts parts of earlier runs, too."""
 
   num_parts: int
@@ -82,12 +82,12 @@ class Progress(NamedTuple):
 
 
 def run(
-    task: Task,
+    task: TokenizingTask,
     out: str | os.PathLike[str],
     *,
     num_workers: int,
     waits: bool = False,
-) -> Iterator[Progress]:
+) -> Iterator[TokenizingProgress]:
   """Writes `out`/NNNNN.bin and .idx; yields after each part.
 
   Args:
@@ -107,12 +107,12 @@ def run(
     missing = [
         n for n in range(len(parts)) if not _name(out, n, ".idx").exists()
     ]
-    progress = Progress(len(parts), len(parts) - len(missing), 0, 0)
+    progress = TokenizingProgress(len(parts), len(parts) - len(missing), 0, 0)
     yield progress
     write = functools.partial(_write_part, task, out)
     given = ([parts[n] for n in missing], missing)
     for num_documents, num_tokens in _map(write, *given, num_workers):
-      progress = Progress(
+      progress = TokenizingProgress(
           len(parts),
           progress.num_finished + 1,
           progress.num_documents + num_documents,
@@ -196,7 +196,10 @@ def _use_one_core() -> None:
 
 
 def _write_part(
-    task: Task, out: pathlib.Path, part: documents_lib.Part, number: int
+    task: TokenizingTask,
+    out: pathlib.Path,
+    part: documents_lib.Part,
+    number: int,
 ) -> tuple[int, int]:
   """Returns the numbers of documents and tokens that it has written."""
   vocabulary = task.vocabulary

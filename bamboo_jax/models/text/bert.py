@@ -32,7 +32,7 @@ _EXPANSION = 4  # Hidden width of an MLP, in model widths.
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class BertShape:
   """The options of a model.
 
   Attributes:
@@ -41,7 +41,7 @@ class Shape:
     dropout_rate: Rate for embeddings, attention probabilities, and the output
       of each half of a block.
     dtype: "float32" or "bfloat16".
-    documents: As of `gpt2.Shape`; only masked tokens are learnt then.
+    documents: As of `gpt2.Gpt2Shape`; only masked tokens are learnt then.
   """
 
   num_blocks: int
@@ -60,14 +60,14 @@ class Shape:
     shape_lib.check_multiple(self, "width", "num_heads")
 
 
-VARIANTS: Mapping[str, Shape] = {
-    "tiny": Shape(2, 64, 4, 32, 5, 260, 64),
-    "base": Shape(12, 768, 12),
-    "large": Shape(24, 1024, 16),  # 340M, as the paper says.
+VARIANTS: Mapping[str, BertShape] = {
+    "tiny": BertShape(2, 64, 4, 32, 5, 260, 64),
+    "base": BertShape(12, 768, 12),
+    "large": BertShape(24, 1024, 16),  # 340M, as the paper says.
 }
 
 
-def make_model(name: str, shape: Shape) -> model_lib.Model:
+def make_model(name: str, shape: BertShape) -> model_lib.Model:
   """Returns a BERT with its two heads; `data.masked` makes its microbatches.
 
   The entries are int32: "inputs" [S, L], "segments" [S, L] (0 or 1), "is_text"
@@ -102,7 +102,7 @@ def make_model(name: str, shape: Shape) -> model_lib.Model:
 
 
 def _embed(
-    call: linen.Call, inputs: None, batch: layer_lib.Batch, *, shape: Shape
+    call: linen.Call, inputs: None, batch: layer_lib.Batch, *, shape: BertShape
 ) -> jax.Array:
   """Adds the embeddings of tokens, positions and segments; norm; [S, L, D]."""
   wte_SLD = transformer.embed_tokens(call, shape, batch)
@@ -117,7 +117,11 @@ def _embed(
 
 
 def _attention(
-    call: linen.Call, h_SLD: jax.Array, batch: layer_lib.Batch, *, shape: Shape
+    call: linen.Call,
+    h_SLD: jax.Array,
+    batch: layer_lib.Batch,
+    *,
+    shape: BertShape,
 ) -> jax.Array:
   """The first half of a block: self-attention, residual, norm."""
   rate, width = shape.dropout_rate, shape.width
@@ -136,7 +140,11 @@ def _attention(
 
 
 def _mlp(
-    call: linen.Call, h_SLD: jax.Array, batch: layer_lib.Batch, *, shape: Shape
+    call: linen.Call,
+    h_SLD: jax.Array,
+    batch: layer_lib.Batch,
+    *,
+    shape: BertShape,
 ) -> jax.Array:
   """The second half of a block: two products around GELU, residual, norm."""
   rate, width, dtype = shape.dropout_rate, shape.width, h_SLD.dtype
@@ -147,7 +155,11 @@ def _mlp(
 
 
 def _head(
-    call: linen.Call, h_SLD: jax.Array, batch: layer_lib.Batch, *, shape: Shape
+    call: linen.Call,
+    h_SLD: jax.Array,
+    batch: layer_lib.Batch,
+    *,
+    shape: BertShape,
 ) -> layer_lib.Loss:
   """Predicts the masked tokens, and whether the second segment follows.
 

@@ -47,7 +47,7 @@ Pair = tuple[jax.Array, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class Size:
+class GnmtSize:
   """The options of a model.
 
   Attributes:
@@ -69,14 +69,14 @@ class Size:
       raise ValueError(f"num_layers must be at least 2, got {self.num_layers}.")
 
 
-VARIANTS: Mapping[str, Size] = {
-    "tiny": Size(2, 32, 16, 256),
-    "8": Size(4, 1024, 50, 32_000),
-    "16": Size(8, 1024, 50, 32_000),
+VARIANTS: Mapping[str, GnmtSize] = {
+    "tiny": GnmtSize(2, 32, 16, 256),
+    "8": GnmtSize(4, 1024, 50, 32_000),
+    "16": GnmtSize(8, 1024, 50, 32_000),
 }
 
 
-def make_model(name: str, size: Size) -> model_lib.Model:
+def make_model(name: str, size: GnmtSize) -> model_lib.Model:
   """Returns a GNMT; a microbatch has "source", "inputs" and "targets"."""
   make, rate = linen.make_layer, size.dropout_rate
   embedding: Any = {"vocab_size": size.vocab_size, "width": size.width}

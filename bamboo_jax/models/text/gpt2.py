@@ -31,7 +31,7 @@ _EXPANSION = 4  # Hidden width of an MLP, in model widths.
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class Gpt2Shape:
   """The options of a model.
 
   Attributes:
@@ -52,7 +52,7 @@ class Shape:
     vocab_multiple: The rows of embedding and head are padded to a multiple of
       this, as meshes need it. Rows beyond `vocab_size` count nothing and are
       not exported. None: no padding.
-    lora_rank: This and the next two are those of `lora.Shape`.
+    lora_rank: This and the next two are those of `lora.LoraShape`.
   """
 
   num_blocks: int
@@ -90,20 +90,20 @@ class Shape:
     return self.dropout_rate if rate is None else rate
 
 
-VARIANTS: Mapping[str, Shape] = {
-    "tiny": Shape(2, 64, 4, 32, 256),
-    "small": Shape(12, 768, 12, 1024, 50257),
-    "medium": Shape(24, 1024, 16, 1024, 50257),
-    "large": Shape(36, 1280, 20, 1024, 50257),
-    "xl": Shape(48, 1600, 25, 1024, 50257),
+VARIANTS: Mapping[str, Gpt2Shape] = {
+    "tiny": Gpt2Shape(2, 64, 4, 32, 256),
+    "small": Gpt2Shape(12, 768, 12, 1024, 50257),
+    "medium": Gpt2Shape(24, 1024, 16, 1024, 50257),
+    "large": Gpt2Shape(36, 1280, 20, 1024, 50257),
+    "xl": Gpt2Shape(48, 1600, 25, 1024, 50257),
     # The shapes of GPT-3 (Brown et al., 2020, table 2.1).
-    "gpt3_medium": Shape(24, 1024, 16, 2048, 50257),
-    "gpt3_2.7b": Shape(32, 2560, 32, 2048, 50257),
-    "gpt3_6.7b": Shape(32, 4096, 32, 2048, 50257),
+    "gpt3_medium": Gpt2Shape(24, 1024, 16, 2048, 50257),
+    "gpt3_2.7b": Gpt2Shape(32, 2560, 32, 2048, 50257),
+    "gpt3_6.7b": Gpt2Shape(32, 4096, 32, 2048, 50257),
 }
 
 
-def make_model(name: str, shape: Shape) -> model_lib.Model:
+def make_model(name: str, shape: Gpt2Shape) -> model_lib.Model:
   """Returns a GPT-2; a microbatch has "inputs" and "targets", each [S, L]."""
   shape = dataclasses.replace(
       shape,
@@ -118,7 +118,7 @@ def make_model(name: str, shape: Shape) -> model_lib.Model:
 
 
 def _embed(
-    call: linen.Call, inputs: None, batch: layer_lib.Batch, *, shape: Shape
+    call: linen.Call, inputs: None, batch: layer_lib.Batch, *, shape: Gpt2Shape
 ) -> jax.Array:
   """Adds the embeddings of tokens and of their positions, [S, L, D]."""
   wte_SLD = transformer.embed_tokens(call, shape, batch)
@@ -133,7 +133,11 @@ def _embed(
 
 
 def _attention(
-    call: linen.Call, h_SLD: jax.Array, batch: layer_lib.Batch, *, shape: Shape
+    call: linen.Call,
+    h_SLD: jax.Array,
+    batch: layer_lib.Batch,
+    *,
+    shape: Gpt2Shape,
 ) -> jax.Array:
   """The first half of a block: norm, causal self-attention, residual."""
   bias, width = shape.attention_bias, shape.width
@@ -164,7 +168,11 @@ def _attention(
 
 
 def _mlp(
-    call: linen.Call, h_SLD: jax.Array, batch: layer_lib.Batch, *, shape: Shape
+    call: linen.Call,
+    h_SLD: jax.Array,
+    batch: layer_lib.Batch,
+    *,
+    shape: Gpt2Shape,
 ) -> jax.Array:
   """The second half of a block: norm, two products around GELU, residual."""
   sizes = (shape.width, _EXPANSION * shape.width)
@@ -183,7 +191,11 @@ def _mlp(
 
 
 def _head(
-    call: linen.Call, h_SLD: jax.Array, batch: layer_lib.Batch, *, shape: Shape
+    call: linen.Call,
+    h_SLD: jax.Array,
+    batch: layer_lib.Batch,
+    *,
+    shape: Gpt2Shape,
 ) -> layer_lib.Loss:
   """Final norm, projection to the vocabulary, cross-entropy."""
   target_SL = batch["targets"]

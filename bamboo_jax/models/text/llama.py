@@ -36,7 +36,7 @@ _ROPE_POSITIONS = 8192  # Context of Llama 3 before `rope_factor`.
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class LlamaShape:
   """The options of a model.
 
   Attributes:
@@ -55,8 +55,8 @@ class Shape:
     vocab_multiple: The rows of embedding and head are padded to a multiple of
       this, as meshes need it. Rows beyond `vocab_size` count nothing and are
       not exported. None: no padding.
-    documents: As of `gpt2.Shape`.
-    lora_rank: This and the next two are those of `lora.Shape`.
+    documents: As of `gpt2.Gpt2Shape`.
+    lora_rank: This and the next two are those of `lora.LoraShape`.
   """
 
   num_blocks: int
@@ -98,20 +98,22 @@ class Shape:
 _Sizes = tuple[int, int, int, int, int, int]
 
 
-def _llama(*sizes: *_Sizes, **options: Any) -> Shape:
-  shape = Shape(*sizes, 128_256, 131_072, 5e5, tied=True, rope_factor=32.0)
+def _llama(*sizes: *_Sizes, **options: Any) -> LlamaShape:
+  shape = LlamaShape(*sizes, 128_256, 131_072, 5e5, tied=True, rope_factor=32.0)
   return dataclasses.replace(shape, **options)
 
 
-def _qwen(*sizes: *_Sizes, **options: Any) -> Shape:
-  shape = Shape(*sizes, 151_936, 40_960, 1e6, tied=True)
+def _qwen(*sizes: *_Sizes, **options: Any) -> LlamaShape:
+  shape = LlamaShape(*sizes, 151_936, 40_960, 1e6, tied=True)
   qwen: dict[str, Any] = dict(qk_norm=True, norm_epsilon=1e-6)
   return dataclasses.replace(shape, **qwen, **options)
 
 
-_TINY = Shape(2, 64, 4, 2, 16, 128, 256, 128, 1e4, True, sequence_length=32)
+_TINY = LlamaShape(
+    2, 64, 4, 2, 16, 128, 256, 128, 1e4, True, sequence_length=32
+)
 
-LLAMA_VARIANTS: Mapping[str, Shape] = {
+LLAMA_VARIANTS: Mapping[str, LlamaShape] = {
     "tiny": dataclasses.replace(_TINY, rope_factor=8.0),
     "3.2_1b": _llama(16, 2048, 32, 8, 64, 8192),
     "3.2_3b": _llama(28, 3072, 24, 8, 128, 8192),
@@ -125,7 +127,7 @@ LLAMA_VARIANTS: Mapping[str, Shape] = {
         *(32, 4096, 32, 8, 128, 14_336), tied=False, rope_factor=8.0
     ),
 }
-QWEN_VARIANTS: Mapping[str, Shape] = {
+QWEN_VARIANTS: Mapping[str, LlamaShape] = {
     "tiny": dataclasses.replace(_TINY, qk_norm=True, norm_epsilon=1e-6),
     "3_0.6b": _qwen(28, 1024, 16, 8, 128, 3072),
     "3_1.7b": _qwen(28, 2048, 16, 8, 128, 6144),
@@ -134,7 +136,7 @@ QWEN_VARIANTS: Mapping[str, Shape] = {
 }
 
 
-def make_model(name: str, shape: Shape) -> model_lib.Model:
+def make_model(name: str, shape: LlamaShape) -> model_lib.Model:
   """Returns a Llama or a Qwen; its microbatches are those of GPT-2."""
   functions = (_embed, _attention, _mlp, _head)
   model = transformer.make_decoder(name, shape, *functions)
@@ -142,13 +144,17 @@ def make_model(name: str, shape: Shape) -> model_lib.Model:
 
 
 def _embed(
-    call: linen.Call, inputs: None, batch: layer_lib.Batch, *, shape: Shape
+    call: linen.Call, inputs: None, batch: layer_lib.Batch, *, shape: LlamaShape
 ) -> jax.Array:
   return transformer.embed_tokens(call, shape, batch).astype(shape.dtype)
 
 
 def _attention(
-    call: linen.Call, h_SLD: jax.Array, batch: layer_lib.Batch, *, shape: Shape
+    call: linen.Call,
+    h_SLD: jax.Array,
+    batch: layer_lib.Batch,
+    *,
+    shape: LlamaShape,
 ) -> jax.Array:
   """The first half of a block: norm, causal self-attention, residual."""
   normed_SLD = _norm(shape, "norm")(h_SLD)
@@ -179,7 +185,11 @@ def _attention(
 
 
 def _mlp(
-    call: linen.Call, h_SLD: jax.Array, batch: layer_lib.Batch, *, shape: Shape
+    call: linen.Call,
+    h_SLD: jax.Array,
+    batch: layer_lib.Batch,
+    *,
+    shape: LlamaShape,
 ) -> jax.Array:
   """The second half of a block: norm, SwiGLU, residual."""
   normed = _norm(shape, "norm")(h_SLD)
@@ -189,7 +199,11 @@ def _mlp(
 
 
 def _head(
-    call: linen.Call, h_SLD: jax.Array, batch: layer_lib.Batch, *, shape: Shape
+    call: linen.Call,
+    h_SLD: jax.Array,
+    batch: layer_lib.Batch,
+    *,
+    shape: LlamaShape,
 ) -> layer_lib.Loss:
   """Final norm, projection to the vocabulary, cross-entropy."""
   normed_SLD = _norm(shape, "norm")(h_SLD)
@@ -197,7 +211,7 @@ def _head(
 
 
 def rotate(
-    x_SLHK: jax.Array, shape: Shape, document_SL: jax.Array | None = None
+    x_SLHK: jax.Array, shape: LlamaShape, document_SL: jax.Array | None = None
 ) -> jax.Array:
   """Returns queries or keys with rotary positions, in the input's dtype.
 
@@ -222,7 +236,7 @@ def rotate(
   return jnp.concatenate(turned, axis=-1).astype(x_SLHK.dtype)
 
 
-def rotation_speeds(shape: Shape) -> np.ndarray:
+def rotation_speeds(shape: LlamaShape) -> np.ndarray:
   """Returns radians per position, [K / 2].
 
   With a `rope_factor`, frequencies that turn less than once within the context
@@ -237,12 +251,12 @@ def rotation_speeds(shape: Shape) -> np.ndarray:
   return speeds * (kept + (1 - kept) / shape.rope_factor)
 
 
-def _norm(shape: Shape, name: str) -> nn.RMSNorm:
+def _norm(shape: LlamaShape, name: str) -> nn.RMSNorm:
   return nn.RMSNorm(epsilon=shape.norm_epsilon, dtype=shape.dtype, name=name)
 
 
 def _multiply(
-    shape: Shape, name: str, x: jax.Array, features: int
+    shape: LlamaShape, name: str, x: jax.Array, features: int
 ) -> jax.Array:
   dense = transformer.dense(features, name, shape.dtype, bias=False)
   return lora.adapt(shape, name, lambda: x, dense(x))

@@ -49,7 +49,7 @@ LLAMA = Products(
 GPT2 = Products(("c_attn", "c_proj", "c_fc"), "c_attn")
 
 
-class Shape(Protocol):
+class LoraShape(Protocol):
   """The options of a model with adapters."""
 
   products: ClassVar[Products]
@@ -71,14 +71,14 @@ class Shape(Protocol):
     """Dtype of products."""
 
 
-def find_targets(shape: Shape) -> tuple[str, ...]:
+def find_targets(shape: LoraShape) -> tuple[str, ...]:
   """Returns the names of the products with an adapter."""
   if shape.lora_rank is None:
     return ()
   return tuple((shape.lora_targets or shape.products.default).split(","))
 
 
-def check(shape: Shape) -> None:
+def check(shape: LoraShape) -> None:
   """Raises `ValueError` for options that are invalid or have no effect."""
   for name in ("lora_alpha", "lora_targets"):
     if shape.lora_rank is None and getattr(shape, name) is not None:
@@ -94,7 +94,7 @@ def check(shape: Shape) -> None:
 
 
 def adapt(
-    shape: Shape, name: str, x_TD: Callable[[], jax.Array], y: jax.Array
+    shape: LoraShape, name: str, x_TD: Callable[[], jax.Array], y: jax.Array
 ) -> jax.Array:
   """Returns the product `y` of `x_TD()` plus that of its adapter, if any."""
   rank = shape.lora_rank
@@ -115,7 +115,7 @@ def adapt(
   return y + added * ((shape.lora_alpha or rank) / rank)
 
 
-def freeze(model: model_lib.Model, shape: Shape) -> model_lib.Model:
+def freeze(model: model_lib.Model, shape: LoraShape) -> model_lib.Model:
   """Returns the model with only its adapters trained, if it has any."""
   if shape.lora_rank is None:
     return model

@@ -25,7 +25,7 @@ _Convs = tuple[tuple[int, int, int, int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Size:
+class ConvNetSize:
   """The sizes of a network.
 
   Attributes:
@@ -64,19 +64,19 @@ _ALEXNET = (
 )
 _TINY_ALEXNET = ((8, 5, 2, 2, 3), (16, 3, 1, 1, 0), (16, 3, 1, 1, 3))
 
-ALEXNET_VARIANTS: Mapping[str, Size] = {
-    "tiny": Size(_TINY_ALEXNET, 32, 16, 10, dropout_rate=0.1),
-    "full": Size(_ALEXNET, 4096, 224, 1000),
+ALEXNET_VARIANTS: Mapping[str, ConvNetSize] = {
+    "tiny": ConvNetSize(_TINY_ALEXNET, 32, 16, 10, dropout_rate=0.1),
+    "full": ConvNetSize(_ALEXNET, 4096, 224, 1000),
 }
-VGG_VARIANTS: Mapping[str, Size] = {
-    "tiny": Size(_vgg((1, 2), (8, 16)), 32, 16, 10),
-    "19": Size(
+VGG_VARIANTS: Mapping[str, ConvNetSize] = {
+    "tiny": ConvNetSize(_vgg((1, 2), (8, 16)), 32, 16, 10),
+    "19": ConvNetSize(
         _vgg((2, 2, 4, 4, 4), (64, 128, 256, 512, 512)), 4096, 224, 1000
     ),
 }
 
 
-def make_model(name: str, size: Size) -> model_lib.Model:
+def make_model(name: str, size: ConvNetSize) -> model_lib.Model:
   """Returns an AlexNet or a VGG; a microbatch is "images" and "labels"."""
   is_alexnet = name == "alexnet"
   rates: Any = {

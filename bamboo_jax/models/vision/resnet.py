@@ -28,7 +28,7 @@ _STEMS = (1, 4)
 
 
 @dataclasses.dataclass(frozen=True)
-class Size:
+class ResNetSize:
   """The options of a network.
 
   Attributes:
@@ -57,14 +57,14 @@ class Size:
       raise ValueError(f"stem must be one of {_STEMS}, got {self.stem}.")
 
 
-VARIANTS: Mapping[str, Size] = {
-    "tiny": Size((1, 1, 1), 8, 1, 16, 10),
-    "50": Size((3, 4, 6, 3), 64, 4, 224, 1000),
-    "152": Size((3, 8, 36, 3), 64, 4, 224, 1000),
+VARIANTS: Mapping[str, ResNetSize] = {
+    "tiny": ResNetSize((1, 1, 1), 8, 1, 16, 10),
+    "50": ResNetSize((3, 4, 6, 3), 64, 4, 224, 1000),
+    "152": ResNetSize((3, 8, 36, 3), 64, 4, 224, 1000),
 }
 
 
-def make_model(name: str, size: Size) -> model_lib.Model:
+def make_model(name: str, size: ResNetSize) -> model_lib.Model:
   """Returns a ResNet; a microbatch is "images" and "labels", see `images`."""
   layers = [linen.make_layer("stem", _stem, ("images",), size=size)]
   for level, depth in enumerate(size.depths):
@@ -80,7 +80,7 @@ def make_model(name: str, size: Size) -> model_lib.Model:
 
 
 def _stem(
-    call: linen.Call, inputs: None, batch: layer_lib.Batch, *, size: Size
+    call: linen.Call, inputs: None, batch: layer_lib.Batch, *, size: ResNetSize
 ) -> jax.Array:
   """Turns pixels into activations [S, H, W, C]: convolution, norm, pooling."""
   h = images.normalize(batch, size.image_size, size.dtype)

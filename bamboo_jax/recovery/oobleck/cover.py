@@ -48,7 +48,7 @@ class Coverer:
 
   def __init__(
       self,
-      templates: templates_lib.Templates,
+      templates: templates_lib.PipelineTemplates,
       predictor: predictor_lib.Predictor,
       *,
       degrades: bool = False,
@@ -132,7 +132,7 @@ class _Search:
 
   def __init__(
       self,
-      templates: templates_lib.Templates,
+      templates: templates_lib.PipelineTemplates,
       predictor: predictor_lib.Predictor,
   ) -> None:
     self._templates = templates
@@ -216,7 +216,7 @@ class _Search:
     most = self._predictor.num_microbatches
     return self._pace(size).most_done(limit_ms, most=most)
 
-  def _pace(self, size: int) -> makespan.Pace:
+  def _pace(self, size: int) -> makespan.PipelinePace:
     return self._predictor.pace(self._templates.of(size).partition)
 
   def _evaluate(self, sizes: tuple[int, ...]) -> Cover:

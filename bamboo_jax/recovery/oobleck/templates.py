@@ -35,7 +35,7 @@ class Template:
 
 
 @dataclasses.dataclass(frozen=True)
-class Templates:
+class PipelineTemplates:
   """Templates for consecutive numbers of nodes, in growing order.
 
   Attributes:
@@ -110,7 +110,7 @@ def make_templates(
     upkeep: upkeep_lib.Upkeep = upkeep_lib.OVERLAPPED,
     ties: Sequence[cost_model.TieCost] = (),
     cuts: Sequence[int] | None = None,
-) -> Templates:
+) -> PipelineTemplates:
   """Returns the templates for all numbers of nodes that pipelines may have.
 
   Each is the exact optimum of `partition.split_layers`, whose other arguments
@@ -152,7 +152,7 @@ def make_templates(
         "needs one."
     )
   rest = map(splitter.split, range(first.num_nodes + 1, last + 1))
-  return Templates((first, *rest), num_failures)
+  return PipelineTemplates((first, *rest), num_failures)
 
 
 @dataclasses.dataclass(frozen=True)

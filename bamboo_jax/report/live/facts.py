@@ -41,8 +41,8 @@ class Known:
 
   name: str
   history: history_lib.History
-  run: status_lib.Run | None = None
-  price: prices_lib.Price | None = None
+  run: status_lib.StoredRun | None = None
+  price: prices_lib.NodePrice | None = None
   market: str = "spot"
   rows: Mapping[str, Any] | None = None
   actions: Sequence[str] = ()
@@ -71,8 +71,8 @@ def find(known: Known) -> dict[str, Any]:
 
 
 def find_rows(
-    planned: rows_lib.Rows | None,
-    members: Mapping[str, Sequence[rows_lib.Rows]],
+    planned: rows_lib.StepRows | None,
+    members: Mapping[str, Sequence[rows_lib.StepRows]],
     history: history_lib.History,
 ) -> dict[str, Any] | None:
   """Returns the plan of a step, and the last step that was measured.
@@ -221,7 +221,7 @@ class _Standing(NamedTuple):
   survival: str
 
 
-def _find_standing(run: status_lib.Run) -> _Standing:
+def _find_standing(run: status_lib.StoredRun) -> _Standing:
   told = [run.status.get("layout", {}), run.status.get("ladder", {})]
   return _judge(json.dumps(told), run.view)
 
@@ -235,10 +235,10 @@ def _judge(told: str, view: views.View) -> _Standing:
     return _Standing(layout, {}, text)
   ladder = json_lib.from_plain(ladder_lib.Ladder, switched_on)
   spares = tuple(sorted(view.numbers - layout.nodes))
-  state = ladder_lib.State(layout.pipelines, spares)
+  state = ladder_lib.ClusterState(layout.pipelines, spares)
   rungs = {}
   for lost in {*_zones(view).values(), *(frozenset({n}) for n in view.numbers)}:
-    change = ladder_lib.Change(lost=lost)
+    change = ladder_lib.ClusterChange(lost=lost)
     rung = decide_lib.decide(state, change, ladder=ladder).rung
     if rung in ("checkpoint", "stop") and ladder.reconfigure:
       # Without its planner, which needs costs, `decide` makes no new pipelines.
@@ -254,7 +254,7 @@ def _zones(view: views.View) -> dict[str, frozenset[int]]:
   return {zone: frozenset(of(zone)) for zone in zones}
 
 
-def _find_survival(run: status_lib.Run | None) -> dict[str, Any] | None:
+def _find_survival(run: status_lib.StoredRun | None) -> dict[str, Any] | None:
   """Returns the rung for each zone, and a sentence; None if not known."""
   if run is None:
     return None

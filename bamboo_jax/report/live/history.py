@@ -6,23 +6,23 @@ from typing import Any
 from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.accounting import runs
 from bamboo_jax.metrics import jsonl
+from bamboo_jax.recovery import recovery_times
 from bamboo_jax.recovery import slowness
-from bamboo_jax.recovery import times
 
 _MOST = 1000  # Points; with more, every second one is dropped.
 _MOST_EVENTS = 200  # The last ones.
 
 
 def find_recovery(line: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns durations and a sentence of a `recovery.times.RecoveryTimes`."""
-  (found,) = times.report([line], {})
+  """Returns durations and a sentence of a `recovery_times.RecoveryTimes`."""
+  (found,) = recovery_times.report([line], {})
   begin_secs, ready_secs = line["view_at_secs"], line.get("ready_at_secs")
   if ready_secs is None:  # The step ended without further passes.
     ready_secs = line.get("step_end_at_secs")
   return found | {
       "pause_secs": None if ready_secs is None else ready_secs - begin_secs,
       "view_at_secs": begin_secs,
-      "text": times.describe(found),
+      "text": recovery_times.describe(found),
   }
 
 

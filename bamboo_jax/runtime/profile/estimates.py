@@ -12,7 +12,7 @@ import pathlib
 
 from bamboo_jax.plan import cost_model
 from bamboo_jax.runtime.executables import key as key_lib
-from bamboo_jax.runtime.executables import store
+from bamboo_jax.runtime.executables import program_store
 
 _of_process: dict[str, cost_model.Profile] = {}
 
@@ -31,13 +31,13 @@ def get(
   """
   key = key_lib.make_key(f"estimate {subject}", host=digest_package())
   if key not in _of_process:
-    folder = store.use().folder if on_disk else None
+    folder = program_store.use().folder if on_disk else None
     _of_process[key] = make() if folder is None else _share(folder, key, make)
   return _of_process[key]
 
 
 def _share(
-    folder: store.folder_lib.ProgramFolder,
+    folder: program_store.folder_lib.ProgramFolder,
     key: str,
     make: Callable[[], cost_model.Profile],
 ) -> cost_model.Profile:

@@ -26,7 +26,7 @@ from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import link as link_lib
 
-_Link = roofline_lib.Link
+_Link = roofline_lib.LinkCost
 
 # Assumed, by platform.
 _ASSUMED_LINK = {"cpu": _Link(0.2, 1e6), "gpu": _Link(0.05, 1e7)}

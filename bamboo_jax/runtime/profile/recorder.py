@@ -20,7 +20,7 @@ Instruction = instruction_lib.Instruction
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredInstruction:
   """An instruction that has run, with its start and end.
 
   Times are on `time.perf_counter`.
@@ -67,7 +67,7 @@ class Recorder:
     for watch in self._watches.values():
       watch.round += 1
 
-  def finish(self) -> list[Measured]:
+  def finish(self) -> list[MeasuredInstruction]:
     """Blocks until everything recorded has run; raises the first error.
 
     Returns all that ran since the last call, node by node.
@@ -97,7 +97,7 @@ class _Watch:
     self.is_dead = False
     self._node = node
     self._entries = queue.Queue[Any]()
-    self._measured: list[Measured] = []
+    self._measured: list[MeasuredInstruction] = []
     self.round = 0  # Counts calls of `Recorder.forgive`.
     self._error: tuple[int, Exception] | None = None
     self._thread = threading.Thread(
@@ -115,7 +115,7 @@ class _Watch:
     if failed is not None and failed[0] == self.round:
       raise failed[1]
 
-  def take(self) -> list[Measured]:
+  def take(self) -> list[MeasuredInstruction]:
     measured, self._measured = self._measured, []
     return measured
 
@@ -139,7 +139,9 @@ class _Watch:
         start = max(last, dispatched)
         if isinstance(result, pace_lib.Paced):
           start, end = result.start_secs, result.end_secs
-        self._measured.append(Measured(self._node, instruction, start, end))
+        self._measured.append(
+            MeasuredInstruction(self._node, instruction, start, end)
+        )
         last = end
       except Exception as error:  # Raised by `wait`, unless the node died.
         # An error of an older round was forgiven.

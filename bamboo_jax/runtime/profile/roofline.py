@@ -30,7 +30,7 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 _LATENCY_MS = 0.05  # Assumed, of a transfer between processes.
 
 
-class Link(NamedTuple):
+class LinkCost(NamedTuple):
   """The time of a transfer or a sum, linear in its bytes."""
 
   latency_ms: float
@@ -67,9 +67,9 @@ class Roofline:
     return self.machine.pcie_bytes_per_sec / 1e3
 
   @property
-  def link(self) -> Link:
+  def link(self) -> LinkCost:
     """The link between two nodes."""
-    return Link(_LATENCY_MS, self.machine.link_bytes_per_sec / 1e3)
+    return LinkCost(_LATENCY_MS, self.machine.link_bytes_per_sec / 1e3)
 
   def pass_ms(self, programs: programs_lib.KindPrograms, name: str) -> float:
     """Returns the time of a program of `KindPrograms`, such as "forward"."""

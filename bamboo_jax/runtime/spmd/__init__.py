@@ -10,7 +10,7 @@ Read `executor` first, then `program` and `tick`.
   memory        Predicts the device memory of a node.
   ticks/        The tables that programs run.
   engine        The programs of all pipelines, and their roles.
-  run           The progress of a step, and how it continues after a death.
+  pipeline_run  The progress of a step, and how it continues after a death.
   ring          The nodes that run a program together, in one or many processes.
   program       The program of a segment of a step.
   tick          The passes and the exchange of one tick on one device.

@@ -45,7 +45,7 @@ class Kept(flax.struct.PyTreeNode):
   head: Head | None = None
 
 
-class Sums(flax.struct.PyTreeNode):
+class MicrobatchSums(flax.struct.PyTreeNode):
   """Sums over the microbatches of a step, on one device, float32.
 
   Attributes:
@@ -76,7 +76,7 @@ class Carry(flax.struct.PyTreeNode):
   activations: base.PyTree
   grads: base.PyTree
   kept: Kept
-  sums: Sums
+  sums: MicrobatchSums
 
 
 def read(buffer: base.PyTree, *slots: Slot) -> base.PyTree:

@@ -21,14 +21,14 @@ from bamboo_jax.runtime.spmd import block_passes
 from bamboo_jax.runtime.spmd import branch
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
-from bamboo_jax.runtime.spmd.ticks import table as table_lib
+from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 from bamboo_jax.runtime.stage import functions
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 Data = block_passes.Data
 Ends = dict[str, tuple[base.PyTree, base.PyTree]]  # Parameters, statistics.
 Kept = buffers_lib.Kept
-Sums = buffers_lib.Sums
+MicrobatchSums = buffers_lib.MicrobatchSums
 
 
 class EndPasses:
@@ -44,10 +44,10 @@ class EndPasses:
       self,
       p: table_lib.Pass,
       ends: Ends,
-      sums: Sums,
+      sums: MicrobatchSums,
       data: Data,
       inputs: Callable[[], base.PyTree],
-  ) -> tuple[base.PyTree, Sums]:
+  ) -> tuple[base.PyTree, MicrobatchSums]:
     """Runs the prologue on stage 0; returns the blocks' input, and `sums`.
 
     On other stages the input is the result of `inputs`, the output of the
@@ -70,10 +70,10 @@ class EndPasses:
       self,
       p: table_lib.Pass,
       ends: Ends,
-      sums: Sums,
+      sums: MicrobatchSums,
       data: Data,
       grad: base.PyTree,
-  ) -> Sums:
+  ) -> MicrobatchSums:
     """Returns `sums` with the gradients of the prologue added, in place.
 
     `grad` is the gradient of the input of the blocks.
@@ -98,10 +98,10 @@ class EndPasses:
       self,
       p: table_lib.Pass,
       ends: Ends,
-      sums: Sums,
+      sums: MicrobatchSums,
       kept: Kept,
       data: Data,
-  ) -> tuple[base.PyTree, Sums]:
+  ) -> tuple[base.PyTree, MicrobatchSums]:
     """Runs the epilogue's backward pass on the last stage.
 
     Runs its forward pass first if it has not run. Returns the gradient of the

@@ -19,13 +19,13 @@ from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import recent
 from bamboo_jax.runtime.spmd import layout as layout_lib
+from bamboo_jax.runtime.spmd import pipeline_run as run_lib
 from bamboo_jax.runtime.spmd import program as program_lib
 from bamboo_jax.runtime.spmd import ring as ring_lib
-from bamboo_jax.runtime.spmd import run as run_lib
 from bamboo_jax.runtime.spmd import weights as weights_lib
 from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
 from bamboo_jax.runtime.spmd.ticks import lowering
-from bamboo_jax.runtime.spmd.ticks import table as table_lib
+from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 from bamboo_jax.runtime.stage import functions
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import channel as channel_lib
@@ -55,7 +55,7 @@ class SpmdEngine:
       keeps: bool,
       segment_ticks: int | None = None,
       heads: bool = False,
-      collectives: collectives_lib.Collectives | None = None,
+      collectives: collectives_lib.ProcessCollectives | None = None,
   ) -> None:
     """Compiles nothing yet.
 

@@ -27,7 +27,7 @@ from bamboo_jax.schedule import timeline as timeline_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress:
+class MemberProgress:
   """A member's progress in a step.
 
   Attributes:
@@ -61,7 +61,7 @@ class Programs:
     self.plan_of_step, self.programs = plan_of_step, programs
     self.is_by_rows = False
     self._engine, self._members = engine, members
-    self._rows = executor_lib.Rows(engine, members)
+    self._rows = executor_lib.RowsExecutor(engine, members)
     self.filler = self._rows.filler
     self._step = -1
 
@@ -113,9 +113,9 @@ class Programs:
 
   def holdings(self, *, is_begun: bool) -> dict[int, holdings_lib.Holdings]:
     """See `executor.Executor`; rewinds to the last segment finished by all."""
-    mine, members = Progress(), self._members
+    mine, members = MemberProgress(), self._members
     if is_begun:
-      mine = Progress(self._step, self.programs.done(), self.is_by_rows)
+      mine = MemberProgress(self._step, self.programs.done(), self.is_by_rows)
     said = members.gather("segments", mine)
     if not is_begun:
       return {}

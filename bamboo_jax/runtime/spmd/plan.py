@@ -1,9 +1,9 @@
 """Plans a step as one program: its ticks, and how long they take.
 
-The program runs the passes of the same rows, see `spmd.ticks.table`. The layers
-behind the blocks run forward and backward in the backward pass of the last
-stage, and those before the blocks run a second time in the backward pass of the
-first.
+The program runs the passes of the same rows, see `spmd.ticks.tick_table`. The
+layers behind the blocks run forward and backward in the backward pass of the
+last stage, and those before the blocks run a second time in the backward pass
+of the first.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -20,7 +20,7 @@ from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.spmd import memory as memory_lib
 from bamboo_jax.runtime.spmd import program as program_lib
 from bamboo_jax.runtime.spmd.ticks import lowering
-from bamboo_jax.runtime.spmd.ticks import table as table_lib
+from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 from bamboo_jax.runtime.spmd.ticks import timeline as tick_timeline
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib

@@ -29,7 +29,7 @@ from bamboo_jax.runtime.spmd import end_passes
 from bamboo_jax.runtime.spmd import global_arrays
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.spmd import tick as tick_lib
-from bamboo_jax.runtime.spmd.ticks import table as table_lib
+from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 PartitionSpec = jax.sharding.PartitionSpec
@@ -158,7 +158,7 @@ class SegmentProgram:
       self._kept = self._kept.replace(head=head)
 
   @property
-  def weights(self) -> tick_lib.Weights:
+  def weights(self) -> tick_lib.DeviceWeights:
     """Shapes of the weights of one device."""
     blocks = buffers_lib.repeat(
         self._blocks.shapes(), self.sizes.num_held, self.layout.max_count
@@ -166,7 +166,7 @@ class SegmentProgram:
     state = self.spec.state
     names = [self.spec.model.layer_names[i] for i in self.layout.ends]
     ends = {name: (self._params[name], state.stats[name]) for name in names}
-    return tick_lib.Weights(blocks, ends)
+    return tick_lib.DeviceWeights(blocks, ends)
 
   @property
   def carry(self) -> buffers_lib.Carry:
@@ -180,7 +180,7 @@ class SegmentProgram:
         activations=buffers_lib.repeat(self.activation, slots["activations"]),
         grads=buffers_lib.repeat(self.activation, slots["grads"]),
         kept=buffers_lib.repeat(self._kept, slots["residuals"]),
-        sums=buffers_lib.Sums(
+        sums=buffers_lib.MicrobatchSums(
             grads=sums([b[0] for b in blocks], self.sizes.num_owned, count),
             stats=sums([b[1] for b in blocks], self.sizes.num_held, count),
             end_grads=sums({name: end[0] for name, end in ends.items()}),
@@ -282,7 +282,7 @@ class SegmentProgram:
 
   def _run(
       self,
-      weights: tick_lib.Weights,
+      weights: tick_lib.DeviceWeights,
       batch: base.PyTree,
       numbers: jax.Array,
       step: jax.Array,

@@ -18,7 +18,7 @@ from bamboo_jax.runtime.spmd import block_passes
 from bamboo_jax.runtime.spmd import branch
 from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import end_passes
-from bamboo_jax.runtime.spmd.ticks import table as table_lib
+from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 
 STAGE = "stage"  # The axis of the mesh.
 
@@ -26,7 +26,7 @@ Carry = buffers_lib.Carry
 Kept = buffers_lib.Kept
 
 
-class Weights(flax.struct.PyTreeNode):
+class DeviceWeights(flax.struct.PyTreeNode):
   """Parameters and statistics that a device computes with.
 
   Attributes:
@@ -54,7 +54,7 @@ class TickBody:
   blocks: block_passes.BlockPasses
   ends: end_passes.EndPasses
   activation: base.PyTree
-  weights: Weights
+  weights: DeviceWeights
   batch: base.PyTree
   keys: jax.Array
   num_nodes: int

@@ -34,7 +34,7 @@ class Packing:
       device: jax.Device,
       stages: tuple[int, ...],
       known: tuple[int, ...],
-  ) -> Callable[[States], tick_lib.Weights]:
+  ) -> Callable[[States], tick_lib.DeviceWeights]:
     """Returns a function that packs a node's weights to arrays [1, ...].
 
     `stages` are the stages that the node owns or shadows, in order; `known` are
@@ -50,7 +50,7 @@ class Packing:
       device: jax.Device,
       stage: int,
       hold: int,
-  ) -> Callable[[buffers_lib.Sums], spec_lib.Accumulator]:
+  ) -> Callable[[buffers_lib.MicrobatchSums], spec_lib.Accumulator]:
     """Returns a function that slices a stage's sums out of a node's.
 
     The node's sums are arrays [1, ...], see `PipelineRun.sums`.
@@ -93,7 +93,7 @@ def _pack(
     program: program_lib.SegmentProgram,
     stages: Sequence[int],
     held: States,
-) -> tick_lib.Weights:
+) -> tick_lib.DeviceWeights:
   layout, names = program.layout, program.spec.model.layer_names
   zeros = buffers_lib.zeros_like(program.weights)
   holds = (*stages, *[None] * (program.sizes.num_held - len(stages)))
@@ -128,14 +128,16 @@ def _pack(
     for name in params.keys() & ends.keys():
       own = (params[name], stats[name])
       ends[name] = jax.tree.map(put, ends[name], own)
-  return tick_lib.Weights([stack(j) for j in range(layout.blocks.period)], ends)
+  return tick_lib.DeviceWeights(
+      [stack(j) for j in range(layout.blocks.period)], ends
+  )
 
 
 def _unpack(
     program: program_lib.SegmentProgram,
     stage: int,
     hold: int,
-    sums: buffers_lib.Sums,
+    sums: buffers_lib.MicrobatchSums,
 ) -> spec_lib.Accumulator:
   layout, names = program.layout, program.spec.model.layer_names
   grads, stats = {}, {}

@@ -1,4 +1,4 @@
-"""One peer of the transport: threads and sockets around its `Protocol`.
+"""One peer of the transport: threads and sockets around the protocol.
 
   row      send: queue                     receive: wait for the inbox
              |                                        ^
@@ -35,7 +35,7 @@ _WARN_SECS = 5.0  # Between two lines about the same peer.
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class TransportLimits:
   """Limits of a transport.
 
   Attributes:
@@ -58,14 +58,14 @@ class Peer:
       *,
       run: str,
       endpoint: endpoints.Endpoint,
-      limits: Limits,
+      limits: TransportLimits,
       note: Callable[[], None] = lambda: None,
   ) -> None:
     """See `transport.Transport`."""
     self._note_bytes = note
     self._me, self._node = me, node
     self._endpoint, self._limits = endpoint, limits
-    self._protocol = protocol_lib.Protocol(
+    self._protocol = protocol_lib.TransportProtocol(
         me, node, run=run, now=time.monotonic(), times=limits.times
     )
     lock = threading.RLock()

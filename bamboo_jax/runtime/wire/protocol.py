@@ -1,9 +1,9 @@
 """A reliable transport between two nodes as a state machine without I/O.
 
-There is one `Protocol` for each peer. It outlives connections: values that the
-peer has not acknowledged are sent again on the next connection, and values that
-arrive twice are dropped. Values belong to an attempt, a number that only grows;
-those of an older attempt are never delivered in a newer one.
+There is one `TransportProtocol` for each peer. It outlives connections: values
+that the peer has not acknowledged are sent again on the next connection, and
+values that arrive twice are dropped. Values belong to an attempt, a number that
+only grows; those of an older attempt are never delivered in a newer one.
 
   send --> queue --pull--> sent --acknowledged--> forgotten
              ^               |
@@ -118,7 +118,7 @@ class TimeLimits:
     return cls(ping_secs=min(cls.ping_secs, secs / 6), dead_secs=secs)
 
 
-class Protocol:
+class TransportProtocol:
   """One end of the transport between two nodes.
 
   Methods return the actions that the shell must carry out, in order. `now` is

@@ -57,7 +57,7 @@ class Transport:
       *,
       run: str,
       endpoint: endpoints.Endpoint,
-      limits: peer_lib.Limits = peer_lib.Limits(),  # noqa: B008
+      limits: peer_lib.TransportLimits = peer_lib.TransportLimits(),  # noqa: B008
       note: Callable[[], None] = lambda: None,
   ) -> None:
     """Listens at once.

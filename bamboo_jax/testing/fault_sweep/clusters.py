@@ -49,9 +49,9 @@ class Clusters:
         "--config.metrics.plots=False",
     ]
 
-  def draw(self, count: int, *, seed: int) -> Iterator[layouts_lib.Layout]:
+  def draw(self, count: int, *, seed: int) -> Iterator[layouts_lib.SweepLayout]:
     """Yields random layouts; the first, of one process, has no kills."""
-    yield layouts_lib.Layout(1, 1)
+    yield layouts_lib.SweepLayout(1, 1)
     yield from layouts_lib.draw_layouts(
         count - 1,
         seed=seed,
@@ -60,7 +60,7 @@ class Clusters:
         choices=_CHOICES,
     )
 
-  def run(self, layout: layouts_lib.Layout) -> str:
+  def run(self, layout: layouts_lib.SweepLayout) -> str:
     """Returns the hash of the state at the end; raises `RuntimeError`."""
     command, self.drawn = ["launch.train"], ()
     settings = {

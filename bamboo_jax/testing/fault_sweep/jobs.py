@@ -5,17 +5,17 @@ from typing import Any, NamedTuple
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.runtime import devices
-from bamboo_jax.runtime.executables import store
+from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.testing.fault_sweep import clusters
 from bamboo_jax.testing.fault_sweep import layouts
 
 _made: dict[str, Any] = {}  # By what they are made of; they keep programs.
 
 
-class Job(NamedTuple):
+class SweepJob(NamedTuple):
   """A layout to run: in a process, or with `arguments` in a cluster."""
 
-  layout: layouts.Layout
+  layout: layouts.SweepLayout
   config: config_lib.Config
   arguments: Sequence[str] | None
   program_cache: str  # Folder; empty: none.
@@ -38,16 +38,16 @@ def draw(
     count: int,
     seed: int,
     num_events: int,
-) -> list[Job]:
+) -> list[SweepJob]:
   """Returns random layouts as jobs."""
   maker = _make(config, arguments, program_cache, num_events)
   return [
-      Job(layout, config, arguments, program_cache, num_events)
+      SweepJob(layout, config, arguments, program_cache, num_events)
       for layout in maker.draw(count, seed=seed)
   ]
 
 
-def run(job: Job) -> Ended:
+def run(job: SweepJob) -> Ended:
   """Returns how a layout ended; the others are run whatever one does."""
   maker = _make(*job[1:])
   try:
@@ -69,7 +69,7 @@ def _make(
     return clusters.Clusters(arguments, num_events=num_events)
   key = f"{config} {num_events}"
   if key not in _made:
-    store.use(program_cache)
+    program_store.use(program_cache)
     devices.use_virtual_devices(layouts.MAX_DEVICES, distinct=True)
     _made[key] = layouts.Layouts(config, num_events=num_events)
   return _made[key]

@@ -66,7 +66,7 @@ _CHOICES: Mapping[str, Sequence[Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class SweepLayout:
   """One way to run the same steps.
 
   Attributes:
@@ -106,7 +106,7 @@ def draw_layouts(
     max_stages: int,
     max_nodes: int = 1000,
     choices: Mapping[str, Sequence[Any]] = types.MappingProxyType({}),
-) -> Iterator[Layout]:
+) -> Iterator[SweepLayout]:
   """Yields random layouts of up to so many stages and nodes.
 
   `choices` are values of settings, for which there are others by default.
@@ -127,7 +127,7 @@ def draw_layouts(
     if templates.needed_max_nodes(stages, num_failures=failures) > max_stages:
       settings["pipeline.layout"] = "depth"
     num_devices = rng.choice([None, rng.randint(1, MAX_DEVICES)])
-    yield Layout(
+    yield SweepLayout(
         num_pipelines=pipelines,
         num_stages=stages,
         settings=tuple(settings.items()),
@@ -177,11 +177,11 @@ class Layouts:
     """How many stages the model can have at most."""
     return 1 + len(units.find_cuts(self.whole.names, self.whole.unit))
 
-  def draw(self, count: int, *, seed: int) -> Iterator[Layout]:
+  def draw(self, count: int, *, seed: int) -> Iterator[SweepLayout]:
     """Yields random layouts, of which `seed` is the number of the first."""
     return draw_layouts(count, seed=seed, max_stages=self.max_stages)
 
-  def run(self, layout: Layout) -> str:
+  def run(self, layout: SweepLayout) -> str:
     """Returns the hash of the state after some steps in a layout."""
     self.drawn = layout.faults
     if mappings.count() > _MANY_MAPPINGS:  # Too many end the process.
@@ -212,7 +212,7 @@ class Layouts:
       return self._train(job, layout, path)
 
   def _train(
-      self, job: job_lib.Job, layout: Layout, folder: pathlib.Path
+      self, job: job_lib.Job, layout: SweepLayout, folder: pathlib.Path
   ) -> str:
     storm = None
     if layout.storm_seed is not None:

@@ -5,7 +5,7 @@ import random
 
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import moves
-from bamboo_jax.runtime.executables import store
+from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.testing.fault_sweep import cases
 from bamboo_jax.train import worker as worker_lib
 
@@ -70,13 +70,13 @@ class Storm:
     if step > self._asked:
       self._asked = step
       self._draw(step)
-    self.num_compiled = store.use().num_compiled - self._num_before
+    self.num_compiled = program_store.use().num_compiled - self._num_before
     return iter(self.drawn)
 
   def _draw(self, step: int) -> None:
     if not self.drawn:
       self._worker._compiler.wait()
-      self._num_before = store.use().num_compiled
+      self._num_before = program_store.use().num_compiled
       pipelines = self._worker.state.layout.pipelines
       self._least = min(p.partition.num_stages for p in pipelines)
     state, rng = self._worker.state, self._rng

@@ -50,7 +50,7 @@ class TroubleError(AssertionError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
   """The results of a training run.
 
   Attributes:
@@ -99,7 +99,7 @@ class Trials:
     """
     config = accept.accept(config).changed({"metrics.plots": False})
     self._cache = cache
-    self._wanted: dict[int, Outcome] = {}  # By number of steps.
+    self._wanted: dict[int, TrialOutcome] = {}  # By number of steps.
     num_late = num_late or sizes.num_nodes(config)  # Should all die.
     place = devices_lib.place_nodes(range(sizes.num_nodes(config) + num_late))
     make = lambda config, whole: job_lib.make_job(
@@ -123,7 +123,7 @@ class Trials:
         depths=tuple(p.partition.num_stages for p in layout.pipelines),
     )
 
-  def run(self, case: cases_lib.Case | storm_lib.Storm) -> Outcome:
+  def run(self, case: cases_lib.Case | storm_lib.Storm) -> TrialOutcome:
     """Trains with the deaths of a case.
 
     Raises `TroubleError` if the results differ from those without deaths,
@@ -155,7 +155,7 @@ class Trials:
     """Returns a worker on new nodes; `workdir_path` must exist."""
     return begin(self._with_engine(self._job), faults, workdir_path, wrap=wrap)
 
-  def want(self, num_steps: int) -> Outcome:
+  def want(self, num_steps: int) -> TrialOutcome:
     """Returns the outcome of steps in which nobody dies."""
     if num_steps not in self._wanted:
       self._wanted[num_steps] = self._train(self._plain, (), num_steps)
@@ -178,7 +178,7 @@ class Trials:
       job: job_lib.Job,
       faults: Iterable[faults_lib.Fault],
       num_steps: int,
-  ) -> Outcome:
+  ) -> TrialOutcome:
     with tempfile.TemporaryDirectory() as folder:
       worker = begin(self._with_engine(job), faults, folder)
       redone = record_redone(worker._step.executor)
@@ -191,7 +191,7 @@ class Trials:
     prints = replicas.take_prints(engine, num_steps)
     replicas.compare([prints], engine.specs)
     events = [line for line in lines if line.get("event") == "recovery"]
-    return Outcome(
+    return TrialOutcome(
         losses=jsonl.column(lines, "loss")[1],
         layers=[
             bits_of(engine.layer_states(p)) for p in range(len(engine.owners))

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 
-class Clock:
+class SimulatedClock:
   """What is to happen, in order; `now` in seconds."""
 
   def __init__(self) -> None:

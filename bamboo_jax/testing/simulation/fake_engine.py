@@ -69,10 +69,10 @@ def states_after(steps: int, num_stages: int) -> tuple[str, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Setup:
+class FakeSetup:
   """Rules and rows of a run; `num_stages` counts what is never split."""
 
-  rules: assignment.Rules
+  rules: assignment.RecoveryRules
   rows: rows_lib.RowPlanner
   num_pipelines: int
 
@@ -89,7 +89,7 @@ class Setup:
 
 
 @functools.cache
-def make_setup(layout: str, reroute: str) -> Setup:
+def make_setup(layout: str, reroute: str) -> FakeSetup:
   """Returns the setup of a layout of `plans.LEAST`."""
   if layout == "templates":
     rules = layouts.make_template_rules(4, _NUM_SHARES, reroute=reroute)
@@ -115,10 +115,10 @@ def make_setup(layout: str, reroute: str) -> Setup:
       per_share=_PER_SHARE,
       segments=rules.segments,
   )
-  return Setup(rules, rows, num_pipelines)
+  return FakeSetup(rules, rows, num_pipelines)
 
 
-class Node:
+class FakeNode:
   """What a node holds: hashes, as `runtime.node` holds arrays."""
 
   def __init__(self, num_stages: int) -> None:
@@ -128,7 +128,7 @@ class Node:
 
   def clear(self) -> None:
     """Drops all that it has of a step."""
-    self.ledger = holdings_lib.Ledger()
+    self.ledger = holdings_lib.HoldingsLedger()
     # By stage and microbatch; the sums by stage and share.
     self.activations: dict[tuple[int, int], str] = {}
     self.grads: dict[tuple[int, int], str] = {}
@@ -167,11 +167,11 @@ class Node:
     self.ledger.add(i)
 
 
-class Engine:
+class FakeEngine:
   """The node of a worker, as `runtime.engine` has it; and its links."""
 
-  def __init__(self, worker: "trainer.Worker") -> None:
-    self.nodes: dict[int, Node] = {}
+  def __init__(self, worker: "trainer.TrainerWorker") -> None:
+    self.nodes: dict[int, FakeNode] = {}
     self.exchange = worker.transport
     stages = range(worker.setup.num_stages)
     self.specs = [types.SimpleNamespace(state="") for _ in stages]
@@ -183,7 +183,7 @@ class Engine:
   def load_programs(self, node: int, stage: int) -> None:
     """Makes a local node, if it is not there."""
     if node == self._worker.number:
-      self.nodes.setdefault(node, Node(self._worker.setup.num_stages))
+      self.nodes.setdefault(node, FakeNode(self._worker.setup.num_stages))
 
   def set_pipelines(
       self,
@@ -237,7 +237,7 @@ class Sums:
 class Rows:
   """An executor whose rows the step below runs; see `runtime.executor`."""
 
-  def __init__(self, engine: Engine) -> None:
+  def __init__(self, engine: FakeEngine) -> None:
     self.filler = filler_lib.Filler()
     self.order: Sequence[tuple[int, Instruction]] = ()
     self._engine = engine
@@ -265,13 +265,13 @@ class Rows:
     del secs
 
 
-class Step(step_lib.Step):
+class Step(step_lib.StepRunner):
   """The phases of a step; what is not here is that of `train.step`."""
 
   def __init__(
       self,
-      worker: "trainer.Worker",
-      engine: Engine,
+      worker: "trainer.TrainerWorker",
+      engine: FakeEngine,
       cohort: cluster_cohort.ClusterCohort,
   ) -> None:
     self._worker, self._cohort = worker, cohort

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
   from bamboo_jax.testing.simulation import trainer
 
 
-class Files:
+class FakeFiles:
   """Checkpoints, log and all else that a worker has beside its nodes."""
 
   is_idle = True
 
   def __init__(
       self,
-      worker: "trainer.Worker",
-      engine: fake_engine.Engine,
+      worker: "trainer.TrainerWorker",
+      engine: fake_engine.FakeEngine,
       cohort: cluster_cohort.ClusterCohort,
   ) -> None:
     self._worker, self._engine, self._cohort = worker, engine, cohort

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
   from bamboo_jax.testing.simulation import trainer
 
 
-class Transport:
+class FakeTransport:
   """Values between two workers; stands for `runtime.wire.transport`.
 
   The n-th value of a channel that is sent in an attempt is the n-th received.
   """
 
-  def __init__(self, worker: "trainer.Worker") -> None:
+  def __init__(self, worker: "trainer.TrainerWorker") -> None:
     self._worker = worker
     self._attempt = 0
     self._interrupted: str | None = None  # Why.

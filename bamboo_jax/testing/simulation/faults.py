@@ -11,8 +11,8 @@ _SLOW_SECS = 0.2
 _AWAY_SECS = 1.4
 
 
-def begin(history: Any, fault: plans.Fault) -> None:
-  """Begins a fault of the plan of a `history.History`."""
+def begin(history: Any, fault: plans.SimulatedFault) -> None:
+  """Begins a fault of the plan of a `history.ClusterHistory`."""
   world, network, hosts = history.world, history.world.network, fault.hosts
   share = world.shared.share
   history.check_views()
@@ -88,7 +88,7 @@ def _set_store(history: Any, kind: str, value: bool) -> None:
 
 
 def _be_busy(
-    history: Any, machine: machine_lib.Machine, end_secs: float
+    history: Any, machine: machine_lib.SimulatedMachine, end_secs: float
 ) -> None:
   """A crowded machine: away for most heartbeats, but not for long."""
   clock = history.world.clock
@@ -98,7 +98,7 @@ def _be_busy(
     clock.at(2 * _AWAY_SECS, _be_busy, history, machine, end_secs)
 
 
-def _break(history: Any, fault: plans.Fault) -> None:
+def _break(history: Any, fault: plans.SimulatedFault) -> None:
   network, hosts = history.world.network, fault.hosts
   pairs = {hosts}
   if fault.kind in ("isolate", "slow", "apart"):

@@ -33,7 +33,7 @@ from bamboo_jax.testing.simulation import store as store_lib
 from bamboo_jax.testing.simulation import worker as worker_lib
 from bamboo_jax.testing.simulation import world as world_lib
 
-_LIMITS = detection.Limits(
+_LIMITS = detection.DetectionLimits(
     heartbeat_secs=0.25,
     no_progress_secs=10.0,
     start_silence_secs=15.0,
@@ -47,9 +47,9 @@ _ZONES = "abc"
 _FAILURES = (AssertionError, AttributeError, LookupError, TypeError)
 
 
-def make_options(host: str, plan: plans.Plan) -> state_lib.Options:
+def make_options(host: str, plan: plans.HistoryPlan) -> state_lib.AgentOptions:
   """Returns what the agent of a host is told."""
-  return state_lib.Options(
+  return state_lib.AgentOptions(
       run="run",
       name=host,
       zone=_ZONES[int(host[1:]) % len(_ZONES)],
@@ -69,22 +69,22 @@ def make_options(host: str, plan: plans.Plan) -> state_lib.Options:
   )
 
 
-def _find_worker(plan: plans.Plan) -> type[worker_lib.Worker]:
+def _find_worker(plan: plans.HistoryPlan) -> type[worker_lib.ScriptedWorker]:
   """Returns the kind of workers; those of `trainer` import JAX."""
   if not plan.trains:
-    return worker_lib.Worker
+    return worker_lib.ScriptedWorker
   module = importlib.import_module("bamboo_jax.testing.simulation.trainer")
-  kind: type[worker_lib.Worker] = module.Worker
+  kind: type[worker_lib.ScriptedWorker] = module.Worker
   return kind
 
 
-class History:
+class ClusterHistory:
   """A cluster, and what happens to it."""
 
-  def __init__(self, plan: plans.Plan) -> None:
+  def __init__(self, plan: plans.HistoryPlan) -> None:
     self.plan = plan
     self.violations: list[str] = []
-    clock, rng = clock_lib.Clock(), random.Random(plan.seed)
+    clock, rng = clock_lib.SimulatedClock(), random.Random(plan.seed)
     share_rng = random.Random(f"share {plan.seed}")
     shared = worker_lib.Shared(
         share=share_lib.Share(clock, share_rng),
@@ -104,10 +104,10 @@ class History:
         on_end=self._note_end,
         on_adopt=self._note_views,
     )
-    self.machines: dict[str, machine_lib.Machine] = {}
+    self.machines: dict[str, machine_lib.SimulatedMachine] = {}
     self._first: dict[tuple[str, int], float] = {}  # First commit in a view.
     self._last_secs = 0.0
-    self._trained: set[worker_lib.Worker] = set()  # Who has committed.
+    self._trained: set[worker_lib.ScriptedWorker] = set()  # Who has committed.
     self.late: set[str] = set()  # Killed when others were done.
     self._lives: list[tuple[str, int]] = []  # Stamp and epoch, in order.
     self._views: dict[tuple[str, int], frozenset[str]] = {}
@@ -145,7 +145,7 @@ class History:
   def add(self, host: str) -> None:
     """A host comes."""
     options = make_options(host, self.plan)
-    self.machines[host] = machine_lib.Machine(self.world, options)
+    self.machines[host] = machine_lib.SimulatedMachine(self.world, options)
 
   # Checks.
 
@@ -159,7 +159,7 @@ class History:
       return False
     return machine.worker is None
 
-  def _note_end(self, machine: machine_lib.Machine) -> None:
+  def _note_end(self, machine: machine_lib.SimulatedMachine) -> None:
     """Who begins again loses what its worker has."""
     host, has_state = machine.host, machine.worker in self._trained
     if machine.state.must_restart and has_state and host not in self._excused():
@@ -168,7 +168,7 @@ class History:
 
   def _note_commit(
       self,
-      worker: worker_lib.Worker,
+      worker: worker_lib.ScriptedWorker,
       view: int,
       epoch: int,
       steps: int,
@@ -209,7 +209,7 @@ class History:
       if host_of(self, worker) not in excused:
         self.violate(f"copies: {who} of an older run")
 
-  def _note_views(self, machine: machine_lib.Machine) -> None:
+  def _note_views(self, machine: machine_lib.SimulatedMachine) -> None:
     """Compares the views of an agent with those of all, and with the folder."""
     state, share = machine.state, self.world.shared.share
     for view in state.roster.views():
@@ -331,16 +331,16 @@ class History:
     return [f"{self.world.clock.now:.2f} s: {text}" for text in found]
 
 
-def host_of(history: History, worker: worker_lib.Worker) -> str:
+def host_of(history: ClusterHistory, worker: worker_lib.ScriptedWorker) -> str:
   """Returns the host of a worker."""
   return next(
       (h for h, m in history.machines.items() if m.worker is worker), ""
   )
 
 
-def explore(plan: plans.Plan) -> list[str]:
+def explore(plan: plans.HistoryPlan) -> list[str]:
   """Returns the violations of a plan; a failure of an agent is one."""
-  history = History(plan)
+  history = ClusterHistory(plan)
   try:
     return history.run()
   except _FAILURES as error:
@@ -349,7 +349,7 @@ def explore(plan: plans.Plan) -> list[str]:
     history.close()
 
 
-def shrink(plan: plans.Plan) -> plans.Plan:
+def shrink(plan: plans.HistoryPlan) -> plans.HistoryPlan:
   """Returns a smaller plan with a violation of the same invariant."""
   name = lambda text: text.split()[2]
   wanted = name(explore(plan)[0])

@@ -8,7 +8,7 @@ FORGOTTEN_SECS = 40.0  # Nobody waits for so long for an answer in the folder.
 
 
 @dataclasses.dataclass(frozen=True)
-class Fault:
+class SimulatedFault:
   """One fault.
 
   Attributes:
@@ -24,7 +24,7 @@ class Fault:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class FaultKind:
   """A kind of fault.
 
   Attributes:
@@ -35,50 +35,50 @@ class Kind:
 
   num_hosts: int = 0
   secs: tuple[float, float] = (0.0, 0.0)
-  blamed: Callable[[Fault], tuple[str, ...]] = lambda fault: ()
+  blamed: Callable[[SimulatedFault], tuple[str, ...]] = lambda fault: ()
 
 
-def _if_long(count: int) -> Callable[[Fault], tuple[str, ...]]:
+def _if_long(count: int) -> Callable[[SimulatedFault], tuple[str, ...]]:
   return lambda f: () if 0 < f.secs <= HUNG_SECS else f.hosts[:count]
 
 
-def _if_forgotten(fault: Fault) -> tuple[str, ...]:
+def _if_forgotten(fault: SimulatedFault) -> tuple[str, ...]:
   return fault.hosts if fault.secs >= FORGOTTEN_SECS else ()
 
 
-_VICTIM = Kind(1, blamed=lambda fault: fault.hosts)
+_VICTIM = FaultKind(1, blamed=lambda fault: fault.hosts)
 KINDS = {
-    "join": Kind(),
+    "join": FaultKind(),
     "kill": _VICTIM,
     "vanish": _VICTIM,
     "hang": _VICTIM,
     "worker": _VICTIM,
-    "all_workers": Kind(),
+    "all_workers": FaultKind(),
     "stop_worker": _VICTIM,
     "notice": _VICTIM,
-    "freeze": Kind(1, (0.2, 6.0), blamed=_if_long(1)),
-    "busy": Kind(1, (4.0, 8.0)),
-    "reset": Kind(2),
-    "cut": Kind(2, (0.2, 8.0), blamed=_if_long(2)),
-    "cut_one_way": Kind(2, (0.2, 8.0), blamed=_if_long(2)),
-    "isolate": Kind(1, (0.2, 8.0), blamed=_if_long(1)),
-    "refuse": Kind(2, (0.5, 4.0), blamed=_if_long(2)),
-    "slow": Kind(1, (1.0, 8.0)),
-    "no_files": Kind(1, (0.5, 8.0), blamed=_if_long(1)),
-    "bad_route": Kind(1, blamed=lambda fault: fault.hosts[:1]),
-    "stall": Kind(0, (0.5, 8.0)),
-    "cut_off": Kind(1, (0.5, 60.0)),
-    "lose_answers": Kind(0, (1.0, 5.0)),
-    "full": Kind(0, (1.0, 5.0)),
-    "amnesia": Kind(),
-    "go_back": Kind(0, (0.1, 4.0)),
-    "apart": Kind(),
-    "hang_folder": Kind(1, (0.5, 8.0), blamed=_if_forgotten),
-    "freeze_agent": Kind(1, (0.2, 6.0), blamed=_if_long(1)),
-    "stale": Kind(1, (0.5, 6.0)),
-    "late_claim": Kind(1, (0.5, 25.0)),
-    "folder_errors": Kind(1, (0.5, 5.0)),
-    "torn": Kind(),
-    "freeze_claim": Kind(1, (0.2, 6.0), blamed=_if_long(1)),
-    "freeze_begin": Kind(1, (0.2, 6.0), blamed=_if_long(1)),
+    "freeze": FaultKind(1, (0.2, 6.0), blamed=_if_long(1)),
+    "busy": FaultKind(1, (4.0, 8.0)),
+    "reset": FaultKind(2),
+    "cut": FaultKind(2, (0.2, 8.0), blamed=_if_long(2)),
+    "cut_one_way": FaultKind(2, (0.2, 8.0), blamed=_if_long(2)),
+    "isolate": FaultKind(1, (0.2, 8.0), blamed=_if_long(1)),
+    "refuse": FaultKind(2, (0.5, 4.0), blamed=_if_long(2)),
+    "slow": FaultKind(1, (1.0, 8.0)),
+    "no_files": FaultKind(1, (0.5, 8.0), blamed=_if_long(1)),
+    "bad_route": FaultKind(1, blamed=lambda fault: fault.hosts[:1]),
+    "stall": FaultKind(0, (0.5, 8.0)),
+    "cut_off": FaultKind(1, (0.5, 60.0)),
+    "lose_answers": FaultKind(0, (1.0, 5.0)),
+    "full": FaultKind(0, (1.0, 5.0)),
+    "amnesia": FaultKind(),
+    "go_back": FaultKind(0, (0.1, 4.0)),
+    "apart": FaultKind(),
+    "hang_folder": FaultKind(1, (0.5, 8.0), blamed=_if_forgotten),
+    "freeze_agent": FaultKind(1, (0.2, 6.0), blamed=_if_long(1)),
+    "stale": FaultKind(1, (0.5, 6.0)),
+    "late_claim": FaultKind(1, (0.5, 25.0)),
+    "folder_errors": FaultKind(1, (0.5, 5.0)),
+    "torn": FaultKind(),
+    "freeze_claim": FaultKind(1, (0.2, 6.0), blamed=_if_long(1)),
+    "freeze_begin": FaultKind(1, (0.2, 6.0), blamed=_if_long(1)),
 }

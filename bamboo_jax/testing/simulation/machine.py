@@ -26,7 +26,7 @@ _PIPE_SECS = 0.0001
 _EVENT_SECS = 0.002  # For an event, while others wait.
 
 
-class Machine:
+class SimulatedMachine:
   """A host with an agent and its worker.
 
   Attributes:
@@ -37,14 +37,14 @@ class Machine:
   """
 
   def __init__(
-      self, world: world_lib.World, options: state_lib.Options
+      self, world: world_lib.World, options: state_lib.AgentOptions
   ) -> None:
     self.world = world
     self.host = options.host
     # Clocks of machines have nothing in common.
     self._ahead_secs = random.Random(f"clock {options.host}").uniform(0.0, 1e5)
     self.is_dead = self.is_frozen = self.is_hung = self.is_behind = False
-    self.worker: worker_lib.Worker | None = None
+    self.worker: worker_lib.ScriptedWorker | None = None
     self.ended: events_lib.End | None = None
     self._freeze_after: tuple[str, float] = ("", 0.0)
     self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
@@ -134,19 +134,19 @@ class Machine:
 
   # The life of an agent.
 
-  def _begin(self, options: state_lib.Options) -> None:
+  def _begin(self, options: state_lib.AgentOptions) -> None:
     if self.is_dead:
       return
     life = next(self.world.lives)
     self._life = f"{options.name}#{life}"
     self._port = 1000 + life
     self.ended = None
-    self.state = state_lib.State(options, incarnation=self._life)
+    self.state = state_lib.AgentState(options, incarnation=self._life)
     self._etcd.forget()
     self.registry = registry_lib.Registry(self._etcd, options.run)
-    self._links: dict[str, network_lib.Connection] = {}
+    self._links: dict[str, network_lib.SimulatedLink] = {}
     self._refused: set[str] = set()  # When last tried.
-    self._protocol = fence_lib.Protocol("workdir", lambda: self._now)
+    self._protocol = fence_lib.FenceProtocol("workdir", lambda: self._now)
     self._left: set[str] = set()  # Whom it has cut for good.
     self._tell(events_lib.Began())
 
@@ -185,7 +185,7 @@ class Machine:
     match action:
       case events_lib.Ask(flow, request):
         self._ask(flow, request)
-      case events_lib.Dial(member):
+      case events_lib.DialAgent(member):
         self._dial(member)
       case events_lib.Send(message, to):
         message = network_lib.copy(message)
@@ -228,9 +228,9 @@ class Machine:
         self.world.clock.at(
             secs, self._ask_store, self._life, flow, method, *args
         )
-      case events_lib.Watch():
+      case events_lib.WatchStore():
         self._watch(flow, request)
-      case events_lib.Fence(method, args):
+      case events_lib.CallFence(method, args):
         calls = getattr(self._protocol, method)(*args)
         self._ask_folder(self._life, flow, method, calls, None, None)
       case events_lib.Sleep(secs):
@@ -266,7 +266,7 @@ class Machine:
       if life == self._life and self.is_alive:
         self.world.shared.share.ask(self.host, call, then)
 
-  def _watch(self, flow: int, watch: events_lib.Watch) -> None:
+  def _watch(self, flow: int, watch: events_lib.WatchStore) -> None:
     """Answers once, when there is news or the time is over."""
     after = self._etcd.revision if watch.after is None else watch.after
     life, is_open = self._life, [True]
@@ -350,7 +350,7 @@ class Machine:
         self._refused.remove(other)
         self._tell(events_lib.PeerAccepted(other), life)
 
-    def opened(connection: network_lib.Connection) -> None:
+    def opened(connection: network_lib.SimulatedLink) -> None:
       is_over = self.is_dead or life != self._life or self.ended is not None
       if is_over or other in self._left:
         connection.drop()

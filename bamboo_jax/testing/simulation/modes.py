@@ -12,7 +12,7 @@ _WIRE = "wire"
 MODES = sorted([*plans.MODES, _WIRE])
 
 
-class Job(NamedTuple):
+class HistoryJob(NamedTuple):
   """Histories of a mode, from the seed `first` up to `end`."""
 
   mode: str
@@ -21,7 +21,7 @@ class Job(NamedTuple):
   shrinks: bool
 
 
-def explore_all(job: Job) -> list[list[str]]:
+def explore_all(job: HistoryJob) -> list[list[str]]:
   """Returns the lines of each history of a job."""
   return [
       explore(job.mode, seed, shrinks=job.shrinks)

@@ -31,7 +31,7 @@ CONNECT_SECS, _ACK_SECS, _TRY_SECS = 5.0, 3.0, 1.0  # As in `peers`.
 _LEAST_SECS, _MOST_SECS = 0.0002, 0.002  # Latency of a healthy link.
 
 
-class Connection:
+class SimulatedLink:
   """One direction between two hosts.
 
   Args:
@@ -149,7 +149,9 @@ class Network:
     on_send: Called with each message.
   """
 
-  def __init__(self, clock: clock_lib.Clock, seed: random.Random) -> None:
+  def __init__(
+      self, clock: clock_lib.SimulatedClock, seed: random.Random
+  ) -> None:
     self.clock = clock
     self.cut: collections.Counter[tuple[str, str]] = collections.Counter()
     self.refused: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -158,7 +160,7 @@ class Network:
     self.silent: set[str] = set()
     self.asleep: dict[str, list[Callable[[], None]]] = {}
     self.listeners: dict[tuple[str, int], Callable[..., Any]] = {}
-    self.connections: dict[Connection, None] = {}  # In order.
+    self.connections: dict[SimulatedLink, None] = {}  # In order.
     self.on_send: Callable[[Any], None] = lambda message: None
     self._random = seed
 
@@ -180,7 +182,7 @@ class Network:
       hello: Any,
       *,
       on_accepted: Callable[[], None],
-      on_open: Callable[[Connection], None],
+      on_open: Callable[[SimulatedLink], None],
       on_failed: Callable[[str, bool], None],
       on_closed: Callable[[str], None],
   ) -> None:
@@ -207,7 +209,7 @@ class Network:
       if on_message is None:
         self.clock.at(self.delay(*pair[::-1]), on_failed, "refused", True)
         return
-      connection = Connection(
+      connection = SimulatedLink(
           self,
           source,
           target,

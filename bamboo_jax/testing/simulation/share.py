@@ -5,8 +5,8 @@
        |                         |   2 it takes effect; one may be late
        |<- 3 answer arrives -----|   an error also after the effect
 
-The calls are those of `fence.Folder`; in which order they are made, and what is
-concluded from them, the real `fence.Protocol` says.
+The calls are those of `fence.FenceFolder`; in which order they are made, and
+what is concluded from them, the real `fence.FenceProtocol` says.
 """
 
 from collections.abc import Callable
@@ -22,8 +22,8 @@ _CALL_SECS = (0.0005, 0.002)  # One way.
 _GARBAGE = ("", '{"number": 3, "mem', "\0" * 40)
 
 
-class Files:
-  """As much of `fence.Folder` as is needed, in memory.
+class SharedFiles:
+  """As much of `fence.FenceFolder` as is needed, in memory.
 
   Attributes:
     num_torn: How many of the files to be created get other content.
@@ -35,11 +35,11 @@ class Files:
     self._num_changes = 0
 
   def read(self, name: str) -> fence_lib.File | None:
-    """See `fence.Folder`."""
+    """See `fence.FenceFolder`."""
     return self._files.get(name)
 
   def create(self, name: str, text: str) -> None:
-    """See `fence.Folder`."""
+    """See `fence.FenceFolder`."""
     if name not in self._files:
       if self.num_torn and name.startswith("views/"):
         self.num_torn -= 1
@@ -47,7 +47,7 @@ class Files:
       self.replace(name, text)
 
   def replace(self, name: str, text: str) -> None:
-    """See `fence.Folder`."""
+    """See `fence.FenceFolder`."""
     self._num_changes += 1
     self._files[name] = fence_lib.File(text, self._num_changes)
 
@@ -61,36 +61,38 @@ class Files:
     return found
 
   def touch(self, name: str) -> None:
-    """See `fence.Folder`."""
+    """See `fence.FenceFolder`."""
     self.replace(name, self._files[name][0])
 
-  def copy(self) -> "Files":
+  def copy(self) -> "SharedFiles":
     """Returns files with the same content."""
-    other = Files()
+    other = SharedFiles()
     other._files = dict(self._files)
     return other
 
 
-class Fence(fence_lib.Fence):
+class SimulatedFence(fence_lib.Fence):
   """The real fence of files in memory; errors and waits are those of a host."""
 
   def __init__(
       self, folder: Any, now: Callable[[], float] = lambda: 0.0
   ) -> None:
     self.folder = folder
-    self.protocol = fence_lib.Protocol("workdir", now)
+    self.protocol = fence_lib.FenceProtocol("workdir", now)
 
 
 class Share:
   """The folder as hosts see it."""
 
-  def __init__(self, clock: clock_lib.Clock, rng: random.Random) -> None:
-    self.files = Files()
+  def __init__(
+      self, clock: clock_lib.SimulatedClock, rng: random.Random
+  ) -> None:
+    self.files = SharedFiles()
     self.clock = clock
     self._random = rng
     self._hung: dict[str, float] = {}  # Until when.
     self._late_secs: dict[str, float] = {}  # Of the next that is created.
-    self._stale: dict[str, tuple[float, Files]] = {}
+    self._stale: dict[str, tuple[float, SharedFiles]] = {}
     self._failing: dict[str, float] = {}
 
   def hang(self, host: str, secs: float) -> None:
@@ -110,23 +112,23 @@ class Share:
     self._failing[host] = self.clock.now + secs
 
   def lives(self) -> list[tuple[str, int]]:
-    """See `Files`."""
+    """See `SharedFiles`."""
     return self.files.lives()
 
   def hung_secs(self, host: str) -> float:
     """Returns how long calls of a host get no further."""
     return max(0.0, self._hung.get(host, 0.0) - self.clock.now)
 
-  def at_once(self, host: str) -> Fence:
+  def at_once(self, host: str) -> SimulatedFence:
     """Returns the fence for a worker, whose calls take no time.
 
     They fail as those of its host, and wait nowhere: see `hung_secs`.
     """
-    return Fence(_Mount(self, host), lambda: self.clock.now)
+    return SimulatedFence(_Mount(self, host), lambda: self.clock.now)
 
   def find_view(self, stamp: str, number: int) -> views.View | None:
     """Returns the view that the folder has."""
-    fence = Fence(self.files.copy())
+    fence = SimulatedFence(self.files.copy())
     try:
       found = fence.views_after(stamp, number - 1)
     except OSError:  # It is damaged, and not given up yet.
@@ -139,7 +141,7 @@ class Share:
       call: tuple[str, ...],
       then: Callable[[Any, OSError | None], None],
   ) -> None:
-    """Makes a call of `Files`; `then` gets the answer, or an error."""
+    """Makes a call of `SharedFiles`; `then` gets the answer, or an error."""
     self._later(self._arrive, host, call, then)
 
   def _later(self, do: Callable[..., None], *args: Any) -> None:

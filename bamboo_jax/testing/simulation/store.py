@@ -100,13 +100,13 @@ class Server:
       path: str,
       request: Mapping[str, Any],
       timeout_secs: float,
-  ) -> etcd_lib.Answer:
+  ) -> etcd_lib.EtcdResponse:
     """Answers as a server does to a client."""
     del host, port, timeout_secs
     try:
-      return etcd_lib.Answer(200, self.answer(path, request))
+      return etcd_lib.EtcdResponse(200, self.answer(path, request))
     except OSError as error:
-      return etcd_lib.Answer(429, {"message": f"{error}"})
+      return etcd_lib.EtcdResponse(429, {"message": f"{error}"})
 
   def _find(self, key: str) -> dict[str, str] | None:
     entry = self._entries.get(key)

@@ -31,10 +31,10 @@ from bamboo_jax.train.members import transfers as transfers_lib
 _LINK_SECS = 0.001
 
 
-class Client(client_lib.Client):
+class SimulatedClient(client_lib.Client):
   """The real client, whose waits pass the baton."""
 
-  def __init__(self, worker: "Worker") -> None:
+  def __init__(self, worker: "TrainerWorker") -> None:
     self.number = worker.number
     self._worker = worker
     self._state = worker.client
@@ -57,13 +57,13 @@ class Client(client_lib.Client):
     self._worker.say_data(data)
 
 
-class Worker(worker_lib.Worker):
+class TrainerWorker(worker_lib.ScriptedWorker):
   """A simulated process in which `train.worker.Worker` runs."""
 
   FAILURES = (OSError, RuntimeError, ValueError)
 
-  def _make_work(self) -> worker_lib.Work:
-    self.transport = fake_transport.Transport(self)
+  def _make_work(self) -> worker_lib.WorkerScript:
+    self.transport = fake_transport.FakeTransport(self)
     links: Any = self.transport
     self.exits = cluster_cohort.Exits(links, None)
     self.setup = fake_engine.make_setup(self.shared.layout, self.shared.reroute)
@@ -75,7 +75,7 @@ class Worker(worker_lib.Worker):
     return self.thread
 
   def end(self) -> None:
-    """See `worker.Worker`; the thread ends, too."""
+    """See `worker.ScriptedWorker`; the thread ends, too."""
     super().end()
     self.thread.kill()
 
@@ -124,11 +124,11 @@ class Worker(worker_lib.Worker):
     return self.exits.begun()
 
   def _train(self) -> None:
-    client = Client(self)
+    client = SimulatedClient(self)
     self.claim = fence_lib.Claim(self.stamp)
     self.sleep(worker_lib.INIT_SECS)
     cohort = cluster_cohort.ClusterCohort(client, self.exits)
-    self.engine = fake_engine.Engine(self)
+    self.engine = fake_engine.FakeEngine(self)
     self.loop = self._make_loop(client, cohort, self.engine)
     self.loop.run()
 
@@ -157,15 +157,15 @@ class Worker(worker_lib.Worker):
 
   def _make_loop(
       self,
-      client: Client,
+      client: SimulatedClient,
       cohort: cluster_cohort.ClusterCohort,
-      engine: fake_engine.Engine,
+      engine: fake_engine.FakeEngine,
   ) -> train_worker.Worker:
     """Returns the real worker; what it makes itself is of arrays and files."""
     # They stand for an engine, for links, and for all that has files.
     nodes: Any = engine
     links: Any = self.transport
-    files: Any = fake_files.Files(self, engine, cohort)
+    files: Any = fake_files.FakeFiles(self, engine, cohort)
     state = self._make_state(cohort, nodes, files)
     transfers = transfers_lib.PeerTransfers(
         client, links, None, preconnects=False

@@ -37,7 +37,7 @@ _Wanted = float | tuple[Callable[[], bool], float | None]
 _Steps = Generator[_Wanted, bool | None, Any]
 
 
-class Work(Protocol):
+class WorkerScript(Protocol):
   """What a worker does, as a generator: `send` runs it up to its next wait."""
 
   def send(self, held: bool | None, /) -> _Wanted:
@@ -63,7 +63,7 @@ class Shared:
   """
 
   share: share_lib.Share
-  on_commit: Callable[["Worker", int, int, int, str], None]
+  on_commit: Callable[["ScriptedWorker", int, int, int, str], None]
   is_gone: Callable[[str], bool]
   num_steps: int
   layout: str
@@ -94,7 +94,7 @@ class _FailedError(Exception):
   """The worker fails by itself."""
 
 
-class Worker:
+class ScriptedWorker:
   """One worker; `say` takes its messages, `exit` its return code.
 
   Attributes:
@@ -110,7 +110,7 @@ class Worker:
       stamp: str,
       *,
       host: str,
-      clock: clock_lib.Clock,
+      clock: clock_lib.SimulatedClock,
       shared: Shared,
       say: Callable[[Any], None],
       exit: Callable[[int], None],
@@ -176,7 +176,7 @@ class Worker:
     for content in frames.Decoder().feed(data):
       self._say(messages.parse(content, messages.FROM_WORKER))
 
-  def _make_work(self) -> Work:
+  def _make_work(self) -> WorkerScript:
     self._voted_in = 0  # View in which it has voted last.
     return self._live()
 

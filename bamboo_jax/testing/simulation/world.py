@@ -26,12 +26,12 @@ class World:
     on_adopt: Called when an agent has adopted views.
   """
 
-  clock: clock_lib.Clock
+  clock: clock_lib.SimulatedClock
   random: random.Random
   network: network_lib.Network
   etcd: store_lib.Server
   shared: worker_lib.Shared
-  make_worker: type[worker_lib.Worker]
+  make_worker: type[worker_lib.ScriptedWorker]
   on_end: Callable[[Any], None]
   on_adopt: Callable[[Any], None]
   stalled_until: float = 0.0

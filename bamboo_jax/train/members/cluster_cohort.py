@@ -128,7 +128,7 @@ class ClusterCohort:
 
 
 class RemoteDirector:
-  """A `cohort.Director` behind a local socket, which sends real signals.
+  """A `cohort.FaultInjector` behind a local socket, which sends real signals.
 
   `address` is the name of an abstract Unix socket; `OSError` if it is not
   reachable.
@@ -142,7 +142,7 @@ class RemoteDirector:
     self._say({"number": number, "name": name, "pid": os.getpid()})
 
   def strike(self, due: faults_lib.Due) -> bool:
-    """See `cohort.Director`."""
+    """See `cohort.FaultInjector`."""
     self._say({"line": due.fault.line, "owner": due.owner})
     while not (answers := self._hear()):
       pass

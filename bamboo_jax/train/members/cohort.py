@@ -102,7 +102,7 @@ class Cohort(Protocol):
     """Reports an event to the agent, for joining nodes and observers."""
 
 
-class Director(Protocol):
+class FaultInjector(Protocol):
   """Injects faults."""
 
   def strike(self, due: faults_lib.Due) -> bool:

@@ -24,7 +24,7 @@ _NUM_SAID = 16  # Last keys of a view that are checked against repetition.
 
 
 class LocalCohort:
-  """The only member; also the `cohort.Director` of its own faults.
+  """The only member; also the `cohort.FaultInjector` of its own faults.
 
   Args:
     num_nodes: Number of nodes, spares included.
@@ -152,7 +152,7 @@ class LocalCohort:
       self._change(leaving={facts["node"]}, reason=why)
 
   def strike(self, due: faults_lib.Due) -> bool:
-    """See `cohort.Director`."""
+    """See `cohort.FaultInjector`."""
     key = (due.fault.line, due.fault)
     if key in self._done:  # The step may be repeated.
       return due.fault.kind == "join"
@@ -174,7 +174,7 @@ class LocalCohort:
       return
     self.happened.add(due.fault.line)
     if kind == "slow":
-      return  # `step.Step` lets passes take longer.
+      return  # `step.StepRunner` lets passes take longer.
     numbers = {member.number for member in victims}
     names = ", ".join(member.name for member in victims)
     if kind == "notice":

@@ -86,14 +86,14 @@ class RowFile:
   ) -> None:
     if with_plan and done.planned is not self._planned and done.planned:
       slots = rows_lib.pack(step_slots.planned_slots(done.planned))
-      planned = rows_lib.Rows(done.steps, at_secs, done.start_secs, slots)
+      planned = rows_lib.StepRows(done.steps, at_secs, done.start_secs, slots)
       rows_lib.write(self._folder / rows_lib.PLANNED, [planned])
       self._planned = done.planned
     measured = []
     for d, secs, _ in self._last:
       slots = step_slots.measured_slots(d.measured, start_secs=d.start_secs)
       packed = rows_lib.pack(slots)
-      measured.append(rows_lib.Rows(d.steps, secs, d.start_secs, packed))
+      measured.append(rows_lib.StepRows(d.steps, secs, d.start_secs, packed))
     rows_lib.write(self._folder / f"{self._name}.json", measured)
 
 

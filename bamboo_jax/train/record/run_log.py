@@ -13,8 +13,8 @@ from bamboo_jax.cluster import views
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import recovery_times
 from bamboo_jax.recovery import survival
-from bamboo_jax.recovery import times
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.train import run_state as run_state_lib
@@ -44,7 +44,7 @@ class RunLog:
     self._engine = state.engine
     self._state = state
     self._ladder = dataclasses.asdict(state.rules.ladder)
-    self._recoveries: list[times.RecoveryTimes] = []
+    self._recoveries: list[recovery_times.RecoveryTimes] = []
     self._names: dict[int, str] = {}
     self._saved_in = 0  # The view in which copies were at risk.
 
@@ -81,7 +81,7 @@ class RunLog:
       found = (owners[v.pipeline][v.stage] for v in victims)
       heirs = tuple(self._name(node) for node in found if node is not None)
     self._recoveries.append(
-        times.RecoveryTimes(
+        recovery_times.RecoveryTimes(
             step=agreement.steps + 1,
             view=view,
             nodes=lost,
@@ -92,7 +92,9 @@ class RunLog:
             reason=agreement.reason,
             view_at_secs=self._cohort.arrived_secs(view),
             died_at_secs=self._cohort.died_secs(view),
-            silence_to_view_secs=times.longest_silence(lost, silent_secs),
+            silence_to_view_secs=recovery_times.longest_silence(
+                lost, silent_secs
+            ),
             agreed_at_secs=agreed_at_secs,
         )
     )
@@ -103,13 +105,13 @@ class RunLog:
       self._outputs.explain(self._cohort.view.reason)
       return
     loss = dataclasses.asdict(self._recoveries[-1])
-    then = times.describe_answer(loss)
+    then = recovery_times.describe_answer(loss)
     if agreement.change and agreement.change.rolls_back:
       steps = agreement.restored
       then = f"restoring step {steps}" if steps else "beginning from the start"
-    self._outputs.explain(f"{times.describe_loss(loss)} died; {then}")
+    self._outputs.explain(f"{recovery_times.describe_loss(loss)} died; {then}")
 
-  def explain_change(self, change: assignment.Change) -> None:
+  def explain_change(self, change: assignment.LayoutChange) -> None:
     """Shows why training pauses for a change of the layout."""
     takers = [
         f"{self._name(node)} takes stage {place}"
@@ -134,7 +136,7 @@ class RunLog:
       ready: int,
       prints: replicas.Prints | None,
       stops: bool,
-      step: step_lib.Step,
+      step: step_lib.StepRunner,
   ) -> step_lib.Vote:
     """Returns this member's vote on a `step` that has run up to the vote.
 
@@ -173,7 +175,7 @@ class RunLog:
 
   def commit(
       self,
-      step: step_lib.Step,
+      step: step_lib.StepRunner,
       votes: Mapping[int, step_lib.Vote],
       *,
       saves: bool,
@@ -294,11 +296,11 @@ class RunLog:
     )
     return view.number * is_at_risk
 
-  def _recent(self, step: int) -> list[times.RecoveryTimes]:
+  def _recent(self, step: int) -> list[recovery_times.RecoveryTimes]:
     return [r for r in self._recoveries if r.step == step]
 
   def _find_filled(
-      self, step: step_lib.Step, votes: Iterable[step_lib.Vote]
+      self, step: step_lib.StepRunner, votes: Iterable[step_lib.Vote]
   ) -> dict[str, filling_lib.Effect]:
     """Returns `step.Committed.filled` and `placed`; learns from the step."""
     ran = {node: ran for vote in votes for node, ran in vote.ran.items()}

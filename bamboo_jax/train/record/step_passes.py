@@ -9,7 +9,7 @@ import statistics
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.recovery import times
+from bamboo_jax.recovery import recovery_times
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
@@ -20,11 +20,11 @@ _PASSES = (Op.FORWARD, Op.BACKWARD)
 
 
 def measure(
-    measured: Sequence[recorder_lib.Measured],
+    measured: Sequence[recorder_lib.MeasuredInstruction],
     *,
     nodes: Collection[int],
     layout: layout_lib.Layout,
-    recoveries: Sequence[times.RecoveryTimes],
+    recoveries: Sequence[recovery_times.RecoveryTimes],
 ) -> NodeTime:
   """Returns the node time of the passes of `nodes`.
 
@@ -78,8 +78,9 @@ def mean_sums_secs(
 
 
 def _owed_filter(
-    recoveries: Sequence[times.RecoveryTimes], layout: layout_lib.Layout
-) -> Callable[[recorder_lib.Measured], bool]:
+    recoveries: Sequence[recovery_times.RecoveryTimes],
+    layout: layout_lib.Layout,
+) -> Callable[[recorder_lib.MeasuredInstruction], bool]:
   """Returns a predicate for passes on behalf of a lost node."""
   lost = []  # Segments, time of death, shadows.
   for recovery in recoveries:
@@ -101,8 +102,8 @@ def _owed_filter(
 
 
 def find_owed(
-    measured: Iterable[recorder_lib.Measured],
-    recovery: times.RecoveryTimes,
+    measured: Iterable[recorder_lib.MeasuredInstruction],
+    recovery: recovery_times.RecoveryTimes,
     layout: layout_lib.Layout,
 ) -> tuple[float, float] | None:
   """Returns start and end of the owed passes on local nodes, None if none.

@@ -96,7 +96,7 @@ def planned_slots(
 
 
 def measured_slots(
-    measured: Sequence[recorder_lib.Measured], *, start_secs: float
+    measured: Sequence[recorder_lib.MeasuredInstruction], *, start_secs: float
 ) -> tuple[slot_lib.Slot, ...]:
   """Returns measured slots, in milliseconds since `start_secs`."""
   ms = lambda secs: 1e3 * (secs - start_secs)

@@ -50,7 +50,7 @@ class Task:
 
   whole: spec_lib.StageSpec
   data: batches_lib.Batches | None
-  schedule: schedules.Schedule
+  schedule: schedules.LearningRateSchedule
 
   @property
   def batches(self) -> batches_lib.Batches:
@@ -133,7 +133,7 @@ def _make_whole(
   )
 
 
-def make_schedule(config: config_lib.Config) -> schedules.Schedule:
+def make_schedule(config: config_lib.Config) -> schedules.LearningRateSchedule:
   """Returns the learning rate of each step."""
   return schedules.make_schedule(
       config.optimizer.schedule,

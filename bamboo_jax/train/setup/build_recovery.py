@@ -26,7 +26,7 @@ def make_templates(
     profile: cost_model.Profile,
     *,
     is_cluster: bool = False,
-) -> templates_lib.Templates | None:
+) -> templates_lib.PipelineTemplates | None:
   """Returns the pipeline templates of a config; None if its layout has none.
 
   They cover any sufficient number of nodes: the deepest has about twice the
@@ -97,8 +97,8 @@ def _make_grid(
 def make_rules(
     config: config_lib.Config,
     plan: planner.Plan,
-    templates: templates_lib.Templates | None = None,
-) -> assignment.Rules:
+    templates: templates_lib.PipelineTemplates | None = None,
+) -> assignment.RecoveryRules:
   """Returns the rules for a run that starts with `plan`.
 
   The number of stages and the partition change only with `templates` or a grid
@@ -150,10 +150,10 @@ def make_rules(
   if templates:
     found = (plan.partition, *(t.partition for t in templates.templates))
     segments = partition_lib.refine(found)
-    shape = shapes_lib.Templates(
+    shape = shapes_lib.TemplateShapes(
         cover_lib.Coverer(templates, predicted, degrades=True), recovery.method
     )
-  return assignment.Rules(
+  return assignment.RecoveryRules(
       segments=segments,
       num_shares=num_shares,
       predictor=predicted if by_makespan else None,

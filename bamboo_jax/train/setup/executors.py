@@ -21,7 +21,7 @@ from bamboo_jax.runtime.spmd import plan as plan_lib
 from bamboo_jax.runtime.spmd import program as segment_lib
 from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
 from bamboo_jax.runtime.spmd.ticks import check
-from bamboo_jax.runtime.spmd.ticks import table as table_lib
+from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 from bamboo_jax.runtime.stage import functions
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.train.setup import build
@@ -131,7 +131,7 @@ def make_executor(
     collectives: See `make_collectives`.
   """
   if not is_program(config):
-    return executor_lib.Rows(engine, members)
+    return executor_lib.RowsExecutor(engine, members)
   program = plan_program(config, task, plan)
   programs = make_programs(
       *(config, task, program), engine=engine, collectives=collectives
@@ -155,7 +155,9 @@ def make_programs(
       keeps=config.redundancy.mode != "none",
       segment_ticks=config.pipeline.segment_ticks,
       heads=_heads(config),
-      collectives=cast("collectives_lib.Collectives | None", collectives),
+      collectives=cast(
+          "collectives_lib.ProcessCollectives | None", collectives
+      ),
   )
 
 
@@ -173,7 +175,7 @@ def make_collectives(
   """
   if not is_program(config):
     return None
-  return collectives_lib.Collectives(number, exchange, is_lost=is_lost)
+  return collectives_lib.ProcessCollectives(number, exchange, is_lost=is_lost)
 
 
 def _heads(config: config_lib.Config) -> bool:

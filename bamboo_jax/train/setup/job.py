@@ -38,7 +38,7 @@ class Job:
   task: build.Task
   plan: planner.Plan
   rows: rows_lib.RowPlanner
-  rules: assignment.Rules
+  rules: assignment.RecoveryRules
   engine: engine_lib.Engine
 
   @functools.cached_property

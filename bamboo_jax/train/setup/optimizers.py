@@ -24,7 +24,7 @@ _MASKS = ("mask", "weight_decay_mask")  # Names of optax for the argument.
 def make_optimizer(
     name: str,
     *,
-    schedule: schedules.Schedule,
+    schedule: schedules.LearningRateSchedule,
     options: Mapping[str, Any],
     decay: str = "all",
 ) -> optax.GradientTransformation:

@@ -73,7 +73,7 @@ class Forecast:
   unit: str
   units_per_step: int
   flops_per_step: int
-  price: prices_lib.Price | None
+  price: prices_lib.NodePrice | None
   market: str
 
   @property
@@ -380,7 +380,7 @@ def _describe_worst(plan: planner.Plan) -> str:
 
 def _find_price(
     config: config_lib.Config, machine: machines.Machine
-) -> prices_lib.Price | None:
+) -> prices_lib.NodePrice | None:
   """Returns the price of the machine; of GPUs, the least per GPU."""
   cost = config.cost
   if cost.instance is not None:

@@ -33,7 +33,7 @@ def make_writer(
       every_steps=config.checkpoint.every_steps,
       member=member,
       model=model,
-      identity=identity_lib.Identity(
+      identity=identity_lib.RunIdentity(
           seed=config.seed,
           batch_size=job.plan.batch.batch_size,
           model=model.model.fingerprint,

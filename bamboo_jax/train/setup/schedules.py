@@ -24,7 +24,7 @@ _ALMOST_ZERO, _SHORT = 1e-7, 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class LearningRateSchedule:
   """The learning rate of each step.
 
   Attributes:
@@ -97,7 +97,7 @@ class Schedule:
 
 def make_schedule(
     name: str, *, peak: float, options: Mapping[str, Any], num_steps: int
-) -> Schedule:
+) -> LearningRateSchedule:
   """Returns the schedule of a run of `num_steps` steps.
 
   Args:
@@ -132,7 +132,7 @@ def make_schedule(
       raise ValueError(
           f"The schedule {name!r} takes no options, got {', '.join(given)}."
       )
-    return Schedule(name, peak, peak, unused=unused)
+    return LearningRateSchedule(name, peak, peak, unused=unused)
   peaks = (_OWN_PEAK,) if is_own else _PEAKS
   peak_name = next((peak for peak in peaks if peak in known), None)
   if peak_name is not None:
@@ -154,7 +154,7 @@ def make_schedule(
     ) from error
   if peak_name is not None:
     del given[peak_name]
-  return Schedule(name, peak, rate, given, unused)
+  return LearningRateSchedule(name, peak, rate, given, unused)
 
 
 def find_schedules() -> dict[str, list[str]]:

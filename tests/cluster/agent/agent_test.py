@@ -95,7 +95,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
         workdir=str(self.folder),
         log=str(self.folder / f"{name}.log"),
         # A crowded machine is no reason to fail.
-        limits=detection.Limits(
+        limits=detection.DetectionLimits(
             heartbeat_secs=0.5, least_silence_secs=60, most_silence_secs=60
         ),
     )
@@ -157,7 +157,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     await asyncio.sleep(0)
     try:
       async with asyncio.timeout(10):
-        claim, _ = await agent._do(events_lib.Fence("read"))
+        claim, _ = await agent._do(events_lib.CallFence("read"))
     finally:
       over.set()
       await asyncio.gather(*calls)
@@ -169,7 +169,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     agent = agent_lib.Agent(self.store, options, issue("agent", "n9"))
     over = threading.Event()
     with mock.patch.object(agent._fence, "beat", lambda: over.wait(60)):
-      beat = events_lib.Fence("beat")
+      beat = events_lib.CallFence("beat")
       calls = [asyncio.create_task(agent._do(beat)) for _ in range(40)]
       await asyncio.sleep(0)
       try:
@@ -177,7 +177,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
           dial = peers_lib._connect("localhost", self.port(), 1.0)
           (await dial).close()
           await agent._do(events_lib.Store(lambda _: None))
-          await agent._do(events_lib.Fence("read"))
+          await agent._do(events_lib.CallFence("read"))
         calls[0].cancel()  # The flow has ended; its call goes on.
       finally:
         over.set()

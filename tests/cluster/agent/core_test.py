@@ -18,14 +18,16 @@ class CoreTest(given.CoreCase):
   def test_a_closed_connection_is_opened_again(self):
     self.begin()
     actions = self.on(given.closed(1))
-    self.assertEqual(actions[1:], [events_lib.Dial(members.member(1))])
+    self.assertEqual(actions[1:], [events_lib.DialAgent(members.member(1))])
     (view,) = self.sent(events_lib.PeerReached("life 1"))
     self.assertEqual(view[0], messages.NewView(members.view(1, 0, 1, 2)))
     # At once again: it may have left this one out.
     self.assertEqual(
         self.asked(self.on(given.closed(1))), [events_lib.Sleep(0.2)]
     )
-    self.assertEqual(self.answer(1.2), [events_lib.Dial(members.member(1))])
+    self.assertEqual(
+        self.answer(1.2), [events_lib.DialAgent(members.member(1))]
+    )
 
   def test_a_death(self):
     self.begin()

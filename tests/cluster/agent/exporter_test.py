@@ -13,7 +13,7 @@ from tests import members
 
 def state(**status):
   """Returns the part of an agent's state that is read."""
-  roster = roster_lib.Roster()
+  roster = roster_lib.AgentRoster()
   roster.me = members.member(0)
   roster.adopt(members.view(4, 0, 2, 5, leaving=(2,)))
   options = types.SimpleNamespace(run="mine", name="n0", zone="a")

@@ -23,9 +23,9 @@ def make_options(name, **changes):
       config={"seed": 0},
       command=(),
       log="",
-      limits=detection.Limits(),
+      limits=detection.DetectionLimits(),
   )
-  return state_lib.Options(**{**told, **changes})
+  return state_lib.AgentOptions(**{**told, **changes})
 
 
 def closed(number):
@@ -45,11 +45,11 @@ def silent(number, *whom, count=1, is_certain=False):
 
 
 def claim(view):
-  return events_lib.Fence("claim_view", ("run", view))
+  return events_lib.CallFence("claim_view", ("run", view))
 
 
 def made_after(number):
-  return events_lib.Fence("views_after", ("run", number))
+  return events_lib.CallFence("views_after", ("run", number))
 
 
 def said(number, message):
@@ -62,7 +62,7 @@ class CoreCase(parameterized.TestCase):
   def begin(self, *, me=0, numbers=(0, 1, 2), **changes):
     """An agent that is a member of view 1, and has nothing to do."""
     options = make_options(f"n{me}", **changes)
-    self.state = state = state_lib.State(options, incarnation=f"life {me}")
+    self.state = state = state_lib.AgentState(options, incarnation=f"life {me}")
     state.roster.me = members.member(me)
     state.stamp = "run"
     state.has_worker = True

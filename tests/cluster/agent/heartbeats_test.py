@@ -7,7 +7,7 @@ from tests import members
 from tests.cluster.agent import given
 
 _NUM_NODES = 6
-_LIMITS = detection.Limits(num_watchers=2)
+_LIMITS = detection.DetectionLimits(num_watchers=2)
 _BEAT = messages.Beat(view=1)
 _ASKS = messages.Beat(view=1, asks=True)
 

@@ -15,7 +15,7 @@ from tests import members
 from tests.cluster.agent import given
 
 _Registry = registry_lib.Registry
-_LOOK_AT_FENCE = events_lib.Fence("read")
+_LOOK_AT_FENCE = events_lib.CallFence("read")
 
 
 class OwnWorkerTest(given.CoreCase):
@@ -268,7 +268,7 @@ class OwnWorkerTest(given.CoreCase):
 
   def test_an_agent_that_does_not_fit_ends(self):
     options = given.make_options("n7")
-    self.state = state_lib.State(options, incarnation="life 7")
+    self.state = state_lib.AgentState(options, incarnation="life 7")
     self.asked(self.on(events_lib.Began()))
     error = ValueError("config.seed is 0 there and 1 here")
     self.assertEqual(self.answer(error=error), [events_lib.End(error=error)])

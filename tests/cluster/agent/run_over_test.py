@@ -27,7 +27,7 @@ class RunOverTest(given.CoreCase):
     flow, over = self.end_run()
     request = flow.send(over)
     self.assertEqual(request.method, registry_lib.Registry.write_view)
-    self.assertIsInstance(flow.send(True), events_lib.Fence)  # A new life.
+    self.assertIsInstance(flow.send(True), events_lib.CallFence)  # A new life.
 
   def test_another_has_ended_it_and_begun_anew_meanwhile(self):
     flow, over = self.end_run()

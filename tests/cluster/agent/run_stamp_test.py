@@ -18,7 +18,7 @@ class RunStampTest(parameterized.TestCase):
 
   def find(self, there, claim, *, moves=1, until_secs=math.inf):
     """Returns what is asked for besides looks, until the stamp is known."""
-    state = state_lib.State(given.make_options("n0"), incarnation="me")
+    state = state_lib.AgentState(given.make_options("n0"), incarnation="me")
     flow, answer, beat, asked = run_stamp.find(state), None, 0, []
     with self.assertRaises(StopIteration):
       while True:
@@ -30,12 +30,12 @@ class RunStampTest(parameterized.TestCase):
             answer = state.now
           case events_lib.Store(args=()):
             answer = there
-          case events_lib.Fence("read"):
+          case events_lib.CallFence("read"):
             answer = claim, beat if claim else 0
-          case events_lib.Fence("replace", (stamp,)):
+          case events_lib.CallFence("replace", (stamp,)):
             asked.append(f"replace {stamp}")
             claim = fence_lib.Claim(stamp)
-          case events_lib.Fence("create", (stamp,)):
+          case events_lib.CallFence("create", (stamp,)):
             asked.append(f"create {stamp}")
             claim, answer = fence_lib.Claim(stamp), True
           case events_lib.Store(args=(stamp,)):
@@ -88,7 +88,7 @@ class BeatTest(given.CoreCase):
   def beats(self):
     """Whether this agent shows for all that members live."""
     flow = run_stamp.beat(self.state)
-    return [flow.send(None), flow.send(1.0)][1] == events_lib.Fence("beat")
+    return [flow.send(None), flow.send(1.0)][1] == events_lib.CallFence("beat")
 
   def test_the_first_that_is_not_missed_shows_that_members_live(self):
     self.begin(me=1)

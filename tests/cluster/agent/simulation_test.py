@@ -17,8 +17,8 @@ class SimulationTest(parameterized.TestCase):
     self.begin(4)
 
   def begin(self, num_nodes, num_steps=0):
-    plan = plans.Plan(2, num_nodes, num_steps, ())
-    self.history = history.History(plan)
+    plan = plans.HistoryPlan(2, num_nodes, num_steps, ())
+    self.history = history.ClusterHistory(plan)
     self.nodes = self.history.machines
     self.run_for(3.0)
 
@@ -133,7 +133,7 @@ class SimulationTest(parameterized.TestCase):
   def test_a_name_twice(self, is_dead, problem):
     options = history.make_options("n1", self.history.plan)
     options = dataclasses.replace(options, host="n9")
-    twin = machine_lib.Machine(self.history.world, options)
+    twin = machine_lib.SimulatedMachine(self.history.world, options)
     self.nodes["n9"] = twin
     if is_dead:
       self.nodes["n1"].vanish()
@@ -147,8 +147,8 @@ class SimulationTest(parameterized.TestCase):
       self.assertCountEqual(hosts, ["n0", "n2", "n3", "n9"])
 
   def test_a_run_begins_with_those_who_are_there(self):
-    plan = plans.Plan(1, 4, 0, ())
-    self.history = history.History(plan)
+    plan = plans.HistoryPlan(1, 4, 0, ())
+    self.history = history.ClusterHistory(plan)
     self.nodes = self.history.machines
     self.history.world.clock.run(0.5)
     self.nodes["n2"].kill()

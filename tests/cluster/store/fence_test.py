@@ -29,7 +29,7 @@ class FenceTest(parameterized.TestCase):
     self.path = pathlib.Path(folder) / "run" / "fence.json"
     self.fences = (
         fence_lib.Fence(self.path.parent),
-        share_lib.Fence(share_lib.Files()),
+        share_lib.SimulatedFence(share_lib.SharedFiles()),
     )
 
   def test_the_first_claims_it(self):
@@ -88,7 +88,7 @@ class FenceTest(parameterized.TestCase):
     self.now = 0.0
     fences = [fence_lib.Fence(self.path.parent) for _ in range(2)]
     for fence in fences:
-      fence.protocol = fence_lib.Protocol("folder", lambda: self.now)
+      fence.protocol = fence_lib.FenceProtocol("folder", lambda: self.now)
     return fences
 
   @parameterized.product(

@@ -76,7 +76,7 @@ class MakespanTest(parameterized.TestCase):
     got = makespan.split_by_makespan(
         total,
         [
-            makespan.Pace(f, least_ms=min(a))
+            makespan.PipelinePace(f, least_ms=min(a))
             for f, a in zip(finish, added, strict=True)
         ],
     )
@@ -93,14 +93,19 @@ class MakespanTest(parameterized.TestCase):
       ("slow_gets_one", [1.0, 100.0], 6, (5, 1)),
   )
   def test_split(self, microbatch_ms, total, counts):
-    paces = [makespan.Pace(lambda m, ms=ms: ms * m, ms) for ms in microbatch_ms]
+    paces = [
+        makespan.PipelinePace(lambda m, ms=ms: ms * m, ms)
+        for ms in microbatch_ms
+    ]
     self.assertEqual(makespan.split_by_makespan(total, paces), counts)
 
   @parameterized.named_parameters(("none", 0), ("too_many", 4))
   def test_refuses(self, num_pipelines):
     message = f"3 microbatches cannot be given to {num_pipelines} pipelines"
     with self.assertRaisesRegex(base.InfeasibleError, message):
-      makespan.split_by_makespan(3, [makespan.Pace(float, 1.0)] * num_pipelines)
+      makespan.split_by_makespan(
+          3, [makespan.PipelinePace(float, 1.0)] * num_pipelines
+      )
     with self.assertRaisesRegex(base.InfeasibleError, message):
       makespan.split_evenly(3, num_pipelines)
 
@@ -117,7 +122,9 @@ class MakespanTest(parameterized.TestCase):
       asked.add(m)
       return 100.0 + m
 
-    makespan.split_by_makespan(10_000, [makespan.Pace(finish_ms, 1.0)] * 2)
+    makespan.split_by_makespan(
+        10_000, [makespan.PipelinePace(finish_ms, 1.0)] * 2
+    )
     self.assertLess(len(asked), 150)
 
 

@@ -56,7 +56,7 @@ def run(*here, roles, ladder=None, leaving=(), registered=()):
   told = {"steps": 5, "at_secs": 100.0, "metrics": {"loss": float("nan")}}
   told["layout"] = status_test.layout(*roles)
   told["ladder"] = dataclasses.asdict(ladder or ladder_lib.Ladder())
-  return status.Run("mine", 9, view, (*here, *registered), told)
+  return status.StoredRun("mine", 9, view, (*here, *registered), told)
 
 
 def nodes(number, zones="abab"):
@@ -172,7 +172,7 @@ class FactsTest(absltest.TestCase):
     )
 
   def test_rows_of_the_last_step_on_one_clock(self):
-    make = lambda step, at, name: rows_lib.Rows(
+    make = lambda step, at, name: rows_lib.StepRows(
         step, at, at - 90.0, [(name, "0F0", "forward", 1.0, 2.0)]
     )
     found = facts.find_rows(

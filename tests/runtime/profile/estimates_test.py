@@ -5,8 +5,8 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from bamboo_jax.runtime.executables import folder as folder_lib
-from bamboo_jax.runtime.executables import store
+from bamboo_jax.runtime.executables import program_folder as folder_lib
+from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.runtime.profile import estimates
 from bamboo_jax.testing import profiles
 
@@ -16,10 +16,10 @@ class EstimatesTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.made = 0
-    before = store.use().folder
-    self.addCleanup(setattr, store.use(), "folder", before)
+    before = program_store.use().folder
+    self.addCleanup(setattr, program_store.use(), "folder", before)
     path = self.enter_context(tempfile.TemporaryDirectory())
-    store.use().folder = folder_lib.ProgramFolder(path)
+    program_store.use().folder = folder_lib.ProgramFolder(path)
     self.addCleanup(estimates._of_process.clear)
 
   def get(self, subject, on_disk=True, of_new_process=True):

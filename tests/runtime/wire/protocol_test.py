@@ -22,7 +22,7 @@ class FrameTest(parameterized.TestCase):
     ]
     data = b"".join(frame_lib.encode(f) + f.payload for f in frames)
     for cut in range(len(data)):
-      decoder = network.Decoder(frame_lib)
+      decoder = network.FrameCutter(frame_lib)
       got = [*decoder.feed(data[:cut]), *decoder.feed(data[cut:])]
       self.assertEqual(got, frames)
 
@@ -43,7 +43,7 @@ class ProtocolTest(parameterized.TestCase):
 
   def _make(self, me=0, **times):
     times = protocol_lib.TimeLimits(**times)
-    return protocol_lib.Protocol(me, 1 - me, run="r", times=times)
+    return protocol_lib.TransportProtocol(me, 1 - me, run="r", times=times)
 
   def test_failed_dials_are_repeated_at_growing_intervals(self):
     node = self._make(retry_secs=1.0, most_retry_secs=3.0)

@@ -52,7 +52,7 @@ def make_value(number, size):
 class TransportTest(parameterized.TestCase):
 
   def _make(self, count, kind="unix", **limits):
-    limits = peer_lib.Limits(times=_TIMES, **limits)
+    limits = peer_lib.TransportLimits(times=_TIMES, **limits)
     made = [
         transport_lib.Transport(
             node, run="r", endpoint=make_endpoint(kind), limits=limits

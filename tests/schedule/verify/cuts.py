@@ -43,7 +43,7 @@ class Cuts:
     ]
     self._held = []
     for node, node_events in zip(self.nodes, events, strict=True):
-      ledger = holdings_lib.Ledger(
+      ledger = holdings_lib.HoldingsLedger(
           (holdings or {}).get(node, holdings_lib.NOTHING)
       )
       held = [ledger.holdings()]

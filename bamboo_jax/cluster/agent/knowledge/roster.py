@@ -6,7 +6,7 @@ from bamboo_jax.cluster import views
 _NUM_OLD = 8
 
 
-class Roster:
+class AgentRoster:
   """All known agents, this one (`me`) included, by incarnation."""
 
   def __init__(self) -> None:

@@ -17,10 +17,10 @@ _QUIET = 4.0  # Quiet: silent for this part of the limit.
 _MOST_BEATS = 2  # Beats that count between two looks.
 
 
-class Watch:
+class HeartbeatWatch:
   """Records heartbeats, and finds agents that are silent for too long."""
 
-  def __init__(self, limits: detection.Limits) -> None:
+  def __init__(self, limits: detection.DetectionLimits) -> None:
     self._limits = limits
     self._agents: dict[str, detection.Silence] = {}
     self._heard: dict[str, float] = {}  # Last heartbeats, if any.

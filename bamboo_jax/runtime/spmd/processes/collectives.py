@@ -15,7 +15,7 @@ from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import channel as channel_lib
 
 
-class Collectives:
+class ProcessCollectives:
   """An `executor.Collectives`.
 
   Attributes:

@@ -7,7 +7,7 @@ through the ticks. The same simulation gives a node's data between two ticks.
 from collections.abc import Mapping
 import dataclasses
 
-from bamboo_jax.runtime.spmd.ticks import table as table_lib
+from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 from bamboo_jax.schedule import checker
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -73,7 +73,7 @@ def passes(tick: table_lib.Tick) -> list[instruction_lib.Instruction]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Contents:
+class NodeContents:
   """The data of a node between two ticks, by stage and microbatch.
 
   Attributes:
@@ -91,7 +91,9 @@ class Contents:
   input_grads: Mapping[Key, int]
 
 
-def find_contents(table: table_lib.TickTable, num_ticks: int) -> list[Contents]:
+def find_contents(
+    table: table_lib.TickTable, num_ticks: int
+) -> list[NodeContents]:
   """Returns the data of each node after the first `num_ticks` ticks.
 
   Raises `ScheduleError` if a pass reads a slot that holds another array.
@@ -169,7 +171,7 @@ class _Node:
       )
     self._slots[kind][slot] = key
 
-  def contents(self) -> Contents:
+  def contents(self) -> NodeContents:
     slots = {
         kind: {key: slot for slot, key in slots.items() if key}
         for kind, slots in self._slots.items()
@@ -177,7 +179,7 @@ class _Node:
     held = dataclasses.replace(
         self._start, **slots, accumulated=frozenset(self._accumulated)
     )
-    return Contents(held, self._offloaded, self._outputs, self._input_grads)
+    return NodeContents(held, self._offloaded, self._outputs, self._input_grads)
 
   def _read(self, kind: str, slot: int, key: Key, where: str) -> None:
     held = self._slots[kind].get(slot)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from bamboo_jax import base
 from bamboo_jax.runtime.spmd.ticks import order as order_lib
 from bamboo_jax.runtime.spmd.ticks import slots as slots_lib
-from bamboo_jax.runtime.spmd.ticks import table as table_lib
+from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 

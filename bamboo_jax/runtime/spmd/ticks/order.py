@@ -1,10 +1,10 @@
-"""Assigns passes to ticks; see `table`."""
+"""Assigns passes to ticks; see `tick_table`."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import NamedTuple
 
-from bamboo_jax.runtime.spmd.ticks import table as table_lib
+from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
@@ -100,7 +100,7 @@ def _is_ready(
   )
 
 
-class Placed(NamedTuple):
+class PlacedPasses(NamedTuple):
   """Passes with new ticks, and redundant microbatches by tick and stage."""
 
   passes: Passes
@@ -113,7 +113,7 @@ def place_redundant(
     costs: costs_lib.StageCosts,
     budget: float,
     num_microbatches: int,
-) -> Placed:
+) -> PlacedPasses:
   """Places redundant forward passes in ticks.
 
   Node s owns stage s, of at least two. Each pass goes to the first of the ticks
@@ -134,7 +134,7 @@ def place_redundant(
       ticks.place(t, s, m, longer_ms)
       left_ms -= longer_ms
       after[s] = t
-  return Placed(ticks.passes, ticks.redundant)
+  return PlacedPasses(ticks.passes, ticks.redundant)
 
 
 class _Best(NamedTuple):

@@ -1,4 +1,4 @@
-"""Allocates a buffer slot to every array of a table of ticks; see `table`.
+"""Allocates a buffer slot to every array of a table of ticks; see `tick_table`.
 
 A slot is filled, read, and reused after the last read. Within a tick a node
 runs its forward passes, then its backward pass, then stores arrivals; a slot
@@ -13,7 +13,7 @@ import dataclasses
 from typing import Any
 
 from bamboo_jax.runtime.spmd.ticks import order as order_lib
-from bamboo_jax.runtime.spmd.ticks import table as table_lib
+from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Op = instruction_lib.Op

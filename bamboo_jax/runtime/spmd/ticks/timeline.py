@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from bamboo_jax.runtime.spmd.ticks import check
-from bamboo_jax.runtime.spmd.ticks import table as table_lib
+from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
@@ -30,7 +30,9 @@ def lay_out(
       for i in check.passes(own):
         if i.op in without:
           continue
-        slots.append(timeline_lib.Slot(n, i, at_ms, at_ms + costs.pass_ms(i)))
+        slots.append(
+            timeline_lib.InstructionSlot(n, i, at_ms, at_ms + costs.pass_ms(i))
+        )
         at_ms = slots[-1].end_ms
       end_ms = max(end_ms, at_ms)
     start_ms = end_ms + exchange_ms

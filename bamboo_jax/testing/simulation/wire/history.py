@@ -47,7 +47,7 @@ def explore(
     if seed % 10 == 0:
       _cross_dials(seed, modules)
       _take_over(seed, modules)
-    history = History(seed, modules)
+    history = WireHistory(seed, modules)
     history.run(num_steps=history.rng.randint(20, 400))
     history.settle()
   except frame.ProtocolError as error:
@@ -55,17 +55,17 @@ def explore(
   return history.counts
 
 
-class History:
+class WireHistory:
   """Two protocols, and the network between them."""
 
   def __init__(self, seed: int, modules: _Modules) -> None:
     self.frame, self.protocol = modules
     self.rng, self.now = random.Random(seed), 0.0
     times = self.protocol.TimeLimits(dead_secs=2.0, dial_secs=1.0)
-    self.nodes: list[protocol_lib.Protocol] = [
+    self.nodes: list[protocol_lib.TransportProtocol] = [
         self.protocol.Protocol(i, 1 - i, run="r", times=times) for i in (0, 1)
     ]
-    self.connections: list[network.Connection] = []
+    self.connections: list[network.WireConnection] = []
     self.dials = [0, 0]  # On their way.
     self.sent: _Values = collections.defaultdict(list)
     self.got: _Values = collections.defaultdict(list)
@@ -110,7 +110,10 @@ class History:
           self._deliver(side, frame)
 
   def _put(
-      self, side: int, connection: network.Connection, frame: frame_lib.Frame
+      self,
+      side: int,
+      connection: network.WireConnection,
+      frame: frame_lib.Frame,
   ) -> None:
     data = self.frame.encode(frame) + bytes(frame.payload)
     connection.write(side, data)
@@ -186,7 +189,9 @@ class History:
       self.nodes[side].dial_failed(self.now)
       return True
     number = len(self.connections)
-    c = network.Connection(number, side, lambda: network.Decoder(self.frame))
+    c = network.WireConnection(
+        number, side, lambda: network.FrameCutter(self.frame)
+    )
     self.connections.append(c)
     self.do(side, self.nodes[side].opened(c, self.now))
     return True
@@ -314,7 +319,7 @@ class History:
 
 def _cross_dials(seed: int, modules: _Modules) -> None:
   """Both nodes dial at once: one dial each, and one connection stays."""
-  history = History(seed, modules)
+  history = WireHistory(seed, modules)
   history.fail_rate = 0.0
   history.weights = {
       history.flow: 5,
@@ -336,12 +341,12 @@ def _cross_dials(seed: int, modules: _Modules) -> None:
 
 def _take_over(seed: int, modules: _Modules) -> None:
   """A connection that only one end believes in is replaced by one dial."""
-  history = History(seed, modules)
+  history = WireHistory(seed, modules)
   rng = history.rng
   dialler = rng.randrange(2)  # Makes all connections but the last.
   first, second = history.nodes[dialler], history.nodes[1 - dialler]
 
-  def dial(side: int) -> network.Connection:
+  def dial(side: int) -> network.WireConnection:
     while not history.dials[side]:
       history.now += 0.05
       node = history.nodes[side]

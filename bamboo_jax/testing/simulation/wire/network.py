@@ -10,7 +10,7 @@ from bamboo_jax.runtime.wire import frame as frame_lib
 OPEN, CLOSED = "open", "closed"
 
 
-class Decoder:
+class FrameCutter:
   """Cuts a stream of bytes into frames of the module `frame`."""
 
   def __init__(self, frame: types.ModuleType) -> None:
@@ -41,12 +41,12 @@ class Pipe:
     is_broken: Takes no more bytes.
   """
 
-  def __init__(self, decoder: Decoder) -> None:
+  def __init__(self, decoder: FrameCutter) -> None:
     self.data, self.decoder = bytearray(), decoder
     self.is_silent = self.is_broken = False
 
 
-class Connection:
+class WireConnection:
   """Two ends, 0 and 1.
 
   Attributes:
@@ -57,7 +57,7 @@ class Connection:
   """
 
   def __init__(
-      self, number: int, dialler: int, make_decoder: Callable[[], Decoder]
+      self, number: int, dialler: int, make_decoder: Callable[[], FrameCutter]
   ) -> None:
     self.number, self.dialler = number, dialler
     self.pipes = [Pipe(make_decoder()), Pipe(make_decoder())]

@@ -13,7 +13,7 @@ class RosterTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.roster = roster_lib.Roster()
+    self.roster = roster_lib.AgentRoster()
     self.roster.me = member(0)
 
   def test_each_is_met_once(self):

@@ -12,7 +12,7 @@ from bamboo_jax.schedule import channel as channel_lib
 
 
 def make():
-  return collectives_lib.Collectives(1, None, is_lost=lambda node: False)
+  return collectives_lib.ProcessCollectives(1, None, is_lost=lambda node: False)
 
 
 class CollectivesTest(absltest.TestCase):

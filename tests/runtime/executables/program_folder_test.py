@@ -7,7 +7,7 @@ import tempfile
 
 from absl.testing import parameterized
 
-from bamboo_jax.runtime.executables import folder as folder_lib
+from bamboo_jax.runtime.executables import program_folder as folder_lib
 from tests import limits
 
 _KEY, _OTHER = "aa11", "bb22"

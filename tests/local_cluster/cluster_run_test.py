@@ -10,7 +10,7 @@ from unittest import mock
 from absl.testing import parameterized
 
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.local_cluster import run as cluster_run
+from bamboo_jax.local_cluster import cluster_run as cluster_run
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.traces import readers
 from bamboo_jax.traces import replay

@@ -17,7 +17,7 @@ from bamboo_jax.runtime.spmd import buffers as buffers_lib
 from bamboo_jax.runtime.spmd import global_arrays
 from bamboo_jax.runtime.spmd import ring as ring_lib
 from bamboo_jax.runtime.spmd.ticks import check
-from bamboo_jax.runtime.spmd.ticks import table as table_lib
+from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 from bamboo_jax.schedule import channel as channel_lib
 
 Key = table_lib.Key
@@ -53,7 +53,7 @@ class PipelineRun:
     self.program, self.table, self._ring = program, table, ring
     self.owners, self.nodes = tuple(owners), ring.nodes
     self.former, self.num_segments = former, 0
-    self._known: tuple[int, list[check.Contents]] = (-1, [])
+    self._known: tuple[int, list[check.NodeContents]] = (-1, [])
     self._inputs = inputs
     self._offloaded: list[buffers_lib.Kept] = []
     self._sent: list[tuple[base.PyTree, base.PyTree]] = []
@@ -126,7 +126,7 @@ class PipelineRun:
       self._ring.give_host(buffers)
     self.rewind(0)
 
-  def sums(self, node: int) -> buffers_lib.Sums:
+  def sums(self, node: int) -> buffers_lib.MicrobatchSums:
     """Returns the sums of a local node, arrays [1, ...]."""
     device = self.program.mesh.devices[self.nodes.index(node)]
     return global_arrays.part_on(device, self._carry.sums)
@@ -201,7 +201,7 @@ class PipelineRun:
   def _carry(self) -> buffers_lib.Carry:
     return self._carries[self.num_segments]
 
-  def _contents(self, node: int) -> tuple[int, check.Contents]:
+  def _contents(self, node: int) -> tuple[int, check.NodeContents]:
     """Returns a node's place in the ring, and the contents of its slots."""
     if self._known[0] != self.num_segments:
       ticks = self.num_segments * self.program.sizes.num_ticks
@@ -251,7 +251,7 @@ class PipelineRun:
     return self._ring.move(channel, lambda: former.value(kind, source, key))
 
   def _take_sums(
-      self, sums: buffers_lib.Sums, former: "PipelineRun", node: int
+      self, sums: buffers_lib.MicrobatchSums, former: "PipelineRun", node: int
   ) -> None:
     """Fills the sums of a node with those of the stages that it keeps."""
     old = jax.tree.map(np.asarray, former.sums(node))

@@ -22,7 +22,7 @@ from bamboo_jax.local_cluster import page
 from bamboo_jax.local_cluster import setup as setup_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import progress as progress_lib
-from bamboo_jax.recovery import times
+from bamboo_jax.recovery import recovery_times
 from bamboo_jax.runtime import accelerator
 from bamboo_jax.traces import replay as replay_lib
 from bamboo_jax.traces import trace as trace_lib
@@ -52,7 +52,7 @@ def run(
   """
   logs.use("launcher")
   with base.lock_folder(setup.workdir):
-    with progress_lib.Progress(num_steps=config.num_steps) as progress:
+    with progress_lib.ProgressLine(num_steps=config.num_steps) as progress:
       cluster_run = ClusterRun(setup, progress)
       with hearing(cluster_run.ask_to_stop, tidies=True):
         cluster_run.run(config)
@@ -65,7 +65,7 @@ class ClusterRun:
   """Starts the nodes of a run, and ends them all afterwards."""
 
   def __init__(
-      self, setup: setup_lib.Setup, progress: progress_lib.Progress
+      self, setup: setup_lib.Setup, progress: progress_lib.ProgressLine
   ) -> None:
     self._setup = setup
     self._summary = setup.workdir / "summary.json"
@@ -138,10 +138,10 @@ class ClusterRun:
       print(f"nothing to do: {content['steps']} steps are done")
       return
     kills = self._director.kills
-    content["recoveries"] = times.report(content["recoveries"], kills)
+    content["recoveries"] = recovery_times.report(content["recoveries"], kills)
     self._summary.write_text(json.dumps(content, indent=2) + "\n")
     for recovery in content["recoveries"]:
-      print(times.describe(recovery))
+      print(recovery_times.describe(recovery))
     if redundancy := content["redundancy"]:
       print(progress_lib.render_redundancy(redundancy))
     print(f"state_sha256={content['state_sha256']}")
