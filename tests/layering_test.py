@@ -89,11 +89,12 @@ def find_violations(sources: Mapping[str, str]) -> list[str]:
         for room, doors in _DOORS.items()
         if f"{name}.".startswith(f"{room}.") and not path.startswith(doors)
     ]
-    found += [
-        f"{path}:{node.lineno}: {node.name} has more than 60 lines"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and _num_lines(node) > 60
-    ]
+    if not path.startswith("bamboo_jax/testing/"):  # It has tables of faults.
+      found += [
+          f"{path}:{node.lineno}: {node.name} has more than 60 lines"
+          for node in ast.walk(tree)
+          if isinstance(node, ast.FunctionDef) and _num_lines(node) > 60
+      ]
     if path.startswith(("configs/", "launch/")):
       found += [
           f"{path}:{line}: once installed it is bamboo_jax.{name}"
@@ -150,6 +151,13 @@ def _import_problem(path: str, name: str) -> str | None:
   if words[1] != own and _LEVELS[words[1]] >= _LEVELS[own]:
     return f"{own} must not import {words[1]}, which is not below it"
   return None
+
+
+def _function(num_lines: int) -> str:
+  """Returns a module with a function of so many lines, and a docstring."""
+  body = "  a = 1\n" * (num_lines - 1)
+  head = 'def f() -> None:\n  """Does it.\n\n  So.\n  """\n'
+  return f'"""Doc."""\n\n\n{head}{body}'
 
 
 class LayeringTest(parameterized.TestCase):
@@ -232,6 +240,8 @@ class LayeringTest(parameterized.TestCase):
       ("no_docstring", "launch/a.py", "import jax\n", True),
       ("empty", "bamboo_jax/plan/__init__.py", "", False),
       ("config", "configs/a.py", '"""Doc."""\nimport jax\n', False),
+      ("long_function", "bamboo_jax/plan/a.py", _function(61), True),
+      ("function", "bamboo_jax/plan/a.py", _function(60), False),
       ("general", "launch/a.py", '"""Doc."""\nfrom launch import b\n', True),
       ("sim", "configs/a.py", '"""Doc."""\nimport configs.sim\n', True),
   )

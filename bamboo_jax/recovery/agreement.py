@@ -99,16 +99,18 @@ def agree(
   """
   statuses = _without_damaged(statuses)
   newest = max(statuses.values(), key=lambda s: s.version)
+  # A node that missed a rollback counts steps that no longer exist.
   current = {
       n: s for n, s in statuses.items() if s.rollbacks == newest.rollbacks
   }
   steps = max(s.steps for s in current.values())
+  # One behind: it voted for the commit, but did not see it.
   refused = {n for n, s in current.items() if 0 <= s.steps < steps - 1}
   statuses = {n: s for n, s in statuses.items() if n not in refused}
   held = {
       node: status.holdings
       for node, status in statuses.items()
-      if status.steps == steps
+      if status.steps == steps  # Else its data is of a committed step.
   }
   layout = newest.layout
   lost = layout.nodes - statuses.keys()
@@ -133,7 +135,7 @@ def agree(
       reason=change.reason,
       change=None if at_once else change,
       restored=newest_common(saved) if change.rolls_back else 0,
-      is_fresh=not at_once
+      is_fresh=not at_once  # Then without holdings.
       or all(h == holdings_lib.NOTHING for h in held.values()),
       refused=frozenset(refused),
       named=max(
@@ -157,6 +159,7 @@ def _without_damaged(statuses: Mapping[int, Status]) -> Mapping[int, Status]:
           rollbacks=0,
           layout=layout_lib.Layout(),
           holdings=holdings_lib.NOTHING,
+          # Without the damaged one.
           saved=tuple(step for step in status.saved if step != steps),
           boot_secs=status.boot_secs,
           named=status.named,

@@ -110,6 +110,7 @@ class _Question:
     if not hit:
       return Decision("none", state, "no node that trains is lost")
     if self.ladder.reroute in ("shares", "whole_shares"):
+      # `_can_reroute` needs one.
       pipelines = [p for p in pipelines if p.nodes] or pipelines
     after = dataclasses.replace(state, pipelines=tuple(pipelines))
     if not gone:
@@ -189,6 +190,7 @@ class _Question:
 
   def _heed_notice(self, state: ClusterState) -> Decision | None:
     """Returns new pipelines for announced losses while all copies exist."""
+    # No node would be left to move to.
     if not state.leaving or state.leaving.issuperset(state.nodes):
       return None
     decision = self.handle_losses(state, state.leaving, dead=_NOBODY)
@@ -209,12 +211,14 @@ class _Question:
         leaving.isdisjoint(p.nodes) for p in state.pipelines
     ):
       return decision
+    # As if they had died.
     without = _note(state, ladder_lib.ClusterChange(lost=leaving))
     handed = self.handle_losses(without, leaving, dead=leaving)
     if handed.is_immediate:
       handed = self.improve(handed)
     if handed.rolls_back or handed.rung in ("drop", "stop"):
       return decision
+    # Alive until the notice ends, so spares.
     rest = (n for n in state.nodes if n in leaving)
     return dataclasses.replace(
         handed,
@@ -274,7 +278,7 @@ def _lose(
   """Returns the pipeline without lost nodes, and the stages without a copy."""
   roles = pipeline.roles
   vacated = {s for s, owner in enumerate(roles.owners) if owner in lost}
-  vacated -= pipeline.vacant
+  vacated -= pipeline.vacant  # A vacant stage still names its last owner.
   gone = tuple(sorted(vacated))
   if ladder.shadow:
     try:
@@ -283,7 +287,7 @@ def _lose(
     except base.UnrecoverableHereError as error:
       gone = error.stages
   owners = [*roles.owners]
-  for s in vacated.difference(gone):
+  for s in vacated.difference(gone):  # These still have a live shadow.
     owners[s] = roles.shadows[s]
   shadows = {
       s: shadow

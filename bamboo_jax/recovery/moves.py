@@ -91,6 +91,7 @@ def plan_copies(
   """
   state_bytes = _state_bytes(profile)
   held = held_layers(before)
+  # Sorted, so that ties do not depend on the order of a set.
   sent_bytes = {node: 0 for node in sorted(nodes) if node in held}
   holders: list[list[int]] = [[] for _ in state_bytes]
   for node in sent_bytes:
@@ -129,7 +130,7 @@ def copy_secs(
   busy_ms: dict[int, float] = {}
   for copy in plan_copies(profile, before, after, nodes):
     copy_ms = profile.transfer_ms(copy.num_bytes)
-    for node in (copy.source, copy.destination):
+    for node in (copy.source, copy.destination):  # A copy occupies both ends.
       busy_ms[node] = busy_ms.get(node, 0.0) + copy_ms
   return max(busy_ms.values(), default=0.0) / 1e3
 
@@ -165,6 +166,7 @@ def assign_nodes(
   leaves = {
       old: np.array([node not in old for node in nodes]) for old in {*follows}
   }
+  # Still at most 1 for each pair, as `unit` assumes.
   is_other |= np.array([leaves[old] for old in follows]).T
   rows, columns = load_solver()(copied_bytes * unit + is_other)
   node_at = {c: nodes[r] for r, c in zip(rows, columns, strict=True)}
@@ -203,6 +205,7 @@ def _match(
     if (twin := twins.setdefault(mine.tobytes(), j)) < j:
       pair_cost[:, j] = pair_cost[:, twin]
       continue
+    # Take the places that the members are too few for.
     helpers = np.tile(worst[columns], (len(columns), 1))
     for i, members in enumerate(rows):
       block = np.concatenate([mine[members], helpers])
@@ -210,6 +213,7 @@ def _match(
   olds, news = solve(pair_cost)
   old_of = dict(zip(news, olds, strict=True))
   return [
+      # Some follow none.
       frozenset(before[old_of[j]].nodes) if j in old_of else frozenset()
       for j, new in enumerate(places)
       for _ in new.nodes
@@ -249,6 +253,7 @@ def _count_missing(
 ) -> np.ndarray:
   """Returns the weight that each node (row) lacks for each place (column)."""
   has = _as_rows([have.get(node, _NONE) for node in nodes], len(weights))
+  # Places are numbered from 0, like nodes.
   wants = _as_rows([want[place] for place in range(len(want))], len(weights))
   missing: np.ndarray = (1.0 - has) @ (wants * weights).T
   return missing

@@ -107,11 +107,12 @@ class _Search:
     least = min(map(len, self.copies.holders))
     most = -(-least // num_zones)  # Copies that share a zone, if spread evenly.
     num_together = sum(
+        # Sizes of an even spread, which has the fewest pairs.
         math.comb((len(places) + i) // num_zones, 2) * num_layers
         for places, num_layers in self.copies.holders.items()
         for i in range(num_zones)
     )
-    return (
+    return (  # In the order of `Survival.score`.
         num_zones,
         min(num_zones, least) - 1,
         least - 1,
@@ -133,7 +134,7 @@ class _Search:
       near = {
           chosen[min(pair)]
           for pair in self.copies.pairs
-          if place in pair and min(pair) < place
+          if place in pair and min(pair) < place  # Later ones have no zone yet.
       }
       beside = collections.Counter(
           chosen[other]
@@ -142,6 +143,7 @@ class _Search:
           for other in places
           if other < place
       )
+      # The name breaks ties, so that all runs agree.
       ranks = ((z in near, beside[z], -left[z], z) for z in +left)
       zone = min(ranks)[-1]
       chosen.append(zone)
@@ -154,6 +156,7 @@ class _Search:
     swaps = tuple(itertools.combinations(range(len(arrangement)), 2))
     since, tries = 0, 0
     for i, j in itertools.cycle(swaps):
+      # After a whole round without a gain it is a local optimum.
       if best == bound or since == len(swaps) or tries == max_tries:
         break
       since += 1

@@ -53,6 +53,7 @@ class Placer:
     """
     if self._method == "random":
       nodes = list(nodes)
+      # A text seeds alike in all processes.
       random.Random(f"{self._seed} {nodes}").shuffle(nodes)
     elif self.heeds_zones and any(zones.get(n) for n in nodes):
       nodes = self._by_zone(partitions, nodes, zones)

@@ -135,6 +135,7 @@ class Planner:
     """
     alive = {*nodes}
     if self._must_fold(len(nodes)):
+      # Nothing has changed.
       if len(pipelines) == 1 and alive == {*pipelines[0].nodes}:
         return tuple(pipelines)
       return self._folded(pipelines, nodes)
@@ -164,4 +165,5 @@ class Planner:
     )
 
   def _find_best(self, num_nodes: int) -> float:
+    # Whichever nodes: only the number matters.
     return self.times.step_secs(self.fresh(range(num_nodes), {}))

@@ -93,6 +93,7 @@ def longest_silence(
   """
   said = list(said)
   heard = [[one[node] for one in said if node in one] for node in nodes]
+  # The latest word from each node; all must be known.
   return max(map(min, heard)) if heard and all(heard) else None
 
 
@@ -118,6 +119,7 @@ def report(
         kills[n] for n in r["nodes"] if kills.get(n, view_secs + 1) <= view_secs
     ]
     died_secs = r.get("died_at_secs")
+    # Else another of them may have died earlier, unknown here.
     if kill_secs and len(kill_secs) == len(r["nodes"]):
       died_secs = min(kill_secs)
     first_secs = r["first_owed_at_secs"]

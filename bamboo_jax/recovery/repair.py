@@ -39,12 +39,13 @@ def repair(
         s
         for s, owner in enumerate(pipeline.roles.owners)
         if (s in pipeline.vacant or owner in state.leaving)
-        and find_owner(pipelines, i, s) is not None
+        and find_owner(pipelines, i, s) is not None  # A source of the state.
     ]
-    takers = dict(zip(places, spares, strict=False))
+    takers = dict(zip(places, spares, strict=False))  # Either may be fewer.
     filled = _fill(pipeline, takers)
     done = failover.Repair(filled.roles, (*takers.values(),), 0)
     if shadow and not filled.vacant:
+      # Without those that `takers` has.
       more = failover.repair(filled.roles, spares[len(takers) :])
       if takers or more.used or rereplicate == "at_commit":
         used = (*done.used, *more.used)
@@ -57,7 +58,7 @@ def repair(
     return Repaired(state, repairs)
   taken = {node for done in repairs.values() for node in done.used}
   owners = {node for pipeline in pipelines for node in pipeline.nodes}
-  relieved = [
+  relieved = [  # Alive until they are preempted.
       node
       for pipeline in state.pipelines
       for node in pipeline.nodes

@@ -88,7 +88,7 @@ class Copies:
       for stage, owner in enumerate(pipeline.roles.owners):
         shadow = pipeline.roles.shadows.get(stage)
         alive = set() if shadow is None else {shadow}
-        if stage not in pipeline.vacant:
+        if stage not in pipeline.vacant:  # Else only a replica.
           alive.add(owner)
           pairs.append((owner, owner if shadow is None else shadow))
         for layer in pipeline.partition.layers(stage):
@@ -112,7 +112,8 @@ class Copies:
         zones=alive,
         fatal_zones=tuple(zone for zone, copies in left.items() if not copies),
         shadow_zones=tuple(zone for zone in alive if zone not in together),
-        num_zones=max(0, min(map(len, spread.values())) - 1),
+        num_zones=max(0, min(map(len, spread.values())) - 1),  # One must live.
+        # 0 also without a copy.
         num_nodes=max(0, min(map(len, self.holders)) - 1),
         num_nodes_after_zone=min((left[zone] - 1 for zone in alive), default=0),
         num_apart=sum(zones[a] != zones[b] for a, b in self.pairs),

@@ -163,7 +163,7 @@ class Node:
     model = self.programs[stage].spec.model.name
     where = places.of_state(self.device, state, model)
     self.state[stage] = jax.device_put(state, where, may_alias=False)
-    self.store.copies.pop(stage, None)
+    self.store.copies.pop(stage, None)  # Cast from the former state.
 
   def destroy(self, *, delete: bool) -> None:
     """Drops everything; `delete` frees the arrays at once."""
@@ -186,6 +186,7 @@ class Node:
       microbatch: int,
   ) -> tuple[base.PyTree, list[spec_lib.Saved]]:
     """Runs a forward pass, redundant or not, of a microbatch."""
+    # None on stage 0.
     inputs = self.store.activations.get((stage - 1, microbatch))
     self._token, outputs, saved = run(
         self._after(self.programs[stage]),
@@ -212,11 +213,14 @@ class Node:
   def _backward(self, instruction: Instruction) -> jax.Array:
     stage, microbatch = instruction.stage, instruction.microbatch
     programs, state = self.programs[stage], self._cast(stage)
+    # Numbered over all shares.
     share = microbatch // self._microbatches_per_share
+    # Popped, as `backward` donates it.
     accumulator = self.store.accumulators.pop((stage, share), None)
     if accumulator is None:
       accumulator = programs.zeros(self._after(programs))
     inputs, saved, grad = self.store.take_inputs((stage, microbatch))
+    # A redundant pass left some out.
     if any(one.residuals is None for one in saved):
       self._token, saved = programs.complete(
           self._after(programs),
@@ -232,7 +236,7 @@ class Node:
     self.store.accumulated.add((stage, microbatch))
     if stage > 0:
       self.store.grads[stage - 1, microbatch] = grad_inputs
-    return self._token
+    return self._token  # Not the sums: the next pass donates them.
 
   def _send(self, instruction: Instruction, value: base.PyTree) -> base.PyTree:
     self.find_link(instruction).send(value)

@@ -56,7 +56,7 @@ class Coverer:
     self.templates = templates
     self.predictor = predictor
     self._degrades = degrades
-    self.best = functools.cache(self.best)
+    self.best = functools.cache(self.best)  # Of this instance only.
 
   def most_used(self, num_nodes: int) -> int:
     """Returns the most nodes, up to `num_nodes`, that a cover can use.
@@ -66,6 +66,7 @@ class Coverer:
     most = min(
         num_nodes // self.templates.min_nodes, self.predictor.most_pipelines
     )
+    # If it is 0, `best` says why.
     return min(num_nodes, most * self.templates.max_nodes) or num_nodes
 
   def min_pipelines(self, num_nodes: int) -> int:
@@ -90,7 +91,7 @@ class Coverer:
           "more."
       )
     most_pipelines = self.predictor.most_pipelines
-    fewest = max(fewest, -(-num_nodes // templates.max_nodes))
+    fewest = max(fewest, -(-num_nodes // templates.max_nodes))  # Rounded up.
     if fewest > most_pipelines:
       raise base.InfeasibleError(
           f"{num_nodes} nodes are too many: they make at least {fewest} "
@@ -102,8 +103,9 @@ class Coverer:
     numbers = sorted(
         range(fewest, most + 1), key=lambda n: search.guess_ms(num_nodes, n)
     )
+    # Only a bound; `run` finds this cover again.
     search.bound_by(makespan.split_evenly(num_nodes, numbers[0]))
-    for num_pipelines in numbers:
+    for num_pipelines in numbers:  # The most promising first, to prune early.
       search.run(num_nodes, num_pipelines)
     assert search.covers, f"no cover of {num_nodes} nodes"
     return tuple(search.covers)
@@ -174,7 +176,9 @@ class _Search:
       return
     max_nodes = self._templates.max_nodes
     least = chosen[-1] if chosen else self._templates.min_nodes
+    # With less here, the rest could not hold all nodes.
     least = max(least, left - (num_more - 1) * max_nodes)
+    # The rest are no smaller, as sizes grow.
     for size in range(least, min(left // num_more, max_nodes) + 1):
       longer = (*chosen, size)
       if self._may_be_best(longer, left - size, num_more - 1):
@@ -193,10 +197,11 @@ class _Search:
     limit_ms = self._best_ms - other_ms + _ROUNDING_MS
     done = [self._most_done(size, limit_ms) for size in chosen]
     owed = self._predictor.num_microbatches - sum(done)
-    if owed <= 0 or not all(done):
+    if owed <= 0 or not all(done):  # Each pipeline needs a microbatch.
       return all(done)
     return any(
         self._most_done(size, limit_ms) * left >= owed * size
+        # Sizes grow.
         for size in range(chosen[-1], self._templates.max_nodes + 1)
     )
 

@@ -49,12 +49,15 @@ def regroup(
   left += [[] for _ in range(min_pipelines - len(left))]
   waiting = list(joined)
   while short := [group for group in left if len(group) < min_nodes]:
+    # The one that lacks fewest.
     borrower, largest = max(short, key=len), max(left, key=len)
     if waiting:
       borrower.append(waiting.pop(0))
     elif len(largest) > min_nodes:
       borrower.append(largest.pop())
     else:
+      # None is above `min_nodes`, one is below, and there are `needed` nodes,
+      # so there are more than `min_pipelines`, and one can go.
       merged = min(short, key=len)
       left = [group for group in left if group is not merged]
       waiting += merged

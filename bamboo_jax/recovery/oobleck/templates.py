@@ -96,7 +96,7 @@ class PipelineTemplates:
 
 def needed_max_nodes(min_nodes: int, *, num_failures: int) -> int:
   """Returns the least n_max with which no node idles (Oobleck, section 4)."""
-  return min_nodes + -(-(min_nodes - 1) // (num_failures + 1))
+  return min_nodes + -(-(min_nodes - 1) // (num_failures + 1))  # Rounded up.
 
 
 def make_templates(
@@ -170,6 +170,7 @@ class _Splitter:
         return self.split(num_nodes)
       except base.InfeasibleError as error:
         refusals.append((self._least_bytes(num_nodes), num_nodes, error))
+    # Errors have no order.
     _, num_nodes, error = min(refusals, key=lambda r: r[:2])
     raise base.InfeasibleError(
         f"No pipeline of {min_nodes} to {most_nodes} nodes fits. The one "
@@ -187,6 +188,7 @@ class _Splitter:
     return max(self._stage_bytes(self._partition(num_nodes, balance="memory")))
 
   def _in_flight(self, num_nodes: int) -> tuple[int, ...]:
+    # Never more in flight than stages: that many microbatches are no bound.
     return bounds.in_flight_bounds(
         "1f1b", num_nodes, self.num_microbatches or num_nodes
     )

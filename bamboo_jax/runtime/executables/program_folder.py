@@ -125,7 +125,7 @@ class ProgramFolder:
         elif path.suffix == _PART and status.st_mtime < oldest_part:
           path.unlink()
     excess = sum(size for _, size, _ in entries) - self._limit_bytes
-    for _, size, path in sorted(entries):
+    for _, size, path in sorted(entries):  # The least recently used first.
       if excess <= 0:
         break
       path.unlink(missing_ok=True)

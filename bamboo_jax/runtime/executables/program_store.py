@@ -43,7 +43,7 @@ class ProgramStore:
   def get(self, compilation: compat.Compilation) -> Any:
     """Returns the executable of `compilation`; compiles it on a miss."""
     key = key_lib.make_key(compilation.fingerprint, host=self._host)
-    with self._lock:
+    with self._lock:  # A `defaultdict` is not atomic.
       lock = self._locks[key]
     with lock:
       if key in self._programs:

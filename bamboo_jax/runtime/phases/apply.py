@@ -24,6 +24,7 @@ def apply(engine: engine_lib.Engine, scale: float) -> None:
       node.state[stage] = state
       is_replica = any(s.get(stage) == number for s in engine.shadows)
       if is_replica and engine.replicas.slots == "host":
+        # The update needs them on the device.
         node.state[stage] = node.with_slots(stage, "pinned_host")
 
 

@@ -95,7 +95,7 @@ def _program_jobs(
   jobs: list[Job] = []
   for row, holders in zip(owners, shadows, strict=True):
     for stage, node in (*enumerate(row), *holders.items()):
-      if (device := engine.find_compute(node)) is None:
+      if (device := engine.find_compute(node)) is None:  # Of another process.
         continue
       spec, is_owner = engine.specs[stage], row[stage] == node
       names = ["backward", "cast", "forward", "norms", "zeros"]

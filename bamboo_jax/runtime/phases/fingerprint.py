@@ -23,7 +23,7 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 Started = Sequence[jax.Array]
 
 # Odd, so that the order of arrays matters.
-_ARRAY_FACTOR = 0x9E3779B97F4A7C15
+_ARRAY_FACTOR = 0x9E3779B97F4A7C15  # 2**64 / golden ratio.
 
 
 def compile_for(spec: spec_lib.StageSpec, place: places.Place) -> None:
@@ -64,6 +64,7 @@ def add_up(array: jax.Array) -> jax.Array:
   """Returns the two words of an array's fingerprint, uint32 [2]; for `jit`."""
   words = _to_words(array)
   at = jnp.arange(words.size, dtype=jnp.uint32)
+  # This factor and the next are primes of xxHash32.
   once = _mix(words + at * np.uint32(0x9E3779B1))
   twice = (once ^ (once >> 15)) * np.uint32(0x27D4EB2F)
   # One reduction, so that XLA fuses everything into one loop.
@@ -82,7 +83,7 @@ def _to_words(array: jax.Array) -> jax.Array:
     array = array.astype(jnp.uint8)
   is_int = jnp.issubdtype(array.dtype, jnp.integer)
   info = jnp.iinfo(array.dtype) if is_int else jnp.finfo(array.dtype)
-  kind = f"uint{min(32, info.bits)}"
+  kind = f"uint{min(32, info.bits)}"  # 64 bits make two words.
   words = jax.lax.bitcast_convert_type(array, kind)
   return words.ravel().astype(jnp.uint32)
 

@@ -51,11 +51,12 @@ def get_exchanged_sum(
 
   One of the nodes of the channel must be local.
   """
+  # One node holds all shares.
   if engine.exchange is None or len({*channel.nodes}) == 1:
     return None
   num_computed = sum(len(own) for _, own in engine.lines)
   unit = _unit_of(engine, channel)
-  (me,) = engine.nodes.keys() & channel.nodes
+  (me,) = engine.nodes.keys() & channel.nodes  # With an exchange there is one.
   return ordered_sum.OrderedSum(
       channel.nodes[:num_computed],
       channel.nodes[num_computed:],
@@ -77,6 +78,7 @@ def reduce(engine: engine_lib.Engine) -> None:
   for stage in range(len(engine.specs)):
     channels = find_channels(engine.specs, stage, engine.owners, engine.lines)
     nodes, held = channels[0].nodes, {}
+    # At the end of `nodes` there may be owners without a share.
     for index, (share, holder) in enumerate(zip(shares, nodes, strict=False)):
       if holder in engine.nodes:
         accumulator = engine.nodes[holder].store.accumulators[stage, share]

@@ -4,6 +4,15 @@ Either a replica receives the final gradient and applies the same update as its
 owner: equal states, equal gradients and one program on two devices give equal
 bits. Or it receives the updated state, which the owner then computes before the
 commit. Frozen parameters never change, so they are not sent.
+
+     owner                              shadow
+  1.   | has the sum of all shares         |
+  2.   | state: computes the next one      |
+  3.   |---- gradient or next state ------>|  unit by unit
+  4. commit                             commit
+  5.   | updates, or takes the next state  |  the same, see `apply`
+
+A death before 4 leaves both with the state before the step.
 """
 
 from collections.abc import Sequence
@@ -23,13 +32,14 @@ def refresh(engine: engine_lib.Engine, scale: float) -> int:
   sends_state = engine.replicas.refresh == "state"
   if sends_state and any(engine.shadows):
     for (stage, number), total in values.items():
+      # Not donated: the step may still fail.
       results.proposed[stage, number] = apply.update_stage(
           engine, nodes[number], stage, total, scale=scale, donate=False
       )
     values = results.proposed
   received, num_bytes = {}, 0
   for owners, shadows in zip(engine.owners, engine.shadows, strict=True):
-    for stage, shadow in sorted(shadows.items()):
+    for stage, shadow in sorted(shadows.items()):  # One order at all ends.
       owner = owners[stage]
       if owner not in nodes and shadow not in nodes:
         continue

@@ -28,7 +28,7 @@ def take_prints(engine: engine_lib.Engine, steps: int) -> Prints:
     layers: dict[str, spec_lib.LayerState] = {}
     for state in node.state.values():
       layers |= spec_lib.split_layers(state)
-    started[number] = {
+    started[number] = {  # All are started before one is awaited.
         name: fingerprint.start(layer) for name, layer in layers.items()
     }
   nodes = {
@@ -59,6 +59,7 @@ def compare(
           if layer.name in own:
             nodes.setdefault(own[layer.name], []).append(number)
       if len(nodes) > 1:
+        # The minority first.
         groups = sorted(map(sorted, nodes.values()), key=lambda g: (len(g), g))
         raise base.ReplicaMismatchError(
             f"After step {said[0].steps} the states of layer {layer.name!r} "

@@ -2,7 +2,15 @@
 
 Each layer that uses a tied parameter keeps its own copy, so that any partition
 can hold it. Copies start equal and stay equal because each gets the same
-gradient: the sum over all layers that use it, added in model order.
+gradient: the sum over all layers that use it, added in model order. For each
+share of the batch, on the nodes that compute it:
+
+     node 0, layer a              node 3, layer b
+  1.    |--------- grad of a ---------->|  to all other nodes of the group
+  2.    |<-------- grad of b -----------|
+  3. a + b                           a + b  beside the accumulators
+
+The accumulators do not change, so after a death the phase can be repeated.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,7 +67,7 @@ def compile_for(engine: engine_lib.Engine, node: node_lib.Node) -> None:
     named = {copy.param: np.zeros(like.shape, like.dtype)}
     where = places.of_state(node.device, named, engine.specs[0].model.name)
     zeros = jax.device_put(named, where)[copy.param]
-    _add([zeros] * len(group))
+    _add([zeros] * len(group))  # The first call compiles.
 
 
 def tie(engine: engine_lib.Engine) -> None:
@@ -84,8 +92,10 @@ def _tie_group(
   for copy in group:
     if (node := row[copy.stage]) in nodes:
       key = (copy.stage, share)
+      # Another group may have changed it before.
       held[key] = tied.get(key, nodes[node].store.accumulators[key])
       parts[node, copy] = held[key].grads[copy.layer][copy.param]
+  # All nodes walk one order, so none waits in a circle.
   for copy, *ends in _transfers(group, row):
     source, destination = ends
     if nodes.keys() & ends:

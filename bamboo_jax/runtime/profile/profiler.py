@@ -221,6 +221,7 @@ def _with_memory(
 def _deal(whole: _Number, weights: Sequence[float]) -> list[_Number]:
   """Divides `whole` in proportion to `weights`."""
   ends: Any = np.cumsum(weights) / (sum(weights) or 1)
+  # No rounding at the last end: the parts add up.
   until = [type(whole)(whole * end) for end in (0.0, *ends[:-1])] + [whole]
   return [last - first for first, last in itertools.pairwise(until)]
 
@@ -252,6 +253,7 @@ def _at_pace(cost: _Costs, layer: spec_lib.StageSpec) -> _Costs:
   return cost._replace(
       forward_ms=max(cost.forward_ms, pace.forward_ms),
       backward_ms=max(cost.backward_ms, pace.backward_ms),
+      # 0: it is left out.
       redundant_ms=redundant_ms and max(redundant_ms, pace.forward_ms),
   )
 
@@ -290,7 +292,7 @@ def _time_unit(
   token = jax.device_put(np.zeros((1,), np.int8), device)
   _, total = run("zeros", token)
   forward_ms, backward_ms, update_ms, norm_ms = [], [], [], []
-  for _ in range(num_repeats + 2):
+  for _ in range(num_repeats + 2):  # 2 to warm up.
     cast_ms, params = _timed(programs.cast, state.params, device)
     args = (token, params, state.stats, inputs, batch, zero, zero, zero)
     secs, (_, _, saved) = run("forward", *args)
@@ -353,7 +355,7 @@ _SMALL, _LARGE = 1 << 10, 1 << 22  # Elements.
 def _slope(time_of: Callable[[int], float]) -> _Link:
   """Returns latency and rate from the times of two sizes of arrays."""
   small_ms, large_ms = time_of(_SMALL), time_of(_LARGE)
-  extra_ms = max(large_ms - small_ms, 1e-6)
+  extra_ms = max(large_ms - small_ms, 1e-6)  # At least 1 ns: noise.
   return _Link(small_ms, 4 * (_LARGE - _SMALL) / extra_ms)
 
 

@@ -74,6 +74,7 @@ class Recorder:
     """
     for watch in self._watches.values():
       watch.wait()
+    # Before `take`, so that none ends unseen in between.
     left = [watch for watch in self._forgotten if watch.is_running]
     measured = []
     for watch in [*self._watches.values(), *self._forgotten]:
@@ -143,6 +144,7 @@ class _Watch:
         )
         last = end
       except Exception as error:  # Raised by `wait`, unless the node died.
+        # An error of an older round was forgiven.
         first = self._error is None or self._error[0] < number
         if not self.is_dead and first:
           self._error = number, error

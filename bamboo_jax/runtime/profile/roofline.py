@@ -159,6 +159,7 @@ def on_mesh(
     weights = (cost.copy_bytes or cost.parameter_bytes) / tensor
     gather_ms = (data - 1) / data * weights / rate
     scatter_ms = (data - 1) / data * cost.gradient_bytes / tensor / rate
+    # Bytes that an all-reduce sends, per byte.
     ring = 2 * (tensor - 1) / tensor
     sum_ms = ring * cost.activation_bytes / data / rate
     forward_ms = max(cost.forward_ms / share, gather_ms) + sum_ms

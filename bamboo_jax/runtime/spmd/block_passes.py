@@ -68,6 +68,7 @@ class BlockPasses:
           residuals=put(kept.residuals, residuals),
           inputs=put(kept.inputs, inputs),
       )
+      # A pass that is run again adds no statistics.
       found = jax.tree.map(lambda a: jnp.where(p.counts > 0, a, 0), found)
       return outputs, kept, buffers_lib.add(stats, found, p.hold, i)
 

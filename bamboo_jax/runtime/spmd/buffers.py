@@ -107,7 +107,7 @@ def write(buffer: base.PyTree, value: base.PyTree, slot: Slot) -> base.PyTree:
   value = jax.tree.map(
       lambda old, new: jnp.where(slot >= 0, new, old), read(buffer, slot), value
   )
-  return put(buffer, value, slot)
+  return put(buffer, value, slot)  # With -1 some slot gets its own value again.
 
 
 def add(buffer: base.PyTree, value: base.PyTree, *slots: Slot) -> base.PyTree:

@@ -62,6 +62,7 @@ class EndPasses:
       return inputs(), buffers_lib.zeros_like(jax.eval_shape(run)[1])
 
     entered, found = jax.lax.cond(p.stage == 0, run, skip)
+    # A pass that is run again adds no statistics.
     found = jax.tree.map(lambda a: jnp.where(p.counts > 0, a, 0), found)
     return entered, sums.replace(end_stats=_add(sums.end_stats, found))
 
@@ -117,7 +118,7 @@ class EndPasses:
       assert self._join_vjp is not None, "Set by the forward pass."
       vjp = self._join_vjp((params, outputs), head.residuals)
       loss = head.loss
-      one = jnp.ones_like(loss.total)
+      one = jnp.ones_like(loss.total)  # Of the loss, not its weight.
       grads, grad = vjp(jax.tree.map(jnp.zeros_like, loss).replace(total=one))
       total += jnp.stack([loss.total, loss.weight])
       return grad, total, _add(all_stats, head.stats), _add(all_grads, grads)

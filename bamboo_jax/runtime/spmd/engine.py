@@ -164,6 +164,7 @@ class SpmdEngine:
     the same segment, see `rewind`.
     """
     owners, shares = self._rows.lines[line]
+    # Shares may have been dropped.
     live = {share for own in self._rows.shares for share in own}
     for share in self.runs.keys() - live:
       del self.runs[share]
@@ -185,6 +186,7 @@ class SpmdEngine:
     if former and not {*former.nodes}.issuperset(owners):
       former = None  # Another pipeline, which begins this share from the start.
     ring = self._find(owners)
+    # The table is for whole steps, with one stage per node.
     if former is not None or len(ring.nodes) < len(owners):
       own = lambda row: tuple(i for i in row if i.microbatch in numbers)
       table = lowering.lower(
@@ -222,6 +224,7 @@ class SpmdEngine:
         continue
       # Nodes of a lost pipeline that began it may still list it.
       said = [d[key] for d in done.values() if key in d]
+      # Some may have begun a rest that others have not.
       depth = min(map(len, said))
       while len(run.done) > depth:
         assert run.former is not None, "It has as many runs as counts."
@@ -239,7 +242,7 @@ class SpmdEngine:
     left = {}
     for _, run in sorted(self.runs.items(), reverse=True):
       if not run.is_done:
-        left[run.owners] = run
+        left[run.owners] = run  # The lowest share stays.
     self.running = [*left.values()]
     self._errors: list[Exception] = []
     self._try(run_lib.PipelineRun.start)
@@ -255,7 +258,7 @@ class SpmdEngine:
       raise errors[0]
 
   def _try(self, act: Callable[[run_lib.PipelineRun], None]) -> None:
-    for run in list(self.running):
+    for run in list(self.running):  # A copy, as `remove` changes it.
       try:
         act(run)
       except Exception as error:  # JAX raises various types.

@@ -115,6 +115,7 @@ class PipelineRun:
       return
     self.num_segments += 1
     self._carries[self.num_segments] = carry
+    # No rewind goes back further.
     self._carries.pop(self.num_segments - self._ring.most_behind - 1, None)
     self._offloaded.append(offloaded)
     self._sent.append(sent)
@@ -215,6 +216,7 @@ class PipelineRun:
     program, zeros = self.program, ring_lib.host_zeros
     carries = {n: zeros(program.carry) for n in self._ring.local}
     fetched = {n: zeros(program.fetched) for n in self._ring.local}
+    # One order at all nodes, see `Ring.move`.
     for n, node in enumerate(self.nodes):
       start = self.table.start[n]
       for kind in _CHANNELS:
@@ -242,7 +244,7 @@ class PipelineRun:
     """Returns a value for a node, re-sent by the node that holds it."""
     source = next(
         other
-        for other in (node, *self.nodes)
+        for other in (node, *self.nodes)  # Itself first: nothing to send.
         if key in getattr(former.held(other), kind)
     )
     channel = channel_lib.Channel(_CHANNELS[kind], (source, node), key[:1])

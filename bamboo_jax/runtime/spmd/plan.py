@@ -162,5 +162,5 @@ def program_costs(
       costs,
       forward_ms=tuple(forward_ms),
       backward_ms=tuple(backward_ms),
-      redundant_ms=tuple(forward_ms),
+      redundant_ms=tuple(forward_ms),  # They skip the epilogue.
   )

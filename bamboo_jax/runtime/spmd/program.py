@@ -107,7 +107,7 @@ def find_sizes(
       num_offloads=most_offloads(table, ticks),
       num_fetches=0,
       num_owned=1,
-      num_held=2 if keeps else 1,
+      num_held=2 if keeps else 1,  # Its stage and a replica.
       keeps=keeps,
       heads=heads,
   )
@@ -246,6 +246,7 @@ class SegmentProgram:
         out_specs=(_BY_NODE,) * 3,
         check_vma=False,
     )
+    # With `keeps` the carry stays for a rewind.
     donated = (7,) if sizes.keeps else (5, 7)
     jitted = jax.jit(program, donate_argnums=donated)
     platform = self.mesh.devices.flat[0].platform

@@ -80,6 +80,7 @@ class Ring:
     """Ends a segment that other processes have begun; blocks."""
     program, zeros = self.program, self.zeros
     numbers = np.zeros((program.sizes.num_microbatches,), np.uint32)
+    # No passes, and nothing arrives.
     idle = np.full((program.sizes.num_ticks, table_lib.NUM_FIELDS), -1)
     arguments = (
         *(zeros(program.weights), zeros(program.batch)),

@@ -79,6 +79,7 @@ class TickBody:
     )
     if offloaded is not None:  # On a GPU beside the backward pass.
       offload = lambda k, s: _offload(table_lib.Pass(*passes[k]), *s)
+      # The own pass, if any, is the first, and stays.
       first = jnp.where(table_lib.Pass(*passes[0]).host < 0, 1, 0)
       offloaded, kept = jax.lax.fori_loop(
           first, num_forwards, offload, (offloaded, carry.kept)
@@ -123,7 +124,7 @@ class TickBody:
     kept = self.ends.keep(p, weights.ends, kept, data)
     written = buffers_lib.write(carry.activations, outputs, p.output)
     carry = carry.replace(activations=written, kept=kept, sums=sums)
-    is_own = p.host < 0
+    is_own = p.host < 0  # Outputs of redundant passes are not sent.
     choose = lambda new, old: jnp.where(is_own, new, old)
     return carry, jax.tree.map(choose, outputs, sent)
 

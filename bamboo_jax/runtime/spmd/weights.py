@@ -151,7 +151,7 @@ def _unpack(
       take = lambda a, block=block: a[0, hold, block]
       found = (sums.grads[j], sums.stats[j])
     found = jax.tree.map(take, found)
-    some = lambda a: a.reshape(a.shape or (1,))
+    some = lambda a: a.reshape(a.shape or (1,))  # No scalars in accumulators.
     grads[name], stats[name] = jax.tree.map(some, found)
   is_last = stage == layout.num_stages - 1
   return spec_lib.Accumulator(grads, stats, sums.loss[0] if is_last else None)

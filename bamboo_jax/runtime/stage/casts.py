@@ -45,6 +45,7 @@ def _find_dtypes(jaxpr: core.Jaxpr, variable: Any) -> set[Any]:
   for eqn in jaxpr.eqns:
     inner = [getattr(value, "jaxpr", value) for value in eqn.params.values()]
     inner = [value for value in inner if isinstance(value, core.Jaxpr)]
+    # Else positions do not match, as in `cond`: counts as not cast.
     is_call = inner and all(len(j.invars) == len(eqn.invars) for j in inner)
     for i, argument in enumerate(eqn.invars):
       if argument is not variable:

@@ -139,7 +139,7 @@ class KindPrograms:
       program = jax.jit(
           results.trace,
           donate_argnums=donated,
-          keep_unused=True,
+          keep_unused=True,  # `after` only orders programs.
           out_shardings=results.pick(where),
       )
       lowered = program.lower(*self._place_arguments(name, mesh))
@@ -326,10 +326,10 @@ class StagePrograms:
       after, grad, part = programs["backward", self.device](
           *(after, spec_lib.to_unit(state, unit).params),
           inputs if unit is self._units[0][0] else saved.inputs,
-          saved.replace(inputs=None),
+          saved.replace(inputs=None),  # As it was traced.
           *(grad, spec_lib.to_unit(accumulator, unit)),
       )
-      parts.insert(0, part)
+      parts.insert(0, part)  # In model order again.
     return after, grad, self._join(parts)
 
   def evaluate(

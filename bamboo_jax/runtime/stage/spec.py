@@ -107,6 +107,7 @@ class StageSpec:
 
   def __post_init__(self) -> None:
     object.__setattr__(self, "model", self.model.with_remat(self.remat))
+    # For its checks.
     units_lib.split(self.model.layer_names, self.first, self.last, self.unit)
 
   def cut(self, bounds: Sequence[int]) -> list["StageSpec"]:

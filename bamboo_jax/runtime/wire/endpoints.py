@@ -92,6 +92,7 @@ class UnixEndpoint:
 
   def close(self) -> None:
     """See `Endpoint`."""
+    # Once: the number may be reused afterwards.
     if self._listener.fileno() >= 0:
       _close(self._listener)
       os.close(self._number)

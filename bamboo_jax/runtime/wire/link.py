@@ -47,7 +47,7 @@ class LocalLink:
 
   def receive(self) -> base.PyTree:
     """See `Link`."""
-    return self._values.popleft()
+    return self._values.popleft()  # In one process the send came first.
 
   def drop(self) -> None:
     """See `Link`."""

@@ -44,6 +44,7 @@ class Links:
       made = link_lib.LocalLink(to)
     else:
       made = link_lib.SocketLink(exchange, channel, like=like, to=to)
+    # Another thread may have been faster.
     return self._links.setdefault(channel, made)
 
   def find(

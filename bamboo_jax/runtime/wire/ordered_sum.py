@@ -96,9 +96,10 @@ class OrderedSum:
     own = {i: self._flatten(tree) for i, tree in held.items()}
     total = self._take()
     rounds = range(max(map(len, self._pieces.values())))
-    for place in rounds if own else ():
+    for place in rounds if own else ():  # Nodes without a share only receive.
       for node in others:
         for first, last in self._pieces[node][place : place + 1]:
+          # In order of the shares, as the receiver takes them.
           terms = [own[i][first:last] for i in sorted(own)]
           exchange.send(node, f"{channel} terms", terms)
     for first, last in self._pieces[self.me]:
@@ -113,6 +114,7 @@ class OrderedSum:
       ]
       total[first:last] = self._add(terms)
       for node in others:
+        # Sent in place: each piece of `total` is written once.
         exchange.send(node, f"{channel} sums", [total[first:last]])
     for place in rounds:
       for node in others:
@@ -130,6 +132,7 @@ class OrderedSum:
 
   def _take(self) -> np.ndarray:
     size = sum(a.size for a in self._like)
+    # For its alignment only.
     raw = pool_lib.Pool(most=0).take(size * np.dtype(np.float32).itemsize)
     return raw.view(np.float32)
 

@@ -97,11 +97,11 @@ class Peer:
     Raises:
       base.AttemptOverError: The attempt was interrupted.
       base.PeerRemovedError: The peer was removed.
-      BufferError: More than `TransportLimits.queued_bytes` are not acknowledged.
+      BufferError: More than `TransportLimits.queued_bytes` are unconfirmed.
     """
     for array in arrays:
       if not isinstance(array, np.ndarray):
-        array.copy_to_host_async()
+        array.copy_to_host_async()  # The writer waits for it.
     meta, size = values.describe(arrays)
     with self._lock:
       self._check()
@@ -113,6 +113,7 @@ class Peer:
         )
       self._do(self._protocol.send(channel, arrays, size, meta))
       is_small = size <= _SMALL_BYTES and all(map(_is_ready, arrays))
+      # A rest must be written first, by the writer.
       taken = self._take() if is_small and self._rest is None else None
     if taken is not None:
       self._write_at_once(*taken)
@@ -139,6 +140,7 @@ class Peer:
       self._check()
       if self._inbox.get(channel):
         return True
+      # After the inbox: what came before the peer moved is still good.
       if self._ahead > self._protocol.attempt:
         raise base.AttemptOverError(
             f"Node {self._node} is in attempt {self._ahead} already."
@@ -153,7 +155,7 @@ class Peer:
     with self._lock:
       self._interrupted = None
       if attempt > self._protocol.attempt:
-        self._inbox.clear()
+        self._inbox.clear()  # Before `advance`, which delivers early values.
         self._do(self._protocol.advance(attempt))
         self._lock.notify_all()
 
@@ -208,6 +210,7 @@ class Peer:
           fill = functools.partial(
               wire.read_into, note=functools.partial(self._note, wire)
           )
+          # Without the lock, as it may take long.
           payload = values.read(frame.meta, pool, fill)
           frame = dataclasses.replace(frame, payload=payload)
         self._hear(wire, frame)
@@ -219,6 +222,7 @@ class Peer:
 
   def _note(self, wire: sockets.Wire) -> None:
     self._note_bytes()
+    # Without the lock: it only sets a time.
     self._protocol.heard(wire, time.monotonic())
 
   def _hear(self, wire: sockets.Wire, frame: frame_lib.Frame) -> None:
@@ -234,7 +238,7 @@ class Peer:
           self._inbox[frame.channel].append(frame.payload)
           self._lock.notify_all()
         case protocol_lib.Pull():
-          self._writable.notify()
+          self._writable.notify()  # Only the writer waits for it.
         case protocol_lib.Ahead(attempt=attempt):
           self._ahead = max(attempt, self._ahead)
           self._lock.notify_all()
@@ -267,7 +271,7 @@ class Peer:
       if wire is None:
         return self._protocol.dial_failed(now)
       self._do(self._protocol.opened(wire, now))
-    self.read(wire)
+    self.read(wire)  # This thread becomes the reader.
 
   # Writing.
 
@@ -282,7 +286,7 @@ class Peer:
 
   def _take(self) -> tuple[sockets.Wire, Any] | None:
     """Removes and returns the next data to write; the caller holds the lock."""
-    if self._is_writing:
+    if self._is_writing:  # Frames must not interleave.
       return None
     taken, self._rest = self._rest, None
     if taken is None:

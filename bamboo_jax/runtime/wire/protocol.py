@@ -114,6 +114,7 @@ class TimeLimits:
   @classmethod
   def for_silence(cls, secs: float) -> "TimeLimits":
     """Returns limits with which a silence of `secs` closes a connection."""
+    # 6 pings before it closes, as by default.
     return cls(ping_secs=min(cls.ping_secs, secs / 6), dead_secs=secs)
 
 
@@ -214,7 +215,7 @@ class TransportProtocol:
 
   def dial_failed(self, now: float) -> None:
     """Handles a failure to open a connection."""
-    if self._is_dialling:
+    if self._is_dialling:  # Else `tick` has given it up already.
       self._is_dialling = False
       self._retry(now)
 
@@ -247,7 +248,7 @@ class TransportProtocol:
     if connection != self.connection:
       return []  # The values come again on the newer connection.
     self._heard = now
-    self._num_failures = 0
+    self._num_failures = 0  # Not by a greeting: failures after it add up.
     self._forget(frame.ack)
     return [] if frame.kind is Kind.ACK else self._accept(frame)
 
@@ -280,6 +281,7 @@ class TransportProtocol:
       return None
     if self._queue:
       frame = self._queue.popleft()
+      # Before it is written, as that may fail halfway.
       self._sent.append(frame)
       frame = dataclasses.replace(frame, ack=self._received)
     elif self._ack_is_due:
@@ -306,12 +308,14 @@ class TransportProtocol:
   ) -> list[Action]:
     if hello.meta != self._name(self._peer, self._me):
       return [Close(connection, f"unexpected greeting {hello.meta!r}")]
+    # Even if rejected: our next dial must outrank it.
     self._round = max(self._round, hello.seq)
     rank = (hello.seq, self._peer)
     if rank <= self._rank:
       return [Close(connection, "older")]
     actions = self._adopt(connection, rank, hello.ack, now)
     welcome = Write(connection, self._greet(Kind.WELCOME, hello.seq))
+    # The other end drops data that precede the welcome.
     return [*actions, welcome, Pull(connection)]
 
   def _hear_welcome(
@@ -335,6 +339,7 @@ class TransportProtocol:
     """Uses a connection from now on; what was sent may have been lost."""
     former, self.connection, self._rank = self.connection, connection, rank
     self._heard = self._said = now
+    # In front, in order of `seq`, which must grow.
     self._queue.extendleft(reversed(self._sent))
     self._sent.clear()
     self._forget(ack)
@@ -349,6 +354,7 @@ class TransportProtocol:
 
   def _retry(self, now: float) -> None:
     secs = self._times.retry_secs * 2**self._num_failures
+    # Bounds the power; the pause has long reached its limit.
     self._num_failures = min(self._num_failures + 1, 16)
     secs = min(secs, self._times.most_retry_secs)
     self._dial_at = now + secs + self._head_start
@@ -358,11 +364,11 @@ class TransportProtocol:
   def _accept(self, frame: Frame) -> list[Action]:
     # Acknowledged with the next value, after some bytes, or by the next tick: a
     # frame for each would cost as much as a small value.
-    self._unsaid_bytes += 1 + frame.size
+    self._unsaid_bytes += 1 + frame.size  # The 1 is for empty values.
     self._ack_is_due |= self._unsaid_bytes > self._times.ack_bytes
     actions = list[Action]()
-    if frame.seq > self._received:
-      self._received = frame.seq
+    if frame.seq > self._received:  # Else sent again, as its ack was lost.
+      self._received = frame.seq  # Also of values of an older attempt.
       if frame.attempt > self.attempt:
         self._held = [f for f in self._held if f.attempt == frame.attempt]
         self._held.append(frame)

@@ -87,7 +87,7 @@ class TlsWire:
     self._lock = threading.Lock()
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setblocking(False)
-    self._poll_number = connection.fileno()
+    self._poll_number = connection.fileno()  # A closed socket forgets it.
 
   def write(self, buffers: Sequence[Buffer]) -> None:
     """See `Wire`."""
@@ -138,13 +138,14 @@ class TlsWire:
           raise ConnectionError("closed at this end")
         try:
           return act(view)
+        # Writes may want it too: TLS has messages of its own.
         except ssl.SSLWantReadError:
           event = select.POLLIN
         except ssl.SSLWantWriteError:
           event = select.POLLOUT
       poll = select.poll()
       poll.register(self._poll_number, event)
-      poll.poll(_POLL_MS)
+      poll.poll(_POLL_MS)  # Outside of the lock; then looks for a close.
 
 
 def _views(buffers: Sequence[Buffer]) -> list[memoryview]:

@@ -143,7 +143,7 @@ class Transport:
 
   def open_receives(self) -> list[OpenReceive]:
     """Returns the receives that wait now."""
-    return [*self._open.copy().values()]
+    return [*self._open.copy().values()]  # Other threads change the dict.
 
   # Nodes.
 
@@ -178,7 +178,7 @@ class Transport:
 
   def close(self) -> None:
     """Ends all threads and connections."""
-    self._is_closed = True
+    self._is_closed = True  # First: `_accept` then expects an `OSError`.
     self._endpoint.close()
     self.remove([*self._peers], "this node ends")
 
@@ -197,7 +197,7 @@ class Transport:
         )
         peer.set_address(self._addresses.get(node))
         peer.begin(self._attempt)
-        if self._interrupted is not None:
+        if self._interrupted is not None:  # As if it had been there before.
           peer.interrupt(self._interrupted)
         self._peers[node] = peer
       return self._peers[node]
@@ -211,7 +211,7 @@ class Transport:
       except OSError as error:
         if not self._is_closed:
           logging.warning("Cannot accept connections: %s", error)
-          time.sleep(_TICK_SECS)
+          time.sleep(_TICK_SECS)  # Else a lasting error would spin.
         continue
       threading.Thread(
           target=self._greet, args=(connection,), name="greets", daemon=True
@@ -245,7 +245,7 @@ class Transport:
   @contextlib.contextmanager
   def _make_room(self, connection: socket.socket) -> Iterator[None]:
     """Counts a stranger; if there are too many, the oldest one has to go."""
-    with connection.dup() as stranger:
+    with connection.dup() as stranger:  # TLS detaches the first handle.
       with self._lock:
         self._strangers[stranger] = None
         if len(self._strangers) > _MAX_STRANGERS:

@@ -48,7 +48,7 @@ def read(
     if size:
       read_into(part.data)
     arrays.append(part.view(dtype).reshape(shape))
-    start += pool_lib.aligned(size)
+    start += pool_lib.aligned(size)  # Arrays start aligned, see `pool`.
   return arrays
 
 

@@ -84,6 +84,23 @@ def _check_depth(config: config_lib.Config, *, most_nodes: int) -> None:
   )
 
 
+def _make_ladder(config: config_lib.Config) -> ladder_lib.Ladder:
+  options, recovery = config.redundancy, config.recovery
+  moves_whole = config.pipeline.executor == "spmd"
+  reroute = "whole_shares" if moves_whole else "shares"
+  return ladder_lib.Ladder(
+      shadow=options.mode != "none",
+      reroute=reroute if recovery.reroute else "none",
+      drop=recovery.drop,
+      reconfigure=recovery.reconfigure,
+      checkpoint=recovery.checkpoint,
+      fold=recovery.fold,
+      hand_over=recovery.hand_over,
+      rereplicate=options.rereplicate,
+      horizon_secs=recovery.horizon_secs,
+  )
+
+
 def _make_grid(
     config: config_lib.Config, plan: planner.Plan
 ) -> shapes_lib.Partitions:
@@ -105,8 +122,7 @@ def make_rules(
   The number of stages and the partition change only with `templates` or a grid
   of depths. `ValueError` names an option that is not allowed.
   """
-  options, recovery = config.redundancy, config.recovery
-  has_replicas = options.mode != "none"
+  recovery, ladder = config.recovery, _make_ladder(config)
   num_shares = plan.batch.num_shares
   # A memory limit allows a pipeline only the shares that it starts with.
   is_finer = num_shares > plan.num_pipelines and plan.memory_limit_bytes is None
@@ -119,24 +135,11 @@ def make_rules(
       group=plan.batch.microbatches_per_share,
       redundant=build.make_redundancy(config),
   )
-  moves_whole = config.pipeline.executor == "spmd"
-  reroute = "whole_shares" if moves_whole else "shares"
-  ladder = ladder_lib.Ladder(
-      shadow=has_replicas,
-      reroute=reroute if recovery.reroute else "none",
-      drop=recovery.drop,
-      reconfigure=recovery.reconfigure,
-      checkpoint=recovery.checkpoint,
-      fold=recovery.fold,
-      hand_over=recovery.hand_over,
-      rereplicate=options.rereplicate,
-      horizon_secs=recovery.horizon_secs,
-  )
   partitions: shapes_lib.Partitions = (plan.partition,)
   shape: shapes_lib.Shapes = shapes_lib.Depth(
       plan.partition,
       plan.profile,
-      has_replicas=has_replicas,
+      has_replicas=ladder.shadow,
       max_pipelines=num_shares,
       triggers=triggers_lib.Triggers(
           refill=recovery.refill,
@@ -165,7 +168,7 @@ def make_rules(
       ladder=ladder,
       planner=planner_lib.Planner(
           shape,
-          places_lib.Placer("spread", has_replicas=has_replicas),
+          places_lib.Placer("spread", has_replicas=ladder.shadow),
           planner_lib.PredictedTimes(predicted),
           fold=ladder.fold,
           is_strict=templates is not None,

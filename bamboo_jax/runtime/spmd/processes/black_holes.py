@@ -46,7 +46,7 @@ def watch(find_stuck: Callable[[], set[Ends]]) -> None:
     found = find_stuck()
     for own, other in sorted(found - known):
       logging.warning("%s", describe(own, other))
-    known = found
+    known = found  # Warns again if it is stuck again.
 
 
 def describe(own: str, other: str) -> str:

@@ -87,6 +87,7 @@ def _duplicate(found: _Socket) -> Iterator[socket.socket]:
   """Yields a second handle of a socket; `OSError` if it is gone."""
   number, inode = found
   with socket.socket(fileno=os.dup(number)) as duplicate:
+    # After `dup`, which prevents a reuse from now on.
     if os.fstat(duplicate.fileno()).st_ino != inode:
       raise OSError("The file descriptor was reused for another socket.")
     yield duplicate

@@ -68,7 +68,7 @@ def devices_by_node() -> dict[int, jax.Device]:
   devices: dict[int, jax.Device] = {}
   for device in devices_lib.transfer_devices():
     devices.setdefault(device.process_index - 1, device)
-  del devices[-1]
+  del devices[-1]  # Of process 0, which has no node.
   return devices
 
 

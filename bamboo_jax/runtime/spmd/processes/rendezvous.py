@@ -83,7 +83,7 @@ class Rendezvous:
     _start(self._look, over, cut)
     try:
       yield
-      self._met.add(group)
+      self._met.add(group)  # Only if nothing was raised.
     finally:
       over.set()
 
@@ -91,7 +91,7 @@ class Rendezvous:
     here = f"here {hashlib.sha256(repr(group).encode()).hexdigest()}"
     others = [node for node in group if node != self._number]
     try:
-      for node in others:
+      for node in others:  # First all sends, which do not block.
         self._exchange.send(node, here, [])
       for node in others:
         self._exchange.receive(node, here)
@@ -127,6 +127,7 @@ class Rendezvous:
     others = {r: node for r, node in enumerate(group) if r != own_rank}
     content = [np.frombuffer(address, np.uint8)]
     for node in others.values():
+      # `receive` will tell.
       with contextlib.suppress(base.AttemptOverError, base.PeerRemovedError):
         self._exchange.send(node, own, content)
     for rank, node in others.items():
@@ -196,6 +197,7 @@ def _find_parts(address: bytes) -> tuple[int, int, int]:
     length, family = struct.unpack_from("<QH", address, 8 + name_length)
   except struct.error:
     length = family = -1
+  # The size of `sockaddr_storage` on Linux.
   if length < 128 or family not in (socket.AF_INET, socket.AF_INET6):
     raise ValueError(f"No address of Gloo: {address!r}.")
   start = 16 + name_length

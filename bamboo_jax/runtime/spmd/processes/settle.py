@@ -52,7 +52,7 @@ def find_unanswered(
       before[second].add(first)
     own = {e for e in entries if node in e[0].nodes}
     unanswered[node] = own - set(row)
-    for entry in unanswered[node]:
+    for entry in unanswered[node]:  # A device keeps the order of its transfers.
       before[entry].update(row[-1:])
   order = _sort(before)
   return {

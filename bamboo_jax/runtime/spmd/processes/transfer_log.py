@@ -39,7 +39,7 @@ class TransferLog:
       ] = lambda *_: contextlib.nullcontext(),
   ) -> None:
     self._meet = meet
-    self._lock = threading.RLock()
+    self._lock = threading.RLock()  # `begin` calls `check` with it.
     self._is_stopped = False
     self._stopped_for = self._answers_for = 0
     self._since = channel_lib.NEVER

@@ -21,7 +21,7 @@ Key = table_lib.Key
 
 def check(table: table_lib.TickTable) -> None:
   """Raises `ScheduleError` unless a program may run `table`."""
-  no_ms = (0.0,) * table.num_stages
+  no_ms = (0.0,) * table.num_stages  # Only the order counts.
   timeline_lib.play(
       as_schedule(table),
       [lines_lib.Line(table.owners, range(table.num_microbatches))],
@@ -135,6 +135,7 @@ class _Node:
       if p.stage:
         before = (p.stage - 1, p.microbatch)
         self._read("activations", p.inputs, before, where)
+      # Residuals of a repeated pass are not read.
       self.fill("residuals", p.residual, key if p.counts else None, where)
       if p.host >= 0:
         self._offloaded[key] = t

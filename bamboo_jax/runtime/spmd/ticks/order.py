@@ -46,6 +46,7 @@ def align(
   """
   own = [[(op, (s, m)) for op, s, m in row if op in _OWN] for row in rows]
   ops = [(Op.FORWARD,), (Op.BACKWARD,)] if is_paired else [_OWN]
+  # Reversed, to pop from the end.
   queues = [[[p for p in row if p[0] in o][::-1] for o in ops] for row in own]
   done: set[tuple[Op, Key]] = set()  # Passes of earlier ticks.
   in_flight = [len(held.residuals) for held in work.start]
@@ -53,6 +54,7 @@ def align(
   def take(node: int, limit: int | None) -> list[tuple[Op, Key]]:
     """Pops the passes of a node in a tick; keeps at most `limit` in flight."""
     ran: list[tuple[Op, Key]] = []
+    # Also in this tick, where forward passes are first.
     has_run = lambda key: key in done or key in ran
     for queue in filter(None, queues[node]):
       op, key = queue[-1]
@@ -63,6 +65,7 @@ def align(
       ran.append(queue.pop())
       if is_forward and not work.has_residuals(node, key):
         in_flight[node] += 1
+      # Those from the host take a slot in this tick only.
       elif not is_forward and key not in work.start[node].host:
         in_flight[node] -= 1
     return ran

@@ -71,7 +71,7 @@ class _Slots:
 
   def __init__(self, start: Iterable[Key]) -> None:
     self.taken: dict[Any, int] = {key: i for i, key in enumerate(start)}
-    self.count = max(1, len(self.taken))
+    self.count = max(1, len(self.taken))  # Read even if unused.
 
   def take(self, key: Hashable) -> int:
     """Allocates the first free slot to `key` and returns it."""
@@ -126,7 +126,7 @@ class _Node:
     counts = not self._work.has_residuals(self._node, key)
     inputs, residuals = self._read(key), self.slots["residuals"]
     residual = residuals.take(key if counts else (None, key[1]))
-    if not counts:
+    if not counts:  # Run again only for its output.
       del residuals.taken[None, key[1]]
     output = -1
     if self._reads[key] and key not in self.slots["activations"].taken:
