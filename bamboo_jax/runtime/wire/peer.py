@@ -111,10 +111,13 @@ class Peer:
             f"Node {self._node} has not acknowledged {kept} bytes, and "
             f"{self._limits.queued_bytes} may wait at most."
         )
+      # An older frame, which is written first, may wait for its arrays.
+      is_next = not self._protocol.has_queued
       self._do(self._protocol.send(channel, arrays, size, meta))
       is_small = size <= _SMALL_BYTES and all(map(_is_ready, arrays))
       # A rest must be written first, by the writer.
-      taken = self._take() if is_small and self._rest is None else None
+      is_at_once = is_next and is_small and self._rest is None
+      taken = self._take() if is_at_once else None
     if taken is not None:
       self._write_at_once(*taken)
 

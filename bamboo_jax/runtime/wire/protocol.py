@@ -202,6 +202,11 @@ class TransportProtocol:
     """Bytes of values that the peer has not acknowledged."""
     return sum(f.size for frames in (self._sent, self._queue) for f in frames)
 
+  @property
+  def has_queued(self) -> bool:
+    """Whether values have not been pulled yet."""
+    return bool(self._queue)
+
   # Events of the network.
 
   def opened(self, connection: Connection, now: float) -> list[Action]:

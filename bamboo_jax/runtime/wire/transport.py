@@ -263,9 +263,9 @@ class Transport:
     while not self._is_closed:
       for peer in [*self._peers.values()]:
         peer.tick()
-      began_secs = time.monotonic()
+      began_secs, num_open = time.monotonic(), len(self._open)
       time.sleep(_TICK_SECS)
       late_secs = time.monotonic() - began_secs - _TICK_SECS
       if late_secs > _TICK_SECS:  # It was suspended, or had no processor.
         with self._lock:
-          self.waited_secs -= late_secs
+          self.waited_secs -= late_secs * num_open

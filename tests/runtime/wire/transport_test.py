@@ -1,12 +1,15 @@
 """Values arrive once, in order and whole, however connections break."""
 
 import contextlib
+import itertools
 import os
 import random
 import socket
 import ssl
 import threading
 import time
+import types
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -49,6 +52,25 @@ def make_value(number, size):
   return [np.full(size, number, np.float32), np.array(number)]
 
 
+class LateArray:
+  """An array that a device computes still; records who waits for it."""
+
+  size, shape, dtype = 3, (3,), np.dtype(np.float32)
+
+  def __init__(self):
+    self.threads = set()
+
+  def is_ready(self):
+    return False
+
+  def copy_to_host_async(self):
+    pass
+
+  def __array__(self, dtype=None, copy=None):
+    self.threads.add(threading.get_ident())
+    return np.ones(self.shape, dtype or self.dtype)
+
+
 class TransportTest(parameterized.TestCase):
 
   def _make(self, count, kind="unix", **limits):
@@ -85,6 +107,33 @@ class TransportTest(parameterized.TestCase):
     self.assertEqual(got[1].dtype, ml_dtypes.bfloat16)
     for a, b in zip(got, sent, strict=True):
       np.testing.assert_array_equal(a, np.asarray(b))
+
+  def test_small_values_do_not_wait_for_older_arrays(self):
+    first, second = self._make(2)
+    first.send(1, "a", make_value(0, 1))
+    second.receive(0, "a")
+    late = LateArray()
+    with first._peers[1]._lock:  # So the thread that writes comes later.
+      first.send(1, "a", [late])
+      first.send(1, "b", make_value(2, 1))
+    np.testing.assert_array_equal(second.receive(0, "a")[0], np.ones(3))
+    self.assertEqual(second.receive(0, "b")[1], 2)
+    self.assertNotIn(threading.get_ident(), late.threads)
+
+  def test_late_ticks_without_a_receive_are_no_waits(self):
+    ticks = threading.Semaphore(0)
+
+    def sleep(secs):
+      ticks.release()
+      time.sleep(secs)
+
+    seconds = itertools.count()  # Each tick is late by a second.
+    clock = types.SimpleNamespace(monotonic=lambda: next(seconds), sleep=sleep)
+    with mock.patch.object(transport_lib, "time", clock):
+      first, _ = self._make(2)
+      for _ in range(4):
+        self.assertTrue(ticks.acquire(timeout=_PATIENCE_SECS))
+      self.assertEqual(first.waited_secs, 0.0)
 
   def test_waits_without_receiving(self):
     first, second = self._make(2)
