@@ -8,10 +8,12 @@ from collections.abc import Callable
 import copy
 import dataclasses
 import functools
+import threading
 from typing import Any
 
 import jax
 from jax._src import cache_key
+from jax._src import compilation_cache
 from jax._src import compiler
 from jax._src import hardware_utils
 from jax._src import xla_bridge
@@ -104,14 +106,17 @@ class Compilation:
 
 
 _compile_or_get_cached = compiler.compile_or_get_cached
+_is_cache_used = compilation_cache.is_cache_used
+_compiling = threading.local()  # `here`: this thread compiles for `answer`.
 _hash_accelerator_config = cache_key._hash_accelerator_config
 
 
 def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
   """Replaces JAX's compilation by `answer`, from now on.
 
-  JAX's own way, with the user's cache, is `Compilation.compile`. Three kinds
-  of programs never get here: those that call back into Python belong to their
+  `Compilation.compile` does not use JAX's persistent cache: XLA:CPU serializes
+  an executable that it has loaded without its functions. Three kinds of
+  programs never get here: those that call back into Python belong to their
   process, on GPUs compiling for several processes is a collective, and those
   for devices that are not there cannot be loaded.
   """
@@ -135,11 +140,19 @@ def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
         or (spans_processes and backend.platform != "cpu")
     ):
       return run()
+
+    def compile_here() -> Any:
+      _compiling.here = True
+      try:
+        return run()
+      finally:
+        _compiling.here = False
+
     placeless = _drop_device_numbers(options)
     return answer(
         Compilation(
             cache_key.get(module, devices, placeless, backend),
-            compile=run,
+            compile=compile_here,
             load=lambda data: backend.deserialize_executable(
                 data, executable_devices, options
             ),
@@ -147,6 +160,9 @@ def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
     )
 
   compiler.compile_or_get_cached = compile_or_ask
+  compilation_cache.is_cache_used = lambda backend: (
+      not getattr(_compiling, "here", False) and _is_cache_used(backend)
+  )
   cache_key._hash_accelerator_config = _hash_accelerators
 
 
