@@ -67,7 +67,7 @@ def main() -> None:
     lines = jsonl.read_lines(log)
     course = run_course.make_course(lines, price=price, market=market)
     run = content.ReportRun(name=workdir.name, account=account, course=course)
-    report = content.ReportContent(title=f"Run {workdir.name}", runs=[run])
+    report = content.Page(title=f"Run {workdir.name}", runs=[run])
     path = page.write_report(workdir, report, formats=_FORMAT.value)
     print(f"report: {path}")
 

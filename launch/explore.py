@@ -40,7 +40,7 @@ def main() -> None:
   where = _SWEEP.read(_WORKDIR.value)
   first_seed, end_seed = _FIRST_SEED.value, _FIRST_SEED.value + _SEEDS.value
   jobs = [
-      modes.HistoryJob(
+      modes.Histories(
           _MODE.value, start, min(start + _SIZE, end_seed), _SHRINK.value
       )
       for start in range(first_seed, end_seed, _SIZE)

@@ -29,7 +29,7 @@ def make(
     host: str,
     run: str | None = None,
     secret_file: str | None = None,
-) -> identity_lib.ProcessIdentity:
+) -> identity_lib.Identity:
   """Returns the identity of this process, which listens on `host`.
 
   `run` and `secret_file` are by default those of the flags.
@@ -43,9 +43,7 @@ def make(
   return identity_lib.load(folder, secret=secret, **who)
 
 
-def connect(
-    endpoints: str, identity: identity_lib.ProcessIdentity
-) -> etcd_lib.Etcd:
+def connect(endpoints: str, identity: identity_lib.Identity) -> etcd_lib.Etcd:
   """Returns a client of etcd that signs what it writes."""
   return etcd_lib.Etcd(endpoints, tls=identity.store, key=identity.entry_key)
 

@@ -65,6 +65,9 @@ _DOORS = {
     )
 }
 
+# Classes of one name: the Python API documents both.
+_SAME_NAME = ("Price",)
+
 
 def find_violations(sources: Mapping[str, str]) -> list[str]:
   """Returns a line for each rule that a module breaks.
@@ -179,7 +182,8 @@ class LayeringTest(parameterized.TestCase):
           if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             found[node.name].append(path.relative_to(_ROOT).as_posix())
     self.assertGreater(len(found), 400)
-    self.assertEmpty({n: paths for n, paths in found.items() if len(paths) > 1})
+    same = {n: paths for n, paths in found.items() if len(paths) > 1}
+    self.assertCountEqual(same, _SAME_NAME, msg=same)
 
   def test_rooms_name_what_stands_in_them(self):
     faces = (

@@ -45,7 +45,7 @@ from bamboo_jax.testing import layouts
 from bamboo_jax.train import step_plans
 from bamboo_jax.train.record import step_slots
 from tests import members
-from tests.recovery import times_test
+from tests.recovery import durations_test
 from tests.report.live import facts_test
 
 _STAGES = 4
@@ -73,7 +73,7 @@ class FakeRun:
         "layout": json_lib.to_plain(layout)
         | {"members": [m.number for m in zones]},
         "ladder": dataclasses.asdict(rules.ladder),
-        "recoveries": [times_test.RECOVERY | {"view": n} for n in range(5)],
+        "recoveries": [durations_test.RECOVERY | {"view": n} for n in range(5)],
     }
     config = json.loads(quickstart.get_config().to_json_best_effort())
     config["cost"]["instance"] = "p3.2xlarge"

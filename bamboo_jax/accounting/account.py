@@ -120,7 +120,7 @@ class Account:
   num_samples: float
   node_secs: float
   node_time: NodeTime
-  price: prices_lib.NodePrice | None
+  price: prices_lib.Price | None
   market: str = "spot"
   mean_value: float | None = None
 

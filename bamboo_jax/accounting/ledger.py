@@ -62,7 +62,7 @@ class Ledger:
 
   def __init__(
       self,
-      price: prices_lib.NodePrice | None,
+      price: prices_lib.Price | None,
       *,
       market: str = "spot",
       start: Totals | None = None,

@@ -27,7 +27,7 @@ _NUMBERS = ("gpu_count", *_PRICES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NodePrice:
+class Price:
   """The price of one kind of node.
 
   Attributes:
@@ -99,7 +99,7 @@ def _is_date(text: str) -> bool:
   return text == _UNDATED
 
 
-def load_prices(source: str | os.PathLike[str]) -> tuple[NodePrice, ...]:
+def load_prices(source: str | os.PathLike[str]) -> tuple[Price, ...]:
   """Returns the prices of a file; "year" may stand for "date".
 
   Raises `OSError`, or `ValueError` with file and line if a line does not fit.
@@ -130,7 +130,7 @@ def find_price(
     prices: str | os.PathLike[str] | None = None,
     region: str | None = None,
     date: str | None = None,
-) -> NodePrice:
+) -> Price:
   """Returns the price of an instance.
 
   Args:
@@ -183,7 +183,7 @@ def _pin_of(instance: str, value: str | None) -> str | None:
 
 
 def _check_header(names: Sequence[str], *, where: str) -> None:
-  fields = {f.name: f for f in dataclasses.fields(NodePrice)}
+  fields = {f.name: f for f in dataclasses.fields(Price)}
   for name in names:
     if name not in fields:
       raise ValueError(f"{where}: {base.suggest(name, fields, what='column')}")
@@ -194,7 +194,7 @@ def _check_header(names: Sequence[str], *, where: str) -> None:
       raise ValueError(f"{where}: column {name!r} is needed, and only once.")
 
 
-def _parse_line(names: Sequence[str], entries: Sequence[str]) -> NodePrice:
+def _parse_line(names: Sequence[str], entries: Sequence[str]) -> Price:
   if len(entries) != len(names):
     raise ValueError(f"there must be {len(names)} columns, got {len(entries)}.")
   values: dict[str, Any] = {
@@ -210,4 +210,4 @@ def _parse_line(names: Sequence[str], entries: Sequence[str]) -> NodePrice:
     except ValueError:
       message = f"{name} must be a number, got {values[name]!r}."
       raise ValueError(message) from None
-  return NodePrice(**values)
+  return Price(**values)

@@ -49,10 +49,7 @@ def last_totals(
 
 
 def load_account(
-    path: str | os.PathLike[str],
-    *,
-    price: prices_lib.NodePrice | None,
-    market: str,
+    path: str | os.PathLike[str], *, price: prices_lib.Price | None, market: str
 ) -> account_lib.Account:
   """Returns the account of a run from its log at `path`.
 

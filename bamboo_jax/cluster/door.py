@@ -46,9 +46,7 @@ class Door:
   `ValueError` or `EOFError`.
   """
 
-  def __init__(
-      self, identity: identity_lib.ProcessIdentity, guide: _Guide
-  ) -> None:
+  def __init__(self, identity: identity_lib.Identity, guide: _Guide) -> None:
     self._identity = identity
     self._guide = guide
     self._strangers: dict[asyncio.Task[None], None] = {}  # The oldest first.

@@ -42,7 +42,7 @@ def write_report(
   Curves are drawn if the settings are numbers.
   """
   field = config["sweep"]["field"]
-  report = content.ReportContent(
+  report = content.Page(
       title=f"Policies on trace {trace_name}",
       remarks=[
           *_inputs(config, trace_name),

@@ -61,7 +61,7 @@ def write_summary(workdir: pathlib.Path, rows: Sequence[Row]) -> None:
 def publish(
     workdir: pathlib.Path,
     rows: Sequence[Row],
-    report: content.ReportContent,
+    report: content.Page,
     *,
     formats: Sequence[str],
 ) -> None:

@@ -18,10 +18,7 @@ from bamboo_jax.train.setup import build_recovery
 
 
 def check(
-    config: config_lib.Config,
-    *,
-    layers: str | None,
-    cluster: str | None,
+    config: config_lib.Config, *, layers: str | None, cluster: str | None
 ) -> None:
   """Checks inputs that would be needed only after minutes of measuring.
 
@@ -38,7 +35,7 @@ def check(
     times_lib.read_measured(cluster)
 
 
-def _find_price(config: config_lib.Config) -> prices_lib.NodePrice:
+def _find_price(config: config_lib.Config) -> prices_lib.Price:
   price = meter.find_price(config)
   if price is None:
     raise ValueError(
@@ -52,7 +49,7 @@ class PolicyRules(NamedTuple):
   """Makes the policy of a run from measured times; and the price of a node."""
 
   make_policy: Callable[[times_lib.MeasuredTimes], loop.Policy]
-  price: prices_lib.NodePrice
+  price: prices_lib.Price
 
 
 def make(config: config_lib.Config, traces: Sequence[str]) -> PolicyRules:

@@ -112,7 +112,7 @@ def _mean_step(
 
 
 def of_run(
-    run: run_times.RunTimes, price: prices_lib.NodePrice, *, market: str
+    run: run_times.RunTimes, price: prices_lib.Price, *, market: str
 ) -> Side:
   """Returns a measured run in the form in which it is compared."""
   boots = run.boot_secs
@@ -134,7 +134,7 @@ class Predicted(NamedTuple):
 def predict(
     replay: replay_lib.Replay,
     policy: loop.Policy,
-    price: prices_lib.NodePrice,
+    price: prices_lib.Price,
     *,
     secs: float,
 ) -> Predicted:
@@ -167,7 +167,7 @@ def _simulate(
     events: Sequence[trace_lib.Event],
     end_ms: int,
     policy: loop.Policy,
-    price: prices_lib.NodePrice,
+    price: prices_lib.Price,
 ) -> loop.Outcome:
   trace = trace_lib.Trace("replay", tuple(events), duration_ms=end_ms)
   return loop.simulate(trace, policy, price, keep_moments=True)
@@ -180,7 +180,7 @@ def _totals(outcome: loop.Outcome) -> ledger_lib.Totals:
 
 
 def _account(
-    totals: ledger_lib.Totals, price: prices_lib.NodePrice, market: str
+    totals: ledger_lib.Totals, price: prices_lib.Price, market: str
 ) -> account_lib.Account:
   start = dataclasses.replace(totals, node_secs=math.fsum(totals.parts))
   return ledger_lib.Ledger(price, market=market, start=start).account()
@@ -298,7 +298,7 @@ def report(
     make_policy: Callable[[times_lib.MeasuredTimes], loop.Policy],
     *,
     measured: times_lib.MeasuredTimes,
-    price: prices_lib.NodePrice,
+    price: prices_lib.Price,
     formats: Sequence[str] = ("png",),
 ) -> str:
   """Predicts a run in `workdir/run`, writes tables and page; returns text.
@@ -345,9 +345,7 @@ def report(
       for name, side, course in courses
   ]
   title = f"Prediction and outcome of {workdir.name}"
-  found = content.ReportContent(
-      title=title, runs=runs, comparisons=[comparison]
-  )
+  found = content.Page(title=title, runs=runs, comparisons=[comparison])
   page.write_report(workdir, found, formats=formats)
   own_times = f"from its own times: {summarize(again, real)}"
   last = summarize(predicted, real)

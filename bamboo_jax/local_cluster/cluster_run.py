@@ -21,7 +21,7 @@ from bamboo_jax.local_cluster import page
 from bamboo_jax.local_cluster import setup as setup_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import progress as progress_lib
-from bamboo_jax.recovery import recovery_times
+from bamboo_jax.recovery import durations
 from bamboo_jax.runtime import accelerator
 from bamboo_jax.traces import replay as replay_lib
 from bamboo_jax.traces import trace as trace_lib
@@ -139,10 +139,10 @@ class ClusterRun:
       print(f"nothing to do: {content['steps']} steps are done")
       return
     kills = self._director.kills
-    content["recoveries"] = recovery_times.report(content["recoveries"], kills)
+    content["recoveries"] = durations.report(content["recoveries"], kills)
     self._summary.write_text(json.dumps(content, indent=2) + "\n")
     for recovery in content["recoveries"]:
-      print(recovery_times.describe(recovery))
+      print(durations.describe(recovery))
     if redundancy := content["redundancy"]:
       print(progress_lib.render_redundancy(redundancy))
     print(f"state_sha256={content['state_sha256']}")

@@ -62,7 +62,7 @@ def make_options(
 def run(
     etcd: etcd_lib.Etcd,
     options: state_lib.AgentOptions,
-    identity: identity_lib.ProcessIdentity,
+    identity: identity_lib.Identity,
     spare: copies.Spare | None = None,
     *,
     metrics_port: int | None = None,

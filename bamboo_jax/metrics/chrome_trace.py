@@ -15,7 +15,7 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.metrics import slot as slot_lib
 
-Slot = slot_lib.Slot
+TrackSlot = slot_lib.TrackSlot
 
 _PLANNED, _MEASURED = 1, 2  # Numbers of the processes.
 
@@ -26,8 +26,8 @@ class TracedStep:
 
   step: int
   start_ms: float
-  planned: Sequence[Slot]
-  measured: Sequence[Slot]
+  planned: Sequence[TrackSlot]
+  measured: Sequence[TrackSlot]
 
 
 def write(path: str | os.PathLike[str], steps: Iterable[TracedStep]) -> None:
@@ -56,10 +56,10 @@ def read_last(path: str | os.PathLike[str]) -> TracedStep:
     last = max((event["args"]["step"] for event in slots), default=0)
     slots = [event for event in slots if event["args"]["step"] == last]
     start = min((event["ts"] for event in slots), default=0.0)
-    found: dict[int, list[Slot]] = {_PLANNED: [], _MEASURED: []}
+    found: dict[int, list[TrackSlot]] = {_PLANNED: [], _MEASURED: []}
     for event in slots:
       start_us = event["ts"] - start
-      slot = Slot(
+      slot = TrackSlot(
           track=tracks[event["pid"], event["tid"]],
           name=event["name"],
           start_ms=start_us / 1000,
@@ -124,7 +124,7 @@ def _slot_event(
     step: TracedStep,
     start_ms: float,
     end_ms: float,
-    slot: Slot,
+    slot: TrackSlot,
 ) -> dict[str, Any]:
   start = _nanosecs(start_ms)
   event = {

@@ -71,7 +71,7 @@ def plot_losses(
 
 
 def draw_losses(
-    runs: Sequence[Losses], *, planned: Sequence[slot_lib.Slot] = ()
+    runs: Sequence[Losses], *, planned: Sequence[slot_lib.TrackSlot] = ()
 ) -> Any:
   """Returns a figure: losses, and below them a row of marks for each event.
 

@@ -17,7 +17,7 @@ from bamboo_jax.metrics import slot as slot_lib
 PLANNED = "planned.json"
 
 
-# Track, name, category, start and end, see `slot.Slot`; as in the file.
+# Track, name, category, start and end, see `slot.TrackSlot`; as in the file.
 Row = tuple[str, str, str, float, float]
 
 
@@ -44,7 +44,7 @@ class StepRows:
     return [(t, n, c, a + ms, b + ms) for t, n, c, a, b in self.slots]
 
 
-def pack(slots: Iterable[slot_lib.Slot]) -> list[Row]:
+def pack(slots: Iterable[slot_lib.TrackSlot]) -> list[Row]:
   """Returns slots in the form of `StepRows`, to the microsecond."""
   return [
       (s.track, s.name, s.category, round(s.start_ms, 3), round(s.end_ms, 3))
@@ -52,10 +52,10 @@ def pack(slots: Iterable[slot_lib.Slot]) -> list[Row]:
   ]
 
 
-def unpack(rows: Iterable[Row]) -> list[slot_lib.Slot]:
+def unpack(rows: Iterable[Row]) -> list[slot_lib.TrackSlot]:
   """Returns the slots of `pack`."""
   return [
-      slot_lib.Slot(track, name, start_ms, end_ms, category)
+      slot_lib.TrackSlot(track, name, start_ms, end_ms, category)
       for track, name, category, start_ms, end_ms in rows
   ]
 

@@ -10,7 +10,7 @@ from typing import Any
 from bamboo_jax.metrics import plots
 from bamboo_jax.metrics import slot as slot_lib
 
-# Categories are those of `slot.Slot`; unknown ones take the spare colours.
+# Categories are those of `slot.TrackSlot`; unknown ones take the spare colours.
 _COLOURS = {
     "forward": plots.SKY,
     "backward": plots.BLUE,
@@ -36,8 +36,8 @@ _AXES_WIDTH = 0.88 * 72 * _WIDTH  # Points, minimum.
 def plot_schedule(
     path: str | os.PathLike[str],
     *,
-    planned: Sequence[slot_lib.Slot] = (),
-    measured: Sequence[slot_lib.Slot] = (),
+    planned: Sequence[slot_lib.TrackSlot] = (),
+    measured: Sequence[slot_lib.TrackSlot] = (),
     title: str = "Schedule of a step",
     formats: Sequence[str] = ("png",),
 ) -> None:
@@ -52,8 +52,8 @@ def plot_schedule(
 
 def draw_schedule(
     *,
-    planned: Sequence[slot_lib.Slot],
-    measured: Sequence[slot_lib.Slot],
+    planned: Sequence[slot_lib.TrackSlot],
+    measured: Sequence[slot_lib.TrackSlot],
     title: str,
 ) -> Any:
   """Returns the figure of `plot_schedule`."""
@@ -85,7 +85,7 @@ def draw_schedule(
   return fig
 
 
-def draw_planned(axes: Any, slots: Sequence[slot_lib.Slot]) -> None:
+def draw_planned(axes: Any, slots: Sequence[slot_lib.TrackSlot]) -> None:
   """Draws a planned step into a part of a figure, with a short legend."""
   colours = _colours(slots)
   span_ms = max(slot.end_ms for slot in slots)
@@ -112,11 +112,11 @@ def draw_planned(axes: Any, slots: Sequence[slot_lib.Slot]) -> None:
 
 def _draw_rows(
     axes: Any,
-    slots: Sequence[slot_lib.Slot],
+    slots: Sequence[slot_lib.TrackSlot],
     *,
     colours: dict[str, str],
     span_ms: float,
-) -> list[slot_lib.Slot]:
+) -> list[slot_lib.TrackSlot]:
   """Draws the slots; returns the labelled ones."""
   tracks = slot_lib.tracks(slots)
   rows = {track: row for row, track in enumerate(tracks)}
@@ -161,7 +161,7 @@ def _fit(name: str, width: float) -> int | None:
   return 90 if _SMALL_FONT + 2 < width and is_low else None
 
 
-def _colours(slots: Sequence[slot_lib.Slot]) -> dict[str, str]:
+def _colours(slots: Sequence[slot_lib.TrackSlot]) -> dict[str, str]:
   """Returns the colour of each category present, in order of the legend."""
   present = {slot.category for slot in slots}
   known = [c for c in _COLOURS if c in present]
@@ -171,12 +171,12 @@ def _colours(slots: Sequence[slot_lib.Slot]) -> dict[str, str]:
 
 
 def _key(
-    colours: dict[str, str], labelled: Sequence[slot_lib.Slot]
+    colours: dict[str, str], labelled: Sequence[slot_lib.TrackSlot]
 ) -> list[Any]:
   """Returns legend entries: one label of each form, else the category."""
   patches = plots.load("patches")
 
-  examples: dict[str, dict[str, slot_lib.Slot]] = {}
+  examples: dict[str, dict[str, slot_lib.TrackSlot]] = {}
   for slot in labelled:
     if slot.meaning:
       form = re.sub(r"\d+", "0", slot.name)  # Equal for all of a kind.

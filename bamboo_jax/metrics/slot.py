@@ -8,7 +8,7 @@ DEATH = "death"  # Category of the moment at which the node of a track dies.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Slot:
+class TrackSlot:
   """One interval of a track, such as "node 3", in ms after the step's start.
 
   `category`, such as "forward", selects the colour; `meaning` explains the name
@@ -32,7 +32,7 @@ class Slot:
       )
 
 
-def tracks(slots: Iterable[Slot]) -> tuple[str, ...]:
+def tracks(slots: Iterable[TrackSlot]) -> tuple[str, ...]:
   """Returns the distinct tracks, in natural order: 2 before 10."""
   return tuple(sorted({s.track for s in slots}, key=_natural_key))
 

@@ -48,7 +48,7 @@ class StrangerError(OSError):
 
 
 @dataclasses.dataclass(frozen=True)
-class ProcessIdentity:
+class Identity:
   """The identity of a process, and the means to prove it.
 
   Attributes:
@@ -86,7 +86,7 @@ def issue(
     role: str,
     name: str,
     now: datetime.datetime | None = None,
-) -> ProcessIdentity:
+) -> Identity:
   """Returns the identity of a process that knows the secret of a run."""
   return _make_identity(run, secret, *_issue(secret, run, role, name, now))
 
@@ -108,11 +108,7 @@ class _Credentials(NamedTuple):
 
 
 def _issue(
-    secret: bytes,
-    run: str,
-    role: str,
-    name: str,
-    now: datetime.datetime | None,
+    secret: bytes, run: str, role: str, name: str, now: datetime.datetime | None
 ) -> _Credentials:
   """Issues a certificate, signed by the authority derived from the secret."""
   curve = ec.SECP256R1()
@@ -137,13 +133,8 @@ def _issue(
 
 
 def load(
-    folder: pathlib.Path,
-    *,
-    run: str,
-    role: str,
-    name: str,
-    secret: bytes = b"",
-) -> ProcessIdentity:
+    folder: pathlib.Path, *, run: str, role: str, name: str, secret: bytes = b""
+) -> Identity:
   """Returns an identity issued by the user's own authority.
 
   The folder holds authority.pem, certificate.pem and key.pem. Raises
@@ -277,7 +268,7 @@ def _sign(
 
 def _make_identity(
     run: str, secret: bytes, authority: bytes, certificate: bytes, key: bytes
-) -> ProcessIdentity:
+) -> Identity:
   contexts = []
   with tempfile.TemporaryDirectory() as folder:
     file = os.path.join(folder, "pem")  # No other user may enter the folder.
@@ -295,6 +286,6 @@ def _make_identity(
       context.load_cert_chain(file)
       contexts.append(context)
   server, client, store = contexts
-  return ProcessIdentity(
+  return Identity(
       run, server, client, store, _derive(secret, b"bamboo entries", 32)
   )

@@ -12,7 +12,6 @@ ladder and the same planner.
   places      2. which node gets which stage; `placement` searches for the
                  arrangement that survives most failures, `survival` counts them
   (planner)   3. times: how long steps and pauses take
-  recovery_times  how long recoveries of a run took, from its log
   oobleck/    Oobleck's templates, covers and rules
   triggers    Bamboo's: when new pipelines are desirable
   moves       which state is copied when pipelines change
@@ -23,6 +22,7 @@ ladder and the same planner.
   slowness    which node is slow, and makes the others wait
   speeds      partitions in which slow nodes have fewer layers
   agreement   the conclusion of a view's members from their statuses
+  durations   how long recoveries of a run took, from its log
 
 Read `ladder`, then `decide`.
 """

@@ -99,7 +99,7 @@ class RecoveryRules:
       holdings: Data of the step that each node holds; if given, owed work is
         dealt over all nodes that can do it, unless memory is limited.
     """
-    change = ladder_lib.ClusterChange(
+    change = ladder_lib.Change(
         lost=layout.nodes - {*members}, noticed=frozenset(leaving)
     )
     decision = self._decide(layout, members, change, zones=zones, when="step")
@@ -145,9 +145,7 @@ class RecoveryRules:
     idle = slow.keys() - layout.nodes
     spares = {*members} - layout.nodes - idle - {*leaving}
     relieved = sorted(slow.keys() & layout.nodes)[: len(spares)]
-    change = ladder_lib.ClusterChange(
-        noticed=frozenset((*leaving, *idle, *relieved))
-    )
+    change = ladder_lib.Change(noticed=frozenset((*leaving, *idle, *relieved)))
     usual = layout.pipelines
     if self.speeds:
       usual = self.speeds.usual(usual)
@@ -198,7 +196,7 @@ class RecoveryRules:
       self, members: Nodes, *, zones: Zones, leaving: Nodes = ()
   ) -> LayoutChange:
     """Returns the change to a first layout, with state from a checkpoint."""
-    change = ladder_lib.ClusterChange(noticed=frozenset(leaving))
+    change = ladder_lib.Change(noticed=frozenset(leaving))
     decision = self._decide(Layout(), members, change, zones=zones)
     decision = dataclasses.replace(decision, rolls_back=True)
     return self._change(Layout(), members, decision)
@@ -237,12 +235,12 @@ class RecoveryRules:
       self,
       layout: Layout,
       members: Nodes,
-      change: ladder_lib.ClusterChange,
+      change: ladder_lib.Change,
       *,
       zones: Zones,
       when: str = "boundary",
   ) -> ladder_lib.Decision:
-    state = ladder_lib.ClusterState(
+    state = ladder_lib.State(
         pipelines=layout.pipelines,
         spares=tuple(sorted({*members} - layout.nodes)),
         zones=zones,

@@ -25,15 +25,15 @@ from bamboo_jax.schedule import failover
 
 Decision = ladder_lib.Decision
 Pipeline = pipelines_lib.Pipeline
-ClusterState = ladder_lib.ClusterState
+State = ladder_lib.State
 
 _NOBODY: frozenset[int] = frozenset()
 _EVEN = 1e-9  # New pipelines must be better by more than rounding errors.
 
 
 def decide(
-    state: ClusterState,
-    change: ladder_lib.ClusterChange,
+    state: State,
+    change: ladder_lib.Change,
     *,
     ladder: ladder_lib.Ladder,
     planner: planner_lib.Planner | None = None,
@@ -64,9 +64,7 @@ def decide(
   return Decision("none", state, "no pipeline trains")
 
 
-def _note(
-    state: ClusterState, change: ladder_lib.ClusterChange
-) -> ClusterState:
+def _note(state: State, change: ladder_lib.Change) -> State:
   return dataclasses.replace(
       state,
       spares=(
@@ -78,7 +76,7 @@ def _note(
   )
 
 
-def _start(state: ClusterState, planner: planner_lib.Planner) -> Decision:
+def _start(state: State, planner: planner_lib.Planner) -> Decision:
   for nodes in _candidates(state, dead=_NOBODY):
     try:
       pipelines = planner.fresh(nodes, state.zones)
@@ -96,7 +94,7 @@ class _Question:
   planner: planner_lib.Planner | None
 
   def handle_losses(
-      self, state: ClusterState, lost: frozenset[int], *, dead: frozenset[int]
+      self, state: State, lost: frozenset[int], *, dead: frozenset[int]
   ) -> Decision:
     """Takes the cheapest rung that gives all stages of `lost` nodes an owner.
 
@@ -138,7 +136,7 @@ class _Question:
     )
 
   def _make_new(
-      self, state: ClusterState, *, dead: frozenset[int], places: str
+      self, state: State, *, dead: frozenset[int], places: str
   ) -> Decision:
     """Makes new pipelines; without leaving nodes if no node is dead."""
     ladder, planner = self.ladder, self.planner
@@ -188,7 +186,7 @@ class _Question:
         repairs=repairs,
     )
 
-  def _heed_notice(self, state: ClusterState) -> Decision | None:
+  def _heed_notice(self, state: State) -> Decision | None:
     """Returns new pipelines for announced losses while all copies exist."""
     # No node would be left to move to.
     if not state.leaving or state.leaving.issuperset(state.nodes):
@@ -212,7 +210,7 @@ class _Question:
     ):
       return decision
     # As if they had died.
-    without = _note(state, ladder_lib.ClusterChange(lost=leaving))
+    without = _note(state, ladder_lib.Change(lost=leaving))
     handed = self.handle_losses(without, leaving, dead=leaving)
     if handed.is_immediate:
       handed = self.improve(handed)
@@ -228,9 +226,7 @@ class _Question:
         ),
     )
 
-  def _find_better(
-      self, before: ClusterState, repaired: ClusterState
-  ) -> Decision | None:
+  def _find_better(self, before: State, repaired: State) -> Decision | None:
     """Returns new pipelines if they train more within the horizon."""
     assert self.planner is not None  # Else `improve` has returned.
     usable = _usable(before, dead=_NOBODY)
@@ -305,14 +301,14 @@ def _lose(
   )
 
 
-def _usable(state: ClusterState, *, dead: frozenset[int]) -> tuple[int, ...]:
+def _usable(state: State, *, dead: frozenset[int]) -> tuple[int, ...]:
   """Returns the live nodes that are not leaving; all live ones if none stay."""
   alive = tuple(node for node in state.nodes if node not in dead)
   return tuple(n for n in alive if n not in state.leaving) or alive
 
 
 def _candidates(
-    state: ClusterState, *, dead: frozenset[int]
+    state: State, *, dead: frozenset[int]
 ) -> tuple[tuple[int, ...], ...]:
   """Returns sets of nodes to make pipelines of, best first.
 
@@ -324,11 +320,8 @@ def _candidates(
 
 
 def _with_pipelines(
-    state: ClusterState,
-    pipelines: tuple[Pipeline, ...],
-    *,
-    dead: frozenset[int],
-) -> ClusterState:
+    state: State, pipelines: tuple[Pipeline, ...], *, dead: frozenset[int]
+) -> State:
   """Returns `state` with `pipelines`; live nodes without a stage are spares."""
   training = {node for pipeline in pipelines for node in pipeline.nodes}
   return dataclasses.replace(

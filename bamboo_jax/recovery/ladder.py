@@ -28,7 +28,7 @@ REREPLICATE = ("at_commit", "at_repair")
 
 
 @dataclasses.dataclass(frozen=True)
-class ClusterState:
+class State:
   """Pipelines and spares.
 
   Attributes:
@@ -50,7 +50,7 @@ class ClusterState:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClusterChange:
+class Change:
   """The events since the last decision; nodes by number.
 
   Attributes:
@@ -67,7 +67,7 @@ class ClusterChange:
   zones: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
 
-NOTHING = ClusterChange()
+NOTHING = Change()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Decision:
   """
 
   rung: str
-  state: ClusterState
+  state: State
   reason: str
   repairs: Mapping[int, failover.Repair] = dataclasses.field(
       default_factory=dict

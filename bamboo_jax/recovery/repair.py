@@ -19,12 +19,12 @@ Pipeline = pipelines_lib.Pipeline
 class Repaired(NamedTuple):
   """The state after repairs, and the repairs by index of the pipeline."""
 
-  state: ladder_lib.ClusterState
+  state: ladder_lib.State
   repairs: dict[int, failover.Repair]
 
 
 def repair(
-    state: ladder_lib.ClusterState, *, shadow: bool, rereplicate: str
+    state: ladder_lib.State, *, shadow: bool, rereplicate: str
 ) -> Repaired:
   """Gives places to spares, and makes replicas.
 

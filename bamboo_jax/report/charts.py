@@ -98,7 +98,7 @@ def draw_course(run: content.ReportRun) -> Any:
   return fig
 
 
-def draw_value(report: content.ReportContent) -> Any:
+def draw_value(report: content.Page) -> Any:
   """Returns a figure of value against preemption rate, all policies.
 
   Each line is labelled at its end, in the order of value there. If several end
@@ -223,7 +223,7 @@ def _spread(targets: Sequence[float], *, gap: float) -> list[float]:
   ]
 
 
-def _explain_bars(report: content.ReportContent) -> str:
+def _explain_bars(report: content.Page) -> str:
   counts = {p.num_runs for curve in report.curves for p in curve.points}
   several = " to ".join(str(n) for n in sorted({min(counts), max(counts)}))
   if max(counts) == 1:

@@ -60,7 +60,7 @@ def save_figure(
 
 def _read_planned(
     path: pathlib.Path, lines: Sequence[jsonl.Line]
-) -> list[slot_lib.Slot]:
+) -> list[slot_lib.TrackSlot]:
   """Returns the planned slots of the nodes that are the first pipeline."""
   layouts = [line for line in lines if line.get("event") == "layout"]
   if not layouts or not path.exists():

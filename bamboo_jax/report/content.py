@@ -135,7 +135,7 @@ class Comparison:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReportContent:
+class Page:
   """A page: runs on the same trace, curves, comparisons.
 
   Remarks are paragraphs; `rate_name` and `value_name` are names and units of

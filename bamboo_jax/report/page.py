@@ -56,7 +56,7 @@ _COLUMNS = (
 
 def write_report(
     workdir: str | os.PathLike[str],
-    report: content.ReportContent,
+    report: content.Page,
     *,
     formats: Sequence[str] = ("png",),
 ) -> pathlib.Path:

@@ -11,10 +11,7 @@ from bamboo_jax.report import content
 
 
 def make_course(
-    lines: Sequence[Mapping[str, Any]],
-    *,
-    price: prices_lib.NodePrice,
-    market: str,
+    lines: Sequence[Mapping[str, Any]], *, price: prices_lib.Price, market: str
 ) -> content.Course | None:
   """Returns the course of a run; None if the log holds no account.
 

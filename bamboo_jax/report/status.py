@@ -8,8 +8,8 @@ from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.recovery import durations
 from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.recovery import recovery_times
 from bamboo_jax.recovery import slowness
 from bamboo_jax.recovery import survival as survival_lib
 
@@ -75,8 +75,8 @@ def render(run: StoredRun, *, now_secs: float) -> str:
       + (", ".join(f"{m.name} ({m.zone})" for m in others) or "none"),
       describe_survival(layout, view),
   ]
-  recoveries = recovery_times.report(status.get("recoveries", ()), {})
-  lines += map(recovery_times.describe, recoveries)
+  recoveries = durations.report(status.get("recoveries", ()), {})
+  lines += map(durations.describe, recoveries)
   lines += [
       f"slow: {slowness.describe(slow)} in step {slow['step']}"
       + (f", until step {over}" if (over := slow.get("over_step")) else "")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import summary as summary_lib
-from bamboo_jax.recovery import recovery_times
+from bamboo_jax.recovery import durations
 
 _MOST_LINES = 30  # Of a longer run every n-th step is shown.
 
@@ -41,9 +41,9 @@ class Recorded:
 
   @property
   def recoveries(self) -> list[dict[str, Any]]:
-    """Recoveries as `recovery.recovery_times.report` returns them."""
+    """Recoveries as `recovery.durations.report` returns them."""
     found = [l for l in self.lines if l.get("event") == "recovery"]
-    return recovery_times.report(found, {})
+    return durations.report(found, {})
 
 
 class Restarts(NamedTuple):
@@ -107,10 +107,10 @@ def _cell(loss: float | None) -> str:
 
 
 def describe(recovery: Mapping[str, Any]) -> str:
-  """Returns one recovery of `recovery.recovery_times.report` in a few words."""
-  said = f"{recovery_times.describe_loss(recovery)} died; "
+  """Returns one recovery of `recovery.durations.report` in a few words."""
+  said = f"{durations.describe_loss(recovery)} died; "
   if recovery["rung"] != "shadow":
-    return said + recovery_times.describe_answer(recovery)
+    return said + durations.describe_answer(recovery)
   said += f"{' and '.join(dict.fromkeys(recovery['heirs']))} took over"
   secs = recovery["kill_to_first_instruction_secs"]
   if secs is None:

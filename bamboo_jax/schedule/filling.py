@@ -349,9 +349,7 @@ def _replay(
           break
         start_ms = max(start_ms - durations_ms[i], sent_ms[transfer])
       free_ms[node] = start_ms + durations_ms.get(i, 0.0)
-      slots.append(
-          timeline_lib.InstructionSlot(node, i, start_ms, free_ms[node])
-      )
+      slots.append(timeline_lib.Slot(node, i, start_ms, free_ms[node]))
       if i.is_send:
         sent_ms[i.transfer(node)] = start_ms
         if i.transfer(node) in waiting:

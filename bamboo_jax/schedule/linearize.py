@@ -24,7 +24,7 @@ def linearize(
   sends, receives; then the lowest node. A node is in one of `timelines` only
   (one per pipeline).
   """
-  rows: dict[int, Sequence[timeline_lib.InstructionSlot]] = {}
+  rows: dict[int, Sequence[timeline_lib.Slot]] = {}
   for timeline in timelines:
     if both := timeline.rows.keys() & rows.keys():
       raise ValueError(f"Nodes {sorted(both)} are in two timelines.")
@@ -65,7 +65,7 @@ def linearize(
   return tuple(order)
 
 
-def _urgency(slot: timeline_lib.InstructionSlot) -> tuple[float, int]:
+def _urgency(slot: timeline_lib.Slot) -> tuple[float, int]:
   if slot.instruction.is_receive:
     return slot.end_ms, 2
   return slot.start_ms, int(slot.instruction.is_send)

@@ -41,9 +41,7 @@ def render_grid(
 
 
 def _num_columns(
-    rows: dict[int, list[timeline_lib.InstructionSlot]],
-    span_ms: float,
-    limit: int,
+    rows: dict[int, list[timeline_lib.Slot]], span_ms: float, limit: int
 ) -> int:
   """Returns the width at which all labels fit, or `limit`."""
   wanted = 1.0
@@ -57,9 +55,7 @@ def _num_columns(
   return min(limit, round(wanted))
 
 
-def _label(
-    i: instruction_lib.Instruction, row: list[timeline_lib.InstructionSlot]
-) -> str:
+def _label(i: instruction_lib.Instruction, row: list[timeline_lib.Slot]) -> str:
   is_redundant = i.op is Op.REDUNDANT_FORWARD
   stages = {
       slot.instruction.stage

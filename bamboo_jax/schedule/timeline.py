@@ -29,7 +29,7 @@ _OTHER_END = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class InstructionSlot:
+class Slot:
   """The time of one instruction, in ms after the start of the schedule.
 
   Both ends of a transfer start at the same time; a send ends at once.
@@ -51,16 +51,14 @@ class Timeline:
     peak_bytes: Peak device memory of each node; see `footprint`.
   """
 
-  slots: tuple[InstructionSlot, ...]
+  slots: tuple[Slot, ...]
   span_ms: float
   peak_bytes: Mapping[int, int]
 
   @functools.cached_property
-  def rows(self) -> Mapping[int, Sequence[InstructionSlot]]:
+  def rows(self) -> Mapping[int, Sequence[Slot]]:
     """The slots of each node, in order."""
-    rows: dict[int, list[InstructionSlot]] = {
-        node: [] for node in self.peak_bytes
-    }
+    rows: dict[int, list[Slot]] = {node: [] for node in self.peak_bytes}
     for slot in self.slots:
       rows[slot.node].append(slot)
     return rows
@@ -94,14 +92,14 @@ class Timeline:
           peer=None if i.peer is None else i.peer + add_nodes,
       )
       node = slot.node + add_nodes
-      slots.append(InstructionSlot(node, other, slot.start_ms, slot.end_ms))
+      slots.append(Slot(node, other, slot.start_ms, slot.end_ms))
     return Timeline(
         slots=tuple(slots),
         span_ms=self.span_ms,
         peak_bytes={n + add_nodes: b for n, b in self.peak_bytes.items()},
     )
 
-  def _bubble(self, row: Sequence[InstructionSlot]) -> float:
+  def _bubble(self, row: Sequence[Slot]) -> float:
     busy_ms = sum(
         slot.end_ms - slot.start_ms
         for slot in row
@@ -164,12 +162,12 @@ def _walk(
     rows: Mapping[int, instruction_lib.Row],
     costs: costs_lib.StageCosts,
     checkers: Mapping[int, checker.Checker] | None = None,
-) -> tuple[dict[int, float], dict[int, list[InstructionSlot]]]:
+) -> tuple[dict[int, float], dict[int, list[Slot]]]:
   """Returns the end of each row, ms, and with `checkers` all slots by node."""
   left = {node: iter(row) for node, row in rows.items()}
   free_ms = dict.fromkeys(rows, 0.0)
   waiting: dict[int, Instruction] = {}  # Transfer a node waits in, by node.
-  slots: dict[int, list[InstructionSlot]] = {node: [] for node in rows}
+  slots: dict[int, list[Slot]] = {node: [] for node in rows}
 
   def run(node: int, i: Instruction, start_ms: float) -> None:
     if checkers:
@@ -181,7 +179,7 @@ def _walk(
           start_ms if i.is_send else (start_ms + costs.pass_ms(i, node))
       )
     if checkers:
-      slots[node].append(InstructionSlot(node, i, start_ms, free_ms[node]))
+      slots[node].append(Slot(node, i, start_ms, free_ms[node]))
 
   moving = list(rows)
   while moving:

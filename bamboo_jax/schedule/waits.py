@@ -55,20 +55,14 @@ def fill_waits(
         if shadow == node and (stage, m) not in done
     ]
     rows[node] = _fill(
-        timeline.rows[node],
-        todo,
-        costs,
-        margin=margin,
-        until_ms=until_ms,
+        timeline.rows[node], todo, costs, margin=margin, until_ms=until_ms
     )
   return instruction_lib.Schedule(rows)
 
 
 def find_filled_waits(
     timeline: timeline_lib.Timeline,
-) -> Iterator[
-    tuple[list[timeline_lib.InstructionSlot], timeline_lib.InstructionSlot]
-]:
+) -> Iterator[tuple[list[timeline_lib.Slot], timeline_lib.Slot]]:
   """Yields redundant forward passes right before a receive, and the receive."""
   for row in timeline.rows.values():
     run = []
@@ -82,7 +76,7 @@ def find_filled_waits(
 
 
 def _fill(
-    slots: Sequence[timeline_lib.InstructionSlot],
+    slots: Sequence[timeline_lib.Slot],
     todo: Sequence[Instruction],
     costs: costs_lib.StageCosts,
     *,

@@ -24,7 +24,7 @@ def simulate(
     *,
     workload: policies_lib.Workload | None = None,
     durations: times_lib.Durations = _DURATIONS,
-    price: prices_lib.NodePrice | None = None,
+    price: prices_lib.Price | None = None,
     keep_moments: bool = False,
 ) -> loop.Outcome:
   """Returns the outcome of a policy on a trace.

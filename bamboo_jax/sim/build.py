@@ -103,7 +103,7 @@ def place(config: Config) -> Config:
   return {**config, "workload": workload}
 
 
-def _find_price(config: Config) -> prices_lib.NodePrice:
+def _find_price(config: Config) -> prices_lib.Price:
   return prices_lib.find_price(
       config["instance"],
       prices=config["prices"],
@@ -111,7 +111,7 @@ def _find_price(config: Config) -> prices_lib.NodePrice:
   )
 
 
-def make_price(config: Config) -> prices_lib.NodePrice:
+def make_price(config: Config) -> prices_lib.Price:
   """Returns the price of the instance; checks that the workload fits."""
   price = _find_price(config)
   workload = config["workload"]

@@ -17,8 +17,8 @@ from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.sim import times as times_lib
 
 Planner = planner_lib.Planner
-ClusterState = ladder_lib.ClusterState
-ClusterChange = ladder_lib.ClusterChange
+State = ladder_lib.State
+Change = ladder_lib.Change
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Places:
     num_training: Nodes that have a stage.
   """
 
-  state: ClusterState
+  state: State
   num_places: int
   num_owners: int
   num_training: int
@@ -85,12 +85,12 @@ class Decider:
     self.times = times
     self._places: dict[tuple[Any, ...], Places] = {}
     self._answers: dict[tuple[Any, ...], PlacedDecision] = {}
-    self.empty, _ = self._find_places(ClusterState(()))
+    self.empty, _ = self._find_places(State(()))
 
   def answer(
       self,
       places: Places,
-      change: ClusterChange,
+      change: Change,
       *,
       when: str,
       find_zones: Callable[[], Mapping[int, str]],
@@ -121,12 +121,10 @@ class Decider:
     """Returns places without pipelines, where all nodes are spares."""
     state = places.state
     return self._find_places(
-        ClusterState((), spares=state.nodes, leaving=state.leaving)
+        State((), spares=state.nodes, leaving=state.leaving)
     )
 
-  def _ask(
-      self, state: ClusterState, change: ClusterChange, when: str
-  ) -> PlacedDecision:
+  def _ask(self, state: State, change: Change, when: str) -> PlacedDecision:
     decision = decide.decide(
         state, change, ladder=self.ladder, planner=self.planner, when=when
     )
@@ -142,7 +140,7 @@ class Decider:
     spares = sorted({*nodes}.difference(owners))
     return dataclasses.replace(answer, numbers=(*owners, *spares))
 
-  def _find_places(self, state: ClusterState) -> Numbered:
+  def _find_places(self, state: State) -> Numbered:
     owners = [n for p in state.pipelines for n in p.roles.owners]
     numbers = (*dict.fromkeys(owners), *state.spares)
     number = {node: i for i, node in enumerate(numbers)}
@@ -152,7 +150,7 @@ class Decider:
     if key not in self._places:
       pipelines = tuple(p.renumbered(number) for p in state.pipelines)
       self._places[key] = Places(
-          state=ClusterState(
+          state=State(
               pipelines,
               spares=tuple(number[n] for n in state.spares),
               leaving=leaving,

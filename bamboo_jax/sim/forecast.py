@@ -78,7 +78,7 @@ def _start(policy: Policy, num_nodes: int) -> Places:
 def _ask(
     policy: Policy, places: Places, when: str, **change: Any
 ) -> decisions.PlacedDecision:
-  change = ladder_lib.ClusterChange(**change)
+  change = ladder_lib.Change(**change)
   return policy.decider.answer(places, change, when=when, find_zones=dict)
 
 

@@ -91,7 +91,7 @@ class Outcome:
 def simulate(
     trace: trace_lib.Trace,
     policy: Policy,
-    price: prices_lib.NodePrice,
+    price: prices_lib.Price,
     *,
     keep_moments: bool = False,
 ) -> Outcome:
@@ -119,8 +119,8 @@ def simulate(
 
 
 def price_on(
-    trace: trace_lib.Trace, price: prices_lib.NodePrice
-) -> prices_lib.NodePrice:
+    trace: trace_lib.Trace, price: prices_lib.Price
+) -> prices_lib.Price:
   """Returns `price` with the mean spot price of the trace, if it has prices.
 
   Raises `ValueError` if a zone has none, or the mean is above the price on
@@ -143,7 +143,7 @@ class _Run:
       self,
       trace: trace_lib.Trace,
       policy: Policy,
-      price: prices_lib.NodePrice,
+      price: prices_lib.Price,
       *,
       keep_moments: bool,
   ) -> None:
@@ -221,7 +221,7 @@ class _Run:
       self._places, numbers = self._policy.decider.disband(self._places)
       roster.rearrange(numbers)
       self._mode = "idle"
-    change = ladder_lib.ClusterChange(
+    change = ladder_lib.Change(
         lost=roster.find(news.lost),
         joined=roster.seat(news.added),
         noticed=roster.find(news.noticed),
@@ -243,7 +243,7 @@ class _Run:
       self._note(now, "none", "training goes on")
 
   def _decide(
-      self, now: float, change: ladder_lib.ClusterChange, *, when: str
+      self, now: float, change: ladder_lib.Change, *, when: str
   ) -> None:
     books, roster = self._books, self._roster
     answer = self._policy.decider.answer(
@@ -308,7 +308,7 @@ class _Run:
       now: float,
       rung: str,
       reason: str,
-      change: ladder_lib.ClusterChange = ladder_lib.NOTHING,
+      change: ladder_lib.Change = ladder_lib.NOTHING,
   ) -> None:
     if not self._keep_moments:
       return

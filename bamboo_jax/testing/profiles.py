@@ -48,9 +48,9 @@ def make_price(
     instance: str = "node",
     source: str = "test",
     date: str = "2026",
-) -> prices_lib.NodePrice:
+) -> prices_lib.Price:
   """Returns the price of a node in dollars per hour."""
-  return prices_lib.NodePrice(
+  return prices_lib.Price(
       instance=instance,
       on_demand_usd_per_hour=on_demand,
       spot_usd_per_hour=spot,

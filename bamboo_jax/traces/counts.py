@@ -152,7 +152,7 @@ def parse_json(
       live = [total - num_preempted for num_preempted in live]
     steps[name] = [(tick_ms(i), count) for i, count in enumerate(live)]
   changes = [
-      trace_lib.SpotPrice(tick_ms(i), usd, name)
+      trace_lib.Price(tick_ms(i), usd, name)
       for name, values in prices.items()
       for i, usd in enumerate(values)
       if not i or usd != values[i - 1]

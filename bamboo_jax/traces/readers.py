@@ -179,7 +179,7 @@ def _split_event(line: str) -> _Cells:
   return _Cells(int(time_ms), kind, value)
 
 
-def _parse_price(time_ms: int, text: str) -> trace_lib.SpotPrice:
+def _parse_price(time_ms: int, text: str) -> trace_lib.Price:
   zone, _, usd = text.rpartition("/")
   try:
     usd_per_hour = float(usd)
@@ -187,7 +187,7 @@ def _parse_price(time_ms: int, text: str) -> trace_lib.SpotPrice:
     raise ValueError(
         f"a price is dollars or zone/dollars, got {text!r}."
     ) from None
-  return trace_lib.SpotPrice(time_ms, usd_per_hour, zone)
+  return trace_lib.Price(time_ms, usd_per_hour, zone)
 
 
 def _parse_segments(

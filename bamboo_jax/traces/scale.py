@@ -11,7 +11,7 @@ from typing import TypeVar
 from bamboo_jax.traces import trace as trace_lib
 
 Trace = trace_lib.Trace
-_Timed = TypeVar("_Timed", trace_lib.Event, trace_lib.SpotPrice)
+_Timed = TypeVar("_Timed", trace_lib.Event, trace_lib.Price)
 
 
 def scale(trace: Trace, *, num_nodes: int | None, time_scale: float) -> Trace:
@@ -103,7 +103,7 @@ def merge(traces: Sequence[Trace]) -> Trace:
   )
 
 
-def _zoned(trace: Trace) -> list[trace_lib.SpotPrice]:
+def _zoned(trace: Trace) -> list[trace_lib.Price]:
   named = {price.zone for price in trace.prices}
   return [
       dataclasses.replace(price, zone=zone)

@@ -35,7 +35,7 @@ def mean_usd_per_hour(trace: trace_lib.Trace) -> float | None:
 class _Bill:
   """Sums up the prices of a zone; the first holds from the start."""
 
-  def __init__(self, prices: list[trace_lib.SpotPrice]) -> None:
+  def __init__(self, prices: list[trace_lib.Price]) -> None:
     self._usd_per_hour = [price.usd_per_hour for price in prices]
     self._times_ms = [0, *(price.time_ms for price in prices[1:])]
     spans_ms = (b - a for a, b in itertools.pairwise(self._times_ms))

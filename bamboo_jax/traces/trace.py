@@ -63,7 +63,7 @@ def zone_of(node: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SpotPrice:
+class Price:
   """The spot price of a node of a zone from a time on.
 
   Without a zone it holds for all nodes, except those of zones with prices.
@@ -113,7 +113,7 @@ class Trace:
   duration_ms: int
   start_hour: float = 0.0
   notes: tuple[str, ...] = ()
-  prices: tuple[SpotPrice, ...] = ()
+  prices: tuple[Price, ...] = ()
 
   def __post_init__(self) -> None:
     if not self.events:

@@ -143,7 +143,7 @@ def train_in_cluster(
     number: int,
     stamp: str,
     host: str,
-    identity: identity_lib.ProcessIdentity,
+    identity: identity_lib.Identity,
     started_secs: float,
     faults: str | None = None,
     director: str | None = None,
@@ -215,7 +215,7 @@ def _join(
     number: int,
     stamp: str,
     host: str,
-    identity: identity_lib.ProcessIdentity,
+    identity: identity_lib.Identity,
 ) -> _Joined:
   """Connects to the agent, listens for other nodes, and starts JAX."""
   transport = transport_lib.Transport(

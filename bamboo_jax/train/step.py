@@ -22,8 +22,8 @@ from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.faults import slow as slow_lib
+from bamboo_jax.recovery import durations
 from bamboo_jax.recovery import node_times
-from bamboo_jax.recovery import recovery_times
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime import node as node_lib
@@ -119,7 +119,7 @@ class Committed:
   passes: account_lib.NodeTime = account_lib.NodeTime()
   span_secs: float = 0.0
   sums_secs: float = 0.0
-  recoveries: tuple[recovery_times.RecoveryTimes, ...] = ()
+  recoveries: tuple[durations.RecoveryTimes, ...] = ()
   planned: Sequence[timeline_lib.Timeline] = ()
   filled: filling_lib.Effect | None = None
   placed: filling_lib.Effect | None = None

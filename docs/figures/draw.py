@@ -23,7 +23,7 @@ from bamboo_jax.schedule import scheduler  # noqa: E402
 from bamboo_jax.schedule import timeline as timeline_lib  # noqa: E402
 
 Op = instruction_lib.Op
-Slots = Mapping[int, Sequence[timeline_lib.InstructionSlot]]
+Slots = Mapping[int, Sequence[timeline_lib.Slot]]
 
 _STAGES, _MICROBATCHES, _VICTIM, _DIED_MS = 4, 6, 2, 12.0
 _FORWARD, _BACKWARD = "#7fb2e5", "#8fce9b"

@@ -81,7 +81,7 @@ def run(
   for policy, outcome in on_demand.items():
     rows.append(_row(policy, None, _estimate([outcome]), None))
   is_bert = config.model == "BERT"
-  report = content.ReportContent(
+  report = content.Page(
       title=f"{config.model} on preemptible nodes, by the rules of Bamboo's "
       "artifact",
       remarks=_REMARKS if is_bert else _REMARKS[:1],

@@ -101,7 +101,7 @@ def run(
   ]
   cases = [*sweep.run(play_case, plays, where)]
   table = _compare(cases)
-  report = content.ReportContent(
+  report = content.Page(
       title=table.title,
       remarks=[_REMARK],
       curves=_curves(cases),

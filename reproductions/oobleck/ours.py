@@ -28,7 +28,7 @@ _RUNGS = {
 }
 _CHECKPOINT_EVERY = 10  # Steps of all nodes.
 # Placeholder: costs are not used.
-_PRICE = prices_lib.NodePrice(
+_PRICE = prices_lib.Price(
     instance="none",
     on_demand_usd_per_hour=1.0,
     spot_usd_per_hour=1.0,

@@ -30,7 +30,7 @@ class PricesTest(parameterized.TestCase):
   def test_line(self):
     self.assertEqual(
         prices_lib.load_prices(self._write(header=_TWO))[0],
-        prices_lib.NodePrice(
+        prices_lib.Price(
             provider="x",
             instance="small",
             region="east",

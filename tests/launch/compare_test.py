@@ -47,7 +47,9 @@ class CompareTest(folders.FolderCase):
     layout = {"step": 1, "event": "layout", "owners": [[0, 10], [2, 3]]}
     with open(run / "metrics.jsonl", "a") as log:
       log.write(json.dumps(layout) + "\n")
-    slots = [slot_lib.Slot(f"node {n}", "0F0", 0.0, 9.0) for n in (0, 2, 10)]
+    slots = [
+        slot_lib.TrackSlot(f"node {n}", "0F0", 0.0, 9.0) for n in (0, 2, 10)
+    ]
     step = chrome_trace.TracedStep(3, 0.0, slots, slots)
     chrome_trace.write(run / "trace.json", [step])
     (path,) = comparison.save_figure([run], self.folder / "a.svg", ["svg"])

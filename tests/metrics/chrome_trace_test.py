@@ -8,7 +8,7 @@ from bamboo_jax.metrics import chrome_trace
 from bamboo_jax.metrics import slot as slot_lib
 from tests import folders
 
-Slot = slot_lib.Slot
+TrackSlot = slot_lib.TrackSlot
 
 
 def _threads(steps):
@@ -35,10 +35,10 @@ class ChromeTraceTest(folders.FolderCase):
 
   def test_planned_and_measured_are_processes_and_tracks_are_threads(self):
     planned = (
-        Slot("node 0", "0F0", 0.0, 1.0, "forward"),
-        Slot("node 1", "1F0", 1.0, 2.0, "forward"),
+        TrackSlot("node 0", "0F0", 0.0, 1.0, "forward"),
+        TrackSlot("node 1", "1F0", 1.0, 2.0, "forward"),
     )
-    measured = (Slot("node 0", "0F0", 0.25, 1.5, "forward"),)
+    measured = (TrackSlot("node 0", "0F0", 0.25, 1.5, "forward"),)
     steps = [chrome_trace.TracedStep(7, 100.0, planned, measured)]
     self.assertEqual(
         _threads(steps),
@@ -51,11 +51,11 @@ class ChromeTraceTest(folders.FolderCase):
 
   def test_slots_that_touch_share_a_thread_and_overlaps_do_not(self):
     measured = (
-        Slot("node 0", "b", 0.3, 0.6),
+        TrackSlot("node 0", "b", 0.3, 0.6),
         # 0.1 + 0.2 > 0.3 in floating point, but not in nanoseconds.
-        Slot("node 0", "a", 0.1, 0.1 + 0.2),
-        Slot("node 0", "c", 0.5, 0.7),
-        Slot("node 0", "d", 0.6, 0.8),
+        TrackSlot("node 0", "a", 0.1, 0.1 + 0.2),
+        TrackSlot("node 0", "c", 0.5, 0.7),
+        TrackSlot("node 0", "d", 0.6, 0.8),
     )
     step = chrome_trace.TracedStep(1, 0.0, (), measured)
     threads = _threads([step])
@@ -69,9 +69,9 @@ class ChromeTraceTest(folders.FolderCase):
 
   def test_planned_slots_of_the_last_step_are_read_back(self):
     planned = (
-        Slot("node 0", "0F0", 0.0, 1.0, "forward"),
-        Slot("node 0", "0RF0", 0.5, 2.0, "redundant"),  # In "node 0 (2)".
-        Slot("node 1", "1F0", 1.0, 2.0, "forward"),
+        TrackSlot("node 0", "0F0", 0.0, 1.0, "forward"),
+        TrackSlot("node 0", "0RF0", 0.5, 2.0, "redundant"),  # In "node 0 (2)".
+        TrackSlot("node 1", "1F0", 1.0, 2.0, "forward"),
     )
     steps = [
         chrome_trace.TracedStep(7, 100.0, planned[:1], planned),

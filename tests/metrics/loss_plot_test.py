@@ -67,9 +67,9 @@ class LossPlotTest(parameterized.TestCase):
 
   def test_a_planned_step_stands_above(self):
     slots = [
-        slot_lib.Slot("node 0", "0F0", 0.0, 20.0, "forward"),
-        slot_lib.Slot("node 0", "1RF0", 20.0, 40.0, "redundant"),
-        slot_lib.Slot("node 1", "1F0", 20.0, 60.0, "forward"),
+        slot_lib.TrackSlot("node 0", "0F0", 0.0, 20.0, "forward"),
+        slot_lib.TrackSlot("node 0", "1RF0", 20.0, 40.0, "redundant"),
+        slot_lib.TrackSlot("node 1", "1F0", 20.0, 60.0, "forward"),
     ]
     runs = [loss_plot.read_losses(_LINES, name=name) for name in ("a", "b")]
     fig = loss_plot.draw_losses(runs, planned=slots)

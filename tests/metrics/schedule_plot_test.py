@@ -7,13 +7,13 @@ from bamboo_jax.metrics import schedule_plot
 from bamboo_jax.metrics import slot as slot_lib
 from tests import figures
 
-Slot = slot_lib.Slot
+TrackSlot = slot_lib.TrackSlot
 _SLOTS = (
-    Slot("node 0", "0F0", 0.0, 1.0, "forward", "forward pass of 0"),
-    Slot("node 0", "0F1", 1.0, 2.0, "forward", "forward pass of 1"),
-    Slot("node 0", "0B0", 3.0, 5.0, "backward", "backward pass"),
-    Slot("node 1", "0RA0<0", 1.0, 2.0, "transfer", "output received"),
-    Slot("node 1", "0RG0<0", 2.0, 3.0, "transfer", "gradient received"),
+    TrackSlot("node 0", "0F0", 0.0, 1.0, "forward", "forward pass of 0"),
+    TrackSlot("node 0", "0F1", 1.0, 2.0, "forward", "forward pass of 1"),
+    TrackSlot("node 0", "0B0", 3.0, 5.0, "backward", "backward pass"),
+    TrackSlot("node 1", "0RA0<0", 1.0, 2.0, "transfer", "output received"),
+    TrackSlot("node 1", "0RG0<0", 2.0, 3.0, "transfer", "gradient received"),
 )
 
 
@@ -48,8 +48,8 @@ class SchedulePlotTest(parameterized.TestCase):
     self.assertEmpty(figures.find_faults(fig))
 
   def test_a_category_without_labels_keeps_its_name(self):
-    narrow = Slot("node 0", "0F9", 5.0, 5.001, "forward", "forward pass")
-    other = Slot("node 0", "?", 6.0, 9.0, "odd")
+    narrow = TrackSlot("node 0", "0F9", 5.0, 5.001, "forward", "forward pass")
+    other = TrackSlot("node 0", "?", 6.0, 9.0, "odd")
     self.assertEqual(
         [text for text, _ in _key(_draw([narrow, other]))], ["forward", "odd"]
     )
@@ -59,7 +59,7 @@ class SchedulePlotTest(parameterized.TestCase):
     slots, start = [], 0.0
     for i in range(60):
       slots.append(
-          Slot("node 0", f"{i}RF0", start, start + 0.01 * i, "forward")
+          TrackSlot("node 0", f"{i}RF0", start, start + 0.01 * i, "forward")
       )
       start += 0.01 * i
     fig = _draw(slots)
@@ -102,7 +102,7 @@ class SchedulePlotTest(parameterized.TestCase):
   def test_parts_that_are_not_alike_have_scales_of_their_own(self):
     for factor, num_scales in ((2.9, 1), (3.1, 2)):
       slow = [
-          Slot(s.track, s.name, factor * s.start_ms, factor * s.end_ms)
+          TrackSlot(s.track, s.name, factor * s.start_ms, factor * s.end_ms)
           for s in _SLOTS
       ]
       fig = _draw(_SLOTS, slow)

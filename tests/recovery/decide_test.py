@@ -73,7 +73,7 @@ class FakePlanner:
 def make_state(name, num_pipelines=2, spares=()):
   replicas = make_ladder(name).shadow
   num_nodes = num_pipelines * _NUM_STAGES
-  return ladder_lib.ClusterState(
+  return ladder_lib.State(
       FakePlanner(replicas=replicas).fresh(tuple(range(num_nodes)), {}),
       spares=tuple(spares),
   )
@@ -83,9 +83,7 @@ def decide(name, state, *, when="step", lost=(), joined=(), noticed=()):
   ladder = make_ladder(name)
   return recovery.decide(
       state,
-      ladder_lib.ClusterChange(
-          frozenset(lost), tuple(joined), frozenset(noticed)
-      ),
+      ladder_lib.Change(frozenset(lost), tuple(joined), frozenset(noticed)),
       ladder=ladder,
       planner=FakePlanner(replicas=ladder.shadow),
       when=when,
@@ -181,7 +179,7 @@ class LossTest(parameterized.TestCase):
     for lost, rung in (([2], "shadow"), ([1, 2], "checkpoint")):
       decision = recovery.decide(
           state,
-          ladder_lib.ClusterChange(frozenset(lost)),
+          ladder_lib.Change(frozenset(lost)),
           ladder=make_ladder("bamboo"),
       )
       self.assertEqual(decision.rung, rung)
@@ -218,7 +216,7 @@ class BoundaryTest(parameterized.TestCase):
 
   def test_a_pause_must_pay_within_the_horizon(self):
     state = make_state("bamboo", 1)
-    change = ladder_lib.ClusterChange(joined=(10, 11, 12, 13))
+    change = ladder_lib.Change(joined=(10, 11, 12, 13))
     rungs = [
         recovery.decide(
             state,
@@ -272,7 +270,7 @@ class BoundaryTest(parameterized.TestCase):
 
   def test_without_handing_over_nodes_stay_until_they_are_gone(self):
     state = make_state("bamboo")
-    change = ladder_lib.ClusterChange(noticed=frozenset({2}))
+    change = ladder_lib.Change(noticed=frozenset({2}))
     for hand_over, rung in ((True, "shadow"), (False, "none")):
       decision = recovery.decide(
           state,
@@ -302,13 +300,13 @@ class BoundaryTest(parameterized.TestCase):
   @parameterized.parameters(([3], (0, 1, 2, 4)), ([0, 3], (0, 1, 2, 3)))
   def test_start_with_nodes_that_leave(self, noticed, first):
     """They get places if there are no others."""
-    state = ladder_lib.ClusterState((), spares=(0, 1, 2, 3, 4))
+    state = ladder_lib.State((), spares=(0, 1, 2, 3, 4))
     decision = decide("varuna", state, when="boundary", noticed=noticed)
     self.assertEqual(decision.rung, "checkpoint")
     self.assertEqual(owners_of(decision.state), [first])
 
   def test_start(self):
-    state = ladder_lib.ClusterState((), spares=tuple(range(3)))
+    state = ladder_lib.State((), spares=tuple(range(3)))
     waiting = decide("varuna", state, when="boundary")
     self.assertEqual(waiting.rung, "wait")
     started = decide("varuna", waiting.state, when="boundary", joined=[7, 5])

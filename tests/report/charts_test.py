@@ -32,7 +32,7 @@ def _run(name, useful, *, course=None, every=0.0):
 
 
 def _value_report(curves):
-  return content.ReportContent(
+  return content.Page(
       title="t", curves=curves, rate_name="rate", value_name="value"
   )
 

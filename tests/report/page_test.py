@@ -44,7 +44,7 @@ def _figures(what, published, *simulated, note=""):
 
 def _report():
   points = [content.Point(rate, 2.0, 1.9, 2.2, 5) for rate in (0.01, 0.5)]
-  return content.ReportContent(
+  return content.Page(
       title="A <title>",
       remarks=["calibrated & labelled"],
       runs=[
@@ -119,7 +119,7 @@ class ContentTest(parameterized.TestCase):
 
   def test_refuses_a_name_that_is_there_twice(self):
     with self.assertRaisesRegex(ValueError, "own name"):
-      content.ReportContent(title="t", runs=[_run("a", 1), _run("a", 2)])
+      content.Page(title="t", runs=[_run("a", 1), _run("a", 2)])
 
 
 class PageTest(folders.FolderCase):
@@ -170,18 +170,16 @@ class PageTest(folders.FolderCase):
 
   def test_names_of_files_differ(self):
     runs = [_run(name, 1, course=_course()) for name in ("a b", "A-b")]
-    page.write_report(self.folder, content.ReportContent(title="t", runs=runs))
+    page.write_report(self.folder, content.Page(title="t", runs=runs))
     self.assertLen(list(self.folder.glob("run_*.png")), 2)
 
   def test_says_that_events_are_left_out(self):
     events = [content.RunEvent(float(i), "lost") for i in range(700)]
     runs = [_run("a", 1, course=_course(events=events))]
-    path = page.write_report(
-        self.folder, content.ReportContent(title="t", runs=runs)
-    )
+    path = page.write_report(self.folder, content.Page(title="t", runs=runs))
     self.assertIn("700 events, the first 500 of them", path.read_text())
 
   def test_empty(self):
-    path = page.write_report(self.folder, content.ReportContent(title="t"))
+    path = page.write_report(self.folder, content.Page(title="t"))
     self.assertTrue(_Page(path.read_text()).is_whole())
     self.assertLen(list(self.folder.iterdir()), 1)

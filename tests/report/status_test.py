@@ -5,7 +5,7 @@ from absl.testing import absltest
 from bamboo_jax.cluster import views
 from bamboo_jax.report import status
 from tests import members
-from tests.recovery import times_test
+from tests.recovery import durations_test
 
 member = members.member
 
@@ -45,7 +45,7 @@ class StatusTest(absltest.TestCase):
             {"owners": [0, 2], "shadows": {"0": 2, "1": 0}},
             {"owners": [3, 4], "shadows": {"0": 4}},
         ),
-        recoveries=[times_test.RECOVERY],
+        recoveries=[durations_test.RECOVERY],
         slow=[
             {"step": 4, "node": "n2", "host": "h", "factor": 4.9},
             {"step": 7, "node": "n3", "host": "h", "factor": 2}

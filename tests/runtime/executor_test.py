@@ -13,9 +13,7 @@ def make_slot(node, microbatch):
   forward = instruction_lib.Instruction(
       node, instruction_lib.Op.FORWARD, microbatch
   )
-  return timeline_lib.InstructionSlot(
-      node, forward, microbatch, microbatch + 1.0
-  )
+  return timeline_lib.Slot(node, forward, microbatch, microbatch + 1.0)
 
 
 class RowsTest(absltest.TestCase):

@@ -48,7 +48,7 @@ def make_decider(name):
 
 def join(decider, places, count, when):
   joined = tuple(range(places.num_places, places.num_places + count))
-  change = ladder_lib.ClusterChange(joined=joined)
+  change = ladder_lib.Change(joined=joined)
   return decider.answer(places, change, when=when, find_zones=dict)
 
 
@@ -64,7 +64,7 @@ class DecisionsTest(parameterized.TestCase):
       nonlocal num_vacant
       # Names of nodes by place here, and a state with those names there.
       names, places = [], decider.empty
-      state, live, num_added = ladder_lib.ClusterState(()), [], 0
+      state, live, num_added = ladder_lib.State(()), [], 0
       zones = {n: f"zone{n % 3}" for n in range(50)}
       for kind, picks, when in [("joined", range(8), "boundary"), *events]:
         if kind == "joined":
@@ -81,7 +81,7 @@ class DecisionsTest(parameterized.TestCase):
         as_kind = tuple if kind == "joined" else frozenset
         answer = decider.answer(
             places,
-            ladder_lib.ClusterChange(**{kind: as_kind(numbers)}),
+            ladder_lib.Change(**{kind: as_kind(numbers)}),
             when=when,
             find_zones=lambda names=tuple(names): {
                 i: zones[n] for i, n in enumerate(names)
@@ -89,7 +89,7 @@ class DecisionsTest(parameterized.TestCase):
         )
         decision = decide.decide(
             state,
-            ladder_lib.ClusterChange(**{kind: as_kind(nodes)}, zones=zones),
+            ladder_lib.Change(**{kind: as_kind(nodes)}, zones=zones),
             ladder=decider.ladder,
             planner=decider.planner,
             when=when,

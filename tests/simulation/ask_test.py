@@ -20,13 +20,13 @@ _CASES = [*itertools.product(_HANG_SECS, _LATE_SECS, (6.2, 25.0), (0, 1))]
 def make_plan(seed, *, hang_secs, late_secs, late_at_secs, secs=70.0):
   """Returns a plan: n4 comes, and hears no member for `secs`."""
   faults = [
-      plans.SimulatedFault(6.0, "apart", ("n4",), secs),
-      plans.SimulatedFault(6.0, "join", ("n4",)),
-      plans.SimulatedFault(late_at_secs, "late_claim", ("n4",), late_secs),
+      plans.SimFault(6.0, "apart", ("n4",), secs),
+      plans.SimFault(6.0, "join", ("n4",)),
+      plans.SimFault(late_at_secs, "late_claim", ("n4",), late_secs),
   ]
   members = tuple(f"n{i}" for i in range(4))
-  faults.append(plans.SimulatedFault(9.0, "hang_folder", members, hang_secs))
-  return plans.HistoryPlan(seed, 4, 0, tuple(faults), no_progress_secs=60.0)
+  faults.append(plans.SimFault(9.0, "hang_folder", members, hang_secs))
+  return plans.FaultPlan(seed, 4, 0, tuple(faults), no_progress_secs=60.0)
 
 
 class AskTest(parameterized.TestCase):
@@ -66,9 +66,7 @@ class AskTest(parameterized.TestCase):
     self.assertGreaterEqual(min(gained), 3)
 
   def test_a_run_of_which_nobody_is_left_begins_anew(self):
-    members = [
-        plans.SimulatedFault(9.0, "vanish", (f"n{i}",)) for i in range(4)
-    ]
-    come = plans.SimulatedFault(9.5, "join", ("n4",))
-    plan = plans.HistoryPlan(0, 4, 0, (*members, come))
+    members = [plans.SimFault(9.0, "vanish", (f"n{i}",)) for i in range(4)]
+    come = plans.SimFault(9.5, "join", ("n4",))
+    plan = plans.FaultPlan(0, 4, 0, (*members, come))
     self.assertEqual(history.explore(plan), [])

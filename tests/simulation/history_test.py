@@ -40,7 +40,7 @@ class HistoryTest(parameterized.TestCase):
     self.assertEqual(one, other)
 
   def test_what_should_not_be_is_found(self):
-    plan = plans.HistoryPlan(0, num_nodes=4, num_steps=0, faults=())
+    plan = plans.FaultPlan(0, num_nodes=4, num_steps=0, faults=())
     one = history.ClusterHistory(plan)
     one.world.clock.run(4.0)
     one.machines["n1"].kill_worker()  # Which no fault of the plan explains.
@@ -48,7 +48,7 @@ class HistoryTest(parameterized.TestCase):
     self.assertIn("accuracy: n1 ended: its worker was killed by SIGKILL", found)
 
   def test_a_wrong_value_is_found(self):
-    one = history.ClusterHistory(plans.HistoryPlan(0, 4, 0, (), trains=True))
+    one = history.ClusterHistory(plans.FaultPlan(0, 4, 0, (), trains=True))
     self.addCleanup(one.close)
     one.world.clock.run(2.5)
     self.assertEqual(one.violations, [])
@@ -59,10 +59,8 @@ class HistoryTest(parameterized.TestCase):
     self.assertRegex(one.violations[0], "state: node . in view 1 commits step")
 
   def test_a_plan_shrinks_to_what_matters(self):
-    faults = [
-        plans.SimulatedFault(float(i), "kill", (f"n{i}",)) for i in range(6)
-    ]
-    plan = plans.HistoryPlan(0, 6, 0, tuple(faults))
+    faults = [plans.SimFault(float(i), "kill", (f"n{i}",)) for i in range(6)]
+    plan = plans.FaultPlan(0, 6, 0, tuple(faults))
     fails = lambda p: {f.at_secs for f in p.faults} >= {1.0, 4.0}
     want = dataclasses.replace(plan, faults=(faults[1], faults[4]))
     self.assertEqual(plans.shrink(plan, fails), want)

@@ -27,11 +27,9 @@ def measure(num_nodes):
   tenth = max(num_nodes // 10, 1)
   lost = [f"n{i}" for i in range(0, 2 * tenth, 2)]
   come = [f"n{num_nodes + i}" for i in range(tenth)]
-  faults = [plans.SimulatedFault(_FORMED_SECS, "kill", (h,)) for h in lost]
-  faults += [plans.SimulatedFault(_LOST_SECS, "join", (h,)) for h in come]
-  one = history.ClusterHistory(
-      plans.HistoryPlan(0, num_nodes, 0, tuple(faults))
-  )
+  faults = [plans.SimFault(_FORMED_SECS, "kill", (h,)) for h in lost]
+  faults += [plans.SimFault(_LOST_SECS, "join", (h,)) for h in come]
+  one = history.ClusterHistory(plans.FaultPlan(0, num_nodes, 0, tuple(faults)))
   network = one.world.network
   sent = collections.Counter()
 

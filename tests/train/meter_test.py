@@ -8,7 +8,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.recovery import recovery_times
+from bamboo_jax.recovery import durations
 from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -136,7 +136,7 @@ class MeterTest(parameterized.TestCase):
   def test_death(self):
     meter = self._meter()
     meter.charge()
-    recovery = recovery_times.RecoveryTimes(
+    recovery = durations.RecoveryTimes(
         step=1,
         view=2,
         nodes=(1,),

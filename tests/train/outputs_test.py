@@ -19,8 +19,8 @@ from bamboo_jax.metrics import loss_plot
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.metrics import rows as rows_lib
 from bamboo_jax.metrics import schedule_plot
+from bamboo_jax.recovery import durations
 from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.recovery import recovery_times
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -44,7 +44,7 @@ _OWNERS = ((0, 1), (2, 3))
 
 
 def _recovery(step, *, view):
-  return recovery_times.RecoveryTimes(
+  return durations.RecoveryTimes(
       step=step,
       view=view,
       nodes=(0,),
@@ -313,7 +313,7 @@ class OutputsTest(parameterized.TestCase):
   def test_schedule_plot_shows_a_step_without_a_death(self):
     def slots(node):
       i = instruction_lib.Instruction(0, instruction_lib.Op.FORWARD, node)
-      slot = timeline_lib.InstructionSlot(node, i, 0.0, 3.0)
+      slot = timeline_lib.Slot(node, i, 0.0, 3.0)
       return dict(
           planned=[timeline_lib.Timeline((slot,), 3.0, {node: 0})],
           measured=[recorder_lib.MeasuredInstruction(node, i, 102.0, 102.5)],
@@ -372,7 +372,7 @@ class OutputsTest(parameterized.TestCase):
     self.begin()
     i = instruction_lib.Instruction(1, instruction_lib.Op.RECV_GRAD, 2, 3)
     for step, node in ((1, 0), (2, 1)):
-      slot = timeline_lib.InstructionSlot(node, i, 0.0, 3.0)
+      slot = timeline_lib.Slot(node, i, 0.0, 3.0)
       start_secs = 100.0 + 2 * step
       self.train(
           step,

@@ -113,9 +113,7 @@ class RunLogTest(parameterized.TestCase):
         result=lambda **facts: facts,
     )
     row = [
-        timeline_lib.InstructionSlot(
-            0, instruction.Instruction(0, op, 0), at, at + 10.0
-        )
+        timeline_lib.Slot(0, instruction.Instruction(0, op, 0), at, at + 10.0)
         for op, at in ((_Op.FORWARD, 0.0), (_Op.BACKWARD, 10.0))
     ]
     lazy = timeline_lib.Timeline(tuple(row), 20.0, {0: 0})

@@ -39,7 +39,7 @@ class Agent:
       self,
       etcd: etcd_lib.Etcd,
       options: state_lib.AgentOptions,
-      identity: identity_lib.ProcessIdentity,
+      identity: identity_lib.Identity,
       spare: copies.Spare | None = None,
   ) -> None:
     """Makes an agent; `spare`, if given, is a forked process for the worker."""

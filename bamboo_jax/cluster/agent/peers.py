@@ -46,7 +46,7 @@ class Peers:
 
   def __init__(
       self,
-      identity: identity_lib.ProcessIdentity,
+      identity: identity_lib.Identity,
       events: asyncio.Queue[Any],
       *,
       ack_secs: float,

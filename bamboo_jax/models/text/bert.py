@@ -28,6 +28,7 @@ from bamboo_jax.models import shape as shape_lib
 from bamboo_jax.models.text import attention
 from bamboo_jax.models.text import transformer
 
+Batch = layer_lib.Batch
 _EXPANSION = 4  # Hidden width of an MLP, in model widths.
 
 
@@ -102,7 +103,7 @@ def make_model(name: str, shape: BertShape) -> model_lib.Model:
 
 
 def _embed(
-    call: linen.Call, inputs: None, batch: layer_lib.Batch, *, shape: BertShape
+    call: linen.Call, inputs: None, batch: Batch, *, shape: BertShape
 ) -> jax.Array:
   """Adds the embeddings of tokens, positions and segments; norm; [S, L, D]."""
   wte_SLD = transformer.embed_tokens(call, shape, batch)
@@ -117,11 +118,7 @@ def _embed(
 
 
 def _attention(
-    call: linen.Call,
-    h_SLD: jax.Array,
-    batch: layer_lib.Batch,
-    *,
-    shape: BertShape,
+    call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: BertShape
 ) -> jax.Array:
   """The first half of a block: self-attention, residual, norm."""
   rate, width = shape.dropout_rate, shape.width
@@ -140,11 +137,7 @@ def _attention(
 
 
 def _mlp(
-    call: linen.Call,
-    h_SLD: jax.Array,
-    batch: layer_lib.Batch,
-    *,
-    shape: BertShape,
+    call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: BertShape
 ) -> jax.Array:
   """The second half of a block: two products around GELU, residual, norm."""
   rate, width, dtype = shape.dropout_rate, shape.width, h_SLD.dtype
@@ -155,11 +148,7 @@ def _mlp(
 
 
 def _head(
-    call: linen.Call,
-    h_SLD: jax.Array,
-    batch: layer_lib.Batch,
-    *,
-    shape: BertShape,
+    call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: BertShape
 ) -> layer_lib.Loss:
   """Predicts the masked tokens, and whether the second segment follows.
 

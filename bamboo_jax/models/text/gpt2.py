@@ -26,6 +26,7 @@ from bamboo_jax.models.text import dense
 from bamboo_jax.models.text import lora
 from bamboo_jax.models.text import transformer
 
+Batch = layer_lib.Batch
 _INIT_STD = 0.02
 _EXPANSION = 4  # Hidden width of an MLP, in model widths.
 
@@ -118,7 +119,7 @@ def make_model(name: str, shape: Gpt2Shape) -> model_lib.Model:
 
 
 def _embed(
-    call: linen.Call, inputs: None, batch: layer_lib.Batch, *, shape: Gpt2Shape
+    call: linen.Call, inputs: None, batch: Batch, *, shape: Gpt2Shape
 ) -> jax.Array:
   """Adds the embeddings of tokens and of their positions, [S, L, D]."""
   wte_SLD = transformer.embed_tokens(call, shape, batch)
@@ -133,11 +134,7 @@ def _embed(
 
 
 def _attention(
-    call: linen.Call,
-    h_SLD: jax.Array,
-    batch: layer_lib.Batch,
-    *,
-    shape: Gpt2Shape,
+    call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: Gpt2Shape
 ) -> jax.Array:
   """The first half of a block: norm, causal self-attention, residual."""
   bias, width = shape.attention_bias, shape.width
@@ -168,11 +165,7 @@ def _attention(
 
 
 def _mlp(
-    call: linen.Call,
-    h_SLD: jax.Array,
-    batch: layer_lib.Batch,
-    *,
-    shape: Gpt2Shape,
+    call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: Gpt2Shape
 ) -> jax.Array:
   """The second half of a block: norm, two products around GELU, residual."""
   sizes = (shape.width, _EXPANSION * shape.width)
@@ -191,11 +184,7 @@ def _mlp(
 
 
 def _head(
-    call: linen.Call,
-    h_SLD: jax.Array,
-    batch: layer_lib.Batch,
-    *,
-    shape: Gpt2Shape,
+    call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: Gpt2Shape
 ) -> layer_lib.Loss:
   """Final norm, projection to the vocabulary, cross-entropy."""
   target_SL = batch["targets"]

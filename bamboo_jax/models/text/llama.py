@@ -32,6 +32,7 @@ from bamboo_jax.models.text import cudnn
 from bamboo_jax.models.text import lora
 from bamboo_jax.models.text import transformer
 
+Batch = layer_lib.Batch
 _ROPE_POSITIONS = 8192  # Context of Llama 3 before `rope_factor`.
 
 
@@ -144,17 +145,13 @@ def make_model(name: str, shape: LlamaShape) -> model_lib.Model:
 
 
 def _embed(
-    call: linen.Call, inputs: None, batch: layer_lib.Batch, *, shape: LlamaShape
+    call: linen.Call, inputs: None, batch: Batch, *, shape: LlamaShape
 ) -> jax.Array:
   return transformer.embed_tokens(call, shape, batch).astype(shape.dtype)
 
 
 def _attention(
-    call: linen.Call,
-    h_SLD: jax.Array,
-    batch: layer_lib.Batch,
-    *,
-    shape: LlamaShape,
+    call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: LlamaShape
 ) -> jax.Array:
   """The first half of a block: norm, causal self-attention, residual."""
   normed_SLD = _norm(shape, "norm")(h_SLD)
@@ -185,11 +182,7 @@ def _attention(
 
 
 def _mlp(
-    call: linen.Call,
-    h_SLD: jax.Array,
-    batch: layer_lib.Batch,
-    *,
-    shape: LlamaShape,
+    call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: LlamaShape
 ) -> jax.Array:
   """The second half of a block: norm, SwiGLU, residual."""
   normed = _norm(shape, "norm")(h_SLD)
@@ -199,11 +192,7 @@ def _mlp(
 
 
 def _head(
-    call: linen.Call,
-    h_SLD: jax.Array,
-    batch: layer_lib.Batch,
-    *,
-    shape: LlamaShape,
+    call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: LlamaShape
 ) -> layer_lib.Loss:
   """Final norm, projection to the vocabulary, cross-entropy."""
   normed_SLD = _norm(shape, "norm")(h_SLD)

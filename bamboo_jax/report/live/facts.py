@@ -42,7 +42,7 @@ class Known:
   name: str
   history: history_lib.History
   run: status_lib.StoredRun | None = None
-  price: prices_lib.NodePrice | None = None
+  price: prices_lib.Price | None = None
   market: str = "spot"
   rows: Mapping[str, Any] | None = None
   actions: Sequence[str] = ()
@@ -235,10 +235,10 @@ def _judge(told: str, view: views.View) -> _Standing:
     return _Standing(layout, {}, text)
   ladder = json_lib.from_plain(ladder_lib.Ladder, switched_on)
   spares = tuple(sorted(view.numbers - layout.nodes))
-  state = ladder_lib.ClusterState(layout.pipelines, spares)
+  state = ladder_lib.State(layout.pipelines, spares)
   rungs = {}
   for lost in {*_zones(view).values(), *(frozenset({n}) for n in view.numbers)}:
-    change = ladder_lib.ClusterChange(lost=lost)
+    change = ladder_lib.Change(lost=lost)
     rung = decide_lib.decide(state, change, ladder=ladder).rung
     if rung in ("checkpoint", "stop") and ladder.reconfigure:
       # Without its planner, which needs costs, `decide` makes no new pipelines.

@@ -45,7 +45,7 @@ class Feed:
     self._history = history_lib.History()
     self._run: status_lib.StoredRun | None = None
     self._cost: Mapping[str, Any] = {}
-    self._price: prices_lib.NodePrice | None = None
+    self._price: prices_lib.Price | None = None
     self._rows: Mapping[str, Any] | None = None
     self._store_secs = self._rows_secs = -_ROWS_SECS
 

@@ -6,7 +6,7 @@ from typing import Any
 from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.accounting import runs
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.recovery import recovery_times
+from bamboo_jax.recovery import durations
 from bamboo_jax.recovery import slowness
 
 _MOST = 1000  # Points; with more, every second one is dropped.
@@ -14,15 +14,15 @@ _MOST_EVENTS = 200  # The last ones.
 
 
 def find_recovery(line: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns durations and a sentence of a `recovery_times.RecoveryTimes`."""
-  (found,) = recovery_times.report([line], {})
+  """Returns durations and a sentence of a `durations.RecoveryTimes`."""
+  (found,) = durations.report([line], {})
   begin_secs, ready_secs = line["view_at_secs"], line.get("ready_at_secs")
   if ready_secs is None:  # The step ended without further passes.
     ready_secs = line.get("step_end_at_secs")
   return found | {
       "pause_secs": None if ready_secs is None else ready_secs - begin_secs,
       "view_at_secs": begin_secs,
-      "text": recovery_times.describe(found),
+      "text": durations.describe(found),
   }
 
 

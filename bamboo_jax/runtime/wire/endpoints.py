@@ -104,7 +104,7 @@ class TlsEndpoint:
   Raises `OSError` if it cannot.
   """
 
-  def __init__(self, host: str, identity: identity_lib.ProcessIdentity) -> None:
+  def __init__(self, host: str, identity: identity_lib.Identity) -> None:
     self._identity = identity
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -155,7 +155,7 @@ class TlsEndpoint:
     _close(self._listener)
 
 
-def listen(host: str, identity: identity_lib.ProcessIdentity) -> Endpoint:
+def listen(host: str, identity: identity_lib.Identity) -> Endpoint:
   """Listens for other workers: on a loopback `host` on a Unix socket.
 
   `host` is a name or an address; raises `OSError` if it is not of this machine.

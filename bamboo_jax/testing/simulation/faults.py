@@ -11,7 +11,7 @@ _SLOW_SECS = 0.2
 _AWAY_SECS = 1.4
 
 
-def begin(history: Any, fault: plans.SimulatedFault) -> None:
+def begin(history: Any, fault: plans.SimFault) -> None:
   """Begins a fault of the plan of a `history.ClusterHistory`."""
   world, network, hosts = history.world, history.world.network, fault.hosts
   share = world.shared.share
@@ -98,7 +98,7 @@ def _be_busy(
     clock.at(2 * _AWAY_SECS, _be_busy, history, machine, end_secs)
 
 
-def _break(history: Any, fault: plans.SimulatedFault) -> None:
+def _break(history: Any, fault: plans.SimFault) -> None:
   network, hosts = history.world.network, fault.hosts
   pairs = {hosts}
   if fault.kind in ("isolate", "slow", "apart"):

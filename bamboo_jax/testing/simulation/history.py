@@ -34,9 +34,7 @@ from bamboo_jax.testing.simulation import worker as worker_lib
 from bamboo_jax.testing.simulation import world as world_lib
 
 _LIMITS = detection.DetectionLimits(
-    heartbeat_secs=0.25,
-    no_progress_secs=10.0,
-    start_silence_secs=15.0,
+    heartbeat_secs=0.25, no_progress_secs=10.0, start_silence_secs=15.0
 )
 _FENCE_SECS = 1.0
 _SETTLE_SECS = 15.0  # After the last fault, before a history may end well.
@@ -47,7 +45,7 @@ _ZONES = "abc"
 _FAILURES = (AssertionError, AttributeError, LookupError, TypeError)
 
 
-def make_options(host: str, plan: plans.HistoryPlan) -> state_lib.AgentOptions:
+def make_options(host: str, plan: plans.FaultPlan) -> state_lib.AgentOptions:
   """Returns what the agent of a host is told."""
   return state_lib.AgentOptions(
       run="run",
@@ -69,7 +67,7 @@ def make_options(host: str, plan: plans.HistoryPlan) -> state_lib.AgentOptions:
   )
 
 
-def _find_worker(plan: plans.HistoryPlan) -> type[worker_lib.ScriptedWorker]:
+def _find_worker(plan: plans.FaultPlan) -> type[worker_lib.ScriptedWorker]:
   """Returns the kind of workers; those of `trainer` import JAX."""
   if not plan.trains:
     return worker_lib.ScriptedWorker
@@ -81,7 +79,7 @@ def _find_worker(plan: plans.HistoryPlan) -> type[worker_lib.ScriptedWorker]:
 class ClusterHistory:
   """A cluster, and what happens to it."""
 
-  def __init__(self, plan: plans.HistoryPlan) -> None:
+  def __init__(self, plan: plans.FaultPlan) -> None:
     self.plan = plan
     self.violations: list[str] = []
     clock, rng = clock_lib.SimulatedClock(), random.Random(plan.seed)
@@ -338,7 +336,7 @@ def host_of(history: ClusterHistory, worker: worker_lib.ScriptedWorker) -> str:
   )
 
 
-def explore(plan: plans.HistoryPlan) -> list[str]:
+def explore(plan: plans.FaultPlan) -> list[str]:
   """Returns the violations of a plan; a failure of an agent is one."""
   history = ClusterHistory(plan)
   try:
@@ -349,7 +347,7 @@ def explore(plan: plans.HistoryPlan) -> list[str]:
     history.close()
 
 
-def shrink(plan: plans.HistoryPlan) -> plans.HistoryPlan:
+def shrink(plan: plans.FaultPlan) -> plans.FaultPlan:
   """Returns a smaller plan with a violation of the same invariant."""
   name = lambda text: text.split()[2]
   wanted = name(explore(plan)[0])

@@ -8,7 +8,7 @@ FORGOTTEN_SECS = 40.0  # Nobody waits for so long for an answer in the folder.
 
 
 @dataclasses.dataclass(frozen=True)
-class SimulatedFault:
+class SimFault:
   """One fault.
 
   Attributes:
@@ -35,14 +35,14 @@ class FaultKind:
 
   num_hosts: int = 0
   secs: tuple[float, float] = (0.0, 0.0)
-  blamed: Callable[[SimulatedFault], tuple[str, ...]] = lambda fault: ()
+  blamed: Callable[[SimFault], tuple[str, ...]] = lambda fault: ()
 
 
-def _if_long(count: int) -> Callable[[SimulatedFault], tuple[str, ...]]:
+def _if_long(count: int) -> Callable[[SimFault], tuple[str, ...]]:
   return lambda f: () if 0 < f.secs <= HUNG_SECS else f.hosts[:count]
 
 
-def _if_forgotten(fault: SimulatedFault) -> tuple[str, ...]:
+def _if_forgotten(fault: SimFault) -> tuple[str, ...]:
   return fault.hosts if fault.secs >= FORGOTTEN_SECS else ()
 
 

@@ -12,7 +12,7 @@ _WIRE = "wire"
 MODES = sorted([*plans.MODES, _WIRE])
 
 
-class HistoryJob(NamedTuple):
+class Histories(NamedTuple):
   """Histories of a mode, from the seed `first` up to `end`."""
 
   mode: str
@@ -21,7 +21,7 @@ class HistoryJob(NamedTuple):
   shrinks: bool
 
 
-def explore_all(job: HistoryJob) -> list[list[str]]:
+def explore_all(job: Histories) -> list[list[str]]:
   """Returns the lines of each history of a job."""
   return [
       explore(job.mode, seed, shrinks=job.shrinks)

@@ -23,12 +23,12 @@ _MEND_SECS = 1.5  # Until a link that is whole again has been tried.
 LEAST = {"replicas": 1, "templates": 2, "bare": 2, "deep": 4}
 
 
-SimulatedFault = kinds.SimulatedFault
+SimFault = kinds.SimFault
 KINDS = kinds.KINDS
 
 
 @dataclasses.dataclass(frozen=True)
-class HistoryPlan:
+class FaultPlan:
   """What happens to a cluster.
 
   Attributes:
@@ -44,7 +44,7 @@ class HistoryPlan:
   seed: int
   num_nodes: int
   num_steps: int
-  faults: tuple[SimulatedFault, ...]
+  faults: tuple[SimFault, ...]
   trains: bool = False
   layout: str = "replicas"
   num_watchers: int = 8
@@ -144,11 +144,11 @@ class HistoryPlan:
             yield from chain
 
 
-def from_dict(content: Mapping[str, Any]) -> HistoryPlan:
+def from_dict(content: Mapping[str, Any]) -> FaultPlan:
   """Returns the plan that `dataclasses.asdict` has made plain."""
   faults = [{**f, "hosts": tuple(f["hosts"])} for f in content["faults"]]
-  found = tuple(SimulatedFault(**f) for f in faults)
-  return HistoryPlan(**{**content, "faults": found})
+  found = tuple(SimFault(**f) for f in faults)
+  return FaultPlan(**{**content, "faults": found})
 
 
 MODES = {
@@ -181,11 +181,11 @@ MODES["train"] = (
 )
 
 
-def draw(mode: str, seed: int) -> HistoryPlan:
+def draw(mode: str, seed: int) -> FaultPlan:
   """Returns a plan of a mode; the same each time."""
   rng = random.Random(f"{mode} {seed}")
   num_nodes = rng.choice(_SIZES.get(mode, [4, 4, 5, 6]))
-  faults: list[SimulatedFault] = []
+  faults: list[SimFault] = []
   names = [f"n{i}" for i in range(num_nodes)]
   at_secs = rng.uniform(_FIRST_SECS, _FIRST_SECS + 3.0)
   if rng.random() < 0.2:  # One too many, just when all begin.
@@ -206,7 +206,7 @@ def draw(mode: str, seed: int) -> HistoryPlan:
   layout = rng.choice([*LEAST]) if mode == "train" else "replicas"
   is_small = mode not in _SIZES
   num_watchers = 8 if seed % 3 and is_small else 2  # All, or some.
-  return HistoryPlan(
+  return FaultPlan(
       *(seed, num_nodes, num_steps, tuple(faults), mode == "train", layout),
       num_watchers,
       gather_secs=100.0 if mode == "workers" else 10.0,
@@ -214,14 +214,14 @@ def draw(mode: str, seed: int) -> HistoryPlan:
   )
 
 
-def _join(names: list[str], at_secs: float) -> SimulatedFault:
+def _join(names: list[str], at_secs: float) -> SimFault:
   names.append(f"n{len(names)}")
-  return SimulatedFault(round(at_secs, 3), "join", (names[-1],))
+  return SimFault(round(at_secs, 3), "join", (names[-1],))
 
 
 def _draw_faults(
     rng: random.Random, word: str, at_secs: float, names: list[str]
-) -> Iterator[SimulatedFault]:
+) -> Iterator[SimFault]:
   """Yields the faults of a word; those that come are added to `names`."""
   at_secs = round(at_secs, 3)
   if word == "join":
@@ -229,124 +229,112 @@ def _draw_faults(
   elif word == "pair":
     gap_secs = rng.choice([0.001, 0.01, 0.03, 0.06, 0.1])
     for i, host in enumerate(rng.sample(names, 2)):
-      yield SimulatedFault(round(at_secs + i * gap_secs, 3), "kill", (host,))
+      yield SimFault(round(at_secs + i * gap_secs, 3), "kill", (host,))
   elif word == "last_words":  # One does not hear what another said last.
     one, other = rng.sample(names, 2)
-    yield SimulatedFault(at_secs, "slow", (one,), 3.0)
+    yield SimFault(at_secs, "slow", (one,), 3.0)
     at_secs = round(at_secs + rng.uniform(0.5, 1.5), 3)
-    yield SimulatedFault(at_secs, "cut_one_way", (one, other), 1.0)
+    yield SimFault(at_secs, "cut_one_way", (one, other), 1.0)
     at_secs = round(at_secs + rng.uniform(0.2, 0.5), 3)
-    yield SimulatedFault(at_secs, "kill", (one,))
+    yield SimFault(at_secs, "kill", (one,))
   elif word == "bad_route":
     member = rng.choice(names[:4])  # One of those to begin with.
     join = _join(names, at_secs)
-    yield SimulatedFault(at_secs, word, (*join.hosts, member))
+    yield SimFault(at_secs, word, (*join.hosts, member))
     yield join
   elif word == "one_left":  # And as many come at once.
     for host in (gone := rng.sample(names, len(names) - 1)):
-      yield SimulatedFault(at_secs, "kill", (host,))
+      yield SimFault(at_secs, "kill", (host,))
     come_secs = at_secs + rng.uniform(0.0, 1.5)
     for _ in gone:
       yield _join(names, come_secs + rng.uniform(0.0, 0.05))
   elif word == "wipe_out":  # And others come.
     for host in list(names):
       kind = rng.choice(["kill", "vanish"])
-      yield SimulatedFault(
-          round(at_secs + rng.uniform(0.0, 0.2), 3), kind, (host,)
-      )
+      yield SimFault(round(at_secs + rng.uniform(0.0, 0.2), 3), kind, (host,))
     for _ in range(rng.randint(1, 4)):
       yield _join(names, at_secs + rng.uniform(0.0, 6.0))
   elif word == "all_busy":  # And one of them says nothing any more.
     secs = rng.uniform(20.0, 30.0)
     for host in names:
-      yield SimulatedFault(at_secs, "busy", (host,), round(secs, 3))
+      yield SimFault(at_secs, "busy", (host,), round(secs, 3))
     kind = rng.choice(["vanish", "hang"])
-    yield SimulatedFault(at_secs + 1.0, kind, (rng.choice(names),))
+    yield SimFault(at_secs + 1.0, kind, (rng.choice(names),))
   elif word == "severed":  # A link is broken for good, in one way or both.
     kind = rng.choice(["cut", "cut_one_way"])
-    yield SimulatedFault(at_secs, kind, tuple(rng.sample(names, 2)))
+    yield SimFault(at_secs, kind, tuple(rng.sample(names, 2)))
   elif word == "handover":  # Who should write the next view cannot.
     one, other = rng.sample(names, 2)
-    yield SimulatedFault(
+    yield SimFault(
         at_secs, "cut_off", (one,), round(rng.uniform(45.0, 60.0), 3)
     )
-    yield SimulatedFault(at_secs + 0.5, "kill", (other,))
+    yield SimFault(at_secs + 0.5, "kill", (other,))
   elif word == "apart":  # Newcomers see the store, and nobody else.
     joins = [_join(names, at_secs) for _ in range(rng.randint(1, 4))]
     hosts = tuple(host for join in joins for host in join.hosts)
-    yield SimulatedFault(at_secs, word, hosts, round(rng.uniform(4.0, 40.0), 3))
+    yield SimFault(at_secs, word, hosts, round(rng.uniform(4.0, 40.0), 3))
     yield from joins
   elif word == "join_and_death":  # Two views within milliseconds.
     kind = rng.choice(["kill", "worker"])
-    yield SimulatedFault(at_secs, kind, (rng.choice(names),))
+    yield SimFault(at_secs, kind, (rng.choice(names),))
     yield _join(names, at_secs - rng.uniform(1.0, 1.3))
   elif word == "lost_vote":  # One hears all votes, and nobody hears its own.
     one, other = rng.sample(names, 2)
-    yield SimulatedFault(at_secs, "slow", (other,), 10.0)
+    yield SimFault(at_secs, "slow", (other,), 10.0)
     cut_secs = round(at_secs + 1.0, 3)
     for host in names:
       if host != one:
-        yield SimulatedFault(cut_secs, "cut_one_way", (one, host), 8.0)
+        yield SimFault(cut_secs, "cut_one_way", (one, host), 8.0)
     kind = rng.choice(["freeze", "freeze", "freeze_agent"])
     freeze_secs = round(cut_secs + rng.uniform(0.0, 0.3), 3)
-    yield SimulatedFault(freeze_secs, kind, (one,), 7.0)
+    yield SimFault(freeze_secs, kind, (one,), 7.0)
   elif word == "last_vote":  # It is lost with a connection, as one comes.
     one, other = rng.sample(names, 2)
-    yield SimulatedFault(at_secs, "slow", (one,), 6.0)
+    yield SimFault(at_secs, "slow", (one,), 6.0)
     yield _join(names, at_secs)
     for i in range(12):
       reset_secs = round(at_secs + 1.5 + 0.2 * i + rng.uniform(0.0, 0.1), 3)
-      yield SimulatedFault(reset_secs, "reset", (one, other))
+      yield SimFault(reset_secs, "reset", (one, other))
   elif word == "all_hang":  # The server of the folder, not one mount.
     hosts = tuple(names)
     secs = round(rng.choice([rng.uniform(0.5, 20.0), kinds.FORGOTTEN_SECS]), 3)
-    yield SimulatedFault(at_secs, "hang_folder", hosts, secs)
+    yield SimFault(at_secs, "hang_folder", hosts, secs)
   elif word == "torn_view":  # That of a death, so that all wait for the next.
-    yield SimulatedFault(at_secs, "torn", (), _TORN_SECS)
-    yield SimulatedFault(at_secs + 0.01, "kill", (rng.choice(names),))
+    yield SimFault(at_secs, "torn", (), _TORN_SECS)
+    yield SimFault(at_secs + 0.01, "kill", (rng.choice(names),))
   elif word == "begin_late":  # Who begins a life is stopped in it.
     host = rng.choice(names)
-    yield SimulatedFault(
+    yield SimFault(
         at_secs, "freeze_begin", (host,), round(rng.uniform(1.0, 6.0), 3)
     )
-    yield SimulatedFault(at_secs + 0.1, "all_workers")
+    yield SimFault(at_secs + 0.1, "all_workers")
   elif word == "two_lives":  # All nodes restart twice.
     for begin_secs in (at_secs, at_secs + rng.uniform(6.0, 9.0)):
-      yield SimulatedFault(round(begin_secs, 3), "all_workers")
+      yield SimFault(round(begin_secs, 3), "all_workers")
   elif word == "ask_late":  # A newcomer that hears nobody asks, and is late.
     hosts = _join(names, at_secs).hosts
-    yield SimulatedFault(
-        at_secs, "apart", hosts, round(rng.uniform(40.0, 70.0), 3)
-    )
-    yield SimulatedFault(at_secs, "join", hosts)
+    yield SimFault(at_secs, "apart", hosts, round(rng.uniform(40.0, 70.0), 3))
+    yield SimFault(at_secs, "join", hosts)
     if rng.random() < 0.5:
       late_secs = round(rng.uniform(0.5, 25.0), 3)
-      yield SimulatedFault(at_secs + 0.2, "late_claim", hosts, late_secs)
+      yield SimFault(at_secs + 0.2, "late_claim", hosts, late_secs)
     hang_secs = rng.choice([rng.uniform(0.5, 20.0), kinds.FORGOTTEN_SECS])
     hang_secs = round(hang_secs, 3)
-    yield SimulatedFault(
-        at_secs + 3.0, "hang_folder", tuple(names[:-1]), hang_secs
-    )
+    yield SimFault(at_secs + 3.0, "hang_folder", tuple(names[:-1]), hang_secs)
   elif word in ("lapse", "away"):  # One comes at the end, or dies in it.
     secs = rng.uniform(*((5.5, 8.0) if word == "lapse" else (35.0, 45.0)))
-    yield SimulatedFault(
-        at_secs, rng.choice(["stall", "full"]), (), round(secs, 3)
-    )
+    yield SimFault(at_secs, rng.choice(["stall", "full"]), (), round(secs, 3))
     if word == "lapse":
       yield _join(names, at_secs + secs + rng.uniform(-0.5, 0.1))
     else:
-      yield SimulatedFault(at_secs + 1.0, "kill", (rng.choice(names),))
+      yield SimFault(at_secs + 1.0, "kill", (rng.choice(names),))
   else:
     kind = KINDS[word]
     hosts = tuple(rng.sample(names, kind.num_hosts))
-    yield SimulatedFault(
-        at_secs, word, hosts, round(rng.uniform(*kind.secs), 3)
-    )
+    yield SimFault(at_secs, word, hosts, round(rng.uniform(*kind.secs), 3))
 
 
-def shrink(
-    plan: HistoryPlan, fails: Callable[[HistoryPlan], Any]
-) -> HistoryPlan:
+def shrink(plan: FaultPlan, fails: Callable[[FaultPlan], Any]) -> FaultPlan:
   """Returns a smaller plan that fails too: fewer faults, then fewer nodes."""
   smaller = True
   while smaller:

@@ -66,9 +66,7 @@ def make_meter(
   )
 
 
-def find_price(
-    config: config_lib.Config,
-) -> prices_lib.NodePrice | None:
+def find_price(config: config_lib.Config) -> prices_lib.Price | None:
   """Returns the price of a node; None if the config names no kind of node.
 
   Raises as `make_meter`.
@@ -102,7 +100,7 @@ class Meter:
 
   def __init__(
       self,
-      price: prices_lib.NodePrice | None,
+      price: prices_lib.Price | None,
       *,
       market: str,
       batch_size: int,

@@ -13,7 +13,7 @@ from bamboo_jax.cluster import views
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.recovery import assignment
-from bamboo_jax.recovery import recovery_times
+from bamboo_jax.recovery import durations
 from bamboo_jax.recovery import survival
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.schedule import filling as filling_lib
@@ -44,7 +44,7 @@ class RunLog:
     self._engine = state.engine
     self._state = state
     self._ladder = dataclasses.asdict(state.rules.ladder)
-    self._recoveries: list[recovery_times.RecoveryTimes] = []
+    self._recoveries: list[durations.RecoveryTimes] = []
     self._names: dict[int, str] = {}
     self._saved_in = 0  # The view in which copies were at risk.
 
@@ -81,7 +81,7 @@ class RunLog:
       found = (owners[v.pipeline][v.stage] for v in victims)
       heirs = tuple(self._name(node) for node in found if node is not None)
     self._recoveries.append(
-        recovery_times.RecoveryTimes(
+        durations.RecoveryTimes(
             step=agreement.steps + 1,
             view=view,
             nodes=lost,
@@ -92,9 +92,7 @@ class RunLog:
             reason=agreement.reason,
             view_at_secs=self._cohort.arrived_secs(view),
             died_at_secs=self._cohort.died_secs(view),
-            silence_to_view_secs=recovery_times.longest_silence(
-                lost, silent_secs
-            ),
+            silence_to_view_secs=durations.longest_silence(lost, silent_secs),
             agreed_at_secs=agreed_at_secs,
         )
     )
@@ -105,11 +103,11 @@ class RunLog:
       self._outputs.explain(self._cohort.view.reason)
       return
     loss = dataclasses.asdict(self._recoveries[-1])
-    then = recovery_times.describe_answer(loss)
+    then = durations.describe_answer(loss)
     if agreement.change and agreement.change.rolls_back:
       steps = agreement.restored
       then = f"restoring step {steps}" if steps else "beginning from the start"
-    self._outputs.explain(f"{recovery_times.describe_loss(loss)} died; {then}")
+    self._outputs.explain(f"{durations.describe_loss(loss)} died; {then}")
 
   def explain_change(self, change: assignment.LayoutChange) -> None:
     """Shows why training pauses for a change of the layout."""
@@ -296,7 +294,7 @@ class RunLog:
     )
     return view.number * is_at_risk
 
-  def _recent(self, step: int) -> list[recovery_times.RecoveryTimes]:
+  def _recent(self, step: int) -> list[durations.RecoveryTimes]:
     return [r for r in self._recoveries if r.step == step]
 
   def _find_filled(

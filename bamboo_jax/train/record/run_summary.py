@@ -8,7 +8,7 @@ from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import summary as summary_lib
-from bamboo_jax.recovery import recovery_times
+from bamboo_jax.recovery import durations
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import job as job_lib
 
@@ -41,7 +41,7 @@ def make_summary(
   skipped = {l["step"] for l in lines if l.get("event") == SKIPPED}
   steps = [line for line in since if "event" not in line]
   bubbles = [l["bubble_pct"] / 100 for l in steps if "bubble_pct" in l]
-  reports = zip(recoveries, recovery_times.report(recoveries, {}), strict=True)
+  reports = zip(recoveries, durations.report(recoveries, {}), strict=True)
   evaluations = [
       {k: v for k, v in line.items() if k != "event"}
       for line in since

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import statistics
 
 from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.recovery import durations
 from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.recovery import recovery_times
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
@@ -24,7 +24,7 @@ def measure(
     *,
     nodes: Collection[int],
     layout: layout_lib.Layout,
-    recoveries: Sequence[recovery_times.RecoveryTimes],
+    recoveries: Sequence[durations.RecoveryTimes],
 ) -> NodeTime:
   """Returns the node time of the passes of `nodes`.
 
@@ -78,8 +78,7 @@ def mean_sums_secs(
 
 
 def _owed_filter(
-    recoveries: Sequence[recovery_times.RecoveryTimes],
-    layout: layout_lib.Layout,
+    recoveries: Sequence[durations.RecoveryTimes], layout: layout_lib.Layout
 ) -> Callable[[recorder_lib.MeasuredInstruction], bool]:
   """Returns a predicate for passes on behalf of a lost node."""
   lost = []  # Segments, time of death, shadows.
@@ -103,7 +102,7 @@ def _owed_filter(
 
 def find_owed(
     measured: Iterable[recorder_lib.MeasuredInstruction],
-    recovery: recovery_times.RecoveryTimes,
+    recovery: durations.RecoveryTimes,
     layout: layout_lib.Layout,
 ) -> tuple[float, float] | None:
   """Returns start and end of the owed passes on local nodes, None if none.

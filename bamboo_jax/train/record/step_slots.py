@@ -42,7 +42,7 @@ def traced_step(
   `since_secs` is the time 0 of the trace, on the clock of `done`.
   """
   deaths = [
-      slot_lib.Slot(f"node {node}", f"{name} dies", ms, ms, slot_lib.DEATH)
+      slot_lib.TrackSlot(f"node {node}", f"{name} dies", ms, ms, slot_lib.DEATH)
       for r in done.recoveries
       for ms in [max(0.0, 1e3 * (r.view_at_secs - done.start_secs))]
       for node, name in zip(r.nodes, r.names, strict=True)
@@ -86,7 +86,7 @@ def plot_step(
 
 def planned_slots(
     timelines: Sequence[timeline_lib.Timeline],
-) -> tuple[slot_lib.Slot, ...]:
+) -> tuple[slot_lib.TrackSlot, ...]:
   """Returns the slots of planned timelines, in milliseconds."""
   return tuple(
       _slot(s.node, s.instruction, s.start_ms, s.end_ms)
@@ -97,7 +97,7 @@ def planned_slots(
 
 def measured_slots(
     measured: Sequence[recorder_lib.MeasuredInstruction], *, start_secs: float
-) -> tuple[slot_lib.Slot, ...]:
+) -> tuple[slot_lib.TrackSlot, ...]:
   """Returns measured slots, in milliseconds since `start_secs`."""
   ms = lambda secs: 1e3 * (secs - start_secs)
   return tuple(
@@ -111,8 +111,8 @@ def _slot(
     instruction: instruction_lib.Instruction,
     start_ms: float,
     end_ms: float,
-) -> slot_lib.Slot:
-  return slot_lib.Slot(
+) -> slot_lib.TrackSlot:
+  return slot_lib.TrackSlot(
       track=f"node {node}",
       name=str(instruction),
       start_ms=start_ms,

@@ -73,7 +73,7 @@ class Forecast:
   unit: str
   units_per_step: int
   flops_per_step: int
-  price: prices_lib.NodePrice | None
+  price: prices_lib.Price | None
   market: str
 
   @property
@@ -269,9 +269,7 @@ def _plan_step(
 
 
 def _candidates(
-    config: config_lib.Config,
-    machine: machines.Machine,
-    num_machines: int,
+    config: config_lib.Config, machine: machines.Machine, num_machines: int
 ) -> Iterator[config_lib.Config]:
   """Yields configs of the same batch on all GPUs of the machines."""
   pipeline = config.pipeline
@@ -380,7 +378,7 @@ def _describe_worst(plan: planner.Plan) -> str:
 
 def _find_price(
     config: config_lib.Config, machine: machines.Machine
-) -> prices_lib.NodePrice | None:
+) -> prices_lib.Price | None:
   """Returns the price of the machine; of GPUs, the least per GPU."""
   cost = config.cost
   if cost.instance is not None:

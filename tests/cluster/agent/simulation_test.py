@@ -17,7 +17,7 @@ class SimulationTest(parameterized.TestCase):
     self.begin(4)
 
   def begin(self, num_nodes, num_steps=0):
-    plan = plans.HistoryPlan(2, num_nodes, num_steps, ())
+    plan = plans.FaultPlan(2, num_nodes, num_steps, ())
     self.history = history.ClusterHistory(plan)
     self.nodes = self.history.machines
     self.run_for(3.0)
@@ -147,7 +147,7 @@ class SimulationTest(parameterized.TestCase):
       self.assertCountEqual(hosts, ["n0", "n2", "n3", "n9"])
 
   def test_a_run_begins_with_those_who_are_there(self):
-    plan = plans.HistoryPlan(1, 4, 0, ())
+    plan = plans.FaultPlan(1, 4, 0, ())
     self.history = history.ClusterHistory(plan)
     self.nodes = self.history.machines
     self.history.world.clock.run(0.5)

@@ -14,7 +14,7 @@ from bamboo_jax.report import status
 from bamboo_jax.report.live import facts
 from bamboo_jax.report.live import history as history_lib
 from tests import members
-from tests.recovery import times_test
+from tests.recovery import durations_test
 from tests.report import status_test
 
 member = members.member
@@ -152,10 +152,10 @@ class FactsTest(absltest.TestCase):
     self.assertNotIn("loss", got["metrics"])
 
   def test_recoveries_of_store_and_log_are_told_once(self):
-    line = {"event": "recovery"} | times_test.RECOVERY
+    line = {"event": "recovery"} | durations_test.RECOVERY
     here = run(*nodes(4), roles=_TWO)
-    other = times_test.RECOVERY | {"view": 3, "ready_at_secs": None}
-    here.status["recoveries"] = [times_test.RECOVERY, other]
+    other = durations_test.RECOVERY | {"view": 3, "ready_at_secs": None}
+    here.status["recoveries"] = [durations_test.RECOVERY, other]
     got = self.find(here, history=history(line))
     self.assertEqual(
         [(r["view"], r["names"], r["pause_secs"]) for r in got["recoveries"]],
@@ -184,7 +184,7 @@ class FactsTest(absltest.TestCase):
         },
         history(
             {"event": "recovery"}
-            | times_test.RECOVERY
+            | durations_test.RECOVERY
             | {"nodes": [2], "view_at_secs": 10.125}
         ),
     )

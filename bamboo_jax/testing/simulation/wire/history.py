@@ -65,7 +65,7 @@ class WireHistory:
     self.nodes: list[protocol_lib.TransportProtocol] = [
         self.protocol.Protocol(i, 1 - i, run="r", times=times) for i in (0, 1)
     ]
-    self.connections: list[network.WireConnection] = []
+    self.connections: list[network.Connection] = []
     self.dials = [0, 0]  # On their way.
     self.sent: _Values = collections.defaultdict(list)
     self.got: _Values = collections.defaultdict(list)
@@ -110,10 +110,7 @@ class WireHistory:
           self._deliver(side, frame)
 
   def _put(
-      self,
-      side: int,
-      connection: network.WireConnection,
-      frame: frame_lib.Frame,
+      self, side: int, connection: network.Connection, frame: frame_lib.Frame
   ) -> None:
     data = self.frame.encode(frame) + bytes(frame.payload)
     connection.write(side, data)
@@ -189,7 +186,7 @@ class WireHistory:
       self.nodes[side].dial_failed(self.now)
       return True
     number = len(self.connections)
-    c = network.WireConnection(
+    c = network.Connection(
         number, side, lambda: network.FrameCutter(self.frame)
     )
     self.connections.append(c)
@@ -346,7 +343,7 @@ def _take_over(seed: int, modules: _Modules) -> None:
   dialler = rng.randrange(2)  # Makes all connections but the last.
   first, second = history.nodes[dialler], history.nodes[1 - dialler]
 
-  def dial(side: int) -> network.WireConnection:
+  def dial(side: int) -> network.Connection:
     while not history.dials[side]:
       history.now += 0.05
       node = history.nodes[side]

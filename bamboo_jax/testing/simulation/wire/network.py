@@ -46,7 +46,7 @@ class Pipe:
     self.is_silent = self.is_broken = False
 
 
-class WireConnection:
+class Connection:
   """Two ends, 0 and 1.
 
   Attributes:

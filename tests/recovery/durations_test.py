@@ -3,7 +3,7 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from bamboo_jax.recovery import recovery_times
+from bamboo_jax.recovery import durations
 
 RECOVERY = {  # As a run says it.
     "step": 3,
@@ -31,7 +31,7 @@ _NOTHING_OWED = {"first_owed_at_secs": None, "last_owed_at_secs": None}
 class ReportTest(parameterized.TestCase):
 
   def test_a_death_that_was_timed(self):
-    (got,) = recovery_times.report([RECOVERY], {1: 10.0, 2: 9.0})
+    (got,) = durations.report([RECOVERY], {1: 10.0, 2: 9.0})
     self.assertEqual(
         got,
         {
@@ -64,7 +64,7 @@ class ReportTest(parameterized.TestCase):
       ("the_member_knows", {"died_at_secs": 10.25}, {}, 0.25),
   )
   def test_when_it_died(self, changes, kills, detect_secs):
-    (got,) = recovery_times.report([RECOVERY | changes], kills)
+    (got,) = durations.report([RECOVERY | changes], kills)
     self.assertEqual(got["detect_secs"], detect_secs)
     since = lambda end: None if detect_secs is None else end + detect_secs
     self.assertEqual(got["kill_to_first_instruction_secs"], since(0.75))
@@ -90,7 +90,7 @@ class ReportTest(parameterized.TestCase):
       ),
   )
   def test_what_was_not_measured(self, changes, name, secs):
-    (got,) = recovery_times.report([RECOVERY | changes], {})
+    (got,) = durations.report([RECOVERY | changes], {})
     self.assertEqual(got[name], secs)
 
   @parameterized.parameters(
@@ -100,7 +100,7 @@ class ReportTest(parameterized.TestCase):
       ([1], [], None),
   )
   def test_longest_silence(self, nodes, said, secs):
-    self.assertEqual(recovery_times.longest_silence(nodes, said), secs)
+    self.assertEqual(durations.longest_silence(nodes, said), secs)
 
 
 class SentenceTest(parameterized.TestCase):
@@ -134,10 +134,8 @@ class SentenceTest(parameterized.TestCase):
       ),
   )
   def test_describe(self, changes, text):
-    (got,) = recovery_times.report([RECOVERY | changes], {})
-    self.assertEqual(
-        recovery_times.describe(got), f"recovered in step 3: {text}"
-    )
+    (got,) = durations.report([RECOVERY | changes], {})
+    self.assertEqual(durations.describe(got), f"recovered in step 3: {text}")
 
 
 if __name__ == "__main__":
