@@ -182,10 +182,7 @@ class TransportProtocol:
     return self._pulls()
 
   def advance(self, attempt: int) -> list[Action]:
-    """Moves to a newer attempt and drops what was sent in the current one.
-
-    Delivers the values of that attempt that the peer has sent already.
-    """
+    """Moves to a newer attempt: drops what was sent, delivers what it has."""
     if attempt <= self.attempt:
       return []
     self.attempt = attempt
