@@ -72,7 +72,7 @@ def _find_worker(plan: plans.FaultPlan) -> type[worker_lib.ScriptedWorker]:
   if not plan.trains:
     return worker_lib.ScriptedWorker
   module = importlib.import_module("bamboo_jax.testing.simulation.trainer")
-  kind: type[worker_lib.ScriptedWorker] = module.Worker
+  kind: type[worker_lib.ScriptedWorker] = module.TrainerWorker
   return kind
 
 

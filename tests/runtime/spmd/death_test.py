@@ -59,7 +59,8 @@ class DeathTest(parameterized.TestCase):
     made.advance()
     self.assertEmpty(pipelines.find_unequal(made.sums(), want))
     self.assertEmpty(events)
-    redone = redone_lib.of_run(made.programs.runs[0])
+    rest = made.programs.runs[0]
+    redone = redone_lib.of_run(rest, rest.former)
     self.assertLessEqual(redone.again, redone.at_most)
     if num_segments == 4:
       self.assertGreaterEqual(redone.from_host, 3)
@@ -102,7 +103,8 @@ class DeathTest(parameterized.TestCase):
           self.assertEmpty(pipelines.find_unequal({0: kept}, {0: own}))
       made.die(1)
       made.advance()
-      redone = redone_lib.of_run(made.programs.runs[0])
+      rest = made.programs.runs[0]
+      redone = redone_lib.of_run(rest, rest.former)
       self.assertGreaterEqual(redone.from_host, 1)
       self.assertEmpty(pipelines.find_unequal(made.sums(), want))
       made.begin()

@@ -63,7 +63,8 @@ class WireHistory:
     self.rng, self.now = random.Random(seed), 0.0
     times = self.protocol.TimeLimits(dead_secs=2.0, dial_secs=1.0)
     self.nodes: list[protocol_lib.TransportProtocol] = [
-        self.protocol.Protocol(i, 1 - i, run="r", times=times) for i in (0, 1)
+        self.protocol.TransportProtocol(i, 1 - i, run="r", times=times)
+        for i in (0, 1)
     ]
     self.connections: list[network.Connection] = []
     self.dials = [0, 0]  # On their way.
