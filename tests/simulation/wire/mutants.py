@@ -105,8 +105,8 @@ MUTANTS = {
     ),
     "round_not_new": ("    self._round += 1\n", ""),
     "not_acknowledged": (
-        "    self._unsaid_bytes += 1 + frame.size\n",
-        "",
+        "    self._unsaid_bytes += 1 + frame.size",
+        "    pass",
     ),
     "acknowledges_what_was_sent": (
         "self._forget(frame.ack)",
@@ -117,9 +117,8 @@ MUTANTS = {
         "seq=number, ack=0, meta=name",
     ),
     "crossing_dial_given_up": (
-        "    self._heard = self._said = now\n    self._queue",
-        "    self._heard = self._said = now\n    self._greeted = None\n"
-        "    self._queue",
+        "    self._heard = self._said = now\n    #",
+        "    self._heard = self._said = now\n    self._greeted = None\n    #",
     ),
     "former_left_open": (
         'return [] if former is None else [Close(former, "replaced")]',
