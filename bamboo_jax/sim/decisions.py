@@ -141,22 +141,20 @@ class Decider:
     return dataclasses.replace(answer, numbers=(*owners, *spares))
 
   def _find_places(self, state: State) -> Numbered:
-    owners = [n for p in state.pipelines for n in p.roles.owners]
-    numbers = (*dict.fromkeys(owners), *state.spares)
+    owners = {n: None for p in state.pipelines for n in p.roles.owners}
+    # A node that has handed a stage over is a spare, in a vacant place.
+    numbers = tuple({**owners, **dict.fromkeys(state.spares)})
     number = {node: i for i, node in enumerate(numbers)}
     leaving = frozenset(number[n] for n in state.leaving if n in number)
     shapes = tuple(p.shape for p in state.pipelines)
-    key = shapes, len(state.spares), leaving
+    spares = tuple(number[n] for n in state.spares)
+    key = shapes, spares, leaving
     if key not in self._places:
       pipelines = tuple(p.renumbered(number) for p in state.pipelines)
       self._places[key] = Places(
-          state=State(
-              pipelines,
-              spares=tuple(number[n] for n in state.spares),
-              leaving=leaving,
-          ),
+          state=State(pipelines, spares=spares, leaving=leaving),
           num_places=len(numbers),
-          num_owners=len(numbers) - len(state.spares),
+          num_owners=len(owners),
           num_training=sum(len(p.nodes) for p in pipelines),
           times=self.times,
       )

@@ -59,6 +59,7 @@ class DecisionsTest(parameterized.TestCase):
     decider = make_decider(name)
 
     @hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
+    @hypothesis.example([("noticed", [0], "boundary"), ("lost", [0], "step")])
     @hypothesis.given(_EVENTS)
     def check(events):
       nonlocal num_vacant
