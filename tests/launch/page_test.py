@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import threading
+import time
 import urllib.request
 
 from absl.testing import absltest
@@ -114,14 +115,25 @@ class PageTest(commands.CommandCase):
       gone("#node-n1")
       press("#nodes", "Kill zone b")
       gone("#node-n5")
-      press("#node-n2", "Slow")
-      page.wait_for_selector("#events td:has-text('n2 on')")
-      names = [node["name"] for node in self.read_value(address)["nodes"]]
+      value = self.wait_steps(address, 15)  # A slow node is known by its past.
+      names = [node["name"] for node in value["nodes"]]
       self.assertEqual(names, ["n0", "n2", "n4"])
+      roles = {node["role"]: node["name"] for node in value["nodes"]}
+      press(f"#node-{roles['owner']}", "Slow")
+      page.wait_for_selector(f"#events td:has-text('{roles['owner']} on')")
     run.kill()  # All processes end with it.
     reader.join()
     self.assertTrue(any(line.startswith("slow step=") for line in said))
     self.assertIn("n5 starts, to join\n", said)
+
+  def wait_steps(self, address, count):
+    """Returns the value of the page once so many more steps are done."""
+    first = self.read_value(address)["head"]["step"]
+    deadline = time.monotonic() + _WAIT_MS / 1e3
+    while (value := self.read_value(address))["head"]["step"] < first + count:
+      self.assertLess(time.monotonic(), deadline)
+      time.sleep(0.2)  # Between two looks.
+    return value
 
   def read_value(self, address):
     """Returns the value that the page shows."""
