@@ -50,17 +50,24 @@ def tell_on_signal(number: int, begun: Callable[[], channel_lib.Begun]) -> None:
         channels = tuple(map(str, now.channels))
         line = Waits(number, tuple(now.waits_for), channels).render()
         with contextlib.suppress(OSError):  # A full disk of logs.
-          print(line, file=sys.stderr, flush=True)
+          # In one write: with `print` the newline is another, and a line of
+          # another thread may come between.
+          sys.stderr.write(f"{line}\n")
+          sys.stderr.flush()
 
   threading.Thread(target=answer, name="waits", daemon=True).start()
 
 
 def parse(text: str) -> Waits | None:
-  """Returns the last rendered `Waits` in a part of a log; None without one."""
-  found = [l for l in text.splitlines() if l.startswith(_MARK)]
-  if not found:
+  """Returns the last rendered `Waits` in a part of a log; None without one.
+
+  Other threads and `faulthandler` may write to the same line of a log, before
+  and after it.
+  """
+  _, mark, last = text.rpartition(_MARK)
+  if not mark or "}" not in last:  # The log may be read while it is written.
     return None
-  content = json.loads(found[-1].removeprefix(_MARK))
+  content, _ = json.JSONDecoder().raw_decode(last)
   return Waits(
       content["number"], tuple(content["nodes"]), tuple(content["channels"])
   )

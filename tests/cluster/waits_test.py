@@ -54,6 +54,34 @@ class WaitsTest(absltest.TestCase):
     self.assertEqual(waits.parse(text), last)
     self.assertIsNone(waits.parse("a line"))
 
+  def test_an_answer_in_the_line_of_another_thread(self):
+    said = waits.Waits(1, (2,), ("sum 0,1 ()",))
+    text = f'  File "step.py"{said.render()}step 7: loss=2.5\n'
+    self.assertEqual(waits.parse(text), said)
+    self.assertIsNone(waits.parse(text[: text.index("}")]))
+
+  def test_an_answer_is_one_write(self):
+    script = _WORKER.replace("hang()\n", "") + (
+        "import os\n"
+        "class Log:\n"
+        "  def write(self, text): os.write(2, f'[{text}]'.encode())\n"
+        "  def flush(self): pass\n"
+        "sys.stderr = Log()\n"
+        "os.kill(os.getpid(), signal.SIGUSR2)\n"
+        "sys.stdin.read()\n"
+    )
+    worker = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    self.addCleanup(worker.kill)
+    self.assertEqual(worker.stderr.readline(), "ready\n")
+    self.assertRegex(worker.stderr.readline(), r"^\[waits: {.*}$")
+    self.assertEqual(worker.stderr.read(1), "]")
+    worker.communicate()  # Ends its input.
+
 
 class InquiryTest(absltest.TestCase):
 
