@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo_jax.plan import communication as communication_lib
-from bamboo_jax.testing import profiles
+from tests import profiles
 
 _METHODS = ("ordered", "ring", "tree")
 
