@@ -15,7 +15,7 @@ import time
 from bamboo_jax import base
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.profile import recorder
-from bamboo_jax.runtime.wire import link as link_lib
+from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
@@ -113,7 +113,7 @@ class Filler:
     if self._own is None:
       return
     link = None if receive is None else node.find_link(receive)
-    if link is not None and not isinstance(link, link_lib.SocketLink):
+    if link is not None and not isinstance(link, links_lib.SocketLink):
       return  # The value comes from this process.
     activations = node.store.activations
     while i := self._own.find_next(self._done, activations):

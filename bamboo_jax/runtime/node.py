@@ -17,7 +17,6 @@ from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import array_store as store_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
@@ -242,14 +241,14 @@ class Node:
     self.find_link(instruction).send(value)
     return value
 
-  def find_link(self, instruction: Instruction) -> link_lib.Link:
+  def find_link(self, instruction: Instruction) -> links_lib.Link:
     """Returns the link of a transfer of this node."""
     return self._links.find(self.node, instruction)
 
   def _receive(self, instruction: Instruction) -> base.PyTree:
     link = self.find_link(instruction)
     value = link.receive()
-    if not isinstance(link, link_lib.LocalLink):
+    if not isinstance(link, links_lib.LocalLink):
       self._clock.catch_up()
     return value
 

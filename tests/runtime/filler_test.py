@@ -10,7 +10,7 @@ import numpy as np
 
 from bamboo_jax.runtime import filler as filler_lib
 from bamboo_jax.runtime.profile import recorder
-from bamboo_jax.runtime.wire import link as link_lib
+from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -43,7 +43,7 @@ class Node:
   def __init__(self, wire, *, paced_secs=0.0):
     self.store = types.SimpleNamespace(activations={(0, 0), (0, 1), (0, 2)})
     self.ran, self.is_free, self.free_secs = [], True, paced_secs
-    self._link = link_lib.SocketLink(
+    self._link = links_lib.SocketLink(
         wire,
         channel_lib.Channel("grad", (1, 0), (0,)),
         like=jax.ShapeDtypeStruct((), np.float32),
