@@ -27,12 +27,10 @@ from bamboo_jax.recovery import node_times
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime.phases import apply
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.phases import reduce
-from bamboo_jax.runtime.phases import refresh
 from bamboo_jax.runtime.phases import replicas
-from bamboo_jax.runtime.phases import ties
+from bamboo_jax.runtime.phases import update
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import timeline as timeline_lib
@@ -219,7 +217,7 @@ class StepRunner:
       self.executor.compute(self._strike_at, self._recorder)
       self.measured += self._recorder.finish()
     with self._phase("ties"):
-      ties.tie(engine)
+      reduce.tie(engine)
     with self._phase("reduce"):
       reduce.reduce(engine)
       engine.wait()
@@ -230,7 +228,7 @@ class StepRunner:
       )
     with self._phase("refresh"):
       if not self._skipped:
-        refresh.refresh(engine, self._sums.scale)
+        update.refresh(engine, self._sums.scale)
       engine.wait()
 
   def vote(self, vote: Vote) -> dict[int, Vote]:
@@ -246,7 +244,7 @@ class StepRunner:
       self._strike(self._due.pop_at_phase("apply"))
       self.bury()
       if not self._skipped:
-        apply.apply(self._engine, self._sums.scale)
+        update.apply(self._engine, self._sums.scale)
       self._engine.wait()
 
   def result(self, **more: Any) -> Committed:

@@ -156,9 +156,7 @@ class Links:
     # Another thread may have been faster.
     return self._links.setdefault(channel, made)
 
-  def find(
-      self, node: int, instruction: instruction_lib.Instruction
-  ) -> Link:
+  def find(self, node: int, instruction: instruction_lib.Instruction) -> Link:
     """Returns the link that `node` uses for a transfer."""
     assert instruction.peer is not None, instruction
     ends = (node, instruction.peer)
