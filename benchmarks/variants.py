@@ -19,7 +19,7 @@ from bamboo_jax.benchmarks import predict
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import filler as filler_lib
+from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.phases import compile_ahead
@@ -75,7 +75,7 @@ class Rows:
     compile_ahead.compile_all(self.engine, evaluate=False)
     self.engine.set_state(spec_lib.init_layers(site.task.whole))
     self._filling, self._recorder = self.plan.filling, recorder.Recorder()
-    self._filler = filler_lib.Filler()
+    self._filler = executor_lib.Filler()
     self._lazy = linearize.linearize([self.plan.whole.lazy])
 
   @property

@@ -78,7 +78,8 @@ class Node:
 
     Blocks while paced passes before it are still running.
     """
-    self._clock.wait_until(self.free_secs)
+    if self.free_secs > self._clock.now_secs:  # Of a paced node.
+      self._clock.wait_until(self.free_secs)
     begin_secs = time.perf_counter()
     result, start_secs = self._start(instruction), self._clock.now_secs
     if self.slow_factor > 1.0 and not instruction.is_transfer:
@@ -254,6 +255,8 @@ class Node:
 
   def _spend(self, ms: float, instruction: Instruction) -> None:
     """Lets a pass take at least `ms`, or what its jitter makes of that."""
+    if not ms:
+      return
     pace = self.programs[instruction.stage].spec.pace
     ms = pace.vary(ms, f"{self._number} {instruction}")
     self.free_secs = max(self.free_secs, self._clock.now_secs) + ms / 1e3

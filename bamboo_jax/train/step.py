@@ -58,7 +58,7 @@ class Vote:
       included.
     owed: Start and end of its owed passes, on its clock, by view that lost a
       node.
-    ran: Passes of its nodes; see `filler.Filler.ran`.
+    ran: Passes of its nodes; see `executor.Filler.ran`.
     prints: Fingerprints of its state; None if they are not due.
     nonfinite: See `Step.find_nonfinite`.
     save: Its report of checkpoints; see `checkpoint.writer`.

@@ -200,7 +200,7 @@ def _add(
   else:
     total, nodes = _add_here(engine, channel, parts), channel.nodes
   totals = {}
-  for place in dict.fromkeys(map(engine.find_compute, nodes)):
+  for place in dict.fromkeys(engine.nodes[node].device for node in nodes):
     where = places.of_state(place, total, unit.model.name)
     totals[place] = jax.device_put(total, where)
   return totals

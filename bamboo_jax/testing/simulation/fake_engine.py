@@ -18,7 +18,7 @@ from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import filler as filler_lib
+from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import filling as filling_lib
@@ -238,7 +238,7 @@ class Rows:
   """An executor whose rows the step below runs; see `runtime.executor`."""
 
   def __init__(self, engine: FakeEngine) -> None:
-    self.filler = filler_lib.Filler()
+    self.filler = executor_lib.Filler()
     self.order: Sequence[tuple[int, Instruction]] = ()
     self._engine = engine
 
