@@ -23,7 +23,7 @@ from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.faults import slow as slow_lib
 from bamboo_jax.recovery import durations
-from bamboo_jax.recovery import node_times
+from bamboo_jax.recovery import slowness
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime import node as node_lib
@@ -82,7 +82,7 @@ class Vote:
   save: Any = None
   stops: bool = False
   at_risk: int = 0
-  nodes: node_times.Step = dataclasses.field(default_factory=dict)
+  nodes: slowness.Step = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -282,7 +282,7 @@ class StepRunner:
     return sum(self._phase_secs[phase] for phase in _SUMS)
 
   @property
-  def nodes(self) -> node_times.Step:
+  def nodes(self) -> slowness.Step:
     """Times of local nodes in the step so far."""
     num_nodes = len(self._engine.nodes)
     return self._delays.measure(self.measured, num_nodes=num_nodes)
