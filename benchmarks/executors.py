@@ -20,7 +20,7 @@ from bamboo_jax.metrics import schedule_plot
 from bamboo_jax.plan import planner
 from bamboo_jax.schedule import render as grid_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.train.record import step_slots
+from bamboo_jax.train.record import step_traces
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import executors
 
@@ -224,7 +224,7 @@ def write(
   for name, timeline in pair.timelines.items():
     schedule_plot.plot_schedule(
         out / f"grid_{name}.png",
-        planned=step_slots.planned_slots([timeline]),
+        planned=step_traces.planned_slots([timeline]),
         title=f"A step of {pair.plan.num_stages} stages by {name!r}",
         formats=formats,
     )

@@ -11,7 +11,7 @@ import jax
 from bamboo_jax import base
 from bamboo_jax import config as config_lib
 from bamboo_jax.runtime.wire import endpoints
-from bamboo_jax.runtime.wire import link as link_lib
+from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.train.setup import executors
@@ -66,9 +66,9 @@ class Joined:
 
   def link(
       self, kind: str, source: int, destination: int, like: base.PyTree
-  ) -> link_lib.Link:
+  ) -> links_lib.Link:
     """Returns a link for values like `like`, in all processes or its ends."""
-    return link_lib.SocketLink(
+    return links_lib.SocketLink(
         self.transport,
         channel_lib.Channel(kind, (source, destination)),
         like=like,

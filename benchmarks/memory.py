@@ -22,10 +22,8 @@ from bamboo_jax.plan.memory import needs
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.phases import apply
 from bamboo_jax.runtime.phases import reduce
-from bamboo_jax.runtime.phases import refresh
-from bamboo_jax.runtime.phases import ties
+from bamboo_jax.runtime.phases import update
 from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -233,12 +231,12 @@ def _run_step(
       num_microbatches=batches.num_microbatches,
   )
   engine.compute(order)
-  ties.tie(engine)
+  reduce.tie(engine)
   reduce.reduce(engine)
-  refresh.refresh(engine, 1e-3)
+  update.refresh(engine, 1e-3)
   engine.wait()
   meter.sample()
-  apply.apply(engine, 1e-3)
+  update.apply(engine, 1e-3)
   engine.wait()
 
 

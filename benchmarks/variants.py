@@ -19,13 +19,12 @@ from bamboo_jax.benchmarks import predict
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import filler as filler_lib
+from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.phases import apply
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.phases import reduce
-from bamboo_jax.runtime.phases import refresh
+from bamboo_jax.runtime.phases import update
 from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import linearize
@@ -76,7 +75,7 @@ class Rows:
     compile_ahead.compile_all(self.engine, evaluate=False)
     self.engine.set_state(spec_lib.init_layers(site.task.whole))
     self._filling, self._recorder = self.plan.filling, recorder.Recorder()
-    self._filler = filler_lib.Filler()
+    self._filler = executor_lib.Filler()
     self._lazy = linearize.linearize([self.plan.whole.lazy])
 
   @property
@@ -109,11 +108,11 @@ class Rows:
     found = {"host_bytes": sum(a.nbytes for a in on_host)}
     if self.site.stages.rank == len(self.site.specs) - 1:
       found["loss"] = float(reduce.loss(self.engine)[0]) * self.site.scale
-    refresh_bytes = refresh.refresh(self.engine, self.site.scale)
+    refresh_bytes = update.refresh(self.engine, self.site.scale)
     refreshed = self._wait()
     self.site.stages.wait()
     voted = time.perf_counter()
-    apply.apply(self.engine, self.site.scale)
+    update.apply(self.engine, self.site.scale)
     end = self._wait()
     return {
         "compute_ms": 1e3 * (computed - start),

@@ -39,7 +39,7 @@ def main() -> None:
   if _TRACE.value:
     cli.check_folder(_TRACE.value)
   from bamboo_jax.metrics import chrome_trace
-  from bamboo_jax.train.record import step_slots
+  from bamboo_jax.train.record import step_traces
   from bamboo_jax.train.setup import rental
   from bamboo_jax.train.setup import show
 
@@ -51,7 +51,7 @@ def main() -> None:
   if _VERBOSE.value:
     print(f"\n{planned.details}")
   if _TRACE.value:
-    slots = step_slots.planned_slots([planned.timeline])
+    slots = step_traces.planned_slots([planned.timeline])
     step = chrome_trace.TracedStep(0, 0.0, slots, measured=())
     chrome_trace.write(_TRACE.value, [step])
     print(f"trace: {_TRACE.value}")

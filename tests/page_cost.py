@@ -42,7 +42,7 @@ from bamboo_jax.metrics import rows as rows_lib
 from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train import step_plans
-from bamboo_jax.train.record import step_slots
+from bamboo_jax.train.record import step_traces
 from tests import layouts
 from tests import members
 from tests.recovery import durations_test
@@ -68,7 +68,7 @@ class FakeRun:
     rules = layouts.make_rules(_STAGES, count, per_share=_MICROBATCHES)
     layout = rules.start(layouts.make_pipelines(roles))
     planned = step_plans.StepPlans(rules.rows).whole(layout)
-    self._slots = rows_lib.pack(step_slots.planned_slots(planned))
+    self._slots = rows_lib.pack(step_traces.planned_slots(planned))
     self._status = {
         "layout": json_lib.to_plain(layout)
         | {"members": [m.number for m in zones]},

@@ -1,7 +1,6 @@
 """What every other package may use.
 
 calls     packages that can be called
-delays    waits for a processor; suspension of the process
 errors    exception classes, one for each thing that code does differently
 files     atomic writes, locks on folders, retried reads
 extras    packages that only some users need

@@ -187,6 +187,8 @@ class Writer:
         used only if a save is due.
     """
     reports = self._hear(said)
+    if not any(report.begins for report in reports.values()):
+      return
     save = parts.plan_save(f"{step}.v{view}", step, owners)
     if not reports[save.writer].begins:
       return

@@ -3,10 +3,10 @@
 Nothing keeps a position: any node can ask for any microbatch again, so a step
 can continue after a death.
 
-  batches    samples grouped into steps and microbatches
+  batches    samples grouped into steps and microbatches, prepared ahead in a
+             thread
   source     sources by name; built from the modules below
   samples    the interface of a source
-  prefetch   microbatches prepared ahead, in a thread
   arrays     samples from arrays in memory, for the user's own data
   draws      random bits as a function of integers
 

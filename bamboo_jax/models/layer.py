@@ -45,11 +45,6 @@ def sum_losses(losses: jax.Array, counts: jax.Array) -> Loss:
   )
 
 
-def drop_frozen(params: base.PyTree, trained: str) -> base.PyTree:
-  """Returns the parameters of a layer whose names begin with `trained`."""
-  return {k: v for k, v in params.items() if k.startswith(trained)}
-
-
 @dataclasses.dataclass(frozen=True)
 class Tie:
   """A parameter that a layer shares with an earlier layer, `layer`.

@@ -18,7 +18,6 @@ ladder and the same planner.
 
   layout      the nodes of each stage in a run, and their shares
   assignment  converts layouts to states, and decisions to changes
-  node_times  times of nodes in a step, by which slow ones are found
   slowness    which node is slow, and makes the others wait
   speeds      partitions in which slow nodes have fewer layers
   agreement   the conclusion of a view's members from their statuses

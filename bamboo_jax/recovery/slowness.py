@@ -29,10 +29,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import itertools
 import math
+import re
 import statistics
 from typing import Any, TypeVar
 
-from bamboo_jax.recovery import node_times
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
@@ -55,6 +55,65 @@ _QUANTILE = 0.85
 _CLEAR = 2.5  # A ratio that is not noise, whatever the past.
 _SUSPENDED = 0.08  # The mean part of steps, above that of the median node.
 _SPREADS = 6.0  # Median deviations from the past that count as noise.
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeStep:
+  """Times of a node in a step.
+
+  Attributes:
+    work: The number of its forward and backward passes, `1B*4 1F*4`.
+    busy_secs: Time spent in these passes.
+    waited_secs: Time spent waiting for values of other nodes; None if unknown.
+    starved_secs: Time in which it was ready to run, but the processors of its
+      machine ran other programs; part of `busy_secs` or `waited_secs`.
+    suspended_secs: Time in which its process could not run at all; part of
+      `busy_secs` or `waited_secs`, and not of `starved_secs`.
+    pass_secs: Time of its passes by kind, such as `1F`. Without it, only equal
+      work is compared.
+    waited_for: Time in receives, by the node that was waited for.
+  """
+
+  work: str
+  busy_secs: float
+  waited_secs: float | None = None
+  starved_secs: float = 0.0
+  suspended_secs: float = 0.0
+  pass_secs: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  waited_for: Mapping[int, float] = dataclasses.field(default_factory=dict)
+
+  @property
+  def suspended_part(self) -> float:
+    """The part of the step for which it was suspended, below 1."""
+    secs = self.busy_secs + (self.waited_secs or 0.0)
+    return min(0.99, self.suspended_secs / secs) if secs > 0 else 0.0
+
+  @property
+  def net_secs(self) -> float:
+    """The busy time, less any time in which other programs may have run."""
+    return self.busy_secs - self.starved_secs
+
+  def with_work(self, work: str) -> "NodeStep | None":
+    """Returns a step with other passes, as far as it has run such passes."""
+    if work == self.work:
+      return self
+    now, then = count_passes(work), count_passes(self.work)
+    if not self.pass_secs or not now.keys() <= self.pass_secs.keys():
+      return None
+    pass_secs = {k: n * self.pass_secs[k] / then[k] for k, n in now.items()}
+    more_secs = sum(pass_secs.values()) - sum(self.pass_secs.values())
+    busy_secs = self.busy_secs + more_secs
+    return dataclasses.replace(
+        self, work=work, busy_secs=busy_secs, pass_secs=pass_secs
+    )
+
+
+def count_passes(work: str) -> dict[str, int]:
+  """Returns the numbers that `NodeStep.work` holds, by kind."""
+  return {k: int(num) for k, num in re.findall(r"(\w+)\*(\d+)", work)}
+
+
+Step = Mapping[int, NodeStep]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +157,7 @@ def describe(told: Mapping[str, Any]) -> str:
   )
 
 
-def find_slow(history: Sequence[node_times.Step]) -> dict[int, float]:
+def find_slow(history: Sequence[Step]) -> dict[int, float]:
   """Returns the factor by which each slow node is slower than the others.
 
   Args:
@@ -129,7 +188,7 @@ def find_slow(history: Sequence[node_times.Step]) -> dict[int, float]:
   return slow
 
 
-def _find_suspended(steps: Sequence[node_times.Step]) -> dict[int, float]:
+def _find_suspended(steps: Sequence[Step]) -> dict[int, float]:
   """Returns nodes that were suspended in all steps, as `find_slow` does."""
   parts = [{n: s.suspended_part for n, s in step.items()} for step in steps]
   found = {}
@@ -146,7 +205,7 @@ def _find_suspended(steps: Sequence[node_times.Step]) -> dict[int, float]:
 
 
 def count_fast(
-    history: Sequence[node_times.Step],
+    history: Sequence[Step],
     slow: Mapping[int, float],
     costs: costs_lib.StageCosts,
 ) -> dict[int, int]:
@@ -172,7 +231,7 @@ def count_fast(
 
 
 def _find_paces(
-    step: node_times.Step,
+    step: Step,
     slow: Mapping[int, float],
     costs: costs_lib.StageCosts,
 ) -> dict[int, float]:
@@ -190,18 +249,18 @@ def _find_paces(
 def _plan_ms(work: str, costs: costs_lib.StageCosts) -> float:
   """Returns the planned time of the passes that `NodeStep.work` counts."""
   times_ms = {Op.FORWARD: costs.forward_ms, Op.BACKWARD: costs.backward_ms}
-  passes = node_times.count_passes(work)
+  passes = count_passes(work)
   return sum(n * times_ms[Op(k[-1])][int(k[:-1])] for k, n in passes.items())
 
 
-def _add_up(steps: Sequence[node_times.Step]) -> node_times.Step:
+def _add_up(steps: Sequence[Step]) -> Step:
   """Returns sums over steps, as with the last work, of nodes in all of them."""
   total = {}
   for node, last in steps[-1].items():
     found = _with_work(last.work, (s[node] for s in steps if node in s))
     if len(found) == len(steps):
       waits = [w for one in found if (w := one.waited_secs) is not None]
-      total[node] = node_times.NodeStep(
+      total[node] = NodeStep(
           last.work,
           sum(one.busy_secs for one in found),
           sum(waits) if len(waits) == len(found) else None,
@@ -220,17 +279,13 @@ def _add(values: Iterable[Mapping[_K, float]]) -> dict[_K, float]:
   return total
 
 
-def _with_work(
-    work: str, steps: Iterable[node_times.NodeStep]
-) -> list[node_times.NodeStep]:
+def _with_work(work: str, steps: Iterable[NodeStep]) -> list[NodeStep]:
   """Returns steps with other passes, without those that cannot be compared."""
   found = [step.with_work(work) for step in steps]
   return [step for step in found if step is not None and step.busy_secs > 0]
 
 
-def _is_waited_for(
-    node: int, past: Sequence[node_times.Step], recent: node_times.Step
-) -> bool:
+def _is_waited_for(node: int, past: Sequence[Step], recent: Step) -> bool:
   """Whether a node made others wait, as far as is known.
 
   Since it is slow, they must wait longer for it, less its own waits, by half of
@@ -250,13 +305,13 @@ def _is_waited_for(
   return not waits or mine is None or mine < statistics.median(waits)
 
 
-def _waited_for_it(node: int, step: node_times.Step) -> float:
+def _waited_for_it(node: int, step: Step) -> float:
   """Returns how long others waited for a node, less its own waits."""
   for_it = sum(s.waited_for.get(node, 0.0) for s in _without(node, step))
   return for_it - (step[node].waited_secs or 0.0)
 
 
-def _noise_limit(usual: Sequence[node_times.NodeStep]) -> float:
+def _noise_limit(usual: Sequence[NodeStep]) -> float:
   """Returns the least ratio that is not noise, from steps in the past."""
   ratios = sorted(_ratios(usual, usual))
   spread = statistics.median(abs(ratio - 1.0) for ratio in ratios)
@@ -265,16 +320,14 @@ def _noise_limit(usual: Sequence[node_times.NodeStep]) -> float:
   return min(_CLEAR, max(least, 1.0 + _SPREADS * spread, long))
 
 
-def _usual(
-    node: int, past: Sequence[node_times.Step], *, work: str
-) -> list[node_times.NodeStep]:
+def _usual(node: int, past: Sequence[Step], *, work: str) -> list[NodeStep]:
   """Returns the steps of the same work in the past; empty if too few."""
   found = _with_work(work, (step[node] for step in past if node in step))
   return found if len(found) >= _LEAST_PAST else []
 
 
 def _ratios(
-    usual: Sequence[node_times.NodeStep], steps: Iterable[node_times.NodeStep]
+    usual: Sequence[NodeStep], steps: Iterable[NodeStep]
 ) -> list[float]:
   """Returns by how much longer than usual steps took, without starving."""
   net_secs = max(0.0, statistics.median(s.net_secs for s in usual))
@@ -283,7 +336,7 @@ def _ratios(
 
 
 def _to_past(
-    usual: Mapping[int, Sequence[node_times.NodeStep]], step: node_times.Step
+    usual: Mapping[int, Sequence[NodeStep]], step: Step
 ) -> dict[int, float]:
   """Returns ratios of nodes to their past, by that of the median of others."""
   ratios = {
@@ -298,7 +351,7 @@ def _to_past(
   }
 
 
-def _to_peers(node: int, step: node_times.Step, *, missing: float) -> float:
+def _to_peers(node: int, step: Step, *, missing: float) -> float:
   """Returns the ratio of a node to others with its work, if there are any."""
   peers = _with_work(step[node].work, _without(node, step))
   return _ratios(peers, [step[node]])[0] if peers else missing

@@ -65,6 +65,7 @@ class Engine:
     shares: For each pipeline, its shares of the batch.
     lines: The node that computes each stage, for groups of shares; by default
       the owners of each pipeline for its shares.
+    ties: The copies of each tied parameter.
     exchange: Connects this process with others; None without.
     clock: Clock of nodes whose layers sleep rather than compute.
     results: Results of the phases of the current step.
@@ -93,6 +94,7 @@ class Engine:
       exchange: Connects this process, which then has one node, with others.
     """
     self.specs = tuple(specs)
+    self.ties = spec_lib.find_ties(specs)
     self.owners = [tuple(row) for row in owners]
     self.shadows: list[dict[int, int]] = [{} for _ in owners]
     self.shares = [*batch_split.deal_shares(num_shares, len(owners))]

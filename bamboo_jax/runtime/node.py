@@ -17,7 +17,6 @@ from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import array_store as store_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
@@ -79,7 +78,8 @@ class Node:
 
     Blocks while paced passes before it are still running.
     """
-    self._clock.wait_until(self.free_secs)
+    if self.free_secs > self._clock.now_secs:  # Of a paced node.
+      self._clock.wait_until(self.free_secs)
     begin_secs = time.perf_counter()
     result, start_secs = self._start(instruction), self._clock.now_secs
     if self.slow_factor > 1.0 and not instruction.is_transfer:
@@ -242,19 +242,21 @@ class Node:
     self.find_link(instruction).send(value)
     return value
 
-  def find_link(self, instruction: Instruction) -> link_lib.Link:
+  def find_link(self, instruction: Instruction) -> links_lib.Link:
     """Returns the link of a transfer of this node."""
     return self._links.find(self.node, instruction)
 
   def _receive(self, instruction: Instruction) -> base.PyTree:
     link = self.find_link(instruction)
     value = link.receive()
-    if not isinstance(link, link_lib.LocalLink):
+    if not isinstance(link, links_lib.LocalLink):
       self._clock.catch_up()
     return value
 
   def _spend(self, ms: float, instruction: Instruction) -> None:
     """Lets a pass take at least `ms`, or what its jitter makes of that."""
+    if not ms:
+      return
     pace = self.programs[instruction.stage].spec.pace
     ms = pace.vary(ms, f"{self._number} {instruction}")
     self.free_secs = max(self.free_secs, self._clock.now_secs) + ms / 1e3

@@ -34,8 +34,8 @@ class ReplicaCheck:
 
   def hear(self, said: Iterable[replicas.Prints | None]) -> None:
     """Compares fingerprints; `base.ReplicaMismatchError` if copies differ."""
-    told = [prints for prints in said if prints is not None]
-    replicas.compare(told, self.state.engine.specs)
+    if told := [prints for prints in said if prints is not None]:
+      replicas.compare(told, self.state.engine.specs)
 
   def check_now(self) -> None:
     """Compares all copies between two steps; blocks until all members call it.

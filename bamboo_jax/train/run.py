@@ -6,6 +6,7 @@ an environment for the same worker.
 
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
+import functools
 import socket
 import time
 from typing import NamedTuple
@@ -95,8 +96,8 @@ def train_and_evaluate(
         director=cohort,
         progress=progress,
         prefetches=True,
-        check_fence=lambda epoch: check_fence(),  # There is one epoch.
-        stops=lambda: cohort.is_asked_to_stop,
+        check_fence=check_fence,
+        stops=cohort.is_asked_to_stop,
         callbacks=callbacks,
     )
     worker = worker_lib.Worker(job, given)
@@ -187,9 +188,7 @@ def train_in_cluster(
           preconnects=config.recovery.preconnect,
       ),
       collectives=joined.collectives,
-      check_fence=lambda epoch: fence_lib.check(
-          fence, fence_lib.Claim(stamp, epoch)
-      ),
+      check_fence=functools.partial(fence_lib.check, fence, stamp),
       faults=sizes.read_faults(config, faults),
       director=strikes,
       stops=strikes.is_asked_to_stop if strikes else lambda: False,

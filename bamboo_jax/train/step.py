@@ -23,16 +23,14 @@ from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.faults import slow as slow_lib
 from bamboo_jax.recovery import durations
-from bamboo_jax.recovery import node_times
+from bamboo_jax.recovery import slowness
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime.phases import apply
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.phases import reduce
-from bamboo_jax.runtime.phases import refresh
 from bamboo_jax.runtime.phases import replicas
-from bamboo_jax.runtime.phases import ties
+from bamboo_jax.runtime.phases import update
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import timeline as timeline_lib
@@ -60,7 +58,7 @@ class Vote:
       included.
     owed: Start and end of its owed passes, on its clock, by view that lost a
       node.
-    ran: Passes of its nodes; see `filler.Filler.ran`.
+    ran: Passes of its nodes; see `executor.Filler.ran`.
     prints: Fingerprints of its state; None if they are not due.
     nonfinite: See `Step.find_nonfinite`.
     save: Its report of checkpoints; see `checkpoint.writer`.
@@ -84,7 +82,7 @@ class Vote:
   save: Any = None
   stops: bool = False
   at_risk: int = 0
-  nodes: node_times.Step = dataclasses.field(default_factory=dict)
+  nodes: slowness.Step = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -219,7 +217,7 @@ class StepRunner:
       self.executor.compute(self._strike_at, self._recorder)
       self.measured += self._recorder.finish()
     with self._phase("ties"):
-      ties.tie(engine)
+      reduce.tie(engine)
     with self._phase("reduce"):
       reduce.reduce(engine)
       engine.wait()
@@ -230,7 +228,7 @@ class StepRunner:
       )
     with self._phase("refresh"):
       if not self._skipped:
-        refresh.refresh(engine, self._sums.scale)
+        update.refresh(engine, self._sums.scale)
       engine.wait()
 
   def vote(self, vote: Vote) -> dict[int, Vote]:
@@ -246,7 +244,7 @@ class StepRunner:
       self._strike(self._due.pop_at_phase("apply"))
       self.bury()
       if not self._skipped:
-        apply.apply(self._engine, self._sums.scale)
+        update.apply(self._engine, self._sums.scale)
       self._engine.wait()
 
   def result(self, **more: Any) -> Committed:
@@ -284,7 +282,7 @@ class StepRunner:
     return sum(self._phase_secs[phase] for phase in _SUMS)
 
   @property
-  def nodes(self) -> node_times.Step:
+  def nodes(self) -> slowness.Step:
     """Times of local nodes in the step so far."""
     num_nodes = len(self._engine.nodes)
     return self._delays.measure(self.measured, num_nodes=num_nodes)

@@ -15,7 +15,6 @@ from bamboo_jax import base
 from bamboo_jax.base import garbage
 from bamboo_jax.cluster import messages
 from bamboo_jax.data import batches as batches_lib
-from bamboo_jax.data import prefetch
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.train import background_compiler
@@ -87,7 +86,9 @@ class Worker:
         self.state, self._step.executor, evaluate=self._evaluates
     )
     given.transfers.attach(engine, self._compiler)
-    self._batches: batches_lib.Batches | prefetch.Prefetcher = job.task.batches
+    self._batches: batches_lib.Batches | batches_lib.Prefetcher = (
+        job.task.batches
+    )
     self._begun, self._saves_at_stop = -1, False
     self._plans = step_plans.StepPlans(job.rows, fills=job.fills_waits)
 
@@ -114,7 +115,7 @@ class Worker:
       self._prepare(self._cohort.wait_start())
       if self._given.prefetches and self.state.steps < self._stop_at:
         self._batches = stack.enter_context(
-            prefetch.Prefetcher(
+            batches_lib.Prefetcher(
                 self._job.task.batches,
                 first_step=self.state.steps,
                 num_steps_ahead=self._config.data.prefetch_steps,

@@ -74,11 +74,11 @@ class BatchesTest(parameterized.TestCase):
         batch["inputs"][0] = 1
 
   @parameterized.parameters(
-      ("microbatch", (-1, 0), "step must be at least 0, got -1"),
-      ("microbatch", (0, -1), "microbatch must be at least 0, got -1"),
-      ("microbatch", (0, 3), "below num_microbatches=3, got 3"),
+      ("microbatch", (-1, 0), "must be at least 0, .*got -1 and 0"),
+      ("microbatch", (0, -1), "must be at least 0, .*got 0 and -1"),
+      ("microbatch", (0, 3), "below num_microbatches=3, got 0 and 3"),
       ("microbatch", (0, 0, ("inputz",)), "did you mean 'inputs'"),
-      ("eval_microbatch", (0, 3), "below num_microbatches=3, got 3"),
+      ("eval_microbatch", (0, 3), "below num_microbatches=3, got 0 and 3"),
       (
           "eval_microbatch",
           (3, 0),

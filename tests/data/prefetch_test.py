@@ -6,7 +6,6 @@ from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax.data import batches as batches_lib
-from bamboo_jax.data import prefetch
 
 _PATIENCE_SECS = 30.0  # Only a test that fails waits for so long.
 
@@ -58,7 +57,7 @@ class PrefetchTest(parameterized.TestCase):
     batches = _make_batches(_Numbers())
     for first_step in (0, 3):
       for num_steps_ahead in (0, 1, 3):
-        with prefetch.Prefetcher(
+        with batches_lib.Prefetcher(
             batches, first_step=first_step, num_steps_ahead=num_steps_ahead
         ) as prefetcher:
           for key in keys:
@@ -68,7 +67,7 @@ class PrefetchTest(parameterized.TestCase):
 
   def test_is_ahead_by_whole_steps(self):
     source = _Numbers()
-    with prefetch.Prefetcher(
+    with batches_lib.Prefetcher(
         _make_batches(source), first_step=5, num_steps_ahead=1
     ) as prefetcher:
       # Before anything is asked for.
@@ -91,13 +90,13 @@ class PrefetchTest(parameterized.TestCase):
 
   def test_what_is_asked_for_comes_first(self):
     source = _Numbers()
-    with prefetch.Prefetcher(_make_batches(source)) as prefetcher:
+    with batches_lib.Prefetcher(_make_batches(source)) as prefetcher:
       source.take_finished(4)
       prefetcher.microbatch(7, 1)
       self.assertEqual(source.take_finished(4), [30, 28, 32, 34])
 
   def test_keys(self):
-    with prefetch.Prefetcher(_make_batches(_Numbers())) as prefetcher:
+    with batches_lib.Prefetcher(_make_batches(_Numbers())) as prefetcher:
       got = prefetcher.microbatch(0, 1, ("targets",))
       np.testing.assert_equal(got, {"targets": np.array([3, 4])})
       with self.assertRaisesRegex(ValueError, "num_microbatches=2, got 2"):
@@ -117,7 +116,7 @@ class PrefetchTest(parameterized.TestCase):
         **batch(indices, seed=seed),
         "images": lambda: make(indices[0]),
     }
-    with prefetch.Prefetcher(_make_batches(source)) as prefetcher:
+    with batches_lib.Prefetcher(_make_batches(source)) as prefetcher:
       source.take_finished(4)
       self.assertTrue(made.empty())
       for _ in range(2):
@@ -132,7 +131,7 @@ class PrefetchTest(parameterized.TestCase):
 
   def test_an_error_is_raised_to_who_asks(self):
     source = _Numbers(broken=[6])  # In microbatch 1 of step 1.
-    with prefetch.Prefetcher(_make_batches(source)) as prefetcher:
+    with batches_lib.Prefetcher(_make_batches(source)) as prefetcher:
       source.take_finished(4)  # It has happened, and what is before is good.
       for key in ((0, 0), (0, 1), (1, 0)):
         prefetcher.microbatch(*key)
@@ -146,7 +145,7 @@ class PrefetchTest(parameterized.TestCase):
 
   def test_an_error_that_nobody_asked_for_is_logged(self):
     source = _Numbers(broken=[6])
-    prefetcher = prefetch.Prefetcher(_make_batches(source))
+    prefetcher = batches_lib.Prefetcher(_make_batches(source))
     source.take_finished(4)
     with self.assertLogs(level="WARNING") as logs:
       prefetcher.close()
@@ -154,7 +153,7 @@ class PrefetchTest(parameterized.TestCase):
     self.assertIn("(step, microbatch)=(1, 1), failed: OSError", logs.output[0])
 
   def test_an_error_that_was_raised_is_not_logged(self):
-    prefetcher = prefetch.Prefetcher(_make_batches(_Numbers(broken=[0])))
+    prefetcher = batches_lib.Prefetcher(_make_batches(_Numbers(broken=[0])))
     with self.assertRaisesRegex(OSError, "sample 0"):
       prefetcher.microbatch(0, 0)
     with self.assertNoLogs(level="WARNING"):
@@ -163,7 +162,7 @@ class PrefetchTest(parameterized.TestCase):
   def test_close(self):
     before = set(threading.enumerate())
     with self.assertRaisesRegex(KeyError, "mine"):
-      with prefetch.Prefetcher(_make_batches(_Numbers())) as prefetcher:
+      with batches_lib.Prefetcher(_make_batches(_Numbers())) as prefetcher:
         (thread,) = set(threading.enumerate()) - before
         raise KeyError("mine")
     self.assertFalse(thread.is_alive())
@@ -187,7 +186,7 @@ class PrefetchTest(parameterized.TestCase):
     expected = [((s, m), 4 * s + 2 * m) for s, m in keys]
     expected[keys.index((4, 0))] = ((4, 0), "failed")
     with (
-        prefetch.Prefetcher(batches) as prefetcher,
+        batches_lib.Prefetcher(batches) as prefetcher,
         futures.ThreadPoolExecutor(4) as pool,
     ):
       for got in pool.map(ask, (0, 3, 7, 11), timeout=_PATIENCE_SECS):

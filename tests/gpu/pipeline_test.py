@@ -12,7 +12,6 @@ import pytest
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.phases import reduce
-from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import linearize
 from tests import plain
@@ -94,7 +93,7 @@ def _pipelined_grads(settings, whole, layers):
 
   engine.begin_step(_STEP, feed, num_microbatches=_NUM_MICROBATCHES)
   engine.compute(linearize.linearize([rows]))
-  ties.tie(engine)
+  reduce.tie(engine)
   reduce.reduce(engine)
   engine.wait()
   totals = engine.results.totals.values()

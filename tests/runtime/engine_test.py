@@ -16,7 +16,6 @@ from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.phases import reduce
-from bamboo_jax.runtime.phases import ties
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import lines as lines_lib
@@ -135,7 +134,7 @@ def run_step(engine, *, num_microbatches, step=0, in_flight="1f1b"):
       engine, num_microbatches=num_microbatches, in_flight=in_flight
   )
   engine.compute(linearize.linearize(timelines))
-  ties.tie(engine)
+  reduce.tie(engine)
   reduce.reduce(engine)
   engine.wait()
   return batches

@@ -8,9 +8,9 @@ from absl.testing import parameterized
 import jax
 import numpy as np
 
-from bamboo_jax.runtime import filler as filler_lib
+from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime.profile import recorder
-from bamboo_jax.runtime.wire import link as link_lib
+from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -43,7 +43,7 @@ class Node:
   def __init__(self, wire, *, paced_secs=0.0):
     self.store = types.SimpleNamespace(activations={(0, 0), (0, 1), (0, 2)})
     self.ran, self.is_free, self.free_secs = [], True, paced_secs
-    self._link = link_lib.SocketLink(
+    self._link = links_lib.SocketLink(
         wire,
         channel_lib.Channel("grad", (1, 0), (0,)),
         like=jax.ShapeDtypeStruct((), np.float32),
@@ -77,7 +77,7 @@ def make_filling(*, latest_ms=_LONG_MS, span_ms=0.0):
 class FillerTest(parameterized.TestCase):
 
   def _run(self, node, *row, filling=None, number=0):
-    filler = filler_lib.Filler()
+    filler = executor_lib.Filler()
     filler.plan(filling or make_filling())
     filler.begin({number: node})
     done = [run for i in row for run in filler.run(node, i)]
@@ -130,7 +130,7 @@ class FillerTest(parameterized.TestCase):
 
   def test_not_after_a_death(self):
     node = Node(Wire(9))
-    filler = filler_lib.Filler()
+    filler = executor_lib.Filler()
     filler.plan(make_filling())
     filler.plan(None)
     filler.begin({0: node})
@@ -138,7 +138,7 @@ class FillerTest(parameterized.TestCase):
     self.assertEmpty(filler.ran([]))
 
   def test_learns_from_steps(self):
-    filler = filler_lib.Filler()
+    filler = executor_lib.Filler()
     for stretch, want in ((3.0, 3.0), (1.1, 1.1), (1.0, 1.0), (0.9, 1.0)):
       filler.learn(stretch)
       self.assertEqual(filler.stretch, want)
@@ -147,7 +147,7 @@ class FillerTest(parameterized.TestCase):
     self.assertEqual(filler.stretch, 2.0)
 
   def test_what_has_run(self):
-    filler = filler_lib.Filler()
+    filler = executor_lib.Filler()
     filler.plan(make_filling())
     before = time.perf_counter()
     filler.begin({0: Node(Wire(9))})

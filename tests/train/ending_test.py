@@ -70,10 +70,10 @@ class StopTest(EndingCase):
   def test_asked_before_it_trains(self):
     self.begin()
     self.assertFalse(self.local.ask_to_stop())
-    self.assertFalse(self.local.is_asked_to_stop)
+    self.assertFalse(self.local.is_asked_to_stop())
     self.local.enter()
     self.assertTrue(self.local.ask_to_stop())
-    self.assertTrue(self.local.is_asked_to_stop)
+    self.assertTrue(self.local.is_asked_to_stop())
 
   def test_nothing_is_saved(self):
     self.assertEqual(workdir_lib.find_saved(str(self.folder / "none")), 0)

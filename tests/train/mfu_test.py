@@ -15,11 +15,10 @@ class MfuTest(absltest.TestCase):
         accept.accept(tiny.get_config()),
         devices=devices_lib.place_nodes([0, 1]),
     )
-    one = mfu.Mfu(job)
-    self.assertEqual(one.find(1.0, num_nodes=2), {})  # The peak of a CPU.
-    one.__dict__["_peak_flops"] = 1e9
+    self.assertIsNone(mfu.Mfu.of(job))  # The peak of a CPU.
+    one = mfu.Mfu(job, peak_flops=1e9)
     per_microbatch = sum(products.layer_flops(job.task.whole).values())
     self.assertAlmostEqual(
-        one.find(0.5, num_nodes=2)["mfu_pct"],
+        one.find_pct(0.5, num_nodes=2),
         100 * 3 * per_microbatch * job.plan.batch.total_microbatches / 1e9,
     )

@@ -32,8 +32,7 @@ from bamboo_jax.train import step as step_lib
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import outputs as outputs_lib
-from bamboo_jax.train.record import row_file
-from bamboo_jax.train.record import step_slots
+from bamboo_jax.train.record import step_traces
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import job as job_lib
@@ -329,7 +328,7 @@ class OutputsTest(parameterized.TestCase):
         schedule_plot, "plot_schedule", lambda *a, **k: drawn.append(k)
     ):
       for some in (steps, steps[2:], [_committed(1)]):
-        step_slots.plot_step("a.png", some, formats=("svg",))
+        step_traces.plot_step("a.png", some, formats=("svg",))
     quiet, death = drawn  # Nothing without measured slots.
     self.assertEqual(quiet["title"], "Step 2")
     self.assertEqual(
@@ -441,7 +440,7 @@ class OutputsTest(parameterized.TestCase):
     rows_lib.write(rows / "n0.json", make(100.0, []))
     rows_lib.write(rows / "n3.json", make(100.5, slot))
     done = _measured(1, recoveries=(_recovery(1, view=2),))
-    row_file.write_trace(
+    step_traces.write_trace(
         workdir_lib.Workdir(self.root), "n0", [done], since_secs=done.start_secs
     )
     last = chrome_trace.read_last(self.root / "trace.json")
@@ -454,7 +453,7 @@ class OutputsTest(parameterized.TestCase):
 
   def test_a_member_writes_its_last_steps(self):
     workdir = workdir_lib.Workdir(self.root)
-    file = row_file.RowFile(workdir.rows, "n1", num_steps=2)
+    file = step_traces.RowFile(workdir.rows, "n1", num_steps=2)
     for step in (1, 2, 3):
       file.add(_measured(step), with_plan=True)
     file.flush()
@@ -463,12 +462,12 @@ class OutputsTest(parameterized.TestCase):
     self.assertNotEmpty(steps[-1].slots)
     (workdir.rows / "n1.json").write_text("[{")
     self.assertEqual(rows_lib.read_members(workdir.rows), {})
-    row_file.clear(workdir.rows)
+    step_traces.clear(workdir.rows)
     self.assertEmpty([*workdir.rows.iterdir()])
 
   def test_rows_that_cannot_be_written_hold_nothing_up(self):
     (self.root / "rows").write_text("no folder")
-    file = row_file.RowFile(self.root / "rows", "n1", num_steps=2)
+    file = step_traces.RowFile(self.root / "rows", "n1", num_steps=2)
     for step in (1, 2):
       file.add(_committed(step), with_plan=True)
       file.flush()

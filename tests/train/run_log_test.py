@@ -12,7 +12,7 @@ from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.runtime import filler as filler_lib
+from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import instruction
@@ -109,7 +109,7 @@ class RunLogTest(parameterized.TestCase):
   def test_what_filled_waits(self):
     step = types.SimpleNamespace(
         planned_passes=None,
-        executor=types.SimpleNamespace(filler=filler_lib.Filler()),
+        executor=types.SimpleNamespace(filler=executor_lib.Filler()),
         result=lambda **facts: facts,
     )
     row = [
@@ -154,7 +154,7 @@ class RunLogTest(parameterized.TestCase):
         planned_passes=account_lib.NodeTime(),
         sums_secs=0.0,
         nodes={},
-        executor=types.SimpleNamespace(filler=filler_lib.Filler()),
+        executor=types.SimpleNamespace(filler=executor_lib.Filler()),
         find_nonfinite=lambda: "",
     )
     vote = lambda: self.log.vote(
@@ -186,7 +186,7 @@ class RunLogTest(parameterized.TestCase):
     }
     step = types.SimpleNamespace(
         planned_passes=planned_passes,
-        executor=types.SimpleNamespace(filler=filler_lib.Filler()),
+        executor=types.SimpleNamespace(filler=executor_lib.Filler()),
         result=lambda **facts: facts,
     )
     self.state.is_writer = False

@@ -5,7 +5,6 @@ import types
 
 from absl.testing import parameterized
 
-from bamboo_jax.recovery import node_times
 from bamboo_jax.recovery import slowness
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.train.record import slow_nodes
@@ -16,7 +15,7 @@ from tests.train import run_log_test
 def make_step(*busy_ms):
   """Returns what members say about a step: one node each."""
   return [
-      {n: node_times.NodeStep("0F*4", ms / 1e3, (200 - ms) / 1e3)}
+      {n: slowness.NodeStep("0F*4", ms / 1e3, (200 - ms) / 1e3)}
       for n, ms in enumerate(busy_ms)
   ]
 
@@ -116,7 +115,7 @@ class SlowNodesTest(parameterized.TestCase):
   def step(self, ms):
     """Returns a step in which node 1 takes `ms` for each microbatch."""
     num = self.num_left if self.state.slow[1] > 1 else 4
-    own = [{1: node_times.NodeStep(f"0F*{num}", num * ms / 1e3)}] * bool(num)
+    own = [{1: slowness.NodeStep(f"0F*{num}", num * ms / 1e3)}] * bool(num)
     return [_USUAL[0], *own, *_USUAL[2:]]
 
   def run_until(self, factor, ms):

@@ -15,7 +15,7 @@ import numpy as np
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.phases import refresh
+from bamboo_jax.runtime.phases import update
 from bamboo_jax.testing.fault_sweep import cases
 from bamboo_jax.testing.fault_sweep import trials as trials_lib
 from bamboo_jax.train import run as run_lib
@@ -76,7 +76,7 @@ class TextModelsTest(parameterized.TestCase):
   @parameterized.parameters("gradient", "state")
   def test_upkeep_of_replicas(self, mode):
     """With LoRA replicas receive less than 1 % of the bytes without it."""
-    num_bytes, run = [], refresh.refresh
+    num_bytes, run = [], update.refresh
 
     def count(*args):
       num_bytes.append(run(*args))
@@ -94,7 +94,7 @@ class TextModelsTest(parameterized.TestCase):
       config.checkpoint.every_steps = 0
       with (
           tempfile.TemporaryDirectory() as workdir,
-          mock.patch.object(refresh, "refresh", count),
+          mock.patch.object(update, "refresh", count),
       ):
         run_lib.train_and_evaluate(config, workdir=workdir)
     adapters, dense = num_bytes

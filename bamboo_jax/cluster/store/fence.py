@@ -284,12 +284,12 @@ class Fence:
     self._path.unlink(missing_ok=True)
 
 
-def check(fence: Fence, claim: Claim) -> None:
-  """Raises `base.FencedError` unless `claim` is still the one that may write.
+def check(fence: Fence, stamp: str, epoch: int = 0) -> None:
+  """Raises `base.FencedError` unless a life of a run still may write.
 
   Retries for a while if the folder cannot be read, as agents do.
   """
-  refuse(base.ask_again(fence.read)[0], claim)
+  refuse(base.ask_again(fence.read)[0], Claim(stamp, epoch))
 
 
 def refuse(found: Claim | None, claim: Claim) -> None:

@@ -30,10 +30,11 @@ def hold(
     folder: str | os.PathLike[str],
     found: fence_lib.Found,
     since_secs: float,
-) -> Iterator[Callable[[], None]]:
+) -> Iterator[Callable[[int], None]]:
   """Claims a folder, whose lock the caller holds, in a `with` block.
 
-  Yields a function that raises `base.FencedError` once others have taken it.
+  Yields a function of 0, the epoch of a run without members, that raises
+  `base.FencedError` once others have taken the folder.
 
   Args:
     found: Result of `Fence.read` at `since_secs` of `time.monotonic`.
@@ -56,7 +57,7 @@ def hold(
   )
   beating.start()
   try:
-    yield functools.partial(fence_lib.check, fence, claim)
+    yield functools.partial(fence_lib.check, fence, claim.stamp)
   finally:
     over.set()
     beating.join(fence_lib.BEAT_SECS)  # Unless the folder hangs.

@@ -2,14 +2,14 @@
 
 `train` runs them in this order, after the instructions of `compute`:
 
-  ties           Adds up gradients of parameters that layers share.
-  reduce         Adds up the shares of each stage; norms and losses.
-  refresh        Sends each shadow what its replica needs.   (then the vote)
-  apply          Updates state and replicas; local, cannot fail.
+  reduce   `tie` adds up gradients of parameters that layers share, `reduce`
+           the shares of each stage; norms and losses.
+  update   `refresh` sends each shadow what its replica needs. After the vote
+           `apply` updates state and replicas; local, cannot fail.
 
 Until the vote the state stays: a phase leaves its result in `engine.results`,
 beside its input, and may be run again.
 
-  replicas       Copies and compares the state of replicas, by fingerprint.
+  replicas       Compares the state of replicas, by fingerprint.
   compile_ahead  Programs of roles, also those after the next death.
 """

@@ -13,7 +13,6 @@ from typing import Any
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import fingerprint
 from bamboo_jax.runtime.phases import reduce
-from bamboo_jax.runtime.phases import ties
 
 Job = Callable[[], Any]
 # The jobs of an executor for some lines, see `executor.Executor.jobs`.
@@ -53,7 +52,7 @@ def compile_jobs(
   """
   jobs = _program_jobs(engine, engine.owners, engine.shadows, evaluate=evaluate)
   jobs += [
-      functools.partial(ties.compile_for, engine, node)
+      functools.partial(reduce.compile_ties, engine, node)
       for node in engine.nodes.values()
   ]
   for owners, lines in ((engine.owners, engine.lines), *_deaths(engine)):
@@ -98,10 +97,9 @@ def _program_jobs(
       if (device := engine.find_compute(node)) is None:  # Of another process.
         continue
       spec, is_owner = engine.specs[stage], row[stage] == node
-      names = ["backward", "cast", "forward", "norms", "zeros"]
-      names.append(
-          "propose" if engine.replicas.refresh == "state" else "update"
-      )
+      names = ["backward", "cast", "forward", "norms", "update", "zeros"]
+      if engine.replicas.refresh == "state":  # Updates while replicas are left.
+        names.append("propose")
       if engine.replicas.runs_ahead and not is_owner:
         names.append("redundant")
       if evaluate and is_owner:
@@ -156,10 +154,12 @@ def find_groups(
     lines: engine_lib.Lines,
 ) -> set[frozenset[int]]:
   """Returns the groups of nodes that exchange values in given roles."""
-  rows, copies = [row for row, _ in lines], ties.find_copies(engine.specs)
+  rows = [row for row, _ in lines]
   groups: list[Iterable[int]] = []
   groups += [pair for row in rows for pair in itertools.pairwise(row)]
-  groups += [[row[c.stage] for c in group] for row in rows for group in copies]
+  groups += [
+      [row[c.stage] for c in group] for row in rows for group in engine.ties
+  ]
   for row, holders in zip(owners, shadows, strict=True):
     groups += [(row[stage], node) for stage, node in holders.items()]
   groups += zip(*rows, *owners, strict=True)  # Sums, by stage.

@@ -1,4 +1,16 @@
-"""Sums the gradients over all shares; norms and losses.
+"""Sums gradients: of tied parameters, then over all shares; norms and losses.
+
+Each layer that uses a tied parameter keeps its own copy, so that any partition
+can hold it. Copies start equal and stay equal because each gets the same
+gradient: the sum over all layers that use it, added in model order. For each
+share of the batch, on the nodes that compute it:
+
+     node 0, layer a              node 3, layer b
+  1.    |--------- grad of a ---------->|  to all other nodes of the group
+  2.    |<-------- grad of b -----------|
+  3. a + b                           a + b  beside the accumulators
+
+The accumulators do not change, so after a death the phase can be repeated.
 
 The sum of a share lies on the node that computed it, and the sum over all
 shares on all nodes that hold one. Shares are added from left to right in the
@@ -13,6 +25,9 @@ With one share on each of D devices, a device sends 2 (D - 1) / D gradients.
 """
 
 from collections.abc import Mapping, Sequence
+import functools
+import itertools
+import operator
 
 import jax
 import numpy as np
@@ -23,6 +38,82 @@ from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import channel as channel_lib
+
+
+def compile_ties(engine: engine_lib.Engine, node: node_lib.Node) -> None:
+  """Compiles the sums of tied parameters that a node needs as an owner."""
+  for group in engine.ties:
+    if not any(copy.stage in node.programs for copy in group):
+      continue
+    copy = group[0]
+    like = engine.specs[copy.stage].accumulator.grads[copy.layer][copy.param]
+    named = {copy.param: np.zeros(like.shape, like.dtype)}
+    where = places.of_state(node.device, named, engine.specs[0].model.name)
+    zeros = jax.device_put(named, where)[copy.param]
+    _add_copies([zeros] * len(group))  # The first call compiles.
+
+
+def tie(engine: engine_lib.Engine) -> None:
+  """Sums the gradients of tied parameters, beside the accumulators."""
+  tied: dict[tuple[int, int], spec_lib.Accumulator] = {}
+  for row, shares in engine.lines:
+    for share, group in itertools.product(shares, engine.ties):
+      tied |= _tie_group(engine, group, row, share, tied)
+  engine.results.tied = tied
+
+
+def _tie_group(
+    engine: engine_lib.Engine,
+    group: Sequence[spec_lib.TiedCopy],
+    row: Sequence[int],
+    share: int,
+    tied: Mapping[tuple[int, int], spec_lib.Accumulator],
+) -> dict[tuple[int, int], spec_lib.Accumulator]:
+  """Returns the accumulators that change, by stage and share."""
+  nodes, held, parts = engine.nodes, {}, {}
+  for copy in group:
+    if (node := row[copy.stage]) in nodes:
+      key = (copy.stage, share)
+      # Another group may have changed it before.
+      held[key] = tied.get(key, nodes[node].store.accumulators[key])
+      parts[node, copy] = held[key].grads[copy.layer][copy.param]
+  # All nodes walk one order, so none waits in a circle.
+  for copy, *ends in _transfers(group, row):
+    source, destination = ends
+    if nodes.keys() & ends:
+      link = engine.links.get(
+          channel_lib.Channel("tie", (source, destination), copy)
+      )
+      if source in nodes:
+        link.send(parts[source, copy])
+      if destination in nodes:
+        parts[destination, copy] = link.receive()
+  for copy in group:
+    if (node := row[copy.stage]) in nodes:
+      grads = held[copy.stage, share].grads
+      total = _add_copies([parts[node, c] for c in group])
+      layer = {**grads[copy.layer], copy.param: total}
+      held[copy.stage, share] = held[copy.stage, share].replace(
+          grads={**grads, copy.layer: layer}
+      )
+  return held
+
+
+@jax.jit
+def _add_copies(parts: list[jax.Array]) -> jax.Array:
+  return functools.reduce(operator.add, parts)
+
+
+def _transfers(
+    group: Sequence[spec_lib.TiedCopy], row: Sequence[int]
+) -> list[tuple[spec_lib.TiedCopy, int, int]]:
+  """Returns source, destination and copy, in one order for all nodes."""
+  transfers = []
+  holders = sorted({row[copy.stage] for copy in group})
+  for copy in group:
+    source = row[copy.stage]
+    transfers += [(copy, source, to) for to in holders if to != source]
+  return transfers
 
 
 def find_channels(
@@ -109,7 +200,7 @@ def _add(
   else:
     total, nodes = _add_here(engine, channel, parts), channel.nodes
   totals = {}
-  for place in dict.fromkeys(map(engine.find_compute, nodes)):
+  for place in dict.fromkeys(engine.nodes[node].device for node in nodes):
     where = places.of_state(place, total, unit.model.name)
     totals[place] = jax.device_put(total, where)
   return totals

@@ -24,7 +24,7 @@ from bamboo_jax.runtime.profile import products
 from bamboo_jax.runtime.profile import roofline as roofline_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.runtime.wire import link as link_lib
+from bamboo_jax.runtime.wire import links as links_lib
 
 _Link = roofline_lib.LinkCost
 
@@ -364,7 +364,7 @@ def _time_link(devices: Sequence[jax.Device], num_repeats: int) -> _Link:
 
   def time_of(size: int) -> float:
     like = jax.ShapeDtypeStruct((size,), np.float32)
-    link = link_lib.LocalLink(destination)
+    link = links_lib.LocalLink(destination)
     value = _random(like, source)
 
     def transfer() -> jax.Array:

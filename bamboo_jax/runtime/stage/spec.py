@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -227,9 +227,8 @@ def init_layers(
             index, seed=spec.seed, batch_shapes=spec.batch
         )
         variables = variables.replace(params={**drawn.params, **params})
-    trained = layer_lib.drop_frozen(
-        variables.params, spec.model.layers[index].trained
-    )
+    layer = spec.model.layers[index]
+    trained = _drop_frozen(layer, variables.params)
     slots = jax.jit(spec.optimizer.init)(trained)  # One program.
     layers[name] = LayerState(variables.params, slots, variables.stats)
   return layers
@@ -257,7 +256,7 @@ def zero_accumulator(spec: StageSpec) -> Accumulator:
   zeros = lambda a: jnp.zeros(a.shape or (1,), jnp.float32)
   params = spec.state.params
   trained = {
-      layer.name: layer_lib.drop_frozen(params[layer.name], layer.trained)
+      layer.name: _drop_frozen(layer, params[layer.name])
       for layer in spec.layers
   }
   return Accumulator(
@@ -271,14 +270,39 @@ def drop_frozen(
     unit: StageSpec, params: Sequence[base.PyTree]
 ) -> tuple[base.PyTree, ...]:
   """Returns the trained parameters of each layer of a unit."""
-  prefixes = [layer.trained for layer in unit.layers]
-  return tuple(map(layer_lib.drop_frozen, params, prefixes))
+  return tuple(map(_drop_frozen, unit.layers, params))
+
+
+def _drop_frozen(
+    layer: linen.LinenLayer, params: base.PyTree
+) -> dict[str, jax.Array]:
+  return {k: v for k, v in params.items() if k.startswith(layer.trained)}
 
 
 def add_frozen(state: StageState, old: StageState) -> StageState:
   """Returns a unit's state with the frozen parameters of an older one."""
   pairs = zip(old.params, state.params, strict=True)
   return state.replace(params=tuple({**o, **new} for o, new in pairs))
+
+
+class TiedCopy(NamedTuple):
+  """One copy of a tied parameter, identified by names."""
+
+  stage: int
+  layer: str
+  param: str
+
+
+def find_ties(specs: Sequence[StageSpec]) -> list[list[TiedCopy]]:
+  """Returns the copies of each trained tied parameter, in model order."""
+  groups: dict[tuple[str, str], list[TiedCopy]] = {}
+  stages = {l.name: s for s, spec in enumerate(specs) for l in spec.layers}
+  for layer in specs[0].model.layers:
+    for tie in layer.trained_ties:
+      owner = TiedCopy(stages[tie.layer], tie.layer, tie.layer_param)
+      group = groups.setdefault((tie.layer, tie.layer_param), [owner])
+      group.append(TiedCopy(stages[layer.name], layer.name, tie.param))
+  return [*groups.values()]
 
 
 def nbytes(tree: base.PyTree) -> int:

@@ -3,8 +3,7 @@
 An activation travels on a link: a copy in one process, else a value of the
 transport, whose connections may break. Read `transport`, then `protocol`.
 
-  link         one direction between two nodes
-  links        all links of this process, by channel
+  links        one direction between two nodes; all of them, by channel
   ordered_sum  the sum of gradients over shares, between processes
   mesh         the parts of arrays of a mesh, which travel one by one
 

@@ -1,17 +1,126 @@
-"""All links of this process, by channel."""
+"""Links: how an array gets from one node to another.
 
+A link carries values of one shape in one direction, in order. Within a process
+an array is copied from device to device; to another process it travels over the
+transport. `Links` has all links of this process, by channel.
+"""
+
+import collections
 from collections.abc import Callable, Collection, Sequence
 import dataclasses
+from typing import Protocol
+
+import jax
 
 from bamboo_jax import base
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.runtime.wire import link as link_lib
+from bamboo_jax.runtime.wire import mesh as mesh_lib
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Op = instruction_lib.Op
+
+
+class Link(Protocol):
+  """One direction between two nodes; values arrive in order."""
+
+  def send(self, value: base.PyTree) -> None:
+    """Sends a value, arrays on the source; returns before it has arrived."""
+
+  def receive(self) -> base.PyTree:
+    """Returns the next value, arrays on the destination."""
+
+  def drop(self) -> None:
+    """Drops values that were sent and not received."""
+
+
+class LocalLink:
+  """A link between two devices of this process, or from a device to itself.
+
+  Nothing blocks: the copy starts when the value is ready, and cannot fail.
+  """
+
+  def __init__(self, to: base.PyTree) -> None:
+    """Makes a link to a device, or to shardings as a value has leaves."""
+    self._to = to
+    self._values = collections.deque[base.PyTree]()
+
+  def send(self, value: base.PyTree) -> None:
+    """See `Link`; the arrays are read, not donated."""
+    # Either end may be told to delete its arrays.
+    self._values.append(jax.device_put(value, self._to, may_alias=False))
+
+  def receive(self) -> base.PyTree:
+    """See `Link`."""
+    return self._values.popleft()  # In one process the send came first.
+
+  def drop(self) -> None:
+    """See `Link`."""
+    self._values.clear()
+
+
+class SocketLink:
+  """The local end of a link to a node of another process.
+
+  Arrays on a mesh are sent in parts, as its devices hold them. A value that was
+  sent must be neither donated nor changed before the next attempt begins: it
+  may have to be sent again.
+  """
+
+  def __init__(
+      self,
+      exchange: ordered_sum.Exchange,
+      channel: channel_lib.Channel,
+      *,
+      like: base.PyTree,
+      to: base.PyTree,
+  ) -> None:
+    """`to` are the devices or shardings of values at this end."""
+    self._exchange, self._to = exchange, to
+    self._source, self._destination = channel.nodes
+    self._name = str(channel)
+    self._shapes, self._structure = jax.tree.flatten(like)
+    shardings = jax.tree.leaves(to)
+    on_mesh = [*map(_is_mesh, shardings)] == [True] * len(self._shapes)
+    self._shardings = shardings if on_mesh else None
+
+  def send(self, value: base.PyTree) -> None:
+    """See `Link`; the arrays need not be computed yet."""
+    leaves = jax.tree.leaves(value)
+    if self._shardings:
+      pairs = zip(leaves, self._shardings, strict=True)
+      leaves = [part for pair in pairs for part in mesh_lib.cut(*pair)]
+    self._exchange.send(self._destination, self._name, leaves)
+
+  def receive(self) -> base.PyTree:
+    """See `Link`; blocks until the value has arrived.
+
+    Raises:
+      base.PeerRemovedError, base.AttemptOverError: It can no longer arrive.
+    """
+    arrays = self._exchange.receive(self._source, self._name)
+    if self._shardings:
+      rest = iter(arrays)
+      pairs = zip(self._shapes, self._shardings, strict=True)
+      arrays = [mesh_lib.paste(rest, a.shape, to) for a, to in pairs]
+      assert next(rest, None) is None, self._name
+    found = [(a.shape, a.dtype) for a in arrays]
+    wanted = [(a.shape, a.dtype) for a in self._shapes]
+    assert found == wanted, (self._name, found, wanted)
+    value = jax.tree.unflatten(self._structure, arrays)
+    return value if self._shardings else jax.device_put(value, self._to)
+
+  def wait(self, secs: float) -> bool:
+    """Waits for a value, at most `secs`; returns whether it has arrived.
+
+    Raises as `receive`.
+    """
+    return self._exchange.wait(self._source, self._name, secs)
+
+  def drop(self) -> None:
+    """See `Link`; nothing, as the next attempt of the transport drops them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,11 +134,11 @@ class Links:
   refresh: str
   exchange: ordered_sum.Exchange | None
   find_compute: Callable[[int], places.Place | None]
-  _links: dict[channel_lib.Channel, link_lib.Link] = dataclasses.field(
+  _links: dict[channel_lib.Channel, Link] = dataclasses.field(
       init=False, default_factory=dict
   )
 
-  def get(self, channel: channel_lib.Channel) -> link_lib.Link:
+  def get(self, channel: channel_lib.Channel) -> Link:
     """Returns the link of a channel, the same one in all threads."""
     if link := self._links.get(channel):
       return link
@@ -39,17 +148,15 @@ class Links:
     if place is None and exchange is not None:  # The sender is here.
       place = self.find_compute(source)
     to = None if place is None else self._find_target(channel, place, like)
-    made: link_lib.Link
+    made: Link
     if exchange is None:
-      made = link_lib.LocalLink(to)
+      made = LocalLink(to)
     else:
-      made = link_lib.SocketLink(exchange, channel, like=like, to=to)
+      made = SocketLink(exchange, channel, like=like, to=to)
     # Another thread may have been faster.
     return self._links.setdefault(channel, made)
 
-  def find(
-      self, node: int, instruction: instruction_lib.Instruction
-  ) -> link_lib.Link:
+  def find(self, node: int, instruction: instruction_lib.Instruction) -> Link:
     """Returns the link that `node` uses for a transfer."""
     assert instruction.peer is not None, instruction
     ends = (node, instruction.peer)
@@ -98,3 +205,7 @@ class Links:
         _, layer, param = channel.key
         return spec.accumulator.grads[str(layer)][param]
     raise AssertionError(channel)
+
+
+def _is_mesh(place: base.PyTree) -> bool:
+  return isinstance(place, jax.sharding.NamedSharding)

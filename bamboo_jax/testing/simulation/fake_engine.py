@@ -15,7 +15,7 @@ from typing import Any, TYPE_CHECKING
 
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import filler as filler_lib
+from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import filling as filling_lib
@@ -184,7 +184,7 @@ class Rows:
   """An executor whose rows the step below runs; see `runtime.executor`."""
 
   def __init__(self, engine: FakeEngine) -> None:
-    self.filler = filler_lib.Filler()
+    self.filler = executor_lib.Filler()
     self.order: Sequence[tuple[int, Instruction]] = ()
     self._engine = engine
 

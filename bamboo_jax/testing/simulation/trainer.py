@@ -134,7 +134,7 @@ class TrainerWorker(worker_lib.ScriptedWorker):
     self.loop.run()
 
   def _check_epoch(self, epoch: int) -> None:
-    fence_lib.check(self.fence, fence_lib.Claim(self.stamp, epoch))
+    fence_lib.check(self.fence, self.stamp, epoch)
 
   def _make_state(
       self, cohort: cluster_cohort.ClusterCohort, engine: Any, files: Any

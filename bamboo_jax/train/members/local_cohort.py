@@ -34,7 +34,6 @@ class LocalCohort:
   Attributes:
     first_step: Number of steps done at the start; -1 before it is known.
     happened: Lines of the faults that have hit a node, and of joins.
-    is_asked_to_stop: Whether to save and end the run after this step.
   """
 
   def __init__(
@@ -50,7 +49,7 @@ class LocalCohort:
     self._done: set[tuple[int, faults_lib.Fault]] = set()
     self.happened: set[int] = set()
     self.first_step = -1
-    self.is_asked_to_stop = self._has_entered = False
+    self._is_asked_to_stop = self._has_entered = False
     self._num_fallen = 0  # Dead nodes whose agents live.
     self._num_checks = self._checks_per_step = 0
     self._pending: list[tuple[int, faults_lib.Due]] = []
@@ -76,9 +75,13 @@ class LocalCohort:
     """See `Cohort`; the first view is already adopted."""
     self._has_entered = True
 
+  def is_asked_to_stop(self) -> bool:
+    """Returns whether to save and end the run after this step."""
+    return self._is_asked_to_stop
+
   def ask_to_stop(self) -> bool:
     """Requests to save and end the run; False if training has not begun."""
-    self.is_asked_to_stop = self._has_entered
+    self._is_asked_to_stop = self._has_entered
     return self._has_entered
 
   def gather(self, key: str, value: T) -> dict[int, T]:

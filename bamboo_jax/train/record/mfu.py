@@ -15,29 +15,28 @@ class Mfu:
   Attention by a fused kernel is no product and is not counted.
   """
 
-  def __init__(self, job: job_lib.Job) -> None:
-    self._job = job
+  def __init__(self, job: job_lib.Job, *, peak_flops: float) -> None:
+    """`peak_flops` are the operations per second of a node at most."""
+    self._job, self._peak_flops = job, peak_flops
 
-  def find(self, secs: float, *, num_nodes: int) -> dict[str, float]:
-    """Returns the `mfu_pct` of a step of `secs` on `num_nodes`.
-
-    Empty if the peak of the device is not known. The first call traces the
-    model.
-    """
-    if self._peak_flops is None or not num_nodes:
-      return {}
-    peak_flops = num_nodes * self._peak_flops
-    return {"mfu_pct": 100 * self._step_flops / (secs * peak_flops)}
-
-  @functools.cached_property
-  def _peak_flops(self) -> float | None:
-    """Operations per second of a node at most."""
+  @classmethod
+  def of(cls, job: job_lib.Job) -> "Mfu | None":
+    """Returns it for the devices here; None if their peak is not known."""
     peak = machines.find_peak_tflops(
         jax.local_devices()[0].device_kind,
-        dtype=self._job.task.whole.model.fingerprint.get("dtype", ""),
+        dtype=job.task.whole.model.fingerprint.get("dtype", ""),
     )
-    mesh = self._job.config.node.mesh
-    return None if peak is None else 1e12 * peak * mesh.data * mesh.tensor
+    mesh = job.config.node.mesh
+    if peak is None:
+      return None
+    return cls(job, peak_flops=1e12 * peak * mesh.data * mesh.tensor)
+
+  def find_pct(self, secs: float, *, num_nodes: int) -> float:
+    """Returns the percentage of a step of `secs` on `num_nodes`.
+
+    The first call traces the model.
+    """
+    return 100 * self._step_flops / (secs * num_nodes * self._peak_flops)
 
   @functools.cached_property
   def _step_flops(self) -> float:

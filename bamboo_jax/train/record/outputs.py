@@ -30,10 +30,8 @@ from bamboo_jax.train.record import log_writers
 from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import mfu
 from bamboo_jax.train.record import opening
-from bamboo_jax.train.record import row_file
 from bamboo_jax.train.record import run_summary
-from bamboo_jax.train.record import step_slots
-from bamboo_jax.train.record import xprof
+from bamboo_jax.train.record import step_traces
 from bamboo_jax.train.setup import job as job_lib
 
 _RECOVERY, _JOIN = "recovery", "join"
@@ -68,17 +66,19 @@ class Outputs:
     self._workdir, self._name = given.workdir, given.name
     self._progress = given.progress
     self._meter = meter_lib.make_meter(config, since_secs=given.started_secs)
-    self._mfu = mfu.Mfu(job)
+    self._batch_size = job.plan.batch.batch_size
+    self._mfu = mfu.Mfu.of(job)
     self._callbacks = given.callbacks
     self._writer: log_writers.LogWriters | None = None
     num_traced = max(1, config.metrics.trace_steps)
     self._traced = collections.deque[step_lib.Committed](maxlen=num_traced)
     self._first_secs: float | None = None
-    self._rows = row_file.RowFile(
+    self._rows = step_traces.RowFile(
         self._workdir.rows, given.name, num_steps=num_traced
     )
     steps = profile_steps.parse(config.metrics.profile_steps)
-    self._profiler = xprof.Profiler(steps, self._workdir.profiles / given.name)
+    folder = self._workdir.profiles / given.name
+    self._profiler = step_traces.Profiler(steps, folder)
     self.shown: dict[str, float] = {}
     self._last: _LastStep | None = None
     self._started_at: int | None = None
@@ -98,7 +98,7 @@ class Outputs:
     warnings = opening.find_warnings(self._job)
     self._show_start(step, warnings)
     if self._state.is_writer:
-      row_file.clear(self._workdir.rows)  # Of an earlier run.
+      step_traces.clear(self._workdir.rows)  # Of an earlier run.
       opening.write_facts(self._job, self._workdir)
       self._meter.watch(self._nodes())
       if step < self._config.num_steps:
@@ -120,8 +120,10 @@ class Outputs:
 
   def write_step(self, done: step_lib.Committed) -> None:
     """Writes a committed step, and the recoveries in it."""
-    before = self._last
-    self._last = _LastStep(done, self._nodes(), self._num_dropped())
+    before, num_dealt = self._last, sum(map(len, self._state.layout.shares))
+    kept = num_dealt / self._job.plan.batch.num_shares
+    num_dropped = round(self._batch_size * (1 - kept))
+    self._last = _LastStep(done, self._nodes(), num_dropped)
     self._profiler.note_done(done.steps)
     logs.note_step(done.steps)
     self._rows.add(done, with_plan=self._state.is_writer)
@@ -242,19 +244,21 @@ class Outputs:
     self._meter.add_step(
         done, nodes=nodes, num_dropped=num_dropped, is_late=is_late
     )
-    batch_size = self._job.plan.batch.batch_size
+    unit = done.sums.unit(self._batch_size)
     shown = {
         "loss": done.sums.mean_loss,
         "learning_rate": self._job.task.schedule.rate_at(
             num_updates - (not done.skipped)
         ),
-        f"{done.sums.unit(batch_size)}_per_sec": done.sums.weight / done.secs,
+        f"{unit}_per_sec": done.sums.weight / done.secs,
     }
     if done.span_secs:
       available = done.span_secs * len(nodes.training)
       shown["bubble_pct"] = 100 * (1.0 - done.passes.total / available)
     shown["step_ms"] = 1e3 * done.secs
-    shown |= self._mfu.find(done.secs, num_nodes=len(nodes.training))
+    if self._mfu is not None:
+      num_nodes = len(nodes.training)
+      shown["mfu_pct"] = self._mfu.find_pct(done.secs, num_nodes=num_nodes)
     account = self._meter.account
     shown["goodput_pct"] = 100 * account.node_time.goodput
     if account.price is not None:
@@ -262,7 +266,7 @@ class Outputs:
     self.shown = shown
     more = self._meter.totals | {
         "grad_norm": done.sums.grad_norm,
-        "samples_seen": done.steps * batch_size,
+        "samples_seen": done.steps * self._batch_size,
         "samples_dropped": num_dropped,
         "phase_ms": {k: 1e3 * v for k, v in done.phase_secs.items()},
         "view": done.view,
@@ -292,7 +296,7 @@ class Outputs:
   def _draw(self, *, has_trained: bool) -> None:
     """Writes the trace, and figures if the config asks and steps were run."""
     if self._first_secs is not None:
-      row_file.write_trace(
+      step_traces.write_trace(
           self._workdir, self._name, self._traced, since_secs=self._first_secs
       )
     if not self._config.metrics.plots or not has_trained:
@@ -302,7 +306,7 @@ class Outputs:
     losses = loss_plot.read_losses(lines, name="")
     loss_plot.plot_losses(self._workdir.loss_plot, [losses], formats=formats)
     path = self._workdir.schedule_plot
-    step_slots.plot_step(path, self._traced, formats=formats)
+    step_traces.plot_step(path, self._traced, formats=formats)
 
   def _show_start(self, step: int, warnings: Sequence[str]) -> None:
     self.show(opening.describe_plan(self._job))
@@ -380,11 +384,6 @@ class Outputs:
           f"{error.strerror or error}. Training continues; lines are kept."
       )
     self._has_warned = True
-
-  def _num_dropped(self) -> int:
-    batch, shares = self._job.plan.batch, self._state.layout.shares
-    dealt = sum(map(len, shares))
-    return round(batch.batch_size * (1 - dealt / batch.num_shares))
 
   def _nodes(self) -> meter_lib.Nodes:
     roles = self._state.layout.roles

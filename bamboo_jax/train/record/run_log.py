@@ -288,6 +288,8 @@ class RunLog:
   def _find_risk(self) -> int:
     """Returns `step.Vote.at_risk`."""
     view = self._cohort.newest
+    if not view.leaving:
+      return 0
     held = [h for h in self._state.layout.copies if h[0] in view.numbers]
     is_at_risk = view.number > self._saved_in and bool(
         survival.find_ending(held, view.leaving)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 import dataclasses
 
 from bamboo_jax.metrics import progress as progress_lib
-from bamboo_jax.recovery import node_times
 from bamboo_jax.recovery import slowness
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train.record import outputs as outputs_lib
@@ -34,7 +33,7 @@ class SlowNodes:
   ) -> None:
     self._state, self._outputs, self._response = state, outputs, response
     self._relieves = response in ("deal", "layers")
-    self._history: collections.deque[node_times.Step] = collections.deque(
+    self._history: collections.deque[slowness.Step] = collections.deque(
         maxlen=slowness.NUM_KEPT
     )
     self.forget()
@@ -47,7 +46,7 @@ class SlowNodes:
     self._num_returns: collections.Counter[int] = collections.Counter()
     self._num_idle: collections.Counter[int] = collections.Counter()
 
-  def hear(self, said: Iterable[node_times.Step]) -> None:
+  def hear(self, said: Iterable[slowness.Step]) -> None:
     """Judges a committed step; `said` has the times of each member's nodes."""
     self._num_heard += 1
     if self._num_heard <= slowness.NUM_SKIPPED:

@@ -223,10 +223,10 @@ class FenceTest(parameterized.TestCase):
     if there is not None:
       fence.begin(there)
     if refused is None:
-      fence_lib.check(fence, Claim("a", 2))
+      fence_lib.check(fence, "a", 2)
       return
     with self.assertRaisesRegex(base.FencedError, refused):
-      fence_lib.check(fence, Claim("a", 2))
+      fence_lib.check(fence, "a", 2)
 
   def test_a_folder_that_gives_errors_for_a_while_ends_no_worker(self):
     fence, error = self.fences[0], OSError(errno.EIO, "Input/output error")
@@ -236,9 +236,9 @@ class FenceTest(parameterized.TestCase):
         mock.patch.object(fence, "read", side_effect=answers) as read,
         mock.patch.object(files, "_PATIENCE_SECS", 0.3),
     ):
-      fence_lib.check(fence, Claim("a", 2))
+      fence_lib.check(fence, "a", 2)
       self.assertEqual(read.call_count, 3)
       read.side_effect = error
       with self.assertRaisesRegex(OSError, "Input/output error"):
-        fence_lib.check(fence, Claim("a", 2))
+        fence_lib.check(fence, "a", 2)
     self.assertGreater(read.call_count, 3)

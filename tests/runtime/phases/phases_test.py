@@ -14,11 +14,9 @@ from bamboo_jax.models import model as model_lib
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.phases import apply
 from bamboo_jax.runtime.phases import reduce
-from bamboo_jax.runtime.phases import refresh
 from bamboo_jax.runtime.phases import replicas
-from bamboo_jax.runtime.phases import ties
+from bamboo_jax.runtime.phases import update
 from bamboo_jax.schedule import linearize
 from bamboo_jax.train import evaluation
 from tests import plain
@@ -57,9 +55,9 @@ def run_until_vote(engine):
   timelines = engines.play(engine, num_microbatches=NUM_MICROBATCHES)
   with small.quick_compilation():
     engine.compute(linearize.linearize(timelines))
-    ties.tie(engine)
+    reduce.tie(engine)
     reduce.reduce(engine)
-    refresh.refresh(engine, 1e-2)
+    update.refresh(engine, 1e-2)
 
 
 def kinds(tree):
@@ -85,7 +83,7 @@ class PhasesTest(parameterized.TestCase):
       on_host = "pinned_host" if options["slots"] == "host" else "device"
       self.assertEqual(kinds(replica_slots), {on_host})
       with small.quick_compilation():
-        apply.apply(engine, 1e-2)
+        update.apply(engine, 1e-2)
       replicas.compare([replicas.take_prints(engine, 0)], engine.specs)
       for number, node in engine.nodes.items():
         for stage, state in node.state.items():
@@ -116,14 +114,14 @@ class PhasesTest(parameterized.TestCase):
     arrays = jax.tree.leaves(before)
     self.assertFalse(any(array.is_deleted() for array in arrays))
     with small.quick_compilation():
-      apply.apply(engine, 1e-2)
+      update.apply(engine, 1e-2)
     self.assertTrue(all(array.is_deleted() for array in arrays))
 
   def test_statistics_are_the_mean_of_all_microbatches(self):
     engine, layers = make_engine(), small.initial_layers(make_spec())
     run_until_vote(engine)
     with small.quick_compilation():
-      apply.apply(engine, 1e-2)
+      update.apply(engine, 1e-2)
     model = plain.PlainModel(make_spec())
     seen = [
         model.stats(layers, small.microbatch(0, m), step=0, microbatch=m)

@@ -10,8 +10,8 @@ import optax
 
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime.phases import apply
 from bamboo_jax.runtime.phases import reduce
+from bamboo_jax.runtime.phases import update
 from bamboo_jax.runtime.stage import casts
 from bamboo_jax.runtime.stage import functions as functions_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
@@ -161,7 +161,7 @@ class StepsTest(parameterized.TestCase):
     engine, other = self.make_engine(), self.make_engine()
     batches = [pipelines.microbatch(2, 0)]
     self.run_step(engine, 0)
-    apply.apply(engine, 1.0)
+    update.apply(engine, 1.0)
     before = evaluation.evaluate(other, batches)[0]
     other.set_state(engine.layer_states())
     for changed in (engine, other):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax.runtime.wire import endpoints
-from bamboo_jax.runtime.wire import link as link_lib
+from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 
@@ -45,7 +45,7 @@ class LinkTest(parameterized.TestCase):
   def make(self, kind, destination):
     """Returns both ends of a link."""
     if kind == "local":
-      link = link_lib.LocalLink(destination)
+      link = links_lib.LocalLink(destination)
       return link, link
     transports = [
         transport_lib.Transport(n, run="r", endpoint=endpoints.UnixEndpoint())
@@ -59,7 +59,7 @@ class LinkTest(parameterized.TestCase):
       transport.begin(1)
       channel = channel_lib.Channel("activation", (0, 1), (3,))
       ends.append(
-          link_lib.SocketLink(transport, channel, like=LIKE, to=destination)
+          links_lib.SocketLink(transport, channel, like=LIKE, to=destination)
       )
     return ends
 
@@ -94,7 +94,7 @@ class LinkTest(parameterized.TestCase):
       ends.append([place(spec) for spec in specs])
     exchange = Pipe()
     here, there = (
-        link_lib.SocketLink(
+        links_lib.SocketLink(
             exchange, channel_lib.Channel("grad", (0, 1)), like=like, to=to
         )
         for to in ends

@@ -7,7 +7,6 @@ from absl.testing import parameterized
 import jax
 import numpy as np
 
-from bamboo_jax.runtime.wire import link as link_lib
 from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.schedule import channel as channel_lib
 
@@ -30,9 +29,9 @@ def make_links(exchange=None):
 class LinksTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      (None, (0, 1), link_lib.LocalLink),
-      (object(), (0, 1), link_lib.SocketLink),
-      (object(), (1, 1), link_lib.LocalLink),
+      (None, (0, 1), links_lib.LocalLink),
+      (object(), (0, 1), links_lib.SocketLink),
+      (object(), (1, 1), links_lib.LocalLink),
   )
   def test_kind(self, exchange, nodes, kind):
     self.assertIsInstance(make_links(exchange).get(channel(*nodes)), kind)

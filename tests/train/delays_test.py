@@ -7,13 +7,16 @@ import sys
 import time
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
-from bamboo_jax.base import delays
+from bamboo_jax.runtime.profile import recorder
+from bamboo_jax.schedule import instruction
+from bamboo_jax.train.record import delays
 
 # Prints its suspended time whenever it gets a line.
 _CHILD = """
 import sys
-from bamboo_jax.base import delays
+from bamboo_jax.train.record import delays
 meter = delays.SuspensionMeter()
 print(meter.secs, flush=True)
 for _ in sys.stdin:
@@ -71,6 +74,50 @@ class SuspensionTest(absltest.TestCase):
         break
     self.assertGreater(delays.starved_secs() - begin, 0.2)
     self.assertLess(self._ask(), 0.03)
+
+
+class NodesTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      # Suspended outside of passes: 100 ms less 30 ms of waiting, and less
+      # 20 ms of a redundant pass, which fills a wait.
+      ("alone", True, 0.05, 0.05),
+      ("with_others", False, 0.025, None),
+  )
+  def test_measure(self, is_alone, busy_secs, waited_secs):
+    ops = instruction.Op
+    row = [
+        (instruction.Instruction(1, ops.RECV_ACTIVATION, 0, peer=0), 0.03),
+        (instruction.Instruction(1, ops.FORWARD, 0), 0.01),
+        (instruction.Instruction(1, ops.FORWARD, 1), 0.005),
+        (instruction.Instruction(1, ops.BACKWARD, 0), 0.01),
+        (instruction.Instruction(0, ops.REDUNDANT_FORWARD, 0), 0.02),
+    ]
+    got = delays.measure_nodes(
+        [
+            recorder.MeasuredInstruction(4, i, 1.0, 1.0 + secs)
+            for i, secs in row
+        ],
+        secs=0.1,
+        delays=delays.Delays(
+            waited_secs=0.03,
+            starved_secs=0.01,
+            suspended_secs=0.02,
+            waited_for={3: 0.03},
+        ),
+        is_alone=is_alone,
+    )
+    self.assertEqual(got.keys(), {4})
+    self.assertEqual(got[4].work, "1B*1 1F*2")
+    self.assertAlmostEqual(got[4].busy_secs, busy_secs)
+    self.assertEqual(got[4].starved_secs, 0.01 if is_alone else 0.0)
+    self.assertEqual(got[4].suspended_secs, 0.02 if is_alone else 0.0)
+    self.assertEqual(got[4].waited_for, {3: 0.03} if is_alone else {})
+    self.assertAlmostEqual(got[4].pass_secs["1F"], 0.015)
+    if waited_secs is None:
+      self.assertIsNone(got[4].waited_secs)
+    else:
+      self.assertAlmostEqual(got[4].waited_secs, waited_secs)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Brings replicas up to date before a step is committed.
+"""Updates the state of owners and replicas: `refresh`, commit, `apply`.
 
 Either a replica receives the final gradient and applies the same update as its
 owner: equal states, equal gradients and one program on two devices give equal
@@ -10,15 +10,19 @@ commit. Frozen parameters never change, so they are not sent.
   2.   | state: computes the next one      |
   3.   |---- gradient or next state ------>|  unit by unit
   4. commit                             commit
-  5.   | updates, or takes the next state  |  the same, see `apply`
+  5.   | updates, or takes the next state  |  the same
 
 A death before 4 leaves both with the state before the step.
 """
 
 from collections.abc import Sequence
 
+import jax
+import numpy as np
+
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime.phases import apply
+from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime import places
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import channel as channel_lib
@@ -33,7 +37,7 @@ def refresh(engine: engine_lib.Engine, scale: float) -> int:
   if sends_state and any(engine.shadows):
     for (stage, number), total in values.items():
       # Not donated: the step may still fail.
-      results.proposed[stage, number] = apply.update_stage(
+      results.proposed[stage, number] = _update_stage(
           engine, nodes[number], stage, total, scale=scale, donate=False
       )
     values = results.proposed
@@ -44,7 +48,7 @@ def refresh(engine: engine_lib.Engine, scale: float) -> int:
       if owner not in nodes and shadow not in nodes:
         continue
       units, parts = engine.specs[stage].units, []
-      channels = find_channels(engine.specs, stage, owner, shadow)
+      channels = _find_channels(engine.specs, stage, owner, shadow)
       for unit, channel in zip(units, channels, strict=True):
         link = engine.links.get(channel)
         if owner in nodes:
@@ -69,10 +73,56 @@ def refresh(engine: engine_lib.Engine, scale: float) -> int:
   return num_bytes
 
 
-def find_channels(
+def _find_channels(
     specs: Sequence[spec_lib.StageSpec], stage: int, owner: int, shadow: int
 ) -> list[channel_lib.Channel]:
   """Returns the channels that refresh a replica, one per unit."""
   units = range(len(specs[stage].units))
   ends = (owner, shadow)
   return [channel_lib.Channel("refresh", ends, (stage, unit)) for unit in units]
+
+
+def apply(engine: engine_lib.Engine, scale: float) -> None:
+  """Updates all stages and replicas of local nodes; donates their state.
+
+  Local, after the commit.
+  """
+  totals = {**reduce.owned_totals(engine), **engine.results.received}
+  proposed = engine.results.proposed
+  for number, node in engine.nodes.items():
+    for stage in list(node.state):
+      state = proposed.pop((stage, number), None)
+      if state is None:
+        state = _update_stage(
+            engine, node, stage, totals[stage, number], scale=scale
+        )
+      node.state[stage] = state
+      is_replica = any(s.get(stage) == number for s in engine.shadows)
+      if is_replica and engine.replicas.slots == "host":
+        # The update needs them on the device.
+        node.state[stage] = node.with_slots(stage, "pinned_host")
+
+
+def _update_stage(
+    engine: engine_lib.Engine,
+    node: node_lib.Node,
+    stage: int,
+    total: spec_lib.Accumulator,
+    *,
+    scale: float,
+    donate: bool = True,
+) -> spec_lib.StageState:
+  """Returns the state of a stage after the step.
+
+  Args:
+    total: Final gradients, multiplied by `scale` here.
+    donate: Whether the former state is donated.
+  """
+  state = node.with_slots(stage, "device")
+  scalars = (np.float32(scale), np.float32(engine.num_microbatches))
+  return node.programs[stage].update(
+      state,
+      total,
+      *jax.device_put(scalars, places.whole(node.device)),
+      donate=donate,
+  )

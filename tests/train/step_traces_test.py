@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from bamboo_jax.metrics import profile_steps
-from bamboo_jax.train.record import xprof
+from bamboo_jax.train.record import step_traces
 
 
 class XprofTest(parameterized.TestCase):
@@ -29,7 +29,9 @@ class XprofTest(parameterized.TestCase):
   @parameterized.parameters((1, 2, 4), (2, 3, 4), (3, 9, 4), (5, 6, 0))
   def test_a_trace_has_the_steps(self, first, last, num_done):
     folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    profiler = xprof.Profiler(profile_steps.parse(f"{first}:{last}"), folder)
+    profiler = step_traces.Profiler(
+        profile_steps.parse(f"{first}:{last}"), folder
+    )
     add = jax.jit(lambda x: x + 1)
     for step in range(num_done + 1):
       profiler.note_done(step)
