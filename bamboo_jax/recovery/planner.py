@@ -15,7 +15,7 @@ from typing import Protocol
 
 from bamboo_jax import base
 from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.plan import predictor as predictor_lib
+from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.recovery import places as places_lib

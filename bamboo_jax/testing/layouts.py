@@ -7,8 +7,8 @@ from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import planner as planner_lib
-from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows
+from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import layout as layout_lib

@@ -7,8 +7,8 @@ from absl.testing import parameterized
 from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows
+from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import places as places_lib
 from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.recovery import shapes as shapes_lib

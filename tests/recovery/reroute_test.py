@@ -13,11 +13,11 @@ import statistics
 
 from absl.testing import parameterized
 
+from bamboo_jax.plan.times import pauses as pauses_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import pauses
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
@@ -164,7 +164,7 @@ class PriceTest(parameterized.TestCase):
     )
     timeline = redundancy.plan_redundancy(mode, **common).timeline
     alone, dealt = (
-        pauses.predict_pauses(
+        pauses_lib.predict_pauses(
             timeline, **common, num_times=4, num_pipelines=count
         )
         for count in (None, num_pipelines)
@@ -184,7 +184,7 @@ class PriceTest(parameterized.TestCase):
         in_flight=scheduler.one_f_one_b_bounds(3),
     )
     timeline = redundancy.plan_redundancy("lazy", **common).timeline
-    first, *_ = pauses.predict_pauses(
+    first, *_ = pauses_lib.predict_pauses(
         timeline, **common, num_times=8, victims=[0], num_pipelines=1
     )
     self.assertLess(first, 0.75 * timeline.span_ms)

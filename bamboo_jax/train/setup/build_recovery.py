@@ -8,8 +8,8 @@ from bamboo_jax import config as config_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import planner
-from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import places as places_lib
