@@ -9,8 +9,8 @@ ladder and the same planner.
 
   planner     makes pipelines and predicts their cost, in three parts:
   shapes      1. how many, of how many stages: depth, templates, grid, even
-  places      2. which node gets which stage; `placement` searches for the
-                 arrangement that survives most failures, `survival` counts them
+  placement   2. which node gets which stage; searches for the arrangement
+                 that survives most failures, `survival` counts them
   (planner)   3. times: how long steps and pauses take
   oobleck/    Oobleck's templates, covers and rules
   triggers    Bamboo's: when new pipelines are desirable

@@ -19,7 +19,7 @@ from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.plan.times import step_time as step_time_lib
 from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.recovery import places as places_lib
+from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.recovery.oobleck import cover as cover_lib
@@ -238,7 +238,7 @@ class _Maker:
     times = times_lib.PipelineTimes(
         speed, self.durations, drops=ladder.drop, profile=profile
     )
-    placer = places_lib.Placer(
+    placer = placement_lib.Placer(
         settings.placement,
         has_replicas=has_replicas,
         seed=seed,
