@@ -18,6 +18,7 @@ order, and the result is the median of their ratios, round by round.
   ablation     trials of `bamboo ablate`, and their rows; ablation_report has
                tables, paired differences and the figure
   twins        trainings at the same time, shown together: `bamboo quickstart`
+  story        what it prints: steps of both, and what deaths have cost
 
   worker       the process of one stage: answers commands
   joined       what joins it with those of the other stages

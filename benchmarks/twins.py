@@ -8,9 +8,9 @@ import time
 
 import tqdm
 
+from bamboo_jax.benchmarks import story
 from bamboo_jax.cluster import children
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.report import story
 
 _POLL_SECS = 0.1
 

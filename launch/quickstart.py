@@ -17,6 +17,7 @@ import sys
 from absl import flags
 
 from bamboo_jax import base
+from bamboo_jax.benchmarks import story
 from bamboo_jax.benchmarks import twins
 from bamboo_jax.launch import cli
 from bamboo_jax.launch import config_flag
@@ -24,7 +25,6 @@ from bamboo_jax.launch import figure_flags
 from bamboo_jax.launch import shared_flags
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.report import comparison
-from bamboo_jax.report import story
 
 # Unless they are given: all deaths are in the first ten steps, and one figure
 # shows both runs.

@@ -6,4 +6,5 @@ in words, and the published figures, are in `third_party/published`.
 
   bamboo/    Bamboo (NSDI'23), and the event loop that both artifacts share
   oobleck/   Oobleck against Varuna and Bamboo (SOSP'23)
+  publish    where published figures are; writes tables, reports, comparisons
 """

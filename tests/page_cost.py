@@ -41,9 +41,9 @@ from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import rows as rows_lib
 from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.testing import layouts
 from bamboo_jax.train import step_plans
 from bamboo_jax.train.record import step_traces
+from tests import layouts
 from tests import members
 from tests.recovery import durations_test
 from tests.report.live import facts_test

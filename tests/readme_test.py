@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import bamboo_jax
-from bamboo_jax.report import story
+from bamboo_jax.benchmarks import story
 from tests import folders
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -49,6 +49,7 @@ class Copy:
     """
     assert threading.active_count() == 1, threading.enumerate()
     self.returncode: int | None = None
+    self._lock = threading.Lock()
     sys.stdout.flush()
     sys.stderr.flush()
     original = os.getpid()
@@ -58,11 +59,12 @@ class Copy:
 
   def poll(self) -> int | None:
     """Returns the return code, None if it has not ended."""
-    if self.returncode is None:
-      pid, status = os.waitpid(self.pid, os.WNOHANG)
-      if pid:
-        self.returncode = os.waitstatus_to_exitcode(status)
-    return self.returncode
+    with self._lock:  # Only one thread may reap it.
+      if self.returncode is None:
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if pid:
+          self.returncode = os.waitstatus_to_exitcode(status)
+      return self.returncode
 
   def wait(self, timeout: float | None = None) -> int:
     """Blocks until it has ended; may raise `subprocess.TimeoutExpired`."""

@@ -9,7 +9,7 @@
   validation    a run beside its simulation, for `bamboo validate`
   run_policy    a run's own rules, as the policy of that simulation
   sweep         runs jobs: on all cores, on a Dask cluster, in shards
-  output        estimates; tables: CSV, Markdown, ratios to published figures
+  output        estimates; tables: CSV, Markdown
   provenance    the inputs of a result
 
 Our simulator is `sim`, those of the papers are in `reproductions`, with the

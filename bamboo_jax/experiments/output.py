@@ -9,13 +9,8 @@ import statistics
 from scipy import special
 
 from bamboo_jax import base
-from bamboo_jax.base import packaged
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.report import content
-from bamboo_jax.report import page
-
-# Published figures, with their sources.
-PUBLISHED = packaged.folder("third_party/published")
 
 Row = Mapping[str, str | int | float | None]
 
@@ -56,22 +51,6 @@ def write_summary(workdir: pathlib.Path, rows: Sequence[Row]) -> None:
     raise ValueError("The config leaves no line for summary.csv.")
   text = table_lib.to_csv(rows, digits=6)
   base.write_atomically(workdir / "summary.csv", text)
-
-
-def publish(
-    workdir: pathlib.Path,
-    rows: Sequence[Row],
-    report: content.Page,
-    *,
-    formats: Sequence[str],
-) -> None:
-  """Writes `summary.csv` and `report.html`; prints comparisons and remarks."""
-  write_summary(workdir, rows)
-  page.write_report(workdir, report, formats=formats)
-  for table in report.comparisons:
-    print(f"\n## {table.title}\n\n{table_lib.to_markdown(table.rows('.2f'))}")
-  print("", *report.remarks, sep="\n")
-  print(f"\n{workdir / 'summary.csv'}\n{workdir / page.PAGE_NAME}")
 
 
 def render_rows(

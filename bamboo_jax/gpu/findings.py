@@ -16,8 +16,8 @@ import dataclasses
 import math
 import re
 
+from bamboo_jax.accounting import machines
 from bamboo_jax.gpu import hlo
-from bamboo_jax.gpu import targets
 
 _FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast while conditional call"
@@ -86,7 +86,7 @@ class _Step:
   times: int
 
 
-def find(module: hlo.Module, gpu: targets.Gpu) -> Findings:
+def find(module: hlo.Module, gpu: machines.Machine) -> Findings:
   """Counts kernels, copies and waits of a program; times them on `gpu`."""
   steps = list(_walk(module, module.entry, 1))
   kernels = [step for step in steps if _is_kernel(step.what)]
@@ -249,10 +249,12 @@ def _kernel_secs(
     step: _Step,
     flops: float,
     library: str | None,
-    gpu: targets.Gpu,
+    gpu: machines.Machine,
 ) -> float:
   dtypes = {s.dtype for n in step.what.operands for s in _of(step, n)}
-  peak = gpu.flops_per_sec if dtypes & {"bf16", "f16"} else gpu.tf32_per_sec
+  peak = gpu.flops_per_sec
+  if not dtypes & {"bf16", "f16"}:
+    peak /= 2  # Of float32, which XLA rounds to 19 bits.
   share = _PRODUCT_SHARE
   if library == "cuDNN attention":
     share = _ATTENTION_SHARE
@@ -308,7 +310,7 @@ def _read_bytes(inner: hlo.Computation, index: int, whole: int) -> int:
 
 
 def _find_collectives(
-    steps: list[_Step], gpu: targets.Gpu
+    steps: list[_Step], gpu: machines.Machine
 ) -> tuple[dict[str, int], int, float]:
   """Returns the number of each kind, of lone ones, and their seconds."""
   counts: collections.Counter[str] = collections.Counter()

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from bamboo_jax import config as config_lib
+from bamboo_jax.accounting import machines
 from bamboo_jax.gpu import findings as findings_lib
 from bamboo_jax.gpu import hlo
 from bamboo_jax.gpu import private
@@ -76,7 +77,7 @@ def compile_units(
     config: config_lib.Config,
     task: build.Task,
     plan: planner.Plan,
-    gpu: targets.Gpu,
+    gpu: machines.Machine,
     *,
     names: Sequence[str] | None = None,
 ) -> Iterator[tuple[spec_lib.StageSpec, Program]]:
@@ -104,35 +105,33 @@ def compile_segments(
     config: config_lib.Config,
     task: build.Task,
     plan: planner.Plan,
-    gpu: targets.Gpu,
-    *,
-    rest: bool = True,
+    gpu: machines.Machine,
 ) -> Iterator[Program]:
-  """Yields the program of a segment of the SPMD executor.
+  """Yields the programs of the SPMD executor.
 
-  With `rest`, then also the program that finishes a step after a death.
+  They are that of a segment, and that which finishes a step after a death.
   """
-  devices = private.make_devices(gpu.description, plan.num_stages)
+  devices = private.make_devices(targets.describe(gpu), plan.num_stages)
   segments = executors.make_segments(config, task, plan, devices)
   for name, program in segments.items():
-    if name == "rest" and not rest:
-      return
     on_host = jax.tree.leaves((program.fetched, program.host))
     with private.host_arguments(len(on_host)):
       yield make_program("pipeline", name, program.segment, gpu)
 
 
-def make_place(config: config_lib.Config, gpu: targets.Gpu) -> places.Place:
+def make_place(
+    config: config_lib.Config, gpu: machines.Machine
+) -> places.Place:
   """Returns where a node computes: a device, or a mesh of several."""
   shape = (config.node.mesh.data, config.node.mesh.tensor)
-  devices = private.make_devices(gpu.description, math.prod(shape))
+  devices = private.make_devices(targets.describe(gpu), math.prod(shape))
   if len(devices) == 1:
     return devices[0]
   return jax.sharding.Mesh(np.array(devices).reshape(shape), sharding.AXES)
 
 
 def make_program(
-    owner: str, name: str, compiled: jax.stages.Compiled, gpu: targets.Gpu
+    owner: str, name: str, compiled: jax.stages.Compiled, gpu: machines.Machine
 ) -> Program:
   """Returns a compiled program with its memory and its `findings`."""
   sizes = compiled.memory_analysis()

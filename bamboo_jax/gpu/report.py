@@ -16,6 +16,7 @@ from bamboo_jax.accounting import machines
 from bamboo_jax.gpu import private
 from bamboo_jax.gpu import programs as programs_lib
 from bamboo_jax.gpu import targets
+from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import accelerator
@@ -131,14 +132,14 @@ def find_segment_memory(
   ]
 
 
-def check_memory(memory: Sequence[StageMemory], gpu: targets.Gpu) -> None:
+def check_memory(memory: Sequence[StageMemory], gpu: machines.Machine) -> None:
   """Raises `base.InfeasibleError` if a stage does not fit on a GPU."""
   for number, one in enumerate(memory):
     if one.compiled > gpu.memory_bytes:
       program = one.largest
       raise base.InfeasibleError(
           f"Stage {number} needs {one.compiled / 2**30:.1f} GiB, and programs "
-          f"on {gpu.name} have {gpu.memory_bytes / 2**30:.1f} GiB; its "
+          f"on {gpu.gpu} have {gpu.memory_bytes / 2**30:.1f} GiB; its "
           f"largest program, {program.name} of {program.owner}, needs "
           f"{program.memory.temp / 2**30:.1f} GiB besides its arguments. "
           f"{_ADVICE}"
@@ -198,13 +199,17 @@ def find_speed(
     whole: spec_lib.StageSpec,
     plan: planner.Plan,
     by_kind: Mapping[object, Programs],
-    gpu: targets.Gpu,
+    gpu: machines.Machine,
 ) -> PredictedSpeed:
   """Returns the speed of `plan` with the roofline times of its programs."""
   units = [u for s in whole.cut(plan.partition.bounds) for u in s.units]
+  link_rate = _LINK_BYTES_PER_SEC
+  if (instance := config.cost.instance) is not None:
+    gbit_per_sec = machines.find(instance)["network_gbit_per_sec"]
+    link_rate = 1e9 / 8 * float(gbit_per_sec)
   profile = price(
       *(plan.profile, units, by_kind),
-      link_bytes_per_sec=_link_rate(config),
+      link_bytes_per_sec=link_rate,
       host_bytes_per_sec=gpu.pcie_bytes_per_sec,
   )
   priced = build.make_plan(config, profile, num_stages=plan.num_stages)
@@ -225,14 +230,6 @@ def find_speed(
       tokens=length and samples * length,
       mfu=flops / step_secs / gpu.flops_per_sec,
   )
-
-
-def _link_rate(config: config_lib.Config) -> float:
-  instance = config.cost.instance
-  if instance is None:
-    return _LINK_BYTES_PER_SEC
-  facts = machines.find(instance)
-  return 1e9 / 8 * float(facts["network_gbit_per_sec"])
 
 
 def render_program(program: programs_lib.Program) -> tuple[str, ...]:
@@ -256,16 +253,6 @@ def render_program(program: programs_lib.Program) -> tuple[str, ...]:
   )
 
 
-def render_table(rows: Sequence[Sequence[str]]) -> str:
-  """Returns aligned columns, the names above them."""
-  rows = [_HEADER, *rows]
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  return "\n".join(
-      "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-      for row in rows
-  )
-
-
 def find_flags(*, deterministic: bool) -> str:
   """Returns the flags of XLA that commands that train set on GPUs."""
   flags = accelerator.add_determinism("") if deterministic else ""
@@ -281,7 +268,7 @@ def make_report(config: config_lib.Config, gpu_name: str) -> str:
   """
   gpu = targets.find(gpu_name)
   if reason := private.find_reason():
-    raise ValueError(f"Cannot compile for {gpu.name}: {reason}.")
+    raise ValueError(f"Cannot compile for {gpu.gpu}: {reason}.")
   private.prepare(find_flags(deterministic=config.node.deterministic))
   limit = {"plan.memory_limit_gib": gpu.memory_bytes / 2**30}
   config = config.changed(limit)
@@ -303,15 +290,16 @@ def make_report(config: config_lib.Config, gpu_name: str) -> str:
 
 
 def _render(
-    gpu: targets.Gpu,
+    gpu: machines.Machine,
     what: str,
     found: Sequence[programs_lib.Program],
     memory: Sequence[StageMemory],
 ) -> str:
   """Returns programs and memory; raises `base.InfeasibleError`."""
   check_memory(memory, gpu)
-  table = render_table([render_program(program) for program in found])
-  lines = [f"{gpu.name}: programs of each {what}", table]
+  rows = [_HEADER, *map(render_program, found)]
+  table = table_lib.align(rows, left=range(len(_HEADER)))
+  lines = [f"{gpu.gpu}: programs of each {what}", table]
   lines += [
       f"stage {i}: {m.compiled / 2**30:.2f} GiB on each device by the compiled "
       f"programs, {m.planned / 2**30:.2f} GiB by the planner, limit "

@@ -3,8 +3,6 @@
 The facts are in `accounting/gpus.csv`.
 """
 
-import dataclasses
-
 from bamboo_jax import base
 from bamboo_jax.accounting import machines
 
@@ -21,56 +19,19 @@ _LIMITS = """
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Gpu:
-  """A GPU.
+def find(name: str) -> machines.Machine:
+  """Returns the GPU that commands call `name`, such as "h100".
 
-  Attributes:
-    name: Name in the table, such as "H100 80G".
-    memory_bytes: Memory that programs can have.
-    flops_per_sec: Peak of dense products of bfloat16.
-    memory_bytes_per_sec: Peak of its memory.
-    pcie_bytes_per_sec: To or from the host, each way.
-    inner_bytes_per_sec: To or from the other GPUs of its machine, each way.
-    description: Text for XLA, a `GpuTargetConfigProto`.
+  Raises `ValueError` if the table does not describe it for XLA.
   """
-
-  name: str
-  memory_bytes: int
-  flops_per_sec: float
-  memory_bytes_per_sec: float
-  pcie_bytes_per_sec: float
-  inner_bytes_per_sec: float
-  description: str
-
-  @property
-  def tf32_per_sec(self) -> float:
-    """Peak of products of float32, which XLA rounds to 19 bits."""
-    return self.flops_per_sec / 2
-
-
-def find(name: str) -> Gpu:
-  """Returns the GPU that commands call `name`.
-
-  Raises `ValueError` if the table does not describe it.
-  """
-  gpus = machines.gpus()
-  if name not in gpus:
+  if name not in (gpus := machines.gpus()):
     raise ValueError(base.suggest(name, gpus, what="GPU"))
-  facts = gpus[name]
-  number = lambda column: float(facts[column])
-  return Gpu(
-      name=facts["gpu"],
-      memory_bytes=int(number("usable_mib")) * 2**20,
-      flops_per_sec=1e12 * number("tflops"),
-      memory_bytes_per_sec=1e9 * number("memory_gb_per_sec"),
-      pcie_bytes_per_sec=1e9 * number("pcie_gb_per_sec"),
-      inner_bytes_per_sec=1e9 * number("inner_gb_per_sec"),
-      description=_describe(facts),
-  )
+  return machines.find_machine(name)
 
 
-def _describe(facts: dict[str, str]) -> str:
+def describe(gpu: machines.Machine) -> str:
+  """Returns the text on a GPU for XLA, a `GpuTargetConfigProto`."""
+  facts = machines.gpus()[gpu.name]
   major, minor = facts["capability"].split(".")
   bytes_of = lambda column, unit: int(float(facts[column]) * unit)
   per_core = bytes_of("shared_kib_per_core", 2**10)

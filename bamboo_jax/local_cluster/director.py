@@ -109,8 +109,9 @@ class Director:
       with self._lock:
         self._num_joins += 1
     elif not self._do(fault, {}):
-      what = "zone" if kind == "zone" else "node"
-      raise ValueError(f"There is no {what} {node!r} with a worker.")
+      what = "node" if kind == "zone" else "worker"
+      where = "in zone" if kind == "zone" else "of node"
+      raise ValueError(f"There is no {what} {where} {node!r}.")
 
   def call_next(self) -> bool:
     """Starts the nodes that join in the next step that has joins.
@@ -203,6 +204,12 @@ class Director:
   def _do(self, fault: faults_lib.Fault, message: Mapping[str, Any]) -> bool:
     """Injects a fault; returns whether it has hit any worker."""
     with self._lock:
+      if fault.kind == "zone":  # Also nodes whose worker starts just now.
+        names = self._nodes.find_running(fault.node)
+        for name in names:
+          self.happened.add(fault.line)
+          self.kill_node(name)
+        return bool(names)
       victims = self._find_victims(fault, message.get("owner"))
       for worker in victims:
         self.happened.add(fault.line)
@@ -211,7 +218,7 @@ class Director:
         elif fault.kind == "slow":
           if not fault.line:  # Otherwise its worker knows, and takes longer.
             self._suspend_often(worker, fault.slow.factor)
-        elif fault.kind in ("node", "leader", "zone"):
+        elif fault.kind in ("node", "leader"):
           self.kill_node(worker.name)
         else:
           is_stop = fault.kind == "stop"
@@ -249,12 +256,8 @@ class Director:
       self, fault: faults_lib.Fault, owner: int | None
   ) -> list[_Worker]:
     workers = list(self._workers.values())
-    match fault.kind:
-      case "all":
-        return workers
-      case "zone":
-        zones = self._nodes.zones
-        return [w for w in workers if zones[w.name] == fault.node]
+    if fault.kind == "all":
+      return workers
     if owner is not None:
       return [w for w in workers if w.number == owner]
     is_leader = fault.kind == "leader"

@@ -34,7 +34,6 @@ class LocalCluster:
 
   Attributes:
     num_failed: Number of agents that ended with an error.
-    zones: Zone of each started node, by name.
   """
 
   def __init__(
@@ -42,7 +41,7 @@ class LocalCluster:
   ) -> None:
     self.num_failed = 0
     self._agents: dict[str, subprocess.Popen[bytes] | copies.Copy] = {}
-    self.zones: dict[str, str] = {}
+    self._zones: dict[str, str] = {}  # Of started nodes.
     self._logs = workdir / "logs"
     self._logs.mkdir(parents=True, exist_ok=True)
     self._workdir = workdir
@@ -99,7 +98,6 @@ class LocalCluster:
 
     With `is_copy` both are forks of this process, with its environment.
     """
-    self.zones[name] = zone
     command = [
         *(sys.executable, "-m", "bamboo_jax.launch.agent"),
         *arguments,
@@ -115,11 +113,17 @@ class LocalCluster:
       self._agents[name] = copies.Copy(run)
     else:
       self._agents[name] = self._popen(command, log, environ)
+    self._zones[name] = zone  # Last, for threads that look for it.
 
   @property
   def num_running(self) -> int:
     """Number of agents that ran at the last call of `tend`."""
     return len(self._agents) - len(self._ended)
+
+  def find_running(self, zone: str) -> list[str]:
+    """Returns the nodes of a zone whose agents run."""
+    nodes = [*self._zones.items()]
+    return [n for n, z in nodes if z == zone and self._agents[n].poll() is None]
 
   def has_failed(self, name: str) -> bool:
     """Returns whether an agent had failed at the last call of `tend`."""

@@ -6,7 +6,6 @@
   page         writes the page; its tables
   charts       draws its figures
   trace_report traces on the screen, as events and as figures
-  story        two runs step by step, and what deaths have cost
   comparison   how two runs ended, and a figure of their losses
   live         a page on a run while it trains, or afterwards
   status       what `bamboo status` shows of a cluster

@@ -4,7 +4,5 @@ Commands run it: `bamboo explore`, `bamboo sweep_faults` and `bamboo layouts`.
 
   simulation   histories of clusters and of the transport, under virtual time
   fault_sweep  deaths at every point of real steps, and random layouts
-  layouts      clusters of equal stages
-  profiles     costs that are made up
   redone       what a table of ticks repeats after a death, and the bound of it
 """

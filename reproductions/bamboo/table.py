@@ -14,9 +14,10 @@ from bamboo_jax import base
 from bamboo_jax.experiments import output
 from bamboo_jax.experiments import sweep
 from bamboo_jax.report import content
+from bamboo_jax.reproductions import publish as publish_lib
 from bamboo_jax.reproductions.bamboo import artifact
 
-_PUBLISHED = output.PUBLISHED / "bamboo_bert_simulation.csv"
+_PUBLISHED = publish_lib.PUBLISHED / "bamboo_bert_simulation.csv"
 # Results of the artifact with its own step times; `bamboo_simulator.md`.
 _ARTIFACT = {
     0.01: {"throughput": 147.8, "value": 3.67},
@@ -88,7 +89,7 @@ def run(
       curves=[_curve(policy, estimates) for policy in config.policies],
       comparisons=_compare(estimates, on_demand) if is_bert else [],
   )
-  output.publish(workdir, rows, report, formats=formats)
+  publish_lib.publish(workdir, rows, report, formats=formats)
 
 
 def _make_tasks(config: ml_collections.ConfigDict) -> Iterator[Task]:

@@ -15,6 +15,7 @@ from bamboo_jax import base
 from bamboo_jax.experiments import output
 from bamboo_jax.experiments import sweep
 from bamboo_jax.report import content
+from bamboo_jax.reproductions import publish as publish_lib
 from bamboo_jax.reproductions.bamboo import loop as artifact_loop
 from bamboo_jax.reproductions.oobleck import artifact
 from bamboo_jax.reproductions.oobleck import inputs
@@ -70,7 +71,7 @@ def run(
     where: sweep.Where = sweep.HERE,
 ) -> None:
   """Writes `summary.csv` and `report.html`; prints the published figures."""
-  models = inputs.read_models(output.PUBLISHED)
+  models = inputs.read_models(publish_lib.PUBLISHED)
   for what, names, known in (
       ("model", config.models, models),
       ("system", config.systems, inputs.SYSTEMS),
@@ -78,13 +79,13 @@ def run(
     for name in names:
       if name not in known:
         raise ValueError(base.suggest(name, known, what=what))
-  traces = inputs.read_traces(output.PUBLISHED)
+  traces = inputs.read_traces(publish_lib.PUBLISHED)
   if trace is not None:
     found = readers.read_traces([trace])
     traces = {_find_name(found, traces): found}
   published = {
       (row["trace"], row["model"], row["system"]): row["avg_samples_per_s"]
-      for row in inputs.read_published(output.PUBLISHED)
+      for row in inputs.read_published(publish_lib.PUBLISHED)
   }
   plays = [
       Play(
@@ -111,7 +112,7 @@ def run(
       comparisons=[table],
   )
   rows = [_row(case) for case in cases]
-  output.publish(workdir, rows, report, formats=formats)
+  publish_lib.publish(workdir, rows, report, formats=formats)
 
 
 class Play(NamedTuple):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.testing import profiles
+from tests import profiles
 
 NodeTime = account_lib.NodeTime
 _PRICE = profiles.make_price(3.06, 0.918)

@@ -5,8 +5,8 @@ from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.accounting import runs
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.report import run_course
-from bamboo_jax.testing import profiles
 from tests import folders
+from tests import profiles
 
 _PRICE = profiles.make_price(36.0, 3.6)
 _TRAINS = account_lib.NodeTime(useful=3, bubble=1)

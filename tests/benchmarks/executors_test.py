@@ -11,10 +11,10 @@ from absl.testing import absltest
 from bamboo_jax.benchmarks import executors
 from bamboo_jax.benchmarks import predict
 from bamboo_jax.plan import planner
-from bamboo_jax.testing import profiles
 from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import build
 from configs import sweep_faults
+from tests import profiles
 
 
 @functools.cache

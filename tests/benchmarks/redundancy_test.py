@@ -12,7 +12,7 @@ from bamboo_jax.plan import planner
 from bamboo_jax.plan import rows
 from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import redundancy
-from bamboo_jax.testing import profiles
+from tests import profiles
 
 
 def make_plan(*, num_layers=2, num_microbatches=1):

@@ -6,7 +6,7 @@ from bamboo_jax.benchmarks import shape
 from bamboo_jax.plan import rows
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import speed as speed_lib
-from bamboo_jax.testing import layouts
+from tests import layouts
 
 
 def plan(mode):

@@ -7,7 +7,7 @@ import sys
 
 from bamboo_jax.benchmarks import twins
 from tests import folders
-from tests.report import story_test
+from tests.benchmarks import story_test
 
 _TRAINED = ("true",)  # The runs are there already.
 

@@ -4,7 +4,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.experiments import gap
-from bamboo_jax.testing import profiles
+from tests import profiles
 
 _PRICE = profiles.make_price(1.0, 1.0)
 

@@ -16,10 +16,10 @@ from bamboo_jax.sim import decisions
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import speed
 from bamboo_jax.sim import times as times_lib
-from bamboo_jax.testing import layouts
-from bamboo_jax.testing import profiles
 from bamboo_jax.traces import replay as replay_lib
 from bamboo_jax.traces import trace as trace_lib
+from tests import layouts
+from tests import profiles
 
 # Two nodes train for 11 steps of 2 s; one dies in the next, which takes 3 s; 5
 # more take 4 s; another comes, and pauses the next for 1 s; 5 more of 2 s.

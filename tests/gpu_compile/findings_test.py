@@ -166,6 +166,17 @@ class FindingsTest(parameterized.TestCase):
     rate = 0.87 * _H100.memory_bytes_per_sec
     self.assertAlmostEqual(found.secs, 2e-6 + (4096 * 2 + 4) / rate, places=12)
 
+  @parameterized.parameters(("bf16", 1.0), ("f32", 0.5))
+  def test_products_of_float32_have_half_the_peak(self, dtype, share):
+    side = 1 << 14
+    array = f"{dtype}[{side},{side}]{{1,0}}"
+    found = read(
+        f"%p = {array} bitcast(%a)",
+        f"%d = {array} dot(%p, %p), lhs_contracting_dims={{1}}",
+    )
+    peak = 0.5 * share * _H100.flops_per_sec
+    self.assertAlmostEqual(found.secs, 2e-6 + 2 * side**3 / peak)
+
   def test_no_entry(self):
     with self.assertRaisesRegex(ValueError, "no line that starts ENTRY"):
       hlo.parse("HloModule x\n")
@@ -179,9 +190,9 @@ class TargetsTest(parameterized.TestCase):
   def test_description(self, name, major, minor):
     gpu = targets.find(name)
     capability = f"cuda_compute_capability {{ major: {major} minor: {minor} }}"
-    self.assertIn(capability, gpu.description)
-    self.assertIn(f"device_memory_size: {gpu.memory_bytes}", gpu.description)
-    self.assertEqual(gpu.tf32_per_sec, gpu.flops_per_sec / 2)
+    text = targets.describe(gpu)
+    self.assertIn(capability, text)
+    self.assertIn(f"device_memory_size: {gpu.memory_bytes}", text)
 
   def test_unknown(self):
     with self.assertRaisesRegex(ValueError, "GPU 'h10'.*did you mean 'h100'"):

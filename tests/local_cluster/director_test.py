@@ -14,14 +14,13 @@ from bamboo_jax.cluster import frames
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import director
 
-_ZONES = {"n0": "a", "n1": "b", "n2": "a"}
+# The worker of n3 has not connected.
+_ZONES = {"n0": "a", "n1": "b", "n2": "a", "n3": "c"}
 _NUMBERS = {"n0": 2, "n1": 0, "n2": 1}  # Placement has numbered them.
 
 
 class FakeNodes:
   """Records what agents are told."""
-
-  zones = _ZONES
 
   def __init__(self):
     self.told = []
@@ -34,6 +33,9 @@ class FakeNodes:
 
   def leader(self):
     return "n1"
+
+  def find_running(self, zone):
+    return [name for name, own in _ZONES.items() if own == zone]
 
 
 class DirectorTest(parameterized.TestCase):
@@ -128,6 +130,7 @@ class DirectorTest(parameterized.TestCase):
       ("stop", "n2", {"n2": "STOP"}, []),
       ("notice", "n2", {}, ["notice n2"]),
       ("zone", "b", {"n1": "KILL"}, ["kill n1"]),
+      ("zone", "c", {}, ["kill n3"]),
   )
   def test_what_a_person_causes(self, kind, node, struck, agents):
     self.direct("3,n0,,kill")
@@ -139,7 +142,7 @@ class DirectorTest(parameterized.TestCase):
     self.assertEqual(self.director.take_joins(), 1)  # That of the file.
     self.director.cause("join", "")
     self.assertEqual(self.director.take_joins(), 1)
-    for kind, node in (("kill", "n9"), ("zone", "c"), ("all", ""), ("x", "n1")):
+    for kind, node in (("kill", "n9"), ("zone", "d"), ("all", ""), ("x", "n1")):
       with self.assertRaises(ValueError):
         self.director.cause(kind, node)
     self.check({}, [])

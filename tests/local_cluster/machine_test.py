@@ -64,6 +64,15 @@ class MachineTest(folders.FolderCase):
     self.assertEqual(one.tend(), {})
     self.assertEqual(one.num_failed, 1)
 
+  def test_the_nodes_of_a_zone_that_run(self):
+    one = object.__new__(machine.LocalCluster)
+    one._zones = {"n0": "a", "n1": "b", "n2": "a"}
+    one._agents = {
+        name: mock.Mock(poll=lambda code=code: code)
+        for name, code in (("n0", -9), ("n1", None), ("n2", None))
+    }
+    self.assertEqual([*map(one.find_running, "abc")], [["n2"], ["n1"], []])
+
 
 class EndpointTest(folders.FolderCase):
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo_jax.plan.times import step_time as step_time_lib
-from bamboo_jax.testing import profiles
+from tests import profiles
 
 _METHODS = ("ordered", "ring", "tree")
 

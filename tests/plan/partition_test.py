@@ -9,7 +9,7 @@ from hypothesis import strategies
 from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan.memory import upkeep
-from bamboo_jax.testing import profiles
+from tests import profiles
 
 _MIB = 2**20
 

@@ -19,7 +19,7 @@ from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline
-from bamboo_jax.testing import profiles
+from tests import profiles
 
 _MIB = 2**20
 

@@ -10,7 +10,7 @@ from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import rows
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.testing import profiles
+from tests import profiles
 
 
 def make_predictor(

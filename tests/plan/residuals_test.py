@@ -7,7 +7,7 @@ from bamboo_jax.plan import planner
 from bamboo_jax.plan import residuals
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.testing import profiles
+from tests import profiles
 
 _COSTS = costs_lib.StageCosts(
     forward_ms=(1.0, 1.0),

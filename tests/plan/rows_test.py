@@ -8,7 +8,7 @@ from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.schedule import linearize
-from bamboo_jax.testing import layouts
+from tests import layouts
 
 _SEGMENTS = partition_lib.Partition(tuple(range(13)))
 

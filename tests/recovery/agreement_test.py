@@ -10,7 +10,7 @@ from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import slowness
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.testing import layouts
+from tests import layouts
 
 _HELD = holdings_lib.Holdings(
     activations=frozenset({(0, 0), (0, 1)}), accumulated=frozenset({(0, 0)})

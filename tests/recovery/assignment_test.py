@@ -16,7 +16,7 @@ from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.testing import layouts
+from tests import layouts
 
 
 def make_layout(*rows):

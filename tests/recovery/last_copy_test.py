@@ -10,7 +10,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.recovery import ladder
 from bamboo_jax.recovery import moves
-from bamboo_jax.testing import layouts
+from tests import layouts
 
 
 def make_rules(num_stages, kind, mode, reroute):

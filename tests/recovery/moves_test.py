@@ -12,7 +12,7 @@ from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.testing import profiles
+from tests import profiles
 
 _ONE = partition_lib.Partition((0, 4))
 _TWO = partition_lib.Partition((0, 2, 4))

@@ -13,7 +13,7 @@ from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.testing import layouts
+from tests import layouts
 
 _PARTITION = partition_lib.Partition((0, 1, 2, 3, 4))
 _PROFILE = layouts.make_profile(4)

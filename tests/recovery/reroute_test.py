@@ -21,8 +21,8 @@ from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.testing import layouts
 from bamboo_jax.train import step_plans
+from tests import layouts
 from tests import schedules
 from tests.schedule.verify import cuts as cuts_lib
 

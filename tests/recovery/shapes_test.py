@@ -21,8 +21,8 @@ from bamboo_jax.recovery import triggers as triggers_lib
 from bamboo_jax.recovery.oobleck import cover as cover_lib
 from bamboo_jax.recovery.oobleck import templates as templates_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.testing import layouts
-from bamboo_jax.testing import profiles
+from tests import layouts
+from tests import profiles
 
 _TWO = partition_lib.Partition((0, 2, 4))
 _THREE = partition_lib.Partition((0, 1, 2, 4))

@@ -12,8 +12,8 @@ from bamboo_jax.recovery import assignment
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.testing import layouts
 from bamboo_jax.train import step_plans
+from tests import layouts
 from tests.recovery import reroute_test
 from tests.schedule.verify import cuts as cuts_lib
 

@@ -6,8 +6,8 @@ from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.report import charts
 from bamboo_jax.report import content
-from bamboo_jax.testing import profiles
 from tests import figures
+from tests import profiles
 
 
 def _course():

@@ -7,8 +7,8 @@ from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.report import content
 from bamboo_jax.report import page
-from bamboo_jax.testing import profiles
 from tests import folders
+from tests import profiles
 
 _PRICE = profiles.make_price(
     3.06, 0.918, instance="small<b>", source="a & b", date="2021"

@@ -7,10 +7,10 @@ import io
 from absl.testing import parameterized
 
 from bamboo_jax.experiments import compare
-from bamboo_jax.experiments import output
 from bamboo_jax.experiments import sweep
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.report import content
+from bamboo_jax.reproductions import publish as publish_lib
 from bamboo_jax.reproductions.bamboo import table as bamboo_bert
 from bamboo_jax.reproductions.oobleck import evaluation as oobleck
 from bamboo_jax.reproductions.oobleck import inputs
@@ -24,7 +24,7 @@ from configs.sim import parcae as parcae_config
 from tests import folders
 
 _PARCAE = list(
-    csv.DictReader((output.PUBLISHED / "parcae_simulated.csv").open())
+    csv.DictReader((publish_lib.PUBLISHED / "parcae_simulated.csv").open())
 )
 
 
@@ -75,7 +75,7 @@ class PublishedTest(folders.FolderCase):
     config.durations.restart_secs = pause_secs
     if row["policy"] == "proactive":  # Looks 12 minutes ahead.
       config.policies.reconfigure.horizon_secs = 720.0
-    trace = output.PUBLISHED / "parcae_p3.csv"
+    trace = publish_lib.PUBLISHED / "parcae_p3.csv"
     (got,), _ = self._run(compare, config, trace=str(trace))
     ratio = float(got["throughput_samples_per_sec"]) / float(
         row["samples_per_s"]
@@ -127,7 +127,7 @@ class PublishedTest(folders.FolderCase):
       self._run(bamboo_bert, bamboo_config.get_config(), "t.csv")
 
   def test_oobleck_on_a_trace(self):
-    trace = inputs.read_traces(output.PUBLISHED)["10m"]
+    trace = inputs.read_traces(publish_lib.PUBLISHED)["10m"]
     path = self.folder / "trace.csv"
     path.write_text(readers.render_events(trace))
     config = oobleck_config.get_config("GPT-3-2.7b")

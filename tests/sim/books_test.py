@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.sim import books as books_lib
 from bamboo_jax.sim import times as times_lib
-from bamboo_jax.testing import profiles
+from tests import profiles
 
 
 def make_books(saves=None, *, step_secs=10.0, live=4, training=3):

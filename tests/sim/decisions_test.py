@@ -11,7 +11,7 @@ from bamboo_jax.recovery import decide
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import times as times_lib
-from bamboo_jax.testing import profiles
+from tests import profiles
 
 _WORKLOAD = policies_lib.Workload(
     costs=profiles.make_transformer(num_blocks=3),

@@ -10,9 +10,9 @@ from bamboo_jax.sim import loop
 from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import speed as speed_lib
 from bamboo_jax.sim import times as times_lib
-from bamboo_jax.testing import profiles
 from bamboo_jax.traces import summary as trace_summary
 from bamboo_jax.traces import trace as trace_lib
+from tests import profiles
 
 # Steps of 80 samples take 80 s over the number of nodes.
 _TABLE = speed_lib.Table("table", 80.0, {n: float(n) for n in range(17) if n})

@@ -9,7 +9,7 @@ from bamboo_jax.plan import rows
 from bamboo_jax.sim import forecast as forecast_lib
 from bamboo_jax.sim import policies as policies_lib
 from bamboo_jax.sim import times as times_lib
-from bamboo_jax.testing import profiles
+from tests import profiles
 
 _WORKLOAD = policies_lib.Workload(
     costs=profiles.make_transformer(), num_stages=4, num_microbatches=8

@@ -20,9 +20,9 @@ from bamboo_jax.sim import decisions
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import speed
 from bamboo_jax.sim import times as times_lib
-from bamboo_jax.testing import layouts
-from bamboo_jax.testing import profiles
 from bamboo_jax.traces import trace as trace_lib
+from tests import layouts
+from tests import profiles
 
 _STAGES, _SHARES = 3, 2
 _NODES = _STAGES * _SHARES

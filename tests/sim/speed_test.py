@@ -9,7 +9,7 @@ from bamboo_jax.plan.times import step_time as step_time_lib
 from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import speed
-from bamboo_jax.testing import profiles
+from tests import profiles
 
 _PROFILE = profiles.make_transformer(microbatch_size=2)
 _PARTITION = partition_lib.split_layers(_PROFILE.layers, num_stages=4)

@@ -17,8 +17,8 @@ from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.testing import layouts
 from bamboo_jax.train.members import cluster_cohort
+from tests import layouts
 
 _CHANNEL = channel_lib.Channel("activation", (0, 1), (0,))
 

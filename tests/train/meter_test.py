@@ -12,13 +12,13 @@ from bamboo_jax.recovery import durations
 from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.testing import layouts
-from bamboo_jax.testing import profiles
 from bamboo_jax.train import replica_check
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import step_times
+from tests import layouts
+from tests import profiles
 from tests import tiny
 
 NodeTime = account_lib.NodeTime

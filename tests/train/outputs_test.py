@@ -27,7 +27,6 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.testing import layouts
 from bamboo_jax.train import environment
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train import sums as sums_lib
@@ -37,6 +36,7 @@ from bamboo_jax.train.record import step_traces
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import job as job_lib
+from tests import layouts
 from tests import tiny
 
 _OWNERS = ((0, 1), (2, 3))

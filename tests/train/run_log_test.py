@@ -17,9 +17,9 @@ from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import instruction
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.testing import layouts
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import run_log
+from tests import layouts
 from tests import members
 
 _Op = instruction.Op

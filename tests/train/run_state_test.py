@@ -14,8 +14,8 @@ from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import slowness
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.testing import layouts
 from bamboo_jax.train import run_state as run_state_lib
+from tests import layouts
 from tests import members
 
 

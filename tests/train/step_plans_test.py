@@ -3,8 +3,8 @@
 from absl.testing import parameterized
 
 from bamboo_jax.schedule import failover
-from bamboo_jax.testing import layouts
 from bamboo_jax.train import step_plans
+from tests import layouts
 
 
 def make_plans(mode, *, fills, second=(4, 5, 6, 7)):

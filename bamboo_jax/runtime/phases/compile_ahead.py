@@ -97,10 +97,9 @@ def _program_jobs(
       if (device := engine.find_compute(node)) is None:  # Of another process.
         continue
       spec, is_owner = engine.specs[stage], row[stage] == node
-      names = ["backward", "cast", "forward", "norms", "zeros"]
-      names.append(
-          "propose" if engine.replicas.refresh == "state" else "update"
-      )
+      names = ["backward", "cast", "forward", "norms", "update", "zeros"]
+      if engine.replicas.refresh == "state":  # Updates while replicas are left.
+        names.append("propose")
       if engine.replicas.runs_ahead and not is_owner:
         names.append("redundant")
       if evaluate and is_owner:

@@ -14,9 +14,6 @@ import types
 from typing import Any, TYPE_CHECKING
 
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.recovery import assignment
-from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime import node as node_lib
@@ -26,7 +23,7 @@ from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.testing import layouts
+from bamboo_jax.testing.simulation import fake_setup
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.members import cluster_cohort
 
@@ -36,8 +33,7 @@ if TYPE_CHECKING:
 Instruction = instruction_lib.Instruction
 Op = instruction_lib.Op
 _Find = Callable[[Instruction], types.SimpleNamespace]
-_NUM_SHARES = 2
-_PER_SHARE = 4
+_NUM_SHARES, _PER_SHARE = fake_setup.NUM_SHARES, fake_setup.PER_SHARE
 _PASS_SECS = 0.02
 _DIGITS = 16
 
@@ -66,56 +62,6 @@ def states_after(steps: int, num_stages: int) -> tuple[str, ...]:
       sums[entry] = mix(sums[entry], grad)
   total = lambda s: [sums[s, share] for share in range(_NUM_SHARES)]
   return tuple(mix(state, total(s)) for s, state in enumerate(states))
-
-
-@dataclasses.dataclass(frozen=True)
-class FakeSetup:
-  """Rules and rows of a run; `num_stages` counts what is never split."""
-
-  rules: assignment.RecoveryRules
-  rows: rows_lib.RowPlanner
-  num_pipelines: int
-
-  @property
-  def num_stages(self) -> int:
-    """Number of stages of a pipeline."""
-    return self.rules.segments.num_stages
-
-  @property
-  def first_layout(self) -> layout_lib.Layout:
-    """The layout from which a run begins."""
-    pipelines = map(self.rows.pipeline, range(self.num_pipelines))
-    return self.rules.start([*pipelines])
-
-
-@functools.cache
-def make_setup(layout: str, reroute: str) -> FakeSetup:
-  """Returns the setup of a layout of `plans.LEAST`."""
-  if layout == "templates":
-    rules = layouts.make_template_rules(4, _NUM_SHARES, reroute=reroute)
-    num_stages, mode = 2, "lazy"
-  else:
-    num_stages = 4 if layout == "deep" else 2
-    mode = "eager" if layout == "replicas" else "none"
-    # So short that new pipelines are made once there are enough nodes.
-    rules = layouts.make_rules(
-        *(num_stages, _NUM_SHARES),
-        mode=mode,
-        layer_secs=1e-5,
-        reroute=reroute,
-        fold=layout == "replicas",
-    )
-  num_pipelines = 1 if layout == "deep" else _NUM_SHARES
-  rows = layouts.make_rows(
-      layouts.make_profile(rules.segments.num_layers),
-      mode,
-      num_stages=num_stages,
-      num_pipelines=num_pipelines,
-      num_shares=_NUM_SHARES,
-      per_share=_PER_SHARE,
-      segments=rules.segments,
-  )
-  return FakeSetup(rules, rows, num_pipelines)
 
 
 class FakeNode:

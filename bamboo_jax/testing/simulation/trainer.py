@@ -17,6 +17,7 @@ from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.testing.simulation import fake_engine
 from bamboo_jax.testing.simulation import fake_files
+from bamboo_jax.testing.simulation import fake_setup
 from bamboo_jax.testing.simulation import fake_transport
 from bamboo_jax.testing.simulation import thread as thread_lib
 from bamboo_jax.testing.simulation import worker as worker_lib
@@ -66,7 +67,7 @@ class TrainerWorker(worker_lib.ScriptedWorker):
     self.transport = fake_transport.FakeTransport(self)
     links: Any = self.transport
     self.exits = cluster_cohort.Exits(links, None)
-    self.setup = fake_engine.make_setup(self.shared.layout, self.shared.reroute)
+    self.setup = fake_setup.make_setup(self.shared.layout, self.shared.reroute)
     first = fake_engine.states_after(0, self.setup.num_stages)
     self.shared.saved_stages[0] = dict(enumerate(first))
     self._cut: set[int] = set()  # Nodes of a former view that are lost.

@@ -10,7 +10,7 @@ from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan.memory import deaths
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
-from bamboo_jax.testing import profiles
+from tests import profiles
 from tests.plan.memory import model_test
 
 

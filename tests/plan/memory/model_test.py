@@ -9,7 +9,7 @@ from bamboo_jax.plan.memory import bounds
 from bamboo_jax.plan.memory import model as model_lib
 from bamboo_jax.plan.memory import needs
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
-from bamboo_jax.testing import profiles
+from tests import profiles
 
 
 def _layer(name, *, parameters, activation, residual, working=0):

@@ -16,7 +16,7 @@ from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery.oobleck import cover as cover_lib
 from bamboo_jax.recovery.oobleck import templates as templates_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.testing import profiles
+from tests import profiles
 
 _MIB = 2**20
 

@@ -3,6 +3,7 @@
 from absl.testing import absltest
 import jax
 
+from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.stage import programs as programs_lib
@@ -77,6 +78,12 @@ class CompileAheadTest(absltest.TestCase):
     self.assertEqual(asked[device, first], step | {"evaluate"})
     self.assertEqual(asked[device, last], step | {"redundant"})  # A replica.
     self.assertLen(asked, 8)
+
+  def test_programs_of_a_step_with_replicas_of_the_state_and_without(self):
+    engine = make_engine(replicas=upkeep_lib.Protection(refresh="state"))
+    for job in compile_ahead.compile_jobs(engine, evaluate=False):
+      if is_of_programs(job):
+        self.assertContainsSubset({"propose", "update"}, job.args[0])
 
   def test_an_executor_is_asked_for_the_roles_now_and_after_a_death(self):
     engine, asked = make_engine(), []

@@ -8,7 +8,7 @@ from absl.testing import absltest
 from bamboo_jax.runtime.executables import program_folder as folder_lib
 from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.runtime.profile import estimates
-from bamboo_jax.testing import profiles
+from tests import profiles
 
 
 class EstimatesTest(absltest.TestCase):

@@ -16,7 +16,7 @@ from bamboo_jax.runtime.profile import products
 from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.profile import roofline
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.testing import profiles
+from tests import profiles
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
 _FILE = _ROOT / "third_party" / "published" / "gpu_training_runs.csv"

@@ -11,7 +11,7 @@ from bamboo_jax.runtime.spmd import memory
 from bamboo_jax.runtime.spmd import plan as program
 from bamboo_jax.runtime.spmd import program as segments
 from bamboo_jax.runtime.spmd.ticks import check
-from bamboo_jax.testing import profiles
+from tests import profiles
 
 
 def make_plan(*, num_pipelines=1, num_microbatches=2):

@@ -4,9 +4,9 @@ import math
 
 from absl.testing import parameterized
 
+from bamboo_jax.benchmarks import story
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.report import comparison
-from bamboo_jax.report import story
 
 
 def step(number, loss, *, ms=100.0):

@@ -1,7 +1,6 @@
 """Rules of clusters whose stages are all alike, one layer each."""
 
 from collections.abc import Sequence
-from typing import TypedDict, Unpack
 
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
@@ -19,27 +18,14 @@ from bamboo_jax.recovery import speeds as speeds_lib
 from bamboo_jax.recovery.oobleck import cover as cover_lib
 from bamboo_jax.recovery.oobleck import templates as templates_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.testing import profiles
-
-
-class Rungs(TypedDict, total=False):
-  """Fields of `ladder.Ladder`, but `shadow`."""
-
-  reroute: str
-  drop: bool
-  reconfigure: bool
-  checkpoint: bool
-  fold: bool
-  hand_over: bool
-  rereplicate: str
-  horizon_secs: float
+from tests import profiles
 
 
 def make_profile(
     num_layers: int, *, layer_secs: float = 0.001
 ) -> cost_model.Profile:
   """Returns the costs of equal layers, each with a forward of `layer_secs`."""
-  layer: profiles.LayerCosts = {
+  layer = {
       "forward_ms": 1e3 * layer_secs,
       "backward_ms": 2e3 * layer_secs,
       "update_ms": 0.1,
@@ -106,7 +92,7 @@ def make_rules(
     split: str = "even",
     per_share: int = 4,
     num_layers: int | None = None,
-    **rungs: Unpack[Rungs],
+    **rungs,
 ) -> assignment.RecoveryRules:
   """Returns rules for pipelines of so many stages, at most one per share.
 

@@ -1,44 +1,11 @@
 """Costs that tests make up; of layers and links what is not said is free."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 import dataclasses
-from typing import Any, TypedDict, Unpack
 
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.sim import transformer
-
-
-class LayerCosts(TypedDict, total=False):
-  """Fields of `cost_model.LayerCost`, but its name."""
-
-  forward_ms: float
-  backward_ms: float
-  update_ms: float
-  parameter_bytes: int
-  slot_bytes: int
-  activation_bytes: int
-  residual_bytes: int
-  norm_ms: float
-  redundant_ms: float | None
-  working_bytes: int
-  copy_bytes: int
-  frozen_bytes: int
-
-
-class LinkCosts(TypedDict, total=False):
-  """Fields of `cost_model.Profile`, but its layers."""
-
-  link_latency_ms: float
-  link_bytes_per_ms: float
-  reduce_latency_ms: float
-  reduce_bytes_per_ms: float
-  dispatch_ms: float
-  measured: bool
-  fingerprint: Mapping[str, Any]
-  vote_ms: float
-  ties: tuple[cost_model.TieCost, ...]
-  host_bytes_per_ms: float | None
 
 
 def make_price(
@@ -62,7 +29,7 @@ def make_price(
 PRICE = make_price(3.0, 1.0)
 
 
-def make_layer(name: str, **costs: Unpack[LayerCosts]) -> cost_model.LayerCost:
+def make_layer(name: str, **costs) -> cost_model.LayerCost:
   """Returns a layer with passes of 1 and 2 ms, unless `costs` say otherwise."""
   free = cost_model.LayerCost(
       name=name,
@@ -78,7 +45,7 @@ def make_layer(name: str, **costs: Unpack[LayerCosts]) -> cost_model.LayerCost:
 
 
 def make_profile(
-    layers: Iterable[cost_model.LayerCost], **costs: Unpack[LinkCosts]
+    layers: Iterable[cost_model.LayerCost], **costs
 ) -> cost_model.Profile:
   """Returns a profile with links that take no time, unless `costs` say so."""
   free = cost_model.Profile(
