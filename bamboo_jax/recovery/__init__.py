@@ -16,7 +16,7 @@ ladder and the same planner.
   triggers    Bamboo's: when new pipelines are desirable
   moves       which state is copied when pipelines change
 
-  layout      the nodes of each stage in a run, and their shares
+  layout      the nodes of each stage in a run, their shares and their rows
   assignment  converts layouts to states, and decisions to changes
   slowness    which node is slow, and makes the others wait
   speeds      partitions in which slow nodes have fewer layers

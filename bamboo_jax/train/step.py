@@ -52,7 +52,7 @@ class Vote:
 
   Attributes:
     seen: Number of the newest view that it can work in.
-    ready: See `transfers.Transfers.ready`.
+    ready: See `cohort.Transfers.ready`.
     passes: Time of passes of its nodes, see `step_times`.
     span_secs: From the start of the step to the end of its last pass.
     sums_secs: Time of summing gradients, by segment of its nodes, waiting

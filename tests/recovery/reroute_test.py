@@ -14,6 +14,7 @@ import statistics
 from absl.testing import parameterized
 
 from bamboo_jax.plan.times import pauses as pauses_lib
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
@@ -21,7 +22,6 @@ from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.train import step_plans
 from tests import layouts
 from tests import schedules
 from tests.schedule.verify import cuts as cuts_lib
@@ -34,7 +34,7 @@ class Steps:
 
   def __init__(self, rules):
     self.rules = rules
-    self._plans = step_plans.StepPlans(rules.rows)
+    self._plans = layout_lib.StepPlans(rules.rows)
 
   def whole(self, layout):
     """Returns the rows of a step."""
@@ -207,7 +207,7 @@ class SlowNodeTest(parameterized.TestCase):
       lines = dataclasses.replace(layout, detours=detours).lines(rows)
       planned = scheduler.plan_rows(lines, costs=costs)
       spans.append(timeline_lib.span_ms(planned, costs))
-    plans = step_plans.StepPlans(rows)
+    plans = layout_lib.StepPlans(rows)
     span = max(t.span_ms for t in plans.whole(change.layout))
     self.assertLess(0.9 * span, min(spans))
     if factor == 5.0:
@@ -257,7 +257,7 @@ class StepsAfterTest(parameterized.TestCase):
     again = steps.rules.improve(after, left, zones={}).layout
     self.assertEqual(again, after)
     plain = dataclasses.replace(after, detours={})
-    plans = step_plans.StepPlans(steps.rules.rows)
+    plans = layout_lib.StepPlans(steps.rules.rows)
     spans = [
         max(t.span_ms for t in plans.whole(l)) for l in (layout, plain, after)
     ]
@@ -295,7 +295,7 @@ class StepsAfterTest(parameterized.TestCase):
     held = {0: holdings_lib.Holdings(activations=frozenset({(0, 0), (0, 1)}))}
     change = rules.lose(layout, {0, 3, 4, 5}, zones={}, holdings=held)
     self.assertEqual(change.layout.shares, ((), (0, 1)))
-    plans = step_plans.StepPlans(rules.rows)
+    plans = layout_lib.StepPlans(rules.rows)
     (rest,) = plans.rest(change.layout, held)
     (whole,) = plans.whole(change.layout)
     for timeline in (rest, whole):
