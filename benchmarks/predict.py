@@ -13,9 +13,9 @@ from typing import Any
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.plan.memory import bounds
+from bamboo_jax.plan.times import pauses as pauses_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import filling as filling_lib
-from bamboo_jax.schedule import pauses as pauses_lib
 from bamboo_jax.schedule import redundancy
 
 SIZES = (4, 6, 8, 12, 16)  # Stages of longer pipelines.

@@ -6,12 +6,12 @@ from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import planner as planner_lib
-from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows
+from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.recovery import places as places_lib
+from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.recovery import planner
 from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.recovery import speeds as speeds_lib
@@ -137,7 +137,7 @@ def make_rules(
       ladder=ladder,
       planner=planner.Planner(
           shape,
-          places_lib.Placer("spread", has_replicas=has_replicas),
+          placement_lib.Placer("spread", has_replicas=has_replicas),
           planner.PredictedTimes(predicted),
           fold=ladder.fold,
       ),
@@ -201,7 +201,7 @@ def make_template_rules(
       ladder=ladder_lib.Ladder(shadow=has_replicas, reroute=reroute),
       planner=planner.Planner(
           shape,
-          places_lib.Placer("spread", has_replicas=has_replicas),
+          placement_lib.Placer("spread", has_replicas=has_replicas),
           planner.PredictedTimes(predicted),
           fold=True,
           is_strict=layout == "templates",

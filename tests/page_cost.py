@@ -40,8 +40,8 @@ from bamboo_jax.configs import quickstart
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import rows as rows_lib
 from bamboo_jax.net import identity as identity_lib
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.train import step_plans
 from bamboo_jax.train.record import step_traces
 from tests import layouts
 from tests import members
@@ -67,7 +67,7 @@ class FakeRun:
     roles = [failover.Roles(tuple(nodes), shadows(nodes)) for nodes in own]
     rules = layouts.make_rules(_STAGES, count, per_share=_MICROBATCHES)
     layout = rules.start(layouts.make_pipelines(roles))
-    planned = step_plans.StepPlans(rules.rows).whole(layout)
+    planned = layout_lib.StepPlans(rules.rows).whole(layout)
     self._slots = rows_lib.pack(step_traces.planned_slots(planned))
     self._status = {
         "layout": json_lib.to_plain(layout)

@@ -26,7 +26,7 @@ from absl import flags
 import tqdm
 
 from bamboo_jax.launch import cli
-from bamboo_jax.schedule import pauses
+from bamboo_jax.plan.times import pauses as pauses_lib
 from bamboo_jax.schedule import redundancy
 from tests.schedule.verify import exhaustive
 
@@ -105,7 +105,7 @@ def _show_prices(mode: str, owners: Sequence[int]) -> None:
   timeline = redundancy.plan_redundancy(mode, **common).timeline
   means = {}
   for count in (None, *map(int, _NUM_PIPELINES.value)):
-    found = pauses.predict_pauses(
+    found = pauses_lib.predict_pauses(
         timeline, **common, num_times=8, num_pipelines=count
     )
     means[count] = statistics.mean(found)

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.base import json as json_lib
 from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.checkpoint import folder as folder_lib
 from bamboo_jax.checkpoint import frozen as frozen_lib
@@ -144,7 +143,7 @@ class Writer:
 
   # During training.
 
-  def say(self, step: int) -> dict[str, Any]:
+  def say(self, step: int) -> parts.PartsReport:
     """Returns this member's report for the vote, plain JSON values."""
     is_due = self._every_steps > 0 and step % self._every_steps == 0
     return self._say(begins=is_due)
@@ -167,7 +166,7 @@ class Writer:
   def hear(
       self,
       step: int,
-      said: Mapping[int, Any],
+      said: Mapping[int, parts.PartsReport],
       *,
       view: int,
       owners: Sequence[Sequence[int]],
@@ -186,13 +185,13 @@ class Writer:
       states: State of the stages that this member hosts, after `step` steps;
         used only if a save is due.
     """
-    reports = self._hear(said)
-    if not any(report.begins for report in reports.values()):
+    self._hear(said)
+    if not any(report.begins for report in said.values()):
       return
     save = parts.plan_save(f"{step}.v{view}", step, owners)
-    if not reports[save.writer].begins:
+    if not said[save.writer].begins:
       return
-    if save.is_alone or not reports[save.writer].is_busy:
+    if save.is_alone or not said[save.writer].is_busy:
       self._begin(save, states)
     elif self._member == save.writer:
       self._warn_of(
@@ -209,7 +208,9 @@ class Writer:
   def save_last(
       self,
       step: int,
-      gather: Callable[[str, Any], Mapping[int, Any]],
+      gather: Callable[
+          [str, parts.PartsReport], Mapping[int, parts.PartsReport]
+      ],
       *,
       view: int,
       owners: Sequence[Sequence[int]],
@@ -230,7 +231,9 @@ class Writer:
       self._wait(waiting)
       is_done = self._member == save.writer and step in self.steps()
       mine = self._say(begins=not is_done)
-      report = self._hear(gather(f"save {step} {turn}", mine))[save.writer]
+      said = gather(f"save {step} {turn}", mine)
+      self._hear(said)
+      report = said[save.writer]
       if not report.begins:
         return
       if not report.is_busy:
@@ -253,7 +256,7 @@ class Writer:
     self._thread.shutdown()
     self._end_joining(blocks=True)
 
-  def _say(self, *, begins: bool) -> dict[str, Any]:
+  def _say(self, *, begins: bool) -> parts.PartsReport:
     self._end_joining(blocks=False)
     is_busy = self._save is not None or self._joining is not None
     report = parts.PartsReport(begins, is_busy, error=self._error)
@@ -262,15 +265,11 @@ class Writer:
       report = dataclasses.replace(
           report, save=self._save.name, **written._asdict()
       )
-    plain: dict[str, Any] = json_lib.to_plain(report)
-    return plain
+    return report
 
-  def _hear(self, said: Mapping[int, Any]) -> dict[int, parts.PartsReport]:
+  def _hear(self, said: Mapping[int, parts.PartsReport]) -> None:
     """Ends the save once all parts are reported, or one has failed."""
-    reports = json_lib.from_plain(
-        dict[int, parts.PartsReport], said, where="vote"
-    )
-    for member, report in reports.items():
+    for member, report in said.items():
       if self._save is None or report.save != self._save.name:
         continue
       if report.part is None:
@@ -282,7 +281,6 @@ class Writer:
       if self._member == self._save.writer:
         self._joining = self._thread.submit(self._join, self._save, self._parts)
       self._save = self._writing = None
-    return reports
 
   def _begin(
       self, save: parts.Save, states: Mapping[int, spec_lib.StageState]

@@ -22,13 +22,13 @@ from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import residuals as residuals_lib
 from bamboo_jax.plan import stages
-from bamboo_jax.plan import step_time as step_time_lib
 from bamboo_jax.plan.memory import bounds
 from bamboo_jax.plan.memory import deaths
 from bamboo_jax.plan.memory import explain
 from bamboo_jax.plan.memory import model as model_lib
 from bamboo_jax.plan.memory import needs
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.plan.times import step_time as step_time_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import instruction as instruction_lib

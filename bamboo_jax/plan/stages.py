@@ -1,6 +1,6 @@
 """Costs of stages, from the costs of their layers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bamboo_jax.plan import cost_model
@@ -16,6 +16,21 @@ def layers_by_stage(
       [profile.layers[layer] for layer in partition.layers(stage)]
       for stage in range(partition.num_stages)
   ]
+
+
+def busy_ms(
+    costs: costs_lib.StageCosts, owners: Sequence[int]
+) -> dict[int, float]:
+  """Returns the time of the passes of a microbatch, by node.
+
+  `owners` is the node of each stage.
+  """
+  busy: dict[int, float] = {}
+  for node, *passes_ms in zip(
+      owners, costs.forward_ms, costs.backward_ms, strict=True
+  ):
+    busy[node] = busy.get(node, 0.0) + sum(passes_ms)
+  return busy
 
 
 def stage_costs(

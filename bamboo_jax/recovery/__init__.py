@@ -9,14 +9,14 @@ ladder and the same planner.
 
   planner     makes pipelines and predicts their cost, in three parts:
   shapes      1. how many, of how many stages: depth, templates, grid, even
-  places      2. which node gets which stage; `placement` searches for the
-                 arrangement that survives most failures, `survival` counts them
+  placement   2. which node gets which stage; searches for the arrangement
+                 that survives most failures, `survival` counts them
   (planner)   3. times: how long steps and pauses take
   oobleck/    Oobleck's templates, covers and rules
   triggers    Bamboo's: when new pipelines are desirable
   moves       which state is copied when pipelines change
 
-  layout      the nodes of each stage in a run, and their shares
+  layout      the nodes of each stage in a run, their shares and their rows
   assignment  converts layouts to states, and decisions to changes
   slowness    which node is slow, and makes the others wait
   speeds      partitions in which slow nodes have fewer layers

@@ -13,8 +13,8 @@ from bamboo_jax import base
 from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import decide
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import layout as layout_lib

@@ -15,10 +15,11 @@ Each pipeline has its own partition. So a layout divides layers in two ways:
 A node may own several segments, as it owns several stages after a failover:
 links join the owners of adjacent segments, and a segment's gradients are summed
 over its owners in all pipelines, in the order of the shares. If all pipelines
-have one partition, its stages are the segments.
+have one partition, its stages are the segments. `StepPlans` plans the rows of a
+step for a layout.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 import functools
 from typing import NamedTuple
@@ -28,9 +29,14 @@ from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import filling as filling_lib
+from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import lines as lines_lib
+from bamboo_jax.schedule import timeline as timeline_lib
 
 Shares = tuple[tuple[int, ...], ...]  # Shares of each pipeline.
+# By pipeline with shares, or one if pipelines have nodes in common.
+Timelines = Sequence[timeline_lib.Timeline]
 
 
 class Way(NamedTuple):
@@ -217,3 +223,74 @@ class Layout:
         for r in self.roles
         for segment, node in (*enumerate(r.owners), *r.shadows.items())
     )
+
+
+class StepPlans:
+  """Plans steps; caches the whole step of the last layout.
+
+  Args:
+    rows: Plans rows.
+    fills: Whether redundant forward passes fill waits as these occur; otherwise
+      they are placed ahead.
+  """
+
+  def __init__(self, rows: rows_lib.RowPlanner, *, fills: bool = False) -> None:
+    self._rows, self._fills = rows, fills
+    self._layout = Layout()
+    self._whole: Timelines = ()
+    self._filling: filling_lib.StepFilling | None = None
+
+  def whole(self, layout: Layout) -> Timelines:
+    """Returns the timelines of a whole step."""
+    if layout != self._layout:
+      self._layout, self._filling = layout, None
+      if layout.is_joint:
+        lines = layout.lines(self._rows)
+        self._whole = [self._rows.play(lines, slow=layout.slow)]
+      else:
+        self._plan_apart(layout)
+    return self._whole
+
+  def filling(self, layout: Layout) -> filling_lib.StepFilling | None:
+    """Returns how waits of a whole step are filled; None if they are not."""
+    self.whole(layout)
+    return self._filling
+
+  def _plan_apart(self, layout: Layout) -> None:
+    """Plans a step of pipelines that have no node in common."""
+    plans = [
+        self._rows.whole(
+            p,
+            roles,
+            shares=layout.shares[p],
+            partition=layout.pipelines[p].partition,
+            slow=layout.slow,
+        )
+        for p, roles in enumerate(layout.roles)
+        if layout.shares[p]
+    ]
+    if not self._fills:
+      self._whole = [plan.timeline for plan in plans]
+      return
+    self._whole = [plan.lazy for plan in plans]
+    self._filling = self._rows.redundant.fill(
+        plans,
+        layout.roles,
+        dataclasses.replace(self._rows.costs, slow=layout.slow),
+    )
+
+  def rest(
+      self,
+      layout: Layout,
+      holdings: Mapping[int, holdings_lib.Holdings],
+  ) -> Timelines:
+    """Returns the timelines of the rest of a step after a death.
+
+    `holdings` is the data of the step that each node holds. Raises
+    `base.InfeasibleError` if a needed value has no copy.
+    """
+    lines = layout.lines(self._rows)
+    groups = [lines] if layout.is_joint else [[line] for line in lines]
+    return [
+        self._rows.play(group, holdings, slow=layout.slow) for group in groups
+    ]

@@ -1,18 +1,22 @@
-"""Places nodes so that the failure of a zone costs as little as possible.
+"""Assigns nodes to the places of new pipelines, by one of several methods.
 
-Neighbours in a pipeline, which are owner and shadow, go to different zones, and
-the copies of a layer to as many zones as possible: `survival.Survival.score` is
-maximised, first the numbers of zones and of nodes whose failure is survived.
-Nodes of a zone are interchangeable, so the search is for a zone for each place.
-It improves a good arrangement by swaps; if the result does not reach the upper
-bound of the score, it tries all arrangements, up to a limit.
+The method "spread" places them so that the failure of a zone costs as little as
+possible. Neighbours in a pipeline, which are owner and shadow, go to different
+zones, and the copies of a layer to as many zones as possible:
+`survival.Survival.score` is maximised, first the numbers of zones and of nodes
+whose failure is survived. Nodes of a zone are interchangeable, so the search is
+for a zone for each place. It improves a good arrangement by swaps; if the
+result does not reach the upper bound of the score, it tries all arrangements,
+up to a limit.
 """
 
 import collections
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
+import functools
 import itertools
 import math
+import random
 from typing import NamedTuple
 
 from bamboo_jax import base
@@ -22,7 +26,84 @@ from bamboo_jax.recovery import survival as survival_lib
 from bamboo_jax.schedule import failover
 
 Partition = partition_lib.Partition
+Zones = Mapping[int, str]
 _Arrangement = tuple[str, ...]  # Zone of each place, then of each spare.
+
+METHODS = ("order", "random", "cluster", "spread")
+
+
+class Placer:
+  """Assigns nodes to places; caches results by the sizes of zones.
+
+  Args:
+    method: "order" of the nodes, "random", "cluster" so that a pipeline is in
+      few zones, or "spread" so that neighbours are in different ones;
+      `ValueError` for another.
+    has_replicas: Whether stages have shadows.
+    seed: For the method "random".
+    max_tries: For the method "spread", see `place_nodes`.
+  """
+
+  def __init__(
+      self,
+      method: str,
+      *,
+      has_replicas: bool,
+      seed: int = 0,
+      max_tries: int = 5_000,
+  ) -> None:
+    if method not in METHODS:
+      raise ValueError(base.suggest(method, METHODS, what="placement"))
+    self.heeds_zones = method in ("cluster", "spread")
+    self._method = method
+    self._has_replicas = has_replicas
+    self._seed = seed
+    self._max_tries = max_tries
+    self._spread = functools.cache(self._spread)
+
+  def arrange(
+      self, partitions: Sequence[Partition], nodes: Sequence[int], zones: Zones
+  ) -> Sequence[int]:
+    """Returns the node of each place, perhaps followed by nodes without one.
+
+    Nodes without a zone count as one zone; if no node has one, they stay in
+    order.
+    """
+    if self._method == "random":
+      nodes = list(nodes)
+      # A text seeds alike in all processes.
+      random.Random(f"{self._seed} {nodes}").shuffle(nodes)
+    elif self.heeds_zones and any(zones.get(n) for n in nodes):
+      nodes = self._by_zone(partitions, nodes, zones)
+    return nodes
+
+  def _by_zone(
+      self, partitions: Sequence[Partition], nodes: Sequence[int], zones: Zones
+  ) -> list[int]:
+    by_zone: dict[str, list[int]] = {}
+    for node in nodes:
+      by_zone.setdefault(zones.get(node, ""), []).append(node)
+    groups = sorted(by_zone.items(), key=lambda item: (-len(item[1]), item[0]))
+    if self._method == "cluster":
+      return [node for _, group in groups for node in group]
+    waiting = [iter(group) for _, group in groups]
+    sizes = tuple(len(group) for _, group in groups)
+    return [
+        next(waiting[zone]) for zone in self._spread(tuple(partitions), sizes)
+    ]
+
+  def _spread(
+      self, partitions: tuple[Partition, ...], sizes: tuple[int, ...]
+  ) -> tuple[int, ...]:
+    """Returns a zone for each place; zones have `sizes` nodes."""
+    labels = [zone for zone, size in enumerate(sizes) for _ in range(size)]
+    pipelines, _ = place_nodes(
+        {node: str(zone) for node, zone in enumerate(labels)},
+        partitions,
+        has_replicas=self._has_replicas,
+        max_tries=self._max_tries,
+    )
+    return tuple(labels[n] for p in pipelines for n in p.roles.owners)
 
 
 class PlacedPipelines(NamedTuple):

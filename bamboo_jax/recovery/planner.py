@@ -15,10 +15,9 @@ from typing import Protocol
 
 from bamboo_jax import base
 from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.plan import predictor as predictor_lib
+from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.recovery import placement as placement_lib
-from bamboo_jax.recovery import places as places_lib
 from bamboo_jax.recovery import shapes as shapes_lib
 
 Pipeline = pipelines_lib.Pipeline
@@ -76,7 +75,7 @@ class Planner:
   def __init__(
       self,
       shapes: shapes_lib.Shapes,
-      placer: places_lib.Placer,
+      placer: placement_lib.Placer,
       times: Times,
       *,
       fold: bool,

@@ -21,7 +21,7 @@ from bamboo_jax import base
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.plan import predictor as predictor_lib
+from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.recovery import triggers as triggers_lib

@@ -6,10 +6,10 @@ one each node runs a row of instructions, in the other they are programs in
 lockstep. Both allow nodes to join and leave in the middle of a step.
 
   engine         The nodes of this process and their roles; read this first,
-  node           then this: how a node runs one instruction.
+  node           then this: how a node runs one instruction; the clock of nodes
+                 whose layers sleep rather than compute.
   executor       The interface of executors, and the one that runs rows; fills
                  waits of a row with redundant forward passes.
-  pace           The clock of nodes whose layers sleep rather than compute.
   phases/        The phases of a step, functions of the engine.
   stage/         The computations of one stage: specs, programs, arrays.
   wire/          Transfers between nodes, and how a death aborts them.

@@ -19,7 +19,6 @@ from bamboo_jax.plan import batch_split
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime import pace
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.stage import array_store as store_lib
@@ -103,7 +102,7 @@ class Engine:
     self.programs = program_cache.ProgramCache() if cache is None else cache
     self.exchange = exchange
     self.num_shares, self._per_share = num_shares, 0
-    self.clock = pace.Clock()
+    self.clock = node_lib.Clock()
     self._keep = keep
     self.mesh = mesh
     self.nodes: dict[int, node_lib.Node] = {}

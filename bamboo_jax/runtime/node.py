@@ -5,6 +5,7 @@ and those after a failure.
 """
 
 from collections.abc import Callable, Mapping
+import dataclasses
 import time
 from typing import Any
 
@@ -12,7 +13,6 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime import pace as pace_lib
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import array_store as store_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
@@ -25,6 +25,60 @@ Instruction = instruction_lib.Instruction
 
 # Returns the named entries of a microbatch of the current step.
 FeedFn = Callable[[int, tuple[str, ...]], Mapping[str, np.ndarray]]
+
+
+class Clock:
+  """The time of nodes whose layers sleep rather than compute.
+
+  A real device runs its passes one after the other, and the dispatching thread
+  may run ahead of it. A paced node has no device work: the thread that walks
+  the rows of a process sleeps until the node's device would be free for the
+  next instruction.
+
+  walker   F0 to a   F0's output to b   b receives   F0 to b
+  real     0.0 s     0.1                0.1003       0.1008
+  clock    0.0       0.1                0.1          0.1       b is free at 0.2
+
+  Delays of the walker itself are not charged, because a device would not have
+  waited for it; time spent in a receive from another process is. Passes are
+  recorded with their span on this clock, however busy the machine is. Its
+  seconds are those of `perf_counter`; all nodes of a process share it.
+
+  Attributes:
+    now_secs: The latest time that has been waited for.
+  """
+
+  def __init__(self) -> None:
+    self.now_secs = 0.0
+
+  def catch_up(self) -> None:
+    """Advances the clock to real time."""
+    self.now_secs = max(self.now_secs, time.perf_counter())
+
+  def wait_until(self, secs: float) -> None:
+    """Blocks until `secs`; returns at once if it has passed."""
+    _sleep_until(secs)
+    self.now_secs = max(self.now_secs, secs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Paced:
+  """The result of a pass, ready at a given time, with its span on the clock."""
+
+  result: base.PyTree
+  start_secs: float
+  end_secs: float
+
+  def block_until_ready(self) -> None:
+    """Blocks until that time; called by `jax.block_until_ready`."""
+    jax.block_until_ready(self.result)
+    _sleep_until(self.end_secs)
+
+
+def _sleep_until(secs: float) -> None:
+  left_secs = secs - time.perf_counter()
+  if left_secs > 0:
+    time.sleep(left_secs)
 
 
 class Node:
@@ -46,7 +100,7 @@ class Node:
       device: places.Place,
       *,
       links: links_lib.Links,
-      clock: pace_lib.Clock,
+      clock: Clock,
       sends_host: bool = False,
   ) -> None:
     """Makes a node that holds no stage yet; see `store.StepArrays`."""
@@ -88,7 +142,7 @@ class Node:
         start_secs, self.free_secs = begin_secs, time.perf_counter()
       self.free_secs += (self.slow_factor - 1.0) * (self.free_secs - start_secs)
     if self.free_secs > self._clock.now_secs:
-      return pace_lib.Paced(result, start_secs, self.free_secs)
+      return Paced(result, start_secs, self.free_secs)
     return result
 
   @property

@@ -19,7 +19,6 @@ stages and in the data that nodes hold.
   filling          decides where they go in waits as these occur
   timeline         plays rows against durations; with checker, footprint
   linearize        one order of all nodes' instructions, for one thread
-  pauses           the predicted delay of a step in which a node dies
   render           a timeline as text
 
 Read `instruction`, then `scheduler`.

@@ -13,8 +13,8 @@ Pure Python. Decisions are those of `recovery`; this adds time and money.
   policies          a policy from settings: ladder, shapes, places, times
   times             durations of boots, detection, restarts and saves, and with
                     them of steps, changes and losses; measured on a cluster
-  speed             the cost of a step, predicted from the profile of a model or
-                    looked up in a table of published throughput
+  speed             how long a step is: predicted from a model's profile, by
+                    `plan.times.predictor`, or looked up in a published table
   transformer       costs of a transformer, estimated
 
   forecast          the expected throughput of a policy

@@ -11,15 +11,15 @@ import itertools
 import math
 
 from bamboo_jax import base
-from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.plan.memory import bounds
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.plan.times import predictor as predictor_lib
+from bamboo_jax.plan.times import step_time as step_time_lib
 from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.recovery import places as places_lib
+from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.recovery.oobleck import cover as cover_lib
@@ -49,7 +49,7 @@ _MAX_TRIES = 20
 _AUTO = "auto"
 _LIVEPUT = "liveput"
 # Of the systems that policies are named after, which use NCCL.
-_NCCL = communication_lib.Communication(
+_NCCL = step_time_lib.Communication(
     reduction="ring", overlap="drain", duplex="full"
 )
 
@@ -93,7 +93,7 @@ class Settings:
   placement: str = "spread"
   redundant: rows_lib.Redundancy = rows_lib.Redundancy("bubble")
   charges_replicas: bool = True
-  communication: communication_lib.Communication = _NCCL
+  communication: step_time_lib.Communication = _NCCL
   reroute: str = "shares"
   fold: bool = True
   hand_over: bool = True
@@ -238,7 +238,7 @@ class _Maker:
     times = times_lib.PipelineTimes(
         speed, self.durations, drops=ladder.drop, profile=profile
     )
-    placer = places_lib.Placer(
+    placer = placement_lib.Placer(
         settings.placement,
         has_replicas=has_replicas,
         seed=seed,

@@ -20,20 +20,21 @@ from typing import Any, NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax.base import packaged
-from bamboo_jax.plan import communication as communication_lib
+from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import makespan
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.plan import stages
+from bamboo_jax.plan.times import pauses as pauses_lib
+from bamboo_jax.plan.times import predictor as predictor_lib
+from bamboo_jax.plan.times import step_time as step_time_lib
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import pauses as pauses_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.sim import times as times_lib
 
-Communication = communication_lib.Communication
+Communication = step_time_lib.Communication
 Op = instruction_lib.Op
 Partition = partition_lib.Partition
 Pipeline = pipelines_lib.Pipeline
@@ -70,7 +71,7 @@ class ProfileSpeed:
       microbatch_size: int,
       redundant: rows_lib.Redundancy,
       split: str = "makespan",
-      communication: Communication = communication_lib.RUNTIME,
+      communication: Communication = step_time_lib.RUNTIME,
       reroute: str = "shares",
       memory_limit_bytes: int | None = None,
   ) -> None:
@@ -86,7 +87,7 @@ class ProfileSpeed:
     self._redundant = redundant
     self._reroute = reroute
     self._microbatch_size = microbatch_size
-    self._paces: dict[tuple[Any, ...], makespan.PipelinePace] = {}
+    self._paces: dict[tuple[Any, ...], batch_split.PipelinePace] = {}
     self._plan = functools.cache(self._plan)
     self._played_pause_ms = functools.cache(self._played_pause_ms)
     self._redundant_ms = functools.cache(self._redundant_ms)
@@ -131,9 +132,9 @@ class ProfileSpeed:
   def _split(self, pipelines: Pipelines) -> tuple[int, ...]:
     """Splits the microbatches so that all pipelines finish together."""
     paces = [self._pace(p) for p in pipelines]
-    return makespan.split_by_makespan(self.predictor.num_microbatches, paces)
+    return batch_split.split_by_makespan(self.predictor.num_microbatches, paces)
 
-  def _pace(self, pipeline: Pipeline) -> makespan.PipelinePace:
+  def _pace(self, pipeline: Pipeline) -> batch_split.PipelinePace:
     """Returns the estimated pace of a pipeline, without playing it.
 
     After the first microbatch, one is finished each time the busiest node has
@@ -141,13 +142,10 @@ class ProfileSpeed:
     """
     if pipeline.shape not in self._paces:
       costs = self.predictor.stage_costs(pipeline.partition)
-      busy_ms: dict[int, float] = {}
-      for stage, owner in enumerate(pipeline.roles.owners):
-        stage_ms = costs.forward_ms[stage] + costs.backward_ms[stage]
-        busy_ms[owner] = busy_ms.get(owner, 0.0) + stage_ms
+      busy_ms = stages.busy_ms(costs, pipeline.roles.owners)
       first_ms = sum(busy_ms.values()) + 2 * sum(costs.transfer_ms)
       next_ms = max(busy_ms.values())
-      self._paces[pipeline.shape] = makespan.PipelinePace(
+      self._paces[pipeline.shape] = batch_split.PipelinePace(
           lambda count: first_ms + (count - 1) * next_ms, least_ms=next_ms
       )
     return self._paces[pipeline.shape]

@@ -46,9 +46,8 @@ class BackgroundCompiler:
     self._is_under_way = False
     self._followed: layout_lib.Layout | None = None
 
-  @property
   def is_idle(self) -> bool:
-    """Whether every job has ended."""
+    """Returns whether every job has ended."""
     return self._last.done()
 
   def compile(self) -> None:

@@ -9,7 +9,7 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.train.members import cohort as cohort_lib
-from bamboo_jax.train.members import transfers as transfers_lib
+from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.record import workdir as workdir_lib
 
 # Called with the number of a committed step, from 1, and its metrics by name.
@@ -39,7 +39,7 @@ class Environment:
   cohort: cohort_lib.Cohort
   workdir: workdir_lib.Workdir
   name: str = ""
-  transfers: transfers_lib.Transfers = transfers_lib.NoTransfers()
+  transfers: cohort_lib.Transfers = local_cohort.NoTransfers()
   collectives: executor_lib.Collectives | None = None
   faults: Iterable[faults_lib.Fault] = ()
   director: cohort_lib.FaultInjector | None = None

@@ -32,7 +32,6 @@ from bamboo_jax.train import environment
 from bamboo_jax.train import worker as worker_lib
 from bamboo_jax.train.members import cluster_cohort
 from bamboo_jax.train.members import local_cohort
-from bamboo_jax.train.members import transfers as transfers_lib
 from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import accept
@@ -181,7 +180,7 @@ def train_in_cluster(
       cohort=cluster_cohort.ClusterCohort(joined.client, joined.exits),
       workdir=workdir_lib.Workdir.at(workdir),
       name=name,
-      transfers=transfers_lib.PeerTransfers(
+      transfers=cluster_cohort.PeerTransfers(
           joined.client,
           joined.transport,
           joined.collectives,

@@ -20,6 +20,7 @@ from typing import Any
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import arrays as layer_arrays
+from bamboo_jax.checkpoint import parts
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.faults import slow as slow_lib
 from bamboo_jax.recovery import durations
@@ -37,7 +38,7 @@ from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.members import cohort as cohort_lib
-from bamboo_jax.train.record import delays as delays_lib
+from bamboo_jax.train.record import step_times
 from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import job as job_lib
 
@@ -51,8 +52,8 @@ class Vote:
 
   Attributes:
     seen: Number of the newest view that it can work in.
-    ready: See `transfers.Transfers.ready`.
-    passes: Time of passes of its nodes, see `step_passes`.
+    ready: See `cohort.Transfers.ready`.
+    passes: Time of passes of its nodes, see `step_times`.
     span_secs: From the start of the step to the end of its last pass.
     sums_secs: Time of summing gradients, by segment of its nodes, waiting
       included.
@@ -79,7 +80,7 @@ class Vote:
   ran: Mapping[int, filling_lib.Ran] = dataclasses.field(default_factory=dict)
   prints: replicas.Prints | None = None
   nonfinite: str = ""
-  save: Any = None
+  save: parts.PartsReport | None = None
   stops: bool = False
   at_risk: int = 0
   nodes: slowness.Step = dataclasses.field(default_factory=dict)
@@ -159,7 +160,7 @@ class StepRunner:
     self._clip_norm = clip_norm
     self._on_nonfinite = on_nonfinite
     self._recorder = recorder_lib.Recorder()
-    self._delays = delays_lib.DelayMeter(engine.exchange)
+    self._delays = step_times.DelayMeter(engine.exchange)
     self._slow: dict[int, slow_lib.SlowNode] = {}  # Local nodes, by faults.
     self._phase_secs = dict.fromkeys(PHASES, 0.0)
 

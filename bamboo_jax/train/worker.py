@@ -17,6 +17,7 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import agreement as agreement_lib
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.train import background_compiler
 from bamboo_jax.train import environment
 from bamboo_jax.train import evaluation
@@ -24,7 +25,6 @@ from bamboo_jax.train import replica_check
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import state_transfer
 from bamboo_jax.train import step as step_lib
-from bamboo_jax.train import step_plans
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.record import outputs as outputs_lib
@@ -85,12 +85,12 @@ class Worker:
     self._compiler = background_compiler.BackgroundCompiler(
         self.state, self._step.executor, evaluate=self._evaluates
     )
-    given.transfers.attach(engine, self._compiler)
+    given.transfers.attach(engine, self._compiler.is_idle)
     self._batches: batches_lib.Batches | batches_lib.Prefetcher = (
         job.task.batches
     )
     self._begun, self._saves_at_stop = -1, False
-    self._plans = step_plans.StepPlans(job.rows, fills=job.fills_waits)
+    self._plans = layout_lib.StepPlans(job.rows, fills=job.fills_waits)
 
   def run(self, stop_at: int | None = None) -> bool:
     """Trains until all steps are done; returns whether they are.

@@ -2,6 +2,7 @@
 
 import collections
 from concurrent import futures
+import dataclasses
 import errno
 import functools
 import json
@@ -17,8 +18,10 @@ import numpy as np
 import optax
 
 from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.checkpoint import folder as folder_lib
 from bamboo_jax.checkpoint import identity as identity_lib
+from bamboo_jax.checkpoint import parts
 from bamboo_jax.checkpoint import writer as writer_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -107,8 +110,10 @@ class WriterTest(parameterized.TestCase):
     """
     said = {m: writer.say(step) for m, writer in self.writers.items()}
     for member in silent:
-      said[member] |= instead or {"save": None, "part": None}
-    said = {int(k): v for k, v in json.loads(json.dumps(said)).items()}
+      changes = instead or {"save": None, "part": None}
+      said[member] = dataclasses.replace(said[member], **changes)
+    kind = dict[int, parts.PartsReport]
+    said = json_lib.from_plain(kind, json_lib.to_plain(said))
     for member, writer in self.writers.items():
       writer.hear(step, said, **self.around(member, step, view))
     for writer in self.writers.values():
@@ -389,6 +394,7 @@ class _Meeting:
     self._said = collections.defaultdict(dict)
 
   def gather(self, member, key, value):
-    self._said[key][member] = json.loads(json.dumps(value))
+    plain = json.loads(json.dumps(json_lib.to_plain(value)))
+    self._said[key][member] = json_lib.from_plain(type(value), plain)
     self._barrier.wait(60)
     return self._said[key]

@@ -6,7 +6,7 @@ from absl.testing import parameterized
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo_jax.plan import communication as communication_lib
+from bamboo_jax.plan.times import step_time as step_time_lib
 from tests import profiles
 
 _METHODS = ("ordered", "ring", "tree")
@@ -26,7 +26,7 @@ _STAGES = (_PROFILE.layers[:2], _PROFILE.layers[2:])
 
 
 def _make(reduction="ring", overlap="none", duplex="full"):
-  return communication_lib.Communication(
+  return step_time_lib.Communication(
       reduction=reduction, overlap=overlap, duplex=duplex
   )
 

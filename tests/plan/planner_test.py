@@ -13,8 +13,8 @@ from bamboo_jax.plan import planner
 from bamboo_jax.plan import render
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.plan import stages
-from bamboo_jax.plan import step_time
 from bamboo_jax.plan.memory import upkeep
+from bamboo_jax.plan.times import step_time as step_time_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
@@ -92,14 +92,14 @@ class StepTimeTest(parameterized.TestCase):
       ("two_shares_each", (0, 2, 4), 4, 2, 1.5, 0.8125, 0.5625, 1.0),
   )
   def test_phases(self, bounds, shares, pipelines, ties, reduce, norm, update):
-    got = step_time.predict_step_time(
+    got = step_time_lib.predict_step_time(
         _FOUR,
         partition_lib.Partition(bounds),
         num_pipelines=pipelines,
         num_shares=shares,
         compute_ms=8.0,
     )
-    want = step_time.StepTime(8.0, ties, reduce, norm, 0.0, 0.75, update)
+    want = step_time_lib.StepTime(8.0, ties, reduce, norm, 0.0, 0.75, update)
     self.assertEqual(got, want)
     self.assertEqual(got.total_ms, 8.0 + ties + reduce + norm + 0.75 + update)
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows
+from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.schedule import failover
 from tests import profiles
 

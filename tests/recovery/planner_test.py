@@ -7,9 +7,9 @@ from absl.testing import parameterized
 from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows
-from bamboo_jax.recovery import places as places_lib
+from bamboo_jax.plan.times import predictor as predictor_lib
+from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.schedule import failover
@@ -33,7 +33,7 @@ def make_planner(*, mode="lazy", fold=True, most=2, shape=None):
   )
   return planner_lib.Planner(
       shape or depth,
-      places_lib.Placer("spread", has_replicas=has_replicas),
+      placement_lib.Placer("spread", has_replicas=has_replicas),
       planner_lib.PredictedTimes(predictor),
       fold=fold,
   )
@@ -108,7 +108,7 @@ class PlacesTest(parameterized.TestCase):
 
   def zones(self, method):
     zones = {n: f"zone{n % 2}" for n in range(8)}
-    placer = places_lib.Placer(method, has_replicas=True, max_tries=20)
+    placer = placement_lib.Placer(method, has_replicas=True, max_tries=20)
     nodes = placer.arrange([_PARTITION] * 2, range(8), zones)
     return [[zones[n] for n in nodes[i : i + 4]] for i in (0, 4)]
 
@@ -131,4 +131,4 @@ class PlacesTest(parameterized.TestCase):
 
   def test_refuses(self):
     with self.assertRaisesRegex(ValueError, "did you mean 'spread'"):
-      places_lib.Placer("spraed", has_replicas=True)
+      placement_lib.Placer("spraed", has_replicas=True)

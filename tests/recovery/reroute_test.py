@@ -13,15 +13,15 @@ import statistics
 
 from absl.testing import parameterized
 
+from bamboo_jax.plan.times import pauses as pauses_lib
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import pauses
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.train import step_plans
 from tests import layouts
 from tests import schedules
 from tests.schedule.verify import cuts as cuts_lib
@@ -34,7 +34,7 @@ class Steps:
 
   def __init__(self, rules):
     self.rules = rules
-    self._plans = step_plans.StepPlans(rules.rows)
+    self._plans = layout_lib.StepPlans(rules.rows)
 
   def whole(self, layout):
     """Returns the rows of a step."""
@@ -164,7 +164,7 @@ class PriceTest(parameterized.TestCase):
     )
     timeline = redundancy.plan_redundancy(mode, **common).timeline
     alone, dealt = (
-        pauses.predict_pauses(
+        pauses_lib.predict_pauses(
             timeline, **common, num_times=4, num_pipelines=count
         )
         for count in (None, num_pipelines)
@@ -184,7 +184,7 @@ class PriceTest(parameterized.TestCase):
         in_flight=scheduler.one_f_one_b_bounds(3),
     )
     timeline = redundancy.plan_redundancy("lazy", **common).timeline
-    first, *_ = pauses.predict_pauses(
+    first, *_ = pauses_lib.predict_pauses(
         timeline, **common, num_times=8, victims=[0], num_pipelines=1
     )
     self.assertLess(first, 0.75 * timeline.span_ms)
@@ -207,7 +207,7 @@ class SlowNodeTest(parameterized.TestCase):
       lines = dataclasses.replace(layout, detours=detours).lines(rows)
       planned = scheduler.plan_rows(lines, costs=costs)
       spans.append(timeline_lib.span_ms(planned, costs))
-    plans = step_plans.StepPlans(rows)
+    plans = layout_lib.StepPlans(rows)
     span = max(t.span_ms for t in plans.whole(change.layout))
     self.assertLess(0.9 * span, min(spans))
     if factor == 5.0:
@@ -257,7 +257,7 @@ class StepsAfterTest(parameterized.TestCase):
     again = steps.rules.improve(after, left, zones={}).layout
     self.assertEqual(again, after)
     plain = dataclasses.replace(after, detours={})
-    plans = step_plans.StepPlans(steps.rules.rows)
+    plans = layout_lib.StepPlans(steps.rules.rows)
     spans = [
         max(t.span_ms for t in plans.whole(l)) for l in (layout, plain, after)
     ]
@@ -295,7 +295,7 @@ class StepsAfterTest(parameterized.TestCase):
     held = {0: holdings_lib.Holdings(activations=frozenset({(0, 0), (0, 1)}))}
     change = rules.lose(layout, {0, 3, 4, 5}, zones={}, holdings=held)
     self.assertEqual(change.layout.shares, ((), (0, 1)))
-    plans = step_plans.StepPlans(rules.rows)
+    plans = layout_lib.StepPlans(rules.rows)
     (rest,) = plans.rest(change.layout, held)
     (whole,) = plans.whole(change.layout)
     for timeline in (rest, whole):

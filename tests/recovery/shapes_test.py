@@ -9,11 +9,11 @@ import hypothesis
 from hypothesis import strategies as st
 
 from bamboo_jax import base
-from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows
+from bamboo_jax.plan.times import predictor as predictor_lib
+from bamboo_jax.plan.times import step_time as step_time_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.recovery import shapes as shapes_lib
@@ -66,8 +66,8 @@ class PartitionsTest(parameterized.TestCase):
 
   @hypothesis.given(
       st.sampled_from(("grid", "templates")),
-      st.sampled_from(communication_lib.REDUCTIONS),
-      st.sampled_from(communication_lib.OVERLAPS),
+      st.sampled_from(step_time_lib.REDUCTIONS),
+      st.sampled_from(step_time_lib.OVERLAPS),
       st.floats(0.0, 1e4),
       st.floats(1e-3, 1e3),
   )
@@ -84,7 +84,7 @@ class PartitionsTest(parameterized.TestCase):
         profile,
         num_microbatches=12,
         split="even" if layout == "grid" else "makespan",
-        communication=communication_lib.Communication(
+        communication=step_time_lib.Communication(
             reduction=reduction, overlap=overlap
         ),
     )
@@ -114,7 +114,7 @@ class PartitionsTest(parameterized.TestCase):
     predictor = predictor_lib.Predictor(
         profile,
         num_microbatches=12,
-        communication=communication_lib.Communication(reduction="ring"),
+        communication=step_time_lib.Communication(reduction="ring"),
     )
     sizes = {
         use_all: [

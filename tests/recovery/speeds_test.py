@@ -9,10 +9,10 @@ from absl.testing import parameterized
 
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.recovery import assignment
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.train import step_plans
 from tests import layouts
 from tests.recovery import reroute_test
 from tests.schedule.verify import cuts as cuts_lib
@@ -119,7 +119,7 @@ class SpeedsTest(parameterized.TestCase):
   def test_rows_are_planned_for_slow_nodes(self):
     rules, layout = make(3, 1, 12, mode="bubble")
     given = self.improve(rules, layout, slow={1: 3.0}).layout
-    (timeline,) = step_plans.StepPlans(rules.rows).whole(given)
+    (timeline,) = layout_lib.StepPlans(rules.rows).whole(given)
     rows = {
         node: tuple(slot.instruction for slot in row)
         for node, row in timeline.rows.items()

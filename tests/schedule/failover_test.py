@@ -8,13 +8,13 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
+from bamboo_jax.plan.times import pauses as pauses_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import pauses as pauses_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import timeline as timeline_lib
 from tests import schedules

@@ -2,10 +2,10 @@
 
 from absl.testing import parameterized
 
-from bamboo_jax.plan import communication as communication_lib
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import rows
+from bamboo_jax.plan.times import step_time as step_time_lib
 from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import speed
@@ -24,7 +24,7 @@ def make_speed(
       microbatch_size=2,
       redundant=rows.Redundancy(mode),
       reroute=reroute,
-      communication=communication_lib.Communication(**communication),
+      communication=step_time_lib.Communication(**communication),
   )
 
 

@@ -96,7 +96,7 @@ class BackgroundCompilerTest(absltest.TestCase):
     self.jobs = [go_on.wait]
     self.cohort._change(come=1, reason="a node has joined")
     self.assertEqual(self.compiler.newest_ready(), self.cohort.view.number)
-    self.assertFalse(self.compiler.is_idle)
+    self.assertFalse(self.compiler.is_idle())
     go_on.set()
     self.compiler.wait()
     self.assertEqual(self.compiler.newest_ready(), self.cohort.newest.number)

@@ -16,7 +16,7 @@ from bamboo_jax.train import replica_check
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.record import meter as meter_lib
-from bamboo_jax.train.record import step_passes
+from bamboo_jax.train.record import step_times
 from tests import layouts
 from tests import profiles
 from tests import tiny
@@ -65,7 +65,7 @@ class MeterTest(parameterized.TestCase):
   def _add(self, meter, result, passes=None, recoveries=()):
     """Charges a step after which `self.nodes` live."""
     measured = {m.node for m in result.measured}
-    passes = passes or step_passes.measure(
+    passes = passes or step_times.measure_passes(
         result.measured,
         nodes=measured & self.nodes.live,
         layout=layouts.make_layout(
@@ -83,22 +83,22 @@ class MeterTest(parameterized.TestCase):
         [failover.Roles(row) for row in self.nodes.owners], [(0,), (1,)]
     )
     said = [
-        step_passes.sums_of(secs, nodes={node}, layout=layout)
+        step_times.sums_of(secs, nodes={node}, layout=layout)
         for node, secs in enumerate([1.0, 0.5, 3.0, 2.5])
     ]
     self.assertEqual([*map(dict, said)][3], {1: 2.5})
-    self.assertEqual(step_passes.mean_sums_secs(said, layout), (1.0 + 0.5) / 2)
-    self.assertEqual(step_passes.mean_sums_secs([], layout), 0.0)
+    self.assertEqual(step_times.mean_sums_secs(said, layout), (1.0 + 0.5) / 2)
+    self.assertEqual(step_times.mean_sums_secs([], layout), 0.0)
 
   def test_sums_of_one_process(self):
     """Node 0 owns both stages of the first pipeline by now."""
     layout = layouts.make_layout(
         [failover.Roles(row) for row in ((0, 0), (2, 3))], [(0,), (1,)]
     )
-    said = [step_passes.sums_of(2.0, nodes={0, 2, 3}, layout=layout)]
+    said = [step_times.sums_of(2.0, nodes={0, 2, 3}, layout=layout)]
     self.assertEqual(said, [{0: 2.0, 1: 2.0}])
     said += [{0: 1.0}]
-    mean = step_passes.mean_sums_secs(said, layout)
+    mean = step_times.mean_sums_secs(said, layout)
     self.assertAlmostEqual(mean, (2.0 + 1.0 + 2.0) / 3)
 
   def test_healthy_step(self):

@@ -2,8 +2,8 @@
 
 from absl.testing import parameterized
 
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.train import step_plans
 from tests import layouts
 
 
@@ -14,7 +14,7 @@ def make_plans(mode, *, fills, second=(4, 5, 6, 7)):
       for owners in ((0, 1, 2, 3), second)
   ]
   layout = layouts.make_layout(roles, ((0,), (1,)))
-  return step_plans.StepPlans(rules.rows, fills=fills), layout
+  return layout_lib.StepPlans(rules.rows, fills=fills), layout
 
 
 class StepPlansTest(parameterized.TestCase):

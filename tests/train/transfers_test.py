@@ -8,7 +8,7 @@ from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.schedule import channel as channel_lib
-from bamboo_jax.train.members import transfers as transfers_lib
+from bamboo_jax.train.members import cluster_cohort
 
 
 class TransfersTest(parameterized.TestCase):
@@ -17,11 +17,11 @@ class TransfersTest(parameterized.TestCase):
     self.client = mock.Mock(number=1, adopted=views.View(8, (), ""))
     self.transport, self.engine = mock.Mock(), mock.Mock()
     self.collectives = mock.Mock() if has_collectives else None
-    self.compiler = mock.Mock(is_idle=True)
-    made = transfers_lib.PeerTransfers(
+    self.is_compiled = True
+    made = cluster_cohort.PeerTransfers(
         self.client, self.transport, self.collectives, preconnects=preconnects
     )
-    made.attach(self.engine, self.compiler)
+    made.attach(self.engine, lambda: self.is_compiled)
     self.enterContext(
         mock.patch.object(compile_ahead, "find_partners", return_value=[0, 3])
     )
@@ -42,9 +42,9 @@ class TransfersTest(parameterized.TestCase):
   @parameterized.parameters(
       (True, True, 5), (True, False, -1), (False, True, -1)
   )
-  def test_ready(self, preconnects, is_idle, want):
+  def test_ready(self, preconnects, is_compiled, want):
     made = self.make(preconnects=preconnects)
-    self.compiler.is_idle = is_idle
+    self.is_compiled = is_compiled
     self.assertEqual(made.ready(5), want)
 
   def test_all_connect_once_all_are_ready_and_once(self):

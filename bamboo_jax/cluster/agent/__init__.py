@@ -8,7 +8,6 @@
   arrival         a join, step by step
   run_over        restart of a run that has lost all members
   run_stamp       identity of the run, also if the store has lost its data
-  own_worker      messages and exit of the agent's own worker
   knowledge/      known agents, silent ones, and their suspicions
   links           connections with other agents, and their failures
   heartbeats      which agent sends them to which

@@ -14,9 +14,9 @@ import functools
 import math
 
 from bamboo_jax import base
-from bamboo_jax.plan import makespan
-from bamboo_jax.plan import predictor as predictor_lib
-from bamboo_jax.plan import step_time as step_time_lib
+from bamboo_jax.plan import batch_split
+from bamboo_jax.plan.times import predictor as predictor_lib
+from bamboo_jax.plan.times import step_time as step_time_lib
 from bamboo_jax.recovery.oobleck import templates as templates_lib
 
 _ROUNDING_MS = 1e-6  # Error bound of a difference of times.
@@ -104,7 +104,7 @@ class Coverer:
         range(fewest, most + 1), key=lambda n: search.guess_ms(num_nodes, n)
     )
     # Only a bound; `run` finds this cover again.
-    search.bound_by(makespan.split_evenly(num_nodes, numbers[0]))
+    search.bound_by(batch_split.split_evenly(num_nodes, numbers[0]))
     for num_pipelines in numbers:  # The most promising first, to prune early.
       search.run(num_nodes, num_pipelines)
     assert search.covers, f"no cover of {num_nodes} nodes"
@@ -145,7 +145,7 @@ class _Search:
 
   def guess_ms(self, num_nodes: int, num_pipelines: int) -> float:
     """Returns an estimate of the step with pipelines of almost equal size."""
-    sizes = makespan.split_evenly(num_nodes, num_pipelines)
+    sizes = batch_split.split_evenly(num_nodes, num_pipelines)
     paces = [self._pace(size) for size in sizes]
     rate = sum(1.0 / pace.least_ms for pace in paces)
     fill_ms = max(pace.finish_ms(1) - pace.least_ms for pace in paces)
@@ -216,7 +216,7 @@ class _Search:
     most = self._predictor.num_microbatches
     return self._pace(size).most_done(limit_ms, most=most)
 
-  def _pace(self, size: int) -> makespan.PipelinePace:
+  def _pace(self, size: int) -> batch_split.PipelinePace:
     return self._predictor.pace(self._templates.of(size).partition)
 
   def _evaluate(self, sizes: tuple[int, ...]) -> Cover:

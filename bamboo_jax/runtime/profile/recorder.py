@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from bamboo_jax.runtime import pace as pace_lib
+from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Instruction = instruction_lib.Instruction
@@ -137,7 +137,7 @@ class _Watch:
         jax.block_until_ready(result)
         end = time.perf_counter()
         start = max(last, dispatched)
-        if isinstance(result, pace_lib.Paced):
+        if isinstance(result, node_lib.Paced):
           start, end = result.start_secs, result.end_secs
         self._measured.append(
             MeasuredInstruction(self._node, instruction, start, end)

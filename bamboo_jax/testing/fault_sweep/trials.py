@@ -19,6 +19,7 @@ import numpy as np
 from bamboo_jax import config as config_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime import program_cache
@@ -32,7 +33,6 @@ from bamboo_jax.testing import redone as redone_lib
 from bamboo_jax.testing.fault_sweep import cases as cases_lib
 from bamboo_jax.testing.fault_sweep import storm as storm_lib
 from bamboo_jax.train import environment
-from bamboo_jax.train import step_plans
 from bamboo_jax.train import worker as worker_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.members import local_cohort
@@ -113,7 +113,7 @@ class Trials:
     plain = config.changed(less)
     self._plain = make(plain, self.whole)
     layout = self._job.first_layout
-    plans = step_plans.StepPlans(self._job.rows)
+    plans = layout_lib.StepPlans(self._job.rows)
     place_of = {n: layout.places_of([n])[0] for n in layout.nodes}
     self.steps = cases_lib.Steps(
         order=tuple(

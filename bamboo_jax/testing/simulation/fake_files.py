@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 class FakeFiles:
   """Checkpoints, log and all else that a worker has beside its nodes."""
 
-  is_idle = True
 
   def __init__(
       self,

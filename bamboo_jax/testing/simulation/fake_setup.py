@@ -6,12 +6,12 @@ import functools
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import planner as planner_lib
-from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.recovery import places as places_lib
+from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.recovery import planner as recovery_planner
 from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.recovery.oobleck import cover as cover_lib
@@ -96,7 +96,7 @@ def make_setup(layout: str, reroute: str) -> FakeSetup:
       ),
       planner=recovery_planner.Planner(
           shape,
-          places_lib.Placer("spread", has_replicas=has_replicas),
+          placement_lib.Placer("spread", has_replicas=has_replicas),
           recovery_planner.PredictedTimes(predicted),
           fold=has_replicas,
           is_strict=is_strict,

@@ -14,6 +14,7 @@ from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import client_state
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import fence as fence_lib
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.testing.simulation import fake_engine
 from bamboo_jax.testing.simulation import fake_files
@@ -24,10 +25,8 @@ from bamboo_jax.testing.simulation import worker as worker_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train import run_state
 from bamboo_jax.train import state_transfer
-from bamboo_jax.train import step_plans
 from bamboo_jax.train import worker as train_worker
 from bamboo_jax.train.members import cluster_cohort
-from bamboo_jax.train.members import transfers as transfers_lib
 
 _LINK_SECS = 0.001
 
@@ -168,10 +167,10 @@ class TrainerWorker(worker_lib.ScriptedWorker):
     links: Any = self.transport
     files: Any = fake_files.FakeFiles(self, engine, cohort)
     state = self._make_state(cohort, nodes, files)
-    transfers = transfers_lib.PeerTransfers(
+    transfers = cluster_cohort.PeerTransfers(
         client, links, None, preconnects=False
     )
-    transfers.attach(nodes, files)
+    transfers.attach(nodes, lambda: True)
     loop = object.__new__(train_worker.Worker)
     vars(loop).update(
         engine=engine,
@@ -203,7 +202,7 @@ class TrainerWorker(worker_lib.ScriptedWorker):
         _evaluates=False,
         _batches=types.SimpleNamespace(microbatch=print),
         _begun=-1,
-        _plans=step_plans.StepPlans(self.setup.rows),
+        _plans=layout_lib.StepPlans(self.setup.rows),
     )
     recover = loop._recover
 

@@ -3,7 +3,7 @@
 Values are converted to JSON and sent through the agent.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 import dataclasses
 import os
 import select
@@ -17,7 +17,9 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import layout as layout_lib
+from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import executor as executor_lib
+from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.train.members import cohort as cohort_lib
@@ -244,3 +246,69 @@ class Exits:
   def _begin(self, attempt: int) -> None:
     self._attempt = attempt
     self._transport.begin(attempt)
+
+
+class PeerTransfers:
+  """The transfers of a process of a cluster.
+
+  Args:
+    client: Connection to the agent.
+    transport: Connections to other workers.
+    collectives: Those of the executor; None without.
+    preconnects: Whether to connect in advance.
+  """
+
+  def __init__(
+      self,
+      client: client_lib.Client,
+      transport: transport_lib.Transport,
+      collectives: executor_lib.Collectives | None,
+      *,
+      preconnects: bool,
+  ) -> None:
+    self._client = client
+    self._transport = transport
+    self._collectives = collectives
+    self._preconnects = preconnects
+    self._connected = (0, cohort_lib.NOT_READY)
+
+  def attach(
+      self, engine: engine_lib.Engine, is_compiled: Callable[[], bool]
+  ) -> None:
+    """See `Transfers`."""
+    self._engine = engine
+    self._is_compiled = is_compiled
+
+  def settle(self) -> None:
+    """See `Transfers`; raises `base.ViewChangedError` after another loss."""
+    begun = {
+        node: json_lib.from_plain(channel_lib.Begun, b)
+        for node, b in self._client.collect("begun").items()
+    }
+    addresses = {node: b.address for node, b in begun.items()}
+    self._transport.set_addresses(addresses)
+    if self._collectives is not None:
+      self._collectives.settle(begun, view=self._client.adopted.number)
+
+  def ready(self, version: int) -> int:
+    """See `Transfers`; ready once all programs are compiled."""
+    is_ready = self._preconnects and self._is_compiled()
+    return version if is_ready else cohort_lib.NOT_READY
+
+  def connect(self) -> None:
+    """See `Transfers`; raises as a transfer does if a node is lost."""
+    if self._preconnects:
+      self._connect()
+
+  def preconnect(self, said: Iterable[int], version: int) -> None:
+    """See `Transfers`; all nodes call it at once, between two steps.
+
+    Raises as a transfer does if a node is lost.
+    """
+    facts = (self._client.adopted.number, version)
+    if set(said) == {version} and self._connected != facts:
+      self._connect()
+      self._connected = facts
+
+  def _connect(self) -> None:
+    self._transport.connect(compile_ahead.find_partners(self._engine))

@@ -2,18 +2,22 @@
 
 A *member* is a process; it hosts one node or several. Agents and sockets stay
 below this interface, so a worker runs in the same way alone (`local_cohort`),
-in a cluster (`cluster_cohort`) and in a scripted test.
+in a cluster (`cluster_cohort`) and in a scripted test. Its `Transfers` are the
+connections in advance to nodes that are needed after a death, and the end of
+transfers between live nodes after a loss.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 from typing import Any, Protocol, TypeVar
 
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import layout as layout_lib
+from bamboo_jax.runtime import engine as engine_lib
 
 T = TypeVar("T")
+NOT_READY = -1  # See `Transfers.ready`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +104,30 @@ class Cohort(Protocol):
 
   def report(self, kind: str, **facts: Any) -> None:
     """Reports an event to the agent, for joining nodes and observers."""
+
+
+class Transfers(Protocol):
+  """Interface to the transfers between processes, outside of a step."""
+
+  def attach(
+      self, engine: engine_lib.Engine, is_compiled: Callable[[], bool]
+  ) -> None:
+    """Sets the nodes, and whether all programs are compiled; called first."""
+
+  def settle(self) -> None:
+    """Completes, after a new view, all transfers begun between live nodes."""
+
+  def ready(self, version: int) -> int:
+    """Returns the layout's `version` if ready to preconnect; else -1."""
+
+  def connect(self) -> None:
+    """Connects to the nodes needed in new roles; all members call it."""
+
+  def preconnect(self, said: Iterable[int], version: int) -> None:
+    """Connects to the nodes needed after a death, if all members are ready.
+
+    `said` has the values of `ready` of all members.
+    """
 
 
 class FaultInjector(Protocol):

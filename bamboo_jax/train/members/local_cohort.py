@@ -5,7 +5,7 @@ victims, so that `check` and `gather` raise; the worker then adopts the view.
 """
 
 import collections
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 import random
 import time
 from typing import Any, TypeVar
@@ -233,3 +233,24 @@ class LocalCohort:
   def _raise_if_changed(self) -> None:
     if self._is_changed():
       raise base.ViewChangedError(self.newest.reason)
+
+
+class NoTransfers:
+  """The transfers of a single member, which stay in its process."""
+
+  def attach(self, *parts: object) -> None:
+    """See `Transfers`."""
+
+  def settle(self) -> None:
+    """See `Transfers`."""
+
+  def ready(self, version: int) -> int:
+    """See `Transfers`; never."""
+    del version
+    return cohort_lib.NOT_READY
+
+  def connect(self) -> None:
+    """See `Transfers`."""
+
+  def preconnect(self, said: Iterable[int], version: int) -> None:
+    """See `Transfers`."""

@@ -4,11 +4,11 @@ run_log      one member's votes, and its records at a commit
 opening      messages at the start
 outputs      metrics, events, progress, trace and plots, written by one member;
              `log_writers` has all destinations of metrics and events
-delays       times of local nodes in a step, and what delays them
+step_times   times of passes and nodes in a step, and what delays them
 slow_nodes   names slow nodes after a step
 run_summary  `summary.json`
 workdir      the files of a run
 mfu          model FLOPs utilisation of a step
-meter        dollars and kinds of node time; `step_passes` splits a step
+meter        dollars and kinds of node time
 step_traces  planned and measured steps, for pages, plots, Perfetto and XProf
 """

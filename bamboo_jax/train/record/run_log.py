@@ -21,7 +21,7 @@ from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import outputs as outputs_lib
 from bamboo_jax.train.record import slow_nodes
-from bamboo_jax.train.record import step_passes
+from bamboo_jax.train.record import step_times
 
 _REPORTED = 5  # Number of recoveries that `bamboo status` shows.
 _MOST_TAKERS = 4  # Number of nodes listed with their new stage.
@@ -143,20 +143,20 @@ class RunLog:
     steps, layout = self._state.steps, self._state.layout
     measured = step.measured
     recent = self._recent(steps + 1)
-    owed = {r.view: step_passes.find_owed(measured, r, layout) for r in recent}
+    owed = {r.view: step_times.find_owed(measured, r, layout) for r in recent}
     end_secs = max((m.end_secs for m in measured), default=step.start_secs)
     return step_lib.Vote(
         seen=seen,
         ready=ready,
         passes=step.planned_passes
-        or step_passes.measure(
+        or step_times.measure_passes(
             measured,
             nodes=self._cohort.hosted & layout.nodes,
             layout=layout,
             recoveries=recent,
         ),
         span_secs=end_secs - step.start_secs,
-        sums_secs=step_passes.sums_of(
+        sums_secs=step_times.sums_of(
             step.sums_secs,
             nodes=self._cohort.hosted & layout.nodes,
             layout=layout,
@@ -196,7 +196,7 @@ class RunLog:
             ),
             span_secs=max((v.span_secs for v in votes.values()), default=0.0),
             **self._find_filled(step, votes.values()),
-            sums_secs=step_passes.mean_sums_secs(
+            sums_secs=step_times.mean_sums_secs(
                 (v.sums_secs for v in votes.values()), self._state.layout
             ),
             recoveries=tuple(recent),
@@ -205,7 +205,7 @@ class RunLog:
     if votes:
       self._slow.hear(vote.nodes for vote in votes.values())
     if votes and saves and self._has_owners():
-      said = {member: vote.save for member, vote in votes.items()}
+      said = {n: vote.save for n, vote in votes.items() if vote.save}
       with self._outputs.during("checkpoint"):
         self._writer.hear(steps, said, **self._whose_state())
     if self._state.is_writer:

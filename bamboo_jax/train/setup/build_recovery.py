@@ -8,11 +8,11 @@ from bamboo_jax import config as config_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import planner
-from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.recovery import places as places_lib
+from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.recovery import speeds as speeds_lib
@@ -168,7 +168,7 @@ def make_rules(
       ladder=ladder,
       planner=planner_lib.Planner(
           shape,
-          places_lib.Placer("spread", has_replicas=ladder.shadow),
+          placement_lib.Placer("spread", has_replicas=ladder.shadow),
           planner_lib.PredictedTimes(predicted),
           fold=ladder.fold,
           is_strict=templates is not None,

@@ -7,12 +7,12 @@ import hypothesis
 from hypothesis import strategies
 
 from bamboo_jax import base
-from bamboo_jax.plan import makespan
+from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import planner
-from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.plan import rows
+from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery.oobleck import cover as cover_lib
 from bamboo_jax.recovery.oobleck import templates as templates_lib
 from bamboo_jax.schedule import failover
@@ -73,10 +73,10 @@ class MakespanTest(parameterized.TestCase):
     def makespan_of(counts):
       return max(f(m) for f, m in zip(finish, counts, strict=True))
 
-    got = makespan.split_by_makespan(
+    got = batch_split.split_by_makespan(
         total,
         [
-            makespan.PipelinePace(f, least_ms=min(a))
+            batch_split.PipelinePace(f, least_ms=min(a))
             for f, a in zip(finish, added, strict=True)
         ],
     )
@@ -94,26 +94,26 @@ class MakespanTest(parameterized.TestCase):
   )
   def test_split(self, microbatch_ms, total, counts):
     paces = [
-        makespan.PipelinePace(lambda m, ms=ms: ms * m, ms)
+        batch_split.PipelinePace(lambda m, ms=ms: ms * m, ms)
         for ms in microbatch_ms
     ]
-    self.assertEqual(makespan.split_by_makespan(total, paces), counts)
+    self.assertEqual(batch_split.split_by_makespan(total, paces), counts)
 
   @parameterized.named_parameters(("none", 0), ("too_many", 4))
   def test_refuses(self, num_pipelines):
     message = f"3 microbatches cannot be given to {num_pipelines} pipelines"
     with self.assertRaisesRegex(base.InfeasibleError, message):
-      makespan.split_by_makespan(
-          3, [makespan.PipelinePace(float, 1.0)] * num_pipelines
+      batch_split.split_by_makespan(
+          3, [batch_split.PipelinePace(float, 1.0)] * num_pipelines
       )
     with self.assertRaisesRegex(base.InfeasibleError, message):
-      makespan.split_evenly(3, num_pipelines)
+      batch_split.split_evenly(3, num_pipelines)
 
   @parameterized.named_parameters(
       ("divides", 6, 3, (2, 2, 2)), ("rest_first", 7, 3, (3, 2, 2))
   )
   def test_evenly(self, total, num_pipelines, counts):
-    self.assertEqual(makespan.split_evenly(total, num_pipelines), counts)
+    self.assertEqual(batch_split.split_evenly(total, num_pipelines), counts)
 
   def test_asks_for_few_times(self):
     asked = set()
@@ -122,8 +122,8 @@ class MakespanTest(parameterized.TestCase):
       asked.add(m)
       return 100.0 + m
 
-    makespan.split_by_makespan(
-        10_000, [makespan.PipelinePace(finish_ms, 1.0)] * 2
+    batch_split.split_by_makespan(
+        10_000, [batch_split.PipelinePace(finish_ms, 1.0)] * 2
     )
     self.assertLess(len(asked), 150)
 

@@ -1,8 +1,13 @@
-"""Measures the nodes of this member in a step, and what delays them.
+"""Measures the nodes of this member in a step.
 
-They are judged by `recovery.slowness`, with those of all other members. How
-long a thread waits for a processor, and its process is suspended, comes from
-the kernel, so a busy machine is not taken for a slow process:
+Node-seconds go to the account of the run: forward and backward passes are
+"useful", or "recovery" on behalf of a lost node; redundant forward passes are
+"redundant".
+
+The times of each node, and what delayed it, are judged by `recovery.slowness`,
+with those of all other members. How long a thread waits for a processor, and
+its process is suspended, comes from the kernel, so a busy machine is not taken
+for a slow process:
 
   thread sleeps 10 ms    ready       runs
   |----------------------|===========|      starved: ready, but others ran
@@ -10,29 +15,139 @@ the kernel, so a busy machine is not taken for a slow process:
 """
 
 import collections
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import ctypes
 import dataclasses
 import os
 import pathlib
+import statistics
 import struct
 import threading
 import time
 from typing import TypeVar
 
+from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.recovery import durations
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import slowness
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import instruction as instruction_lib
 
+NodeTime = account_lib.NodeTime
 Op = instruction_lib.Op
 
 _T = TypeVar("_T")
+_PASSES = (Op.FORWARD, Op.BACKWARD)
 _PERIOD_SECS = 0.01
 _TICK_SECS = 0.001  # The resolution of the meter.
 _LEAST_SECS = 0.002  # What a timer may be late.
 _CLOCK_MONOTONIC = 1
 _SCHEDSTAT = pathlib.Path("/proc/thread-self/schedstat")
+
+
+def measure_passes(
+    measured: Sequence[recorder_lib.MeasuredInstruction],
+    *,
+    nodes: Collection[int],
+    layout: layout_lib.Layout,
+    recoveries: Sequence[durations.RecoveryTimes],
+) -> NodeTime:
+  """Returns the node time of the passes of `nodes`.
+
+  Nodes without measurements are assumed to be like the measured ones.
+
+  Args:
+    measured: Instructions run in the step.
+    nodes: Local nodes that trained until the end of the step.
+    layout: The layout after the step.
+  """
+  useful = redundant = owed = 0.0
+  is_owed = _owed_filter(recoveries, layout)
+  mine = [m for m in measured if m.node in nodes]
+  for m in mine:
+    secs = m.end_secs - m.start_secs
+    if m.instruction.op is Op.REDUNDANT_FORWARD:
+      redundant += secs
+    elif m.instruction.op in _PASSES and is_owed(m):
+      owed += secs
+    elif m.instruction.op in _PASSES:
+      useful += secs
+  found = NodeTime(useful=useful, redundant=redundant, recovery=owed)
+  return found * (len(nodes) / max(1, len({m.node for m in mine})))
+
+
+def sums_of(
+    secs: float, *, nodes: Collection[int], layout: layout_lib.Layout
+) -> dict[int, float]:
+  """Returns `secs`, the time of summing gradients, by segment of `nodes`."""
+  rows = [way.owners for way in layout.ways]
+  return {s: secs for row in rows for s, n in enumerate(row) if n in nodes}
+
+
+def mean_sums_secs(
+    said: Iterable[Mapping[int, float]], layout: layout_lib.Layout
+) -> float:
+  """Returns the mean time per node of summing gradients, without waiting.
+
+  All nodes of a segment sum together, and the last to arrive does not wait; so
+  the time of a segment is the least that members have `said`.
+  """
+  least: dict[int, float] = {}
+  for one in said:
+    for segment, secs in one.items():
+      least[segment] = min(secs, least.get(segment, secs))
+  found: dict[int, float] = {}
+  for way in layout.ways:
+    for segment, node in enumerate(way.owners):
+      found[node] = max(found.get(node, 0.0), least.get(segment, 0.0))
+  return statistics.fmean(found.values()) if found else 0.0
+
+
+def _owed_filter(
+    recoveries: Sequence[durations.RecoveryTimes], layout: layout_lib.Layout
+) -> Callable[[recorder_lib.MeasuredInstruction], bool]:
+  """Returns a predicate for passes on behalf of a lost node."""
+  lost = []  # Segments, time of death, shadows.
+  for recovery in recoveries:
+    for place in recovery.places:
+      heirs = {
+          node
+          for pipeline, owners, _ in layout.ways
+          for node in owners
+          if pipeline == place.pipeline
+      }
+      segments = layout.segments_of(place)
+      lost.append((segments, recovery.view_at_secs, heirs))
+  return lambda m: any(
+      m.instruction.stage in segments
+      and m.end_secs > killed
+      and m.node in nodes
+      for segments, killed, nodes in lost
+  )
+
+
+def find_owed(
+    measured: Iterable[recorder_lib.MeasuredInstruction],
+    recovery: durations.RecoveryTimes,
+    layout: layout_lib.Layout,
+) -> tuple[float, float] | None:
+  """Returns start and end of the owed passes on local nodes, None if none.
+
+  Owed are passes of lost stages after the death, or of any stage if the rung
+  was not a shadow. Seconds on the clock of `measured`.
+  """
+  segments = {s for p in recovery.places for s in layout.segments_of(p)}
+  owed = [
+      m
+      for m in measured
+      if m.instruction.op in _PASSES
+      and (m.instruction.stage in segments or recovery.rung != "shadow")
+      and m.start_secs > recovery.view_at_secs
+  ]
+  if not owed:
+    return None
+  return min(m.start_secs for m in owed), max(m.end_secs for m in owed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

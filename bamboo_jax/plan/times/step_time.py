@@ -1,4 +1,8 @@
-"""Times of exchanging gradients and replicas between nodes.
+"""Predicts the time of a step, phase by phase.
+
+Within a phase all nodes work at the same time, so it takes as long as its
+slowest stage. The first phase, the passes, is played instead, instruction by
+instruction, see `schedule.timeline`.
 
 The gradients of a stage in n pipelines are summed over n nodes, B bytes each:
 
@@ -16,9 +20,12 @@ is sent, and a node sends (k + 1) (n-1)/n B.
 from collections.abc import Sequence
 import dataclasses
 import math
+import operator
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import stages as stages_lib
 
 REDUCTIONS = ("ordered", "ring", "tree")
 OVERLAPS = ("none", "drain", "backward")
@@ -139,3 +146,128 @@ class Communication:
 
 
 RUNTIME = Communication()
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+  """Duration of the phases of a step, which follow each other.
+
+  Attributes:
+    compute_ms: Forward and backward passes and the transfers between stages.
+    ties_ms: Summing gradients of parameters shared by layers of two stages.
+    reduce_ms: Summing gradients over shares, after the passes.
+    norm_ms: Global gradient norm.
+    refresh_ms: Bringing replicas up to date.
+    vote_ms: Vote that the step is done.
+    update_ms: Optimizer updates of stages and replicas.
+  """
+
+  compute_ms: float
+  ties_ms: float
+  reduce_ms: float
+  norm_ms: float
+  refresh_ms: float
+  vote_ms: float
+  update_ms: float
+
+  @property
+  def phases(self) -> tuple[float, ...]:
+    """The time of each phase, in their order."""
+    phases: tuple[float, ...] = _PHASES(self)
+    return phases
+
+  @property
+  def total_ms(self) -> float:
+    """Time of all phases."""
+    return sum(self.phases)
+
+
+_PHASES = operator.attrgetter(*(f.name for f in dataclasses.fields(StepTime)))
+
+
+def predict_step_time(
+    profile: cost_model.Profile,
+    partition: partition_lib.Partition,
+    *,
+    num_pipelines: int,
+    num_shares: int,
+    compute_ms: float,
+    refresh: str | None = None,
+    communication: Communication = RUNTIME,
+) -> StepTime:
+  """Returns the times of a step.
+
+  Args:
+    compute_ms: Time of the slowest pipeline's passes.
+    refresh: The data sent to replicas: the final "gradient", from which they
+      compute the update, or the updated "state"; None without replicas.
+  """
+  stages = stages_lib.layers_by_stage(profile, partition)
+  sum_ms = communication.sum_ms(
+      profile,
+      stages,
+      num_pipelines=num_pipelines,
+      num_shares=num_shares,
+  )
+  scalar_ms = profile.reduce_latency_ms if partition.num_stages > 1 else 0.0
+  return StepTime(
+      compute_ms=compute_ms,
+      ties_ms=num_shares // num_pipelines * _ties_ms(profile, partition),
+      reduce_ms=communication.exposed_ms(stages, sum_ms),
+      norm_ms=max(sum(c.norm_ms for c in stage) for stage in stages)
+      + scalar_ms,
+      refresh_ms=_refresh_ms(profile, stages, refresh, communication),
+      vote_ms=profile.vote_ms,
+      update_ms=_update_ms(stages, refresh),
+  )
+
+
+def _refresh_ms(
+    profile: cost_model.Profile,
+    stages: Sequence[Sequence[cost_model.LayerCost]],
+    refresh: str | None,
+    communication: Communication,
+) -> float:
+  """Returns the time to send a neighbour its replica, and to receive one."""
+  if refresh is None or len(stages) == 1:
+    return 0.0
+  sent_ms = [
+      profile.transfer_ms(
+          sum(
+              c.gradient_bytes + (c.slot_bytes if refresh == "state" else 0)
+              for c in stage
+          )
+      )
+      for stage in stages
+  ]
+  return max(
+      communication.exchange_ms(a, b)
+      for a, b in zip(sent_ms, sent_ms[1:] + sent_ms[:1], strict=True)
+  )
+
+
+def _update_ms(
+    stages: Sequence[Sequence[cost_model.LayerCost]], refresh: str | None
+) -> float:
+  """Returns the time of the updates of a node: of its stage and its replica."""
+  own_ms = [sum(c.update_ms for c in stage) for stage in stages]
+  if refresh != "gradient" or len(stages) == 1:
+    return max(own_ms)
+  return max(
+      a + b for a, b in zip(own_ms, own_ms[1:] + own_ms[:1], strict=True)
+  )
+
+
+def _ties_ms(
+    profile: cost_model.Profile, partition: partition_lib.Partition
+) -> float:
+  """Returns the time to sum tied gradients: to the owner and back."""
+  stage_of = {
+      layer.name: partition.stage_of(i)
+      for i, layer in enumerate(profile.layers)
+  }
+  return sum(
+      2 * profile.transfer_ms(tie.tied_bytes)
+      for tie in profile.ties
+      if stage_of[tie.owner] != stage_of[tie.user]
+  )

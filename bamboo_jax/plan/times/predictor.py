@@ -10,24 +10,23 @@ import functools
 import math
 
 from bamboo_jax import base
-from bamboo_jax.plan import communication as communication_lib
+from bamboo_jax.plan import batch_split
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import makespan
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import residuals as residuals_lib
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.plan import stages
-from bamboo_jax.plan import step_time as step_time_lib
 from bamboo_jax.plan.memory import model as model_lib
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.plan.times import step_time as step_time_lib
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
 
-Communication = communication_lib.Communication
+Communication = step_time_lib.Communication
 Partition = partition_lib.Partition
 Roles = failover.Roles
 _Key = tuple[tuple[int, ...], tuple[tuple[int, int], ...]]  # Owners, shadows.
@@ -56,7 +55,7 @@ class Predictor:
       split: str = "makespan",
       group: int = 1,
       redundant: rows_lib.Redundancy = _UNPROTECTED,
-      communication: Communication = communication_lib.RUNTIME,
+      communication: Communication = step_time_lib.RUNTIME,
       extrapolate: bool = False,
       memory_limit_bytes: int | None = None,
   ) -> None:
@@ -163,7 +162,7 @@ class Predictor:
       partition: Partition,
       roles: Roles | None = None,
       slow: Mapping[int, float] | None = None,
-  ) -> makespan.PipelinePace:
+  ) -> batch_split.PipelinePace:
     """Returns the pace of a pipeline; without `roles`, of a new one.
 
     `slow` has the factors of slow nodes, see `StageCosts`.
@@ -175,14 +174,9 @@ class Predictor:
     finish_ms = functools.partial(_span_ms, roles.owners, costs)
     return dataclasses.replace(pace, finish_ms=functools.cache(finish_ms))
 
-  def _pace(self, partition: Partition, key: _Key) -> makespan.PipelinePace:
-    costs = self.stage_costs(partition)
-    busy_ms: dict[int, float] = {}
-    for node, *pass_ms in zip(
-        key[0], costs.forward_ms, costs.backward_ms, strict=True
-    ):
-      busy_ms[node] = busy_ms.get(node, 0) + sum(pass_ms)
-    return makespan.PipelinePace(
+  def _pace(self, partition: Partition, key: _Key) -> batch_split.PipelinePace:
+    busy_ms = stages.busy_ms(self.stage_costs(partition), key[0])
+    return batch_split.PipelinePace(
         functools.cache(functools.partial(self._compute_ms, partition, key)),
         least_ms=max(busy_ms.values()),
     )
@@ -249,12 +243,12 @@ class Predictor:
       base.InfeasibleError: There are more pipelines than microbatches, or none.
     """
     if self._split == "even":
-      return makespan.split_evenly(self.num_microbatches, len(pipelines))
+      return batch_split.split_evenly(self.num_microbatches, len(pipelines))
     return self.deal([self.pace(p.partition, p.roles, slow) for p in pipelines])
 
-  def deal(self, paces: Sequence[makespan.PipelinePace]) -> tuple[int, ...]:
+  def deal(self, paces: Sequence[batch_split.PipelinePace]) -> tuple[int, ...]:
     """Returns each pipeline's microbatches, so that all finish together."""
-    counts = makespan.split_by_makespan(
+    counts = batch_split.split_by_makespan(
         self.most_pipelines, [pace.grouped(self._group) for pace in paces]
     )
     return tuple(self._group * count for count in counts)
@@ -276,7 +270,7 @@ class Predictor:
 
     def finish_ms(count: int) -> float:
       grouped = [p.grouped(self.num_microbatches // count) for p in paces]
-      dealt = makespan.split_by_makespan(count, grouped)
+      dealt = batch_split.split_by_makespan(count, grouped)
       return max(p.finish_ms(n) for p, n in zip(grouped, dealt, strict=True))
 
     least_ms = finish_ms(max(choices))

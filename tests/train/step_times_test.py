@@ -11,13 +11,13 @@ from absl.testing import parameterized
 
 from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.schedule import instruction
-from bamboo_jax.train.record import delays
+from bamboo_jax.train.record import step_times
 
 # Prints its suspended time whenever it gets a line.
 _CHILD = """
 import sys
-from bamboo_jax.train.record import delays
-meter = delays.SuspensionMeter()
+from bamboo_jax.train.record import step_times
+meter = step_times.SuspensionMeter()
 print(meter.secs, flush=True)
 for _ in sys.stdin:
   print(meter.secs, flush=True)
@@ -67,12 +67,14 @@ class SuspensionTest(absltest.TestCase):
     for loop in loops:
       self.addCleanup(loop.wait)
       self.addCleanup(loop.kill)
-    begin = delays.starved_secs()
+    begin = step_times.starved_secs()
     until_secs = time.monotonic() + _DEADLINE_SECS
     while time.monotonic() < until_secs:
-      if delays.starved_secs() - begin > 0.2:  # The loops have taken effect.
+      if (
+          step_times.starved_secs() - begin > 0.2
+      ):  # The loops have taken effect.
         break
-    self.assertGreater(delays.starved_secs() - begin, 0.2)
+    self.assertGreater(step_times.starved_secs() - begin, 0.2)
     self.assertLess(self._ask(), 0.03)
 
 
@@ -93,13 +95,13 @@ class NodesTest(parameterized.TestCase):
         (instruction.Instruction(1, ops.BACKWARD, 0), 0.01),
         (instruction.Instruction(0, ops.REDUNDANT_FORWARD, 0), 0.02),
     ]
-    got = delays.measure_nodes(
+    got = step_times.measure_nodes(
         [
             recorder.MeasuredInstruction(4, i, 1.0, 1.0 + secs)
             for i, secs in row
         ],
         secs=0.1,
-        delays=delays.Delays(
+        delays=step_times.Delays(
             waited_secs=0.03,
             starved_secs=0.01,
             suspended_secs=0.02,
