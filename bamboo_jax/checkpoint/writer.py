@@ -58,10 +58,10 @@ class Writer:
       *,
       keep: int,
       every_steps: int,
-      member: int,
+      member: base.NodeId,
       model: spec_lib.StageSpec,
       identity: identity_lib.RunIdentity,
-      warn: Callable[[int, str], None],
+      warn: Callable[[base.StepId, str], None],
       check_fence: Callable[[], None],
       weights: frozen_lib.InitialWeights | None = None,
   ) -> None:
@@ -94,7 +94,7 @@ class Writer:
     self._frozen: dict[str, manifest_lib.Frozen | None] = {}  # By layer.
     self._thread = futures.ThreadPoolExecutor(1, "checkpoint")
     self._save: parts.Save | None = None  # The save whose parts are missing.
-    self._parts: dict[int, manifest_lib.Manifest] = {}
+    self._parts: dict[base.NodeId, manifest_lib.Manifest] = {}
     self._writing: futures.Future[_Written] | None = None
     self._joining: futures.Future[_Joined] | None = None
     self._error = ""
@@ -102,7 +102,7 @@ class Writer:
 
   # Existing checkpoints.
 
-  def steps(self) -> tuple[int, ...]:
+  def steps(self) -> tuple[base.StepId, ...]:
     """Returns the steps with a complete checkpoint, oldest first.
 
     Waits for the save whose parts this member joins, or that it writes alone.
@@ -113,7 +113,7 @@ class Writer:
     return base.ask_again(self._folder.steps)
 
   def restore(
-      self, step: int, layers: Sequence[str]
+      self, step: base.StepId, layers: Sequence[str]
   ) -> dict[str, spec_lib.LayerState]:
     """Returns the state of some layers; reads the arrays of no others.
 
@@ -144,7 +144,7 @@ class Writer:
 
   # During training.
 
-  def say(self, step: int) -> dict[str, Any]:
+  def say(self, step: base.StepId) -> dict[str, Any]:
     """Returns this member's report for the vote, plain JSON values."""
     is_due = self._every_steps > 0 and step % self._every_steps == 0
     return self._say(begins=is_due)
@@ -166,12 +166,12 @@ class Writer:
 
   def hear(
       self,
-      step: int,
-      said: Mapping[int, Any],
+      step: base.StepId,
+      said: Mapping[base.NodeId, Any],
       *,
-      view: int,
-      owners: Sequence[Sequence[int]],
-      states: Mapping[int, spec_lib.StageState],
+      view: base.ViewId,
+      owners: Sequence[Sequence[base.NodeId]],
+      states: Mapping[base.StageId, spec_lib.StageState],
   ) -> None:
     """Handles the reports of all members, right after the commit of a step.
 
@@ -208,12 +208,12 @@ class Writer:
 
   def save_last(
       self,
-      step: int,
-      gather: Callable[[str, Any], Mapping[int, Any]],
+      step: base.StepId,
+      gather: Callable[[str, Any], Mapping[base.NodeId, Any]],
       *,
-      view: int,
-      owners: Sequence[Sequence[int]],
-      states: Mapping[int, spec_lib.StageState],
+      view: base.ViewId,
+      owners: Sequence[Sequence[base.NodeId]],
+      states: Mapping[base.StageId, spec_lib.StageState],
       waiting: Callable[[], None],
   ) -> None:
     """Saves the state at the end, unless already saved; blocks on all members.
@@ -265,10 +265,12 @@ class Writer:
     plain: dict[str, Any] = json_lib.to_plain(report)
     return plain
 
-  def _hear(self, said: Mapping[int, Any]) -> dict[int, parts.PartsReport]:
+  def _hear(
+      self, said: Mapping[base.NodeId, Any]
+  ) -> dict[base.NodeId, parts.PartsReport]:
     """Ends the save once all parts are reported, or one has failed."""
     reports = json_lib.from_plain(
-        dict[int, parts.PartsReport], said, where="vote"
+        dict[base.NodeId, parts.PartsReport], said, where="vote"
     )
     for member, report in reports.items():
       if self._save is None or report.save != self._save.name:
@@ -285,7 +287,7 @@ class Writer:
     return reports
 
   def _begin(
-      self, save: parts.Save, states: Mapping[int, spec_lib.StageState]
+      self, save: parts.Save, states: Mapping[base.StageId, spec_lib.StageState]
   ) -> None:
     self._end_joining(blocks=True)
     self._save = None if save.is_alone else save
@@ -369,7 +371,9 @@ class Writer:
     }
 
   def _join(
-      self, save: parts.Save, written: Mapping[int, manifest_lib.Manifest]
+      self,
+      save: parts.Save,
+      written: Mapping[base.NodeId, manifest_lib.Manifest],
   ) -> _Joined:
     """Makes a checkpoint of all parts."""
     whole = manifest_lib.join(

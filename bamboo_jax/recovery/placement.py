@@ -29,11 +29,11 @@ class PlacedPipelines(NamedTuple):
   """Pipelines, one per partition, and the nodes without a place."""
 
   pipelines: tuple[pipelines_lib.Pipeline, ...]
-  spares: tuple[int, ...]
+  spares: tuple[base.NodeId, ...]
 
 
 def place_nodes(
-    zones: Mapping[int, str],
+    zones: Mapping[base.NodeId, str],
     partitions: Sequence[Partition],
     *,
     has_replicas: bool = True,
@@ -61,7 +61,7 @@ def place_nodes(
       zones=tuple(zones.values()),
       partitions=tuple(partitions),
       copies=survival_lib.Copies.of(
-          make_pipelines(partitions, range(num_places), has_replicas)
+          make_pipelines(partitions, base.nodes(num_places), has_replicas)
       ),
   )
   best = search.climb(search.start(), max_tries)
@@ -78,7 +78,9 @@ def place_nodes(
 
 
 def make_pipelines(
-    partitions: Sequence[Partition], nodes: Sequence[int], has_replicas: bool
+    partitions: Sequence[Partition],
+    nodes: Sequence[base.NodeId],
+    has_replicas: bool,
 ) -> tuple[pipelines_lib.Pipeline, ...]:
   """Returns pipelines whose stages `nodes` own, pipeline by pipeline."""
   rest = iter(nodes)
@@ -99,7 +101,7 @@ class _Search:
   copies: survival_lib.Copies
 
   def score(self, arrangement: _Arrangement) -> tuple[int, ...]:
-    return self.copies.survival(dict(enumerate(arrangement))).score
+    return self.copies.survival(dict(base.by_node(arrangement))).score
 
   def bound(self) -> tuple[int, ...]:
     """Returns an upper bound of each part of the score."""

@@ -9,7 +9,7 @@ from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.recovery import placement as placement_lib
 
 Partition = partition_lib.Partition
-Zones = Mapping[int, str]
+Zones = Mapping[base.NodeId, str]
 
 METHODS = ("order", "random", "cluster", "spread")
 
@@ -44,8 +44,11 @@ class Placer:
     self._spread = functools.cache(self._spread)
 
   def arrange(
-      self, partitions: Sequence[Partition], nodes: Sequence[int], zones: Zones
-  ) -> Sequence[int]:
+      self,
+      partitions: Sequence[Partition],
+      nodes: Sequence[base.NodeId],
+      zones: Zones,
+  ) -> Sequence[base.NodeId]:
     """Returns the node of each place, perhaps followed by nodes without one.
 
     Nodes without a zone count as one zone; if no node has one, they stay in
@@ -60,9 +63,12 @@ class Placer:
     return nodes
 
   def _by_zone(
-      self, partitions: Sequence[Partition], nodes: Sequence[int], zones: Zones
-  ) -> list[int]:
-    by_zone: dict[str, list[int]] = {}
+      self,
+      partitions: Sequence[Partition],
+      nodes: Sequence[base.NodeId],
+      zones: Zones,
+  ) -> list[base.NodeId]:
+    by_zone: dict[str, list[base.NodeId]] = {}
     for node in nodes:
       by_zone.setdefault(zones.get(node, ""), []).append(node)
     groups = sorted(by_zone.items(), key=lambda item: (-len(item[1]), item[0]))
@@ -80,7 +86,7 @@ class Placer:
     """Returns a zone for each place; zones have `sizes` nodes."""
     labels = [zone for zone, size in enumerate(sizes) for _ in range(size)]
     pipelines, _ = placement_lib.place_nodes(
-        {node: str(zone) for node, zone in enumerate(labels)},
+        {node: str(zone) for node, zone in base.by_node(labels)},
         partitions,
         has_replicas=self._has_replicas,
         max_tries=self._max_tries,

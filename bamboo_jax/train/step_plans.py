@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 
+from bamboo_jax import base
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.schedule import filling as filling_lib
@@ -72,7 +73,7 @@ class StepPlans:
   def rest(
       self,
       layout: layout_lib.Layout,
-      holdings: Mapping[int, holdings_lib.Holdings],
+      holdings: Mapping[base.NodeId, holdings_lib.Holdings],
   ) -> Timelines:
     """Returns the timelines of the rest of a step after a death.
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 import contextlib
 from typing import TYPE_CHECKING
 
+from bamboo_jax import base
 from bamboo_jax.testing.simulation import fake_engine
 from bamboo_jax.testing.simulation import worker as worker_lib
 from bamboo_jax.train import step as step_lib
@@ -40,7 +41,7 @@ class FakeFiles:
   def vote(
       self,
       *,
-      seen: int,
+      seen: base.ViewId,
       ready: int,
       prints: None,
       stops: bool,
@@ -52,7 +53,7 @@ class FakeFiles:
   def commit(
       self,
       step: fake_engine.Step,
-      votes: Mapping[int, step_lib.Vote],
+      votes: Mapping[base.NodeId, step_lib.Vote],
       *,
       saves: bool,
   ) -> None:

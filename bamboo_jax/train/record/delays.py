@@ -20,6 +20,7 @@ import threading
 import time
 from typing import TypeVar
 
+from bamboo_jax import base
 from bamboo_jax.recovery import slowness
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.runtime.wire import ordered_sum
@@ -42,7 +43,9 @@ class Delays:
   waited_secs: float = 0.0
   starved_secs: float = 0.0  # Of the thread that runs the rows.
   suspended_secs: float = 0.0
-  waited_for: Mapping[int, float] = dataclasses.field(default_factory=dict)
+  waited_for: Mapping[base.NodeId, float] = dataclasses.field(
+      default_factory=dict
+  )
 
 
 class DelayMeter:
@@ -120,9 +123,10 @@ def measure_nodes(
     is_alone: Whether the process hosts one node. Then its time outside of
       receives counts as busy, as when the process is suspended.
   """
-  counts: dict[int, collections.Counter[str]] = {}
-  passes: dict[int, dict[str, float]] = {}
-  spare: dict[int, float] = {}  # Redundant passes fill waits, or do not run.
+  counts: dict[base.NodeId, collections.Counter[str]] = {}
+  passes: dict[base.NodeId, dict[str, float]] = {}
+  # Redundant passes fill waits, or do not run.
+  spare: dict[base.NodeId, float] = {}
   for one in measured:
     node, instruction = one.node, one.instruction
     took_secs = one.end_secs - one.start_secs
@@ -216,7 +220,7 @@ def _parse_starved(schedstat: bytes) -> float:
 
 
 def _subtract(
-    now: Mapping[int, float], before: Mapping[int, float]
-) -> dict[int, float]:
+    now: Mapping[base.NodeId, float], before: Mapping[base.NodeId, float]
+) -> dict[base.NodeId, float]:
   more = {node: secs - before.get(node, 0.0) for node, secs in now.items()}
   return {node: secs for node, secs in more.items() if secs > 0}

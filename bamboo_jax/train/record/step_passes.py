@@ -7,6 +7,7 @@ node; redundant forward passes are "redundant".
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import statistics
 
+from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.recovery import durations
 from bamboo_jax.recovery import layout as layout_lib
@@ -22,7 +23,7 @@ _PASSES = (Op.FORWARD, Op.BACKWARD)
 def measure(
     measured: Sequence[recorder_lib.MeasuredInstruction],
     *,
-    nodes: Collection[int],
+    nodes: Collection[base.NodeId],
     layout: layout_lib.Layout,
     recoveries: Sequence[durations.RecoveryTimes],
 ) -> NodeTime:
@@ -51,28 +52,28 @@ def measure(
 
 
 def sums_of(
-    secs: float, *, nodes: Collection[int], layout: layout_lib.Layout
-) -> dict[int, float]:
+    secs: float, *, nodes: Collection[base.NodeId], layout: layout_lib.Layout
+) -> dict[base.StageId, float]:
   """Returns `secs`, the time of summing gradients, by segment of `nodes`."""
   rows = [way.owners for way in layout.ways]
-  return {s: secs for row in rows for s, n in enumerate(row) if n in nodes}
+  return {s: secs for row in rows for s, n in base.by_stage(row) if n in nodes}
 
 
 def mean_sums_secs(
-    said: Iterable[Mapping[int, float]], layout: layout_lib.Layout
+    said: Iterable[Mapping[base.StageId, float]], layout: layout_lib.Layout
 ) -> float:
   """Returns the mean time per node of summing gradients, without waiting.
 
   All nodes of a segment sum together, and the last to arrive does not wait; so
   the time of a segment is the least that members have `said`.
   """
-  least: dict[int, float] = {}
+  least: dict[base.StageId, float] = {}
   for one in said:
     for segment, secs in one.items():
       least[segment] = min(secs, least.get(segment, secs))
-  found: dict[int, float] = {}
+  found: dict[base.NodeId, float] = {}
   for way in layout.ways:
-    for segment, node in enumerate(way.owners):
+    for segment, node in base.by_stage(way.owners):
       found[node] = max(found.get(node, 0.0), least.get(segment, 0.0))
   return statistics.fmean(found.values()) if found else 0.0
 
