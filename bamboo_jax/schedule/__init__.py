@@ -12,7 +12,8 @@ stages and in the data that nodes hold.
   lines            routes of microbatches through the nodes of pipelines
   dealing          distributes owed work so that a step ends soonest
 
-  scheduler        from holdings to rows; its three steps are in scheduling/
+  scheduler        from holdings to rows; its three steps are in scheduling/,
+                   the first of them finds the lazy redundant backward passes
 
   redundancy       where redundant forward passes go (none, lazy, bubble,
                    budget, eager), what they cost and protect; with waits
