@@ -42,8 +42,8 @@ _MEASURE = flags.DEFINE_enum(
     "times: one run at a time; losses: several at once, without times.",
 )
 _WORKDIR = flags.DEFINE_string("workdir", "runs/ablate", "Where results go.")
-_FLAGS = ablate_flags.define()
-_SWEEP = sweep_flags.define()
+flags.adopt_module_key_flags(ablate_flags)
+flags.adopt_module_key_flags(sweep_flags)
 shared_flags.define_program_cache()
 _FORMAT = figure_flags.define()
 
@@ -51,13 +51,13 @@ _FORMAT = figure_flags.define()
 @sweep_flags.ending
 def main() -> None:
   """Runs all trials and writes their summary."""
-  sweeps = _FLAGS.read_sweeps()
+  sweeps = ablate_flags.read_sweeps()
   is_timed = _MEASURE.value == "times"
   alone = "without --measure=losses" * is_timed
-  where = _SWEEP.read(_WORKDIR.value, alone=alone)
+  where = sweep_flags.read(_WORKDIR.value, alone=alone)
   plots.check()
   workdir = pathlib.Path(_WORKDIR.value)
-  module, arguments, inputs = _FLAGS.find_command(sweeps)
+  module, arguments, inputs = ablate_flags.find_command(sweeps)
   jobs = [
       ablation.Job(trial, module, arguments, _WORKDIR.value, is_timed)
       for trial in ablation.plan_trials(sweeps, repeats=_REPEATS.value)

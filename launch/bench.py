@@ -23,28 +23,54 @@ import sys
 
 from absl import flags
 
-from bamboo_jax.launch import bench_flags as given
 from bamboo_jax.launch import cli
+from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import figure_flags
+from bamboo_jax.launch import flag_checks
+from bamboo_jax.launch import shared_flags
 
-flags.adopt_module_key_flags(given)
+_CONFIG = config_flag.define("bench_peer", "What to run.")
+_RIVAL = flags.DEFINE_enum("rival", None, ["torch"], "Whom to compare with.")
+_PAIRS = flags.DEFINE_integer("pairs", 200, "Steps of each.", lower_bound=5)
+_OUT = flags.DEFINE_string(
+    "out",
+    None,
+    "Where files go; by default runs/bench_redundancy, runs/bench_executors or "
+    "runs/bench_shape.",
+)
+_FORMAT = figure_flags.define()
+_CACHE = shared_flags.define_program_cache()
+
+# The flags that have an effect, by case.
+_USED = {
+    "memory": (),
+    "shape": (_OUT, _CACHE),
+    "rivals": (_RIVAL, _PAIRS),
+    "executors": (_PAIRS, _OUT, _FORMAT),
+    "redundancy": (_PAIRS, _OUT),
+}
 
 
 def main() -> None:
   """Runs the benchmark and prints its results."""
   from bamboo_jax.benchmarks import cases
 
-  given.check(cases.find_case(given.CONFIG.value))
+  case = cases.find_case(_CONFIG.value)
+  used = {holder.name for holder in _USED[case]}
+  holders = (_RIVAL, _PAIRS, _OUT, _FORMAT, _CACHE)
+  unused = [holder for holder in holders if holder.name not in used]
+  flag_checks.check_unused(unused, f"in the benchmark {case!r}")
   arguments = cli.find_arguments(("config",), sys.argv[1:])
   cache = cli.find_arguments(("program_cache",), sys.argv[1:])
   python = (sys.executable, "-m")
   cases.run(
-      given.CONFIG.value,
+      _CONFIG.value,
       worker=[*python, "bamboo_jax.launch.bench_worker", *arguments],
       train=[*python, "bamboo_jax.launch.train", *arguments, *cache],
-      rival=given.RIVAL.value,
-      out=given.OUT.value,
-      formats=given.FORMAT.value,
-      num_rounds=given.PAIRS.value,
+      rival=_RIVAL.value,
+      out=_OUT.value,
+      formats=_FORMAT.value,
+      num_rounds=_PAIRS.value,
   )
 
 

@@ -30,14 +30,14 @@ _FIRST = flags.DEFINE_bool("first", False, "Stop at the first violation.")
 _SHRINK = flags.DEFINE_bool("shrink", True, "Look for a smaller plan.")
 _SECS = flags.DEFINE_float("secs", None, "Stop after this time at the latest.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results are kept.")
-_SWEEP = sweep_flags.define()
+flags.adopt_module_key_flags(sweep_flags)
 
 
 @sweep_flags.ending
 def main() -> None:
   """Runs all histories; exits with 1 after a violation."""
   begin_secs = time.monotonic()
-  where = _SWEEP.read(_WORKDIR.value)
+  where = sweep_flags.read(_WORKDIR.value)
   first_seed, end_seed = _FIRST_SEED.value, _FIRST_SEED.value + _SEEDS.value
   jobs = [
       modes.Histories(

@@ -39,7 +39,7 @@ _PROCESSES = flags.DEFINE_bool(
 )
 _PROGRAM_CACHE = shared_flags.define_program_cache()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results are kept.")
-_SWEEP = sweep_flags.define()
+flags.adopt_module_key_flags(sweep_flags)
 
 
 @sweep_flags.ending
@@ -47,7 +47,7 @@ def main() -> None:
   """Runs all layouts, prints the summary and exits."""
   from bamboo_jax.testing.fault_sweep import jobs as jobs_lib  # Imports JAX.
 
-  where, arguments = _SWEEP.read(_WORKDIR.value), None
+  where, arguments = sweep_flags.read(_WORKDIR.value), None
   if _PROCESSES.value:
     arguments = cli.find_arguments(("config", "program_cache"), sys.argv[1:])
     arguments.insert(0, f"--config={_CONFIG_FILE}")

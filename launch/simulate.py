@@ -40,7 +40,7 @@ _TRACE = flags.DEFINE_string(
     "trace", None, "File with the preemptions; else they are generated."
 )
 _FORMAT = figure_flags.define()
-_SWEEP = sweep_flags.define()
+flags.adopt_module_key_flags(sweep_flags)
 
 
 @sweep_flags.ending
@@ -57,7 +57,7 @@ def main() -> None:
     )
   if not config.get("plots", True):
     flag_checks.check_unused([_FORMAT], "with config.plots=False")
-  where = _SWEEP.read(_WORKDIR.value)
+  where = sweep_flags.read(_WORKDIR.value)
   workdir = pathlib.Path(_WORKDIR.value)
   workdir.mkdir(parents=True, exist_ok=True)
   provenance.write(

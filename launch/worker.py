@@ -15,6 +15,7 @@ import time
 from absl import app
 from absl import logging
 
+from bamboo_jax import base
 from bamboo_jax.base import logs
 from bamboo_jax.launch import identity_flags
 from bamboo_jax.launch import node_flags as given
@@ -41,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
       socket.socket(fileno=int(argv[5])),
       workdir=given.WORKDIR.value,
       name=name,
-      number=int(argv[2]),
+      number=base.NodeId(int(argv[2])),
       stamp=argv[3],
       host=host,
       identity=identity_flags.make("worker", name, host=host),

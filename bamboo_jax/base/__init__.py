@@ -6,6 +6,7 @@ files     atomic writes, locks on folders, retried reads
 extras    packages that only some users need
 functions functions of the user's own, by name: "file.py:function"
 garbage   shorter garbage collections
+ids       numbers of nodes, stages, ... as types that cannot be mixed up
 json      dataclasses as JSON and back; import it as `json_lib`
 logs      one format for all logs of a run
 names     messages for misspelt names
@@ -16,6 +17,7 @@ threads   calls that may block forever
 types     types that several packages share: PyTree, Place
 """
 
+from bamboo_jax import base
 from bamboo_jax.base.errors import AttemptOverError
 from bamboo_jax.base.errors import CallbackError
 from bamboo_jax.base.errors import CheckpointError
@@ -40,6 +42,15 @@ from bamboo_jax.base.files import open_lock
 from bamboo_jax.base.files import write_atomically
 from bamboo_jax.base.functions import find_function
 from bamboo_jax.base.functions import is_function_name
+from bamboo_jax.base.ids import by_node
+from bamboo_jax.base.ids import by_stage
+from bamboo_jax.base.ids import NodeId
+from bamboo_jax.base.ids import nodes
+from bamboo_jax.base.ids import ShareId
+from bamboo_jax.base.ids import StageId
+from bamboo_jax.base.ids import stages
+from bamboo_jax.base.ids import StepId
+from bamboo_jax.base.ids import ViewId
 from bamboo_jax.base.names import hint_at
 from bamboo_jax.base.names import suggest
 from bamboo_jax.base.options import check_none

@@ -4,6 +4,8 @@ A mistake of the caller is a plain `ValueError`; some classes derive from it, so
 that a command still ends with one line.
 """
 
+from bamboo_jax.base import ids
+
 
 class InfeasibleError(ValueError):
   """No plan satisfies the request; the message says by how much it misses."""
@@ -80,7 +82,7 @@ class FencedError(RuntimeError):
 class UnrecoverableHereError(RuntimeError):
   """A pipeline has lost every copy of `stages`, replicas included."""
 
-  def __init__(self, stages: tuple[int, ...]) -> None:
+  def __init__(self, stages: tuple[ids.StageId, ...]) -> None:
     super().__init__(
         f"Lost all copies of {'stage' if len(stages) == 1 else 'stages'} "
         f"{', '.join(map(str, stages))}; no live node of the pipeline has one."

@@ -9,7 +9,7 @@
   dict with str or int keys      object
   dict with other keys           array of [key, value], in order of the dict
   enum                           its value
-  None, bool, int, float, str    themselves
+  None, bool, int, float, str    themselves; a `NewType` as its type
 
 Reading is strict: a field that is missing, unknown or of another type raises
 `ValueError`, which names it, such as `View.members[1].port`.
@@ -82,6 +82,7 @@ def from_plain(cls: Any, content: Any, *, where: str | None = None) -> Any:
 
 
 def _read(kind: Any, content: Any, where: str) -> Any:
+  kind = _without_name(kind)
   origin = typing.get_origin(kind) or kind
   if kind is Any:
     return content
@@ -103,9 +104,14 @@ def _read(kind: Any, content: Any, where: str) -> Any:
   raise TypeError(f"{where}: {kind} has no plain form.")
 
 
+def _without_name(kind: Any) -> Any:
+  """Returns the type of which a `NewType` is a name, or `kind` itself."""
+  return getattr(kind, "__supertype__", kind)
+
+
 def _read_union(kind: Any, content: Any, where: str) -> Any:
   """Returns `content` as the first type that fits, an exact one preferred."""
-  kinds = typing.get_args(kind)
+  kinds = tuple(map(_without_name, typing.get_args(kind)))
   if type(content) in kinds and type(content) in _SCALARS:
     return content
   errors = []
@@ -120,7 +126,7 @@ def _read_union(kind: Any, content: Any, where: str) -> Any:
 def _read_mapping(kind: Any, content: Any, where: str) -> dict[Any, Any]:
   key_kind, value_kind = typing.get_args(kind) or (Any, Any)
   if isinstance(content, Mapping):
-    is_int = key_kind is int
+    is_int = _without_name(key_kind) is int
     items = [
         (_int_key(key, where) if is_int else key, value)
         for key, value in content.items()

@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from bamboo_jax.base import ids
+
 PyTree = Any  # Nested containers of arrays, as JAX takes them.
 
 # Limit on the nodes of a run, the dead included: with executor="spmd" workers
@@ -13,7 +15,7 @@ class Place(NamedTuple):
   """A stage of a pipeline, written `pipeline/stage`."""
 
   pipeline: int
-  stage: int
+  stage: ids.StageId
 
   def __str__(self) -> str:
     return f"{self.pipeline}/{self.stage}"
@@ -26,4 +28,4 @@ class Place(NamedTuple):
       raise ValueError(
           f"A place is written pipeline/stage, such as 0/2, got {text!r}."
       )
-    return cls(int(pipeline), int(stage))
+    return cls(int(pipeline), ids.StageId(int(stage)))

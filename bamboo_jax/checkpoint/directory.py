@@ -25,7 +25,7 @@ def write_part(
     item: str,
     layers: Mapping[str, Mapping[str, np.ndarray]],
     *,
-    step: int,
+    step: base.StepId,
 ) -> manifest_lib.Manifest:
   """Writes layers as the new directory `item` of a checkpoint; blocks.
 

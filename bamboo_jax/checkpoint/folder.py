@@ -70,7 +70,7 @@ class CheckpointFolder:
           f"{orbax_item.describe_error(error)}."
       ) from error
 
-  def steps(self) -> tuple[int, ...]:
+  def steps(self) -> tuple[base.StepId, ...]:
     """Returns the steps with a complete checkpoint, oldest first.
 
     Compares sizes of files without reading contents. Warns of newer incomplete
@@ -86,7 +86,7 @@ class CheckpointFolder:
 
   def read(
       self,
-      step: int,
+      step: base.StepId,
       like: Mapping[str, spec_lib.LayerState],
       names: Sequence[str],
       weights: frozen_lib.InitialWeights | None = None,
@@ -102,7 +102,7 @@ class CheckpointFolder:
       self._set_aside(place, error)
       raise
 
-  def set_aside_damaged(self, after: int) -> None:
+  def set_aside_damaged(self, after: base.StepId) -> None:
     """Renames the incomplete checkpoints later than `after`, with a warning.
 
     Contents are not read. Temporarily unreadable ones stay.
@@ -117,7 +117,7 @@ class CheckpointFolder:
       item: str,
       layers: Mapping[str, Mapping[str, np.ndarray]],
       *,
-      step: int,
+      step: base.StepId,
   ) -> manifest_lib.Manifest:
     """Writes layers to the directory `item` of the unfinished `name`; blocks.
 
@@ -170,7 +170,7 @@ class CheckpointFolder:
   def _unfinished(self, name: str) -> pathlib.Path:
     return self.path / f"{name}{_UNFINISHED}"
 
-  def _problem(self, step: int) -> base.CheckpointError | None:
+  def _problem(self, step: base.StepId) -> base.CheckpointError | None:
     """Returns why the checkpoint of `step` is not complete, or None."""
     try:
       manifest_lib.read_manifest(self.path / str(step))
@@ -178,7 +178,7 @@ class CheckpointFolder:
       return error
     return None
 
-  def _look_through(self, step: int) -> base.CheckpointError | None:
+  def _look_through(self, step: base.StepId) -> base.CheckpointError | None:
     """Returns the result of `_problem`; renames a damaged checkpoint."""
     place = self._look(step)
     problem = self._problem(step)
@@ -193,7 +193,7 @@ class CheckpointFolder:
   #  look: inode 8: stop
   #  rename                (or here: then STEP.damaged exists, and this fails)
 
-  def _look(self, step: int) -> _Place:
+  def _look(self, step: base.StepId) -> _Place:
     """Returns inode and future name of a checkpoint; call before reading it.
 
     Names of damaged checkpoints are never reused. So if another process renames
@@ -246,12 +246,13 @@ class CheckpointFolder:
           f"{free / 1e6:,.1f} MB free",
       )
 
-  def _all_steps(self) -> list[int]:
+  def _all_steps(self) -> list[base.StepId]:
     """Returns the steps that have a directory, sorted."""
     names = (path.name for path in self.path.iterdir())
-    return sorted(int(n) for n in names if re.fullmatch(r"0|[1-9][0-9]*", n))
+    found = (n for n in names if re.fullmatch(r"0|[1-9][0-9]*", n))
+    return sorted(base.StepId(int(n)) for n in found)
 
-  def _complete(self, steps: Iterable[int]) -> tuple[int, ...]:
+  def _complete(self, steps: Iterable[base.StepId]) -> tuple[base.StepId, ...]:
     return tuple(step for step in steps if self._problem(step) is None)
 
   def _remove_old(self) -> None:

@@ -78,13 +78,13 @@ class RunIdentity:
             f"{value!r}."
         )
 
-  def describe(self, step: int) -> dict[str, Any]:
+  def describe(self, step: base.StepId) -> dict[str, Any]:
     """Returns the description for a checkpoint after `step` steps."""
     samples_seen = step * self.batch_size
     return self._describe() | {"samples_seen": samples_seen}
 
   def check(
-      self, meta: Mapping[str, Any], *, step: int, where: str
+      self, meta: Mapping[str, Any], *, step: base.StepId, where: str
   ) -> tuple[ChangedSetting, ...]:
     """Returns the permitted differences between this run and a checkpoint.
 

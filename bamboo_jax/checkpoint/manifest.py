@@ -71,7 +71,7 @@ class Manifest:
     files: Size in bytes of each file by its path in the checkpoint.
   """
 
-  step: int
+  step: base.StepId
   meta: Mapping[str, Any]
   layers: Mapping[str, LayerEntry]
   files: Mapping[str, int]

@@ -7,6 +7,7 @@ with a stage write about the same amount, and none waits for another.
 from collections.abc import Mapping, Sequence
 import dataclasses
 
+from bamboo_jax import base
 from bamboo_jax.checkpoint import manifest as manifest_lib
 
 
@@ -22,9 +23,9 @@ class Save:
   """
 
   name: str
-  step: int
-  writer: int
-  stages: Mapping[int, tuple[int, ...]]
+  step: base.StepId
+  writer: base.NodeId
+  stages: Mapping[base.NodeId, tuple[base.StageId, ...]]
 
   @property
   def is_alone(self) -> bool:
@@ -51,13 +52,15 @@ class PartsReport:
   error: str = ""
 
 
-def plan_save(name: str, step: int, owners: Sequence[Sequence[int]]) -> Save:
+def plan_save(
+    name: str, step: base.StepId, owners: Sequence[Sequence[base.NodeId]]
+) -> Save:
   """Returns which stages each member writes.
 
   `owners` are the members that host each stage, by pipeline.
   """
-  stages: dict[int, tuple[int, ...]] = {}
-  for stage in range(len(owners[0])):
+  stages: dict[base.NodeId, tuple[base.StageId, ...]] = {}
+  for stage in base.stages(len(owners[0])):
     member = owners[stage % len(owners)][stage]
     stages[member] = (*stages.get(member, ()), stage)
   writer = min(member for row in owners for member in row)

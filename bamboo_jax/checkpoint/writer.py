@@ -57,10 +57,10 @@ class Writer:
       *,
       keep: int,
       every_steps: int,
-      member: int,
+      member: base.NodeId,
       model: spec_lib.StageSpec,
       identity: identity_lib.RunIdentity,
-      warn: Callable[[int, str], None],
+      warn: Callable[[base.StepId, str], None],
       check_fence: Callable[[], None],
       weights: frozen_lib.InitialWeights | None = None,
   ) -> None:
@@ -93,7 +93,7 @@ class Writer:
     self._frozen: dict[str, manifest_lib.Frozen | None] = {}  # By layer.
     self._thread = futures.ThreadPoolExecutor(1, "checkpoint")
     self._save: parts.Save | None = None  # The save whose parts are missing.
-    self._parts: dict[int, manifest_lib.Manifest] = {}
+    self._parts: dict[base.NodeId, manifest_lib.Manifest] = {}
     self._writing: futures.Future[_Written] | None = None
     self._joining: futures.Future[_Joined] | None = None
     self._error = ""
@@ -101,7 +101,7 @@ class Writer:
 
   # Existing checkpoints.
 
-  def steps(self) -> tuple[int, ...]:
+  def steps(self) -> tuple[base.StepId, ...]:
     """Returns the steps with a complete checkpoint, oldest first.
 
     Waits for the save whose parts this member joins, or that it writes alone.
@@ -112,7 +112,7 @@ class Writer:
     return base.ask_again(self._folder.steps)
 
   def restore(
-      self, step: int, layers: Sequence[str]
+      self, step: base.StepId, layers: Sequence[str]
   ) -> dict[str, spec_lib.LayerState]:
     """Returns the state of some layers; reads the arrays of no others.
 
@@ -143,7 +143,7 @@ class Writer:
 
   # During training.
 
-  def say(self, step: int) -> parts.PartsReport:
+  def say(self, step: base.StepId) -> parts.PartsReport:
     """Returns this member's report for the vote, plain JSON values."""
     is_due = self._every_steps > 0 and step % self._every_steps == 0
     return self._say(begins=is_due)
@@ -165,12 +165,12 @@ class Writer:
 
   def hear(
       self,
-      step: int,
-      said: Mapping[int, parts.PartsReport],
+      step: base.StepId,
+      said: Mapping[base.NodeId, parts.PartsReport],
       *,
-      view: int,
-      owners: Sequence[Sequence[int]],
-      states: Mapping[int, spec_lib.StageState],
+      view: base.ViewId,
+      owners: Sequence[Sequence[base.NodeId]],
+      states: Mapping[base.StageId, spec_lib.StageState],
   ) -> None:
     """Handles the reports of all members, right after the commit of a step.
 
@@ -207,14 +207,14 @@ class Writer:
 
   def save_last(
       self,
-      step: int,
+      step: base.StepId,
       gather: Callable[
-          [str, parts.PartsReport], Mapping[int, parts.PartsReport]
+          [str, parts.PartsReport], Mapping[base.NodeId, parts.PartsReport]
       ],
       *,
-      view: int,
-      owners: Sequence[Sequence[int]],
-      states: Mapping[int, spec_lib.StageState],
+      view: base.ViewId,
+      owners: Sequence[Sequence[base.NodeId]],
+      states: Mapping[base.StageId, spec_lib.StageState],
       waiting: Callable[[], None],
   ) -> None:
     """Saves the state at the end, unless already saved; blocks on all members.
@@ -267,7 +267,7 @@ class Writer:
       )
     return report
 
-  def _hear(self, said: Mapping[int, parts.PartsReport]) -> None:
+  def _hear(self, said: Mapping[base.NodeId, parts.PartsReport]) -> None:
     """Ends the save once all parts are reported, or one has failed."""
     for member, report in said.items():
       if self._save is None or report.save != self._save.name:
@@ -283,7 +283,7 @@ class Writer:
       self._save = self._writing = None
 
   def _begin(
-      self, save: parts.Save, states: Mapping[int, spec_lib.StageState]
+      self, save: parts.Save, states: Mapping[base.StageId, spec_lib.StageState]
   ) -> None:
     self._end_joining(blocks=True)
     self._save = None if save.is_alone else save
@@ -367,7 +367,9 @@ class Writer:
     }
 
   def _join(
-      self, save: parts.Save, written: Mapping[int, manifest_lib.Manifest]
+      self,
+      save: parts.Save,
+      written: Mapping[base.NodeId, manifest_lib.Manifest],
   ) -> _Joined:
     """Makes a checkpoint of all parts."""
     whole = manifest_lib.join(

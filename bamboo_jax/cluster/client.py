@@ -16,6 +16,7 @@ from typing import Any
 
 from absl import logging
 
+from bamboo_jax import base
 from bamboo_jax.base import logs
 from bamboo_jax.cluster import client_state
 from bamboo_jax.cluster import frames
@@ -46,7 +47,7 @@ class Client:
       self,
       sock: socket.socket,
       *,
-      number: int,
+      number: base.NodeId,
       on_lost: Callable[[views.View], Any],
       begun: Callable[[], channel_lib.Begun],
       heartbeat_secs: float = 0.1,
@@ -60,8 +61,10 @@ class Client:
     self.number = number
     self._sock = sock
     self._heartbeat_secs = heartbeat_secs
-    self._arrived: dict[int, float] = {}
-    self._silent: dict[int, dict[int, float]] = {}  # By view and node.
+    self._arrived: dict[base.ViewId, float] = {}
+    self._silent: dict[base.ViewId, dict[base.NodeId, float]] = (
+        {}
+    )  # By view and node.
     self._changed = threading.Condition()
     self._writing = threading.Lock()
     self._state = client_state.ClientState(
@@ -95,18 +98,18 @@ class Client:
     """Sends one of `messages.FROM_WORKER` to the agent."""
     self._write(messages.encode(message))
 
-  def post(self, view: int, key: str, value: Any) -> None:
+  def post(self, view: base.ViewId, key: str, value: Any) -> None:
     """Posts a value for all members of a view; of each key the first counts."""
     with self._changed:
       self._state.post(view, key, value)
 
-  def gather(self, key: str, value: Any) -> dict[int, Any]:
+  def gather(self, key: str, value: Any) -> dict[base.NodeId, Any]:
     """Posts a value; returns those of all members of the adopted view.
 
     Raises `base.ViewChangedError` if a member is gone.
     """
     self.post(self.adopted.number, key, value)
-    found: dict[int, Any] = self.collect(key)
+    found: dict[base.NodeId, Any] = self.collect(key)
     return found
 
   collect = _blocking(client_state.ClientState.collect)
@@ -129,11 +132,11 @@ class Client:
         self._silent.pop(number, None)
       self._changed.notify_all()
 
-  def arrived_secs(self, number: int) -> float:
+  def arrived_secs(self, number: base.ViewId) -> float:
     """Returns when a view arrived, on `time.perf_counter`."""
     return self._arrived[number]
 
-  def silent_secs(self, number: int) -> dict[int, float]:
+  def silent_secs(self, number: base.ViewId) -> dict[base.NodeId, float]:
     """Returns how long lost nodes had been silent when a view arrived.
 
     Includes nodes lost in the last few views before it, which may have been
@@ -164,7 +167,7 @@ class Client:
   def _beat(self) -> None:
     while True:
       with self._changed:
-        self._state.step = logs.last_step()
+        self._state.step = base.StepId(logs.last_step())
         self._state.beat()
       time.sleep(self._heartbeat_secs)
 

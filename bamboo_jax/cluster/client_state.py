@@ -28,7 +28,7 @@ class ClientState:
 
   def __init__(
       self,
-      number: int,
+      number: base.NodeId,
       *,
       send: Callable[[Any], None],
       on_lost: Callable[[views.View], Any],
@@ -50,16 +50,16 @@ class ClientState:
         machine.
       silence_secs: After this silence others may have removed this node.
     """
-    self.number, self.step = number, 0
+    self.number, self.step = number, base.StepId(0)
     self.adopted = self.newest = views.EMPTY
     self._interrupt = views.EMPTY
     self._send, self._on_lost, self._find_begun = send, on_lost, begun
     self._now, self._heartbeat_secs = now, heartbeat_secs
     self._silence_secs = silence_secs
-    self._views: dict[int, views.View] = {}
-    self._gathered: dict[tuple[int, str], dict[int, Any]] = {}
+    self._views: dict[base.ViewId, views.View] = {}
+    self._gathered: dict[tuple[base.ViewId, str], dict[base.NodeId, Any]] = {}
     self._facts: Any = None
-    self._posted: list[tuple[int, str]] = []
+    self._posted: list[tuple[base.ViewId, str]] = []
     self._progress = self._num_idle = 0
     self._last_progress = -1
     self._is_waiting = self._is_in_doubt = self._is_in_trouble = False
@@ -88,7 +88,7 @@ class ClientState:
       case messages.Assignment(facts):
         self._facts = facts
 
-  def post(self, view: int, key: str, value: Any) -> None:
+  def post(self, view: base.ViewId, key: str, value: Any) -> None:
     """Posts a value for all members of a view; of each key the first counts.
 
     A joining node may post in a later view before it adopts one.
@@ -184,7 +184,7 @@ class ClientState:
     yield lambda: self._find_first() is not None, None
     return self._find_first()
 
-  def find_view(self, number: int) -> Wait:
+  def find_view(self, number: base.ViewId) -> Wait:
     """Returns a view by its number; waits for it if necessary."""
     yield lambda: number in self._views, None
     return self._views[number]
@@ -194,7 +194,7 @@ class ClientState:
     yield lambda: self._facts is not None, None
     return self._facts
 
-  def _forget_before(self, entry: tuple[int, str]) -> None:
+  def _forget_before(self, entry: tuple[base.ViewId, str]) -> None:
     """Drops posts that all members have received."""
     if entry in self._posted:
       del self._posted[: self._posted.index(entry)]

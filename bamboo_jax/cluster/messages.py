@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import frames
 from bamboo_jax.cluster import stalls as stalls_lib
@@ -39,7 +40,7 @@ class Hello:
 class Post:
   """A value for all members of a view, see `knowledge.board`; plain JSON."""
 
-  view: int
+  view: base.ViewId
   key: str
   value: Any
 
@@ -53,7 +54,7 @@ class Beat:
   """
 
   stall: stalls_lib.Stall | None = None
-  view: int = 0
+  view: base.ViewId = base.ViewId(0)
   asks: bool = False
 
 
@@ -65,7 +66,7 @@ class Ready:
   the first start; None if it joins others.
   """
 
-  origin: int | None = None
+  origin: base.ViewId | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +129,7 @@ class Assignment:
 class Adopt:
   """The worker works in a view from now on."""
 
-  view: int
+  view: base.ViewId
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +144,7 @@ class WorkerBeat:
   progress: int
   is_waiting: bool
   stall: stalls_lib.Stall | None = None
-  step: int = 0
+  step: base.StepId = base.StepId(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,9 +188,9 @@ class Slow:
 class Gathered:
   """The values that all members of a view have posted under a key."""
 
-  view: int
+  view: base.ViewId
   key: str
-  values: dict[int, Any]
+  values: dict[base.NodeId, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,8 +206,8 @@ class Silent:
   the view.
   """
 
-  view: int
-  secs: dict[int, float]
+  view: base.ViewId
+  secs: dict[base.NodeId, float]
 
 
 @dataclasses.dataclass(frozen=True)

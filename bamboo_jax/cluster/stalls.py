@@ -8,6 +8,7 @@ posted. The worker that waits for no other is the culprit. Pure.
 from collections.abc import Mapping
 import dataclasses
 
+from bamboo_jax import base
 from bamboo_jax.schedule import channel as channel_lib
 
 
@@ -19,12 +20,14 @@ class Stall:
   """
 
   is_waiting: bool
-  view: int
+  view: base.ViewId
   begun: channel_lib.Begun
-  posted: tuple[tuple[int, str], ...]
+  posted: tuple[tuple[base.ViewId, str], ...]
 
 
-def find_culprit(stalls: Mapping[int, Stall | None]) -> int | None:
+def find_culprit(
+    stalls: Mapping[base.NodeId, Stall | None],
+) -> base.NodeId | None:
   """Returns the member that blocks all others; None if unknown.
 
   Of several candidates, such as both ends of a broken connection, it is the
@@ -45,7 +48,7 @@ def find_culprit(stalls: Mapping[int, Stall | None]) -> int | None:
   return max(blamed, default=None)
 
 
-def is_waiting_for(waiter: Stall, other: Stall, number: int) -> bool:
+def is_waiting_for(waiter: Stall, other: Stall, number: base.NodeId) -> bool:
   """Whether `waiter` needs `other`, of this number, to continue."""
   if waiter.posted:
     view, key = waiter.posted[-1]

@@ -11,6 +11,8 @@ import functools
 import types
 from typing import Any
 
+from bamboo_jax import base
+
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Member:
@@ -21,7 +23,7 @@ class Member:
     incarnation: Unique; tells apart successive agents with one name.
   """
 
-  number: int
+  number: base.NodeId
   name: str
   zone: str
   incarnation: str
@@ -45,12 +47,12 @@ class View:
     words: The message of a copy.
   """
 
-  number: int
+  number: base.ViewId
   members: tuple[Member, ...]
   reason: str
-  leaving: tuple[int, ...] = ()
-  epoch: int = 0
-  repeats: int = 0
+  leaving: tuple[base.NodeId, ...] = ()
+  epoch: base.ViewId = base.ViewId(0)
+  repeats: base.ViewId = base.ViewId(0)
   is_ask: bool = False
   words: str = ""
 
@@ -62,9 +64,14 @@ class View:
       raise ValueError(f"leaving={self.leaving} must be members of {numbers}.")
 
   @functools.cached_property
-  def numbers(self) -> frozenset[int]:
+  def numbers(self) -> frozenset[base.NodeId]:
     """Numbers of the members."""
     return frozenset(m.number for m in self.members)
+
+  @property
+  def next_number(self) -> base.ViewId:
+    """Number of the view after this one."""
+    return base.ViewId(self.number + 1)
 
   @property
   def text(self) -> str:
@@ -109,7 +116,7 @@ def repeat(view: View, words: str, *, is_ask: bool = False) -> View:
   """Returns the next view, a copy of this one with a message."""
   return dataclasses.replace(
       view,
-      number=view.number + 1,
+      number=view.next_number,
       repeats=view.repeats or view.number,
       is_ask=is_ask,
       words=words,
@@ -121,7 +128,7 @@ def original(view: View) -> View:
   if not view.repeats:
     return view
   return dataclasses.replace(
-      view, number=view.repeats, repeats=0, is_ask=False, words=""
+      view, number=view.repeats, repeats=EMPTY.repeats, is_ask=False, words=""
   )
 
 
@@ -142,10 +149,10 @@ def void(before: View) -> View:
   words = f"the file of view {before.number + 1} is damaged, and does not count"
   if before.members:
     return repeat(before, words)
-  return View(before.number + 1, (), words, epoch=before.epoch)
+  return View(before.next_number, (), words, epoch=before.epoch)
 
 
-EMPTY = View(0, (), "no node has joined yet")
+EMPTY = View(base.ViewId(0), (), "no node has joined yet")
 _NOBODY: Mapping[str, Any] = types.MappingProxyType({})
 
 
@@ -191,7 +198,7 @@ def next_view(
   if not reasons:
     return view
   return View(
-      view.number + 1,
+      view.next_number,
       tuple(sorted([*stay, *come])),
       "; ".join(reasons),
       leaving=tuple(m.number for m in leaving),

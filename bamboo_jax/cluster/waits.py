@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 
+from bamboo_jax import base
 from bamboo_jax.schedule import channel as channel_lib
 
 _MARK = "waits: "
@@ -23,8 +24,8 @@ _MARK = "waits: "
 class Waits:
   """The nodes that node `number` waits for, and its open collectives."""
 
-  number: int
-  nodes: tuple[int, ...]
+  number: base.NodeId
+  nodes: tuple[base.NodeId, ...]
   channels: tuple[str, ...]
 
   def render(self) -> str:
@@ -32,7 +33,9 @@ class Waits:
     return _MARK + json.dumps(dataclasses.asdict(self))
 
 
-def tell_on_signal(number: int, begun: Callable[[], channel_lib.Begun]) -> None:
+def tell_on_signal(
+    number: base.NodeId, begun: Callable[[], channel_lib.Begun]
+) -> None:
   """Makes SIGUSR2 write the `Waits` of this node to stderr, its log.
 
   Call in the main thread. `begun` returns the open transfers; it is called in
@@ -73,7 +76,9 @@ def parse(text: str) -> Waits | None:
   )
 
 
-def describe(waits: Iterable[Waits], names: Mapping[int, str]) -> list[str]:
+def describe(
+    waits: Iterable[Waits], names: Mapping[base.NodeId, str]
+) -> list[str]:
   """Returns a line for each worker, then one of the nodes that block others.
 
   `names` has the node of each number; others are shown by number.

@@ -89,7 +89,9 @@ def import_folder(
   shutil.rmtree(unfinished, ignore_errors=True)  # Of a failed import.
   unfinished.mkdir(parents=True)
   parts = [
-      directory.write_part(unfinished, layer, {layer: read(layer)}, step=0)
+      directory.write_part(
+          unfinished, layer, {layer: read(layer)}, step=base.StepId(0)
+      )
       for layer in model.layer_names
   ]
   meta: dict[str, Any] = {"model": dict(model.fingerprint)}

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 import pathlib
 from typing import NamedTuple
 
+from bamboo_jax import base
 from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.plan import cost_model
@@ -74,7 +75,9 @@ def make(config: config_lib.Config, traces: Sequence[str]) -> PolicyRules:
       redundant=build.make_redundancy(config),
       reroute=rules.ladder.reroute,
   )
-  whole = rules.planner.fresh(range(plan.num_pipelines * plan.num_stages), {})
+  whole = rules.planner.fresh(
+      base.nodes(plan.num_pipelines * plan.num_stages), {}
+  )
   predicted_secs = speed.step(whole, drops=False).secs
   print(f"step_ms_from_layers={1e3 * predicted_secs:.1f}")
 

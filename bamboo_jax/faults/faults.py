@@ -184,7 +184,7 @@ def check_faults(
   `num_instructions` is an upper bound on the instructions of a row.
   """
   for fault in faults:
-    place = fault.place or types.Place(0, 0)
+    place = fault.place or types.Place(0, base.StageId(0))
     at = fault.at if isinstance(fault.at, int) else 0
     for name, value, limit in (
         ("step", fault.step, num_steps),
@@ -275,7 +275,7 @@ class Due:
   """
 
   fault: Fault
-  owner: int | None
+  owner: base.NodeId | None
 
 
 def find_joins(
@@ -310,8 +310,8 @@ class FaultsDue:
       faults: Iterable[Fault],
       *,
       step: int,
-      owners: Sequence[Sequence[int | None]],
-      hosted: Collection[int],
+      owners: Sequence[Sequence[base.NodeId | None]],
+      hosted: Collection[base.NodeId],
   ) -> None:
     self._num_run = collections.Counter[int]()
     lowest = min(n for row in owners for n in row if n is not None)
@@ -327,7 +327,7 @@ class FaultsDue:
   def __bool__(self) -> bool:
     return bool(self._at or self._any_time)
 
-  def pop_at_instruction(self, node: int) -> list[Due]:
+  def pop_at_instruction(self, node: base.NodeId) -> list[Due]:
     """Returns and removes the faults due before `node`'s next instruction."""
     if not self:
       return []
@@ -353,7 +353,9 @@ class FaultsDue:
     return due
 
 
-def _owner(fault: Fault, owners: Sequence[Sequence[int | None]]) -> int | None:
+def _owner(
+    fault: Fault, owners: Sequence[Sequence[base.NodeId | None]]
+) -> base.NodeId | None:
   place = fault.place
   if place is None or place.pipeline >= len(owners):
     return None

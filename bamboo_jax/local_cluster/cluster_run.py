@@ -99,7 +99,7 @@ class ClusterRun:
       are_copies = not self._setup.gpus and setup_lib.prepare(
           config, self._setup.workdir
       )
-      placed = machine.place_nodes(config, dict(enumerate(zones)))
+      placed = machine.place_nodes(config, dict(base.by_node(zones)))
       self._progress.show_text(placed.survival.render())
       self._cluster.take_folder()
       start = functools.partial(self._start_node, is_copy=are_copies)

@@ -30,7 +30,7 @@ ACTIONS = ("kill", "stop", "slow", "notice", "zone", "join")
 
 @dataclasses.dataclass(frozen=True)
 class _Worker:
-  number: int
+  number: base.NodeId
   name: str
   pid: int
 
@@ -58,7 +58,7 @@ class Director:
       self, faults: Sequence[faults_lib.Fault], nodes: machine.LocalCluster
   ) -> None:
     """Prepares to inject `faults` into `nodes`, once `listen` is called."""
-    self.kills: dict[int, float] = {}
+    self.kills: dict[base.NodeId, float] = {}
     self.pids: dict[str, int] = {}
     self.happened: set[int] = set()
     self.step_secs = 1.0

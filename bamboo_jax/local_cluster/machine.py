@@ -10,6 +10,7 @@ import sys
 import time
 from typing import NamedTuple
 
+from bamboo_jax import base
 from bamboo_jax import config as config_lib
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import copies
@@ -203,12 +204,12 @@ class LocalCluster:
 class Placement(NamedTuple):
   """The number of each node, and the failures that the run survives."""
 
-  numbers: dict[int, int]
+  numbers: dict[base.NodeId, int]
   survival: survival_lib.Survival
 
 
 def place_nodes(
-    config: config_lib.Config, zones: Mapping[int, str]
+    config: config_lib.Config, zones: Mapping[base.NodeId, str]
 ) -> Placement:
   """Places the first nodes so that the run survives most failures.
 

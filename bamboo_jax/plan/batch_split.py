@@ -24,9 +24,9 @@ from bamboo_jax import base
 def deal_shares(
     num_shares: int,
     num_pipelines: int,
-    kept: Sequence[Sequence[int]] | None = None,
+    kept: Sequence[Sequence[base.ShareId]] | None = None,
     counts: Sequence[int] | None = None,
-) -> tuple[tuple[int, ...], ...]:
+) -> tuple[tuple[base.ShareId, ...], ...]:
   """Returns the shares of each pipeline.
 
   Args:
@@ -48,10 +48,11 @@ def deal_shares(
     if counts is not None:
       bounds = [0, *itertools.accumulate(counts)]
     return tuple(
-        tuple(range(first, last)) for first, last in itertools.pairwise(bounds)
+        tuple(map(base.ShareId, range(first, last)))
+        for first, last in itertools.pairwise(bounds)
     )
   dealt = [list(shares) for shares in kept]
-  left = set(range(num_shares)).difference(*dealt)
+  left = set(map(base.ShareId, range(num_shares))).difference(*dealt)
   wanted = counts or [0] * num_pipelines
   for share in sorted(left):
     lacks = [n - len(own) for n, own in zip(wanted, dealt, strict=True)]
@@ -118,7 +119,7 @@ class BatchSplit:
     n = self.num_microbatches
     return range(pipeline * n, (pipeline + 1) * n)
 
-  def microbatches_of(self, shares: Iterable[int]) -> list[int]:
+  def microbatches_of(self, shares: Iterable[base.ShareId]) -> list[int]:
     """Returns the microbatches of some shares."""
     n = self.microbatches_per_share
     return [m for s in shares for m in range(s * n, (s + 1) * n)]

@@ -59,20 +59,22 @@ class Partition:
     """Number of layers."""
     return self.bounds[-1]
 
-  def layers(self, stage: int) -> range:
+  def layers(self, stage: base.StageId) -> range:
     """Returns the indices of the layers that `stage` owns."""
     return range(self.bounds[stage], self.bounds[stage + 1])
 
   @functools.cached_property
   def sets(self) -> tuple[frozenset[int], ...]:
     """The layers of each stage."""
-    return tuple(frozenset(self.layers(s)) for s in range(self.num_stages))
+    return tuple(
+        frozenset(self.layers(s)) for s in base.stages(self.num_stages)
+    )
 
-  def stage_of(self, layer: int) -> int:
+  def stage_of(self, layer: int) -> base.StageId:
     """Returns the stage that owns `layer`, an index."""
     if not 0 <= layer < self.num_layers:
       raise ValueError(f"layer must be below {self.num_layers}, got {layer}.")
-    return sum(layer >= bound for bound in self.bounds) - 1
+    return base.StageId(sum(layer >= bound for bound in self.bounds) - 1)
 
 
 def refine(partitions: Iterable[Partition]) -> Partition:
@@ -138,7 +140,7 @@ def split_layers(
   if balance == "memory":
     limit_bytes, _ = find(model.total_bytes, max)
 
-  def stage_ns(stage: int, first: int, last: int) -> int | None:
+  def stage_ns(stage: base.StageId, first: int, last: int) -> int | None:
     if (
         limit_bytes is not None
         and model.total_bytes(stage, first, last) > limit_bytes
@@ -149,7 +151,9 @@ def split_layers(
 
   slowest_ns, _ = find(stage_ns, max)
 
-  def unevenness(stage: int, first: int, last: int) -> search_lib.Pair | None:
+  def unevenness(
+      stage: base.StageId, first: int, last: int
+  ) -> search_lib.Pair | None:
     ns = stage_ns(stage, first, last)
     if ns is None or ns > slowest_ns:
       return None

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 import dataclasses
 import functools
 
+from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.schedule import failover
 
@@ -21,7 +22,7 @@ class Pipeline:
 
   partition: partition_lib.Partition
   roles: failover.Roles
-  vacant: frozenset[int] = frozenset()
+  vacant: frozenset[base.StageId] = frozenset()
 
   def __post_init__(self) -> None:
     if self.partition.num_stages != self.roles.num_stages:
@@ -31,17 +32,19 @@ class Pipeline:
       )
 
   @functools.cached_property
-  def nodes(self) -> tuple[int, ...]:
+  def nodes(self) -> tuple[base.NodeId, ...]:
     """The live nodes, by their first stage."""
     return tuple(
         dict.fromkeys(
             owner
-            for stage, owner in enumerate(self.roles.owners)
+            for stage, owner in base.by_stage(self.roles.owners)
             if stage not in self.vacant
         )
     )
 
-  def renumbered(self, numbers: Mapping[int, int]) -> "Pipeline":
+  def renumbered(
+      self, numbers: Mapping[base.NodeId, base.NodeId]
+  ) -> "Pipeline":
     """Returns the pipeline with node `n` renamed to `numbers[n]`."""
     roles = self.roles.renumbered(numbers)
     return Pipeline(self.partition, roles, self.vacant)
@@ -64,7 +67,7 @@ class Pipeline:
         tuple(roles.owners[stage] for stage in stages),
         {
             segment: roles.shadows[stage]
-            for segment, stage in enumerate(stages)
+            for segment, stage in base.by_stage(stages)
             if stage in roles.shadows
         },
     )

@@ -84,10 +84,10 @@ class Plan:
     return self.batch.num_pipelines
 
   @property
-  def owners(self) -> tuple[tuple[int, ...], ...]:
+  def owners(self) -> tuple[tuple[base.NodeId, ...], ...]:
     """The node of each stage, by pipeline."""
     return tuple(
-        tuple(range(d * self.num_stages, (d + 1) * self.num_stages))
+        tuple(base.nodes(d * self.num_stages, (d + 1) * self.num_stages))
         for d in range(self.num_pipelines)
     )
 
@@ -207,7 +207,7 @@ class _Search:
         raise base.InfeasibleError(
             _explain(*most, self.limit_bytes, self.upkeep)
         ) from None
-      played = rows.play(range(self.num_stages))
+      played = rows.play(base.nodes(self.num_stages))
       found, worst = rows.find_needs(played.timeline)
       most = max(
           [*found, worst] if worst else found,
@@ -300,7 +300,7 @@ class _Rows:
   microbatches: Sequence[int]
   in_flight: Sequence[int] | None
 
-  def play(self, owners: Sequence[int]) -> scheduler.TimedRows:
+  def play(self, owners: Sequence[base.NodeId]) -> scheduler.TimedRows:
     line = lines_lib.Line(owners, self.microbatches, self.in_flight)
     return scheduler.play([line], costs=self.costs)
 
@@ -318,7 +318,7 @@ class _Rows:
         key=lambda duty: self.bound(duty).total_bytes
         + sum(queued[stage] for stage in duty.owned),
     )[-_NUM_DEATHS:]
-    roles = failover.Roles.initial(range(num_stages))
+    roles = failover.Roles.initial(base.nodes(num_stages))
     after = []
     for duty in likely:
       if duty.stands_in:  # Another pipeline's row queues as much as its own.

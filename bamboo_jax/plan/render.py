@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from bamboo_jax import base
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
@@ -64,7 +65,7 @@ def render_stages(plan: planner.Plan) -> str:
       *("replica", "refresh", "total MiB"),
   )
   rows = [header]
-  for stage in range(plan.num_stages):
+  for stage in base.stages(plan.num_stages):
     owned = plan.partition.layers(stage)
     names = [plan.profile.layers[i].name for i in owned]
     m = plan.memory[stage]
@@ -81,7 +82,7 @@ def render_stages(plan: planner.Plan) -> str:
             f"({len(names)})",
             f"{plan.costs.forward_ms[stage]:.3f}",
             f"{plan.costs.backward_ms[stage]:.3f}",
-            f"{100 * plan.timeline.bubbles[stage]:.1f}",
+            f"{100 * plan.timeline.bubbles[base.NodeId(stage)]:.1f}",
             *(_mib(part) for part in parts),
         )
     )

@@ -9,6 +9,7 @@ import functools
 import types
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import planner
@@ -26,7 +27,7 @@ Roles = failover.Roles
 StageCosts = costs_lib.StageCosts
 Line = lines_lib.Line
 
-_NONE_SLOW: Mapping[int, float] = types.MappingProxyType({})
+_NONE_SLOW: Mapping[base.NodeId, float] = types.MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Redundancy:
     """Whether redundant forward passes may lengthen a step."""
     return self.mode in ("budget", "eager")
 
-  def initial(self, owners: Sequence[int]) -> Roles:
+  def initial(self, owners: Sequence[base.NodeId]) -> Roles:
     """Returns owners and shadows of a new pipeline."""
     return Roles.initial(owners, has_replicas=self.has_replicas)
 
@@ -78,7 +79,7 @@ class Redundancy:
     """Returns the rules by which nodes fill waits as these occur."""
     if self.mode in ("none", "lazy"):
       return None
-    nodes: dict[int, filling_lib.Filling] = {}
+    nodes: dict[base.NodeId, filling_lib.Filling] = {}
     for plan, own in zip(plans, roles, strict=True):
       nodes |= filling_lib.plan_filling(
           plan.lazy,
@@ -124,9 +125,9 @@ class RowPlanner:
       pipeline: int,
       roles: Roles,
       *,
-      shares: Sequence[int] | None = None,
+      shares: Sequence[base.ShareId] | None = None,
       partition: partition_lib.Partition | None = None,
-      slow: Mapping[int, float] = _NONE_SLOW,
+      slow: Mapping[base.NodeId, float] = _NONE_SLOW,
   ) -> redundancy.RedundancyPlan:
     """Returns the rows of a whole step.
 
@@ -149,7 +150,7 @@ class RowPlanner:
 
   def lines(
       self,
-      ways: Sequence[tuple[int, Sequence[int], Sequence[int]]],
+      ways: Sequence[tuple[int, Sequence[base.NodeId], Sequence[base.ShareId]]],
       partitions: Sequence[partition_lib.Partition],
   ) -> list[Line]:
     """Returns the `schedule.lines` of a step.
@@ -169,7 +170,7 @@ class RowPlanner:
       lines: Sequence[Line],
       holdings: lines_lib.Holdings | None = None,
       *,
-      slow: Mapping[int, float] = _NONE_SLOW,
+      slow: Mapping[base.NodeId, float] = _NONE_SLOW,
   ) -> timeline_lib.Timeline:
     """Returns the timeline of all lines, without redundant forward passes.
 

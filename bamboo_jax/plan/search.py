@@ -13,12 +13,14 @@ import dataclasses
 import heapq
 from typing import Any, TypeVar
 
+from bamboo_jax import base
+
 Pair = tuple[int, int]
 _Value = TypeVar("_Value", int, Pair)
 
 # Returns the cost of a stage, given its first layer and the one after its last;
 # None if it is not allowed.
-Charge = Callable[[int, int, int], _Value | None]
+Charge = Callable[[base.StageId, int, int], _Value | None]
 # Combines costs; associative and monotone.
 Combine = Callable[[_Value, _Value], _Value]
 _Rest = dict[int, _Value]
@@ -41,7 +43,7 @@ class Condition:
       the last of `stages`, and the layer after that.
   """
 
-  stages: frozenset[int]
+  stages: frozenset[base.StageId]
   holds: Callable[[Sequence[int]], bool]
 
 
@@ -90,7 +92,7 @@ class Search:
     num_tried = 0
     while waiting:
       least, bounds, spent = heapq.heappop(waiting)
-      stage = len(bounds) - 1
+      stage = base.StageId(len(bounds) - 1)
       if stage == self.num_stages:
         return least, bounds
       ends = tuple(bounds[s : s + 2] for s in shared[stage])
@@ -114,7 +116,7 @@ class Search:
         return None
     return None
 
-  def _lasts(self, stage: int, first: int) -> Sequence[int]:
+  def _lasts(self, stage: base.StageId, first: int) -> Sequence[int]:
     """Returns the possible ends of `stage`, with a layer for each later one."""
     later_stages = self.num_stages - stage - 1
     if not later_stages:
@@ -131,7 +133,7 @@ class Search:
     # After the last stage there is nothing to combine with.
     rests: list[Any] = [{self.num_layers: None}]
     choices: list[dict[int, int]] = []
-    for stage in reversed(range(self.num_stages)):
+    for stage in reversed(base.stages(self.num_stages)):
       costs: dict[int, _Value] = {}
       choice: dict[int, int] = {}
       firsts = range(stage, self.num_layers) if stage else (0,)
@@ -154,11 +156,11 @@ class Search:
 
 def _find_shared(
     num_stages: int, conditions: Collection[Condition]
-) -> list[tuple[int, ...]]:
+) -> list[tuple[base.StageId, ...]]:
   """Returns, by stage, the earlier ones in a condition with a later one."""
 
-  def find(stage: int) -> tuple[int, ...]:
+  def find(stage: base.StageId) -> tuple[base.StageId, ...]:
     joined = [c.stages for c in conditions if max(c.stages) >= stage]
     return tuple(sorted({s for own in joined for s in own if s < stage}))
 
-  return [find(stage) for stage in range(num_stages)]
+  return [find(stage) for stage in base.stages(num_stages)]

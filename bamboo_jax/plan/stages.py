@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.schedule import costs as costs_lib
@@ -14,7 +15,7 @@ def layers_by_stage(
   """Returns the costs of the layers of each stage."""
   return [
       [profile.layers[layer] for layer in partition.layers(stage)]
-      for stage in range(partition.num_stages)
+      for stage in base.stages(partition.num_stages)
   ]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 import itertools
 
+from bamboo_jax import base
 from bamboo_jax.base import types
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import layout as layout_lib
@@ -31,13 +32,13 @@ class Status:
     named: Slow nodes so far.
   """
 
-  steps: int
+  steps: base.StepId
   version: int
   rollbacks: int
   layout: layout_lib.Layout
   holdings: holdings_lib.Holdings
-  saved: tuple[int, ...]
-  damaged: tuple[int, ...] = ()
+  saved: tuple[base.StepId, ...]
+  damaged: tuple[base.StepId, ...] = ()
   boot_secs: float = 0.0
   named: tuple[slowness.Named, ...] = ()
 
@@ -63,29 +64,29 @@ class Agreement:
     named: Slow nodes so far, as the members know that have done most steps.
   """
 
-  steps: int
+  steps: base.StepId
   known_version: int
   version: int
   rollbacks: int
   layout: layout_lib.Layout
-  holdings: Mapping[int, holdings_lib.Holdings]
-  lost: frozenset[int]
+  holdings: Mapping[base.NodeId, holdings_lib.Holdings]
+  lost: frozenset[base.NodeId]
   victims: tuple[types.Place, ...]
   rung: str
   reason: str
   change: assignment.LayoutChange | None
-  restored: int
+  restored: base.StepId
   is_fresh: bool
-  refused: frozenset[int] = frozenset()
+  refused: frozenset[base.NodeId] = frozenset()
   named: tuple[slowness.Named, ...] = ()
 
 
 def agree(
-    statuses: Mapping[int, Status],
+    statuses: Mapping[base.NodeId, Status],
     rules: assignment.RecoveryRules,
     *,
-    zones: Mapping[int, str],
-    leaving: Collection[int] = (),
+    zones: Mapping[base.NodeId, str],
+    leaving: Collection[base.NodeId] = (),
 ) -> Agreement:
   """Returns the agreement that follows from the statuses of a view's nodes.
 
@@ -134,7 +135,7 @@ def agree(
       rung=change.rung,
       reason=change.reason,
       change=None if at_once else change,
-      restored=newest_common(saved) if change.rolls_back else 0,
+      restored=newest_common(saved) if change.rolls_back else base.StepId(0),
       is_fresh=not at_once  # Then without holdings.
       or all(h == holdings_lib.NOTHING for h in held.values()),
       refused=frozenset(refused),
@@ -144,7 +145,9 @@ def agree(
   )
 
 
-def _without_damaged(statuses: Mapping[int, Status]) -> Mapping[int, Status]:
+def _without_damaged(
+    statuses: Mapping[base.NodeId, Status],
+) -> Mapping[base.NodeId, Status]:
   """Returns statuses as of joining nodes if some start was from damaged data.
 
   Otherwise returns `statuses`.
@@ -154,7 +157,7 @@ def _without_damaged(statuses: Mapping[int, Status]) -> Mapping[int, Status]:
     return statuses
   return {
       node: Status(
-          steps=-1,
+          steps=base.StepId(-1),
           version=-1,
           rollbacks=0,
           layout=layout_lib.Layout(),
@@ -169,8 +172,8 @@ def _without_damaged(statuses: Mapping[int, Status]) -> Mapping[int, Status]:
 
 
 def _find_valid(
-    after: layout_lib.Layout, held: Mapping[int, holdings_lib.Holdings]
-) -> dict[int, holdings_lib.Holdings]:
+    after: layout_lib.Layout, held: Mapping[base.NodeId, holdings_lib.Holdings]
+) -> dict[base.NodeId, holdings_lib.Holdings]:
   """Returns the part of the holdings that is of use in a new layout, by node.
 
   Residuals of segments whose state the node has; sums of those it computes.
@@ -178,7 +181,7 @@ def _find_valid(
   computed = {
       (node, segment)
       for _, owners, _ in after.ways
-      for segment, node in enumerate(owners)
+      for segment, node in base.by_stage(owners)
   }
   known = computed | after.copies
   return {
@@ -190,7 +193,9 @@ def _find_valid(
   }
 
 
-def newest_common(seen: Mapping[int, Sequence[int]]) -> int:
+def newest_common(
+    seen: Mapping[base.NodeId, Sequence[base.StepId]],
+) -> base.StepId:
   """Returns the step of the newest checkpoint that all nodes see.
 
   Without a common one, it is the newest that any node sees: it has just become
@@ -198,4 +203,4 @@ def newest_common(seen: Mapping[int, Sequence[int]]) -> int:
   another folder, and fails. 0 if there is no checkpoint.
   """
   common = set.intersection(*map(set, seen.values()))
-  return max(common or itertools.chain(*seen.values()), default=0)
+  return max(common or itertools.chain(*seen.values()), default=base.StepId(0))

@@ -26,8 +26,8 @@ from bamboo_jax.schedule import lines as lines_lib
 
 Layout = layout_lib.Layout
 Pipeline = pipelines_lib.Pipeline
-Nodes = Collection[int]
-Zones = Mapping[int, str]
+Nodes = Collection[base.NodeId]
+Zones = Mapping[base.NodeId, str]
 
 _LEAST_GAIN = 0.02  # Fraction of a step that detours must save.
 
@@ -132,7 +132,7 @@ class RecoveryRules:
       *,
       zones: Zones,
       leaving: Nodes = (),
-      slow: Mapping[int, float] | None = None,
+      slow: Mapping[base.NodeId, float] | None = None,
   ) -> LayoutChange:
     """Returns the change to make between two steps, while all nodes live.
 
@@ -204,8 +204,8 @@ class RecoveryRules:
   def start(
       self,
       pipelines: Sequence[Pipeline],
-      kept: Sequence[Sequence[int]] | None = None,
-      slow: Mapping[int, float] | None = None,
+      kept: Sequence[Sequence[base.ShareId]] | None = None,
+      slow: Mapping[base.NodeId, float] | None = None,
   ) -> Layout:
     """Returns a layout of `pipelines`, which keep the shares `kept`.
 
@@ -254,7 +254,7 @@ class RecoveryRules:
       layout: Layout,
       members: Nodes,
       decision: ladder_lib.Decision,
-      kept: Sequence[Sequence[int]] | None = None,
+      kept: Sequence[Sequence[base.ShareId]] | None = None,
   ) -> LayoutChange:
     after = self.start(decision.state.pipelines, kept)
     copies = ()
@@ -273,7 +273,7 @@ class RecoveryRules:
       layout: Layout,
       first: Layout,
       usual: tuple[Pipeline, ...],
-      slow: Mapping[int, float],
+      slow: Mapping[base.NodeId, float],
   ) -> Layout:
     """Returns the layout with less work for slow nodes and other busy ones.
 
@@ -300,7 +300,7 @@ class RecoveryRules:
       self,
       layout: Layout,
       pipelines: tuple[Pipeline, ...],
-      slow: Mapping[int, float],
+      slow: Mapping[base.NodeId, float],
   ) -> float:
     """Returns the number of steps within the horizon, after copies of state."""
     assert self.rows is not None
@@ -313,7 +313,9 @@ class RecoveryRules:
     step_ms = self.rows.play(lines, slow=slow).span_ms
     return 1e3 * max(0.0, self.ladder.horizon_secs - pause_secs) / step_ms
 
-  def _balance(self, layout: Layout, slow: Mapping[int, float]) -> Layout:
+  def _balance(
+      self, layout: Layout, slow: Mapping[base.NodeId, float]
+  ) -> Layout:
     """Returns the layout with detours around busy nodes.
 
     These have several stages, or are slow.
@@ -342,7 +344,7 @@ class RecoveryRules:
   ) -> Layout:
     """Returns the layout with the detours that end the step soonest."""
     assert self.rows is not None
-    copies: dict[int, set[int]] = {}
+    copies: dict[base.NodeId, set[base.StageId]] = {}
     for node, segment in sorted(layout.copies):
       copies.setdefault(node, set()).add(segment)
     size = self.rows.plan.batch.microbatches_per_share
@@ -355,7 +357,7 @@ class RecoveryRules:
         least_gain=least_gain,
     )
     detours = {
-        m // size: tuple(line.owners)
+        base.ShareId(m // size): tuple(line.owners)
         for line in dealt
         if line.owners != layout.roles[line.pipeline].owners
         for m in line.microbatches
@@ -363,7 +365,9 @@ class RecoveryRules:
     return dataclasses.replace(layout, detours=dict(sorted(detours.items())))
 
   def _counts(
-      self, pipelines: Sequence[Pipeline], slow: Mapping[int, float] | None
+      self,
+      pipelines: Sequence[Pipeline],
+      slow: Mapping[base.NodeId, float] | None,
   ) -> tuple[int, ...] | None:
     if self.predictor is None:
       return None

@@ -27,7 +27,7 @@ Decision = ladder_lib.Decision
 Pipeline = pipelines_lib.Pipeline
 State = ladder_lib.State
 
-_NOBODY: frozenset[int] = frozenset()
+_NOBODY: frozenset[base.NodeId] = frozenset()
 _EVEN = 1e-9  # New pipelines must be better by more than rounding errors.
 
 
@@ -94,7 +94,11 @@ class _Question:
   planner: planner_lib.Planner | None
 
   def handle_losses(
-      self, state: State, lost: frozenset[int], *, dead: frozenset[int]
+      self,
+      state: State,
+      lost: frozenset[base.NodeId],
+      *,
+      dead: frozenset[base.NodeId],
   ) -> Decision:
     """Takes the cheapest rung that gives all stages of `lost` nodes an owner.
 
@@ -136,7 +140,7 @@ class _Question:
     )
 
   def _make_new(
-      self, state: State, *, dead: frozenset[int], places: str
+      self, state: State, *, dead: frozenset[base.NodeId], places: str
   ) -> Decision:
     """Makes new pipelines; without leaving nodes if no node is dead."""
     ladder, planner = self.ladder, self.planner
@@ -269,11 +273,11 @@ class _Question:
 
 
 def _lose(
-    pipeline: Pipeline, lost: frozenset[int], ladder: ladder_lib.Ladder
-) -> tuple[Pipeline, tuple[int, ...]]:
+    pipeline: Pipeline, lost: frozenset[base.NodeId], ladder: ladder_lib.Ladder
+) -> tuple[Pipeline, tuple[base.StageId, ...]]:
   """Returns the pipeline without lost nodes, and the stages without a copy."""
   roles = pipeline.roles
-  vacated = {s for s, owner in enumerate(roles.owners) if owner in lost}
+  vacated = {s for s, owner in base.by_stage(roles.owners) if owner in lost}
   vacated -= pipeline.vacant  # A vacant stage still names its last owner.
   gone = tuple(sorted(vacated))
   if ladder.shadow:
@@ -301,15 +305,17 @@ def _lose(
   )
 
 
-def _usable(state: State, *, dead: frozenset[int]) -> tuple[int, ...]:
+def _usable(
+    state: State, *, dead: frozenset[base.NodeId]
+) -> tuple[base.NodeId, ...]:
   """Returns the live nodes that are not leaving; all live ones if none stay."""
   alive = tuple(node for node in state.nodes if node not in dead)
   return tuple(n for n in alive if n not in state.leaving) or alive
 
 
 def _candidates(
-    state: State, *, dead: frozenset[int]
-) -> tuple[tuple[int, ...], ...]:
+    state: State, *, dead: frozenset[base.NodeId]
+) -> tuple[tuple[base.NodeId, ...], ...]:
   """Returns sets of nodes to make pipelines of, best first.
 
   The second one includes nodes under notice.
@@ -320,7 +326,10 @@ def _candidates(
 
 
 def _with_pipelines(
-    state: State, pipelines: tuple[Pipeline, ...], *, dead: frozenset[int]
+    state: State,
+    pipelines: tuple[Pipeline, ...],
+    *,
+    dead: frozenset[base.NodeId],
 ) -> State:
   """Returns `state` with `pipelines`; live nodes without a stage are spares."""
   training = {node for pipeline in pipelines for node in pipeline.nodes}

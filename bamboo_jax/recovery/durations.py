@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 import dataclasses
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.base import types
 
 
@@ -40,9 +41,9 @@ class RecoveryTimes:
     last_owed_at_secs: End of the last one.
   """
 
-  step: int
-  view: int
-  nodes: tuple[int, ...]
+  step: base.StepId
+  view: base.ViewId
+  nodes: tuple[base.NodeId, ...]
   names: tuple[str, ...]
   victims: tuple[str, ...]
   rung: str
@@ -85,7 +86,7 @@ class RecoveryTimes:
 
 
 def longest_silence(
-    nodes: Iterable[int], said: Iterable[Mapping[int, float]]
+    nodes: Iterable[base.NodeId], said: Iterable[Mapping[base.NodeId, float]]
 ) -> float | None:
   """Returns `RecoveryTimes.silence_to_view_secs`; None if one is not known.
 
@@ -98,7 +99,7 @@ def longest_silence(
 
 
 def report(
-    recoveries: Iterable[Mapping[str, Any]], kills: Mapping[int, float]
+    recoveries: Iterable[Mapping[str, Any]], kills: Mapping[base.NodeId, float]
 ) -> list[dict[str, Any]]:
   """Returns recoveries as `summary.json` reports them: durations, not times.
 

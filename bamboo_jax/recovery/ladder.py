@@ -39,12 +39,12 @@ class State:
   """
 
   pipelines: tuple[pipelines_lib.Pipeline, ...]
-  spares: tuple[int, ...] = ()
-  leaving: frozenset[int] = frozenset()
-  zones: Mapping[int, str] = dataclasses.field(default_factory=dict)
+  spares: tuple[base.NodeId, ...] = ()
+  leaving: frozenset[base.NodeId] = frozenset()
+  zones: Mapping[base.NodeId, str] = dataclasses.field(default_factory=dict)
 
   @property
-  def nodes(self) -> tuple[int, ...]:
+  def nodes(self) -> tuple[base.NodeId, ...]:
     """All live nodes: pipeline by pipeline, then the spares."""
     return (*(n for p in self.pipelines for n in p.nodes), *self.spares)
 
@@ -61,10 +61,10 @@ class Change:
     zones: Zones of nodes, to add to those known.
   """
 
-  lost: frozenset[int] = frozenset()
-  joined: tuple[int, ...] = ()
-  noticed: frozenset[int] = frozenset()
-  zones: Mapping[int, str] = dataclasses.field(default_factory=dict)
+  lost: frozenset[base.NodeId] = frozenset()
+  joined: tuple[base.NodeId, ...] = ()
+  noticed: frozenset[base.NodeId] = frozenset()
+  zones: Mapping[base.NodeId, str] = dataclasses.field(default_factory=dict)
 
 
 NOTHING = Change()

@@ -24,6 +24,7 @@ import dataclasses
 import functools
 from typing import NamedTuple
 
+from bamboo_jax import base
 from bamboo_jax.base import types
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
@@ -34,7 +35,7 @@ from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 
-Shares = tuple[tuple[int, ...], ...]  # Shares of each pipeline.
+Shares = tuple[tuple[base.ShareId, ...], ...]  # Shares of each pipeline.
 # By pipeline with shares, or one if pipelines have nodes in common.
 Timelines = Sequence[timeline_lib.Timeline]
 
@@ -43,8 +44,8 @@ class Way(NamedTuple):
   """A path of shares of a pipeline: the node that computes each segment."""
 
   pipeline: int
-  owners: tuple[int, ...]
-  shares: tuple[int, ...]
+  owners: tuple[base.NodeId, ...]
+  shares: tuple[base.ShareId, ...]
 
 
 class BySegment(NamedTuple):
@@ -57,10 +58,10 @@ class BySegment(NamedTuple):
     lines: Owners by segment, and their shares, of each way.
   """
 
-  owners: list[tuple[int, ...]]
-  shadows: list[Mapping[int, int]]
+  owners: list[tuple[base.NodeId, ...]]
+  shadows: list[Mapping[base.StageId, base.NodeId]]
   shares: Shares
-  lines: list[tuple[tuple[int, ...], tuple[int, ...]]]
+  lines: list[tuple[tuple[base.NodeId, ...], tuple[base.ShareId, ...]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +83,10 @@ class Layout:
   pipelines: tuple[pipelines_lib.Pipeline, ...] = ()
   shares: Shares = ()
   segments: tuple[int, ...] = ()
-  detours: Mapping[int, tuple[int, ...]] = dataclasses.field(
+  detours: Mapping[base.ShareId, tuple[base.NodeId, ...]] = dataclasses.field(
       default_factory=dict
   )
-  slow: Mapping[int, float] = dataclasses.field(default_factory=dict)
+  slow: Mapping[base.NodeId, float] = dataclasses.field(default_factory=dict)
 
   @functools.cached_property
   def roles(self) -> tuple[failover.Roles, ...]:
@@ -119,7 +120,7 @@ class Layout:
   @functools.cached_property
   def ways(self) -> tuple[Way, ...]:
     """The ways of all shares, by pipeline; detours are ways of their own."""
-    found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    found: dict[tuple[int, tuple[base.NodeId, ...]], list[base.ShareId]] = {}
     for pipeline, (r, own) in enumerate(
         zip(self.roles, self.shares, strict=True)
     ):
@@ -152,19 +153,21 @@ class Layout:
     )
 
   @property
-  def nodes(self) -> frozenset[int]:
+  def nodes(self) -> frozenset[base.NodeId]:
     """The nodes that own a stage."""
     return frozenset(node for p in self.pipelines for node in p.nodes)
 
   @property
-  def owners(self) -> list[list[int | None]]:
+  def owners(self) -> list[list[base.NodeId | None]]:
     """Owner of each stage, by pipeline; None for a vacant stage."""
     return [
         [None if s in p.vacant else n for s, n in enumerate(p.roles.owners)]
         for p in self.pipelines
     ]
 
-  def keep_detours(self, before: "Layout", lost: Collection[int]) -> "Layout":
+  def keep_detours(
+      self, before: "Layout", lost: Collection[base.NodeId]
+  ) -> "Layout":
     """Returns this layout with the detours of `before`.
 
     Owners replace the `lost` nodes in them.
@@ -184,44 +187,48 @@ class Layout:
     left = {s: row for s, row in detours.items() if row != owners[s]}
     return dataclasses.replace(self, detours=left)
 
-  def find_takers(self, before: "Layout") -> list[tuple[int, types.Place]]:
+  def find_takers(
+      self, before: "Layout"
+  ) -> list[tuple[base.NodeId, types.Place]]:
     """Returns nodes and the places that they own now but not in `before`."""
     former = {
         (node, pipeline, stage)
         for pipeline, row in enumerate(before.owners)
-        for stage, node in enumerate(row)
+        for stage, node in base.by_stage(row)
     }
     return [
         (node, types.Place(pipeline, stage))
         for pipeline, row in enumerate(self.owners)
-        for stage, node in enumerate(row)
+        for stage, node in base.by_stage(row)
         if node is not None and (node, pipeline, stage) not in former
     ]
 
-  def places_of(self, nodes: Collection[int]) -> tuple[types.Place, ...]:
+  def places_of(
+      self, nodes: Collection[base.NodeId]
+  ) -> tuple[types.Place, ...]:
     """Returns the places that `nodes` own."""
     return tuple(
         types.Place(pipeline, stage)
         for pipeline, row in enumerate(self.owners)
-        for stage, owner in enumerate(row)
+        for stage, owner in base.by_stage(row)
         if owner in nodes
     )
 
-  def segments_of(self, place: types.Place) -> range:
+  def segments_of(self, place: types.Place) -> Sequence[base.StageId]:
     """Returns the segments of a place; none if it is not in this layout."""
     if place.pipeline >= len(self.pipelines):
-      return range(0)
+      return ()
     bounds = self.pipelines[place.pipeline].partition.bounds
     ends = bounds[place.stage : place.stage + 2]
-    return range(*map(self.segments.index, ends)) if ends[1:] else range(0)
+    return base.stages(*map(self.segments.index, ends)) if ends[1:] else ()
 
   @functools.cached_property
-  def copies(self) -> frozenset[tuple[int, int]]:
+  def copies(self) -> frozenset[tuple[base.NodeId, base.StageId]]:
     """Node and segment of every copy of state; dead nodes included."""
     return frozenset(
         (node, segment)
         for r in self.roles
-        for segment, node in (*enumerate(r.owners), *r.shadows.items())
+        for segment, node in (*base.by_stage(r.owners), *r.shadows.items())
     )
 
 
@@ -282,7 +289,7 @@ class StepPlans:
   def rest(
       self,
       layout: Layout,
-      holdings: Mapping[int, holdings_lib.Holdings],
+      holdings: Mapping[base.NodeId, holdings_lib.Holdings],
   ) -> Timelines:
     """Returns the timelines of the rest of a step after a death.
 

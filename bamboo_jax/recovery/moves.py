@@ -40,14 +40,14 @@ class LayerCopy:
 
   first: int
   last: int
-  source: int
-  destination: int
+  source: base.NodeId
+  destination: base.NodeId
   num_bytes: int
 
 
-def owned_layers(pipelines: Iterable[Pipeline]) -> dict[int, Layers]:
+def owned_layers(pipelines: Iterable[Pipeline]) -> dict[base.NodeId, Layers]:
   """Returns the layers of each node that owns any."""
-  owned: dict[int, Layers] = {}
+  owned: dict[base.NodeId, Layers] = {}
   for pipeline in pipelines:
     for stage, owner in enumerate(pipeline.roles.owners):
       if stage not in pipeline.vacant:
@@ -56,7 +56,7 @@ def owned_layers(pipelines: Iterable[Pipeline]) -> dict[int, Layers]:
   return owned
 
 
-def held_layers(pipelines: Pipelines) -> dict[int, Layers]:
+def held_layers(pipelines: Pipelines) -> dict[base.NodeId, Layers]:
   """Returns the layers whose state each node has, as owner or shadow."""
   held = owned_layers(pipelines)
   for pipeline in pipelines:
@@ -67,7 +67,7 @@ def held_layers(pipelines: Pipelines) -> dict[int, Layers]:
 
 
 def lost_layers(
-    pipelines: Pipelines, nodes: Collection[int]
+    pipelines: Pipelines, nodes: Collection[base.NodeId]
 ) -> tuple[int, ...]:
   """Returns the layers without a copy on any of `nodes`, in model order."""
   held = held_layers(pipelines)
@@ -80,7 +80,7 @@ def plan_copies(
     profile: cost_model.Profile,
     before: Pipelines,
     after: Pipelines,
-    nodes: Collection[int],
+    nodes: Collection[base.NodeId],
 ) -> list[LayerCopy]:
   """Returns the copies that `after` needs, by destination, then by layer.
 
@@ -93,7 +93,7 @@ def plan_copies(
   held = held_layers(before)
   # Sorted, so that ties do not depend on the order of a set.
   sent_bytes = {node: 0 for node in sorted(nodes) if node in held}
-  holders: list[list[int]] = [[] for _ in state_bytes]
+  holders: list[list[base.NodeId]] = [[] for _ in state_bytes]
   for node in sent_bytes:
     for layer in held[node]:
       holders[layer].append(node)
@@ -116,7 +116,7 @@ def copy_secs(
     profile: cost_model.Profile,
     before: Pipelines,
     after: Pipelines,
-    nodes: Collection[int] | None = None,
+    nodes: Collection[base.NodeId] | None = None,
 ) -> float:
   """Returns the time of all copies; 0 if there was no pipeline before.
 
@@ -127,7 +127,7 @@ def copy_secs(
     return 0.0
   if nodes is None:
     nodes = {node for p in (*before, *after) for node in p.nodes}
-  busy_ms: dict[int, float] = {}
+  busy_ms: dict[base.NodeId, float] = {}
   for copy in plan_copies(profile, before, after, nodes):
     copy_ms = profile.transfer_ms(copy.num_bytes)
     for node in (copy.source, copy.destination):  # A copy occupies both ends.
@@ -139,7 +139,7 @@ def assign_nodes(
     profile: cost_model.Profile,
     before: Pipelines,
     partitions: Sequence[Partition],
-    nodes: Sequence[int],
+    nodes: Sequence[base.NodeId],
     *,
     has_replicas: bool,
 ) -> tuple[Pipeline, ...]:
@@ -150,7 +150,7 @@ def assign_nodes(
   """
   num_places = sum(p.num_stages for p in partitions)
   places = placement_lib.make_pipelines(
-      partitions, range(num_places), has_replicas
+      partitions, base.nodes(num_places), has_replicas
   )
   # Whole numbers below 2**53, which floats represent exactly.
   weights = np.array(_state_bytes(profile), float)
@@ -188,8 +188,11 @@ def load_solver() -> Callable[..., Any]:
 
 
 def _match(
-    before: Pipelines, places: Pipelines, nodes: Sequence[int], cost: np.ndarray
-) -> list[frozenset[int]]:
+    before: Pipelines,
+    places: Pipelines,
+    nodes: Sequence[base.NodeId],
+    cost: np.ndarray,
+) -> list[frozenset[base.NodeId]]:
   """Returns, by place, the nodes of the old pipeline that its pipeline follows.
 
   Pairs are matched by the cost of the new pipeline made of the old one's nodes.
@@ -246,15 +249,17 @@ def _state_bytes(profile: cost_model.Profile) -> list[int]:
 
 
 def _count_missing(
-    have: Mapping[int, Layers],
-    nodes: Sequence[int],
-    want: Mapping[int, Layers],
+    have: Mapping[base.NodeId, Layers],
+    nodes: Sequence[base.NodeId],
+    want: Mapping[base.NodeId, Layers],
     weights: np.ndarray,
 ) -> np.ndarray:
   """Returns the weight that each node (row) lacks for each place (column)."""
   has = _as_rows([have.get(node, _NONE) for node in nodes], len(weights))
   # Places are numbered from 0, like nodes.
-  wants = _as_rows([want[place] for place in range(len(want))], len(weights))
+  wants = _as_rows(
+      [want[place] for place in base.nodes(len(want))], len(weights)
+  )
   missing: np.ndarray = (1.0 - has) @ (wants * weights).T
   return missing
 
@@ -268,7 +273,7 @@ def _as_rows(layers: Sequence[Layers], num_layers: int) -> np.ndarray:
 
 
 def _runs(
-    layers: Sequence[int], holders: Sequence[Sequence[int]]
+    layers: Sequence[int], holders: Sequence[Sequence[base.NodeId]]
 ) -> Iterator[tuple[int, int]]:
   """Yields first and last + 1 of consecutive layers with equal holders."""
   start = 0

@@ -26,7 +26,7 @@ from bamboo_jax.recovery import survival as survival_lib
 from bamboo_jax.schedule import failover
 
 Partition = partition_lib.Partition
-Zones = Mapping[int, str]
+Zones = Mapping[base.NodeId, str]
 _Arrangement = tuple[str, ...]  # Zone of each place, then of each spare.
 
 METHODS = ("order", "random", "cluster", "spread")
@@ -62,8 +62,11 @@ class Placer:
     self._spread = functools.cache(self._spread)
 
   def arrange(
-      self, partitions: Sequence[Partition], nodes: Sequence[int], zones: Zones
-  ) -> Sequence[int]:
+      self,
+      partitions: Sequence[Partition],
+      nodes: Sequence[base.NodeId],
+      zones: Zones,
+  ) -> Sequence[base.NodeId]:
     """Returns the node of each place, perhaps followed by nodes without one.
 
     Nodes without a zone count as one zone; if no node has one, they stay in
@@ -78,9 +81,12 @@ class Placer:
     return nodes
 
   def _by_zone(
-      self, partitions: Sequence[Partition], nodes: Sequence[int], zones: Zones
-  ) -> list[int]:
-    by_zone: dict[str, list[int]] = {}
+      self,
+      partitions: Sequence[Partition],
+      nodes: Sequence[base.NodeId],
+      zones: Zones,
+  ) -> list[base.NodeId]:
+    by_zone: dict[str, list[base.NodeId]] = {}
     for node in nodes:
       by_zone.setdefault(zones.get(node, ""), []).append(node)
     groups = sorted(by_zone.items(), key=lambda item: (-len(item[1]), item[0]))
@@ -98,7 +104,7 @@ class Placer:
     """Returns a zone for each place; zones have `sizes` nodes."""
     labels = [zone for zone, size in enumerate(sizes) for _ in range(size)]
     pipelines, _ = place_nodes(
-        {node: str(zone) for node, zone in enumerate(labels)},
+        {node: str(zone) for node, zone in base.by_node(labels)},
         partitions,
         has_replicas=self._has_replicas,
         max_tries=self._max_tries,
@@ -110,11 +116,11 @@ class PlacedPipelines(NamedTuple):
   """Pipelines, one per partition, and the nodes without a place."""
 
   pipelines: tuple[pipelines_lib.Pipeline, ...]
-  spares: tuple[int, ...]
+  spares: tuple[base.NodeId, ...]
 
 
 def place_nodes(
-    zones: Mapping[int, str],
+    zones: Mapping[base.NodeId, str],
     partitions: Sequence[Partition],
     *,
     has_replicas: bool = True,
@@ -142,7 +148,7 @@ def place_nodes(
       zones=tuple(zones.values()),
       partitions=tuple(partitions),
       copies=survival_lib.Copies.of(
-          make_pipelines(partitions, range(num_places), has_replicas)
+          make_pipelines(partitions, base.nodes(num_places), has_replicas)
       ),
   )
   best = search.climb(search.start(), max_tries)
@@ -159,7 +165,9 @@ def place_nodes(
 
 
 def make_pipelines(
-    partitions: Sequence[Partition], nodes: Sequence[int], has_replicas: bool
+    partitions: Sequence[Partition],
+    nodes: Sequence[base.NodeId],
+    has_replicas: bool,
 ) -> tuple[pipelines_lib.Pipeline, ...]:
   """Returns pipelines whose stages `nodes` own, pipeline by pipeline."""
   rest = iter(nodes)
@@ -180,7 +188,7 @@ class _Search:
   copies: survival_lib.Copies
 
   def score(self, arrangement: _Arrangement) -> tuple[int, ...]:
-    return self.copies.survival(dict(enumerate(arrangement))).score
+    return self.copies.survival(dict(base.by_node(arrangement))).score
 
   def bound(self) -> tuple[int, ...]:
     """Returns an upper bound of each part of the score."""

@@ -21,9 +21,9 @@ from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.recovery import shapes as shapes_lib
 
 Pipeline = pipelines_lib.Pipeline
-Nodes = Sequence[int]
+Nodes = Sequence[base.NodeId]
 Pipelines = tuple[Pipeline, ...]
-Zones = Mapping[int, str]
+Zones = Mapping[base.NodeId, str]
 
 
 class Times(Protocol):
@@ -115,7 +115,7 @@ class Planner:
         self._shapes.has_replicas,
     )
 
-  def arrange(self, nodes: Nodes, zones: Zones) -> Sequence[int]:
+  def arrange(self, nodes: Nodes, zones: Zones) -> Sequence[base.NodeId]:
     """Returns the node of each place of `fresh`, then the other nodes."""
     if self._must_fold(len(nodes)):
       return nodes
@@ -165,4 +165,4 @@ class Planner:
 
   def _find_best(self, num_nodes: int) -> float:
     # Whichever nodes: only the number matters.
-    return self.times.step_secs(self.fresh(range(num_nodes), {}))
+    return self.times.step_secs(self.fresh(base.nodes(num_nodes), {}))

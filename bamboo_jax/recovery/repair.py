@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import NamedTuple
 
+from bamboo_jax import base
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.schedule import failover
@@ -37,7 +38,7 @@ def repair(
   for i, pipeline in enumerate(pipelines):
     places = [
         s
-        for s, owner in enumerate(pipeline.roles.owners)
+        for s, owner in base.by_stage(pipeline.roles.owners)
         if (s in pipeline.vacant or owner in state.leaving)
         and find_owner(pipelines, i, s) is not None  # A source of the state.
     ]
@@ -72,10 +73,12 @@ def repair(
   return Repaired(after, repairs)
 
 
-def _fill(pipeline: Pipeline, takers: Mapping[int, int]) -> Pipeline:
+def _fill(
+    pipeline: Pipeline, takers: Mapping[base.StageId, base.NodeId]
+) -> Pipeline:
   """Gives stages to `takers`; drops replicas that are no longer on a shadow."""
   roles = pipeline.roles
-  owners = tuple(takers.get(s, n) for s, n in enumerate(roles.owners))
+  owners = tuple(takers.get(s, n) for s, n in base.by_stage(roles.owners))
   shadows = {
       s: n
       for s, n in roles.shadows.items()
@@ -89,8 +92,8 @@ def _fill(pipeline: Pipeline, takers: Mapping[int, int]) -> Pipeline:
 
 
 def find_owner(
-    pipelines: Sequence[Pipeline], index: int, stage: int
-) -> int | None:
+    pipelines: Sequence[Pipeline], index: int, stage: base.StageId
+) -> base.NodeId | None:
   """Returns the owner of `stage` in a pipeline of the same partition, or None.
 
   Preferably in pipeline `index` itself.

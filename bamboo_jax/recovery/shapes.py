@@ -30,7 +30,7 @@ from bamboo_jax.recovery.oobleck import regroup
 from bamboo_jax.schedule import failover
 
 Pipeline = pipelines_lib.Pipeline
-Nodes = Sequence[int]
+Nodes = Sequence[base.NodeId]
 Partitions = tuple[partition_lib.Partition, ...]
 Pipelines = tuple[Pipeline, ...]
 
@@ -248,7 +248,7 @@ class Grid:
     for partition in self.choices:
       for count in self._counts(num_nodes // partition.num_stages):
         pipelines = placement_lib.make_pipelines(
-            [partition] * count, range(count * partition.num_stages), False
+            [partition] * count, base.nodes(count * partition.num_stages), False
         )
         step_ms = self.predictor.predict(pipelines).total_ms
         found.append((step_ms, -partition.num_stages, (partition,) * count))
@@ -327,7 +327,7 @@ def fold(
   num_stages = partition.num_stages
   count = min(len(nodes), num_stages)
   bounds = [i * num_stages // count for i in range(count + 1)]
-  runs = [range(*ends) for ends in itertools.pairwise(bounds)]
+  runs = [base.stages(*ends) for ends in itertools.pairwise(bounds)]
   wanted = [{l for s in run for l in partition.layers(s)} for run in runs]
   held = moves.held_layers(pipelines)
   missing = np.array(

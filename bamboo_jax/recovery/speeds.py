@@ -14,6 +14,7 @@ Stages start at segments only, so the bits of a run stay the same.
 from collections.abc import Mapping, Sequence
 import dataclasses
 
+from bamboo_jax import base
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
@@ -42,7 +43,9 @@ class Speeds:
         for p in pipelines
     )
 
-  def split(self, pipelines: Pipelines, slow: Mapping[int, float]) -> Pipelines:
+  def split(
+      self, pipelines: Pipelines, slow: Mapping[base.NodeId, float]
+  ) -> Pipelines:
     """Returns pipelines whose slowest stages are as fast as can be.
 
     `slow` has the factor by which passes of a node are longer. A node with two
@@ -51,7 +54,7 @@ class Speeds:
     return tuple(self._split(pipeline, slow) for pipeline in pipelines)
 
   def _split(
-      self, pipeline: pipelines_lib.Pipeline, slow: Mapping[int, float]
+      self, pipeline: pipelines_lib.Pipeline, slow: Mapping[base.NodeId, float]
   ) -> pipelines_lib.Pipeline:
     owners = pipeline.roles.owners
     factors = [slow.get(n, 1.0) * owners.count(n) for n in owners]

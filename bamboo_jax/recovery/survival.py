@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
 import math
 
+from bamboo_jax import base
 from bamboo_jax.plan import pipelines as pipelines_lib
 
 
@@ -74,18 +75,18 @@ class Copies:
     pairs: Owner and shadow of each stage; without a shadow, the owner twice.
   """
 
-  holders: Mapping[frozenset[int], int]
-  pairs: tuple[tuple[int, int], ...]
+  holders: Mapping[frozenset[base.NodeId], int]
+  pairs: tuple[tuple[base.NodeId, base.NodeId], ...]
 
   @classmethod
   def of(cls, pipelines: Sequence[pipelines_lib.Pipeline]) -> "Copies":
     """Returns the copies on owners and shadows of `pipelines`."""
-    holders: list[set[int]] = [
+    holders: list[set[base.NodeId]] = [
         set() for _ in range(pipelines[0].partition.num_layers)
     ]
     pairs = []
     for pipeline in pipelines:
-      for stage, owner in enumerate(pipeline.roles.owners):
+      for stage, owner in base.by_stage(pipeline.roles.owners):
         shadow = pipeline.roles.shadows.get(stage)
         alive = set() if shadow is None else {shadow}
         if stage not in pipeline.vacant:  # Else only a replica.
@@ -95,7 +96,7 @@ class Copies:
           holders[layer] |= alive
     return cls(collections.Counter(map(frozenset, holders)), tuple(pairs))
 
-  def survival(self, zones: Mapping[int, str]) -> Survival:
+  def survival(self, zones: Mapping[base.NodeId, str]) -> Survival:
     """Returns the failures survived; `zones` has all nodes, even idle ones."""
     spread = {
         nodes: collections.Counter(zones[n] for n in nodes)
@@ -126,7 +127,8 @@ class Copies:
 
 
 def find_survival(
-    pipelines: Sequence[pipelines_lib.Pipeline], zones: Mapping[int, str]
+    pipelines: Sequence[pipelines_lib.Pipeline],
+    zones: Mapping[base.NodeId, str],
 ) -> Survival:
   """Returns the failures that `pipelines`, at least one, survive.
 
@@ -138,8 +140,9 @@ def find_survival(
 
 
 def find_ending(
-    held: Iterable[tuple[int, int]], leaving: Collection[int]
-) -> tuple[int, ...]:
+    held: Iterable[tuple[base.NodeId, base.StageId]],
+    leaving: Collection[base.NodeId],
+) -> tuple[base.StageId, ...]:
   """Returns the segments whose copies are all on `leaving` nodes.
 
   `held` has the node and the segment of each copy.

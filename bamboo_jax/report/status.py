@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import registry as registry_lib
@@ -65,7 +66,7 @@ def render(run: StoredRun, *, now_secs: float) -> str:
     lines += [
         f"stage {number}/{stage}: {name(owner)}, shadow "
         f"{name(pipeline.roles.shadows.get(stage))}"
-        for stage, owner in enumerate(pipeline.roles.owners)
+        for stage, owner in base.by_stage(pipeline.roles.owners)
     ]
   others = [m for m in run.registered if m.number not in members]
   lines += [
@@ -90,12 +91,12 @@ class _Names:
   def __init__(self, view: views.View) -> None:
     self._names = {m.number: f"{m.name} ({m.zone})" for m in view.members}
 
-  def __call__(self, number: int | None) -> str:
+  def __call__(self, number: base.NodeId | None) -> str:
     if number is None:
       return "none"
     return self._names.get(number, f"node {number} (gone)")
 
-  def join(self, numbers: Iterable[int]) -> str:
+  def join(self, numbers: Iterable[base.NodeId]) -> str:
     return ", ".join(map(self, sorted(numbers))) or "none"
 
 

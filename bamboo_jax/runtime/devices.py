@@ -22,6 +22,7 @@ from absl import logging
 import jax
 import numpy as np
 
+from bamboo_jax import base
 from bamboo_jax.models import sharding as sharding_lib
 from bamboo_jax.runtime import accelerator
 from bamboo_jax.runtime import allocator
@@ -128,8 +129,8 @@ def _flags() -> str:
 
 
 def place_nodes(
-    nodes: Sequence[int], *, apart: bool = False
-) -> dict[int, jax.Device]:
+    nodes: Sequence[base.NodeId], *, apart: bool = False
+) -> dict[base.NodeId, jax.Device]:
   """Returns the device of each node, assigned round-robin.
 
   With `apart` it is the device used by transfers, see `compute_of`. Raises

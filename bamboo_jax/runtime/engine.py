@@ -27,10 +27,11 @@ from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import instruction as instruction_lib
 
-Owners = Sequence[Sequence[int]]  # By pipeline and stage.
+Owners = Sequence[Sequence[base.NodeId]]  # By pipeline and stage.
 # Owners by stage, and the shares that take this path through the nodes.
-Lines = Sequence[tuple[Sequence[int], Sequence[int]]]
+Lines = Sequence[tuple[Sequence[base.NodeId], Sequence[base.ShareId]]]
 
+StageOnNode = tuple[base.StageId, base.NodeId]
 _empty = functools.partial(dataclasses.field, default_factory=dict)
 
 
@@ -47,10 +48,12 @@ class PhaseResults:
       node.
   """
 
-  tied: dict[tuple[int, int], spec_lib.Accumulator] = _empty()
-  totals: dict[int, dict[places.Place, spec_lib.Accumulator]] = _empty()
-  received: dict[tuple[int, int], spec_lib.Accumulator] = _empty()
-  proposed: dict[tuple[int, int], spec_lib.StageState] = _empty()
+  tied: dict[store_lib.Sum, spec_lib.Accumulator] = _empty()
+  totals: dict[base.StageId, dict[places.Place, spec_lib.Accumulator]] = (
+      _empty()
+  )
+  received: dict[StageOnNode, spec_lib.Accumulator] = _empty()
+  proposed: dict[StageOnNode, spec_lib.StageState] = _empty()
 
 
 class Engine:
@@ -74,8 +77,8 @@ class Engine:
       self,
       specs: Sequence[spec_lib.StageSpec],
       *,
-      owners: Sequence[Sequence[int]],
-      devices: Mapping[int, jax.Device],
+      owners: Sequence[Sequence[base.NodeId]],
+      devices: Mapping[base.NodeId, jax.Device],
       num_shares: int,
       keep: bool = False,
       replicas: upkeep_lib.Protection | None = None,
@@ -95,7 +98,7 @@ class Engine:
     self.specs = tuple(specs)
     self.ties = spec_lib.find_ties(specs)
     self.owners = [tuple(row) for row in owners]
-    self.shadows: list[dict[int, int]] = [{} for _ in owners]
+    self.shadows: list[dict[base.StageId, base.NodeId]] = [{} for _ in owners]
     self.shares = [*batch_split.deal_shares(num_shares, len(owners))]
     self.lines: Lines = [*zip(self.owners, self.shares, strict=True)]
     self.replicas = replicas or upkeep_lib.Protection()
@@ -105,7 +108,7 @@ class Engine:
     self.clock = node_lib.Clock()
     self._keep = keep
     self.mesh = mesh
-    self.nodes: dict[int, node_lib.Node] = {}
+    self.nodes: dict[base.NodeId, node_lib.Node] = {}
     self.devices = dict(devices)
     self.results = PhaseResults()
     self.links = links_lib.Links(
@@ -115,10 +118,10 @@ class Engine:
         find_compute=self.find_compute,
     )
     for row in self.owners:
-      for stage, node in enumerate(row):
+      for stage, node in base.by_stage(row):
         self.load_programs(node, stage)
 
-  def load_programs(self, node: int, stage: int) -> None:
+  def load_programs(self, node: base.NodeId, stage: base.StageId) -> None:
     """Gives a local node the programs of a stage, as owner or replica."""
     device = self.find_compute(node)
     if device is None:
@@ -134,16 +137,16 @@ class Engine:
     programs = self.programs.get(self.specs[stage], device)
     self.nodes[node].programs[stage] = programs
 
-  def find_compute(self, node: int) -> places.Place | None:
+  def find_compute(self, node: base.NodeId) -> places.Place | None:
     """Returns where a node computes; None if in another process."""
     device = self.devices.get(node)
     return None if device is None else devices_lib.compute_of(device, self.mesh)
 
   def set_pipelines(
       self,
-      owners: Sequence[Sequence[int]],
-      shadows: Sequence[Mapping[int, int]],
-      shares: Sequence[Sequence[int]],
+      owners: Sequence[Sequence[base.NodeId]],
+      shadows: Sequence[Mapping[base.StageId, base.NodeId]],
+      shares: Sequence[Sequence[base.ShareId]],
       lines: Lines | None = None,
   ) -> None:
     """Changes the roles in all pipelines.
@@ -157,7 +160,7 @@ class Engine:
     self.lines = lines or [*zip(self.owners, self.shares, strict=True)]
     roles = []
     for row, replicas in zip(self.owners, self.shadows, strict=True):
-      roles += [*enumerate(row), *replicas.items()]
+      roles += [*base.by_stage(row), *replicas.items()]
     for stage, node in roles:
       self.load_programs(node, stage)
     keeps = {(node, stage) for stage, node in roles}
@@ -165,14 +168,14 @@ class Engine:
       for stage in [s for s in node.state if (number, s) not in keeps]:
         del node.state[stage]
 
-  def drain(self, alive: Collection[int]) -> None:
+  def drain(self, alive: Collection[base.NodeId]) -> None:
     """Drops transfers not yet received, and connections to dead nodes.
 
     Numbers of nodes are never reused.
     """
     self.links.drain(alive)
 
-  def kill(self, number: int) -> None:
+  def kill(self, number: base.NodeId) -> None:
     """Deletes a node and its arrays, as its death would."""
     node, results = self.nodes.pop(number), self.results
     received = [
@@ -200,13 +203,13 @@ class Engine:
   def layer_states(self, pipeline: int = 0) -> dict[str, spec_lib.LayerState]:
     """Returns the state of each layer that local owners in `pipeline` hold."""
     layers: dict[str, spec_lib.LayerState] = {}
-    for stage, node in enumerate(self.owners[pipeline]):
+    for stage, node in base.by_stage(self.owners[pipeline]):
       if node in self.nodes:
         layers |= spec_lib.split_layers(self.nodes[node].state[stage])
     return layers
 
   def begin_step(
-      self, step: int, feed: node_lib.FeedFn, *, num_microbatches: int
+      self, step: base.StepId, feed: node_lib.FeedFn, *, num_microbatches: int
   ) -> None:
     """Prepares `step`, with `num_microbatches` in all pipelines together.
 
@@ -232,7 +235,7 @@ class Engine:
     return self._per_share * sum(map(len, self.shares))
 
   def compute(
-      self, order: Iterable[tuple[int, instruction_lib.Instruction]]
+      self, order: Iterable[tuple[base.NodeId, instruction_lib.Instruction]]
   ) -> None:
     """Runs the instructions of local nodes, in the given order."""
     for number, instruction in order:

@@ -18,6 +18,7 @@ from bamboo_jax.runtime.stage import array_store as store_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import links as links_lib
+from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Op = instruction_lib.Op
@@ -96,7 +97,7 @@ class Node:
 
   def __init__(
       self,
-      node: int,
+      node: base.NodeId,
       device: places.Place,
       *,
       links: links_lib.Links,
@@ -106,8 +107,8 @@ class Node:
     """Makes a node that holds no stage yet; see `store.StepArrays`."""
     self.node = node
     self.device = device
-    self.programs: dict[int, programs_lib.StagePrograms] = {}
-    self.state: dict[int, spec_lib.StageState] = {}
+    self.programs: dict[base.StageId, programs_lib.StagePrograms] = {}
+    self.state: dict[base.StageId, spec_lib.StageState] = {}
     self.store = store_lib.StepArrays(sends_host=sends_host)
     self.slow_factor = 1.0
     self._links = links
@@ -118,7 +119,7 @@ class Node:
     self._feed: FeedFn
 
   def begin_step(
-      self, step: int, feed: FeedFn, *, microbatches_per_share: int
+      self, step: base.StepId, feed: FeedFn, *, microbatches_per_share: int
   ) -> None:
     """Drops the arrays of the previous step and prepares `step`."""
     self.store.clear()
@@ -191,7 +192,7 @@ class Node:
     raise AssertionError(instruction)
 
   def evaluate(
-      self, stage: int, inputs: base.PyTree, batch: base.PyTree
+      self, stage: base.StageId, inputs: base.PyTree, batch: base.PyTree
   ) -> base.PyTree:
     """Returns the output of `stage` without dropout.
 
@@ -207,12 +208,14 @@ class Node:
     )
     return outputs
 
-  def with_slots(self, stage: int, memory_kind: str) -> spec_lib.StageState:
+  def with_slots(
+      self, stage: base.StageId, memory_kind: str
+  ) -> spec_lib.StageState:
     """Returns the state of a stage with its slots moved to a kind of memory."""
     state = self.state[stage]
     return state.replace(slots=places.move(state.slots, memory_kind))
 
-  def put_state(self, stage: int, state: spec_lib.StageState) -> None:
+  def put_state(self, stage: base.StageId, state: spec_lib.StageState) -> None:
     """Takes a copy of the state of a stage, from any device."""
     model = self.programs[stage].spec.model.name
     where = places.of_state(self.device, state, model)
@@ -226,7 +229,7 @@ class Node:
     self.state.clear()
     self.store.clear()
 
-  def _cast(self, stage: int) -> spec_lib.StageState:
+  def _cast(self, stage: base.StageId) -> spec_lib.StageState:
     """Returns the state as passes read it, the same for all of a step."""
     copies = self.store.copies
     if stage not in copies:
@@ -236,12 +239,14 @@ class Node:
   def _pass(
       self,
       run: Callable[..., tuple[base.PyTree, ...]],
-      stage: int,
+      stage: base.StageId,
       microbatch: int,
   ) -> tuple[base.PyTree, list[spec_lib.Saved]]:
     """Runs a forward pass, redundant or not, of a microbatch."""
     # None on stage 0.
-    inputs = self.store.activations.get((stage - 1, microbatch))
+    inputs = self.store.activations.get(
+        holdings_lib.input_of((stage, microbatch))
+    )
     self._token, outputs, saved = run(
         self._after(self.programs[stage]),
         self._cast(stage),
@@ -251,7 +256,7 @@ class Node:
     return outputs, saved
 
   def _data(
-      self, stage: int, microbatch: int
+      self, stage: base.StageId, microbatch: int
   ) -> tuple[base.PyTree, jax.Array, jax.Array]:
     keys = self.programs[stage].spec.batch_keys
     batch = self._put_data(dict(self._feed(microbatch, keys))) if keys else {}
@@ -268,7 +273,7 @@ class Node:
     stage, microbatch = instruction.stage, instruction.microbatch
     programs, state = self.programs[stage], self._cast(stage)
     # Numbered over all shares.
-    share = microbatch // self._microbatches_per_share
+    share = base.ShareId(microbatch // self._microbatches_per_share)
     # Popped, as `backward` donates it.
     accumulator = self.store.accumulators.pop((stage, share), None)
     if accumulator is None:
@@ -289,7 +294,7 @@ class Node:
     self.store.accumulators[stage, share] = accumulator
     self.store.accumulated.add((stage, microbatch))
     if stage > 0:
-      self.store.grads[stage - 1, microbatch] = grad_inputs
+      self.store.grads[holdings_lib.input_of((stage, microbatch))] = grad_inputs
     return self._token  # Not the sums: the next pass donates them.
 
   def _send(self, instruction: Instruction, value: base.PyTree) -> base.PyTree:

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from bamboo_jax import base
+
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Channel:
@@ -17,13 +19,13 @@ class Channel:
   """
 
   kind: str
-  nodes: tuple[int, ...]
+  nodes: tuple[base.NodeId, ...]
   key: tuple[str | int, ...] = ()
 
   @property
-  def stage(self) -> int:
+  def stage(self) -> base.StageId:
     """The stage that it belongs to."""
-    return self._index(0)
+    return base.StageId(self._index(0))
 
   @property
   def unit(self) -> int:
@@ -41,7 +43,8 @@ class Channel:
     return f"{self.kind} {ends} {key}"
 
 
-NEVER = (0, 0)  # `Begun.since` of a node that has just joined.
+# `Begun.since` of a node that has just joined.
+NEVER = base.ViewId(0), base.StepId(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Begun:
     waits_for: Nodes from which it waits for values.
   """
 
-  since: tuple[int, int] = NEVER
+  since: tuple[base.ViewId, base.StepId] = NEVER
   channels: tuple[Channel, ...] = ()
   address: str = ""
-  waits_for: tuple[int, ...] = ()
+  waits_for: tuple[base.NodeId, ...] = ()

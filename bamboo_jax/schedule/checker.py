@@ -6,6 +6,7 @@ missing inputs, and microbatches summed out of order.
 
 from collections.abc import Sequence
 
+from bamboo_jax import base
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import lines as lines_lib
@@ -23,7 +24,7 @@ class Checker:
 
   def __init__(
       self,
-      node: int,
+      node: base.NodeId,
       *,
       lines: Sequence[lines_lib.Line],
       holdings: holdings_lib.Holdings,
@@ -43,7 +44,7 @@ class Checker:
             if (stage, m) not in holdings.accumulated
         ]
         for line in lines
-        for stage, owner in enumerate(line.owners)
+        for stage, owner in base.by_stage(line.owners)
         if owner == node
     }
 
@@ -66,7 +67,7 @@ class Checker:
             f"Node {self._node} does not run {missing}; its row has ended."
         )
 
-  def _sums(self, stage: int, microbatch: int) -> list[int] | None:
+  def _sums(self, stage: base.StageId, microbatch: int) -> list[int] | None:
     """Returns the microbatches still to sum on the line of `microbatch`.
 
     None if this node does not sum it.

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 import dataclasses
 
+from bamboo_jax import base
 from bamboo_jax.schedule import instruction as instruction_lib
 
 
@@ -31,7 +32,7 @@ class StageCosts:
   residual_bytes: tuple[int, ...] = ()
   resident_bytes: tuple[int, ...] = ()
   redundant_ms: tuple[float, ...] = ()
-  slow: Mapping[int, float] = dataclasses.field(default_factory=dict)
+  slow: Mapping[base.NodeId, float] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
     stages = len(self.forward_ms)
@@ -57,7 +58,7 @@ class StageCosts:
     return len(self.forward_ms)
 
   def pass_ms(
-      self, pass_: instruction_lib.Instruction, node: int | None = None
+      self, pass_: instruction_lib.Instruction, node: base.NodeId | None = None
   ) -> float:
     """Returns the time of a forward, redundant forward or backward pass.
 

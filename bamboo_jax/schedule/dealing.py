@@ -32,10 +32,12 @@ from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule.scheduling import owed as owed_lib
 
 Line = lines_lib.Line
-Copies = Mapping[int, Collection[int]]  # Stages whose state a node has.
+# Stages whose state a node has.
+Copies = Mapping[base.NodeId, Collection[base.StageId]]
 
+_ByNode = dict[base.NodeId, float]
 # A taker of a share: node, new owners, their owed ms, sum of these.
-_Way = tuple[int, tuple[int, ...], dict[int, float], float]
+_Way = tuple[base.NodeId, tuple[base.NodeId, ...], _ByNode, float]
 _LEAST_GAIN_MS = 1e-6  # Least gain of a move.
 _NUM_PLANS = 12  # Most choices that are planned.
 _FEW_PLACES = 64  # Shares by stages, up to which single moves are tried.
@@ -138,7 +140,7 @@ class _Search:
     """Yields `shares` after each move, and the busiest node's owed time, ms."""
     owed = [self._owed_ms(line.owners, line.microbatches) for line in shares]
     while True:
-      left_ms: dict[int, float] = dict.fromkeys(sorted(self.copies), 0.0)
+      left_ms: _ByNode = dict.fromkeys(sorted(self.copies), 0.0)
       for one in owed:
         for node, ms in one.items():
           left_ms[node] = left_ms.get(node, 0.0) + ms
@@ -165,10 +167,10 @@ class _Search:
 
   def _moves(
       self,
-      giver: int,
+      giver: base.NodeId,
       shares: Sequence[Line],
-      owed: Sequence[Mapping[int, float]],
-      left_ms: Mapping[int, float],
+      owed: Sequence[_ByNode],
+      left_ms: _ByNode,
   ) -> Iterator[tuple[Any, ...]]:
     """Yields moves from a node: price, share, its new owners, their owed ms.
 
@@ -189,7 +191,10 @@ class _Search:
         yield price, index, owners, after
 
   def _find_ways(
-      self, owners: Sequence[int], microbatches: Sequence[int], giver: int
+      self,
+      owners: Sequence[base.NodeId],
+      microbatches: Sequence[int],
+      giver: base.NodeId,
   ) -> Iterator[_Way]:
     """Yields takers of a share's stages: node, new owners, their owed ms, sum.
 
@@ -198,7 +203,7 @@ class _Search:
     summed = self.holdings.get(giver, holdings_lib.NOTHING).accumulated
     free = [
         s
-        for s, owner in enumerate(owners)
+        for s, owner in base.by_stage(owners)
         if owner == giver and not any((s, m) in summed for m in microbatches)
     ]
     for taker, held in self.copies.items():
@@ -217,11 +222,11 @@ class _Search:
         yield taker, after, owed_ms, sum(owed_ms.values())
 
   def _owed_ms(
-      self, owners: Sequence[int], microbatches: Sequence[int]
-  ) -> dict[int, float]:
+      self, owners: Sequence[base.NodeId], microbatches: Sequence[int]
+  ) -> _ByNode:
     """Returns the time in ms that each node owes for microbatches."""
     costs = self.costs
-    left_ms: dict[int, float] = {}
+    left_ms: _ByNode = {}
     owed = owed_lib.find_owed(
         owners=owners,
         microbatches=microbatches,

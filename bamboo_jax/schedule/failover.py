@@ -29,8 +29,10 @@ class Roles:
       always `natural_shadow(owners, stage)`.
   """
 
-  owners: tuple[int, ...]
-  shadows: Mapping[int, int] = dataclasses.field(default_factory=dict)
+  owners: tuple[base.NodeId, ...]
+  shadows: Mapping[base.StageId, base.NodeId] = dataclasses.field(
+      default_factory=dict
+  )
 
   def __post_init__(self) -> None:
     if not self.owners:
@@ -51,13 +53,13 @@ class Roles:
 
   @classmethod
   def initial(
-      cls, owners: Iterable[int], *, has_replicas: bool = True
+      cls, owners: Iterable[base.NodeId], *, has_replicas: bool = True
   ) -> "Roles":
     """Returns roles with a replica of each stage, unless one node owns all."""
     owners = tuple(owners)
     if not has_replicas or len({*owners}) == 1:
       return cls(owners)
-    shadows = ((s, natural_shadow(owners, s)) for s in range(len(owners)))
+    shadows = ((s, natural_shadow(owners, s)) for s in base.stages(len(owners)))
     return cls(owners, {s: node for s, node in shadows if node is not None})
 
   @property
@@ -66,25 +68,27 @@ class Roles:
     return len(self.owners)
 
   @property
-  def nodes(self) -> tuple[int, ...]:
+  def nodes(self) -> tuple[base.NodeId, ...]:
     """Nodes of the pipeline, by their first stage."""
     return tuple(dict.fromkeys(self.owners))
 
-  def stages_of(self, node: int) -> tuple[int, ...]:
+  def stages_of(self, node: base.NodeId) -> tuple[base.StageId, ...]:
     """Returns the stages that `node` owns, ascending."""
-    return tuple(s for s, owner in enumerate(self.owners) if owner == node)
+    return tuple(s for s, owner in base.by_stage(self.owners) if owner == node)
 
-  def replicas_of(self, node: int) -> tuple[int, ...]:
+  def replicas_of(self, node: base.NodeId) -> tuple[base.StageId, ...]:
     """Returns the stages whose shadow is `node`, ascending."""
     return tuple(s for s, shadow in self.shadows.items() if shadow == node)
 
-  def renumbered(self, numbers: Mapping[int, int] | None = None) -> "Roles":
+  def renumbered(
+      self, numbers: Mapping[base.NodeId, base.NodeId] | None = None
+  ) -> "Roles":
     """Returns the roles with node `n` renamed to `numbers[n]`.
 
     By default the nodes of the pipeline are numbered from 0, in order.
     """
     if numbers is None:
-      numbers = {node: i for i, node in enumerate(self.nodes)}
+      numbers = {node: base.NodeId(i) for i, node in enumerate(self.nodes)}
     return Roles(
         tuple(numbers[node] for node in self.owners),
         {stage: numbers[node] for stage, node in self.shadows.items()},
@@ -95,9 +99,9 @@ class Roles:
 class StageCopy:
   """A stage's state to be copied from one node to another."""
 
-  stage: int
-  source: int
-  destination: int
+  stage: base.StageId
+  source: base.NodeId
+  destination: base.NodeId
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,11 +115,13 @@ class Repair:
   """
 
   roles: Roles
-  used: tuple[int, ...]
+  used: tuple[base.NodeId, ...]
   num_replicas: int
 
 
-def natural_shadow(owners: Sequence[int], stage: int) -> int | None:
+def natural_shadow(
+    owners: Sequence[base.NodeId], stage: base.StageId
+) -> base.NodeId | None:
   """Returns the node that should hold the replica of `stage`.
 
   That is the owner of the nearest earlier stage, cyclically, on another node;
@@ -131,13 +137,13 @@ class Survivors(NamedTuple):
   """Roles without the lost nodes, and the holdings of the other nodes."""
 
   roles: Roles
-  holdings: dict[int, holdings_lib.Holdings]
+  holdings: dict[base.NodeId, holdings_lib.Holdings]
 
 
 def fail_over(
     roles: Roles,
-    holdings: Mapping[int, holdings_lib.Holdings],
-    lost: Collection[int],
+    holdings: Mapping[base.NodeId, holdings_lib.Holdings],
+    lost: Collection[base.NodeId],
 ) -> Survivors:
   """Gives the stages of lost nodes to their shadows.
 
@@ -155,7 +161,7 @@ def fail_over(
   """
   gone = tuple(
       s
-      for s, owner in enumerate(roles.owners)
+      for s, owner in base.by_stage(roles.owners)
       if owner in lost and roles.shadows.get(s, owner) in lost
   )
   if gone:
@@ -163,7 +169,7 @@ def fail_over(
   after = Roles(
       tuple(
           roles.shadows[s] if owner in lost else owner
-          for s, owner in enumerate(roles.owners)
+          for s, owner in base.by_stage(roles.owners)
       ),
       {
           s: shadow
@@ -185,13 +191,13 @@ def missing_replicas(roles: Roles) -> tuple[StageCopy, ...]:
   """Returns the copies that give each stage a shadow again."""
   return tuple(
       StageCopy(stage, roles.owners[stage], shadow)
-      for stage in range(roles.num_stages)
+      for stage in base.stages(roles.num_stages)
       if stage not in roles.shadows
       and (shadow := natural_shadow(roles.owners, stage)) is not None
   )
 
 
-def repair(roles: Roles, spares: Sequence[int]) -> Repair:
+def repair(roles: Roles, spares: Sequence[base.NodeId]) -> Repair:
   """Returns the roles after spares relieve nodes that own several stages.
 
   While there are such nodes and spares, the node with most stages gives its
@@ -222,12 +228,11 @@ def repair(roles: Roles, spares: Sequence[int]) -> Repair:
   )
 
 
-def _last_of_longest(owners: Sequence[int]) -> int | None:
+def _last_of_longest(owners: Sequence[base.NodeId]) -> base.StageId | None:
   """Returns the last stage of the node with most stages, the first if tied."""
   num_stages = len(owners)
-  lasts = [
-      s for s in range(num_stages) if owners[s] != owners[s + 1 - num_stages]
-  ]
-  lasts = lasts or [num_stages - 1]
+  stages = base.stages(num_stages)
+  lasts = [s for s in stages if owners[s] != owners[s + 1 - num_stages]]
+  lasts = lasts or [stages[-1]]
   stage = max(lasts, key=lambda s: owners.count(owners[s]))
   return stage if owners.count(owners[stage]) > 1 else None

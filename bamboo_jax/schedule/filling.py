@@ -20,7 +20,9 @@ import itertools
 import statistics
 from typing import NamedTuple
 
+from bamboo_jax import base
 from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import redundancy
@@ -58,7 +60,7 @@ class Filling:
   def find_next(
       self,
       done: Collection[Instruction],
-      activations: Collection[tuple[int, int]],
+      activations: Collection[holdings_lib.Item],
   ) -> Instruction | None:
     """Returns the next pass that is not `done` and whose input is present.
 
@@ -89,11 +91,11 @@ class Filling:
 def plan_filling(
     lazy: timeline_lib.Timeline,
     *,
-    shadows: Mapping[int, int],
+    shadows: Mapping[base.StageId, base.NodeId],
     costs: costs_lib.StageCosts,
     margin: float,
     budget: float = 0.0,
-) -> dict[int, Filling]:
+) -> dict[base.NodeId, Filling]:
   """Returns how each node fills the waits of a whole step.
 
   Args:
@@ -143,11 +145,12 @@ def find_stretch(ratios: Sequence[float]) -> float:
 
 def find_latest_ms(
     timeline: timeline_lib.Timeline,
-) -> dict[tuple[int, Instruction], float]:
+) -> dict[tuple[base.NodeId, Instruction], float]:
   """Returns when each instruction must end at the latest to keep the span."""
   slots = {(slot.node, slot.instruction): slot for slot in timeline.slots}
-  latest_ms: dict[tuple[int, Instruction], float] = {}
-  start_ms: dict[int, float] = {}  # Latest start of the next instruction.
+  latest_ms: dict[tuple[base.NodeId, Instruction], float] = {}
+  # Latest start of the next instruction.
+  start_ms: dict[base.NodeId, float] = {}
   for node, i in reversed(linearize.linearize([timeline])):
     slot = slots[node, i]
     end_ms = start_ms.get(node, timeline.span_ms)
@@ -172,7 +175,7 @@ class Filled(NamedTuple):
   """
 
   after: int
-  stage: int
+  stage: base.StageId
   microbatch: int
   microseconds: int
 
@@ -260,7 +263,7 @@ class StepFilling:
     placed: Predicted effect of the same passes, if they were placed ahead.
   """
 
-  nodes: Mapping[int, Filling]
+  nodes: Mapping[base.NodeId, Filling]
   lazy: Sequence[timeline_lib.Timeline]
   placed: Effect
 
@@ -279,7 +282,7 @@ class StepFilling:
     }
     return instruction_lib.Schedule(rows)
 
-  def find_effect(self, ran: Mapping[int, Ran]) -> Effect | None:
+  def find_effect(self, ran: Mapping[base.NodeId, Ran]) -> Effect | None:
     """Returns cost and protection of the redundant passes in a step that ran.
 
     The rows are played with the measured times of passes, with the redundant
@@ -304,7 +307,7 @@ class StepFilling:
 
 
 def _find_durations(
-    timeline: timeline_lib.Timeline, ran: Mapping[int, Ran]
+    timeline: timeline_lib.Timeline, ran: Mapping[base.NodeId, Ran]
 ) -> dict[Instruction, float] | None:
   """Returns times of passes as measured and of receives as planned, in ms."""
   found = {
@@ -325,7 +328,7 @@ def _find_durations(
 
 
 def _replay(
-    rows: Mapping[int, Sequence[Instruction]],
+    rows: Mapping[base.NodeId, Sequence[Instruction]],
     durations_ms: Mapping[Instruction, float],
 ) -> timeline_lib.Timeline:
   """Returns the timeline of rows that have run.
@@ -335,8 +338,8 @@ def _replay(
   left = {node: iter(row) for node, row in rows.items()}
   free_ms, slots = dict.fromkeys(rows, 0.0), []
   sent_ms: dict[instruction_lib.Transfer, float] = {}
-  waiting: dict[instruction_lib.Transfer, tuple[int, Instruction]] = {}
-  moving: list[tuple[int, Instruction | None]]
+  waiting: dict[instruction_lib.Transfer, tuple[base.NodeId, Instruction]] = {}
+  moving: list[tuple[base.NodeId, Instruction | None]]
   moving = [(node, None) for node in rows]
   while moving:
     node, receive = moving.pop()

@@ -9,6 +9,7 @@ passes, whose input and output are on the device only while they run.
 
 from collections.abc import Collection
 
+from bamboo_jax import base
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -36,7 +37,7 @@ _MAKES = {
 def peak_bytes(
     row: instruction_lib.Row,
     *,
-    owned: Collection[int],
+    owned: Collection[base.StageId],
     costs: costs_lib.StageCosts,
     holdings: holdings_lib.Holdings,
 ) -> int:

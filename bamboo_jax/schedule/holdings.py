@@ -7,9 +7,16 @@ rest of a step needs only the holdings of the survivors.
 from collections.abc import Collection, Iterable, Sequence
 import dataclasses
 
+from bamboo_jax import base
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Op = instruction_lib.Op
+Item = tuple[base.StageId, int]  # Stage, microbatch.
+
+
+def input_of(item: Item) -> Item:
+  """Returns the same microbatch on the stage before."""
+  return base.StageId(item[0] - 1), item[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,13 +34,16 @@ class Holdings:
     accumulated: Backward passes whose gradients are in this node's accumulator.
   """
 
-  activations: frozenset[tuple[int, int]] = frozenset()
-  gradients: frozenset[tuple[int, int]] = frozenset()
-  residuals: frozenset[tuple[int, int]] = frozenset()
-  accumulated: frozenset[tuple[int, int]] = frozenset()
+  activations: frozenset[Item] = frozenset()
+  gradients: frozenset[Item] = frozenset()
+  residuals: frozenset[Item] = frozenset()
+  accumulated: frozenset[Item] = frozenset()
 
   def limited(
-      self, *, residuals: Collection[int], accumulated: Collection[int]
+      self,
+      *,
+      residuals: Collection[base.StageId],
+      accumulated: Collection[base.StageId],
   ) -> "Holdings":
     """Returns the holdings with residuals and sums of the given stages only."""
     return dataclasses.replace(
@@ -82,7 +92,7 @@ class HoldingsLedger:
         self.residuals.discard((stage, microbatch))
         self.accumulated.add((stage, microbatch))
         if stage > 0:
-          self.gradients.add((stage - 1, microbatch))
+          self.gradients.add(input_of((stage, microbatch)))
       case Op.RECV_ACTIVATION:
         self.activations.add((stage, microbatch))
       case Op.RECV_GRAD:

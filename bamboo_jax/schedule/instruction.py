@@ -14,6 +14,8 @@ import dataclasses
 import enum
 from typing import Literal
 
+from bamboo_jax import base
+
 
 class Op(enum.Enum):
   """What an instruction does; the values are the mnemonics in tables."""
@@ -47,10 +49,10 @@ class Instruction:
     microbatch: Index in the global batch of the step.
   """
 
-  stage: int
+  stage: base.StageId
   op: Op
   microbatch: int
-  peer: int | None = None
+  peer: base.NodeId | None = None
 
   def __post_init__(self) -> None:
     if (self.peer is None) == (self.op in TRANSFERS):
@@ -74,7 +76,7 @@ class Instruction:
     """Whether it needs a peer, unlike a pass."""
     return self.op in TRANSFERS
 
-  def transfer(self, node: int) -> "Transfer":
+  def transfer(self, node: base.NodeId) -> "Transfer":
     """Returns the transfer that has this instruction of `node` as an end."""
     assert self.peer is not None, f"{self} is no transfer"
     is_activation = self.op in (Op.SEND_ACTIVATION, Op.RECV_ACTIVATION)
@@ -97,10 +99,10 @@ class Transfer:
   """
 
   kind: Literal["A", "G"]
-  stage: int
+  stage: base.StageId
   microbatch: int
-  source: int
-  destination: int
+  source: base.NodeId
+  destination: base.NodeId
 
   def __post_init__(self) -> None:
     if self.source == self.destination:
@@ -131,7 +133,7 @@ class Schedule:
   GPU.
   """
 
-  rows: Mapping[int, Row]
+  rows: Mapping[base.NodeId, Row]
 
   def __str__(self) -> str:
     return "\n".join(

@@ -9,13 +9,14 @@ node 1  0RA0<0 1F0 1B0 0SG0>0 ...               their planned end
 from collections.abc import Sequence
 import heapq
 
+from bamboo_jax import base
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 
 
 def linearize(
     timelines: Sequence[timeline_lib.Timeline],
-) -> tuple[tuple[int, instruction_lib.Instruction], ...]:
+) -> tuple[tuple[base.NodeId, instruction_lib.Instruction], ...]:
   """Returns the instructions of all pipelines as (node, instruction).
 
   Rows keep their order, and a send precedes its receive. Instructions are
@@ -24,7 +25,7 @@ def linearize(
   sends, receives; then the lowest node. A node is in one of `timelines` only
   (one per pipeline).
   """
-  rows: dict[int, Sequence[timeline_lib.Slot]] = {}
+  rows: dict[base.NodeId, Sequence[timeline_lib.Slot]] = {}
   for timeline in timelines:
     if both := timeline.rows.keys() & rows.keys():
       raise ValueError(f"Nodes {sorted(both)} are in two timelines.")
@@ -32,9 +33,9 @@ def linearize(
   heads = dict.fromkeys(rows, 0)
   sent = set()  # Transfers sent but not received.
   waiting = {}  # Nodes blocked in a receive, by transfer.
-  heap: list[tuple[float, int, int]] = []
+  heap: list[tuple[float, int, base.NodeId]] = []
 
-  def push(node: int) -> None:
+  def push(node: base.NodeId) -> None:
     if heads[node] == len(rows[node]):
       return
     slot = rows[node][heads[node]]

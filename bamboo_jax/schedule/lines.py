@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import itertools
 
+from bamboo_jax import base
 from bamboo_jax.schedule import holdings as holdings_lib
 
 
@@ -34,7 +35,7 @@ class Line:
     pipeline: Index of the pipeline.
   """
 
-  owners: Sequence[int]
+  owners: Sequence[base.NodeId]
   microbatches: Sequence[int]
   in_flight: Sequence[int] | None = None
   pipeline: int = 0
@@ -61,4 +62,4 @@ class Line:
       )
 
 
-Holdings = Mapping[int, holdings_lib.Holdings]
+Holdings = Mapping[base.NodeId, holdings_lib.Holdings]

@@ -118,7 +118,7 @@ def find_coverage(
   result is the quotient of expected numbers: 0 without redundant forward
   passes, 1 if each were done as early as the original.
   """
-  done_ms: dict[Op, dict[tuple[int, int], float]] = {
+  done_ms: dict[Op, dict[tuple[base.StageId, int], float]] = {
       Op.FORWARD: {},
       Op.REDUNDANT_FORWARD: {},
   }
@@ -135,7 +135,7 @@ def find_coverage(
   return kept_ms / lost_ms if lost_ms else 0.0
 
 
-def kept_bytes(schedule: Schedule, costs: StageCosts) -> dict[int, int]:
+def kept_bytes(schedule: Schedule, costs: StageCosts) -> dict[base.NodeId, int]:
   """Returns the bytes that each node keeps for a failover until the commit.
 
   These are activations and gradients that it sends, and residuals and outputs

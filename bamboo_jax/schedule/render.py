@@ -1,5 +1,6 @@
 """Draws a timeline as text, one line per node."""
 
+from bamboo_jax import base
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 
@@ -41,7 +42,7 @@ def render_grid(
 
 
 def _num_columns(
-    rows: dict[int, list[timeline_lib.Slot]], span_ms: float, limit: int
+    rows: dict[base.NodeId, list[timeline_lib.Slot]], span_ms: float, limit: int
 ) -> int:
   """Returns the width at which all labels fit, or `limit`."""
   wanted = 1.0

@@ -13,6 +13,7 @@ of instructions. For two stages and two microbatches:
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from bamboo_jax import base
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import lines as lines_lib
@@ -32,7 +33,7 @@ def plan_rows(
     *,
     costs: costs_lib.StageCosts,
     holdings: lines_lib.Holdings | None = None,
-    shadows: Mapping[int, int] | None = None,
+    shadows: Mapping[base.StageId, base.NodeId] | None = None,
     redundant: Collection[int] | None = None,
 ) -> instruction_lib.Schedule:
   """Returns rows that finish the step of all lines, usually of one.

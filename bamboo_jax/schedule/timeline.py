@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 
+from bamboo_jax import base
 from bamboo_jax.schedule import checker
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import footprint
@@ -35,7 +36,7 @@ class Slot:
   Both ends of a transfer start at the same time; a send ends at once.
   """
 
-  node: int
+  node: base.NodeId
   instruction: Instruction
   start_ms: float
   end_ms: float
@@ -53,18 +54,18 @@ class Timeline:
 
   slots: tuple[Slot, ...]
   span_ms: float
-  peak_bytes: Mapping[int, int]
+  peak_bytes: Mapping[base.NodeId, int]
 
   @functools.cached_property
-  def rows(self) -> Mapping[int, Sequence[Slot]]:
+  def rows(self) -> Mapping[base.NodeId, Sequence[Slot]]:
     """The slots of each node, in order."""
-    rows: dict[int, list[Slot]] = {node: [] for node in self.peak_bytes}
+    rows: dict[base.NodeId, list[Slot]] = {node: [] for node in self.peak_bytes}
     for slot in self.slots:
       rows[slot.node].append(slot)
     return rows
 
   @property
-  def bubbles(self) -> dict[int, float]:
+  def bubbles(self) -> dict[base.NodeId, float]:
     """Fraction of `span_ms` in which a node runs no pass, by node."""
     return {node: self._bubble(row) for node, row in self.rows.items()}
 
@@ -89,14 +90,16 @@ class Timeline:
       other = dataclasses.replace(
           i,
           microbatch=i.microbatch + add_microbatches,
-          peer=None if i.peer is None else i.peer + add_nodes,
+          peer=None if i.peer is None else base.NodeId(i.peer + add_nodes),
       )
-      node = slot.node + add_nodes
+      node = base.NodeId(slot.node + add_nodes)
       slots.append(Slot(node, other, slot.start_ms, slot.end_ms))
     return Timeline(
         slots=tuple(slots),
         span_ms=self.span_ms,
-        peak_bytes={n + add_nodes: b for n, b in self.peak_bytes.items()},
+        peak_bytes={
+            base.NodeId(n + add_nodes): b for n, b in self.peak_bytes.items()
+        },
     )
 
   def _bubble(self, row: Sequence[Slot]) -> float:
@@ -122,9 +125,9 @@ def play(
       of order, a transfer has one end only, or there is a deadlock.
   """
   holdings = holdings or {}
-  owned: dict[int, set[int]] = {}
+  owned: dict[base.NodeId, set[base.StageId]] = {}
   for line in lines:
-    for stage, node in enumerate(line.owners):
+    for stage, node in base.by_stage(line.owners):
       owned.setdefault(node, set()).add(stage)
   checkers = {
       node: checker.Checker(
@@ -159,17 +162,18 @@ def span_ms(
 
 
 def _walk(
-    rows: Mapping[int, instruction_lib.Row],
+    rows: Mapping[base.NodeId, instruction_lib.Row],
     costs: costs_lib.StageCosts,
-    checkers: Mapping[int, checker.Checker] | None = None,
-) -> tuple[dict[int, float], dict[int, list[Slot]]]:
+    checkers: Mapping[base.NodeId, checker.Checker] | None = None,
+) -> tuple[dict[base.NodeId, float], dict[base.NodeId, list[Slot]]]:
   """Returns the end of each row, ms, and with `checkers` all slots by node."""
   left = {node: iter(row) for node, row in rows.items()}
   free_ms = dict.fromkeys(rows, 0.0)
-  waiting: dict[int, Instruction] = {}  # Transfer a node waits in, by node.
-  slots: dict[int, list[Slot]] = {node: [] for node in rows}
+  # Transfer a node waits in, by node.
+  waiting: dict[base.NodeId, Instruction] = {}
+  slots: dict[base.NodeId, list[Slot]] = {node: [] for node in rows}
 
-  def run(node: int, i: Instruction, start_ms: float) -> None:
+  def run(node: base.NodeId, i: Instruction, start_ms: float) -> None:
     if checkers:
       checkers[node].run(i)
     if i.is_receive:
@@ -205,7 +209,8 @@ def _walk(
 
 
 def _explain_waits(
-    waiting: Mapping[int, Instruction], left: Mapping[int, list[Instruction]]
+    waiting: Mapping[base.NodeId, Instruction],
+    left: Mapping[base.NodeId, list[Instruction]],
 ) -> ScheduleError:
   """Returns the error that names the nodes in a deadlock."""
   for node, i in waiting.items():
@@ -223,7 +228,7 @@ def _explain_waits(
   return ScheduleError(f"Deadlock, nodes wait for each other: {waits}.")
 
 
-def _are_ends(node: int, i: Instruction, other: Instruction) -> bool:
+def _are_ends(node: base.NodeId, i: Instruction, other: Instruction) -> bool:
   """Whether `other`, of node `i.peer`, is the other end of `i`, of `node`."""
   return (
       other.peer == node

@@ -15,6 +15,7 @@ input is the batch.
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from bamboo_jax import base
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -31,7 +32,7 @@ def fill_waits(
     schedule: instruction_lib.Schedule,
     timeline: timeline_lib.Timeline,
     *,
-    shadows: Mapping[int, int],
+    shadows: Mapping[base.StageId, base.NodeId],
     microbatches: Sequence[int],
     costs: costs_lib.StageCosts,
     margin: float = 0.0,

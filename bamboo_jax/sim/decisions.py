@@ -11,6 +11,7 @@ import dataclasses
 import functools
 from typing import Any, NamedTuple
 
+from bamboo_jax import base
 from bamboo_jax.recovery import decide
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import planner as planner_lib
@@ -58,7 +59,7 @@ class PlacedDecision:
 
   decision: ladder_lib.Decision
   places: Places
-  numbers: tuple[int, ...]
+  numbers: tuple[base.NodeId, ...]
   delay: times_lib.Delay
 
 
@@ -66,7 +67,7 @@ class Numbered(NamedTuple):
   """Places, and for each the number that its node had before."""
 
   places: Places
-  numbers: tuple[int, ...]
+  numbers: tuple[base.NodeId, ...]
 
 
 class Decider:
@@ -93,7 +94,7 @@ class Decider:
       change: Change,
       *,
       when: str,
-      find_zones: Callable[[], Mapping[int, str]],
+      find_zones: Callable[[], Mapping[base.NodeId, str]],
   ) -> PlacedDecision:
     """Returns the answer to a change.
 
@@ -132,7 +133,7 @@ class Decider:
     return PlacedDecision(decision, *self._find_places(decision.state), delay)
 
   def _heed_zones(
-      self, answer: PlacedDecision, zones: Mapping[int, str]
+      self, answer: PlacedDecision, zones: Mapping[base.NodeId, str]
   ) -> PlacedDecision:
     """Assigns the places of new pipelines to nodes by their zones."""
     nodes = sorted(answer.numbers)
@@ -144,7 +145,7 @@ class Decider:
     owners = {n: None for p in state.pipelines for n in p.roles.owners}
     # A node that has handed a stage over is a spare, in a vacant place.
     numbers = tuple({**owners, **dict.fromkeys(state.spares)})
-    number = {node: i for i, node in enumerate(numbers)}
+    number = {node: i for i, node in base.by_node(numbers)}
     leaving = frozenset(number[n] for n in state.leaving if n in number)
     shapes = tuple(p.shape for p in state.pipelines)
     spares = tuple(number[n] for n in state.spares)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 from typing import NamedTuple
 
+from bamboo_jax import base
 from bamboo_jax.traces import trace as trace_lib
 
 
@@ -48,26 +49,27 @@ class NodeRoster:
     added = filter(self._is_live, added)
     return News(tuple(added), tuple(lost), tuple(noticed))
 
-  def seat(self, nodes: Iterable[LiveNode]) -> tuple[int, ...]:
+  def seat(self, nodes: Iterable[LiveNode]) -> tuple[base.NodeId, ...]:
     """Gives the next places to the nodes that are still alive; returns them."""
     first = len(self._places)
     self._places += filter(self._is_live, nodes)
-    return tuple(range(first, len(self._places)))
+    return tuple(base.nodes(first, len(self._places)))
 
-  def find(self, nodes: Iterable[LiveNode]) -> frozenset[int]:
+  def find(self, nodes: Iterable[LiveNode]) -> frozenset[base.NodeId]:
     """Returns the places of the nodes that have one."""
     places = self._places
-    return frozenset([places.index(node) for node in nodes if node in places])
+    found = [places.index(node) for node in nodes if node in places]
+    return frozenset(map(base.NodeId, found))
 
-  def rearrange(self, numbers: Sequence[int]) -> None:
+  def rearrange(self, numbers: Sequence[base.NodeId]) -> None:
     """Permutes the places: place i gets the node of place `numbers[i]`."""
     self._places = [self._places[number] for number in numbers]
 
-  def zones(self) -> Mapping[int, str]:
+  def zones(self) -> Mapping[base.NodeId, str]:
     """Returns the zone of the node at each place."""
-    return {i: trace_lib.zone_of(n.name) for i, n in enumerate(self._places)}
+    return {i: trace_lib.zone_of(n.name) for i, n in base.by_node(self._places)}
 
-  def names(self, places: Iterable[int]) -> tuple[str, ...]:
+  def names(self, places: Iterable[base.NodeId]) -> tuple[str, ...]:
     """Returns the names of the nodes at some places."""
     return tuple(self._places[place].name for place in places)
 

@@ -235,15 +235,15 @@ class ProfileSpeed:
     """
     num_stages = partition.num_stages
     halves = range(1, 2 * _NUM_VICTIMS, 2)  # The middles of equal parts.
-    victims = {half * num_stages // (2 * _NUM_VICTIMS) for half in halves}
+    victims = (half * num_stages // (2 * _NUM_VICTIMS) for half in halves)
     pauses_ms = pauses_lib.predict_pauses(
         self._plan(partition, count).timeline,
-        roles=self._redundant.initial(range(num_stages)),
+        roles=self._redundant.initial(base.nodes(num_stages)),
         microbatches=range(count),
         costs=self.predictor.redundant_costs(partition, count),
         in_flight=scheduler.one_f_one_b_bounds(num_stages),
         num_times=_NUM_DEATH_TIMES,
-        victims=sorted(victims),
+        victims=sorted({*map(base.NodeId, victims)}),
         num_pipelines=num_pipelines,
     )
     return sum(pauses_ms) / len(pauses_ms)
@@ -252,7 +252,7 @@ class ProfileSpeed:
       self, partition: Partition, count: int
   ) -> redundancy.RedundancyPlan:
     """Returns the rows of a whole pipeline."""
-    roles = self._redundant.initial(range(partition.num_stages))
+    roles = self._redundant.initial(base.nodes(partition.num_stages))
     return self.predictor.plan(partition, count, roles)
 
 

@@ -14,6 +14,7 @@ import os
 import pathlib
 from typing import Any, Protocol
 
+from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import pipelines as pipelines_lib
@@ -186,7 +187,7 @@ class PipelineTimes:
       self,
       before: Pipelines,
       after: Pipelines,
-      live: Sequence[int] | None = None,
+      live: Sequence[base.NodeId] | None = None,
   ) -> float:
     if self._profile is None:
       return 0.0

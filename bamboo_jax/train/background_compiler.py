@@ -39,7 +39,7 @@ class BackgroundCompiler:
     self._thread = futures.ThreadPoolExecutor(1, "compiler")
     self._last: futures.Future[None] = futures.Future()
     self._last.set_result(None)
-    self._asked = self._ready = 0
+    self._asked = self._ready = base.ViewId(0)
     self._error: Exception | None = None
     self._is_closed = False
     self._hurry = threading.Event()
@@ -76,7 +76,7 @@ class BackgroundCompiler:
     self._hurry.set()
     self._thread.shutdown(cancel_futures=True)
 
-  def newest_ready(self) -> int:
+  def newest_ready(self) -> base.ViewId:
     """Returns the newest view whose programs are compiled, by its number.
 
     Starts to compile for a newer view. Raises `base.CompilationError` if a job
@@ -96,7 +96,7 @@ class BackgroundCompiler:
     """Compiles the roles of a view; blocks."""
     self._prepare(view.number, self._find_jobs(view))
 
-  def prepare_nodes(self, alive: Collection[int]) -> None:
+  def prepare_nodes(self, alive: Collection[base.NodeId]) -> None:
     """Compiles the roles of local nodes in a run with nodes `alive`; blocks.
 
     A local node without a role may get any role once more nodes join, so it
@@ -139,7 +139,7 @@ class BackgroundCompiler:
         more=self._executor.jobs,
     )
 
-  def _prepare(self, view: int, jobs: list[Callable[[], Any]]) -> None:
+  def _prepare(self, view: base.ViewId, jobs: list[Callable[[], Any]]) -> None:
     self._call(jobs)
     self._ready = max(view, self._ready)
 

@@ -5,6 +5,7 @@ import dataclasses
 import time
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.runtime import executor as executor_lib
@@ -45,7 +46,7 @@ class Environment:
   director: cohort_lib.FaultInjector | None = None
   progress: progress_lib.ProgressLine | None = None
   prefetches: bool = False
-  check_fence: Callable[[int], None] = lambda epoch: None
+  check_fence: Callable[[base.ViewId], None] = lambda epoch: None
   stops: Callable[[], bool] = lambda: False
   callbacks: Sequence[Callback] = ()
   started_secs: float = dataclasses.field(default_factory=time.perf_counter)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
+from bamboo_jax import base
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.train.members import cohort as cohort_lib
@@ -17,7 +18,7 @@ from bamboo_jax.train.setup import job as job_lib
 
 
 def run(
-    job: job_lib.Job, cohort: cohort_lib.Cohort, *, step: int
+    job: job_lib.Job, cohort: cohort_lib.Cohort, *, step: base.StepId
 ) -> dict[str, float]:
   """Returns the mean "loss" in nats, and "accuracy" if the model has one.
 
@@ -59,7 +60,7 @@ def evaluate(
   )
   for index, batch in enumerate(microbatches):
     row, value = engine.owners[index % len(engine.owners)], None
-    for stage, node in enumerate(row):
+    for stage, node in base.by_stage(row):
       if node not in nodes:
         continue
       check()

@@ -127,7 +127,7 @@ def _make_local(config: config_lib.Config, faults: str | None) -> _Local:
   num_late = sum(fault.kind == "join" for fault in due)
   apart = use_devices(config, num_nodes + num_late)
   # If all die, the same number of new nodes joins and shares the devices.
-  numbers = range((num_nodes + num_late) * (1 + len(due)))
+  numbers = base.nodes((num_nodes + num_late) * (1 + len(due)))
   devices = devices_lib.place_nodes(numbers, apart=apart)
   job = job_lib.make_job(config, devices=devices)
   cohort = local_cohort.LocalCohort(num_nodes, seed=config.seed)
@@ -140,7 +140,7 @@ def train_in_cluster(
     *,
     workdir: str,
     name: str,
-    number: int,
+    number: base.NodeId,
     stamp: str,
     host: str,
     identity: identity_lib.Identity,
@@ -203,14 +203,14 @@ class _Joined(NamedTuple):
   exits: cluster_cohort.Exits
   transport: transport_lib.Transport
   collectives: executor_lib.Collectives | None
-  devices: Mapping[int, jax.Device]
+  devices: Mapping[base.NodeId, jax.Device]
 
 
 def _join(
     config: config_lib.Config,
     agent: socket.socket,
     *,
-    number: int,
+    number: base.NodeId,
     stamp: str,
     host: str,
     identity: identity_lib.Identity,

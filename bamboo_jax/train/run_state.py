@@ -36,8 +36,8 @@ class Statuses:
   `silent_secs`: how long lost nodes had been silent, see `Cohort.silent_secs`.
   """
 
-  by_node: Mapping[int, agreement_lib.Status]
-  silent_secs: Mapping[int, float]
+  by_node: Mapping[base.NodeId, agreement_lib.Status]
+  silent_secs: Mapping[base.NodeId, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Restored:
   """
 
   is_damaged: bool
-  saved: tuple[int, ...]
+  saved: tuple[base.StepId, ...]
 
 
 @dataclasses.dataclass(eq=False)
@@ -76,15 +76,17 @@ class RunState:
   transfer: state_transfer.StateTransfer
   rules: assignment.RecoveryRules
   writer: writer_lib.Writer
-  steps: int = -1
+  steps: base.StepId = base.StepId(-1)
   version: int = -1
   rollbacks: int = 0
   layout: layout_lib.Layout = layout_lib.Layout()
   rung: str = "none"
-  damaged: tuple[int, ...] = ()
-  slow: Mapping[int, float] = dataclasses.field(default_factory=dict)
+  damaged: tuple[base.StepId, ...] = ()
+  slow: Mapping[base.NodeId, float] = dataclasses.field(default_factory=dict)
   named: tuple[slowness.Named, ...] = ()
-  _settled: tuple[int, layout_lib.Layout, Mapping[int, float]] | None = None
+  _settled: (
+      tuple[base.ViewId, layout_lib.Layout, Mapping[base.NodeId, float]] | None
+  ) = None
 
   @property
   def is_writer(self) -> bool:
@@ -113,7 +115,7 @@ class RunState:
     return min(live, default=None) in self.cohort.hosted
 
   @property
-  def spares(self) -> frozenset[int]:
+  def spares(self) -> frozenset[base.NodeId]:
     """Live nodes without a role."""
     return self.cohort.view.numbers - self.layout.nodes
 
@@ -124,7 +126,7 @@ class RunState:
     """
     restored = None
     while restored is None:
-      steps = max(self.writer.steps(), default=0)
+      steps = max(self.writer.steps(), default=base.StepId(0))
       try:
         restored = self._restore(steps, layout)
       except base.DamagedCheckpointError:  # Set aside, with a warning.
@@ -138,7 +140,7 @@ class RunState:
 
   def statuses(
       self,
-      holdings: Mapping[int, holdings_lib.Holdings],
+      holdings: Mapping[base.NodeId, holdings_lib.Holdings],
       *,
       since_secs: float,
   ) -> Statuses:
@@ -228,12 +230,12 @@ class RunState:
     seen = cohort.gather("waiting", cohort.newest.number)
     cohort.adopt(min(seen.values()))
 
-  def plan(self, alive: Collection[int]) -> assignment.LayoutChange:
+  def plan(self, alive: Collection[base.NodeId]) -> assignment.LayoutChange:
     """Returns the change between two steps if nodes `alive` were members."""
     return self._plan(self.cohort.newest, {*alive, *self.layout.nodes})
 
   def _plan(
-      self, view: views.View, nodes: Collection[int]
+      self, view: views.View, nodes: Collection[base.NodeId]
   ) -> assignment.LayoutChange:
     zones = cohort_lib.zones_of(view)
     return self.rules.improve(
@@ -271,7 +273,10 @@ class RunState:
     return True
 
   def carry_out(
-      self, change: assignment.LayoutChange, *, restored: int = 0
+      self,
+      change: assignment.LayoutChange,
+      *,
+      restored: base.StepId = base.StepId(0),  # noqa: B008
   ) -> None:
     """Changes the layout on all members, in two phases; blocks.
 
@@ -295,14 +300,14 @@ class RunState:
     self.set_layout(change.layout)
 
   def _restore_common(
-      self, steps: int, layout: layout_lib.Layout
-  ) -> tuple[int, dict[tuple[int, int], spec_lib.StageState]]:
+      self, steps: base.StepId, layout: layout_lib.Layout
+  ) -> tuple[base.StepId, dict[state_transfer.NodeStage, spec_lib.StageState]]:
     """Returns the newest step up to `steps` that all can read, and its state.
 
     Blocks until all members call it. Each reads only the state of its nodes.
     """
     while True:
-      states: dict[tuple[int, int], spec_lib.StageState] = {}
+      states: dict[state_transfer.NodeStage, spec_lib.StageState] = {}
       is_damaged = False
       try:
         states = self._restore(steps, layout)
@@ -320,12 +325,12 @@ class RunState:
       )
 
   def _restore(
-      self, steps: int, layout: layout_lib.Layout
-  ) -> dict[tuple[int, int], spec_lib.StageState]:
+      self, steps: base.StepId, layout: layout_lib.Layout
+  ) -> dict[state_transfer.NodeStage, spec_lib.StageState]:
     """Returns the state of local nodes in a layout, by node and stage."""
     needed = set()
     for roles in layout.roles:
-      held = [*enumerate(roles.owners), *roles.shadows.items()]
+      held = [*base.by_stage(roles.owners), *roles.shadows.items()]
       needed |= {(n, s) for s, n in held if n in self.cohort.hosted}
     names = {
         stage: [layer.name for layer in self.engine.specs[stage].layers]

@@ -8,11 +8,14 @@ from collections.abc import Iterable, Mapping
 
 import jax
 
+from bamboo_jax import base
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import failover
 from bamboo_jax.train.members import cohort as cohort_lib
+
+NodeStage = tuple[base.NodeId, base.StageId]
 
 
 class StateTransfer:
@@ -29,7 +32,7 @@ class StateTransfer:
   ) -> None:
     self._engine = engine
     self._cohort = cohort
-    self._fetched: dict[tuple[int, int], spec_lib.StageState] = {}
+    self._fetched: dict[NodeStage, spec_lib.StageState] = {}
     self.fetched_for = -1
 
   @property
@@ -60,7 +63,7 @@ class StateTransfer:
 
   def keep(
       self,
-      states: Mapping[tuple[int, int], spec_lib.StageState],
+      states: Mapping[NodeStage, spec_lib.StageState],
       *,
       version: int,
   ) -> None:
@@ -79,7 +82,9 @@ class StateTransfer:
     """Drops fetched state, for a change of the layout that was discarded."""
     self._fetched, self.fetched_for = {}, -1
 
-  def put(self, node: int, stage: int, state: spec_lib.StageState) -> None:
+  def put(
+      self, node: base.NodeId, stage: base.StageId, state: spec_lib.StageState
+  ) -> None:
     """Sets the state of a stage on a local node."""
     self._engine.load_programs(node, stage)
     self._engine.nodes[node].put_state(stage, state)

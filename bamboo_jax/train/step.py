@@ -18,6 +18,7 @@ import dataclasses
 import time
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.checkpoint import parts
@@ -69,20 +70,24 @@ class Vote:
     nodes: Times of its nodes in the step; empty if passes are not measured.
   """
 
-  seen: int
+  seen: base.ViewId
   ready: int = -1
   passes: account_lib.NodeTime = account_lib.NodeTime()
   span_secs: float = 0.0
-  sums_secs: Mapping[int, float] = dataclasses.field(default_factory=dict)
-  owed: Mapping[int, tuple[float, float]] = dataclasses.field(
+  sums_secs: Mapping[base.StageId, float] = dataclasses.field(
       default_factory=dict
   )
-  ran: Mapping[int, filling_lib.Ran] = dataclasses.field(default_factory=dict)
+  owed: Mapping[base.ViewId, tuple[float, float]] = dataclasses.field(
+      default_factory=dict
+  )
+  ran: Mapping[base.NodeId, filling_lib.Ran] = dataclasses.field(
+      default_factory=dict
+  )
   prints: replicas.Prints | None = None
   nonfinite: str = ""
   save: parts.PartsReport | None = None
   stops: bool = False
-  at_risk: int = 0
+  at_risk: base.ViewId = base.ViewId(0)
   nodes: slowness.Step = dataclasses.field(default_factory=dict)
 
 
@@ -107,8 +112,8 @@ class Committed:
     placed: Predicted effect of the same passes, if they were placed ahead.
   """
 
-  steps: int
-  view: int
+  steps: base.StepId
+  view: base.ViewId
   sums: sums_lib.StepSums
   secs: float
   phase_secs: Mapping[str, float]
@@ -161,11 +166,12 @@ class StepRunner:
     self._on_nonfinite = on_nonfinite
     self._recorder = recorder_lib.Recorder()
     self._delays = step_times.DelayMeter(engine.exchange)
-    self._slow: dict[int, slow_lib.SlowNode] = {}  # Local nodes, by faults.
+    # Local nodes, by faults.
+    self._slow: dict[base.NodeId, slow_lib.SlowNode] = {}
     self._phase_secs = dict.fromkeys(PHASES, 0.0)
 
   def begin(
-      self, step: int, feed: node_lib.FeedFn, due: faults_lib.FaultsDue
+      self, step: base.StepId, feed: node_lib.FeedFn, due: faults_lib.FaultsDue
   ) -> None:
     """Starts `step`, from 0; `feed` returns the data of its microbatches."""
     self._step = step
@@ -232,11 +238,11 @@ class StepRunner:
         update.refresh(engine, self._sums.scale)
       engine.wait()
 
-  def vote(self, vote: Vote) -> dict[int, Vote]:
+  def vote(self, vote: Vote) -> dict[base.NodeId, Vote]:
     """Returns the votes of all members, which commit the step; blocks."""
     with self._phase("vote"):
       votes = self._cohort.gather(f"vote {self._step}", vote)
-      self._cohort.settled(self._step + 1)
+      self._cohort.settled(base.StepId(self._step + 1))
       return votes
 
   def apply(self) -> None:
@@ -254,7 +260,7 @@ class StepRunner:
     `more` has the fields of `Committed` that other members measured.
     """
     return Committed(
-        steps=self._step + 1,
+        steps=base.StepId(self._step + 1),
         view=self._cohort.view.number,
         sums=self._sums,
         secs=time.perf_counter() - self.start_secs,
@@ -288,7 +294,7 @@ class StepRunner:
     num_nodes = len(self._engine.nodes)
     return self._delays.measure(self.measured, num_nodes=num_nodes)
 
-  def prints(self, steps: int) -> replicas.Prints:
+  def prints(self, steps: base.StepId) -> replicas.Prints:
     """Returns fingerprints of the state after `steps` steps; blocks.
 
     Empty if no layer is on more than one node.
@@ -361,7 +367,7 @@ class StepRunner:
     finally:
       self._phase_secs[phase] += time.perf_counter() - start
 
-  def _strike_at(self, node: int) -> None:
+  def _strike_at(self, node: base.NodeId) -> None:
     self._strike(self._due.pop_at_instruction(node))
 
   def _strike(self, due: Iterable[faults_lib.Due]) -> None:

@@ -80,7 +80,7 @@ def add_up(
   return StepSums(loss, weight, clip_norm / norm / weight, norm)
 
 
-def judge(step: int, sums: StepSums, *, on_nonfinite: str) -> str:
+def judge(step: base.StepId, sums: StepSums, *, on_nonfinite: str) -> str:
   """Returns why `step`, from 0, must not change the state; "" if it may.
 
   Raises `base.NonFiniteError` if the run must end.
@@ -98,7 +98,7 @@ def judge(step: int, sums: StepSums, *, on_nonfinite: str) -> str:
   return f"not finite: {trouble}"
 
 
-def check_state(step: int, found: Iterable[str]) -> None:
+def check_state(step: base.StepId, found: Iterable[str]) -> None:
   """Raises `base.NonFiniteError` if the state before `step` is not finite.
 
   `found` has the name of a non-finite array of each member, or "" if it has

@@ -215,10 +215,10 @@ class Worker:
     due = faults_lib.find_joins(self._given.faults, after=self.state.steps)
     all(self._given.strike(d) for d in due)  # Up to the first new one.
 
-  def _commit(self, votes: Mapping[int, step_lib.Vote]) -> None:
+  def _commit(self, votes: Mapping[base.NodeId, step_lib.Vote]) -> None:
     """Applies a step that all members have voted for; it must not fail."""
     self._step.apply()
-    self.state.steps += 1
+    self.state.steps = base.StepId(self.state.steps + 1)
     self.state.damaged = ()  # Its step may be saved again.
     self._log.commit(self._step, votes, saves=not self._is_stopped())
 
@@ -315,8 +315,9 @@ class Worker:
       self._log.roll_back(agreement.steps)
     goes_back = agreement.change and agreement.change.rolls_back
     # Steps settled in one view must grow; the restored step is not known yet.
-    cohort.settled(0 if goes_back else state.steps)
-    self._outputs.welcome(statuses, in_step=self._begun == state.steps)
+    cohort.settled(base.StepId(0) if goes_back else state.steps)
+    boot_secs = {n: s.boot_secs for n, s in statuses.items()}
+    self._outputs.welcome(boot_secs, in_step=self._begun == state.steps)
     if self._begun >= 0:
       self._log.explain_view(agreement)
     if agreement.change and not agreement.change.layout.pipelines:

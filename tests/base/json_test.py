@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from absl.testing import parameterized
 
+from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.base import types
 
@@ -122,6 +123,30 @@ class JsonTest(parameterized.TestCase):
     got = json_lib.from_plain(Leaf, {"count": 1, "secs": 2})
     self.assertEqual(got, Leaf(1, 2.0))
     self.assertIs(type(got.secs), float)
+
+  @parameterized.parameters(
+      (base.NodeId, 3, 3),
+      (base.NodeId | None, 3, 3),
+      (base.NodeId | None, None, None),
+      (float | base.StepId, 3, 3),
+      (tuple[base.ViewId, base.StepId], (1, 2), [1, 2]),
+      (dict[base.NodeId, str], {7: "a"}, {"7": "a"}),
+      (frozenset[base.StageId], frozenset({2, 1}), [1, 2]),
+  )
+  def test_new_type_is_read_as_its_type(self, kind, value, plain):
+    self.assertEqual(json_lib.to_plain(value), plain)
+    got = json_lib.from_plain(kind, plain)
+    self.assertEqual(got, value)
+    self.assertIs(type(got), type(value))
+
+  @parameterized.parameters(
+      (base.NodeId, True, "NodeId must be int, got True."),
+      (base.NodeId, 1.5, "NodeId must be int, got 1.5."),
+      (dict[base.NodeId, str], {"x": "a"}, "must be a whole number as key"),
+  )
+  def test_what_a_new_type_rejects(self, kind, plain, message):
+    with self.assertRaisesRegex(ValueError, message):
+      json_lib.from_plain(kind, plain)
 
   @parameterized.parameters(
       # Field, its content, and how the message goes on after `Tree.` and field.

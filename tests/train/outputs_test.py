@@ -58,11 +58,6 @@ def _recovery(step, *, view):
 
 
 @dataclasses.dataclass
-class _Status:
-  boot_secs: float
-
-
-@dataclasses.dataclass
 class State:
   """The part of a `run_state.RunState` that outputs look at."""
 
@@ -159,7 +154,7 @@ class OutputsTest(parameterized.TestCase):
           (failover.Roles((0, 1)), failover.Roles((2, 9))), ((0,), (1,))
       )
       node._state.rung = "repair"
-      node.welcome({0: _Status(50.0), 9: _Status(20.0)}, in_step=False)
+      node.welcome({0: 50.0, 9: 20.0}, in_step=False)
     self.train(2, 3)
     self.assertEqual(
         [(l["step"], l["rung"], l["owners"]) for l in self.lines("layout")],
@@ -491,7 +486,7 @@ class OutputsTest(parameterized.TestCase):
     for number, node in self.nodes.items():
       node._state.steps = 1
       node.explain("n9 joined")
-      node.welcome({9: _Status(20.0)}, in_step=number == 0)
+      node.welcome({9: 20.0}, in_step=number == 0)
     self.assertEqual([l["step"] for l in self.lines("join")], [2])
     pause = {"step": 2, "event": "pause", "reason": "n9 joined"}
     self.assertEqual(self.lines("pause"), [pause])

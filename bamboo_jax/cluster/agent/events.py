@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 import dataclasses
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.cluster import views
 
 # Events.
@@ -220,7 +221,7 @@ class Listen:
 class StartWorker:
   """Starts the worker of node `number` in the run that `stamp` identifies."""
 
-  number: int
+  number: base.NodeId
   stamp: str
 
 

@@ -26,6 +26,7 @@ waits, so that the others propose first.
 
 from collections.abc import Collection
 
+from bamboo_jax import base
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
@@ -163,13 +164,15 @@ def _publish(state: state_lib.AgentState, wait_secs: float) -> events_lib.Flow:
 
 
 def find_unpublished(
-    state: state_lib.AgentState, found: Collection[views.View], published: int
+    state: state_lib.AgentState,
+    found: Collection[views.View],
+    published: base.ViewId,
 ) -> None:
   """Writes views again that the store has lost, such as after a restore.
 
   The store returned `found` after views up to `published` had been written.
   """
-  there = max((view.number for view in found), default=0)
+  there = max((view.number for view in found), default=views.EMPTY.number)
   if there < published == state.published == state.roster.view.number:
     state.published = there
     decide(state)
@@ -284,7 +287,7 @@ def adopt(state: state_lib.AgentState, view: views.View) -> None:
 
 def _find_silent(
     state: state_lib.AgentState, former: views.View, view: views.View
-) -> dict[int, float]:
+) -> dict[base.NodeId, float]:
   """Returns how long lost nodes had been silent, of those ever heard."""
   found = {
       m.number: state.watch.silent_secs(m.incarnation, state.now)

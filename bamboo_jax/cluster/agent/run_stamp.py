@@ -12,6 +12,7 @@ oldest live one restores the store, unless the folder has a newer view.
      |                                |<-- 4 same view? Then accepted.
 """
 
+from bamboo_jax import base
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import membership
@@ -85,7 +86,9 @@ def _refuse(
   )
 
 
-def begin_life(state: state_lib.AgentState, epoch: int) -> events_lib.Flow:
+def begin_life(
+    state: state_lib.AgentState, epoch: base.ViewId
+) -> events_lib.Flow:
   """Fences members of earlier lives of the run, which may be cut off."""
   claim = fence_lib.Claim(state.stamp, epoch)
   yield from state.until_ok(_fence, "begin", claim)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import notices as notices_lib
@@ -43,7 +44,7 @@ class AgentOptions:
   workdir: str
   host: str
   num_nodes: int
-  place: Callable[[dict[int, str]], dict[int, int]]
+  place: Callable[[dict[base.NodeId, str]], dict[base.NodeId, int]]
   config: dict[str, Any]
   command: Sequence[str]
   log: str
@@ -70,7 +71,7 @@ class AgentState:
     # The store.
     self.stamp = ""  # Of the run; "" before it is known.
     self.lost_secs: float | None = None  # Since when it is rejected.
-    self.published = 0  # Newest view that this agent wrote there.
+    self.published = base.ViewId(0)  # Newest view that this agent wrote there.
     self.status: dict[str, Any] = {}  # For `bamboo status`.
     self.is_status_new = False  # Whether the store lacks some of it.
     # Other agents.
@@ -85,7 +86,7 @@ class AgentState:
     self.has_origin = False  # Whether that is known.
     # The view without members from which it begins, 0 for the beginning of the
     # run; None if it joins others, or before it is known.
-    self.origin: int | None = None
+    self.origin: base.ViewId | None = None
     self.epoch = 0  # That of the view when it became known.
     # The worker.
     self.has_worker = False
@@ -204,7 +205,7 @@ class AgentState:
         reason, is_workerless=is_workerless, silent_secs=silent_secs
     )
 
-  def deliver(self, view: int) -> None:
+  def deliver(self, view: base.ViewId) -> None:
     """Gives the worker the keys that all members of a view have posted."""
     for gathered in self.board.take(view, self.roster.find_view(view).numbers):
       self.tell_worker(gathered)

@@ -48,7 +48,7 @@ class Claim:
   """
 
   stamp: str
-  epoch: int = 0
+  epoch: base.ViewId = base.ViewId(0)
 
 
 class Found(NamedTuple):
@@ -90,8 +90,8 @@ class FenceProtocol:
       stamp = json_lib.from_plain(Claim, json.loads(file.text)).stamp
     except ValueError:  # A process died while writing it.
       stamp = ""
-    begun = yield from self.views_after(f"{stamp}.lives", 0)
-    epoch = begun[-1].epoch if begun else 0
+    begun = yield from self.views_after(f"{stamp}.lives")
+    epoch = begun[-1].epoch if begun else views.EMPTY.epoch
     return Found(Claim(stamp, epoch), file.changed_ns)
 
   def create(self, stamp: str) -> Calls:
@@ -109,7 +109,7 @@ class FenceProtocol:
     yield from self.create(claim.stamp)
     lives, found = f"{claim.stamp}.lives", (yield from self.read()).claim
     while found and found.stamp == claim.stamp and found.epoch < claim.epoch:
-      number = len((yield from self.views_after(lives, 0))) + 1
+      number = base.ViewId(len((yield from self.views_after(lives))) + 1)
       life = views.View(number, (), "", epoch=claim.epoch)
       yield from self.claim_view(lives, life)
       found = (yield from self.read()).claim
@@ -123,7 +123,9 @@ class FenceProtocol:
       raise OSError(f"{name} is not there right after it was created.")
     return found
 
-  def views_after(self, stamp: str, number: int) -> Calls:
+  def views_after(
+      self, stamp: str, number: base.ViewId = views.EMPTY.number
+  ) -> Calls:
     """Returns the views of a run that follow one, in order.
 
     Stops at a damaged one; raises `OSError` if that is the first.
@@ -131,7 +133,9 @@ class FenceProtocol:
     found: list[views.View] = []
     while True:
       try:
-        view = yield from self._read_view(stamp, number + len(found) + 1)
+        view = yield from self._read_view(
+            stamp, base.ViewId(number + len(found) + 1)
+        )
       except _DamagedError:
         if not found:
           raise
@@ -144,7 +148,7 @@ class FenceProtocol:
     """Shows other runs that members of this one are alive."""
     yield "touch", _NAME
 
-  def _read_view(self, stamp: str, number: int) -> Calls:
+  def _read_view(self, stamp: str, number: base.ViewId) -> Calls:
     """Returns a view, None if there is none; `OSError` if it is damaged."""
     error, attempt = None, 0
     while True:
@@ -162,8 +166,9 @@ class FenceProtocol:
         if self._now() < since_secs + VOID_SECS:
           damaged = _find(stamp, number, attempt - 1)
           raise _DamagedError(f"{self._where}/{damaged} is damaged: {error}.")
-        before = yield from self._read_view(stamp, number - 1)
-        void = views.void(before or views.View(number - 1, (), ""))
+        last = base.ViewId(number - 1)
+        before = yield from self._read_view(stamp, last)
+        void = views.void(before or views.View(last, (), ""))
         yield "create", name, _render(void)
 
 
@@ -284,7 +289,9 @@ class Fence:
     self._path.unlink(missing_ok=True)
 
 
-def check(fence: Fence, stamp: str, epoch: int = 0) -> None:
+def check(
+    fence: Fence, stamp: str, epoch: base.ViewId = views.EMPTY.epoch
+) -> None:
   """Raises `base.FencedError` unless a life of a run still may write.
 
   Retries for a while if the folder cannot be read, as agents do.
@@ -303,7 +310,7 @@ def refuse(found: Claim | None, claim: Claim) -> None:
     )
 
 
-def _find(stamp: str, number: int, attempt: int = 0) -> str:
+def _find(stamp: str, number: base.ViewId, attempt: int = 0) -> str:
   """Returns the name of a view's file; of a later attempt if one is damaged."""
   attempts = f".{attempt}" if attempt else ""
   return f"views/{stamp}.{number}{attempts}.json"

@@ -7,6 +7,7 @@ import json
 import time
 from typing import Any, NamedTuple, TypeVar
 
+from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.base import types
 from bamboo_jax.cluster import views
@@ -132,7 +133,9 @@ class Registry:
             f"there and {here.get(name, 'absent')} here."
         )
 
-  def take_ticket(self, zone: str, incarnation: str, name: str = "") -> int:
+  def take_ticket(
+      self, zone: str, incarnation: str, name: str = ""
+  ) -> base.NodeId:
     """Returns a new number; `ValueError` if none is left.
 
     Returns the same again if an earlier answer was lost.
@@ -142,7 +145,7 @@ class Registry:
       if ticket.incarnation == incarnation:
         return number
     value = json.dumps([zone, incarnation, name])
-    for number in range(max(tickets, default=-1) + 1, types.MAX_NODES):
+    for number in base.nodes(max(tickets, default=-1) + 1, types.MAX_NODES):
       if self._create(f"tickets/{number}", value):
         return number
     raise ValueError(
@@ -151,7 +154,7 @@ class Registry:
         "on from the last checkpoint, if there is one."
     )
 
-  def zones(self) -> dict[int, str]:
+  def zones(self) -> dict[base.NodeId, str]:
     """Returns the zones of all nodes that ever joined, by ticket.
 
     In the order of names (n2 before n10), not of joining, so that placement
@@ -231,7 +234,7 @@ class Registry:
     last = self._etcd.get_last(f"{self._prefix}/views/")
     return _parse(views.View, [last])[0] if last else None
 
-  def read_views(self, after: int) -> list[views.View]:
+  def read_views(self, after: base.ViewId) -> list[views.View]:
     """Returns all views with a number above `after`, in order."""
     after = _view_key(after).removeprefix("views/")
     found = self._etcd.get_all(f"{self._prefix}/views/", after=after)
@@ -250,13 +253,16 @@ class Registry:
     found = self._etcd.get_all(prefix)
     return {key.removeprefix(prefix): value for key, value in found.items()}
 
-  def _tickets(self) -> dict[int, _Ticket]:
+  def _tickets(self) -> dict[base.NodeId, _Ticket]:
     """Returns the tickets of all nodes that ever joined, by number."""
     found = self._below("tickets/")
-    return {int(t): _Ticket(*json.loads(value)) for t, value in found.items()}
+    return {
+        base.NodeId(int(t)): _Ticket(*json.loads(value))
+        for t, value in found.items()
+    }
 
 
-def _view_key(number: int) -> str:
+def _view_key(number: base.ViewId) -> str:
   return f"views/{number:0{_DIGITS}}"
 
 

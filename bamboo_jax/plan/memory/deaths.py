@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 
+from bamboo_jax import base
 from bamboo_jax.plan.memory import model as model_lib
 from bamboo_jax.plan.memory import needs
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
@@ -20,7 +21,7 @@ Roles = failover.Roles
 
 
 def roles_after(
-    roles: Roles, victim: int, protection: upkeep_lib.Protection | None
+    roles: Roles, victim: base.NodeId, protection: upkeep_lib.Protection | None
 ) -> Roles:
   """Returns the roles in the step after the one in which `victim` died."""
   after, _ = failover.fail_over(roles, {}, [victim])
@@ -41,14 +42,14 @@ class Duty:
     stands_in: Whether it computes its stages for another pipeline too.
   """
 
-  node: int
-  owned: tuple[int, ...]
-  replicas: tuple[int, ...]
-  victim: int | None = None
+  node: base.NodeId
+  owned: tuple[base.StageId, ...]
+  replicas: tuple[base.StageId, ...]
+  victim: base.NodeId | None = None
   stands_in: bool = False
 
   @property
-  def stages(self) -> frozenset[int]:
+  def stages(self) -> frozenset[base.StageId]:
     """Owned stages and replicas."""
     return frozenset(self.owned + self.replicas)
 
@@ -69,7 +70,7 @@ class Duty:
 def find_duties(num_stages: int, upkeep: upkeep_lib.Upkeep) -> tuple[Duty, ...]:
   """Returns the duties of all nodes, then those changed by any single death."""
   protection = upkeep.protection
-  roles = Roles.initial(range(num_stages), has_replicas=bool(protection))
+  roles = Roles.initial(base.nodes(num_stages), has_replicas=bool(protection))
   duties = _duties_of(roles)
   if upkeep.num_rerouted and not protection:
     duties += [dataclasses.replace(d, stands_in=True) for d in duties]

@@ -11,6 +11,7 @@ import functools
 import itertools
 from typing import NamedTuple
 
+from bamboo_jax import base
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan.memory import needs
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
@@ -63,7 +64,7 @@ class MemoryModel:
     self._unit_slots = _spread(unit_of, [c.slot_bytes for c in costs])
     self._charge = functools.cache(self._charge)
 
-  def total_bytes(self, stage: int, first: int, last: int) -> int:
+  def total_bytes(self, stage: base.StageId, first: int, last: int) -> int:
     """Returns the peak bytes of the owner of `stage`, layers [first, last).
 
     Equal to `owner(...).total_bytes`, but caches all that does not depend on
@@ -79,7 +80,7 @@ class MemoryModel:
     residuals = memory.residual_bytes
     return _Charge(compute - residuals, max(later), residuals)
 
-  def owner(self, stage: int, first: int, last: int) -> NodeMemory:
+  def owner(self, stage: base.StageId, first: int, last: int) -> NodeMemory:
     """Returns the memory of the owner of `stage`, layers [first, last)."""
     one = self._owner(first, last)
     residuals = self.in_flight[stage] * one.residual_bytes
@@ -108,7 +109,7 @@ class MemoryModel:
         link_working_bytes=self._link_working(first, last),
     )
 
-  def rerouted(self, stage: int, first: int, last: int) -> NodeMemory:
+  def rerouted(self, stage: base.StageId, first: int, last: int) -> NodeMemory:
     """Returns the memory that an owner needs for another pipeline's shares."""
     one, count = self.owner(stage, first, last), self.upkeep.num_rerouted
     gradients = sum(c.gradient_bytes for c in self._costs[first:last])

@@ -7,6 +7,7 @@ draining are not included.
 
 from collections.abc import Sequence
 
+from bamboo_jax import base
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import dealing
 from bamboo_jax.schedule import failover
@@ -24,7 +25,7 @@ def predict_pauses(
     costs: costs_lib.StageCosts,
     in_flight: Sequence[int] | None,
     num_times: int = 20,
-    victims: Sequence[int] | None = None,
+    victims: Sequence[base.NodeId] | None = None,
     num_pipelines: int | None = None,
 ) -> list[float]:
   """Returns the delay in ms for each victim and time of death.
@@ -44,7 +45,9 @@ def predict_pauses(
             timeline.renumbered(
                 add_nodes=add_nodes, add_microbatches=add_microbatches
             ),
-            roles.renumbered({node: node + add_nodes for node in roles.nodes}),
+            roles.renumbered(
+                {node: base.NodeId(node + add_nodes) for node in roles.nodes}
+            ),
             [m + add_microbatches for m in microbatches],
         )
     )
@@ -53,8 +56,8 @@ def predict_pauses(
     died_ms = timeline.span_ms * (k + 0.5) / num_times
     for victim in roles.nodes if victims is None else victims:
       lines = []
-      held: dict[int, holdings_lib.Holdings] = {}
-      copies: dict[int, set[int]] = {}
+      held: dict[base.NodeId, holdings_lib.Holdings] = {}
+      copies: dict[base.NodeId, set[base.StageId]] = {}
       for index, (played, own, mine) in enumerate(alike):
         done = {
             node: holdings_lib.after(
@@ -65,7 +68,7 @@ def predict_pauses(
         if not index:  # The death is in the first pipeline.
           own, done = failover.fail_over(own, done, {victim})
         held |= done
-        for stage, node in (*enumerate(own.owners), *own.shadows.items()):
+        for stage, node in (*base.by_stage(own.owners), *own.shadows.items()):
           copies.setdefault(node, set()).add(stage)
         lines.append(lines_lib.Line(own.owners, mine, in_flight, index))
       if num_pipelines is not None:

@@ -29,7 +29,10 @@ from bamboo_jax.schedule import scheduler
 Communication = step_time_lib.Communication
 Partition = partition_lib.Partition
 Roles = failover.Roles
-_Key = tuple[tuple[int, ...], tuple[tuple[int, int], ...]]  # Owners, shadows.
+# Owners, shadows.
+_Key = tuple[
+    tuple[base.NodeId, ...], tuple[tuple[base.StageId, base.NodeId], ...]
+]
 StepTime = step_time_lib.StepTime
 Pipeline = pipelines_lib.Pipeline
 
@@ -161,7 +164,7 @@ class Predictor:
       self,
       partition: Partition,
       roles: Roles | None = None,
-      slow: Mapping[int, float] | None = None,
+      slow: Mapping[base.NodeId, float] | None = None,
   ) -> batch_split.PipelinePace:
     """Returns the pace of a pipeline; without `roles`, of a new one.
 
@@ -233,7 +236,7 @@ class Predictor:
   def split(
       self,
       pipelines: Sequence[Pipeline],
-      slow: Mapping[int, float] | None = None,
+      slow: Mapping[base.NodeId, float] | None = None,
   ) -> tuple[int, ...]:
     """Returns the microbatches of each pipeline, at least one.
 
@@ -311,13 +314,16 @@ class Predictor:
     costs = self.stage_costs(partition)
     if self.profile.host_bytes_per_ms is None:
       return costs
-    nodes = range(partition.num_stages)
+    nodes = base.nodes(partition.num_stages)
     bounds = scheduler.one_f_one_b_bounds(partition.num_stages)
     line = lines_lib.Line(nodes, range(num_microbatches), bounds)
     free_bytes = None
     if self._memory_limit_bytes is not None:
       most = self._memory_limit_bytes
-      free_bytes = [most - self._held_bytes(partition, node) for node in nodes]
+      free_bytes = [
+          most - self._held_bytes(partition, stage)
+          for stage in base.stages(partition.num_stages)
+      ]
     return residuals_lib.place(
         *(self.profile, partition, costs),
         scheduler.play([line], costs=costs).timeline,
@@ -325,8 +331,8 @@ class Predictor:
         free_bytes=free_bytes,
     ).costs
 
-  def _held_bytes(self, partition: Partition, node: int) -> int:
-    """Returns the memory of a node's stage and of its replica."""
+  def _held_bytes(self, partition: Partition, stage: base.StageId) -> int:
+    """Returns the memory of the owner of `stage`, a new node."""
     count = partition.num_stages
     model = model_lib.MemoryModel(
         self.profile.layers,
@@ -335,20 +341,22 @@ class Predictor:
         ties=self.profile.ties,
     )
     layers = lambda s: (partition.bounds[s], partition.bounds[s + 1])
-    owned = model.total_bytes(node, *layers(node))
-    return owned + model.shadow(*layers((node + 1) % count)).replica_bytes
+    owned = model.total_bytes(stage, *layers(stage))
+    return owned + model.shadow(*layers((stage + 1) % count)).replica_bytes
 
   def stage_costs(self, partition: Partition) -> costs_lib.StageCosts:
     """Returns the costs of the stages of a pipeline."""
     return stages.stage_costs(partition, self.profile)
 
   def _new_key(self, partition: Partition) -> _Key:
-    new = self._redundant.initial(range(partition.num_stages))
+    new = self._redundant.initial(base.nodes(partition.num_stages))
     return self._key(partition, new)
 
 
 def _span_ms(
-    owners: Sequence[int], costs: costs_lib.StageCosts, num_microbatches: int
+    owners: Sequence[base.NodeId],
+    costs: costs_lib.StageCosts,
+    num_microbatches: int,
 ) -> float:
   """Returns the time of a pipeline's own passes."""
   bounds = scheduler.one_f_one_b_bounds(len(owners))

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from bamboo_jax import base
 
-Groups = tuple[tuple[int, ...], ...]
+Groups = tuple[tuple[base.NodeId, ...], ...]
 
 
 def regroup(
-    groups: Sequence[tuple[int, ...]],
+    groups: Sequence[tuple[base.NodeId, ...]],
     *,
-    joined: Sequence[int] = (),
+    joined: Sequence[base.NodeId] = (),
     min_nodes: int,
     max_nodes: int,
     min_pipelines: int,

@@ -211,6 +211,6 @@ class _Splitter:
     )
     return tuple(
         model.total_bytes(stage, owned.start, owned.stop)
-        for stage in range(partition.num_stages)
+        for stage in base.stages(partition.num_stages)
         for owned in [partition.layers(stage)]
     )

@@ -10,6 +10,7 @@ import json
 import math
 from typing import Any, NamedTuple
 
+from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.accounting import prices as prices_lib
@@ -217,7 +218,7 @@ class _Standing(NamedTuple):
   """Layout, rungs taken if one of some sets of nodes died now, a sentence."""
 
   layout: layout_lib.Layout
-  rungs: Mapping[frozenset[int], str]
+  rungs: Mapping[frozenset[base.NodeId], str]
   survival: str
 
 
@@ -248,7 +249,7 @@ def _judge(told: str, view: views.View) -> _Standing:
   return _Standing(layout, rungs, text)
 
 
-def _zones(view: views.View) -> dict[str, frozenset[int]]:
+def _zones(view: views.View) -> dict[str, frozenset[base.NodeId]]:
   zones = sorted({m.zone for m in view.members})
   of = lambda zone: (m.number for m in view.members if m.zone == zone)
   return {zone: frozenset(of(zone)) for zone in zones}

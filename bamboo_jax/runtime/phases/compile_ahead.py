@@ -10,6 +10,7 @@ import itertools
 import os
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import fingerprint
 from bamboo_jax.runtime.phases import reduce
@@ -18,8 +19,9 @@ Job = Callable[[], Any]
 # The jobs of an executor for some lines, see `executor.Executor.jobs`.
 MoreJobs = Callable[[engine_lib.Lines], list[Job]]
 Owners = engine_lib.Owners
-Shadows = Sequence[Mapping[int, int]]  # By pipeline, node of each replica.
-_NOBODY = -1  # A node without a device.
+# By pipeline, node of each replica.
+Shadows = Sequence[Mapping[base.StageId, base.NodeId]]
+_NOBODY = base.NodeId(-1)  # A node without a device.
 _MOST_PARTNERS = 512  # Nodes connected ahead, at most.
 _no_more: MoreJobs = lambda lines: []
 
@@ -76,9 +78,11 @@ def compile_jobs_of(
   ]
 
 
-def compile_jobs_of_spare(engine: engine_lib.Engine, node: int) -> list[Job]:
+def compile_jobs_of_spare(
+    engine: engine_lib.Engine, node: base.NodeId
+) -> list[Job]:
   """Returns the jobs of all programs that a local node needs in any role."""
-  stages = range(len(engine.specs))
+  stages = base.stages(len(engine.specs))
   owned = _program_jobs(engine, [[node] * len(stages)], [{}])
   held = dict.fromkeys(stages, node)
   return owned + _program_jobs(engine, [[_NOBODY] * len(stages)], [held])
@@ -93,7 +97,7 @@ def _program_jobs(
 ) -> list[Job]:
   jobs: list[Job] = []
   for row, holders in zip(owners, shadows, strict=True):
-    for stage, node in (*enumerate(row), *holders.items()):
+    for stage, node in (*base.by_stage(row), *holders.items()):
       if (device := engine.find_compute(node)) is None:  # Of another process.
         continue
       spec, is_owner = engine.specs[stage], row[stage] == node
@@ -124,19 +128,19 @@ def _sum_jobs(
   """Returns the jobs of sums over several processes."""
   return [
       functools.partial(reduce.get_exchanged_sum, engine, channel)
-      for stage in range(len(engine.specs))
+      for stage in base.stages(len(engine.specs))
       for channel in reduce.find_channels(engine.specs, stage, owners, lines)
       if engine.nodes.keys() & channel.nodes
   ]
 
 
-def find_partners(engine: engine_lib.Engine) -> list[int]:
+def find_partners(engine: engine_lib.Engine) -> list[base.NodeId]:
   """Returns the nodes that exchange values with local nodes, in order of need.
 
   First those of the current roles, then those of roles after a death.
   """
-  found: dict[int, None] = {}
-  none: list[dict[int, int]] = [{} for _ in engine.owners]
+  found: dict[base.NodeId, None] = {}
+  none: list[dict[base.StageId, base.NodeId]] = [{} for _ in engine.owners]
   for groups in (
       find_groups(engine, engine.owners, engine.shadows, engine.lines),
       *(find_groups(engine, o, none, lines) for o, lines in _deaths(engine)),
@@ -152,10 +156,10 @@ def find_groups(
     owners: Owners,
     shadows: Shadows,
     lines: engine_lib.Lines,
-) -> set[frozenset[int]]:
+) -> set[frozenset[base.NodeId]]:
   """Returns the groups of nodes that exchange values in given roles."""
   rows = [row for row, _ in lines]
-  groups: list[Iterable[int]] = []
+  groups: list[Iterable[base.NodeId]] = []
   groups += [pair for row in rows for pair in itertools.pairwise(row)]
   groups += [
       [row[c.stage] for c in group] for row in rows for group in engine.ties
@@ -168,7 +172,7 @@ def find_groups(
 
 def survivable_deaths(
     owners: Owners, shadows: Shadows
-) -> Iterator[list[tuple[int, ...]]]:
+) -> Iterator[list[tuple[base.NodeId, ...]]]:
   """Yields the owners after the death of each node that has shadows."""
   for pipeline, holders in enumerate(shadows):
     row = owners[pipeline]
@@ -176,7 +180,7 @@ def survivable_deaths(
       after = [tuple(r) for r in owners]
       after[pipeline] = tuple(
           holders.get(stage, node) if node == victim else node
-          for stage, node in enumerate(row)
+          for stage, node in base.by_stage(row)
       )
       yield after
 

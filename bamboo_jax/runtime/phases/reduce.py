@@ -32,9 +32,11 @@ import operator
 import jax
 import numpy as np
 
+from bamboo_jax import base
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import places
+from bamboo_jax.runtime.stage import array_store as store_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import channel as channel_lib
@@ -55,7 +57,7 @@ def compile_ties(engine: engine_lib.Engine, node: node_lib.Node) -> None:
 
 def tie(engine: engine_lib.Engine) -> None:
   """Sums the gradients of tied parameters, beside the accumulators."""
-  tied: dict[tuple[int, int], spec_lib.Accumulator] = {}
+  tied: dict[store_lib.Sum, spec_lib.Accumulator] = {}
   for row, shares in engine.lines:
     for share, group in itertools.product(shares, engine.ties):
       tied |= _tie_group(engine, group, row, share, tied)
@@ -65,10 +67,10 @@ def tie(engine: engine_lib.Engine) -> None:
 def _tie_group(
     engine: engine_lib.Engine,
     group: Sequence[spec_lib.TiedCopy],
-    row: Sequence[int],
-    share: int,
-    tied: Mapping[tuple[int, int], spec_lib.Accumulator],
-) -> dict[tuple[int, int], spec_lib.Accumulator]:
+    row: Sequence[base.NodeId],
+    share: base.ShareId,
+    tied: Mapping[store_lib.Sum, spec_lib.Accumulator],
+) -> dict[store_lib.Sum, spec_lib.Accumulator]:
   """Returns the accumulators that change, by stage and share."""
   nodes, held, parts = engine.nodes, {}, {}
   for copy in group:
@@ -78,9 +80,8 @@ def _tie_group(
       held[key] = tied.get(key, nodes[node].store.accumulators[key])
       parts[node, copy] = held[key].grads[copy.layer][copy.param]
   # All nodes walk one order, so none waits in a circle.
-  for copy, *ends in _transfers(group, row):
-    source, destination = ends
-    if nodes.keys() & ends:
+  for copy, source, destination in _transfers(group, row):
+    if nodes.keys() & {source, destination}:
       link = engine.links.get(
           channel_lib.Channel("tie", (source, destination), copy)
       )
@@ -105,8 +106,8 @@ def _add_copies(parts: list[jax.Array]) -> jax.Array:
 
 
 def _transfers(
-    group: Sequence[spec_lib.TiedCopy], row: Sequence[int]
-) -> list[tuple[spec_lib.TiedCopy, int, int]]:
+    group: Sequence[spec_lib.TiedCopy], row: Sequence[base.NodeId]
+) -> list[tuple[spec_lib.TiedCopy, base.NodeId, base.NodeId]]:
   """Returns source, destination and copy, in one order for all nodes."""
   transfers = []
   holders = sorted({row[copy.stage] for copy in group})
@@ -118,8 +119,8 @@ def _transfers(
 
 def find_channels(
     specs: Sequence[spec_lib.StageSpec],
-    stage: int,
-    owners: Sequence[Sequence[int]],
+    stage: base.StageId,
+    owners: Sequence[Sequence[base.NodeId]],
     lines: engine_lib.Lines,
 ) -> list[channel_lib.Channel]:
   """Returns the channels of the sums of a stage's units.
@@ -166,7 +167,7 @@ def reduce(engine: engine_lib.Engine) -> None:
   for node in engine.nodes.values():
     node.store.copies.clear()
   shares = sorted(share for _, own in engine.lines for share in own)
-  for stage in range(len(engine.specs)):
+  for stage in base.stages(len(engine.specs)):
     channels = find_channels(engine.specs, stage, engine.owners, engine.lines)
     nodes, held = channels[0].nodes, {}
     # At the end of `nodes` there may be owners without a share.
@@ -193,7 +194,7 @@ def _add(
   unit = _unit_of(engine, channel)
   parts = {index: spec_lib.to_unit(a, unit) for index, a in held.items()}
   program = get_exchanged_sum(engine, channel)
-  nodes: Sequence[int]
+  nodes: Sequence[base.NodeId]
   if program is not None:
     assert engine.exchange is not None
     total, nodes = program(engine.exchange, str(channel), parts), [program.me]
@@ -225,7 +226,7 @@ def _add_here(
 
 def owned_totals(
     engine: engine_lib.Engine,
-) -> dict[tuple[int, int], spec_lib.Accumulator]:
+) -> dict[engine_lib.StageOnNode, spec_lib.Accumulator]:
   """Returns the sums by stage and local owner, where they are present.
 
   A node that became the owner after the sum has the sum that `refresh` sent it.
@@ -234,12 +235,12 @@ def owned_totals(
   return {
       (stage, number): totals[stage][nodes[number].device]
       for row in engine.owners
-      for stage, number in enumerate(row)
+      for stage, number in base.by_stage(row)
       if number in nodes and nodes[number].device in totals[stage]
   }
 
 
-def stage_norms(engine: engine_lib.Engine) -> dict[int, np.ndarray]:
+def stage_norms(engine: engine_lib.Engine) -> dict[base.StageId, np.ndarray]:
   """Returns the squared gradient norm of each layer, by local stage.
 
   Blocks until they are computed.
@@ -256,7 +257,7 @@ def stage_norms(engine: engine_lib.Engine) -> dict[int, np.ndarray]:
 
 def loss(engine: engine_lib.Engine) -> np.ndarray:
   """Returns the sum of the losses and their weight; blocks."""
-  stage = len(engine.specs) - 1
+  stage = base.StageId(len(engine.specs) - 1)
   node = _local_owner(engine, stage)
   assert node is not None, "the last stage is not local"
   total = engine.results.totals[stage][node.device]
@@ -269,7 +270,9 @@ def _unit_of(
   return engine.specs[channel.stage].units[channel.unit]
 
 
-def _local_owner(engine: engine_lib.Engine, stage: int) -> node_lib.Node | None:
+def _local_owner(
+    engine: engine_lib.Engine, stage: base.StageId
+) -> node_lib.Node | None:
   nodes = engine.nodes
   local = (nodes[r[stage]] for r in engine.owners if r[stage] in nodes)
   return next(local, None)

@@ -13,11 +13,11 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 class Prints:
   """Fingerprints of a state that has seen `steps` steps, by node and layer."""
 
-  steps: int
-  nodes: Mapping[int, Mapping[str, int]]
+  steps: base.StepId
+  nodes: Mapping[base.NodeId, Mapping[str, int]]
 
 
-def take_prints(engine: engine_lib.Engine, steps: int) -> Prints:
+def take_prints(engine: engine_lib.Engine, steps: base.StepId) -> Prints:
   """Returns the fingerprints of local nodes after `steps` steps; blocks.
 
   Empty if no layer is on more than one node.

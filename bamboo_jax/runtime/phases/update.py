@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from bamboo_jax import base
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime import places
@@ -74,7 +75,10 @@ def refresh(engine: engine_lib.Engine, scale: float) -> int:
 
 
 def _find_channels(
-    specs: Sequence[spec_lib.StageSpec], stage: int, owner: int, shadow: int
+    specs: Sequence[spec_lib.StageSpec],
+    stage: base.StageId,
+    owner: base.NodeId,
+    shadow: base.NodeId,
 ) -> list[channel_lib.Channel]:
   """Returns the channels that refresh a replica, one per unit."""
   units = range(len(specs[stage].units))
@@ -106,7 +110,7 @@ def apply(engine: engine_lib.Engine, scale: float) -> None:
 def _update_stage(
     engine: engine_lib.Engine,
     node: node_lib.Node,
-    stage: int,
+    stage: base.StageId,
     total: spec_lib.Accumulator,
     *,
     scale: float,

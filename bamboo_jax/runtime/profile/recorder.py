@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from bamboo_jax import base
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
@@ -26,7 +27,7 @@ class MeasuredInstruction:
   Times are on `time.perf_counter`.
   """
 
-  node: int
+  node: base.NodeId
   instruction: Instruction
   start_secs: float
   end_secs: float
@@ -36,10 +37,12 @@ class Recorder:
   """Measures the instructions of successive steps."""
 
   def __init__(self) -> None:
-    self._watches: dict[int, _Watch] = {}
+    self._watches: dict[base.NodeId, _Watch] = {}
     self._forgotten: list[_Watch] = []
 
-  def add(self, node: int, instruction: Instruction, result: Any) -> None:
+  def add(
+      self, node: base.NodeId, instruction: Instruction, result: Any
+  ) -> None:
     """Records `instruction`, which ends when `result` is ready.
 
     `result` must never be donated.
@@ -48,7 +51,7 @@ class Recorder:
       self._watches[node] = _Watch(node)
     self._watches[node].add(instruction, result)
 
-  def forget(self, node: int) -> None:
+  def forget(self, node: base.NodeId) -> None:
     """Drops the unfinished instructions of `node`, which has died.
 
     Its thread ends by itself; does not block.
@@ -93,7 +96,7 @@ class Recorder:
 class _Watch:
   """The thread that waits for the results of one node."""
 
-  def __init__(self, node: int) -> None:
+  def __init__(self, node: base.NodeId) -> None:
     self.is_dead = False
     self._node = node
     self._entries = queue.Queue[Any]()

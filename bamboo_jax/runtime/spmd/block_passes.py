@@ -120,7 +120,7 @@ class BlockPasses:
     repeat = lambda tree: buffers_lib.repeat(tree, self._layout.max_count)
     return buffers_lib.Kept(repeat(residuals), repeat(activation), activation)
 
-  def _count(self, stage: int | jax.Array) -> jax.Array | int:
+  def _count(self, stage: base.StageId | jax.Array) -> jax.Array | int:
     """Returns the number of blocks, static if it is equal for all stages."""
     counts = self._layout.counts
     if len(set(counts)) == 1:

@@ -32,7 +32,7 @@ from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
-Owners = Sequence[int]
+Owners = Sequence[base.NodeId]
 Done = Mapping[tuple[int, ...], tuple[int, ...]]  # See `SpmdEngine.done`.
 _MAX_RINGS = 64  # More than a layout and each death in it need.
 
@@ -89,7 +89,7 @@ class SpmdEngine:
     )
     self._most_residuals = self._sizes_of_rest.num_slots["residuals"] - 1
     self._rings: recent.Recent[ring_lib.Ring] = recent.Recent(_MAX_RINGS)
-    self.runs: dict[int, run_lib.PipelineRun] = {}
+    self.runs: dict[base.ShareId, run_lib.PipelineRun] = {}
     self.running: list[run_lib.PipelineRun] = []
     self._log = None if collectives is None else collectives.log
     if collectives is not None:
@@ -150,14 +150,16 @@ class SpmdEngine:
         "host": num_segments * (residuals + sent),
     }
 
-  def begin(self, step: int, feed: node_lib.FeedFn) -> None:
+  def begin(self, step: base.StepId, feed: node_lib.FeedFn) -> None:
     """Drops the runs of the previous step."""
     self._step, self._feed = step, feed
     for run in self.runs.values():
       run.release()
     self.runs = {}
 
-  def plan(self, rows: Mapping[int, instruction_lib.Row], *, line: int) -> None:
+  def plan(
+      self, rows: Mapping[base.NodeId, instruction_lib.Row], *, line: int
+  ) -> None:
     """Plans the remaining passes of a line, from the rows of its nodes.
 
     Passes that remaining nodes have done are kept. Other processes must be at
@@ -177,8 +179,8 @@ class SpmdEngine:
 
   def _make_run(
       self,
-      rows: Mapping[int, instruction_lib.Row],
-      share: int,
+      rows: Mapping[base.NodeId, instruction_lib.Row],
+      share: base.ShareId,
       owners: Owners,
       former: run_lib.PipelineRun | None,
   ) -> run_lib.PipelineRun:
@@ -211,7 +213,7 @@ class SpmdEngine:
     runs = self.runs.items() if self._keeps else ()
     return {(share, *run.began): run.done for share, run in runs}
 
-  def rewind(self, done: Mapping[int, Done]) -> None:
+  def rewind(self, done: Mapping[base.NodeId, Done]) -> None:
     """Rewinds every run to the last segment finished on all nodes.
 
     `done` has the results of `done` by live node. A node that does not list a
@@ -247,7 +249,7 @@ class SpmdEngine:
     self._errors: list[Exception] = []
     self._try(run_lib.PipelineRun.start)
 
-  def finish(self, lost: Collection[int] = ()) -> None:
+  def finish(self, lost: Collection[base.NodeId] = ()) -> None:
     """Waits for all that was started; then raises the first error.
 
     Results of pipelines with nodes in `lost` are discarded.
@@ -268,7 +270,7 @@ class SpmdEngine:
   def put_sums(self) -> None:
     """Gives local nodes the gradient sums of their stages."""
     for share, run in self.runs.items():
-      for stage, number in enumerate(run.owners):
+      for stage, number in base.by_stage(run.owners):
         if number in self._rows.nodes:
           node, hold = self._rows.nodes[number], run.hold_of(number, stage)
           assert hold is not None, "It owns the stage."
@@ -277,9 +279,9 @@ class SpmdEngine:
           )
           node.store.accumulators[stage, share] = unpack(run.sums(number))
 
-  def holdings(self) -> dict[int, holdings_lib.Holdings]:
+  def holdings(self) -> dict[base.NodeId, holdings_lib.Holdings]:
     """Returns the arrays of the step on local nodes, for the scheduler."""
-    found: dict[int, holdings_lib.Holdings] = {}
+    found: dict[base.NodeId, holdings_lib.Holdings] = {}
     for share, run in self.runs.items() if self._keeps else ():
       for number in self._rows.nodes.keys() & run.owners:
         held = run.held(number).holdings().renumbered(self._numbers(share))
@@ -304,7 +306,7 @@ class SpmdEngine:
 
   def _get_ring(
       self,
-      nodes: tuple[int, ...],
+      nodes: tuple[base.NodeId, ...],
       *,
       num_owned: int,
       table: table_lib.TickTable | None = None,
@@ -335,7 +337,7 @@ class SpmdEngine:
 
   def _stages(
       self, program: program_lib.SegmentProgram, owners: Owners
-  ) -> dict[int, tuple[int, ...]]:
+  ) -> dict[base.NodeId, tuple[base.StageId, ...]]:
     """Returns the stages that each node holds, in order along the ring."""
     ring = list(dict.fromkeys(owners))
     places = [ring.index(node) for node in owners]
@@ -344,7 +346,7 @@ class SpmdEngine:
         for n, node in enumerate(ring)
     }
 
-  def _numbers(self, share: int) -> range:
+  def _numbers(self, share: base.ShareId) -> range:
     count = self._table.num_microbatches
     return range(share * count, (share + 1) * count)
 
@@ -374,7 +376,9 @@ class SpmdEngine:
     )
 
 
-def _check(owners: Sequence[Owners], devices: Mapping[int, jax.Device]) -> None:
+def _check(
+    owners: Sequence[Owners], devices: Mapping[base.NodeId, jax.Device]
+) -> None:
   """Raises `ValueError` unless programs can run these nodes."""
   # A joined node knows no device of first owners that have died.
   nodes = {node for row in owners for node in row} & devices.keys()

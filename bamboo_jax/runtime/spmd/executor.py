@@ -12,6 +12,7 @@ from typing import Any
 
 from absl import logging
 
+from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.runtime import engine as rows_engine
 from bamboo_jax.runtime import executor as executor_lib
@@ -36,7 +37,7 @@ class MemberProgress:
     by_rows: Whether the member runs this step by rows.
   """
 
-  step: int = -1
+  step: base.StepId = base.StepId(-1)
   done: engine_lib.Done = dataclasses.field(default_factory=dict)
   by_rows: bool = False
 
@@ -63,13 +64,13 @@ class Programs:
     self._engine, self._members = engine, members
     self._rows = executor_lib.RowsExecutor(engine, members)
     self.filler = self._rows.filler
-    self._step = -1
+    self._step = base.StepId(-1)
 
   def jobs(self, lines: rows_engine.Lines) -> list[Callable[[], Any]]:
     """See `executor.Executor`."""
     return self.programs.jobs(lines)
 
-  def begin(self, step: int, feed: node_lib.FeedFn) -> None:
+  def begin(self, step: base.StepId, feed: node_lib.FeedFn) -> None:
     """See `executor.Executor`."""
     self.programs.begin(step, feed)
     self._step, self.is_by_rows = step, False
@@ -85,7 +86,7 @@ class Programs:
       self._give_up_programs()
       return
     for line, timeline in enumerate(timelines):
-      rows: dict[int, list[instruction_lib.Instruction]] = {
+      rows: dict[base.NodeId, list[instruction_lib.Instruction]] = {
           node: [] for node in self._engine.lines[line][0]
       }
       for slot in timeline.slots:
@@ -93,7 +94,9 @@ class Programs:
       self.programs.plan({n: tuple(row) for n, row in rows.items()}, line=line)
 
   def compute(
-      self, strike: Callable[[int], None], recorder: recorder_lib.Recorder
+      self,
+      strike: Callable[[base.NodeId], None],
+      recorder: recorder_lib.Recorder,
   ) -> None:
     """See `executor.Executor`; the passes of programs cannot be measured."""
     if self.is_by_rows:
@@ -111,7 +114,9 @@ class Programs:
       self.programs.finish(lost)
     self.programs.put_sums()
 
-  def holdings(self, *, is_begun: bool) -> dict[int, holdings_lib.Holdings]:
+  def holdings(
+      self, *, is_begun: bool
+  ) -> dict[base.NodeId, holdings_lib.Holdings]:
     """See `executor.Executor`; rewinds to the last segment finished by all."""
     mine, members = MemberProgress(), self._members
     if is_begun:

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 
+from bamboo_jax import base
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 ADVICE = "use config.pipeline.executor='rows', whose stages may differ"
@@ -81,13 +82,13 @@ class BlockLayout:
     """Layers of the prologue and of the epilogue."""
     return (*self.prologue, *self.epilogue)
 
-  def layer(self, stage: int, block: int, position: int) -> int | None:
+  def layer(self, stage: base.StageId, block: int, position: int) -> int | None:
     """Returns the index of a layer; None for padding."""
     if block >= self.counts[stage]:
       return None
     return self.first_layers[stage] + block * self.blocks.period + position
 
-  def layers(self, stage: int) -> range:
+  def layers(self, stage: base.StageId) -> range:
     """Returns the indices of all layers of a stage."""
     first = self.first_layers[stage]
     last = first + self.counts[stage] * self.blocks.period

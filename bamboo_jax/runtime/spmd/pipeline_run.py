@@ -41,7 +41,7 @@ class PipelineRun:
       table: table_lib.TickTable,
       inputs: Sequence[base.PyTree],
       *,
-      owners: Sequence[int],
+      owners: Sequence[base.NodeId],
       former: "PipelineRun | None" = None,
   ) -> None:
     """Begins a step, or continues the one of `former`.
@@ -79,7 +79,7 @@ class PipelineRun:
     return self.table.ticks[first : first + self.program.sizes.num_ticks]
 
   @property
-  def began(self) -> tuple[int, ...]:
+  def began(self) -> tuple[base.NodeId, ...]:
     """The owners when the step began, before any death."""
     return self.former.began if self.former else self.owners
 
@@ -126,12 +126,12 @@ class PipelineRun:
       self._ring.give_host(buffers)
     self.rewind(0)
 
-  def sums(self, node: int) -> buffers_lib.MicrobatchSums:
+  def sums(self, node: base.NodeId) -> buffers_lib.MicrobatchSums:
     """Returns the sums of a local node, arrays [1, ...]."""
     device = self.program.mesh.devices[self.nodes.index(node)]
     return global_arrays.part_on(device, self._carry.sums)
 
-  def held(self, node: int) -> table_lib.Held:
+  def held(self, node: base.NodeId) -> table_lib.Held:
     """Returns the values that a node holds; ignore the slots."""
     n, contents = self._contents(node)
     held = contents.held
@@ -150,7 +150,9 @@ class PipelineRun:
         host=kept | {key: key[1] for key in contents.offloaded},
     )
 
-  def starts(self, owners: Sequence[int]) -> dict[int, table_lib.Held]:
+  def starts(
+      self, owners: Sequence[base.NodeId]
+  ) -> dict[base.NodeId, table_lib.Held]:
     """Returns, by node, the values held after gradients are sent again.
 
     `owners` are the owners of the stages from now on.
@@ -164,12 +166,12 @@ class PipelineRun:
           held[owners[stage]] = dataclasses.replace(owner, grads=grads)
     return held
 
-  def hold_of(self, node: int, stage: int) -> int | None:
+  def hold_of(self, node: base.NodeId, stage: base.StageId) -> int | None:
     """Returns the index of `stage` among the stages of `node`, or None."""
     stages = table_lib.stages_of(self.table.owners, self.nodes.index(node))
     return stages.index(stage) if stage in stages else None
 
-  def value(self, kind: str, node: int, key: Key) -> base.PyTree:
+  def value(self, kind: str, node: base.NodeId, key: Key) -> base.PyTree:
     """Returns an activation or a gradient that a node holds."""
     n, contents = self._contents(node)
     slots = getattr(contents.held, kind)
@@ -182,7 +184,7 @@ class PipelineRun:
       return self._read(self._sent[segment][not is_output], n, t)
     return self._kept[kind, n, key]
 
-  def residuals(self, node: int, key: Key) -> buffers_lib.Kept:
+  def residuals(self, node: base.NodeId, key: Key) -> buffers_lib.Kept:
     """Returns residuals, from the device or from host memory."""
     n, contents = self._contents(node)
     if key in contents.held.residuals:
@@ -201,7 +203,7 @@ class PipelineRun:
   def _carry(self) -> buffers_lib.Carry:
     return self._carries[self.num_segments]
 
-  def _contents(self, node: int) -> tuple[int, check.NodeContents]:
+  def _contents(self, node: base.NodeId) -> tuple[int, check.NodeContents]:
     """Returns a node's place in the ring, and the contents of its slots."""
     if self._known[0] != self.num_segments:
       ticks = self.num_segments * self.program.sizes.num_ticks
@@ -239,7 +241,7 @@ class PipelineRun:
     self._fetched = program.put(fetched, kind="pinned_host")
 
   def _get(
-      self, former: "PipelineRun", kind: str, key: Key, node: int
+      self, former: "PipelineRun", kind: str, key: Key, node: base.NodeId
   ) -> base.PyTree:
     """Returns a value for a node, re-sent by the node that holds it."""
     source = next(
@@ -251,7 +253,10 @@ class PipelineRun:
     return self._ring.move(channel, lambda: former.value(kind, source, key))
 
   def _take_sums(
-      self, sums: buffers_lib.MicrobatchSums, former: "PipelineRun", node: int
+      self,
+      sums: buffers_lib.MicrobatchSums,
+      former: "PipelineRun",
+      node: base.NodeId,
   ) -> None:
     """Fills the sums of a node with those of the stages that it keeps."""
     old = jax.tree.map(np.asarray, former.sums(node))

@@ -44,7 +44,7 @@ class Ring:
       self,
       rows: engine_lib.Engine,
       program: program_lib.SegmentProgram,
-      nodes: Sequence[int],
+      nodes: Sequence[base.NodeId],
       *,
       kind: int,
       log: transfer_log.TransferLog | None,

@@ -19,7 +19,9 @@ from bamboo_jax.runtime.spmd import tick as tick_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 # Parameters and statistics of layers by name, by stage.
-States = Mapping[int, tuple[dict[str, base.PyTree], dict[str, base.PyTree]]]
+States = Mapping[
+    base.StageId, tuple[dict[str, base.PyTree], dict[str, base.PyTree]]
+]
 
 
 class Packing:
@@ -32,8 +34,8 @@ class Packing:
       self,
       program: program_lib.SegmentProgram,
       device: jax.Device,
-      stages: tuple[int, ...],
-      known: tuple[int, ...],
+      stages: tuple[base.StageId, ...],
+      known: tuple[base.StageId, ...],
   ) -> Callable[[States], tick_lib.DeviceWeights]:
     """Returns a function that packs a node's weights to arrays [1, ...].
 
@@ -48,7 +50,7 @@ class Packing:
       self,
       program: program_lib.SegmentProgram,
       device: jax.Device,
-      stage: int,
+      stage: base.StageId,
       hold: int,
   ) -> Callable[[buffers_lib.MicrobatchSums], spec_lib.Accumulator]:
     """Returns a function that slices a stage's sums out of a node's.
@@ -78,7 +80,7 @@ class Packing:
 
 
 def _state_shapes(
-    program: program_lib.SegmentProgram, stages: Sequence[int]
+    program: program_lib.SegmentProgram, stages: Sequence[base.StageId]
 ) -> States:
   names, state = program.spec.model.layer_names, program.spec.state
   shapes = {}
@@ -91,14 +93,16 @@ def _state_shapes(
 
 def _pack(
     program: program_lib.SegmentProgram,
-    stages: Sequence[int],
+    stages: Sequence[base.StageId],
     held: States,
 ) -> tick_lib.DeviceWeights:
   layout, names = program.layout, program.spec.model.layer_names
   zeros = buffers_lib.zeros_like(program.weights)
   holds = (*stages, *[None] * (program.sizes.num_held - len(stages)))
 
-  def find(stage: int | None, block: int, position: int) -> base.PyTree:
+  def find(
+      stage: base.StageId | None, block: int, position: int
+  ) -> base.PyTree:
     index = None
     if stage is not None and stage in held:
       index = layout.layer(stage, block, position)
@@ -135,7 +139,7 @@ def _pack(
 
 def _unpack(
     program: program_lib.SegmentProgram,
-    stage: int,
+    stage: base.StageId,
     hold: int,
     sums: buffers_lib.MicrobatchSums,
 ) -> spec_lib.Accumulator:

@@ -15,7 +15,8 @@ from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 
-Key = tuple[int, int]  # Stage and microbatch.
+Key = holdings_lib.Item  # Stage and microbatch.
+Sum = tuple[base.StageId, base.ShareId]
 
 
 class BackwardInputs(NamedTuple):
@@ -58,8 +59,8 @@ class StepArrays:
     self.activations: dict[Key, base.PyTree] = {}
     self.grads: dict[Key, base.PyTree] = {}
     self.saved: dict[Key, list[spec_lib.Saved]] = {}
-    self.copies: dict[int, spec_lib.StageState] = {}
-    self.accumulators: dict[Key, spec_lib.Accumulator] = {}
+    self.copies: dict[base.StageId, spec_lib.StageState] = {}
+    self.accumulators: dict[Sum, spec_lib.Accumulator] = {}
     self.accumulated: set[Key] = set()
 
   def holdings(self) -> holdings_lib.Holdings:
@@ -88,7 +89,7 @@ class StepArrays:
   def take_inputs(self, key: Key) -> BackwardInputs:
     """Returns the inputs of a backward pass on the device, and drops them."""
     taken = BackwardInputs(
-        inputs=self.activations.pop((key[0] - 1, key[1]), None),
+        inputs=self.activations.pop(holdings_lib.input_of(key), None),
         saved=self.saved.pop(key),
         grad=self.grads.pop(key, None),
     )

@@ -288,7 +288,7 @@ def add_frozen(state: StageState, old: StageState) -> StageState:
 class TiedCopy(NamedTuple):
   """One copy of a tied parameter, identified by names."""
 
-  stage: int
+  stage: base.StageId
   layer: str
   param: str
 
@@ -296,7 +296,7 @@ class TiedCopy(NamedTuple):
 def find_ties(specs: Sequence[StageSpec]) -> list[list[TiedCopy]]:
   """Returns the copies of each trained tied parameter, in model order."""
   groups: dict[tuple[str, str], list[TiedCopy]] = {}
-  stages = {l.name: s for s, spec in enumerate(specs) for l in spec.layers}
+  stages = {l.name: s for s, spec in base.by_stage(specs) for l in spec.layers}
   for layer in specs[0].model.layers:
     for tie in layer.trained_ties:
       owner = TiedCopy(stages[tie.layer], tie.layer, tie.layer_param)

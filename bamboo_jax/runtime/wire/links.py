@@ -133,7 +133,7 @@ class Links:
   specs: Sequence[spec_lib.StageSpec]
   refresh: str
   exchange: ordered_sum.Exchange | None
-  find_compute: Callable[[int], places.Place | None]
+  find_compute: Callable[[base.NodeId], places.Place | None]
   _links: dict[channel_lib.Channel, Link] = dataclasses.field(
       init=False, default_factory=dict
   )
@@ -156,7 +156,9 @@ class Links:
     # Another thread may have been faster.
     return self._links.setdefault(channel, made)
 
-  def find(self, node: int, instruction: instruction_lib.Instruction) -> Link:
+  def find(
+      self, node: base.NodeId, instruction: instruction_lib.Instruction
+  ) -> Link:
     """Returns the link that `node` uses for a transfer."""
     assert instruction.peer is not None, instruction
     ends = (node, instruction.peer)
@@ -169,7 +171,7 @@ class Links:
         )
     )
 
-  def drain(self, alive: Collection[int]) -> None:
+  def drain(self, alive: Collection[base.NodeId]) -> None:
     """Drops values sent but not received, and all links with dead nodes."""
     for channel, link in list(self._links.items()):
       link.drop()

@@ -38,15 +38,17 @@ class Exchange(Protocol):
   """
 
   waited_secs: float
-  waited_for: dict[int, float]
+  waited_for: dict[base.NodeId, float]
 
-  def send(self, node: int, channel: str, arrays: Sequence[np.ndarray]) -> None:
+  def send(
+      self, node: base.NodeId, channel: str, arrays: Sequence[np.ndarray]
+  ) -> None:
     """Sends a value to a node; the arrays must not change afterwards."""
 
-  def receive(self, node: int, channel: str) -> Sequence[np.ndarray]:
+  def receive(self, node: base.NodeId, channel: str) -> Sequence[np.ndarray]:
     """Returns the next value of a node."""
 
-  def wait(self, node: int, channel: str, secs: float) -> bool:
+  def wait(self, node: base.NodeId, channel: str, secs: float) -> bool:
     """Waits for a value, at most `secs`; returns whether it has arrived."""
 
 
@@ -55,10 +57,10 @@ class OrderedSum:
 
   def __init__(
       self,
-      holders: Sequence[int],
-      others: Sequence[int] = (),
+      holders: Sequence[base.NodeId],
+      others: Sequence[base.NodeId] = (),
       *,
-      me: int,
+      me: base.NodeId,
       like: base.PyTree,
       device: jax.Device,
   ) -> None:

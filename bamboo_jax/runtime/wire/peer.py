@@ -53,8 +53,8 @@ class Peer:
 
   def __init__(
       self,
-      me: int,
-      node: int,
+      me: base.NodeId,
+      node: base.NodeId,
       *,
       run: str,
       endpoint: endpoints.Endpoint,

@@ -34,6 +34,7 @@ import collections
 import dataclasses
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.runtime.wire import frame as frame_lib
 
 Frame = frame_lib.Frame
@@ -131,8 +132,8 @@ class TransportProtocol:
 
   def __init__(
       self,
-      me: int,
-      peer: int,
+      me: base.NodeId,
+      peer: base.NodeId,
       *,
       run: str = "",
       now: float = 0.0,
@@ -351,7 +352,7 @@ class TransportProtocol:
     name = self._name(self._me, self._peer)
     return Frame(kind, self.attempt, seq=number, ack=self._received, meta=name)
 
-  def _name(self, source: int, destination: int) -> str:
+  def _name(self, source: base.NodeId, destination: base.NodeId) -> str:
     return f"{source}>{destination} {self._run}"
 
   def _retry(self, now: float) -> None:

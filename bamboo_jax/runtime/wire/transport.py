@@ -37,7 +37,7 @@ _MAX_STRANGERS = 64  # Connections whose other end has not greeted yet.
 class OpenReceive:
   """A receive that blocks: its source, its channel, and since when."""
 
-  node: int
+  node: base.NodeId
   channel: str
   since_secs: float  # On `time.monotonic`.
 
@@ -54,7 +54,7 @@ class Transport:
 
   def __init__(
       self,
-      me: int,
+      me: base.NodeId,
       *,
       run: str,
       endpoint: endpoints.Endpoint,
@@ -72,13 +72,13 @@ class Transport:
     self._limits = limits
     self.address = endpoint.address
     self.waited_secs = 0.0
-    self.waited_for: dict[int, float] = {}
+    self.waited_for: dict[base.NodeId, float] = {}
     self._attempt = 0
     self._interrupted: str | None = None  # Why.
     self._lock = threading.Lock()
-    self._peers: dict[int, peer_lib.Peer] = {}
-    self._removed: dict[int, str] = {}
-    self._addresses: dict[int, str] = {}
+    self._peers: dict[base.NodeId, peer_lib.Peer] = {}
+    self._removed: dict[base.NodeId, str] = {}
+    self._addresses: dict[base.NodeId, str] = {}
     self._strangers: dict[socket.socket, None] = {}  # The oldest first.
     self._open: dict[int, OpenReceive] = {}  # By thread.
     self._is_closed = False
@@ -112,23 +112,25 @@ class Transport:
     if self._interrupted is not None:
       raise base.AttemptOverError(self._interrupted)
 
-  def send(self, node: int, channel: str, arrays: Sequence[np.ndarray]) -> None:
+  def send(
+      self, node: base.NodeId, channel: str, arrays: Sequence[np.ndarray]
+  ) -> None:
     """Sends a value to a node; see `Peer.send`."""
     self.check()
     self._find(node).send(channel, arrays)
 
-  def receive(self, node: int, channel: str) -> Sequence[np.ndarray]:
+  def receive(self, node: base.NodeId, channel: str) -> Sequence[np.ndarray]:
     """Returns the next value of a node; see `Peer.receive`."""
     with self._opened(node, channel) as peer:
       return peer.receive(channel)
 
-  def wait(self, node: int, channel: str, secs: float) -> bool:
+  def wait(self, node: base.NodeId, channel: str, secs: float) -> bool:
     """Returns whether a value of a node is there; see `Peer.wait`."""
     with self._opened(node, channel) as peer:
       return peer.wait(channel, secs)
 
   @contextlib.contextmanager
-  def _opened(self, node: int, channel: str) -> Iterator[peer_lib.Peer]:
+  def _opened(self, node: base.NodeId, channel: str) -> Iterator[peer_lib.Peer]:
     """Yields a peer, for which this thread waits."""
     self.check()
     thread = threading.get_ident()
@@ -147,20 +149,20 @@ class Transport:
 
   # Nodes.
 
-  def set_addresses(self, addresses: Mapping[int, str]) -> None:
+  def set_addresses(self, addresses: Mapping[base.NodeId, str]) -> None:
     """Sets the addresses of nodes; a node is dialled when it is needed."""
     with self._lock:
       self._addresses |= addresses
       for node, peer in self._peers.items():
         peer.set_address(self._addresses.get(node))
 
-  def connect(self, nodes: Iterable[int]) -> None:
+  def connect(self, nodes: Iterable[base.NodeId]) -> None:
     """Connects to nodes in the background, and keeps the connections."""
     for node in nodes:
       with contextlib.suppress(base.PeerRemovedError):
         self._find(node)
 
-  def remove(self, nodes: Collection[int], why: str) -> None:
+  def remove(self, nodes: Collection[base.NodeId], why: str) -> None:
     """Drops all that is kept for nodes that are permanently gone."""
     with self._lock:
       self._removed |= dict.fromkeys(nodes, why)
@@ -170,7 +172,7 @@ class Transport:
     for peer in gone:
       peer.remove(why)
 
-  def keep_only(self, nodes: Collection[int], why: str) -> None:
+  def keep_only(self, nodes: Collection[base.NodeId], why: str) -> None:
     """Removes all other nodes that have an address or a connection."""
     with self._lock:
       known = {*self._addresses, *self._peers}
@@ -182,7 +184,7 @@ class Transport:
     self._endpoint.close()
     self.remove([*self._peers], "this node ends")
 
-  def _find(self, node: int) -> peer_lib.Peer:
+  def _find(self, node: base.NodeId) -> peer_lib.Peer:
     with self._lock:
       if node in self._removed:
         raise base.PeerRemovedError(node, self._removed[node])
@@ -226,7 +228,7 @@ class Transport:
         connection.settimeout(_HELLO_SECS)
         wire = self._endpoint.secure(connection, is_server=True)
         hello = peer_lib.read_header(wire)
-        node = int(hello.meta.partition(">")[0])
+        node = base.NodeId(int(hello.meta.partition(">")[0]))
         peer = self._find(node)
     except (
         OSError,

@@ -28,6 +28,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import heapq
 
+from bamboo_jax import base
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -46,19 +47,19 @@ def order_passes(
     *,
     costs: costs_lib.StageCosts,
     holdings: lines_lib.Holdings,
-    shadows: Mapping[int, int] | None = None,
-) -> dict[int, instruction_lib.Row]:
+    shadows: Mapping[base.StageId, base.NodeId] | None = None,
+) -> dict[base.NodeId, instruction_lib.Row]:
   """Returns the passes of each node, without transfers; see `plan_rows`.
 
   `owed` has an entry per line; `shadows` are allowed only with a single line.
   Transfers take time but do not block nodes.
   """
-  shared: dict[tuple[int, int, int], set[int]] = {}
+  shared: dict[tuple[int, base.StageId, base.NodeId], set[int]] = {}
   ways = [
       _Way(line, one, costs, holdings, shadows or {}, shared)
       for line, one in zip(lines, owed, strict=True)
   ]
-  queues: dict[int, list[_Queue]] = {}
+  queues: dict[base.NodeId, list[_Queue]] = {}
   for way in ways:
     for s, node in enumerate(way.owners):
       own = queues.setdefault(node, [])
@@ -66,16 +67,16 @@ def order_passes(
   for way in ways:
     for s, node in way.shadows.items():
       queues.setdefault(node, []).append(way.redundant[s])
-  rows: dict[int, list[instruction_lib.Instruction]] = {
+  rows: dict[base.NodeId, list[instruction_lib.Instruction]] = {
       node: [] for node in sorted(queues)
   }
   free_ms = dict.fromkeys(rows, 0.0)
   # The best candidate of each node; an entry that has been replaced by a
   # later one for its node is stale.
   heap: list[_Key] = []
-  latest: dict[int, _Key] = {}
+  latest: dict[base.NodeId, _Key] = {}
 
-  def update(node: int) -> None:
+  def update(node: base.NodeId) -> None:
     best = _find_best(node, free_ms[node], queues[node])
     if best is not None:
       latest[node] = best
@@ -114,7 +115,7 @@ class _Queue:
 
   way: "_Way"
   op: Op
-  stage: int
+  stage: base.StageId
   owed: Sequence[int]
   cost_ms: float
   next: int = 0
@@ -142,8 +143,8 @@ class _Way:
       owed: owed_lib.Owed,
       costs: costs_lib.StageCosts,
       holdings: lines_lib.Holdings,
-      shadows: Mapping[int, int],
-      shared: dict[tuple[int, int, int], set[int]],
+      shadows: Mapping[base.StageId, base.NodeId],
+      shared: dict[tuple[int, base.StageId, base.NodeId], set[int]],
   ) -> None:
     self.owners = owners = line.owners
     self.shadows = shadows
@@ -157,7 +158,7 @@ class _Way:
         _Queue(
             self, Op.FORWARD, s, owed.forwards[s], slow[s] * costs.forward_ms[s]
         )
-        for s in range(len(owners))
+        for s in base.stages(len(owners))
     ]
     self.backwards = [
         _Queue(
@@ -167,7 +168,7 @@ class _Way:
             owed.backwards[s],
             slow[s] * costs.backward_ms[s],
         )
-        for s in range(len(owners))
+        for s in base.stages(len(owners))
     ]
     self.redundant = {
         s: _Queue(
@@ -191,7 +192,7 @@ class _Way:
     self._pending = [set(backwards) for backwards in owed.backwards]
     self._residuals = [
         shared.setdefault((line.pipeline, s, node), set())
-        for s, node in enumerate(owners)
+        for s, node in base.by_stage(owners)
     ]
     for s, residuals in enumerate(self._residuals):
       residuals |= {m for m in owed.backwards[s] if (s, m) in held[s].residuals}
@@ -238,13 +239,16 @@ class _Way:
         or microbatch == backwards.owed[backwards.next]
     )
 
-  def finish(self, queue: _Queue, microbatch: int, end_ms: float) -> int | None:
+  def finish(
+      self, queue: _Queue, microbatch: int, end_ms: float
+  ) -> base.NodeId | None:
     """Delivers a pass's results; returns the node that may now start a pass."""
     s, owners = queue.stage, self.owners
+    after = base.StageId(s + 1)
     if queue.op is not Op.BACKWARD:
       node = owners[s] if queue.op is Op.FORWARD else self.shadows[s]
-      if s + 1 in self.redundant and self.shadows[s + 1] == node:
-        self.redundant[s + 1].input_ms.setdefault(microbatch, end_ms)
+      if after in self.redundant and self.shadows[after] == node:
+        self.redundant[after].input_ms.setdefault(microbatch, end_ms)
     if queue.op is Op.REDUNDANT_FORWARD:
       return None
     if queue.op is Op.BACKWARD:
@@ -257,19 +261,19 @@ class _Way:
       return owners[s - 1]
     if microbatch in self._pending[s]:
       self._residuals[s].add(microbatch)
-    if s + 1 == len(owners):
+    if after == len(owners):
       return None
     at_ms = end_ms + self._transfer_ms[s]
-    self.forwards[s + 1].input_ms.setdefault(microbatch, at_ms)
-    return owners[s + 1]
+    self.forwards[after].input_ms.setdefault(microbatch, at_ms)
+    return owners[after]
 
 
 # Start, ms; priority; microbatch; -stage; node; queue.
-_Key = tuple[float, int, int, int, int, _Queue]
+_Key = tuple[float, int, int, int, base.NodeId, _Queue]
 
 
 def _find_best(
-    node: int, free_ms: float, queues: Sequence[_Queue]
+    node: base.NodeId, free_ms: float, queues: Sequence[_Queue]
 ) -> _Key | None:
   """Returns the sort key of the next pass of `node`, with its queue."""
   best = None

@@ -40,16 +40,16 @@ class Owed:
 
   forwards: tuple[tuple[int, ...], ...]
   backwards: tuple[tuple[int, ...], ...]
-  redundant: Mapping[int, tuple[int, ...]]
+  redundant: Mapping[base.StageId, tuple[int, ...]]
   transfers: tuple[Transfer, ...]
 
 
 def find_owed(
     *,
-    owners: Sequence[int],
+    owners: Sequence[base.NodeId],
     microbatches: Sequence[int],
-    holdings: Mapping[int, holdings_lib.Holdings],
-    shadows: Mapping[int, int],
+    holdings: Mapping[base.NodeId, holdings_lib.Holdings],
+    shadows: Mapping[base.StageId, base.NodeId],
     redundant: Collection[int],
 ) -> Owed:
   """Returns the work that finishes the step.
@@ -74,7 +74,7 @@ def find_owed(
   transfers = []
   for m in microbatches:
     output_needed = False
-    for s in reversed(range(len(owners))):
+    for s in reversed(base.stages(len(owners))):
       owes_backward = (s, m) not in held[s].accumulated
       if output_needed and owners[s] != owners[s + 1]:
         transfers.append(Transfer("A", s, m, owners[s], owners[s + 1]))
@@ -108,7 +108,11 @@ def find_owed(
 
 
 def _check_gradient(
-    stage: int, microbatch: int, *, sender: int, held: holdings_lib.Holdings
+    stage: base.StageId,
+    microbatch: int,
+    *,
+    sender: base.NodeId,
+    held: holdings_lib.Holdings,
 ) -> None:
   """Checks that `sender` has, or will have, the gradient that a stage needs."""
   if (stage, microbatch) not in held.gradients and (
@@ -123,30 +127,33 @@ def _check_gradient(
 def _redundant(
     microbatches: Sequence[int],
     *,
-    owners: Sequence[int],
-    holdings: Mapping[int, holdings_lib.Holdings],
-    shadows: Mapping[int, int],
+    owners: Sequence[base.NodeId],
+    holdings: Mapping[base.NodeId, holdings_lib.Holdings],
+    shadows: Mapping[base.StageId, base.NodeId],
     forwards: Sequence[Sequence[int]],
-) -> dict[int, tuple[int, ...]]:
-  redundant: dict[int, tuple[int, ...]] = {}
+) -> dict[base.StageId, tuple[int, ...]]:
+  redundant: dict[base.StageId, tuple[int, ...]] = {}
   for stage, node in sorted(shadows.items()):
+    before = base.StageId(stage - 1)
     held = holdings.get(node, holdings_lib.NOTHING)
     if stage == 0:
       inputs = set(microbatches)
-    elif node == owners[stage - 1]:
-      inputs = set(forwards[stage - 1])
+    elif node == owners[before]:
+      inputs = set(forwards[before])
     else:
-      inputs = set(redundant[stage - 1])
+      inputs = set(redundant[before])
     redundant[stage] = tuple(
         m
         for m in microbatches
         if (stage, m) not in held.residuals
-        and (m in inputs or (stage - 1, m) in held.activations)
+        and (m in inputs or (before, m) in held.activations)
     )
   return redundant
 
 
-def _check_shadows(owners: Sequence[int], shadows: Mapping[int, int]) -> None:
+def _check_shadows(
+    owners: Sequence[base.NodeId], shadows: Mapping[base.StageId, base.NodeId]
+) -> None:
   for stage, node in shadows.items():
     if stage not in range(len(owners)):
       raise ValueError(f"shadows names stage {stage}, there are {len(owners)}.")
@@ -155,7 +162,8 @@ def _check_shadows(owners: Sequence[int], shadows: Mapping[int, int]) -> None:
           f"The shadow of stage {stage} must be another node of the pipeline "
           f"than its owner {owners[stage]}, got {node}."
       )
-    if stage > 0 and node not in (owners[stage - 1], shadows.get(stage - 1)):
+    before = base.StageId(stage - 1)
+    if stage > 0 and node not in (owners[before], shadows.get(before)):
       raise ValueError(
           f"The shadow of stage {stage} must own or shadow the stage before, "
           f"whose output is its input; node {node} does not."

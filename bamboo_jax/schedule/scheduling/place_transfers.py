@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import heapq
 
+from bamboo_jax import base
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -33,11 +34,11 @@ Transfer = instruction_lib.Transfer
 
 
 def place_transfers(
-    passes: Mapping[int, instruction_lib.Row],
+    passes: Mapping[base.NodeId, instruction_lib.Row],
     transfers: Sequence[Transfer],
     *,
     costs: costs_lib.StageCosts,
-    holdings: Mapping[int, holdings_lib.Holdings],
+    holdings: Mapping[base.NodeId, holdings_lib.Holdings],
 ) -> instruction_lib.Schedule:
   """Returns `passes` with their `transfers`, without deadlock.
 
@@ -68,7 +69,7 @@ class _Node:
     output: Transfer that is ready once the node is free.
   """
 
-  name: int
+  name: base.NodeId
   passes: instruction_lib.Row
   inputs: list[Transfer | None]
   outputs: list[Transfer | None]
@@ -76,7 +77,7 @@ class _Node:
   is_free: bool = False
   busy_until_ms: float = 0.0
   output: Transfer | None = None
-  peers: "dict[int, _Node]" = dataclasses.field(default_factory=dict)
+  peers: "dict[base.NodeId, _Node]" = dataclasses.field(default_factory=dict)
   row: list[instruction_lib.Instruction] = dataclasses.field(
       default_factory=list
   )
@@ -92,7 +93,7 @@ class _Simulation:
 
   def __init__(
       self,
-      passes: Mapping[int, instruction_lib.Row],
+      passes: Mapping[base.NodeId, instruction_lib.Row],
       costs: costs_lib.StageCosts,
   ) -> None:
     self._costs = costs
@@ -109,20 +110,21 @@ class _Simulation:
   def attach(
       self,
       transfer: Transfer,
-      where: Mapping[tuple[Op, int, int], int],
+      where: Mapping[tuple[Op, base.StageId, int], int],
       held: holdings_lib.Holdings,
   ) -> None:
     """Ties `transfer` to the passes that make and use its array."""
     s, m = transfer.stage, transfer.microbatch
+    after = base.StageId(s + 1)
     source = self._nodes[transfer.source]
     destination = self._nodes[transfer.destination]
     source.peers[transfer.destination] = destination
     if transfer.kind == "A":
       is_held = (s, m) in held.activations
-      maker, user = (Op.FORWARD, s, m), (Op.FORWARD, s + 1, m)
+      maker, user = (Op.FORWARD, s, m), (Op.FORWARD, after, m)
     else:
       is_held = (s, m) in held.gradients
-      maker, user = (Op.BACKWARD, s + 1, m), (Op.BACKWARD, s, m)
+      maker, user = (Op.BACKWARD, after, m), (Op.BACKWARD, s, m)
     destination.inputs[where[user]] = transfer
     if is_held:
       self._available.add(transfer)

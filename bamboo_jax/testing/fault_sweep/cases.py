@@ -9,6 +9,7 @@ import functools
 import itertools
 import random
 
+from bamboo_jax import base
 from bamboo_jax.base import types
 from bamboo_jax.faults import faults as faults_lib
 
@@ -53,7 +54,7 @@ class Steps:
   def places(self) -> tuple[Place, ...]:
     """All places."""
     return tuple(
-        Place(p, s) for p, n in enumerate(self.depths) for s in range(n)
+        Place(p, s) for p, n in enumerate(self.depths) for s in base.stages(n)
     )
 
   def points(self, place: Place) -> tuple[int | str, ...]:

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import ml_collections
 
+from bamboo_jax import base
 from bamboo_jax import config as config_lib
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.faults import faults as faults_lib
@@ -205,7 +206,8 @@ class Layouts:
       job = job_lib.make_job(
           config,
           devices={
-              node: devices[node % len(devices)] for node in range(num_nodes)
+              node: devices[node % len(devices)]
+              for node in base.nodes(num_nodes)
           },
           prepared=trials.prepare(config, self.cache, self.whole),
       )

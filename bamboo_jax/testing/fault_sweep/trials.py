@@ -16,6 +16,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from bamboo_jax import base
 from bamboo_jax import config as config_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
@@ -101,7 +102,9 @@ class Trials:
     self._cache = cache
     self._wanted: dict[int, TrialOutcome] = {}  # By number of steps.
     num_late = num_late or sizes.num_nodes(config)  # Should all die.
-    place = devices_lib.place_nodes(range(sizes.num_nodes(config) + num_late))
+    place = devices_lib.place_nodes(
+        base.nodes(sizes.num_nodes(config) + num_late)
+    )
     make = lambda config, whole: job_lib.make_job(
         config, devices=place, prepared=prepare(config, cache, whole)
     )
@@ -188,7 +191,7 @@ class Trials:
         worker.run(stop_at=num_steps)
       lines = jsonl.read_lines(pathlib.Path(folder) / "metrics.jsonl")
     engine = worker.engine
-    prints = replicas.take_prints(engine, num_steps)
+    prints = replicas.take_prints(engine, base.StepId(num_steps))
     replicas.compare([prints], engine.specs)
     events = [line for line in lines if line.get("event") == "recovery"]
     return TrialOutcome(

@@ -13,6 +13,7 @@ import hashlib
 import types
 from typing import Any, TYPE_CHECKING
 
+from bamboo_jax import base
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import executor as executor_lib
@@ -134,13 +135,13 @@ class FakeEngine:
   def set_pipelines(
       self,
       owners: engine_lib.Owners,
-      shadows: Sequence[Mapping[int, int]],
-      shares: Sequence[Sequence[int]],
+      shadows: Sequence[Mapping[base.StageId, base.NodeId]],
+      shares: Sequence[Sequence[base.ShareId]],
       lines: engine_lib.Lines | None = None,
   ) -> None:
     """Sets the roles of nodes; drops the states that have none."""
     self.lines = lines or [*zip(owners, shares, strict=True)]
-    held = [entry for row in owners for entry in enumerate(row)]
+    held = [entry for row in owners for entry in base.by_stage(row)]
     held += [entry for replicas in shadows for entry in replicas.items()]
     for stage, node in held:
       self.load_programs(node, stage)
@@ -228,7 +229,7 @@ class Step(step_lib.StepRunner):
     self._phase_secs = {"compute": 0.0}
 
   def begin(
-      self, step: int, feed: node_lib.FeedFn, due: faults_lib.FaultsDue
+      self, step: base.StepId, feed: node_lib.FeedFn, due: faults_lib.FaultsDue
   ) -> None:
     """Starts a step: nodes drop what they have of the last one."""
     del feed, due
@@ -261,10 +262,10 @@ class Step(step_lib.StepRunner):
       self._totals |= sums.found
     self._cohort.check()
 
-  def vote(self, vote: step_lib.Vote) -> dict[int, step_lib.Vote]:
+  def vote(self, vote: step_lib.Vote) -> dict[base.NodeId, step_lib.Vote]:
     """Returns the votes of all members."""
     votes = self._cohort.gather(f"vote {self._step}", vote)
-    self._cohort.settled(self._step + 1)
+    self._cohort.settled(base.StepId(self._step + 1))
     return votes
 
   def apply(self) -> None:

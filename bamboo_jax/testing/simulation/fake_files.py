@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 import contextlib
 from typing import TYPE_CHECKING
 
+from bamboo_jax import base
 from bamboo_jax.testing.simulation import fake_engine
 from bamboo_jax.testing.simulation import worker as worker_lib
 from bamboo_jax.train import step as step_lib
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 class FakeFiles:
   """Checkpoints, log and all else that a worker has beside its nodes."""
-
 
   def __init__(
       self,
@@ -39,7 +39,7 @@ class FakeFiles:
   def vote(
       self,
       *,
-      seen: int,
+      seen: base.ViewId,
       ready: int,
       prints: None,
       stops: bool,
@@ -51,7 +51,7 @@ class FakeFiles:
   def commit(
       self,
       step: fake_engine.Step,
-      votes: Mapping[int, step_lib.Vote],
+      votes: Mapping[base.NodeId, step_lib.Vote],
       *,
       saves: bool,
   ) -> None:

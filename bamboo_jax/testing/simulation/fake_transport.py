@@ -44,14 +44,14 @@ class FakeTransport:
     if self._interrupted is not None:
       raise base.AttemptOverError(self._interrupted)
 
-  def send(self, node: int, channel: str, arrays: list[str]) -> None:
+  def send(self, node: base.NodeId, channel: str, arrays: list[str]) -> None:
     """Sends a value to a node."""
     self.check()
     key = self._key(self._worker.number, node, channel)
     self._worker.shared.wire[key].append(arrays)
     self._worker.wake_soon(node)
 
-  def receive(self, node: int, channel: str) -> list[str]:
+  def receive(self, node: base.NodeId, channel: str) -> list[str]:
     """Returns the next value of a node; blocks.
 
     Raises `base.AttemptOverError` or `base.PeerRemovedError`.

@@ -9,6 +9,7 @@ import functools
 import random
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import core
 from bamboo_jax.cluster.agent import events as events_lib
@@ -316,7 +317,7 @@ class SimulatedMachine:
 
   # The worker.
 
-  def _start_worker(self, number: int, stamp: str) -> None:
+  def _start_worker(self, number: base.NodeId, stamp: str) -> None:
     self.worker = self.world.make_worker(
         number,
         stamp,

@@ -10,6 +10,7 @@ import threading
 import types
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import client_state
 from bamboo_jax.cluster import views
@@ -98,12 +99,12 @@ class TrainerWorker(worker_lib.ScriptedWorker):
     """Waits, in the thread, for time to pass."""
     self.thread.wait(lambda: False, secs)
 
-  def wake_soon(self, node: int) -> None:
+  def wake_soon(self, node: base.NodeId) -> None:
     """Lets a worker look whether what it waits for has come."""
     if (other := self.shared.workers.get(node)) is not None:
       self._clock.at(_LINK_SECS, other._look)
 
-  def is_cut(self, node: int) -> bool:
+  def is_cut(self, node: base.NodeId) -> bool:
     """Whether a transfer with a node has failed."""
     members = {m.number: m for m in self.client.adopted.members}
     is_gone = node in members and self.shared.is_gone(members[node].host)
@@ -132,7 +133,7 @@ class TrainerWorker(worker_lib.ScriptedWorker):
     self.loop = self._make_loop(client, cohort, self.engine)
     self.loop.run()
 
-  def _check_epoch(self, epoch: int) -> None:
+  def _check_epoch(self, epoch: base.ViewId) -> None:
     fence_lib.check(self.fence, self.stamp, epoch)
 
   def _make_state(
@@ -150,7 +151,8 @@ class TrainerWorker(worker_lib.ScriptedWorker):
     state._restore = lambda steps, layout: {
         (node, stage): saved[steps][stage]
         for roles in layout.roles
-        for stage, node in [*enumerate(roles.owners), *roles.shadows.items()]
+        for held in (base.by_stage(roles.owners), roles.shadows.items())
+        for stage, node in held
         if node == self.number
     }
     return state

@@ -106,7 +106,7 @@ class ScriptedWorker:
 
   def __init__(
       self,
-      number: int,
+      number: base.NodeId,
       stamp: str,
       *,
       host: str,
@@ -294,8 +294,9 @@ class ScriptedWorker:
       self._commit()
       assert self._state == state, "states differ"
     self._steps, self._state, self._epoch = steps, state, epoch
-    self._since = (self.client.adopted.number, max(steps, 0))
-    self._say(messages.Assignment({"roles": [self.client.adopted.number]}))
+    view = self.client.adopted.number
+    self._since = view, base.StepId(max(steps, 0))
+    self._say(messages.Assignment({"roles": [view]}))
 
   def _step(self) -> _Steps:
     client = self.client

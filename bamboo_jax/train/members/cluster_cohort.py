@@ -10,6 +10,7 @@ import select
 import socket
 from typing import Any, TypeVar
 
+from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import frames
@@ -54,7 +55,7 @@ class ClusterCohort:
     """The newest view known here."""
     return self._client.newest
 
-  def host_of(self, node: int) -> int:
+  def host_of(self, node: base.NodeId) -> base.NodeId:
     """See `Cohort`."""
     return node
 
@@ -75,7 +76,7 @@ class ClusterCohort:
     self._client.adopt(first)
     self._exits.adopt(first.number)
 
-  def gather(self, key: str, value: T) -> dict[int, T]:
+  def gather(self, key: str, value: T) -> dict[base.NodeId, T]:
     """See `Cohort`."""
     said = self._client.gather(key, json_lib.to_plain(value))
     kind = type(value)
@@ -96,7 +97,7 @@ class ClusterCohort:
     del why
     self._client.wait_members(count)
 
-  def adopt(self, number: int) -> None:
+  def adopt(self, number: base.ViewId) -> None:
     """See `Cohort`; starts the first attempt in the view."""
     stopped_for = self._client.wait_interrupt(0)
     self._client.adopt(self._client.find_view(number))
@@ -105,20 +106,20 @@ class ClusterCohort:
       self._client.post(number, "begun", json_lib.to_plain(begun))
     self._exits.adopt(number)
 
-  def arrived_secs(self, number: int) -> float:
+  def arrived_secs(self, number: base.ViewId) -> float:
     """See `Cohort`."""
     return self._client.arrived_secs(number)
 
-  def died_secs(self, number: int) -> float | None:
+  def died_secs(self, number: base.ViewId) -> float | None:
     """See `Cohort`; only the director knows, so None."""
     del number
     return None
 
-  def silent_secs(self, number: int) -> Mapping[int, float]:
+  def silent_secs(self, number: base.ViewId) -> Mapping[base.NodeId, float]:
     """See `Cohort`."""
     return self._client.silent_secs(number)
 
-  def settled(self, steps: int) -> None:
+  def settled(self, steps: base.StepId) -> None:
     """See `Cohort`; starts the next attempt."""
     self._exits.settled(self.view.number, steps)
 
@@ -136,7 +137,7 @@ class RemoteDirector:
   reachable.
   """
 
-  def __init__(self, address: str, *, number: int, name: str) -> None:
+  def __init__(self, address: str, *, number: base.NodeId, name: str) -> None:
     self._socket = socket.socket(socket.AF_UNIX)
     self._socket.connect(f"\0{address}")
     self._decoder = frames.Decoder()
@@ -219,18 +220,18 @@ class Exits:
       )
 
   def stop(
-      self, view: int, *, alive: Collection[int] | None = None
+      self, view: base.ViewId, *, alive: Collection[base.NodeId] | None = None
   ) -> channel_lib.Begun:
     """Stops collective transfers, see `executor.Collectives`."""
     if self._collectives is not None:
       self._collectives.stop(view, alive=alive)
     return self.begun()
 
-  def adopt(self, view: int) -> None:
+  def adopt(self, view: base.ViewId) -> None:
     """Starts the first attempt in a view."""
     self._begin(view << _ATTEMPT_BITS)
 
-  def settled(self, view: int, steps: int) -> None:
+  def settled(self, view: base.ViewId, steps: base.StepId) -> None:
     """Starts the next attempt, and resumes collective transfers.
 
     No message of the first `steps` steps may be in flight.

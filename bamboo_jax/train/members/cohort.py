@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 from typing import Any, Protocol, TypeVar
 
+from bamboo_jax import base
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import layout as layout_lib
@@ -32,14 +33,14 @@ class Start:
   """
 
   layout: layout_lib.Layout | None = None
-  members: frozenset[int] = frozenset()
+  members: frozenset[base.NodeId] = frozenset()
   is_restart: bool = False
 
 
 class Cohort(Protocol):
   """All members; `gather` is the only synchronisation."""
 
-  number: int
+  number: base.NodeId
 
   @property
   def view(self) -> views.View:
@@ -50,10 +51,10 @@ class Cohort(Protocol):
     """The newest view known here."""
 
   @property
-  def hosted(self) -> frozenset[int]:
+  def hosted(self) -> frozenset[base.NodeId]:
     """The live nodes that this member drives."""
 
-  def host_of(self, node: int) -> int:
+  def host_of(self, node: base.NodeId) -> base.NodeId:
     """Returns the member that hosts a node."""
 
   def wait_start(self) -> Start:
@@ -62,7 +63,7 @@ class Cohort(Protocol):
   def enter(self) -> None:
     """Joins: blocks until a view contains this member, and adopts it."""
 
-  def gather(self, key: str, value: T) -> dict[int, T]:
+  def gather(self, key: str, value: T) -> dict[base.NodeId, T]:
     """Returns the values of all members of the view, by member; blocks.
 
     A key may be used once per view. Raises `base.ViewChangedError` if a member
@@ -81,25 +82,25 @@ class Cohort(Protocol):
     Raises `base.InfeasibleError` with the text `why` if no node can join.
     """
 
-  def adopt(self, number: int) -> None:
+  def adopt(self, number: base.ViewId) -> None:
     """Makes view `number` the one that this member works in."""
 
-  def arrived_secs(self, number: int) -> float:
+  def arrived_secs(self, number: base.ViewId) -> float:
     """Returns the time of arrival of a view, on `time.perf_counter`."""
 
-  def died_secs(self, number: int) -> float | None:
+  def died_secs(self, number: base.ViewId) -> float | None:
     """Returns when the nodes that view `number` lacks died.
 
     On `time.perf_counter`; None if not known.
     """
 
-  def silent_secs(self, number: int) -> Mapping[int, float]:
+  def silent_secs(self, number: base.ViewId) -> Mapping[base.NodeId, float]:
     """Returns how long lost nodes had been silent when a view arrived.
 
     By number, of the nodes that the agent of this member was in contact with.
     """
 
-  def settled(self, steps: int) -> None:
+  def settled(self, steps: base.StepId) -> None:
     """Records that no message of the first `steps` steps is in flight."""
 
   def report(self, kind: str, **facts: Any) -> None:
@@ -140,6 +141,6 @@ class FaultInjector(Protocol):
     """
 
 
-def zones_of(view: views.View) -> Mapping[int, str]:
+def zones_of(view: views.View) -> Mapping[base.NodeId, str]:
   """Returns the zone of each node of a view."""
   return {member.number: member.zone for member in view.members}

@@ -39,13 +39,13 @@ class LocalCohort:
   def __init__(
       self, num_nodes: int, *, zones: Sequence[str] = ZONES, seed: int = 0
   ) -> None:
-    self.number = 0
+    self.number = base.NodeId(0)
     self._zones = zones
     self._random = random.Random(seed)
     self._next = 0
     self._said: collections.deque[str] = collections.deque(maxlen=_NUM_SAID)
-    self._views: dict[int, views.View] = {}
-    self._arrived: dict[int, float] = {}
+    self._views: dict[base.ViewId, views.View] = {}
+    self._arrived: dict[base.ViewId, float] = {}
     self._done: set[tuple[int, faults_lib.Fault]] = set()
     self.happened: set[int] = set()
     self.first_step = -1
@@ -58,11 +58,11 @@ class LocalCohort:
     self.view = self.newest
 
   @property
-  def hosted(self) -> frozenset[int]:
+  def hosted(self) -> frozenset[base.NodeId]:
     """All live nodes."""
     return frozenset(self.newest.numbers)
 
-  def host_of(self, node: int) -> int:
+  def host_of(self, node: base.NodeId) -> base.NodeId:
     """See `Cohort`."""
     del node
     return self.number
@@ -84,7 +84,7 @@ class LocalCohort:
     self._is_asked_to_stop = self._has_entered
     return self._has_entered
 
-  def gather(self, key: str, value: T) -> dict[int, T]:
+  def gather(self, key: str, value: T) -> dict[base.NodeId, T]:
     """See `Cohort`."""
     self._raise_if_changed()
     assert key not in self._said, f"{key} is said twice in one view"
@@ -111,22 +111,22 @@ class LocalCohort:
       raise base.InfeasibleError(why)
     self._raise_if_changed()
 
-  def adopt(self, number: int) -> None:
+  def adopt(self, number: base.ViewId) -> None:
     """See `Cohort`."""
     self.view = self._views[number]
     for old in [n for n in self._views if n < number]:
       del self._views[old], self._arrived[old]
     self._said.clear()
 
-  def arrived_secs(self, number: int) -> float:
+  def arrived_secs(self, number: base.ViewId) -> float:
     """See `Cohort`; the time of the death."""
     return self._arrived[number]
 
-  def died_secs(self, number: int) -> float | None:
+  def died_secs(self, number: base.ViewId) -> float | None:
     """See `Cohort`; a death makes its view at once."""
     return self._arrived[number]
 
-  def silent_secs(self, number: int) -> Mapping[int, float]:
+  def silent_secs(self, number: base.ViewId) -> Mapping[base.NodeId, float]:
     """See `Cohort`; there is no agent."""
     del number
     return {}
@@ -139,7 +139,7 @@ class LocalCohort:
         due, self.happened, first=self.first_step, end=end, source=source or ""
     )
 
-  def settled(self, steps: int) -> None:
+  def settled(self, steps: base.StepId) -> None:
     """See `Cohort`."""
     if self.first_step < 0:
       self.first_step = steps
@@ -208,21 +208,21 @@ class LocalCohort:
   def _change(
       self,
       *,
-      lost: Collection[int] = (),
-      leaving: Collection[int] = (),
+      lost: Collection[base.NodeId] = (),
+      leaving: Collection[base.NodeId] = (),
       come: int = 0,
       reason: str,
   ) -> None:
     before = self.newest
     stay = [m for m in before.members if m.number not in lost]
-    for number in range(self._next, self._next + come):
+    for number in base.nodes(self._next, self._next + come):
       zone = self._zones[number % len(self._zones)]
       name = f"n{number}"
       stay.append(views.Member(number, name, zone, name, "", 0))
     self._next += come
     left = {*before.leaving, *leaving} & {m.number for m in stay}
     self.newest = views.View(
-        before.number + 1, tuple(stay), reason, leaving=tuple(sorted(left))
+        before.next_number, tuple(stay), reason, leaving=tuple(sorted(left))
     )
     self._views[self.newest.number] = self.newest
     self._arrived[self.newest.number] = time.perf_counter()

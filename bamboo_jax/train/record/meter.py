@@ -15,6 +15,7 @@ import pathlib
 import statistics
 import time
 
+from bamboo_jax import base
 from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.accounting import ledger as ledger_lib
@@ -135,8 +136,8 @@ class Meter:
     self._nodes = nodes
 
   def welcome(
-      self, boot_secs: Mapping[int, float], nodes: Nodes | None
-  ) -> dict[int, float]:
+      self, boot_secs: Mapping[base.NodeId, float], nodes: Nodes | None
+  ) -> dict[base.NodeId, float]:
     """Charges joining nodes for the time since their start, with the next step.
 
     Before the first step, the nodes of the run are charged from its start.

@@ -22,7 +22,6 @@ from bamboo_jax.metrics import loss_plot
 from bamboo_jax.metrics import plots
 from bamboo_jax.metrics import profile_steps
 from bamboo_jax.metrics import summary as summary_lib
-from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
@@ -144,11 +143,10 @@ class Outputs:
       )
 
   def welcome(
-      self, statuses: Mapping[int, agreement_lib.Status], *, in_step: bool
+      self, boot_secs: Mapping[base.NodeId, float], *, in_step: bool
   ) -> None:
     """Charges and logs joining nodes; see `meter.Meter.welcome`."""
     if self._state.is_writer and self._writer is not None:
-      boot_secs = {n: s.boot_secs for n, s in statuses.items()}
       nodes = None if in_step else self._nodes()
       if come := self._meter.welcome(boot_secs, nodes):
         values = {"boot_secs": {str(n): secs for n, secs in come.items()}}

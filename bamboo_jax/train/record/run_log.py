@@ -45,15 +45,15 @@ class RunLog:
     self._state = state
     self._ladder = dataclasses.asdict(state.rules.ladder)
     self._recoveries: list[durations.RecoveryTimes] = []
-    self._names: dict[int, str] = {}
-    self._saved_in = 0  # The view in which copies were at risk.
+    self._names: dict[base.NodeId, str] = {}
+    self._saved_in = base.ViewId(0)  # The view in which copies were at risk.
 
-  def roll_back(self, steps: int) -> None:
+  def roll_back(self, steps: base.StepId) -> None:
     """Records that all steps after the first `steps` will be repeated."""
     self._outputs.roll_back(steps)
     for recovery in self._recoveries:
       if recovery.step_end_at_secs is None:
-        recovery.step = steps + 1
+        recovery.step = base.StepId(steps + 1)
 
   def meet(self, view: views.View) -> None:
     """Records the names of a view's members; keeps those of dead owners."""
@@ -66,7 +66,7 @@ class RunLog:
       self,
       agreement: agreement_lib.Agreement,
       *,
-      silent_secs: Iterable[Mapping[int, float]],
+      silent_secs: Iterable[Mapping[base.NodeId, float]],
       agreed_at_secs: float,
   ) -> None:
     """Records the loss of nodes that led to the present view.
@@ -82,7 +82,7 @@ class RunLog:
       heirs = tuple(self._name(node) for node in found if node is not None)
     self._recoveries.append(
         durations.RecoveryTimes(
-            step=agreement.steps + 1,
+            step=base.StepId(agreement.steps + 1),
             view=view,
             nodes=lost,
             names=tuple(map(self._name, lost)),
@@ -130,7 +130,7 @@ class RunLog:
   def vote(
       self,
       *,
-      seen: int,
+      seen: base.ViewId,
       ready: int,
       prints: replicas.Prints | None,
       stops: bool,
@@ -142,7 +142,7 @@ class RunLog:
     """
     steps, layout = self._state.steps, self._state.layout
     measured = step.measured
-    recent = self._recent(steps + 1)
+    recent = self._recent(base.StepId(steps + 1))
     owed = {r.view: step_times.find_owed(measured, r, layout) for r in recent}
     end_secs = max((m.end_secs for m in measured), default=step.start_secs)
     return step_lib.Vote(
@@ -165,7 +165,7 @@ class RunLog:
         ran=step.executor.filler.ran(measured),
         prints=prints,
         nonfinite=step.find_nonfinite(),
-        save=self._writer.say(steps + 1),
+        save=self._writer.say(base.StepId(steps + 1)),
         stops=stops,
         at_risk=self._find_risk(),
         nodes=step.nodes,
@@ -174,7 +174,7 @@ class RunLog:
   def commit(
       self,
       step: step_lib.StepRunner,
-      votes: Mapping[int, step_lib.Vote],
+      votes: Mapping[base.NodeId, step_lib.Vote],
       *,
       saves: bool,
   ) -> None:
@@ -228,7 +228,7 @@ class RunLog:
     self._outputs.write_event("eval", step=steps, values=means)
     self._outputs.show(progress_lib.render_evaluation(steps, means))
 
-  def warn_of_save(self, step: int, text: str) -> None:
+  def warn_of_save(self, step: base.StepId, text: str) -> None:
     """Records a failed save."""
     self._outputs.show(f"warning: {text} Training continues.")
     self._outputs.write_event("save_failed", step=step, values={"reason": text})
@@ -241,7 +241,7 @@ class RunLog:
           "damaged", step=self._state.steps, values=values
       )
 
-  def save_at_risk(self, view: int) -> None:
+  def save_at_risk(self, view: base.ViewId) -> None:
     """Saves now: all nodes with a copy of some segment will be preempted.
 
     All members call it after a commit, for the view that announces it. Blocks
@@ -281,22 +281,22 @@ class RunLog:
       )
       self._outputs.write_summary(self._state.steps, digests)
 
-  def _name(self, node: int) -> str:
+  def _name(self, node: base.NodeId) -> str:
     # A joining node may not have seen a view with a node that died.
     return self._names.get(node, f"node {node}")
 
-  def _find_risk(self) -> int:
+  def _find_risk(self) -> base.ViewId:
     """Returns `step.Vote.at_risk`."""
     view = self._cohort.newest
     if not view.leaving:
-      return 0
+      return views.EMPTY.number
     held = [h for h in self._state.layout.copies if h[0] in view.numbers]
     is_at_risk = view.number > self._saved_in and bool(
         survival.find_ending(held, view.leaving)
     )
-    return view.number * is_at_risk
+    return view.number if is_at_risk else views.EMPTY.number
 
-  def _recent(self, step: int) -> list[durations.RecoveryTimes]:
+  def _recent(self, step: base.StepId) -> list[durations.RecoveryTimes]:
     return [r for r in self._recoveries if r.step == step]
 
   def _find_filled(
@@ -321,7 +321,7 @@ class RunLog:
     """Returns arguments of the writer: members by stage, and local state."""
     states = {}
     for owners in self._engine.owners:
-      for stage, node in enumerate(owners):
+      for stage, node in base.by_stage(owners):
         if node in self._engine.nodes:
           states[stage] = self._engine.nodes[node].state.get(stage)
     host_of = self._cohort.host_of

@@ -9,6 +9,7 @@ import collections
 from collections.abc import Iterable, Mapping
 import dataclasses
 
+from bamboo_jax import base
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.recovery import slowness
 from bamboo_jax.train import run_state as run_state_lib
@@ -42,9 +43,11 @@ class SlowNodes:
     """Forgets all steps, in a new view, so that all members judge equally."""
     self._history.clear()
     self._num_heard, self._state.slow = 0, {}
-    self._tried: dict[int, float] = {}  # Have shares again; former factors.
-    self._num_returns: collections.Counter[int] = collections.Counter()
-    self._num_idle: collections.Counter[int] = collections.Counter()
+    self._tried: dict[base.NodeId, float] = (
+        {}
+    )  # Have shares again; former factors.
+    self._num_returns: collections.Counter[base.NodeId] = collections.Counter()
+    self._num_idle: collections.Counter[base.NodeId] = collections.Counter()
 
   def hear(self, said: Iterable[slowness.Step]) -> None:
     """Judges a committed step; `said` has the times of each member's nodes."""
@@ -62,12 +65,12 @@ class SlowNodes:
         self._deal(node, round(factor, 1))
 
   @property
-  def _slow(self) -> dict[int, float]:
+  def _slow(self) -> dict[base.NodeId, float]:
     """Factors of nodes that hand over, or give work away."""
     slow = {**self._state.layout.slow, **self._state.slow}
     return {node: factor for node, factor in slow.items() if factor > 1}
 
-  def _deal(self, node: int, factor: float) -> None:
+  def _deal(self, node: base.NodeId, factor: float) -> None:
     self._state.slow = {**self._state.slow, node: factor}
     self._tried.pop(node, None)
 
@@ -94,7 +97,7 @@ class SlowNodes:
         del self._tried[node]
         self._end(node)
 
-  def _end(self, node: int) -> None:
+  def _end(self, node: base.NodeId) -> None:
     """Notes that a node is fast again."""
     state = self._state
     for index, one in enumerate(state.named):
@@ -104,7 +107,7 @@ class SlowNodes:
         where = {"node": one.node, "host": one.host}
         self._tell("slow_over", {**where, "slow_step": one.step})
 
-  def _name(self, node: int, factor: float) -> None:
+  def _name(self, node: base.NodeId, factor: float) -> None:
     cohort, steps = self._state.cohort, self._state.steps
     (member,) = [m for m in cohort.view.members if m.number == node]
     hosts = [m.host for m in cohort.view.members]

@@ -26,6 +26,7 @@ import threading
 import time
 from typing import TypeVar
 
+from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.recovery import durations
 from bamboo_jax.recovery import layout as layout_lib
@@ -49,7 +50,7 @@ _SCHEDSTAT = pathlib.Path("/proc/thread-self/schedstat")
 def measure_passes(
     measured: Sequence[recorder_lib.MeasuredInstruction],
     *,
-    nodes: Collection[int],
+    nodes: Collection[base.NodeId],
     layout: layout_lib.Layout,
     recoveries: Sequence[durations.RecoveryTimes],
 ) -> NodeTime:
@@ -78,28 +79,28 @@ def measure_passes(
 
 
 def sums_of(
-    secs: float, *, nodes: Collection[int], layout: layout_lib.Layout
-) -> dict[int, float]:
+    secs: float, *, nodes: Collection[base.NodeId], layout: layout_lib.Layout
+) -> dict[base.StageId, float]:
   """Returns `secs`, the time of summing gradients, by segment of `nodes`."""
   rows = [way.owners for way in layout.ways]
-  return {s: secs for row in rows for s, n in enumerate(row) if n in nodes}
+  return {s: secs for row in rows for s, n in base.by_stage(row) if n in nodes}
 
 
 def mean_sums_secs(
-    said: Iterable[Mapping[int, float]], layout: layout_lib.Layout
+    said: Iterable[Mapping[base.StageId, float]], layout: layout_lib.Layout
 ) -> float:
   """Returns the mean time per node of summing gradients, without waiting.
 
   All nodes of a segment sum together, and the last to arrive does not wait; so
   the time of a segment is the least that members have `said`.
   """
-  least: dict[int, float] = {}
+  least: dict[base.StageId, float] = {}
   for one in said:
     for segment, secs in one.items():
       least[segment] = min(secs, least.get(segment, secs))
-  found: dict[int, float] = {}
+  found: dict[base.NodeId, float] = {}
   for way in layout.ways:
-    for segment, node in enumerate(way.owners):
+    for segment, node in base.by_stage(way.owners):
       found[node] = max(found.get(node, 0.0), least.get(segment, 0.0))
   return statistics.fmean(found.values()) if found else 0.0
 
@@ -157,7 +158,9 @@ class Delays:
   waited_secs: float = 0.0
   starved_secs: float = 0.0  # Of the thread that runs the rows.
   suspended_secs: float = 0.0
-  waited_for: Mapping[int, float] = dataclasses.field(default_factory=dict)
+  waited_for: Mapping[base.NodeId, float] = dataclasses.field(
+      default_factory=dict
+  )
 
 
 class DelayMeter:
@@ -235,9 +238,10 @@ def measure_nodes(
     is_alone: Whether the process hosts one node. Then its time outside of
       receives counts as busy, as when the process is suspended.
   """
-  counts: dict[int, collections.Counter[str]] = {}
-  passes: dict[int, dict[str, float]] = {}
-  spare: dict[int, float] = {}  # Redundant passes fill waits, or do not run.
+  counts: dict[base.NodeId, collections.Counter[str]] = {}
+  passes: dict[base.NodeId, dict[str, float]] = {}
+  # Redundant passes fill waits, or do not run.
+  spare: dict[base.NodeId, float] = {}
   for one in measured:
     node, instruction = one.node, one.instruction
     took_secs = one.end_secs - one.start_secs
@@ -331,7 +335,7 @@ def _parse_starved(schedstat: bytes) -> float:
 
 
 def _subtract(
-    now: Mapping[int, float], before: Mapping[int, float]
-) -> dict[int, float]:
+    now: Mapping[base.NodeId, float], before: Mapping[base.NodeId, float]
+) -> dict[base.NodeId, float]:
   more = {node: secs - before.get(node, 0.0) for node, secs in now.items()}
   return {node: secs for node, secs in more.items() if secs > 0}

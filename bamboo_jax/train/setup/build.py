@@ -339,7 +339,7 @@ def make_engine(
     plan: planner.Plan,
     *,
     cache: program_cache.ProgramCache,
-    devices: Mapping[int, jax.Device] | None = None,
+    devices: Mapping[base.NodeId, jax.Device] | None = None,
     exchange: ordered_sum.Exchange | None = None,
     segments: partition_lib.Partition | None = None,
 ) -> engine_lib.Engine:
@@ -363,7 +363,7 @@ def make_engine(
       task.whole.cut(segments.bounds),
       owners=[[row[stage] for stage in stages] for row in plan.owners],
       devices=devices
-      or devices_lib.place_nodes(range(sizes.num_nodes(config))),
+      or devices_lib.place_nodes(base.nodes(sizes.num_nodes(config))),
       num_shares=plan.batch.num_shares,
       keep="none" != config.redundancy.mode or config.recovery.reroute,
       replicas=make_protection(config),

@@ -10,6 +10,7 @@ from typing import cast
 
 import jax
 
+from bamboo_jax import base
 from bamboo_jax import config as config_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import engine as engine_lib
@@ -163,10 +164,10 @@ def make_programs(
 
 def make_collectives(
     config: config_lib.Config,
-    number: int,
+    number: base.NodeId,
     exchange: ordered_sum.Exchange,
     *,
-    is_lost: Callable[[int], bool],
+    is_lost: Callable[[base.NodeId], bool],
 ) -> executor_lib.Collectives | None:
   """Returns the transfers of the executor between processes; None for rows.
 

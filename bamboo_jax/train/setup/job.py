@@ -6,6 +6,7 @@ import functools
 
 import jax
 
+from bamboo_jax import base
 from bamboo_jax import config as config_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import rows as rows_lib
@@ -45,7 +46,7 @@ class Job:
   def first_layout(self) -> layout_lib.Layout:
     """The layout at the start of a run."""
     if self.config.pipeline.layout != "depth":
-      nodes = range(sizes.num_nodes(self.config))
+      nodes = base.nodes(sizes.num_nodes(self.config))
       return self.rules.start(self.rules.planner.fresh(nodes, {}))
     pipelines = range(self.plan.num_pipelines)
     return self.rules.start([self.rows.pipeline(p) for p in pipelines])
@@ -75,7 +76,7 @@ class Job:
 def make_job(
     config: config_lib.Config,
     *,
-    devices: Mapping[int, jax.Device],
+    devices: Mapping[base.NodeId, jax.Device],
     exchange: ordered_sum.Exchange | None = None,
     prepared: preparation.Prepared | None = None,
 ) -> Job:

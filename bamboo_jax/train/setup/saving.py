@@ -6,6 +6,7 @@ import pathlib
 import types
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax import config as config_lib
 from bamboo_jax.checkpoint import identity as identity_lib
 from bamboo_jax.checkpoint import manifest as manifest_lib
@@ -24,8 +25,8 @@ def make_writer(
     job: job_lib.Job,
     *,
     directory: pathlib.Path,
-    member: int,
-    warn: Callable[[int, str], None],
+    member: base.NodeId,
+    warn: Callable[[base.StepId, str], None],
     check_fence: Callable[[], None],
 ) -> writer_lib.Writer:
   """Returns the checkpoint writer of a member; see `writer.Writer`."""
@@ -77,8 +78,8 @@ def check_same(
       meta = manifest_lib.read_manifest(folder).meta
     except (OSError, ValueError):
       continue
-    step, identity = int(folder.name), _identify(config, task)
-    identity.check(meta, step=step, where=str(directory))
+    step = base.StepId(int(folder.name))
+    _identify(config, task).check(meta, step=step, where=str(directory))
     return
 
 

@@ -10,6 +10,7 @@ import collections
 from collections.abc import Set
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.cluster import messages
 
 _NUM_TAKEN = 4  # Keys of a view kept to be sent again; two would do.
@@ -20,26 +21,26 @@ class Board:
 
   def __init__(self) -> None:
     self._view = 0
-    self._values: dict[tuple[int, str], dict[int, Any]] = {}
-    self._own: dict[int, list[messages.Post]] = {}
-    self._taken: dict[int, collections.deque[str]] = {}
+    self._values: dict[tuple[base.ViewId, str], dict[base.NodeId, Any]] = {}
+    self._own: dict[base.ViewId, list[messages.Post]] = {}
+    self._taken: dict[base.ViewId, collections.deque[str]] = {}
 
   def __len__(self) -> int:
     return len(self._values) + sum(map(len, self._own.values()))
 
-  def post(self, node: int, post: messages.Post) -> None:
+  def post(self, node: base.NodeId, post: messages.Post) -> None:
     """Puts a value on the board; one of an older view is dropped."""
     if post.view < self._view or post.key in self._taken.get(post.view, ()):
       return
     values = self._values.setdefault((post.view, post.key), {})
     values[node] = post.value
 
-  def post_own(self, node: int, post: messages.Post) -> None:
+  def post_own(self, node: base.NodeId, post: messages.Post) -> None:
     """Puts a value of this node on the board, and keeps it to send again."""
     self.post(node, post)
     self._own.setdefault(post.view, []).append(post)
 
-  def own(self, view: int) -> list[messages.Post]:
+  def own(self, view: base.ViewId) -> list[messages.Post]:
     """Returns the posts of this node for a view that others may need."""
     return self._own.get(view, [])
 
@@ -47,7 +48,9 @@ class Board:
     """Whether all members have posted a key, in the current view or a newer."""
     return any(key in taken for taken in self._taken.values())
 
-  def take(self, view: int, members: Set[int]) -> list[messages.Gathered]:
+  def take(
+      self, view: base.ViewId, members: Set[base.NodeId]
+  ) -> list[messages.Gathered]:
     """Removes and returns the keys that all `members` have posted, in order."""
     taken = [
         messages.Gathered(view, key, {n: values[n] for n in sorted(members)})
@@ -60,7 +63,7 @@ class Board:
       self._note_taken(view, gathered.key)
     return taken
 
-  def move_to(self, view: int) -> None:
+  def move_to(self, view: base.ViewId) -> None:
     """Drops the values of older views.
 
     The last post of this node in the former view is kept: if it was lost with a
@@ -73,7 +76,7 @@ class Board:
     for entry in [e for e in self._values if e[0] < view]:
       del self._values[entry]
 
-  def _note_taken(self, view: int, key: str) -> None:
+  def _note_taken(self, view: base.ViewId, key: str) -> None:
     taken = self._taken.setdefault(view, collections.deque(maxlen=_NUM_TAKEN))
     taken.append(key)
     own = self._own.get(view, [])

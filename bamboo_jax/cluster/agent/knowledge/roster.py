@@ -1,5 +1,6 @@
 """The agents that one agent knows, and the view they are in; pure."""
 
+from bamboo_jax import base
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 
@@ -21,7 +22,7 @@ class AgentRoster:
     self.noticed: dict[str, str] = {}  # Why they will be preempted.
     # Those whose lease is alive, None before the first look.
     self.registered: set[str] | None = None
-    self._views: dict[int, views.View] = {}
+    self._views: dict[base.ViewId, views.View] = {}
 
   @property
   def is_member(self) -> bool:
@@ -71,7 +72,7 @@ class AgentRoster:
     self.view = self._views[view.number] = view
     return True
 
-  def find_view(self, number: int) -> views.View:
+  def find_view(self, number: base.ViewId) -> views.View:
     """Returns a view by its number; one without members if it is unknown."""
     return self._views.get(number, views.EMPTY)
 
@@ -79,11 +80,11 @@ class AgentRoster:
     """Returns the views that other agents may have missed, in order."""
     return [v for _, v in sorted(self._views.items())]
 
-  def views_of(self, incarnation: str) -> list[int]:
+  def views_of(self, incarnation: str) -> list[base.ViewId]:
     """Returns the numbers of the known views that have an agent, in order."""
     return [n for n, v in sorted(self._views.items()) if v.find(incarnation)]
 
-  def drop_older(self, number: int) -> None:
+  def drop_older(self, number: base.ViewId) -> None:
     """Forgets older views, but for a few that other agents may have missed."""
     for old in [n for n in self._views if n < number - _NUM_OLD]:
       del self._views[old]

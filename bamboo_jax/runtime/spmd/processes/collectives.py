@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import jax
 
+from bamboo_jax import base
 from bamboo_jax.base import threads
 from bamboo_jax.runtime import accelerator
 from bamboo_jax.runtime.spmd.processes import black_holes
@@ -25,18 +26,18 @@ class ProcessCollectives:
 
   def __init__(
       self,
-      number: int,
+      number: base.NodeId,
       exchange: ordered_sum.Exchange,
       *,
-      is_lost: Callable[[int], bool],
+      is_lost: Callable[[base.NodeId], bool],
   ) -> None:
     """Starts nothing yet; arguments are those of `rendezvous.Rendezvous`."""
     rendezvous = rendezvous_lib.Rendezvous(number, exchange, is_lost=is_lost)
     self.log = transfer_log.TransferLog(rendezvous.meet)
-    self.devices: Mapping[int, jax.Device] = {}
+    self.devices: Mapping[base.NodeId, jax.Device] = {}
     self._number = number
 
-  def start(self, host: str) -> Mapping[int, jax.Device]:
+  def start(self, host: str) -> Mapping[base.NodeId, jax.Device]:
     """See `executor.Collectives`."""
     threads.call_beside(black_holes.watch, self.log.find_stuck, name="links")
     coordination.connect(self._number, host=host)
@@ -55,18 +56,20 @@ class ProcessCollectives:
     """See `executor.Collectives`."""
     return self.log.begun()
 
-  def stop(self, view: int, *, alive: Collection[int] | None = None) -> None:
+  def stop(
+      self, view: base.ViewId, *, alive: Collection[base.NodeId] | None = None
+  ) -> None:
     """See `executor.Collectives`."""
     self.log.stop(view, alive=alive)
 
   def settle(
-      self, begun: Mapping[int, channel_lib.Begun], *, view: int
+      self, begun: Mapping[base.NodeId, channel_lib.Begun], *, view: base.ViewId
   ) -> None:
     """See `executor.Collectives`."""
     self.log.answer_for(view)
     for channel in settle_lib.find_unanswered(begun)[self._number]:
       self._answer(channel)
 
-  def settled(self, view: int, steps: int) -> None:
+  def settled(self, view: base.ViewId, steps: base.StepId) -> None:
     """See `executor.Collectives`."""
     self.log.settled(view, steps)

@@ -14,6 +14,7 @@ import socket
 import struct
 import threading
 
+from bamboo_jax import base
 from bamboo_jax.runtime.spmd.processes import black_holes
 
 _NO_TIMEOUT = bytes(struct.calcsize("ll"))
@@ -27,12 +28,12 @@ class Connections:
 
   def __init__(self) -> None:
     self._lock = threading.Lock()
-    self._found: dict[frozenset[int], set[_Socket]] = {}
+    self._found: dict[frozenset[base.NodeId], set[_Socket]] = {}
     self._before: set[_Socket] = set()
-    self._ends: frozenset[int] = frozenset()
+    self._ends: frozenset[base.NodeId] = frozenset()
 
   @contextlib.contextmanager
-  def record(self, ends: Iterable[int]) -> Iterator[None]:
+  def record(self, ends: Iterable[base.NodeId]) -> Iterator[None]:
     """Attributes Gloo's sockets opened inside the context to `ends`."""
     with self._lock:
       self._ends, self._before = frozenset(ends), _find_open()
@@ -43,7 +44,7 @@ class Connections:
         self._record()
         self._ends = frozenset()
 
-  def cut(self, alive: Collection[int]) -> int:
+  def cut(self, alive: Collection[base.NodeId]) -> int:
     """Shuts down connections to nodes not in `alive`; returns their number."""
     with self._lock:
       self._record()

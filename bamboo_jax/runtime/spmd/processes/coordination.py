@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 
+from bamboo_jax import base
 from bamboo_jax.base import types
 from bamboo_jax.net import addresses
 from bamboo_jax.runtime import devices as devices_lib
@@ -26,7 +27,7 @@ _DEVICES_PER_PROCESS = 2048  # Numbers that XLA:CPU reserves for each.
 _GLOBAL_TOPOLOGY = "cpu:global_topology/cpu"
 
 
-def connect(number: int, *, host: str = "127.0.0.1") -> None:
+def connect(number: base.NodeId, *, host: str = "127.0.0.1") -> None:
   """Makes this the process of node `number`; call before JAX starts.
 
   Args:
@@ -63,18 +64,18 @@ def start_service() -> Any:
   return private_jax.connect_coordination(bound.result, path)
 
 
-def devices_by_node() -> dict[int, jax.Device]:
+def devices_by_node() -> dict[base.NodeId, jax.Device]:
   """Returns the transfer device of each node that may ever exist."""
-  devices: dict[int, jax.Device] = {}
+  devices: dict[base.NodeId, jax.Device] = {}
   for device in devices_lib.transfer_devices():
-    devices.setdefault(device.process_index - 1, device)
-  del devices[-1]  # Of process 0, which has no node.
+    devices.setdefault(base.NodeId(device.process_index - 1), device)
+  del devices[base.NodeId(-1)]  # Of process 0, which has no node.
   return devices
 
 
-def node_of(device: int) -> int:
+def node_of(device: int) -> base.NodeId:
   """Returns the number of the node that has a device."""
-  return device // _DEVICES_PER_PROCESS - 1
+  return base.NodeId(device // _DEVICES_PER_PROCESS - 1)
 
 
 def _local_topology(process: int) -> bytes:

@@ -52,21 +52,21 @@ class Rendezvous:
 
   def __init__(
       self,
-      number: int,
+      number: base.NodeId,
       exchange: ordered_sum.Exchange,
       *,
-      is_lost: Callable[[int], bool],
+      is_lost: Callable[[base.NodeId], bool],
   ) -> None:
     self._number = number
     self._exchange = exchange
     self._is_lost = is_lost
     self._lock = threading.Lock()
     self._seen: set[str] = set()
-    self._met: set[tuple[int, ...]] = set()
+    self._met: set[tuple[base.NodeId, ...]] = set()
 
   @contextlib.contextmanager
   def meet(
-      self, nodes: Sequence[int], cut: Callable[[], None]
+      self, nodes: Sequence[base.NodeId], cut: Callable[[], None]
   ) -> Iterator[None]:
     """Lets this process connect with others inside the context.
 
@@ -87,7 +87,7 @@ class Rendezvous:
     finally:
       over.set()
 
-  def _wait_for_all(self, group: tuple[int, ...]) -> None:
+  def _wait_for_all(self, group: tuple[base.NodeId, ...]) -> None:
     here = f"here {hashlib.sha256(repr(group).encode()).hexdigest()}"
     others = [node for node in group if node != self._number]
     try:
@@ -152,7 +152,7 @@ class Rendezvous:
       self._met -= lost
 
 
-def parse_key(key: str) -> tuple[list[int], int]:
+def parse_key(key: str) -> tuple[list[base.NodeId], int]:
   """Returns the nodes that connect, and the rank of one among them."""
   devices, _, rank = key.removeprefix(_KEYS).rpartition("/")
   group = [coordination.node_of(int(device)) for device in devices.split(",")]

@@ -21,6 +21,7 @@ import graphlib
 import itertools
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.schedule import channel as channel_lib
 
 # The n-th transfer on a channel.
@@ -28,8 +29,8 @@ _Entry = tuple[channel_lib.Channel, int]
 
 
 def find_unanswered(
-    begun: Mapping[int, channel_lib.Begun],
-) -> dict[int, tuple[channel_lib.Channel, ...]]:
+    begun: Mapping[base.NodeId, channel_lib.Begun],
+) -> dict[base.NodeId, tuple[channel_lib.Channel, ...]]:
   """Returns the transfers that each node has to answer, in order.
 
   The rows of all nodes are projections of one order, so there is an order that
@@ -62,7 +63,7 @@ def find_unanswered(
 
 def _number(
     channels: Iterable[channel_lib.Channel],
-    live: Mapping[int, channel_lib.Begun],
+    live: Mapping[base.NodeId, channel_lib.Begun],
 ) -> list[_Entry]:
   """Numbers the channels of live ends by how often each occurred before."""
   counts = collections.Counter[channel_lib.Channel]()

@@ -34,7 +34,7 @@ class TransferLog:
   def __init__(
       self,
       meet: Callable[
-          [Sequence[int], Callable[[], None]],
+          [Sequence[base.NodeId], Callable[[], None]],
           contextlib.AbstractContextManager[None],
       ] = lambda *_: contextlib.nullcontext(),
   ) -> None:
@@ -67,7 +67,7 @@ class TransferLog:
         self.check()
       self._begun.append(channel)
 
-  def answer_for(self, view: int) -> None:
+  def answer_for(self, view: base.ViewId) -> None:
     """Sets the view for which transfers are answered from now on."""
     with self._lock:
       self._answers_for = view
@@ -94,7 +94,9 @@ class TransferLog:
       if self._is_stopped:
         raise StoppedError("Stopped by a new view.")
 
-  def stop(self, view: int, *, alive: Collection[int] | None = None) -> None:
+  def stop(
+      self, view: base.ViewId, *, alive: Collection[base.NodeId] | None = None
+  ) -> None:
     """Stops new transfers.
 
     With `alive`, the members of `view`, transfers with other nodes fail.
@@ -117,7 +119,7 @@ class TransferLog:
     with self._lock:
       return channel_lib.Begun(self._since, tuple(self._begun))
 
-  def settled(self, view: int, step: int) -> None:
+  def settled(self, view: base.ViewId, step: base.StepId) -> None:
     """Records that every transfer begun so far has ended on all nodes.
 
     Allows transfers again, unless a view newer than `view` stopped them.

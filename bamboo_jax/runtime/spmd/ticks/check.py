@@ -7,9 +7,11 @@ through the ticks. The same simulation gives a node's data between two ticks.
 from collections.abc import Mapping
 import dataclasses
 
+from bamboo_jax import base
 from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 from bamboo_jax.schedule import checker
 from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import timeline as timeline_lib
@@ -22,11 +24,12 @@ Key = table_lib.Key
 def check(table: table_lib.TickTable) -> None:
   """Raises `ScheduleError` unless a program may run `table`."""
   no_ms = (0.0,) * table.num_stages  # Only the order counts.
+  owners = tuple(map(base.NodeId, table.owners))
   timeline_lib.play(
       as_schedule(table),
-      [lines_lib.Line(table.owners, range(table.num_microbatches))],
+      [lines_lib.Line(owners, range(table.num_microbatches))],
       costs=costs_lib.StageCosts(no_ms, no_ms, no_ms[1:]),
-      holdings={n: held.holdings() for n, held in enumerate(table.start)},
+      holdings={n: held.holdings() for n, held in base.by_node(table.start)},
   )
   find_contents(table, len(table.ticks))
 
@@ -37,22 +40,21 @@ def as_schedule(table: table_lib.TickTable) -> instruction_lib.Schedule:
   Microbatches are counted from 0. Results are sent at the end of their tick, to
   nodes that have a slot for them.
   """
-  nodes = range(table.num_nodes)
-  rows: dict[int, list[instruction_lib.Instruction]] = {n: [] for n in nodes}
+  nodes = base.nodes(table.num_nodes)
+  rows: dict[base.NodeId, list[instruction_lib.Instruction]]
+  rows = {n: [] for n in nodes}
   for tick in table.ticks:
     for n in nodes:
       rows[n] += passes(tick[n])
     sent: list[instruction_lib.Transfer] = []
     for n in nodes:
-      before, behind = (n - 1) % len(nodes), (n + 1) % len(nodes)
+      before, behind = nodes[n - 1], nodes[(n + 1) % len(nodes)]
       if tick[n].arriving_inputs >= 0:
-        made = tick[before].forward
-        given = (made.stage, made.microbatch, before, n)
-        sent.append(instruction_lib.Transfer("A", *given))
+        key = tick[before].forward.key
+        sent.append(instruction_lib.Transfer("A", *key, before, n))
       if tick[n].arriving_grads >= 0:
-        made = tick[behind].backward
-        given = (made.stage - 1, made.microbatch, behind, n)
-        sent.append(instruction_lib.Transfer("G", *given))
+        key = holdings_lib.input_of(tick[behind].backward.key)
+        sent.append(instruction_lib.Transfer("G", *key, behind, n))
     for transfer in sent:
       rows[transfer.source].append(transfer.send)
       rows[transfer.destination].append(transfer.receive)
@@ -105,12 +107,10 @@ def find_contents(
     for n, (node, own) in enumerate(zip(nodes, tick, strict=True)):
       where = f"the end of tick {t} of node {n}"
       if own.arriving_inputs >= 0:
-        sent = tick[n - 1].forward
-        key = (sent.stage, sent.microbatch)
+        key = tick[n - 1].forward.key
         node.fill("activations", own.arriving_inputs, key, where)
       if own.arriving_grads >= 0:
-        sent = tick[(n + 1) % len(tick)].backward
-        key = (sent.stage - 1, sent.microbatch)
+        key = holdings_lib.input_of(tick[(n + 1) % len(tick)].backward.key)
         node.fill("grads", own.arriving_grads, key, where)
   return [node.contents() for node in nodes]
 
@@ -131,10 +131,9 @@ class _Node:
   def run(self, t: int, tick: table_lib.Tick) -> None:
     where, last = f"tick {t} of node {self._node}", self._table.num_stages - 1
     for p in tick.forwards:
-      key = (p.stage, p.microbatch)
+      key = p.key
       if p.stage:
-        before = (p.stage - 1, p.microbatch)
-        self._read("activations", p.inputs, before, where)
+        self._read("activations", p.inputs, holdings_lib.input_of(key), where)
       # Residuals of a repeated pass are not read.
       self.fill("residuals", p.residual, key if p.counts else None, where)
       if p.host >= 0:
@@ -145,7 +144,7 @@ class _Node:
       if p.output >= 0:
         self.fill("activations", p.output, key, where)
     if p := tick.backward:
-      key = (p.stage, p.microbatch)
+      key = p.key
       if p.host >= 0:
         if self._start.host.get(key) != p.host:
           raise ScheduleError(
@@ -158,7 +157,7 @@ class _Node:
         self._read("grads", p.inputs, key, where)
       self._accumulated.add(key)
       if p.stage:
-        key = (p.stage - 1, p.microbatch)
+        key = holdings_lib.input_of(key)
         self._input_grads[key] = t
         if p.output >= 0:
           self.fill("grads", p.output, key, where)

@@ -13,14 +13,14 @@ ORDERS = ("paired", "single")
 
 
 def lower(
-    rows: Mapping[int, instruction_lib.Row],
+    rows: Mapping[base.NodeId, instruction_lib.Row],
     *,
-    owners: Sequence[int],
+    owners: Sequence[base.NodeId],
     microbatches: Sequence[int],
     costs: costs_lib.StageCosts | None = None,
     order: str = "paired",
     budget: float | None = None,
-    start: Mapping[int, table_lib.Held] | None = None,
+    start: Mapping[base.NodeId, table_lib.Held] | None = None,
     most_residuals: int | None = None,
 ) -> table_lib.TickTable:
   """Returns the ticks that run the passes of `rows`.

@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import NamedTuple
 
+from bamboo_jax import base
 from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Instruction = instruction_lib.Instruction
@@ -32,7 +34,7 @@ class Work:
 
 
 def align(
-    rows: Sequence[Sequence[tuple[Op, int, int]]],
+    rows: Sequence[Sequence[tuple[Op, base.StageId, int]]],
     work: Work,
     *,
     is_paired: bool,
@@ -92,11 +94,11 @@ def _is_ready(
 ) -> bool:
   (stage, m), held = key, work.start[node]
   if op is Op.FORWARD:
-    before = (stage - 1, m)
-    return not stage or before in held.activations or has_run((op, before))
+    inputs = holdings_lib.input_of(key)
+    return not stage or inputs in held.activations or has_run((op, inputs))
   has_grad = stage + 1 == len(work.owners) or key in held.grads
   return (work.has_residuals(node, key) or has_run((Op.FORWARD, key))) and (
-      has_grad or has_run((op, (stage + 1, m)))
+      has_grad or has_run((op, (base.StageId(stage + 1), m)))
   )
 
 
@@ -123,7 +125,7 @@ def place_redundant(
   """
   ticks = _Ticks(passes, costs)
   left_ms = budget * sum(ticks.lasts_ms) if budget else 0.0
-  stages = range(costs.num_stages)
+  stages = base.stages(costs.num_stages)
   after = dict.fromkeys(stages, 0)  # First tick still open to a stage.
   for m in range(num_microbatches):
     for s in list(after):
@@ -165,7 +167,9 @@ class _Ticks:
         if op is Op.FORWARD
     }
 
-  def find_best(self, stage: int, microbatch: int, after: int) -> _Best:
+  def find_best(
+      self, stage: base.StageId, microbatch: int, after: int
+  ) -> _Best:
     """Returns the first tick in which a pass lengthens the step least."""
     successor = (stage + 1) % self._costs.num_stages
     took_ms = self._costs.redundant_ms[successor]
@@ -183,7 +187,7 @@ class _Ticks:
     return best
 
   def place(
-      self, tick: int, stage: int, microbatch: int, longer_ms: float
+      self, tick: int, stage: base.StageId, microbatch: int, longer_ms: float
   ) -> None:
     if tick == len(self.passes):
       nodes = range(self._costs.num_stages)

@@ -14,6 +14,7 @@ from typing import Any
 
 from bamboo_jax.runtime.spmd.ticks import order as order_lib
 from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
+from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Op = instruction_lib.Op
@@ -47,11 +48,9 @@ def assign(
       before, behind = row[n - 1].forward, row[(n + 1) % len(nodes)].backward
       row[n] = dataclasses.replace(
           row[n],
-          arriving_inputs=node.arrive(
-              "activations", (before.stage, before.microbatch), n - 1, before
-          ),
+          arriving_inputs=node.arrive("activations", before.key, n - 1, before),
           arriving_grads=node.arrive(
-              "grads", (behind.stage - 1, behind.microbatch), n + 1, behind
+              "grads", holdings_lib.input_of(behind.key), n + 1, behind
           ),
       )
     ticks.append(tuple(row))
@@ -98,10 +97,10 @@ class _Node:
     # Number of reads of an activation still to come.
     self._reads: collections.Counter[Key] = collections.Counter()
     for t, tick in enumerate(passes):
-      for op, (stage, m) in tick[node]:
-        self._reads[stage - 1, m] += op is Op.FORWARD
+      for op, key in tick[node]:
+        self._reads[holdings_lib.input_of(key)] += op is Op.FORWARD
       for m in redundant.get((t, node), ()):
-        self._reads[self._stages[1] - 1, m] += 1
+        self._reads[holdings_lib.input_of((self._stages[1], m))] += 1
     is_owed = lambda key: (
         work.owners[key[0]] == node and key not in held.accumulated
     )
@@ -152,7 +151,7 @@ class _Node:
       del taken[key]
 
   def backward(self, key: Key) -> Pass:
-    (stage, m), residuals = key, self.slots["residuals"]
+    stage, residuals = key[0], self.slots["residuals"]
     host = self._held.host.get(key, -1)
     slot = residuals.taken.get(key, -1)
     if host >= 0:
@@ -161,7 +160,7 @@ class _Node:
     inputs = self.slots["grads"].taken.pop(key, -1)
     output = -1
     if stage and self._work.owners[stage - 1] == self._node:
-      output = self._keep_grad((stage - 1, m))
+      output = self._keep_grad(holdings_lib.input_of(key))
     return self._pass(
         key, inputs=inputs, residual=slot, output=output, host=host
     )
@@ -185,7 +184,7 @@ class _Node:
 
   def _read(self, key: Key) -> int:
     """Returns the slot of a forward pass's input; frees it on the last read."""
-    before = (key[0] - 1, key[1])
+    before = holdings_lib.input_of(key)
     if before[0] < 0:
       return -1
     self._reads[before] -= 1

@@ -21,9 +21,10 @@ import itertools
 
 import numpy as np
 
+from bamboo_jax import base
 from bamboo_jax.schedule import holdings as holdings_lib
 
-Key = tuple[int, int]  # Stage and microbatch.
+Key = holdings_lib.Item  # Stage and microbatch.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Pass:
   """
 
   microbatch: int = -1
-  stage: int = -1
+  stage: base.StageId = base.StageId(-1)
   hold: int = -1
   inputs: int = -1
   residual: int = -1
@@ -57,6 +58,11 @@ class Pass:
 
   def __bool__(self) -> bool:
     return self.microbatch >= 0
+
+  @property
+  def key(self) -> Key:
+    """Its stage and microbatch."""
+    return self.stage, self.microbatch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -118,12 +124,12 @@ class Held:
 NOTHING = Held()
 
 
-def stages_of(owners: Sequence[int], node: int) -> tuple[int, ...]:
+def stages_of(owners: Sequence[int], node: int) -> tuple[base.StageId, ...]:
   """Returns the stages that a node owns, along the ring, then its replica's."""
   count = len(owners)
-  own = [s for s, owner in enumerate(owners) if owner == node]
+  own = [s for s, owner in base.by_stage(owners) if owner == node]
   if len(own) == 1:
-    return (own[0], (own[0] + 1) % count)
+    return (own[0], base.StageId((own[0] + 1) % count))
   begins = [(s - 1) % count not in own for s in own]
   first = begins.index(True) if any(begins) else 0
   return (*own[first:], *own[:first])
@@ -191,7 +197,7 @@ class TickTable:
     In ticks `first` to `stop - 1`, by stage and microbatch.
     """
     keys = [
-        (p.stage, p.microbatch)
+        p.key
         for row in self.ticks[first:stop]
         for p in row[node].forwards
         if p.host >= 0
@@ -201,7 +207,7 @@ class TickTable:
 
 def _fields(tick: Tick, offloads: Mapping[Key, int]) -> tuple[int, ...]:
   forwards = [
-      dataclasses.replace(p, host=offloads.get((p.stage, p.microbatch), -1))
+      dataclasses.replace(p, host=offloads.get(p.key, -1))
       for p in (*tick.forwards, *[Pass()] * NUM_FORWARDS)[:NUM_FORWARDS]
   ]
   fields = [

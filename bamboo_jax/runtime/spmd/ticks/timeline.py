@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from bamboo_jax import base
 from bamboo_jax.runtime.spmd.ticks import check
 from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 from bamboo_jax.schedule import costs as costs_lib
@@ -25,7 +26,7 @@ def lay_out(
   exchange_ms = 2 * max(costs.transfer_ms, default=0.0)
   for tick in table.ticks:
     end_ms = start_ms
-    for n, own in enumerate(tick):
+    for n, own in base.by_node(tick):
       at_ms = start_ms
       for i in check.passes(own):
         if i.op in without:
@@ -37,5 +38,5 @@ def lay_out(
   return timeline_lib.Timeline(
       slots=tuple(sorted(slots, key=lambda slot: slot.node)),
       span_ms=start_ms,
-      peak_bytes=dict.fromkeys(range(table.num_nodes), peak_bytes),
+      peak_bytes=dict.fromkeys(base.nodes(table.num_nodes), peak_bytes),
   )
