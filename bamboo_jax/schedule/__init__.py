@@ -18,8 +18,8 @@ stages and in the data that nodes hold.
   redundancy       where redundant forward passes go (none, lazy, bubble,
                    budget, eager), what they cost and protect; with waits
   filling          decides where they go in waits as these occur
-  timeline         plays rows against durations; with checker, footprint
-  linearize        one order of all nodes' instructions, for one thread
+  timeline         plays rows against durations; with checker, footprint; one
+                   order of all nodes' instructions, for one thread
   render           a timeline as text
 
 Read `instruction`, then `scheduler`.
