@@ -28,7 +28,7 @@ from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train.setup import build
 
 # The measured cases, as changes to the config.
@@ -197,7 +197,7 @@ def _measure(config: config_lib.Config, name: str) -> list[Result]:
   def run(step: int) -> dict[jax.Device, int]:
     """Measures a step, after another has made all links."""
     whole = [rows.whole(p, r).timeline for p, r in enumerate(roles)]
-    order, meter.peaks = linearize.linearize(whole), None
+    order, meter.peaks = timeline_lib.linearize(whole), None
     _run_step(engine, task, step, order, meter)
     meter.peaks = {}
     _run_step(engine, task, step, order, meter)

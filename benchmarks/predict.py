@@ -12,11 +12,11 @@ from typing import Any
 
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.plan.memory import bounds
 from bamboo_jax.plan.times import pauses as pauses_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import redundancy
+from bamboo_jax.schedule import scheduler
 
 SIZES = (4, 6, 8, 12, 16)  # Stages of longer pipelines.
 _NUM_TIMES = 6  # Times of death in a step.
@@ -125,7 +125,7 @@ def _mean_pause_ms(plan: planner.Plan, mode: ModePlan) -> float:
       roles=mode.roles,
       microbatches=plan.batch.microbatches(0),
       costs=plan.costs,
-      in_flight=bounds.in_flight_limits(plan.schedule_name, plan.num_stages),
+      in_flight=scheduler.in_flight_limits(plan.schedule_name, plan.num_stages),
       num_times=_NUM_TIMES,
   )
   return statistics.mean(pauses_ms)

@@ -27,7 +27,7 @@ from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.phases import update
 from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import executors
 
@@ -76,7 +76,7 @@ class Rows:
     self.engine.set_state(spec_lib.init_layers(site.task.whole))
     self._filling, self._recorder = self.plan.filling, recorder.Recorder()
     self._filler = executor_lib.Filler()
-    self._lazy = linearize.linearize([self.plan.whole.lazy])
+    self._lazy = timeline_lib.linearize([self.plan.whole.lazy])
 
   @property
   def node(self) -> node_lib.Node:

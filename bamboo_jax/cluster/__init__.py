@@ -10,7 +10,7 @@ computes or imports JAX.
   client      the worker's connection to its agent; decisions: client_state
   messages    messages of agents and workers, as values
   frames      how a message travels on a connection
-  detection   when silence counts as a death
+  detection   when silence counts as a death; agent/knowledge applies it
   waits       what a worker waits for, told on a signal
   stalls      which worker blocks all others; pure
   notices     preemption notices of clouds

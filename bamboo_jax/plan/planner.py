@@ -22,7 +22,6 @@ from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import residuals as residuals_lib
 from bamboo_jax.plan import stages
-from bamboo_jax.plan.memory import bounds
 from bamboo_jax.plan.memory import deaths
 from bamboo_jax.plan.memory import explain
 from bamboo_jax.plan.memory import model as model_lib
@@ -187,7 +186,7 @@ class _Search:
     """Arguments of a memory model and of the search for a partition."""
     count = self.batch.num_microbatches
     return dict(
-        in_flight=bounds.in_flight_bounds(
+        in_flight=scheduler.in_flight_bounds(
             self.schedule, self.num_stages, count
         ),
         upkeep=self.upkeep,
@@ -239,7 +238,7 @@ class _Search:
             num_accumulators=self.upkeep.num_accumulators,
         ),
         microbatches=self.batch.microbatches(0),
-        in_flight=bounds.in_flight_limits(self.schedule, self.num_stages),
+        in_flight=scheduler.in_flight_limits(self.schedule, self.num_stages),
     )
 
   def _finish(

@@ -14,7 +14,6 @@ from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import stages
-from bamboo_jax.plan.memory import bounds
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import filling as filling_lib
@@ -183,7 +182,7 @@ class RowPlanner:
   def _in_flight(
       self, partition: partition_lib.Partition
   ) -> Sequence[int] | None:
-    in_flight = bounds.in_flight_limits(
+    in_flight = scheduler.in_flight_limits(
         self.plan.schedule_name, partition.num_stages
     )
     if in_flight and self.segments:  # A segment has the bound of its stage.

@@ -22,7 +22,6 @@ from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import timeline as timeline_lib
 
 Instruction = instruction_lib.Instruction
@@ -307,7 +306,7 @@ class RowsExecutor:
     """See `Executor`."""
     if timelines is not self._timelines:  # Most steps have those of the last.
       self._timelines = timelines
-      self._order = linearize.linearize(timelines)
+      self._order = timeline_lib.linearize(timelines)
     self.filler.plan(filling)
 
   def compute(

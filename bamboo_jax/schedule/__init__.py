@@ -12,13 +12,14 @@ stages and in the data that nodes hold.
   lines            routes of microbatches through the nodes of pipelines
   dealing          distributes owed work so that a step ends soonest
 
-  scheduler        from holdings to rows; its three steps are in scheduling/
+  scheduler        from holdings to rows; its three steps are in scheduling/,
+                   the first of them finds the lazy redundant backward passes
 
   redundancy       where redundant forward passes go (none, lazy, bubble,
                    budget, eager), what they cost and protect; with waits
   filling          decides where they go in waits as these occur
-  timeline         plays rows against durations; with checker, footprint
-  linearize        one order of all nodes' instructions, for one thread
+  timeline         plays rows against durations; with checker, footprint; one
+                   order of all nodes' instructions, for one thread
   render           a timeline as text
 
 Read `instruction`, then `scheduler`.

@@ -24,7 +24,6 @@ from bamboo_jax import base
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import timeline as timeline_lib
 
@@ -151,7 +150,7 @@ def find_latest_ms(
   latest_ms: dict[tuple[base.NodeId, Instruction], float] = {}
   # Latest start of the next instruction.
   start_ms: dict[base.NodeId, float] = {}
-  for node, i in reversed(linearize.linearize([timeline])):
+  for node, i in reversed(timeline_lib.linearize([timeline])):
     slot = slots[node, i]
     end_ms = start_ms.get(node, timeline.span_ms)
     if i.is_send:

@@ -14,7 +14,6 @@ from bamboo_jax import base
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.plan.memory import bounds
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.plan.times import step_time as step_time_lib
@@ -24,6 +23,7 @@ from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.recovery.oobleck import cover as cover_lib
 from bamboo_jax.recovery.oobleck import templates as templates_lib
+from bamboo_jax.schedule import scheduler
 from bamboo_jax.sim import decisions
 from bamboo_jax.sim import loop
 from bamboo_jax.sim import speed as speed_lib
@@ -342,7 +342,7 @@ class _Maker:
         costs.layers,
         num_stages=num_stages,
         memory_limit_bytes=workload.memory_limit_bytes,
-        in_flight=bounds.in_flight_bounds(
+        in_flight=scheduler.in_flight_bounds(
             schedule="1f1b",
             num_stages=num_stages,
             num_microbatches=workload.num_microbatches,

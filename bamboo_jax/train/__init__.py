@@ -7,7 +7,8 @@ same `worker`, and only the cohort below it differs.
   run                  builds a member of either kind; where commands enter
   worker               the loop: steps, changes of the view, the end
   step                 the phases of a step, by an executor of `runtime`;
-                       `sums` decides whether it may change the state
+                       `sums` clips the gradient, and decides whether the step
+                       may change the state
   members/             a worker's view of the other members: the cohort
   run_state            steps done, layout, and the arrays;
                        `state_transfer` moves them between nodes

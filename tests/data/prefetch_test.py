@@ -99,7 +99,9 @@ class PrefetchTest(parameterized.TestCase):
     with batches_lib.Prefetcher(_make_batches(_Numbers())) as prefetcher:
       got = prefetcher.microbatch(0, 1, ("targets",))
       np.testing.assert_equal(got, {"targets": np.array([3, 4])})
-      with self.assertRaisesRegex(ValueError, "num_microbatches=2, got 2"):
+      with self.assertRaisesRegex(
+          ValueError, "num_microbatches=2, got 0 and 2"
+      ):
         prefetcher.microbatch(0, 2)
       with self.assertRaisesRegex(ValueError, "did you mean 'targets'"):
         prefetcher.microbatch(0, 1, ("target",))

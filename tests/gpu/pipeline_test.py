@@ -13,7 +13,7 @@ from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule import timeline as timeline_lib
 from tests import plain
 from tests import schedules
 from tests.gpu import child
@@ -92,7 +92,7 @@ def _pipelined_grads(settings, whole, layers):
     return {key: batch[key] for key in keys}
 
   engine.begin_step(_STEP, feed, num_microbatches=_NUM_MICROBATCHES)
-  engine.compute(linearize.linearize([rows]))
+  engine.compute(timeline_lib.linearize([rows]))
   reduce.tie(engine)
   reduce.reduce(engine)
   engine.wait()

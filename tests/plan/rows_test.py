@@ -7,7 +7,7 @@ from absl.testing import parameterized
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule import timeline as timeline_lib
 from tests import layouts
 
 _SEGMENTS = partition_lib.Partition(tuple(range(13)))
@@ -36,7 +36,7 @@ class SegmentsTest(parameterized.TestCase):
     roles = pipeline.by_segment(_SEGMENTS)
     fine = by_segment.whole(0, roles, partition=pipeline.partition).timeline
     self.assertLess(fine.span_ms, 1.001 * coarse.span_ms)
-    sent = lambda t: sum(i.is_send for _, i in linearize.linearize([t]))
+    sent = lambda t: sum(i.is_send for _, i in timeline_lib.linearize([t]))
     self.assertEqual(sent(fine), sent(coarse))
 
   def test_in_flight_is_that_of_the_stage(self):

@@ -17,7 +17,6 @@ from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline
@@ -133,7 +132,7 @@ def run_step(engine, *, num_microbatches, step=0, in_flight="1f1b"):
   timelines = play(
       engine, num_microbatches=num_microbatches, in_flight=in_flight
   )
-  engine.compute(linearize.linearize(timelines))
+  engine.compute(timeline.linearize(timelines))
   reduce.tie(engine)
   reduce.reduce(engine)
   engine.wait()

@@ -13,7 +13,6 @@ from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import timeline as timeline_lib
@@ -240,7 +239,7 @@ class AnyPipelineTest(absltest.TestCase):
           is_grad = i.op is Op.RECV_GRAD
           name = f"{i.stage}B" if is_grad else f"{i.stage + 1}F"
           self.assertEqual(str(user), f"{name}{i.microbatch}")
-    order = linearize.linearize([timeline])
+    order = timeline_lib.linearize([timeline])
     for node, row in rows.rows.items():
       self.assertEqual(tuple(i for n, i in order if n == node), row)
     for stage, bound in enumerate(step.in_flight or ()):

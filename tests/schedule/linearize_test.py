@@ -1,6 +1,6 @@
 from absl.testing import parameterized
 
-from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule import timeline as timeline_lib
 from tests import schedules
 
 
@@ -24,7 +24,7 @@ class LinearizeTest(parameterized.TestCase):
       ),
   )
   def test_order(self, timelines, want):
-    order = linearize.linearize(
+    order = timeline_lib.linearize(
         [schedules.make_timeline(*t) for t in timelines]
     )
     self.assertEqual(" ".join(f"{node}:{i}" for node, i in order), want)
@@ -34,7 +34,7 @@ class LinearizeTest(parameterized.TestCase):
         schedules.make_timeline([8 * k + s for s in range(6)], [k, k + 9], ms)
         for k, ms in enumerate((0.0, 0.1, 3.0))
     ]
-    order = linearize.linearize(timelines)
+    order = timeline_lib.linearize(timelines)
     sent = set()
     for node, i in order:
       ends = (i.op.value[-1], i.stage, i.microbatch)
@@ -52,4 +52,4 @@ class LinearizeTest(parameterized.TestCase):
   def test_refuses_a_node_in_two_pipelines(self):
     timeline = schedules.make_timeline([3, 4], [0], transfer_ms=0.0)
     with self.assertRaisesRegex(ValueError, r"Nodes \[3, 4\] are in two"):
-      linearize.linearize([timeline, timeline])
+      timeline_lib.linearize([timeline, timeline])

@@ -4,7 +4,6 @@
   needs    memory of a node, by purpose and by phase of the step
   model    memory of any range of layers, for the search for a partition
   deaths   roles of nodes after a death
-  bounds   number of microbatches whose residuals a stage keeps
   explain  messages on a limit that is too small
 
 Read `needs`, then `model`.

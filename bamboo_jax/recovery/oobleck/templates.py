@@ -16,9 +16,9 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan.memory import bounds
 from bamboo_jax.plan.memory import model as model_lib
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.schedule import scheduler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +189,7 @@ class _Splitter:
 
   def _in_flight(self, num_nodes: int) -> tuple[int, ...]:
     # Never more in flight than stages: that many microbatches are no bound.
-    return bounds.in_flight_bounds(
+    return scheduler.in_flight_bounds(
         "1f1b", num_nodes, self.num_microbatches or num_nodes
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 import dataclasses
 import functools
 
+from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import partition as partition_lib
@@ -19,9 +20,9 @@ from bamboo_jax.plan.memory import needs
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.spmd import memory as memory_lib
 from bamboo_jax.runtime.spmd import program as program_lib
+from bamboo_jax.runtime.spmd.ticks import check
 from bamboo_jax.runtime.spmd.ticks import lowering
 from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
-from bamboo_jax.runtime.spmd.ticks import timeline as tick_timeline
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
@@ -46,7 +47,7 @@ class ProgramPlan:
   @functools.cached_property
   def plain(self) -> timeline_lib.Timeline:
     """The timeline with redundant forward passes that take no time."""
-    return tick_timeline.lay_out(
+    return lay_out(
         self.table,
         self.plan.costs,
         without={_Op.REDUNDANT_FORWARD},
@@ -133,12 +134,44 @@ def plan_program(
     single = lower("single")
     if peak(single[1]) <= limit:
       order, (table, memory) = "single", single
-  timeline = tick_timeline.lay_out(table, costs, peak_bytes=peak(memory))
+  timeline = lay_out(table, costs, peak_bytes=peak(memory))
   step_time = dataclasses.replace(plan.step_time, compute_ms=timeline.span_ms)
   plan = dataclasses.replace(
       plan, costs=costs, timeline=timeline, step_time=step_time, memory=memory
   )
   return ProgramPlan(plan, table, order)
+
+
+def lay_out(
+    table: table_lib.TickTable,
+    costs: costs_lib.StageCosts,
+    *,
+    peak_bytes: int = 0,
+    without: Collection[instruction_lib.Op] = (),
+) -> timeline_lib.Timeline:
+  """Returns the timeline of a table; operations in `without` take no time.
+
+  A tick lasts as long as its busiest node, plus the longest transfer. All nodes
+  need `peak_bytes`.
+  """
+  slots, start_ms = [], 0.0
+  exchange_ms = 2 * max(costs.transfer_ms, default=0.0)
+  for tick in table.ticks:
+    end_ms = start_ms
+    for n, own in base.by_node(tick):
+      at_ms = start_ms
+      for i in check.passes(own):
+        if i.op in without:
+          continue
+        slots.append(timeline_lib.Slot(n, i, at_ms, at_ms + costs.pass_ms(i)))
+        at_ms = slots[-1].end_ms
+      end_ms = max(end_ms, at_ms)
+    start_ms = end_ms + exchange_ms
+  return timeline_lib.Timeline(
+      slots=tuple(sorted(slots, key=lambda slot: slot.node)),
+      span_ms=start_ms,
+      peak_bytes=dict.fromkeys(base.nodes(table.num_nodes), peak_bytes),
+  )
 
 
 def program_costs(

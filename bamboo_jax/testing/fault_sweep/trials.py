@@ -28,7 +28,6 @@ from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.spmd import executor as spmd_executor
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import filling as filling_lib
-from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.testing import redone as redone_lib
 from bamboo_jax.testing.fault_sweep import cases as cases_lib
@@ -121,7 +120,7 @@ class Trials:
     self.steps = cases_lib.Steps(
         order=tuple(
             place_of[node]
-            for node, _ in linearize.linearize(plans.whole(layout))
+            for node, _ in timeline_lib.linearize(plans.whole(layout))
         ),
         depths=tuple(p.partition.num_stages for p in layout.pipelines),
     )

@@ -22,7 +22,6 @@ from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.testing.simulation import fake_setup
 from bamboo_jax.train import step as step_lib
@@ -196,7 +195,7 @@ class Rows:
   ) -> None:
     """Sets the order in which the passes are run."""
     del filling
-    self.order = linearize.linearize(timelines)
+    self.order = timeline_lib.linearize(timelines)
 
   def holdings(self, *, is_begun: bool) -> dict[int, holdings_lib.Holdings]:
     """Returns what local nodes hold of the step that has begun."""

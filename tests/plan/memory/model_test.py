@@ -5,10 +5,10 @@ import dataclasses
 from absl.testing import parameterized
 
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan.memory import bounds
 from bamboo_jax.plan.memory import model as model_lib
 from bamboo_jax.plan.memory import needs
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.schedule import scheduler
 from tests import profiles
 
 
@@ -57,7 +57,7 @@ class BoundsTest(parameterized.TestCase):
       ("gpipe", "gpipe", 3, 8, (8, 8, 8)),
   )
   def test_in_flight_bounds(self, schedule, num_stages, num_microbatches, want):
-    got = bounds.in_flight_bounds(schedule, num_stages, num_microbatches)
+    got = scheduler.in_flight_bounds(schedule, num_stages, num_microbatches)
     self.assertEqual(got, want)
 
 

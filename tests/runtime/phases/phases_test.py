@@ -17,7 +17,7 @@ from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.phases import update
-from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import evaluation
 from tests import plain
 from tests.runtime import engine_test as engines
@@ -54,7 +54,7 @@ def run_until_vote(engine):
   engine.begin_step(0, small.feed(0), num_microbatches=NUM_MICROBATCHES)
   timelines = engines.play(engine, num_microbatches=NUM_MICROBATCHES)
   with small.quick_compilation():
-    engine.compute(linearize.linearize(timelines))
+    engine.compute(timeline_lib.linearize(timelines))
     reduce.tie(engine)
     reduce.reduce(engine)
     update.refresh(engine, 1e-2)

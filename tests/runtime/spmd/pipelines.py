@@ -15,9 +15,9 @@ from bamboo_jax.runtime.spmd import engine as engine_lib
 from bamboo_jax.runtime.spmd.ticks import lowering
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import linearize
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import timeline as timeline_lib
 from tests import schedules
 
 BATCH = {
@@ -188,7 +188,7 @@ class Pipelines:
   def sums_of_rows(self):
     """Returns the same, as rows compute them."""
     self.begin()
-    order = linearize.linearize(
+    order = timeline_lib.linearize(
         [
             self.plan.plan(
                 roles,

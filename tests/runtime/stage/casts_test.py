@@ -16,7 +16,7 @@ from bamboo_jax.runtime.stage import casts
 from bamboo_jax.runtime.stage import functions as functions_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule import linearize
+from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import evaluation
 from tests.runtime import engine_test as engines
 from tests.runtime.spmd import pipelines
@@ -153,7 +153,7 @@ class StepsTest(parameterized.TestCase):
   def run_step(self, engine, step):
     engine.begin_step(step, pipelines.feed(step), num_microbatches=2)
     rows = engines.play(engine, num_microbatches=2)
-    engine.compute(linearize.linearize(rows))
+    engine.compute(timeline_lib.linearize(rows))
     reduce.reduce(engine)
 
   def test_copies_are_those_of_the_state(self):

@@ -8,7 +8,6 @@ them a redundant forward pass; then all exchange results.
   order       the tick of each pass; redundant forward passes
   slots       allocation of buffer slots to arrays
   check       rejects a table that does not compute its rows
-  timeline    duration of the ticks
 
 Read `tick_table` first.
 """

@@ -6,10 +6,10 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
+from bamboo_jax.runtime.spmd import plan as plan_lib
 from bamboo_jax.runtime.spmd.ticks import check
 from bamboo_jax.runtime.spmd.ticks import lowering
 from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
-from bamboo_jax.runtime.spmd.ticks import timeline as tick_timeline
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -52,7 +52,7 @@ def make_table(num_stages, num_microbatches, *, name="1f1b", **options):
 
 def lay_out(table, **options):
   costs = schedules.uniform_costs(table.num_stages)
-  return tick_timeline.lay_out(table, costs, **options)
+  return plan_lib.lay_out(table, costs, **options)
 
 
 def find_overhead(table):
@@ -190,8 +190,8 @@ class LowerTest(parameterized.TestCase):
     table = make_table(4, 8, costs=TIGHT, budget=budget)
     plain = make_table(4, 8, costs=TIGHT)
     check.check(table)
-    span_ms = tick_timeline.lay_out(table, TIGHT).span_ms
-    plain_ms = tick_timeline.lay_out(plain, TIGHT).span_ms
+    span_ms = plan_lib.lay_out(table, TIGHT).span_ms
+    plain_ms = plan_lib.lay_out(plain, TIGHT).span_ms
     self.assertLessEqual(span_ms, plain_ms * (1.0 + budget) + 1e-6)
 
 
@@ -352,7 +352,7 @@ class TimelineTest(absltest.TestCase):
     table = make_table(2, 2, budget=0.0)
     self.assertEqual(
         grid_lib.render_grid(
-            tick_timeline.lay_out(table, schedules.uniform_costs(2))
+            plan_lib.lay_out(table, schedules.uniform_costs(2))
         ).splitlines(),
         [
             "node 0 F0  F1  RF0 RF1 B0      ....B1      ",
@@ -365,4 +365,4 @@ class TimelineTest(absltest.TestCase):
     costs = schedules.uniform_costs(2, transfer_ms=0.5)
     table = make_table(2, 1, costs=costs)
     # F0, then F0 and B0, then B0, each with a transfer in both directions.
-    self.assertEqual(tick_timeline.lay_out(table, costs).span_ms, 6.0 + 3 * 1.0)
+    self.assertEqual(plan_lib.lay_out(table, costs).span_ms, 6.0 + 3 * 1.0)
