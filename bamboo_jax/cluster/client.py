@@ -62,9 +62,7 @@ class Client:
     self._sock = sock
     self._heartbeat_secs = heartbeat_secs
     self._arrived: dict[base.ViewId, float] = {}
-    self._silent: dict[base.ViewId, dict[base.NodeId, float]] = (
-        {}
-    )  # By view and node.
+    self._silent: dict[base.ViewId, dict[base.NodeId, float]] = {}
     self._changed = threading.Condition()
     self._writing = threading.Lock()
     self._state = client_state.ClientState(

@@ -20,13 +20,13 @@ def layers_by_stage(
 
 
 def busy_ms(
-    costs: costs_lib.StageCosts, owners: Sequence[int]
-) -> dict[int, float]:
+    costs: costs_lib.StageCosts, owners: Sequence[base.NodeId]
+) -> dict[base.NodeId, float]:
   """Returns the time of the passes of a microbatch, by node.
 
   `owners` is the node of each stage.
   """
-  busy: dict[int, float] = {}
+  busy: dict[base.NodeId, float] = {}
   for node, *passes_ms in zip(
       owners, costs.forward_ms, costs.backward_ms, strict=True
   ):

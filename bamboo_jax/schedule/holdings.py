@@ -100,12 +100,7 @@ class HoldingsLedger:
 
   def holdings(self) -> Holdings:
     """Returns the present holdings, as a frozen copy."""
-    return Holdings(
-        activations=frozenset(self.activations),
-        gradients=frozenset(self.gradients),
-        residuals=frozenset(self.residuals),
-        accumulated=frozenset(self.accumulated),
-    )
+    return Holdings(*map(frozenset, vars(self).values()))
 
 
 def after(instructions: Iterable[instruction_lib.Instruction]) -> Holdings:

@@ -53,7 +53,7 @@ def compare(
   said = list(said)
   for segment, spec in enumerate(specs):
     for layer in spec.layers:
-      nodes: dict[int, list[int]] = {}
+      nodes: dict[int, list[base.NodeId]] = {}
       for prints in said:
         for number, own in prints.nodes.items():
           if layer.name in own:

@@ -43,9 +43,8 @@ class SlowNodes:
     """Forgets all steps, in a new view, so that all members judge equally."""
     self._history.clear()
     self._num_heard, self._state.slow = 0, {}
-    self._tried: dict[base.NodeId, float] = (
-        {}
-    )  # Have shares again; former factors.
+    # Have shares again; former factors.
+    self._tried: dict[base.NodeId, float] = {}
     self._num_returns: collections.Counter[base.NodeId] = collections.Counter()
     self._num_idle: collections.Counter[base.NodeId] = collections.Counter()
 
