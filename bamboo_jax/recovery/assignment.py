@@ -24,10 +24,11 @@ from bamboo_jax.schedule import dealing
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import lines as lines_lib
 
+NodeId = base.NodeId
 Layout = layout_lib.Layout
 Pipeline = pipelines_lib.Pipeline
-Nodes = Collection[base.NodeId]
-Zones = Mapping[base.NodeId, str]
+Nodes = Collection[NodeId]
+Zones = Mapping[NodeId, str]
 
 _LEAST_GAIN = 0.02  # Fraction of a step that detours must save.
 
@@ -132,7 +133,7 @@ class RecoveryRules:
       *,
       zones: Zones,
       leaving: Nodes = (),
-      slow: Mapping[base.NodeId, float] | None = None,
+      slow: Mapping[NodeId, float] | None = None,
   ) -> LayoutChange:
     """Returns the change to make between two steps, while all nodes live.
 
@@ -205,7 +206,7 @@ class RecoveryRules:
       self,
       pipelines: Sequence[Pipeline],
       kept: Sequence[Sequence[base.ShareId]] | None = None,
-      slow: Mapping[base.NodeId, float] | None = None,
+      slow: Mapping[NodeId, float] | None = None,
   ) -> Layout:
     """Returns a layout of `pipelines`, which keep the shares `kept`.
 
@@ -273,7 +274,7 @@ class RecoveryRules:
       layout: Layout,
       first: Layout,
       usual: tuple[Pipeline, ...],
-      slow: Mapping[base.NodeId, float],
+      slow: Mapping[NodeId, float],
   ) -> Layout:
     """Returns the layout with less work for slow nodes and other busy ones.
 
@@ -300,7 +301,7 @@ class RecoveryRules:
       self,
       layout: Layout,
       pipelines: tuple[Pipeline, ...],
-      slow: Mapping[base.NodeId, float],
+      slow: Mapping[NodeId, float],
   ) -> float:
     """Returns the number of steps within the horizon, after copies of state."""
     assert self.rows is not None
@@ -313,9 +314,7 @@ class RecoveryRules:
     step_ms = self.rows.play(lines, slow=slow).span_ms
     return 1e3 * max(0.0, self.ladder.horizon_secs - pause_secs) / step_ms
 
-  def _balance(
-      self, layout: Layout, slow: Mapping[base.NodeId, float]
-  ) -> Layout:
+  def _balance(self, layout: Layout, slow: Mapping[NodeId, float]) -> Layout:
     """Returns the layout with detours around busy nodes.
 
     These have several stages, or are slow.
@@ -344,7 +343,7 @@ class RecoveryRules:
   ) -> Layout:
     """Returns the layout with the detours that end the step soonest."""
     assert self.rows is not None
-    copies: dict[base.NodeId, set[base.StageId]] = {}
+    copies: dict[NodeId, set[base.StageId]] = {}
     for node, segment in sorted(layout.copies):
       copies.setdefault(node, set()).add(segment)
     size = self.rows.plan.batch.microbatches_per_share
@@ -365,9 +364,7 @@ class RecoveryRules:
     return dataclasses.replace(layout, detours=dict(sorted(detours.items())))
 
   def _counts(
-      self,
-      pipelines: Sequence[Pipeline],
-      slow: Mapping[base.NodeId, float] | None,
+      self, pipelines: Sequence[Pipeline], slow: Mapping[NodeId, float] | None
   ) -> tuple[int, ...] | None:
     if self.predictor is None:
       return None

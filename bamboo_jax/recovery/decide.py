@@ -23,11 +23,12 @@ from bamboo_jax.recovery import planner as planner_lib
 from bamboo_jax.recovery import repair as repair_lib
 from bamboo_jax.schedule import failover
 
+NodeId = base.NodeId
 Decision = ladder_lib.Decision
 Pipeline = pipelines_lib.Pipeline
 State = ladder_lib.State
 
-_NOBODY: frozenset[base.NodeId] = frozenset()
+_NOBODY: frozenset[NodeId] = frozenset()
 _EVEN = 1e-9  # New pipelines must be better by more than rounding errors.
 
 
@@ -94,11 +95,7 @@ class _Question:
   planner: planner_lib.Planner | None
 
   def handle_losses(
-      self,
-      state: State,
-      lost: frozenset[base.NodeId],
-      *,
-      dead: frozenset[base.NodeId],
+      self, state: State, lost: frozenset[NodeId], *, dead: frozenset[NodeId]
   ) -> Decision:
     """Takes the cheapest rung that gives all stages of `lost` nodes an owner.
 
@@ -140,7 +137,7 @@ class _Question:
     )
 
   def _make_new(
-      self, state: State, *, dead: frozenset[base.NodeId], places: str
+      self, state: State, *, dead: frozenset[NodeId], places: str
   ) -> Decision:
     """Makes new pipelines; without leaving nodes if no node is dead."""
     ladder, planner = self.ladder, self.planner
@@ -273,7 +270,7 @@ class _Question:
 
 
 def _lose(
-    pipeline: Pipeline, lost: frozenset[base.NodeId], ladder: ladder_lib.Ladder
+    pipeline: Pipeline, lost: frozenset[NodeId], ladder: ladder_lib.Ladder
 ) -> tuple[Pipeline, tuple[base.StageId, ...]]:
   """Returns the pipeline without lost nodes, and the stages without a copy."""
   roles = pipeline.roles
@@ -305,17 +302,15 @@ def _lose(
   )
 
 
-def _usable(
-    state: State, *, dead: frozenset[base.NodeId]
-) -> tuple[base.NodeId, ...]:
+def _usable(state: State, *, dead: frozenset[NodeId]) -> tuple[NodeId, ...]:
   """Returns the live nodes that are not leaving; all live ones if none stay."""
   alive = tuple(node for node in state.nodes if node not in dead)
   return tuple(n for n in alive if n not in state.leaving) or alive
 
 
 def _candidates(
-    state: State, *, dead: frozenset[base.NodeId]
-) -> tuple[tuple[base.NodeId, ...], ...]:
+    state: State, *, dead: frozenset[NodeId]
+) -> tuple[tuple[NodeId, ...], ...]:
   """Returns sets of nodes to make pipelines of, best first.
 
   The second one includes nodes under notice.
@@ -326,10 +321,7 @@ def _candidates(
 
 
 def _with_pipelines(
-    state: State,
-    pipelines: tuple[Pipeline, ...],
-    *,
-    dead: frozenset[base.NodeId],
+    state: State, pipelines: tuple[Pipeline, ...], *, dead: frozenset[NodeId]
 ) -> State:
   """Returns `state` with `pipelines`; live nodes without a stage are spares."""
   training = {node for pipeline in pipelines for node in pipeline.nodes}

@@ -37,6 +37,7 @@ from bamboo_jax import base
 from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
+NodeId = base.NodeId
 Op = instruction_lib.Op
 _T = TypeVar("_T")
 _K = TypeVar("_K")
@@ -81,9 +82,7 @@ class NodeStep:
   starved_secs: float = 0.0
   suspended_secs: float = 0.0
   pass_secs: Mapping[str, float] = dataclasses.field(default_factory=dict)
-  waited_for: Mapping[base.NodeId, float] = dataclasses.field(
-      default_factory=dict
-  )
+  waited_for: Mapping[NodeId, float] = dataclasses.field(default_factory=dict)
 
   @property
   def suspended_part(self) -> float:
@@ -116,7 +115,7 @@ def count_passes(work: str) -> dict[str, int]:
   return {k: int(num) for k, num in re.findall(r"(\w+)\*(\d+)", work)}
 
 
-Step = Mapping[base.NodeId, NodeStep]
+Step = Mapping[NodeId, NodeStep]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +132,7 @@ class Named:
   """
 
   step: base.StepId
-  number: base.NodeId
+  number: NodeId
   node: str
   host: str
   factor: float
@@ -160,7 +159,7 @@ def describe(told: Mapping[str, Any]) -> str:
   )
 
 
-def find_slow(history: Sequence[Step]) -> dict[base.NodeId, float]:
+def find_slow(history: Sequence[Step]) -> dict[NodeId, float]:
   """Returns the factor by which each slow node is slower than the others.
 
   Args:
@@ -191,7 +190,7 @@ def find_slow(history: Sequence[Step]) -> dict[base.NodeId, float]:
   return slow
 
 
-def _find_suspended(steps: Sequence[Step]) -> dict[base.NodeId, float]:
+def _find_suspended(steps: Sequence[Step]) -> dict[NodeId, float]:
   """Returns nodes that were suspended in all steps, as `find_slow` does."""
   parts = [{n: s.suspended_part for n, s in step.items()} for step in steps]
   found = {}
@@ -209,9 +208,9 @@ def _find_suspended(steps: Sequence[Step]) -> dict[base.NodeId, float]:
 
 def count_fast(
     history: Sequence[Step],
-    slow: Mapping[base.NodeId, float],
+    slow: Mapping[NodeId, float],
     costs: costs_lib.StageCosts,
-) -> dict[base.NodeId, int]:
+) -> dict[NodeId, int]:
   """Returns for how many steps, up to the last one, nodes have been fast again.
 
   Negative: for how many they have still been slow; 0: no work in the last step.
@@ -235,9 +234,9 @@ def count_fast(
 
 def _find_paces(
     step: Step,
-    slow: Mapping[base.NodeId, float],
+    slow: Mapping[NodeId, float],
     costs: costs_lib.StageCosts,
-) -> dict[base.NodeId, float]:
+) -> dict[NodeId, float]:
   """Returns the busy time per planned time, by that of the usual node.
 
   Starved time counts, since it delays all nodes of a busy machine.
@@ -288,9 +287,7 @@ def _with_work(work: str, steps: Iterable[NodeStep]) -> list[NodeStep]:
   return [step for step in found if step is not None and step.busy_secs > 0]
 
 
-def _is_waited_for(
-    node: base.NodeId, past: Sequence[Step], recent: Step
-) -> bool:
+def _is_waited_for(node: NodeId, past: Sequence[Step], recent: Step) -> bool:
   """Whether a node made others wait, as far as is known.
 
   Since it is slow, they must wait longer for it, less its own waits, by half of
@@ -310,7 +307,7 @@ def _is_waited_for(
   return not waits or mine is None or mine < statistics.median(waits)
 
 
-def _waited_for_it(node: base.NodeId, step: Step) -> float:
+def _waited_for_it(node: NodeId, step: Step) -> float:
   """Returns how long others waited for a node, less its own waits."""
   for_it = sum(s.waited_for.get(node, 0.0) for s in _without(node, step))
   return for_it - (step[node].waited_secs or 0.0)
@@ -325,9 +322,7 @@ def _noise_limit(usual: Sequence[NodeStep]) -> float:
   return min(_CLEAR, max(least, 1.0 + _SPREADS * spread, long))
 
 
-def _usual(
-    node: base.NodeId, past: Sequence[Step], *, work: str
-) -> list[NodeStep]:
+def _usual(node: NodeId, past: Sequence[Step], *, work: str) -> list[NodeStep]:
   """Returns the steps of the same work in the past; empty if too few."""
   found = _with_work(work, (step[node] for step in past if node in step))
   return found if len(found) >= _LEAST_PAST else []
@@ -343,8 +338,8 @@ def _ratios(
 
 
 def _to_past(
-    usual: Mapping[base.NodeId, Sequence[NodeStep]], step: Step
-) -> dict[base.NodeId, float]:
+    usual: Mapping[NodeId, Sequence[NodeStep]], step: Step
+) -> dict[NodeId, float]:
   """Returns ratios of nodes to their past, by that of the median of others."""
   ratios = {
       n: _ratios(past, _with_work(past[0].work, [step[n]]))[0]
@@ -358,13 +353,11 @@ def _to_past(
   }
 
 
-def _to_peers(node: base.NodeId, step: Step, *, missing: float) -> float:
+def _to_peers(node: NodeId, step: Step, *, missing: float) -> float:
   """Returns the ratio of a node to others with its work, if there are any."""
   peers = _with_work(step[node].work, _without(node, step))
   return _ratios(peers, [step[node]])[0] if peers else missing
 
 
-def _without(
-    node: base.NodeId, values: Mapping[base.NodeId, _T]
-) -> Iterator[_T]:
+def _without(node: NodeId, values: Mapping[NodeId, _T]) -> Iterator[_T]:
   return (value for number, value in values.items() if number != node)

@@ -24,6 +24,7 @@ from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 
+NodeId = base.NodeId
 Instruction = instruction_lib.Instruction
 
 # An instruction that was started, and its result.
@@ -36,7 +37,7 @@ class TrainingView(Protocol):
   """The nodes that train together; see `cluster.views.View`."""
 
   @property
-  def numbers(self) -> Collection[base.NodeId]:
+  def numbers(self) -> Collection[NodeId]:
     """Numbers of its nodes."""
 
 
@@ -48,13 +49,13 @@ class Members(Protocol):
     """The nodes that train."""
 
   @property
-  def hosted(self) -> frozenset[base.NodeId]:
+  def hosted(self) -> frozenset[NodeId]:
     """The nodes that this member drives."""
 
-  def host_of(self, node: base.NodeId) -> base.NodeId:
+  def host_of(self, node: NodeId) -> NodeId:
     """Returns the member that hosts a node."""
 
-  def gather(self, key: str, value: T) -> dict[base.NodeId, T]:
+  def gather(self, key: str, value: T) -> dict[NodeId, T]:
     """Returns the values of all members, by member; blocks."""
 
   def check(self) -> None:
@@ -78,7 +79,7 @@ class Filler:
   def __init__(self) -> None:
     self.stretch = 1.0
     self._stretches = collections.deque[float](maxlen=filling_lib.NUM_STEPS)
-    self._nodes: Mapping[base.NodeId, node_lib.Node] = {}
+    self._nodes: Mapping[NodeId, node_lib.Node] = {}
     self._own: filling_lib.Filling | None = None
     self.plan(None)
 
@@ -86,7 +87,7 @@ class Filler:
     """Sets the rules for the waits of the next rows; None: they stay empty."""
     self._filling = filling
 
-  def begin(self, nodes: Mapping[base.NodeId, node_lib.Node]) -> None:
+  def begin(self, nodes: Mapping[NodeId, node_lib.Node]) -> None:
     """Starts a step on local nodes; at most one if waits are to be filled."""
     self._nodes, self._own = nodes, None
     if self._filling is not None:
@@ -105,7 +106,7 @@ class Filler:
       yield from self._fill(node, i)
     yield self._run(node, i)
 
-  def finish(self) -> Iterator[tuple[base.NodeId, Instruction, base.PyTree]]:
+  def finish(self) -> Iterator[tuple[NodeId, Instruction, base.PyTree]]:
     """Runs redundant passes in the time left in the step after its rows."""
     for number, node in self._nodes.items():
       for i, result in self._fill(node, None):
@@ -113,7 +114,7 @@ class Filler:
 
   def ran(
       self, measured: Sequence[recorder_lib.MeasuredInstruction]
-  ) -> dict[base.NodeId, filling_lib.Ran]:
+  ) -> dict[NodeId, filling_lib.Ran]:
     """Returns the times of local nodes' passes; {} if no waits are filled."""
     if self._filling is None:
       return {}
@@ -130,7 +131,7 @@ class Filler:
     }
 
   def find_effect(
-      self, ran: Mapping[base.NodeId, filling_lib.Ran]
+      self, ran: Mapping[NodeId, filling_lib.Ran]
   ) -> filling_lib.Effect | None:
     """Returns cost and protection of the redundant passes in a step.
 
@@ -217,9 +218,7 @@ class Executor(Protocol):
     """
 
   def compute(
-      self,
-      strike: Callable[[base.NodeId], None],
-      recorder: recorder_lib.Recorder,
+      self, strike: Callable[[NodeId], None], recorder: recorder_lib.Recorder
   ) -> None:
     """Runs the planned passes.
 
@@ -228,9 +227,7 @@ class Executor(Protocol):
     as `Members.check`, or the error of a transfer.
     """
 
-  def holdings(
-      self, *, is_begun: bool
-  ) -> dict[base.NodeId, holdings_lib.Holdings]:
+  def holdings(self, *, is_begun: bool) -> dict[NodeId, holdings_lib.Holdings]:
     """Returns the data of the step that local nodes hold, by node.
 
     All members call it at once in a new view. Empty if the next step to be
@@ -250,7 +247,7 @@ class Executor(Protocol):
 class Collectives(Protocol):
   """An executor's own transfers between processes, beside the transport."""
 
-  def start(self, host: str) -> Mapping[base.NodeId, jax.Device]:
+  def start(self, host: str) -> Mapping[NodeId, jax.Device]:
     """Returns the device of the node of this process; call before JAX starts.
 
     This process listens on the numeric address `host`. Raises `ValueError` if
@@ -261,7 +258,7 @@ class Collectives(Protocol):
     """Returns the transfers that have begun since all were settled."""
 
   def stop(
-      self, view: base.ViewId, *, alive: Collection[base.NodeId] | None = None
+      self, view: base.ViewId, *, alive: Collection[NodeId] | None = None
   ) -> None:
     """Prevents new transfers until `settled`.
 
@@ -269,7 +266,7 @@ class Collectives(Protocol):
     """
 
   def settle(
-      self, begun: Mapping[base.NodeId, channel_lib.Begun], *, view: base.ViewId
+      self, begun: Mapping[NodeId, channel_lib.Begun], *, view: base.ViewId
   ) -> None:
     """Completes the transfers that have begun between live nodes; blocks.
 
@@ -287,7 +284,7 @@ class RowsExecutor:
     self.filler = Filler()
     self._engine, self._members = engine, members
     self._timelines: Sequence[timeline_lib.Timeline] = ()
-    self._order: Sequence[tuple[base.NodeId, Instruction]] = ()
+    self._order: Sequence[tuple[NodeId, Instruction]] = ()
 
   def jobs(self, lines: engine_lib.Lines) -> list[Callable[[], Any]]:
     """See `Executor`; empty, as rows run only the programs of stages."""
@@ -310,9 +307,7 @@ class RowsExecutor:
     self.filler.plan(filling)
 
   def compute(
-      self,
-      strike: Callable[[base.NodeId], None],
-      recorder: recorder_lib.Recorder,
+      self, strike: Callable[[NodeId], None], recorder: recorder_lib.Recorder
   ) -> None:
     """See `Executor`."""
     nodes, check = self._engine.nodes, self._members.check
@@ -329,9 +324,7 @@ class RowsExecutor:
       recorder.add(*run)
       check()
 
-  def holdings(
-      self, *, is_begun: bool
-  ) -> dict[base.NodeId, holdings_lib.Holdings]:
+  def holdings(self, *, is_begun: bool) -> dict[NodeId, holdings_lib.Holdings]:
     """See `Executor`."""
     nodes = self._engine.nodes.items() if is_begun else ()
     return {number: node.store.holdings() for number, node in nodes}

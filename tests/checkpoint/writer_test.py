@@ -312,6 +312,20 @@ class WriterTest(parameterized.TestCase):
     self.vote(5)
     self.assertEqual(self.writers[0].steps(), (4,))
 
+  @parameterized.parameters([_OWNERS], [_ALONE])
+  def test_the_writer_removes_what_was_left_unfinished(self, owners):
+    self.use(owners)
+    (self.root / "1.v0.tmp").mkdir(parents=True)
+    said = {m: writer.say(2) for m, writer in self.writers.items()}
+    for member, writer in self.writers.items():
+      if member:
+        writer.hear(2, said, **self.around(member, 2, 1))
+        writer._wait(lambda: None)
+        self.assertIn("1.v0.tmp", self.listed())
+    self.writers[0].hear(2, said, **self.around(0, 2, 1))
+    self.writers[0]._wait(lambda: None)
+    self.assertNotIn("1.v0.tmp", self.listed())
+
   @parameterized.parameters("node0", "node3")
   def test_a_part_that_is_gone_makes_no_checkpoint(self, item):
     self.vote(2)
