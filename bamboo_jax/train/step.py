@@ -43,9 +43,6 @@ from bamboo_jax.train.record import step_times
 from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import job as job_lib
 
-PHASES = faults_lib.PHASES
-_SUMS = ("ties", "reduce")
-
 
 @dataclasses.dataclass(frozen=True)
 class Vote:
@@ -140,6 +137,7 @@ class StepRunner:
     clip_norm: Largest global norm of the gradient, or None.
     on_nonfinite: What a loss or gradient that is not finite does: "skip": the
       step counts, but does not change the state; "stop": the run ends; "apply".
+    check_every_steps: How often votes compare all replicas; 0: never.
 
   Attributes:
     measured: Times of the instructions that have run on local nodes.
@@ -156,6 +154,7 @@ class StepRunner:
       num_microbatches: int,
       clip_norm: float | None,
       on_nonfinite: str,
+      check_every_steps: int = 0,
   ) -> None:
     self.executor = executor
     self._engine = engine
@@ -164,11 +163,11 @@ class StepRunner:
     self._num_microbatches = num_microbatches
     self._clip_norm = clip_norm
     self._on_nonfinite = on_nonfinite
+    self._check_every_steps = check_every_steps
     self._recorder = recorder_lib.Recorder()
     self._delays = step_times.DelayMeter(engine.exchange)
     # Local nodes, by faults.
     self._slow: dict[base.NodeId, slow_lib.SlowNode] = {}
-    self._phase_secs = dict.fromkeys(PHASES, 0.0)
 
   def begin(
       self, step: base.StepId, feed: node_lib.FeedFn, due: faults_lib.FaultsDue
@@ -182,7 +181,7 @@ class StepRunner:
     self._slow_down(due.slowed)
     self._delays.begin()
     self.start_secs = self._last = time.perf_counter()
-    self._phase_secs = dict.fromkeys(PHASES, 0.0)
+    self._phase_secs = dict.fromkeys(faults_lib.PHASES, 0.0)
     self._engine.begin_step(step, feed, num_microbatches=self._num_microbatches)
     self.executor.begin(step, feed)
 
@@ -239,11 +238,16 @@ class StepRunner:
       engine.wait()
 
   def vote(self, vote: Vote) -> dict[base.NodeId, Vote]:
-    """Returns the votes of all members, which commit the step; blocks."""
+    """Returns the votes of all members, which commit the step; blocks.
+
+    Raises `base.ReplicaMismatchError` if copies of a layer differ.
+    """
     with self._phase("vote"):
       votes = self._cohort.gather(f"vote {self._step}", vote)
       self._cohort.settled(base.StepId(self._step + 1))
-      return votes
+    if told := [v.prints for v in votes.values() if v.prints is not None]:
+      replicas.compare(told, self._engine.specs)
+    return votes
 
   def apply(self) -> None:
     """Updates the state of local nodes after the commit; donates it."""
@@ -286,7 +290,7 @@ class StepRunner:
   @property
   def sums_secs(self) -> float:
     """Time of summing gradients, waiting for other members included."""
-    return sum(self._phase_secs[phase] for phase in _SUMS)
+    return self._phase_secs["ties"] + self._phase_secs["reduce"]
 
   @property
   def nodes(self) -> slowness.Step:
@@ -294,13 +298,13 @@ class StepRunner:
     num_nodes = len(self._engine.nodes)
     return self._delays.measure(self.measured, num_nodes=num_nodes)
 
-  def prints(self, steps: base.StepId) -> replicas.Prints:
-    """Returns fingerprints of the state after `steps` steps; blocks.
-
-    Empty if no layer is on more than one node.
-    """
+  def take_prints(self) -> replicas.Prints | None:
+    """Returns fingerprints for the vote, None if they are not due; blocks."""
+    every_steps = self._check_every_steps
+    if not every_steps or self._step % every_steps:
+      return None
     with self._clock("refresh"):
-      return replicas.take_prints(self._engine, steps)
+      return replicas.take_prints(self._engine, self._step)
 
   def find_nonfinite(self) -> str:
     """Returns the name of a local state array with NaN or infinity; "" if none.
@@ -392,4 +396,5 @@ def make_step(job: job_lib.Job, given: environment.Environment) -> StepRunner:
       num_microbatches=job.plan.batch.total_microbatches,
       clip_norm=job.config.optimizer.clip_norm,
       on_nonfinite=job.config.optimizer.on_nonfinite,
+      check_every_steps=job.config.redundancy.check_every_steps,
   )

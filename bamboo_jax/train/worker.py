@@ -75,12 +75,7 @@ class Worker:
     )
     self._outputs = outputs_lib.Outputs(job, given, self.state)
     self._log = run_log.RunLog(self.state, self._outputs, config.recovery.slow)
-    self._check = replica_check.ReplicaCheck(
-        self.state,
-        self._step,
-        self._outputs,
-        every_steps=config.redundancy.check_every_steps,
-    )
+    self._check = replica_check.ReplicaCheck(self.state, self._outputs)
     self._evaluates = config.evaluate.every_steps > 0
     self._compiler = background_compiler.BackgroundCompiler(
         self.state, self._step.executor, evaluate=self._evaluates
@@ -168,7 +163,6 @@ class Worker:
     """Runs a step or its rest, and starts the next one."""
     self._step.run_until_vote()
     votes = self._step.vote(self._vote())
-    self._check.hear(vote.prints for vote in votes.values())
     sums_lib.check_state(
         self.state.steps, (v.nonfinite for v in votes.values())
     )
@@ -197,7 +191,6 @@ class Worker:
     return self._log.vote(
         seen=self._compiler.newest_ready(),
         ready=self._given.transfers.ready(self.state.version),
-        prints=self._check.say(),
         stops=self._given.stops(),
         step=self._step,
     )

@@ -156,10 +156,9 @@ class RunLogTest(parameterized.TestCase):
         nodes={},
         executor=types.SimpleNamespace(filler=executor_lib.Filler()),
         find_nonfinite=lambda: "",
+        take_prints=lambda: None,
     )
-    vote = lambda: self.log.vote(
-        seen=2, ready=2, prints=None, stops=False, step=step
-    )
+    vote = lambda: self.log.vote(seen=2, ready=2, stops=False, step=step)
     self.assertEqual(vote().owed, {2: (11.0, 12.0)})
     self.state.steps = 22
     self.assertEqual(vote().owed, {})

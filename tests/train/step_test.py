@@ -81,7 +81,7 @@ class StepTest(parameterized.TestCase):
       grads = jax.tree.map(lambda g: g * np.float32(clip_norm / norm), grads)
     self.assertAlmostEqual(result.sums.grad_norm, norm, places=5)
     self.assertAlmostEqual(result.sums.mean_loss, loss / weight, places=5)
-    self.assertEqual(tuple(result.phase_secs), step_lib.PHASES)
+    self.assertEqual(tuple(result.phase_secs), faults_lib.PHASES)
 
     optimizer = engines.make_whole().optimizer
     for pipeline in range(2):

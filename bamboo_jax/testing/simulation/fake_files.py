@@ -41,7 +41,6 @@ class FakeFiles:
       *,
       seen: base.ViewId,
       ready: int,
-      prints: None,
       stops: bool,
       step: fake_engine.Step,
   ) -> step_lib.Vote:
@@ -87,8 +86,8 @@ class FakeFiles:
 
 _IGNORED = (
     *("abandon", "add_loss", "begin", "check_now", "close", "compile"),
-    *("explain", "explain_change", "explain_view", "follow", "hear", "meet"),
-    *("note_ready", "prepare", "prepare_nodes", "roll_back", "say"),
+    *("explain", "explain_change", "explain_view", "follow", "meet"),
+    *("note_ready", "prepare", "prepare_nodes", "roll_back"),
     "note_damaged",
     *("save_last", "show", "warn_of_save", "welcome", "write_summary", "wait"),
 )

@@ -15,7 +15,6 @@ from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import durations
 from bamboo_jax.recovery import survival
-from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
@@ -132,7 +131,6 @@ class RunLog:
       *,
       seen: base.ViewId,
       ready: int,
-      prints: replicas.Prints | None,
       stops: bool,
       step: step_lib.StepRunner,
   ) -> step_lib.Vote:
@@ -163,7 +161,7 @@ class RunLog:
         ),
         owed={view: span for view, span in owed.items() if span},
         ran=step.executor.filler.ran(measured),
-        prints=prints,
+        prints=step.take_prints(),
         nonfinite=step.find_nonfinite(),
         save=self._writer.say(base.StepId(steps + 1)),
         stops=stops,
