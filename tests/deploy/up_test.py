@@ -105,7 +105,7 @@ class UpTest(runs.DeployedCase):
     (agent,) = self.find_agents("n1")
     os.kill(agent, signal.SIGKILL)
     self.wait_member("n1-1")
-    self.released.touch()
+    self.release()
     said, _ = up.communicate(timeout=120)
     self.assertEqual(up.returncode, 0, msg=said)
     self.check_state()
