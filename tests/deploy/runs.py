@@ -5,6 +5,7 @@ to die and to be replaced, and the run ends soon after that.
 """
 
 import os
+import shlex
 import sys
 import time
 
@@ -15,8 +16,10 @@ from bamboo_jax.net import identity as identity_lib
 from tests.launch import commands
 
 _DEADLINE_SECS = 400
+# With the flags of the run to compare with: sshd passes on no variables.
 _BAMBOO = f"""
 export PYTHONPATH={commands.ROOT} JAX_PLATFORMS=cpu
+export XLA_FLAGS={shlex.quote(os.environ.get("XLA_FLAGS", ""))}
 python="{sys.executable} -m launch.$1"
 [ "$1" != agent ] || python+=" {commands.PROGRAM_CACHE}"
 shift
@@ -27,7 +30,7 @@ class DeployedCase(commands.CommandCase):
   """Has a config of a run on three nodes, and `bamboo` on the PATH."""
 
   CHANGES = {
-      "num_steps": 100,
+      "num_steps": 80,
       "pipeline.num_pipelines": 1,
       "pipeline.num_stages": 2,
       "pipeline.num_microbatches": 2,
