@@ -26,8 +26,12 @@ from configs import sweep_faults
 
 class Logger:
 
+  def __init__(self, num_fast):
+    self.num_fast = num_fast
+
   def log(self, step, metrics):
-    end_secs = time.monotonic() + (0.1 if step < {held} + 40 else 5.0)
+    secs = 0.1 if step < {held} + self.num_fast else 5.0
+    end_secs = time.monotonic() + secs
     while not os.path.exists({released!r}) and step >= {held}:
       if time.monotonic() > end_secs:
         break
@@ -40,7 +44,7 @@ class Logger:
     pass
 
 def make_logger(config, workdir):
-  return Logger()
+  return Logger(40 if config.num_steps < 1000 else config.num_steps)
 
 def get_config():
   config = sweep_faults.get_config()
@@ -112,9 +116,9 @@ class CommandCase(parameterized.TestCase):
 
   Attributes:
     CHANGES: Those of its config.
-    HELD_FROM: If above 0, steps from this one on are slow, 40 of 0.1 s and the
-      rest of 5 s, until the test calls `release`. So there is time for what it
-      does to a run, and few steps are enough.
+    HELD_FROM: If above 0, steps from this one on are slow until the test calls
+      `release`: 40 of 0.1 s, and the rest of 5 s unless there are thousands. So
+      there is time for what a test does to a run, and few steps are enough.
   """
 
   CHANGES = {}
