@@ -2,8 +2,9 @@
 
 Compiled programs are kept in build/, by tests and the processes they start, so
 that what one has compiled the others load, and so does the next `launch/test`.
-Files that took long in the last run are the first in this one. Sweeps take a
-sample of their cases (`tests/samples.py`) without `--all`.
+Files that took long in the last run are the first in this one. Without `--all`
+sweeps take a sample of their cases (`tests/samples.py`), and XLA optimises
+little (`tests/compilation.py`).
 """
 
 import gc
@@ -20,6 +21,7 @@ from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.executables import program_folder
 from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.runtime.phases import fingerprint
+from tests import compilation
 from tests import cpu_secs
 from tests import samples
 
@@ -46,6 +48,7 @@ def pytest_configure(config):
     config.stash[_SECS] = config.workerinput["cpu_secs"]
     return  # The environment has the seed.
   samples.choose(config.option.sample, is_all=config.option.all)
+  compilation.choose(is_quick=not config.option.all)
   long = cpu_secs.read(cpu_secs.LONG_FILES)
   config.stash[_SECS] = long | cpu_secs.read(cpu_secs.RECORD)
   if gone := [name for name in long if not (config.rootpath / name).exists()]:

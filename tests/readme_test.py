@@ -1,7 +1,6 @@
 """README: its code runs, its links lead somewhere, its numbers are right."""
 
 import csv
-import os
 import pathlib
 import re
 import subprocess
@@ -9,6 +8,7 @@ import sys
 
 import bamboo_jax
 from bamboo_jax.benchmarks import story
+from tests import compilation
 from tests import folders
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -35,7 +35,10 @@ class ReadmeTest(folders.FolderCase):
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(blocks)],
         cwd=self.folder,
-        env={**os.environ, "PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"},
+        env={
+            **compilation.environ_of_users(),
+            **{"PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"},
+        },
         capture_output=True,
         text=True,
         check=False,

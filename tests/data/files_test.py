@@ -466,7 +466,7 @@ class CommandTest(FilesCase):
 
     def run(*options):
       flags = (f"--path={path}", f"--out={out}", "--processes=2")
-      return commands.run("-m", "launch.tokenize", *flags, *options)
+      return commands.fork("-m", "launch.tokenize", *flags, *options)
 
     done = run()
     self.assertEqual(done.returncode, 0, done.stderr)

@@ -60,7 +60,7 @@ class KubernetesTest(runs.DeployedCase):
     self.assertEqual(self.wait_member("bamboo-agents-0-5").zone, "0")
     self.find("bamboo-agents-1-3").signal(signal.SIGTERM)  # It is evicted.
     self.wait_member("bamboo-agents-1-6")
-    self.released.touch()
+    self.release()
     self.wait_for(self.cluster.tend, "end")
     self.assertLen(self.cluster.pods, 4)
     self.finish(self.start("train", workdir="whole"))

@@ -1,10 +1,11 @@
 """Runs that others start, on nodes to which tests do something.
 
-Each step is slow until the test releases the run, so that there is time for
-nodes to die and to be replaced, and the run ends soon after that.
+Steps are slow until the test releases the run, so that there is time for nodes
+to die and to be replaced, and the run ends soon after that.
 """
 
 import os
+import shlex
 import sys
 import time
 
@@ -15,42 +16,10 @@ from bamboo_jax.net import identity as identity_lib
 from tests.launch import commands
 
 _DEADLINE_SECS = 400
-_CONFIG = """
-import os
-import time
-
-from configs import sweep_faults
-
-class Logger:
-
-  def log(self, step, metrics):
-    if not os.path.exists({released!r}):
-      time.sleep(0.1 if step < 100 else 1.0)
-
-  def event(self, name, step, values):
-    pass
-
-  def close(self):
-    pass
-
-def make_logger(config, workdir):
-  return Logger()
-
-def get_config():
-  config = sweep_faults.get_config()
-  config.num_steps = 400
-  config.model.options.num_blocks = 1
-  config.pipeline.num_pipelines = 1
-  config.pipeline.num_stages = 2
-  config.pipeline.num_microbatches = 2
-  config.redundancy.spares = 1
-  config.metrics.plots = False
-  config.metrics.logger = f"{{__file__}}:make_logger"
-  return config
-"""
-
+# With the flags of the run to compare with: sshd passes on no variables.
 _BAMBOO = f"""
 export PYTHONPATH={commands.ROOT} JAX_PLATFORMS=cpu
+export XLA_FLAGS={shlex.quote(os.environ.get("XLA_FLAGS", ""))}
 python="{sys.executable} -m launch.$1"
 [ "$1" != agent ] || python+=" {commands.PROGRAM_CACHE}"
 shift
@@ -60,13 +29,22 @@ shift
 class DeployedCase(commands.CommandCase):
   """Has a config of a run on three nodes, and `bamboo` on the PATH."""
 
+  CHANGES = {
+      "num_steps": 80,
+      "pipeline.num_pipelines": 1,
+      "pipeline.num_stages": 2,
+      "pipeline.num_microbatches": 2,
+      "checkpoint.every_steps": 25,
+      "redundancy.spares": 1,
+  }
+  HELD_FROM = 1
+
   def setUp(self):
     super().setUp()
     self.workdir = self.folder / "run"
     self.secret = endpoint_lib.secret_file(self.workdir)
     self.tend = lambda: None  # Called by all that waits.
-    self.released = self.folder / "released"
-    self.config.write_text(_CONFIG.format(released=str(self.released)))
+    self.registries = {}
     self.write_program("bamboo", f'{_BAMBOO}exec $python "$@"\n')
     self.environ = {
         **os.environ,
@@ -99,17 +77,23 @@ class DeployedCase(commands.CommandCase):
     metrics = self.workdir / "metrics.jsonl"
     if not (metrics.exists() and b'"loss"' in metrics.read_bytes()):
       return {}
-    found = endpoint_lib.read(self.workdir)
+    endpoint = endpoint_lib.read(self.workdir)
+    if endpoint not in self.registries:
+      self.registries[endpoint] = self.open_registry(endpoint)
+    view = self.registries[endpoint].read_view()
+    return {m.name: m for m in view.members} if view else {}
+
+  def open_registry(self, endpoint):
+    """Returns the registry of the run, once for each store it has had."""
     own = identity_lib.issue(
         identity_lib.read_secret(str(self.secret)),
-        run=found.run,
+        run=endpoint.run,
         role="operator",
         name="",
     )
-    etcd = etcd_lib.Etcd(found.etcd, tls=own.store, key=own.entry_key)
-    view = registry_lib.Registry(etcd, found.run).read_view()
-    etcd.close()
-    return {m.name: m for m in view.members} if view else {}
+    etcd = etcd_lib.Etcd(endpoint.etcd, tls=own.store, key=own.entry_key)
+    self.addCleanup(etcd.close)
+    return registry_lib.Registry(etcd, endpoint.run)
 
   def wait_member(self, name):
     """Returns the member of that name once it has joined."""
@@ -117,7 +101,7 @@ class DeployedCase(commands.CommandCase):
 
   def check_state(self):
     """Compares the state with that of `bamboo train`."""
-    self.released.touch()
+    self.release()
     self.finish(self.start("train", workdir="whole"))
     found, want = self.summary(), self.summary("whole")
     self.assertEqual(found["state_sha256"], want["state_sha256"])

@@ -74,7 +74,7 @@ class SlurmTest(runs.DeployedCase):
     self.call("scontrol", *update)
     self.call("scontrol", "requeue", f"{array}_1")
     self.assertNotEqual(self.wait_member("n1-1").zone, drained)
-    self.released.touch()
+    self.release()
     self.wait_for(lambda: not self.call("squeue", "--noheader"), "end")
     state = self.call("scontrol", "show", "job", job.strip())
     self.assertIn("JobState=COMPLETED", state)

@@ -63,7 +63,7 @@ def make_config(folder, **options):
 def convert(direction, *, name, path, out):
   """Runs `bamboo convert`, as a user does."""
   command = ("-m", "launch.convert", f"--{direction}", f"--model={name}")
-  done = commands.run(*command, f"--path={path}", f"--out={out}")
+  done = commands.fork(*command, f"--path={path}", f"--out={out}")
   assert done.returncode == 0, done.stderr
   assert done.stdout.startswith(f"{out}: {name}, "), done.stdout
 

@@ -291,7 +291,7 @@ class CommandTest(parameterized.TestCase):
   )
   def test_one_line(self, arguments, line):
     workdir = f"--workdir={tempfile.mkdtemp()}"
-    done = commands.run("-m", "launch.simulate", workdir, *arguments)
+    done = commands.fork("-m", "launch.simulate", workdir, *arguments)
     self.assertEqual(done.returncode, 2, done.stderr)
     self.assertRegex(done.stderr, f"^error: .*{line}.*\n$")
     self.assertEqual(done.stderr.count("\n"), 1, done.stderr)

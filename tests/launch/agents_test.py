@@ -17,12 +17,13 @@ from tests.launch import commands
 class AgentsTest(commands.CommandCase):
 
   CHANGES = {
-      "num_steps": 200,
+      "num_steps": 30,
       "pipeline.num_pipelines": 1,
       "pipeline.num_stages": 2,
       "pipeline.num_microbatches": 2,
       "redundancy.spares": 1,
   }
+  HELD_FROM = 2
 
   def setUp(self):
     super().setUp()
@@ -51,15 +52,17 @@ class AgentsTest(commands.CommandCase):
     while not self.has_stepped() and all(a.poll() is None for a in agents):
       time.sleep(0.02)
     self.cloud.announced = {"gcp"}
-    self.finish(*agents)
-    self.assertEqual(self.summary()["steps"], 200)
+    self.finish(agents[1])
+    self.release()
+    self.finish(*agents[::2])
+    self.assertEqual(self.summary()["steps"], 30)
     programs = (self.folder / "run" / "programs").glob("*.xla")
     self.assertNotEmpty([*programs])  # What one compiles all machines have.
     shown = commands.run(
         "-m", "launch.status", f"--etcd={self.etcd.endpoint}"
     ).stdout
     self.assertIn("n1 left: handed over after a notice", shown)
-    self.assertIn("step=200 num_steps=200", shown)
+    self.assertIn("step=30 num_steps=30", shown)
 
   @absltest.skipUnless(socket.has_dualstack_ipv6(), "there is no IPv6")
   def test_machines_of_ipv6(self):

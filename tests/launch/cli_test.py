@@ -37,7 +37,7 @@ cli.run(main, if_interrupted=lambda: "go on")
 
 def _run_command(body, *arguments):
   """Runs a command whose `main` is `body`."""
-  return commands.run("-c", _COMMAND.format(body=body), *arguments)
+  return commands.fork("-c", _COMMAND.format(body=body), *arguments)
 
 
 class CliTest(parameterized.TestCase):
@@ -79,11 +79,11 @@ class CliTest(parameterized.TestCase):
   def test_bad_flags_of_train(self, arguments, line):
     if not line.startswith("The flag"):
       arguments = [*arguments, "--workdir=build/never_made"]
-    self.assert_one_line(commands.run("-m", "launch.train", *arguments), line)
+    self.assert_one_line(commands.fork("-m", "launch.train", *arguments), line)
 
   @parameterized.parameters("--help", "--helpshort", "--helpfull", "-?")
   def test_help_is_no_error(self, flag):
-    done = commands.run("-m", "launch.train", flag)
+    done = commands.fork("-m", "launch.train", flag)
     self.assertEqual((done.returncode, done.stderr), (0, ""))
     self.assertIn("--workdir", done.stdout)
 
@@ -111,7 +111,9 @@ class CliTest(parameterized.TestCase):
     lines = ["from configs import default", "", "def get_config():"]
     lines += ["  config = default.get_config()", line, "  return config"]
     path.write_text("\n".join(lines))
-    done = commands.run("-m", "launch.train", f"--config={path}", "--workdir=w")
+    done = commands.fork(
+        "-m", "launch.train", f"--config={path}", "--workdir=w"
+    )
     self.assert_one_line(done, message)
 
   def test_mistake_of_the_user_or_ours(self):

@@ -13,13 +13,14 @@ _DEADLINE_SECS = 120
 class ClusterByHandTest(commands.CommandCase):
 
   CHANGES = {
-      "num_steps": 300,
+      "num_steps": 60,
       "pipeline.num_pipelines": 1,
       "pipeline.num_stages": 2,
       "pipeline.num_microbatches": 2,
-      "evaluate.every_steps": 50,
+      "evaluate.every_steps": 20,
       "evaluate.num_microbatches": 1,
   }
+  HELD_FROM = 10
 
   def test_a_worker_that_is_killed(self):
     workdir, said = self.folder / "run", []
@@ -28,7 +29,7 @@ class ClusterByHandTest(commands.CommandCase):
     for line in run.stdout:
       said.append(line.strip())
       self.assertLess(time.monotonic(), end_secs)
-      if line.startswith("step=20 "):
+      if line.startswith("step=10 "):
         break
     status = next(l for l in said if l.startswith("status: bamboo "))
     _, _, command, *arguments = status.split()
@@ -38,6 +39,7 @@ class ClusterByHandTest(commands.CommandCase):
     texts = ("launch.worker ", str(workdir), " n1 ")
     found = [{*commands.processes_that_name(text)} for text in texts]
     (pid,) = set.intersection(*found)
+    self.release()
     os.kill(pid, signal.SIGKILL)
     rest, _ = run.communicate(timeout=_DEADLINE_SECS)
     said += rest.splitlines()
@@ -66,7 +68,7 @@ class ClusterByHandTest(commands.CommandCase):
         r"over \(noticed after: unknown, not heard for \d\.\d\d s, agreed in "
         r"\d\.\d\d s, \w+ (in \d\.\d\d s|redone)\)",
     )
-    self.assertTrue(any(l.startswith("eval_step=300 eval_loss=") for l in said))
+    self.assertTrue(any(l.startswith("eval_step=60 eval_loss=") for l in said))
     over = commands.run(*ask)
     self.assertEqual(over.returncode, 2)
     self.assertIn(f"The run in {workdir} has ended: see", over.stderr)

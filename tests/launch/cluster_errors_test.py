@@ -20,7 +20,7 @@ class FailingCase(commands.CommandCase):
 
   def fail_training(self, command, *arguments):
     """Returns the line that a command ends with."""
-    run = commands.run(
+    run = commands.fork(
         *("-m", f"launch.{command}"),
         f"--config={self.config}",
         f"--workdir={self.folder / 'run'}",

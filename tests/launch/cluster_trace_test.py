@@ -17,13 +17,14 @@ _TRACE = """0,add,a/1
 class ClusterTraceTest(commands.CommandCase):
 
   CHANGES = {
-      "num_steps": 40,
+      "num_steps": 20,
       "pipeline.num_pipelines": 1,
       "pipeline.num_stages": 2,
       "pipeline.num_microbatches": 2,
-      "evaluate.every_steps": 40,
+      "evaluate.every_steps": 20,
       "evaluate.num_microbatches": 1,
   }
+  HELD_FROM = 2  # And to the end, so that the trace comes first.
 
   def setUp(self):
     super().setUp()
@@ -31,7 +32,7 @@ class ClusterTraceTest(commands.CommandCase):
     (self.folder / "faults.csv").write_text("3,0/1,6,kill\n")
 
   def run_cluster(self, *arguments):
-    return commands.run(
+    return commands.fork(
         *("-m", "launch.cluster", f"--config={self.config}"),
         f"--workdir={self.folder}/run",
         *(a.replace("FOLDER", str(self.folder)) for a in arguments),
@@ -47,13 +48,13 @@ class ClusterTraceTest(commands.CommandCase):
     death = "Node n0: its agent was killed by SIGKILL. 2 of 3 nodes are left; "
     (line,) = (line for line in said if line.startswith(death))
     self.assertRegex(line, r"worker: pid \d+, log .*/logs/n0\.log$")
-    self.assertContainsSubset({"eval_step=40"}, {l.split()[0] for l in said})
+    self.assertContainsSubset({"eval_step=20"}, {l.split()[0] for l in said})
     self.assertLess(
         [line.startswith("step=1 ") for line in said].index(True),
         said.index("trace at_secs=0.1 remove=n0 node=a/1"),
     )
     summary = self.summary()
-    self.assertEqual(summary["steps"], 40)
+    self.assertEqual(summary["steps"], 20)
     (recovery,) = summary["recoveries"]
     self.assertEqual(recovery["rung"], "shadow")
     # It was killed by the launcher, which knows when.

@@ -12,13 +12,39 @@ from absl.testing import parameterized
 
 from bamboo_jax.cluster.store import private_etcd
 from bamboo_jax.runtime.executables import program_folder as folder_lib
+from tests import forks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Agents that are started one by one compile for each folder of a run otherwise.
 PROGRAM_CACHE = f"--program_cache={folder_lib.default_path()}"
 _DEADLINE_SECS = 300
 _CONFIG = """
+import os
+import time
+
 from configs import sweep_faults
+
+class Logger:
+
+  def __init__(self, num_fast):
+    self.num_fast = num_fast
+
+  def log(self, step, metrics):
+    secs = 0.1 if step < {held} + self.num_fast else 5.0
+    end_secs = time.monotonic() + secs
+    while not os.path.exists({released!r}) and step >= {held}:
+      if time.monotonic() > end_secs:
+        break
+      time.sleep(0.02)
+
+  def event(self, name, step, values):
+    pass
+
+  def close(self):
+    pass
+
+def make_logger(config, workdir):
+  return Logger(40 if config.num_steps < 1000 else config.num_steps)
 
 def get_config():
   config = sweep_faults.get_config()
@@ -26,6 +52,8 @@ def get_config():
   config.checkpoint.every_steps = 0
   config.metrics.plots = False
   config.update_from_flattened_dict({changes})
+  if {held}:
+    config.metrics.logger = f"{__file__}:make_logger"
   return config
 """
 
@@ -65,6 +93,12 @@ def run(*arguments):
   )
 
 
+def fork(*arguments):
+  """Runs Python as `run` does, but without the time for imports."""
+  env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+  return forks.run(arguments, cwd=ROOT, env=env, timeout_secs=_DEADLINE_SECS)
+
+
 def processes_that_name(text):
   """Returns the numbers of processes with `text` in their command line."""
   found = []
@@ -78,9 +112,17 @@ def processes_that_name(text):
 
 
 class CommandCase(parameterized.TestCase):
-  """Trains a small model in `folder`; `CHANGES` are those of its config."""
+  """Trains a small model in `folder`.
+
+  Attributes:
+    CHANGES: Those of its config.
+    HELD_FROM: If above 0, steps from this one on are slow until the test calls
+      `release`: 40 of 0.1 s, and the rest of 5 s unless there are thousands. So
+      there is time for what a test does to a run, and few steps are enough.
+  """
 
   CHANGES = {}
+  HELD_FROM = 0
   ENVIRON = {"JAX_PLATFORMS": "cpu"}
 
   def setUp(self):
@@ -88,7 +130,14 @@ class CommandCase(parameterized.TestCase):
     folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     self.folder = pathlib.Path(self.enterContext(folder))
     self.config = self.folder / "small.py"
-    self.config.write_text(_CONFIG.replace("{changes}", repr(self.CHANGES)))
+    self.released = self.folder / "released"
+    text = _CONFIG.replace("{changes}", repr(self.CHANGES))
+    text = text.replace("{released!r}", repr(str(self.released)))
+    self.config.write_text(text.replace("{held}", str(self.HELD_FROM)))
+
+  def release(self):
+    """Lets steps be as fast as they can."""
+    self.released.touch()
 
   def start(self, command, *arguments, workdir="run"):
     """Starts a command that trains, such as "cluster"."""

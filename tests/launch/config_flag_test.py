@@ -159,7 +159,7 @@ class NoneTest(parameterized.TestCase):
     last = {name.rpartition(".")[2] for name in names}
     self.assertContainsSubset(_find_commented(path), last)
     is_sim = "sim" * ("sim/" in path)
-    done = commands.run(
+    done = commands.fork(
         *("-c", _SHOW, ",".join([is_sim, *names]), f"--config={path}"),
         *(f"--config.{name}=None" for name in names),
     )
@@ -172,7 +172,7 @@ class NoneTest(parameterized.TestCase):
       ("truth", "metrics.plots", "config.metrics.plots must be bool, got None"),
   )
   def test_elsewhere(self, name, message):
-    done = commands.run(
+    done = commands.fork(
         *("-c", _SHOW, ",", "--config=configs/default.py"),
         f"--config.{name}=None",
     )
@@ -183,7 +183,7 @@ class NoneTest(parameterized.TestCase):
       ("tuple", "trace.nodes_per_zone", "zone must have a value, got .*None"),
   )
   def test_elsewhere_in_a_simulation(self, name, message):
-    done = commands.run(
+    done = commands.fork(
         *("-c", _SHOW, "sim", "--config=configs/sim/compare.py"),
         f"--config.{name}=None",
     )
@@ -193,7 +193,7 @@ class NoneTest(parameterized.TestCase):
     """Also after a file that has set it to None."""
     name = "optimizer.clip_norm"
     for values, want in ((("None", "2"), 2.0), (("2", "None"), None)):
-      done = commands.run(
+      done = commands.fork(
           *("-c", _SHOW, f",{name}", "--config=configs/resnet.py"),
           *(f"--config.{name}={value}" for value in values),
       )

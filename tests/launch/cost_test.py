@@ -43,7 +43,7 @@ class CostTest(parameterized.TestCase):
 
   def _run(self, *arguments):
     # A process for each, since flags are those of one command.
-    return commands.run(
+    return commands.fork(
         "-m", "launch.cost", f"--workdir={self.workdir}", *arguments
     )
 

@@ -11,7 +11,7 @@ _COMMAND = ("-m", "launch.explore", "--num_processes=1")
 class ExploreTest(folders.FolderCase):
 
   def explore(self, *flags):
-    return commands.run(*_COMMAND, *flags)
+    return commands.fork(*_COMMAND, *flags)
 
   def test_goes_on(self):
     flags = ("--mode=kill", "--seeds=25", f"--workdir={self.folder}")

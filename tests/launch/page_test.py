@@ -32,13 +32,14 @@ _needs_browser = absltest.skipUnless(
 class PageTest(commands.CommandCase):
 
   CHANGES = {
-      "num_steps": 120,
+      "num_steps": 60,
       "pipeline.num_pipelines": 2,
       "pipeline.num_stages": 2,
       "pipeline.num_microbatches": 2,
       "evaluate.every_steps": 0,
       "cost.instance": "p3.2xlarge",
   }
+  HELD_FROM = 2
 
   def start_with_page(self, *more):
     """Returns a cluster that trains, and the address of its page."""
@@ -86,6 +87,7 @@ class PageTest(commands.CommandCase):
       self.assertIn("$ per million tokens", page.inner_text("#tiles"))
       width = page.evaluate("document.documentElement.scrollWidth")
       self.assertLessEqual(width, 390)  # Nothing is cut off on a phone.
+      self.release()
     self.finish(run, whole)
     found, want = self.summary("run"), self.summary("whole")
     self.assertEqual(found["state_sha256"], want["state_sha256"])
@@ -115,6 +117,7 @@ class PageTest(commands.CommandCase):
       gone("#node-n1")
       press("#nodes", "Kill zone b")
       gone("#node-n5")
+      self.release()
       value = self.wait_steps(address, 15)  # A slow node is known by its past.
       names = [node["name"] for node in value["nodes"]]
       self.assertEqual(names, ["n0", "n2", "n4"])

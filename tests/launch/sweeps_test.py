@@ -14,7 +14,7 @@ get_config = compare_test.make_config
 class SweepsTest(folders.FolderCase):
 
   def run_command(self, command, *arguments, workdir="w"):
-    done = commands.run(
+    done = commands.fork(
         *("-m", f"launch.{command}", f"--workdir={self.folder / workdir}"),
         *arguments,
     )
@@ -36,7 +36,7 @@ class SweepsTest(folders.FolderCase):
     self.assertFalse((self.folder / "w/jobs").exists())
 
   def test_no_scheduler(self):
-    done = commands.run(
+    done = commands.fork(
         *("-m", "launch.explore", "--mode=kill", "--seeds=20"),
         f"--scheduler=tcp://127.0.0.1:{ports.free_port()}",
     )

@@ -9,7 +9,7 @@ from tests.launch import commands
 
 
 def run(*arguments):
-  return commands.run("-m", "launch.trace", *arguments)
+  return commands.fork("-m", "launch.trace", *arguments)
 
 
 # Each run starts Python, 0.4 s, and those that draw a second more.

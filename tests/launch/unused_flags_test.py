@@ -137,7 +137,7 @@ class UnusedFlagsTest(parameterized.TestCase):
     command, *rest = arguments
     if command not in _NO_WORKDIR:
       rest.append("--workdir=build/never_made")
-    done = commands.run("-m", command, *rest)
+    done = commands.fork("-m", command, *rest)
     self.assertEqual(done.returncode, 2, done.stderr)
     self.assertRegex(done.stderr, f"^error: .*{message}.*\n$")
     self.assertFalse((commands.ROOT / "build/never_made").exists())

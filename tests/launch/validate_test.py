@@ -29,7 +29,7 @@ class ErrorsTest(parameterized.TestCase):
 
   def refuse(self, config, arguments, message):
     with tempfile.TemporaryDirectory() as folder:
-      run = commands.run(
+      run = commands.fork(
           *("-m", "launch.validate", f"--config={config}"),
           *("--trace=configs/validate_1x2.csv", f"--workdir={folder}/run"),
           *arguments,

@@ -16,6 +16,7 @@ from bamboo_jax.testing.fault_sweep import trials as trials_lib
 from bamboo_jax.train.setup import optimizers
 from bamboo_jax.train.setup import schedules
 from configs import sweep_faults
+from tests import samples
 
 _CONSTANT = dict(
     schedule=schedules.LearningRateSchedule("constant", 1e-2, 1e-2), options={}
@@ -66,7 +67,7 @@ class OptimizersTest(parameterized.TestCase):
   def test_there_are_many(self):
     self.assertLen(find_accepted(), 26)
 
-  @parameterized.parameters(*find_accepted())
+  @parameterized.parameters(*samples.draw(find_accepted(), 9))
   def test_a_death_in_the_second_step(self, name):
     cache = program_cache.ProgramCache()
     with mock.patch.object(profiler, "estimate", estimate_once):

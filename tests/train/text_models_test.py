@@ -23,6 +23,7 @@ from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import build
 from configs import bert
 from configs import sweep_faults
+from tests import samples
 from tests import tiny
 
 _OPTIONS = {
@@ -64,7 +65,7 @@ def make_config(name):
 
 class TextModelsTest(parameterized.TestCase):
 
-  @parameterized.parameters(*sorted(_OPTIONS))
+  @parameterized.parameters(*samples.draw(sorted(_OPTIONS), 3))
   def test_deaths(self, name):
     cache = program_cache.ProgramCache()
     trials = trials_lib.Trials(make_config(name), cache=cache)
