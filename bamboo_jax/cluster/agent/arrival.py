@@ -117,6 +117,9 @@ def _find_origin(state: state_lib.AgentState) -> events_lib.Flow:
   roster = state.roster
   while True:
     if roster.registered is not None:  # The store has been read.
+      if roster.view.number and not roster.view.members:
+        # The members of a later view may have ended before the store had it.
+        yield from state.until_ok(membership.read_made, state)
       if not roster.view.members:
         state.has_origin, state.origin = True, roster.view.number
         return
