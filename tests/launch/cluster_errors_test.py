@@ -170,7 +170,7 @@ class EtcdErrorsTest(FailingCase):
     fence.create("stamp")
     said = self.fail_cluster(*self.to_etcd)
     self.assertIn(f"There is a run {self.run_name!r}", said)
-    fence_lib.check(fence, fence_lib.Claim("stamp"))  # Its members go on.
+    fence_lib.check(fence, "stamp", 0)  # Its members go on.
 
   def test_a_worker_that_dies_at_start(self):
     said = self.fail_cluster("--config.plan.memory_limit_gib=1e-6")
