@@ -130,7 +130,7 @@ class PageTest(commands.CommandCase):
     self.assertIn("n5 starts, to join\n", said)
 
   def wait_steps(self, address, count):
-    """Returns the value of the page once so many more steps are done."""
+    """Waits for `count` more steps; returns what the page shows then."""
     first = self.read_value(address)["head"]["step"]
     deadline = time.monotonic() + _WAIT_MS / 1e3
     while (value := self.read_value(address))["head"]["step"] < first + count:

@@ -9,8 +9,8 @@ transport, whose connections may break. Read `transport`, then `protocol`.
 
   transport    values to and from all other nodes, by channel and attempt
   peer         one other node: threads and sockets
-  protocol     what makes it reliable, whoever dies or does not answer, as a
-               state machine without I/O
+  protocol     delivery of values, also when a connection breaks or a peer
+               dies: a state machine without I/O
   frame        what is written, as bytes
   values       lists of arrays, and how their bytes are described
   endpoints    where a node listens and dials: Unix sockets, mutual TLS
