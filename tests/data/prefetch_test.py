@@ -145,6 +145,32 @@ class PrefetchTest(parameterized.TestCase):
       got = prefetcher.microbatch(1, 1)
       self.assertEqual(got["inputs"].tolist(), [6, 7])
 
+  def test_what_has_failed_is_read_once_when_it_is_good(self):
+    source = _Numbers(broken=[2])
+    with batches_lib.Prefetcher(_make_batches(source)) as prefetcher:
+      source.take_finished(4)
+      with self.assertRaisesRegex(OSError, "sample 2"):
+        prefetcher.microbatch(0, 1)
+      source.broken.clear()
+      for _ in range(2):
+        prefetcher.microbatch(0, 1)
+      self.assertEqual(source.take_finished(1), [2])
+
+      source.broken.add(18)  # The step is dropped while it is broken.
+      prefetcher.microbatch(3, 0)
+      self.assertEqual(source.take_finished(4), [12, 14, 16, 18])
+      with self.assertRaisesRegex(OSError, "sample 18"):
+        prefetcher.microbatch(4, 1)
+      source.broken.clear()
+      source.take_finished(2)
+      prefetcher.microbatch(0, 0)
+      source.take_finished(4)
+      prefetcher.microbatch(3, 0)
+      self.assertEqual(source.take_finished(4), [12, 14, 16, 18])
+      prefetcher.microbatch(4, 1)
+      source.take_finished(2)  # Of step 5.
+    self.assertTrue(source.finished.empty())
+
   def test_an_error_that_nobody_asked_for_is_logged(self):
     source = _Numbers(broken=[6])
     prefetcher = batches_lib.Prefetcher(_make_batches(source))
