@@ -5,7 +5,7 @@ the speed of links. It is measured once per model, shapes and device, or
 estimated, and then saved; its fingerprint prevents its use for others.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import dataclasses
 import json
 import math
@@ -174,8 +174,8 @@ class Profile:
     The message has both values of every key that differs; nested keys are
     dotted.
     """
-    have = dict(_flatten(self.fingerprint))
-    want = dict(_flatten(_plain(expected)))
+    have = json_lib.flatten(self.fingerprint)
+    want = json_lib.flatten(_plain(expected))
     differences = [
         f"{key}: have {_show(have, key)}, want {_show(want, key)}"
         for key in sorted(have.keys() | want.keys())
@@ -225,16 +225,6 @@ def _plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     raise ValueError(
         f"fingerprint must consist of plain JSON values: {error}."
     ) from error
-
-
-def _flatten(
-    fingerprint: Mapping[str, Any], prefix: str = ""
-) -> Iterator[tuple[str, Any]]:
-  for key, value in fingerprint.items():
-    if isinstance(value, dict) and value:
-      yield from _flatten(value, f"{prefix}{key}.")
-    else:
-      yield prefix + key, value
 
 
 def _show(values: Mapping[str, Any], key: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax import config as config_lib
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.checkpoint import identity as identity_lib
 from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.checkpoint import writer as writer_lib
@@ -95,7 +96,7 @@ def _identify(
       model=task.whole.model.fingerprint,
       data=task.batches.source.fingerprint,
       rounding=dict(rounding),
-      config=_flatten(_resolve(config, task)),
+      config=json_lib.flatten(_resolve(config, task)),
       meant=_MEANT,
   )
 
@@ -111,14 +112,3 @@ def _resolve(config: config_lib.Config, task: build.Task) -> dict[str, Any]:
       json.dumps(options, default=dict)
   )
   return plain
-
-
-def _flatten(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  """Returns the options of a tree by dotted name."""
-  found: dict[str, Any] = {}
-  for key, value in section.items():
-    if isinstance(value, dict) and value:
-      found |= _flatten(value, f"{prefix}{key}.")
-    else:
-      found[f"{prefix}{key}"] = value
-  return found
