@@ -130,8 +130,6 @@ class StepRunner:
   """Runs the phases of one step after the other.
 
   Args:
-    engine: The local nodes.
-    executor: Runs the passes on them.
     director: Injects due faults; None without faults.
     num_microbatches: Number of microbatches of a step in all pipelines.
     clip_norm: Largest global norm of the gradient, or None.
@@ -220,7 +218,8 @@ class StepRunner:
     """
     engine = self._engine
     with self._phase("compute"):
-      self.executor.compute(self._strike_at, self._recorder)
+      strike = lambda node: self._strike(self._due.pop_at_instruction(node))
+      self.executor.compute(strike, self._recorder)
       self.measured += self._recorder.finish()
     with self._phase("ties"):
       reduce.tie(engine)
@@ -370,9 +369,6 @@ class StepRunner:
       yield
     finally:
       self._phase_secs[phase] += time.perf_counter() - start
-
-  def _strike_at(self, node: base.NodeId) -> None:
-    self._strike(self._due.pop_at_instruction(node))
 
   def _strike(self, due: Iterable[faults_lib.Due]) -> None:
     for fault in due:
