@@ -87,12 +87,7 @@ def train_and_evaluate(
   faults_lib.check_nodes(
       due, num_nodes=num_nodes, zones=local_cohort.ZONES, source=source
   )
-  num_late = sum(fault.kind == "join" for fault in due)
-  apart = use_devices(config, num_nodes + num_late)
-  # If all die, the same number of new nodes joins and shares the devices.
-  numbers = base.nodes((num_nodes + num_late) * (1 + len(due)))
-  devices = devices_lib.place_nodes(numbers, apart=apart)
-  job = job_lib.make_job(config, devices=devices)
+  job = job_lib.make_job(config, devices=_place_nodes(config, due))
   cohort = local_cohort.LocalCohort(num_nodes, seed=config.seed)
   with (
       base.lock_folder(workdir),
@@ -126,6 +121,18 @@ def train_and_evaluate(
     for line in missed:
       progress.show_text(line)
     return is_done
+
+
+def _place_nodes(
+    config: config_lib.Config, due: Sequence[faults_lib.Fault]
+) -> Mapping[base.NodeId, jax.Device]:
+  """Returns the devices of all nodes, those that join later included."""
+  num_late = sum(fault.kind == "join" for fault in due)
+  num_nodes = sizes.num_nodes(config) + num_late
+  apart = use_devices(config, num_nodes)
+  # If all die, the same number of new nodes joins and shares the devices.
+  numbers = base.nodes(num_nodes * (1 + len(due)))
+  return devices_lib.place_nodes(numbers, apart=apart)
 
 
 def train_in_cluster(
