@@ -71,7 +71,7 @@ def tell_assignment(state: state_lib.AgentState, incarnation: str) -> None:
 
 
 def close(state: state_lib.AgentState, incarnation: str, reason: str) -> None:
-  """Reconnects to an agent at once, after its connection was closed."""
+  """Reconnects to an agent at once, after its connection has broken."""
   state.connected.discard(incarnation)
   member = state.roster.known.get(incarnation)
   if member is None or state.is_ending:
