@@ -35,7 +35,6 @@ from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import accept
-from bamboo_jax.train.setup import checks
 from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import job as job_lib
 from bamboo_jax.train.setup import sizes
@@ -77,7 +76,6 @@ def train_and_evaluate(
     OSError: A file cannot be read or written.
   """
   config = accept.accept(config)
-  checks.check_environment(config)
   where = workdir_lib.Workdir.at(workdir)
   found = fence_lib.Fence(workdir).read()
   found_secs = time.monotonic()

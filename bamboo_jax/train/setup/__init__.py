@@ -2,7 +2,6 @@
 
 accept          keys, types and policy of a config that a user gives, model and
                 tokenizer of its folder of Hugging Face
-checks          values that are never valid
 build           task (model and data), profile, plan, rows, engine
 executors       the executor that the config names: rows, or programs
 build_recovery  the ladder, the planner and the rules of recovery

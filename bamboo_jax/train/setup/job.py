@@ -28,8 +28,6 @@ class Job:
   """The parts of a run.
 
   Attributes:
-    task: Model, data and learning rate.
-    plan: Partition, schedule and first owners.
     engine: The local nodes, without state.
     fills_waits: Whether redundant forward passes fill waits as these occur.
   """
