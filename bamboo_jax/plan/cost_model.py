@@ -42,10 +42,8 @@ class LayerCost:
 
   Attributes:
     name: Unique in the model.
-    forward_ms: Time of the forward pass.
     backward_ms: Time of the backward pass, recomputation included.
     update_ms: Time of its optimizer update, once per step.
-    parameter_bytes: Size of its parameters.
     slot_bytes: Size of its optimizer slots.
     activation_bytes: Size of its output, and of the gradient with respect to
       it.

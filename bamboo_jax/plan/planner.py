@@ -45,7 +45,6 @@ class Plan:
   """Decisions and predictions on a step, before it runs.
 
   Attributes:
-    batch: Shares and microbatches.
     schedule_name: "1f1b" or "gpipe".
     balance: See `partition.split_layers`.
     memory_limit_bytes: Memory of one device; None: no limit.

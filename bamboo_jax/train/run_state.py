@@ -63,7 +63,6 @@ class RunState:
     steps: Number of committed steps; -1 before it is known.
     version: Counts the changes of the layout; -1 before it is known.
     rollbacks: Number of returns to a checkpoint.
-    layout: Node of each stage and replica.
     rung: Rung of the last change between two steps; "none" before the first.
     slow: Slow nodes that must give shares away, with their slowdown; 1 if they
       get their shares back.

@@ -93,15 +93,12 @@ class Committed:
   """A committed step, with the measurements known to this member.
 
   Attributes:
-    steps: Number of steps done.
     view: Number of the view at its end.
-    sums: Loss, gradient norm and scale.
     phase_secs: Time of each phase, repetitions included. Work is dispatched
       ahead, so a phase ends when the next had to wait for it.
     measured: Times of the instructions of local nodes.
     start_secs: Start of the step, on `time.perf_counter`.
     skipped: Why the step did not change the state; "" if it did.
-    passes: Time of the passes of all nodes.
     span_secs: From its start to the end of its last pass; 0 if not measured.
     sums_secs: Mean time per node of summing gradients, without waiting.
     planned: Timelines planned at its start, by pipeline, of all nodes.

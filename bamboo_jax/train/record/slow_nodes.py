@@ -20,7 +20,6 @@ class SlowNodes:
 
   Args:
     state: State of this member; its `named` and `slow` are kept.
-    outputs: Gets one line and one event for each slow node.
     response: The option `config.recovery.slow`.
   """
 
