@@ -246,11 +246,12 @@ def _die(
   """Kills a node of the first pipeline, and restores the replicas it held."""
   engine.kill(victim)
   after, _ = failover.fail_over(roles, {}, [victim])
-  for copy in failover.missing_replicas(after):
-    state = engine.nodes[copy.source].state[copy.stage]
-    engine.load_programs(copy.destination, copy.stage)
-    engine.nodes[copy.destination].put_state(copy.stage, state)
-  after = failover.Roles.initial(after.owners)
+  former, after = after, failover.Roles.initial(after.owners)
+  for stage, shadow in after.shadows.items():
+    if stage not in former.shadows:
+      state = engine.nodes[after.owners[stage]].state[stage]
+      engine.load_programs(shadow, stage)
+      engine.nodes[shadow].put_state(stage, state)
   engine.set_pipelines(
       [after.owners, *engine.owners[1:]],
       [after.shadows, *engine.shadows[1:]],

@@ -41,6 +41,17 @@ _ARRAYS = {
 _MAPPINGS = (dict, abc.Mapping)
 
 
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  """Returns the leaves of nested objects by dotted name; `{}` is a leaf."""
+  found: dict[str, Any] = {}
+  for key, value in tree.items():
+    if isinstance(value, dict) and value:
+      found |= flatten(value, f"{prefix}{key}.")
+    else:
+      found[f"{prefix}{key}"] = value
+  return found
+
+
 def to_plain(value: Any) -> Any:
   """Returns `value` as input of `json.dumps`, or raises `TypeError`."""
   if isinstance(value, enum.Enum):

@@ -1,8 +1,10 @@
 """Child processes that cannot outlive their parent."""
 
+from collections.abc import Callable, Mapping, Sequence
 import ctypes
 import os
 import signal
+import subprocess
 
 _PR_SET_PDEATHSIG = 1
 _PF_EXITING = 4  # Of the kernel's task flags.
@@ -30,6 +32,30 @@ def end_with_parent() -> None:
   """
   die_with_parent()
   signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def start(
+    command: Sequence[str],
+    log: str | os.PathLike[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
+    prepare: Callable[[], None] = die_with_parent,
+) -> subprocess.Popen[bytes]:
+  """Starts a process whose output is appended to `log`, without input.
+
+  It calls `prepare` first; other arguments are those of `subprocess.Popen`.
+  """
+  with open(log, "ab") as file:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=file,
+        stderr=file,
+        env=env,
+        pass_fds=pass_fds,
+        preexec_fn=prepare,
+    )
 
 
 def describe_exit(code: int) -> str:

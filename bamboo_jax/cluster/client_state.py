@@ -155,7 +155,8 @@ class ClientState:
     if self._is_in_doubt:  # The folder may hang; this is no stall.
       yield from self.on_purpose(self._wait_sure())
     self.note_progress()
-    self._forget_before(entry)
+    if entry in self._posted:  # All members have received those before it.
+      del self._posted[: self._posted.index(entry)]
     return self._gathered.pop(entry)
 
   def wait_interrupt(self, timeout_secs: float | None) -> Wait:
@@ -193,11 +194,6 @@ class ClientState:
     """Returns the members' facts about the run; waits for them."""
     yield lambda: self._facts is not None, None
     return self._facts
-
-  def _forget_before(self, entry: tuple[base.ViewId, str]) -> None:
-    """Drops posts that all members have received."""
-    if entry in self._posted:
-      del self._posted[: self._posted.index(entry)]
 
   def _wait_sure(self) -> Wait:
     yield lambda: not self._is_in_doubt, None

@@ -156,8 +156,9 @@ def _live(
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     # Not closed: objects copied from the parent would close reused numbers.
-    for fd in {*map(int, os.listdir("/proc/self/fd"))} - {0, 1, 2, *keeps}:
-      if fd != nothing and _is_open(fd) and not _reopen(fd):
+    kept = {0, 1, 2, nothing, *keeps}
+    for fd in {*map(int, os.listdir("/proc/self/fd"))} - kept:
+      if os.path.exists(f"/proc/self/fd/{fd}") and not _reopen(fd):
         os.dup2(nothing, fd, inheritable=False)
     run()
     code = 0
@@ -184,7 +185,3 @@ def _reopen(fd: int) -> bool:
   os.dup2(own, fd, inheritable=False)
   os.close(own)
   return True
-
-
-def _is_open(fd: int) -> bool:
-  return os.path.exists(f"/proc/self/fd/{fd}")

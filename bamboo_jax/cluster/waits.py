@@ -15,6 +15,7 @@ import sys
 import threading
 
 from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.schedule import channel as channel_lib
 
 _MARK = "waits: "
@@ -71,9 +72,7 @@ def parse(text: str) -> Waits | None:
   if not mark or "}" not in last:  # The log may be read while it is written.
     return None
   content, _ = json.JSONDecoder().raw_decode(last)
-  return Waits(
-      content["number"], tuple(content["nodes"]), tuple(content["channels"])
-  )
+  return json_lib.from_plain(Waits, content)
 
 
 def describe(

@@ -272,7 +272,7 @@ def make_report(config: config_lib.Config, gpu_name: str) -> str:
   private.prepare(find_flags(deterministic=config.node.deterministic))
   limit = {"plan.memory_limit_gib": gpu.memory_bytes / 2**30}
   config = config.changed(limit)
-  task = build.make_task_to_plan(config)
+  task = build.make_task(config, needs_data=False)
   plan = show.make_plan(config).plan
   if executors.is_program(config):
     found = list(programs_lib.compile_segments(config, task, plan, gpu))

@@ -36,7 +36,6 @@ _SHOWN = (
     *("loss", "learning_rate", "tokens_per_sec", "samples_per_sec", "step_ms"),
     *("mfu_pct", "goodput_pct", "view"),
 )
-_RECOVERY = ("victims", "rung", "view")
 
 
 def run(
@@ -324,32 +323,15 @@ class ClusterRun:
       self._told_secs = None if is_explained else time.monotonic()
       if _is_start(line) and line["step"]:
         self._progress.show_text(f"resumed_from_step={line['step']}")
-      elif line.get("event") == "warning":
-        self._progress.show_text(f"warning: {line['text']}")
-      elif line.get("event") == "changed":
-        self._progress.show_text(line["text"])
-      elif line.get("event") == "recovery":
-        shown = {k: line[k] for k in _RECOVERY if k in line}
-        shown["victims"] = ",".join(line.get("victims", ()))
-        said = progress_lib.render_line({"step": line["step"], **shown})
-        self._progress.show_text(f"recovery {said}")
-      elif (event := line.get("event")) in ("slow", "slow_over"):
-        said = {k: v for k, v in line.items() if k != "event"}
-        self._progress.show_text(f"{event} {progress_lib.render_line(said)}")
+      elif (said := progress_lib.render_event(line)) is not None:
+        self._progress.show_text(said)
       elif line.get("event") == "damaged":
         self._progress.show_text(
             f"warning: the checkpoint of step {line['checkpoint']} is damaged; "
             f"training continues from step {line['step']}."
         )
-      elif line.get("event") == "eval":
-        means = {k: v for k, v in line.items() if k not in ("event", "step")}
-        said = progress_lib.render_evaluation(line["step"], means)
-        self._progress.show_text(said)
       elif line.get("event") == "pause":
         self._progress.explain(line["reason"])
-      elif line.get("event") == "saving":
-        said = f"saving step={line['step']}: {line['reason']}"
-        self._progress.show_text(said)
       elif "event" not in line:
         self._has_stepped = True
         logs.note_step(line["step"])

@@ -20,8 +20,6 @@ class WorkerReply:
   """The answer of a worker about its state, from its log.
 
   Attributes:
-    name: Its node.
-    pid: Its process.
     stacks: Python stacks of its threads; "" if it is stopped.
     waits: The nodes it waits for; None if it hangs or is stopped.
   """

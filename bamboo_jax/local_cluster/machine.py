@@ -113,7 +113,7 @@ class LocalCluster:
       run = functools.partial(copies.run, command, log=log)
       self._agents[name] = copies.Copy(run)
     else:
-      self._agents[name] = self._popen(command, log, environ)
+      self._agents[name] = children.start(command, log, env=environ)
     self._zones[name] = zone  # Last, for threads that look for it.
 
   @property
@@ -183,22 +183,6 @@ class LocalCluster:
           self.num_failed += 1
           said[name] = self._explain_end(name, process.returncode)
     return said
-
-  def _popen(
-      self,
-      command: Sequence[str],
-      log: pathlib.Path,
-      environ: Mapping[str, str] | None = None,
-  ) -> subprocess.Popen[bytes]:
-    with open(log, "ab") as file:
-      return subprocess.Popen(
-          command,
-          stdin=subprocess.DEVNULL,
-          stdout=file,
-          stderr=file,
-          env=environ,
-          preexec_fn=children.die_with_parent,
-      )
 
 
 class Placement(NamedTuple):

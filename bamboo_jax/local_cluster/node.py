@@ -89,7 +89,7 @@ def run(
   while must_restart:
     agent = agent_lib.Agent(etcd, options, identity, spare)
     reason = asyncio.run(_run(agent))
-    must_restart, spare = agent.must_restart, None
+    must_restart, spare = agent.state.must_restart, None
     options = dataclasses.replace(options, is_again=True)
   if reason:
     if "exit status" in reason:  # It was not killed, so its log has the reason.

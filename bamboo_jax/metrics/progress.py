@@ -11,7 +11,7 @@ import errno
 import numbers
 import sys
 import threading
-from typing import TextIO
+from typing import Any, TextIO
 
 import tqdm
 
@@ -26,6 +26,7 @@ _FORMATS = {
     "_per_sec": ".0f",
 }
 _SHORT = {"learning_rate": "lr"}  # Names shown in lines of steps.
+_RECOVERY = ("step", "victims", "rung", "view")
 
 _PAUSE_SECS = 1.0  # After a longer pause the reason is shown.
 
@@ -44,10 +45,25 @@ def render_redundancy(found: Mapping[str, str | float]) -> str:
   return render_line(values)
 
 
-def render_evaluation(step: int, means: Mapping[str, float]) -> str:
-  """Returns the line of an evaluation after `step` steps."""
-  shown = {"step": step, **means}
-  return render_line({f"eval_{k}": v for k, v in shown.items()})
+def render_event(line: Mapping[str, Any]) -> str | None:
+  """Returns an event of the log as text; None if it is not shown."""
+  values = {k: v for k, v in line.items() if k != "event"}
+  match line.get("event"):
+    case "warning":
+      return f"warning: {line['text']}"
+    case "changed":
+      return str(line["text"])
+    case "recovery":
+      values = {k: line[k] for k in _RECOVERY if k in line}
+      values["victims"] = ",".join(line.get("victims", ()))
+      return f"recovery {render_line(values)}"
+    case "slow" | "slow_over" as event:
+      return f"{event} {render_line(values)}"
+    case "eval":
+      return render_line({f"eval_{k}": v for k, v in values.items()})
+    case "saving":
+      return f"saving step={line['step']}: {line['reason']}"
+  return None
 
 
 class ProgressLine:

@@ -164,7 +164,11 @@ def split_by_makespan(
     base.InfeasibleError: A pipeline would get none, or there is no pipeline.
   """
   _check(num_microbatches, len(paces))
-  counts = _surely(num_microbatches, paces)
+  # Done before a lower bound of the makespan.
+  bound_ms = num_microbatches / sum(1.0 / p.least_ms for p in paces)
+  counts = [max(1, p.most_done(bound_ms, most=num_microbatches)) for p in paces]
+  if sum(counts) > num_microbatches:
+    counts = [1] * len(paces)
   ends = [(p.finish_ms(counts[i] + 1), i) for i, p in enumerate(paces)]
   heapq.heapify(ends)
   for _ in range(num_microbatches - sum(counts)):
@@ -173,14 +177,6 @@ def split_by_makespan(
     end_ms = paces[first].finish_ms(counts[first] + 1)
     heapq.heapreplace(ends, (end_ms, first))
   return tuple(counts)
-
-
-def _surely(num_microbatches: int, paces: Sequence[PipelinePace]) -> list[int]:
-  """Returns the numbers done before a lower bound of the makespan."""
-  time_ms = num_microbatches / sum(1.0 / p.least_ms for p in paces)
-  counts = [max(1, p.most_done(time_ms, most=num_microbatches)) for p in paces]
-  fits = sum(counts) <= num_microbatches
-  return counts if fits else [1] * len(paces)
 
 
 def split_evenly(num_microbatches: int, num_pipelines: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ the speed of links. It is measured once per model, shapes and device, or
 estimated, and then saved; its fingerprint prevents its use for others.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import dataclasses
 import json
 import math
@@ -42,10 +42,8 @@ class LayerCost:
 
   Attributes:
     name: Unique in the model.
-    forward_ms: Time of the forward pass.
     backward_ms: Time of the backward pass, recomputation included.
     update_ms: Time of its optimizer update, once per step.
-    parameter_bytes: Size of its parameters.
     slot_bytes: Size of its optimizer slots.
     activation_bytes: Size of its output, and of the gradient with respect to
       it.
@@ -174,8 +172,8 @@ class Profile:
     The message has both values of every key that differs; nested keys are
     dotted.
     """
-    have = dict(_flatten(self.fingerprint))
-    want = dict(_flatten(_plain(expected)))
+    have = json_lib.flatten(self.fingerprint)
+    want = json_lib.flatten(_plain(expected))
     differences = [
         f"{key}: have {_show(have, key)}, want {_show(want, key)}"
         for key in sorted(have.keys() | want.keys())
@@ -225,16 +223,6 @@ def _plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     raise ValueError(
         f"fingerprint must consist of plain JSON values: {error}."
     ) from error
-
-
-def _flatten(
-    fingerprint: Mapping[str, Any], prefix: str = ""
-) -> Iterator[tuple[str, Any]]:
-  for key, value in fingerprint.items():
-    if isinstance(value, dict) and value:
-      yield from _flatten(value, f"{prefix}{key}.")
-    else:
-      yield prefix + key, value
 
 
 def _show(values: Mapping[str, Any], key: str) -> str:

@@ -14,7 +14,6 @@ class Pipeline:
   """One pipeline.
 
   Attributes:
-    roles: Owners and shadows.
     vacant: Stages without a live owner here; `roles` names the last one. Owners
       of the same stage in other pipelines compute for it, or the samples of the
       pipeline are dropped.

@@ -45,7 +45,6 @@ class Plan:
   """Decisions and predictions on a step, before it runs.
 
   Attributes:
-    batch: Shares and microbatches.
     schedule_name: "1f1b" or "gpipe".
     balance: See `partition.split_layers`.
     memory_limit_bytes: Memory of one device; None: no limit.
@@ -250,10 +249,16 @@ class _Search:
   ) -> Plan:
     """Returns the plan of rows that fit; see `_Rows.find_needs`."""
     protection, partition = self.upkeep.protection, rows.partition
+    free_bytes = None
+    if self.limit_bytes is not None:  # Also after a death.
+      least = self.limit_bytes - (worst[1].total_bytes if worst else 0)
+      free_bytes = [
+          min(self.limit_bytes - m.total_bytes, least) for _, m in found
+      ]
     costs, place = residuals_lib.place(
         *(self.profile, partition, rows.costs, played.timeline),
         num_microbatches=self.batch.num_microbatches,
-        free_bytes=_free_bytes(found, worst, self.limit_bytes),
+        free_bytes=free_bytes,
     )
     return Plan(
         profile=self.profile,
@@ -277,16 +282,6 @@ class _Search:
         worst_memory=worst,
         residuals=place,
     )
-
-
-def _free_bytes(
-    found: Sequence[_Need], worst: _Need | None, limit_bytes: int | None
-) -> list[int] | None:
-  """Returns the memory of each node that is free, also after a death."""
-  if limit_bytes is None:
-    return None
-  least = worst[1].total_bytes if worst else 0
-  return [limit_bytes - max(m.total_bytes, least) for _, m in found]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,7 +77,6 @@ def choose_place(
   Node `s` is the shadow of stage `s + 1`, the last node that of stage 0.
 
   Args:
-    costs: Costs of the stages of a pipeline.
     num_microbatches: Passes of each stage in a step, all of them redundant at
       worst.
     free_bytes: Device memory that each node does not need; None: no limit.

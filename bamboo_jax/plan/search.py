@@ -38,7 +38,6 @@ class Condition:
   """A condition on a split.
 
   Attributes:
-    stages: Stages on which it depends.
     holds: Returns whether it holds, given the first layer of each stage up to
       the last of `stages`, and the layer after that.
   """

@@ -38,7 +38,6 @@ class LayoutChange:
   """The next layout, and the state that it needs first.
 
   Attributes:
-    layout: The next layout.
     copies: State to copy between nodes first.
     rolls_back: Whether the state comes from a checkpoint instead.
   """

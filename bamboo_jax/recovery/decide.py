@@ -230,7 +230,7 @@ class _Question:
   def _find_better(self, before: State, repaired: State) -> Decision | None:
     """Returns new pipelines if they train more within the horizon."""
     assert self.planner is not None  # Else `improve` has returned.
-    usable = _usable(before, dead=_NOBODY)
+    usable = _candidates(before, dead=_NOBODY)[0]
     if not self.ladder.reconfigure and not self.ladder.checkpoint:
       return None
     try:
@@ -259,7 +259,7 @@ class _Question:
   def _steps(
       self, rung: str, before: tuple[Pipeline, ...], after: tuple[Pipeline, ...]
   ) -> float:
-    if not any(not p.vacant for p in after):
+    if all(p.vacant for p in after):
       return 0.0  # Pipelines with vacant stages have no predicted time.
     assert self.planner is not None
     pause_secs = 0.0
@@ -302,21 +302,15 @@ def _lose(
   )
 
 
-def _usable(state: State, *, dead: frozenset[NodeId]) -> tuple[NodeId, ...]:
-  """Returns the live nodes that are not leaving; all live ones if none stay."""
-  alive = tuple(node for node in state.nodes if node not in dead)
-  return tuple(n for n in alive if n not in state.leaving) or alive
-
-
 def _candidates(
     state: State, *, dead: frozenset[NodeId]
 ) -> tuple[tuple[NodeId, ...], ...]:
-  """Returns sets of nodes to make pipelines of, best first.
+  """Returns sets of live nodes to make pipelines of, best first.
 
-  The second one includes nodes under notice.
+  The second one includes nodes under notice, the first only if none stay.
   """
-  usable = _usable(state, dead=dead)
   alive = tuple(node for node in state.nodes if node not in dead)
+  usable = tuple(n for n in alive if n not in state.leaving) or alive
   return (usable,) if usable == alive else (usable, alive)
 
 

@@ -54,7 +54,6 @@ class BySegment(NamedTuple):
   Attributes:
     owners: Owner of each segment, by pipeline.
     shadows: Shadow of each segment that has one, by pipeline.
-    shares: Shares of each pipeline.
     lines: Owners by segment, and their shares, of each way.
   """
 
@@ -69,7 +68,6 @@ class Layout:
   """The pipelines, and the shares of the batch that each computes.
 
   Attributes:
-    pipelines: Owners and shadows of stages.
     shares: Shares of each pipeline; none of one that only keeps state because
       it has lost a stage. Shares of no pipeline are not computed.
     segments: First layer of each segment, then the number of layers; the same
@@ -236,7 +234,6 @@ class StepPlans:
   """Plans steps; caches the whole step of the last layout.
 
   Args:
-    rows: Plans rows.
     fills: Whether redundant forward passes fill waits as these occur; otherwise
       they are placed ahead.
   """

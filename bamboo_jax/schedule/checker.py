@@ -67,20 +67,13 @@ class Checker:
             f"Node {self._node} does not run {missing}; its row has ended."
         )
 
-  def _sums(self, stage: base.StageId, microbatch: int) -> list[int] | None:
-    """Returns the microbatches still to sum on the line of `microbatch`.
-
-    None if this node does not sum it.
-    """
-    return self._to_sum.get((id(self._line_of[microbatch]), stage))
-
   def _problem(self, i: Instruction) -> str | None:
     s, m, held = i.stage, i.microbatch, self._held
     line = self._line_of.get(m)
     # The output of the last stage goes nowhere.
     if line is None or not 0 <= s < len(line.owners) - i.is_transfer:
       return "there is no such stage or microbatch"
-    to_sum = self._sums(s, m)
+    to_sum = self._to_sum.get((id(line), s))  # None: not summed here.
     if i.op in (Op.FORWARD, Op.BACKWARD) and to_sum is None:
       return f"stage {s} belongs to node {line.owners[s]}"
     match i.op:

@@ -187,16 +187,6 @@ def fail_over(
   return Survivors(after, holdings)
 
 
-def missing_replicas(roles: Roles) -> tuple[StageCopy, ...]:
-  """Returns the copies that give each stage a shadow again."""
-  return tuple(
-      StageCopy(stage, roles.owners[stage], shadow)
-      for stage in base.stages(roles.num_stages)
-      if stage not in roles.shadows
-      and (shadow := natural_shadow(roles.owners, stage)) is not None
-  )
-
-
 def repair(roles: Roles, spares: Sequence[base.NodeId]) -> Repair:
   """Returns the roles after spares relieve nodes that own several stages.
 
@@ -221,10 +211,11 @@ def repair(roles: Roles, spares: Sequence[base.NodeId]) -> Repair:
         {s: n for s, n in held.items() if n == natural_shadow(owners, s)},
     )
     used.append(spare)
+  whole = Roles.initial(after.owners)
   return Repair(
-      roles=Roles.initial(after.owners),
+      roles=whole,
       used=tuple(used),
-      num_replicas=len(missing_replicas(after)),
+      num_replicas=len(whole.shadows.keys() - after.shadows.keys()),
   )
 
 

@@ -168,8 +168,6 @@ class Filled(NamedTuple):
 
   Attributes:
     after: Number of other passes of its node before it.
-    stage: Stage of the pass.
-    microbatch: Microbatch of the pass.
     microseconds: Its duration.
   """
 

@@ -32,7 +32,6 @@ class Line:
       only for the next backward pass. None: no bound, and forward passes come
       first. The lines of one pipeline share the bound on a node; the next
       microbatch to be summed of each line is exempt.
-    pipeline: Index of the pipeline.
   """
 
   owners: Sequence[base.NodeId]

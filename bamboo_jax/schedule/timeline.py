@@ -177,14 +177,14 @@ def _walk(
   def run(node: base.NodeId, i: Instruction, start_ms: float) -> None:
     if checkers:
       checkers[node].run(i)
-    if i.is_receive:
-      free_ms[node] = start_ms + costs.transfer_ms[i.stage]
-    else:
-      free_ms[node] = (
-          start_ms if i.is_send else (start_ms + costs.pass_ms(i, node))
-      )
+    end_ms = start_ms
+    if not i.is_transfer:
+      end_ms += costs.pass_ms(i, node)
+    elif i.is_receive:
+      end_ms += costs.transfer_ms[i.stage]
+    free_ms[node] = end_ms
     if checkers:
-      slots[node].append(Slot(node, i, start_ms, free_ms[node]))
+      slots[node].append(Slot(node, i, start_ms, end_ms))
 
   moving = list(rows)
   while moving:
@@ -271,12 +271,14 @@ def linearize(
     if heads[node] == len(rows[node]):
       return
     slot = rows[node][heads[node]]
+    urgency = slot.start_ms, int(slot.instruction.is_send)
     if slot.instruction.is_receive:
       key = slot.instruction.transfer(node)
       if key not in sent:
         waiting[key] = node
         return
-    heapq.heappush(heap, (*_urgency(slot), node))
+      urgency = slot.end_ms, 2
+    heapq.heappush(heap, (*urgency, node))
 
   for node in rows:
     push(node)
@@ -296,9 +298,3 @@ def linearize(
     push(node)
   assert not waiting, waiting
   return tuple(order)
-
-
-def _urgency(slot: Slot) -> tuple[float, int]:
-  if slot.instruction.is_receive:
-    return slot.end_ms, 2
-  return slot.start_ms, int(slot.instruction.is_send)

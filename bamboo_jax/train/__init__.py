@@ -10,10 +10,9 @@ same `worker`, and only the cohort below it differs.
                        `sums` clips the gradient, and decides whether the step
                        may change the state
   members/             a worker's view of the other members: the cohort
-  run_state            steps done, layout, and the arrays;
-                       `state_transfer` moves them between nodes
+  run_state            steps done, layout, and the arrays, all copies of which
+                       are equal; `state_transfer` moves them between nodes
   background_compiler  compiles new roles in the background of training
-  replica_check        whether all copies of the state are equal
   evaluation           held-out loss, by all members together
   record/              votes, logs, summary and progress
   setup/               makes the parts of a run from a config

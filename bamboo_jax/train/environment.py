@@ -22,10 +22,7 @@ class Environment:
   """The arguments of a worker that depend on its process.
 
   Attributes:
-    cohort: The members of the run, seen from this one.
-    workdir: Files of the run.
     name: Name of this member among several; "" if it is alone.
-    transfers: Transfers between processes.
     collectives: Those of the executor; None without.
     director: Injects due faults; None without faults.
     progress: Shows steps; None if another member does.

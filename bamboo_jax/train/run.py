@@ -35,7 +35,6 @@ from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.record import meter as meter_lib
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import accept
-from bamboo_jax.train.setup import checks
 from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import job as job_lib
 from bamboo_jax.train.setup import sizes
@@ -77,11 +76,17 @@ def train_and_evaluate(
     OSError: A file cannot be read or written.
   """
   config = accept.accept(config)
-  checks.check_environment(config)
   where = workdir_lib.Workdir.at(workdir)
   found = fence_lib.Fence(workdir).read()
   found_secs = time.monotonic()
-  job, cohort, due = _make_local(config, faults)
+  meter_lib.make_meter(config)  # Checks the prices.
+  due = sizes.read_faults(config, faults)
+  num_nodes, source = sizes.num_nodes(config), faults or ""
+  faults_lib.check_nodes(
+      due, num_nodes=num_nodes, zones=local_cohort.ZONES, source=source
+  )
+  job = job_lib.make_job(config, devices=_place_nodes(config, due))
+  cohort = local_cohort.LocalCohort(num_nodes, seed=config.seed)
   with (
       base.lock_folder(workdir),
       tenure.hold(workdir, found, found_secs) as check_fence,
@@ -104,34 +109,28 @@ def train_and_evaluate(
       stack.callback(worker.state.writer.close)
     stack.enter_context(hearing(cohort.ask_to_stop))
     is_done = worker.run(stop_at)
-    for line in cohort.find_missed(due, worker.state.steps, faults):
+    missed = faults_lib.find_missed(
+        due,
+        cohort.happened,
+        first=cohort.first_step,
+        end=worker.state.steps,
+        source=source,
+    )
+    for line in missed:
       progress.show_text(line)
     return is_done
 
 
-class _Local(NamedTuple):
-  """A job whose nodes are all in this process, and what happens to them."""
-
-  job: job_lib.Job
-  cohort: local_cohort.LocalCohort
-  due: tuple[faults_lib.Fault, ...]
-
-
-def _make_local(config: config_lib.Config, faults: str | None) -> _Local:
-  meter_lib.make_meter(config)  # Checks the prices.
-  due = sizes.read_faults(config, faults)
-  num_nodes = sizes.num_nodes(config)
-  faults_lib.check_nodes(
-      due, num_nodes=num_nodes, zones=local_cohort.ZONES, source=faults or ""
-  )
+def _place_nodes(
+    config: config_lib.Config, due: Sequence[faults_lib.Fault]
+) -> Mapping[base.NodeId, jax.Device]:
+  """Returns the devices of all nodes, those that join later included."""
   num_late = sum(fault.kind == "join" for fault in due)
-  apart = use_devices(config, num_nodes + num_late)
+  num_nodes = sizes.num_nodes(config) + num_late
+  apart = use_devices(config, num_nodes)
   # If all die, the same number of new nodes joins and shares the devices.
-  numbers = base.nodes((num_nodes + num_late) * (1 + len(due)))
-  devices = devices_lib.place_nodes(numbers, apart=apart)
-  job = job_lib.make_job(config, devices=devices)
-  cohort = local_cohort.LocalCohort(num_nodes, seed=config.seed)
-  return _Local(job, cohort, due)
+  numbers = base.nodes(num_nodes * (1 + len(due)))
+  return devices_lib.place_nodes(numbers, apart=apart)
 
 
 def train_in_cluster(
@@ -252,7 +251,7 @@ def use_devices(config: config_lib.Config, num_nodes: int) -> bool:
 
   Call before anything else starts JAX.
   """
-  per_node = config.node.mesh.data * config.node.mesh.tensor
+  per_node = sizes.num_devices(config)
   apart = per_node > 1
   devices_lib.use_virtual_devices(
       num_nodes,

@@ -7,6 +7,7 @@ is discarded.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+import contextlib
 import dataclasses
 import itertools
 import time
@@ -23,6 +24,7 @@ from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import slowness
 from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.train import state_transfer
@@ -61,7 +63,6 @@ class RunState:
     steps: Number of committed steps; -1 before it is known.
     version: Counts the changes of the layout; -1 before it is known.
     rollbacks: Number of returns to a checkpoint.
-    layout: Node of each stage and replica.
     rung: Rung of the last change between two steps; "none" before the first.
     slow: Slow nodes that must give shares away, with their slowdown; 1 if they
       get their shares back.
@@ -87,6 +88,7 @@ class RunState:
   _settled: (
       tuple[base.ViewId, layout_lib.Layout, Mapping[base.NodeId, float]] | None
   ) = None
+  _compared: tuple[base.ViewId, int, base.StepId] | None = None
 
   @property
   def is_writer(self) -> bool:
@@ -298,6 +300,30 @@ class RunState:
     if change.rolls_back:
       self.steps, self.rollbacks = restored, self.rollbacks + 1
     self.set_layout(change.layout)
+
+  def compare_copies(
+      self, during: Callable[[str], contextlib.AbstractContextManager[None]]
+  ) -> None:
+    """Compares all copies of each layer: owners and replicas, in all pipelines.
+
+    After a change of the layout, and at the end; else votes carry fingerprints,
+    so that the comparison costs no message (`step.StepRunner`). Blocks until
+    all members call it, each of which names the copies that differ.
+
+    Args:
+      during: Charges the time of its context to a kind.
+
+    Raises `base.ReplicaMismatchError`, or as `Cohort.gather`.
+    """
+    now = (self.cohort.view.number, self.version, self.steps)
+    if now == self._compared:
+      return  # `gather` allows a key once per view.
+    self._compared = now
+    with during("redundant"):
+      prints = replicas.take_prints(self.engine, self.steps)
+    key = f"replicas {self.version} {self.steps}"
+    said = self.cohort.gather(key, prints).values()
+    replicas.compare(said, self.engine.specs)
 
   def _restore_common(
       self, steps: base.StepId, layout: layout_lib.Layout

@@ -93,15 +93,12 @@ class Committed:
   """A committed step, with the measurements known to this member.
 
   Attributes:
-    steps: Number of steps done.
     view: Number of the view at its end.
-    sums: Loss, gradient norm and scale.
     phase_secs: Time of each phase, repetitions included. Work is dispatched
       ahead, so a phase ends when the next had to wait for it.
     measured: Times of the instructions of local nodes.
     start_secs: Start of the step, on `time.perf_counter`.
     skipped: Why the step did not change the state; "" if it did.
-    passes: Time of the passes of all nodes.
     span_secs: From its start to the end of its last pass; 0 if not measured.
     sums_secs: Mean time per node of summing gradients, without waiting.
     planned: Timelines planned at its start, by pipeline, of all nodes.
@@ -130,8 +127,6 @@ class StepRunner:
   """Runs the phases of one step after the other.
 
   Args:
-    engine: The local nodes.
-    executor: Runs the passes on them.
     director: Injects due faults; None without faults.
     num_microbatches: Number of microbatches of a step in all pipelines.
     clip_norm: Largest global norm of the gradient, or None.
@@ -220,7 +215,8 @@ class StepRunner:
     """
     engine = self._engine
     with self._phase("compute"):
-      self.executor.compute(self._strike_at, self._recorder)
+      strike = lambda node: self._strike(self._due.pop_at_instruction(node))
+      self.executor.compute(strike, self._recorder)
       self.measured += self._recorder.finish()
     with self._phase("ties"):
       reduce.tie(engine)
@@ -370,9 +366,6 @@ class StepRunner:
       yield
     finally:
       self._phase_secs[phase] += time.perf_counter() - start
-
-  def _strike_at(self, node: base.NodeId) -> None:
-    self._strike(self._due.pop_at_instruction(node))
 
   def _strike(self, due: Iterable[faults_lib.Due]) -> None:
     for fault in due:

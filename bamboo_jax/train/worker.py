@@ -21,7 +21,6 @@ from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.train import background_compiler
 from bamboo_jax.train import environment
 from bamboo_jax.train import evaluation
-from bamboo_jax.train import replica_check
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import state_transfer
 from bamboo_jax.train import step as step_lib
@@ -75,7 +74,6 @@ class Worker:
     )
     self._outputs = outputs_lib.Outputs(job, given, self.state)
     self._log = run_log.RunLog(self.state, self._outputs, config.recovery.slow)
-    self._check = replica_check.ReplicaCheck(self.state, self._outputs)
     self._evaluates = config.evaluate.every_steps > 0
     self._compiler = background_compiler.BackgroundCompiler(
         self.state, self._step.executor, evaluate=self._evaluates
@@ -360,7 +358,7 @@ class Worker:
       if is_prepared:
         self._given.transfers.connect()
       self._compile(is_prepared=is_prepared)
-      self._check.check_now()
+      self.state.compare_copies(self._outputs.during)
     leaving = cohort.hosted & {*cohort.view.leaving}
     for node in sorted(leaving - self.state.layout.nodes):
       cohort.report("leave", node=node)
@@ -377,7 +375,7 @@ class Worker:
     self._given.check_fence(self._cohort.view.epoch)
     is_done = self.state.steps >= self._config.num_steps
     if self._config.redundancy.check_every_steps:
-      self._check.check_now()
+      self.state.compare_copies(self._outputs.during)
     saves = is_done or self._saves_at_stop
     if saves:
       if (steps := self.state.steps) and self._begun >= 0:

@@ -57,7 +57,10 @@ def make_config(name, *, model=None, mesh=(1, 1), mode="none", **pipeline):
 
 def compile_units(config, gpu, names):
   """Returns the task, the plan, and the programs by kind of unit."""
-  task, plan = build.make_task_to_plan(config), show.make_plan(config).plan
+  task, plan = (
+      build.make_task(config, needs_data=False),
+      show.make_plan(config).plan,
+  )
   by_kind = {}
   for unit, program in programs.compile_units(
       config, task, plan, gpu, names=names
@@ -212,7 +215,10 @@ class ProgramsTest(parameterized.TestCase):
         remat=remat,
     )
     gpu = targets.find("h100")
-    task, plan = build.make_task_to_plan(config), show.make_plan(config).plan
+    task, plan = (
+        build.make_task(config, needs_data=False),
+        show.make_plan(config).plan,
+    )
     before, found = set(glob.glob(f"{_DUMP}/*")), []
     for program in programs.compile_segments(config, task, plan, gpu):
       after = set(glob.glob(f"{_DUMP}/*"))

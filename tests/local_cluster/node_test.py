@@ -1,6 +1,7 @@
 import asyncio
 import resource
 import signal
+import types
 from unittest import mock
 
 from absl.testing import absltest
@@ -25,7 +26,6 @@ class NodeTest(absltest.TestCase):
     heard = []
 
     class Agent:
-      must_restart = False
 
       def __init__(self, *args):
         pass
@@ -52,7 +52,8 @@ class NodeTest(absltest.TestCase):
 
       def __init__(self, etcd, options, identity, spare):
         lives.append((options.is_again, spare))
-        self.must_restart = len(lives) < 3
+        must_restart = len(lives) < 3
+        self.state = types.SimpleNamespace(must_restart=must_restart)
 
       async def run(self):
         return ""

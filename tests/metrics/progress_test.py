@@ -53,12 +53,27 @@ class ProgressTest(parameterized.TestCase):
     timer.join(20.0)
     self.assertEqual(stream.getvalue(), "step=1 loss=3.5000\n")
 
-  def test_an_evaluation(self):
-    means = {"loss": 3.07846, "accuracy": 0.5}
-    self.assertEqual(
-        progress_lib.render_evaluation(20, means),
-        "eval_step=20 eval_loss=3.0785 eval_accuracy=0.5000",
-    )
+  @parameterized.parameters(
+      (
+          {"event": "eval", "loss": 3.07846, "accuracy": 0.5},
+          "eval_step=20 eval_loss=3.0785 eval_accuracy=0.5000",
+      ),
+      (
+          {"event": "slow", "node": "n1", "factor": 5.0, "busy_ms": 100.0},
+          "slow step=20 node=n1 factor=5 busy_ms=100.0",
+      ),
+      (
+          {"event": "recovery", "victims": ("0/1", "0/2"), "rung": "shadow"},
+          "recovery step=20 victims=0/1,0/2 rung=shadow",
+      ),
+      ({"event": "saving", "reason": "why"}, "saving step=20: why"),
+      ({"event": "warning", "text": "text"}, "warning: text"),
+      ({"event": "changed", "text": "text"}, "text"),
+      ({"event": "layout", "owners": ((0, 1),)}, None),
+      ({"loss": 3.07846}, None),
+  )
+  def test_an_event(self, line, want):
+    self.assertEqual(progress_lib.render_event({"step": 20, **line}), want)
 
   @parameterized.parameters(
       ("loss", 3.41234, "3.4123"),

@@ -8,7 +8,6 @@ from bamboo_jax import base
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
 
-Copy = failover.StageCopy
 Roles = failover.Roles
 
 
@@ -104,33 +103,6 @@ class FailOverTest(parameterized.TestCase):
                 (3, (3, 0), (3,)),
             )
         },
-    )
-
-
-class ReplicasTest(parameterized.TestCase):
-
-  @parameterized.parameters(
-      # The stage of the victim goes to the shadow of its shadow, and the stage
-      # of its successor to its shadow.
-      (range(4), {1}, [Copy(1, 0, 3), Copy(2, 2, 0)]),
-      (range(4), {0}, [Copy(0, 3, 2), Copy(1, 1, 3)]),
-      (range(3), {1}, [Copy(1, 0, 2), Copy(2, 2, 0)]),
-      (
-          range(4),
-          {1, 3},
-          [Copy(0, 0, 2), Copy(1, 0, 2), Copy(2, 2, 0), Copy(3, 2, 0)],
-      ),
-      (range(4), (), []),
-      (range(2), {1}, []),
-  )
-  def test_missing_replicas(self, owners, lost, want):
-    roles, _ = failover.fail_over(Roles.initial(owners), {}, lost)
-    copies = failover.missing_replicas(roles)
-    self.assertEqual(list(copies), want)
-    made = {copy.stage: copy.destination for copy in copies}
-    self.assertEqual(
-        Roles(roles.owners, {**roles.shadows, **made}),
-        Roles.initial(roles.owners),
     )
 
 

@@ -42,7 +42,7 @@ MUTANTS = {
         "net",
         (
             f"{_AGENT}knowledge/suspicion.py",
-            "_count_edges(pairs)",
+            "collections.Counter(itertools.chain.from_iterable(pairs))",
             "{m: m in suspected for pair in pairs for m in pair}",
         ),
         (

@@ -12,7 +12,7 @@ from bamboo_jax.recovery import durations
 from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.train import replica_check
+from bamboo_jax.train import run_state
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.record import meter as meter_lib
@@ -301,7 +301,7 @@ class MakeMeterTest(parameterized.TestCase):
       meter_lib.make_meter(config)
 
 
-class ReplicaCheckTest(parameterized.TestCase):
+class CompareCopiesTest(parameterized.TestCase):
 
   def test_its_time_is_charged_once(self):
     charged = []
@@ -311,20 +311,18 @@ class ReplicaCheckTest(parameterized.TestCase):
       charged.append(kind)
       yield
 
-    check = replica_check.ReplicaCheck(
+    state = run_state.RunState(
+        types.SimpleNamespace(specs=(), shadows=(), owners=(), nodes={}),
         types.SimpleNamespace(
-            steps=2,
-            version=0,
-            engine=types.SimpleNamespace(
-                specs=(), shadows=(), owners=(), nodes={}
-            ),
-            cohort=types.SimpleNamespace(
-                view=types.SimpleNamespace(number=1),
-                gather=lambda key, prints: {0: prints},
-            ),
+            view=types.SimpleNamespace(number=1),
+            gather=lambda key, prints: {0: prints},
         ),
-        outputs=types.SimpleNamespace(during=during),
+        transfer=None,
+        rules=None,
+        writer=None,
+        steps=2,
+        version=0,
     )
-    check.check_now()
-    check.check_now()
+    state.compare_copies(during)
+    state.compare_copies(during)
     self.assertEqual(charged, ["redundant"])

@@ -113,7 +113,7 @@ class Run:
     return jax.tree.map(np.array, self.worker.engine.layer_states())
 
   def check_replicas(self):
-    self.worker._check.check_now()
+    self.worker.state.compare_copies(self.worker._outputs.during)
 
   def recoveries(self):
     return [line for line in self.lines if line.get("event") == "recovery"]

@@ -29,7 +29,7 @@ def make_config(machine="p5.48xlarge", **changes):
 class RentalTest(parameterized.TestCase):
 
   def forecast(self, config):
-    return rental.forecast(config, build.make_task_to_plan(config))
+    return rental.forecast(config, build.make_task(config, needs_data=False))
 
   def test_text(self):
     planned = show.make_plan(make_config())
@@ -65,7 +65,7 @@ class RentalTest(parameterized.TestCase):
 
   def test_a_measured_profile_takes_precedence(self):
     config = make_config()
-    made = build.make_profile(config, build.make_task_to_plan(config))
+    made = build.make_profile(config, build.make_task(config, needs_data=False))
     layers = [
         dict(vars(layer), forward_ms=500.0, backward_ms=1000.0)
         for layer in made.layers

@@ -29,7 +29,7 @@ class SlowNodesTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.shown, self.events, self.reported = [], [], []
+    self.events, self.reported = [], []
 
   def make(self, *, response="report", me=0, num_members=5, leaving=()):
     view = members.view(2, *range(num_members))
@@ -49,7 +49,6 @@ class SlowNodesTest(parameterized.TestCase):
         layout=run_log_test.make_layout((0, 1), (2, 3)),
     )
     outputs = types.SimpleNamespace(
-        show=self.shown.append,
         write_event=lambda event, *, step, values: self.events.append(
             (event, step, values)
         ),
@@ -69,10 +68,6 @@ class SlowNodesTest(parameterized.TestCase):
     values = {"node": "n1", "host": "h", "factor": 5.0}
     values |= {"busy_ms": 100.0}
     self.assertEqual(self.events, [("slow", 11, values)])
-    self.assertEqual(
-        self.shown,
-        ["slow step=11 node=n1 host=h factor=5 busy_ms=100.0"],
-    )
     self.assertEqual([one.values for one in self.state.named], [values])
     self.assertEqual(self.reported, [])
 
@@ -171,7 +166,7 @@ class SlowNodesTest(parameterized.TestCase):
     self.make(me=2, response="remove")
     self.hear(*[_USUAL] * 8, *[_SLOW_1] * 3)
     self.assertEqual([one.node for one in self.state.named], ["n1"])
-    self.assertEqual((self.events, self.shown, self.reported), ([], [], []))
+    self.assertEqual((self.events, self.reported), ([], []))
 
   @parameterized.named_parameters(
       ("removed", dict(response="remove"), 1),

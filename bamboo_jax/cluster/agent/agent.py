@@ -65,11 +65,6 @@ class Agent:
     """The state of the core, to be read only."""
     return self._state
 
-  @property
-  def must_restart(self) -> bool:
-    """Whether a new agent must replace this one."""
-    return self._state.must_restart
-
   async def run(self) -> str:
     """Runs until the worker has ended; returns the reason, "" if done.
 

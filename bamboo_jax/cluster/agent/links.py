@@ -5,9 +5,9 @@ process of an agent is gone, its host refuses connections within milliseconds.
 
      this agent        the other          all members
         |--- connected ---->|
-        |<-- closed --------|                  |    1. `lose`
+        |<-- closed --------|                  |    1. `close`
         |--- dial --------->|                  |    2. at once
-        |<-- connected -----|                  |    3a. it is alive: `reach`
+        |<-- connected -----|                  |    3a. it is alive: `connect`
         |== what it missed >|                  |        resends lost messages
         |<-- refused        x                  |    3b. `fail`: certain
         |--- or no answer - x                  |    3c. `fail`: a suspicion
@@ -36,23 +36,11 @@ def accept(state: state_lib.AgentState, member: views.Member) -> None:
 
 
 def connect(state: state_lib.AgentState, incarnation: str) -> None:
-  """Handles an established connection to another agent."""
-  if incarnation not in state.roster.left:
-    state.connected.add(incarnation)
-    reach(state, incarnation)
-
-
-def close(state: state_lib.AgentState, incarnation: str, reason: str) -> None:
-  """Connects again after a connection was closed."""
-  state.connected.discard(incarnation)
-  lose(state, incarnation, reason)
-
-
-def reach(state: state_lib.AgentState, incarnation: str) -> None:
-  """Resends to a reconnected agent the messages it may have missed."""
+  """Resends to a connected agent the messages it may have missed."""
   roster = state.roster
   if incarnation in roster.left:
     return
+  state.connected.add(incarnation)
   state.unreachable.pop(incarnation, None)
   send = lambda message: state.send(message, to=[incarnation])
   if (reason := roster.gone.get(state.incarnation)) is not None:
@@ -82,8 +70,9 @@ def tell_assignment(state: state_lib.AgentState, incarnation: str) -> None:
       state.send(state.assignment, to=[incarnation])
 
 
-def lose(state: state_lib.AgentState, incarnation: str, reason: str) -> None:
+def close(state: state_lib.AgentState, incarnation: str, reason: str) -> None:
   """Reconnects to an agent at once, after its connection has broken."""
+  state.connected.discard(incarnation)
   member = state.roster.known.get(incarnation)
   if member is None or state.is_ending:
     return

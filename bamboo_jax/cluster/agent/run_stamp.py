@@ -142,7 +142,11 @@ def look(state: state_lib.AgentState) -> events_lib.Flow:
     if _may_restore(state):
       yield from membership.read_made(state)  # Others may have a newer view.
       if state.roster.view is known and _may_restore(state):
-        yield _restore(state)
+        yield events_lib.store(
+            _Registry.restore,
+            *(state.stamp, state.options.config),
+            *(state.roster.view, state.roster.most_number + 1),
+        )
   elif state.now >= state.lost_secs + state.options.limits.start_silence_secs:
     claim, _ = yield from state.until_ok(_fence, "read")
     if claim is not None and claim.stamp == there:  # A member restored it.
@@ -173,16 +177,6 @@ def _may_restore(state: state_lib.AgentState) -> bool:
   if me not in left or state.lost_secs is None:
     return False
   return state.now >= state.lost_secs + _HANDOVER_SECS * left.index(me)
-
-
-def _restore(state: state_lib.AgentState) -> events_lib.Store:
-  return events_lib.store(
-      _Registry.restore,
-      state.stamp,
-      state.options.config,
-      state.roster.view,
-      state.roster.most_number + 1,
-  )
 
 
 def _fence(method: str, *args: fence_lib.Claim) -> events_lib.Flow:

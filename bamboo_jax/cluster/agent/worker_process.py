@@ -48,7 +48,14 @@ class WorkerProcess:
       ours = self._spare.socket
       self._process = self._spare.start(command, log=log)
     else:
-      ours, self._process = _start(command, log)
+      ours, theirs = socket.socketpair()
+      with theirs:
+        self._process = children.start(
+            [*command, str(theirs.fileno())],
+            log,
+            pass_fds=[theirs.fileno()],
+            prepare=children.end_with_parent,
+        )
     ended = threads.call_beside(self._process.wait, name="worker")
     self._ended = asyncio.wrap_future(ended)
     reader, self._writer = await asyncio.open_connection(sock=ours)
@@ -116,19 +123,3 @@ class WorkerProcess:
       done, _ = await asyncio.wait([ended], timeout=_LOOK_SECS)
       code = ended.result() if done else children.find_exit(pid)
     self._events.put_nowait(events_lib.WorkerExited(code))
-
-
-def _start(
-    command: Sequence[str], log: str
-) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-  """Starts a process; returns a socket to it."""
-  ours, theirs = socket.socketpair()
-  with theirs, open(log, "ab") as file:
-    return ours, subprocess.Popen(
-        [*command, str(theirs.fileno())],
-        stdin=subprocess.DEVNULL,
-        stdout=file,
-        stderr=file,
-        pass_fds=[theirs.fileno()],
-        preexec_fn=children.end_with_parent,
-    )

@@ -84,6 +84,9 @@ class Etcd:
       silent, the next call starts with the next.
     tls: Has the certificate of this process, and the server's authority.
     transport: Carries requests; raises `OSError`.
+
+  Attributes:
+    revision: The newest that has been seen.
   """
 
   def __init__(
@@ -107,19 +110,14 @@ class Etcd:
     self._turn = 0
     self._timeout_secs = timeout_secs
     self._transport = transport or self._post
-    self._cluster, self._revision = "", 0
+    self.forget()
     self._was_there = False
     self._waiting: set[http.client.HTTPConnection] = set()
     self._idle: dict[tuple[str, int], list[http.client.HTTPConnection]] = {}
 
-  @property
-  def revision(self) -> int:
-    """The newest revision that has been seen."""
-    return self._revision
-
   def forget(self) -> None:
     """Accepts the store as it is now."""
-    self._cluster, self._revision = "", 0
+    self._cluster, self.revision = "", 0
 
   def version(self) -> str:
     """Returns the release of the server."""
@@ -311,7 +309,7 @@ class Etcd:
     return answer
 
   def _call(self, path: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    floor = self._revision
+    floor = self.revision
     for is_last in [False] * (len(self._all) - 1) + [True]:
       turn = self._turn
       host, port = self._all[turn]
@@ -344,7 +342,7 @@ class Etcd:
       raise self.lost(f"it is cluster {cluster}, and was {self._cluster}")
     if revision < floor:
       raise self.lost(f"it has gone back from revision {floor} to {revision}")
-    self._cluster, self._revision = cluster, max(self._revision, revision)
+    self._cluster, self.revision = cluster, max(self.revision, revision)
     self._was_there = True
 
   def lost(self, why: str) -> LostStoreError:

@@ -11,6 +11,7 @@ from absl import logging
 from bamboo_jax.base import ports as ports_lib
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster.store import etcd as etcd_lib
+from bamboo_jax.net import addresses
 from bamboo_jax.net import identity as identity_lib
 
 _START_SECS = 20.0
@@ -65,8 +66,7 @@ class PrivateEtcd:
   ) -> None:
     port, peer_port = port or ports_lib.free_port(), ports_lib.free_port()
     scheme = "http" if secret is None else "https"
-    own_host = f"[{host}]" if ":" in host else host
-    client = f"{scheme}://{own_host}:{port}"
+    client = f"{scheme}://{addresses.render(host, port)}"
     peer = f"{scheme}://127.0.0.1:{peer_port}"
     self.endpoint = client.removeprefix("http://")
     data = folder / "data"
@@ -115,14 +115,7 @@ class PrivateEtcd:
     self.process.wait()
 
   def _start(self) -> None:
-    with open(self._log, "ab") as log:
-      self.process = subprocess.Popen(
-          self._command,
-          stdout=log,
-          stderr=log,
-          stdin=subprocess.DEVNULL,
-          preexec_fn=children.die_with_parent,
-      )
+    self.process = children.start(self._command, self._log)
 
   def wait_ready(self) -> None:
     """Waits until etcd answers; `OSError` with its log if it does not."""

@@ -123,8 +123,14 @@ class Registry:
     """Writes the common config, or raises `ValueError` with the differences."""
     if self._create("config", json.dumps(config, sort_keys=True)):
       return
-    there = _flatten(self.read_config())
-    here = _flatten(config)
+    there, here = (
+        {
+            name: json.dumps(value, sort_keys=True)
+            for name, value in json_lib.flatten(facts).items()
+            if value != {}
+        }
+        for facts in (self.read_config(), config)
+    )
     for name in sorted(there.keys() | here.keys()):
       if there.get(name) != here.get(name):
         raise ValueError(
@@ -278,12 +284,3 @@ def _parse(cls: type[_T], values: Iterable[str]) -> list[_T]:
 def _parse_one(cls: type[_T], value: str) -> _T:
   """Cached, as each change is answered with all values."""
   return json_lib.from_plain(cls, json.loads(value))
-
-
-def _flatten(content: Any, prefix: str = "") -> dict[str, str]:
-  if not isinstance(content, dict):
-    return {prefix: json.dumps(content, sort_keys=True)}
-  leaves: dict[str, str] = {}
-  for key, value in content.items():
-    leaves |= _flatten(value, f"{prefix}.{key}" if prefix else key)
-  return leaves

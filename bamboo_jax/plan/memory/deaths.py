@@ -35,8 +35,6 @@ class Duty:
   """The stages that a node owns and those of which it holds replicas.
 
   Attributes:
-    owned: Stages that it owns.
-    replicas: Stages of which it is the shadow.
     victim: The node whose death led to these roles; None without a death, or
       if it was in another pipeline.
     stands_in: Whether it computes its stages for another pipeline too.

@@ -59,7 +59,8 @@ class MemoryModel:
     self._costs = tuple(costs)
     self._tied = _tied_bytes(costs, ties)
     self._activations = (0, *(c.activation_bytes for c in costs[:-1]), 0)
-    unit_of = _find_units(len(costs), cuts)
+    starts = {*(range(len(costs)) if cuts is None else cuts)} - {0}
+    unit_of = [*itertools.accumulate(i in starts for i in range(len(costs)))]
     self._unit_gradients = _spread(unit_of, [c.gradient_bytes for c in costs])
     self._unit_slots = _spread(unit_of, [c.slot_bytes for c in costs])
     self._charge = functools.cache(self._charge)
@@ -105,7 +106,10 @@ class MemoryModel:
         sum_bytes=(self.upkeep.num_shares > 1) * gradients
         + k * sum(self._tied[first:last]),
         received_bytes=self._sends_state * (gradients + slots),
-        sum_working_bytes=self._sum_working(first, last),
+        # A share from another device, and with several of them a partial sum,
+        # see `runtime.phases.reduce`.
+        sum_working_bytes=min(2, self.upkeep.num_shares - 1)
+        * max(self._unit_gradients[first:last]),
         link_working_bytes=self._link_working(first, last),
     )
 
@@ -147,27 +151,12 @@ class MemoryModel:
     protection = self.upkeep.protection
     return protection is not None and protection.refresh == "state"
 
-  def _sum_working(self, first: int, last: int) -> int:
-    """Returns the most bytes that a sum of a unit needs beside its result.
-
-    These are a share from another device, and with several of them a partial
-    sum, see `runtime.phases.reduce`.
-    """
-    count = min(2, self.upkeep.num_shares - 1)
-    return count * max(self._unit_gradients[first:last])
-
   def _link_working(self, first: int, last: int) -> int:
     """Returns twice the most bytes that a refresh sends of a unit."""
     if not self.upkeep.is_remote or self.upkeep.protection is None:
       return 0
     slots = self._sends_state * max(self._unit_slots[first:last])
     return 2 * (max(self._unit_gradients[first:last]) + slots)
-
-
-def _find_units(num_layers: int, cuts: Iterable[int] | None) -> list[int]:
-  """Returns the index of the unit of each layer."""
-  starts = {*(range(num_layers) if cuts is None else cuts)} - {0}
-  return list(itertools.accumulate(i in starts for i in range(num_layers)))
 
 
 def _spread(unit_of: Sequence[int], values: Sequence[int]) -> list[int]:

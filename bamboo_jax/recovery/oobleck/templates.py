@@ -48,10 +48,6 @@ class PipelineTemplates:
   num_failures: int
 
   def __post_init__(self) -> None:
-    if self.num_failures < 0:
-      raise ValueError(
-          f"num_failures must be at least 0, got {self.num_failures}."
-      )
     sizes = [t.num_nodes for t in self.templates]
     if not sizes or sizes != list(range(sizes[0], sizes[0] + len(sizes))):
       raise ValueError(

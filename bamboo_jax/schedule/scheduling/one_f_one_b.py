@@ -153,31 +153,23 @@ class _Way:
         ms if owners[s] != owners[s + 1] else 0.0
         for s, ms in enumerate(costs.transfer_ms)
     ]
-    slow = [costs.slow.get(node, 1.0) for node in owners]
+
+    def make_queue(
+        op: Op, stage: base.StageId, node: base.NodeId, left: Sequence[int]
+    ) -> _Queue:
+      one = instruction_lib.Instruction(stage, op, 0)
+      return _Queue(self, op, stage, left, costs.pass_ms(one, node))
+
     self.forwards = [
-        _Queue(
-            self, Op.FORWARD, s, owed.forwards[s], slow[s] * costs.forward_ms[s]
-        )
-        for s in base.stages(len(owners))
+        make_queue(Op.FORWARD, s, node, owed.forwards[s])
+        for s, node in base.by_stage(owners)
     ]
     self.backwards = [
-        _Queue(
-            self,
-            Op.BACKWARD,
-            s,
-            owed.backwards[s],
-            slow[s] * costs.backward_ms[s],
-        )
-        for s in base.stages(len(owners))
+        make_queue(Op.BACKWARD, s, node, owed.backwards[s])
+        for s, node in base.by_stage(owners)
     ]
     self.redundant = {
-        s: _Queue(
-            *(self, Op.REDUNDANT_FORWARD, s),
-            *(
-                owed.redundant[s],
-                costs.redundant_ms[s] * costs.slow.get(node, 1.0),
-            ),
-        )
+        s: make_queue(Op.REDUNDANT_FORWARD, s, node, owed.redundant[s])
         for s, node in shadows.items()
     }
     for s, node in shadows.items():

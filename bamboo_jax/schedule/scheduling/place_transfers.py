@@ -102,10 +102,7 @@ class _Simulation:
         for node, row in passes.items()
     }
     self._available: set[Transfer] = set()  # Possible once both ends are free.
-    self._events = [
-        (0.0, node) for node in passes
-    ]  # Times when nodes are free.
-    heapq.heapify(self._events)
+    self._events = [(0.0, node) for node in sorted(passes)]  # When it is free.
 
   def attach(
       self,

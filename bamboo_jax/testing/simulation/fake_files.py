@@ -85,7 +85,7 @@ class FakeFiles:
 
 
 _IGNORED = (
-    *("abandon", "add_loss", "begin", "check_now", "close", "compile"),
+    *("abandon", "add_loss", "begin", "close", "compare_copies", "compile"),
     *("explain", "explain_change", "explain_view", "follow", "meet"),
     *("note_ready", "prepare", "prepare_nodes", "roll_back"),
     "note_damaged",

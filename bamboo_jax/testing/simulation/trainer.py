@@ -155,6 +155,7 @@ class TrainerWorker(worker_lib.ScriptedWorker):
         for stage, node in held
         if node == self.number
     }
+    state.compare_copies = files.compare_copies
     return state
 
   def _make_loop(
@@ -199,7 +200,6 @@ class TrainerWorker(worker_lib.ScriptedWorker):
         _writer=files,
         _outputs=files,
         _log=files,
-        _check=files,
         _compiler=files,
         _evaluates=False,
         _batches=types.SimpleNamespace(microbatch=print),

@@ -207,17 +207,13 @@ class Exits:
     an empty one.
     """
     self._transport.interrupt(f"a node is missing in view {view.number}")
-    self.keep(view)
-    begun = self.stop(view.number, alive=view.numbers)
-    plain: dict[str, Any] = json_lib.to_plain(begun)
-    return plain
-
-  def keep(self, view: views.View) -> None:
-    """Drops messages kept for nodes that are not in a view."""
-    if view.members:
+    if view.members:  # Messages for others are dropped.
       self._transport.keep_only(
           view.numbers, f"it is not in view {view.number}"
       )
+    begun = self.stop(view.number, alive=view.numbers)
+    plain: dict[str, Any] = json_lib.to_plain(begun)
+    return plain
 
   def stop(
       self, view: base.ViewId, *, alive: Collection[base.NodeId] | None = None
@@ -250,13 +246,9 @@ class Exits:
 
 
 class PeerTransfers:
-  """The transfers of a process of a cluster.
+  """The transfers of a process of a cluster; see `Exits` for `collectives`.
 
-  Args:
-    client: Connection to the agent.
-    transport: Connections to other workers.
-    collectives: Those of the executor; None without.
-    preconnects: Whether to connect in advance.
+  With `preconnects` it connects in advance.
   """
 
   def __init__(

@@ -131,14 +131,6 @@ class LocalCohort:
     del number
     return {}
 
-  def find_missed(
-      self, due: Sequence[faults_lib.Fault], end: int, source: str | None
-  ) -> list[str]:
-    """Returns a line for each fault that was due before `end`, but missed."""
-    return faults_lib.find_missed(
-        due, self.happened, first=self.first_step, end=end, source=source or ""
-    )
-
   def settled(self, steps: base.StepId) -> None:
     """See `Cohort`."""
     if self.first_step < 0:

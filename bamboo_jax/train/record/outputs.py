@@ -21,6 +21,7 @@ from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import loss_plot
 from bamboo_jax.metrics import plots
 from bamboo_jax.metrics import profile_steps
+from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train import run_state as run_state_lib
@@ -107,10 +108,10 @@ class Outputs:
         self._open(step)
         self.write_event(_START, step=step, values=self._meter.totals)
         for text in warnings:
-          self.write_event(WARNING, step=step, values={"text": text})
+          self._log.write_event(WARNING, step=step, values={"text": text})
         for change in self._state.writer.changes:
           values = dataclasses.asdict(change) | {"text": change.render()}
-          self.write_event(CHANGED, step=step, values=values)
+          self._log.write_event(CHANGED, step=step, values=values)
 
   def show(self, text: str) -> None:
     """Shows a line."""
@@ -136,11 +137,7 @@ class Outputs:
     self._write(*self._last, num_updates=num_updates)
     for recovery in done.recoveries:
       values = dataclasses.asdict(recovery)
-      self._log.write_event(_RECOVERY, step=done.steps, values=values)
-      self.show(
-          f"recovery step={recovery.step} victims={','.join(recovery.victims)} "
-          f"rung={recovery.rung} view={recovery.view}"
-      )
+      self.write_event(_RECOVERY, step=done.steps, values=values)
 
   def welcome(
       self, boot_secs: Mapping[base.NodeId, float], *, in_step: bool
@@ -156,10 +153,13 @@ class Outputs:
   def write_event(
       self, event: str, *, step: int, values: Mapping[str, Any]
   ) -> None:
-    """Writes another event after `step` steps, such as an evaluation."""
+    """Writes and shows an event after `step` steps, such as an evaluation."""
     if self._state.is_writer:
       self._ensure(step)
       self._log.write_event(event, step=step, values=values)
+      line = {"step": step, **values, "event": event}
+      if (text := progress_lib.render_event(line)) is not None:
+        self.show(text)
 
   def explain(self, reason: str, *, step: int | None = None) -> None:
     """Shows and logs why training pauses, by default before the next step."""
@@ -370,9 +370,8 @@ class Outputs:
     )
 
   def _warn(self, text: str) -> None:
-    self.show(f"warning: {text}")
     steps = self._state.steps
-    self._log.write_event(WARNING, step=steps, values={"text": text})
+    self.write_event(WARNING, step=steps, values={"text": text})
 
   def _warn_of_log(self, error: OSError) -> None:
     """Warns once that the log is delayed."""

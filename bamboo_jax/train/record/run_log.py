@@ -10,7 +10,6 @@ from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.cluster import views
-from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.recovery import agreement as agreement_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import durations
@@ -222,9 +221,7 @@ class RunLog:
 
   def add_evaluation(self, means: Mapping[str, float]) -> None:
     """Records the means of an evaluation."""
-    steps = self._state.steps
-    self._outputs.write_event("eval", step=steps, values=means)
-    self._outputs.show(progress_lib.render_evaluation(steps, means))
+    self._outputs.write_event("eval", step=self._state.steps, values=means)
 
   def warn_of_save(self, step: base.StepId, text: str) -> None:
     """Records a failed save."""
@@ -246,10 +243,8 @@ class RunLog:
     until the checkpoint is complete, because the nodes may not live until the
     next votes. Raises as `Cohort.gather`.
     """
-    steps = self._state.steps
-    why = "all nodes with a copy of some layers will be preempted"
-    self._outputs.show(f"saving step={steps}: {why}")
-    self._outputs.write_event("saving", step=steps, values={"reason": why})
+    why = {"reason": "all nodes with a copy of some layers will be preempted"}
+    self._outputs.write_event("saving", step=self._state.steps, values=why)
     with contextlib.suppress(base.CheckpointError):  # The writer has warned.
       self.save_last()
     self._saved_in = view

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 import dataclasses
 
 from bamboo_jax import base
-from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.recovery import slowness
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train.record import outputs as outputs_lib
@@ -21,7 +20,6 @@ class SlowNodes:
 
   Args:
     state: State of this member; its `named` and `slow` are kept.
-    outputs: Gets one line and one event for each slow node.
     response: The option `config.recovery.slow`.
   """
 
@@ -131,6 +129,4 @@ class SlowNodes:
 
   def _tell(self, event: str, values: Mapping[str, int | float | str]) -> None:
     if self._state.is_writer:
-      line = {"step": self._state.steps, **values}
-      self._outputs.show(f"{event} {progress_lib.render_line(line)}")
       self._outputs.write_event(event, step=self._state.steps, values=values)

@@ -59,7 +59,6 @@ def measure_passes(
   Nodes without measurements are assumed to be like the measured ones.
 
   Args:
-    measured: Instructions run in the step.
     nodes: Local nodes that trained until the end of the step.
     layout: The layout after the step.
   """

@@ -1,8 +1,7 @@
 """Makes the parts of a run from a config; no other package reads its keys.
 
-accept          keys, types and policy of a config that a user gives
-init_folder     model and tokenizer of the folder of Hugging Face
-checks          values that are never valid
+accept          keys, types and policy of a config that a user gives, model and
+                tokenizer of its folder of Hugging Face
 build           task (model and data), profile, plan, rows, engine
 executors       the executor that the config names: rows, or programs
 build_recovery  the ladder, the planner and the rules of recovery

@@ -1,13 +1,18 @@
 """Accepts the config of a file: its keys, values, folder and policy."""
 
+import json
+import pathlib
 from typing import Any
 
 import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax import config as config_lib
-from bamboo_jax.train.setup import init_folder
+from bamboo_jax.data import source
+from bamboo_jax.data import vocabularies
 from bamboo_jax.train.setup import policy
+
+_FROM_FOLDER = "init_from"  # A model with the name and sizes of the folder.
 
 
 def accept(given: Any) -> config_lib.Config:
@@ -25,7 +30,7 @@ def accept(given: Any) -> config_lib.Config:
     return given
   _check_is_config(given)
   config = config_lib.Config.read(given)
-  return policy.set_options(init_folder.fill(config))
+  return policy.set_options(_fill_from_folder(config))
 
 
 def check_own(given: Any) -> None:
@@ -41,3 +46,54 @@ def _check_is_config(given: Any) -> None:
         "get_config() of the config file must return an "
         f"ml_collections.ConfigDict, got {given!r}."
     )
+
+
+def _fill_from_folder(config: config_lib.Config) -> config_lib.Config:
+  """Returns `config` with name and sizes of the model "init_from".
+
+  A folder of `peft` names the folder of the model, and also sets adapters.
+  Other options of the model stay. Texts of the source `files` are read with the
+  tokenizer of the folder, unless an option names another.
+
+  Raises:
+    ValueError: There is no folder, or it is not of one of our models.
+    base.CheckpointError: Its config.json is damaged or has unknown settings.
+  """
+  if config.model.name != _FROM_FOLDER:
+    return config
+  if config.init_from is None:
+    raise ValueError(
+        f"config.model.name={_FROM_FOLDER!r} needs the option "
+        "config.init_from: a folder of Hugging Face."
+    )
+  # Imported late: it imports JAX, which other commands do not need.
+  from bamboo_jax.exchange import adapters
+  from bamboo_jax.exchange import hub_config
+  from bamboo_jax.exchange import weights
+
+  path = folder = pathlib.Path(config.init_from)
+  if adapters.is_folder(path):
+    folder = adapters.read_config(path).base
+  try:
+    found = json.loads((folder / "config.json").read_bytes())
+  except (OSError, ValueError) as error:
+    raise base.CheckpointError(
+        f"config.init_from={str(folder)!r} must be a folder of Hugging Face "
+        f"with a config.json: {error}."
+    ) from error
+  kinds = {f.fixed["model_type"]: n for n, f in hub_config.FAMILIES.items()}
+  kind = found.get("model_type")
+  if kind not in kinds:
+    raise ValueError(base.suggest(str(kind), kinds, what="model_type"))
+  options = weights.read_options(path, kinds[kind])
+  options |= config.model.options
+  if "positions" in options and options.get("sequence_length"):
+    longest = min(options["sequence_length"], options["positions"])
+    options["sequence_length"] = longest
+  changes = {"model.name": kinds[kind], "model.options": options}
+  if source.is_files(config.data.name) and any(
+      (folder / name).is_file() for name in vocabularies.FILES
+  ):
+    own = {"tokenizer": str(folder)}
+    changes["data.options"] = {**own, **config.data.options}
+  return config.changed(changes)

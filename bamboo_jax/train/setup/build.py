@@ -16,6 +16,7 @@ from bamboo_jax import base
 from bamboo_jax import config as config_lib
 from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.data import source as source_lib
+from bamboo_jax.metrics import logger as logger_lib
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.models import units
 from bamboo_jax.models import zoo
@@ -34,7 +35,6 @@ from bamboo_jax.runtime.profile import roofline
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import redundancy
-from bamboo_jax.train.setup import checks
 from bamboo_jax.train.setup import optimizers
 from bamboo_jax.train.setup import schedules
 from bamboo_jax.train.setup import sizes
@@ -59,24 +59,27 @@ class Task:
     return self.data
 
 
-def make_task_to_plan(config: config_lib.Config) -> Task:
-  """Returns a task without data, if the model knows the shapes of samples.
+def check_environment(config: config_lib.Config) -> None:
+  """Raises `ValueError` for a logger that is not there, or 64-bit floats."""
+  if jax.config.jax_enable_x64:  # Arrays of the state would be float64.
+    raise ValueError(
+        "JAX_ENABLE_X64 is set, but parameters are float32: unset it."
+    )
+  logger_lib.parse_names(config.metrics.logger)
 
-  Otherwise reads the data, to find them.
+
+def make_task(config: config_lib.Config, *, needs_data: bool = True) -> Task:
+  """Returns model, optimizer and data; `ValueError` names an invalid option.
+
+  Without `needs_data` there is none if the model knows the shapes of samples;
+  otherwise it is read to find them.
   """
-  checks.check_environment(config)
-  model = zoo.make_model(config.model.name, **config.model.options)
-  if not model.sample:
-    return make_task(config)
-  batch = model.batch_shapes(config.pipeline.microbatch_size)
-  return Task(_make_whole(config, model, batch), None, make_schedule(config))
-
-
-def make_task(config: config_lib.Config) -> Task:
-  """Returns model, optimizer and data; `ValueError` names an invalid option."""
   pipeline = config.pipeline
-  checks.check_environment(config)
+  check_environment(config)
   model = zoo.make_model(config.model.name, **config.model.options)
+  if model.sample and not needs_data:
+    batch = model.batch_shapes(pipeline.microbatch_size)
+    return Task(_make_whole(config, model, batch), None, make_schedule(config))
   source = source_lib.open_source(
       config.data.name, _source_shape(config, model), config.data.options
   )
@@ -346,7 +349,6 @@ def make_engine(
   """Returns the engine, without compiled programs and state.
 
   Args:
-    plan: Partition and first owners.
     cache: May hold the programs of an earlier engine.
     devices: Device of each local node; None: those of this process, in turn.
     exchange: Transport to other processes; None without.

@@ -126,11 +126,7 @@ def make_executor(
     members: executor_lib.Members,
     collectives: executor_lib.Collectives | None = None,
 ) -> executor_lib.Executor:
-  """Returns the executor of a config, not compiled yet.
-
-  Args:
-    collectives: See `make_collectives`.
-  """
+  """Returns the executor of a config, not compiled yet."""
   if not is_program(config):
     return executor_lib.RowsExecutor(engine, members)
   program = plan_program(config, task, plan)
@@ -171,8 +167,7 @@ def make_collectives(
 ) -> executor_lib.Collectives | None:
   """Returns the transfers of the executor between processes; None for rows.
 
-  Args:
-    number: Number of the node of this process.
+  `number` is the node of this process.
   """
   if not is_program(config):
     return None

@@ -28,11 +28,8 @@ class Job:
   """The parts of a run.
 
   Attributes:
-    config: The options of the run.
-    task: Model, data and learning rate.
-    plan: Partition, schedule and first owners.
-    rows: Planner of the rows of a step.
     engine: The local nodes, without state.
+    fills_waits: Whether redundant forward passes fill waits as these occur.
   """
 
   config: config_lib.Config
@@ -41,6 +38,7 @@ class Job:
   rows: rows_lib.RowPlanner
   rules: assignment.RecoveryRules
   engine: engine_lib.Engine
+  fills_waits: bool
 
   @functools.cached_property
   def first_layout(self) -> layout_lib.Layout:
@@ -65,12 +63,6 @@ class Job:
     return predictor.enough_groups(
         self.first_layout.pipelines, choices=finer, slack=_SLACK
     )
-
-  @property
-  def fills_waits(self) -> bool:
-    """Whether redundant forward passes fill waits as these occur."""
-    in_cluster = self.engine.exchange is not None
-    return in_cluster and not executors.is_program(self.config)
 
 
 def make_job(
@@ -120,4 +112,5 @@ def make_job(
           exchange=exchange,
           segments=rules.segments,
       ),
+      fills_waits=fills,
   )

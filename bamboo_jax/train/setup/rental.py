@@ -52,13 +52,9 @@ class Forecast:
   """A run on rented machines; most times are of the likely efficiency.
 
   Attributes:
-    num_gpus: GPUs of all nodes.
-    plan: The likely plan.
-    secs: Time of a step.
     overhead: Share of the passes' time that redundant passes add.
     kept_bytes: Residuals of redundant passes on the device of a node.
     unit: "tokens", or "samples" of models without a sequence.
-    units_per_step: Their number in a step.
     flops_per_step: Operations that MFU counts.
     price: Of a machine; None if no price is known.
     market: "spot" or "on_demand".
@@ -194,15 +190,13 @@ def propose(config: config_lib.Config, num_machines: int) -> str:
   for candidate in _candidates(config, machine, num_machines):
     size = candidate.pipeline.microbatch_size
     if size not in tasks:
-      tasks[size] = build.make_task_to_plan(candidate)
-    if (reason := _refuse(candidate, tasks[size])) is None:
-      try:
-        plan = _plan(candidate, tasks[size], machine.efficiency.likely)
-        found.append((plan, candidate))
-        continue
-      except base.InfeasibleError as error:
-        reason = str(error)
-    reasons.append(reason)
+      tasks[size] = build.make_task(candidate, needs_data=False)
+    try:
+      _check_cut(candidate, tasks[size])
+      plan = _plan(candidate, tasks[size], machine.efficiency.likely)
+      found.append((plan, candidate))
+    except base.InfeasibleError as error:
+      reasons.append(str(error))
   if not found:
     why = reasons[0] if reasons else "the batch cannot be cut so."
     raise base.InfeasibleError(
@@ -304,18 +298,19 @@ def _candidates(
       )
 
 
-def _refuse(config: config_lib.Config, task: build.Task) -> str | None:
-  """Returns why the model cannot be cut so, or None."""
+def _check_cut(config: config_lib.Config, task: build.Task) -> None:
+  """Raises `base.InfeasibleError` if the model cannot be cut so."""
   whole, num_stages = task.whole, config.pipeline.num_stages
   most = 1 + len(units.find_cuts(whole.names, config.pipeline.unit))
   if num_stages > most:
-    return f"{num_stages} stages of a model with {most} units."
+    raise base.InfeasibleError(
+        f"{num_stages} stages of a model with {most} units."
+    )
   try:
     mesh = config.node.mesh.to_dict()
     places.find_rules(whole.state, whole.model.name, mesh)
   except ValueError as error:
-    return str(error)
-  return None
+    raise base.InfeasibleError(str(error)) from error
 
 
 def _explain(found: list[planner.Plan]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax import config as config_lib
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.checkpoint import identity as identity_lib
 from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.checkpoint import writer as writer_lib
@@ -88,37 +89,17 @@ def _identify(
     task: build.Task,
     rounding: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> identity_lib.RunIdentity:
-  assert task.batches is not None
+  plain = config.to_json()
+  # A length that is None in the config follows `num_steps`.
+  plain["optimizer"]["schedule_options"] = json.loads(
+      json.dumps(dict(task.schedule.options), default=dict)
+  )
   return identity_lib.RunIdentity(
       seed=config.seed,
       batch_size=task.batches.batch_size,
       model=task.whole.model.fingerprint,
       data=task.batches.source.fingerprint,
       rounding=dict(rounding),
-      config=_flatten(_resolve(config, task)),
+      config=json_lib.flatten(plain),
       meant=_MEANT,
   )
-
-
-def _resolve(config: config_lib.Config, task: build.Task) -> dict[str, Any]:
-  """Returns the config as plain JSON values, with the schedule's own options.
-
-  A length that is None there follows `num_steps`.
-  """
-  plain = config.to_json()
-  options = dict(task.schedule.options)
-  plain["optimizer"]["schedule_options"] = json.loads(
-      json.dumps(options, default=dict)
-  )
-  return plain
-
-
-def _flatten(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  """Returns the options of a tree by dotted name."""
-  found: dict[str, Any] = {}
-  for key, value in section.items():
-    if isinstance(value, dict) and value:
-      found |= _flatten(value, f"{prefix}{key}.")
-    else:
-      found[f"{prefix}{key}"] = value
-  return found

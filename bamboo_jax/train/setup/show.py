@@ -37,7 +37,7 @@ class PlannedRun:
 
 def make_plan(config: config_lib.Config) -> PlannedRun:
   """Returns the plan of a config; `ValueError` if it does not fit together."""
-  task = build.make_task_to_plan(config)
+  task = build.make_task(config, needs_data=False)
   profile = build.make_profile(config, task)
   if config.plan.machine is not None:  # Fails with a better message.
     text = rental.render(rental.forecast(config, task))

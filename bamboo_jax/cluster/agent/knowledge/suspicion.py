@@ -299,12 +299,6 @@ def _grace(edge: Edge) -> float:
   return _CERTAIN_GRACE_SECS if edge.is_certain else _GRACE_SECS
 
 
-def _count_edges(
-    pairs: Collection[frozenset[str]],
-) -> collections.Counter[str]:
-  return collections.Counter(itertools.chain.from_iterable(pairs))
-
-
 def _is_needed(
     member: str,
     edges: Collection[tuple[str, str]],
@@ -332,7 +326,7 @@ def _cover(
   out, pairs = set(), {frozenset(e) for e in edges}
   ranks = {m: (m in suspected, rank) for rank, m in enumerate(members)}
   while pairs:
-    degrees = _count_edges(pairs)
+    degrees = collections.Counter(itertools.chain.from_iterable(pairs))
     worst = max(
         degrees.keys() & ranks.keys(), key=lambda m: (degrees[m], ranks[m])
     )
