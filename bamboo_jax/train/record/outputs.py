@@ -20,7 +20,6 @@ from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import loss_plot
 from bamboo_jax.metrics import plots
-from bamboo_jax.metrics import profile_steps
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train import run_state as run_state_lib
@@ -75,9 +74,8 @@ class Outputs:
     self._rows = step_traces.RowFile(
         self._workdir.rows, given.name, num_steps=num_traced
     )
-    steps = profile_steps.parse(config.metrics.profile_steps)
     folder = self._workdir.profiles / given.name
-    self._profiler = step_traces.Profiler(steps, folder)
+    self._profiler = step_traces.Profiler(config.metrics.profiled, folder)
     self.shown: dict[str, float] = {}
     self._last: _LastStep | None = None
     self._started_at: int | None = None
