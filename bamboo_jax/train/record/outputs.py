@@ -299,8 +299,8 @@ class Outputs:
       return
     lines = jsonl.read_lines(self._workdir.metrics)
     formats = plots.parse_formats(self._config.metrics.figure_format)
-    losses = loss_plot.read_losses(lines, name="")
-    loss_plot.plot_losses(self._workdir.loss_plot, [losses], formats=formats)
+    figure = loss_plot.draw_losses([loss_plot.read_losses(lines, name="")])
+    plots.save_figure(figure, self._workdir.loss_plot, formats)
     path = self._workdir.schedule_plot
     step_traces.plot_step(path, self._traced, formats=formats)
 
