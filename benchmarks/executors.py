@@ -16,6 +16,7 @@ from bamboo_jax import config as config_lib
 from bamboo_jax.benchmarks import predict
 from bamboo_jax.benchmarks import table
 from bamboo_jax.benchmarks import turns
+from bamboo_jax.metrics import plots
 from bamboo_jax.metrics import schedule_plot
 from bamboo_jax.plan import planner
 from bamboo_jax.schedule import render as grid_lib
@@ -222,9 +223,8 @@ def write(
   """Writes all numbers, and figures of both schedules, to the folder `out`."""
   table.write(out, report, name="variant", steps=steps)
   for name, timeline in pair.timelines.items():
-    schedule_plot.plot_schedule(
-        out / f"grid_{name}.png",
+    figure = schedule_plot.draw_schedule(
+        f"A step of {pair.plan.num_stages} stages by {name!r}",
         planned=step_traces.planned_slots([timeline]),
-        title=f"A step of {pair.plan.num_stages} stages by {name!r}",
-        formats=formats,
     )
+    plots.save_figure(figure, out / f"grid_{name}.png", formats)

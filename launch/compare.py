@@ -19,7 +19,6 @@ from bamboo_jax.launch import cli
 from bamboo_jax.launch import figure_flags
 from bamboo_jax.launch import flag_checks
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.report import comparison
 
 _LINES = flags.DEFINE_integer(
@@ -47,13 +46,7 @@ def main(arguments: Sequence[str]) -> None:
   if _OUT.value:
     for path in comparison.save_figure(folders, _OUT.value, formats):
       print(f"figure: {path}")
-  summaries = [
-      summary_lib.read_summary(folder / "summary.json") for folder in folders
-  ]
-  for folder, log, summary in zip(folders, logs, summaries, strict=True):
-    print(comparison.render_end(folder.name, summary, log))
-  if differing := comparison.find_differences(*summaries):
-    print(f"different: {', '.join(differing)}", file=sys.stderr)
+  if not comparison.show_ends(folders, logs):
     sys.exit(1)
   print("identical")
 

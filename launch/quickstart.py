@@ -23,7 +23,6 @@ from bamboo_jax.launch import cli
 from bamboo_jax.launch import config_flag
 from bamboo_jax.launch import figure_flags
 from bamboo_jax.launch import shared_flags
-from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.report import comparison
 
 # Unless they are given: all deaths are in the first ten steps, and one figure
@@ -62,14 +61,10 @@ def main() -> None:
       print(f"figure: {path}")
   except base.MissingExtraError as error:
     print(f"no figure: {error}")
-  summaries = [summary_lib.read_summary(f / "summary.json") for f in folders]
-  print(
-      *story.render_costs(runs[1], every_steps=config.checkpoint.every_steps),
-      *map(comparison.render_end, commands, summaries, (r.lines for r in runs)),
-      sep="\n",
-  )
-  if differing := comparison.find_differences(*summaries):
-    print(f"different: {', '.join(differing)}", file=sys.stderr)
+  every_steps = config.checkpoint.every_steps
+  for line in story.render_costs(runs[1], every_steps=every_steps):
+    print(line)
+  if not comparison.show_ends(folders, [run.lines for run in runs]):
     sys.exit(1)
   here = os.path.relpath(pathlib.Path(sys.executable).parent / "bamboo")
   bamboo = "bamboo" if shutil.which("bamboo") else here

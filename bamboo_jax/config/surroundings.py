@@ -5,12 +5,12 @@ What "file.py:function" may be, docs/guides/own_parts.md tells.
 
 from collections.abc import Mapping
 import dataclasses
+import re
 from typing import Any
 
 from bamboo_jax.config.section import option
 from bamboo_jax.config.section import Section
 from bamboo_jax.metrics import plots
-from bamboo_jax.metrics import profile_steps as profile_steps_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,5 +155,16 @@ class MetricsSection(Section, path="config.metrics"):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    profile_steps_lib.parse(self.profile_steps)
     plots.parse_formats(self.figure_format)
+    steps = self.profiled
+    if self.profile_steps is not None and not 1 <= steps.start < steps.stop:
+      raise ValueError(
+          "config.metrics.profile_steps must be the first and the last step, "
+          f"such as 3:6, got {self.profile_steps!r}."
+      )
+
+  @property
+  def profiled(self) -> range:
+    """The steps of `profile_steps`, from 1."""
+    found = re.fullmatch(r"(\d+):(\d+)", self.profile_steps or "")
+    return range(int(found[1]), int(found[2]) + 1) if found else range(0)

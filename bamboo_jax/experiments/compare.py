@@ -169,20 +169,10 @@ def _find_field(config: build.Config, field: str) -> tuple[Any, str, Any]:
 
 
 class PlayedJob(NamedTuple):
-  """The outcomes of a job, and how long it took.
-
-  Attributes:
-    outcomes: One for each play.
-    cpu_secs: CPU time of all plays.
-    again_cpu_secs: For the job with the main trace: CPU time of a second play
-      of it, when all plans are cached.
-    num_again_events: Number of events in that second play.
-  """
+  """The outcome of each play of a job, and the CPU time of all."""
 
   outcomes: list[loop.Outcome]
   cpu_secs: float
-  again_cpu_secs: float = 0.0
-  num_again_events: int = 0
 
 
 def play(job: PolicyJob) -> PlayedJob:
@@ -196,12 +186,7 @@ def play(job: PolicyJob) -> PlayedJob:
     price = build.make_price(one.config)
     is_main = one.setting is None
     outcomes.append(loop.simulate(trace, policy, price, keep_moments=is_main))
-  end = time.process_time()
-  if job.plays[0].setting is not None:
-    return PlayedJob(outcomes, end - start)
-  again = loop.simulate(trace, policy, price)
-  again_secs = time.process_time() - end
-  return PlayedJob(outcomes, end - start, again_secs, again.num_events)
+  return PlayedJob(outcomes, time.process_time() - start)
 
 
 def _make_jobs(
@@ -232,18 +217,13 @@ def _play_all(
       describe=lambda job: {"policy": job.policy},
   )
   outcomes: dict[str, list[loop.Outcome]] = {}
-  num_events = num_again = cpu_secs = again_secs = 0
+  num_events = cpu_secs = 0
   for job, played in zip(jobs, results, strict=True):
     outcomes.setdefault(job.policy, []).extend(played.outcomes)
     num_events += sum(outcome.num_events for outcome in played.outcomes)
-    num_again += played.num_again_events
     cpu_secs += played.cpu_secs
-    again_secs += played.again_cpu_secs
   num_runs = sum(map(len, outcomes.values()))
-  print(
-      f"runs={num_runs} events={num_events} cpu_secs={cpu_secs:.1f} "
-      f"cpu_us_per_planned_event={1e6 * again_secs / num_again:.1f}"
-  )
+  print(f"runs={num_runs} events={num_events} cpu_secs={cpu_secs:.1f}")
   return outcomes
 
 

@@ -20,7 +20,6 @@ import statistics
 
 from bamboo_jax.accounting import account as account_lib
 
-_TRAINING = ("useful", "communication", "redundant", "bubble")
 _KINDS = {
     "pauses": ("recovery", "checkpoint", "restart"),
     "lost": ("lost",),
@@ -40,7 +39,7 @@ class _Pace:
   @classmethod
   def of(cls, account: account_lib.Account) -> "_Pace":
     shares = account.node_time.shares()
-    trains = sum(shares[kind] for kind in _TRAINING)
+    trains = sum(shares[kind] for kind in account_lib.TRAINING)
     rate = account.num_samples / (account.node_secs * trains)
     return cls(trains, rate, rate / (1.0 - shares["redundant"] / trains))
 

@@ -10,7 +10,6 @@
   slot           a named interval of time: input of traces and of schedule_plot
   rows           the last steps of each member of a cluster
   chrome_trace   planned and measured steps for Perfetto
-  profile_steps  the steps that are traced for XProf
   plots          figures: style, legends, PNG, PDF and SVG
   loss_plot      losses of runs, with deaths marked
   schedule_plot  a step, planned and measured

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 import dataclasses
-import os
 from typing import Any
 
 from bamboo_jax.metrics import jsonl
@@ -58,16 +57,6 @@ def read_losses(lines: Sequence[jsonl.Line], *, name: str) -> Losses:
       evaluation=jsonl.column(lines, "loss", event="eval"),
       marks={event: steps for event, steps in marks.items() if steps},
   )
-
-
-def plot_losses(
-    path: str | os.PathLike[str],
-    runs: Sequence[Losses],
-    *,
-    formats: Sequence[str] = ("png",),
-) -> None:
-  """Draws the losses of several runs in one figure; see `plots.save_figure`."""
-  plots.save_figure(draw_losses(runs), path, formats)
 
 
 def draw_losses(

@@ -4,8 +4,7 @@ Matplotlib, of the extra `plots`, is imported only for drawing, because the
 import takes longer than many commands.
 """
 
-from collections.abc import Iterator, Sequence
-import contextlib
+from collections.abc import Sequence
 import io
 import os
 import pathlib
@@ -121,15 +120,9 @@ def save_figure(
 
 def render_figure(fig: Any, name: str = "png") -> bytes:
   """Returns the bytes of a Matplotlib figure in one of `FORMATS`."""
-  data = io.BytesIO()
-  with _style():
-    fig.savefig(data, format=name, metadata=_NO_DATE[name])
-  return data.getvalue()
-
-
-@contextlib.contextmanager
-def _style() -> Iterator[None]:
   import matplotlib  # Imported by `load` already.
 
+  data = io.BytesIO()
   with matplotlib.rc_context(_STYLE):
-    yield
+    fig.savefig(data, format=name, metadata=_NO_DATE[name])
+  return data.getvalue()

@@ -5,8 +5,7 @@ Lines are `name=value` pairs:
   step=12 loss=3.4123 lr=0.0003 tokens_per_sec=1234 bubble_pct=31.2
 """
 
-from collections.abc import Iterator, Mapping
-import contextlib
+from collections.abc import Mapping
 import errno
 import numbers
 import sys
@@ -102,11 +101,16 @@ class ProgressLine:
 
   def show_text(self, text: str) -> None:
     """Writes a separate line, above the bar if there is one."""
-    with self._lock, _bearing_full_disk():
-      if self._bar is None:
-        print(text, file=self._stream, flush=True)
-      else:
-        self._bar.write(text, file=self._stream)
+    try:
+      with self._lock:
+        if self._bar is None:
+          print(text, file=self._stream, flush=True)
+        else:
+          self._bar.write(text, file=self._stream)
+    except OSError as error:
+      # On a full disk training goes on, and the buffer is written later.
+      if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        raise
 
   def explain(self, reason: str) -> None:
     """Shows why training pauses, once no step has ended for a while.
@@ -128,16 +132,6 @@ class ProgressLine:
     self._reason.cancel()
     if self._bar is not None:
       self._bar.close()
-
-
-@contextlib.contextmanager
-def _bearing_full_disk() -> Iterator[None]:
-  """Ignores a full disk: training goes on, and the buffer is written later."""
-  try:
-    yield
-  except OSError as error:
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-      raise
 
 
 def _render(name: str, value: int | float | str) -> str:

@@ -3,7 +3,6 @@
 import collections
 from collections.abc import Sequence
 import itertools
-import os
 import re
 from typing import Any
 
@@ -33,33 +32,20 @@ _MOST_UNLIKE = 3.0  # Ratio of parts that share a time scale.
 _AXES_WIDTH = 0.88 * 72 * _WIDTH  # Points, minimum.
 
 
-def plot_schedule(
-    path: str | os.PathLike[str],
+def draw_schedule(
+    title: str,
     *,
     planned: Sequence[slot_lib.TrackSlot] = (),
     measured: Sequence[slot_lib.TrackSlot] = (),
-    title: str = "Schedule of a step",
-    formats: Sequence[str] = ("png",),
-) -> None:
-  """Draws a step: planned above measured, with a key to the names of slots.
+) -> Any:
+  """Returns a step: planned above measured, with a key to the names of slots.
 
   One row per track; both parts have the same time scale unless that would make
   one too narrow. Raises `ValueError` without slots.
   """
-  fig = draw_schedule(planned=planned, measured=measured, title=title)
-  plots.save_figure(fig, path, formats)
-
-
-def draw_schedule(
-    *,
-    planned: Sequence[slot_lib.TrackSlot],
-    measured: Sequence[slot_lib.TrackSlot],
-    title: str,
-) -> Any:
-  """Returns the figure of `plot_schedule`."""
   parts = [p for p in (("planned", planned), ("measured", measured)) if p[1]]
   if not parts:
-    raise ValueError("plot_schedule needs slots, planned or measured.")
+    raise ValueError("A schedule needs slots, planned or measured.")
   rows = [len(slot_lib.tracks(slots)) for _, slots in parts]
   spans_ms = [max(slot.end_ms for slot in slots) for _, slots in parts]
   has_one_scale = max(spans_ms) <= _MOST_UNLIKE * min(spans_ms)

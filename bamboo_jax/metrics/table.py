@@ -5,13 +5,15 @@ import csv
 import io
 from typing import Any
 
-_LATEX = {
-    **{char: f"\\{char}" for char in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "\\": r"\textbackslash{}",
-    "±": r"$\pm$",
-}
+_LATEX = str.maketrans(
+    {
+        **{char: f"\\{char}" for char in "&%$#_{}"},
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "\\": r"\textbackslash{}",
+        "±": r"$\pm$",
+    }
+)
 
 
 def align(
@@ -53,15 +55,12 @@ def to_markdown(rows: Sequence[Sequence[str]]) -> str:
 def to_latex(rows: Sequence[Sequence[str]]) -> str:
   """Returns rows for LaTeX's package booktabs; the first one is the head."""
   head, *body = (
-      " & ".join(_escape(cell) for cell in row) + r" \\" for row in rows
+      " & ".join(cell.translate(_LATEX) for cell in row) + r" \\"
+      for row in rows
   )
   lines = [rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}", r"\toprule", head]
   lines += [r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
   return "\n".join(lines) + "\n"
-
-
-def _escape(text: str) -> str:
-  return "".join(_LATEX.get(char, char) for char in text)
 
 
 def _round(value: Any, digits: int | None) -> Any:

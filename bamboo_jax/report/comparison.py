@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 import pathlib
+import sys
 
 from bamboo_jax.metrics import chrome_trace
 from bamboo_jax.metrics import jsonl
@@ -13,18 +14,6 @@ from bamboo_jax.metrics import summary as summary_lib
 _COMPARED = ("steps", "samples_seen", "state_sha256", "final_loss")
 
 
-def render_end(
-    name: str, summary: summary_lib.Summary, lines: Iterable[jsonl.Line]
-) -> str:
-  """Returns the line about how a run with this log has ended."""
-  recoveries = [line for line in lines if line.get("event") == "recovery"]
-  return (
-      f"{name}: steps={summary.steps} samples_seen={summary.samples_seen} "
-      f"stages_lost={sum(len(line['victims']) for line in recoveries)} "
-      f"state_sha256={summary.state_sha256}"
-  )
-
-
 def find_differences(
     first: summary_lib.Summary, second: summary_lib.Summary
 ) -> list[str]:
@@ -34,6 +23,25 @@ def find_differences(
       for name in _COMPARED
       if getattr(first, name) != getattr(second, name)
   ]
+
+
+def show_ends(
+    folders: Sequence[pathlib.Path], logs: Iterable[Iterable[jsonl.Line]]
+) -> bool:
+  """Prints how two runs have ended; returns whether their ends are the same.
+
+  Raises `OSError` or `ValueError` if a folder has no summary.
+  """
+  ends = [summary_lib.read_summary(f / "summary.json") for f in folders]
+  for folder, end, log in zip(folders, ends, logs, strict=True):
+    lost = [line["victims"] for line in log if line.get("event") == "recovery"]
+    print(
+        f"{folder.name}: steps={end.steps} samples_seen={end.samples_seen} "
+        f"stages_lost={sum(map(len, lost))} state_sha256={end.state_sha256}"
+    )
+  if differing := find_differences(*ends):
+    print(f"different: {', '.join(differing)}", file=sys.stderr)
+  return not differing
 
 
 def save_figure(

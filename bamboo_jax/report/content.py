@@ -39,15 +39,9 @@ class Course:
 
   def __post_init__(self) -> None:
     num_pieces = len(self.secs) - 1
-    lengths = len(self.samples_per_sec), len(self.num_nodes), len(self.usd) - 1
-    if num_pieces < 1 or set(lengths) != {num_pieces}:
-      raise ValueError(
-          "A course of n pieces needs n throughputs and counts of nodes, and n "
-          f"+ 1 times and dollars, got {len(self.samples_per_sec)}, "
-          f"{len(self.num_nodes)}, {len(self.secs)} and {len(self.usd)}."
-      )
-    if any(a > b for a, b in itertools.pairwise(self.secs)):
-      raise ValueError("The times of a course must not decrease.")
+    assert num_pieces > 0 and len(self.usd) == len(self.secs), self
+    assert len(self.samples_per_sec) == len(self.num_nodes) == num_pieces, self
+    assert all(a <= b for a, b in itertools.pairwise(self.secs)), self
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,11 +147,9 @@ class Page:
 
   def __post_init__(self) -> None:
     names = [run.name for run in self.runs]
-    if len(set(names)) < len(names):
-      raise ValueError(f"Each run of a report needs its own name, got {names}.")
+    assert len({*names}) == len(names), names
     policies = [curve.policy for curve in self.curves]
-    if len(set(policies)) < len(policies):
-      raise ValueError(f"Each policy may have one curve, got {policies}.")
+    assert len({*policies}) == len(policies), policies
 
 
 def number(value: float | None, spec: str) -> str:

@@ -18,9 +18,7 @@ _SLOTS = (
 
 
 def _draw(planned=(), measured=(), title="Step 7"):
-  return schedule_plot.draw_schedule(
-      planned=planned, measured=measured, title=title
-  )
+  return schedule_plot.draw_schedule(title, planned=planned, measured=measured)
 
 
 def _key(fig):

@@ -16,6 +16,7 @@ from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import chrome_trace
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import loss_plot
+from bamboo_jax.metrics import plots
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.metrics import rows as rows_lib
 from bamboo_jax.metrics import schedule_plot
@@ -318,16 +319,21 @@ class OutputsTest(parameterized.TestCase):
         _committed(2, **slots(6)),
         _committed(3, **slots(7), recoveries=(_recovery(2, view=2),)),
     ]
-    drawn = []
-    with mock.patch.object(
-        schedule_plot, "plot_schedule", lambda *a, **k: drawn.append(k)
+    titles, drawn = [], []
+
+    def draw(title, **slots):
+      titles.append(title)
+      drawn.append(slots)
+
+    with (
+        mock.patch.object(schedule_plot, "draw_schedule", draw),
+        mock.patch.object(plots, "save_figure") as save,
     ):
       for some in (steps, steps[2:], [_committed(1)]):
         step_traces.plot_step("a.png", some, formats=("svg",))
     quiet, death = drawn  # Nothing without measured slots.
-    self.assertEqual(quiet["title"], "Step 2")
     self.assertEqual(
-        death["title"], "Step 3, in which 0/0 died: planned before that"
+        titles, ["Step 2", "Step 3, in which 0/0 died: planned before that"]
     )
     for got, node in ((quiet, 6), (death, 7)):
       for kind in ("planned", "measured"):
@@ -336,7 +342,7 @@ class OutputsTest(parameterized.TestCase):
         self.assertEqual(
             slot.meaning, f"forward pass of stage 0, microbatch {node}"
         )
-    self.assertEqual(quiet["formats"], ("svg",))
+    save.assert_called_with(None, "a.png", ("svg",))
 
   @parameterized.parameters(True, False)
   def test_the_summary_comes_last(self, can_draw):
@@ -348,12 +354,13 @@ class OutputsTest(parameterized.TestCase):
       there.append((self.root / "summary.json").exists())
       if not can_draw:
         raise OSError("no space")
+      return plots.new_figure((1, 1))[0]
 
-    self.enterContext(mock.patch.object(loss_plot, "plot_losses", draw))
+    self.enterContext(mock.patch.object(loss_plot, "draw_losses", draw))
     self.begin()
     self.train(1)
-    plots = {"metrics.plots": True}
-    self.nodes[0]._config = self.nodes[0]._config.changed(plots)
+    changes = {"metrics.plots": True}
+    self.nodes[0]._config = self.nodes[0]._config.changed(changes)
     if can_draw:
       self.summary(1)
     else:

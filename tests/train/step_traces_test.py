@@ -8,7 +8,7 @@ from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 
-from bamboo_jax.metrics import profile_steps
+from bamboo_jax.config import surroundings
 from bamboo_jax.train.record import step_traces
 
 
@@ -18,20 +18,19 @@ class XprofTest(parameterized.TestCase):
       (None, []), ("3:6", [3, 4, 5, 6]), ("1:1", [1]), ("12:13", [12, 13])
   )
   def test_steps(self, text, expected):
-    self.assertEqual([*profile_steps.parse(text)], expected)
+    section = surroundings.MetricsSection(profile_steps=text)
+    self.assertEqual([*section.profiled], expected)
 
   @parameterized.parameters("", "3", "0:2", "6:3", "3:6:9", "a:b", "-1:2")
   def test_refuses(self, text):
     with self.assertRaisesRegex(ValueError, f"such as 3:6, got {text!r}"):
-      profile_steps.parse(text)
+      surroundings.MetricsSection(profile_steps=text)
 
   # Steps from 1 on; a run that is over, or stops, ends the trace.
   @parameterized.parameters((1, 2, 4), (2, 3, 4), (3, 9, 4), (5, 6, 0))
   def test_a_trace_has_the_steps(self, first, last, num_done):
     folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    profiler = step_traces.Profiler(
-        profile_steps.parse(f"{first}:{last}"), folder
-    )
+    profiler = step_traces.Profiler(range(first, last + 1), folder)
     add = jax.jit(lambda x: x + 1)
     for step in range(num_done + 1):
       profiler.note_done(step)

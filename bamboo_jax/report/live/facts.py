@@ -27,9 +27,9 @@ from bamboo_jax.report import status as status_lib
 from bamboo_jax.report.live import history as history_lib
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Known:
-  """What is known of a run.
+  """What is known of a run so far.
 
   Attributes:
     history: Points and events from its log.

@@ -37,16 +37,12 @@ class Feed:
       name: str = "run",
       actions: Sequence[str] = (),
   ) -> None:
-    self._workdir, self._registry, self._name = workdir, registry, name
-    self._actions = actions
+    self._workdir, self._registry = workdir, registry
+    self._known = facts.Known(name, history_lib.History(), actions=actions)
     self._log: jsonl.MetricsReader | None = None
     if workdir is not None:
       self._log = jsonl.MetricsReader(workdir / "metrics.jsonl")
-    self._history = history_lib.History()
-    self._run: status_lib.StoredRun | None = None
     self._cost: Mapping[str, Any] = {}
-    self._price: prices_lib.Price | None = None
-    self._rows: Mapping[str, Any] | None = None
     self._store_secs = self._rows_secs = -_ROWS_SECS
 
   def read(self) -> dict[str, Any]:
@@ -57,22 +53,12 @@ class Feed:
     """
     now = time.monotonic()
     if self._registry is not None and now >= self._store_secs + _STORE_SECS:
-      self._run = status_lib.read(self._registry, self._name)
+      run = self._known.run = status_lib.read(self._registry, self._known.name)
       self._store_secs = now
-      self._find_price(self._run.config)
+      self._find_price(run.config)
     if self._workdir is not None:
       self._read_workdir(self._workdir, now)
-    return facts.find(
-        facts.Known(
-            self._name,
-            self._history,
-            self._run,
-            self._price,
-            self._cost.get("market", "spot"),
-            self._rows,
-            self._actions,
-        )
-    )
+    return facts.find(self._known)
 
   def _read_workdir(self, workdir: pathlib.Path, now: float) -> None:
     assert self._log is not None
@@ -80,26 +66,28 @@ class Feed:
       is_new, lines = self._log.read()
     except FileNotFoundError:
       return  # No step is done yet.
+    known = self._known
     if is_new:
-      self._history = history_lib.History()
-    self._history.add(lines)
+      known.history = history_lib.History()
+    known.history.add(lines)
     if now >= self._rows_secs + _ROWS_SECS:
       self._rows_secs = now
       folder = workdir / "rows"
       planned = [*rows_lib.read(folder / rows_lib.PLANNED), None][0]
       members = rows_lib.read_members(folder)
-      self._rows = facts.find_rows(planned, members, self._history)
-      if self._rows is None and (workdir / "trace.json").exists():
+      known.rows = facts.find_rows(planned, members, known.history)
+      if known.rows is None and (workdir / "trace.json").exists():
         last = chrome_trace.read_last(workdir / "trace.json")
-        self._rows = facts.traced_rows(last)
+        known.rows = facts.traced_rows(last)
     if self._registry is None:
       self._find_price(json.loads((workdir / "config.json").read_text()))
 
   def _find_price(self, config: Mapping[str, Any]) -> None:
     cost = config.get("cost", {})
     if cost != self._cost and cost.get("instance"):
-      self._price = prices_lib.find_price(
+      self._known.price = prices_lib.find_price(
           cost["instance"],
           **{name: cost.get(name) for name in ("prices", "region", "date")},
       )
     self._cost = cost
+    self._known.market = cost.get("market", "spot")

@@ -27,18 +27,16 @@ def make_configs(
     modes: Sequence[str],
 ) -> list[config_lib.Config]:
   """Returns a config for each combination of sizes and mode of redundancy."""
-  configs = []
-  for stages, pipelines, microbatches, mode in itertools.product(
-      num_stages, num_pipelines, num_microbatches, modes
-  ):
-    changes = {
-        "pipeline.num_stages": stages,
-        "pipeline.num_pipelines": pipelines,
-        "pipeline.num_microbatches": microbatches,
-        "redundancy.mode": mode,
-    }
-    configs.append(config.changed(changes))
-  return configs
+  choices = {
+      "pipeline.num_stages": num_stages,
+      "pipeline.num_pipelines": num_pipelines,
+      "pipeline.num_microbatches": num_microbatches,
+      "redundancy.mode": modes,
+  }
+  return [
+      config.changed(dict(zip(choices, values, strict=True)))
+      for values in itertools.product(*choices.values())
+  ]
 
 
 def sweep(

@@ -7,7 +7,7 @@
   world    these four together
   machine  a host: the real core of an agent in a simulated shell, and a worker
   worker   a worker that keeps to the protocol and computes hashes
-  trainer  the real loop of workers in a `thread`, with nodes of `fake_engine`,
+  trainer  the real loop of workers in a thread, with nodes of `fake_engine`,
            links of `fake_transport`, checkpoints and logs of `fake_files`,
            rules of `fake_setup`
   kinds    what a fault may be

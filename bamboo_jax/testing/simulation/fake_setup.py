@@ -3,19 +3,13 @@
 import dataclasses
 import functools
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import planner as planner_lib
 from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import assignment
-from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.recovery import placement as placement_lib
-from bamboo_jax.recovery import planner as recovery_planner
-from bamboo_jax.recovery import shapes as shapes_lib
-from bamboo_jax.recovery.oobleck import cover as cover_lib
-from bamboo_jax.recovery.oobleck import templates as templates_lib
+from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import build_recovery
 
 NUM_SHARES = 2
 PER_SHARE = 4  # Microbatches.
@@ -43,65 +37,36 @@ class FakeSetup:
 
 @functools.cache
 def make_setup(layout: str, reroute: str) -> FakeSetup:
-  """Returns the setup of a layout of `plans.LEAST`."""
+  """Returns the setup of a layout of `plans.LEAST`; `reroute`: see `Ladder`."""
   mode = {"templates": "lazy", "replicas": "eager"}.get(layout, "none")
-  has_replicas, is_strict = mode != "none", layout == "templates"
+  is_strict = layout == "templates"
   num_stages = 4 if layout == "deep" else 2
   num_pipelines = 1 if layout == "deep" else NUM_SHARES
+  config = config_lib.Config().changed(
+      {
+          "pipeline.layout": "templates" if is_strict else "depth",
+          "pipeline.unit": "layer",
+          "pipeline.num_stages": num_stages,
+          "pipeline.num_pipelines": num_pipelines,
+          "pipeline.num_microbatches": NUM_SHARES * PER_SHARE // num_pipelines,
+          "pipeline.num_shares": NUM_SHARES,
+          "redundancy.mode": mode,
+          "recovery.fold": mode != "none",
+      }
+  )
   num_layers = 2 * num_stages if is_strict else num_stages
+  profile = _make_profile(num_layers, forward_ms=1.0)
+  plan = build.make_plan(config, profile)
   # So short that new pipelines are made once there are enough nodes.
-  profile = _make_profile(num_layers, forward_ms=1.0 if is_strict else 0.01)
-  predicted = predictor_lib.Predictor(
-      profile,
-      num_microbatches=NUM_SHARES * PER_SHARE,
-      num_shares=NUM_SHARES,
-      split="makespan" if is_strict else "even",
-      group=PER_SHARE,
-      redundant=rows_lib.Redundancy(mode),
+  short = profile if is_strict else _make_profile(num_layers, forward_ms=0.01)
+  rules = build_recovery.make_rules(
+      config,
+      dataclasses.replace(plan, profile=short),
+      build_recovery.make_templates(config, profile),
   )
-  partitions = (partition_lib.Partition(tuple(range(num_stages + 1))),)
-  shape: shapes_lib.Shapes = shapes_lib.Depth(
-      partitions[0],
-      profile,
-      has_replicas=has_replicas,
-      max_pipelines=NUM_SHARES,
-  )
-  if is_strict:
-    templates = templates_lib.make_templates(
-        profile.layers,
-        num_failures=1,
-        min_nodes=num_stages,
-        max_nodes=2 * num_stages - 1,
-    )
-    partitions = tuple(t.partition for t in templates.templates)
-    coverer = cover_lib.Coverer(templates, predicted, degrades=True)
-    shape = shapes_lib.TemplateShapes(coverer, "replanning")
-  segments = partition_lib.refine(partitions)
-  plan = planner_lib.make_plan(
-      _make_profile(num_layers, forward_ms=1.0),
-      num_stages=num_stages,
-      num_pipelines=num_pipelines,
-      num_microbatches=NUM_SHARES * PER_SHARE // num_pipelines,
-      num_shares=NUM_SHARES,
-      microbatch_size=1,
-  )
-  rows = rows_lib.RowPlanner(plan, rows_lib.Redundancy(mode), segments)
-  rules = assignment.RecoveryRules(
-      segments=segments,
-      num_shares=NUM_SHARES,
-      predictor=predicted if is_strict else None,
-      rows=rows,
-      ladder=ladder_lib.Ladder(
-          shadow=has_replicas, reroute=reroute, fold=has_replicas
-      ),
-      planner=recovery_planner.Planner(
-          shape,
-          placement_lib.Placer("spread", has_replicas=has_replicas),
-          recovery_planner.PredictedTimes(predicted),
-          fold=has_replicas,
-          is_strict=is_strict,
-      ),
-  )
+  rows = build.make_rows(config, plan, rules.segments)
+  ladder = dataclasses.replace(rules.ladder, reroute=reroute)
+  rules = dataclasses.replace(rules, rows=rows, ladder=ladder)
   return FakeSetup(rules, rows, num_pipelines)
 
 

@@ -1,5 +1,7 @@
 """Faults of a plan, carried out on a simulated cluster."""
 
+import collections
+from collections.abc import Iterable
 import functools
 from typing import Any
 
@@ -22,6 +24,11 @@ def begin(history: Any, fault: plans.SimFault) -> None:
   if len(machines) < len(hosts) and not is_early:
     return  # Who has not come yet is spared.
   later = functools.partial(world.clock.at, fault.secs)
+
+  def hold(faults: collections.Counter[str], what: Iterable[str]) -> None:
+    faults.update(what)
+    later(network_lib.lift, faults, what)
+
   match fault.kind:
     case "join":
       history.add(*hosts)
@@ -44,13 +51,10 @@ def begin(history: Any, fault: plans.SimFault) -> None:
     case "cut" | "cut_one_way" | "isolate" | "refuse" | "slow" | "bad_route":
       _break(history, fault)
     case "no_files":
-      network.crowded.update(hosts)
-      later(network_lib.lift, network.crowded, hosts)
+      hold(network.crowded, hosts)
     case "apart":
       _break(history, fault)
-      others = {*history.machines} - {*hosts}
-      world.cut_off.update(others)
-      later(network_lib.lift, world.cut_off, others)
+      hold(world.cut_off, {*history.machines} - {*hosts})
     case "hang_folder" | "stale" | "late_claim" | "folder_errors":
       act = {
           "hang_folder": share.hang,
@@ -73,18 +77,11 @@ def begin(history: Any, fault: plans.SimFault) -> None:
       end_secs = world.clock.now + fault.secs
       world.stalled_until = max(world.stalled_until, end_secs)
     case "cut_off":
-      world.cut_off.update(hosts)
-      later(network_lib.lift, world.cut_off, hosts)
+      hold(world.cut_off, hosts)
     case "lose_answers" | "full":
-      _set_store(history, fault.kind, True)
-      later(_set_store, history, fault.kind, False)
-
-
-def _set_store(history: Any, kind: str, value: bool) -> None:
-  if kind == "full":
-    history.world.etcd.is_full = value
-  else:
-    history.world.loses_answers = value
+      name = "is_full" if fault.kind == "full" else "loses_answers"
+      setattr(world.etcd, name, True)
+      later(setattr, world.etcd, name, False)
 
 
 def _be_busy(

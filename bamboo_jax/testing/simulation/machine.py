@@ -310,7 +310,7 @@ class SimulatedMachine:
         answer = method(self.registry, *args)
       except (OSError, ValueError) as failure:
         error = failure
-      if self.world.loses_answers and self.world.random.random() < 0.5:
+      if self.world.etcd.loses_answers and self.world.random.random() < 0.5:
         secs, answer = _STORE_TIMEOUT_SECS, None
         error = OSError("no answer of the store.")
     self._later(secs, events_lib.Answered(flow, answer, error))

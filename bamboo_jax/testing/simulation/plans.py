@@ -4,7 +4,7 @@ Times are in seconds since the beginning; hosts are `n0`, `n1` and so on, where
 those beyond the number of nodes come later, by a `join`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
 import itertools
 import random
@@ -214,9 +214,16 @@ def draw(mode: str, seed: int) -> FaultPlan:
   )
 
 
+def _fault(
+    at_secs: float, kind: str, hosts: Iterable[str] = (), secs: float = 0.0
+) -> SimFault:
+  """Returns a fault with times in whole milliseconds."""
+  return SimFault(round(at_secs, 3), kind, tuple(hosts), round(secs, 3))
+
+
 def _join(names: list[str], at_secs: float) -> SimFault:
   names.append(f"n{len(names)}")
-  return SimFault(round(at_secs, 3), "join", (names[-1],))
+  return _fault(at_secs, "join", names[-1:])
 
 
 def _draw_faults(
@@ -229,109 +236,100 @@ def _draw_faults(
   elif word == "pair":
     gap_secs = rng.choice([0.001, 0.01, 0.03, 0.06, 0.1])
     for i, host in enumerate(rng.sample(names, 2)):
-      yield SimFault(round(at_secs + i * gap_secs, 3), "kill", (host,))
+      yield _fault(at_secs + i * gap_secs, "kill", (host,))
   elif word == "last_words":  # One does not hear what another said last.
     one, other = rng.sample(names, 2)
-    yield SimFault(at_secs, "slow", (one,), 3.0)
+    yield _fault(at_secs, "slow", (one,), 3.0)
     at_secs = round(at_secs + rng.uniform(0.5, 1.5), 3)
-    yield SimFault(at_secs, "cut_one_way", (one, other), 1.0)
-    at_secs = round(at_secs + rng.uniform(0.2, 0.5), 3)
-    yield SimFault(at_secs, "kill", (one,))
+    yield _fault(at_secs, "cut_one_way", (one, other), 1.0)
+    yield _fault(at_secs + rng.uniform(0.2, 0.5), "kill", (one,))
   elif word == "bad_route":
     member = rng.choice(names[:4])  # One of those to begin with.
     join = _join(names, at_secs)
-    yield SimFault(at_secs, word, (*join.hosts, member))
+    yield _fault(at_secs, word, (*join.hosts, member))
     yield join
   elif word == "one_left":  # And as many come at once.
     for host in (gone := rng.sample(names, len(names) - 1)):
-      yield SimFault(at_secs, "kill", (host,))
+      yield _fault(at_secs, "kill", (host,))
     come_secs = at_secs + rng.uniform(0.0, 1.5)
     for _ in gone:
       yield _join(names, come_secs + rng.uniform(0.0, 0.05))
   elif word == "wipe_out":  # And others come.
     for host in list(names):
       kind = rng.choice(["kill", "vanish"])
-      yield SimFault(round(at_secs + rng.uniform(0.0, 0.2), 3), kind, (host,))
+      yield _fault(at_secs + rng.uniform(0.0, 0.2), kind, (host,))
     for _ in range(rng.randint(1, 4)):
       yield _join(names, at_secs + rng.uniform(0.0, 6.0))
   elif word == "all_busy":  # And one of them says nothing any more.
     secs = rng.uniform(20.0, 30.0)
     for host in names:
-      yield SimFault(at_secs, "busy", (host,), round(secs, 3))
+      yield _fault(at_secs, "busy", (host,), secs)
     kind = rng.choice(["vanish", "hang"])
-    yield SimFault(at_secs + 1.0, kind, (rng.choice(names),))
+    yield _fault(at_secs + 1.0, kind, (rng.choice(names),))
   elif word == "severed":  # A link is broken for good, in one way or both.
     kind = rng.choice(["cut", "cut_one_way"])
-    yield SimFault(at_secs, kind, tuple(rng.sample(names, 2)))
+    yield _fault(at_secs, kind, rng.sample(names, 2))
   elif word == "handover":  # Who should write the next view cannot.
     one, other = rng.sample(names, 2)
-    yield SimFault(
-        at_secs, "cut_off", (one,), round(rng.uniform(45.0, 60.0), 3)
-    )
-    yield SimFault(at_secs + 0.5, "kill", (other,))
+    yield _fault(at_secs, "cut_off", (one,), rng.uniform(45.0, 60.0))
+    yield _fault(at_secs + 0.5, "kill", (other,))
   elif word == "apart":  # Newcomers see the store, and nobody else.
     joins = [_join(names, at_secs) for _ in range(rng.randint(1, 4))]
-    hosts = tuple(host for join in joins for host in join.hosts)
-    yield SimFault(at_secs, word, hosts, round(rng.uniform(4.0, 40.0), 3))
+    hosts = [host for join in joins for host in join.hosts]
+    yield _fault(at_secs, word, hosts, rng.uniform(4.0, 40.0))
     yield from joins
   elif word == "join_and_death":  # Two views within milliseconds.
     kind = rng.choice(["kill", "worker"])
-    yield SimFault(at_secs, kind, (rng.choice(names),))
+    yield _fault(at_secs, kind, (rng.choice(names),))
     yield _join(names, at_secs - rng.uniform(1.0, 1.3))
   elif word == "lost_vote":  # One hears all votes, and nobody hears its own.
     one, other = rng.sample(names, 2)
-    yield SimFault(at_secs, "slow", (other,), 10.0)
-    cut_secs = round(at_secs + 1.0, 3)
+    yield _fault(at_secs, "slow", (other,), 10.0)
+    cut_secs = at_secs + 1.0
     for host in names:
       if host != one:
-        yield SimFault(cut_secs, "cut_one_way", (one, host), 8.0)
+        yield _fault(cut_secs, "cut_one_way", (one, host), 8.0)
     kind = rng.choice(["freeze", "freeze", "freeze_agent"])
-    freeze_secs = round(cut_secs + rng.uniform(0.0, 0.3), 3)
-    yield SimFault(freeze_secs, kind, (one,), 7.0)
+    yield _fault(cut_secs + rng.uniform(0.0, 0.3), kind, (one,), 7.0)
   elif word == "last_vote":  # It is lost with a connection, as one comes.
     one, other = rng.sample(names, 2)
-    yield SimFault(at_secs, "slow", (one,), 6.0)
+    yield _fault(at_secs, "slow", (one,), 6.0)
     yield _join(names, at_secs)
     for i in range(12):
-      reset_secs = round(at_secs + 1.5 + 0.2 * i + rng.uniform(0.0, 0.1), 3)
-      yield SimFault(reset_secs, "reset", (one, other))
+      reset_secs = at_secs + 1.5 + 0.2 * i + rng.uniform(0.0, 0.1)
+      yield _fault(reset_secs, "reset", (one, other))
   elif word == "all_hang":  # The server of the folder, not one mount.
-    hosts = tuple(names)
-    secs = round(rng.choice([rng.uniform(0.5, 20.0), kinds.FORGOTTEN_SECS]), 3)
-    yield SimFault(at_secs, "hang_folder", hosts, secs)
+    secs = rng.choice([rng.uniform(0.5, 20.0), kinds.FORGOTTEN_SECS])
+    yield _fault(at_secs, "hang_folder", names, secs)
   elif word == "torn_view":  # That of a death, so that all wait for the next.
-    yield SimFault(at_secs, "torn", (), _TORN_SECS)
-    yield SimFault(at_secs + 0.01, "kill", (rng.choice(names),))
+    yield _fault(at_secs, "torn", (), _TORN_SECS)
+    yield _fault(at_secs + 0.01, "kill", (rng.choice(names),))
   elif word == "begin_late":  # Who begins a life is stopped in it.
     host = rng.choice(names)
-    yield SimFault(
-        at_secs, "freeze_begin", (host,), round(rng.uniform(1.0, 6.0), 3)
-    )
-    yield SimFault(at_secs + 0.1, "all_workers")
+    yield _fault(at_secs, "freeze_begin", (host,), rng.uniform(1.0, 6.0))
+    yield _fault(at_secs + 0.1, "all_workers")
   elif word == "two_lives":  # All nodes restart twice.
     for begin_secs in (at_secs, at_secs + rng.uniform(6.0, 9.0)):
-      yield SimFault(round(begin_secs, 3), "all_workers")
+      yield _fault(begin_secs, "all_workers")
   elif word == "ask_late":  # A newcomer that hears nobody asks, and is late.
     hosts = _join(names, at_secs).hosts
-    yield SimFault(at_secs, "apart", hosts, round(rng.uniform(40.0, 70.0), 3))
-    yield SimFault(at_secs, "join", hosts)
+    yield _fault(at_secs, "apart", hosts, rng.uniform(40.0, 70.0))
+    yield _fault(at_secs, "join", hosts)
     if rng.random() < 0.5:
-      late_secs = round(rng.uniform(0.5, 25.0), 3)
-      yield SimFault(at_secs + 0.2, "late_claim", hosts, late_secs)
+      yield _fault(at_secs + 0.2, "late_claim", hosts, rng.uniform(0.5, 25.0))
     hang_secs = rng.choice([rng.uniform(0.5, 20.0), kinds.FORGOTTEN_SECS])
-    hang_secs = round(hang_secs, 3)
-    yield SimFault(at_secs + 3.0, "hang_folder", tuple(names[:-1]), hang_secs)
+    yield _fault(at_secs + 3.0, "hang_folder", names[:-1], hang_secs)
   elif word in ("lapse", "away"):  # One comes at the end, or dies in it.
     secs = rng.uniform(*((5.5, 8.0) if word == "lapse" else (35.0, 45.0)))
-    yield SimFault(at_secs, rng.choice(["stall", "full"]), (), round(secs, 3))
+    yield _fault(at_secs, rng.choice(["stall", "full"]), (), secs)
     if word == "lapse":
       yield _join(names, at_secs + secs + rng.uniform(-0.5, 0.1))
     else:
-      yield SimFault(at_secs + 1.0, "kill", (rng.choice(names),))
+      yield _fault(at_secs + 1.0, "kill", (rng.choice(names),))
   else:
     kind = KINDS[word]
-    hosts = tuple(rng.sample(names, kind.num_hosts))
-    yield SimFault(at_secs, word, hosts, round(rng.uniform(*kind.secs), 3))
+    hosts = rng.sample(names, kind.num_hosts)
+    yield _fault(at_secs, word, hosts, rng.uniform(*kind.secs))
 
 
 def shrink(plan: FaultPlan, fails: Callable[[FaultPlan], Any]) -> FaultPlan:

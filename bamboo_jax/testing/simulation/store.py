@@ -18,10 +18,11 @@ class Server:
 
   Attributes:
     is_full: Whether writes are refused.
+    loses_answers: Whether answers get lost, half of them after the write.
   """
 
   def __init__(self, clock: Callable[[], float]) -> None:
-    self.is_full = False
+    self.is_full = self.loses_answers = False
     self._watchers: list[tuple[str, Callable[[], None]]] = []
     self._clock = clock
     self._ids = itertools.count(1)

@@ -21,7 +21,6 @@ from bamboo_jax.testing.simulation import fake_engine
 from bamboo_jax.testing.simulation import fake_files
 from bamboo_jax.testing.simulation import fake_setup
 from bamboo_jax.testing.simulation import fake_transport
-from bamboo_jax.testing.simulation import thread as thread_lib
 from bamboo_jax.testing.simulation import worker as worker_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train import run_state
@@ -30,6 +29,63 @@ from bamboo_jax.train import worker as train_worker
 from bamboo_jax.train.members import cluster_cohort
 
 _LINK_SECS = 0.001
+# A condition, and the seconds after which the wait is over in any case.
+Wanted = tuple[Callable[[], bool], float | None]
+
+
+class Baton:
+  """Code that blocks, in a thread; `send` runs it up to its next wait."""
+
+  def __init__(self, work: Callable[[], None]) -> None:
+    self._work = work
+    self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
+    self._is_killed = self._is_done = False
+    self._error: BaseException | None = None
+    self._thread = threading.Thread(target=self._run, daemon=True)
+    self._thread.start()
+
+  def send(self, held: bool | None) -> Wanted:
+    """Returns what is waited for next; raises as a generator does."""
+    self._held = held
+    self._turn.release()
+    self._back.acquire()
+    if self._is_done:
+      raise self._error or StopIteration
+    return self._wanted
+
+  def wait(
+      self, condition: Callable[[], bool], secs: float | None
+  ) -> bool | None:
+    """Waits, in the thread; returns whether the condition holds."""
+    self._wanted = condition, secs
+    self._back.release()
+    self._take_turn()
+    return self._held
+
+  def kill(self) -> None:
+    """Ends the thread in its wait; returns once it has ended."""
+    if not self._is_done:
+      self._is_killed = True
+      self._turn.release()
+      self._thread.join()
+
+  def _take_turn(self) -> None:
+    self._turn.acquire()
+    if self._is_killed:
+      raise _KilledError
+
+  def _run(self) -> None:
+    try:
+      self._take_turn()
+      self._work()
+    except BaseException as error:
+      self._error = error
+    self._is_done = True
+    self._back.release()
+
+
+class _KilledError(BaseException):
+  """The process has been killed."""
 
 
 class SimulatedClient(client_lib.Client):
@@ -72,7 +128,7 @@ class TrainerWorker(worker_lib.ScriptedWorker):
     self.shared.saved_stages[0] = dict(enumerate(first))
     self._cut: set[int] = set()  # Nodes of a former view that are lost.
     self.loop: train_worker.Worker | None = None
-    self.thread = thread_lib.Thread(self._train)
+    self.thread = Baton(self._train)
     return self.thread
 
   def end(self) -> None:

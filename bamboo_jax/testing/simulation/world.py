@@ -21,7 +21,6 @@ class World:
   Attributes:
     stalled_until: When the store answers again.
     cut_off: Hosts that cannot reach the store.
-    loses_answers: Whether answers of the store get lost, after the write.
     on_end: Called when an agent ends; its worker is there still.
     on_adopt: Called when an agent has adopted views.
   """
@@ -38,7 +37,6 @@ class World:
   cut_off: collections.Counter[str] = dataclasses.field(
       default_factory=collections.Counter
   )
-  loses_answers: bool = False
   trace: list[str] = dataclasses.field(default_factory=list)
   lives: Any = dataclasses.field(default_factory=itertools.count)
 

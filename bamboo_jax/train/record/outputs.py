@@ -20,7 +20,6 @@ from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.metrics import loss_plot
 from bamboo_jax.metrics import plots
-from bamboo_jax.metrics import profile_steps
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.train import environment
@@ -76,9 +75,8 @@ class Outputs:
     self._rows = step_traces.RowFile(
         self._workdir.rows, given.name, num_steps=num_traced
     )
-    steps = profile_steps.parse(config.metrics.profile_steps)
     folder = self._workdir.profiles / given.name
-    self._profiler = step_traces.Profiler(steps, folder)
+    self._profiler = step_traces.Profiler(config.metrics.profiled, folder)
     self.shown: dict[str, float] = {}
     self._last: _LastStep | None = None
     self._started_at: int | None = None
@@ -301,8 +299,8 @@ class Outputs:
       return
     lines = jsonl.read_lines(self._workdir.metrics)
     formats = plots.parse_formats(self._config.metrics.figure_format)
-    losses = loss_plot.read_losses(lines, name="")
-    loss_plot.plot_losses(self._workdir.loss_plot, [losses], formats=formats)
+    figure = loss_plot.draw_losses([loss_plot.read_losses(lines, name="")])
+    plots.save_figure(figure, self._workdir.loss_plot, formats)
     path = self._workdir.schedule_plot
     step_traces.plot_step(path, self._traced, formats=formats)
 

@@ -20,6 +20,7 @@ import jax
 
 from bamboo_jax.base import threads
 from bamboo_jax.metrics import chrome_trace
+from bamboo_jax.metrics import plots
 from bamboo_jax.metrics import rows as rows_lib
 from bamboo_jax.metrics import schedule_plot
 from bamboo_jax.metrics import slot as slot_lib
@@ -228,13 +229,11 @@ def plot_step(
   title = f"Step {done.steps}"
   if victims:
     title += f", in which {', '.join(victims)} died: planned before that"
-  schedule_plot.plot_schedule(
-      path,
-      planned=traced.planned,
-      measured=[s for s in traced.measured if s.category != slot_lib.DEATH],
-      title=title,
-      formats=formats,
+  measured = [s for s in traced.measured if s.category != slot_lib.DEATH]
+  figure = schedule_plot.draw_schedule(
+      title, planned=traced.planned, measured=measured
   )
+  plots.save_figure(figure, path, formats)
 
 
 def planned_slots(
