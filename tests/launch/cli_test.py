@@ -1,6 +1,7 @@
 """Commands end with one line and the right code, whatever the user did."""
 
 import contextlib
+import io
 import os
 import pathlib
 import re
@@ -8,10 +9,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
 from absl.testing import parameterized
 
 from bamboo_jax.launch import cli
+from bamboo_jax.launch import models
+from bamboo_jax.models import zoo
 from tests.launch import commands
 
 _DEADLINE_SECS = 120
@@ -236,6 +240,18 @@ class CliTest(parameterized.TestCase):
 """
     done = _run_command(body)
     self.assert_one_line(done, "interrupted; go on", code=130)
+
+  def test_models(self):
+    out = self.enterContext(contextlib.redirect_stdout(io.StringIO()))
+    variants = {"gpt2": ["tiny"], "resnet": ["tiny"]}
+    with mock.patch.object(zoo, "VARIANTS", variants):
+      models.main()
+    rows = [line.split(",") for line in out.getvalue().splitlines()]
+    self.assertEqual(rows[0], ["name", "variant", "layers", "params"])
+    made = [zoo.make_model(name, variant="tiny") for name in variants]
+    want = [[str(len(m.layers)), str(m.num_params())] for m in made]
+    self.assertEqual([row[2:] for row in rows[1:]], want)
+    self.assertEqual([row[0] for row in rows[1:]], [*variants])
 
   def test_nobody_reads(self):
     reader, writer = os.pipe()

@@ -26,11 +26,8 @@ from configs import sweep_faults
 
 class Logger:
 
-  def __init__(self, num_fast):
-    self.num_fast = num_fast
-
   def log(self, step, metrics):
-    secs = 0.1 if step < {held} + self.num_fast else 5.0
+    secs = 0.1 if step < {held} + 40 else {held_secs}
     end_secs = time.monotonic() + secs
     while not os.path.exists({released!r}) and step >= {held}:
       if time.monotonic() > end_secs:
@@ -44,7 +41,7 @@ class Logger:
     pass
 
 def make_logger(config, workdir):
-  return Logger(40 if config.num_steps < 1000 else config.num_steps)
+  return Logger()
 
 def get_config():
   config = sweep_faults.get_config()
@@ -117,12 +114,13 @@ class CommandCase(parameterized.TestCase):
   Attributes:
     CHANGES: Those of its config.
     HELD_FROM: If above 0, steps from this one on are slow until the test calls
-      `release`: 40 of 0.1 s, and the rest of 5 s unless there are thousands. So
-      there is time for what a test does to a run, and few steps are enough.
+      `release`: 40 of 0.1 s, and the rest of `HELD_SECS`. So there is time for
+      what a test does to a run, and few steps are enough.
   """
 
   CHANGES = {}
   HELD_FROM = 0
+  HELD_SECS = 5.0
   ENVIRON = {"JAX_PLATFORMS": "cpu"}
 
   def setUp(self):
@@ -133,6 +131,7 @@ class CommandCase(parameterized.TestCase):
     self.released = self.folder / "released"
     text = _CONFIG.replace("{changes}", repr(self.CHANGES))
     text = text.replace("{released!r}", repr(str(self.released)))
+    text = text.replace("{held_secs}", str(self.HELD_SECS))
     self.config.write_text(text.replace("{held}", str(self.HELD_FROM)))
 
   def release(self):
