@@ -4,6 +4,7 @@ import functools
 import operator
 import random
 import threading
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -49,8 +50,11 @@ class OrderedSumTest(parameterized.TestCase):
       ([0, 0, 2], (1, 3), 4099),
       ([3, 1, 1, 0, 2, 2, 2, 3], (), 700_001),
       ([1], (0,), 33),
+      ([0, 1, 1], (2,), 100, 16),  # Several pieces for each node.
+      ([2, 0, 1, 0], (), 60, 5),  # One node has more pieces than others.
   )
-  def test_bits(self, holders, others, size):
+  def test_bits(self, holders, others, size, piece=ordered_sum._PIECE):
+    self.enter_context(mock.patch.object(ordered_sum, "_PIECE", piece))
     sizes = {"w": (size,), "b": (3, 5), "one": (1,)}
     shares = [make_share(seed, sizes) for seed in range(len(holders))]
     wanted = jax.tree.map(np.asarray, add_in_one_process(shares))
