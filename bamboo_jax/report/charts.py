@@ -1,7 +1,6 @@
 """Figures of a report, drawn with Matplotlib (imported late, as it is slow)."""
 
 from collections.abc import Mapping, Sequence
-import statistics
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -208,17 +207,12 @@ def _label_curves(
 def _spread(targets: Sequence[float], *, gap: float) -> list[float]:
   """Returns places from 0 to 1 closest to `targets`, at least `gap` apart.
 
-  `targets` decrease. Minimises the sum of squares, by pooling neighbours that
-  violate the order.
+  `targets` decrease. Minimises the sum of squares.
   """
-  pools: list[list[float]] = []  # Targets after subtraction of the gaps.
-  mean = statistics.fmean
-  for i, target in enumerate(targets):
-    pools.append([target + i * gap])
-    while len(pools) > 1 and mean(pools[-1]) >= mean(pools[-2]):
-      lower = pools.pop()
-      pools[-1] += lower
-  places = [mean(pool) for pool in pools for _ in pool]
+  from scipy import optimize  # Takes long to import.
+
+  wanted = [target + i * gap for i, target in enumerate(targets)]
+  places = optimize.isotonic_regression(wanted, increasing=False).x
   lowest = gap * (len(targets) - 0.5)
   return [
       max(lowest, min(1.0 - gap / 2, place)) - i * gap
