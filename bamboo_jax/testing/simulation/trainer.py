@@ -167,10 +167,10 @@ class TrainerWorker(worker_lib.ScriptedWorker):
     is_gone = node in members and self.shared.is_gone(members[node].host)
     return is_gone or node in self._cut
 
-  def note_commit(self, state: str) -> None:
-    """Says that it has committed a step, with this state."""
+  def note_commit(self, wrong: str) -> None:
+    """Says that it has committed a step; `wrong` is "" for the right state."""
     view = self.client.adopted.number
-    self.shared.on_commit(self, view, self.epoch, self.steps, state)
+    self.shared.on_commit(self, view, self.epoch, self.steps, wrong)
 
   def _on_lost(self, view: views.View) -> Any:
     if not view.members:  # It is taken in, and no other has its number.
