@@ -1,9 +1,9 @@
 """Figures of a report, drawn with Matplotlib (imported late, as it is slow)."""
 
 from collections.abc import Mapping, Sequence
-import itertools
-import statistics
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from bamboo_jax.metrics import plots
 from bamboo_jax.report import content
@@ -67,19 +67,21 @@ def draw_course(run: content.ReportRun) -> Any:
   fig, grid = plots.new_figure((11, 1.9 * parts), parts, sharex=True)
   rows = grid[:, 0]
   rows[-1].margins(x=0.01)
-  edges, means, lows, highs = _bin(course)
-  edges = [secs / unit_secs for secs in edges]
+  bins = _bin(course)
+  edges = bins.edges_secs / unit_secs
   bin_secs = (course.secs[-1] - course.secs[0]) / _NUM_BINS
   style = dict(color=plots.BLUE, baseline=None)
   rows[0].stairs(
-      highs,
+      bins.highs,
       edges,
-      baseline=lows,
+      baseline=bins.lows,
       fill=True,
       color="#BBD7EA",
       label=f"least to most within {bin_secs:.3g} s",
   )
-  rows[0].stairs(means, edges, linewidth=0.9, label="mean of these", **style)
+  rows[0].stairs(
+      bins.means, edges, linewidth=0.9, label="mean of these", **style
+  )
   rows[0].set_ylabel("samples/s")
   place = dict(loc="lower right", bbox_to_anchor=(1.0, 1.0))
   rows[0].legend(ncols=2, frameon=False, fontsize=9, **place)
@@ -205,17 +207,12 @@ def _label_curves(
 def _spread(targets: Sequence[float], *, gap: float) -> list[float]:
   """Returns places from 0 to 1 closest to `targets`, at least `gap` apart.
 
-  `targets` decrease. Minimises the sum of squares, by pooling neighbours that
-  violate the order.
+  `targets` decrease. Minimises the sum of squares.
   """
-  pools: list[list[float]] = []  # Targets after subtraction of the gaps.
-  mean = statistics.fmean
-  for i, target in enumerate(targets):
-    pools.append([target + i * gap])
-    while len(pools) > 1 and mean(pools[-1]) >= mean(pools[-2]):
-      lower = pools.pop()
-      pools[-1] += lower
-  places = [mean(pool) for pool in pools for _ in pool]
+  from scipy import optimize  # Takes long to import.
+
+  wanted = [target + i * gap for i, target in enumerate(targets)]
+  places = optimize.isotonic_regression(wanted, increasing=False).x
   lowest = gap * (len(targets) - 0.5)
   return [
       max(lowest, min(1.0 - gap / 2, place)) - i * gap
@@ -259,10 +256,10 @@ def time_unit(span_secs: float) -> TimeUnit:
 
 
 class _Bins(NamedTuple):
-  edges_secs: list[float]
-  means: list[float]
-  lows: list[float]
-  highs: list[float]
+  edges_secs: np.ndarray
+  means: np.ndarray
+  lows: np.ndarray
+  highs: np.ndarray
 
 
 def _bin(course: content.Course) -> _Bins:
@@ -270,27 +267,15 @@ def _bin(course: content.Course) -> _Bins:
 
   Without bins, short pauses would hide the rest.
   """
-  start, end = course.secs[0], course.secs[-1]
-  edges = [start + (end - start) * i / _NUM_BINS for i in range(_NUM_BINS + 1)]
-  means, lows, highs, piece = [], [], [], 0
-  for low_secs, high_secs in itertools.pairwise(edges):
-    seen: list[float] = []
-    total = 0.0
-    while True:
-      rate = course.samples_per_sec[piece]
-      piece_secs = course.secs[piece : piece + 2]
-      overlap = min(high_secs, piece_secs[1]) - max(low_secs, piece_secs[0])
-      if overlap > 0 or not seen:
-        total += max(0.0, overlap) * rate
-        seen.append(rate)
-      is_last = piece + 1 == len(course.samples_per_sec)
-      if is_last or piece_secs[1] >= high_secs:
-        break
-      piece += 1
-    means.append(total / (high_secs - low_secs) if end > start else seen[0])
-    lows.append(min(seen))
-    highs.append(max(seen))
-  return _Bins(edges, means, lows, highs)
+  edges = np.linspace(course.secs[0], course.secs[-1], _NUM_BINS + 1)
+  cuts = np.union1d(edges, course.secs)  # The rate is constant in between.
+  pieces = np.searchsorted(course.secs, cuts[:-1], side="right") - 1
+  rates = np.asarray(course.samples_per_sec)[pieces]
+  firsts = np.searchsorted(cuts, edges[:-1])
+  samples = np.add.reduceat(rates * np.diff(cuts), firsts)
+  lows = np.minimum.reduceat(rates, firsts)
+  highs = np.maximum.reduceat(rates, firsts)
+  return _Bins(edges, samples / np.diff(edges), lows, highs)
 
 
 def _draw_events(

@@ -9,7 +9,7 @@
   worker   a worker that keeps to the protocol and computes hashes
   trainer  the real loop of workers in a thread, with nodes of `fake_engine`,
            links of `fake_transport`, checkpoints and logs of `fake_files`,
-           rules of `fake_setup`
+           the job of `fake_setup`
   kinds    what a fault may be
   plans    `faults` as a plan, drawn from a seed; shrinks
   history  runs a plan, and says what was violated

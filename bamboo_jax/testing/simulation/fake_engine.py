@@ -119,7 +119,7 @@ class FakeEngine:
   def __init__(self, worker: "trainer.TrainerWorker") -> None:
     self.nodes: dict[int, FakeNode] = {}
     self.exchange = worker.transport
-    stages = range(worker.setup.num_stages)
+    stages = range(worker.num_stages)
     self.specs = [types.SimpleNamespace(state="") for _ in stages]
     self._worker = worker
     self._local: dict[channel_lib.Channel, collections.deque[str]] = (
@@ -129,7 +129,7 @@ class FakeEngine:
   def load_programs(self, node: int, stage: int) -> None:
     """Makes a local node, if it is not there."""
     if node == self._worker.number:
-      self.nodes.setdefault(node, FakeNode(self._worker.setup.num_stages))
+      self.nodes.setdefault(node, FakeNode(self._worker.num_stages))
 
   def set_pipelines(
       self,

@@ -30,7 +30,7 @@ class FakeFiles:
 
   def steps(self) -> tuple[int, ...]:
     """Returns the steps whose checkpoints are complete."""
-    num_stages = self._worker.setup.num_stages
+    num_stages = self._worker.num_stages
     whole = [s for s, h in self._saved.items() if len(h) == num_stages]
     return tuple(s for s in sorted(whole) if s)
 
@@ -57,12 +57,12 @@ class FakeFiles:
     """Compares the state with that of a run without faults, and saves it."""
     worker, node = self._worker, self._engine.nodes.get(self._worker.number)
     steps = worker.steps
-    wanted = fake_engine.states_after(steps, worker.setup.num_stages)
+    wanted = fake_engine.states_after(steps, worker.num_stages)
     held = node.state if node else {}
     wrong = {s: v for s, v in held.items() if v != wanted[s]}
     if steps % worker_lib.SAVE_STEPS == 0:
       self._saved[steps].update(held)
-    worker.note_commit(f"{wrong}" if wrong else worker_lib.state_after(steps))
+    worker.note_commit(f"{wrong or ''}")
 
   def newest_ready(self) -> int:
     """Returns the newest view that is known: it is compiled at once."""

@@ -1,43 +1,25 @@
-"""Rules and rows of the runs of `trainer`: equal layers, slow links."""
+"""The job of the runs of `trainer`: equal layers, slow links."""
 
 import dataclasses
 import functools
+from typing import Any
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.recovery import assignment
-from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_recovery
+from bamboo_jax.train.setup import job as job_lib
 
 NUM_SHARES = 2
 PER_SHARE = 4  # Microbatches.
 
 
-@dataclasses.dataclass(frozen=True)
-class FakeSetup:
-  """Rules and rows of a run; `num_stages` counts what is never split."""
-
-  rules: assignment.RecoveryRules
-  rows: rows_lib.RowPlanner
-  num_pipelines: int
-
-  @property
-  def num_stages(self) -> int:
-    """Number of stages of a pipeline."""
-    return self.rules.segments.num_stages
-
-  @property
-  def first_layout(self) -> layout_lib.Layout:
-    """The layout from which a run begins."""
-    pipelines = map(self.rows.pipeline, range(self.num_pipelines))
-    return self.rules.start([*pipelines])
-
-
 @functools.cache
-def make_setup(layout: str, reroute: str) -> FakeSetup:
-  """Returns the setup of a layout of `plans.LEAST`; `reroute`: see `Ladder`."""
+def make_job(layout: str, reroute: str) -> job_lib.Job:
+  """Returns the job of a layout of `plans.LEAST`, without task and engine.
+
+  `reroute` is as in `ladder.Ladder`.
+  """
   mode = {"templates": "lazy", "replicas": "eager"}.get(layout, "none")
   is_strict = layout == "templates"
   num_stages = 4 if layout == "deep" else 2
@@ -51,6 +33,7 @@ def make_setup(layout: str, reroute: str) -> FakeSetup:
           "pipeline.num_microbatches": NUM_SHARES * PER_SHARE // num_pipelines,
           "pipeline.num_shares": NUM_SHARES,
           "redundancy.mode": mode,
+          "redundancy.check_every_steps": 0,
           "recovery.fold": mode != "none",
       }
   )
@@ -67,7 +50,8 @@ def make_setup(layout: str, reroute: str) -> FakeSetup:
   rows = build.make_rows(config, plan, rules.segments)
   ladder = dataclasses.replace(rules.ladder, reroute=reroute)
   rules = dataclasses.replace(rules, rows=rows, ladder=ladder)
-  return FakeSetup(rules, rows, num_pipelines)
+  absent: Any = None
+  return job_lib.Job(config, absent, plan, rows, rules, absent)
 
 
 def _make_profile(num_layers: int, *, forward_ms: float) -> cost_model.Profile:

@@ -123,8 +123,9 @@ class TrainerWorker(worker_lib.ScriptedWorker):
     self.transport = fake_transport.FakeTransport(self)
     links: Any = self.transport
     self.exits = cluster_cohort.Exits(links, None)
-    self.setup = fake_setup.make_setup(self.shared.layout, self.shared.reroute)
-    first = fake_engine.states_after(0, self.setup.num_stages)
+    self.job = fake_setup.make_job(self.shared.layout, self.shared.reroute)
+    self.num_stages = self.job.rules.segments.num_stages  # Never split.
+    first = fake_engine.states_after(0, self.num_stages)
     self.shared.saved_stages[0] = dict(enumerate(first))
     self._cut: set[int] = set()  # Nodes of a former view that are lost.
     self.loop: train_worker.Worker | None = None
@@ -166,10 +167,10 @@ class TrainerWorker(worker_lib.ScriptedWorker):
     is_gone = node in members and self.shared.is_gone(members[node].host)
     return is_gone or node in self._cut
 
-  def note_commit(self, state: str) -> None:
-    """Says that it has committed a step, with this state."""
+  def note_commit(self, wrong: str) -> None:
+    """Says that it has committed a step; `wrong` is "" for the right state."""
     view = self.client.adopted.number
-    self.shared.on_commit(self, view, self.epoch, self.steps, state)
+    self.shared.on_commit(self, view, self.epoch, self.steps, wrong)
 
   def _on_lost(self, view: views.View) -> Any:
     if not view.members:  # It is taken in, and no other has its number.
@@ -201,7 +202,7 @@ class TrainerWorker(worker_lib.ScriptedWorker):
         engine,
         cohort,
         transfer=state_transfer.StateTransfer(engine, cohort),
-        rules=self.setup.rules,
+        rules=self.job.rules,
         writer=files,
     )
     state._restore = lambda steps, layout: {
@@ -234,15 +235,8 @@ class TrainerWorker(worker_lib.ScriptedWorker):
     vars(loop).update(
         engine=engine,
         state=state,
-        _config=types.SimpleNamespace(
-            num_steps=self.shared.num_steps,
-            redundancy=types.SimpleNamespace(check_every_steps=0),
-        ),
-        _job=types.SimpleNamespace(
-            rules=self.setup.rules,
-            rows=self.setup.rows,
-            first_layout=self.setup.first_layout,
-        ),
+        _config=self.job.config.changed({"num_steps": self.shared.num_steps}),
+        _job=self.job,
         _given=environment.Environment(
             cohort=cohort,
             workdir=files,
@@ -260,7 +254,7 @@ class TrainerWorker(worker_lib.ScriptedWorker):
         _evaluates=False,
         _batches=types.SimpleNamespace(microbatch=print),
         _begun=-1,
-        _plans=layout_lib.StepPlans(self.setup.rows),
+        _plans=layout_lib.StepPlans(self.job.rows),
     )
     recover = loop._recover
 

@@ -10,7 +10,6 @@ another state than the others, or commits a step together with other members.
 import collections
 from collections.abc import Callable, Generator
 import dataclasses
-import functools
 import hashlib
 from typing import Any, Protocol
 
@@ -79,15 +78,6 @@ class Shared:
   saved_stages: dict[int, dict[int, str]] = dataclasses.field(
       default_factory=lambda: collections.defaultdict(dict)
   )
-
-
-@functools.cache
-def state_after(steps: int) -> str:
-  """Returns the state after so many steps of a run without faults."""
-  if steps == 0:
-    return "start"
-  before = f"{state_after(steps - 1)} {steps - 1}".encode()
-  return hashlib.sha256(before).hexdigest()[:16]
 
 
 class _FailedError(Exception):
