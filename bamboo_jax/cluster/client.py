@@ -94,7 +94,8 @@ class Client:
 
   def send(self, message: Any) -> None:
     """Sends one of `messages.FROM_WORKER` to the agent."""
-    self._write(messages.encode(message))
+    with self._writing:
+      self._sock.sendall(messages.encode(message))
 
   def post(self, view: base.ViewId, key: str, value: Any) -> None:
     """Posts a value for all members of a view; of each key the first counts."""
@@ -188,7 +189,3 @@ class Client:
             self._arrived[message.view.number] = time.perf_counter()
           self._state.hear(message)
           self._changed.notify_all()
-
-  def _write(self, data: bytes) -> None:
-    with self._writing:
-      self._sock.sendall(data)

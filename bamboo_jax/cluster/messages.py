@@ -85,13 +85,12 @@ class Notice:
 
 @dataclasses.dataclass(frozen=True)
 class Gone:
-  """The sender is no longer a member; if `is_workerless`, its agent is alive.
+  """The sender is no longer a member; its agent may be alive.
 
   `silent_secs`: how long its worker had been silent; None if it left on notice.
   """
 
   reason: str
-  is_workerless: bool = False
   silent_secs: float | None = None
 
 

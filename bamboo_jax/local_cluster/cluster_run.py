@@ -4,7 +4,6 @@ import collections
 from collections.abc import Callable, Sequence
 import contextlib
 import functools
-import itertools
 import json
 import os
 import shlex
@@ -309,9 +308,7 @@ class ClusterRun:
     prints = [hash(json.dumps(line)) for line in lines]
     num_shown = 0
     if starts or is_new:  # Some may have been shown already.
-      pairs = itertools.zip_longest(prints, self._shown)
-      same = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
-      num_shown = sum(1 for _ in same)
+      num_shown = len(os.path.commonprefix([prints, self._shown]))
       self._shown = []
     self._shown += prints
     return lines[num_shown:]

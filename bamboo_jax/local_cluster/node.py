@@ -23,7 +23,7 @@ from bamboo_jax.local_cluster import machine
 from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.train.setup import sizes
 
-_PROTOCOL = 7  # Version of the messages between processes.
+_PROTOCOL = 8  # Version of the messages between processes.
 _PACKAGES = ("bamboo_jax", "jax", "jaxlib")
 
 

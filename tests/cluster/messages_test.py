@@ -66,7 +66,7 @@ class MessagesTest(parameterized.TestCase):
               epoch=3,
           )
       ),
-      messages.Gone("killed", is_workerless=True, silent_secs=0.25),
+      messages.Gone("killed", silent_secs=0.25),
       messages.Suspects(3, (messages.Suspect("life", "refused", True),)),
   )
   def test_what_is_heard_is_what_was_said(self, message):

@@ -172,7 +172,7 @@ def _end_worker(state: state_lib.AgentState, code: int) -> None:
     state.cause = reason  # Others may continue without it.
     roster.gone[me] = reason
     state.do(events_lib.Log(reason))
-    state.send(state.gone(reason, is_workerless=True))
+    state.send(state.gone(reason))
 
 
 def _fail(state: state_lib.AgentState, reason: str) -> events_lib.Flow:

@@ -44,7 +44,7 @@ def connect(state: state_lib.AgentState, incarnation: str) -> None:
   state.unreachable.pop(incarnation, None)
   send = lambda message: state.send(message, to=[incarnation])
   if (reason := roster.gone.get(state.incarnation)) is not None:
-    send(state.gone(reason, is_workerless=True))
+    send(state.gone(reason))
   if (ready := roster.ready.get(state.incarnation)) is not None:
     send(ready)
   if (reason := roster.noticed.get(state.incarnation)) is not None:

@@ -198,12 +198,9 @@ class AgentState:
     """Sends to the worker."""
     self.do(events_lib.TellWorker(message))
 
-  def gone(self, reason: str, *, is_workerless: bool = False) -> messages.Gone:
+  def gone(self, reason: str) -> messages.Gone:
     """Returns the message that the worker has ended."""
-    silent_secs = self.watch.worker_silent_secs(self.now)
-    return messages.Gone(
-        reason, is_workerless=is_workerless, silent_secs=silent_secs
-    )
+    return messages.Gone(reason, self.watch.worker_silent_secs(self.now))
 
   def deliver(self, view: base.ViewId) -> None:
     """Gives the worker the keys that all members of a view have posted."""

@@ -86,17 +86,14 @@ class Forecast:
     return most * nodes / self.num_gpus / 2**30
 
   @property
-  def usd_per_hour(self) -> float | None:
-    """Dollars per hour of all GPUs; None without a price."""
-    if self.price is None:
-      return None
+  def usd_per_hour(self) -> float:
+    """Dollars per hour of all GPUs; there must be a price."""
+    assert self.price is not None
     per_gpu = self.price.usd_per_hour(self.market) / self.price.gpu_count
     return per_gpu * self.num_gpus
 
-  def usd_per_billion(self, secs: float) -> float | None:
+  def usd_per_billion(self, secs: float) -> float:
     """Returns the dollars per billion tokens if a step takes `secs`."""
-    if self.usd_per_hour is None:
-      return None
     return self.usd_per_hour / 3600 * secs / self.units_per_step * 1e9
 
 
@@ -170,7 +167,6 @@ def render(found: Forecast) -> str:
     lines.append(f"no price of {machine.name!r}: set config.cost.prices")
     return "\n".join(lines)
   usd = [found.usd_per_billion(secs) for secs in found.secs]
-  assert found.usd_per_hour is not None  # It has a price.
   lines.append(
       f"cost: ${24 * found.usd_per_hour:,.0f} a day, ${usd[0]:,.2f} per "
       f"billion {found.unit} ({usd[1]:,.2f} to {usd[2]:,.2f}): "

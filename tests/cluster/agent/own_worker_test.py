@@ -36,7 +36,7 @@ class OwnWorkerTest(given.CoreCase):
       actions = self.answer((fence_lib.Claim("run"), 0))
     self.assertEqual(events_lib.End(reason) in actions, code >= 0)
     if code < 0:  # The others go on without it, and then it ends.
-      gone = messages.Gone(reason, is_workerless=True, silent_secs=1.0)
+      gone = messages.Gone(reason, silent_secs=1.0)
       self.assertIn(events_lib.Send(gone), actions)
       view = given.said(0, messages.NewView(members.view(2, 0, 2)))
       self.assertEqual(self.requested(view), [events_lib.Sleep(2.0)])
@@ -108,7 +108,7 @@ class OwnWorkerTest(given.CoreCase):
   def test_nobody_is_left(self):
     self.begin(numbers=(0, 1))
     self.state.roster.registered = set()
-    self.on(given.said(1, messages.Gone("killed", is_workerless=True)))
+    self.on(given.said(1, messages.Gone("killed")))
     self.on(events_lib.WorkerExited(-9))
     self.assertEqual(self.asked(self.tick(1.0)), [])
     read = events_lib.store(_Registry.read_views, 1)
@@ -129,7 +129,7 @@ class OwnWorkerTest(given.CoreCase):
   def test_somebody_was_first_to_go_on(self):
     self.begin(numbers=(0, 1))
     self.state.roster.registered = set()
-    self.on(given.said(1, messages.Gone("killed", is_workerless=True)))
+    self.on(given.said(1, messages.Gone("killed")))
     self.on(events_lib.WorkerExited(-9))
     for now in (1.0, 2.0):
       self.asked(self.tick(now))
@@ -189,7 +189,7 @@ class OwnWorkerTest(given.CoreCase):
     self.assertIn(events_lib.KillWorker(), actions)
     actions = self.on(events_lib.WorkerExited(-9), 1.7)
     reason = "its worker was stopped for 1.0 s"
-    gone = messages.Gone(reason, is_workerless=True, silent_secs=1.7)
+    gone = messages.Gone(reason, silent_secs=1.7)
     self.assertIn(events_lib.Send(gone), actions)
 
   def test_silence_is_found_though_it_ticks(self):
