@@ -30,7 +30,7 @@ class StatisticsTest(commands.CommandCase):
   """The same with batch statistics and images."""
 
   CHANGES = {
-      "num_steps": 6,
+      "num_steps": 4,
       "model.name": "resnet",
       "model.options": {
           "variant": "tiny",
