@@ -108,7 +108,7 @@ class OfferTest(parameterized.TestCase):
 
 class TrainTest(folders.FolderCase):
 
-  def test_callbacks_get_what_the_log_gets(self):
+  def test_what_callbacks_get_and_parameters(self):
     config, seen = tiny.make_config(num_steps=3), []
     before = config.to_dict()
     result = bamboo_jax.train(
@@ -125,6 +125,8 @@ class TrainTest(folders.FolderCase):
     self.assertEqual([*result.losses], [1, 2, 3])
     self.assertEqual(config.to_dict(), before)
     self.assertFalse(config.is_locked)
+    params = bamboo_jax.load(result.workdir)
+    self.assertEqual(params["embed"].params["wpe"].shape, (8, 16))
 
   @parameterized.parameters((), ("2,0/1,apply,kill",))
   def test_an_error_of_a_callback_ends_the_run(self, *faults):
@@ -158,10 +160,7 @@ class TrainTest(folders.FolderCase):
         call(config, workdir=self.folder / "run")
     self.assertFalse((self.folder / "run").exists())
 
-  def test_parameters_of_a_model_in_layers(self):
-    result = bamboo_jax.train(tiny.make_config(), workdir=self.folder)
-    params = bamboo_jax.load(result.workdir)
-    self.assertEqual(params["embed"].params["wpe"].shape, (8, 16))
+  def test_no_parameters_to_load(self):
     with self.assertRaisesRegex(ValueError, "There are no weights in"):
       bamboo_jax.load(
           self.folder / "checkpoints" / "none", zoo.make_model("gpt2")

@@ -28,8 +28,15 @@ def get_config():
   config.pipeline.num_microbatches = 2
   config.redundancy.spares = 0
   config.evaluate.every_steps = 0
+  config.metrics.plots = False
   return config
 """
+
+
+def _shrink(code):
+  """Returns the code with a small model and half of the steps."""
+  code = code.replace(_NAME, 'get_config("small.py")')
+  return re.sub(r"\b20\b", "10", code)
 
 
 class PagesTest(folders.FolderCase):
@@ -51,7 +58,7 @@ class PagesTest(folders.FolderCase):
     code = "".join(blocks)
     self.assertIn(_NAME, code)
     done = subprocess.run(
-        [sys.executable, "-c", code.replace(_NAME, 'get_config("small.py")')],
+        [sys.executable, "-c", _shrink(code)],
         cwd=self.folder,
         capture_output=True,
         text=True,
@@ -69,7 +76,7 @@ class PagesTest(folders.FolderCase):
     cells = [c for c in notebook.cells if c.cell_type == "code"]
     for cell in cells:
       self.assertEmpty(cell.outputs, msg="It ships without outputs.")
-      cell.source = cell.source.replace(_NAME, 'get_config("small.py")')
+      cell.source = _shrink(cell.source)
     self.assertIn('get_config("small.py")', cells[0].source)
     client = nbclient.NotebookClient(
         notebook,

@@ -274,9 +274,7 @@ class KubernetesApiTest(runs.DeployedCase):
     self.check_budget(first[2])
     self.released.touch()
     self.wait_for(self.is_complete, "end")
-    self.finish(self.start("train", workdir="whole"))
-    found = (self.workdir / "summary.json").read_text()
-    self.assertIn(self.summary("whole")["state_sha256"], found)
+    self.check_state()
 
   def check_budget(self, name):
     """Checks that no pod is evicted while there are not more than NODES."""

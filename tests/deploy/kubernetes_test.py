@@ -63,9 +63,7 @@ class KubernetesTest(runs.DeployedCase):
     self.release()
     self.wait_for(self.cluster.tend, "end")
     self.assertLen(self.cluster.pods, 4)
-    self.finish(self.start("train", workdir="whole"))
-    found = (self.workdir / "summary.json").read_text()
-    self.assertIn(self.summary("whole")["state_sha256"], found)
+    self.check_state()
 
   def test_commands(self):
     calls = self.folder / "calls"

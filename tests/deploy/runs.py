@@ -4,6 +4,7 @@ Steps are slow until the test releases the run, so that there is time for nodes
 to die and to be replaced, and the run ends soon after that.
 """
 
+import json
 import os
 import shlex
 import sys
@@ -16,6 +17,7 @@ from bamboo_jax.net import identity as identity_lib
 from tests.launch import commands
 
 _DEADLINE_SECS = 400
+_WHOLE: list[str] = []  # The hash of the state, once it is known.
 # With the flags of the run to compare with: sshd passes on no variables.
 _BAMBOO = f"""
 export PYTHONPATH={commands.ROOT} JAX_PLATFORMS=cpu
@@ -100,8 +102,10 @@ class DeployedCase(commands.CommandCase):
     return self.wait_for(lambda: self.members().get(name), f"member {name}")
 
   def check_state(self):
-    """Compares the state with that of `bamboo train`."""
+    """Compares the state with that of `bamboo train`, which runs once."""
     self.release()
-    self.finish(self.start("train", workdir="whole"))
-    found, want = self.summary(), self.summary("whole")
-    self.assertEqual(found["state_sha256"], want["state_sha256"])
+    if not _WHOLE:
+      self.finish(self.start("train", workdir="whole"))
+      _WHOLE.append(self.summary("whole")["state_sha256"])
+    found = json.loads((self.workdir / "summary.json").read_text())
+    self.assertEqual(found["state_sha256"], _WHOLE[0])

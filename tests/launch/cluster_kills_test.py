@@ -10,7 +10,7 @@ from tests.launch import commands
 class KillsTest(commands.CommandCase):
 
   CHANGES = {
-      "num_steps": 13,
+      "num_steps": 9,
       "pipeline.num_pipelines": 2,
       "pipeline.num_stages": 2,
       "pipeline.num_microbatches": 4,
@@ -21,8 +21,8 @@ class KillsTest(commands.CommandCase):
   }
 
   def test_random_kills(self):
-    recoveries = self.compare("--random_kills=3", "--zones=a,b")
-    self.assertEqual([r["rung"] for r in recoveries], ["shadow"] * 3)
+    recoveries = self.compare("--random_kills=2", "--zones=a,b")
+    self.assertEqual([r["rung"] for r in recoveries], ["shadow"] * 2)
 
 
 @commands.needs_etcd
@@ -30,7 +30,7 @@ class StatisticsTest(commands.CommandCase):
   """The same with batch statistics and images."""
 
   CHANGES = {
-      "num_steps": 6,
+      "num_steps": 4,
       "model.name": "resnet",
       "model.options": {
           "variant": "tiny",
