@@ -1,17 +1,14 @@
-"""A node that does what it is told on its standard input, for tests.
+"""A node that does what it is told over a pipe, for tests.
 
-Its arguments are its number, "--apart" if it computes on other devices than it
-sends from, "--ipv6" if it listens on ::1, and the folder of programs, if any.
-It says where it is. Each line says who takes part, and where they are: every
+It says where it is. Each task says who takes part, and where they are: every
 node then sends its value to the next one, and keeps the sum. A node may never
 hear the address of another, and after a second it may hold all for lost that
 are not of its own part.
 """
 
 import gc
-import json
+from multiprocessing import connection
 import os
-import sys
 import threading
 
 import jax
@@ -34,10 +31,9 @@ _SIZE = 1024
 class Node:
   """One node."""
 
-  def __init__(self, number: int) -> None:
+  def __init__(self, number: int, *, host: str, is_apart: bool) -> None:
     self.value = np.full(_SIZE, 2.0 ** (number % 16), np.float32)
     self._number = number
-    host = "::1" if "--ipv6" in sys.argv else "127.0.0.1"
     self._exchange = transport_lib.Transport(
         number, run="run", endpoint=endpoints.UnixEndpoint()
     )
@@ -51,19 +47,17 @@ class Node:
     coordination.connect(number, host=host)
     self._devices = coordination.devices_by_node()
     device = self._devices[number]
-    is_apart = devices_lib.compute_of(device) != device
-    assert is_apart == ("--apart" in sys.argv)
+    assert is_apart == (devices_lib.compute_of(device) != device)
     self._log = transfer_log.TransferLog(meet)
     self._met: set[tuple[int, ...]] = set()
 
   def work(self, task: dict) -> dict:
     """Does a task; returns what came out."""
-    addresses = {int(n): a for n, a in task["addresses"].items()}
-    self._exchange.set_addresses(addresses)
+    self._exchange.set_addresses(task["addresses"])
     self._lost = set(task.get("lost", ()))
     self._exchange.remove(self._lost, "it is lost")
     self._exchange.begin(task["attempt"])
-    self._unheard = task.get("unheard", {}).get(str(self._number), [])
+    self._unheard = task.get("unheard", {}).get(self._number, [])
     for part in task.get("parts", ()):
       if self._number not in part:
         threading.Timer(1.0, self._lose, [part]).start()
@@ -148,19 +142,30 @@ def _add_up(x: jax.Array) -> jax.Array:
   return x + jax.lax.psum(x, "end")
 
 
-def main() -> None:
-  """Works until the input ends."""
-  folder = [a for a in sys.argv[2:] if not a.startswith("--")]
-  devices_lib.use_virtual_devices(1, apart="--apart" in sys.argv)
-  program_store.use("".join(folder))
-  node = Node(int(sys.argv[1]))
-  say = lambda words: print("said " + json.dumps(words), flush=True)
-  say(node.address)
-  for line in sys.stdin:
-    say(node.work(json.loads(line)))
+def live(
+    number: int,
+    pipe: connection.Connection,
+    *,
+    host: str = "127.0.0.1",
+    is_apart: bool = False,
+    folder: str = "",
+) -> None:
+  """Does the tasks that it receives, until the pipe is closed.
+
+  Args:
+    host: Where it listens.
+    is_apart: Whether it computes on other devices than it sends from.
+    folder: Of compiled programs, if any.
+  """
+  jax.config.update("jax_platforms", "cpu")
+  devices_lib.use_virtual_devices(1, apart=is_apart)
+  program_store.use(folder)
+  node = Node(number, host=host, is_apart=is_apart)
+  pipe.send(node.address)
+  while True:
+    try:
+      task = pipe.recv()
+    except EOFError:
+      os._exit(0)
+    pipe.send(node.work(task))
     gc.freeze()  # As a worker does while it trains.
-  os._exit(0)
-
-
-if __name__ == "__main__":
-  main()

@@ -13,6 +13,7 @@ _LAYOUTS = (
     layouts_lib.SweepLayout(
         *(3, 2, (("redundancy.mode", "eager"), ("redundancy.spares", 1))),
         costs_seed=3,
+        num_devices=4,  # Each needs the programs.
         faults=(faults_lib.Fault(1, "1/0", 7),),
     ),
 )
@@ -34,6 +35,7 @@ def check(test, make_config):
 
 
 def _shrink(config):
+  config.pipeline.num_pipelines = 2
   config.pipeline.num_stages = 2
   config.pipeline.num_microbatches = 2
   config.pipeline.microbatch_size = 2

@@ -23,6 +23,7 @@ from bamboo_jax.schedule import redundancy
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
 from tests import layouts
+from tests import samples
 from tests import schedules
 from tests.schedule.verify import cuts as cuts_lib
 
@@ -105,10 +106,15 @@ def make_steps(num_stages, num_shares, num_pipelines, mode, per_share=1):
 class EveryDeathTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      ("lazy", 2, 4, 2),
-      ("eager", 2, 4, 2),
-      ("none", 2, 4, 2),
-      ("eager", 3, 2, 2),
+      *samples.draw(
+          [
+              ("lazy", 2, 4, 2),
+              ("eager", 2, 4, 2),
+              ("none", 2, 4, 2),
+              ("eager", 3, 2, 2),
+          ],
+          2,
+      )
   )
   def test_every_cut(self, mode, num_stages, num_shares, num_pipelines):
     steps, layout = make_steps(num_stages, num_shares, num_pipelines, mode)
@@ -123,7 +129,11 @@ class EveryDeathTest(parameterized.TestCase):
     self.assertGreater(count, 500)
 
   # Until some stage has no copy left: 3 s.
-  @parameterized.product(mode=["lazy", "eager", "none"], kind=["depth", "any"])
+  @parameterized.parameters(
+      *samples.draw(
+          itertools.product(["lazy", "eager", "none"], ["depth", "any"]), 2
+      )
+  )
   def test_one_after_the_other(self, mode, kind):
     rng, dealt, rungs = random.Random(f"{mode} {kind}"), 0, []
     if kind == "any":

@@ -7,13 +7,16 @@ from absl.testing import parameterized
 
 from bamboo_jax.testing.simulation import history
 from bamboo_jax.testing.simulation import plans
+from tests import samples
 
 _CORPUS = sorted((pathlib.Path(__file__).parent / "corpus").glob("*.json"))
 
 
 class CorpusTest(parameterized.TestCase):
 
-  @parameterized.named_parameters((path.stem, path) for path in _CORPUS)
+  @parameterized.named_parameters(
+      (path.stem, path) for path in samples.draw(_CORPUS, 30)
+  )
   def test_plan(self, path):
     plan = plans.from_dict(json.loads(path.read_text()))
     self.assertEqual(history.explore(plan), [])

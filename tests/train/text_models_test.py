@@ -21,6 +21,7 @@ from bamboo_jax.testing.fault_sweep import trials as trials_lib
 from bamboo_jax.train import run as run_lib
 from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import preparation
 from configs import bert
 from configs import sweep_faults
 from tests import samples
@@ -39,7 +40,6 @@ _OPTIONS["gpt2, lora"] = {
     **{"lora_rank": 2, "lora_targets": "c_attn,c_proj,c_fc"},
     **_OPTIONS["gpt2"],
 }
-_OPTIONS["qwen, lora, state"] = _OPTIONS["qwen, lora"]  # See `make_config`.
 
 
 def make_config(name):
@@ -54,8 +54,6 @@ def make_config(name):
       "sequence_length": 12,
       **_OPTIONS[name],
   }
-  if name.endswith("state"):  # Replicas get parameters, not gradients.
-    config.redundancy.refresh = "state"
   config.checkpoint.every_steps = 0
   config.pipeline.num_pipelines = 1
   config.pipeline.num_stages = 3
@@ -67,24 +65,29 @@ class TextModelsTest(parameterized.TestCase):
 
   @parameterized.parameters(*samples.draw(sorted(_OPTIONS), 3))
   def test_deaths(self, name):
-    cache = program_cache.ProgramCache()
-    trials = trials_lib.Trials(make_config(name), cache=cache)
-    for text in ("1,0/0,5,kill", "1,0/1,3,kill", "1,0/2,reduce,kill"):
-      with self.subTest(text):
-        faults = faults_lib.parse_faults(text, source="test")
-        self.assertEqual(trials.run(cases.Case(faults)).rungs, ("shadow",))
+    """If `refresh` is "state", replicas get parameters, not gradients."""
+    config, cache, whole = make_config(name), program_cache.ProgramCache(), None
+    for refresh in ("gradient", "state")[: 1 + (name == "qwen, lora")]:
+      config.redundancy.refresh = refresh
+      trials = trials_lib.Trials(config, cache=cache, whole=whole)
+      whole = trials.whole
+      for text in ("1,0/0,5,kill", "1,0/1,3,kill", "1,0/2,reduce,kill"):
+        with self.subTest(f"{refresh}: {text}"):
+          faults = faults_lib.parse_faults(text, source="test")
+          self.assertEqual(trials.run(cases.Case(faults)).rungs, ("shadow",))
 
-  @parameterized.parameters("gradient", "state")
-  def test_upkeep_of_replicas(self, mode):
+  def test_upkeep_of_replicas(self):
     """With LoRA replicas receive less than 1 % of the bytes without it."""
-    num_bytes, run = [], update.refresh
+    num_bytes = {"gradient": [], "state": []}
+    refresh = update.refresh
 
-    def count(*args):
-      num_bytes.append(run(*args))
+    def count(engine, scale):
+      received = refresh(engine, scale)
+      num_bytes[engine.replicas.refresh].append(received)
 
     for adapters in ({"lora_rank": 2}, {}):
       config = tiny.make_config(num_steps=1)
-      config.redundancy.update(mode="lazy", refresh=mode)
+      config.redundancy.mode = "lazy"
       config.model.name = "llama"
       config.model.options = {
           **{"variant": "tiny", "num_blocks": 1, "width": 128},
@@ -93,16 +96,21 @@ class TextModelsTest(parameterized.TestCase):
           **adapters,
       }
       config.checkpoint.every_steps = 0
-      with (
-          tempfile.TemporaryDirectory() as workdir,
-          mock.patch.object(update, "refresh", count),
-      ):
-        run_lib.train_and_evaluate(config, workdir=workdir)
-    adapters, dense = num_bytes
+      prepared = preparation.take(config)  # Programs of both modes.
+      for mode in num_bytes:
+        config.redundancy.refresh = mode
+        with (
+            tempfile.TemporaryDirectory() as workdir,
+            mock.patch.object(preparation, "take", lambda _, p=prepared: p),
+            mock.patch.object(update, "refresh", count),
+        ):
+          run_lib.train_and_evaluate(config, workdir=workdir)
     # A is [128, 2] and B is [2, 128], of two products; of Adam, both moments
     # and counts.
-    self.assertEqual(adapters // 4096, {"gradient": 1, "state": 3}[mode])
-    self.assertBetween(adapters / dense, 1e-3, 1e-2)
+    for mode, factor in ("gradient", 1), ("state", 3):
+      adapters, dense = num_bytes[mode]
+      self.assertEqual(adapters // 4096, factor)
+      self.assertBetween(adapters / dense, 1e-3, 1e-2)
 
   @parameterized.parameters("bert", "gpt2", "llama", "qwen")
   def test_configs(self, name):

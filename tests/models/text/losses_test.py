@@ -1,3 +1,5 @@
+import itertools
+
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,9 @@ def plain_loss(h, weight, target):
   return -jnp.where(target >= 0, picked[..., 0], 0).sum()
 
 
+plain_grads = jax.jit(jax.value_and_grad(plain_loss, argnums=(0, 1)))
+
+
 def make_args(*, dtype="float32", scale=1.0):
   rng = np.random.default_rng(0)
   h = jnp.asarray(rng.normal(size=(2, T // 2, D)) * scale, dtype)
@@ -25,50 +30,46 @@ def make_args(*, dtype="float32", scale=1.0):
 
 class TokenLossTest(parameterized.TestCase):
 
-  @parameterized.product(
-      vocab_first=[False, True],
-      scale=[1.0, 1e4],  # Logits so large that exponentials overflow.
-      ignored=[0, 2],
-      chunk=[None, 1, 4, 9],
-  )
-  def test_equals_autodiff(self, vocab_first, scale, ignored, chunk):
-    h, weight, target = make_args(scale=scale)
-    target = target.at[0, :ignored].set(-1)
+  @parameterized.product(vocab_first=[False, True], chunk=[None, 1, 4, 9])
+  def test_equals_autodiff(self, vocab_first, chunk):
 
-    def loss(h, weight):
+    def loss(h, weight, target):
       weight = weight.T if vocab_first else weight
       loss = losses.token_loss(
           h, weight, target, vocab_first=vocab_first, chunk=chunk
       )
       return 3 * loss.total, loss
 
-    grad_fn = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
-    (_, got), grads = jax.jit(grad_fn)(h, weight)
-    want, want_grads = jax.value_and_grad(plain_loss, argnums=(0, 1))(
-        h, weight, target
-    )
-    np.testing.assert_allclose(got.total, want, rtol=1e-6)
-    self.assertEqual(got.weight, T - ignored)
-    for grad, want_grad in zip(grads, want_grads, strict=True):
-      self.assertLess(plain.relative_error(grad, 3 * want_grad), 2e-6)
+    grad_fn = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    # Logits so large that exponentials overflow; targets that do not count.
+    for scale, ignored in itertools.product((1.0, 1e4), (0, 2)):
+      h, weight, target = make_args(scale=scale)
+      target = target.at[0, :ignored].set(-1)
+      (_, got), grads = grad_fn(h, weight, target)
+      want, want_grads = plain_grads(h, weight, target)
+      np.testing.assert_allclose(got.total, want, rtol=1e-6)
+      self.assertEqual(got.weight, T - ignored)
+      for grad, want_grad in zip(grads, want_grads, strict=True):
+        self.assertLess(plain.relative_error(grad, 3 * want_grad), 2e-6)
 
   @parameterized.product(chunk=[None, 4], vocab_first=[False, True])
   def test_padding_of_the_vocabulary_counts_nothing(self, chunk, vocab_first):
     h, weight, target = make_args()
     padded = jnp.pad(weight, ((0, 0), (0, 5)), constant_values=3.0)
 
-    def loss(h, weight, num_tokens=None):
+    def loss(h, weight):
       weight = weight.T if vocab_first else weight
       return losses.token_loss(
           *(h, weight, target),
           vocab_first=vocab_first,
           chunk=chunk,
-          num_tokens=num_tokens,
+          num_tokens=V,
       ).total
 
-    grad = jax.value_and_grad(loss, argnums=(0, 1))
-    want, (want_h, want_weight) = grad(h, weight)
-    got, (got_h, got_weight) = grad(h, padded, V)
+    want, (want_h, want_weight) = plain_grads(h, weight, target)
+    got, (got_h, got_weight) = jax.jit(jax.value_and_grad(loss, (0, 1)))(
+        h, padded
+    )
     np.testing.assert_allclose(got, want, rtol=1e-6)
     np.testing.assert_allclose(got_h, want_h, atol=1e-6)
     np.testing.assert_allclose(got_weight[:, :V], want_weight, atol=1e-6)

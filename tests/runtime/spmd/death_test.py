@@ -46,6 +46,17 @@ def poison(program):
 
 class DeathTest(parameterized.TestCase):
 
+  def test_without_a_death_sums_are_those_of_the_plain_model(self):
+    sums, spec = pipelines.undisturbed(), pipelines.make_spec()
+    self.assertLen(sums, 6)
+    self.assertLessEqual(pipelines.relative_error(sums, spec, 8), 1e-6)
+
+  def test_without_a_death_sums_have_the_bits_of_rows(self):
+    # As units are blocks, and every program is compiled alike.
+    want = pipelines.make_three().sums_of_rows()
+    self.assertLen(want, 6)
+    self.assertEmpty(pipelines.find_unequal(pipelines.undisturbed(), want))
+
   @parameterized.parameters(*samples.draw(_DEATHS, 5))
   def test_sums_keep_their_bits(self, victim, num_segments):
     want, made = pipelines.undisturbed(), pipelines.make_three()
@@ -84,6 +95,8 @@ class DeathTest(parameterized.TestCase):
       made.begin()
       made.advance()
       want, run = made.sums(), made.programs.runs[0]
+      error = pipelines.relative_error(want, made.spec, 4)
+      self.assertLessEqual(error, 1e-6)
       # What passes through a branch would be copied in each tick.
       text = run.program.segment.as_text().split("ENTRY")[0]
       heads = jax.tree.leaves(run.program.carry.kept.head)
@@ -174,11 +187,8 @@ class DeathTest(parameterized.TestCase):
     self.assertEmpty(pipelines.find_unequal({key: sums[key]}, {key: want[key]}))
 
   def test_a_death_of_a_node_that_has_taken_over(self):
-    made = pipelines.Pipelines(4, 4)
+    made, want = pipelines.make_four()
     with pipelines.quick_compilation():
-      made.begin()
-      made.advance()
-      want = made.sums()
       made.begin()
       made.advance(2)
       made.die(2)
@@ -194,11 +204,8 @@ class DeathTest(parameterized.TestCase):
   )
   def test_nodes_own_any_number_of_stages(self, victims, owners):
     """In steps before they died, and their replicas were made again."""
-    made = pipelines.Pipelines(4, 4)
+    made, want = pipelines.make_four()
     with pipelines.quick_compilation():
-      made.begin()
-      made.advance()
-      want = made.sums()
       made.begin(dead=victims[:-1])
       made.advance(3)
       made.die(victims[-1])

@@ -18,6 +18,7 @@ from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.schedule import scheduler
 from bamboo_jax.schedule import timeline as timeline_lib
+from tests import plain
 from tests import schedules
 
 BATCH = {
@@ -221,6 +222,34 @@ class Pipelines:
     ).rows
 
 
+@functools.cache
+def plain_model(name, prng):
+  return plain.PlainModel(make_spec(name, prng=prng))
+
+
+def relative_error(sums, spec, num_microbatches):
+  """Returns how far sums are from gradients of the plain model."""
+  want, loss, weight = plain_model(spec.model.name, spec.prng).grads(
+      initial_layers(spec),
+      microbatch,
+      step=STEP,
+      microbatches=range(num_microbatches),
+  )
+  grads, total = {}, np.zeros(2)
+  for part in sums.values():
+    for name, layer in part.grads.items():
+      zero = jax.tree.map(np.zeros_like, layer)
+      grads[name] = jax.tree.map(np.add, grads.get(name, zero), layer)
+    if part.loss is not None:
+      total = total + part.loss
+  np.testing.assert_allclose(total, [loss, weight], rtol=1e-5)
+  for layer in spec.model.layers:  # Copies are summed in a later phase.
+    for tie in layer.ties:
+      both = grads[layer.name][tie.param] + grads[tie.layer][tie.layer_param]
+      grads[layer.name][tie.param] = grads[tie.layer][tie.layer_param] = both
+  return plain.relative_error(grads, {name: want[name] for name in grads})
+
+
 def find_unequal(got, want):
   """Returns the keys whose bits differ."""
   same = lambda a, b: np.asarray(a).tobytes() == np.asarray(b).tobytes()
@@ -250,3 +279,13 @@ def undisturbed():
   made.begin()
   made.advance()
   return made.sums()
+
+
+@functools.cache
+def make_four():
+  """Returns a pipeline of four stages, and its sums if nobody dies."""
+  made = Pipelines(4, 4)
+  with quick_compilation():
+    made.begin()
+    made.advance()
+  return made, made.sums()

@@ -10,7 +10,9 @@ survivors with the same holdings are planned once.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import itertools
+import operator
 import random
+from typing import NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax.schedule import costs as costs_lib
@@ -25,8 +27,7 @@ from tests import schedules
 from tests.schedule.verify import cuts as cuts_lib
 
 
-@dataclasses.dataclass(frozen=True)
-class Tally:
+class Tally(NamedTuple):
   """Counts of checked cases.
 
   Attributes:
@@ -45,21 +46,12 @@ class Tally:
   second_lost: int = 0
 
   def __add__(self, other: "Tally") -> "Tally":
-    return Tally(
-        *(
-            a + b
-            for a, b in zip(
-                dataclasses.astuple(self),
-                dataclasses.astuple(other),
-                strict=True,
-            )
-        )
-    )
+    return Tally(*map(operator.add, self, other))
 
   def __str__(self) -> str:
     return ", ".join(
         f"{value} {name.replace('_', ' ')}"
-        for name, value in dataclasses.asdict(self).items()
+        for name, value in self._asdict().items()
     )
 
 

@@ -1,26 +1,38 @@
 """Real processes that come, die, and connect with each other.
 
-Takes some seconds, as every node is a process that imports JAX.
+The nodes are forked from a process that has imported JAX.
 """
 
-import json
+import multiprocessing
+from multiprocessing import connection
+from multiprocessing import process as process_lib
 import os
 import pathlib
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from typing import NamedTuple
 from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.runtime.spmd.processes import private_jax
+from tests import coordination_worker
 from tests import strangers
 
 _ROOT = pathlib.Path(__file__).resolve().parents[4]
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload([coordination_worker.__name__])
+
+
+class Node(NamedTuple):
+  """A process, and our end of the pipe over which it is told what to do."""
+
+  process: process_lib.BaseProcess
+  pipe: connection.Connection
 
 
 class NodesTest(parameterized.TestCase):
@@ -29,49 +41,36 @@ class NodesTest(parameterized.TestCase):
     super().setUp()
     self.nodes, self.addresses, self.attempt = {}, {}, 0
 
-  def start(self, *numbers, arguments=()):
+  def start(self, *numbers, **options):
     """Starts nodes, and waits until they are there."""
     for number in numbers:
-      self.nodes[number] = subprocess.Popen(
-          [
-              sys.executable,
-              "-m",
-              "tests.coordination_worker",
-              str(number),
-              *arguments,
-          ],
-          cwd=_ROOT,
-          env={**os.environ, "JAX_PLATFORMS": "cpu"},
-          stdin=subprocess.PIPE,
-          stdout=subprocess.PIPE,
-          text=True,
+      ours, theirs = _CONTEXT.Pipe()
+      process = _CONTEXT.Process(
+          target=coordination_worker.live, args=(number, theirs), kwargs=options
       )
-      self.addCleanup(self.nodes[number].communicate)
-      self.addCleanup(self.nodes[number].kill)
+      process.start()
+      theirs.close()  # So its end is heard.
+      self.addCleanup(process.join)
+      self.addCleanup(process.kill)
+      self.nodes[number] = Node(process, ours)
     for number in numbers:
-      self.addresses[number] = self.hear(self.nodes[number])
+      self.addresses[number] = self.nodes[number].pipe.recv()
 
   def kill(self, number):
-    self.nodes[number].send_signal(signal.SIGKILL)
-    self.nodes.pop(number).wait()
+    process, _ = self.nodes.pop(number)
+    process.kill()
+    process.join()
 
   def tell(self, **task):
     self.attempt += 1
     task |= {"addresses": self.addresses, "attempt": self.attempt}
-    for process in self.nodes.values():
-      process.stdin.write(json.dumps(task) + "\n")
-      process.stdin.flush()
-
-  def hear(self, process):
-    for line in process.stdout:  # Gloo prints there, too.
-      if line.startswith("said "):
-        return json.loads(line.removeprefix("said "))
-    raise AssertionError(f"a node ended with {process.wait()}")
+    for node in self.nodes.values():
+      node.pipe.send(task)
 
   def work(self, **task):
     """Returns what all say after a task; none may fail."""
     self.tell(**task)
-    said = {n: self.hear(process) for n, process in self.nodes.items()}
+    said = {n: node.pipe.recv() for n, node in self.nodes.items()}
     for n, words in said.items():
       self.assertIsNone(words["error"], msg=f"node {n}")
     return said
@@ -80,12 +79,12 @@ class NodesTest(parameterized.TestCase):
     return {n: words["value"] for n, words in self.work(**task).items()}
 
   def test_a_peer_was_killed_and_another_comes(self):
-    self.start(0, 1, 2, arguments=["--apart"])
+    self.start(0, 1, 2, is_apart=True)
     values = self.values(ring=[0, 1, 2])
     self.assertEqual(values, {0: 5.0, 1: 3.0, 2: 6.0})
     self.kill(2)
     self.tell(ring=[0, 1, 2])
-    said = [self.hear(process) for process in self.nodes.values()]
+    said = [node.pipe.recv() for node in self.nodes.values()]
     self.assertTrue(any(words["error"] for words in said))
     self.start(8190)  # The last that can come, and another kind of node.
     meetings = [[0, 8190], [1, 0], [8190, 1], [0, 1, 8190]]
@@ -103,24 +102,22 @@ class NodesTest(parameterized.TestCase):
     self.kill(2)
     begin_secs = time.monotonic()
     self.tell(ring=[], meetings=[[0, 1, 2]], lost=[2])
-    for process in self.nodes.values():
-      self.assertIn("cannot connect", self.hear(process)["error"])
+    for node in self.nodes.values():
+      self.assertIn("cannot connect", node.pipe.recv()["error"])
     self.assertLess(time.monotonic() - begin_secs, 20)  # Gloo waits for 30 s.
     self.assertEqual(self.values(ring=[0, 1], meetings=[[0, 1]])[0], 3.0)
 
-  @parameterized.parameters((), "--ipv6")
-  def test_nobody_waits_for_one_that_was_lost_while_it_connected(
-      self, *network
-  ):
-    self.start(0, 1, 2, arguments=network)
+  @parameterized.parameters("127.0.0.1", "::1")
+  def test_nobody_waits_for_one_that_was_lost_while_it_connected(self, host):
+    self.start(0, 1, 2, host=host)
     for nodes in ([0, 1, 2], [1, 2, 0], [2, 0, 1]):  # Who calls whom differs.
       # Node 0 has all addresses, and waits for one of those who have given up.
       self.tell(
           ring=[], meetings=[nodes], unheard={1: [2]}, parts=[[0, 1], [2]]
       )
       begin_secs = time.monotonic()
-      for process in self.nodes.values():
-        self.assertRegex(self.hear(process)["error"], "Gloo|cannot connect")
+      for node in self.nodes.values():
+        self.assertRegex(node.pipe.recv()["error"], "Gloo|cannot connect")
       self.assertLess(time.monotonic() - begin_secs, 20)
     self.assertEqual(self.values(ring=[0, 1])[0], 3.0)
 
@@ -130,7 +127,7 @@ class NodesTest(parameterized.TestCase):
     if not have_one_folder:
       folders[1] = self.enter_context(tempfile.TemporaryDirectory())
     for number, path in zip((0, 3), folders, strict=True):
-      self.start(number, arguments=[path])
+      self.start(number, folder=path)
     said = self.work(ring=[0, 3])
     counts = [words["num_compiled"] for words in said.values()]
     self.assertEqual(sum(counts), 1 if have_one_folder else 2)
