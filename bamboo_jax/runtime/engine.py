@@ -7,7 +7,7 @@ of them. Nodes of other processes are driven there in the same way; links and
 sums connect them.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -167,13 +167,6 @@ class Engine:
     for number, node in self.nodes.items():
       for stage in [s for s in node.state if (number, s) not in keeps]:
         del node.state[stage]
-
-  def drain(self, alive: Collection[base.NodeId]) -> None:
-    """Drops transfers not yet received, and connections to dead nodes.
-
-    Numbers of nodes are never reused.
-    """
-    self.links.drain(alive)
 
   def kill(self, number: base.NodeId) -> None:
     """Deletes a node and its arrays, as its death would."""
