@@ -214,19 +214,18 @@ def init_layers(
       the seed.
   """
   layers = {}
+  draw = functools.partial(
+      spec.model.init_layer, seed=spec.seed, batch_shapes=spec.batch
+  )
   for index, name in enumerate(spec.names, start=spec.first):
     if initial is None:
-      variables = spec.model.init_layer(
-          index, seed=spec.seed, batch_shapes=spec.batch
-      )
+      variables = draw(index)
     else:
       variables = initial(name)
       known, params = spec.state.params[name], variables.params
       if known.keys() - params.keys():  # Weights of a model without adapters.
-        drawn = spec.model.init_layer(
-            index, seed=spec.seed, batch_shapes=spec.batch
-        )
-        variables = variables.replace(params={**drawn.params, **params})
+        params = {**draw(index).params, **params}
+        variables = variables.replace(params=params)
     layer = spec.model.layers[index]
     trained = _drop_frozen(layer, variables.params)
     slots = jax.jit(spec.optimizer.init)(trained)  # One program.
