@@ -119,7 +119,7 @@ class TlsEndpoint:
       ) from error
     self._listener.setsockopt(*_SEGMENTS)  # Accepted sockets inherit that.
     port = self._listener.getsockname()[1]
-    self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    self.address = addresses.render(host, port)
 
   def accept(self) -> socket.socket:
     """See `Endpoint`."""
