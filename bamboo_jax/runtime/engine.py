@@ -24,7 +24,7 @@ from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.stage import array_store as store_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import links as links_lib
-from bamboo_jax.runtime.wire import ordered_sum
+from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Owners = Sequence[Sequence[base.NodeId]]  # By pipeline and stage.
@@ -84,7 +84,7 @@ class Engine:
       replicas: upkeep_lib.Protection | None = None,
       mesh: tuple[int, int] = (1, 1),
       cache: program_cache.ProgramCache | None = None,
-      exchange: ordered_sum.Exchange | None = None,
+      exchange: transport_lib.Transport | None = None,
   ) -> None:
     """Makes the nodes that own stages; compiles nothing yet.
 

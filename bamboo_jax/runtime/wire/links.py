@@ -16,7 +16,7 @@ from bamboo_jax import base
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import mesh as mesh_lib
-from bamboo_jax.runtime.wire import ordered_sum
+from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
@@ -71,7 +71,7 @@ class SocketLink:
 
   def __init__(
       self,
-      exchange: ordered_sum.Exchange,
+      exchange: transport_lib.Transport,
       channel: channel_lib.Channel,
       *,
       like: base.PyTree,
@@ -83,7 +83,9 @@ class SocketLink:
     self._name = str(channel)
     self._shapes, self._structure = jax.tree.flatten(like)
     shardings = jax.tree.leaves(to)
-    on_mesh = [*map(_is_mesh, shardings)] == [True] * len(self._shapes)
+    on_mesh = len(shardings) == len(self._shapes) and all(
+        isinstance(one, jax.sharding.NamedSharding) for one in shardings
+    )
     self._shardings = shardings if on_mesh else None
 
   def send(self, value: base.PyTree) -> None:
@@ -132,7 +134,7 @@ class Links:
 
   specs: Sequence[spec_lib.StageSpec]
   refresh: str
-  exchange: ordered_sum.Exchange | None
+  exchange: transport_lib.Transport | None
   find_compute: Callable[[base.NodeId], places.Place | None]
   _links: dict[channel_lib.Channel, Link] = dataclasses.field(
       init=False, default_factory=dict
@@ -207,7 +209,3 @@ class Links:
         _, layer, param = channel.key
         return spec.accumulator.grads[str(layer)][param]
     raise AssertionError(channel)
-
-
-def _is_mesh(place: base.PyTree) -> bool:
-  return isinstance(place, jax.sharding.NamedSharding)

@@ -34,7 +34,7 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.runtime.spmd.processes import coordination
 from bamboo_jax.runtime.spmd.processes import private_jax
-from bamboo_jax.runtime.wire import ordered_sum
+from bamboo_jax.runtime.wire import transport as transport_lib
 
 _KEYS = "cpu:gloo/"  # Followed by the devices, "/", and a rank.
 _LEAST_SECS, _MOST_SECS = 0.001, 0.02  # Between two looks at the service.
@@ -53,7 +53,7 @@ class Rendezvous:
   def __init__(
       self,
       number: base.NodeId,
-      exchange: ordered_sum.Exchange,
+      exchange: transport_lib.Transport,
       *,
       is_lost: Callable[[base.NodeId], bool],
   ) -> None:
