@@ -131,6 +131,11 @@ class StageSpec:
         for u in units_lib.split(names, self.first, self.last, self.unit)
     )
 
+  @property
+  def single_layers(self) -> tuple["StageSpec", ...]:
+    """Each layer of the stage, in order, as a stage of one unit."""
+    return dataclasses.replace(self, unit="layer").units
+
   @functools.cached_property
   def kind(self) -> Hashable:
     """A key that is equal for stages that differ only in names and indices."""
