@@ -179,10 +179,12 @@ class Engine:
     ]
     alone = all(n.device != node.device for n in self.nodes.values())
     # On a shared device the buffers may be those of another node.
-    node.destroy(delete=alone)
     if alone:
       sums = [t.pop(node.device, None) for t in results.totals.values()]
-      store_lib.delete_arrays([sums, received])
+      state = [*node.state.values()]
+      store_lib.delete_arrays([sums, received, state, node.store.arrays()])
+    node.state.clear()
+    node.store.clear()
 
   def set_state(self, layers: Mapping[str, spec_lib.LayerState]) -> None:
     """Gives every node a copy of the state of its layers."""

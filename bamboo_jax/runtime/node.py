@@ -223,13 +223,6 @@ class Node:
     self.state[stage] = jax.device_put(state, where, may_alias=False)
     self.store.copies.pop(stage, None)  # Cast from the former state.
 
-  def destroy(self, *, delete: bool) -> None:
-    """Drops everything; `delete` frees the arrays at once."""
-    if delete:
-      store_lib.delete_arrays([list(self.state.values()), self.store.arrays()])
-    self.state.clear()
-    self.store.clear()
-
   def _cast(self, stage: base.StageId) -> spec_lib.StageState:
     """Returns the state as passes read it, the same for all of a step."""
     copies = self.store.copies
