@@ -155,9 +155,10 @@ def _find_program(
   """Returns the program that adds `count` terms from left to right."""
   place = jax.sharding.SingleDeviceSharding(device)
   term = jax.ShapeDtypeStruct((size,), jnp.float32, sharding=place)
-  return _add.lower([term] * count).compile()
+  return add.lower([term] * count).compile()
 
 
 @jax.jit
-def _add(terms: list[jax.Array]) -> jax.Array:
+def add(terms: list[jax.Array]) -> jax.Array:
+  """Returns the sum of arrays of one shape, added from left to right."""
   return functools.reduce(operator.add, terms)
