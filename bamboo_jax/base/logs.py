@@ -20,7 +20,9 @@ def use(node: str) -> None:
   """
   handler = logging.get_absl_handler()
   handler.setFormatter(_Formatter(node))
-  handler.addFilter(_is_wanted)
+  handler.addFilter(
+      lambda r: r.name == "absl" or r.levelno >= std_logging.WARNING
+  )
 
 
 def note_step(step: int) -> None:
@@ -32,10 +34,6 @@ def note_step(step: int) -> None:
 def last_step() -> int:
   """Returns the number of the last `note_step`."""
   return _step
-
-
-def _is_wanted(record: std_logging.LogRecord) -> bool:
-  return record.name == "absl" or record.levelno >= std_logging.WARNING
 
 
 class _Formatter(std_logging.Formatter):

@@ -97,21 +97,18 @@ class RunIdentity:
     found = {key: meta.get(key) for key in wanted}
     differences = _differences(found, wanted)
     if differences:
-      options = self._find_options(meta.get("config", {}))
+      there = meta.get("config", {})
+      options = [
+          f"config.{key} is {there[key]!r} there, {here!r} here"
+          for key, here in self.config.items()
+          if key.startswith(_IDENTIFYING) and there.get(key, here) != here
+      ]
       raise base.CheckpointError(
           f"The checkpoint of step {step} in {where} is of another run: "
           f"{'; '.join((options or differences)[:3])}. Choose another workdir, "
           "or the former config."
       )
     return self._find_changes(meta)
-
-  def _find_options(self, there: Mapping[str, Any]) -> list[str]:
-    """Returns the options that differ and may make it another run."""
-    return [
-        f"config.{key} is {there[key]!r} there, {here!r} here"
-        for key, here in self.config.items()
-        if key.startswith(_IDENTIFYING) and there.get(key, here) != here
-    ]
 
   def _describe(self) -> dict[str, Any]:
     described = dataclasses.asdict(self)

@@ -127,12 +127,10 @@ class Writer:
     names = self._model.model.layer_names
     if step == 0:
       states: dict[str, Any] = {}
+      units = self._model.single_layers
       for index in map(names.index, layers):
-        one = dataclasses.replace(
-            self._model, first=index, last=index + 1, unit="layer"
-        )
         states |= spec_lib.init_layers(
-            one, self._weights.read if self._weights else None
+            units[index], self._weights.read if self._weights else None
         )
       return states
     shapes = spec_lib.split_layers(self._model.state)

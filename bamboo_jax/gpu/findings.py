@@ -251,7 +251,9 @@ def _kernel_secs(
     library: str | None,
     gpu: machines.Machine,
 ) -> float:
-  dtypes = {s.dtype for n in step.what.operands for s in _of(step, n)}
+  dtypes = {
+      s.dtype for n in step.what.operands for s in step.where.shapes_of(n)
+  }
   peak = gpu.flops_per_sec
   if not dtypes & {"bf16", "f16"}:
     peak /= 2  # Of float32, which XLA rounds to 19 bits.
@@ -265,15 +267,11 @@ def _kernel_secs(
   return max(num_bytes / rate, flops / (peak * share)) + _LAUNCH_SECS
 
 
-def _of(step: _Step, name: str) -> list[hlo.HloShape]:
-  return list(step.where.shapes_of(name))
-
-
 def _moved_bytes(module: hlo.Module, step: _Step) -> int:
   """Returns the bytes on the device that a kernel reads and writes."""
   what = step.what
   read = lambda shapes: sum(s.num_bytes for s in shapes if not s.is_on_host)
-  sizes = {n: read(_of(step, n)) for n in what.operands}
+  sizes = {n: read(step.where.shapes_of(n)) for n in what.operands}
   written = read(what.shapes)
   if "__cublas" in what.text:  # The last result is scratch memory.
     written = read(what.shapes[:1])
@@ -339,7 +337,7 @@ def _find_copies(
     what = step.what
     if what.opcode in _FREE or what.opcode.endswith("-done"):
       continue
-    sides = [s for n in what.operands for s in _of(step, n)]
+    sides = [s for n in what.operands for s in step.where.shapes_of(n)]
     if not any(s.is_on_host for s in (*sides, *what.shapes)):
       continue
     num_bytes = _copied_bytes(what, sides)

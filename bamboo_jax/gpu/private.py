@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-_PLUGINS = ("jax_cuda12_plugin", "jax_plugins.xla_cuda12")
+_PLUGINS = ("jax_cuda12_plugin", "jax_plugins")
 # Functions of LLVM that programs need, from a wheel or from CUDA.
 _LIBDEVICE = "nvvm/libdevice/libdevice.10.bc"
 _CUDA = "/usr/local/cuda"
@@ -24,7 +24,7 @@ _CUDNN_VERSION = 91000
 
 def find_reason() -> str | None:
   """Returns an obstacle to compiling for GPUs; None if there is none."""
-  if not _has_plugin():
+  if not all(map(importlib.util.find_spec, _PLUGINS)):
     return f"the plugin of JAX for GPUs is not installed: {_EXTRA}"
   import jax_cuda12_plugin.version as plugin
 
@@ -48,10 +48,6 @@ def _find_cuda() -> list[str]:
   nvidia = importlib.util.find_spec("nvidia")
   places = nvidia.submodule_search_locations or () if nvidia else ()
   return [*(f"{place}/cuda_nvcc" for place in places), _CUDA]
-
-
-def _has_plugin() -> bool:
-  return all(importlib.util.find_spec(name.split(".")[0]) for name in _PLUGINS)
 
 
 def _modules() -> tuple[Any, Any, Any]:

@@ -7,8 +7,9 @@ parameters and dropout under every partition and on every node:
   dropout     seed, step, microbatch (of the global batch), index of the layer
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import dataclasses
+import functools
 import math
 import random
 from typing import Any
@@ -175,7 +176,9 @@ class Model:
       read = _read(layer, batch)
       case = (layer.kind, _hashable((inputs, read)))
       if case not in traced:
-        traced[case] = jax.eval_shape(_init_and_apply(layer), key, inputs, read)
+        traced[case] = jax.eval_shape(
+            functools.partial(_init_and_apply, layer), key, inputs, read
+        )
       variables, outputs = traced[case]
       shapes.append((inputs, variables))
       inputs = outputs
@@ -244,17 +247,17 @@ def text_sample(length: int) -> dict[str, jax.ShapeDtypeStruct]:
   return {"inputs": tokens, "targets": tokens}
 
 
-def _init_and_apply(layer: linen.LinenLayer) -> Callable[..., base.PyTree]:
-  def run(
-      key: jax.Array, inputs: base.PyTree, batch: layer_lib.Batch
-  ) -> tuple[layer_lib.Variables, base.PyTree]:
-    variables = layer.init(key, inputs, batch)
-    outputs, _ = layer.apply(
-        variables.params, variables.stats, inputs, batch, key=None, train=False
-    )
-    return variables, outputs
-
-  return run
+def _init_and_apply(
+    layer: linen.LinenLayer,
+    key: jax.Array,
+    inputs: base.PyTree,
+    batch: layer_lib.Batch,
+) -> tuple[layer_lib.Variables, base.PyTree]:
+  variables = layer.init(key, inputs, batch)
+  outputs, _ = layer.apply(
+      variables.params, variables.stats, inputs, batch, key=None, train=False
+  )
+  return variables, outputs
 
 
 def _read(layer: linen.LinenLayer, batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ of them. Nodes of other processes are driven there in the same way; links and
 sums connect them.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -24,7 +24,7 @@ from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.stage import array_store as store_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import links as links_lib
-from bamboo_jax.runtime.wire import ordered_sum
+from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Owners = Sequence[Sequence[base.NodeId]]  # By pipeline and stage.
@@ -84,7 +84,7 @@ class Engine:
       replicas: upkeep_lib.Protection | None = None,
       mesh: tuple[int, int] = (1, 1),
       cache: program_cache.ProgramCache | None = None,
-      exchange: ordered_sum.Exchange | None = None,
+      exchange: transport_lib.Transport | None = None,
   ) -> None:
     """Makes the nodes that own stages; compiles nothing yet.
 
@@ -168,13 +168,6 @@ class Engine:
       for stage in [s for s in node.state if (number, s) not in keeps]:
         del node.state[stage]
 
-  def drain(self, alive: Collection[base.NodeId]) -> None:
-    """Drops transfers not yet received, and connections to dead nodes.
-
-    Numbers of nodes are never reused.
-    """
-    self.links.drain(alive)
-
   def kill(self, number: base.NodeId) -> None:
     """Deletes a node and its arrays, as its death would."""
     node, results = self.nodes.pop(number), self.results
@@ -186,10 +179,12 @@ class Engine:
     ]
     alone = all(n.device != node.device for n in self.nodes.values())
     # On a shared device the buffers may be those of another node.
-    node.destroy(delete=alone)
     if alone:
       sums = [t.pop(node.device, None) for t in results.totals.values()]
-      store_lib.delete_arrays([sums, received])
+      state = [*node.state.values()]
+      store_lib.delete_arrays([sums, received, state, node.store.arrays()])
+    node.state.clear()
+    node.store.clear()
 
   def set_state(self, layers: Mapping[str, spec_lib.LayerState]) -> None:
     """Gives every node a copy of the state of its layers."""

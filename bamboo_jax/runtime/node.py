@@ -179,17 +179,18 @@ class Node:
         return self._token
       case Op.BACKWARD:
         return self._backward(instruction)
-      case Op.SEND_ACTIVATION:
-        return self._send(instruction, store.send(store.activations, key))
-      case Op.SEND_GRAD:
-        return self._send(instruction, store.send(store.grads, key))
-      case Op.RECV_ACTIVATION:
-        store.activations[key] = self._receive(instruction)
-        return store.activations[key]
-      case Op.RECV_GRAD:
-        store.grads[key] = self._receive(instruction)
-        return store.grads[key]
-    raise AssertionError(instruction)
+    # A transfer.
+    is_grad = instruction.op in (Op.SEND_GRAD, Op.RECV_GRAD)
+    arrays = store.grads if is_grad else store.activations
+    link = self.find_link(instruction)
+    if instruction.is_send:
+      value = store.send(arrays, key)
+      link.send(value)
+      return value
+    arrays[key] = link.receive()
+    if not isinstance(link, links_lib.LocalLink):
+      self._clock.catch_up()
+    return arrays[key]
 
   def evaluate(
       self, stage: base.StageId, inputs: base.PyTree, batch: base.PyTree
@@ -221,13 +222,6 @@ class Node:
     where = places.of_state(self.device, state, model)
     self.state[stage] = jax.device_put(state, where, may_alias=False)
     self.store.copies.pop(stage, None)  # Cast from the former state.
-
-  def destroy(self, *, delete: bool) -> None:
-    """Drops everything; `delete` frees the arrays at once."""
-    if delete:
-      store_lib.delete_arrays([list(self.state.values()), self.store.arrays()])
-    self.state.clear()
-    self.store.clear()
 
   def _cast(self, stage: base.StageId) -> spec_lib.StageState:
     """Returns the state as passes read it, the same for all of a step."""
@@ -297,20 +291,9 @@ class Node:
       self.store.grads[holdings_lib.input_of((stage, microbatch))] = grad_inputs
     return self._token  # Not the sums: the next pass donates them.
 
-  def _send(self, instruction: Instruction, value: base.PyTree) -> base.PyTree:
-    self.find_link(instruction).send(value)
-    return value
-
   def find_link(self, instruction: Instruction) -> links_lib.Link:
     """Returns the link of a transfer of this node."""
     return self._links.find(self.node, instruction)
-
-  def _receive(self, instruction: Instruction) -> base.PyTree:
-    link = self.find_link(instruction)
-    value = link.receive()
-    if not isinstance(link, links_lib.LocalLink):
-      self._clock.catch_up()
-    return value
 
   def _spend(self, ms: float, instruction: Instruction) -> None:
     """Lets a pass take at least `ms`, or what its jitter makes of that."""

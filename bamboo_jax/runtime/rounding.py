@@ -39,13 +39,11 @@ def describe() -> dict[str, Any]:
     found["threads"] = key.count_threads()
   versions = {name: metadata.version(name) for name in _PACKAGES}
   found |= {f"versions.{name}": version for name, version in versions.items()}
-  settings = {name: _plain(getattr(jax.config, name)) for name in _SETTINGS}
+  settings = {name: getattr(jax.config, name) for name in _SETTINGS}
+  # Some are enums.
+  settings = {k: getattr(v, "value", v) for k, v in settings.items()}
   settings |= {name: os.environ.get(name) for name in _VARIABLES}
   flags = sorted(set(os.environ.get("XLA_FLAGS", "").split()))
   flags = [flag for flag in flags if not flag.startswith(_NUM_DEVICES)]
   settings["XLA_FLAGS"] = " ".join(flags)
   return found | {f"environment.{k}": v for k, v in settings.items()}
-
-
-def _plain(value: Any) -> Any:
-  return getattr(value, "value", value)  # Some are enums.

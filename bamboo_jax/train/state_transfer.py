@@ -11,7 +11,7 @@ import jax
 from bamboo_jax import base
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.runtime.wire import ordered_sum
+from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train.members import cohort as cohort_lib
 
@@ -36,7 +36,7 @@ class StateTransfer:
     self.fetched_for = -1
 
   @property
-  def _exchange(self) -> ordered_sum.Exchange:
+  def _exchange(self) -> transport_lib.Transport:
     assert self._engine.exchange is not None, "All nodes are in this process."
     return self._engine.exchange
 

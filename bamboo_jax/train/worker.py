@@ -299,7 +299,7 @@ class Worker:
       )
     known = {*state.damaged, *(d for s in statuses.values() for d in s.damaged)}
     state.damaged = tuple(sorted(known))
-    self.engine.drain(cohort.view.numbers | cohort.newest.numbers)
+    self.engine.links.drain(cohort.view.numbers | cohort.newest.numbers)
     have_gone_back = agreement.rollbacks > state.rollbacks
     state.catch_up(agreement, commit=lambda: self._commit({}))
     if have_gone_back:  # The others have; this member missed it.

@@ -53,6 +53,7 @@ class Gpt2Shape:
     vocab_multiple: The rows of embedding and head are padded to a multiple of
       this, as meshes need it. Rows beyond `vocab_size` count nothing and are
       not exported. None: no padding.
+    documents: Whether attention and positions keep documents of a sample apart.
     lora_rank: This and the next two are those of `lora.LoraShape`.
   """
 

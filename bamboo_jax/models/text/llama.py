@@ -51,13 +51,7 @@ class LlamaShape:
     dtype: "float32" or "bfloat16".
     attention: Kernel of `jax.nn.dot_product_attention`, "xla" or "cudnn" (on
       GPUs); None: on GPUs cuDNN's where it can, else "xla".
-    loss_chunk: Vocabulary entries whose logits are in memory at a time, to save
-      memory. None: all.
-    vocab_multiple: The rows of embedding and head are padded to a multiple of
-      this, as meshes need it. Rows beyond `vocab_size` count nothing and are
-      not exported. None: no padding.
-    documents: As of `gpt2.Gpt2Shape`.
-    lora_rank: This and the next two are those of `lora.LoraShape`.
+    loss_chunk: This and the options below it are those of `gpt2.Gpt2Shape`.
   """
 
   num_blocks: int

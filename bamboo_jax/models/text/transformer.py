@@ -20,7 +20,7 @@ def make_model(
     name: str,
     shape: Any,
     *functions: Callable[..., base.PyTree],
-    batch_keys: tuple[tuple[str, ...], ...] = (("inputs",), (), ("targets",)),
+    batch_keys: tuple[tuple[str, ...], ...],
     tied: bool,
 ) -> model_lib.Model:
   """Returns a model of text; the halves of a block are separate layers.

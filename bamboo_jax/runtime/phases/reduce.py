@@ -25,9 +25,7 @@ With one share on each of D devices, a device sends 2 (D - 1) / D gradients.
 """
 
 from collections.abc import Mapping, Sequence
-import functools
 import itertools
-import operator
 
 import jax
 import numpy as np
@@ -52,7 +50,7 @@ def compile_ties(engine: engine_lib.Engine, node: node_lib.Node) -> None:
     named = {copy.param: np.zeros(like.shape, like.dtype)}
     where = places.of_state(node.device, named, engine.specs[0].model.name)
     zeros = jax.device_put(named, where)[copy.param]
-    _add_copies([zeros] * len(group))  # The first call compiles.
+    ordered_sum.add([zeros] * len(group))  # The first call compiles.
 
 
 def tie(engine: engine_lib.Engine) -> None:
@@ -92,17 +90,12 @@ def _tie_group(
   for copy in group:
     if (node := row[copy.stage]) in nodes:
       grads = held[copy.stage, share].grads
-      total = _add_copies([parts[node, c] for c in group])
+      total = ordered_sum.add([parts[node, c] for c in group])
       layer = {**grads[copy.layer], copy.param: total}
       held[copy.stage, share] = held[copy.stage, share].replace(
           grads={**grads, copy.layer: layer}
       )
   return held
-
-
-@jax.jit
-def _add_copies(parts: list[jax.Array]) -> jax.Array:
-  return functools.reduce(operator.add, parts)
 
 
 def _transfers(

@@ -15,8 +15,6 @@ commit. Frozen parameters never change, so they are not sent.
 A death before 4 leaves both with the state before the step.
 """
 
-from collections.abc import Sequence
-
 import jax
 import numpy as np
 
@@ -49,9 +47,10 @@ def refresh(engine: engine_lib.Engine, scale: float) -> int:
       if owner not in nodes and shadow not in nodes:
         continue
       units, parts = engine.specs[stage].units, []
-      channels = _find_channels(engine.specs, stage, owner, shadow)
-      for unit, channel in zip(units, channels, strict=True):
-        link = engine.links.get(channel)
+      for number, unit in enumerate(units):
+        link = engine.links.get(
+            channel_lib.Channel("refresh", (owner, shadow), (stage, number))
+        )
         if owner in nodes:
           part = spec_lib.to_unit(values[stage, owner], unit)
           if sends_state:
@@ -72,18 +71,6 @@ def refresh(engine: engine_lib.Engine, scale: float) -> int:
   else:
     results.received = received
   return num_bytes
-
-
-def _find_channels(
-    specs: Sequence[spec_lib.StageSpec],
-    stage: base.StageId,
-    owner: base.NodeId,
-    shadow: base.NodeId,
-) -> list[channel_lib.Channel]:
-  """Returns the channels that refresh a replica, one per unit."""
-  units = range(len(specs[stage].units))
-  ends = (owner, shadow)
-  return [channel_lib.Channel("refresh", ends, (stage, unit)) for unit in units]
 
 
 def apply(engine: engine_lib.Engine, scale: float) -> None:

@@ -9,7 +9,6 @@ scores.
 """
 
 from collections.abc import Callable, Iterator
-import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -106,8 +105,7 @@ def largest_product(jaxpr: Jaxpr) -> int:
 def layer_flops(spec: spec_lib.StageSpec) -> dict[str, int]:
   """Returns the operations of each layer's forward pass, one microbatch."""
   seen, flops = {}, {}
-  for index in range(spec.first, spec.last):
-    one = dataclasses.replace(spec, first=index, last=index + 1, unit="layer")
+  for one in spec.single_layers:
     (layer,) = one.layers
     kind = layer.kind, str(one.inputs)
     if kind not in seen:

@@ -7,7 +7,6 @@ by round numbers for the device, so every machine gets the same plan.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-import dataclasses
 import itertools
 import operator
 import statistics
@@ -184,12 +183,7 @@ def _parts(spec: spec_lib.StageSpec) -> tuple[spec_lib.StageSpec, ...]:
   In the latter case stages follow from the costs, so they cannot be measured
   first.
   """
-  return _layers_of(spec) if spec.unit == "stage" else spec.units
-
-
-def _layers_of(unit: spec_lib.StageSpec) -> tuple[spec_lib.StageSpec, ...]:
-  """Returns each layer of a unit as a unit of one layer."""
-  return dataclasses.replace(unit, unit="layer").units
+  return spec.single_layers if spec.unit == "stage" else spec.units
 
 
 def _share_out(unit: _Costs, layers: Sequence[_Costs]) -> list[_Costs]:
@@ -243,7 +237,7 @@ def _layer_costs(
           slot_bytes=spec_lib.nbytes(layer.state.slots),
           activation_bytes=spec_lib.nbytes(layer.outputs),
       )
-      for layer, cost in zip(_layers_of(unit), costs, strict=True)
+      for layer, cost in zip(unit.single_layers, costs, strict=True)
   ]
 
 
@@ -326,7 +320,7 @@ def _estimate_layers(
 ) -> list[_Costs]:
   """Returns the costs of the layers of a unit, each compiled alone."""
   costs = []
-  for layer in _layers_of(unit):
+  for layer in unit.single_layers:
     programs = programs_lib.KindPrograms(layer)
     names = ("forward", "backward", "update", "norms")
     times = [rates.pass_ms(programs, name) for name in names]

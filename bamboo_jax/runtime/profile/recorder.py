@@ -78,7 +78,7 @@ class Recorder:
     for watch in self._watches.values():
       watch.wait()
     # Before `take`, so that none ends unseen in between.
-    left = [watch for watch in self._forgotten if watch.is_running]
+    left = [watch for watch in self._forgotten if watch.thread.is_alive()]
     measured = []
     for watch in [*self._watches.values(), *self._forgotten]:
       measured += watch.take()
@@ -90,7 +90,7 @@ class Recorder:
     for watch in self._watches.values():
       watch.end()
     for watch in [*self._watches.values(), *self._forgotten]:
-      watch.join()
+      watch.thread.join()
 
 
 class _Watch:
@@ -103,10 +103,10 @@ class _Watch:
     self._measured: list[MeasuredInstruction] = []
     self.round = 0  # Counts calls of `Recorder.forgive`.
     self._error: tuple[int, Exception] | None = None
-    self._thread = threading.Thread(
+    self.thread = threading.Thread(
         target=self._watch, name=f"watch-{node}", daemon=True
     )
-    self._thread.start()
+    self.thread.start()
 
   def add(self, instruction: Instruction, result: Any) -> None:
     now = time.perf_counter()
@@ -122,15 +122,8 @@ class _Watch:
     measured, self._measured = self._measured, []
     return measured
 
-  @property
-  def is_running(self) -> bool:
-    return self._thread.is_alive()
-
   def end(self) -> None:
     self._entries.put(None)
-
-  def join(self) -> None:
-    self._thread.join()
 
   def _watch(self) -> None:
     last = 0.0

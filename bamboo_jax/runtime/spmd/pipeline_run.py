@@ -122,8 +122,7 @@ class PipelineRun:
 
   def release(self) -> None:
     """Lets later segments overwrite what this run has left on the host."""
-    for buffers in zip(self._offloaded, self._sent, strict=True):
-      self._ring.give_host(buffers)
+    self._ring.free += zip(self._offloaded, self._sent, strict=True)
     self.rewind(0)
 
   def sums(self, node: base.NodeId) -> buffers_lib.MicrobatchSums:
@@ -214,7 +213,7 @@ class PipelineRun:
 
   def _take_over(self, former: "PipelineRun") -> None:
     """Moves the values of this run's nodes to the slots of its table."""
-    former._ring.drop_host()
+    former._ring.free.clear()
     program, zeros = self.program, ring_lib.host_zeros
     carries = {n: zeros(program.carry) for n in self._ring.local}
     fetched = {n: zeros(program.fetched) for n in self._ring.local}

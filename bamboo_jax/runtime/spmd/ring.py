@@ -38,6 +38,7 @@ class Ring:
     nodes: Along the ring, by number.
     local: Places in the ring of the nodes of this process.
     most_behind: Largest lag of other processes, in segments.
+    free: Buffers in host memory that later segments may take.
   """
 
   def __init__(
@@ -62,7 +63,7 @@ class Ring:
     self._is_shared = len(self.local) < len(self.nodes)
     self.most_behind = most_behind(program) if self._is_shared else 0
     self._channel = channel_lib.Channel("ring", self.nodes, (kind,))
-    self._free: list[base.PyTree] = []
+    self.free: list[base.PyTree] = []
 
   def run(self, *arguments: base.PyTree) -> base.PyTree:
     """Starts a segment; the first one of a ring over many processes blocks.
@@ -115,17 +116,9 @@ class Ring:
 
   def take_host(self) -> base.PyTree:
     """Returns buffers in host memory for a segment, which consumes them."""
-    if self._free:
-      return self._free.pop()
+    if self.free:
+      return self.free.pop()
     return self.zeros(self.program.host, kind="pinned_host")
-
-  def give_host(self, buffers: base.PyTree) -> None:
-    """Keeps buffers that a segment has returned, for a later one."""
-    self._free.append(buffers)
-
-  def drop_host(self) -> None:
-    """Frees the buffers that no segment has taken."""
-    self._free.clear()
 
   def zeros(
       self, shapes: base.PyTree, *, kind: str | None = None

@@ -34,14 +34,11 @@ def find_copies(
   return jax.tree.unflatten(structure, copies)
 
 
-def _dtype_of(variable: Any) -> Any:
-  return variable.aval.dtype
-
-
 def _find_dtypes(jaxpr: core.Jaxpr, variable: Any) -> set[Any]:
   """Returns the dtypes in which a variable is used, its own if not cast."""
+  own = variable.aval.dtype
   is_result = any(v is variable for v in jaxpr.outvars)
-  found: set[Any] = {_dtype_of(variable)} if is_result else set()
+  found: set[Any] = {own} if is_result else set()
   for eqn in jaxpr.eqns:
     inner = [getattr(value, "jaxpr", value) for value in eqn.params.values()]
     inner = [value for value in inner if isinstance(value, core.Jaxpr)]
@@ -55,5 +52,5 @@ def _find_dtypes(jaxpr: core.Jaxpr, variable: Any) -> set[Any]:
       elif is_call:
         found.update(*(_find_dtypes(j, j.invars[i]) for j in inner))
       else:
-        found.add(_dtype_of(variable))
+        found.add(own)
   return found

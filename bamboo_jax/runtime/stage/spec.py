@@ -131,6 +131,11 @@ class StageSpec:
         for u in units_lib.split(names, self.first, self.last, self.unit)
     )
 
+  @property
+  def single_layers(self) -> tuple["StageSpec", ...]:
+    """Each layer of the stage, in order, as a stage of one unit."""
+    return dataclasses.replace(self, unit="layer").units
+
   @functools.cached_property
   def kind(self) -> Hashable:
     """A key that is equal for stages that differ only in names and indices."""
@@ -214,19 +219,18 @@ def init_layers(
       the seed.
   """
   layers = {}
+  draw = functools.partial(
+      spec.model.init_layer, seed=spec.seed, batch_shapes=spec.batch
+  )
   for index, name in enumerate(spec.names, start=spec.first):
     if initial is None:
-      variables = spec.model.init_layer(
-          index, seed=spec.seed, batch_shapes=spec.batch
-      )
+      variables = draw(index)
     else:
       variables = initial(name)
       known, params = spec.state.params[name], variables.params
       if known.keys() - params.keys():  # Weights of a model without adapters.
-        drawn = spec.model.init_layer(
-            index, seed=spec.seed, batch_shapes=spec.batch
-        )
-        variables = variables.replace(params={**drawn.params, **params})
+        params = {**draw(index).params, **params}
+        variables = variables.replace(params=params)
     layer = spec.model.layers[index]
     trained = _drop_frozen(layer, variables.params)
     slots = jax.jit(spec.optimizer.init)(trained)  # One program.

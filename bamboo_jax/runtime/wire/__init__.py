@@ -5,7 +5,6 @@ transport, whose connections may break. Read `transport`, then `protocol`.
 
   links        one direction between two nodes; all of them, by channel
   ordered_sum  the sum of gradients over shares, between processes
-  mesh         the parts of arrays of a mesh, which travel one by one
 
   transport    values to and from all other nodes, by channel and attempt
   peer         one other node: threads and sockets

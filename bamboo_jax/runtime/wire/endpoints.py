@@ -36,12 +36,11 @@ class Endpoint(Protocol):
 
   Attributes:
     address: The text that others dial.
+    listener: Accepts connections; raises `OSError` once it is closed.
   """
 
   address: str
-
-  def accept(self) -> socket.socket:
-    """Returns the next connection; blocks. `OSError` once it is closed."""
+  listener: socket.socket
 
   def secure(
       self, connection: socket.socket, *, is_server: bool
@@ -63,14 +62,10 @@ class UnixEndpoint:
   """Listens on a Unix socket without a name."""
 
   def __init__(self) -> None:
-    self._listener = socket.socket(socket.AF_UNIX)
-    self._number = bind_nameless(self._listener.bind).number
-    self._listener.listen(_BACKLOG)
+    self.listener = socket.socket(socket.AF_UNIX)
+    self._number = bind_nameless(self.listener.bind).number
+    self.listener.listen(_BACKLOG)
     self.address = f"{_UNIX}/proc/{os.getpid()}/fd/{self._number}"
-
-  def accept(self) -> socket.socket:
-    """See `Endpoint`."""
-    return self._listener.accept()[0]
 
   def secure(
       self, connection: socket.socket, *, is_server: bool
@@ -93,8 +88,8 @@ class UnixEndpoint:
   def close(self) -> None:
     """See `Endpoint`."""
     # Once: the number may be reused afterwards.
-    if self._listener.fileno() >= 0:
-      _close(self._listener)
+    if self.listener.fileno() >= 0:
+      _close(self.listener)
       os.close(self._number)
 
 
@@ -108,7 +103,7 @@ class TlsEndpoint:
     self._identity = identity
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-      self._listener = socket.create_server(
+      self.listener = socket.create_server(
           (host, 0), family=family, backlog=_BACKLOG
       )
     except OSError as error:
@@ -117,13 +112,9 @@ class TlsEndpoint:
           "address of this machine with --host; ports that programs may take "
           "are those of net.ipv4.ip_local_port_range."
       ) from error
-    self._listener.setsockopt(*_SEGMENTS)  # Accepted sockets inherit that.
-    port = self._listener.getsockname()[1]
-    self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-  def accept(self) -> socket.socket:
-    """See `Endpoint`."""
-    return self._listener.accept()[0]
+    self.listener.setsockopt(*_SEGMENTS)  # Accepted sockets inherit that.
+    port = self.listener.getsockname()[1]
+    self.address = addresses.render(host, port)
 
   def secure(
       self, connection: socket.socket, *, is_server: bool
@@ -152,7 +143,7 @@ class TlsEndpoint:
 
   def close(self) -> None:
     """See `Endpoint`."""
-    _close(self._listener)
+    _close(self.listener)
 
 
 def listen(host: str, identity: identity_lib.Identity) -> Endpoint:

@@ -6,17 +6,18 @@ transport. `Links` has all links of this process, by channel.
 """
 
 import collections
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 import dataclasses
-from typing import Protocol
+import functools
+from typing import Any, Protocol
 
 import jax
+import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.runtime.wire import mesh as mesh_lib
-from bamboo_jax.runtime.wire import ordered_sum
+from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
@@ -71,7 +72,7 @@ class SocketLink:
 
   def __init__(
       self,
-      exchange: ordered_sum.Exchange,
+      exchange: transport_lib.Transport,
       channel: channel_lib.Channel,
       *,
       like: base.PyTree,
@@ -83,7 +84,9 @@ class SocketLink:
     self._name = str(channel)
     self._shapes, self._structure = jax.tree.flatten(like)
     shardings = jax.tree.leaves(to)
-    on_mesh = [*map(_is_mesh, shardings)] == [True] * len(self._shapes)
+    on_mesh = len(shardings) == len(self._shapes) and all(
+        isinstance(one, jax.sharding.NamedSharding) for one in shardings
+    )
     self._shardings = shardings if on_mesh else None
 
   def send(self, value: base.PyTree) -> None:
@@ -91,7 +94,7 @@ class SocketLink:
     leaves = jax.tree.leaves(value)
     if self._shardings:
       pairs = zip(leaves, self._shardings, strict=True)
-      leaves = [part for pair in pairs for part in mesh_lib.cut(*pair)]
+      leaves = [part for pair in pairs for part in _cut(*pair)]
     self._exchange.send(self._destination, self._name, leaves)
 
   def receive(self) -> base.PyTree:
@@ -104,7 +107,7 @@ class SocketLink:
     if self._shardings:
       rest = iter(arrays)
       pairs = zip(self._shapes, self._shardings, strict=True)
-      arrays = [mesh_lib.paste(rest, a.shape, to) for a, to in pairs]
+      arrays = [_paste(rest, a.shape, to) for a, to in pairs]
       assert next(rest, None) is None, self._name
     found = [(a.shape, a.dtype) for a in arrays]
     wanted = [(a.shape, a.dtype) for a in self._shapes]
@@ -132,7 +135,7 @@ class Links:
 
   specs: Sequence[spec_lib.StageSpec]
   refresh: str
-  exchange: ordered_sum.Exchange | None
+  exchange: transport_lib.Transport | None
   find_compute: Callable[[base.NodeId], places.Place | None]
   _links: dict[channel_lib.Channel, Link] = dataclasses.field(
       init=False, default_factory=dict
@@ -209,5 +212,45 @@ class Links:
     raise AssertionError(channel)
 
 
-def _is_mesh(place: base.PyTree) -> bool:
-  return isinstance(place, jax.sharding.NamedSharding)
+def _cut(array: Any, sharding: jax.sharding.Sharding) -> list[Any]:
+  """Returns the distinct parts of an array, in the order of their devices.
+
+  An array with that sharding is not gathered: a part is what a device holds.
+  """
+  parts = _find_parts(array.shape, sharding)
+  if isinstance(array, jax.Array):
+    if array.sharding.is_equivalent_to(sharding, array.ndim):
+      held = {shard.device: shard.data for shard in array.addressable_shards}
+      return [held[devices[0]] for devices, _ in parts]
+  whole = np.asarray(array)
+  return [whole[index] for _, index in parts]
+
+
+def _paste(
+    parts: Iterator[Any],
+    shape: tuple[int, ...],
+    sharding: jax.sharding.Sharding,
+) -> jax.Array:
+  """Returns an array joined from the next parts, which `_cut` made elsewhere.
+
+  `sharding` equals that of `_cut`, but for the devices.
+  """
+  held: dict[jax.Device, jax.Array] = {}
+  for devices, _ in _find_parts(shape, sharding):
+    part = next(parts)
+    held |= {device: jax.device_put(part, device) for device in devices}
+  return jax.make_array_from_single_device_arrays(
+      shape, sharding, [held[d] for d in sharding.devices_indices_map(shape)]
+  )
+
+
+@functools.lru_cache(4096)
+def _find_parts(
+    shape: tuple[int, ...], sharding: jax.sharding.Sharding
+) -> list[tuple[list[jax.Device], tuple[slice, ...]]]:
+  """Returns the distinct parts: the devices that hold one, and its index."""
+  found: dict[Any, tuple[list[jax.Device], tuple[slice, ...]]] = {}
+  for device, index in sharding.devices_indices_map(shape).items():
+    key = tuple((s.start, s.stop) for s in index)
+    found.setdefault(key, ([], index))[0].append(device)
+  return [*found.values()]

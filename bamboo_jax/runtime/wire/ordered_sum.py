@@ -18,7 +18,6 @@ nodes that hold a share each, a node sends 2 (D - 1) / D gradients.
 from collections.abc import Mapping, Sequence
 import functools
 import operator
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -26,30 +25,9 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime.wire import pool as pool_lib
+from bamboo_jax.runtime.wire import transport as transport_lib
 
 _PIECE = 1 << 18  # Elements of a piece at most.
-
-
-class Exchange(Protocol):
-  """The part of `transport.Transport` that sums and links use.
-
-  Attributes:
-    waited_secs, waited_for: See `transport.Transport`.
-  """
-
-  waited_secs: float
-  waited_for: dict[base.NodeId, float]
-
-  def send(
-      self, node: base.NodeId, channel: str, arrays: Sequence[np.ndarray]
-  ) -> None:
-    """Sends a value to a node; the arrays must not change afterwards."""
-
-  def receive(self, node: base.NodeId, channel: str) -> Sequence[np.ndarray]:
-    """Returns the next value of a node."""
-
-  def wait(self, node: base.NodeId, channel: str, secs: float) -> bool:
-    """Waits for a value, at most `secs`; returns whether it has arrived."""
 
 
 class OrderedSum:
@@ -84,7 +62,10 @@ class OrderedSum:
     self._programs = {n: _find_program(len(holders), n, device) for n in sizes}
 
   def __call__(
-      self, exchange: Exchange, channel: str, held: Mapping[int, base.PyTree]
+      self,
+      exchange: transport_lib.Transport,
+      channel: str,
+      held: Mapping[int, base.PyTree],
   ) -> base.PyTree:
     """Returns the sum as arrays of numpy; all nodes must call it.
 
@@ -174,9 +155,10 @@ def _find_program(
   """Returns the program that adds `count` terms from left to right."""
   place = jax.sharding.SingleDeviceSharding(device)
   term = jax.ShapeDtypeStruct((size,), jnp.float32, sharding=place)
-  return _add.lower([term] * count).compile()
+  return add.lower([term] * count).compile()
 
 
 @jax.jit
-def _add(terms: list[jax.Array]) -> jax.Array:
+def add(terms: list[jax.Array]) -> jax.Array:
+  """Returns the sum of arrays of one shape, added from left to right."""
   return functools.reduce(operator.add, terms)

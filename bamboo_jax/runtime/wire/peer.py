@@ -346,16 +346,13 @@ class Peer:
 
 def read_header(wire: sockets.Wire) -> frame_lib.Frame:
   """Returns the next frame, without its payload; blocks."""
+  ignore = lambda: None
   header = memoryview(bytearray(frame_lib.HEADER.size))
-  wire.read_into(header, _ignore)
+  wire.read_into(header, ignore)
   frame, length = frame_lib.decode_header(header)
   text = memoryview(bytearray(length))
-  wire.read_into(text, _ignore)
+  wire.read_into(text, ignore)
   return frame_lib.decode_text(frame, text)
-
-
-def _ignore() -> None:
-  pass
 
 
 def _is_ready(array: Any) -> bool:

@@ -209,7 +209,7 @@ class Transport:
   def _accept(self) -> None:
     while not self._is_closed:
       try:
-        connection = self._endpoint.accept()
+        connection, _ = self._endpoint.listener.accept()
       except OSError as error:
         if not self._is_closed:
           logging.warning("Cannot accept connections: %s", error)

@@ -32,7 +32,7 @@ from bamboo_jax.recovery import durations
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import slowness
 from bamboo_jax.runtime.profile import recorder as recorder_lib
-from bamboo_jax.runtime.wire import ordered_sum
+from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 NodeTime = account_lib.NodeTime
@@ -170,7 +170,7 @@ class DelayMeter:
       without.
   """
 
-  def __init__(self, exchange: ordered_sum.Exchange | None) -> None:
+  def __init__(self, exchange: transport_lib.Transport | None) -> None:
     self._exchange = exchange
     self._meter = SuspensionMeter() if exchange else None
     self.begin()

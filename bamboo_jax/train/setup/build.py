@@ -33,7 +33,7 @@ from bamboo_jax.runtime.profile import estimates
 from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.profile import roofline
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.runtime.wire import ordered_sum
+from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import redundancy
 from bamboo_jax.train.setup import optimizers
 from bamboo_jax.train.setup import schedules
@@ -343,7 +343,7 @@ def make_engine(
     *,
     cache: program_cache.ProgramCache,
     devices: Mapping[base.NodeId, jax.Device] | None = None,
-    exchange: ordered_sum.Exchange | None = None,
+    exchange: transport_lib.Transport | None = None,
     segments: partition_lib.Partition | None = None,
 ) -> engine_lib.Engine:
   """Returns the engine, without compiled programs and state.

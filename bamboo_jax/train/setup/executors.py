@@ -24,7 +24,7 @@ from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
 from bamboo_jax.runtime.spmd.ticks import check
 from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 from bamboo_jax.runtime.stage import functions
-from bamboo_jax.runtime.wire import ordered_sum
+from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.train.setup import build
 
 ProgramPlan = plan_lib.ProgramPlan
@@ -161,7 +161,7 @@ def make_programs(
 def make_collectives(
     config: config_lib.Config,
     number: base.NodeId,
-    exchange: ordered_sum.Exchange,
+    exchange: transport_lib.Transport,
     *,
     is_lost: Callable[[base.NodeId], bool],
 ) -> executor_lib.Collectives | None:

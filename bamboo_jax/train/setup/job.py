@@ -13,7 +13,7 @@ from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime.wire import ordered_sum
+from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_recovery
 from bamboo_jax.train.setup import executors
@@ -69,7 +69,7 @@ def make_job(
     config: config_lib.Config,
     *,
     devices: Mapping[base.NodeId, jax.Device],
-    exchange: ordered_sum.Exchange | None = None,
+    exchange: transport_lib.Transport | None = None,
     prepared: preparation.Prepared | None = None,
 ) -> Job:
   """Returns the job of a config; `ValueError` if the config is inconsistent.

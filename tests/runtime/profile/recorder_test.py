@@ -74,7 +74,7 @@ class RecorderTest(parameterized.TestCase):
       self.drain(node)
       watch = self.recorder._watches[node]
       self.recorder.forget(node)
-      watch.join()
+      watch.thread.join()
       measured = self.recorder.finish()
       self.assertEqual([m.node for m in measured], [0, node])
       self.assertEmpty(self.recorder._forgotten)

@@ -12,7 +12,7 @@ from bamboo_jax.runtime.spmd.processes import coordination
 from bamboo_jax.runtime.spmd.processes import rendezvous as rendezvous_lib
 from bamboo_jax.runtime.spmd.processes import settle as settle_lib
 from bamboo_jax.runtime.spmd.processes import transfer_log
-from bamboo_jax.runtime.wire import ordered_sum
+from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 
 
@@ -27,7 +27,7 @@ class ProcessCollectives:
   def __init__(
       self,
       number: base.NodeId,
-      exchange: ordered_sum.Exchange,
+      exchange: transport_lib.Transport,
       *,
       is_lost: Callable[[base.NodeId], bool],
   ) -> None:

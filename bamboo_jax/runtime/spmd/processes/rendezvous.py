@@ -34,7 +34,7 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.runtime.spmd.processes import coordination
 from bamboo_jax.runtime.spmd.processes import private_jax
-from bamboo_jax.runtime.wire import ordered_sum
+from bamboo_jax.runtime.wire import transport as transport_lib
 
 _KEYS = "cpu:gloo/"  # Followed by the devices, "/", and a rank.
 _LEAST_SECS, _MOST_SECS = 0.001, 0.02  # Between two looks at the service.
@@ -53,7 +53,7 @@ class Rendezvous:
   def __init__(
       self,
       number: base.NodeId,
-      exchange: ordered_sum.Exchange,
+      exchange: transport_lib.Transport,
       *,
       is_lost: Callable[[base.NodeId], bool],
   ) -> None:
@@ -76,7 +76,8 @@ class Rendezvous:
     connections.
     """
     group = tuple(nodes)
-    self._forget_lost()
+    with self._lock:  # Groups that have lost a node never meet again.
+      self._met -= {g for g in self._met if any(map(self._is_lost, g))}
     if group not in self._met:
       self._wait_for_all(group)
     over = threading.Event()
@@ -144,12 +145,6 @@ class Rendezvous:
       _end_waits(address)
     while not over.wait(_AGAIN_SECS):
       cut()  # Also connections to processes that have given up.
-
-  def _forget_lost(self) -> None:
-    """Drops the data of groups that have lost a node."""
-    with self._lock:
-      lost = {g for g in self._met if any(map(self._is_lost, g))}
-      self._met -= lost
 
 
 def parse_key(key: str) -> tuple[list[base.NodeId], int]:
