@@ -51,7 +51,9 @@ def make_job(layout: str, reroute: str) -> job_lib.Job:
   ladder = dataclasses.replace(rules.ladder, reroute=reroute)
   rules = dataclasses.replace(rules, rows=rows, ladder=ladder)
   absent: Any = None
-  return job_lib.Job(config, absent, plan, rows, rules, absent)
+  return job_lib.Job(
+      config, absent, plan, rows, rules, absent, fills_waits=False
+  )
 
 
 def _make_profile(num_layers: int, *, forward_ms: float) -> cost_model.Profile:
