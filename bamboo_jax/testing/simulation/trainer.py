@@ -13,6 +13,7 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.cluster import client as client_lib
 from bamboo_jax.cluster import client_state
+from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.recovery import layout as layout_lib
@@ -110,8 +111,9 @@ class SimulatedClient(client_lib.Client):
   def _wait_on_purpose(self, wait: client_state.Wait) -> Any:
     return self._wait(self._state.on_purpose(wait))
 
-  def _write(self, data: bytes) -> None:
-    self._worker.say_data(data)
+  def send(self, message: Any) -> None:
+    """Sends a message to the agent of its machine."""
+    self._worker.say_data(messages.encode(message))
 
 
 class TrainerWorker(worker_lib.ScriptedWorker):
