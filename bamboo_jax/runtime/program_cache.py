@@ -22,12 +22,20 @@ _MAX_OTHERS = 64  # With 250 mappings of memory each.
 class ProgramCache:
   """The programs of one model; thread-safe.
 
+  `make_kind` makes the programs of a kind of units.
+
   Attributes:
     others: Cache of programs that are not of a single unit.
     residuals: Where residuals of redundant passes wait, see `plan.residuals`.
   """
 
-  def __init__(self) -> None:
+  def __init__(
+      self,
+      make_kind: Callable[
+          [spec_lib.StageSpec], programs_lib.KindPrograms
+      ] = programs_lib.KindPrograms,
+  ) -> None:
+    self._make_kind = make_kind
     self._kinds: dict[Hashable, programs_lib.KindPrograms] = {}
     # By kind of unit and device.
     self._adds: dict[Hashable, jax.stages.Compiled] = {}
@@ -60,7 +68,7 @@ class ProgramCache:
     with self._lock:
       for unit in spec.units:
         if unit.kind not in self._kinds:
-          self._kinds[unit.kind] = programs_lib.KindPrograms(unit)
+          self._kinds[unit.kind] = self._make_kind(unit)
       return [self._kinds[unit.kind] for unit in spec.units]
 
   def get_add(
