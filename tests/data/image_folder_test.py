@@ -58,6 +58,14 @@ class ImageFolderTest(parameterized.TestCase):
     images = source.batch(range(20), seed=0)["images"]()
     self.assertLen(np.unique(images, axis=0), 20)
 
+  def test_images_of_one_pixel(self):
+    for path in self.root.glob("*/*.png"):
+      self.write(path, color=(9, 8, 7), size=(1, 1))
+    source = self.make(heldout_fraction=0.2)
+    cut = source.batch(range(4), seed=0), source.heldout_batch([0, 1])
+    for batch in cut:
+      self.assertEqual(np.unique(batch["images"]()[..., 0]).tolist(), [9])
+
   def test_heldout_images_are_others(self):
     source = self.make(heldout_fraction=0.2)
     self.assertEqual((source.samples_per_epoch, source.num_heldout), (8, 2))
