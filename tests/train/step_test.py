@@ -1,6 +1,7 @@
 """A step is a transaction: what it commits is one step of the optimizer."""
 
 import functools
+import time
 
 from absl.testing import parameterized
 import jax
@@ -111,6 +112,19 @@ class StepTest(parameterized.TestCase):
     self.assertEqual(
         found, [[1, 1, 1, 1], [1, 2, 1, 1], [1, 2, 1, 4], [1, 1, 1, 4]]
     )
+
+  def test_times_are_those_of_the_step(self):
+    engine = engines.make_engine(1, 1, 2)
+    engine.set_state(engines.initial_layers())
+    batches = engines.make_batches(2)
+    steps = self.make_steps(engine, None)
+    for step in range(2):
+      start_secs = time.perf_counter()
+      steps.run(step, functools.partial(batches.microbatch, step))
+      (times,) = steps._step.nodes.values()
+      self.assertGreater(times.busy_secs, 0.0)
+      took_secs = time.perf_counter() - start_secs
+      self.assertLess(times.busy_secs + times.waited_secs, took_secs)
 
   def test_nothing_is_compiled_after_the_first_step(self):
     engine = engines.make_engine(2, 2, 2)
