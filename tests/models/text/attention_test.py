@@ -5,6 +5,7 @@ import numpy as np
 
 from bamboo_jax.models import dropout
 from bamboo_jax.models.text import attention
+from bamboo_jax.models.text import cudnn
 from tests import plain
 
 RATE = 0.25
@@ -40,6 +41,17 @@ def make_qkv(num_examples, length, width, dtype="float32"):
 
 
 class AttentionTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("bfloat16", 512, 128, True),
+      ("float32", 512, 128, False),
+      ("bfloat16", 256, 128, False),  # Its scores are small.
+      ("bfloat16", 512, 60, False),
+      ("bfloat16", 512, 136, False),
+  )
+  def test_heads_for_cudnn(self, dtype, length, width, expected):
+    dtype = jnp.dtype(dtype)
+    self.assertEqual(cudnn.supports(dtype, length, width), expected)
 
   @parameterized.product(
       shape=[(2, 5, 12), (1, LONG, 6)],
