@@ -12,6 +12,7 @@ from absl.testing import parameterized
 
 from tests.launch import commands
 
+_DEADLINE_SECS = 120
 _STAND_IN = pathlib.Path(__file__).with_name("cuda_stand_in")
 
 
@@ -45,7 +46,7 @@ class ClusterCudaTest(commands.CommandCase):
     )
 
   def read_workers(self):
-    """Returns what workers have been given, of lines that are complete."""
+    """Returns the settings that workers have recorded so far."""
     paths = (self.folder / "records").glob("*.json")
     texts = [path.read_text() for path in paths]
     found = [json.loads(text) for text in texts if text.endswith("\n")]
@@ -56,7 +57,9 @@ class ClusterCudaTest(commands.CommandCase):
     cluster = self.start_cluster("rows", platforms)
     if not platforms:  # One of the two trains to the end.
       self.finish(cluster)
+    end_secs = time.monotonic() + _DEADLINE_SECS
     while len(workers := self.read_workers()) < 2 and cluster.poll() is None:
+      self.assertLess(time.monotonic(), end_secs)
       time.sleep(0.1)
     self.assertCountEqual([f["gpu"] for f in workers], ["4", "6"])
     for worker in workers:
@@ -69,5 +72,5 @@ class ClusterCudaTest(commands.CommandCase):
 
   def test_programs_of_many_processes_are_refused(self):
     process = self.start_cluster("spmd", "")
-    said, _ = process.communicate(timeout=120)
+    said, _ = process.communicate(timeout=_DEADLINE_SECS)
     self.assertRegex(said, "executor='spmd' spans processes on CPUs only")

@@ -231,105 +231,138 @@ def _draw_faults(
 ) -> Iterator[SimFault]:
   """Yields the faults of a word; those that come are added to `names`."""
   at_secs = round(at_secs, 3)
-  if word == "join":
-    yield _join(names, at_secs)
-  elif word == "pair":
-    gap_secs = rng.choice([0.001, 0.01, 0.03, 0.06, 0.1])
-    for i, host in enumerate(rng.sample(names, 2)):
-      yield _fault(at_secs + i * gap_secs, "kill", (host,))
-  elif word == "last_words":  # One does not hear what another said last.
-    one, other = rng.sample(names, 2)
-    yield _fault(at_secs, "slow", (one,), 3.0)
-    at_secs = round(at_secs + rng.uniform(0.5, 1.5), 3)
-    yield _fault(at_secs, "cut_one_way", (one, other), 1.0)
-    yield _fault(at_secs + rng.uniform(0.2, 0.5), "kill", (one,))
-  elif word == "bad_route":
-    member = rng.choice(names[:4])  # One of those to begin with.
-    join = _join(names, at_secs)
-    yield _fault(at_secs, word, (*join.hosts, member))
-    yield join
-  elif word == "one_left":  # And as many come at once.
-    for host in (gone := rng.sample(names, len(names) - 1)):
-      yield _fault(at_secs, "kill", (host,))
-    come_secs = at_secs + rng.uniform(0.0, 1.5)
-    for _ in gone:
-      yield _join(names, come_secs + rng.uniform(0.0, 0.05))
-  elif word == "wipe_out":  # And others come.
-    for host in list(names):
-      kind = rng.choice(["kill", "vanish"])
-      yield _fault(at_secs + rng.uniform(0.0, 0.2), kind, (host,))
-    for _ in range(rng.randint(1, 4)):
-      yield _join(names, at_secs + rng.uniform(0.0, 6.0))
-  elif word == "all_busy":  # And one of them says nothing any more.
-    secs = rng.uniform(20.0, 30.0)
-    for host in names:
-      yield _fault(at_secs, "busy", (host,), secs)
-    kind = rng.choice(["vanish", "hang"])
-    yield _fault(at_secs + 1.0, kind, (rng.choice(names),))
-  elif word == "severed":  # A link is broken for good, in one way or both.
-    kind = rng.choice(["cut", "cut_one_way"])
-    yield _fault(at_secs, kind, rng.sample(names, 2))
-  elif word == "handover":  # Who should write the next view cannot.
-    one, other = rng.sample(names, 2)
-    yield _fault(at_secs, "cut_off", (one,), rng.uniform(45.0, 60.0))
-    yield _fault(at_secs + 0.5, "kill", (other,))
-  elif word == "apart":  # Newcomers see the store, and nobody else.
-    joins = [_join(names, at_secs) for _ in range(rng.randint(1, 4))]
-    hosts = [host for join in joins for host in join.hosts]
-    yield _fault(at_secs, word, hosts, rng.uniform(4.0, 40.0))
-    yield from joins
-  elif word == "join_and_death":  # Two views within milliseconds.
-    kind = rng.choice(["kill", "worker"])
-    yield _fault(at_secs, kind, (rng.choice(names),))
-    yield _join(names, at_secs - rng.uniform(1.0, 1.3))
-  elif word == "lost_vote":  # One hears all votes, and nobody hears its own.
-    one, other = rng.sample(names, 2)
-    yield _fault(at_secs, "slow", (other,), 10.0)
-    cut_secs = at_secs + 1.0
-    for host in names:
-      if host != one:
-        yield _fault(cut_secs, "cut_one_way", (one, host), 8.0)
-    kind = rng.choice(["freeze", "freeze", "freeze_agent"])
-    yield _fault(cut_secs + rng.uniform(0.0, 0.3), kind, (one,), 7.0)
-  elif word == "last_vote":  # It is lost with a connection, as one comes.
-    one, other = rng.sample(names, 2)
-    yield _fault(at_secs, "slow", (one,), 6.0)
-    yield _join(names, at_secs)
-    for i in range(12):
-      reset_secs = at_secs + 1.5 + 0.2 * i + rng.uniform(0.0, 0.1)
-      yield _fault(reset_secs, "reset", (one, other))
-  elif word == "all_hang":  # The server of the folder, not one mount.
-    secs = rng.choice([rng.uniform(0.5, 20.0), kinds.FORGOTTEN_SECS])
-    yield _fault(at_secs, "hang_folder", names, secs)
-  elif word == "torn_view":  # That of a death, so that all wait for the next.
-    yield _fault(at_secs, "torn", (), _TORN_SECS)
-    yield _fault(at_secs + 0.01, "kill", (rng.choice(names),))
-  elif word == "begin_late":  # Who begins a life is stopped in it.
-    host = rng.choice(names)
-    yield _fault(at_secs, "freeze_begin", (host,), rng.uniform(1.0, 6.0))
-    yield _fault(at_secs + 0.1, "all_workers")
-  elif word == "two_lives":  # All nodes restart twice.
-    for begin_secs in (at_secs, at_secs + rng.uniform(6.0, 9.0)):
-      yield _fault(begin_secs, "all_workers")
-  elif word == "ask_late":  # A newcomer that hears nobody asks, and is late.
-    hosts = _join(names, at_secs).hosts
-    yield _fault(at_secs, "apart", hosts, rng.uniform(40.0, 70.0))
-    yield _fault(at_secs, "join", hosts)
-    if rng.random() < 0.5:
-      yield _fault(at_secs + 0.2, "late_claim", hosts, rng.uniform(0.5, 25.0))
-    hang_secs = rng.choice([rng.uniform(0.5, 20.0), kinds.FORGOTTEN_SECS])
-    yield _fault(at_secs + 3.0, "hang_folder", names[:-1], hang_secs)
-  elif word in ("lapse", "away"):  # One comes at the end, or dies in it.
-    secs = rng.uniform(*((5.5, 8.0) if word == "lapse" else (35.0, 45.0)))
-    yield _fault(at_secs, rng.choice(["stall", "full"]), (), secs)
-    if word == "lapse":
-      yield _join(names, at_secs + secs + rng.uniform(-0.5, 0.1))
-    else:
-      yield _fault(at_secs + 1.0, "kill", (rng.choice(names),))
+  if (draw := _DRAWS.get(word)) is not None:
+    yield from draw(rng, word, at_secs, names)
   else:
     kind = KINDS[word]
     hosts = rng.sample(names, kind.num_hosts)
     yield _fault(at_secs, word, hosts, rng.uniform(*kind.secs))
+
+
+def _draw_deaths(
+    rng: random.Random, word: str, at_secs: float, names: list[str]
+) -> Iterator[SimFault]:
+  """Yields faults that kill nodes, or let nodes come; see `_draw_faults`."""
+  match word:
+    case "join":
+      yield _join(names, at_secs)
+    case "pair":
+      gap_secs = rng.choice([0.001, 0.01, 0.03, 0.06, 0.1])
+      for i, host in enumerate(rng.sample(names, 2)):
+        yield _fault(at_secs + i * gap_secs, "kill", (host,))
+    case "last_words":  # One does not hear what another said last.
+      one, other = rng.sample(names, 2)
+      yield _fault(at_secs, "slow", (one,), 3.0)
+      at_secs = round(at_secs + rng.uniform(0.5, 1.5), 3)
+      yield _fault(at_secs, "cut_one_way", (one, other), 1.0)
+      yield _fault(at_secs + rng.uniform(0.2, 0.5), "kill", (one,))
+    case "one_left":  # And as many come at once.
+      for host in (gone := rng.sample(names, len(names) - 1)):
+        yield _fault(at_secs, "kill", (host,))
+      come_secs = at_secs + rng.uniform(0.0, 1.5)
+      for _ in gone:
+        yield _join(names, come_secs + rng.uniform(0.0, 0.05))
+    case "wipe_out":  # And others come.
+      for host in list(names):
+        kind = rng.choice(["kill", "vanish"])
+        yield _fault(at_secs + rng.uniform(0.0, 0.2), kind, (host,))
+      for _ in range(rng.randint(1, 4)):
+        yield _join(names, at_secs + rng.uniform(0.0, 6.0))
+    case "all_busy":  # And one of them says nothing any more.
+      secs = rng.uniform(20.0, 30.0)
+      for host in names:
+        yield _fault(at_secs, "busy", (host,), secs)
+      kind = rng.choice(["vanish", "hang"])
+      yield _fault(at_secs + 1.0, kind, (rng.choice(names),))
+    case "handover":  # Who should write the next view cannot.
+      one, other = rng.sample(names, 2)
+      yield _fault(at_secs, "cut_off", (one,), rng.uniform(45.0, 60.0))
+      yield _fault(at_secs + 0.5, "kill", (other,))
+    case "join_and_death":  # Two views within milliseconds.
+      kind = rng.choice(["kill", "worker"])
+      yield _fault(at_secs, kind, (rng.choice(names),))
+      yield _join(names, at_secs - rng.uniform(1.0, 1.3))
+
+
+def _draw_cuts(
+    rng: random.Random, word: str, at_secs: float, names: list[str]
+) -> Iterator[SimFault]:
+  """Yields faults that cut links; see `_draw_faults`."""
+  match word:
+    case "bad_route":
+      member = rng.choice(names[:4])  # One of those to begin with.
+      join = _join(names, at_secs)
+      yield _fault(at_secs, word, (*join.hosts, member))
+      yield join
+    case "severed":  # A link is broken for good, in one way or both.
+      kind = rng.choice(["cut", "cut_one_way"])
+      yield _fault(at_secs, kind, rng.sample(names, 2))
+    case "apart":  # Newcomers see the store, and nobody else.
+      joins = [_join(names, at_secs) for _ in range(rng.randint(1, 4))]
+      hosts = [host for join in joins for host in join.hosts]
+      yield _fault(at_secs, word, hosts, rng.uniform(4.0, 40.0))
+      yield from joins
+    case "lost_vote":  # One hears all votes, and nobody hears its own.
+      one, other = rng.sample(names, 2)
+      yield _fault(at_secs, "slow", (other,), 10.0)
+      cut_secs = at_secs + 1.0
+      for host in names:
+        if host != one:
+          yield _fault(cut_secs, "cut_one_way", (one, host), 8.0)
+      kind = rng.choice(["freeze", "freeze", "freeze_agent"])
+      yield _fault(cut_secs + rng.uniform(0.0, 0.3), kind, (one,), 7.0)
+    case "last_vote":  # It is lost with a connection, as one comes.
+      one, other = rng.sample(names, 2)
+      yield _fault(at_secs, "slow", (one,), 6.0)
+      yield _join(names, at_secs)
+      for i in range(12):
+        reset_secs = at_secs + 1.5 + 0.2 * i + rng.uniform(0.0, 0.1)
+        yield _fault(reset_secs, "reset", (one, other))
+
+
+def _draw_stalls(
+    rng: random.Random, word: str, at_secs: float, names: list[str]
+) -> Iterator[SimFault]:
+  """Yields faults in which what nodes share stalls; see `_draw_faults`."""
+  match word:
+    case "all_hang":  # The server of the folder, not one mount.
+      secs = rng.choice([rng.uniform(0.5, 20.0), kinds.FORGOTTEN_SECS])
+      yield _fault(at_secs, "hang_folder", names, secs)
+    case "torn_view":  # That of a death, so that all wait for the next.
+      yield _fault(at_secs, "torn", (), _TORN_SECS)
+      yield _fault(at_secs + 0.01, "kill", (rng.choice(names),))
+    case "begin_late":  # Who begins a life is stopped in it.
+      host = rng.choice(names)
+      yield _fault(at_secs, "freeze_begin", (host,), rng.uniform(1.0, 6.0))
+      yield _fault(at_secs + 0.1, "all_workers")
+    case "two_lives":  # All nodes restart twice.
+      for begin_secs in (at_secs, at_secs + rng.uniform(6.0, 9.0)):
+        yield _fault(begin_secs, "all_workers")
+    case "ask_late":  # A newcomer that hears nobody asks, and is late.
+      hosts = _join(names, at_secs).hosts
+      yield _fault(at_secs, "apart", hosts, rng.uniform(40.0, 70.0))
+      yield _fault(at_secs, "join", hosts)
+      if rng.random() < 0.5:
+        yield _fault(at_secs + 0.2, "late_claim", hosts, rng.uniform(0.5, 25.0))
+      hang_secs = rng.choice([rng.uniform(0.5, 20.0), kinds.FORGOTTEN_SECS])
+      yield _fault(at_secs + 3.0, "hang_folder", names[:-1], hang_secs)
+    case "lapse" | "away":  # One comes at the end, or dies in it.
+      secs = rng.uniform(*((5.5, 8.0) if word == "lapse" else (35.0, 45.0)))
+      yield _fault(at_secs, rng.choice(["stall", "full"]), (), secs)
+      if word == "lapse":
+        yield _join(names, at_secs + secs + rng.uniform(-0.5, 0.1))
+      else:
+        yield _fault(at_secs + 1.0, "kill", (rng.choice(names),))
+
+
+_DEATHS = "join pair last_words one_left wipe_out all_busy join_and_death"
+_CUTS = "bad_route severed apart lost_vote last_vote"
+_STALLS = "all_hang torn_view begin_late two_lives ask_late lapse away"
+_DRAWS = {
+    **dict.fromkeys([*_DEATHS.split(), "handover"], _draw_deaths),
+    **dict.fromkeys(_CUTS.split(), _draw_cuts),
+    **dict.fromkeys(_STALLS.split(), _draw_stalls),
+}
 
 
 def shrink(plan: FaultPlan, fails: Callable[[FaultPlan], Any]) -> FaultPlan:

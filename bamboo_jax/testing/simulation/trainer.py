@@ -46,7 +46,11 @@ class Baton:
     self._thread.start()
 
   def send(self, held: bool | None) -> Wanted:
-    """Returns what is waited for next; raises as a generator does."""
+    """Runs the code up to its next wait; returns the condition and seconds.
+
+    `held` is the result of the last wait. Raises the error that ends the code,
+    or `StopIteration` at its end.
+    """
     self._held = held
     self._turn.release()
     self._back.acquire()
