@@ -1,7 +1,7 @@
 """Moves state between nodes in two phases: fetch, then install.
 
-Between nodes of this process state is copied; between processes the arrays of a
-stage are one message of the transport.
+Between nodes of this process state is copied; between processes each array is a
+message of the transport: a stage may be larger than what may be in flight.
 """
 
 from collections.abc import Iterable, Mapping
@@ -54,8 +54,11 @@ class StateTransfer:
     mine = [c for c in copies if c.destination in self._cohort.hosted]
     for copy in copies:
       if copy not in mine and copy.source in engine.nodes:
-        leaves = jax.tree.leaves(engine.nodes[copy.source].state[copy.stage])
-        self._exchange.send(copy.destination, _name(copy, version), leaves)
+        name = _name(copy, version)
+        for leaf in jax.tree.leaves(
+            engine.nodes[copy.source].state[copy.stage]
+        ):
+          self._exchange.send(copy.destination, name, [leaf])
     self._fetched, self.fetched_for = {}, version
     for copy in mine:
       self._engine.load_programs(copy.destination, copy.stage)
@@ -95,10 +98,9 @@ class StateTransfer:
     """Returns the state to copy; blocks until it has arrived."""
     if copy.source in self._engine.nodes:
       return self._engine.nodes[copy.source].state[copy.stage]
-    name, structure = _name(copy, version), self._engine.specs[copy.stage].state
-    arrays = self._exchange.receive(copy.source, name)
-    state: spec_lib.StageState = jax.tree.unflatten(
-        jax.tree.structure(structure), arrays
+    name, shapes = _name(copy, version), self._engine.specs[copy.stage].state
+    state: spec_lib.StageState = jax.tree.map(
+        lambda _: self._exchange.receive(copy.source, name)[0], shapes
     )
     return state
 

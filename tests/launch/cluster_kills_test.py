@@ -19,6 +19,7 @@ class KillsTest(commands.CommandCase):
       "redundancy.spares": 1,  # So that one pipeline is deeper.
       "model.options.num_blocks": 2,
   }
+  QUEUED_BYTES = 1 << 12  # Less than a layer: most values wait for the last.
 
   def test_random_kills(self):
     recoveries = self.compare("--random_kills=2", "--zones=a,b")

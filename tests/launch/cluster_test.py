@@ -25,6 +25,7 @@ class ClusterTest(commands.CommandCase):
       "checkpoint.every_steps": 2,
       "evaluate.every_steps": 2,
   }
+  QUEUED_BYTES = 1 << 12  # So that nodes die while others wait to send.
 
   def setUp(self):
     super().setUp()

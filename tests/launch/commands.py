@@ -22,7 +22,11 @@ _CONFIG = """
 import os
 import time
 
+from bamboo_jax.runtime.wire import peer
 from configs import sweep_faults
+
+limits = peer.TransportLimits
+limits.__init__.__defaults__ = (limits.times, {queued_bytes})
 
 class Logger:
 
@@ -113,12 +117,14 @@ class CommandCase(parameterized.TestCase):
 
   Attributes:
     CHANGES: Those of its config.
+    QUEUED_BYTES: What a worker may have sent without acknowledgement.
     HELD_FROM: If above 0, steps from this one on are slow until the test calls
       `release`: 40 of 0.1 s, and the rest of `HELD_SECS`. So there is time for
       what a test does to a run, and few steps are enough.
   """
 
   CHANGES = {}
+  QUEUED_BYTES = 4 << 30
   HELD_FROM = 0
   HELD_SECS = 5.0
   ENVIRON = {"JAX_PLATFORMS": "cpu"}
@@ -131,6 +137,7 @@ class CommandCase(parameterized.TestCase):
     self.released = self.folder / "released"
     text = _CONFIG.replace("{changes}", repr(self.CHANGES))
     text = text.replace("{released!r}", repr(str(self.released)))
+    text = text.replace("{queued_bytes}", str(self.QUEUED_BYTES))
     text = text.replace("{held_secs}", str(self.HELD_SECS))
     self.config.write_text(text.replace("{held}", str(self.HELD_FROM)))
 

@@ -79,8 +79,8 @@ class Transport:
   def check(self):
     pass
 
-  def open_receives(self):
-    return [transport_lib.OpenReceive(3, "a", 0.0)]
+  def open_waits(self):
+    return [transport_lib.OpenWait(3, "a", 0.0)]
 
 
 def make_collectives():

@@ -8,16 +8,20 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime.wire import endpoints
+from bamboo_jax.runtime.wire import peer as peer_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train import state_transfer
 
 _COPY = failover.StageCopy(stage=2, source=0, destination=1)
-_LIKE = {"a": np.zeros(3, np.float32), "b": [np.zeros((), np.int32)]}
+_SIZE = 300
+_LIKE = {"a": np.zeros(_SIZE, np.float32), "b": [np.zeros((), np.int32)]}
+# The state of a stage is larger than what may be queued, and so is an array.
+_LIMITS = peer_lib.TransportLimits(queued_bytes=1000)
 
 
 def make_state(number):
-  return {"a": np.full(3, number, np.float32), "b": [np.array(number)]}
+  return {"a": np.full(_SIZE, number, np.float32), "b": [np.array(number)]}
 
 
 class Member:
@@ -29,7 +33,7 @@ class Member:
     self.specs = [mock.Mock(state=_LIKE)] * 3
     self.load_programs = mock.Mock()
     self.exchange = transport_lib.Transport(
-        number, run="r", endpoint=endpoints.UnixEndpoint()
+        number, run="r", endpoint=endpoints.UnixEndpoint(), limits=_LIMITS
     )
     self.transfer = state_transfer.StateTransfer(self, self)
 
@@ -53,7 +57,7 @@ class StateTransferTest(absltest.TestCase):
     (call,) = taker.nodes[1].put_state.call_args_list
     stage, state = call.args
     self.assertEqual(stage, 2)
-    np.testing.assert_array_equal(state["a"], [number] * 3)
+    np.testing.assert_array_equal(state["a"], [number] * _SIZE)
     self.assertEqual(state["b"][0], number)
 
   def test_state_moves(self):

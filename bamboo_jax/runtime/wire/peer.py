@@ -40,8 +40,8 @@ class TransportLimits:
 
   Attributes:
     times: Time limits of connections.
-    queued_bytes: Maximum size of all values that a peer has not acknowledged; a
-      step sends far less.
+    queued_bytes: Size of all values that a peer has not acknowledged, above
+      which no more are sent; the last one may have any size.
   """
 
   times: protocol_lib.TimeLimits = protocol_lib.TimeLimits()
@@ -88,6 +88,23 @@ class Peer:
 
   # Calls of rows.
 
+  @property
+  def has_room(self) -> bool:
+    """Whether `wait_for_room` returns at once."""
+    return self._protocol.kept_bytes <= self._limits.queued_bytes
+
+  def wait_for_room(self) -> None:
+    """Waits until the peer has acknowledged enough for another `send`.
+
+    Its reader acknowledges whatever its rows do, so two peers that wait for
+    each other go on. Raises as `receive`, and if a newer attempt begins.
+    """
+    with self._lock:
+      attempt = self._protocol.attempt
+      self._wait(lambda: self.has_room, math.inf)
+      if attempt != self._protocol.attempt:
+        raise base.AttemptOverError(f"Attempt {attempt} is over.")
+
   def send(self, channel: str, arrays: Sequence[np.ndarray]) -> None:
     """Sends a value; does not wait for arrays, sockets or the peer.
 
@@ -97,7 +114,6 @@ class Peer:
     Raises:
       base.AttemptOverError: The attempt was interrupted.
       base.PeerRemovedError: The peer was removed.
-      BufferError: More than `TransportLimits.queued_bytes` are unconfirmed.
     """
     for array in arrays:
       if not isinstance(array, np.ndarray):
@@ -105,12 +121,6 @@ class Peer:
     meta, size = values.describe(arrays)
     with self._lock:
       self._check()
-      kept = self._protocol.num_kept_bytes
-      if kept + size > self._limits.queued_bytes:
-        raise BufferError(
-            f"Node {self._node} has not acknowledged {kept} bytes, and "
-            f"{self._limits.queued_bytes} may wait at most."
-        )
       # An older frame, which is written first, may wait for its arrays.
       is_next = not self._protocol.has_queued
       self._do(self._protocol.send(channel, arrays, size, meta))
@@ -127,7 +137,7 @@ class Peer:
     Raises as `send`; also if the peer has moved to a newer attempt.
     """
     with self._lock:
-      self._wait(channel, math.inf)
+      self._wait(lambda: bool(self._inbox.get(channel)), math.inf)
       return self._inbox[channel].popleft()
 
   def wait(self, channel: str, secs: float) -> bool:
@@ -136,14 +146,15 @@ class Peer:
     Raises as `receive`.
     """
     with self._lock:
-      return self._wait(channel, time.monotonic() + secs)
+      is_there = lambda: bool(self._inbox.get(channel))
+      return self._wait(is_there, time.monotonic() + secs)
 
-  def _wait(self, channel: str, until_secs: float) -> bool:
+  def _wait(self, is_true: Callable[[], bool], until_secs: float) -> bool:
     while True:
       self._check()
-      if self._inbox.get(channel):
+      if is_true():
         return True
-      # After the inbox: what came before the peer moved is still good.
+      # Afterwards: what came before the peer moved is still good.
       if self._ahead > self._protocol.attempt:
         raise base.AttemptOverError(
             f"Node {self._node} is in attempt {self._ahead} already."
@@ -163,7 +174,7 @@ class Peer:
         self._lock.notify_all()
 
   def interrupt(self, why: str) -> None:
-    """Makes `send` and `receive` raise until the next attempt begins."""
+    """Makes sends and receives raise until the next attempt begins."""
     with self._lock:
       self._interrupted = why
       self._lock.notify_all()
@@ -231,7 +242,10 @@ class Peer:
   def _hear(self, wire: sockets.Wire, frame: frame_lib.Frame) -> None:
     with self._lock:
       if self._removed is None:
+        had_room = self.has_room
         self._do(self._protocol.receive(wire, frame, time.monotonic()))
+        if self.has_room and not had_room:
+          self._lock.notify_all()
 
   def _do(self, actions: Sequence[protocol_lib.Action]) -> None:
     """Carries out actions, with the lock."""

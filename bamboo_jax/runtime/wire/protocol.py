@@ -128,6 +128,7 @@ class TransportProtocol:
   Attributes:
     attempt: The attempt that values are sent and delivered in.
     connection: The connection in use, None without.
+    kept_bytes: Bytes of values that the peer has not acknowledged.
   """
 
   def __init__(
@@ -143,6 +144,7 @@ class TransportProtocol:
     self._me, self._peer, self._run, self._times = me, peer, run, times
     self.attempt = 0
     self.connection: Connection | None = None
+    self.kept_bytes = 0
     self._queue = collections.deque[Frame]()
     self._sent = collections.deque[Frame]()  # Not acknowledged yet.
     self._held: list[Frame] = []  # Values of the newest future attempt.
@@ -180,6 +182,7 @@ class TransportProtocol:
         )
     )
     self._numbers[channel] += 1
+    self.kept_bytes += size
     return self._pulls()
 
   def advance(self, attempt: int) -> list[Action]:
@@ -187,6 +190,7 @@ class TransportProtocol:
     if attempt <= self.attempt:
       return []
     self.attempt = attempt
+    self.kept_bytes = 0
     self._queue.clear()
     self._sent.clear()
     self._numbers.clear()
@@ -194,11 +198,6 @@ class TransportProtocol:
     held, self._held = self._held, []
     self._held = [f for f in held if f.attempt > attempt]
     return [self._deliver(f) for f in held if f.attempt == attempt]
-
-  @property
-  def num_kept_bytes(self) -> int:
-    """Bytes of values that the peer has not acknowledged."""
-    return sum(f.size for frames in (self._sent, self._queue) for f in frames)
 
   @property
   def has_queued(self) -> bool:
@@ -373,7 +372,8 @@ class TransportProtocol:
     if frame.seq > self._received:  # Else sent again, as its ack was lost.
       self._received = frame.seq  # Also of values of an older attempt.
       if frame.attempt > self.attempt:
-        self._held = [f for f in self._held if f.attempt == frame.attempt]
+        if self._held and self._held[0].attempt != frame.attempt:
+          self._held.clear()  # All are of one attempt, and that is over.
         self._held.append(frame)
         actions.append(Ahead(frame.attempt))
       elif frame.attempt == self.attempt:
@@ -384,7 +384,7 @@ class TransportProtocol:
     """Forgets the values that the peer has received."""
     for frames in (self._sent, self._queue):
       while frames and frames[0].seq <= ack:
-        frames.popleft()
+        self.kept_bytes -= frames.popleft().size
 
   def _deliver(self, frame: Frame) -> Deliver:
     if frame.number != self._expected[frame.channel]:

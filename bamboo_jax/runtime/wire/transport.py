@@ -34,8 +34,8 @@ _MAX_STRANGERS = 64  # Connections whose other end has not greeted yet.
 
 
 @dataclasses.dataclass(frozen=True)
-class OpenReceive:
-  """A receive that blocks: its source, its channel, and since when."""
+class OpenWait:
+  """A receive or send that blocks: its other node, channel, and since when."""
 
   node: base.NodeId
   channel: str
@@ -47,9 +47,9 @@ class Transport:
 
   Attributes:
     address: Where other nodes reach this one.
-    waited_secs: The time that all threads have spent in receives, without time
-      in which the process was suspended.
-    waited_for: The time in receives, by the node that was waited for.
+    waited_secs: The time that all threads have spent in receives and in sends
+      that had to wait, without time in which the process was suspended.
+    waited_for: That time by the node that was waited for.
   """
 
   def __init__(
@@ -80,7 +80,7 @@ class Transport:
     self._removed: dict[base.NodeId, str] = {}
     self._addresses: dict[base.NodeId, str] = {}
     self._strangers: dict[socket.socket, None] = {}  # The oldest first.
-    self._open: dict[int, OpenReceive] = {}  # By thread.
+    self._open: dict[int, OpenWait] = {}  # By thread.
     self._is_closed = False
     for target in (self._accept, self._tick):
       threading.Thread(target=target, name="transport", daemon=True).start()
@@ -115,9 +115,17 @@ class Transport:
   def send(
       self, node: base.NodeId, channel: str, arrays: Sequence[np.ndarray]
   ) -> None:
-    """Sends a value to a node; see `Peer.send`."""
+    """Sends a value to a node; see `Peer.send`.
+
+    Waits first while the node has not acknowledged
+    `TransportLimits.queued_bytes`, so that a value may have any size.
+    """
     self.check()
-    self._find(node).send(channel, arrays)
+    peer = self._find(node)
+    if not peer.has_room:
+      with self._opened(node, channel):
+        peer.wait_for_room()
+    peer.send(channel, arrays)
 
   def receive(self, node: base.NodeId, channel: str) -> Sequence[np.ndarray]:
     """Returns the next value of a node; see `Peer.receive`."""
@@ -134,7 +142,7 @@ class Transport:
     """Yields a peer, for which this thread waits."""
     self.check()
     thread = threading.get_ident()
-    self._open[thread] = OpenReceive(node, channel, time.monotonic())
+    self._open[thread] = OpenWait(node, channel, time.monotonic())
     try:
       yield self._find(node)
     finally:
@@ -143,8 +151,8 @@ class Transport:
         self.waited_secs += took_secs
         self.waited_for[node] = self.waited_for.get(node, 0.0) + took_secs
 
-  def open_receives(self) -> list[OpenReceive]:
-    """Returns the receives that wait now."""
+  def open_waits(self) -> list[OpenWait]:
+    """Returns the receives and sends that wait now."""
     return [*self._open.copy().values()]  # Other threads change the dict.
 
   # Nodes.

@@ -75,7 +75,7 @@ class FakeTransport:
       raise base.PeerRemovedError(node, "it is gone")
     raise base.AttemptOverError(f"node {node} is ahead")
 
-  def open_receives(self) -> list[types.SimpleNamespace]:
+  def open_waits(self) -> list[types.SimpleNamespace]:
     """Returns the receives that wait now; their `node` is their source."""
     waits = [] if self._waits_for is None else [self._waits_for]
     return [types.SimpleNamespace(node=node) for node in waits]

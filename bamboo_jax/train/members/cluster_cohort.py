@@ -188,11 +188,11 @@ class Exits:
     self._attempt = 0
 
   def begun(self) -> channel_lib.Begun:
-    """Returns this member's address, open receives and collective transfers."""
+    """Returns this member's address, open waits and collective transfers."""
     begun = channel_lib.Begun()
     if self._collectives is not None:
       begun = self._collectives.begun()
-    waits = {r.node for r in self._transport.open_receives()}
+    waits = {r.node for r in self._transport.open_waits()}
     return dataclasses.replace(
         begun,
         address=self._transport.address,

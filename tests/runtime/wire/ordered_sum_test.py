@@ -13,6 +13,7 @@ import numpy as np
 
 from bamboo_jax.runtime.wire import endpoints
 from bamboo_jax.runtime.wire import ordered_sum
+from bamboo_jax.runtime.wire import peer as peer_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from tests.runtime.wire import transport_test
 
@@ -59,8 +60,12 @@ class OrderedSumTest(parameterized.TestCase):
     shares = [make_share(seed, sizes) for seed in range(len(holders))]
     wanted = jax.tree.map(np.asarray, add_in_one_process(shares))
     count = max(*holders, *others, 1) + 1
+    # Large shares are more than may be queued.
+    limits = peer_lib.TransportLimits(queued_bytes=1 << 19)
     transports = [
-        transport_lib.Transport(n, run="r", endpoint=endpoints.UnixEndpoint())
+        transport_lib.Transport(
+            n, run="r", endpoint=endpoints.UnixEndpoint(), limits=limits
+        )
         for n in range(count)
     ]
     exchanges = []

@@ -84,6 +84,22 @@ class ProtocolTest(parameterized.TestCase):
       self.assertEqual(node.has_more, has_more)
     self.assertEqual(node.pull("c", 0.0).ack, 2)
 
+  def test_the_cost_of_a_value_does_not_grow_with_the_queue(self):
+    additions = []
+
+    class Size(int):
+      """Records that it is added to something."""
+
+      def __radd__(self, other):
+        additions.append(other)
+        return int(self) + other
+
+    node = self._make()
+    for number in range(100):
+      node.send("a", b"", Size(8))
+      self.assertEqual(node.kept_bytes, 8 * (number + 1))
+    self.assertLessEqual(len(additions), 100)
+
   def test_a_missing_value_is_an_error(self):
     node = self._make()
     node.receive("c", Frame(Kind.HELLO, seq=1, meta="1>0 r"), 0.0)

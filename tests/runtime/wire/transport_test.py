@@ -74,7 +74,7 @@ class LateArray:
 class TransportTest(parameterized.TestCase):
 
   def _make(self, count, kind="unix", **limits):
-    limits = peer_lib.TransportLimits(times=_TIMES, **limits)
+    limits = peer_lib.TransportLimits(**{"times": _TIMES, **limits})
     made = [
         transport_lib.Transport(
             node, run="r", endpoint=make_endpoint(kind), limits=limits
@@ -237,26 +237,65 @@ class TransportTest(parameterized.TestCase):
       first.send(1, "a", make_value(0, 1))
     del second, third
 
-  def test_open_receives(self):
+  def test_open_waits(self):
     first, second = self._make(2)
     thread = threading.Thread(target=first.receive, args=(1, "a"))
     thread.start()
-    while not first.open_receives():
+    while not first.open_waits():
       time.sleep(1e-3)
-    (found,) = first.open_receives()
+    (found,) = first.open_waits()
     self.assertEqual((found.node, found.channel), (1, "a"))
     second.send(0, "a", make_value(0, 1))
     thread.join(_PATIENCE_SECS)
-    self.assertEqual(first.open_receives(), [])
+    self.assertEqual(first.open_waits(), [])
     self.assertNotEqual(first.waited_secs, 0.0)
     self.assertEqual(first.waited_for.keys(), {1})
     self.assertGreater(first.waited_for[1], 0.0)
 
-  def test_too_much_is_an_error(self):
+  @parameterized.product(kind=KINDS, size=(1, 300, 1 << 18))
+  def test_more_than_may_be_queued(self, kind, size):
+    """Each sends all before it receives, as in a sum or a refresh."""
+    times = protocol_lib.TimeLimits(ack_bytes=0)
+    nodes = self._make(2, kind, queued_bytes=1000, times=times)
+    most = []
+
+    def run(me):
+      for number in range(20):
+        most.append(nodes[me]._peers[1 - me]._protocol.kept_bytes)
+        nodes[me].send(1 - me, "a", make_value(number, size))
+      for number in range(20):
+        vector, scalar = nodes[me].receive(1 - me, "a")
+        assert scalar == number and (vector == number).all(), number
+
+    tasks = [lambda me=me: run(me) for me in range(2)]
+    self._run_all(tasks, lambda: None, threading.Event())
+    # The last one comes on top, whatever its size.
+    self.assertLessEqual(max(most), 1000 + 4 * size + 8)
+
+  @parameterized.named_parameters(
+      ("new_view", lambda t: t.interrupt("new view"), base.AttemptOverError,
+       "new view"),
+      ("attempt", lambda t: t.begin(2), base.AttemptOverError, "Attempt 1 is"),
+      ("death", lambda t: t.remove([7], "it died"), base.PeerRemovedError,
+       "Node 7 .*it died"),
+  )  # fmt: skip
+  def test_a_send_that_waits_is_told(self, act, error, message):
     first = self._make(1, queued_bytes=1000)[0]
-    first.send(7, "a", make_value(0, 200))
-    with self.assertRaisesRegex(BufferError, "Node 7 has not acknowledged 8"):
-      first.send(7, "a", make_value(0, 200))
+    sends = lambda: first.send(7, "a", make_value(0, 200))
+    for _ in range(2):  # Nobody is there, so nothing is acknowledged.
+      sends()
+    waits = lambda: [(w.node, w.channel) for w in first.open_waits()]
+    self.assertEqual(waits(), [])
+
+    def tell():
+      self._wait(waits)
+      self.assertEqual(waits(), [(7, "a")])
+      act(first)
+
+    with self.assertRaisesRegex(error, message):
+      self._run_all([sends], tell, threading.Event())
+    self.assertEqual(waits(), [])
+    self.assertGreater(first.waited_for[7], 0.0)
 
   def test_a_lost_array_is_an_error(self):
     first, second = self._make(2)

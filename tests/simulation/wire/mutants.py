@@ -36,6 +36,10 @@ MUTANTS = {
         "if frame.attempt > self.attempt:",
         "if frame.attempt > self.attempt + 1:",
     ),
+    "kept_bytes_outlive_attempt": (
+        "    self.kept_bytes = 0\n    self._queue.clear",
+        "    self._queue.clear",
+    ),
     "queue_outlives_attempt": ("    self._queue.clear()\n", ""),
     "sent_outlives_attempt": (
         "    self._sent.clear()\n    self._numbers",
@@ -65,8 +69,8 @@ MUTANTS = {
         "for f in held]",
     ),
     "held_of_all_attempts": (
-        "[f for f in self._held if f.attempt == frame.attempt]",
-        "[*self._held]",
+        "if self._held and self._held[0].attempt != frame.attempt:",
+        "if False:",
     ),
     "held_after_advance": (
         "[f for f in held if f.attempt > attempt]",

@@ -92,7 +92,7 @@ class Rendezvous:
     here = f"here {hashlib.sha256(repr(group).encode()).hexdigest()}"
     others = [node for node in group if node != self._number]
     try:
-      for node in others:  # First all sends, which do not block.
+      for node in others:  # First all sends, which wait for no receive.
         self._exchange.send(node, here, [])
       for node in others:
         self._exchange.receive(node, here)

@@ -241,11 +241,13 @@ class WireHistory:
     for side, node in enumerate(self.nodes):
       kept = [*node._sent, *node._queue]
       seqs = [f.seq for f in kept]
+      sizes = [f.size for f in kept]
       attempts = {f.attempt for f in node._held}
       _require(
           all(f.attempt == node.attempt for f in kept), "keeps what is given up"
       )
       _require(seqs == sorted({*seqs}), "what is kept is not in order")
+      _require(node.kept_bytes == sum(sizes), "the sum of sizes is wrong")
       _require(
           not kept or seqs[0] > self.acked[side], "keeps what is acknowledged"
       )
