@@ -21,10 +21,16 @@ def choose(seed: str | None, *, is_all: bool) -> None:
   os.environ[_SEED] = given or str(random.randrange(1_000_000))
 
 
+def is_all() -> bool:
+  """Returns whether all cases run."""
+  return os.environ.get(_SEED) == _ALL
+
+
 def describe() -> str:
   """Returns how to run the same cases again."""
-  seed = os.environ[_SEED]
-  return "sweeps: --all" if seed == _ALL else f"sweeps: --sample={seed}"
+  return (
+      "sweeps: --all" if is_all() else f"sweeps: --sample={os.environ[_SEED]}"
+  )
 
 
 def draw(cases: Iterable[_T], count: int, *, topic: str = "") -> list[_T]:
@@ -35,7 +41,7 @@ def draw(cases: Iterable[_T], count: int, *, topic: str = "") -> list[_T]:
   """
   cases = [*cases]
   seed = os.environ.get(_SEED, "0")
-  if seed == _ALL or len(cases) <= count:
+  if is_all() or len(cases) <= count:
     return cases
   rng = random.Random(f"{seed} {topic}")
   chosen = rng.sample(range(len(cases)), count)

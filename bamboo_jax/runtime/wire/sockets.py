@@ -119,7 +119,7 @@ class TlsWire:
     done = 0
     while done < min(len(view), _TURN_BYTES):
       try:
-        size = self._socket.recv_into(view[done:_TURN_BYTES])
+        size = self._socket.recv_into(view[done:])
       except ssl.SSLWantReadError:
         if not done:
           raise
