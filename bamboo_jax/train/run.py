@@ -222,8 +222,8 @@ def _join(
       limits=peer_lib.TransportLimits(
           protocol_lib.TimeLimits.for_silence(config.cluster.least_silence_secs)
       ),
-      note=lambda: client.note_progress(),
   )
+  # Asks nobody before `start` below.
   collectives = executors.make_collectives(
       *(config, number, transport),
       is_lost=lambda node: node not in client.newest.numbers,
@@ -238,6 +238,7 @@ def _join(
       heartbeat_secs=config.cluster.heartbeat_secs,
       silence_secs=config.cluster.least_silence_secs,
   )
+  transport.note = client.note_progress  # It has listened since before.
   apart = use_devices(config, 1)
   if collectives is None:
     devices = devices_lib.place_nodes([number], apart=apart)

@@ -2,9 +2,11 @@
 
 import os
 import socket
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import numpy as np
 
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import frames
@@ -13,13 +15,17 @@ from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
 from bamboo_jax.runtime.spmd.processes import transfer_log
+from bamboo_jax.runtime.wire import endpoints
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.train import run
 from bamboo_jax.train.members import cluster_cohort
 from tests import layouts
+from tests import tiny
 
+_PATIENCE_SECS = 20.0
 _CHANNEL = channel_lib.Channel("activation", (0, 1), (0,))
 
 
@@ -57,6 +63,26 @@ class Client:
 
   def wait_first(self):
     return views.View(5, (), "")
+
+
+class LateClient:
+  """Is made after another node has sent something to the transport."""
+
+  def __init__(self, agent, *, begun, **unused):
+    self.num_notes = 0
+    self.transport = begun.__self__._transport
+    other = transport_lib.Transport(
+        1, run="r", endpoint=endpoints.UnixEndpoint()
+    )
+    other.set_addresses({0: begun().address})
+    for transport in (other, self.transport):
+      transport.begin(1)
+    other.send(0, "a", [np.ones(3)])
+    self.was_heard = self.transport.wait(1, "a", _PATIENCE_SECS)
+    other.close()
+
+  def note_progress(self):
+    self.num_notes += 1
 
 
 class Transport:
@@ -215,3 +241,27 @@ class RemoteDirectorTest(absltest.TestCase):
           ConnectionError, "that injects faults has ended"
       ):
         director.strike(faults_lib.Due(fault, 5))
+
+
+class JoinTest(absltest.TestCase):
+
+  def test_a_node_is_heard_before_there_is_a_client(self):
+    for module, name in (
+        (run.waits, "tell_on_signal"),
+        (run, "use_devices"),
+        (run.devices_lib, "place_nodes"),
+    ):
+      self.enterContext(mock.patch.object(module, name))
+    self.enterContext(mock.patch.object(run.client_lib, "Client", LateClient))
+    client = run._join(
+        run.accept.accept(tiny.get_config()),
+        None,
+        number=0,
+        stamp="r",
+        host="127.0.0.1",
+        identity=None,
+    ).client
+    self.addCleanup(client.transport.close)
+    self.assertTrue(client.was_heard)
+    client.transport.note()
+    self.assertEqual(client.num_notes, 1)

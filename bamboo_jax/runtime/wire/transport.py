@@ -47,6 +47,7 @@ class Transport:
 
   Attributes:
     address: Where other nodes reach this one.
+    note: Called when bytes have arrived, in any thread; may be set later.
     waited_secs: The time that all threads have spent in receives and in sends
       that had to wait, without time in which the process was suspended.
     waited_for: That time by the node that was waited for.
@@ -59,15 +60,9 @@ class Transport:
       run: str,
       endpoint: endpoints.Endpoint,
       limits: peer_lib.TransportLimits = peer_lib.TransportLimits(),  # noqa: B008
-      note: Callable[[], None] = lambda: None,
   ) -> None:
-    """Listens at once.
-
-    Args:
-      run: Identity of the run, the same at all nodes.
-      note: Called when bytes have arrived, in any thread.
-    """
-    self._note = note
+    """Listens at once; `run` identifies the run, the same at all nodes."""
+    self.note: Callable[[], None] = lambda: None
     self._me, self._run, self._endpoint = me, run, endpoint
     self._limits = limits
     self.address = endpoint.address
@@ -203,7 +198,7 @@ class Transport:
             run=self._run,
             endpoint=self._endpoint,
             limits=self._limits,
-            note=self._note,
+            note=lambda: self.note(),  # The one that is set by then.
         )
         peer.set_address(self._addresses.get(node))
         peer.begin(self._attempt)
