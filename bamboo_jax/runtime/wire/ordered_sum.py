@@ -121,15 +121,20 @@ class OrderedSum:
 
   def _flatten(self, tree: base.PyTree) -> np.ndarray:
     flat = self._take()
-    leaves = [np.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(tree)]
-    return np.concatenate(leaves, out=flat)
+    pairs = zip(self._split(flat), jax.tree.leaves(tree), strict=True)
+    for part, leaf in pairs:
+      part[:] = np.asarray(leaf).reshape(-1)
+    return flat
 
   def _unflatten(self, flat: np.ndarray) -> base.PyTree:
-    ends = np.cumsum([a.size for a in self._like])[:-1]
-    parts = np.split(flat, ends)
-    pairs = zip(parts, self._like, strict=True)
+    pairs = zip(self._split(flat), self._like, strict=True)
     leaves = [part.reshape(a.shape) for part, a in pairs]
     return jax.tree.unflatten(self._structure, leaves)
+
+  def _split(self, flat: np.ndarray) -> list[np.ndarray]:
+    """Returns the part of each leaf; none for a unit that is frozen."""
+    ends = np.cumsum([a.size for a in self._like], dtype=int)
+    return np.split(flat, ends)[:-1]  # Nothing is left after the last end.
 
 
 def cut(size: int, count: int) -> list[int]:

@@ -53,10 +53,13 @@ class OrderedSumTest(parameterized.TestCase):
       ([1], (0,), 33),
       ([0, 1, 1], (2,), 100, 16),  # Several pieces for each node.
       ([2, 0, 1, 0], (), 60, 5),  # One node has more pieces than others.
+      ([0, 1, 1], (2,), None),  # A frozen unit: nothing is added.
   )
   def test_bits(self, holders, others, size, piece=ordered_sum._PIECE):
     self.enter_context(mock.patch.object(ordered_sum, "_PIECE", piece))
-    sizes = {"w": (size,), "b": (3, 5), "one": (1,)}
+    sizes = {}
+    if size is not None:
+      sizes = {"w": (size,), "b": (3, 5), "one": (1,)}
     shares = [make_share(seed, sizes) for seed in range(len(holders))]
     wanted = jax.tree.map(np.asarray, add_in_one_process(shares))
     count = max(*holders, *others, 1) + 1
