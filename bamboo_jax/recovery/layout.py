@@ -262,16 +262,16 @@ class StepPlans:
 
   def _plan_apart(self, layout: Layout) -> None:
     """Plans a step of pipelines that have no node in common."""
+    computing = [p for p, own in enumerate(layout.shares) if own]
     plans = [
         self._rows.whole(
             p,
-            roles,
+            layout.roles[p],
             shares=layout.shares[p],
             partition=layout.pipelines[p].partition,
             slow=layout.slow,
         )
-        for p, roles in enumerate(layout.roles)
-        if layout.shares[p]
+        for p in computing
     ]
     if not self._fills:
       self._whole = [plan.timeline for plan in plans]
@@ -279,7 +279,7 @@ class StepPlans:
     self._whole = [plan.lazy for plan in plans]
     self._filling = self._rows.redundant.fill(
         plans,
-        layout.roles,
+        [layout.roles[p] for p in computing],
         dataclasses.replace(self._rows.costs, slow=layout.slow),
     )
 

@@ -1,5 +1,7 @@
 """Rows of a whole step, with waits that are filled ahead or as they occur."""
 
+import dataclasses
+
 from absl.testing import parameterized
 
 from bamboo_jax.recovery import layout as layout_lib
@@ -43,6 +45,20 @@ class StepPlansTest(parameterized.TestCase):
     num_placed = sum(t.num_redundant for t in placed.whole(layout))
     self.assertEqual(filling.placed.passes, num_placed)
     self.assertIsNone(placed.filling(layout))
+
+  @parameterized.parameters("lazy", "bubble", "budget", "eager")
+  def test_pipelines_without_shares_have_no_waits(self, mode):
+    plans, layout = make_plans(mode, fills=True)
+    gone = dataclasses.replace(
+        layout.pipelines[1],
+        roles=failover.Roles((7, 5, 6, 7), {3: 6}),
+        vacant=frozenset({1}),
+    )
+    pipelines = (layout.pipelines[0], gone)
+    dropped = layout_lib.Layout(pipelines, ((0,), ()), layout.segments)
+    self.assertLen(plans.whole(dropped), 1)
+    if mode != "lazy":
+      self.assertEqual(plans.filling(dropped).nodes.keys(), {0, 1, 2, 3})
 
   def test_not_if_a_node_is_in_two_pipelines(self):
     plans, layout = make_plans("eager", fills=True)
