@@ -24,7 +24,7 @@ class MachineTest(folders.FolderCase):
     def sleep(secs):
       self.assertBetween(secs, 3.5, 4.0)
       if live:
-        fence.beat()
+        fence.beat("stamp")
 
     with mock.patch.object(time, "sleep", sleep):
       if live:

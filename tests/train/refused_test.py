@@ -127,7 +127,7 @@ class RefusedTest(folders.FolderCase):
   def test_agents_live_in_the_workdir(self):
     fence = fence_lib.Fence(self.folder / "a")
     fence.create("stamp")
-    beat = lambda secs: fence.beat()
+    beat = lambda secs: fence.beat("stamp")
     with mock.patch.object(time, "sleep", beat):
       with self.assertRaisesRegex(
           ValueError, "Members of a run are alive in .*/a;"

@@ -114,7 +114,7 @@ def beat(state: state_lib.AgentState) -> events_lib.Flow:
     is_first = roster.is_at_work and first == state.incarnation
     if is_first or not roster.view.members:
       try:
-        yield events_lib.CallFence("beat")
+        yield events_lib.CallFence("beat", (state.stamp,))
       except OSError as error:
         state.warn(f"{error}")
 

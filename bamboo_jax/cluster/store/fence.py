@@ -144,8 +144,15 @@ class FenceProtocol:
         return found
       found.append(view)
 
-  def beat(self) -> Calls:
-    """Shows other runs that members of this one are alive."""
+  def beat(self, stamp: str) -> Calls:
+    """Shows other runs that members of run `stamp` are alive.
+
+    A claim that was removed is restored, but only beside views of the run: a
+    folder without them may be the empty one below a mount that is away.
+    """
+    file = yield "read", _NAME
+    if file is None and (yield from self.views_after(stamp)):
+      yield "create", _NAME, _render(Claim(stamp))
     yield "touch", _NAME
 
   def _read_view(self, stamp: str, number: base.ViewId) -> Calls:
@@ -294,14 +301,23 @@ def check(
 ) -> None:
   """Raises `base.FencedError` unless a life of a run still may write.
 
-  Retries for a while if the folder cannot be read, as agents do.
+  Retries for a while if the folder cannot be read or is away, as agents do.
   """
-  refuse(base.ask_again(fence.read)[0], Claim(stamp, epoch))
+  claim = Claim(stamp, epoch)
+  base.ask_again(lambda: refuse(fence.read()[0], claim))
 
 
 def refuse(found: Claim | None, claim: Claim) -> None:
-  """Raises `base.FencedError` if `found` is of another run or a later life."""
-  if found is None or found.stamp != claim.stamp:
+  """Raises `base.FencedError` if `found` is of another run or a later life.
+
+  Raises `FileNotFoundError` without a claim, which is no sign of another run.
+  """
+  if found is None:
+    raise FileNotFoundError(
+        f"There is no {_NAME} in the workdir. Was it removed, or is the folder "
+        "not mounted?"
+    )
+  if found.stamp != claim.stamp:
     raise base.FencedError("The workdir now belongs to another run.")
   if found.epoch > claim.epoch:
     raise base.FencedError(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import contextlib
 import functools
 import os
+import pathlib
 import threading
 import uuid
 
@@ -53,7 +54,10 @@ def hold(
     )
   over = threading.Event()
   beating = threading.Thread(
-      target=_beat, args=(fence, claim, over), name="fence", daemon=True
+      target=_beat,
+      args=(fence, claim, over, pathlib.Path(folder)),
+      name="fence",
+      daemon=True,
   )
   beating.start()
   try:
@@ -69,13 +73,20 @@ def hold(
 
 
 def _beat(
-    fence: fence_lib.Fence, claim: fence_lib.Claim, over: threading.Event
+    fence: fence_lib.Fence,
+    claim: fence_lib.Claim,
+    over: threading.Event,
+    folder: pathlib.Path,
 ) -> None:
   """Shows that this process is alive, until another one takes the folder."""
+  inode = folder.stat().st_ino
   while not over.wait(fence_lib.BEAT_SECS / 4):
     try:
-      if fence.read().claim != claim:
+      found = fence.read().claim
+      if found is None and folder.stat().st_ino == inode:
+        fence.create(claim.stamp)  # It was removed, and no mount is away.
+      elif found not in (None, claim):
         return
-      fence.beat()
+      fence.beat(claim.stamp)
     except OSError as error:
       logging.warning("Cannot show that this process is alive: %s", error)

@@ -62,6 +62,8 @@ class SharedFiles:
 
   def touch(self, name: str) -> None:
     """See `fence.FenceFolder`."""
+    if name not in self._files:
+      raise FileNotFoundError(f"There is no {name}.")
     self.replace(name, self._files[name][0])
 
   def copy(self) -> "SharedFiles":

@@ -168,8 +168,8 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     options = given.make_options("n9", workdir=str(self.folder))
     agent = agent_lib.Agent(self.store, options, issue("agent", "n9"))
     over = threading.Event()
-    with mock.patch.object(agent._fence, "beat", lambda: over.wait(60)):
-      beat = events_lib.CallFence("beat")
+    with mock.patch.object(agent._fence, "beat", lambda _: over.wait(60)):
+      beat = events_lib.CallFence("beat", ("run",))
       calls = [asyncio.create_task(agent._do(beat)) for _ in range(40)]
       await asyncio.sleep(0)
       try:

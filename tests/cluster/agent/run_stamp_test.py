@@ -88,7 +88,8 @@ class BeatTest(given.CoreCase):
   def beats(self):
     """Whether this agent shows for all that members live."""
     flow = run_stamp.beat(self.state)
-    return [flow.send(None), flow.send(1.0)][1] == events_lib.CallFence("beat")
+    beat = events_lib.CallFence("beat", (self.state.stamp,))
+    return [flow.send(None), flow.send(1.0)][1] == beat
 
   def test_the_first_that_is_not_missed_shows_that_members_live(self):
     self.begin(me=1)

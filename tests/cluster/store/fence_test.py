@@ -39,7 +39,7 @@ class FenceTest(parameterized.TestCase):
       self.assertFalse(fence.create("b"))
       claim, before = fence.read()
       self.assertEqual(claim, Claim("a"))
-      fence.beat()
+      fence.beat("a")
       self.assertGreater(fence.read()[1], before)
       fence.replace("b")
       self.assertEqual(fence.read()[0], Claim("b"))
@@ -212,7 +212,6 @@ class FenceTest(parameterized.TestCase):
     self.assertEqual(self.fences[0].read()[0], Claim(""))
 
   @parameterized.parameters(
-      (None, "another run"),
       (Claim("b", 2), "another run"),
       (Claim("a", 3), "restarted in view 3"),
       (Claim("a", 2), None),
@@ -220,13 +219,43 @@ class FenceTest(parameterized.TestCase):
   )
   def test_who_may_write(self, there, refused):
     fence = self.fences[0]
-    if there is not None:
-      fence.begin(there)
+    fence.begin(there)
     if refused is None:
       fence_lib.check(fence, "a", 2)
       return
     with self.assertRaisesRegex(base.FencedError, refused):
       fence_lib.check(fence, "a", 2)
+
+  def test_a_claim_that_is_missing_is_not_of_another_run(self):
+    fence = self.fences[0]
+    fence.begin(Claim("a", 2))
+    found = fence.read()
+    answers = [fence_lib.Found(None, 0), found]
+    with mock.patch.object(fence, "read", side_effect=answers):
+      fence_lib.check(fence, "a", 2)  # The folder was away for a moment.
+    fence.remove()
+    with mock.patch.object(files, "_PATIENCE_SECS", 0.0):
+      with self.assertRaisesRegex(OSError, "There is no fence.json in the "):
+        fence_lib.check(fence, "a", 2)
+
+  @parameterized.parameters((1, Claim("a", 2)), (0, None))
+  def test_members_restore_a_claim_only_beside_their_views(
+      self, num_views, restored
+  ):
+    for fence in self.fences:
+      if num_views:
+        fence.begin(Claim("a", 2))
+        fence.claim_view("a", members.view(1, 0))
+      if isinstance(fence.folder, share_lib.SharedFiles):
+        fence.folder._files.pop("fence.json", None)
+      else:
+        fence.remove()
+      if restored is None:
+        with self.assertRaises(FileNotFoundError):
+          fence.beat("a")
+      else:
+        fence.beat("a")
+      self.assertEqual(fence.read().claim, restored)
 
   def test_a_folder_that_gives_errors_for_a_while_ends_no_worker(self):
     fence, error = self.fences[0], OSError(errno.EIO, "Input/output error")

@@ -60,6 +60,18 @@ class TenureTest(absltest.TestCase):
         check()
     self.assertEqual(self.fence.read()[0], fence_lib.Claim("agent"))
 
+  def test_it_restores_a_claim_that_was_removed(self):
+    with self.hold() as check:
+      claim = self.fence.read().claim
+      self.fence.remove()
+      check()  # Waits until it is there again.
+      self.assertEqual(self.fence.read().claim, claim)
+      away = self.folder.rename(f"{self.folder}_away")
+      back = lambda _: away.exists() and away.rename(self.folder)
+      with mock.patch.object(time, "sleep", back):
+        check()  # The folder is away until the second look.
+    self.assertEqual(self.fence.read(), (None, 0))
+
   def test_it_shows_no_sign_of_life_for_another_run(self):
     with self.hold():
       self.fence.replace("agent")
