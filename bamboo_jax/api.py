@@ -222,7 +222,7 @@ def _find_faults(
     return os.fspath(faults)
   path = pathlib.Path(workdir, "faults.csv")
   path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text("".join(f"{line}\n" for line in faults))
+  base.write_atomically(path, "".join(f"{line}\n" for line in faults))
   return str(path)
 
 
@@ -238,7 +238,7 @@ def _write_config(config: Any, folder: pathlib.Path) -> pathlib.Path:
     ) from error
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / "config.py"
-  path.write_text(_CONFIG_FILE.format(values=values))
+  base.write_atomically(path, _CONFIG_FILE.format(values=values))
   return path
 
 

@@ -15,6 +15,7 @@ import time
 
 from absl import flags
 
+from bamboo_jax import base
 from bamboo_jax.cluster.store import endpoint as endpoint_lib
 from bamboo_jax.cluster.store import private_etcd
 from bamboo_jax.launch import cli
@@ -45,8 +46,7 @@ def main() -> None:
       identity_flags.SECRET.value or endpoint_lib.secret_file(workdir)
   )
   if not file.exists():
-    file.touch(mode=0o600)
-    file.write_text(secrets.token_hex(32))
+    base.write_atomically(file, secrets.token_hex(32), mode=0o600)
   secret = identity_lib.read_secret(str(file))
   identity_lib.check_host(_HOST.value, secret=secret)
   summary = workdir / "summary.json"

@@ -85,7 +85,11 @@ def open_lock(path: str | os.PathLike[str]) -> IO[str]:
 
 
 def write_atomically(
-    path: str | os.PathLike[str], content: bytes | str, *, sync: bool = True
+    path: str | os.PathLike[str],
+    content: bytes | str,
+    *,
+    sync: bool = True,
+    mode: int = 0o644,
 ) -> None:
   """Replaces the file at `path`; a reader sees the old or the new content.
 
@@ -95,12 +99,12 @@ def write_atomically(
   path = pathlib.Path(path)
   data = content.encode() if isinstance(content, str) else content
   try:
-    _replace(path, data, sync=sync)
+    _replace(path, data, sync=sync, mode=mode)
   except OSError as error:  # It names a file of ours, or none.
     raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _replace(path: pathlib.Path, data: bytes, *, sync: bool) -> None:
+def _replace(path: pathlib.Path, data: bytes, *, sync: bool, mode: int) -> None:
   fd, name = tempfile.mkstemp(
       dir=path.parent, prefix=f".{path.name}.", suffix=".part"
   )
@@ -110,7 +114,7 @@ def _replace(path: pathlib.Path, data: bytes, *, sync: bool) -> None:
       file.flush()
       if sync:
         os.fsync(file.fileno())
-    os.chmod(name, 0o644)
+    os.chmod(name, mode)
     os.replace(name, path)
   except BaseException:
     os.unlink(name)

@@ -84,6 +84,10 @@ class CheckpointFolder:
       logging.warning("%s", problem)
     return self._complete(steps)
 
+  def has(self, step: base.StepId) -> bool:
+    """Returns whether `step` has a complete checkpoint that can be read."""
+    return self._problem(step) is None
+
   def read(
       self,
       step: base.StepId,
@@ -127,6 +131,8 @@ class CheckpointFolder:
     """
     path = self._unfinished(name)
     try:
+      # Removed meanwhile? Not its parent, whose mount may be away.
+      self.path.mkdir(exist_ok=True)
       self._check_space(layers)
       path.mkdir(exist_ok=True)
       _remove_item(path, item)  # Of an earlier attempt.

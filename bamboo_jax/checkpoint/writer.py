@@ -227,7 +227,8 @@ class Writer:
     for turn in itertools.count():
       save = parts.plan_save(f"{step}.v{view}.{tries}", step, owners)
       self._wait(waiting)
-      is_done = self._member == save.writer and step in self.steps()
+      self._end_joining(blocks=True)
+      is_done = self._member == save.writer and self._folder.has(step)
       mine = self._say(begins=not is_done)
       said = gather(f"save {step} {turn}", mine)
       self._hear(said)

@@ -138,7 +138,8 @@ class ClusterRun:
       return
     kills = self._director.kills
     content["recoveries"] = durations.report(content["recoveries"], kills)
-    self._summary.write_text(json.dumps(content, indent=2) + "\n")
+    text = json.dumps(content, indent=2) + "\n"
+    base.write_atomically(self._summary, text)
     for recovery in content["recoveries"]:
       print(durations.describe(recovery))
     if redundancy := content["redundancy"]:
@@ -322,11 +323,6 @@ class ClusterRun:
         self._progress.show_text(f"resumed_from_step={line['step']}")
       elif (said := progress_lib.render_event(line)) is not None:
         self._progress.show_text(said)
-      elif line.get("event") == "damaged":
-        self._progress.show_text(
-            f"warning: the checkpoint of step {line['checkpoint']} is damaged; "
-            f"training continues from step {line['step']}."
-        )
       elif line.get("event") == "pause":
         self._progress.explain(line["reason"])
       elif "event" not in line:

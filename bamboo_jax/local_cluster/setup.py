@@ -6,6 +6,7 @@ import importlib
 import os
 import pathlib
 
+from bamboo_jax import base
 from bamboo_jax import config as config_lib
 from bamboo_jax.cluster import detection
 from bamboo_jax.faults import faults as faults_lib
@@ -113,7 +114,7 @@ def with_random_kills(
   )
   path = setup.workdir / "random_kills.csv"
   setup.workdir.mkdir(parents=True, exist_ok=True)
-  path.write_text(faults_lib.render(faults))
+  base.write_atomically(path, faults_lib.render(faults))
   return dataclasses.replace(
       setup, arguments=[*setup.arguments, f"--faults={path}"], faults=faults
   )

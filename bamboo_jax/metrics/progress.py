@@ -62,6 +62,15 @@ def render_event(line: Mapping[str, Any]) -> str | None:
       return render_line({f"eval_{k}": v for k, v in values.items()})
     case "saving":
       return f"saving step={line['step']}: {line['reason']}"
+    case "save_failed":
+      return f"warning: {line['reason']} Training continues."
+    case "skipped":
+      return f"skipped step={line['step']} reason={line['reason']!r}"
+    case "damaged":
+      return (
+          f"warning: the checkpoint of step {line['checkpoint']} is damaged; "
+          f"training continues from step {line['step']}."
+      )
   return None
 
 

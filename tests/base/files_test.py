@@ -1,5 +1,6 @@
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -8,6 +9,8 @@ from absl.testing import parameterized
 
 from bamboo_jax import base
 from tests import limits
+
+_CLONE = pathlib.Path(__file__).resolve().parents[2]
 
 
 class FilesTest(parameterized.TestCase):
@@ -24,6 +27,27 @@ class FilesTest(parameterized.TestCase):
     wanted = content.encode() if isinstance(content, str) else content
     self.assertEqual(self.path.read_bytes(), wanted)
     self.assertEqual(os.listdir(self.root), ["file"])
+
+  def test_files_that_others_read_are_replaced_not_rewritten(self):
+    private = {  # Folders of one process, or files that a next start rewrites.
+        "bamboo_jax/local_cluster/machine.py",
+        "bamboo_jax/local_cluster/trial.py",
+        "bamboo_jax/net/identity.py",
+        "bamboo_jax/testing/fault_sweep/clusters.py",
+        "bamboo_jax/testing/fault_sweep/layouts.py",
+    }
+    found = {
+        path.relative_to(_CLONE).as_posix()
+        for folder in ("bamboo_jax", "launch")
+        for path in (_CLONE / folder).rglob("*.py")
+        if re.search(r"\.write_(text|bytes)\(", path.read_text())
+    }
+    self.assertEqual(found - private, set())
+
+  def test_who_may_read_it(self):
+    for mode, args in ((0o644, {}), (0o600, {"mode": 0o600})):
+      base.write_atomically(self.path, "text", **args)
+      self.assertEqual(self.path.stat().st_mode & 0o777, mode)
 
   def test_full_disk_leaves_the_former_content(self):
     base.write_atomically(self.path, "former")

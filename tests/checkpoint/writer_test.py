@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import pathlib
+import shutil
 import tempfile
 import threading
 from unittest import mock
@@ -18,6 +19,7 @@ import numpy as np
 import optax
 
 from bamboo_jax import base
+from bamboo_jax.base import files
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.checkpoint import folder as folder_lib
 from bamboo_jax.checkpoint import identity as identity_lib
@@ -365,6 +367,22 @@ class WriterTest(parameterized.TestCase):
       self.assertIsInstance(error, base.CheckpointError)
       self.assertRegex(str(error), "Cannot save step 3 to .*: Not a directory.")
     self.assertEqual([w[:2] for w in self.warnings], [(0, 3)] * 2)  # Two tries.
+
+  @parameterized.parameters([_OWNERS], [_ALONE])
+  def test_a_folder_that_was_removed_is_made_again(self, owners):
+    self.use(owners)
+    for save in (lambda: self.vote(4), lambda: self.save_last(5)):
+      shutil.rmtree(self.root)
+      with mock.patch.object(files, "_PATIENCE_SECS", 0.0):
+        save()
+        self.vote(5)
+    self.assertEqual(self.warnings, [])
+    self.assertEqual(self.listed(), ["5"])
+    shutil.rmtree(self.root.parent)  # As if its mount were away.
+    self.vote(6)
+    self.vote(7)
+    self.assertFalse(self.root.parent.exists())
+    self.assertRegex(self.warnings[0][2], "Cannot save step 6 to .*: No such f")
 
   def test_last_works_at_the_second_try(self):
     self.use(_ALONE)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import pathlib
 import tempfile
 import types
@@ -109,6 +110,18 @@ class RunTest(parameterized.TestCase):
           "warning: the checkpoint of step 9 is damaged; training continues "
           "from step 5."
       )
+
+  def test_a_kill_leaves_a_whole_summary(self):
+    folder = self.enter_context(tempfile.TemporaryDirectory())
+    one = object.__new__(cluster_run.ClusterRun)
+    one._summary = pathlib.Path(folder) / "summary.json"
+    former = '{"steps": 3, "recoveries": [], "redundancy": null}'
+    one._summary.write_text(former)
+    one._former_summary, one._director = b"", mock.Mock(kills={})
+    killed = mock.patch.object(os, "replace", side_effect=SystemExit)
+    with killed, self.assertRaises(SystemExit):
+      one.report()
+    self.assertEqual(one._summary.read_text(), former)
 
   def test_what_is_shown_beside_steps(self):
     folder = self.enter_context(tempfile.TemporaryDirectory())

@@ -68,6 +68,16 @@ class ProgressTest(parameterized.TestCase):
       ),
       ({"event": "saving", "reason": "why"}, "saving step=20: why"),
       ({"event": "warning", "text": "text"}, "warning: text"),
+      (
+          {"event": "save_failed", "reason": "Cannot save step 20."},
+          "warning: Cannot save step 20. Training continues.",
+      ),
+      ({"event": "skipped", "reason": "why"}, "skipped step=20 reason='why'"),
+      (
+          {"event": "damaged", "checkpoint": 30},
+          "warning: the checkpoint of step 30 is damaged; training continues "
+          "from step 20.",
+      ),
       ({"event": "changed", "text": "text"}, "text"),
       ({"event": "layout", "owners": ((0, 1),)}, None),
       ({"loss": 3.07846}, None),

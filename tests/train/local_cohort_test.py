@@ -67,6 +67,22 @@ class LocalCohortTest(parameterized.TestCase):
         self.cohort.check()
     self.assertEqual(self.cohort.hosted, left)
 
+  @parameterized.parameters(1, 4, 7)
+  def test_a_fault_of_any_time_happens_within_as_many_checks_as_a_step(
+      self, num_before
+  ):
+    for seed in range(10):
+      self.cohort = local_cohort.LocalCohort(4, seed=seed)
+      for step in range(3):
+        for check in range(8):
+          if (step, check) == (2, num_before):
+            strike(self.cohort, "2,n1,,notice")
+          self.cohort.check()
+        self.cohort.settled(step + 1)
+      for _ in range(num_before):
+        self.cohort.check()
+      self.assertEqual(self.cohort.newest.leaving, (1,))
+
   def test_who_comes_or_leaves_interrupts_nobody(self):
     self.assertFalse(strike(self.cohort, "2,,,join"))
     self.cohort.wait_members(5)

@@ -135,7 +135,9 @@ class LocalCohort:
     """See `Cohort`."""
     if self.first_step < 0:
       self.first_step = steps
-    self._checks_per_step, self._num_checks = self._num_checks, 0
+    num = self._num_checks
+    self._pending = [(at - num, due) for at, due in self._pending]
+    self._checks_per_step, self._num_checks = num, 0
 
   def report(self, kind: str, **facts: Any) -> None:
     """See `Cohort`; a node that reports to leave is gone."""

@@ -274,8 +274,7 @@ class Outputs:
       }
     if done.skipped:  # First: the line of a step is the last one about it.
       values = {"reason": done.skipped}
-      self._log.write_event(run_summary.SKIPPED, step=done.steps, values=values)
-      self.show(f"skipped step={done.steps} reason={done.skipped!r}")
+      self.write_event(run_summary.SKIPPED, step=done.steps, values=values)
     owners = [list(row) for row in nodes.owners]
     if owners != self._owners:
       self._owners, found = owners, [r.rung for r in done.recoveries]

@@ -225,7 +225,6 @@ class RunLog:
 
   def warn_of_save(self, step: base.StepId, text: str) -> None:
     """Records a failed save."""
-    self._outputs.show(f"warning: {text} Training continues.")
     self._outputs.write_event("save_failed", step=step, values={"reason": text})
 
   def note_damaged(self) -> None:
