@@ -13,6 +13,7 @@ import time
 from bamboo_jax import base
 from bamboo_jax import config as config_lib
 from bamboo_jax.base import logs
+from bamboo_jax.base import ports
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import director
 from bamboo_jax.local_cluster import machine
@@ -179,7 +180,14 @@ class ClusterRun:
         f"--director={self._director.address}",
     ]
     if (port := self._setup.metrics_port) is not None:
-      arguments.append(f"--metrics_port={port + self._num_started}")
+      port += self._num_started
+      if fault := ports.find_fault(port):  # Only the agent's log would say so.
+        self._progress.show_text(
+            f"warning: No metrics of {name} at port {port}: {fault}. Training "
+            "continues."
+        )
+      else:
+        arguments.append(f"--metrics_port={port}")
     self._num_started += 1
     self._cluster.start_agent(
         name,
@@ -208,10 +216,7 @@ class ClusterRun:
       if self._is_asked_to_stop and told_secs is None:
         self._director.stop()
         told_secs = now
-      for name, text in self._cluster.tend().items():
-        pid = self._director.pids.pop(name, "unknown")
-        log = self._logs / f"{name}.log"
-        self._progress.show_text(f"{text}; worker: pid {pid}, log {log}")
+      self._tell_of_failures()
       if not self._cluster.num_running and (
           told_secs is not None or not self._expects_joins()
       ):
@@ -232,6 +237,14 @@ class ClusterRun:
         break  # The remaining nodes joined after the end of the run.
       time.sleep(_POLL_SECS)
     self._show_progress()
+
+  def _tell_of_failures(self) -> None:
+    for name, text in self._cluster.tend().items():
+      pid = self._director.pids.pop(name, "unknown")
+      log = self._logs / f"{name}.log"
+      self._progress.show_text(f"{text}; worker: pid {pid}, log {log}")
+      if full := base.find_full(self._setup.workdir):
+        self._progress.show_text(f"warning: {full}")
 
   def _tell_if_slow(self, now_secs: float) -> None:
     """Reports once that a step is slow, unless the log gives a reason."""

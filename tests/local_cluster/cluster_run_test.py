@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import socket
 import tempfile
 import types
 from unittest import mock
@@ -175,6 +176,46 @@ class RunTest(parameterized.TestCase):
     self.assertLen(shown, 0 if said is None else 1)
     if said is not None:
       self.assertIn(said, shown[0])
+
+  @parameterized.parameters((1 << 20, 1), (0, 2))
+  def test_a_death_beside_a_full_disk(self, free, num_lines):
+    one = object.__new__(cluster_run.ClusterRun)
+    one._cluster, one._progress = mock.Mock(), mock.Mock()
+    one._cluster.tend.return_value = {"n1": "n1 died"}
+    one._director, one._logs = mock.Mock(pids={"n1": 7}), pathlib.Path("logs")
+    one._setup = types.SimpleNamespace(workdir="/run")
+    usage = types.SimpleNamespace(free=free)
+    with mock.patch("shutil.disk_usage", return_value=usage):
+      one._tell_of_failures()
+    lines = [call.args[0] for call in one._progress.show_text.mock_calls]
+    want = [
+        "n1 died; worker: pid 7, log logs/n1.log",
+        "warning: the disk of /run is full: no log can be written, and after a "
+        "death training waits for room",
+    ]
+    self.assertEqual(lines, want[:num_lines])
+
+  def test_a_metrics_port_in_use_is_said(self):
+    with socket.socket() as taken:
+      taken.bind(("127.0.0.1", 0))
+      taken.listen()
+      port = taken.getsockname()[1]
+      for number, given, line in (
+          (0, [], f"No metrics of n0 at port {port}: Address already in use."),
+          (65536 - port, [], "port 65536: ports are from 0 to 65535."),
+      ):
+        one = object.__new__(cluster_run.ClusterRun)
+        one._progress, one._cluster = mock.Mock(), mock.Mock()
+        one._director, one._num_started = mock.Mock(address="d"), number
+        one._setup = mock.Mock(
+            metrics_port=port, arguments=[], first_zones=["a"], zones=["a"]
+        )
+        one._setup.gpus = ()
+        one._note = mock.Mock()
+        one._start_node()
+        arguments = one._cluster.start_agent.call_args.kwargs["arguments"]
+        self.assertEqual([a for a in arguments if "metrics_port" in a], given)
+        self.assertIn(line, one._progress.show_text.call_args.args[0])
 
   def test_who_fails_before_it_has_joined_is_replaced(self):
     one = object.__new__(cluster_run.ClusterRun)
