@@ -40,11 +40,7 @@ _NOTICE_URL = flags.DEFINE_string(
     "notice_url", None, "Metadata server in place of the cloud's, for tests."
 )
 _METRICS_PORT = flags.DEFINE_integer(
-    "metrics_port",
-    None,
-    "Serve metrics for Prometheus at this port of --host.",
-    lower_bound=1,
-    upper_bound=65535,
+    "metrics_port", None, "Serve metrics for Prometheus at this port of --host."
 )
 
 

@@ -52,7 +52,7 @@ class CompilationError(RuntimeError):
 
 
 class NonFiniteError(ValueError):
-  """Loss or gradient of a step are not finite; training must stop."""
+  """Loss, gradient or state are not finite, or too many steps were skipped."""
 
 
 class ReplicaMismatchError(RuntimeError):

@@ -143,11 +143,17 @@ class CheckpointFolder:
         path.rmdir()
       raise
 
-  def finish(self, name: str, manifest: manifest_lib.Manifest) -> None:
+  def finish(
+      self,
+      name: str,
+      manifest: manifest_lib.Manifest,
+      *,
+      keeps: bool = False,
+  ) -> None:
     """Makes the checkpoint written under `name` complete; removes old ones.
 
-    An existing complete one of that step stays, a damaged one is renamed.
-    Raises `OSError`, or `base.FencedError`.
+    With `keeps` it removes none. An existing complete one of that step stays, a
+    damaged one is renamed. Raises `OSError`, or `base.FencedError`.
     """
     unfinished = self._unfinished(name)
     try:
@@ -165,7 +171,8 @@ class CheckpointFolder:
       manifest_lib.sync(self.path)
     finally:
       shutil.rmtree(unfinished, ignore_errors=True)  # Unless it was renamed.
-    self._remove_old()
+    if not keeps:
+      self._remove_old()
 
   def remove_unfinished(self, but: str) -> None:
     """Removes unfinished checkpoints except `but`; warns if it cannot."""

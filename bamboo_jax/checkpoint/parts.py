@@ -6,9 +6,12 @@ with a stage write about the same amount, and none waits for another.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import manifest as manifest_lib
+
+_SKIPPED = "num_skipped"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,17 +23,25 @@ class Save:
     step: Number of steps that the state has seen.
     writer: Member that joins the parts: the host of the lowest-numbered owner.
     stages: The stages that each member writes, for members that write any.
+    num_skipped: Skipped steps in a row up to `step`.
   """
 
   name: str
   step: base.StepId
   writer: base.NodeId
   stages: Mapping[base.NodeId, tuple[base.StageId, ...]]
+  num_skipped: int = 0
 
   @property
   def is_alone(self) -> bool:
     """Whether the writer needs no other member."""
     return self.stages.keys() == {self.writer}
+
+  @property
+  def meta(self) -> dict[str, Any]:
+    """What the checkpoint's description has of this save, plain JSON values."""
+    skipped = {_SKIPPED: self.num_skipped} if self.num_skipped else {}
+    return {"save": self.name, **skipped}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +63,24 @@ class PartsReport:
   error: str = ""
 
 
+def num_skipped(meta: Mapping[str, Any]) -> int:
+  """Returns that of the save from the description of a checkpoint."""
+  return int(meta.get(_SKIPPED, 0))
+
+
+def is_due(
+    step: base.StepId, after: base.StepId | None, every_steps: int
+) -> bool:
+  """Returns whether a save is due from the step after `after` up to `step`."""
+  after = base.StepId(step - 1) if after is None else after
+  return every_steps > 0 and step // every_steps > after // every_steps
+
+
 def plan_save(
-    name: str, step: base.StepId, owners: Sequence[Sequence[base.NodeId]]
+    name: str,
+    step: base.StepId,
+    owners: Sequence[Sequence[base.NodeId]],
+    num_skipped: int = 0,
 ) -> Save:
   """Returns which stages each member writes.
 
@@ -64,4 +91,4 @@ def plan_save(
     member = owners[stage % len(owners)][stage]
     stages[member] = (*stages.get(member, ()), stage)
   writer = min(member for row in owners for member in row)
-  return Save(name, step, writer, stages)
+  return Save(name, step, writer, stages, num_skipped)

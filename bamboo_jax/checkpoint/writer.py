@@ -49,6 +49,7 @@ class Writer:
 
   Attributes:
     changes: Settings that differ from those of the checkpoint restored last.
+    num_skipped: Skipped steps in a row at its end.
   """
 
   def __init__(
@@ -98,8 +99,7 @@ class Writer:
     self._joining: futures.Future[_Joined] | None = None
     self._error = ""
     self.changes: tuple[identity_lib.ChangedSetting, ...] = ()
-
-  # Existing checkpoints.
+    self.num_skipped = 0
 
   def steps(self) -> tuple[base.StepId, ...]:
     """Returns the steps with a complete checkpoint, oldest first.
@@ -125,6 +125,7 @@ class Writer:
     """
     base.ask_again(lambda: self._folder.set_aside_damaged(step))
     names = self._model.model.layer_names
+    self.num_skipped = 0
     if step == 0:
       states: dict[str, Any] = {}
       units = self._model.single_layers
@@ -137,14 +138,19 @@ class Writer:
     states, meta = self._folder.read(step, shapes, layers, self._weights)
     where = str(self._folder.path)
     self.changes = self._identity.check(meta, step=step, where=where)
+    self.num_skipped = parts.num_skipped(meta)
     return states
 
   # During training.
 
-  def say(self, step: base.StepId) -> parts.PartsReport:
-    """Returns this member's report for the vote, plain JSON values."""
-    is_due = self._every_steps > 0 and step % self._every_steps == 0
-    return self._say(begins=is_due)
+  def say(
+      self, step: base.StepId, *, after: base.StepId | None = None
+  ) -> parts.PartsReport:
+    """Returns this member's report for the vote, plain JSON values.
+
+    A save begins if one is due since step `after`, by default the one before.
+    """
+    return self._say(begins=parts.is_due(step, after, self._every_steps))
 
   #  step   member 0 (writer)      member 3               disk
   #  4      vote: begins           vote                   2
@@ -214,18 +220,21 @@ class Writer:
       owners: Sequence[Sequence[base.NodeId]],
       states: Mapping[base.StageId, spec_lib.StageState],
       waiting: Callable[[], None],
+      num_skipped: int = 0,
   ) -> None:
     """Saves the state at the end, unless already saved; blocks on all members.
 
-    `gather` exchanges values with all members, see `Cohort.gather`; after an
-    exception of it, this may be called again. `waiting` is called every 0.1 s
-    while this member waits; for the other arguments see `hear`.
+    Removes no older one after `num_skipped` skipped steps in a row. `gather`
+    exchanges values with all members, see `Cohort.gather`; after an exception
+    of it, this may be called again. `waiting` is called every 0.1 s while this
+    member waits; for the other arguments see `hear`.
 
     Raises `base.CheckpointError` on all members if it cannot be saved.
     """
     tries = 0
     for turn in itertools.count():
-      save = parts.plan_save(f"{step}.v{view}.{tries}", step, owners)
+      name = f"{step}.v{view}.{tries}"
+      save = parts.plan_save(name, step, owners, num_skipped)
       self._wait(waiting)
       self._end_joining(blocks=True)
       is_done = self._member == save.writer and self._folder.has(step)
@@ -238,14 +247,11 @@ class Writer:
       if not report.is_busy:
         if tries == _MOST_TRIES:
           last = max(self.steps(), default=0)
-          kept = (
-              f"The last checkpoint is of step {last}"
-              if last
-              else ("There is no checkpoint")
-          )
+          kept = f"The last checkpoint is of step {last}" * bool(last)
           raise base.CheckpointError(
-              f"{report.error} {kept}; once this is mended (a full disk needs "
-              "room), the same command trains the missing steps again."
+              f"{report.error} {kept or 'There is no checkpoint'}; once this "
+              "is mended (a full disk needs room), the same command trains the "
+              "missing steps again."
           )
         self._begin(save, states)
         tries += 1
@@ -298,8 +304,7 @@ class Writer:
       self._writing = self._thread.submit(self._write, save, arrays)
 
   @property
-  def _omitted(self) -> dict[str, Mapping[str, str]]:
-    """The arrays that are known not to be stored, by layer."""
+  def _omitted(self) -> dict[str, Mapping[str, str]]:  # By layer.
     return {n: f.arrays for n, f in self._frozen.items() if f is not None}
 
   def _end_joining(self, *, blocks: bool) -> None:
@@ -374,10 +379,10 @@ class Writer:
     whole = manifest_lib.join(
         written.values(),
         order=self._model.model.layer_names,
-        meta=self._identity.describe(save.step) | {"save": save.name},
+        meta=self._identity.describe(save.step) | save.meta,
     )
     try:
-      self._folder.finish(save.name, whole)
+      self._folder.finish(save.name, whole, keeps=bool(save.num_skipped))
     except base.FencedError as error:
       return _Joined(save, str(error).rstrip("."))
     except OSError as error:

@@ -67,6 +67,9 @@ class OptimizerSection(Section, path="config.optimizer"):
       'Steps with NaN or inf; or "stop", "apply".',
       choices=("skip", "stop", "apply"),
   )
+  most_skipped_steps: int = option(
+      20, "Steps skipped in a row that end the run; 0: none do.", least=0
+  )
 
   def __post_init__(self) -> None:
     super().__post_init__()

@@ -84,7 +84,7 @@ def run(
           host=options.host,
           state=lambda: None if agent is None else agent.state,
       )
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # The latter: above 65535.
       logging.warning("No metrics at port %d: %s.", metrics_port, error)
   while must_restart:
     agent = agent_lib.Agent(etcd, options, identity, spare)

@@ -30,6 +30,7 @@ class Status:
     damaged: Steps whose checkpoints it found damaged since its last commit.
     boot_secs: Time since its start, of a node that has just joined; else 0.
     named: Slow nodes so far.
+    num_skipped: Skipped steps in a row up to step `steps`.
   """
 
   steps: base.StepId
@@ -41,6 +42,7 @@ class Status:
   damaged: tuple[base.StepId, ...] = ()
   boot_secs: float = 0.0
   named: tuple[slowness.Named, ...] = ()
+  num_skipped: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Agreement:
     is_fresh: Whether the step runs from its start.
     refused: Nodes with impossible progress, treated as lost.
     named: Slow nodes so far, as the members know that have done most steps.
+    num_skipped: Skipped steps in a row up to step `steps`.
   """
 
   steps: base.StepId
@@ -79,6 +82,7 @@ class Agreement:
   is_fresh: bool
   refused: frozenset[base.NodeId] = frozenset()
   named: tuple[slowness.Named, ...] = ()
+  num_skipped: int = 0
 
 
 def agree(
@@ -141,6 +145,9 @@ def agree(
       refused=frozenset(refused),
       named=max(
           (s.named for s in current.values() if s.steps == steps), key=len
+      ),
+      num_skipped=max(
+          s.num_skipped for s in current.values() if s.steps == steps
       ),
   )
 

@@ -67,6 +67,7 @@ class RunState:
     slow: Slow nodes that must give shares away, with their slowdown; 1 if they
       get their shares back.
     named: Slow nodes so far; newcomers learn them from the others.
+    num_skipped: Number of skipped steps in a row before the next one.
     damaged: Steps whose checkpoints were found damaged, until a step is
       committed.
   """
@@ -85,6 +86,7 @@ class RunState:
   damaged: tuple[base.StepId, ...] = ()
   slow: Mapping[base.NodeId, float] = dataclasses.field(default_factory=dict)
   named: tuple[slowness.Named, ...] = ()
+  num_skipped: int = 0
   _settled: (
       tuple[base.ViewId, layout_lib.Layout, Mapping[base.NodeId, float]] | None
   ) = None
@@ -136,6 +138,7 @@ class RunState:
           raise
         self.damaged += (steps,)
     self.steps, self.version = steps, 0
+    self.num_skipped = self.writer.num_skipped
     self.set_layout(layout)
     for (node, stage), state in restored.items():
       self.transfer.put(node, stage, state)
@@ -167,6 +170,7 @@ class RunState:
                 damaged=self.damaged,
                 boot_secs=boot_secs,
                 named=self.named,
+                num_skipped=self.num_skipped,
             )
             for node in sorted(alive)
         },
@@ -205,6 +209,7 @@ class RunState:
     self.version = agreement.version
     self.rollbacks = agreement.rollbacks
     self.named = agreement.named
+    self.num_skipped = agreement.num_skipped
     self.set_layout(agreement.layout)
 
   def wait_for_nodes(
@@ -299,6 +304,7 @@ class RunState:
     self.version = version
     if change.rolls_back:
       self.steps, self.rollbacks = restored, self.rollbacks + 1
+      self.num_skipped = self.writer.num_skipped
     self.set_layout(change.layout)
 
   def compare_copies(

@@ -22,6 +22,7 @@ from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.checkpoint import parts
+from bamboo_jax.config import surroundings
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.faults import slow as slow_lib
 from bamboo_jax.recovery import durations
@@ -129,14 +130,13 @@ class StepRunner:
   Args:
     director: Injects due faults; None without faults.
     num_microbatches: Number of microbatches of a step in all pipelines.
-    clip_norm: Largest global norm of the gradient, or None.
-    on_nonfinite: What a loss or gradient that is not finite does: "skip": the
-      step counts, but does not change the state; "stop": the run ends; "apply".
+    options: On clipping, and on losses and gradients that are not finite.
     check_every_steps: How often votes compare all replicas; 0: never.
 
   Attributes:
     measured: Times of the instructions that have run on local nodes.
     start_secs: Start of the step, on `time.perf_counter`.
+    num_skipped: Skipped steps in a row, up to and with this one.
   """
 
   def __init__(
@@ -147,8 +147,7 @@ class StepRunner:
       *,
       director: cohort_lib.FaultInjector | None,
       num_microbatches: int,
-      clip_norm: float | None,
-      on_nonfinite: str,
+      options: surroundings.OptimizerSection,
       check_every_steps: int = 0,
   ) -> None:
     self.executor = executor
@@ -156,8 +155,7 @@ class StepRunner:
     self._cohort = cohort
     self._director = director
     self._num_microbatches = num_microbatches
-    self._clip_norm = clip_norm
-    self._on_nonfinite = on_nonfinite
+    self._options = options
     self._check_every_steps = check_every_steps
     self._recorder = recorder_lib.Recorder()
     self._delays = step_times.DelayMeter(engine.exchange)
@@ -165,10 +163,18 @@ class StepRunner:
     self._slow: dict[base.NodeId, slow_lib.SlowNode] = {}
 
   def begin(
-      self, step: base.StepId, feed: node_lib.FeedFn, due: faults_lib.FaultsDue
+      self,
+      step: base.StepId,
+      feed: node_lib.FeedFn,
+      due: faults_lib.FaultsDue,
+      num_skipped: int = 0,
   ) -> None:
-    """Starts `step`, from 0; `feed` returns the data of its microbatches."""
+    """Starts `step`, from 0; `feed` returns the data of its microbatches.
+
+    `num_skipped` steps in a row were skipped before.
+    """
     self._step = step
+    self._num_before = num_skipped
     self._due = due
     self._skipped = ""
     self._planned: Sequence[timeline_lib.Timeline] = ()
@@ -208,8 +214,7 @@ class StepRunner:
     """Runs the rest of the step up to the vote.
 
     Raises:
-      base.NonFiniteError: Loss or gradient are not finite, and the option
-        `on_nonfinite` is "stop".
+      base.NonFiniteError: See `sums.judge`.
       Exception: A transfer failed, or a node of the view was lost. JAX does not
         document which exceptions it raises when a peer dies.
     """
@@ -225,9 +230,11 @@ class StepRunner:
       engine.wait()
     with self._phase("norm"):
       self._sums = self._gather_sums()
+      num = self._num_before
       self._skipped = sums_lib.judge(
-          self._step, self._sums, on_nonfinite=self._on_nonfinite
+          self._step, self._sums, self._options, num_skipped=num
       )
+      self.num_skipped = num + 1 if self._skipped else 0
     with self._phase("refresh"):
       if not self._skipped:
         update.refresh(engine, self._sums.scale)
@@ -348,7 +355,7 @@ class StepRunner:
     key = f"sums {self._step}"
     said = self._delays.gather(lambda: self._cohort.gather(key, mine))
     return sums_lib.add_up(
-        said.values(), num_stages=last + 1, clip_norm=self._clip_norm
+        said.values(), num_stages=last + 1, clip_norm=self._options.clip_norm
     )
 
   @contextlib.contextmanager
@@ -387,7 +394,6 @@ def make_step(job: job_lib.Job, given: environment.Environment) -> StepRunner:
       given.cohort,
       director=given.director,
       num_microbatches=job.plan.batch.total_microbatches,
-      clip_norm=job.config.optimizer.clip_norm,
-      on_nonfinite=job.config.optimizer.on_nonfinite,
+      options=job.config.optimizer,
       check_every_steps=job.config.redundancy.check_every_steps,
   )

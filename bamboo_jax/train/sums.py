@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.config import surroundings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,22 +81,38 @@ def add_up(
   return StepSums(loss, weight, clip_norm / norm / weight, norm)
 
 
-def judge(step: base.StepId, sums: StepSums, *, on_nonfinite: str) -> str:
+def judge(
+    step: base.StepId,
+    sums: StepSums,
+    options: surroundings.OptimizerSection,
+    *,
+    num_skipped: int,
+) -> str:
   """Returns why `step`, from 0, must not change the state; "" if it may.
 
-  Raises `base.NonFiniteError` if the run must end.
+  `num_skipped` steps in a row were skipped right before it. Raises
+  `base.NonFiniteError` if the run must end.
   """
-  if not sums.weight:
-    return "no token of the batch counts"
-  if on_nonfinite == "apply" or sums.is_finite:
-    return ""
   trouble = f"loss={sums.mean_loss} grad_norm={sums.grad_norm}"
-  if on_nonfinite == "stop":
+  reason = f"not finite: {trouble}"
+  if not sums.weight:
+    reason = "no token of the batch counts"
+  elif options.on_nonfinite == "apply" or sums.is_finite:
+    return ""
+  elif options.on_nonfinite == "stop":
     raise base.NonFiniteError(
         f"Step {step + 1} has {trouble}, so training stops before its update. "
         "config.optimizer.on_nonfinite='skip' goes on without such steps."
     )
-  return f"not finite: {trouble}"
+  if num_skipped + 1 == options.most_skipped_steps:
+    before = step - num_skipped
+    raise base.NonFiniteError(
+        f"Training stops at step {step + 1}: all steps after step {before} "
+        f"were skipped (config.optimizer.most_skipped_steps={num_skipped + 1})"
+        f", the last one because {reason}. Checkpoints up to step {before} are "
+        "from before."
+    )
+  return reason
 
 
 def check_state(step: base.StepId, found: Iterable[str]) -> None:

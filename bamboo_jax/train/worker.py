@@ -96,8 +96,7 @@ class Worker:
       base.CheckpointError: State cannot be read or saved.
       base.CompilationError: A program failed to compile in the background.
       base.FencedError: Other nodes have taken over the workdir.
-      base.NonFiniteError: See `config.optimizer.on_nonfinite`; or the state is
-        not finite.
+      base.NonFiniteError: See `sums.judge`; or the state is not finite.
       base.ReplicaMismatchError: A replica differs from its owner.
     """
     with contextlib.ExitStack() as stack:
@@ -129,6 +128,9 @@ class Worker:
           return self._finish()
         else:
           self._train_step()
+      except base.NonFiniteError:
+        self._writer.close()  # Completes a save of the good state.
+        raise
       except _FINAL:
         raise
       except Exception as error:  # JAX raises various types when a peer dies.
@@ -210,6 +212,7 @@ class Worker:
     """Applies a step that all members have voted for; it must not fail."""
     self._step.apply()
     self.state.steps = base.StepId(self.state.steps + 1)
+    self.state.num_skipped = self._step.num_skipped
     self.state.damaged = ()  # Its step may be saved again.
     self._log.commit(self._step, votes, saves=not self._is_stopped())
 
@@ -241,6 +244,7 @@ class Worker:
             owners=layout.owners,
             hosted=self._cohort.hosted,
         ),
+        self.state.num_skipped,
     )
     self._step.plan(self._plans.whole(layout), self._plans.filling(layout))
 

@@ -256,9 +256,9 @@ class WriterTest(parameterized.TestCase):
     free, finish = threading.Event(), folder_lib.CheckpointFolder.finish
     self.addCleanup(free.set)
 
-    def wait_and_finish(*args):
+    def wait_and_finish(*args, **options):
       self.assertTrue(free.wait(60))
-      finish(*args)
+      finish(*args, **options)
 
     self.enterContext(
         mock.patch.object(

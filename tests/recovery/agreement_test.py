@@ -49,6 +49,18 @@ def agree(statuses, **options):
 
 class AgreeTest(parameterized.TestCase):
 
+  @parameterized.parameters(
+      # Those who have seen the last commit know how many steps were skipped.
+      ({}, 3),
+      ({2: status(steps=3, num_skipped=2)}, 3),
+      ({6: status(steps=-1, layout=_NOBODY)}, 3),
+      ({n: status(rollbacks=1, version=1, steps=2) for n in range(3)}, 0),
+      ({0: status(steps=3, damaged=(4,))}, 0),
+  )
+  def test_skipped_steps_in_a_row(self, changes, num_skipped):
+    got = agree(everybody(num_skipped=3) | changes)
+    self.assertEqual(got.num_skipped, num_skipped)
+
   def test_a_death_in_a_step(self):
     statuses = everybody() | {0: status(holdings=_HELD)}
     del statuses[1]

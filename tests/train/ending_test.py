@@ -1,11 +1,14 @@
 """A run that is told to end, or whose copies all vanish soon, saves before."""
 
+import dataclasses
+import math
 import os
 import pathlib
 import tempfile
 
 from absl.testing import parameterized
 
+from bamboo_jax import base
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.testing.fault_sweep import trials as trials_lib
 from bamboo_jax.train.record import workdir as workdir_lib
@@ -79,6 +82,62 @@ class StopTest(EndingCase):
     self.assertEqual(workdir_lib.find_saved(str(self.folder / "none")), 0)
     (self.folder / "checkpoints" / "4.v1.0.tmp").mkdir(parents=True)
     self.assertEqual(workdir_lib.find_saved(str(self.folder)), 0)
+
+
+class SkippedTest(EndingCase):
+  """Skipped steps in a row: they end the run, and cost no good checkpoint."""
+
+  def begin(self, text="", *, poisoned=(), **changes):
+
+    def poison(said):
+      _, weight = said[0].loss
+      return {0: dataclasses.replace(said[0], loss=(math.nan, weight))}
+
+    script = {f"sums {step - 1}": [poison] * 9 for step in poisoned}
+    changes = {"checkpoint__every_steps": 2, "checkpoint__keep": 1} | changes
+    changes = {"optimizer__most_skipped_steps": 3} | changes
+    return super().begin(text, script=script, **changes)
+
+  @parameterized.named_parameters(
+      ("calm", "", {}),
+      ("deaths", "5,0/1,3 6,,,join", {"spares": 1}),
+      ("after_a_commit", "5,0/1,apply", {}),
+      ("all_return_to_a_checkpoint", "5,,,all", {}),
+      ("whole_stages", "5,0/0,vote", {"refresh": "state"}),
+  )
+  def test_too_many_end_the_run(self, text, changes):
+    worker = self.begin(text, num_steps=20, poisoned=range(5, 20), **changes)
+    with self.assertRaisesRegex(
+        base.NonFiniteError,
+        "^Training stops at step 7: all steps after step 4 were skipped .*loss"
+        "=nan .*. Checkpoints up to step 4 are from before.$",
+    ):
+      worker.run()
+    self.assertEqual(worker.state.steps, 6)
+    self.assertEqual(self.saved(), [4])
+
+  def test_what_is_due_is_saved_at_the_next_good_step(self):
+    worker = self.begin(poisoned=(2, 4, 5), checkpoint__keep=9)
+    self.assertTrue(worker.run())
+    self.assertEqual(self.saved(), [3, 6])
+
+  def test_one_that_ends_there_is_saved_beside_the_good_one(self):
+    worker = self.begin(poisoned=(3, 4))
+    self.stop_in(worker, 3)
+    self.assertFalse(worker.run())
+    self.assertEqual(self.saved(), [2, 4])
+    again = self.begin(poisoned=(5,))
+    with self.assertRaisesRegex(base.NonFiniteError, "all steps after step 2 "):
+      again.run()
+    self.assertEqual(self.saved(), [2, 4])
+    self.assertTrue(self.begin().run())
+    self.assertEqual(self.saved(), [6])
+
+  def test_none_end_it(self):
+    poisoned = range(1, 7)
+    worker = self.begin(poisoned=poisoned, optimizer__most_skipped_steps=0)
+    self.assertTrue(worker.run())
+    self.assertEqual(self.saved(), [6])
 
 
 class AtRiskTest(EndingCase):

@@ -69,7 +69,8 @@ class RunLogTest(parameterized.TestCase):
     )
     self.state = types.SimpleNamespace(
         rules=types.SimpleNamespace(ladder=ladder_lib.Ladder()),
-        writer=types.SimpleNamespace(say=lambda step: None),
+        num_skipped=0,
+        writer=types.SimpleNamespace(say=lambda step, after: None),
         cohort=self.cohort,
         engine=None,
         layout=make_layout((0, 1), (2, 3)),
@@ -154,6 +155,7 @@ class RunLogTest(parameterized.TestCase):
         planned_passes=account_lib.NodeTime(),
         sums_secs=0.0,
         nodes={},
+        num_skipped=0,
         executor=types.SimpleNamespace(filler=executor_lib.Filler()),
         find_nonfinite=lambda: "",
         take_prints=lambda: None,

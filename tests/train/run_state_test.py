@@ -29,6 +29,7 @@ class Agreement:
   layout: layout_lib.Layout
   rollbacks: int = 0
   named: tuple[slowness.Named, ...] = ()
+  num_skipped: int = 0
 
 
 class Parts:
@@ -41,6 +42,7 @@ class Parts:
     self.view = self.newest = members.view(1, 0, 1, 2, 3)
     self.fetched_for = -1
     self.saved, self.damaged, self.others = [], {}, {}
+    self.num_skipped = 3  # Of the checkpoint restored last.
     self.state = run_state_lib.RunState(
         self, self, transfer=self, rules=self, writer=self
     )
@@ -192,11 +194,13 @@ class RunStateTest(parameterized.TestCase):
         asked[len(want) :][:3], ["keep 2 for 0", "moved 0", "install"]
     )
     self.assertEqual((self.state.steps, self.state.rollbacks), (tried[-1], 1))
+    self.assertEqual(self.state.num_skipped, 3)
 
   def test_who_begins_restores_owned_stages_and_replicas(self):
     self.parts.saved = [1, 3]
     self.state.begin(self.lay_out())
     self.assertEqual((self.state.steps, self.state.version), (3, 0))
+    self.assertEqual(self.state.num_skipped, 3)
     restored, _, _, *put = self.take()
     self.assertEqual(restored, "restore 3: a0 b0 a1 b1")
     self.assertEqual(put, ["put 0/0: a0 b0", "put 0/1: a1 b1"])
@@ -271,9 +275,11 @@ class RunStateTest(parameterized.TestCase):
     self.state.steps = -1  # It has just come.
     named = (slowness.Named(3, 1, "n1", "h", 2.0, 9.0),)
     self.state.catch_up(
-        Agreement(5, 1, 1, layout_lib.Layout(), named=named), commit=self.fail
+        Agreement(5, 1, 1, layout_lib.Layout(), named=named, num_skipped=2),
+        commit=self.fail,
     )
     self.assertEqual((self.state.steps, self.state.named), (5, named))
+    self.assertEqual(self.state.num_skipped, 2)
     self.assertEqual(self.state.spares, {0, 1, 2, 3})
 
   def test_too_few_nodes_wait_for_more(self):

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import optax
 
+from bamboo_jax.config import surroundings
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.train import step as step_lib
@@ -29,8 +30,9 @@ class Steps:
         cohort,
         director=None,
         num_microbatches=2 * len(engine.owners),
-        clip_norm=clip_norm,
-        on_nonfinite=on_nonfinite,
+        options=surroundings.OptimizerSection(
+            clip_norm=clip_norm, on_nonfinite=on_nonfinite
+        ),
     )
 
   def run(self, step, feed):

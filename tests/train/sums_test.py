@@ -5,6 +5,7 @@ import math
 from absl.testing import parameterized
 
 from bamboo_jax import base
+from bamboo_jax.config import surroundings
 from bamboo_jax.train import sums
 
 _NAN, _INF = math.nan, math.inf
@@ -51,8 +52,29 @@ class SumsTest(parameterized.TestCase):
   )
   def test_judge(self, loss, weight, norm, on_nonfinite, skipped):
     total = sums.StepSums(loss * weight, weight, 1.0, norm)
-    got = sums.judge(6, total, on_nonfinite=on_nonfinite)
+    options = surroundings.OptimizerSection(on_nonfinite=on_nonfinite)
+    got = sums.judge(6, total, options, num_skipped=0)
     self.assertEqual(got, skipped)
+
+  @parameterized.parameters(
+      # Steps in a row that end the run, loss, weight, and skipped steps before
+      # step 60, at which it ends.
+      (3, _NAN, 2.0, 2, "after step 57 .*=3., .* because not finite: loss=nan"),
+      (3, 1.0, 0.0, 2, "after step 57 .*=3., .* because no token of the batch"),
+      (1, _NAN, 2.0, 0, "at step 60: all .*Checkpoints up to step 59 are from"),
+      (3, _NAN, 2.0, 1, None),
+      (0, _NAN, 2.0, 9, None),
+      (3, 1.0, 2.0, 2, None),
+  )
+  def test_skipped_steps_in_a_row(self, most, loss, weight, num, message):
+    options = surroundings.OptimizerSection(most_skipped_steps=most)
+    total = sums.StepSums(loss * weight, weight, 1.0, 1.0)
+    judge = lambda: sums.judge(59, total, options, num_skipped=num)
+    if message is None:
+      judge()
+      return
+    with self.assertRaisesRegex(base.NonFiniteError, message):
+      judge()
 
   @parameterized.parameters(
       (8.0, "samples"), (6.0, "samples"), (9.0, "tokens"), (0.0, "tokens")
@@ -71,4 +93,5 @@ class SumsTest(parameterized.TestCase):
         base.NonFiniteError, f"Step 7 has loss={loss} grad_norm={norm}, so .*"
     ):
       total = sums.StepSums(2.0 * loss, 2.0, 1.0, norm)
-      sums.judge(6, total, on_nonfinite="stop")
+      options = surroundings.OptimizerSection(on_nonfinite="stop")
+      sums.judge(6, total, options, num_skipped=0)

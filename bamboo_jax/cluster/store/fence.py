@@ -204,21 +204,18 @@ class FenceFolder:
   def create(self, name: str, text: str) -> None:
     """Creates a file atomically, unless it exists."""
     path = self._path / name
-    try:
-      path.parent.mkdir(parents=True, exist_ok=True)
-      with tempfile.NamedTemporaryFile(
-          "w", dir=path.parent, prefix=_NAME
-      ) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())  # A name must not precede its content.
-        try:
-          os.link(file.name, path)
-        except FileExistsError:
-          return
-      self._sync(path.parent)
-    except OSError as error:  # That of a full disk names no file.
-      raise OSError(error.errno, error.strerror, str(path)) from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=_NAME
+    ) as file:
+      file.write(text)
+      file.flush()
+      os.fsync(file.fileno())  # A name must not precede its content.
+      try:
+        os.link(file.name, path)
+      except FileExistsError:
+        return
+    self._sync(path.parent)
 
   def replace(self, name: str, text: str) -> None:
     """Replaces a file."""

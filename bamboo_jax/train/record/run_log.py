@@ -162,7 +162,15 @@ class RunLog:
         ran=step.executor.filler.ran(measured),
         prints=step.take_prints(),
         nonfinite=step.find_nonfinite(),
-        save=self._writer.say(base.StepId(steps + 1)),
+        save=self._writer.say(
+            base.StepId(steps + 1),
+            # A save that is due at a skipped step begins at the next good one.
+            after=base.StepId(
+                steps + 1
+                if step.num_skipped
+                else steps - self._state.num_skipped
+            ),
+        ),
         stops=stops,
         at_risk=self._find_risk(),
         nodes=step.nodes,
@@ -255,6 +263,7 @@ class RunLog:
           self._state.steps,
           self._cohort.gather,
           waiting=self._cohort.check,
+          num_skipped=self._state.num_skipped,
           **self._whose_state(),
       )
 
