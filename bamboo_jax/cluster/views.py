@@ -144,6 +144,12 @@ def answer(view: View, name: str) -> View:
   return repeat(view, f"{name} is alive")
 
 
+def over(view: View) -> View:
+  """Returns the view after `view` that ends this life of the run."""
+  reason = f"no member of view {view.number} is left"
+  return View(view.next_number, (), reason)
+
+
 def void(before: View) -> View:
   """Returns the view that replaces the one after `before`, which is damaged."""
   words = f"the file of view {before.number + 1} is damaged, and does not count"

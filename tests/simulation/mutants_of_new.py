@@ -218,4 +218,12 @@ MUTANTS = {
             '    lost |= {i: "" for i in () for i',
         ),
     ),
+    "m19_newcomer_takes_a_folder_without_asking": (
+        "folder",
+        (
+            f"{_AGENT}run_stamp.py",
+            "  if newest.is_ask:\n    yield",
+            "  return True\n  if newest.is_ask:\n    yield",
+        ),
+    ),
 }

@@ -14,7 +14,6 @@ agents begin another life, with a new worker, at the newest checkpoint.
      |<- 6 which of both is there ---|
 """
 
-from bamboo_jax import base
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
@@ -101,9 +100,7 @@ def _end_run(state: state_lib.AgentState) -> events_lib.Flow:
       return
   while not state.is_ending and _is_over(state):
     number = state.roster.view.number
-    empty = views.View(
-        base.ViewId(number + 1), (), f"no member of view {number} is left"
-    )
+    empty = views.over(state.roster.view)
     made = yield from state.until_ok(_make, state, empty)
     if made != empty or state.roster.view.number > number:  # It took long.
       membership.learn(state, [made])

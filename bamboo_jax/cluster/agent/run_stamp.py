@@ -48,6 +48,10 @@ def find(state: state_lib.AgentState) -> events_lib.Flow:
     if beat != last:
       last, since_secs = beat, state.now
     is_left = claim and state.now >= since_secs + limits.most_silence_secs
+    # The folder may merely hang for its members.
+    if is_left and not (yield from _is_over(state, claim)):
+      since_secs = state.now
+      continue
     if is_left and there:
       yield from state.ask(events_lib.CallFence("replace", (there,)))
       continue
@@ -84,6 +88,29 @@ def _refuse(
       else f"{where} must be the folder in which all nodes of {run} work; "
       "another run needs another --run."
   )
+
+
+def _is_over(
+    state: state_lib.AgentState, claim: fence_lib.Claim
+) -> events_lib.Flow:
+  """Asks the members of a run in its views; returns whether none is left.
+
+  As in `run_over`, the next view is either an answer or one without members.
+  """
+  ask = lambda method, *args: state.ask(
+      events_lib.CallFence(method, (claim.stamp, *args))
+  )
+  found = yield from ask("views_after")
+  newest = found[-1] if found else views.EMPTY
+  is_new = tenure.is_alone(claim) and not newest.number
+  may_live = is_new or newest.members or newest.words
+  if may_live and not newest.is_ask:
+    asked = views.ask(newest, state.options.name)
+    newest = yield from ask("claim_view", asked)
+  if newest.is_ask:
+    yield events_lib.Sleep(state.options.limits.most_silence_secs)
+    newest = yield from ask("claim_view", views.over(newest))
+  return not (newest.members or newest.words)
 
 
 def begin_life(

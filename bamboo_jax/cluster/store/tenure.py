@@ -16,6 +16,7 @@ import uuid
 
 from absl import logging
 
+from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import fence as fence_lib
 
 _STAMP = "bamboo-train"  # Prefix of the stamps of processes that train alone.
@@ -87,6 +88,9 @@ def _beat(
         fence.create(claim.stamp)  # It was removed, and no mount is away.
       elif found not in (None, claim):
         return
+      asked = fence.views_after(claim.stamp)
+      if asked and asked[-1].is_ask:
+        fence.claim_view(claim.stamp, views.answer(asked[-1], "bamboo train"))
       fence.beat(claim.stamp)
     except OSError as error:
       logging.warning("Cannot show that this process is alive: %s", error)

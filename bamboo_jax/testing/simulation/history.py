@@ -38,7 +38,7 @@ _LIMITS = detection.DetectionLimits(
 )
 _FENCE_SECS = 1.0
 _SETTLE_SECS = 15.0  # After the last fault, before a history may end well.
-_PATIENCE_SECS = 30.0  # After the last fault, before it must have.
+_PATIENCE_SECS = 40.0  # Before it must have; a dead run is asked for 20 s.
 _RECENT_SECS = 2.0
 _MOST_KEPT = 60
 _ZONES = "abc"
@@ -158,11 +158,13 @@ class ClusterHistory:
     return machine.worker is None
 
   def _note_end(self, machine: machine_lib.SimulatedMachine) -> None:
-    """Who begins again loses what its worker has."""
-    host, has_state = machine.host, machine.worker in self._trained
-    if machine.state.must_restart and has_state and host not in self._excused():
-      assert machine.ended is not None, host
-      self.violate(f"copies: {host} begins again: {machine.ended.reason}")
+    """Who begins again, or gives up, loses what its worker has, or had."""
+    host, end = machine.host, machine.ended
+    assert end is not None, host
+    has_state = (machine.worker or machine.left) in self._trained
+    is_lost = machine.state.must_restart or end.error is not None
+    if has_state and is_lost and host not in self._excused():
+      self.violate(f"copies: {host} ends: {end.error or end.reason}")
 
   def _note_commit(
       self,

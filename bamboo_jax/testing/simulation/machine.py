@@ -35,6 +35,7 @@ class SimulatedMachine:
     ended: How the last agent ended, None while one lives.
     is_dead: Whether the processes or the machine are gone.
     worker: The worker that lives; else None.
+    left: The worker of this agent that has ended by itself.
   """
 
   def __init__(
@@ -46,6 +47,7 @@ class SimulatedMachine:
     self._ahead_secs = random.Random(f"clock {options.host}").uniform(0.0, 1e5)
     self.is_dead = self.is_frozen = self.is_hung = self.is_behind = False
     self.worker: worker_lib.ScriptedWorker | None = None
+    self.left = self.worker
     self.ended: events_lib.End | None = None
     self._freeze_after: tuple[str, float] = ("", 0.0)
     self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
@@ -141,7 +143,7 @@ class SimulatedMachine:
     life = next(self.world.lives)
     self._life = f"{options.name}#{life}"
     self._port = 1000 + life
-    self.ended = None
+    self.ended = self.left = None
     self.state = state_lib.AgentState(options, incarnation=self._life)
     self._etcd.forget()
     self.registry = registry_lib.Registry(self._etcd, options.run)
@@ -297,9 +299,8 @@ class SimulatedMachine:
     secs = self.world.random.uniform(*_STORE_SECS)
     if not self._reaches_store():
       wait_secs = self.world.stalled_until - self.world.clock.now
-      if 0 < wait_secs < _STORE_TIMEOUT_SECS and (
-          self.host not in self.world.cut_off
-      ):
+      is_short = 0 < wait_secs < _STORE_TIMEOUT_SECS
+      if is_short and self.host not in self.world.cut_off:
         self.world.clock.at(
             wait_secs + secs, self._ask_store, life, flow, method, *args
         )
@@ -337,6 +338,7 @@ class SimulatedMachine:
   def _worker_exited(self, life: str, code: int) -> None:
     if life != self._life:
       return
+    self.left = self.worker if code >= 0 else None
     self.worker = None
     secs = self.world.random.uniform(_PIPE_SECS, _EXIT_SECS)
     self._later(secs, events_lib.WorkerExited(code))
@@ -388,11 +390,9 @@ class SimulatedMachine:
       return None  # It is of another run.
     life = self._life
     self._later(0.0, events_lib.PeerCame(member))
-
-    def hear(message: Any) -> None:
-      self._tell(events_lib.PeerSaid(member.incarnation, message), life)
-
-    return hear
+    return lambda message: self._tell(
+        events_lib.PeerSaid(member.incarnation, message), life
+    )
 
   def _cut(self, incarnation: str) -> None:
     link = self._links.pop(incarnation, None)

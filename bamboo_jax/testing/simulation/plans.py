@@ -38,7 +38,6 @@ class FaultPlan:
     layout: What it trains, a key of `LEAST`.
     num_watchers: See `detection.DetectionLimits`, as for what follows.
     gather_secs: Where no link breaks nobody need be given up for lost.
-    no_progress_secs: Where the folder hangs a worker waits for it.
   """
 
   seed: int
@@ -174,6 +173,7 @@ MODES["votes"] = "last_vote last_vote last_vote join"
 MODES["folder"] = (
     "hang_folder all_hang stale late_claim folder_errors torn_view"
     " freeze_claim begin_late two_lives kill join worker ask_late cut_off"
+    " lost_and_hung"
 )
 MODES["train"] = (
     "kill pair worker join vanish freeze notice all_workers slow last_words"
@@ -210,7 +210,6 @@ def draw(mode: str, seed: int) -> FaultPlan:
       *(seed, num_nodes, num_steps, tuple(faults), mode == "train", layout),
       num_watchers,
       gather_secs=100.0 if mode == "workers" else 10.0,
-      no_progress_secs=60.0 if mode == "folder" else 10.0,  # It may hang.
   )
 
 
@@ -346,6 +345,11 @@ def _draw_stalls(
         yield _fault(at_secs + 0.2, "late_claim", hosts, rng.uniform(0.5, 25.0))
       hang_secs = rng.choice([rng.uniform(0.5, 20.0), kinds.FORGOTTEN_SECS])
       yield _fault(at_secs + 3.0, "hang_folder", names[:-1], hang_secs)
+    case "lost_and_hung":  # A newcomer sees neither a run nor a sign of life.
+      secs = rng.uniform(0.5, 20.0)
+      yield _fault(at_secs, "hang_folder", names, secs)
+      yield _fault(at_secs + 0.1, "amnesia")
+      yield _join(names, at_secs + 0.3)
     case "lapse" | "away":  # One comes at the end, or dies in it.
       secs = rng.uniform(*((5.5, 8.0) if word == "lapse" else (35.0, 45.0)))
       yield _fault(at_secs, rng.choice(["stall", "full"]), (), secs)
@@ -357,7 +361,9 @@ def _draw_stalls(
 
 _DEATHS = "join pair last_words one_left wipe_out all_busy join_and_death"
 _CUTS = "bad_route severed apart lost_vote last_vote"
-_STALLS = "all_hang torn_view begin_late two_lives ask_late lapse away"
+_STALLS = (
+    "all_hang torn_view begin_late two_lives ask_late lost_and_hung lapse away"
+)
 _DRAWS = {
     **dict.fromkeys([*_DEATHS.split(), "handover"], _draw_deaths),
     **dict.fromkeys(_CUTS.split(), _draw_cuts),

@@ -4,6 +4,7 @@ import math
 
 from absl.testing import parameterized
 
+from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import run_stamp
 from bamboo_jax.cluster.agent import state as state_lib
@@ -16,8 +17,14 @@ from tests.cluster.agent import given
 
 class RunStampTest(parameterized.TestCase):
 
-  def find(self, there, claim, *, moves=1, until_secs=math.inf):
-    """Returns what is asked for besides looks, until the stamp is known."""
+  def find(
+      self, there, claim, *, moves=1, until_secs=math.inf, made=(), answers=0
+  ):
+    """Returns what is asked for besides looks, until the stamp is known.
+
+    The run of `claim` has `made` views, and answers as many questions.
+    """
+    made = [*made]
     state = state_lib.AgentState(given.make_options("n0"), incarnation="me")
     flow, answer, beat, asked = run_stamp.find(state), None, 0, []
     with self.assertRaises(StopIteration):
@@ -32,6 +39,16 @@ class RunStampTest(parameterized.TestCase):
             answer = there
           case events_lib.CallFence("read"):
             answer = claim, beat if claim else 0
+          case events_lib.CallFence("views_after"):
+            answer = list(made)
+          case events_lib.CallFence("claim_view", (_, view)):
+            asked.append(view.text)
+            if view.number > len(made):
+              made.append(view)
+            if view.is_ask and answers:
+              answers -= 1
+              made.append(views.answer(view, "n1"))
+            answer = made[view.number - 1]
           case events_lib.CallFence("replace", (stamp,)):
             asked.append(f"replace {stamp}")
             claim = fence_lib.Claim(stamp)
@@ -75,6 +92,23 @@ class RunStampTest(parameterized.TestCase):
   def test_accepted_if_nobody_lives_there(self, there, claimed, asked):
     claim = claimed and fence_lib.Claim(claimed)
     self.assertEqual(self.find(there, claim, moves=0), asked)
+
+  @parameterized.parameters(
+      ("b", [members.view(1, 0, 1)], [(1, 2)]),
+      ("b", [members.view(1, 0, 1)], [(1, 2), (1, 4), (1, 6)]),
+      ("bamboo-train-1", [], [(0, 1)]),
+      ("bamboo-train-1", [], [(0, 1), (1, 3)]),
+  )
+  def test_it_asks_members_first_and_all_but_the_last_time_one_answers(
+      self, claimed, made, questions
+  ):
+    claim, answers = fence_lib.Claim(claimed), len(questions) - 1
+    found = self.find("a", claim, moves=0, made=made, answers=answers)
+    want = []
+    for number, asked in questions:
+      want.append(f"n0 asks whether any member of view {number} is alive")
+      want.append(f"no member of view {asked} is left")
+    self.assertEqual(found, [*want, "replace a", "store a"])
 
   def test_a_run_that_ends_meanwhile_refuses_nobody(self):
     limits = given.make_options("n0").limits

@@ -12,6 +12,7 @@ from unittest import mock
 from absl.testing import absltest
 
 from bamboo_jax import base
+from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import tenure
 
@@ -71,6 +72,16 @@ class TenureTest(absltest.TestCase):
       with mock.patch.object(time, "sleep", back):
         check()  # The folder is away until the second look.
     self.assertEqual(self.fence.read(), (None, 0))
+
+  def test_it_answers_whether_it_is_alive(self):
+    with self.hold():
+      stamp = self.fence.read().claim.stamp
+      asked = self.fence.claim_view(stamp, views.ask(views.EMPTY, "n0"))
+      end_secs = time.monotonic() + 20
+      found = []
+      while not found and time.monotonic() < end_secs:
+        found = self.fence.views_after(stamp, asked.number)
+      self.assertEqual([v.text for v in found], ["bamboo train is alive"])
 
   def test_it_shows_no_sign_of_life_for_another_run(self):
     with self.hold():
