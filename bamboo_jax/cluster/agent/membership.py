@@ -25,6 +25,7 @@ waits, so that the others propose first.
 """
 
 from collections.abc import Collection
+import math
 
 from bamboo_jax import base
 from bamboo_jax.cluster import messages
@@ -42,6 +43,8 @@ _RETRY_SECS = 0.1
 _PATIENCE_SECS = 1.0  # An agent that has lost most others waits so long.
 _HANDOVER_SECS = 2.0  # After that the next member proposes.
 _LOOK_SECS = 2.0  # Poll interval of the folder.
+_HANG_SECS = 1.0  # A folder hangs if it has given no answer for so long.
+_LASTING_HANG_SECS = 60.0  # Then a worker may count as hanging all the same.
 _NUM_PUBLISHERS = 6  # In case the first cannot reach the store.
 _SETTLE_SECS = 2.0  # Wait of an agent whose worker is gone.
 
@@ -51,6 +54,9 @@ def look_around(
 ) -> None:
   """Sends a heartbeat, and finds silent agents."""
   state.watch.tick(state.now)
+  hung_secs = state.now - state.folder_secs
+  if _HANG_SECS <= hung_secs < _LASTING_HANG_SECS:
+    state.watch.excuse_work(state.now)  # It may wait for the folder, too.
   if state.has_worker:
     if fault := state.watch.find_fault(
         state.now,
@@ -316,8 +322,10 @@ def look_at_folder(state: state_lib.AgentState) -> events_lib.Flow:
   while True:
     yield events_lib.Sleep(_LOOK_SECS)
     if state.roster.view.number:
+      state.folder_secs = min(state.folder_secs, state.now)
       try:
         yield from read_made(state)
+        state.folder_secs = math.inf
       except OSError as error:
         state.warn(f"{error}")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
+import math
 from typing import Any
 
 from bamboo_jax import base
@@ -72,6 +73,7 @@ class AgentState:
     self.stamp = ""  # Of the run; "" before it is known.
     self.lost_secs: float | None = None  # Since when it is rejected.
     self.published = base.ViewId(0)  # Newest view that this agent wrote there.
+    self.folder_secs = math.inf  # Since when the folder has not answered.
     self.status: dict[str, Any] = {}  # For `bamboo status`.
     self.is_status_new = False  # Whether the store lacks some of it.
     # Other agents.

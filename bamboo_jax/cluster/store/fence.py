@@ -12,9 +12,10 @@ a node that was suspended cannot overwrite a later life. Whether a file was
 created is decided by reading it afterwards, as a result may be lost.
 
 A file is synced before it gets its name. If the file of a view is damaged all
-the same (empty, truncated or garbage), no process has ever read a view from it.
-A process that has found it damaged for `VOID_SECS` creates another attempt
-beside it, which repeats the previous view; the first readable attempt counts.
+the same (empty, truncated, garbage, or unreadable though the folder is), no
+process has ever read a view from it. A process that has found it damaged for
+`VOID_SECS` creates another attempt beside it, which repeats the previous view;
+the first readable attempt counts.
 """
 
 from collections.abc import Callable, Generator
@@ -160,23 +161,31 @@ class FenceProtocol:
     error, attempt = None, 0
     while True:
       name = _find(stamp, number, attempt)
-      file = yield "read", name
+      next_name = _find(stamp, number, attempt + 1)
+      try:
+        file = yield "read", name
+        if file is not None:
+          view = _parse(file.text)
+      except (OSError, ValueError) as failure:
+        if isinstance(failure, OSError):
+          yield "read", _NAME  # Else it is the folder that fails.
+        error, attempt = failure, attempt + 1
+        self._damaged_secs.setdefault(next_name, self._now())
+        continue
+      self._damaged_secs.pop(next_name, None)
       if file is not None:
-        try:
-          return _parse(file.text)
-        except ValueError as failure:
-          error, attempt = failure, attempt + 1
-      elif error is None:
+        return view
+      if error is None:
         return None
-      else:
-        since_secs = self._damaged_secs.setdefault(name, self._now())
-        if self._now() < since_secs + VOID_SECS:
-          damaged = _find(stamp, number, attempt - 1)
-          raise _DamagedError(f"{self._where}/{damaged} is damaged: {error}.")
-        last = base.ViewId(number - 1)
-        before = yield from self._read_view(stamp, last)
-        void = views.void(before or views.View(last, (), ""))
-        yield "create", name, _render(void)
+      if self._now() < self._damaged_secs[name] + VOID_SECS:
+        if isinstance(error, OSError):  # It may be over soon.
+          raise error
+        damaged = _find(stamp, number, attempt - 1)
+        raise _DamagedError(f"{self._where}/{damaged} is damaged: {error}.")
+      last = base.ViewId(number - 1)
+      before = yield from self._read_view(stamp, last)
+      void = views.void(before or views.View(last, (), ""))
+      yield "create", name, _render(void)
 
 
 class File(NamedTuple):
@@ -248,13 +257,17 @@ def _blocking(calls: Callable[..., Calls]) -> Callable[..., Any]:
 
 def run(calls: Calls, folder: Any) -> Any:
   """Carries out calls of a `FenceFolder`, and returns their final result."""
-  answer = None
+  answer = error = None
   while True:
     try:
-      method, *args = calls.send(answer)
+      method, *args = calls.throw(error) if error else calls.send(answer)
     except StopIteration as end:
       return end.value
-    answer = getattr(folder, method)(*args)
+    answer = error = None
+    try:
+      answer = getattr(folder, method)(*args)
+    except OSError as failure:  # It may be of one file.
+      error = failure
 
 
 class Fence:

@@ -19,7 +19,8 @@ from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.testing.simulation import clock as clock_lib
 
 _CALL_SECS = (0.0005, 0.002)  # One way.
-_GARBAGE = ("", '{"number": 3, "mem', "\0" * 40)
+_UNREADABLE = "?"  # Content of a file that cannot be read.
+_GARBAGE = ("", '{"number": 3, "mem', _UNREADABLE, "\0" * 40)
 
 
 class SharedFiles:
@@ -36,7 +37,9 @@ class SharedFiles:
 
   def read(self, name: str) -> fence_lib.File | None:
     """See `fence.FenceFolder`."""
-    return self._files.get(name)
+    if (file := self._files.get(name)) and file.text == _UNREADABLE:
+      raise OSError("Input/output error")
+    return file
 
   def create(self, name: str, text: str) -> None:
     """See `fence.FenceFolder`."""

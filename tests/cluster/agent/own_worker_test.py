@@ -2,10 +2,12 @@
 
 from absl.testing import parameterized
 
+from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import stalls as stalls_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.agent import membership
 from bamboo_jax.cluster.agent import selection
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import fence as fence_lib
@@ -191,6 +193,33 @@ class OwnWorkerTest(given.CoreCase):
     reason = "its worker was stopped for 1.0 s"
     gone = messages.Gone(reason, silent_secs=1.7)
     self.assertIn(events_lib.Send(gone), actions)
+
+  @parameterized.parameters(
+      ("it answers", ([], None), 15),
+      ("it fails", (None, OSError("Input/output error")), 75),
+      ("it hangs", None, 75),
+  )
+  def test_a_worker_that_waits_for_the_folder(self, _, answer, killed_secs):
+    """All others wait for it from second 1 on, for 13 s; it is then killed."""
+    limits = detection.DetectionLimits(1.0, 2.0, no_progress_secs=13.0)
+    self.begin(numbers=(0, 1), limits=limits)
+    begun = channel_lib.Begun()
+    stall = stalls_lib.Stall(False, 1, begun, ((1, "a"),))
+    waits = stalls_lib.Stall(True, 1, begun, ((1, "a"), (1, "b")))
+    self.on(events_lib.Ticked(), 0.0)
+    self.state.start(membership.look_at_folder(self.state))
+    self.asked(self.state.actions)
+    for now in range(1, 100):
+      beat = messages.WorkerBeat(1, False, stall)
+      self.on(events_lib.WorkerSaid(beat), now)
+      self.on(given.said(1, messages.Beat(waits, 1)), now)
+      if now == 2 or answer and now % 2 == 0:  # It looks at the folder.
+        self.answer(now, now=now)
+        if answer:
+          self.answer(*answer, now=now)
+      if events_lib.KillWorker() in self.on(events_lib.Ticked(), now):
+        break
+    self.assertEqual(now, killed_secs)
 
   def test_silence_is_found_though_it_ticks(self):
     self.begin()

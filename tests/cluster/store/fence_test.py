@@ -117,6 +117,51 @@ class FenceTest(parameterized.TestCase):
     self.assertEqual(other.claim_view("a", later), later)
     self.assertEqual(one.views_after("a", number - 1), [void, later])
 
+  @parameterized.product(
+      failure=("EIO", "EISDIR"), number=(1, 2), is_folder_away=(False, True)
+  )
+  def test_a_view_that_cannot_be_opened_is_damaged(
+      self, failure, number, is_folder_away
+  ):
+    one, other = self.make_clocked()
+    views_of_run = [members.view(1, 0, 1), members.view(2, 0)]
+    for view in views_of_run[: number - 1]:
+      one.claim_view("a", view)
+    path = self.path.parent / "views" / f"a.{number}.json"
+    path.mkdir(parents=True)
+    read = one.folder.read
+
+    def fail(name):
+      if name.endswith(path.name) or is_folder_away:
+        raise OSError(getattr(errno, failure), "cannot be read", name)
+      return read(name)
+
+    mine = views_of_run[number - 1]
+    with mock.patch.object(one.folder, "read", fail):
+      for self.now in (0.0, fence_lib.VOID_SECS - 0.1):
+        with self.assertRaisesRegex(OSError, "cannot be read"):
+          one.claim_view("a", mine)
+      self.now = fence_lib.VOID_SECS
+      if is_folder_away:
+        with self.assertRaisesRegex(OSError, "cannot be read"):
+          one.claim_view("a", mine)
+        return
+      void = one.claim_view("a", mine)
+    before = views_of_run[0] if number == 2 else views.EMPTY
+    self.assertEqual(void, views.void(before))
+    self.assertEqual(other.views_after("a", number - 1), [void])
+
+  def test_an_error_that_passes_is_no_damage(self):
+    one, _ = self.make_clocked()
+    first = one.claim_view("a", members.view(1, 0, 1))
+    error = OSError(errno.EIO, "Input/output error")
+    answers = [error, None, None]  # Of the view, the fence, and an attempt.
+    for self.now in (0.0, 2 * fence_lib.VOID_SECS):
+      with mock.patch.object(one.folder, "read", side_effect=answers):
+        with self.assertRaisesRegex(OSError, "Input/output"):
+          one.views_after("a")
+      self.assertEqual(one.views_after("a"), [first])
+
   def test_views_before_a_damaged_one_are_read(self):
     one, other = self.make_clocked()
     first = one.claim_view("a", members.view(1, 0, 1))

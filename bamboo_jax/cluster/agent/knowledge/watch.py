@@ -63,6 +63,10 @@ class HeartbeatWatch:
     self._progress, self._is_waiting = beat.progress, beat.is_waiting
     self._stall = beat.stall
 
+  def excuse_work(self, now: float) -> None:
+    """Forgets that the worker has made no progress up to now."""
+    self._work.excuse(now)
+
   def note_view(self, now: float) -> None:
     """Records a new view, in which all can continue; forgets stalls."""
     self._work.excuse(now)
