@@ -23,11 +23,18 @@ _CONFIG, _FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # Of the names of tensors.
 _FIXED = {"peft_type": "LORA", "bias": "none"}
 _READ = ("base_model_name_or_path", "lora_alpha", "r", "target_modules")
-_MEANINGLESS = (  # Without effect on adapters that exist.
-    *("auto_mapping", "fan_in_fan_out", "inference_mode", "init_lora_weights"),
-    *("megatron_core", "peft_version", "qalora_group_size", "revision"),
-    "task_type",
+_HARMLESS = (  # Without effect on adapters that exist.
+    *("auto_mapping", "fan_in_fan_out", "inference_mode", "megatron_core"),
+    *("peft_version", "qalora_group_size", "revision"),
 )
+# Any other entry must be off, or have a value that is known to be harmless.
+_OFF = (None, False, "", [], {})
+_ALLOWED: dict[str, tuple[Any, ...]] = {
+    # "pissa", "olora" and others change the weights beside the adapters.
+    "init_lora_weights": (True, "gaussian", "orthogonal"),
+    "lora_dropout": (0, 0.0),
+    "task_type": ("CAUSAL_LM",),
+}
 _TARGETS = (*lora.LLAMA.names, *lora.GPT2.names)
 _WEIGHTS = {  # Of GPT-2; those of others are `TARGET/kernel`.
     "c_attn": ("qkv_weight",),
@@ -64,10 +71,18 @@ def read_config(path: str | os.PathLike[str]) -> Adapters:
   problems += [
       f"{_CONFIG} has {key}={value!r}, which our models do not have"
       for key, value in config.items()
-      if value and key not in (*_READ, *_FIXED, *_MEANINGLESS)
+      if key not in (*_READ, *_FIXED, *_HARMLESS)
+      and not any(
+          value == a and type(value) is type(a)  # Layer 0 is not "off".
+          for a in (*_OFF, *_ALLOWED.get(key, ()))
+      )
   ]
   targets = config.get("target_modules")
-  if not isinstance(targets, list) or not {*targets} <= {*_TARGETS}:
+  if not (
+      isinstance(targets, list)
+      and targets
+      and all(target in _TARGETS for target in targets)
+  ):
     problems.append(
         f"{_CONFIG} has target_modules={targets!r}, must be a list of "
         f"{', '.join(_TARGETS)}"

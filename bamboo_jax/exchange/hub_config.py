@@ -136,30 +136,41 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
 }
-_NEUTRAL: tuple[Any, ...] = (None, False, "", [], {})
-# Keys that change the function of a model, with their neutral values.
-_MEANINGFUL: Mapping[str, tuple[Any, ...]] = dict.fromkeys(
-    (
-        *("add_cross_attention", "attention_chunk_size", "clip_qkv"),
-        *("is_decoder", "is_encoder_decoder", "mlp_only_layers"),
-        *("no_rope_layers", "num_nextn_predict_layers", "parallel_attn"),
-        *("pruned_heads", "qk_layernorm", "qkv_bias", "query_pre_attn_scalar"),
-        *("tie_encoder_decoder", "use_parallel_residual", "use_qk_norm"),
-    ),
-    _NEUTRAL,
-) | {
-    "is_causal": (None, True),
-    "logit_scale": (*_NEUTRAL, 1.0),
-    "partial_rotary_factor": (None, 1.0),
-    "pretraining_tp": (*_NEUTRAL, 1),
-}
-# Other such keys, by name; such as `final_logit_softcapping`, `sliding_window`.
-_SUSPECT = re.compile(
-    r"alibi|expert|loss_free|moe_|multiplier|quant|residual|rope|rotary|"
-    r"scal(e|ing)(_|$)|softcap|sparse|_window"
-)
+# Entries without effect on what our models compute; any other must be off.
+_HARMLESS = frozenset("""
+    _attn_implementation _attn_implementation_autoset _commit_hash
+    _flash_attn_2_enabled _name_or_path architectures attn_implementation
+    cache_implementation chunk_size_feed_forward dtype finetuning_task
+    gradient_checkpointing id2label keys_to_ignore_at_inference label2id
+    language model_max_length model_type name_or_path num_labels
+    output_attentions output_hidden_states output_past prefix problem_type
+    return_dict task_specific_params tf_legacy_loss tokenizer_class
+    tokenizer_model_max_length tokenizer_padding_side torch_dtype torchscript
+    transformers.js_config transformers_version unsloth_fixed unsloth_version
+    use_bfloat16 use_cache
+
+    attention_dropout attention_probs_dropout_prob attn_pdrop
+    classifier_dropout embd_pdrop hidden_dropout_prob initializer_factor
+    initializer_range resid_pdrop
+
+    begin_suppress_tokens diversity_penalty do_sample early_stopping
+    length_penalty max_length min_length no_repeat_ngram_size num_beam_groups
+    num_beams num_return_sequences output_scores repetition_penalty
+    return_dict_in_generate suppress_tokens temperature top_k top_p typical_p
+
+    directionality hidden_sizes intermediate_size max_sequence_length n_ctx
+    n_inner n_special out_features out_indices pooler_fc_size
+    pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
+    pooler_type predict_special_tokens reorder_and_upcast_attn stage_names
+    summary_activation summary_first_dropout summary_proj_to_labels
+    summary_type summary_use_proj tie_word_embeddings
+    """.split())
+_TOKEN_ID = "_token_id"  # Ends the names of ids of special tokens.
+_OFF: tuple[Any, ...] = (None, False, "", [], {})
+_SWITCHES = {"is_causal": (None, True), "pretraining_tp": (*_OFF, 1)}
+_FACTOR = re.compile(r"factor|multiplier|scal(e|ing)")  # Off if 1.
 _ROPE = frozenset(  # Keys of `rope_scaling`, whose values are checked.
-    (*_SLOWED, "factor", "partial_rotary_factor", "rope_theta", "type")
+    (*_SLOWED, "factor", "partial_rotary_factor", "rope_theta")
 )
 _SCALINGS = ("rope_scaling", "rope_parameters")  # Older and newer name.
 _IMPOSSIBLE: dict[str, dict[str, Any]] = {  # Options without a counterpart.
@@ -189,18 +200,15 @@ def read_options(family: Family, config: Mapping[str, Any]) -> HubOptions:
       **config,
   }
   found.setdefault("num_labels", len(found.get("id2label") or "01"))
-  unknown = []
-  for key in _SCALINGS:
-    scaling = dict(found.get(key) or {})
-    unknown += [f"{key}.{name}" for name in scaling.keys() - _ROPE]
-    found |= scaling
+  rope, unfit = _read_rope(config)
+  found |= rope
   heads = found.get("num_attention_heads")
   if found.get("num_key_value_heads") is None:
     found["num_key_value_heads"] = heads
   if found.get("head_dim") is None and heads:
     found["head_dim"] = found.get("hidden_size", 0) // heads
   fixed = dict(family.fixed)
-  if found.setdefault("rope_type", found.get("type", "default")) == "default":
+  if found.setdefault("rope_type", "default") == "default":
     found["factor"] = 1.0
   else:
     fixed = fixed | _SLOWED
@@ -209,8 +217,7 @@ def read_options(family: Family, config: Mapping[str, Any]) -> HubOptions:
       for key, value in fixed.items()
       if found.get(key, value) != value
   ]
-  problems += _find_unknown(family, found)
-  problems += [f"config.json has {key}, which is unknown" for key in unknown]
+  problems += [*_find_unknown(family, {**config, **rope}), *unfit]
   for theirs in family.options.values():
     if theirs not in found:
       problems.append(f"config.json has no {theirs}")
@@ -228,21 +235,48 @@ def read_options(family: Family, config: Mapping[str, Any]) -> HubOptions:
   return HubOptions(options, problems)
 
 
-def _find_unknown(family: Family, found: Mapping[str, Any]) -> Iterator[str]:
-  """Yields settings that change the function and that our models lack."""
-  known = {*family.options.values(), *family.fixed, *_SLOWED, *_SCALINGS}
-  if not found.get("use_sliding_window", True):
-    known |= {"sliding_window", "max_window_layers"}
-  for key, value in found.items():
-    if key == "layer_types":
-      value = {*(value or ())} - {"full_attention"}
-    elif key not in _MEANINGFUL and not _SUSPECT.search(key):
+def _read_rope(
+    config: Mapping[str, Any],
+) -> tuple[dict[str, Any], list[str]]:
+  """Returns the settings of rotations, and why they are not understood."""
+  found = {key: config[key] for key in _ROPE & config.keys()}
+  problems, kinds = [], []
+  for name in _SCALINGS:
+    scaling = dict(config.get(name) or {})
+    if not scaling:
       continue
+    kind = scaling.pop("type", None)  # The older name.
+    kind = kind or scaling.get("rope_type", "default")
+    scaling.setdefault("rope_type", kind)
+    for key, value in sorted(scaling.items()):
+      if key not in _ROPE:
+        problems.append(f"config.json has {name}.{key}, which is unknown")
+      other = kind if key == "rope_type" else found.get(key, value)
+      if other != value:
+        problems.append(f"config.json has {key}={other!r} and also {value!r}")
+    kinds.append({k: v for k, v in scaling.items() if k != "rope_theta"})
+    found |= {k: v for k, v in scaling.items() if k in _ROPE}
+  if kinds[1:] and kinds[0].keys() != kinds[1].keys():
+    problems.append(f"config.json has {' and other '.join(_SCALINGS)}")
+  return found, problems
+
+
+def _find_unknown(family: Family, config: Mapping[str, Any]) -> Iterator[str]:
+  """Yields settings that may change the function and that our models lack."""
+  known = {*family.options.values(), *family.fixed, *_HARMLESS}
+  if "rope_theta" in known:
+    known |= {*_SCALINGS, *_ROPE} - {"partial_rotary_factor"}
+  if not config.get("use_sliding_window", config.get("sliding_window")):
+    known |= {"sliding_window", "max_window_layers"}
+  for key, value in config.items():
+    if key in known or key.endswith(_TOKEN_ID):
+      continue
+    if key == "layer_types" and {*(value or ())} <= {"full_attention"}:
+      continue
+    allowed = _SWITCHES.get(key, _OFF)
+    allowed += (1.0,) if _FACTOR.search(key) else ()
     # 1 is not True here: one is a factor, the other a switch.
-    allowed = _MEANINGFUL.get(key, (*_NEUTRAL, set(), 1.0))
-    if key not in known and not any(
-        value == a and (value is True) == (a is True) for a in allowed
-    ):
+    if not any(value == a and (value is True) == (a is True) for a in allowed):
       yield f"config.json has {key}={value!r}, which our models do not have"
 
 

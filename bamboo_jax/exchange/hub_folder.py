@@ -7,7 +7,7 @@ No tensor is ignored silently: each is a parameter, or a copy of one, or is
 known to carry no information.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import json
 import math
 import os
@@ -69,8 +69,9 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
 def read_file(file: pathlib.Path) -> Arrays:
   """Returns all tensors of a file, float32; raises `base.CheckpointError`."""
   with _open(file) as tensors:
-    found = [_Tensor(file, name, "", ()) for name in tensors.keys()]
-  return {tensor.name: _read(tensor) for tensor in found}
+    found = {name: _describe(tensors, file, name) for name in tensors.keys()}
+  check({}, {}, [*_find_odd_dtypes(found)], where=file.parent)
+  return {name: _read(tensor) for name, tensor in found.items()}
 
 
 def open_folder(
@@ -103,11 +104,7 @@ def open_folder(
       for tensor in rule.tensors
   }
   tensors = _read_headers(path, family, wanted)
-  problems += [
-      f"dtype: {name} is {tensor.dtype}, must be one of {', '.join(_DTYPES)}"
-      for name, tensor in sorted(tensors.items())
-      if tensor.dtype not in _DTYPES
-  ]
+  problems += _find_odd_dtypes(tensors)
   copies = family.copies.keys() & tensors.keys() - wanted.keys()
   their_shapes = {n: t.shape for n, t in tensors.items() if n not in copies}
   check(their_shapes, wanted, problems, where=path)
@@ -234,14 +231,23 @@ def _read_headers(
               f"Cannot use {path}: {name} occurs twice, in "
               f"{found[name].file.name} and {file}."
           )
-        header = tensors.get_slice(their_name)
-        found[name] = _Tensor(
-            path / file,
-            their_name,
-            header.get_dtype(),
-            tuple(header.get_shape()),
-        )
+        found[name] = _describe(tensors, path / file, their_name)
   return found
+
+
+def _describe(opened: Any, file: pathlib.Path, name: str) -> _Tensor:
+  header = opened.get_slice(name)
+  return _Tensor(file, name, header.get_dtype(), tuple(header.get_shape()))
+
+
+def _find_odd_dtypes(tensors: Mapping[str, _Tensor]) -> Iterator[str]:
+  """Yields a line for each tensor whose dtype needs a scale."""
+  for name, tensor in sorted(tensors.items()):
+    if tensor.dtype not in _DTYPES:
+      yield (
+          f"dtype: {name} is {tensor.dtype}, must be one of "
+          f"{', '.join(_DTYPES)}"
+      )
 
 
 def _find_files(path: pathlib.Path) -> set[str]:

@@ -231,6 +231,44 @@ class AdaptersTest(parameterized.TestCase):
           run, name="llama", out=self.folder / "no", max_file_bytes=1 << 20
       )
 
+  def test_dtypes_that_need_a_scale(self):
+    self.make_folders()
+    file = self.folder / "adapter" / "adapter_model.safetensors"
+    good = safetensors.load_file(file)
+    name = "base_model.model.model.layers.1.mlp.down_proj.lora_A.weight"
+    for dtype, kind in ((torch.float8_e4m3fn, "F8_E4M3"), (torch.int8, "I8")):
+      safetensors.save_file({**good, name: good[name].to(dtype)}, file)
+      with self.assertRaisesRegex(
+          base.CheckpointError, f"dtype: {name} is {kind}, must be one of F64"
+      ):
+        weights.import_folder(
+            self.folder / "adapter", name="llama", out=self.folder / "no"
+        )
+
+  def test_beginnings_that_leave_the_weights(self):
+    """Adapters that are accepted give the logits of `peft`."""
+    self.make_folders()
+    file = self.folder / "adapter" / "adapter_config.json"
+    good = json.loads(file.read_text())
+    auto = transformers.AutoModelForCausalLM.from_pretrained
+    tokens, imported = torch.arange(8)[None], self.folder / "imported"
+    for beginning in (True, False, None, "gaussian", "orthogonal"):
+      file.write_text(json.dumps({**good, "init_lora_weights": beginning}))
+      out = imported / str(beginning)
+      weights.import_folder(self.folder / "adapter", name="llama", out=out)
+      weights.export_folder(
+          out, name="llama", out=out / "merged", max_file_bytes=1 << 20
+      )
+      peer = peft.PeftModel.from_pretrained(
+          auto(self.folder / "base"), self.folder / "adapter"
+      )
+      with torch.no_grad():
+        np.testing.assert_allclose(
+            auto(out / "merged")(tokens).logits,
+            peer.eval()(tokens).logits,
+            atol=1e-4,
+        )
+
   def test_rejected(self):
     self.make_folders()
     file = self.folder / "adapter" / "adapter_config.json"
@@ -238,6 +276,20 @@ class AdaptersTest(parameterized.TestCase):
     for changes, message in (
         ({"use_dora": True}, "use_dora=True, which our models do not have"),
         ({"lora_dropout": 0.1}, "lora_dropout=0.1, which our models do not"),
+        *(
+            ({"init_lora_weights": how}, f"init_lora_weights='{how}', which")
+            for how in ("pissa", "pissa_niter_16", "olora", "corda", "loftq")
+        ),
+        ({"use_rslora": True}, "use_rslora=True, which"),
+        ({"rank_pattern": {"q_proj": 4}}, "rank_pattern={'q_proj': 4}, which"),
+        ({"alpha_pattern": {"q_proj": 4}}, "alpha_pattern={'q_proj': 4}, w"),
+        ({"layers_to_transform": 0}, "layers_to_transform=0, which"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save=.'lm_head'., w"),
+        ({"lora_bias": True}, "lora_bias=True, which"),
+        ({"bias": "all"}, "bias='all', must be 'none'"),
+        ({"a_new_entry": 1}, "a_new_entry=1, which"),
+        ({"task_type": "SEQ_CLS"}, "task_type='SEQ_CLS', which"),
+        ({"target_modules": []}, "must be a list of q_proj"),
         ({"peft_type": "IA3"}, "peft_type='IA3', must be 'LORA'"),
         ({"target_modules": ["lm_head"]}, "must be a list of q_proj"),
         ({"base_model_name_or_path": "a/b"}, "'a/b', must be a folder with"),

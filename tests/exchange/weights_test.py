@@ -292,6 +292,10 @@ class WeightsTest(folders.FolderCase):
       ("llama", "mlp_bias", True),
       ("llama", "hidden_act", "gelu"),
       ("llama", "pretraining_tp", 2),
+      ("llama", "auto_map", {"AutoModel": "mine.Model"}),
+      ("llama", "use_new_trick", True),
+      ("llama", "no_rope_layer_interval", 4),
+      ("gpt2", "position_embedding_type", "relative_key"),
       ("qwen", "use_sliding_window", True),
       ("qwen", "layer_types", ["sliding_attention"]),
       ("gpt2", "scale_attn_by_inverse_layer_idx", True),
@@ -303,7 +307,8 @@ class WeightsTest(folders.FolderCase):
   def test_keys_that_change_the_meaning(self, name, key, value):
     model = make_model(name)
     write_hub(self.folder, model, random_weights(model))
-    self.change_config({key: value})
+    rope = {"rope_scaling": None} if key == "rope_parameters" else {}
+    self.change_config(rope | {key: value})
     with self.assertRaises(base.CheckpointError) as caught:
       weights.import_folder(self.folder, name=name, out=self.folder / "out")
     (line,) = str(caught.exception).splitlines()[1:]
@@ -353,6 +358,51 @@ class WeightsTest(folders.FolderCase):
     ):
       family = hub_config.family_of(name)
       config = hub_config.make_config(make_model(name).fingerprint) | keys
+      self.assertEqual(hub_config.read_options(family, config)[1], [], name)
+
+  def test_published_files(self):
+    """Entries of config.json as they are published."""
+    for name, keys in (
+        (
+            "gpt2",
+            {
+                **{"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1},
+                **{"bos_token_id": 50256, "eos_token_id": 50256},
+                **{"initializer_range": 0.02, "model_type": "gpt2"},
+                **{"n_ctx": 1024, "summary_activation": None},
+                **{"summary_first_dropout": 0.1, "summary_use_proj": True},
+                **{"summary_proj_to_labels": True, "use_cache": True},
+                "task_specific_params": {"text-generation": {"max_length": 50}},
+            },
+        ),
+        (
+            "llama",
+            {
+                **{"bos_token_id": 128000, "eos_token_id": [128001, 128008]},
+                **{"torch_dtype": "bfloat16", "pretraining_tp": 1},
+                **{"unsloth_fixed": True, "pad_token_id": 128004},
+                **{"_name_or_path": "a/b", "max_sequence_length": 2048},
+            },
+        ),
+        ("qwen", {"max_window_layers": 28, "sliding_window": None}),
+        (
+            "bert",
+            {
+                **{"attention_probs_dropout_prob": 0.1, "directionality": "b"},
+                **{"gradient_checkpointing": False, "pooler_fc_size": 768},
+                **{"pooler_type": "first_token_transform", "num_labels": 2},
+                **{"intermediate_size": 256, "hidden_dropout_prob": 0.1},
+            },
+        ),
+        (
+            "resnet",
+            {"out_indices": [4], "stage_names": ["stem"], "problem_type": None},
+        ),
+    ):
+      family = hub_config.family_of(name)
+      config = hub_config.make_config(make_model(name).fingerprint) | keys
+      if name == "qwen":
+        del config["use_sliding_window"]
       self.assertEqual(hub_config.read_options(family, config)[1], [], name)
 
   def test_other_safetensors_files(self):
@@ -530,6 +580,30 @@ class WeightsTest(folders.FolderCase):
       options, problems = hub_config.read_options(family, config | rope)
       self.assertEqual(problems, [])
       self.assertEqual(options["rope_factor"], factor)
+    for rope, problem in (
+        (
+            {"rope_parameters": slowed | {"factor": 4.0}},
+            "config.json has factor=2.0 and also 4.0",
+        ),
+        (
+            {"rope_parameters": slowed, "rope_theta": 1.0},
+            "config.json has rope_theta=1.0 and also 5.0",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1.0}},
+            "config.json has rope_scaling and other rope_parameters",
+        ),
+        (
+            {"rope_scaling": slowed | {"type": "linear"}},
+            "config.json has rope_type='linear' and also 'llama3'",
+        ),
+    ):
+      if "rope_theta" in str(rope):
+        rope["rope_parameters"]["rope_theta"] = 5.0
+      given = {"rope_scaling": slowed, "rope_theta": 5.0} | rope
+      _, problems = hub_config.read_options(family, config | given)
+      self.assertEqual(problems, [problem])
+    slowed = {k: v for k, v in slowed.items() if k != "rope_theta"}
     slowed["type"] = "yarn"
     del slowed["rope_type"]
     _, problems = hub_config.read_options(
