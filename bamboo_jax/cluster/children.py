@@ -9,6 +9,7 @@ import subprocess
 _PR_SET_PDEATHSIG = 1
 _PF_EXITING = 4  # Of the kernel's task flags.
 _FLAGS, _PENDING, _EXIT_CODE = 6, 28, 49  # Fields of proc(5), from the state.
+_CPU = slice(11, 13)  # In user and in system mode.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -71,6 +72,11 @@ def describe_exit(code: int) -> str:
 def is_stopped(pid: int) -> bool:
   """Returns whether a process is stopped, by SIGSTOP or a debugger."""
   return _read_stat(pid)[:1] in (["T"], ["t"])
+
+
+def cpu_ticks(pid: int) -> int:
+  """Returns the processor time of a process, in ticks; 0 if it is gone."""
+  return sum(map(int, _read_stat(pid)[_CPU]))
 
 
 def find_exit(pid: int) -> int | None:

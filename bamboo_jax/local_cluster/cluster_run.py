@@ -9,6 +9,7 @@ import os
 import shlex
 import statistics
 import time
+from typing import NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax import config as config_lib
@@ -27,7 +28,7 @@ from bamboo_jax.traces import replay as replay_lib
 from bamboo_jax.traces import trace as trace_lib
 
 _POLL_SECS = 0.05
-_MAX_TRIES = 3  # Attempts to start a node for a join.
+_MAX_PAUSE_SECS = 60.0  # Between attempts to start a node for a join.
 _SAVE_SECS = 60.0  # Time limit, plus ten steps, to finish a step and save.
 _LEAVE_SECS = 5.0  # Time for agents to end once the summary is written.
 _SLOW = 4.0  # A step is reported if it lasts this multiple of the usual time.
@@ -59,6 +60,15 @@ def run(
     cluster_run.report()
 
 
+class _Join(NamedTuple):
+  """A node that shall join; `zone` and `node` are those in a trace, or ""."""
+
+  zone: str = ""
+  node: str = ""
+  tries: int = 0  # That have failed.
+  due_secs: float = 0.0  # When the next one is due, on `time.monotonic`.
+
+
 class ClusterRun:
   """Starts the nodes of a run, and ends them all afterwards."""
 
@@ -73,7 +83,8 @@ class ClusterRun:
     self._former_starts = [l for l in self._read_log() if _is_start(l)]
     self._progress = progress
     self._num_started = 0
-    self._joining: dict[str, int] = {}  # The tries that each one is.
+    self._joins: list[_Join] = []  # Not started, or to be tried again.
+    self._joining: dict[str, _Join] = {}  # Started, and not heard yet.
     self._reader = jsonl.MetricsReader(self._metrics)
     self._shown: list[int] = []  # Hashes of the lines since the start.
     self._has_stepped = self._is_asked_to_stop = False
@@ -205,8 +216,11 @@ class ClusterRun:
     """Adds a line to `nodes.jsonl`; `node` is the name in a trace."""
     facts = {"event": event, "name": name, "node": node}
     line = json.dumps({"at_secs": time.perf_counter(), **facts})
-    with open(self._setup.workdir / "nodes.jsonl", "a") as file:
-      file.write(line + "\n")
+    try:
+      with open(self._setup.workdir / "nodes.jsonl", "a") as file:
+        file.write(line + "\n")
+    except OSError as error:  # It must not end a run that trains.
+      self._progress.show_text(f"warning: {error}")
 
   def _wait(self) -> None:
     """Shows progress and injects faults until the run is over."""
@@ -267,35 +281,50 @@ class ClusterRun:
     return are_struck and not self._is_over and self._director.call_next()
 
   def _start_due(self, now_secs: float) -> None:
-    for _ in range(self._director.take_joins()):
-      name = self._start_node()
-      self._joining[name] = 1
-      self._progress.show_text(f"{name} starts, to join")
-    self._replace_lost()
+    self._joins += [_Join()] * self._director.take_joins()
+    self._replace_lost(now_secs)
+    for join in [j for j in self._joins if j.due_secs <= now_secs]:
+      self._joins.remove(join)
+      self._start_join(join, now_secs)
     if self._player is not None and self._has_stepped:
       for event in self._player.take_due(now_secs):
-        self._play(event)
+        self._play(event, now_secs)
 
-  def _replace_lost(self) -> None:
-    """Replaces nodes that failed before they joined, for which training waits.
+  def _start_join(self, join: _Join, now_secs: float) -> None:
+    try:
+      name = self._start_node(join.zone, join.node)
+    except OSError as error:
+      return self._try_again(join, f"no node can start: {error}", now_secs)
+    if self._player is not None and join.node:
+      self._player.names[join.node] = name
+    else:
+      self._joining[name] = join
+      self._progress.show_text(f"{name} starts, to join")
 
-    Raises `base.EndedError` after three failures in turn.
-    """
-    for name, tries in [*self._joining.items()]:
+  def _replace_lost(self, now_secs: float) -> None:
+    """Replaces nodes that failed before they joined; training may wait."""
+    for name, join in [*self._joining.items()]:
       if self._director.has_joined(name):
         del self._joining[name]
       elif self._cluster.has_failed(name):
-        if tries == _MAX_TRIES:
-          raise base.EndedError(f"{tries} nodes in turn could not join.")
         del self._joining[name]
-        self._joining[self._start_node()] = tries + 1
+        self._try_again(join, f"{name} could not join", now_secs)
 
-  def _play(self, event: trace_lib.Event) -> None:
+  def _try_again(self, join: _Join, why: str, now_secs: float) -> None:
+    secs = min(2.0**join.tries, _MAX_PAUSE_SECS)
+    self._progress.show_text(f"{why}; another one starts in {secs:.0f} s")
+    join = join._replace(tries=join.tries + 1, due_secs=now_secs + secs)
+    self._joins.append(join)
+
+  def _play(self, event: trace_lib.Event, now_secs: float) -> None:
     assert self._player is not None
     if event.kind == "add":
-      name = self._start_node(event.zone, event.node)
-      self._player.names[event.node] = name
-    name = self._player.names[event.node]
+      self._player.names.pop(event.node, None)  # Of its former life.
+      self._start_join(_Join(event.zone, event.node), now_secs)
+    elif event.kind == "remove":
+      self._joins = [j for j in self._joins if j.node != event.node]
+    if (name := self._player.names.get(event.node)) is None:
+      return  # It has not been started.
     self._progress.show_text(
         f"trace at_secs={event.time_ms / 1e3:.1f} {event.kind}={name} "
         f"node={event.node}"

@@ -10,6 +10,8 @@ import sys
 import time
 from typing import NamedTuple
 
+from absl import logging
+
 from bamboo_jax import base
 from bamboo_jax import config as config_lib
 from bamboo_jax.cluster import children
@@ -52,25 +54,25 @@ class LocalCluster:
     self._secret.touch(mode=0o600)
     self._secret.write_text(secrets.token_hex(32))
     secret = identity_lib.read_secret(str(self._secret))
-    self._others: list[subprocess.Popen[bytes]] = []
+    self._store: private_etcd.PrivateEtcd | None = None
     self._ended: set[str] = set()
     self._fence = fence_lib.Fence(workdir)
     self._found, self._found_secs = self._fence.read(), time.monotonic()
-    store = None
     if etcd is None:
-      store = private_etcd.PrivateEtcd(workdir / "etcd", secret=secret, run=run)
-      self._others.append(store.process)
-      etcd = store.endpoint
+      self._store = private_etcd.PrivateEtcd(
+          workdir / "etcd", secret=secret, run=run
+      )
+      etcd = self._store.endpoint
     self._own = identity_lib.issue(secret, run=run, role="operator", name="")
     self._etcd, self._run = etcd, run
     self._registry = self.connect()
-    if store is None and self._registry.exists():
+    if self._store is None and self._registry.exists():
       raise ValueError(
           f"There is a run {run!r} at etcd {etcd} already; give another name "
           "with --run."
       )
-    if store is not None:
-      store.wait_ready()
+    if self._store is not None:
+      self._store.wait_ready()
     endpoint_lib.write(workdir, endpoint_lib.RunAddress(etcd, run))
 
   def connect(self) -> registry_lib.Registry:
@@ -108,6 +110,7 @@ class LocalCluster:
         f"--zone={zone}",
         "--verbosity=0",
     ]
+    self._logs.mkdir(parents=True, exist_ok=True)
     log = self._logs / f"{name}.agent.log"
     if is_copy:
       run = functools.partial(copies.run, command, log=log)
@@ -169,13 +172,20 @@ class LocalCluster:
       except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    for process in self._others:
-      process.kill()
-      process.wait()
+    if self._store is not None:
+      self._store.close()
 
   def tend(self) -> dict[str, str]:
-    """Returns a message for each agent that failed since the last call."""
+    """Returns a message for each agent that failed since the last call.
+
+    Restarts its own etcd if that has died: only joining nodes need it.
+    """
     said = {}
+    if self._store is not None:
+      try:
+        self._store.tend()
+      except OSError as error:
+        logging.warning("etcd cannot be started: %s", error)
     for name, process in self._agents.items():
       if name not in self._ended and process.poll() is not None:
         self._ended.add(name)

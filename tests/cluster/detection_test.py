@@ -84,6 +84,10 @@ class ChildrenTest(absltest.TestCase):
     self.assertTrue(children.is_stopped(child.pid))
     self.assertFalse(children.is_stopped(1 << 30))
 
+  def test_cpu_ticks(self):
+    self.assertGreater(children.cpu_ticks(os.getpid()), 0)
+    self.assertEqual(children.cpu_ticks(1 << 30), 0)
+
   def test_find_exit(self):
     child = subprocess.Popen(["sleep", "60"])
     self.addCleanup(child.wait)
@@ -125,6 +129,15 @@ class WatchTest(parameterized.TestCase):
     self.watch.begin(19.0, is_ready=True)
     self.assertEqual(self.fault(23.9), "")
     self.assertIn("silent for 5.0 s", self.fault(24.1))
+
+  def test_a_worker_that_imports_on_a_busy_machine_is_not_silent(self):
+    for now in (15.0, 30.0, 45.0):
+      self.watch.note_busy(now)
+      self.assertEqual(self.fault(now + 14.0), "")
+    self.assertIn("silent for 20.0 s", self.fault(66.0))
+    self.watch.begin(70.0, is_ready=True)
+    self.watch.note_busy(76.0)
+    self.assertIn("silent for 5.0 s", self.fault(76.0))
 
   def test_a_worker_that_is_stopped_may_be_silent_for_the_least_time(self):
     self.watch.begin(0.0, is_ready=True)

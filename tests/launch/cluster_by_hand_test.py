@@ -1,6 +1,10 @@
-"""A cluster in which somebody else kills; takes most of half a minute."""
+"""A cluster in which somebody else kills; takes about a minute.
+
+First etcd, the folder of logs and a node that joins, then a worker.
+"""
 
 import os
+import shutil
 import signal
 import time
 
@@ -22,23 +26,46 @@ class ClusterByHandTest(commands.CommandCase):
   }
   HELD_FROM = 10
 
-  def test_a_worker_that_is_killed(self):
-    workdir, said = self.folder / "run", []
-    run = self.start("cluster", "--config.redundancy.spares=1")
+  def find(self, *texts):
+    """Returns the process of the run that names these; waits for it."""
+    texts = (str(self.folder / "run"), *texts)
     end_secs = time.monotonic() + _DEADLINE_SECS
-    for line in run.stdout:
-      said.append(line.strip())
-      self.assertLess(time.monotonic(), end_secs)
-      if line.startswith("step=10 "):
-        break
+    while time.monotonic() < end_secs:
+      found = [{*commands.processes_that_name(text)} for text in texts]
+      if len(pids := set.intersection(*found)) == 1:
+        return pids.pop()
+    self.fail(f"There is no process of {texts}, or more than one.")
+
+  def test_joins_that_fail_and_a_worker_that_is_killed(self):
+    workdir, said = self.folder / "run", []
+    run = self.start(
+        *("cluster", "--config.redundancy.spares=1"),
+        self.write_faults("11,,,join"),
+    )
+
+    def hear(begin):
+      """Reads up to a line that begins so."""
+      end_secs = time.monotonic() + _DEADLINE_SECS
+      for line in run.stdout:
+        said.append(line.strip())
+        self.assertLess(time.monotonic(), end_secs)
+        if line.startswith(begin):
+          return
+      self.fail(said)
+
+    hear("step=10 ")
+    os.kill(self.find(f"--data-dir={workdir}"), signal.SIGKILL)
+    shutil.rmtree(workdir / "logs")
+    hear("n3 starts, to join")
+    os.kill(self.find("launch.agent\0", "--name=n3\0"), signal.SIGKILL)
+    hear("n3 could not join; another one starts in 1 s")
+    hear("step=11 ")
     status = next(l for l in said if l.startswith("status: bamboo "))
     _, _, command, *arguments = status.split()
     ask = ("-m", f"launch.{command}", *arguments)
     shown = commands.run(*ask)
     self.assertIn("stage 0/1: n1 (a)", shown.stdout, msg=shown.stderr)
-    texts = ("launch.worker ", str(workdir), " n1 ")
-    found = [{*commands.processes_that_name(text)} for text in texts]
-    (pid,) = set.intersection(*found)
+    pid = self.find("launch.worker ", " n1 ")
     self.release()
     os.kill(pid, signal.SIGKILL)
     rest, _ = run.communicate(timeout=_DEADLINE_SECS)
@@ -51,14 +78,14 @@ class ClusterByHandTest(commands.CommandCase):
     self.assertIsNone(recovery["kill_to_first_instruction_secs"])
     self.assertBetween(recovery["silence_to_view_secs"], 0.0, 10.0)
     step = recovery["step"]
-    self.assertIn(f"recovery step={step} victims=0/1 rung=shadow view=2", said)
+    self.assertIn(f"recovery step={step} victims=0/1 rung=shadow view=3", said)
     (line,) = (l for l in said if l.startswith(f"step={step} "))
-    self.assertIn(" view=2", line)  # It has the number of its step.
+    self.assertIn(" view=3", line)  # It has the number of its step.
     before = next(l for l in said if l.startswith(f"step={step - 1} "))
-    self.assertIn(" view=1", before)
+    self.assertIn(" view=2", before)
     self.assertRegex(
         "\n".join(said),
-        r"Node n1: its worker was killed by SIGKILL\. 2 of 3 nodes are left; "
+        r"Node n1: its worker was killed by SIGKILL\. 3 of 4 nodes are left; "
         rf"agent: pid \d+, log {workdir}/logs/n1\.agent\.log; "
         rf"worker: pid {pid}, log {workdir}/logs/n1\.log",
     )

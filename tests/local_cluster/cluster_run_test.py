@@ -218,30 +218,81 @@ class RunTest(parameterized.TestCase):
         self.assertEqual([a for a in arguments if "metrics_port" in a], given)
         self.assertIn(line, one._progress.show_text.call_args.args[0])
 
-  def test_who_fails_before_it_has_joined_is_replaced(self):
+  def make_run(self):
+    """Returns a run that trains; its nodes start unless `self.error` is set."""
     one = object.__new__(cluster_run.ClusterRun)
-    one._joining, names, come, ended = (
-        {"n3": 1, "n4": 1},
-        iter("567"),
-        set(),
-        set(),
-    )
-    one._start_node = lambda: f"n{next(names)}"
-    one._director = mock.Mock(has_joined=come.__contains__)
-    one._cluster = mock.Mock(has_failed=ended.__contains__)
-    for comes, ends, joining in (
-        ("n9", "n9", {"n3": 1, "n4": 1}),
-        ("n3", "n3", {"n4": 1}),  # It has ended later.
-        ("n9", "n4", {"n5": 2}),
-        ("n9", "n5", {"n6": 3}),
+    self.error, names, self.shown = None, iter("3456789"), []
+
+    def start(zone, node):
+      del zone, node
+      if self.error is not None:
+        raise self.error
+      return f"n{next(names)}"
+
+    one._start_node = start
+    one._joins, one._joining, one._player = [], {}, None
+    one._director, one._cluster = mock.Mock(), mock.Mock()
+    one._director.take_joins.return_value = 0
+    one._progress = mock.Mock(show_text=self.shown.append)
+    return one
+
+  def test_who_fails_before_it_has_joined_is_replaced_for_ever(self):
+    one, come, ended = self.make_run(), set(), set()
+    one._director.has_joined = come.__contains__
+    one._cluster.has_failed = ended.__contains__
+    one._director.take_joins.side_effect = [2, *[0] * 20]
+    for now, comes, ends, joining in (
+        (0.0, "n9", "n9", {"n3": 0, "n4": 0}),
+        (1.0, "n3", "n3", {"n4": 0}),  # It has ended later.
+        (2.0, "n9", "n4", {}),
+        (2.9, "n9", "n9", {}),
+        (3.0, "n9", "n9", {"n5": 1}),
+        (4.0, "n9", "n5", {}),
+        (6.0, "n9", "n9", {"n6": 2}),
+        (6.0, "n9", "n6", {}),
+        (10.0, "n9", "n9", {"n7": 3}),
+        (11.0, "n7", "n9", {}),
+        (999.0, "n9", "n9", {}),
     ):
       come.add(comes)
       ended.add(ends)
-      one._replace_lost()
-      self.assertEqual(one._joining, joining)
-    ended.add("n6")
-    with self.assertRaisesRegex(ValueError, "3 nodes in turn"):
-      one._replace_lost()
+      one._start_due(now)
+      found = {name: join.tries for name, join in one._joining.items()}
+      self.assertEqual(found, joining, now)
+    self.assertEqual(
+        [text for text in self.shown if "another" in text],
+        [
+            "n4 could not join; another one starts in 1 s",
+            "n5 could not join; another one starts in 2 s",
+            "n6 could not join; another one starts in 4 s",
+        ],
+    )
+
+  @parameterized.parameters("", "a/1")
+  def test_a_node_that_cannot_be_started_is_tried_again(self, node):
+    one = self.make_run()
+    one._cluster.has_failed.return_value = False
+    one._director.has_joined.return_value = False
+    trace = readers.parse_events("0,add,a/0\n9,add,a/1", source="t.csv")
+    self.error = OSError("Resource temporarily unavailable")
+    one._has_stepped = True
+    if node:
+      planned = replay.plan_replay(trace, time_scale=1)
+      one._player = cluster_run.TracePlayer(planned, ["n0"])
+    else:
+      one._director.take_joins.side_effect = [1, *[0] * 20]
+    for now in (0.0, 0.01, 1.5, 3.5):
+      one._start_due(now)
+    why = "no node can start: Resource temporarily unavailable; another one"
+    self.assertEqual(
+        self.shown, [f"{why} starts in {secs} s" for secs in (1, 2, 4)]
+    )
+    self.error = None
+    one._start_due(8.0)
+    self.assertEqual(one._joins, [])
+    self.assertEqual([*one._joining], [] if node else ["n3"])
+    if node:
+      self.assertEqual(one._player.names, {"a/0": "n0", "a/1": "n3"})
 
   def test_faults_that_never_happened(self):
     faults = faults_lib.parse_faults(

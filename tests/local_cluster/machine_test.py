@@ -49,6 +49,7 @@ class MachineTest(folders.FolderCase):
   def test_what_is_said_of_the_end_of_a_node(self, code, log, why):
     one = object.__new__(machine.LocalCluster)
     one._logs, one._ended, one.num_failed = self.folder, set(), 0
+    one._store = None
     path = self.folder / "n1.agent.log"
     path.write_text(log)
     process = lambda code: mock.Mock(returncode=code, pid=7, poll=lambda: code)
@@ -63,6 +64,14 @@ class MachineTest(folders.FolderCase):
     )
     self.assertEqual(one.tend(), {})
     self.assertEqual(one.num_failed, 1)
+
+  def test_its_etcd_starts_again_whatever_happens(self):
+    one = object.__new__(machine.LocalCluster)
+    one._agents, one._store = {}, mock.Mock()
+    one._store.tend.side_effect = [None, OSError("etcd.log"), None]
+    for _ in range(3):
+      self.assertEqual(one.tend(), {})
+    self.assertEqual(one._store.tend.call_count, 3)
 
   def test_the_nodes_of_a_zone_that_run(self):
     one = object.__new__(machine.LocalCluster)

@@ -169,8 +169,9 @@ class Agent:
   async def _tick(self) -> None:
     while True:
       await asyncio.sleep(self._options.limits.heartbeat_secs)
-      is_stopped = self._worker.is_stopped()
-      self._events.put_nowait(events_lib.Ticked(is_stopped))
+      self._events.put_nowait(
+          events_lib.Ticked(self._worker.is_stopped(), self._worker.is_busy())
+      )
 
   def _start(self, work: Coroutine[Any, Any, None]) -> None:
     task = asyncio.get_running_loop().create_task(work)

@@ -36,7 +36,9 @@ def on(state: state_lib.AgentState, event: Any, now: float) -> list[Any]:
       _hear_worker(state, message)
     case events_lib.Answered(flow, answer, error):
       state.advance(flow, answer, error)
-    case events_lib.Ticked(is_worker_stopped):
+    case events_lib.Ticked(is_worker_stopped, is_worker_busy):
+      if is_worker_busy:
+        state.watch.note_busy(state.now)
       membership.look_around(state, is_worker_stopped=is_worker_stopped)
       run_over.look(state)
     case events_lib.PeerCame(member):

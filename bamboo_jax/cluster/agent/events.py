@@ -21,9 +21,10 @@ class Began:
 
 @dataclasses.dataclass(frozen=True)
 class Ticked:
-  """One heartbeat interval has passed."""
+  """One heartbeat interval has passed; `is_worker_busy`: it has computed."""
 
   is_worker_stopped: bool = False
+  is_worker_busy: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

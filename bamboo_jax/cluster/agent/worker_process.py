@@ -40,6 +40,7 @@ class WorkerProcess:
     self._ended: asyncio.Future[int] | None = None
     self._writer: asyncio.StreamWriter | None = None
     self._early: list[bytes] = []
+    self._cpu_ticks = 0
     self._tasks: list[asyncio.Task[None]] = []
 
   async def start(self, command: Sequence[str], *, log: str) -> None:
@@ -75,6 +76,13 @@ class WorkerProcess:
     """Whether the process is stopped."""
     process = self._process
     return process is not None and children.is_stopped(process.pid)
+
+  def is_busy(self) -> bool:
+    """Whether the process has used a processor since the last call."""
+    before = self._cpu_ticks
+    if self._process is not None:
+      self._cpu_ticks = children.cpu_ticks(self._process.pid)
+    return self._cpu_ticks > before
 
   def kill_hanging(self) -> None:
     """Kills the process once it has written the stacks of its threads.

@@ -103,8 +103,12 @@ class PrivateEtcd:
     self._start()
 
   def tend(self) -> None:
-    """Starts etcd again, with the data that it had, if it has died."""
-    if (code := self.process.poll()) is not None:
+    """Starts etcd again, with the data that it had, if it has died.
+
+    At most once a second, as it may die each time.
+    """
+    code = self.process.poll()
+    if code is not None and time.monotonic() >= self._started_secs + 1.0:
       logging.warning("etcd %s; starting it.", children.describe_exit(code))
       self._start()
 
@@ -115,6 +119,7 @@ class PrivateEtcd:
     self.process.wait()
 
   def _start(self) -> None:
+    self._started_secs = time.monotonic()
     self.process = children.start(self._command, self._log)
 
   def wait_ready(self) -> None:

@@ -194,6 +194,16 @@ class OwnWorkerTest(given.CoreCase):
     gone = messages.Gone(reason, silent_secs=1.7)
     self.assertIn(events_lib.Send(gone), actions)
 
+  @parameterized.parameters((0, 61), (59, 120))
+  def test_a_worker_that_imports_is_killed_once_it_rests(self, until, killed):
+    self.begin(limits=detection.DetectionLimits(1.0, 2.0))
+    self.state.watch.begin(0.0)
+    for now in range(200):
+      tick = events_lib.Ticked(is_worker_busy=now <= until)
+      if events_lib.KillWorker() in self.on(tick, now):
+        break
+    self.assertEqual(now, killed)
+
   @parameterized.parameters(
       ("it answers", ([], None), 15),
       ("it fails", (None, OSError("Input/output error")), 75),

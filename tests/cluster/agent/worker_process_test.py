@@ -34,6 +34,7 @@ class WorkerProcessTest(unittest.IsolatedAsyncioTestCase):
     log = folder / "n0.log"
     await worker.start([sys.executable, "-c", _HANGS], log=str(log))
     await asyncio.wait_for(events.get(), 60)  # It is ready, and hangs.
+    self.assertTrue(worker.is_busy())  # Up to now.
     worker.kill_hanging()
     ended = await asyncio.wait_for(events.get(), 60)
     self.assertEqual(ended, events_lib.WorkerExited(-9))

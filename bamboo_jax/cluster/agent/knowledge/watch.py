@@ -39,6 +39,7 @@ class HeartbeatWatch:
     """Watches a worker that was just started, or has compiled its programs."""
     limits = self._limits
     self._heard_secs = self._worker_secs = now
+    self._is_ready = is_ready
     self._patience_secs = (
         limits.most_silence_secs if is_ready else limits.start_silence_secs
     )
@@ -49,6 +50,14 @@ class HeartbeatWatch:
   def note_worker(self, now: float) -> None:
     """Records a heartbeat of the worker."""
     self._heard_secs = self._worker_secs = now
+
+  def note_busy(self, now: float) -> None:
+    """Records that the worker computes, as it does while it imports.
+
+    A worker that is ready has a thread that sends heartbeats.
+    """
+    if not self._is_ready:
+      self._heard_secs = now
 
   def worker_silent_secs(self, now: float) -> float:
     """Returns the time since the last heartbeat of the worker."""
