@@ -55,6 +55,17 @@ def is_folder(path: str | os.PathLike[str]) -> bool:
   return pathlib.Path(path, _CONFIG).is_file()
 
 
+def find_base(path: str | os.PathLike[str]) -> pathlib.Path:
+  """Returns the folder that adapters name, which may be missing.
+
+  Raises `base.CheckpointError` if their config is damaged.
+  """
+  path = pathlib.Path(path)
+  named = hub_folder.read_json(path / _CONFIG).get("base_model_name_or_path")
+  inner = path / str(named)
+  return inner if inner.is_dir() else pathlib.Path(str(named))
+
+
 def read_config(path: str | os.PathLike[str]) -> Adapters:
   """Returns the content of the adapter_config.json in a folder.
 
@@ -90,11 +101,10 @@ def read_config(path: str | os.PathLike[str]) -> Adapters:
   rank, alpha = config.get("r"), config.get("lora_alpha")
   if not isinstance(rank, int) or not isinstance(alpha, int | float):
     problems.append(f"{_CONFIG} has r={rank!r} and lora_alpha={alpha!r}")
-  named = str(config.get("base_model_name_or_path"))
-  folder = path / named if (path / named).is_dir() else pathlib.Path(named)
+  folder = find_base(path)
   if not folder.is_dir():
     problems.append(
-        f"{_CONFIG} has base_model_name_or_path={named!r}, must be a folder "
+        f"{_CONFIG} has base_model_name_or_path='{folder}', must be a folder "
         "with the model without adapters"
     )
   hub_folder.check({}, {}, problems, where=path)

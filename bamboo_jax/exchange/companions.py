@@ -4,7 +4,7 @@ They accompany the weights: an import keeps them beside its checkpoint, and an
 export finds them there, or in the folders named by the config.json of a run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import json
 import os
 import pathlib
@@ -13,11 +13,12 @@ import shutil
 from absl import logging
 
 from bamboo_jax import base
+from bamboo_jax.exchange import adapters
 
-_NAMES = (
+_GENERATION = ("generation_config.json",)
+_TOKENIZER = (
     "added_tokens.json",
     "chat_template.jinja",
-    "generation_config.json",
     "merges.txt",
     "preprocessor_config.json",
     "special_tokens_map.json",
@@ -29,48 +30,74 @@ _NAMES = (
     "vocab.txt",
 )
 
+Files = dict[str, pathlib.Path]  # By name.
 
-def copy(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
-  """Copies a tokenizer and settings from `source` to `out`, if they exist.
 
-  Raises `OSError`.
+def copy(files: Mapping[str, pathlib.Path], out: pathlib.Path) -> None:
+  """Copies files to the folder `out`; raises `OSError`."""
+  for name, file in files.items():
+    shutil.copyfile(file, out / name)
+
+
+def list_files(
+    folder: str | os.PathLike[str],
+    names: tuple[str, ...] = (*_TOKENIZER, *_GENERATION),
+) -> Files:
+  """Returns the files of a tokenizer and of generation in a folder."""
+  files = {name: pathlib.Path(folder, name) for name in names}
+  return {name: file for name, file in files.items() if file.is_file()}
+
+
+def find(path: str | os.PathLike[str]) -> Files:
+  """Returns the files that belong to the weights in a folder.
+
+  `path` is a workdir, a checkpoint, the folder of an import, or one of Hugging
+  Face. Of those that it came from the nearest with a tokenizer has that, and
+  the nearest with settings of generation has these. Warns of a folder that is
+  missing. Raises `base.CheckpointError` if a config is damaged.
   """
-  for name in _NAMES:
-    file = pathlib.Path(source, name)
-    if file.is_file():
-      shutil.copyfile(file, pathlib.Path(out, name))
+  folders, found = [*_find_folders(path)], Files()
+  for names in (_TOKENIZER, _GENERATION):
+    found |= next(filter(None, (list_files(f, names) for f in folders)), {})
+  return found
 
 
-def has_any(folder: str | os.PathLike[str]) -> bool:
-  """Returns whether a folder has a tokenizer or settings of generation."""
-  return any(pathlib.Path(folder, name).is_file() for name in _NAMES)
+def find_with_tokenizer(
+    path: str | os.PathLike[str], tokenizer: str | os.PathLike[str]
+) -> Files:
+  """Returns the files of weights in `path`, with another tokenizer.
 
-
-def find(path: str | os.PathLike[str]) -> pathlib.Path | None:
-  """Returns the folder with the files that belong to a checkpoint's weights.
-
-  `path` is a workdir, a checkpoint, or the folder of an import. None if no
-  folder is known; warns if one is known but missing. Raises
-  `base.CheckpointError` if a config is damaged.
+  Raises `ValueError` if there is none in the folder `tokenizer`.
   """
+  given = list_files(tokenizer)
+  if not given:
+    raise ValueError(f"There is no tokenizer file in {tokenizer}.")
+  kept = {n: file for n, file in find(path).items() if n in _GENERATION}
+  return kept | given
+
+
+def _find_folders(
+    path: str | os.PathLike[str],
+) -> Iterator[pathlib.Path]:
+  """Yields the folders that weights have been in, the newest first."""
   folders = [pathlib.Path(path).absolute()]
   if folders[-1].name.isdecimal():  # A checkpoint.
     folders.append(folders[-1].parent)
   if folders[-1].name == "checkpoints":
     folders.append(folders[-1].parent)
   for folder in folders:
-    if has_any(folder):
-      return folder
+    yield folder
     for source in find_sources(folder):
-      if not source.is_dir():
+      if source.is_dir():
+        yield from _find_folders(source)
+      else:
         logging.warning("%s names %s, which does not exist.", folder, source)
-      elif found := find(source):
-        return found
-  return None
 
 
 def find_sources(workdir: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Yields the folders that the config of a run names."""
+  """Yields the folders that the config of a run, or of adapters, names."""
+  if adapters.is_folder(workdir):
+    yield adapters.find_base(workdir).absolute()
   file = workdir / "config.json"
   if not file.is_file():
     return

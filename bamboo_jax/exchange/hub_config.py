@@ -280,8 +280,18 @@ def _find_unknown(family: Family, config: Mapping[str, Any]) -> Iterator[str]:
       yield f"config.json has {key}={value!r}, which our models do not have"
 
 
-def make_config(options: Mapping[str, Any]) -> dict[str, Any]:
+def pick_token_ids(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the ids of special tokens in a config.json."""
+  return {k: v for k, v in config.items() if k.endswith(_TOKEN_ID)}
+
+
+def make_config(
+    options: Mapping[str, Any], token_ids: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
   """Returns the config.json of a model; `options` are its fingerprint.
+
+  Args:
+    token_ids: See `pick_token_ids`; None: unknown.
 
   Raises:
     ValueError: The architecture of `transformers` lacks such an option.
@@ -297,11 +307,12 @@ def make_config(options: Mapping[str, Any]) -> dict[str, Any]:
   config = {
       "architectures": [family.architecture],
       "dtype": "float32",
-      "bos_token_id": None,
-      "eos_token_id": None,
       **family.fixed,
       **{theirs: options[ours] for ours, theirs in family.options.items()},
   }
+  # Without entries the defaults of the class would hold.
+  none = {"bos_token_id": None, "eos_token_id": None}
+  config |= none if token_ids is None else token_ids
   factor = config.pop("factor", 1)
   if factor != 1:
     config["rope_scaling"] = {**_SLOWED, "factor": factor}

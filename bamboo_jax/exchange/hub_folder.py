@@ -155,17 +155,19 @@ def write(
     *,
     read: Callable[[str], Mapping[str, np.ndarray]],
     max_file_bytes: int,
+    token_ids: Mapping[str, Any] | None = None,
 ) -> None:
   """Writes a folder that `from_pretrained` of `transformers` loads.
 
   Args:
     path: Created if missing; must not hold weights yet.
     max_file_bytes: Maximum size of a file with more than one layer.
+    token_ids: Ids of special tokens, see `hub_config.make_config`.
   """
   from safetensors import numpy as safetensors
 
   path, shapes = pathlib.Path(path), names.shapes_of(model)
-  config = hub_config.make_config(model.fingerprint)
+  config = hub_config.make_config(model.fingerprint, token_ids)
   if is_hub_folder(path):
     raise ValueError(f"There are weights in {path} already.")
   path.mkdir(parents=True, exist_ok=True)

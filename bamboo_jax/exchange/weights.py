@@ -68,8 +68,8 @@ def import_folder(
 ) -> model_lib.Model:
   """Imports a folder of `transformers` or `peft` as the checkpoint `out`/0.
 
-  Copies its tokenizer files to `out`. Returns the model, with the sizes of
-  config.json; `name` is that of the model in `zoo`.
+  Copies its tokenizer and settings of generation to `out`. Returns the model,
+  with the sizes of config.json; `name` is that of the model in `zoo`.
 
   Raises:
     ValueError: The checkpoint exists already.
@@ -94,13 +94,16 @@ def import_folder(
       )
       for layer in model.layer_names
   ]
-  meta: dict[str, Any] = {"model": dict(model.fingerprint)}
+  meta: dict[str, Any] = {
+      "model": dict(model.fingerprint),
+      "token_ids": _find_token_ids(path),
+  }
   if is_adapted:
     meta["config"] = {"init_from": os.path.abspath(path)}
   manifest = manifest_lib.join(parts, order=model.layer_names, meta=meta)
   manifest_lib.write_manifest(unfinished, manifest)
   unfinished.rename(checkpoint)
-  companions.copy(path, out)
+  companions.copy(companions.find(path), checkpoint.parent)
   return model
 
 
@@ -147,9 +150,11 @@ def export_folder(
     raise base.CheckpointError(
         f"{checkpoint} is of the model {options['name']!r}, not {name!r}."
     )
-  source = companions.find(path) if tokenizer is None else tokenizer
-  if source is not None and not companions.has_any(source):
-    raise ValueError(f"There is no tokenizer file in {source}.")
+  files = (
+      companions.find(path)
+      if tokenizer is None
+      else companions.find_with_tokenizer(path, tokenizer)
+  )
   model = zoo.make_model(**options)
   read = _open_checkpoint(checkpoint, model)
   if kind == "peft":
@@ -160,10 +165,31 @@ def export_folder(
         adapters.drop_adapters(model),
         read=lambda layer: adapters.merge(model, read(layer)),
         max_file_bytes=max_file_bytes,
+        token_ids=_find_token_ids(checkpoint),
     )
-  if source is not None:
-    companions.copy(source, out)
+  companions.copy(files, pathlib.Path(out))
   return model
+
+
+def _find_token_ids(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+  """Returns ids of special tokens, by their names in config.json.
+
+  None if weights in `path` did not come from Hugging Face, or if it is not
+  known any more.
+  """
+  path = adapters.find_base(path) if adapters.is_folder(path) else path
+  file = pathlib.Path(path, "config.json")
+  config = hub_folder.read_json(file) if file.is_file() else {}
+  if hub_folder.is_hub_folder(path) or "model_type" in config:
+    return hub_config.pick_token_ids(config)
+  checkpoint = _look_for_checkpoint(path)
+  if checkpoint is None:  # It has been removed; `companions` warns.
+    return None
+  meta = manifest_lib.read_manifest(checkpoint).meta
+  if "token_ids" in meta:
+    return dict(meta["token_ids"])
+  first = _find_first(checkpoint)
+  return None if first is None else _find_token_ids(first)
 
 
 def _options_of(checkpoint: pathlib.Path) -> dict[str, Any]:
@@ -188,15 +214,23 @@ def _find_base(checkpoint: pathlib.Path) -> str | None:
 
 
 def _find_checkpoint(path: str | os.PathLike[str]) -> pathlib.Path:
+  found = _look_for_checkpoint(path)
+  if found is None:
+    raise base.CheckpointError(
+        f"There are no weights in {path}: neither *.safetensors nor a "
+        "checkpoint."
+    )
+  return found
+
+
+def _look_for_checkpoint(path: str | os.PathLike[str]) -> pathlib.Path | None:
   path = pathlib.Path(path)
   for pattern in ("", "*/", "checkpoints/*/"):
     found = [p.parent for p in path.glob(f"{pattern}manifest.json")]
     steps = [p for p in found if p.name.isdecimal()]
     if steps:
       return max(steps, key=lambda p: int(p.name))
-  raise base.CheckpointError(
-      f"There are no weights in {path}: neither *.safetensors nor a checkpoint."
-  )
+  return None
 
 
 def _open_checkpoint(

@@ -1,11 +1,14 @@
 """Tokenizers travel with weights."""
 
+import dataclasses
 import json
 import pathlib
+import shutil
 
 from absl.testing import parameterized
 
 from bamboo_jax import base
+from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.exchange import companions
 from bamboo_jax.exchange import weights
 from tests import folders
@@ -24,6 +27,10 @@ class CompanionsTest(folders.FolderCase):
   def run_config(self, folder, **config):
     path = self.write(folder) / "config.json"
     path.write_text(json.dumps(config))
+
+  def found(self, path):
+    """Returns the folder of each file that belongs to the weights in `path`."""
+    return [f.parent for f in companions.find(self.folder / path).values()]
 
   def names(self, folder):
     return sorted(p.name for p in (self.folder / folder).iterdir())
@@ -54,7 +61,8 @@ class CompanionsTest(folders.FolderCase):
     weights.export_folder(ours, out=out, tokenizer=other, **export)
     self.assertEqual(
         self.names("back/other"),
-        ["config.json", "model.safetensors", "tokenizer.model"],
+        [*("config.json", "generation_config.json", "model.safetensors")]
+        + ["tokenizer.model"],
     )
     out = back / "none"
     with self.assertRaisesRegex(ValueError, "no tokenizer file in .*/0.$"):
@@ -79,18 +87,19 @@ class CompanionsTest(folders.FolderCase):
         ({"architectures": ["GPT2LMHeadModel"]}, None),
     ):
       self.run_config("run", **config)
-      self.assertEqual(companions.find(self.folder / path), want)
+      self.assertEqual(self.found(path), [want] if want else [])
 
   def test_a_run_that_began_with_another(self):
     hub = self.write("hub", "vocab.txt")
     self.run_config("first", init_from=str(hub))
     self.run_config("second", init_from=str(self.folder / "first"))
-    self.assertEqual(companions.find(self.folder / "second"), hub)
+    self.assertEqual(self.found("second"), [hub])
 
   def test_a_folder_that_is_gone(self):
     self.run_config("run", init_from=str(self.folder / "gone"))
     with self.assertLogs("absl", "WARNING") as logs:
-      self.assertIsNone(companions.find(self.folder / "run"))
+      self.assertEqual(self.found("run"), [])
+    self.assertLen(logs.output, 1)
     self.assertIn(f"names {self.folder / 'gone'}, which", logs.output[0])
     pathlib.Path(self.folder, "run", "config.json").write_text("{")
     with self.assertRaisesRegex(base.CheckpointError, "Cannot read .*config.j"):
@@ -99,4 +108,62 @@ class CompanionsTest(folders.FolderCase):
   def test_files_around_a_workdir_are_others(self):
     self.write(".", "vocab.txt")
     self.write("run/checkpoints/40")
-    self.assertIsNone(companions.find(self.folder / "run/checkpoints"))
+    self.assertEqual(self.found("run/checkpoints"), [])
+
+  def test_a_model_without_a_tokenizer(self):
+    """Its settings of generation travel beside the tokenizer of the text."""
+    hub = self.write("hub", "generation_config.json")
+    text = self.write("text", "tokenizer.json", "tokenizer_config.json")
+    other = self.write("other", "tokenizer.model")
+    options = {"tokenizer": str(text)}
+    self.run_config("run", init_from=str(hub), data={"options": options})
+    self.assertEqual(self.found("run"), [text, text, hub])
+    files = companions.find_with_tokenizer(self.folder / "run", other)
+    self.assertEqual([file.parent for file in files.values()], [hub, other])
+
+  def test_adapters(self):
+    """Those of the model without adapters, unless adapters have their own."""
+    self.write("base", "tokenizer.json", "generation_config.json")
+    adapter = self.write("adapter")
+    self.run_config("run", init_from=str(adapter))
+    config = {"base_model_name_or_path": str(self.folder / "base")}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    folders = [self.folder / "base"] * 2
+    self.assertEqual(self.found("run"), folders)
+    folders[0] = self.write("adapter", "tokenizer.json")
+    self.assertEqual(self.found("run"), folders)
+
+  def test_ids_of_special_tokens(self):
+    """They are those of the import, whatever has happened in between."""
+    model = t.make_model("llama")
+    export = dict(name="llama", max_file_bytes=1 << 30)
+    t.write_hub(self.folder / "hub", model, t.random_weights(model))
+    file = self.folder / "hub" / "config.json"
+    config = json.loads(file.read_text())
+    for ids in (
+        {"bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": 0},
+        {"eos_token_id": None},
+        {},  # The defaults of the class hold.
+    ):
+      kept = {k: v for k, v in config.items() if not k.endswith("_token_id")}
+      file.write_text(json.dumps(kept | ids))
+      folder = self.folder / f"{len(ids)}"
+      weights.import_folder(self.folder / "hub", name="llama", out=folder / "a")
+      # A run that begins with the import, and one with the folder.
+      for name, first in (("b", folder / "a"), ("c", self.folder / "hub")):
+        shutil.copytree(folder / "a" / "0", folder / name / "checkpoints" / "0")
+        manifest = manifest_lib.read_manifest(folder / "a" / "0")
+        meta = {
+            "model": manifest.meta["model"],
+            "config": {"init_from": str(first)},
+        }
+        manifest_lib.write_manifest(
+            folder / name / "checkpoints" / "0",
+            dataclasses.replace(manifest, meta=meta),
+        )
+      for name in "abc":
+        out = folder / "out" / name
+        weights.export_folder(folder / name, out=out, **export)
+        found = json.loads((out / "config.json").read_text())
+        got = {k: v for k, v in found.items() if k.endswith("_token_id")}
+        self.assertEqual(got, ids, name)
