@@ -32,6 +32,12 @@ _FIELD = flags.DEFINE_string(
     "Field of records with the text or its tokens; two, as prompt,completion, "
     "mark prompts, which are not learned.",
 )
+_END_TOKEN = flags.DEFINE_integer(
+    "end_token",
+    None,
+    "Token that ends a document; by default the tokenizer's.",
+    lower_bound=0,
+)
 _PROCESSES = flags.DEFINE_integer(
     "processes", None, "By default one for each core.", lower_bound=1
 )
@@ -44,7 +50,9 @@ def main() -> None:
 
   names, paths = zip(*files.find_files(_PATH.value), strict=True)
   fields = tuple(_FIELD.value.split(","))
-  task = tokenizing.TokenizingTask(paths, names, _TOKENIZER.value, fields)
+  task = tokenizing.TokenizingTask(
+      *(paths, names, _TOKENIZER.value, fields), end_token=_END_TOKEN.value
+  )
   num_workers = _PROCESSES.value or len(os.sched_getaffinity(0))
   start = time.monotonic()
   with tqdm.tqdm(unit="part", disable=not sys.stderr.isatty()) as bar:

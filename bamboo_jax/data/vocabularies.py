@@ -4,8 +4,9 @@ A tokenizer.json of `tokenizers` or `transformers` needs the extra `bpe`, a file
 of SentencePiece the extra `data`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import hashlib
+import json
 import os
 import pathlib
 from typing import Any, Protocol
@@ -19,8 +20,10 @@ from bamboo_jax.data import corpus
 
 # In a folder, the first that exists.
 FILES = ("tokenizer.json", "tokenizer.model", "spiece.model")
-# What ends a document, the first that there is; and what BERT needs.
+# What ends a document, the first that there is and is a special token; else the
+# `eos_token` in these files, or in config.json; else any of the former.
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]")
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
 _SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
 _PIECE_CHARS = 1 << 16
 
@@ -66,25 +69,29 @@ class TokenizerFile:
   tokens of its post-processor are not added.
   """
 
-  def __init__(self, path: pathlib.Path) -> None:
+  def __init__(self, path: pathlib.Path, end: int | None = None) -> None:
     """Reads a file; raises `base.DataError` if it is damaged or has no end."""
     self._tokenizer = tokenizer = _load(path)
     if changes := _switch_off(tokenizer):
       logging.warning("%s: %s.", path, "; ".join(changes))
-    numbers = map(tokenizer.token_to_id, _ENDS)
-    ends = [number for number in numbers if number is not None]
-    if not ends:
-      raise base.DataError(
-          f"{path} has no end-of-document token: none of {', '.join(_ENDS)}."
-      )
-    self.end, self.vocab_size = ends[0], tokenizer.get_vocab_size()
+    self.vocab_size = tokenizer.get_vocab_size()
+    ends = [n for n in map(tokenizer.token_to_id, _ENDS) if n is not None]
+    added = tokenizer.get_added_tokens_decoder()
+    marked = [n for n in ends if n in added and added[n].special]
+    usual = ends[0] if ends else None
+    self.end = _find_end(
+        *(path, self.vocab_size, tokenizer.token_to_id),
+        wanted=end,
+        certain=marked[0] if marked else None,
+        usual=usual,
+    )
     special = tuple(map(tokenizer.token_to_id, _SPECIAL))
     self.special = None if None in special else special
     # Lines cannot be encoded one by one if a space is put before each text, as
     # in Llama 2, or surrounding whitespace is removed.
     a, b, both = self.encode_texts(["a\n", "b\n", "a\nb\n"])
     self.in_pieces = [*a, *b] == [*both]
-    content = tokenizer.to_str().encode()
+    content = tokenizer.to_str().encode() + _describe_end(self.end, usual)
     self.fingerprint: Mapping[str, str | int] = {
         "tokens": "file",
         "vocab_size": self.vocab_size,
@@ -104,7 +111,7 @@ class SentencePieces:
   special: tuple[int, ...] | None = None
   in_pieces = False  # A space is put before each text.
 
-  def __init__(self, path: pathlib.Path) -> None:
+  def __init__(self, path: pathlib.Path, end: int | None = None) -> None:
     """Reads a file; raises `base.DataError` if it is damaged or has no end."""
     library = extras.load("sentencepiece", extra="data", what=str(path))
     try:
@@ -112,9 +119,16 @@ class SentencePieces:
       self._model = library.SentencePieceProcessor(model_proto=content)
     except (OSError, RuntimeError) as error:
       raise base.DataError(f"Cannot read {path}: {error}.") from error
-    self.end, self.vocab_size = self._model.eos_id(), len(self._model)
-    if self.end < 0:
-      raise base.DataError(f"{path} has no end-of-document token (eos_id).")
+    self.vocab_size = len(self._model)
+    own = self._model.eos_id()
+    usual = own if own >= 0 else None
+    self.end = _find_end(
+        *(path, self.vocab_size, self._find_piece),
+        wanted=end,
+        certain=usual,
+        usual=usual,
+    )
+    content += _describe_end(self.end, usual)
     self.fingerprint: Mapping[str, str | int] = {
         "tokens": "sentencepiece",
         "vocab_size": self.vocab_size,
@@ -126,20 +140,36 @@ class SentencePieces:
     tokens: list[Sequence[int]] = self._model.encode(list(texts))
     return tokens
 
+  def _find_piece(self, name: str) -> int | None:
+    number: int = self._model.piece_to_id(name)  # Of <unk> if it is unknown.
+    return number if self._model.id_to_piece(number) == name else None
+
 
 def read_vocabulary(
-    path: str | os.PathLike[str] | None, vocab_size: int | None = None
+    path: str | os.PathLike[str] | None,
+    vocab_size: int | None = None,
+    end_token: int | None = None,
 ) -> Vocabulary:
   """Returns the vocabulary of a file, or of a folder with one; None: bytes.
 
-  Raises `base.DataError` if there is none, it is damaged, or it has more than
-  `vocab_size` tokens.
+  `end_token` is that which ends a document; None: the one that the file, or
+  another in its folder, tells.
+
+  Raises:
+    ValueError: There is no such `end_token`.
+    base.DataError: There is no vocabulary, it is damaged, or it has more than
+      `vocab_size` tokens.
   """
   found: Vocabulary = ByteVocabulary()
   if path is not None:
     path = find_file(path)
     is_pieces = path.suffix == ".model"
-    found = SentencePieces(path) if is_pieces else TokenizerFile(path)
+    kind = SentencePieces if is_pieces else TokenizerFile
+    found = kind(path, end_token)
+  elif end_token not in (None, found.end):
+    raise ValueError(
+        f"end_token must be None or {found.end} for bytes, got {end_token}."
+    )
   check_size(found, path, vocab_size)
   return found
 
@@ -193,6 +223,60 @@ def encode(
     parts += [*vocabulary.encode_texts(pieces), [vocabulary.end]]
   arrays = [np.array(tokens, dtype) for tokens in parts]
   return np.concatenate([np.zeros(0, dtype), *arrays])
+
+
+def _find_end(
+    path: pathlib.Path,
+    vocab_size: int,
+    to_id: Callable[[str], int | None],
+    *,
+    wanted: int | None,
+    certain: int | None,
+    usual: int | None,
+) -> int:
+  """Returns the token that ends a document; the first that is known."""
+  end = wanted if wanted is not None else certain
+  if end is None:
+    end = _read_end(path.parent, to_id)
+  end = usual if end is None else end
+  if end is None:
+    raise base.DataError(
+        f"{path} has no end-of-document token: none of {', '.join(_ENDS)}, "
+        f"and no eos_token in a {_SETTINGS[0]} beside it. Give the option "
+        "end_token."
+    )
+  if not 0 <= end < vocab_size:
+    raise ValueError(
+        f"end_token must be one of the {vocab_size} tokens of {path}, got "
+        f"{end}."
+    )
+  return end
+
+
+def _read_end(
+    folder: pathlib.Path, to_id: Callable[[str], int | None]
+) -> int | None:
+  """Returns the end token that files of `transformers` name, if they do."""
+  for name in (*_SETTINGS, "config.json"):
+    try:
+      settings = dict(json.loads((folder / name).read_bytes()))
+    except FileNotFoundError:
+      continue
+    except (OSError, TypeError, ValueError) as error:
+      raise base.DataError(f"Cannot read {folder / name}: {error}.") from error
+    token = settings.get("eos_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    number = settings.get("eos_token_id")
+    number = number[0] if isinstance(number, list) and number else number
+    number = to_id(token) if isinstance(token, str) else number
+    if isinstance(number, int):
+      return number
+  return None
+
+
+def _describe_end(end: int, usual: int | None) -> bytes:
+  """Returns what the digest of a tokenizer has if its end is another."""
+  return b"" if end == usual else b" end=%d" % end
 
 
 def _load(path: pathlib.Path) -> Any:

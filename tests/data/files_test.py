@@ -544,6 +544,10 @@ class TokenizeTest(FilesCase):
     options = {"tokenizer": str(self.folder), "length": 3, "vocab_size": 3}
     source = self.make("a.jsonl", **options)
     self.assertEqual(self.epoch(source)["inputs"][0][:2], [0, 1])
+    self.assertIn(
+        [0, 1, 1],
+        self.epoch(self.make("a.jsonl", end_token=1, **options))["inputs"],
+    )
     options["vocab_size"] = 2
     with self.assertRaisesRegex(base.DataError, "vocab_size=3, more than .* 2"):
       self.make("a.jsonl", **options)

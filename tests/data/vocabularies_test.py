@@ -1,4 +1,5 @@
 import importlib.util
+import json
 import pathlib
 import sys
 import tempfile
@@ -156,6 +157,56 @@ class TokenizerFileTest(parameterized.TestCase):
     self.path.write_bytes(b"\xef\xbb\xbf" + self.path.read_bytes())
     marked = vocabularies.read_vocabulary(self.path)
     self.assertEqual(marked.fingerprint, plain.fingerprint)
+
+  def test_ends_with_other_names(self):
+    """The end of Gemma, whose </s> is a tag of HTML."""
+    import tokenizers
+
+    path, folder = str(self.path), self.path.parent
+    words = {"a": 0, "</s>": 1, "<eos>": 2, "<turn>": 3}
+    model = tokenizers.models.WordLevel(words, "a")
+    words = tokenizers.Tokenizer(model)
+    words.save(path)
+    read = vocabularies.read_vocabulary
+    usual = read(path)
+    self.assertEqual(usual.end, 1)  # As before there were other ways.
+    digests = {usual.fingerprint["vocab_sha256"]}
+    for name, content, end in (
+        ("config.json", {"eos_token_id": [2, 3]}, 2),
+        ("config.json", {"eos_token_id": None}, 1),
+        ("special_tokens_map.json", {"eos_token": "<turn>"}, 3),
+        ("tokenizer_config.json", {"eos_token": {"content": "<eos>"}}, 2),
+        ("tokenizer_config.json", {"eos_token": "<none>"}, 3),
+    ):
+      (folder / name).write_text(json.dumps(content))
+      found = read(path)
+      self.assertEqual(found.end, end, name)
+      digests.add(found.fingerprint["vocab_sha256"])
+      got = vocabularies.encode(found, [CorpusDocument("a", b"a")])
+      self.assertEqual(got.tolist(), [0, end])
+    self.assertLen(digests, 3)
+    self.assertEqual(read(path, end_token=0).end, 0)
+    with self.assertRaisesRegex(ValueError, "one of the 4 tokens of .* got 4"):
+      read(path, end_token=4)
+    words.add_special_tokens(["</s>"])
+    words.save(path)
+    self.assertEqual(read(path).end, 1)
+    (folder / "tokenizer_config.json").write_text("{")
+    self.assertEqual(read(path).end, 1)  # Needs no other file.
+    with self.assertRaisesRegex(ValueError, "None or 0 for bytes, got 1"):
+      read(None, end_token=1)
+
+  def test_no_end(self):
+    import tokenizers
+
+    model = tokenizers.models.WordLevel({"a": 0, "b": 1}, "a")
+    tokenizers.Tokenizer(model).save(str(self.path))
+    with self.assertRaisesRegex(base.DataError, "Give the option end_token.$"):
+      vocabularies.read_vocabulary(self.path)
+    self.assertEqual(vocabularies.read_vocabulary(self.path, 2, 1).end, 1)
+    (self.path.parent / "config.json").write_text("{")
+    with self.assertRaisesRegex(base.DataError, "Cannot read .*/config.json"):
+      vocabularies.read_vocabulary(self.path)
 
   @parameterized.parameters(
       (b"{", "is damaged or no tokenizer.json"),

@@ -63,7 +63,8 @@ def make_files(
     tokenizer: For texts and records: a tokenizer.json or a SentencePiece file,
       or the folder of one; None: each byte is a token.
     dtype: Type of tokens in a .bin without a header; None: "uint16".
-    end_token: Ends a document in files without an index.
+    end_token: Ends a document, in files of tokens without an index, and in
+      texts; None: the token that the tokenizer tells.
     cache_dir: Folder of tokenized texts; None: bamboo_jax/tokens in the user's
       cache.
 
@@ -225,10 +226,12 @@ def _open(
   entries = None
   if named[0][1].suffix not in _TOKENS:
     names, paths = zip(*named, strict=True)
-    task = tokenizing.TokenizingTask(paths, names, tokenizer, fields)
+    task = tokenizing.TokenizingTask(
+        paths, names, tokenizer, fields, end_token=end_token
+    )
     named, entries = _tokenize(task, vocab_size, cache_dir)
   facts = {p.parent: tokenizing.read_facts(p.parent) for _, p in named}
-  _check_tokenizers(facts, tokenizer, vocab_size)
+  _check_tokenizers(facts, tokenizer, vocab_size, end_token)
   ends = {folder: found.get("end") for folder, found in facts.items()}
   files = [
       token_files.open_file(
@@ -285,6 +288,7 @@ def _check_tokenizers(
     facts: Mapping[pathlib.Path, Mapping[str, Any]],
     tokenizer: str | None,
     vocab_size: int | None,
+    end_token: int | None,
 ) -> None:
   """Raises `base.DataError` if folders, or the tokenizer, do not fit."""
   digests = {str(f): tokenizing.digest_of(found) for f, found in facts.items()}
@@ -296,7 +300,7 @@ def _check_tokenizers(
           f"than the model's {vocab_size}."
       )
   if tokenizer is not None and digests:
-    vocabulary = vocabularies.read_vocabulary(tokenizer)
+    vocabulary = vocabularies.read_vocabulary(tokenizer, end_token=end_token)
     digests[tokenizer] = tokenizing.digest_of(vocabulary.fingerprint)
   first, *others = digests.items() or [("", "")]
   for folder, digest in others:

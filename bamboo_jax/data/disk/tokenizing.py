@@ -39,6 +39,7 @@ class TokenizingTask:
     tokenizer: See `vocabularies.read_vocabulary`.
     fields: One or two, see `documents.read_part`.
     part_bytes: Approximate size of a part.
+    end_token: Ends a document; None: as the tokenizer tells.
   """
 
   paths: tuple[pathlib.Path, ...]
@@ -46,11 +47,14 @@ class TokenizingTask:
   tokenizer: str | None
   fields: tuple[str, ...] = ("text",)
   part_bytes: int = 1 << 26
+  end_token: int | None = None
 
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
     """The vocabulary, read once."""
-    return vocabularies.read_vocabulary(self.tokenizer)
+    return vocabularies.read_vocabulary(
+        self.tokenizer, end_token=self.end_token
+    )
 
   def describe(self) -> dict[str, Any]:
     """Returns everything that the tokens depend on, as JSON."""
