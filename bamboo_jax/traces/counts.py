@@ -50,7 +50,8 @@ def infer_nodes(
     for time_ms, count in zone_steps:
       lost = draw.sample(live, max(0, len(live) - count))
       events += [trace_lib.Event(time_ms, "remove", node) for node in lost]
-      live = [node for node in live if node not in set(lost)]
+      gone = set(lost)
+      live = [node for node in live if node not in gone]
       new = list(itertools.islice(names, count - len(live)))
       events += [trace_lib.Event(time_ms, "add", node) for node in new]
       live += new

@@ -104,10 +104,10 @@ def merge(traces: Sequence[Trace]) -> Trace:
 
 
 def _zoned(trace: Trace) -> list[trace_lib.Price]:
-  named = {price.zone for price in trace.prices}
+  named, zones = {price.zone for price in trace.prices}, trace.zones
   return [
       dataclasses.replace(price, zone=zone)
       for price in trace.prices
-      for zone in trace.zones
+      for zone in zones
       if price.zone == (zone if zone in named else "")
   ]

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import time
 
 from absl.testing import parameterized
 import hypothesis
@@ -149,6 +150,13 @@ class SamplesTest(parameterized.TestCase):
     self.assertRegex(trace.notes[0], "takes random ones .seed 0.")
     added = [event.node for event in trace.events if event.kind == "add"]
     self.assertEqual(added, ["node1", "node2", "node3", "node4"])
+
+  def test_time_is_linear_in_the_nodes(self):
+    begin_secs = time.process_time()
+    trace = parse("0,30000\n1,15000")
+    self.assertEqual(trace.live_steps(), ((0, 30_000), (1, 15_000)))
+    # A tenth of a second; a loop over pairs of nodes takes a minute.
+    self.assertLess(time.process_time() - begin_secs, 3)
 
   def test_seed_decides_who_goes(self):
     lines = [sample(0, 40), sample(1, 20), sample(2, 20)]
