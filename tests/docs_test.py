@@ -1,53 +1,137 @@
 """Names in the pages on top and in docs/ are those of files and definitions."""
 
 import ast
+import functools
 import pathlib
 import re
 from typing import Any
 
 from absl.testing import parameterized
 
+import bamboo_jax
 from bamboo_jax import base
+from bamboo_jax.base import packaged
 from bamboo_jax.cli import listing
 from bamboo_jax.configs import default
 from bamboo_jax.configs.sim import compare
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _LIBRARY = _ROOT / "bamboo_jax"
-_PAGES = (*sorted(_ROOT.glob("*.md")), *sorted((_ROOT / "docs").rglob("*.md")))
-# A file of the repository, or a module as the library writes it: `plan.rows`.
-_FILE = re.compile(r"`([\w.]+(?:/[\w.-]+)+\.(?:py|md|csv|sh|yaml|toml|cfg))`")
+_PACKAGES = ("benchmarks", "configs", "launch", "reproductions", "tests")
+_PAGES = (
+    *sorted(_ROOT.glob("*.md")),
+    *sorted((_ROOT / "docs").rglob("*.md")),
+    *sorted((_ROOT / "third_party").rglob("*.md")),
+)
+# What is set as code: between backticks, or a block.
+_CODE = re.compile(r"^```.*?^```|`[^`]+`", re.DOTALL | re.MULTILINE)
+_KINDS = "py|md|csv|sh|yaml|toml|cfg|txt|ipynb|service"
+_BEFORE = r"(?<![\w./$*{}~@:-])"
+_FILE = re.compile(
+    rf"{_BEFORE}((?:[\w.-]+/)*[\w-][\w.-]*\.(?:{_KINDS}))(?![\w/*.]*\w)"
+)
+_FOLDER = re.compile(rf"{_BEFORE}([\w.-]+/[\w./-]*)(?![\w*<{{$])")
 _MODULE = re.compile(r"`((?:bamboo_jax\.)?[a-z_]+(?:\.\w+)+)`")
-# A command that begins a line or what stands between backticks.
-_COMMAND = re.compile(r"(?:^|`)(?:\S*/)?bamboo ([\w-]+)", re.MULTILINE)
-_SUFFIXES = ("py", "csv", "html", "json", "jsonl", "log", "png")
+_IMPORT = re.compile(r"^\s*from (bamboo_jax[\w.]*) import (\w+)", re.MULTILINE)
+_RUN = re.compile(r" -m ((?:bamboo_jax|benchmarks|launch|tests)\.[\w.]+)")
+_COMMAND = re.compile(r"(?:^|[`\s])(?:\S*/)?bamboo (\w[\w-]*)", re.MULTILINE)
+_CONFIG = re.compile(r"--config=(\w[\w./-]*)")
+# Files of readers and of other repositories.
+_OTHERS = {
+    *("a.py", "corpus.txt", "file.py", "gru.py", "mine.py", "pairs.jsonl"),
+    *("fresh.csv", "g4dn.csv", "gcp.csv", "gen.csv", "new.csv", "p3.csv"),
+    *("gcp-v100x1-us-east1-c.txt", "hosts.txt", "p3-trace.csv", "vms.csv"),
+    *("predictivity-compute-budget.md", "cpu_secs.txt"),
+}
+# First words of dotted names that are not modules of ours.
+_FOREIGN = {
+    *("cache_key", "eqx", "flax", "jax", "jnp", "lax", "nnx", "optax", "torch"),
+    # Attributes of a reader's objects, and keys of reports.
+    *("block", "determinism", "kills", "layouts", "speed", "spmd", "time"),
+}
+_SUFFIXES = (
+    *_KINDS.split("|"),
+    "html",
+    "json",
+    "jsonl",
+    "log",
+    "png",
+    "safetensors",
+)
 # A row of the map: question, file, definition.
 _ROW = re.compile(r"^\|[^|]+\|\s*`([\w/.]+)`\s*\|\s*`([\w.]+)`", re.MULTILINE)
 
 
 def find_missing(text: str) -> list[str]:
-  """Returns the names of files and definitions in `text` that do not exist."""
-  missing = [
-      name
-      for name in _FILE.findall(text)
-      if not ((_ROOT / name).exists() or (_LIBRARY / name).exists())
-      and name.split("/")[0] in _tops()
-  ]
-  missing += [
-      name
-      for name in _MODULE.findall(text)
-      if not (_is_defined(name) or _is_option(name))
-  ]
+  """Returns the names in `text` of what does not exist.
+
+  Names are those of files, folders, modules, what stands in modules, commands
+  and configs. Words in capitals stand for others.
+  """
+  code = "\n".join(_CODE.findall(text))
+  modules = _MODULE.findall(text) + _RUN.findall(code)
+  modules += [".".join(names) for names in _IMPORT.findall(code)]
   commands = listing.read_summaries(_ROOT / "launch")
-  return missing + [
-      f"bamboo {name}"
-      for name in _COMMAND.findall(text)
-      if name not in (*commands, "--help", "COMMAND", "NAME")
+  return [
+      *(name for name in _FILE.findall(code) if not _is_file(name)),
+      *(name for name in _FOLDER.findall(code) if not _is_folder(name)),
+      *(n for n in modules if not (_is_defined(n) or _is_option(n))),
+      *(n for n in _CONFIG.findall(code) if not _is_config(n)),
+      *(
+          f"bamboo {name}"
+          for name in _COMMAND.findall(code)
+          if name not in (*commands, "COMMAND", "NAME")
+      ),
   ]
 
 
-def _tops() -> set[str]:
-  return {p.name for top in (_ROOT, _LIBRARY) for p in top.iterdir()}
+@functools.cache
+def _paths() -> frozenset[str]:
+  """Returns the paths of files, each also without its first folders."""
+  tops = [p for p in _ROOT.iterdir() if p.name not in ("build", "runs")]
+  files = [p for p in tops if p.is_file()]
+  for top in tops:
+    if top.is_dir() and not top.name.startswith("."):
+      files += top.rglob("*")
+  parts = [path.relative_to(_ROOT).parts for path in files]
+  return frozenset("/".join(p[i:]) for p in parts for i in range(len(p)))
+
+
+@functools.cache
+def _sources() -> str:
+  folders = (_LIBRARY, *(_ROOT / name for name in _PACKAGES[:-1]))
+  return "".join(p.read_text() for f in folders for p in f.rglob("*.py"))
+
+
+def _is_file(name: str) -> bool:
+  """Whether a file is ours, or one that a command leaves, or a reader's."""
+  path = re.sub(r"^(\.*/)+", "", name)
+  last = path.rpartition("/")[2]
+  return (
+      path in _paths()
+      or last in _OTHERS
+      or bool(re.match("[A-Z]+[.]", last))  # FILE.py
+      or f'"{last}"' in _sources()
+  )
+
+
+def _is_folder(name: str) -> bool:
+  """Whether a path exists, or begins with no folder of the repository."""
+  first, _, rest = name.partition("/")
+  last = rest.rpartition("/")[2]
+  is_ours = (_ROOT / first).is_dir() or (_LIBRARY / first).is_dir()
+  if (
+      not is_ours
+      or name in packaged.list_configs()
+      or first in ("build", "runs")
+      or first.startswith(".")
+  ):
+    return True
+  return not rest or name.rstrip("/.") in _paths() or "." in last
+
+
+def _is_config(name: str) -> bool:
+  return name in packaged.list_configs() or name.isupper() or _is_file(name)
 
 
 def _is_option(name: str) -> bool:
@@ -69,13 +153,17 @@ def _has(value: Any, name: str) -> bool:
 def _is_defined(name: str) -> bool:
   """Whether a dotted name is that of a module or of what stands in one."""
   words = name.removeprefix("bamboo_jax.").split(".")
-  if words[-1] in _SUFFIXES:
-    return True  # A file that a command leaves.
+  if words[-1] in _SUFFIXES or words[-1].isupper():
+    return True  # A file, or a word that stands for others.
   place = _LIBRARY
-  if words[0] in ("benchmarks", "launch", "reproductions", "tests"):
+  if words[0] in _PACKAGES:
     place, words = _ROOT / words[0], words[1:]
   elif not (_LIBRARY / words[0] / "__init__.py").exists():
-    return True  # Not ours, such as an option of the config.
+    # A module without its package, as in code that has imported it.
+    modules = _LIBRARY.rglob(f"{words[0]}.py")
+    return words[0] in (*_FOREIGN, *bamboo_jax.__all__) or any(
+        _defines(module, words[1:]) for module in modules
+    )
   while words and (place / words[0]).is_dir():
     place, words = place / words[0], words[1:]
   if not words:
@@ -127,6 +215,19 @@ class DocsTest(parameterized.TestCase):
   def test_names_exist(self, page):
     self.assertEqual(find_missing(page.read_text()), [])
 
+  def test_pages_named_elsewhere_exist(self):
+    files = [*_ROOT.glob("docs/**/*.*"), *_ROOT.glob("launch/*")]
+    for name in ("bamboo_jax", *_PACKAGES[:-1]):
+      files += _ROOT.glob(f"{name}/**/*.py")
+    missing = [
+        f"{file}: {name}"
+        for file in files
+        if file.is_file() and file.suffix not in (".png", ".pyc")
+        for name in re.findall(r"(?<!/)docs/\w[\w/]*\.\w+", file.read_text())
+        if not (_ROOT / name).exists()
+    ]
+    self.assertEqual(missing, [])
+
   def test_map_names_the_deciding_code(self):
     rows = _ROW.findall((_ROOT / "docs/reference/map.md").read_text())
     self.assertGreaterEqual(len(rows), 12)
@@ -147,8 +248,26 @@ class DocsTest(parameterized.TestCase):
       ("`checkpoint.every_steps`", 0),
       ("`bamboo train --config=quickstart`", 0),
       ("`bamboo trian`", 1),
-      (".venv/bin/bamboo trian", 1),
+      ("```\n.venv/bin/bamboo trian\n```", 1),
+      ("```\nA=1 bamboo trian && bamboo train --help\n```", 1),
       ("the bamboo panda", 0),
+      ("`published/oobleck/ours.py`", 1),
+      ("`reproductions/oobleck/ours.py`", 0),
+      ("`ours.py` and `../deploy/slurm.sh`", 0),
+      ("`no_such_file.md`", 1),
+      ("`metrics.csv`, `FILE.py`", 0),  # A command's, and a reader's.
+      ("`runtime/wire/`, `checkpoints/STEP`, `runs/mine`", 0),
+      ("`runtime/wires/` or `tests/no_such`", 2),
+      ("```\ncd docs/deplay\n```", 1),
+      ("`trace_generator.generate_trace`", 1),
+      ("`generator.generate_trace`", 0),
+      ("`bamboo_jax.train`", 0),
+      ("`bamboo_jax.trian`", 1),
+      ("```\nfrom bamboo_jax.models import layers\n```", 1),
+      ("```\nfrom bamboo_jax.models import layer\n```", 0),
+      ("```\npython -m bamboo_jax.launch.trian\n```", 1),
+      ("`--config=quickstrat`", 1),
+      ("`--config=gpt2:xl --config=mine.py`", 0),
   )
   def test_find_missing(self, text, count):
     self.assertLen(find_missing(text), count)
