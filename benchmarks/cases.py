@@ -1,4 +1,4 @@
-"""Selects the case of a config, and makes the plan that all cases share."""
+"""Runs a benchmark, with the plan that most of them share."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -22,10 +22,26 @@ from bamboo_jax.plan import planner
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import executors as executors_lib
 
+# The benchmarks, each with its packaged config.
+CASES = {
+    "rivals": "bench_peer",
+    "redundancy": "bench_redundancy",
+    "executors": "bench_executors",
+    "memory": "bench_memory",
+    "shape": "bench_shape",
+}
+_NEEDS = {
+    "rivals": "redundancy.mode='none' and pipeline.executor='rows'",
+    "redundancy": "another redundancy.mode than 'none' and executor='rows'",
+    "executors": "another redundancy.mode than 'none' and executor='spmd'",
+    "shape": "model.name='paced' and pipeline.num_pipelines from 2",
+}
+
 
 def run(
     config: config_lib.Config,
     *,
+    case: str,
     worker: Sequence[str],
     train: Sequence[str],
     rival: str | None,
@@ -33,15 +49,15 @@ def run(
     formats: Sequence[str],
     num_rounds: int,
 ) -> None:
-  """Runs the case of the config, and prints its results.
+  """Runs a case, and prints its results.
 
-  `worker` is the command that serves one stage, without rank and core;
-  `train` is the one that trains with the same config; `num_rounds` is that of
-  `turns.Subject`.
-  Raises `ValueError` if the config and the rival do not go together.
+  `case` is one of `CASES`; `worker` is the command that serves one stage,
+  without rank and core; `train` is the one that trains with the same config;
+  `num_rounds` is that of `turns.Subject`.
+  Raises `ValueError` if the config is not one for the case.
   """
   cores = sorted(os.sched_getaffinity(0))
-  case = find_case(config)
+  check_config(config, case)
   if case == "memory":
     memory.compare(config)
     return
@@ -49,7 +65,7 @@ def run(
     folder = pathlib.Path(out or "runs/bench_shape")
     shape.compare(config, train=train, out=folder)
     return
-  _check_case(config, rival, num_cores=len(cores))
+  _check_processes(config, rival, num_cores=len(cores))
   if case == "executors":
     plots.check()
   commands = [
@@ -82,41 +98,58 @@ def run(
     )
 
 
-def find_case(config: config_lib.Config) -> str:
-  """Returns the name of the case of a config."""
-  if config.plan.memory_limit_gib is not None:
-    return "memory"
-  if config.model.name == "paced" and config.pipeline.num_pipelines > 1:
-    return "shape"
-  if config.pipeline.executor == "spmd":
-    return "executors"
-  return "redundancy" if config.redundancy.mode != "none" else "rivals"
+def find_case(given: str | None, paths: Sequence[str]) -> str:
+  """Returns the case that is `given`, or that of a packaged config.
+
+  `paths` are those of the command line. Raises `ValueError` for a config of
+  another name: what is in a config decides nothing.
+  """
+  path = [CASES["rivals"], *paths][-1]
+  name = pathlib.PurePath(path.partition(":")[0]).stem
+  by_config = {config: case for case, config in CASES.items()}
+  found = given or by_config.get(name)
+  if found not in CASES:
+    raise ValueError(
+        f"--case must say which benchmark runs with --config={path}: one of "
+        f"{', '.join(CASES)}, got {given}."
+    )
+  return found
 
 
-def _check_case(
+def check_config(config: config_lib.Config, case: str) -> None:
+  """Raises `ValueError` unless the config is one for the case."""
+  pipeline, mode = config.pipeline, config.redundancy.mode
+  is_paced = config.model.name == "paced"
+  is_wrong = {
+      "rivals": mode != "none" or pipeline.executor != "rows",
+      "redundancy": mode == "none" or pipeline.executor != "rows",
+      "executors": mode == "none" or pipeline.executor != "spmd",
+      "shape": not is_paced or pipeline.num_pipelines == 1,
+      "memory": False,
+  }
+  if is_wrong[case]:
+    raise ValueError(
+        f"The benchmark {case!r} needs {_NEEDS[case]}, got "
+        f"redundancy.mode={mode!r}, pipeline.executor={pipeline.executor!r}, "
+        f"model.name={config.model.name!r}, "
+        f"pipeline.num_pipelines={pipeline.num_pipelines}."
+    )
+  if case in ("redundancy", "executors"):
+    if pipeline.num_stages != 2 and not is_paced:
+      raise ValueError(
+          f"The benchmark {case!r} takes 2 stages if their nodes are not "
+          f"paced, got pipeline.num_stages={pipeline.num_stages}."
+      )
+
+
+def _check_processes(
     config: config_lib.Config, rival: str | None, *, num_cores: int
 ) -> None:
-  pipeline = config.pipeline
-  has_replicas = config.redundancy.mode != "none"
-  is_spmd = pipeline.executor == "spmd"
-  is_paced = config.model.name == "paced"
+  pipeline, is_paced = config.pipeline, config.model.name == "paced"
   if rival and importlib.util.find_spec(rival) is None:
     raise ValueError(
         f"--rival={rival} needs the package {rival!r}; install the extra: pip "
         "install 'bamboo_jax[rivals]'."
-    )
-  if (has_replicas or is_spmd) and (
-      rival or (pipeline.num_stages != 2 and not is_paced)
-  ):
-    raise ValueError(
-        "Executors, and modes of redundancy, are compared without a rival, and "
-        "on 2 stages if their nodes are not paced, got "
-        f"num_stages={pipeline.num_stages}, --rival={rival}."
-    )
-  if is_spmd and not has_replicas:
-    raise ValueError(
-        "Executors are compared with and without redundancy, so "
-        "config.redundancy.mode must not be 'none'."
     )
   too_few = pipeline.num_stages > num_cores and not is_paced
   if pipeline.num_pipelines != 1 or too_few:

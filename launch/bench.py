@@ -12,31 +12,32 @@ times. With `--rival=torch` (extra `rivals`) the same model, batch, split and
 cores under `torch.distributed.pipelining` take turns with ours; the last line
 is the median ratio of step times, ours to torch.
 
-If the config has redundancy, its modes take turns. If its executor is `spmd`,
-both executors take turns, with and without redundancy. If it has a limit of
-memory, the need of nodes is compared with its prediction. If its model is
-"paced", nodes die one after the other, and throughput is compared with the
-number of survivors. Results and columns of the tables: `docs/measurements/`.
+With `bench_redundancy` its modes take turns; with `bench_executors` both
+executors do, with and without redundancy; `bench_memory` compares the need of
+nodes with its prediction; in `bench_shape` nodes die one after the other, and
+throughput is compared with the number of survivors. A config of another name
+needs `--case`. Results and columns of the tables: `docs/measurements/`.
 """
 
 import sys
 
 from absl import flags
 
+from bamboo_jax.cli import config_check
 from bamboo_jax.launch import cli
 from bamboo_jax.launch import config_flag
 from bamboo_jax.launch import figure_flags
 from bamboo_jax.launch import flag_checks
 from bamboo_jax.launch import shared_flags
 
-_CONFIG = config_flag.define("bench_peer", "What to run.")
+_CONFIG = config_flag.define("bench_peer", "What to measure.")
+_CASE = flags.DEFINE_string("case", None, "What to run, if not by the config.")
 _RIVAL = flags.DEFINE_enum("rival", None, ["torch"], "Whom to compare with.")
 _PAIRS = flags.DEFINE_integer("pairs", 200, "Steps of each.", lower_bound=5)
 _OUT = flags.DEFINE_string(
     "out",
     None,
-    "Where files go; by default runs/bench_redundancy, runs/bench_executors or "
-    "runs/bench_shape.",
+    "Where files go; by default runs/bench_CASE.",
 )
 _FORMAT = figure_flags.define()
 _CACHE = shared_flags.define_program_cache()
@@ -55,7 +56,7 @@ def main() -> None:
   """Runs the benchmark and prints its results."""
   from bamboo_jax.benchmarks import cases
 
-  case = cases.find_case(_CONFIG.value)
+  case = cases.find_case(_CASE.value, config_check.find_paths(sys.argv[1:]))
   used = {holder.name for holder in _USED[case]}
   holders = (_RIVAL, _PAIRS, _OUT, _FORMAT, _CACHE)
   unused = [holder for holder in holders if holder.name not in used]
@@ -65,6 +66,7 @@ def main() -> None:
   python = (sys.executable, "-m")
   cases.run(
       _CONFIG.value,
+      case=case,
       worker=[*python, "bamboo_jax.launch.bench_worker", *arguments],
       train=[*python, "bamboo_jax.launch.train", *arguments, *cache],
       rival=_RIVAL.value,

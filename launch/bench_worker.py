@@ -1,4 +1,4 @@
-"""One stage of a benchmark; started by `bamboo bench`, see `bench.worker`."""
+"""One stage that `bamboo bench` starts; see `benchmarks.worker`."""
 
 import os
 
