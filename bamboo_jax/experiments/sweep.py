@@ -22,6 +22,7 @@ import functools
 import hashlib
 import importlib
 import importlib.metadata
+import itertools
 import multiprocessing
 import os
 import pathlib
@@ -30,6 +31,7 @@ import platform
 import re
 import shutil
 import sys
+import sysconfig
 from typing import Any, TypeVar
 
 from bamboo_jax import base
@@ -39,9 +41,14 @@ from bamboo_jax.metrics import progress as progress_lib
 
 _MAX_BROKEN = 3  # Pools in a row that finish no job.
 _CONNECT_SECS = 10.0
+_MAX_READ_BYTES = 2**26
+_NAMES = re.compile(r"[\w./+-]+[.]\w+|(?<=')[^'\n]+(?=')")  # Perhaps of files.
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 # Beside the package in a clone, and within it once installed.
 _BESIDE = ("benchmarks", "configs", "launch", "reproductions", "tests")
+_CODE = [_PACKAGE]
+if not (_PACKAGE / "launch").is_dir():
+  _CODE += [_PACKAGE.parent / name for name in _BESIDE]
 _LIBRARIES = ("jax", "numpy", "scipy")
 
 _Job = TypeVar("_Job")
@@ -130,8 +137,9 @@ def run(
 
   `function` is a module-level function, as processes import it. Shows the
   number of finished runs (`num_runs` of each job), labelled `describe`; without
-  labels, only on a terminal. A kept result is reused by the same code for an
-  equal job (by its `repr`) with equal `inputs`, such as hashes of files.
+  labels, only on a terminal. A kept result is reused by the same code, the
+  user's too, for an equal job (by its `repr`) with equal `inputs`, if no file
+  that they name has changed.
 
   Raises:
     ShardEnd: All jobs of the shard are done; none is yielded.
@@ -175,11 +183,7 @@ def run(
 
 def digest_files(paths: Sequence[str | None]) -> list[str]:
   """Returns a hash of each file, for `inputs`; None is skipped."""
-  return [
-      hashlib.sha256(packaged.find_file(path).read_bytes()).hexdigest()
-      for path in paths
-      if path is not None
-  ]
+  return [_digest(packaged.find_file(p)) for p in paths if p is not None]
 
 
 def _find_files(
@@ -192,10 +196,46 @@ def _find_files(
   if folder is None:
     return {}
   what = f"{versions()} {function.__module__}.{function.__qualname__} {inputs}"
-  return {
-      i: folder / f"{hashlib.sha256(f'{what} {job!r}'.encode()).hexdigest()}"
-      for i, job in enumerate(jobs)
-  }
+  loaded = _digest_loaded()
+  read = functools.cache(_digest_named)
+  files = {}
+  for i, job in enumerate(jobs):
+    text = f"{what} {job!r}"
+    named = itertools.chain.from_iterable(map(read, _NAMES.findall(text)))
+    content = f"{text} {sorted({*loaded, *named})}"
+    files[i] = folder / hashlib.sha256(content.encode()).hexdigest()
+  return files
+
+
+def _digest_loaded() -> Sequence[str]:
+  """Returns hashes of the modules of the user's own, such as plug-ins."""
+  others = [sysconfig.get_path(n) for n in ("stdlib", "purelib", "platlib")]
+  known = [*_CODE, *(pathlib.Path(other).resolve() for other in others)]
+  files = {getattr(m, "__file__", None) for m in [*sys.modules.values()]}
+  paths = [pathlib.Path(file).resolve() for file in files - {None}]
+  own = [p for p in paths if not any(map(p.is_relative_to, known))]
+  return [_digest(p) for p in own if p.suffix == ".py" and p.is_file()]
+
+
+def _digest_named(name: str) -> Sequence[str]:
+  """Returns a hash of a file, if it is one; of code with its neighbours."""
+  path = pathlib.Path(name)
+  try:
+    if not path.is_file():
+      return ()
+  except OSError:  # It is too long for a name.
+    return ()
+  if path.suffix != ".py":
+    return [_digest(path)]
+  return [_digest(file) for file in path.resolve().parent.glob("*.py")]
+
+
+def _digest(path: pathlib.Path) -> str:
+  """Returns name and hash of a file; if it is large, size and time."""
+  status = path.stat()
+  if status.st_size > _MAX_READ_BYTES:
+    return f"{path.name} {status.st_size} {status.st_mtime_ns}"
+  return f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
 def _check_shards(count: int, num_jobs: int, done: Mapping[int, Any]) -> None:
@@ -347,11 +387,8 @@ def _check_versions(
 @functools.cache
 def versions() -> dict[str, str]:
   """Returns the versions of code and libraries, on which results depend."""
-  folders = [_PACKAGE]
-  if not (_PACKAGE / "launch").is_dir():
-    folders += [_PACKAGE.parent / name for name in _BESIDE]
   code = hashlib.sha256()
-  for folder in folders:
+  for folder in _CODE:
     for path in sorted(folder.rglob("*.py")):
       code.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
   return {

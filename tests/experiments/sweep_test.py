@@ -1,9 +1,11 @@
 """Jobs that run elsewhere: the same results, whatever breaks."""
 
 import contextlib
+import importlib
 import io
 import os
 import pathlib
+import pickle
 import shutil
 import signal
 import subprocess
@@ -97,6 +99,35 @@ class SweepTest(folders.FolderCase):
     self.assertEqual(run(square, [8, 5], where)[0], [64, 7])
     where.clear()
     self.assertEqual(run(square, jobs, where)[0], [25, 36, 49])
+
+  def test_edited_files(self):
+    """Code and files that a job names or has loaded are part of its key."""
+    plugin = self.folder / "a_plugin.py"
+    plugin.touch()
+    self.enterContext(
+        mock.patch.object(sys, "path", [*sys.path, str(self.folder)])
+    )
+    importlib.invalidate_caches()
+    importlib.import_module("a_plugin")
+    self.addCleanup(sys.modules.pop, "a_plugin")
+    for name in ("f.py", "f_neighbour.py", "profile.json", "other.json"):
+      (self.folder / name).touch()
+    names = [f"--config.model.name={self.folder}/f.py:make", "a", "a" * 300]
+    jobs = [(names, {"profile": f"{self.folder}/profile.json"})]
+    where = sweep.Where(num_processes=1, folder=self.folder / "jobs")
+    run(str, jobs, where)
+    for edited, is_kept in (
+        ("other.json", True),
+        ("profile.json", False),
+        ("f.py", False),
+        ("f_neighbour.py", False),
+        ("a_plugin.py", False),
+    ):
+      for file in where.folder.iterdir():
+        file.write_bytes(pickle.dumps("kept"))
+      (self.folder / edited).write_text("# edited")
+      found, _ = run(str, jobs, where)
+      self.assertEqual(found == ["kept"], is_kept, msg=edited)
 
   def test_shards(self):
     jobs, folder = [*range(10)], self.folder / "jobs"
