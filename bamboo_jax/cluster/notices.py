@@ -48,7 +48,7 @@ def look_aws(ask: Ask) -> str | None:
   """Polls AWS (IMDSv2); may raise `OSError`.
 
   An interruption is announced about two minutes ahead. A rebalance
-  recommendation may come sooner, and counts as a notice too.
+  recommendation is no notice: the machine may live for hours after it.
   """
   ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECS)}
   token = _body(*ask("PUT", "/latest/api/token", ttl))
@@ -57,11 +57,6 @@ def look_aws(ask: Ask) -> str | None:
   if spot.status != http.HTTPStatus.NOT_FOUND:
     action = _parse(*spot)
     return f"AWS: {action.get('action')} at {action.get('time')}"
-  path = "/latest/meta-data/events/recommendations/rebalance"
-  rebalance = ask("GET", path, headers)
-  if rebalance.status != http.HTTPStatus.NOT_FOUND:
-    since = _parse(*rebalance).get("noticeTime")
-    return f"AWS: rebalance recommended at {since}"
   return None
 
 
