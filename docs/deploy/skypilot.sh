@@ -14,11 +14,12 @@ shift 2
 case "$command" in
   up)
     : "${NFS:?must be SERVER:/FOLDER, files that all machines share}"
+    began="$(date +%s)"
     sky launch --yes --detach-run --cluster=bamboo-store --env "NFS=$NFS" \
       "$files/skypilot_store.yaml"
     for i in $(seq 0 "$last"); do
       sky jobs launch --yes --detach-run --name="bamboo-$i" --env "NFS=$NFS" \
-        "$@" "$files/skypilot_agent.yaml" || echo "bamboo-$i: not launched"
+        --env "BEGAN=$began" "$@" "$files/skypilot_agent.yaml" || echo "bamboo-$i: not launched"
     done
     ;;
   down)

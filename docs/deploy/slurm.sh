@@ -8,15 +8,26 @@
 # The job runs the store; it needs no GPU and must not be preempted. It submits
 # the nodes, as an array of this file with the options after its name: each task
 # is a job of its own, so a preempted one is requeued alone. When the run is
-# complete, or the job is cancelled, it cancels the array.
+# complete, or the job is cancelled, it cancels the array. A requeue of the job
+# itself would submit the nodes again.
 #SBATCH --job-name=bamboo
 #SBATCH --nodes=1
 #SBATCH --ntasks=1
 #SBATCH --open-mode=append
+#SBATCH --no-requeue
 set -euo pipefail
 : "${WORKDIR:?must name a folder that all nodes share}"
 : "${CONFIG:=quickstart}" "${NODES:=8}"
-address="${ADDRESS:-$(hostname -I | cut -d ' ' -f 1)}"
+# Each task has the address of its own machine: that of the network INTERFACE, or
+# the first one.
+if test -n "${INTERFACE:-}"; then
+  address="$(ip -4 -oneline address show dev "$INTERFACE" |
+    awk 'NR == 1 {print $4}')"
+  address="${address%%/*}"
+  : "${address:?INTERFACE=$INTERFACE has no address of IPv4 on this machine}"
+else
+  address="$(hostname -I | cut -d ' ' -f 1)"
+fi
 endpoint="$WORKDIR/endpoint.json"
 
 start_run() {
@@ -54,14 +65,18 @@ run_node() {
   local status=0 topology="${SLURM_TOPOLOGY_ADDR:-$SLURMD_NODENAME}"
   # Slurm sends SIGTERM to the step when it preempts the job, and 60 s before
   # the time limit: other nodes take over its stages, and the agent ends.
-  srun --ntasks=1 bamboo agent \
+  # The step does not inherit the cores of the job from `sbatch`.
+  srun --ntasks=1 \
+    ${SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"} \
+    bamboo agent \
     --config="$CONFIG" \
     --workdir="$WORKDIR" \
     --nodes="$NODES" \
     --name="n$SLURM_ARRAY_TASK_ID-${SLURM_RESTART_COUNT:-0}" \
     --zone="${topology%.*}" \
     --host="$address" || status=$?
-  test "$WORKDIR/summary.json" -nt "$endpoint" && exit
+  # Not if it failed: a summary may be that of an earlier run.
+  ((status)) || ! test "$WORKDIR/summary.json" -nt "$endpoint" || exit 0
   echo "The agent has ended with status $status."
   # Before the first step, status 2 is an error in the command.
   if ((status == 2)) && ! test "$WORKDIR/metrics.jsonl" -nt "$endpoint"; then

@@ -3,11 +3,13 @@
 The whole run takes half a minute, as six workers import JAX.
 """
 
+import os
 import re
 import secrets
 import signal
+import subprocess
 
-from absl.testing import absltest
+from absl.testing import parameterized
 import kubernetes_validate
 import yaml
 
@@ -39,6 +41,7 @@ class KubernetesTest(runs.DeployedCase):
     self.pods = pods
     documents = read()
     _, agents = documents[0]["spec"]["replicatedJobs"]
+    self.agents = agents
     agents["template"]["spec"]["parallelism"] = 1
     given = {"CONFIG": str(self.config), "NODES": "3"}
     for entry in kubelet.find_container(agents["template"])["env"]:
@@ -90,8 +93,39 @@ class KubernetesTest(runs.DeployedCase):
         found,
     )
 
+  @parameterized.parameters(
+      # Exit status of the agent, the files from the oldest, success.
+      (0, ("endpoint", "summary"), True),
+      (0, ("summary", "endpoint"), False),  # Of an earlier run; a notice.
+      (0, ("endpoint",), False),  # It left after a notice.
+      # A run goes on after its end, and the store has not started yet.
+      (1, ("endpoint", "summary"), False),
+      (1, ("summary",), False),
+      (137, ("endpoint", "summary"), False),
+  )
+  def test_only_the_end_of_the_run_is_success(self, status, names, want):
+    for secs, name in enumerate(names, 1):
+      (self.workdir / f"{name}.json").touch()
+      os.utime(self.workdir / f"{name}.json", (secs, secs))
+    script = kubelet.find_container(self.agents["template"])["args"][0]
+    places = {"/tmp/": self.folder, "/shared/run/": self.workdir}
+    places["/etc/bamboo/"] = self.secret.parent
+    script = re.sub(
+        "|".join(places), lambda match: f"{places[match[0]]}/", script
+    )
+    self.write_program("bamboo", f"exit {status}\n")
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env=self.environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    self.assertEqual(done.stderr, "")
+    self.assertEqual(done.returncode == 0, want)
 
-class FileTest(absltest.TestCase):
+
+class FileTest(parameterized.TestCase):
 
   def test_parts_fit(self):
     job_set, service, claim, budget, policy = read()
@@ -123,6 +157,45 @@ class FileTest(absltest.TestCase):
     self.assertEqual(pods[1]["spec"]["restartPolicy"], "Never")
     tolerations = {(t["operator"], *t) for t in pods[1]["spec"]["tolerations"]}
     self.assertEqual(tolerations, {("Exists", "key", "operator")})
+
+  @parameterized.parameters(0, 1)
+  def test_pods_are_restricted(self, number):
+    """As the Pod Security Standard "restricted" wants it, and more."""
+    job = read()[0]["spec"]["replicatedJobs"][number]["template"]
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    self.assertContainsSubset(
+        {
+            "runAsNonRoot": True,
+            "runAsUser": 1000,
+            "fsGroup": 1000,
+            # A cache of programs that the group can write is not used.
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        pod["securityContext"],
+    )
+    self.assertEqual(
+        container["securityContext"],
+        {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    )
+    kinds = {kind for v in pod["volumes"] for kind in v} - {"name"}
+    self.assertEqual(kinds, {"persistentVolumeClaim", "secret"})
+    self.assertFalse(pod["automountServiceAccountToken"])
+    self.assertFalse({"hostNetwork", "hostPID", "hostIPC"} & pod.keys())
+    self.assertRegex(container["image"], r":[\d.]+$")  # Not `latest`.
+    memory = [
+        container["resources"][k]["memory"] for k in ("requests", "limits")
+    ]
+    self.assertEqual(memory[0], memory[1])
+    (secret,) = (v["secret"] for v in pod["volumes"] if "secret" in v)
+    self.assertEqual(secret["defaultMode"], 0o440)
+
+  def test_the_store_ends_the_set(self):
+    policy = read()[0]["spec"]["successPolicy"]
+    self.assertEqual(
+        policy, {"operator": "All", "targetReplicatedJobs": ["store"]}
+    )
 
   def test_fields_of_job_set(self):
     spec = read()[0]["spec"]

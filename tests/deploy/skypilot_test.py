@@ -59,7 +59,11 @@ class SkyPilotTest(runs.DeployedCase):
     os.utime(self.folder / "run" / "endpoint.json", (1, 1))
     done = f"{self.note}touch {self.folder}/run/summary.json\n"
     self.check_commands(done)
-    given = {k: v or "10.0.0.9:/x" for k, v in task["envs"].items()}
+    given = {"BEGAN": "9"} | {k: v for k, v in task["envs"].items() if v}
+    given["NFS"] = "10.0.0.9:/x"
+    # Of an earlier run: the loop begins all the same.
+    (self.folder / "run" / "summary.json").touch()
+    os.utime(self.folder / "run" / "summary.json", (8, 8))
     script = f"set -e\n{task['setup']}\n{task['run']}"
     script = script.replace("/shared", str(self.folder))
     ran = self.run_text("bash", "-c", script, **given)
@@ -96,7 +100,10 @@ class SkyPilotTest(runs.DeployedCase):
     self.assertEqual((up.returncode, down.returncode), (0, 0))
     nfs = "10.0.0.9:/x"
     jobs = "sky jobs launch --yes --detach-run --name=bamboo"
-    given = f"--env NFS={nfs} --env NODES=2 {_FILES}/skypilot_agent.yaml"
+    given = (
+        f"--env NFS={nfs} --env BEGAN=99 --env NODES=2 "
+        f"{_FILES}/skypilot_agent.yaml"
+    )
     self.assertEqual(
         calls,
         [
@@ -152,7 +159,7 @@ class SkyPilotTest(runs.DeployedCase):
     self.assertEqual(
         job,
         quiet
-        | {"name": "bamboo-0", "env": [env, ["NODES", "2"]]}
+        | {"name": "bamboo-0", "env": [env, ["BEGAN", "99"], ["NODES", "2"]]}
         | {"entrypoint": [str(_FILES / "skypilot_agent.yaml")]},
     )
     self.assertEqual(cancel, {"yes": True, "name": "bamboo-0"})

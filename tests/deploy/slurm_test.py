@@ -18,6 +18,19 @@ from tests.launch import commands
 _FILES = commands.ROOT / "docs" / "deploy"
 _DAEMONS = ("slurmctld", "slurmd", "munged", "sbatch")
 
+_SRUN = """
+test "$1" = --ntasks=1 && shift
+case $1 in
+  --cpus-per-task=*) echo "cores=${1#*=}" >&2; shift;;
+esac
+exec "$@"
+"""
+_IP = """
+test "$*" = "-4 -oneline address show dev ib0" || exit 0
+echo "5: ib0    inet 10.9.0.3/16 brd 10.9.255.255 scope global ib0"
+echo "5: ib0    inet 10.9.0.4/16 brd 10.9.255.255 scope global ib0"
+"""
+
 
 def has_slurm():
   return os.geteuid() == 0 and all(map(shutil.which, _DAEMONS))
@@ -46,7 +59,7 @@ class SlurmTest(runs.DeployedCase):
         "WORKDIR": str(self.workdir),
         "CONFIG": str(self.config),
         "NODES": "3",
-        "ADDRESS": "127.0.0.1",
+        "INTERFACE": "lo",
     }
 
   def call(self, *command):
@@ -100,7 +113,8 @@ class FileTest(runs.DeployedCase):
     self.write_program("squeue", "echo 7_0\n")
     self.write_program("sbatch", f'{note}test -z "$QUOTA" && echo 7\n')
     self.write_program("hostname", "echo 10.0.0.7 10.0.0.8\n")
-    self.write_program("srun", 'test "$1" = --ntasks=1 && shift && exec "$@"\n')
+    self.write_program("srun", _SRUN)
+    self.write_program("ip", _IP)
     self.check_commands(f'{note}test "$1" != store || touch "$WORKDIR/$MADE"\n')
     self.workdir.mkdir()
     self.environ |= {
@@ -123,6 +137,30 @@ class FileTest(runs.DeployedCase):
     calls = self.calls.read_text().splitlines()
     return done.returncode, calls, done.stderr
 
+  @parameterized.parameters(
+      ({}, "", "10.0.0.7"),
+      ({"SLURM_CPUS_PER_TASK": "8"}, "cores=8\n", "10.0.0.7"),
+      ({"INTERFACE": "ib0"}, "", "10.9.0.3"),
+      # The login node's address is not that of a task.
+      ({"INTERFACE": "ib0", "ADDRESS": "10.0.0.1"}, "", "10.9.0.3"),
+  )
+  def test_step_and_address(self, environ, cores, address):
+    _, (agent, _), said = self.run_file(**self.TASK, **environ)
+    self.assertEqual(said, cores)
+    self.assertEndsWith(agent, f" --host={address}")
+
+  def test_interface_without_address(self):
+    self.calls.touch()
+    status, calls, said = self.run_file(**self.TASK, INTERFACE="ib1")
+    self.assertEqual((status, calls), (1, []))
+    self.assertEndsWith(
+        said, "INTERFACE=ib1 has no address of IPv4 on this machine\n"
+    )
+
+  def test_the_store_is_not_requeued(self):
+    text = (_FILES / "slurm.sh").read_text()
+    self.assertIn("\n#SBATCH --no-requeue\n", text)
+
   def test_node(self):
     status, (agent, requeue), said = self.run_file(**self.TASK)
     self.assertEqual(
@@ -139,6 +177,7 @@ class FileTest(runs.DeployedCase):
       ("2", "metrics.jsonl", 0, True),  # It was removed from the run.
       ("137", "endpoint.json", 0, True),  # It was killed.
       ("0", "summary.json", 0, False),  # The run is complete.
+      ("1", "summary.json", 0, True),  # Another run was.
   )
   def test_end_of_node(self, ended, newest, want, is_requeued):
     for name in ("metrics.jsonl", "summary.json", "endpoint.json", newest):

@@ -1,10 +1,12 @@
 """The systemd unit: its command exists, and the guide sets its variables."""
 
 import configparser
-import os
 import re
+import shlex
+import shutil
 import subprocess
 
+from absl.testing import absltest
 from absl.testing import parameterized
 
 from tests.deploy import runs
@@ -29,7 +31,7 @@ class SystemdTest(runs.DeployedCase):
     unit = configparser.ConfigParser()
     unit.optionxform = str
     unit.read(_FILE)
-    self.service = unit["Service"]
+    self.unit, self.service = unit["Unit"], unit["Service"]
     self.variables = read_variables()
 
   def read_command(self, name, **variables):
@@ -55,19 +57,39 @@ class SystemdTest(runs.DeployedCase):
     self.assertEqual(names, {*self.variables.values()})
     self.assertEqual(self.service["EnvironmentFile"], "/etc/bamboo.env")
 
-  @parameterized.parameters(
-      (("endpoint.json",), 0),
-      (("summary.json", "endpoint.json"), 0),  # Another run has begun.
-      (("endpoint.json", "summary.json"), 1),  # The run is complete.
-  )
-  def test_it_starts_unless_the_run_is_complete(self, names, want):
+  @parameterized.parameters(True, False)
+  def test_it_waits_for_the_store(self, has_store):
+    """Whatever an earlier run has left."""
     self.workdir.mkdir()
-    for secs, name in enumerate(names, 1):
-      (self.workdir / name).touch()
-      os.utime(self.workdir / name, (secs, secs))
-    command = self.read_command("ExecCondition", WORKDIR=str(self.workdir))
-    self.assertEqual(subprocess.run(command).returncode, want)
+    (self.workdir / "summary.json").touch()
+    if has_store:
+      (self.workdir / "endpoint.json").touch()
+    text = self.service["ExecStartPre"].replace("$$", "$")
+    command = shlex.split(text.replace("${WORKDIR}", str(self.workdir)))
+    path = self.workdir / "endpoint.json"
+    self.write_program("sleep", f"echo waits\ntouch {path}\n")
+    done = subprocess.run(
+        command, env=self.environ, capture_output=True, text=True, timeout=60
+    )
+    self.assertEqual((done.returncode, done.stderr), (0, ""))
+    self.assertEqual(done.stdout, "" if has_store else "waits\n")
+    self.assertNotIn("ExecCondition", self.service)
+
+  @absltest.skipUnless(shutil.which("systemd-analyze"), "needs systemd")
+  def test_verify(self):
+    path = self.folder / _FILE.name
+    text = _FILE.read_text().replace(
+        "/opt/bamboo-jax/.venv/bin/bamboo", "/bin/true"
+    )
+    path.write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", path], capture_output=True, text=True
+    )
+    self.assertEqual((done.returncode, done.stderr), (0, ""))
 
   def test_how_it_ends(self):
     self.assertEqual(self.service["Restart"], "on-failure")
     self.assertEqual(self.service["KillMode"], "mixed")  # A notice.
+    # However long the store is away.
+    self.assertEqual(self.unit["StartLimitIntervalSec"], "0")
+    self.assertEqual(self.service["TimeoutStartSec"], "infinity")
