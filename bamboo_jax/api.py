@@ -14,6 +14,7 @@ import pprint
 import signal
 import subprocess
 import sys
+import tempfile
 from typing import Any, TYPE_CHECKING
 
 from bamboo_jax import base
@@ -90,14 +91,15 @@ def train(
       program_folder.default_path()
   )  # Compiled programs, as commands keep them.
   try:
-    run.train_and_evaluate(
-        config,
-        workdir=os.fspath(workdir),
-        faults=_find_faults(faults, workdir),
-        stop_at=stop_at,
-        callbacks=callbacks,
-        settles=True,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+      run.train_and_evaluate(
+          config,
+          workdir=os.fspath(workdir),
+          faults=_find_faults(faults, folder),
+          stop_at=stop_at,
+          callbacks=callbacks,
+          settles=True,
+      )
   except base.CallbackError as error:
     raise error.__cause__ or error from None
   return result_lib.read_result(workdir)
@@ -134,7 +136,7 @@ def cluster(
   finished and saved; a second one ends all processes at once.
 
   Args:
-    config: As for `train`, of plain values; written to `workdir`/config.py.
+    config: As for `train`, of plain values.
     workdir: As for `train`.
     nodes: Number of nodes; those the config does not need are spares. None: as
       many as it needs.
@@ -148,21 +150,21 @@ def cluster(
     RuntimeError: The command has failed; with the last line of its output.
   """
   _accept(config)
-  folder = pathlib.Path(workdir)
-  arguments = [
-      f"--config={_write_config(config, folder)}",
-      f"--workdir={folder}",
-      f"--zones={','.join(zones)}",
-  ]
-  given = dict(
-      nodes=nodes,
-      faults=_find_faults(faults, folder),
-      random_kills=random_kills,
-      seed=None if random_kills is None else seed,
-  )
-  arguments += [f"--{k}={v}" for k, v in given.items() if v is not None]
-  _run_command("cluster", arguments)
-  return result_lib.read_result(folder)
+  with tempfile.TemporaryDirectory() as folder:
+    arguments = [
+        f"--config={_write_config(config, pathlib.Path(folder))}",
+        f"--workdir={os.fspath(workdir)}",
+        f"--zones={','.join(zones)}",
+    ]
+    given = dict(
+        nodes=nodes,
+        faults=_find_faults(faults, folder),
+        random_kills=random_kills,
+        seed=None if random_kills is None else seed,
+    )
+    arguments += [f"--{k}={v}" for k, v in given.items() if v is not None]
+    _run_command("cluster", arguments)
+  return result_lib.read_result(workdir)
 
 
 def load(
@@ -213,16 +215,15 @@ def _accept(config: Any) -> "config_lib.Config":
 
 def _find_faults(
     faults: str | os.PathLike[str] | Sequence[str] | None,
-    workdir: str | os.PathLike[str],
+    folder: str,
 ) -> str | None:
-  """Returns the path of a file of faults; lines are written to `workdir`."""
+  """Returns the path of a file of faults; lines are written to `folder`."""
   if not faults:
     return None
   if isinstance(faults, (str, os.PathLike)):
     return os.fspath(faults)
-  path = pathlib.Path(workdir, "faults.csv")
-  path.parent.mkdir(parents=True, exist_ok=True)
-  base.write_atomically(path, "".join(f"{line}\n" for line in faults))
+  path = pathlib.Path(folder, "faults.csv")
+  path.write_text("".join(f"{line}\n" for line in faults))
   return str(path)
 
 
@@ -236,7 +237,6 @@ def _write_config(config: Any, folder: pathlib.Path) -> pathlib.Path:
         "The config of a cluster must be plain values (numbers, texts, lists, "
         "dicts): its processes read it from a file."
     ) from error
-  folder.mkdir(parents=True, exist_ok=True)
   path = folder / "config.py"
   base.write_atomically(path, _CONFIG_FILE.format(values=values))
   return path

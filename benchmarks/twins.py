@@ -21,12 +21,12 @@ class Twin:
   def __init__(
       self, folder: pathlib.Path, name: str, command: Sequence[str]
   ) -> None:
-    """Starts it; its output goes to `folder / name.log`."""
+    """Starts it; its output is added to `folder / name.log`."""
     self.name = name
     self.output = folder / f"{name}.log"
     self._reader = jsonl.MetricsReader(folder / name / "metrics.jsonl")
     self._lines: list[jsonl.Line] = []
-    with open(self.output, "wb") as output:
+    with open(self.output, "ab") as output:
       self.process = subprocess.Popen(
           [*command, f"--workdir={folder / name}"],
           stdin=subprocess.DEVNULL,

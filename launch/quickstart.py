@@ -24,6 +24,7 @@ from bamboo_jax.launch import config_flag
 from bamboo_jax.launch import figure_flags
 from bamboo_jax.launch import shared_flags
 from bamboo_jax.report import comparison
+from bamboo_jax.train.setup import sizes
 
 # Unless they are given: all deaths are in the first ten steps, and one figure
 # shows both runs.
@@ -52,8 +53,10 @@ def main() -> None:
       "failures": [*train, *given, f"--faults={_FAULTS.value}"],
   }
   shape = (config.pipeline.num_pipelines, config.pipeline.num_stages)
-  print(story.render_title(commands, shape, spares=config.redundancy.spares))
-  runs = twins.run_all(folder, commands, num_steps=config.num_steps)
+  sizes.read_faults(config, _FAULTS.value)  # Before anything is written.
+  with base.lock_folder(folder):
+    print(story.render_title(commands, shape, spares=config.redundancy.spares))
+    runs = twins.run_all(folder, commands, num_steps=config.num_steps)
   folders = [folder / name for name in commands]
   try:
     figure = (folder / "losses.png", _FORMAT.value)

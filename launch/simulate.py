@@ -59,19 +59,19 @@ def main() -> None:
     flag_checks.check_unused([_FORMAT], "with config.plots=False")
   where = sweep_flags.read(_WORKDIR.value)
   workdir = pathlib.Path(_WORKDIR.value)
-  workdir.mkdir(parents=True, exist_ok=True)
-  provenance.write(
-      workdir,
-      command=["bamboo", "simulate", *sys.argv[1:]],
-      config=config.to_json(),
-      trace=_TRACE.value,
-  )
   _EXPERIMENTS[name](
       config,
       workdir=workdir,
       trace=_TRACE.value,
       formats=_FORMAT.value,
       where=where,
+  )
+  # Last, as experiments check their options.
+  provenance.write(
+      workdir,
+      command=["bamboo", "simulate", *sys.argv[1:]],
+      config=config.to_json(),
+      trace=_TRACE.value,
   )
   where.clear()
 

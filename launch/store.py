@@ -22,6 +22,7 @@ from bamboo_jax.launch import cli
 from bamboo_jax.launch import flag_checks
 from bamboo_jax.launch import identity_flags
 from bamboo_jax.launch import shared_flags
+from bamboo_jax.net import addresses
 from bamboo_jax.net import identity as identity_lib
 
 _WORKDIR = shared_flags.define_workdir("Workdir of the run.")
@@ -41,27 +42,26 @@ def main() -> None:
       "by a store with certificates of the secret",
   )
   workdir, run = pathlib.Path(_WORKDIR.value), identity_flags.RUN.value
-  workdir.mkdir(parents=True, exist_ok=True)
   file = pathlib.Path(
       identity_flags.SECRET.value or endpoint_lib.secret_file(workdir)
   )
-  if not file.exists():
-    base.write_atomically(file, secrets.token_hex(32), mode=0o600)
-  secret = identity_lib.read_secret(str(file))
+  drawn = None if file.exists() else secrets.token_hex(32)
+  secret = drawn.encode() if drawn else identity_lib.read_secret(str(file))
   identity_lib.check_host(_HOST.value, secret=secret)
+  addresses.check_free("--port", _HOST.value, _PORT.value)
   summary = workdir / "summary.json"
-  former = _read(summary)
   with contextlib.ExitStack() as stack:
+    stack.enter_context(base.lock_folder(workdir))
+    former = _read(summary)
     folder = stack.enter_context(tempfile.TemporaryDirectory())
+    where = dict(run=run, host=_HOST.value, port=_PORT.value)
     etcd = private_etcd.PrivateEtcd(
-        pathlib.Path(folder),
-        secret=secret,
-        run=run,
-        host=_HOST.value,
-        port=_PORT.value,
+        pathlib.Path(folder), secret=secret, **where
     )
     stack.callback(etcd.close)
     etcd.wait_ready()
+    if drawn:  # Nothing is written before this.
+      base.write_atomically(file, drawn, mode=0o600)
     endpoint_lib.write(workdir, endpoint_lib.RunAddress(etcd.endpoint, run))
     print(f"etcd: {etcd.endpoint}", flush=True)
     while _read(summary) == former:

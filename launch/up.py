@@ -14,7 +14,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 
 from absl import flags
 
@@ -45,7 +44,19 @@ def main(arguments: list[str]) -> None:
     raise ValueError("Give one file of hosts: bamboo up hosts.txt ...")
   hosts = hosts_lib.parse(pathlib.Path(arguments[0]).read_text())
   workdir = pathlib.Path(_WORKDIR.value).absolute()
-  workdir.mkdir(parents=True, exist_ok=True)
+  summary = workdir / "summary.json"
+  former = summary.read_bytes() if summary.exists() else None
+  command = [sys.executable, "-m", "bamboo_jax.launch.store", "--port=0"]
+  store = subprocess.Popen(
+      [*command, f"--workdir={workdir}", f"--host={_HOST.value}"],
+      stdout=subprocess.PIPE,
+      text=True,
+      preexec_fn=children.die_with_parent,
+  )
+  assert store.stdout is not None
+  if not (said := store.stdout.readline()):  # It does not have the folder.
+    sys.exit(2)  # It has said why.
+  print(said, end="", flush=True)
   passed = cli.find_arguments(("config", "nodes"), sys.argv[1:])
   for name in config_check.find_paths(sys.argv[1:]):
     path, colon, argument = name.partition(":")
@@ -54,18 +65,6 @@ def main(arguments: list[str]) -> None:
       given = re.compile(rf"--?config(=.*)?|{re.escape(name)}")
       passed = [p for p in passed if not given.fullmatch(p)]
       passed.append(f"--config={copy}{colon}{argument}")
-  endpoint, summary = workdir / "endpoint.json", workdir / "summary.json"
-  endpoint.unlink(missing_ok=True)
-  former = summary.read_bytes() if summary.exists() else None
-  command = [sys.executable, "-m", "bamboo_jax.launch.store", "--port=0"]
-  store = subprocess.Popen(
-      [*command, f"--workdir={workdir}", f"--host={_HOST.value}"],
-      preexec_fn=children.die_with_parent,
-  )
-  while not endpoint.exists():
-    if store.poll() is not None:
-      raise base.EndedError("The store has ended.")
-    time.sleep(0.1)
   agent = [*shlex.split(_BAMBOO.value), "agent", f"--workdir={workdir}"]
   ssh = shlex.split(_SSH.value)
   hosts_lib.Fleet(hosts, ssh=ssh, agent=[*agent, *passed]).run()

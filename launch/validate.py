@@ -43,7 +43,7 @@ def main() -> None:
   setup_lib.find_first_zones(config, given.NODES.value, zones, replay)
   layers = _LAYERS.value or config.plan.profile
   run_policy.check(config, layers=layers, cluster=_CLUSTER.value)
-  workdir.mkdir(parents=True, exist_ok=True)
+  trial.check_new(workdir / "run")
   with base.lock_folder(workdir):
     provenance.write(
         workdir,

@@ -43,13 +43,16 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def write_summary(workdir: pathlib.Path, rows: Sequence[Row]) -> None:
-  """Writes `summary.csv`; its columns are the keys of the first row.
+  """Writes `summary.csv`, whose columns are the keys of the first row.
+
+  Makes the folder.
 
   Raises `ValueError` if there are no rows.
   """
   if not rows:
     raise ValueError("The config leaves no line for summary.csv.")
   text = table_lib.to_csv(rows, digits=6)
+  workdir.mkdir(parents=True, exist_ok=True)
   base.write_atomically(workdir / "summary.csv", text)
 
 

@@ -50,6 +50,7 @@ def run(
   `hearing` may ask it to save and end, see `cli.command.hearing`.
   """
   logs.use("launcher")
+  setup.check_ports()
   with base.lock_folder(setup.workdir):
     with progress_lib.ProgressLine(num_steps=config.num_steps) as progress:
       cluster_run = ClusterRun(setup, progress)
@@ -101,17 +102,18 @@ class ClusterRun:
 
     Raises `base.EndedError` without a first step or a summary.
     """
+    replay, zones = self._setup.replay, self._setup.first_zones
+    nodes = replay.first if replay else [""] * len(zones)
+    # Not with GPUs, as each process then has an environment of its own. Nodes
+    # that join later are not forked either: by then this process has threads.
+    are_copies = not self._setup.gpus and setup_lib.prepare(
+        config, self._setup.workdir
+    )
+    placed = machine.place_nodes(config, dict(base.by_node(zones)))
+    self._progress.show_text(placed.survival.render())
+    self._cluster.take_folder()  # Nothing is written before it.
+    self._setup.write_faults()
     try:
-      replay, zones = self._setup.replay, self._setup.first_zones
-      nodes = replay.first if replay else [""] * len(zones)
-      # Not with GPUs, as each process then has an environment of its own. Nodes
-      # that join later are not forked either: by then this process has threads.
-      are_copies = not self._setup.gpus and setup_lib.prepare(
-          config, self._setup.workdir
-      )
-      placed = machine.place_nodes(config, dict(base.by_node(zones)))
-      self._progress.show_text(placed.survival.render())
-      self._cluster.take_folder()
       start = functools.partial(self._start_node, is_copy=are_copies)
       names = list(map(start, zones, nodes))
       folder = shlex.quote(str(self._setup.workdir))

@@ -32,8 +32,7 @@ _LEAVE_SECS = 5.0
 class LocalCluster:
   """Starts and ends processes; none outlives this one.
 
-  Logs go to `workdir/logs`; a new `workdir/secret` is drawn. It starts an etcd
-  unless `etcd` names one, which must not know the run yet (`ValueError`).
+  Logs go to `workdir/logs`. Until `take_folder` nothing is written.
 
   Attributes:
     num_failed: Number of agents that ended with an error.
@@ -43,50 +42,56 @@ class LocalCluster:
       self, workdir: pathlib.Path, *, etcd: str | None, run: str
   ) -> None:
     self.num_failed = 0
+    self._etcd, self._run = etcd, run
     self._agents: dict[str, subprocess.Popen[bytes] | copies.Copy] = {}
     self._zones: dict[str, str] = {}  # Of started nodes.
     self._logs = workdir / "logs"
-    self._logs.mkdir(parents=True, exist_ok=True)
     self._workdir = workdir
-    endpoint_lib.remove(workdir)  # Of one that was killed.
     self._secret = endpoint_lib.secret_file(workdir)
-    self._secret.unlink(missing_ok=True)
-    self._secret.touch(mode=0o600)
-    self._secret.write_text(secrets.token_hex(32))
-    secret = identity_lib.read_secret(str(self._secret))
     self._store: private_etcd.PrivateEtcd | None = None
     self._ended: set[str] = set()
     self._fence = fence_lib.Fence(workdir)
     self._found, self._found_secs = self._fence.read(), time.monotonic()
-    if etcd is None:
-      self._store = private_etcd.PrivateEtcd(
-          workdir / "etcd", secret=secret, run=run
-      )
-      etcd = self._store.endpoint
-    self._own = identity_lib.issue(secret, run=run, role="operator", name="")
-    self._etcd, self._run = etcd, run
-    self._registry = self.connect()
-    if self._store is None and self._registry.exists():
-      raise ValueError(
-          f"There is a run {run!r} at etcd {etcd} already; give another name "
-          "with --run."
-      )
-    if self._store is not None:
-      self._store.wait_ready()
-    endpoint_lib.write(workdir, endpoint_lib.RunAddress(etcd, run))
 
   def connect(self) -> registry_lib.Registry:
     """Returns the store of the run, over a connection of its own."""
     own = self._own
+    assert self._etcd is not None, "Its etcd has not been started yet."
     etcd = etcd_lib.Etcd(self._etcd, tls=own.store, key=own.entry_key)
     return registry_lib.Registry(etcd, self._run)
 
   def take_folder(self) -> None:
-    """Takes the folder over from a run that has ended.
+    """Takes the folder over from a run that has ended, and connects the store.
 
-    Raises `ValueError` if members on other machines are still alive.
+    Draws a secret, and starts an etcd unless one was named. Raises `ValueError`
+    if members on other machines are still alive, or the named etcd knows the
+    run already, and `OSError` without an etcd; then nothing has changed.
     """
+    secret = secrets.token_hex(32)
+    self._own = identity_lib.issue(
+        secret.encode(), run=self._run, role="operator", name=""
+    )
+    if self._etcd is None:
+      private_etcd.find_binary()
+    elif self.connect().exists():
+      raise ValueError(
+          f"There is a run {self._run!r} at etcd {self._etcd} already; give "
+          "another name with --run."
+      )
     self._fence.clear(self._found, self._found_secs)
+    endpoint_lib.remove(self._workdir)  # Of one that was killed.
+    base.write_atomically(self._secret, secret, mode=0o600)
+    self._logs.mkdir(exist_ok=True)
+    if self._etcd is None:
+      self._store = private_etcd.PrivateEtcd(
+          self._workdir / "etcd", secret=secret.encode(), run=self._run
+      )
+      self._store.wait_ready()
+      self._etcd = self._store.endpoint
+    self._registry = self.connect()
+    endpoint_lib.write(
+        self._workdir, endpoint_lib.RunAddress(self._etcd, self._run)
+    )
 
   def start_agent(
       self,

@@ -35,12 +35,10 @@ def make_options(
     name: str,
     **given: Any,
 ) -> state_lib.AgentOptions:
-  """Returns the options of an agent of a run; makes the folder of its log.
+  """Returns the options of an agent of a run.
 
   `given` are fields of `state.AgentOptions` that do not follow from the others.
   """
-  logs = pathlib.Path(workdir) / "logs"
-  logs.mkdir(parents=True, exist_ok=True)
   return state_lib.AgentOptions(
       name=name,
       workdir=workdir,
@@ -53,7 +51,7 @@ def make_options(
           "workdir": str(pathlib.Path(workdir).absolute()),
           "config": config.to_dict(),
       },
-      log=str(logs / f"{name}.log"),
+      log=str(pathlib.Path(workdir) / "logs" / f"{name}.log"),
       limits=detection.DetectionLimits(**config.cluster.to_dict()),
       **given,
   )

@@ -11,10 +11,13 @@ from bamboo_jax import config as config_lib
 from bamboo_jax.cluster import detection
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.faults import random_kills
+from bamboo_jax.net import addresses
 from bamboo_jax.runtime import accelerator
 from bamboo_jax.traces import replay as trace_replay
 from bamboo_jax.traces import trace as trace_lib
 from bamboo_jax.train.setup import sizes
+
+_HOST = "127.0.0.1"  # All processes are on this machine.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Setup:
     first_zones: Zone of each initial node.
     zones: Assigned in turn to nodes that join without one.
     etcd: Host and port; None starts an etcd.
+    faults_file: Written with `faults`, for the workers; None: they have one.
     replay: Trace to replay from the first step on, if any.
     gpus: GPUs of this machine, assigned in turn.
     page_port: Port of a page on the run, 0 for a free one; None: no page.
@@ -40,6 +44,7 @@ class Setup:
   etcd: str | None
   run: str
   faults: Sequence[faults_lib.Fault] = ()
+  faults_file: pathlib.Path | None = None
   replay: trace_replay.Replay | None = None
   gpus: Sequence[str] = ()
   page_port: int | None = None
@@ -52,6 +57,19 @@ class Setup:
         zones=self.zones,
         source="--faults",
     )
+
+  def check_ports(self) -> None:
+    """Raises `ValueError` if a port of the page or of metrics is in use."""
+    if self.page_port is not None:
+      addresses.check_free("--page_port", _HOST, self.page_port)
+    if (first := self.metrics_port) is not None:
+      for port in range(first, first + len(self.first_zones)):
+        addresses.check_free("--metrics_port", _HOST, port)
+
+  def write_faults(self) -> None:
+    """Writes the file of faults, if the workers need one."""
+    if self.faults_file is not None:
+      base.write_atomically(self.faults_file, faults_lib.render(self.faults))
 
 
 def check(config: config_lib.Config, zones: Sequence[str]) -> None:
@@ -102,7 +120,7 @@ def with_random_kills(
     seed: int,
     kinds: Sequence[str],
 ) -> Setup:
-  """Returns the setup with random kills, written to a file for the workers."""
+  """Returns the setup with random kills, of which the workers read a file."""
   faults = random_kills.make_random_kills(
       num_kills,
       seed=seed,
@@ -113,10 +131,11 @@ def with_random_kills(
       zones=setup.zones,
   )
   path = setup.workdir / "random_kills.csv"
-  setup.workdir.mkdir(parents=True, exist_ok=True)
-  base.write_atomically(path, faults_lib.render(faults))
   return dataclasses.replace(
-      setup, arguments=[*setup.arguments, f"--faults={path}"], faults=faults
+      setup,
+      arguments=[*setup.arguments, f"--faults={path}"],
+      faults=faults,
+      faults_file=path,
   )
 
 

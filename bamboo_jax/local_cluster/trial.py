@@ -36,6 +36,15 @@ def run(
   return _run(arguments, workdir, is_over, timeout_secs=_START_SECS + secs)
 
 
+def check_new(workdir: pathlib.Path) -> None:
+  """Raises `ValueError` if `workdir` has a run already."""
+  if (workdir / "metrics.jsonl").exists():
+    raise ValueError(
+        f"{workdir} has a run, which would be taken for the one to measure; "
+        "remove it, or name another folder."
+    )
+
+
 def calibrate(
     arguments: Sequence[str],
     *,
@@ -61,6 +70,7 @@ def calibrate(
       secs += _APART_SECS
       num_new += 1
     secs += 2 * _LATER_SECS  # Also to boot.
+  check_new(workdir)
   trace = workdir / "trace.csv"
   workdir.mkdir(parents=True, exist_ok=True)
   trace.write_text("".join(f"{event}\n" for event in events))
@@ -97,15 +107,11 @@ def _run(
     is_over: Callable[[Sequence[jsonl.Line]], bool],
     timeout_secs: float,
 ) -> run_times.RunTimes:
+  check_new(workdir)
   workdir.mkdir(parents=True, exist_ok=True)
   command = [sys.executable, "-m", "bamboo_jax.launch.cluster", *arguments]
   command += [f"--config.num_steps={_ENDLESS}", f"--workdir={workdir}"]
   end_secs, path = time.monotonic() + timeout_secs, workdir / "metrics.jsonl"
-  if path.exists():
-    raise ValueError(
-        f"{workdir} has a run, which would be taken for the one to measure; "
-        "remove it, or name another folder."
-    )
   with open(workdir / "cluster.log", "w") as log:
     process = subprocess.Popen(command, stdout=log, stderr=log)
     try:

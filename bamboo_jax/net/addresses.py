@@ -30,3 +30,17 @@ def find(host: str, port: int, *, flags: int = 0) -> Address:
 def render(host: str, port: int) -> str:
   """Returns `host:port`, with brackets around a number of IPv6."""
   return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_free(flag: str, host: str, port: int) -> None:
+  """Raises `ValueError`, which names `flag`, if nobody may listen at a port."""
+  family, address = find(host, port)
+  with socket.socket(family) as listener:
+    # As servers do: connections that were closed just now are no obstacle.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+      listener.bind(address)
+    except OSError as error:
+      raise ValueError(
+          f"{flag}: cannot listen at {render(host, port)}: {error.strerror}."
+      ) from error

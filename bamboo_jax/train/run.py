@@ -37,6 +37,7 @@ from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import accept
 from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import job as job_lib
+from bamboo_jax.train.setup import saving
 from bamboo_jax.train.setup import sizes
 
 
@@ -86,6 +87,7 @@ def train_and_evaluate(
       due, num_nodes=num_nodes, zones=local_cohort.ZONES, source=source
   )
   job = job_lib.make_job(config, devices=_place_nodes(config, due))
+  saving.check_same(config, job.task, where.checkpoints)
   cohort = local_cohort.LocalCohort(num_nodes, seed=config.seed)
   with (
       base.lock_folder(workdir),

@@ -69,7 +69,7 @@ class ErrorsTest(FailingCase):
         "run: config.seed is 0 there, 7 here. Choose another workdir, or the "
         "former config",
     )
-    self.assertEqual([*(self.folder / "run/logs").iterdir()], [])
+    self.assertFalse((self.folder / "run/logs").exists())
 
   def test_not_an_etcd(self):
     listener = socket.create_server(("127.0.0.1", 0))

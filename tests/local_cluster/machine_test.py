@@ -17,12 +17,22 @@ class MachineTest(folders.FolderCase):
   def test_members_that_live_keep_their_folder(self, live):
     fence = fence_lib.Fence(self.folder)
     fence.create("stamp")
-    one = object.__new__(machine.LocalCluster)
-    one._fence, one._logs = fence, self.folder / "logs"
-    one._found, one._found_secs = fence.read(), time.monotonic()
+    theirs = endpoint_lib.RunAddress("https://h:1", "run")
+    endpoint_lib.write(self.folder, theirs)
+    (self.folder / "secret").write_text("theirs")
+    before = folders.read_all(self.folder)
+    one = machine.LocalCluster(self.folder, etcd=None, run="run")
+    etcd = mock.Mock(endpoint="https://h:2")
+    self.enterContext(
+        mock.patch.multiple(
+            machine.private_etcd,
+            find_binary=mock.DEFAULT,
+            PrivateEtcd=lambda *unused_args, **unused_flags: etcd,
+        )
+    )
 
     def sleep(secs):
-      self.assertBetween(secs, 3.5, 4.0)
+      self.assertBetween(secs, 0.0, 4.0)
       if live:
         fence.beat("stamp")
 
@@ -32,9 +42,12 @@ class MachineTest(folders.FolderCase):
             ValueError, "Members of a run are alive in "
         ):
           one.take_folder()
-      else:
-        one.take_folder()
-    self.assertEqual(fence.read()[0] is not None, live)
+        self.assertEqual(folders.read_all(self.folder), before)
+        return
+      one.take_folder()
+    self.assertIsNone(fence.read().claim)
+    self.assertEqual(endpoint_lib.read(self.folder).etcd, "https://h:2")
+    self.assertNotEqual((self.folder / "secret").read_text(), "theirs")
 
   @parameterized.named_parameters(
       ("killed", -9, "", "Node n1: its agent was killed by SIGKILL."),

@@ -45,6 +45,7 @@ class WorkerProcess:
 
   async def start(self, command: Sequence[str], *, log: str) -> None:
     """Starts `command` with its socket's number appended; logs to `log`."""
+    os.makedirs(os.path.dirname(log), exist_ok=True)
     if self._spare is not None:
       ours = self._spare.socket
       self._process = self._spare.start(command, log=log)

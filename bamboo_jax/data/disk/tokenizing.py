@@ -115,14 +115,20 @@ def run(
     yield progress
     write = functools.partial(_write_part, task, out)
     given = ([parts[n] for n in missing], missing)
-    for num_documents, num_tokens in _map(write, *given, num_workers):
-      progress = TokenizingProgress(
-          len(parts),
-          progress.num_finished + 1,
-          progress.num_documents + num_documents,
-          progress.num_tokens + num_tokens,
-      )
-      yield progress
+    try:
+      for num_documents, num_tokens in _map(write, *given, num_workers):
+        progress = TokenizingProgress(
+            len(parts),
+            progress.num_finished + 1,
+            progress.num_documents + num_documents,
+            progress.num_tokens + num_tokens,
+        )
+        yield progress
+    except base.DataError:
+      if not any(out.glob("*.idx")):  # Other flags may still be right.
+        for file in (out / FACTS, *out.glob("*.tmp")):
+          file.unlink(missing_ok=True)
+      raise
 
 
 def check_facts(out: pathlib.Path, facts: dict[str, Any]) -> None:

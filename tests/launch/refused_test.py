@@ -1,0 +1,175 @@
+"""Commands that are refused leave the folder of a run as it was."""
+
+import fcntl
+import socket
+
+from absl.testing import parameterized
+
+from tests import folders
+from tests.launch import commands
+
+_TRAIN = "--config=tests/tiny.py"
+_RUN = "--workdir={run}"
+_SIM = ("simulate", "--config=configs/sim/compare.py:quick", _RUN)
+_AWAY = "127.0.0.1:9"
+_VALIDATE = (
+    *("validate", "--config=configs/validate.py:1x2", _RUN),
+    "--trace=configs/validate_1x2.csv",
+)
+# Files of a run, and of what else may be in such a folder.
+_FILES = (
+    *("checkpoints/note", "cluster.log", "config.py", "etcd/data/note"),
+    *("failures.log", "layers.json", "logs/n0.log", "metrics.jsonl"),
+    *("plain.log", "provenance.json", "random_kills.csv", "run/metrics.jsonl"),
+    *("summary.json", "trace.csv"),
+)
+
+
+class RefusedTest(folders.FolderCase):
+
+  def setUp(self):
+    super().setUp()
+    run = self.folder / "run"
+    for name in _FILES:
+      (run / name).parent.mkdir(parents=True, exist_ok=True)
+      (run / name).write_text("former")
+    (run / "secret").touch(mode=0o600)
+    (run / "secret").write_text("0123456789abcdef" * 4)
+    endpoint = f'{{"etcd": "https://{_AWAY}", "run": "run"}}\n'
+    (run / "endpoint.json").write_text(endpoint)
+    (self.folder / "hosts.txt").write_text("host\n")
+    (self.folder / "records.jsonl").write_text('{"text": "a"}\n')
+    self.taken = self.enterContext(socket.create_server(("127.0.0.1", 0)))
+
+  def refuse(self, command, *arguments):
+    """Runs a command; returns the only line of its error."""
+    port = self.taken.getsockname()[1]
+    names = dict(run=self.folder / "run", root=self.folder, port=port)
+    given = [argument.format(**names) for argument in arguments]
+    before = folders.read_all(self.folder)
+    done = commands.fork("-m", f"launch.{command}", *given)
+    self.assertEqual(folders.read_all(self.folder), before)
+    self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
+    self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+    return done.stderr
+
+  # Each starts Python, and some import what they run: up to 2 s.
+  @parameterized.named_parameters(
+      (
+          "cluster_kinds",
+          ("cluster", _TRAIN, _RUN, "--random_kills=2", "--kinds=kil"),
+          "did you mean 'kill'",
+      ),
+      (
+          "cluster_model",
+          ("cluster", _TRAIN, _RUN, "--config.model.options.num_block=2"),
+          "did you mean 'num_blocks'",
+      ),
+      (
+          "cluster_etcd",
+          ("cluster", _TRAIN, _RUN, f"--etcd={_AWAY}"),
+          f"Cannot reach etcd at {_AWAY}",
+      ),
+      (
+          "cluster_page",
+          ("cluster", _TRAIN, _RUN, "--page_port={port}"),
+          "--page_port: cannot listen at 127.0.0.1:.*: Address already in use",
+      ),
+      (
+          "cluster_metrics",
+          ("cluster", _TRAIN, _RUN, "--metrics_port={port}"),
+          "--metrics_port: cannot listen at 127.0.0.1:.*: Address already",
+      ),
+      (
+          "agent_store_away",
+          ("agent", _TRAIN, _RUN, "--name=n0"),
+          f"Cannot reach etcd at {_AWAY}",
+      ),
+      (
+          "agent_no_workdir",
+          ("agent", _TRAIN, "--workdir={run}/no", "--name=n0"),
+          "No cluster runs in .*/no: there is no endpoint.json",
+      ),
+      (
+          "agent_etcd_away",
+          (
+              *("agent", _TRAIN, "--workdir={run}/no", "--name=n0"),
+              f"--etcd={_AWAY}",
+          ),
+          f"Cannot reach etcd at {_AWAY}",
+      ),
+      (
+          "store_port",
+          ("store", _RUN, "--port={port}"),
+          "--port: cannot listen at 127.0.0.1:.*: Address already in use",
+      ),
+      (
+          "store_host",
+          ("store", "--workdir={run}/no", "--host=8.8.8.8"),
+          "a private network only, got '8.8.8.8'",
+      ),
+      (
+          "up",
+          ("up", "{root}/hosts.txt", _TRAIN, _RUN, "--host=8.8.8.8"),
+          "a private network only, got '8.8.8.8'",
+      ),
+      (
+          "simulate",
+          (*_SIM, "--config.sweep.num_seeds=0"),
+          "config.sweep.num_seeds must be from 1, got 0",
+      ),
+      ("simulate_merge", (*_SIM, "--merge=2"), "Shards are not complete: 1/2"),
+      (
+          "quickstart",
+          ("quickstart", _RUN, "--faults=/no.csv"),
+          "/no.csv: No such file",
+      ),
+      ("validate", _VALIDATE, "/run/run has a run, which would be taken for"),
+      (
+          "profile",
+          ("profile", _TRAIN, "--cluster", "--out={root}/run.json"),
+          "/run has a run, which would be taken for",
+      ),
+      (
+          "tokenize",
+          (
+              "tokenize",
+              "--path={root}/records.jsonl",
+              "--field=a",
+              "--out={run}",
+          ),
+          "Unknown field 'a'. Allowed: text",
+      ),
+      (
+          "convert",
+          ("convert", "--from=hf", "--model=gpt2", "--path=/no", "--out={run}"),
+          "Cannot read /no/config.json",
+      ),
+      (
+          "trace",
+          ("trace", "show", "/no.csv", "--events={run}/trace.csv"),
+          "/no.csv: No such file",
+      ),
+      (
+          "report",
+          ("report", "--workdir={run}/no"),
+          "There is no run in .*/no: no metrics.jsonl",
+      ),
+  )
+  def test_a_mistake(self, arguments, message):
+    self.assertRegex(self.refuse(*arguments), message)
+
+  @parameterized.parameters(
+      ("cluster", _TRAIN, "--random_kills=2"),
+      ("train", _TRAIN),
+      ("store", "--port=0"),
+      ("up", "{root}/hosts.txt", _TRAIN, "--host=127.0.0.1"),
+      ("quickstart",),
+  )
+  def test_a_folder_in_use(self, command, *arguments):
+    with open(self.folder / "run" / ".lock", "w") as lock:
+      fcntl.flock(lock, fcntl.LOCK_EX)
+      lock.write("process 7 on h")
+      lock.flush()
+      said = self.refuse(command, _RUN, *arguments)
+    self.assertIn("/run is in use by process 7 on h. Name another", said)
