@@ -17,7 +17,6 @@ import dataclasses
 import functools
 import hashlib
 import math
-import os
 import pathlib
 from typing import Any
 
@@ -27,6 +26,7 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.base import extras
 from bamboo_jax.data import draws
+from bamboo_jax.data import folders
 from bamboo_jax.data import samples
 
 ON_CORRUPT = ("skip", "stop")
@@ -195,21 +195,29 @@ def _read(
 def _find_classes(path: str) -> dict[str, list[pathlib.Path]]:
   """Returns the images of each class, sorted."""
   root = pathlib.Path(path).expanduser()
-  try:
-    folders = sorted(f for f in root.iterdir() if f.is_dir())
-  except OSError as error:
-    raise base.DataError(f"Cannot read {root}: {error.strerror}.") from error
-  if not folders:
-    raise base.DataError(f"There is no folder of a class in {root}.")
-  classes = {}
-  for folder in folders:
-    names = [n for n in os.listdir(folder) if n.lower().endswith(_SUFFIXES)]
-    if not names:
+  classes: dict[str, list[pathlib.Path]] = {}
+  left_out = []
+  for entry in folders.list_folder(root):
+    if folders.is_hidden(entry.name) or not entry.is_dir():
+      left_out.append(entry.name)
+      continue
+    names = [e.name for e in folders.list_folder(pathlib.Path(entry))]
+    images = [name for name in names if _is_image(name)]
+    left_out += [f"{entry.name}/{n}" for n in names if not _is_image(n)]
+    if not images:
       raise base.DataError(
-          f"The class folder {folder} has no image {', '.join(_SUFFIXES)}."
+          f"The class folder {root / entry.name} has no image "
+          f"{', '.join(_SUFFIXES)}."
       )
-    classes[folder.name] = [folder / name for name in sorted(names)]
+    classes[entry.name] = [root / entry.name / name for name in images]
+  if not classes:
+    raise base.DataError(f"There is no folder of a class in {root}.")
+  folders.warn_of(path, left_out)
   return classes
+
+
+def _is_image(name: str) -> bool:
+  return name.lower().endswith(_SUFFIXES) and not folders.is_hidden(name)
 
 
 def _list_images(classes: Mapping[str, Sequence[pathlib.Path]]) -> Images:

@@ -188,6 +188,72 @@ class FormatsTest(FilesCase):
     names = [entry.name for entry in source.manifest.entries]
     self.assertEqual(names, ["a.txt", "b.txt"])
 
+  def test_hidden_and_linked_folders(self):
+    """Each file is read once, whatever links to its folder."""
+    self.write("e/c.txt", "c")
+    for name in ("a.txt", "b/b.txt", ".git/x", "b/.ipynb_checkpoints/b.txt"):
+      self.write(f"d/{name}", name[0])
+    self.write("g/a.txt", "a")
+    self.write("g/.b/a.txt", "a")
+    links = {"d/0": "d/b", "d/b/up": "d", "d/b/z": "e", "d/z": "e", "d/y": "no"}
+    links["g/up"] = "g"
+    for link, target in links.items():
+      (self.folder / link).symlink_to(self.folder / target)
+    for name, want, left_out in (
+        (
+            "d",
+            ["a.txt", "b/b.txt", "z/c.txt"],
+            [".git", "y (no file)", "b/.ipynb_checkpoints and 3 more"],
+        ),
+        ("g/**/*.txt", ["a.txt"], ["g/up/a.txt (links to the rest)", "and 37"]),
+        ("d/b/.ipynb_checkpoints", ["b.txt"], []),
+        (
+            "d/0",
+            ["b.txt", "z/c.txt"],
+            [".ipynb_checkpoints", "up (links to the rest)"],
+        ),
+    ):
+      with self.subTest(name), self.assertLogs("absl") as logs:
+        source = self.make(name, length=1)
+      names = [entry.name for entry in source.manifest.entries]
+      self.assertEqual(names, want)
+      lines = [m for m in logs.output if "Not read of" in m]
+      self.assertLen(lines, bool(left_out))
+      for part in left_out:
+        self.assertIn(part, lines[0])
+
+  def test_other_kinds_in_a_folder_are_named(self):
+    self.write("d/a.txt", "abc")
+    self.write("d/b/c.md", "abc")
+    for name, content, line in (
+        (
+            "m.json",
+            b'{"text": "abcd"}\n',
+            "2 files of other kinds than m.json,",
+        ),
+        ("t.bin", np.arange(9, dtype="<u2"), "3 files of other kinds than t"),
+    ):
+      self.write(f"d/{name}", content)
+      with self.assertLogs("absl", "WARNING") as logs:
+        source = self.make("d")
+      self.assertEqual([*source.fingerprint["files"]], [name])
+      self.assertRegex(
+          logs.output[0], f"{line}.* as a.txt .*'{self.folder}/d/\\*.txt' reads"
+      )
+
+  def test_a_folder_that_cannot_be_read(self):
+    self.write("d/a.txt", "abc")
+    self.write("d/b/c.txt", "abc")
+    scan = os.scandir
+
+    def refuse(path):
+      if str(path).endswith("/b"):
+        raise PermissionError(13, "Permission denied", str(path))
+      return scan(path)
+
+    with mock.patch.object(os, "scandir", refuse):
+      self.refuses("Cannot read .*/d/b: Permission denied", "d")
+
   def test_lines_without_a_suffix(self):
     self.write_rows("wiki_00", {"text": "abcd"})
     self.assertEqual(self.epoch(self.make("wiki_00"))["inputs"], [[*b"abcd"]])

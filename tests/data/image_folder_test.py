@@ -124,6 +124,21 @@ class ImageFolderTest(parameterized.TestCase):
     with self.assertRaisesRegex((ValueError, base.DataError), message):
       self.make(**options)
 
+  def test_hidden_folders_are_no_classes(self):
+    want = self.make().fingerprint
+    for name in (".ipynb_checkpoints", "cat/deeper"):
+      (self.root / name).mkdir()
+      self.write(f"{name}/0.png", color=(1, 2, 3))
+    self.write("cat/.0.png", color=(1, 2, 3))
+    self.write("above.png", color=(1, 2, 3))
+    with self.assertLogs("absl", "WARNING") as logs:
+      self.assertEqual(self.make().fingerprint, want)
+    self.assertIn(
+        f"Not read of {self.root}: .ipynb_checkpoints, above.png, cat/.0.png "
+        "and 1 more.",
+        logs.output[0],
+    )
+
   def test_a_class_without_images(self):
     (self.root / "emu").mkdir()
     with self.assertRaisesRegex(base.DataError, "class folder .*emu has no"):

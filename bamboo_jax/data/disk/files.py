@@ -19,6 +19,7 @@ from absl import logging
 
 from bamboo_jax import base
 from bamboo_jax.data import corpus
+from bamboo_jax.data import folders
 from bamboo_jax.data import mixture
 from bamboo_jax.data import samples
 from bamboo_jax.data import vocabularies
@@ -113,7 +114,7 @@ def find_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
   """Returns the data at a path or pattern, with names relative to its root.
 
   Of a folder: its files of tokens; or else its records; or else all its files,
-  as texts.
+  as texts. What is left out is logged.
 
   Raises `base.MissingFileError` if there is none.
   """
@@ -122,21 +123,23 @@ def find_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
   if documents_lib.is_hub_dataset(root):
     return [(root.name, root)]
   if root.is_dir():
-    found = [
-        p
-        for p in sorted(root.rglob("*"))
-        if p.is_file() and not p.relative_to(root).as_posix().startswith(".")
-    ]
-    found = [p for p in found if p.suffix != ".idx" and p.name[0] != "."]
-    for is_kind in (lambda p: p.suffix in _TOKENS, documents_lib.is_records):
-      if some := [p for p in found if is_kind(p)]:
-        found = some
-        break
+    found, left_out = folders.list_files(root)
+    found, others = _pick_kind(found)
+    if others:
+      left_out = [
+          f"{len(others)} files of other kinds than {found[0].name}, as "
+          f"{others[0].relative_to(root)} (a pattern such as "
+          f"'{root}/*{others[0].suffix}' reads them)",
+          *left_out,
+      ]
   else:
-    found = [
+    every = [
         pathlib.Path(p) for p in sorted(glob.glob(pattern, recursive=True))
     ]
-    found = [p for p in found if p.is_file() or documents_lib.is_hub_dataset(p)]
+    every = [p for p in every if p.is_file() or documents_lib.is_hub_dataset(p)]
+    found = folders.drop_repeated(every)
+    others = sorted({*every} - {*found})
+    left_out = [f"{path} (links to the rest)" for path in others]
     while glob.has_magic(str(root)) or not root.is_dir():
       root = root.parent
   if not found:
@@ -146,7 +149,23 @@ def find_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
     else:
       hint = base.hint_at(name, os.listdir(folder or "."))
     raise base.MissingFileError(f"No file matches {given!r}{hint}", given)
+  folders.warn_of(given, left_out)
   return [(path.relative_to(root).as_posix(), path) for path in found]
+
+
+def _pick_kind(
+    paths: list[pathlib.Path],
+) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
+  """Returns the files of the first kind that there is, and the others.
+
+  Files that belong to those of tokens are in neither.
+  """
+  paths = [p for p in paths if p.suffix != ".idx"]
+  for is_kind in (lambda p: p.suffix in _TOKENS, documents_lib.is_records):
+    if chosen := [p for p in paths if is_kind(p)]:
+      others = {*paths} - {*chosen}
+      return chosen, sorted(p for p in others if p.name != tokenizing.FACTS)
+  return paths, []
 
 
 def _parse_weights(text: str) -> dict[str, float] | None:
