@@ -2,8 +2,9 @@
 
 A fault of the folder costs time, never a run: a torn, damaged or foreign entry
 counts as absent, and a full or read-only disk is reported once. Entries are
-machine code, so the folder must belong to this user or root and must not be
-writable by others.
+machine code, so the folder and each entry must belong to this user or root and
+must not be writable by others: where others may write to the parent folder,
+they can put another folder in its place at any time.
 
 If several processes want the same program at once, one compiles it:
 
@@ -71,11 +72,16 @@ class ProgramFolder:
       return None
     path = self._path / f"{key}{_ENTRY}"
     try:
-      content = path.read_bytes()
+      with open(path, "rb") as file:
+        danger = _find_danger(os.fstat(file.fileno()))
+        content = b"" if danger else file.read()
     except FileNotFoundError:
       return None
     except OSError as error:
       self._warn("cannot be read", error.strerror)
+      return None
+    if danger:
+      self.reject(key, danger)
       return None
     with contextlib.suppress(OSError):
       os.utime(path)  # Marks it as used.
@@ -149,7 +155,7 @@ def _seal(key: str, data: bytes) -> bytes:
 
 
 def _find_danger(status: os.stat_result) -> str | None:
-  """Returns a reason to distrust a folder with this status; None if safe."""
+  """Returns a reason to distrust a file or folder; None if it is safe."""
   if status.st_uid not in (0, os.geteuid()):
     return f"it belongs to another user, {status.st_uid}"
   if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -5,10 +5,12 @@ import os
 import pathlib
 import tempfile
 
+from absl.testing import absltest
 from absl.testing import parameterized
 
 from bamboo_jax.runtime.executables import program_folder as folder_lib
 from tests import limits
+from tests import strangers
 
 _KEY, _OTHER = "aa11", "bb22"
 _DATA = bytes(range(256))
@@ -68,6 +70,31 @@ class FolderTest(parameterized.TestCase):
       folder.write(_OTHER, _DATA)
     self.assertRegex(logs.output[0], r"others may write to it; chmod go-w")
     self.assertFalse(self.entry(_OTHER).exists())
+
+  @parameterized.parameters(0o664, 0o646)
+  def test_others_may_exchange_it(self, mode):
+    """Their folder is in its place, with a file that they could write."""
+    folder = folder_lib.ProgramFolder(self.path)
+    folder.write(_KEY, _DATA)
+    self.assertEqual(folder.read(_KEY), _DATA)
+    self.path.rename(self.path.with_name("c"))
+    self.path.mkdir()
+    self.entry(_KEY).write_bytes(
+        (self.path.with_name("c") / "aa11.xla").read_bytes()
+    )
+    self.entry(_KEY).chmod(mode)
+    with self.assertLogs(level="WARNING") as logs:
+      self.assertIsNone(folder.read(_KEY))
+    self.assertRegex(logs.output[0], "aa11.xla, others may write to it")
+
+  @absltest.skipUnless(os.geteuid() == 0, "needs root")
+  def test_an_entry_of_another_user(self):
+    folder = folder_lib.ProgramFolder(self.path)
+    folder.write(_KEY, _DATA)
+    os.chown(self.entry(_KEY), strangers.NOBODY, strangers.NOBODY)
+    with self.assertLogs(level="WARNING") as logs:
+      self.assertIsNone(folder.read(_KEY))
+    self.assertRegex(logs.output[0], "aa11.xla, it belongs to another user")
 
   def test_belongs_to_another_user(self):
     self.path.mkdir(parents=True)
