@@ -5,7 +5,9 @@
 Times are UTC. The step is the last one that this process knows to be committed.
 """
 
+from collections.abc import Callable
 import logging as std_logging
+import threading
 import time
 
 from absl import logging
@@ -34,6 +36,44 @@ def note_step(step: int) -> None:
 def last_step() -> int:
   """Returns the number of the last `note_step`."""
   return _step
+
+
+class Sparing:
+  """Warns of what strangers can cause at will, so that they fill no disk.
+
+  After the first lines there is one for each `every_secs`, with the number of
+  those that are missing; thread-safe.
+  """
+
+  def __init__(
+      self,
+      *,
+      num_first: int = 10,
+      every_secs: float = 10.0,
+      clock: Callable[[], float] = time.monotonic,
+  ) -> None:
+    self._num_free, self._every_secs = num_first, every_secs
+    self._clock, self._next_secs = clock, 0.0
+    self._num_missing = 0
+    self._lock = threading.Lock()
+
+  @logging.skip_log_prefix
+  def warn(self, text: str, *values: object) -> None:
+    """Logs a warning, or counts it as missing."""
+    with self._lock:
+      now = self._clock()
+      if not self._num_free and now < self._next_secs:
+        self._num_missing += 1
+        return
+      self._num_free = max(0, self._num_free - 1)
+      self._next_secs = now + self._every_secs
+      if self._num_missing:
+        text, values = text + " (%d such lines before)", (
+            *values,
+            self._num_missing,
+        )
+        self._num_missing = 0
+    logging.warning(text, *values)
 
 
 class _Formatter(std_logging.Formatter):

@@ -12,6 +12,7 @@ import socket
 
 from absl import logging
 
+from bamboo_jax.base import logs
 from bamboo_jax.net import addresses
 from bamboo_jax.net import identity as identity_lib
 
@@ -50,6 +51,7 @@ class Door:
     self._identity = identity
     self._guide = guide
     self._strangers: dict[asyncio.Task[None], None] = {}  # The oldest first.
+    self._refusals = logs.Sparing()
     self._tasks: set[asyncio.Task[None]] = set()
     self._accepting: asyncio.Task[None] | None = None
 
@@ -130,7 +132,7 @@ class Door:
         )
         stack.pop_all()
     except (OSError, TimeoutError) as error:
-      _log_refusal(address, error)
+      self._log_refusal(address, error)
       return
     finally:
       if task := asyncio.current_task():
@@ -141,7 +143,11 @@ class Door:
         self._identity.check(writer.get_extra_info("ssl_object"), "agent")
         await self._guide(reader, writer)
       except (OSError, ValueError, EOFError, TimeoutError) as error:
-        _log_refusal(address, error)
+        self._log_refusal(address, error)
+
+  def _log_refusal(self, address: object, error: Exception) -> None:
+    said = str(error) or type(error).__name__
+    self._refusals.warn("Refused a connection from %s: %s", address, said)
 
 
 def ease(connection: socket.socket) -> None:
@@ -151,8 +157,3 @@ def ease(connection: socket.socket) -> None:
       connection.setsockopt(*option, value)
     except PermissionError as error:  # The machine does not allow it.
       logging.log_first_n(logging.INFO, "Option %s: %s", 1, option, error)
-
-
-def _log_refusal(address: object, error: Exception) -> None:
-  said = str(error) or type(error).__name__
-  logging.warning("Refused a connection from %s: %s", address, said)

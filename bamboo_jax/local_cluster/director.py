@@ -16,9 +16,8 @@ import threading
 import time
 from typing import Any
 
-from absl import logging
-
 from bamboo_jax import base
+from bamboo_jax.base import logs
 from bamboo_jax.cluster import frames
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import machine
@@ -73,6 +72,7 @@ class Director:
     self._done: set[int] = set()
     self._names: set[str] = set()  # Of all workers that ever connected.
     self._names_by_join: dict[int, int] = {}  # Number of names from then on.
+    self._refusals = logs.Sparing()
     self._lock = threading.RLock()
     self._server = socket.socket(socket.AF_UNIX)
     self._server.bind("")
@@ -147,7 +147,7 @@ class Director:
     while True:
       connection, _ = self._server.accept()
       if _user(connection) != os.getuid():
-        logging.warning("Refused user %d.", _user(connection))
+        self._refusals.warn("Refused user %d.", _user(connection))
         connection.close()
         continue
       threading.Thread(

@@ -201,6 +201,12 @@ def check_host(host: str, *, secret: bytes) -> None:
         "it without brackets and without a port, as 10.0.0.7 or fd00::7."
     ) from error
   address = getattr(address, "ipv4_mapped", None) or address
+  if address.is_unspecified:
+    raise ValueError(
+        f"--host={host} is all addresses of this machine, and others need one "
+        "to connect to. Give the one that all nodes reach, such as 10.0.0.7: "
+        "`hostname -I` lists them."
+    )
   if address.version == 6 and address.is_link_local:
     raise ValueError(
         f"--host={host} is an address of one link only. Give one that all "

@@ -6,6 +6,8 @@ import sys
 
 from absl.testing import absltest
 
+from bamboo_jax.base import logs as logs_lib
+
 _LOG = """
 import logging as std_logging
 from absl import app, logging
@@ -53,6 +55,23 @@ class LogsTest(absltest.TestCase):
         ],
     )
     self.assertEqual(said[-1], "ValueError: cause")
+
+  def test_strangers_fill_no_disk(self):
+    now_secs = 0.0
+    warnings = logs_lib.Sparing(
+        num_first=2, every_secs=10.0, clock=lambda: now_secs
+    )
+    with self.assertLogs("absl", "WARNING") as logs:
+      for now_secs in (0.0, 1.0, 2.0, 9.0, 10.9, 11.0, 11.1, 30.0):
+        warnings.warn("at %d", now_secs)
+    self.assertEqual(
+        [record.getMessage() for record in logs.records],
+        [
+            *("at 0", "at 1", "at 11 (3 such lines before)"),
+            "at 30 (1 such lines before)",
+        ],
+    )
+    self.assertEqual(logs.records[0].filename, "logs_test.py")
 
 
 if __name__ == "__main__":

@@ -29,8 +29,10 @@ class SecretTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ("127.0.0.1", b"", ""),
-      ("0.0.0.0", b"", "loopback interface only"),
-      ("0.0.0.0", b"sixteen bytes at", ""),
+      ("10.1.2.3", b"", "loopback interface only"),
+      ("0.0.0.0", b"", "--host=0.0.0.0 is all addresses .* such as 10.0.0.7"),
+      ("0.0.0.0", b"sixteen bytes at", "is all addresses of this machine"),
+      ("::", b"sixteen bytes at", "is all addresses of this machine"),
       ("10.1.2.3", b"sixteen bytes at", ""),
       ("8.8.8.8", b"sixteen bytes at", "a private network only, got '8.8.8.8'"),
       ("::1", b"", ""),
@@ -179,6 +181,16 @@ class DoorTest(parameterized.TestCase):
       return await reader.read()
     finally:
       writer.close()
+
+  def test_strangers_fill_no_log(self):
+    async def scenario(port, heard):
+      for _ in range(100):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.close()
+      # It comes after them.
+      self.assertEqual(await self.call(port, issue(name="n1")), b"welcome")
+
+    self.assertLess(self.run_door(scenario).count("Refused"), 20)
 
   @parameterized.parameters(
       (dict(secret=b"x"), "ConnectionReset|TLSV1_ALERT_UNKNOWN_CA"),

@@ -1,13 +1,23 @@
 """The state of an agent as metrics for Prometheus, on a port of its own."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+import contextlib
+import socket
+import socketserver
+import sys
+import threading
+from typing import Any, NamedTuple
+from wsgiref import simple_server
 
 import prometheus_client
 from prometheus_client import core
 from prometheus_client import registry as registry_lib
 
 from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.net import addresses
+
+_MAX_CALLERS = 16
+_PATIENCE_SECS = 5.0  # With a caller that says nothing.
 
 
 class Sample(NamedTuple):
@@ -73,7 +83,52 @@ def serve(
   """
   registry = prometheus_client.CollectorRegistry()
   registry.register(_Collector(state))
-  server, _ = prometheus_client.start_http_server(
-      port, addr=host, registry=registry
-  )
+  address = addresses.find(host, port)
+  server = _Server(address)
+  server.set_app(prometheus_client.make_wsgi_app(registry))
+  threading.Thread(
+      target=server.serve_forever, name="metrics", daemon=True
+  ).start()
   return server.server_port
+
+
+class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
+  """A thread for each caller; if there are too many, the oldest has to go."""
+
+  daemon_threads = True
+  request_queue_size = 512
+
+  def __init__(self, address: addresses.Address) -> None:
+    self.address_family = address.family
+    self._callers: dict[Any, None] = {}  # The oldest first.
+    self._lock = threading.Lock()
+    super().__init__(address.parts[:2], _Handler)
+
+  def process_request(self, request: Any, client_address: Any) -> None:
+    """Starts a thread that answers."""
+    with self._lock:
+      self._callers[request] = None
+      if len(self._callers) > _MAX_CALLERS:
+        oldest = next(iter(self._callers))
+        del self._callers[oldest]
+        with contextlib.suppress(OSError):  # It has just gone.
+          oldest.shutdown(socket.SHUT_RDWR)
+    super().process_request(request, client_address)
+
+  def shutdown_request(self, request: Any) -> None:
+    """Ends a connection."""
+    with self._lock:
+      self._callers.pop(request, None)
+    super().shutdown_request(request)
+
+  def handle_error(self, request: Any, client_address: Any) -> None:
+    """Logs nothing of a caller that has gone, or says nothing."""
+    if not isinstance(sys.exc_info()[1], OSError):
+      super().handle_error(request, client_address)
+
+
+class _Handler(simple_server.WSGIRequestHandler):
+  timeout = _PATIENCE_SECS
+
+  def log_message(self, format: str, *args: Any) -> None:
+    """Logs nothing: anybody may call."""

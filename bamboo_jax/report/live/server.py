@@ -30,6 +30,7 @@ _PAUSE_SECS = 0.1  # Between two events.
 _PAUSES = {"rows": 2.0, "curve": 0.5, "time": 0.5, "events": 0.5}
 _STOP_SECS = 2.0  # For the thread to end with the process.
 _HOST = "127.0.0.1"
+_MAX_CONNECTIONS = 64
 
 Read = Callable[[], dict[str, Any]]
 Act = Callable[[str, str], None]
@@ -65,7 +66,9 @@ def start(
     listener.close()
     raise OSError(error.errno, f"port {port}: {error.strerror}.") from error
   # Of pure Python: a thread in uvloop may crash the process as it exits.
-  plain = dict(loop="asyncio", http="h11", lifespan="off", log_config=None)
+  plain = dict(loop="asyncio", http=_make_protocol(), lifespan="off")
+  plain["log_config"] = None
+  logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # Not strangers.
   server = uvicorn.Server(uvicorn.Config(app, **plain))
   done = threads.call_beside(server.run, [listener], name="page")
 
@@ -77,6 +80,31 @@ def start(
 
   atexit.register(stop)
   return f"http://{_HOST}:{listener.getsockname()[1]}/#token={token}"
+
+
+def _make_protocol() -> type:
+  """Returns the protocol of a connection; idle ones use up no files."""
+  h11 = extras.load(
+      "uvicorn.protocols.http.h11_impl", extra="page", what="A page"
+  )
+  opened: dict[Any, None] = {}  # The oldest first.
+
+  class Protocol(h11.H11Protocol):  # type: ignore[misc]
+
+    def connection_made(self, transport: Any) -> None:
+      super().connection_made(transport)
+      opened[self] = None
+      if len(opened) > _MAX_CONNECTIONS:
+        idle = (p for p in opened if not p.cycle or p.cycle.response_complete)
+        one = next(idle)  # This one, if all others are being answered.
+        del opened[one]
+        one.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+      opened.pop(self, None)
+      super().connection_lost(exc)
+
+  return Protocol
 
 
 class _Latest:

@@ -24,6 +24,7 @@ from absl import logging
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.base import logs
 from bamboo_jax.runtime.wire import endpoints
 from bamboo_jax.runtime.wire import frame as frame_lib
 from bamboo_jax.runtime.wire import peer as peer_lib
@@ -75,6 +76,7 @@ class Transport:
     self._removed: dict[base.NodeId, str] = {}
     self._addresses: dict[base.NodeId, str] = {}
     self._strangers: dict[socket.socket, None] = {}  # The oldest first.
+    self._rejections = logs.Sparing()
     self._open: dict[int, OpenWait] = {}  # By thread.
     self._is_closed = False
     for target in (self._accept, self._tick):
@@ -239,7 +241,7 @@ class Transport:
         base.PeerRemovedError,
         frame_lib.ProtocolError,
     ) as error:
-      logging.warning(
+      self._rejections.warn(
           *("Node %d at %s rejects %s: %s.", self._me, self.address),
           *(caller, error),
       )

@@ -1,6 +1,7 @@
 """An agent's metrics, as Prometheus reads them."""
 
 import socket
+import threading
 import types
 import urllib.request
 
@@ -9,6 +10,7 @@ from absl.testing import absltest
 from bamboo_jax.cluster.agent import exporter
 from bamboo_jax.cluster.agent.knowledge import roster as roster_lib
 from tests import members
+from tests import strangers
 
 
 def state(**status):
@@ -47,6 +49,20 @@ class ExporterTest(absltest.TestCase):
     )
     known.append(state())
     self.assertLen(read(), 4)
+
+  def test_idle_callers(self):
+    """They use up neither threads nor files, and lock nobody out."""
+    port = exporter.serve(0, host="127.0.0.1", state=state)
+    before = threading.active_count()
+    idle = strangers.hold(port, 100)
+    for caller in idle:
+      self.addCleanup(caller.close)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
+      self.assertIn("bamboo_view", answer.read().decode())
+    for caller in idle[:80]:
+      caller.settimeout(20)
+      self.assertEqual(caller.recv(1), b"")
+    self.assertLess(threading.active_count() - before, 20)
 
   def test_a_port_in_use(self):
     with socket.socket() as other:

@@ -10,6 +10,7 @@ from absl.testing import absltest
 
 from bamboo_jax.report.live import document
 from bamboo_jax.report.live import server
+from tests import strangers
 
 _TOKEN = server.make_token("a secret")
 
@@ -69,6 +70,24 @@ class ServerTest(absltest.TestCase):
     self.address = no_buttons
     status, _ = self.ask("act", content={"kind": "kill", "node": "n1"})
     self.assertEqual((status, self.acted), (404, []))
+
+  def test_idle_connections(self):
+    """They use up no files, and lock nobody out."""
+    port = int(self.address.partition("/#")[0].rpartition(":")[2])
+    idle = strangers.hold(port, 150)
+    for connection in idle:
+      self.addCleanup(connection.close)
+    self.assertEqual(self.ask("value")[0], 200)
+    for connection in idle[:80]:
+      connection.settimeout(20)
+      self.assertEqual(connection.recv(1), b"")
+
+  def test_strangers_fill_no_log(self):
+    host, port = self.address.partition("/#")[0].rpartition("/")[2].split(":")
+    with self.assertNoLogs(level="WARNING"):
+      with socket.create_connection((host, int(port)), 20) as stranger:
+        stranger.sendall(b"no request\r\n\r\n")
+        self.assertStartsWith(stranger.recv(100), b"HTTP/1.1 400")
 
   def test_a_port_in_use(self):
     with socket.socket() as other:

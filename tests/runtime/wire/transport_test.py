@@ -338,6 +338,20 @@ class TransportTest(parameterized.TestCase):
     self.assertRegex("".join(logs.output), message)
     self.assertIn(f"Node 0 at {node.address} rejects 127", logs.output[0])
 
+  def test_strangers_fill_no_log(self):
+    node = self._make(1, "tls")[0]
+    host, _, port = node.address.rpartition(":")
+    with self.assertLogs(level="WARNING") as logs:
+      for _ in range(100):
+        with socket.create_connection((host, int(port)), 20) as stranger:
+          stranger.shutdown(socket.SHUT_WR)
+          try:
+            while stranger.recv(100):
+              pass
+          except ConnectionError:
+            pass
+    self.assertLess(len(logs.output), 20)
+
   @parameterized.named_parameters(
       ("garbage", b"GET / HTTP/1.1\r\n" * 9, "another version"),
       ("version", frame_lib.encode(frame_lib.Frame(frame_lib.Kind.HELLO))
