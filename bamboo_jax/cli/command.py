@@ -10,6 +10,7 @@ traceback, as all errors do with `--verbosity=1`.
 from collections.abc import Callable, Collection, Iterator, Sequence
 import contextlib
 import functools
+import importlib.machinery
 import logging as std_logging
 import os
 import re
@@ -17,6 +18,7 @@ import select
 import signal
 import sys
 import threading
+import types
 from typing import Any, NoReturn, TextIO
 
 from absl import app
@@ -32,6 +34,7 @@ _ENDS: dict[int, str] = {
 }
 _ASKED = "finishing and saving the step; a second signal ends at once"
 _PATIENCE_SECS = 30.0  # For the clean-up of an interrupted command.
+_AGAIN_SECS = 0.05  # Until an interrupt that came at a bad moment is repeated.
 _HELPS = {"?", "help", "helpshort", "helpfull", "helpxml"}
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
@@ -73,6 +76,8 @@ def run(
   for number in _ENDS:
     # Also in the background of a script, where an interrupt is ignored.
     signal.signal(number, _interrupt)
+  next_hook = sys.unraisablehook
+  sys.unraisablehook = functools.partial(_hear_swallowed, next_hook=next_hook)
   try:
     app.run(guarded, flags_parser=parse)
   except SystemExit as end:  # Absl exits with 1 after it has printed help.
@@ -94,11 +99,11 @@ def hearing(ask: Callable[[], bool], *, tidies: bool = False) -> Iterator[None]:
   """
   heard: list[int] = []
 
-  def hear(number: int, frame: object) -> None:
+  def hear(number: int, frame: types.FrameType | None) -> None:
     if not ask():
-      _interrupt(number, frame)
+      return _interrupt(number, frame)
     if number != signal.SIGUSR1 and {*heard} - {signal.SIGUSR1}:
-      (_interrupt if tidies else _end)(number, frame)
+      return _interrupt(number, frame) if tidies else _end(number)
     if not heard:
       line = f"{_ENDS[number]}: {_ASKED}\n"
       os.write(2, line.encode())
@@ -114,9 +119,43 @@ def hearing(ask: Callable[[], bool], *, tidies: bool = False) -> Iterator[None]:
     raise KeyboardInterrupt(heard[0])
 
 
-def _interrupt(number: int, unused_frame: object) -> NoReturn:
+def _interrupt(number: int, frame: types.FrameType | None) -> None:
   _start_watchdog(functools.partial(_end, number))
+  _raise(number, frame)
+
+
+def _raise(number: int, frame: types.FrameType | None) -> None:
+  """Raises `KeyboardInterrupt`; not while a module in C or C++ is initialised.
+
+  Such a module may crash (jaxlib does), or take the error for one of its own.
+  """
+  while frame is not None:
+    loader = frame.f_locals.get("self")
+    if isinstance(loader, importlib.machinery.ExtensionFileLoader):
+      return _raise_later(number)
+    frame = frame.f_back
   raise KeyboardInterrupt(number)
+
+
+def _raise_later(number: int) -> None:
+  # By an alarm: only signals can raise in the main thread.
+  signal.signal(signal.SIGALRM, lambda _, frame: _raise(number, frame))
+  signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECS)
+
+
+def _hear_swallowed(
+    unraisable: Any, *, next_hook: Callable[[Any], object]
+) -> None:
+  """Repeats an interrupt that Python has dropped.
+
+  It does so if it comes in a callback, such as that of JAX at each collection
+  of garbage, or in a `__del__`.
+  """
+  error = unraisable.exc_value
+  if isinstance(error, KeyboardInterrupt):
+    _raise_later(*error.args or (signal.SIGINT,))
+  else:
+    next_hook(unraisable)
 
 
 def _end(number: int, unused_frame: object = None) -> NoReturn:

@@ -173,6 +173,37 @@ class CliTest(parameterized.TestCase):
     done = _run_command(body)
     self.assert_one_line(done, line, code=code)
 
+  @parameterized.named_parameters(
+      ("callback", "gc.callbacks.append(lambda *unused: send()); gc.collect()"),
+      ("destructor", "Dropped()"),
+      ("start_of_a_module", "Loader('name', 'path').create_module(None)"),
+  )
+  def test_an_interrupt_at_a_bad_moment_comes_a_little_later(self, act):
+    body = f"""
+  import gc, importlib.machinery, time
+
+  send = lambda: [signal.raise_signal(signal.SIGINT), gc.callbacks.clear()]
+
+  class Dropped:
+    def __del__(self):
+      send()
+
+  class Loader(importlib.machinery.ExtensionFileLoader):
+    def create_module(self, spec):
+      send()
+      time.sleep(3 * command._AGAIN_SECS)  # The alarm may come, too.
+
+  {act}
+  logging.warning("was not interrupted there")
+  time.sleep(5)
+"""
+    done = _run_command(body)
+    self.assertEqual(done.returncode, 130, done.stderr)
+    self.assertEqual(
+        done.stderr,
+        "warning: was not interrupted there\nerror: interrupted; go on\n",
+    )
+
   # Signals that come while a step is under way; "s" ends that.
   @parameterized.named_parameters(
       (
