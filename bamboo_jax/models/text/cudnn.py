@@ -14,6 +14,11 @@ from jax._src.cudnn import fused_attention_stablehlo as fused
 import jax.numpy as jnp
 
 Array = jax.Array
+# Names of the operations; a program that has one is fused on GPUs.
+PRIMITIVES = (
+    fused._dot_product_attention_fwd_p_wrapper.name,
+    fused._dot_product_attention_bwd_p_wrapper.name,
+)
 _MIN_LENGTH = 256  # A shorter sequence has small scores.
 _MAX_WIDTH = 128  # Of a head, on GPUs before H100.
 _SEED = 42  # Of dropout, which there is none of.

@@ -16,6 +16,7 @@ import jax
 from jax.extend import core
 
 from bamboo_jax import base
+from bamboo_jax.models.text import cudnn
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 Jaxpr = core.Jaxpr | core.ClosedJaxpr
@@ -29,9 +30,10 @@ class Product(NamedTuple):
 
   Attributes:
     flops: Its operations.
-    num_bytes: Size of both factors and of the result.
-    score_bytes: The part of `num_bytes` that are scores of attention, one for
-      each pair of tokens.
+    num_bytes: Size of both factors and of the result; without scores of
+      attention where it is one kernel on GPUs, as these stay on the chip.
+    score_bytes: The part of `num_bytes` that are such scores, one for each pair
+      of tokens.
   """
 
   flops: int
@@ -41,6 +43,10 @@ class Product(NamedTuple):
   def times(self, count: int) -> "Product":
     """Returns `count` such products as one."""
     return Product(*(count * value for value in self))
+
+  def without_scores(self) -> "Product":
+    """Returns the product as part of a kernel that keeps scores on the chip."""
+    return Product(self.flops, self.num_bytes - self.score_bytes, 0)
 
 
 def count_products(function: Callable[..., Any], *args: base.PyTree) -> int:
@@ -57,20 +63,12 @@ def moved_bytes(traced: jax.stages.Traced) -> int:
   return spec_lib.nbytes((traced.in_avals, traced.out_info))
 
 
-def score_bytes(tree: base.PyTree) -> int:
-  """Returns the bytes of arrays with an entry for each pair of tokens.
-
-  These have at least 4 dimensions, of which the largest occurs twice.
-  """
-  is_score = lambda a: a.ndim > 3 and a.shape.count(max(a.shape)) > 1
-  return spec_lib.nbytes([a for a in jax.tree.leaves(tree) if is_score(a)])
-
-
 def find_products(jaxpr: Jaxpr) -> list[Product]:
   """Returns the products of a program, those of a scan as one each.
 
-  The branch of a condition with most operations counts. Raises `ValueError` for
-  products in a loop whose length depends on data.
+  The branch of a condition with most operations counts. If another one is
+  cuDNN's attention, which GPUs take, scores are not in memory. Raises
+  `ValueError` for products in a loop whose length depends on data.
   """
   found = []
   for eqn in jaxpr.eqns:
@@ -82,7 +80,9 @@ def find_products(jaxpr: Jaxpr) -> list[Product]:
       case "conv_general_dilated":
         found.append(_make_product(eqn, _conv_flops(eqn)))
       case "cond":
-        found += max(inner, key=lambda part: sum(p.flops for p in part))
+        most = max(inner, key=lambda part: sum(p.flops for p in part))
+        is_fused = any(map(_is_fused, _inner(eqn.params)))
+        found += [p.without_scores() if is_fused else p for p in most]
       case "scan":
         found += [product.times(eqn.params["length"]) for product in every]
       case "while" if every:
@@ -141,7 +141,25 @@ def _layer_flops(spec: spec_lib.StageSpec) -> int:
 
 def _make_product(eqn: Any, flops: int) -> Product:
   arrays = [v.aval for v in (*eqn.invars, *eqn.outvars)]
-  return Product(flops, spec_lib.nbytes(arrays), score_bytes(arrays))
+  return Product(flops, spec_lib.nbytes(arrays), _score_bytes(arrays))
+
+
+def _score_bytes(tree: base.PyTree) -> int:
+  """Returns the bytes of arrays with an entry for each pair of tokens.
+
+  These have at least 4 dimensions, of which the largest occurs twice.
+  """
+  is_score = lambda a: a.ndim > 3 and a.shape.count(max(a.shape)) > 1
+  return spec_lib.nbytes([a for a in jax.tree.leaves(tree) if is_score(a)])
+
+
+def _is_fused(jaxpr: Jaxpr) -> bool:
+  """Returns whether a program calls cuDNN's attention."""
+  return any(
+      eqn.primitive.name in cudnn.PRIMITIVES
+      or any(map(_is_fused, _inner(eqn.params)))
+      for eqn in jaxpr.eqns
+  )
 
 
 def _inner(params: dict[str, Any]) -> Iterator[Jaxpr]:

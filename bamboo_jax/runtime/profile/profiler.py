@@ -107,8 +107,6 @@ def estimate(
     if unit.kind not in seen:
       programs = programs_lib.KindPrograms(unit)
       kept = _residual_bytes(programs)
-      if roofline is not None and not roofline.keeps_scores:
-        kept -= products.score_bytes(programs.saved)
       # A backward pass may hold the gradients of all these at once.
       working = kept + spec_lib.nbytes(unit.accumulator.grads)
       if unit.is_last:  # A forward pass has logits, maybe of a wider dtype.

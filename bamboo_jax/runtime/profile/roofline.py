@@ -43,23 +43,17 @@ class Roofline:
 
   Attributes:
     is_float32: Whether products are of float32 numbers.
-    keeps_scores: Whether scores of attention go through memory.
   """
 
   machine: machines.Machine
   is_float32: bool
-  keeps_scores: bool
 
   @classmethod
   def of(
       cls, spec: spec_lib.StageSpec, machine: machines.Machine
   ) -> "Roofline":
-    """Returns the roofline for a model, according to its options."""
-    shape = spec.model.fingerprint
-    rate = shape.get("attention_dropout_rate", shape.get("dropout_rate", 0.0))
-    is_float32 = not spec.is_mixed
-    is_fused = not is_float32 and not rate and shape.get("attention") != "xla"
-    return cls(machine, is_float32, keeps_scores=not is_fused)
+    """Returns the roofline for a model."""
+    return cls(machine, is_float32=not spec.is_mixed)
 
   @property
   def host_bytes(self) -> float:
@@ -93,10 +87,7 @@ class Roofline:
     if self.is_float32:
       peak = machine.float32_flops_per_sec
     for product in found:
-      num_bytes = product.num_bytes
-      if not self.keeps_scores:
-        num_bytes -= product.score_bytes
-      bytes_secs = self._bytes_secs(num_bytes)
+      bytes_secs = self._bytes_secs(product.num_bytes)
       secs += max(product.flops / peak, bytes_secs) + bytes_secs
     return secs
 

@@ -15,6 +15,7 @@ from bamboo_jax.models import zoo
 from bamboo_jax.runtime.profile import products
 from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.profile import roofline
+from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from tests import profiles
 
@@ -124,17 +125,51 @@ def make_machine(**changes):
 class RooflineTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      # Operations, bytes and scores of a product, at 10 / ms and 4 bytes / ms.
-      (100, 8, 0, False, 10.0 + 2.0),  # Bound by operations.
-      (10, 8, 0, False, 2.0 + 2.0),  # By memory.
-      (10, 8, 4, False, 1.0 + 1.0),
-      (10, 8, 4, True, 2.0 + 2.0),
+      # Operations and bytes of a product, at 10 / ms and 4 bytes / ms.
+      (100, 8, 10.0 + 2.0),  # Bound by operations.
+      (10, 8, 2.0 + 2.0),  # By memory.
   )
-  def test_products(self, flops, num_bytes, scores, keeps_scores, want_ms):
+  def test_products(self, flops, num_bytes, want_ms):
     machine = make_machine(flops_per_sec=1e4, memory_bytes_per_sec=4e3)
-    line = roofline.Roofline(machine, False, keeps_scores)
-    product = products.Product(flops, num_bytes, scores)
+    line = roofline.Roofline(machine, False)
+    product = products.Product(flops, num_bytes, 0)
     self.assertAlmostEqual(1e3 * line.products_secs([product]), want_ms)
+
+  @parameterized.parameters(
+      # Whether attention is one kernel on GPUs, so that no scores are kept.
+      ("gpt2", True, dict()),
+      ("gpt2", False, dict(sequence_length=256)),
+      ("gpt2", False, dict(documents=True)),
+      ("gpt2", False, dict(attention_dropout_rate=0.1)),
+      ("gpt2", False, dict(dtype="float32")),
+      ("gpt2", False, dict(attention="xla")),
+      ("gpt2", False, dict(num_heads=16)),  # Heads of width 4.
+      ("bert", False, dict()),
+      ("llama", True, dict()),
+      ("llama", False, dict(documents=True)),
+      ("llama", False, dict(head_width=12)),
+  )
+  def test_attention_says_whether_it_is_fused(self, name, is_fused, options):
+    given = dict(dtype="bfloat16", sequence_length=512, positions=512)
+    if name != "llama":
+      given["dropout_rate"] = 0.0
+    model = zoo.make_model(name, variant="tiny", **{**given, **options})
+    spec = spec_lib.StageSpec(
+        model, 0, len(model.layers), model.batch_shapes(2), optax.adamw(1e-3)
+    )
+    line = roofline.Roofline.of(spec, make_machine())
+    unit = next(u for u in spec.single_layers if "attention" in u.names[0])
+    programs = programs_lib.KindPrograms(unit)
+    for which in ("forward", "backward"):
+      found = products.find_products(programs.traced(which).jaxpr)
+      self.assertEqual(sum(p.score_bytes for p in found) == 0, is_fused)
+    profile = profiler.estimate(
+        unit, platform="gpu", fingerprint={}, roofline=line
+    )
+    # All that the backward pass gets.
+    self.assertEqual(
+        profile.layers[0].residual_bytes, profiler._residual_bytes(programs)
+    )
 
   def test_gpus_of_a_node(self):
     # 40 MB of weights at 1 MB / ms: a fourth stays, so gathering takes 30 ms.
