@@ -1,18 +1,16 @@
 """Draws runs with features at random, for a cluster and for one process.
 
 python -m tests.feature_pairs --seed=1 --count=60
-python -m tests.feature_pairs --seed=1 --first=17 --count=1 --keep=/tmp/pairs
+python -m tests.feature_pairs --seed=1 --first=17 --count=1 --folder=/tmp/pairs
 
 Each pair is a run through two deaths: once as a cluster of processes, once in
 one process. Both must end with the same bits, or one line must refuse the pair
 before anything starts. Prints a row of a table for each, and a summary. The
-exit code is 1 if a pair differs or fails. With `--keep` the folders of runs are
-kept there.
+exit code is 1 if a pair differs or fails. Runs and logs are in `--folder`.
 """
 
 import argparse
-from collections.abc import Iterator, Mapping
-import contextlib
+from collections.abc import Mapping
 import json
 import os
 import pathlib
@@ -20,8 +18,6 @@ import random
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from typing import Any, NamedTuple
 
 from tests import compilation
@@ -55,10 +51,8 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 # Overrides by the name of a source; "{folder}" has files of the pair.
 _TEXTS: Mapping[str, Mapping[str, Any]] = {
     "synthetic": {"data.name": "synthetic"},
-    "files": {"data.name": f"{_ROOT}/docs/guides/*.md"},
-    "mixture": {
-        "data.name": f"0.7 {_ROOT}/docs/guides 0.3 {_ROOT}/docs/concepts"
-    },
+    "files": {"data.name": "docs/guides/*.md"},
+    "mixture": {"data.name": "0.7 docs/guides 0.3 docs/concepts"},
     "records": {
         "data.name": "{folder}/pairs.jsonl",
         "data.options.field": "prompt,completion",
@@ -68,9 +62,18 @@ _TEXTS: Mapping[str, Mapping[str, Any]] = {
 SOURCES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "text": _TEXTS,
     "own": {name: _TEXTS[name] for name in ("synthetic", "files")},
-    "pairs": {"translation": {"data.name": "translation"}},
+    "pairs": {
+        "translation": {
+            "data.name": "translation",
+            "data.options.heldout_fraction": 0.3,
+        }
+    },
     "images": {"stripes": {"data.name": "stripes"}},
 }
+_RECORDS = "".join(
+    json.dumps({"prompt": f"{i}+1", "completion": f"={i + 1}"}) + "\n"
+    for i in range(4000)
+)
 _LORA = ("gpt2", "llama", "qwen")
 _DROPOUT = ("gpt2", "bert", "gnmt", "alexnet")
 _TIED = ("gpt2", "llama", "qwen", "gnmt")
@@ -115,17 +118,9 @@ class Pair(NamedTuple):
   faults: tuple[str, ...]
   resumes: bool
 
-  def flags(self, folder: str = "{folder}") -> list[str]:
-    """Returns the overrides as flags."""
-    return [
-        f"--config.{name}={value}".replace("{folder}", folder)
-        for name, value in self.options.items()
-    ]
-
   def __str__(self) -> str:
     words = [f"{name}={value}" for name, value in self.options.items()]
-    words += [f"faults={';'.join(self.faults)}", f"resumes={self.resumes}"]
-    return " ".join(words).replace(f"{_ROOT}/", "")
+    return " ".join([*words, *self.faults, f"resumes={self.resumes}"])
 
   def with_joins(self) -> "Pair":
     """Returns the pair with a node that joins after each death."""
@@ -142,19 +137,13 @@ class Outcome(NamedTuple):
   has_started: bool
 
 
-def find_name(model: str) -> str:
-  """Returns the name of a model for a process in any folder."""
-  return f"{_ROOT}/{model}" if "/" in model else model
-
-
 def draw(seed: int, number: int) -> Pair:
   """Returns a pair of `seed`; the same at every call."""
   rng = random.Random(f"feature pairs {seed} {number}")
   name = rng.choice([*MODELS, *_LORA])
   kind, shape = MODELS[name]
-  sources = SOURCES[kind]
   pipelines, stages = rng.choice(SIZES)
-  options: dict[str, Any] = {"model.name": find_name(name)}
+  options: dict[str, Any] = {"model.name": name}
   model = dict(shape)
   if name in _LORA and rng.random() < 0.6:
     model["lora_rank"] = 2
@@ -165,11 +154,11 @@ def draw(seed: int, number: int) -> Pair:
   if name in _DOCUMENTS:
     model["documents"] = rng.choice([None, None, True])
     model["dtype"] = rng.choice(["float32", "float32", "bfloat16"])
-  source = rng.choice([*sources])
+  source = rng.choice([*SOURCES[kind]])
   if model.get("documents") and source == "synthetic":
     source = "files"
   options |= {f"model.options.{key}": value for key, value in model.items()}
-  options |= sources[source]
+  options |= SOURCES[kind][source]
   options |= {
       "pipeline.num_pipelines": pipelines,
       "pipeline.num_stages": stages,
@@ -204,6 +193,10 @@ def run(pair: Pair, command: str, folder: pathlib.Path) -> Outcome:
   path = folder / f"{command}.csv"
   environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
   ends = (_RESUMED, _NUM_STEPS) if pair.resumes else (_NUM_STEPS,)
+  flags = [
+      f"--config.{name}={value}".replace("{folder}", f"{folder}")
+      for name, value in pair.options.items()
+  ]
   first = 0
   for end in ends:
     steps = range(first, end)
@@ -211,8 +204,8 @@ def run(pair: Pair, command: str, folder: pathlib.Path) -> Outcome:
     path.write_text("\n".join(["step,node,at,kind", *due]))
     arguments = [
         *("-m", f"bamboo_jax.launch.{command}", *_ALWAYS),
-        *(f"--config.num_steps={end}", *pair.flags(str(folder))),
-        *(f"--workdir={workdir}", f"--faults={path}"),
+        *(f"--config.num_steps={end}", *flags),
+        *(f"--workdir={workdir}", *[f"--faults={path}"][: len(due)]),
     ]
     try:
       ended = forks.run(
@@ -242,50 +235,31 @@ def judge(local: Outcome, cluster: Outcome) -> str:
   return "same" if local.text == cluster.text else "differs"
 
 
-@contextlib.contextmanager
-def _folder(keep: str | None, number: int) -> Iterator[pathlib.Path]:
-  if keep is None:
-    with tempfile.TemporaryDirectory() as name:
-      yield pathlib.Path(name)
-  else:
-    path = pathlib.Path(keep, f"{number}")
-    path.mkdir(parents=True, exist_ok=True)
-    yield path
-
-
-def _write_records(folder: pathlib.Path) -> None:
-  rows = [{"prompt": f"{i}+1", "completion": f"={i + 1}"} for i in range(4000)]
-  lines = "".join(json.dumps(row) + "\n" for row in rows)
-  (folder / "pairs.jsonl").write_text(lines)
-
-
 def main() -> None:
   """Runs the pairs, one after the other."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--seed", type=int, default=1)
   parser.add_argument("--first", type=int, default=0)
   parser.add_argument("--count", type=int, default=60)
-  parser.add_argument("--keep")
+  parser.add_argument("--folder", default="build/feature_pairs")
   given = parser.parse_args()
   compilation.choose(is_quick=True)
   counts: dict[str, int] = {}
   for number in range(given.first, given.first + given.count):
     pair = draw(given.seed, number)
-    began = time.monotonic()
-    with _folder(given.keep, number) as folder:
-      _write_records(folder)
+    folder = pathlib.Path(given.folder, f"{number}").resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pairs.jsonl").write_text(_RECORDS)
+    local = run(pair, "train", folder)
+    if "too few" in local.text:  # A cluster would wait for others.
+      pair = pair.with_joins()
       local = run(pair, "train", folder)
-      if "too few" in local.text:  # A cluster would wait for others.
-        pair = pair.with_joins()
-        local = run(pair, "train", folder)
-      cluster = run(pair, "cluster", folder)
+    cluster = run(pair, "cluster", folder)
     found = judge(local, cluster)
     counts[found] = counts.get(found, 0) + 1
-    said = local.text[:12]
-    if found != "same":
-      said = f"train: {local.text} cluster: {cluster.text}"
-    secs = time.monotonic() - began
-    print(f"{number} {found} {secs:.0f}s {said}\n   {pair}", flush=True)
+    said = f"train: {local.text} cluster: {cluster.text}"
+    said = local.text[:12] if found == "same" else said
+    print(f"{number} {found} {said}\n   {pair}", flush=True)
   print(" ".join(f"{name}={n}" for name, n in sorted(counts.items())))
   sys.exit(bool(counts.keys() & {"differs", "failed"}))
 

@@ -21,9 +21,7 @@ class FeaturePairsTest(parameterized.TestCase):
   def test_sixty_pairs_have_every_value(self):
     wanted = {
         **feature_pairs.OPTIONS,
-        "model.name": [
-            feature_pairs.find_name(m) for m in feature_pairs.MODELS
-        ],
+        "model.name": feature_pairs.MODELS,
         "model.options.lora_rank": [None, 2],
         "model.options.tied": [True, False],
         "model.options.documents": [None, True],
