@@ -18,6 +18,8 @@ class ClusterTest(commands.CommandCase):
 
   CHANGES = {
       "num_steps": 6,
+      "model.options.lora_rank": 2,  # So units have nothing to sum.
+      "redundancy.refresh": "state",
       "pipeline.num_pipelines": 2,
       "pipeline.num_stages": 2,
       "pipeline.num_microbatches": 4,
