@@ -59,15 +59,14 @@ _TEXTS: Mapping[str, Mapping[str, Any]] = {
         "data.options.packing": "whole",
     },
 }
+_TRANSLATION = {
+    "data.name": "translation",
+    "data.options.heldout_fraction": 0.3,
+}
 SOURCES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "text": _TEXTS,
     "own": {name: _TEXTS[name] for name in ("synthetic", "files")},
-    "pairs": {
-        "translation": {
-            "data.name": "translation",
-            "data.options.heldout_fraction": 0.3,
-        }
-    },
+    "pairs": {"translation": _TRANSLATION},
     "images": {"stripes": {"data.name": "stripes"}},
 }
 _RECORDS = "".join(
@@ -75,9 +74,13 @@ _RECORDS = "".join(
     for i in range(4000)
 )
 _LORA = ("gpt2", "llama", "qwen")
-_DROPOUT = ("gpt2", "bert", "gnmt", "alexnet")
-_TIED = ("gpt2", "llama", "qwen", "gnmt")
-_DOCUMENTS = ("gpt2", "llama", "qwen", "bert")
+# Models with an option, and its values.
+_MODEL_OPTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
+    "dropout_rate": (("gpt2", "bert", "gnmt", "alexnet"), (0.0, 0.2)),
+    "tied": ((*_LORA, "gnmt"), (True, False)),
+    "documents": ((*_LORA, "bert"), (None, None, True)),
+    "dtype": ((*_LORA, "bert"), ("float32", "float32", "bfloat16")),
+}
 # Values of options by their names; those that stand twice are drawn more often.
 OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "pipeline.executor": ("rows", "rows", "rows", "spmd"),
@@ -147,24 +150,18 @@ def draw(seed: int, number: int) -> Pair:
   model = dict(shape)
   if name in _LORA and rng.random() < 0.6:
     model["lora_rank"] = 2
-  if name in _DROPOUT:
-    model["dropout_rate"] = rng.choice([0.0, 0.2])
-  if name in _TIED:
-    model["tied"] = rng.choice([True, False])
-  if name in _DOCUMENTS:
-    model["documents"] = rng.choice([None, None, True])
-    model["dtype"] = rng.choice(["float32", "float32", "bfloat16"])
+  for key, (names, values) in _MODEL_OPTIONS.items():
+    if name in names:
+      model[key] = rng.choice(values)
   source = rng.choice([*SOURCES[kind]])
   if model.get("documents") and source == "synthetic":
     source = "files"
   options |= {f"model.options.{key}": value for key, value in model.items()}
   options |= SOURCES[kind][source]
-  options |= {
-      "pipeline.num_pipelines": pipelines,
-      "pipeline.num_stages": stages,
-      "pipeline.num_microbatches": 4 if pipelines == 1 else 2,
-      "pipeline.num_shares": rng.choice([None, 2 * pipelines]),
-  }
+  options["pipeline.num_pipelines"] = pipelines
+  options["pipeline.num_stages"] = stages
+  options["pipeline.num_microbatches"] = 4 if pipelines == 1 else 2
+  options["pipeline.num_shares"] = rng.choice([None, 2 * pipelines])
   options |= {key: rng.choice(values) for key, values in OPTIONS.items()}
   if stages == 1:
     options["redundancy.mode"] = "none"
@@ -191,7 +188,7 @@ def run(pair: Pair, command: str, folder: pathlib.Path) -> Outcome:
   workdir = folder / command
   shutil.rmtree(workdir, ignore_errors=True)
   path = folder / f"{command}.csv"
-  environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
+  given = {"cwd": _ROOT, "env": {**os.environ, "JAX_PLATFORMS": "cpu"}}
   ends = (_RESUMED, _NUM_STEPS) if pair.resumes else (_NUM_STEPS,)
   flags = [
       f"--config.{name}={value}".replace("{folder}", f"{folder}")
@@ -208,9 +205,7 @@ def run(pair: Pair, command: str, folder: pathlib.Path) -> Outcome:
         *(f"--workdir={workdir}", *[f"--faults={path}"][: len(due)]),
     ]
     try:
-      ended = forks.run(
-          arguments, cwd=_ROOT, env=environ, timeout_secs=_LIMIT_SECS
-      )
+      ended = forks.run(arguments, timeout_secs=_LIMIT_SECS, **given)
     except subprocess.TimeoutExpired:
       return Outcome(124, f"not done after {_LIMIT_SECS:.0f} s", True)
     with open(folder / f"{command}.log", "a") as log:
