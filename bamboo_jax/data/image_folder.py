@@ -105,6 +105,7 @@ def make_image_folder(
           "on_corrupt": on_corrupt,
       },
       vocab_size=len(train.classes),
+      unit="samples",
       samples_per_epoch=size,
       num_heldout=len(heldout.paths),
       batch=batch,

@@ -128,6 +128,7 @@ def make_walks(
   return samples.Source(
       fingerprint={"source": "synthetic", **options},
       vocab_size=vocab_size,
+      unit="tokens",
       num_heldout=num_heldout,
       batch=functools.partial(walk, _TRAIN),
       heldout_batch=functools.partial(walk, _HELDOUT, seed=chain_seed),

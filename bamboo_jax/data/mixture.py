@@ -74,6 +74,7 @@ def make_mixture(
           tuple(e for p in parts if p.manifest for e in p.manifest.entries)
       ),
       vocab_size=max(sizes) if len(sizes) == len(parts) else None,
+      unit=parts[0].unit,
       count_epochs=count_epochs,
   )
 

@@ -77,6 +77,7 @@ def make_pairs(
       size=cut,
       num_heldout=len(kept) - cut,
       vocab_size=vocabulary.vocab_size,
+      unit="tokens",
       **facts,
   )
 

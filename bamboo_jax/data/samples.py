@@ -32,6 +32,7 @@ class Source:
     manifest: The files that were read; None if none were.
     vocab_size: Exclusive bound of tokens, or of labels of images; None if the
       samples have neither.
+    unit: What its targets are, "tokens" or "samples"; None if it is unknown.
     special: Padding, [CLS], [SEP] and [MASK] if its tokens have them.
     count_epochs: For a mixture, returns the epochs of each of its sources, by
       name, after a number of samples; else None.
@@ -44,6 +45,7 @@ class Source:
   samples_per_epoch: int | None = None
   manifest: corpus.CorpusManifest | None = None
   vocab_size: int | None = None
+  unit: str | None = None
   special: tuple[int, ...] | None = None
   count_epochs: Callable[[int], dict[str, float]] | None = None
 

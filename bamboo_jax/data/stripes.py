@@ -49,6 +49,7 @@ def make_stripes(
   return samples.Source(
       fingerprint={"source": "stripes", **options},
       vocab_size=num_classes,
+      unit="samples",
       num_heldout=num_heldout,
       batch=functools.partial(draw, _TRAIN),
       heldout_batch=functools.partial(draw, _HELDOUT, seed=0),

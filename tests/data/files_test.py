@@ -331,6 +331,36 @@ class PackingTest(FilesCase):
     with self.assertRaisesRegex(base.DataError, "one.bin has no prompts"):
       self.make("one.bin", loss="completion")
 
+  @parameterized.product(
+      packing=["stream", "whole"], documents=[None, True], seed=[0, 1, 2]
+  )
+  def test_samples_without_targets_are_counted(self, packing, documents, seed):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 12, 40)
+    lengths[::2] = np.where(rng.random(20) < 0.3, 0, 2 * lengths[::2])
+    self.write_megatron("a", lengths.tolist(), parts=2)
+    options = {"packing": packing, "documents": documents, "loss": "completion"}
+    with self.assertLogs("absl", "WARNING") as logs:
+      source = self.make("a.bin", **options)
+    targets = np.array(self.epoch(source)["targets"])
+    empty, long = (targets < 0).all(1).sum(), (lengths[::2] > 4).sum()
+    self.assertGreater(empty, 0)
+    self.assertEndsWith(
+        logs.output[-1],
+        f"a.bin: {empty} of {len(targets)} samples have no token to learn; "
+        f"{long} of 20 prompts have more than sequence_length=4 tokens.",
+    )
+
+  def test_a_sample_must_have_a_target(self):
+    self.write_megatron("a", [9, 1], parts=2)
+    options = {"field": "q,a"}
+    self.refuses(
+        "a.bin: 2 of 2 samples have no .* 1 of 1 pr", "a.bin", **options
+    )
+    self.write_megatron("b", [1, 9], parts=2)
+    with self.assertNoLogs("absl"):
+      self.make("b.bin", **options)
+
   def test_heldout(self):
     self.write("a.bin", np.arange(41, dtype="<u2"))
     self.write("b.bin", np.arange(500, 509, dtype="<u2"))

@@ -82,11 +82,11 @@ class State:
   is_first = is_writer
 
 
-def _committed(step, **facts):
+def _committed(step, weight=64.0, **facts):
   return step_lib.Committed(
       steps=step,
       view=1,
-      sums=sums_lib.StepSums(64 * (10.0 - step), 64.0, 1 / 64, 0.5),
+      sums=sums_lib.StepSums(weight * (10.0 - step), weight, 1 / 64, 0.5),
       secs=2.0,
       phase_secs={"compute": 1.5},
       start_secs=100.0 + 2 * step,
@@ -190,6 +190,13 @@ class OutputsTest(parameterized.TestCase):
     self.assertEqual(summary["resumed_from_step"], 0)
     self.assertEqual(summary["median_step_secs"], 2.0)
     self.assertEqual(summary["cost"]["num_samples"], 8)
+
+  def test_the_unit_of_a_rate_is_that_of_the_source(self):
+    self.begin()
+    self.train(1)
+    self.train(2, weight=2.0)  # Of 4 samples with hardly a target.
+    rates = [line.get("tokens_per_sec") for line in self.lines()]
+    self.assertEqual(rates, [32.0, 1.0])
 
   def test_passes_of_all_nodes(self):
     self.begin()

@@ -20,6 +20,7 @@ import dataclasses
 import itertools
 from typing import Any
 
+from absl import logging
 import numpy as np
 
 from bamboo_jax import base
@@ -70,6 +71,12 @@ class Spans:
       return number * self.length, (number + 1) * self.length
     return int(self.starts[number]), int(self.starts[number + 1])
 
+  def find(self, places: np.ndarray) -> np.ndarray:
+    """Returns the span of each token, by number; `count` after the last."""
+    if self.starts is None:
+      return np.minimum(places // self.length, self.count)
+    return np.searchsorted(self.starts, places, side="right") - 1
+
 
 def make_source(
     files: Sequence[token_files.TokenFile],
@@ -99,9 +106,15 @@ def make_source(
     num_heldout = sum(part.count for part in others)
     _check_length("held-out", others, options, num_heldout if heldout else 1)
   _check_length("training", parts, options, total)
+  if options.loss == "completion":
+    _report_targets([*parts, *others], options)
   cut = _Cutter([*parts, *others], options).cut
   return samples.make_shuffled(
-      cut, size=total, num_heldout=num_heldout, **facts
+      cut,
+      size=total,
+      num_heldout=num_heldout,
+      unit="tokens",
+      **facts,
   )
 
 
@@ -206,6 +219,40 @@ def _pack(file: token_files.TokenFile, length: int) -> np.ndarray:
     found.append(cuts[taken])
     begin = int(ends[-1])
   return np.concatenate(found)
+
+
+def _report_targets(parts: Sequence[Spans], options: PackingOptions) -> None:
+  """Logs how many samples have no token to learn, if any.
+
+  Raises `base.DataError` if none has one.
+  """
+  length = options.sequence_length
+  num_samples = sum(part.count for part in parts)
+  num_prompts = num_long = num_useful = 0
+  for part in parts:
+    last_span = -1
+    for starts, prompts, ends in part.file.iter_prompts():
+      num_prompts += len(starts)
+      num_long += int((prompts - starts > length).sum())
+      # Where inputs are whose targets are learned: `begin` up to `ends - 2`.
+      is_apart = options.masked or options.packing == "whole"
+      begin = np.maximum(prompts - 1, starts if is_apart else 0)
+      is_learned = begin < ends - 1
+      first = part.find(begin[is_learned])
+      last = np.minimum(part.find(ends[is_learned] - 2), part.count - 1)
+      before = np.maximum.accumulate(np.append(last_span, last))
+      new = last - np.maximum(first, before[:-1] + 1) + 1
+      num_useful += int(np.maximum(new, 0).sum())
+      last_span = int(before[-1])
+  counts = (
+      f"{num_samples - num_useful} of {num_samples} samples have no token to "
+      f"learn; {num_long} of {num_prompts} prompts have more than "
+      f"sequence_length={length} tokens"
+  )
+  if not num_useful:
+    raise base.DataError(f"{parts[0].file.name}: {counts}.")
+  if num_useful < num_samples:
+    logging.warning("%s: %s.", parts[0].file.name, counts)
 
 
 def _check_length(

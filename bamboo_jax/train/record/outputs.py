@@ -240,7 +240,8 @@ class Outputs:
     self._meter.add_step(
         done, nodes=nodes, num_dropped=num_dropped, is_late=is_late
     )
-    unit = done.sums.unit(self._batch_size)
+    unit = self._job.task.batches.source.unit
+    unit = unit or done.sums.unit(self._batch_size)
     shown = {
         "loss": done.sums.mean_loss,
         "learning_rate": self._job.task.schedule.rate_at(
