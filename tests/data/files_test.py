@@ -1,5 +1,6 @@
 """The source `files`: formats, packing, mixtures, held-out data, errors."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -630,6 +631,34 @@ class TokenizeTest(FilesCase):
     other.join()
     self.assertEqual((out / "tokens.json").read_text(), facts)
 
+  def test_a_cache_that_cannot_be_written(self):
+    """A finished one of another user is used; else the option is named."""
+    cache = self.folder / "c"
+    want = self.epoch(self.make("a.jsonl"))
+    (out,) = cache.iterdir()
+    with unprivileged(self.folder, cache, out):
+      self.assertEqual(self.epoch(self.make("a.jsonl")), want)
+    (out / "00000.idx").unlink()
+    message = "Cannot keep tokens of texts in .*: Permission denied. Name .*"
+    message += "config.data.options.cache_dir.$"
+    with unprivileged(self.folder, cache, out):
+      self.refuses(message, "a.jsonl")
+      self.refuses(message, "a.jsonl", field="x")  # Another cache.
+      self.refuses(message, "a.jsonl", cache_dir=out / "x" / "y")
+    self.path.chmod(0)
+    with unprivileged(self.folder):
+      self.refuses("Cannot read .*/a.jsonl: Permission denied.$", "a.jsonl")
+
+  def test_a_user_without_a_home(self):
+    error = RuntimeError("Could not determine home directory.")
+    with (
+        mock.patch.dict(os.environ, {"XDG_CACHE_HOME": ""}),
+        mock.patch.object(pathlib.Path, "home", side_effect=error),
+    ):
+      self.refuses(
+          "home directory. Name .*cache_dir", "a.jsonl", cache_dir=None
+      )
+
   def test_tokenizers(self):
     library = _import("tokenizers")
     tokenizer = library.Tokenizer(
@@ -689,6 +718,21 @@ class LargeFileTest(FilesCase):
     self.assertLess(_peak_bytes() - before, 200e6)
     # The best, as on a busy machine others drive data out of the caches.
     self.assertGreater(max(speeds), 50e6)
+
+
+@contextlib.contextmanager
+def unprivileged(*folders):
+  """Makes folders read-only, and this process another user if it is root."""
+  uid = os.geteuid()
+  for folder in folders:
+    folder.chmod(0o555)
+  try:
+    os.seteuid(uid or 65534)  # The superuser may write anywhere.
+    yield
+  finally:
+    os.seteuid(uid)
+    for folder in folders:
+      folder.chmod(0o755)
 
 
 def _peak_bytes():

@@ -284,23 +284,43 @@ def _tokenize(
   vocabularies.check_size(task.vocabulary, task.tokenizer, vocab_size)
   facts = task.describe()
   digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-  cache = cache_dir or pathlib.Path(
-      os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache",
-      *("bamboo_jax", "tokens"),
-  )
-  out = pathlib.Path(cache, digest.hexdigest()[:24])
-  for done in tokenizing.run(task, out, num_workers=0, waits=True):
-    if done.num_tokens:
-      logging.info(
-          "Tokenized %d of %d parts to %s: %d tokens.",
-          *(done.num_finished, done.num_parts, out, done.num_tokens),
-      )
+  out = _find_cache(cache_dir) / digest.hexdigest()[:24]
+  try:
+    for done in tokenizing.run(task, out, num_workers=0, waits=True):
+      if done.num_tokens:
+        logging.info(
+            "Tokenized %d of %d parts to %s: %d tokens.",
+            *(done.num_finished, done.num_parts, out, done.num_tokens),
+        )
+  except OSError as error:
+    place = pathlib.Path(error.filename or out)
+    if place not in (out, *out.parents) and out not in place.parents:
+      raise base.DataError(f"Cannot read {place}: {error.strerror}.") from error
+    raise base.DataError(
+        f"Cannot keep tokens of texts in {out}: {error.strerror}. Name another "
+        "folder with config.data.options.cache_dir."
+    ) from error
   entries = []
   for name, found in facts["files"].items():
     num_bytes, sha256 = found.split(":", 1)
     entries.append(corpus.ManifestEntry(name, int(num_bytes), sha256))
   paths = sorted(out.glob("*.bin"))
   return [(path.name, path) for path in paths], tuple(entries)
+
+
+def _find_cache(given: str | os.PathLike[str] | None) -> pathlib.Path:
+  """Returns the folder of tokenized texts; raises `base.DataError`."""
+  if given:
+    return pathlib.Path(given)
+  root = os.environ.get("XDG_CACHE_HOME")
+  try:
+    root = root or pathlib.Path.home() / ".cache"
+  except RuntimeError as error:  # A user without a home, as in containers.
+    raise base.DataError(
+        f"Cannot keep tokens of texts: {error} Name a folder with "
+        "config.data.options.cache_dir."
+    ) from error
+  return pathlib.Path(root, "bamboo_jax", "tokens")
 
 
 def _check_tokenizers(

@@ -101,16 +101,20 @@ def run(
   Raises:
     ValueError: The folder has other tokens, or another process writes there.
     base.DataError: A document cannot be read or written in these tokens.
+    OSError: A file cannot be read or written.
   """
   out = pathlib.Path(out)
   parts = documents_lib.find_parts(task.paths, task.part_bytes)
   facts = {**task.describe(), "num_parts": len(parts)}
+  is_ours = (out / FACTS).exists() and _load_facts(out) == facts
+  if is_ours and not _find_missing(out, len(parts)):
+    # Finished, maybe by another user: it need not be writable.
+    yield TokenizingProgress(len(parts), len(parts), 0, 0)
+    return
   with base.lock_folder(out, waits=waits):
     check_facts(out, facts)
     base.write_atomically(out / FACTS, json.dumps(facts, indent=1))
-    missing = [
-        n for n in range(len(parts)) if not _name(out, n, ".idx").exists()
-    ]
+    missing = _find_missing(out, len(parts))
     progress = TokenizingProgress(len(parts), len(parts) - len(missing), 0, 0)
     yield progress
     write = functools.partial(_write_part, task, out)
@@ -138,7 +142,7 @@ def check_facts(out: pathlib.Path, facts: dict[str, Any]) -> None:
   """
   if not (out / FACTS).exists():
     return
-  found = json.loads((out / FACTS).read_bytes())
+  found = _load_facts(out)
   for key in sorted({*found, *facts}):
     old, new = found.get(key), facts.get(key)
     if old == new:
@@ -160,16 +164,19 @@ def read_facts(folder: pathlib.Path) -> dict[str, Any]:
 
   Raises `base.DataError` if parts are missing.
   """
-  file = folder / FACTS
-  if not file.exists():
+  if not (folder / FACTS).exists():
     return {}
-  facts: dict[str, Any] = json.loads(file.read_bytes())
-  for number in range(facts["num_parts"]):
-    if not (path := _name(folder, number, ".idx")).exists():
-      raise base.DataError(
-          f"{path} is missing: the folder is unfinished; run `bamboo tokenize` "
-          "again, which goes on with it."
-      )
+  facts = _load_facts(folder)
+  for number in _find_missing(folder, facts["num_parts"])[:1]:
+    raise base.DataError(
+        f"{_name(folder, number, '.idx')} is missing: the folder is "
+        "unfinished; run `bamboo tokenize` again, which goes on with it."
+    )
+  return facts
+
+
+def _load_facts(folder: pathlib.Path) -> dict[str, Any]:
+  facts: dict[str, Any] = json.loads((folder / FACTS).read_bytes())
   return facts
 
 
@@ -300,6 +307,12 @@ def _write(
     file.write(np.asarray(piece, dtype).tobytes())
     count += len(piece)
   return count
+
+
+def _find_missing(folder: pathlib.Path, num_parts: int) -> list[int]:
+  """Returns the parts that are not finished, by number."""
+  numbers = range(num_parts)
+  return [n for n in numbers if not _name(folder, n, ".idx").exists()]
 
 
 def _name(folder: pathlib.Path, number: int, suffix: str) -> pathlib.Path:
