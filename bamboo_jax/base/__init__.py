@@ -36,6 +36,7 @@ from bamboo_jax.base.errors import StaleProfileError
 from bamboo_jax.base.errors import UnrecoverableHereError
 from bamboo_jax.base.errors import ViewChangedError
 from bamboo_jax.base.files import ask_again
+from bamboo_jax.base.files import find_danger
 from bamboo_jax.base.files import find_full
 from bamboo_jax.base.files import lock_folder
 from bamboo_jax.base.files import open_lock

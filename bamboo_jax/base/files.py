@@ -8,6 +8,7 @@ import os
 import pathlib
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from typing import IO, TypeVar
@@ -82,6 +83,15 @@ def open_lock(path: str | os.PathLike[str]) -> IO[str]:
   if status.st_mode & 0o077 and status.st_uid == os.geteuid():
     os.fchmod(file.fileno(), 0o600)
   return file
+
+
+def find_danger(status: os.stat_result) -> str | None:
+  """Returns a reason to distrust a file or folder; None if it is safe."""
+  if status.st_uid not in (0, os.geteuid()):
+    return f"it belongs to another user, {status.st_uid}"
+  if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    return "others may write to it; chmod go-w"
+  return None
 
 
 def write_atomically(

@@ -8,7 +8,8 @@
                 unused finds options without an effect
   validation    a run beside its simulation, for `bamboo validate`
   run_policy    a run's own rules, as the policy of that simulation
-  sweep         runs jobs: on all cores, on a Dask cluster, in shards
+  sweep         runs jobs: on all cores, on a Dask cluster, in shards; kept
+                has results of jobs for a sweep that goes on
   output        estimates; tables: CSV, Markdown
   provenance    the inputs of a result
 

@@ -22,7 +22,6 @@ import functools
 import hashlib
 import importlib
 import importlib.metadata
-import itertools
 import multiprocessing
 import os
 import pathlib
@@ -31,18 +30,16 @@ import platform
 import re
 import shutil
 import sys
-import sysconfig
 from typing import Any, TypeVar
 
 from bamboo_jax import base
 from bamboo_jax.base import extras
 from bamboo_jax.base import packaged
+from bamboo_jax.experiments import kept
 from bamboo_jax.metrics import progress as progress_lib
 
 _MAX_BROKEN = 3  # Pools in a row that finish no job.
 _CONNECT_SECS = 10.0
-_MAX_READ_BYTES = 2**26
-_NAMES = re.compile(r"[\w./+-]+[.]\w+|(?<=')[^'\n]+(?=')")  # Perhaps of files.
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 # Beside the package in a clone, and within it once installed.
 _BESIDE = ("benchmarks", "configs", "launch", "reproductions", "tests")
@@ -146,10 +143,12 @@ def run(
     ValueError: Shards to merge lack results; the scheduler does not answer; a
       worker has other versions; processes die again and again.
   """
-  files = _find_files(function, jobs, where.folder, inputs)
-  results = {
-      i: pickle.loads(f.read_bytes()) for i, f in files.items() if f.exists()
-  }
+  what = f"{versions()} {function.__module__}.{function.__qualname__} {inputs}"
+  files = []
+  if where.folder is not None:
+    names = kept.find_names([f"{what} {job!r}" for job in jobs], _CODE)
+    files = [where.folder / name for name in names]
+  results = {i: kept.read(f) for i, f in enumerate(files) if f.exists()}
   if where.num_merged:
     _check_shards(where.num_merged, len(jobs), results)
   selected = where.shard.select(len(jobs)) if where.shard else range(len(jobs))
@@ -183,59 +182,7 @@ def run(
 
 def digest_files(paths: Sequence[str | None]) -> list[str]:
   """Returns a hash of each file, for `inputs`; None is skipped."""
-  return [_digest(packaged.find_file(p)) for p in paths if p is not None]
-
-
-def _find_files(
-    function: Callable[..., Any],
-    jobs: Sequence[Any],
-    folder: pathlib.Path | None,
-    inputs: Sequence[str],
-) -> dict[int, pathlib.Path]:
-  """Returns the file of each result; none without a folder."""
-  if folder is None:
-    return {}
-  what = f"{versions()} {function.__module__}.{function.__qualname__} {inputs}"
-  loaded = _digest_loaded()
-  read = functools.cache(_digest_named)
-  files = {}
-  for i, job in enumerate(jobs):
-    text = f"{what} {job!r}"
-    named = itertools.chain.from_iterable(map(read, _NAMES.findall(text)))
-    content = f"{text} {sorted({*loaded, *named})}"
-    files[i] = folder / hashlib.sha256(content.encode()).hexdigest()
-  return files
-
-
-def _digest_loaded() -> Sequence[str]:
-  """Returns hashes of the modules of the user's own, such as plug-ins."""
-  others = [sysconfig.get_path(n) for n in ("stdlib", "purelib", "platlib")]
-  known = [*_CODE, *(pathlib.Path(other).resolve() for other in others)]
-  files = {getattr(m, "__file__", None) for m in [*sys.modules.values()]}
-  paths = [pathlib.Path(file).resolve() for file in files - {None}]
-  own = [p for p in paths if not any(map(p.is_relative_to, known))]
-  return [_digest(p) for p in own if p.suffix == ".py" and p.is_file()]
-
-
-def _digest_named(name: str) -> Sequence[str]:
-  """Returns a hash of a file, if it is one; of code with its neighbours."""
-  path = pathlib.Path(name)
-  try:
-    if not path.is_file():
-      return ()
-  except OSError:  # It is too long for a name.
-    return ()
-  if path.suffix != ".py":
-    return [_digest(path)]
-  return [_digest(file) for file in path.resolve().parent.glob("*.py")]
-
-
-def _digest(path: pathlib.Path) -> str:
-  """Returns name and hash of a file; if it is large, size and time."""
-  status = path.stat()
-  if status.st_size > _MAX_READ_BYTES:
-    return f"{path.name} {status.st_size} {status.st_mtime_ns}"
-  return f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+  return [kept.digest(packaged.find_file(p)) for p in paths if p is not None]
 
 
 def _check_shards(count: int, num_jobs: int, done: Mapping[int, Any]) -> None:

@@ -129,6 +129,14 @@ class SweepTest(folders.FolderCase):
       found, _ = run(str, jobs, where)
       self.assertEqual(found == ["kept"], is_kept, msg=edited)
 
+  def test_a_result_that_others_can_write(self):
+    where = sweep.Where(num_processes=1, folder=self.folder / "jobs")
+    run(square, [5], where)
+    (file,) = where.folder.iterdir()
+    file.chmod(0o664)
+    with self.assertRaisesRegex(ValueError, "is not read: others may write"):
+      run(square, [5], where)
+
   def test_shards(self):
     jobs, folder = [*range(10)], self.folder / "jobs"
     merge = sweep.Where(num_merged=3, folder=folder)

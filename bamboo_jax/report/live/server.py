@@ -89,7 +89,7 @@ def _make_protocol() -> type:
   )
   opened: dict[Any, None] = {}  # The oldest first.
 
-  class Protocol(h11.H11Protocol):  # type: ignore[misc]
+  class Protocol(h11.H11Protocol):  # type: ignore[misc,name-defined]
 
     def connection_made(self, transport: Any) -> None:
       super().connection_made(transport)

@@ -22,7 +22,6 @@ import fcntl
 import hashlib
 import os
 import pathlib
-import stat
 import time
 
 from absl import logging
@@ -59,7 +58,7 @@ class ProgramFolder:
     self._warned: set[str] = set()
     try:
       self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
-      reason = _find_danger(self._path.stat())
+      reason = base.find_danger(self._path.stat())
     except OSError as error:
       reason = error.strerror
     self._is_usable = reason is None
@@ -73,7 +72,7 @@ class ProgramFolder:
     path = self._path / f"{key}{_ENTRY}"
     try:
       with open(path, "rb") as file:
-        danger = _find_danger(os.fstat(file.fileno()))
+        danger = base.find_danger(os.fstat(file.fileno()))
         content = b"" if danger else file.read()
     except FileNotFoundError:
       return None
@@ -152,15 +151,6 @@ class ProgramFolder:
 def _seal(key: str, data: bytes) -> bytes:
   """Returns the content of a file: `data` with its key and a checksum."""
   return _MAGIC + hashlib.sha256(key.encode() + data).digest() + data
-
-
-def _find_danger(status: os.stat_result) -> str | None:
-  """Returns a reason to distrust a file or folder; None if it is safe."""
-  if status.st_uid not in (0, os.geteuid()):
-    return f"it belongs to another user, {status.st_uid}"
-  if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-    return "others may write to it; chmod go-w"
-  return None
 
 
 def _try_lock(fd: int) -> bool:

@@ -8,6 +8,7 @@ import tempfile
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from bamboo_jax import base
 from bamboo_jax.runtime.executables import program_folder as folder_lib
 from tests import limits
 from tests import strangers
@@ -100,7 +101,7 @@ class FolderTest(parameterized.TestCase):
     self.path.mkdir(parents=True)
     status = list(self.path.stat())
     status[4] = os.geteuid() + 1
-    danger = folder_lib._find_danger(os.stat_result(status))
+    danger = base.find_danger(os.stat_result(status))
     self.assertRegex(danger, "another user")
 
   def test_cannot_be_made(self):
