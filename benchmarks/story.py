@@ -145,7 +145,35 @@ def find_restarts(run: Recorded, *, every_steps: int) -> Restarts | None:
   )
 
 
-def render_costs(run: Recorded, *, every_steps: int) -> list[str]:
+def find_added_secs(plain: Recorded, run: Recorded) -> float | None:
+  """Returns how much longer the steps with deaths took than those of `plain`.
+
+  That of a step is the time from the end of the step before, so recoveries
+  between steps count. None if it is not known of a step.
+  """
+  added = 0.0
+  for step in {recovery["step"] for recovery in run.recoveries}:
+    secs = [_step_secs(one, step) for one in (run, plain)]
+    if secs[0] is None or secs[1] is None:
+      return None
+    added += secs[0] - secs[1]
+  return added
+
+
+def _step_secs(run: Recorded, step: int) -> float | None:
+  ends = {
+      line["step"]: line["account"]["secs"]
+      for line in run.lines
+      if "account" in line and line.get("event") in (None, "start")
+  }
+  if step not in ends or step - 1 not in ends:
+    return None
+  return float(ends[step] - ends[step - 1])
+
+
+def render_costs(
+    plain: Recorded, run: Recorded, *, every_steps: int
+) -> list[str]:
   """Returns lines with the cost of deaths, and of restarts in their place.
 
   `every_steps` is as in `find_restarts`. No lines if no node died.
@@ -154,20 +182,23 @@ def render_costs(run: Recorded, *, every_steps: int) -> list[str]:
   restarts = find_restarts(run, every_steps=every_steps)
   if restarts is None:
     return []
-  first = f"{_count(sum(len(r['names']) for r in recoveries), 'node')} died"
+  first = f"{_count(sum(len(r['names']) for r in recoveries), 'node')} died. "
+  secs = find_added_secs(plain, run)
   if any(r["rung"] == "checkpoint" for r in recoveries):
-    first += "; steps after the last checkpoint were repeated"
+    first += "Steps after the last checkpoint were repeated."
+  elif secs is None:
+    first += "No step was repeated."
   else:
-    first += ": no step repeated"
-  waits = [
-      0.0 if r["redo_secs"] == 0.0 else r["kill_to_first_instruction_secs"]
-      for r in recoveries
-  ]
-  if None not in waits:  # All are measured.
-    first += f", pauses of {sum(waits):.2f} s in all"
+    steps = len({r["step"] for r in recoveries})
+    which = f"The {steps} steps" if steps > 1 else "The step"
+    first += (
+        f"{which} with a death took {abs(secs):.1f} s "
+        f"{'longer' if secs >= 0 else 'less'}"
+        f"{' in all' if steps > 1 else ''}. No step was repeated."
+    )
   saved = f"from checkpoints instead, one every {every_steps} steps"
   return [
-      f"{first}.",
+      first,
       f"Restarts {saved if every_steps else 'instead, without checkpoints'}: "
       f"{_count(restarts.num_steps, 'step')} repeated, at least "
       f"{restarts.secs:.1f} s lost ({restarts.num_restarts} x "

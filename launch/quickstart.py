@@ -65,7 +65,7 @@ def main() -> None:
   except base.MissingExtraError as error:
     print(f"no figure: {error}")
   every_steps = config.checkpoint.every_steps
-  for line in story.render_costs(runs[1], every_steps=every_steps):
+  for line in story.render_costs(*runs, every_steps=every_steps):
     print(line)
   if not comparison.show_ends(folders, [run.lines for run in runs]):
     sys.exit(1)

@@ -7,6 +7,7 @@ time that was not measured is None.
 
 from collections.abc import Iterable, Mapping
 import dataclasses
+import itertools
 from typing import Any
 
 from bamboo_jax import base
@@ -37,7 +38,7 @@ class RecoveryTimes:
     step_end_at_secs: Commit of the step; None before.
     are_owed_measured: Whether the next two are known.
     first_owed_at_secs: Start of the first owed pass of a lost stage on any
-      node; None if none was owed.
+      node, after `ready_at_secs`; None if none was owed.
     last_owed_at_secs: End of the last one.
   """
 
@@ -77,12 +78,38 @@ class RecoveryTimes:
     return max(0.0, end_secs - self.view_at_secs)
 
   def merge_owed(self, found: Iterable[tuple[float, float]]) -> None:
-    """Sets the times of owed passes from the spans of all members."""
-    spans = list(found)
+    """Sets the times of owed passes, once the step has ended.
+
+    `found` are their first start and last end on each member, in seconds since
+    that member had planned the rest, as clocks of machines differ.
+    """
+    spans, ready_secs = list(found), self.ready_at_secs
     self.are_owed_measured = True
-    if spans:
-      self.first_owed_at_secs = min(first for first, _ in spans)
-      self.last_owed_at_secs = max(last for _, last in spans)
+    if spans and ready_secs is not None:
+      assert self.step_end_at_secs is not None, "The step has not ended."
+      ends = (min(s[0] for s in spans), max(s[1] for s in spans))
+      # Members are ready some milliseconds apart.
+      first, last = (min(ready_secs + t, self.step_end_at_secs) for t in ends)
+      self.first_owed_at_secs, self.last_owed_at_secs = first, last
+
+
+# The events of a recovery, in the order in which they happen.
+EVENTS = (
+    *("died_at_secs", "view_at_secs", "agreed_at_secs", "ready_at_secs"),
+    *("first_owed_at_secs", "last_owed_at_secs", "step_end_at_secs"),
+)
+
+
+def find_disorder(recovery: Mapping[str, Any]) -> str:
+  """Returns two events of a recovery in the wrong order; "" if there are none.
+
+  `recovery` is a `RecoveryTimes` as a dict. So no duration is negative.
+  """
+  known = [e for e in EVENTS if recovery.get(e) is not None]
+  for before, after in itertools.pairwise(known):
+    if recovery[after] < recovery[before]:
+      return f"{after} is {recovery[before] - recovery[after]} before {before}"
+  return ""
 
 
 def longest_silence(

@@ -9,8 +9,9 @@ from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.report import comparison
 
 
-def step(number, loss, *, ms=100.0):
-  return {"step": number, "loss": loss, "step_ms": ms}
+def step(number, loss, *, ms=100.0, secs=0.0):
+  account = {"account": {"secs": secs}}
+  return {"step": number, "loss": loss, "step_ms": ms, **account}
 
 
 def recovery(
@@ -34,12 +35,14 @@ def recovery(
 
 STEPS = (
     {"step": 0, "event": "start", "account": {"secs": 2.0}},
-    step(1, 5.5, ms=9000.0),  # Compiles.
-    step(2, 5.25, ms=200.0),
-    step(3, 5.0, ms=200.0),
-    step(4, 4.5, ms=400.0),
+    step(1, 5.5, ms=9000.0, secs=11.0),  # Compiles.
+    step(2, 5.25, ms=200.0, secs=11.25),
+    step(3, 5.0, ms=200.0, secs=11.5),
+    step(4, 4.5, ms=400.0, secs=12.0),
 )
-DEATHS = (*STEPS[:4], recovery(3, ["n0"]), STEPS[4])
+# The third takes 0.5 s longer, with what is done before it begins.
+_THIRD = step(3, 5.0, ms=200.0, secs=12.0)
+DEATHS = (*STEPS[:3], _THIRD, recovery(3, ["n0"]), STEPS[4])
 
 
 class StoryTest(parameterized.TestCase):
@@ -113,41 +116,59 @@ class StoryTest(parameterized.TestCase):
     self.assertAlmostEqual(found.secs, 6.0 + 0.2 * num_steps)
 
   def test_costs(self):
-    run = story.Recorded("a", DEATHS, True)
+    plain, run = self.runs(is_over=True)
     self.assertEqual(
-        story.render_costs(run, every_steps=10),
+        story.render_costs(plain, run, every_steps=10),
         [
-            "1 node died: no step repeated, pauses of 0.05 s in all.",
+            "1 node died. The step with a death took 0.5 s longer. No step was "
+            "repeated.",
             "Restarts from checkpoints instead, one every 10 steps: 2 steps "
             "repeated, at least 2.4 s lost (1 x 2.0 s to set up, 2 x 0.20 s).",
         ],
     )
-    restarted = [*STEPS, recovery(3, ["n0", "n1"], rung="checkpoint")]
-    run = story.Recorded("a", restarted, True)
-    self.assertEqual(
-        story.render_costs(run, every_steps=0)[0],
-        "2 nodes died; steps after the last checkpoint were repeated, pauses "
-        "of 0.05 s in all.",
-    )
     self.assertIn(
-        "without checkpoints", story.render_costs(run, every_steps=0)[1]
+        "without checkpoints", story.render_costs(plain, run, every_steps=0)[1]
     )
 
-  @parameterized.parameters(
-      (dict(), ", pauses of 0.05 s in all"),
-      (dict(wait_secs=None), ", pauses of 0.00 s in all"),  # Nothing was owed.
-      (dict(wait_secs=None, is_measured=False), ""),
-      (dict(rung="reroute"), ", pauses of 0.05 s in all"),
+  @parameterized.named_parameters(
+      (
+          "two_steps",
+          [recovery(3, ["n0"]), recovery(4, ["n1"], rung="reroute")],
+          "2 nodes died. The 2 steps with a death took 0.0 s longer in all. No "
+          "step was repeated.",
+      ),
+      (
+          "two_in_a_step",
+          [recovery(3, ["n0"]), recovery(3, ["n1"])],
+          "2 nodes died. The step with a death took 0.5 s longer. No step was "
+          "repeated.",
+      ),
+      (
+          "the_other_run_was_slower",
+          [recovery(4, ["n0"])],
+          "1 node died. The step with a death took 0.5 s less. No step was "
+          "repeated.",
+      ),
+      (
+          "a_restart",
+          [recovery(3, ["n0", "n1"], rung="checkpoint")],
+          "2 nodes died. Steps after the last checkpoint were repeated.",
+      ),
+      (
+          "not_timed",
+          [recovery(9, ["n0"])],
+          "1 node died. No step was repeated.",
+      ),
   )
-  def test_pauses_that_nobody_has_measured_are_not_told(self, given, expected):
-    lines = [*STEPS, recovery(3, ["n0"], **given)]
-    run = story.Recorded("a", lines, True)
-    first = story.render_costs(run, every_steps=10)[0]
-    self.assertEqual(first, f"1 node died: no step repeated{expected}.")
+  def test_time_of_deaths(self, deaths, expected):
+    run = story.Recorded("a", [*STEPS[:3], _THIRD, STEPS[4], *deaths], True)
+    plain = story.Recorded("b", STEPS, True)
+    found = story.render_costs(plain, run, every_steps=10)
+    self.assertEqual(found[0], expected)
 
   def test_without_deaths_there_are_no_costs(self):
     run = story.Recorded("a", STEPS, True)
-    self.assertEmpty(story.render_costs(run, every_steps=10))
+    self.assertEmpty(story.render_costs(run, run, every_steps=10))
 
   def test_a_loss_that_is_not_finite(self):
     run = story.Recorded("a", [step(1, None)], True)

@@ -28,6 +28,52 @@ _TWO = {"nodes": [1, 4], "names": ["n1", "n4"], "victims": ["0/1", "1/1"]}
 _NOTHING_OWED = {"first_owed_at_secs": None, "last_owed_at_secs": None}
 
 
+class OrderTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("as_they_happen", {}, ""),
+      (
+          "died_later",
+          {"died_at_secs": 10.75},
+          "view_at_secs is 0.25 before died",
+      ),
+      (
+          "a_pass_that_was_running",
+          {"first_owed_at_secs": 10.5},
+          "first_owed_at_secs is 0.5 before ready_at_secs",
+      ),
+      (
+          "never_ready",
+          {"ready_at_secs": None, "first_owed_at_secs": 10.5},
+          "first_owed_at_secs is 0.25 before agreed_at_secs",
+      ),
+      (
+          "end",
+          {"step_end_at_secs": 12.0},
+          "step_end_at_secs is 0.25 before last",
+      ),
+  )
+  def test_events_are_in_order(self, changes, expected):
+    found = durations.find_disorder(RECOVERY | changes)
+    self.assertStartsWith(found, expected)
+    self.assertEqual(bool(found), bool(expected))
+
+  @parameterized.named_parameters(
+      ("nothing_owed", [], None, None),
+      ("two_members", [(0.25, 1.0), (0.125, 0.5)], 11.125, 12.0),
+      ("ready_apart", [(0.25, 2.5)], 11.25, 13.0),
+  )
+  def test_owed_passes_are_after_the_plan(self, spans, first, last):
+    fields = durations.RecoveryTimes.__dataclass_fields__
+    one = durations.RecoveryTimes(
+        **{k: v for k, v in RECOVERY.items() if k in fields}
+        | {"first_owed_at_secs": None, "last_owed_at_secs": None}
+    )
+    one.merge_owed(spans)
+    found = one.first_owed_at_secs, one.last_owed_at_secs
+    self.assertEqual(found, (first, last))
+
+
 class ReportTest(parameterized.TestCase):
 
   def test_a_death_that_was_timed(self):

@@ -143,14 +143,17 @@ class RunLogTest(parameterized.TestCase):
     self.assertEqual(recovery.step, 8)
 
   def test_the_vote_on_the_step_in_which_it_happened(self):
-    self.lose(make_agreement())
-    owed = types.SimpleNamespace(
-        instruction=types.SimpleNamespace(op=_Op.FORWARD, stage=1),
-        start_secs=11.0,
-        end_secs=12.0,
-    )
+    recovery = self.lose(make_agreement())
+    forward = types.SimpleNamespace(op=_Op.FORWARD, stage=1)
+    # The first was still running at the death.
+    passes = [
+        types.SimpleNamespace(
+            instruction=forward, start_secs=start, end_secs=end
+        )
+        for start, end in ((10.25, 11.75), (11.0, 12.0), (12.0, 12.5))
+    ]
     step = types.SimpleNamespace(
-        measured=[owed],
+        measured=passes,
         start_secs=9.0,
         planned_passes=account_lib.NodeTime(),
         sums_secs=0.0,
@@ -161,12 +164,14 @@ class RunLogTest(parameterized.TestCase):
         take_prints=lambda: None,
     )
     vote = lambda: self.log.vote(seen=2, ready=2, stops=False, step=step)
-    self.assertEqual(vote().owed, {2: (11.0, 12.0)})
+    self.assertEqual(vote().owed, {})  # Nothing is planned yet.
+    recovery.ready_at_secs = 10.5
+    self.assertEqual(vote().owed, {2: (0.5, 2.0)})
     self.state.steps = 22
     self.assertEqual(vote().owed, {})
 
   @parameterized.named_parameters(
-      ("owed", [{2: (11.0, 12.0)}, {2: (11.5, 13.0)}], None, (11.0, 13.0)),
+      ("owed", [{2: (0.5, 1.5)}, {2: (1.0, 2.5)}], None, (11.0, 13.0)),
       ("nothing_owed", [{}], None, (None, None)),
       ("votes_were_not_heard", [], None, None),
       ("programs_are_not_measured", [{}], account_lib.NodeTime(), None),
@@ -175,6 +180,7 @@ class RunLogTest(parameterized.TestCase):
       self, owed, planned_passes, span
   ):
     recovery = self.lose(make_agreement())
+    recovery.ready_at_secs = 10.5
     votes = {
         number: types.SimpleNamespace(
             passes=account_lib.NodeTime(),

@@ -20,6 +20,7 @@ from bamboo_jax import base
 from bamboo_jax import config as config_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
+from bamboo_jax.recovery import durations
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime import executor as executor_lib
@@ -193,6 +194,8 @@ class Trials:
     prints = replicas.take_prints(engine, base.StepId(num_steps))
     replicas.compare([prints], engine.specs)
     events = [line for line in lines if line.get("event") == "recovery"]
+    for wrong in filter(None, map(durations.find_disorder, events)):
+      raise TroubleError(f"a recovery is not in order: {wrong}")
     return TrialOutcome(
         losses=jsonl.column(lines, "loss")[1],
         layers=[

@@ -134,20 +134,24 @@ def find_owed(
 ) -> tuple[float, float] | None:
   """Returns start and end of the owed passes on local nodes, None if none.
 
-  Owed are passes of lost stages after the death, or of any stage if the rung
-  was not a shadow. Seconds on the clock of `measured`.
+  Owed are passes of lost stages, or of any stage if the rung was not a shadow,
+  that began once the rest of the step was planned; another pass may still have
+  been running. Seconds since then.
   """
+  if (ready_secs := recovery.ready_at_secs) is None:
+    return None
   segments = {s for p in recovery.places for s in layout.segments_of(p)}
   owed = [
       m
       for m in measured
       if m.instruction.op in _PASSES
       and (m.instruction.stage in segments or recovery.rung != "shadow")
-      and m.start_secs > recovery.view_at_secs
+      and m.start_secs >= ready_secs
   ]
   if not owed:
     return None
-  return min(m.start_secs for m in owed), max(m.end_secs for m in owed)
+  first_secs = min(m.start_secs for m in owed)
+  return first_secs - ready_secs, max(m.end_secs for m in owed) - ready_secs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
