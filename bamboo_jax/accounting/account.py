@@ -44,7 +44,8 @@ class NodeTime:
     checkpoint: Training blocked by a save.
     restart: Starting processes, compiling, loading a checkpoint.
     lost: Training that was discarded; subtracted from the kinds above.
-    idle: Nodes that are paid for but take no part in training.
+    idle: Nodes that are paid for but take no part in training, and all nodes
+      while they wait for others to join.
   """
 
   useful: float = 0.0
@@ -87,9 +88,8 @@ class NodeTime:
 
   @property
   def goodput(self) -> float:
-    """Fraction of the time that went into steps that are kept."""
-    kept = math.fsum(getattr(self, kind) for kind in TRAINING)
-    return kept / (self.total or 1.0)
+    """Fraction of the time that was useful."""
+    return self.useful / (self.total or 1.0)
 
   def shares(self) -> dict[str, float]:
     """Returns the fraction of each kind; they add up to 1, or 0 if no time."""

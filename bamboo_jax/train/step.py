@@ -56,8 +56,8 @@ class Vote:
     span_secs: From the start of the step to the end of its last pass.
     sums_secs: Time of summing gradients, by segment of its nodes, waiting
       included.
-    owed: Start and end of its owed passes, on its clock, by view that lost a
-      node.
+    owed: Start and end of its owed passes, in seconds since it had planned
+      them, by view that lost a node.
     ran: Passes of its nodes; see `executor.Filler.ran`.
     prints: Fingerprints of its state; None if they are not due.
     nonfinite: See `Step.find_nonfinite`.
@@ -99,6 +99,7 @@ class Committed:
       ahead, so a phase ends when the next had to wait for it.
     measured: Times of the instructions of local nodes.
     start_secs: Start of the step, on `time.perf_counter`.
+    idle_secs: Part of `secs` in which all nodes waited for others to join.
     skipped: Why the step did not change the state; "" if it did.
     span_secs: From its start to the end of its last pass; 0 if not measured.
     sums_secs: Mean time per node of summing gradients, without waiting.
@@ -114,6 +115,7 @@ class Committed:
   phase_secs: Mapping[str, float]
   measured: Sequence[recorder_lib.MeasuredInstruction]
   start_secs: float
+  idle_secs: float = 0.0
   skipped: str = ""
   passes: account_lib.NodeTime = account_lib.NodeTime()
   span_secs: float = 0.0
@@ -137,6 +139,7 @@ class StepRunner:
     measured: Times of the instructions that have run on local nodes.
     start_secs: Start of the step, on `time.perf_counter`.
     num_skipped: Skipped steps in a row, up to and with this one.
+    idle_secs: See `Committed`; the worker adds its waits.
   """
 
   def __init__(
@@ -182,6 +185,7 @@ class StepRunner:
     self._slow_down(due.slowed)
     self._delays.begin()
     self.start_secs = self._last = time.perf_counter()
+    self.idle_secs = 0.0
     self._phase_secs = dict.fromkeys(faults_lib.PHASES, 0.0)
     self._engine.begin_step(step, feed, num_microbatches=self._num_microbatches)
     self.executor.begin(step, feed)
@@ -274,6 +278,7 @@ class StepRunner:
         phase_secs=self._phase_secs,
         measured=self.measured,
         start_secs=self.start_secs,
+        idle_secs=self.idle_secs,
         skipped=self._skipped,
         planned=self._planned,
         **more,

@@ -200,7 +200,9 @@ class Worker:
     due = faults_lib.find_joins(self._given.faults, step=self.state.steps + 1)
     if due and (num := [*map(self._given.strike, due)].count(False)):
       self._outputs.explain(f"waiting for {num} more to join")
+      since_secs = time.perf_counter()
       self._cohort.wait_members(len(self._cohort.view.members) + num)
+      self._step.idle_secs += time.perf_counter() - since_secs
       self._compiler.prepare(self._cohort.newest)
 
   def _call_next(self) -> None:

@@ -101,6 +101,21 @@ class MeterTest(parameterized.TestCase):
     mean = step_times.mean_sums_secs(said, layout)
     self.assertAlmostEqual(mean, (2.0 + 1.0 + 2.0) / 3)
 
+  def test_a_wait_for_others_to_join_is_idle(self):
+    """Goodput falls: nothing is trained."""
+    meter = self._meter()
+    self.now = 10.0
+    self._add(meter, _result(0.0), NodeTime(useful=16.0, bubble=24.0))
+    before = meter.account.node_time
+    self.assertEqual((before.idle, before.goodput), (10.0, 16.0 / 50.0))
+    self.now = 40.0
+    waited = dataclasses.replace(_result(10.0, secs=30.0), idle_secs=20.0)
+    self._add(meter, waited, NodeTime(useful=16.0, bubble=24.0))
+    after = meter.account.node_time
+    self.assertEqual(after.bubble, 2 * before.bubble)
+    self.assertEqual(after.idle, 2 * before.idle + 5 * 20.0)
+    self.assertEqual(after.goodput, 32.0 / 200.0)
+
   def test_healthy_step(self):
     meter = self._meter()
     measured = [

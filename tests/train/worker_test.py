@@ -9,10 +9,12 @@ import gc
 import tempfile
 from unittest import mock
 
+from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 
 from bamboo_jax import base
+from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.phases import reduce
@@ -20,6 +22,7 @@ from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.testing.fault_sweep import cases
 from bamboo_jax.testing.fault_sweep import trials as trials_lib
 from bamboo_jax.train import step as step_lib
+from bamboo_jax.train import worker as worker_lib
 from bamboo_jax.train.members import local_cohort
 from tests.fault_sweep import small
 
@@ -98,6 +101,23 @@ class DeathsTest(parameterized.TestCase):
       with self.subTest(text):
         outcome = small.make_trials(2, 2, 2).run(small.make_case(text))
         self.assertEqual(outcome.rungs, ("shadow",))
+
+
+class JoinsTest(absltest.TestCase):
+
+  def test_the_time_of_a_wait_for_others_to_join(self):
+    worker = object.__new__(worker_lib.Worker)
+    step, clock = mock.Mock(idle_secs=1.0), mock.Mock(perf_counter=lambda: 2.0)
+    wait = lambda num: setattr(clock, "perf_counter", lambda: num + 2.0)
+    cohort = mock.Mock(wait_members=wait)
+    cohort.view.members = "abc"
+    worker._step, worker._cohort, worker._compiler = step, cohort, mock.Mock()
+    worker._outputs, worker.state = mock.Mock(), mock.Mock(steps=3)
+    joins = [faults_lib.Fault(4, "", kind="join")] * 2
+    worker._given = mock.Mock(faults=joins, strike=lambda due: False)
+    with mock.patch.object(worker_lib, "time", clock):
+      worker._wait_for_joins()
+    self.assertEqual(step.idle_secs, 1.0 + 5.0)
 
 
 class LadderTest(parameterized.TestCase):

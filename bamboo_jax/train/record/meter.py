@@ -242,8 +242,8 @@ def _split(
   """Returns a step's node time; `before` and `after` have the nodes then."""
   trained = before.training & after.live
   lives = [max(0.0, r.view_at_secs - step.start_secs) for r in step.recoveries]
-  return account_lib.split_step(
-      step.secs,
+  split = account_lib.split_step(
+      step.secs - step.idle_secs,
       num_nodes=len(trained),
       num_idle=len((before.live & after.live) - trained),
       passes=step.passes,
@@ -257,3 +257,5 @@ def _split(
       ),
       lost_secs=len(before.live - after.live) * statistics.fmean(lives or [0]),
   )
+  num_waited = len(before.live & after.live)
+  return split + account_lib.NodeTime(idle=num_waited * step.idle_secs)

@@ -165,7 +165,7 @@ class FactsTest(absltest.TestCase):
   def test_goodput_and_badput(self):
     spent = account(10.0, 1, useful=4.0, bubble=2.0, recovery=1.0, idle=3.0)
     got = self.find(history=history(step(1, account=spent)))["time"]
-    self.assertAlmostEqual(got["goodput_pct"], 60.0)
+    self.assertAlmostEqual(got["goodput_pct"], 40.0)
     self.assertEqual(
         {name: secs for name, secs in got["badput_secs"].items() if secs},
         {"INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION": 1.0, "OTHER": 3.0},
