@@ -23,9 +23,9 @@ def main() -> None:
   name, *arguments = sys.argv[1:] or ["--help"]
   summaries = listing.read_summaries(_FOLDER)
   if name in ("--help", "-h", "help"):
-    print(listing.render(summaries, packaged.list_configs()), end="")
+    _show(listing.render(summaries, packaged.list_configs()))
   elif name == "--version":
-    print(f"bamboo_jax {bamboo_jax.__version__}")
+    _show(f"bamboo_jax {bamboo_jax.__version__}\n")
   elif name not in summaries:
     _fail(base.suggest(name, summaries, what="command"))
   else:
@@ -33,9 +33,16 @@ def main() -> None:
     os.execv(sys.executable, command)
 
 
+def _show(text: str) -> None:
+  try:
+    print(text, end="", flush=True)
+  except OSError as error:
+    _fail(f"standard output: {error.strerror}")
+
+
 def _fail(message: str) -> NoReturn:
-  print(f"error: {message}", file=sys.stderr)
-  sys.exit(2)
+  print(f"error: {message}", file=sys.stderr, flush=True)
+  os._exit(2)  # Python would try to write the rest of standard output.
 
 
 if __name__ == "__main__":

@@ -77,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  cli.run(main, is_node=True)

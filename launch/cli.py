@@ -36,11 +36,12 @@ def run(
     if_interrupted: Callable[[], str] = lambda: "",
     own_keys: bool = False,
     takes_arguments: bool = False,
+    is_node: bool = False,
 ) -> None:
   """Runs `main` as the command of this process, and exits.
 
   With `takes_arguments`, `main` gets the arguments that are not flags. Errors
-  and `if_interrupted` are as in `command.run`. With `own_keys` the config has
+  and other arguments are as in `command.run`. With `own_keys` the config has
   keys of its own rather than those of `configs/default.py`.
   """
 
@@ -52,7 +53,9 @@ def run(
       main()
 
   parse = functools.partial(_parse_flags, own_keys=own_keys)
-  command.run(start, parse=parse, if_interrupted=if_interrupted)
+  command.run(
+      start, parse=parse, if_interrupted=if_interrupted, is_node=is_node
+  )
 
 
 def _parse_flags(argv: Sequence[str], *, own_keys: bool) -> list[str]:

@@ -11,12 +11,15 @@ import signal
 import socket
 import sys
 import time
+import traceback
 
 from absl import app
 from absl import logging
 
 from bamboo_jax import base
 from bamboo_jax.base import logs
+from bamboo_jax.cli import command
+from bamboo_jax.cluster import children
 from bamboo_jax.launch import identity_flags
 from bamboo_jax.launch import node_flags as given
 from bamboo_jax.launch import shared_flags
@@ -24,7 +27,21 @@ from bamboo_jax.runtime import accelerator
 
 
 def main(argv: Sequence[str]) -> None:
-  """Trains until the run is done."""
+  """Trains until the run is done; the exit status says what an error means."""
+  try:
+    _train(argv)
+  except base.NodeFailedError as error:
+    command.fail(f"{error}", children.LOCAL)
+  except Exception as error:
+    if not isinstance(error, ValueError) and not base.find_own_line(error):
+      raise
+    traceback.print_exc()
+    command.fail(base.describe_error(error), children.MISTAKE)
+  sys.stdout.flush()
+  os._exit(0)  # Peers are gone; a graceful goodbye would wait for them.
+
+
+def _train(argv: Sequence[str]) -> None:
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # The agent decides.
   faulthandler.register(signal.SIGUSR1)  # Shows where every thread is.
   logs.use(argv[1])
@@ -55,8 +72,6 @@ def main(argv: Sequence[str]) -> None:
       programs.num_compiled,
       programs.num_loaded,
   )
-  sys.stdout.flush()
-  os._exit(0)  # Peers are gone; a graceful goodbye would wait for them.
 
 
 if __name__ == "__main__":

@@ -29,9 +29,11 @@ from bamboo_jax.base.errors import FencedError
 from bamboo_jax.base.errors import InfeasibleError
 from bamboo_jax.base.errors import MissingExtraError
 from bamboo_jax.base.errors import MissingFileError
+from bamboo_jax.base.errors import NodeFailedError
 from bamboo_jax.base.errors import NonFiniteError
 from bamboo_jax.base.errors import PeerRemovedError
 from bamboo_jax.base.errors import ReplicaMismatchError
+from bamboo_jax.base.errors import RunFailedError
 from bamboo_jax.base.errors import StaleProfileError
 from bamboo_jax.base.errors import UnrecoverableHereError
 from bamboo_jax.base.errors import ViewChangedError
@@ -41,7 +43,9 @@ from bamboo_jax.base.files import find_full
 from bamboo_jax.base.files import lock_folder
 from bamboo_jax.base.files import open_lock
 from bamboo_jax.base.files import write_atomically
+from bamboo_jax.base.functions import describe_error
 from bamboo_jax.base.functions import find_function
+from bamboo_jax.base.functions import find_own_line
 from bamboo_jax.base.functions import is_function_name
 from bamboo_jax.base.ids import by_node
 from bamboo_jax.base.ids import by_stage

@@ -15,6 +15,18 @@ class EndedError(ValueError):
   """A node or a run ended early; the message suffices, without a traceback."""
 
 
+class RunFailedError(EndedError):
+  """The user's code or data ended the run: every node would meet the error."""
+
+
+class NodeFailedError(EndedError):
+  """One node ended early; others go on, and it may be started again."""
+
+
+class CallbackError(EndedError):
+  """A callback or logger of the user has raised the cause of this error."""
+
+
 class StaleProfileError(ValueError):
   """A saved profile is of another setup; the message names the difference."""
 
@@ -33,10 +45,6 @@ class MissingFileError(DataError):
   def __init__(self, message: str, pattern: str) -> None:
     super().__init__(message)
     self.pattern = pattern
-
-
-class CallbackError(RuntimeError):
-  """A callback or logger of the user has raised the cause of this error."""
 
 
 class CheckpointError(ValueError):
@@ -79,7 +87,7 @@ class FencedError(RuntimeError):
   """Other nodes have taken over the files of a run; this process must exit."""
 
 
-class UnrecoverableHereError(RuntimeError):
+class UnrecoverableHereError(EndedError):
   """A pipeline has lost every copy of `stages`, replicas included."""
 
   def __init__(self, stages: tuple[ids.StageId, ...]) -> None:

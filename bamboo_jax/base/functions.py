@@ -11,11 +11,19 @@ import importlib
 import importlib.util
 import pathlib
 import sys
+import sysconfig
 import traceback
 import types
 from typing import Any
 
 from bamboo_jax.base import names
+
+_PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+_LIBRARIES = (
+    pathlib.Path(sysconfig.get_path("stdlib")),
+    _PACKAGE,
+    *(_PACKAGE.parent / p for p in ("launch", "benchmarks", "reproductions")),
+)
 
 
 def is_function_name(name: str) -> bool:
@@ -56,6 +64,32 @@ def find_function(name: str, *, what: str) -> Callable[..., Any]:
       f"There is no {what} {name!r}: "
       f"{names.suggest(function, own, what=f'function of {place}')}"
   )
+
+
+def find_own_line(error: BaseException) -> str:
+  """Returns "file:line" of the last line of the user's that an error passed.
+
+  Returns "" if it passed none: all code is that of this package, of Python, or
+  of an installed package.
+  """
+  for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    path = pathlib.Path(frame.filename)
+    is_installed = "site-packages" in path.parts or not path.is_file()
+    if not is_installed and not any(map(path.is_relative_to, _LIBRARIES)):
+      return f"{frame.filename}:{frame.lineno}"
+  return ""
+
+
+def describe_error(error: BaseException) -> str:
+  """Returns an error as one sentence, with the line of the user's code."""
+  if isinstance(error, OSError) and error.strerror and error.filename:
+    said = f"{error.filename}: {error.strerror}."
+  elif isinstance(error, (ValueError, OSError)) and str(error):
+    said = str(error)
+  else:
+    said = f"{type(error).__name__}: {error}"
+  line = find_own_line(error)
+  return f"{line}: {said}" if line else said
 
 
 def _load(file: str) -> types.ModuleType:

@@ -1,10 +1,12 @@
 """Commands: one clear line for each mistake of the user.
 
 A bad flag, config key or value, an unreadable file: the command prints one line
-and exits with 2. After SIGINT, SIGTERM or SIGUSR1 it exits with 128 and the
-number of the signal, also with one line; a command whose output is closed, as
-by `head`, with 141 and no line. Anything else is a bug of ours and shows its
-traceback, as all errors do with `--verbosity=1`.
+and exits with 2; with 1 if a node of a cluster failed on its own, so that it
+may be started again. After SIGINT, SIGTERM, SIGHUP (which `nohup` keeps away)
+or SIGUSR1 it exits with 128 and the number of the signal, also with one line; a
+command whose output is closed, as by `head`, with 141 and no line. Anything
+else is a bug of ours and shows its traceback, as all errors do with
+`--verbosity=1`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -31,10 +33,13 @@ _ENDS: dict[int, str] = {
     signal.SIGINT: "interrupted",
     signal.SIGTERM: "terminated",
     signal.SIGUSR1: "told to end by SIGUSR1",  # As schedulers may announce it.
+    signal.SIGHUP: "hung up",  # Its terminal or connection is closed.
 }
+_REPEATED = {signal.SIGUSR1, signal.SIGHUP}  # A second one says nothing new.
 _ASKED = "finishing and saving the step; a second signal ends at once"
 _PATIENCE_SECS = 30.0  # For the clean-up of an interrupted command.
 _AGAIN_SECS = 0.05  # Until an interrupt that came at a bad moment is repeated.
+_CLOSE_MS = 200  # For the end of what read the output, such as `tee`.
 _HELPS = {"?", "help", "helpshort", "helpfull", "helpxml"}
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
@@ -46,12 +51,14 @@ def run(
     *,
     if_interrupted: Callable[[], str] = lambda: "",
     parse: Callable[[Sequence[str]], list[str]],
+    is_node: bool = False,
 ) -> None:
   """Runs `main` as the command of this process, and exits.
 
   `main` gets the arguments that are not flags, as `parse` returns them, and may
   raise `ValueError` and `OSError` for mistakes that the user can correct.
-  `if_interrupted` returns a hint to print after an interrupt.
+  `if_interrupted` returns a hint to print after an interrupt. If it `is_node`,
+  an `OSError`, such as a store that is away, is a failure of this node alone.
   """
   global _find_hint
   _find_hint = if_interrupted
@@ -65,15 +72,22 @@ def run(
     except (ValueError, OSError) as error:
       if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):
         os._exit(128 + signal.SIGPIPE)  # Its reader has seen enough.
-      if isinstance(error, base.EndedError):
-        fail(f"{error}", 2)  # A traceback would lead nowhere.
-      if logging.get_verbosity() >= logging.DEBUG:
+      is_verbose = logging.get_verbosity() >= logging.DEBUG
+      if isinstance(error, base.EndedError) and not (
+          is_verbose and error.__cause__
+      ):  # A traceback would lead nowhere.
+        fail(f"{error}", _find_code(error, is_node=is_node))
+      if is_verbose:
         raise
-      fail(f"{_describe(error)} (traceback: --verbosity=1)", 2)
+      fail(
+          f"{base.describe_error(error)} (traceback: --verbosity=1)",
+          _find_code(error, is_node=is_node),
+      )
 
   logging.get_absl_handler().setFormatter(_LineFormatter())
   logging.set_verbosity(logging.ERROR)  # Until the flag is parsed.
-  for number in _ENDS:
+  _open_standard_files()
+  for number in _heard():
     # Also in the background of a script, where an interrupt is ignored.
     signal.signal(number, _interrupt)
   next_hook = sys.unraisablehook
@@ -102,14 +116,16 @@ def hearing(ask: Callable[[], bool], *, tidies: bool = False) -> Iterator[None]:
   def hear(number: int, frame: types.FrameType | None) -> None:
     if not ask():
       return _interrupt(number, frame)
-    if number != signal.SIGUSR1 and {*heard} - {signal.SIGUSR1}:
+    if number not in _REPEATED and {*heard} - _REPEATED:
       return _interrupt(number, frame) if tidies else _end(number)
+    if number == signal.SIGHUP:
+      _leave_terminal()
     if not heard:
       line = f"{_ENDS[number]}: {_ASKED}\n"
       os.write(2, line.encode())
     heard.append(number)
 
-  before = {number: signal.signal(number, hear) for number in _ENDS}
+  before = {number: signal.signal(number, hear) for number in _heard()}
   try:
     yield
   finally:
@@ -119,7 +135,15 @@ def hearing(ask: Callable[[], bool], *, tidies: bool = False) -> Iterator[None]:
     raise KeyboardInterrupt(heard[0])
 
 
+def _heard() -> list[int]:
+  """Returns the signals of `_ENDS` but for SIGHUP under `nohup`."""
+  is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+  return [n for n in _ENDS if n != signal.SIGHUP or not is_ignored]
+
+
 def _interrupt(number: int, frame: types.FrameType | None) -> None:
+  if number == signal.SIGHUP:
+    _leave_terminal()
   _start_watchdog(functools.partial(_end, number))
   _raise(number, frame)
 
@@ -156,6 +180,34 @@ def _hear_swallowed(
     _raise_later(*error.args or (signal.SIGINT,))
   else:
     next_hook(unraisable)
+
+
+def _find_code(error: Exception, *, is_node: bool) -> int:
+  kinds = (base.NodeFailedError, *([OSError] if is_node else []))
+  return 1 if isinstance(error, kinds) else 2
+
+
+def _leave_terminal() -> None:
+  """Replaces outputs that have lost their reader: to write there would fail."""
+  for output in (1, 2):
+    poll = select.poll()
+    poll.register(output, 0)
+    if poll.poll(_CLOSE_MS):
+      nothing = os.open(os.devnull, os.O_WRONLY)
+      os.dup2(nothing, output)
+      os.close(nothing)
+
+
+def _open_standard_files() -> None:
+  """Opens those that are closed, so that no other file gets their number."""
+  for file in range(3):
+    try:
+      os.fstat(file)
+    except OSError:
+      os.open(os.devnull, os.O_RDWR)  # Gets the lowest free number.
+  for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    if getattr(sys, name) is None:
+      setattr(sys, name, open(os.devnull, mode))
 
 
 def _end(number: int, unused_frame: object = None) -> NoReturn:
@@ -205,13 +257,6 @@ def explain_flag(error: flags.IllegalFlagValueError) -> str:
   if kind in _TYPES and re.search("literal|convert|Non-", message):
     return f"--{name} must be {_TYPES[kind]}, got {value!r}."
   return message
-
-
-def _describe(error: Exception) -> str:
-  """Returns an error as a sentence without terms of Python."""
-  if isinstance(error, OSError) and error.strerror and error.filename:
-    return f"{error.filename}: {error.strerror}."
-  return str(error)
 
 
 def _is_unread(stream: TextIO) -> bool:

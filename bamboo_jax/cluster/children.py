@@ -6,6 +6,10 @@ import os
 import signal
 import subprocess
 
+# Exit status after a mistake of the user, see `cli.command`; and of a worker
+# after an error of its own machine, which `describe_exit` calls `LOCAL_EXIT`.
+MISTAKE, LOCAL = 2, 3
+LOCAL_EXIT = f"exit status {LOCAL}"
 _PR_SET_PDEATHSIG = 1
 _PF_EXITING = 4  # Of the kernel's task flags.
 _FLAGS, _PENDING, _EXIT_CODE = 6, 28, 49  # Fields of proc(5), from the state.

@@ -172,6 +172,13 @@ class Done:
 
 
 @dataclasses.dataclass(frozen=True)
+class Failed:
+  """An error that every node would meet has ended the run, which is saved."""
+
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Leave:
   """The worker has handed its stages over, after a notice."""
 
@@ -223,10 +230,11 @@ def _table(*classes: type) -> dict[str, type]:
 HANDSHAKE = _table(Greeting, Hello)
 FROM_AGENT = _table(
     *(Post, Beat, Ready, NewView, Notice, Gone, Suspects, Done, Assignment),
+    Failed,
 )
 FROM_WORKER = _table(
     *(Post, Adopt, WorkerBeat, WorkerReady, Assignment, Report, Doubt, Done),
-    *(Leave, Slow),
+    *(Leave, Slow, Failed),
 )
 TO_WORKER = _table(
     *(Gathered, NewView, StillMember, Assignment, Silent, Trouble),

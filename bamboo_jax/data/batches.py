@@ -69,7 +69,7 @@ class Batches:
 
   def lazy_microbatch(self, step: int, microbatch: int) -> dict[str, Any]:
     """Returns all arrays of a microbatch, for `select_arrays`."""
-    indices = self._indices(step, microbatch)
+    indices = self.find_samples(step, microbatch)
     return self.source.batch(indices, seed=self.seed)
 
   def eval_microbatch(
@@ -82,10 +82,11 @@ class Batches:
           f" {self.source.num_heldout} held-out samples, and a batch takes "
           f"{self.batch_size}."
       )
-    indices = self._indices(batch, microbatch)
+    indices = self.find_samples(batch, microbatch)
     return select_arrays(self.source.heldout_batch(indices), keys)
 
-  def _indices(self, step: int, microbatch: int) -> range:
+  def find_samples(self, step: int, microbatch: int) -> range:
+    """Returns the numbers of the samples of a microbatch."""
     self.check(step, microbatch)
     place = operator.index(microbatch) * self.microbatch_size
     first = operator.index(step) * self.batch_size + place

@@ -134,7 +134,9 @@ class ClusterRun:
     if not self._is_over and (
         self._cluster.num_failed or self._former_summary is None
     ):
-      raise base.EndedError(f"The run has ended early; see {self._logs}.")
+      raise base.EndedError(
+          self._cluster.mistake or f"The run has ended early; see {self._logs}."
+      )
 
   def ask_to_stop(self) -> bool:
     """Asks the run to save and end; returns whether it has state to save.
@@ -148,17 +150,19 @@ class ClusterRun:
     """Adds the times of deaths to the summary, and shows it."""
     content = json.loads(self._summary.read_text())
     if not self._is_over:
-      print(f"nothing to do: {content['steps']} steps are done")
+      self._progress.show_text(
+          f"nothing to do: {content['steps']} steps are done"
+      )
       return
     kills = self._director.kills
     content["recoveries"] = durations.report(content["recoveries"], kills)
     text = json.dumps(content, indent=2) + "\n"
     base.write_atomically(self._summary, text)
     for recovery in content["recoveries"]:
-      print(durations.describe(recovery))
+      self._progress.show_text(durations.describe(recovery))
     if redundancy := content["redundancy"]:
-      print(progress_lib.render_redundancy(redundancy))
-    print(f"state_sha256={content['state_sha256']}")
+      self._progress.show_text(progress_lib.render_redundancy(redundancy))
+    self._progress.show_text(f"state_sha256={content['state_sha256']}")
 
   def find_missed(self) -> list[str]:
     """Returns a message for each fault that never happened."""
@@ -244,7 +248,9 @@ class ClusterRun:
       self._tell_if_slow(now)
       num_own = self._cluster.num_failed - len(self._director.kills)
       if not self._has_stepped and num_own > 0:
-        raise base.EndedError("A node has failed before the first step.")
+        raise base.EndedError(
+            self._cluster.mistake or "A node has failed before the first step."
+        )
       if done_secs is None and self._is_over:
         done_secs = now
       if done_secs is None and told_secs is None:
@@ -258,7 +264,8 @@ class ClusterRun:
     for name, text in self._cluster.tend().items():
       pid = self._director.pids.pop(name, "unknown")
       log = self._logs / f"{name}.log"
-      self._progress.show_text(f"{text}; worker: pid {pid}, log {log}")
+      if not self._cluster.mistake:  # Others end with it, too.
+        self._progress.show_text(f"{text}; worker: pid {pid}, log {log}")
       if full := base.find_full(self._setup.workdir):
         self._progress.show_text(f"warning: {full}")
 

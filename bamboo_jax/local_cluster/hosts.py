@@ -60,6 +60,8 @@ def parse(text: str) -> list[Host]:
 class Fleet:
   """An agent on each host; a host whose agent fails is tried again.
 
+  Not after a mistake of the user, which a second try would not mend.
+
   Args:
     ssh: Command that takes a host and a command for it.
     agent: Command of an agent but for its name, zone and host.
@@ -129,7 +131,7 @@ class Fleet:
     for host, process in [*self._running.items()]:
       if (code := process.poll()) is not None:
         del self._running[host]
-        if code:
+        if code and code != children.MISTAKE:
           self._failed_secs[host] = now_secs
     for host, since_secs in [*self._failed_secs.items()]:
       if self._running and now_secs > since_secs + _RETRY_SECS:

@@ -36,12 +36,13 @@ class LocalCluster:
 
   Attributes:
     num_failed: Number of agents that ended with an error.
+    mistake: A mistake of the user with which an agent ended; "" without any.
   """
 
   def __init__(
       self, workdir: pathlib.Path, *, etcd: str | None, run: str
   ) -> None:
-    self.num_failed = 0
+    self.num_failed, self.mistake = 0, ""
     self._etcd, self._run = etcd, run
     self._agents: dict[str, subprocess.Popen[bytes] | copies.Copy] = {}
     self._zones: dict[str, str] = {}  # Of started nodes.
@@ -150,6 +151,8 @@ class LocalCluster:
     said, log = "", self._logs / f"{name}.agent.log"
     if code > 0:  # Not killed, so its log may end with the reason.
       said = children.read_tail(log, num_lines=1).removeprefix("error: ")
+    if code == children.MISTAKE:
+      self.mistake = said
     said = said or f"Node {name}: its agent {children.describe_exit(code)}."
     return (
         f"{said} {self.num_running} of {self.num_running + 1} nodes are left; "

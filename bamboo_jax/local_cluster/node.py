@@ -23,7 +23,7 @@ from bamboo_jax.local_cluster import machine
 from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.train.setup import sizes
 
-_PROTOCOL = 8  # Version of the messages between processes.
+_PROTOCOL = 9  # Version of the messages between processes.
 _PACKAGES = ("bamboo_jax", "jax", "jaxlib")
 
 
@@ -70,8 +70,8 @@ def run(
   The first worker is `spare`, if given. Metrics for Prometheus are served at
   `metrics_port`; if that is in use, a warning is logged.
 
-  Raises `base.EndedError` if the agent failed, `KeyboardInterrupt` if it was
-  told to end at once.
+  Raises `base.EndedError` after a mistake of the user, `base.NodeFailedError`
+  if this node failed, `KeyboardInterrupt` if it was told to end at once.
   """
   allow_files()
   must_restart, agent = True, None
@@ -89,11 +89,15 @@ def run(
     reason = asyncio.run(_run(agent))
     must_restart, spare = agent.state.must_restart, None
     options = dataclasses.replace(options, is_again=True)
+  assert agent is not None
+  if reason and agent.state.is_mistake:  # The last line of the log explains it.
+    tail = children.read_tail(pathlib.Path(options.log), num_lines=1)
+    raise base.EndedError(tail.removeprefix("error: "))
   if reason:
     if "exit status" in reason:  # It was not killed, so its log has the reason.
       tail = children.read_tail(pathlib.Path(options.log), num_lines=3)
       reason += f". Its log ends: {tail}"
-    raise base.EndedError(f"Node {options.name}: {reason}.")
+    raise base.NodeFailedError(f"Node {options.name}: {reason}.")
 
 
 def allow_files() -> None:
@@ -111,10 +115,15 @@ async def _run(agent: agent_lib.Agent) -> str:
     if not agent.give_notice("SIGTERM"):
       task.cancel()
 
+  def notice(number: signal.Signals) -> None:
+    agent.give_notice(number.name)
+
   loop.add_signal_handler(signal.SIGTERM, hear_sigterm)
   loop.add_signal_handler(signal.SIGINT, task.cancel)
-  # Some schedulers announce the end of the job so.
-  loop.add_signal_handler(signal.SIGUSR1, lambda: agent.give_notice("SIGUSR1"))
+  # Some schedulers announce the end of the job so; and a terminal that closes.
+  for number in (signal.SIGUSR1, signal.SIGHUP):
+    if signal.getsignal(number) is not signal.SIG_IGN:  # As under `nohup`.
+      loop.add_signal_handler(number, notice, number)
   try:
     return await agent.run()
   except asyncio.CancelledError:

@@ -12,6 +12,7 @@ from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime.phases import compile_ahead
+from bamboo_jax.train import failures as failures_lib
 from bamboo_jax.train import run_state as run_state_lib
 
 _PAUSES = 3.0  # Pause after a job, as a multiple of its processor time.
@@ -76,13 +77,16 @@ class BackgroundCompiler:
     self._hurry.set()
     self._thread.shutdown(cancel_futures=True)
 
-  def newest_ready(self) -> base.ViewId:
+  def newest_ready(self, failures: failures_lib.Failures) -> base.ViewId:
     """Returns the newest view whose programs are compiled, by its number.
 
-    Starts to compile for a newer view. Raises `base.CompilationError` if a job
-    has failed.
+    Starts to compile for a newer view. If a job has failed in the user's code,
+    adds that to `failures`; else raises `base.CompilationError`.
     """
     if self._error is not None:
+      if failures_lib.is_users(self._error):
+        failures.add(self._error, base.describe_error(self._error))
+        return self._cohort.view.number
       raise base.CompilationError(
           f"A program failed to compile: {self._error}"
       ) from self._error

@@ -52,3 +52,8 @@ class Environment:
     """Lets a fault happen now; see `cohort.FaultInjector`."""
     assert self.director is not None, "Faults need a director."
     return self.director.strike(due)
+
+  def call_next(self, steps: base.StepId) -> None:
+    """Injects the next join early: without it no later step can run."""
+    due = faults_lib.find_joins(self.faults, after=steps)
+    all(self.strike(d) for d in due)  # Up to the first new one.

@@ -6,59 +6,112 @@ is no deadlock.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+import time
+from typing import NamedTuple
 
 import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.schedule import channel as channel_lib
-from bamboo_jax.train.members import cohort as cohort_lib
+from bamboo_jax.train import environment
+from bamboo_jax.train import failures
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import job as job_lib
 
+_AGREE_SECS = 1.0  # Between two agreements to go on.
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalPart:
+  """A member's results of some microbatches, fields of `layer.Loss` by number.
+
+  Attributes:
+    secs: How long they took.
+    stops: Whether it was asked to end the run.
+    hurries: Whether a node must hand its stages over after a notice.
+    fails: Whether it has met an error in the data.
+  """
+
+  losses: Mapping[int, list[float]]
+  secs: float
+  stops: bool
+  hurries: bool
+  fails: bool
+
+
+class Evaluated(NamedTuple):
+  """The means by name, None if it ended early; and whether the run stops."""
+
+  means: dict[str, float] | None
+  stops: bool
+
 
 def run(
-    job: job_lib.Job, cohort: cohort_lib.Cohort, *, step: base.StepId
-) -> dict[str, float]:
+    job: job_lib.Job,
+    data: failures.SafeData,
+    given: environment.Environment,
+    *,
+    step: base.StepId,
+) -> Evaluated:
   """Returns the mean "loss" in nats, and "accuracy" if the model has one.
 
-  Blocks until all members have called it after `step` steps. The death of a
-  node cancels it with the exception of a transfer or of `Cohort.gather`;
-  training does not depend on the result.
+  Blocks until all members have called it after `step` steps. About once a
+  second they agree to go on: a request to end the run, a notice or an error in
+  the data ends it. The death of a node cancels it with the exception of a
+  transfer or of `Cohort.gather`; training does not depend on the result.
   """
-  batches = job.task.batches
-  losses = evaluate(
-      job.engine,
-      (
-          batches.eval_microbatch(*divmod(i, batches.num_microbatches))
-          for i in range(build.num_eval_microbatches(job.config, batches))
-      ),
-      check=cohort.check,
-  )
-  said = cohort.gather(
-      f"eval {step}", {str(i): loss.tolist() for i, loss in losses.items()}
-  )
-  return average(
-      {int(i): loss for words in said.values() for i, loss in words.items()}
-  )
+  cohort, batches = given.cohort, job.task.batches
+  num = build.num_eval_microbatches(job.config, batches)
+  losses: dict[int, list[float]] = {}
+  first, count = 0, batches.num_microbatches
+  while first < num:
+    start_secs = time.perf_counter()
+    numbers = range(first, min(first + count, num))
+    own = evaluate(
+        job.engine,
+        (
+            (i, data.eval_microbatch(*divmod(i, batches.num_microbatches)))
+            for i in numbers
+        ),
+        check=cohort.check,
+    )
+    mine = EvalPart(
+        {i: loss.tolist() for i, loss in own.items()},
+        secs=time.perf_counter() - start_secs,
+        stops=given.stops(),
+        hurries=not {*cohort.newest.leaving} <= {*cohort.view.leaving},
+        fails=bool(data.failures.first.text),
+    )
+    said = [*cohort.gather(f"eval {step} {first}", mine).values()]
+    losses |= {i: loss for part in said for i, loss in part.losses.items()}
+    first += len(numbers)
+    if any(part.stops or part.hurries or part.fails for part in said):
+      return Evaluated(None, stops=any(part.stops for part in said))
+    rate = len(numbers) / max(part.secs for part in said)
+    count = max(1, round(rate * _AGREE_SECS))
+  found = {i: np.array(loss) for i, loss in losses.items()}
+  return Evaluated(average(found), stops=False)
 
 
 def evaluate(
     engine: engine_lib.Engine,
-    microbatches: Iterable[Mapping[str, np.ndarray]],
+    microbatches: Iterable[tuple[int, Mapping[str, np.ndarray]]],
     *,
     check: Callable[[], None] = lambda: None,
 ) -> dict[int, np.ndarray]:
   """Returns the fields of `layer.Loss` by microbatch, float64; blocks.
 
-  Only of microbatches whose last stage is local. `microbatches` must be the
-  same in all processes; `check` is called before each pass, and may raise.
+  Only of microbatches whose last stage is local. `microbatches`, with their
+  numbers, must be the same in all processes; `check` is called before each
+  pass, and may raise.
   """
   nodes, losses = engine.nodes, {}
   find_link = lambda row, stage: engine.links.get(
       channel_lib.Channel("activation", (row[stage], row[stage + 1]), (stage,))
   )
-  for index, batch in enumerate(microbatches):
+  for index, batch in microbatches:
     row, value = engine.owners[index % len(engine.owners)], None
     for stage, node in base.by_stage(row):
       if node not in nodes:

@@ -38,6 +38,7 @@ from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import environment
+from bamboo_jax.train import failures
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.record import step_times
@@ -66,6 +67,7 @@ class Vote:
     at_risk: Number of the newest view, if all nodes with a copy of some segment
       will be preempted and that state has not been saved; else 0.
     nodes: Times of its nodes in the step; empty if passes are not measured.
+    failure: An error of the user's code; then the step is not committed.
   """
 
   seen: base.ViewId
@@ -87,6 +89,7 @@ class Vote:
   stops: bool = False
   at_risk: base.ViewId = base.ViewId(0)
   nodes: slowness.Step = dataclasses.field(default_factory=dict)
+  failure: failures.Failure = failures.Failure()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ transfers, report what they hold, and agree on how to continue
 the dead nodes on their shadows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import contextlib
 import functools
 import time
@@ -21,6 +21,7 @@ from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.train import background_compiler
 from bamboo_jax.train import environment
 from bamboo_jax.train import evaluation
+from bamboo_jax.train import failures as failures_lib
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import state_transfer
 from bamboo_jax.train import step as step_lib
@@ -36,13 +37,12 @@ _EXPLAIN_SECS = 30.0
 
 # Errors that no death explains.
 _FINAL = (
-    base.CallbackError,
     base.CheckpointError,
     base.CompilationError,
+    base.EndedError,
     base.FencedError,
     base.NonFiniteError,
     base.ReplicaMismatchError,
-    base.UnrecoverableHereError,
 )
 
 
@@ -79,25 +79,16 @@ class Worker:
         self.state, self._step.executor, evaluate=self._evaluates
     )
     given.transfers.attach(engine, self._compiler.is_idle)
-    self._batches: batches_lib.Batches | batches_lib.Prefetcher = (
-        job.task.batches
-    )
+    self._data = failures_lib.SafeData(job.task, cohort, self._outputs.failures)
     self._begun, self._saves_at_stop = -1, False
+    self._failed = failures_lib.Failure()  # The one that ends the run.
     self._plans = layout_lib.StepPlans(job.rows, fills=job.fills_waits)
 
   def run(self, stop_at: int | None = None) -> bool:
     """Trains until all steps are done; returns whether they are.
 
     `stop_at` ends it after that many steps instead, without a final checkpoint.
-
-    Raises:
-      base.UnrecoverableHereError: A stage has no copy left.
-      base.InfeasibleError: There are too few nodes, and no other can join.
-      base.CheckpointError: State cannot be read or saved.
-      base.CompilationError: A program failed to compile in the background.
-      base.FencedError: Other nodes have taken over the workdir.
-      base.NonFiniteError: See `sums.judge`; or the state is not finite.
-      base.ReplicaMismatchError: A replica differs from its owner.
+    Raises one of `_FINAL`, or what no death explains.
     """
     with contextlib.ExitStack() as stack:
       for part in (self._outputs, self._step, self._compiler):
@@ -106,7 +97,7 @@ class Worker:
       self._last_step = self._stop_at = min(num_steps, stop_at or num_steps)
       self._prepare(self._cohort.wait_start())
       if self._given.prefetches and self.state.steps < self._stop_at:
-        self._batches = stack.enter_context(
+        self._data.source = stack.enter_context(
             batches_lib.Prefetcher(
                 self._job.task.batches,
                 first_step=self.state.steps,
@@ -163,6 +154,8 @@ class Worker:
     """Runs a step or its rest, and starts the next one."""
     self._step.run_until_vote()
     votes = self._step.vote(self._vote())
+    if self._decide_on(vote.failure for vote in votes.values()):
+      return
     sums_lib.check_state(
         self.state.steps, (v.nonfinite for v in votes.values())
     )
@@ -175,6 +168,8 @@ class Worker:
       self._log.save_at_risk(at_risk)
     self._compiler.follow()
     self._evaluate()
+    if self._is_stopped():
+      return
     seen = min(vote.seen for vote in votes.values())
     with self._outputs.during("recovery"):
       if seen > self._cohort.view.number:
@@ -189,14 +184,24 @@ class Worker:
     self._wait_for_joins()
     self._given.check_fence(self._cohort.view.epoch)
     return self._log.vote(
-        seen=self._compiler.newest_ready(),
+        seen=self._compiler.newest_ready(self._data.failures),
         ready=self._given.transfers.ready(self.state.version),
         stops=self._given.stops(),
+        failure=self._data.failures.first,
         step=self._step,
     )
 
+  def _decide_on(self, said: Iterable[failures_lib.Failure]) -> bool:
+    """Ends the run, or failed members, see `failures`; False if none failed."""
+    if not (failed := [failure for failure in said if failure.text]):
+      return False
+    self._begun = -1  # What the failed ones sent is wrong.
+    steps = self.state.steps
+    self._failed = failures_lib.decide(failed, self._data, steps=steps)
+    self._stop_at, self._saves_at_stop = steps, steps > 0
+    return True
+
   def _wait_for_joins(self) -> None:
-    """Waits for due joins before the next step."""
     due = faults_lib.find_joins(self._given.faults, step=self.state.steps + 1)
     if due and (num := [*map(self._given.strike, due)].count(False)):
       self._outputs.explain(f"waiting for {num} more to join")
@@ -204,11 +209,6 @@ class Worker:
       self._cohort.wait_members(len(self._cohort.view.members) + num)
       self._step.idle_secs += time.perf_counter() - since_secs
       self._compiler.prepare(self._cohort.newest)
-
-  def _call_next(self) -> None:
-    """Injects the next join early: without it no later step can run."""
-    due = faults_lib.find_joins(self._given.faults, after=self.state.steps)
-    all(self._given.strike(d) for d in due)  # Up to the first new one.
 
   def _commit(self, votes: Mapping[base.NodeId, step_lib.Vote]) -> None:
     """Applies a step that all members have voted for; it must not fail."""
@@ -223,14 +223,15 @@ class Worker:
 
   def _evaluate(self) -> None:
     """Evaluates if that is due; a death cancels it."""
-    if not self._evaluates or self._is_stopped():
+    steps, every_steps = self.state.steps, self._config.evaluate.every_steps
+    if not every_steps or steps % every_steps or self._is_stopped():
       return
-    steps = self.state.steps
-    if steps % self._config.evaluate.every_steps == 0:
-      self._outputs.explain(f"evaluating after step {steps}", step=steps)
-      with self._outputs.during("useful"):
-        means = evaluation.run(self._job, self._cohort, step=steps)
-      self._log.add_evaluation(means)
+    self._outputs.explain(f"evaluating after step {steps}", step=steps)
+    with self._outputs.during("useful"):
+      done = evaluation.run(self._job, self._data, self._given, step=steps)
+    self._log.add_evaluation(done.means)
+    if done.stops:
+      self._stop_at, self._saves_at_stop = steps, True
 
   def _begin(self) -> None:
     step, layout = self.state.steps, self.state.layout
@@ -239,7 +240,7 @@ class Worker:
     self._begun = step
     self._step.begin(
         step,
-        functools.partial(self._batches.microbatch, step),
+        functools.partial(self._data.microbatch, step),
         faults_lib.FaultsDue(
             self._given.faults,
             step=step,
@@ -254,7 +255,10 @@ class Worker:
 
   def _recover(self, error: Exception) -> None:
     """Adopts a view without the dead; raises `error` if no node died."""
-    view = self._cohort.wait_change(_EXPLAIN_SECS)
+    is_users = failures_lib.is_users(error)
+    view = self._cohort.wait_change(0.0 if is_users else _EXPLAIN_SECS)
+    if view is None and is_users:
+      failures_lib.end_run(self._cohort, base.describe_error(error), error)
     if view is None:
       raise error
     self._step.bury()
@@ -294,7 +298,7 @@ class Worker:
         leaving=cohort.view.leaving,
     )
     if agreement.refused & cohort.hosted:
-      raise base.CheckpointError(
+      raise base.NodeFailedError(
           f"This node finds checkpoints up to step {state.steps}, other nodes "
           f"up to {agreement.steps}; all nodes need the same workdir."
       )
@@ -318,7 +322,7 @@ class Worker:
     if self._begun >= 0:
       self._log.explain_view(agreement)
     if agreement.change and not agreement.change.layout.pipelines:
-      self._call_next()
+      self._given.call_next(self.state.steps)
       state.wait_for_nodes(agreement, show=self._outputs.explain)
       return self._regroup()
     if agreement.change:
@@ -379,6 +383,9 @@ class Worker:
   def _finish(self) -> bool:
     """Writes checkpoint and summary at the end; blocks for all members."""
     self._given.check_fence(self._cohort.view.epoch)
+    if not self._failed.text:  # The last commit may have failed.
+      said = self._cohort.gather("failures", self._data.failures.first)
+      self._decide_on(said.values())
     is_done = self.state.steps >= self._config.num_steps
     if self._config.redundancy.check_every_steps:
       self.state.compare_copies(self._outputs.during)
@@ -387,6 +394,11 @@ class Worker:
       if (steps := self.state.steps) and self._begun >= 0:
         self._outputs.explain(f"saving step {steps}", step=steps)
       self._log.save_last()
+    if self._failed.text:
+      self._cohort.gather("saved", None)
+      failures_lib.end_run(
+          self._cohort, self._failed.text, self._data.failures.error
+      )
     self._log.write_summary()
     if saves:
       self._cohort.gather(messages.FINISHED, None)

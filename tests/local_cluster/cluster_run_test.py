@@ -182,7 +182,7 @@ class RunTest(parameterized.TestCase):
   def test_a_death_beside_a_full_disk(self, free, num_lines):
     one = object.__new__(cluster_run.ClusterRun)
     one._cluster, one._progress = mock.Mock(), mock.Mock()
-    one._cluster.tend.return_value = {"n1": "n1 died"}
+    one._cluster.tend.return_value, one._cluster.mistake = {"n1": "n1 died"}, ""
     one._director, one._logs = mock.Mock(pids={"n1": 7}), pathlib.Path("logs")
     one._setup = types.SimpleNamespace(workdir="/run")
     usage = types.SimpleNamespace(free=free)

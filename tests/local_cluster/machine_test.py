@@ -63,6 +63,7 @@ class MachineTest(folders.FolderCase):
     one = object.__new__(machine.LocalCluster)
     one._logs, one._ended, one.num_failed = self.folder, set(), 0
     one._store = None
+    one.mistake = ""
     path = self.folder / "n1.agent.log"
     path.write_text(log)
     process = lambda code: mock.Mock(returncode=code, pid=7, poll=lambda: code)
@@ -77,6 +78,7 @@ class MachineTest(folders.FolderCase):
     )
     self.assertEqual(one.tend(), {})
     self.assertEqual(one.num_failed, 1)
+    self.assertEqual(one.mistake, why if code == 2 else "")
 
   def test_its_etcd_starts_again_whatever_happens(self):
     one = object.__new__(machine.LocalCluster)

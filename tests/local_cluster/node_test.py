@@ -1,11 +1,15 @@
 import asyncio
+import dataclasses
+import pathlib
 import resource
 import signal
+import tempfile
 import types
 from unittest import mock
 
 from absl.testing import absltest
 
+from bamboo_jax import base
 from bamboo_jax.local_cluster import node
 from tests.cluster.agent import given
 
@@ -22,7 +26,7 @@ class NodeTest(absltest.TestCase):
     self.assertEqual(found, (limits[1], limits[1]))
 
   def test_signals(self):
-    """A first SIGTERM is a notice, as any SIGUSR1; another one ends it."""
+    """A first SIGTERM is a notice, as any SIGUSR1 or SIGHUP; a second ends."""
     heard = []
 
     class Agent:
@@ -32,10 +36,10 @@ class NodeTest(absltest.TestCase):
 
       def give_notice(self, reason):
         heard.append(reason)
-        return len(heard) == 1
+        return reason != "SIGTERM"
 
       async def run(self):
-        for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM):
+        for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM):
           signal.raise_signal(number)
           await asyncio.sleep(0)
         await asyncio.sleep(60)
@@ -43,7 +47,32 @@ class NodeTest(absltest.TestCase):
     self.enterContext(mock.patch.object(node.agent_lib, "Agent", Agent))
     with self.assertRaises(KeyboardInterrupt):
       node.run(None, given.make_options("n0"), None)
-    self.assertEqual(heard, ["SIGUSR1", "SIGUSR1", "SIGTERM"])
+    self.assertEqual(heard, ["SIGUSR1", "SIGHUP", "SIGTERM"])
+
+  def test_the_exit_status_says_who_has_failed(self):
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    log = folder / "n0.log"
+    log.write_text("info: x\nerror: no such layer\n")
+    options = dataclasses.replace(given.make_options("n0"), log=str(log))
+
+    class Agent:
+
+      def __init__(self, *args):
+        self.state = types.SimpleNamespace(
+            must_restart=False, is_mistake=is_mistake
+        )
+
+      async def run(self):
+        return "its worker ended with exit status 2"
+
+    self.enterContext(mock.patch.object(node.agent_lib, "Agent", Agent))
+    for _is_mistake, kind, said in (
+        (True, base.EndedError, "^no such layer$"),
+        (False, base.NodeFailedError, "^Node n0: .*status 2. Its log ends: "),
+    ):
+      with self.assertRaisesRegex(kind, said) as caught:
+        node.run(None, options, None)
+      self.assertIs(type(caught.exception), kind)
 
   def test_who_begins_again_is_told_so(self):
     lives = []

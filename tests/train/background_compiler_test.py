@@ -1,6 +1,7 @@
 """What is compiled beside training is there in time, or its error is told."""
 
 from concurrent import futures
+import functools
 import threading
 import time
 from unittest import mock
@@ -12,6 +13,7 @@ from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.schedule import failover
 from bamboo_jax.train import background_compiler
+from bamboo_jax.train import failures as failures_lib
 from bamboo_jax.train.members import local_cohort
 from tests import layouts
 
@@ -42,6 +44,8 @@ class BackgroundCompilerTest(absltest.TestCase):
     )
     self.addCleanup(self.compiler.close)
     self.jobs = []
+    self.failures = failures_lib.Failures()
+    self.fail = functools.partial(int, "no such kernel")  # No line of ours.
 
     def find(*args, more, **kwargs):
       del args, kwargs
@@ -51,8 +55,8 @@ class BackgroundCompilerTest(absltest.TestCase):
     for name in ("compile_jobs", "compile_jobs_of"):
       self.enterContext(mock.patch.object(compile_ahead, name, find))
 
-  def fail(self):
-    raise NotImplementedError("no such kernel")
+  def fail_in_code_of_the_user(self):
+    raise NotImplementedError("no such layer")
 
   def test_an_error_is_told_and_not_forgotten_for_a_later_job(self):
     self.jobs = [self.fail]
@@ -61,7 +65,18 @@ class BackgroundCompilerTest(absltest.TestCase):
     self.compiler.compile()
     self.compiler.wait()
     with self.assertRaisesRegex(base.CompilationError, "no such kernel"):
-      self.compiler.newest_ready()
+      self.compiler.newest_ready(self.failures)
+
+  def test_an_error_of_the_user_is_told_with_the_vote(self):
+    self.jobs = [self.fail_in_code_of_the_user]
+    self.compiler.compile()
+    self.compiler.wait()
+    ready = self.compiler.newest_ready(self.failures)
+    self.assertEqual(ready, self.cohort.view.number)
+    self.assertRegex(
+        self.failures.first.text,
+        r"background_compiler_test.py:\d+: NotImplementedError: no such layer",
+    )
 
   def test_pauses_leave_training_the_processor(self):
     def work():
@@ -86,20 +101,26 @@ class BackgroundCompilerTest(absltest.TestCase):
   def test_a_newcomer_that_cannot_be_prepared(self):
     self.jobs = [self.fail]
     self.cohort._change(come=1, reason="a node has joined")
-    self.assertEqual(self.compiler.newest_ready(), self.cohort.view.number)
+    self.assertEqual(
+        self.compiler.newest_ready(self.failures), self.cohort.view.number
+    )
     self.compiler.wait()
     with self.assertRaises(base.CompilationError):
-      self.compiler.newest_ready()
+      self.compiler.newest_ready(self.failures)
 
   def test_a_newer_view_is_ready_once_it_is_compiled(self):
     go_on = threading.Event()
     self.jobs = [go_on.wait]
     self.cohort._change(come=1, reason="a node has joined")
-    self.assertEqual(self.compiler.newest_ready(), self.cohort.view.number)
+    self.assertEqual(
+        self.compiler.newest_ready(self.failures), self.cohort.view.number
+    )
     self.assertFalse(self.compiler.is_idle())
     go_on.set()
     self.compiler.wait()
-    self.assertEqual(self.compiler.newest_ready(), self.cohort.newest.number)
+    self.assertEqual(
+        self.compiler.newest_ready(self.failures), self.cohort.newest.number
+    )
 
   def test_new_roles_are_compiled_once(self):
     ran = []

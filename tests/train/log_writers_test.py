@@ -7,6 +7,7 @@ from absl.testing import absltest
 
 from bamboo_jax.configs import default
 from bamboo_jax.metrics import jsonl
+from bamboo_jax.train import failures
 from bamboo_jax.train.record import log_writers
 from bamboo_jax.train.record import workdir as workdir_lib
 
@@ -25,6 +26,7 @@ class LogWritersTest(absltest.TestCase):
         callbacks=(),
         on_error=self.fail,
         warn=warnings.append,
+        failures=failures.Failures(),
     )
     writers.write_event("start", step=0, values={})
     writers.finish()

@@ -114,7 +114,7 @@ class ScriptTest(ScriptCase):
 
   def test_others_are_too_far(self):
     ahead = self.tell(1, steps=5)
-    with self.assertRaisesRegex(base.CheckpointError, "same workdir"):
+    with self.assertRaisesRegex(base.NodeFailedError, "same workdir"):
       self.train({"vote 1": [self.kill(2)], "status": [None, ahead]}, spares=1)
 
   def test_a_second_death_while_the_first_is_agreed_on(self):

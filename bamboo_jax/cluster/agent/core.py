@@ -8,6 +8,7 @@ a generator that yields requests and is sent the answers.
 from collections.abc import Mapping
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent import arrival
@@ -105,6 +106,8 @@ def _hear_peer(
         state.tell_worker(message)
     case messages.Done():
       roster.done.add(incarnation)
+    case messages.Failed(reason) if incarnation in roster.incarnations:
+      state.finish(events_lib.End(error=base.RunFailedError(reason)))
 
 
 def _hear_worker(state: state_lib.AgentState, message: Any) -> None:
@@ -138,6 +141,9 @@ def _hear_worker(state: state_lib.AgentState, message: Any) -> None:
       state.start(_make_sure(state))
     case messages.Done():
       roster.done.add(state.incarnation)
+    case messages.Failed(reason):
+      state.send(message)
+      state.finish(events_lib.End(error=base.RunFailedError(reason)))
     case messages.Slow(reason):
       membership.take_notice(state, reason)
     case messages.Leave():
@@ -165,6 +171,9 @@ def _end_worker(state: state_lib.AgentState, code: int) -> None:
     return
   ended = f"its worker {children.describe_exit(code)}"
   reason = state.fault or ended
+  # Others train with the same code, so what a newcomer meets is its own.
+  is_new = state.origin is None and not roster.is_member
+  state.is_mistake = code == children.MISTAKE and not is_new
   # A worker that failed by itself would fail again.
   if code >= 0 or (state.fault and not roster.is_member):
     state.start(_fail(state, reason))

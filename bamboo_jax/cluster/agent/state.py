@@ -105,6 +105,7 @@ class AgentState:
     self.is_ending = False  # Then it ignores news about others.
     self.must_restart = False  # With a new worker.
     self.fault = ""  # Why it has killed its worker, "" if it has not.
+    self.is_mistake = False  # Whether a mistake of the user has ended it.
     self.cause = ""  # Why its worker has ended, if others may continue.
 
   @property

@@ -29,6 +29,7 @@ T = TypeVar("T")
 _ATTEMPT_BITS = 32  # Low bits of an attempt's number; the high ones: its view.
 _REPORTS = {
     "done": messages.Done,
+    "failed": messages.Failed,
     "facts": messages.Assignment,
     "leave": messages.Leave,
     "report": messages.Report,

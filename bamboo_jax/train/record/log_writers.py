@@ -1,7 +1,6 @@
 """The log, loggers and callbacks of the member that writes them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-import contextlib
+from collections.abc import Callable, Mapping, Sequence
 import functools
 from typing import Any
 
@@ -14,14 +13,15 @@ from bamboo_jax.metrics.loggers import csv_file
 from bamboo_jax.metrics.loggers import tensorboard
 from bamboo_jax.metrics.loggers import wandb_run
 from bamboo_jax.train import environment
+from bamboo_jax.train import failures as failures_lib
 from bamboo_jax.train.record import workdir as workdir_lib
 
 
 class LogWriters:
   """Writes steps and events to `metrics.jsonl`, loggers and callbacks.
 
-  Raises `base.CallbackError` for any exception of the user's code; a logger of
-  the package that fails is dropped, with a warning.
+  Any exception of the user's code goes to `failures`, and that code is not
+  called again; a logger of the package that fails is dropped, with a warning.
   """
 
   def __init__(
@@ -33,12 +33,14 @@ class LogWriters:
       callbacks: Sequence[environment.Callback],
       on_error: Callable[[OSError], None],
       warn: Callable[[str], None],
+      failures: failures_lib.Failures,
   ) -> None:
     """Opens them; lines of steps after `resumed_from_step` are removed."""
     self._lines = jsonl.MetricsWriter(
         workdir.metrics, resumed_from_step=resumed_from_step, on_error=on_error
     )
-    self._callbacks, self._warn = callbacks, warn
+    self._callbacks, self._warn = [*callbacks], warn
+    self._failures = failures
     self._background: list[background.Background] = []
     self._own: dict[str, logger_lib.Logger] = {}  # By what each is called.
     folder = workdir.metrics.parent
@@ -53,16 +55,15 @@ class LogWriters:
         self._background.append(beside)
         continue
       what = f"logger {name!r}"
-      with _calling(what):
-        self._own[what] = logger_lib.make_logger(name, config, folder)
+      self._call_own(what, self._add, what, name, config, folder)
 
   def write_step(self, step: int, metrics: Mapping[str, Any]) -> None:
     """Writes the metrics of a step."""
     self._lines.write_step(step, metrics)
     self._call("log", step, dict(metrics))
-    for callback in self._callbacks:
-      with _calling("callback"):
-        callback(step, dict(metrics))
+    for callback in [*self._callbacks]:
+      if not self._call_own("callback", callback, step, dict(metrics)):
+        self._callbacks.remove(callback)
     self._tell_errors()
 
   def write_event(
@@ -101,16 +102,24 @@ class LogWriters:
   def _call(self, method: str, *arguments: Any) -> None:
     for logger in self._background:
       getattr(logger, method)(*arguments)
-    for what, logger in self._own.items():
-      with _calling(what):
-        getattr(logger, method)(*arguments)
+    for what, logger in [*self._own.items()]:
+      if not self._call_own(what, getattr(logger, method), *arguments):
+        del self._own[what]
 
+  def _add(self, what: str, *arguments: Any) -> None:
+    self._own[what] = logger_lib.make_logger(*arguments)
 
-@contextlib.contextmanager
-def _calling(what: str) -> Iterator[None]:
-  try:
-    yield
-  except Exception as error:  # Whatever the code of the user raises.
-    raise base.CallbackError(
-        f"The {what} raised {type(error).__name__}: {error}"
-    ) from error
+  def _call_own(
+      self, what: str, call: Callable[..., Any], *arguments: Any
+  ) -> bool:
+    """Calls code of the user; returns False if it raises."""
+    try:
+      call(*arguments)
+      return True
+    except Exception as error:  # Whatever the code of the user raises.
+      raised = base.CallbackError(
+          f"The {what} raised {base.describe_error(error)}"
+      )
+      raised.__cause__ = error
+      self._failures.add(raised, f"{raised}")
+      return False

@@ -23,6 +23,7 @@ from bamboo_jax.metrics import plots
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.train import environment
+from bamboo_jax.train import failures as failures_lib
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import log_writers
@@ -52,6 +53,7 @@ class Outputs:
 
   Attributes:
     shown: Metrics of the last step that this member wrote.
+    failures: Those of loggers and callbacks, among others.
   """
 
   def __init__(
@@ -78,6 +80,7 @@ class Outputs:
     folder = self._workdir.profiles / given.name
     self._profiler = step_traces.Profiler(config.metrics.profiled, folder)
     self.shown: dict[str, float] = {}
+    self.failures = failures_lib.Failures()
     self._last: _LastStep | None = None
     self._started_at: int | None = None
     self._has_warned = False
@@ -104,6 +107,8 @@ class Outputs:
         self._meter.charge()
         self.close()  # It may have started at another step.
         self._open(step)
+        if self.failures.error is not None:
+          raise self.failures.error
         self.write_event(_START, step=step, values=self._meter.totals)
         for text in warnings:
           self._log.write_event(WARNING, step=step, values={"text": text})
@@ -365,6 +370,7 @@ class Outputs:
         callbacks=self._callbacks,
         on_error=self._warn_of_log,
         warn=self._warn,
+        failures=self.failures,
     )
 
   def _warn(self, text: str) -> None:

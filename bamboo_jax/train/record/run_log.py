@@ -15,6 +15,7 @@ from bamboo_jax.recovery import assignment
 from bamboo_jax.recovery import durations
 from bamboo_jax.recovery import survival
 from bamboo_jax.schedule import filling as filling_lib
+from bamboo_jax.train import failures
 from bamboo_jax.train import run_state as run_state_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import outputs as outputs_lib
@@ -131,6 +132,7 @@ class RunLog:
       seen: base.ViewId,
       ready: int,
       stops: bool,
+      failure: failures.Failure,
       step: step_lib.StepRunner,
   ) -> step_lib.Vote:
     """Returns this member's vote on a `step` that has run up to the vote.
@@ -172,6 +174,7 @@ class RunLog:
             ),
         ),
         stops=stops,
+        failure=failure,
         at_risk=self._find_risk(),
         nodes=step.nodes,
     )
@@ -227,8 +230,11 @@ class RunLog:
       }
       self._cohort.report("report", facts=facts)
 
-  def add_evaluation(self, means: Mapping[str, float]) -> None:
-    """Records the means of an evaluation."""
+  def add_evaluation(self, means: Mapping[str, float] | None) -> None:
+    """Records the means of an evaluation; None if it has ended early."""
+    if means is None:
+      self._outputs.show("the evaluation has ended early")
+      return
     self._outputs.write_event("eval", step=self._state.steps, values=means)
 
   def warn_of_save(self, step: base.StepId, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from absl.testing import parameterized
 
+from bamboo_jax import base
 from bamboo_jax.cluster import detection
 from bamboo_jax.cluster import messages
 from bamboo_jax.cluster import stalls as stalls_lib
@@ -48,6 +49,39 @@ class OwnWorkerTest(given.CoreCase):
       self.assertIn(events_lib.End(reason), self.answer(3.1, now=3.1))
     self.assertEqual(self.state.is_ending, True)
     self.assertFalse(self.state.must_restart)
+
+  @parameterized.parameters(
+      # Exit status, whether it joined others or is in the view, and whether
+      # the user must mend something: no other try would succeed.
+      (2, 0, False, True),  # As the run begins.
+      (2, None, True, True),
+      (2, None, False, False),  # A newcomer, beside others that train.
+      (1, 0, True, False),
+      (3, 0, True, False),
+  )
+  def test_a_mistake_of_the_user(self, code, origin, is_member, is_mistake):
+    self.begin(me=1, numbers=(0, 1, 2) if is_member else (0, 2))
+    self.state.origin = origin
+    self.on(events_lib.WorkerExited(code))
+    self.assertEqual(self.state.is_mistake, is_mistake)
+
+  def test_an_error_that_ends_the_run(self):
+    """Each agent ends with it, also one that is no member."""
+    said = messages.Failed("no such layer")
+    for me, event in (
+        (1, events_lib.WorkerSaid(said)),
+        (1, given.said(0, said)),
+        (3, given.said(0, said)),
+    ):
+      self.begin(me=me)
+      actions = self.on(event)
+      (end,) = [a for a in actions if isinstance(a, events_lib.End)]
+      self.assertIsInstance(end.error, base.RunFailedError)
+      self.assertEqual(f"{end.error}", "no such layer")
+      is_own = isinstance(event, events_lib.WorkerSaid)
+      self.assertEqual(events_lib.Send(said) in actions, is_own)
+    self.begin(me=0, numbers=(0, 1))
+    self.assertEqual(self.on(given.said(2, said)), [])  # It is no member.
 
   def test_the_last_words_of_the_worker_are_read_after_its_exit(self):
     self.begin(me=1)
