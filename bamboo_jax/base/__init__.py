@@ -44,6 +44,7 @@ from bamboo_jax.base.files import lock_folder
 from bamboo_jax.base.files import open_lock
 from bamboo_jax.base.files import write_atomically
 from bamboo_jax.base.functions import describe_error
+from bamboo_jax.base.functions import find_code
 from bamboo_jax.base.functions import find_function
 from bamboo_jax.base.functions import find_own_line
 from bamboo_jax.base.functions import is_function_name

@@ -5,11 +5,15 @@ user's functions (a model, a source of data, an optimizer, ...), which each
 process imports.
 """
 
-from collections.abc import Callable
+import ast
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
 import hashlib
 import importlib
 import importlib.util
+import itertools
 import pathlib
+import re
 import sys
 import sysconfig
 import traceback
@@ -24,6 +28,8 @@ _LIBRARIES = (
     _PACKAGE,
     *(_PACKAGE.parent / p for p in ("launch", "benchmarks", "reproductions")),
 )
+
+_IN_FILE = re.compile(r"(.+\.py):\w+")
 
 
 def is_function_name(name: str) -> bool:
@@ -90,6 +96,53 @@ def describe_error(error: BaseException) -> str:
     said = f"{type(error).__name__}: {error}"
   line = find_own_line(error)
   return f"{line}: {said}" if line else said
+
+
+def find_code(config: Mapping[str, Any]) -> dict[str, str]:
+  """Returns a hash of each file of the user's functions in a config, by path.
+
+  Also of those beside it that it imports. Without loggers, which compute
+  nothing.
+  """
+  named = _strings({k: v for k, v in config.items() if k != "metrics"})
+  todo = [
+      (pathlib.Path(match[1]).parent, pathlib.Path(match[1]))
+      for match in map(_IN_FILE.fullmatch, named)
+      if match is not None
+  ]
+  found: dict[str, str] = {}
+  while todo:
+    folder, path = todo.pop()
+    if str(path) not in found and path.is_file():
+      code = path.read_bytes()
+      found[str(path)] = hashlib.sha256(code).hexdigest()[:12]
+      todo += [(folder, other) for other in _find_imports(folder, code)]
+  return dict(sorted(found.items()))
+
+
+def _strings(value: Any) -> Iterator[str]:
+  """Yields all strings in a tree of plain values."""
+  if isinstance(value, str):
+    yield value
+  elif isinstance(value, Mapping):
+    yield from itertools.chain.from_iterable(map(_strings, value.values()))
+  elif isinstance(value, list | tuple):
+    yield from itertools.chain.from_iterable(map(_strings, value))
+
+
+def _find_imports(folder: pathlib.Path, code: bytes) -> Iterator[pathlib.Path]:
+  """Yields where in `folder` the modules may be that code imports."""
+  with contextlib.suppress(SyntaxError, ValueError):  # `find_function` tells.
+    for node in ast.walk(ast.parse(code)):
+      modules: list[str] = []
+      if isinstance(node, ast.Import):
+        modules = [alias.name for alias in node.names]
+      elif isinstance(node, ast.ImportFrom) and node.module is not None:
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+        modules = [node.module, *names]
+      for module in modules:
+        place = folder.joinpath(*module.split("."))
+        yield from (place.with_suffix(".py"), place / "__init__.py")
 
 
 def _load(file: str) -> types.ModuleType:

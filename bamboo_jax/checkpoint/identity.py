@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
 
 UNKNOWN = "unknown"  # A value that a checkpoint does not contain.
 # Prefixes of options that a run cannot change, with the size of a batch.
@@ -119,11 +120,16 @@ class RunIdentity:
       self, meta: Mapping[str, Any]
   ) -> tuple[ChangedSetting, ...]:
     there = meta.get("rounding", {})
-    unknown = [key for key in self.rounding if key not in there]
+    unknown = [
+        key
+        for key, value in self.rounding.items()
+        if key not in there and value != {}
+    ]
+    old, new = json_lib.flatten(there), json_lib.flatten(self.rounding)
     changes = [
-        ChangedSetting(key, there[key], self.rounding[key], changes_bits=True)
-        for key in sorted(self.rounding.keys() & there.keys())
-        if there[key] != self.rounding[key]
+        ChangedSetting(key, old[key], new[key], changes_bits=True)
+        for key in sorted(old.keys() & new.keys())
+        if old[key] != new[key]
     ]
     there = meta.get("config")
     if there is None:

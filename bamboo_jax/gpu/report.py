@@ -20,7 +20,7 @@ from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import accelerator
-from bamboo_jax.runtime import devices
+from bamboo_jax.runtime import settings
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import executors
@@ -256,7 +256,7 @@ def render_program(program: programs_lib.Program) -> tuple[str, ...]:
 def find_flags(*, deterministic: bool) -> str:
   """Returns the flags of XLA that commands that train set on GPUs."""
   flags = accelerator.add_determinism("") if deterministic else ""
-  return f"{flags} {devices.NO_FOLDING}".strip()
+  return f"{flags} {settings.NO_FOLDING}".strip()
 
 
 def make_report(config: config_lib.Config, gpu_name: str) -> str:

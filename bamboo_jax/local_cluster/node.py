@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 from importlib import metadata
+import os
 import pathlib
 import resource
 import signal
@@ -21,6 +22,7 @@ from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.local_cluster import machine
 from bamboo_jax.net import identity as identity_lib
+from bamboo_jax.runtime import settings
 from bamboo_jax.train.setup import sizes
 
 _PROTOCOL = 9  # Version of the messages between processes.
@@ -50,6 +52,8 @@ def make_options(
           "nodes": num_nodes,
           "workdir": str(pathlib.Path(workdir).absolute()),
           "config": config.to_dict(),
+          "environment": settings.read_given(os.environ),
+          "code": base.find_code(config.to_dict()),
       },
       log=str(pathlib.Path(workdir) / "logs" / f"{name}.log"),
       limits=detection.DetectionLimits(**config.cluster.to_dict()),

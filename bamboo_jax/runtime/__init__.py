@@ -20,7 +20,8 @@ lockstep. Both allow nodes to join and leave in the middle of a step.
   executables/   XLA's executables, kept for other devices and processes.
   devices        Virtual devices, and the assignment of nodes to devices.
   places         On which devices of a node its arrays lie.
-  rounding       Everything beside the config that affects rounding.
+  rounding       Everything beside the config that affects rounding;
+  settings       of that, the settings of JAX and XLA.
   accelerator    Settings of GPUs that precede the start of JAX.
   allocator      Makes malloc keep freed memory.
   compat         The private API of JAX that the project uses.

@@ -28,17 +28,13 @@ from bamboo_jax.runtime import accelerator
 from bamboo_jax.runtime import allocator
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime import places
+from bamboo_jax.runtime import settings
 from bamboo_jax.runtime.executables import program_store
 
-# Of XLA, set for the bits of CPUs; programs of GPUs are compiled with it, too.
-NO_FOLDING = "--xla_disable_hlo_passes=transpose-folding"
 # XLA reads it when the CPU backend starts; a user may set another number, the
 # same on all machines. More threads cost time: 8 are a third slower on one
 # core.
-_VARIABLE, _NUM_THREADS, _MANY_THREADS = "NPROC", 2, 8
-# The number that this project set, here or in a parent process; a child with
-# another executor may set another one.
-_OURS = "BAMBOO_JAX_NPROC"
+_NUM_THREADS, _MANY_THREADS = 2, 8
 
 
 def use_virtual_devices(
@@ -83,7 +79,7 @@ def use_virtual_devices(
   else:
     _set_environment(threads, deterministic=deterministic)
   if not distinct:
-    most = int(os.environ.get(_VARIABLE, threads))
+    most = int(os.environ.get(settings.THREADS, threads))
     num_devices = min(num_devices, most)
   if is_started:
     found = len(transfer_devices() if apart else jax.devices())
@@ -103,20 +99,24 @@ def _set_environment(threads: int, *, deterministic: bool) -> None:
   if deterministic:
     accelerator.set_determinism(os.environ)
   flags = _flags()
-  if NO_FOLDING not in flags:
-    os.environ["XLA_FLAGS"] = f"{flags} {NO_FOLDING}".strip()
+  if settings.NO_FOLDING not in flags:
+    os.environ["XLA_FLAGS"] = f"{flags} {settings.NO_FOLDING}".strip()
     if "xla_disable_hlo_passes" in flags:
-      logging.warning("%s is appended to XLA_FLAGS=%s.", NO_FOLDING, flags)
-  if os.environ.get(_VARIABLE) in (None, os.environ.get(_OURS)):
-    os.environ[_VARIABLE] = os.environ[_OURS] = str(threads)
+      logging.warning(
+          "%s is appended to XLA_FLAGS=%s.", settings.NO_FOLDING, flags
+      )
+  ours = os.environ.get(settings.OUR_THREADS)
+  if os.environ.get(settings.THREADS) in (None, ours):
+    for name in (settings.THREADS, settings.OUR_THREADS):
+      os.environ[name] = str(threads)
 
 
 def _warn_of_other_flags(threads: int) -> None:
   """Warns if JAX was started with settings that may give other bits."""
   if not (
-      _VARIABLE in os.environ
-      and os.environ.get(_OURS) in (None, str(threads))
-      and NO_FOLDING in _flags()
+      settings.THREADS in os.environ
+      and os.environ.get(settings.OUR_THREADS) in (None, str(threads))
+      and settings.NO_FOLDING in _flags()
   ):
     logging.warning(
         "JAX was started with other threads or flags of XLA than this run "

@@ -7,19 +7,20 @@ from typing import Any
 
 import jax
 
+from bamboo_jax.runtime import settings
 from bamboo_jax.runtime.executables import key
 
 _PACKAGES = ("flax", "jax", "jaxlib", "numpy", "optax")
-_SETTINGS = (  # Of JAX, by variables such as JAX_DISABLE_JIT, or by itself.
+_OTHERS = "environment.compiler"  # Key of the settings that older runs lack.
+_SINGLE = (  # Those that have keys of their own.
     "jax_default_matmul_precision",
     "jax_disable_jit",
     "jax_numpy_dtype_promotion",
     "jax_optimization_level",
     "jax_random_seed_offset",
     "jax_threefry_partitionable",
+    "NVIDIA_TF32_OVERRIDE",
 )
-_VARIABLES = ("NVIDIA_TF32_OVERRIDE",)
-_NUM_DEVICES = "--xla_force_host_platform_device_count"
 
 
 def describe() -> dict[str, Any]:
@@ -39,11 +40,10 @@ def describe() -> dict[str, Any]:
     found["threads"] = key.count_threads()
   versions = {name: metadata.version(name) for name in _PACKAGES}
   found |= {f"versions.{name}": version for name, version in versions.items()}
-  settings = {name: getattr(jax.config, name) for name in _SETTINGS}
-  # Some are enums.
-  settings = {k: getattr(v, "value", v) for k, v in settings.items()}
-  settings |= {name: os.environ.get(name) for name in _VARIABLES}
-  flags = sorted(set(os.environ.get("XLA_FLAGS", "").split()))
-  flags = [flag for flag in flags if not flag.startswith(_NUM_DEVICES)]
-  settings["XLA_FLAGS"] = " ".join(flags)
-  return found | {f"environment.{k}": v for k, v in settings.items()}
+  of_jax = jax.config.values  # Each version of JAX has its own.
+  values = {k: of_jax[k] for k in settings.OF_JAX if k in of_jax}
+  values = {k: getattr(v, "value", v) for k, v in values.items()}  # Of enums.
+  values |= {name: os.environ.get(name) for name in settings.VARIABLES}
+  found |= {f"environment.{name}": values.pop(name) for name in _SINGLE}
+  found["environment.XLA_FLAGS"] = " ".join(settings.read_flags(os.environ))
+  return found | {_OTHERS: values}

@@ -1,3 +1,4 @@
+import json
 import os
 import pathlib
 import sys
@@ -31,6 +32,38 @@ class FunctionsTest(parameterized.TestCase):
     self.assertIs(self._find(f"{path}:make"), self._find(f"{path}:make"))
     os.chdir(self.folder)
     self.assertIs(self._find("mine.py:make"), self._find(f"{path}:make"))
+
+  @parameterized.named_parameters(
+      ("none", {"data": {"name": "files"}, "at": "localhost:8080"}, []),
+      ("model", {"model": {"name": "{}/a.py:make"}}, ["a.py"]),
+      ("in_a_list", {"data": {"of": [{"name": "{}/a.py:f"}]}}, ["a.py"]),
+      (
+          "with_neighbours",
+          {"optimizer": {"name": "{}/d.py:make", "schedule": "{}/a.py:f"}},
+          ["a.py", "b.py", "d.py", "pkg/__init__.py", "pkg/c.py"],
+      ),
+      ("logger", {"metrics": {"logger": "{}/a.py:log"}}, []),
+      ("missing", {"model": {"name": "{}/z.py:make"}}, []),
+      ("not_python", {"model": {"name": "{}/bad.py:make"}}, ["bad.py"]),
+  )
+  def test_code_of_a_config(self, config, names):
+    (self.folder / "pkg").mkdir()
+    for name, code in (
+        ("a.py", "import math\n"),
+        ("b.py", "def f():\n  from pkg import c\n"),
+        ("d.py", "import b, absent\n"),
+        ("pkg/__init__.py", ""),
+        ("pkg/c.py", "import d\n"),
+        ("bad.py", "def"),
+    ):
+      (self.folder / name).write_text(code)
+    config = json.loads(json.dumps(config).replace("{}", str(self.folder)))
+    found = functions.find_code(config)
+    self.assertEqual([*found], [str(self.folder / name) for name in names])
+    for path in map(pathlib.Path, found):
+      path.write_text(path.read_text() + "\n")
+      now = functions.find_code(config)
+      self.assertNotEqual(now[str(path)], found[str(path)])
 
   def test_changed_file_is_read_again(self):
     path = self.folder / "mine.py"

@@ -68,6 +68,23 @@ class IdentityTest(parameterized.TestCase):
           {},
           (ChangedSetting("threads", "unknown", None, True),),
       ),
+      (  # Of a group, those that both have.
+          "edited_code",
+          {"code": {"a.py": "1f", "b.py": "2f"}},
+          {"code": {"a.py": "1f", "b.py": "3f", "c.py": "4f"}},
+          {},
+          {},
+          (ChangedSetting("code.b.py", "2f", "3f", True),),
+      ),
+      ("no_code", {}, {"code": {}}, {}, {}, ()),
+      (
+          "not_recorded",
+          {},
+          {"code": {"a.py": "1f"}},
+          {},
+          {},
+          (ChangedSetting("code", "unknown", None, True),),
+      ),
   )
   def test_changes(self, rounding, now, config, config_now, want):
     there = _make(rounding=rounding, config=config)

@@ -1,5 +1,6 @@
 import asyncio
 import dataclasses
+import os
 import pathlib
 import resource
 import signal
@@ -10,7 +11,10 @@ from unittest import mock
 from absl.testing import absltest
 
 from bamboo_jax import base
+from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.local_cluster import node
+from bamboo_jax.train.setup import accept
+from tests import tiny
 from tests.cluster.agent import given
 
 
@@ -24,6 +28,46 @@ class NodeTest(absltest.TestCase):
     node.allow_files()
     found = resource.getrlimit(resource.RLIMIT_NOFILE)
     self.assertEqual(found, (limits[1], limits[1]))
+
+  def test_what_nodes_must_agree_on(self):
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    code = folder / "mine.py"
+    code.write_text("")
+    config = accept.accept(tiny.make_config(optimizer__name=f"{code}:make"))
+
+    def facts(**environ):
+      with mock.patch.dict(os.environ, environ):
+        options = node.make_options(
+            config,
+            workdir=str(folder),
+            num_nodes=2,
+            name="n0",
+            **dict.fromkeys(("run", "zone", "host", "command"), ""),
+        )
+      return options.config
+
+    registry = registry_lib.Registry(None, "run")
+    for change, message in (
+        (
+            lambda: facts(JAX_THREEFRY_PARTITIONABLE="0"),
+            'environment.JAX_THREEFRY_PARTITIONABLE is absent there and "0" he',
+        ),
+        (
+            lambda: facts(XLA_FLAGS="--xla_cpu_enable_fast_math=true"),
+            'environment.XLA_FLAGS is .* there and ".*fast_math=true" here',
+        ),
+        (
+            lambda: code.write_text("# Edited.") and facts(),
+            f'code.{code} is ".*" there and ".*" here',
+        ),
+    ):
+      there, here = facts(), change()
+      registry._create = lambda *_: False
+      registry._etcd = mock.Mock(endpoints="h:1")
+      registry.read_config = lambda there=there: there
+      registry.check_config(there)
+      with self.assertRaisesRegex(ValueError, message):
+        registry.check_config(here)
 
   def test_signals(self):
     """A first SIGTERM is a notice, as any SIGUSR1 or SIGHUP; a second ends."""
@@ -59,14 +103,15 @@ class NodeTest(absltest.TestCase):
 
       def __init__(self, *args):
         self.state = types.SimpleNamespace(
-            must_restart=False, is_mistake=is_mistake
+            must_restart=False, is_mistake=given_mistake[0]
         )
 
       async def run(self):
         return "its worker ended with exit status 2"
 
+    given_mistake = [False]
     self.enterContext(mock.patch.object(node.agent_lib, "Agent", Agent))
-    for _is_mistake, kind, said in (
+    for given_mistake[0], kind, said in (
         (True, base.EndedError, "^no such layer$"),
         (False, base.NodeFailedError, "^Node n0: .*status 2. Its log ends: "),
     ):

@@ -28,6 +28,7 @@ class RoundingTest(parameterized.TestCase):
           None,
           "--a=2",
       ),
+      ("dumps", "XLA_FLAGS", "--xla_dump_to=/d --a=2", None, "--a=2"),
   )
   def test_variable(self, variable, value, key, want):
     with mock.patch.dict(os.environ, {variable: value}):
@@ -43,6 +44,19 @@ class RoundingTest(parameterized.TestCase):
     self.addCleanup(jax.config.update, name, before)
     jax.config.update(name, value)
     self.assertEqual(rounding.describe()[f"environment.{name}"], value)
+
+  @parameterized.parameters(
+      ("jax_disable_most_optimizations", True),
+      ("jax_enable_x64", True),
+      ("jax_default_prng_impl", "rbg"),
+      ("jax_softmax_custom_jvp", True),
+  )
+  def test_other_setting_of_jax(self, name, value):
+    before = jax.config.values[name]
+    self.assertEqual(rounding.describe()["environment.compiler"][name], before)
+    self.addCleanup(jax.config.update, name, before)
+    jax.config.update(name, value)
+    self.assertEqual(rounding.describe()["environment.compiler"][name], value)
 
   def test_processor(self):
     found = []

@@ -321,7 +321,12 @@ class RunTest(parameterized.TestCase):
         self.assertEqual(_hashes(workdir), before)
 
   def test_changes_since_the_checkpoint(self):
-    workdir = self.train("a", num_steps=2)
+    code = self.root / "rates.py"
+    code.write_text("def make():\n  return lambda count: 0.01\n")
+    own = dict(
+        optimizer__schedule=f"{code}:make", optimizer__schedule_options={}
+    )
+    workdir = self.train("a", num_steps=2, **own)
     meta = json.loads(
         (workdir / "checkpoints" / "2" / "manifest.json").read_text()
     )["meta"]
@@ -330,10 +335,16 @@ class RunTest(parameterized.TestCase):
         meta["rounding"],
     )
     self.assertEqual(meta["config"]["num_steps"], 2)
-    self.train("a", num_steps=3)
+    self.train("a", num_steps=3, **own)
+    code.write_text("def make():\n  return lambda count: 0.05\n")
+    digests = [
+        hashlib.sha256(text.encode()).hexdigest()[:12]
+        for text in (code.read_text().replace("5", "1"), code.read_text())
+    ]
     self.output.truncate(0)
     self.train(
         "a",
+        **own,
         num_steps=4,
         optimizer__learning_rate=1.0,
         pipeline__num_microbatches=4,
@@ -349,6 +360,7 @@ class RunTest(parameterized.TestCase):
         ],
         [
             (2, "num_steps", 2, 3, False),
+            (3, f"code.{code}", *digests, True),
             (3, "pipeline.microbatch_size", 2, 1, True),
             (3, "checkpoint.keep", 2, 5, False),
             (3, "num_steps", 3, 4, False),

@@ -224,10 +224,15 @@ class Step(step_lib.StepRunner):
     self._phase_secs = {"compute": 0.0}
 
   def begin(
-      self, step: base.StepId, feed: node_lib.FeedFn, due: faults_lib.FaultsDue
+      self,
+      step: base.StepId,
+      feed: node_lib.FeedFn,
+      due: faults_lib.FaultsDue,
+      num_skipped: int = 0,
   ) -> None:
     """Starts a step: nodes drop what they have of the last one."""
     del feed, due
+    self.num_skipped = num_skipped  # No step is skipped.
     self._step, self._planned = step, ()
     self._totals: dict[str, str] = {}  # Sums, by stage and share.
     for node in self._nodes.values():

@@ -28,6 +28,8 @@ class FakeFiles:
 
   # As `checkpoint.writer`.
 
+  num_skipped = 0
+
   def steps(self) -> tuple[int, ...]:
     """Returns the steps whose checkpoints are complete."""
     num_stages = self._worker.num_stages

@@ -44,6 +44,7 @@ def make_writer(
           job.task,
           rounding={
               **rounding.describe(),
+              "code": base.find_code(config.to_json()),
               "model.prng": model.prng,
               "node.deterministic": config.node.deterministic,
               "node.mesh.data": config.node.mesh.data,
