@@ -28,7 +28,7 @@ _HARMLESS = (  # Without effect on adapters that exist.
     *("peft_version", "qalora_group_size", "revision"),
 )
 # Any other entry must be off, or have a value that is known to be harmless.
-_OFF = (None, False, "", [], {})
+_OFF: tuple[Any, ...] = (None, False, "", [], {})
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     # "pissa", "olora" and others change the weights beside the adapters.
     "init_lora_weights": (True, "gaussian", "orthogonal"),

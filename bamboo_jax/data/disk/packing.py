@@ -74,7 +74,7 @@ class Spans:
   def find(self, places: np.ndarray) -> np.ndarray:
     """Returns the span of each token, by number; `count` after the last."""
     if self.starts is None:
-      return np.minimum(places // self.length, self.count)
+      return np.asarray(np.minimum(places // self.length, self.count))
     return np.searchsorted(self.starts, places, side="right") - 1
 
 
