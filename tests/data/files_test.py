@@ -533,6 +533,9 @@ class BadInputTest(FilesCase):
     self.refuses("d.jsonl, the line at byte 14: ", "d.jsonl")
     self.write_rows("e.jsonl", {"text": "a"}, {"txt": "b"})
     self.refuses("e.jsonl, .* byte 14: .*'text'; did you mean 'txt'", "e.jsonl")
+    for content in ('[{"text": "a"}]', '[\n{"text": "a"}\n]', "{\n", "5\n"):
+      self.write("e.json", content)
+      self.refuses("e.json, the line at byte 0.* one object on each", "e.json")
     self.write_rows("f.jsonl", {"text": 5})
     self.refuses("field 'text' must be a text or a list .* '5'", "f.jsonl")
     self.write("g.jsonl", b'{"text": "\\ud800"}\n')

@@ -141,7 +141,9 @@ def _find_kind(path: pathlib.Path) -> str:
 
 def _pick(where: str, row: Any, fields: Sequence[str]) -> tuple[Value, ...]:
   if not isinstance(row, dict):
-    raise base.DataError(f"{where} must be an object with fields, got {row!r}.")
+    raise base.DataError(
+        f"{where} must be one object on each line, got {str(row)[:50]!r}."
+    )
   values = []
   for field in fields:
     if field not in row:
@@ -201,7 +203,9 @@ def _read_lines(part: Part, fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
       try:
         yield where, json.loads(line)
       except ValueError as error:  # Also of bytes that are not UTF-8.
-        raise base.DataError(f"{where}: {error}.") from error
+        raise base.DataError(
+            f"{where}: {error}; there must be one object on each line."
+        ) from error
 
 
 def _read_parquet(
