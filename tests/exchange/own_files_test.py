@@ -103,7 +103,13 @@ class OwnFilesTest(parameterized.TestCase):
     self.assertEqual(config.data.options["tokenizer"], str(self.folder / "hub"))
     config = finetune.get_config()
     config.init_from = str(self.folder / "hub")
-    config = accept.accept(config)
+    with self.assertLogs("absl", "WARNING") as logs:
+      config = accept.accept(config)
+    self.assertIn(
+        "config.model.options.sequence_length=1024 is shortened to 16, the "
+        f"positions of the model in {self.folder}/hub.",
+        logs.output[0],
+    )
     self.assertEqual(config.model.options["sequence_length"], 16)
     self.assertNotIn("tokenizer", config.data.options)  # It has no files.
 

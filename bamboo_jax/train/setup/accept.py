@@ -4,6 +4,7 @@ import json
 import pathlib
 from typing import Any
 
+from absl import logging
 import ml_collections
 
 from bamboo_jax import base
@@ -88,8 +89,13 @@ def _fill_from_folder(config: config_lib.Config) -> config_lib.Config:
   options = weights.read_options(path, kinds[kind])
   options |= config.model.options
   if "positions" in options and options.get("sequence_length"):
-    longest = min(options["sequence_length"], options["positions"])
-    options["sequence_length"] = longest
+    if options["sequence_length"] > options["positions"]:
+      logging.warning(
+          "config.model.options.sequence_length=%d is shortened to %d, the "
+          "positions of the model in %s.",
+          *(options["sequence_length"], options["positions"], folder),
+      )
+      options["sequence_length"] = options["positions"]
   changes = {"model.name": kinds[kind], "model.options": options}
   if source.is_files(config.data.name) and any(
       (folder / name).is_file() for name in vocabularies.FILES
