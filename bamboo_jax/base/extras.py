@@ -19,7 +19,12 @@ def load(module: str, *, extra: str, what: str) -> types.ModuleType:
       names the extra.
   """
   try:
-    return importlib.import_module(module)
+    found = importlib.import_module(module)
+    if getattr(found, "__file__", None) is None and hasattr(found, "__path__"):
+      # Any folder of that name on the path, as in the current one.
+      folder = next(iter(found.__path__))
+      raise ImportError(f"{folder} is a folder, not the package {module!r}")
+    return found
   except ImportError as error:
     raise errors.MissingExtraError(
         f"{what}: {error}. Install the extra: pip install "

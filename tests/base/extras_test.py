@@ -1,4 +1,8 @@
 import json
+import pathlib
+import sys
+import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 
@@ -20,3 +24,16 @@ class ExtrasTest(absltest.TestCase):
         "Figures: No module named 'no_such_module'. Install the extra: pip "
         "install 'bamboo_jax[plots]'.",
     )
+
+  def test_a_folder_of_that_name_is_no_package(self):
+    temp = self.enterContext(tempfile.TemporaryDirectory())
+    folder = pathlib.Path(temp, "wanted_package")
+    folder.mkdir()
+    self.enterContext(mock.patch.object(sys, "path", [str(folder.parent)]))
+    with self.assertRaisesRegex(
+        base.MissingExtraError,
+        f"^A test: {folder} is a folder, not the package 'wanted_package'. "
+        "Install the extra: ",
+    ):
+      extras.load("wanted_package", extra="none", what="A test")
+    del sys.modules["wanted_package"]
