@@ -22,7 +22,7 @@ class _Parser(config_flags.ConfigFileFlagParser):  # type: ignore[misc]
 
   def parse(self, path: str) -> Any:
     """Returns the config of a short name or a path."""
-    return super().parse(packaged.find_config(path))
+    return super().parse(config_check.find(path))
 
 
 def define(name: str | None, help_text: str) -> flags.FlagHolder[Any]:

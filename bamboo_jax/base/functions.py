@@ -145,6 +145,13 @@ def _find_imports(folder: pathlib.Path, code: bytes) -> Iterator[pathlib.Path]:
         yield from (place.with_suffix(".py"), place / "__init__.py")
 
 
+def allow_neighbours(file: pathlib.Path) -> None:
+  """Lets a file of the user import others in its folder; installed ones win."""
+  folder = str(file.resolve().parent)
+  if folder not in sys.path:
+    sys.path.append(folder)
+
+
 def _load(file: str) -> types.ModuleType:
   """Returns the module of a file, loaded once unless the file changes.
 
@@ -160,8 +167,7 @@ def _load(file: str) -> types.ModuleType:
   assert spec is not None and spec.loader is not None, path
   module = importlib.util.module_from_spec(spec)
   sys.modules[name] = module  # Dataclasses look their module up.
-  if str(path.parent) not in sys.path:
-    sys.path.append(str(path.parent))
+  allow_neighbours(path)
   try:
     spec.loader.exec_module(module)
   except BaseException:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import importlib.util
+import pathlib
 import re
 import traceback
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from absl import flags
 
 from bamboo_jax import base
+from bamboo_jax.base import functions
 from bamboo_jax.base import packaged
 
 _NAME = "config"
@@ -40,9 +42,20 @@ PARSERS = {
 }
 
 
+def find(name: str) -> str:
+  """Returns the path of a config, see `packaged.find_config`.
+
+  A file of the user may import its neighbours from now on.
+  """
+  path = packaged.find_config(name)
+  if path == name:
+    functions.allow_neighbours(pathlib.Path(path.partition(":")[0]))
+  return path
+
+
 def load(path: str) -> Any:
   """Returns the config of a short name or a path."""
-  file, *argument = packaged.find_config(path).split(":", 1)
+  file, *argument = find(path).split(":", 1)
   spec = importlib.util.spec_from_file_location(_MODULE, file)
   assert spec is not None and spec.loader is not None, file
   module = importlib.util.module_from_spec(spec)

@@ -1,6 +1,10 @@
 import dataclasses
 import json
+import pathlib
 import re
+import sys
+import tempfile
+from unittest import mock
 
 from absl.testing import parameterized
 import ml_collections
@@ -27,6 +31,23 @@ def _changed(path, value):
 
 
 class ConfigFlagTest(parameterized.TestCase):
+
+  def test_a_config_imports_its_neighbour(self):
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    (folder / "my_neighbour.py").write_text("STEPS = 7")
+    (folder / "mine.py").write_text(
+        "import my_neighbour\n"
+        "import ml_collections\n"
+        "def get_config(more='0'):\n"
+        "  steps = my_neighbour.STEPS + int(more)\n"
+        "  return ml_collections.ConfigDict({'num_steps': steps})\n"
+    )
+    self.enterContext(mock.patch.object(sys, "path", [*sys.path]))
+    for name, steps in (("mine.py", 7), ("mine.py:3", 10)):
+      self.assertEqual(config_check.load(f"{folder}/{name}").num_steps, steps)
+      parser = config_flag._Parser("config", lock_config=False)
+      self.assertEqual(parser.parse(f"{folder}/{name}").num_steps, steps)
+    del sys.modules["my_neighbour"]
 
   @parameterized.parameters(default, tiny)
   def test_config_passes_and_is_frozen(self, module):
