@@ -20,6 +20,7 @@ def serve(
       cluster.connect(),
       name=setup.run,
       actions=director_lib.ACTIONS,
+      kills=director.kills,
   )
   secret = endpoint_lib.secret_file(setup.workdir).read_text()
   assert setup.page_port is not None

@@ -126,7 +126,7 @@ def render_redundancy(
   lines = [
       f"redundancy: {redundant.mode}, {redundant.timeline.num_redundant} "
       "redundant forward passes, predicted overhead "
-      f"{100 * redundant.overhead:.1f} %, coverage "
+      f"{100 * max(0.0, redundant.overhead):.1f} %, coverage "
       f"{100 * redundant.coverage:.1f} %"
   ]
   host = redundancy.kept_bytes(redundant.schedule, plan.costs)

@@ -66,10 +66,10 @@ class RecoveryTimes:
     return tuple(map(types.Place.parse, self.victims))
 
   @property
-  def pause_secs(self) -> float:
+  def planning_secs(self) -> float:
     """Seconds from the new view until the rest was planned or the step ended.
 
-    Only after the end of the step.
+    Only after the end of the step; nothing is computed in this time.
     """
     end_secs = self.ready_at_secs
     if end_secs is None:
@@ -130,7 +130,8 @@ def report(
 ) -> list[dict[str, Any]]:
   """Returns recoveries as `summary.json` reports them: durations, not times.
 
-  A duration is None if its start or end was not measured. If no pass was owed,
+  `pause_secs` is the time from the death, or from the new view if that of the
+  death is not known, to the end of the step. A duration is None if its start or end was not measured. If no pass was owed,
   `redo_secs` is 0.
 
   Args:
@@ -170,6 +171,10 @@ def report(
             "redo_secs": redo_secs,
             "kill_to_first_instruction_secs": _between(died_secs, first_secs),
             "kill_to_step_end_secs": _between(died_secs, r["step_end_at_secs"]),
+            "pause_secs": _between(
+                view_secs if died_secs is None else died_secs,
+                r["step_end_at_secs"],
+            ),
             "reason": r["reason"],
         }
     )
@@ -192,6 +197,7 @@ def describe(reported: Mapping[str, Any]) -> str:
   redo_secs = reported["redo_secs"]
   is_idle = redo_secs == 0.0
   said.append("nothing redone" if is_idle else _say("redone in", redo_secs))
+  said.append(_say("pause", reported["pause_secs"]))
   return (
       f"recovered in step {reported['step']}: {describe_loss(reported)} died; "
       f"{describe_answer(reported)} ({', '.join(said)})"

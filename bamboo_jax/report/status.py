@@ -72,7 +72,7 @@ def render(run: StoredRun, *, now_secs: float) -> str:
   lines += [
       f"spares: {name.join(members - layout.nodes)}",
       f"leaving: {name.join(view.leaving)}",
-      "no members: "
+      "joining, or just gone: "
       + (", ".join(f"{m.name} ({m.zone})" for m in others) or "none"),
       describe_survival(layout, view),
   ]

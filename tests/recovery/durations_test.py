@@ -95,6 +95,7 @@ class ReportTest(parameterized.TestCase):
             "redo_secs": 1.0,
             "kill_to_first_instruction_secs": 1.25,
             "kill_to_step_end_secs": 3.0,
+            "pause_secs": 3.0,
             "reason": "every lost stage has a live shadow",
         },
     )
@@ -115,6 +116,7 @@ class ReportTest(parameterized.TestCase):
     since = lambda end: None if detect_secs is None else end + detect_secs
     self.assertEqual(got["kill_to_first_instruction_secs"], since(0.75))
     self.assertEqual(got["kill_to_step_end_secs"], since(2.5))
+    self.assertEqual(got["pause_secs"], 2.5 + (detect_secs or 0.0))
 
   @parameterized.named_parameters(
       ("nothing_was_owed", _NOTHING_OWED, "redo_secs", 0.0),
@@ -156,13 +158,14 @@ class SentenceTest(parameterized.TestCase):
           "timed",
           {"died_at_secs": 10.25},
           "n1 (stage 0/1) died; its shadow n2 took over (noticed after 0.25 s, "
-          "agreed in 0.25 s, redone in 1.00 s)",
+          "agreed in 0.25 s, redone in 1.00 s, pause 2.75 s)",
       ),
       (
           "not_timed",
           _NOTHING_OWED,
           "n1 (stage 0/1) died; its shadow n2 took over (noticed after: "
-          "unknown, not heard for 0.40 s, agreed in 0.25 s, nothing redone)",
+          "unknown, not heard for 0.40 s, agreed in 0.25 s, nothing redone, "
+          "pause 2.50 s)",
       ),
       (
           "two",
@@ -170,13 +173,14 @@ class SentenceTest(parameterized.TestCase):
           | {"are_owed_measured": False, **_NOTHING_OWED},
           "n1 and n4 (stages 0/1, 1/1) died; their shadows n2 and n5 took over "
           "(noticed after: unknown, not heard for: unknown, agreed in 0.25 s, "
-          "redone in: unknown)",
+          "redone in: unknown, pause 2.50 s)",
       ),
       (
           "without_a_shadow",
           {"rung": "checkpoint", "reason": "0/1 have no copy", "heirs": []},
           "n1 (stage 0/1) died; checkpoint: 0/1 have no copy (noticed after: "
-          "unknown, not heard for 0.40 s, agreed in 0.25 s, redone in 1.00 s)",
+          "unknown, not heard for 0.40 s, agreed in 0.25 s, redone in 1.00 s, "
+          "pause 2.50 s)",
       ),
   )
   def test_describe(self, changes, text):

@@ -63,12 +63,12 @@ class StatusTest(absltest.TestCase):
             "stage 1/1: n4 (b), shadow none",
             "spares: n5 (c)",
             "leaving: n3 (a)",
-            "no members: n6 (c)",
+            "joining, or just gone: n6 (c)",
             "survived: the failure of zone a, b, c (by shadows alone: a, c), "
             "of any 1 zones at once, of any 2 nodes at once; fatal: no zone",
             "recovered in step 3: n1 (stage 0/1) died; its shadow n2 took over "
             "(noticed after: unknown, not heard for 0.40 s, agreed in 0.25 s, "
-            "redone in 1.00 s)",
+            "redone in 1.00 s, pause 2.50 s)",
             "slow: n2 on h, 4.9 times as slow as it should be in step 4",
             "slow: n3 on h, 2 times as slow as it should be in step 7, until "
             "step 21",
@@ -83,7 +83,7 @@ class StatusTest(absltest.TestCase):
             "reason: n1 left: SIGKILL",
             "spares: none",
             "leaving: none",
-            "no members: n1 (b)",
+            "joining, or just gone: n1 (b)",
             "survived: not known while training stands still",
         ],
     )

@@ -1,6 +1,7 @@
 """Plans for rented machines: text, proposals, and what cannot be."""
 
 import pathlib
+import re
 import tempfile
 
 from absl.testing import parameterized
@@ -92,6 +93,15 @@ class RentalTest(parameterized.TestCase):
     self.assertRegex(text, r"\d+ layouts fit, \d+ do not")
     self.assertRegex(text, r"best: [\d.]+ % faster than the next one, by")
     self.assertIn("--config.pipeline.num_stages=", text)
+    *_, secs, _, _, gib = text.splitlines()[1].split()
+    self.assertIn(f"\nstep: {secs} s (", text)
+    self.assertIn(f"\nmemory: {gib} of ", text)
+
+  def test_a_plan_has_one_bubble(self):
+    text = show.make_plan(tiny.make_config(redundancy__mode="eager")).text
+    found = re.findall(r"([\d.]+) % bubble|bubble ([\d.]+) %\n", text)
+    self.assertLen(found, 2)
+    self.assertEqual(found[0][0], found[1][1])
 
   @parameterized.parameters(
       ("h10", {}, "Unknown machine 'h10'; did you mean 'h100'"),

@@ -38,6 +38,8 @@ class Known:
     market: One of `prices.MARKETS`.
     rows: Result of `find_rows`.
     actions: Faults that buttons may cause.
+    kills: Time of death of nodes that this process has killed, by number.
+    met: Numbers of all members of views that were seen.
   """
 
   name: str
@@ -47,6 +49,8 @@ class Known:
   market: str = "spot"
   rows: Mapping[str, Any] | None = None
   actions: Sequence[str] = ()
+  kills: Mapping[base.NodeId, float] = dataclasses.field(default_factory=dict)
+  met: frozenset[base.NodeId] = frozenset()
 
 
 def find(known: Known) -> dict[str, Any]:
@@ -54,7 +58,7 @@ def find(known: Known) -> dict[str, Any]:
   history, nodes = known.history, _find_nodes(known)
   status = known.run.status if known.run else {}
   recoveries = {
-      r["view"]: history_lib.find_recovery(r)
+      r["view"]: history_lib.find_recovery(r, known.kills)
       for r in status.get("recoveries", ())
   } | history.recoveries
   return {
@@ -152,7 +156,7 @@ def _find_metrics(
   totals, price = known.history.totals, known.price
   if price is not None:
     per_hour = price.usd_per_hour(known.market)
-    live = sum(node["role"] != "joining" for node in nodes)
+    live = sum(node["role"] not in ("joining", "gone") for node in nodes)
     found["usd_per_hour"] = per_hour * live
     if known.run is None and totals.secs:
       found["usd_per_hour"] = per_hour * totals.node_secs / totals.secs
@@ -165,23 +169,13 @@ def _find_metrics(
 
 
 def _find_nodes(known: Known) -> list[dict[str, Any]]:
-  """Returns the live nodes: place, shadow, and the rung if each alone dies."""
+  """Returns the nodes: place, shadow, and the rung if each alone dies.
+
+  A node is "gone" that was a member and whose lease has not yet ended.
+  """
   run = known.run
   if run is None:
-    names = known.rows["names"] if known.rows else {}
-    return [
-        {
-            "number": node,
-            "name": names.get(f"node {node}", f"node {node}"),
-            "zone": None,
-            "role": "owner",
-            "places": [f"{pipeline}/{stage}"],
-            "shadows": [],
-            "if_lost": None,
-        }
-        for pipeline, owners in enumerate(known.history.owners)
-        for stage, node in enumerate(owners)
-    ]
+    return _find_owners(known)
   layout, rungs, _ = _find_standing(run)
   places: dict[int, list[str]] = {}
   shadows: dict[int, list[str]] = {}
@@ -193,11 +187,13 @@ def _find_nodes(known: Known) -> list[dict[str, Any]]:
       shadows.setdefault(shadow, []).append(f"{number}/{stage}")
   registered = {m.number: m for m in run.registered}
   members = {m.number: m for m in run.view.members}
+  told = [*run.status.get("recoveries", ())]
+  gone = known.met.union(*(r["nodes"] for r in told))
   found = []
   for number, member in sorted((registered | members).items()):
     role = "owner" if number in places else "spare"
     if number not in members:
-      role = "joining"
+      role = "gone" if number in gone else "joining"
     elif number in run.view.leaving:
       role = "leaving"
     found.append(
@@ -212,6 +208,27 @@ def _find_nodes(known: Known) -> list[dict[str, Any]]:
         }
     )
   return found
+
+
+def _find_owners(known: Known) -> list[dict[str, Any]]:
+  """Returns the nodes of a run that is over, each with all its places."""
+  names = known.rows["names"] if known.rows else {}
+  places: dict[int, list[str]] = {}
+  for pipeline, owners in enumerate(known.history.owners):
+    for stage, node in enumerate(owners):
+      places.setdefault(node, []).append(f"{pipeline}/{stage}")
+  return [
+      {
+          "number": node,
+          "name": names.get(f"node {node}", f"node {node}"),
+          "zone": None,
+          "role": "owner",
+          "places": owned,
+          "shadows": [],
+          "if_lost": None,
+      }
+      for node, owned in places.items()
+  ]
 
 
 class _Standing(NamedTuple):

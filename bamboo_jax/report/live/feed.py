@@ -6,6 +6,7 @@ import pathlib
 import time
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.metrics import chrome_trace
@@ -27,6 +28,7 @@ class Feed:
     registry: Its store; None for a run that is over.
     name: Name of the run in the store.
     actions: Faults that buttons may cause.
+    kills: See `facts.Known`; may grow.
   """
 
   def __init__(
@@ -36,9 +38,12 @@ class Feed:
       *,
       name: str = "run",
       actions: Sequence[str] = (),
+      kills: Mapping[base.NodeId, float] = history_lib.EMPTY,
   ) -> None:
     self._workdir, self._registry = workdir, registry
-    self._known = facts.Known(name, history_lib.History(), actions=actions)
+    self._known = facts.Known(
+        name, history_lib.History(kills), actions=actions, kills=kills
+    )
     self._log: jsonl.MetricsReader | None = None
     if workdir is not None:
       self._log = jsonl.MetricsReader(workdir / "metrics.jsonl")
@@ -54,6 +59,7 @@ class Feed:
     now = time.monotonic()
     if self._registry is not None and now >= self._store_secs + _STORE_SECS:
       run = self._known.run = status_lib.read(self._registry, self._known.name)
+      self._known.met |= run.view.numbers
       self._store_secs = now
       self._find_price(run.config)
     if self._workdir is not None:
@@ -68,7 +74,7 @@ class Feed:
       return  # No step is done yet.
     known = self._known
     if is_new:
-      known.history = history_lib.History()
+      known.history = history_lib.History(known.kills)
     known.history.add(lines)
     if now >= self._rows_secs + _ROWS_SECS:
       self._rows_secs = now

@@ -1,8 +1,10 @@
 """The course of a run, in as many points as a page can draw."""
 
 from collections.abc import Iterable, Mapping
+import types
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.accounting import runs
 from bamboo_jax.metrics import jsonl
@@ -11,23 +13,26 @@ from bamboo_jax.recovery import slowness
 
 _MOST = 1000  # Points; with more, every second one is dropped.
 _MOST_EVENTS = 200  # The last ones.
+EMPTY: Mapping[base.NodeId, float] = types.MappingProxyType({})
 
 
-def find_recovery(line: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns durations and a sentence of a `durations.RecoveryTimes`."""
-  (found,) = durations.report([line], {})
-  begin_secs, ready_secs = line["view_at_secs"], line.get("ready_at_secs")
-  if ready_secs is None:  # The step ended without further passes.
-    ready_secs = line.get("step_end_at_secs")
-  return found | {
-      "pause_secs": None if ready_secs is None else ready_secs - begin_secs,
-      "view_at_secs": begin_secs,
-      "text": durations.describe(found),
-  }
+def find_recovery(
+    line: Mapping[str, Any], kills: Mapping[base.NodeId, float]
+) -> dict[str, Any]:
+  """Returns durations and a sentence of a `durations.RecoveryTimes`.
+
+  `kills` is as in `durations.report`.
+  """
+  (found,) = durations.report([line], kills)
+  text = durations.describe(found)
+  return found | {"view_at_secs": line["view_at_secs"], "text": text}
 
 
 class History:
   """Adds up the lines of a log.
+
+  Args:
+    kills: Time of death of nodes that this process has killed, by number.
 
   Attributes:
     points: Step, seconds of training, loss, tokens (or samples) per second,
@@ -40,7 +45,9 @@ class History:
     owners: Number of the owner of each stage, by pipeline, at the end.
   """
 
-  def __init__(self) -> None:
+  def __init__(self, kills: Mapping[base.NodeId, float] = EMPTY) -> None:
+    self._kills = kills
+    self._boot_secs = 0.0  # Of nodes that are charged with the next step.
     self.points: list[tuple[Any, ...]] = []
     self.events: list[dict[str, Any]] = []
     self.recoveries: dict[int, dict[str, Any]] = {}
@@ -63,7 +70,8 @@ class History:
     for entry in runs.entries([line]):
       self.totals = entry.totals
     secs = self.totals.secs - before.secs
-    node_secs = self.totals.node_secs - before.node_secs
+    node_secs = self.totals.node_secs - before.node_secs - self._boot_secs
+    self._boot_secs = 0.0
     self.last = line
     if rate := line.get("tokens_per_sec"):
       self.num_tokens += rate * line.get("step_ms", 0.0) / 1e3
@@ -85,13 +93,14 @@ class History:
   def _add_event(self, line: jsonl.Line) -> None:
     match line["event"]:
       case "recovery":
-        self.recoveries[line["view"]] = find_recovery(line)
+        self.recoveries[line["view"]] = find_recovery(line, self._kills)
       case "layout":
         self.owners = line["owners"]
         return
       case "join":
-        nodes = ", ".join(line["boot_secs"])
-        self._note(line, f"node {nodes} joined")
+        self._boot_secs += sum(line["boot_secs"].values())
+        names = line.get("names") or [f"node {n}" for n in line["boot_secs"]]
+        self._note(line, f"{', '.join(names)} joined")
       case "pause":
         self._note(line, line["reason"])
       case "warning" | "changed":

@@ -253,7 +253,7 @@ def _split(
               for kind, phases in _JOINT.items()
           },
           communication=step.sums_secs,
-          recovery=sum(r.pause_secs for r in step.recoveries),
+          recovery=sum(r.planning_secs for r in step.recoveries),
       ),
       lost_secs=len(before.live - after.live) * statistics.fmean(lives or [0]),
   )

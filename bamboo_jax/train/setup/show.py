@@ -62,10 +62,10 @@ def _plan_rows(
   ]
   num_stages = None if templates is None else templates.min_nodes
   plan = build.make_plan(config, profile, num_stages=num_stages)
-  lines.append(render.render_plan(plan))
   rows = build.make_rows(config, plan)
   roles = rows.roles(0)
   redundant = rows.whole(0, roles)
+  lines.append(render.render_plan(_with_rows(plan, redundant.timeline)))
   grid = grid_lib.render_grid(redundant.timeline)
   lines.append(f"\nrows of pipeline 0:\n{grid}")
   if redundant.mode != "none":
@@ -74,6 +74,17 @@ def _plan_rows(
         render.render_redundancy(plan, redundant, roles, refresh=refresh)
     )
   return PlannedRun(plan, redundant.timeline, "\n".join(lines))
+
+
+def _with_rows(
+    plan: planner.Plan, timeline: timeline_lib.Timeline
+) -> planner.Plan:
+  """Returns a plan whose step has these rows, with redundant passes."""
+  more_ms = timeline.span_ms - plan.timeline.span_ms
+  step_time = dataclasses.replace(
+      plan.step_time, compute_ms=plan.step_time.compute_ms + more_ms
+  )
+  return dataclasses.replace(plan, timeline=timeline, step_time=step_time)
 
 
 def _plan_ticks(

@@ -45,7 +45,11 @@ def step(number, **more):
 
 
 def history(*lines):
-  made = history_lib.History()
+  return history_of({}, *lines)
+
+
+def history_of(kills, *lines):
+  made = history_lib.History(kills)
   made.add(lines)
   return made
 
@@ -84,8 +88,9 @@ class FactsTest(absltest.TestCase):
             member(5, "c"),
             roles=_TWO,
             leaving=(3,),
-            registered=[member(6, "a")],
-        )
+            registered=[member(6, "a"), member(7, "b"), member(8, "c")],
+        ),
+        met={0, 1, 2, 3, 5, 7},
     )
     self.assertEqual(
         [
@@ -99,11 +104,13 @@ class FactsTest(absltest.TestCase):
             ("n3", "b", "leaving", ["1/1"], ["1/0"]),
             ("n5", "c", "spare", [], []),
             ("n6", "a", "joining", [], []),
+            ("n7", "b", "gone", [], []),
+            ("n8", "c", "joining", [], []),
         ],
     )
     self.assertEqual(
         [n["if_lost"] for n in got["nodes"]],
-        [*["shadow"] * 4, "none", None],
+        [*["shadow"] * 4, "none", None, None, None],
     )
     self.assertEqual(
         got["survival"]["zones"], {"a": "shadow", "b": "shadow", "c": "none"}
@@ -112,6 +119,30 @@ class FactsTest(absltest.TestCase):
         (got["head"]["run"], got["head"]["step"], got["head"]["view"]),
         ("mine", 5, 4),
     )
+
+  def test_who_died_and_has_a_lease_yet_is_gone(self):
+    here = run(*nodes(4), roles=_TWO, registered=[member(7, "b")])
+    here.status["recoveries"] = [durations_test.RECOVERY | {"nodes": [7]}]
+    self.assertEqual(self.find(here)["nodes"][-1]["role"], "gone")
+
+  def test_a_run_that_is_over_has_nodes_rather_than_stages(self):
+    layout = {"event": "layout", "step": 2, "owners": [[0, 4], [2, 0]]}
+    got = self.find(history=history(step(1), layout, step(2)))["nodes"]
+    self.assertEqual(
+        [(n["name"], n["places"]) for n in got],
+        [
+            ("node 0", ["0/0", "1/1"]),
+            ("node 4", ["0/1"]),
+            ("node 2", ["1/0"]),
+        ],
+    )
+
+  def test_the_start_of_a_newcomer_is_no_further_node(self):
+    """It is charged with the step in which it joins."""
+    join = {"event": "join", "step": 2, "boot_secs": {"4": 6.0}}
+    spent = account(4.0, 4, useful=16.0, idle=6.0) | {"node_secs": 22.0}
+    got = self.find(history=history(step(1), join, step(2, account=spent)))
+    self.assertEqual([point[-1] for point in got["curve"]], [4.0, 4.0])
 
   def test_rungs_without_replicas(self):
     bare = [
@@ -159,8 +190,11 @@ class FactsTest(absltest.TestCase):
     got = self.find(here, history=history(line))
     self.assertEqual(
         [(r["view"], r["names"], r["pause_secs"]) for r in got["recoveries"]],
-        [(2, ["n1"], 0.5), (3, ["n1"], 2.5)],
+        [(2, ["n1"], 2.5), (3, ["n1"], 2.5)],
     )
+    got = self.find(history=history_of({1: 10.0}, line))["recoveries"]
+    found = [(r["detect_secs"], r["pause_secs"]) for r in got]
+    self.assertEqual(found, [(0.5, 3.0)])  # By a button of this process.
 
   def test_goodput_and_badput(self):
     spent = account(10.0, 1, useful=4.0, bubble=2.0, recovery=1.0, idle=3.0)
