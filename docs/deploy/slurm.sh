@@ -55,7 +55,7 @@ start_run() {
     if left="$(squeue --noheader --jobs="$nodes")" && test -z "$left"; then
       test "$WORKDIR/summary.json" -nt "$endpoint" && exit
       echo "error: all nodes have ended; see $WORKDIR/logs/slurm-$nodes"_*.out
-      exit 1
+      exit 2  # Others are requeued, so all nodes have ended with this status.
     fi
   done
   wait "$store"
@@ -78,10 +78,8 @@ run_node() {
   # Not if it failed: a summary may be that of an earlier run.
   ((status)) || ! test "$WORKDIR/summary.json" -nt "$endpoint" || exit 0
   echo "The agent has ended with status $status."
-  # Before the first step, status 2 is an error in the command.
-  if ((status == 2)) && ! test "$WORKDIR/metrics.jsonl" -nt "$endpoint"; then
-    exit 2
-  fi
+  # An error in the command, the code or the data: every try would end so.
+  ((status != 2)) || exit 2
   # The number of the job is that of the whole array; this names the task.
   scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
 }

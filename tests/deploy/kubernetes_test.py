@@ -68,6 +68,17 @@ class KubernetesTest(runs.DeployedCase):
     self.assertLen(self.cluster.pods, 4)
     self.check_state()
 
+  def test_a_mistake_of_the_user_is_not_tried_again(self):
+    self.write_program("bamboo", 'test "$1" = store || exit 2\n')
+    self.cluster.start()
+    self.addCleanup(self.cluster.close)
+    codes = [pod.process.wait(300) for pod in self.cluster.pods]
+    self.assertEqual(codes, [0, 2, 2, 2])
+    _, agents = read()[0]["spec"]["replicatedJobs"]
+    rules = agents["template"]["spec"]["podFailurePolicy"]["rules"]
+    fails = {"containerName": "agent", "operator": "In", "values": [2]}
+    self.assertIn({"action": "FailJob", "onExitCodes": fails}, rules)
+
   def test_commands(self):
     calls = self.folder / "calls"
     self.check_commands(f'echo "$@" >>{calls}\n')

@@ -174,7 +174,8 @@ class FileTest(runs.DeployedCase):
   @parameterized.parameters(
       # Exit status of the agent, the newest file, and that of the node.
       ("2", "endpoint.json", 2, False),  # A mistake in the command.
-      ("2", "metrics.jsonl", 0, True),  # It was removed from the run.
+      ("2", "metrics.jsonl", 2, False),  # An error that all nodes meet.
+      ("1", "metrics.jsonl", 0, True),  # It was removed from the run.
       ("137", "endpoint.json", 0, True),  # It was killed.
       ("0", "summary.json", 0, False),  # The run is complete.
       ("1", "summary.json", 0, True),  # Another run was.
@@ -204,6 +205,15 @@ class FileTest(runs.DeployedCase):
             "scancel 7",
         ],
     )
+
+  def test_all_nodes_have_ended(self):
+    """None was requeued, so each has ended with status 2."""
+    self.write_program("squeue", "true\n")
+    self.check_commands(
+        'test "$1" != store || { touch "$WORKDIR/$MADE"; exec sleep 60; }\n'
+    )
+    status, _, _ = self.run_file("--array=0-8", SLURM_JOB_ID="6")
+    self.assertEqual(status, 2)
 
   def test_a_full_queue(self):
     status, calls, _ = self.run_file("--array=0-8", QUOTA="exhausted")

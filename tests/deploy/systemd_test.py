@@ -89,6 +89,7 @@ class SystemdTest(runs.DeployedCase):
 
   def test_how_it_ends(self):
     self.assertEqual(self.service["Restart"], "on-failure")
+    self.assertEqual(self.service["RestartPreventExitStatus"], "2")
     self.assertEqual(self.service["KillMode"], "mixed")  # A notice.
     # However long the store is away.
     self.assertEqual(self.unit["StartLimitIntervalSec"], "0")

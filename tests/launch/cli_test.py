@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from unittest import mock
 
 from absl.testing import parameterized
@@ -23,6 +24,7 @@ _TINY = "--config=tests/tiny.py"
 
 # A command that does what the test says, without JAX.
 _COMMAND = """
+import os
 import signal
 
 from absl import logging
@@ -39,9 +41,10 @@ cli.run(main, if_interrupted=lambda: "go on")
 """
 
 
-def _run_command(body, *arguments):
-  """Runs a command whose `main` is `body`."""
-  return commands.fork("-c", _COMMAND.format(body=body), *arguments)
+def _run_command(body, *arguments, before=""):
+  """Runs a command whose `main` is `body`; `before` comes first."""
+  command = _COMMAND.format(body=body).replace("cli.run", f"{before}\ncli.run")
+  return commands.fork("-c", command, *arguments)
 
 
 class CliTest(parameterized.TestCase):
@@ -247,6 +250,99 @@ class CliTest(parameterized.TestCase):
     self.assertLen(said, len(lines), done.stderr)
     for line, wanted in zip(said, lines, strict=True):
       self.assertRegex(line, wanted)
+
+  @parameterized.parameters(
+      (False, 129, ["hung up: finish", "saved", "hung up; go on"]),
+      (True, 0, ["saved"]),  # As under nohup.
+  )
+  def test_a_terminal_that_closes(self, is_ignored, code, lines):
+    """Its shell and the kernel may both say so; what is written is kept."""
+    done = _run_command(
+        """
+  with cli.hearing(lambda: True):
+    signal.raise_signal(signal.SIGHUP)
+    signal.raise_signal(signal.SIGHUP)
+    logging.warning("saved")
+""",
+        before="signal.signal(signal.SIGHUP, signal.SIG_IGN)" * is_ignored,
+    )
+    self.assertEqual(done.returncode, code, done.stderr)
+    said = done.stderr.splitlines()
+    self.assertLen(said, len(lines), done.stderr)
+    for line, wanted in zip(said, lines, strict=True):
+      self.assertRegex(line, wanted)
+
+  def test_outputs_without_a_reader_after_a_hangup(self):
+    """Training ends as told rather than by an error of `print`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    command = _COMMAND.format(body=f"""
+  with cli.hearing(lambda: True):
+    signal.raise_signal(signal.SIGHUP)
+    print("step", flush=True)
+    open({str(folder / 'saved')!r}, "w")
+""")
+    with open(writer, "w") as output:
+      done = subprocess.run(
+          [sys.executable, "-c", command],
+          cwd=commands.ROOT,
+          stdout=output,
+          stderr=output,
+          timeout=_DEADLINE_SECS,
+      )
+    self.assertEqual(done.returncode, 129)
+    self.assertTrue((folder / "saved").exists())
+
+  def test_an_interrupt_that_python_ignores(self):
+    """It comes in a callback, as that of a garbage collection."""
+    body = """
+  class Callback:
+    def __del__(self):
+      signal.raise_signal(signal.SIGINT)
+  Callback()
+  signal.pause()
+"""
+    start_secs = time.monotonic()
+    done = _run_command(body)
+    self.assert_one_line(done, "interrupted; go on", code=130)
+    self.assertLess(time.monotonic() - start_secs, 25)  # Not by the watchdog.
+
+  @parameterized.parameters(("1",), ("2",), ("0", "1", "2"))
+  def test_closed_files(self, *closed):
+    """What is opened next does not get the number of the output."""
+    path = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "x"
+    command = _COMMAND.format(body=f"""
+  with open({str(path)!r}, "w") as file:
+    print("x", flush=True)
+    os.write(1, b"y")
+    file.write(str(file.fileno() > 2))
+""")
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" ' + " ".join(f"{n}>&-" for n in closed), "sh"]
+        + [sys.executable, "-c", command],
+        cwd=commands.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE_SECS,
+    )
+    self.assertEqual((done.returncode, done.stderr), (0, ""))
+    self.assertEqual(path.read_text(), "True")
+
+  def test_a_full_disk_of_the_list_of_commands(self):
+    with open("/dev/full", "w") as full:
+      done = subprocess.run(
+          [sys.executable, "-m", "launch"],
+          cwd=commands.ROOT,
+          stdout=full,
+          stderr=subprocess.PIPE,
+          text=True,
+          timeout=_DEADLINE_SECS,
+      )
+    self.assertEqual(
+        (done.returncode, done.stderr),
+        (2, "error: standard output: No space left on device\n"),
+    )
 
   def test_a_second_signal_lets_a_command_tidy_up(self):
     body = """

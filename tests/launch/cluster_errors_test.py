@@ -13,12 +13,44 @@ from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from tests.launch import commands
 
+_MINE = """
+from bamboo_jax.data import markov
+from bamboo_jax.data import samples
+
+
+def make_data(sequence_length, bad=-1):
+  base = markov.make_walks(sequence_length=sequence_length, vocab_size=16)
+
+  def batch(indices, *, seed):
+    if bad in indices:
+      raise KeyError("label")
+    return base.batch(indices, seed=seed)
+
+  return samples.Source({"source": "mine"}, 0, batch, base.heldout_batch)
+
+class Logger:
+  def log(self, step, metrics):
+    return metrics[f"loss_of_step_{step}" if step == 4 else "loss"]
+
+  def event(self, name, step, values):
+    pass
+
+  close = event
+
+def make_logger(config, workdir):
+  return Logger()
+"""
+
 
 class FailingCase(commands.CommandCase):
 
-  CHANGES = {"pipeline.num_pipelines": 1, "pipeline.num_stages": 2}
+  CHANGES = {
+      "pipeline.num_pipelines": 1,
+      "pipeline.num_stages": 2,
+      "pipeline.num_microbatches": 2,
+  }
 
-  def fail_training(self, command, *arguments):
+  def fail_training(self, command, *arguments, code=2):
     """Returns the line that a command ends with."""
     run = commands.fork(
         *("-m", f"launch.{command}"),
@@ -26,13 +58,13 @@ class FailingCase(commands.CommandCase):
         f"--workdir={self.folder / 'run'}",
         *arguments,
     )
-    self.assertEqual(run.returncode, 2, msg=run.stdout + run.stderr)
+    self.assertEqual(run.returncode, code, msg=run.stdout + run.stderr)
     self.assertEqual(run.stderr.count("\n"), 1, msg=run.stderr)
     self.assertStartsWith(run.stderr, "error: ")
     return run.stdout + run.stderr
 
-  def fail_agent(self, *arguments):
-    return self.fail_training("agent", "--name=n0", *arguments)
+  def fail_agent(self, *arguments, code=2):
+    return self.fail_training("agent", "--name=n0", *arguments, code=code)
 
   def fail_cluster(self, *arguments):
     return self.fail_training("cluster", *arguments)
@@ -42,8 +74,11 @@ class ErrorsTest(FailingCase):
 
   def test_no_etcd(self):
     etcd = f"127.0.0.1:{ports_lib.free_port()}"
-    for fail in (self.fail_agent, self.fail_cluster):
-      self.assertIn(f"Cannot reach etcd at {etcd}", fail(f"--etcd={etcd}"))
+    for said in (
+        self.fail_agent(f"--etcd={etcd}", code=1),  # It may be tried again.
+        self.fail_cluster(f"--etcd={etcd}"),
+    ):
+      self.assertIn(f"Cannot reach etcd at {etcd}", said)
 
   def test_workers_that_take_more_than_a_gpu(self):
     said = self.fail_cluster("--nodes=3", "--device_memory_fraction=0.4")
@@ -83,14 +118,15 @@ class ErrorsTest(FailingCase):
 
     threading.Thread(target=answer, daemon=True).start()
     etcd = f"127.0.0.1:{listener.getsockname()[1]}"
-    said = self.fail_agent(f"--etcd={etcd}")
+    said = self.fail_agent(f"--etcd={etcd}", code=1)
     self.assertIn(f"Cannot reach etcd at {etcd}", said)
 
   @parameterized.parameters(
-      ("missing", "No such file"), ("", "must be a file, not a folder")
+      ("missing", "No such file", 1), ("", "must be a file, not a folder", 2)
   )
-  def test_secret(self, name, message):
-    said = self.fail_agent("--etcd=h:1", f"--secret={self.folder / name}")
+  def test_secret(self, name, message, code):
+    secret = f"--secret={self.folder / name}"
+    said = self.fail_agent("--etcd=h:1", secret, code=code)
     self.assertIn(message, said)
 
   def test_certificates(self):
@@ -160,8 +196,30 @@ class EtcdErrorsTest(FailingCase):
 
   def test_a_worker_that_dies_at_start(self):
     said = self.fail_cluster("--config.plan.memory_limit_gib=1e-6")
-    self.assertIn("its worker ended with exit status 1", said)
-    self.assertIn("InfeasibleError", said)
+    self.assertIn("\nerror: No split of 4 layers into 2 stages fits", said)
+
+  def test_an_error_that_every_node_would_meet(self):
+    """All save the last step; the second run is of another kind of code."""
+    (self.folder / "mine.py").write_text(_MINE)
+    name = f"--config.data.name={self.folder / 'mine.py'}:make_data"
+    said = self.fail_cluster(name, "--config.data.options.bad=9")
+    self.assertRegex(
+        said,
+        r"\nerror: Cannot read sample 9: .*/mine.py:\d+: KeyError: 'label' ?\n",
+    )
+    steps = [*(self.folder / "run/checkpoints").glob("[0-9]*")]
+    self.assertEqual([path.name for path in steps], ["2"])
+    self.assertNotIn("nodes are left", said)
+    self.assertFalse((self.folder / "run/summary.json").exists())
+    logger = f"--config.metrics.logger={self.folder / 'mine.py'}:make_logger"
+    said = self.fail_cluster(name, logger)  # It goes on from there.
+    self.assertRegex(
+        said,
+        r"\nerror: The logger .*/mine.py:make_logger' raised .*/mine.py:\d+: "
+        r"KeyError: 'loss_of_step_4' ?\n",
+    )
+    steps = [*(self.folder / "run/checkpoints").glob("[0-9]*")]
+    self.assertEqual({path.name for path in steps}, {"2", "4"})
 
   def test_a_model_that_cannot_be(self):
     """No node starts."""

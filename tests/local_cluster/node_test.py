@@ -99,19 +99,18 @@ class NodeTest(absltest.TestCase):
     log.write_text("info: x\nerror: no such layer\n")
     options = dataclasses.replace(given.make_options("n0"), log=str(log))
 
+    facts = types.SimpleNamespace(must_restart=False)
+
     class Agent:
 
       def __init__(self, *args):
-        self.state = types.SimpleNamespace(
-            must_restart=False, is_mistake=given_mistake[0]
-        )
+        self.state = facts
 
       async def run(self):
         return "its worker ended with exit status 2"
 
-    given_mistake = [False]
     self.enterContext(mock.patch.object(node.agent_lib, "Agent", Agent))
-    for given_mistake[0], kind, said in (
+    for facts.is_mistake, kind, said in (
         (True, base.EndedError, "^no such layer$"),
         (False, base.NodeFailedError, "^Node n0: .*status 2. Its log ends: "),
     ):
