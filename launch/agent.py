@@ -40,7 +40,12 @@ _NOTICE_URL = flags.DEFINE_string(
     "notice_url", None, "Metadata server in place of the cloud's, for tests."
 )
 _METRICS_PORT = flags.DEFINE_integer(
-    "metrics_port", None, "Serve metrics for Prometheus at this port of --host."
+    "metrics_port", None, "Serve metrics for Prometheus at this port."
+)
+_METRICS_HOST = flags.DEFINE_string(
+    "metrics_host",
+    "127.0.0.1",
+    "Address of that port; whoever can connect reads the metrics.",
 )
 
 
@@ -72,7 +77,11 @@ def main() -> None:
       command=[sys.executable, "-m", "bamboo_jax.launch.worker", *arguments],
       notices=notices,
   )
-  node.run(etcd, options, identity, spare, metrics_port=_METRICS_PORT.value)
+  node.run(
+      *(etcd, options, identity, spare),
+      metrics_port=_METRICS_PORT.value,
+      metrics_host=_METRICS_HOST.value,
+  )
   os._exit(0)
 
 

@@ -68,11 +68,12 @@ def run(
     spare: copies.Spare | None = None,
     *,
     metrics_port: int | None = None,
+    metrics_host: str = "127.0.0.1",
 ) -> None:
   """Runs an agent until its worker, and restarted workers, have ended; blocks.
 
   The first worker is `spare`, if given. Metrics for Prometheus are served at
-  `metrics_port`; if that is in use, a warning is logged.
+  `metrics_port` of `metrics_host`; if that is in use, a warning is logged.
 
   Raises `base.EndedError` after a mistake of the user, `base.NodeFailedError`
   if this node failed, `KeyboardInterrupt` if it was told to end at once.
@@ -83,7 +84,7 @@ def run(
     try:
       exporter.serve(
           metrics_port,
-          host=options.host,
+          host=metrics_host,
           state=lambda: None if agent is None else agent.state,
       )
     except (OSError, OverflowError) as error:  # The latter: above 65535.

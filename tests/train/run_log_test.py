@@ -107,6 +107,14 @@ class RunLogTest(parameterized.TestCase):
     self.log.note_ready()
     self.assertEqual(recovery.ready_at_secs, ready_secs)
 
+  def test_counts_for_prometheus(self):
+    recovery = self.lose(make_agreement())
+    none = {"deaths": 0, "recoveries": 0, "pause_seconds": 0}
+    self.assertEqual(self.log._find_totals(), none)  # Its step goes on.
+    recovery.ready_at_secs, recovery.step_end_at_secs = 10.75, 11.0
+    one = {"deaths": 1, "recoveries": 1, "pause_seconds": 0.75}
+    self.assertEqual(self.log._find_totals(), one)
+
   def test_what_filled_waits(self):
     step = types.SimpleNamespace(
         planned_passes=None,

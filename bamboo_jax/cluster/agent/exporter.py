@@ -20,8 +20,28 @@ _MAX_CALLERS = 16
 _PATIENCE_SECS = 5.0  # With a caller that says nothing.
 
 
+# What a writer reports about its last step under other names.
+_NAMES = {"usd": "cost_dollars"}
+# Endings of names in the log, that of the base unit, and its size.
+_UNITS = (
+    ("_ms", "_seconds", 1e-3),
+    ("_pct", "_ratio", 1e-2),
+    ("_per_sec", "_per_second", 1.0),
+)
+_TOTALS = {
+    "deaths": "Nodes with a stage that died",
+    "recoveries": "Views in which such nodes were lost",
+    "pause_seconds": (
+        "Seconds from such a view until the rest of the step was planned"
+    ),
+}
+
+
 class Sample(NamedTuple):
-  """A metric and its value; `name` lacks the prefix "bamboo_"."""
+  """A metric and its value; `name` lacks the prefix "bamboo_".
+
+  A name that ends in "_total" is that of a counter; others are gauges.
+  """
 
   name: str
   meaning: str
@@ -29,10 +49,11 @@ class Sample(NamedTuple):
 
 
 def find_samples(state: state_lib.AgentState) -> list[Sample]:
-  """Returns the metrics of an agent; pure.
+  """Returns the metrics of an agent, in base units; pure.
 
-  Only an agent whose worker writes the log knows the metrics of steps. Those of
-  other agents are absent or outdated: see "reported_step".
+  Only an agent whose worker writes the log knows the metrics of steps, and the
+  counts since that worker started. Those of other agents are absent or
+  outdated: see "step".
   """
   view, status = state.roster.view, state.status
   samples = [
@@ -44,15 +65,25 @@ def find_samples(state: state_lib.AgentState) -> list[Sample]:
       ),
   ]
   if "steps" in status:
-    samples.append(
-        Sample("reported_step", "Last step of its worker.", status["steps"])
-    )
+    samples.append(Sample("step", "Steps done.", status["steps"]))
+  for name, value in status.get("metrics", {}).items():
+    if isinstance(value, int | float):
+      samples.append(_convert(name, value))
   samples += [
-      Sample(f"step_{name}", f"{name} of that step.", value)
-      for name, value in status.get("metrics", {}).items()
-      if isinstance(value, int | float)
+      Sample(f"{name}_total", f"{meaning}, since its worker started.", value)
+      for name, meaning in _TOTALS.items()
+      if (value := status.get("totals", {}).get(name)) is not None
   ]
   return samples
+
+
+def _convert(name: str, value: float) -> Sample:
+  """Returns a metric of the last step in base units."""
+  meaning = f"{name} of the last step, in base units."
+  for ending, unit, size in _UNITS:
+    if name.endswith(ending):
+      return Sample(name.removesuffix(ending) + unit, meaning, size * value)
+  return Sample(_NAMES.get(name, name), meaning, value)
 
 
 class _Collector(registry_lib.Collector):
@@ -65,9 +96,10 @@ class _Collector(registry_lib.Collector):
     if (state := self._state()) is None:
       return
     for name, meaning, value in find_samples(state):
-      found = core.GaugeMetricFamily(
-          f"bamboo_{name}", meaning, labels=("run", "node", "zone")
-      )
+      make: Any = core.GaugeMetricFamily
+      if name.endswith("_total"):
+        make = core.CounterMetricFamily
+      found = make(f"bamboo_{name}", meaning, labels=("run", "node", "zone"))
       options = state.options
       found.add_metric([options.run, options.name, options.zone], float(value))
       yield found

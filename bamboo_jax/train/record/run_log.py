@@ -226,6 +226,7 @@ class RunLog:
               for one in self._state.named[-_REPORTED:]
           ],
           "metrics": self._outputs.shown,
+          "totals": self._find_totals(),
           "ladder": self._ladder,
       }
       self._cohort.report("report", facts=facts)
@@ -302,6 +303,15 @@ class RunLog:
         survival.find_ending(held, view.leaving)
     )
     return view.number if is_at_risk else views.EMPTY.number
+
+  def _find_totals(self) -> dict[str, float]:
+    """Returns counts since the start of this member, for Prometheus."""
+    done = [r for r in self._recoveries if r.step_end_at_secs is not None]
+    return {
+        "deaths": sum(len(r.nodes) for r in done),
+        "recoveries": len(done),
+        "pause_seconds": sum(r.pause_secs for r in done),
+    }
 
   def _recent(self, step: base.StepId) -> list[durations.RecoveryTimes]:
     return [r for r in self._recoveries if r.step == step]

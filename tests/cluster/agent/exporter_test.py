@@ -1,16 +1,37 @@
 """An agent's metrics, as Prometheus reads them."""
 
+import json
+import pathlib
+import re
 import socket
 import threading
 import types
 import urllib.request
 
 from absl.testing import absltest
+from absl.testing import parameterized
+import yaml
 
 from bamboo_jax.cluster.agent import exporter
 from bamboo_jax.cluster.agent.knowledge import roster as roster_lib
 from tests import members
 from tests import strangers
+from tests.launch import commands
+
+_DEPLOY = pathlib.Path(__file__).resolve().parents[3] / "docs" / "deploy"
+# What the writer of the log reports; see `train.record.outputs`.
+_METRICS = dict(
+    loss=2.5,
+    learning_rate=1e-3,
+    tokens_per_sec=4e4,
+    samples_per_sec=32.0,
+    bubble_pct=25.0,
+    step_ms=250.0,
+    mfu_pct=40.0,
+    goodput_pct=75.0,
+    usd=1.5,
+)
+_TOTALS = {"deaths": 3, "recoveries": 2, "pause_seconds": 0.5}
 
 
 def state(**status):
@@ -22,7 +43,58 @@ def state(**status):
   return types.SimpleNamespace(roster=roster, status=status, options=options)
 
 
-class ExporterTest(absltest.TestCase):
+def find_samples():
+  """Returns the metrics of the agent that knows most, by name."""
+  told = state(steps=7, metrics=_METRICS, totals=_TOTALS)
+  samples = exporter.find_samples(told)
+  return {f"bamboo_{sample.name}": sample.value for sample in samples}
+
+
+def find_names(expressions):
+  return {*re.findall(r"\bbamboo_\w+", " ".join(expressions))}
+
+
+class ExporterTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("bamboo_step", 7),
+      ("bamboo_step_seconds", 0.25),
+      ("bamboo_bubble_ratio", 0.25),
+      ("bamboo_goodput_ratio", 0.75),
+      ("bamboo_mfu_ratio", 0.4),
+      ("bamboo_tokens_per_second", 4e4),
+      ("bamboo_cost_dollars", 1.5),
+      ("bamboo_deaths_total", 3),
+      ("bamboo_recoveries_total", 2),
+      ("bamboo_pause_seconds_total", 0.5),
+  )
+  def test_base_units(self, name, value):
+    self.assertAlmostEqual(find_samples()[name], value)
+
+  def test_names_and_types_follow_the_conventions_of_prometheus(self):
+    told = state(steps=7, metrics=_METRICS, totals=_TOTALS)
+    port = exporter.serve(0, host="127.0.0.1", state=lambda: told)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
+      text = answer.read().decode()
+    kinds = dict(re.findall(r"# TYPE (\w+) (\w+)", text))
+    self.assertEqual(kinds.keys(), find_samples().keys())
+    for name, kind in kinds.items():
+      self.assertEqual(kind == "counter", name.endswith("_total"), msg=name)
+      self.assertNotRegex(name, "_(ms|pct|per_sec|percent)(_total)?$")
+
+  def test_alerts_and_dashboard_name_what_is_exported(self):
+    alerts = yaml.safe_load((_DEPLOY / "prometheus_alerts.yml").read_text())
+    rules = [rule for group in alerts["groups"] for rule in group["rules"]]
+    self.assertNotEmpty(rules)
+    for rule in rules:
+      self.assertContainsSubset({"alert", "expr", "annotations"}, rule)
+    board = json.loads((_DEPLOY / "grafana_dashboard.json").read_text())
+    shown = [t["expr"] for p in board["panels"] for t in p["targets"]]
+    shown += [v["query"] for v in board["templating"]["list"]]
+    for expressions in [rule["expr"] for rule in rules], shown:
+      names = find_names(expressions)
+      self.assertNotEmpty(names)
+      self.assertContainsSubset(names, find_samples())
 
   def test_text(self):
     known = [None]
@@ -43,12 +115,18 @@ class ExporterTest(absltest.TestCase):
             f"bamboo_members{labels} 3.0",
             f"bamboo_leaving{labels} 1.0",
             f"bamboo_is_member{labels} 1.0",
-            f"bamboo_reported_step{labels} 7.0",
-            f"bamboo_step_loss{labels} 2.5",
+            f"bamboo_step{labels} 7.0",
+            f"bamboo_loss{labels} 2.5",
         ],
     )
     known.append(state())
     self.assertLen(read(), 4)
+
+  def test_an_agent_serves_loopback_unless_told_otherwise(self):
+    said = commands.fork("-m", "launch.agent", "--help").stdout
+    self.assertRegex(said, r"--metrics_host: [^(]*\(default: '127.0.0.1'\)")
+    page = commands.ROOT / "docs" / "guides" / "cluster.md"
+    self.assertIn("| `--metrics_port` | 127.0.0.1 unless", page.read_text())
 
   def test_idle_callers(self):
     """They use up neither threads nor files, and lock nobody out."""
