@@ -131,8 +131,8 @@ def report(
   """Returns recoveries as `summary.json` reports them: durations, not times.
 
   `pause_secs` is the time from the death, or from the new view if that of the
-  death is not known, to the end of the step. A duration is None if its start or end was not measured. If no pass was owed,
-  `redo_secs` is 0.
+  death is not known, to the end of the step. A duration is None if its start or
+  end was not measured. If no pass was owed, `redo_secs` is 0.
 
   Args:
     recoveries: Each `RecoveryTimes` as a dict; logs of older versions lack some
