@@ -1,6 +1,7 @@
 """Child processes that cannot outlive their parent."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+import contextlib
 import ctypes
 import os
 import signal
@@ -105,6 +106,20 @@ def _read_stat(pid: int) -> list[str]:
       return file.read().rpartition(")")[2].split()
   except OSError:
     return []
+
+
+def reap_orphans(own: Collection[int], *, first: int = 1) -> None:
+  """Reaps processes that have ended, if this is the first one of a container.
+
+  They were children of others, such as the worker of an agent that was killed.
+  Those in `own` are left to who started them.
+  """
+  if os.getpid() == first:
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+      is_orphan = _read_stat(int(name))[:2] == ["Z", str(first)]
+      if is_orphan and int(name) not in own:
+        with contextlib.suppress(ChildProcessError):  # Reaped meanwhile.
+          os.waitpid(int(name), os.WNOHANG)
 
 
 def read_tail(path: str | os.PathLike[str], *, num_lines: int) -> str:

@@ -96,12 +96,14 @@ class Spare:
 
   Attributes:
     socket: Connected to it.
+    pid: Its number.
   """
 
   def __init__(self) -> None:
     self.socket, theirs = socket.socketpair()
     with theirs:
       self._copy = Copy(lambda: _await_order(theirs), keeps=[theirs.fileno()])
+    self.pid = self._copy.pid
 
   def start(self, command: Sequence[str], *, log: str) -> Copy:
     """Runs a command in it, with the number of its socket appended."""

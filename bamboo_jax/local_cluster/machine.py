@@ -194,6 +194,10 @@ class LocalCluster:
         self._store.tend()
       except OSError as error:
         logging.warning("etcd cannot be started: %s", error)
+    own = {process.pid for process in self._agents.values()}
+    if self._store is not None:
+      own.add(self._store.process.pid)
+    children.reap_orphans(own)
     for name, process in self._agents.items():
       if name not in self._ended and process.poll() is not None:
         self._ended.add(name)

@@ -9,9 +9,34 @@ import tempfile
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import children
+from tests.launch import commands
+
+_FIRST = """
+import ctypes, os, subprocess, sys, time
+from bamboo_jax.cluster import children
+from tests.launch import commands
+
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+own = subprocess.Popen(["sh", "-c", "exit 3"])
+command = "sleep 60 >/dev/null & echo $!"
+orphan = int(subprocess.check_output(["sh", "-c", command]))
+os.kill(orphan, 9)
+pids, deadline = (own.pid, orphan), time.monotonic() + 60
+while {children._read_stat(pid)[0] for pid in pids} != {"Z"}:
+  assert time.monotonic() < deadline
+children.reap_orphans({own.pid})  # Another process is the first.
+assert os.path.exists(f"/proc/{orphan}")
+children.reap_orphans({own.pid}, first=os.getpid())
+print(os.path.exists(f"/proc/{orphan}"), own.wait())
+"""
 
 
 class ChildrenTest(parameterized.TestCase):
+
+  def test_the_first_process_of_a_container_reaps_what_others_have_left(self):
+    """One that adopts orphans stands for it; its own child is left alone."""
+    done = commands.run("-c", _FIRST)
+    self.assertEqual((done.stdout, done.stderr), ("False 3\n", ""))
 
   @parameterized.parameters(
       (0, "ended with exit status 0"),

@@ -48,6 +48,18 @@ class EndingCase(parameterized.TestCase):
 
 class StopTest(EndingCase):
 
+  # Step in which it is asked, the last step saved, and those evaluated.
+  @parameterized.parameters((2, 2, []), (3, 4, [2]))
+  def test_an_evaluation_ends_with_the_run(self, step, saved, evaluated):
+    """The step before it is saved, and no mean of a part is logged."""
+    worker = self.begin(size=(2, 2, 1), evaluate__every_steps=2)
+    self.stop_in(worker, step)
+    self.assertFalse(worker.run())
+    self.assertEqual((worker.state.steps, self.saved()), (saved, [saved]))
+    lines = jsonl.read_lines(self.folder / "metrics.jsonl")
+    found = [line["step"] for line in lines if line.get("event") == "eval"]
+    self.assertEqual(found, evaluated)
+
   @parameterized.named_parameters(
       ("at_once", 0, ""),
       ("later", 2, ""),

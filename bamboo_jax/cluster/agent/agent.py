@@ -169,6 +169,7 @@ class Agent:
   async def _tick(self) -> None:
     while True:
       await asyncio.sleep(self._options.limits.heartbeat_secs)
+      self._worker.reap_orphans()
       self._events.put_nowait(
           events_lib.Ticked(self._worker.is_stopped(), self._worker.is_busy())
       )

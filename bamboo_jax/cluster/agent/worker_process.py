@@ -85,6 +85,11 @@ class WorkerProcess:
       self._cpu_ticks = children.cpu_ticks(self._process.pid)
     return self._cpu_ticks > before
 
+  def reap_orphans(self) -> None:
+    """Reaps what it has left; see `children.reap_orphans`."""
+    own = (self._process, self._spare)
+    children.reap_orphans({one.pid for one in own if one is not None})
+
   def kill_hanging(self) -> None:
     """Kills the process once it has written the stacks of its threads.
 
