@@ -96,8 +96,8 @@ class Transport:
   def begin(self, attempt):
     self.attempts.append(attempt)
 
-  def interrupt(self, why):
-    self.interrupted = why
+  def interrupt(self, why, *, until):
+    self.interrupted, self.until = why, until
 
   def keep_only(self, nodes, why):
     self.kept.append({*nodes})
@@ -164,6 +164,7 @@ class ClusterCohortTest(parameterized.TestCase):
     said = exits.lose(views.View(9, members, "n3 is gone"))
     self.assertEqual(transport.kept, [{0, 1}])
     self.assertRegex(transport.interrupted, "view 9")
+    self.assertEqual(transport.until, 9 << 32)
     self.assertEqual(said["address"], "here")
     exits.lose(views.EMPTY)  # Before the first view nobody is dead.
     self.assertLen(transport.kept, 1)

@@ -164,10 +164,10 @@ class Peer:
         return False
       self._lock.wait(min(left_secs, threading.TIMEOUT_MAX))
 
-  def begin(self, attempt: int) -> None:
-    """Moves to a newer attempt."""
+  def begin(self, attempt: int, *, interrupted: str | None = None) -> None:
+    """Moves to a newer attempt, which may be interrupted from the start."""
     with self._lock:
-      self._interrupted = None
+      self._interrupted = interrupted
       if attempt > self._protocol.attempt:
         self._inbox.clear()  # Before `advance`, which delivers early values.
         self._do(self._protocol.advance(attempt))

@@ -70,7 +70,8 @@ class Transport:
     self.waited_secs = 0.0
     self.waited_for: dict[base.NodeId, float] = {}
     self._attempt = 0
-    self._interrupted: str | None = None  # Why.
+    self._interrupted: str | None = None  # Why,
+    self._until = 0  # and up to which attempt.
     self._lock = threading.Lock()
     self._peers: dict[base.NodeId, peer_lib.Peer] = {}
     self._removed: dict[base.NodeId, str] = {}
@@ -87,22 +88,23 @@ class Transport:
   def begin(self, attempt: int) -> None:
     """Begins an attempt, in the thread that sends and receives.
 
-    Values sent in an older attempt are dropped.
+    Values sent in an older attempt are dropped. It begins interrupted if
+    `interrupt` was called for a later one, which may be just now: the caller
+    cannot see that in time, and would wait for a node that has stopped.
     """
     with self._lock:
       self._attempt = max(attempt, self._attempt)
-      self._interrupted = None
-      peers = [*self._peers.values()]
-    for peer in peers:
-      peer.begin(attempt)
+      if attempt >= self._until:
+        self._interrupted = None
+      for peer in self._peers.values():
+        peer.begin(attempt, interrupted=self._interrupted)
 
-  def interrupt(self, why: str) -> None:
-    """Makes all calls raise until the next attempt begins."""
+  def interrupt(self, why: str, *, until: int = 0) -> None:
+    """Makes all calls raise until an attempt begins, from number `until` on."""
     with self._lock:
-      self._interrupted = why
-      peers = [*self._peers.values()]
-    for peer in peers:
-      peer.interrupt(why)
+      self._interrupted, self._until = why, max(until, self._until)
+      for peer in self._peers.values():
+        peer.interrupt(why)
 
   def check(self) -> None:
     """Raises `base.AttemptOverError` if this attempt was interrupted."""
@@ -203,9 +205,8 @@ class Transport:
             note=lambda: self.note(),  # The one that is set by then.
         )
         peer.set_address(self._addresses.get(node))
-        peer.begin(self._attempt)
-        if self._interrupted is not None:  # As if it had been there before.
-          peer.interrupt(self._interrupted)
+        # As if it had been there before.
+        peer.begin(self._attempt, interrupted=self._interrupted)
         self._peers[node] = peer
       return self._peers[node]
 

@@ -20,7 +20,8 @@ class FakeTransport:
   def __init__(self, worker: "trainer.TrainerWorker") -> None:
     self._worker = worker
     self._attempt = 0
-    self._interrupted: str | None = None  # Why.
+    self._interrupted: str | None = None  # Why,
+    self._until = 0  # and up to which attempt.
     self._taken = collections.Counter[tuple[int, str]]()
     self._waits_for: int | None = None
     self.address = f"node {worker.number}"
@@ -28,16 +29,18 @@ class FakeTransport:
   def begin(self, attempt: int) -> None:
     """Begins an attempt, and says so to the other members."""
     assert attempt > self._attempt, "an attempt that is over"
-    self._attempt, self._interrupted = attempt, None
+    self._attempt = attempt
+    if attempt >= self._until:
+      self._interrupted = None
     self._taken.clear()
     worker = self._worker
     worker.shared.attempts[worker.stamp, worker.number] = attempt
     for node in self._worker.client.adopted.numbers:
       worker.wake_soon(node)
 
-  def interrupt(self, why: str) -> None:
-    """Makes all calls raise until the next attempt begins."""
-    self._interrupted = why
+  def interrupt(self, why: str, *, until: int) -> None:
+    """Makes all calls raise until an attempt begins, from number `until` on."""
+    self._interrupted, self._until = why, max(until, self._until)
 
   def check(self) -> None:
     """Raises `base.AttemptOverError` if this attempt was interrupted."""

@@ -207,7 +207,10 @@ class Exits:
     node. The client calls it in its reading thread; before the first view, with
     an empty one.
     """
-    self._transport.interrupt(f"a node is missing in view {view.number}")
+    self._transport.interrupt(
+        f"a node is missing in view {view.number}",
+        until=view.number << _ATTEMPT_BITS,
+    )
     if view.members:  # Messages for others are dropped.
       self._transport.keep_only(
           view.numbers, f"it is not in view {view.number}"

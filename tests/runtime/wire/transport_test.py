@@ -237,6 +237,26 @@ class TransportTest(parameterized.TestCase):
       first.send(1, "a", make_value(0, 1))
     del second, third
 
+  def test_an_attempt_may_begin_interrupted(self):
+    """A view may arrive just before the attempt of the next step begins."""
+    first, second = self._make(2)
+    first.interrupt("new view", until=9)
+    for attempt in (2, 8):
+      first.begin(attempt)
+      for call in (
+          first.check,
+          lambda: first.receive(1, "a"),
+          lambda: first.receive(5, "a"),  # A peer that it has not met yet.
+          lambda: first.send(1, "a", make_value(0, 1)),
+      ):
+        with self.assertRaisesRegex(base.AttemptOverError, "new view"):
+          call()
+    for node in (first, second):
+      node.begin(9)
+    second.send(0, "a", make_value(0, 1))
+    first.receive(1, "a")
+    first.check()
+
   def test_open_waits(self):
     first, second = self._make(2)
     thread = threading.Thread(target=first.receive, args=(1, "a"))
