@@ -139,6 +139,7 @@ class CliTest(parameterized.TestCase):
   @parameterized.parameters(
       ("raise ValueError('bad x')", "bad x (traceback: --verbosity=1)"),
       ("raise base.EndedError('n1 died')", "n1 died"),
+      ("raise base.UnrecoverableHereError((1,))", "Lost all copies of stage 1"),
       ("open('/no/file')", "No such file or directory. (traceback: --verb"),
   )
   def test_a_traceback_is_named_where_there_is_one(self, body, line):
