@@ -283,7 +283,7 @@ class OutputsTest(parameterized.TestCase):
     self.begin()
     self.train(1, 2, 3)
     del self.nodes[0]
-    self.nodes[1].write_event("save_failed", step=1, values={})
+    self.nodes[1].write_event("save_failed", step=1, values={"reason": "why"})
     self.assertEqual(self.steps(), [1, 2, 3])
 
   def test_what_a_dead_writer_left_untold_has_its_own_layout(self):
