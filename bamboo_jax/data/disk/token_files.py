@@ -160,19 +160,13 @@ class TokenFile:
       is_last = sequences == len(byte_S)
       yield np.where(is_last, self.num_tokens, starts // self.dtype.itemsize)
 
-  def iter_prompts(
-      self,
-  ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields the starts of documents, the ends of prompts and of documents.
-
-    In tokens, in blocks; of a file whose documents have prompts.
-    """
+  def iter_prompts(self) -> Iterator[tuple[np.ndarray, ...]]:
+    """Yields starts of documents, ends of prompts, and ends, in blocks."""
     assert self.index is not None and self.index.has_prompts, self.name
-    start, size = 0, self.dtype.itemsize
-    first = 0
+    start, first = 0, 0
     for ends in self.iter_ends():
       sequences = self.index.sequence_D[first : first + len(ends)] + 1
-      prompts = self.index.byte_S[sequences] // size
+      prompts = self.index.byte_S[sequences] // self.dtype.itemsize
       yield np.append(start, ends[:-1]), prompts, ends
       start, first = int(ends[-1]), first + len(ends)
 

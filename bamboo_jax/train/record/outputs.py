@@ -68,6 +68,7 @@ class Outputs:
     self._progress = given.progress
     self._meter = meter_lib.make_meter(config, since_secs=given.started_secs)
     self._batch_size = job.plan.batch.batch_size
+    self._unit = job.task.batches.source.unit
     self._mfu = mfu.Mfu.of(job)
     self._callbacks = given.callbacks
     self._writer: log_writers.LogWriters | None = None
@@ -245,8 +246,7 @@ class Outputs:
     self._meter.add_step(
         done, nodes=nodes, num_dropped=num_dropped, is_late=is_late
     )
-    unit = self._job.task.batches.source.unit
-    unit = unit or done.sums.unit(self._batch_size)
+    unit = self._unit or done.sums.unit(self._batch_size)
     shown = {
         "loss": done.sums.mean_loss,
         "learning_rate": self._job.task.schedule.rate_at(
