@@ -29,7 +29,6 @@ _ETCD = flags.DEFINE_string(
     "host:port, or several with commas between; https:// in front for TLS. By "
     "default that of `bamboo store` with the same --workdir.",
 )
-_NAME = flags.DEFINE_string("name", None, "Of the node.", required=True)
 _ZONE = flags.DEFINE_string("zone", "", "Zone that the node is in.")
 _NODES = flags.DEFINE_integer("nodes", None, "Number of nodes to begin with.")
 _CLOUDS = ("none", *notices_lib.CLOUDS)
@@ -52,7 +51,7 @@ _METRICS_HOST = flags.DEFINE_string(
 def main() -> None:
   """Runs the agent until its worker has ended."""
   spare = copies.Spare() if copies.is_copy else None
-  name, host = _NAME.value, given.HOST.value
+  name, host = given.NAME.value, given.HOST.value
   logs.use(name)
   endpoints, run, secret = identity_flags.find_run(
       _ETCD.value, given.WORKDIR.value
@@ -61,7 +60,9 @@ def main() -> None:
       "agent", name, host=host, run=run, secret_file=secret
   )
   etcd = identity_flags.connect(endpoints, identity)
-  arguments = cli.find_arguments(given.SHARED, sys.argv[1:])
+  # Name and workdir come first, where `ps` shows them.
+  arguments = [f"--name={name}", f"--workdir={given.WORKDIR.value}"]
+  arguments += cli.find_arguments(given.SHARED, sys.argv[1:])
   arguments += [f"--run={run}"] + [f"--secret={secret}"] * bool(secret)
   notices = None
   if _NOTICE.value != "none":

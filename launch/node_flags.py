@@ -1,4 +1,7 @@
-"""Flags that an agent passes on to its worker unchanged; see `SHARED`."""
+"""Flags of an agent and of its worker.
+
+The agent passes those of `SHARED` on as they are.
+"""
 
 from absl import flags
 
@@ -6,6 +9,7 @@ from bamboo_jax.launch import config_flag
 from bamboo_jax.launch import identity_flags
 from bamboo_jax.launch import shared_flags
 
+NAME = flags.DEFINE_string("name", None, "Of the node.", required=True)
 CONFIG = config_flag.define("default", "What to train.")
 WORKDIR = shared_flags.define_workdir()
 HOST = flags.DEFINE_string("host", "127.0.0.1", "Where to listen.")
@@ -18,6 +22,6 @@ PROGRAM_CACHE = shared_flags.define_program_cache(
 flags.adopt_module_key_flags(identity_flags)
 
 SHARED = (
-    *("config", "workdir", "host", *identity_flags.NAMES, "faults"),
+    *("config", "host", *identity_flags.NAMES, "faults"),
     *("director", "device_memory_fraction", "program_cache"),
 )

@@ -1,7 +1,7 @@
 """The worker of a node; started by its agent, see `bamboo agent`.
 
-Its last arguments are name and number of the node, the age of the agent in
-seconds, and the file descriptor of the socket to it.
+Its last arguments are the number of the node, the stamp of the run, the age of
+the agent in seconds, and the file descriptor of the socket to it.
 """
 
 from collections.abc import Sequence
@@ -44,9 +44,9 @@ def main(argv: Sequence[str]) -> None:
 def _train(argv: Sequence[str]) -> None:
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # The agent decides.
   faulthandler.register(signal.SIGUSR1)  # Shows where every thread is.
-  logs.use(argv[1])
-  started_secs = time.perf_counter() - float(argv[4])
-  name, host = argv[1], given.HOST.value
+  logs.use(given.NAME.value)
+  started_secs = time.perf_counter() - float(argv[3])
+  name, host = given.NAME.value, given.HOST.value
   accelerator.take_fraction(os.environ, given.DEVICE_MEMORY_FRACTION.value)
   from bamboo_jax.train import run
 
@@ -56,11 +56,11 @@ def _train(argv: Sequence[str]) -> None:
   programs = shared_flags.use_program_cache(folder)
   run.train_in_cluster(
       given.CONFIG.value,
-      socket.socket(fileno=int(argv[5])),
+      socket.socket(fileno=int(argv[4])),
       workdir=given.WORKDIR.value,
       name=name,
-      number=base.NodeId(int(argv[2])),
-      stamp=argv[3],
+      number=base.NodeId(int(argv[1])),
+      stamp=argv[2],
       host=host,
       identity=identity_flags.make("worker", name, host=host),
       faults=given.FAULTS.value,

@@ -1,6 +1,6 @@
 """Asks the workers of this machine what they do; see `cluster.waits`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 import contextlib
 import dataclasses
 import os
@@ -8,6 +8,7 @@ import pathlib
 import signal
 import time
 
+from bamboo_jax import base
 from bamboo_jax.cluster import waits as waits_lib
 
 _PROGRAM = b"bamboo_jax.launch.worker"
@@ -40,6 +41,23 @@ def find_workers(logs: pathlib.Path) -> dict[str, int]:
       if is_worker and log.parent == logs.resolve():
         found[log.stem] = int(process.name)
   return dict(sorted(found.items()))
+
+
+def explain_missing(
+    name: str, workers: Collection[str], hosts: Mapping[str, str]
+) -> str:
+  """Returns why `workers`, those of this machine by node, lack a node.
+
+  `hosts` has the address of each live agent of the run, by node.
+  """
+  if not workers and not hosts:
+    return "No node of the run is alive."
+  if name not in hosts:
+    return base.suggest(name, {*workers, *hosts}, what="node")
+  return (
+      f"No worker of node {name} runs on this machine. Its agent is at "
+      f"{hosts[name]}: run the command there, or wait until the worker starts."
+  )
 
 
 def ask(

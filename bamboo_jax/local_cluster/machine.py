@@ -108,11 +108,10 @@ class LocalCluster:
     With `is_copy` both are forks of this process, with its environment.
     """
     command = [
-        *(sys.executable, "-m", "bamboo_jax.launch.agent"),
+        *(sys.executable, "-m", "bamboo_jax.launch.agent", f"--name={name}"),
         *arguments,
         f"--etcd={self._etcd}",
         f"--secret={self._secret}",
-        f"--name={name}",
         f"--zone={zone}",
         "--verbosity=0",
     ]
@@ -149,7 +148,8 @@ class LocalCluster:
 
   def _explain_end(self, name: str, code: int) -> str:
     said, log = "", self._logs / f"{name}.agent.log"
-    if code > 0:  # Not killed, so its log may end with the reason.
+    # If it was not killed, its log may end with the reason.
+    if code > 0 and log.exists():
       said = children.read_tail(log, num_lines=1).removeprefix("error: ")
     if code == children.MISTAKE:
       self.mistake = said

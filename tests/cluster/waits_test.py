@@ -9,6 +9,7 @@ import tempfile
 import time
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from bamboo_jax.cluster import waits
 from bamboo_jax.local_cluster import inquiry
@@ -83,7 +84,7 @@ class WaitsTest(absltest.TestCase):
     worker.communicate()  # Ends its input.
 
 
-class InquiryTest(absltest.TestCase):
+class InquiryTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -116,6 +117,26 @@ class InquiryTest(absltest.TestCase):
     lines = inquiry.render([answer])
     self.assertEqual(lines[0], f"== n4, process {worker.pid}")
     self.assertIn("n4 waits for node 3, node 7, in sum 0,3 1", lines)
+
+  @parameterized.parameters(
+      (
+          "n1",
+          ["n0"],
+          {"n0": "10.0.0.7"},
+          "Unknown node 'n1'; did you mean 'n0'",
+      ),
+      ("n2", [], {}, "No node of the run is alive."),
+      (
+          "n1",
+          ["n0"],
+          {"n0": "10.0.0.7", "n1": "10.0.0.8"},
+          "No worker of node n1 runs on this machine. Its agent is at 10.0.0.8",
+      ),
+  )
+  def test_a_worker_that_is_not_here(self, name, workers, hosts, message):
+    said = inquiry.explain_missing(name, workers, hosts)
+    self.assertStartsWith(said, message)
+    self.assertNotIn("\n", said)
 
   def test_a_stopped_worker_is_named(self):
     worker = self.start("n4", "-m", "bamboo_jax.launch.worker")

@@ -25,6 +25,7 @@ class ClusterByHandTest(commands.CommandCase):
       "evaluate.num_microbatches": 1,
   }
   HELD_FROM = 10
+  HELD_SECS = 60.0  # Commands take seconds on a crowded machine.
 
   def find(self, *texts):
     """Returns the process of the run that names these; waits for it."""
@@ -65,9 +66,15 @@ class ClusterByHandTest(commands.CommandCase):
     ask = ("-m", f"launch.{command}", *arguments)
     shown = commands.run(*ask)
     self.assertIn("stage 0/1: n1 (a)", shown.stdout, msg=shown.stderr)
-    pid = self.find("launch.worker ", " n1 ")
+    pid = self.find("launch.worker --name=n1 --workdir=")
+    kill = ("-m", "launch.kill", f"--workdir={workdir}")
+    self.assertIn(
+        "error: Unknown node 'n7'; did you mean 'n",
+        commands.run(*kill, "n1", "n7").stderr,
+    )
+    killed = commands.run(*kill, "n1")
     self.release()
-    os.kill(pid, signal.SIGKILL)
+    self.assertEqual(killed.stdout, f"n1: worker {pid} was killed\n")
     rest, _ = run.communicate(timeout=_DEADLINE_SECS)
     said += rest.splitlines()
     self.assertEqual(run.returncode, 0, msg=said)
@@ -83,10 +90,10 @@ class ClusterByHandTest(commands.CommandCase):
     self.assertIn(" view=3", line)  # It has the number of its step.
     before = next(l for l in said if l.startswith(f"step={step - 1} "))
     self.assertIn(" view=2", before)
-    self.assertRegex(
+    self.assertRegex(  # Its log, which has the reason, was removed.
         "\n".join(said),
-        r"Node n1: its worker was killed by SIGKILL\. 3 of 4 nodes are left; "
-        rf"agent: pid \d+, log {workdir}/logs/n1\.agent\.log; "
+        r"Node n1: its agent ended with exit status \d\. "
+        rf"3 of 4 nodes are left; agent: pid \d+, log {workdir}/logs/n1\.agent\.log; "
         rf"worker: pid {pid}, log {workdir}/logs/n1\.log",
     )
     self.assertRegex(

@@ -151,6 +151,21 @@ class RefusedTest(folders.FolderCase):
           "/no.csv: No such file",
       ),
       (
+          "kill_nobody",
+          ("kill", _RUN),
+          "Name the --workdir of a run and its nodes",
+      ),
+      (
+          "kill_no_cluster",
+          ("kill", "--workdir={run}/no", "n2"),
+          "No cluster runs in .*/no: there is no endpoint.json",
+      ),
+      (
+          "kill_dead_cluster",
+          ("kill", _RUN, "n2"),
+          f"The cluster in .*/run is no longer running: .*{_AWAY}",
+      ),
+      (
           "report",
           ("report", "--workdir={run}/no"),
           "There is no run in .*/no: no metrics.jsonl",

@@ -137,7 +137,7 @@ class Agent:
       case events_lib.StartWorker(number, stamp):
         self._start(self._warn_of_store())
         since = f"{time.monotonic() - self._started_secs:.3f}"
-        command = [*options.command, options.name, str(number), stamp, since]
+        command = [*options.command, str(number), stamp, since]
         return await self._worker.start(command, log=options.log)
       case events_lib.WaitNotice():
         assert options.notices is not None, "nothing to poll"

@@ -34,8 +34,9 @@ class AgentOptions:
     place: Returns the numbers of the first nodes from their zones; otherwise
       numbers follow the order of joining.
     config: What all nodes must agree on, by name; plain JSON values.
-    command: Starts the worker; name and number of the node, the age of the
-      agent in seconds, and the number of the socket are appended.
+    command: Starts the worker; the number of the node, the stamp of the run,
+      the age of the agent in seconds, and the number of the socket are
+      appended.
     is_again: Whether the node restarts after it was in the run before.
   """
 

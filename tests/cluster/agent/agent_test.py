@@ -91,7 +91,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
         name,
         host="127.0.0.1",
         num_nodes=3,
-        command=[sys.executable, "-c", _WORKER],
+        command=[sys.executable, "-c", _WORKER, name],
         workdir=str(self.folder),
         log=str(self.folder / f"{name}.log"),
         # A crowded machine is no reason to fail.
