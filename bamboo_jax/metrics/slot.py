@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 import dataclasses
 import math
+import re
 
 DEATH = "death"  # Category of the moment at which the node of a track dies.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrackSlot:
-  """One interval of a track, such as "node 3", in ms after the step's start.
+  """One interval of a track, such as a node "n3", in ms after the step's start.
 
   `category`, such as "forward", selects the colour; `meaning` explains the name
   in the legend, which has one slot of each form ("0F1" and "2F3" have one
@@ -38,5 +39,5 @@ def tracks(slots: Iterable[TrackSlot]) -> tuple[str, ...]:
 
 
 def _natural_key(name: str) -> list[tuple[int, int, str]]:
-  words = name.replace("/", " ").split()
+  words = filter(None, re.split(r"(\d+)", name))
   return [(0, int(w), "") if w.isdecimal() else (1, 0, w) for w in words]

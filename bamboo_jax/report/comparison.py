@@ -73,5 +73,7 @@ def _read_planned(
   layouts = [line for line in lines if line.get("event") == "layout"]
   if not layouts or not path.exists():
     return []
-  tracks = {f"node {node}" for node in layouts[-1]["owners"][0]}
+  last = layouts[-1]
+  named = last.get("names", {})
+  tracks = {named.get(str(n), f"node {n}") for n in last["owners"][0]}
   return [s for s in chrome_trace.read_last(path).planned if s.track in tracks]

@@ -32,9 +32,11 @@ def make_course(
         secs = totals[-1].secs
         events.append(content.RunEvent(secs, "other owners", line["rung"]))
     elif line.get("event") == "join":
-      for node, secs in line["boot_secs"].items():
+      named = line.get("names") or [f"node {n}" for n in line["boot_secs"]]
+      secs_of = zip(named, line["boot_secs"].values(), strict=True)
+      for name, secs in secs_of:
         boots.append((len(totals) - 1, secs))
-        text = f"node {node} joined after {secs:.1f} s"
+        text = f"{name} joined after {secs:.1f} s"
         events.append(content.RunEvent(totals[-1].secs, text))
   if len(totals) == 1:
     return None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
+import itertools
 from typing import Any
 
 from bamboo_jax import base
@@ -59,7 +60,7 @@ def render(run: StoredRun, *, now_secs: float) -> str:
     head |= {"step": status["steps"], "num_steps": run.num_steps}
     head["told_secs_ago"] = f"{max(0.0, now_secs - status['at_secs']):.1f}"
   layout = parse_layout(status.get("layout", {}))
-  name = _Names(view)
+  name = _Names(view, status.get("recoveries", ()))
   members = view.numbers
   lines = [progress_lib.render_line(head), f"reason: {view.reason}"]
   for number, pipeline in enumerate(layout.pipelines):
@@ -88,8 +89,13 @@ def render(run: StoredRun, *, now_secs: float) -> str:
 
 class _Names:
 
-  def __init__(self, view: views.View) -> None:
-    self._names = {m.number: f"{m.name} ({m.zone})" for m in view.members}
+  def __init__(
+      self, view: views.View, recoveries: Iterable[Mapping[str, Any]]
+  ) -> None:
+    lost = (zip(r["nodes"], r["names"], strict=True) for r in recoveries)
+    gone = itertools.chain.from_iterable(lost)
+    self._names = {number: f"{name} (gone)" for number, name in gone}
+    self._names |= {m.number: f"{m.name} ({m.zone})" for m in view.members}
 
   def __call__(self, number: base.NodeId | None) -> str:
     if number is None:

@@ -109,6 +109,7 @@ class Committed:
     planned: Timelines planned at its start, by pipeline, of all nodes.
     filled: Effect of redundant forward passes that filled waits, or None.
     placed: Predicted effect of the same passes, if they were placed ahead.
+    names: Of nodes, by number.
   """
 
   steps: base.StepId
@@ -127,6 +128,7 @@ class Committed:
   planned: Sequence[timeline_lib.Timeline] = ()
   filled: filling_lib.Effect | None = None
   placed: filling_lib.Effect | None = None
+  names: Mapping[base.NodeId, str] = dataclasses.field(default_factory=dict)
 
 
 class StepRunner:

@@ -318,7 +318,11 @@ class Worker:
     # Steps settled in one view must grow; the restored step is not known yet.
     cohort.settled(base.StepId(0) if goes_back else state.steps)
     boot_secs = {n: s.boot_secs for n, s in statuses.items()}
-    self._outputs.welcome(boot_secs, in_step=self._begun == state.steps)
+    self._outputs.welcome(
+        boot_secs,
+        names={m.number: m.name for m in cohort.view.members},
+        in_step=self._begun == state.steps,
+    )
     if self._begun >= 0:
       self._log.explain_view(agreement)
     if agreement.change and not agreement.change.layout.pipelines:

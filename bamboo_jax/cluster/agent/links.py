@@ -154,7 +154,9 @@ def tell_suspicions(state: state_lib.AgentState) -> None:
   state.suspects = messages.Suspects(state.suspects.count + 1, suspects)
   for s in suspects:
     if not state.suspicions.suspects(s.incarnation):
-      state.do(events_lib.Log(f"Suspects {s.incarnation}: {s.reason}"))
+      member = state.roster.known.get(s.incarnation)
+      name = member.name if member else "an agent that is not known here"
+      state.do(events_lib.Log(f"Suspects {name}: {s.reason}"))
   state.suspicions.note(
       state.incarnation, suspects, count=state.suspects.count, now=state.awake
   )

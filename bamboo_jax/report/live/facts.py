@@ -103,10 +103,10 @@ def find_rows(
       "planned": planned.slots if planned else [],
       "measured": measured,
       "deaths": [
-          [f"node {node}", 1e3 * (r["view_at_secs"] - here[0].start_secs)]
+          [name, 1e3 * (r["view_at_secs"] - here[0].start_secs)]
           for r in history.recoveries.values()
           if r["step"] == last and here
-          for node in r["nodes"]
+          for name in r["names"]
       ],
   }
 
@@ -212,7 +212,7 @@ def _find_nodes(known: Known) -> list[dict[str, Any]]:
 
 def _find_owners(known: Known) -> list[dict[str, Any]]:
   """Returns the nodes of a run that is over, each with all its places."""
-  names = known.rows["names"] if known.rows else {}
+  names = known.history.names
   places: dict[int, list[str]] = {}
   for pipeline, owners in enumerate(known.history.owners):
     for stage, node in enumerate(owners):
@@ -220,7 +220,7 @@ def _find_owners(known: Known) -> list[dict[str, Any]]:
   return [
       {
           "number": node,
-          "name": names.get(f"node {node}", f"node {node}"),
+          "name": names.get(str(node), f"node {node}"),
           "zone": None,
           "role": "owner",
           "places": owned,

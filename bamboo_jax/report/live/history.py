@@ -43,6 +43,7 @@ class History:
     totals: Totals of the account at the last step.
     num_tokens: Trained on and kept.
     owners: Number of the owner of each stage, by pipeline, at the end.
+    names: Of the nodes, by number, at the end.
   """
 
   def __init__(self, kills: Mapping[base.NodeId, float] = EMPTY) -> None:
@@ -55,6 +56,7 @@ class History:
     self.totals = ledger_lib.Totals()
     self.num_tokens = 0.0
     self.owners: list[list[int]] = []
+    self.names: Mapping[str, str] = {}
     self._stride = 1
 
   def add(self, lines: Iterable[jsonl.Line]) -> None:
@@ -96,6 +98,7 @@ class History:
         self.recoveries[line["view"]] = find_recovery(line, self._kills)
       case "layout":
         self.owners = line["owners"]
+        self.names = line.get("names", {})
         return
       case "join":
         self._boot_secs += sum(line["boot_secs"].values())

@@ -144,13 +144,18 @@ class Outputs:
       self.write_event(_RECOVERY, step=done.steps, values=values)
 
   def welcome(
-      self, boot_secs: Mapping[base.NodeId, float], *, in_step: bool
+      self,
+      boot_secs: Mapping[base.NodeId, float],
+      *,
+      names: Mapping[base.NodeId, str],
+      in_step: bool,
   ) -> None:
     """Charges and logs joining nodes; see `meter.Meter.welcome`."""
     if self._state.is_writer and self._writer is not None:
       nodes = None if in_step else self._nodes()
       if come := self._meter.welcome(boot_secs, nodes):
-        values = {"boot_secs": {str(n): secs for n, secs in come.items()}}
+        values: dict[str, Any] = {"boot_secs": {str(n): come[n] for n in come}}
+        values["names"] = [names.get(n, f"node {n}") for n in come]
         step = self._state.steps + 1  # The step that they join.
         self._log.write_event(_JOIN, step=step, values=values)
 
@@ -281,11 +286,11 @@ class Outputs:
     if done.skipped:  # First: the line of a step is the last one about it.
       values = {"reason": done.skipped}
       self.write_event(run_summary.SKIPPED, step=done.steps, values=values)
-    owners = [list(row) for row in nodes.owners]
-    if owners != self._owners:
+    if (owners := [list(row) for row in nodes.owners]) != self._owners:
       self._owners, found = owners, [r.rung for r in done.recoveries]
       rung = found[-1] if found else self._state.rung
       values = {"owners": owners, "rung": rung, "at_secs": time.perf_counter()}
+      values["names"] = {str(n): name for n, name in done.names.items()}
       self._log.write_event("layout", step=done.steps, values=values)
     if self._progress is not None:
       self._progress.show_step(done.steps, shown)

@@ -208,6 +208,7 @@ class RunLog:
                 (v.sums_secs for v in votes.values()), self._state.layout
             ),
             recoveries=tuple(recent),
+            names=dict(self._names),
         )
     )
     if votes:

@@ -6,7 +6,7 @@ of `metrics.rows`; `write_trace` joins those of all members for Perfetto.
 """
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import os
 import pathlib
@@ -18,13 +18,13 @@ from typing import Any
 from absl import logging
 import jax
 
+from bamboo_jax import base
 from bamboo_jax.base import threads
 from bamboo_jax.metrics import chrome_trace
 from bamboo_jax.metrics import plots
 from bamboo_jax.metrics import rows as rows_lib
 from bamboo_jax.metrics import schedule_plot
 from bamboo_jax.metrics import slot as slot_lib
-from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import step as step_lib
@@ -46,10 +46,10 @@ _MEANINGS = {
     Op.REDUNDANT_FORWARD: (
         "redundant forward pass, stage {i.stage}, microbatch {i.microbatch}"
     ),
-    Op.SEND_ACTIVATION: _OUTPUT + ", to node {i.peer}",
-    Op.RECV_ACTIVATION: _OUTPUT + ", from node {i.peer}",
-    Op.SEND_GRAD: "gradient of the " + _OUTPUT + ", to node {i.peer}",
-    Op.RECV_GRAD: "gradient of the " + _OUTPUT + ", from node {i.peer}",
+    Op.SEND_ACTIVATION: _OUTPUT + ", to {peer}",
+    Op.RECV_ACTIVATION: _OUTPUT + ", from {peer}",
+    Op.SEND_GRAD: "gradient of the " + _OUTPUT + ", to {peer}",
+    Op.RECV_GRAD: "gradient of the " + _OUTPUT + ", from {peer}",
 }
 
 
@@ -116,14 +116,13 @@ class RowFile:
       self, done: step_lib.Committed, at_secs: float, with_plan: bool
   ) -> None:
     if with_plan and done.planned is not self._planned and done.planned:
-      slots = rows_lib.pack(planned_slots(done.planned))
+      slots = rows_lib.pack(planned_slots(done.planned, namer(done)))
       planned = rows_lib.StepRows(done.steps, at_secs, done.start_secs, slots)
       rows_lib.write(self._folder / rows_lib.PLANNED, [planned])
       self._planned = done.planned
     measured = []
     for d, secs, _ in self._last:
-      slots = measured_slots(d.measured, start_secs=d.start_secs)
-      packed = rows_lib.pack(slots)
+      packed = rows_lib.pack(measured_slots(d))
       measured.append(rows_lib.StepRows(d.steps, secs, d.start_secs, packed))
     rows_lib.write(self._folder / f"{self._name}.json", measured)
 
@@ -196,16 +195,16 @@ def traced_step(
   `since_secs` is the time 0 of the trace, on the clock of `done`.
   """
   deaths = [
-      slot_lib.TrackSlot(f"node {node}", f"{name} dies", ms, ms, slot_lib.DEATH)
+      slot_lib.TrackSlot(name, f"{name} dies", ms, ms, slot_lib.DEATH)
       for r in done.recoveries
       for ms in [max(0.0, 1e3 * (r.view_at_secs - done.start_secs))]
-      for node, name in zip(r.nodes, r.names, strict=True)
+      for name in r.names
   ]
   return chrome_trace.TracedStep(
       done.steps,
       1e3 * (done.start_secs - since_secs),
-      planned_slots(done.planned),
-      (*measured_slots(done.measured, start_secs=done.start_secs), *deaths),
+      planned_slots(done.planned, namer(done)),
+      (*measured_slots(done), *deaths),
   )
 
 
@@ -236,39 +235,49 @@ def plot_step(
   plots.save_figure(figure, path, formats)
 
 
+def namer(done: step_lib.Committed) -> Callable[[base.NodeId], str]:
+  """Returns a function of a node's name in a step."""
+  return lambda node: done.names.get(node, f"node {node}")
+
+
 def planned_slots(
     timelines: Sequence[timeline_lib.Timeline],
+    name: Callable[[base.NodeId], str] = "node {}".format,
 ) -> tuple[slot_lib.TrackSlot, ...]:
-  """Returns the slots of planned timelines, in milliseconds."""
+  """Returns the slots of planned timelines, in ms; `name` names a node."""
   return tuple(
-      _slot(s.node, s.instruction, s.start_ms, s.end_ms)
+      _slot(name, s.node, s.instruction, s.start_ms, s.end_ms)
       for timeline in timelines
       for s in timeline.slots
   )
 
 
 def measured_slots(
-    measured: Sequence[recorder_lib.MeasuredInstruction], *, start_secs: float
+    done: step_lib.Committed,
 ) -> tuple[slot_lib.TrackSlot, ...]:
-  """Returns measured slots, in milliseconds since `start_secs`."""
-  ms = lambda secs: 1e3 * (secs - start_secs)
+  """Returns the measured slots of a step, in milliseconds since its start."""
+  ms, name = lambda secs: 1e3 * (secs - done.start_secs), namer(done)
   return tuple(
-      _slot(m.node, m.instruction, ms(m.start_secs), ms(m.end_secs))
-      for m in measured
+      _slot(name, m.node, m.instruction, ms(m.start_secs), ms(m.end_secs))
+      for m in done.measured
   )
 
 
 def _slot(
-    node: int,
+    name: Callable[[base.NodeId], str],
+    node: base.NodeId,
     instruction: instruction_lib.Instruction,
     start_ms: float,
     end_ms: float,
 ) -> slot_lib.TrackSlot:
   return slot_lib.TrackSlot(
-      track=f"node {node}",
+      track=name(node),
       name=str(instruction),
       start_ms=start_ms,
       end_ms=end_ms,
       category=_CATEGORIES.get(instruction.op, "transfer"),
-      meaning=_MEANINGS[instruction.op].format(i=instruction),
+      meaning=_MEANINGS[instruction.op].format(
+          i=instruction,
+          peer="" if instruction.peer is None else name(instruction.peer),
+      ),
   )

@@ -277,7 +277,7 @@ class OwnWorkerTest(given.CoreCase):
     actions = self.on(events_lib.Ticked(), 3.1)
     (text,) = (a.text for a in actions if isinstance(a, events_lib.Log))
     reason = "its agent was silent for 3.0 s"
-    self.assertEqual(text, f"Suspects life 2: {reason}")
+    self.assertEqual(text, f"Suspects n2: {reason}")
     suspect = messages.Suspect("life 2", reason, is_certain=False)
     told = events_lib.Send(messages.Suspects(1, (suspect,)))
     self.assertIn(told, actions)

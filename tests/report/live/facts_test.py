@@ -127,13 +127,14 @@ class FactsTest(absltest.TestCase):
 
   def test_a_run_that_is_over_has_nodes_rather_than_stages(self):
     layout = {"event": "layout", "step": 2, "owners": [[0, 4], [2, 0]]}
+    layout["names"] = {"0": "n3", "2": "n0", "4": "n1"}
     got = self.find(history=history(step(1), layout, step(2)))["nodes"]
     self.assertEqual(
         [(n["name"], n["places"]) for n in got],
         [
-            ("node 0", ["0/0", "1/1"]),
-            ("node 4", ["0/1"]),
-            ("node 2", ["1/0"]),
+            ("n3", ["0/0", "1/1"]),
+            ("n1", ["0/1"]),
+            ("n0", ["1/0"]),
         ],
     )
 
@@ -210,25 +211,25 @@ class FactsTest(absltest.TestCase):
         step, at, at - 90.0, [(name, "0F0", "forward", 1.0, 2.0)]
     )
     found = facts.find_rows(
-        make(1, 99.0, "node 0"),
+        make(1, 99.0, "n0"),
         {
-            "n0": [make(2, 99.5, "node 0"), make(3, 100.0, "node 0")],
-            "n1": [make(3, 100.25, "node 1")],
-            "n2": [make(2, 99.5, "node 2")],  # It is dead.
+            "n0": [make(2, 99.5, "n0"), make(3, 100.0, "n0")],
+            "n1": [make(3, 100.25, "n1")],
+            "n2": [make(2, 99.5, "n2")],  # It is dead.
         },
         history(
             {"event": "recovery"}
             | durations_test.RECOVERY
-            | {"nodes": [2], "view_at_secs": 10.125}
+            | {"nodes": [7], "names": ["n2"], "view_at_secs": 10.125}
         ),
     )
     self.assertEqual(found["step"], 3)
-    self.assertEqual(found["names"], {f"node {i}": f"n{i}" for i in range(3)})
+    self.assertEqual(found["names"], {f"n{i}": f"n{i}" for i in range(3)})
     self.assertEqual(
         [slot[:1] + slot[3:] for slot in found["measured"]],
-        [("node 0", 1.0, 2.0), ("node 1", 251.0, 252.0)],
+        [("n0", 1.0, 2.0), ("n1", 251.0, 252.0)],
     )
-    self.assertEqual(found["deaths"], [["node 2", 125.0]])
+    self.assertEqual(found["deaths"], [["n2", 125.0]])
 
   def test_a_run_that_is_over(self):
     layout = {"event": "layout", "step": 1, "owners": [[0, 1]], "rung": "none"}
@@ -263,7 +264,7 @@ class HistoryTest(absltest.TestCase):
 
   def test_events(self):
     got = history(
-        {"event": "join", "step": 2, "boot_secs": {"7": 1.0}},
+        {"event": "join", "step": 2, "boot_secs": {"7": 1.0}, "names": ["n3"]},
         {"event": "pause", "step": 3, "reason": "why"},
         {"event": "cost", "step": 3},
         {"event": "slow", "step": 4, "node": "n2", "host": "h", "factor": 4.9}
@@ -273,7 +274,7 @@ class HistoryTest(absltest.TestCase):
     self.assertEqual(
         [e["text"] for e in got.events],
         [
-            "node 7 joined",
+            "n3 joined",
             "why",
             "n2 on h, named 2 times before, 4.9 times as slow as it should be",
             "n2 is as fast as it should be again",
