@@ -45,6 +45,7 @@ class View:
       carries a message through the log of views and interrupts no worker.
     is_ask: Whether the message asks if any member is alive.
     words: The message of a copy.
+    asked: Numbers of the members that are to answer a question; all if empty.
   """
 
   number: base.ViewId
@@ -55,6 +56,7 @@ class View:
   repeats: base.ViewId = base.ViewId(0)
   is_ask: bool = False
   words: str = ""
+  asked: tuple[base.NodeId, ...] = ()
 
   def __post_init__(self) -> None:
     numbers = [m.number for m in self.members]
@@ -104,15 +106,24 @@ def find_successor(adopted: View, later: Iterable[View]) -> View | None:
   return next(v for v in later if v.numbers <= later[-1].numbers)
 
 
-def is_minority(view: View, successor: View) -> bool:
-  """Returns whether fewer than half of the members of `view` stay.
+def part_that_stays(view: View, successor: View) -> float:
+  """Returns the part of the members of `view` that are in `successor`.
 
-  If so, the node that proposed `successor` may itself be the one cut off.
+  Unless it is most of them, the node that proposed `successor` may itself be
+  the one cut off. It is 1 for a view without members.
   """
-  return 2 * len(view.numbers & successor.numbers) < len(view.members)
+  if not view.members:
+    return 1.0
+  return len(view.numbers & successor.numbers) / len(view.members)
 
 
-def repeat(view: View, words: str, *, is_ask: bool = False) -> View:
+def repeat(
+    view: View,
+    words: str,
+    *,
+    is_ask: bool = False,
+    asked: tuple[base.NodeId, ...] = (),
+) -> View:
   """Returns the next view, a copy of this one with a message."""
   return dataclasses.replace(
       view,
@@ -120,6 +131,7 @@ def repeat(view: View, words: str, *, is_ask: bool = False) -> View:
       repeats=view.repeats or view.number,
       is_ask=is_ask,
       words=words,
+      asked=asked,
   )
 
 
@@ -128,15 +140,26 @@ def original(view: View) -> View:
   if not view.repeats:
     return view
   return dataclasses.replace(
-      view, number=view.repeats, repeats=EMPTY.repeats, is_ask=False, words=""
+      view,
+      number=view.repeats,
+      repeats=EMPTY.repeats,
+      is_ask=False,
+      words="",
+      asked=(),
   )
 
 
-def ask(view: View, name: str) -> View:
-  """Returns the view in which a node asks whether any member is alive."""
+def ask(view: View, name: str, whom: Iterable[Member] = ()) -> View:
+  """Returns the view in which a node asks whether any member is alive.
+
+  Members that the node still reaches do not answer if it names `whom`.
+  """
   number = view.repeats or view.number
-  words = f"{name} asks whether any member of view {number} is alive"
-  return repeat(view, words, is_ask=True)
+  whom = sorted(whom)
+  names = ", ".join(m.name for m in whom) or "any member"
+  words = f"{name} asks whether {names} of view {number} is alive"
+  asked = tuple(m.number for m in whom)
+  return repeat(view, words, is_ask=True, asked=asked)
 
 
 def answer(view: View, name: str) -> View:

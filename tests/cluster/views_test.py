@@ -127,14 +127,14 @@ class ViewsTest(parameterized.TestCase):
     self.assertLessEqual(first.numbers, history[-1].numbers)
 
   @parameterized.parameters(
-      ((0, 1), (1,), False),
-      ((0, 1, 2), (2,), True),
-      ((0, 1, 2, 3), (2, 3, 5, 6), False),
-      ((0, 1, 2, 3), (3, 4, 5, 6), True),
-      ((), (0, 1), False),
+      ((0, 1), (1,), 0.5),
+      ((0, 1, 2, 3, 4), (2,), 0.2),
+      ((0, 1, 2, 3), (2, 3, 5, 6), 0.5),
+      ((0, 1, 2, 3), (3, 4, 5, 6), 0.25),
+      ((), (0, 1), 1.0),
   )
-  def test_is_minority(self, before, after, expected):
-    got = views.is_minority(view(*before), view(*after, number=2))
+  def test_part_that_stays(self, before, after, expected):
+    got = views.part_that_stays(view(*before), view(*after, number=2))
     self.assertEqual(got, expected)
 
   @hypothesis.given(

@@ -226,4 +226,12 @@ MUTANTS = {
             "  return True\n  if newest.is_ask:\n    yield",
         ),
     ),
+    "m20_answers_count_for_nothing": (
+        "dark",
+        (
+            f"{_AGENT}membership.py",
+            "  if asked.is_ask and state.roster.view.number == asked.number:",
+            "  if True:",
+        ),
+    ),
 }

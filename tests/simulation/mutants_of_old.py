@@ -46,9 +46,9 @@ MUTANTS = {
             "{m: m in suspected for pair in pairs for m in pair}",
         ),
         (
-            f"{_AGENT}membership.py",
-            "is_minority = views.is_minority(state.roster.view, view)",
-            "is_minority = False",
+            f"{_AGENT}selection.py",
+            "part = views.part_that_stays(roster.view, view)",
+            "return Uncertainty.NONE",
         ),
     ),
     "a2_agents_end_with_their_workers": (

@@ -134,23 +134,49 @@ def _propose(state: state_lib.AgentState) -> events_lib.Flow:
   """Proposes views until none is due.
 
   An agent that has lost most others waits for them, as it may be the one that
-  is cut off or was suspended.
+  is cut off or was suspended. If they do not refuse connections, it asks.
   """
   yield events_lib.Sleep(0.0)  # Events queued by now belong to one view.
   while (view := _wanted(state)) is not None:
     try:
-      is_minority = views.is_minority(state.roster.view, view)
-      if is_minority and state.patient_for < view.number:
-        yield events_lib.Sleep(_PATIENCE_SECS)
-        state.patient_for = view.number
-      else:
+      doubt = selection.doubt(state, view)
+      if not doubt or state.patient_for >= view.number:
         made = yield events_lib.CallFence("claim_view", (state.stamp, view))
         if made.find(state.incarnation) is None:  # Its maker may be dead.
           yield events_lib.store(_Registry.write_view, made)
         learn(state, [made])
+      elif doubt == selection.Uncertainty.GREAT:
+        yield from _ask_lost(state, view)
+      else:
+        yield events_lib.Sleep(_PATIENCE_SECS)
+        state.patient_for = view.number
     except OSError as error:
       state.warn(f"{error} Trying again.")
       yield events_lib.Sleep(_RETRY_SECS)
+
+
+def _ask_lost(state: state_lib.AgentState, view: views.View) -> events_lib.Flow:
+  """Asks in the folder those that `view` removes, and waits.
+
+  Only without an answer it may be claimed; if one answers, all wait for the
+  network.
+  """
+  asked = state.roster.view
+  whom = [m for m in asked.members if not view.find(m.incarnation)]
+  if not asked.is_ask or not {m.number for m in whom} <= {*asked.asked}:
+    asked = views.ask(asked, state.options.name, whom)
+    asked = yield events_lib.CallFence("claim_view", (state.stamp, asked))
+    learn(state, [asked])
+  end_secs = state.now + state.options.limits.most_silence_secs
+  while state.now < end_secs:
+    yield events_lib.Sleep(_RETRY_SECS)
+    if (due := _wanted(state)) is None:
+      return
+    if selection.doubt(state, due) < selection.Uncertainty.GREAT:
+      return
+  yield from read_made(state)
+  if asked.is_ask and state.roster.view.number == asked.number:
+    state.patient_for = asked.next_number
 
 
 def _publish(state: state_lib.AgentState, wait_secs: float) -> events_lib.Flow:
@@ -306,7 +332,8 @@ def _find_silent(
 def _answer(state: state_lib.AgentState) -> events_lib.Flow:
   """Answers a question in the folder: this member is alive."""
   while (asked := state.roster.view).is_ask and state.roster.is_at_work:
-    if state.is_ending:
+    is_asked = not asked.asked or state.roster.own.number in asked.asked
+    if state.is_ending or not is_asked:
       return
     try:
       view = views.answer(asked, state.options.name)

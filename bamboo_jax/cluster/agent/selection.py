@@ -4,6 +4,7 @@ Decided by this agent alone, from what it knows by now.
 """
 
 from collections.abc import Collection
+import enum
 
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import links
@@ -24,7 +25,8 @@ def find_lost(state: state_lib.AgentState) -> dict[str, str] | None:
   if any(links.is_trying(state, i) for i in left):
     return None  # Simultaneous deaths belong to one view.
   quiet = state.watch.find_quiet(state.now)
-  if (found := find_unreachable(state, left, quiet=quiet)) is None:
+  found = find_unreachable(state, left, quiet=quiet, secs=0.0)
+  if found is None:
     return None
   lost |= found
   if lost:  # Finished nodes take no part in another view.
@@ -37,17 +39,61 @@ def find_unreachable(
     members: list[str],
     *,
     quiet: Collection[str] = (),
+    secs: float | None = None,
 ) -> dict[str, str] | None:
-  """Returns unreachable members; None if this one seems cut off itself."""
+  """Returns unreachable members; None if this one seems cut off itself.
+
+  If it has seemed so for `secs`, it returns those that it cannot reach.
+  """
   me = state.incarnation
   found = state.suspicions.explain(members, now=state.awake, quiet=quiet)
   if me not in found:
     return found
-  edges = {i: e for i, e in state.suspicions.of(me).items() if i in members}
-  first_secs = min((e.first_secs for e in edges.values()), default=state.awake)
-  if state.awake < first_secs + state.options.limits.most_silence_secs:
+  if secs is None:
+    secs = state.options.limits.most_silence_secs
+  if _suspected_secs(state, members) < secs:
     return None
+  edges = state.suspicions.of(me)
   return {i: edges[i].reason for i in members if i in edges}
+
+
+def _suspected_secs(
+    state: state_lib.AgentState, members: Collection[str]
+) -> float:
+  """Returns for how long this agent has suspected any of `members`."""
+  edges = state.suspicions.of(state.incarnation)
+  firsts = [edges[i].first_secs for i in members if i in edges]
+  return state.awake - min(firsts, default=state.awake)
+
+
+class Uncertainty(enum.IntEnum):
+  """Whether this agent may be cut off, rather than those that it removes."""
+
+  NONE = 0
+  SMALL = 1  # They refuse connections, or have said that they end.
+  GREAT = 2
+
+
+def doubt(state: state_lib.AgentState, view: views.View) -> Uncertainty:
+  """Returns whether members that a due view removes may be alive.
+
+  Not if it has suspected one for so long that all would stand still.
+  """
+  roster, limits = state.roster, state.options.limits
+  members = roster.incarnations
+  lost = [i for i in members if not view.find(i)]
+  left = [i for i in members if i not in roster.gone and i not in roster.done]
+  unsure = [i for i in left if i in lost and not state.suspicions.is_refused(i)]
+  part = views.part_that_stays(roster.view, view)
+  seems_cut_off = state.incarnation in state.suspicions.explain(
+      left, now=state.awake, quiet=state.watch.find_quiet(state.now)
+  )
+  most_secs = limits.most_silence_secs + limits.no_progress_secs
+  if unsure and _suspected_secs(state, unsure) < most_secs:
+    return (
+        Uncertainty.GREAT if part <= 0.5 or seems_cut_off else Uncertainty.NONE
+    )
+  return Uncertainty.SMALL if part < 0.5 else Uncertainty.NONE
 
 
 def find_newcomers(state: state_lib.AgentState) -> list[views.Member]:

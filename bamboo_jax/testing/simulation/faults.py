@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Iterable
 import functools
+import itertools
 from typing import Any
 
 from bamboo_jax.testing.simulation import machine as machine_lib
@@ -48,7 +49,15 @@ def begin(history: Any, fault: plans.SimFault) -> None:
       _be_busy(history, machines[0], world.clock.now + fault.secs)
     case "reset":
       network.reset(*hosts)
-    case "cut" | "cut_one_way" | "isolate" | "refuse" | "slow" | "bad_route":
+    case (
+        "cut"
+        | "cut_one_way"
+        | "cut_all"
+        | "isolate"
+        | "refuse"
+        | "slow"
+        | "bad_route"
+    ):
       _break(history, fault)
     case "no_files":
       hold(network.crowded, hosts)
@@ -98,11 +107,13 @@ def _be_busy(
 def _break(history: Any, fault: plans.SimFault) -> None:
   network, hosts = history.world.network, fault.hosts
   pairs = {hosts}
+  rest = {
+      *history.machines,
+      *(h for f in history.plan.faults for h in f.hosts),
+  }
+  if fault.kind == "cut_all":
+    pairs = {*itertools.permutations(rest, 2)}
   if fault.kind in ("isolate", "slow", "apart"):
-    rest = {
-        *history.machines,
-        *(h for f in history.plan.faults for h in f.hosts),
-    }
     pairs = {(one, h) for one in hosts for h in rest - {*hosts}}
   if fault.kind != "cut_one_way":
     pairs |= {pair[::-1] for pair in pairs}

@@ -61,6 +61,7 @@ KINDS = {
     "reset": FaultKind(2),
     "cut": FaultKind(2, (0.2, 8.0), blamed=_if_long(2)),
     "cut_one_way": FaultKind(2, (0.2, 8.0), blamed=_if_long(2)),
+    "cut_all": FaultKind(0, (0.2, 20.0)),
     "isolate": FaultKind(1, (0.2, 8.0), blamed=_if_long(1)),
     "refuse": FaultKind(2, (0.5, 4.0), blamed=_if_long(2)),
     "slow": FaultKind(1, (1.0, 8.0)),

@@ -47,7 +47,7 @@ class SimulatedMachine:
     self._ahead_secs = random.Random(f"clock {options.host}").uniform(0.0, 1e5)
     self.is_dead = self.is_frozen = self.is_hung = self.is_behind = False
     self.worker: worker_lib.ScriptedWorker | None = None
-    self.left = self.worker
+    self.left: worker_lib.ScriptedWorker | None = None
     self.ended: events_lib.End | None = None
     self._freeze_after: tuple[str, float] = ("", 0.0)
     self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []

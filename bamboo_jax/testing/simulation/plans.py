@@ -38,6 +38,7 @@ class FaultPlan:
     layout: What it trains, a key of `LEAST`.
     num_watchers: See `detection.DetectionLimits`, as for what follows.
     gather_secs: Where no link breaks nobody need be given up for lost.
+    no_progress_secs: Where all links break nobody goes on alone before.
   """
 
   seed: int
@@ -168,6 +169,7 @@ MODES["race"] = (
     "join_and_death join_and_death freeze freeze_agent worker reset"
     " lost_vote lost_vote last_vote"
 )
+MODES["dark"] = "cut_all cut_all cut_all kill worker join"
 MODES["votes"] = "last_vote last_vote last_vote join"
 # Not among `all`, as it takes longer until all goes on.
 MODES["folder"] = (
@@ -210,6 +212,7 @@ def draw(mode: str, seed: int) -> FaultPlan:
       *(seed, num_nodes, num_steps, tuple(faults), mode == "train", layout),
       num_watchers,
       gather_secs=100.0 if mode == "workers" else 10.0,
+      no_progress_secs=60.0 if mode == "dark" else 10.0,
   )
 
 

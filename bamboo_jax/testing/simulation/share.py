@@ -14,6 +14,7 @@ import json
 import random
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.testing.simulation import clock as clock_lib
@@ -135,10 +136,11 @@ class Share:
     """Returns the view that the folder has."""
     fence = SimulatedFence(self.files.copy())
     try:
-      found = fence.views_after(stamp, number - 1)
+      found = fence.protocol._read_view(stamp, base.ViewId(number))
+      view: views.View | None = fence_lib.run(found, fence.folder)
     except OSError:  # It is damaged, and not given up yet.
       return None
-    return found[0] if found else None
+    return view
 
   def ask(
       self,

@@ -1,8 +1,9 @@
-"""Who is taken in."""
+"""Who is taken in, and whether those that are left out may be alive."""
 
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import messages
+from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent import selection
 from tests import members
 from tests.cluster.agent import given
@@ -30,3 +31,37 @@ class SelectionTest(given.CoreCase):
       self.on(given.said(by, message))
     found = selection.find_newcomers(self.state)
     self.assertEqual([m.number for m in found], come)
+
+  @parameterized.named_parameters(
+      ("nobody_is_lost", [], [], "NONE", 5),
+      ("one_is_lost", [4], [], "NONE", 5),
+      ("the_majority_stays", [3, 4], [], "NONE", 5, 2),
+      ("all_others_are_lost", [1, 2, 3, 4], [], "GREAT", 5),
+      ("all_others_refuse", [], [1, 2, 3, 4], "SMALL", 5),
+      ("most_refuse_and_one_is_silent", [1], [2, 3, 4], "GREAT", 5),
+      ("most_are_lost_for_two", [2, 3, 4], [], "GREAT", 5, 1),
+      ("for_long", [1, 2, 3, 4], [], "GREAT", 70),
+      ("for_so_long_that_all_stand_still", [1, 2, 3, 4], [], "SMALL", 72),
+      ("half_of_four_seem_lost", [2, 3], [], "GREAT", 5, 0, 4),
+      ("half_of_six_are_lost", [3, 4, 5], [], "GREAT", 5, 2, 6),
+      ("the_other_of_two_is_silent", [1], [], "GREAT", 5, 0, 2),
+      ("the_other_of_two_refuses", [], [1], "NONE", 5, 0, 2),
+  )
+  def test_doubt(self, silent, refused, want, now, of=0, num_members=5):
+    """Members 0 to `of` have lost others since second 1."""
+    self.begin(numbers=range(num_members))
+    self.on(events_lib.Ticked(), 1.0)
+    suspects = tuple(
+        messages.Suspect(f"life {n}", "it is lost", is_certain=n in refused)
+        for n in sorted([*silent, *refused])
+    )
+    for number in range(of + 1):
+      self.state.suspicions.note(f"life {number}", suspects, count=1, now=1.0)
+    stay = {*range(num_members)} - {*silent, *refused}
+    for tenth in range(10, 10 * now):
+      self.state.now = tenth / 10
+      self.state.watch.tick(self.state.now)
+      for number in stay - {0}:
+        self.state.watch.note(f"life {number}", self.state.now)
+    found = selection.doubt(self.state, members.view(2, *sorted(stay)))
+    self.assertEqual(found, selection.Uncertainty[want])
