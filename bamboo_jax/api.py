@@ -100,8 +100,10 @@ def train(
           callbacks=callbacks,
           settles=True,
       )
-  except base.CallbackError as error:
-    raise error.__cause__ or error from None
+  except base.RunFailedError as error:
+    if isinstance(error.__cause__, base.CallbackError):
+      raise error.__cause__.__cause__ or error from None
+    raise
   return result_lib.read_result(workdir)
 
 

@@ -72,7 +72,8 @@ def train_and_evaluate(
   Raises:
     ValueError: The config is inconsistent or of another run than `workdir`, or
       another process uses `workdir`. `base` has subclasses for some cases.
-    base.CallbackError: A callback has raised its cause.
+    base.RunFailedError: The user's code or data ended the run. Its cause is a
+      `base.CallbackError`, with a cause of its own, if a callback raised.
     base.FencedError: Another run has taken over `workdir`.
     OSError: A file cannot be read or written.
   """

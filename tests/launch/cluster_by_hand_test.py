@@ -93,7 +93,8 @@ class ClusterByHandTest(commands.CommandCase):
     self.assertRegex(  # Its log, which has the reason, was removed.
         "\n".join(said),
         r"Node n1: its agent ended with exit status \d\. "
-        rf"3 of 4 nodes are left; agent: pid \d+, log {workdir}/logs/n1\.agent\.log; "
+        r"3 of 4 nodes are left; agent: pid \d+, "
+        rf"log {workdir}/logs/n1\.agent\.log; "
         rf"worker: pid {pid}, log {workdir}/logs/n1\.log",
     )
     self.assertRegex(

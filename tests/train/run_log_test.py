@@ -112,7 +112,7 @@ class RunLogTest(parameterized.TestCase):
     none = {"deaths": 0, "recoveries": 0, "pause_seconds": 0}
     self.assertEqual(self.log._find_totals(), none)  # Its step goes on.
     recovery.ready_at_secs, recovery.step_end_at_secs = 10.75, 11.0
-    one = {"deaths": 1, "recoveries": 1, "pause_seconds": 0.75}
+    one = {"deaths": 1, "recoveries": 1, "pause_seconds": 1.0}
     self.assertEqual(self.log._find_totals(), one)
 
   def test_what_filled_waits(self):

@@ -311,7 +311,9 @@ class RunLog:
     return {
         "deaths": sum(len(r.nodes) for r in done),
         "recoveries": len(done),
-        "pause_seconds": sum(r.pause_secs for r in done),
+        "pause_seconds": sum(
+            r["pause_secs"] for r in durations.report(map(vars, done), {})
+        ),
     }
 
   def _recent(self, step: base.StepId) -> list[durations.RecoveryTimes]:
