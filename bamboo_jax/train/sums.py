@@ -104,11 +104,11 @@ def judge(
         f"Step {step + 1} has {trouble}, so training stops before its update. "
         "config.optimizer.on_nonfinite='skip' goes on without such steps."
     )
-  if num_skipped + 1 == options.most_skipped_steps:
+  if 0 < (most := options.most_skipped_steps) <= num_skipped + 1:
     before = step - num_skipped
     raise base.NonFiniteError(
         f"Training stops at step {step + 1}: all steps after step {before} "
-        f"were skipped (config.optimizer.most_skipped_steps={num_skipped + 1})"
+        f"were skipped (config.optimizer.most_skipped_steps={most})"
         f", the last one because {reason}. Checkpoints up to step {before} are "
         "from before."
     )

@@ -350,6 +350,7 @@ class RunTest(parameterized.TestCase):
         pipeline__num_microbatches=4,
         pipeline__microbatch_size=1,
         checkpoint__keep=5,
+        optimizer__most_skipped_steps=7,
     )
     lines = jsonl.read_lines(workdir / "metrics.jsonl")
     found = [line for line in lines if line.get("event") == "changed"]
@@ -365,6 +366,7 @@ class RunTest(parameterized.TestCase):
             (3, "checkpoint.keep", 2, 5, False),
             (3, "num_steps", 3, 4, False),
             (3, "optimizer.learning_rate", 0.01, 1.0, True),
+            (3, "optimizer.most_skipped_steps", 20, 7, False),
             (3, "pipeline.num_microbatches", 2, 4, False),
         ],
     )

@@ -62,6 +62,7 @@ class SumsTest(parameterized.TestCase):
       (3, _NAN, 2.0, 2, "after step 57 .*=3., .* because not finite: loss=nan"),
       (3, 1.0, 0.0, 2, "after step 57 .*=3., .* because no token of the batch"),
       (1, _NAN, 2.0, 0, "at step 60: all .*Checkpoints up to step 59 are from"),
+      (2, _NAN, 2.0, 8, "after step 51 .*=2., "),  # It was larger before.
       (3, _NAN, 2.0, 1, None),
       (0, _NAN, 2.0, 9, None),
       (3, 1.0, 2.0, 2, None),

@@ -1,6 +1,7 @@
 """Makes the writer of checkpoints from a config."""
 
 from collections.abc import Callable, Mapping
+import dataclasses
 import json
 import pathlib
 import types
@@ -12,14 +13,22 @@ from bamboo_jax.base import json as json_lib
 from bamboo_jax.checkpoint import identity as identity_lib
 from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.checkpoint import writer as writer_lib
+from bamboo_jax.config import surroundings
 from bamboo_jax.exchange import weights
 from bamboo_jax.runtime import rounding
 from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import executors
 from bamboo_jax.train.setup import job as job_lib
 
-# Options whose change alters the results of training.
-_MEANT = ("model.", "optimizer.", "recovery.drop")
+# Options whose change alters the results of training, by their beginnings.
+_MEANT = (
+    *("model.", "recovery.drop"),
+    *(
+        f"optimizer.{field.name}"
+        for field in dataclasses.fields(surroundings.OptimizerSection)
+        if field.name != "most_skipped_steps"  # It ends a run.
+    ),
+)
 
 
 def make_writer(
