@@ -140,16 +140,16 @@ def _propose(state: state_lib.AgentState) -> events_lib.Flow:
   while (view := _wanted(state)) is not None:
     try:
       doubt = selection.doubt(state, view)
-      if not doubt or state.patient_for >= view.number:
+      if doubt == selection.Uncertainty.GREAT:
+        yield from _ask_lost(state, view)
+      elif doubt and state.patient_for < view.number:
+        yield events_lib.Sleep(_PATIENCE_SECS)
+        state.patient_for = view.number
+      else:
         made = yield events_lib.CallFence("claim_view", (state.stamp, view))
         if made.find(state.incarnation) is None:  # Its maker may be dead.
           yield events_lib.store(_Registry.write_view, made)
         learn(state, [made])
-      elif doubt == selection.Uncertainty.GREAT:
-        yield from _ask_lost(state, view)
-      else:
-        yield events_lib.Sleep(_PATIENCE_SECS)
-        state.patient_for = view.number
     except OSError as error:
       state.warn(f"{error} Trying again.")
       yield events_lib.Sleep(_RETRY_SECS)

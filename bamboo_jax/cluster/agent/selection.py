@@ -77,13 +77,22 @@ class Uncertainty(enum.IntEnum):
 def doubt(state: state_lib.AgentState, view: views.View) -> Uncertainty:
   """Returns whether members that a due view removes may be alive.
 
-  Not if it has suspected one for so long that all would stand still.
+  Not if they were asked in vain, nor if it has suspected one for so long that
+  all would stand still.
   """
   roster, limits = state.roster, state.options.limits
   members = roster.incarnations
   lost = [i for i in members if not view.find(i)]
   left = [i for i in members if i not in roster.gone and i not in roster.done]
-  unsure = [i for i in left if i in lost and not state.suspicions.is_refused(i)]
+  in_vain = {*roster.view.asked} if state.patient_for >= view.number else ()
+  unsure = [
+      m.incarnation
+      for m in roster.view.members
+      if m.incarnation in lost
+      and m.incarnation in left
+      and m.number not in in_vain
+      and not state.suspicions.is_refused(m.incarnation)
+  ]
   part = views.part_that_stays(roster.view, view)
   seems_cut_off = state.incarnation in state.suspicions.explain(
       left, now=state.awake, quiet=state.watch.find_quiet(state.now)
