@@ -75,6 +75,8 @@ def render_title(
       f"Training twice at the same time, on {nodes}: "
       f"{_count(num_pipelines, 'pipeline')} of {_count(num_stages, 'stage')}, "
       f"and {_count(spares, 'spare node')}.\n"
+      "Here nodes are virtual devices of one process; bamboo cluster really "
+      "kills processes.\n"
       "Stage 1/3 is stage 3 of pipeline 1; both count from 0.\n"
       + "  ".join(["  step", *(f"{name:>12}" for name in names)])
   )
@@ -205,6 +207,27 @@ def render_costs(
       f"{restarts.start_secs:.1f} s to set up, {restarts.num_steps} x "
       f"{restarts.step_secs:.2f} s).",
   ]
+
+
+def render_control(
+    control: Mapping[str, Any], summary: summary_lib.Summary
+) -> str:
+  """Returns a line about a run's `control.json`; "" if it is of another step.
+
+  Raises `ValueError` if the control has found the hash of the run.
+  """
+  if control.get("step") != summary.steps:
+    return ""
+  what = (
+      f"step {control['step']} of the first run again without one of its "
+      f"{control['shares']} shares"
+  )
+  if control["state_sha256"] == summary.state_sha256:
+    raise ValueError(
+        f"Control: {what} ends in the same state, so equal hashes prove "
+        "nothing."
+    )
+  return f"control: {what} ends in another state, {control['state_sha256']}"
 
 
 def render_next(bamboo: str) -> list[str]:

@@ -5,10 +5,12 @@ bamboo quickstart --workdir=runs/longer --config.num_steps=100
 
 Trains a small GPT twice at the same time: without failures, and with five nodes
 killed at awkward moments (`configs/quickstart_faults.csv`). Each step is a line
-with both losses. Fails unless both runs end in the same state, to the bit. The
-same command again goes on where it was.
+with both losses. Fails unless both runs end in the same state, to the bit, and
+that of the last step without a share of its batch differs. The same command
+again goes on where it was.
 """
 
+import json
 import os
 import pathlib
 import shutil
@@ -23,7 +25,9 @@ from bamboo_jax.launch import cli
 from bamboo_jax.launch import config_flag
 from bamboo_jax.launch import figure_flags
 from bamboo_jax.launch import shared_flags
+from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.report import comparison
+from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import sizes
 
 # Unless they are given: all deaths are in the first ten steps, and one figure
@@ -49,7 +53,7 @@ def main() -> None:
   config = config.changed(ours)
   given += [f"--config.{name}={value}" for name, value in ours.items()]
   commands = {
-      "plain": [*train, *given],
+      "plain": [*train, *given, "--control"],
       "failures": [*train, *given, f"--faults={_FAULTS.value}"],
   }
   shape = (config.pipeline.num_pipelines, config.pipeline.num_stages)
@@ -69,9 +73,20 @@ def main() -> None:
     print(line)
   if not comparison.show_ends(folders, [run.lines for run in runs]):
     sys.exit(1)
+  _show_control(folders[0])
   here = os.path.relpath(pathlib.Path(sys.executable).parent / "bamboo")
   bamboo = "bamboo" if shutil.which("bamboo") else here
   print("identical", *story.render_next(bamboo), sep="\n")
+
+
+def _show_control(folder: pathlib.Path) -> None:
+  """Shows that a lost share would have been noticed."""
+  where = workdir_lib.Workdir.at(str(folder))
+  if where.control.exists():  # Not if there is only one share.
+    summary = summary_lib.read_summary(where.summary)
+    control = json.loads(where.control.read_text())
+    if line := story.render_control(control, summary):
+      print(line)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,12 @@ _FAULTS = flags.DEFINE_string(
     "CSV file of what happens to nodes on purpose: step,node,at,kind such as "
     "3,0/1,5,kill or 4,,,join; see `bamboo_jax/faults`.",
 )
+_CONTROL = flags.DEFINE_bool(
+    "control",
+    False,
+    "Redo the last step without one share of its batch, and write the hash of "
+    "that state to control.json: it must differ.",
+)
 _PROGRAM_CACHE = shared_flags.define_program_cache()
 _FORMAT = figure_flags.define()
 
@@ -51,6 +57,7 @@ def main() -> None:
       stop_at=_STOP_AT.value,
       faults=_FAULTS.value,
       hearing=cli.hearing,
+      with_control=_CONTROL.value,
   )
   if not finished:
     sys.stdout.flush()

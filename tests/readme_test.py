@@ -5,6 +5,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import bamboo_jax
 from bamboo_jax.benchmarks import story
@@ -63,6 +64,9 @@ class ReadmeTest(folders.FolderCase):
     for line in story.render_next(".venv/bin/bamboo"):
       self.assertIn(f"{line}\n", output)
     self.assertLen(re.findall(r"died; n\d took over", output), 5)
+    summary = types.SimpleNamespace(steps=20, state_sha256="")
+    control = dict(step=20, shares=2, state_sha256="...")
+    self.assertIn(f"{story.render_control(control, summary)}\n", output)
     self.assertLen({*re.findall("state_sha256=(.*)", output)}, 1)
 
   def test_published_numbers(self):

@@ -28,6 +28,7 @@ from bamboo_jax.runtime.wire import endpoints
 from bamboo_jax.runtime.wire import peer as peer_lib
 from bamboo_jax.runtime.wire import protocol as protocol_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
+from bamboo_jax.train import control as control_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train import worker as worker_lib
 from bamboo_jax.train.members import cluster_cohort
@@ -52,6 +53,7 @@ def train_and_evaluate(
     ] = lambda ask: contextlib.nullcontext(),
     callbacks: Sequence[environment.Callback] = (),
     settles: bool = False,
+    with_control: bool = False,
 ) -> bool:
   """Trains all nodes in this process; returns whether `num_steps` are done.
 
@@ -68,6 +70,7 @@ def train_and_evaluate(
     callbacks: Each is called after every committed step.
     settles: Whether to wait for unfinished saves even after an exception;
       needed if the process goes on and may use the workdir again.
+    with_control: Whether to write `control.json`, see `control`.
 
   Raises:
     ValueError: The config is inconsistent or of another run than `workdir`, or
@@ -89,6 +92,8 @@ def train_and_evaluate(
   )
   job = job_lib.make_job(config, devices=_place_nodes(config, due))
   saving.check_same(config, job.task, where.checkpoints)
+  if with_control:
+    callbacks = (*callbacks, control_lib.Control(job, where.control))
   cohort = local_cohort.LocalCohort(num_nodes, seed=config.seed)
   with (
       base.lock_folder(workdir),

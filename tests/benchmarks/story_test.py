@@ -1,6 +1,7 @@
 """What is said of two runs, one of which lost nodes."""
 
 import math
+import types
 
 from absl.testing import parameterized
 
@@ -174,6 +175,19 @@ class StoryTest(parameterized.TestCase):
     run = story.Recorded("a", [step(1, None)], True)
     rows = story.render_steps([run, run], after=0, num_steps=1)
     self.assertEqual(rows, [(1, "     1    not finite    not finite")])
+
+  def test_a_control(self):
+    """A lost share must change the hash; else the command fails."""
+    ended = types.SimpleNamespace(steps=20, state_sha256="a")
+    told = dict(step=20, shares=2, state_sha256="b")
+    self.assertEqual(
+        story.render_control(told, ended),
+        "control: step 20 of the first run again without one of its 2 shares "
+        "ends in another state, b",
+    )
+    self.assertEqual(story.render_control(told | {"step": 10}, ended), "")
+    with self.assertRaisesRegex(ValueError, "ends in the same state, so equal"):
+      story.render_control(told | {"state_sha256": "a"}, ended)
 
   @parameterized.parameters(
       (dict(), []),

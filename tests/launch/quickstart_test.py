@@ -15,13 +15,16 @@ class QuickstartTest(folders.FolderCase):
         *("-m", "launch.quickstart", "--config=tests/tiny.py"),
         *(f"--workdir={self.folder}/runs", "--config.redundancy.mode=eager"),
         *("--config.num_steps=2", "--config.checkpoint.every_steps=0"),
+        "--config.pipeline.num_shares=2",
         f"--faults={self.folder}/faults.csv",
     )
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertRegex(
         done.stdout,
         r"(?s)\n +1 .*n0 \(stage 0/0\) died; n1 took over.*\n +2 .*"
-        r"1 node died\. The step with a death took .*\nidentical\nNext:\n",
+        r"1 node died\. The step with a death took .*\ncontrol: step 2 of the "
+        r"first run again without one of its 2 shares ends in another state, "
+        r"[0-9a-f]{64}\nidentical\nNext:\n",
     )
     self.assertTrue((self.folder / "runs" / "losses.png").exists())
 

@@ -24,6 +24,7 @@ from bamboo_jax import base
 from bamboo_jax.checkpoint import orbax_item
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime import program_cache
+from bamboo_jax.train import control
 from bamboo_jax.train import run
 from bamboo_jax.train.setup import job as job_lib
 from bamboo_jax.train.setup import optimizers
@@ -116,6 +117,35 @@ class RunTest(parameterized.TestCase):
         faults=faults,
     )
     return workdir
+
+  def test_a_negative_control(self):
+    """Its hash differs, and is that of the run if no share is lost."""
+    changes = _plan(2, 2, num_shares=2) | {"redundancy__mode": "eager"}
+    hashes, make = [], control.Control
+
+    def make_control(*given):
+      one = make(*given)
+
+      def call(step, metrics):
+        one(step, metrics)
+        if step == 5:
+          hashes.append(one.redo(dropped=None))
+
+      return call
+
+    with mock.patch.object(control, "Control", make_control):
+      run.train_and_evaluate(
+          tiny.make_config(**changes),
+          workdir=str(self.root / "a"),
+          with_control=True,
+      )
+    summary = _summary(self.root / "a")
+    told = json.loads((self.root / "a" / "control.json").read_text())
+    self.assertEqual((told["step"], told["shares"]), (5, 2))
+    self.assertEqual(hashes, [summary["state_sha256"]])
+    self.assertNotEqual(told["state_sha256"], summary["state_sha256"])
+    plain = _summary(self.train("b", **changes))
+    self.assertEqual(plain["state_sha256"], summary["state_sha256"])
 
   def test_outcome(self):
     changes = {"evaluate__every_steps": 4, "metrics__plots": True}

@@ -11,6 +11,7 @@ class Workdir:
     data: Manifest of the training data.
     metrics: The log: one JSON object per line, for each step and event.
     summary: Hashes, last loss, recoveries and costs.
+    control: Hash of the last step without a share, see `train.control`.
     trace: Planned and measured steps, for Perfetto.
     rows: The folder of the last steps of all members, see `metrics.rows`.
     profiles: The folder of traces for XProf, by member.
@@ -24,6 +25,7 @@ class Workdir:
     self.data = root / "data.json"
     self.metrics = root / "metrics.jsonl"
     self.summary = root / "summary.json"
+    self.control = root / "control.json"
     self.trace = root / "trace.json"
     self.rows = root / "rows"
     self.profiles = root / "profile"
