@@ -20,7 +20,9 @@ from bamboo_jax.cluster import notices as notices_lib
 from bamboo_jax.launch import cli
 from bamboo_jax.launch import identity_flags
 from bamboo_jax.launch import node_flags as given
+from bamboo_jax.local_cluster import narrator as narrator_lib
 from bamboo_jax.local_cluster import node
+from bamboo_jax.metrics import progress as progress_lib
 
 flags.adopt_module_key_flags(given)
 _ETCD = flags.DEFINE_string(
@@ -52,6 +54,7 @@ def main() -> None:
   """Runs the agent until its worker has ended."""
   spare = copies.Spare() if copies.is_copy else None
   name, host = given.NAME.value, given.HOST.value
+  config = given.CONFIG.value
   logs.use(name)
   endpoints, run, secret = identity_flags.find_run(
       _ETCD.value, given.WORKDIR.value
@@ -68,7 +71,7 @@ def main() -> None:
   if _NOTICE.value != "none":
     notices = notices_lib.Poller(_NOTICE.value, url=_NOTICE_URL.value)
   options = node.make_options(
-      given.CONFIG.value,
+      config,
       workdir=given.WORKDIR.value,
       num_nodes=_NODES.value,
       name=name,
@@ -78,11 +81,16 @@ def main() -> None:
       command=[sys.executable, "-m", "bamboo_jax.launch.worker", *arguments],
       notices=notices,
   )
-  node.run(
-      *(etcd, options, identity, spare),
-      metrics_port=_METRICS_PORT.value,
-      metrics_host=_METRICS_HOST.value,
-  )
+  with progress_lib.ProgressLine(num_steps=config.num_steps) as progress:
+    narrator = None
+    if given.DIRECTOR.value is None:  # Otherwise `bamboo cluster` shows it.
+      narrator = narrator_lib.Narrator(given.WORKDIR.value, progress)
+    node.run(
+        *(etcd, options, identity, spare),
+        metrics_port=_METRICS_PORT.value,
+        metrics_host=_METRICS_HOST.value,
+        narrator=narrator,
+    )
   os._exit(0)
 
 

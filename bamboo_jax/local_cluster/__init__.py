@@ -8,5 +8,6 @@ inquiry      asks workers what they do
 page         a page on the run, with buttons
 trial        runs that end after enough measurements
 node         the process of an agent, on any machine
+narrator     shows on its output how the run goes
 hosts        agents on other machines, over ssh
 """

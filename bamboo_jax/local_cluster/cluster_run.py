@@ -33,10 +33,6 @@ _SAVE_SECS = 60.0  # Time limit, plus ten steps, to finish a step and save.
 _LEAVE_SECS = 5.0  # Time for agents to end once the summary is written.
 _SLOW = 4.0  # A step is reported if it lasts this multiple of the usual time.
 _LEAST_SLOW_SECS = 1.0
-_SHOWN = (
-    *("loss", "learning_rate", "tokens_per_sec", "samples_per_sec", "step_ms"),
-    *("mfu_pct", "goodput_pct", "view"),
-)
 
 
 def run(
@@ -370,19 +366,12 @@ class ClusterRun:
     for line in self._read_new_lines():
       is_explained = line.get("event") == "pause"
       self._told_secs = None if is_explained else time.monotonic()
-      if _is_start(line) and line["step"]:
-        self._progress.show_text(f"resumed_from_step={line['step']}")
-      elif (said := progress_lib.render_event(line)) is not None:
-        self._progress.show_text(said)
-      elif line.get("event") == "pause":
-        self._progress.explain(line["reason"])
-      elif "event" not in line:
+      progress_lib.show_line(self._progress, line)
+      if "event" not in line:
         self._has_stepped = True
         logs.note_step(line["step"])
         self._step_secs.append(line.get("step_ms", 1e3) / 1e3)
         self._director.step_secs = statistics.median(self._step_secs)
-        shown = {k: line[k] for k in _SHOWN if line.get(k) is not None}
-        self._progress.show_step(line["step"], shown)
 
 
 class TracePlayer:

@@ -21,6 +21,7 @@ from bamboo_jax.cluster.agent import exporter
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.local_cluster import machine
+from bamboo_jax.local_cluster import narrator as narrator_lib
 from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.runtime import settings
 from bamboo_jax.train.setup import sizes
@@ -69,11 +70,13 @@ def run(
     *,
     metrics_port: int | None = None,
     metrics_host: str = "127.0.0.1",
+    narrator: narrator_lib.Narrator | None = None,
 ) -> None:
   """Runs an agent until its worker, and restarted workers, have ended; blocks.
 
   The first worker is `spare`, if given. Metrics for Prometheus are served at
   `metrics_port` of `metrics_host`; if that is in use, a warning is logged.
+  `narrator` shows how the run goes.
 
   Raises `base.EndedError` after a mistake of the user, `base.NodeFailedError`
   if this node failed, `KeyboardInterrupt` if it was told to end at once.
@@ -89,11 +92,17 @@ def run(
       )
     except (OSError, OverflowError) as error:  # The latter: above 65535.
       logging.warning("No metrics at port %d: %s.", metrics_port, error)
+  if narrator is not None:
+    narrator.start()
   while must_restart:
     agent = agent_lib.Agent(etcd, options, identity, spare)
+    if narrator is not None:
+      narrator.state = agent.state
     reason = asyncio.run(_run(agent))
     must_restart, spare = agent.state.must_restart, None
     options = dataclasses.replace(options, is_again=True)
+  if narrator is not None:
+    narrator.close()
   assert agent is not None
   if reason and agent.state.is_mistake:  # The last line of the log explains it.
     tail = children.read_tail(pathlib.Path(options.log), num_lines=1)

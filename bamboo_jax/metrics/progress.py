@@ -24,6 +24,11 @@ _FORMATS = {
     "_secs": ".2f",
     "_per_sec": ".0f",
 }
+# Metrics in the log that are shown in lines of steps.
+_SHOWN = (
+    *("loss", "learning_rate", "tokens_per_sec", "samples_per_sec", "step_ms"),
+    *("mfu_pct", "goodput_pct", "view"),
+)
 _SHORT = {"learning_rate": "lr"}  # Names shown in lines of steps.
 _RECOVERY = ("step", "victims", "rung", "view")
 
@@ -141,6 +146,19 @@ class ProgressLine:
     self._reason.cancel()
     if self._bar is not None:
       self._bar.close()
+
+
+def show_line(progress: ProgressLine, line: Mapping[str, Any]) -> None:
+  """Shows a line of the log of a run: a step or an event."""
+  if line.get("event") == "start" and line["step"]:
+    progress.show_text(f"resumed_from_step={line['step']}")
+  elif (said := render_event(line)) is not None:
+    progress.show_text(said)
+  elif line.get("event") == "pause":
+    progress.explain(line["reason"])
+  elif "event" not in line:
+    shown = {k: line[k] for k in _SHOWN if line.get(k) is not None}
+    progress.show_step(line["step"], shown)
 
 
 def _render(name: str, value: int | float | str) -> str:

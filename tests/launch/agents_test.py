@@ -54,8 +54,13 @@ class AgentsTest(commands.CommandCase):
     self.cloud.announced = {"gcp"}
     self.finish(agents[1])
     self.release()
-    self.finish(*agents[::2])
+    said = self.finish(*agents[::2])
     self.assertEqual(self.summary()["steps"], 30)
+    for text in said:
+      self.assertRegex(text, r"n2 joined \(zone z2\); \d of 3 nodes are here")
+      self.assertIn("n1 left: handed over after a notice", text)
+      self.assertRegex(text, r"(?s)step=1 loss=.*step=30 .*state_sha256=\w{64}")
+      self.assertNotIn("etcd", text)
     programs = (self.folder / "run" / "programs").glob("*.xla")
     self.assertNotEmpty([*programs])  # What one compiles all machines have.
     shown = commands.run(

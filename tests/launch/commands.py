@@ -168,10 +168,12 @@ class CommandCase(parameterized.TestCase):
     return process
 
   def finish(self, *processes):
-    """Waits until they have ended well."""
+    """Waits until they have ended well; returns what each has printed."""
+    said = []
     for process in processes:
-      said, _ = process.communicate(timeout=2 * _DEADLINE_SECS)
-      self.assertEqual(process.returncode, 0, msg=said)
+      said.append(process.communicate(timeout=2 * _DEADLINE_SECS)[0])
+      self.assertEqual(process.returncode, 0, msg=said[-1])
+    return said
 
   def summary(self, workdir="run"):
     return json.loads((self.folder / workdir / "summary.json").read_text())

@@ -164,7 +164,7 @@ class Agent:
     with contextlib.suppress(OSError):  # That it is away is found elsewhere.
       version = await self._call_store(self._etcd.version)
       if fault := etcd_lib.find_fault(version):
-        logging.warning("%s", fault)
+        logging.info("%s", fault)  # Often the only etcd of a wheel.
 
   async def _tick(self) -> None:
     while True:

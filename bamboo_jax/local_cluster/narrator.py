@@ -1,0 +1,114 @@
+"""Shows how a run goes on the output of an agent, as `bamboo cluster` does.
+
+Who has come and what changes is known to the agent; steps and deaths are in the
+log of the run, in the workdir that all nodes share.
+"""
+
+from collections.abc import Sequence
+import json
+import os
+import pathlib
+import threading
+
+from absl import logging
+
+from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.metrics import jsonl
+from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.recovery import durations
+
+_LOOK_SECS = 0.25
+
+
+class Narrator:
+  """Follows the agent in `state`, and the log in its workdir, in a thread.
+
+  Attributes:
+    state: That of the agent; None before there is one.
+  """
+
+  def __init__(self, workdir: str, progress: progress_lib.ProgressLine) -> None:
+    """Lines that are in the log already are not shown."""
+    self.state: state_lib.AgentState | None = None
+    self._progress = progress
+    self._workdir = pathlib.Path(workdir)
+    self._reader = jsonl.MetricsReader(self._workdir / "metrics.jsonl")
+    self._seen: list[int] = []  # Hashes of the lines of the log.
+    self._here: set[str] = set()  # Nodes that have been named.
+    self._view = 0
+    self._is_over = threading.Event()
+    self._read()
+    self._thread = threading.Thread(
+        target=self._follow, name="narrator", daemon=True
+    )
+
+  def start(self) -> None:
+    """Starts the thread."""
+    self._thread.start()
+
+  def close(self) -> None:
+    """Shows what is left, and how the run ended if it is done."""
+    self._is_over.set()
+    self._thread.join(timeout=10 * _LOOK_SECS)  # The folder may hang.
+    if self.state is not None and self.state.is_done:
+      for line in render_end(self._workdir / "summary.json"):
+        self._progress.show_text(line)
+
+  def look(self) -> None:
+    """Shows what is new."""
+    if self.state is not None:
+      self._show_nodes(self.state)
+    for line in self._read():
+      progress_lib.show_line(self._progress, line)
+
+  def _follow(self) -> None:
+    try:
+      while not self._is_over.wait(_LOOK_SECS):
+        self.look()
+      self.look()
+    except (OSError, ValueError) as error:
+      logging.warning("Steps are no longer shown: %s", error)
+
+  def _show_nodes(self, state: state_lib.AgentState) -> None:
+    roster, num_nodes = state.roster, state.options.num_nodes
+    view = roster.view
+    if view.number > self._view:
+      self._view = view.number
+      text = f"view {view.number}, {len(view.members)} nodes: {view.text}"
+      self._progress.show_text(text)
+    if view.number:
+      return  # Its reason tells who joins from now on.
+    alive = roster.registered or ()
+    for member in sorted(m for i, m in [*roster.known.items()] if i in alive):
+      if member.name not in self._here:
+        self._here.add(member.name)
+        where = f" (zone {member.zone})" if member.zone else ""
+        self._progress.show_text(
+            f"{member.name} joined{where}; {len(self._here)} of {num_nodes} "
+            "nodes are here"
+        )
+
+  def _read(self) -> Sequence[jsonl.Line]:
+    """Returns the lines of the log since the last call."""
+    try:
+      is_replaced, lines = self._reader.read()
+    except FileNotFoundError:
+      return ()  # The run has not begun.
+    prints = [hash(json.dumps(line)) for line in lines]
+    num_seen = 0
+    if is_replaced:
+      num_seen = len(os.path.commonprefix([prints, self._seen]))
+      self._seen = []
+    self._seen += prints
+    return lines[num_seen:]
+
+
+def render_end(path: pathlib.Path) -> list[str]:
+  """Returns lines about the end of a run from its summary, if it has one."""
+  if not path.exists():
+    return []
+  content = json.loads(path.read_text())
+  lines = [durations.describe(r) for r in content["recoveries"]]
+  if redundancy := content.get("redundancy"):
+    lines.append(progress_lib.render_redundancy(redundancy))
+  return [*lines, f"state_sha256={content['state_sha256']}"]

@@ -1,0 +1,105 @@
+"""What an agent prints of a run: who is here, steps, deaths and the end."""
+
+import io
+import json
+import types
+
+from bamboo_jax.cluster.agent.knowledge import roster as roster_lib
+from bamboo_jax.local_cluster import narrator as narrator_lib
+from bamboo_jax.metrics import progress as progress_lib
+from tests import folders
+from tests import members
+
+_START = {"step": 0, "event": "start"}
+_STEP = {"step": 1, "loss": 2.5, "step_ms": 20.0, "grad_norm": 1.0}
+_DEATH = dict(event="recovery", step=2, victims=["0/1"], rung="shadow", view=2)
+_END = {"recoveries": [], "redundancy": None, "state_sha256": "5a"}
+
+
+class NarratorTest(folders.FolderCase):
+
+  def setUp(self):
+    super().setUp()
+    self.stream = io.StringIO()
+    self.roster = roster_lib.AgentRoster()
+    self.roster.me = members.member(0, zone="a")
+    self.roster.known = {"life 0": self.roster.me}
+    self.state = types.SimpleNamespace(
+        roster=self.roster,
+        options=types.SimpleNamespace(num_nodes=3),
+        is_done=False,
+    )
+
+  def write(self, *lines, name="metrics.jsonl"):
+    """Replaces a file, as a run does that is resumed."""
+    new = self.folder / "new"
+    new.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    new.rename(self.folder / name)
+
+  def make(self):
+    self.progress = progress_lib.ProgressLine(num_steps=9, stream=self.stream)
+    narrator = narrator_lib.Narrator(str(self.folder), self.progress)
+    narrator.state = self.state
+    return narrator
+
+  def take(self):
+    """Returns the lines since the last call."""
+    said = self.stream.getvalue().splitlines()
+    self.stream.truncate(0)
+    self.stream.seek(0)
+    return said
+
+  def test_a_run_from_the_beginning(self):
+    narrator = self.make()
+    narrator.look()
+    self.assertEqual(self.take(), [])  # The store has not been read.
+    self.roster.registered = {"life 0"}
+    narrator.look()
+    self.assertEqual(self.take(), ["n0 joined (zone a); 1 of 3 nodes are here"])
+    self.roster.known["life 2"] = members.member(2, zone="")
+    self.roster.registered.add("life 2")
+    narrator.look()
+    narrator.look()
+    self.assertEqual(self.take(), ["n2 joined; 2 of 3 nodes are here"])
+    self.roster.adopt(members.view(1, 0, 1, 2, reason="the first nodes"))
+    self.write(_START, _STEP)
+    narrator.look()
+    self.assertEqual(
+        self.take(),
+        [
+            "view 1, 3 nodes: the first nodes",
+            "step=1 loss=2.5000 step_ms=20.0",
+        ],
+    )
+    self.roster.adopt(members.view(2, 0, 2, reason="n1 is silent"))
+    self.write(_START, _STEP, _DEATH)
+    narrator.look()
+    self.assertEqual(
+        self.take(),
+        [
+            "view 2, 2 nodes: n1 is silent",
+            "recovery step=2 victims=0/1 rung=shadow view=2",
+        ],
+    )
+
+  def test_a_run_that_goes_on(self):
+    """What others have seen before is not shown; a repeated step is."""
+    self.write(_START, _STEP, _STEP | {"step": 2})
+    narrator = self.make()
+    narrator.look()
+    self.assertEqual(self.take(), [])
+    self.write(_START, _STEP, _START | {"step": 1}, _STEP | {"step": 2})
+    narrator.look()
+    self.assertEqual(
+        self.take(),
+        ["resumed_from_step=1", "step=2 loss=2.5000 step_ms=20.0"],
+    )
+
+  def test_the_end(self):
+    for is_done, said in ((False, []), (True, ["state_sha256=5a"])):
+      narrator = self.make()
+      self.state.is_done = is_done
+      self.write(_END, name="summary.json")
+      narrator.start()
+      narrator.close()
+      self.assertEqual([l for l in self.take() if "joined" not in l], said)
