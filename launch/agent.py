@@ -40,6 +40,9 @@ _NOTICE = flags.DEFINE_enum(
 _NOTICE_URL = flags.DEFINE_string(
     "notice_url", None, "Metadata server in place of the cloud's, for tests."
 )
+_PROGRESS = flags.DEFINE_bool(
+    "progress", True, "Print who joins, steps, deaths and the end."
+)
 _METRICS_PORT = flags.DEFINE_integer(
     "metrics_port", None, "Serve metrics for Prometheus at this port."
 )
@@ -83,7 +86,8 @@ def main() -> None:
   )
   with progress_lib.ProgressLine(num_steps=config.num_steps) as progress:
     narrator = None
-    if given.DIRECTOR.value is None:  # Otherwise `bamboo cluster` shows it.
+    # `bamboo cluster` shows it itself.
+    if _PROGRESS.value and given.DIRECTOR.value is None:
       narrator = narrator_lib.Narrator(given.WORKDIR.value, progress)
     node.run(
         *(etcd, options, identity, spare),

@@ -4,8 +4,8 @@ bamboo up hosts.txt --config=quickstart --workdir=/shared/run --host=10.0.0.5
 
 `hosts.txt` has a line for each machine: the name that ssh knows, and a zone.
 Runs `bamboo store` here, copies only the config, into the workdir, and shows
-what the agents print. A machine that fails is tried again every 10 s. On Ctrl-C
-the nodes save the step, and all agents end.
+steps, deaths, and what agents complain of. A machine that fails is tried again
+every 10 s. On Ctrl-C the nodes save the step, and all agents end.
 """
 
 import pathlib
@@ -24,9 +24,11 @@ from bamboo_jax.launch import cli
 from bamboo_jax.launch import config_flag
 from bamboo_jax.launch import shared_flags
 from bamboo_jax.local_cluster import hosts as hosts_lib
+from bamboo_jax.local_cluster import narrator as narrator_lib
+from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.metrics import summary as summary_lib
 
-config_flag.define("default", "What to train.")
+_CONFIG = config_flag.define("default", "What to train.")
 _WORKDIR = shared_flags.define_workdir("Folder that all machines share.")
 _HOST = flags.DEFINE_string(
     "host", None, "Address at which others reach this machine.", required=True
@@ -65,9 +67,15 @@ def main(arguments: list[str]) -> None:
       given = re.compile(rf"--?config(=.*)?|{re.escape(name)}")
       passed = [p for p in passed if not given.fullmatch(p)]
       passed.append(f"--config={copy}{colon}{argument}")
-  agent = [*shlex.split(_BAMBOO.value), "agent", f"--workdir={workdir}"]
+  agent = [*shlex.split(_BAMBOO.value), "agent", "--noprogress"]
+  agent.append(f"--workdir={workdir}")
   ssh = shlex.split(_SSH.value)
-  hosts_lib.Fleet(hosts, ssh=ssh, agent=[*agent, *passed]).run()
+  progress = progress_lib.ProgressLine(num_steps=_CONFIG.value.num_steps)
+  narrator = narrator_lib.Narrator(str(workdir), progress)
+  narrator.start()  # Once for all, rather than each agent.
+  with progress:
+    hosts_lib.Fleet(hosts, ssh=ssh, agent=[*agent, *passed]).run()
+    narrator.close()
   store.kill()
   if not summary.exists() or summary.read_bytes() == former:
     raise base.EndedError("All agents have ended, and the run is not complete.")

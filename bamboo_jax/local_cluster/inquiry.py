@@ -51,7 +51,7 @@ def explain_missing(
   `hosts` has the address of each live agent of the run, by node.
   """
   if not workers and not hosts:
-    return "No node of the run is alive."
+    return "The run has ended: no node of it is alive."
   if name not in hosts:
     return base.suggest(name, {*workers, *hosts}, what="node")
   return (

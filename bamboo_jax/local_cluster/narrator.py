@@ -74,8 +74,8 @@ class Narrator:
     view = roster.view
     if view.number > self._view:
       self._view = view.number
-      text = f"view {view.number}, {len(view.members)} nodes: {view.text}"
-      self._progress.show_text(text)
+      size = f"{(n := len(view.members))} node{'s' * (n != 1)}"
+      self._progress.show_text(f"view {view.number}, {size}: {view.text}")
     if view.number:
       return  # Its reason tells who joins from now on.
     alive = roster.registered or ()

@@ -125,7 +125,7 @@ class InquiryTest(parameterized.TestCase):
           {"n0": "10.0.0.7"},
           "Unknown node 'n1'; did you mean 'n0'",
       ),
-      ("n2", [], {}, "No node of the run is alive."),
+      ("n2", [], {}, "The run has ended: no node of it is alive."),
       (
           "n1",
           ["n0"],

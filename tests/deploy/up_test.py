@@ -109,6 +109,8 @@ class UpTest(runs.DeployedCase):
     self.assertEqual(up.returncode, 0, msg=said)
     self.check_state()
     self.assertIn(f"state_sha256={self.summary()['state_sha256']}", said)
+    last = f"\nstep={self.summary()['steps']} "
+    self.assertEqual(said.count(last), 1, msg=said)  # Not once for each host.
 
 
 class CommandsTest(runs.DeployedCase):
@@ -117,7 +119,11 @@ class CommandsTest(runs.DeployedCase):
   @commands.needs_etcd
   def test_commands(self):
     calls = self.folder / "calls"
-    self.check_commands(f'echo "$@" >>{calls}\n')
+    log = self.workdir / "metrics.jsonl"
+    self.check_commands(
+        f'echo "$@" >>{calls}\n'
+        f"""echo '{{"step": 1, "loss": 2.0}}' >>{log}\n"""
+    )
     self.write_program("ssh", _SSH.replace("alpha", "127.0.0.7"))
     file = self.folder / "hosts.txt"
     file.write_text("127.0.0.7 z\n")
@@ -130,11 +136,12 @@ class CommandsTest(runs.DeployedCase):
     self.assertIn(
         "\nerror: All agents have ended, and the run is not complete.", said
     )
+    self.assertIn("\nstep=1 loss=2.0000\n", said)
     copy = self.workdir / "config.py"
     self.assertEqual(
         calls.read_text(),
-        f"agent --workdir={self.workdir} --nodes=3 --config={copy} "
-        "--name=n0 --zone=z --host=10.0.0.2\n",
+        f"agent --noprogress --workdir={self.workdir} --nodes=3 "
+        f"--config={copy} --name=n0 --zone=z --host=10.0.0.2\n",
     )
     self.assertEqual(copy.read_text(), self.config.read_text())
 
