@@ -24,7 +24,7 @@ class Narrator:
   """Follows the agent in `state`, and the log in its workdir, in a thread.
 
   Attributes:
-    state: That of the agent; None before there is one.
+    state: That of the agent; None if there is none, or none yet.
   """
 
   def __init__(self, workdir: str, progress: progress_lib.ProgressLine) -> None:
@@ -58,6 +58,8 @@ class Narrator:
     """Shows what is new."""
     if self.state is not None:
       self._show_nodes(self.state)
+      if not self._view:
+        return  # Whatever writes the log, this run does not.
     for line in self._read():
       progress_lib.show_line(self._progress, line)
 
