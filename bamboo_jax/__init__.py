@@ -33,7 +33,7 @@ they are folders beside this one; the wheel has them within it.
 
 import importlib
 import os
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 __version__ = "0.1.0"
 
@@ -57,13 +57,27 @@ _OFFERED = {
 }
 __all__ = ["__version__", *_OFFERED]
 
+if TYPE_CHECKING:
+  from bamboo_jax.api import cluster as cluster
+  from bamboo_jax.api import get_config as get_config
+  from bamboo_jax.api import load as load
+  from bamboo_jax.api import plan as plan
+  from bamboo_jax.api import train as train
+  from bamboo_jax.data.arrays import from_arrays as from_arrays
+  from bamboo_jax.metrics.result import read_result as read_result
+  from bamboo_jax.metrics.result import Result as Result
+  from bamboo_jax.models.from_loss import from_loss as from_loss
+  from bamboo_jax.sim import simulate as simulate
+else:  # A misspelt name is an error of mypy.
 
-def __getattr__(name: str) -> Any:
-  if name not in _OFFERED:
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-  if not _OFFERED[name]:
-    return importlib.import_module(f"{__name__}.{name}")
-  return getattr(importlib.import_module(f"{__name__}.{_OFFERED[name]}"), name)
+  def __getattr__(name: str) -> Any:
+    if name not in _OFFERED:
+      raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if not _OFFERED[name]:
+      return importlib.import_module(f"{__name__}.{name}")
+    return getattr(
+        importlib.import_module(f"{__name__}.{_OFFERED[name]}"), name
+    )
 
 
 def __dir__() -> list[str]:

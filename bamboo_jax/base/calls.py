@@ -29,11 +29,12 @@ class CallableModule(types.ModuleType):
 
   @property
   def __doc__(self) -> str:  # type: ignore[override]
-    """Docstring of the package, then the function's signature and docstring."""
+    """Docstring of that function, with its signature; then of the package."""
     function = _find(self)
     call = f"{function.__name__}{inspect.signature(function)}"
-    own, text = self.__dict__["__doc__"], inspect.getdoc(function)
-    return f"{own}\nCalled as a function:\n\n{call}\n\n{text}"
+    summary, _, text = (inspect.getdoc(function) or "").partition("\n")
+    own = self.__dict__["__doc__"]
+    return f"{summary}\n\n{call}\n{text}\n\nThe package of that name:\n\n{own}"
 
 
 def make_callable(package: str) -> None:

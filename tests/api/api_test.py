@@ -1,7 +1,12 @@
 """`import bamboo_jax`: what it offers, and what goes wrong."""
 
+import ast
+import importlib
 import inspect
 import os
+import pathlib
+import pydoc
+import re
 import subprocess
 import sys
 
@@ -34,6 +39,9 @@ assert len(killed.recoveries) == 1
 from bamboo_jax.runtime import rounding
 from bamboo_jax.runtime.executables import key
 import os
+import pathlib
+import pydoc
+import re
 assert "NPROC" not in os.environ
 assert rounding.describe()["threads"] == len(os.sched_getaffinity(0))
 config.pipeline.executor = "spmd"
@@ -86,8 +94,25 @@ class OfferTest(parameterized.TestCase):
     self.assertTrue(inspect.ismodule(package))
     signature = inspect.signature(function)
     self.assertEqual(inspect.signature(package), signature)
-    self.assertIn(f"{name}{signature}", package.__doc__)
-    self.assertIn(inspect.getdoc(function), package.__doc__)
+    shown = re.sub(" +\n", "\n", pydoc.plain(pydoc.render_doc(package)))
+    summary, rest = inspect.getdoc(function).split("\n\n", 1)
+    call = f"{name}{signature}"
+    self.assertIn(f"\nNAME\n    bamboo_jax.{name} - {summary}\n", shown)
+    self.assertIn(f"\nDESCRIPTION\n    {call}\n\n    {rest[:30]}", shown)
+    self.assertIn(rest, package.__doc__)
+
+  def test_types_are_those_of_what_is_offered(self):
+    tree = ast.parse(pathlib.Path(bamboo_jax.__file__).read_text())
+    (block,) = (n for n in tree.body if isinstance(n, ast.If) and n.orelse)
+    self.assertEqual(ast.unparse(block.test), "TYPE_CHECKING")
+    names = [statement.names[0].asname for statement in block.body]
+    self.assertCountEqual(["__version__", *names], bamboo_jax.__all__)
+    for statement, name in zip(block.body, names, strict=True):
+      offered = getattr(bamboo_jax, name)
+      typed = getattr(importlib.import_module(statement.module), name)
+      self.assertEqual(inspect.signature(offered), inspect.signature(typed))
+      if not inspect.ismodule(offered):
+        self.assertIs(offered, typed)
 
   def test_unknown_name(self):
     with self.assertRaisesRegex(AttributeError, "no attribute 'trian'"):
