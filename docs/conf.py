@@ -4,10 +4,12 @@ Nothing is loaded from elsewhere, neither to build the pages nor to read them.
 """
 
 import pathlib
+import re
 import sys
+from typing import Any
 
 _DOCS = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(_DOCS.parent), str(_DOCS)]
+sys.path.insert(0, str(_DOCS.parent))
 
 import bamboo_jax  # noqa: E402
 
@@ -20,7 +22,6 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "generated",  # docs/generated.py
 ]
 exclude_patterns = ["deploy"]
 myst_enable_extensions = ["colon_fence"]
@@ -53,3 +54,24 @@ nitpick_ignore = [
         "sim.speed.Table",
     )
 ]
+
+
+def _add_toctrees(app: Any, page: str, source: list[str]) -> None:
+  """Makes the sidebar of "All pages" in index.md, a part of each row."""
+  if page == "index":
+    row = r"^\| \*\*(.+?)\*\* \| (.*) \|$"
+    for title, links in re.findall(row, source[0], re.MULTILINE):
+      pages = re.findall(r"\]\(([\w/]+)\.md\)", links)
+      source[0] += _render_toctree(f":caption: {title}", pages)
+  elif page == "measurements/index":
+    source[0] += _render_toctree(":glob:", ["*"])
+
+
+def _render_toctree(option: str, pages: list[str]) -> str:
+  lines = ("", "```{toctree}", ":hidden:", option, "", *pages, "```", "")
+  return "\n".join(lines)
+
+
+def setup(app: Any) -> None:
+  """Makes this configuration an extension of Sphinx."""
+  app.connect("source-read", _add_toctrees)

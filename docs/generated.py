@@ -1,26 +1,44 @@
-"""Pages that repeat the code: options and commands, read as the site is built.
+"""Parts of pages that repeat the code: `python docs/generated.py` writes them.
 
-A page with the line `<!-- options -->` gets all options of `bamboo_jax/config`
-there, and one with `<!-- commands -->` the help of all commands.
+A part stands between two comments, of which the first names what it repeats:
+
+  <!-- generated: options -->            all options of `bamboo_jax/config`
+  <!-- generated: commands -->           what `bamboo COMMAND --help` prints
+  <!-- generated: examples/plain.py -->  a file
+  <!-- generated: examples/plain.py, def loss -->  a definition in a file
+  <!-- end -->
+
+With `--check` nothing is written: it names the pages that differ, and fails.
 """
 
+import ast
 from collections.abc import Iterator, Sequence
-import concurrent.futures
+import contextlib
+import functools
+import io
+import multiprocessing
 import os
 import pathlib
 import re
-import subprocess
+import runpy
 import sys
 import textwrap
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from bamboo_jax import config
-from bamboo_jax.cli import listing
+_DOCS = pathlib.Path(__file__).resolve().parent
+_ROOT = _DOCS.parent
+sys.path.insert(0, str(_ROOT))
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
-_SECTIONS = _ROOT / "bamboo_jax" / "config"
+from bamboo_jax import config  # noqa: E402
+from bamboo_jax.cli import listing  # noqa: E402
+from bamboo_jax.launch import cli as _cli  # noqa: E402, F401
+
 _LAUNCH = _ROOT / "launch"
 _TABLE = ("", "| option | default | meaning |", "| --- | --- | --- |")
+_PART = re.compile(
+    r"(?<=^<!-- generated: )(.+?)( -->\n).*?(?=^<!-- end -->$)",
+    flags=re.DOTALL | re.MULTILINE,
+)
 
 
 class Option(NamedTuple):
@@ -62,15 +80,14 @@ def render_options(options: Sequence[Option]) -> str:
 
 
 def read_help(name: str) -> str:
-  """Returns what `bamboo NAME --help` prints."""
-  return subprocess.run(
-      [sys.executable, "-m", f"bamboo_jax.launch.{name}", "--help"],
-      capture_output=True,
-      check=False,  # absl ends with status 1.
-      cwd=_ROOT,
-      env=os.environ | {"PYTHONPATH": str(_ROOT)},
-      text=True,
-  ).stdout
+  """Returns what `bamboo NAME --help` prints; to be called in a child."""
+  sys.argv = [name, "--help"]
+  output = io.StringIO()
+  with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+    runpy.run_module(
+        f"bamboo_jax.launch.{name}", run_name="__main__", alter_sys=True
+    )
+  return output.getvalue()
 
 
 def render_command(name: str, text: str) -> str:
@@ -95,16 +112,32 @@ def render_command(name: str, text: str) -> str:
 
 def _all_commands() -> str:
   commands = listing.read_summaries(_LAUNCH)
-  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    texts = list(pool.map(read_help, commands))
+  # Each command is a child, with flags of its own; they share `_cli`.
+  with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
+    texts = pool.map(read_help, commands, chunksize=1)
   table = ["| command | what |", "| --- | --- |"]
   for name, summary in commands.items():
     table.append(f"| [{name}](#bamboo-{name}) | {summary} |")
-  sections = [
-      render_command(name, text)
-      for name, text in zip(commands, texts, strict=True)
-  ]
+  sections = map(render_command, commands, texts)
   return "\n".join([*table, "", *sections])
+
+
+def _all_options() -> str:
+  return render_options([*read_options(config.Config)])
+
+
+def read_code(name: str) -> str:
+  """Returns a block with a file, or with a definition: `FILE, def NAME`."""
+  path, _, line = name.partition(", ")
+  text = (_ROOT / path).read_text()
+  if line:
+    (node,) = (
+        node
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef) and f"def {node.name}" == line
+    )
+    text = ast.get_source_segment(text, node) or ""
+  return f"```python\n{text.strip()}\n```\n"
 
 
 def link_pages(text: str) -> str:
@@ -115,22 +148,35 @@ def link_pages(text: str) -> str:
   return re.sub(r"`?docs/([\w/]*?)(\w+)\.md`?", r"[\2](../\1\2.md)", text)
 
 
-def fill(app: Any, page: str, source: list[str]) -> None:
-  """Puts what is generated into a page that asks for it (`source-read`)."""
-  for line, path, render in (
-      ("<!-- options -->", _SECTIONS, _all_options),
-      ("<!-- commands -->", _LAUNCH, _all_commands),
-  ):
-    if line in source[0]:
-      source[0] = source[0].replace(line, link_pages(render()))
-      app.env.note_dependency(str(path))
+@functools.cache
+def _render(name: str) -> str:
+  """Returns the part of that name."""
+  if name == "options":
+    return link_pages(_all_options())
+  if name == "commands":
+    return link_pages(_all_commands())
+  return read_code(name)
 
 
-def _all_options() -> str:
-  return render_options([*read_options(config.Config)])
+def fill(page: str) -> str:
+  """Returns the text of a page with its parts as the code is now."""
+  return _PART.sub(lambda m: f"{m[1]}{m[2]}\n{_render(m[1])}\n", page)
 
 
-def setup(app: Any) -> dict[str, Any]:
-  """Makes this module an extension of Sphinx."""
-  app.connect("source-read", fill)
-  return {"parallel_read_safe": True, "parallel_write_safe": True}
+def main(arguments: Sequence[str]) -> None:
+  """Writes the pages that differ, or names them."""
+  os.chdir(_ROOT)  # Help names pages as seen from here.
+  changed = []
+  for path in sorted(_DOCS.rglob("*.md")):
+    before = path.read_text()
+    if (text := fill(before)) != before:
+      changed.append(str(path.relative_to(_ROOT)))
+      if not arguments:
+        path.write_text(text)
+  print(*changed, sep="\n")
+  if arguments and changed:
+    sys.exit("error: run `python docs/generated.py`")
+
+
+if __name__ == "__main__":
+  main(sys.argv[1:])

@@ -4,10 +4,12 @@ from collections.abc import Callable, Sequence
 import functools
 import os
 import re
+import sys
 from typing import Any
 
 from absl import flags
 
+from bamboo_jax.base import packaged
 from bamboo_jax.cli import command
 from bamboo_jax.cli import config_check
 from bamboo_jax.launch import config_flag
@@ -52,6 +54,8 @@ def run(
       check_no_arguments(argv[1:])
       main()
 
+  started = sys.modules["__main__"]  # Help begins with its docstring.
+  started.__doc__ = packaged.locate_pages(started.__doc__ or "")
   parse = functools.partial(_parse_flags, own_keys=own_keys)
   command.run(
       start, parse=parse, if_interrupted=if_interrupted, is_node=is_node

@@ -1,4 +1,4 @@
-r"""Simulates training on preemptible nodes; see docs/research/simulator.md.
+r"""Simulates training on preemptible nodes.
 
 bamboo simulate --config=sim/compare --workdir=runs/sim
 bamboo simulate --config=sim/compare --workdir=runs/sim \
@@ -6,6 +6,7 @@ bamboo simulate --config=sim/compare --workdir=runs/sim \
 
 The config's `experiment` is one of those below, and its other keys are the
 options of that experiment. Nothing runs on a device. The same command resumes.
+docs/research/simulator.md explains what is modelled.
 """
 
 import pathlib

@@ -42,6 +42,7 @@ _OTHERS = {
     *("fresh.csv", "g4dn.csv", "gcp.csv", "gen.csv", "new.csv", "p3.csv"),
     *("gcp-v100x1-us-east1-c.txt", "hosts.txt", "p3-trace.csv", "vms.csv"),
     *("predictivity-compute-budget.md", "cpu_secs.txt"),
+    *("monday.csv", "small.csv", "tuesday.csv"),
 }
 # First words of dotted names that are not modules of ours.
 _FOREIGN = {
@@ -124,6 +125,7 @@ def _is_folder(name: str) -> bool:
       not is_ours
       or name in packaged.list_configs()
       or first in ("build", "runs")
+      or name == "bamboo_jax/programs"  # In the cache folder of the user.
       or first.startswith(".")
   ):
     return True

@@ -1,4 +1,4 @@
-"""Files that come with the package: configs, and tables as CSV.
+"""Files that come with the package: configs, tables as CSV, and pages.
 
 In the repository their folders stand beside the library, and within it once
 installed. A table in a file of the user takes precedence over a packaged one;
@@ -7,6 +7,7 @@ the short name of a config, which has no suffix, over a file of the user.
 
 import os
 import pathlib
+import re
 
 from bamboo_jax.base import names
 
@@ -15,7 +16,7 @@ _SHARED = ("zoo",)  # Functions that several configs use.
 
 
 def folder(name: str) -> pathlib.Path:
-  """Returns the packaged folder `configs` or `third_party/published`."""
+  """Returns a packaged folder: `configs`, `docs`, `third_party/published`."""
   installed = _LIBRARY / name
   return installed if installed.is_dir() else _LIBRARY.parent / name
 
@@ -35,6 +36,17 @@ def find_file(path: str | os.PathLike[str]) -> pathlib.Path:
       if packaged.is_file():
         return packaged
   return given
+
+
+def locate_pages(text: str) -> str:
+  """Returns a text that names pages by `docs/` with their paths here.
+
+  They are relative to the current folder in a clone, and absolute elsewhere.
+  """
+  path = folder("docs")
+  if path.is_relative_to(pathlib.Path.cwd()):
+    path = path.relative_to(pathlib.Path.cwd())
+  return re.sub(r"(?<![\w/])docs/(?=\w)", lambda _: f"{path}/", text)
 
 
 def list_configs() -> list[str]:

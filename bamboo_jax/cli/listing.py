@@ -15,6 +15,10 @@ Commands:
 
 Configs, for --config=NAME; also --config=FILE, and NAME:ARGUMENT for variants:
 {configs}
+
+Pages:
+  docs/start/first_minute.md
+  docs/reference/options.md, for --config.NAME=VALUE
 """
 
 

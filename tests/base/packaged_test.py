@@ -52,6 +52,15 @@ class PackagedTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       packaged.find_config(name)
 
+  def test_pages(self):
+    text = "`docs/guides/cost.md`, docs/measurements/; my/docs/a.md"
+    self.assertEqual(
+        packaged.locate_pages(text),
+        text.replace("docs", f"{_ROOT}/docs", 2),
+    )
+    os.chdir(_ROOT)
+    self.assertEqual(packaged.locate_pages(text), text)
+
   @parameterized.parameters(
       ("own.csv", "own.csv"),
       ("parcae_p3.csv", "parcae_p3.csv"),

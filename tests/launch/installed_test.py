@@ -20,6 +20,7 @@ _DEADLINE_SECS = 300
 _WHEEL = (
     *("bamboo_jax", "benchmarks", "configs", "launch", "reproductions"),
     "third_party/published",
+    "docs",
 )
 _FILES = ("LICENSE", "README.md", "pyproject.toml", "setup.cfg", "setup.py")
 # Two nodes and a model that compiles in seconds.
@@ -156,6 +157,12 @@ class InstalledTest(parameterized.TestCase):
     ends = re.findall("^end: (.*)$", said, re.MULTILINE)
     self.assertEqual(ends, [f"{name} 0" for name in _COMMANDS])
     self.assertEqual(said.count("\nTry --helpfull"), len(_COMMANDS))
+    pages = re.findall(
+        r"\S*\bdocs/[\w/]+(?:\.md)?", said + self.run_script("bamboo")
+    )
+    self.assertGreater(len(pages), 5)
+    for page in pages:
+      self.assertTrue(os.path.isabs(page) and os.path.exists(page), msg=page)
 
   @parameterized.parameters(
       (["trian"], "Unknown command 'trian'; did you mean 'train'"),
