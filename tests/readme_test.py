@@ -7,7 +7,6 @@ import subprocess
 import sys
 import types
 
-import bamboo_jax
 from bamboo_jax.benchmarks import story
 from tests import compilation
 from tests import folders
@@ -25,16 +24,14 @@ def _read(name):
 
 class ReadmeTest(folders.FolderCase):
 
-  # Trains twice for 12 steps: 20 s.
+  # Trains a tiny model twice for 100 steps: 10 s.
   def test_python_code_runs(self):
-    if not hasattr(bamboo_jax, "get_config"):
-      self.skipTest("`import bamboo_jax` does not offer get_config and train.")
-    blocks = re.findall(
-        r"^```python\n(.*?)^```", _TEXT, re.DOTALL | re.MULTILINE
-    )
-    self.assertNotEmpty(blocks)
+    (code,) = re.findall(r"^```python\n(.*?)^```", _TEXT, re.DOTALL | re.M)
+    first_screen = _TEXT.splitlines()[:40]
+    self.assertIn(code.splitlines()[-1], first_screen)
+    (self.folder / "mine.py").write_text(code)
     done = subprocess.run(
-        [sys.executable, "-c", "\n".join(blocks)],
+        [sys.executable, "mine.py"],
         cwd=self.folder,
         env={
             **compilation.environ_of_users(),
@@ -46,15 +43,17 @@ class ReadmeTest(folders.FolderCase):
         timeout=_DEADLINE_SECS,
     )
     self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertIn("recovery step=6 victims=0/0", done.stdout)
 
   def test_links_lead_to_files(self):
     links = re.findall(r"\]\(([^)#:]+)(?:#[\w-]+)?\)", _TEXT)
     self.assertGreater(len(links), 10)
     for link in links:
       self.assertTrue((_ROOT / link).exists(), msg=link)
+      self.assertRegex(link, r"\.(md|png)$", msg="No text.")
 
   def test_is_a_landing_page(self):
-    self.assertLess(len(_TEXT.splitlines()), 150)
+    self.assertLess(len(_TEXT.splitlines()), 165)
 
   def test_output_is_that_of_the_quickstart(self):
     title = story.render_title(("plain", "failures"), (2, 4), spares=2)
@@ -82,7 +81,5 @@ class ReadmeTest(folders.FolderCase):
         (row["system"], row["metric"]): row["value"]
         for row in _read("headline_claims.csv")
     }
-    secs = claims["torchft", "fault to recovered s"]
-    self.assertIn(f"{secs} s on average until recovered", _TEXT)
     share = float(claims["PCcheck", "overhead"])
     self.assertIn(f"{share:.0%}".replace("%", " %"), _TEXT)
