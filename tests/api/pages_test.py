@@ -53,7 +53,7 @@ class PagesTest(folders.FolderCase):
   def test_page(self):
     text = (_ROOT / "docs" / "guides" / "python.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
-    self.assertLen(blocks, 5)
+    self.assertLen(blocks, 6)
     self.assertLen(blocks[0].strip().splitlines(), 10)
     code = "".join(blocks)
     self.assertIn(_NAME, code)
@@ -67,6 +67,7 @@ class PagesTest(folders.FolderCase):
     self.assertEqual(done.returncode, 0, msg=done.stderr)
     self.assertNotIn("compare hashes only", done.stderr)
     self.assertIn("predicted step:", done.stdout)
+    self.assertIn("node0 (256, 16)\n", done.stdout)
     self.assertIn("6 ['0/1'] shadow\n10 ['1/2'] shadow\n", done.stdout)
 
   def test_notebook(self):
