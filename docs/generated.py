@@ -115,6 +115,8 @@ def _all_commands() -> str:
   # Each command is a child, with flags of its own; they share `_cli`.
   with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
     texts = pool.map(read_help, commands, chunksize=1)
+    pool.close()  # Else the last child may get a SIGTERM.
+    pool.join()
   table = ["| command | what |", "| --- | --- |"]
   for name, summary in commands.items():
     table.append(f"| [{name}](#bamboo-{name}) | {summary} |")
