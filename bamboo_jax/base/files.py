@@ -43,7 +43,10 @@ def find_full(folder: str | os.PathLike[str]) -> str:
   """Returns that the disk of a folder is full, or "" if it is not."""
   if shutil.disk_usage(folder).free >= _LEAST_FREE_BYTES:
     return ""
-  return f"the disk of {folder} is full, and no log can be written"
+  return (
+      f"the disk of {folder} is full: no log can be written, and a death or a "
+      "join stops training until there is room"
+  )
 
 
 @contextlib.contextmanager

@@ -212,7 +212,13 @@ class FenceFolder:
 
   def create(self, name: str, text: str) -> None:
     """Creates a file atomically, unless it exists."""
-    path = self._path / name
+    try:
+      self._create(self._path / name, text)
+    except OSError as error:  # Names a temporary file, or on a full disk none.
+      path = str(self._path / name)
+      raise OSError(error.errno, error.strerror, path) from error
+
+  def _create(self, path: pathlib.Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(
         "w", dir=path.parent, prefix=_NAME

@@ -230,6 +230,15 @@ class FenceTest(parameterized.TestCase):
         [p.name for p in self.path.parent.iterdir()], [self.path.name]
     )
 
+  def test_a_full_disk_is_said_with_the_view_that_waits_for_room(self):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with mock.patch.object(os, "fsync", side_effect=full):
+      with self.assertRaisesRegex(
+          OSError, "No space left on device: '.*/views/a.1.json'"
+      ):
+        self.fences[0].claim_view("a", members.view(1, 0))
+    self.assertEmpty([*(self.path.parent / "views").iterdir()])
+
   def test_an_answer_may_be_lost(self):
     fence = self.fences[1]
     create = fence.folder.create
