@@ -152,8 +152,8 @@ class RunTest(parameterized.TestCase):
       (
           "a_full_disk",
           dict(now=103.1, free=0),
-          "0.5 s); the disk of /run is full: no log can be written, and a death "
-          "or a join stops training until there is room",
+          "0.5 s); the disk of /run is full: no log can be written, and a "
+          "death or a join stops training until there is room",
       ),
       ("no_reason", dict(now=103.1, free=1 << 20), "; no reason is known yet"),
       ("usual_steps_are_slow", dict(now=103.1, usual=1.0), None),
