@@ -56,7 +56,8 @@ def make_peer(name, changes):
     config = lib.GPT2Config(**sizes, n_positions=16, **changes)
     model = lib.GPT2LMHeadModel(config)
   elif name == "bert":
-    sizes = {k: v for k, v in _LLAMA.items() if k.split("_")[0] != "rms"}
+    others = ("rms_norm_eps", "num_key_value_heads", "head_dim")
+    sizes = {k: v for k, v in _LLAMA.items() if k not in others}
     sizes["intermediate_size"] = 64
     model = lib.BertForPreTraining(lib.BertConfig(**sizes, **changes))
   elif name == "resnet":

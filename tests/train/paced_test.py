@@ -102,7 +102,7 @@ class PacedTest(parameterized.TestCase):
     (node,) = [
         (e["pid"], e["tid"])
         for e in events
-        if e["name"] == "thread_name" and e["args"]["name"] == "node 2"
+        if e["name"] == "thread_name" and e["args"]["name"] == "n2"
         if e["pid"] == 2  # Measured.
     ]
     forwards = collections.Counter(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from bamboo_jax import base
 from bamboo_jax.testing.simulation import fake_engine
 from bamboo_jax.testing.simulation import worker as worker_lib
+from bamboo_jax.train import failures as failures_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.members import cluster_cohort
 
@@ -44,10 +45,11 @@ class FakeFiles:
       seen: base.ViewId,
       ready: int,
       stops: bool,
+      failure: failures_lib.Failure,
       step: fake_engine.Step,
   ) -> step_lib.Vote:
     """Returns a vote on a step, without measurements."""
-    return step_lib.Vote(seen=seen, ready=ready, stops=stops)
+    return step_lib.Vote(seen=seen, ready=ready, stops=stops, failure=failure)
 
   def commit(
       self,
@@ -66,8 +68,9 @@ class FakeFiles:
       self._saved[steps].update(held)
     worker.note_commit(f"{wrong or ''}")
 
-  def newest_ready(self) -> int:
+  def newest_ready(self, failures: failures_lib.Failures) -> int:
     """Returns the newest view that is known: it is compiled at once."""
+    del failures
     return max(self._cohort.newest.number, self._cohort.view.number)
 
   @contextlib.contextmanager

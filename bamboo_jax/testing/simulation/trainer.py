@@ -24,6 +24,7 @@ from bamboo_jax.testing.simulation import fake_setup
 from bamboo_jax.testing.simulation import fake_transport
 from bamboo_jax.testing.simulation import worker as worker_lib
 from bamboo_jax.train import environment
+from bamboo_jax.train import failures as failures_lib
 from bamboo_jax.train import run_state
 from bamboo_jax.train import state_transfer
 from bamboo_jax.train import worker as train_worker
@@ -258,8 +259,12 @@ class TrainerWorker(worker_lib.ScriptedWorker):
         _log=files,
         _compiler=files,
         _evaluates=False,
-        _batches=types.SimpleNamespace(microbatch=print),
+        _data=types.SimpleNamespace(
+            microbatch=print, failures=failures_lib.Failures()
+        ),
+        _failed=failures_lib.Failure(),
         _begun=-1,
+        _saves_at_stop=False,
         _plans=layout_lib.StepPlans(self.job.rows),
     )
     recover = loop._recover

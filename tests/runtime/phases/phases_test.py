@@ -140,7 +140,7 @@ class PhasesTest(parameterized.TestCase):
     engine, spec = make_engine(), make_spec()
     layers, batch = small.initial_layers(spec), small.microbatch(3, 0)
     with small.quick_compilation():
-      found = evaluation.evaluate(engine, [batch])
+      found = evaluation.evaluate(engine, [(0, batch)])
     want, _ = model_lib.apply_range(
         spec.model,
         0,

@@ -159,7 +159,7 @@ class StepsTest(parameterized.TestCase):
   def test_copies_are_those_of_the_state(self):
     """Nodes that have trained compute what those do that got their state."""
     engine, other = self.make_engine(), self.make_engine()
-    batches = [pipelines.microbatch(2, 0)]
+    batches = [(0, pipelines.microbatch(2, 0))]
     self.run_step(engine, 0)
     update.apply(engine, 1.0)
     before = evaluation.evaluate(other, batches)[0]
