@@ -168,7 +168,7 @@ class Worker:
       self._log.save_at_risk(at_risk)
     self._compiler.follow()
     self._evaluate()
-    if self._is_stopped():
+    if self._saves_at_stop:  # It was asked to end meanwhile.
       return
     seen = min(vote.seen for vote in votes.values())
     with self._outputs.during("recovery"):

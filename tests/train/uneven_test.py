@@ -13,6 +13,7 @@ from bamboo_jax.recovery import moves
 from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.testing.fault_sweep import cases
 from bamboo_jax.testing.fault_sweep import storm as storm_lib
+from bamboo_jax.train import background_compiler
 from tests.fault_sweep import small
 
 
@@ -28,6 +29,22 @@ def shape_of(outcome):
 
 
 class DeathsTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    find = background_compiler.BackgroundCompiler.newest_ready
+
+    def wait_ready(compiler, failures):
+      find(compiler, failures)  # Begins what is missing.
+      compiler.wait()
+      return find(compiler, failures)
+
+    # Else a layout is left for lack of programs if the machine is busy.
+    self.enterContext(
+        mock.patch.object(
+            background_compiler.BackgroundCompiler, "newest_ready", wait_ready
+        )
+    )
 
   def test_first_layout(self):
     trials = make_trials()
