@@ -208,9 +208,9 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     with self.assertRaisesRegex(ValueError, "seed is 0 there and 1 here"):
       await agent.run()
 
-  async def test_a_release_of_the_store_with_faults_is_warned_of(self):
+  async def test_a_release_of_the_store_with_faults_is_logged(self):
     find = mock.patch.object(etcd_lib, "find_fault", return_value="it errs")
-    with find, self.assertLogs("absl", "WARNING") as logs:
+    with find, self.assertLogs("absl", "INFO") as logs:
       self.start("n3")
       await self.wait(2, "n0 n1 n2 n3")
     self.assertIn("it errs", "".join(logs.output))
