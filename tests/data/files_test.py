@@ -720,7 +720,8 @@ class LargeFileTest(FilesCase):
       speeds.append(num_bytes / (time.process_time() - start))
     self.assertLess(_peak_bytes() - before, 200e6)
     # The best, as on a busy machine others drive data out of the caches.
-    self.assertGreater(max(speeds), 50e6)
+    # Usually 50e6 to 90e6.
+    self.assertGreater(max(speeds), 20e6)
 
 
 @contextlib.contextmanager

@@ -135,7 +135,7 @@ class ErrorsTest(FailingCase):
 
   def test_certificates_do_not_sign_what_is_in_the_store(self):
     flags = "--etcd=h:1", "--host=0.0.0.0", f"--certificates={self.folder}"
-    self.assertIn("Without a shared secret", self.fail_agent(*flags))
+    self.assertIn("is all addresses of this", self.fail_agent(*flags))
 
   @parameterized.parameters(
       ("--zones=", "--zones must be names"),

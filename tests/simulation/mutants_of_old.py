@@ -134,8 +134,8 @@ MUTANTS = {
         "folder",
         (
             "bamboo_jax/testing/simulation/share.py",
-            "    if name not in self._files:",
-            "    if True:",
+            "    if name not in self._files:\n      if self.num_torn",
+            "    if True:\n      if self.num_torn",
         ),
     ),
     "a9_refused_for_ever_is_alive": (

@@ -17,6 +17,7 @@ from bamboo_jax.schedule import failover
 from bamboo_jax.schedule import filling as filling_lib
 from bamboo_jax.schedule import instruction
 from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.train import failures
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import run_log
 from tests import layouts
@@ -171,7 +172,10 @@ class RunLogTest(parameterized.TestCase):
         find_nonfinite=lambda: "",
         take_prints=lambda: None,
     )
-    vote = lambda: self.log.vote(seen=2, ready=2, stops=False, step=step)
+    none = failures.Failure()
+    vote = lambda: self.log.vote(
+        seen=2, ready=2, stops=False, failure=none, step=step
+    )
     self.assertEqual(vote().owed, {})  # Nothing is planned yet.
     recovery.ready_at_secs = 10.5
     self.assertEqual(vote().owed, {2: (0.5, 2.0)})
