@@ -93,7 +93,7 @@ class ClusterByHandTest(commands.CommandCase):
     self.assertIn(" view=2", before)
     self.assertRegex(  # Its log, which has the reason, was removed.
         "\n".join(said),
-        r"Node n1: its agent ended with exit status \d\. "
+        r"Node n1: its worker was killed by SIGKILL\. "
         r"3 of 4 nodes are left; agent: pid \d+, "
         rf"log {workdir}/logs/n1\.agent\.log; "
         rf"worker: pid {pid}, log {workdir}/logs/n1\.log",
@@ -102,7 +102,7 @@ class ClusterByHandTest(commands.CommandCase):
         "\n".join(said),
         rf"recovered in step {step}: n1 \(stage 0/1\) died; its shadow n0 took "
         r"over \(noticed after: unknown, not heard for \d\.\d\d s, agreed in "
-        r"\d\.\d\d s, \w+ (in \d\.\d\d s|redone)\)",
+        r"\d\.\d\d s, \w+ (in \d\.\d\d s|redone), pause \d+\.\d\d s\)",
     )
     self.assertTrue(any(l.startswith("eval_step=60 eval_loss=") for l in said))
     over = commands.run(*ask)
