@@ -80,7 +80,7 @@ def render_options(options: Sequence[Option]) -> str:
 
 
 def read_help(name: str) -> str:
-  """Returns what `bamboo NAME --help` prints; to be called in a child."""
+  """Returns the output of `bamboo NAME --help`; call it in a forked child."""
   sys.argv = [name, "--help"]
   output = io.StringIO()
   with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):

@@ -49,7 +49,7 @@ _METRICS_PORT = flags.DEFINE_integer(
 _METRICS_HOST = flags.DEFINE_string(
     "metrics_host",
     "127.0.0.1",
-    "Address of that port; whoever can connect reads the metrics.",
+    "Address where --metrics_port listens; all who can connect read metrics.",
 )
 
 

@@ -275,7 +275,7 @@ def _read_end(
 
 
 def _describe_end(end: int, usual: int | None) -> bytes:
-  """Returns what the digest of a tokenizer has if its end is another."""
+  """Returns the suffix of a tokenizer's digest for an unusual end token."""
   return b"" if end == usual else b" end=%d" % end
 
 

@@ -168,7 +168,7 @@ class CommandCase(parameterized.TestCase):
     return process
 
   def finish(self, *processes):
-    """Waits until they have ended well; returns what each has printed."""
+    """Waits until all have ended with status 0; returns the output of each."""
     said = []
     for process in processes:
       said.append(process.communicate(timeout=2 * _DEADLINE_SECS)[0])

@@ -20,7 +20,7 @@ class RunStampTest(parameterized.TestCase):
   def find(
       self, there, claim, *, moves=1, until_secs=math.inf, made=(), answers=0
   ):
-    """Returns what is asked for besides looks, until the stamp is known.
+    """Returns the requests other than reads, until the stamp is known.
 
     The run of `claim` has `made` views, and answers as many questions.
     """
