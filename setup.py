@@ -22,9 +22,6 @@ _WITHIN = {
 }
 
 setuptools.setup(
-    packages=[
-        *setuptools.find_packages(include=["bamboo_jax", "bamboo_jax.*"]),
-        *_WITHIN,
-    ],
+    packages=[*setuptools.find_packages(include=["bamboo_jax", "bamboo_jax.*"]), *_WITHIN],
     package_dir=_WITHIN,
 )

@@ -75,9 +75,7 @@ else:  # A misspelt name is an error of mypy.
       raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if not _OFFERED[name]:
       return importlib.import_module(f"{__name__}.{name}")
-    return getattr(
-        importlib.import_module(f"{__name__}.{_OFFERED[name]}"), name
-    )
+    return getattr(importlib.import_module(f"{__name__}.{_OFFERED[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -87,9 +87,7 @@ def train(
   from bamboo_jax.train import run
 
   config = _accept(config)
-  program_store.use(
-      program_folder.default_path()
-  )  # Compiled programs, as commands keep them.
+  program_store.use(program_folder.default_path())  # Compiled programs, as commands keep them.
   try:
     with tempfile.TemporaryDirectory() as folder:
       run.train_and_evaluate(
@@ -169,9 +167,7 @@ def cluster(
   return result_lib.read_result(workdir)
 
 
-def load(
-    workdir: str | os.PathLike[str], model: "model_lib.Model | None" = None
-) -> base.PyTree:
+def load(workdir: str | os.PathLike[str], model: "model_lib.Model | None" = None) -> base.PyTree:
   """Returns the parameters in the last checkpoint of a run.
 
   Those of a `from_loss` model have the structure that its `init` returns. Of
@@ -215,10 +211,7 @@ def _accept(config: Any) -> "config_lib.Config":
   return accept.accept(config)
 
 
-def _find_faults(
-    faults: str | os.PathLike[str] | Sequence[str] | None,
-    folder: str,
-) -> str | None:
+def _find_faults(faults: str | os.PathLike[str] | Sequence[str] | None, folder: str) -> str | None:
   """Returns the path of a file of faults; lines are written to `folder`."""
   if not faults:
     return None

@@ -35,10 +35,7 @@ METRICS = {
     "samples_per_wall_sec": "samples/s of wall time",
     "usd": "cost ($)",
 }
-TIMES = (
-    *("step_ms", "tokens_per_sec", "bubble_pct", "pause_ms"),
-    *("samples_per_wall_sec", "usd"),
-)
+TIMES = (*("step_ms", "tokens_per_sec", "bubble_pct", "pause_ms"), *("samples_per_wall_sec", "usd"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +52,7 @@ class Trial:
   def flags(self) -> list[str]:
     """Flags of the run: `--faults` and `--trace`, else options of a config."""
     return [
-        f"--{'' if field in FILES else 'config.'}{field}={value}"
-        for field, value in self.setting
+        f"--{'' if field in FILES else 'config.'}{field}={value}" for field, value in self.setting
     ]
 
   @property
@@ -95,8 +91,7 @@ def plan_trials(sweeps: Sweeps, *, repeats: int) -> list[Trial]:
   affects all settings alike.
   """
   settings = [
-      tuple(zip(sweeps, values, strict=True))
-      for values in itertools.product(*sweeps.values())
+      tuple(zip(sweeps, values, strict=True)) for values in itertools.product(*sweeps.values())
   ]
   rng = random.Random(0)
   return [
@@ -165,9 +160,7 @@ def read_row(workdir: str | os.PathLike[str], trial: Trial) -> Row:
       "pause_ms": _median(1e3 * secs for secs in pauses if secs is not None),
       "samples": cost.get("num_samples"),
       "samples_dropped": summary.more.get("samples_dropped"),
-      "samples_per_wall_sec": (
-          (last.num_samples - first.num_samples) / secs if secs else None
-      ),
+      "samples_per_wall_sec": ((last.num_samples - first.num_samples) / secs if secs else None),
       "usd": cost.get("cost_usd"),
       "state_sha256": summary.state_sha256,
   }

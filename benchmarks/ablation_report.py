@@ -20,9 +20,7 @@ _MEAN = dict(marker="D", color=plots.RED, markersize=5, linewidth=1.5)
 _MOST_COLUMNS = 3  # Of panels.
 
 
-def summarise(
-    rows: Sequence[ablation.Row], fields: Sequence[str]
-) -> list[ablation.Row]:
+def summarise(rows: Sequence[ablation.Row], fields: Sequence[str]) -> list[ablation.Row]:
   """Returns mean and 95 % interval (Student's t) of metrics by setting."""
   groups: dict[tuple[Any, ...], list[ablation.Row]] = {}
   for row in rows:
@@ -32,17 +30,13 @@ def summarise(
           **dict(zip(fields, setting, strict=True)),
           "repeats": len(group),
           **_estimate({n: _values(group, n) for n in ablation.METRICS}),
-          "same_state": (
-              "yes" if len({r["state_sha256"] for r in group}) == 1 else "no"
-          ),
+          "same_state": ("yes" if len({r["state_sha256"] for r in group}) == 1 else "no"),
       }
       for setting, group in groups.items()
   ]
 
 
-def subtract(
-    rows: Sequence[ablation.Row], sweeps: ablation.Sweeps
-) -> list[ablation.Row]:
+def subtract(rows: Sequence[ablation.Row], sweeps: ablation.Sweeps) -> list[ablation.Row]:
   """Returns differences of settings to the first: mean and 95 % interval.
 
      seed=1   seed=2          Fields of `_BLOCKS` and the repeat make pairs;
@@ -60,25 +54,19 @@ def subtract(
   before = groups.pop(first, {})
   found = []
   for setting, group in groups.items():
-    pairs = [
-        (row, before[pair]) for pair, row in group.items() if pair in before
-    ]
+    pairs = [(row, before[pair]) for pair, row in group.items() if pair in before]
     found.append(
         {
             **dict(zip(fields, setting, strict=True)),
             "minus": ", ".join(first),
             "pairs": len(pairs),
-            **_estimate(
-                {n: [*_differences(pairs, n)] for n in ablation.METRICS}
-            ),
+            **_estimate({n: [*_differences(pairs, n)] for n in ablation.METRICS}),
         }
     )
   return found
 
 
-def _differences(
-    pairs: Sequence[tuple[ablation.Row, ablation.Row]], name: str
-) -> Iterator[float]:
+def _differences(pairs: Sequence[tuple[ablation.Row, ablation.Row]], name: str) -> Iterator[float]:
   for row, before in pairs:
     if row[name] is not None and before[name] is not None:
       yield row[name] - before[name]
@@ -114,9 +102,7 @@ def render(row: ablation.Row) -> str:
 
 
 def write_tables(
-    folder: str | os.PathLike[str],
-    rows: Sequence[ablation.Row],
-    sweeps: ablation.Sweeps,
+    folder: str | os.PathLike[str], rows: Sequence[ablation.Row], sweeps: ablation.Sweeps
 ) -> list[ablation.Row]:
   """Writes the runs so far, means and differences; returns those two.
 
@@ -126,10 +112,7 @@ def write_tables(
   folder, fields = pathlib.Path(folder), list(sweeps)
   rows = sorted(rows, key=lambda row: [sweeps[f].index(row[f]) for f in fields])
   base.write_atomically(folder / "runs.csv", table_lib.to_csv(rows))
-  tables = {
-      "means": summarise(rows, fields),
-      "differences": subtract(rows, sweeps),
-  }
+  tables = {"means": summarise(rows, fields), "differences": subtract(rows, sweeps)}
   for name, table in tables.items():
     if not table:
       continue
@@ -173,9 +156,7 @@ def draw(rows: Sequence[ablation.Row], sweeps: ablation.Sweeps) -> Any:
   if panels != same and same:
     facts = (f"{ablation.METRICS[n]}: {[*found[n]][0]:g}" for n in same)
     text = f"The same in all runs: {'; '.join(facts)}."
-    fig.supxlabel(
-        plots.plain(textwrap.fill(text, int(13 * size[0]))), fontsize=8
-    )
+    fig.supxlabel(plots.plain(textwrap.fill(text, int(13 * size[0]))), fontsize=8)
   if any(len(group) > 1 for group in groups.values()):
     dot = lines.Line2D([], [], label="a run", **_DOT)
     mean = lines.Line2D([], [], label="mean and 95 % interval", **_MEAN)

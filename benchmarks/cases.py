@@ -72,10 +72,7 @@ def run(
       [*worker, f"--rank={rank}", f"--core={cores[rank % len(cores)]}"]
       for rank in range(config.pipeline.num_stages)
   ]
-  with (
-      tempfile.TemporaryDirectory() as folder,
-      turns.Processes(commands) as ours,
-  ):
+  with tempfile.TemporaryDirectory() as folder, turns.Processes(commands) as ours:
     ours.ask(shlex.join(["connect", *ours.ask("address")]))
     plan, profile = _prepare(config, ours)
     path = pathlib.Path(folder) / "profile.json"
@@ -93,9 +90,7 @@ def run(
       return
     subject.out.mkdir(parents=True, exist_ok=True)
     base.write_atomically(subject.out / "profile.json", profile)
-    {"executors": executors, "redundancy": redundancy}[case].compare(
-        ours, subject
-    )
+    {"executors": executors, "redundancy": redundancy}[case].compare(ours, subject)
 
 
 def find_case(given: str | None, paths: Sequence[str]) -> str:
@@ -142,9 +137,7 @@ def check_config(config: config_lib.Config, case: str) -> None:
       )
 
 
-def _check_processes(
-    config: config_lib.Config, rival: str | None, *, num_cores: int
-) -> None:
+def _check_processes(config: config_lib.Config, rival: str | None, *, num_cores: int) -> None:
   pipeline, is_paced = config.pipeline, config.model.name == "paced"
   if rival and importlib.util.find_spec(rival) is None:
     raise ValueError(
@@ -160,9 +153,7 @@ def _check_processes(
     )
 
 
-def _prepare(
-    config: config_lib.Config, ours: turns.Processes
-) -> tuple[planner.Plan, str]:
+def _prepare(config: config_lib.Config, ours: turns.Processes) -> tuple[planner.Plan, str]:
   """Returns the plan, and the profile that it is made from."""
   cuts = executors_lib.find_cuts(config, build.make_task(config))
   # All at once: in a step the cores share memory and caches, too.
@@ -172,8 +163,6 @@ def _prepare(
   bounds = plan.partition.bounds
   if len(bounds) > 2:  # Measures the transfers of this partition.
     transfer_ms = ours.ask(f"links {','.join(map(str, bounds))}")[0]
-    profile = dataclasses.replace(
-        profile, link_latency_ms=transfer_ms, link_bytes_per_ms=1e12
-    )
+    profile = dataclasses.replace(profile, link_latency_ms=transfer_ms, link_bytes_per_ms=1e12)
     plan = build.make_plan(config, profile, cuts=cuts, is_cluster=True)
   return plan, cost_model.to_json(profile)

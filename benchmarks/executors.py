@@ -41,9 +41,7 @@ _STEPS = (
     " cpu_ms={cpu_ms:.1f} compile_s={compile_secs:.1f}"
     " device_MiB={device_mib:.1f} host_MiB={host_mib:.1f}"
 )
-_RATIOS = "variant={variant} " + " ".join(
-    f"to_{plain}={{ratios[{plain}]}}" for plain in PLAIN
-)
+_RATIOS = "variant={variant} " + " ".join(f"to_{plain}={{ratios[{plain}]}}" for plain in PLAIN)
 _SIZES = (
     "stages={num_stages} microbatches={num_microbatches} rows_ms={rows_ms:.1f}"
     " +RF={rows_redundant:.1%} spmd_ms={program_ms:.1f}"
@@ -67,10 +65,7 @@ class Pair:
   @property
   def timelines(self) -> dict[str, timeline_lib.Timeline]:
     """A step with all redundant forward passes, by executor."""
-    return {
-        "rows": self.rows["eager"].whole.timeline,
-        "spmd": self.programs["eager"].plan.timeline,
-    }
+    return {"rows": self.rows["eager"].whole.timeline, "spmd": self.programs["eager"].plan.timeline}
 
 
 def compare(ours: turns.Processes, subject: turns.Subject) -> None:
@@ -86,12 +81,10 @@ def compare(ours: turns.Processes, subject: turns.Subject) -> None:
   own = plan_pair(config, task, plan)
   period = executors.block_period(task)
   longer = [
-      plan_pair(config, task, predict.lengthen(plan, size, period=period))
-      for size in predict.SIZES
+      plan_pair(config, task, predict.lengthen(plan, size, period=period)) for size in predict.SIZES
   ]
   predicted_ms = {
-      variant: predict_step_ms(own, variant, refresh_ms=refresh_ms)
-      for variant in VARIANTS
+      variant: predict_step_ms(own, variant, refresh_ms=refresh_ms) for variant in VARIANTS
   }
   report = {
       "partition": plan.partition.bounds,
@@ -125,9 +118,7 @@ def run_rounds(
   return steps, max(differences)
 
 
-def plan_pair(
-    config: config_lib.Config, task: build.Task, plan: planner.Plan
-) -> Pair:
+def plan_pair(config: config_lib.Config, task: build.Task, plan: planner.Plan) -> Pair:
   """Returns both executors with all modes; stages must be whole blocks."""
   options, rows, programs = build.make_redundancy(config), {}, {}
   for mode in (*MODES, "bubble"):
@@ -149,9 +140,7 @@ def predict_step_ms(pair: Pair, variant: str, *, refresh_ms: float) -> float:
 
 
 def summarise(
-    steps: Mapping[str, Rows],
-    built: Mapping[str, turns.Row],
-    predicted_ms: Mapping[str, float],
+    steps: Mapping[str, Rows], built: Mapping[str, turns.Row], predicted_ms: Mapping[str, float]
 ) -> Iterator[dict[str, Any]]:
   """Yields a row per variant; bytes are those of the largest node."""
   for variant, own in steps.items():

@@ -64,15 +64,10 @@ class Joined:
     for node in self._others:
       self.transport.receive(node, "barrier")
 
-  def link(
-      self, kind: str, source: int, destination: int, like: base.PyTree
-  ) -> links_lib.Link:
+  def link(self, kind: str, source: int, destination: int, like: base.PyTree) -> links_lib.Link:
     """Returns a link for values like `like`, in all processes or its ends."""
     return links_lib.SocketLink(
-        self.transport,
-        channel_lib.Channel(kind, (source, destination)),
-        like=like,
-        to=self.device,
+        self.transport, channel_lib.Channel(kind, (source, destination)), like=like, to=self.device
     )
 
   def close(self) -> None:

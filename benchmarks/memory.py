@@ -122,9 +122,7 @@ class _Cache(program_cache.ProgramCache):
     self._meter = meter
     self._watched = {}
 
-  def get_add(
-      self, unit: spec_lib.StageSpec, device: jax.Device
-  ) -> Callable[..., Any]:
+  def get_add(self, unit: spec_lib.StageSpec, device: jax.Device) -> Callable[..., Any]:
     key = (unit.kind, device)
     if key not in self._watched:
       add = super().get_add(unit, device)
@@ -189,9 +187,7 @@ def _measure(config: config_lib.Config, name: str) -> list[Result]:
   engine = build.make_engine(config, task, plan, cache=_Cache(meter))
   rows = build.make_rows(config, plan)
   roles = [rows.roles(p) for p in range(plan.num_pipelines)]
-  engine.set_pipelines(
-      [r.owners for r in roles], [r.shadows for r in roles], engine.shares
-  )
+  engine.set_pipelines([r.owners for r in roles], [r.shadows for r in roles], engine.shares)
   engine.set_state(spec_lib.init_layers(task.whole))
 
   def run(step: int) -> dict[jax.Device, int]:
@@ -240,9 +236,7 @@ def _run_step(
   engine.wait()
 
 
-def _die(
-    engine: engine_lib.Engine, roles: failover.Roles, victim: int
-) -> failover.Roles:
+def _die(engine: engine_lib.Engine, roles: failover.Roles, victim: int) -> failover.Roles:
   """Kills a node of the first pipeline, and restores the replicas it held."""
   engine.kill(victim)
   after, _ = failover.fail_over(roles, {}, [victim])
@@ -253,8 +247,6 @@ def _die(
       engine.load_programs(shadow, stage)
       engine.nodes[shadow].put_state(stage, state)
   engine.set_pipelines(
-      [after.owners, *engine.owners[1:]],
-      [after.shadows, *engine.shadows[1:]],
-      engine.shares,
+      [after.owners, *engine.owners[1:]], [after.shadows, *engine.shadows[1:]], engine.shares
   )
   return after

@@ -37,18 +37,14 @@ class ModePlan:
     return rows.redundant.fill([self.whole], [self.roles], rows.costs)
 
 
-def plan_mode(
-    plan: planner.Plan, options: rows_lib.Redundancy, mode: str
-) -> ModePlan:
+def plan_mode(plan: planner.Plan, options: rows_lib.Redundancy, mode: str) -> ModePlan:
   """Returns the plan of a mode; all other `options` are shared."""
   rows = rows_lib.RowPlanner(plan, dataclasses.replace(options, mode=mode))
   roles = rows.roles(0)
   return ModePlan(rows, roles, rows.whole(0, roles))
 
 
-def predict_step_ms(
-    plan: planner.Plan, mode: ModePlan, *, refresh_ms: float
-) -> float:
+def predict_step_ms(plan: planner.Plan, mode: ModePlan, *, refresh_ms: float) -> float:
   """Returns the time of a step without clipping, with a full refresh."""
   roles = mode.roles
   updates_ms = [
@@ -63,21 +59,16 @@ def predict_step_ms(
   return mode.whole.timeline.span_ms + refresh_ms + max(updates_ms)
 
 
-def lengthen(
-    plan: planner.Plan, num_stages: int, *, period: int | None = None
-) -> planner.Plan:
+def lengthen(plan: planner.Plan, num_stages: int, *, period: int | None = None) -> planner.Plan:
   """Returns the plan of more stages; `period` keeps blocks of layers whole."""
   first, *middle, last = plan.profile.layers
   count = len(middle) * num_stages // plan.num_stages
   repeated = [
-      dataclasses.replace(middle[k % len(middle)], name=f"middle_{k:03d}")
-      for k in range(count)
+      dataclasses.replace(middle[k % len(middle)], name=f"middle_{k:03d}") for k in range(count)
   ]
   num_microbatches = plan.batch.num_microbatches * num_stages
   return planner.make_plan(
-      dataclasses.replace(
-          plan.profile, layers=(first, *repeated, last), ties=()
-      ),
+      dataclasses.replace(plan.profile, layers=(first, *repeated, last), ties=()),
       num_stages=num_stages,
       num_pipelines=1,
       num_microbatches=num_microbatches // plan.num_stages,

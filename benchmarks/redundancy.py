@@ -78,8 +78,7 @@ def compare(ours: turns.Processes, subject: turns.Subject) -> None:
           for mode, own in made.items()
       },
       replica_bytes={
-          mode: max(b[name]["replica_bytes"] for b in built)
-          for mode, name in names.items()
+          mode: max(b[name]["replica_bytes"] for b in built) for mode, name in names.items()
       },
   )
   report = {
@@ -106,9 +105,7 @@ class FilledSteps:
     effects: By mode with redundant forward passes, of each step.
   """
 
-  def __init__(
-      self, ours: turns.Processes, made: Mapping[str, predict.ModePlan]
-  ) -> None:
+  def __init__(self, ours: turns.Processes, made: Mapping[str, predict.ModePlan]) -> None:
     self._ours = ours
     fillings = {mode: plan.filling for mode, plan in made.items()}
     self._fillings = {mode: f for mode, f in fillings.items() if f}
@@ -133,10 +130,7 @@ class FilledSteps:
     for mode, ran in self._ran:
       if mode in self._fillings:
         effect = self._fillings[mode].find_effect(
-            {
-                node: json_lib.from_plain(filling_lib.Ran, own)
-                for node, own in enumerate(ran)
-            }
+            {node: json_lib.from_plain(filling_lib.Ran, own) for node, own in enumerate(ran)}
         )
         self.effects[mode].append(effect)
         self._ours.ask(f"learn rows/{mode} {effect.stretch}")
@@ -164,9 +158,7 @@ def summarise_modes(
     # Those of rounds to warm up are the first.
     effect = [(0, 0.0, 0.0, 1.0)] * len(own)
     effect = [*map(dataclasses.astuple, effects.get(mode, ()))] or effect
-    filled = [
-        statistics.fmean(e) for e in zip(*effect[-len(own) :], strict=True)
-    ]
+    filled = [statistics.fmean(e) for e in zip(*effect[-len(own) :], strict=True)]
     to_lazy = table.step_ratio(own, steps["lazy"])
     predicted_to_lazy = predicted_ms[mode] / predicted_ms["lazy"]
     yield {
@@ -182,9 +174,7 @@ def summarise_modes(
         "replica_mib": replica_bytes[mode] / _MIB,
         "refresh_mib": medians["refresh_bytes"] / _MIB,
         "host_mib": medians["host_bytes"] / _MIB,
-        "vote_share": statistics.median(
-            row["vote_ms"] / row["step_ms"] for row in own
-        ),
+        "vote_share": statistics.median(row["vote_ms"] / row["step_ms"] for row in own),
         "to_none": table.step_ratio(own, steps["none"]),
         "predicted_to_none": predicted_ms[mode] / predicted_ms["none"],
         "to_lazy": to_lazy,
@@ -217,9 +207,7 @@ def render(report: Mapping[str, Any]) -> str:
   return "\n\n".join(parts)
 
 
-def write(
-    report: Mapping[str, Any], steps: Mapping[str, Rows], out: pathlib.Path
-) -> None:
+def write(report: Mapping[str, Any], steps: Mapping[str, Rows], out: pathlib.Path) -> None:
   """Writes all numbers to the folder `out`."""
   table.write(out, report, name="mode", steps=steps)
   base.write_atomically(out / "sizes.csv", table_lib.to_csv(report["sizes"]))

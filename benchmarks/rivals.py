@@ -13,11 +13,7 @@ from bamboo_jax.plan import planner
 
 
 def compare(
-    ours: turns.Processes,
-    subject: turns.Subject,
-    *,
-    rival: str | None,
-    cores: Sequence[int],
+    ours: turns.Processes, subject: turns.Subject, *, rival: str | None, cores: Sequence[int]
 ) -> None:
   """Measures and prints; `rival` is None or "torch"."""
   ours.ask(f"build {subject.profile_path} rows/none")
@@ -27,9 +23,7 @@ def compare(
       commands = torch_commands(subject, cores)
       torch = stack.enter_context(turns.Processes(commands))
       variants["torch"] = lambda: turns.merge(torch.ask("step"))
-    rows = turns.take_turns(
-        variants, subject.num_rounds, begin=lambda k: ours.ask(f"feed {k}")
-    )
+    rows = turns.take_turns(variants, subject.num_rounds, begin=lambda k: ours.ask(f"feed {k}"))
   print(render(subject.plan, rows))
 
 
@@ -40,8 +34,7 @@ def render(plan: planner.Plan, rows: Mapping[str, Sequence[turns.Row]]) -> str:
   lines = [
       f"partition={plan.partition.bounds} steps={len(own)}",
       f"final_loss={own[-1]['loss']:.4f}",
-      f"compute_ms={found['compute_ms']:.1f} "
-      f"predicted={predicted.compute_ms:.1f}",
+      f"compute_ms={found['compute_ms']:.1f} " f"predicted={predicted.compute_ms:.1f}",
       f"update_ms={found['apply_ms']:.1f} predicted={predicted.update_ms:.1f}",
       f"step_ms={found['step_ms']:.1f} predicted={predicted.total_ms:.1f}",
       f"predicted_to_measured={predicted.total_ms / found['step_ms']:.3f}",
@@ -51,16 +44,13 @@ def render(plan: planner.Plan, rows: Mapping[str, Sequence[turns.Row]]) -> str:
     ratio = table.step_ratio(own, torch)
     lines += [
         f"torch_step_ms={table.medians(torch)['step_ms']:.1f}",
-        f"ratio_interval_95=[{ratio.low:.3f}, {ratio.high:.3f}] "
-        f"pairs={ratio.num_pairs}",
+        f"ratio_interval_95=[{ratio.low:.3f}, {ratio.high:.3f}] " f"pairs={ratio.num_pairs}",
         f"ratio_to_torch={ratio.median:.3f}",
     ]
   return "\n".join(lines)
 
 
-def torch_commands(
-    subject: turns.Subject, cores: Sequence[int]
-) -> list[list[str]]:
+def torch_commands(subject: turns.Subject, cores: Sequence[int]) -> list[list[str]]:
   """Returns the command line of each stage under PyTorch."""
   config, pipeline = subject.config, subject.config.pipeline
   names = ("num_blocks", "width", "num_heads", "sequence_length", "vocab_size")

@@ -65,9 +65,7 @@ class Loss:
 
 
 def plan_losses(
-    rules: assignment.RecoveryRules,
-    first: layout_lib.Layout,
-    speed: times_lib.Speed,
+    rules: assignment.RecoveryRules, first: layout_lib.Layout, speed: times_lib.Speed
 ) -> Iterator[Loss]:
   """Yields the start, and then deaths, until one would lose a layer."""
   layout, members = first, {*first.nodes}
@@ -88,9 +86,7 @@ def plan_losses(
     yield Loss(victim, layout, step_ms(layout), death_ms)
 
 
-def measure(
-    losses: Sequence[Loss], lines: Sequence[jsonl.Line]
-) -> list[Mapping[str, object]]:
+def measure(losses: Sequence[Loss], lines: Sequence[jsonl.Line]) -> list[Mapping[str, object]]:
   """Returns a row for each death, from the log of a run."""
   steps = [line for line in lines if "event" not in line]
   owners = {l["step"]: l["owners"] for l in lines if l.get("event") == "layout"}
@@ -128,12 +124,7 @@ def measure(
   return rows
 
 
-def compare(
-    config: config_lib.Config,
-    *,
-    train: Sequence[str],
-    out: pathlib.Path,
-) -> None:
+def compare(config: config_lib.Config, *, train: Sequence[str], out: pathlib.Path) -> None:
   """Measures all numbers of nodes and deaths, prints and writes a table.
 
   `train` is the command line of training, without nodes, faults and workdir.
@@ -172,9 +163,7 @@ def compare(
   print(f"worst_ratio_to_ideal={min(row['ratio'] for row in found):.3f}")
 
 
-def _plan(
-    config: config_lib.Config, changes: Mapping[str, float]
-) -> list[Loss]:
+def _plan(config: config_lib.Config, changes: Mapping[str, float]) -> list[Loss]:
   config = config.changed({"model.options.time_scale": 1.0, **changes})
   devices = devices_lib.place_nodes([*range(sizes.num_nodes(config))])
   job = job_lib.make_job(config, devices=devices)
@@ -188,12 +177,9 @@ def _plan(
   return [*plan_losses(job.rules, job.first_layout, speed)]
 
 
-def _train(
-    command: Sequence[str], folder: pathlib.Path, losses: Sequence[Loss]
-) -> None:
+def _train(command: Sequence[str], folder: pathlib.Path, losses: Sequence[Loss]) -> None:
   deaths = [
-      f"{_NUM_FIRST + i * _NUM_EACH},n{loss.victim},,kill\n"
-      for i, loss in enumerate(losses[1:])
+      f"{_NUM_FIRST + i * _NUM_EACH},n{loss.victim},,kill\n" for i, loss in enumerate(losses[1:])
   ]
   folder.mkdir(parents=True, exist_ok=True)
   faults = folder / "faults.csv"

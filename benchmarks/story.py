@@ -60,9 +60,7 @@ class Restarts(NamedTuple):
     return self.num_restarts * self.start_secs + self.num_steps * self.step_secs
 
 
-def render_title(
-    names: Iterable[str], shape: tuple[int, int], *, spares: int
-) -> str:
+def render_title(names: Iterable[str], shape: tuple[int, int], *, spares: int) -> str:
   """Returns the introduction and the header of the table of steps.
 
   Args:
@@ -82,9 +80,7 @@ def render_title(
   )
 
 
-def render_steps(
-    runs: Sequence[Recorded], *, after: int, num_steps: int
-) -> list[tuple[int, str]]:
+def render_steps(runs: Sequence[Recorded], *, after: int, num_steps: int) -> list[tuple[int, str]]:
   """Returns the steps after `after` that all runs have done, a line each.
 
   A run of more than 30 steps, `num_steps`, shows every n-th, and all in which
@@ -173,9 +169,7 @@ def _step_secs(run: Recorded, step: int) -> float | None:
   return float(ends[step] - ends[step - 1])
 
 
-def render_costs(
-    plain: Recorded, run: Recorded, *, every_steps: int
-) -> list[str]:
+def render_costs(plain: Recorded, run: Recorded, *, every_steps: int) -> list[str]:
   """Returns lines with the cost of deaths, and of restarts in their place.
 
   `every_steps` is as in `find_restarts`. No lines if no node died.
@@ -209,9 +203,7 @@ def render_costs(
   ]
 
 
-def render_control(
-    control: Mapping[str, Any], summary: summary_lib.Summary
-) -> str:
+def render_control(control: Mapping[str, Any], summary: summary_lib.Summary) -> str:
   """Returns a line about a run's `control.json`; "" if it is of another step.
 
   Raises `ValueError` if the control has found the hash of the run.
@@ -223,10 +215,7 @@ def render_control(
       f"{control['shares']} shares"
   )
   if control["state_sha256"] == summary.state_sha256:
-    raise ValueError(
-        f"Control: {what} ends in the same state, so equal hashes prove "
-        "nothing."
-    )
+    raise ValueError(f"Control: {what} ends in the same state, so equal hashes prove " "nothing.")
   return f"control: {what} ends in another state, {control['state_sha256']}"
 
 

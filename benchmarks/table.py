@@ -48,9 +48,7 @@ def paired_ratio(values: Sequence[float], to: Sequence[float]) -> Ratio:
 
 def step_ratio(steps: Rows, to: Rows) -> Ratio:
   """Returns the ratio of the times of steps of the same rounds."""
-  return paired_ratio(
-      *([row["step_ms"] for row in rows] for rows in (steps, to))
-  )
+  return paired_ratio(*([row["step_ms"] for row in rows] for rows in (steps, to)))
 
 
 def medians(rows: Rows) -> dict[str, Any]:
@@ -72,11 +70,7 @@ def render(rows: Rows, columns: str) -> str:
 
 
 def write(
-    out: pathlib.Path,
-    report: Mapping[str, Any],
-    *,
-    name: str,
-    steps: Mapping[str, Rows],
+    out: pathlib.Path, report: Mapping[str, Any], *, name: str, steps: Mapping[str, Rows]
 ) -> None:
   """Writes `report.json`, and all rounds of all variants to `steps.csv`.
 

@@ -29,9 +29,7 @@ class Block(nn.Module):
     self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
     self.qkv = nn.Linear(width, 3 * width, bias=False)
     self.out = nn.Linear(width, width, bias=False)
-    self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(
-        4 * width, width
-    )
+    self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
   def attention(self, x: torch.Tensor) -> torch.Tensor:
     """Returns the first half of the block."""
@@ -58,9 +56,7 @@ class Stage(nn.Module):
       self.token = nn.Embedding(a.vocab_size, a.width)
       self.position = nn.Embedding(a.sequence_length, a.width)
     used = {(i - 1) // 2 for i in self.layers if 0 < i <= 2 * a.num_blocks}
-    self.blocks = nn.ModuleDict(
-        {str(b): Block(a.width, a.num_heads) for b in sorted(used)}
-    )
+    self.blocks = nn.ModuleDict({str(b): Block(a.width, a.num_heads) for b in sorted(used)})
     if last == 2 * a.num_blocks + 2:
       self.norm = nn.LayerNorm(a.width)
       self.head = nn.Linear(a.width, a.vocab_size, bias=False)
@@ -87,9 +83,7 @@ def main() -> None:
   torch.manual_seed(0)
   world = len(a.bounds) - 1
   address = f"tcp://127.0.0.1:{a.port}"
-  dist.init_process_group(
-      "gloo", init_method=address, rank=a.rank, world_size=world
-  )
+  dist.init_process_group("gloo", init_method=address, rank=a.rank, world_size=world)
   shape = (a.batch_size, a.sequence_length)
   inputs = torch.randint(0, a.vocab_size, shape)
   targets = torch.randint(0, a.vocab_size, shape)
@@ -104,8 +98,7 @@ def main() -> None:
     losses = []
     last = a.rank == world - 1
     schedule.step(
-        *([inputs] if a.rank == 0 else []),
-        **(dict(target=targets, losses=losses) if last else {}),
+        *([inputs] if a.rank == 0 else []), **(dict(target=targets, losses=losses) if last else {})
     )
     optimizer.step()
     loss = {"loss": torch.stack(losses).mean().item()} if last else {}

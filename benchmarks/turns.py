@@ -72,9 +72,7 @@ class Processes:
       lines = (l for l in process.stdout if l.startswith("answer "))
       line = next(lines, None)
       if line is None:
-        raise OSError(
-            f"Stage {rank} of the benchmark ended with code {process.wait()}."
-        )
+        raise OSError(f"Stage {rank} of the benchmark ended with code {process.wait()}.")
       answers.append(json.loads(line.removeprefix("answer ")))
     return answers
 

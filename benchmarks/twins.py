@@ -18,9 +18,7 @@ _POLL_SECS = 0.1
 class Twin:
   """A training that runs in `folder / name`, and what it has logged so far."""
 
-  def __init__(
-      self, folder: pathlib.Path, name: str, command: Sequence[str]
-  ) -> None:
+  def __init__(self, folder: pathlib.Path, name: str, command: Sequence[str]) -> None:
     """Starts it; its output is added to `folder / name.log`."""
     self.name = name
     self.output = folder / f"{name}.log"
@@ -58,10 +56,7 @@ class Twin:
 
 
 def run_all(
-    folder: pathlib.Path,
-    commands: Mapping[str, Sequence[str]],
-    *,
-    num_steps: int,
+    folder: pathlib.Path, commands: Mapping[str, Sequence[str]], *, num_steps: int
 ) -> list[story.Recorded]:
   """Trains all `commands`, by name, and prints a line for each step.
 

@@ -57,9 +57,7 @@ class Rows:
 
   def __init__(self, site: Site, mode: str) -> None:
     self.site = site
-    self.plan = predict.plan_mode(
-        site.plan, build.make_redundancy(site.config), mode
-    )
+    self.plan = predict.plan_mode(site.plan, build.make_redundancy(site.config), mode)
     roles = self.plan.roles
     self.engine = engine_lib.Engine(
         site.specs,
@@ -175,13 +173,9 @@ class Program(Rows):
     config = site.config.changed({"redundancy.mode": mode})
     program = executors.plan_program(config, site.task, site.plan)
     self.programs = executors.make_programs(
-        *(config, site.task, program),
-        engine=self.engine,
-        collectives=site.stages.collectives,
+        *(config, site.task, program), engine=self.engine, collectives=site.stages.collectives
     )
-    compile_ahead.compile_all(
-        self.engine, evaluate=False, more=self.programs.jobs
-    )
+    compile_ahead.compile_all(self.engine, evaluate=False, more=self.programs.jobs)
 
   def sizes(self) -> dict[str, int]:
     """Returns bytes by name."""

@@ -132,9 +132,7 @@ class Worker:
 
   def _build(self, path: str, *names: str) -> dict[str, dict[str, Any]]:
     """Returns seconds to compile, and bytes, by variant."""
-    profile = cost_model.from_json(
-        pathlib.Path(path).read_text(encoding="utf-8-sig")
-    )
+    profile = cost_model.from_json(pathlib.Path(path).read_text(encoding="utf-8-sig"))
     cuts = executors.find_cuts(self._config, self._task)
     plan = build.make_plan(self._config, profile, cuts=cuts, is_cluster=True)
     site = variants.Site(

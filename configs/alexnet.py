@@ -11,9 +11,7 @@ from bamboo_jax.configs import zoo
 
 def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   """Returns the configuration of an AlexNet of `models.vision.convnet`."""
-  config = zoo.get_image_config(
-      "alexnet", variant, num_stages=4, learning_rate=0.01
-  )
+  config = zoo.get_image_config("alexnet", variant, num_stages=4, learning_rate=0.01)
   if variant == "tiny":
     config.optimizer.learning_rate = 0.02
   else:

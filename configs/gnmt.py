@@ -21,9 +21,7 @@ def get_config(variant: str = "16") -> ml_collections.ConfigDict:
   config = zoo.get_config("gnmt", variant, num_stages=4)
   tiny = variant == "tiny"
   config.model.options.update(
-      sequence_length=32 if tiny else 50,
-      vocab_size=256,
-      dropout_rate=0.1 if tiny else 0.3,
+      sequence_length=32 if tiny else 50, vocab_size=256, dropout_rate=0.1 if tiny else 0.3
   )
   config.data.name = "translation"
   config.data.options = dict(heldout_fraction=0.1)
@@ -32,7 +30,5 @@ def get_config(variant: str = "16") -> ml_collections.ConfigDict:
   config.optimizer.name = "adam"
   config.optimizer.options = dict()
   config.optimizer.clip_norm = 5.0
-  zoo.set_run(
-      config, 2e-4, warmup_steps=5_000, num_steps=100_000, tiny=(1e-2, 60)
-  )
+  zoo.set_run(config, 2e-4, warmup_steps=5_000, num_steps=100_000, tiny=(1e-2, 60))
   return config

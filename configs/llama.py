@@ -9,9 +9,7 @@ import ml_collections
 from bamboo_jax.configs import zoo
 
 
-def get_config(
-    variant: str = "3.2_1b", *, name: str = "llama"
-) -> ml_collections.ConfigDict:
+def get_config(variant: str = "3.2_1b", *, name: str = "llama") -> ml_collections.ConfigDict:
   """Returns the configuration of a variant of `models.text.llama`."""
   config = zoo.get_config(name, variant)
   if variant != "tiny":

@@ -15,9 +15,7 @@ def parse_size(size: str) -> tuple[int, int]:
   """Returns the numbers of pipelines and stages of a size, such as 2x4."""
   match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", size)
   if not match:
-    raise ValueError(
-        f"A size is pipelines x stages, such as 2x4, got {size!r}."
-    )
+    raise ValueError(f"A size is pipelines x stages, such as 2x4, got {size!r}.")
   return int(match[1]), int(match[2])
 
 
@@ -28,11 +26,7 @@ def get_config(size: str = "2x4") -> ml_collections.ConfigDict:
   config.num_steps = 20
   config.model.name = "paced"
   config.model.options = dict(
-      num_blocks=2 * num_stages,
-      forward_ms=10.0,
-      backward_ms=20.0,
-      sequence_length=4,
-      vocab_size=16,
+      num_blocks=2 * num_stages, forward_ms=10.0, backward_ms=20.0, sequence_length=4, vocab_size=16
   )
   config.data.name = "synthetic"
   config.pipeline.num_pipelines = num_pipelines

@@ -11,8 +11,6 @@ from bamboo_jax.configs import zoo
 
 def get_config(variant: str = "152") -> ml_collections.ConfigDict:
   """Returns the configuration of a variant of `models.vision.resnet`."""
-  config = zoo.get_image_config(
-      "resnet", variant, num_stages=8, learning_rate=0.1
-  )
+  config = zoo.get_image_config("resnet", variant, num_stages=8, learning_rate=0.1)
   config.optimizer.options.weight_decay = 1e-4
   return config

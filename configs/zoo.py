@@ -18,9 +18,7 @@ import ml_collections
 from bamboo_jax.configs import default
 
 
-def get_config(
-    name: str, variant: str, *, num_stages: int = 8
-) -> ml_collections.ConfigDict:
+def get_config(name: str, variant: str, *, num_stages: int = 8) -> ml_collections.ConfigDict:
   """Returns the configuration of a model; `set_run` completes it."""
   config = default.get_config()
   config.model.name = name

@@ -18,11 +18,7 @@ author = "the authors of bamboo_jax"
 release = version = bamboo_jax.__version__
 html_title = f"bamboo_jax {version}"
 
-extensions = [
-    "myst_parser",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
-]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["deploy"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3

@@ -36,8 +36,7 @@ from bamboo_jax.launch import cli as _cli  # noqa: E402, F401
 _LAUNCH = _ROOT / "launch"
 _TABLE = ("", "| option | default | meaning |", "| --- | --- | --- |")
 _PART = re.compile(
-    r"(?<=^<!-- generated: )(.+?)( -->\n).*?(?=^<!-- end -->$)",
-    flags=re.DOTALL | re.MULTILINE,
+    r"(?<=^<!-- generated: )(.+?)( -->\n).*?(?=^<!-- end -->$)", flags=re.DOTALL | re.MULTILINE
 )
 
 
@@ -49,9 +48,7 @@ class Option(NamedTuple):
   comment: str  # Empty if there is none.
 
 
-def read_options(
-    section: type[config.Section], prefix: str = ""
-) -> Iterator[Option]:
+def read_options(section: type[config.Section], prefix: str = "") -> Iterator[Option]:
   """Yields the options of a section, and the sections in it, in order."""
   helps, values = config.help_of(section), section().to_dict()
   for key, kind in config.kinds_of(section).items():
@@ -84,9 +81,7 @@ def read_help(name: str) -> str:
   sys.argv = [name, "--help"]
   output = io.StringIO()
   with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
-    runpy.run_module(
-        f"bamboo_jax.launch.{name}", run_name="__main__", alter_sys=True
-    )
+    runpy.run_module(f"bamboo_jax.launch.{name}", run_name="__main__", alter_sys=True)
   return output.getvalue()
 
 
@@ -97,10 +92,7 @@ def render_command(name: str, text: str) -> str:
   """
   body, _, flags = text.partition("\nflags:\n")
   body = re.sub(
-      r"\n\n(bamboo .*?)(?=\n\n|\n*\Z)",
-      r"\n\n```\n\1\n```",
-      body.strip(),
-      flags=re.DOTALL,
+      r"\n\n(bamboo .*?)(?=\n\n|\n*\Z)", r"\n\n```\n\1\n```", body.strip(), flags=re.DOTALL
   )
   shown = [line for line in flags.splitlines() if line.startswith("  ")]
   block = textwrap.dedent("\n".join(shown))

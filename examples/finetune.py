@@ -36,7 +36,5 @@ def get_config(folder="gpt2"):
 
 if __name__ == "__main__":
   faults = ["5,0/0,3,kill", "9,1/1,reduce,kill"]  # Two of four nodes die.
-  result = bamboo_jax.train(
-      get_config(sys.argv[1]), workdir="runs/finetune", faults=faults
-  )
+  result = bamboo_jax.train(get_config(sys.argv[1]), workdir="runs/finetune", faults=faults)
   print(result)

@@ -29,9 +29,7 @@ def init(key):
 def loss(params, batch, key):
   nnx.update(net := Net(nnx.Rngs(0)), params)
   logits = net(batch["inputs"], key)
-  return optax.softmax_cross_entropy_with_integer_labels(
-      logits, batch["targets"]
-  ).mean()
+  return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
 
 
 def make_model():

@@ -23,11 +23,7 @@ def main() -> None:
   name, *arguments = sys.argv[1:] or ["--help"]
   summaries = listing.read_summaries(_FOLDER)
   if name in ("--help", "-h", "help"):
-    _show(
-        packaged.locate_pages(
-            listing.render(summaries, packaged.list_configs())
-        )
-    )
+    _show(packaged.locate_pages(listing.render(summaries, packaged.list_configs())))
   elif name == "--version":
     _show(f"bamboo_jax {bamboo_jax.__version__}\n")
   elif name not in summaries:

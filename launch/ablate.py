@@ -32,9 +32,7 @@ from bamboo_jax.launch import sweep_flags
 from bamboo_jax.metrics import plots
 
 _CONFIG = config_flag.define(ablate_flags.DEFAULT, "What all runs share.")
-_REPEATS = flags.DEFINE_integer(
-    "repeats", 1, "Runs of each setting.", lower_bound=1
-)
+_REPEATS = flags.DEFINE_integer("repeats", 1, "Runs of each setting.", lower_bound=1)
 _MEASURE = flags.DEFINE_enum(
     "measure",
     "times",

@@ -21,9 +21,7 @@ _SWEEP = flags.DEFINE_multi_string(
     required=True,
 )
 _FAULTS = flags.DEFINE_string("faults", None, "As for `bamboo train`.")
-_TRACE = flags.DEFINE_string(
-    "trace", None, "As for `bamboo cluster`, and these:"
-)
+_TRACE = flags.DEFINE_string("trace", None, "As for `bamboo cluster`, and these:")
 _TIME_SCALE = flags.DEFINE_float("time_scale", None, "Only with a trace.")
 _NODES = flags.DEFINE_integer("nodes", None, "Only with a trace.")
 
@@ -47,9 +45,7 @@ def read_sweeps() -> dict[str, tuple[str, ...]]:
   return sweeps
 
 
-def find_command(
-    sweeps: ablation.Sweeps,
-) -> tuple[str, tuple[str, ...], list[str]]:
+def find_command(sweeps: ablation.Sweeps) -> tuple[str, tuple[str, ...], list[str]]:
   """Returns module and arguments of all runs, and hashes of their files."""
   program = "cluster" if _TRACE.value or "trace" in sweeps else "train"
   config: Any = flags.FLAGS["config"].value

@@ -34,15 +34,11 @@ _ETCD = flags.DEFINE_string(
 _ZONE = flags.DEFINE_string("zone", "", "Zone that the node is in.")
 _NODES = flags.DEFINE_integer("nodes", None, "Number of nodes to begin with.")
 _CLOUDS = ("none", *notices_lib.CLOUDS)
-_NOTICE = flags.DEFINE_enum(
-    "notice", "none", _CLOUDS, "Cloud that announces preemptions."
-)
+_NOTICE = flags.DEFINE_enum("notice", "none", _CLOUDS, "Cloud that announces preemptions.")
 _NOTICE_URL = flags.DEFINE_string(
     "notice_url", None, "Metadata server in place of the cloud's, for tests."
 )
-_PROGRESS = flags.DEFINE_bool(
-    "progress", True, "Print who joins, steps, deaths and the end."
-)
+_PROGRESS = flags.DEFINE_bool("progress", True, "Print who joins, steps, deaths and the end.")
 _METRICS_PORT = flags.DEFINE_integer(
     "metrics_port", None, "Serve metrics for Prometheus at this port."
 )
@@ -59,12 +55,8 @@ def main() -> None:
   name, host = given.NAME.value, given.HOST.value
   config = given.CONFIG.value
   logs.use(name)
-  endpoints, run, secret = identity_flags.find_run(
-      _ETCD.value, given.WORKDIR.value
-  )
-  identity = identity_flags.make(
-      "agent", name, host=host, run=run, secret_file=secret
-  )
+  endpoints, run, secret = identity_flags.find_run(_ETCD.value, given.WORKDIR.value)
+  identity = identity_flags.make("agent", name, host=host, run=run, secret_file=secret)
   etcd = identity_flags.connect(endpoints, identity)
   # Name and workdir come first, where `ps` shows them.
   arguments = [f"--name={name}", f"--workdir={given.WORKDIR.value}"]

@@ -34,11 +34,7 @@ _CONFIG = config_flag.define("bench_peer", "What to measure.")
 _CASE = flags.DEFINE_string("case", None, "What to run, if not by the config.")
 _RIVAL = flags.DEFINE_enum("rival", None, ["torch"], "Whom to compare with.")
 _PAIRS = flags.DEFINE_integer("pairs", 200, "Steps of each.", lower_bound=5)
-_OUT = flags.DEFINE_string(
-    "out",
-    None,
-    "Where files go; by default runs/bench_CASE.",
-)
+_OUT = flags.DEFINE_string("out", None, "Where files go; by default runs/bench_CASE.")
 _FORMAT = figure_flags.define()
 _CACHE = shared_flags.define_program_cache()
 

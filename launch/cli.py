@@ -57,9 +57,7 @@ def run(
   started = sys.modules["__main__"]  # Help begins with its docstring.
   started.__doc__ = packaged.locate_pages(started.__doc__ or "")
   parse = functools.partial(_parse_flags, own_keys=own_keys)
-  command.run(
-      start, parse=parse, if_interrupted=if_interrupted, is_node=is_node
-  )
+  command.run(start, parse=parse, if_interrupted=if_interrupted, is_node=is_node)
 
 
 def _parse_flags(argv: Sequence[str], *, own_keys: bool) -> list[str]:

@@ -41,9 +41,7 @@ def main() -> None:
   change = figure_flags.find_change(given.FIGURE_FORMAT, config)
   cluster_checks.check_together()
   replay = given.read_replay() if given.TRACE.value else None
-  first_zones = setup_lib.find_first_zones(
-      config, given.NODES.value, zones, replay
-  )
+  first_zones = setup_lib.find_first_zones(config, given.NODES.value, zones, replay)
   gpus, fraction = accelerator.find_gpus(os.environ), given.FRACTION.value
   accelerator.check_fraction(fraction, num_workers=len(first_zones), gpus=gpus)
   folder = shared_flags.find_program_cache(given.PROGRAM_CACHE.value)
@@ -66,11 +64,7 @@ def main() -> None:
   )
   if given.RANDOM_KILLS.value is not None:
     setup = setup_lib.with_random_kills(
-        setup,
-        config,
-        given.RANDOM_KILLS.value,
-        seed=given.SEED.value,
-        kinds=given.KINDS.value,
+        setup, config, given.RANDOM_KILLS.value, seed=given.SEED.value, kinds=given.KINDS.value
     )
   cluster_run.run(setup, config, hearing=cli.hearing)
 

@@ -21,21 +21,15 @@ NODES = flags.DEFINE_integer(
     lower_bound=1,
 )
 ZONES = flags.DEFINE_list("zones", ["a"], "Zones, given out in turn.")
-ETCD = flags.DEFINE_string(
-    "etcd", None, "Host and port of etcd; without it one is started."
-)
+ETCD = flags.DEFINE_string("etcd", None, "Host and port of etcd; without it one is started.")
 RUN = flags.DEFINE_string("run", "run", "Name of the run in etcd.")
 FAULTS = flags.DEFINE_string(
     "faults", None, "CSV file of what happens to nodes: step,node,at,kind."
 )
 RANDOM_KILLS = flags.DEFINE_integer(
-    "random_kills",
-    None,
-    "Number of random workers to kill at random times, and replace.",
+    "random_kills", None, "Number of random workers to kill at random times, and replace."
 )
-KINDS = flags.DEFINE_list(
-    "kinds", ["kill"], "Kinds of fault to draw from for --random_kills."
-)
+KINDS = flags.DEFINE_list("kinds", ["kill"], "Kinds of fault to draw from for --random_kills.")
 SEED = flags.DEFINE_integer("seed", 0, "Decides on --random_kills.")
 TRACE = flags.DEFINE_list(
     "trace",
@@ -50,8 +44,7 @@ FRACTION = shared_flags.define_device_memory_fraction()
 METRICS_PORT = flags.DEFINE_integer(
     "metrics_port",
     None,
-    "Serve metrics for Prometheus: node n0 at this port, n1 at the next one, "
-    "and so on.",
+    "Serve metrics for Prometheus: node n0 at this port, n1 at the next one, " "and so on.",
     lower_bound=1,
     upper_bound=65535,
 )
@@ -66,9 +59,7 @@ def read_replay() -> replay_lib.Replay:
   It has no events if nodes are not preemptible.
   """
   replay = replay_lib.plan_replay(
-      readers.read_traces(TRACE.value),
-      time_scale=TIME_SCALE.value,
-      num_nodes=NODES.value,
+      readers.read_traces(TRACE.value), time_scale=TIME_SCALE.value, num_nodes=NODES.value
   )
   if CONFIG.value.recovery.is_preemptible:
     return replay

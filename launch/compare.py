@@ -21,9 +21,7 @@ from bamboo_jax.launch import flag_checks
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.report import comparison
 
-_LINES = flags.DEFINE_integer(
-    "lines", 12, "How many steps to print of each run.", lower_bound=1
-)
+_LINES = flags.DEFINE_integer("lines", 12, "How many steps to print of each run.", lower_bound=1)
 _OUT = flags.DEFINE_string("out", None, "Figure of both losses to draw.")
 _FORMAT = figure_flags.define()
 

@@ -46,9 +46,7 @@ def main() -> None:
   from bamboo_jax.exchange import weights
 
   if _FROM.value:
-    model = weights.import_folder(
-        _PATH.value, name=_MODEL.value, out=_OUT.value
-    )
+    model = weights.import_folder(_PATH.value, name=_MODEL.value, out=_OUT.value)
   else:
     model = weights.export_folder(
         _PATH.value,

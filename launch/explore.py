@@ -40,15 +40,11 @@ def main() -> None:
   where = sweep_flags.read(_WORKDIR.value)
   first_seed, end_seed = _FIRST_SEED.value, _FIRST_SEED.value + _SEEDS.value
   jobs = [
-      modes.Histories(
-          _MODE.value, start, min(start + _SIZE, end_seed), _SHRINK.value
-      )
+      modes.Histories(_MODE.value, start, min(start + _SIZE, end_seed), _SHRINK.value)
       for start in range(first_seed, end_seed, _SIZE)
   ]
   num_histories = num_violations = 0
-  for found in itertools.chain.from_iterable(
-      sweep.run(modes.explore_all, jobs, where)
-  ):
+  for found in itertools.chain.from_iterable(sweep.run(modes.explore_all, jobs, where)):
     num_histories += 1
     num_violations += bool(found)
     if found:

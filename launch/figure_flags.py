@@ -36,9 +36,7 @@ def define() -> flags.FlagHolder[Any]:
   )
 
 
-def find_change(
-    holder: flags.FlagHolder[Any], config: config_lib.Config
-) -> dict[str, str]:
+def find_change(holder: flags.FlagHolder[Any], config: config_lib.Config) -> dict[str, str]:
   """Returns the option of the config that the flag sets; {} if not given."""
   if not holder.present:
     return {}

@@ -14,9 +14,7 @@ def check_one_of(*holders: flags.FlagHolder[Any]) -> None:
     raise ValueError(f"Give one of {' and '.join(names)}, not both.")
 
 
-def check_needs(
-    holders: Sequence[flags.FlagHolder[Any]], *needed: flags.FlagHolder[Any]
-) -> None:
+def check_needs(holders: Sequence[flags.FlagHolder[Any]], *needed: flags.FlagHolder[Any]) -> None:
   """Raises `ValueError` if one of `holders` is given and no `needed` is set."""
   if not any(holder.value not in (None, [], False) for holder in needed):
     names = " or ".join(f"--{holder.name}" for holder in needed)

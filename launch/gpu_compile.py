@@ -13,9 +13,7 @@ from bamboo_jax.launch import cli
 from bamboo_jax.launch import config_flag
 
 _CONFIG = config_flag.define("default", "What to compile.")
-_GPU = flags.DEFINE_string(
-    "gpu", "h100", "The GPU: l4, a100, h100, h200 or b200."
-)
+_GPU = flags.DEFINE_string("gpu", "h100", "The GPU: l4, a100, h100, h200 or b200.")
 
 
 def main() -> None:

@@ -11,9 +11,7 @@ from bamboo_jax.net import identity as identity_lib
 
 NAMES = ("run", "secret", "certificates")
 RUN = flags.DEFINE_string("run", "run", "Name of the run in etcd.")
-SECRET = flags.DEFINE_string(
-    "secret", None, "File of the shared secret; needed beyond loopback."
-)
+SECRET = flags.DEFINE_string("secret", None, "File of the shared secret; needed beyond loopback.")
 CERTIFICATES = flags.DEFINE_string(
     "certificates",
     None,
@@ -23,12 +21,7 @@ CERTIFICATES = flags.DEFINE_string(
 
 
 def make(
-    role: str,
-    name: str,
-    *,
-    host: str,
-    run: str | None = None,
-    secret_file: str | None = None,
+    role: str, name: str, *, host: str, run: str | None = None, secret_file: str | None = None
 ) -> identity_lib.Identity:
   """Returns the identity of this process, which listens on `host`.
 

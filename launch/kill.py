@@ -25,8 +25,7 @@ def main(names: Sequence[str]) -> None:
   """Finds all of the workers, then kills them."""
   if not names or given.WORKDIR.value is None:
     raise ValueError(
-        "Name the --workdir of a run and its nodes: bamboo kill "
-        "--workdir=runs/cluster n2"
+        "Name the --workdir of a run and its nodes: bamboo kill " "--workdir=runs/cluster n2"
     )
   workdir = pathlib.Path(given.WORKDIR.value)
   workers = inquiry.find_workers(workdir / "logs")

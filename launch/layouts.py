@@ -34,9 +34,7 @@ _SEED = flags.DEFINE_integer("seed", 0, "Number of the first layout.")
 _NUM_EVENTS = flags.DEFINE_integer(
     "num_events", 4, "Deaths and joins in each layout.", lower_bound=0
 )
-_PROCESSES = flags.DEFINE_bool(
-    "processes", False, "Each layout is a cluster of processes."
-)
+_PROCESSES = flags.DEFINE_bool("processes", False, "Each layout is a cluster of processes.")
 _PROGRAM_CACHE = shared_flags.define_program_cache()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results are kept.")
 flags.adopt_module_key_flags(sweep_flags)

@@ -12,13 +12,9 @@ from bamboo_jax.cluster.store import endpoint as endpoint_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.launch import identity_flags
 
-WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Of a running `bamboo cluster` or `bamboo store`."
-)
+WORKDIR = flags.DEFINE_string("workdir", None, "Of a running `bamboo cluster` or `bamboo store`.")
 ETCD = flags.DEFINE_string(
-    "etcd",
-    None,
-    "host:port, or several with commas between; https:// in front for TLS.",
+    "etcd", None, "host:port, or several with commas between; https:// in front for TLS."
 )
 flags.adopt_module_key_flags(identity_flags)
 
@@ -44,9 +40,7 @@ def connect() -> Observed:
   if WORKDIR.value is not None:
     workdir = pathlib.Path(WORKDIR.value)
     file = file or str(endpoint_lib.secret_file(workdir))
-  identity = identity_flags.make(
-      "operator", "", host="127.0.0.1", run=run, secret_file=file
-  )
+  identity = identity_flags.make("operator", "", host="127.0.0.1", run=run, secret_file=file)
   store = identity_flags.connect(etcd, identity)
   secret = pathlib.Path(file).read_text() if file else secrets.token_hex()
   return Observed(registry_lib.Registry(store, run), run, workdir, secret)
@@ -60,6 +54,4 @@ def explaining() -> Iterator[None]:
   except OSError as error:
     if ETCD.value is not None or isinstance(error, BrokenPipeError):
       raise
-    raise ValueError(
-        f"The cluster in {WORKDIR.value} is no longer running: {error}"
-    ) from error
+    raise ValueError(f"The cluster in {WORKDIR.value} is no longer running: {error}") from error

@@ -17,9 +17,7 @@ from bamboo_jax.launch import cli
 from bamboo_jax.launch import config_flag
 
 _CONFIG = config_flag.define("default", "What to plan.")
-_TRACE = flags.DEFINE_string(
-    "trace", None, "Write the plan as a Chrome trace, for Perfetto."
-)
+_TRACE = flags.DEFINE_string("trace", None, "Write the plan as a Chrome trace, for Perfetto.")
 _VERBOSE = flags.DEFINE_bool(
     "verbose", False, "With config.plan.machine: print rows and stages, too."
 )

@@ -43,9 +43,7 @@ def main() -> None:
 
   devices_lib.use_virtual_devices(2)  # Two ends of a link.
   task, devices = build.make_task(_CONFIG.value), jax.devices()[:2]
-  with tqdm.tqdm(
-      total=len(task.whole.names), unit="layer", disable=not sys.stderr.isatty()
-  ) as bar:
+  with tqdm.tqdm(total=len(task.whole.names), unit="layer", disable=not sys.stderr.isatty()) as bar:
     profile = profiler.measure(
         task.whole,
         batch=task.batches.microbatch(0, 0),

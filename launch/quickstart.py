@@ -35,9 +35,7 @@ from bamboo_jax.train.setup import sizes
 _OURS = {"num_steps": 20, "metrics.plots": False}
 _CONFIG = config_flag.define("quickstart", "What to train.")
 _WORKDIR = flags.DEFINE_string("workdir", "runs/quickstart", "Where runs go.")
-_FAULTS = flags.DEFINE_string(
-    "faults", "configs/quickstart_faults.csv", "As for `bamboo train`."
-)
+_FAULTS = flags.DEFINE_string("faults", "configs/quickstart_faults.csv", "As for `bamboo train`.")
 shared_flags.define_program_cache()
 _FORMAT = figure_flags.define()
 

@@ -10,18 +10,14 @@ from bamboo_jax.train.record import workdir as workdir_lib
 flags.disclaim_key_flags()  # A flag is one of the command that defines it.
 
 
-def define_workdir(
-    help_text: str = "Where checkpoints and metrics go.",
-) -> flags.FlagHolder[Any]:
+def define_workdir(help_text: str = "Where checkpoints and metrics go.") -> flags.FlagHolder[Any]:
   """Defines the flag `--workdir`, which is needed."""
   return flags.DEFINE_string("workdir", None, help_text, required=True)
 
 
 def explain_resume(workdir: flags.FlagHolder[Any]) -> str:
   """Returns the hint after an interrupt: how to resume the run."""
-  saved = (
-      workdir_lib.find_saved(workdir.value) if flags.FLAGS.is_parsed() else 0
-  )
+  saved = workdir_lib.find_saved(workdir.value) if flags.FLAGS.is_parsed() else 0
   if saved:
     return f"the same command goes on from step {saved}, which is saved"
   return "nothing is saved: the same command starts from the beginning"
@@ -32,8 +28,7 @@ def define_device_memory_fraction() -> flags.FlagHolder[Any]:
   return flags.DEFINE_float(
       "device_memory_fraction",
       None,
-      "Part of the memory of a GPU that each worker takes; several may share "
-      "it.",
+      "Part of the memory of a GPU that each worker takes; several may share " "it.",
   )
 
 

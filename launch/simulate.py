@@ -37,9 +37,7 @@ _EXPERIMENTS = {
 _CONFIG = config_flag.define(None, "What to simulate.")
 flags.mark_flag_as_required(_CONFIG)
 _WORKDIR = shared_flags.define_workdir("Where everything is written.")
-_TRACE = flags.DEFINE_string(
-    "trace", None, "File with the preemptions; else they are generated."
-)
+_TRACE = flags.DEFINE_string("trace", None, "File with the preemptions; else they are generated.")
 _FORMAT = figure_flags.define()
 flags.adopt_module_key_flags(sweep_flags)
 
@@ -53,19 +51,13 @@ def main() -> None:
     raise ValueError(base.suggest(str(name), _EXPERIMENTS, what="experiment"))
   if name == "compare":
     given = flag_checks.given_keys(sys.argv[1:])
-    flag_checks.refuse(
-        *unused.find_unused(config, trace=_TRACE.value, given=given)
-    )
+    flag_checks.refuse(*unused.find_unused(config, trace=_TRACE.value, given=given))
   if not config.get("plots", True):
     flag_checks.check_unused([_FORMAT], "with config.plots=False")
   where = sweep_flags.read(_WORKDIR.value)
   workdir = pathlib.Path(_WORKDIR.value)
   _EXPERIMENTS[name](
-      config,
-      workdir=workdir,
-      trace=_TRACE.value,
-      formats=_FORMAT.value,
-      where=where,
+      config, workdir=workdir, trace=_TRACE.value, formats=_FORMAT.value, where=where
   )
   # Last, as experiments check their options.
   provenance.write(

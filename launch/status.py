@@ -27,9 +27,7 @@ from bamboo_jax.report.live import feed as feed_lib
 from bamboo_jax.report.live import server
 
 _WATCH = flags.DEFINE_bool("watch", False, "Show it again every second.")
-_JSON = flags.DEFINE_bool(
-    "json", False, "Print all that a page shows, as JSON."
-)
+_JSON = flags.DEFINE_bool("json", False, "Print all that a page shows, as JSON.")
 _find_page_port = page_flags.define()
 flags.adopt_module_key_flags(given)
 _CLEAR = "\033[H\033[2J"  # Of a terminal.

@@ -38,13 +38,10 @@ _LEAVE_SECS = 10.0  # For agents to end once the summary is written.
 def main() -> None:
   """Runs etcd until there is a new summary; restarts it if it dies."""
   flag_checks.check_unused(
-      [identity_flags.CERTIFICATES],
-      "by a store with certificates of the secret",
+      [identity_flags.CERTIFICATES], "by a store with certificates of the secret"
   )
   workdir, run = pathlib.Path(_WORKDIR.value), identity_flags.RUN.value
-  file = pathlib.Path(
-      identity_flags.SECRET.value or endpoint_lib.secret_file(workdir)
-  )
+  file = pathlib.Path(identity_flags.SECRET.value or endpoint_lib.secret_file(workdir))
   drawn = None if file.exists() else secrets.token_hex(32)
   secret = drawn.encode() if drawn else identity_lib.read_secret(str(file))
   identity_lib.check_host(_HOST.value, secret=secret)
@@ -55,9 +52,7 @@ def main() -> None:
     former = _read(summary)
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     where = dict(run=run, host=_HOST.value, port=_PORT.value)
-    etcd = private_etcd.PrivateEtcd(
-        pathlib.Path(folder), secret=secret, **where
-    )
+    etcd = private_etcd.PrivateEtcd(pathlib.Path(folder), secret=secret, **where)
     stack.callback(etcd.close)
     etcd.wait_ready()
     if drawn:  # Nothing is written before this.

@@ -47,9 +47,7 @@ _EVERY = flags.DEFINE_integer(
 _NUM_CASES = flags.DEFINE_integer(
     "num_cases", 50, "Random cases of each other kind.", lower_bound=1
 )
-_NUM_EVENTS = flags.DEFINE_integer(
-    "num_events", 20, "Deaths and joins of a storm.", lower_bound=1
-)
+_NUM_EVENTS = flags.DEFINE_integer("num_events", 20, "Deaths and joins of a storm.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Of random cases.")
 
 

@@ -13,13 +13,9 @@ _NUM_PROCESSES = flags.DEFINE_integer(
     "num_processes", None, "Jobs at once; by default one for each core."
 )
 _SCHEDULER = flags.DEFINE_string(
-    "scheduler",
-    None,
-    "A Dask scheduler, tcp://host:8786; its workers run the jobs.",
+    "scheduler", None, "A Dask scheduler, tcp://host:8786; its workers run the jobs."
 )
-_SHARD = flags.DEFINE_string(
-    "shard", None, "Run only this part of the jobs, such as 2/4."
-)
+_SHARD = flags.DEFINE_string("shard", None, "Run only this part of the jobs, such as 2/4.")
 _MERGE = flags.DEFINE_integer(
     "merge", None, "Number of shards to merge; no job is run.", lower_bound=1
 )

@@ -33,14 +33,9 @@ _FIELD = flags.DEFINE_string(
     "mark prompts, which are not learned.",
 )
 _END_TOKEN = flags.DEFINE_integer(
-    "end_token",
-    None,
-    "Token that ends a document; by default the tokenizer's.",
-    lower_bound=0,
+    "end_token", None, "Token that ends a document; by default the tokenizer's.", lower_bound=0
 )
-_PROCESSES = flags.DEFINE_integer(
-    "processes", None, "By default one for each core.", lower_bound=1
-)
+_PROCESSES = flags.DEFINE_integer("processes", None, "By default one for each core.", lower_bound=1)
 
 
 def main() -> None:

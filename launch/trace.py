@@ -64,14 +64,10 @@ def _fit(files: Sequence[str]) -> None:
 def _read(files: Sequence[str]) -> trace_lib.Trace:
   """Returns the trace in `files`, scaled by the flags."""
   json_data = given.JSON_DATA
-  trace = readers.read_traces(
-      files, seed=given.SEED.value, json_data=json_data.value
-  )
+  trace = readers.read_traces(files, seed=given.SEED.value, json_data=json_data.value)
   if json_data.present and not any("(json_data)" in n for n in trace.notes):
     raise ValueError("--json_data is for JSON, which none of the files is.")
-  return scale.scale(
-      trace, num_nodes=given.NUM_NODES.value, time_scale=given.TIME_SCALE.value
-  )
+  return scale.scale(trace, num_nodes=given.NUM_NODES.value, time_scale=given.TIME_SCALE.value)
 
 
 if __name__ == "__main__":

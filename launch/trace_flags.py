@@ -9,24 +9,16 @@ from bamboo_jax.launch import flag_checks
 from bamboo_jax.traces import counts
 from bamboo_jax.traces import parameters
 
-OUT = flags.DEFINE_string(
-    "out", None, "Events to write (generate), or figure to draw (show, fit)."
-)
+OUT = flags.DEFINE_string("out", None, "Events to write (generate), or figure to draw (show, fit).")
 FORMAT = figure_flags.define()
 SEED = flags.DEFINE_integer("seed", 0, "Of all that is random.")
 _DEFAULTS = parameters.Parameters()
 
 # How a trace is generated: `parameters.Parameters`, by the same names.
 GENERATED = (
-    flags.DEFINE_list(
-        "nodes_per_zone", ["32"], "Nodes of each zone, such as 11,11,10."
-    ),
-    flags.DEFINE_list(
-        "bulk_sizes", ["1:1"], "Nodes lost at once and weights: 1:5,2:3,6:2."
-    ),
-    flags.DEFINE_list(
-        "hour_profile", ["1"] * 24, "24 weights of the hazard, from midnight."
-    ),
+    flags.DEFINE_list("nodes_per_zone", ["32"], "Nodes of each zone, such as 11,11,10."),
+    flags.DEFINE_list("bulk_sizes", ["1:1"], "Nodes lost at once and weights: 1:5,2:3,6:2."),
+    flags.DEFINE_list("hour_profile", ["1"] * 24, "24 weights of the hazard, from midnight."),
     *(
         flags.DEFINE_float(name, getattr(_DEFAULTS, name), help_text)
         for name, help_text in (
@@ -47,22 +39,14 @@ JSON_DATA = flags.DEFINE_enum(
     counts.MEANINGS,
     "What numbers in JSON are: live nodes, or preempted ones.",
 )
-NUM_NODES = flags.DEFINE_integer(
-    "num_nodes", None, "Scale to a cluster of this size."
-)
+NUM_NODES = flags.DEFINE_integer("num_nodes", None, "Scale to a cluster of this size.")
 TIME_SCALE = flags.DEFINE_float("time_scale", 1.0, "Multiply all times.")
 READ = (JSON_DATA, NUM_NODES, TIME_SCALE, FORMAT)
 
 EVENTS = flags.DEFINE_string("events", None, "Write the trace as events.")
-NUM_SEEDS = flags.DEFINE_integer(
-    "num_seeds", 20, "Generated traces to compare with.", 1
-)
+NUM_SEEDS = flags.DEFINE_integer("num_seeds", 20, "Generated traces to compare with.", 1)
 
-_COMMANDS = {
-    "generate": GENERATED,
-    "show": (*READ, EVENTS),
-    "fit": (*READ, NUM_SEEDS),
-}
+_COMMANDS = {"generate": GENERATED, "show": (*READ, EVENTS), "fit": (*READ, NUM_SEEDS)}
 
 
 def check(command: str) -> None:

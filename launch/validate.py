@@ -55,9 +55,7 @@ def main() -> None:
     layers = layers or trial.profile(workdir / "layers.json", given_on)
     config = config.changed({"plan.profile": layers})
     given_on.append(f"--config.plan.profile={layers}")
-    cluster = _CLUSTER.value or trial.profile(
-        workdir / "cluster.json", [*given_on, "--cluster"]
-    )
+    cluster = _CLUSTER.value or trial.profile(workdir / "cluster.json", [*given_on, "--cluster"])
     rules, price = run_policy.make(config, given.TRACE.value)
     run = trial.run(
         [*cli.find_arguments(_RUN, argv), given_on[-1]],

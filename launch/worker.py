@@ -67,11 +67,7 @@ def _train(argv: Sequence[str]) -> None:
       director=given.DIRECTOR.value,
       started_secs=started_secs,
   )
-  logging.info(
-      "Programs: %d compiled, %d loaded.",
-      programs.num_compiled,
-      programs.num_loaded,
-  )
+  logging.info("Programs: %d compiled, %d loaded.", programs.num_compiled, programs.num_loaded)
 
 
 if __name__ == "__main__":

@@ -50,9 +50,7 @@ def look(workdir: str) -> dict[int, tuple[str, Use]]:
 def _measure(path: pathlib.Path) -> Use:
   links = [os.readlink(fd) for fd in (path / "fd").iterdir()]
   status = dict(
-      line.split(":", 1)
-      for line in (path / "status").read_text().splitlines()
-      if ":" in line
+      line.split(":", 1) for line in (path / "status").read_text().splitlines() if ":" in line
   )
   return Use(
       threads=int(status["Threads"]),
@@ -79,9 +77,7 @@ def main(argv: Sequence[str]) -> None:
       first = first or now
       for pid in sorted(first.keys() & now.keys()):
         kind, before = first[pid]
-        print(
-            f"view {view} {kind} {pid}: {before} -> {now[pid][1]}", flush=True
-        )
+        print(f"view {view} {kind} {pid}: {before} -> {now[pid][1]}", flush=True)
     time.sleep(0.5)
 
 

@@ -10,10 +10,7 @@ that tests start. With `launch/test --all` all is compiled as for a user;
 from collections.abc import Mapping
 import os
 
-_QUICK = (
-    "--xla_backend_optimization_level=0",
-    "--xla_llvm_disable_expensive_passes=true",
-)
+_QUICK = ("--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true")
 _VARIABLE = "XLA_FLAGS"  # XLA reads it when it compiles for the first time.
 
 

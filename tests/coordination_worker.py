@@ -34,9 +34,7 @@ class Node:
   def __init__(self, number: int, *, host: str, is_apart: bool) -> None:
     self.value = np.full(_SIZE, 2.0 ** (number % 16), np.float32)
     self._number = number
-    self._exchange = transport_lib.Transport(
-        number, run="run", endpoint=endpoints.UnixEndpoint()
-    )
+    self._exchange = transport_lib.Transport(number, run="run", endpoint=endpoints.UnixEndpoint())
     self._receive, self._exchange.receive = self._exchange.receive, self._hear
     self._unheard: list[int] = []
     self.address = self._exchange.address
@@ -80,9 +78,7 @@ class Node:
     """Connects to the others of `nodes`, in a program over all of them."""
     sharding = _make_sharding([self._devices[n] for n in nodes])
     zero = np.zeros((1,), np.float32)
-    whole = global_arrays.join(
-        [jax.device_put(zero, self._devices[self._number])], sharding
-    )
+    whole = global_arrays.join([jax.device_put(zero, self._devices[self._number])], sharding)
     compiled = _compile(_add_up, whole)
     channel = channel_lib.Channel("meet", nodes)
     self._log.begin(channel)
@@ -128,9 +124,7 @@ def _make_sharding(devices):
 def _compile(function, whole):
   """Compiles a function over the devices of an argument."""
   spec = whole.sharding.spec
-  program = jax.shard_map(
-      function, mesh=whole.sharding.mesh, in_specs=spec, out_specs=spec
-  )
+  program = jax.shard_map(function, mesh=whole.sharding.mesh, in_specs=spec, out_specs=spec)
   return jax.jit(program).lower(whole).compile()
 
 

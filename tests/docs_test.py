@@ -27,9 +27,7 @@ _PAGES = (
 _CODE = re.compile(r"^```.*?^```|`[^`]+`", re.DOTALL | re.MULTILINE)
 _KINDS = "py|md|csv|sh|yaml|toml|cfg|txt|ipynb|service"
 _BEFORE = r"(?<![\w./$*{}~@:-])"
-_FILE = re.compile(
-    rf"{_BEFORE}((?:[\w.-]+/)*[\w-][\w.-]*\.(?:{_KINDS}))(?![\w/*.]*\w)"
-)
+_FILE = re.compile(rf"{_BEFORE}((?:[\w.-]+/)*[\w-][\w.-]*\.(?:{_KINDS}))(?![\w/*.]*\w)")
 _FOLDER = re.compile(rf"{_BEFORE}([\w.-]+/[\w./-]*)(?![\w*<{{$])")
 _MODULE = re.compile(r"`((?:bamboo_jax\.)?[a-z_]+(?:\.\w+)+)`")
 _IMPORT = re.compile(r"^\s*from (bamboo_jax[\w.]*) import (\w+)", re.MULTILINE)
@@ -50,15 +48,7 @@ _FOREIGN = {
     # Attributes of a reader's objects, and keys of reports.
     *("block", "determinism", "kills", "layouts", "speed", "spmd", "time"),
 }
-_SUFFIXES = (
-    *_KINDS.split("|"),
-    "html",
-    "json",
-    "jsonl",
-    "log",
-    "png",
-    "safetensors",
-)
+_SUFFIXES = (*_KINDS.split("|"), "html", "json", "jsonl", "log", "png", "safetensors")
 # A row of the map: question, file, definition.
 _ROW = re.compile(r"^\|[^|]+\|\s*`([\w/.]+)`\s*\|\s*`([\w.]+)`", re.MULTILINE)
 

@@ -59,10 +59,7 @@ _TEXTS: Mapping[str, Mapping[str, Any]] = {
         "data.options.packing": "whole",
     },
 }
-_TRANSLATION = {
-    "data.name": "translation",
-    "data.options.heldout_fraction": 0.3,
-}
+_TRANSLATION = {"data.name": "translation", "data.options.heldout_fraction": 0.3}
 SOURCES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "text": _TEXTS,
     "own": {name: _TEXTS[name] for name in ("synthetic", "files")},
@@ -70,8 +67,7 @@ SOURCES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "images": {"stripes": {"data.name": "stripes"}},
 }
 _RECORDS = "".join(
-    json.dumps({"prompt": f"{i}+1", "completion": f"={i + 1}"}) + "\n"
-    for i in range(4000)
+    json.dumps({"prompt": f"{i}+1", "completion": f"={i + 1}"}) + "\n" for i in range(4000)
 )
 _LORA = ("gpt2", "llama", "qwen")
 # Models with an option, and its values.

@@ -35,8 +35,7 @@ class FeaturePairsTest(parameterized.TestCase):
       drawn = {pair.options.get(name) for pair in _PAIRS}
       self.assertContainsSubset({*values}, drawn, msg=name)
     sizes = {
-        (p.options["pipeline.num_pipelines"], p.options["pipeline.num_stages"])
-        for p in _PAIRS
+        (p.options["pipeline.num_pipelines"], p.options["pipeline.num_stages"]) for p in _PAIRS
     }
     self.assertEqual(sizes, {*feature_pairs.SIZES})
     self.assertEqual({p.resumes for p in _PAIRS}, {True, False})

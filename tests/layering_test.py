@@ -31,15 +31,7 @@ _BESIDE = ("benchmarks", "reproductions")
 
 # Who else may import what; `launch` and `configs` may import everything.
 _JAX = ("chex", "flax", "jax", "jaxlib", "optax", "orbax", "tensorstore")
-_WITH_JAX = (
-    "models",
-    "runtime",
-    "checkpoint",
-    "train",
-    "benchmarks",
-    "gpu",
-    "testing",
-)
+_WITH_JAX = ("models", "runtime", "checkpoint", "train", "benchmarks", "gpu", "testing")
 _RESERVED = {name: _WITH_JAX for name in _JAX} | {
     "ml_collections": (
         "api",
@@ -229,12 +221,7 @@ class LayeringTest(parameterized.TestCase):
       ("room", "train/a.py", "from bamboo_jax.runtime import spmd", True),
       ("in_the_room", "train/a.py", "import bamboo_jax.runtime.spmd.a", True),
       ("own", "runtime/spmd/a.py", "import bamboo_jax.runtime.spmd.b", False),
-      (
-          "door",
-          "train/setup/executors.py",
-          "import bamboo_jax.runtime.spmd",
-          False,
-      ),
+      ("door", "train/setup/executors.py", "import bamboo_jax.runtime.spmd", False),
   )
   def test_import(self, path, code, is_wrong):
     got = find_violations({f"bamboo_jax/{path}": f'"""Doc."""\n{code}\n'})

@@ -21,9 +21,7 @@ from bamboo_jax.schedule import failover
 from tests import profiles
 
 
-def make_profile(
-    num_layers: int, *, layer_secs: float = 0.001
-) -> cost_model.Profile:
+def make_profile(num_layers: int, *, layer_secs: float = 0.001) -> cost_model.Profile:
   """Returns the costs of equal layers, each with a forward of `layer_secs`."""
   layer = {
       "forward_ms": 1e3 * layer_secs,
@@ -34,28 +32,19 @@ def make_profile(
       "activation_bytes": 64,
       "residual_bytes": 64,
   }
-  layers = [
-      profiles.make_layer(f"layer_{i}", **layer) for i in range(num_layers)
-  ]
+  layers = [profiles.make_layer(f"layer_{i}", **layer) for i in range(num_layers)]
   return profiles.make_profile(
-      layers,
-      link_latency_ms=0.1,
-      link_bytes_per_ms=1024.0,
-      reduce_bytes_per_ms=1e9,
+      layers, link_latency_ms=0.1, link_bytes_per_ms=1024.0, reduce_bytes_per_ms=1e9
   )
 
 
-def make_pipelines(
-    roles: Sequence[failover.Roles],
-) -> tuple[pipelines_lib.Pipeline, ...]:
+def make_pipelines(roles: Sequence[failover.Roles]) -> tuple[pipelines_lib.Pipeline, ...]:
   """Returns pipelines of one layer per stage, by their roles."""
   partition = partition_lib.Partition(tuple(range(roles[0].num_stages + 1)))
   return tuple(pipelines_lib.Pipeline(partition, r) for r in roles)
 
 
-def make_layout(
-    roles: Sequence[failover.Roles], shares: layout_lib.Shares
-) -> layout_lib.Layout:
+def make_layout(roles: Sequence[failover.Roles], shares: layout_lib.Shares) -> layout_lib.Layout:
   """Returns the layout of such pipelines."""
   pipelines = make_pipelines(roles)
   return layout_lib.Layout(pipelines, shares, pipelines[0].partition.bounds)
@@ -100,9 +89,7 @@ def make_rules(
   With `num_layers` the stages of slow nodes get fewer of these.
   """
   size = num_layers or num_stages
-  partition = partition_lib.Partition(
-      tuple(s * size // num_stages for s in range(num_stages + 1))
-  )
+  partition = partition_lib.Partition(tuple(s * size // num_stages for s in range(num_stages + 1)))
   segments = partition_lib.Partition(tuple(range(size + 1)))
   predicted = predictor_lib.Predictor(
       make_profile(size, layer_secs=layer_secs),
@@ -115,10 +102,7 @@ def make_rules(
   has_replicas = mode != "none"
   ladder = ladder_lib.Ladder(shadow=has_replicas, **rungs)
   shape = shapes_lib.Depth(
-      partition,
-      predicted.profile,
-      has_replicas=has_replicas,
-      max_pipelines=num_shares,
+      partition, predicted.profile, has_replicas=has_replicas, max_pipelines=num_shares
   )
   speeds = speeds_lib.Speeds(predicted.profile, segments, (partition,))
   return assignment.RecoveryRules(
@@ -185,9 +169,7 @@ def make_template_rules(
     shape = shapes_lib.Grid(partitions, predicted)
   return assignment.RecoveryRules(
       segments=segments,
-      speeds=speeds_lib.Speeds(predicted.profile, segments, partitions)
-      if gives_layers
-      else None,
+      speeds=speeds_lib.Speeds(predicted.profile, segments, partitions) if gives_layers else None,
       num_shares=num_shares,
       predictor=predicted,
       rows=make_rows(

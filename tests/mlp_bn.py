@@ -15,11 +15,7 @@ Streams = dict[str, jax.Array]
 
 
 def make_mlp_bn(
-    *,
-    num_blocks: int = 2,
-    width: int = 16,
-    sequence_length: int = 8,
-    vocab_size: int = 32,
+    *, num_blocks: int = 2, width: int = 16, sequence_length: int = 8, vocab_size: int = 32
 ) -> model_lib.Model:
   """Returns the network; a microbatch is as that of GPT-2."""
   fingerprint = {
@@ -35,27 +31,18 @@ def make_mlp_bn(
     layers.append(linen.make_layer(f"block_{block:02d}", _block))
   layers.append(linen.make_layer("head", _head, ("targets",), **head))
   sample = model_lib.text_sample(sequence_length)
-  return model_lib.Model(
-      fingerprint["name"], tuple(layers), fingerprint, sample
-  )
+  return model_lib.Model(fingerprint["name"], tuple(layers), fingerprint, sample)
 
 
 def _embed(
-    call: linen.Call,
-    inputs: None,
-    batch: layer_lib.Batch,
-    *,
-    size: int,
-    width: int,
+    call: linen.Call, inputs: None, batch: layer_lib.Batch, *, size: int, width: int
 ) -> Streams:
   """Embeds tokens: a stream, and the skip connection."""
   embedded = nn.Embed(size, width)(batch["inputs"])
   return {"h": embedded, "skip": embedded}
 
 
-def _block(
-    call: linen.Call, inputs: Streams, batch: layer_lib.Batch
-) -> Streams:
+def _block(call: linen.Call, inputs: Streams, batch: layer_lib.Batch) -> Streams:
   """A product, batch normalisation and ReLU."""
   h = nn.Dense(inputs["h"].shape[-1])(inputs["h"])
   h = nn.BatchNorm(use_running_average=not call.train, momentum=_MOMENTUM)(h)

@@ -64,9 +64,7 @@ class ModelsPageTest(absltest.TestCase):
   def test_code_translates(self):
     model = zoo.make_model("gnmt", variant="tiny", sequence_length=32)
     read = lambda name: model.init_layer(
-        model.layer_names.index(name),
-        seed=0,
-        batch_shapes=model.batch_shapes(1),
+        model.layer_names.index(name), seed=0, batch_shapes=model.batch_shapes(1)
     )
     out = self.enterContext(contextlib.redirect_stdout(io.StringIO()))
     with mock.patch.object(weights, "open_weights", return_value=read) as opens:

@@ -123,11 +123,7 @@ def _flip(op):
 @functools.cache
 def _imports():
   """Returns the full names that each file of the repository imports."""
-  paths = [
-      p
-      for top in ("bamboo_jax", "benchmarks", "tests")
-      for p in (_ROOT / top).rglob("*.py")
-  ]
+  paths = [p for top in ("bamboo_jax", "benchmarks", "tests") for p in (_ROOT / top).rglob("*.py")]
   return {
       path.relative_to(_ROOT).as_posix(): {
           f"{node.module}.{alias.name}"
@@ -236,11 +232,7 @@ def draw(paths, *, count, seed):
 def _read_log(again):
   lines = _LOG.read_text().splitlines() if _LOG.exists() else []
   verdicts = dict(reversed(line.split(" ", 1)) for line in lines)
-  return {
-      what: verdict
-      for what, verdict in verdicts.items()
-      if verdict == "killed" or not again
-  }
+  return {what: verdict for what, verdict in verdicts.items() if verdict == "killed" or not again}
 
 
 def main():
@@ -259,9 +251,7 @@ def main():
     parser.error("--paths is needed")
   samples.choose("0", is_all=False)  # As a fault is tried, and without it.
   ignored = shutil.ignore_patterns(".*", "__pycache__", "runs", "build")
-  shutil.copytree(
-      _ROOT, _COPY, ignore=ignored, symlinks=True, dirs_exist_ok=True
-  )
+  shutil.copytree(_ROOT, _COPY, ignore=ignored, symlinks=True, dirs_exist_ok=True)
   verdicts = _read_log(args.again)
   drawn = draw(args.paths, count=args.count, seed=args.seed)
   killed = 0

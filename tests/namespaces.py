@@ -121,14 +121,10 @@ class Net:
       self._add(name)
     threading.Thread(target=self.switch.run, daemon=True).start()
 
-  def start(
-      self, name: str, *command: str, log: pathlib.Path
-  ) -> subprocess.Popen:
+  def start(self, name: str, *command: str, log: pathlib.Path) -> subprocess.Popen:
     """Starts a command in a namespace."""
     with open(log, "ab") as file:
-      process = subprocess.Popen(
-          self._enter(name, *command), env=_ENV, stdout=file, stderr=file
-      )
+      process = subprocess.Popen(self._enter(name, *command), env=_ENV, stdout=file, stderr=file)
     self._stack.callback(process.wait)
     self._stack.callback(process.kill)
     return process
@@ -175,11 +171,7 @@ class Net:
 class Run:
   """A run of training, in a folder."""
 
-  def __init__(
-      self,
-      args: argparse.Namespace,
-      net: Net,
-  ) -> None:
+  def __init__(self, args: argparse.Namespace, net: Net) -> None:
     self.net, self.folder = net, args.workdir / "run"
     self.nodes = [f"n{i}" for i in range(args.nodes)]
     self.excused: set[str] = set()
@@ -393,9 +385,7 @@ def main() -> None:
   whole = args.workdir / "whole"
   train = (sys.executable, "-m", "launch.train", *_config(args))
   with open(args.workdir / "train.log", "w") as log:
-    subprocess.run(
-        [*train, f"--workdir={whole}"], check=True, stdout=log, env=_ENV
-    )
+    subprocess.run([*train, f"--workdir={whole}"], check=True, stdout=log, env=_ENV)
   with contextlib.ExitStack() as stack:
     names = [_STORE, *(f"n{i}" for i in range(args.nodes))]
     run = Run(args, Net(names, stack))

@@ -43,9 +43,7 @@ class NoticeServer:
 
     self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-    threading.Thread(
-        target=self._server.serve_forever, args=(0.01,), daemon=True
-    ).start()
+    threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
   def close(self):
     self._server.shutdown()
@@ -80,14 +78,9 @@ class NoticeServer:
   def _aws(self, path) -> tuple[int, str]:
     answers: dict[str, Any] = {}
     if "spot" in self.announced:
-      answers["spot/instance-action"] = {
-          "action": "terminate",
-          "time": "2030-01-02T03:04:05Z",
-      }
+      answers["spot/instance-action"] = {"action": "terminate", "time": "2030-01-02T03:04:05Z"}
     if "rebalance" in self.announced:
-      answers["events/recommendations/rebalance"] = {
-          "noticeTime": "2030-01-02T03:04:05Z"
-      }
+      answers["events/recommendations/rebalance"] = {"noticeTime": "2030-01-02T03:04:05Z"}
     found = answers.get(path.removeprefix("/latest/meta-data/"))
     return (200, json.dumps(found)) if found else (404, "")
 
@@ -106,6 +99,4 @@ class NoticeServer:
     }
     events = [event] if "azure" in self.announced else []
     others = [event | {"EventType": "Reboot"}]
-    return 200, json.dumps(
-        {"DocumentIncarnation": 1, "Events": others + events}
-    )
+    return 200, json.dumps({"DocumentIncarnation": 1, "Events": others + events})

@@ -70,8 +70,7 @@ class FakeRun:
     planned = layout_lib.StepPlans(rules.rows).whole(layout)
     self._slots = rows_lib.pack(step_traces.planned_slots(planned))
     self._status = {
-        "layout": json_lib.to_plain(layout)
-        | {"members": [m.number for m in zones]},
+        "layout": json_lib.to_plain(layout) | {"members": [m.number for m in zones]},
         "ladder": dataclasses.asdict(rules.ladder),
         "recoveries": [durations_test.RECOVERY | {"view": n} for n in range(5)],
     }
@@ -182,9 +181,7 @@ def opened_in_browser(address):
   path = next(filter(None, map(shutil.which, names)))
   errors = []
   with sync_api.sync_playwright() as playwright:
-    browser = playwright.chromium.launch(
-        executable_path=path, args=["--no-sandbox"]
-    )
+    browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.add_init_script(_WATCH)
@@ -221,9 +218,7 @@ def main():
     secret = endpoint_lib.secret_file(workdir)
     secret.touch(mode=0o600)
     secret.write_text(secrets.token_hex(32))
-    etcd = private_etcd.PrivateEtcd(
-        workdir / "etcd", secret=identity_lib.read_secret(str(secret))
-    )
+    etcd = private_etcd.PrivateEtcd(workdir / "etcd", secret=identity_lib.read_secret(str(secret)))
     found = endpoint_lib.RunAddress(etcd.endpoint, "run")
     endpoint_lib.write(workdir, found)
     stop = threading.Event()
@@ -240,8 +235,7 @@ def main():
       writer = threading.Thread(target=run.run, args=(given.rate, stop))
       writer.start()
       server = subprocess.Popen(
-          [sys.executable, "-m", "bamboo_jax.launch.status", "--page"]
-          + [f"--workdir={workdir}"],
+          [sys.executable, "-m", "bamboo_jax.launch.status", "--page"] + [f"--workdir={workdir}"],
           stdout=subprocess.PIPE,
           text=True,
       )

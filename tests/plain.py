@@ -27,9 +27,7 @@ class PlainModel:
           stats,
           None,
           batch,
-          key=model_lib.microbatch_key(
-              spec.seed, step, microbatch, impl=spec.prng
-          ),
+          key=model_lib.microbatch_key(spec.seed, step, microbatch, impl=spec.prng),
           train=True,
       )
       return loss.total, (loss.weight, stats)

@@ -44,9 +44,7 @@ def make_layer(name: str, **costs) -> cost_model.LayerCost:
   return dataclasses.replace(free, **costs)
 
 
-def make_profile(
-    layers: Iterable[cost_model.LayerCost], **costs
-) -> cost_model.Profile:
+def make_profile(layers: Iterable[cost_model.LayerCost], **costs) -> cost_model.Profile:
   """Returns a profile with links that take no time, unless `costs` say so."""
   free = cost_model.Profile(
       layers=tuple(layers),
@@ -62,10 +60,7 @@ def make_profile(
 
 
 def make_transformer(
-    *,
-    num_blocks: int = 4,
-    microbatch_size: int = 1,
-    link_bytes_per_sec: float = 1e9,
+    *, num_blocks: int = 4, microbatch_size: int = 1, link_bytes_per_sec: float = 1e9
 ) -> cost_model.Profile:
   """Returns the estimated profile of a tiny transformer."""
   return transformer.estimate_transformer(

@@ -171,10 +171,7 @@ class ProjectTest(parameterized.TestCase):
     python.chmod(0o755)
     script = "wanted_python=$0; source launch/_setup; echo $venv"
     run = lambda name: subprocess.run(
-        ["bash", "-c", script, str(root / name)],
-        cwd=root,
-        capture_output=True,
-        text=True,
+        ["bash", "-c", script, str(root / name)], cwd=root, capture_output=True, text=True
     )
     self.assertEqual(run("python3.99").stdout, ".venv-python3.99\n")
     pins = (root / ".venv-python3.99/requirements.txt").read_text()

@@ -57,9 +57,7 @@ class ReadmeTest(folders.FolderCase):
 
   def test_output_is_that_of_the_quickstart(self):
     title = story.render_title(("plain", "failures"), (2, 4), spares=2)
-    (output,) = re.findall(
-        rf"```\n({re.escape(title)}.*?)```", _TEXT, re.DOTALL
-    )
+    (output,) = re.findall(rf"```\n({re.escape(title)}.*?)```", _TEXT, re.DOTALL)
     for line in story.render_next(".venv/bin/bamboo"):
       self.assertIn(f"{line}\n", output)
     self.assertLen(re.findall(r"died; n\d took over", output), 5)
@@ -71,15 +69,9 @@ class ReadmeTest(folders.FolderCase):
   def test_published_numbers(self):
     secs = [float(r["restart_s"]) for r in _read("parcae_restart_cost.csv")]
     self.assertIn(f"{min(secs):.0f} to {max(secs):.0f} s to restart", _TEXT)
-    ms = [
-        float(row["oobleck_reconfig_ms"])
-        for row in _read("oobleck_simulator_constants.csv")
-    ]
+    ms = [float(row["oobleck_reconfig_ms"]) for row in _read("oobleck_simulator_constants.csv")]
     said = f"{min(ms) / 1e3:.0f} to {max(ms) / 1e3:.0f} s to reconfigure"
     self.assertIn(said, _TEXT)
-    claims = {
-        (row["system"], row["metric"]): row["value"]
-        for row in _read("headline_claims.csv")
-    }
+    claims = {(row["system"], row["metric"]): row["value"] for row in _read("headline_claims.csv")}
     share = float(claims["PCcheck", "overhead"])
     self.assertIn(f"{share:.0%}".replace("%", " %"), _TEXT)

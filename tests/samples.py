@@ -28,9 +28,7 @@ def is_all() -> bool:
 
 def describe() -> str:
   """Returns how to run the same cases again."""
-  return (
-      "sweeps: --all" if is_all() else f"sweeps: --sample={os.environ[_SEED]}"
-  )
+  return "sweeps: --all" if is_all() else f"sweeps: --sample={os.environ[_SEED]}"
 
 
 def draw(cases: Iterable[_T], count: int, *, topic: str = "") -> list[_T]:

@@ -21,9 +21,7 @@ def parse(text):
   return parsed
 
 
-def uniform_costs(
-    num_stages, *, forward_ms=1.0, backward_ms=2.0, transfer_ms=0.0
-):
+def uniform_costs(num_stages, *, forward_ms=1.0, backward_ms=2.0, transfer_ms=0.0):
   """Returns the costs of equal stages without memory."""
   return costs_lib.StageCosts(
       forward_ms=(forward_ms,) * num_stages,
@@ -43,7 +41,4 @@ def make_timeline(owners, microbatches, transfer_ms=0.0, *, shadows=None):
 
 def passes(schedule):
   """Returns the rows as text, without transfers."""
-  return [
-      " ".join(str(i) for i in row if not i.is_transfer)
-      for row in schedule.rows.values()
-  ]
+  return [" ".join(str(i) for i in row if not i.is_transfer) for row in schedule.rows.values()]

@@ -24,11 +24,7 @@ def main(argv: Sequence[str]) -> None:
   del argv
   num_stages, num_pipelines = map(int, _SIZE.value.split("x"))
   rules, layout = speeds_test.make(
-      num_stages,
-      num_pipelines,
-      _NUM_LAYERS.value,
-      num_shares=_NUM_SHARES.value,
-      mode="none",
+      num_stages, num_pipelines, _NUM_LAYERS.value, num_shares=_NUM_SHARES.value, mode="none"
   )
   ratios = []
   for node in range(num_stages):

@@ -21,9 +21,7 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 
 def make_spec():
   """Returns the last of two stages, which has inputs and a loss."""
-  model = zoo.make_model(
-      "tests.mlp_bn:make_mlp_bn", num_blocks=1, width=8, vocab_size=16
-  )
+  model = zoo.make_model("tests.mlp_bn:make_mlp_bn", num_blocks=1, width=8, vocab_size=16)
   last = len(model.layers)
   like = jax.ShapeDtypeStruct((2, 4), np.int32)
   return spec_lib.StageSpec(
@@ -68,9 +66,7 @@ def run_all(device):
   zeros = jax.device_get(zeros)
   (_, _, saved), _ = call("forward", token, *passes, number, number, number)
   call("evaluate", token, *passes)
-  (_, _, total), given = call(
-      "backward", token, state.params, inputs, saved, None, zeros
-  )
+  (_, _, total), given = call("backward", token, state.params, inputs, saved, None, zeros)
   kept = [a for a in jax.tree.leaves(given[5]) if not a.is_deleted()]
   total, one = jax.device_get(total), np.float32(1)
   call("norms", total)

@@ -36,20 +36,14 @@ def _serve(pipe, kind, rank, count, mib, port):
     sharding = jax.sharding.NamedSharding(mesh, spec)
     whole = jax.make_array_from_process_local_data(sharding, value[0])
     add = lambda x: jax.lax.psum(x, "owner")
-    program = jax.jit(
-        jax.shard_map(add, mesh=mesh, in_specs=spec, out_specs=spec)
-    )
+    program = jax.jit(jax.shard_map(add, mesh=mesh, in_specs=spec, out_specs=spec))
     run = lambda: jax.block_until_ready(program(whole))
   else:
-    transport = transport_lib.Transport(
-        rank, run="sums", endpoint=endpoints.UnixEndpoint()
-    )
+    transport = transport_lib.Transport(rank, run="sums", endpoint=endpoints.UnixEndpoint())
     pipe.send(transport.address)
     transport.set_addresses(dict(enumerate(pipe.recv())))
     device = jax.devices()[0]
-    total = ordered_sum.OrderedSum(
-        range(count), me=rank, like=like, device=device
-    )
+    total = ordered_sum.OrderedSum(range(count), me=rank, like=like, device=device)
     run = lambda: total(transport, "sum", {rank: value})
   pipe.send("ready")
   while pipe.recv():

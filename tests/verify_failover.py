@@ -31,9 +31,7 @@ from bamboo_jax.schedule import redundancy
 from tests.schedule.verify import exhaustive
 
 _NUM_STAGES = flags.DEFINE_integer("num_stages", 4, "Stages.", 1)
-_NUM_MICROBATCHES = flags.DEFINE_integer(
-    "num_microbatches", 4, "Microbatches of the step.", 1
-)
+_NUM_MICROBATCHES = flags.DEFINE_integer("num_microbatches", 4, "Microbatches of the step.", 1)
 _VICTIMS = flags.DEFINE_integer("victims", 1, "Nodes that die at once.", 1)
 _SECOND_DEATHS = flags.DEFINE_integer(
     "second_deaths",
@@ -42,13 +40,9 @@ _SECOND_DEATHS = flags.DEFINE_integer(
     "every cut of the rest of the step.",
     0,
 )
-_NUM_CUTS = flags.DEFINE_integer(
-    "num_cuts", None, "Random cuts instead of all, this many.", 1
-)
+_NUM_CUTS = flags.DEFINE_integer("num_cuts", None, "Random cuts instead of all, this many.", 1)
 _SEED = flags.DEFINE_integer("seed", 0, "Of random cuts.")
-_MODES = flags.DEFINE_list(
-    "modes", ["lazy", "bubble", "eager"], "Modes of redundancy."
-)
+_MODES = flags.DEFINE_list("modes", ["lazy", "bubble", "eager"], "Modes of redundancy.")
 _LOST_BEFORE = flags.DEFINE_list(
     "lost_before", [], "Nodes that have died in earlier steps, in this order."
 )
@@ -64,8 +58,7 @@ def main() -> None:
   num_nodes = len(set(owners))
   if _VICTIMS.value > num_nodes:
     raise ValueError(
-        f"--victims must be at most {num_nodes}, the number of nodes, got "
-        f"{_VICTIMS.value}."
+        f"--victims must be at most {num_nodes}, the number of nodes, got " f"{_VICTIMS.value}."
     )
   counts = (
       f"owners={','.join(map(str, owners))} "
@@ -78,9 +71,7 @@ def main() -> None:
   for mode in _MODES.value:
     start = time.process_time()
     tallies = exhaustive.verify_deaths(
-        exhaustive.Step.uniform(
-            mode=mode, owners=owners, num_microbatches=_NUM_MICROBATCHES.value
-        ),
+        exhaustive.Step.uniform(mode=mode, owners=owners, num_microbatches=_NUM_MICROBATCHES.value),
         num_victims=_VICTIMS.value,
         num_cuts=_NUM_CUTS.value,
         second_every=_SECOND_DEATHS.value,
@@ -93,21 +84,14 @@ def main() -> None:
 
 
 def _show_prices(mode: str, owners: Sequence[int]) -> None:
-  step = exhaustive.Step.uniform(
-      mode=mode, owners=owners, num_microbatches=_NUM_MICROBATCHES.value
-  )
+  step = exhaustive.Step.uniform(mode=mode, owners=owners, num_microbatches=_NUM_MICROBATCHES.value)
   common = dict(
-      roles=step.roles,
-      microbatches=step.microbatches,
-      costs=step.costs,
-      in_flight=step.in_flight,
+      roles=step.roles, microbatches=step.microbatches, costs=step.costs, in_flight=step.in_flight
   )
   timeline = redundancy.plan_redundancy(mode, **common).timeline
   means = {}
   for count in (None, *map(int, _NUM_PIPELINES.value)):
-    found = pauses_lib.predict_pauses(
-        timeline, **common, num_times=8, num_pipelines=count
-    )
+    found = pauses_lib.predict_pauses(timeline, **common, num_times=8, num_pipelines=count)
     means[count] = statistics.mean(found)
     print(
         f"mode={mode} step_ms={timeline.span_ms:.1f} "

@@ -36,9 +36,7 @@ class Watch:
   def __init__(self, address, metrics_port):
     url = urllib.parse.urlsplit(address)
     self._stop = threading.Event()
-    self.reader = page_cost.Reader(
-        url.port, url.fragment.removeprefix("token=")
-    )
+    self.reader = page_cost.Reader(url.port, url.fragment.removeprefix("token="))
     self._thread = threading.Thread(target=self._fetch, args=(metrics_port,))
     self._thread.start()
     self.num_fetched = 0
@@ -112,10 +110,7 @@ def main():
   for pair in map(dict, zip(medians[::2], medians[1::2], strict=True)):
     ratios.append(pair[True] / pair[False])
   rng = random.Random(0)
-  found = sorted(
-      statistics.median(rng.choices(ratios, k=len(ratios)))
-      for _ in range(_RESAMPLES)
-  )
+  found = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
   low, high = found[_RESAMPLES // 40], found[-_RESAMPLES // 40]
   plain = statistics.median(ms for watched, ms in medians if not watched)
   print(

@@ -61,9 +61,7 @@ class NodeTime:
   def __post_init__(self) -> None:
     for kind, secs in zip(KINDS, self.parts, strict=True):
       if not 0 <= secs < math.inf:
-        raise ValueError(
-            f"Time of nodes must be finite and at least 0, got {kind}={secs}."
-        )
+        raise ValueError(f"Time of nodes must be finite and at least 0, got {kind}={secs}.")
 
   def __add__(self, other: "NodeTime") -> "NodeTime":
     return NodeTime.of(map(sum, zip(self.parts, other.parts, strict=True)))

@@ -61,11 +61,7 @@ class Ledger:
   """
 
   def __init__(
-      self,
-      price: prices_lib.Price | None,
-      *,
-      market: str = "spot",
-      start: Totals | None = None,
+      self, price: prices_lib.Price | None, *, market: str = "spot", start: Totals | None = None
   ) -> None:
     self._price = price
     self._market = market
@@ -73,12 +69,7 @@ class Ledger:
     self._totals = start or Totals()
 
   def add(
-      self,
-      secs: float,
-      rate: NodeTime,
-      *,
-      num_nodes: float | None = None,
-      num_samples: float = 0.0,
+      self, secs: float, rate: NodeTime, *, num_nodes: float | None = None, num_samples: float = 0.0
   ) -> None:
     """Adds `secs` of wall time at a constant `rate`, in nodes per kind.
 
@@ -88,24 +79,15 @@ class Ledger:
     num_nodes = rate.total if num_nodes is None else num_nodes
     self._add(secs, [secs * n for n in rate.parts], num_nodes, num_samples)
 
-  def add_time(
-      self, secs: float, node_time: NodeTime, *, num_samples: float = 0.0
-  ) -> None:
+  def add_time(self, secs: float, node_time: NodeTime, *, num_samples: float = 0.0) -> None:
     """Adds `node_time`, measured over `secs` of wall time, unless that is 0."""
     if secs:
       self._add(secs, node_time.parts, node_time.total / secs, num_samples)
 
-  def _add(
-      self,
-      secs: float,
-      parts: Sequence[float],
-      num_nodes: float,
-      num_samples: float,
-  ) -> None:
+  def _add(self, secs: float, parts: Sequence[float], num_nodes: float, num_samples: float) -> None:
     if not secs >= 0.0 or not num_samples >= 0.0:
       raise ValueError(
-          f"Time and samples must be at least 0, got secs={secs}, "
-          f"num_samples={num_samples}."
+          f"Time and samples must be at least 0, got secs={secs}, " f"num_samples={num_samples}."
       )
     old, value_secs = self._totals, self._totals.value_secs
     if self._price is None or value_secs is None:
@@ -140,10 +122,7 @@ class Ledger:
     parts |= {kind: kept[kind] for kind in account_lib.TRAINING}
     parts["lost"] += sum(lost)
     self._totals = dataclasses.replace(
-        now,
-        parts=tuple(parts.values()),
-        num_samples=mark.num_samples,
-        value_secs=mark.value_secs,
+        now, parts=tuple(parts.values()), num_samples=mark.num_samples, value_secs=mark.value_secs
     )
 
   def account(self) -> account_lib.Account:
@@ -159,9 +138,5 @@ class Ledger:
         node_time=NodeTime.of(now.parts),
         price=self._price,
         market=self._market,
-        mean_value=(
-            now.value_secs / now.secs
-            if now.secs and now.value_secs is not None
-            else None
-        ),
+        mean_value=(now.value_secs / now.secs if now.secs and now.value_secs is not None else None),
     )

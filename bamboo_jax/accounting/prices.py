@@ -54,9 +54,7 @@ class Price:
     for name in _NUMBERS:
       value = getattr(self, name)
       if value is not None and not 0 < value < math.inf:
-        raise ValueError(
-            f"{name} of {self.instance!r} must be above 0, got {value}."
-        )
+        raise ValueError(f"{name} of {self.instance!r} must be above 0, got {value}.")
     on_demand, spot = (getattr(self, name) for name in _PRICES)
     if on_demand and spot and spot > on_demand:
       raise ValueError(
@@ -188,18 +186,14 @@ def _check_header(names: Sequence[str], *, where: str) -> None:
     if name not in fields:
       raise ValueError(f"{where}: {base.suggest(name, fields, what='column')}")
   for name, field in fields.items():
-    if names.count(name) > 1 or (
-        field.default is dataclasses.MISSING and name not in names
-    ):
+    if names.count(name) > 1 or (field.default is dataclasses.MISSING and name not in names):
       raise ValueError(f"{where}: column {name!r} is needed, and only once.")
 
 
 def _parse_line(names: Sequence[str], entries: Sequence[str]) -> Price:
   if len(entries) != len(names):
     raise ValueError(f"there must be {len(names)} columns, got {len(entries)}.")
-  values: dict[str, Any] = {
-      n: e.strip() for n, e in zip(names, entries, strict=True)
-  }
+  values: dict[str, Any] = {n: e.strip() for n, e in zip(names, entries, strict=True)}
   for name in values.keys() & set(_NUMBERS):
     if not values[name] and name in _PRICES:
       values[name] = None

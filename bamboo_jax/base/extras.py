@@ -27,6 +27,5 @@ def load(module: str, *, extra: str, what: str) -> types.ModuleType:
     return found
   except ImportError as error:
     raise errors.MissingExtraError(
-        f"{what}: {error}. Install the extra: pip install "
-        f"'bamboo_jax[{extra}]'."
+        f"{what}: {error}. Install the extra: pip install " f"'bamboo_jax[{extra}]'."
     ) from error

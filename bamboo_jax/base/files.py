@@ -50,9 +50,7 @@ def find_full(folder: str | os.PathLike[str]) -> str:
 
 
 @contextlib.contextmanager
-def lock_folder(
-    folder: str | os.PathLike[str], *, waits: bool = False
-) -> Iterator[None]:
+def lock_folder(folder: str | os.PathLike[str], *, waits: bool = False) -> Iterator[None]:
   """Holds an exclusive lock on a folder, made if needed, in a `with` block.
 
   The lock ends with the process at the latest. While another process has it,
@@ -98,11 +96,7 @@ def find_danger(status: os.stat_result) -> str | None:
 
 
 def write_atomically(
-    path: str | os.PathLike[str],
-    content: bytes | str,
-    *,
-    sync: bool = True,
-    mode: int = 0o644,
+    path: str | os.PathLike[str], content: bytes | str, *, sync: bool = True, mode: int = 0o644
 ) -> None:
   """Replaces the file at `path`; a reader sees the old or the new content.
 
@@ -118,9 +112,7 @@ def write_atomically(
 
 
 def _replace(path: pathlib.Path, data: bytes, *, sync: bool, mode: int) -> None:
-  fd, name = tempfile.mkstemp(
-      dir=path.parent, prefix=f".{path.name}.", suffix=".part"
-  )
+  fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
   try:
     with os.fdopen(fd, "wb") as file:
       file.write(data)

@@ -54,9 +54,7 @@ def find_function(name: str, *, what: str) -> Callable[..., Any]:
     load = _load if is_file else importlib.import_module
     module = load(place)
   except FileNotFoundError as error:
-    raise ValueError(
-        f"There is no {what} {name!r}: no file {place!r}."
-    ) from error
+    raise ValueError(f"There is no {what} {name!r}: no file {place!r}.") from error
   except Exception as error:  # The user's code may raise anything.
     line = _line_of(error, place) if is_file else ""
     raise ValueError(

@@ -138,19 +138,14 @@ def _read_mapping(kind: Any, content: Any, where: str) -> dict[Any, Any]:
   key_kind, value_kind = typing.get_args(kind) or (Any, Any)
   if isinstance(content, Mapping):
     is_int = _without_name(key_kind) is int
-    items = [
-        (_int_key(key, where) if is_int else key, value)
-        for key, value in content.items()
-    ]
+    items = [(_int_key(key, where) if is_int else key, value) for key, value in content.items()]
   elif isinstance(content, list):
     pair = tuple[Any, Any]
     items = [_read(pair, c, f"{where}[{i}]") for i, c in enumerate(content)]
   else:
     raise _misfit("an object", content, where)
   return {
-      _read(key_kind, key, f"{where}: key"): _read(
-          value_kind, value, f"{where}[{key!r}]"
-      )
+      _read(key_kind, key, f"{where}: key"): _read(value_kind, value, f"{where}[{key!r}]")
       for key, value in items
   }
 
@@ -196,16 +191,12 @@ def _read_dataclass(cls: Any, content: Any, where: str) -> Any:
       raise ValueError(f"{where}: {names.suggest(name, fields, what='field')}")
   for name, field in fields.items():
     has_default = (
-        field.default is not dataclasses.MISSING
-        or field.default_factory is not dataclasses.MISSING
+        field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
     )
     if name not in content and not has_default:
       raise ValueError(f"{where}: field {name!r} is missing.")
   hints = _hints(cls)
-  values = {
-      name: _read(hints[name], value, f"{where}.{name}")
-      for name, value in content.items()
-  }
+  values = {name: _read(hints[name], value, f"{where}.{name}") for name, value in content.items()}
   return _make(cls, where, **values)
 
 
@@ -221,9 +212,7 @@ def _read_named_tuple(cls: Any, content: Any, where: str) -> Any:
   )
 
 
-def _make(
-    cls: Callable[..., Any], where: str, *args: Any, **kwargs: Any
-) -> Any:
+def _make(cls: Callable[..., Any], where: str, *args: Any, **kwargs: Any) -> Any:
   """Returns `cls(...)`; its `ValueError` gets `where` in front."""
   try:
     return cls(*args, **kwargs)

@@ -22,9 +22,7 @@ def use(node: str) -> None:
   """
   handler = logging.get_absl_handler()
   handler.setFormatter(_Formatter(node))
-  handler.addFilter(
-      lambda r: r.name == "absl" or r.levelno >= std_logging.WARNING
-  )
+  handler.addFilter(lambda r: r.name == "absl" or r.levelno >= std_logging.WARNING)
 
 
 def note_step(step: int) -> None:
@@ -68,10 +66,7 @@ class Sparing:
       self._num_free = max(0, self._num_free - 1)
       self._next_secs = now + self._every_secs
       if self._num_missing:
-        text, values = text + " (%d such lines before)", (
-            *values,
-            self._num_missing,
-        )
+        text, values = text + " (%d such lines before)", (*values, self._num_missing)
         self._num_missing = 0
     logging.warning(text, *values)
 

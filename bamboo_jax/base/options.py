@@ -25,9 +25,7 @@ OPTIONS = ("options", "schedule_options")
 _UNIONS = (None, types.UnionType, typing.Union)
 
 
-def check_options(
-    function: Callable[..., Any], options: Mapping[str, Any], *, what: str
-) -> None:
+def check_options(function: Callable[..., Any], options: Mapping[str, Any], *, what: str) -> None:
   """Raises `ValueError` unless `options` can be arguments of `function`.
 
   Names must be known and complete, and values of the annotated types, see
@@ -45,9 +43,7 @@ def check_options(
             f"{inspect.formatannotation(annotation)}, got {value!r}."
         )
     elif inspect.Parameter.VAR_KEYWORD not in kinds:
-      raise ValueError(
-          names.suggest(name, parameters, what=f"option of {what}")
-      )
+      raise ValueError(names.suggest(name, parameters, what=f"option of {what}"))
   for name, parameter in parameters.items():
     is_needed = parameter.default is parameter.empty and parameter.kind in (
         parameter.POSITIONAL_OR_KEYWORD,

@@ -53,9 +53,7 @@ def list_configs() -> list[str]:
   """Returns the short names of all packaged configs, such as `sim/compare`."""
   root = folder("configs")
   found = [p.relative_to(root).with_suffix("") for p in root.rglob("*.py")]
-  return sorted(
-      p.as_posix() for p in found if p.name not in ("__init__", *_SHARED)
-  )
+  return sorted(p.as_posix() for p in found if p.name not in ("__init__", *_SHARED))
 
 
 def find_config(name: str) -> str:

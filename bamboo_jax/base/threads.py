@@ -8,9 +8,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def call_beside(
-    call: Callable[..., T], *arguments: Any, name: str
-) -> futures.Future[T]:
+def call_beside(call: Callable[..., T], *arguments: Any, name: str) -> futures.Future[T]:
   """Starts `call(*arguments)` in a daemon thread; returns its future at once.
 
   The thread does not keep the process alive. The future cannot be cancelled.

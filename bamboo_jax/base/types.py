@@ -25,7 +25,5 @@ class Place(NamedTuple):
     """Parses "pipeline/stage"; raises `ValueError` for any other text."""
     pipeline, slash, stage = text.partition("/")
     if not (slash and pipeline.isdecimal() and stage.isdecimal()):
-      raise ValueError(
-          f"A place is written pipeline/stage, such as 0/2, got {text!r}."
-      )
+      raise ValueError(f"A place is written pipeline/stage, such as 0/2, got {text!r}.")
     return cls(int(pipeline), ids.StageId(int(stage)))

@@ -27,9 +27,7 @@ def copy_to_host(
   """
   named = {
       layer: {
-          name: leaf
-          for name, leaf in name_leaves(state).items()
-          if name not in but.get(layer, ())
+          name: leaf for name, leaf in name_leaves(state).items() if name not in but.get(layer, ())
       }
       for layer, state in layers.items()
   }
@@ -40,9 +38,7 @@ def copy_to_host(
   return copies
 
 
-def find_nonfinite(
-    layers: Mapping[str, Mapping[str, np.ndarray]],
-) -> str | None:
+def find_nonfinite(layers: Mapping[str, Mapping[str, np.ndarray]]) -> str | None:
   """Returns the first array with NaN or infinity, as "layer: name".
 
   Infinite optimizer slots are allowed: they make an update 0. None if all
@@ -63,17 +59,13 @@ def shapes_of(state: base.PyTree) -> dict[str, jax.ShapeDtypeStruct]:
       name: leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
       for name, leaf in name_leaves(state).items()
   }
-  return {
-      name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-      for name, leaf in leaves.items()
-  }
+  return {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
 
 
 def specs_of(arrays: Mapping[str, Any]) -> dict[str, str]:
   """Returns dtype and shape of arrays or shapes as text, "float32[2,3]"."""
   return {
-      name: f"{np.dtype(a.dtype).name}[{','.join(map(str, a.shape))}]"
-      for name, a in arrays.items()
+      name: f"{np.dtype(a.dtype).name}[{','.join(map(str, a.shape))}]" for name, a in arrays.items()
   }
 
 
@@ -87,9 +79,7 @@ def parse_specs(specs: Mapping[str, str]) -> dict[str, jax.ShapeDtypeStruct]:
   return parsed
 
 
-def restore_layer(
-    arrays: Mapping[str, np.ndarray], like: base.PyTree
-) -> base.PyTree:
+def restore_layer(arrays: Mapping[str, np.ndarray], like: base.PyTree) -> base.PyTree:
   """Returns a state with the structure of `like` and these arrays."""
   leaves = [arrays[name] for name in name_leaves(like)]
   return jax.tree.unflatten(jax.tree.structure(like), leaves)
@@ -98,10 +88,7 @@ def restore_layer(
 def name_leaves(state: base.PyTree) -> dict[str, Any]:
   """Returns the leaves of a layer's state, or of a part, by name."""
   leaves = jax.tree_util.tree_leaves_with_path(state)
-  named = {
-      jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-      for path, leaf in leaves
-  }
+  named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
   if len(named) < len(leaves):
     raise ValueError(f"Two arrays of a layer have one name: {sorted(named)}.")
   return named

@@ -38,8 +38,7 @@ def digest_layers(layers: Mapping[str, spec_lib.LayerState]) -> Digests:
   params, state = {}, {}
   for name, layer in layers.items():
     params[name] = summary_lib.digest_arrays(
-        (path, np.asarray(leaf).astype(np.float32))
-        for path, leaf in _sorted_leaves(layer.params)
+        (path, np.asarray(leaf).astype(np.float32)) for path, leaf in _sorted_leaves(layer.params)
     )
     state[name] = summary_lib.digest_arrays(
         (path, np.asarray(leaf)) for path, leaf in _sorted_leaves(layer)
@@ -52,9 +51,7 @@ def params_sha256(digests: Digests, order: Sequence[str]) -> str:
   return _join(digests.params[name] for name in order)
 
 
-def state_sha256(
-    digests: Digests, order: Sequence[str], *, samples_seen: int
-) -> str:
+def state_sha256(digests: Digests, order: Sequence[str], *, samples_seen: int) -> str:
   """Returns the hash of parameters, slots, statistics and data position."""
   return _join([*(digests.state[name] for name in order), str(samples_seen)])
 

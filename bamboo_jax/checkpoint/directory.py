@@ -36,9 +36,7 @@ def write_part(
   orbax_item.write_item(path / item, layers)
   entries = {
       name: manifest_lib.LayerEntry(
-          item=item,
-          sha256=_sha256(arrays),
-          arrays=layer_arrays.specs_of(arrays),
+          item=item, sha256=_sha256(arrays), arrays=layer_arrays.specs_of(arrays)
       )
       for name, arrays in layers.items()
   }
@@ -72,17 +70,12 @@ def read(
   manifest = manifest_lib.read_manifest(path)
   _check_layers(path, manifest, like)
   arrays = read_arrays(path, manifest, names, weights)
-  states = {
-      name: layer_arrays.restore_layer(arrays[name], like[name])
-      for name in names
-  }
+  states = {name: layer_arrays.restore_layer(arrays[name], like[name]) for name in names}
   return CheckpointContents(states, dict(manifest.meta))
 
 
 def _check_layers(
-    path: pathlib.Path,
-    manifest: manifest_lib.Manifest,
-    like: Mapping[str, spec_lib.LayerState],
+    path: pathlib.Path, manifest: manifest_lib.Manifest, like: Mapping[str, spec_lib.LayerState]
 ) -> None:
   """Raises `base.CheckpointError` unless the checkpoint is of these layers."""
   other = f"Checkpoint {path} is of another model or optimizer"
@@ -103,9 +96,7 @@ def _check_layers(
         )
   for layer in manifest.layers:
     if layer not in like:
-      raise base.CheckpointError(
-          f"{other}: it has a layer {layer!r}, which the model lacks."
-      )
+      raise base.CheckpointError(f"{other}: it has a layer {layer!r}, which the model lacks.")
 
 
 def read_arrays(
@@ -130,9 +121,7 @@ def read_arrays(
     try:
       arrays |= orbax_item.read_item(path / item, shapes)
     except Exception as error:  # Orbax raises various types.
-      text = (
-          f"Cannot read checkpoint {path}: {orbax_item.describe_error(error)}."
-      )
+      text = f"Cannot read checkpoint {path}: {orbax_item.describe_error(error)}."
       if not orbax_item.is_of_system(error):
         raise base.DamagedCheckpointError(text) from error
       raise base.CheckpointError(

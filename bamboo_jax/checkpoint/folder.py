@@ -51,11 +51,7 @@ class CheckpointFolder:
   """
 
   def __init__(
-      self,
-      path: str | os.PathLike[str],
-      *,
-      keep: int,
-      check_fence: Callable[[], None],
+      self, path: str | os.PathLike[str], *, keep: int, check_fence: Callable[[], None]
   ) -> None:
     if keep < 1:
       raise ValueError(f"keep must be at least 1, got {keep}.")
@@ -66,8 +62,7 @@ class CheckpointFolder:
       self.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
       raise base.CheckpointError(
-          f"Cannot keep checkpoints in {self.path}: "
-          f"{orbax_item.describe_error(error)}."
+          f"Cannot keep checkpoints in {self.path}: " f"{orbax_item.describe_error(error)}."
       ) from error
 
   def steps(self) -> tuple[base.StepId, ...]:
@@ -143,13 +138,7 @@ class CheckpointFolder:
         path.rmdir()
       raise
 
-  def finish(
-      self,
-      name: str,
-      manifest: manifest_lib.Manifest,
-      *,
-      keeps: bool = False,
-  ) -> None:
+  def finish(self, name: str, manifest: manifest_lib.Manifest, *, keeps: bool = False) -> None:
     """Makes the checkpoint written under `name` complete; removes old ones.
 
     With `keeps` it removes none. An existing complete one of that step stays, a
@@ -218,17 +207,13 @@ class CheckpointFolder:
     aside = next(side for side in sides if not side.exists())
     return _Place(path, _inode(path), aside)
 
-  def _set_aside(
-      self, place: _Place, problem: base.DamagedCheckpointError
-  ) -> None:
+  def _set_aside(self, place: _Place, problem: base.DamagedCheckpointError) -> None:
     """Renames a damaged checkpoint, unless another process has; warns."""
     if place.inode is None or _inode(place.path) != place.inode:
       return
     with contextlib.suppress(FileNotFoundError):
       if self._rename(place.path, place.aside):
-        logging.warning(
-            "%s It is kept as %s; an older one is used.", problem, place.aside
-        )
+        logging.warning("%s It is kept as %s; an older one is used.", problem, place.aside)
 
   def _rename(self, path: pathlib.Path, target: pathlib.Path) -> bool:
     """Renames a directory; returns False if the target exists, not empty."""
@@ -240,17 +225,13 @@ class CheckpointFolder:
       return False
     return True
 
-  def _check_space(
-      self, layers: Mapping[str, Mapping[str, np.ndarray]]
-  ) -> None:
+  def _check_space(self, layers: Mapping[str, Mapping[str, np.ndarray]]) -> None:
     """Raises `OSError` if the disk has no room for the arrays.
 
     A write would fail too, but only after it has filled the disk that other
     processes use.
     """
-    needed = sum(
-        a.nbytes for arrays in layers.values() for a in arrays.values()
-    )
+    needed = sum(a.nbytes for arrays in layers.values() for a in arrays.values())
     free = shutil.disk_usage(self.path).free
     if free < needed:
       raise OSError(
@@ -302,9 +283,7 @@ def _remove(path: pathlib.Path) -> None:
   except FileNotFoundError:
     pass  # Another process has renamed or removed it.
   except OSError as error:
-    logging.warning(
-        "Cannot remove %s: %s.", path, orbax_item.describe_error(error)
-    )
+    logging.warning("Cannot remove %s: %s.", path, orbax_item.describe_error(error))
 
 
 def _remove_item(path: pathlib.Path, item: str) -> None:

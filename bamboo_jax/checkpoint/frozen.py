@@ -33,9 +33,7 @@ class InitialWeights(NamedTuple):
 
 
 def find(
-    layer: linen.LinenLayer,
-    arrays: Mapping[str, np.ndarray],
-    weights: InitialWeights | None,
+    layer: linen.LinenLayer, arrays: Mapping[str, np.ndarray], weights: InitialWeights | None
 ) -> manifest_lib.Frozen | None:
   """Returns those of all `arrays` of a layer that need not be stored.
 
@@ -53,9 +51,7 @@ def find(
     problem = f"Layer {layer.name!r} in {weights.path} has changed."
   except base.CheckpointError as error:
     problem = str(error)
-  logging.log_first_n(
-      logging.WARNING, "%s Checkpoints store frozen weights too.", 1, problem
-  )
+  logging.log_first_n(logging.WARNING, "%s Checkpoints store frozen weights too.", 1, problem)
   return None
 
 
@@ -84,15 +80,12 @@ def read(
   return arrays
 
 
-def _take(
-    layer: str, names: Collection[str], weights: InitialWeights
-) -> dict[str, np.ndarray]:
+def _take(layer: str, names: Collection[str], weights: InitialWeights) -> dict[str, np.ndarray]:
   found = layer_arrays.name_leaves(weights.read(layer))
   return {name: np.asarray(found[name]) for name in names}
 
 
 def _describe(arrays: Mapping[str, np.ndarray]) -> manifest_lib.Frozen:
   return manifest_lib.Frozen(
-      summary_lib.digest_arrays(sorted(arrays.items())),
-      layer_arrays.specs_of(arrays),
+      summary_lib.digest_arrays(sorted(arrays.items())), layer_arrays.specs_of(arrays)
   )

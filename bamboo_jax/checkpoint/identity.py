@@ -75,8 +75,7 @@ class RunIdentity:
         same = False
       if not same:
         raise ValueError(
-            f"{key} must be plain JSON values (no tuples, no arrays), got "
-            f"{value!r}."
+            f"{key} must be plain JSON values (no tuples, no arrays), got " f"{value!r}."
         )
 
   def describe(self, step: base.StepId) -> dict[str, Any]:
@@ -116,15 +115,9 @@ class RunIdentity:
     del described["meant"]
     return described
 
-  def _find_changes(
-      self, meta: Mapping[str, Any]
-  ) -> tuple[ChangedSetting, ...]:
+  def _find_changes(self, meta: Mapping[str, Any]) -> tuple[ChangedSetting, ...]:
     there = meta.get("rounding", {})
-    unknown = [
-        key
-        for key, value in self.rounding.items()
-        if key not in there and value != {}
-    ]
+    unknown = [key for key, value in self.rounding.items() if key not in there and value != {}]
     old, new = json_lib.flatten(there), json_lib.flatten(self.rounding)
     changes = [
         ChangedSetting(key, old[key], new[key], changes_bits=True)
@@ -137,9 +130,7 @@ class RunIdentity:
     for key in sorted(self.config.keys() | there.keys()):
       old, new = there.get(key), self.config.get(key)
       if old != new and key not in self.rounding:
-        changes.append(
-            ChangedSetting(key, old, new, key.startswith(self.meant))
-        )
+        changes.append(ChangedSetting(key, old, new, key.startswith(self.meant)))
     if unknown:
       changes.append(ChangedSetting(", ".join(unknown), UNKNOWN, None, True))
     return tuple(changes)
@@ -155,7 +146,5 @@ def _differences(
     if isinstance(there, Mapping) and isinstance(here, Mapping):
       differences += _differences(there, here, f"{prefix}{key}.")
     elif there != here:
-      differences.append(
-          f"it has {prefix}{key}={there!r}, this one has {here!r}"
-      )
+      differences.append(f"it has {prefix}{key}={there!r}, this one has {here!r}")
   return differences

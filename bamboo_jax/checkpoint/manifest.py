@@ -77,12 +77,7 @@ class Manifest:
   files: Mapping[str, int]
 
 
-def join(
-    parts: Collection[Manifest],
-    *,
-    order: Sequence[str],
-    meta: Mapping[str, Any],
-) -> Manifest:
+def join(parts: Collection[Manifest], *, order: Sequence[str], meta: Mapping[str, Any]) -> Manifest:
   """Returns the manifest of a checkpoint from the parts of all members.
 
   `order` is the model's; `meta` is the run's description, plain JSON values.
@@ -151,9 +146,7 @@ def _sha256(content: Mapping[str, Any]) -> str:
   return hashlib.sha256(text.encode()).hexdigest()
 
 
-def find_problem(
-    checkpoint: pathlib.Path, files: Mapping[str, int]
-) -> str | None:
+def find_problem(checkpoint: pathlib.Path, files: Mapping[str, int]) -> str | None:
   """Returns a message on the first file of a wrong size; None if all fit."""
   for name, num_bytes in files.items():
     found = None

@@ -46,10 +46,7 @@ def write_item(path: pathlib.Path, layers: Arrays) -> None:
   Arrays without elements are omitted, as Orbax cannot store them. Raises
   `OSError` or `ValueError` if it cannot be written.
   """
-  stored = {
-      layer: {k: a for k, a in arrays.items() if a.size}
-      for layer, arrays in layers.items()
-  }
+  stored = {layer: {k: a for k, a in arrays.items() if a.size} for layer, arrays in layers.items()}
   stored = {layer: arrays for layer, arrays in stored.items() if arrays}
   if stored:
     import orbax.checkpoint as ocp
@@ -82,16 +79,12 @@ def read_item(
     with _make_checkpointer() as checkpointer:
       stored = checkpointer.restore(
           path.absolute(),
-          args=ocp.args.PyTreeRestore(
-              item=args, restore_args=args, partial_restore=True
-          ),
+          args=ocp.args.PyTreeRestore(item=args, restore_args=args, partial_restore=True),
       )
   return {
       layer: {
           # Without an array there, Orbax returns an object of another type.
-          name: np.asarray(stored[layer][name])
-          if s.size
-          else np.zeros(s.shape, s.dtype)
+          name: np.asarray(stored[layer][name]) if s.size else np.zeros(s.shape, s.dtype)
           for name, s in shapes.items()
       }
       for layer, shapes in like.items()
@@ -125,18 +118,14 @@ def _make_checkpointer() -> Any:
 
   _hide_noise()
   _be_alone()
-  alone = ocp.options.MultiprocessingOptions(
-      primary_host=0, active_processes={0}
-  )
+  alone = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
   # The arrays are ours alone, so Orbax need not copy them.
   handlers = ocp.type_handlers.create_type_handler_registry(
       (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False))
   )
   return ocp.Checkpointer(
       ocp.PyTreeCheckpointHandler(
-          multiprocessing_options=alone,
-          type_handler_registry=handlers,
-          use_compression=False,
+          multiprocessing_options=alone, type_handler_registry=handlers, use_compression=False
       ),
       multiprocessing_options=alone,
   )
@@ -167,12 +156,8 @@ def _hide_noise() -> None:
   """
   show = lambda: absl_logging.get_verbosity() >= absl_logging.DEBUG
   orbax = f"{os.sep}orbax{os.sep}"
-  absl_logging.get_absl_logger().addFilter(
-      lambda record: show() or orbax not in record.pathname
-  )
-  logging.getLogger("asyncio").addFilter(
-      lambda record: show() or orbax not in record.getMessage()
-  )
+  absl_logging.get_absl_logger().addFilter(lambda record: show() or orbax not in record.pathname)
+  logging.getLogger("asyncio").addFilter(lambda record: show() or orbax not in record.getMessage())
   next_hook = sys.unraisablehook
 
   def hook(unraisable: Any) -> None:

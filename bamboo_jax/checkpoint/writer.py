@@ -82,9 +82,7 @@ class Writer:
       weights: From which the run begins, and which have its frozen arrays;
         None: it begins from the seed.
     """
-    self._folder = folder_lib.CheckpointFolder(
-        directory, keep=keep, check_fence=check_fence
-    )
+    self._folder = folder_lib.CheckpointFolder(directory, keep=keep, check_fence=check_fence)
     self._every_steps = every_steps
     self._member = member
     self._model = model
@@ -111,9 +109,7 @@ class Writer:
     self._end_joining(blocks=True)
     return base.ask_again(self._folder.steps)
 
-  def restore(
-      self, step: base.StepId, layers: Sequence[str]
-  ) -> dict[str, spec_lib.LayerState]:
+  def restore(self, step: base.StepId, layers: Sequence[str]) -> dict[str, spec_lib.LayerState]:
     """Returns the state of some layers; reads the arrays of no others.
 
     `step` is one of `steps`, or 0 for the state before the first step. Later
@@ -130,9 +126,7 @@ class Writer:
       states: dict[str, Any] = {}
       units = self._model.single_layers
       for index in map(names.index, layers):
-        states |= spec_lib.init_layers(
-            units[index], self._weights.read if self._weights else None
-        )
+        states |= spec_lib.init_layers(units[index], self._weights.read if self._weights else None)
       return states
     shapes = spec_lib.split_layers(self._model.state)
     states, meta = self._folder.read(step, shapes, layers, self._weights)
@@ -143,9 +137,7 @@ class Writer:
 
   # During training.
 
-  def say(
-      self, step: base.StepId, *, after: base.StepId | None = None
-  ) -> parts.PartsReport:
+  def say(self, step: base.StepId, *, after: base.StepId | None = None) -> parts.PartsReport:
     """Returns this member's report for the vote, plain JSON values.
 
     A save begins if one is due since step `after`, by default the one before.
@@ -198,10 +190,7 @@ class Writer:
     if save.is_alone or not said[save.writer].is_busy:
       self._begin(save, states)
     elif self._member == save.writer:
-      self._warn_of(
-          step,
-          f"The save of step {step} is skipped: the previous one still runs.",
-      )
+      self._warn_of(step, f"The save of step {step} is skipped: the previous one still runs.")
 
   def abandon(self) -> None:
     """Abandons the save that waits for parts; call when a member is lost."""
@@ -212,9 +201,7 @@ class Writer:
   def save_last(
       self,
       step: base.StepId,
-      gather: Callable[
-          [str, parts.PartsReport], Mapping[base.NodeId, parts.PartsReport]
-      ],
+      gather: Callable[[str, parts.PartsReport], Mapping[base.NodeId, parts.PartsReport]],
       *,
       view: base.ViewId,
       owners: Sequence[Sequence[base.NodeId]],
@@ -267,9 +254,7 @@ class Writer:
     report = parts.PartsReport(begins, is_busy, error=self._error)
     if self._save and self._writing and self._writing.done():
       written = self._writing.result()
-      report = dataclasses.replace(
-          report, save=self._save.name, **written._asdict()
-      )
+      report = dataclasses.replace(report, save=self._save.name, **written._asdict())
     return report
 
   def _hear(self, said: Mapping[base.NodeId, parts.PartsReport]) -> None:
@@ -287,9 +272,7 @@ class Writer:
         self._joining = self._thread.submit(self._join, self._save, self._parts)
       self._save = self._writing = None
 
-  def _begin(
-      self, save: parts.Save, states: Mapping[base.StageId, spec_lib.StageState]
-  ) -> None:
+  def _begin(self, save: parts.Save, states: Mapping[base.StageId, spec_lib.StageState]) -> None:
     self._end_joining(blocks=True)
     self._save = None if save.is_alone else save
     self._parts, self._writing, self._error = {}, None, ""
@@ -317,8 +300,7 @@ class Writer:
 
   def _fail(self, save: parts.Save, error: str) -> None:
     self._error = (
-        f"Cannot save step {save.step} to "
-        f"{self._folder.path / str(save.step)}: {error}."
+        f"Cannot save step {save.step} to " f"{self._folder.path / str(save.step)}: {error}."
     )
     if self._member == save.writer:
       self._warn_of(save.step, self._error)
@@ -333,9 +315,7 @@ class Writer:
 
   # In the thread. Errors are returned, as this member must report them.
 
-  def _write(
-      self, save: parts.Save, layers: Mapping[str, Mapping[str, np.ndarray]]
-  ) -> _Written:
+  def _write(self, save: parts.Save, layers: Mapping[str, Mapping[str, np.ndarray]]) -> _Written:
     item = f"node{self._member}"
     if name := layer_arrays.find_nonfinite(layers):
       return _Written(None, f"{name} is not finite everywhere")
@@ -361,9 +341,7 @@ class Writer:
     """
     for layer in self._model.layers:
       if layer.name in layers and layer.name not in self._frozen:
-        self._frozen[layer.name] = frozen_lib.find(
-            layer, layers[layer.name], self._weights
-        )
+        self._frozen[layer.name] = frozen_lib.find(layer, layers[layer.name], self._weights)
     return {
         name: {k: a for k, a in arrays.items() if k not in omitted}
         for name, arrays in layers.items()
@@ -371,9 +349,7 @@ class Writer:
     }
 
   def _join(
-      self,
-      save: parts.Save,
-      written: Mapping[base.NodeId, manifest_lib.Manifest],
+      self, save: parts.Save, written: Mapping[base.NodeId, manifest_lib.Manifest]
   ) -> _Joined:
     """Makes a checkpoint of all parts."""
     whole = manifest_lib.join(

@@ -167,9 +167,7 @@ def _raise_later(number: int) -> None:
   signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECS)
 
 
-def _hear_swallowed(
-    unraisable: Any, *, next_hook: Callable[[Any], object]
-) -> None:
+def _hear_swallowed(unraisable: Any, *, next_hook: Callable[[Any], object]) -> None:
   """Repeats an interrupt that Python has dropped.
 
   It does so if it comes in a callback, such as that of JAX at each collection

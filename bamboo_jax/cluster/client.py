@@ -113,12 +113,8 @@ class Client:
 
   collect = _blocking(client_state.ClientState.collect)
   find_view = _blocking(client_state.ClientState.find_view)
-  wait_interrupt = _blocking(
-      client_state.ClientState.wait_interrupt, on_purpose=True
-  )
-  wait_members = _blocking(
-      client_state.ClientState.wait_members, on_purpose=True
-  )
+  wait_interrupt = _blocking(client_state.ClientState.wait_interrupt, on_purpose=True)
+  wait_members = _blocking(client_state.ClientState.wait_members, on_purpose=True)
   wait_first = _blocking(client_state.ClientState.wait_first, on_purpose=True)
   wait_facts = _blocking(client_state.ClientState.wait_facts, on_purpose=True)
 

@@ -119,14 +119,9 @@ class ClientState:
     stall = None
     if self._is_waiting or self._num_idle >= _STALL_BEATS:
       stall = stalls.Stall(
-          self._is_waiting,
-          self.adopted.number,
-          self._find_begun(),
-          tuple(self._posted),
+          self._is_waiting, self.adopted.number, self._find_begun(), tuple(self._posted)
       )
-    beat = messages.WorkerBeat(
-        self._progress, self._is_waiting, stall, self.step
-    )
+    beat = messages.WorkerBeat(self._progress, self._is_waiting, stall, self.step)
     self._send(beat)
 
   # Waits.

@@ -40,9 +40,7 @@ is_copy = False  # Whether this process is one.
 class Copy:
   """A forked copy of this process, with the interface of `subprocess.Popen`."""
 
-  def __init__(
-      self, run: Callable[[], None], *, keeps: Collection[int] = ()
-  ) -> None:
+  def __init__(self, run: Callable[[], None], *, keeps: Collection[int] = ()) -> None:
     """Forks a copy that calls `run`.
 
     Of open files it has `keeps` and those that are only read.
@@ -144,9 +142,7 @@ def run(command: Sequence[str], *, log: str | os.PathLike[str]) -> None:
   runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def _live(
-    run: Callable[[], None], keeps: Collection[int], original: int
-) -> NoReturn:
+def _live(run: Callable[[], None], keeps: Collection[int], original: int) -> NoReturn:
   """Runs a copy from the fork to its exit."""
   global is_copy
   is_copy, code = True, 1

@@ -41,9 +41,7 @@ class DetectionLimits:
   def __post_init__(self) -> None:
     for name, value in vars(self).items():
       if not 0 < value < math.inf:
-        raise ValueError(
-            f"config.cluster.{name} must be positive, got {value}."
-        )
+        raise ValueError(f"config.cluster.{name} must be positive, got {value}.")
     twice = f"twice heartbeat_secs={self.heartbeat_secs}"
     silence = f"least_silence_secs={self.least_silence_secs}"
     for name, least, text in (
@@ -53,9 +51,7 @@ class DetectionLimits:
         ("most_silence_secs", self.least_silence_secs, silence),
     ):
       if (value := getattr(self, name)) < least:
-        raise ValueError(
-            f"config.cluster.{name} must be at least {text}, got {value}."
-        )
+        raise ValueError(f"config.cluster.{name} must be at least {text}, got {value}.")
 
 
 class Silence:
@@ -66,12 +62,7 @@ class Silence:
   """
 
   def __init__(
-      self,
-      now: float,
-      *,
-      least_secs: float,
-      factor: float,
-      most_secs: float = math.inf,
+      self, now: float, *, least_secs: float, factor: float, most_secs: float = math.inf
   ) -> None:
     self._last, self._factor = now, factor
     self._least_secs, self._most_secs = least_secs, most_secs

@@ -43,9 +43,7 @@ class Decoder:
     while len(self._buffer) >= _LENGTH.size:
       (length,) = _LENGTH.unpack_from(self._buffer)
       if length > self.max_bytes:
-        raise BadFrameError(
-            f"a message of {length} bytes, at most {self.max_bytes} are taken"
-        )
+        raise BadFrameError(f"a message of {length} bytes, at most {self.max_bytes} are taken")
       end = _LENGTH.size + length
       if len(self._buffer) < end:
         break

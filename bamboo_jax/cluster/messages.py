@@ -228,17 +228,11 @@ def _table(*classes: type) -> dict[str, type]:
 
 
 HANDSHAKE = _table(Greeting, Hello)
-FROM_AGENT = _table(
-    *(Post, Beat, Ready, NewView, Notice, Gone, Suspects, Done, Assignment),
-    Failed,
-)
+FROM_AGENT = _table(*(Post, Beat, Ready, NewView, Notice, Gone, Suspects, Done, Assignment), Failed)
 FROM_WORKER = _table(
-    *(Post, Adopt, WorkerBeat, WorkerReady, Assignment, Report, Doubt, Done),
-    *(Leave, Slow, Failed),
+    *(Post, Adopt, WorkerBeat, WorkerReady, Assignment, Report, Doubt, Done), *(Leave, Slow, Failed)
 )
-TO_WORKER = _table(
-    *(Gathered, NewView, StillMember, Assignment, Silent, Trouble),
-)
+TO_WORKER = _table(*(Gathered, NewView, StillMember, Assignment, Silent, Trouble))
 
 
 def encode(message: Any) -> bytes:

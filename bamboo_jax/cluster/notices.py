@@ -120,16 +120,11 @@ class Poller:
       return self.cloud.look(self._ask)
     except OSError as error:
       raise OSError(
-          f"The metadata server {self._url} cannot be polled for preemptions: "
-          f"{error}"
+          f"The metadata server {self._url} cannot be polled for preemptions: " f"{error}"
       ) from error
 
-  def _ask(
-      self, method: str, path: str, headers: Mapping[str, str]
-  ) -> HttpResponse:
-    request = urllib.request.Request(
-        self._url + path, headers=dict(headers), method=method
-    )
+  def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> HttpResponse:
+    request = urllib.request.Request(self._url + path, headers=dict(headers), method=method)
     try:
       return self._read(request)
     except (ValueError, http.client.HTTPException) as error:

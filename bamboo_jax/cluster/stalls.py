@@ -25,9 +25,7 @@ class Stall:
   posted: tuple[tuple[base.ViewId, str], ...]
 
 
-def find_culprit(
-    stalls: Mapping[base.NodeId, Stall | None],
-) -> base.NodeId | None:
+def find_culprit(stalls: Mapping[base.NodeId, Stall | None]) -> base.NodeId | None:
   """Returns the member that blocks all others; None if unknown.
 
   Of several candidates, such as both ends of a broken connection, it is the
@@ -40,10 +38,7 @@ def find_culprit(
       node
       for node, stall in known.items()
       if not stall.is_waiting
-      and not any(
-          is_waiting_for(stall, known[other], other)
-          for other in known.keys() - {node}
-      )
+      and not any(is_waiting_for(stall, known[other], other) for other in known.keys() - {node})
   ]
   return max(blamed, default=None)
 

@@ -118,11 +118,7 @@ def part_that_stays(view: View, successor: View) -> float:
 
 
 def repeat(
-    view: View,
-    words: str,
-    *,
-    is_ask: bool = False,
-    asked: tuple[base.NodeId, ...] = (),
+    view: View, words: str, *, is_ask: bool = False, asked: tuple[base.NodeId, ...] = ()
 ) -> View:
   """Returns the next view, a copy of this one with a message."""
   return dataclasses.replace(
@@ -140,12 +136,7 @@ def original(view: View) -> View:
   if not view.repeats:
     return view
   return dataclasses.replace(
-      view,
-      number=view.repeats,
-      repeats=EMPTY.repeats,
-      is_ask=False,
-      words="",
-      asked=(),
+      view, number=view.repeats, repeats=EMPTY.repeats, is_ask=False, words="", asked=()
   )
 
 
@@ -208,15 +199,9 @@ def next_view(
     if c.number not in numbers:
       numbers.add(c.number)
       come.append(c)
-  leaving = [
-      m for m in stay if m.incarnation in noticed or m.number in view.leaving
-  ]
+  leaving = [m for m in stay if m.incarnation in noticed or m.number in view.leaving]
   reasons = [
-      *(
-          f"{m.name} left: {lost[m.incarnation]}"
-          for m in view.members
-          if m.incarnation in lost
-      ),
+      *(f"{m.name} left: {lost[m.incarnation]}" for m in view.members if m.incarnation in lost),
       *(
           f"{m.name} will be preempted ({noticed[m.incarnation]})"
           for m in leaving

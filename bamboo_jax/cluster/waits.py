@@ -34,9 +34,7 @@ class Waits:
     return _MARK + json.dumps(dataclasses.asdict(self))
 
 
-def tell_on_signal(
-    number: base.NodeId, begun: Callable[[], channel_lib.Begun]
-) -> None:
+def tell_on_signal(number: base.NodeId, begun: Callable[[], channel_lib.Begun]) -> None:
   """Makes SIGUSR2 write the `Waits` of this node to stderr, its log.
 
   Call in the main thread. `begun` returns the open transfers; it is called in
@@ -75,9 +73,7 @@ def parse(text: str) -> Waits | None:
   return json_lib.from_plain(Waits, content)
 
 
-def describe(
-    waits: Iterable[Waits], names: Mapping[base.NodeId, str]
-) -> list[str]:
+def describe(waits: Iterable[Waits], names: Mapping[base.NodeId, str]) -> list[str]:
   """Returns a line for each worker, then one of the nodes that block others.
 
   `names` has the node of each number; others are shown by number.
@@ -93,7 +89,5 @@ def describe(
   busy = {one.number for one in waits if not one.nodes}
   silent = wanted - {one.number for one in waits}
   if held := sorted(wanted & busy | silent):
-    lines.append(
-        f"waited for, and waiting for no node: {', '.join(map(name, held))}"
-    )
+    lines.append(f"waited for, and waiting for no node: {', '.join(map(name, held))}")
   return lines

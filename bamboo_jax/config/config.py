@@ -24,8 +24,7 @@ class Config(Section, path="config"):
   seed: int = option(0, "Of parameters, order of the data and dropout.")
   num_steps: int = option(1_000, "Updates of the whole run.", least=0)
   init_from: str | None = option(
-      None,
-      "Folder of weights, see docs/guides/finetune.md; None: from the seed.",
+      None, "Folder of weights, see docs/guides/finetune.md; None: from the seed."
   )
   plugins: tuple[str, ...] = option(
       (), "Modules that register policies; see docs/research/paced.md."
@@ -39,9 +38,7 @@ class Config(Section, path="config"):
   plan: surroundings.PlanSection = part(surroundings.PlanSection)
   optimizer: surroundings.OptimizerSection = part(surroundings.OptimizerSection)
   evaluate: surroundings.EvaluateSection = part(surroundings.EvaluateSection)
-  checkpoint: surroundings.CheckpointSection = part(
-      surroundings.CheckpointSection
-  )
+  checkpoint: surroundings.CheckpointSection = part(surroundings.CheckpointSection)
   cluster: surroundings.ClusterSection = part(surroundings.ClusterSection)
   cost: surroundings.CostSection = part(surroundings.CostSection)
   metrics: surroundings.MetricsSection = part(surroundings.MetricsSection)
@@ -81,9 +78,7 @@ class Config(Section, path="config"):
         ("recovery.slow", slow, slow != "report", _NO_TIMES),
     ):
       if is_refused:
-        raise ValueError(
-            f"config.{name}={value!r} needs executor='rows': {why}"
-        )
+        raise ValueError(f"config.{name}={value!r} needs executor='rows': {why}")
     if pipeline.num_shares not in (None, pipeline.num_pipelines):
       raise ValueError(
           f"config.pipeline.num_shares={pipeline.num_shares} must be "

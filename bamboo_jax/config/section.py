@@ -14,11 +14,7 @@ _HELP, _LEAST, _CHOICES = "help", "least", "choices"
 
 
 def option(
-    default: Any,
-    help_text: str,
-    *,
-    least: float | None = None,
-    choices: tuple[str, ...] = (),
+    default: Any, help_text: str, *, least: float | None = None, choices: tuple[str, ...] = ()
 ) -> Any:
   """Declares an option of a `Section`.
 
@@ -80,14 +76,10 @@ class Section:
     for key in fields:
       if key not in values:
         raise ValueError(
-            f"{cls.path}.{key} is missing; a config must start from "
-            "configs/default.py."
+            f"{cls.path}.{key} is missing; a config must start from " "configs/default.py."
         )
     return cls(
-        **{
-            key: _read(values[key], kind, f"{cls.path}.{key}")
-            for key, kind in fields.items()
-        }
+        **{key: _read(values[key], kind, f"{cls.path}.{key}") for key, kind in fields.items()}
     )
 
   def to_dict(self) -> dict[str, Any]:
@@ -157,9 +149,7 @@ def _read(value: Any, kind: Any, name: str) -> Any:
     return tuple(value)
   if container is tuple or not base.fits(value, kind):
     wanted = (tuple if container is tuple else plain).__name__
-    raise ValueError(
-        f"{name} must be {wanted}, got {value!r}, {type(value).__name__}."
-    )
+    raise ValueError(f"{name} must be {wanted}, got {value!r}, {type(value).__name__}.")
   return value
 
 

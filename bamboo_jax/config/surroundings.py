@@ -17,21 +17,15 @@ from bamboo_jax.metrics import plots
 class PlanSection(Section, path="config.plan"):
   """How stages are planned."""
 
-  profile: str | None = option(
-      None, "File of `bamboo profile`; None: costs are estimated."
-  )
+  profile: str | None = option(None, "File of `bamboo profile`; None: costs are estimated.")
   machine: str | None = option(
       None,
       'GPU, as "h100", or instance, as "p5.48xlarge": costs and memory are '
       "those of this machine. None: of the one that plans.",
   )
-  balance: str = option(
-      "compute", 'What stages have equal parts of; or "memory".'
-  )
+  balance: str = option("compute", 'What stages have equal parts of; or "memory".')
   memory_limit_gib: float | None = option(
-      None,
-      "Per device; None: no limit. Not if `machine` is set.",
-      least=0,
+      None, "Per device; None: no limit. Not if `machine` is set.", least=0
   )
 
 
@@ -40,32 +34,21 @@ class OptimizerSection(Section, path="config.optimizer"):
   """How parameters are updated."""
 
   name: str = option("adamw", 'A function of optax; or "file.py:function".')
-  options: Mapping[str, Any] = option(
-      dict(weight_decay=0.1), "Its other arguments."
-  )
+  options: Mapping[str, Any] = option(dict(weight_decay=0.1), "Its other arguments.")
   decay: str = option(
-      "all",
-      'Or "matrices": norms and biases do not decay.',
-      choices=("all", "matrices"),
+      "all", 'Or "matrices": norms and biases do not decay.', choices=("all", "matrices")
   )
-  learning_rate: float = option(
-      3e-4, "The peak, if there is a schedule.", least=0
-  )
+  learning_rate: float = option(3e-4, "The peak, if there is a schedule.", least=0)
   schedule: str = option(
-      "warmup_cosine_decay_schedule",
-      'Of optax; or "constant", or "file.py:function".',
+      "warmup_cosine_decay_schedule", 'Of optax; or "constant", or "file.py:function".'
   )
   schedule_options: Mapping[str, Any] = option(
       dict(init_value=0.0, warmup_steps=100, decay_steps=None),
       "Arguments of that schedule, see optax. `decay_steps` None: num_steps.",
   )
-  clip_norm: float | None = option(
-      1.0, "Global norm of the gradient; None: no clipping."
-  )
+  clip_norm: float | None = option(1.0, "Global norm of the gradient; None: no clipping.")
   on_nonfinite: str = option(
-      "skip",
-      'Steps with NaN or inf; or "stop", "apply".',
-      choices=("skip", "stop", "apply"),
+      "skip", 'Steps with NaN or inf; or "stop", "apply".', choices=("skip", "stop", "apply")
   )
   most_skipped_steps: int = option(
       20, "Steps skipped in a row that end the run; 0: none do.", least=0
@@ -74,9 +57,7 @@ class OptimizerSection(Section, path="config.optimizer"):
   def __post_init__(self) -> None:
     super().__post_init__()
     if self.clip_norm is not None and not self.clip_norm > 0:
-      raise ValueError(
-          f"config.optimizer.clip_norm must be above 0, got {self.clip_norm}."
-      )
+      raise ValueError(f"config.optimizer.clip_norm must be above 0, got {self.clip_norm}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,22 +82,12 @@ class ClusterSection(Section, path="config.cluster"):
 
   heartbeat_secs: float = option(0.1, "Between two signs of life.")
   stopped_secs: float = option(1.0, "A worker stopped for longer is killed.")
-  least_silence_secs: float = option(
-      3.0, "A shorter silence of an agent is no death."
-  )
+  least_silence_secs: float = option(3.0, "A shorter silence of an agent is no death.")
   most_silence_secs: float = option(10.0, "A longer one is, also of a worker.")
-  silence_factor: float = option(
-      4.0, "In between: times the longest recent gap."
-  )
-  start_silence_secs: float = option(
-      60.0, "Most silence of a worker that starts."
-  )
-  no_progress_secs: float = option(
-      60.0, "A worker that hangs for longer is killed."
-  )
-  gather_secs: float = option(
-      300.0, "Then the run starts, though nodes are missing."
-  )
+  silence_factor: float = option(4.0, "In between: times the longest recent gap.")
+  start_silence_secs: float = option(60.0, "Most silence of a worker that starts.")
+  no_progress_secs: float = option(60.0, "A worker that hangs for longer is killed.")
+  gather_secs: float = option(300.0, "Then the run starts, though nodes are missing.")
   num_watchers: int = option(8, "Agents that hear a node; all, in doubt.")
 
 
@@ -130,13 +101,10 @@ class CostSection(Section, path="config.cost"):
   market: str = option("spot", 'Or "on_demand".')
   prices: str | None = option(None, "File; None: the package's.")
   region: str | None = option(
-      None,
-      'Of the price; or of one instance, "p3.2xlarge:us-east-1". None: the '
-      "only region.",
+      None, 'Of the price; or of one instance, "p3.2xlarge:us-east-1". None: the ' "only region."
   )
   date: str | None = option(
-      None,
-      'Of the price; or of one instance, "p3.2xlarge:2021". None: newest.',
+      None, 'Of the price; or of one instance, "p3.2xlarge:2021". None: newest.'
   )
 
 

@@ -17,9 +17,7 @@ class ModelSection(Section, path="config.model"):
   """The model to train."""
 
   name: str = option(
-      "gpt2",
-      'Of `models.zoo`; "init_from": that of the folder; or '
-      '"file.py:function".',
+      "gpt2", 'Of `models.zoo`; "init_from": that of the folder; or ' '"file.py:function".'
   )
   options: Mapping[str, Any] = option(
       dict(variant="small", vocab_size=256, sequence_length=1024),
@@ -33,16 +31,10 @@ class DataSection(Section, path="config.data"):
   """The data to train on."""
 
   name: str = option(
-      "stdlib_text",
-      "A source or paths, see docs/guides/own_data.md; or "
-      '"file.py:function".',
+      "stdlib_text", "A source or paths, see docs/guides/own_data.md; or " '"file.py:function".'
   )
-  options: Mapping[str, Any] = option(
-      {}, "Arguments of that source; see its docstring."
-  )
-  prefetch_steps: int = option(
-      1, "Steps whose data is prepared ahead.", least=0
-  )
+  options: Mapping[str, Any] = option({}, "Arguments of that source; see its docstring.")
+  prefetch_steps: int = option(1, "Steps whose data is prepared ahead.", least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,36 +54,22 @@ class PipelineSection(Section, path="config.pipeline"):
       choices=("depth", "templates", "grid"),
   )
   ticks: str = option(
-      "paired",
-      'Of "spmd", two passes; or "single", one in a tick.',
-      choices=("paired", "single"),
+      "paired", 'Of "spmd", two passes; or "single", one in a tick.', choices=("paired", "single")
   )
   segment_ticks: int | None = option(
-      None,
-      'Of "spmd": ticks lost by a death, at most. None: num_stages.',
-      least=1,
+      None, 'Of "spmd": ticks lost by a death, at most. None: num_stages.', least=1
   )
   head: str = option(
-      "backward",
-      'Pass of head and loss in "spmd"; or "forward".',
-      choices=("backward", "forward"),
+      "backward", 'Pass of head and loss in "spmd"; or "forward".', choices=("backward", "forward")
   )
-  num_pipelines: int = option(
-      2, "Copies of the model, over which the batch is cut.", least=1
-  )
-  num_stages: int = option(
-      4, "Nodes of a pipeline; 1: every node has the model.", least=1
-  )
+  num_pipelines: int = option(2, "Copies of the model, over which the batch is cut.", least=1)
+  num_stages: int = option(4, "Nodes of a pipeline; 1: every node has the model.", least=1)
   num_microbatches: int = option(8, "Per pipeline and step.", least=1)
   microbatch_size: int = option(
-      1,
-      "Samples. BERT's loss depends on it, see docs/guides/models.md.",
-      least=1,
+      1, "Samples. BERT's loss depends on it, see docs/guides/models.md.", least=1
   )
   num_shares: int | None = option(
-      None,
-      "Parts of the batch that are summed apart. None: num_pipelines.",
-      least=1,
+      None, "Parts of the batch that are summed apart. None: num_pipelines.", least=1
   )
   schedule: str = option("1f1b", 'Order of the passes; or "gpipe".')
   remat: str = option(
@@ -127,36 +105,25 @@ class RedundancySection(Section, path="config.redundancy"):
       '"none": no replicas; "lazy": replicas; "bubble", "budget", "eager": and '
       "redundant forward passes, see docs/concepts/redundancy.md.",
   )
-  margin: float = option(
-      0.25, "By which waits must be longer than what fills them."
-  )
+  margin: float = option(0.25, "By which waits must be longer than what fills them.")
   overrun: float = option(
-      1.6,
-      'Of "eager" in clusters: by what part of itself a pass may be late.',
-      least=0,
+      1.6, 'Of "eager" in clusters: by what part of itself a pass may be late.', least=0
   )
   budget: float = option(0.05, 'Of "budget": by how much a step may be longer.')
   refresh: str = option(
-      "gradient",
-      'What replicas get each step; or "state".',
-      choices=("gradient", "state"),
+      "gradient", 'What replicas get each step; or "state".', choices=("gradient", "state")
   )
   slots: str = option(
-      "device",
-      'Where optimizer slots of replicas are; or "host".',
-      choices=("device", "host"),
+      "device", 'Where optimizer slots of replicas are; or "host".', choices=("device", "host")
   )
   host_memory_gib: float | None = option(
       None, "Limit of what a node keeps until the commit; None: no limit."
   )
   spares: int = option(0, "Nodes that take the places of lost ones.", least=0)
   rereplicate: str = option(
-      "at_commit",
-      'When replicas that died are made again; or "at_repair", by a spare.',
+      "at_commit", 'When replicas that died are made again; or "at_repair", by a spare.'
   )
-  check_every_steps: int = option(
-      10, "Compare copies; 0: only after repairs.", least=0
-  )
+  check_every_steps: int = option(10, "Compare copies; 0: only after repairs.", least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,41 +131,23 @@ class RecoverySection(Section, path="config.recovery"):
   """What follows a death; see docs/concepts/ladder.md."""
 
   policy: str | None = option(
-      None,
-      "A policy that sets the other options here, or "
-      '"file.py:function"; None: they stay.',
+      None, "A policy that sets the other options here, or " '"file.py:function"; None: they stay.'
   )
-  reroute: bool = option(
-      True, "All with a copy of a lost stage compute its shares."
-  )
+  reroute: bool = option(True, "All with a copy of a lost stage compute its shares.")
   drop: bool = option(False, "Leave out the samples of a lost pipeline.")
   is_preemptible: bool = option(True, "False: faults and traces take no node.")
   reconfigure: bool = option(True, "Make new pipelines from live copies.")
-  checkpoint: bool = option(
-      True, "Go back to the last checkpoint if a layer is lost."
-  )
+  checkpoint: bool = option(True, "Go back to the last checkpoint if a layer is lost.")
   fold: bool = option(True, "With few nodes, each owns several stages.")
-  hand_over: bool = option(
-      True, "Announced preemptions move stages between steps."
-  )
-  num_failures: int = option(
-      1,
-      'Simultaneous deaths that layout "templates" is made for.',
-      least=0,
-  )
+  hand_over: bool = option(True, "Announced preemptions move stages between steps.")
+  num_failures: int = option(1, 'Simultaneous deaths that layout "templates" is made for.', least=0)
   method: str = option(
-      "replanning",
-      'How its pipelines follow the old ones: fewest moves; or by "rules".',
+      "replanning", 'How its pipelines follow the old ones: fewest moves; or by "rules".'
   )
-  horizon_secs: float = option(
-      600.0, "New pipelines must pay within this time.", least=0
-  )
-  refill: bool = option(
-      True, "Consider new pipelines if spares can take all places."
-  )
+  horizon_secs: float = option(600.0, "New pipelines must pay within this time.", least=0)
+  refill: bool = option(True, "Consider new pipelines if spares can take all places.")
   max_doubled: float = option(
-      0.05,
-      "Or if twice the nodes with two stages, by all nodes, is above this.",
+      0.05, "Or if twice the nodes with two stages, by all nodes, is above this."
   )
   grow: bool = option(True, "Or if there are nodes for one more pipeline.")
   preconnect: bool = option(True, "Nodes connect before they need each other.")

@@ -95,9 +95,7 @@ def _make(
 def _find_kind(name: str, array: np.ndarray) -> np.dtype:
   """Returns the dtype of samples; JAX has no 64-bit types by default."""
   if array.dtype.kind not in "biuf":
-    raise base.DataError(
-        f"Array {name!r} of a data source must hold numbers, got {array.dtype}."
-    )
+    raise base.DataError(f"Array {name!r} of a data source must hold numbers, got {array.dtype}.")
   if array.dtype.itemsize < 8:
     return array.dtype
   kind = np.dtype(f"{array.dtype.kind}4")

@@ -107,13 +107,7 @@ class Prefetcher:
   Thread-safe.
   """
 
-  def __init__(
-      self,
-      batches: Batches,
-      *,
-      first_step: int = 0,
-      num_steps_ahead: int = 1,
-  ) -> None:
+  def __init__(self, batches: Batches, *, first_step: int = 0, num_steps_ahead: int = 1) -> None:
     self.batches = batches
     self._num_steps_ahead = num_steps_ahead
     self._pool = futures.ThreadPoolExecutor(1, "prefetch")
@@ -166,9 +160,7 @@ class Prefetcher:
       if found.cancelled() or key in self._raised:
         continue
       if error := found.exception():
-        logging.warning(
-            "Unused data, (step, microbatch)=%s, failed: %r", key, error
-        )
+        logging.warning("Unused data, (step, microbatch)=%s, failed: %r", key, error)
     self._read = {}
 
   def __enter__(self) -> Self:
@@ -197,9 +189,7 @@ class Prefetcher:
     return arrays
 
 
-def select_arrays(
-    arrays: dict[str, Any], keys: Collection[str] | None
-) -> dict[str, np.ndarray]:
+def select_arrays(arrays: dict[str, Any], keys: Collection[str] | None) -> dict[str, np.ndarray]:
   """Returns the requested arrays, read-only, because they are shared.
 
   Entries of `arrays` that are still functions are called if requested, and

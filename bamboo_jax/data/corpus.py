@@ -64,9 +64,7 @@ def make_manifest(documents: Sequence[CorpusDocument]) -> CorpusManifest:
   """Returns the manifest of a text."""
   return CorpusManifest(
       tuple(
-          ManifestEntry(
-              d.name, len(d.content), hashlib.sha256(d.content).hexdigest()
-          )
+          ManifestEntry(d.name, len(d.content), hashlib.sha256(d.content).hexdigest())
           for d in documents
       )
   )

@@ -18,9 +18,7 @@ _ROUNDS = 3  # Each changes both halves.
 _ORDER = 32  # Stream of random bits.
 
 
-def raw_bits(
-    seed: int, index: int, *, count: int, stream: int = 0
-) -> np.ndarray:
+def raw_bits(seed: int, index: int, *, count: int, stream: int = 0) -> np.ndarray:
   """Returns `count` random uint64, independent for different arguments.
 
   Other arguments are from 0 to `MAX_SEED`; `stream` separates uses of one seed.
@@ -31,9 +29,7 @@ def raw_bits(
   return np.random.Philox(key=key, counter=counter).random_raw(count)
 
 
-def bits_of_samples(
-    seed: int, indices: Sequence[int], *, count: int, stream: int
-) -> np.ndarray:
+def bits_of_samples(seed: int, indices: Sequence[int], *, count: int, stream: int) -> np.ndarray:
   """Returns the `raw_bits` of each of `indices`, [S, `count`]."""
   bits = [raw_bits(seed, i, count=count, stream=stream) for i in indices]
   return np.array(bits, np.uint64).reshape(-1, count)
@@ -61,9 +57,7 @@ def shuffle(seed: int, indices: Sequence[int], *, size: int) -> list[int]:
   return drawn
 
 
-def permute(
-    seed: int, epoch: int, places: np.ndarray, *, size: int
-) -> np.ndarray:
+def permute(seed: int, epoch: int, places: np.ndarray, *, size: int) -> np.ndarray:
   """Returns elements of a random order of 0 to `size - 1`, int64, as `places`.
 
   A Feistel network: a number is a row and a column of a table that is almost

@@ -72,8 +72,7 @@ def drop_repeated(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
   real = [os.path.realpath(path.parent) for path in paths]
   firsts: dict[tuple[str, str], pathlib.Path] = {}
   for path, parent in sorted(
-      zip(paths, real, strict=True),
-      key=lambda pair: os.path.abspath(pair[0].parent) != pair[1],
+      zip(paths, real, strict=True), key=lambda pair: os.path.abspath(pair[0].parent) != pair[1]
   ):
     firsts.setdefault((parent, path.name), path)
   kept = {*firsts.values()}

@@ -81,8 +81,7 @@ def make_image_folder(
   train, heldout = _split(path, heldout_path, heldout_fraction)
   if num_classes is not None and len(train.classes) > num_classes:
     raise base.DataError(
-        f"{path} has {len(train.classes)} classes, but "
-        f"num_classes={num_classes}."
+        f"{path} has {len(train.classes)} classes, but " f"num_classes={num_classes}."
     )
   size = len(train.paths)
   read = functools.partial(_read, pillow, image_size, on_corrupt)
@@ -122,9 +121,7 @@ def _digest(paths: Sequence[pathlib.Path]) -> str:
   return digest.hexdigest()
 
 
-def _split(
-    path: str, heldout_path: str | None, fraction: float
-) -> tuple[Images, Images]:
+def _split(path: str, heldout_path: str | None, fraction: float) -> tuple[Images, Images]:
   """Returns the images to train on, and those held out."""
   train = _find_classes(path)
   if heldout_path is not None:
@@ -178,19 +175,13 @@ def _read(
       is_corrupt = getattr(error, "errno", None) is None
       if on_corrupt == "stop" or not is_corrupt:
         remedy = " on_corrupt='skip' goes on without it." * is_corrupt
-        raise base.DataError(
-            f"Cannot read the image {part.paths[at]}: {error}.{remedy}"
-        ) from error
+        raise base.DataError(f"Cannot read the image {part.paths[at]}: {error}.{remedy}") from error
       logging.warning("Skipped the image %s: %s", part.paths[at], error)
       continue
     box, is_mirrored = cut(image)
-    pixels = np.asarray(
-        image.resize((size, size), pillow.Resampling.BILINEAR, box)
-    )
+    pixels = np.asarray(image.resize((size, size), pillow.Resampling.BILINEAR, box))
     return pixels[:, ::-1] if is_mirrored else pixels
-  raise base.DataError(
-      f"None of the images in {part.paths[file].parent} can be read."
-  )
+  raise base.DataError(f"None of the images in {part.paths[file].parent} can be read.")
 
 
 def _find_classes(path: str) -> dict[str, list[pathlib.Path]]:
@@ -207,8 +198,7 @@ def _find_classes(path: str) -> dict[str, list[pathlib.Path]]:
     left_out += [f"{entry.name}/{n}" for n in names if not _is_image(n)]
     if not images:
       raise base.DataError(
-          f"The class folder {root / entry.name} has no image "
-          f"{', '.join(_SUFFIXES)}."
+          f"The class folder {root / entry.name} has no image " f"{', '.join(_SUFFIXES)}."
       )
     classes[entry.name] = [root / entry.name / name for name in images]
   if not classes:

@@ -90,10 +90,7 @@ class Chain:
       tokens_S = walks_SL[:, place - 1]
       branches_S = (bits_SL[:, place, None] >= upper_VB[tokens_S]).sum(axis=1)
       walks_SL[:, place] = next_VB[tokens_S, branches_S]
-    return {
-        "inputs": walks_SL[:, :-1].copy(),
-        "targets": walks_SL[:, 1:].copy(),
-    }
+    return {"inputs": walks_SL[:, :-1].copy(), "targets": walks_SL[:, 1:].copy()}
 
 
 def make_walks(

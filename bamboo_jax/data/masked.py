@@ -31,14 +31,11 @@ _TRAIN, _HELDOUT = 3, 4  # Streams of random bits.
 
 # Makes a sample of two arrays and random bits, and counts its tokens of text.
 _Form = Callable[
-    [tuple[int, ...], np.ndarray, np.ndarray, np.ndarray],
-    tuple[dict[str, np.ndarray], int],
+    [tuple[int, ...], np.ndarray, np.ndarray, np.ndarray], tuple[dict[str, np.ndarray], int]
 ]
 
 
-def make_masked(
-    tokens: samples.Source, num_masked: int, *, packed: bool = False
-) -> samples.Source:
+def make_masked(tokens: samples.Source, num_masked: int, *, packed: bool = False) -> samples.Source:
   """Returns the samples that `models.text.bert.make_model` reads.
 
   Args:
@@ -88,14 +85,8 @@ def _make(
   bits = draws.bits_of_samples(seed, indices, count=count, stream=stream)
   if other is None:
     other = read([int(b[0] >> 32) % num_others for b in bits])["inputs"]
-  made = [
-      make_one(*texts, drawn[1:])
-      for *texts, drawn in zip(own, other, bits, strict=True)
-  ]
-  return {
-      key: np.stack([sample[key] for sample in made]).astype(np.int32)
-      for key in made[0]
-  }
+  made = [make_one(*texts, drawn[1:]) for *texts, drawn in zip(own, other, bits, strict=True)]
+  return {key: np.stack([sample[key] for sample in made]).astype(np.int32) for key in made[0]}
 
 
 def _make_one(
@@ -125,10 +116,7 @@ def _make_one(
 
 
 def _pair(
-    special: tuple[int, ...],
-    own: np.ndarray,
-    other: np.ndarray,
-    bits: np.ndarray,
+    special: tuple[int, ...], own: np.ndarray, other: np.ndarray, bits: np.ndarray
 ) -> tuple[dict[str, np.ndarray], int]:
   """Returns a pair of texts, and its number of tokens of text."""
   pad, cls, sep, _ = special
@@ -152,10 +140,7 @@ def _pair(
 
 
 def _pack(
-    special: tuple[int, ...],
-    own: np.ndarray,
-    documents: np.ndarray,
-    bits: np.ndarray,
+    special: tuple[int, ...], own: np.ndarray, documents: np.ndarray, bits: np.ndarray
 ) -> tuple[dict[str, np.ndarray], int]:
   """Returns packed documents, and their number of tokens."""
   del bits

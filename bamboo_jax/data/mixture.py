@@ -20,9 +20,7 @@ _BLOCK = 1 << 14  # Samples; weights are rounded to multiples of its inverse.
 _FIRST = 1 << 40  # Orders of blocks; no source has as many epochs.
 
 
-def make_mixture(
-    sources: Mapping[str, samples.Source], weights: Sequence[float]
-) -> samples.Source:
+def make_mixture(sources: Mapping[str, samples.Source], weights: Sequence[float]) -> samples.Source:
   """Returns samples of all sources, in proportion to `weights`.
 
   Held-out samples are taken from the sources in turn, the same number of each.
@@ -35,9 +33,7 @@ def make_mixture(
   evaluated = [part for part in parts if part.num_heldout]
   least = min((part.num_heldout for part in evaluated), default=0)
 
-  table = functools.lru_cache(maxsize=4)(
-      functools.partial(_draw_block, tuple(counts))
-  )
+  table = functools.lru_cache(maxsize=4)(functools.partial(_draw_block, tuple(counts)))
 
   def place(seed: int, index: int) -> tuple[int, int]:
     block, at = divmod(index, _BLOCK)
@@ -79,9 +75,7 @@ def make_mixture(
   )
 
 
-def _draw_block(
-    counts: Sequence[int], seed: int, block: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _draw_block(counts: Sequence[int], seed: int, block: int) -> tuple[np.ndarray, np.ndarray]:
   """Returns the source of each sample in a block, and its index there."""
   slots = draws.permute(seed, _FIRST + block, np.arange(_BLOCK), size=_BLOCK)
   parts_B = np.searchsorted(np.cumsum(counts), slots, side="right")
@@ -96,9 +90,7 @@ def split_block(weights: Mapping[str, float]) -> list[int]:
   total = sum(weights.values())
   for name, weight in weights.items():
     if not 0 <= weight < float("inf"):
-      raise ValueError(
-          f"The weight of {name} must be at least 0, got {weight}."
-      )
+      raise ValueError(f"The weight of {name} must be at least 0, got {weight}.")
   if not total > 0:
     raise ValueError(f"The weights of a mixture must not all be 0: {weights}.")
   exact = np.array([*weights.values()]) / total * _BLOCK
@@ -115,8 +107,7 @@ def split_block(weights: Mapping[str, float]) -> list[int]:
 
 
 def _merge(
-    places: Sequence[tuple[int, int]],
-    read: Callable[[int, list[int]], dict[str, Any]],
+    places: Sequence[tuple[int, int]], read: Callable[[int, list[int]], dict[str, Any]]
 ) -> dict[str, Any]:
   """Returns the samples at (part, index), read part by part."""
   found: dict[str, np.ndarray] = {}
@@ -132,8 +123,7 @@ def _merge(
       }
     if shapes != (wanted := {n: a.shape[1:] for n, a in found.items()}):
       raise base.DataError(
-          "Sources of a mixture must have the same arrays, got "
-          f"{shapes} and {wanted}."
+          "Sources of a mixture must have the same arrays, got " f"{shapes} and {wanted}."
       )
     for name, array in arrays.items():
       found[name][rows] = array

@@ -26,9 +26,7 @@ from bamboo_jax.data import vocabularies
 Pair = tuple[bytes, bytes]
 
 _END = 0
-_DOCSTRING = re.compile(
-    rb'^ *(?:def|class) (\w+)[^\n]*:\n +[rR]?"""([^\n"\\\t]+)', re.MULTILINE
-)
+_DOCSTRING = re.compile(rb'^ *(?:def|class) (\w+)[^\n]*:\n +[rR]?"""([^\n"\\\t]+)', re.MULTILINE)
 
 
 def make_pairs(
@@ -103,8 +101,7 @@ def split_columns(documents: Sequence[corpus.CorpusDocument]) -> list[Pair]:
 
 
 def join_lines(
-    sources: Sequence[corpus.CorpusDocument],
-    targets: Sequence[corpus.CorpusDocument],
+    sources: Sequence[corpus.CorpusDocument], targets: Sequence[corpus.CorpusDocument]
 ) -> list[Pair]:
   """Returns the pairs of equal lines of two files; drops empty pairs.
 
@@ -144,9 +141,7 @@ def _lines(document: corpus.CorpusDocument) -> list[bytes]:
   return document.content.removesuffix(b"\n").split(b"\n")
 
 
-def _encode(
-    vocabulary: vocabularies.Vocabulary, sentences: Sequence[bytes]
-) -> np.ndarray:
+def _encode(vocabulary: vocabularies.Vocabulary, sentences: Sequence[bytes]) -> np.ndarray:
   """Returns the tokens of sentences, with 0 and the end token swapped."""
   documents = [corpus.CorpusDocument("", text) for text in sentences]
   tokens = vocabularies.encode(vocabulary, documents)
@@ -154,9 +149,7 @@ def _encode(
   return np.where(tokens == vocabulary.end, _END, swapped).astype(tokens.dtype)
 
 
-def _fill(
-    tokens: np.ndarray, starts: np.ndarray, lengths: np.ndarray, size: int
-) -> np.ndarray:
+def _fill(tokens: np.ndarray, starts: np.ndarray, lengths: np.ndarray, size: int) -> np.ndarray:
   """Returns the sentences at `starts`, padded, [samples, size]."""
   place_L = np.arange(size)
   places = np.minimum(starts[:, None] + place_L, len(tokens) - 1)
@@ -164,15 +157,9 @@ def _fill(
   return np.where(is_there, tokens[places], 0).astype(tokens.dtype)
 
 
-def _select(
-    columns: Sequence[np.ndarray], places: Sequence[int]
-) -> dict[str, np.ndarray]:
+def _select(columns: Sequence[np.ndarray], places: Sequence[int]) -> dict[str, np.ndarray]:
   source_SL, target_SL = (c[list(places)].astype(np.int32) for c in columns)
   inputs_SL = np.roll(target_SL, 1, axis=1)
   inputs_SL[:, 0] = _END
   ends_SL = (target_SL == _END).cumsum(axis=1)
-  return {
-      "source": source_SL,
-      "inputs": inputs_SL,
-      "targets": np.where(ends_SL > 1, -1, target_SL),
-  }
+  return {"source": source_SL, "inputs": inputs_SL, "targets": np.where(ends_SL > 1, -1, target_SL)}

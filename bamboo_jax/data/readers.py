@@ -44,15 +44,12 @@ def read_stdlib() -> tuple[corpus.CorpusDocument, ...]:
         "Python with its whole standard library."
     ) from error
   documents = [
-      corpus.CorpusDocument(f"help/{name}", text.encode())
-      for name, text in sorted(topics.items())
+      corpus.CorpusDocument(f"help/{name}", text.encode()) for name, text in sorted(topics.items())
   ]
   return (*documents, *read_library(sysconfig.get_path("stdlib")))
 
 
-def read_library(
-    root: str | os.PathLike[str],
-) -> tuple[corpus.CorpusDocument, ...]:
+def read_library(root: str | os.PathLike[str]) -> tuple[corpus.CorpusDocument, ...]:
   """Returns the Python sources below `root`, named "lib/...".
 
   Excludes installed packages, tests and generated files.
@@ -64,9 +61,7 @@ def read_library(
         for name in sorted(_library_names(root))
     )
   except OSError as error:
-    raise base.DataError(
-        f"Cannot read {error.filename}: {error.strerror}."
-    ) from error
+    raise base.DataError(f"Cannot read {error.filename}: {error.strerror}.") from error
   if not documents:
     raise base.DataError(f"There are no Python sources in {root}.")
   return documents
@@ -79,9 +74,7 @@ def read_files(pattern: str) -> tuple[corpus.CorpusDocument, ...]:
   """
   found = files.find_files(pattern)
   documents = [
-      corpus.CorpusDocument(
-          name, "".join(documents_lib.read_text(str(path))).encode()
-      )
+      corpus.CorpusDocument(name, "".join(documents_lib.read_text(str(path))).encode())
       for name, path in found
   ]
   if not any(document.content for document in documents):

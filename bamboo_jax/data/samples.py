@@ -59,11 +59,7 @@ class Source:
 
 
 def make_shuffled(
-    take: Callable[[list[int]], dict[str, Any]],
-    *,
-    size: int,
-    num_heldout: int,
-    **facts: Any,
+    take: Callable[[list[int]], dict[str, Any]], *, size: int, num_heldout: int, **facts: Any
 ) -> Source:
   """Returns a source that visits `size` places, in a new order each epoch.
 
@@ -74,9 +70,7 @@ def make_shuffled(
   return Source(
       samples_per_epoch=size,
       num_heldout=num_heldout,
-      batch=lambda indices, *, seed: take(
-          draws.shuffle(seed, indices, size=size)
-      ),
+      batch=lambda indices, *, seed: take(draws.shuffle(seed, indices, size=size)),
       heldout_batch=lambda indices: take([size + i for i in indices]),
       **facts,
   )
@@ -99,6 +93,4 @@ def check_ranges(
 def check_fraction(fraction: float) -> None:
   """Raises `ValueError` unless 0 <= `fraction` < 1."""
   if not 0 <= fraction < 1:
-    raise ValueError(
-        f"heldout_fraction must be from 0 to below 1, got {fraction}."
-    )
+    raise ValueError(f"heldout_fraction must be from 0 to below 1, got {fraction}.")

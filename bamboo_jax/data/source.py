@@ -64,9 +64,7 @@ def make_source(
   return _SOURCES[name](**given)
 
 
-def open_source(
-    name: str, shape: Mapping[str, Any], options: Mapping[str, Any]
-) -> samples.Source:
+def open_source(name: str, shape: Mapping[str, Any], options: Mapping[str, Any]) -> samples.Source:
   """Returns the source that a config names; see `make_source`.
 
   If a file is missing, `base.DataError` names the option.
@@ -89,9 +87,7 @@ def is_files(name: str) -> bool:
   return name == "files" or (is_path and not base.is_function_name(name))
 
 
-def _make_own(
-    name: str, shape: Mapping[str, Any], options: Mapping[str, Any]
-) -> samples.Source:
+def _make_own(name: str, shape: Mapping[str, Any], options: Mapping[str, Any]) -> samples.Source:
   function = base.find_function(name, what="data source")
   known = inspect.signature(function).parameters
   given = {k: v for k, v in shape.items() if k in known} | dict(options)
@@ -123,8 +119,7 @@ def _make_masked(
   least = num_around + 2
   if sequence_length < least:
     raise ValueError(
-        f"sequence_length must be at least {least} with num_masked, got "
-        f"{sequence_length}."
+        f"sequence_length must be at least {least} with num_masked, got " f"{sequence_length}."
     )
   tokens = make_source(
       name,
@@ -156,9 +151,7 @@ def _make_stdlib_text(
   vocabulary = vocabularies.read_vocabulary(tokenizer, vocab_size)
   size = vocabulary.vocab_size
   texts = [
-      token_files.TokenFile(
-          "stdlib_text", len(tokens), tokens.dtype, size, tokens=tokens
-      )
+      token_files.TokenFile("stdlib_text", len(tokens), tokens.dtype, size, tokens=tokens)
       for tokens in (vocabularies.encode(vocabulary, part) for part in parts)
   ]
   return packing.make_source(
@@ -167,10 +160,7 @@ def _make_stdlib_text(
       packing.PackingOptions(sequence_length),
       vocab_size=size,
       special=vocabulary.special,
-      **_describe(
-          "stdlib_text",
-          *(documents, vocabulary, sequence_length, heldout_fraction),
-      ),
+      **_describe("stdlib_text", *(documents, vocabulary, sequence_length, heldout_fraction)),
   )
 
 
@@ -217,10 +207,7 @@ def _make_translation(
       vocabulary=vocabulary,
       sequence_length=sequence_length,
       heldout_fraction=heldout_fraction,
-      **_describe(
-          "translation",
-          *(documents, vocabulary, sequence_length, heldout_fraction),
-      ),
+      **_describe("translation", *(documents, vocabulary, sequence_length, heldout_fraction)),
   )
 
 

@@ -26,11 +26,7 @@ _LEAST_PERIOD = 6  # Pixels.
 
 
 def make_stripes(
-    *,
-    image_size: int,
-    num_classes: int = 10,
-    noise: int = 64,
-    num_heldout: int = 1024,
+    *, image_size: int, num_classes: int = 10, noise: int = 64, num_heldout: int = 1024
 ) -> samples.Source:
   """Returns a source of "images", uint8 [S, H, W, 3], and "labels", int32 [S].
 
@@ -57,13 +53,7 @@ def make_stripes(
 
 
 def _draw(
-    size: int,
-    num_classes: int,
-    noise: int,
-    stream: int,
-    indices: Sequence[int],
-    *,
-    seed: int,
+    size: int, num_classes: int, noise: int, stream: int, indices: Sequence[int], *, seed: int
 ) -> dict[str, np.ndarray]:
   count = 2 + -(-3 * size * size // 8)
   bits_SB = draws.bits_of_samples(seed, indices, count=count, stream=stream)
@@ -71,21 +61,13 @@ def _draw(
   noise_SHWC = bits_SB[:, 2:].copy().view(np.uint8)[:, : 3 * size * size]
   noise_SHWC = noise_SHWC.reshape(-1, size, size, 3).astype(np.int32)
   noise_SHWC = (noise_SHWC * (2 * noise + 1) >> 8) - noise
-  stripes = [
-      _stripes(size, num_classes, *pair)
-      for pair in zip(labels, bits_SB[:, 1], strict=True)
-  ]
+  stripes = [_stripes(size, num_classes, *pair) for pair in zip(labels, bits_SB[:, 1], strict=True)]
   stripes_SHW = np.array(stripes, np.int32).reshape(-1, size, size)
   images_SHWC = 96 + 64 * stripes_SHW[..., None] + noise_SHWC
-  return {
-      "images": images_SHWC.astype(np.uint8),
-      "labels": np.array(labels, np.int32),
-  }
+  return {"images": images_SHWC.astype(np.uint8), "labels": np.array(labels, np.int32)}
 
 
-def _stripes(
-    size: int, num_classes: int, label: int, bits: np.uint64
-) -> np.ndarray:
+def _stripes(size: int, num_classes: int, label: int, bits: np.uint64) -> np.ndarray:
   """Returns 0 or 1 for each pixel, [H, W]."""
   turns = min(num_classes, _MAX_DIRECTIONS)
   angle = math.pi * (label % turns) / turns

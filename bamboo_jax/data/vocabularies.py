@@ -123,10 +123,7 @@ class SentencePieces:
     own = self._model.eos_id()
     usual = own if own >= 0 else None
     self.end = _find_end(
-        *(path, self.vocab_size, self._find_piece),
-        wanted=end,
-        certain=usual,
-        usual=usual,
+        *(path, self.vocab_size, self._find_piece), wanted=end, certain=usual, usual=usual
     )
     content += _describe_end(self.end, usual)
     self.fingerprint: Mapping[str, str | int] = {
@@ -146,9 +143,7 @@ class SentencePieces:
 
 
 def read_vocabulary(
-    path: str | os.PathLike[str] | None,
-    vocab_size: int | None = None,
-    end_token: int | None = None,
+    path: str | os.PathLike[str] | None, vocab_size: int | None = None, end_token: int | None = None
 ) -> Vocabulary:
   """Returns the vocabulary of a file, or of a folder with one; None: bytes.
 
@@ -167,17 +162,13 @@ def read_vocabulary(
     kind = SentencePieces if is_pieces else TokenizerFile
     found = kind(path, end_token)
   elif end_token not in (None, found.end):
-    raise ValueError(
-        f"end_token must be None or {found.end} for bytes, got {end_token}."
-    )
+    raise ValueError(f"end_token must be None or {found.end} for bytes, got {end_token}.")
   check_size(found, path, vocab_size)
   return found
 
 
 def check_size(
-    vocabulary: Vocabulary,
-    path: str | os.PathLike[str] | None,
-    vocab_size: int | None,
+    vocabulary: Vocabulary, path: str | os.PathLike[str] | None, vocab_size: int | None
 ) -> None:
   """Raises `base.DataError` if a vocabulary has over `vocab_size` tokens."""
   if vocab_size is not None and vocabulary.vocab_size > vocab_size:
@@ -198,9 +189,7 @@ def find_file(path: str | os.PathLike[str]) -> pathlib.Path:
   raise base.DataError(f"There is no tokenizer in {path}: {', '.join(FILES)}.")
 
 
-def encode(
-    vocabulary: Vocabulary, documents: Sequence[corpus.CorpusDocument]
-) -> np.ndarray:
+def encode(vocabulary: Vocabulary, documents: Sequence[corpus.CorpusDocument]) -> np.ndarray:
   """Returns the tokens of all documents, each with its end token, [tokens].
 
   The dtype is the smallest unsigned one. Any vocabulary but that of bytes
@@ -246,16 +235,11 @@ def _find_end(
         "end_token."
     )
   if not 0 <= end < vocab_size:
-    raise ValueError(
-        f"end_token must be one of the {vocab_size} tokens of {path}, got "
-        f"{end}."
-    )
+    raise ValueError(f"end_token must be one of the {vocab_size} tokens of {path}, got " f"{end}.")
   return end
 
 
-def _read_end(
-    folder: pathlib.Path, to_id: Callable[[str], int | None]
-) -> int | None:
+def _read_end(folder: pathlib.Path, to_id: Callable[[str], int | None]) -> int | None:
   """Returns the end token that files of `transformers` name, if they do."""
   for name in (*_SETTINGS, "config.json"):
     try:
@@ -284,13 +268,9 @@ def _load(path: pathlib.Path) -> Any:
   try:
     return library.Tokenizer.from_str(path.read_bytes().decode("utf-8-sig"))
   except OSError as error:
-    raise base.DataError(
-        f"Cannot read {path}: {error.strerror or error}."
-    ) from error
+    raise base.DataError(f"Cannot read {path}: {error.strerror or error}.") from error
   except Exception as error:  # The library raises no more precise class.
-    raise base.DataError(
-        f"{path} is damaged or no tokenizer.json ({error})."
-    ) from error
+    raise base.DataError(f"{path} is damaged or no tokenizer.json ({error}).") from error
 
 
 def _switch_off(tokenizer: Any) -> list[str]:

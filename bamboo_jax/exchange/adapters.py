@@ -89,14 +89,9 @@ def read_config(path: str | os.PathLike[str]) -> Adapters:
       )
   ]
   targets = config.get("target_modules")
-  if not (
-      isinstance(targets, list)
-      and targets
-      and all(target in _TARGETS for target in targets)
-  ):
+  if not (isinstance(targets, list) and targets and all(target in _TARGETS for target in targets)):
     problems.append(
-        f"{_CONFIG} has target_modules={targets!r}, must be a list of "
-        f"{', '.join(_TARGETS)}"
+        f"{_CONFIG} has target_modules={targets!r}, must be a list of " f"{', '.join(_TARGETS)}"
     )
   rank, alpha = config.get("r"), config.get("lora_alpha")
   if not isinstance(rank, int) or not isinstance(alpha, int | float):
@@ -111,12 +106,7 @@ def read_config(path: str | os.PathLike[str]) -> Adapters:
   assert isinstance(targets, list) and isinstance(alpha, int | float)
   chosen = [target for target in _TARGETS if target in targets]
   return Adapters(
-      folder,
-      {
-          "lora_rank": rank,
-          "lora_alpha": float(alpha),
-          "lora_targets": ",".join(chosen),
-      },
+      folder, {"lora_rank": rank, "lora_alpha": float(alpha), "lora_targets": ",".join(chosen)}
   )
 
 
@@ -141,15 +131,12 @@ def open_folder(
       if (ours := _options_of(model)[name]) != value
   ]
   hub_folder.check({}, {}, problems, where=path)
-  read_base = hub_folder.open_folder(
-      read_config(path).base, drop_adapters(model)
-  )
+  read_base = hub_folder.open_folder(read_config(path).base, drop_adapters(model))
   tensors = hub_folder.read_file(path / _FILE)
   shapes = names.shapes_of(model)
   rules = _find_rules(model, shapes)
   wanted = {
-      tensor: rule.their_shape(shapes[rule.layer][rule.array])
-      for tensor, rule in rules.items()
+      tensor: rule.their_shape(shapes[rule.layer][rule.array]) for tensor, rule in rules.items()
   }
   found = {name: tensor.shape for name, tensor in tensors.items()}
   hub_folder.check(found, wanted, [], where=path)
@@ -157,8 +144,7 @@ def open_folder(
   def read(layer: str) -> hub_folder.Arrays:
     own = {t: rule for t, rule in rules.items() if rule.layer == layer}
     return read_base(layer) | {
-        rule.array: rule.to_ours([tensors[t]], shapes[layer][rule.array])
-        for t, rule in own.items()
+        rule.array: rule.to_ours([tensors[t]], shapes[layer][rule.array]) for t, rule in own.items()
     }
 
   return read
@@ -205,16 +191,11 @@ def write(
   base.write_atomically(path / _CONFIG, json.dumps(config, indent=1))
 
 
-def merge(
-    model: model_lib.Model, arrays: Mapping[str, np.ndarray]
-) -> hub_folder.Arrays:
+def merge(model: model_lib.Model, arrays: Mapping[str, np.ndarray]) -> hub_folder.Arrays:
   """Returns the arrays of a layer with the adapters added to its weights."""
   options, merged = _options_of(model), dict(arrays)
   for target in _TARGETS:
-    down, up = (
-        merged.pop(f"params/{lora.PREFIX}{part}_{target}/kernel", None)
-        for part in "ab"
-    )
+    down, up = (merged.pop(f"params/{lora.PREFIX}{part}_{target}/kernel", None) for part in "ab")
     if down is not None:
       scale = np.float32(options["lora_alpha"] / options["lora_rank"])
       names_of = _WEIGHTS.get(target, (f"{target}/kernel",))
@@ -238,9 +219,7 @@ def _options_of(model: model_lib.Model) -> dict[str, Any]:
   }
 
 
-def _find_rules(
-    model: model_lib.Model, shapes: names.Shapes
-) -> dict[str, names.Rule]:
+def _find_rules(model: model_lib.Model, shapes: names.Shapes) -> dict[str, names.Rule]:
   """Returns the rule of each tensor of the adapters, by its name."""
   return {
       _PREFIX + rule.tensors[0]: rule

@@ -40,8 +40,7 @@ def copy(files: Mapping[str, pathlib.Path], out: pathlib.Path) -> None:
 
 
 def list_files(
-    folder: str | os.PathLike[str],
-    names: tuple[str, ...] = (*_TOKENIZER, *_GENERATION),
+    folder: str | os.PathLike[str], names: tuple[str, ...] = (*_TOKENIZER, *_GENERATION)
 ) -> Files:
   """Returns the files of a tokenizer and of generation in a folder."""
   files = {name: pathlib.Path(folder, name) for name in names}
@@ -62,9 +61,7 @@ def find(path: str | os.PathLike[str]) -> Files:
   return found
 
 
-def find_with_tokenizer(
-    path: str | os.PathLike[str], tokenizer: str | os.PathLike[str]
-) -> Files:
+def find_with_tokenizer(path: str | os.PathLike[str], tokenizer: str | os.PathLike[str]) -> Files:
   """Returns the files of weights in `path`, with another tokenizer.
 
   Raises `ValueError` if there is none in the folder `tokenizer`.
@@ -76,9 +73,7 @@ def find_with_tokenizer(
   return kept | given
 
 
-def _find_folders(
-    path: str | os.PathLike[str],
-) -> Iterator[pathlib.Path]:
+def _find_folders(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
   """Yields the folders that weights have been in, the newest first."""
   folders = [pathlib.Path(path).absolute()]
   if folders[-1].name.isdecimal():  # A checkpoint.

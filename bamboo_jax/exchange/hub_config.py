@@ -46,11 +46,7 @@ _LLAMA_OPTIONS = _BERT_OPTIONS | {
     "rope_factor": "factor",
 }
 _LLAMA_COPIES = {"lm_head.weight": "model.embed_tokens.weight"}
-_LLAMA_FIXED = {
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "use_sliding_window": False,
-}
+_LLAMA_FIXED = {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False}
 _SLOWED = {  # The rotations of Llama 3.
     "rope_type": "llama3",
     "low_freq_factor": 1.0,
@@ -64,9 +60,7 @@ FAMILIES: Mapping[str, Family] = {
         "bert.",
         r"\.position_ids$",
         {
-            "cls.predictions.decoder.weight": (
-                "bert.embeddings.word_embeddings.weight"
-            ),
+            "cls.predictions.decoder.weight": ("bert.embeddings.word_embeddings.weight"),
             "cls.predictions.decoder.bias": "cls.predictions.bias",
         },
         _BERT_OPTIONS,
@@ -121,11 +115,7 @@ FAMILIES: Mapping[str, Family] = {
         "resnet.",
         r"num_batches_tracked$",
         {},
-        {
-            "depths": "depths",
-            "width": "embedding_size",
-            "num_classes": "num_labels",
-        },
+        {"depths": "depths", "width": "embedding_size", "num_classes": "num_labels"},
         {
             "model_type": "resnet",
             "hidden_act": "relu",
@@ -195,10 +185,7 @@ class HubOptions(NamedTuple):
 
 def read_options(family: Family, config: Mapping[str, Any]) -> HubOptions:
   """Returns the options of our models that a config.json stands for."""
-  found: dict[str, Any] = {
-      "tie_word_embeddings": family.options is not _LLAMA_OPTIONS,
-      **config,
-  }
+  found: dict[str, Any] = {"tie_word_embeddings": family.options is not _LLAMA_OPTIONS, **config}
   found.setdefault("num_labels", len(found.get("id2label") or "01"))
   rope, unfit = _read_rope(config)
   found |= rope
@@ -221,23 +208,15 @@ def read_options(family: Family, config: Mapping[str, Any]) -> HubOptions:
   for theirs in family.options.values():
     if theirs not in found:
       problems.append(f"config.json has no {theirs}")
-  options = {
-      ours: found[theirs]
-      for ours, theirs in family.options.items()
-      if theirs in found
-  }
+  options = {ours: found[theirs] for ours, theirs in family.options.items() if theirs in found}
   if "hidden_sizes" in found and options.keys() >= {"depths", "width"}:
     widths, wanted = found["hidden_sizes"], _resnet_widths(options)
     if widths != wanted:
-      problems.append(
-          f"config.json has hidden_sizes={widths}, must be {wanted}"
-      )
+      problems.append(f"config.json has hidden_sizes={widths}, must be {wanted}")
   return HubOptions(options, problems)
 
 
-def _read_rope(
-    config: Mapping[str, Any],
-) -> tuple[dict[str, Any], list[str]]:
+def _read_rope(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
   """Returns the settings of rotations, and why they are not understood."""
   found = {key: config[key] for key in _ROPE & config.keys()}
   problems, kinds = [], []

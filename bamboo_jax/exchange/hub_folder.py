@@ -25,12 +25,7 @@ from bamboo_jax.models import model as model_lib
 
 _FILE = "model.safetensors"
 _PART = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
-_DTYPES = (
-    "F64",
-    "F32",
-    "F16",
-    "BF16",
-)  # Other dtypes need a scale, or are not floats.
+_DTYPES = ("F64", "F32", "F16", "BF16")  # Other dtypes need a scale, or are not floats.
 _COPY_ROWS = 1024  # Compared at a time.
 
 Arrays = dict[str, np.ndarray]
@@ -41,9 +36,7 @@ def is_hub_folder(path: str | os.PathLike[str]) -> bool:
   return any(pathlib.Path(path).glob("*.safetensors"))
 
 
-def read_options(
-    path: str | os.PathLike[str], family: hub_config.Family
-) -> hub_config.HubOptions:
+def read_options(path: str | os.PathLike[str], family: hub_config.Family) -> hub_config.HubOptions:
   """Returns our options for the config.json in a folder.
 
   Raises `base.CheckpointError` if it is damaged.
@@ -74,9 +67,7 @@ def read_file(file: pathlib.Path) -> Arrays:
   return {name: _read(tensor) for name, tensor in found.items()}
 
 
-def open_folder(
-    path: str | os.PathLike[str], model: model_lib.Model
-) -> Callable[[str], Arrays]:
+def open_folder(path: str | os.PathLike[str], model: model_lib.Model) -> Callable[[str], Arrays]:
   """Returns a function that reads the arrays of a layer, float32.
 
   The function raises `base.CheckpointError` for NaN or infinite values.
@@ -117,8 +108,7 @@ def open_folder(
   def read(layer: str) -> Arrays:
     return {
         rule.array: rule.to_ours(
-            [_read(tensors[t]) for t in rule.tensors],
-            shapes[layer][rule.array],
+            [_read(tensors[t]) for t in rule.tensors], shapes[layer][rule.array]
         )
         for rule in rules
         if rule.layer == layer
@@ -144,9 +134,7 @@ def check(
       shapes = f"{list(found[name])}, must be {list(wanted[name])}"
       problems.append(f"shape: {name} is {shapes}")
   if problems:
-    raise base.CheckpointError(
-        "\n  ".join([f"{where} does not fit the model:", *problems])
-    )
+    raise base.CheckpointError("\n  ".join([f"{where} does not fit the model:", *problems]))
 
 
 def write(
@@ -230,8 +218,7 @@ def _read_headers(
           continue
         if name in found:
           raise base.CheckpointError(
-              f"Cannot use {path}: {name} occurs twice, in "
-              f"{found[name].file.name} and {file}."
+              f"Cannot use {path}: {name} occurs twice, in " f"{found[name].file.name} and {file}."
           )
         found[name] = _describe(tensors, path / file, their_name)
   return found
@@ -246,10 +233,7 @@ def _find_odd_dtypes(tensors: Mapping[str, _Tensor]) -> Iterator[str]:
   """Yields a line for each tensor whose dtype needs a scale."""
   for name, tensor in sorted(tensors.items()):
     if tensor.dtype not in _DTYPES:
-      yield (
-          f"dtype: {name} is {tensor.dtype}, must be one of "
-          f"{', '.join(_DTYPES)}"
-      )
+      yield (f"dtype: {name} is {tensor.dtype}, must be one of " f"{', '.join(_DTYPES)}")
 
 
 def _find_files(path: pathlib.Path) -> set[str]:
@@ -273,29 +257,21 @@ def _find_files(path: pathlib.Path) -> set[str]:
       )
   if others := every - files:
     logging.warning(
-        "Weights of %s are read from %s; not read: %s.",
-        *(path, _list(files), _list(others)),
+        "Weights of %s are read from %s; not read: %s.", *(path, _list(files), _list(others))
     )
   return files
 
 
 def _list(files: Iterable[str]) -> str:
   first, *more = sorted(files)
-  return (
-      f"{first} and {len(more)} more"
-      if len(more) > 2
-      else ", ".join([first, *more])
-  )
+  return f"{first} and {len(more)} more" if len(more) > 2 else ", ".join([first, *more])
 
 
 def _read_index(index: pathlib.Path) -> set[str]:
   files = read_json(index).get("weight_map")
-  if not isinstance(files, dict) or not all(
-      isinstance(file, str) for file in files.values()
-  ):
+  if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
     raise base.CheckpointError(
-        f"Cannot use {index}: its weight_map must name the file of each "
-        f"tensor, got {files!r}."
+        f"Cannot use {index}: its weight_map must name the file of each " f"tensor, got {files!r}."
     )
   return {*files.values()}
 
@@ -307,9 +283,7 @@ def _are_equal(one: _Tensor, other: _Tensor) -> bool:
   with _open(one.file) as first, _open(other.file) as second:
     slices = first.get_slice(one.name), second.get_slice(other.name)
     return all(
-        np.array_equal(
-            *(s[at : min(at + _COPY_ROWS, num_rows)] for s in slices)
-        )
+        np.array_equal(*(s[at : min(at + _COPY_ROWS, num_rows)] for s in slices))
         for at in range(0, num_rows, _COPY_ROWS)
     )
 

@@ -88,8 +88,7 @@ head weight lm_head.weight T
 """
 _GPT2_ADAPTERS, _LLAMA_ADAPTERS = (
     "".join(
-        f"{part} lora_{x}_{name}/kernel "
-        f"{{}}{where}.{name}.lora_{x.upper()}.weight T\n"
+        f"{part} lora_{x}_{name}/kernel " f"{{}}{where}.{name}.lora_{x.upper()}.weight T\n"
         for part, where in (("attention", attention), ("mlp", "mlp"))
         for name in products.names  # Those of the other part are not there.
         for x in "ab"
@@ -143,9 +142,7 @@ class Rule:
   transposed: bool
   rows: int | None = None
 
-  def to_ours(
-      self, tensors: Sequence[np.ndarray], shape: Sequence[int]
-  ) -> np.ndarray:
+  def to_ours(self, tensors: Sequence[np.ndarray], shape: Sequence[int]) -> np.ndarray:
     """Returns our array of that shape, float32 and contiguous.
 
     Rows that the tensors do not have are zeros.
@@ -183,9 +180,7 @@ def shapes_of(model: model_lib.Model) -> Shapes:
   }
 
 
-def rules_of(
-    fingerprint: Mapping[str, Any], shapes: Shapes
-) -> tuple[Rule, ...]:
+def rules_of(fingerprint: Mapping[str, Any], shapes: Shapes) -> tuple[Rule, ...]:
   """Returns the rules of a model, in the order of its layers."""
   table, prefix = _TABLES[fingerprint["name"]]
   num_tokens = None  # In arrays that have more rows.
@@ -204,7 +199,5 @@ def rules_of(
         inner, _, after = rest.partition(")")
         tensors = tuple(before + one + after for one in inner.split(","))
         rows = num_tokens if array in ("wte", "weight") else None
-        rules.append(
-            Rule(layer, f"{kind}/{array}", tensors, bool(transposed), rows)
-        )
+        rules.append(Rule(layer, f"{kind}/{array}", tensors, bool(transposed), rows))
   return tuple(rules)

@@ -53,9 +53,7 @@ def open_weights(
   return lambda name: layer_arrays.restore_layer(read(name), like[name])
 
 
-def open_later(
-    path: str | None, model: model_lib.Model
-) -> frozen.InitialWeights | None:
+def open_later(path: str | None, model: model_lib.Model) -> frozen.InitialWeights | None:
   """Returns `open_weights`, called by the first read; None without a path."""
   if path is None:
     return None
@@ -89,15 +87,10 @@ def import_folder(
   shutil.rmtree(unfinished, ignore_errors=True)  # Of a failed import.
   unfinished.mkdir(parents=True)
   parts = [
-      directory.write_part(
-          unfinished, layer, {layer: read(layer)}, step=base.StepId(0)
-      )
+      directory.write_part(unfinished, layer, {layer: read(layer)}, step=base.StepId(0))
       for layer in model.layer_names
   ]
-  meta: dict[str, Any] = {
-      "model": dict(model.fingerprint),
-      "token_ids": _find_token_ids(path),
-  }
+  meta: dict[str, Any] = {"model": dict(model.fingerprint), "token_ids": _find_token_ids(path)}
   if is_adapted:
     meta["config"] = {"init_from": os.path.abspath(path)}
   manifest = manifest_lib.join(parts, order=model.layer_names, meta=meta)
@@ -147,9 +140,7 @@ def export_folder(
   checkpoint = _find_checkpoint(path)
   options = _options_of(checkpoint)
   if options["name"] != name:
-    raise base.CheckpointError(
-        f"{checkpoint} is of the model {options['name']!r}, not {name!r}."
-    )
+    raise base.CheckpointError(f"{checkpoint} is of the model {options['name']!r}, not {name!r}.")
   files = (
       companions.find(path)
       if tokenizer is None
@@ -217,8 +208,7 @@ def _find_checkpoint(path: str | os.PathLike[str]) -> pathlib.Path:
   found = _look_for_checkpoint(path)
   if found is None:
     raise base.CheckpointError(
-        f"There are no weights in {path}: neither *.safetensors nor a "
-        "checkpoint."
+        f"There are no weights in {path}: neither *.safetensors nor a " "checkpoint."
     )
   return found
 

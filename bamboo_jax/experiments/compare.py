@@ -75,8 +75,7 @@ def run(
   plain = json.loads(config.to_json())
   build.load_plugins(plain)
   plain["policies"] |= {
-      name: dataclasses.asdict(settings)
-      for name, settings in presets.OWN.items()
+      name: dataclasses.asdict(settings) for name, settings in presets.OWN.items()
   }
   if not plain["policies"]:
     raise ValueError("config.policies must have a policy, got none.")
@@ -126,9 +125,7 @@ def make_sweep(config: build.Config, trace: str | None) -> Iterator[Play]:
   sweep = config["sweep"]
   field, values = sweep["field"], sweep["values"]
   if sweep["num_seeds"] < 1:
-    raise ValueError(
-        f"config.sweep.num_seeds must be from 1, got {sweep['num_seeds']}."
-    )
+    raise ValueError(f"config.sweep.num_seeds must be from 1, got {sweep['num_seeds']}.")
   _find_field(config, field)
   if not unused.is_swept(config, trace):
     return
@@ -147,8 +144,7 @@ def _with_field(config: build.Config, field: str, value: Any) -> build.Config:
   parent, key, now = _find_field(changed, field)
   if now is not None and not base.fits(value, type(now)):
     raise ValueError(
-        f"config.sweep.values must fit config.{field}, which is {now!r}, got "
-        f"{value!r}."
+        f"config.sweep.values must fit config.{field}, which is {now!r}, got " f"{value!r}."
     )
   parent[key] = value
   return changed
@@ -160,10 +156,7 @@ def _find_field(config: build.Config, field: str) -> tuple[Any, str, Any]:
   for name in field.split("."):
     if not isinstance(section, dict) or name not in section:
       allowed = section if isinstance(section, dict) else ()
-      raise ValueError(
-          "config.sweep.field: "
-          + base.suggest(name, allowed, what=f"key of {path}:")
-      )
+      raise ValueError("config.sweep.field: " + base.suggest(name, allowed, what=f"key of {path}:"))
     parent, section, path = section, section[name], f"{path}.{name}"
   return parent, name, section
 
@@ -189,9 +182,7 @@ def play(job: PolicyJob) -> PlayedJob:
   return PlayedJob(outcomes, time.process_time() - start)
 
 
-def _make_jobs(
-    policies: Sequence[str], plays: Sequence[Play]
-) -> list[PolicyJob]:
+def _make_jobs(policies: Sequence[str], plays: Sequence[Play]) -> list[PolicyJob]:
   """Returns at least `_NUM_JOBS` jobs, if there are enough plays.
 
   They are the same on all machines, so that shards fit together.
@@ -205,9 +196,7 @@ def _make_jobs(
   ]
 
 
-def _play_all(
-    jobs: Sequence[PolicyJob], where: sweep_lib.Where
-) -> dict[str, list[loop.Outcome]]:
+def _play_all(jobs: Sequence[PolicyJob], where: sweep_lib.Where) -> dict[str, list[loop.Outcome]]:
   results = sweep_lib.run(
       play,
       jobs,
@@ -243,10 +232,7 @@ def _rows(
   whole = [p for p in ranked if not any(o.num_dropped for o in outcomes[p])]
   rivals = [[o.account for o in outcomes[p]] for p in whole or ranked]
   rivals = [r for r in rivals if r[0].market == rivals[0][0].market]
-  return [
-      _row(policy, field, setting, outcomes[policy], rivals)
-      for policy in ranked
-  ]
+  return [_row(policy, field, setting, outcomes[policy], rivals) for policy in ranked]
 
 
 def _row(
@@ -278,17 +264,11 @@ def _row(
       "cost_usd_per_hour": mean(a.usd_per_hour for a in accounts),
       "value": value.mean,
       "value_ci95": value.half_width,
-      "usd_per_million_samples": 1e6
-      * sum(a.usd for a in accounts)
-      / num_samples,
+      "usd_per_million_samples": 1e6 * sum(a.usd for a in accounts) / num_samples,
       "fatal_failures": mean(o.num_rollbacks for o in outcomes),
-      "restarts_per_hour": num_restarts
-      / (sum(a.secs for a in accounts) / 3600),
+      "restarts_per_hour": num_restarts / (sum(a.secs for a in accounts) / 3600),
       "dropped_pct": 100 * mean(o.dropped_share for o in outcomes),
-      **{
-          f"{kind}_pct": 100 * mean(share[kind] for share in shares)
-          for kind in account_lib.KINDS
-      },
+      **{f"{kind}_pct": 100 * mean(share[kind] for share in shares) for kind in account_lib.KINDS},
       "gap_pct": sum(gaps.values()) if gaps else None,
       **{f"gap_{c}_pct": gaps[c] if gaps else None for c in gap.CAUSES},
       "worst_gap_pct": worst,

@@ -53,9 +53,7 @@ def write_report(
           "training are its start.",
       ],
       runs=[
-          content.ReportRun(
-              name=policy, account=run.account, course=make_course(run)
-          )
+          content.ReportRun(name=policy, account=run.account, course=make_course(run))
           for policy, run in runs.items()
       ],
       curves=_curves(sweep),
@@ -108,11 +106,7 @@ def make_course(outcome: loop.Outcome) -> content.Course:
       samples_per_sec=[0.0, *(m.samples_per_sec for m in moments)],
       num_nodes=num_nodes,
       usd=usd,
-      events=[
-          content.RunEvent(m.secs, m.text, m.rung)
-          for m in moments
-          if m.rung != "none"
-      ],
+      events=[content.RunEvent(m.secs, m.text, m.rung) for m in moments if m.rung != "none"],
   )
 
 

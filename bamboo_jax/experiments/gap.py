@@ -20,11 +20,7 @@ import statistics
 
 from bamboo_jax.accounting import account as account_lib
 
-_KINDS = {
-    "pauses": ("recovery", "checkpoint", "restart"),
-    "lost": ("lost",),
-    "idle": ("idle",),
-}
+_KINDS = {"pauses": ("recovery", "checkpoint", "restart"), "lost": ("lost",), "idle": ("idle",)}
 CAUSES = ("layout", "redundancy", *_KINDS)
 
 
@@ -44,9 +40,7 @@ class _Pace:
     return cls(trains, rate, rate / (1.0 - shares["redundant"] / trains))
 
 
-def split_gap(
-    account: account_lib.Account, best: account_lib.Account
-) -> dict[str, float]:
+def split_gap(account: account_lib.Account, best: account_lib.Account) -> dict[str, float]:
   """Returns the gap by cause, in percent of the samples of `best`.
 
   Both must have trained. A cause in which `account` is ahead is negative; the
@@ -56,10 +50,7 @@ def split_gap(
   trains = (mine.trains + others.trains) / 2
   rate = (mine.rate + others.rate) / 2
   layout = others.bare_rate - mine.bare_rate
-  parts = {
-      "layout": trains * layout,
-      "redundancy": trains * (others.rate - mine.rate - layout),
-  }
+  parts = {"layout": trains * layout, "redundancy": trains * (others.rate - mine.rate - layout)}
   shares, best_shares = account.node_time.shares(), best.node_time.shares()
   for cause, kinds in _KINDS.items():
     parts[cause] = rate * sum(shares[k] - best_shares[k] for k in kinds)
@@ -79,8 +70,7 @@ def mean_gap(
 
 
 def worst_gap(
-    accounts: Sequence[account_lib.Account],
-    rivals: Sequence[Sequence[account_lib.Account]],
+    accounts: Sequence[account_lib.Account], rivals: Sequence[Sequence[account_lib.Account]]
 ) -> float:
   """Returns the largest gap of a seed to its best rival, in percent of that."""
   seeds = zip(*rivals, strict=True)

@@ -47,8 +47,7 @@ def read(path: pathlib.Path) -> Any:
   with open(path, "rb") as file:
     if danger := base.find_danger(os.fstat(file.fileno())):
       raise ValueError(
-          f"The result {path} is not read: {danger}. Remove it, or name "
-          "another --workdir."
+          f"The result {path} is not read: {danger}. Remove it, or name " "another --workdir."
       )
     return pickle.load(file)
 

@@ -56,9 +56,7 @@ def write_summary(workdir: pathlib.Path, rows: Sequence[Row]) -> None:
   base.write_atomically(workdir / "summary.csv", text)
 
 
-def render_rows(
-    rows: Sequence[Row], columns: Sequence[str] | None = None
-) -> str:
+def render_rows(rows: Sequence[Row], columns: Sequence[str] | None = None) -> str:
   """Returns rows as Markdown; by default with all columns."""
   columns = list(columns or rows[0])
   lines = [[_show(row[name]) for name in columns] for row in rows]

@@ -16,13 +16,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PACKAGES = ("bamboo_jax", "ml_collections", "numpy", "scipy")
 
 
-def write(
-    workdir: pathlib.Path,
-    *,
-    command: Sequence[str],
-    config: str,
-    trace: str | None,
-) -> None:
+def write(workdir: pathlib.Path, *, command: Sequence[str], config: str, trace: str | None) -> None:
   """Writes `provenance.json`; `config` is JSON, `trace` a path or None.
 
   Raises `OSError` if the trace cannot be read, or the file not be written.
@@ -34,8 +28,7 @@ def write(
       | {name: _version(name) for name in _PACKAGES},
       "commit": _commit(),
       "trace": trace,
-      "trace_sha256": trace
-      and hashlib.sha256(packaged.find_file(trace).read_bytes()).hexdigest(),
+      "trace_sha256": trace and hashlib.sha256(packaged.find_file(trace).read_bytes()).hexdigest(),
   }
   text = json.dumps(found, indent=2) + "\n"
   base.write_atomically(workdir / "provenance.json", text)

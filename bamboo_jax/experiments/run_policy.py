@@ -18,9 +18,7 @@ from bamboo_jax.train.setup import build
 from bamboo_jax.train.setup import build_recovery
 
 
-def check(
-    config: config_lib.Config, *, layers: str | None, cluster: str | None
-) -> None:
+def check(config: config_lib.Config, *, layers: str | None, cluster: str | None) -> None:
   """Checks inputs that would be needed only after minutes of measuring.
 
   Raises:
@@ -29,9 +27,7 @@ def check(
   """
   _find_price(config)
   if layers:
-    cost_model.from_json(
-        pathlib.Path(layers).read_text(encoding="utf-8-sig"), source=layers
-    )
+    cost_model.from_json(pathlib.Path(layers).read_text(encoding="utf-8-sig"), source=layers)
   if cluster:
     times_lib.read_measured(cluster)
 
@@ -62,10 +58,7 @@ def make(config: config_lib.Config, traces: Sequence[str]) -> PolicyRules:
   profile = build.make_profile(config, build.make_task(config))
   templates = build_recovery.make_templates(config, profile, is_cluster=True)
   plan = build.make_plan(
-      config,
-      profile,
-      is_cluster=True,
-      num_stages=templates.min_nodes if templates else None,
+      config, profile, is_cluster=True, num_stages=templates.min_nodes if templates else None
   )
   rules = build_recovery.make_rules(config, plan, templates)
   speed = speed_lib.ProfileSpeed(
@@ -75,9 +68,7 @@ def make(config: config_lib.Config, traces: Sequence[str]) -> PolicyRules:
       redundant=build.make_redundancy(config),
       reroute=rules.ladder.reroute,
   )
-  whole = rules.planner.fresh(
-      base.nodes(plan.num_pipelines * plan.num_stages), {}
-  )
+  whole = rules.planner.fresh(base.nodes(plan.num_pipelines * plan.num_stages), {})
   predicted_secs = speed.step(whole, drops=False).secs
   print(f"step_ms_from_layers={1e3 * predicted_secs:.1f}")
 

@@ -65,9 +65,7 @@ class Shard:
 
   def __post_init__(self) -> None:
     if not 1 <= self.index <= self.count:
-      raise ValueError(
-          f"A shard must be from 1/N to N/N, such as 2/4, got {self}."
-      )
+      raise ValueError(f"A shard must be from 1/N to N/N, such as 2/4, got {self}.")
 
   def __str__(self) -> str:
     return f"{self.index}/{self.count}"
@@ -81,9 +79,7 @@ def parse_shard(text: str) -> Shard:
   """Returns the shard of a text such as "2/4"; else raises `ValueError`."""
   match = re.fullmatch(r"(\d+)/(\d+)", text)
   if not match:
-    raise ValueError(
-        f"A shard must be from 1/N to N/N, such as 2/4, got {text!r}."
-    )
+    raise ValueError(f"A shard must be from 1/N to N/N, such as 2/4, got {text!r}.")
   return Shard(int(match[1]), int(match[2]))
 
 
@@ -108,9 +104,7 @@ class Where:
 
   def __post_init__(self) -> None:
     if self.num_processes is not None and self.num_processes < 1:
-      raise ValueError(
-          f"num_processes must be from 1, got {self.num_processes}."
-      )
+      raise ValueError(f"num_processes must be from 1, got {self.num_processes}.")
 
   def clear(self) -> None:
     """Removes the kept results; call once their summary has been written."""
@@ -235,9 +229,7 @@ def _on_processes(
     function: Callable[[Any], Any], jobs: Mapping[int, Any], number: int
 ) -> Generator[tuple[int, Any]]:
   # Spawned processes inherit no locks and no threads.
-  pool = process.ProcessPoolExecutor(
-      number, mp_context=multiprocessing.get_context("spawn")
-  )
+  pool = process.ProcessPoolExecutor(number, mp_context=multiprocessing.get_context("spawn"))
   try:
     yield from _collect(pool, function, jobs)
   finally:
@@ -249,13 +241,9 @@ def _on_dask(
 ) -> Generator[tuple[int, Any]]:
   distributed = extras.load("distributed", extra="sweep", what="--scheduler")
   try:
-    client = distributed.Client(
-        address, timeout=_CONNECT_SECS, set_as_default=False
-    )
+    client = distributed.Client(address, timeout=_CONNECT_SECS, set_as_default=False)
   except (OSError, ValueError) as error:
-    raise ValueError(
-        f"--scheduler={address}: no Dask scheduler answers: {error}"
-    ) from error
+    raise ValueError(f"--scheduler={address}: no Dask scheduler answers: {error}") from error
   with client:
     _check_workers(client, address)
     call = functools.partial(_call, function, versions())
@@ -264,15 +252,11 @@ def _on_dask(
     except distributed.KilledWorker as error:
       raise ValueError(f"--scheduler={address}: {error}") from error
     except futures.CancelledError:
-      raise ValueError(
-          f"--scheduler={address}: the scheduler ended before the jobs."
-      ) from None
+      raise ValueError(f"--scheduler={address}: the scheduler ended before the jobs.") from None
 
 
 def _collect(
-    executor: futures.Executor,
-    call: Callable[[Any], Any],
-    jobs: Mapping[int, Any],
+    executor: futures.Executor, call: Callable[[Any], Any], jobs: Mapping[int, Any]
 ) -> Generator[tuple[int, Any]]:
   waiting = {executor.submit(call, job): i for i, job in jobs.items()}
   try:
@@ -296,14 +280,11 @@ def _check_workers(client: Any, address: str) -> None:
   try:
     client.wait_for_workers(1, timeout=_CONNECT_SECS)
   except TimeoutError:
-    raise ValueError(
-        f"{what} it has no worker after {_CONNECT_SECS} s."
-    ) from None
+    raise ValueError(f"{what} it has no worker after {_CONNECT_SECS} s.") from None
   for worker, number in client.nthreads().items():
     if number != 1:
       raise ValueError(
-          f"{what} worker {worker} has {number} threads; start it with "
-          "--nthreads=1."
+          f"{what} worker {worker} has {number} threads; start it with " "--nthreads=1."
       )
   for worker, found in client.run(ask, on_error="return").items():
     if isinstance(found, Exception):
@@ -311,17 +292,13 @@ def _check_workers(client: Any, address: str) -> None:
     _check_versions(found, versions(), f"{what} worker {worker}")
 
 
-def _call(
-    function: Callable[[Any], Any], wanted: Mapping[str, str], job: Any
-) -> Any:
+def _call(function: Callable[[Any], Any], wanted: Mapping[str, str], job: Any) -> Any:
   """Runs a job on a worker, which may have joined after the check."""
   _check_versions(versions(), wanted, f"Worker on {platform.node()}")
   return function(job)
 
 
-def _check_versions(
-    found: Mapping[str, str], wanted: Mapping[str, str], who: str
-) -> None:
+def _check_versions(found: Mapping[str, str], wanted: Mapping[str, str], who: str) -> None:
   other = [
       f"{name} {found.get(name)}, not {version}"
       for name, version in wanted.items()

@@ -15,19 +15,13 @@ class Unused(NamedTuple):
   reason: str
 
 
-def find_unused(
-    config: build.Config, *, trace: str | None, given: Collection[str]
-) -> Unused:
+def find_unused(config: build.Config, *, trace: str | None, given: Collection[str]) -> Unused:
   """Returns keys among `given` without an effect that share a reason.
 
   If there are several reasons, only the first counts; empty without any.
   """
   for keys, when in _rules(config, trace):
-    found = [
-        key
-        for key in given
-        if any(key == k or key.startswith(f"{k}.") for k in keys)
-    ]
+    found = [key for key in given if any(key == k or key.startswith(f"{k}.") for k in keys)]
     if found:
       return Unused([f"--config.{key}" for key in found], when)
   return Unused([], "")
@@ -43,9 +37,7 @@ def is_swept(config: build.Config, trace: str | None) -> bool:
   return bool(sweep["values"]) and not (trace and is_generated)
 
 
-def _rules(
-    config: build.Config, trace: str | None
-) -> Iterator[tuple[Sequence[str], str]]:
+def _rules(config: build.Config, trace: str | None) -> Iterator[tuple[Sequence[str], str]]:
   """Yields keys without an effect, and the reason."""
   sweep, workload = config["sweep"], config["workload"]
   field, costs = sweep["field"], workload["costs"]

@@ -55,13 +55,10 @@ def measure(run: run_times.RunTimes) -> times_lib.MeasuredTimes:
   Raises `ValueError` if no node of it was killed by its trace, or none joined.
   """
   detects = [e.detect_secs for e in run.events if e.detect_secs is not None]
-  changes = [
-      e for e in run.events if not e.is_loss and e.pause_secs is not None
-  ]
+  changes = [e for e in run.events if not e.is_loss and e.pause_secs is not None]
   if not detects or not changes or not run.boot_secs:
     raise ValueError(
-        "The run must lose a node that its trace removes, and another must "
-        "take a place."
+        "The run must lose a node that its trace removes, and another must " "take a place."
     )
   boot_secs = statistics.fmean(run.boot_secs)
   by_size: dict[tuple[int, int], tuple[list[Any], list[Any]]] = {}
@@ -82,10 +79,7 @@ def measure(run: run_times.RunTimes) -> times_lib.MeasuredTimes:
           stall_secs=0.0,
           save_every_secs=0.0,  # The steps include their stalls.
       ),
-      tuple(
-          _mean_step(usual or first, *size)
-          for size, (usual, first) in by_size.items()
-      ),
+      tuple(_mean_step(usual or first, *size) for size, (usual, first) in by_size.items()),
   )
 
 
@@ -105,15 +99,11 @@ def _mean_step(
       for i, kind in enumerate(account_lib.KINDS)
       if kind in ("useful", "communication", "redundant")
   }
-  cost = times_lib.StepCost(
-      secs=secs / len(steps), num_samples=steps[0].num_samples, **shares
-  )
+  cost = times_lib.StepCost(secs=secs / len(steps), num_samples=steps[0].num_samples, **shares)
   return times_lib.SizedStep(num_nodes, num_pipelines, cost)
 
 
-def of_run(
-    run: run_times.RunTimes, price: prices_lib.Price, *, market: str
-) -> Side:
+def of_run(run: run_times.RunTimes, price: prices_lib.Price, *, market: str) -> Side:
   """Returns a measured run in the form in which it is compared."""
   boots = run.boot_secs
   return Side(
@@ -132,17 +122,11 @@ class Predicted(NamedTuple):
 
 
 def predict(
-    replay: replay_lib.Replay,
-    policy: loop.Policy,
-    price: prices_lib.Price,
-    *,
-    secs: float,
+    replay: replay_lib.Replay, policy: loop.Policy, price: prices_lib.Price, *, secs: float
 ) -> Predicted:
   """Simulates a cluster under a trace for `secs` from the first step on."""
   durations = policy.durations
-  before_secs = (
-      durations.boot_secs + durations.restart_secs + durations.load_secs
-  )
+  before_secs = durations.boot_secs + durations.restart_secs + durations.load_secs
   start_ms, end_ms = round(1e3 * before_secs), round(1e3 * (before_secs + secs))
   first = [trace_lib.Event(0, "add", node) for node in replay.first]
   later = [
@@ -164,10 +148,7 @@ def predict(
 
 
 def _simulate(
-    events: Sequence[trace_lib.Event],
-    end_ms: int,
-    policy: loop.Policy,
-    price: prices_lib.Price,
+    events: Sequence[trace_lib.Event], end_ms: int, policy: loop.Policy, price: prices_lib.Price
 ) -> loop.Outcome:
   trace = trace_lib.Trace("replay", tuple(events), duration_ms=end_ms)
   return loop.simulate(trace, policy, price, keep_moments=True)
@@ -186,9 +167,7 @@ def _account(
   return ledger_lib.Ledger(price, market=market, start=start).account()
 
 
-def _events(
-    outcome: loop.Outcome, start_secs: float
-) -> tuple[run_times.OwnerChange, ...]:
+def _events(outcome: loop.Outcome, start_secs: float) -> tuple[run_times.OwnerChange, ...]:
   events, moments = [], outcome.moments
   first = next(i for i, m in enumerate(moments) if m.rung == "checkpoint")
   for i, moment in enumerate(moments[first + 1 :], first + 1):
@@ -232,8 +211,7 @@ def compare(predicted: Side, run: Side) -> list[dict[str, Any]]:
 
 
 def _compare_owners(
-    ours: Sequence[run_times.OwnerChange],
-    theirs: Sequence[run_times.OwnerChange],
+    ours: Sequence[run_times.OwnerChange], theirs: Sequence[run_times.OwnerChange]
 ) -> list[bool]:
   """Returns, for each event, whether both have the same owners after it.
 
@@ -245,20 +223,14 @@ def _compare_owners(
   for order in itertools.islice(itertools.permutations(range(most)), _ORDERS):
     names: dict[str, str] = {}
     found = [
-        _is_same(
-            a.owners,
-            tuple(b.owners[k] for k in order if k < len(b.owners)),
-            names,
-        )
+        _is_same(a.owners, tuple(b.owners[k] for k in order if k < len(b.owners)), names)
         for a, b in zip(ours, theirs, strict=False)
     ]
     best = max(best or found, found, key=sum)
   return best
 
 
-def _is_same(
-    ours: run_times.Owners, theirs: run_times.Owners, names: dict[str, str]
-) -> bool:
+def _is_same(ours: run_times.Owners, theirs: run_times.Owners, names: dict[str, str]) -> bool:
   """Returns whether the owners are the same; learns the names of nodes."""
   if [*map(len, ours)] != [*map(len, theirs)]:
     return False
@@ -269,18 +241,12 @@ def _is_same(
 
 
 def _row(
-    what: str,
-    predicted: float | None,
-    measured: float | None,
-    *,
-    same: str = "",
+    what: str, predicted: float | None, measured: float | None, *, same: str = ""
 ) -> dict[str, Any]:
   off = None
   if measured and predicted is not None:
     off = 100 * (predicted / measured - 1)
-  return dict(
-      what=what, predicted=predicted, measured=measured, off=off, same=same
-  )
+  return dict(what=what, predicted=predicted, measured=measured, off=off, same=same)
 
 
 def summarize(predicted: Side, run: Side) -> str:

@@ -32,10 +32,7 @@ from bamboo_jax.base import types
 from bamboo_jax.faults import slow as slow_lib
 
 PHASES = ("compute", "ties", "reduce", "norm", "refresh", "vote", "apply")
-KINDS = (
-    *("kill", "node", "stop", "notice", "leader", "zone", "all", "join"),
-    slow_lib.KIND,
-)
+KINDS = (*("kill", "node", "stop", "notice", "leader", "zone", "all", "join"), slow_lib.KIND)
 COLUMNS = ("step", "node", "at", "kind")
 
 _WITHOUT_NODE = ("leader", "all", "join")
@@ -77,9 +74,7 @@ class Fault:
     if self.kind == slow_lib.KIND and self.at is not None:
       raise ValueError(f"slow begins with a step, got at={self.at}.")
     if self.slow.until is not None and self.slow.until <= self.step:
-      raise ValueError(
-          f"slow must end after step {self.step}, got {self.slow.until}."
-      )
+      raise ValueError(f"slow must end after step {self.step}, got {self.slow.until}.")
     if self.at is not None:
       self._check_point()
 
@@ -99,8 +94,7 @@ class Fault:
   def _check_point(self) -> None:
     if self.place is None:
       raise ValueError(
-          f"at={self.at} needs a node written pipeline/stage, such as 0/2, got "
-          f"{self.node!r}."
+          f"at={self.at} needs a node written pipeline/stage, such as 0/2, got " f"{self.node!r}."
       )
     if isinstance(self.at, str):
       if self.at not in PHASES:
@@ -163,8 +157,7 @@ def read_faults(path: str, **sizes: int) -> tuple[Fault, ...]:
   faults = parse_faults(text, source=path)
   if not faults:
     raise ValueError(
-        f"{path} has no fault; a line is {','.join(COLUMNS)}, such as "
-        "3,0/1,5,kill."
+        f"{path} has no fault; a line is {','.join(COLUMNS)}, such as " "3,0/1,5,kill."
     )
   check_faults(faults, source=path, **sizes)
   return faults
@@ -194,17 +187,12 @@ def check_faults(
     ):
       if value >= limit:
         raise ValueError(
-            f"{source}, line {fault.line}: {name} must be from 0 to "
-            f"{limit - 1}, got {value}."
+            f"{source}, line {fault.line}: {name} must be from 0 to " f"{limit - 1}, got {value}."
         )
 
 
 def check_nodes(
-    faults: Sequence[Fault],
-    *,
-    num_nodes: int,
-    zones: Collection[str],
-    source: str,
+    faults: Sequence[Fault], *, num_nodes: int, zones: Collection[str], source: str
 ) -> None:
   """Raises `ValueError` if a fault names a node or zone that cannot exist.
 
@@ -212,9 +200,7 @@ def check_nodes(
   they restart under new names.
   """
   num_deaths = sum(f.kind not in _SPARED for f in faults)
-  may_all_die = num_deaths >= num_nodes or any(
-      f.kind in ("all", "zone") for f in faults
-  )
+  may_all_die = num_deaths >= num_nodes or any(f.kind in ("all", "zone") for f in faults)
   most = num_nodes + sum(f.kind == "join" for f in faults)
   most *= 1 + may_all_die * len(faults)
   for fault in faults:
@@ -233,12 +219,7 @@ def check_nodes(
 
 
 def find_missed(
-    faults: Iterable[Fault],
-    happened: Collection[int],
-    *,
-    first: int,
-    end: int,
-    source: str,
+    faults: Iterable[Fault], happened: Collection[int], *, first: int, end: int, source: str
 ) -> list[str]:
   """Returns a warning for each fault that was due but did not happen.
 
@@ -249,8 +230,7 @@ def find_missed(
     source: The file, for messages.
   """
   return [
-      f"warning: {source}, line {fault.line}: {fault} never happened: "
-      f"{_explain_missed(fault)}."
+      f"warning: {source}, line {fault.line}: {fault} never happened: " f"{_explain_missed(fault)}."
       for fault in faults
       if first <= fault.step < end and fault.line not in happened
   ]
@@ -278,9 +258,7 @@ class Due:
   owner: base.NodeId | None
 
 
-def find_joins(
-    faults: Iterable[Fault], *, step: int | None = None, after: int = -1
-) -> list[Due]:
+def find_joins(faults: Iterable[Fault], *, step: int | None = None, after: int = -1) -> list[Due]:
   """Returns the joins of `step`, or of all steps above `after`, by step."""
   joins = [f for f in faults if f.kind == "join" and f.step > after]
   chosen = [f for f in joins if step in (None, f.step)]
@@ -341,10 +319,7 @@ class FaultsDue:
     After the rows have ended, these include faults beyond the end of a row.
     """
     has_ended = phase != PHASES[0]
-    return self._pop(
-        lambda d: d.fault.at == phase
-        or (has_ended and isinstance(d.fault.at, int))
-    )
+    return self._pop(lambda d: d.fault.at == phase or (has_ended and isinstance(d.fault.at, int)))
 
   def _pop(self, is_due: Callable[[Due], bool]) -> list[Due]:
     due = [d for d in self._at if is_due(d)]
@@ -353,9 +328,7 @@ class FaultsDue:
     return due
 
 
-def _owner(
-    fault: Fault, owners: Sequence[Sequence[base.NodeId | None]]
-) -> base.NodeId | None:
+def _owner(fault: Fault, owners: Sequence[Sequence[base.NodeId | None]]) -> base.NodeId | None:
   place = fault.place
   if place is None or place.pipeline >= len(owners):
     return None
@@ -366,8 +339,7 @@ def _owner(
 def _parse(line: int, cells: Sequence[str]) -> Fault:
   if len(cells) != len(COLUMNS):
     raise ValueError(
-        f"a fault has {len(COLUMNS)} values, {','.join(COLUMNS)}, got "
-        f"{','.join(cells)!r}."
+        f"a fault has {len(COLUMNS)} values, {','.join(COLUMNS)}, got " f"{','.join(cells)!r}."
     )
   step, node, at, kind = cells
   if not re.fullmatch(r"\d+", step):

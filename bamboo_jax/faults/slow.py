@@ -21,9 +21,7 @@ class SlowNode:
 
   def __post_init__(self) -> None:
     if not 1 < self.factor < math.inf:
-      raise ValueError(
-          f"The factor of slow must be above 1, got {self.factor}."
-      )
+      raise ValueError(f"The factor of slow must be above 1, got {self.factor}.")
 
   def __str__(self) -> str:
     until = "" if self.until is None else f":{self.until}"
@@ -40,6 +38,5 @@ def parse(text: str) -> SlowNode:
     )
   factor, until = found.groups()
   return SlowNode(
-      SlowNode.factor if factor is None else float(factor),
-      None if until is None else int(until),
+      SlowNode.factor if factor is None else float(factor), None if until is None else int(until)
   )

@@ -119,17 +119,14 @@ def find(module: hlo.Module, gpu: machines.Machine) -> Findings:
       hidden_host_bytes=hidden,
       host_faults=tuple(faults),
       unknown_loops=sum(
-          step.what.opcode == "while" and step.what.trip_count is None
-          for step in steps
+          step.what.opcode == "while" and step.what.trip_count is None for step in steps
       ),
       flops=flops,
       secs=secs + link_secs,
   )
 
 
-def _walk(
-    module: hlo.Module, where: hlo.Computation, times: int
-) -> Iterator[_Step]:
+def _walk(module: hlo.Module, where: hlo.Computation, times: int) -> Iterator[_Step]:
   """Yields what is started; all branches of a conditional count."""
   for what in where.instructions:
     yield _Step(where, what, times)
@@ -218,16 +215,11 @@ def _product_flops(where: hlo.Computation, what: hlo.HloInstruction) -> float:
 
 
 def _score_dims(what: hlo.HloInstruction) -> tuple[int, ...]:
-  found = re.search(
-      r'"intermediate_tensor_shape":\s*\{.*?"dimensions":\s*\[([^\]]*)\]',
-      what.text,
-  )
+  found = re.search(r'"intermediate_tensor_shape":\s*\{.*?"dimensions":\s*\[([^\]]*)\]', what.text)
   return tuple(map(int, re.findall(r"\d+", found[1]))) if found else (0,)
 
 
-def _convolution_flops(
-    where: hlo.Computation, what: hlo.HloInstruction, target: str
-) -> float:
+def _convolution_flops(where: hlo.Computation, what: hlo.HloInstruction, target: str) -> float:
   """Returns 2 * outputs * kernel / output features, of any of three kinds."""
   labels = re.search(r"dim_labels=\w+_(\w+)->\w+", what.text)
   if not labels:
@@ -245,15 +237,9 @@ def _convolution_flops(
 
 
 def _kernel_secs(
-    module: hlo.Module,
-    step: _Step,
-    flops: float,
-    library: str | None,
-    gpu: machines.Machine,
+    module: hlo.Module, step: _Step, flops: float, library: str | None, gpu: machines.Machine
 ) -> float:
-  dtypes = {
-      s.dtype for n in step.what.operands for s in step.where.shapes_of(n)
-  }
+  dtypes = {s.dtype for n in step.what.operands for s in step.where.shapes_of(n)}
   peak = gpu.flops_per_sec
   if not dtypes & {"bf16", "f16"}:
     peak /= 2  # Of float32, which XLA rounds to 19 bits.
@@ -327,9 +313,7 @@ def _find_collectives(
   return dict(counts), lone, secs
 
 
-def _find_copies(
-    module: hlo.Module, steps: list[_Step]
-) -> tuple[int, int, list[str]]:
+def _find_copies(module: hlo.Module, steps: list[_Step]) -> tuple[int, int, list[str]]:
   """Returns bytes between host and device, those hidden, and faults."""
   moved = hidden = 0
   faults = []

@@ -103,10 +103,7 @@ def prepare(flags: str = "") -> None:
 def host_arguments(count: int) -> Iterator[None]:
   """While entered, the last `count` arguments of programs lie on the host."""
   _, mlir, pxla = _modules()
-  lower, are_default = (
-      mlir.lower_jaxpr_to_module,
-      pxla.are_all_shardings_default_mem_kind,
-  )
+  lower, are_default = (mlir.lower_jaxpr_to_module, pxla.are_all_shardings_default_mem_kind)
 
   def lower_with_kinds(*args: Any, **kwargs: Any) -> Any:
     total, calls = len(kwargs["arg_shardings"]), iter(range(2**31))

@@ -102,10 +102,7 @@ def compile_units(
 
 
 def compile_segments(
-    config: config_lib.Config,
-    task: build.Task,
-    plan: planner.Plan,
-    gpu: machines.Machine,
+    config: config_lib.Config, task: build.Task, plan: planner.Plan, gpu: machines.Machine
 ) -> Iterator[Program]:
   """Yields the programs of the SPMD executor.
 
@@ -119,9 +116,7 @@ def compile_segments(
       yield make_program("pipeline", name, program.segment, gpu)
 
 
-def make_place(
-    config: config_lib.Config, gpu: machines.Machine
-) -> places.Place:
+def make_place(config: config_lib.Config, gpu: machines.Machine) -> places.Place:
   """Returns where a node computes: a device, or a mesh of several."""
   shape = (config.node.mesh.data, config.node.mesh.tensor)
   devices = private.make_devices(targets.describe(gpu), math.prod(shape))
@@ -153,9 +148,7 @@ def make_program(
 
 
 def _needed(
-    config: config_lib.Config,
-    kind: programs_lib.KindPrograms,
-    is_left_out: bool,
+    config: config_lib.Config, kind: programs_lib.KindPrograms, is_left_out: bool
 ) -> list[str]:
   is_mesh = config.node.mesh.data * config.node.mesh.tensor > 1
   names = [*_ALWAYS]

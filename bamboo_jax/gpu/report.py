@@ -105,11 +105,7 @@ def find_memory(
     count = planned.accumulator_bytes / max(1, trained)
     compiled = state + (count - 1) * sums + copies + in_flight * kept
     compiled += largest.memory.temp + others / num_devices
-    found.append(
-        StageMemory(
-            planned.phases["compute"] // num_devices, int(compiled), largest
-        )
-    )
+    found.append(StageMemory(planned.phases["compute"] // num_devices, int(compiled), largest))
   return found
 
 
@@ -123,11 +119,7 @@ def find_segment_memory(
   """
   largest = max(programs, key=lambda program: program.memory.total)
   return [
-      StageMemory(
-          m.phases["compute"],
-          m.resident_bytes + largest.memory.total,
-          largest,
-      )
+      StageMemory(m.phases["compute"], m.resident_bytes + largest.memory.total, largest)
       for m in plan.memory
   ]
 
@@ -176,10 +168,7 @@ def price(
       times: list[dict[str, Any]] = [
           {field: ms * (b / total if total else 1 / len(own))} for b in before
       ]
-      own = [
-          dataclasses.replace(layer, **change)
-          for layer, change in zip(own, times, strict=True)
-      ]
+      own = [dataclasses.replace(layer, **change) for layer, change in zip(own, times, strict=True)]
     layers[unit.first : unit.last] = own
   rate = link_bytes_per_sec / 1e3
   return dataclasses.replace(
@@ -306,9 +295,7 @@ def _render(
       f"{gpu.memory_bytes / 2**30:.2f} GiB"
       for i, m in enumerate(memory)
   ]
-  faults = [
-      f"{p.owner} {p.name}: {f}" for p in found for f in p.findings.host_faults
-  ]
+  faults = [f"{p.owner} {p.name}: {f}" for p in found for f in p.findings.host_faults]
   lines += ["copies that should not be:", *faults] if faults else []
   return "\n".join(lines)
 

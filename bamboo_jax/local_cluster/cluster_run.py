@@ -69,9 +69,7 @@ class _Join(NamedTuple):
 class ClusterRun:
   """Starts the nodes of a run, and ends them all afterwards."""
 
-  def __init__(
-      self, setup: setup_lib.Setup, progress: progress_lib.ProgressLine
-  ) -> None:
+  def __init__(self, setup: setup_lib.Setup, progress: progress_lib.ProgressLine) -> None:
     self._setup = setup
     self._summary = setup.workdir / "summary.json"
     self._metrics = setup.workdir / "metrics.jsonl"
@@ -87,9 +85,7 @@ class ClusterRun:
     self._has_stepped = self._is_asked_to_stop = False
     self._told_secs: float | None = None  # When the log grew last.
     self._step_secs = collections.deque([1.0], maxlen=9)
-    self._cluster = machine.LocalCluster(
-        setup.workdir, etcd=setup.etcd, run=setup.run
-    )
+    self._cluster = machine.LocalCluster(setup.workdir, etcd=setup.etcd, run=setup.run)
     self._director = director.Director(setup.faults, self._cluster)
     self._player: TracePlayer | None = None
 
@@ -102,9 +98,7 @@ class ClusterRun:
     nodes = replay.first if replay else [""] * len(zones)
     # Not with GPUs, as each process then has an environment of its own. Nodes
     # that join later are not forked either: by then this process has threads.
-    are_copies = not self._setup.gpus and setup_lib.prepare(
-        config, self._setup.workdir
-    )
+    are_copies = not self._setup.gpus and setup_lib.prepare(config, self._setup.workdir)
     placed = machine.place_nodes(config, dict(base.by_node(zones)))
     self._progress.show_text(placed.survival.render())
     self._cluster.take_folder()  # Nothing is written before it.
@@ -114,25 +108,17 @@ class ClusterRun:
       names = list(map(start, zones, nodes))
       folder = shlex.quote(str(self._setup.workdir))
       self._progress.show_text(f"status: bamboo status --workdir={folder}")
-      self._progress.explain(
-          f"{len(names)} nodes start, compile and meet; logs: {self._logs}"
-      )
+      self._progress.explain(f"{len(names)} nodes start, compile and meet; logs: {self._logs}")
       self._director.listen()
       if self._setup.page_port is not None:
-        self._progress.show_text(
-            page.serve(self._setup, self._cluster, self._director)
-        )
+        self._progress.show_text(page.serve(self._setup, self._cluster, self._director))
       if replay is not None:
         self._player = TracePlayer(replay, names)
       self._wait()
     finally:
       self._cluster.close()
-    if not self._is_over and (
-        self._cluster.num_failed or self._former_summary is None
-    ):
-      raise base.EndedError(
-          self._cluster.mistake or f"The run has ended early; see {self._logs}."
-      )
+    if not self._is_over and (self._cluster.num_failed or self._former_summary is None):
+      raise base.EndedError(self._cluster.mistake or f"The run has ended early; see {self._logs}.")
 
   def ask_to_stop(self) -> bool:
     """Asks the run to save and end; returns whether it has state to save.
@@ -146,9 +132,7 @@ class ClusterRun:
     """Adds the times of deaths to the summary, and shows it."""
     content = json.loads(self._summary.read_text())
     if not self._is_over:
-      self._progress.show_text(
-          f"nothing to do: {content['steps']} steps are done"
-      )
+      self._progress.show_text(f"nothing to do: {content['steps']} steps are done")
       return
     kills = self._director.kills
     content["recoveries"] = durations.report(content["recoveries"], kills)
@@ -182,9 +166,7 @@ class ClusterRun:
   def _read_log(self) -> Sequence[jsonl.Line]:
     return jsonl.read_lines(self._metrics) if self._metrics.exists() else ()
 
-  def _start_node(
-      self, zone: str = "", node: str = "", *, is_copy: bool = False
-  ) -> str:
+  def _start_node(self, zone: str = "", node: str = "", *, is_copy: bool = False) -> str:
     name, zones = f"n{self._num_started}", self._setup.zones
     zone = zone or zones[self._num_started % len(zones)]
     arguments = [
@@ -196,8 +178,7 @@ class ClusterRun:
       port += self._num_started
       if fault := ports.find_fault(port):  # Only the agent's log would say so.
         self._progress.show_text(
-            f"warning: No metrics of {name} at port {port}: {fault}. Training "
-            "continues."
+            f"warning: No metrics of {name} at port {port}: {fault}. Training " "continues."
         )
       else:
         arguments.append(f"--metrics_port={port}")
@@ -206,9 +187,7 @@ class ClusterRun:
         name,
         zone,
         arguments=arguments,
-        environ=accelerator.give_gpu(
-            os.environ, self._setup.gpus, self._num_started - 1
-        ),
+        environ=accelerator.give_gpu(os.environ, self._setup.gpus, self._num_started - 1),
         is_copy=is_copy,
     )
     self._note("start", name, node)
@@ -233,9 +212,7 @@ class ClusterRun:
         self._director.stop()
         told_secs = now
       self._tell_of_failures()
-      if not self._cluster.num_running and (
-          told_secs is not None or not self._expects_joins()
-      ):
+      if not self._cluster.num_running and (told_secs is not None or not self._expects_joins()):
         break
       patience_secs = _SAVE_SECS + 10 * max(self._step_secs)
       if told_secs is not None and now > told_secs + patience_secs:
@@ -244,9 +221,7 @@ class ClusterRun:
       self._tell_if_slow(now)
       num_own = self._cluster.num_failed - len(self._director.kills)
       if not self._has_stepped and num_own > 0:
-        raise base.EndedError(
-            self._cluster.mistake or "A node has failed before the first step."
-        )
+        raise base.EndedError(self._cluster.mistake or "A node has failed before the first step.")
       if done_secs is None and self._is_over:
         done_secs = now
       if done_secs is None and told_secs is None:
@@ -274,8 +249,7 @@ class ClusterRun:
         self._told_secs = None
         why = base.find_full(self._setup.workdir) or "no reason is known yet"
         self._progress.show_text(
-            f"pause: no step for {secs:.1f} s (median {usual_secs:.1f} s); "
-            f"{why}"
+            f"pause: no step for {secs:.1f} s (median {usual_secs:.1f} s); " f"{why}"
         )
 
   def _expects_joins(self) -> bool:
@@ -331,8 +305,7 @@ class ClusterRun:
     if (name := self._player.names.get(event.node)) is None:
       return  # It has not been started.
     self._progress.show_text(
-        f"trace at_secs={event.time_ms / 1e3:.1f} {event.kind}={name} "
-        f"node={event.node}"
+        f"trace at_secs={event.time_ms / 1e3:.1f} {event.kind}={name} " f"node={event.node}"
     )
     if event.kind != "add":
       self._note(event.kind, name, event.node)

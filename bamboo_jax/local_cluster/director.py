@@ -53,9 +53,7 @@ class Director:
     step_secs: Duration of a step, for faults at a random time of it.
   """
 
-  def __init__(
-      self, faults: Sequence[faults_lib.Fault], nodes: machine.LocalCluster
-  ) -> None:
+  def __init__(self, faults: Sequence[faults_lib.Fault], nodes: machine.LocalCluster) -> None:
     """Prepares to inject `faults` into `nodes`, once `listen` is called."""
     self.kills: dict[base.NodeId, float] = {}
     self.pids: dict[str, int] = {}
@@ -150,9 +148,7 @@ class Director:
         self._refusals.warn("Refused user %d.", _user(connection))
         connection.close()
         continue
-      threading.Thread(
-          target=self._listen, args=(connection,), daemon=True
-      ).start()
+      threading.Thread(target=self._listen, args=(connection,), daemon=True).start()
 
   def _listen(self, connection: socket.socket) -> None:
     decoder, worker = frames.Decoder(), None
@@ -230,9 +226,7 @@ class Director:
     is_slow = worker.number in self._slow
     self._slow[worker.number] = factor
     if not is_slow:
-      threading.Thread(
-          target=self._alternate, args=(worker,), name="slow", daemon=True
-      ).start()
+      threading.Thread(target=self._alternate, args=(worker,), name="slow", daemon=True).start()
 
   def _alternate(self, worker: _Worker) -> None:
     while True:
@@ -252,9 +246,7 @@ class Director:
     with contextlib.suppress(ProcessLookupError):  # It is dead already.
       os.kill(worker.pid, number)
 
-  def _find_victims(
-      self, fault: faults_lib.Fault, owner: int | None
-  ) -> list[_Worker]:
+  def _find_victims(self, fault: faults_lib.Fault, owner: int | None) -> list[_Worker]:
     workers = list(self._workers.values())
     if fault.kind == "all":
       return workers
@@ -273,8 +265,6 @@ def _ask_to_stop(connection: socket.socket) -> None:
 def _user(connection: socket.socket) -> int:
   """Returns the user of the process at the other end."""
   process_user_group = struct.Struct("3i")
-  found = connection.getsockopt(
-      socket.SOL_SOCKET, socket.SO_PEERCRED, process_user_group.size
-  )
+  found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, process_user_group.size)
   _, user, _ = process_user_group.unpack(found)
   return int(user)

@@ -69,12 +69,7 @@ class Fleet:
   """
 
   def __init__(
-      self,
-      hosts: Sequence[Host],
-      *,
-      ssh: Sequence[str],
-      agent: Sequence[str],
-      leave_secs: int = 10,
+      self, hosts: Sequence[Host], *, ssh: Sequence[str], agent: Sequence[str], leave_secs: int = 10
   ) -> None:
     self._ssh, self._agent, self._leave_secs = ssh, agent, leave_secs
     self._tries = dict.fromkeys(hosts, 0)
@@ -99,9 +94,7 @@ class Fleet:
     self._tries[host] += 1
     name = f"n{number}-{tries}" if tries else f"n{number}"
     command = [*self._agent, f"--name={name}", f"--zone={host.zone}"]
-    script = _SCRIPT.format(
-        command=shlex.join(command), leave_secs=self._leave_secs
-    )
+    script = _SCRIPT.format(command=shlex.join(command), leave_secs=self._leave_secs)
     process = subprocess.Popen(
         [*self._ssh, host.name, f"exec sh -c {shlex.quote(script)}"],
         stdin=subprocess.PIPE,
@@ -110,9 +103,7 @@ class Fleet:
         preexec_fn=children.die_with_parent,
     )
     self._running[host] = process
-    thread = threading.Thread(
-        target=self._follow, args=(host, process), daemon=True
-    )
+    thread = threading.Thread(target=self._follow, args=(host, process), daemon=True)
     thread.start()
     self._readers.append(thread)
 

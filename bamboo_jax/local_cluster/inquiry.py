@@ -43,9 +43,7 @@ def find_workers(logs: pathlib.Path) -> dict[str, int]:
   return dict(sorted(found.items()))
 
 
-def explain_missing(
-    name: str, workers: Collection[str], hosts: Mapping[str, str]
-) -> str:
+def explain_missing(name: str, workers: Collection[str], hosts: Mapping[str, str]) -> str:
   """Returns why `workers`, those of this machine by node, lack a node.
 
   `hosts` has the address of each live agent of the run, by node.
@@ -61,10 +59,7 @@ def explain_missing(
 
 
 def ask(
-    workers: Mapping[str, int],
-    logs: pathlib.Path,
-    *,
-    patience_secs: float = _PATIENCE_SECS,
+    workers: Mapping[str, int], logs: pathlib.Path, *, patience_secs: float = _PATIENCE_SECS
 ) -> list[WorkerReply]:
   """Signals workers to log stacks and waits; returns these as answers.
 
@@ -104,9 +99,7 @@ def render(answers: Iterable[WorkerReply]) -> list[str]:
   answers = list(answers)
   lines = []
   for one in answers:
-    state = (
-        "" if one.waits else ", which does not answer: it hangs or is stopped"
-    )
+    state = "" if one.waits else ", which does not answer: it hangs or is stopped"
     lines += [f"== {one.name}, process {one.pid}{state}", one.stacks]
   found = [one.waits for one in answers if one.waits]
   names = {one.waits.number: one.name for one in answers if one.waits}

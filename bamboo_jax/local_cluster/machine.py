@@ -39,9 +39,7 @@ class LocalCluster:
     mistake: A mistake of the user with which an agent ended; "" without any.
   """
 
-  def __init__(
-      self, workdir: pathlib.Path, *, etcd: str | None, run: str
-  ) -> None:
+  def __init__(self, workdir: pathlib.Path, *, etcd: str | None, run: str) -> None:
     self.num_failed, self.mistake = 0, ""
     self._etcd, self._run = etcd, run
     self._agents: dict[str, subprocess.Popen[bytes] | copies.Copy] = {}
@@ -69,9 +67,7 @@ class LocalCluster:
     run already, and `OSError` without an etcd; then nothing has changed.
     """
     secret = secrets.token_hex(32)
-    self._own = identity_lib.issue(
-        secret.encode(), run=self._run, role="operator", name=""
-    )
+    self._own = identity_lib.issue(secret.encode(), run=self._run, role="operator", name="")
     if self._etcd is None:
       private_etcd.find_binary()
     elif self.connect().exists():
@@ -90,9 +86,7 @@ class LocalCluster:
       self._store.wait_ready()
       self._etcd = self._store.endpoint
     self._registry = self.connect()
-    endpoint_lib.write(
-        self._workdir, endpoint_lib.RunAddress(self._etcd, self._run)
-    )
+    endpoint_lib.write(self._workdir, endpoint_lib.RunAddress(self._etcd, self._run))
 
   def start_agent(
       self,
@@ -214,18 +208,14 @@ class Placement(NamedTuple):
   survival: survival_lib.Survival
 
 
-def place_nodes(
-    config: config_lib.Config, zones: Mapping[base.NodeId, str]
-) -> Placement:
+def place_nodes(config: config_lib.Config, zones: Mapping[base.NodeId, str]) -> Placement:
   """Places the first nodes so that the run survives most failures.
 
   The first numbers are those of owners, pipeline by pipeline, then of spares.
   """
   stages = partition_lib.Partition(tuple(range(config.pipeline.num_stages + 1)))
   pipelines, spares = placement_lib.place_nodes(
-      zones,
-      [stages] * config.pipeline.num_pipelines,
-      has_replicas=config.redundancy.mode != "none",
+      zones, [stages] * config.pipeline.num_pipelines, has_replicas=config.redundancy.mode != "none"
   )
   order = [*(n for p in pipelines for n in p.roles.owners), *spares]
   survival = survival_lib.find_survival(pipelines, zones)

@@ -38,9 +38,7 @@ class Narrator:
     self._view = 0
     self._is_over = threading.Event()
     self._read()
-    self._thread = threading.Thread(
-        target=self._follow, name="narrator", daemon=True
-    )
+    self._thread = threading.Thread(target=self._follow, name="narrator", daemon=True)
 
   def start(self) -> None:
     """Starts the thread."""
@@ -86,8 +84,7 @@ class Narrator:
         self._here.add(member.name)
         where = f" (zone {member.zone})" if member.zone else ""
         self._progress.show_text(
-            f"{member.name} joined{where}; {len(self._here)} of {num_nodes} "
-            "nodes are here"
+            f"{member.name} joined{where}; {len(self._here)} of {num_nodes} " "nodes are here"
         )
 
   def _read(self) -> Sequence[jsonl.Line]:

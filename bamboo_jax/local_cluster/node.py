@@ -31,12 +31,7 @@ _PACKAGES = ("bamboo_jax", "jax", "jaxlib")
 
 
 def make_options(
-    config: config_lib.Config,
-    *,
-    workdir: str,
-    num_nodes: int | None,
-    name: str,
-    **given: Any,
+    config: config_lib.Config, *, workdir: str, num_nodes: int | None, name: str, **given: Any
 ) -> state_lib.AgentOptions:
   """Returns the options of an agent of a run.
 
@@ -86,9 +81,7 @@ def run(
   if metrics_port is not None:
     try:
       exporter.serve(
-          metrics_port,
-          host=metrics_host,
-          state=lambda: None if agent is None else agent.state,
+          metrics_port, host=metrics_host, state=lambda: None if agent is None else agent.state
       )
     except (OSError, OverflowError) as error:  # The latter: above 65535.
       logging.warning("No metrics at port %d: %s.", metrics_port, error)

@@ -10,9 +10,7 @@ from bamboo_jax.report.live import server
 
 
 def serve(
-    setup: setup_lib.Setup,
-    cluster: machine.LocalCluster,
-    director: director_lib.Director,
+    setup: setup_lib.Setup, cluster: machine.LocalCluster, director: director_lib.Director
 ) -> str:
   """Starts to serve the page; returns a line with its address, or a warning."""
   feed = feed_lib.Feed(
@@ -26,10 +24,7 @@ def serve(
   assert setup.page_port is not None
   try:
     address = server.start(
-        feed.read,
-        token=server.make_token(secret),
-        port=setup.page_port,
-        act=director.cause,
+        feed.read, token=server.make_token(secret), port=setup.page_port, act=director.cause
     )
   except (OSError, base.MissingExtraError) as error:
     return f"warning: No page: {error} Training continues."

@@ -52,10 +52,7 @@ class Setup:
 
   def __post_init__(self) -> None:
     faults_lib.check_nodes(
-        self.faults,
-        num_nodes=len(self.first_zones),
-        zones=self.zones,
-        source="--faults",
+        self.faults, num_nodes=len(self.first_zones), zones=self.zones, source="--faults"
     )
 
   def check_ports(self) -> None:
@@ -79,13 +76,9 @@ def check(config: config_lib.Config, zones: Sequence[str]) -> None:
   build.check_environment(config)
   detection.DetectionLimits(**config.cluster.to_dict())  # Checks them.
   gpus = accelerator.find_gpus(os.environ)
-  accelerator.check_executor(
-      config.pipeline.executor, accelerator.find_platform(os.environ, gpus)
-  )
+  accelerator.check_executor(config.pipeline.executor, accelerator.find_platform(os.environ, gpus))
   if not all(zones) or not zones:
-    raise ValueError(
-        f"--zones must be names such as a,b,c, got {','.join(zones)!r}."
-    )
+    raise ValueError(f"--zones must be names such as a,b,c, got {','.join(zones)!r}.")
 
 
 def find_first_zones(
@@ -113,12 +106,7 @@ def find_first_zones(
 
 
 def with_random_kills(
-    setup: Setup,
-    config: config_lib.Config,
-    num_kills: int,
-    *,
-    seed: int,
-    kinds: Sequence[str],
+    setup: Setup, config: config_lib.Config, num_kills: int, *, seed: int, kinds: Sequence[str]
 ) -> Setup:
   """Returns the setup with random kills, of which the workers read a file."""
   faults = random_kills.make_random_kills(
@@ -132,10 +120,7 @@ def with_random_kills(
   )
   path = setup.workdir / "random_kills.csv"
   return dataclasses.replace(
-      setup,
-      arguments=[*setup.arguments, f"--faults={path}"],
-      faults=faults,
-      faults_file=path,
+      setup, arguments=[*setup.arguments, f"--faults={path}"], faults=faults, faults_file=path
   )
 
 

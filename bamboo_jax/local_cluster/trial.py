@@ -19,9 +19,7 @@ _APART_SECS = 5  # Two newcomers.
 _START_SECS = 600.0  # Time limit of a cluster's first step.
 
 
-def run(
-    arguments: Sequence[str], *, workdir: pathlib.Path, secs: float
-) -> run_times.RunTimes:
+def run(arguments: Sequence[str], *, workdir: pathlib.Path, secs: float) -> run_times.RunTimes:
   """Runs a cluster for `secs` from its first step on; returns its times.
 
   Raises:
@@ -46,11 +44,7 @@ def check_new(workdir: pathlib.Path) -> None:
 
 
 def calibrate(
-    arguments: Sequence[str],
-    *,
-    workdir: pathlib.Path,
-    num_nodes: int,
-    num_pipelines: int,
+    arguments: Sequence[str], *, workdir: pathlib.Path, num_nodes: int, num_pipelines: int
 ) -> run_times.RunTimes:
   """Runs a cluster that loses a node and gets another one; returns its times.
 

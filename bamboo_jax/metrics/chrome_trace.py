@@ -83,9 +83,7 @@ def _render(steps: Sequence[TracedStep]) -> str:
     events.append(_name_event("process_name", pid, 0, kind))
     threads = itertools.count(1)
     for track in slot_lib.tracks(slot for *_, slot in slots):
-      mine = sorted(
-          (s for s in slots if s[3].track == track), key=lambda s: s[1:3]
-      )
+      mine = sorted((s for s in slots if s[3].track == track), key=lambda s: s[1:3])
       for number, lane in enumerate(_split_lanes(mine), start=1):
         tid = next(threads)
         name = track if number == 1 else f"{track} ({number})"
@@ -94,9 +92,7 @@ def _render(steps: Sequence[TracedStep]) -> str:
   return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n"
 
 
-def _split_lanes(
-    slots: Sequence[tuple[Any, ...]],
-) -> list[list[tuple[Any, ...]]]:
+def _split_lanes(slots: Sequence[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
   """Assigns each slot, in order of start, to the first free lane."""
   lanes: list[list[tuple[Any, ...]]] = []
   for entry in slots:
@@ -119,12 +115,7 @@ def _name_event(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
 
 
 def _slot_event(
-    pid: int,
-    tid: int,
-    step: TracedStep,
-    start_ms: float,
-    end_ms: float,
-    slot: TrackSlot,
+    pid: int, tid: int, step: TracedStep, start_ms: float, end_ms: float, slot: TrackSlot
 ) -> dict[str, Any]:
   start = _nanosecs(start_ms)
   event = {

@@ -60,9 +60,7 @@ class MetricsWriter:
         raise
       self._on_error(error)
 
-  def write_event(
-      self, event: str, *, step: int, values: Mapping[str, Any] | None = None
-  ) -> None:
+  def write_event(self, event: str, *, step: int, values: Mapping[str, Any] | None = None) -> None:
     """Appends an event, such as "eval" or "recovery", like `write_step`."""
     self.write_step(step, {"event": event, **(values or {})})
 
@@ -140,9 +138,7 @@ def read_lines(path: str | os.PathLike[str]) -> tuple[Line, ...]:
   return _parse_lines(pathlib.Path(path).read_bytes(), path)
 
 
-def _parse_lines(
-    content: bytes, path: str | os.PathLike[str]
-) -> tuple[Line, ...]:
+def _parse_lines(content: bytes, path: str | os.PathLike[str]) -> tuple[Line, ...]:
   lines = []
   for number, text in enumerate(content.split(b"\n")[:-1], start=1):
     try:
@@ -151,8 +147,7 @@ def _parse_lines(
         raise TypeError("step is not an integer")
     except (ValueError, TypeError, KeyError) as e:
       raise ValueError(
-          f"Line {number} of {path} is not a JSON object with a number 'step': "
-          f"{text[:80]!r}."
+          f"Line {number} of {path} is not a JSON object with a number 'step': " f"{text[:80]!r}."
       ) from e
     lines.append(line)
   return tuple(lines)
@@ -165,9 +160,7 @@ class Series(NamedTuple):
   values: tuple[Any, ...] = ()
 
 
-def column(
-    lines: Sequence[Line], name: str, *, event: str | None = None
-) -> Series:
+def column(lines: Sequence[Line], name: str, *, event: str | None = None) -> Series:
   """Returns the non-null values of `name`, of steps or of an `event`."""
   found = [
       (line["step"], line[name])

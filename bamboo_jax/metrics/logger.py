@@ -45,13 +45,11 @@ def parse_names(text: str | None) -> list[str]:
       base.find_function(name, what="logger")
     elif name not in BUILT_IN:
       raise ValueError(
-          base.suggest(name, BUILT_IN, what="logger")
-          + ' One of your own is "file.py:function".'
+          base.suggest(name, BUILT_IN, what="logger") + ' One of your own is "file.py:function".'
       )
     elif importlib.util.find_spec(BUILT_IN[name]) is None:
       raise base.MissingExtraError(
-          f"config.metrics.logger={name!r} needs an extra: pip install "
-          f"'bamboo_jax[{name}]'."
+          f"config.metrics.logger={name!r} needs an extra: pip install " f"'bamboo_jax[{name}]'."
       )
   return found
 
@@ -68,9 +66,7 @@ def numbers_of(values: Mapping[str, Any]) -> dict[str, float]:
   return found
 
 
-def make_logger(
-    name: str, config: Any, workdir: str | os.PathLike[str]
-) -> Logger:
+def make_logger(name: str, config: Any, workdir: str | os.PathLike[str]) -> Logger:
   """Returns the logger of a user's function.
 
   Args:

@@ -14,10 +14,7 @@ _TRACK = 0.3  # Inches for a node in the planned step.
 Points = tuple[Sequence[int], Sequence[float]]
 
 # By event: the row's label, marker and colour.
-_MARKS = {
-    "recovery": ("deaths", "x", plots.RED),
-    "join": ("joins", "+", plots.GREEN),
-}
+_MARKS = {"recovery": ("deaths", "x", plots.RED), "join": ("joins", "+", plots.GREEN)}
 # The first run is drawn below the others, which may have equal losses.
 _LINES = (
     dict(color=plots.SKY, linewidth=4.0, alpha=0.6),
@@ -59,25 +56,19 @@ def read_losses(lines: Sequence[jsonl.Line], *, name: str) -> Losses:
   )
 
 
-def draw_losses(
-    runs: Sequence[Losses], *, planned: Sequence[slot_lib.TrackSlot] = ()
-) -> Any:
+def draw_losses(runs: Sequence[Losses], *, planned: Sequence[slot_lib.TrackSlot] = ()) -> Any:
   """Returns a figure: losses, and below them a row of marks for each event.
 
   Above them stands a step as it was `planned`, if given.
   """
-  rows = [
-      (run, event) for run in runs for event in _MARKS if event in run.marks
-  ]
+  rows = [(run, event) for run in runs for event in _MARKS if event in run.marks]
   has_names = len(runs) > 1
   num_tracks = len(slot_lib.tracks(planned))
   inches = [_TRACK * num_tracks] * bool(planned)
   inches += [3.0 if planned else 4.2]
   inches += [0.25 * len(rows) + 0.15] * bool(rows)
   fig, grid = plots.new_figure(
-      (8, sum(inches) + 0.4 + 1.2 * bool(planned)),
-      len(inches),
-      height_ratios=inches,
+      (8, sum(inches) + 0.4 + 1.2 * bool(planned)), len(inches), height_ratios=inches
   )
   axes, last = grid[int(bool(planned)), 0], grid[-1, 0]
   _draw_curves(axes, runs, has_names=has_names)
@@ -120,9 +111,7 @@ def _draw_curves(axes: Any, runs: Sequence[Losses], *, has_names: bool) -> None:
       )
 
 
-def _draw_marks(
-    axes: Any, rows: Sequence[tuple[Losses, str]], *, has_names: bool
-) -> None:
+def _draw_marks(axes: Any, rows: Sequence[tuple[Losses, str]], *, has_names: bool) -> None:
   labels = []
   for row, (run, event) in enumerate(rows):
     label, marker, colour = _MARKS[event]
@@ -130,9 +119,7 @@ def _draw_marks(
     style = dict(linestyle="", marker=marker, color=colour, markersize=7)
     axes.plot(steps, [row] * len(steps), markeredgewidth=1.5, **style)
     name = f"{plots.plain(run.name)}: " * has_names
-    labels.append(
-        f"{name}{len(steps)} {label if len(steps) > 1 else label[:-1]}"
-    )
+    labels.append(f"{name}{len(steps)} {label if len(steps) > 1 else label[:-1]}")
   axes.set_yticks(range(len(labels)), labels)
   axes.set_ylim(len(labels) - 0.4, -0.6)
   axes.tick_params(axis="y", length=0)

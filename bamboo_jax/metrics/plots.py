@@ -72,9 +72,7 @@ def new_figure(
   return fig, grid
 
 
-def add_legend(
-    fig: Any, handles: Sequence[Any], *, side: str = "lower"
-) -> None:
+def add_legend(fig: Any, handles: Sequence[Any], *, side: str = "lower") -> None:
   """Adds a legend below or above ("upper") the axes, as wide as fits.
 
   It has as few rows as possible, of nearly equal length.
@@ -104,9 +102,7 @@ def plain(text: str) -> str:
 
 
 def save_figure(
-    fig: Any,
-    path: str | os.PathLike[str],
-    formats: Sequence[str] = ("png",),
+    fig: Any, path: str | os.PathLike[str], formats: Sequence[str] = ("png",)
 ) -> list[pathlib.Path]:
   """Writes a Matplotlib figure, each file atomically; returns their paths.
 

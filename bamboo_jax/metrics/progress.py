@@ -101,9 +101,7 @@ class ProgressLine:
       options = dict(unit=unit, dynamic_ncols=True)
       self._bar = tqdm.tqdm(total=num_steps, file=self._stream, **options)
 
-  def show_step(
-      self, step: int, values: Mapping[str, int | float | str]
-  ) -> None:
+  def show_step(self, step: int, values: Mapping[str, int | float | str]) -> None:
     """Shows that `step` steps are done, with their metrics."""
     self._reason.cancel()
     values = {_SHORT.get(name, name): v for name, v in values.items()}
@@ -132,9 +130,7 @@ class ProgressLine:
     A later call replaces the reason.
     """
     self._reason.cancel()
-    self._reason = threading.Timer(
-        self._pause_secs, self.show_text, [f"pause: {reason}"]
-    )
+    self._reason = threading.Timer(self._pause_secs, self.show_text, [f"pause: {reason}"])
     self._reason.daemon = True
     self._reason.start()
 

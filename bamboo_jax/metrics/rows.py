@@ -46,10 +46,7 @@ class StepRows:
 
 def pack(slots: Iterable[slot_lib.TrackSlot]) -> list[Row]:
   """Returns slots in the form of `StepRows`, to the microsecond."""
-  return [
-      (s.track, s.name, s.category, round(s.start_ms, 3), round(s.end_ms, 3))
-      for s in slots
-  ]
+  return [(s.track, s.name, s.category, round(s.start_ms, 3), round(s.end_ms, 3)) for s in slots]
 
 
 def unpack(rows: Iterable[Row]) -> list[slot_lib.TrackSlot]:

@@ -55,9 +55,7 @@ def draw_schedule(
   fig.suptitle(plots.plain(title))
   colours = _colours((*planned, *measured))
   labelled = []
-  for axes, (name, slots), end_ms in zip(
-      grid[:, 0], parts, spans_ms, strict=True
-  ):
+  for axes, (name, slots), end_ms in zip(grid[:, 0], parts, spans_ms, strict=True):
     text = f"{name}, {end_ms:.1f} ms"
     if not has_one_scale:
       text += ", on its own scale of time"
@@ -97,11 +95,7 @@ def draw_planned(axes: Any, slots: Sequence[slot_lib.TrackSlot]) -> None:
 
 
 def _draw_rows(
-    axes: Any,
-    slots: Sequence[slot_lib.TrackSlot],
-    *,
-    colours: dict[str, str],
-    span_ms: float,
+    axes: Any, slots: Sequence[slot_lib.TrackSlot], *, colours: dict[str, str], span_ms: float
 ) -> list[slot_lib.TrackSlot]:
   """Draws the slots; returns the labelled ones."""
   tracks = slot_lib.tracks(slots)
@@ -156,9 +150,7 @@ def _colours(slots: Sequence[slot_lib.TrackSlot]) -> dict[str, str]:
   return {c: _COLOURS[c] for c in known} | dict(spare)
 
 
-def _key(
-    colours: dict[str, str], labelled: Sequence[slot_lib.TrackSlot]
-) -> list[Any]:
+def _key(colours: dict[str, str], labelled: Sequence[slot_lib.TrackSlot]) -> list[Any]:
   """Returns legend entries: one label of each form, else the category."""
   patches = plots.load("patches")
 

@@ -42,8 +42,7 @@ class Summary:
   def __post_init__(self) -> None:
     if not 0 <= self.resumed_from_step <= self.steps:
       raise ValueError(
-          f"resumed_from_step={self.resumed_from_step} must be from 0 to "
-          f"steps={self.steps}."
+          f"resumed_from_step={self.resumed_from_step} must be from 0 to " f"steps={self.steps}."
       )
     taken = {f.name for f in dataclasses.fields(self)} & set(self.more)
     if taken:

@@ -16,9 +16,7 @@ _LATEX = str.maketrans(
 )
 
 
-def align(
-    rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)
-) -> str:
+def align(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
   """Returns a line per row, right-aligned except for the columns in `left`."""
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   return "\n".join(
@@ -30,9 +28,7 @@ def align(
   )
 
 
-def to_csv(
-    rows: Sequence[Mapping[str, Any]], *, digits: int | None = None
-) -> str:
+def to_csv(rows: Sequence[Mapping[str, Any]], *, digits: int | None = None) -> str:
   """Returns CSV: the keys of the first row as header, and all rows.
 
   All rows have the same keys; None is an empty cell. `digits` are the
@@ -54,10 +50,7 @@ def to_markdown(rows: Sequence[Sequence[str]]) -> str:
 
 def to_latex(rows: Sequence[Sequence[str]]) -> str:
   """Returns rows for LaTeX's package booktabs; the first one is the head."""
-  head, *body = (
-      " & ".join(cell.translate(_LATEX) for cell in row) + r" \\"
-      for row in rows
-  )
+  head, *body = (" & ".join(cell.translate(_LATEX) for cell in row) + r" \\" for row in rows)
   lines = [rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}", r"\toprule", head]
   lines += [r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
   return "\n".join(lines) + "\n"

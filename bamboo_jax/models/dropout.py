@@ -21,9 +21,7 @@ def drop(x: jax.Array, key: jax.Array | None, *, rate: float) -> jax.Array:
   return _drop(rate, x, keep_mask(key, x.shape, rate=rate))
 
 
-def keep_mask(
-    key: jax.Array, shape: tuple[int, ...], *, rate: float
-) -> jax.Array:
+def keep_mask(key: jax.Array, shape: tuple[int, ...], *, rate: float) -> jax.Array:
   """Returns a bool array of `shape`, true with probability 1 - `rate`."""
   size = math.prod(shape)
   words = jax.random.bits(key, (-(-size // 2),), jnp.uint32)
@@ -42,15 +40,11 @@ def _drop(rate: float, x: jax.Array, mask: jax.Array) -> jax.Array:
   return apply_mask(x, mask, rate=rate)
 
 
-def _drop_forward(
-    rate: float, x: jax.Array, mask: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _drop_forward(rate: float, x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
   return _drop(rate, x, mask), mask
 
 
-def _drop_backward(
-    rate: float, mask: jax.Array, grad: jax.Array
-) -> tuple[jax.Array, None]:
+def _drop_backward(rate: float, mask: jax.Array, grad: jax.Array) -> tuple[jax.Array, None]:
   return apply_mask(grad, mask, rate=rate), None
 
 

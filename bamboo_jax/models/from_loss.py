@@ -79,9 +79,7 @@ class LossLayer:
     """Layers of equal kind compute the same function."""
     return self.init_params, self.loss, self.batch_keys, self.remat
 
-  def init(
-      self, key: jax.Array, inputs: None, batch: layer_lib.Batch
-  ) -> layer_lib.Variables:
+  def init(self, key: jax.Array, inputs: None, batch: layer_lib.Batch) -> layer_lib.Variables:
     """Returns the initial parameters; they do not depend on `batch`.
 
     Raises `ValueError` if a leaf is not a float32 array, or is a variable of
@@ -100,9 +98,7 @@ class LossLayer:
             f"Parameter {path!r} must be a float32 array, got {found}. Keep "
             "untrained values out of the parameters, and cast in the loss."
         )
-    return layer_lib.Variables(
-        params={k: jnp.asarray(v) for k, v in params.items()}, stats={}
-    )
+    return layer_lib.Variables(params={k: jnp.asarray(v) for k, v in params.items()}, stats={})
 
   def variable_shapes(self) -> layer_lib.Variables:
     """Returns the shapes of the variables; they do not depend on a batch."""
@@ -138,10 +134,7 @@ class LossLayer:
     return tuple(_name(path) for path, _ in leaves), structure
 
   def _compute(
-      self,
-      key: jax.Array | None,
-      params: base.PyTree,
-      batch: layer_lib.Batch,
+      self, key: jax.Array | None, params: base.PyTree, batch: layer_lib.Batch
   ) -> layer_lib.Loss:
     tree = self.to_pytree(params)
     given = {"key": key} if self.takes_key else {}
@@ -151,8 +144,7 @@ class LossLayer:
     shape, kind = jnp.shape(found), jnp.result_type(found)
     if shape != () or not jnp.issubdtype(kind, jnp.floating):
       raise ValueError(
-          "loss must return a scalar of floats or a layer.Loss, got an array "
-          f"{shape} of {kind}."
+          "loss must return a scalar of floats or a layer.Loss, got an array " f"{shape} of {kind}."
       )
     num_samples = jnp.float32(len(next(iter(batch.values()))))
     return layer_lib.Loss(found.astype(jnp.float32) * num_samples, num_samples)
@@ -174,9 +166,7 @@ def _check_trained(tree: base.PyTree) -> None:
   for path, leaf in paths:
     if is_variable(leaf) and not isinstance(leaf, nnx.Param):
       kind = f"nnx.{type(leaf).__name__}"
-      raise ValueError(
-          f"Parameter {_name(path)!r} is of {kind}, must be nnx.Param. {advice}"
-      )
+      raise ValueError(f"Parameter {_name(path)!r} is of {kind}, must be nnx.Param. {advice}")
 
 
 def _name(path: tuple[Any, ...]) -> str:

@@ -39,10 +39,7 @@ class Loss(flax.struct.PyTreeNode):
 
 def sum_losses(losses: jax.Array, counts: jax.Array) -> Loss:
   """Returns the sum of the losses where `counts` is true."""
-  return Loss(
-      total=jnp.where(counts, losses, 0).sum(),
-      weight=counts.sum(dtype=jnp.float32),
-  )
+  return Loss(total=jnp.where(counts, losses, 0).sum(), weight=counts.sum(dtype=jnp.float32))
 
 
 @dataclasses.dataclass(frozen=True)

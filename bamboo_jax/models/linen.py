@@ -90,9 +90,7 @@ class LinenLayer:
     run = functools.partial(self._apply, train)
     policy = self.remat if train else "full"
     try:
-      outputs, updated = remat.checkpoint_keyed(run, policy, key)(
-          params, stats, inputs, batch
-      )
+      outputs, updated = remat.checkpoint_keyed(run, policy, key)(params, stats, inputs, batch)
     except errors.InvalidRngError as error:
       raise ValueError(
           f"Layer {self.name!r} needs a key, because it draws random numbers."
@@ -123,9 +121,7 @@ class Call:
   module: nn.Module
   train: bool
 
-  def param(
-      self, name: str, init: Callable[..., jax.Array], *shape: int
-  ) -> jax.Array:
+  def param(self, name: str, init: Callable[..., jax.Array], *shape: int) -> jax.Array:
     """Returns a parameter of the layer, float32."""
     return self.module.param(name, init, shape)
 
@@ -145,9 +141,7 @@ class Function(nn.Module):
   options: tuple[tuple[str, Hashable], ...]
 
   @nn.compact
-  def __call__(
-      self, inputs: base.PyTree, batch: layer_lib.Batch, *, train: bool
-  ) -> base.PyTree:
+  def __call__(self, inputs: base.PyTree, batch: layer_lib.Batch, *, train: bool) -> base.PyTree:
     """Returns the result of the function."""
     call = Call(self, train)
     return self.function(call, inputs, batch, **dict(self.options))
@@ -179,10 +173,7 @@ def _init(
 ) -> layer_lib.Variables:
   inputs, batch = jax.tree.unflatten(structure, shapes)
   variables: Any = module.lazy_init(
-      {"params": key},
-      inputs,
-      batch,
-      method=lambda module, *args: module(*args, train=False),
+      {"params": key}, inputs, batch, method=lambda module, *args: module(*args, train=False)
   )
   params = variables.pop("params", {})
   return layer_lib.Variables(params=params, stats=variables)

@@ -66,9 +66,7 @@ class Model:
   name: str
   layers: tuple[linen.LinenLayer, ...]
   fingerprint: Mapping[str, Any]
-  sample: Mapping[str, jax.ShapeDtypeStruct] = dataclasses.field(
-      default_factory=dict
-  )
+  sample: Mapping[str, jax.ShapeDtypeStruct] = dataclasses.field(default_factory=dict)
   paces: Mapping[str, Pace] = dataclasses.field(default_factory=dict)
   _shapes: dict[Any, list[_LayerShapes]] = dataclasses.field(
       default_factory=dict, init=False, repr=False, compare=False
@@ -98,10 +96,7 @@ class Model:
     policies = remat.of_layers(text, self.layer_names)
     if all(layer.remat == policies[layer.name] for layer in self.layers):
       return self
-    layers = [
-        dataclasses.replace(layer, remat=policies[layer.name])
-        for layer in self.layers
-    ]
+    layers = [dataclasses.replace(layer, remat=policies[layer.name]) for layer in self.layers]
     return dataclasses.replace(self, layers=tuple(layers))
 
   def batch_shapes(self, num_samples: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -119,10 +114,7 @@ class Model:
     if not self.sample and hasattr(self.layers[0], "variable_shapes"):
       return {self.layers[0].name: self.layers[0].variable_shapes()}
     shapes = self._layer_shapes(self.batch_shapes(1))
-    return {
-        name: variables
-        for name, (_, variables) in zip(self.layer_names, shapes, strict=True)
-    }
+    return {name: variables for name, (_, variables) in zip(self.layer_names, shapes, strict=True)}
 
   def num_params(self) -> int:
     """Returns the number of parameters, tied ones counted once."""
@@ -176,9 +168,7 @@ class Model:
       read = _read(layer, batch)
       case = (layer.kind, _hashable((inputs, read)))
       if case not in traced:
-        traced[case] = jax.eval_shape(
-            functools.partial(_init_and_apply, layer), key, inputs, read
-        )
+        traced[case] = jax.eval_shape(functools.partial(_init_and_apply, layer), key, inputs, read)
       variables, outputs = traced[case]
       shapes.append((inputs, variables))
       inputs = outputs
@@ -187,11 +177,7 @@ class Model:
 
 
 def microbatch_key(
-    seed: int,
-    step: int | jax.Array,
-    microbatch: int | jax.Array,
-    *,
-    impl: str = "threefry2x32",
+    seed: int, step: int | jax.Array, microbatch: int | jax.Array, *, impl: str = "threefry2x32"
 ) -> jax.Array:
   """Returns the random key of a microbatch, an argument of `apply_range`.
 
@@ -248,15 +234,10 @@ def text_sample(length: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def _init_and_apply(
-    layer: linen.LinenLayer,
-    key: jax.Array,
-    inputs: base.PyTree,
-    batch: layer_lib.Batch,
+    layer: linen.LinenLayer, key: jax.Array, inputs: base.PyTree, batch: layer_lib.Batch
 ) -> tuple[layer_lib.Variables, base.PyTree]:
   variables = layer.init(key, inputs, batch)
-  outputs, _ = layer.apply(
-      variables.params, variables.stats, inputs, batch, key=None, train=False
-  )
+  outputs, _ = layer.apply(variables.params, variables.stats, inputs, batch, key=None, train=False)
   return variables, outputs
 
 
@@ -264,8 +245,7 @@ def _read(layer: linen.LinenLayer, batch: Mapping[str, Any]) -> dict[str, Any]:
   missing = [k for k in layer.batch_keys if k not in batch]
   if missing:
     raise ValueError(
-        f"Layer {layer.name!r} reads {missing} of the batch, which has only "
-        f"{sorted(batch)}."
+        f"Layer {layer.name!r} reads {missing} of the batch, which has only " f"{sorted(batch)}."
     )
   return {k: batch[k] for k in layer.batch_keys}
 

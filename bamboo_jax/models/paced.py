@@ -55,17 +55,13 @@ def make_paced(
   times_ms = _scale(times_ms, time_scale)
   if not 0 <= jitter < 1:
     raise ValueError(f"jitter must be from 0 and below 1, got {jitter}.")
-  sizes = dict(
-      width=width, sequence_length=sequence_length, vocab_size=vocab_size
-  )
+  sizes = dict(width=width, sequence_length=sequence_length, vocab_size=vocab_size)
   for name, value in sizes.items():
     if value < 1:
       raise ValueError(f"{name} must be at least 1, got {value}.")
   last, size = len(times_ms) - 1, vocab_size
   layers = [
-      linen.make_layer(
-          "block_000", _embed, ("inputs",), size=size, width=width
-      ),
+      linen.make_layer("block_000", _embed, ("inputs",), size=size, width=width),
       *(linen.make_layer(f"block_{i:03d}", _block) for i in range(1, last)),
       linen.make_layer(f"block_{last:03d}", _head, ("targets",), size=size),
   ]
@@ -88,8 +84,7 @@ def _scale(times_ms: Times, time_scale: float) -> list[list[float]]:
     raise ValueError(f"time_scale must be above 0, got {time_scale}.")
   scaled_ms = [[ms / time_scale for ms in pair] for pair in times_ms]
   if len(scaled_ms) < 2 or any(
-      len(pair) != 2 or not all(0 <= ms < math.inf for ms in pair)
-      for pair in scaled_ms
+      len(pair) != 2 or not all(0 <= ms < math.inf for ms in pair) for pair in scaled_ms
   ):
     raise ValueError(
         "A paced model needs at least two layers, each with the times of a "
@@ -100,30 +95,19 @@ def _scale(times_ms: Times, time_scale: float) -> list[list[float]]:
 
 def _read_times(path: str) -> Times:
   try:
-    layers = json.loads(pathlib.Path(path).read_text(encoding="utf-8-sig"))[
-        "layers"
-    ]
+    layers = json.loads(pathlib.Path(path).read_text(encoding="utf-8-sig"))["layers"]
     return [(layer["forward_ms"], layer["backward_ms"]) for layer in layers]
   except (ValueError, KeyError, TypeError) as error:
-    raise ValueError(
-        f"{path} is not a file of bamboo profile: {error!r}."
-    ) from error
+    raise ValueError(f"{path} is not a file of bamboo profile: {error!r}.") from error
 
 
 def _embed(
-    call: linen.Call,
-    inputs: None,
-    batch: layer_lib.Batch,
-    *,
-    size: int,
-    width: int,
+    call: linen.Call, inputs: None, batch: layer_lib.Batch, *, size: int, width: int
 ) -> jax.Array:
   return nn.Embed(size, width)(batch["inputs"])
 
 
-def _block(
-    call: linen.Call, inputs: jax.Array, batch: layer_lib.Batch
-) -> jax.Array:
+def _block(call: linen.Call, inputs: jax.Array, batch: layer_lib.Batch) -> jax.Array:
   return nn.tanh(nn.Dense(inputs.shape[-1])(inputs))
 
 

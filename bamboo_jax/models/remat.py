@@ -46,9 +46,7 @@ def of_layers(remat: str, names: Iterable[str]) -> dict[str, str]:
   return {name: chosen.get(kind, "full") for name, kind in kinds.items()}
 
 
-def checkpoint(
-    run: Callable[..., base.PyTree], policy: str
-) -> Callable[..., base.PyTree]:
+def checkpoint(run: Callable[..., base.PyTree], policy: str) -> Callable[..., base.PyTree]:
   """Returns `run` with the rematerialisation of a policy."""
   if POLICIES[policy] is None:
     return run

@@ -12,11 +12,7 @@ Shape = TypeVar("Shape")  # A frozen dataclass of options.
 
 
 def choose(
-    variants: Mapping[str, Shape],
-    variant: str,
-    options: Mapping[str, Any],
-    *,
-    model: str,
+    variants: Mapping[str, Shape], variant: str, options: Mapping[str, Any], *, model: str
 ) -> Shape:
   """Returns a variant with some options changed; None keeps an option.
 
@@ -24,9 +20,7 @@ def choose(
     ValueError: The variant or an option does not exist, or they do not fit.
   """
   if variant not in variants:
-    raise ValueError(
-        base.suggest(str(variant), variants, what=f"variant of {model}")
-    )
+    raise ValueError(base.suggest(str(variant), variants, what=f"variant of {model}"))
   shape: Any = variants[variant]
   given = {k: v for k, v in options.items() if v is not None}
   complete = dataclasses.asdict(shape) | given
@@ -65,6 +59,5 @@ def check_multiple(shape: Any, name: str, of: str) -> None:
   """Raises `ValueError` unless one size is a multiple of another."""
   if getattr(shape, name) % getattr(shape, of):
     raise ValueError(
-        f"{name}={getattr(shape, name)} must be a multiple of "
-        f"{of}={getattr(shape, of)}."
+        f"{name}={getattr(shape, name)} must be a multiple of " f"{of}={getattr(shape, of)}."
     )

@@ -31,18 +31,11 @@ _LLAMA: Mapping[str, Rule] = {
     **{f"{n}_proj.kernel": _COLUMNS for n in ("q", "k", "v", "gate", "up")},
     **{f"{n}_proj.kernel": _ROWS for n in ("o", "down")},
 }
-RULES: Mapping[str, Mapping[str, Rule]] = {
-    "gpt2": _GPT2,
-    "llama": _LLAMA,
-    "qwen": _LLAMA,
-}
+RULES: Mapping[str, Mapping[str, Rule]] = {"gpt2": _GPT2, "llama": _LLAMA, "qwen": _LLAMA}
 
 
 def find_rule(
-    model: str,
-    names: Sequence[str],
-    shape: Sequence[int],
-    sizes: Mapping[str, int],
+    model: str, names: Sequence[str], shape: Sequence[int], sizes: Mapping[str, int]
 ) -> Rule:
   """Returns the axes of an array that corresponds to a parameter.
 

@@ -31,9 +31,7 @@ def find_cuts(layer_names: Sequence[str], unit: str) -> tuple[int, ...]:
   )
 
 
-def split(
-    layer_names: Sequence[str], first: int, last: int, unit: str
-) -> tuple[range, ...]:
+def split(layer_names: Sequence[str], first: int, last: int, unit: str) -> tuple[range, ...]:
   """Returns the units of the stage of layers `first` to `last - 1`.
 
   Raises:

@@ -15,9 +15,7 @@ from bamboo_jax.models.vision import convnet
 from bamboo_jax.models.vision import resnet
 
 # By name: variants, the default variant, and the function that makes a model.
-_FAMILIES: Mapping[
-    str, tuple[Mapping[str, Any], str, Callable[[str, Any], model_lib.Model]]
-] = {
+_FAMILIES: Mapping[str, tuple[Mapping[str, Any], str, Callable[[str, Any], model_lib.Model]]] = {
     "alexnet": (convnet.ALEXNET_VARIANTS, "full", convnet.make_model),
     "bert": (bert.VARIANTS, "large", bert.make_model),
     "gnmt": (gnmt.VARIANTS, "16", gnmt.make_model),
@@ -58,7 +56,5 @@ def make_model(name: str, **options: Any) -> model_lib.Model:
   base.check_options(function, options, what=f"model {name!r}")
   model = function(**options)
   if not isinstance(model, model_lib.Model):
-    raise ValueError(
-        f"Model {name!r} must be a Model, as of `from_loss`, got {model!r}."
-    )
+    raise ValueError(f"Model {name!r} must be a Model, as of `from_loss`, got {model!r}.")
   return model

@@ -73,19 +73,12 @@ class Identity:
     names = connection.getpeercert().get("subjectAltName", ())
     found = [text for kind, text in names if kind == "URI"]
     wanted = _uri(self.run, role, name or "")
-    if not any(
-        u == wanted or (not name and u.startswith(wanted)) for u in found
-    ):
+    if not any(u == wanted or (not name and u.startswith(wanted)) for u in found):
       raise StrangerError(f"it is {' and '.join(found)}, not {wanted}")
 
 
 def issue(
-    secret: bytes,
-    *,
-    run: str,
-    role: str,
-    name: str,
-    now: datetime.datetime | None = None,
+    secret: bytes, *, run: str, role: str, name: str, now: datetime.datetime | None = None
 ) -> Identity:
   """Returns the identity of a process that knows the secret of a run."""
   return _make_identity(run, secret, *_issue(secret, run, role, name, now))
@@ -114,13 +107,9 @@ def _issue(
   curve = ec.SECP256R1()
   number = int.from_bytes(_derive(secret, b"bamboo authority", 48))
   key = ec.derive_private_key(number % (curve.group_order - 1) + 1, curve)
-  sign = functools.partial(
-      _sign, key=key, now=now or datetime.datetime.now(datetime.UTC)
-  )
+  sign = functools.partial(_sign, key=key, now=now or datetime.datetime.now(datetime.UTC))
   own = ec.generate_private_key(curve)
-  names = x509.SubjectAlternativeName(
-      [x509.UniformResourceIdentifier(_uri(run, role, name))]
-  )
+  names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(_uri(run, role, name))])
   return _Credentials(
       sign(_AUTHORITY, key.public_key()),
       sign(x509.Name([]), own.public_key(), names),
@@ -132,9 +121,7 @@ def _issue(
   )
 
 
-def load(
-    folder: pathlib.Path, *, run: str, role: str, name: str, secret: bytes = b""
-) -> Identity:
+def load(folder: pathlib.Path, *, run: str, role: str, name: str, secret: bytes = b"") -> Identity:
   """Returns an identity issued by the user's own authority.
 
   The folder holds authority.pem, certificate.pem and key.pem. Raises
@@ -148,9 +135,7 @@ def load(
     ).value.get_values_for_type(x509.UniformResourceIdentifier)
     identity = _make_identity(run, secret, authority, certificate, key)
   except (OSError, ValueError, x509.ExtensionNotFound) as error:
-    raise ValueError(
-        f"{folder} must hold {', '.join(_FILES)} of this node: {error}."
-    ) from error
+    raise ValueError(f"{folder} must hold {', '.join(_FILES)} of this node: {error}.") from error
   now = datetime.datetime.now(datetime.UTC)
   if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
     raise ValueError(
@@ -158,9 +143,7 @@ def load(
         f"{found.not_valid_after_utc}, and now it is {now}."
     )
   if (wanted := _uri(run, role, name)) not in names:
-    raise ValueError(
-        f"{folder / _FILES[1]} must name {wanted}, it names {names}."
-    )
+    raise ValueError(f"{folder / _FILES[1]} must name {wanted}, it names {names}.")
   return identity
 
 
@@ -262,9 +245,7 @@ def _sign(
       .serial_number(x509.random_serial_number())
       .not_valid_before(now - _EARLY)
       .not_valid_after(now + _LIFE)
-      .add_extension(
-          x509.BasicConstraints(ca=names is None, path_length=None), True
-      )
+      .add_extension(x509.BasicConstraints(ca=names is None, path_length=None), True)
   )
   if names is not None:
     builder = builder.add_extension(names, True)
@@ -292,6 +273,4 @@ def _make_identity(
       context.load_cert_chain(file)
       contexts.append(context)
   server, client, store = contexts
-  return Identity(
-      run, server, client, store, _derive(secret, b"bamboo entries", 32)
-  )
+  return Identity(run, server, client, store, _derive(secret, b"bamboo entries", 32))

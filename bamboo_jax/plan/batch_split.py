@@ -40,16 +40,14 @@ def deal_shares(
   """
   if not 1 <= num_pipelines <= num_shares:
     raise ValueError(
-        f"num_pipelines must be from 1 to num_shares={num_shares}, got "
-        f"{num_pipelines}."
+        f"num_pipelines must be from 1 to num_shares={num_shares}, got " f"{num_pipelines}."
     )
   if kept is None:
     bounds = [i * num_shares // num_pipelines for i in range(num_pipelines + 1)]
     if counts is not None:
       bounds = [0, *itertools.accumulate(counts)]
     return tuple(
-        tuple(map(base.ShareId, range(first, last)))
-        for first, last in itertools.pairwise(bounds)
+        tuple(map(base.ShareId, range(first, last))) for first, last in itertools.pairwise(bounds)
     )
   dealt = [list(shares) for shares in kept]
   left = set(map(base.ShareId, range(num_shares))).difference(*dealt)
@@ -78,9 +76,7 @@ class BatchSplit:
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
       if type(value) is not int or value < 1:
-        raise ValueError(
-            f"{field.name} must be a whole number >= 1, got {value!r}."
-        )
+        raise ValueError(f"{field.name} must be a whole number >= 1, got {value!r}.")
     if self.num_shares % self.num_pipelines:
       raise ValueError(
           f"num_shares={self.num_shares} must be a multiple of "
@@ -141,21 +137,15 @@ class PipelinePace:
   def grouped(self, size: int) -> "PipelinePace":
     """Returns the pace of groups of `size` microbatches."""
     finish_ms = self.finish_ms
-    return PipelinePace(
-        lambda count: finish_ms(size * count), size * self.least_ms
-    )
+    return PipelinePace(lambda count: finish_ms(size * count), size * self.least_ms)
 
   def most_done(self, limit_ms: float, *, most: int) -> int:
     """Returns the number of microbatches done by `limit_ms`, up to `most`."""
     bound = max(0.0, min(most, limit_ms / self.least_ms))
-    return bisect.bisect_right(
-        range(1, int(bound) + 1), limit_ms, key=self.finish_ms
-    )
+    return bisect.bisect_right(range(1, int(bound) + 1), limit_ms, key=self.finish_ms)
 
 
-def split_by_makespan(
-    num_microbatches: int, paces: Sequence[PipelinePace]
-) -> tuple[int, ...]:
+def split_by_makespan(num_microbatches: int, paces: Sequence[PipelinePace]) -> tuple[int, ...]:
   """Returns the number of microbatches of each pipeline, at least one.
 
   Among pipelines that would finish at the same time, the first gets it.

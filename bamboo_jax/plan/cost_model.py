@@ -31,9 +31,7 @@ def _check_units(fact: Any) -> None:
     is_rate = field.name.endswith("_per_ms")
     if not math.isfinite(value) or value < 0 or (is_rate and value == 0):
       least = "> 0" if is_rate else ">= 0"
-      raise ValueError(
-          f"{field.name} must be a finite number {least}, got {value!r}."
-      )
+      raise ValueError(f"{field.name} must be a finite number {least}, got {value!r}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,17 +133,14 @@ class Profile:
     places = {layer.name: i for i, layer in enumerate(self.layers)}
     if len(places) < len(self.layers):
       raise ValueError(
-          "layers must have unique names, got "
-          f"{', '.join(layer.name for layer in self.layers)}."
+          "layers must have unique names, got " f"{', '.join(layer.name for layer in self.layers)}."
       )
     for tie in self.ties:
       for name in (tie.owner, tie.user):
         if name not in places:
           raise ValueError(base.suggest(name, places, what="tied layer"))
       if places[tie.owner] >= places[tie.user]:
-        raise ValueError(
-            f"The owner of a tie must come before its user, got {tie}."
-        )
+        raise ValueError(f"The owner of a tie must come before its user, got {tie}.")
     object.__setattr__(self, "fingerprint", _plain(self.fingerprint))
 
   def on_mesh(self, num_devices: int) -> "Profile":
@@ -180,9 +175,7 @@ class Profile:
         if _show(have, key) != _show(want, key)
     ]
     if differences:
-      raise base.StaleProfileError(
-          f"The profile is of another set-up: {'; '.join(differences)}."
-      )
+      raise base.StaleProfileError(f"The profile is of another set-up: {'; '.join(differences)}.")
 
 
 def to_json(profile: Profile) -> str:
@@ -206,8 +199,7 @@ def from_json(text: str, *, source: str = "profile") -> Profile:
   version = fields.pop("version", None)
   if version != _VERSION:
     raise ValueError(
-        f"{source}: version must be {_VERSION}, got {version!r}; measure a new "
-        "profile."
+        f"{source}: version must be {_VERSION}, got {version!r}; measure a new " "profile."
     )
   return json_lib.from_plain(Profile, fields, where=source)
 
@@ -215,14 +207,10 @@ def from_json(text: str, *, source: str = "profile") -> Profile:
 def _plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
   """Returns a copy with plain JSON values, as if read from a file."""
   try:
-    plain: dict[str, Any] = json.loads(
-        json.dumps(dict(fingerprint), allow_nan=False)
-    )
+    plain: dict[str, Any] = json.loads(json.dumps(dict(fingerprint), allow_nan=False))
     return plain
   except (TypeError, ValueError) as error:
-    raise ValueError(
-        f"fingerprint must consist of plain JSON values: {error}."
-    ) from error
+    raise ValueError(f"fingerprint must consist of plain JSON values: {error}.") from error
 
 
 def _show(values: Mapping[str, Any], key: str) -> str:

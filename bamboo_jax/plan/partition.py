@@ -43,9 +43,7 @@ class Partition:
 
   def __post_init__(self) -> None:
     if len(self.bounds) < 2 or self.bounds[0] != 0:
-      raise ValueError(
-          f"Stage 0 must start at layer 0, got bounds={self.bounds}."
-      )
+      raise ValueError(f"Stage 0 must start at layer 0, got bounds={self.bounds}.")
     if any(start >= end for start, end in itertools.pairwise(self.bounds)):
       raise ValueError(f"Every stage needs a layer, got bounds={self.bounds}.")
 
@@ -66,9 +64,7 @@ class Partition:
   @functools.cached_property
   def sets(self) -> tuple[frozenset[int], ...]:
     """The layers of each stage."""
-    return tuple(
-        frozenset(self.layers(s)) for s in base.stages(self.num_stages)
-    )
+    return tuple(frozenset(self.layers(s)) for s in base.stages(self.num_stages))
 
   def stage_of(self, layer: int) -> base.StageId:
     """Returns the stage that owns `layer`, an index."""
@@ -122,18 +118,12 @@ def split_layers(
   if cuts is None:
     cuts = range(1, len(costs))
   _check(num_stages, cuts=cuts, balance=balance, in_flight=in_flight)
-  model = model_lib.MemoryModel(
-      costs, in_flight=in_flight, upkeep=upkeep, cuts=cuts, ties=ties
-  )
+  model = model_lib.MemoryModel(costs, in_flight=in_flight, upkeep=upkeep, cuts=cuts, ties=ties)
   # Times are prefix sums, in integers: differences of floats are not exact.
-  layers_ns = [
-      round((c.forward_ms + c.backward_ms) * _NS_PER_MS) for c in costs
-  ]
+  layers_ns = [round((c.forward_ms + c.backward_ms) * _NS_PER_MS) for c in costs]
   until_ns = [*itertools.accumulate(layers_ns, initial=0)]
   boundary_bytes = (0, *(c.activation_bytes for c in costs))
-  search = search_lib.Search(
-      len(costs), num_stages, ends=frozenset({*cuts, len(costs)})
-  )
+  search = search_lib.Search(len(costs), num_stages, ends=frozenset({*cuts, len(costs)}))
 
   limit_bytes = memory_limit_bytes
   find = _Limit(costs, model, search, memory_limit_bytes).find
@@ -141,19 +131,14 @@ def split_layers(
     limit_bytes, _ = find(model.total_bytes, max)
 
   def stage_ns(stage: base.StageId, first: int, last: int) -> int | None:
-    if (
-        limit_bytes is not None
-        and model.total_bytes(stage, first, last) > limit_bytes
-    ):
+    if limit_bytes is not None and model.total_bytes(stage, first, last) > limit_bytes:
       return None
     ns = until_ns[last] - until_ns[first]
     return ns if slow is None else round(ns * slow[stage])
 
   slowest_ns, _ = find(stage_ns, max)
 
-  def unevenness(
-      stage: base.StageId, first: int, last: int
-  ) -> search_lib.Pair | None:
+  def unevenness(stage: base.StageId, first: int, last: int) -> search_lib.Pair | None:
     ns = stage_ns(stage, first, last)
     if ns is None or ns > slowest_ns:
       return None
@@ -163,13 +148,7 @@ def split_layers(
   return Partition(bounds)
 
 
-def _check(
-    num_stages: int,
-    *,
-    cuts: Sequence[int],
-    balance: str,
-    in_flight: Sequence[int],
-) -> None:
+def _check(num_stages: int, *, cuts: Sequence[int], balance: str, in_flight: Sequence[int]) -> None:
   if not 1 <= num_stages <= len(cuts) + 1:
     raise ValueError(
         f"num_stages must be from 1 to {len(cuts) + 1} (the number of layers, "
@@ -179,8 +158,7 @@ def _check(
     raise ValueError(base.suggest(balance, BALANCES, what="balance"))
   if len(in_flight) != num_stages:
     raise ValueError(
-        f"in_flight needs an entry for each of the {num_stages} stages, got "
-        f"{tuple(in_flight)}."
+        f"in_flight needs an entry for each of the {num_stages} stages, got " f"{tuple(in_flight)}."
     )
 
 
@@ -223,9 +201,7 @@ class _Limit:
   def _conditions(self) -> list[search_lib.Condition]:
     return [
         search_lib.Condition(duty.stages, functools.partial(self._fits, duty))
-        for duty in deaths.find_duties(
-            self.search.num_stages, self.model.upkeep
-        )
+        for duty in deaths.find_duties(self.search.num_stages, self.model.upkeep)
     ]
 
   def _fits(self, duty: deaths.Duty, bounds: Sequence[int]) -> bool:

@@ -35,15 +35,11 @@ class Pipeline:
     """The live nodes, by their first stage."""
     return tuple(
         dict.fromkeys(
-            owner
-            for stage, owner in base.by_stage(self.roles.owners)
-            if stage not in self.vacant
+            owner for stage, owner in base.by_stage(self.roles.owners) if stage not in self.vacant
         )
     )
 
-  def renumbered(
-      self, numbers: Mapping[base.NodeId, base.NodeId]
-  ) -> "Pipeline":
+  def renumbered(self, numbers: Mapping[base.NodeId, base.NodeId]) -> "Pipeline":
     """Returns the pipeline with node `n` renamed to `numbers[n]`."""
     roles = self.roles.renumbered(numbers)
     return Pipeline(self.partition, roles, self.vacant)

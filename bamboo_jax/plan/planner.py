@@ -94,8 +94,7 @@ class Plan:
     """The timeline of each pipeline."""
     return tuple(
         self.timeline.renumbered(
-            add_nodes=owners[0],
-            add_microbatches=self.batch.microbatches(pipeline)[0],
+            add_nodes=owners[0], add_microbatches=self.batch.microbatches(pipeline)[0]
         )
         for pipeline, owners in enumerate(self.owners)
     )
@@ -156,14 +155,7 @@ def make_plan(
       is_remote=is_remote,
   )
   return _Search(
-      profile,
-      batch,
-      num_stages,
-      schedule,
-      balance,
-      memory_limit_bytes,
-      upkeep,
-      cuts,
+      profile, batch, num_stages, schedule, balance, memory_limit_bytes, upkeep, cuts
   ).find()
 
 
@@ -185,9 +177,7 @@ class _Search:
     """Arguments of a memory model and of the search for a partition."""
     count = self.batch.num_microbatches
     return dict(
-        in_flight=scheduler.in_flight_bounds(
-            self.schedule, self.num_stages, count
-        ),
+        in_flight=scheduler.in_flight_bounds(self.schedule, self.num_stages, count),
         upkeep=self.upkeep,
         ties=self.profile.ties,
         cuts=self.cuts,
@@ -202,15 +192,10 @@ class _Search:
       except base.InfeasibleError:
         if most is None or self.limit_bytes is None:
           raise
-        raise base.InfeasibleError(
-            _explain(*most, self.limit_bytes, self.upkeep)
-        ) from None
+        raise base.InfeasibleError(_explain(*most, self.limit_bytes, self.upkeep)) from None
       played = rows.play(base.nodes(self.num_stages))
       found, worst = rows.find_needs(played.timeline)
-      most = max(
-          [*found, worst] if worst else found,
-          key=lambda need: need[1].total_bytes,
-      )
+      most = max([*found, worst] if worst else found, key=lambda need: need[1].total_bytes)
       limit, need = self.limit_bytes, most[1].total_bytes
       if limit is None or need <= limit:
         return self._finish(rows, played, found, worst)
@@ -231,30 +216,20 @@ class _Search:
     return _Rows(
         model_lib.MemoryModel(self.profile.layers, **self._memory),
         partition,
-        stages.stage_costs(
-            partition,
-            self.profile,
-            num_accumulators=self.upkeep.num_accumulators,
-        ),
+        stages.stage_costs(partition, self.profile, num_accumulators=self.upkeep.num_accumulators),
         microbatches=self.batch.microbatches(0),
         in_flight=scheduler.in_flight_limits(self.schedule, self.num_stages),
     )
 
   def _finish(
-      self,
-      rows: "_Rows",
-      played: scheduler.TimedRows,
-      found: Sequence[_Need],
-      worst: _Need | None,
+      self, rows: "_Rows", played: scheduler.TimedRows, found: Sequence[_Need], worst: _Need | None
   ) -> Plan:
     """Returns the plan of rows that fit; see `_Rows.find_needs`."""
     protection, partition = self.upkeep.protection, rows.partition
     free_bytes = None
     if self.limit_bytes is not None:  # Also after a death.
       least = self.limit_bytes - (worst[1].total_bytes if worst else 0)
-      free_bytes = [
-          min(self.limit_bytes - m.total_bytes, least) for _, m in found
-      ]
+      free_bytes = [min(self.limit_bytes - m.total_bytes, least) for _, m in found]
     costs, place = residuals_lib.place(
         *(self.profile, partition, rows.costs, played.timeline),
         num_microbatches=self.batch.num_microbatches,
@@ -298,9 +273,7 @@ class _Rows:
     line = lines_lib.Line(owners, self.microbatches, self.in_flight)
     return scheduler.play([line], costs=self.costs)
 
-  def find_needs(
-      self, timeline: timeline_lib.Timeline
-  ) -> tuple[list[_Need], _Need | None]:
+  def find_needs(self, timeline: timeline_lib.Timeline) -> tuple[list[_Need], _Need | None]:
     """Returns each node's need in a step, and the largest after a death."""
     num_stages = self.partition.num_stages
     protection = self.model.upkeep.protection
@@ -309,8 +282,7 @@ class _Rows:
     queued = [m.transfer_bytes - self.bound(d).transfer_bytes for d, m in found]
     likely = sorted(
         duties[num_stages:],
-        key=lambda duty: self.bound(duty).total_bytes
-        + sum(queued[stage] for stage in duty.owned),
+        key=lambda duty: self.bound(duty).total_bytes + sum(queued[stage] for stage in duty.owned),
     )[-_NUM_DEATHS:]
     roles = failover.Roles.initial(base.nodes(num_stages))
     after = []
@@ -328,26 +300,18 @@ class _Rows:
   def bound(self, duty: deaths.Duty) -> needs.NodeMemory:
     return duty.need(self.model, self.partition.bounds)
 
-  def _need(
-      self, duty: deaths.Duty, timeline: timeline_lib.Timeline
-  ) -> needs.NodeMemory:
+  def _need(self, duty: deaths.Duty, timeline: timeline_lib.Timeline) -> needs.NodeMemory:
     """Returns the memory of a duty: the estimate, and what its row queues."""
     bound = self.bound(duty)
     resident = sum(self.costs.resident_bytes[stage] for stage in duty.owned)
     rows_bytes = timeline.peak_bytes[duty.node] - resident
     return dataclasses.replace(
-        bound,
-        transfer_bytes=max(
-            bound.transfer_bytes, rows_bytes - bound.residual_bytes
-        ),
+        bound, transfer_bytes=max(bound.transfer_bytes, rows_bytes - bound.residual_bytes)
     )
 
 
 def _explain(
-    duty: deaths.Duty,
-    memory: needs.NodeMemory,
-    limit_bytes: int,
-    upkeep: upkeep_lib.Upkeep,
+    duty: deaths.Duty, memory: needs.NodeMemory, limit_bytes: int, upkeep: upkeep_lib.Upkeep
 ) -> str:
   who = f"stage {duty.node}"
   if upkeep.protection is not None or duty.stands_in:

@@ -51,9 +51,7 @@ def render_memory(plan: planner.Plan) -> str:
   lines = []
   for who, memory in found:
     phases = ", ".join(f"{n} {_mib(b)}" for n, b in memory.phases.items())
-    lines.append(
-        f"most memory: {who}: {_mib(memory.total_bytes)} MiB ({phases})"
-    )
+    lines.append(f"most memory: {who}: {_mib(memory.total_bytes)} MiB ({phases})")
   return "\n".join(lines)
 
 
@@ -94,8 +92,7 @@ def render_step(plan: planner.Plan) -> str:
   t = plan.step_time
   source = "measured" if plan.profile.measured else "estimated"
   parts = " + ".join(
-      f"{name.removesuffix('_ms')} {ms:.2f}"
-      for name, ms in dataclasses.asdict(t).items()
+      f"{name.removesuffix('_ms')} {ms:.2f}" for name, ms in dataclasses.asdict(t).items()
   )
   return (
       f"predicted step: {t.total_ms:.2f} ms = {parts} "
@@ -116,11 +113,7 @@ def _render_request(plan: planner.Plan) -> str:
 
 
 def render_redundancy(
-    plan: planner.Plan,
-    redundant: redundancy.RedundancyPlan,
-    roles: failover.Roles,
-    *,
-    refresh: str,
+    plan: planner.Plan, redundant: redundancy.RedundancyPlan, roles: failover.Roles, *, refresh: str
 ) -> str:
   """Returns overhead and coverage of redundancy, and the filled waits."""
   lines = [

@@ -58,9 +58,7 @@ def place(
       sum(layer.activation_bytes for layer in stage)
       for stage in stages_lib.layers_by_stage(profile, partition)
   ]
-  costs = with_place(
-      costs, chosen, host_bytes_per_ms=rate, input_bytes=input_bytes
-  )
+  costs = with_place(costs, chosen, host_bytes_per_ms=rate, input_bytes=input_bytes)
   return PlacedResiduals(costs, chosen)
 
 
@@ -84,10 +82,7 @@ def choose_place(
     host_bytes_per_ms: Rate of the link to host memory.
   """
   stages = range(costs.num_stages)
-  kept = [
-      num_microbatches * costs.residual_bytes[(node + 1) % costs.num_stages]
-      for node in stages
-  ]
+  kept = [num_microbatches * costs.residual_bytes[(node + 1) % costs.num_stages] for node in stages]
   if free_bytes is None or all(kept[n] <= free_bytes[n] for n in stages):
     return "device"
   if all(kept[n] / host_bytes_per_ms <= wait_ms[n] for n in stages):
@@ -96,24 +91,17 @@ def choose_place(
 
 
 def with_place(
-    costs: costs_lib.StageCosts,
-    place: str,
-    *,
-    host_bytes_per_ms: float,
-    input_bytes: Sequence[int],
+    costs: costs_lib.StageCosts, place: str, *, host_bytes_per_ms: float, input_bytes: Sequence[int]
 ) -> costs_lib.StageCosts:
   """Returns the costs with the time of copying residuals of redundant passes.
 
   The place, one of `PLACES`, decides what is copied; `input_bytes` are the
   inputs of the units of each stage.
   """
-  copied = {
-      "device": [0] * costs.num_stages,
-      "host": costs.residual_bytes,
-      "inputs": input_bytes,
-  }[place]
+  copied = {"device": [0] * costs.num_stages, "host": costs.residual_bytes, "inputs": input_bytes}[
+      place
+  ]
   times = zip(costs.forward_ms, copied, strict=True)
   return dataclasses.replace(
-      costs,
-      redundant_ms=tuple(ms + size / host_bytes_per_ms for ms, size in times),
+      costs, redundant_ms=tuple(ms + size / host_bytes_per_ms for ms, size in times)
   )

@@ -70,10 +70,7 @@ class Redundancy:
     )
 
   def fill(
-      self,
-      plans: Sequence[redundancy.RedundancyPlan],
-      roles: Sequence[Roles],
-      costs: StageCosts,
+      self, plans: Sequence[redundancy.RedundancyPlan], roles: Sequence[Roles], costs: StageCosts
   ) -> filling_lib.StepFilling | None:
     """Returns the rules by which nodes fill waits as these occur."""
     if self.mode in ("none", "lazy"):
@@ -179,12 +176,8 @@ class RowPlanner:
     costs = dataclasses.replace(self.costs, slow=slow)
     return scheduler.play(lines, costs=costs, holdings=holdings).timeline
 
-  def _in_flight(
-      self, partition: partition_lib.Partition
-  ) -> Sequence[int] | None:
-    in_flight = scheduler.in_flight_limits(
-        self.plan.schedule_name, partition.num_stages
-    )
+  def _in_flight(self, partition: partition_lib.Partition) -> Sequence[int] | None:
+    in_flight = scheduler.in_flight_limits(self.plan.schedule_name, partition.num_stages)
     if in_flight and self.segments:  # A segment has the bound of its stage.
       firsts = self.segments.bounds[:-1]
       in_flight = [in_flight[partition.stage_of(first)] for first in firsts]

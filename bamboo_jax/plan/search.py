@@ -70,10 +70,7 @@ class Search:
     return rests[0][0], tuple(bounds)
 
   def best_that_holds(
-      self,
-      charge: Charge[_Value],
-      combine: Combine[_Value],
-      conditions: Collection[Condition],
+      self, charge: Charge[_Value], combine: Combine[_Value], conditions: Collection[Condition]
   ) -> tuple[_Value, tuple[int, ...]] | None:
     """Returns the result of `best` for splits that fulfil `conditions`.
 

@@ -19,26 +19,19 @@ def layers_by_stage(
   ]
 
 
-def busy_ms(
-    costs: costs_lib.StageCosts, owners: Sequence[base.NodeId]
-) -> dict[base.NodeId, float]:
+def busy_ms(costs: costs_lib.StageCosts, owners: Sequence[base.NodeId]) -> dict[base.NodeId, float]:
   """Returns the time of the passes of a microbatch, by node.
 
   `owners` is the node of each stage.
   """
   busy: dict[base.NodeId, float] = {}
-  for node, *passes_ms in zip(
-      owners, costs.forward_ms, costs.backward_ms, strict=True
-  ):
+  for node, *passes_ms in zip(owners, costs.forward_ms, costs.backward_ms, strict=True):
     busy[node] = busy.get(node, 0.0) + sum(passes_ms)
   return busy
 
 
 def stage_costs(
-    partition: partition_lib.Partition,
-    profile: cost_model.Profile,
-    *,
-    num_accumulators: int = 1,
+    partition: partition_lib.Partition, profile: cost_model.Profile, *, num_accumulators: int = 1
 ) -> costs_lib.StageCosts:
   """Returns the costs of the stages of `partition`, as schedules need them.
 
@@ -59,21 +52,15 @@ def stage_costs(
   def sums(value: Callable[[cost_model.LayerCost], Any]) -> tuple[Any, ...]:
     return tuple(sum(map(value, stage)) for stage in stages)
 
-  def times(
-      value: Callable[[cost_model.LayerCost], float],
-  ) -> tuple[float, ...]:
+  def times(value: Callable[[cost_model.LayerCost], float]) -> tuple[float, ...]:
     return tuple(dispatch_ms + ms for ms in sums(value))
 
   sizes = tuple(stage[-1].activation_bytes for stage in stages)
   return costs_lib.StageCosts(
       forward_ms=times(lambda c: c.forward_ms),
       backward_ms=times(lambda c: c.backward_ms),
-      redundant_ms=times(
-          lambda c: c.forward_ms if c.redundant_ms is None else c.redundant_ms
-      ),
-      transfer_ms=tuple(
-          dispatch_ms + profile.transfer_ms(size) for size in sizes[:-1]
-      ),
+      redundant_ms=times(lambda c: c.forward_ms if c.redundant_ms is None else c.redundant_ms),
+      transfer_ms=tuple(dispatch_ms + profile.transfer_ms(size) for size in sizes[:-1]),
       activation_bytes=sizes,
       residual_bytes=sums(lambda c: c.residual_bytes),
       resident_bytes=sums(

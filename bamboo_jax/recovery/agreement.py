@@ -105,9 +105,7 @@ def agree(
   statuses = _without_damaged(statuses)
   newest = max(statuses.values(), key=lambda s: s.version)
   # A node that missed a rollback counts steps that no longer exist.
-  current = {
-      n: s for n, s in statuses.items() if s.rollbacks == newest.rollbacks
-  }
+  current = {n: s for n, s in statuses.items() if s.rollbacks == newest.rollbacks}
   steps = max(s.steps for s in current.values())
   # One behind: it voted for the commit, but did not see it.
   refused = {n for n, s in current.items() if 0 <= s.steps < steps - 1}
@@ -120,9 +118,7 @@ def agree(
   layout = newest.layout
   lost = layout.nodes - statuses.keys()
   if layout.roles:
-    change = rules.lose(
-        layout, statuses, zones=zones, leaving=leaving, holdings=held
-    )
+    change = rules.lose(layout, statuses, zones=zones, leaving=leaving, holdings=held)
   else:
     change = rules.restart(statuses, zones=zones, leaving=leaving)
   at_once = change.is_immediate
@@ -143,18 +139,12 @@ def agree(
       is_fresh=not at_once  # Then without holdings.
       or all(h == holdings_lib.NOTHING for h in held.values()),
       refused=frozenset(refused),
-      named=max(
-          (s.named for s in current.values() if s.steps == steps), key=len
-      ),
-      num_skipped=max(
-          s.num_skipped for s in current.values() if s.steps == steps
-      ),
+      named=max((s.named for s in current.values() if s.steps == steps), key=len),
+      num_skipped=max(s.num_skipped for s in current.values() if s.steps == steps),
   )
 
 
-def _without_damaged(
-    statuses: Mapping[base.NodeId, Status],
-) -> Mapping[base.NodeId, Status]:
+def _without_damaged(statuses: Mapping[base.NodeId, Status]) -> Mapping[base.NodeId, Status]:
   """Returns statuses as of joining nodes if some start was from damaged data.
 
   Otherwise returns `statuses`.
@@ -186,9 +176,7 @@ def _find_valid(
   Residuals of segments whose state the node has; sums of those it computes.
   """
   computed = {
-      (node, segment)
-      for _, owners, _ in after.ways
-      for segment, node in base.by_stage(owners)
+      (node, segment) for _, owners, _ in after.ways for segment, node in base.by_stage(owners)
   }
   known = computed | after.copies
   return {
@@ -200,9 +188,7 @@ def _find_valid(
   }
 
 
-def newest_common(
-    seen: Mapping[base.NodeId, Sequence[base.StepId]],
-) -> base.StepId:
+def newest_common(seen: Mapping[base.NodeId, Sequence[base.StepId]]) -> base.StepId:
   """Returns the step of the newest checkpoint that all nodes see.
 
   Without a common one, it is the newest that any node sees: it has just become

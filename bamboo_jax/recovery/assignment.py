@@ -99,9 +99,7 @@ class RecoveryRules:
       holdings: Data of the step that each node holds; if given, owed work is
         dealt over all nodes that can do it, unless memory is limited.
     """
-    change = ladder_lib.Change(
-        lost=layout.nodes - {*members}, noticed=frozenset(leaving)
-    )
+    change = ladder_lib.Change(lost=layout.nodes - {*members}, noticed=frozenset(leaving))
     decision = self._decide(layout, members, change, zones=zones, when="step")
     kept = None
     if decision.is_immediate:
@@ -156,11 +154,7 @@ class RecoveryRules:
     first = layout if stays else self.start(made)
     after = self._relieve(layout, first, made, slow)
     if stays:
-      rung, gives, what = (
-          "none",
-          bool(after.slow.keys() - layout.slow),
-          "shares",
-      )
+      rung, gives, what = ("none", bool(after.slow.keys() - layout.slow), "shares")
       if after.pipelines != layout.pipelines:
         rung, gives, what = "reconfigure", after.pipelines != usual, "layers"
       elif after.slow != layout.slow:
@@ -192,9 +186,7 @@ class RecoveryRules:
         if sizes(after) != sizes(layout):
           yield after
 
-  def restart(
-      self, members: Nodes, *, zones: Zones, leaving: Nodes = ()
-  ) -> LayoutChange:
+  def restart(self, members: Nodes, *, zones: Zones, leaving: Nodes = ()) -> LayoutChange:
     """Returns the change to a first layout, with state from a checkpoint."""
     change = ladder_lib.Change(noticed=frozenset(leaving))
     decision = self._decide(Layout(), members, change, zones=zones)
@@ -241,13 +233,9 @@ class RecoveryRules:
       when: str = "boundary",
   ) -> ladder_lib.Decision:
     state = ladder_lib.State(
-        pipelines=layout.pipelines,
-        spares=tuple(sorted({*members} - layout.nodes)),
-        zones=zones,
+        pipelines=layout.pipelines, spares=tuple(sorted({*members} - layout.nodes)), zones=zones
     )
-    return decide.decide(
-        state, change, ladder=self.ladder, planner=self.planner, when=when
-    )
+    return decide.decide(state, change, ladder=self.ladder, planner=self.planner, when=when)
 
   def _change(
       self,
@@ -261,19 +249,11 @@ class RecoveryRules:
     if kept is None and not decision.rolls_back:
       copies = find_copies(layout, members, after)
     return LayoutChange(
-        after,
-        decision.rung,
-        decision.reason,
-        copies=copies,
-        rolls_back=decision.rolls_back,
+        after, decision.rung, decision.reason, copies=copies, rolls_back=decision.rolls_back
     )
 
   def _relieve(
-      self,
-      layout: Layout,
-      first: Layout,
-      usual: tuple[Pipeline, ...],
-      slow: Mapping[NodeId, float],
+      self, layout: Layout, first: Layout, usual: tuple[Pipeline, ...], slow: Mapping[NodeId, float]
   ) -> Layout:
     """Returns the layout with less work for slow nodes and other busy ones.
 
@@ -297,18 +277,13 @@ class RecoveryRules:
     return self._balance(dataclasses.replace(first, pipelines=usual), slow)
 
   def _count_steps(
-      self,
-      layout: Layout,
-      pipelines: tuple[Pipeline, ...],
-      slow: Mapping[NodeId, float],
+      self, layout: Layout, pipelines: tuple[Pipeline, ...], slow: Mapping[NodeId, float]
   ) -> float:
     """Returns the number of steps within the horizon, after copies of state."""
     assert self.rows is not None
     pause_secs = 0.0
     if pipelines != layout.pipelines:
-      pause_secs = self.planner.times.pause_secs(
-          "reconfigure", layout.pipelines, pipelines
-      )
+      pause_secs = self.planner.times.pause_secs("reconfigure", layout.pipelines, pipelines)
     lines = self.start(pipelines, slow=slow).lines(self.rows)
     step_ms = self.rows.play(lines, slow=slow).span_ms
     return 1e3 * max(0.0, self.ladder.horizon_secs - pause_secs) / step_ms
@@ -330,16 +305,9 @@ class RecoveryRules:
 
   @property
   def _is_bounded(self) -> bool:
-    return (
-        self.rows is not None and self.rows.plan.memory_limit_bytes is not None
-    )
+    return self.rows is not None and self.rows.plan.memory_limit_bytes is not None
 
-  def _deal(
-      self,
-      layout: Layout,
-      holdings: lines_lib.Holdings,
-      least_gain: float = 0.0,
-  ) -> Layout:
+  def _deal(self, layout: Layout, holdings: lines_lib.Holdings, least_gain: float = 0.0) -> Layout:
     """Returns the layout with the detours that end the step soonest."""
     assert self.rows is not None
     copies: dict[NodeId, set[base.StageId]] = {}
@@ -371,9 +339,7 @@ class RecoveryRules:
     return tuple(n // size for n in self.predictor.split(pipelines, slow))
 
 
-def find_copies(
-    before: Layout, members: Nodes, after: Layout
-) -> tuple[failover.StageCopy, ...]:
+def find_copies(before: Layout, members: Nodes, after: Layout) -> tuple[failover.StageCopy, ...]:
   """Returns the copies of state that `after` needs.
 
   The source is the live member with a copy that has the fewest to send.

@@ -136,9 +136,7 @@ class _Question:
         for stage in pipeline.vacant
     )
 
-  def _make_new(
-      self, state: State, *, dead: frozenset[NodeId], places: str
-  ) -> Decision:
+  def _make_new(self, state: State, *, dead: frozenset[NodeId], places: str) -> Decision:
     """Makes new pipelines; without leaving nodes if no node is dead."""
     ladder, planner = self.ladder, self.planner
     has_copies = not moves.lost_layers(state.pipelines, {*state.nodes} - dead)
@@ -148,9 +146,7 @@ class _Question:
         if ladder.reconfigure and planner and has_copies:
           pipelines = planner.adapt(state.pipelines, nodes)
           after = _with_pipelines(state, pipelines, dead=dead)
-          return Decision(
-              "reconfigure", after, f"{places} have copies elsewhere"
-          )
+          return Decision("reconfigure", after, f"{places} have copies elsewhere")
         reason = f"{places} have no {'owner' if has_copies else 'copy'}"
         if not ladder.checkpoint:
           return Decision("stop", stopped, reason)
@@ -195,9 +191,7 @@ class _Question:
     decision = self.handle_losses(state, state.leaving, dead=_NOBODY)
     if decision.rung not in ("reconfigure", "checkpoint"):
       return None
-    return dataclasses.replace(
-        decision, reason=f"notice: {decision.reason}", rolls_back=False
-    )
+    return dataclasses.replace(decision, reason=f"notice: {decision.reason}", rolls_back=False)
 
   def hand_over(self, decision: Decision) -> Decision:
     """Moves the stages of leaving nodes to others, between two steps.
@@ -206,9 +200,7 @@ class _Question:
     samples.
     """
     state, leaving = decision.state, decision.state.leaving
-    if not self.ladder.hand_over or all(
-        leaving.isdisjoint(p.nodes) for p in state.pipelines
-    ):
+    if not self.ladder.hand_over or all(leaving.isdisjoint(p.nodes) for p in state.pipelines):
       return decision
     # As if they had died.
     without = _note(state, ladder_lib.Change(lost=leaving))
@@ -252,13 +244,10 @@ class _Question:
     return Decision(
         rung,
         _with_pipelines(before, pipelines, dead=_NOBODY),
-        f"{new:.1f} rather than {now:.1f} steps in the next "
-        f"{self.ladder.horizon_secs:g} s",
+        f"{new:.1f} rather than {now:.1f} steps in the next " f"{self.ladder.horizon_secs:g} s",
     )
 
-  def _steps(
-      self, rung: str, before: tuple[Pipeline, ...], after: tuple[Pipeline, ...]
-  ) -> float:
+  def _steps(self, rung: str, before: tuple[Pipeline, ...], after: tuple[Pipeline, ...]) -> float:
     if all(p.vacant for p in after):
       return 0.0  # Pipelines with vacant stages have no predicted time.
     assert self.planner is not None
@@ -287,24 +276,19 @@ def _lose(
   for s in vacated.difference(gone):  # These still have a live shadow.
     owners[s] = roles.shadows[s]
   shadows = {
-      s: shadow
-      for s, shadow in roles.shadows.items()
-      if shadow not in lost and s not in vacated
+      s: shadow for s, shadow in roles.shadows.items() if shadow not in lost and s not in vacated
   }
   return (
       Pipeline(
           pipeline.partition,
           failover.Roles(tuple(owners), shadows),
-          pipeline.vacant
-          | {s for s in vacated if owners[s] == roles.owners[s]},
+          pipeline.vacant | {s for s in vacated if owners[s] == roles.owners[s]},
       ),
       gone,
   )
 
 
-def _candidates(
-    state: State, *, dead: frozenset[NodeId]
-) -> tuple[tuple[NodeId, ...], ...]:
+def _candidates(state: State, *, dead: frozenset[NodeId]) -> tuple[tuple[NodeId, ...], ...]:
   """Returns sets of live nodes to make pipelines of, best first.
 
   The second one includes nodes under notice, the first only if none stay.
@@ -322,22 +306,14 @@ def _with_pipelines(
   return dataclasses.replace(
       state,
       pipelines=pipelines,
-      spares=tuple(
-          node
-          for node in state.nodes
-          if node not in training and node not in dead
-      ),
+      spares=tuple(node for node in state.nodes if node not in training and node not in dead),
   )
 
 
 def _describe_repair(num_used: int, num_replicas: int) -> str:
   parts = []
   if num_used:
-    parts.append(
-        "1 spare takes a place"
-        if num_used == 1
-        else f"{num_used} spares take places"
-    )
+    parts.append("1 spare takes a place" if num_used == 1 else f"{num_used} spares take places")
   if num_replicas:
     replicas = "replica is" if num_replicas == 1 else "replicas are"
     parts.append(f"{num_replicas} {replicas} made")

@@ -144,9 +144,7 @@ def report(
   for r in recoveries:
     view_secs = r["view_at_secs"]
     # A node killed after the view died of something else.
-    kill_secs = [
-        kills[n] for n in r["nodes"] if kills.get(n, view_secs + 1) <= view_secs
-    ]
+    kill_secs = [kills[n] for n in r["nodes"] if kills.get(n, view_secs + 1) <= view_secs]
     died_secs = r.get("died_at_secs")
     # Else another of them may have died earlier, unknown here.
     if kill_secs and len(kill_secs) == len(r["nodes"]):
@@ -172,8 +170,7 @@ def report(
             "kill_to_first_instruction_secs": _between(died_secs, first_secs),
             "kill_to_step_end_secs": _between(died_secs, r["step_end_at_secs"]),
             "pause_secs": _between(
-                view_secs if died_secs is None else died_secs,
-                r["step_end_at_secs"],
+                view_secs if died_secs is None else died_secs, r["step_end_at_secs"]
             ),
             "reason": r["reason"],
         }

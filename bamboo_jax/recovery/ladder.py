@@ -110,9 +110,7 @@ class Ladder:
       if getattr(self, name) not in allowed:
         raise ValueError(base.suggest(getattr(self, name), allowed, what=name))
     if not self.horizon_secs > 0:
-      raise ValueError(
-          f"horizon_secs must be positive, got {self.horizon_secs}."
-      )
+      raise ValueError(f"horizon_secs must be positive, got {self.horizon_secs}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,9 +129,7 @@ class Decision:
   rung: str
   state: State
   reason: str
-  repairs: Mapping[int, failover.Repair] = dataclasses.field(
-      default_factory=dict
-  )
+  repairs: Mapping[int, failover.Repair] = dataclasses.field(default_factory=dict)
   gone: tuple[types.Place, ...] = ()
   rolls_back: bool = False
 

@@ -81,9 +81,7 @@ class Layout:
   pipelines: tuple[pipelines_lib.Pipeline, ...] = ()
   shares: Shares = ()
   segments: tuple[int, ...] = ()
-  detours: Mapping[base.ShareId, tuple[base.NodeId, ...]] = dataclasses.field(
-      default_factory=dict
-  )
+  detours: Mapping[base.ShareId, tuple[base.NodeId, ...]] = dataclasses.field(default_factory=dict)
   slow: Mapping[base.NodeId, float] = dataclasses.field(default_factory=dict)
 
   @functools.cached_property
@@ -106,11 +104,7 @@ class Layout:
     }
     return tuple(
         failover.Roles(
-            tuple(
-                stand_in.get(i, n) if i in gone else n
-                for i, n in enumerate(r.owners)
-            ),
-            r.shadows,
+            tuple(stand_in.get(i, n) if i in gone else n for i, n in enumerate(r.owners)), r.shadows
         )
         for r, gone in zip(roles, vacant, strict=True)
     )
@@ -119,15 +113,12 @@ class Layout:
   def ways(self) -> tuple[Way, ...]:
     """The ways of all shares, by pipeline; detours are ways of their own."""
     found: dict[tuple[int, tuple[base.NodeId, ...]], list[base.ShareId]] = {}
-    for pipeline, (r, own) in enumerate(
-        zip(self.roles, self.shares, strict=True)
-    ):
+    for pipeline, (r, own) in enumerate(zip(self.roles, self.shares, strict=True)):
       for share in own:
         owners = tuple(self.detours.get(share, r.owners))
         found.setdefault((pipeline, owners), []).append(share)
     return tuple(
-        Way(pipeline, owners, tuple(shares))
-        for (pipeline, owners), shares in found.items()
+        Way(pipeline, owners, tuple(shares)) for (pipeline, owners), shares in found.items()
     )
 
   @functools.cached_property
@@ -159,35 +150,27 @@ class Layout:
   def owners(self) -> list[list[base.NodeId | None]]:
     """Owner of each stage, by pipeline; None for a vacant stage."""
     return [
-        [None if s in p.vacant else n for s, n in enumerate(p.roles.owners)]
-        for p in self.pipelines
+        [None if s in p.vacant else n for s, n in enumerate(p.roles.owners)] for p in self.pipelines
     ]
 
-  def keep_detours(
-      self, before: "Layout", lost: Collection[base.NodeId]
-  ) -> "Layout":
+  def keep_detours(self, before: "Layout", lost: Collection[base.NodeId]) -> "Layout":
     """Returns this layout with the detours of `before`.
 
     Owners replace the `lost` nodes in them.
     """
     owners = {
-        share: r.owners
-        for r, own in zip(self.roles, self.shares, strict=True)
-        for share in own
+        share: r.owners for r, own in zip(self.roles, self.shares, strict=True) for share in own
     }
     detours = {
         share: tuple(
-            owner if node in lost else node
-            for node, owner in zip(row, owners[share], strict=True)
+            owner if node in lost else node for node, owner in zip(row, owners[share], strict=True)
         )
         for share, row in before.detours.items()
     }
     left = {s: row for s, row in detours.items() if row != owners[s]}
     return dataclasses.replace(self, detours=left)
 
-  def find_takers(
-      self, before: "Layout"
-  ) -> list[tuple[base.NodeId, types.Place]]:
+  def find_takers(self, before: "Layout") -> list[tuple[base.NodeId, types.Place]]:
     """Returns nodes and the places that they own now but not in `before`."""
     former = {
         (node, pipeline, stage)
@@ -201,9 +184,7 @@ class Layout:
         if node is not None and (node, pipeline, stage) not in former
     ]
 
-  def places_of(
-      self, nodes: Collection[base.NodeId]
-  ) -> tuple[types.Place, ...]:
+  def places_of(self, nodes: Collection[base.NodeId]) -> tuple[types.Place, ...]:
     """Returns the places that `nodes` own."""
     return tuple(
         types.Place(pipeline, stage)
@@ -284,9 +265,7 @@ class StepPlans:
     )
 
   def rest(
-      self,
-      layout: Layout,
-      holdings: Mapping[base.NodeId, holdings_lib.Holdings],
+      self, layout: Layout, holdings: Mapping[base.NodeId, holdings_lib.Holdings]
   ) -> Timelines:
     """Returns the timelines of the rest of a step after a death.
 
@@ -295,6 +274,4 @@ class StepPlans:
     """
     lines = layout.lines(self._rows)
     groups = [lines] if layout.is_joint else [[line] for line in lines]
-    return [
-        self._rows.play(group, holdings, slow=layout.slow) for group in groups
-    ]
+    return [self._rows.play(group, holdings, slow=layout.slow) for group in groups]

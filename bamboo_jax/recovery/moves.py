@@ -7,14 +7,7 @@ layers or another pipeline. Each new pipeline follows at most one old one; these
 pairs are found first, by another assignment problem.
 """
 
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import (Callable, Collection, Iterable, Iterator, Mapping, Sequence)
 import dataclasses
 from typing import Any
 
@@ -66,9 +59,7 @@ def held_layers(pipelines: Pipelines) -> dict[base.NodeId, Layers]:
   return held
 
 
-def lost_layers(
-    pipelines: Pipelines, nodes: Collection[base.NodeId]
-) -> tuple[int, ...]:
+def lost_layers(pipelines: Pipelines, nodes: Collection[base.NodeId]) -> tuple[int, ...]:
   """Returns the layers without a copy on any of `nodes`, in model order."""
   held = held_layers(pipelines)
   alive = _NONE.union(*(held.get(node, _NONE) for node in nodes))
@@ -77,10 +68,7 @@ def lost_layers(
 
 
 def plan_copies(
-    profile: cost_model.Profile,
-    before: Pipelines,
-    after: Pipelines,
-    nodes: Collection[base.NodeId],
+    profile: cost_model.Profile, before: Pipelines, after: Pipelines, nodes: Collection[base.NodeId]
 ) -> list[LayerCopy]:
   """Returns the copies that `after` needs, by destination, then by layer.
 
@@ -149,23 +137,17 @@ def assign_nodes(
   the fewest. There must be a node for each stage of `partitions`.
   """
   num_places = sum(p.num_stages for p in partitions)
-  places = placement_lib.make_pipelines(
-      partitions, base.nodes(num_places), has_replicas
-  )
+  places = placement_lib.make_pipelines(partitions, base.nodes(num_places), has_replicas)
   # Whole numbers below 2**53, which floats represent exactly.
   weights = np.array(_state_bytes(profile), float)
-  copied_bytes = _count_missing(
-      held_layers(before), nodes, held_layers(places), weights
-  )
+  copied_bytes = _count_missing(held_layers(before), nodes, held_layers(places), weights)
   is_other = 0 < _count_missing(
       owned_layers(before), nodes, owned_layers(places), np.ones_like(weights)
   )
   # Bytes first: one byte outweighs all nodes together.
   unit = len(nodes) + 1
   follows = _match(before, places, nodes, copied_bytes * unit + is_other)
-  leaves = {
-      old: np.array([node not in old for node in nodes]) for old in {*follows}
-  }
+  leaves = {old: np.array([node not in old for node in nodes]) for old in {*follows}}
   # Still at most 1 for each pair, as `unit` assumes.
   is_other |= np.array([leaves[old] for old in follows]).T
   rows, columns = load_solver()(copied_bytes * unit + is_other)
@@ -188,10 +170,7 @@ def load_solver() -> Callable[..., Any]:
 
 
 def _match(
-    before: Pipelines,
-    places: Pipelines,
-    nodes: Sequence[base.NodeId],
-    cost: np.ndarray,
+    before: Pipelines, places: Pipelines, nodes: Sequence[base.NodeId], cost: np.ndarray
 ) -> list[frozenset[base.NodeId]]:
   """Returns, by place, the nodes of the old pipeline that its pipeline follows.
 
@@ -230,9 +209,7 @@ def count_moved(before: Pipelines, after: Pipelines) -> int:
   common; each old one is used once.
   """
   owned = owned_layers(before)
-  common = np.array(
-      [[len({*old.nodes} & {*new.nodes}) for new in after] for old in before]
-  )
+  common = np.array([[len({*old.nodes} & {*new.nodes}) for new in after] for old in before])
   olds, news = load_solver()(common, maximize=True)
   old_of = dict(zip(news, olds, strict=True))
   num_moved = 0
@@ -257,9 +234,7 @@ def _count_missing(
   """Returns the weight that each node (row) lacks for each place (column)."""
   has = _as_rows([have.get(node, _NONE) for node in nodes], len(weights))
   # Places are numbered from 0, like nodes.
-  wants = _as_rows(
-      [want[place] for place in base.nodes(len(want))], len(weights)
-  )
+  wants = _as_rows([want[place] for place in base.nodes(len(want))], len(weights))
   missing: np.ndarray = (1.0 - has) @ (wants * weights).T
   return missing
 
@@ -278,10 +253,6 @@ def _runs(
   """Yields first and last + 1 of consecutive layers with equal holders."""
   start = 0
   for i, layer in enumerate(layers, 1):
-    if (
-        i == len(layers)
-        or layers[i] != layer + 1
-        or holders[layers[i]] != holders[layer]
-    ):
+    if i == len(layers) or layers[i] != layer + 1 or holders[layers[i]] != holders[layer]:
       yield layers[start], layer + 1
       start = i

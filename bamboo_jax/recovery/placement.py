@@ -45,12 +45,7 @@ class Placer:
   """
 
   def __init__(
-      self,
-      method: str,
-      *,
-      has_replicas: bool,
-      seed: int = 0,
-      max_tries: int = 5_000,
+      self, method: str, *, has_replicas: bool, seed: int = 0, max_tries: int = 5_000
   ) -> None:
     if method not in METHODS:
       raise ValueError(base.suggest(method, METHODS, what="placement"))
@@ -62,10 +57,7 @@ class Placer:
     self._spread = functools.cache(self._spread)
 
   def arrange(
-      self,
-      partitions: Sequence[Partition],
-      nodes: Sequence[base.NodeId],
-      zones: Zones,
+      self, partitions: Sequence[Partition], nodes: Sequence[base.NodeId], zones: Zones
   ) -> Sequence[base.NodeId]:
     """Returns the node of each place, perhaps followed by nodes without one.
 
@@ -81,10 +73,7 @@ class Placer:
     return nodes
 
   def _by_zone(
-      self,
-      partitions: Sequence[Partition],
-      nodes: Sequence[base.NodeId],
-      zones: Zones,
+      self, partitions: Sequence[Partition], nodes: Sequence[base.NodeId], zones: Zones
   ) -> list[base.NodeId]:
     by_zone: dict[str, list[base.NodeId]] = {}
     for node in nodes:
@@ -94,13 +83,9 @@ class Placer:
       return [node for _, group in groups for node in group]
     waiting = [iter(group) for _, group in groups]
     sizes = tuple(len(group) for _, group in groups)
-    return [
-        next(waiting[zone]) for zone in self._spread(tuple(partitions), sizes)
-    ]
+    return [next(waiting[zone]) for zone in self._spread(tuple(partitions), sizes)]
 
-  def _spread(
-      self, partitions: tuple[Partition, ...], sizes: tuple[int, ...]
-  ) -> tuple[int, ...]:
+  def _spread(self, partitions: tuple[Partition, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Returns a zone for each place; zones have `sizes` nodes."""
     labels = [zone for zone, size in enumerate(sizes) for _ in range(size)]
     pipelines, _ = place_nodes(
@@ -165,9 +150,7 @@ def place_nodes(
 
 
 def make_pipelines(
-    partitions: Sequence[Partition],
-    nodes: Sequence[base.NodeId],
-    has_replicas: bool,
+    partitions: Sequence[Partition], nodes: Sequence[base.NodeId], has_replicas: bool
 ) -> tuple[pipelines_lib.Pipeline, ...]:
   """Returns pipelines whose stages `nodes` own, pipeline by pipeline."""
   rest = iter(nodes)
@@ -260,9 +243,7 @@ class _Search:
     return arrangement
 
 
-def _choices(
-    left: collections.Counter[str], num: int
-) -> Iterator[_Arrangement]:
+def _choices(left: collections.Counter[str], num: int) -> Iterator[_Arrangement]:
   """Yields all orders of `num` zones out of `left`, then the sorted rest."""
   if not num:
     yield tuple(sorted(left.elements()))

@@ -36,9 +36,7 @@ class Times(Protocol):
     on.
     """
 
-  def pause_secs(
-      self, rung: str, before: Sequence[Pipeline], after: Sequence[Pipeline]
-  ) -> float:
+  def pause_secs(self, rung: str, before: Sequence[Pipeline], after: Sequence[Pipeline]) -> float:
     """Returns the pause of training for a change between two steps."""
 
 
@@ -52,9 +50,7 @@ class PredictedTimes:
     """Returns the time of a step of the pipelines without vacant stages."""
     return self.predictor.predict(pipelines).total_ms / 1e3
 
-  def pause_secs(
-      self, rung: str, before: Sequence[Pipeline], after: Sequence[Pipeline]
-  ) -> float:
+  def pause_secs(self, rung: str, before: Sequence[Pipeline], after: Sequence[Pipeline]) -> float:
     """Returns the time of the copies; all nodes of `before` can send."""
     if rung == "checkpoint":
       return 0.0
@@ -110,9 +106,7 @@ class Planner:
     if self._must_fold(len(nodes)):
       return self._folded((), nodes)
     return placement_lib.make_pipelines(
-        self.partitions(len(nodes)),
-        self.arrange(nodes, zones),
-        self._shapes.has_replicas,
+        self.partitions(len(nodes)), self.arrange(nodes, zones), self._shapes.has_replicas
     )
 
   def arrange(self, nodes: Nodes, zones: Zones) -> Sequence[base.NodeId]:
@@ -146,9 +140,7 @@ class Planner:
 
   def may_stay(self, pipelines: Sequence[Pipeline]) -> bool:
     """Returns whether pipelines are kept if new ones are no faster."""
-    return not self._is_strict or all(
-        len(p.nodes) == p.partition.num_stages for p in pipelines
-    )
+    return not self._is_strict or all(len(p.nodes) == p.partition.num_stages for p in pipelines)
 
   def _must_fold(self, num_nodes: int) -> bool:
     if not self._fold:
@@ -157,10 +149,7 @@ class Planner:
 
   def _folded(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
     return shapes_lib.fold(
-        self._shapes.smallest,
-        pipelines,
-        nodes,
-        has_replicas=self._shapes.has_replicas,
+        self._shapes.smallest, pipelines, nodes, has_replicas=self._shapes.has_replicas
     )
 
   def _find_best(self, num_nodes: int) -> float:

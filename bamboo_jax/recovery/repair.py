@@ -24,9 +24,7 @@ class Repaired(NamedTuple):
   repairs: dict[int, failover.Repair]
 
 
-def repair(
-    state: ladder_lib.State, *, shadow: bool, rereplicate: str
-) -> Repaired:
+def repair(state: ladder_lib.State, *, shadow: bool, rereplicate: str) -> Repaired:
   """Gives places to spares, and makes replicas.
 
   Args:
@@ -60,10 +58,7 @@ def repair(
   taken = {node for done in repairs.values() for node in done.used}
   owners = {node for pipeline in pipelines for node in pipeline.nodes}
   relieved = [  # Alive until they are preempted.
-      node
-      for pipeline in state.pipelines
-      for node in pipeline.nodes
-      if node not in owners
+      node for pipeline in state.pipelines for node in pipeline.nodes if node not in owners
   ]
   after = dataclasses.replace(
       state,
@@ -73,21 +68,13 @@ def repair(
   return Repaired(after, repairs)
 
 
-def _fill(
-    pipeline: Pipeline, takers: Mapping[base.StageId, base.NodeId]
-) -> Pipeline:
+def _fill(pipeline: Pipeline, takers: Mapping[base.StageId, base.NodeId]) -> Pipeline:
   """Gives stages to `takers`; drops replicas that are no longer on a shadow."""
   roles = pipeline.roles
   owners = tuple(takers.get(s, n) for s, n in base.by_stage(roles.owners))
-  shadows = {
-      s: n
-      for s, n in roles.shadows.items()
-      if n == failover.natural_shadow(owners, s)
-  }
+  shadows = {s: n for s, n in roles.shadows.items() if n == failover.natural_shadow(owners, s)}
   return Pipeline(
-      pipeline.partition,
-      failover.Roles(owners, shadows),
-      pipeline.vacant.difference(takers),
+      pipeline.partition, failover.Roles(owners, shadows), pipeline.vacant.difference(takers)
   )
 
 

@@ -90,26 +90,21 @@ class Depth:
 
   def partitions(self, num_nodes: int) -> Partitions:
     """Returns the partition of each pipeline; see `Shapes`."""
-    return (self.partition,) * _count(
-        num_nodes, self.partition.num_stages, self.max_pipelines
-    )
+    return (self.partition,) * _count(num_nodes, self.partition.num_stages, self.max_pipelines)
 
   def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
     """See `Shapes`; returns `pipelines` themselves if no trigger fires."""
     partitions = self.partitions(len(nodes))
     training = {node for p in pipelines for node in p.nodes}
     if training <= {*nodes} and not self.triggers.fire(
-        pipelines,
-        num_spares=len(nodes) - len(training),
-        most_pipelines=len(partitions),
+        pipelines, num_spares=len(nodes) - len(training), most_pipelines=len(partitions)
     ):
       return tuple(pipelines)
     if self.profile is None:
       return placement_lib.make_pipelines(partitions, nodes, self.has_replicas)
     _check_copies(self.profile, pipelines, nodes)
     return moves.assign_nodes(
-        *(self.profile, pipelines, partitions, nodes),
-        has_replicas=self.has_replicas,
+        *(self.profile, pipelines, partitions, nodes), has_replicas=self.has_replicas
     )
 
 
@@ -151,9 +146,7 @@ class TemplateShapes:
     """See `Shapes`; by `method`."""
     predictor = self.coverer.predictor
     if self.method == "rules":
-      plans = [
-          [(self._of([len(g)]), g) for g in self._groups(pipelines, nodes)]
-      ]
+      plans = [[(self._of([len(g)]), g) for g in self._groups(pipelines, nodes)]]
     else:
       covers = self._covers(len(nodes))
       plans = [[(self._of(c.sizes), nodes)] for c in covers]
@@ -162,11 +155,7 @@ class TemplateShapes:
     for plan in plans:
       made = [
           moves.assign_nodes(
-              predictor.profile,
-              pipelines,
-              partitions,
-              group,
-              has_replicas=self.has_replicas,
+              predictor.profile, pipelines, partitions, group, has_replicas=self.has_replicas
           )
           for partitions, group in plan
       ]
@@ -183,9 +172,7 @@ class TemplateShapes:
   def _of(self, sizes: Sequence[int]) -> Partitions:
     return tuple(self.coverer.templates.of(n).partition for n in sizes)
 
-  def _groups(
-      self, pipelines: Sequence[Pipeline], nodes: Nodes
-  ) -> regroup.Groups:
+  def _groups(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> regroup.Groups:
     templates, alive = self.coverer.templates, {*nodes}
     left = [tuple(n for n in p.nodes if n in alive) for p in pipelines]
     training = {node for group in left for node in group}
@@ -198,9 +185,7 @@ class TemplateShapes:
     )
     most = self.coverer.predictor.most_pipelines
     if len(groups) > most:
-      raise base.InfeasibleError(
-          f"{len(groups)} pipelines are too many for {most} microbatches."
-      )
+      raise base.InfeasibleError(f"{len(groups)} pipelines are too many for {most} microbatches.")
     return groups
 
   def _cost(
@@ -270,9 +255,7 @@ class Grid:
     profile = self.predictor.profile
     partitions = self.partitions(len(nodes))
     _check_copies(profile, pipelines, nodes)
-    return moves.assign_nodes(
-        profile, pipelines, partitions, nodes, has_replicas=self.has_replicas
-    )
+    return moves.assign_nodes(profile, pipelines, partitions, nodes, has_replicas=self.has_replicas)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,21 +278,15 @@ class Even:
     """Returns partitions of a model of `2 * num_stages` equal layers."""
     num_pipelines = _count(num_nodes, self.num_stages)
     each, rest = divmod(num_nodes, num_pipelines)
-    return tuple(
-        self._partition(each + (i < rest)) for i in range(num_pipelines)
-    )
+    return tuple(self._partition(each + (i < rest)) for i in range(num_pipelines))
 
   def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
     """Returns new pipelines of the nodes in their order."""
-    return placement_lib.make_pipelines(
-        self.partitions(len(nodes)), nodes, self.has_replicas
-    )
+    return placement_lib.make_pipelines(self.partitions(len(nodes)), nodes, self.has_replicas)
 
   def _partition(self, num_nodes: int) -> partition_lib.Partition:
     num_layers = 2 * self.num_stages
-    return partition_lib.Partition(
-        tuple(s * num_layers // num_nodes for s in range(num_nodes + 1))
-    )
+    return partition_lib.Partition(tuple(s * num_layers // num_nodes for s in range(num_nodes + 1)))
 
 
 def fold(
@@ -330,9 +307,7 @@ def fold(
   runs = [base.stages(*ends) for ends in itertools.pairwise(bounds)]
   wanted = [{l for s in run for l in partition.layers(s)} for run in runs]
   held = moves.held_layers(pipelines)
-  missing = np.array(
-      [[len(want - held.get(n, frozenset())) for want in wanted] for n in nodes]
-  )
+  missing = np.array([[len(want - held.get(n, frozenset())) for want in wanted] for n in nodes])
   rows, columns = moves.load_solver()(missing)
   node_of = {c: nodes[r] for r, c in zip(rows, columns, strict=True)}
   owners = tuple(node_of[i] for i, run in enumerate(runs) for _ in run)
@@ -343,16 +318,10 @@ def fold(
 def _count(num_nodes: int, num_stages: int, most: int | None = None) -> int:
   count = min(num_nodes // num_stages, num_nodes if most is None else most)
   if not count:
-    raise base.InfeasibleError(
-        f"{num_nodes} nodes are too few for a pipeline of {num_stages}."
-    )
+    raise base.InfeasibleError(f"{num_nodes} nodes are too few for a pipeline of {num_stages}.")
   return count
 
 
-def _check_copies(
-    profile: cost_model.Profile, pipelines: Sequence[Pipeline], nodes: Nodes
-) -> None:
+def _check_copies(profile: cost_model.Profile, pipelines: Sequence[Pipeline], nodes: Nodes) -> None:
   if lost := moves.lost_layers(pipelines, nodes):
-    raise base.InfeasibleError(
-        f"No live node has a copy of layer {profile.layers[lost[0]].name}."
-    )
+    raise base.InfeasibleError(f"No live node has a copy of layer {profile.layers[lost[0]].name}.")

@@ -105,9 +105,7 @@ class NodeStep:
     pass_secs = {k: n * self.pass_secs[k] / then[k] for k, n in now.items()}
     more_secs = sum(pass_secs.values()) - sum(self.pass_secs.values())
     busy_secs = self.busy_secs + more_secs
-    return dataclasses.replace(
-        self, work=work, busy_secs=busy_secs, pass_secs=pass_secs
-    )
+    return dataclasses.replace(self, work=work, busy_secs=busy_secs, pass_secs=pass_secs)
 
 
 def count_passes(work: str) -> dict[str, int]:
@@ -150,12 +148,9 @@ class Named:
 
 def describe(told: Mapping[str, Any]) -> str:
   """Returns a sentence from the event "slow", see `Named.values`."""
-  before = (
-      f", named {n} times before" if (n := told.get("named_before")) else ""
-  )
+  before = f", named {n} times before" if (n := told.get("named_before")) else ""
   return (
-      f"{told['node']} on {told['host']}{before}, {told['factor']} times as "
-      "slow as it should be"
+      f"{told['node']} on {told['host']}{before}, {told['factor']} times as " "slow as it should be"
   )
 
 
@@ -207,9 +202,7 @@ def _find_suspended(steps: Sequence[Step]) -> dict[NodeId, float]:
 
 
 def count_fast(
-    history: Sequence[Step],
-    slow: Mapping[NodeId, float],
-    costs: costs_lib.StageCosts,
+    history: Sequence[Step], slow: Mapping[NodeId, float], costs: costs_lib.StageCosts
 ) -> dict[NodeId, int]:
   """Returns for how many steps, up to the last one, nodes have been fast again.
 
@@ -224,8 +217,7 @@ def count_fast(
   counts = {}
   for node, factor in slow.items():
     are_fast = [
-        step[node] < math.sqrt(factor) if node in step else None
-        for step in reversed(paces)
+        step[node] < math.sqrt(factor) if node in step else None for step in reversed(paces)
     ]
     now, run = next(itertools.groupby(are_fast), (None, ()))
     counts[node] = 0 if now is None else len([*run]) * (1 if now else -1)
@@ -233,9 +225,7 @@ def count_fast(
 
 
 def _find_paces(
-    step: Step,
-    slow: Mapping[NodeId, float],
-    costs: costs_lib.StageCosts,
+    step: Step, slow: Mapping[NodeId, float], costs: costs_lib.StageCosts
 ) -> dict[NodeId, float]:
   """Returns the busy time per planned time, by that of the usual node.
 
@@ -328,27 +318,20 @@ def _usual(node: NodeId, past: Sequence[Step], *, work: str) -> list[NodeStep]:
   return found if len(found) >= _LEAST_PAST else []
 
 
-def _ratios(
-    usual: Sequence[NodeStep], steps: Iterable[NodeStep]
-) -> list[float]:
+def _ratios(usual: Sequence[NodeStep], steps: Iterable[NodeStep]) -> list[float]:
   """Returns by how much longer than usual steps took, without starving."""
   net_secs = max(0.0, statistics.median(s.net_secs for s in usual))
   busy_secs = statistics.median(s.busy_secs for s in usual)
   return [1.0 + (s.net_secs - net_secs) / busy_secs for s in steps]
 
 
-def _to_past(
-    usual: Mapping[NodeId, Sequence[NodeStep]], step: Step
-) -> dict[NodeId, float]:
+def _to_past(usual: Mapping[NodeId, Sequence[NodeStep]], step: Step) -> dict[NodeId, float]:
   """Returns ratios of nodes to their past, by that of the median of others."""
   ratios = {
-      n: _ratios(past, _with_work(past[0].work, [step[n]]))[0]
-      for n, past in usual.items()
-      if past
+      n: _ratios(past, _with_work(past[0].work, [step[n]]))[0] for n, past in usual.items() if past
   }
   return {
-      node: ratio
-      / max(1.0, statistics.median([*_without(node, ratios)] or [1.0]))
+      node: ratio / max(1.0, statistics.median([*_without(node, ratios)] or [1.0]))
       for node, ratio in ratios.items()
   }
 

@@ -39,13 +39,10 @@ class Speeds:
     """Returns the pipelines as they would be if no node were slow."""
     by_depth = {p.num_stages: p for p in self.partitions}
     return tuple(
-        dataclasses.replace(p, partition=by_depth[p.partition.num_stages])
-        for p in pipelines
+        dataclasses.replace(p, partition=by_depth[p.partition.num_stages]) for p in pipelines
     )
 
-  def split(
-      self, pipelines: Pipelines, slow: Mapping[base.NodeId, float]
-  ) -> Pipelines:
+  def split(self, pipelines: Pipelines, slow: Mapping[base.NodeId, float]) -> Pipelines:
     """Returns pipelines whose slowest stages are as fast as can be.
 
     `slow` has the factor by which passes of a node are longer. A node with two
@@ -61,9 +58,6 @@ class Speeds:
     if max(factors) == 1:
       return pipeline
     partition = partition_lib.split_layers(
-        self.profile.layers,
-        num_stages=len(owners),
-        cuts=self.segments.bounds[1:-1],
-        slow=factors,
+        self.profile.layers, num_stages=len(owners), cuts=self.segments.bounds[1:-1], slow=factors
     )
     return dataclasses.replace(pipeline, partition=partition)

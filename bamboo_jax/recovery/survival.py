@@ -81,9 +81,7 @@ class Copies:
   @classmethod
   def of(cls, pipelines: Sequence[pipelines_lib.Pipeline]) -> "Copies":
     """Returns the copies on owners and shadows of `pipelines`."""
-    holders: list[set[base.NodeId]] = [
-        set() for _ in range(pipelines[0].partition.num_layers)
-    ]
+    holders: list[set[base.NodeId]] = [set() for _ in range(pipelines[0].partition.num_layers)]
     pairs = []
     for pipeline in pipelines:
       for stage, owner in base.by_stage(pipeline.roles.owners):
@@ -98,10 +96,7 @@ class Copies:
 
   def survival(self, zones: Mapping[base.NodeId, str]) -> Survival:
     """Returns the failures survived; `zones` has all nodes, even idle ones."""
-    spread = {
-        nodes: collections.Counter(zones[n] for n in nodes)
-        for nodes in self.holders
-    }
+    spread = {nodes: collections.Counter(zones[n] for n in nodes) for nodes in self.holders}
     together = {zones[a] for a, b in self.pairs if zones[a] == zones[b]}
     # Least number of copies of a layer outside of a zone.
     left = {
@@ -127,8 +122,7 @@ class Copies:
 
 
 def find_survival(
-    pipelines: Sequence[pipelines_lib.Pipeline],
-    zones: Mapping[base.NodeId, str],
+    pipelines: Sequence[pipelines_lib.Pipeline], zones: Mapping[base.NodeId, str]
 ) -> Survival:
   """Returns the failures that `pipelines`, at least one, survive.
 
@@ -140,8 +134,7 @@ def find_survival(
 
 
 def find_ending(
-    held: Iterable[tuple[base.NodeId, base.StageId]],
-    leaving: Collection[base.NodeId],
+    held: Iterable[tuple[base.NodeId, base.StageId]], leaving: Collection[base.NodeId]
 ) -> tuple[base.StageId, ...]:
   """Returns the segments whose copies are all on `leaving` nodes.
 

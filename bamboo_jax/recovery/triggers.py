@@ -30,16 +30,10 @@ class Triggers:
 
   def __post_init__(self) -> None:
     if self.max_doubled is not None and not 0.0 <= self.max_doubled <= 2.0:
-      raise ValueError(
-          f"max_doubled must be from 0 to 2, got {self.max_doubled}."
-      )
+      raise ValueError(f"max_doubled must be from 0 to 2, got {self.max_doubled}.")
 
   def fire(
-      self,
-      pipelines: Sequence[pipelines_lib.Pipeline],
-      *,
-      num_spares: int,
-      most_pipelines: int,
+      self, pipelines: Sequence[pipelines_lib.Pipeline], *, num_spares: int, most_pipelines: int
   ) -> bool:
     """Returns whether new pipelines are desirable.
 

@@ -50,11 +50,7 @@ class TimeUnit(NamedTuple):
 
 
 # The largest unit that fits twice is used.
-_UNITS = (
-    TimeUnit(3600.0, "hours"),
-    TimeUnit(60.0, "minutes"),
-    TimeUnit(1.0, "seconds"),
-)
+_UNITS = (TimeUnit(3600.0, "hours"), TimeUnit(60.0, "minutes"), TimeUnit(1.0, "seconds"))
 
 
 def draw_course(run: content.ReportRun) -> Any:
@@ -79,9 +75,7 @@ def draw_course(run: content.ReportRun) -> Any:
       color="#BBD7EA",
       label=f"least to most within {bin_secs:.3g} s",
   )
-  rows[0].stairs(
-      bins.means, edges, linewidth=0.9, label="mean of these", **style
-  )
+  rows[0].stairs(bins.means, edges, linewidth=0.9, label="mean of these", **style)
   rows[0].set_ylabel("samples/s")
   place = dict(loc="lower right", bbox_to_anchor=(1.0, 1.0))
   rows[0].legend(ncols=2, frameon=False, fontsize=9, **place)
@@ -179,9 +173,7 @@ def _bar(point: content.Point, unit: float) -> _ErrorBar:
   return _ErrorBar(low / unit, (point.high - point.value) / unit)
 
 
-def _label_curves(
-    axes: Any, ranked: Sequence[content.Curve], *, gap: float
-) -> None:
+def _label_curves(axes: Any, ranked: Sequence[content.Curve], *, gap: float) -> None:
   """Writes the name of each curve right of its end, at least `gap` apart.
 
   `gap` is a share of the axis.
@@ -214,10 +206,7 @@ def _spread(targets: Sequence[float], *, gap: float) -> list[float]:
   wanted = [target + i * gap for i, target in enumerate(targets)]
   places = optimize.isotonic_regression(wanted, increasing=False).x
   lowest = gap * (len(targets) - 0.5)
-  return [
-      max(lowest, min(1.0 - gap / 2, place)) - i * gap
-      for i, place in enumerate(places)
-  ]
+  return [max(lowest, min(1.0 - gap / 2, place)) - i * gap for i, place in enumerate(places)]
 
 
 def _explain_bars(report: content.Page) -> str:
@@ -278,9 +267,7 @@ def _bin(course: content.Course) -> _Bins:
   return _Bins(edges, samples / np.diff(edges), lows, highs)
 
 
-def _draw_events(
-    axes: Any, events: Sequence[content.RunEvent], unit_secs: float
-) -> None:
+def _draw_events(axes: Any, events: Sequence[content.RunEvent], unit_secs: float) -> None:
   """Draws a row of marks for each rung taken."""
   taken = {event.rung for event in events}
   rungs = [rung for rung in _RUNG_COLOURS if rung in taken]

@@ -14,20 +14,12 @@ from bamboo_jax.metrics import summary as summary_lib
 _COMPARED = ("steps", "samples_seen", "state_sha256", "final_loss")
 
 
-def find_differences(
-    first: summary_lib.Summary, second: summary_lib.Summary
-) -> list[str]:
+def find_differences(first: summary_lib.Summary, second: summary_lib.Summary) -> list[str]:
   """Returns the fields in which two summaries of runs differ at the end."""
-  return [
-      name
-      for name in _COMPARED
-      if getattr(first, name) != getattr(second, name)
-  ]
+  return [name for name in _COMPARED if getattr(first, name) != getattr(second, name)]
 
 
-def show_ends(
-    folders: Sequence[pathlib.Path], logs: Iterable[Iterable[jsonl.Line]]
-) -> bool:
+def show_ends(folders: Sequence[pathlib.Path], logs: Iterable[Iterable[jsonl.Line]]) -> bool:
   """Prints how two runs have ended; returns whether their ends are the same.
 
   Raises `OSError` or `ValueError` if a folder has no summary.
@@ -45,9 +37,7 @@ def show_ends(
 
 
 def save_figure(
-    folders: Sequence[pathlib.Path],
-    path: str | pathlib.Path,
-    formats: Sequence[str],
+    folders: Sequence[pathlib.Path], path: str | pathlib.Path, formats: Sequence[str]
 ) -> list[pathlib.Path]:
   """Draws the losses of runs over each other; returns the files.
 
@@ -61,14 +51,10 @@ def save_figure(
       for folder, log in zip(folders, logs, strict=True)
   ]
   planned = _read_planned(folders[0] / "trace.json", logs[0])
-  return plots.save_figure(
-      loss_plot.draw_losses(runs, planned=planned), path, formats
-  )
+  return plots.save_figure(loss_plot.draw_losses(runs, planned=planned), path, formats)
 
 
-def _read_planned(
-    path: pathlib.Path, lines: Sequence[jsonl.Line]
-) -> list[slot_lib.TrackSlot]:
+def _read_planned(path: pathlib.Path, lines: Sequence[jsonl.Line]) -> list[slot_lib.TrackSlot]:
   """Returns the planned slots of the nodes that are the first pipeline."""
   layouts = [line for line in lines if line.get("event") == "layout"]
   if not layouts or not path.exists():

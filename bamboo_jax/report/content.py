@@ -93,10 +93,7 @@ class Figures:
   def ratios(self) -> tuple[float | None, ...]:
     """Simulated over published; None where one is missing or zero."""
     published = self.published
-    return tuple(
-        s / published if published and s is not None else None
-        for s in self.simulated
-    )
+    return tuple(s / published if published and s is not None else None for s in self.simulated)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

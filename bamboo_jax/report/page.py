@@ -55,10 +55,7 @@ _COLUMNS = (
 
 
 def write_report(
-    workdir: str | os.PathLike[str],
-    report: content.Page,
-    *,
-    formats: Sequence[str] = ("png",),
+    workdir: str | os.PathLike[str], report: content.Page, *, formats: Sequence[str] = ("png",)
 ) -> pathlib.Path:
   """Writes `report.html` and figures to a folder; returns the page's path.
 
@@ -112,9 +109,7 @@ def _page(title: str, sections: Iterable[str]) -> str:
   )
 
 
-def _show(
-    workdir: pathlib.Path, name: str, figure: Any, *, formats: Sequence[str]
-) -> str:
+def _show(workdir: pathlib.Path, name: str, figure: Any, *, formats: Sequence[str]) -> str:
   """Writes a figure and returns its HTML."""
   paths = plots.save_figure(figure, workdir / name, formats)
   data = base64.b64encode(plots.render_figure(figure)).decode()

@@ -41,8 +41,7 @@ def make_course(
   if len(totals) == 1:
     return None
   pieces = [
-      (after.secs - before.secs, before, after)
-      for before, after in itertools.pairwise(totals)
+      (after.secs - before.secs, before, after) for before, after in itertools.pairwise(totals)
   ]
   num_nodes = [(b.node_secs - a.node_secs) / s for s, a, b in pieces]
   for charged, boot_secs in boots:
@@ -55,9 +54,7 @@ def make_course(
   usd_per_sec = price.usd_per_hour(market) / 3600
   return content.Course(
       secs=[t.secs for t in totals],
-      samples_per_sec=[
-          (b.num_samples - a.num_samples) / s for s, a, b in pieces
-      ],
+      samples_per_sec=[(b.num_samples - a.num_samples) / s for s, a, b in pieces],
       num_nodes=num_nodes,
       usd=[t.node_secs * usd_per_sec for t in totals],
       events=events,

@@ -76,9 +76,7 @@ def read(workdir: pathlib.Path) -> RunTimes:
   return make(lines, [json.loads(line) for line in nodes])
 
 
-def make(
-    lines: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]]
-) -> RunTimes:
+def make(lines: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]]) -> RunTimes:
   """Returns the times in the lines of a log.
 
   `nodes` are the events that the launcher recorded: nodes that it started and
@@ -125,10 +123,7 @@ def make(
       totals=dataclasses.replace(
           totals,
           node_secs=totals.node_secs + unseen_secs,
-          parts=tuple(
-              secs + unseen_secs * (i == _IDLE)
-              for i, secs in enumerate(totals.parts)
-          ),
+          parts=tuple(secs + unseen_secs * (i == _IDLE) for i, secs in enumerate(totals.parts)),
       ),
   )
 
@@ -168,9 +163,7 @@ def _make_event(
   )
 
 
-def _lifetimes(
-    nodes: Sequence[Mapping[str, Any]], begin_secs: float, end_secs: float
-) -> float:
+def _lifetimes(nodes: Sequence[Mapping[str, Any]], begin_secs: float, end_secs: float) -> float:
   """Returns the summed lifetimes of nodes within a span of time."""
   gone = {n["name"]: n["at_secs"] for n in nodes if n["event"] == "remove"}
   lives: list[tuple[float, float]] = [
@@ -181,9 +174,7 @@ def _lifetimes(
   return sum(max(0.0, min(last, end_secs) - first) for first, last in lives)
 
 
-def subtract(
-    later: ledger_lib.Totals, earlier: ledger_lib.Totals
-) -> ledger_lib.Totals:
+def subtract(later: ledger_lib.Totals, earlier: ledger_lib.Totals) -> ledger_lib.Totals:
   """Returns the difference of two totals; `value_secs` is left out."""
   parts = zip(later.parts, earlier.parts, strict=True)
   return ledger_lib.Totals(

@@ -73,8 +73,7 @@ def render(run: StoredRun, *, now_secs: float) -> str:
   lines += [
       f"spares: {name.join(members - layout.nodes)}",
       f"leaving: {name.join(view.leaving)}",
-      "joining, or just gone: "
-      + (", ".join(f"{m.name} ({m.zone})" for m in others) or "none"),
+      "joining, or just gone: " + (", ".join(f"{m.name} ({m.zone})" for m in others) or "none"),
       describe_survival(layout, view),
   ]
   recoveries = durations.report(status.get("recoveries", ()), {})
@@ -89,9 +88,7 @@ def render(run: StoredRun, *, now_secs: float) -> str:
 
 class _Names:
 
-  def __init__(
-      self, view: views.View, recoveries: Iterable[Mapping[str, Any]]
-  ) -> None:
+  def __init__(self, view: views.View, recoveries: Iterable[Mapping[str, Any]]) -> None:
     lost = (zip(r["nodes"], r["names"], strict=True) for r in recoveries)
     gone = itertools.chain.from_iterable(lost)
     self._names = {number: f"{name} (gone)" for number, name in gone}

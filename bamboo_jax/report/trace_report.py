@@ -20,11 +20,7 @@ Trace = trace_lib.Trace
 
 
 def show(
-    trace: Trace,
-    *,
-    path: str | None,
-    figure: str | None = None,
-    formats: Sequence[str] = ("png",),
+    trace: Trace, *, path: str | None, figure: str | None = None, formats: Sequence[str] = ("png",)
 ) -> None:
   """Prints a summary of a trace; writes events to `path`, draws `figure`."""
   summary = trace_summary.summarize(trace)
@@ -44,11 +40,7 @@ def show(
 
 
 def fit(
-    recorded: Trace,
-    seeds: Iterable[int],
-    *,
-    figure: str | None,
-    formats: Sequence[str] = ("png",),
+    recorded: Trace, seeds: Iterable[int], *, figure: str | None, formats: Sequence[str] = ("png",)
 ) -> None:
   """Prints the generator options that imitate a trace, and their quality.
 
@@ -56,8 +48,7 @@ def fit(
   """
   parameters = fit_lib.fit_parameters(recorded)
   generated = [
-      generator.generate_trace(parameters, seed=k, name=f"generated, seed {k}")
-      for k in seeds
+      generator.generate_trace(parameters, seed=k, name=f"generated, seed {k}") for k in seeds
   ]
   figures = [trace_summary.summarize(trace).figures() for trace in generated]
   print(f"{'':28} {'recorded':>9}  generated, {len(generated)} seeds")
@@ -79,9 +70,7 @@ def _print_notes(trace: Trace) -> None:
     print(f"note: {note}")
 
 
-def plot_traces(
-    path: str, traces: Sequence[Trace], formats: Sequence[str] = ("png",)
-) -> None:
+def plot_traces(path: str, traces: Sequence[Trace], formats: Sequence[str] = ("png",)) -> None:
   """Draws traces, one below the other, on one scale; prints the files."""
   for file in plots.save_figure(draw_traces(traces), path, formats):
     print(f"figure: {file}")

@@ -17,10 +17,7 @@ _GRAPHS = "xla_gpu_enable_command_buffer"
 # All that XLA puts in CUDA graphs by default, and loops; what depends on no
 # result in a graph runs beside it.
 _GRAPH_OPTIONS = {
-    _GRAPHS: (
-        "CONDITIONAL,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,"
-        "FUSION,WHILE"
-    ),
+    _GRAPHS: ("CONDITIONAL,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION," "FUSION,WHILE"),
     "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
 }
 _FRACTION = "XLA_CLIENT_MEM_FRACTION"
@@ -34,11 +31,7 @@ def find_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
   """Returns the GPUs of this machine that processes with `environ` see."""
   from bamboo_jax.runtime import compat  # Imports JAX; commands come first.
 
-  return list_gpus(
-      environ,
-      is_seen=compat.sees_nvidia_gpu(),
-      device_files=os.listdir(_DEVICES),
-  )
+  return list_gpus(environ, is_seen=compat.sees_nvidia_gpu(), device_files=os.listdir(_DEVICES))
 
 
 def list_gpus(
@@ -99,9 +92,7 @@ def add_determinism(flags: str) -> str:
   return flags
 
 
-def find_graph_options(
-    platform: str, environ: Mapping[str, str]
-) -> dict[str, str] | None:
+def find_graph_options(platform: str, environ: Mapping[str, str]) -> dict[str, str] | None:
   """Returns options for a program whose loops should not make the host wait.
 
   Outside of a CUDA graph the host reads the condition of a loop whose length
@@ -111,9 +102,7 @@ def find_graph_options(
   return None if is_set or platform not in _GPU_NAMES else _GRAPH_OPTIONS
 
 
-def check_fraction(
-    fraction: float | None, *, num_workers: int, gpus: Sequence[str]
-) -> None:
+def check_fraction(fraction: float | None, *, num_workers: int, gpus: Sequence[str]) -> None:
   """Raises `ValueError` if workers would take more than all of a GPU."""
   per_gpu = -(-num_workers // max(1, len(gpus)))
   if fraction is None:
@@ -126,18 +115,14 @@ def check_fraction(
     )
 
 
-def take_fraction(
-    environ: MutableMapping[str, str], fraction: float | None
-) -> None:
+def take_fraction(environ: MutableMapping[str, str], fraction: float | None) -> None:
   """Limits the GPU memory that JAX allocates in this process or a child."""
   if fraction is not None:
     environ.pop(_FORMER_FRACTION, None)
     environ[_FRACTION] = str(fraction)
 
 
-def give_gpu(
-    environ: Mapping[str, str], gpus: Sequence[str], worker: int
-) -> dict[str, str]:
+def give_gpu(environ: Mapping[str, str], gpus: Sequence[str], worker: int) -> dict[str, str]:
   """Returns the environment of a worker; GPUs are assigned round-robin."""
   given = {_VISIBLE: gpus[worker % len(gpus)]} if gpus else {}
   return {**environ, **given}

@@ -134,11 +134,7 @@ def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
     run = functools.partial(_compile_or_get_cached, *given, *rest)
     spans_processes = len({device.process_index for device in devices.flat}) > 1
     is_absent = isinstance(backend, _jax.CompileOnlyPyClient)
-    if (
-        callbacks
-        or is_absent
-        or (spans_processes and backend.platform != "cpu")
-    ):
+    if callbacks or is_absent or (spans_processes and backend.platform != "cpu"):
       return run()
 
     def compile_here() -> Any:
@@ -153,9 +149,7 @@ def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
         Compilation(
             cache_key.get(module, devices, placeless, backend),
             compile=compile_here,
-            load=lambda data: backend.deserialize_executable(
-                data, executable_devices, options
-            ),
+            load=lambda data: backend.deserialize_executable(data, executable_devices, options),
         )
     )
 

@@ -102,9 +102,7 @@ def _set_environment(threads: int, *, deterministic: bool) -> None:
   if settings.NO_FOLDING not in flags:
     os.environ["XLA_FLAGS"] = f"{flags} {settings.NO_FOLDING}".strip()
     if "xla_disable_hlo_passes" in flags:
-      logging.warning(
-          "%s is appended to XLA_FLAGS=%s.", settings.NO_FOLDING, flags
-      )
+      logging.warning("%s is appended to XLA_FLAGS=%s.", settings.NO_FOLDING, flags)
   ours = os.environ.get(settings.OUR_THREADS)
   if os.environ.get(settings.THREADS) in (None, ours):
     for name in (settings.THREADS, settings.OUR_THREADS):
@@ -163,9 +161,7 @@ def is_local(device: jax.Device) -> bool:
   return device.process_index == device.client.process_index()
 
 
-def compute_of(
-    device: jax.Device, mesh: tuple[int, int] = (1, 1)
-) -> places.Place:
+def compute_of(device: jax.Device, mesh: tuple[int, int] = (1, 1)) -> places.Place:
   """Returns where the node whose transfers use `device` computes.
 
   Raises `ValueError` if this process has fewer devices than `mesh`.

@@ -49,9 +49,7 @@ class PhaseResults:
   """
 
   tied: dict[store_lib.Sum, spec_lib.Accumulator] = _empty()
-  totals: dict[base.StageId, dict[places.Place, spec_lib.Accumulator]] = (
-      _empty()
-  )
+  totals: dict[base.StageId, dict[places.Place, spec_lib.Accumulator]] = _empty()
   received: dict[StageOnNode, spec_lib.Accumulator] = _empty()
   proposed: dict[StageOnNode, spec_lib.StageState] = _empty()
 
@@ -190,9 +188,7 @@ class Engine:
     """Gives every node a copy of the state of its layers."""
     for node in self.nodes.values():
       for stage, programs in node.programs.items():
-        state = spec_lib.merge_layers(
-            {l.name: layers[l.name] for l in programs.spec.layers}
-        )
+        state = spec_lib.merge_layers({l.name: layers[l.name] for l in programs.spec.layers})
         node.put_state(stage, state)
 
   def layer_states(self, pipeline: int = 0) -> dict[str, spec_lib.LayerState]:
@@ -203,9 +199,7 @@ class Engine:
         layers |= spec_lib.split_layers(self.nodes[node].state[stage])
     return layers
 
-  def begin_step(
-      self, step: base.StepId, feed: node_lib.FeedFn, *, num_microbatches: int
-  ) -> None:
+  def begin_step(self, step: base.StepId, feed: node_lib.FeedFn, *, num_microbatches: int) -> None:
     """Prepares `step`, with `num_microbatches` in all pipelines together.
 
     `num_microbatches` is a multiple of the number of shares.
@@ -229,9 +223,7 @@ class Engine:
     """Microbatches of the current step, without dropped ones."""
     return self._per_share * sum(map(len, self.shares))
 
-  def compute(
-      self, order: Iterable[tuple[base.NodeId, instruction_lib.Instruction]]
-  ) -> None:
+  def compute(self, order: Iterable[tuple[base.NodeId, instruction_lib.Instruction]]) -> None:
     """Runs the instructions of local nodes, in the given order."""
     for number, instruction in order:
       if number in self.nodes:

@@ -130,9 +130,7 @@ class Filler:
         for node in self._nodes
     }
 
-  def find_effect(
-      self, ran: Mapping[NodeId, filling_lib.Ran]
-  ) -> filling_lib.Effect | None:
+  def find_effect(self, ran: Mapping[NodeId, filling_lib.Ran]) -> filling_lib.Effect | None:
     """Returns cost and protection of the redundant passes in a step.
 
     `ran` has the times of all nodes. None if no wait could be filled, or a node
@@ -150,9 +148,7 @@ class Filler:
     """The predicted effect of the same passes, if they were placed ahead."""
     return self._filling.placed if self._filling else None
 
-  def _fill(
-      self, node: node_lib.Node, receive: Instruction | None
-  ) -> Iterator[_Started]:
+  def _fill(self, node: node_lib.Node, receive: Instruction | None) -> Iterator[_Started]:
     """Runs what fits before a receive, or without one at the end of the row."""
     if self._own is None:
       return
@@ -217,9 +213,7 @@ class Executor(Protocol):
     step; None if they do not. Executors of one program per pipeline ignore it.
     """
 
-  def compute(
-      self, strike: Callable[[NodeId], None], recorder: recorder_lib.Recorder
-  ) -> None:
+  def compute(self, strike: Callable[[NodeId], None], recorder: recorder_lib.Recorder) -> None:
     """Runs the planned passes.
 
     Calls `strike` with each local node before each of its instructions, and
@@ -257,17 +251,13 @@ class Collectives(Protocol):
   def begun(self) -> channel_lib.Begun:
     """Returns the transfers that have begun since all were settled."""
 
-  def stop(
-      self, view: base.ViewId, *, alive: Collection[NodeId] | None = None
-  ) -> None:
+  def stop(self, view: base.ViewId, *, alive: Collection[NodeId] | None = None) -> None:
     """Prevents new transfers until `settled`.
 
     With `alive`, the members of `view`, transfers with other nodes fail.
     """
 
-  def settle(
-      self, begun: Mapping[NodeId, channel_lib.Begun], *, view: base.ViewId
-  ) -> None:
+  def settle(self, begun: Mapping[NodeId, channel_lib.Begun], *, view: base.ViewId) -> None:
     """Completes the transfers that have begun between live nodes; blocks.
 
     `begun` is by node of the view.
@@ -306,9 +296,7 @@ class RowsExecutor:
       self._order = timeline_lib.linearize(timelines)
     self.filler.plan(filling)
 
-  def compute(
-      self, strike: Callable[[NodeId], None], recorder: recorder_lib.Recorder
-  ) -> None:
+  def compute(self, strike: Callable[[NodeId], None], recorder: recorder_lib.Recorder) -> None:
     """See `Executor`."""
     nodes, check = self._engine.nodes, self._members.check
     self._engine.clock.catch_up()

@@ -118,9 +118,7 @@ class Node:
     self._token: Any = None
     self._feed: FeedFn
 
-  def begin_step(
-      self, step: base.StepId, feed: FeedFn, *, microbatches_per_share: int
-  ) -> None:
+  def begin_step(self, step: base.StepId, feed: FeedFn, *, microbatches_per_share: int) -> None:
     """Drops the arrays of the previous step and prepares `step`."""
     self.store.clear()
     self._microbatches_per_share = microbatches_per_share
@@ -149,9 +147,7 @@ class Node:
   @property
   def is_free(self) -> bool:
     """Whether all passes have ended."""
-    return time.perf_counter() >= self.free_secs and (
-        self._token is None or self._token.is_ready()
-    )
+    return time.perf_counter() >= self.free_secs and (self._token is None or self._token.is_ready())
 
   def wait(self) -> None:
     """Blocks until all passes have ended."""
@@ -192,9 +188,7 @@ class Node:
       self._clock.catch_up()
     return arrays[key]
 
-  def evaluate(
-      self, stage: base.StageId, inputs: base.PyTree, batch: base.PyTree
-  ) -> base.PyTree:
+  def evaluate(self, stage: base.StageId, inputs: base.PyTree, batch: base.PyTree) -> base.PyTree:
     """Returns the output of `stage` without dropout.
 
     That of the last stage has the fields of `layer.Loss`.
@@ -202,16 +196,11 @@ class Node:
     programs, state = self.programs[stage], self._cast(stage)
     batch = {k: batch[k] for k in programs.spec.batch_keys}
     self._token, outputs = programs.evaluate(
-        self._after(programs),
-        state,
-        self._put_data(inputs),
-        self._put_data(batch),
+        self._after(programs), state, self._put_data(inputs), self._put_data(batch)
     )
     return outputs
 
-  def with_slots(
-      self, stage: base.StageId, memory_kind: str
-  ) -> spec_lib.StageState:
+  def with_slots(self, stage: base.StageId, memory_kind: str) -> spec_lib.StageState:
     """Returns the state of a stage with its slots moved to a kind of memory."""
     state = self.state[stage]
     return state.replace(slots=places.move(state.slots, memory_kind))
@@ -231,16 +220,11 @@ class Node:
     return copies[stage]
 
   def _pass(
-      self,
-      run: Callable[..., tuple[base.PyTree, ...]],
-      stage: base.StageId,
-      microbatch: int,
+      self, run: Callable[..., tuple[base.PyTree, ...]], stage: base.StageId, microbatch: int
   ) -> tuple[base.PyTree, list[spec_lib.Saved]]:
     """Runs a forward pass, redundant or not, of a microbatch."""
     # None on stage 0.
-    inputs = self.store.activations.get(
-        holdings_lib.input_of((stage, microbatch))
-    )
+    inputs = self.store.activations.get(holdings_lib.input_of((stage, microbatch)))
     self._token, outputs, saved = run(
         self._after(self.programs[stage]),
         self._cast(stage),
@@ -249,15 +233,11 @@ class Node:
     )
     return outputs, saved
 
-  def _data(
-      self, stage: base.StageId, microbatch: int
-  ) -> tuple[base.PyTree, jax.Array, jax.Array]:
+  def _data(self, stage: base.StageId, microbatch: int) -> tuple[base.PyTree, jax.Array, jax.Array]:
     keys = self.programs[stage].spec.batch_keys
     batch = self._put_data(dict(self._feed(microbatch, keys))) if keys else {}
     if microbatch not in self._scalars:
-      self._scalars[microbatch] = jax.device_put(
-          np.uint32(microbatch), places.whole(self.device)
-      )
+      self._scalars[microbatch] = jax.device_put(np.uint32(microbatch), places.whole(self.device))
     return batch, self._step, self._scalars[microbatch]
 
   def _put_data(self, value: base.PyTree) -> base.PyTree:
@@ -276,9 +256,7 @@ class Node:
     # A redundant pass left some out.
     if any(one.residuals is None for one in saved):
       self._token, saved = programs.complete(
-          self._after(programs),
-          *(state, inputs, saved),
-          *self._data(stage, microbatch),
+          self._after(programs), *(state, inputs, saved), *self._data(stage, microbatch)
       )
       self._spend(programs.left_out_ms, instruction)
     self._token, grad_inputs, accumulator = programs.backward(

@@ -49,9 +49,7 @@ def of_state(place: Place, tree: base.PyTree, model: str) -> base.PyTree:
   return jax.tree.map(lambda _, rule: sharding(rule), tree, rules)
 
 
-def find_rules(
-    tree: base.PyTree, model: str, sizes: Mapping[str, int]
-) -> base.PyTree:
+def find_rules(tree: base.PyTree, model: str, sizes: Mapping[str, int]) -> base.PyTree:
   """Returns the `sharding.Rule` of each array; needs no devices.
 
   Raises `ValueError` if a shape is not divisible by the devices of an axis.

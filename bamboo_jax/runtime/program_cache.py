@@ -49,22 +49,16 @@ class ProgramCache:
     self._adds.clear()
     self.others.clear()
 
-  def get(
-      self, spec: spec_lib.StageSpec, device: places.Place
-  ) -> programs_lib.StagePrograms:
+  def get(self, spec: spec_lib.StageSpec, device: places.Place) -> programs_lib.StagePrograms:
     """Returns the programs of a stage; compiles nothing yet."""
-    return programs_lib.StagePrograms(
-        spec, self._kinds_of(spec), device, residuals=self.residuals
-    )
+    return programs_lib.StagePrograms(spec, self._kinds_of(spec), device, residuals=self.residuals)
 
   def trace(self, spec: spec_lib.StageSpec) -> None:
     """Traces the programs of all kinds of units."""
     for programs in dict.fromkeys(self._kinds_of(spec)):
       programs.trace()
 
-  def _kinds_of(
-      self, spec: spec_lib.StageSpec
-  ) -> list[programs_lib.KindPrograms]:
+  def _kinds_of(self, spec: spec_lib.StageSpec) -> list[programs_lib.KindPrograms]:
     with self._lock:
       for unit in spec.units:
         if unit.kind not in self._kinds:
@@ -87,7 +81,5 @@ class ProgramCache:
 
 
 @jax.jit
-def _add(
-    a: spec_lib.Accumulator, b: spec_lib.Accumulator
-) -> spec_lib.Accumulator:
+def _add(a: spec_lib.Accumulator, b: spec_lib.Accumulator) -> spec_lib.Accumulator:
   return jax.tree.map(operator.add, a, b)

@@ -18,17 +18,11 @@ class Recent(Generic[T]):
 
   def __init__(self, limit: int) -> None:
     self._limit = limit
-    self._values: collections.OrderedDict[Hashable, T] = (
-        collections.OrderedDict()
-    )
+    self._values: collections.OrderedDict[Hashable, T] = collections.OrderedDict()
     self._lock = threading.Lock()
 
   def get(
-      self,
-      key: Hashable,
-      make: Callable[[], T],
-      *,
-      fits: Callable[[T], bool] = lambda _: True,
+      self, key: Hashable, make: Callable[[], T], *, fits: Callable[[T], bool] = lambda _: True
   ) -> T:
     """Returns the value of `key`; calls `make` if no fitting one is cached.
 

@@ -29,9 +29,7 @@ def describe() -> dict[str, Any]:
   Call once devices are set up.
   """
   device = jax.local_devices()[0]
-  found: dict[str, Any] = {
-      "platform": f"{device.platform} {device.device_kind}"
-  }
+  found: dict[str, Any] = {"platform": f"{device.platform} {device.device_kind}"}
   if device.platform == "cpu":  # See `devices`.
     kind = key.describe_processor()
     names = [l for l in kind.splitlines() if l.startswith("model name: ")]

@@ -23,11 +23,7 @@ class Checker:
   """Follows the data that one node holds through its row."""
 
   def __init__(
-      self,
-      node: base.NodeId,
-      *,
-      lines: Sequence[lines_lib.Line],
-      holdings: holdings_lib.Holdings,
+      self, node: base.NodeId, *, lines: Sequence[lines_lib.Line], holdings: holdings_lib.Holdings
   ) -> None:
     self._node = node
     self._line_of = {m: line for line in lines for m in line.microbatches}
@@ -39,9 +35,7 @@ class Checker:
     # first.
     self._to_sum = {
         (id(line), stage): [
-            m
-            for m in reversed(line.microbatches)
-            if (stage, m) not in holdings.accumulated
+            m for m in reversed(line.microbatches) if (stage, m) not in holdings.accumulated
         ]
         for line in lines
         for stage, owner in base.by_stage(line.owners)
@@ -63,9 +57,7 @@ class Checker:
     for (_, stage), microbatches in self._to_sum.items():
       if microbatches:
         missing = Instruction(stage, Op.BACKWARD, microbatches[-1])
-        raise ScheduleError(
-            f"Node {self._node} does not run {missing}; its row has ended."
-        )
+        raise ScheduleError(f"Node {self._node} does not run {missing}; its row has ended.")
 
   def _problem(self, i: Instruction) -> str | None:
     s, m, held = i.stage, i.microbatch, self._held
@@ -85,9 +77,7 @@ class Checker:
         return "the node owns the stage"
       case Op.REDUNDANT_FORWARD if (s, m) in held.residuals:
         return "it is done twice"
-      case Op.FORWARD | Op.REDUNDANT_FORWARD if (
-          s > 0 and (s - 1, m) not in held.activations
-      ):
+      case Op.FORWARD | Op.REDUNDANT_FORWARD if s > 0 and (s - 1, m) not in held.activations:
         return f"the output of stage {s - 1} is not there"
       case Op.BACKWARD if (s, m) in held.accumulated:
         return "it is done twice"
@@ -95,9 +85,7 @@ class Checker:
         return f"microbatch {to_sum[-1]} must be summed before"
       case Op.BACKWARD if (s, m) not in held.residuals:
         return "the residuals are not there"
-      case Op.BACKWARD if (
-          s + 1 < len(line.owners) and (s, m) not in held.gradients
-      ):
+      case Op.BACKWARD if s + 1 < len(line.owners) and (s, m) not in held.gradients:
         return "the gradient is not there"
       case Op.SEND_ACTIVATION if (s, m) not in held.activations:
         return "the output is not there"

@@ -46,8 +46,7 @@ class StageCosts:
       wanted = stages - 1 if field.name == "transfer_ms" else stages
       if stages < 1 or len(values) != wanted:
         raise ValueError(
-            f"{field.name} must have {wanted} entries for {stages} stages, got "
-            f"{values}."
+            f"{field.name} must have {wanted} entries for {stages} stages, got " f"{values}."
         )
       if any(value < 0 for value in values):
         raise ValueError(f"{field.name} must not be negative, got {values}.")
@@ -57,9 +56,7 @@ class StageCosts:
     """Number of stages."""
     return len(self.forward_ms)
 
-  def pass_ms(
-      self, pass_: instruction_lib.Instruction, node: base.NodeId | None = None
-  ) -> float:
+  def pass_ms(self, pass_: instruction_lib.Instruction, node: base.NodeId | None = None) -> float:
     """Returns the time of a forward, redundant forward or backward pass.
 
     `node` runs it; None: a node that is not slow.

@@ -130,10 +130,7 @@ class _Search:
       runs: dict[int, list[int]] = {}
       for m in line.microbatches:
         runs.setdefault(m // self.share_size, []).append(m)
-      shares += [
-          dataclasses.replace(line, microbatches=tuple(run))
-          for run in runs.values()
-      ]
+      shares += [dataclasses.replace(line, microbatches=tuple(run)) for run in runs.values()]
     return shares
 
   def improve(self, shares: list[Line]) -> Iterator[tuple[list[Line], float]]:
@@ -166,11 +163,7 @@ class _Search:
           yield tuple(_join(rest))
 
   def _moves(
-      self,
-      giver: base.NodeId,
-      shares: Sequence[Line],
-      owed: Sequence[_ByNode],
-      left_ms: _ByNode,
+      self, giver: base.NodeId, shares: Sequence[Line], owed: Sequence[_ByNode], left_ms: _ByNode
   ) -> Iterator[tuple[Any, ...]]:
     """Yields moves from a node: price, share, its new owners, their owed ms.
 
@@ -191,10 +184,7 @@ class _Search:
         yield price, index, owners, after
 
   def _find_ways(
-      self,
-      owners: Sequence[base.NodeId],
-      microbatches: Sequence[int],
-      giver: base.NodeId,
+      self, owners: Sequence[base.NodeId], microbatches: Sequence[int], giver: base.NodeId
   ) -> Iterator[_Way]:
     """Yields takers of a share's stages: node, new owners, their owed ms, sum.
 
@@ -212,27 +202,19 @@ class _Search:
         continue
       groups = [[s] for s in can] + ([can] if len(can) > 1 else [])
       for group in groups:
-        after = tuple(
-            taker if s in group else owner for s, owner in enumerate(owners)
-        )
+        after = tuple(taker if s in group else owner for s, owner in enumerate(owners))
         try:
           owed_ms = self._owed_ms(after, microbatches)
         except base.InfeasibleError:
           continue
         yield taker, after, owed_ms, sum(owed_ms.values())
 
-  def _owed_ms(
-      self, owners: Sequence[base.NodeId], microbatches: Sequence[int]
-  ) -> _ByNode:
+  def _owed_ms(self, owners: Sequence[base.NodeId], microbatches: Sequence[int]) -> _ByNode:
     """Returns the time in ms that each node owes for microbatches."""
     costs = self.costs
     left_ms: _ByNode = {}
     owed = owed_lib.find_owed(
-        owners=owners,
-        microbatches=microbatches,
-        holdings=self.holdings,
-        shadows={},
-        redundant=(),
+        owners=owners, microbatches=microbatches, holdings=self.holdings, shadows={}, redundant=()
     )
     for s, node in enumerate(owners):
       pass_ms = len(owed.forwards[s]) * costs.forward_ms[s]

@@ -30,9 +30,7 @@ class Roles:
   """
 
   owners: tuple[base.NodeId, ...]
-  shadows: Mapping[base.StageId, base.NodeId] = dataclasses.field(
-      default_factory=dict
-  )
+  shadows: Mapping[base.StageId, base.NodeId] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
     if not self.owners:
@@ -41,8 +39,7 @@ class Roles:
     for stage, node in self.shadows.items():
       if stage not in range(len(self.owners)):
         raise ValueError(
-            f"shadows must name stages from 0 to {len(self.owners) - 1}, got "
-            f"{stage}."
+            f"shadows must name stages from 0 to {len(self.owners) - 1}, got " f"{stage}."
         )
       wanted = natural_shadow(self.owners, stage)
       if node != wanted:
@@ -52,9 +49,7 @@ class Roles:
         )
 
   @classmethod
-  def initial(
-      cls, owners: Iterable[base.NodeId], *, has_replicas: bool = True
-  ) -> "Roles":
+  def initial(cls, owners: Iterable[base.NodeId], *, has_replicas: bool = True) -> "Roles":
     """Returns roles with a replica of each stage, unless one node owns all."""
     owners = tuple(owners)
     if not has_replicas or len({*owners}) == 1:
@@ -80,9 +75,7 @@ class Roles:
     """Returns the stages whose shadow is `node`, ascending."""
     return tuple(s for s, shadow in self.shadows.items() if shadow == node)
 
-  def renumbered(
-      self, numbers: Mapping[base.NodeId, base.NodeId] | None = None
-  ) -> "Roles":
+  def renumbered(self, numbers: Mapping[base.NodeId, base.NodeId] | None = None) -> "Roles":
     """Returns the roles with node `n` renamed to `numbers[n]`.
 
     By default the nodes of the pipeline are numbered from 0, in order.
@@ -119,9 +112,7 @@ class Repair:
   num_replicas: int
 
 
-def natural_shadow(
-    owners: Sequence[base.NodeId], stage: base.StageId
-) -> base.NodeId | None:
+def natural_shadow(owners: Sequence[base.NodeId], stage: base.StageId) -> base.NodeId | None:
   """Returns the node that should hold the replica of `stage`.
 
   That is the owner of the nearest earlier stage, cyclically, on another node;
@@ -168,8 +159,7 @@ def fail_over(
     raise base.UnrecoverableHereError(gone)
   after = Roles(
       tuple(
-          roles.shadows[s] if owner in lost else owner
-          for s, owner in base.by_stage(roles.owners)
+          roles.shadows[s] if owner in lost else owner for s, owner in base.by_stage(roles.owners)
       ),
       {
           s: shadow
@@ -206,16 +196,11 @@ def repair(roles: Roles, spares: Sequence[base.NodeId]) -> Repair:
     owners = (*after.owners[:stage], spare, *after.owners[stage + 1 :])
     # The copy of the former owner may be the replica.
     held = {**after.shadows, stage: after.owners[stage]}
-    after = Roles(
-        owners,
-        {s: n for s, n in held.items() if n == natural_shadow(owners, s)},
-    )
+    after = Roles(owners, {s: n for s, n in held.items() if n == natural_shadow(owners, s)})
     used.append(spare)
   whole = Roles.initial(after.owners)
   return Repair(
-      roles=whole,
-      used=tuple(used),
-      num_replicas=len(whole.shadows.keys() - after.shadows.keys()),
+      roles=whole, used=tuple(used), num_replicas=len(whole.shadows.keys() - after.shadows.keys())
   )
 
 

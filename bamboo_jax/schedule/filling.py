@@ -57,9 +57,7 @@ class Filling:
   allowed_ms: float = 0.0
 
   def find_next(
-      self,
-      done: Collection[Instruction],
-      activations: Collection[holdings_lib.Item],
+      self, done: Collection[Instruction], activations: Collection[holdings_lib.Item]
   ) -> Instruction | None:
     """Returns the next pass that is not `done` and whose input is present.
 
@@ -72,9 +70,7 @@ class Filling:
         return i
     return None
 
-  def fits(
-      self, i: Instruction, receive: Instruction | None, *, now_ms: float
-  ) -> bool:
+  def fits(self, i: Instruction, receive: Instruction | None, *, now_ms: float) -> bool:
     """Returns whether to run a pass in the wait for a receive.
 
     Without a receive, at the end of the row, it must end before the step.
@@ -116,11 +112,7 @@ def plan_filling(
     ]
     found[node] = Filling(
         passes=passes,
-        durations_ms={
-            i: costs.pass_ms(i, node)
-            for i in (*own, *passes)
-            if not i.is_transfer
-        },
+        durations_ms={i: costs.pass_ms(i, node) for i in (*own, *passes) if not i.is_transfer},
         latest_ms={i: latest_ms[node, i] for i in own if i.is_receive},
         span_ms=lazy.span_ms,
         margin=margin,
@@ -142,9 +134,7 @@ def find_stretch(ratios: Sequence[float]) -> float:
   return sorted(ratios)[len(ratios) // 4]
 
 
-def find_latest_ms(
-    timeline: timeline_lib.Timeline,
-) -> dict[tuple[base.NodeId, Instruction], float]:
+def find_latest_ms(timeline: timeline_lib.Timeline) -> dict[tuple[base.NodeId, Instruction], float]:
   """Returns when each instruction must end at the latest to keep the span."""
   slots = {(slot.node, slot.instruction): slot for slot in timeline.slots}
   latest_ms: dict[tuple[base.NodeId, Instruction], float] = {}
@@ -197,21 +187,14 @@ class Ran:
   span: int = 0
 
   @classmethod
-  def of(
-      cls,
-      passes: Iterable[tuple[Instruction, float, float]],
-      *,
-      since_secs: float,
-  ) -> "Ran":
+  def of(cls, passes: Iterable[tuple[Instruction, float, float]], *, since_secs: float) -> "Ran":
     """Returns the record of passes, with start and end in seconds, in order."""
     own: list[int] = []
     filled, span = [], 0
     for i, start_secs, end_secs in passes:
       secs = end_secs - start_secs
       if i.op is Op.REDUNDANT_FORWARD:
-        filled.append(
-            Filled(len(own), i.stage, i.microbatch, round(1e6 * secs))
-        )
+        filled.append(Filled(len(own), i.stage, i.microbatch, round(1e6 * secs)))
       else:
         own.append(round(1e6 * secs))
         span = round(1e6 * (end_secs - since_secs))
@@ -236,9 +219,7 @@ class Effect:
 
   @classmethod
   def of(
-      cls,
-      bare: Sequence[timeline_lib.Timeline],
-      filled: Sequence[timeline_lib.Timeline],
+      cls, bare: Sequence[timeline_lib.Timeline], filled: Sequence[timeline_lib.Timeline]
   ) -> "Effect":
     """Compares timelines by pipeline without and with these passes."""
     bare_ms = max(t.span_ms for t in bare)
@@ -325,8 +306,7 @@ def _find_durations(
 
 
 def _replay(
-    rows: Mapping[base.NodeId, Sequence[Instruction]],
-    durations_ms: Mapping[Instruction, float],
+    rows: Mapping[base.NodeId, Sequence[Instruction]], durations_ms: Mapping[Instruction, float]
 ) -> timeline_lib.Timeline:
   """Returns the timeline of rows that have run.
 
@@ -361,9 +341,7 @@ def _replay(
   )
 
 
-def _insert(
-    row: Sequence[Instruction], filled: Sequence[Filled]
-) -> list[Instruction]:
+def _insert(row: Sequence[Instruction], filled: Sequence[Filled]) -> list[Instruction]:
   """Returns a row with passes before the receive in whose wait they ran."""
   found, num_passes, left = [], 0, [*filled]
   for i in row:

@@ -48,20 +48,10 @@ def peak_bytes(
   Arrays of `holdings` count from the start if a pass reads them, and only
   during the transfer if they are sent again.
   """
-  sizes = {
-      "A": costs.activation_bytes,
-      "G": costs.activation_bytes,
-      "R": costs.residual_bytes,
-  }
-  held = {
-      "A": holdings.activations,
-      "G": holdings.gradients,
-      "R": holdings.residuals,
-  }
+  sizes = {"A": costs.activation_bytes, "G": costs.activation_bytes, "R": costs.residual_bytes}
+  held = {"A": holdings.activations, "G": holdings.gradients, "R": holdings.residuals}
   made = {
-      (kind, i.stage + shift, i.microbatch)
-      for i in row
-      for kind, shift in _MAKES.get(i.op, ())
+      (kind, i.stage + shift, i.microbatch) for i in row for kind, shift in _MAKES.get(i.op, ())
   }
   live: set[tuple[str, int, int]] = set()
   now = peak = 0

@@ -40,27 +40,19 @@ class Holdings:
   accumulated: frozenset[Item] = frozenset()
 
   def limited(
-      self,
-      *,
-      residuals: Collection[base.StageId],
-      accumulated: Collection[base.StageId],
+      self, *, residuals: Collection[base.StageId], accumulated: Collection[base.StageId]
   ) -> "Holdings":
     """Returns the holdings with residuals and sums of the given stages only."""
     return dataclasses.replace(
         self,
         residuals=frozenset(x for x in self.residuals if x[0] in residuals),
-        accumulated=frozenset(
-            x for x in self.accumulated if x[0] in accumulated
-        ),
+        accumulated=frozenset(x for x in self.accumulated if x[0] in accumulated),
     )
 
   def renumbered(self, numbers: Sequence[int]) -> "Holdings":
     """Returns the holdings with microbatch `m` renamed to `numbers[m]`."""
     return Holdings(
-        *(
-            frozenset((stage, numbers[m]) for stage, m in keys)
-            for keys in vars(self).values()
-        )
+        *(frozenset((stage, numbers[m]) for stage, m in keys) for keys in vars(self).values())
     )
 
   def __or__(self, other: "Holdings") -> "Holdings":

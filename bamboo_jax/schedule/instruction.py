@@ -136,6 +136,4 @@ class Schedule:
   rows: Mapping[base.NodeId, Row]
 
   def __str__(self) -> str:
-    return "\n".join(
-        f"{node}: {' '.join(map(str, row))}" for node, row in self.rows.items()
-    )
+    return "\n".join(f"{node}: {' '.join(map(str, row))}" for node, row in self.rows.items())

@@ -44,17 +44,12 @@ class Line:
       if getattr(self, name) is not None:
         object.__setattr__(self, name, tuple(getattr(self, name)))
     microbatches, in_flight = self.microbatches, self.in_flight
-    if not microbatches or any(
-        a >= b for a, b in itertools.pairwise([-1, *microbatches])
-    ):
+    if not microbatches or any(a >= b for a, b in itertools.pairwise([-1, *microbatches])):
       raise ValueError(
-          "microbatches must be increasing, non-negative integers, got "
-          f"{list(microbatches)}."
+          "microbatches must be increasing, non-negative integers, got " f"{list(microbatches)}."
       )
     num_stages = len(self.owners)
-    if in_flight is not None and (
-        len(in_flight) != num_stages or min(in_flight) < 1
-    ):
+    if in_flight is not None and (len(in_flight) != num_stages or min(in_flight) < 1):
       raise ValueError(
           f"in_flight must have a bound of at least 1 for each of the "
           f"{num_stages} stages, got {list(in_flight)}."

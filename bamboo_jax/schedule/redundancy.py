@@ -95,21 +95,15 @@ def plan_redundancy(
     choices = planner.choices(margin=margin, overhead_limit=budget)
     affordable = [plan for plan in choices if plan.overhead <= budget + _TINY]
     return max(
-        (planner.fill(planner.lazy, margin=margin), *affordable),
-        key=lambda plan: plan.coverage,
+        (planner.fill(planner.lazy, margin=margin), *affordable), key=lambda plan: plan.coverage
     )
   choices = tuple(planner.choices(margin=0.0, overhead_limit=math.inf))
   least = min(plan.overhead for plan in choices)
   near = least + _NEAR_FRACTION * abs(least) + _NEAR
-  return max(
-      (plan for plan in choices if plan.overhead <= near),
-      key=lambda plan: plan.coverage,
-  )
+  return max((plan for plan in choices if plan.overhead <= near), key=lambda plan: plan.coverage)
 
 
-def find_coverage(
-    timeline: timeline_lib.Timeline,
-) -> float:
+def find_coverage(timeline: timeline_lib.Timeline) -> float:
   """Returns the fraction of lost forward passes that need not be repeated.
 
   A death is equally likely at all times of `timeline` and on all nodes. The
@@ -163,18 +157,14 @@ class _Planner:
   def lazy(self) -> scheduler.TimedRows:
     return self._begin(0)
 
-  def choices(
-      self, *, margin: float, overhead_limit: float
-  ) -> Iterator[RedundancyPlan]:
+  def choices(self, *, margin: float, overhead_limit: float) -> Iterator[RedundancyPlan]:
     """Yields plans that run ever more passes as early as possible.
 
     The others fill waits, up to the limit.
     """
     limit_ms = self.lazy.timeline.span_ms * (1.0 + overhead_limit)
     most = len(self.line.microbatches)
-    for count in sorted(
-        {k * most // _NUM_CHOICES for k in range(_NUM_CHOICES + 1)}
-    ):
+    for count in sorted({k * most // _NUM_CHOICES for k in range(_NUM_CHOICES + 1)}):
       begun = self._begin(count) if count else self.lazy
       yield self.fill(begun, margin=margin, until_ms=limit_ms)
 
@@ -189,9 +179,7 @@ class _Planner:
     timeline = timeline_lib.play(filled, [self.line], costs=self.costs)
     return self.plan(filled, timeline)
 
-  def plan(
-      self, schedule: Schedule, timeline: timeline_lib.Timeline
-  ) -> RedundancyPlan:
+  def plan(self, schedule: Schedule, timeline: timeline_lib.Timeline) -> RedundancyPlan:
     least_ms = self.lazy.timeline.span_ms
     return RedundancyPlan(
         mode=self.mode,

@@ -7,9 +7,7 @@ from bamboo_jax.schedule import timeline as timeline_lib
 Op = instruction_lib.Op
 
 
-def render_grid(
-    timeline: timeline_lib.Timeline, *, max_columns: int = 120
-) -> str:
+def render_grid(timeline: timeline_lib.Timeline, *, max_columns: int = 120) -> str:
   """Returns a picture of passes over time, such as `F0 F1 .. B0   `.
 
   A pass is labelled with its mnemonic and microbatch, and its stage on nodes

@@ -42,9 +42,7 @@ def in_flight_limits(schedule: str, num_stages: int) -> tuple[int, ...] | None:
   return one_f_one_b_bounds(num_stages)
 
 
-def in_flight_bounds(
-    schedule: str, num_stages: int, num_microbatches: int
-) -> tuple[int, ...]:
+def in_flight_bounds(schedule: str, num_stages: int, num_microbatches: int) -> tuple[int, ...]:
   """Returns the most microbatches whose residuals each stage keeps at once."""
   limits = in_flight_limits(schedule, num_stages)
   limits = limits or (num_microbatches,) * num_stages
@@ -88,9 +86,7 @@ def plan_rows(
       )
       for line in lines
   ]
-  passes = one_f_one_b.order_passes(
-      lines, owed, costs=costs, holdings=holdings, shadows=shadows
-  )
+  passes = one_f_one_b.order_passes(lines, owed, costs=costs, holdings=holdings, shadows=shadows)
   return place_transfers.place_transfers(
       passes,
       [transfer for one in owed for transfer in one.transfers],

@@ -98,17 +98,11 @@ class Timeline:
     return Timeline(
         slots=tuple(slots),
         span_ms=self.span_ms,
-        peak_bytes={
-            base.NodeId(n + add_nodes): b for n, b in self.peak_bytes.items()
-        },
+        peak_bytes={base.NodeId(n + add_nodes): b for n, b in self.peak_bytes.items()},
     )
 
   def _bubble(self, row: Sequence[Slot]) -> float:
-    busy_ms = sum(
-        slot.end_ms - slot.start_ms
-        for slot in row
-        if not slot.instruction.is_transfer
-    )
+    busy_ms = sum(slot.end_ms - slot.start_ms for slot in row if not slot.instruction.is_transfer)
     return 1.0 - busy_ms / self.span_ms if self.span_ms else 0.0
 
 
@@ -131,9 +125,7 @@ def play(
     for stage, node in base.by_stage(line.owners):
       owned.setdefault(node, set()).add(stage)
   checkers = {
-      node: checker.Checker(
-          node, lines=lines, holdings=holdings.get(node, holdings_lib.NOTHING)
-      )
+      node: checker.Checker(node, lines=lines, holdings=holdings.get(node, holdings_lib.NOTHING))
       for node in {*schedule.rows, *owned}
   }
   free_ms, slots = _walk(schedule.rows, costs, checkers)
@@ -154,9 +146,7 @@ def play(
   )
 
 
-def span_ms(
-    schedule: instruction_lib.Schedule, costs: costs_lib.StageCosts
-) -> float:
+def span_ms(schedule: instruction_lib.Schedule, costs: costs_lib.StageCosts) -> float:
   """Returns `play(...).span_ms`, without checks."""
   free_ms, _ = _walk(schedule.rows, costs)
   return max(free_ms.values(), default=0.0)
@@ -210,8 +200,7 @@ def _walk(
 
 
 def _explain_waits(
-    waiting: Mapping[base.NodeId, Instruction],
-    left: Mapping[base.NodeId, list[Instruction]],
+    waiting: Mapping[base.NodeId, Instruction], left: Mapping[base.NodeId, list[Instruction]]
 ) -> ScheduleError:
   """Returns the error that names the nodes in a deadlock."""
   for node, i in waiting.items():
@@ -222,8 +211,7 @@ def _explain_waits(
     if not any(_are_ends(node, i, other) for other in to_come):
       other_end = dataclasses.replace(i, op=_OTHER_END[i.op], peer=node)
       return ScheduleError(
-          f"Node {node} waits at {i} forever: node {i.peer} has no "
-          f"{other_end} to come."
+          f"Node {node} waits at {i} forever: node {i.peer} has no " f"{other_end} to come."
       )
   waits = ", ".join(f"node {node} at {i}" for node, i in waiting.items())
   return ScheduleError(f"Deadlock, nodes wait for each other: {waits}.")

@@ -46,18 +46,14 @@ def fill_waits(
   """
   rows = {}
   for node, row in schedule.rows.items():
-    done = {
-        (i.stage, i.microbatch) for i in row if i.op is Op.REDUNDANT_FORWARD
-    }
+    done = {(i.stage, i.microbatch) for i in row if i.op is Op.REDUNDANT_FORWARD}
     todo = [
         Instruction(stage, Op.REDUNDANT_FORWARD, m)
         for m in microbatches
         for stage, shadow in sorted(shadows.items())
         if shadow == node and (stage, m) not in done
     ]
-    rows[node] = _fill(
-        timeline.rows[node], todo, costs, margin=margin, until_ms=until_ms
-    )
+    rows[node] = _fill(timeline.rows[node], todo, costs, margin=margin, until_ms=until_ms)
   return instruction_lib.Schedule(rows)
 
 

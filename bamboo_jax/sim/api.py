@@ -70,9 +70,7 @@ def read_trace(*paths: str | os.PathLike[str]) -> trace_lib.Trace:
 
 def generate_trace(*, seed: int = 0, **parameters: Any) -> trace_lib.Trace:
   """Returns a random trace; see `traces.parameters.Parameters`."""
-  return generator.generate_trace(
-      trace_parameters.Parameters(**parameters), seed=seed
-  )
+  return generator.generate_trace(trace_parameters.Parameters(**parameters), seed=seed)
 
 
 def list_policies() -> Sequence[str]:

@@ -40,9 +40,7 @@ class Books:
     elapsed_secs: Finished part of the step in flight.
   """
 
-  def __init__(
-      self, ledger: ledger_lib.Ledger, *, saves: times_lib.Durations | None
-  ) -> None:
+  def __init__(self, ledger: ledger_lib.Ledger, *, saves: times_lib.Durations | None) -> None:
     self.num_steps = 0
     self.num_dropped = 0.0
     self.elapsed_secs = 0.0
@@ -190,13 +188,9 @@ class Books:
       self._safe, self._pending = pending, None
 
   def _mark(self, safe_at_secs: float) -> _Mark:
-    return _Mark(
-        self._ledger.totals(), self.num_steps, self.num_dropped, safe_at_secs
-    )
+    return _Mark(self._ledger.totals(), self.num_steps, self.num_dropped, safe_at_secs)
 
-  def _add(
-      self, secs: float, *, num_samples: float = 0.0, stalls: bool = False
-  ) -> None:
+  def _add(self, secs: float, *, num_samples: float = 0.0, stalls: bool = False) -> None:
     rate = self._rate
     if stalls:
       rate = _make_rate("checkpoint", *self._num_nodes)
@@ -205,9 +199,7 @@ class Books:
 
 
 @functools.lru_cache(maxsize=100_000)
-def _make_rate(
-    doing: str | times_lib.StepCost, live: int, training: int
-) -> account_lib.NodeTime:
+def _make_rate(doing: str | times_lib.StepCost, live: int, training: int) -> account_lib.NodeTime:
   shares = {doing: 1.0} if isinstance(doing, str) else doing.shares()
   parts = {name: share * training for name, share in shares.items()}
   parts["idle"] = parts.get("idle", 0.0) + live - training

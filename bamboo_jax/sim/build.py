@@ -59,13 +59,11 @@ def load_plugins(config: Config) -> None:
       importlib.import_module(name)
     except ModuleNotFoundError as error:
       raise ValueError(
-          f"config.plugins: {error}; a plugin must be in the working directory "
-          "or on PYTHONPATH."
+          f"config.plugins: {error}; a plugin must be in the working directory " "or on PYTHONPATH."
       ) from error
     except Exception as error:  # Any error of its code.
       raise ValueError(
-          f"config.plugins: {name!r} cannot be imported: "
-          f"{type(error).__name__}: {error}"
+          f"config.plugins: {name!r} cannot be imported: " f"{type(error).__name__}: {error}"
       ) from error
 
 
@@ -97,17 +95,14 @@ def place(config: Config) -> Config:
     workload = machines.apply(config["workload"], config["instance"])
   except ValueError as error:
     raise ValueError(
-        f"{error} Or set config.workload.of_instance=False and the speeds in "
-        "config.workload."
+        f"{error} Or set config.workload.of_instance=False and the speeds in " "config.workload."
     ) from error
   return {**config, "workload": workload}
 
 
 def _find_price(config: Config) -> prices_lib.Price:
   return prices_lib.find_price(
-      config["instance"],
-      prices=config["prices"],
-      date=config["price_date"] or None,
+      config["instance"], prices=config["prices"], date=config["price_date"] or None
   )
 
 
@@ -139,9 +134,7 @@ def _make_choices(name: str, config: str) -> tuple[loop.Policy, ...]:
       name,
       _make_settings(name, options["policies"][name]),
       _make_workload(options["workload"]),
-      json_lib.from_plain(
-          times_lib.Durations, options["durations"], where="config.durations"
-      ),
+      json_lib.from_plain(times_lib.Durations, options["durations"], where="config.durations"),
       seed=options["seed"],
   )
 
@@ -149,9 +142,7 @@ def _make_choices(name: str, config: str) -> tuple[loop.Policy, ...]:
 def _make_settings(name: str, options: Config) -> policies_lib.Settings:
   redundant = {"mode": "bubble"} | options.get("redundant", {})
   return json_lib.from_plain(
-      policies_lib.Settings,
-      {**options, "redundant": redundant},
-      where=f"Policy {name!r}",
+      policies_lib.Settings, {**options, "redundant": redundant}, where=f"Policy {name!r}"
   )
 
 
@@ -160,9 +151,7 @@ def _make_workload(options: Config) -> policies_lib.Workload:
     raise ValueError(base.suggest(options["costs"], _COSTS, what="costs"))
   limit_gib = options["memory_limit_gib"]
   if limit_gib is not None and not 0 < limit_gib < math.inf:
-    raise ValueError(
-        f"config.workload.memory_limit_gib must be above 0, got {limit_gib}."
-    )
+    raise ValueError(f"config.workload.memory_limit_gib must be above 0, got {limit_gib}.")
   return policies_lib.Workload(
       costs=_make_costs(options),
       memory_limit_bytes=None if limit_gib is None else int(limit_gib * 2**30),
@@ -174,9 +163,7 @@ def _make_costs(options: Config) -> Profile | speed_lib.Table:
   if options["costs"] == "transformer":
     values = options["transformer"]
     values = {**values, "microbatch_size": options["microbatch_size"]}
-    base.check_options(
-        transformer.estimate_transformer, values, what="transformer"
-    )
+    base.check_options(transformer.estimate_transformer, values, what="transformer")
     # A node does the work, which its GPUs share.
     for rate in ("flops_per_sec", "host_bytes_per_sec"):
       if rate in values:
@@ -191,9 +178,7 @@ def _make_costs(options: Config) -> Profile | speed_lib.Table:
         where={k: v for k, v in values["where"].items() if v is not None},
     )
   path = _need(options["profile"], "profile")
-  profile = cost_model.from_json(
-      pathlib.Path(path).read_text(encoding="utf-8-sig"), source=path
-  )
+  profile = cost_model.from_json(pathlib.Path(path).read_text(encoding="utf-8-sig"), source=path)
   _check_batch(profile, options["microbatch_size"], path)
   if (rate := options["link_bytes_per_sec"]) is not None:
     profile = dataclasses.replace(

@@ -76,10 +76,7 @@ class Decider:
   MAX_ANSWERS = 20_000  # The cache is cleared at this size.
 
   def __init__(
-      self,
-      ladder: ladder_lib.Ladder,
-      planner: Planner,
-      times: times_lib.PipelineTimes,
+      self, ladder: ladder_lib.Ladder, planner: Planner, times: times_lib.PipelineTimes
   ) -> None:
     self.ladder = ladder
     self.planner = planner
@@ -121,20 +118,14 @@ class Decider:
   def disband(self, places: Places) -> Numbered:
     """Returns places without pipelines, where all nodes are spares."""
     state = places.state
-    return self._find_places(
-        State((), spares=state.nodes, leaving=state.leaving)
-    )
+    return self._find_places(State((), spares=state.nodes, leaving=state.leaving))
 
   def _ask(self, state: State, change: Change, when: str) -> PlacedDecision:
-    decision = decide.decide(
-        state, change, ladder=self.ladder, planner=self.planner, when=when
-    )
+    decision = decide.decide(state, change, ladder=self.ladder, planner=self.planner, when=when)
     delay = self.times.delay(decision, state.pipelines, when=when)
     return PlacedDecision(decision, *self._find_places(decision.state), delay)
 
-  def _heed_zones(
-      self, answer: PlacedDecision, zones: Mapping[base.NodeId, str]
-  ) -> PlacedDecision:
+  def _heed_zones(self, answer: PlacedDecision, zones: Mapping[base.NodeId, str]) -> PlacedDecision:
     """Assigns the places of new pipelines to nodes by their zones."""
     nodes = sorted(answer.numbers)
     owners = self.planner.arrange(nodes, zones)[: answer.places.num_owners]

@@ -63,10 +63,7 @@ def expected_samples_per_sec(
   rate_per_sec = losses_per_node_hour / 3600 * usual.num_training
   # Losses occur while nodes train; during a pause another costs little more.
   lost_share = rate_per_sec * sum(lost_secs) / len(lost_secs)
-  samples = sum(
-      t * starts[n].cost.num_samples / starts[n].cost.secs
-      for n, t in trains.items()
-  )
+  samples = sum(t * starts[n].cost.num_samples / starts[n].cost.secs for n, t in trains.items())
   return samples / sum(live.values()) / (1.0 + lost_share)
 
 
@@ -75,9 +72,7 @@ def _start(policy: Policy, num_nodes: int) -> Places:
   return _ask(policy, policy.decider.empty, "boundary", joined=joined).places
 
 
-def _ask(
-    policy: Policy, places: Places, when: str, **change: Any
-) -> decisions.PlacedDecision:
+def _ask(policy: Policy, places: Places, when: str, **change: Any) -> decisions.PlacedDecision:
   change = ladder_lib.Change(**change)
   return policy.decider.answer(places, change, when=when, find_zones=dict)
 

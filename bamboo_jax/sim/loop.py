@@ -89,11 +89,7 @@ class Outcome:
 
 
 def simulate(
-    trace: trace_lib.Trace,
-    policy: Policy,
-    price: prices_lib.Price,
-    *,
-    keep_moments: bool = False,
+    trace: trace_lib.Trace, policy: Policy, price: prices_lib.Price, *, keep_moments: bool = False
 ) -> Outcome:
   """Returns the outcome of `policy` on `trace`.
 
@@ -118,9 +114,7 @@ def simulate(
   return _Run(trace, policy, price, keep_moments=keep_moments).play()
 
 
-def price_on(
-    trace: trace_lib.Trace, price: prices_lib.Price
-) -> prices_lib.Price:
+def price_on(trace: trace_lib.Trace, price: prices_lib.Price) -> prices_lib.Price:
   """Returns `price` with the mean spot price of the trace, if it has prices.
 
   Raises `ValueError` if a zone has none, or the mean is above the price on
@@ -130,22 +124,14 @@ def price_on(
   if usd_per_hour is None:
     return price
   return dataclasses.replace(
-      price,
-      spot_usd_per_hour=usd_per_hour,
-      source=f"mean of trace {trace.name}",
-      date="undated",
+      price, spot_usd_per_hour=usd_per_hour, source=f"mean of trace {trace.name}", date="undated"
   )
 
 
 class _Run:
 
   def __init__(
-      self,
-      trace: trace_lib.Trace,
-      policy: Policy,
-      price: prices_lib.Price,
-      *,
-      keep_moments: bool,
+      self, trace: trace_lib.Trace, policy: Policy, price: prices_lib.Price, *, keep_moments: bool
   ) -> None:
     self._policy = policy
     self._end_secs = trace.duration_ms / 1e3
@@ -155,8 +141,7 @@ class _Run:
     self._places = policy.decider.empty
     self._roster = roster_lib.NodeRoster()
     self._heap: list[tuple[float, int, int, Any]] = [
-        (time_ms / 1e3, _TRACE, i, events)
-        for i, (time_ms, events) in enumerate(trace.instants())
+        (time_ms / 1e3, _TRACE, i, events) for i, (time_ms, events) in enumerate(trace.instants())
     ]
     self._num_pushed = len(self._heap)
     self._wake_at: float | None = None
@@ -202,9 +187,7 @@ class _Run:
       self._wake_at = at_secs
       self._push(at_secs, _WAKE)
 
-  def _follow_trace(
-      self, now: float, events: Iterable[trace_lib.Event]
-  ) -> None:
+  def _follow_trace(self, now: float, events: Iterable[trace_lib.Event]) -> None:
     news = self._roster.follow(events)
     boot_secs = self._policy.durations.boot_secs
     if news.added and boot_secs:
@@ -242,13 +225,9 @@ class _Run:
       self._train(now)
       self._note(now, "none", "training goes on")
 
-  def _decide(
-      self, now: float, change: ladder_lib.Change, *, when: str
-  ) -> None:
+  def _decide(self, now: float, change: ladder_lib.Change, *, when: str) -> None:
     books, roster = self._books, self._roster
-    answer = self._policy.decider.answer(
-        self._places, change, when=when, find_zones=roster.zones
-    )
+    answer = self._policy.decider.answer(self._places, change, when=when, find_zones=roster.zones)
     decision = answer.decision
     if decision.rolls_back:
       books.roll_back()
@@ -270,12 +249,7 @@ class _Run:
     self._note(now, decision.rung, decision.reason, change)
 
   def _carry_out(
-      self,
-      now: float,
-      answer: decisions.PlacedDecision,
-      when: str,
-      *,
-      is_loss: bool,
+      self, now: float, answer: decisions.PlacedDecision, when: str, *, is_loss: bool
   ) -> None:
     books, rung, delay = self._books, answer.decision.rung, answer.delay
     secs = delay.secs + delay.left_share * max(0.0, books.step_end_secs - now)
@@ -304,19 +278,11 @@ class _Run:
       self._wake_later(books.step_end_secs)
 
   def _note(
-      self,
-      now: float,
-      rung: str,
-      reason: str,
-      change: ladder_lib.Change = ladder_lib.NOTHING,
+      self, now: float, rung: str, reason: str, change: ladder_lib.Change = ladder_lib.NOTHING
   ) -> None:
     if not self._keep_moments:
       return
-    changes = {
-        "lost": change.lost,
-        "ready": change.joined,
-        "given notice": change.noticed,
-    }
+    changes = {"lost": change.lost, "ready": change.joined, "given notice": change.noticed}
     words = [f"{len(n)} {what}" for what, n in changes.items() if n]
     rate = 0.0
     if self._mode == "run":

@@ -33,9 +33,7 @@ RUNGS = ("shadow", "reroute", "drop", "reconfigure", "checkpoint")
 LAYOUTS = ("depth", "templates", "grid", "liveput")
 
 # Makes the shapes of pipelines from settings, a workload and a predictor.
-MakeShapes = Callable[
-    ["Settings", "Workload", predictor_lib.Predictor], shapes_lib.Shapes
-]
+MakeShapes = Callable[["Settings", "Workload", predictor_lib.Predictor], shapes_lib.Shapes]
 _OWN_LAYOUTS: dict[str, MakeShapes] = {}
 
 
@@ -49,9 +47,7 @@ _MAX_TRIES = 20
 _AUTO = "auto"
 _LIVEPUT = "liveput"
 # Of the systems that policies are named after, which use NCCL.
-_NCCL = step_time_lib.Communication(
-    reduction="ring", overlap="drain", duplex="full"
-)
+_NCCL = step_time_lib.Communication(reduction="ring", overlap="drain", duplex="full")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,9 +117,7 @@ class Settings:
         ("num_failures", self.num_failures >= 0, "at least 0"),
     ):
       if not is_right:
-        raise ValueError(
-            f"{name} must be {allowed}, got {getattr(self, name)}."
-        )
+        raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -235,14 +229,9 @@ class _Maker:
       profile = workload.costs
       speed = self._make_speed(profile, redundant, ladder.reroute)
       shapes = self._shapes(speed, num_stages)
-    times = times_lib.PipelineTimes(
-        speed, self.durations, drops=ladder.drop, profile=profile
-    )
+    times = times_lib.PipelineTimes(speed, self.durations, drops=ladder.drop, profile=profile)
     placer = placement_lib.Placer(
-        settings.placement,
-        has_replicas=has_replicas,
-        seed=seed,
-        max_tries=_MAX_TRIES,
+        settings.placement, has_replicas=has_replicas, seed=seed, max_tries=_MAX_TRIES
     )
     planner = planner_lib.Planner(shapes, placer, times, fold=ladder.fold)
     return loop.Policy(
@@ -253,10 +242,7 @@ class _Maker:
     )
 
   def _make_speed(
-      self,
-      profile: cost_model.Profile,
-      redundant: rows_lib.Redundancy,
-      reroute: str,
+      self, profile: cost_model.Profile, redundant: rows_lib.Redundancy, reroute: str
   ) -> speed_lib.ProfileSpeed:
     settings, workload = self.settings, self.workload
     return speed_lib.ProfileSpeed(
@@ -274,9 +260,7 @@ class _Maker:
         split="makespan" if settings.layout == "templates" else "even",
     )
 
-  def _shapes(
-      self, speed: speed_lib.ProfileSpeed, num_stages: int
-  ) -> shapes_lib.Shapes:
+  def _shapes(self, speed: speed_lib.ProfileSpeed, num_stages: int) -> shapes_lib.Shapes:
     settings, predictor = self.settings, speed.predictor
     num_layers = len(predictor.profile.layers)
     if make := _OWN_LAYOUTS.get(settings.layout):
@@ -284,8 +268,7 @@ class _Maker:
     if settings.layout == "depth":
       if num_stages > num_layers:
         raise base.InfeasibleError(
-            f"num_stages={num_stages} needs as many layers, of which there are "
-            f"{num_layers}."
+            f"num_stages={num_stages} needs as many layers, of which there are " f"{num_layers}."
         )
       most = self.workload.num_microbatches
       if settings.max_pipelines is not None:
@@ -315,9 +298,7 @@ class _Maker:
     if found.max_nodes < most:
       found = make(max_nodes=most)
     return shapes_lib.TemplateShapes(
-        cover_lib.Coverer(found, predictor),
-        settings.method,
-        use_all=settings.use_all,
+        cover_lib.Coverer(found, predictor), settings.method, use_all=settings.use_all
     )
 
   def _partitions(
@@ -343,9 +324,7 @@ class _Maker:
         num_stages=num_stages,
         memory_limit_bytes=workload.memory_limit_bytes,
         in_flight=scheduler.in_flight_bounds(
-            schedule="1f1b",
-            num_stages=num_stages,
-            num_microbatches=workload.num_microbatches,
+            schedule="1f1b", num_stages=num_stages, num_microbatches=workload.num_microbatches
         ),
         upkeep=self._upkeep(predictor.has_replicas),
     )

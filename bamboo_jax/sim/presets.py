@@ -31,9 +31,7 @@ _SHADOWS = ("shadow", "reconfigure", "checkpoint")
 # As in those systems: other nodes compute for a stage but not for a pipeline, a
 # pipeline of fewer nodes does not fit, and nodes stay until they are removed.
 # Published memory limits cover stages only.
-_SYSTEM = Settings(
-    reroute="stage", fold=False, hand_over=False, charges_replicas=False
-)
+_SYSTEM = Settings(reroute="stage", fold=False, hand_over=False, charges_replicas=False)
 _AUTO = rows_lib.Redundancy("auto")
 
 
@@ -85,8 +83,7 @@ def find(name: str) -> Settings:
     settings = function()
     if not isinstance(settings, Settings):
       raise ValueError(
-          f"Policy {name!r} must return bamboo_jax.sim.Settings, got "
-          f"{type(settings).__name__}."
+          f"Policy {name!r} must return bamboo_jax.sim.Settings, got " f"{type(settings).__name__}."
       )
     return settings
   known = {**PLANNERS, **POLICIES, **OWN}
@@ -97,7 +94,5 @@ def find(name: str) -> Settings:
 
 def make_workload() -> policies_lib.Workload:
   """Returns the job that policies are compared on."""
-  costs = transformer.estimate_transformer(
-      **TRANSFORMER, microbatch_size=JOB["microbatch_size"]
-  )
+  costs = transformer.estimate_transformer(**TRANSFORMER, microbatch_size=JOB["microbatch_size"])
   return policies_lib.Workload(costs=costs, **JOB)

@@ -150,9 +150,7 @@ class ProfileSpeed:
       )
     return self._paces[pipeline.shape]
 
-  def _cost(
-      self, training: Pipelines, computing: Pipelines, counts: Sequence[int]
-  ) -> StepCost:
+  def _cost(self, training: Pipelines, computing: Pipelines, counts: Sequence[int]) -> StepCost:
     """Returns the cost of a step; `computing` are the whole pipelines."""
     predictor = self.predictor
     time = predictor.step_time(
@@ -164,9 +162,7 @@ class ProfileSpeed:
       busy = self._busy_ms(pipeline, count)
       passes_ms += busy.passes_ms
       redundant_ms += busy.redundant_ms
-      sums_ms += sum(
-          predictor.sum_ms(pipeline.partition, num_pipelines=len(computing))
-      )
+      sums_ms += sum(predictor.sum_ms(pipeline.partition, num_pipelines=len(computing)))
     total, computed = predictor.num_microbatches, sum(counts)
     # Stand-ins are charged as if each had the most work; `real` caps the sum.
     real = min(1.0, total / computed)
@@ -200,10 +196,7 @@ class ProfileSpeed:
     return _Busy(passes_ms, share * redundant_ms)
 
   def _between(
-      self,
-      played: Callable[[Partition, int], float],
-      partition: Partition,
-      count: int,
+      self, played: Callable[[Partition, int], float], partition: Partition, count: int
   ) -> float:
     """Interpolates `played`, measured for a few numbers of microbatches.
 
@@ -248,9 +241,7 @@ class ProfileSpeed:
     )
     return sum(pauses_ms) / len(pauses_ms)
 
-  def _plan(
-      self, partition: Partition, count: int
-  ) -> redundancy.RedundancyPlan:
+  def _plan(self, partition: Partition, count: int) -> redundancy.RedundancyPlan:
     """Returns the rows of a whole pipeline."""
     roles = self._redundant.initial(base.nodes(partition.num_stages))
     return self.predictor.plan(partition, count, roles)
@@ -265,9 +256,7 @@ def _fit(*, whole: float, **parts: float) -> dict[str, float]:
   return shares
 
 
-def _with_stand_ins(
-    pipelines: Pipelines, counts: Sequence[int]
-) -> tuple[int, ...]:
+def _with_stand_ins(pipelines: Pipelines, counts: Sequence[int]) -> tuple[int, ...]:
   """Returns the microbatches of the busiest node of each pipeline.
 
   Pipelines with the same partition share the work of a vacant stage.
@@ -302,8 +291,7 @@ class Table:
       raise ValueError(f"{self.name} has no throughput.")
     if not self.samples_per_step > 0:
       raise ValueError(
-          f"{self.name}: samples_per_step must be above 0, got "
-          f"{self.samples_per_step}."
+          f"{self.name}: samples_per_step must be above 0, got " f"{self.samples_per_step}."
       )
 
   def step_secs(self, num_nodes: int) -> float:
@@ -382,8 +370,7 @@ def read_table(
       ) from None
     if num_nodes < 1 or not 0 < rate < math.inf:
       raise ValueError(
-          f"{at}: nodes must be at least 1 and {column} above 0, got "
-          f"{num_nodes} and {rate}."
+          f"{at}: nodes must be at least 1 and {column} above 0, got " f"{num_nodes} and {rate}."
       )
     if len(sizes) == 2:
       rate = max(rate, rates.get(num_nodes, 0.0))

@@ -122,12 +122,7 @@ class PipelineTimes:
   """
 
   def __init__(
-      self,
-      speed: Speed,
-      durations: Durations,
-      *,
-      drops: bool,
-      profile: cost_model.Profile | None,
+      self, speed: Speed, durations: Durations, *, drops: bool, profile: cost_model.Profile | None
   ) -> None:
     self._speed = speed
     self._durations = durations
@@ -158,9 +153,7 @@ class PipelineTimes:
       return pause_secs + (durations.save_secs if before else 0.0)
     return self._fixed_secs(rung) + self._copy_secs(before, after)
 
-  def delay(
-      self, decision: ladder_lib.Decision, before: Pipelines, *, when: str
-  ) -> Delay:
+  def delay(self, decision: ladder_lib.Decision, before: Pipelines, *, when: str) -> Delay:
     """Returns the delay by a decision, without the time to detect losses.
 
     `before` are the pipelines that trained until then.
@@ -184,10 +177,7 @@ class PipelineTimes:
     return self._durations.repair_secs
 
   def _copy_secs(
-      self,
-      before: Pipelines,
-      after: Pipelines,
-      live: Sequence[base.NodeId] | None = None,
+      self, before: Pipelines, after: Pipelines, live: Sequence[base.NodeId] | None = None
   ) -> float:
     if self._profile is None:
       return 0.0
@@ -237,9 +227,7 @@ def read_measured(path: str | os.PathLike[str]) -> MeasuredTimes:
 class MeasuredSpeed:
   """A `Speed` with measured steps; `whole` is the step with all nodes."""
 
-  def __init__(
-      self, speed: Speed, measured: MeasuredTimes, *, whole: Pipelines
-  ) -> None:
+  def __init__(self, speed: Speed, measured: MeasuredTimes, *, whole: Pipelines) -> None:
     self._speed = speed
     self._costs = {(s.num_nodes, s.num_pipelines): s for s in measured.steps}
     predicted_secs = speed.step(whole, drops=False).secs

@@ -71,9 +71,7 @@ def of_run(run: run_lib.PipelineRun, former: run_lib.PipelineRun) -> Redone:
   )
 
 
-def _forwards(
-    table: table_lib.TickTable, first: int, stop: int
-) -> set[table_lib.Key]:
+def _forwards(table: table_lib.TickTable, first: int, stop: int) -> set[table_lib.Key]:
   """Returns the owners' forward passes in ticks `first` to `stop - 1`."""
   return {
       (p.stage, p.microbatch)

@@ -66,14 +66,11 @@ def _check_size(steps: Iterable[Sequence[trace_lib.Step]], name: str) -> None:
     live = [0, *(count for _, count in zone_steps)]
     if max(live) > trace_lib.MAX_LIVE:
       raise ValueError(
-          f"{name}: at most {trace_lib.MAX_LIVE} nodes may be alive in a zone, "
-          f"got {max(live)}."
+          f"{name}: at most {trace_lib.MAX_LIVE} nodes may be alive in a zone, " f"got {max(live)}."
       )
     num_nodes += sum(max(0, b - a) for a, b in itertools.pairwise(live))
   if num_nodes > MAX_NODES:
-    raise ValueError(
-        f"{name}: a trace may have {MAX_NODES} nodes, got {num_nodes}."
-    )
+    raise ValueError(f"{name}: a trace may have {MAX_NODES} nodes, got {num_nodes}.")
 
 
 def parse_counts(
@@ -99,16 +96,11 @@ def parse_counts(
       )
     steps[time_ms] = count
   return infer_nodes(
-      {zone: list(steps.items())},
-      seed=seed,
-      name=source,
-      duration_ms=next(reversed(steps)),
+      {zone: list(steps.items())}, seed=seed, name=source, duration_ms=next(reversed(steps))
   )
 
 
-def parse_json(
-    text: str, *, source: str, zone: str, seed: int, meaning: str
-) -> trace_lib.Trace:
+def parse_json(text: str, *, source: str, zone: str, seed: int, meaning: str) -> trace_lib.Trace:
   """Returns the trace of a JSON file; `ValueError` names line or key.
 
   `zone`, which may be empty, is the zone of a plain list. If the `meaning` is
@@ -120,15 +112,11 @@ def parse_json(
   try:
     content = json.loads(text)
   except json.JSONDecodeError as error:
-    raise ValueError(
-        f"{source}, line {error.lineno}: not JSON: {error.msg}."
-    ) from None
+    raise ValueError(f"{source}, line {error.lineno}: not JSON: {error.msg}.") from None
   metadata = content.get("metadata")
   gap = metadata.get("gap_seconds") if isinstance(metadata, dict) else None
   if not _is_number(gap) or gap == 0:
-    raise ValueError(
-        f"{source}: metadata.gap_seconds must be a number above 0, got {gap!r}."
-    )
+    raise ValueError(f"{source}: metadata.gap_seconds must be a number above 0, got {gap!r}.")
   data = _read_lists(
       content.get("data"),
       zone,
@@ -169,21 +157,14 @@ def parse_json(
 
 
 def _read_lists(
-    content: Any,
-    zone: str,
-    *,
-    where: str,
-    is_right: Callable[[Any], bool],
-    allowed: str,
+    content: Any, zone: str, *, where: str, is_right: Callable[[Any], bool], allowed: str
 ) -> Mapping[str, list[Any]]:
   """Returns the list of each zone; a plain list is that of `zone`."""
   by_zone = content if isinstance(content, dict) else {zone: content}
   for name, values in by_zone.items():
     at = f"{where}.{name}" if by_zone is content else where
     if not isinstance(values, list) or not values:
-      raise ValueError(
-          f"{at} must be a list of a number for each tick, got {values!r:.40}."
-      )
+      raise ValueError(f"{at} must be a list of a number for each tick, got {values!r:.40}.")
     for i, value in enumerate(values):
       if not is_right(value):
         raise ValueError(f"{at}[{i}] must be {allowed}, got {value!r:.40}.")
@@ -199,8 +180,7 @@ def _find_num_ticks(source: str, **lists: Mapping[str, list[Any]]) -> int:
   }
   if len({*lengths.values()}) != 1:
     raise ValueError(
-        f"{source}: data and prices must have as many ticks for each zone, got "
-        f"{lengths}."
+        f"{source}: data and prices must have as many ticks for each zone, got " f"{lengths}."
     )
   return next(iter(lengths.values()))
 

@@ -22,10 +22,7 @@ _MS_PER_HOUR = trace_lib.MS_PER_HOUR
 
 
 def generate_trace(
-    parameters: trace_parameters.Parameters,
-    *,
-    seed: int,
-    name: str = "generated",
+    parameters: trace_parameters.Parameters, *, seed: int, name: str = "generated"
 ) -> trace_lib.Trace:
   """Returns a trace, a function of parameters and seed.
 
@@ -50,9 +47,7 @@ def generate_trace(
 
 class _Generation:
 
-  def __init__(
-      self, parameters: trace_parameters.Parameters, draw: random.Random
-  ) -> None:
+  def __init__(self, parameters: trace_parameters.Parameters, draw: random.Random) -> None:
     self._parameters = parameters
     self._draw = draw
     num_zones = len(parameters.nodes_per_zone)
@@ -61,8 +56,7 @@ class _Generation:
       self._prefixes = ["node"]
     scale = 24 / sum(parameters.hour_profile) / _MS_PER_HOUR
     self._hazards_per_ms = [
-        parameters.hazard_per_node_hour * weight * scale
-        for weight in parameters.hour_profile
+        parameters.hazard_per_node_hour * weight * scale for weight in parameters.hour_profile
     ]
     self._num_added = [0 for _ in self._prefixes]
     # Starts of nodes, in ms, by zone.
@@ -149,15 +143,11 @@ class _Generation:
     self._events.append(trace_lib.Event(math.ceil(at_ms), kind, node))
 
 
-def _mean_loss(
-    live: Sequence[int], parameters: trace_parameters.Parameters
-) -> float:
+def _mean_loss(live: Sequence[int], parameters: trace_parameters.Parameters) -> float:
   """Returns the mean number of nodes that an instant removes from `live`."""
   weights = sum(weight for _, weight in parameters.bulk_sizes)
   losses = [
-      sum(weight * min(size, n) for size, weight in parameters.bulk_sizes)
-      / weights
-      for n in live
+      sum(weight * min(size, n) for size, weight in parameters.bulk_sizes) / weights for n in live
   ]
   total, everywhere = sum(live), sum(map(operator.mul, live, losses))
   mean = 0.0

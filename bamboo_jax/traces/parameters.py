@@ -43,8 +43,7 @@ class Parameters:
   def __post_init__(self) -> None:
     self._check(
         "nodes_per_zone",
-        self.nodes_per_zone
-        and all(1 <= n <= trace_lib.MAX_LIVE for n in self.nodes_per_zone),
+        self.nodes_per_zone and all(1 <= n <= trace_lib.MAX_LIVE for n in self.nodes_per_zone),
         f"a number from 1 to {trace_lib.MAX_LIVE} for each zone",
     )
     most = trace_lib.MAX_MS / trace_lib.MS_PER_HOUR
@@ -101,9 +100,7 @@ def parse_options(given: Mapping[str, Sequence[str] | float]) -> Parameters:
     try:
       read[name] = tuple(map(entry, read[name]))
     except ValueError:
-      raise ValueError(
-          f"--{name} must be like {example}, got {','.join(read[name])!r}."
-      ) from None
+      raise ValueError(f"--{name} must be like {example}, got {','.join(read[name])!r}.") from None
   return Parameters(**read)
 
 

@@ -31,10 +31,7 @@ _SETTING = re.compile(r"#\s*(duration_ms|start_hour)\s*=\s*(.*)")
 
 
 def read_traces(
-    paths: Sequence[str | os.PathLike[str]],
-    *,
-    seed: int = 0,
-    json_data: str = "counts",
+    paths: Sequence[str | os.PathLike[str]], *, seed: int = 0, json_data: str = "counts"
 ) -> trace_lib.Trace:
   """Returns the trace in the files; several files are zones of one cluster.
 
@@ -52,21 +49,12 @@ def read_traces(
     except UnicodeDecodeError:
       raise ValueError(f"{path} is not a trace: it is not text.") from None
     zone = path.stem if len(paths) > 1 else ""
-    traces.append(
-        parse_trace(
-            text, source=str(path), zone=zone, seed=seed, json_data=json_data
-        )
-    )
+    traces.append(parse_trace(text, source=str(path), zone=zone, seed=seed, json_data=json_data))
   return traces[0] if len(traces) == 1 else scale.merge(traces)
 
 
 def parse_trace(
-    text: str,
-    *,
-    source: str,
-    zone: str = "",
-    seed: int = 0,
-    json_data: str = "counts",
+    text: str, *, source: str, zone: str = "", seed: int = 0, json_data: str = "counts"
 ) -> trace_lib.Trace:
   """Returns the trace in `text`, in any of the formats.
 
@@ -122,13 +110,10 @@ def parse_events(text: str, *, source: str) -> trace_lib.Trace:
     raise ValueError(f"{source} is empty: it has no event.")
   if not settings.setdefault("duration_ms", events[-1].time_ms):
     raise ValueError(
-        f"{source} must last some time. A line `# duration_ms=...` says when "
-        "it ends."
+        f"{source} must last some time. A line `# duration_ms=...` says when " "it ends."
     )
   try:
-    return trace_lib.Trace(
-        source, tuple(events), prices=tuple(prices), **settings
-    )
+    return trace_lib.Trace(source, tuple(events), prices=tuple(prices), **settings)
   except trace_lib.ContradictionError as error:
     line = numbers[error.index]
     raise ValueError(f"{source}, line {line}: {error}") from None
@@ -168,14 +153,11 @@ def _split_event(line: str) -> _Cells:
   cells = [cell.strip() for cell in line.split(",")]
   if len(cells) != 3:
     raise ValueError(
-        "an event has 3 values, milliseconds,add|remove|notice,node, got "
-        f"{line!r}."
+        "an event has 3 values, milliseconds,add|remove|notice,node, got " f"{line!r}."
     )
   time_ms, kind, value = cells
   if not re.fullmatch(r"\d+", time_ms, flags=re.ASCII):
-    raise ValueError(
-        f"milliseconds must be a non-negative integer, got {time_ms!r}."
-    )
+    raise ValueError(f"milliseconds must be a non-negative integer, got {time_ms!r}.")
   return _Cells(int(time_ms), kind, value)
 
 
@@ -184,15 +166,11 @@ def _parse_price(time_ms: int, text: str) -> trace_lib.Price:
   try:
     usd_per_hour = float(usd)
   except ValueError:
-    raise ValueError(
-        f"a price is dollars or zone/dollars, got {text!r}."
-    ) from None
+    raise ValueError(f"a price is dollars or zone/dollars, got {text!r}.") from None
   return trace_lib.Price(time_ms, usd_per_hour, zone)
 
 
-def _parse_segments(
-    lines: Sequence[tuple[int, str]], *, source: str
-) -> trace_lib.Trace:
+def _parse_segments(lines: Sequence[tuple[int, str]], *, source: str) -> trace_lib.Trace:
   """Returns a trace of events in the format of Parcae (NSDI'24).
 
   Kinds other than "add" and "remove", such as "no-op", are intervals without an

@@ -41,9 +41,7 @@ def plan_replay(
     elif event.kind == "remove":
       del first[event.node]
   events = tuple(
-      dataclasses.replace(
-          event, time_ms=round((event.time_ms - start_ms) / time_scale)
-      )
+      dataclasses.replace(event, time_ms=round((event.time_ms - start_ms) / time_scale))
       for event in trace.events[len(first_events) :]
   )
   duration_ms = round((trace.duration_ms - start_ms) / time_scale)

@@ -87,8 +87,7 @@ def _parse_sample(line: str) -> tuple[datetime.datetime, int]:
     )
   except ValueError:
     raise ValueError(
-        "date and time must be as in 2021-12-10, 13:07:45, got "
-        f"{date + ', ' + time!r}."
+        "date and time must be as in 2021-12-10, 13:07:45, got " f"{date + ', ' + time!r}."
     ) from None
   if at.tzinfo is not None:
     raise ValueError(f"time must be without a time zone, got {time!r}.")

@@ -42,9 +42,7 @@ def scale_nodes(trace: Trace, num_nodes: int) -> Trace:
   Raises `ValueError` if no node remains.
   """
   if not 1 <= num_nodes <= trace_lib.MAX_LIVE:
-    raise ValueError(
-        f"num_nodes must be from 1 to {trace_lib.MAX_LIVE}, got {num_nodes}."
-    )
+    raise ValueError(f"num_nodes must be from 1 to {trace_lib.MAX_LIVE}, got {num_nodes}.")
   places = _places(trace)
   order = {place: i for i, place in enumerate(sorted(set(places)))}
   num_picks = collections.Counter(
@@ -60,8 +58,7 @@ def scale_nodes(trace: Trace, num_nodes: int) -> Trace:
 
 def _rescale(whats: Iterable[_Timed], time_scale: float) -> tuple[_Timed, ...]:
   return tuple(
-      dataclasses.replace(what, time_ms=round(what.time_ms * time_scale))
-      for what in whats
+      dataclasses.replace(what, time_ms=round(what.time_ms * time_scale)) for what in whats
   )
 
 

@@ -62,8 +62,7 @@ class TraceSummary:
         "hours to preemption, median": statistics.median(lifetimes),
         "instants of preemption": self.num_instants,
         "instants in several zones": self.num_zone_instants,
-        "nodes per instant, mean": self.num_preempted
-        / (self.num_instants or 1),
+        "nodes per instant, mean": self.num_preempted / (self.num_instants or 1),
         "nodes per instant, most": max(self.bulks, default=0),
         "nodes given notice": self.num_notices,
     }

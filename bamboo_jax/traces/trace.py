@@ -44,9 +44,7 @@ class Event:
     if self.kind not in KINDS:
       raise ValueError(base.suggest(self.kind, KINDS, what="kind of event"))
     if not re.fullmatch(r"[^\s,]+", self.node):
-      raise ValueError(
-          f"node must be a name without spaces or commas, got {self.node!r}."
-      )
+      raise ValueError(f"node must be a name without spaces or commas, got {self.node!r}.")
 
   @property
   def zone(self) -> str:
@@ -127,14 +125,12 @@ class Trace:
       )
     if self.duration_ms > MAX_MS:
       raise ValueError(
-          f"Trace {self.name!r} may last {MAX_MS} ms (ten years), got "
-          f"{self.duration_ms}."
+          f"Trace {self.name!r} may last {MAX_MS} ms (ten years), got " f"{self.duration_ms}."
       )
     for early, late in itertools.pairwise(self.prices):
       if early.time_ms > late.time_ms:
         raise ValueError(
-            f"Prices of trace {self.name!r} must be in order of time, got "
-            f"{late} after {early}."
+            f"Prices of trace {self.name!r} must be in order of time, got " f"{late} after {early}."
         )
     if not 0 <= self.start_hour < 24:
       raise ValueError(
@@ -176,9 +172,7 @@ def _check_order(events: Sequence[Event]) -> None:
   for index, event in enumerate(events):
     node, problem = event.node, None
     if event.time_ms < now_ms:
-      problem = (
-          f"events must be in order of time, got {event.time_ms} after {now_ms}"
-      )
+      problem = f"events must be in order of time, got {event.time_ms} after {now_ms}"
     elif event.kind == "add":
       if node in live:
         problem = f"node {node!r} is added twice"

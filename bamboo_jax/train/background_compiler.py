@@ -26,11 +26,7 @@ class BackgroundCompiler:
   """
 
   def __init__(
-      self,
-      state: run_state_lib.RunState,
-      executor: executor_lib.Executor,
-      *,
-      evaluate: bool,
+      self, state: run_state_lib.RunState, executor: executor_lib.Executor, *, evaluate: bool
   ) -> None:
     self._engine = state.engine
     self._executor = executor
@@ -87,9 +83,7 @@ class BackgroundCompiler:
       if failures_lib.is_users(self._error):
         failures.add(self._error, base.describe_error(self._error))
         return self._cohort.view.number
-      raise base.CompilationError(
-          f"A program failed to compile: {self._error}"
-      ) from self._error
+      raise base.CompilationError(f"A program failed to compile: {self._error}") from self._error
     newest, adopted = self._cohort.newest, self._cohort.view.number
     if newest.number > max(adopted, self._asked):
       self._asked = newest.number
@@ -116,9 +110,7 @@ class BackgroundCompiler:
   def _begin(self, *, pauses: float) -> None:
     self._followed = self._state.layout
     jobs = compile_ahead.compile_jobs(
-        self._engine,
-        evaluate=self._evaluate,
-        more=self._executor.jobs,
+        self._engine, evaluate=self._evaluate, more=self._executor.jobs
     )
     self._submit(self._call, [*jobs, moves.load_solver], pauses)
     self._submit(self._follow_deaths, self._state.plan_deaths(), pauses)
@@ -138,18 +130,14 @@ class BackgroundCompiler:
   def _jobs_of(self, layout: layout_lib.Layout) -> list[Callable[[], Any]]:
     own = layout.by_segment
     return compile_ahead.compile_jobs_of(
-        self._engine,
-        *(own.owners, own.shadows, own.lines),
-        more=self._executor.jobs,
+        self._engine, *(own.owners, own.shadows, own.lines), more=self._executor.jobs
     )
 
   def _prepare(self, view: base.ViewId, jobs: list[Callable[[], Any]]) -> None:
     self._call(jobs)
     self._ready = max(view, self._ready)
 
-  def _follow_deaths(
-      self, layouts: Iterable[layout_lib.Layout], pauses: float
-  ) -> None:
+  def _follow_deaths(self, layouts: Iterable[layout_lib.Layout], pauses: float) -> None:
     for layout in layouts:
       if self._is_closed:
         return

@@ -55,12 +55,9 @@ class Control:
     lines, results = engine.lines, engine.results
     states = {number: node.state for number, node in engine.nodes.items()}
     try:
-      engine.results = dataclasses.replace(
-          results, totals={}, received={}, proposed={}
-      )
+      engine.results = dataclasses.replace(results, totals={}, received={}, proposed={})
       engine.lines = [
-          (row, [share for share in shares if share != dropped])
-          for row, shares in lines
+          (row, [share for share in shares if share != dropped]) for row, shares in lines
       ]
       reduce.reduce(engine)
       for node in engine.nodes.values():
@@ -81,14 +78,9 @@ class Control:
 
   def _find_scale(self) -> float:
     sums = sums_lib.LocalSums(
-        {
-            stage: tuple(norms.tolist())
-            for stage, norms in reduce.stage_norms(self._engine).items()
-        },
+        {stage: tuple(norms.tolist()) for stage, norms in reduce.stage_norms(self._engine).items()},
         tuple(reduce.loss(self._engine).tolist()),
     )
     return sums_lib.add_up(
-        [sums],
-        num_stages=len(self._engine.specs),
-        clip_norm=self._job.config.optimizer.clip_norm,
+        [sums], num_stages=len(self._engine.specs), clip_norm=self._job.config.optimizer.clip_norm
     ).scale

@@ -49,11 +49,7 @@ class Evaluated(NamedTuple):
 
 
 def run(
-    job: job_lib.Job,
-    data: failures.SafeData,
-    given: environment.Environment,
-    *,
-    step: base.StepId,
+    job: job_lib.Job, data: failures.SafeData, given: environment.Environment, *, step: base.StepId
 ) -> Evaluated:
   """Returns the mean "loss" in nats, and "accuracy" if the model has one.
 
@@ -71,10 +67,7 @@ def run(
     numbers = range(first, min(first + count, num))
     own = evaluate(
         job.engine,
-        (
-            (i, data.eval_microbatch(*divmod(i, batches.num_microbatches)))
-            for i in numbers
-        ),
+        ((i, data.eval_microbatch(*divmod(i, batches.num_microbatches))) for i in numbers),
         check=cohort.check,
     )
     mine = EvalPart(

@@ -63,9 +63,7 @@ class Failures:
     self.first = Failure()
     self.error: Exception | None = None
 
-  def add(
-      self, error: Exception, text: str, *, place: ReadPlace | None = None
-  ) -> None:
+  def add(self, error: Exception, text: str, *, place: ReadPlace | None = None) -> None:
     """Keeps an error, unless there is one."""
     if self.error is None:
       self.error = error
@@ -75,9 +73,7 @@ class Failures:
 class SafeData:
   """The data of a member; an error is kept in `failures`, not raised."""
 
-  def __init__(
-      self, task: build.Task, cohort: cohort_lib.Cohort, failures: Failures
-  ) -> None:
+  def __init__(self, task: build.Task, cohort: cohort_lib.Cohort, failures: Failures) -> None:
     self._batches, self.cohort = task.batches, cohort
     self._like = task.whole.batch
     self.failures = failures
@@ -126,10 +122,7 @@ class SafeData:
       if is_local(error) and self._may_die():
         raise base.NodeFailedError(text) from error
       kept = self._like if keys is None else keys
-      return {
-          key: np.ones(self._like[key].shape, self._like[key].dtype)
-          for key in kept
-      }
+      return {key: np.ones(self._like[key].shape, self._like[key].dtype) for key in kept}
 
   def _check(self, arrays: Mapping[str, np.ndarray]) -> None:
     for name in arrays.keys() & self._like.keys():
@@ -164,9 +157,7 @@ class SafeData:
     return f"{kind}samples {samples[0]} to {samples[-1]}"
 
 
-def decide(
-    failed: Collection[Failure], data: SafeData, *, steps: base.StepId
-) -> Failure:
+def decide(failed: Collection[Failure], data: SafeData, *, steps: base.StepId) -> Failure:
   """Returns the failure that ends the run, on all members; blocks.
 
   If only the members that have failed must end, raises `base.NodeFailedError`
@@ -182,9 +173,7 @@ def decide(
   return min(failed, key=lambda one: (one.place or (), one.text))
 
 
-def end_run(
-    cohort: cohort_lib.Cohort, why: str, error: Exception | None
-) -> NoReturn:
+def end_run(cohort: cohort_lib.Cohort, why: str, error: Exception | None) -> NoReturn:
   """Ends the run on all nodes, and raises `base.RunFailedError`."""
   cohort.report("failed", reason=why)
   raise base.RunFailedError(why) from error

@@ -87,9 +87,7 @@ def train_and_evaluate(
   meter_lib.make_meter(config)  # Checks the prices.
   due = sizes.read_faults(config, faults)
   num_nodes, source = sizes.num_nodes(config), faults or ""
-  faults_lib.check_nodes(
-      due, num_nodes=num_nodes, zones=local_cohort.ZONES, source=source
-  )
+  faults_lib.check_nodes(due, num_nodes=num_nodes, zones=local_cohort.ZONES, source=source)
   job = job_lib.make_job(config, devices=_place_nodes(config, due))
   saving.check_same(config, job.task, where.checkpoints)
   if with_control:
@@ -118,11 +116,7 @@ def train_and_evaluate(
     stack.enter_context(hearing(cohort.ask_to_stop))
     is_done = worker.run(stop_at)
     missed = faults_lib.find_missed(
-        due,
-        cohort.happened,
-        first=cohort.first_step,
-        end=worker.state.steps,
-        source=source,
+        due, cohort.happened, first=cohort.first_step, end=worker.state.steps, source=source
     )
     for line in missed:
       progress.show_text(line)
@@ -172,17 +166,13 @@ def train_in_cluster(
     base.UnrecoverableHereError: A stage has no copy left.
   """
   config = accept.accept(config)
-  joined = _join(
-      config, agent, number=number, stamp=stamp, host=host, identity=identity
-  )
+  joined = _join(config, agent, number=number, stamp=stamp, host=host, identity=identity)
   fence = fence_lib.Fence(workdir)
   # A cluster may also follow a trace, which needs no faults here.
   strikes = None
   if director:
     strikes = cluster_cohort.RemoteDirector(director, number=number, name=name)
-  job = job_lib.make_job(
-      config, devices=joined.devices, exchange=joined.transport
-  )
+  job = job_lib.make_job(config, devices=joined.devices, exchange=joined.transport)
   given = environment.Environment(
       cohort=cluster_cohort.ClusterCohort(joined.client, joined.exits),
       workdir=workdir_lib.Workdir.at(workdir),
@@ -233,8 +223,7 @@ def _join(
   )
   # Asks nobody before `start` below.
   collectives = executors.make_collectives(
-      *(config, number, transport),
-      is_lost=lambda node: node not in client.newest.numbers,
+      *(config, number, transport), is_lost=lambda node: node not in client.newest.numbers
   )
   exits = cluster_cohort.Exits(transport, collectives)
   waits.tell_on_signal(number, exits.begun)

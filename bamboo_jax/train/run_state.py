@@ -87,9 +87,7 @@ class RunState:
   slow: Mapping[base.NodeId, float] = dataclasses.field(default_factory=dict)
   named: tuple[slowness.Named, ...] = ()
   num_skipped: int = 0
-  _settled: (
-      tuple[base.ViewId, layout_lib.Layout, Mapping[base.NodeId, float]] | None
-  ) = None
+  _settled: tuple[base.ViewId, layout_lib.Layout, Mapping[base.NodeId, float]] | None = None
   _compared: tuple[base.ViewId, int, base.StepId] | None = None
 
   @property
@@ -144,10 +142,7 @@ class RunState:
       self.transfer.put(node, stage, state)
 
   def statuses(
-      self,
-      holdings: Mapping[base.NodeId, holdings_lib.Holdings],
-      *,
-      since_secs: float,
+      self, holdings: Mapping[base.NodeId, holdings_lib.Holdings], *, since_secs: float
   ) -> Statuses:
     """Returns the reports on local nodes.
 
@@ -186,12 +181,7 @@ class RunState:
       facts = {**json_lib.to_plain(layout), "members": members}
       self.cohort.report("facts", facts=facts)
 
-  def catch_up(
-      self,
-      agreement: agreement_lib.Agreement,
-      *,
-      commit: Callable[[], None],
-  ) -> None:
+  def catch_up(self, agreement: agreement_lib.Agreement, *, commit: Callable[[], None]) -> None:
     """Catches up with the members that are ahead.
 
     `commit` commits the current step.
@@ -241,13 +231,9 @@ class RunState:
     """Returns the change between two steps if nodes `alive` were members."""
     return self._plan(self.cohort.newest, {*alive, *self.layout.nodes})
 
-  def _plan(
-      self, view: views.View, nodes: Collection[base.NodeId]
-  ) -> assignment.LayoutChange:
+  def _plan(self, view: views.View, nodes: Collection[base.NodeId]) -> assignment.LayoutChange:
     zones = cohort_lib.zones_of(view)
-    return self.rules.improve(
-        self.layout, nodes, zones=zones, leaving=view.leaving, slow=self.slow
-    )
+    return self.rules.improve(self.layout, nodes, zones=zones, leaving=view.leaving, slow=self.slow)
 
   def plan_deaths(self) -> Iterator[layout_lib.Layout]:
     """Yields the layouts after any single death that need new programs.
@@ -256,10 +242,7 @@ class RunState:
     """
     view = self.cohort.view
     return self.rules.after_deaths(
-        self.layout,
-        view.numbers,
-        zones=cohort_lib.zones_of(view),
-        leaving=view.leaving,
+        self.layout, view.numbers, zones=cohort_lib.zones_of(view), leaving=view.leaving
     )
 
   def improve(self, begin: Callable[[assignment.LayoutChange], None]) -> bool:
@@ -280,10 +263,7 @@ class RunState:
     return True
 
   def carry_out(
-      self,
-      change: assignment.LayoutChange,
-      *,
-      restored: base.StepId = base.StepId(0),  # noqa: B008
+      self, change: assignment.LayoutChange, *, restored: base.StepId = base.StepId(0)  # noqa: B008
   ) -> None:
     """Changes the layout on all members, in two phases; blocks.
 

@@ -25,11 +25,7 @@ class StateTransfer:
     fetched_for: Version of the layout for which state was last fetched.
   """
 
-  def __init__(
-      self,
-      engine: engine_lib.Engine,
-      cohort: cohort_lib.Cohort,
-  ) -> None:
+  def __init__(self, engine: engine_lib.Engine, cohort: cohort_lib.Cohort) -> None:
     self._engine = engine
     self._cohort = cohort
     self._fetched: dict[NodeStage, spec_lib.StageState] = {}
@@ -40,9 +36,7 @@ class StateTransfer:
     assert self._engine.exchange is not None, "All nodes are in this process."
     return self._engine.exchange
 
-  def prefetch(
-      self, copies: Iterable[failover.StageCopy], *, version: int
-  ) -> None:
+  def prefetch(self, copies: Iterable[failover.StageCopy], *, version: int) -> None:
     """Sends and fetches the state for layout `version`; installs nothing yet.
 
     Blocks until the state has arrived.
@@ -55,21 +49,14 @@ class StateTransfer:
     for copy in copies:
       if copy not in mine and copy.source in engine.nodes:
         name = _name(copy, version)
-        for leaf in jax.tree.leaves(
-            engine.nodes[copy.source].state[copy.stage]
-        ):
+        for leaf in jax.tree.leaves(engine.nodes[copy.source].state[copy.stage]):
           self._exchange.send(copy.destination, name, [leaf])
     self._fetched, self.fetched_for = {}, version
     for copy in mine:
       self._engine.load_programs(copy.destination, copy.stage)
       self._fetched[copy.destination, copy.stage] = self._fetch(copy, version)
 
-  def keep(
-      self,
-      states: Mapping[NodeStage, spec_lib.StageState],
-      *,
-      version: int,
-  ) -> None:
+  def keep(self, states: Mapping[NodeStage, spec_lib.StageState], *, version: int) -> None:
     """Keeps state, by node and stage, to install for layout `version`."""
     for node, stage in states:
       self._engine.load_programs(node, stage)
@@ -85,16 +72,12 @@ class StateTransfer:
     """Drops fetched state, for a change of the layout that was discarded."""
     self._fetched, self.fetched_for = {}, -1
 
-  def put(
-      self, node: base.NodeId, stage: base.StageId, state: spec_lib.StageState
-  ) -> None:
+  def put(self, node: base.NodeId, stage: base.StageId, state: spec_lib.StageState) -> None:
     """Sets the state of a stage on a local node."""
     self._engine.load_programs(node, stage)
     self._engine.nodes[node].put_state(stage, state)
 
-  def _fetch(
-      self, copy: failover.StageCopy, version: int
-  ) -> spec_lib.StageState:
+  def _fetch(self, copy: failover.StageCopy, version: int) -> spec_lib.StageState:
     """Returns the state to copy; blocks until it has arrived."""
     if copy.source in self._engine.nodes:
       return self._engine.nodes[copy.source].state[copy.stage]

@@ -74,15 +74,9 @@ class Vote:
   ready: int = -1
   passes: account_lib.NodeTime = account_lib.NodeTime()
   span_secs: float = 0.0
-  sums_secs: Mapping[base.StageId, float] = dataclasses.field(
-      default_factory=dict
-  )
-  owed: Mapping[base.ViewId, tuple[float, float]] = dataclasses.field(
-      default_factory=dict
-  )
-  ran: Mapping[base.NodeId, filling_lib.Ran] = dataclasses.field(
-      default_factory=dict
-  )
+  sums_secs: Mapping[base.StageId, float] = dataclasses.field(default_factory=dict)
+  owed: Mapping[base.ViewId, tuple[float, float]] = dataclasses.field(default_factory=dict)
+  ran: Mapping[base.NodeId, filling_lib.Ran] = dataclasses.field(default_factory=dict)
   prints: replicas.Prints | None = None
   nonfinite: str = ""
   save: parts.PartsReport | None = None
@@ -240,9 +234,7 @@ class StepRunner:
     with self._phase("norm"):
       self._sums = self._gather_sums()
       num = self._num_before
-      self._skipped = sums_lib.judge(
-          self._step, self._sums, self._options, num_skipped=num
-      )
+      self._skipped = sums_lib.judge(self._step, self._sums, self._options, num_skipped=num)
       self.num_skipped = num + 1 if self._skipped else 0
     with self._phase("refresh"):
       if not self._skipped:
@@ -291,9 +283,7 @@ class StepRunner:
 
   def compile(self, *, evaluate: bool) -> None:
     """Compiles all programs of local nodes; blocks."""
-    compile_ahead.compile_all(
-        self._engine, evaluate=evaluate, more=self.executor.jobs
-    )
+    compile_ahead.compile_all(self._engine, evaluate=evaluate, more=self.executor.jobs)
 
   @property
   def planned_passes(self) -> account_lib.NodeTime | None:
@@ -364,9 +354,7 @@ class StepRunner:
     )
     key = f"sums {self._step}"
     said = self._delays.gather(lambda: self._cohort.gather(key, mine))
-    return sums_lib.add_up(
-        said.values(), num_stages=last + 1, clip_norm=self._options.clip_norm
-    )
+    return sums_lib.add_up(said.values(), num_stages=last + 1, clip_norm=self._options.clip_norm)
 
   @contextlib.contextmanager
   def _phase(self, phase: str) -> Iterator[None]:

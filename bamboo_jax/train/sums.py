@@ -61,9 +61,7 @@ class StepSums:
     return "samples" if 0 < self.weight <= batch_size else "tokens"
 
 
-def add_up(
-    said: Iterable[LocalSums], *, num_stages: int, clip_norm: float | None
-) -> StepSums:
+def add_up(said: Iterable[LocalSums], *, num_stages: int, clip_norm: float | None) -> StepSums:
   """Returns the sums of a step from the parts `said` by all members.
 
   `clip_norm` is the largest norm of the mean gradient; None: no clipping.
@@ -82,11 +80,7 @@ def add_up(
 
 
 def judge(
-    step: base.StepId,
-    sums: StepSums,
-    options: surroundings.OptimizerSection,
-    *,
-    num_skipped: int,
+    step: base.StepId, sums: StepSums, options: surroundings.OptimizerSection, *, num_skipped: int
 ) -> str:
   """Returns why `step`, from 0, must not change the state; "" if it may.
 

@@ -66,11 +66,7 @@ class Worker:
         check_fence=lambda: given.check_fence(cohort.view.epoch),
     )
     self.state = run_state_lib.RunState(
-        engine,
-        cohort,
-        transfer=self._transfer,
-        rules=job.rules,
-        writer=self._writer,
+        engine, cohort, transfer=self._transfer, rules=job.rules, writer=self._writer
     )
     self._outputs = outputs_lib.Outputs(job, given, self.state)
     self._log = run_log.RunLog(self.state, self._outputs, config.recovery.slow)
@@ -156,9 +152,7 @@ class Worker:
     votes = self._step.vote(self._vote())
     if self._decide_on(vote.failure for vote in votes.values()):
       return
-    sums_lib.check_state(
-        self.state.steps, (v.nonfinite for v in votes.values())
-    )
+    sums_lib.check_state(self.state.steps, (v.nonfinite for v in votes.values()))
     self._commit(votes)
     if any(vote.stops for vote in votes.values()):
       self._stop_at, self._saves_at_stop = self.state.steps, True
@@ -242,10 +236,7 @@ class Worker:
         step,
         functools.partial(self._data.microbatch, step),
         faults_lib.FaultsDue(
-            self._given.faults,
-            step=step,
-            owners=layout.owners,
-            hosted=self._cohort.hosted,
+            self._given.faults, step=step, owners=layout.owners, hosted=self._cohort.hosted
         ),
         self.state.num_skipped,
     )
@@ -287,9 +278,7 @@ class Worker:
     held = self._step.executor.holdings(is_begun=is_begun)
     since = self._given.started_secs
     said = cohort.gather("status", state.statuses(held, since_secs=since))
-    statuses = {
-        n: s for words in said.values() for n, s in words.by_node.items()
-    }
+    statuses = {n: s for words in said.values() for n, s in words.by_node.items()}
     agreed_at_secs = time.perf_counter()
     agreement = agreement_lib.agree(
         statuses,
@@ -304,9 +293,7 @@ class Worker:
       )
     if agreement.lost:
       silent_secs = [words.silent_secs for words in said.values()]
-      self._log.add_loss(
-          agreement, silent_secs=silent_secs, agreed_at_secs=agreed_at_secs
-      )
+      self._log.add_loss(agreement, silent_secs=silent_secs, agreed_at_secs=agreed_at_secs)
     known = {*state.damaged, *(d for s in statuses.values() for d in s.damaged)}
     state.damaged = tuple(sorted(known))
     self.engine.links.drain(cohort.view.numbers | cohort.newest.numbers)
@@ -400,9 +387,7 @@ class Worker:
       self._log.save_last()
     if self._failed.text:
       self._cohort.gather("saved", None)
-      failures_lib.end_run(
-          self._cohort, self._failed.text, self._data.failures.error
-      )
+      failures_lib.end_run(self._cohort, self._failed.text, self._data.failures.error)
     self._log.write_summary()
     if saves:
       self._cohort.gather(messages.FINISHED, None)

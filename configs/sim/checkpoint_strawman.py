@@ -44,8 +44,6 @@ def get_config() -> ml_collections.ConfigDict:
       zone_correlation=0.0,
       reacquire_secs=2052.0,
   )
-  config.sweep.update(
-      field="durations.restart_secs", values=(73.3, 123.3), num_seeds=20
-  )
+  config.sweep.update(field="durations.restart_secs", values=(73.3, 123.3), num_seeds=20)
   config.plots = False
   return config

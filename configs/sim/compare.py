@@ -27,8 +27,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
   variants = {*variant.split(",")} - {""}
   if unknown := variants - {"planners", "quick", "single"}:
     raise ValueError(
-        "A variant must be planners, quick or single, got "
-        f"{', '.join(sorted(unknown))}."
+        "A variant must be planners, quick or single, got " f"{', '.join(sorted(unknown))}."
     )
   config = config_dict.create(
       experiment="compare",
@@ -49,14 +48,11 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
           notice_secs=0.0,
       ),
       trace_file=dict(  # Changes to the file of --trace.
-          num_nodes=config_dict.placeholder(int),  # None: as in the file.
-          time_scale=1.0,
+          num_nodes=config_dict.placeholder(int), time_scale=1.0  # None: as in the file.
       ),
       # Modules that register policies, see docs/research/simulate.md.
       plugins=(),
-      policies=_plain(
-          presets.PLANNERS if "planners" in variants else presets.POLICIES
-      ),
+      policies=_plain(presets.PLANNERS if "planners" in variants else presets.POLICIES),
       sweep=dict(
           field="trace.hazard_per_node_hour",  # Any field of this config.
           values=(0.01, 0.05, 0.1, 0.25, 0.5),
@@ -83,7 +79,7 @@ def _make_workload() -> dict[str, object]:
           column="samples_per_sec",
           samples_per_step=1024.0,
           where=dict(  # Required values of other columns.
-              model=config_dict.placeholder(str),  # None: any.
+              model=config_dict.placeholder(str)  # None: any.
           ),
       ),
       **presets.JOB,  # Stages, microbatches per step, samples in each.
@@ -97,9 +93,7 @@ def _make_workload() -> dict[str, object]:
   )
 
 
-def _fit_one_pipeline(
-    config: ml_collections.ConfigDict, *, has_planners: bool
-) -> None:
+def _fit_one_pipeline(config: ml_collections.ConfigDict, *, has_planners: bool) -> None:
   """Reduces the nodes so that one pipeline needs most of them."""
   config.trace.nodes_per_zone = (4, 4, 3)
   config.workload.memory_limit_gib = 1.6

@@ -148,22 +148,14 @@ def _plan_step() -> tuple[Slots, Slots]:
   """Returns the rows of a step, and those that finish it after the death."""
   roles = failover.Roles.initial(range(_STAGES))
   costs = costs_lib.StageCosts(
-      forward_ms=(1.0,) * _STAGES,
-      backward_ms=(2.0,) * _STAGES,
-      transfer_ms=(0.0,) * (_STAGES - 1),
+      forward_ms=(1.0,) * _STAGES, backward_ms=(2.0,) * _STAGES, transfer_ms=(0.0,) * (_STAGES - 1)
   )
   bounds = scheduler.one_f_one_b_bounds(_STAGES)
   whole = redundancy.plan_redundancy(
-      "eager",
-      roles=roles,
-      microbatches=range(_MICROBATCHES),
-      costs=costs,
-      in_flight=bounds,
+      "eager", roles=roles, microbatches=range(_MICROBATCHES), costs=costs, in_flight=bounds
   ).timeline.rows
   held = {
-      node: holdings_lib.after(
-          s.instruction for s in row if s.end_ms <= _DIED_MS
-      )
+      node: holdings_lib.after(s.instruction for s in row if s.end_ms <= _DIED_MS)
       for node, row in whole.items()
   }
   roles, held = failover.fail_over(roles, held, {_VICTIM})
@@ -174,20 +166,10 @@ def _plan_step() -> tuple[Slots, Slots]:
 
 
 def _draw_rows(
-    drawing: Drawing,
-    rows: Slots,
-    x: float,
-    y: float,
-    scale: float,
-    *,
-    owed: int | None = None,
+    drawing: Drawing, rows: Slots, x: float, y: float, scale: float, *, owed: int | None = None
 ) -> None:
   """Draws the passes of each node; those of the stage `owed` stand out."""
-  colours = {
-      Op.FORWARD: _FORWARD,
-      Op.BACKWARD: _BACKWARD,
-      Op.REDUNDANT_FORWARD: _REDUNDANT,
-  }
+  colours = {Op.FORWARD: _FORWARD, Op.BACKWARD: _BACKWARD, Op.REDUNDANT_FORWARD: _REDUNDANT}
   for node, row in rows.items():
     top = y + node * 36
     if owed is None:
@@ -244,21 +226,11 @@ def draw_ladder() -> Drawing:
           "owner and shadow are lost, another pipeline lives",
           "other pipelines compute the shares of this one",
       ),
-      (
-          "reconfigure",
-          "every layer has a copy somewhere",
-          "new pipelines; the step is made again",
-      ),
-      (
-          "checkpoint",
-          "some layer has no copy left",
-          "new pipelines from the newest checkpoint",
-      ),
+      ("reconfigure", "every layer has a copy somewhere", "new pipelines; the step is made again"),
+      ("checkpoint", "some layer has no copy left", "new pipelines from the newest checkpoint"),
   )
   drawing = Drawing(900, 290)
-  drawing.text(
-      14, 24, "Nodes die: the first rung that suffices", size=15, bold=True
-  )
+  drawing.text(14, 24, "Nodes die: the first rung that suffices", size=15, bold=True)
   for index, (name, when, what) in enumerate(rungs):
     left, top = 20 + index * 40, 44 + index * 58
     fill = (_BACKWARD, _FORWARD, _REDUNDANT, _OWED)[index]
@@ -298,14 +270,7 @@ def draw_membership() -> Drawing:
   say(n1, n0, 268, "what I hold, how far I am")
   say(n0, n1, 304, "what I hold, how far I am")
   for x in (n0, n1):
-    drawing.box(
-        x - 100,
-        324,
-        200,
-        44,
-        _BACKWARD,
-        text="the same decision\nfrom the same facts",
-    )
+    drawing.box(x - 100, 324, 200, 44, _BACKWARD, text="the same decision\nfrom the same facts")
   return drawing
 
 

@@ -93,8 +93,7 @@ def simulate(
   """
   if not 0 <= preemption_probability < 1:
     raise ValueError(
-        "preemption_probability must be at least 0 and below 1, got "
-        f"{preemption_probability}."
+        "preemption_probability must be at least 0 and below 1, got " f"{preemption_probability}."
     )
   rules = bamboo_rules.BambooRules(
       num_stages=model.num_stages,

@@ -35,11 +35,7 @@ def draw_hours(
   rows = [(0, True, name) for name in live]
   for hour in itertools.count():
     start_ms = hour * artifact_loop.HOUR_MS
-    losses = [
-        (draw_ms(), name)
-        for name in live
-        if draw_chance() < preemption_probability
-    ]
+    losses = [(draw_ms(), name) for name in live if draw_chance() < preemption_probability]
     heapq.heapify(losses)
     candidates = range(capacity - len(live) + len(losses))
     probability = probabilities[hour % 24]

@@ -240,9 +240,7 @@ class Loop:
     """Returns the mean number of live nodes until the last step's end."""
     return self._node_ms_until(self.last_ms) / max(1, self.last_ms)
 
-  def _push(
-      self, at_ms: int, kind: int, act: Callable[..., None], *arguments: Any
-  ) -> None:
+  def _push(self, at_ms: int, kind: int, act: Callable[..., None], *arguments: Any) -> None:
     event = _Event(8 * at_ms + kind)
     event.act, event.arguments = act, arguments
     heapq.heappush(self._queue, event)

@@ -95,8 +95,6 @@ class BambooRules:
     """Returns whether usable nodes wait, or a fatal loss is too likely."""
     doubled, waiting = self._num_doubled, loop.num_waiting
     training = loop.num_pipelines * self.num_stages - doubled
-    if doubled and (
-        waiting >= doubled or 2 * doubled > _MAX_EXPOSED * training
-    ):
+    if doubled and (waiting >= doubled or 2 * doubled > _MAX_EXPOSED * training):
       return True
     return (training + waiting) // self.num_stages > loop.num_pipelines

@@ -83,8 +83,7 @@ def run(
     rows.append(_row(policy, None, _estimate([outcome]), None))
   is_bert = config.model == "BERT"
   report = content.Page(
-      title=f"{config.model} on preemptible nodes, by the rules of Bamboo's "
-      "artifact",
+      title=f"{config.model} on preemptible nodes, by the rules of Bamboo's " "artifact",
       remarks=_REMARKS if is_bert else _REMARKS[:1],
       curves=[_curve(policy, estimates) for policy in config.policies],
       comparisons=_compare(estimates, on_demand) if is_bert else [],
@@ -109,8 +108,7 @@ def _make_tasks(config: ml_collections.ConfigDict) -> Iterator[Task]:
   for probability in config.preemption_probabilities:
     if not isinstance(probability, numbers.Real) or not 0 <= probability < 1:
       raise ValueError(
-          "preemption_probabilities must be numbers from 0 to below 1, got "
-          f"{probability!r}."
+          "preemption_probabilities must be numbers from 0 to below 1, got " f"{probability!r}."
       )
   end_seed = config.first_seed + config.num_seeds
   for policy in config.policies:
@@ -158,11 +156,7 @@ def _row(
 
 
 def _curve(policy: str, estimates: Estimates) -> content.Curve:
-  values = {
-      rate: figures["value"]
-      for (name, rate), figures in estimates.items()
-      if name == policy
-  }
+  values = {rate: figures["value"] for (name, rate), figures in estimates.items() if name == policy}
   return content.Curve(
       policy=f"{policy} ({_STEP_TIMES[policy]} step times)",
       points=[value.at(rate) for rate, value in values.items()],
@@ -191,9 +185,7 @@ def _compare(
     if policy == "bamboo":
       lines += [
           content.Figures(
-              what=f"value, {name}",
-              published=published_on_demand,
-              simulated=[outcome.value],
+              what=f"value, {name}", published=published_on_demand, simulated=[outcome.value]
           )
           for name, outcome in on_demand.items()
       ]
@@ -214,9 +206,7 @@ def _compare(
 def _read_published() -> tuple[dict[float, dict[str, float]], float]:
   """Returns the figures by probability, and the value on demand."""
   with _PUBLISHED.open(encoding="utf-8", newline="") as file:
-    rows = {
-        row.pop("preemption_probability"): row for row in csv.DictReader(file)
-    }
+    rows = {row.pop("preemption_probability"): row for row in csv.DictReader(file)}
   on_demand = float(rows.pop("on-demand")["value"])
   figures = {
       float(probability): {
@@ -234,19 +224,14 @@ def run_task(task: Task) -> tuple[list[artifact.Outcome], float]:
   start = time.process_time()
   outcomes = [
       artifact.simulate(
-          task.model,
-          preemption_probability=task.probability,
-          seed=seed,
-          **task.latencies_ms,
+          task.model, preemption_probability=task.probability, seed=seed, **task.latencies_ms
       )
       for seed in task.seeds
   ]
   return outcomes, time.process_time() - start
 
 
-def estimate(
-    tasks: Sequence[Task], where: sweep.Where = sweep.HERE
-) -> Estimates:
+def estimate(tasks: Sequence[Task], where: sweep.Where = sweep.HERE) -> Estimates:
   """Returns estimates by policy and probability, then by figure.
 
   Shows progress, and prints the cost of an event. Raises as `sweep.run`.
@@ -273,10 +258,5 @@ def estimate(
   return {key: _estimate(found) for key, found in outcomes.items()}
 
 
-def _estimate(
-    outcomes: Sequence[artifact.Outcome],
-) -> dict[str, output.Estimate]:
-  return {
-      name: output.estimate([getattr(o, name) for o in outcomes])
-      for name in _FIGURES
-  }
+def _estimate(outcomes: Sequence[artifact.Outcome]) -> dict[str, output.Estimate]:
+  return {name: output.estimate([getattr(o, name) for o in outcomes]) for name in _FIGURES}

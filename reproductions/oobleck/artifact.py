@@ -93,18 +93,13 @@ def simulate(
 
 
 def _make_rules(
-    model: inputs.Model,
-    system: str,
-    rows: Sequence[artifact_loop.Row],
-    has_rollback: bool,
+    model: inputs.Model, system: str, rows: Sequence[artifact_loop.Row], has_rollback: bool
 ) -> artifact_loop.Rules:
   if system == "oobleck":
     return oobleck_rules.OobleckRules(model)
   if system == "varuna":
     removals_ms = [time_ms for time_ms, is_added, _ in rows if not is_added]
-    return oobleck_rules.VarunaRules(
-        model, removals_ms, has_rollback=has_rollback
-    )
+    return oobleck_rules.VarunaRules(model, removals_ms, has_rollback=has_rollback)
   return bamboo_rules.BambooRules(
       num_stages=inputs.NUM_STAGES,
       step_ms=lambda _, num_ready: model.step_ms("bamboo", num_ready),
@@ -112,9 +107,7 @@ def _make_rules(
   )
 
 
-def _shares(
-    rules: artifact_loop.Rules, loop: artifact_loop.Loop
-) -> Mapping[str, float]:
+def _shares(rules: artifact_loop.Rules, loop: artifact_loop.Loop) -> Mapping[str, float]:
   sums = {"effective": loop.queued_ms, "fallback": rules.lost_ms}
   global_ms, local_ms = loop.timer_sum_ms[True], loop.timer_sum_ms[False]
   if isinstance(rules, oobleck_rules.OobleckRules):

@@ -134,9 +134,7 @@ def play_case(job: Play) -> Case:
   recorded = grows if recorded is None else recorded
   skips_rollback = recorded and model.name in artifact.NO_ROLLBACK
   what = (model, system, trace)
-  play = functools.partial(
-      artifact.simulate, *what, has_rollback=not skips_rollback
-  )
+  play = functools.partial(artifact.simulate, *what, has_rollback=not skips_rollback)
   outcome, in_order = play(), play(flaws=_IN_TIME_ORDER)
   no_flaws = artifact.simulate(*what, flaws=artifact_loop.SOUND)
   note = _OOM
@@ -156,15 +154,11 @@ def play_case(job: Play) -> Case:
       ),
       note=note,
       published=None if figure == _OOM else float(figure),
-      losses_per_hour=(
-          None if grows else num_losses / (trace.duration_ms / 3.6e6)
-      ),
+      losses_per_hour=(None if grows else num_losses / (trace.duration_ms / 3.6e6)),
   )
 
 
-def _find_name(
-    trace: trace_lib.Trace, published: Mapping[str, trace_lib.Trace]
-) -> str:
+def _find_name(trace: trace_lib.Trace, published: Mapping[str, trace_lib.Trace]) -> str:
   """Returns the name of the published trace equal to `trace`, or its own."""
   for name, known in published.items():
     if _events(known) == _events(trace):
@@ -211,8 +205,7 @@ def _curves(cases: Sequence[Case]) -> list[content.Curve]:
       by_loss.setdefault(case.losses_per_hour, []).append(rate / best)
   return [
       content.Curve(
-          policy=name,
-          points=[_point(rate, by_model) for rate, by_model in by_loss.items()],
+          policy=name, points=[_point(rate, by_model) for rate, by_model in by_loss.items()]
       )
       for name, by_loss in shares.items()
   ]

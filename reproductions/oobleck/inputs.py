@@ -105,9 +105,7 @@ def read_traces(folder: pathlib.Path) -> dict[str, Trace]:
   synthetic = re.findall(r"^\| (\w+) \| ([\d,]+) \| ([\d ]+) \|$", text, re.M)
   (recorded,) = re.findall(r"^```\n(0\+.*?)```", text, re.M | re.S)
   traces = {
-      name: _make_trace(
-          name, _synthetic_events(int(gap.replace(",", "")), nodes.split())
-      )
+      name: _make_trace(name, _synthetic_events(int(gap.replace(",", "")), nodes.split()))
       for name, gap, nodes in synthetic
   }
   traces["ec2"] = _make_trace("ec2", _recorded_events(recorded.split()))

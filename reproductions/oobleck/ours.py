@@ -29,11 +29,7 @@ _RUNGS = {
 _CHECKPOINT_EVERY = 10  # Steps of all nodes.
 # Placeholder: costs are not used.
 _PRICE = prices_lib.Price(
-    instance="none",
-    on_demand_usd_per_hour=1.0,
-    spot_usd_per_hour=1.0,
-    source="none",
-    date="2023",
+    instance="none", on_demand_usd_per_hour=1.0, spot_usd_per_hour=1.0, source="none", date="2023"
 )
 
 
@@ -48,8 +44,7 @@ def simulate(model: Model, system: str, trace: Trace) -> float | None:
       system,
       policies_lib.Settings(rungs=_RUNGS[system], fold=False, hand_over=False),
       policies_lib.Workload(
-          costs=_table(model, system, trace.num_nodes),
-          num_stages=_LEAST_STAGES[system],
+          costs=_table(model, system, trace.num_nodes), num_stages=_LEAST_STAGES[system]
       ),
       _durations(model, system),
   )

@@ -60,11 +60,7 @@ class VarunaRules:
   num_stages = inputs.NUM_STAGES
 
   def __init__(
-      self,
-      model: inputs.Model,
-      removals_ms: Sequence[int],
-      *,
-      has_rollback: bool,
+      self, model: inputs.Model, removals_ms: Sequence[int], *, has_rollback: bool
   ) -> None:
     self.lost_ms = self.checkpoint_sum_ms = 0
     self.idle_ms = 0.0

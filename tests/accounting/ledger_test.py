@@ -17,11 +17,7 @@ _WAITS = NodeTime(restart=8)
 
 def _account(**changes):
   fields = dict(
-      secs=10.0,
-      num_samples=5,
-      node_secs=20.0,
-      node_time=NodeTime(useful=20.0),
-      price=_PRICE,
+      secs=10.0, num_samples=5, node_secs=20.0, node_time=NodeTime(useful=20.0), price=_PRICE
   )
   return account_lib.Account(**{**fields, **changes})
 
@@ -45,9 +41,7 @@ class AccountTest(parameterized.TestCase):
     self.assertAlmostEqual(got["cost_usd"], 2 * 24.53)
     self.assertEqual(got["cost_usd"], got["spot_usd"])
     self.assertAlmostEqual(got["on_demand_usd"], 2 * num_nodes * 3.06)
-    self.assertAlmostEqual(
-        got["usd_per_million_samples"], 24.53 / 3600 / 40.37 * 1e6
-    )
+    self.assertAlmostEqual(got["usd_per_million_samples"], 24.53 / 3600 / 40.37 * 1e6)
     self.assertAlmostEqual(got["useful_pct"], 75.0)
     self.assertAlmostEqual(got["lost_pct"], 25.0)
 
@@ -62,8 +56,7 @@ class AccountTest(parameterized.TestCase):
     self.assertEqual(got, {k: v for k, v in priced.items() if k in got})
     self.assertEqual(
         priced.keys() - got.keys(),
-        {"instance", "market", "value", "mean_value"}
-        | {k for k in priced if "usd" in k},
+        {"instance", "market", "value", "mean_value"} | {k for k in priced if "usd" in k},
     )
     self.assertNotIn("$", account.render())
     self.assertStartsWith(account.render(), "time: 0.0028 h on 2.00 nodes")
@@ -77,11 +70,7 @@ class AccountTest(parameterized.TestCase):
     self.assertEqual(set(account.node_time.shares().values()), {0.0})
 
   @parameterized.named_parameters(
-      (
-          "parts",
-          {"node_secs": 20.1},
-          "the 20.1 node-seconds .*, got 20.0 .99.50",
-      ),
+      ("parts", {"node_secs": 20.1}, "the 20.1 node-seconds .*, got 20.0 .99.50"),
       ("more", {"node_secs": 0.0}, "the 0.0 node-seconds .*, got 20.0"),
       ("time", {"secs": 0.0}, "needs time"),
       ("samples", {"num_samples": math.inf}, "num_samples=inf"),
@@ -107,10 +96,7 @@ class LedgerTest(parameterized.TestCase):
     self.assertEqual(account.secs, 150.0)
     self.assertEqual(account.node_secs, 1400.0)
     self.assertEqual(account.num_samples, 500)
-    self.assertEqual(
-        account.node_time,
-        _TRAINS * 100 + NodeTime(restart=400),
-    )
+    self.assertEqual(account.node_time, _TRAINS * 100 + NodeTime(restart=400))
     # The time average of the value is not the quotient of the averages.
     value = 5 / (10 * 0.918)
     self.assertAlmostEqual(account.mean_value, value * 100 / 150)
@@ -145,10 +131,7 @@ class LedgerTest(parameterized.TestCase):
     account = ledger.account()
     self.assertEqual(account.num_samples, 100)
     self.assertEqual(account.secs, 35.0)
-    self.assertEqual(
-        account.node_time,
-        _TRAINS * 20 + NodeTime(idle=10, restart=40, lost=90),
-    )
+    self.assertEqual(account.node_time, _TRAINS * 20 + NodeTime(idle=10, restart=40, lost=90))
     ledger.roll_back(first)
     self.assertEqual(ledger.account().num_samples, 50)
     self.assertEqual(ledger.account().node_time.lost, 180)
@@ -244,9 +227,7 @@ _TIMES = st.builds(NodeTime, useful=_SECS, redundant=_SECS, recovery=_SECS)
 
 
 def _split(passes=NodeTime(), joint=NodeTime(), **values):  # noqa: B008
-  return account_lib.split_step(
-      10.0, num_nodes=4, passes=passes, joint=joint, **values
-  )
+  return account_lib.split_step(10.0, num_nodes=4, passes=passes, joint=joint, **values)
 
 
 class SplitStepTest(parameterized.TestCase):
@@ -255,9 +236,7 @@ class SplitStepTest(parameterized.TestCase):
     for got, want in (
         (_split(), NodeTime(bubble=40.0)),
         (
-            _split(
-                NodeTime(useful=20, redundant=3), NodeTime(useful=1), num_idle=2
-            ),
+            _split(NodeTime(useful=20, redundant=3), NodeTime(useful=1), num_idle=2),
             NodeTime(useful=24.0, redundant=3.0, bubble=13.0, idle=20.0),
         ),
         (
@@ -265,11 +244,7 @@ class SplitStepTest(parameterized.TestCase):
             NodeTime(useful=20.0, redundant=2.0, bubble=18.0),
         ),
         (
-            _split(
-                NodeTime(useful=20.0, recovery=2.0),
-                NodeTime(recovery=1),
-                lost_secs=7.0,
-            ),
+            _split(NodeTime(useful=20.0, recovery=2.0), NodeTime(recovery=1), lost_secs=7.0),
             NodeTime(useful=20.0, recovery=6.0, bubble=14.0, lost=7.0),
         ),
         (  # Parts that overlap: no more than there was.

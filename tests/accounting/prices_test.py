@@ -52,8 +52,7 @@ class PricesTest(parameterized.TestCase):
   def test_default_file_has_the_published_prices(self):
     path = _ROOT / "third_party" / "published" / "prices.csv"
     self.assertContainsSubset(
-        prices_lib.load_prices(path),
-        prices_lib.load_prices(prices_lib.DEFAULT_PATH),
+        prices_lib.load_prices(path), prices_lib.load_prices(prices_lib.DEFAULT_PATH)
     )
 
   def test_default_file_has_every_gpu_of_every_provider(self):
@@ -79,12 +78,7 @@ class PricesTest(parameterized.TestCase):
       ("date", "small", {"date": "2021"}, 1.0),
       ("own_date", "small", {"date": "small:2021"}, 1.0),
       ("own_region", "small", {"region": "small:west"}, 1.5),
-      (
-          "of_another",
-          "large",
-          {"date": "small:2021", "region": "small:x"},
-          24.0,
-      ),
+      ("of_another", "large", {"date": "small:2021", "region": "small:x"}, 24.0),
   )
   def test_find(self, instance, options, spot):
     path = self._write(header=_TWO)
@@ -102,12 +96,7 @@ class PricesTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("instance", "smal", {}, "Unknown instance in .*p.csv 'smal'; did you"),
       ("region", "small", {"region": "eas"}, "'eas'; did you mean 'east'"),
-      (
-          "date",
-          "small",
-          {"date": "2022"},
-          "date of small in .*p.csv '2022'.*2021, 2024",
-      ),
+      ("date", "small", {"date": "2022"}, "date of small in .*p.csv '2022'.*2021, 2024"),
       ("owner", "small", {"date": "small:1"}, "date of small in .*csv '1'"),
       ("several", "small", {}, "2 prices of 2024-06, in west, east: give"),
   )
@@ -118,17 +107,14 @@ class PricesTest(parameterized.TestCase):
 
   def test_a_price_that_is_unknown(self):
     """Other lines can be used, and so can other dates of the same instance."""
-    path = self._write(
-        "a,2,,s,2024", "a,2,1,s,2023", "b,3,1.5,s,2024", "c,,1,s,2024"
-    )
+    path = self._write("a,2,,s,2024", "a,2,1,s,2023", "b,3,1.5,s,2024", "c,,1,s,2024")
     self.assertIsNone(prices_lib.load_prices(path)[0].spot_usd_per_hour)
     find = functools.partial(prices_lib.find_price, prices=path)
     self.assertEqual(find("b").usd_per_hour("spot"), 1.5)
     self.assertEqual(find("a", date="2023").usd_per_hour("spot"), 1)
     for instance, column in (("a", "spot"), ("c", "on_demand")):
       with self.assertRaisesRegex(
-          ValueError,
-          f"'{instance}' has no {column}_usd_per_hour of 2024 in .*csv",
+          ValueError, f"'{instance}' has no {column}_usd_per_hour of 2024 in .*csv"
       ):
         find(instance)
 
@@ -150,11 +136,7 @@ class PricesTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("unknown", f"{_HEADER},spott", "p.csv:1: Unknown column 'spott'"),
       ("missing", "instance,source,date", "p.csv:1: column 'on_demand"),
-      (
-          "twice",
-          f"{_HEADER},year",
-          "p.csv:1: column 'date' is needed, and",
-      ),
+      ("twice", f"{_HEADER},year", "p.csv:1: column 'date' is needed, and"),
       ("empty", "", "p.csv: there are no prices"),
       ("only", _HEADER, "p.csv: there are no prices"),
   )

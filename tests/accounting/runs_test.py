@@ -55,10 +55,7 @@ class RunsTest(folders.FolderCase):
     got = runs.load_account(self.path, price=_PRICE, market="spot")
     self.assertEqual(got, ledger.account())
     self.assertEqual(got.num_samples, 16)
-    self.assertEqual(
-        got.node_time,
-        account_lib.NodeTime(useful=60, bubble=20, lost=40, restart=15),
-    )
+    self.assertEqual(got.node_time, account_lib.NodeTime(useful=60, bubble=20, lost=40, restart=15))
     self.assertAlmostEqual(got.usd, 135 * 3.6 / 3600)
 
   def test_totals_up_to_a_step(self):
@@ -71,9 +68,7 @@ class RunsTest(folders.FolderCase):
   def test_log_without_account(self):
     with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
       writer.write_step(1, {"loss": 1.0})
-    with self.assertRaisesRegex(
-        ValueError, "metrics.jsonl contains no account"
-    ):
+    with self.assertRaisesRegex(ValueError, "metrics.jsonl contains no account"):
       runs.load_account(self.path, price=_PRICE, market="spot")
     self.assertIsNone(self._course("spot"))
 
@@ -89,9 +84,7 @@ class RunsTest(folders.FolderCase):
       repaired = {"owners": [[0, 2]], "rung": "repair"}
       writer.write_event("layout", step=4, values=repaired)
     got = [(e.text, e.rung) for e in self._course("spot").events]
-    self.assertEqual(
-        got, [("lost 0/1 in step 3", "shadow"), ("other owners", "repair")]
-    )
+    self.assertEqual(got, [("lost 0/1 in step 3", "shadow"), ("other owners", "repair")])
 
   def test_joins_are_in_the_course(self):
     def totals(secs, node_secs):
@@ -109,10 +102,7 @@ class RunsTest(folders.FolderCase):
     self.assertEqual(course.num_nodes, [2.5, 3.0, 3.0])
     self.assertEqual(
         [(e.secs, e.rung, e.text) for e in course.events],
-        [
-            (20.0, "", "node 4 joined after 15.0 s"),
-            (20.0, "repair", "other owners"),
-        ],
+        [(20.0, "", "node 4 joined after 15.0 s"), (20.0, "repair", "other owners")],
     )
 
   def test_course(self):

@@ -119,9 +119,7 @@ class OfferTest(parameterized.TestCase):
       bamboo_jax.trian  # noqa: B018
 
   @parameterized.parameters(
-      ("quickstart", 40),
-      ("configs/quickstart.py", 40),
-      ("gpt2:small", 500_000),
+      ("quickstart", 40), ("configs/quickstart.py", 40), ("gpt2:small", 500_000)
   )
   def test_config(self, name, num_steps):
     self.assertEqual(bamboo_jax.get_config(name).num_steps, num_steps)
@@ -139,9 +137,7 @@ class TrainTest(folders.FolderCase):
     result = bamboo_jax.train(
         config,
         workdir=self.folder / "run",
-        callbacks=[
-            lambda step, metrics: seen.append({"step": step, **metrics})
-        ],
+        callbacks=[lambda step, metrics: seen.append({"step": step, **metrics})],
     )
     steps = [line for line in result.lines if "event" not in line]
     self.assertLen(seen, 3)
@@ -165,9 +161,7 @@ class TrainTest(folders.FolderCase):
 
     config = tiny.make_config(redundancy__mode="eager")
     with self.assertRaisesRegex(KeyError, "mine"):
-      bamboo_jax.train(
-          config, workdir=self.folder, faults=faults, callbacks=[fail]
-      )
+      bamboo_jax.train(config, workdir=self.folder, faults=faults, callbacks=[fail])
     self.assertEqual(done, [1, 2, 3])
 
   def test_stops_and_goes_on(self):
@@ -187,9 +181,7 @@ class TrainTest(folders.FolderCase):
 
   def test_no_parameters_to_load(self):
     with self.assertRaisesRegex(ValueError, "There are no weights in"):
-      bamboo_jax.load(
-          self.folder / "checkpoints" / "none", zoo.make_model("gpt2")
-      )
+      bamboo_jax.load(self.folder / "checkpoints" / "none", zoo.make_model("gpt2"))
 
   def test_jax_was_started_before(self):
     done = subprocess.run(

@@ -35,9 +35,7 @@ class ExamplesTest(folders.FolderCase):
 
   def compare(self, config, faults):
     """Trains with deaths and without; returns the parameters."""
-    killed = bamboo_jax.train(
-        config, workdir=self.folder / "killed", faults=faults
-    )
+    killed = bamboo_jax.train(config, workdir=self.folder / "killed", faults=faults)
     whole = bamboo_jax.train(config, workdir=self.folder / "whole")
     self.assertLen(killed.recoveries, len(faults))
     self.assertEmpty(whole.recoveries)
@@ -63,9 +61,7 @@ class ExamplesTest(folders.FolderCase):
   def test_finetune(self):
     transformers = pytest.importorskip("transformers")
     sizes = dict(n_embd=16, n_layer=2, n_head=4, n_positions=32)
-    hub = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(**sizes, vocab_size=256)
-    )
+    hub = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, vocab_size=256))
     hub.save_pretrained(self.folder / "hub")
     config = get_config("finetune", str(self.folder / "hub"))
     config.data.options = {}  # This folder has no tokenizer.

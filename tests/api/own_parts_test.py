@@ -29,9 +29,7 @@ class OwnPartsTest(folders.FolderCase):
 
   def setUp(self):
     super().setUp()
-    (code,) = re.findall(
-        r"^```python\n(.*?)^```", _PAGE.read_text(), re.M | re.S
-    )
+    (code,) = re.findall(r"^```python\n(.*?)^```", _PAGE.read_text(), re.M | re.S)
     path = self.folder / "parts.py"
     path.write_text(code)
     find = functions.find_function(f"{path}:get_config", what="config")
@@ -48,9 +46,7 @@ class OwnPartsTest(folders.FolderCase):
 
   def test_in_one_process(self):
     whole = bamboo_jax.train(self.config, workdir=self.folder / "whole")
-    killed = bamboo_jax.train(
-        self.config, workdir=self.folder / "killed", faults=_DEATH
-    )
+    killed = bamboo_jax.train(self.config, workdir=self.folder / "killed", faults=_DEATH)
     self.assertEqual(whole.state_sha256, killed.state_sha256)
     self.assertEqual(killed.recoveries[0]["rung"], "reroute")
     for name in ("whole", "killed"):
@@ -66,9 +62,7 @@ class OwnPartsTest(folders.FolderCase):
   @commands.needs_etcd
   def test_in_a_cluster(self):
     whole = bamboo_jax.train(self.config, workdir=self.folder / "whole")
-    killed = bamboo_jax.cluster(
-        self.config, workdir=self.folder / "killed", faults=_DEATH
-    )
+    killed = bamboo_jax.cluster(self.config, workdir=self.folder / "killed", faults=_DEATH)
     self.assertEqual(whole.state_sha256, killed.state_sha256)
     self.assertLen(killed.recoveries, 1)
     steps, events = self.read_log("killed")
@@ -118,9 +112,7 @@ class BadPartsTest(folders.FolderCase):
   )
   def test_schedule(self, code, options, message):
     with self.assertRaisesRegex(ValueError, message):
-      schedules.make_schedule(
-          self.write(code), peak=1.0, options=options, num_steps=3
-      )
+      schedules.make_schedule(self.write(code), peak=1.0, options=options, num_steps=3)
 
   def test_schedule_gets_peak_and_length(self):
     """And leaves out what only schedules of optax have."""
@@ -139,8 +131,7 @@ class BadPartsTest(folders.FolderCase):
       ("argument", "def make(a): pass", "needs the option 'a'"),
       (
           "layout",
-          "from bamboo_jax import sim\n"
-          "def make(): return sim.Settings(layout='liveput')",
+          "from bamboo_jax import sim\n" "def make(): return sim.Settings(layout='liveput')",
           "which only simulations have",
       ),
   )
@@ -167,10 +158,7 @@ class BadPartsTest(folders.FolderCase):
       logger_lib.make_logger(name, {}, self.folder)
 
   def test_weight_decay_goes_to_the_gradient(self):
-    name = self.write(
-        "import optax\n"
-        "def make(learning_rate): return optax.sgd(learning_rate)\n"
-    )
+    name = self.write("import optax\n" "def make(learning_rate): return optax.sgd(learning_rate)\n")
     made = optimizers.make_optimizer(
         name,
         schedule=schedules.LearningRateSchedule("constant", 0.5, 0.5),

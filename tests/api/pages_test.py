@@ -80,16 +80,11 @@ class PagesTest(folders.FolderCase):
       cell.source = _shrink(cell.source)
     self.assertIn('get_config("small.py")', cells[0].source)
     client = nbclient.NotebookClient(
-        notebook,
-        timeout=600,
-        resources={"metadata": {"path": str(self.folder)}},
+        notebook, timeout=600, resources={"metadata": {"path": str(self.folder)}}
     )
     client.execute()
     said = "".join(
-        output.text
-        for cell in cells
-        for output in cell.outputs
-        if output.output_type == "stream"
+        output.text for cell in cells for output in cell.outputs if output.output_type == "stream"
     )
     self.assertIn("step 6: ['0/1'] died; shadow: every lost stage", said)
     self.assertRegex(said, r"identical: [0-9a-f]{64}\n")

@@ -32,8 +32,7 @@ class ExtrasTest(absltest.TestCase):
     self.enterContext(mock.patch.object(sys, "path", [str(folder.parent)]))
     with self.assertRaisesRegex(
         base.MissingExtraError,
-        f"^A test: {folder} is a folder, not the package 'wanted_package'. "
-        "Install the extra: ",
+        f"^A test: {folder} is a folder, not the package 'wanted_package'. " "Install the extra: ",
     ):
       extras.load("wanted_package", extra="none", what="A test")
     del sys.modules["wanted_package"]

@@ -84,9 +84,7 @@ class FilesTest(parameterized.TestCase):
         "  print(flush=True); sys.stdin.read()"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     self.addCleanup(child.communicate)
     self.addCleanup(child.kill)

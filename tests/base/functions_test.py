@@ -25,9 +25,7 @@ class FunctionsTest(parameterized.TestCase):
   def test_file(self):
     path = self.folder / "mine.py"
     (self.folder / "beside_mine.py").write_text("ONE = 1\n")
-    path.write_text(
-        "import beside_mine\ndef make():\n  return beside_mine.ONE\n"
-    )
+    path.write_text("import beside_mine\ndef make():\n  return beside_mine.ONE\n")
     self.assertEqual(self._find(f"{path}:make")(), 1)
     self.assertIs(self._find(f"{path}:make"), self._find(f"{path}:make"))
     os.chdir(self.folder)

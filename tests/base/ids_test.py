@@ -64,9 +64,7 @@ class IdsTest(absltest.TestCase):
     self.assertEqual(problem, "")
     lines = re.findall(r"^<string>:(\d+): error", found, re.M)
     wrong = [
-        str(number)
-        for number, line in enumerate(_CODE.splitlines(), 1)
-        if line.endswith("wrong")
+        str(number) for number, line in enumerate(_CODE.splitlines(), 1) if line.endswith("wrong")
     ]
     self.assertEqual(list(dict.fromkeys(lines)), wrong, msg=found)
 

@@ -62,10 +62,7 @@ _TREE = Tree(
     meta={"free": [1, None]},
 )
 _PLAIN = {
-    "leaves": [
-        {"count": 1, "secs": 0.5, "colour": "r"},
-        {"count": 2, "secs": 0.25, "colour": "b"},
-    ],
+    "leaves": [{"count": 1, "secs": 0.5, "colour": "r"}, {"count": 2, "secs": 0.25, "colour": "b"}],
     "edge": [3, "x"],
     "first": None,
     "by_node": {"7": ["a", "b"]},

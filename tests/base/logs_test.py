@@ -34,10 +34,7 @@ class LogsTest(absltest.TestCase):
 
   def test_lines(self):
     said = subprocess.run(
-        [sys.executable, "-c", _LOG, "--verbosity=0"],
-        stderr=subprocess.PIPE,
-        text=True,
-        check=True,
+        [sys.executable, "-c", _LOG, "--verbosity=0"], stderr=subprocess.PIPE, text=True, check=True
     ).stderr.splitlines()
     heads = [re.match(_HEAD, line) for line in said]
     bodies = [
@@ -58,18 +55,13 @@ class LogsTest(absltest.TestCase):
 
   def test_strangers_fill_no_disk(self):
     now_secs = 0.0
-    warnings = logs_lib.Sparing(
-        num_first=2, every_secs=10.0, clock=lambda: now_secs
-    )
+    warnings = logs_lib.Sparing(num_first=2, every_secs=10.0, clock=lambda: now_secs)
     with self.assertLogs("absl", "WARNING") as logs:
       for now_secs in (0.0, 1.0, 2.0, 9.0, 10.9, 11.0, 11.1, 30.0):
         warnings.warn("at %d", now_secs)
     self.assertEqual(
         [record.getMessage() for record in logs.records],
-        [
-            *("at 0", "at 1", "at 11 (3 such lines before)"),
-            "at 30 (1 such lines before)",
-        ],
+        [*("at 0", "at 1", "at 11 (3 such lines before)"), "at 30 (1 such lines before)"],
     )
     self.assertEqual(logs.records[0].filename, "logs_test.py")
 

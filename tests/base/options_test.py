@@ -33,10 +33,7 @@ class OptionsTest(parameterized.TestCase):
     base.check_options(_make, options, what="thing 'x'")
 
   @parameterized.parameters(
-      (
-          {"width": 3, "rat": 2},
-          "option of thing 'X' 'rat'; did you mean 'rate'",
-      ),
+      ({"width": 3, "rat": 2}, "option of thing 'X' 'rat'; did you mean 'rate'"),
       ({"rate": 0.5}, "The thing 'X' needs the option 'width'"),
       ({"width": "a"}, "Option 'width' of thing 'X' must be int, got 'a'"),
       ({"width": 2.5}, "'width' of thing 'X' must be int, got 2.5"),

@@ -54,10 +54,7 @@ class PackagedTest(parameterized.TestCase):
 
   def test_pages(self):
     text = "`docs/guides/cost.md`, docs/measurements/; my/docs/a.md"
-    self.assertEqual(
-        packaged.locate_pages(text),
-        text.replace("docs", f"{_ROOT}/docs", 2),
-    )
+    self.assertEqual(packaged.locate_pages(text), text.replace("docs", f"{_ROOT}/docs", 2))
     os.chdir(_ROOT)
     self.assertEqual(packaged.locate_pages(text), text)
 
@@ -66,10 +63,7 @@ class PackagedTest(parameterized.TestCase):
       ("parcae_p3.csv", "parcae_p3.csv"),
       ("quickstart_faults.csv", _CONFIGS / "quickstart_faults.csv"),
       ("configs/quickstart_faults.csv", _CONFIGS / "quickstart_faults.csv"),
-      (
-          "third_party/published/parcae_p3.csv",
-          _ROOT / "third_party/published/parcae_p3.csv",
-      ),
+      ("third_party/published/parcae_p3.csv", _ROOT / "third_party/published/parcae_p3.csv"),
       ("configs/parcae_p3.csv", "configs/parcae_p3.csv"),
       ("../quickstart_faults.csv", "../quickstart_faults.csv"),
       ("default.py", "default.py"),

@@ -42,9 +42,7 @@ def make_rows(sweeps=None, num_repeats=1):
       k = len(rows)
       row |= dict(step_ms=300.0 + k, bubble_pct=30.0 - k, final_loss=2.5)
       row |= dict(samples=12.0, samples_per_wall_sec=5.0 + k % 3, usd=0.5)
-      rows.append(
-          {**dict(zip(sweeps, values, strict=True)), "repeat": repeat, **row}
-      )
+      rows.append({**dict(zip(sweeps, values, strict=True)), "repeat": repeat, **row})
   return rows
 
 
@@ -119,9 +117,7 @@ class ResultsTest(parameterized.TestCase):
     ):
       for repeat, (ms, state) in enumerate(zip(times, states, strict=True)):
         trial = ablation.Trial((("mode", mode),), repeat)
-        write_run(
-            root / trial.folder, step_ms=(ms, ms), pauses=pauses, state=state
-        )
+        write_run(root / trial.folder, step_ms=(ms, ms), pauses=pauses, state=state)
         rows.append(ablation.read_row(root / trial.folder, trial))
     sweeps = {"mode": ["none", "eager"]}
     none, eager, minus = ablation_report.write_tables(root, rows, sweeps)
@@ -130,9 +126,7 @@ class ResultsTest(parameterized.TestCase):
     self.assertAlmostEqual(none["step_ms_ci95"], 12.706 * 5.0, places=1)
     self.assertIsNone(none["pause_ms"])
     self.assertEqual((none["usd"], none["samples"]), (0.5, 12.0))
-    self.assertEqual(
-        (none["samples_per_wall_sec"], none["samples_dropped"]), (2, 3)
-    )
+    self.assertEqual((none["samples_per_wall_sec"], none["samples_dropped"]), (2, 3))
     self.assertEqual((none["same_state"], eager["same_state"]), ("yes", "no"))
     self.assertAlmostEqual(eager["pause_ms"], 300.0)
     self.assertEqual(eager["num_recoveries"], 2)
@@ -155,10 +149,7 @@ class ResultsTest(parameterized.TestCase):
 
   @parameterized.parameters(1, 3)
   def test_figure(self, num_repeats):
-    sweeps = {
-        "a.mode": ["none", "lazy $x$"],
-        "a.long_name_of_a_field": ["1", "2"],
-    }
+    sweeps = {"a.mode": ["none", "lazy $x$"], "a.long_name_of_a_field": ["1", "2"]}
     rows = make_rows(sweeps, num_repeats)
     fig = ablation_report.draw(rows, sweeps)
     shown = [axes for axes in fig.axes if axes.axison]
@@ -169,16 +160,11 @@ class ResultsTest(parameterized.TestCase):
     )
     self.assertEqual(
         fig.get_supxlabel().replace("\n", " "),
-        "The same in all runs: final loss (nats per token): 2.5; samples: 12; "
-        r"cost (\$): 0.5.",
+        "The same in all runs: final loss (nats per token): 2.5; samples: 12; " r"cost (\$): 0.5.",
     )
     settings = [label.get_text() for label in shown[0].get_yticklabels()]
-    self.assertEqual(
-        settings, ["none, 1", "none, 2", r"lazy \$x\$, 1", r"lazy \$x\$, 2"]
-    )
-    self.assertEqual(
-        shown[0].get_title(loc="left"), "a.mode, a.long_name_of_a_field"
-    )
+    self.assertEqual(settings, ["none, 1", "none, 2", r"lazy \$x\$, 1", r"lazy \$x\$, 2"])
+    self.assertEqual(shown[0].get_title(loc="left"), "a.mode, a.long_name_of_a_field")
     for axes in shown:  # A bar for each setting, but not of a single run.
       self.assertLen(axes.collections, 4 * (num_repeats > 1))
     self.assertLen(fig.legends, num_repeats > 1)
@@ -206,8 +192,6 @@ class ResultsTest(parameterized.TestCase):
     root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     trial = ablation.Trial((("seed", "1"),), 0)
     write_run(root / trial.folder, step_ms=(5.0,))
-    [mean] = ablation_report.summarise(
-        [ablation.read_row(root / trial.folder, trial)], ["seed"]
-    )
+    [mean] = ablation_report.summarise([ablation.read_row(root / trial.folder, trial)], ["seed"])
     self.assertEqual(mean["step_ms"], 5.0)
     self.assertIsNone(mean["step_ms_ci95"])

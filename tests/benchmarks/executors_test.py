@@ -36,10 +36,7 @@ def make_plan():
   """Returns 2 stages of 2 blocks; only their layers take time, 1 + 2 ms."""
   layers = [
       profiles.make_layer(
-          name,
-          forward_ms=is_block * 1.0,
-          backward_ms=is_block * 2.0,
-          update_ms=1.0,
+          name, forward_ms=is_block * 1.0, backward_ms=is_block * 2.0, update_ms=1.0
       )
       for name in make_task().whole.names
       for is_block in [name.startswith("block")]
@@ -102,9 +99,7 @@ class PredictTest(absltest.TestCase):
 
   def test_step(self):
     def step_ms(executor, mode):
-      return executors.predict_step_ms(
-          make_pair(), f"{executor}/{mode}", refresh_ms=0.5
-      )
+      return executors.predict_step_ms(make_pair(), f"{executor}/{mode}", refresh_ms=0.5)
 
     # Updates of 3 layers, and with replicas of those of the other stage too.
     self.assertAlmostEqual(step_ms("rows", "none"), 30.0 + 3.0)
@@ -145,9 +140,7 @@ class ReportTest(absltest.TestCase):
     }
     built = dict(compile_secs=1.5, device_bytes=2**21, host_bytes=3 * 2**20)
     results = executors.summarise(
-        steps,
-        dict.fromkeys(executors.VARIANTS, built),
-        dict.fromkeys(executors.VARIANTS, 9.0),
+        steps, dict.fromkeys(executors.VARIANTS, built), dict.fromkeys(executors.VARIANTS, 9.0)
     )
     pair = make_pair()
     report = {
@@ -158,9 +151,7 @@ class ReportTest(absltest.TestCase):
     }
     text = executors.render(report)
     self.assertRegex(text, r"rows/none +11\.0 +9\.0 +5\.0 +1\.5 +2\.0 +3\.0")
-    self.assertRegex(
-        text, r"spmd/eager +1\.182 \[1\.167, 1\.200\] .* 1\.000 \[1\.000,"
-    )
+    self.assertRegex(text, r"spmd/eager +1\.182 \[1\.167, 1\.200\] .* 1\.000 \[1\.000,")
     self.assertRegex(text, r"(?m)^2 +4 +30\.0 +\S+ +30\.0 +13\.3% +1\.000")
     out = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     executors.write(report, steps, pair, out)

@@ -21,9 +21,7 @@ def make_plan(*, num_layers=2, num_microbatches=1):
   The update of layer `k` takes `k + 1` ms.
   """
   layers = [
-      profiles.make_layer(
-          f"layer_{k}", update_ms=k + 1.0, activation_bytes=4, residual_bytes=4
-      )
+      profiles.make_layer(f"layer_{k}", update_ms=k + 1.0, activation_bytes=4, residual_bytes=4)
       for k in range(num_layers)
   ]
   return planner.make_plan(
@@ -62,9 +60,7 @@ class PredictTest(parameterized.TestCase):
       ("eager", 6 + 10 + 3),
   )
   def test_step(self, mode, want_ms):
-    got_ms = predict.predict_step_ms(
-        make_plan(), make_modes()[mode], refresh_ms=10.0
-    )
+    got_ms = predict.predict_step_ms(make_plan(), make_modes()[mode], refresh_ms=10.0)
     self.assertAlmostEqual(got_ms, want_ms, places=6)
 
   @parameterized.parameters((2, 6), (4, 10), (16, 34))
@@ -75,8 +71,7 @@ class PredictTest(parameterized.TestCase):
     self.assertEqual(deep.layers[0], profile.layers[0])
     self.assertEqual(deep.layers[-1], profile.layers[-1])
     self.assertEqual(
-        [layer.update_ms for layer in deep.layers[1:-1]],
-        [2.0, 3.0, 4.0, 5.0] * (num_stages // 2),
+        [layer.update_ms for layer in deep.layers[1:-1]], [2.0, 3.0, 4.0, 5.0] * (num_stages // 2)
     )
 
   def test_sizes(self):
@@ -103,8 +98,7 @@ class ReportTest(parameterized.TestCase):
     super().setUp()
     step_ms = dict(none=80.0, lazy=100.0, bubble=101.0, budget=104.0, eager=120)
     self._steps = {
-        mode: [make_step(ms), make_step(2 * ms), make_step(ms)]
-        for mode, ms in step_ms.items()
+        mode: [make_step(ms), make_step(2 * ms), make_step(ms)] for mode, ms in step_ms.items()
     }
     plan = make_plan(num_layers=6, num_microbatches=4)
     modes = make_modes(num_microbatches=4)
@@ -122,11 +116,7 @@ class ReportTest(parameterized.TestCase):
                 replica_bytes=dict.fromkeys(modes, 2**20),
             )
         ],
-        "sizes": [
-            *predict.predict_sizes(
-                plan, redundancy.MODES, rows.Redundancy(), sizes=[4]
-            )
-        ],
+        "sizes": [*predict.predict_sizes(plan, redundancy.MODES, rows.Redundancy(), sizes=[4])],
     }
 
   def test_tables(self):

@@ -15,15 +15,7 @@ def step(number, loss, *, ms=100.0, secs=0.0):
   return {"step": number, "loss": loss, "step_ms": ms, **account}
 
 
-def recovery(
-    number,
-    names,
-    *,
-    heirs=("n3",),
-    rung="shadow",
-    wait_secs=0.05,
-    is_measured=True,
-):
+def recovery(number, names, *, heirs=("n3",), rung="shadow", wait_secs=0.05, is_measured=True):
   line = {"step": number, "event": "recovery", "rung": rung, "view": 2}
   line |= {"nodes": [int(name[1:]) for name in names], "names": [*names]}
   line |= {"victims": [f"0/{name[1:]}" for name in names], "reason": "why"}
@@ -49,10 +41,7 @@ DEATHS = (*STEPS[:3], _THIRD, recovery(3, ["n0"]), STEPS[4])
 class StoryTest(parameterized.TestCase):
 
   def runs(self, *, is_over):
-    return [
-        story.Recorded("plain", STEPS, is_over),
-        story.Recorded("failures", DEATHS, is_over),
-    ]
+    return [story.Recorded("plain", STEPS, is_over), story.Recorded("failures", DEATHS, is_over)]
 
   def test_a_line_for_each_step_and_the_deaths_in_it(self):
     rows = story.render_steps(self.runs(is_over=True), after=1, num_steps=4)
@@ -60,8 +49,7 @@ class StoryTest(parameterized.TestCase):
         [text for _, text in rows],
         [
             "     2      5.250000      5.250000",
-            "     3      5.000000      5.000000"
-            "  n0 (stage 0/0) died; n3 took over after 50 ms",
+            "     3      5.000000      5.000000" "  n0 (stage 0/0) died; n3 took over after 50 ms",
             "     4      4.500000      4.500000",
         ],
     )
@@ -89,10 +77,7 @@ class StoryTest(parameterized.TestCase):
       (dict(wait_secs=0.0001), "n1 (stage 0/1) died; n3 took over at once"),
       (dict(wait_secs=None), "n1 (stage 0/1) died; n3 took over"),
       (dict(rung="reroute"), "n1 (stage 0/1) died; reroute: why"),
-      (
-          dict(rung="checkpoint", heirs=()),
-          "n1 (stage 0/1) died; checkpoint: why",
-      ),
+      (dict(rung="checkpoint", heirs=()), "n1 (stage 0/1) died; checkpoint: why"),
   )
   def test_deaths(self, given, expected):
     run = story.Recorded("a", [recovery(1, ["n1"], **given)], True)
@@ -110,9 +95,7 @@ class StoryTest(parameterized.TestCase):
   def test_restarts(self, every_steps, num_steps):
     """In steps 3, 5 and 8: after 2, 4 and 7 steps, which 0 repeats all."""
     lines = [*STEPS, *(recovery(n, ["n1"]) for n in (3, 5, 8))]
-    found = story.find_restarts(
-        story.Recorded("a", lines, True), every_steps=every_steps
-    )
+    found = story.find_restarts(story.Recorded("a", lines, True), every_steps=every_steps)
     self.assertEqual(found, story.Restarts(3, num_steps, 2.0, 0.2))
     self.assertAlmostEqual(found.secs, 6.0 + 0.2 * num_steps)
 
@@ -121,15 +104,12 @@ class StoryTest(parameterized.TestCase):
     self.assertEqual(
         story.render_costs(plain, run, every_steps=10),
         [
-            "1 node died. The step with a death took 0.5 s longer. No step was "
-            "repeated.",
+            "1 node died. The step with a death took 0.5 s longer. No step was " "repeated.",
             "Restarts from checkpoints instead, one every 10 steps: 2 steps "
             "repeated, at least 2.4 s lost (1 x 2.0 s to set up, 2 x 0.20 s).",
         ],
     )
-    self.assertIn(
-        "without checkpoints", story.render_costs(plain, run, every_steps=0)[1]
-    )
+    self.assertIn("without checkpoints", story.render_costs(plain, run, every_steps=0)[1])
 
   @parameterized.named_parameters(
       (
@@ -141,25 +121,19 @@ class StoryTest(parameterized.TestCase):
       (
           "two_in_a_step",
           [recovery(3, ["n0"]), recovery(3, ["n1"])],
-          "2 nodes died. The step with a death took 0.5 s longer. No step was "
-          "repeated.",
+          "2 nodes died. The step with a death took 0.5 s longer. No step was " "repeated.",
       ),
       (
           "the_other_run_was_slower",
           [recovery(4, ["n0"])],
-          "1 node died. The step with a death took 0.5 s less. No step was "
-          "repeated.",
+          "1 node died. The step with a death took 0.5 s less. No step was " "repeated.",
       ),
       (
           "a_restart",
           [recovery(3, ["n0", "n1"], rung="checkpoint")],
           "2 nodes died. Steps after the last checkpoint were repeated.",
       ),
-      (
-          "not_timed",
-          [recovery(9, ["n0"])],
-          "1 node died. No step was repeated.",
-      ),
+      ("not_timed", [recovery(9, ["n0"])], "1 node died. No step was repeated."),
   )
   def test_time_of_deaths(self, deaths, expected):
     run = story.Recorded("a", [*STEPS[:3], _THIRD, STEPS[4], *deaths], True)

@@ -22,10 +22,7 @@ for line in sys.stdin:
 class ProcessesTest(absltest.TestCase):  # Each starts Python: 0.1 s.
 
   def commands(self):
-    return [
-        [sys.executable, "-S", "-c", _ECHO.replace("RANK", str(rank))]
-        for rank in range(2)
-    ]
+    return [[sys.executable, "-S", "-c", _ECHO.replace("RANK", str(rank))] for rank in range(2)]
 
   def test_answers_by_rank_until_one_ends(self):
     with turns.Processes(self.commands()) as processes:
@@ -38,13 +35,8 @@ class TurnsTest(absltest.TestCase):
 
   def test_each_once_a_round_in_many_orders(self):
     told = []
-    variants = {
-        name: lambda n=name: told.append(n) or {"k": len(told)}
-        for name in "abc"
-    }
-    rows = turns.take_turns(
-        variants, 10, begin=told.append, when_warm=lambda: told.append("warm")
-    )
+    variants = {name: lambda n=name: told.append(n) or {"k": len(told)} for name in "abc"}
+    rows = turns.take_turns(variants, 10, begin=told.append, when_warm=lambda: told.append("warm"))
     self.assertEqual(list(rows), ["a", "b", "c"])
     self.assertEqual(told.index("warm"), 4 * turns.WARMUP)
     told.remove("warm")

@@ -25,15 +25,11 @@ class TwinsTest(folders.FolderCase):
     self.record("failures", story_test.DEATHS)
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-      runs = twins.run_all(
-          self.folder, {"plain": _TRAINED, "failures": _TRAINED}, num_steps=4
-      )
+      runs = twins.run_all(self.folder, {"plain": _TRAINED, "failures": _TRAINED}, num_steps=4)
     self.assertEqual([len(run.recoveries) for run in runs], [0, 1])
     lines = said.getvalue().splitlines()
     self.assertLen(lines, 4)
-    self.assertEndsWith(
-        lines[2], "n0 (stage 0/0) died; n3 took over after 50 ms"
-    )
+    self.assertEndsWith(lines[2], "n0 (stage 0/0) died; n3 took over after 50 ms")
 
   def test_a_run_that_fails_ends_the_other(self):
     fail = "import sys; sys.exit('noise\\nerror: no such flag')"
@@ -51,6 +47,4 @@ class TwinsTest(folders.FolderCase):
   def test_a_run_that_says_nothing(self):
     fail = "import os; os._exit(3)"
     with self.assertRaisesRegex(ValueError, "exit status 3: it said nothing"):
-      twins.run_all(
-          self.folder, {"a": (sys.executable, "-c", fail)}, num_steps=1
-      )
+      twins.run_all(self.folder, {"a": (sys.executable, "-c", fail)}, num_steps=1)

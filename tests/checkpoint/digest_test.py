@@ -14,18 +14,12 @@ def _layers():
   count = iter(range(1, 1000))
   layers = {}
   for name in reversed(_ORDER):
-    params = {
-        "w": np.zeros((2, 3), np.float32),
-        "b": np.zeros(2, np.float16),
-    }
+    params = {"w": np.zeros((2, 3), np.float32), "b": np.zeros(2, np.float16)}
     slots = optax.adam(1e-3).init(params)
     stats = {"mean": np.zeros(2, np.float32)}
     layers[name] = spec_lib.LayerState(params, slots, stats)
   return jax.tree.map(
-      lambda a: np.array([next(count) for _ in range(a.size)], a.dtype).reshape(
-          a.shape
-      ),
-      layers,
+      lambda a: np.array([next(count) for _ in range(a.size)], a.dtype).reshape(a.shape), layers
   )
 
 
@@ -70,9 +64,7 @@ class DigestTest(parameterized.TestCase):
     found = _params_sha256(layers)
     self.assertEqual(found[:16], "55c0f154409f60aa")
 
-  @parameterized.parameters(
-      ("params", True), ("slots", False), ("stats", False)
-  )
+  @parameterized.parameters(("params", True), ("slots", False), ("stats", False))
   def test_params_sha256(self, part, counts):
     layers = _layers()
     before = _params_sha256(layers)
@@ -85,9 +77,7 @@ class DigestTest(parameterized.TestCase):
     on_device = jax.tree.map(jax.numpy.asarray, layers)
     self.assertEqual(_state_sha256(on_device), _state_sha256(layers))
     wide = {
-        name: layer.replace(
-            params=jax.tree.map(lambda a: a.astype(np.float32), layer.params)
-        )
+        name: layer.replace(params=jax.tree.map(lambda a: a.astype(np.float32), layer.params))
         for name, layer in layers.items()
     }
     self.assertEqual(_params_sha256(wide), _params_sha256(layers))

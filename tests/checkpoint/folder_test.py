@@ -36,8 +36,7 @@ _OPTIMIZERS = {
     "bfloat16_slots": optax.adam(1e-3, mu_dtype=jnp.bfloat16),
     "hyperparams": optax.inject_hyperparams(optax.adam)(learning_rate=1e-3),
     "masked": optax.chain(
-        optax.clip(1.0),
-        optax.masked(optax.adam(1e-3), lambda p: {k: k == "w" for k in p}),
+        optax.clip(1.0), optax.masked(optax.adam(1e-3), lambda p: {k: k == "w" for k in p})
     ),
 }
 
@@ -92,9 +91,7 @@ def _biggest_file(path):
 
 def _hashes(folder):
   return {
-      path.relative_to(folder): path.read_bytes()
-      for path in folder.rglob("*")
-      if path.is_file()
+      path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
   }
 
 
@@ -132,14 +129,10 @@ class FolderTest(parameterized.TestCase):
         folder.write_part(name, item, {k: arrays[k] for k in names}, step=step)
         for item, names in split.items()
     ]
-    folder.finish(
-        name, manifest_lib.join(parts, order=list(layers), meta=_META)
-    )
+    folder.finish(name, manifest_lib.join(parts, order=list(layers), meta=_META))
 
   def assert_restores(self, step):
-    layers, meta = directory.read(
-        self.root / f"{step}", _layers(), list(_layers())
-    )
+    layers, meta = directory.read(self.root / f"{step}", _layers(), list(_layers()))
     self.assertEqual(_bits(layers), _bits(_layers(step)))
     self.assertEqual(meta, _META)
 
@@ -147,9 +140,7 @@ class FolderTest(parameterized.TestCase):
   def test_round_trip_to_the_bit(self, optimizer):
     layers = {
         name: jax.device_put(_layer(i, optimizer=optimizer), device)
-        for i, (name, device) in enumerate(
-            zip("zab", jax.devices(), strict=False)
-        )
+        for i, (name, device) in enumerate(zip("zab", jax.devices(), strict=False))
     }
     layers["bare"] = spec_lib.LayerState({}, optax.sgd(1e-2).init({}), {})
     self.save(7, layers)
@@ -166,17 +157,13 @@ class FolderTest(parameterized.TestCase):
     copies = layer_arrays.copy_to_host(layers | {"block_01.mlp": on_device})
     for array in jax.tree.leaves(layers["block_00.mlp"].slots):
       array[...] = 0
-    double = jax.jit(
-        lambda tree: jax.tree.map(lambda a: a + a, tree), donate_argnums=0
-    )
+    double = jax.jit(lambda tree: jax.tree.map(lambda a: a + a, tree), donate_argnums=0)
     jax.block_until_ready(double(on_device.params))
     wanted = layer_arrays.copy_to_host(_layers(2))
     self.assertEqual(_bits(copies), _bits(wanted))
 
   @parameterized.parameters(
-      (["block_02.mlp", "block_00.mlp"], None),
-      (["block_00.mlp"], "node3"),
-      ([], "node0"),
+      (["block_02.mlp", "block_00.mlp"], None), (["block_00.mlp"], "node3"), ([], "node0")
   )
   def test_subset(self, names, damaged):
     self.save(2)
@@ -223,19 +210,12 @@ class FolderTest(parameterized.TestCase):
       layers[name] = options if options is None else _layer(**options)
     layers = {k: v for k, v in layers.items() if v is not None}
     with self.assertRaisesRegex(base.CheckpointError, message):
-      directory.read(
-          self.root / "2", layers, ["block_00.mlp"]
-      )  # Whatever is asked for.
+      directory.read(self.root / "2", layers, ["block_00.mlp"])  # Whatever is asked for.
 
   @parameterized.named_parameters(
       ("no_manifest", "manifest.json", os.unlink, "there is no manifest.json"),
       ("cut_manifest", "manifest.json", _cut, "damaged"),
-      (
-          "empty_manifest",
-          "manifest.json",
-          lambda p: p.write_text("{}"),
-          "damaged",
-      ),
+      ("empty_manifest", "manifest.json", lambda p: p.write_text("{}"), "damaged"),
       ("cut_data", None, _cut, "it should have"),
       ("no_data", None, os.unlink, "is missing"),
       ("no_part", "node3", shutil.rmtree, "is missing"),
@@ -266,9 +246,7 @@ class FolderTest(parameterized.TestCase):
     self.save(2, big)
     directory.read(self.root / "2", big, list(big))
     _flip(_biggest_file(self.root / "2"))
-    with self.assertRaisesRegex(
-        base.CheckpointError, "layer 'block_01.mlp' is not"
-    ):
+    with self.assertRaisesRegex(base.CheckpointError, "layer 'block_01.mlp' is not"):
       directory.read(self.root / "2", big, list(big))
 
   def test_any_changed_byte_is_found_or_does_no_harm(self):
@@ -345,9 +323,7 @@ class FolderTest(parameterized.TestCase):
         with self.assertRaises(base.CheckpointError) as caught:
           self.folder.read(4, _layers(), list(_layers()))
         self.folder.set_aside_damaged(0)
-      self.assertNotIsInstance(
-          caught.exception, base.DamagedCheckpointError, msg=f"{raised}"
-      )
+      self.assertNotIsInstance(caught.exception, base.DamagedCheckpointError, msg=f"{raised}")
     self.assertEqual(self.folder.steps(), (2, 4))
 
   def test_what_another_version_has_written_is_not_set_aside(self):
@@ -442,9 +418,7 @@ class FolderTest(parameterized.TestCase):
     for step in (3, 5, 7):
       shutil.copytree(self.root / "1", self.root / f"{step}")
       first = manifest_lib.read_manifest(self.root / "1")
-      manifest_lib.write_manifest(
-          self.root / f"{step}", dataclasses.replace(first, step=step)
-      )
+      manifest_lib.write_manifest(self.root / f"{step}", dataclasses.replace(first, step=step))
     self.save(9, folder=_make_folder(self.root, keep=keep))
     self.assertEqual(self.folder.steps(), tuple(left))
     self.assertCountEqual(os.listdir(self.root), map(str, left))

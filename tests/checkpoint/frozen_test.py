@@ -58,14 +58,10 @@ class FrozenTest(absltest.TestCase):
         every_steps=0,
         member=0,
         model=_SPEC,
-        identity=identity_lib.RunIdentity(
-            seed=0, batch_size=1, model={"lora": 2}, data={}
-        ),
+        identity=identity_lib.RunIdentity(seed=0, batch_size=1, model={"lora": 2}, data={}),
         warn=lambda step, text: self.fail(text),
         check_fence=lambda: None,
-        weights=frozen_lib.InitialWeights("the/base", self.read)
-        if weights
-        else None,
+        weights=frozen_lib.InitialWeights("the/base", self.read) if weights else None,
     )
     self.addCleanup(writer.close)
     return writer

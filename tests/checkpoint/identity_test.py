@@ -22,24 +22,14 @@ class IdentityTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("same", {"a": 1}, {"a": 1}, {"b": 1}, {"b": 1}, ()),
-      (
-          "rounding",
-          {"a": 1, "c": 2},
-          {"a": 2, "c": 2},
-          {},
-          {},
-          (ChangedSetting("a", 1, 2, True),),
-      ),
+      ("rounding", {"a": 1, "c": 2}, {"a": 2, "c": 2}, {}, {}, (ChangedSetting("a", 1, 2, True),)),
       (
           "meant",
           {},
           {},
           {"b.rate": 1.0, "keep": 2},
           {"b.rate": 2.0, "keep": 3},
-          (
-              ChangedSetting("b.rate", 1.0, 2.0, True),
-              ChangedSetting("keep", 2, 3, False),
-          ),
+          (ChangedSetting("b.rate", 1.0, 2.0, True), ChangedSetting("keep", 2, 3, False)),
       ),
       (
           "absent",
@@ -47,10 +37,7 @@ class IdentityTest(parameterized.TestCase):
           {},
           {"b.rate": 1.0},
           {"b.decay": 2.0},
-          (
-              ChangedSetting("b.decay", None, 2.0, True),
-              ChangedSetting("b.rate", 1.0, None, True),
-          ),
+          (ChangedSetting("b.decay", None, 2.0, True), ChangedSetting("b.rate", 1.0, None, True)),
       ),
       (  # What has resolved the option says it, and says it once.
           "resolved",
@@ -107,9 +94,7 @@ class IdentityTest(parameterized.TestCase):
 
   def test_lines(self):
     line = "changed=checkpoint.keep old=2 new=None"
-    self.assertEqual(
-        ChangedSetting("checkpoint.keep", 2, None, False).render(), line
-    )
+    self.assertEqual(ChangedSetting("checkpoint.keep", 2, None, False).render(), line)
     self.assertEqual(
         ChangedSetting("threads", 2, 3, True).render(),
         "changed=threads old=2 new=3; later steps can differ in bits from a "
@@ -122,8 +107,7 @@ class IdentityTest(parameterized.TestCase):
     changed = {**options, "model.options.heads": 2, "num_steps": 9}
     here = _make(config=changed, model={"heads": 2})
     with self.assertRaisesRegex(
-        base.CheckpointError,
-        r"another run: config.model.options.heads is 4 there, 2 here\. Choose",
+        base.CheckpointError, r"another run: config.model.options.heads is 4 there, 2 here\. Choose"
     ):
       _compare(there, here)
 

@@ -43,9 +43,7 @@ class _Process:
 
   def __init__(self, root, *, keep=1):
     self.is_fenced = False
-    self.folder = folder_lib.CheckpointFolder(
-        root, keep=keep, check_fence=self._check_fence
-    )
+    self.folder = folder_lib.CheckpointFolder(root, keep=keep, check_fence=self._check_fence)
 
   def write(self, step, view):
     """Writes a part with a file, which says the step."""
@@ -166,9 +164,7 @@ class InterleavingTest(parameterized.TestCase):
       second.read(20)
       second.save(20, "v2")
 
-    self.assert_always_one(
-        prepare, lambda first, second: first.finish(20, "v1"), other
-    )
+    self.assert_always_one(prepare, lambda first, second: first.finish(20, "v1"), other)
     self.assertEqual(self.complete(), [20])
 
   def test_another_goes_on_after_the_step(self):
@@ -183,9 +179,7 @@ class InterleavingTest(parameterized.TestCase):
       second.save(20, "v2")
       second.save(30, "v2")
 
-    self.assert_always_one(
-        prepare, lambda first, second: first.finish(20, "v1"), other
-    )
+    self.assert_always_one(prepare, lambda first, second: first.finish(20, "v1"), other)
 
   def test_two_read_a_damaged_one_and_one_replaces_it(self):
     def prepare():
@@ -218,9 +212,7 @@ class InterleavingTest(parameterized.TestCase):
       with contextlib.suppress(OSError):  # It is gone.
         second.finish(20, "v1")
 
-    self.assert_always_one(
-        prepare, lambda first, _: first.folder.remove_unfinished("9.v1"), other
-    )
+    self.assert_always_one(prepare, lambda first, _: first.folder.remove_unfinished("9.v1"), other)
 
   def test_the_newer_one_is_found_damaged_before_the_older_is_removed(self):
     process, other = _Process(self.root), _Process(self.root)
@@ -232,9 +224,7 @@ class InterleavingTest(parameterized.TestCase):
         _cut(self.root / "20")
         other.read(20)
 
-    process.folder = folder_lib.CheckpointFolder(
-        self.root, keep=1, check_fence=check
-    )
+    process.folder = folder_lib.CheckpointFolder(self.root, keep=1, check_fence=check)
     process.finish(20, "v1")
     self.assertEqual(self.complete(), [10])
 
@@ -257,9 +247,7 @@ class InterleavingTest(parameterized.TestCase):
       if next(answers, base.FencedError()) is not None:
         raise base.FencedError("The workdir is that of another run now.")
 
-    process.folder = folder_lib.CheckpointFolder(
-        self.root, keep=1, check_fence=check
-    )
+    process.folder = folder_lib.CheckpointFolder(self.root, keep=1, check_fence=check)
     with self.assertRaises(base.FencedError):
       process.finish(20, "v1")
     self.assertEqual(self.complete(), [10, 20])

@@ -81,9 +81,7 @@ class CheckpointKillTest(absltest.TestCase):
       with self.subTest(name):
         path = pathlib.Path(root, name)
         self.assertIn("4" if step == 4 else "4.v1.tmp", os.listdir(path))
-        folder = folder_lib.CheckpointFolder(
-            path, keep=1, check_fence=lambda: None
-        )
+        folder = folder_lib.CheckpointFolder(path, keep=1, check_fence=lambda: None)
         self.assertEqual(folder.steps()[-1], step)
         layers, meta = directory.read(path / f"{step}", _layers(0), ["head"])
         np.testing.assert_array_equal(layers["head"].params["w"], step)

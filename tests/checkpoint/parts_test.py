@@ -24,10 +24,7 @@ class PartsTest(parameterized.TestCase):
     for num_pipelines, num_stages in itertools.product((1, 2, 3), (1, 2, 3)):
       size = num_pipelines * num_stages
       for members in itertools.product(range(3), repeat=size):
-        owners = [
-            members[p * num_stages : (p + 1) * num_stages]
-            for p in range(num_pipelines)
-        ]
+        owners = [members[p * num_stages : (p + 1) * num_stages] for p in range(num_pipelines)]
         save = parts.plan_save("1.v1", 1, owners)
         written = [s for stages in save.stages.values() for s in stages]
         self.assertCountEqual(written, range(num_stages))

@@ -29,21 +29,14 @@ from bamboo_jax.models import zoo
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 _MODEL = zoo.make_model(
-    "tests.mlp_bn:make_mlp_bn",
-    num_blocks=2,
-    width=4,
-    sequence_length=4,
-    vocab_size=8,
+    "tests.mlp_bn:make_mlp_bn", num_blocks=2, width=4, sequence_length=4, vocab_size=8
 )
 _NAMES = _MODEL.layer_names
 _SPEC = spec_lib.StageSpec(
     model=_MODEL,
     first=0,
     last=len(_NAMES),
-    batch={
-        key: jax.ShapeDtypeStruct((2, 4), np.int32)
-        for key in ("inputs", "targets")
-    },
+    batch={key: jax.ShapeDtypeStruct((2, 4), np.int32) for key in ("inputs", "targets")},
     optimizer=optax.adamw(1e-3),
 )
 _IDENTITY = identity_lib.RunIdentity(
@@ -140,9 +133,7 @@ class WriterTest(parameterized.TestCase):
         self.vote(step)
     self.assertEqual(self.writers[0].steps(), good)
     _, _, text = self.warnings[-1]
-    self.assertRegex(
-        text, f"Cannot save step 8 .*: {name}: {part}/.* is not finite"
-    )
+    self.assertRegex(text, f"Cannot save step 8 .*: {name}: {part}/.* is not finite")
     self.vote(10)
     self.vote(11)
     self.assertIn(10, self.writers[0].steps())
@@ -172,11 +163,7 @@ class WriterTest(parameterized.TestCase):
     for state in _states(step).values():
       wanted |= spec_lib.split_layers(state)
     self.assertEqual(list(found), list(_NAMES))
-    jax.tree.map(
-        functools.partial(np.testing.assert_array_equal, strict=True),
-        found,
-        wanted,
-    )
+    jax.tree.map(functools.partial(np.testing.assert_array_equal, strict=True), found, wanted)
 
   @parameterized.named_parameters(
       ("all_in_one", _ALONE, ["node0"]),
@@ -194,9 +181,7 @@ class WriterTest(parameterized.TestCase):
     self.assertEqual(self.listed(), ["2", "4"])
     self.assert_restores(2)
     self.assert_restores(4)
-    self.assertCountEqual(
-        os.listdir(self.root / "4"), [*items, "manifest.json"]
-    )
+    self.assertCountEqual(os.listdir(self.root / "4"), [*items, "manifest.json"])
     self.assertEqual(self.warnings, [])
     manifest = json.loads((self.root / "4" / "manifest.json").read_text())
     self.assertEqual(list(manifest["layers"]), list(_NAMES))
@@ -229,12 +214,7 @@ class WriterTest(parameterized.TestCase):
   def test_old_ones_stay_until_a_new_one_is_complete(self):
     self.writers[0] = self.make(0, keep=1)
     (self.root / "9.v9.tmp").mkdir()  # Left by another run.
-    for step, listed in (
-        (2, ["2.v1.tmp"]),
-        (3, ["2"]),
-        (4, ["2", "4.v1.tmp"]),
-        (5, ["4"]),
-    ):
+    for step, listed in ((2, ["2.v1.tmp"]), (3, ["2"]), (4, ["2", "4.v1.tmp"]), (5, ["4"])):
       self.vote(step)
       self.assertEqual(self.listed(), listed)
 
@@ -260,11 +240,7 @@ class WriterTest(parameterized.TestCase):
       self.assertTrue(free.wait(60))
       finish(*args, **options)
 
-    self.enterContext(
-        mock.patch.object(
-            folder_lib.CheckpointFolder, "finish", wait_and_finish
-        )
-    )
+    self.enterContext(mock.patch.object(folder_lib.CheckpointFolder, "finish", wait_and_finish))
     (writer,) = self.writers.values()
     writer.hear(2, {0: writer.say(2)}, **self.around(0, 2, 1))  # Blocks not.
     self.assertNotIn("2", self.listed())
@@ -394,15 +370,11 @@ class WriterTest(parameterized.TestCase):
         raise error
       return write(*args, **kwargs)
 
-    with mock.patch.object(
-        folder_lib.CheckpointFolder, "write_part", fail_once
-    ):
+    with mock.patch.object(folder_lib.CheckpointFolder, "write_part", fail_once):
       self.assertEqual(self.save_last(3), [None])
     self.assertEqual(self.listed(), ["3"])
     ((_, _, text),) = self.warnings
-    self.assertRegex(
-        text, "Cannot save step 3 to .*/3: No space left on device"
-    )
+    self.assertRegex(text, "Cannot save step 3 to .*/3: No space left on device")
 
   @parameterized.parameters([(1, 2)], [np.int32(1)])
   def test_identity_is_plain(self, value):
@@ -411,9 +383,7 @@ class WriterTest(parameterized.TestCase):
 
   def test_before_the_first_step(self):
     names = [_NAMES[-1], _NAMES[1]]
-    with mock.patch.object(
-        spec_lib, "init_layers", lambda spec, _: {spec.names[0]: spec.last}
-    ):
+    with mock.patch.object(spec_lib, "init_layers", lambda spec, _: {spec.names[0]: spec.last}):
       found = self.writers[0].restore(0, names)
     self.assertEqual(found, {_NAMES[-1]: len(_NAMES), _NAMES[1]: 2})
 

@@ -51,9 +51,7 @@ class ChildrenTest(parameterized.TestCase):
       (children.die_with_parent, ["INT", "USR1"]),
       (children.end_with_parent, ["INT", "USR1", "TERM"]),
   )
-  def test_signals_for_the_group_of_the_parent_are_not_for_it(
-      self, begin, deaf
-  ):
+  def test_signals_for_the_group_of_the_parent_are_not_for_it(self, begin, deaf):
     def begin_twice():  # A copy does, to become a worker.
       begin()
       begin()
@@ -68,9 +66,7 @@ class ChildrenTest(parameterized.TestCase):
   def test_read_tail(self):
     with tempfile.TemporaryDirectory() as folder:
       path = pathlib.Path(folder, "log")
-      self.assertEqual(
-          children.read_tail(path, num_lines=2), "(No such file or directory)"
-      )
+      self.assertEqual(children.read_tail(path, num_lines=2), "(No such file or directory)")
       for lines, tail in (
           (["a"], "a"),
           (["a", "b", "c"], "b\nc"),

@@ -26,9 +26,7 @@ class ClientTest(absltest.TestCase):
     self.agent.settimeout(20)
     self.decoder, self.heard = frames.Decoder(), []
     self.stopped = []
-    self.client = client_lib.Client(
-        theirs, number=1, on_lost=self.stop, begun=lambda: "begun"
-    )
+    self.client = client_lib.Client(theirs, number=1, on_lost=self.stop, begun=lambda: "begun")
 
   def stop(self, new):
     self.stopped.append(new.number)
@@ -89,9 +87,7 @@ class ClientTest(absltest.TestCase):
     self.show(3, 0, 1)
     self.show(4, 0, 1, 2)
     said = [self.hear("Post") for _ in range(2)]
-    self.assertEqual(
-        [(s["view"], s["key"]) for s in said], [(3, "begun"), (4, "begun")]
-    )
+    self.assertEqual([(s["view"], s["key"]) for s in said], [(3, "begun"), (4, "begun")])
     self.gathered(4, "begun", {0: "a", 1: "b", 2: "c"})
     self.assertEqual(self.client.wait_first(), view(4, 0, 1, 2))
     self.assertEqual(self.stopped, [0, 0])
@@ -118,9 +114,7 @@ class ClientTest(absltest.TestCase):
     self.gathered(3, "vote", {0: "x", 1: "y", 2: "z"})
     got = self.client.gather("vote", "y")
     self.assertEqual(got, {0: "x", 1: "y", 2: "z"})
-    self.assertEqual(
-        self.hear("Post"), {"view": 3, "key": "vote", "value": "y"}
-    )
+    self.assertEqual(self.hear("Post"), {"view": 3, "key": "vote", "value": "y"})
 
   def test_posts_that_all_have_heard_are_forgotten(self):
     self.begin()
@@ -128,9 +122,7 @@ class ClientTest(absltest.TestCase):
       self.gathered(3, f"vote {step}", {0: "x", 1: "y", 2: "z"})
       self.client.gather(f"vote {step}", "y")
     self.client.post(3, "vote 100", "y")
-    self.assertIsNone(
-        self.client.wait_interrupt(0.3)
-    )  # It says what it awaits.
+    self.assertIsNone(self.client.wait_interrupt(0.3))  # It says what it awaits.
     while (stall := self.hear("WorkerBeat")["stall"]) is None:
       pass
     self.assertEqual(stall["posted"], [[3, "vote 99"], [3, "vote 100"]])
@@ -167,9 +159,7 @@ class ClientTest(absltest.TestCase):
   def test_only_the_main_thread_waits_on_purpose(self):
     self.begin()
     self.hear("WorkerBeat")
-    thread = threading.Thread(
-        daemon=True, target=self.client.wait_interrupt, args=(None,)
-    )
+    thread = threading.Thread(daemon=True, target=self.client.wait_interrupt, args=(None,))
     thread.start()
     for _ in range(2):
       self.assertFalse(self.hear("WorkerBeat")["is_waiting"])
@@ -192,10 +182,7 @@ class ClientTest(absltest.TestCase):
     self.show(4, 0, 1)
     thread.join()
     self.assertEqual(failed, ["view 4"])
-    self.assertEqual(
-        self.hear("Post"),
-        {"view": 4, "key": "begun", "value": "stopped for 4"},
-    )
+    self.assertEqual(self.hear("Post"), {"view": 4, "key": "begun", "value": "stopped for 4"})
     self.assertEqual(self.client.wait_interrupt(None), view(4, 0, 1))
     self.client.adopt(view(4, 0, 1))
     self.assertFalse(self.client._state.is_interrupted)

@@ -10,9 +10,7 @@ import pytest
 
 _MARKS = (
     pytest.mark.filterwarnings("error::ResourceWarning"),
-    pytest.mark.filterwarnings(
-        "error::pytest.PytestUnraisableExceptionWarning"
-    ),
+    pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning"),
 )
 
 

@@ -63,11 +63,7 @@ class SilenceTest(parameterized.TestCase):
 
 def stall(*channels, is_waiting=False):
   begun = channel_lib.Begun(
-      (1, 0),
-      tuple(
-          channel_lib.Channel(c[0], tuple(map(int, c[2:].split(","))))
-          for c in channels
-      ),
+      (1, 0), tuple(channel_lib.Channel(c[0], tuple(map(int, c[2:].split(",")))) for c in channels)
   )
   return stalls_lib.Stall(is_waiting, 1, begun, ((1, "begun"),))
 
@@ -156,9 +152,7 @@ class WatchTest(parameterized.TestCase):
     self.watch.note("a", 0.5)
     self.assertEqual(self.watch.find_quiet(0.5), ["b"])
     self.pass_time(0.6, 1.2)
-    self.assertEqual(
-        self.watch.find_silent(1.2), {"b": "its agent was silent for 1.0 s"}
-    )
+    self.assertEqual(self.watch.find_silent(1.2), {"b": "its agent was silent for 1.0 s"})
     self.watch.drop("b")
     self.watch.note("b", 1.3)
     self.assertEqual(self.watch.find_silent(1.4), {})

@@ -50,20 +50,14 @@ class MessagesTest(parameterized.TestCase):
           stalls_lib.Stall(
               False,
               3,
-              channel_lib.Begun(
-                  (3, 7), (channel_lib.Channel("f", (0, 1)),), "h", (2,)
-              ),
+              channel_lib.Begun((3, 7), (channel_lib.Channel("f", (0, 1)),), "h", (2,)),
               ((3, "begun"),),
           )
       ),
       messages.Post(1, "vote", {"seen": [1, None]}),
       messages.NewView(
           views.View(
-              4,
-              (views.Member(1, "n1", "a", "life", "h", 7),),
-              "test",
-              leaving=(1,),
-              epoch=3,
+              4, (views.Member(1, "n1", "a", "life", "h", 7),), "test", leaving=(1,), epoch=3
           )
       ),
       messages.Gone("killed", silent_secs=0.25),
@@ -74,8 +68,7 @@ class MessagesTest(parameterized.TestCase):
     self.assertEqual(messages.parse(content, messages.FROM_AGENT), message)
 
   @parameterized.parameters(
-      messages.Gathered(1, "vote", {2: "no", 10: None}),
-      messages.Silent(2, {10: 0.5}),
+      messages.Gathered(1, "vote", {2: "no", 10: None}), messages.Silent(2, {10: 0.5})
   )
   def test_keys_are_numbers(self, message):
     (content,) = frames.Decoder().feed(messages.encode(message))
@@ -100,16 +93,13 @@ class BoardTest(parameterized.TestCase):
     self.board = board_lib.Board()
 
   def test_values_are_taken_once_all_are_there(self):
-    post = lambda node, value: self.board.post(
-        node, messages.Post(1, "vote", value)
-    )
+    post = lambda node, value: self.board.post(node, messages.Post(1, "vote", value))
     post(4, "yes")
     self.assertEqual(self.board.take(1, {2, 4}), [])
     post(7, "a stranger")
     post(2, "no")
     self.assertEqual(
-        self.board.take(1, {2, 4}),
-        [messages.Gathered(1, "vote", {2: "no", 4: "yes"})],
+        self.board.take(1, {2, 4}), [messages.Gathered(1, "vote", {2: "no", 4: "yes"})]
     )
     post(2, "again")
     self.assertEqual(self.board.take(1, {2, 4}), [])
@@ -121,6 +111,4 @@ class BoardTest(parameterized.TestCase):
     self.board.move_to(3)
     self.board.post(0, messages.Post(2, "late", None))
     self.assertEqual(self.board.take(2, {0}), [])
-    self.assertEqual(
-        self.board.take(3, {0}), [messages.Gathered(3, "vote", {0: 3})]
-    )
+    self.assertEqual(self.board.take(3, {0}), [messages.Gathered(3, "vote", {0: 3})])

@@ -24,11 +24,7 @@ class NoticesTest(parameterized.TestCase):
   @parameterized.parameters(
       ("aws", "spot", f"AWS: terminate at {_AT}"),
       ("gcp", "gcp", "Google Cloud: preempted"),
-      (
-          "azure",
-          "azure",
-          "Azure: preempted, not before Mon, 19 Sep 2030 18:29:47 GMT",
-      ),
+      ("azure", "azure", "Azure: preempted, not before Mon, 19 Sep 2030 18:29:47 GMT"),
   )
   def test_each_cloud_hears_its_own_notice(self, cloud, announced, words):
     self.server.announced = {"spot", "rebalance", "gcp", "azure"} - {
@@ -44,15 +40,12 @@ class NoticesTest(parameterized.TestCase):
     self.assertIsNone(self.look("azure"))
 
   @parameterized.product(
-      cloud=["aws", "gcp", "azure"],
-      answer=[(200, ""), (200, "no JSON"), (200, "[]"), (500, "")],
+      cloud=["aws", "gcp", "azure"], answer=[(200, ""), (200, "no JSON"), (200, "[]"), (500, "")]
   )
   def test_strange_answers(self, cloud, answer):
     problem = "expected, got" if answer[0] == 200 else "status 500"
     with self.assertRaisesRegex(OSError, problem):
-      notices_lib.CLOUDS[cloud].look(
-          lambda *_: notices_lib.HttpResponse(*answer)
-      )
+      notices_lib.CLOUDS[cloud].look(lambda *_: notices_lib.HttpResponse(*answer))
 
   @parameterized.parameters(
       '{"Events": null}',
@@ -77,9 +70,7 @@ class NoticesTest(parameterized.TestCase):
 
         threads.call_beside(answer, name="cloud")
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        with self.assertRaisesRegex(
-            OSError, "cannot be polled .*IncompleteRead"
-        ):
+        with self.assertRaisesRegex(OSError, "cannot be polled .*IncompleteRead"):
           notices_lib.Poller(cloud, url=url).look()
 
   @parameterized.parameters("aws", "gcp", "azure")

@@ -9,9 +9,7 @@ from bamboo_jax.schedule import channel as channel_lib
 from tests import members
 
 
-def stall(
-    channels=(), posted=((3, "begun"),), *, view=3, step=7, is_waiting=False
-):
+def stall(channels=(), posted=((3, "begun"),), *, view=3, step=7, is_waiting=False):
   return stalls_lib.Stall(
       is_waiting,
       view,
@@ -28,21 +26,9 @@ class StallsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("somebody_works", {1: stall(["f@0,1"])}, None),
-      (
-          "frozen_before_a_transfer",
-          {0: stall(["f@0,1"]), 1: stall(), 2: stall(["b@2,1"])},
-          1,
-      ),
-      (
-          "in_a_chain_the_last_link",
-          {0: stall(["f@0,1"]), 1: stall(["f@2,1"]), 2: stall()},
-          2,
-      ),
-      (
-          "frozen_before_a_vote",
-          {0: stall(posted=_VOTED), 1: stall(), 2: stall(posted=_VOTED)},
-          1,
-      ),
+      ("frozen_before_a_transfer", {0: stall(["f@0,1"]), 1: stall(), 2: stall(["b@2,1"])}, 1),
+      ("in_a_chain_the_last_link", {0: stall(["f@0,1"]), 1: stall(["f@2,1"]), 2: stall()}, 2),
+      ("frozen_before_a_vote", {0: stall(posted=_VOTED), 1: stall(), 2: stall(posted=_VOTED)}, 1),
       (
           "frozen_before_it_adopted_the_view",
           {
@@ -68,17 +54,10 @@ class StallsTest(parameterized.TestCase):
       ),
       (
           "one_that_is_a_step_ahead_is_not_waited_for",
-          {
-              0: stall(["f@0,1"], posted=_VOTED),
-              1: stall(["f@1,0"], posted=_VOTED, step=8),
-          },
+          {0: stall(["f@0,1"], posted=_VOTED), 1: stall(["f@1,0"], posted=_VOTED, step=8)},
           0,
       ),
-      (
-          "on_purpose",
-          {n: stall(is_waiting=True) for n in range(3)},
-          None,
-      ),
+      ("on_purpose", {n: stall(is_waiting=True) for n in range(3)}, None),
   )
   def test_culprit(self, found, culprit):
     nobody = dict.fromkeys(range(max(2, len(found))))
@@ -90,10 +69,7 @@ class StallsTest(parameterized.TestCase):
     order = ["f@0,1", "f@1,2", "f@0,1", "g@2,1", "f@1,2", "g@1,0", "g@2,1"]
     for victim, count in itertools.product(range(3), range(4)):
       begun = {n: [] for n in range(3)}
-      rows = {
-          n: [c for c in order if n in members.channel(c).nodes]
-          for n in range(3)
-      }
+      rows = {n: [c for c in order if n in members.channel(c).nodes] for n in range(3)}
       while True:
         before = {n: len(b) for n, b in begun.items()}
         for n, row in rows.items():
@@ -113,6 +89,4 @@ class StallsTest(parameterized.TestCase):
       for n in range(3):  # Who has done all has voted.
         if len(begun[n]) == len(rows[n]):
           found[n] = stall(begun[n], posted=_VOTED)
-      self.assertEqual(
-          stalls_lib.find_culprit(found), victim, msg=(victim, count)
-      )
+      self.assertEqual(stalls_lib.find_culprit(found), victim, msg=(victim, count))

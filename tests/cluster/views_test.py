@@ -51,18 +51,13 @@ class ViewsTest(parameterized.TestCase):
     )
     self.assertEqual(first.numbers, {0, 1, 5})
     self.assertEqual(first.leaving, (1,))
-    self.assertEqual(
-        first.reason,
-        "n3 left: gone; n1 will be preempted (SIGTERM); n5 joined",
-    )
+    self.assertEqual(first.reason, "n3 left: gone; n1 will be preempted (SIGTERM); n5 joined")
     again = views.next_view(first, lost={}, candidates=(), noticed=notice)
     self.assertIs(again, first)
     # Whoever makes the next view may not have heard of it.
     second = views.next_view(first, lost={}, candidates=[member(6)])
     self.assertEqual(second.leaving, (1,))
-    third = views.next_view(
-        second, lost={member(1).incarnation: "left"}, candidates=()
-    )
+    third = views.next_view(second, lost={member(1).incarnation: "left"}, candidates=())
     self.assertEqual((third.numbers, third.leaving), ({0, 5, 6}, ()))
     with self.assertRaisesRegex(ValueError, "must be members"):
       views.View(1, (), "", leaving=(1,))
@@ -70,9 +65,7 @@ class ViewsTest(parameterized.TestCase):
   def test_a_number_that_was_given_out_again(self):
     other = dataclasses.replace(member(1), incarnation="another life")
     again = dataclasses.replace(member(2), incarnation="another life")
-    got = views.next_view(
-        view(0, 1), lost={}, candidates=[other, again, member(2)]
-    )
+    got = views.next_view(view(0, 1), lost={}, candidates=[other, again, member(2)])
     self.assertEqual(got.members, (member(0), member(1), again))
 
   def test_an_epoch_begins_with_a_view_without_members(self):
@@ -138,9 +131,7 @@ class ViewsTest(parameterized.TestCase):
     self.assertEqual(got, expected)
 
   @hypothesis.given(
-      st.sets(st.integers(0, 9)),
-      st.sets(st.integers(0, 9)),
-      st.sets(st.integers(0, 9)),
+      st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9))
   )
   def test_next_view_holds_whoever_is_alive(self, before, lost, candidates):
     old = view(*sorted(before))
@@ -148,35 +139,23 @@ class ViewsTest(parameterized.TestCase):
     got = views.next_view(old, lost=reasons, candidates=map(member, candidates))
     self.assertEqual(got.numbers, (before | candidates) - lost)
     self.assertEqual(got.number, old.number + (got.numbers != old.numbers))
-    again = views.next_view(
-        got, lost=reasons, candidates=map(member, candidates)
-    )
+    again = views.next_view(got, lost=reasons, candidates=map(member, candidates))
     self.assertIs(again, got)
 
   def test_copies_say_something_and_change_nothing_else(self):
     before = members.view(3, 1, 4, leaving=(4,), epoch=2)
     asked = views.ask(before, "n9")
     answered = views.answer(asked, "n4")
-    found = [
-        (v.number, v.repeats, v.is_ask, v.text)
-        for v in (before, asked, answered)
-    ]
+    found = [(v.number, v.repeats, v.is_ask, v.text) for v in (before, asked, answered)]
     words = "n9 asks whether any member of view 3 is alive"
     self.assertEqual(
-        found,
-        [
-            (3, 0, False, "test"),
-            (4, 3, True, words),
-            (5, 3, False, "n4 is alive"),
-        ],
+        found, [(3, 0, False, "test"), (4, 3, True, words), (5, 3, False, "n4 is alive")]
     )
     for view_of_log in (before, asked, answered):
       self.assertEqual(views.original(view_of_log), before)
     self.assertIsNone(views.find_successor(before, [asked, answered]))
     noticed = {member(4).incarnation: "SIGTERM"}
-    unchanged = views.next_view(
-        answered, lost={}, candidates=(), noticed=noticed
-    )
+    unchanged = views.next_view(answered, lost={}, candidates=(), noticed=noticed)
     self.assertIs(unchanged, answered)
     lost = {member(1).incarnation: "gone"}
     after = views.next_view(answered, lost=lost, candidates=())
@@ -192,8 +171,7 @@ class ViewsTest(parameterized.TestCase):
     for number, epoch in ((0, 0), (3, 1)):
       void = views.void(members.view(number, epoch=epoch))
       self.assertEqual(
-          (void.number, void.members, void.repeats, void.epoch),
-          (number + 1, (), 0, epoch),
+          (void.number, void.members, void.repeats, void.epoch), (number + 1, (), 0, epoch)
       )
 
   @parameterized.parameters((1, 0), (0, 0))

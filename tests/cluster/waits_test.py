@@ -35,9 +35,7 @@ class WaitsTest(absltest.TestCase):
   def test_lines(self):
     make = lambda number, *nodes: waits.Waits(number, nodes, ())
     self.assertEqual(
-        waits.describe(
-            [make(2, 0, 9), make(0), make(1, 2)], {0: "n0", 1: "n1", 2: "n2"}
-        ),
+        waits.describe([make(2, 0, 9), make(0), make(1, 2)], {0: "n0", 1: "n1", 2: "n2"}),
         [
             "n0 waits for no node",
             "n1 waits for n2",
@@ -45,9 +43,7 @@ class WaitsTest(absltest.TestCase):
             "waited for, and waiting for no node: n0, node 9",
         ],
     )
-    self.assertEqual(
-        waits.describe([make(0)], {}), ["node 0 waits for no node"]
-    )
+    self.assertEqual(waits.describe([make(0)], {}), ["node 0 waits for no node"])
 
   def test_the_last_answer_in_a_log_counts(self):
     first, last = waits.Waits(1, (2,), ()), waits.Waits(1, (), ("sum 0,1 ()",))
@@ -72,10 +68,7 @@ class WaitsTest(absltest.TestCase):
         "sys.stdin.read()\n"
     )
     worker = subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     self.addCleanup(worker.kill)
     self.assertEqual(worker.stderr.readline(), "ready\n")
@@ -96,9 +89,7 @@ class InquiryTest(parameterized.TestCase):
     """Starts a process that hangs, and waits until it can be asked."""
     log = self.logs / f"{name}.log"
     with open(log, "ab") as file:
-      process = subprocess.Popen(
-          [sys.executable, "-c", _WORKER, *arguments], stderr=file
-      )
+      process = subprocess.Popen([sys.executable, "-c", _WORKER, *arguments], stderr=file)
     self.addCleanup(process.wait)
     self.addCleanup(process.kill)
     while b"ready" not in log.read_bytes():
@@ -119,12 +110,7 @@ class InquiryTest(parameterized.TestCase):
     self.assertIn("n4 waits for node 3, node 7, in sum 0,3 1", lines)
 
   @parameterized.parameters(
-      (
-          "n1",
-          ["n0"],
-          {"n0": "10.0.0.7"},
-          "Unknown node 'n1'; did you mean 'n0'",
-      ),
+      ("n1", ["n0"], {"n0": "10.0.0.7"}, "Unknown node 'n1'; did you mean 'n0'"),
       ("n2", [], {}, "The run has ended: no node of it is alive."),
       (
           "n1",

@@ -48,9 +48,7 @@ class ConfigTest(parameterized.TestCase):
             "model.options.vocab_size": 5,
         }
     )
-    before, after = dict(_leaves(config.to_dict())), dict(
-        _leaves(changed.to_dict())
-    )
+    before, after = dict(_leaves(config.to_dict())), dict(_leaves(changed.to_dict()))
     self.assertEqual(
         {k: v for k, v in after.items() if v != before[k]},
         {

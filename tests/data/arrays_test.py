@@ -62,9 +62,7 @@ class ArraysTest(parameterized.TestCase):
     shape = {"sequence_length": 4, "vocab_size": 9}
     source = source_lib.make_source(name, shape, num_samples=5)
     self.assertEqual(source.batch([0], seed=0)["inputs"].shape, (1, 4))
-    with self.assertRaisesRegex(
-        ValueError, "'num_sample'; did you mean 'num_s"
-    ):
+    with self.assertRaisesRegex(ValueError, "'num_sample'; did you mean 'num_s"):
       source_lib.make_source(name, shape, num_sample=5)
     with self.assertRaisesRegex(ValueError, "must return a Source, arrays"):
       source_lib.make_source(f"{__file__}:make_nothing")

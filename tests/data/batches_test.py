@@ -22,9 +22,7 @@ class _Numbers:
 
 
 def _make_batches(**changes):
-  options = dict(
-      source=_Numbers(), seed=7, num_microbatches=3, microbatch_size=2
-  )
+  options = dict(source=_Numbers(), seed=7, num_microbatches=3, microbatch_size=2)
   return batches_lib.Batches(**(options | changes))
 
 
@@ -58,18 +56,13 @@ class BatchesTest(parameterized.TestCase):
     ]
     self.assertEqual(got, [[-i, -i - 1] for i in range(0, 18, 2)])
 
-  @parameterized.parameters(
-      (None, ["inputs", "seed"]), (("seed",), ["seed"]), ((), [])
-  )
+  @parameterized.parameters((None, ["inputs", "seed"]), (("seed",), ["seed"]), ((), []))
   def test_keys(self, keys, expected):
     self.assertEqual(list(_make_batches().microbatch(0, 0, keys)), expected)
 
   def test_arrays_are_read_only(self):
     batches = _make_batches()
-    for batch in (
-        batches.microbatch(0, 0),
-        batches.eval_microbatch(0, 0),
-    ):
+    for batch in (batches.microbatch(0, 0), batches.eval_microbatch(0, 0)):
       with self.assertRaisesRegex(ValueError, "read-only"):
         batch["inputs"][0] = 1
 
@@ -79,21 +72,14 @@ class BatchesTest(parameterized.TestCase):
       ("microbatch", (0, 3), "below num_microbatches=3, got 0 and 3"),
       ("microbatch", (0, 0, ("inputz",)), "did you mean 'inputs'"),
       ("eval_microbatch", (0, 3), "below num_microbatches=3, got 0 and 3"),
-      (
-          "eval_microbatch",
-          (3, 0),
-          "below 3, got 3: there are 20 held-out samples, .* takes 6",
-      ),
+      ("eval_microbatch", (3, 0), "below 3, got 3: there are 20 held-out samples, .* takes 6"),
   )
   def test_refuses_arguments(self, method, arguments, message):
     with self.assertRaisesRegex(ValueError, message):
       getattr(_make_batches(), method)(*arguments)
 
   @parameterized.parameters(
-      ("seed", -1),
-      ("seed", 2**63),
-      ("num_microbatches", 0),
-      ("microbatch_size", 0),
+      ("seed", -1), ("seed", 2**63), ("num_microbatches", 0), ("microbatch_size", 0)
   )
   def test_refuses_sizes(self, name, value):
     with self.assertRaisesRegex(ValueError, f"{name} must be.*got {value}"):
@@ -106,9 +92,7 @@ class BatchesTest(parameterized.TestCase):
     lines = [f"The square of {i} is {i * i}.\n" for i in range(400)]
     (folder / "a.txt").write_text("".join(lines[:100]), newline="")
     (folder / "b.txt").write_text("".join(lines[100:]), newline="")
-    text = source_lib.make_source(
-        f"{folder}/*.txt", sequence_length=24, cache_dir=folder / "cache"
-    )
+    text = source_lib.make_source(f"{folder}/*.txt", sequence_length=24, cache_dir=folder / "cache")
     batches = _make_batches(source=text)
     batch = batches.microbatch(0, 0)
     self.assertEqual(
@@ -121,6 +105,5 @@ class BatchesTest(parameterized.TestCase):
       for arrays in step:
         digest.update(arrays[name].astype("<i4").tobytes())
     self.assertEqual(
-        digest.hexdigest(),
-        "e33cf5ec228b5e8c15c4690d435a8baec3c3ff60e4e9f78171c886c82601d64d",
+        digest.hexdigest(), "e33cf5ec228b5e8c15c4690d435a8baec3c3ff60e4e9f78171c886c82601d64d"
     )

@@ -33,9 +33,7 @@ class CorpusTest(parameterized.TestCase):
 
   def test_both_parts_of_a_cut_document_keep_its_name(self):
     head, tail = corpus.split_tail(_TEXT, fraction=4 / 19)
-    self.assertEqual(
-        head, (_TEXT[0], _TEXT[1], CorpusDocument("c", "äö".encode()))
-    )
+    self.assertEqual(head, (_TEXT[0], _TEXT[1], CorpusDocument("c", "äö".encode())))
     self.assertEqual(tail, (CorpusDocument("c", "ü€".encode()),))
 
   def test_manifest(self):
@@ -64,6 +62,4 @@ class CorpusTest(parameterized.TestCase):
   )
   def test_digest_changes_with(self, other):
     text = (CorpusDocument("a", b"1"), CorpusDocument("b", b"2"))
-    self.assertNotEqual(
-        corpus.make_manifest(other).sha256, corpus.make_manifest(text).sha256
-    )
+    self.assertNotEqual(corpus.make_manifest(other).sha256, corpus.make_manifest(text).sha256)

@@ -10,12 +10,9 @@ class DrawsTest(parameterized.TestCase):
   def test_frozen(self):
     # If these change, then so does the data of every run.
     self.assertEqual(
-        draws.raw_bits(1, 2, count=2).tolist(),
-        [5705853004827290377, 6584680345644299050],
+        draws.raw_bits(1, 2, count=2).tolist(), [5705853004827290377, 6584680345644299050]
     )
-    self.assertEqual(
-        draws.permutation(1, 2, size=8).tolist(), [4, 2, 0, 6, 1, 5, 7, 3]
-    )
+    self.assertEqual(draws.permutation(1, 2, size=8).tolist(), [4, 2, 0, 6, 1, 5, 7, 3])
     self.assertEqual(
         draws.shuffle(1, range(4), size=1 << 40),
         [1062895921437, 148631446745, 905556332465, 82057749037],
@@ -27,9 +24,7 @@ class DrawsTest(parameterized.TestCase):
     self.assertLen(np.unique(np.concatenate(bits)), 800)
 
   def test_first_bits_do_not_depend_on_the_count(self):
-    np.testing.assert_array_equal(
-        draws.raw_bits(3, 4, count=9)[:5], draws.raw_bits(3, 4, count=5)
-    )
+    np.testing.assert_array_equal(draws.raw_bits(3, 4, count=9)[:5], draws.raw_bits(3, 4, count=5))
 
   @parameterized.parameters(1, 2, 3, 7, 16, 1000, 1025, 65_537)
   def test_an_order_has_every_number_once(self, size):
@@ -40,11 +35,7 @@ class DrawsTest(parameterized.TestCase):
   def test_orders_differ_and_are_random(self):
     size = 10_007
     places = np.arange(size)
-    orders = [
-        draws.permute(seed, epoch, places, size=size)
-        for seed in (0, 1)
-        for epoch in (0, 1)
-    ]
+    orders = [draws.permute(seed, epoch, places, size=size) for seed in (0, 1) for epoch in (0, 1)]
     orders.append(draws.permute(0, 0, places, size=size + 1))
     for i, one in enumerate(orders):
       # Correlations of random orders have a standard deviation of 0.01.

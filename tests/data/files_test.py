@@ -57,10 +57,7 @@ class FilesCase(parameterized.TestCase):
         word if word.replace(".", "", 1).isdigit() else f"{self.folder}/{word}"
         for word in name.split()
     ]
-    options = {
-        "heldout_fraction": 0.0,
-        "cache_dir": self.folder / "c",
-    } | options
+    options = {"heldout_fraction": 0.0, "cache_dir": self.folder / "c"} | options
     return source_lib.make_source(" ".join(words), shape, **options)
 
   def refuses(self, message, name, **options):
@@ -100,10 +97,7 @@ class FormatsTest(FilesCase):
     source = self.make("*.bin", dtype=dtype)
     self.assertEqual(
         self.epoch(source),
-        {
-            "inputs": [[0, 1, 2, 3], [4, 5, 6, 7]],
-            "targets": [[1, 2, 3, 4], [5, 6, 7, 8]],
-        },
+        {"inputs": [[0, 1, 2, 3], [4, 5, 6, 7]], "targets": [[1, 2, 3, 4], [5, 6, 7, 8]]},
     )
     self.assertEqual(source.epochs(3), {"data": 1.5})
 
@@ -122,9 +116,7 @@ class FormatsTest(FilesCase):
     self.write_megatron("a", [3, 0, 5, 1])
     with self.assertLogs("absl", "WARNING") as logs:
       source = self.make("a.bin", documents=True)
-    self.assertIn(
-        "a.idx: sequence 1 and maybe others are empty", logs.output[0]
-    )
+    self.assertIn("a.idx: sequence 1 and maybe others are empty", logs.output[0])
     self.assertEqual(
         self.epoch(source),
         {
@@ -208,11 +200,7 @@ class FormatsTest(FilesCase):
         ),
         ("g/**/*.txt", ["a.txt"], ["g/up/a.txt (links to the rest)", "and 37"]),
         ("d/b/.ipynb_checkpoints", ["b.txt"], []),
-        (
-            "d/0",
-            ["b.txt", "z/c.txt"],
-            [".ipynb_checkpoints", "up (links to the rest)"],
-        ),
+        ("d/0", ["b.txt", "z/c.txt"], [".ipynb_checkpoints", "up (links to the rest)"]),
     ):
       with self.subTest(name), self.assertLogs("absl") as logs:
         source = self.make(name, length=1)
@@ -227,20 +215,14 @@ class FormatsTest(FilesCase):
     self.write("d/a.txt", "abc")
     self.write("d/b/c.md", "abc")
     for name, content, line in (
-        (
-            "m.json",
-            b'{"text": "abcd"}\n',
-            "2 files of other kinds than m.json,",
-        ),
+        ("m.json", b'{"text": "abcd"}\n', "2 files of other kinds than m.json,"),
         ("t.bin", np.arange(9, dtype="<u2"), "3 files of other kinds than t"),
     ):
       self.write(f"d/{name}", content)
       with self.assertLogs("absl", "WARNING") as logs:
         source = self.make("d")
       self.assertEqual([*source.fingerprint["files"]], [name])
-      self.assertRegex(
-          logs.output[0], f"{line}.* as a.txt .*'{self.folder}/d/\\*.txt' reads"
-      )
+      self.assertRegex(logs.output[0], f"{line}.* as a.txt .*'{self.folder}/d/\\*.txt' reads")
 
   def test_a_folder_that_cannot_be_read(self):
     self.write("d/a.txt", "abc")
@@ -324,17 +306,13 @@ class PackingTest(FilesCase):
     # abcd0 e0 f0: what follows "b" and "e" is learned, what follows "a" is not.
     want = [-1, 99, 100, 0, -1, 0, -1, 0, -1, -1]
     self.assertEqual(targets, want)
-    (targets,) = self.epoch(self.make("a.jsonl", loss="all", **options))[
-        "targets"
-    ]
+    (targets,) = self.epoch(self.make("a.jsonl", loss="all", **options))["targets"]
     self.assertEqual(targets, [98, 99, 100, 0, -1, 0, -1, 0, -1, -1])
     self.write_megatron("one", [4, 4])
     with self.assertRaisesRegex(base.DataError, "one.bin has no prompts"):
       self.make("one.bin", loss="completion")
 
-  @parameterized.product(
-      packing=["stream", "whole"], documents=[None, True], seed=[0, 1, 2]
-  )
+  @parameterized.product(packing=["stream", "whole"], documents=[None, True], seed=[0, 1, 2])
   def test_samples_without_targets_are_counted(self, packing, documents, seed):
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 12, 40)
@@ -355,9 +333,7 @@ class PackingTest(FilesCase):
   def test_a_sample_must_have_a_target(self):
     self.write_megatron("a", [9, 1], parts=2)
     options = {"field": "q,a"}
-    self.refuses(
-        "a.bin: 2 of 2 samples have no .* 1 of 1 pr", "a.bin", **options
-    )
+    self.refuses("a.bin: 2 of 2 samples have no .* 1 of 1 pr", "a.bin", **options)
     self.write_megatron("b", [1, 9], parts=2)
     with self.assertNoLogs("absl"):
       self.make("b.bin", **options)
@@ -413,15 +389,10 @@ class MixtureTest(FilesCase):
     self.assertEqual((firsts < 500).sum(), 3 << 12)
     self.assertAlmostEqual((firsts[:1000] < 500).mean(), 0.75, delta=0.06)
     # Each epoch of a part has all of its samples.
-    self.assertEqual(
-        sorted(firsts[firsts >= 500][:9].tolist()), list(range(500, 536, 4))
-    )
+    self.assertEqual(sorted(firsts[firsts >= 500][:9].tolist()), list(range(500, 536, 4)))
     self.assertEqual(
         source.epochs(1 << 14),
-        {
-            f"{self.folder}/a.bin": (3 << 12) / 90,
-            f"{self.folder}/b.bin": (1 << 12) / 9,
-        },
+        {f"{self.folder}/a.bin": (3 << 12) / 90, f"{self.folder}/b.bin": (1 << 12) / 9},
     )
     self.assertEqual(source.num_heldout, 2)
     heldout = source.heldout_batch([0, 1])["inputs"][:, 0]
@@ -449,9 +420,7 @@ class MixtureTest(FilesCase):
   def test_refuses(self, name, message):
     with self.assertRaisesRegex(ValueError, message):
       source_lib.make_source(
-          name.replace("a.bin", f"{self.folder}/a.bin").replace(
-              "b.bin", f"{self.folder}/b.bin"
-          ),
+          name.replace("a.bin", f"{self.folder}/a.bin").replace("b.bin", f"{self.folder}/b.bin"),
           {"sequence_length": 4, "vocab_size": 1000},
       )
 
@@ -544,9 +513,7 @@ class BadInputTest(FilesCase):
     self.refuses("the token 300, must be below .*256", "h.jsonl")
     self.write("i.parquet", b"PAR1")
     self.refuses("Cannot read .*i.parquet", "i.parquet")
-    self.refuses(
-        "bytes has vocab_size=256, more than .* 9", "a.txt", vocab_size=9
-    )
+    self.refuses("bytes has vocab_size=256, more than .* 9", "a.txt", vocab_size=9)
 
   def test_empty_documents_are_named(self):
     self.write_rows("a.jsonl", {"text": "abcd"}, {"text": ""}, {"text": ""})
@@ -589,9 +556,7 @@ class TokenizeTest(FilesCase):
     super().setUp()
     self.rows = [{"text": f"row {i} " + "x" * (i % 7)} for i in range(200)]
     self.path = self.write_rows("a.jsonl", *self.rows)
-    self.task = tokenizing.TokenizingTask(
-        (self.path,), ("a.jsonl",), None, part_bytes=1000
-    )
+    self.task = tokenizing.TokenizingTask((self.path,), ("a.jsonl",), None, part_bytes=1000)
 
   def tokens(self, out):
     return b"".join(p.read_bytes() for p in sorted(out.glob("*.bin")))
@@ -658,24 +623,17 @@ class TokenizeTest(FilesCase):
         mock.patch.dict(os.environ, {"XDG_CACHE_HOME": ""}),
         mock.patch.object(pathlib.Path, "home", side_effect=error),
     ):
-      self.refuses(
-          "home directory. Name .*cache_dir", "a.jsonl", cache_dir=None
-      )
+      self.refuses("home directory. Name .*cache_dir", "a.jsonl", cache_dir=None)
 
   def test_tokenizers(self):
     library = _import("tokenizers")
-    tokenizer = library.Tokenizer(
-        library.models.WordLevel({"row": 0, "x": 1, "</s>": 2}, "x")
-    )
+    tokenizer = library.Tokenizer(library.models.WordLevel({"row": 0, "x": 1, "</s>": 2}, "x"))
     tokenizer.pre_tokenizer = library.pre_tokenizers.Whitespace()
     tokenizer.save(str(self.folder / "tokenizer.json"))
     options = {"tokenizer": str(self.folder), "length": 3, "vocab_size": 3}
     source = self.make("a.jsonl", **options)
     self.assertEqual(self.epoch(source)["inputs"][0][:2], [0, 1])
-    self.assertIn(
-        [0, 1, 1],
-        self.epoch(self.make("a.jsonl", end_token=1, **options))["inputs"],
-    )
+    self.assertIn([0, 1, 1], self.epoch(self.make("a.jsonl", end_token=1, **options))["inputs"])
     options["vocab_size"] = 2
     with self.assertRaisesRegex(base.DataError, "vocab_size=3, more than .* 2"):
       self.make("a.jsonl", **options)

@@ -77,9 +77,7 @@ class ImageFolderTest(parameterized.TestCase):
   def test_labels_need_no_image(self):
     (self.root / "cat/0.png").write_bytes(b"no image")
     source = self.make(on_corrupt="stop", heldout_fraction=0)
-    batches = batches_lib.Batches(
-        source, seed=0, num_microbatches=1, microbatch_size=10
-    )
+    batches = batches_lib.Batches(source, seed=0, num_microbatches=1, microbatch_size=10)
     labels = batches.microbatch(0, 0, ("labels",))["labels"]
     self.assertCountEqual(labels, [0] * 5 + [1] * 5)
     with self.assertRaisesRegex(base.DataError, "cat/0.png"):
@@ -134,8 +132,7 @@ class ImageFolderTest(parameterized.TestCase):
     with self.assertLogs("absl", "WARNING") as logs:
       self.assertEqual(self.make().fingerprint, want)
     self.assertIn(
-        f"Not read of {self.root}: .ipynb_checkpoints, above.png, cat/.0.png "
-        "and 1 more.",
+        f"Not read of {self.root}: .ipynb_checkpoints, above.png, cat/.0.png " "and 1 more.",
         logs.output[0],
     )
 

@@ -14,9 +14,7 @@ class MarkovTest(parameterized.TestCase):
     p_VV = chain.transitions_VV
     np.testing.assert_array_equal(p_VV.sum(axis=1), 1.0)  # Exact, in binary.
     np.testing.assert_array_equal((p_VV > 0).sum(axis=1), branching)
-    np.testing.assert_allclose(
-        chain.stationary_V @ p_VV, chain.stationary_V, atol=1e-14
-    )
+    np.testing.assert_allclose(chain.stationary_V @ p_VV, chain.stationary_V, atol=1e-14)
     self.assertGreater(chain.stationary_V.min(), 0.0)
     self.assertAlmostEqual(chain.stationary_V.sum(), 1.0, places=12)
 
@@ -27,9 +25,7 @@ class MarkovTest(parameterized.TestCase):
     a, b = np.diag(chain.transitions_VV)
     at_0 = (1 - b) / (2 - a - b)
     entropies = [-p * math.log(p) - (1 - p) * math.log(1 - p) for p in (a, b)]
-    self.assertAlmostEqual(
-        chain.best_loss, at_0 * entropies[0] + (1 - at_0) * entropies[1]
-    )
+    self.assertAlmostEqual(chain.best_loss, at_0 * entropies[0] + (1 - at_0) * entropies[1])
 
   def test_a_cycle_can_be_learnt_completely(self):
     self.assertEqual(markov.Chain(5, 1, 0).best_loss, 0.0)
@@ -64,9 +60,7 @@ class MarkovTest(parameterized.TestCase):
   def test_samples_are_functions_of_seed_and_index(self):
     chain = markov.make_walks(sequence_length=20)
     first = chain.batch([5, 6], seed=1)["inputs"]
-    np.testing.assert_array_equal(
-        chain.batch([6], seed=1)["inputs"][0], first[1]
-    )
+    np.testing.assert_array_equal(chain.batch([6], seed=1)["inputs"][0], first[1])
     other_chain = markov.make_walks(sequence_length=20, chain_seed=1)
     walks = [
         first[0],
@@ -89,8 +83,7 @@ class MarkovTest(parameterized.TestCase):
     # If these change, then so do the results of all runs on this task.
     chain = markov.make_walks(sequence_length=8)
     self.assertEqual(
-        chain.batch([3], seed=7)["inputs"].tolist(),
-        [[42, 22, 16, 63, 57, 58, 62, 39]],
+        chain.batch([3], seed=7)["inputs"].tolist(), [[42, 22, 16, 63, 57, 58, 62, 39]]
     )
     best_loss = markov.Chain(64, 4, 0).best_loss
     self.assertAlmostEqual(best_loss, 1.0586075278165, places=12)

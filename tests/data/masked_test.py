@@ -18,9 +18,7 @@ PAD, CLS, SEP, MASK = range(60, 64)
 
 @functools.cache
 def make_source():
-  return source_lib.make_source(
-      "synthetic", sequence_length=L, num_masked=M, vocab_size=64
-  )
+  return source_lib.make_source("synthetic", sequence_length=L, num_masked=M, vocab_size=64)
 
 
 @functools.cache
@@ -48,16 +46,12 @@ class MaskedTest(parameterized.TestCase):
       self.assertEqual(last, end - 1)
       self.assertEqual(text[0], CLS)
       np.testing.assert_array_equal(is_text, np.arange(L) < end)
-      np.testing.assert_array_equal(
-          segments, (np.arange(L) > first) & (np.arange(L) < end)
-      )
+      np.testing.assert_array_equal(segments, (np.arange(L) > first) & (np.arange(L) < end))
       self.assertTrue((text[end:] == PAD).all())
       self.assertLess(np.delete(text[:end], [0, first, last]).max(), PAD)
       self.assertGreater(first, 1)
       self.assertGreater(last, first + 1)
-    self.assertAlmostEqual(
-        (batch["is_text"][:, -1] == 0).mean(), 0.1, delta=0.03
-    )
+    self.assertAlmostEqual((batch["is_text"][:, -1] == 0).mean(), 0.1, delta=0.03)
 
   def test_masks_are_as_in_the_paper(self):
     batch = make_batch()
@@ -98,9 +92,7 @@ class MaskedTest(parameterized.TestCase):
     heldout = source.heldout_batch(range(4))
     self.assertTrue((heldout["inputs"] != make_batch()["inputs"][:4]).any())
     self.assertEqual(source.num_heldout, 1024)
-    self.assertEqual(
-        (source.vocab_size, source.fingerprint["num_masked"]), (64, M)
-    )
+    self.assertEqual((source.vocab_size, source.fingerprint["num_masked"]), (64, M))
     again = source.heldout_batch([2])["inputs"]
     np.testing.assert_array_equal(again, heldout["inputs"][[2]])
 
@@ -148,9 +140,7 @@ class MaskedTest(parameterized.TestCase):
     self.assertEqual((source.vocab_size, source.samples_per_epoch), (14, 2))
     batch = source.batch(range(2), seed=0)
     self.assertEqual(
-        sorted(
-            [*row] for row in np.where(batch["documents"], restore(batch), -1)
-        ),
+        sorted([*row] for row in np.where(batch["documents"], restore(batch), -1)),
         [[4, 3, 2, 1, 0, 6, 0, -1], [5, 6, 7, 0, 8, 9, 0, -1]],
     )
     self.assertEqual(

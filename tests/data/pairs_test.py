@@ -75,10 +75,7 @@ class TranslationTest(folders.FolderCase):
     source = self.make(files, pattern="a.tsv", tokenizer=str(path))
     arrays = source.batch(range(2), seed=0)
     lengths = {k: (arrays[k] > 0).sum(1).tolist() for k in arrays}
-    self.assertCountEqual(
-        zip(lengths["source"], lengths["targets"], strict=True),
-        [(3, 1), (1, 2)],
-    )
+    self.assertCountEqual(zip(lengths["source"], lengths["targets"], strict=True), [(3, 1), (1, 2)])
 
   def test_the_standard_library(self):
     source = source_lib.make_source("translation", sequence_length=64)
@@ -99,9 +96,7 @@ class TranslationTest(folders.FolderCase):
 
   def test_ragged_lines(self):
     files = {"t.en": b"1\n2\n3\n", "t.de": b"1\n2\n"}
-    with self.assertRaisesRegex(
-        base.DataError, "t.de ends before line 3 of t.en, which has 3"
-    ):
+    with self.assertRaisesRegex(base.DataError, "t.de ends before line 3 of t.en, which has 3"):
       self.make(files, source="t.en", target="t.de")
     with self.assertRaisesRegex(base.DataError, "z.de .*: byte 3 is 0"):
       self.make({"z.de": b"1\n2\0\n3"}, source="t.en", target="z.de")

@@ -40,9 +40,7 @@ class _Numbers:
 
 def _make_batches(source):
   # Microbatch m of step s starts with sample 4 s + 2 m.
-  return batches_lib.Batches(
-      source=source, seed=1, num_microbatches=2, microbatch_size=2
-  )
+  return batches_lib.Batches(source=source, seed=1, num_microbatches=2, microbatch_size=2)
 
 
 class PrefetchTest(parameterized.TestCase):
@@ -61,9 +59,7 @@ class PrefetchTest(parameterized.TestCase):
             batches, first_step=first_step, num_steps_ahead=num_steps_ahead
         ) as prefetcher:
           for key in keys:
-            np.testing.assert_equal(
-                prefetcher.microbatch(*key), batches.microbatch(*key)
-            )
+            np.testing.assert_equal(prefetcher.microbatch(*key), batches.microbatch(*key))
 
   def test_is_ahead_by_whole_steps(self):
     source = _Numbers()
@@ -99,9 +95,7 @@ class PrefetchTest(parameterized.TestCase):
     with batches_lib.Prefetcher(_make_batches(_Numbers())) as prefetcher:
       got = prefetcher.microbatch(0, 1, ("targets",))
       np.testing.assert_equal(got, {"targets": np.array([3, 4])})
-      with self.assertRaisesRegex(
-          ValueError, "num_microbatches=2, got 0 and 2"
-      ):
+      with self.assertRaisesRegex(ValueError, "num_microbatches=2, got 0 and 2"):
         prefetcher.microbatch(0, 2)
       with self.assertRaisesRegex(ValueError, "did you mean 'targets'"):
         prefetcher.microbatch(0, 1, ("target",))
@@ -126,9 +120,7 @@ class PrefetchTest(parameterized.TestCase):
         self.assertEqual(got["images"].tolist(), [2])
       prefetcher.microbatch(1, 0, ("inputs",))
       source.take_finished(2)  # Of step 2; microbatch 1 has its images.
-      self.assertEqual(
-          [made.get(timeout=_PATIENCE_SECS) for _ in "ab"], [2, 10]
-      )
+      self.assertEqual([made.get(timeout=_PATIENCE_SECS) for _ in "ab"], [2, 10])
     self.assertTrue(made.empty())
 
   def test_an_error_is_raised_to_who_asks(self):
@@ -213,9 +205,6 @@ class PrefetchTest(parameterized.TestCase):
 
     expected = [((s, m), 4 * s + 2 * m) for s, m in keys]
     expected[keys.index((4, 0))] = ((4, 0), "failed")
-    with (
-        batches_lib.Prefetcher(batches) as prefetcher,
-        futures.ThreadPoolExecutor(4) as pool,
-    ):
+    with batches_lib.Prefetcher(batches) as prefetcher, futures.ThreadPoolExecutor(4) as pool:
       for got in pool.map(ask, (0, 3, 7, 11), timeout=_PATIENCE_SECS):
         self.assertEqual(got, expected)

@@ -45,9 +45,7 @@ class ReadersTest(folders.FolderCase):
 
   def test_refuses(self):
     pattern = str(self.folder / "*.text")
-    with self.assertRaisesRegex(
-        base.DataError, f"No file matches {re.escape(repr(pattern))}"
-    ):
+    with self.assertRaisesRegex(base.DataError, f"No file matches {re.escape(repr(pattern))}"):
       readers.read_files(pattern)
     self._write("corpus.txt")
     for name, hint in (
@@ -62,10 +60,7 @@ class ReadersTest(folders.FolderCase):
     self._write("empty/a.txt", content=b"")
     (self.folder / "pipe").mkdir()
     os.mkfifo(self.folder / "pipe/a.txt")
-    for name, message in (
-        ("empty", "a.txt is empty"),
-        ("pipe", "No file matches"),
-    ):
+    for name, message in (("empty", "a.txt is empty"), ("pipe", "No file matches")):
       with self.assertRaisesRegex(base.DataError, message):
         readers.read_files(str(self.folder / name / "*"))
 
@@ -92,13 +87,8 @@ class ReadersTest(folders.FolderCase):
     self.assertEqual(list(by_name), sorted(by_name))
     self.assertIn(b'"assert" statement', by_name["help/assert"])
     stdlib = pathlib.Path(sysconfig.get_path("stdlib"))
-    self.assertEqual(
-        by_name["lib/json/decoder.py"],
-        (stdlib / "json" / "decoder.py").read_bytes(),
-    )
+    self.assertEqual(by_name["lib/json/decoder.py"], (stdlib / "json" / "decoder.py").read_bytes())
     folders = {f for name in by_name for f in name.split("/")[:-1]}
-    self.assertNoCommonElements(
-        folders, {"site-packages", "dist-packages", "__pycache__", "test"}
-    )
+    self.assertNoCommonElements(folders, {"site-packages", "dist-packages", "__pycache__", "test"})
     num_bytes = sum(map(len, by_name.values()))
     self.assertBetween(num_bytes, 4e6, 20e6)

@@ -6,9 +6,7 @@ from bamboo_jax.data import source as source_lib
 class SourceTest(parameterized.TestCase):
 
   def test_a_text(self):
-    text = source_lib.make_source(
-        "stdlib_text", sequence_length=8, heldout_fraction=0.1
-    )
+    text = source_lib.make_source("stdlib_text", sequence_length=8, heldout_fraction=0.1)
     self.assertEqual(
         text.fingerprint,
         {
@@ -30,9 +28,7 @@ class SourceTest(parameterized.TestCase):
 
   def test_none_stands_for_the_default(self):
     # So one set of options can serve all sources.
-    chain = source_lib.make_source(
-        "synthetic", sequence_length=8, vocab_size=None, pattern=None
-    )
+    chain = source_lib.make_source("synthetic", sequence_length=8, vocab_size=None, pattern=None)
     self.assertEqual(
         chain.fingerprint,
         {

@@ -28,20 +28,14 @@ def train_tokenizer(texts, vocab_size=300):
   import tokenizers
 
   pairs = tokenizers.ByteLevelBPETokenizer()
-  pairs.train_from_iterator(
-      texts, vocab_size, special_tokens=["</s>"], show_progress=False
-  )
+  pairs.train_from_iterator(texts, vocab_size, special_tokens=["</s>"], show_progress=False)
   return pairs._tokenizer
 
 
 class ByteVocabularyTest(absltest.TestCase):
 
   def test_encode(self):
-    documents = [
-        CorpusDocument("a", b"ab"),
-        CorpusDocument("b", b""),
-        CorpusDocument("c", b"\xff"),
-    ]
+    documents = [CorpusDocument("a", b"ab"), CorpusDocument("b", b""), CorpusDocument("c", b"\xff")]
     got = vocabularies.encode(vocabularies.ByteVocabulary(), documents)
     self.assertEqual(got.tolist(), [97, 98, 0, 0, 255, 0])
     self.assertEqual(got.dtype, np.uint8)
@@ -63,16 +57,8 @@ class TokenizerFileTest(parameterized.TestCase):
     return vocabularies.read_vocabulary(self.path)
 
   @parameterized.named_parameters(
-      (
-          "truncation",
-          lambda t: t.enable_truncation(16),
-          "truncation to 16 tokens is switched off",
-      ),
-      (
-          "padding",
-          lambda t: t.enable_padding(length=5000),
-          "padding is switched off",
-      ),
+      ("truncation", lambda t: t.enable_truncation(16), "truncation to 16 tokens is switched off"),
+      ("padding", lambda t: t.enable_padding(length=5000), "padding is switched off"),
       (
           "padding_of_batches",
           lambda t: t.enable_padding(pad_to_multiple_of=64),
@@ -123,9 +109,7 @@ class TokenizerFileTest(parameterized.TestCase):
     self.tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single="</s> $A </s>", special_tokens=[("</s>", end)]
     )
-    np.testing.assert_array_equal(
-        vocabularies.encode(self.read(), self.text), plain
-    )
+    np.testing.assert_array_equal(vocabularies.encode(self.read(), self.text), plain)
 
   def test_a_space_before_each_text_is_added_once(self):
     import tokenizers
@@ -135,13 +119,9 @@ class TokenizerFileTest(parameterized.TestCase):
     first, second = line.decode(), (line * 2).decode()
     for change in (
         lambda t: setattr(
-            t,
-            "pre_tokenizer",
-            tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True),
+            t, "pre_tokenizer", tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
         ),
-        lambda t: setattr(
-            t, "normalizer", tokenizers.normalizers.Prepend("\u0120")
-        ),
+        lambda t: setattr(t, "normalizer", tokenizers.normalizers.Prepend("\u0120")),
     ):
       change(self.tokenizer)
       vocabulary = self.read()

@@ -25,9 +25,7 @@ from bamboo_jax.cluster.store import private_etcd
 from tests.launch import commands
 
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
-_CONTROLLERS = (
-    "job,disruption,endpoint,garbagecollector,persistentvolume-binder"
-)
+_CONTROLLERS = "job,disruption,endpoint,garbagecollector,persistentvolume-binder"
 # They need nodes that report, or tokens of service accounts.
 _ADMISSION = "ServiceAccount,TaintNodesByCondition"
 _DEADLINE_SECS = 120
@@ -77,9 +75,7 @@ class ControlPlane:
     self.config = self._folder / "config"
     self.config.write_text(self._describe())
     self._wait_ready()
-    self._start_client(
-        "kube-controller-manager", f"--controllers={_CONTROLLERS}"
-    )
+    self._start_client("kube-controller-manager", f"--controllers={_CONTROLLERS}")
     self._start_client("kube-scheduler")
 
   def call(self, method, path, body=None, *, kind="merge-patch+json"):
@@ -88,10 +84,7 @@ class ControlPlane:
         f"{self._url}{path}",
         method=method,
         data=None if body is None else json.dumps(body).encode(),
-        headers={
-            "Authorization": f"Bearer {self._token}",
-            "Content-Type": f"application/{kind}",
-        },
+        headers={"Authorization": f"Bearer {self._token}", "Content-Type": f"application/{kind}"},
     )
     # The server makes a certificate of its own.
     context = ssl._create_unverified_context()

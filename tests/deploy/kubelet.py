@@ -175,10 +175,7 @@ class Cluster:
     address = f"127.0.77.{number}"
     if template["spec"]["restartPolicy"] == "OnFailure":  # The pod stays.
       address = self._addresses.setdefault(labels["app"], address)
-    metadata = {
-        "name": f"{name}-{number}",
-        "labels": labels | {INDEX: str(index)},
-    }
+    metadata = {"name": f"{name}-{number}", "labels": labels | {INDEX: str(index)}}
     services = {}
     for service in self._services:
       at = self._addresses.get(service["spec"]["selector"]["app"])

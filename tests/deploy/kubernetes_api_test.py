@@ -69,19 +69,14 @@ def make_jobs(job_set):
         for (term,) in terms.values():
           select_labels(term, pod["metadata"]["labels"])
       metadata = {"name": key}
-      yield {"apiVersion": "batch/v1", "kind": "Job", **job} | {
-          "metadata": metadata
-      }
+      yield {"apiVersion": "batch/v1", "kind": "Job", **job} | {"metadata": metadata}
 
 
 def select_labels(term, labels):
   """Does what API servers from Kubernetes 1.31 on do with an affinity."""
   own = [
       {"key": key, "operator": operator, "values": [labels[key]]}
-      for name, operator in (
-          ("matchLabelKeys", "In"),
-          ("mismatchLabelKeys", "NotIn"),
-      )
+      for name, operator in (("matchLabelKeys", "In"), ("mismatchLabelKeys", "NotIn"))
       for key in term.pop(name, [])
   ]
   selector = dict(term["labelSelector"])
@@ -189,9 +184,7 @@ class Machines:
       (folder / key).chmod(0o600)
 
 
-@absltest.skipUnless(
-    control_plane.has_programs(), "needs kube-apiserver (docs/guides)"
-)
+@absltest.skipUnless(control_plane.has_programs(), "needs kube-apiserver (docs/guides)")
 class KubernetesApiTest(runs.DeployedCase):
 
   def setUp(self):
@@ -199,9 +192,7 @@ class KubernetesApiTest(runs.DeployedCase):
     pods = self.folder / "pods"
     self.workdir = pods / "bamboo-shared" / "run"
     self.workdir.mkdir(parents=True)
-    self.plane = control_plane.ControlPlane(
-        self.folder / "plane", self.addCleanup
-    )
+    self.plane = control_plane.ControlPlane(self.folder / "plane", self.addCleanup)
     for zone in "abc":
       node = make_node(f"gpu-{zone}", {_ZONE: zone}, is_spot=True)
       self.plane.create("/api/v1/nodes", node)
@@ -213,8 +204,7 @@ class KubernetesApiTest(runs.DeployedCase):
     self.secret.write_text(secrets.token_hex())
     self.secret.chmod(0o600)
     self.plane.kubectl(
-        *("create", "secret", "generic", "bamboo"),
-        f"--from-file=secret={self.secret}",
+        *("create", "secret", "generic", "bamboo"), f"--from-file=secret={self.secret}"
     )
     job_set, *others = kubernetes_test.read()
     _, agents = job_set["spec"]["replicatedJobs"]
@@ -254,8 +244,7 @@ class KubernetesApiTest(runs.DeployedCase):
         condition["type"]
         for job in jobs["items"]
         for condition in job["status"].get("conditions", [])
-        if condition["status"] == "True"
-        and condition["type"] != "SuccessCriteriaMet"
+        if condition["status"] == "True" and condition["type"] != "SuccessCriteriaMet"
     ]
     return ended == ["Complete"] * len(jobs["items"])
 
@@ -278,11 +267,7 @@ class KubernetesApiTest(runs.DeployedCase):
 
   def check_budget(self, name):
     """Checks that no pod is evicted while there are not more than NODES."""
-    eviction = {
-        "apiVersion": self.policy,
-        "kind": "Eviction",
-        "metadata": {"name": name},
-    }
+    eviction = {"apiVersion": self.policy, "kind": "Eviction", "metadata": {"name": name}}
     with self.assertRaises(urllib.error.HTTPError) as caught:
       self.plane.create(f"{_PODS}/{name}/eviction", eviction)
     self.assertEqual(caught.exception.code, 429)

@@ -93,8 +93,7 @@ class KubernetesTest(runs.DeployedCase):
     temporary = self.pods / "bamboo-store-0-1" / "secret"
     self.assertEqual(
         store,
-        f"store --workdir={self.workdir} --host=127.0.77.1 --port=2379 "
-        f"--secret={temporary}",
+        f"store --workdir={self.workdir} --host=127.0.77.1 --port=2379 " f"--secret={temporary}",
     )
     temporary = self.pods / "bamboo-agents-2-4" / "secret"
     self.assertIn(
@@ -121,16 +120,10 @@ class KubernetesTest(runs.DeployedCase):
     script = kubelet.find_container(self.agents["template"])["args"][0]
     places = {"/tmp/": self.folder, "/shared/run/": self.workdir}
     places["/etc/bamboo/"] = self.secret.parent
-    script = re.sub(
-        "|".join(places), lambda match: f"{places[match[0]]}/", script
-    )
+    script = re.sub("|".join(places), lambda match: f"{places[match[0]]}/", script)
     self.write_program("bamboo", f"exit {status}\n")
     done = subprocess.run(
-        ["bash", "-c", script],
-        env=self.environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
+        ["bash", "-c", script], env=self.environ, capture_output=True, text=True, timeout=60
     )
     self.assertEqual(done.stderr, "")
     self.assertEqual(done.returncode == 0, want)
@@ -195,18 +188,14 @@ class FileTest(parameterized.TestCase):
     self.assertFalse(pod["automountServiceAccountToken"])
     self.assertFalse({"hostNetwork", "hostPID", "hostIPC"} & pod.keys())
     self.assertRegex(container["image"], r":[\d.]+$")  # Not `latest`.
-    memory = [
-        container["resources"][k]["memory"] for k in ("requests", "limits")
-    ]
+    memory = [container["resources"][k]["memory"] for k in ("requests", "limits")]
     self.assertEqual(memory[0], memory[1])
     (secret,) = (v["secret"] for v in pod["volumes"] if "secret" in v)
     self.assertEqual(secret["defaultMode"], 0o440)
 
   def test_the_store_ends_the_set(self):
     policy = read()[0]["spec"]["successPolicy"]
-    self.assertEqual(
-        policy, {"operator": "All", "targetReplicatedJobs": ["store"]}
-    )
+    self.assertEqual(policy, {"operator": "All", "targetReplicatedJobs": ["store"]})
 
   def test_fields_of_job_set(self):
     spec = read()[0]["spec"]

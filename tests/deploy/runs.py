@@ -48,10 +48,7 @@ class DeployedCase(commands.CommandCase):
     self.tend = lambda: None  # Called by all that waits.
     self.registries = {}
     self.write_program("bamboo", f'{_BAMBOO}exec $python "$@"\n')
-    self.environ = {
-        **os.environ,
-        "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
-    }
+    self.environ = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
 
   def write_program(self, name, text):
     """Writes a shell script that stands for a program."""
@@ -88,10 +85,7 @@ class DeployedCase(commands.CommandCase):
   def open_registry(self, endpoint):
     """Returns the registry of the run, once for each store it has had."""
     own = identity_lib.issue(
-        identity_lib.read_secret(str(self.secret)),
-        run=endpoint.run,
-        role="operator",
-        name="",
+        identity_lib.read_secret(str(self.secret)), run=endpoint.run, role="operator", name=""
     )
     etcd = etcd_lib.Etcd(endpoint.etcd, tls=own.store, key=own.entry_key)
     self.addCleanup(etcd.close)

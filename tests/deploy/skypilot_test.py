@@ -28,23 +28,15 @@ class SkyPilotTest(runs.DeployedCase):
     for name in ("sudo", "pip"):
       self.write_program(name, self.note)
     self.write_program("mountpoint", "exit 1\n")
-    self.write_program(
-        "hostname", 'test -z "$1" && echo ip7 || echo 10.0.0.7\n'
-    )
+    self.write_program("hostname", 'test -z "$1" && echo ip7 || echo 10.0.0.7\n')
     self.write_program("date", "echo 99\n")
 
   def run_text(self, *command, **environ):
     environ = {**self.environ, **environ}
-    return subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=300
-    )
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
 
   @parameterized.parameters(
-      (
-          "skypilot_store.yaml",
-          ".[cluster]",
-          "store --workdir={} --host=10.0.0.7",
-      ),
+      ("skypilot_store.yaml", ".[cluster]", "store --workdir={} --host=10.0.0.7"),
       (
           "skypilot_agent.yaml",
           ".[cluster,cuda12]",
@@ -100,10 +92,7 @@ class SkyPilotTest(runs.DeployedCase):
     self.assertEqual((up.returncode, down.returncode), (0, 0))
     nfs = "10.0.0.9:/x"
     jobs = "sky jobs launch --yes --detach-run --name=bamboo"
-    given = (
-        f"--env NFS={nfs} --env BEGAN=99 --env NODES=2 "
-        f"{_FILES}/skypilot_agent.yaml"
-    )
+    given = f"--env NFS={nfs} --env BEGAN=99 --env NODES=2 " f"{_FILES}/skypilot_agent.yaml"
     self.assertEqual(
         calls,
         [
@@ -126,11 +115,7 @@ class SkyPilotTest(runs.DeployedCase):
     }
     done = subprocess.run(
         [_PYTHON, pathlib.Path(__file__).with_name("skypilot_parser.py")],
-        env={
-            **os.environ,
-            "HOME": str(self.folder),
-            "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
-        },
+        env={**os.environ, "HOME": str(self.folder), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"},
         input=json.dumps(given),
         capture_output=True,
         text=True,

@@ -65,12 +65,7 @@ class SlurmTest(runs.DeployedCase):
   def call(self, *command):
     """Returns the output of a command, which must end well."""
     return subprocess.run(
-        command,
-        cwd=self.folder,
-        env=self.environ,
-        capture_output=True,
-        text=True,
-        check=True,
+        command, cwd=self.folder, env=self.environ, capture_output=True, text=True, check=True
     ).stdout
 
   def test_tasks_are_killed_and_requeued(self):
@@ -117,11 +112,7 @@ class FileTest(runs.DeployedCase):
     self.write_program("ip", _IP)
     self.check_commands(f'{note}test "$1" != store || touch "$WORKDIR/$MADE"\n')
     self.workdir.mkdir()
-    self.environ |= {
-        "WORKDIR": str(self.workdir),
-        "CONFIG": "quickstart",
-        "MADE": "endpoint.json",
-    }
+    self.environ |= {"WORKDIR": str(self.workdir), "CONFIG": "quickstart", "MADE": "endpoint.json"}
 
   def run_file(self, *arguments, **environ):
     """Runs the file; returns its exit status, and what it called."""
@@ -153,9 +144,7 @@ class FileTest(runs.DeployedCase):
     self.calls.touch()
     status, calls, said = self.run_file(**self.TASK, INTERFACE="ib1")
     self.assertEqual((status, calls), (1, []))
-    self.assertEndsWith(
-        said, "INTERFACE=ib1 has no address of IPv4 on this machine\n"
-    )
+    self.assertEndsWith(said, "INTERFACE=ib1 has no address of IPv4 on this machine\n")
 
   def test_the_store_is_not_requeued(self):
     text = (_FILES / "slurm.sh").read_text()
@@ -209,9 +198,7 @@ class FileTest(runs.DeployedCase):
   def test_all_nodes_have_ended(self):
     """None was requeued, so each has ended with status 2."""
     self.write_program("squeue", "true\n")
-    self.check_commands(
-        'test "$1" != store || { touch "$WORKDIR/$MADE"; exec sleep 60; }\n'
-    )
+    self.check_commands('test "$1" != store || { touch "$WORKDIR/$MADE"; exec sleep 60; }\n')
     status, _, _ = self.run_file("--array=0-8", SLURM_JOB_ID="6")
     self.assertEqual(status, 2)
 
@@ -224,6 +211,4 @@ class FileTest(runs.DeployedCase):
     self.calls.touch()
     status, calls, said = self.run_file(WORKDIR="")
     self.assertEqual((status, calls), (1, []))
-    self.assertEndsWith(
-        said, "WORKDIR: must name a folder that all nodes share\n"
-    )
+    self.assertEndsWith(said, "WORKDIR: must name a folder that all nodes share\n")

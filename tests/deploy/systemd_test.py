@@ -18,9 +18,7 @@ _GUIDE = commands.ROOT / "docs" / "guides" / "deploy.md"
 
 def read_variables():
   """Returns the variables of the guide's example of `/etc/bamboo.env`."""
-  (text,) = re.findall(
-      r"`/etc/bamboo.env`.*?```\n(.*?)```", _GUIDE.read_text(), re.DOTALL
-  )
+  (text,) = re.findall(r"`/etc/bamboo.env`.*?```\n(.*?)```", _GUIDE.read_text(), re.DOTALL)
   return dict(line.split("=", 1) for line in text.splitlines())
 
 
@@ -45,11 +43,7 @@ class SystemdTest(runs.DeployedCase):
     program, *arguments = self.read_command("ExecStart")
     self.assertEqual(program, "/opt/bamboo-jax/.venv/bin/bamboo")
     done = subprocess.run(
-        ["bamboo", *arguments],
-        env=self.environ,
-        capture_output=True,
-        text=True,
-        timeout=300,
+        ["bamboo", *arguments], env=self.environ, capture_output=True, text=True, timeout=300
     )
     self.assertEqual(done.returncode, 0, msg=done.stderr)
     self.assertEqual(arguments[0], "agent")
@@ -68,9 +62,7 @@ class SystemdTest(runs.DeployedCase):
     command = shlex.split(text.replace("${WORKDIR}", str(self.workdir)))
     path = self.workdir / "endpoint.json"
     self.write_program("sleep", f"echo waits\ntouch {path}\n")
-    done = subprocess.run(
-        command, env=self.environ, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=60)
     self.assertEqual((done.returncode, done.stderr), (0, ""))
     self.assertEqual(done.stdout, "" if has_store else "waits\n")
     self.assertNotIn("ExecCondition", self.service)
@@ -78,13 +70,9 @@ class SystemdTest(runs.DeployedCase):
   @absltest.skipUnless(shutil.which("systemd-analyze"), "needs systemd")
   def test_verify(self):
     path = self.folder / _FILE.name
-    text = _FILE.read_text().replace(
-        "/opt/bamboo-jax/.venv/bin/bamboo", "/bin/true"
-    )
+    text = _FILE.read_text().replace("/opt/bamboo-jax/.venv/bin/bamboo", "/bin/true")
     path.write_text(text)
-    done = subprocess.run(
-        ["systemd-analyze", "verify", path], capture_output=True, text=True
-    )
+    done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True)
     self.assertEqual((done.returncode, done.stderr), (0, ""))
 
   def test_how_it_ends(self):

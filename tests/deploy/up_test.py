@@ -120,10 +120,7 @@ class CommandsTest(runs.DeployedCase):
   def test_commands(self):
     calls = self.folder / "calls"
     log = self.workdir / "metrics.jsonl"
-    self.check_commands(
-        f'echo "$@" >>{calls}\n'
-        f"""echo '{{"step": 1, "loss": 2.0}}' >>{log}\n"""
-    )
+    self.check_commands(f'echo "$@" >>{calls}\n' f"""echo '{{"step": 1, "loss": 2.0}}' >>{log}\n""")
     self.write_program("ssh", _SSH.replace("alpha", "127.0.0.7"))
     file = self.folder / "hosts.txt"
     file.write_text("127.0.0.7 z\n")
@@ -133,9 +130,7 @@ class CommandsTest(runs.DeployedCase):
         f"--bamboo={self.folder / 'bin' / 'bamboo'}",
     )
     said, _ = up.communicate(timeout=100)
-    self.assertIn(
-        "\nerror: All agents have ended, and the run is not complete.", said
-    )
+    self.assertIn("\nerror: All agents have ended, and the run is not complete.", said)
     self.assertIn("\nstep=1 loss=2.0000\n", said)
     copy = self.workdir / "config.py"
     self.assertEqual(

@@ -86,9 +86,7 @@ def train_peer(model, config):
         for key in ("inputs", "targets")
     )
     logits = model(tokens).logits
-    loss = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), targets.flatten()
-    )
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
@@ -142,8 +140,7 @@ class AdaptersTest(parameterized.TestCase):
     train_peer(self.peer, config)
     want = self.peer.state_dict()
     got = peft.PeftModel.from_pretrained(
-        transformers.AutoModelForCausalLM.from_pretrained(self.folder / "base"),
-        out,
+        transformers.AutoModelForCausalLM.from_pretrained(self.folder / "base"), out
     ).state_dict()
     self.assertEqual(got.keys(), want.keys())
     for key, value in want.items():
@@ -153,9 +150,7 @@ class AdaptersTest(parameterized.TestCase):
     tokens = torch.arange(8)[None]
     whole = transformers.AutoModelForCausalLM.from_pretrained(merged)
     with torch.no_grad():
-      np.testing.assert_allclose(
-          whole(tokens).logits, self.peer.eval()(tokens).logits, atol=1e-3
-      )
+      np.testing.assert_allclose(whole(tokens).logits, self.peer.eval()(tokens).logits, atol=1e-3)
     model = make_model(out, name)
     self.assert_base_is_untouched(run, model)
     self.assert_imports(out, model)
@@ -180,9 +175,7 @@ class AdaptersTest(parameterized.TestCase):
     folders = (imported, out)
     ours, theirs = (weights.open_weights(path, model) for path in folders)
     for name in model.layer_names:
-      jax.tree.map(
-          np.testing.assert_array_equal, ours(name).params, theirs(name).params
-      )
+      jax.tree.map(np.testing.assert_array_equal, ours(name).params, theirs(name).params)
 
   def test_resume(self):
     """An interruption, and deaths that leave no copy but the checkpoint."""
@@ -190,11 +183,7 @@ class AdaptersTest(parameterized.TestCase):
     digests = []
     deaths = self.folder / "deaths"
     deaths.write_text("7,,,all\n")
-    for name, stops in (
-        ("whole", [None]),
-        ("all_die", [None]),
-        ("twice", [5, None]),
-    ):
+    for name, stops in (("whole", [None]), ("all_die", [None]), ("twice", [5, None])):
       for stop_at in stops:
         config = make_config(self.folder / "base", lora_rank=2)
         run = self.folder / name
@@ -227,9 +216,7 @@ class AdaptersTest(parameterized.TestCase):
     with self.assertRaisesRegex(base.CheckpointError, message):
       run_lib.train_and_evaluate(config, workdir=str(run))
     with self.assertRaisesRegex(base.CheckpointError, message):
-      weights.export_folder(
-          run, name="llama", out=self.folder / "no", max_file_bytes=1 << 20
-      )
+      weights.export_folder(run, name="llama", out=self.folder / "no", max_file_bytes=1 << 20)
 
   def test_dtypes_that_need_a_scale(self):
     self.make_folders()
@@ -241,9 +228,7 @@ class AdaptersTest(parameterized.TestCase):
       with self.assertRaisesRegex(
           base.CheckpointError, f"dtype: {name} is {kind}, must be one of F64"
       ):
-        weights.import_folder(
-            self.folder / "adapter", name="llama", out=self.folder / "no"
-        )
+        weights.import_folder(self.folder / "adapter", name="llama", out=self.folder / "no")
 
   def test_beginnings_that_leave_the_weights(self):
     """Adapters that are accepted give the logits of `peft`."""
@@ -256,17 +241,11 @@ class AdaptersTest(parameterized.TestCase):
       file.write_text(json.dumps({**good, "init_lora_weights": beginning}))
       out = imported / str(beginning)
       weights.import_folder(self.folder / "adapter", name="llama", out=out)
-      weights.export_folder(
-          out, name="llama", out=out / "merged", max_file_bytes=1 << 20
-      )
-      peer = peft.PeftModel.from_pretrained(
-          auto(self.folder / "base"), self.folder / "adapter"
-      )
+      weights.export_folder(out, name="llama", out=out / "merged", max_file_bytes=1 << 20)
+      peer = peft.PeftModel.from_pretrained(auto(self.folder / "base"), self.folder / "adapter")
       with torch.no_grad():
         np.testing.assert_allclose(
-            auto(out / "merged")(tokens).logits,
-            peer.eval()(tokens).logits,
-            atol=1e-4,
+            auto(out / "merged")(tokens).logits, peer.eval()(tokens).logits, atol=1e-4
         )
 
   def test_rejected(self):
@@ -298,6 +277,4 @@ class AdaptersTest(parameterized.TestCase):
       with self.subTest(message):
         file.write_text(json.dumps({**good, **changes}))
         with self.assertRaisesRegex(base.CheckpointError, message):
-          weights.import_folder(
-              self.folder / "adapter", name="llama", out=self.folder / "no"
-          )
+          weights.import_folder(self.folder / "adapter", name="llama", out=self.folder / "no")

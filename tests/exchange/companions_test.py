@@ -37,11 +37,7 @@ class CompanionsTest(folders.FolderCase):
 
   def test_there_and_back(self):
     model = t.make_model("qwen")
-    files = [
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    ]
+    files = ["generation_config.json", "tokenizer.json", "tokenizer_config.json"]
     hub = self.write("hub", *files, "README.md", "pytorch_model.bin")
     t.write_hub(hub, model, t.random_weights(model))
     ours, back = self.folder / "ours", self.folder / "back"
@@ -51,8 +47,7 @@ class CompanionsTest(folders.FolderCase):
       out = back / path.name
       weights.export_folder(path, name="qwen", out=out, max_file_bytes=1 << 30)
       self.assertEqual(
-          self.names(f"back/{path.name}"),
-          sorted([*files, "config.json", "model.safetensors"]),
+          self.names(f"back/{path.name}"), sorted([*files, "config.json", "model.safetensors"])
       )
       self.assertEqual((out / files[1]).read_text(), "hub tokenizer.json")
     other = self.write("other", "tokenizer.model")
@@ -61,8 +56,7 @@ class CompanionsTest(folders.FolderCase):
     weights.export_folder(ours, out=out, tokenizer=other, **export)
     self.assertEqual(
         self.names("back/other"),
-        [*("config.json", "generation_config.json", "model.safetensors")]
-        + ["tokenizer.model"],
+        [*("config.json", "generation_config.json", "model.safetensors")] + ["tokenizer.model"],
     )
     out = back / "none"
     with self.assertRaisesRegex(ValueError, "no tokenizer file in .*/0.$"):
@@ -77,13 +71,7 @@ class CompanionsTest(folders.FolderCase):
     for config, want in (
         ({"init_from": None, "data": {"options": {}}}, None),
         ({"init_from": str(hub), "data": {"options": {}}}, hub),
-        (
-            {
-                "init_from": None,
-                "data": {"options": {"tokenizer": f"{text}/tokenizer.json"}},
-            },
-            text,
-        ),
+        ({"init_from": None, "data": {"options": {"tokenizer": f"{text}/tokenizer.json"}}}, text),
         ({"architectures": ["GPT2LMHeadModel"]}, None),
     ):
       self.run_config("run", **config)
@@ -153,13 +141,9 @@ class CompanionsTest(folders.FolderCase):
       for name, first in (("b", folder / "a"), ("c", self.folder / "hub")):
         shutil.copytree(folder / "a" / "0", folder / name / "checkpoints" / "0")
         manifest = manifest_lib.read_manifest(folder / "a" / "0")
-        meta = {
-            "model": manifest.meta["model"],
-            "config": {"init_from": str(first)},
-        }
+        meta = {"model": manifest.meta["model"], "config": {"init_from": str(first)}}
         manifest_lib.write_manifest(
-            folder / name / "checkpoints" / "0",
-            dataclasses.replace(manifest, meta=meta),
+            folder / name / "checkpoints" / "0", dataclasses.replace(manifest, meta=meta)
         )
       for name in "abc":
         out = folder / "out" / name

@@ -71,9 +71,7 @@ class OwnFilesTest(parameterized.TestCase):
       rows = [self.tokens[p * _LENGTH :][: _LENGTH + 1] for p in places]
       rows = torch.tensor(np.array(rows, np.int64))
       logits = self.peer(rows[:, :-1]).logits
-      loss = torch.nn.functional.cross_entropy(
-          logits.reshape(-1, _VOCAB), rows[:, 1:].reshape(-1)
-      )
+      loss = torch.nn.functional.cross_entropy(logits.reshape(-1, _VOCAB), rows[:, 1:].reshape(-1))
       optimizer.zero_grad()
       loss.backward()
       optimizer.step()

@@ -62,10 +62,7 @@ def make_peer(name, changes):
     model = lib.BertForPreTraining(lib.BertConfig(**sizes, **changes))
   elif name == "resnet":
     config = lib.ResNetConfig(
-        embedding_size=8,
-        hidden_sizes=[32, 64, 128],
-        depths=[1, 2, 1],
-        num_labels=10,
+        embedding_size=8, hidden_sizes=[32, 64, 128], depths=[1, 2, 1], num_labels=10
     )
     model = lib.ResNetForImageClassification(config)
   elif name == "llama":
@@ -95,10 +92,7 @@ def make_batch(name):
   tokens = rng.integers(0, V, (S, L + 1)).astype(np.int32)
   if name != "bert":
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    return {"inputs": inputs, "targets": targets}, {
-        "input_ids": inputs,
-        "targets": targets,
-    }
+    return {"inputs": inputs, "targets": targets}, {"input_ids": inputs, "targets": targets}
   is_text = (np.arange(L) < np.array([[L], [L - 3], [5]])).astype(np.int32)
   places = np.array([[1, 4, 11], [2, 3, 8], [1, 4, 0]], np.int32)
   targets = rng.integers(0, V, places.shape).astype(np.int32)
@@ -125,16 +119,12 @@ def make_batch(name):
 
 def peer_loss(peer, arguments):
   tensors = {k: torch.tensor(v) for k, v in arguments.items()}
-  tensors = {
-      k: t if t.is_floating_point() else t.long() for k, t in tensors.items()
-  }
+  tensors = {k: t if t.is_floating_point() else t.long() for k, t in tensors.items()}
   if "labels" in tensors:
     return peer(**tensors).loss
   targets = tensors.pop("targets")
   logits = peer(**tensors).logits
-  return torch.nn.functional.cross_entropy(
-      logits.reshape(-1, V), targets.reshape(-1)
-  )
+  return torch.nn.functional.cross_entropy(logits.reshape(-1, V), targets.reshape(-1))
 
 
 class PeersTest(parameterized.TestCase):
@@ -171,9 +161,7 @@ class PeersTest(parameterized.TestCase):
 
     batch = jax.tree.map(jnp.asarray, batch)
     if "rope_parameters" in changes:
-      shape = llama.LlamaShape(
-          **{k: v for k, v in model.fingerprint.items() if k != "name"}
-      )
+      shape = llama.LlamaShape(**{k: v for k, v in model.fingerprint.items() if k != "name"})
       speeds = peer.model.rotary_emb.inv_freq.numpy()
       np.testing.assert_allclose(llama.rotation_speeds(shape), speeds, 1e-5)
     value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
@@ -223,9 +211,7 @@ class PeersTest(parameterized.TestCase):
       np.testing.assert_array_equal(got[key].numpy(), value.numpy())
     _, arguments = make_batch(name)
     with torch.no_grad():
-      loss, same = peer_loss(peer, arguments), peer_loss(
-          again.eval(), arguments
-      )
+      loss, same = peer_loss(peer, arguments), peer_loss(again.eval(), arguments)
     self.assertEqual(loss.item(), same.item())
 
   def test_library_loads_what_a_run_has_trained(self):
@@ -245,9 +231,7 @@ class PeersTest(parameterized.TestCase):
         "sequence_length": 8,
     }
     config.data.options.vocab_size = 16
-    config.optimizer.update(
-        {"name": "sgd", "learning_rate": 0.0, "schedule": "constant"}
-    )
+    config.optimizer.update({"name": "sgd", "learning_rate": 0.0, "schedule": "constant"})
     config.optimizer.options = {}
     config.init_from = str(folder / "hub")
     run_lib.train_and_evaluate(config, workdir=str(folder / "run"))

@@ -50,12 +50,7 @@ def random_weights(model):
 
 
 def write_hub(path, model, drawn, max_file_bytes=1 << 30):
-  hub_folder.write(
-      path,
-      model,
-      read=drawn.__getitem__,
-      max_file_bytes=max_file_bytes,
-  )
+  hub_folder.write(path, model, read=drawn.__getitem__, max_file_bytes=max_file_bytes)
 
 
 class WeightsTest(folders.FolderCase):
@@ -108,8 +103,7 @@ class WeightsTest(folders.FolderCase):
           },
           {"n_head": 2, "activation_function": "relu"},
           [
-              "  config.json has activation_function='relu', must be "
-              "'gelu_new'",
+              "  config.json has activation_function='relu', must be " "'gelu_new'",
               "  config.json has n_head=2, the model has num_heads=4",
               "  unknown: more [3]",
               "  missing: transformer.ln_f.bias [64]",
@@ -125,8 +119,7 @@ class WeightsTest(folders.FolderCase):
           {"hidden_sizes": [32, 64, 99], "layer_type": "basic"},
           [
               "  config.json has layer_type='basic', must be 'bottleneck'",
-              "  config.json has hidden_sizes=[32, 64, 99], must be "
-              "[32, 64, 128]",
+              "  config.json has hidden_sizes=[32, 64, 99], must be " "[32, 64, 128]",
               "  shape: classifier.1.weight is [7, 128], must be [10, 128]",
               f"  missing: {_NORM}.running_mean [8]",
           ],
@@ -135,9 +128,7 @@ class WeightsTest(folders.FolderCase):
   def test_names_all_that_does_not_fit(self, name, gone, added, options, want):
     model = make_model(name)
     write_hub(self.folder, model, random_weights(model))
-    file, config = (
-        self.folder / part for part in ("model.safetensors", "config.json")
-    )
+    file, config = (self.folder / part for part in ("model.safetensors", "config.json"))
     tensors = safetensors.load_file(file)
     del tensors[gone]
     safetensors.save_file(tensors | added, file)
@@ -159,10 +150,7 @@ class WeightsTest(folders.FolderCase):
   @parameterized.parameters(
       ("llama", "lm_head.weight", "model.embed_tokens.weight"),
       ("gpt2", "lm_head.weight", "transformer.wte.weight"),
-      (
-          *("bert", "cls.predictions.decoder.weight"),
-          "bert.embeddings.word_embeddings.weight",
-      ),
+      (*("bert", "cls.predictions.decoder.weight"), "bert.embeddings.word_embeddings.weight"),
       ("bert", "cls.predictions.decoder.bias", "cls.predictions.bias"),
   )
   def test_copies_of_tied_tensors(self, name, copy, original):
@@ -196,9 +184,7 @@ class WeightsTest(folders.FolderCase):
     self.change(self.folder, {tensor: np.zeros(2, np.float32)})
     with self.assertRaises(base.CheckpointError) as caught:
       weights.open_weights(self.folder, model)
-    self.assertEqual(
-        str(caught.exception).splitlines()[1:], [f"  unknown: {tensor} [2]"]
-    )
+    self.assertEqual(str(caught.exception).splitlines()[1:], [f"  unknown: {tensor} [2]"])
 
   @parameterized.parameters(
       ("bert", "bert.embeddings.position_ids"),
@@ -213,9 +199,7 @@ class WeightsTest(folders.FolderCase):
     self.change(self.folder, {tensor: np.zeros(2, np.int64)})
     self.assert_same(weights.open_weights(self.folder, model), model, drawn)
 
-  @parameterized.parameters(
-      "F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "I64", "BOOL"
-  )
+  @parameterized.parameters("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "I64", "BOOL")
   def test_dtypes_that_need_a_scale(self, dtype):
     model = make_model("llama")
     write_hub(self.folder, model, random_weights(model))
@@ -231,9 +215,7 @@ class WeightsTest(folders.FolderCase):
     header = data[8 : 8 + length].rstrip()
     header = header.replace(old, b'"%s"' % dtype.encode())
     header += b" " * (-len(header) % 8)
-    file.write_bytes(
-        len(header).to_bytes(8, "little") + header + data[8 + length :]
-    )
+    file.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
     with self.assertRaises(base.CheckpointError) as caught:
       weights.open_weights(self.folder, model)
     self.assertEqual(
@@ -394,10 +376,7 @@ class WeightsTest(folders.FolderCase):
                 **{"intermediate_size": 256, "hidden_dropout_prob": 0.1},
             },
         ),
-        (
-            "resnet",
-            {"out_indices": [4], "stage_names": ["stem"], "problem_type": None},
-        ),
+        ("resnet", {"out_indices": [4], "stage_names": ["stem"], "problem_type": None}),
     ):
       family = hub_config.family_of(name)
       config = hub_config.make_config(make_model(name).fingerprint) | keys
@@ -415,8 +394,7 @@ class WeightsTest(folders.FolderCase):
     with self.assertLogs("absl", "WARNING") as logs:
       self.assert_same(weights.open_weights(self.folder, model), model, drawn)
     self.assertIn(
-        "are read from model.safetensors; not read: adapter_model.safetensors.",
-        logs.output[0],
+        "are read from model.safetensors; not read: adapter_model.safetensors.", logs.output[0]
     )
     part = one.with_name("model-00001-of-00001.safetensors")
     one.rename(part)  # An index is not needed.
@@ -424,8 +402,7 @@ class WeightsTest(folders.FolderCase):
       self.assert_same(weights.open_weights(self.folder, model), model, drawn)
     part.rename(self.folder / "other.safetensors")
     with self.assertRaisesRegex(
-        base.CheckpointError,
-        "none of adapter_model.safetensors, other.safetensors is model.saf",
+        base.CheckpointError, "none of adapter_model.safetensors, other.safetensors is model.saf"
     ):
       weights.open_weights(self.folder, model)
     (self.folder / "adapter_model.safetensors").unlink()
@@ -451,9 +428,7 @@ class WeightsTest(folders.FolderCase):
         ("gpt2", lambda n: n.removeprefix("transformer.")),
         (
             "bert",
-            lambda n: n.replace("Norm.weight", "Norm.gamma").replace(
-                "Norm.bias", "Norm.beta"
-            ),
+            lambda n: n.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"),
         ),
     ):
       model, folder = make_model(name), self.folder / name
@@ -468,9 +443,7 @@ class WeightsTest(folders.FolderCase):
 
   def test_checkpoint_of_another_model(self):
     model, other = make_model("llama"), make_model("llama", tied=False)
-    part = directory.write_part(
-        self.folder / "4", "node0", random_weights(other), step=4
-    )
+    part = directory.write_part(self.folder / "4", "node0", random_weights(other), step=4)
     meta = {"model": dict(other.fingerprint)}
     manifest = manifest_lib.join([part], order=other.layer_names, meta=meta)
     manifest_lib.write_manifest(self.folder / "4", manifest)
@@ -481,48 +454,28 @@ class WeightsTest(folders.FolderCase):
     ):
       weights.open_weights(self.folder, model)
     with self.assertRaisesRegex(base.CheckpointError, "'llama', not 'qwen'"):
-      weights.export_folder(
-          self.folder, name="qwen", out=self.folder, max_file_bytes=1
-      )
+      weights.export_folder(self.folder, name="qwen", out=self.folder, max_file_bytes=1)
 
   def test_refuses(self):
     with self.assertRaisesRegex(base.CheckpointError, "no weights in"):
       weights.open_weights(self.folder, make_model("gpt2"))
     with self.assertRaisesRegex(ValueError, "'gtp2'; did you mean 'gpt2'"):
       weights.import_folder(self.folder, name="gtp2", out=self.folder)
-    for name, option, value in (
-        ("gpt2", "attention_bias", False),
-        ("resnet", "norm", "group"),
-    ):
+    for name, option, value in (("gpt2", "attention_bias", False), ("resnet", "norm", "group")):
       with self.assertRaisesRegex(ValueError, f"{option}={value}"):
         model = make_model(name, **{option: value})
         hub_config.make_config(model.fingerprint)
-    write_hub(
-        self.folder / "a",
-        make_model("llama"),
-        random_weights(make_model("llama")),
-    )
+    write_hub(self.folder / "a", make_model("llama"), random_weights(make_model("llama")))
     with self.assertRaisesRegex(ValueError, "There are weights in"):
       write_hub(self.folder / "a", make_model("llama"), {})
-    shutil.copyfile(
-        self.folder / "a" / "config.json",
-        self.folder / "a" / "model.safetensors",
-    )
+    shutil.copyfile(self.folder / "a" / "config.json", self.folder / "a" / "model.safetensors")
     with self.assertRaisesRegex(base.CheckpointError, "Cannot read .*model.s"):
       weights.open_weights(self.folder / "a", make_model("llama"))
 
   @parameterized.parameters(
-      (
-          "config.json",
-          {"rope_scaling": "linear"},
-          "Cannot use .*config.json: a",
-      ),
+      ("config.json", {"rope_scaling": "linear"}, "Cannot use .*config.json: a"),
       ("config.json", {"head_dim": None, "hidden_size": "4"}, "wrong type"),
-      (
-          "config.json",
-          {"num_attention_heads": []},
-          "num_attention_heads=\\[\\]",
-      ),
+      ("config.json", {"num_attention_heads": []}, "num_attention_heads=\\[\\]"),
       ("model.safetensors.index.json", {}, "weight_map must name .* got None"),
       (
           "model.safetensors.index.json",
@@ -555,14 +508,11 @@ class WeightsTest(folders.FolderCase):
     write_hub(hub, model, random_weights(model))
     flags.FLAGS.mark_as_parsed()
     for direction, path, to in (("from", hub, ours), ("to", ours, back)):
-      with flagsaver.flagsaver(
-          **{direction: "hf"}, model="qwen", path=str(path), out=str(to)
-      ):
+      with flagsaver.flagsaver(**{direction: "hf"}, model="qwen", path=str(path), out=str(to)):
         with contextlib.redirect_stdout(out):
           convert.main()
     self.assertEqual(
-        (hub / "model.safetensors").read_bytes(),
-        (back / "model.safetensors").read_bytes(),
+        (hub / "model.safetensors").read_bytes(), (back / "model.safetensors").read_bytes()
     )
     self.assertIn(f"{back}: qwen, 53,472 parameters", out.getvalue())
     with self.assertRaisesRegex(ValueError, "Give --from or --to: hf or peft"):
@@ -581,10 +531,7 @@ class WeightsTest(folders.FolderCase):
       self.assertEqual(problems, [])
       self.assertEqual(options["rope_factor"], factor)
     for rope, problem in (
-        (
-            {"rope_parameters": slowed | {"factor": 4.0}},
-            "config.json has factor=2.0 and also 4.0",
-        ),
+        ({"rope_parameters": slowed | {"factor": 4.0}}, "config.json has factor=2.0 and also 4.0"),
         (
             {"rope_parameters": slowed, "rope_theta": 1.0},
             "config.json has rope_theta=1.0 and also 5.0",
@@ -606,9 +553,5 @@ class WeightsTest(folders.FolderCase):
     slowed = {k: v for k, v in slowed.items() if k != "rope_theta"}
     slowed["type"] = "yarn"
     del slowed["rope_type"]
-    _, problems = hub_config.read_options(
-        family, config | {"rope_scaling": slowed}
-    )
-    self.assertEqual(
-        problems, ["config.json has rope_type='yarn', must be 'llama3'"]
-    )
+    _, problems = hub_config.read_options(family, config | {"rope_scaling": slowed})
+    self.assertEqual(problems, ["config.json has rope_type='yarn', must be 'llama3'"])

@@ -32,9 +32,7 @@ _EVENTS = """0,add,node1
 def make_config():
   config = compare_config.get_config("quick")
   config.plots = False
-  config.workload.transformer.update(
-      num_blocks=3, width=64, sequence_length=32, vocab_size=100
-  )
+  config.workload.transformer.update(num_blocks=3, width=64, sequence_length=32, vocab_size=100)
   config.workload.transformer.flops_per_sec = 1e8
   config.workload.num_stages = 2
   config.workload.num_microbatches = 8
@@ -50,12 +48,7 @@ def run(config, trace=None, *, quiet=True):
   """Returns the lines of `summary.csv` and the files that are written."""
   workdir = pathlib.Path(tempfile.mkdtemp())
   with contextlib.redirect_stdout(io.StringIO() if quiet else sys.stdout):
-    compare.run(
-        config,
-        workdir=workdir,
-        trace=trace,
-        where=sweep.Where(num_processes=1),
-    )
+    compare.run(config, workdir=workdir, trace=trace, where=sweep.Where(num_processes=1))
   with open(workdir / "summary.csv", encoding="utf-8") as file:
     return list(csv.DictReader(file)), {path.name for path in workdir.iterdir()}
 
@@ -90,20 +83,14 @@ class CompareTest(parameterized.TestCase):
       ({"price_date": "2025"}, "2025", 0.4),
       ({"price_date": ""}, "2025", 0.4),
       ({"instance": "p4d.24xlarge"}, "2025", 5.33),
-      (
-          {"instance": "p4d.24xlarge", "price_date": "p4d.24xlarge:2025"},
-          "2025",
-          5.33,
-      ),
+      ({"instance": "p4d.24xlarge", "price_date": "p4d.24xlarge:2025"}, "2025", 5.33),
       ({"instance": "g4dn.2xlarge"}, "undated", 0.32),
   )
   def test_price(self, changes, date, usd_per_hour):
     config = make_config()
     config.update(changes)
     price = build.make_price(build.place(json.loads(config.to_json())))
-    self.assertEqual(
-        (price.date, price.spot_usd_per_hour), (date, usd_per_hour)
-    )
+    self.assertEqual((price.date, price.spot_usd_per_hour), (date, usd_per_hour))
 
   def test_a_single_run_has_no_interval(self):
     config = make_config()
@@ -152,9 +139,7 @@ class CompareTest(parameterized.TestCase):
     value = {(r["policy"], r["setting"]): float(r["value"]) for r in rows}
     for policy, setting in value:
       if policy not in ("on_demand", "sample_dropping"):  # No parts of it.
-        self.assertGreaterEqual(
-            value["full", setting], 0.999 * value[policy, setting], msg=policy
-        )
+        self.assertGreaterEqual(value["full", setting], 0.999 * value[policy, setting], msg=policy)
     for row in rows:
       if row["policy"] == "full":  # Trace by trace, too.
         self.assertBetween(float(row["worst_gap_pct"]), 0.0, 0.1)
@@ -243,11 +228,7 @@ class CompareTest(parameterized.TestCase):
       ("none", {"policies": {}}, "config.policies must have"),
       (
           "cluster",
-          {
-              "workload.num_stages": 6,
-              "trace.nodes_per_zone": (2,),
-              "trace.zone_correlation": 0.0,
-          },
+          {"workload.num_stages": 6, "trace.nodes_per_zone": (2,), "trace.zone_correlation": 0.0},
           "cannot start on trace 'generated', which has at most 2 nodes",
       ),
   )

@@ -32,12 +32,7 @@ class GapTest(parameterized.TestCase):
           {"pauses": 20.0},
       ),
       ("layout", 600, dict(useful=60, bubble=40), {"layout": 25.0}),
-      (
-          "redundancy",
-          600,
-          dict(useful=60, bubble=15, redundant=25),
-          {"redundancy": 25.0},
-      ),
+      ("redundancy", 600, dict(useful=60, bubble=15, redundant=25), {"redundancy": 25.0}),
       (
           "redundancy_in_bubbles",
           800,

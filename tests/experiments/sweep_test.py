@@ -71,10 +71,7 @@ class SweepTest(folders.FolderCase):
   def test_processes(self):  # Starting them takes a second.
     jobs = [(x, self.folder) for x in range(6)]
     found, lines = run(
-        die_once,
-        jobs,
-        sweep.Where(num_processes=2),
-        describe=lambda job: {"x": job[0]},
+        die_once, jobs, sweep.Where(num_processes=2), describe=lambda job: {"x": job[0]}
     )
     self.assertEqual(found, [0, 1, 4, 9, 16, 25])
     self.assertTrue((self.folder / "tried_3").exists())
@@ -104,9 +101,7 @@ class SweepTest(folders.FolderCase):
     """Code and files that a job names or has loaded are part of its key."""
     plugin = self.folder / "a_plugin.py"
     plugin.touch()
-    self.enterContext(
-        mock.patch.object(sys, "path", [*sys.path, str(self.folder)])
-    )
+    self.enterContext(mock.patch.object(sys, "path", [*sys.path, str(self.folder)]))
     importlib.invalidate_caches()
     importlib.import_module("a_plugin")
     self.addCleanup(sys.modules.pop, "a_plugin")
@@ -145,9 +140,7 @@ class SweepTest(folders.FolderCase):
       text = f"shard={index}/3 jobs={num_jobs} of 10"
       with self.assertRaisesRegex(sweep.ShardEnd, text):
         run(square, jobs, where)
-    with self.assertRaisesRegex(
-        ValueError, "^Shards are not complete: 2/3 has 0 of 3 jobs. Run"
-    ):
+    with self.assertRaisesRegex(ValueError, "^Shards are not complete: 2/3 has 0 of 3 jobs. Run"):
       run(square, jobs, merge)
     self.assertLen([*folder.iterdir()], 7)
     where = sweep.Where(1, shard=sweep.Shard(2, 3), folder=folder)
@@ -233,9 +226,7 @@ class DaskTest(folders.FolderCase):
   def test_a_worker_that_cannot_import(self):
     (self.folder / "bamboo_jax.py").write_text("import no_such")
     self.start_worker(path=self.folder)
-    with self.assertRaisesRegex(
-        ValueError, "worker tcp://.*No module named 'no_such'"
-    ):
+    with self.assertRaisesRegex(ValueError, "worker tcp://.*No module named 'no_such'"):
       run(square, [1], self.where)
 
 

@@ -54,24 +54,14 @@ class UnusedTest(parameterized.TestCase):
       ("sweep", {}, None, ["sweep.values", "sweep.num_seeds", "trace.hours"]),
       ("file", {}, "a.csv", ["trace_file.num_nodes", "seed"]),
       ("no_sweep", {"sweep.values": ()}, "a.csv", ["sweep.values"]),
-      (
-          "swept",
-          {"sweep.field": "durations.boot_secs"},
-          "a.csv",
-          ["sweep.field", "sweep.values"],
-      ),
+      ("swept", {"sweep.field": "durations.boot_secs"}, "a.csv", ["sweep.field", "sweep.values"]),
       (
           "own_speeds",
           {"instance": "p4d.24xlarge", "workload.of_instance": False},
           None,
           ["workload.gpus_per_node", "workload.transformer.flops_per_sec"],
       ),
-      (
-          "all_costs",
-          {"sweep.field": "workload.costs"},
-          None,
-          ["workload.table.path"],
-      ),
+      ("all_costs", {"sweep.field": "workload.costs"}, None, ["workload.table.path"]),
       ("similar", {}, "a.csv", ["traces", "trace_file.time_scale"]),
   )
   def test_takes(self, changes, trace, keys):

@@ -79,9 +79,7 @@ def make_policy(measured, *, num_stages=2, is_measured=True):
     whole = rules.planner.fresh(range(num_stages), {})
     predicted = times_lib.MeasuredSpeed(predicted, measured, whole=whole)
   durations = measured.durations
-  times = times_lib.PipelineTimes(
-      predicted, durations, drops=False, profile=None
-  )
+  times = times_lib.PipelineTimes(predicted, durations, drops=False, profile=None)
   decider = decisions.Decider(rules.ladder, rules.planner, times)
   return loop.Policy("predicted", decider, durations)
 
@@ -123,15 +121,11 @@ class ValidationTest(absltest.TestCase):
     side = validation.of_run(run, profiles.PRICE, market="spot")
     self.assertIsNone(side.pause_secs)
     rows = validation.compare(side, side)
-    self.assertEqual(
-        [r["measured"] for r in rows if "pause" in r["what"]], [None, None, 1.0]
-    )
+    self.assertEqual([r["measured"] for r in rows if "pause" in r["what"]], [None, None, 1.0])
 
   def test_a_death_before_it_was_struck_is_not_timed(self):
     lines, nodes = make_log()
-    struck = [
-        n | {"at_secs": 123.1} if n["event"] == "remove" else n for n in nodes
-    ]
+    struck = [n | {"at_secs": 123.1} if n["event"] == "remove" else n for n in nodes]
     self.assertIsNone(run_times.make(lines, struck).events[0].detect_secs)
 
   def test_measures(self):
@@ -140,8 +134,7 @@ class ValidationTest(absltest.TestCase):
     self.assertAlmostEqual(durations.detect_secs, 0.6)
     self.assertEqual(durations.repair_secs, 1.0)
     self.assertEqual(
-        [(s.num_nodes, s.cost.secs, s.cost.useful) for s in steps],
-        [(2, 2.0, 0.5), (1, 4.0, 0.5)],
+        [(s.num_nodes, s.cost.secs, s.cost.useful) for s in steps], [(2, 2.0, 0.5), (1, 4.0, 0.5)]
     )
     path = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()), "c")
     path.write_text(self.measured.to_json())
@@ -152,10 +145,7 @@ class ValidationTest(absltest.TestCase):
 
   def test_pauses_are_those_of_their_rung(self):
     repair = next(e for e in self.run_times.events if e.rung == "repair")
-    more = [
-        dataclasses.replace(repair, rung="reconfigure", pause_secs=secs)
-        for secs in (3.0, 5.0)
-    ]
+    more = [dataclasses.replace(repair, rung="reconfigure", pause_secs=secs) for secs in (3.0, 5.0)]
     events = (*self.run_times.events, *more)
     times = dataclasses.replace(self.run_times, events=events)
     durations = validation.measure(times).durations
@@ -170,14 +160,10 @@ class ValidationTest(absltest.TestCase):
 
   def test_predicts_the_run_that_it_was_measured_on(self):
     events = [(20_900, "remove", "b"), (21_900, "add", "c")]
-    replay = replay_lib.Replay(
-        ("a", "b"), tuple(trace_lib.Event(*e) for e in events), 56_000
-    )
+    replay = replay_lib.Replay(("a", "b"), tuple(trace_lib.Event(*e) for e in events), 56_000)
     policy = make_policy(self.measured)
     run = validation.of_run(self.run_times, profiles.PRICE, market="spot")
-    predicted, _ = validation.predict(
-        replay, policy, profiles.PRICE, secs=run.account.secs
-    )
+    predicted, _ = validation.predict(replay, policy, profiles.PRICE, secs=run.account.secs)
     table = {r["what"]: r for r in validation.compare(predicted, run)}
     self.assertEqual(table["event 0: shadow, at s"]["same"], "yes")
     self.assertEqual(table["event 1: repair, at s"]["same"], "yes")
@@ -195,9 +181,7 @@ class ValidationTest(absltest.TestCase):
     first = tuple(f"a/{i}" for i in range(3))
     lost = (trace_lib.Event(20_000, "remove", "a/2"),)
     replay = replay_lib.Replay(first, lost, 60_000)
-    side, outcome = validation.predict(
-        replay, policy, profiles.PRICE, secs=60.0
-    )
+    side, outcome = validation.predict(replay, policy, profiles.PRICE, secs=60.0)
     self.assertIn("repair", [m.rung for m in outcome.moments])
     self.assertEqual([e.rung for e in side.events], ["shadow"])
 
@@ -209,12 +193,7 @@ class ValidationTest(absltest.TestCase):
     (folder / "run" / "metrics.jsonl").write_text(text)
     replay = replay_lib.Replay(("a", "b"), (), 56_000)
     said = validation.report(
-        folder,
-        self.run_times,
-        replay,
-        make_policy,
-        measured=self.measured,
-        price=profiles.PRICE,
+        folder, self.run_times, replay, make_policy, measured=self.measured, price=profiles.PRICE
     )
     own, last = said.splitlines()[-2:]
     self.assertEqual(own, f"from its own times: {last}")

@@ -42,17 +42,13 @@ class DrawDeathsTest(parameterized.TestCase):
     self.assertLen(draw(kind), 40)
 
   @parameterized.named_parameters(
-      ("pair", "pair", True),
-      ("neighbours", "neighbours", False),
-      ("second", "second", True),
+      ("pair", "pair", True), ("neighbours", "neighbours", False), ("second", "second", True)
   )
   def test_two_in_one_step(self, kind, is_apart):
     for case in draw(kind):
       first, second = case.faults
       self.assertEqual((first.step, second.step, case.num_steps), (1, 1, 2))
-      self.assertEqual(
-          STEPS.is_apart(place_of(first), place_of(second)), is_apart
-      )
+      self.assertEqual(STEPS.is_apart(place_of(first), place_of(second)), is_apart)
 
   def test_second_has_more_to_do_when_the_first_dies(self):
     for case in draw("second"):

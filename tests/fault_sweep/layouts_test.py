@@ -28,9 +28,7 @@ COVER = (
     SweepLayout(2, 3, costs_seed=1),
     SweepLayout(1, 4, (GPIPE, mode("lazy")), costs_seed=2, num_devices=2),
     SweepLayout(
-        *(3, 2, (mode("eager"), SPARE)),
-        costs_seed=3,
-        faults=(faults_lib.Fault(1, "1/0", 7),),
+        *(3, 2, (mode("eager"), SPARE)), costs_seed=3, faults=(faults_lib.Fault(1, "1/0", 7),)
     ),
     SweepLayout(
         *(2, 4, (GPIPE, mode("bubble"))),

@@ -26,9 +26,7 @@ def check(test, make_config):
   layouts = layouts_lib.Layouts(_shrink(make_config()))
   states = {str(layout): layouts.run(layout) for layout in _LAYOUTS}
   test.assertLen(set(states.values()), 1, msg=str(states))
-  trials = trials_lib.Trials(
-      _shrink(make_config()), cache=layouts.cache, whole=layouts.whole
-  )
+  trials = trials_lib.Trials(_shrink(make_config()), cache=layouts.cache, whole=layouts.whole)
   for place, at in _DEATHS:
     fault = faults_lib.Fault(cases.FIRST_STEP, place, at)
     test.assertNotEmpty(trials.run(cases.Case((fault,))).rungs, msg=fault)

@@ -14,7 +14,5 @@ class ResnetTest(absltest.TestCase):
 
 def make_config():
   config = resnet.get_config("tiny")
-  config.model.options.update(
-      num_classes=3, depths=(1, 1), width=4, image_size=8
-  )
+  config.model.options.update(num_classes=3, depths=(1, 1), width=4, image_size=8)
   return config

@@ -12,9 +12,7 @@ from configs import sweep_faults
 CACHE = program_cache.ProgramCache()
 
 
-def make_config(
-    num_stages, num_microbatches, num_pipelines, *, num_shares=None, **changes
-):
+def make_config(num_stages, num_microbatches, num_pipelines, *, num_shares=None, **changes):
   """Returns a config of a smaller model; `recovery__x` changes that, other
   changes are of its redundancy, but for `num_steps`.
   """

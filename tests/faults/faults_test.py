@@ -28,10 +28,7 @@ step,node,at,kind
 13,0/3,apply,kill
 """
     faults = parse(text)
-    self.assertEqual(
-        faults,
-        (Fault(12, "0/3", 17), Fault(12, "1/0", 0), Fault(13, "0/3", "apply")),
-    )
+    self.assertEqual(faults, (Fault(12, "0/3", 17), Fault(12, "1/0", 0), Fault(13, "0/3", "apply")))
     self.assertEqual(faults[0].place, (0, 3))
     self.assertEqual([fault.line for fault in faults], [4, 6, 7])
     self.assertEqual(str(faults[2]), "13,0/3,apply,kill")
@@ -78,10 +75,7 @@ step,node,at,kind
       ("step,node,kind\n", "line 1: the columns must be step,node,at,kind, go"),
       ("\n# a\n1,0/0,3,kil", "line 3: Unknown kind of fault 'kil'; did you me"),
       ("x,0/0,3,kill", "line 1: step must be a non-negative integer, got 'x'"),
-      (
-          "-1,0/0,3,kill",
-          "line 1: step must be a non-negative integer, got '-1'",
-      ),
+      ("-1,0/0,3,kill", "line 1: step must be a non-negative integer, got '-1'"),
       ("1.5,0/0,3,kill", "got '1.5'"),
       ("1,3,3,kill", "pipeline/stage, such as 0/2, got '3'"),
       ("1,0/-1,3,kill", "such as 0/2, got '0/-1'"),
@@ -173,9 +167,7 @@ step,node,at,kind
         "6: 3,,,leader never happened: the run ended before.",
     )
     self.assertEqual(missed, [f"warning: f.csv, line {end}" for end in ends])
-    missed = faults_lib.find_missed(
-        parse(text), {}, first=2, end=2, source="f.csv"
-    )
+    missed = faults_lib.find_missed(parse(text), {}, first=2, end=2, source="f.csv")
     self.assertEqual(missed, [])
 
 
@@ -183,9 +175,7 @@ class FaultsDueTest(absltest.TestCase):
 
   def make(self, text, hosted=range(4)):
     """Returns what is due in step 1 of pipelines 0-1 and 2-3."""
-    return faults_lib.FaultsDue(
-        parse(text), step=1, owners=[(0, 1), (2, 3)], hosted=hosted
-    )
+    return faults_lib.FaultsDue(parse(text), step=1, owners=[(0, 1), (2, 3)], hosted=hosted)
 
   def test_at_instructions_of_the_owner(self):
     due = self.make("1,0/1,2,kill\n2,0/1,0,kill")
@@ -196,8 +186,7 @@ class FaultsDueTest(absltest.TestCase):
   def test_beyond_the_row_and_at_phases(self):
     due = self.make("1,0/0,99,kill\n1,1/1,compute,kill\n1,1/0,vote,kill")
     found = [
-        [d.fault.node for d in due.pop_at_phase(phase)]
-        for phase in ("compute", "ties", "vote")
+        [d.fault.node for d in due.pop_at_phase(phase)] for phase in ("compute", "ties", "vote")
     ]
     self.assertEqual(found, [["1/1"], ["0/0"], ["1/0"]])
 
@@ -206,9 +195,7 @@ class FaultsDueTest(absltest.TestCase):
     self.assertFalse(self.make(text, hosted=[1, 2, 3]))
     due = self.make(text, hosted=[0])
     found = due.pop_at_phase("compute")
-    self.assertEqual(
-        [(d.fault.kind, d.owner) for d in found], [("kill", 1), ("all", None)]
-    )
+    self.assertEqual([(d.fault.kind, d.owner) for d in found], [("kill", 1), ("all", None)])
     self.assertFalse(due)
 
   def test_every_process_knows_the_slow_nodes(self):
@@ -217,10 +204,7 @@ class FaultsDueTest(absltest.TestCase):
       due = self.make(text, hosted=hosted)
       self.assertEqual(
           [(d.fault.node, d.fault.slow, d.owner) for d in due.slowed],
-          [
-              ("0/1", slow_lib.SlowNode(2.5, until=4), 1),
-              ("n3", slow_lib.SlowNode(5.0), None),
-          ],
+          [("0/1", slow_lib.SlowNode(2.5, until=4), 1), ("n3", slow_lib.SlowNode(5.0), None)],
       )
 
   def test_only_hosts_report(self):

@@ -22,22 +22,14 @@ class RandomKillsTest(parameterized.TestCase):
       self.assertLess(kill.step, join.step)
     for join, kill in zip(faults[1::2], faults[2::2], strict=False):
       self.assertLessEqual(join.step, kill.step)
-    faults_lib.check_faults(
-        faults, num_instructions=1, source="random", **sizes
-    )
+    faults_lib.check_faults(faults, num_instructions=1, source="random", **sizes)
     text = faults_lib.render(faults)
     again = faults_lib.parse_faults(text, source="random")
     self.assertEqual(again, faults)
 
   def test_kinds(self):
     draw = lambda *kinds: random_kills.make_random_kills(
-        40,
-        seed=0,
-        num_steps=90,
-        num_pipelines=2,
-        num_stages=2,
-        kinds=kinds,
-        zones=("a", "b", "c"),
+        40, seed=0, num_steps=90, num_pipelines=2, num_stages=2, kinds=kinds, zones=("a", "b", "c")
     )
     faults = draw("leader", "zone", "all")
     zones = {("zone", zone) for zone in "abc"}
@@ -53,12 +45,7 @@ class RandomKillsTest(parameterized.TestCase):
 
   def test_nodes_that_are_slow_for_a_while(self):
     faults = random_kills.make_random_kills(
-        *(3,),
-        seed=0,
-        num_steps=20,
-        num_pipelines=2,
-        num_stages=2,
-        kinds=("slow",),
+        *(3,), seed=0, num_steps=20, num_pipelines=2, num_stages=2, kinds=("slow",)
     )
     self.assertEqual([f.kind for f in faults], ["slow"] * 3)
     for fault, later in itertools.pairwise(faults):
@@ -71,15 +58,12 @@ class RandomKillsTest(parameterized.TestCase):
   def test_the_seed_decides(self):
     sizes = {"num_steps": 100, "num_pipelines": 2, "num_stages": 4}
     first, same, other = (
-        random_kills.make_random_kills(5, seed=seed, **sizes)
-        for seed in (1, 1, 2)
+        random_kills.make_random_kills(5, seed=seed, **sizes) for seed in (1, 1, 2)
     )
     self.assertEqual(first, same)
     self.assertNotEqual(first, other)
 
-  @parameterized.parameters(
-      (0, 10, "at least 1, got 0"), (3, 6, "at least 7 steps, got")
-  )
+  @parameterized.parameters((0, 10, "at least 1, got 0"), (3, 6, "at least 7 steps, got"))
   def test_refused(self, num_kills, num_steps, message):
     with self.assertRaisesRegex(ValueError, message):
       random_kills.make_random_kills(

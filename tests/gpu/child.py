@@ -42,11 +42,7 @@ Check = Callable[[settings_lib.Settings], Found]
 
 
 def run(
-    check: Check,
-    settings: settings_lib.Settings,
-    *,
-    xla_flags: str = "",
-    timeout_secs: float,
+    check: Check, settings: settings_lib.Settings, *, xla_flags: str = "", timeout_secs: float
 ) -> Found:
   """Returns what a check found; whatever goes wrong is a problem.
 
@@ -67,10 +63,7 @@ def run(
 
 
 def run_command(
-    command: Sequence[str | os.PathLike[str]],
-    *,
-    xla_flags: str,
-    timeout_secs: float,
+    command: Sequence[str | os.PathLike[str]], *, xla_flags: str, timeout_secs: float
 ) -> str | None:
   """Runs a command; returns what went wrong with its last lines, or None."""
   try:
@@ -100,9 +93,7 @@ def describe(error: BaseException) -> str:
   return f"{type(error).__name__}: {text}"[:400]
 
 
-def lines_of(
-    rows: Sequence[Sequence[str]], *, left: Collection[int]
-) -> list[str]:
+def lines_of(rows: Sequence[Sequence[str]], *, left: Collection[int]) -> list[str]:
   """Returns rows as aligned lines."""
   return table_lib.align(rows, left=left).splitlines()
 

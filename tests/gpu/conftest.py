@@ -84,9 +84,7 @@ def run_alone(settings, secs_left, note):
   """Runs a check in a process of its own, by default with training's flags."""
 
   def run(check, *, xla_flags=settings_lib.SAME_BITS, label=None):
-    found = child.run(
-        check, settings, xla_flags=xla_flags, timeout_secs=secs_left()
-    )
+    found = child.run(check, settings, xla_flags=xla_flags, timeout_secs=secs_left())
     if label:
       note(**{label: found.values})
     return found

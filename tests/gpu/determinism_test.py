@@ -116,9 +116,7 @@ def check_bits_of_kernel(settings):
 
 def _check_bits(settings, spec):
   bench = program_times.StageBench(
-      spec,
-      batch=subject.make_microbatch(settings, 0),
-      device=jax.devices()[0],
+      spec, batch=subject.make_microbatch(settings, 0), device=jax.devices()[0]
   )
   digests = []
   for _ in range(4):
@@ -162,31 +160,17 @@ def test_determinism(run_alone, report, note, tmp_path):
 
 @pytest.mark.parametrize(
     ("first", "second", "in_process", "across"),
-    [
-        ("aaa", "aaa", True, True),
-        ("aaa", "bbb", True, False),
-        ("aab", "aaa", False, True),
-    ],
+    [("aaa", "aaa", True, True), ("aaa", "bbb", True, False), ("aab", "aaa", False, True)],
 )
 def test_compare(first, second, in_process, across):
-  values = [
-      {"digests": list(d), "forward_ms": 1.0, "backward_ms": 2.0}
-      for d in (first, second)
-  ]
+  values = [{"digests": list(d), "forward_ms": 1.0, "backward_ms": 2.0} for d in (first, second)]
   assert compare(values) == Outcome(in_process, across, 1.0, 2.0)
 
 
 def test_flags_exist(tmp_path):  # JAX reads them when a process starts it.
-  flags = {
-      f
-      for pair in make_modes(tmp_path).values()
-      for line in pair
-      for f in line.split()
-  }
+  flags = {f for pair in make_modes(tmp_path).values() for line in pair for f in line.split()}
   code = "import jax; jax.config.update('jax_platforms', 'cpu'); jax.devices()"
   problem = child.run_command(
-      [sys.executable, "-c", code],
-      xla_flags=" ".join(sorted(flags)),
-      timeout_secs=60.0,
+      [sys.executable, "-c", code], xla_flags=" ".join(sorted(flags)), timeout_secs=60.0
   )
   assert problem is None

@@ -14,8 +14,7 @@ def test_fill():
   page = "text\n| `kills.count` | 50 |  |\n| `step.a b.ms` | - |  |\n| x |\n"
   lines = [line("count", 50), line("a b.ms", 12345.6, part="step")]
   assert fill_table.fill(page, lines) == (
-      "text\n| `kills.count` | 50 | 50 |\n| `step.a b.ms` | - | 12,346 |\n"
-      "| x |\n"
+      "text\n| `kills.count` | 50 | 50 |\n| `step.a b.ms` | - | 12,346 |\n" "| x |\n"
   )
   assert fill_table.fill(page, []) == page
   again = fill_table.fill(fill_table.fill(page, lines), [line("count", 49)])
@@ -30,7 +29,4 @@ def test_show():
 def test_rows_of_the_page():
   page = fill_table._PAGE.read_text()
   figures = re.findall(r"^\| `([a-z]+)\.[^`]+` \|", page, re.MULTILINE)
-  assert set(figures) == {
-      *("kills", "layouts", "step", "speed", "determinism", "offload"),
-      "spmd",
-  }
+  assert set(figures) == {*("kills", "layouts", "step", "speed", "determinism", "offload"), "spmd"}

@@ -22,10 +22,7 @@ _CONFIG = (
 
 def judge(killed, whole, *, num_kills):
   """Returns what the summaries of a run with kills and one without tell."""
-  secs = [
-      recovery["kill_to_first_instruction_secs"]
-      for recovery in killed["recoveries"]
-  ]
+  secs = [recovery["kill_to_first_instruction_secs"] for recovery in killed["recoveries"]]
   values = {
       "count": len(secs),
       "median_secs": statistics.median(secs) if secs else None,
@@ -50,10 +47,7 @@ def test_cluster(settings, report, secs_left, tmp_path):
   )
   kills = f"--random_kills={num_kills}"
   fraction = f"--device_memory_fraction={0.8 / num_workers}"
-  given = {
-      "whole": ("launch.train",),
-      "killed": ("launch.cluster", kills, fraction),
-  }
+  given = {"whole": ("launch.train",), "killed": ("launch.cluster", kills, fraction)}
   for name, (module, *arguments) in given.items():
     problem = child.run_command(
         [
@@ -65,9 +59,7 @@ def test_cluster(settings, report, secs_left, tmp_path):
     )
     if problem:
       report(child.Found(problems=[f"{name}: {problem}"]))
-  read = lambda name: json.loads(
-      pathlib.Path(tmp_path, name, "summary.json").read_text()
-  )
+  read = lambda name: json.loads(pathlib.Path(tmp_path, name, "summary.json").read_text())
   report(judge(read("killed"), read("whole"), num_kills=num_kills))
 
 

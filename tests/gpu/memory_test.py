@@ -32,17 +32,13 @@ def check_memory(settings):
   stats = device.memory_stats()
   if not stats:
     problem = f"no memory statistics on {device.platform}"
-    return child.Found(
-        lines + [problem], problems=[problem] if settings.needs_gpu else []
-    )
+    return child.Found(lines + [problem], problems=[problem] if settings.needs_gpu else [])
   num_bytes = settings.copy_mib << 20
   moments = watch(device, device.memory_stats, num_bytes=num_bytes)
   lines += [f"{key}: {v}" for key, v in sorted(moments["held"].items())]
   lines.append(_preallocation(moments["held"]))
   return child.Found(
-      lines,
-      {**moments, "num_bytes": num_bytes},
-      find_problems(**moments, num_bytes=num_bytes),
+      lines, {**moments, "num_bytes": num_bytes}, find_problems(**moments, num_bytes=num_bytes)
   )
 
 
@@ -79,13 +75,9 @@ def find_problems(*, before, held, donated, freed, num_bytes):
   slack = num_bytes // 16  # Allocations are rounded up.
   problems = []
   if not num_bytes <= in_use(held) <= num_bytes + slack:
-    problems.append(
-        f"an array of {num_bytes} bytes shows as {in_use(held)} in use"
-    )
+    problems.append(f"an array of {num_bytes} bytes shows as {in_use(held)} in use")
   if in_use(donated) > num_bytes + slack:
-    problems.append(
-        f"after donation {in_use(donated)} bytes are in use for {num_bytes}"
-    )
+    problems.append(f"after donation {in_use(donated)} bytes are in use for {num_bytes}")
   grown = donated.get("peak_bytes_in_use", 0) - held.get("peak_bytes_in_use", 0)
   if grown > slack:
     problems.append(f"a donated argument was copied: the peak grew by {grown}")
@@ -127,9 +119,7 @@ def test_of_live_arrays():
     ],
 )
 def test_problems(changes, want):
-  moments = dict(
-      before=(0, 0), held=(1000, 1000), donated=(1000, 1000), freed=(0, 1000)
-  )
+  moments = dict(before=(0, 0), held=(1000, 1000), donated=(1000, 1000), freed=(0, 1000))
   stats = {
       moment: {"bytes_in_use": in_use, "peak_bytes_in_use": peak}
       for moment, (in_use, peak) in (moments | changes).items()

@@ -68,9 +68,7 @@ _HEADER = (
 )
 
 
-def table_rows(
-    rates: list[ProgramRate], *, peak_tflops: float | None
-) -> list[tuple[str, ...]]:
+def table_rows(rates: list[ProgramRate], *, peak_tflops: float | None) -> list[tuple[str, ...]]:
   """Returns the cells of a table and its header; "-" where nothing counts."""
   rows = [_HEADER]
   for rate in rates:

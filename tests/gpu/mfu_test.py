@@ -31,24 +31,11 @@ class FlopsTest(parameterized.TestCase):
   def test_of_gpt2(self):
     s, l, d, h, v = 3, 16, 32, 4, 50
     model = zoo.make_model(
-        "gpt2",
-        variant="tiny",
-        num_blocks=2,
-        width=d,
-        num_heads=h,
-        sequence_length=l,
-        vocab_size=v,
+        "gpt2", variant="tiny", num_blocks=2, width=d, num_heads=h, sequence_length=l, vocab_size=v
     )
-    batch = {
-        key: jax.ShapeDtypeStruct((s, l), jnp.int32)
-        for key in ("inputs", "targets")
-    }
+    batch = {key: jax.ShapeDtypeStruct((s, l), jnp.int32) for key in ("inputs", "targets")}
     whole = spec_lib.StageSpec(
-        model=model,
-        first=0,
-        last=len(model.layers),
-        batch=batch,
-        optimizer=optax.sgd(0.1),
+        model=model, first=0, last=len(model.layers), batch=batch, optimizer=optax.sgd(0.1)
     )
     attention = 2 * s * l * 4 * d * d + 2 * 2 * s * l * l * d
     mlp = 2 * s * l * 8 * d * d
@@ -66,29 +53,17 @@ class FlopsTest(parameterized.TestCase):
     self.assertEqual(mfu.unread_attention(whole), 2 * 2 * s * l * l * d)
 
   @parameterized.named_parameters(
-      (
-          "batched",
-          lambda a: jnp.einsum("bij,bkj->bik", a, a),
-          2 * 4 * 6 * 6 * 5,
-      ),
-      (
-          "scan",
-          lambda a: jax.lax.scan(lambda c, x: (c, x @ c.T), a[0], a),
-          4 * 2 * 6 * 5 * 6,
-      ),
+      ("batched", lambda a: jnp.einsum("bij,bkj->bik", a, a), 2 * 4 * 6 * 6 * 5),
+      ("scan", lambda a: jax.lax.scan(lambda c, x: (c, x @ c.T), a[0], a), 4 * 2 * 6 * 5 * 6),
       ("remat", jax.checkpoint(lambda a: a[0] @ a[1].T), 2 * 6 * 5 * 6),
       (
           "cond",
-          lambda a: jax.lax.cond(
-              a[0, 0, 0] > 0, lambda: a[0] @ a[1].T, lambda: jnp.zeros((6, 6))
-          ),
+          lambda a: jax.lax.cond(a[0, 0, 0] > 0, lambda: a[0] @ a[1].T, lambda: jnp.zeros((6, 6))),
           2 * 6 * 5 * 6,
       ),
       (
           "conv",
-          lambda a: jax.lax.conv(
-              a[None], jnp.ones((7, 4, 3, 3)), (1, 1), "VALID"
-          ),
+          lambda a: jax.lax.conv(a[None], jnp.ones((7, 4, 3, 3)), (1, 1), "VALID"),
           2 * 7 * 4 * 3 * 4 * 9,
       ),
       ("elementwise", lambda a: jnp.tanh(a) * a, 0),

@@ -37,9 +37,7 @@ def check_offload(settings):
         problems.append(f"{way} to {kind}: {child.describe(error)}")
         break
       if moved.sharding.memory_kind != kind:
-        problems.append(
-            f"{way} to {kind}: went to {moved.sharding.memory_kind}"
-        )
+        problems.append(f"{way} to {kind}: went to {moved.sharding.memory_kind}")
     if not np.array_equal(_bits(array), _bits(moved)):
       problems.append(f"{way}: the bits changed")
   return child.Found(
@@ -157,8 +155,6 @@ def test_on_this_device():
   assert len(found.lines) == 5
 
 
-@pytest.mark.parametrize(
-    ("both_ms", "want"), [(6.0, 0.0), (5.0, 0.5), (4.0, 1.0), (3, 1), (9, 0)]
-)
+@pytest.mark.parametrize(("both_ms", "want"), [(6.0, 0.0), (5.0, 0.5), (4.0, 1.0), (3, 1), (9, 0)])
 def test_overlap_share(both_ms, want):
   assert overlap_share(compute_ms=4.0, copy_ms=2.0, both_ms=both_ms) == want

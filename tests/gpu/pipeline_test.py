@@ -26,10 +26,7 @@ _STEP = 5
 
 # Precision of products, and the largest error that passes. Products of float32
 # use TensorFloat-32 on GPUs unless they are told not to.
-_CASES = {
-    "float32": ("highest", 1e-5),
-    "bfloat16": (None, 2e-2),
-}
+_CASES = {"float32": ("highest", 1e-5), "bfloat16": (None, 2e-2)}
 
 
 def check_pipeline(settings):
@@ -64,9 +61,7 @@ def gradient_error(settings, *, dtype):
       step=_STEP,
       microbatches=range(_NUM_MICROBATCHES),
   )
-  return float(
-      plain.relative_error(_pipelined_grads(settings, whole, layers), want)
-  )
+  return float(plain.relative_error(_pipelined_grads(settings, whole, layers), want))
 
 
 def _pipelined_grads(settings, whole, layers):
@@ -75,10 +70,7 @@ def _pipelined_grads(settings, whole, layers):
   device = jax.devices()[0]
   owners = range(_NUM_STAGES)
   engine = engine_lib.Engine(
-      [
-          dataclasses.replace(whole, last=cut),
-          dataclasses.replace(whole, first=cut),
-      ],
+      [dataclasses.replace(whole, last=cut), dataclasses.replace(whole, first=cut)],
       owners=[owners],
       devices=dict.fromkeys(owners, device),
       num_shares=1,
@@ -97,11 +89,7 @@ def _pipelined_grads(settings, whole, layers):
   reduce.reduce(engine)
   engine.wait()
   totals = engine.results.totals.values()
-  return {
-      name: grads
-      for total in totals
-      for name, grads in total[device].grads.items()
-  }
+  return {name: grads for total in totals for name, grads in total[device].grads.items()}
 
 
 @pytest.mark.gpu

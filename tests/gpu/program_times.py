@@ -33,26 +33,18 @@ class StageBench:
   """
 
   def __init__(
-      self,
-      spec: spec_lib.StageSpec,
-      *,
-      batch: Mapping[str, np.ndarray],
-      device: jax.Device,
+      self, spec: spec_lib.StageSpec, *, batch: Mapping[str, np.ndarray], device: jax.Device
   ) -> None:
     (unit,) = dataclasses.replace(spec, unit="stage").units
     self.spec, self._device = unit, device
     self._programs = programs_lib.KindPrograms(unit)
     place = jax.sharding.SingleDeviceSharding(device)
-    init = lambda: spec_lib.to_unit(
-        spec_lib.merge_layers(spec_lib.init_layers(unit)), unit
-    )
+    init = lambda: spec_lib.to_unit(spec_lib.merge_layers(spec_lib.init_layers(unit)), unit)
     self._state = jax.jit(init, out_shardings=place)()
     self._cast()
     make = jax.jit(lambda: random_like((spec.inputs, spec.outputs)))
     self._inputs, self._grad = jax.device_put(make(), device)
-    self._batch = jax.device_put(
-        {key: batch[key] for key in spec.batch_keys}, device
-    )
+    self._batch = jax.device_put({key: batch[key] for key in spec.batch_keys}, device)
     self._zero = jax.device_put(np.uint32(0), device)
     self._one = jax.device_put(np.float32(1), device)
     self._token = jax.device_put(np.zeros((1,), np.int8), device)
@@ -85,8 +77,7 @@ class StageBench:
   def backward(self) -> jax.Array:
     """Runs the backward pass of the last forward pass."""
     done, self.grad_inputs, self.total = self.program("backward")(
-        *(self._token, self._params, self._inputs, self._saved, self._grad),
-        self.total,
+        *(self._token, self._params, self._inputs, self._saved, self._grad), self.total
     )
     return done
 
@@ -138,9 +129,7 @@ def time_stage(
   return rates
 
 
-def time_calls(
-    call: Callable[[], base.PyTree], *, num_repeats: int
-) -> tuple[float, float]:
+def time_calls(call: Callable[[], base.PyTree], *, num_repeats: int) -> tuple[float, float]:
   """Returns the times of one call alone and of one among many, in ms.
 
   Both are medians of warmed-up runs; `call` starts a program and returns

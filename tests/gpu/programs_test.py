@@ -43,15 +43,11 @@ def check_programs(settings):
     found = add(f"{name} x{len(layers)}", layers[0], layers[0] + 1)
     if found:
       passes_ms |= dict.fromkeys(layers, (found[0].ms, found[1].ms))
-  partition = split_by_time(
-      whole.model.layer_names, passes_ms, num_stages=settings.num_stages
-  )
+  partition = split_by_time(whole.model.layer_names, passes_ms, num_stages=settings.num_stages)
   stages = []
   for stage in range(settings.num_stages):
     layers = partition.layers(stage)
-    stages += add(
-        f"stage {stage} ({len(layers)} layers)", layers[0], layers[-1] + 1
-    )
+    stages += add(f"stage {stage} ({len(layers)} layers)", layers[0], layers[-1] + 1)
   if len(stages) == 3 * settings.num_stages:
     rates.append(add_up([r for r in stages if r.program != "update"]))
   return _report(settings, rates, problems)
@@ -100,11 +96,7 @@ def _layers_by_kind(whole):
   """Returns the layers that compute the same, together."""
   groups = {}
   for index, (layer, inputs) in enumerate(
-      zip(
-          whole.layers,
-          whole.model.input_shapes(whole.batch),
-          strict=True,
-      )
+      zip(whole.layers, whole.model.input_shapes(whole.batch), strict=True)
   ):
     groups.setdefault((layer.kind, str(inputs)), []).append(index)
   return list(groups.values())
@@ -126,9 +118,7 @@ def _time_product(settings):
   like = jax.ShapeDtypeStruct((size, size), dtype)
   pair = jax.jit(lambda: program_times.random_like((like, like)))()
   product = jax.jit(jnp.matmul)
-  alone_ms, ms = program_times.time_calls(
-      lambda: product(*pair), num_repeats=settings.num_repeats
-  )
+  alone_ms, ms = program_times.time_calls(lambda: product(*pair), num_repeats=settings.num_repeats)
   return mfu.ProgramRate(
       unit=f"product {size}",
       program="matmul",
@@ -161,10 +151,7 @@ def _report(settings, rates, problems):
       "MFU: GFLOP / ms / peak. ms: per call, calls back to back; alone ms: one "
       "call with its dispatch. GB/s: arguments and results only.",
   ]
-  values = {
-      "peak_tflops": peak,
-      "rates": [_values(rate, peak) for rate in rates],
-  }
+  values = {"peak_tflops": peak, "rates": [_values(rate, peak) for rate in rates]}
   if rates and rates[-1].unit == "all stages":
     values["tokens_per_sec"] = 1e3 * tokens / rates[-1].ms
     lines.append(

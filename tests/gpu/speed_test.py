@@ -23,9 +23,7 @@ def check_speed(settings):
   settings = dataclasses.replace(settings, dropout_rate=0.0)
   spec = subject.make_whole(settings, attention=settings.step_attention)
   device = jax.devices()[0]
-  bench = program_times.StageBench(
-      spec, batch=subject.make_microbatch(settings, 0), device=device
-  )
+  bench = program_times.StageBench(spec, batch=subject.make_microbatch(settings, 0), device=device)
   count = settings.step_microbatches
   tokens = settings.microbatch_size * settings.sequence_length * count
 
@@ -58,10 +56,7 @@ def predict(spec, device_kind, count):
     return None
   machine = machines.find_machine(facts["gpu"])
   profile = profiler.estimate(
-      spec,
-      platform="gpu",
-      fingerprint={},
-      roofline=roofline.Roofline.of(spec, machine),
+      spec, platform="gpu", fingerprint={}, roofline=roofline.Roofline.of(spec, machine)
   )
   layers = profile.layers
   ms = sum(count * (c.forward_ms + c.backward_ms) + c.update_ms for c in layers)
@@ -72,9 +67,7 @@ def predict(spec, device_kind, count):
 def test_speed(run_alone, report, settings):
   lines, problems = [], []
   for variant in settings.speed_variants.split(","):
-    check = {"small": check_small, "medium": check_medium}.get(
-        variant, check_speed
-    )
+    check = {"small": check_small, "medium": check_medium}.get(variant, check_speed)
     found = run_alone(check, label=variant)
     problems += [f"{variant}: {problem}" for problem in found.problems]
     for figure, value in found.values.items():

@@ -25,15 +25,11 @@ _MODES = {
 
 def check_step(settings):
   """Times a step of a whole GPT-2 on one device: passes and update."""
-  settings = dataclasses.replace(
-      settings, variant=settings.step_variant, dropout_rate=0.0
-  )
+  settings = dataclasses.replace(settings, variant=settings.step_variant, dropout_rate=0.0)
   plain = subject.make_whole(settings)  # Kernels are no products to count.
   spec = subject.make_whole(settings, attention=settings.step_attention)
   device = jax.devices()[0]
-  bench = program_times.StageBench(
-      spec, batch=subject.make_microbatch(settings, 0), device=device
-  )
+  bench = program_times.StageBench(spec, batch=subject.make_microbatch(settings, 0), device=device)
 
   def run():
     for _ in range(settings.step_microbatches):
@@ -46,9 +42,7 @@ def check_step(settings):
   causal = full - mfu.unread_attention(plain)
   count = settings.step_microbatches * (1 + products.BACKWARD_FACTOR)
   tokens = settings.microbatch_size * settings.sequence_length
-  peak = settings.peak_tflops or machines.find_peak_tflops(
-      device.device_kind, dtype=settings.dtype
-  )
+  peak = settings.peak_tflops or machines.find_peak_tflops(device.device_kind, dtype=settings.dtype)
   values = {
       "ms": ms,
       "tokens_per_sec": 1e3 * settings.step_microbatches * tokens / ms,
@@ -85,8 +79,7 @@ def render(found):
 @pytest.mark.gpu
 def test_step(run_alone, report):
   found = {
-      mode: run_alone(check_step, xla_flags=flags, label=mode)
-      for mode, flags in _MODES.items()
+      mode: run_alone(check_step, xla_flags=flags, label=mode) for mode, flags in _MODES.items()
   }
   problems = [f"{m}: {p}" for m, f in found.items() for p in f.problems]
   values = {mode: f.values for mode, f in found.items()}

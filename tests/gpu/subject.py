@@ -35,19 +35,14 @@ def make_whole(
       model=model,
       first=0,
       last=len(model.layers),
-      batch={
-          key: jax.ShapeDtypeStruct(array.shape, array.dtype)
-          for key, array in shapes.items()
-      },
+      batch={key: jax.ShapeDtypeStruct(array.shape, array.dtype) for key, array in shapes.items()},
       optimizer=optax.adamw(1e-4),
       remat=settings.remat,
       prng=settings.prng,
   )
 
 
-def make_microbatch(
-    settings: settings_lib.Settings, microbatch: int
-) -> dict[str, np.ndarray]:
+def make_microbatch(settings: settings_lib.Settings, microbatch: int) -> dict[str, np.ndarray]:
   """Returns random tokens; many occur twice, so gradients of rows add up."""
   rng = np.random.default_rng(microbatch)
   shape = (settings.microbatch_size, settings.sequence_length + 1)

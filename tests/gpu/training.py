@@ -12,10 +12,7 @@ def train(workdir, *arguments, timeout_secs, module="launch.train"):
   problem = child.run_command(
       [
           *(sys.executable, "-m", module, "--config=configs/sweep_faults.py"),
-          *(
-              "--config.metrics.plots=False",
-              "--config.checkpoint.every_steps=0",
-          ),
+          *("--config.metrics.plots=False", "--config.checkpoint.every_steps=0"),
           *arguments,
           f"--workdir={workdir}",
       ],

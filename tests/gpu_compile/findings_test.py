@@ -78,8 +78,7 @@ class FindingsTest(parameterized.TestCase):
     self.assertEqual(found.kernels, 2)
 
   @parameterized.parameters(
-      ("__cudnn$fmhaSoftmax", 2 * 2 * 4096 * 4),
-      ("__cudnn$fmhaSoftmaxBackward", 5 * 2 * 4096 * 4),
+      ("__cudnn$fmhaSoftmax", 2 * 2 * 4096 * 4), ("__cudnn$fmhaSoftmaxBackward", 5 * 2 * 4096 * 4)
   )
   def test_attention(self, target, flops):
     found = read(
@@ -108,9 +107,7 @@ class FindingsTest(parameterized.TestCase):
     self.assertEqual(found.products, {"cuDNN convolution": 1})
 
   def test_copies(self):
-    start = (
-        "%s{0} = (f32[1024]{{0:S(5)}}, f32[1024]{{0}}, u32[]) copy-start(%{1})"
-    )
+    start = "%s{0} = (f32[1024]{{0:S(5)}}, f32[1024]{{0}}, u32[]) copy-start(%{1})"
     done = "%d{0} = f32[1024]{{0:S(5)}} copy-done(%s{0})"
     kernel = "%k = f32[1024]{0} negate(%x)"
     given = "%x = f32[1024]{0} bitcast(%a)"
@@ -135,14 +132,11 @@ class FindingsTest(parameterized.TestCase):
     )
     self.assertEqual(found.host_faults, ("s copies a constant of 4096 bytes",))
 
-  @parameterized.parameters(
-      ('backend_config={"known_trip_count":{"n":"5"}}', 5, 0), ("", 1, 1)
-  )
+  @parameterized.parameters(('backend_config={"known_trip_count":{"n":"5"}}', 5, 0), ("", 1, 1))
   def test_loops(self, attribute, kernels, unknown):
     found = read(
         "%t = (s32[], f32[8]{0}) tuple(%a)",
-        f"%w = (s32[], f32[8]{{0}}) while(%t), condition=%c, body=%body, "
-        f"{attribute}",
+        f"%w = (s32[], f32[8]{{0}}) while(%t), condition=%c, body=%body, " f"{attribute}",
         others=_BODY,
     )
     self.assertEqual((found.kernels, found.unknown_loops), (kernels, unknown))
@@ -171,8 +165,7 @@ class FindingsTest(parameterized.TestCase):
     side = 1 << 14
     array = f"{dtype}[{side},{side}]{{1,0}}"
     found = read(
-        f"%p = {array} bitcast(%a)",
-        f"%d = {array} dot(%p, %p), lhs_contracting_dims={{1}}",
+        f"%p = {array} bitcast(%a)", f"%d = {array} dot(%p, %p), lhs_contracting_dims={{1}}"
     )
     peak = 0.5 * share * _H100.flops_per_sec
     self.assertAlmostEqual(found.secs, 2e-6 + 2 * side**3 / peak)
@@ -184,9 +177,7 @@ class FindingsTest(parameterized.TestCase):
 
 class TargetsTest(parameterized.TestCase):
 
-  @parameterized.parameters(
-      ("l4", 8, 9), ("a100", 8, 0), ("h100", 9, 0), ("b200", 10, 0)
-  )
+  @parameterized.parameters(("l4", 8, 9), ("a100", 8, 0), ("h100", 9, 0), ("b200", 10, 0))
   def test_description(self, name, major, minor):
     gpu = targets.find(name)
     capability = f"cuda_compute_capability {{ major: {major} minor: {minor} }}"

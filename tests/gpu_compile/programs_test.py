@@ -25,9 +25,7 @@ from bamboo_jax.train.setup import show
 if _REASON := private.find_reason():
   pytest.skip(f"{_REASON}.", allow_module_level=True)
 _DUMP = tempfile.mkdtemp()
-private.prepare(
-    f"{report.find_flags(deterministic=True)} --xla_dump_to={_DUMP}"
-)
+private.prepare(f"{report.find_flags(deterministic=True)} --xla_dump_to={_DUMP}")
 
 _PASSES = ("forward", "backward")
 _ALL = (*_PASSES, "redundant", "update", "zeros", "cast")
@@ -57,14 +55,9 @@ def make_config(name, *, model=None, mesh=(1, 1), mode="none", **pipeline):
 
 def compile_units(config, gpu, names):
   """Returns the task, the plan, and the programs by kind of unit."""
-  task, plan = (
-      build.make_task(config, needs_data=False),
-      show.make_plan(config).plan,
-  )
+  task, plan = (build.make_task(config, needs_data=False), show.make_plan(config).plan)
   by_kind = {}
-  for unit, program in programs.compile_units(
-      config, task, plan, gpu, names=names
-  ):
+  for unit, program in programs.compile_units(config, task, plan, gpu, names=names):
     by_kind.setdefault(unit.kind, {})[program.name] = program
   return task, plan, by_kind
 
@@ -114,10 +107,7 @@ class ProgramsTest(parameterized.TestCase):
       ("resnet_152", "resnet:152", "h100", {}),
       ("gnmt", "gnmt:16", "a100", dict(model=dict(vocab_size=32000))),
       ("mesh_2x2", "gpt2:medium", "h100", dict(model=_PADDED, mesh=(2, 2))),
-      (
-          *("mesh_2x4", "llama:3_8b", "h100"),
-          dict(model=dict(vocab_size=128256), mesh=(2, 4)),
-      ),
+      (*("mesh_2x4", "llama:3_8b", "h100"), dict(model=dict(vocab_size=128256), mesh=(2, 4))),
   )
   def test_passes(self, name, gpu, options):
     config = make_config(name, **options)
@@ -195,9 +185,7 @@ class ProgramsTest(parameterized.TestCase):
     """Redundant passes leave all that forward passes keep on the host."""
     for found in by_kind.values():
       program, forward = found["redundant"], found["forward"]
-      self.assertAlmostEqual(
-          *(program.memory.host, forward.memory.outputs), delta=2**20
-      )
+      self.assertAlmostEqual(*(program.memory.host, forward.memory.outputs), delta=2**20)
 
   @parameterized.parameters(
       ("gpt2:small", 4, 8, "full", 9.2),
@@ -215,10 +203,7 @@ class ProgramsTest(parameterized.TestCase):
         remat=remat,
     )
     gpu = targets.find("h100")
-    task, plan = (
-        build.make_task(config, needs_data=False),
-        show.make_plan(config).plan,
-    )
+    task, plan = (build.make_task(config, needs_data=False), show.make_plan(config).plan)
     before, found = set(glob.glob(f"{_DUMP}/*")), []
     for program in programs.compile_segments(config, task, plan, gpu):
       after = set(glob.glob(f"{_DUMP}/*"))

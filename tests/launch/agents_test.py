@@ -63,9 +63,7 @@ class AgentsTest(commands.CommandCase):
       self.assertNotIn("etcd", text)
     programs = (self.folder / "run" / "programs").glob("*.xla")
     self.assertNotEmpty([*programs])  # What one compiles all machines have.
-    shown = commands.run(
-        "-m", "launch.status", f"--etcd={self.etcd.endpoint}"
-    ).stdout
+    shown = commands.run("-m", "launch.status", f"--etcd={self.etcd.endpoint}").stdout
     self.assertIn("n1 left: handed over after a notice", shown)
     self.assertIn("step=30 num_steps=30", shown)
 

@@ -60,8 +60,7 @@ class CliTest(parameterized.TestCase):
       (
           "key",
           [_TINY, "--config.pipeline.num_stage=3"],
-          "Unknown key of config.pipeline: 'num_stage'; did you mean "
-          "'num_stages'",
+          "Unknown key of config.pipeline: 'num_stage'; did you mean " "'num_stages'",
       ),
       (
           "integer",
@@ -106,11 +105,7 @@ class CliTest(parameterized.TestCase):
           "config.pipeline: 'num_stagse'; did you mean 'num_stages'",
       ),
       ("raises", "  config.num_steps = 1 / 0", "file.py:5: ZeroDivisionError"),
-      (
-          "nothing",
-          "  config = None",
-          "must return an ml_collections.* got None",
-      ),
+      ("nothing", "  config = None", "must return an ml_collections.* got None"),
   )
   def test_bad_config_file(self, line, message):
     folder = self.enterContext(tempfile.TemporaryDirectory())
@@ -118,9 +113,7 @@ class CliTest(parameterized.TestCase):
     lines = ["from configs import default", "", "def get_config():"]
     lines += ["  config = default.get_config()", line, "  return config"]
     path.write_text("\n".join(lines))
-    done = commands.fork(
-        "-m", "launch.train", f"--config={path}", "--workdir=w"
-    )
+    done = commands.fork("-m", "launch.train", f"--config={path}", "--workdir=w")
     self.assert_one_line(done, message)
 
   def test_mistake_of_the_user_or_ours(self):
@@ -129,10 +122,7 @@ class CliTest(parameterized.TestCase):
     self.assert_one_line(_run_command(no_file), line)
     body = "raise ValueError('x must be 3,\\n got 4.')"
     self.assert_one_line(_run_command(body), "must be 3, got")
-    for done in (
-        _run_command(body, "--verbosity=1"),
-        _run_command("raise KeyError('here')"),
-    ):
+    for done in (_run_command(body, "--verbosity=1"), _run_command("raise KeyError('here')")):
       self.assertEqual(done.returncode, 1)
       self.assertIn("Traceback", done.stderr)
 
@@ -150,10 +140,7 @@ class CliTest(parameterized.TestCase):
   @parameterized.parameters(
       ("--config=a.py --workdir=w", "--config=a.py"),
       ("--config a.py --workdir w", "--config a.py"),
-      (
-          "--workdir w --config.x.y -1 --config a.py",
-          "--config.x.y -1 --config a.py",
-      ),
+      ("--workdir w --config.x.y -1 --config a.py", "--config.x.y -1 --config a.py"),
       ("--noconfig.a.b --seed 3", "--noconfig.a.b"),
       ("--configs=a.py -config=b.py", "-config=b.py"),
   )
@@ -185,9 +172,7 @@ class CliTest(parameterized.TestCase):
           "warning: was not interrupted there\n",
       ),
   )
-  def test_an_interrupt_at_a_bad_moment_comes_a_little_later(
-      self, act, before=""
-  ):
+  def test_an_interrupt_at_a_bad_moment_comes_a_little_later(self, act, before=""):
     body = f"""
   import gc, importlib.machinery, time
 
@@ -212,19 +197,9 @@ class CliTest(parameterized.TestCase):
 
   # Signals that come while a step is under way; "s" ends that.
   @parameterized.named_parameters(
-      (
-          "one",
-          "TERM s",
-          143,
-          ["terminated: finish", "saved", "terminated; go on"],
-      ),
+      ("one", "TERM s", 143, ["terminated: finish", "saved", "terminated; go on"]),
       ("interrupt", "INT s", 130, ["interrupted: finish", "saved", "interr"]),
-      (
-          "announced",
-          "USR1 USR1 s",
-          138,
-          ["told to end.*: fin", "saved", "told"],
-      ),
+      ("announced", "USR1 USR1 s", 138, ["told to end.*: fin", "saved", "told"]),
       ("two", "TERM TERM s", 143, ["terminated: finish", "terminated; go on"]),
       ("both", "INT TERM s", 143, ["interrupted: finish", "terminated; go on"]),
       (
@@ -343,8 +318,7 @@ class CliTest(parameterized.TestCase):
           timeout=_DEADLINE_SECS,
       )
     self.assertEqual(
-        (done.returncode, done.stderr),
-        (2, "error: standard output: No space left on device\n"),
+        (done.returncode, done.stderr), (2, "error: standard output: No space left on device\n")
     )
 
   def test_a_second_signal_lets_a_command_tidy_up(self):

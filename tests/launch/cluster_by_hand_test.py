@@ -38,10 +38,7 @@ class ClusterByHandTest(commands.CommandCase):
 
   def test_joins_that_fail_and_a_worker_that_is_killed(self):
     workdir, said = self.folder / "run", []
-    run = self.start(
-        *("cluster", "--config.redundancy.spares=1"),
-        self.write_faults("11,,,join"),
-    )
+    run = self.start(*("cluster", "--config.redundancy.spares=1"), self.write_faults("11,,,join"))
 
     def hear(begin):
       """Reads up to a line that begins so."""
@@ -70,8 +67,7 @@ class ClusterByHandTest(commands.CommandCase):
     pid = self.find("launch.worker --name=n1 --workdir=")
     kill = ("-m", "launch.kill", f"--workdir={workdir}")
     self.assertIn(
-        "error: Unknown node 'n7'; did you mean 'n",
-        commands.run(*kill, "n1", "n7").stderr,
+        "error: Unknown node 'n7'; did you mean 'n", commands.run(*kill, "n1", "n7").stderr
     )
     killed = commands.run(*kill, "n1")
     self.release()

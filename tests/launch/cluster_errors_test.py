@@ -44,11 +44,7 @@ def make_logger(config, workdir):
 
 class FailingCase(commands.CommandCase):
 
-  CHANGES = {
-      "pipeline.num_pipelines": 1,
-      "pipeline.num_stages": 2,
-      "pipeline.num_microbatches": 2,
-  }
+  CHANGES = {"pipeline.num_pipelines": 1, "pipeline.num_stages": 2, "pipeline.num_microbatches": 2}
 
   def fail_training(self, command, *arguments, code=2):
     """Returns the line that a command ends with."""
@@ -85,9 +81,7 @@ class ErrorsTest(FailingCase):
     self.assertIn("must be above 0 and at most 0.333", said)
 
   def test_nothing_starts_before_the_config_is_checked(self):
-    said = self.fail_cluster(
-        "--config.pipeline.executor=spmd", "--config.recovery.slow=deal"
-    )
+    said = self.fail_cluster("--config.pipeline.executor=spmd", "--config.recovery.slow=deal")
     self.assertStartsWith(
         said,
         "error: config.recovery.slow='deal' needs executor='rows': passes are "
@@ -121,9 +115,7 @@ class ErrorsTest(FailingCase):
     said = self.fail_agent(f"--etcd={etcd}", code=1)
     self.assertIn(f"Cannot reach etcd at {etcd}", said)
 
-  @parameterized.parameters(
-      ("missing", "No such file", 1), ("", "must be a file, not a folder", 2)
-  )
+  @parameterized.parameters(("missing", "No such file", 1), ("", "must be a file, not a folder", 2))
   def test_secret(self, name, message, code):
     secret = f"--secret={self.folder / name}"
     said = self.fail_agent("--etcd=h:1", secret, code=code)
@@ -203,10 +195,7 @@ class EtcdErrorsTest(FailingCase):
     (self.folder / "mine.py").write_text(_MINE)
     name = f"--config.data.name={self.folder / 'mine.py'}:make_data"
     said = self.fail_cluster(name, "--config.data.options.bad=9")
-    self.assertRegex(
-        said,
-        r"\nerror: Cannot read sample 9: .*/mine.py:\d+: KeyError: 'label' ?\n",
-    )
+    self.assertRegex(said, r"\nerror: Cannot read sample 9: .*/mine.py:\d+: KeyError: 'label' ?\n")
     steps = [*(self.folder / "run/checkpoints").glob("[0-9]*")]
     self.assertEqual([path.name for path in steps], ["2"])
     self.assertNotIn("nodes are left", said)

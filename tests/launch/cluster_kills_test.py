@@ -33,12 +33,7 @@ class StatisticsTest(commands.CommandCase):
   CHANGES = {
       "num_steps": 4,
       "model.name": "resnet",
-      "model.options": {
-          "variant": "tiny",
-          "depths": [1],
-          "width": 4,
-          "image_size": 8,
-      },
+      "model.options": {"variant": "tiny", "depths": [1], "width": 4, "image_size": 8},
       "data.name": "stripes",
       "pipeline.num_pipelines": 1,
       "pipeline.num_stages": 2,

@@ -95,10 +95,7 @@ class ClusterTest(commands.CommandCase):
   def test_an_interrupt_leaves_nothing_behind(self):
     run = self.start("cluster", workdir="interrupted")
     end_secs = time.monotonic() + 60
-    for module in (
-        "bamboo_jax.launch.agent",
-        "bamboo_jax.launch.worker",
-    ):  # By these names.
+    for module in ("bamboo_jax.launch.agent", "bamboo_jax.launch.worker"):  # By these names.
       while run.poll() is None and time.monotonic() < end_secs:
         ours = {*commands.processes_that_name(str(self.folder))}
         ours &= {*commands.processes_that_name(f"-m {module} ")}

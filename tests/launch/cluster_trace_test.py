@@ -60,16 +60,13 @@ class ClusterTraceTest(commands.CommandCase):
     # It was killed by the launcher, which knows when.
     self.assertGreater(recovery["kill_to_step_end_secs"], 0.0)
     self.assertGreater(recovery["detect_secs"], 0.0)
-    self.assertBetween(
-        recovery["silence_to_view_secs"], recovery["detect_secs"] - 0.2, 10.0
-    )
+    self.assertBetween(recovery["silence_to_view_secs"], recovery["detect_secs"] - 0.2, 10.0)
 
   @commands.needs_etcd
   def test_nobody_is_there_for_a_while(self):
     trace = self.folder / "trace.csv"
     trace.write_text(
-        "0,add,a/1\n0,add,a/2\n100,remove,a/1\n100,remove,a/2\n"
-        "500,add,a/3\n900,add,a/4\n"
+        "0,add,a/1\n0,add,a/2\n100,remove,a/1\n100,remove,a/2\n" "500,add,a/3\n900,add,a/4\n"
     )
     recoveries = self.compare(f"--trace={trace}")
     self.assertEqual([r["rung"] for r in recoveries], [])
@@ -83,14 +80,8 @@ class ClusterTraceTest(commands.CommandCase):
           "Give one of --faults and --trace, not both",
       ),
       (["--time_scale=60"], "--time_scale has no effect without --trace."),
-      (
-          ["--kinds=hang", "--seed=3"],
-          "--kinds and --seed have no effect without --random_kills.",
-      ),
-      (
-          ["--trace=FOLDER/trace.csv", "--time_scale=0"],
-          "time_scale must be above 0, got 0.0",
-      ),
+      (["--kinds=hang", "--seed=3"], "--kinds and --seed have no effect without --random_kills."),
+      (["--trace=FOLDER/trace.csv", "--time_scale=0"], "time_scale must be above 0, got 0.0"),
       (
           ["--trace=FOLDER/trace.csv", "--nodes=1"],
           "need at least 2 nodes, got a trace that starts with 1",

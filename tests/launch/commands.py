@@ -72,10 +72,7 @@ needs_etcd = absltest.skipUnless(has_etcd(), "etcd is not installed")
 
 def start_etcd(folder, add_cleanup, *, secret=None):
   """Returns an etcd that answers, in a folder."""
-  etcd = private_etcd.PrivateEtcd(
-      pathlib.Path(folder),
-      secret=secret,
-  )
+  etcd = private_etcd.PrivateEtcd(pathlib.Path(folder), secret=secret)
   add_cleanup(etcd.close)
   etcd.wait_ready()
   return etcd
@@ -184,8 +181,7 @@ class CommandCase(parameterized.TestCase):
     The arguments are those of the cluster; states must be equal.
     """
     self.finish(
-        self.start("cluster", *killed, workdir="killed"),
-        self.start("train", workdir="whole"),
+        self.start("cluster", *killed, workdir="killed"), self.start("train", workdir="whole")
     )
     found, want = self.summary("killed"), self.summary("whole")
     for key in ("state_sha256", "samples_seen"):

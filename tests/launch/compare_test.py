@@ -20,10 +20,7 @@ class CompareTest(folders.FolderCase):
     summary |= dict(median_step_secs=0.1, bubble_fraction=0.3)
     (folder / "summary.json").write_text(json.dumps(summary))
     lines = [{"step": step, "loss": 5.0 - step} for step in (1, 2, 3)]
-    lines += [
-        {"step": 1, "event": "recovery", "nodes": [n], "victims": [f"0/{n}"]}
-        for n in nodes
-    ]
+    lines += [{"step": 1, "event": "recovery", "nodes": [n], "victims": [f"0/{n}"]} for n in nodes]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(text)
     return str(folder)
@@ -47,9 +44,7 @@ class CompareTest(folders.FolderCase):
     layout = {"step": 1, "event": "layout", "owners": [[0, 10], [2, 3]]}
     with open(run / "metrics.jsonl", "a") as log:
       log.write(json.dumps(layout) + "\n")
-    slots = [
-        slot_lib.TrackSlot(f"node {n}", "0F0", 0.0, 9.0) for n in (0, 2, 10)
-    ]
+    slots = [slot_lib.TrackSlot(f"node {n}", "0F0", 0.0, 9.0) for n in (0, 2, 10)]
     step = chrome_trace.TracedStep(3, 0.0, slots, slots)
     chrome_trace.write(run / "trace.json", [step])
     (path,) = comparison.save_figure([run], self.folder / "a.svg", ["svg"])
@@ -63,6 +58,4 @@ class CompareTest(folders.FolderCase):
     done = commands.fork("-m", "launch.compare", *runs, *options)
     self.assertEqual(done.returncode, 1)
     self.assertEqual(done.stderr, "different: state_sha256\n")
-    self.assertEqual(
-        sorted(p.name for p in self.folder.glob("a.*")), ["a.pdf", "a.png"]
-    )
+    self.assertEqual(sorted(p.name for p in self.folder.glob("a.*")), ["a.pdf", "a.png"])

@@ -89,11 +89,7 @@ class ConfigFlagTest(parameterized.TestCase):
       ("leaf", ["--config.seed.a=3"], "config.seed has no keys, got --config"),
       ("next", ["--config", "no.py"], "There is no config file 'no.py'"),
       ("nothing", ["--config"], "There is no config file ''"),
-      (
-          "twice",
-          ["--config=a.py", "--config", "b"],
-          "one --config, got a.py and",
-      ),
+      ("twice", ["--config=a.py", "--config", "b"], "one --config, got a.py and"),
   )
   def test_bad_arguments(self, arguments, message):
     with self.assertRaisesRegex(ValueError, message):
@@ -194,8 +190,7 @@ class NoneTest(parameterized.TestCase):
   )
   def test_elsewhere(self, name, message):
     done = commands.fork(
-        *("-c", _SHOW, ",", "--config=configs/default.py"),
-        f"--config.{name}=None",
+        *("-c", _SHOW, ",", "--config=configs/default.py"), f"--config.{name}=None"
     )
     self.assertRegex(done.stderr, f"^error: {message}[^\n]*\n$")
 
@@ -205,8 +200,7 @@ class NoneTest(parameterized.TestCase):
   )
   def test_elsewhere_in_a_simulation(self, name, message):
     done = commands.fork(
-        *("-c", _SHOW, "sim", "--config=configs/sim/compare.py"),
-        f"--config.{name}=None",
+        *("-c", _SHOW, "sim", "--config=configs/sim/compare.py"), f"--config.{name}=None"
     )
     self.assertRegex(done.stderr, f"^error: .*{message}[^\n]*\n$")
 

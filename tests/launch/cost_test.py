@@ -31,21 +31,15 @@ class CostTest(parameterized.TestCase):
     (self.workdir / "config.json").write_text(json.dumps({"cost": cost}))
 
   def _write_log(self):
-    ledger = ledger_lib.Ledger(
-        prices_lib.load_prices(self.workdir / "prices.csv")[0]
-    )
+    ledger = ledger_lib.Ledger(prices_lib.load_prices(self.workdir / "prices.csv")[0])
     activity = account_lib.NodeTime(useful=3, bubble=1)
     ledger.add(900.0, activity, num_samples=1800)
-    with contextlib.closing(
-        jsonl.MetricsWriter(self.workdir / "metrics.jsonl")
-    ) as writer:
+    with contextlib.closing(jsonl.MetricsWriter(self.workdir / "metrics.jsonl")) as writer:
       writer.write_step(1, {runs.KEY: ledger.totals().as_dict()})
 
   def _run(self, *arguments):
     # A process for each, since flags are those of one command.
-    return commands.fork(
-        "-m", "launch.cost", f"--workdir={self.workdir}", *arguments
-    )
+    return commands.fork("-m", "launch.cost", f"--workdir={self.workdir}", *arguments)
 
   def test_prints_and_reports(self):
     self._write_log()
@@ -80,16 +74,13 @@ class CostTest(parameterized.TestCase):
     self.assertEqual(got.returncode, 0, msg=got.stderr)
     self.assertIn("  useful       75.00 %\n", got.stdout)
     self.assertEndsWith(
-        got.stdout,
-        "cost: not known; --instance=NAME says what a node is charged as\n",
+        got.stdout, "cost: not known; --instance=NAME says what a node is charged as\n"
     )
     self.assertNotIn("$", got.stdout)
     for argument in ("--report", "--market=spot"):
       got = self._run(argument)
       self.assertEqual(got.returncode, 2)
-      self.assertRegex(
-          got.stderr, r"\Aerror: --\w+ needs a price, .*--instance"
-      )
+      self.assertRegex(got.stderr, r"\Aerror: --\w+ needs a price, .*--instance")
     got = self._run("--instance=p3.2xlarge", "--report")
     self.assertEqual(got.returncode, 0, msg=got.stderr)
 

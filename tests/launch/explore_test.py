@@ -23,17 +23,12 @@ class ExploreTest(folders.FolderCase):
     done = self.explore(*flags, "--merge=3")
     self.assertEqual(done.returncode, 2)
     self.assertRegex(
-        done.stderr,
-        "^error: Shards are not complete: 1/3 has 0 of 1 jobs; 3/3 has 0 of 1",
+        done.stderr, "^error: Shards are not complete: 1/3 has 0 of 1 jobs; 3/3 has 0 of 1"
     )
     done = self.explore(*flags, "--first")
-    self.assertEqual(
-        done.stdout, "seed=10 a violation\nhistories=11 violations=1\n"
-    )
+    self.assertEqual(done.stdout, "seed=10 a violation\nhistories=11 violations=1\n")
     done = self.explore(*flags)
-    self.assertEqual(
-        done.stdout, "seed=10 a violation\nhistories=25 violations=1\n"
-    )
+    self.assertEqual(done.stdout, "seed=10 a violation\nhistories=25 violations=1\n")
     self.assertEqual(done.returncode, 1)
     self.assertEmpty([*self.folder.iterdir()])  # What was kept is used up.
 

@@ -28,10 +28,7 @@ _SMALL = (
     *("--config=quickstart", "--config.num_steps=2"),
     *("--config.pipeline.num_pipelines=1", "--config.pipeline.num_stages=2"),
     *("--config.model.options.num_blocks=1", "--config.redundancy.spares=0"),
-    *(
-        "--config.model.options.width=16",
-        "--config.pipeline.num_microbatches=2",
-    ),
+    *("--config.model.options.width=16", "--config.pipeline.num_microbatches=2"),
     "--config.redundancy.mode=none",
     *("--config.data.name=synthetic", "--config.evaluate.every_steps=0"),
     *("--config.checkpoint.every_steps=0", "--config.metrics.plots=False"),

@@ -24,10 +24,7 @@ class MeshTest(commands.CommandCase):
 
   def test_losses_and_bits(self):
     faults = self.write_faults("1,0/1,3,kill", "2,1/0,reduce,kill")
-    self.finish(
-        self.start("train", workdir="one"),
-        self.start("train", _TWO, workdir="two"),
-    )
+    self.finish(self.start("train", workdir="one"), self.start("train", _TWO, workdir="two"))
     self.finish(
         self.start("train", *_FOUR, workdir="four"),
         self.start("train", _TWO, faults, workdir="killed"),

@@ -61,9 +61,7 @@ class PageTest(commands.CommandCase):
 
     with sync_api.sync_playwright() as playwright:
       options = ["--no-sandbox"] if os.getuid() == 0 else []
-      browser = playwright.chromium.launch(
-          executable_path=_BROWSER, args=options
-      )
+      browser = playwright.chromium.launch(executable_path=_BROWSER, args=options)
       page = browser.new_page(viewport={"width": 390, "height": 800})
       errors = []
       page.on("pageerror", lambda error: errors.append(error))
@@ -107,9 +105,7 @@ class PageTest(commands.CommandCase):
     """
     with self.open_page(address) as page:
       gone = lambda node: page.wait_for_selector(node, state="detached")
-      press = lambda where, text: page.click(
-          f"{where} button:text-is('{text}')"
-      )
+      press = lambda where, text: page.click(f"{where} button:text-is('{text}')")
       self.wait_steps(address, 15)  # A slow node is known by its past.
       press("#node-n1", "Slow")
       page.wait_for_selector("#events td:has-text('n1 on')")
@@ -155,9 +151,7 @@ class PageTest(commands.CommandCase):
     printed = json.loads(told.stdout)
     self.assertEqual(printed.keys(), shown.keys())
     names = [node["name"] for node in printed["nodes"]]
-    self.assertEqual(
-        (printed["actions"], "kill" in shown["actions"]), ([], True)
-    )
+    self.assertEqual((printed["actions"], "kill" in shown["actions"]), ([], True))
     port = re.search(r":(\d+)/", address)[1]
     told = commands.fork("-m", "launch.status", workdir, f"--page_port={port}")
     self.assertEqual(told.returncode, 2)

@@ -83,11 +83,7 @@ class RefusedTest(folders.FolderCase):
           ("cluster", _TRAIN, _RUN, "--metrics_port={port}"),
           "--metrics_port: cannot listen at 127.0.0.1:.*: Address already",
       ),
-      (
-          "agent_store_away",
-          ("agent", _TRAIN, _RUN, "--name=n0"),
-          f"Cannot reach etcd at {_AWAY}",
-      ),
+      ("agent_store_away", ("agent", _TRAIN, _RUN, "--name=n0"), f"Cannot reach etcd at {_AWAY}"),
       (
           "agent_no_workdir",
           ("agent", _TRAIN, "--workdir={run}/no", "--name=n0"),
@@ -95,10 +91,7 @@ class RefusedTest(folders.FolderCase):
       ),
       (
           "agent_etcd_away",
-          (
-              *("agent", _TRAIN, "--workdir={run}/no", "--name=n0"),
-              f"--etcd={_AWAY}",
-          ),
+          (*("agent", _TRAIN, "--workdir={run}/no", "--name=n0"), f"--etcd={_AWAY}"),
           f"Cannot reach etcd at {_AWAY}",
       ),
       (
@@ -122,11 +115,7 @@ class RefusedTest(folders.FolderCase):
           "config.sweep.num_seeds must be from 1, got 0",
       ),
       ("simulate_merge", (*_SIM, "--merge=2"), "Shards are not complete: 1/2"),
-      (
-          "quickstart",
-          ("quickstart", _RUN, "--faults=/no.csv"),
-          "/no.csv: No such file",
-      ),
+      ("quickstart", ("quickstart", _RUN, "--faults=/no.csv"), "/no.csv: No such file"),
       ("validate", _VALIDATE, "/run/run has a run, which would be taken for"),
       (
           "profile",
@@ -135,12 +124,7 @@ class RefusedTest(folders.FolderCase):
       ),
       (
           "tokenize",
-          (
-              "tokenize",
-              "--path={root}/records.jsonl",
-              "--field=a",
-              "--out={run}",
-          ),
+          ("tokenize", "--path={root}/records.jsonl", "--field=a", "--out={run}"),
           "Unknown field 'a'. Allowed: text",
       ),
       (
@@ -148,16 +132,8 @@ class RefusedTest(folders.FolderCase):
           ("convert", "--from=hf", "--model=gpt2", "--path=/no", "--out={run}"),
           "Cannot read /no/config.json",
       ),
-      (
-          "trace",
-          ("trace", "show", "/no.csv", "--events={run}/trace.csv"),
-          "/no.csv: No such file",
-      ),
-      (
-          "kill_nobody",
-          ("kill", _RUN),
-          "Name the --workdir of a run and its nodes",
-      ),
+      ("trace", ("trace", "show", "/no.csv", "--events={run}/trace.csv"), "/no.csv: No such file"),
+      ("kill_nobody", ("kill", _RUN), "Name the --workdir of a run and its nodes"),
       (
           "kill_no_cluster",
           ("kill", "--workdir={run}/no", "n2"),
@@ -168,11 +144,7 @@ class RefusedTest(folders.FolderCase):
           ("kill", _RUN, "n2"),
           f"The cluster in .*/run is no longer running: .*{_AWAY}",
       ),
-      (
-          "report",
-          ("report", "--workdir={run}/no"),
-          "There is no run in .*/no: no metrics.jsonl",
-      ),
+      ("report", ("report", "--workdir={run}/no"), "There is no run in .*/no: no metrics.jsonl"),
   )
   def test_a_mistake(self, arguments, message):
     self.assertRegex(self.refuse(*arguments), message)

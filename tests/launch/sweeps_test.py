@@ -15,8 +15,7 @@ class SweepsTest(folders.FolderCase):
 
   def run_command(self, command, *arguments, workdir="w"):
     done = commands.fork(
-        *("-m", f"launch.{command}", f"--workdir={self.folder / workdir}"),
-        *arguments,
+        *("-m", f"launch.{command}", f"--workdir={self.folder / workdir}"), *arguments
     )
     self.assertEqual(done.returncode, 0, done.stderr)
     return done.stdout
@@ -41,9 +40,7 @@ class SweepsTest(folders.FolderCase):
         f"--scheduler=tcp://127.0.0.1:{ports.free_port()}",
     )
     self.assertEqual(done.returncode, 2)
-    self.assertRegex(
-        done.stderr, r"^error: --scheduler=tcp://.*: no Dask scheduler .*\n$"
-    )
+    self.assertRegex(done.stderr, r"^error: --scheduler=tcp://.*: no Dask scheduler .*\n$")
 
   def test_ablate(self):  # Trains three times.
     flags = (
@@ -53,15 +50,9 @@ class SweepsTest(folders.FolderCase):
     said = self.run_command("ablate", *flags, "--shard=1/2")
     self.assertEndsWith(said, "\nshard=1/2 jobs=1 of 2\n")
     said = self.run_command("ablate", *flags, "--num_processes=2")
-    self.assertIn(
-        "redundancy.mode=eager minus=none pairs=1 final_loss=0 ", said
-    )
+    self.assertIn("redundancy.mode=eager minus=none pairs=1 final_loss=0 ", said)
     self.assertNotIn("step_ms", said)
     names = {path.name for path in (self.folder / "w").iterdir()}
-    tables = {
-        f"{n}.{s}"
-        for n in ("means", "differences")
-        for s in ("csv", "md", "tex")
-    }
+    tables = {f"{n}.{s}" for n in ("means", "differences") for s in ("csv", "md", "tex")}
     runs = {f"redundancy.mode={mode}" for mode in ("none", "eager")}
     self.assertEqual(names, tables | runs | {"runs.csv", "ablation.svg"})

@@ -82,10 +82,7 @@ class TraceTest(folders.FolderCase):
         (["generate"], "The flag --out is needed"),
         (["generate", "--out=x", "y"], "Unexpected arguments: y"),
         (["generate", "--out=no/x"], "Cannot write 'no/x'"),
-        (
-            ["generate", "--out=x", "--bulk_sizes=2"],
-            "--bulk_sizes must be like 1:1, got '2'",
-        ),
+        (["generate", "--out=x", "--bulk_sizes=2"], "--bulk_sizes must be like 1:1, got '2'"),
     ):
       done = run(*arguments)
       self.assertEqual(done.returncode, 2, done.stderr)

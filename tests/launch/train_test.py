@@ -18,8 +18,7 @@ class TrainTest(commands.CommandCase):
 
   # Compiles in a process of its own: 8 s.
   @parameterized.parameters(
-      (signal.SIGINT, 130, "interrupted"),
-      (signal.SIGTERM, 143, "terminated"),
+      (signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")
   )
   def test_a_signal_saves_the_step(self, number, status, word):
     command = [sys.executable, "-m", "launch.train", "--config=tests/tiny.py"]

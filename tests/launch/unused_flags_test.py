@@ -12,12 +12,7 @@ _VALIDATE = (
     "--trace=configs/validate_1x2.csv",
 )
 _TRACE = "third_party/published/parcae_p3.csv"
-_NO_WORKDIR = (
-    "launch.explore",
-    "launch.trace",
-    "launch.compare",
-    "launch.bench",
-)
+_NO_WORKDIR = ("launch.explore", "launch.trace", "launch.compare", "launch.bench")
 
 
 class UnusedFlagsTest(parameterized.TestCase):
@@ -69,16 +64,8 @@ class UnusedFlagsTest(parameterized.TestCase):
           (*_ABLATE, "--scheduler=tcp://a:1", "--num_processes=2"),
           "--num_processes and --scheduler have no effect without --measure",
       ),
-      (
-          "shard",
-          ("launch.explore", "--shard=1/2"),
-          "--shard has no effect without --workdir",
-      ),
-      (
-          "merge",
-          (*_SIM, "--shard=1/2", "--merge=2"),
-          "Give one of --shard and --merge, not both",
-      ),
+      ("shard", ("launch.explore", "--shard=1/2"), "--shard has no effect without --workdir"),
+      ("merge", (*_SIM, "--shard=1/2", "--merge=2"), "Give one of --shard and --merge, not both"),
       (
           "processes",
           (*_SIM, "--scheduler=tcp://a:1", "--num_processes=2"),
@@ -114,17 +101,10 @@ class UnusedFlagsTest(parameterized.TestCase):
           ("launch.cost", "--figure_format=pdf"),
           "--figure_format has no effect without --report",
       ),
-      (
-          "bench_peer",
-          ("launch.bench", "--out=a"),
-          "--out has no effect in the benchmark 'rivals'",
-      ),
+      ("bench_peer", ("launch.bench", "--out=a"), "--out has no effect in the benchmark 'rivals'"),
       (
           "bench_rival",
-          (
-              *("launch.bench", "--config=configs/bench_redundancy.py"),
-              "--rival=torch",
-          ),
+          (*("launch.bench", "--config=configs/bench_redundancy.py"), "--rival=torch"),
           "--rival has no effect in the benchmark 'redundancy'",
       ),
       (

@@ -39,9 +39,7 @@ class ErrorsTest(parameterized.TestCase):
     self.assertRegex(run.stderr, f"^error: .*{message}.*\n$")
 
   def test_what_could_not_be_measured(self):
-    with self.assertRaisesRegex(
-        ValueError, "launch.profile .*--nonsense .*ended with status 2"
-    ):
+    with self.assertRaisesRegex(ValueError, "launch.profile .*--nonsense .*ended with status 2"):
       trial.profile(pathlib.Path("layers.json"), ["--nonsense"])
 
 

@@ -32,7 +32,7 @@ class VerifyFailoverTest(parameterized.TestCase):
           ),
           [
               "mode=eager owners=0,0,2,3 microbatches=8 victims=2: 5 cuts, 0 "
-              "deaths, 15 lost, 0 plans, 0 second deaths, 0 second lost; ",
+              "deaths, 15 lost, 0 plans, 0 second deaths, 0 second lost; "
           ],
       ),
   )
@@ -45,15 +45,9 @@ class VerifyFailoverTest(parameterized.TestCase):
       self.assertStartsWith(line, start)
 
   @parameterized.parameters(
-      (
-          "--victims=5",
-          "--victims must be at most 4, the number of nodes, got 5",
-      ),
+      ("--victims=5", "--victims must be at most 4, the number of nodes, got 5"),
       ("--lost_before=4", "lost_before must name nodes of .*, got '4'"),
-      (
-          "--modes=eagr",
-          "Unknown mode of redundancy 'eagr'; did you mean 'eager",
-      ),
+      ("--modes=eagr", "Unknown mode of redundancy 'eagr'; did you mean 'eager"),
   )
   def test_refuses(self, argument, message):
     done = run(argument)

@@ -33,9 +33,7 @@ class RunTest(parameterized.TestCase):
 
   def test_events_in_order_of_time(self):
     trace = readers.parse_events(_TRACE, source="trace.csv")
-    player = cluster_run.TracePlayer(
-        replay.plan_replay(trace, time_scale=10), ["n0", "n1"]
-    )
+    player = cluster_run.TracePlayer(replay.plan_replay(trace, time_scale=10), ["n0", "n1"])
     done, num_started = {}, 2
     for now in (50.0, 50.09, 50.1, 50.2, 50.25, 50.31, 51.0):
       done[now] = []
@@ -43,9 +41,7 @@ class RunTest(parameterized.TestCase):
         if event.kind == "add":
           player.names[event.node] = f"n{num_started}"
           num_started += 1
-        done[now].append(
-            f"{event.kind} {player.names[event.node]} {event.zone}"
-        )
+        done[now].append(f"{event.kind} {player.names[event.node]} {event.zone}")
     self.assertEqual(
         done,
         {
@@ -109,8 +105,7 @@ class RunTest(parameterized.TestCase):
       writer.write_event("damaged", step=5, values={"checkpoint": 9})
       self.assertEqual(look(), ([], 1))
       one._progress.show_text.assert_called_with(
-          "warning: the checkpoint of step 9 is damaged; training continues "
-          "from step 5."
+          "warning: the checkpoint of step 9 is damaged; training continues " "from step 5."
       )
 
   def test_a_kill_leaves_a_whole_summary(self):
@@ -140,10 +135,7 @@ class RunTest(parameterized.TestCase):
       one._show_progress()
     self.assertEqual(
         one._progress.mock_calls,
-        [
-            mock.call.explain("n2 comes"),
-            mock.call.show_text("eval_step=20 eval_loss=3.5000"),
-        ],
+        [mock.call.explain("n2 comes"), mock.call.show_text("eval_step=20 eval_loss=3.5000")],
     )
 
   @parameterized.named_parameters(
@@ -191,10 +183,7 @@ class RunTest(parameterized.TestCase):
       one._tell_of_failures()
       full = base.find_full("/run")
     lines = [call.args[0] for call in one._progress.show_text.mock_calls]
-    want = [
-        "n1 died; worker: pid 7, log logs/n1.log",
-        f"warning: {full}",
-    ]
+    want = ["n1 died; worker: pid 7, log logs/n1.log", f"warning: {full}"]
     self.assertEqual(lines, want[:num_lines])
 
   def test_a_metrics_port_in_use_is_said(self):
@@ -209,9 +198,7 @@ class RunTest(parameterized.TestCase):
         one = object.__new__(cluster_run.ClusterRun)
         one._progress, one._cluster = mock.Mock(), mock.Mock()
         one._director, one._num_started = mock.Mock(address="d"), number
-        one._setup = mock.Mock(
-            metrics_port=port, arguments=[], first_zones=["a"], zones=["a"]
-        )
+        one._setup = mock.Mock(metrics_port=port, arguments=[], first_zones=["a"], zones=["a"])
         one._setup.gpus = ()
         one._note = mock.Mock()
         one._start_node()
@@ -285,9 +272,7 @@ class RunTest(parameterized.TestCase):
     for now in (0.0, 0.01, 1.5, 3.5):
       one._start_due(now)
     why = "no node can start: Resource temporarily unavailable; another one"
-    self.assertEqual(
-        self.shown, [f"{why} starts in {secs} s" for secs in (1, 2, 4)]
-    )
+    self.assertEqual(self.shown, [f"{why} starts in {secs} s" for secs in (1, 2, 4)])
     self.error = None
     one._start_due(8.0)
     self.assertEqual(one._joins, [])
@@ -303,24 +288,15 @@ class RunTest(parameterized.TestCase):
     one._setup = mock.Mock(faults=faults)
     one._director = mock.Mock(happened={2})
     starts = [{"step": s, "event": "start", "at": s} for s in (0, 4, 6)]
-    one._former_starts = starts[
-        :1
-    ]  # It was resumed at 4, and began again at 6.
+    one._former_starts = starts[:1]  # It was resumed at 4, and began again at 6.
     one._read_log = lambda: [*starts, {"step": 7}, {"step": 8}]
     self.assertEqual(
         one.find_missed(),
-        [
-            "warning: --faults, line 3: 6,3/0,2,kill never happened: no live "
-            "node owned 3/0 then."
-        ],
+        ["warning: --faults, line 3: 6,3/0,2,kill never happened: no live " "node owned 3/0 then."],
     )
 
-  @parameterized.parameters(
-      (True, False, True), (False, False, False), (True, True, False)
-  )
-  def test_a_signal_has_a_step_saved_if_there_is_one(
-      self, has_stepped, is_over, saves
-  ):
+  @parameterized.parameters((True, False, True), (False, False, False), (True, True, False))
+  def test_a_signal_has_a_step_saved_if_there_is_one(self, has_stepped, is_over, saves):
     one = object.__new__(cluster_run.ClusterRun)
     one._has_stepped = has_stepped
     over = mock.PropertyMock(return_value=is_over)
@@ -333,9 +309,7 @@ class RunTest(parameterized.TestCase):
       dict(num_failed=2, num_kills=1, is_over=False, comes=False),  # By itself.
       dict(num_failed=2, num_kills=2, is_over=True, comes=False),
   )
-  def test_who_comes_when_nobody_is_left(
-      self, num_failed, num_kills, is_over, comes
-  ):
+  def test_who_comes_when_nobody_is_left(self, num_failed, num_kills, is_over, comes):
     one = object.__new__(cluster_run.ClusterRun)
     one._player = None
     one._cluster = mock.Mock(num_failed=num_failed)

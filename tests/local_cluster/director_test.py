@@ -47,8 +47,7 @@ class DirectorTest(parameterized.TestCase):
     """
     self.nodes = FakeNodes()
     self.director = director.Director(
-        faults_lib.parse_faults(f"{line}\n3,,,join", source="faults.csv"),
-        self.nodes,
+        faults_lib.parse_faults(f"{line}\n3,,,join", source="faults.csv"), self.nodes
     )
     self.director.step_secs = 0.0
     self.director.listen()
@@ -61,9 +60,7 @@ class DirectorTest(parameterized.TestCase):
       connection = self.connect()
       connection.settimeout(20)
       self.sockets[name] = connection
-      self.report(
-          name, {"number": number, "name": name, "pid": worker.pid}, {"line": 2}
-      )
+      self.report(name, {"number": number, "name": name, "pid": worker.pid}, {"line": 2})
 
   def connect(self):
     connection = socket.socket(socket.AF_UNIX)
@@ -91,12 +88,7 @@ class DirectorTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("name", "3,n2,,node", {"n2": "KILL"}, ["kill n2"]),
       ("leader", "3,,,leader", {"n1": "KILL"}, ["kill n1"]),
-      (
-          "zone",
-          "3,a,,zone",
-          {"n0": "KILL", "n2": "KILL"},
-          ["kill n0", "kill n2"],
-      ),
+      ("zone", "3,a,,zone", {"n0": "KILL", "n2": "KILL"}, ["kill n0", "kill n2"]),
       ("all", "3,,,all", dict.fromkeys(_NUMBERS, "KILL"), []),
   )
   def test_at_any_time(self, line, struck, agents):
@@ -178,9 +170,7 @@ class DirectorTest(parameterized.TestCase):
 
   def test_kill_of_a_node_that_does_not_train_yet(self):
     self.direct("3,n0,,kill")
-    self.assertEqual(
-        [*map(self.director.has_joined, ("n0", "n9"))], [True, False]
-    )
+    self.assertEqual([*map(self.director.has_joined, ("n0", "n9"))], [True, False])
     self.director.kill_node("n9")
     self.check({}, ["kill n9"])
 

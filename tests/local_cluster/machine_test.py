@@ -38,9 +38,7 @@ class MachineTest(folders.FolderCase):
 
     with mock.patch.object(time, "sleep", sleep):
       if live:
-        with self.assertRaisesRegex(
-            ValueError, "Members of a run are alive in "
-        ):
+        with self.assertRaisesRegex(ValueError, "Members of a run are alive in "):
           one.take_folder()
         self.assertEqual(folders.read_all(self.folder), before)
         return
@@ -72,10 +70,7 @@ class MachineTest(folders.FolderCase):
     if not why:
       self.assertEqual(found, {})
       return
-    self.assertEndsWith(
-        found["n1"],
-        f"{why} 2 of 3 nodes are left; agent: pid 7, log {path}",
-    )
+    self.assertEndsWith(found["n1"], f"{why} 2 of 3 nodes are left; agent: pid 7, log {path}")
     self.assertEqual(one.tend(), {})
     self.assertEqual(one.num_failed, 1)
     self.assertEqual(one.mistake, why if code == 2 else "")

@@ -25,9 +25,7 @@ class NarratorTest(folders.FolderCase):
     self.roster.me = members.member(0, zone="a")
     self.roster.known = {"life 0": self.roster.me}
     self.state = types.SimpleNamespace(
-        roster=self.roster,
-        options=types.SimpleNamespace(num_nodes=3),
-        is_done=False,
+        roster=self.roster, options=types.SimpleNamespace(num_nodes=3), is_done=False
     )
 
   def write(self, *lines, name="metrics.jsonl"):
@@ -66,21 +64,14 @@ class NarratorTest(folders.FolderCase):
     self.write(_START, _STEP)
     narrator.look()
     self.assertEqual(
-        self.take(),
-        [
-            "view 1, 3 nodes: the first nodes",
-            "step=1 loss=2.5000 step_ms=20.0",
-        ],
+        self.take(), ["view 1, 3 nodes: the first nodes", "step=1 loss=2.5000 step_ms=20.0"]
     )
     self.roster.adopt(members.view(2, 0, 2, reason="n1 is silent"))
     self.write(_START, _STEP, _DEATH)
     narrator.look()
     self.assertEqual(
         self.take(),
-        [
-            "view 2, 2 nodes: n1 is silent",
-            "recovery step=2 victims=0/1 rung=shadow view=2",
-        ],
+        ["view 2, 2 nodes: n1 is silent", "recovery step=2 victims=0/1 rung=shadow view=2"],
     )
 
   def test_a_run_that_goes_on(self):
@@ -92,10 +83,7 @@ class NarratorTest(folders.FolderCase):
     self.assertEqual(self.take(), ["view 1, 1 node: the first node"])
     self.write(_START, _STEP, _START | {"step": 1}, _STEP | {"step": 2})
     narrator.look()
-    self.assertEqual(
-        self.take(),
-        ["resumed_from_step=1", "step=2 loss=2.5000 step_ms=20.0"],
-    )
+    self.assertEqual(self.take(), ["resumed_from_step=1", "step=2 loss=2.5000 step_ms=20.0"])
 
   def test_the_end(self):
     for is_done, said in ((False, []), (True, ["state_sha256=5a"])):

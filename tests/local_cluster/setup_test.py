@@ -12,15 +12,11 @@ from tests import tiny
 
 class SetupTest(parameterized.TestCase):
 
-  @parameterized.parameters(
-      ("0", "", True), ("0", "cpu", False), ("", "", False)
-  )
+  @parameterized.parameters(("0", "", True), ("0", "cpu", False), ("", "", False))
   def test_programs_on_accelerators(self, gpus, platforms, is_rejected):
     environ = {"CUDA_VISIBLE_DEVICES": gpus, "JAX_PLATFORMS": platforms}
     self.enterContext(mock.patch.dict(os.environ, environ))
-    self.enterContext(
-        mock.patch.object(compat, "sees_nvidia_gpu", lambda: bool(gpus))
-    )
+    self.enterContext(mock.patch.object(compat, "sees_nvidia_gpu", lambda: bool(gpus)))
     setup_lib.check(tiny.get_config(), ["a"])
     config = tiny.make_config(pipeline__executor="spmd")
     if not is_rejected:

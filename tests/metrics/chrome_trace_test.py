@@ -61,10 +61,7 @@ class ChromeTraceTest(folders.FolderCase):
     threads = _threads([step])
     self.assertEqual(
         {key: [s[0] for s in slots] for key, slots in threads.items()},
-        {
-            ("measured", "node 0"): ["a", "b", "d"],
-            ("measured", "node 0 (2)"): ["c"],
-        },
+        {("measured", "node 0"): ["a", "b", "d"], ("measured", "node 0 (2)"): ["c"]},
     )
 
   def test_planned_slots_of_the_last_step_are_read_back(self):

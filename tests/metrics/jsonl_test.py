@@ -29,15 +29,12 @@ class JsonlTest(folders.FolderCase):
       # Nothing waits in a buffer until the file is closed.
       self.assertEqual(
           self.path.read_text(),
-          '{"step": 1, "loss": 2.5, "tokens_per_sec": 100}\n'
-          '{"step": 1, "event": "eval"}\n',
+          '{"step": 1, "loss": 2.5, "tokens_per_sec": 100}\n' '{"step": 1, "event": "eval"}\n',
       )
 
   def test_lines_are_read_as_they_come(self):
     with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
-      reader = self.enterContext(
-          contextlib.closing(jsonl.MetricsReader(self.path))
-      )
+      reader = self.enterContext(contextlib.closing(jsonl.MetricsReader(self.path)))
       self.assertEqual(reader.read(), (True, ()))
       writer.write_step(1, {})
       writer.write_step(2, {})
@@ -68,9 +65,7 @@ class JsonlTest(folders.FolderCase):
     with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
       writer.write_step(1, {"value": value})
     text = self.path.read_text()
-    self.assertEqual(
-        json.loads(text, parse_constant=self.fail), {"step": 1, "value": want}
-    )
+    self.assertEqual(json.loads(text, parse_constant=self.fail), {"step": 1, "value": want})
 
   @parameterized.parameters(0, 1, 2, 3, 4, 9)
   def test_resumed_run_has_each_step_once(self, resumed_from_step):
@@ -82,9 +77,7 @@ class JsonlTest(folders.FolderCase):
         writer.write_step(step, {"loss": 0.0})
     steps, losses = jsonl.column(jsonl.read_lines(self.path), "loss")
     kept = min(resumed_from_step, 4)
-    self.assertEqual(
-        steps, (*range(1, kept + 1), *range(resumed_from_step + 1, 6))
-    )
+    self.assertEqual(steps, (*range(1, kept + 1), *range(resumed_from_step + 1, 6)))
     self.assertEqual(losses[:kept], (3.5, 3.0, 2.5, 2.0)[:kept])
 
   @parameterized.parameters('{"st', '{"step": 5, "loss": 1.0}')
@@ -104,8 +97,7 @@ class JsonlTest(folders.FolderCase):
         read(self.path)
 
   @parameterized.parameters(
-      (0, "File too large.*metrics.jsonl"),
-      (5, "only 5 of 12 bytes.*metrics.jsonl"),
+      (0, "File too large.*metrics.jsonl"), (5, "only 5 of 12 bytes.*metrics.jsonl")
   )
   def test_line_that_does_not_fit_waits_for_room(self, room_bytes, message):
     with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
@@ -115,28 +107,20 @@ class JsonlTest(folders.FolderCase):
           writer.write_step(2, {})
         self.assertEqual(jsonl.read_lines(self.path), ({"step": 1},))
       writer.write_step(3, {})
-    self.assertEqual(
-        jsonl.read_lines(self.path), ({"step": 1}, {"step": 2}, {"step": 3})
-    )
+    self.assertEqual(jsonl.read_lines(self.path), ({"step": 1}, {"step": 2}, {"step": 3}))
 
   def test_error_that_is_handled_is_not_raised(self):
     errors = []
-    with contextlib.closing(
-        jsonl.MetricsWriter(self.path, on_error=errors.append)
-    ) as writer:
+    with contextlib.closing(jsonl.MetricsWriter(self.path, on_error=errors.append)) as writer:
       with limits.file_size(0):
         writer.write_step(1, {})
         writer.write_event("eval", step=1)
     self.assertLen(errors, 2)
-    self.assertEqual(
-        jsonl.read_lines(self.path), ({"step": 1}, {"step": 1, "event": "eval"})
-    )
+    self.assertEqual(jsonl.read_lines(self.path), ({"step": 1}, {"step": 1, "event": "eval"}))
 
   def test_column(self):
     self._write_run()
     lines = jsonl.read_lines(self.path)
-    self.assertEqual(
-        jsonl.column(lines, "loss", event="eval"), ((2, 4), (3.0, 1.0))
-    )
+    self.assertEqual(jsonl.column(lines, "loss", event="eval"), ((2, 4), (3.0, 1.0)))
     self.assertEqual(jsonl.column(lines, "loss")[0], (1, 2, 3, 4))
     self.assertEqual(jsonl.column(lines, "bubble_pct"), ((), ()))

@@ -34,12 +34,9 @@ class LossPlotTest(parameterized.TestCase):
     self.assertEqual(marks.get_xlabel(), "step")
     self.assertEqual(_legend(fig), ["train", "evaluation"])
     self.assertEqual(
-        [label.get_text() for label in marks.get_yticklabels()],
-        ["3 deaths", "1 join"],
+        [label.get_text() for label in marks.get_yticklabels()], ["3 deaths", "1 join"]
     )
-    self.assertEqual(
-        [list(line.get_xdata()) for line in marks.lines], [[2, 2, 6], [5]]
-    )
+    self.assertEqual([list(line.get_xdata()) for line in marks.lines], [[2, 2, 6], [5]])
     # The steps with deaths are marked in the curves, too.
     upright = [l.get_xdata()[0] for l in curves.lines if l.get_ydata()[0] == 0]
     self.assertEqual(upright, [2, 6, 5])

@@ -15,18 +15,14 @@ from tests import folders
 class PlotsTest(folders.FolderCase):
 
   @parameterized.parameters(
-      ("png", ("png",)),
-      ("png,pdf,svg", ("png", "pdf", "svg")),
-      (" svg , png", ("svg", "png")),
+      ("png", ("png",)), ("png,pdf,svg", ("png", "pdf", "svg")), (" svg , png", ("svg", "png"))
   )
   def test_formats(self, text, formats):
     self.assertEqual(plots.parse_formats(text), formats)
 
   @parameterized.parameters("", "gif", "png,", "png,png", "PNG", "png pdf")
   def test_bad_formats(self, text):
-    with self.assertRaisesRegex(
-        ValueError, f"a list of png, pdf, svg, .*got '{text}'"
-    ):
+    with self.assertRaisesRegex(ValueError, f"a list of png, pdf, svg, .*got '{text}'"):
       plots.parse_formats(text)
 
   def test_files_are_alike_and_in_their_formats(self):
@@ -50,9 +46,7 @@ class PlotsTest(folders.FolderCase):
     from matplotlib import patches
 
     fig, _ = plots.new_figure((8, 4))
-    plots.add_legend(
-        fig, [patches.Patch(label="x" * length) for _ in range(num_entries)]
-    )
+    plots.add_legend(fig, [patches.Patch(label="x" * length) for _ in range(num_entries)])
     self.assertEmpty(figures.find_faults(fig))
     (legend,) = fig.legends
     heights = [t.get_window_extent().y0 for t in legend.texts]

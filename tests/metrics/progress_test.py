@@ -28,18 +28,14 @@ class ProgressTest(parameterized.TestCase):
 
   def test_a_pause_is_explained_once_it_lasts(self):
     stream = _Listener()
-    with progress_lib.ProgressLine(
-        num_steps=2, stream=stream, pause_secs=0.01
-    ) as shown:
+    with progress_lib.ProgressLine(num_steps=2, stream=stream, pause_secs=0.01) as shown:
       shown.explain("n2 takes stage 0/1")
       self.assertTrue(stream.has_text.wait(20.0))
     self.assertEqual(stream.getvalue(), "pause: n2 takes stage 0/1\n")
 
   def test_what_is_over_soon_is_not_explained(self):
     stream = io.StringIO()
-    with progress_lib.ProgressLine(
-        num_steps=2, stream=stream, pause_secs=600.0
-    ) as shown:
+    with progress_lib.ProgressLine(num_steps=2, stream=stream, pause_secs=600.0) as shown:
       for end in (
           lambda: shown.show_step(1, {"loss": 3.5}),
           lambda: shown.explain("another reason"),
@@ -75,8 +71,7 @@ class ProgressTest(parameterized.TestCase):
       ({"event": "skipped", "reason": "why"}, "skipped step=20 reason='why'"),
       (
           {"event": "damaged", "checkpoint": 30},
-          "warning: the checkpoint of step 30 is damaged; training continues "
-          "from step 20.",
+          "warning: the checkpoint of step 30 is damaged; training continues " "from step 20.",
       ),
       ({"event": "changed", "text": "text"}, "text"),
       ({"event": "layout", "owners": ((0, 1),)}, None),

@@ -37,9 +37,7 @@ class ResultTest(absltest.TestCase):
     self.assertEqual(found.losses, {1: 0.75, 2: 0.5})
     self.assertEqual(found.recoveries[0]["rung"], "shadow")
     self.assertEqual((found.params_sha256, found.state_sha256), ("aa", "bb"))
-    self.assertEqual(
-        str(found), "2 steps, loss 0.5000, 1 recovery, state_sha256=bb"
-    )
+    self.assertEqual(str(found), "2 steps, loss 0.5000, 1 recovery, state_sha256=bb")
 
   def test_needs_a_run(self):
     with self.assertRaises(FileNotFoundError):

@@ -48,17 +48,13 @@ class SchedulePlotTest(parameterized.TestCase):
   def test_a_category_without_labels_keeps_its_name(self):
     narrow = TrackSlot("node 0", "0F9", 5.0, 5.001, "forward", "forward pass")
     other = TrackSlot("node 0", "?", 6.0, 9.0, "odd")
-    self.assertEqual(
-        [text for text, _ in _key(_draw([narrow, other]))], ["forward", "odd"]
-    )
+    self.assertEqual([text for text, _ in _key(_draw([narrow, other]))], ["forward", "odd"])
 
   def test_labels_lie_in_their_boxes(self):
     # From far too narrow to wide: left out, upright, level.
     slots, start = [], 0.0
     for i in range(60):
-      slots.append(
-          TrackSlot("node 0", f"{i}RF0", start, start + 0.01 * i, "forward")
-      )
+      slots.append(TrackSlot("node 0", f"{i}RF0", start, start + 0.01 * i, "forward"))
       start += 0.01 * i
     fig = _draw(slots)
     fig.draw_without_rendering()
@@ -71,9 +67,7 @@ class SchedulePlotTest(parameterized.TestCase):
     self.assertLess(len(angles), len(slots))
     for text in axes.texts:
       slot, box = by_name[text.get_text()], text.get_window_extent()
-      (left, low), (right, high) = to_pixels(
-          [(slot.start_ms, 0.45), (slot.end_ms, -0.45)]
-      )
+      (left, low), (right, high) = to_pixels([(slot.start_ms, 0.45), (slot.end_ms, -0.45)])
       self.assertBetween(box.x0, left - 1, right, text)
       self.assertBetween(box.x1, left, right + 1, text)
       self.assertBetween(box.y0, low - 1, high, text)
@@ -93,16 +87,12 @@ class SchedulePlotTest(parameterized.TestCase):
       heights.append(fig.get_figheight())
     self.assertEqual(heights, sorted(set(heights)))
     self.assertEqual(
-        [axes.get_title(loc="left") for axes in fig.axes],
-        ["planned, 5.0 ms", "measured, 5.0 ms"],
+        [axes.get_title(loc="left") for axes in fig.axes], ["planned, 5.0 ms", "measured, 5.0 ms"]
     )
 
   def test_parts_that_are_not_alike_have_scales_of_their_own(self):
     for factor, num_scales in ((2.9, 1), (3.1, 2)):
-      slow = [
-          TrackSlot(s.track, s.name, factor * s.start_ms, factor * s.end_ms)
-          for s in _SLOTS
-      ]
+      slow = [TrackSlot(s.track, s.name, factor * s.start_ms, factor * s.end_ms) for s in _SLOTS]
       fig = _draw(_SLOTS, slow)
       self.assertLen({axes.get_xlim() for axes in fig.axes}, num_scales)
       titles = [axes.get_title(loc="left") for axes in fig.axes]
@@ -114,10 +104,7 @@ class SchedulePlotTest(parameterized.TestCase):
     fig = _draw(_SLOTS, _SLOTS[2:3])
     self.assertEqual(
         [axes.get_title(loc="left") for axes in fig.axes],
-        [
-            "planned, 5.0 ms",
-            "measured, 5.0 ms; a process knows the times of its own nodes only",
-        ],
+        ["planned, 5.0 ms", "measured, 5.0 ms; a process knows the times of its own nodes only"],
     )
 
   def test_nothing_to_draw(self):

@@ -5,9 +5,7 @@ from bamboo_jax.metrics import slot as slot_lib
 
 class SlotTest(parameterized.TestCase):
 
-  @parameterized.parameters(
-      (2.0, 1.0), (0.0, float("inf")), (float("nan"), 1.0)
-  )
+  @parameterized.parameters((2.0, 1.0), (0.0, float("inf")), (float("nan"), 1.0))
   def test_impossible_times(self, start_ms, end_ms):
     with self.assertRaisesRegex(ValueError, "'2F0' of 'node 1'"):
       slot_lib.TrackSlot("node 1", "2F0", start_ms, end_ms)

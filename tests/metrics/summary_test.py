@@ -78,9 +78,7 @@ class DigestTest(parameterized.TestCase):
 
   def test_order_counts(self):
     a, b = ("a", np.ones(1)), ("b", np.zeros(1))
-    self.assertNotEqual(
-        summary_lib.digest_arrays([a, b]), summary_lib.digest_arrays([b, a])
-    )
+    self.assertNotEqual(summary_lib.digest_arrays([a, b]), summary_lib.digest_arrays([b, a]))
 
   def test_repeated_name(self):
     with self.assertRaisesRegex(ValueError, "'a' occurs twice"):

@@ -11,8 +11,7 @@ class TableTest(absltest.TestCase):
 
   def test_columns(self):
     self.assertEqual(
-        table_lib.align(_ROWS, left=(0, 2)),
-        "mode    ms  note\nlazy   8.5  a\nnone  10.0",
+        table_lib.align(_ROWS, left=(0, 2)), "mode    ms  note\nlazy   8.5  a\nnone  10.0"
     )
     self.assertEqual(table_lib.align([["a"], ["bcd"]], left=()), "  a\nbcd")
 
@@ -22,9 +21,7 @@ class TableTest(absltest.TestCase):
 
   def test_csv(self):
     rows = [{"a": "x,y", "b": 1 / 3}, {"a": 2, "b": None}]
-    self.assertEqual(
-        table_lib.to_csv(rows), 'a,b\n"x,y",0.3333333333333333\n2,\n'
-    )
+    self.assertEqual(table_lib.to_csv(rows), 'a,b\n"x,y",0.3333333333333333\n2,\n')
     self.assertEqual(table_lib.to_csv(rows, digits=2), 'a,b\n"x,y",0.33\n2,\n')
     with self.assertRaises(ValueError):
       table_lib.to_csv([{"a": 1}, {"b": 2}])

@@ -16,10 +16,7 @@ class DropoutTest(parameterized.TestCase):
     self.assertAlmostEqual(float(y.mean()), 1.0, delta=0.1)
 
   def test_depends_on_the_key_only(self):
-    masks = [
-        dropout.keep_mask(jax.random.key(seed), (64,), rate=0.5)
-        for seed in (0, 0, 1)
-    ]
+    masks = [dropout.keep_mask(jax.random.key(seed), (64,), rate=0.5) for seed in (0, 0, 1)]
     np.testing.assert_array_equal(masks[0], masks[1])
     self.assertFalse(np.array_equal(masks[0], masks[2]))
 

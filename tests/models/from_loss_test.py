@@ -69,9 +69,7 @@ class FromLossTest(parameterized.TestCase):
     tree = {"w": params["w"], "more": [params["more/0"], ()]}
     found = _run(model, params)
     self.assertEqual(float(found.weight), 4.0)
-    self.assertAlmostEqual(
-        float(found.total), 4 * float(_loss(tree, _BATCH)), places=5
-    )
+    self.assertAlmostEqual(float(found.total), 4 * float(_loss(tree, _BATCH)), places=5)
     gradient = jax.grad(lambda p: _run(model, p).total)(params)
     wanted = jax.grad(_loss)(tree, _BATCH)
     np.testing.assert_allclose(gradient["w"], 4 * wanted["w"], rtol=1e-6)
@@ -94,9 +92,7 @@ class FromLossTest(parameterized.TestCase):
     self.assertEqual(float(found.total), 28.0)
 
   def test_own_weights(self):
-    loss = lambda params, batch: layer_lib.Loss(
-        params["w"].sum(), jnp.float32(9)
-    )
+    loss = lambda params, batch: layer_lib.Loss(params["w"].sum(), jnp.float32(9))
     model = _make(loss)
     self.assertEqual(float(_run(model, _variables(model).params).weight), 9.0)
 

@@ -19,10 +19,7 @@ class BatchNormTest(absltest.TestCase):
     self.model = zoo.make_model("tests.mlp_bn:make_mlp_bn", num_blocks=1)
     rng = np.random.default_rng(0)
     self.batches = [
-        {
-            key: jnp.asarray(rng.integers(0, 32, (2, 8)), jnp.int32)
-            for key in ("inputs", "targets")
-        }
+        {key: jnp.asarray(rng.integers(0, 32, (2, 8)), jnp.int32) for key in ("inputs", "targets")}
         for _ in range(3)
     ]
     variables = {
@@ -34,15 +31,7 @@ class BatchNormTest(absltest.TestCase):
 
   def run_layers(self, first, last, inputs, batch, *, train):
     return model_lib.apply_range(
-        self.model,
-        first,
-        last,
-        self.params,
-        self.stats,
-        inputs,
-        batch,
-        key=None,
-        train=train,
+        self.model, first, last, self.params, self.stats, inputs, batch, key=None, train=train
     )
 
   def test_mean_of_statistics_is_one_update_with_the_mean_of_batches(self):
@@ -67,9 +56,7 @@ class BatchNormTest(absltest.TestCase):
 
   def test_evaluation_uses_statistics_and_leaves_them(self):
     """So the loss of an example does not depend on the others."""
-    evaluate = jax.jit(
-        lambda batch: self.run_layers(0, 3, None, batch, train=False)
-    )
+    evaluate = jax.jit(lambda batch: self.run_layers(0, 3, None, batch, train=False))
     batch, swapped = dict(self.batches[0]), dict(self.batches[1])
     losses = []
     for other in (batch, swapped):

@@ -43,9 +43,7 @@ def tie_to(layer, param="scale"):
   return (layer_lib.Tie("scale", layer, param),)
 
 
-THREE = make_model(
-    Scale("a", batch_keys=("x",)), Scale("b"), Scale("c", ties=tie_to("a"))
-)
+THREE = make_model(Scale("a", batch_keys=("x",)), Scale("b"), Scale("c", ties=tie_to("a")))
 
 
 def init(model, *, seed=0, batch=BATCH):
@@ -71,9 +69,7 @@ class ModelTest(parameterized.TestCase):
       make_model(*layers)
 
   def test_refuses_tie_to_unknown_parameter(self):
-    model = make_model(
-        Scale("a", batch_keys=("x",)), Scale("b", ties=tie_to("a", "size"))
-    )
+    model = make_model(Scale("a", batch_keys=("x",)), Scale("b", ties=tie_to("a", "size")))
     with self.assertRaisesRegex(ValueError, r"'size' of 'a'.*only \['scale'\]"):
       init(model)
 
@@ -108,15 +104,7 @@ class ModelTest(parameterized.TestCase):
 
     def run(first, last, inputs):
       return model_lib.apply_range(
-          THREE,
-          first,
-          last,
-          params,
-          stats,
-          inputs,
-          batch,
-          key=key,
-          train=True,
+          THREE, first, last, params, stats, inputs, batch, key=key, train=True
       )
 
     whole, whole_stats = run(0, 3, None)
@@ -132,14 +120,11 @@ class MicrobatchKeyTest(parameterized.TestCase):
   @parameterized.parameters("threefry2x32", "rbg")
   def test_differs_between_all_microbatches(self, impl):
     make = jax.jit(
-        lambda *counters: jax.random.key_data(
-            model_lib.microbatch_key(*counters, impl=impl)
-        )
+        lambda *counters: jax.random.key_data(model_lib.microbatch_key(*counters, impl=impl))
     )
     cases = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 1, 1)]
     keys = {tuple(np.asarray(make(*case))) for case in cases}
     self.assertLen(keys, len(cases))
     np.testing.assert_array_equal(
-        make(0, 1, 2),
-        jax.random.key_data(model_lib.microbatch_key(0, 1, 2, impl=impl)),
+        make(0, 1, 2), jax.random.key_data(model_lib.microbatch_key(0, 1, 2, impl=impl))
     )

@@ -28,8 +28,7 @@ class ShardingTest(parameterized.TestCase):
 
   def test_mesh_that_does_not_divide_a_shape(self):
     with self.assertRaisesRegex(
-        ValueError,
-        r"mesh.tensor=4 does not divide embed.wte of 'gpt2', .*50257",
+        ValueError, r"mesh.tensor=4 does not divide embed.wte of 'gpt2', .*50257"
     ):
       sharding.find_rule("gpt2", ["embed", "wte"], (50257, 64), SIZES)
 

@@ -10,9 +10,7 @@ NAMES = ("embed", "b0.attention", "b0.mlp", "b1.attention", "b1.mlp", "head")
 class UnitsTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      ("block", (1, 3, 5)),
-      ("layer", (1, 2, 3, 4, 5)),
-      ("stage", (1, 2, 3, 4, 5)),
+      ("block", (1, 3, 5)), ("layer", (1, 2, 3, 4, 5)), ("stage", (1, 2, 3, 4, 5))
   )
   def test_cuts(self, unit, cuts):
     self.assertEqual(units.find_cuts(NAMES, unit), cuts)
@@ -28,16 +26,11 @@ class UnitsTest(parameterized.TestCase):
       ("stage", 1, 4, ((1, 4),)),
   )
   def test_split(self, unit, first, last, bounds):
-    self.assertEqual(
-        units.split(NAMES, first, last, unit),
-        tuple(range(*pair) for pair in bounds),
-    )
+    self.assertEqual(units.split(NAMES, first, last, unit), tuple(range(*pair) for pair in bounds))
 
   @parameterized.parameters((2, 6), (0, 2))
   def test_inside_a_unit(self, first, last):
-    with self.assertRaisesRegex(
-        ValueError, "'b0.mlp'.*unit='block'.*'b0.attention'"
-    ):
+    with self.assertRaisesRegex(ValueError, "'b0.mlp'.*unit='block'.*'b0.attention'"):
       units.split(NAMES, first, last, "block")
 
   def test_unknown(self):

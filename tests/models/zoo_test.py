@@ -46,12 +46,7 @@ class ZooTest(parameterized.TestCase):
     self.assertEqual(again.variable_shapes(), model.variable_shapes())
 
   @parameterized.named_parameters(
-      (
-          "bert_long",
-          "bert",
-          {"sequence_length": 65},
-          "=65 is longer than .*=64",
-      ),
+      ("bert_long", "bert", {"sequence_length": 65}, "=65 is longer than .*=64"),
       ("gpt2_long", "gpt2", {"positions": 31}, "=32 is longer than .*=31"),
       ("llama_long", "llama", {"sequence_length": 129}, "longer than .*=128"),
       ("qwen_heads", "qwen", {"num_kv_heads": 3}, "num_heads=4 must be a mult"),
@@ -93,6 +88,4 @@ class ZooTest(parameterized.TestCase):
     zoo.VARIANTS = {"gpt2": ("tiny",)}
     with contextlib.redirect_stdout(out):
       models_command.main()
-    self.assertEqual(
-        out.getvalue(), "name,variant,layers,params\ngpt2,tiny,6,118528\n"
-    )
+    self.assertEqual(out.getvalue(), "name,variant,layers,params\ngpt2,tiny,6,118528\n")

@@ -39,11 +39,7 @@ class SecretTest(parameterized.TestCase):
       ("localhost", b"", ""),
       ("fd00::7", b"", "loopback interface only, got 'fd00::7'"),
       ("fd00::7", b"sixteen bytes at", ""),
-      (
-          "2600::7",
-          b"sixteen bytes at",
-          "Give --host an address such as",
-      ),
+      ("2600::7", b"sixteen bytes at", "Give --host an address such as"),
       ("fe80::7", b"sixteen bytes at", "--host=fe80::7 is an address of one l"),
       ("::ffff:8.8.8.8", b"sixteen bytes at", "a private network only, got"),
       ("[::1]", b"", "is no address of this machine: .* without brackets"),
@@ -103,9 +99,7 @@ class CertificatesTest(parameterized.TestCase):
     """Returns a folder with what an authority has issued at a time."""
     written = {}
     names = ("authority", "certificate", "key")
-    make = lambda run, secret, *files: written.update(
-        zip(names, files, strict=True)
-    )
+    make = lambda run, secret, *files: written.update(zip(names, files, strict=True))
     with mock.patch.object(identity_lib, "_make_identity", make):
       issue(**who)
     folder = pathlib.Path(self.enter_context(_folder()))
@@ -248,8 +242,7 @@ class DoorTest(parameterized.TestCase):
   def test_those_who_say_nothing_keep_nobody_out(self):
     async def scenario(port, heard):
       silent = [
-          socket.create_connection(("127.0.0.1", port))
-          for _ in range(door_lib._MAX_STRANGERS + 10)
+          socket.create_connection(("127.0.0.1", port)) for _ in range(door_lib._MAX_STRANGERS + 10)
       ]
       self.assertEqual(await self.call(port, issue()), b"welcome")
       silent[0].setblocking(False)

@@ -17,10 +17,7 @@ class BatchSplitTest(parameterized.TestCase):
   )
   def test_split(self, shares, pipelines, microbatches, want_s, want_m):
     split = batch_split.BatchSplit(
-        num_pipelines=pipelines,
-        num_shares=shares,
-        num_microbatches=microbatches,
-        microbatch_size=5,
+        num_pipelines=pipelines, num_shares=shares, num_microbatches=microbatches, microbatch_size=5
     )
     each = range(pipelines)
     self.assertEqual([list(split.microbatches(d)) for d in each], want_m)

@@ -13,10 +13,7 @@ _METHODS = ("ordered", "ring", "tree")
 
 
 _PROFILE = profiles.make_profile(
-    [
-        profiles.make_layer(name, backward_ms=3.0, parameter_bytes=100)
-        for name in "abcd"
-    ],
+    [profiles.make_layer(name, backward_ms=3.0, parameter_bytes=100) for name in "abcd"],
     link_bytes_per_ms=100.0,
     reduce_latency_ms=0.25,
     reduce_bytes_per_ms=100.0,
@@ -26,9 +23,7 @@ _STAGES = (_PROFILE.layers[:2], _PROFILE.layers[2:])
 
 
 def _make(reduction="ring", overlap="none", duplex="full"):
-  return step_time_lib.Communication(
-      reduction=reduction, overlap=overlap, duplex=duplex
-  )
+  return step_time_lib.Communication(reduction=reduction, overlap=overlap, duplex=duplex)
 
 
 class ReduceTest(parameterized.TestCase):
@@ -49,21 +44,16 @@ class ReduceTest(parameterized.TestCase):
 
   def test_frozen_parameters_are_not_summed(self):
     frozen = [
-        [dataclasses.replace(layer, frozen_bytes=100) for layer in stage]
-        for stage in _STAGES
+        [dataclasses.replace(layer, frozen_bytes=100) for layer in stage] for stage in _STAGES
     ]
     got = _make().sum_ms(_PROFILE, frozen, num_pipelines=4, num_shares=4)
     self.assertEqual(got, (6 * 0.25,) * 2)
 
   @parameterized.parameters((False, 2), (True, 1))
   def test_a_measured_rate_has_both_directions(self, measured, factor):
-    profile = dataclasses.replace(
-        _PROFILE, measured=measured, reduce_latency_ms=0.0
-    )
+    profile = dataclasses.replace(_PROFILE, measured=measured, reduce_latency_ms=0.0)
     full, half = (
-        _make(duplex=duplex).reduce_ms(
-            profile, 800, num_pipelines=4, num_shares=4
-        )
+        _make(duplex=duplex).reduce_ms(profile, 800, num_pipelines=4, num_shares=4)
         for duplex in ("full", "half")
     )
     self.assertAlmostEqual(half, factor * full)
@@ -89,9 +79,7 @@ class OverlapTest(parameterized.TestCase):
   )
   def test_two_stages(self, overlap, sums, exposed):
     communication = _make(overlap=overlap)
-    sum_ms = communication.sum_ms(
-        _PROFILE, _STAGES, num_pipelines=2, num_shares=2
-    )
+    sum_ms = communication.sum_ms(_PROFILE, _STAGES, num_pipelines=2, num_shares=2)
     self.assertEqual(sum_ms, sums)
     self.assertEqual(communication.exposed_ms(_STAGES, sum_ms), exposed)
 

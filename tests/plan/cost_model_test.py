@@ -30,11 +30,7 @@ _PROFILE = cost_model.Profile(
     reduce_bytes_per_ms=2048.0,
     dispatch_ms=0.01,
     measured=True,
-    fingerprint={
-        "model": {"name": "gpt2", "width": 64},
-        "shapes": [4, 128],
-        "jax": "0.10.2",
-    },
+    fingerprint={"model": {"name": "gpt2", "width": 64}, "shapes": [4, 128], "jax": "0.10.2"},
     vote_ms=0.125,
     ties=(cost_model.TieCost("embed", "head", 2048),),
 )
@@ -57,11 +53,7 @@ class ProfileTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("no_layers", dict(layers=()), "layers must not be empty"),
-      (
-          "twins",
-          dict(layers=(_EMBED, _EMBED), ties=()),
-          "unique names, got emb",
-      ),
+      ("twins", dict(layers=(_EMBED, _EMBED), ties=()), "unique names, got emb"),
       ("no_bandwidth", dict(link_bytes_per_ms=0), "_per_ms must be .* > 0"),
       ("negative_latency", dict(link_latency_ms=-1), "link_latency_ms must be"),
       (
@@ -80,9 +72,7 @@ class ProfileTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       dataclasses.replace(_PROFILE, **changes)
 
-  @parameterized.named_parameters(
-      ("same", {}), ("tuples_are_lists", {"shapes": (4, 128)})
-  )
+  @parameterized.named_parameters(("same", {}), ("tuples_are_lists", {"shapes": (4, 128)}))
   def test_fits(self, changes):
     _PROFILE.check_fingerprint({**_PROFILE.fingerprint, **changes})
 
@@ -99,9 +89,7 @@ class ProfileTest(parameterized.TestCase):
       ("type", {"jax": None}, 'jax: have "0.10.2", want null.'),
   )
   def test_stale(self, changes, message):
-    with self.assertRaisesRegex(
-        base.StaleProfileError, f"another set-up: {re.escape(message)}$"
-    ):
+    with self.assertRaisesRegex(base.StaleProfileError, f"another set-up: {re.escape(message)}$"):
       _PROFILE.check_fingerprint({**_PROFILE.fingerprint, **changes})
 
 

@@ -44,9 +44,7 @@ def _all_bounds(num_layers, num_stages):
     yield (0, *inner, num_layers)
 
 
-def _best_by_force(
-    layers, *, num_stages, limit, balance, num_gradients, cuts, slow
-):
+def _best_by_force(layers, *, num_stages, limit, balance, num_gradients, cuts, slow):
   """Returns the best bounds, or None if nothing fits; from the docstring."""
   candidates = []
   for bounds in _all_bounds(len(layers), num_stages):
@@ -65,10 +63,7 @@ def _best_by_force(
           + 2 * sent
       )
       stage_ns.append(
-          round(
-              slow[stage]
-              * sum(round((c.forward_ms + c.backward_ms) * 1e6) for c in owned)
-          )
+          round(slow[stage] * sum(round((c.forward_ms + c.backward_ms) * 1e6) for c in owned))
       )
     if limit is not None and max(stage_bytes) > limit:
       continue
@@ -86,12 +81,8 @@ class PartitionTest(parameterized.TestCase):
     partition = partition_lib.Partition((0, 2, 3, 6))
     self.assertEqual(partition.num_stages, 3)
     self.assertEqual(partition.num_layers, 6)
-    self.assertEqual(
-        [list(partition.layers(s)) for s in range(3)], [[0, 1], [2], [3, 4, 5]]
-    )
-    self.assertEqual(
-        [partition.stage_of(layer) for layer in range(6)], [0, 0, 1, 2, 2, 2]
-    )
+    self.assertEqual([list(partition.layers(s)) for s in range(3)], [[0, 1], [2], [3, 4, 5]])
+    self.assertEqual([partition.stage_of(layer) for layer in range(6)], [0, 0, 1, 2, 2, 2])
 
   @parameterized.named_parameters(
       ("empty", (), "Stage 0 must start at layer 0"),
@@ -128,9 +119,7 @@ class SplitLayersTest(parameterized.TestCase):
       ("the_middle", [1.0, 3.0, 1.0], (0, 2, 3, 6)),
   )
   def test_slow_stages_get_fewer_layers(self, slow, bounds):
-    got = partition_lib.split_layers(
-        _layers([1] * 6), num_stages=len(slow), slow=slow
-    )
+    got = partition_lib.split_layers(_layers([1] * 6), num_stages=len(slow), slow=slow)
     self.assertEqual(got.bounds, bounds)
 
   def test_infeasible_says_by_how_much(self):
@@ -142,26 +131,18 @@ class SplitLayersTest(parameterized.TestCase):
         " too much. Use more stages, smaller microbatches or fewer of them in"
         " flight.",
     ):
-      partition_lib.split_layers(
-          layers, num_stages=2, memory_limit_bytes=19 * _MIB // 2
-      )
+      partition_lib.split_layers(layers, num_stages=2, memory_limit_bytes=19 * _MIB // 2)
 
   def test_a_byte_too_much_is_not_shown_as_nothing(self):
     layers = _layers([1], parameters=[_MIB])
     with self.assertRaisesRegex(base.InfeasibleError, "0.1 MiB too much"):
-      partition_lib.split_layers(
-          layers, num_stages=1, memory_limit_bytes=4 * _MIB - 1
-      )
+      partition_lib.split_layers(layers, num_stages=1, memory_limit_bytes=4 * _MIB - 1)
 
   @parameterized.named_parameters(
       ("more_stages_than_layers", dict(num_stages=3), "from 1 to 2"),
       ("no_stage", dict(num_stages=0), "from 1 to 2"),
       ("more_stages_than_cuts", dict(num_stages=2, cuts=[]), "from 1 to 1"),
-      (
-          "balance",
-          dict(num_stages=1, balance="memori"),
-          "did you mean 'memory'",
-      ),
+      ("balance", dict(num_stages=1, balance="memori"), "did you mean 'memory'"),
       ("in_flight", dict(num_stages=2, in_flight=[1]), "in_flight"),
   )
   def test_refuses(self, options, message):
@@ -170,9 +151,7 @@ class SplitLayersTest(parameterized.TestCase):
 
   # Small numbers, so that there are many ties.
   _LAYERS = strategies.lists(
-      strategies.tuples(*[strategies.integers(0, 4)] * 4),
-      min_size=1,
-      max_size=8,
+      strategies.tuples(*[strategies.integers(0, 4)] * 4), min_size=1, max_size=8
   )
 
   @hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
@@ -183,16 +162,9 @@ class SplitLayersTest(parameterized.TestCase):
       limit=strategies.none() | strategies.integers(0, 80),
       num_gradients=strategies.integers(1, 3),
   )
-  def test_is_the_best_of_all(
-      self, numbers, data, balance, limit, num_gradients
-  ):
+  def test_is_the_best_of_all(self, numbers, data, balance, limit, num_gradients):
     forwards, parameters, activations, residuals = zip(*numbers, strict=True)
-    layers = _layers(
-        forwards,
-        parameters=parameters,
-        activations=activations,
-        residuals=residuals,
-    )
+    layers = _layers(forwards, parameters=parameters, activations=activations, residuals=residuals)
     cuts = data.draw(strategies.sets(strategies.sampled_from(range(1, 9))))
     cuts = sorted(c for c in cuts if c < len(layers))
     num_stages = data.draw(strategies.integers(1, len(cuts) + 1))

@@ -53,9 +53,7 @@ _FOUR = _profile(
 
 
 def _plan(profile, **changes):
-  request = dict(
-      num_stages=2, num_pipelines=1, num_microbatches=2, microbatch_size=1
-  )
+  request = dict(num_stages=2, num_pipelines=1, num_microbatches=2, microbatch_size=1)
   return planner.make_plan(profile, **(request | changes))
 
 
@@ -139,9 +137,7 @@ class MakePlanTest(parameterized.TestCase):
   def test_redundancy(self):
     # Of each of four layers: parameters, slots, an accumulator, a replica with
     # slots, the gradient that it gets; nothing else counts.
-    layers = [
-        _layer(name, activation_bytes=0, residual_bytes=0) for name in "abcd"
-    ]
+    layers = [_layer(name, activation_bytes=0, residual_bytes=0) for name in "abcd"]
     request = dict(num_stages=4, protection=upkeep.Protection())
     plan = _plan(_profile(layers), **request)
     one = lambda m: (m.parameter_bytes + m.slot_bytes + m.accumulator_bytes)
@@ -156,9 +152,7 @@ class MakePlanTest(parameterized.TestCase):
       _plan(_profile(layers), **request, memory_limit_bytes=12 * _MIB - 1)
 
   def test_the_shares_of_another_pipeline_fit(self):
-    layers = [
-        _layer(name, activation_bytes=0, residual_bytes=0) for name in "abcd"
-    ]
+    layers = [_layer(name, activation_bytes=0, residual_bytes=0) for name in "abcd"]
     request = dict(num_stages=4, num_pipelines=2, num_shares=2, reroutes=True)
     plan = _plan(_profile(layers), **request)
     most = max(m.total_bytes for m in plan.memory)
@@ -168,8 +162,7 @@ class MakePlanTest(parameterized.TestCase):
     _plan(_profile(layers), **request)
     request["memory_limit_bytes"] -= 1
     with self.assertRaisesRegex(
-        base.InfeasibleError,
-        "for another pipeline too, .*; or config.recovery.reroute=False.",
+        base.InfeasibleError, "for another pipeline too, .*; or config.recovery.reroute=False."
     ):
       _plan(_profile(layers), **request)
     _plan(_profile(layers), **request | {"reroutes": False})
@@ -180,17 +173,10 @@ class MakePlanTest(parameterized.TestCase):
       microbatches = plan.batch.microbatches(pipeline)
       lines = [lines_lib.Line(owners, microbatches, (3, 2, 1))]
       rows = scheduler.plan_rows(lines, costs=plan.costs)
-      self.assertEqual(
-          plan.timelines[pipeline], timeline.play(rows, lines, costs=plan.costs)
-      )
+      self.assertEqual(plan.timelines[pipeline], timeline.play(rows, lines, costs=plan.costs))
 
   @parameterized.named_parameters(
-      (
-          "stages",
-          dict(num_stages=5),
-          ValueError,
-          "num_stages must be from 1 to",
-      ),
+      ("stages", dict(num_stages=5), ValueError, "num_stages must be from 1 to"),
       ("schedule", dict(schedule="gpip"), ValueError, "did you mean 'gpipe'"),
       ("balance", dict(balance="time"), ValueError, "Unknown balance 'time'"),
       ("shares", dict(num_shares=3), ValueError, "num_microbatches=2 per"),
@@ -252,12 +238,7 @@ class MakePlanTest(parameterized.TestCase):
     took_secs = []
     for _ in range(3):
       start = time.process_time()
-      _plan(
-          _profile(layers),
-          num_stages=64,
-          num_microbatches=128,
-          memory_limit_bytes=1000 * _MIB,
-      )
+      _plan(_profile(layers), num_stages=64, num_microbatches=128, memory_limit_bytes=1000 * _MIB)
       took_secs.append(time.process_time() - start)
       if took_secs[-1] < 3.0:
         break
@@ -272,21 +253,14 @@ class RenderTest(absltest.TestCase):
 
   def test_waits_that_redundant_passes_fill(self):
     plan = _plan(
-        _profile(map(_layer, "abc"), link_bytes_per_ms=1e12),
-        num_stages=3,
-        num_microbatches=4,
+        _profile(map(_layer, "abc"), link_bytes_per_ms=1e12), num_stages=3, num_microbatches=4
     )
     roles = failover.Roles.initial(range(3))
     bubble = rows_lib.Redundancy("bubble", margin=0.0)
     text = render.render_redundancy(
-        plan,
-        rows_lib.RowPlanner(plan, bubble).whole(0, roles),
-        roles,
-        refresh="gradient",
+        plan, rows_lib.RowPlanner(plan, bubble).whole(0, roles), roles, refresh="gradient"
     )
-    self.assertIn(
-        "\nnode 0 waits 4 ms for 0RG0<1: 1RF0 1RF1 1RF2, 1 ms to spare\n", text
-    )
+    self.assertIn("\nnode 0 waits 4 ms for 0RG0<1: 1RF0 1RF1 1RF2, 1 ms to spare\n", text)
 
 
 _TEXT = """\

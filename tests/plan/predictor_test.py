@@ -13,13 +13,9 @@ from bamboo_jax.schedule import failover
 from tests import profiles
 
 
-def make_predictor(
-    mode="none", *, extrapolate=False, num_blocks=6, rate=1e9, group=1
-):
+def make_predictor(mode="none", *, extrapolate=False, num_blocks=6, rate=1e9, group=1):
   return predictor_lib.Predictor(
-      profiles.make_transformer(
-          num_blocks=num_blocks, microbatch_size=2, link_bytes_per_sec=rate
-      ),
+      profiles.make_transformer(num_blocks=num_blocks, microbatch_size=2, link_bytes_per_sec=rate),
       num_microbatches=64,
       redundant=rows.Redundancy(mode),
       extrapolate=extrapolate,
@@ -28,9 +24,7 @@ def make_predictor(
 
 
 def split(predictor, num_stages):
-  return partition_lib.split_layers(
-      predictor.profile.layers, num_stages=num_stages
-  )
+  return partition_lib.split_layers(predictor.profile.layers, num_stages=num_stages)
 
 
 class ComputeTest(parameterized.TestCase):
@@ -63,16 +57,12 @@ class ComputeTest(parameterized.TestCase):
   def test_extrapolated(self, num_stages, count, rate, num_blocks):
     """Also where stages are so uneven that waits settle late."""
     exact, fast = (
-        make_predictor(
-            rate=rate, num_blocks=num_blocks, extrapolate=extrapolate
-        )
+        make_predictor(rate=rate, num_blocks=num_blocks, extrapolate=extrapolate)
         for extrapolate in (False, True)
     )
     partition = split(exact, num_stages)
     self.assertAlmostEqual(
-        fast.compute_ms(partition, count) / exact.compute_ms(partition, count),
-        1.0,
-        delta=1e-6,
+        fast.compute_ms(partition, count) / exact.compute_ms(partition, count), 1.0, delta=1e-6
     )
 
 
@@ -83,9 +73,7 @@ class GroupsTest(parameterized.TestCase):
     super().setUp()
     self.predictor = make_predictor(group=16)
     self.pipelines = [
-        pipelines_lib.Pipeline(
-            split(self.predictor, depth), failover.Roles(tuple(range(depth)))
-        )
+        pipelines_lib.Pipeline(split(self.predictor, depth), failover.Roles(tuple(range(depth))))
         for depth in (2, 6)
     ]
 
@@ -106,9 +94,7 @@ class GroupsTest(parameterized.TestCase):
     ends = lambda count: max(
         self.predictor.compute_ms(p.partition, n)
         for p, n in zip(
-            self.pipelines,
-            make_predictor(group=64 // count).split(self.pipelines),
-            strict=True,
+            self.pipelines, make_predictor(group=64 // count).split(self.pipelines), strict=True
         )
     )
     self.assertLessEqual(ends(few), 1.05 * ends(64))

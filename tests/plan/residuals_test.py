@@ -10,10 +10,7 @@ from bamboo_jax.schedule import costs as costs_lib
 from tests import profiles
 
 _COSTS = costs_lib.StageCosts(
-    forward_ms=(1.0, 1.0),
-    backward_ms=(2.0, 2.0),
-    transfer_ms=(0.0,),
-    residual_bytes=(30, 50),
+    forward_ms=(1.0, 1.0), backward_ms=(2.0, 2.0), transfer_ms=(0.0,), residual_bytes=(30, 50)
 )
 
 
@@ -30,21 +27,13 @@ class ResidualsTest(parameterized.TestCase):
   )
   def test_place(self, free_bytes, wait_ms, want):
     got = residuals.choose_place(
-        _COSTS,
-        num_microbatches=4,
-        free_bytes=free_bytes,
-        wait_ms=wait_ms,
-        host_bytes_per_ms=10.0,
+        _COSTS, num_microbatches=4, free_bytes=free_bytes, wait_ms=wait_ms, host_bytes_per_ms=10.0
     )
     self.assertEqual(got, want)
 
-  @parameterized.parameters(
-      ("device", (1.0, 1.0)), ("host", (4.0, 6.0)), ("inputs", (2.0, 1.5))
-  )
+  @parameterized.parameters(("device", (1.0, 1.0)), ("host", (4.0, 6.0)), ("inputs", (2.0, 1.5)))
   def test_time_of_redundant_passes(self, place, want):
-    got = residuals.with_place(
-        _COSTS, place, host_bytes_per_ms=10.0, input_bytes=(10, 5)
-    )
+    got = residuals.with_place(_COSTS, place, host_bytes_per_ms=10.0, input_bytes=(10, 5))
     self.assertEqual(got.redundant_ms, want)
 
   @parameterized.parameters(
@@ -56,8 +45,7 @@ class ResidualsTest(parameterized.TestCase):
   )
   def test_plan(self, rate, limit, want):
     layers = [
-        profiles.make_layer(f"l{i}", residual_bytes=2**20, redundant_ms=7.0)
-        for i in range(4)
+        profiles.make_layer(f"l{i}", residual_bytes=2**20, redundant_ms=7.0) for i in range(4)
     ]
     plan = planner.make_plan(
         profiles.make_profile(layers, host_bytes_per_ms=rate),
@@ -82,22 +70,16 @@ class ResidualsTest(parameterized.TestCase):
   )
   def test_predictor_places_them_alike(self, rate, limit, want):
     layers = [
-        profiles.make_layer(f"l{i}", residual_bytes=2**20, redundant_ms=7.0)
-        for i in range(4)
+        profiles.make_layer(f"l{i}", residual_bytes=2**20, redundant_ms=7.0) for i in range(4)
     ]
     profile = profiles.make_profile(layers, host_bytes_per_ms=rate)
-    predictor = predictor_lib.Predictor(
-        profile, num_microbatches=8, memory_limit_bytes=limit
-    )
+    predictor = predictor_lib.Predictor(profile, num_microbatches=8, memory_limit_bytes=limit)
     partition = partition_lib.Partition((0, 2, 4))
     plain = predictor.stage_costs(partition)
     if rate is not None:
       input_bytes = [
-          sum(layer.activation_bytes for layer in stage)
-          for stage in (layers[:2], layers[2:])
+          sum(layer.activation_bytes for layer in stage) for stage in (layers[:2], layers[2:])
       ]
-      plain = residuals.with_place(
-          plain, want, host_bytes_per_ms=rate, input_bytes=input_bytes
-      )
+      plain = residuals.with_place(plain, want, host_bytes_per_ms=rate, input_bytes=input_bytes)
     got = predictor.redundant_costs(partition, 8)
     self.assertEqual(got, plain)

@@ -15,9 +15,7 @@ _SEGMENTS = partition_lib.Partition(tuple(range(13)))
 
 class SegmentsTest(parameterized.TestCase):
 
-  @parameterized.product(
-      num_stages=[1, 2, 3, 5], count=[1, 4, 9], schedule=["1f1b", "gpipe"]
-  )
+  @parameterized.product(num_stages=[1, 2, 3, 5], count=[1, 4, 9], schedule=["1f1b", "gpipe"])
   def test_span(self, num_stages, count, schedule):
     profile = layouts.make_profile(12)
     profile = dataclasses.replace(profile, dispatch_ms=0.0)

@@ -20,14 +20,10 @@ def _condition(stage, sizes, most):
 class SearchTest(absltest.TestCase):
 
   @hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
-  @hypothesis.example(
-      [(0, 3), (1, 0), (4, 0), (1, 2), (1, 4), (1, 3), (4, 0)], 5, 8
-  )
+  @hypothesis.example([(0, 3), (1, 0), (4, 0), (1, 2), (1, 4), (1, 3), (4, 0)], 5, 8)
   @hypothesis.given(
       layers=strategies.lists(
-          strategies.tuples(*[strategies.integers(0, 5)] * 2),
-          min_size=2,
-          max_size=8,
+          strategies.tuples(*[strategies.integers(0, 5)] * 2), min_size=2, max_size=8
       ),
       num_stages=strategies.integers(2, 5),
       most=strategies.integers(3, 15),
@@ -35,12 +31,8 @@ class SearchTest(absltest.TestCase):
   def test_is_the_best_of_all(self, layers, num_stages, most):
     num_layers, num_stages = len(layers), min(num_stages, len(layers))
     times, sizes = zip(*layers, strict=True)
-    search = search_lib.Search(
-        num_layers, num_stages, frozenset(range(1, num_layers + 1))
-    )
-    conditions = [
-        _condition(stage, sizes, most) for stage in range(num_stages - 1)
-    ]
+    search = search_lib.Search(num_layers, num_stages, frozenset(range(1, num_layers + 1)))
+    conditions = [_condition(stage, sizes, most) for stage in range(num_stages - 1)]
     charge = lambda stage, first, last: sum(times[first:last])
     best = None
     for inner in itertools.combinations(range(1, num_layers), num_stages - 1):

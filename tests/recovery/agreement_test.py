@@ -16,23 +16,15 @@ _HELD = holdings_lib.Holdings(
     activations=frozenset({(0, 0), (0, 1)}), accumulated=frozenset({(0, 0)})
 )
 _LAYOUT = layouts.make_layout(
-    (failover.Roles.initial((0, 1, 2)), failover.Roles.initial((3, 4, 5))),
-    ((0,), (1,)),
+    (failover.Roles.initial((0, 1, 2)), failover.Roles.initial((3, 4, 5))), ((0,), (1,))
 )
-_NEW = layouts.make_layout(
-    (failover.Roles.initial((0, 1, 6)), _LAYOUT.roles[1]), _LAYOUT.shares
-)
+_NEW = layouts.make_layout((failover.Roles.initial((0, 1, 6)), _LAYOUT.roles[1]), _LAYOUT.shares)
 _NOBODY = layout_lib.Layout()
 
 
 def status(**changes):
   values = dict(
-      steps=4,
-      version=0,
-      rollbacks=0,
-      layout=_LAYOUT,
-      holdings=holdings_lib.NOTHING,
-      saved=(),
+      steps=4, version=0, rollbacks=0, layout=_LAYOUT, holdings=holdings_lib.NOTHING, saved=()
   )
   return agreement.Status(**(values | changes))
 
@@ -42,9 +34,7 @@ def everybody(without=(), **changes):
 
 
 def agree(statuses, **options):
-  return agreement.agree(
-      statuses, layouts.make_rules(3, 2, **options), zones={}
-  )
+  return agreement.agree(statuses, layouts.make_rules(3, 2, **options), zones={})
 
 
 class AgreeTest(parameterized.TestCase):
@@ -66,9 +56,7 @@ class AgreeTest(parameterized.TestCase):
     del statuses[1]
     got = agree(statuses)
     self.assertEqual((got.steps, got.known_version, got.version), (4, 0, 1))
-    self.assertEqual(
-        (got.rung, got.lost, got.victims), ("shadow", {1}, ((0, 1),))
-    )
+    self.assertEqual((got.rung, got.lost, got.victims), ("shadow", {1}, ((0, 1),)))
     self.assertEqual(got.layout.roles[0].owners, (0, 0, 2))
     self.assertEqual(got.layout.roles[1], _LAYOUT.roles[1])
     self.assertEqual(got.holdings[0], _HELD)
@@ -82,10 +70,7 @@ class AgreeTest(parameterized.TestCase):
     self.assertEqual(got.holdings[0], holdings_lib.NOTHING)
 
   def test_a_pipeline_without_a_stage_makes_the_update_too(self):
-    roles = [
-        failover.Roles.initial(r.owners, has_replicas=False)
-        for r in _LAYOUT.roles
-    ]
+    roles = [failover.Roles.initial(r.owners, has_replicas=False) for r in _LAYOUT.roles]
     bare = layouts.make_layout(roles, _LAYOUT.shares)
     broken = agree(everybody([0, 1], layout=bare), mode="none").layout
     statuses = everybody([0, 1, 4], layout=broken)
@@ -129,9 +114,7 @@ class AgreeTest(parameterized.TestCase):
 
   def test_who_has_gone_back_leads(self):
     back = status(steps=2, version=1, rollbacks=1, layout=_NEW)
-    got = agree(
-        {0: back, 1: status(steps=5), 6: back, 3: back, 4: back, 5: back}
-    )
+    got = agree({0: back, 1: status(steps=5), 6: back, 3: back, 4: back, 5: back})
     self.assertEqual((got.steps, got.rollbacks, got.known_version), (2, 1, 1))
 
   def test_all_begin_anew(self):
@@ -163,9 +146,7 @@ class AgreeTest(parameterized.TestCase):
       ([7, 7, 7, 7, 6, 7], 6),  # One has not heard of the last commit.
   )
   def test_damage_is_past_once_all_are_as_far(self, steps, damaged):
-    got = agree(
-        {n: status(steps=s, damaged=(damaged,)) for n, s in enumerate(steps)}
-    )
+    got = agree({n: status(steps=s, damaged=(damaged,)) for n, s in enumerate(steps)})
     self.assertEqual((got.steps, got.rung), (max(steps), "none"))
     self.assertEqual(got.layout, _LAYOUT)
 
@@ -201,8 +182,7 @@ class AgreeTest(parameterized.TestCase):
     self.assertEqual(agreement.newest_common(seen), expected)
 
   @parameterized.parameters(
-      {"holdings": _HELD, "saved": (1, 2)},
-      {"steps": -1, "version": -1, "layout": _NOBODY},
+      {"holdings": _HELD, "saved": (1, 2)}, {"steps": -1, "version": -1, "layout": _NOBODY}
   )
   def test_json(self, **changes):
     want = status(**changes)
@@ -211,6 +191,4 @@ class AgreeTest(parameterized.TestCase):
 
   def test_newcomers_decide_nothing(self):
     got = agree(everybody() | {9: status(steps=-1, version=-1, layout=_NOBODY)})
-    self.assertEqual(
-        (got.steps, got.layout, got.lost), (4, _LAYOUT, frozenset())
-    )
+    self.assertEqual((got.steps, got.layout, got.lost), (4, _LAYOUT, frozenset()))

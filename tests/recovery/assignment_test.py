@@ -58,9 +58,7 @@ class ImproveTest(parameterized.TestCase):
 
   @parameterized.parameters("none", "whole_shares", "shares")
   def test_only_shares_of_lost_pipelines_are_dropped(self, reroute):
-    rules = layouts.make_rules(
-        2, 4, mode="none", reroute=reroute, drop=True, reconfigure=False
-    )
+    rules = layouts.make_rules(2, 4, mode="none", reroute=reroute, drop=True, reconfigure=False)
     first = rules.start(rules.planner.fresh(range(8), {}))
     for seed in range(60):
       draw = random.Random(seed)
@@ -78,9 +76,7 @@ class ImproveTest(parameterized.TestCase):
         self.assertLen({*shares}, len(shares))
 
   def test_shares_are_dropped_until_pipelines_are_made_anew(self):
-    rules = layouts.make_rules(
-        3, 2, mode="none", reroute="none", drop=True, reconfigure=False
-    )
+    rules = layouts.make_rules(3, 2, mode="none", reroute="none", drop=True, reconfigure=False)
     left = {0, 1, 2, 3, 5}
     dropped = rules.lose(_TWO, left, zones={})
     self.assertEqual(dropped.rung, "drop")
@@ -106,9 +102,7 @@ class ImproveTest(parameterized.TestCase):
   def test_who_leaves_hands_over_to_a_spare(self):
     change = self.improve(_TWO, range(7), leaving=[4])
     self.assertEqual(owners(change.layout), [(0, 1, 2), (3, 6, 5)])
-    self.assertEqual(
-        {(c.stage, c.destination) for c in change.copies}, {(1, 6), (2, 6)}
-    )
+    self.assertEqual({(c.stage, c.destination) for c in change.copies}, {(1, 6), (2, 6)})
 
   def test_the_last_copy_does_not_leave(self):
     alone = make_layout((0, 0, 0))
@@ -118,14 +112,11 @@ class ImproveTest(parameterized.TestCase):
 class LoseTest(parameterized.TestCase):
 
   @parameterized.product(
-      lost=list(itertools.combinations(range(6), 2))
-      + list(itertools.combinations(range(6), 3)),
+      lost=list(itertools.combinations(range(6), 2)) + list(itertools.combinations(range(6), 3)),
       reroute=["shares", "whole_shares", "none"],
       mode=["lazy", "none"],
   )
-  def test_all_stages_have_live_owners_and_shares_are_dealt(
-      self, lost, reroute, mode
-  ):
+  def test_all_stages_have_live_owners_and_shares_are_dealt(self, lost, reroute, mode):
     before = _TWO
     if mode == "none":
       roles = tuple(failover.Roles(r.owners) for r in before.roles)
@@ -147,8 +138,7 @@ class LoseTest(parameterized.TestCase):
       self.assertCountEqual(needed, change.copies)
 
   @parameterized.parameters(
-      ("shares", ((0,), (1,), (2,), (3,))),
-      ("whole_shares", ((0, 3), (1,), (2,), ())),
+      ("shares", ((0,), (1,), (2,), (3,))), ("whole_shares", ((0, 3), (1,), (2,), ()))
   )
   def test_pipelines_that_go_on_keep_their_shares(self, reroute, shares):
     roles = [failover.Roles((i, i + 1)) for i in range(0, 8, 2)]
@@ -167,14 +157,10 @@ class UnevenTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     pipelines = [
-        pipelines_lib.Pipeline(
-            partition_lib.Partition(bounds), failover.Roles.initial(nodes)
-        )
+        pipelines_lib.Pipeline(partition_lib.Partition(bounds), failover.Roles.initial(nodes))
         for bounds, nodes in (((0, 1, 3, 5), (0, 1, 2)), ((0, 3, 5), (3, 4)))
     ]
-    self.layout = layout_lib.Layout(
-        tuple(pipelines), ((0,), (1,)), (0, 1, 2, 3, 5)
-    )
+    self.layout = layout_lib.Layout(tuple(pipelines), ((0,), (1,)), (0, 1, 2, 3, 5))
 
   def test_who_has_which_segment(self):
     first, second = self.layout.roles
@@ -217,9 +203,7 @@ class UnevenTest(parameterized.TestCase):
 class StormTest(parameterized.TestCase):
   """Nodes die and come at random; at each boundary all find their place."""
 
-  @parameterized.product(
-      mode=["lazy", "none"], method=["replanning", "rules"], seed=[0, 1, 2]
-  )
+  @parameterized.product(mode=["lazy", "none"], method=["replanning", "rules"], seed=[0, 1, 2])
   def test_nodes_idle_only_if_none_helps(self, mode, method, seed):
     rules = layouts.make_template_rules(6, 8, mode=mode, method=method)
     rng = random.Random(f"{mode} {method} {seed}")

@@ -23,9 +23,7 @@ _RUNGS = {
     "full": dict(reroute="stage"),
     "cluster": {},
     "programs": dict(reroute="whole_shares"),
-    "nothing": dict(
-        shadow=False, reroute="none", reconfigure=False, checkpoint=False
-    ),
+    "nothing": dict(shadow=False, reroute="none", reconfigure=False, checkpoint=False),
 }
 _SYSTEMS = ("bamboo", "oobleck", "recycle", "varuna", "drop")
 
@@ -74,8 +72,7 @@ def make_state(name, num_pipelines=2, spares=()):
   replicas = make_ladder(name).shadow
   num_nodes = num_pipelines * _NUM_STAGES
   return ladder_lib.State(
-      FakePlanner(replicas=replicas).fresh(tuple(range(num_nodes)), {}),
-      spares=tuple(spares),
+      FakePlanner(replicas=replicas).fresh(tuple(range(num_nodes)), {}), spares=tuple(spares)
   )
 
 
@@ -178,9 +175,7 @@ class LossTest(parameterized.TestCase):
     state = make_state("bamboo")
     for lost, rung in (([2], "shadow"), ([1, 2], "checkpoint")):
       decision = recovery.decide(
-          state,
-          ladder_lib.Change(frozenset(lost)),
-          ladder=make_ladder("bamboo"),
+          state, ladder_lib.Change(frozenset(lost)), ladder=make_ladder("bamboo")
       )
       self.assertEqual(decision.rung, rung)
     self.assertEqual(decision.gone, ((0, 2),))
@@ -240,11 +235,7 @@ class BoundaryTest(parameterized.TestCase):
     self.assertNotIn(2, lost.state.pipelines[0].roles.shadows)
     # Copying takes a second, in which training without replicas gains more.
     decision = recovery.decide(
-        lost.state,
-        ladder_lib.NOTHING,
-        ladder=ladder,
-        planner=KeepingPlanner(),
-        when="boundary",
+        lost.state, ladder_lib.NOTHING, ladder=ladder, planner=KeepingPlanner(), when="boundary"
     )
     self.assertEqual(decision.rung, "repair")
     (pipeline,) = decision.state.pipelines
@@ -353,9 +344,7 @@ class PropertyTest(parameterized.TestCase):
         live = live - nodes if kind == "lost" else live
         change = {kind: sorted(nodes)}
         decision = decide(name, state, when=when, **change)
-        self.assertEqual(
-            decision, decide(name, state, when=when, **change), "not pure"
-        )
+        self.assertEqual(decision, decide(name, state, when=when, **change), "not pure")
         state = decision.state
         self.check_state(name, state, live)
 
@@ -370,6 +359,4 @@ class PropertyTest(parameterized.TestCase):
     for pipeline in state.pipelines:
       self.assertLessEqual({*pipeline.roles.shadows.values()}, live)
       self.assertLess(len(pipeline.vacant), _NUM_STAGES + 1)
-      self.assertTrue(
-          ladder.reroute != "none" or ladder.drop or not pipeline.vacant
-      )
+      self.assertTrue(ladder.reroute != "none" or ladder.drop or not pipeline.vacant)

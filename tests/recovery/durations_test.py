@@ -32,11 +32,7 @@ class OrderTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("as_they_happen", {}, ""),
-      (
-          "died_later",
-          {"died_at_secs": 10.75},
-          "view_at_secs is 0.25 before died",
-      ),
+      ("died_later", {"died_at_secs": 10.75}, "view_at_secs is 0.25 before died"),
       (
           "a_pass_that_was_running",
           {"first_owed_at_secs": 10.5},
@@ -47,11 +43,7 @@ class OrderTest(parameterized.TestCase):
           {"ready_at_secs": None, "first_owed_at_secs": 10.5},
           "first_owed_at_secs is 0.25 before agreed_at_secs",
       ),
-      (
-          "end",
-          {"step_end_at_secs": 12.0},
-          "step_end_at_secs is 0.25 before last",
-      ),
+      ("end", {"step_end_at_secs": 12.0}, "step_end_at_secs is 0.25 before last"),
   )
   def test_events_are_in_order(self, changes, expected):
     found = durations.find_disorder(RECOVERY | changes)
@@ -131,11 +123,7 @@ class ReportTest(parameterized.TestCase):
           {"step_end_at_secs": None, "died_at_secs": 10.0},
           *("kill_to_step_end_secs", None),
       ),
-      (
-          "never_heard",
-          {"silence_to_view_secs": None},
-          *("silence_to_view_secs", None),
-      ),
+      ("never_heard", {"silence_to_view_secs": None}, *("silence_to_view_secs", None)),
   )
   def test_what_was_not_measured(self, changes, name, secs):
     (got,) = durations.report([RECOVERY | changes], {})

@@ -15,9 +15,7 @@ from tests import layouts
 
 def make_rules(num_stages, kind, mode, reroute):
   if kind == "depth":
-    return layouts.make_rules(
-        num_stages, 3, mode=mode, reroute=reroute, per_share=1
-    )
+    return layouts.make_rules(num_stages, 3, mode=mode, reroute=reroute, per_share=1)
   return layouts.make_template_rules(
       *(2 * num_stages - 1, 3),
       min_nodes=num_stages,
@@ -53,11 +51,7 @@ class LastCopyTest(parameterized.TestCase):
 
   @parameterized.product(
       size=[(2, 1), (3, 1), (2, 2), (3, 2), (2, 3)],
-      how=[
-          ("depth", "shares"),
-          ("depth", "whole_shares"),
-          ("templates", "shares"),
-      ],
+      how=[("depth", "shares"), ("depth", "whole_shares"), ("templates", "shares")],
       mode=["lazy", "none"],
   )
   def test_all_sequences(self, size, how, mode):
@@ -119,18 +113,12 @@ class LastCopyTest(parameterized.TestCase):
           self.assertNotEmpty(change.layout.pipelines, (left, change.reason))
           self.assertContainsSubset(change.layout.nodes, left)
           owned = moves.owned_layers(change.layout.pipelines)
-          self.assertLen(
-              frozenset().union(*owned.values()), rules.segments.num_layers
-          )
+          self.assertLen(frozenset().union(*owned.values()), rules.segments.num_layers)
         self.assertEqual(change.rolls_back, not has_all, (left, change.reason))
     self.assertGreater(num_on, 0)
 
   @parameterized.product(
-      how=[
-          ("depth", "shares"),
-          ("depth", "whole_shares"),
-          ("templates", "shares"),
-      ],
+      how=[("depth", "shares"), ("depth", "whole_shares"), ("templates", "shares")],
       mode=["lazy", "none"],
   )
   def test_nobody_counts_on_state_that_was_not_copied(self, how, mode):

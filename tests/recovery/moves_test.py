@@ -21,14 +21,10 @@ _THREE = partition_lib.Partition((0, 1, 2, 4))
 
 def _profile(state_kib=(1, 1, 1, 1)):
   layers = [
-      profiles.make_layer(
-          f"layer_{i}", parameter_bytes=kib * 256, slot_bytes=kib * 768
-      )
+      profiles.make_layer(f"layer_{i}", parameter_bytes=kib * 256, slot_bytes=kib * 768)
       for i, kib in enumerate(state_kib)
   ]
-  return profiles.make_profile(
-      layers, link_latency_ms=1.0, link_bytes_per_ms=1024.0
-  )
+  return profiles.make_profile(layers, link_latency_ms=1.0, link_bytes_per_ms=1024.0)
 
 
 def _pipelines(partitions, nodes, *, has_replicas=False):
@@ -40,16 +36,11 @@ class MoveTest(parameterized.TestCase):
   def test_layers_of_nodes(self):
     pipelines = (
         pipelines_lib.Pipeline(_THREE, failover.Roles((0, 0, 2), {2: 0})),
-        pipelines_lib.Pipeline(
-            _TWO, failover.Roles((5, 6), {1: 5}), vacant=frozenset({0})
-        ),
+        pipelines_lib.Pipeline(_TWO, failover.Roles((5, 6), {1: 5}), vacant=frozenset({0})),
     )
+    self.assertEqual(moves.owned_layers(pipelines), {0: {0, 1}, 2: {2, 3}, 6: {2, 3}})
     self.assertEqual(
-        moves.owned_layers(pipelines), {0: {0, 1}, 2: {2, 3}, 6: {2, 3}}
-    )
-    self.assertEqual(
-        moves.held_layers(pipelines),
-        {0: {0, 1, 2, 3}, 2: {2, 3}, 5: {2, 3}, 6: {2, 3}},
+        moves.held_layers(pipelines), {0: {0, 1, 2, 3}, 2: {2, 3}, 5: {2, 3}, 6: {2, 3}}
     )
     self.assertEqual(moves.lost_layers(pipelines, {0}), ())
     self.assertEqual(moves.lost_layers(pipelines, {2, 5, 6, 9}), (0, 1))
@@ -72,25 +63,19 @@ class MoveTest(parameterized.TestCase):
 
   def test_refuses_what_nobody_has(self):
     before = _pipelines([_TWO], [0, 1])
-    with self.assertRaisesRegex(
-        base.InfeasibleError, "No live node has a copy of layer layer_2"
-    ):
+    with self.assertRaisesRegex(base.InfeasibleError, "No live node has a copy of layer layer_2"):
       moves.plan_copies(_profile(), before, _pipelines([_ONE], [0]), [0])
 
   @hypothesis.settings(deadline=None, max_examples=20, derandomize=True)
   @hypothesis.given(
       strategies.lists(strategies.integers(1, 9), min_size=4, max_size=4),
       strategies.permutations(range(7)),
-      strategies.sampled_from(
-          list(itertools.product([_ONE, _TWO, _THREE], repeat=2))
-      ),
+      strategies.sampled_from(list(itertools.product([_ONE, _TWO, _THREE], repeat=2))),
       strategies.sampled_from([[_TWO, _TWO], [_ONE, _THREE], [_TWO], [_THREE]]),
       strategies.booleans(),
       strategies.integers(0, 2),
   )
-  def test_least_is_copied(
-      self, sizes, order, old, new, has_replicas, num_lost
-  ):
+  def test_least_is_copied(self, sizes, order, old, new, has_replicas, num_lost):
     profile = _profile(sizes)
     num_old = sum(p.num_stages for p in old)
     before = _pipelines(old, order[:num_old], has_replicas=has_replicas)
@@ -102,9 +87,7 @@ class MoveTest(parameterized.TestCase):
       num_bytes = sum(copy.num_bytes for copy in copies)
       return num_bytes, moves.count_moved(before, after)
 
-    got = moves.assign_nodes(
-        profile, before, new, nodes, has_replicas=has_replicas
-    )
+    got = moves.assign_nodes(profile, before, new, nodes, has_replicas=has_replicas)
     num_places = sum(p.num_stages for p in new)
     least_bytes, fewest_moved = min(
         cost(_pipelines(new, chosen, has_replicas=has_replicas))

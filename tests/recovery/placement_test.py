@@ -65,9 +65,7 @@ class SurvivalTest(parameterized.TestCase):
   )
   def test_counts_what_all_failures_show(self, depths, text, has_replicas):
     zones = _zones(text)
-    partitions = [
-        partition_lib.Partition((*range(depth), 4)) for depth in depths
-    ]
+    partitions = [partition_lib.Partition((*range(depth), 4)) for depth in depths]
     pipelines = placement_lib.make_pipelines(partitions, range(8), has_replicas)
     nodes = [n for p in pipelines for n in p.nodes]
     got = survival.find_survival(pipelines, zones)
@@ -80,8 +78,7 @@ class SurvivalTest(parameterized.TestCase):
     self.assertCountEqual((*got.zones, *got.fatal_zones), {*text})
     if has_replicas:
       self.assertEqual(
-          list(got.shadow_zones),
-          [z for z in alive if _fail_over(pipelines, in_zones({z}))],
+          list(got.shadow_zones), [z for z in alive if _fail_over(pipelines, in_zones({z}))]
       )
     self.assertEqual(
         got.num_zones,
@@ -93,9 +90,7 @@ class SurvivalTest(parameterized.TestCase):
             len({zones[n] for n in nodes}),
         ),
     )
-    self.assertEqual(
-        got.num_nodes, _most(nodes, lambda lost: _survives(pipelines, {*lost}))
-    )
+    self.assertEqual(got.num_nodes, _most(nodes, lambda lost: _survives(pipelines, {*lost})))
     after_zone = [
         _most(
             [n for n in nodes if zones[n] != z],
@@ -107,9 +102,7 @@ class SurvivalTest(parameterized.TestCase):
 
   def test_vacant_stages_and_lost_shadows_have_no_copy(self):
     pipelines = [
-        pipelines_lib.Pipeline(
-            _even(2), failover.Roles((0, 1), {}), vacant=frozenset({1})
-        ),
+        pipelines_lib.Pipeline(_even(2), failover.Roles((0, 1), {}), vacant=frozenset({1})),
         pipelines_lib.Pipeline(_even(2), failover.Roles((2, 3), {0: 3})),
     ]
     got = survival.find_survival(pipelines, _zones("aabc"))
@@ -164,13 +157,9 @@ class PlacementTest(parameterized.TestCase):
   )
   def test_is_the_best_of_all(self, text, depths):
     for has_replicas in (True, False):
-      partitions = [
-          partition_lib.Partition((*range(depth), 5)) for depth in depths
-      ]
+      partitions = [partition_lib.Partition((*range(depth), 5)) for depth in depths]
       zones = _zones(text)
-      pipelines, spares = placement_lib.place_nodes(
-          zones, partitions, has_replicas=has_replicas
-      )
+      pipelines, spares = placement_lib.place_nodes(zones, partitions, has_replicas=has_replicas)
       self.assertEqual(
           survival.find_survival(pipelines, zones).score,
           _best_by_force(zones, partitions, has_replicas),

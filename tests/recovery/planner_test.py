@@ -21,16 +21,10 @@ _PROFILE = layouts.make_profile(4)
 
 def make_planner(*, mode="lazy", fold=True, most=2, shape=None):
   predictor = predictor_lib.Predictor(
-      _PROFILE,
-      num_microbatches=8,
-      num_shares=2,
-      split="even",
-      redundant=rows.Redundancy(mode),
+      _PROFILE, num_microbatches=8, num_shares=2, split="even", redundant=rows.Redundancy(mode)
   )
   has_replicas = mode != "none"
-  depth = shapes_lib.Depth(
-      _PARTITION, _PROFILE, has_replicas=has_replicas, max_pipelines=most
-  )
+  depth = shapes_lib.Depth(_PARTITION, _PROFILE, has_replicas=has_replicas, max_pipelines=most)
   return planner_lib.Planner(
       shape or depth,
       placement_lib.Placer("spread", has_replicas=has_replicas),
@@ -74,9 +68,7 @@ class PlannerTest(parameterized.TestCase):
     self.assertEqual(owners(after), want)
 
   @parameterized.named_parameters(
-      ("as_fast_as_new", (1, 0), (1, 0)),
-      ("slower", (1, 1), (0, 1)),
-      ("not_whole", (1, 9), (0, 1)),
+      ("as_fast_as_new", (1, 0), (1, 0)), ("slower", (1, 1), (0, 1)), ("not_whole", (1, 9), (0, 1))
   )
   def test_pipelines_stay_unless_new_ones_are_faster(self, before, want):
     shape = shapes_lib.Even(2, False)  # It would always make new ones.

@@ -59,9 +59,7 @@ class Steps:
       return None
     after = change.layout
     assert after.nodes == left
-    assert sorted(s for own in after.shares for s in own) == [
-        *range(self.rules.num_shares)
-    ]
+    assert sorted(s for own in after.shares for s in own) == [*range(self.rules.num_shares)]
     assert all(left.issuperset(row) for _, row, _ in after.ways)
     for _, row, _ in after.ways:
       assert after.copies.issuperset((n, s) for s, n in enumerate(row))
@@ -70,18 +68,14 @@ class Steps:
     for share, row in owners_of(layout).items() if is_kept else ():
       own = size.microbatches_of([share])  # Its sums stay where they are.
       for segment, node in enumerate(row):
-        if node in left and any(
-            (segment, m) in held[node].accumulated for m in own
-        ):
+        if node in left and any((segment, m) in held[node].accumulated for m in own):
           assert now[share][segment] == node, (share, segment)
     timelines = self._plans.rest(after, held)
     rows = {n: row for t in timelines for n, row in t.rows.items()}
     return (
         after,
         held,
-        instruction_lib.Schedule(
-            {n: tuple(s.instruction for s in row) for n, row in rows.items()}
-        ),
+        instruction_lib.Schedule({n: tuple(s.instruction for s in row) for n, row in rows.items()}),
     )
 
 
@@ -93,11 +87,7 @@ def owners_of(layout):
 def make_steps(num_stages, num_shares, num_pipelines, mode, per_share=1):
   """Returns steps of equal pipelines, and their layout."""
   rules = layouts.make_rules(
-      *(num_stages, num_shares),
-      mode=mode,
-      split="makespan",
-      per_share=per_share,
-      reroute="shares",
+      *(num_stages, num_shares), mode=mode, split="makespan", per_share=per_share, reroute="shares"
   )
   nodes = range(num_stages * num_pipelines)
   return Steps(rules), rules.start(rules.planner.fresh(nodes, {}))
@@ -107,13 +97,7 @@ class EveryDeathTest(parameterized.TestCase):
 
   @parameterized.parameters(
       *samples.draw(
-          [
-              ("lazy", 2, 4, 2),
-              ("eager", 2, 4, 2),
-              ("none", 2, 4, 2),
-              ("eager", 3, 2, 2),
-          ],
-          2,
+          [("lazy", 2, 4, 2), ("eager", 2, 4, 2), ("none", 2, 4, 2), ("eager", 3, 2, 2)], 2
       )
   )
   def test_every_cut(self, mode, num_stages, num_shares, num_pipelines):
@@ -130,16 +114,12 @@ class EveryDeathTest(parameterized.TestCase):
 
   # Until some stage has no copy left: 3 s.
   @parameterized.parameters(
-      *samples.draw(
-          itertools.product(["lazy", "eager", "none"], ["depth", "any"]), 2
-      )
+      *samples.draw(itertools.product(["lazy", "eager", "none"], ["depth", "any"]), 2)
   )
   def test_one_after_the_other(self, mode, kind):
     rng, dealt, rungs = random.Random(f"{mode} {kind}"), 0, []
     if kind == "any":
-      rules = layouts.make_template_rules(
-          *(6, 8), mode=mode, reroute="shares", per_share=1
-      )
+      rules = layouts.make_template_rules(*(6, 8), mode=mode, reroute="shares", per_share=1)
       steps = Steps(rules)
       first = rules.start(rules.planner.fresh(range(7), {}))
     else:
@@ -174,9 +154,7 @@ class PriceTest(parameterized.TestCase):
     )
     timeline = redundancy.plan_redundancy(mode, **common).timeline
     alone, dealt = (
-        pauses_lib.predict_pauses(
-            timeline, **common, num_times=4, num_pipelines=count
-        )
+        pauses_lib.predict_pauses(timeline, **common, num_times=4, num_pipelines=count)
         for count in (None, num_pipelines)
     )
     for one, other in zip(alone, dealt, strict=True):
@@ -205,9 +183,7 @@ class SlowNodeTest(parameterized.TestCase):
   @parameterized.product(slow=[0, 1, 3], factor=[1.25, 2.0, 5.0])
   def test_nearly_as_fast_as_the_best_split(self, slow, factor):
     steps, layout = make_steps(2, 4, 2, "none", per_share=2)
-    change = steps.rules.improve(
-        layout, layout.nodes, zones={}, slow={slow: factor}
-    )
+    change = steps.rules.improve(layout, layout.nodes, zones={}, slow={slow: factor})
     rows = steps.rules.rows
     costs = dataclasses.replace(rows.costs, slow={slow: factor})
     ways = itertools.product((0, 2), (1, 3))  # Either owner of either stage.
@@ -222,10 +198,7 @@ class SlowNodeTest(parameterized.TestCase):
     self.assertLess(0.9 * span, min(spans))
     if factor == 5.0:
       unchanged = dataclasses.replace(layout, slow={slow: factor})
-      self.assertLess(
-          span,
-          0.7 * rows.play(unchanged.lines(rows), slow={slow: factor}).span_ms,
-      )
+      self.assertLess(span, 0.7 * rows.play(unchanged.lines(rows), slow={slow: factor}).span_ms)
 
   def test_others_stay_slow_or_are_forgotten(self):
     steps, layout = make_steps(2, 4, 2, "lazy")
@@ -268,9 +241,7 @@ class StepsAfterTest(parameterized.TestCase):
     self.assertEqual(again, after)
     plain = dataclasses.replace(after, detours={})
     plans = layout_lib.StepPlans(steps.rules.rows)
-    spans = [
-        max(t.span_ms for t in plans.whole(l)) for l in (layout, plain, after)
-    ]
+    spans = [max(t.span_ms for t in plans.whole(l)) for l in (layout, plain, after)]
     self.assertLess(spans[2], 0.98 * spans[1])
     # Nodes keep residuals for as many microbatches as the pipeline's owner may,
     # and one more for each other line.
@@ -310,7 +281,5 @@ class StepsAfterTest(parameterized.TestCase):
     (whole,) = plans.whole(change.layout)
     for timeline in (rest, whole):
       self.assertEqual({slot.node for slot in timeline.slots}, {3, 4, 5})
-    passes = [
-        s.instruction for s in rest.slots if s.instruction.op is Op.FORWARD
-    ]
+    passes = [s.instruction for s in rest.slots if s.instruction.op is Op.FORWARD]
     self.assertLen(passes, 3 * 4)

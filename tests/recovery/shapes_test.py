@@ -35,9 +35,7 @@ def make_predictor(**options):
 
 
 def make_templates(method="replanning", *, use_all=True, **options):
-  found = templates_lib.make_templates(
-      _PROFILE.layers, num_failures=1, min_nodes=2, max_nodes=4
-  )
+  found = templates_lib.make_templates(_PROFILE.layers, num_failures=1, min_nodes=2, max_nodes=4)
   coverer = cover_lib.Coverer(found, make_predictor(**options))
   return shapes_lib.TemplateShapes(coverer, method, use_all=use_all)
 
@@ -72,27 +70,19 @@ class PartitionsTest(parameterized.TestCase):
       st.floats(1e-3, 1e3),
   )
   @hypothesis.settings(max_examples=30, deadline=None)
-  def test_more_nodes_are_never_slower(
-      self, layout, reduction, overlap, latency_ms, megabytes
-  ):
+  def test_more_nodes_are_never_slower(self, layout, reduction, overlap, latency_ms, megabytes):
     profile = dataclasses.replace(
-        layouts.make_profile(4),
-        reduce_latency_ms=latency_ms,
-        reduce_bytes_per_ms=1e6 / megabytes,
+        layouts.make_profile(4), reduce_latency_ms=latency_ms, reduce_bytes_per_ms=1e6 / megabytes
     )
     predictor = predictor_lib.Predictor(
         profile,
         num_microbatches=12,
         split="even" if layout == "grid" else "makespan",
-        communication=step_time_lib.Communication(
-            reduction=reduction, overlap=overlap
-        ),
+        communication=step_time_lib.Communication(reduction=reduction, overlap=overlap),
     )
     shape = shapes_lib.Grid((_TWO, _THREE, _FOUR), predictor)
     if layout == "templates":
-      found = templates_lib.make_templates(
-          profile.layers, num_failures=1, min_nodes=2, max_nodes=4
-      )
+      found = templates_lib.make_templates(profile.layers, num_failures=1, min_nodes=2, max_nodes=4)
       coverer = cover_lib.Coverer(found, predictor)
       shape = shapes_lib.TemplateShapes(coverer, use_all=False)
     times = []
@@ -108,13 +98,9 @@ class PartitionsTest(parameterized.TestCase):
   def test_no_node_is_left_over(self):
     """As in Oobleck, although a sum over more pipelines takes longer."""
     profile = dataclasses.replace(_PROFILE, reduce_latency_ms=1e6)
-    found = templates_lib.make_templates(
-        profile.layers, num_failures=1, min_nodes=2, max_nodes=4
-    )
+    found = templates_lib.make_templates(profile.layers, num_failures=1, min_nodes=2, max_nodes=4)
     predictor = predictor_lib.Predictor(
-        profile,
-        num_microbatches=12,
-        communication=step_time_lib.Communication(reduction="ring"),
+        profile, num_microbatches=12, communication=step_time_lib.Communication(reduction="ring")
     )
     sizes = {
         use_all: [
@@ -128,12 +114,7 @@ class PartitionsTest(parameterized.TestCase):
     self.assertEqual(sizes, {True: [4, 4, 4], False: [4, 4]})
 
   @parameterized.named_parameters(
-      (
-          "depth",
-          shapes_lib.Depth(_TWO),
-          1,
-          "1 nodes are too few for a pipeline",
-      ),
+      ("depth", shapes_lib.Depth(_TWO), 1, "1 nodes are too few for a pipeline"),
       ("templates", make_templates(), 3, "3 nodes are too few: 2 pipelines"),
       ("grid", shapes_lib.Grid((_THREE, _TWO), make_predictor()), 1, "of 2"),
       ("even", shapes_lib.Even(2, False), 1, "1 nodes are too few"),
@@ -207,9 +188,7 @@ class TemplatesTest(parameterized.TestCase):
   )
   def test_nodes_train_on_all_layers(self, lost, mode, method):
     shape = make_templates(method, redundant=rows.Redundancy(mode))
-    before = make_pipelines(
-        [_THREE, _THREE, _TWO], range(8), has_replicas=mode == "lazy"
-    )
+    before = make_pipelines([_THREE, _THREE, _TWO], range(8), has_replicas=mode == "lazy")
     nodes = [node for node in range(10) if node not in lost]
     after = shape.adapt(before, nodes)
     training = [n for p in after for n in p.nodes]
@@ -254,9 +233,7 @@ class TemplatesTest(parameterized.TestCase):
     # One layer takes longer than all others, so both covers are as fast.
     forward_ms = (8.0, 1.0, 1.0, 1.0, 1.0)
     profile = profiles.make_profile(
-        profiles.make_layer(
-            f"{i}", forward_ms=ms, backward_ms=2 * ms, parameter_bytes=1024
-        )
+        profiles.make_layer(f"{i}", forward_ms=ms, backward_ms=2 * ms, parameter_bytes=1024)
         for i, ms in enumerate(forward_ms)
     )
     templates = templates_lib.make_templates(
@@ -266,9 +243,7 @@ class TemplatesTest(parameterized.TestCase):
     coverer = cover_lib.Coverer(templates, predictor)
     found = [cover.sizes for cover in coverer.best(8)]
     self.assertEqual(found, [(3, 5), (4, 4)])
-    before = make_pipelines(
-        [templates.of(n).partition for n in sizes], range(8)
-    )
+    before = make_pipelines([templates.of(n).partition for n in sizes], range(8))
     after = shapes_lib.TemplateShapes(coverer).adapt(before, list(range(8)))
     self.assertEqual(after, before)
 

@@ -37,17 +37,9 @@ class FindSlowTest(parameterized.TestCase):
       ("slow_from_the_start", [_SLOW_1] * 5, {1: 5.0}),
       ("not_after_four_steps", [_SLOW_1] * 4, {}),
       ("not_if_usual_at_first", [_USUAL] * 2 + [_SLOW_1] * 3, {}),
-      (
-          "by_a_quarter",
-          [_USUAL] * 9 + [_step([20, 37.5, 20, 30])] * 3,
-          {1: 1.25},
-      ),
+      ("by_a_quarter", [_USUAL] * 9 + [_step([20, 37.5, 20, 30])] * 3, {1: 1.25}),
       ("not_by_a_tenth", [_USUAL] * 9 + [_step([20, 33, 20, 30])] * 3, {}),
-      (
-          "not_a_slow_machine",
-          [_USUAL] * 5 + [_step([100, 150, 100, 150])] * 3,
-          {},
-      ),
+      ("not_a_slow_machine", [_USUAL] * 5 + [_step([100, 150, 100, 150])] * 3, {}),
       (
           "alone_on_its_stage",
           [_step([20, 30], works="01")] * 5 + [_step([20, 90], works="01")] * 3,
@@ -55,11 +47,7 @@ class FindSlowTest(parameterized.TestCase):
       ),
       ("alone_without_a_past", [_step([20, 90], works="01")] * 3, {}),
       ("not_a_heavier_stage", [_step([20, 90, 20, 90])] * 9, {}),
-      (
-          "not_more_work",
-          [_USUAL] * 5 + [_step([20, 60, 20, 30], works="0201")] * 3,
-          {},
-      ),
+      ("not_more_work", [_USUAL] * 5 + [_step([20, 60, 20, 30], works="0201")] * 3, {}),
       (
           "not_if_others_hold_it_up",
           [_step([20, 30, 90, 90])] * 5 + [_step([30, 30, 90, 90])] * 3,
@@ -85,13 +73,7 @@ class FindSlowTest(parameterized.TestCase):
       ("busy", {2: (10, 10, 40)}, {}, {}, {0: 2.0}),
       ("waited", {}, {0: (100, 100, 190)}, {}, {0: 2.0}),
       ("waited_more", {}, {0: (190, 190, 190)}, {}, {}),
-      (
-          "starved",
-          {0: (60, 60, 60), 2: (30, 30, 30)},
-          {},
-          {0: (20, 20, 20)},
-          {},
-      ),
+      ("starved", {0: (60, 60, 60), 2: (30, 30, 30)}, {}, {0: (20, 20, 20)}, {}),
   )
   def test_steps_are_added_up(self, busy, waited, starved, expected):
     usual = {n: NodeStep("01"[n % 2], 0.02, 0.18) for n in range(4)}
@@ -137,10 +119,7 @@ class FindSlowTest(parameterized.TestCase):
         burst_node, burst_steps = rng.randrange(4), rng.randint(1, 2)
       if step % 50 == 0:
         machine = rng.choice([1.0, 1.5, 2.0])  # The loop starts or ends.
-      busy = [
-          ms * machine * rng.lognormvariate(0.0, 0.15)
-          for ms in (20, 30, 20, 30)
-      ]
+      busy = [ms * machine * rng.lognormvariate(0.0, 0.15) for ms in (20, 30, 20, 30)]
       if burst_steps > 0:
         busy[burst_node] *= 2.5
       burst_steps -= 1
@@ -232,9 +211,7 @@ class RecordedTest(parameterized.TestCase):
 
   traces = _read_traces("recorded_steps.csv")
 
-  @parameterized.parameters(
-      ("half_3", 3), ("half_3_beside_loops", 3), ("half_2_beside_loops", 2)
-  )
+  @parameterized.parameters(("half_3", 3), ("half_3_beside_loops", 3), ("half_2_beside_loops", 2))
   def test_a_suspended_worker_is_named_after_three_steps(self, trace, node):
     num, found = _first(self.traces[trace])
     self.assertEqual(num, 11 + 3)
@@ -252,11 +229,7 @@ class RecordedTest(parameterized.TestCase):
               n: dataclasses.replace(s, waited_secs=s.waited_secs + more_secs)
               for n, s in step.items()
           }
-          | {
-              node: dataclasses.replace(
-                  one, busy_secs=one.busy_secs + more_secs
-              )
-          }
+          | {node: dataclasses.replace(one, busy_secs=one.busy_secs + more_secs)}
       )
     num, found = _first(past + slow)
     self.assertEqual((num, found.keys()), (len(past) + 3, {node}))
@@ -284,18 +257,14 @@ class HeldOutTest(parameterized.TestCase):
 
   traces = _read_traces("fresh_steps.csv")
 
-  @parameterized.parameters(
-      ("part_35_1", 1), ("half_5", 5), ("part_65_2", 2), ("part_80_7", 7)
-  )
+  @parameterized.parameters(("part_35_1", 1), ("half_5", 5), ("part_65_2", 2), ("part_80_7", 7))
   def test_a_suspended_worker_is_named_after_three_steps(self, trace, node):
     num, found = _first(self.traces[trace])
     self.assertEqual((num, found.keys()), (11 + 3, {node}))
 
   # Nor is one that is suspended for a fifth, or for half beside busy loops:
   # steps of the past differ by more there.
-  @parameterized.parameters(
-      "nobody", "part_20_0", "part_20_6", "half_4_beside_loops"
-  )
+  @parameterized.parameters("nobody", "part_20_0", "part_20_6", "half_4_beside_loops")
   def test_no_healthy_worker_is_named(self, trace):
     self.assertIsNone(_first(self.traces[trace]))
 
@@ -344,10 +313,7 @@ class SuspendedTest(parameterized.TestCase):
   )
   def test_suspended_part(self, parts, others, factor):
     history = [
-        {
-            n: NodeStep("0F*1", 0.3, 0.7, suspended_secs=part)
-            for n, part in enumerate(pair)
-        }
+        {n: NodeStep("0F*1", 0.3, 0.7, suspended_secs=part) for n, part in enumerate(pair)}
         for pair in zip(parts, others, strict=True)
     ]
     found = slowness.find_slow(history)
@@ -403,9 +369,7 @@ class WaitedForTest(parameterized.TestCase):
     def make(busy_ms, for_it_ms, waited_ms):
       return {
           0: NodeStep("0F*1", 0.02, 0.05, waited_for={1: for_it_ms / 1e3}),
-          1: NodeStep(
-              "1F*1", busy_ms / 1e3, waited_ms / 1e3, waited_for={0: 0.01}
-          ),
+          1: NodeStep("1F*1", busy_ms / 1e3, waited_ms / 1e3, waited_for={0: 0.01}),
       }
 
     history = [make(20, 20, 10)] * 9 + [make(40, for_it_ms, waited_ms)] * 3

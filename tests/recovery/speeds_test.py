@@ -50,9 +50,7 @@ def best_ms(rules, layout, slow):
     own = dataclasses.replace(first, partition=partition)
     for cut in range(1, len(shares)) if others else [len(shares)]:
       dealt = (tuple(shares[:cut]), tuple(shares[cut:]))[: 1 + len(others)]
-      one = dataclasses.replace(
-          layout, pipelines=(own, *others), shares=dealt, detours={}
-      )
+      one = dataclasses.replace(layout, pipelines=(own, *others), shares=dealt, detours={})
       found.append(step_ms(rules, one, slow))
   return min(found)
 
@@ -77,9 +75,7 @@ class SpeedsTest(parameterized.TestCase):
     slow = {node: factor}
     after = self.improve(rules, layout, slow=slow).layout
     self.assertEqual(after.slow, slow)
-    self.assertCountEqual(
-        itertools.chain(*after.shares), range(rules.num_shares)
-    )
+    self.assertCountEqual(itertools.chain(*after.shares), range(rules.num_shares))
     took_ms = step_ms(rules, after, slow)
     self.assertLessEqual(0.9 * took_ms, best_ms(rules, layout, slow))
     if factor >= 2.0:
@@ -89,10 +85,7 @@ class SpeedsTest(parameterized.TestCase):
     rules, layout = make(3, 2, 12, num_shares=8)
     self.assertEqual(bounds(layout), [(0, 4, 8, 12)] * 2)
     change = self.improve(rules, layout, slow={4: 3.0})
-    self.assertEqual(
-        (change.rung, change.reason),
-        ("reconfigure", "slow nodes give layers away"),
-    )
+    self.assertEqual((change.rung, change.reason), ("reconfigure", "slow nodes give layers away"))
     self.assertEqual(bounds(change.layout), [(0, 4, 8, 12), (0, 5, 6, 12)])
     self.assertEqual([len(own) for own in change.layout.shares], [5, 3])
     self.assertEqual(change.layout.slow, {4: 3.0})
@@ -105,9 +98,7 @@ class SpeedsTest(parameterized.TestCase):
     self.assertEqual((again.rung, again.layout), ("none", change.layout))
     self.assertEmpty(again.copies)
     back = self.improve(rules, change.layout, slow={4: 1.0})
-    self.assertEqual(
-        (back.rung, back.reason), ("reconfigure", "layers come back")
-    )
+    self.assertEqual((back.rung, back.reason), ("reconfigure", "layers come back"))
     self.assertEqual(back.layout, layout)
 
   def test_a_pipeline_that_stays_slower_gets_fewer_shares(self):
@@ -120,10 +111,7 @@ class SpeedsTest(parameterized.TestCase):
     rules, layout = make(3, 1, 12, mode="bubble")
     given = self.improve(rules, layout, slow={1: 3.0}).layout
     (timeline,) = layout_lib.StepPlans(rules.rows).whole(given)
-    rows = {
-        node: tuple(slot.instruction for slot in row)
-        for node, row in timeline.rows.items()
-    }
+    rows = {node: tuple(slot.instruction for slot in row) for node, row in timeline.rows.items()}
     costs = dataclasses.replace(rules.rows.costs, slow=given.slow)
     took_ms = timeline_lib.span_ms(instruction.Schedule(rows), costs)
     self.assertAlmostEqual(timeline.span_ms, took_ms)
@@ -134,9 +122,7 @@ class SpeedsTest(parameterized.TestCase):
     self.assertEqual(bounds(change.layout), bounds(layout))
     self.assertEqual(change.layout.nodes, {0, 2, 3})
     # Its second node is slow, too, and there is no second spare.
-    more = self.improve(
-        rules, change.layout, slow={2: 3.0}, members={0, 1, 2, 3}
-    ).layout
+    more = self.improve(rules, change.layout, slow={2: 3.0}, members={0, 1, 2, 3}).layout
     self.assertEqual(more.nodes, {0, 2, 3})
     self.assertEqual(bounds(more), [(0, 5, 11, 12)])
 
@@ -152,12 +138,8 @@ class SpeedsTest(parameterized.TestCase):
       ("no_time_for_copies", {}, dict(horizon_secs=1e-3)),
   )
   def test_or_shares_are_dealt(self, size, ladder):
-    rules, layout = make(
-        **dict(num_stages=3, num_pipelines=1, num_layers=12) | size
-    )
-    rules = dataclasses.replace(
-        rules, ladder=dataclasses.replace(rules.ladder, **ladder)
-    )
+    rules, layout = make(**dict(num_stages=3, num_pipelines=1, num_layers=12) | size)
+    rules = dataclasses.replace(rules, ladder=dataclasses.replace(rules.ladder, **ladder))
     change = self.improve(rules, layout, slow={1: 4.0})
     self.assertEqual(change.rung, "reroute")
     self.assertEqual(change.reason, "slow nodes give shares away")
@@ -189,8 +171,7 @@ class SpeedsTest(parameterized.TestCase):
       given = self.improve(rules, layout, slow={node: 4.0})
       self.assertEqual(given.rung, "reconfigure")
       self.assertEqual(
-          [p.roles for p in given.layout.pipelines],
-          [p.roles for p in layout.pipelines],
+          [p.roles for p in given.layout.pipelines], [p.roles for p in layout.pipelines]
       )
       again = self.improve(rules, given.layout)
       self.assertEqual((again.rung, again.layout), ("none", given.layout))

@@ -16,8 +16,7 @@ def _pipelines(num_pipelines, num_doubled):
   """Returns pipelines of 4 stages; in the first ones a node has two."""
   return [
       pipelines_lib.Pipeline(
-          _FOUR,
-          failover.Roles((0, 0, 2, 3) if i < num_doubled else (0, 1, 2, 3)),
+          _FOUR, failover.Roles((0, 0, 2, 3) if i < num_doubled else (0, 1, 2, 3))
       )
       for i in range(num_pipelines)
   ]
@@ -49,11 +48,7 @@ class TriggersTest(parameterized.TestCase):
   def test_limit_is_not_reached_by_a_twentieth(self):
     # 2 x 1 of 39 nodes is above 5 %, of 43 it is not.
     for num_pipelines, fires in ((10, True), (11, False)):
-      got = _DEFAULT.fire(
-          _pipelines(num_pipelines, 1),
-          num_spares=0,
-          most_pipelines=num_pipelines,
-      )
+      got = _DEFAULT.fire(_pipelines(num_pipelines, 1), num_spares=0, most_pipelines=num_pipelines)
       self.assertEqual(got, fires)
 
   def test_refuses(self):

@@ -32,9 +32,7 @@ def _run(name, useful, *, course=None, every=0.0):
 
 
 def _value_report(curves):
-  return content.Page(
-      title="t", curves=curves, rate_name="rate", value_name="value"
-  )
+  return content.Page(title="t", curves=curves, rate_name="rate", value_name="value")
 
 
 class ChartsTest(parameterized.TestCase):
@@ -45,22 +43,15 @@ class ChartsTest(parameterized.TestCase):
     band, means = (patch.get_data() for patch in speed.patches)
     # Whole bins of 37.5 s, but for those in which the rate changes.
     self.assertEqual((means.values[0], means.values[-1]), (80.0, 60.0))
-    self.assertAlmostEqual(
-        sum(means.values) * 37.5, 80 * 3600 + 60 * 5000, places=3
-    )
+    self.assertAlmostEqual(sum(means.values) * 37.5, 80 * 3600 + 60 * 5000, places=3)
     self.assertEqual(means.values[100], 0.0)
     self.assertEqual((band.baseline[106], band.values[106]), (0.0, 60.0))
-    self.assertEqual(
-        list(nodes.patches[0].get_data().edges), [0, 1, 4000 / 3600, 2.5]
-    )
+    self.assertEqual(list(nodes.patches[0].get_data().edges), [0, 1, 4000 / 3600, 2.5])
     self.assertEqual(list(dollars.lines[0].get_ydata()), [0.0, 8.0, 8.6, 16.0])
     self.assertEqual(
-        [label.get_text() for label in events.get_yticklabels()],
-        ["no rung", "checkpoint"],
+        [label.get_text() for label in events.get_yticklabels()], ["no rung", "checkpoint"]
     )
-    self.assertEqual(
-        [list(l.get_xdata()) for l in events.lines], [[5000 / 3600], [1]]
-    )
+    self.assertEqual([list(l.get_xdata()) for l in events.lines], [[5000 / 3600], [1]])
 
   def test_bars_fill_the_whole(self):
     figure = charts.draw_node_time([_run("a", 6.0), _run("b", 1.0)])
@@ -129,9 +120,7 @@ class ChartsTest(parameterized.TestCase):
     fig = charts.draw_value(_value_report(curves))
     self.assertEmpty(figures.find_faults(fig))
 
-  @parameterized.parameters(
-      ((4.5, 4.2, 1.0), ["a", "b"]), ((4.5, 2.0, 1.0), None)
-  )
+  @parameterized.parameters(((4.5, 4.2, 1.0), ["a", "b"]), ((4.5, 2.0, 1.0), None))
   def test_close_values_have_a_panel(self, values, close):
     curves = [
         content.Curve(policy=p, points=[content.Point(0.1, v, None, None, 1)])
@@ -139,10 +128,7 @@ class ChartsTest(parameterized.TestCase):
     ]
     fig = charts.draw_value(_value_report(curves))
     self.assertLen(fig.axes, 2 if close else 1)
-    self.assertEqual(
-        fig.axes[0].get_title(loc="left"),
-        "single runs, which have no intervals",
-    )
+    self.assertEqual(fig.axes[0].get_title(loc="left"), "single runs, which have no intervals")
     for axes in fig.axes:
       self.assertEmpty(axes.collections)  # No bars.
     if close:
@@ -156,12 +142,9 @@ class ChartsTest(parameterized.TestCase):
     curves = [content.Curve(policy="a", points=points)]
     (axes,) = charts.draw_value(_value_report(curves)).axes
     self.assertEqual(
-        axes.get_title(loc="left"),
-        "means of 4 to 5 runs; bars: 95 % confidence intervals",
+        axes.get_title(loc="left"), "means of 4 to 5 runs; bars: 95 % confidence intervals"
     )
 
-  @parameterized.parameters(
-      (0.5, "seconds"), (119, "seconds"), (120, "minutes"), (7200, "hours")
-  )
+  @parameterized.parameters((0.5, "seconds"), (119, "seconds"), (120, "minutes"), (7200, "hours"))
   def test_unit(self, span_secs, unit):
     self.assertEqual(charts.time_unit(span_secs).name, unit)

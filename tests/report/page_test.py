@@ -10,9 +10,7 @@ from bamboo_jax.report import page
 from tests import folders
 from tests import profiles
 
-_PRICE = profiles.make_price(
-    3.06, 0.918, instance="small<b>", source="a & b", date="2021"
-)
+_PRICE = profiles.make_price(3.06, 0.918, instance="small<b>", source="a & b", date="2021")
 
 
 def _course(**changes):
@@ -37,9 +35,7 @@ def _run(name, useful, *, course=None):
 
 
 def _figures(what, published, *simulated, note=""):
-  return content.Figures(
-      what=what, published=published, simulated=simulated, note=note
-  )
+  return content.Figures(what=what, published=published, simulated=simulated, note=note)
 
 
 def _report():
@@ -53,9 +49,7 @@ def _report():
       ],
       curves=[
           content.Curve(policy="ours $a_1$", points=points),
-          content.Curve(
-              policy="restart", points=[content.Point(0.01, 2.0, None, None, 1)]
-          ),
+          content.Curve(policy="restart", points=[content.Point(0.01, 2.0, None, None, 1)]),
       ],
       comparisons=[
           content.Comparison(
@@ -142,9 +136,7 @@ class PageTest(folders.FolderCase):
         [figures[0], "report.html", *figures[1:], "value.png"],
     )
     rows = {row[0]: row for row in parsed.rows}
-    self.assertEqual(
-        rows["p = 0.10"], ["p = 0.10", "80", "82", "1.025", "–", "–", ""]
-    )
+    self.assertEqual(rows["p = 0.10"], ["p = 0.10", "80", "82", "1.025", "–", "–", ""])
     self.assertEqual(rows["GPT"], ["GPT", "–", "1", "–", "2", "–", "OOM"])
     self.assertEqual(rows["5000.000"], ["5000.000", "1 node added", "–"])
     self.assertIn(["ours $a_1$", "2 ± 0.2", "2 ± 0.2"], parsed.rows)
@@ -155,9 +147,7 @@ class PageTest(folders.FolderCase):
     names = [row[0] for row in parsed.rows]
     self.assertLess(names.index("ours $<x> (best)"), names.index("restart"))
     self.assertEqual(rows["ours $<x> (best)"][1:4], ["6", "7.344", "0.817"])
-    self.assertEqual(
-        text.count("an hour for a small&lt;b&gt; (spot; a &amp; b, 2021)"), 1
-    )
+    self.assertEqual(text.count("an hour for a small&lt;b&gt; (spot; a &amp; b, 2021)"), 1)
     self.assertIn('<a href="value.png">', text)
 
   def test_formats(self):

@@ -10,9 +10,7 @@ from bamboo_jax.report import trace_report
 from bamboo_jax.traces import readers
 from tests import figures
 
-_TRACE = readers.parse_events(
-    "0,add,a\n0,add,b\n9,remove,a\n9,remove,b", source="a"
-)
+_TRACE = readers.parse_events("0,add,a\n0,add,b\n9,remove,a\n9,remove,b", source="a")
 _QUIET = readers.parse_events("# duration_ms=9\n0,add,a", source="b")
 
 _LONG = readers.parse_events(

@@ -23,21 +23,14 @@ from configs.sim import oobleck as oobleck_config
 from configs.sim import parcae as parcae_config
 from tests import folders
 
-_PARCAE = list(
-    csv.DictReader((publish_lib.PUBLISHED / "parcae_simulated.csv").open())
-)
+_PARCAE = list(csv.DictReader((publish_lib.PUBLISHED / "parcae_simulated.csv").open()))
 
 
 class PublishedTest(folders.FolderCase):
 
   def _run(self, experiment, config, trace=None):
     with contextlib.redirect_stdout(io.StringIO()) as out:
-      experiment.run(
-          config,
-          workdir=self.folder,
-          trace=trace,
-          where=sweep.Where(num_processes=1),
-      )
+      experiment.run(config, workdir=self.folder, trace=trace, where=sweep.Where(num_processes=1))
     with (self.folder / "summary.csv").open() as file:
       return list(csv.DictReader(file)), out.getvalue()
 
@@ -77,9 +70,7 @@ class PublishedTest(folders.FolderCase):
       config.policies.reconfigure.horizon_secs = 720.0
     trace = publish_lib.PUBLISHED / "parcae_p3.csv"
     (got,), _ = self._run(compare, config, trace=str(trace))
-    ratio = float(got["throughput_samples_per_sec"]) / float(
-        row["samples_per_s"]
-    )
+    ratio = float(got["throughput_samples_per_sec"]) / float(row["samples_per_s"])
     if (row["model"], row["policy"]) == ("gpt-6.7b", "reactive"):
       self.assertBetween(ratio, 1.3, 1.4)  # It pauses when it need not.
     elif row["policy"] == "reactive":
@@ -100,11 +91,7 @@ class PublishedTest(folders.FolderCase):
       (bamboo_bert, dict(policies=("bambo",)), "did you mean 'bamboo'"),
       (bamboo_bert, dict(num_seeds=0), "num_seeds must be from 1, got 0"),
       (bamboo_bert, dict(on_demand_nodes=0), "nodes must be from 1, got 0"),
-      (
-          bamboo_bert,
-          dict(policies=()),
-          r"policies must have an entry, got \(\)",
-      ),
+      (bamboo_bert, dict(policies=()), r"policies must have an entry, got \(\)"),
       (bamboo_bert, dict(preemption_probabilities=(0.1, 1.0)), "got 1.0"),
       (bamboo_bert, dict(preemption_probabilities=("0.1",)), "got '0.1'"),
       (bamboo_bert, dict(model="VGG"), "calibrated for BERT alone"),
@@ -140,8 +127,7 @@ class PublishedTest(folders.FolderCase):
     self.assertEqual(throughputs[0], "")
     self.assertAlmostEqual(float(throughputs[2]), 6.89, delta=0.01)
     self.assertEqual(
-        [row["note"] for row in rows],
-        ["OOM", "hangs on the scan order of a heap", ""],
+        [row["note"] for row in rows], ["OOM", "hangs on the scan order of a heap", ""]
     )
     self.assertIn("| 10m, GPT-3-2.7b, oobleck | 6.89 | 6.89 | 1.000 |", out)
 
@@ -150,11 +136,7 @@ class PublishedTest(folders.FolderCase):
     rows, _ = self._run(oobleck, config)
     self.assertLen(rows, 7 * 3)
     # On the recorded trace the artifact rolls nothing back for this model.
-    (varuna,) = (
-        row
-        for row in rows
-        if row["trace"] == "ec2" and row["policy"] == "varuna"
-    )
+    (varuna,) = (row for row in rows if row["trace"] == "ec2" and row["policy"] == "varuna")
     self.assertEqual(float(varuna["share_fallback"]), 0)
 
   def test_our_simulator_stands_still_while_nodes_reconfigure(self):
@@ -199,9 +181,7 @@ class PublishedTest(folders.FolderCase):
         columns=["ours"],
         lines=[
             content.Figures(what="a", published=2.0, simulated=[1.0]),
-            content.Figures(
-                what="b", published=None, simulated=[None], note="n"
-            ),
+            content.Figures(what="b", published=None, simulated=[None], note="n"),
         ],
     )
     self.assertEqual(

@@ -57,13 +57,9 @@ class AcceleratorTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "'gpu': set executor='rows'"):
       accelerator.check_executor("spmd", "gpu")
 
-  @parameterized.parameters(
-      (0.25, 4, 1), (0.5, 4, 2), (1.0, 1, 0), (None, 9, 1), (0.1, 10, 1)
-  )
+  @parameterized.parameters((0.25, 4, 1), (0.5, 4, 2), (1.0, 1, 0), (None, 9, 1), (0.1, 10, 1))
   def test_fractions_that_fit(self, fraction, num_workers, num_gpus):
-    accelerator.check_fraction(
-        fraction, num_workers=num_workers, gpus=["0"] * num_gpus
-    )
+    accelerator.check_fraction(fraction, num_workers=num_workers, gpus=["0"] * num_gpus)
 
   @parameterized.parameters(
       (0.3, 4, 1, "at most 0.25, .* got 0.3, 1.2 in sum"),
@@ -74,17 +70,14 @@ class AcceleratorTest(parameterized.TestCase):
   )
   def test_fractions_that_do_not(self, fraction, num_workers, num_gpus, text):
     with self.assertRaisesRegex(ValueError, text):
-      accelerator.check_fraction(
-          fraction, num_workers=num_workers, gpus=["0"] * num_gpus
-      )
+      accelerator.check_fraction(fraction, num_workers=num_workers, gpus=["0"] * num_gpus)
 
   def test_a_worker_gets_its_gpu_and_its_part_of_it(self):
     environ = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.9", "A": "b"}
     accelerator.take_fraction(environ, 0.2)
     self.assertEqual(environ, {"XLA_CLIENT_MEM_FRACTION": "0.2", "A": "b"})
     given = [
-        accelerator.give_gpu({}, ["4", "6"], worker)["CUDA_VISIBLE_DEVICES"]
-        for worker in range(3)
+        accelerator.give_gpu({}, ["4", "6"], worker)["CUDA_VISIBLE_DEVICES"] for worker in range(3)
     ]
     self.assertEqual(given, ["4", "6", "4"])
     self.assertEqual(accelerator.give_gpu({"A": "b"}, [], 1), {"A": "b"})

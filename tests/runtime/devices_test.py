@@ -69,10 +69,7 @@ class DevicesTest(parameterized.TestCase):
     hidden = ("NPROC", "BAMBOO_JAX_NPROC")
     env = {k: v for k, v in os.environ.items() if k not in hidden}
     ended = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env=env | given,
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env | given
     )
     self.assertEqual(ended.stdout.strip(), want, msg=ended.stderr)
 
@@ -109,7 +106,5 @@ class DevicesTest(parameterized.TestCase):
         "jax.config.update('jax_platforms', 'apart')\n"
         "devices.transfer_devices()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     self.assertIn("Add ',cpu' to it.", done.stderr)

@@ -34,27 +34,19 @@ def make_source():
 
 def make_batches(num_microbatches):
   return batches_lib.Batches(
-      make_source(),
-      seed=0,
-      num_microbatches=num_microbatches,
-      microbatch_size=MICROBATCH_SIZE,
+      make_source(), seed=0, num_microbatches=num_microbatches, microbatch_size=MICROBATCH_SIZE
   )
 
 
 @functools.cache
 def make_whole(**changes):
-  model = zoo.make_model(
-      "gpt2", variant="tiny", vocab_size=64, dropout_rate=0.1
-  )
+  model = zoo.make_model("gpt2", variant="tiny", vocab_size=64, dropout_rate=0.1)
   shape = (MICROBATCH_SIZE, 32)
   return spec_lib.StageSpec(
       model=model,
       first=0,
       last=len(model.layers),
-      batch={
-          key: jax.ShapeDtypeStruct(shape, np.int32)
-          for key in ("inputs", "targets")
-      },
+      batch={key: jax.ShapeDtypeStruct(shape, np.int32) for key in ("inputs", "targets")},
       optimizer=optax.adamw(1e-3),
       **changes,
   )
@@ -81,14 +73,7 @@ def cut(num_stages):
 
 
 @functools.cache
-def make_engine(
-    num_stages,
-    num_pipelines,
-    num_shares,
-    *,
-    remat="full",
-    num_devices=8,
-):
+def make_engine(num_stages, num_pipelines, num_shares, *, remat="full", num_devices=8):
   nodes = range(num_pipelines * num_stages)
   engine = engine_lib.Engine(
       [dataclasses.replace(s, remat=remat) for s in cut(num_stages)],
@@ -111,9 +96,7 @@ def play(engine, *, num_microbatches, in_flight="1f1b"):
   num_shares = sum(map(len, engine.shares))
   per_share = num_microbatches * len(engine.owners) // num_shares
   for owners, shares in zip(engine.owners, engine.shares, strict=True):
-    microbatches = [
-        m for s in shares for m in range(s * per_share, (s + 1) * per_share)
-    ]
+    microbatches = [m for s in shares for m in range(s * per_share, (s + 1) * per_share)]
     bounds = bounds if in_flight == "1f1b" else None
     lines = [lines_lib.Line(owners, microbatches, bounds)]
     schedule = scheduler.plan_rows(lines, costs=costs)
@@ -129,9 +112,7 @@ def run_step(engine, *, num_microbatches, step=0, in_flight="1f1b"):
       lambda m, keys: batches.microbatch(step, m, keys),
       num_microbatches=batches.num_microbatches,
   )
-  timelines = play(
-      engine, num_microbatches=num_microbatches, in_flight=in_flight
-  )
+  timelines = play(engine, num_microbatches=num_microbatches, in_flight=in_flight)
   engine.compute(timeline.linearize(timelines))
   reduce.tie(engine)
   reduce.reduce(engine)
@@ -150,12 +131,8 @@ def grads_of(engine, pipeline=0):
 
 class GradientsTest(parameterized.TestCase):
 
-  @parameterized.product(
-      num_stages=[1, 2, 3, 4], num_microbatches=[1, 3, 8], num_pipelines=[1, 2]
-  )
-  def test_equal_those_of_the_plain_model(
-      self, num_stages, num_microbatches, num_pipelines
-  ):
+  @parameterized.product(num_stages=[1, 2, 3, 4], num_microbatches=[1, 3, 8], num_pipelines=[1, 2])
+  def test_equal_those_of_the_plain_model(self, num_stages, num_microbatches, num_pipelines):
     engine = make_engine(num_stages, num_pipelines, num_pipelines)
     batches = run_step(engine, num_microbatches=num_microbatches, step=5)
     want, loss, weight = make_plain().grads(
@@ -187,17 +164,13 @@ class BitsTest(parameterized.TestCase):
   def test_of(self, num_pipelines, num_microbatches, options):
     engine = make_engine(2, num_pipelines, 2, **options)
     self.assert_same_bits(
-        self.grads(engine, num_microbatches=num_microbatches),
-        self.grads(make_engine(2, 2, 2)),
+        self.grads(engine, num_microbatches=num_microbatches), self.grads(make_engine(2, 2, 2))
     )
 
   def test_of_fewer_pipelines_with_unequal_shares(self):
     engine = make_engine.__wrapped__(2, 3, 3)
     want = self.grads(engine, num_microbatches=2)
-    for owners, shares in (
-        ([(0, 1), (4, 5)], [(0, 2), (1,)]),
-        ([(4, 5)], [(0, 1, 2)]),
-    ):
+    for owners, shares in (([(0, 1), (4, 5)], [(0, 2), (1,)]), ([(4, 5)], [(0, 1, 2)])):
       engine.set_pipelines(owners, [{} for _ in owners], shares)
       holding = {n for n, node in engine.nodes.items() if node.state}
       self.assertEqual(holding, {node for row in owners for node in row})
@@ -206,9 +179,7 @@ class BitsTest(parameterized.TestCase):
 
   def test_of_schedules(self):
     engine = make_engine(2, 2, 2)
-    self.assert_same_bits(
-        self.grads(engine, in_flight="gpipe"), self.grads(engine)
-    )
+    self.assert_same_bits(self.grads(engine, in_flight="gpipe"), self.grads(engine))
 
   def test_of_pipelines(self):
     engine = make_engine(2, 2, 2)
@@ -225,9 +196,7 @@ class RematTest(parameterized.TestCase):
       run_step(engine, num_microbatches=1)
       grads[remat] = jax.tree.map(np.asarray, grads_of(engine))
       saved = [kind.saved for _, kind in engine.nodes[0].programs[0]._units]
-      kept[remat] = sum(
-          a.size * a.dtype.itemsize for s in saved for a in s.residuals
-      )
+      kept[remat] = sum(a.size * a.dtype.itemsize for s in saved for a in s.residuals)
     self.assertLess(kept["inputs"], kept["dots"])
     self.assertLess(kept["dots"], kept["full"])
     self.assertLess(kept["inputs"], kept["mlp=inputs"])
@@ -253,11 +222,7 @@ class ResidualsTest(absltest.TestCase):
   def test_hold_no_parameters(self):
     for node in make_engine(2, 1, 1).nodes.values():
       ((_, programs),) = node.programs.items()
-      large = {
-          a.shape
-          for a in jax.tree.leaves(programs.spec.state.params)
-          if a.ndim > 1
-      }
+      large = {a.shape for a in jax.tree.leaves(programs.spec.state.params) if a.ndim > 1}
       saved = [kind.saved for _, kind in programs._units]
       kept = {a.shape for s in saved for a in s.residuals}
       self.assertEmpty(large & kept)

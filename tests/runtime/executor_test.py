@@ -10,9 +10,7 @@ from bamboo_jax.schedule import timeline as timeline_lib
 
 
 def make_slot(node, microbatch):
-  forward = instruction_lib.Instruction(
-      node, instruction_lib.Op.FORWARD, microbatch
-  )
+  forward = instruction_lib.Instruction(node, instruction_lib.Op.FORWARD, microbatch)
   return timeline_lib.Slot(node, forward, microbatch, microbatch + 1.0)
 
 

@@ -38,10 +38,7 @@ class RecentTest(absltest.TestCase):
       both.wait(timeout=60)
       return object()
 
-    threads = [
-        threading.Thread(target=lambda: got.append(values.get("a", make)))
-        for _ in range(2)
-    ]
+    threads = [threading.Thread(target=lambda: got.append(values.get("a", make))) for _ in range(2)]
     for thread in threads:
       thread.start()
     for thread in threads:

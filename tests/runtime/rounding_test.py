@@ -36,8 +36,7 @@ class RoundingTest(parameterized.TestCase):
     self.assertEqual(found[key or f"environment.{variable}"], want)
 
   @parameterized.parameters(
-      ("jax_default_matmul_precision", "highest"),
-      ("jax_threefry_partitionable", False),
+      ("jax_default_matmul_precision", "highest"), ("jax_threefry_partitionable", False)
   )
   def test_setting_of_jax(self, name, value):
     before = getattr(jax.config, name)

@@ -9,10 +9,7 @@ class StageCostsTest(parameterized.TestCase):
   @parameterized.parameters(("1F0", 2.0), ("1RF0", 0.25), ("0B3", 3.0))
   def test_pass_ms(self, text, want):
     stages = costs_lib.StageCosts(
-        forward_ms=(1.0, 2.0),
-        backward_ms=(3.0, 4.0),
-        transfer_ms=(0.5,),
-        redundant_ms=(0.5, 0.25),
+        forward_ms=(1.0, 2.0), backward_ms=(3.0, 4.0), transfer_ms=(0.5,), redundant_ms=(0.5, 0.25)
     )
     self.assertEqual(stages.pass_ms(schedules.parse(text)), want)
 
@@ -24,10 +21,6 @@ class StageCostsTest(parameterized.TestCase):
       ({"forward_ms": (1.0, -1.0)}, "forward_ms must not be negative"),
   )
   def test_refuses(self, wrong, message):
-    right = {
-        "forward_ms": (1.0, 1.0),
-        "backward_ms": (1.0, 1.0),
-        "transfer_ms": (1.0,),
-    }
+    right = {"forward_ms": (1.0, 1.0), "backward_ms": (1.0, 1.0), "transfer_ms": (1.0,)}
     with self.assertRaisesRegex(ValueError, message):
       costs_lib.StageCosts(**(right | wrong))

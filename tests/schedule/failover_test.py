@@ -25,9 +25,7 @@ Op = instruction_lib.Op
 
 
 def verify_all(mode, owners, num_microbatches, **options):
-  step = exhaustive.Step.uniform(
-      mode=mode, owners=owners, num_microbatches=num_microbatches
-  )
+  step = exhaustive.Step.uniform(mode=mode, owners=owners, num_microbatches=num_microbatches)
   *_, tally = exhaustive.verify_deaths(step, **options)
   return tally
 
@@ -52,8 +50,7 @@ class RestOfStepTest(parameterized.TestCase):
           [
               "0: 1F0 1SA0>2 0F1 1F1 0F2 1RG0<2 1SA1>2 1B0 1F2 1SA2>2 0B0"
               " 1RG1<2 1B1 0B1 1RG2<2 1B2 0B2",
-              "2: 1RA0<0 2F0 2B0 1SG0>0 1RA1<0 2F1 2B1 1RA2<0 2F2 2B2 1SG1>0"
-              " 1SG2>0",
+              "2: 1RA0<0 2F0 2B0 1SG0>0 1RA1<0 2F1 2B1 1RA2<0 2F2 2B2 1SG1>0" " 1SG2>0",
           ],
       ),
       # The gradient of microbatch 0 is not sent again: node 1 has used it.
@@ -71,15 +68,12 @@ class RestOfStepTest(parameterized.TestCase):
           {0: "0RG0<1", 1: "0SG0>0", 2: "1SG1>1"},
           [
               "1: 1RG1<2 1B1 0SG0>2 0RA2<2 1F2 1SA2>2 0SG1>2 1RG2<2 1B2 0SG2>2",
-              "2: 1SG1>1 0F2 0RG0<1 0SA2>1 0B0 1RA2<1 2F2 0RG1<1 0B1 2B2 1SG2>1"
-              " 0RG2<1 0B2",
+              "2: 1SG1>1 0F2 0RG0<1 0SA2>1 0B0 1RA2<1 2F2 0RG1<1 0B1 2B2 1SG2>1" " 0RG2<1 0B2",
           ],
       ),
   )
   def test_rows(self, victim, last_done, want):
-    step = exhaustive.Step.uniform(
-        mode="eager", owners=range(3), num_microbatches=3
-    )
+    step = exhaustive.Step.uniform(mode="eager", owners=range(3), num_microbatches=3)
     held = {}
     for node, row in step.plan().rows.items():
       names = [str(i) for i in row]
@@ -132,9 +126,7 @@ class VerifyTest(parameterized.TestCase):
 
   @parameterized.parameters((4, 3), (4, 4), (5, 2))
   def test_every_two_deaths(self, num_stages, num_microbatches):
-    tally = verify_all(
-        "eager", range(num_stages), num_microbatches, num_victims=2
-    )
+    tally = verify_all("eager", range(num_stages), num_microbatches, num_victims=2)
     # Of all pairs of nodes those that are not neighbours can both be lost.
     pairs = num_stages * (num_stages - 1) // 2
     self.assertEqual(tally.deaths, tally.cuts * (pairs - num_stages))
@@ -169,18 +161,10 @@ class VerifyTest(parameterized.TestCase):
       ("missing_residuals", "residuals", "1B0: the residuals are not there"),
   )
   def test_catches(self, name, message):
-    step = exhaustive.Step.uniform(
-        mode="lazy", owners=range(2), num_microbatches=1
-    )
-    done = {
-        node: holdings_lib.after(row) for node, row in step.plan().rows.items()
-    }
+    step = exhaustive.Step.uniform(mode="lazy", owners=range(2), num_microbatches=1)
+    done = {node: holdings_lib.after(row) for node, row in step.plan().rows.items()}
     roles, valid = failover.fail_over(step.roles, done, {1})
-    wrong = {
-        0: dataclasses.replace(
-            valid[0], **{name: getattr(valid[0], name) | {(1, 0)}}
-        )
-    }
+    wrong = {0: dataclasses.replace(valid[0], **{name: getattr(valid[0], name) | {(1, 0)}})}
     with self.assertRaisesRegex(timeline_lib.ScheduleError, message):
       step.finish(roles, held={0: done[0]}, valid=wrong)
 
@@ -203,9 +187,7 @@ class AnyPipelineTest(absltest.TestCase):
         )
         for _ in range(2)
     )
-    bounds = st.lists(
-        st.integers(1, 8), min_size=num_stages, max_size=num_stages
-    )
+    bounds = st.lists(st.integers(1, 8), min_size=num_stages, max_size=num_stages)
     step = exhaustive.Step(
         roles=failover.Roles.initial(range(num_stages)),
         microbatches=range(first, first + count),
@@ -223,8 +205,7 @@ class AnyPipelineTest(absltest.TestCase):
       held = cuts.holdings(cuts.draw(rng))
       lost = data.draw(st.sets(st.sampled_from(roles.nodes)), "lost")
       if not lost or any(
-          {owner, roles.shadows.get(s, owner)} <= lost
-          for s, owner in enumerate(roles.owners)
+          {owner, roles.shadows.get(s, owner)} <= lost for s, owner in enumerate(roles.owners)
       ):
         break
       roles, valid = failover.fail_over(roles, held, lost)

@@ -32,9 +32,7 @@ def plan_step(mode, num_stages, num_microbatches, **options):
       backward_ms=(40.0,) * num_stages,
       transfer_ms=(0.5,) * (num_stages - 1),
   )
-  made, roles = rows_lib.Redundancy(mode, **options), failover.Roles.initial(
-      range(num_stages)
-  )
+  made, roles = rows_lib.Redundancy(mode, **options), failover.Roles.initial(range(num_stages))
   plan = made.plan(
       roles,
       microbatches=range(num_microbatches),
@@ -139,9 +137,7 @@ def play_steps(mode, *, jitter, num_steps=40, **options):
     span_ms, ran = play(
         plan.lazy,
         filling.nodes,
-        stretch=filling_lib.find_stretch(
-            stretches[-filling_lib.NUM_STEPS :] or [1.0]
-        ),
+        stretch=filling_lib.find_stretch(stretches[-filling_lib.NUM_STEPS :] or [1.0]),
         time_of=time_of,
     )
     effect = filling.find_effect(ran)
@@ -184,9 +180,7 @@ class FillingTest(parameterized.TestCase):
       (dict(margin=0.5, allowed_ms=4.0), 39.1, False),
   )
   def test_fits_into_a_wait(self, limits, now_ms, want):
-    got = self._make(**limits).fits(
-        redundant(1, 0), self._receive, now_ms=now_ms
-    )
+    got = self._make(**limits).fits(redundant(1, 0), self._receive, now_ms=now_ms)
     self.assertEqual(got, want)
 
   @parameterized.parameters(
@@ -219,10 +213,7 @@ class FillingTest(parameterized.TestCase):
     plan, _ = plan_step("bubble", 2, 2)
     latest_ms = filling_lib.find_latest_ms(plan.lazy)
     got = {
-        f"{node}: {slot.instruction}": (
-            slot.end_ms,
-            latest_ms[node, slot.instruction],
-        )
+        f"{node}: {slot.instruction}": (slot.end_ms, latest_ms[node, slot.instruction])
         for node, row in plan.lazy.rows.items()
         for slot in row
     }
@@ -275,9 +266,7 @@ class EffectTest(parameterized.TestCase):
     self.assertEqual(
         ran[0],
         filling_lib.Ran(
-            (20000, 20000, 40000, 40000),
-            (filling_lib.Filled(2, 1, 0, 20000),),
-            182_000,
+            (20000, 20000, 40000, 40000), (filling_lib.Filled(2, 1, 0, 20000),), 182_000
         ),
     )
     got = filling.find_effect(ran)

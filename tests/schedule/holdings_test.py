@@ -26,11 +26,7 @@ class HoldingsTest(parameterized.TestCase):
       ("1F2 1SA2>2", {"activations": [(1, 2)], "residuals": [(1, 2)]}),
       (
           "1F2 1SA2>2 1RG2<2 1B2 0SG2>0",
-          {
-              "activations": [(1, 2)],
-              "gradients": [(0, 2), (1, 2)],
-              "accumulated": [(1, 2)],
-          },
+          {"activations": [(1, 2)], "gradients": [(0, 2), (1, 2)], "accumulated": [(1, 2)]},
       ),
       ("0F0 0B0", {"activations": [(0, 0)], "accumulated": [(0, 0)]}),
   )
@@ -38,11 +34,8 @@ class HoldingsTest(parameterized.TestCase):
     self.assertEqual(after(text), want)
 
   def test_goes_on(self):
-    start = holdings_lib.Holdings(
-        accumulated=frozenset({(0, 0)}), residuals=frozenset({(0, 1)})
-    )
+    start = holdings_lib.Holdings(accumulated=frozenset({(0, 0)}), residuals=frozenset({(0, 1)}))
     # A forward pass for its output alone leaves no residuals.
     self.assertEqual(
-        after("0F0 0B1", start),
-        {"activations": [(0, 0)], "accumulated": [(0, 0), (0, 1)]},
+        after("0F0 0B1", start), {"activations": [(0, 0)], "accumulated": [(0, 0), (0, 1)]}
     )

@@ -26,9 +26,7 @@ class InstructionTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "op=SG, peer=None"):
       Instruction(0, Op.SEND_GRAD, 0)
 
-  @parameterized.parameters(
-      ("A", "2SA5>8", "2RA5<7"), ("G", "2SG5>8", "2RG5<7")
-  )
+  @parameterized.parameters(("A", "2SA5>8", "2RA5<7"), ("G", "2SG5>8", "2RG5<7"))
   def test_transfer_has_two_ends(self, kind, send, receive):
     transfer = instruction_lib.Transfer(kind, 2, 5, source=7, destination=8)
     self.assertEqual(str(transfer.send), send)

@@ -24,9 +24,7 @@ class LinearizeTest(parameterized.TestCase):
       ),
   )
   def test_order(self, timelines, want):
-    order = timeline_lib.linearize(
-        [schedules.make_timeline(*t) for t in timelines]
-    )
+    order = timeline_lib.linearize([schedules.make_timeline(*t) for t in timelines])
     self.assertEqual(" ".join(f"{node}:{i}" for node, i in order), want)
 
   def test_keeps_rows_and_sends_before_receives(self):

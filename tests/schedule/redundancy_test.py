@@ -31,10 +31,7 @@ def plan(mode, owners, num_microbatches, *, costs=None, **options):
 
 
 def without_redundant(schedule):
-  return [
-      [i for i in row if i.op is not Op.REDUNDANT_FORWARD]
-      for row in schedule.rows.values()
-  ]
+  return [[i for i in row if i.op is not Op.REDUNDANT_FORWARD] for row in schedule.rows.values()]
 
 
 class RowsTest(parameterized.TestCase):
@@ -97,9 +94,7 @@ class RowsTest(parameterized.TestCase):
   )
   def test_refuses(self, options, message):
     with self.assertRaisesRegex(ValueError, message):
-      plan(
-          **({"mode": "budget", "owners": (0, 1)} | options), num_microbatches=1
-      )
+      plan(**({"mode": "budget", "owners": (0, 1)} | options), num_microbatches=1)
 
 
 class PriceTest(parameterized.TestCase):
@@ -118,9 +113,7 @@ class PriceTest(parameterized.TestCase):
       ("budget", {"budget": 0.1}, 16, 50, 8.8, 65.0),
       ("eager", {}, 16, 64, 17.5, 93.2),
   )
-  def test_four_equal_stages(
-      self, mode, options, num_microbatches, count, overhead, coverage
-  ):
+  def test_four_equal_stages(self, mode, options, num_microbatches, count, overhead, coverage):
     got = plan(mode, range(4), num_microbatches, **options)
     self.assertEqual(got.timeline.num_redundant, count)
     self.assertAlmostEqual(100 * got.overhead, overhead, places=1)
@@ -208,15 +201,11 @@ class PriceTest(parameterized.TestCase):
     self.assertEqual(by_mode["none"].schedule, lazy.schedule)
     # Waits are filled, and nothing else changes.
     self.assertAlmostEqual(bubble.overhead, 0.0)
-    self.assertEqual(
-        without_redundant(bubble.schedule), without_redundant(lazy.schedule)
-    )
+    self.assertEqual(without_redundant(bubble.schedule), without_redundant(lazy.schedule))
     self.assertLessEqual(in_budget.overhead, budget + 1e-6)
     self.assertGreaterEqual(in_budget.coverage, bubble.coverage)
     if len(set(owners)) > 1:
-      self.assertEqual(
-          eager.timeline.num_redundant, num_stages * num_microbatches
-      )
+      self.assertEqual(eager.timeline.num_redundant, num_stages * num_microbatches)
     for got in by_mode.values():
       self.assertBetween(got.coverage, 0.0, 1.0)
       for run, receive in waits.find_filled_waits(got.timeline):

@@ -39,11 +39,8 @@ class RenderGridTest(parameterized.TestCase):
 
   def test_labels_are_cut_where_there_is_no_room(self):
     self.assertEqual(
-        grid_lib.render_grid(
-            schedules.make_timeline([10], range(6)), max_columns=26
-        ),
-        "node 10 FB FB FB FB FB FB \n"
-        "        18 columns are 18 ms, bubble 0.0 %",
+        grid_lib.render_grid(schedules.make_timeline([10], range(6)), max_columns=26),
+        "node 10 FB FB FB FB FB FB \n" "        18 columns are 18 ms, bubble 0.0 %",
     )
 
   def test_refuses_a_page_that_is_too_narrow(self):

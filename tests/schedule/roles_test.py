@@ -76,18 +76,14 @@ class FailOverTest(parameterized.TestCase):
       ((0,), {0}, (0,)),
   )
   def test_unrecoverable(self, owners, lost, want):
-    with self.assertRaisesRegex(
-        base.UnrecoverableHereError, ", ".join(map(str, want))
-    ) as caught:
+    with self.assertRaisesRegex(base.UnrecoverableHereError, ", ".join(map(str, want))) as caught:
       failover.fail_over(Roles.initial(owners), {}, lost)
     self.assertEqual(caught.exception.stages, want)
 
   def test_what_is_still_valid(self):
     everything = frozenset((stage, 0) for stage in range(4))
     held = holdings_lib.Holdings(everything, everything, everything, everything)
-    roles, valid = failover.fail_over(
-        Roles.initial(range(4)), dict.fromkeys(range(4), held), {1}
-    )
+    roles, valid = failover.fail_over(Roles.initial(range(4)), dict.fromkeys(range(4), held), {1})
     self.assertEqual(roles, Roles((0, 0, 2, 3), {0: 3, 3: 2}))
     self.assertEqual(
         valid,
@@ -97,11 +93,7 @@ class FailOverTest(parameterized.TestCase):
                 residuals=frozenset((stage, 0) for stage in known),
                 accumulated=frozenset((stage, 0) for stage in owned),
             )
-            for node, known, owned in (
-                (0, (0, 1), (0, 1)),
-                (2, (2, 3), (2,)),
-                (3, (3, 0), (3,)),
-            )
+            for node, known, owned in ((0, (0, 1), (0, 1)), (2, (2, 3), (2,)), (3, (3, 0), (3,)))
         },
     )
 

@@ -78,25 +78,18 @@ class PlanRowsTest(parameterized.TestCase):
     self.assertEqual(
         str(schedule).splitlines(),
         [
-            "0: 0F0 0SA0>1 0F1 0SA1>1 0F2 0RG0<1 0SA2>1 0B0 0RG1<1 0B1 0RG2<1"
-            " 0B2",
+            "0: 0F0 0SA0>1 0F1 0SA1>1 0F2 0RG0<1 0SA2>1 0B0 0RG1<1 0B1 0RG2<1" " 0B2",
             "1: 0RA0<0 1F0 1SA0>2 0RA1<0 1F1 1RG0<2 1SA1>2 1B0 0SG0>0 0RA2<0"
             " 1F2 1RG1<2 1SA2>2 1B1 0SG1>0 1RG2<2 1B2 0SG2>0",
-            "2: 1RA0<1 2F0 2B0 1SG0>1 1RA1<1 2F1 2B1 1SG1>1 1RA2<1 2F2 2B2"
-            " 1SG2>1",
+            "2: 1RA0<1 2F0 2B0 1SG0>1 1RA1<1 2F1 2B1 1SG1>1 1RA2<1 2F2 2B2" " 1SG2>1",
         ],
     )
 
   def test_a_shadow_of_two_stages_runs_one_after_the_other(self):
-    schedule = plan(
-        [0, 1, 1], range(2), in_flight=_BOUNDS(3), shadows={0: 1, 1: 0, 2: 0}
-    )
+    schedule = plan([0, 1, 1], range(2), in_flight=_BOUNDS(3), shadows={0: 1, 1: 0, 2: 0})
     self.assertEqual(
         schedules.passes(schedule),
-        [
-            "0F0 0F1 1RF0 2RF0 1RF1 2RF1 0B0 0B1",
-            "0RF0 1F0 2F0 1F1 2B0 2F1 0RF1 1B0 2B1 1B1",
-        ],
+        ["0F0 0F1 1RF0 2RF0 1RF1 2RF1 0B0 0B1", "0RF0 1F0 2F0 1F1 2B0 2F1 0RF1 1B0 2B1 1B1"],
     )
 
   def test_what_is_held_is_not_run_again(self):
@@ -111,9 +104,7 @@ class PlanRowsTest(parameterized.TestCase):
             for node, row in held.items()
         },
     )
-    self.assertEqual(
-        schedules.passes(schedule), ["0F1 1RF1 0B1", "0RF1 1F1 1B1"]
-    )
+    self.assertEqual(schedules.passes(schedule), ["0F1 1RF1 0B1", "0RF1 1F1 1B1"])
 
   @parameterized.parameters(
       # In comments the span if transfers blocked nobody.
@@ -128,20 +119,13 @@ class PlanRowsTest(parameterized.TestCase):
   def test_blocking_transfers_cost_little(self, forward, backward, want_ms):
     num_stages = len(forward)
     costs = costs_lib.StageCosts(forward, backward, (0.0,) * (num_stages - 1))
-    schedule = plan(
-        range(num_stages), range(16), in_flight=_BOUNDS(num_stages), costs=costs
-    )
+    schedule = plan(range(num_stages), range(16), in_flight=_BOUNDS(num_stages), costs=costs)
     self.assertAlmostEqual(play(schedule, 16, costs=costs).span_ms, want_ms)
 
   @parameterized.product(
-      num_stages=[1, 2, 5],
-      num_microbatches=[1, 3, 8],
-      more=[0, 1, 8],
-      forward_ms=[0.5, 1.0, 3.0],
+      num_stages=[1, 2, 5], num_microbatches=[1, 3, 8], more=[0, 1, 8], forward_ms=[0.5, 1.0, 3.0]
   )
-  def test_residuals_are_bounded(
-      self, num_stages, num_microbatches, more, forward_ms
-  ):
+  def test_residuals_are_bounded(self, num_stages, num_microbatches, more, forward_ms):
     bounds = [bound + more for bound in _BOUNDS(num_stages)]
     schedule = plan(
         range(num_stages),
@@ -181,22 +165,13 @@ class PlanRowsTest(parameterized.TestCase):
         residuals=frozenset({(0, 1), (0, 2)}), accumulated=frozenset({(0, 0)})
     )
     schedule = plan([0, 1], range(3), in_flight=[1, 1], holdings={0: held})
-    self.assertEqual(
-        schedules.passes(schedule),
-        ["0F0 0F1 0B1 0F2 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"],
-    )
+    self.assertEqual(schedules.passes(schedule), ["0F0 0F1 0B1 0F2 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"])
     play(schedule, 3, holdings={0: held})
 
   @parameterized.parameters(
-      (
-          dict(owners=[0], in_flight=[1]),
-          "owners must name a node for each of the 2 stages",
-      ),
+      (dict(owners=[0], in_flight=[1]), "owners must name a node for each of the 2 stages"),
       ({"microbatches": []}, r"non-negative integers, got \[\]"),
-      (
-          {"microbatches": [1, 0]},
-          r"non-negative integers, got \[1, 0\]",
-      ),
+      ({"microbatches": [1, 0]}, r"non-negative integers, got \[1, 0\]"),
       ({"in_flight": [1]}, "bound of at least 1 for each of the 2 stages"),
       ({"in_flight": [1, 0]}, r"got \[1, 0\]"),
       ({"shadows": {2: 0}}, "shadows names stage 2, there are 2"),
@@ -219,7 +194,5 @@ class PlanRowsTest(parameterized.TestCase):
 
   def test_a_gradient_that_nobody_kept(self):
     used = holdings_lib.Holdings(accumulated=frozenset({(1, 0)}))
-    with self.assertRaisesRegex(
-        base.InfeasibleError, "Stage 0 needs the gradient of microbatch 0"
-    ):
+    with self.assertRaisesRegex(base.InfeasibleError, "Stage 0 needs the gradient of microbatch 0"):
       plan([0, 1], [0], in_flight=None, holdings={1: used})

@@ -93,26 +93,10 @@ class PlayTest(parameterized.TestCase):
           ("1B0 0SG0>0", "0SG0>0 1B0"),
           "deadlock|Node 1 cannot run 0SG0>0: the gradient is not there",
       ),
-      (
-          0,
-          ("0SA1>1 ", ""),
-          "Node 1 waits at 0RA1<0 forever: node 0 has no 0SA1>1 to come",
-      ),
-      (
-          1,
-          ("0RA0<0 ", ""),
-          "Node 1 cannot run 1F0: the output of stage 0 is not there",
-      ),
-      (
-          0,
-          ("0B1", "0B1 0SA1>1"),
-          "Node 0 waits at 0SA1>1 forever: node 1 has no 0RA1<0 to come",
-      ),
-      (
-          0,
-          ("0SA1>1", "0SA1>7"),
-          "Node 0 waits at 0SA1>7 forever: node 7 has no 0RA1<0 to come",
-      ),
+      (0, ("0SA1>1 ", ""), "Node 1 waits at 0RA1<0 forever: node 0 has no 0SA1>1 to come"),
+      (1, ("0RA0<0 ", ""), "Node 1 cannot run 1F0: the output of stage 0 is not there"),
+      (0, ("0B1", "0B1 0SA1>1"), "Node 0 waits at 0SA1>1 forever: node 1 has no 0RA1<0 to come"),
+      (0, ("0SA1>1", "0SA1>7"), "Node 0 waits at 0SA1>7 forever: node 7 has no 0RA1<0 to come"),
       (
           0,
           ("0F1 0RG0<1 0SA1>1", "0F1 0SA1>1 0RG0<1"),
@@ -141,8 +125,7 @@ class PlayTest(parameterized.TestCase):
         1: _ROWS[1].replace("0RA0<0", "0RA0<0 0RA0<0"),
     }
     with self.assertRaisesRegex(
-        timeline_lib.ScheduleError,
-        "Node 1 cannot run 0RA0<0: the output is already there",
+        timeline_lib.ScheduleError, "Node 1 cannot run 0RA0<0: the output is already there"
     ):
       play(rows)
 
@@ -154,9 +137,7 @@ class PlayTest(parameterized.TestCase):
             activations=frozenset({(0, 0), (0, 1)}),
             accumulated=frozenset({(0, 0)}),
         ),
-        1: holdings_lib.Holdings(
-            gradients=frozenset({(0, 0), (0, 1)}), accumulated=both
-        ),
+        1: holdings_lib.Holdings(gradients=frozenset({(0, 0), (0, 1)}), accumulated=both),
     }
     timeline = play({0: "0RG1<1 0B1", 1: "0SG1>0"}, holdings=holdings)
     self.assertEqual(timeline.span_ms, 2.0)
@@ -211,8 +192,7 @@ class PeakBytesTest(parameterized.TestCase):
             accumulated=frozenset((0, m) for m in range(4)),
         ),
         2: holdings_lib.Holdings(
-            gradients=everything,
-            accumulated=frozenset((2, m) for m in range(4)),
+            gradients=everything, accumulated=frozenset((2, m) for m in range(4))
         ),
     }
     self.assertEqual(

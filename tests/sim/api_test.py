@@ -39,10 +39,7 @@ class PageTest(absltest.TestCase):
     done = run_python(_NO_JAX + "\n".join(blocks))
     self.assertEqual(done.returncode, 0, done.stderr)
     lines = done.stdout.splitlines()
-    self.assertEqual(
-        [line.split()[0] for line in lines[:3]],
-        ["checkpoint", "bamboo", "full"],
-    )
+    self.assertEqual([line.split()[0] for line in lines[:3]], ["checkpoint", "bamboo", "full"])
     patient, two = map(float, lines[-2:])
     self.assertGreater(min(patient, two), 0.0)
     self.assertNotEqual(patient, two)
@@ -73,15 +70,13 @@ class SimulateTest(parameterized.TestCase):
   def test_a_policy_that_is_made_once_gives_the_same(self):
     policy = sim.make_policy("checkpoint", self.trace)
     self.assertEqual(
-        sim.simulate(self.trace, policy).account,
-        sim.simulate(self.trace, "checkpoint").account,
+        sim.simulate(self.trace, policy).account, sim.simulate(self.trace, "checkpoint").account
     )
 
   def test_plugins_add_rows(self):  # Starts Python and simulates, 5 s.
     folder = pathlib.Path(tempfile.mkdtemp())
     (folder / "mine.py").write_text(
-        "from bamboo_jax import sim\n"
-        "sim.register('mine', sim.Settings(rungs=('checkpoint',)))\n"
+        "from bamboo_jax import sim\n" "sim.register('mine', sim.Settings(rungs=('checkpoint',)))\n"
     )
     (folder / "few.py").write_text(
         "from configs.sim import compare\n"

@@ -15,17 +15,13 @@ def make_books(saves=None, *, step_secs=10.0, live=4, training=3):
   books = books_lib.Books(ledger, saves=saves)
   books.set_nodes(live=live, training=training)
   books.train(
-      times_lib.StepCost(
-          step_secs, num_samples=8, num_dropped=2, useful=0.5, redundant=0.25
-      )
+      times_lib.StepCost(step_secs, num_samples=8, num_dropped=2, useful=0.5, redundant=0.25)
   )
   return books, ledger
 
 
 def make_saves(every_secs, save_secs=0.0, stall_secs=0.0):
-  return times_lib.Durations(
-      save_every_secs=every_secs, save_secs=save_secs, stall_secs=stall_secs
-  )
+  return times_lib.Durations(save_every_secs=every_secs, save_secs=save_secs, stall_secs=stall_secs)
 
 
 def play(saves, step_secs, until_secs):

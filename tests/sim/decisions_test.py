@@ -14,15 +14,11 @@ from bamboo_jax.sim import times as times_lib
 from tests import profiles
 
 _WORKLOAD = policies_lib.Workload(
-    costs=profiles.make_transformer(num_blocks=3),
-    num_stages=2,
-    num_microbatches=4,
+    costs=profiles.make_transformer(num_blocks=3), num_stages=2, num_microbatches=4
 )
 _SETTINGS = {
     "varuna": policies_lib.Settings(rungs=("checkpoint",), layout="grid"),
-    "bamboo": policies_lib.Settings(
-        rungs=("shadow", "reconfigure", "checkpoint"), layout="depth"
-    ),
+    "bamboo": policies_lib.Settings(rungs=("shadow", "reconfigure", "checkpoint"), layout="depth"),
     "full": policies_lib.Settings(redundant=rows.Redundancy("lazy")),
     "recycle": policies_lib.Settings(
         rungs=("reroute", "reconfigure", "checkpoint"), layout="depth"
@@ -40,9 +36,7 @@ _EVENTS = st.lists(
 
 
 def make_decider(name):
-  (policy,) = policies_lib.make_choices(
-      name, _SETTINGS[name], _WORKLOAD, times_lib.Durations()
-  )
+  (policy,) = policies_lib.make_choices(name, _SETTINGS[name], _WORKLOAD, times_lib.Durations())
   return policy.decider
 
 
@@ -84,9 +78,7 @@ class DecisionsTest(parameterized.TestCase):
             places,
             ladder_lib.Change(**{kind: as_kind(numbers)}),
             when=when,
-            find_zones=lambda names=tuple(names): {
-                i: zones[n] for i, n in enumerate(names)
-            },
+            find_zones=lambda names=tuple(names): {i: zones[n] for i, n in enumerate(names)},
         )
         decision = decide.decide(
             state,

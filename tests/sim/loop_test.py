@@ -51,8 +51,7 @@ def make_policy(name, *, num_stages=4, durations=_DURATIONS, **settings):
   (policy,) = policies_lib.make_choices(
       name,
       policies_lib.Settings(
-          rungs=_RUNGS[name],
-          **dict(placement="order", reroute="stage", fold=False) | settings,
+          rungs=_RUNGS[name], **dict(placement="order", reroute="stage", fold=False) | settings
       ),
       policies_lib.Workload(costs=_TABLE, num_stages=num_stages),
       durations,
@@ -62,9 +61,7 @@ def make_policy(name, *, num_stages=4, durations=_DURATIONS, **settings):
 
 def simulate(name, text, *, num_nodes=8, end_secs=2000, **options):
   trace = make_trace(text, num_nodes=num_nodes, end_secs=end_secs)
-  return loop.simulate(
-      trace, make_policy(name, **options), profiles.PRICE, keep_moments=True
-  )
+  return loop.simulate(trace, make_policy(name, **options), profiles.PRICE, keep_moments=True)
 
 
 class LoopTest(parameterized.TestCase):
@@ -149,16 +146,13 @@ class LoopTest(parameterized.TestCase):
 
   def test_nodes_boot(self):
     durations = dataclasses.replace(_DURATIONS, boot_secs=45.0)
-    outcome = simulate(
-        "varuna", "20 remove 0\n30 add 0", end_secs=60, durations=durations
-    )
+    outcome = simulate("varuna", "20 remove 0\n30 add 0", end_secs=60, durations=durations)
     node_time = outcome.account.node_time
     self.assertAlmostEqual(node_time.restart, 7 * 15.0)
 
   def test_notice_saves_the_step(self):
     outcomes = [
-        simulate("oobleck", f"{text}254 remove 0", end_secs=400)
-        for text in ("", "201 notice 0\n")
+        simulate("oobleck", f"{text}254 remove 0", end_secs=400) for text in ("", "201 notice 0\n")
     ]
     self.assertGreater(outcomes[0].account.node_time.lost, 0.0)
     self.assertEqual(outcomes[1].account.node_time.lost, 0.0)
@@ -170,9 +164,7 @@ class LoopTest(parameterized.TestCase):
     self.assertEqual(taken[0], (0.0, "checkpoint", owners))
     self.assertIn((204.0, "shadow", ("node3", *rest)), taken)
     self.assertEqual(taken[-1][2], ("node8", *rest))
-    self.assertEqual(
-        outcome.moments[2].text, "1 lost; every lost stage has a live shadow"
-    )
+    self.assertEqual(outcome.moments[2].text, "1 lost; every lost stage has a live shadow")
 
   def test_a_name_that_comes_again_is_another_node(self):
     # The stage of node 0 is vacant until it comes back, and is lost again.
@@ -185,9 +177,7 @@ class LoopTest(parameterized.TestCase):
       simulate("oobleck", "", num_nodes=18)
 
 
-_CHANGES = st.lists(
-    st.tuples(st.integers(0, 3000), st.integers(0, 13)), max_size=20
-)
+_CHANGES = st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 13)), max_size=20)
 
 
 class PropertyTest(parameterized.TestCase):

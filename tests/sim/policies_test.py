@@ -18,10 +18,7 @@ _WORKLOAD = policies_lib.Workload(
 
 def make_policy(workload=_WORKLOAD, forecast=None, **settings):
   choices = policies_lib.make_choices(
-      "mine",
-      policies_lib.Settings(**dict(fold=False) | settings),
-      workload,
-      times_lib.Durations(),
+      "mine", policies_lib.Settings(**dict(fold=False) | settings), workload, times_lib.Durations()
   )
   if forecast is None:
     return choices[0]
@@ -29,9 +26,7 @@ def make_policy(workload=_WORKLOAD, forecast=None, **settings):
 
 
 def expect(policy, live, losses):
-  return forecast_lib.expected_samples_per_sec(
-      policy, live=live, losses_per_node_hour=losses
-  )
+  return forecast_lib.expected_samples_per_sec(policy, live=live, losses_per_node_hour=losses)
 
 
 def sizes(policy, num_nodes):
@@ -64,13 +59,10 @@ class LayoutTest(parameterized.TestCase):
   def test_limit_of_memory(self, layout, settings):
     settings, *limits = settings
     enough, too_little = (
-        dataclasses.replace(_WORKLOAD, memory_limit_bytes=int(mib * 2**20))
-        for mib in limits
+        dataclasses.replace(_WORKLOAD, memory_limit_bytes=int(mib * 2**20)) for mib in limits
     )
     make_policy(layout=layout, workload=enough, **settings)
-    with self.assertRaisesRegex(
-        base.InfeasibleError, "Policy 'mine': (No|Pipelines) "
-    ):
+    with self.assertRaisesRegex(base.InfeasibleError, "Policy 'mine': (No|Pipelines) "):
       make_policy(layout=layout, workload=too_little, **settings)
 
   @parameterized.parameters(
@@ -98,10 +90,7 @@ class LayoutTest(parameterized.TestCase):
       (dict(layout="deep"), "Unknown layout 'deep'; did you mean 'depth'"),
       (dict(overprovision=0.0), "overprovision must be above 0, got 0.0"),
       (dict(placement="spraed"), "Policy 'mine': Unknown placement 'spraed'"),
-      (
-          dict(redundant=rows.Redundancy("eger")),
-          "Policy 'mine': Unknown mode of redundancy 'eger'",
-      ),
+      (dict(redundant=rows.Redundancy("eger")), "Policy 'mine': Unknown mode of redundancy 'eger'"),
       (dict(layout="depth", overprovision=5.0), "Policy 'mine': num_stages"),
   )
   def test_bad_settings(self, settings, message):
@@ -123,11 +112,7 @@ class ForecastTest(parameterized.TestCase):
 
   def test_what_counts_is_when_training_is_possible(self):
     live = {2: 3.0, 4: 1.0}  # Too few nodes on average.
-    policy = make_policy(
-        layout="depth",
-        redundant=rows.Redundancy("auto"),
-        forecast=(live, 1.0),
-    )
+    policy = make_policy(layout="depth", redundant=rows.Redundancy("auto"), forecast=(live, 1.0))
     self.assertTrue(policy.decider.ladder.shadow)
     always = expect(policy, {4: 1.0}, 1.0)
     self.assertAlmostEqual(expect(policy, live, 1.0), always / 4)

@@ -7,9 +7,7 @@ from bamboo_jax.traces import trace as trace_lib
 
 
 def follow(roster, text):
-  return roster.follow(
-      [trace_lib.Event(0, *entry.split()) for entry in text.split(",")]
-  )
+  return roster.follow([trace_lib.Event(0, *entry.split()) for entry in text.split(",")])
 
 
 class RosterTest(absltest.TestCase):

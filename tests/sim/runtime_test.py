@@ -82,23 +82,15 @@ class Simulation:
     """Forgets all that has happened, and not what has been decided then."""
     self._events = [trace_lib.Event(0, "add", f"{n}") for n in range(_NODES)]
     self._now_ms = 0
-    self.owners = [
-        tuple(range(i, i + _STAGES)) for i in range(0, _NODES, _STAGES)
-    ]
+    self.owners = [tuple(range(i, i + _STAGES)) for i in range(0, _NODES, _STAGES)]
 
   def follow(self, kind, nodes):
     self._now_ms += _EVERY_SECS * 1000
-    self._events += [
-        trace_lib.Event(self._now_ms, kind, f"{n}") for n in sorted(nodes)
-    ]
+    self._events += [trace_lib.Event(self._now_ms, kind, f"{n}") for n in sorted(nodes)]
     trace = trace_lib.Trace(
-        "trace",
-        tuple(self._events),
-        duration_ms=self._now_ms + _EVERY_SECS * 1000,
+        "trace", tuple(self._events), duration_ms=self._now_ms + _EVERY_SECS * 1000
     )
-    outcome = loop.simulate(
-        trace, self._policy, profiles.PRICE, keep_moments=True
-    )
+    outcome = loop.simulate(trace, self._policy, profiles.PRICE, keep_moments=True)
     moments = [m for m in outcome.moments if m.secs >= self._now_ms / 1000]
     self.owners = [tuple(map(int, names)) for names in moments[-1].owners]
     return [m.rung for m in moments if m.rung != "none"]
@@ -160,9 +152,7 @@ _EVENTS = st.lists(
 
 
 def make_rules(mode, **rungs):
-  return layouts.make_rules(
-      _STAGES, _SHARES, mode=mode, layer_secs=10.0, **rungs
-  )
+  return layouts.make_rules(_STAGES, _SHARES, mode=mode, layer_secs=10.0, **rungs)
 
 
 class SameDecisionsTest(parameterized.TestCase):
@@ -187,9 +177,7 @@ class SameDecisionsTest(parameterized.TestCase):
 
     check()
 
-  @parameterized.product(
-      mode=["lazy", "none"], reroute=["shares", "whole_shares", "none"]
-  )
+  @parameterized.product(mode=["lazy", "none"], reroute=["shares", "whole_shares", "none"])
   def test_all_first_losses(self, mode, reroute):
     rules = make_rules(mode, reroute=reroute)
     simulation = Simulation(rules, mode)

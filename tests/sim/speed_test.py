@@ -15,9 +15,7 @@ _PROFILE = profiles.make_transformer(microbatch_size=2)
 _PARTITION = partition_lib.split_layers(_PROFILE.layers, num_stages=4)
 
 
-def make_speed(
-    mode="none", num_microbatches=12, reroute="shares", **communication
-):
+def make_speed(mode="none", num_microbatches=12, reroute="shares", **communication):
   return speed.ProfileSpeed(
       _PROFILE,
       num_microbatches=num_microbatches,
@@ -29,9 +27,7 @@ def make_speed(
 
 
 def make_pipelines(count, *, replicas=True):
-  return placement_lib.make_pipelines(
-      [_PARTITION] * count, range(100, 100 + 4 * count), replicas
-  )
+  return placement_lib.make_pipelines([_PARTITION] * count, range(100, 100 + 4 * count), replicas)
 
 
 def lose(pipeline, node):
@@ -40,9 +36,7 @@ def lose(pipeline, node):
 
 
 def vacate(pipeline, *stages):
-  return pipelines_lib.Pipeline(
-      pipeline.partition, pipeline.roles, frozenset(stages)
-  )
+  return pipelines_lib.Pipeline(pipeline.partition, pipeline.roles, frozenset(stages))
 
 
 class StepTest(parameterized.TestCase):
@@ -56,9 +50,7 @@ class StepTest(parameterized.TestCase):
     self.assertEqual(cost.redundant, 0.0)
     passes_ms = 12 * sum(c.forward_ms + c.backward_ms for c in _PROFILE.layers)
     joint_ms = time.norm_ms + time.update_ms
-    self.assertAlmostEqual(
-        cost.useful, (passes_ms + 12 * joint_ms) / (12 * time.total_ms)
-    )
+    self.assertAlmostEqual(cost.useful, (passes_ms + 12 * joint_ms) / (12 * time.total_ms))
 
   @parameterized.parameters("ring", "ordered", "tree")
   def test_sums_are_communication(self, reduction):
@@ -67,9 +59,7 @@ class StepTest(parameterized.TestCase):
     cost = speeds.step(pipelines, drops=False)
     sums_ms = speeds.predictor.sum_ms(_PARTITION, num_pipelines=3)
     self.assertLen(sums_ms, 4)
-    self.assertAlmostEqual(
-        cost.communication * 12 * cost.secs * 1e3, 3 * sum(sums_ms)
-    )
+    self.assertAlmostEqual(cost.communication * 12 * cost.secs * 1e3, 3 * sum(sums_ms))
     alone = speeds.step(pipelines[:1], drops=False)
     self.assertEqual(alone.communication, 0.0)
 

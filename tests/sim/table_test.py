@@ -53,9 +53,7 @@ class ReadTest(parameterized.TestCase):
 
   def test_best_of_pipelines_and_stages(self):
     text = "dp,pp,fast\n2,2,40\n1,4,50\n1,3,20\n3,2,45\n1,7,60\n"
-    table = speed_lib.read_table(
-        write(text), column="fast", samples_per_step=100
-    )
+    table = speed_lib.read_table(write(text), column="fast", samples_per_step=100)
     want = {3: 20.0, 4: 50.0, 5: 50.0, 6: 50.0, 7: 60.0}
     self.assertEqual(table.samples_per_sec, want)
 
@@ -78,9 +76,7 @@ class ReadTest(parameterized.TestCase):
   )
   def test_bad_file(self, text, message, column="fast"):
     with self.assertRaisesRegex(ValueError, message):
-      speed_lib.read_table(
-          write(text), column=column, samples_per_step=1, where={"model": "a"}
-      )
+      speed_lib.read_table(write(text), column=column, samples_per_step=1, where={"model": "a"})
 
 
 class TableSpeedTest(parameterized.TestCase):
@@ -93,9 +89,7 @@ class TableSpeedTest(parameterized.TestCase):
   def test_step(self):
     first, *rest = make_pipelines(12)
     doubled = lose(first, 1)  # One node has two stages.
-    vacant = pipelines_lib.Pipeline(
-        first.partition, first.roles, frozenset({1})
-    )
+    vacant = pipelines_lib.Pipeline(first.partition, first.roles, frozenset({1}))
     for one, drops, *want in (
         (first, False, 8.0, 96.0, 0.0),
         (doubled, False, 12.0, 96.0, 0.0),

@@ -32,15 +32,8 @@ def make_plan(seed, *, hang_secs, late_secs, late_at_secs, secs=70.0):
 class AskTest(parameterized.TestCase):
 
   @parameterized.parameters(*samples.draw(_CASES, 12))
-  def test_a_healthy_run_goes_on(
-      self, hang_secs, late_secs, late_at_secs, seed
-  ):
-    plan = make_plan(
-        seed,
-        hang_secs=hang_secs,
-        late_secs=late_secs,
-        late_at_secs=late_at_secs,
-    )
+  def test_a_healthy_run_goes_on(self, hang_secs, late_secs, late_at_secs, seed):
+    plan = make_plan(seed, hang_secs=hang_secs, late_secs=late_secs, late_at_secs=late_at_secs)
     self.assertEqual(history.explore(plan), [], msg=plan)
 
   def test_it_asks_and_is_answered_and_no_step_waits(self):
@@ -49,14 +42,10 @@ class AskTest(parameterized.TestCase):
     self.addCleanup(one.close)
     clock, steps = one.world.clock, []
     while clock.now < 70.0:
-      steps.append(
-          one.machines["n0"].worker.steps if "n0" in one.machines else 0
-      )
+      steps.append(one.machines["n0"].worker.steps if "n0" in one.machines else 0)
       clock.run(clock.now + 1.0)
     asks = [t for t in one.world.trace if "n4 asks whether any" in t]
-    answers = [
-        t for t in one.world.trace if t.endswith(" is alive") and t not in asks
-    ]
+    answers = [t for t in one.world.trace if t.endswith(" is alive") and t not in asks]
     self.assertNotEmpty(asks)
     self.assertNotEmpty(answers)
     # It was answered twice or more, and then waits for longer each time.

@@ -28,9 +28,7 @@ class HistoryTest(parameterized.TestCase):
 
   def test_each_word_has_faults(self):
     for word in (*plans._DRAWS, *plans.KINDS):
-      faults = plans._draw_faults(
-          random.Random(0), word, 5.0, ["n0", "n1", "n2", "n3"]
-      )
+      faults = plans._draw_faults(random.Random(0), word, 5.0, ["n0", "n1", "n2", "n3"])
       self.assertNotEmpty(list(faults), word)
 
   def test_the_same_happens_each_time(self):

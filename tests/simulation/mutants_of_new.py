@@ -6,11 +6,7 @@ MUTANTS = {
     # Ask and answer, and the folder.
     "nobody_answers": (
         "folder",
-        (
-            f"{_AGENT}membership.py",
-            "      state.start(_answer(state), once=True)",
-            "      pass",
-        ),
+        (f"{_AGENT}membership.py", "      state.start(_answer(state), once=True)", "      pass"),
     ),
     "who_asks_does_not_wait": (
         "folder",
@@ -23,35 +19,19 @@ MUTANTS = {
     ),
     "members_look_only_when_told": (
         "folder",
-        (
-            f"{_AGENT}arrival.py",
-            "  state.start(membership.look_at_folder(state))\n",
-            "",
-        ),
+        (f"{_AGENT}arrival.py", "  state.start(membership.look_at_folder(state))\n", ""),
     ),
     "a_view_of_others_is_taken_for_the_question": (
         "folder",
-        (
-            f"{_AGENT}run_over.py",
-            "    if not made.is_ask:\n      return False\n",
-            "",
-        ),
+        (f"{_AGENT}run_over.py", "    if not made.is_ask:\n      return False\n", ""),
     ),
     "a_damaged_view_stays": (
         "folder",
-        (
-            "bamboo_jax/cluster/store/fence.py",
-            "VOID_SECS = 10.0",
-            "VOID_SECS = 1e9",
-        ),
+        ("bamboo_jax/cluster/store/fence.py", "VOID_SECS = 10.0", "VOID_SECS = 1e9"),
     ),
     "a_damaged_view_is_void_for_one_only": (
         "folder",
-        (
-            "bamboo_jax/cluster/store/fence.py",
-            'yield "create", name, _render(void)',
-            "return void",
-        ),
+        ("bamboo_jax/cluster/store/fence.py", 'yield "create", name, _render(void)', "return void"),
     ),
     "a_claim_is_believed": (
         "folder",
@@ -75,11 +55,7 @@ MUTANTS = {
     # A newcomer hears the views in order, unless a connection is reset.
     "newcomers_miss_the_original": (
         "tests/cluster/agent/core_test.py",
-        (
-            f"{_AGENT}membership.py",
-            "    adopt(state, views.original(view))",
-            "    pass",
-        ),
+        (f"{_AGENT}membership.py", "    adopt(state, views.original(view))", "    pass"),
     ),
     # Those of a second review, of which exploring had found two. Three lines of
     # it were not needed, and are gone: a minority need not read before it
@@ -103,11 +79,7 @@ MUTANTS = {
     ),
     "m03_worker_ignores_later_epoch": (
         "folder",
-        (
-            "bamboo_jax/cluster/store/fence.py",
-            "if found.epoch > claim.epoch:",
-            "if False:",
-        ),
+        ("bamboo_jax/cluster/store/fence.py", "if found.epoch > claim.epoch:", "if False:"),
     ),
     "m04_fence_reads_first_life": (
         "folder",
@@ -184,11 +156,7 @@ MUTANTS = {
     # Members find a view in the folder 2 s later, so nothing is wrong for long.
     "m14_reached_not_told_views": (
         "tests/cluster/agent/core_test.py",
-        (
-            f"{_AGENT}links.py",
-            "    send(messages.NewView(view))\n",
-            "    pass\n",
-        ),
+        (f"{_AGENT}links.py", "    send(messages.NewView(view))\n", "    pass\n"),
     ),
     # Its silence kills it too, 9 s later.
     "m16_stopped_worker_not_killed": (

@@ -18,8 +18,7 @@ MUTANTS = {
         (
             f"{_AGENT}selection.py",
             "  lost |= found\n",
-            "  lost |= {i: 'said' for m in left for i in state.suspicions.of(m)"
-            " if i in left}\n",
+            "  lost |= {i: 'said' for m in left for i in state.suspicions.of(m)" " if i in left}\n",
         ),
     ),
     "a1_newcomers_accuse": (
@@ -53,19 +52,11 @@ MUTANTS = {
     ),
     "a2_agents_end_with_their_workers": (
         "workers",
-        (
-            f"{_AGENT}membership.py",
-            "    if state.cause:\n",
-            "    if False:\n",
-        ),
+        (f"{_AGENT}membership.py", "    if state.cause:\n", "    if False:\n"),
     ),
     "a2_all_are_waited_for": (
         "workers",
-        (
-            f"{_AGENT}selection.py",
-            "is_enough or are_all) and",
-            "is_enough) and",
-        ),
+        (f"{_AGENT}selection.py", "is_enough or are_all) and", "is_enough) and"),
     ),
     "a3_begins_although_others_have": (
         "all",
@@ -77,11 +68,7 @@ MUTANTS = {
     ),
     "a4_who_is_not_heard_is_dead": (
         "store",
-        (
-            f"{_AGENT}run_over.py",
-            "if not (yield from _ask_in_vain(state)):",
-            "if False:",
-        ),
+        (f"{_AGENT}run_over.py", "if not (yield from _ask_in_vain(state)):", "if False:"),
     ),
     "a4_a_lapsed_lease_is_a_death": (
         "store",
@@ -90,11 +77,7 @@ MUTANTS = {
             "  return all(state.suspicions.suspects(i) for i in members)",
             "  return True",
         ),
-        (
-            f"{_AGENT}run_over.py",
-            "if not (yield from _ask_in_vain(state)):",
-            "if False:",
-        ),
+        (f"{_AGENT}run_over.py", "if not (yield from _ask_in_vain(state)):", "if False:"),
     ),
     "a5_an_empty_store_is_as_good": (
         "store",
@@ -103,16 +86,8 @@ MUTANTS = {
             "if self._guard is not None and found != self._guard[1]:",
             "if False:",
         ),
-        (
-            "bamboo_jax/cluster/store/registry.py",
-            "guard=self._guard",
-            "guard=None",
-        ),
-        (
-            "bamboo_jax/cluster/store/etcd.py",
-            "if revision < floor:",
-            "if False:",
-        ),
+        ("bamboo_jax/cluster/store/registry.py", "guard=self._guard", "guard=None"),
+        ("bamboo_jax/cluster/store/etcd.py", "if revision < floor:", "if False:"),
     ),
     "a6_only_the_leader_tells_the_store": (
         "store",
@@ -140,11 +115,7 @@ MUTANTS = {
     ),
     "a9_refused_for_ever_is_alive": (
         "crash",
-        (
-            f"{_AGENT}run_over.py",
-            "state.now >= state.over_secs + _patience_secs(state)",
-            "False",
-        ),
+        (f"{_AGENT}run_over.py", "state.now >= state.over_secs + _patience_secs(state)", "False"),
     ),
     "a9_busy_agents_excuse_all": (
         "stop",
@@ -199,18 +170,10 @@ MUTANTS = {
     ),
     "a13_old_members_improve_once_more": (
         "train",
-        (
-            "bamboo_jax/train/worker.py",
-            "return self._regroup()  # The",
-            "self._regroup()  # The",
-        ),
+        ("bamboo_jax/train/worker.py", "return self._regroup()  # The", "self._regroup()  # The"),
     ),
     "newcomers_wait_to_be_told": (
         "train",
-        (
-            "bamboo_jax/train/run_state.py",
-            'facts={"restart": True}',
-            "facts={}",
-        ),
+        ("bamboo_jax/train/run_state.py", 'facts={"restart": True}', "facts={}"),
     ),
 }

@@ -46,9 +46,7 @@ def measure(num_nodes):
     one.world.clock.run(until_secs)
     alive = [m for m in one.machines.values() if m.is_alive]
     alive = [m for m in alive if m.state.roster.is_member]
-    views = {
-        (v.number, len(v.members)) for m in alive for v in [m.state.roster.view]
-    }
+    views = {(v.number, len(v.members)) for m in alive for v in [m.state.roster.view]}
     assert len(views) == 1, views
     sizes += [size for _, size in views]
     ends = collections.Counter(c.source for c in network.connections)

@@ -133,9 +133,7 @@ class FitTest(parameterized.TestCase):
 
   def test_a_short_trace_has_no_profile(self):
     for hours, later in ((47.0, 1.0), (49.0, 0.0)):
-      asked = trace_parameters.Parameters(
-          hours=hours, hour_profile=(1.0,) + (0.0,) * 23
-      )
+      asked = trace_parameters.Parameters(hours=hours, hour_profile=(1.0,) + (0.0,) * 23)
       trace = generator.generate_trace(asked, seed=0)
       profile = fit.fit_parameters(trace).hour_profile
       self.assertEqual(profile[1:], (later,) * 23)

@@ -16,14 +16,10 @@ _SIZES = dict(bulk_sizes=((1, 1.0), (5, 1.0)))
 
 _PARAMETERS = st.builds(
     Parameters,
-    nodes_per_zone=st.lists(st.integers(1, 6), min_size=2, max_size=4).map(
-        tuple
-    ),
+    nodes_per_zone=st.lists(st.integers(1, 6), min_size=2, max_size=4).map(tuple),
     hours=st.floats(0.1, 30.0),
     hazard_per_node_hour=st.floats(0.0, 3.0),
-    bulk_sizes=st.lists(
-        st.tuples(st.integers(1, 9), st.floats(0.1, 1.0)), min_size=1
-    ).map(tuple),
+    bulk_sizes=st.lists(st.tuples(st.integers(1, 9), st.floats(0.1, 1.0)), min_size=1).map(tuple),
     zone_correlation=st.floats(0.0, 1.0),
     start_hour=st.floats(0.0, 23.9),
     reacquire_secs=st.sampled_from([0.0, 1.0, 600.0, math.inf]),
@@ -66,10 +62,7 @@ class GenerateTest(parameterized.TestCase):
       ("rare", dict(hazard_per_node_hour=0.01)),
       ("bulks", dict(bulk_sizes=((1, 5.0), (2, 3.0), (6, 2.0)))),
       ("bulk_of_all", dict(bulk_sizes=((100, 1.0),))),
-      (
-          "zones",
-          dict(nodes_per_zone=(20, 10, 2), zone_correlation=0.3) | _SIZES,
-      ),
+      ("zones", dict(nodes_per_zone=(20, 10, 2), zone_correlation=0.3) | _SIZES),
       ("few_come_back", dict(reacquire_secs=36_000.0)),
   )
   def test_hazard(self, changes):
@@ -85,9 +78,7 @@ class GenerateTest(parameterized.TestCase):
     self.assertLess(abs(summary.num_preempted - expected), 4 * deviation)
 
   def test_bulk_sizes(self):
-    summary = trace_summary.summarize(
-        generate(hours=2000.0, bulk_sizes=((1, 3.0), (4, 1.0)))
-    )
+    summary = trace_summary.summarize(generate(hours=2000.0, bulk_sizes=((1, 3.0), (4, 1.0))))
     self.assertEqual(set(summary.bulks), {1, 4})
     share = summary.bulks[4] / summary.num_instants
     self.assertAlmostEqual(share, 0.25, delta=0.04)
@@ -113,8 +104,7 @@ class GenerateTest(parameterized.TestCase):
   def test_reacquire(self):
     options = dict(hours=200.0, hazard_per_node_hour=1.0)
     at_once, later = (
-        trace_summary.summarize(generate(reacquire_secs=secs, **options))
-        for secs in (0.0, 3600.0)
+        trace_summary.summarize(generate(reacquire_secs=secs, **options)) for secs in (0.0, 3600.0)
     )
     self.assertAlmostEqual(at_once.mean_nodes, 32.0, places=3)
     # Alive for an hour and missing for an hour, on average.

@@ -69,10 +69,7 @@ class FormatsTest(parameterized.TestCase):
       ("0,add,a\n\n5,add,a", "line 3: node 'a' is added twice"),
       ("0,add,a\n5,remove", "line 2: an event has 3 values, milliseconds,add"),
       ("0,add,a,z1", "line 1: an event has 3 values"),
-      (
-          "x,add,a",
-          "line 1: milliseconds must be a non-negative integer, got 'x",
-      ),
+      ("x,add,a", "line 1: milliseconds must be a non-negative integer, got 'x"),
       ("-1,add,a", "got '-1'"),
       ("1.5,add,a", "got '1.5'"),
       ("0,add,a\n1,remoev,a", "line 2: Unknown kind of event 'remoev'; did"),
@@ -223,9 +220,7 @@ class JsonTest(parameterized.TestCase):
       ('{"a": [1], "b": [1, 2]}', "each zone, got {'data.a': 1, 'data.b': 2}"),
       ("[0, 0]", "is empty"),
   )
-  def test_refuses(
-      self, end, message, begin='"metadata": {"gap_seconds": 1}, "data": '
-  ):
+  def test_refuses(self, end, message, begin='"metadata": {"gap_seconds": 1}, "data": '):
     with self.assertRaisesRegex(ValueError, f"t.csv.*{message}"):
       parse("{" + begin + end + "}")
 
@@ -256,9 +251,7 @@ class FilesTest(folders.FolderCase):
 
   def test_not_text(self):
     path = self._write("x.png", b"\x89PNG\xff")
-    with self.assertRaisesRegex(
-        ValueError, "x.png is not a trace: it is not t"
-    ):
+    with self.assertRaisesRegex(ValueError, "x.png is not a trace: it is not t"):
       readers.read_traces([path])
 
   def test_no_file(self):

@@ -29,9 +29,7 @@ class ScaleTest(parameterized.TestCase):
 
   def test_time(self):
     trace = scale.scale(parse(_TWO), num_nodes=None, time_scale=0.126)
-    self.assertEqual(
-        [event.time_ms for event in trace.events], [0, 0, 13, 25, 38, 50]
-    )
+    self.assertEqual([event.time_ms for event in trace.events], [0, 0, 13, 25, 38, 50])
     self.assertEqual(trace.duration_ms, 50)
 
   @parameterized.parameters(0.0, -1.0, float("inf"), float("nan"))
@@ -57,9 +55,7 @@ class ScaleTest(parameterized.TestCase):
 
   @parameterized.parameters(0, 10**9)
   def test_refuses_number_of_nodes(self, num_nodes):
-    with self.assertRaisesRegex(
-        ValueError, f"num_nodes must be from 1 to 100000, got {num_nodes}"
-    ):
+    with self.assertRaisesRegex(ValueError, f"num_nodes must be from 1 to 100000, got {num_nodes}"):
       scale.scale_nodes(parse(_TWO), num_nodes)
 
   @hypothesis.settings(max_examples=30, deadline=None)
@@ -80,14 +76,9 @@ class ScaleTest(parameterized.TestCase):
 
   def test_merge(self):
     merged = scale.merge([parse(_TWO), parse("0,add,x\n250,add,y")])
-    self.assertEqual(
-        lines(merged),
-        "0,add,a 0,add,b 0,add,x 100,notice,b 200,remove,b 250,add,y",
-    )
+    self.assertEqual(lines(merged), "0,add,a 0,add,b 0,add,x 100,notice,b 200,remove,b 250,add,y")
     self.assertEqual(merged.duration_ms, 250)
-    with self.assertRaisesRegex(
-        trace_lib.ContradictionError, "'a' is added twice"
-    ):
+    with self.assertRaisesRegex(trace_lib.ContradictionError, "'a' is added twice"):
       scale.merge([parse(_TWO), parse(_TWO)])
 
   def test_merge_time_is_linear_in_the_events(self):

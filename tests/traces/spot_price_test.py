@@ -43,8 +43,7 @@ class SpotPriceTest(parameterized.TestCase):
       spot_price.mean_usd_per_hour(parse(_NODES + "0,price,a/1"))
 
   @parameterized.parameters(
-      ("0,price,cheap", "zone/dollars, got 'cheap'"),
-      ("0,price,a/0", "above 0, got 0.0"),
+      ("0,price,cheap", "zone/dollars, got 'cheap'"), ("0,price,a/0", "above 0, got 0.0")
   )
   def test_bad_event(self, text, message):
     with self.assertRaisesRegex(ValueError, f"t.csv, line 5: .*{message}"):

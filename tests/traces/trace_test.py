@@ -14,9 +14,7 @@ def make_trace(*events, duration_ms=100):
 
 class EventTest(parameterized.TestCase):
 
-  @parameterized.parameters(
-      ("node7", ""), ("zone1/7", "zone1"), ("us/east/7", "us/east")
-  )
+  @parameterized.parameters(("node7", ""), ("zone1/7", "zone1"), ("us/east/7", "us/east"))
   def test_zone(self, node, zone):
     self.assertEqual(Event(5, "add", node).zone, zone)
     self.assertEqual(str(Event(5, "add", node)), f"5,add,{node}")
@@ -45,10 +43,7 @@ class TraceTest(parameterized.TestCase):
         Event(50, "add", "a"),  # It may come back under its name.
         Event(60, "notice", "a"),
     )
-    self.assertEqual(
-        trace.live_steps(),
-        ((0, 2), (20, 2), (30, 2), (40, 1), (50, 2), (60, 2)),
-    )
+    self.assertEqual(trace.live_steps(), ((0, 2), (20, 2), (30, 2), (40, 1), (50, 2), (60, 2)))
     self.assertEqual(trace.num_nodes, 2)
     self.assertEqual(trace.zones, ("", "z"))
     self.assertEqual(
@@ -67,9 +62,7 @@ class TraceTest(parameterized.TestCase):
   def test_contradiction(self, text, message):
     entries = [entry.split() for entry in text.split(",")]
     events = [Event(int(at), kind, node) for at, kind, node in entries]
-    with self.assertRaisesRegex(
-        trace_lib.ContradictionError, message
-    ) as caught:
+    with self.assertRaisesRegex(trace_lib.ContradictionError, message) as caught:
       make_trace(*events)
     self.assertEqual(caught.exception.index, len(events) - 1)
 

@@ -39,9 +39,7 @@ class BackgroundCompilerTest(absltest.TestCase):
     self.state = State()
     self.state.cohort, self.state.engine = self.cohort, None
     executor = mock.Mock()
-    self.compiler = background_compiler.BackgroundCompiler(
-        self.state, executor, evaluate=False
-    )
+    self.compiler = background_compiler.BackgroundCompiler(self.state, executor, evaluate=False)
     self.addCleanup(self.compiler.close)
     self.jobs = []
     self.failures = failures_lib.Failures()
@@ -101,9 +99,7 @@ class BackgroundCompilerTest(absltest.TestCase):
   def test_a_newcomer_that_cannot_be_prepared(self):
     self.jobs = [self.fail]
     self.cohort._change(come=1, reason="a node has joined")
-    self.assertEqual(
-        self.compiler.newest_ready(self.failures), self.cohort.view.number
-    )
+    self.assertEqual(self.compiler.newest_ready(self.failures), self.cohort.view.number)
     self.compiler.wait()
     with self.assertRaises(base.CompilationError):
       self.compiler.newest_ready(self.failures)
@@ -112,23 +108,16 @@ class BackgroundCompilerTest(absltest.TestCase):
     go_on = threading.Event()
     self.jobs = [go_on.wait]
     self.cohort._change(come=1, reason="a node has joined")
-    self.assertEqual(
-        self.compiler.newest_ready(self.failures), self.cohort.view.number
-    )
+    self.assertEqual(self.compiler.newest_ready(self.failures), self.cohort.view.number)
     self.assertFalse(self.compiler.is_idle())
     go_on.set()
     self.compiler.wait()
-    self.assertEqual(
-        self.compiler.newest_ready(self.failures), self.cohort.newest.number
-    )
+    self.assertEqual(self.compiler.newest_ready(self.failures), self.cohort.newest.number)
 
   def test_new_roles_are_compiled_once(self):
     ran = []
     self.jobs = [lambda: ran.append(self.state.layout)]
-    pair = [
-        layouts.make_layout((failover.Roles((0, node)),), ((0,),))
-        for node in (1, 0)
-    ]
+    pair = [layouts.make_layout((failover.Roles((0, node)),), ((0,),)) for node in (1, 0)]
     for layout in (pair[0], pair[0], pair[1], pair[1]):
       self.state.layout = layout
       self.compiler.follow()

@@ -18,9 +18,7 @@ from tests.fault_sweep import small
 
 class CheckConfigTest(parameterized.TestCase):
 
-  @parameterized.parameters(
-      ("num_steps", 0), ("pipeline.num_shares", 1), ("checkpoint.keep", 1)
-  )
+  @parameterized.parameters(("num_steps", 0), ("pipeline.num_shares", 1), ("checkpoint.keep", 1))
   def test_least(self, name, least):
     config = tiny.get_config()
     config.update_from_flattened_dict({name: least})
@@ -51,11 +49,7 @@ class CheckConfigTest(parameterized.TestCase):
     self.refuse(message, **{name: value, "pipeline.executor": "spmd"})
 
   @parameterized.parameters(
-      (
-          "pipeline.unit",
-          "stage",
-          "does not go with config.pipeline.unit='stage'",
-      ),
+      ("pipeline.unit", "stage", "does not go with config.pipeline.unit='stage'"),
       ("recovery.reroute", False, "with config.recovery.reroute=False"),
       ("pipeline.executor", "spmd", "slow='layers' needs executor='rows'"),
   )
@@ -67,9 +61,7 @@ class CheckConfigTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, "^JAX_ENABLE_X64 is set, but"):
         build.make_task(tiny.get_config())
 
-  @parameterized.parameters(
-      "num_steps", "model.name", "optimizer.learning_rate", "metrics.plots"
-  )
+  @parameterized.parameters("num_steps", "model.name", "optimizer.learning_rate", "metrics.plots")
   def test_refuses_none(self, name):
     self.refuse(f"config.{name} must be .*, got None", **{name: None})
 
@@ -108,9 +100,7 @@ class MeshTest(parameterized.TestCase):
 
 class TemplatesTest(parameterized.TestCase):
 
-  @parameterized.parameters(
-      (None, 2, 3), (2e-3, 3, 5), (1e-6, None, "No pipeline of 2 to 6 nodes")
-  )
+  @parameterized.parameters((None, 2, 3), (2e-3, 3, 5), (1e-6, None, "No pipeline of 2 to 6 nodes"))
   def test_memory_bounds_them(self, limit_gib, least, most):
     config = tiny.get_config()
     config.pipeline.layout, config.pipeline.num_stages = "templates", 2
@@ -120,8 +110,7 @@ class TemplatesTest(parameterized.TestCase):
     profile = dataclasses.replace(
         profile,
         layers=[
-            dataclasses.replace(l, parameter_bytes=2**18, slot_bytes=2**19)
-            for l in profile.layers
+            dataclasses.replace(l, parameter_bytes=2**18, slot_bytes=2**19) for l in profile.layers
         ],
     )
     make = lambda: build_recovery.make_templates(config, profile)
@@ -163,9 +152,7 @@ class HostMemoryTest(parameterized.TestCase):
 class TaskTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      ("model.prng", "rbg", "prng"),
-      ("pipeline.remat", "dots", "remat"),
-      ("seed", 7, "seed"),
+      ("model.prng", "rbg", "prng"), ("pipeline.remat", "dots", "remat"), ("seed", 7, "seed")
   )
   def test_the_model_as_one_stage(self, key, value, name):
     config = tiny.get_config()

@@ -30,9 +30,7 @@ def find_sizes(root):
       left += [(f"{path}[]", part) for part in parts]
     elif type(one).__module__.startswith("bamboo_jax"):
       names = [*getattr(one, "__dict__", ()), *getattr(one, "__slots__", ())]
-      left += [
-          (f"{path}.{n}", getattr(one, n)) for n in names if hasattr(one, n)
-      ]
+      left += [(f"{path}.{n}", getattr(one, n)) for n in names if hasattr(one, n)]
   return sizes
 
 
@@ -48,9 +46,7 @@ class ChurnTest(absltest.TestCase):
     devices.update(dict.fromkeys(range(2 * _LATE), devices[0]))
     worker = trials.begin(
         faults_lib.parse_faults(faults, source="test"),
-        workdir_path=pathlib.Path(
-            self.enterContext(tempfile.TemporaryDirectory())
-        ),
+        workdir_path=pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())),
     )
     counted, commit = [], worker._log.commit
 

@@ -71,9 +71,7 @@ class LateClient:
   def __init__(self, agent, *, begun, **unused):
     self.num_notes = 0
     self.transport = begun.__self__._transport
-    other = transport_lib.Transport(
-        1, run="r", endpoint=endpoints.UnixEndpoint()
-    )
+    other = transport_lib.Transport(1, run="r", endpoint=endpoints.UnixEndpoint())
     other.set_addresses({0: begun().address})
     for transport in (other, self.transport):
       transport.begin(1)
@@ -158,9 +156,7 @@ class ClusterCohortTest(parameterized.TestCase):
   def test_a_loss_interrupts_and_drops_what_is_kept_for_the_dead(self):
     transport = Transport()
     exits = cluster_cohort.Exits(transport, None)
-    members = tuple(
-        views.Member(i, f"n{i}", "a", f"life{i}", "h", 7) for i in (0, 1)
-    )
+    members = tuple(views.Member(i, f"n{i}", "a", f"life{i}", "h", 7) for i in (0, 1))
     said = exits.lose(views.View(9, members, "n3 is gone"))
     self.assertEqual(transport.kept, [{0, 1}])
     self.assertRegex(transport.interrupted, "view 9")
@@ -177,13 +173,7 @@ class ClusterCohortTest(parameterized.TestCase):
   @parameterized.parameters(
       ({}, False, False),
       ({"restart": True}, False, True),
-      (
-          json_lib.to_plain(
-              layouts.make_layout((failover.Roles((0, 1)),), ((0,),))
-          ),
-          True,
-          False,
-      ),
+      (json_lib.to_plain(layouts.make_layout((failover.Roles((0, 1)),), ((0,),))), True, False),
   )
   def test_start(self, facts, has_layout, is_restart):
     _, _, cohort = self.make(facts=facts)
@@ -202,9 +192,7 @@ class ClusterCohortTest(parameterized.TestCase):
     client, _, cohort = self.make()
     cohort.report("leave", node=1)
     cohort.report("facts", facts={"steps": 1})
-    self.assertEqual(
-        client.said, [messages.Leave(), messages.Assignment({"steps": 1})]
-    )
+    self.assertEqual(client.said, [messages.Leave(), messages.Assignment({"steps": 1})])
 
 
 class RemoteDirectorTest(absltest.TestCase):
@@ -223,24 +211,17 @@ class RemoteDirectorTest(absltest.TestCase):
       decoder = frames.Decoder()
       self.assertEqual(
           decoder.feed(connection.recv(1 << 16)),
-          [
-              {"number": 3, "name": "n3", "pid": os.getpid()},
-              {"line": fault.line, "owner": 5},
-          ],
+          [{"number": 3, "name": "n3", "pid": os.getpid()}, {"line": fault.line, "owner": 5}],
       )
       self.assertFalse(director.is_asked_to_stop())
       for _ in range(2):  # Before the answer, and after it.
-        connection.sendall(
-            frames.encode({"stop": True}) + frames.encode({"has_joined": False})
-        )
+        connection.sendall(frames.encode({"stop": True}) + frames.encode({"has_joined": False}))
         self.assertFalse(director.strike(faults_lib.Due(fault, 5)))
         self.assertTrue(director.is_asked_to_stop())
       connection.sendall(frames.encode({"has_joined": True}))
       self.assertTrue(director.strike(faults_lib.Due(fault, 5)))
       connection.shutdown(socket.SHUT_WR)
-      with self.assertRaisesRegex(
-          ConnectionError, "that injects faults has ended"
-      ):
+      with self.assertRaisesRegex(ConnectionError, "that injects faults has ended"):
         director.strike(faults_lib.Due(fault, 5))
 
 

@@ -41,9 +41,7 @@ class CompilationTest(absltest.TestCase):
     trials = trials_lib.Trials(config, cache=program_cache.ProgramCache())
     compat.intercept_compilations(note)
     folder = self.enterContext(tempfile.TemporaryDirectory())
-    worker = trials.begin(
-        small.make_case("1,0/1,5 2,,,join").faults, workdir_path=folder
-    )
+    worker = trials.begin(small.make_case("1,0/1,5 2,,,join").faults, workdir_path=folder)
     strike = local_cohort.LocalCohort.strike
 
     def join(cohort, due):
@@ -62,14 +60,11 @@ class CompilationTest(absltest.TestCase):
   def test_nothing_is_compiled_between_death_and_commit(self):
     jax.clear_caches()
     trials = trials_lib.Trials(
-        small.make_config(3, 2, 1, num_shares=2),
-        cache=program_cache.ProgramCache(),
+        small.make_config(3, 2, 1, num_shares=2), cache=program_cache.ProgramCache()
     )
     compiled, seen = [], []
     jax.monitoring.register_event_duration_secs_listener(
-        lambda name, secs, **_: compiled.append(name)
-        if "backend_compile" in name
-        else None
+        lambda name, secs, **_: compiled.append(name) if "backend_compile" in name else None
     )
     self.addCleanup(jax.monitoring.clear_event_listeners)
     add, ready = run_log.RunLog.add_loss, run_log.RunLog.commit
@@ -89,9 +84,7 @@ class CompilationTest(absltest.TestCase):
       ready(log, *args, **kwargs)
 
     with (
-        mock.patch.object(
-            background_compiler.BackgroundCompiler, "_submit", compile_at_once
-        ),
+        mock.patch.object(background_compiler.BackgroundCompiler, "_submit", compile_at_once),
         mock.patch.object(run_log.RunLog, "add_loss", lose),
         mock.patch.object(run_log.RunLog, "commit", commit),
     ):
@@ -107,9 +100,7 @@ class CompilationTest(absltest.TestCase):
     config = small.make_config(3, 2, 1, **changes)
     trials = trials_lib.Trials(config, cache=program_cache.ProgramCache())
     folder = self.enterContext(tempfile.TemporaryDirectory())
-    worker = trials.begin(
-        small.make_case("2,0/1,3").faults, workdir_path=folder
-    )
+    worker = trials.begin(small.make_case("2,0/1,3").faults, workdir_path=folder)
     compiled, main = [], threading.main_thread()
     jax.monitoring.register_event_duration_secs_listener(
         lambda name, secs, **_: compiled.append(name)

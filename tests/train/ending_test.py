@@ -41,9 +41,7 @@ class EndingCase(parameterized.TestCase):
 
   def stop_in(self, worker, step):
     """Has the run asked to end while `step`, from 0, is under way."""
-    object.__setattr__(
-        worker._given, "stops", lambda: worker.state.steps >= step
-    )
+    object.__setattr__(worker._given, "stops", lambda: worker.state.steps >= step)
 
 
 class StopTest(EndingCase):

@@ -25,10 +25,7 @@ class Cohort:
   """A member of several, in which all say what this one says, or `others`."""
 
   def __init__(self, *, num_members=2, reason="", others=None):
-    members = [
-        views.Member(i, f"n{i}", "a", f"n{i}", "", 0)
-        for i in range(num_members)
-    ]
+    members = [views.Member(i, f"n{i}", "a", f"n{i}", "", 0) for i in range(num_members)]
     self.view = views.View(1, tuple(members), reason)
     self.hosted, self.others = frozenset({0}), others
     self.reports = []
@@ -55,23 +52,16 @@ def make_data(kind, cohort, *, shape=(3,), bad=5):
     return {"inputs": np.zeros((len(indices), *width), np.int32)}
 
   source = samples.Source({}, 8, batch, lambda indices: batch(indices, seed=0))
-  batches = batches_lib.Batches(
-      source, 0, num_microbatches=2, microbatch_size=2
-  )
+  batches = batches_lib.Batches(source, 0, num_microbatches=2, microbatch_size=2)
   like = {"inputs": jax.ShapeDtypeStruct((2, *shape), np.int32)}
-  task = types.SimpleNamespace(
-      batches=batches, whole=types.SimpleNamespace(batch=like)
-  )
+  task = types.SimpleNamespace(batches=batches, whole=types.SimpleNamespace(batch=like))
   return failures.SafeData(task, cohort, failures.Failures())
 
 
 class SafeDataTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      (
-          "key",
-          r"^Cannot read sample 5: .*failures_test.py:\d+: KeyError: 'label'",
-      ),
+      ("key", r"^Cannot read sample 5: .*failures_test.py:\d+: KeyError: 'label'"),
       ("data", r"^Cannot read sample 5: .*: a.bin: token 40 is 99.$"),
       (
           "shape",
@@ -94,9 +84,7 @@ class SafeDataTest(parameterized.TestCase):
   def test_held_out_samples(self):
     data = make_data("key", Cohort())
     data.eval_microbatch(1, 0)
-    self.assertStartsWith(
-        data.failures.first.text, "Cannot read held-out sample 5: "
-    )
+    self.assertStartsWith(data.failures.first.text, "Cannot read held-out sample 5: ")
     self.assertEqual(data.failures.first.place, (True, 1, 0))
 
   @parameterized.parameters(

@@ -68,9 +68,7 @@ class LocalCohortTest(parameterized.TestCase):
     self.assertEqual(self.cohort.hosted, left)
 
   @parameterized.parameters(1, 4, 7)
-  def test_a_fault_of_any_time_happens_within_as_many_checks_as_a_step(
-      self, num_before
-  ):
+  def test_a_fault_of_any_time_happens_within_as_many_checks_as_a_step(self, num_before):
     for seed in range(10):
       self.cohort = local_cohort.LocalCohort(4, seed=seed)
       for step in range(3):

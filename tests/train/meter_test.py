@@ -56,9 +56,7 @@ class MeterTest(parameterized.TestCase):
     self.path = pathlib.Path(folder) / "metrics.jsonl"
 
   def _meter(self):
-    meter = meter_lib.Meter(
-        _PRICE, market="spot", batch_size=8, clock=lambda: self.now
-    )
+    meter = meter_lib.Meter(_PRICE, market="spot", batch_size=8, clock=lambda: self.now)
     meter.watch(self.nodes)
     return meter
 
@@ -79,9 +77,7 @@ class MeterTest(parameterized.TestCase):
 
   def test_sums_without_waiting(self):
     """Nodes 0 and 2 sum stage 0, 1 and 3 stage 1; some wait for the slower."""
-    layout = layouts.make_layout(
-        [failover.Roles(row) for row in self.nodes.owners], [(0,), (1,)]
-    )
+    layout = layouts.make_layout([failover.Roles(row) for row in self.nodes.owners], [(0,), (1,)])
     said = [
         step_times.sums_of(secs, nodes={node}, layout=layout)
         for node, secs in enumerate([1.0, 0.5, 3.0, 2.5])
@@ -92,9 +88,7 @@ class MeterTest(parameterized.TestCase):
 
   def test_sums_of_one_process(self):
     """Node 0 owns both stages of the first pipeline by now."""
-    layout = layouts.make_layout(
-        [failover.Roles(row) for row in ((0, 0), (2, 3))], [(0,), (1,)]
-    )
+    layout = layouts.make_layout([failover.Roles(row) for row in ((0, 0), (2, 3))], [(0,), (1,)])
     said = [step_times.sums_of(2.0, nodes={0, 2, 3}, layout=layout)]
     self.assertEqual(said, [{0: 2.0, 1: 2.0}])
     said += [{0: 1.0}]
@@ -128,10 +122,7 @@ class MeterTest(parameterized.TestCase):
         )
     ]
     self.now = 33.0
-    self._add(
-        meter,
-        _result(20.0, measured=measured, compute=6, sums_secs=3.0, refresh=1.0),
-    )
+    self._add(meter, _result(20.0, measured=measured, compute=6, sums_secs=3.0, refresh=1.0))
     account = meter.account
     self.assertEqual(account.secs, 33.0)
     self.assertEqual(account.num_samples, 8)
@@ -190,8 +181,7 @@ class MeterTest(parameterized.TestCase):
     self.now = 10.0
     self._add(meter, _result(0.0, program=10.0), passes)
     self.assertEqual(
-        meter.account.node_time,
-        NodeTime(useful=7.5, redundant=2.5, bubble=30.0, idle=10.0),
+        meter.account.node_time, NodeTime(useful=7.5, redundant=2.5, bubble=30.0, idle=10.0)
     )
 
   def test_what_else_is_done(self):
@@ -231,9 +221,7 @@ class MeterTest(parameterized.TestCase):
     self.assertEqual(got.idle, 1.0 + 5 * 1.0 + 30.0 + 2.0)
 
   def test_charges_from_the_start_of_the_agent(self):
-    meter = meter_lib.Meter(
-        _PRICE, market="spot", batch_size=8, since_secs=-4.0, clock=lambda: 1.0
-    )
+    meter = meter_lib.Meter(_PRICE, market="spot", batch_size=8, since_secs=-4.0, clock=lambda: 1.0)
     meter.watch(meter_lib.Nodes(self.nodes.owners, ()))
     meter.charge()
     self.assertEqual(meter.account.node_time, NodeTime(restart=4 * 5.0))
@@ -254,9 +242,7 @@ class MeterTest(parameterized.TestCase):
     self.now = 1000.0  # Nobody is charged for the time between.
     meter = self._meter()
     meter.resume(self.path, step=kept)
-    with contextlib.closing(
-        jsonl.MetricsWriter(self.path, resumed_from_step=kept)
-    ) as writer:
+    with contextlib.closing(jsonl.MetricsWriter(self.path, resumed_from_step=kept)) as writer:
       self._train(meter, writer, [kept + 1])
     account = meter.account
     self.assertEqual(account.secs, 40.0)
@@ -329,8 +315,7 @@ class CompareCopiesTest(parameterized.TestCase):
     state = run_state.RunState(
         types.SimpleNamespace(specs=(), shadows=(), owners=(), nodes={}),
         types.SimpleNamespace(
-            view=types.SimpleNamespace(number=1),
-            gather=lambda key, prints: {0: prints},
+            view=types.SimpleNamespace(number=1), gather=lambda key, prints: {0: prints}
         ),
         transfer=None,
         rules=None,

@@ -12,8 +12,7 @@ class MfuTest(absltest.TestCase):
 
   def test_share_of_the_peak(self):
     job = job_lib.make_job(
-        accept.accept(tiny.get_config()),
-        devices=devices_lib.place_nodes([0, 1]),
+        accept.accept(tiny.get_config()), devices=devices_lib.place_nodes([0, 1])
     )
     self.assertIsNone(mfu.Mfu.of(job))  # The peak of a CPU.
     one = mfu.Mfu(job, peak_flops=1e9)

@@ -31,8 +31,7 @@ class OpeningTest(absltest.TestCase):
 
   def make_job(self, **changes):
     config = tiny.make_config(
-        optimizer__schedule_options={"init_value": 0.0, "warmup_steps": 1},
-        **changes,
+        optimizer__schedule_options={"init_value": 0.0, "warmup_steps": 1}, **changes
     )
     config.optimizer.schedule_options.decay_steps = 3
     devices = devices_lib.place_nodes([0, 1])
@@ -50,17 +49,13 @@ class OpeningTest(absltest.TestCase):
           environment.Environment(
               cohort=None,
               workdir=workdir_lib.Workdir(root),
-              progress=None
-              if number
-              else progress_lib.ProgressLine(num_steps=5, stream=shown),
+              progress=None if number else progress_lib.ProgressLine(num_steps=5, stream=shown),
           ),
           state,
       )
     for node in nodes.values():
       node.begin(2)
-    events = {
-        line["event"]: line for line in jsonl.read_lines(root / "metrics.jsonl")
-    }
+    events = {line["event"]: line for line in jsonl.read_lines(root / "metrics.jsonl")}
     warning = (
         "the learning rate is 0 from step 4 of config.num_steps=5 on: these "
         "steps change no parameter."
@@ -69,14 +64,8 @@ class OpeningTest(absltest.TestCase):
     self.assertEqual(events["warning"]["text"], warning)
     self.assertEqual(
         events["changed"],
-        {
-            "event": "changed",
-            "step": 2,
-            **dataclasses.asdict(_CHANGE),
-            "text": _CHANGED,
-        },
+        {"event": "changed", "step": 2, **dataclasses.asdict(_CHANGE), "text": _CHANGED},
     )
     self.assertEqual(
-        shown.getvalue().splitlines()[1:],
-        [f"warning: {warning}", "resumed_from_step=2", _CHANGED],
+        shown.getvalue().splitlines()[1:], [f"warning: {warning}", "resumed_from_step=2", _CHANGED]
     )

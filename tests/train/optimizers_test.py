@@ -18,9 +18,7 @@ from bamboo_jax.train.setup import schedules
 from configs import sweep_faults
 from tests import samples
 
-_CONSTANT = dict(
-    schedule=schedules.LearningRateSchedule("constant", 1e-2, 1e-2), options={}
-)
+_CONSTANT = dict(schedule=schedules.LearningRateSchedule("constant", 1e-2, 1e-2), options={})
 _DEATH = cases.Case(faults_lib.parse_faults("1,0/1,reduce,kill", source="test"))
 _PROFILES = []
 _estimate = profiler.estimate
@@ -30,9 +28,7 @@ def make_config(name):
   """Returns a config with as little to compile as there can be."""
   config = sweep_faults.get_config()
   config.model.name = "tests.mlp_bn:make_mlp_bn"
-  config.model.options = dict(
-      num_blocks=1, width=4, sequence_length=4, vocab_size=8
-  )
+  config.model.options = dict(num_blocks=1, width=4, sequence_length=4, vocab_size=8)
   config.checkpoint.every_steps = 0
   config.pipeline.num_pipelines = config.pipeline.num_microbatches = 1
   config.pipeline.num_stages = 2
@@ -105,9 +101,7 @@ class OptimizersTest(parameterized.TestCase):
     grads = jax.tree.map(np.ones_like, params)
 
     def update(decay, options):
-      optimizer = optimizers.make_optimizer(
-          name, **_CONSTANT | {"options": options}, decay=decay
-      )
+      optimizer = optimizers.make_optimizer(name, **_CONSTANT | {"options": options}, decay=decay)
       return optimizer.update(grads, optimizer.init(params), params)[0]
 
     matrices, every = update("matrices", options), update("all", options)
@@ -126,9 +120,7 @@ class OptimizersTest(parameterized.TestCase):
         [
             (jax.tree_util.keystr(path), leaf.shape)
             for path, leaf in jax.tree_util.tree_leaves_with_path(
-                optimizers.make_optimizer("adamw", **options, decay=decay).init(
-                    params
-                )
+                optimizers.make_optimizer("adamw", **options, decay=decay).init(params)
             )
         ]
         for decay in ("all", "matrices")
@@ -163,7 +155,5 @@ class OptimizersTest(parameterized.TestCase):
         optimizers.make_optimizer("a", **_CONSTANT)
 
   def test_state_that_is_not_plain_arrays(self):
-    with self.assertRaisesRegex(
-        ValueError, "'noisy_sgd' cannot be used: .* 0/rng_key is key<fry>"
-    ):
+    with self.assertRaisesRegex(ValueError, "'noisy_sgd' cannot be used: .* 0/rng_key is key<fry>"):
       optimizers.make_optimizer("noisy_sgd", **_CONSTANT)

@@ -71,9 +71,7 @@ class State:
   rung: str = "none"
   steps: int = 0
   num_updates: int = 1  # Of parameters, after the last step.
-  writer: Any = dataclasses.field(
-      default_factory=lambda: types.SimpleNamespace(changes=())
-  )
+  writer: Any = dataclasses.field(default_factory=lambda: types.SimpleNamespace(changes=()))
 
   @property
   def is_writer(self):
@@ -108,9 +106,7 @@ class OutputsTest(parameterized.TestCase):
   def setUpClass(cls):
     super().setUpClass()
     cls.config = accept.accept(tiny.get_config())
-    cls.job = job_lib.make_job(
-        cls.config, devices=devices_lib.place_nodes([0, 1])
-    )
+    cls.job = job_lib.make_job(cls.config, devices=devices_lib.place_nodes([0, 1]))
     cls.digests = digest.digest_layers(spec_lib.init_layers(cls.job.task.whole))
 
   def setUp(self):
@@ -251,9 +247,7 @@ class OutputsTest(parameterized.TestCase):
         node.write_step(dataclasses.replace(third, secs=secs))
     start, self.now = self.now + 0.5, self.now + 2.5
     for node in left:
-      node.write_step(
-          dataclasses.replace(_committed(4), start_secs=start, secs=2.0)
-      )
+      node.write_step(dataclasses.replace(_committed(4), start_secs=start, secs=2.0))
     self.assertEqual(self.steps(), [1, 2, 3, 4])
     account = self.lines()[-1]["account"]
     self.assertEqual(account["secs"], self.now - 102.0)
@@ -306,10 +300,7 @@ class OutputsTest(parameterized.TestCase):
     self.assertGreater(dropped[2], dropped[1])
     first, *_, last = self.lines("layout")
     self.assertEqual((first["step"], first["owners"]), (1, [[0, 1], [2, 3]]))
-    self.assertEqual(
-        (last["step"], last["rung"], last["owners"]),
-        (3, "shadow", [[1, 1], [2, 3]]),
-    )
+    self.assertEqual((last["step"], last["rung"], last["owners"]), (3, "shadow", [[1, 1], [2, 3]]))
     self.assertEqual(self.steps(), [1, 2, 3])
 
   def test_schedule_plot_shows_a_step_without_a_death(self):
@@ -339,16 +330,12 @@ class OutputsTest(parameterized.TestCase):
       for some in (steps, steps[2:], [_committed(1)]):
         step_traces.plot_step("a.png", some, formats=("svg",))
     quiet, death = drawn  # Nothing without measured slots.
-    self.assertEqual(
-        titles, ["Step 2", "Step 3, in which 0/0 died: planned before that"]
-    )
+    self.assertEqual(titles, ["Step 2", "Step 3, in which 0/0 died: planned before that"])
     for got, node in ((quiet, 6), (death, 7)):
       for kind in ("planned", "measured"):
         (slot,) = got[kind]
         self.assertEqual((slot.track, slot.name), (f"node {node}", f"0F{node}"))
-        self.assertEqual(
-            slot.meaning, f"forward pass of stage 0, microbatch {node}"
-        )
+        self.assertEqual(slot.meaning, f"forward pass of stage 0, microbatch {node}")
     save.assert_called_with(None, "a.png", ("svg",))
 
   @parameterized.parameters(True, False)
@@ -385,21 +372,13 @@ class OutputsTest(parameterized.TestCase):
       self.train(
           step,
           planned=[timeline_lib.Timeline((slot,), 3.0, {node: 0})],
-          measured=[
-              recorder_lib.MeasuredInstruction(
-                  node, i, start_secs, start_secs + 0.5
-              )
-          ],
+          measured=[recorder_lib.MeasuredInstruction(node, i, start_secs, start_secs + 0.5)],
       )
     self.summary(2)
     events = json.loads((self.root / "trace.json").read_text())["traceEvents"]
-    found = [
-        (e["pid"], e["args"]["step"], e["ts"]) for e in events if "ts" in e
-    ]
+    found = [(e["pid"], e["args"]["step"], e["ts"]) for e in events if "ts" in e]
     # In microseconds; the second step starts two seconds after the first.
-    self.assertCountEqual(
-        found, [(1, 1, 0.0), (1, 2, 2e6), (2, 1, 0.0), (2, 2, 2e6)]
-    )
+    self.assertCountEqual(found, [(1, 1, 0.0), (1, 2, 2e6), (2, 1, 0.0), (2, 2, 2e6)])
 
   def test_skipped_steps_are_told_once_each(self):
     self.begin()
@@ -411,11 +390,7 @@ class OutputsTest(parameterized.TestCase):
     self.assertEqual(
         self.lines("skipped"),
         [
-            {
-                "event": "skipped",
-                "step": step,
-                "reason": "not finite: loss=nan grad_norm=1.0",
-            }
+            {"event": "skipped", "step": step, "reason": "not finite: loss=nan grad_norm=1.0"}
             for step in (2, 3)
         ],
     )
@@ -525,10 +500,7 @@ class OutputsTest(parameterized.TestCase):
     recoveries = self.summary(2)["recoveries"]
     self.assertEqual([r["view"] for r in recoveries], [2, 3, 4])
     self.assertEqual(recoveries[0]["nodes"], [0])
-    self.assertIn(
-        "recovery step=3 victims=0/0 rung=shadow view=3\n",
-        self.shown.getvalue(),
-    )
+    self.assertIn("recovery step=3 victims=0/0 rung=shadow view=3\n", self.shown.getvalue())
     self.assertGreater(self.summary(2)["cost"]["lost_pct"], 0)
 
   def test_recoveries_outlive_a_writer_that_dies_as_all_go_back(self):

@@ -58,9 +58,7 @@ class PacedTest(parameterized.TestCase):
       path = folder / f"{name}.csv"
       path.write_text(text)
       run.train_and_evaluate(
-          config,
-          workdir=str(folder / name),
-          **({"faults": str(path)} if text else {}),
+          config, workdir=str(folder / name), **({"faults": str(path)} if text else {})
       )
       summary = json.loads((folder / name / "summary.json").read_text())
       lines = jsonl.read_lines(folder / name / "metrics.jsonl")
@@ -183,9 +181,7 @@ class DropTest(absltest.TestCase):
     self.assertEqual([r["rung"] for r in dropped["recoveries"]], ["drop"])
     self.assertEqual(dropped["params_sha256"], alone["params_sha256"])
     self.assertEqual(dropped["final_loss"], alone["final_loss"])
-    self.assertEqual(
-        (dropped["samples_dropped"], alone["samples_dropped"]), (4, 0)
-    )
+    self.assertEqual((dropped["samples_dropped"], alone["samples_dropped"]), (4, 0))
     self.assertEqual(dropped["cost"]["num_samples"], 4)
 
   def test_until_a_node_comes(self):
@@ -193,9 +189,7 @@ class DropTest(absltest.TestCase):
     (folder / "faults.csv").write_text("1,1/0,5,kill\n3,,,join\n")
     config = make_config(num_steps=5)
     config.recovery.policy = "sample_dropping"
-    run.train_and_evaluate(
-        config, workdir=str(folder), faults=str(folder / "faults.csv")
-    )
+    run.train_and_evaluate(config, workdir=str(folder), faults=str(folder / "faults.csv"))
     lines = jsonl.read_lines(folder / "metrics.jsonl")
     _, dropped = jsonl.column(lines, "samples_dropped")
     np.testing.assert_array_equal(dropped, [0, 4, 4, 0, 0])

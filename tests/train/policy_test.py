@@ -71,9 +71,7 @@ class PolicyTest(parameterized.TestCase):
     transport = mock.patch.object(run.transport_lib, "Transport")
     listen = mock.patch.object(run.endpoints, "listen")
     # The first part that is made from the config.
-    make = mock.patch.object(
-        run.executors, "make_collectives", side_effect=EOFError
-    )
+    make = mock.patch.object(run.executors, "make_collectives", side_effect=EOFError)
     with transport, listen, make as made, self.assertRaises(EOFError):
       run.train_in_cluster(config, None, **given)
     self.assertEqual(made.call_args.args[0].pipeline.layout, "templates")
@@ -139,9 +137,7 @@ class PolicyTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       accept.accept(make_config(name, **changes))
 
-  @parameterized.parameters(
-      (5, 4, 1, 3), (5, 3, 1, None), (4, 4, 1, 3), (3, 3, 0, 2), (2, 2, 1, 1)
-  )
+  @parameterized.parameters((5, 4, 1, 3), (5, 3, 1, None), (4, 4, 1, 3), (3, 3, 0, 2), (2, 2, 1, 1))
   def test_templates_deeper_than_the_model(self, most, stages, failures, take):
     config = make_config("oobleck", pipeline__num_stages=stages)
     config = accept.accept(config)
@@ -179,8 +175,5 @@ class PolicyTest(parameterized.TestCase):
     config = accept.accept(config)
     plan = build.make_plan(config, layouts.make_profile(12))
     rules = build_recovery.make_rules(config, plan)
-    found = {
-        tuple(p.num_stages for p in rules.planner.partitions(n))
-        for n in range(2, 7)
-    }
+    found = {tuple(p.num_stages for p in rules.planner.partitions(n)) for n in range(2, 7)}
     self.assertEqual(found, {(2,), (3,), (4,), (6,)})

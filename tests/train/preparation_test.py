@@ -37,9 +37,7 @@ class PreparationTest(absltest.TestCase):
   def test_programs_need_blocks(self):
     """Which is found before there are nodes."""
     config = accept.accept(
-        tiny.make_config(
-            model__options__num_blocks=1, pipeline__executor="spmd"
-        )
+        tiny.make_config(model__options__num_blocks=1, pipeline__executor="spmd")
     )
     with self.assertRaisesRegex(ValueError, "needs a block of layers that rep"):
       preparation.prepare(config)

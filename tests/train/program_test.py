@@ -136,9 +136,7 @@ class ProgramStepTest(parameterized.TestCase):
   def assert_same(self, run, num_pipelines=1):
     """Fails unless losses and state are those of the run without a death."""
     want = run_undisturbed(num_pipelines)
-    self.assertEqual(
-        jsonl.column(run.lines, "loss"), jsonl.column(want.lines, "loss")
-    )
+    self.assertEqual(jsonl.column(run.lines, "loss"), jsonl.column(want.lines, "loss"))
     same = lambda a, b: a.tobytes() == b.tobytes()
     same = jax.tree.map(same, run.state(), want.state())
     self.assertTrue(all(jax.tree.leaves(same)), same)
@@ -151,16 +149,13 @@ class ProgramStepTest(parameterized.TestCase):
     got = jsonl.column(run.lines, "loss")[1]
     np.testing.assert_allclose(got, losses, rtol=1e-5)
     jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5),
-        run.state(),
-        want,
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5), run.state(), want
     )
     run.check_replicas()
 
   def test_fifty_steps_by_either(self):
     want, got = (
-        Run(num_steps=50, pipeline__executor=executor).state()
-        for executor in ("rows", "spmd")
+        Run(num_steps=50, pipeline__executor=executor).state() for executor in ("rows", "spmd")
     )
     params = lambda state: {n: layer.params for n, layer in state.items()}
 
@@ -178,11 +173,7 @@ class ProgramStepTest(parameterized.TestCase):
       ("last_stage_after_the_passes", "1,0/1,reduce", {}),
       ("after_the_commit", "1,0/1,apply", {}),
       ("without_a_spare", "1,0/1,5", {"redundancy__spares": 0}),
-      (
-          "by_state",
-          "1,0/1,refresh",
-          {"redundancy__mode": "lazy", "redundancy__refresh": "state"},
-      ),
+      ("by_state", "1,0/1,refresh", {"redundancy__mode": "lazy", "redundancy__refresh": "state"}),
       ("two_in_one_place", "1,0/1,2 3,0/1,4", {"redundancy__spares": 2}),
   )
   def test_a_death(self, faults, changes):
@@ -216,20 +207,14 @@ class ProgramStepTest(parameterized.TestCase):
     cohort = mock.Mock(view=mock.Mock(numbers={0, 1, 2}), host_of=lambda n: n)
     with mock.patch.object(executor, "_members", cohort):
       for said in (
-          lambda own: {
-              0: own,
-              1: own,
-              2: executor_lib.MemberProgress(),
-          },  # A spare.
+          lambda own: {0: own, 1: own, 2: executor_lib.MemberProgress()},  # A spare.
           lambda own: {0: own, 2: own},  # Node 1 has died.
       ):
         cohort.gather = lambda _, own, said=said: said(own)
         cohort.view.numbers = said(None).keys()
         executor.holdings(is_begun=True)
         self.assertEqual([*executor.programs.done().values()], [before])
-      behind = executor_lib.MemberProgress(
-          -1 + executor._step, executor.programs.done()
-      )
+      behind = executor_lib.MemberProgress(-1 + executor._step, executor.programs.done())
       cohort.gather = lambda _, own: {0: own, 1: behind}
       cohort.view.numbers = {0, 1}
       executor.holdings(is_begun=True)
@@ -242,15 +227,9 @@ class ProgramStepTest(parameterized.TestCase):
 
   def test_a_pipeline_computes_the_share_of_another(self):
     """Nobody who is left of the first pipeline has the last stage."""
-    run = Run(
-        "1,0/0,3 1,0/1,4 2,0/1,2",
-        pipeline__num_pipelines=2,
-        redundancy__spares=0,
-    )
+    run = Run("1,0/0,3 1,0/1,4 2,0/1,2", pipeline__num_pipelines=2, redundancy__spares=0)
     self.assertEqual(run.by_rows(), [False] * 4)
-    self.assertEqual(
-        [e["rung"] for e in run.recoveries()], ["shadow", "reroute", "shadow"]
-    )
+    self.assertEqual([e["rung"] for e in run.recoveries()], ["shadow", "reroute", "shadow"])
     self.assert_same(run, 2)
 
   def test_a_pipeline_is_left_out(self):
@@ -324,21 +303,13 @@ class ConfigTest(parameterized.TestCase):
     self.assertContainsSubset(plan.partition.bounds[1:-1], cuts)
 
   @parameterized.named_parameters(
-      (
-          "one_block",
-          {"model__options__num_blocks": 1},
-          "differs from .*executor='rows'",
-      ),
+      ("one_block", {"model__options__num_blocks": 1}, "differs from .*executor='rows'"),
       (
           "too_many_stages",
           {"pipeline__num_stages": 5},
           "num_stages=5 is too large.*2 equal blocks.* 4 at most",
       ),
-      (
-          "shares",
-          {"pipeline__num_shares": 2},
-          "num_shares=2 must be num_pipelines=1",
-      ),
+      ("shares", {"pipeline__num_shares": 2}, "num_shares=2 must be num_pipelines=1"),
       ("one_stage", {"pipeline__num_stages": 1}, "num_stages=1 needs executor"),
   )
   def test_refuses(self, changes, message):
@@ -395,6 +366,4 @@ class RunTest(absltest.TestCase):
     config.pipeline.executor = "rows"
     run.train_and_evaluate(config, workdir=str(workdir))
     lines = jsonl.read_lines(workdir / "metrics.jsonl")
-    np.testing.assert_allclose(
-        jsonl.column(lines, "loss")[1], run_rows()[0], rtol=1e-5
-    )
+    np.testing.assert_allclose(jsonl.column(lines, "loss")[1], run_rows()[0], rtol=1e-5)

@@ -20,9 +20,7 @@ from tests import tiny
 class RefusedTest(folders.FolderCase):
 
   def train(self, name, **changes):
-    run.train_and_evaluate(
-        tiny.make_config(**changes), workdir=str(self.folder / name)
-    )
+    run.train_and_evaluate(tiny.make_config(**changes), workdir=str(self.folder / name))
 
   @parameterized.named_parameters(
       ("model", "model__name", "gtp2", "model 'gtp2'; did you mean 'gpt2'"),
@@ -65,16 +63,11 @@ class RefusedTest(folders.FolderCase):
     if content is not None:
       path.write_bytes(content)
     changes = {"data__name": str(path), "model__options__vocab_size": 256}
-    changes["data__options"] = {
-        "heldout_fraction": 0.0,
-        "cache_dir": f"{self.folder}/cache",
-    }
+    changes["data__options"] = {"heldout_fraction": 0.0, "cache_dir": f"{self.folder}/cache"}
     with self.assertRaisesRegex(base.DataError, message):
       self.train("a", model__options__sequence_length=16, **changes)
 
-  @parameterized.named_parameters(
-      ("absent", ""), ("file", "file"), ("below_a_file", "file/a")
-  )
+  @parameterized.named_parameters(("absent", ""), ("file", "file"), ("below_a_file", "file/a"))
   def test_bad_workdir(self, name):
     (self.folder / "file").write_text("mine")
     workdir = name and str(self.folder / name)
@@ -93,20 +86,12 @@ class RefusedTest(folders.FolderCase):
         redundancy__spares=1,
     )
     with (
-        mock.patch.object(
-            devices, "use_virtual_devices", side_effect=RuntimeError
-        ) as use,
+        mock.patch.object(devices, "use_virtual_devices", side_effect=RuntimeError) as use,
         self.assertRaises(RuntimeError),
     ):
-      run.train_and_evaluate(
-          config, workdir=str(self.folder / "a"), faults=str(faults)
-      )
+      run.train_and_evaluate(config, workdir=str(self.folder / "a"), faults=str(faults))
     use.assert_called_once_with(
-        2 * 2 + 1 + 2,
-        per_node=1,
-        distinct=False,
-        apart=False,
-        deterministic=True,
+        2 * 2 + 1 + 2, per_node=1, distinct=False, apart=False, deterministic=True
     )
 
   def test_profile_of_another_model(self):
@@ -129,8 +114,6 @@ class RefusedTest(folders.FolderCase):
     fence.create("stamp")
     beat = lambda secs: fence.beat("stamp")
     with mock.patch.object(time, "sleep", beat):
-      with self.assertRaisesRegex(
-          ValueError, "Members of a run are alive in .*/a;"
-      ):
+      with self.assertRaisesRegex(ValueError, "Members of a run are alive in .*/a;"):
         self.train("a")
     self.assertFalse((self.folder / "a" / "metrics.jsonl").exists())

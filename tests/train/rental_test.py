@@ -53,8 +53,7 @@ class RentalTest(parameterized.TestCase):
     self.assertAlmostEqual(found.usd_per_hour, per_gpu * found.num_gpus)
     tokens_per_hour = 3600 / likely * found.units_per_step
     self.assertAlmostEqual(
-        found.usd_per_billion(likely),
-        found.usd_per_hour / tokens_per_hour * 1e9,
+        found.usd_per_billion(likely), found.usd_per_hour / tokens_per_hour * 1e9
     )
     peak = found.num_gpus * 989e12 * likely
     self.assertAlmostEqual(found.mfu, found.flops_per_step / peak)
@@ -67,10 +66,7 @@ class RentalTest(parameterized.TestCase):
   def test_a_measured_profile_takes_precedence(self):
     config = make_config()
     made = build.make_profile(config, build.make_task(config, needs_data=False))
-    layers = [
-        dict(vars(layer), forward_ms=500.0, backward_ms=1000.0)
-        for layer in made.layers
-    ]
+    layers = [dict(vars(layer), forward_ms=500.0, backward_ms=1000.0) for layer in made.layers]
     profile = cost_model.Profile(
         **dict(
             vars(made),

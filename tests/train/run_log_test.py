@@ -78,9 +78,7 @@ class RunLogTest(parameterized.TestCase):
         steps=21,
     )
     outputs = types.SimpleNamespace(
-        explain=self.said.append,
-        roll_back=lambda steps: None,
-        write_step=self.written.append,
+        explain=self.said.append, roll_back=lambda steps: None, write_step=self.written.append
     )
     self.log = run_log.RunLog(self.state, outputs)
 
@@ -129,9 +127,7 @@ class RunLogTest(parameterized.TestCase):
     lazy = timeline_lib.Timeline(tuple(row), 20.0, {0: 0})
     placed = filling_lib.Effect(2, 0.5, 0.25)
     step.executor.filler.plan(filling_lib.StepFilling({}, [lazy], placed))
-    ran = filling_lib.Ran(
-        (10_000, 30_000), (filling_lib.Filled(1, 1, 0, 20_000),), 120_000
-    )
+    ran = filling_lib.Ran((10_000, 30_000), (filling_lib.Filled(1, 1, 0, 20_000),), 120_000)
     vote = step_lib.Vote(seen=1, ran={0: ran})
     self.state.is_writer = False
     self.log.commit(step, {0: vote}, saves=False)
@@ -156,9 +152,7 @@ class RunLogTest(parameterized.TestCase):
     forward = types.SimpleNamespace(op=_Op.FORWARD, stage=1)
     # The first was still running at the death.
     passes = [
-        types.SimpleNamespace(
-            instruction=forward, start_secs=start, end_secs=end
-        )
+        types.SimpleNamespace(instruction=forward, start_secs=start, end_secs=end)
         for start, end in ((10.25, 11.75), (11.0, 12.0), (12.0, 12.5))
     ]
     step = types.SimpleNamespace(
@@ -173,9 +167,7 @@ class RunLogTest(parameterized.TestCase):
         take_prints=lambda: None,
     )
     none = failures.Failure()
-    vote = lambda: self.log.vote(
-        seen=2, ready=2, stops=False, failure=none, step=step
-    )
+    vote = lambda: self.log.vote(seen=2, ready=2, stops=False, failure=none, step=step)
     self.assertEqual(vote().owed, {})  # Nothing is planned yet.
     recovery.ready_at_secs = 10.5
     self.assertEqual(vote().owed, {2: (0.5, 2.0)})
@@ -188,18 +180,12 @@ class RunLogTest(parameterized.TestCase):
       ("votes_were_not_heard", [], None, None),
       ("programs_are_not_measured", [{}], account_lib.NodeTime(), None),
   )
-  def test_the_commit_of_the_step_in_which_it_happened(
-      self, owed, planned_passes, span
-  ):
+  def test_the_commit_of_the_step_in_which_it_happened(self, owed, planned_passes, span):
     recovery = self.lose(make_agreement())
     recovery.ready_at_secs = 10.5
     votes = {
         number: types.SimpleNamespace(
-            passes=account_lib.NodeTime(),
-            span_secs=1.0,
-            sums_secs={},
-            owed=one,
-            ran={},
+            passes=account_lib.NodeTime(), span_secs=1.0, sums_secs={}, owed=one, ran={}
         )
         for number, one in enumerate(owed)
     }
@@ -255,11 +241,7 @@ class RunLogTest(parameterized.TestCase):
     self.assertEqual(self.said, [text])
 
   @parameterized.named_parameters(
-      (
-          "one",
-          [(0, 1), (2, 4)],
-          "repair: n4 takes stage 1/1; programs are loaded",
-      ),
+      ("one", [(0, 1), (2, 4)], "repair: n4 takes stage 1/1; programs are loaded"),
       (
           "many",
           [(4, 0), (1, 2), (3, 4)],

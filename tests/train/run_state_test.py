@@ -43,9 +43,7 @@ class Parts:
     self.fetched_for = -1
     self.saved, self.damaged, self.others = [], {}, {}
     self.num_skipped = 3  # Of the checkpoint restored last.
-    self.state = run_state_lib.RunState(
-        self, self, transfer=self, rules=self, writer=self
-    )
+    self.state = run_state_lib.RunState(self, self, transfer=self, rules=self, writer=self)
 
   def improve(self, layout, members, **options):
     self.asked.append("improve")
@@ -124,9 +122,7 @@ class RunStateTest(parameterized.TestCase):
 
   def lay_out(self):
     """Returns a layout of two stages, of layers a0 b0 and a1 b1."""
-    self.parts.specs = {
-        stage: mock.Mock(layers=[mock.Mock(), mock.Mock()]) for stage in (0, 1)
-    }
+    self.parts.specs = {stage: mock.Mock(layers=[mock.Mock(), mock.Mock()]) for stage in (0, 1)}
     for stage, spec in self.parts.specs.items():
       for layer, name in zip(spec.layers, "ab", strict=True):
         layer.name = f"{name}{stage}"
@@ -134,25 +130,18 @@ class RunStateTest(parameterized.TestCase):
     return self.rules.start(pipelines)
 
   @parameterized.parameters(
-      ([1, 3, 6], [6], [6, 3]),
-      ([3, 6, 9], [9, 6], [9, 6, 3]),
-      ([6], [6], [6, 0]),
+      ([1, 3, 6], [6], [6, 3]), ([3, 6, 9], [9, 6], [9, 6, 3]), ([6], [6], [6, 0])
   )
-  def test_who_begins_takes_the_newest_that_is_not_damaged(
-      self, saved, damaged, tried
-  ):
+  def test_who_begins_takes_the_newest_that_is_not_damaged(self, saved, damaged, tried):
     self.parts.saved, self.parts.damaged = saved, dict.fromkeys(damaged, True)
     self.state.begin(self.lay_out())
     restored = [a for a in self.take() if a.startswith("restore")]
     self.assertEqual(restored, [f"restore {n}: a0 b0 a1 b1" for n in tried])
     self.assertEqual(self.state.steps, tried[-1])
-    self.assertEqual(
-        self.state.statuses({}, since_secs=0).by_node[0].damaged, tuple(damaged)
-    )
+    self.assertEqual(self.state.statuses({}, since_secs=0).by_node[0].damaged, tuple(damaged))
 
   @parameterized.parameters(
-      ([6], {6: False}),  # It cannot be set aside.
-      ([], {0: False}),  # Weights that were given.
+      ([6], {6: False}), ([], {0: False})  # It cannot be set aside.  # Weights that were given.
   )
   def test_what_stays_damaged_is_an_error(self, saved, damaged):
     self.parts.saved, self.parts.damaged = saved, damaged
@@ -174,13 +163,10 @@ class RunStateTest(parameterized.TestCase):
       ([6], (6,), [], [6], [6, 0]),
       ([3, 6], (3, 6), [], [], [6]),
   )
-  def test_all_go_back_to_what_all_can_read(
-      self, mine, others, here, there, tried
-  ):
+  def test_all_go_back_to_what_all_can_read(self, mine, others, here, there, tried):
     self.parts.saved, self.parts.damaged = mine, dict.fromkeys(here, True)
     self.parts.others = {
-        f"restored 0 {step}": run_state_lib.Restored(step in there, others)
-        for step in tried
+        f"restored 0 {step}": run_state_lib.Restored(step in there, others) for step in tried
     }
     layout = self.lay_out()
     change = assignment.LayoutChange(layout, "checkpoint", "", rolls_back=True)
@@ -190,9 +176,7 @@ class RunStateTest(parameterized.TestCase):
       want += [f"restore {step}: a0 b0 a1 b1", f"restored 0 {step}"]
     asked = self.take()
     self.assertEqual(asked[: len(want)], want)
-    self.assertEqual(
-        asked[len(want) :][:3], ["keep 2 for 0", "moved 0", "install"]
-    )
+    self.assertEqual(asked[len(want) :][:3], ["keep 2 for 0", "moved 0", "install"])
     self.assertEqual((self.state.steps, self.state.rollbacks), (tried[-1], 1))
     self.assertEqual(self.state.num_skipped, 3)
 
@@ -222,10 +206,7 @@ class RunStateTest(parameterized.TestCase):
       for _ in range(2):
         _, slots = optimizer.update(params, slots, params)
       state = spec_lib.StageState({"a": params}, {"a": slots}, {"a": ()})
-      self.parts.nodes = {
-          3: mock.Mock(state={}),
-          4: mock.Mock(state={1: state}),
-      }
+      self.parts.nodes = {3: mock.Mock(state={}), 4: mock.Mock(state={1: state})}
       self.assertEqual(self.state.num_updates, want)
 
   def test_the_first_that_lives_explains_a_pause(self):
@@ -255,9 +236,7 @@ class RunStateTest(parameterized.TestCase):
     self.start((0, 1))
     self.assertTrue(self.state.improve(print))
     improve, prefetch, moved, install, *_ = self.take()
-    self.assertEqual(
-        (improve, moved, install), ("improve", "moved 1", "install")
-    )
+    self.assertEqual((improve, moved, install), ("improve", "moved 1", "install"))
     self.assertEqual(prefetch, "prefetch 4 for 1")
     self.assertEqual(self.state.version, 1)
     self.assertEqual(self.state.layout.nodes, {0, 1, 2, 3})
@@ -267,16 +246,14 @@ class RunStateTest(parameterized.TestCase):
     for steps, num_commits in ((3, 0), (4, 1), (4, 0)):
       commits = []
       self.state.catch_up(
-          Agreement(steps, 0, 1, self.state.layout),
-          commit=lambda: commits.append(1),  # noqa: B023
+          Agreement(steps, 0, 1, self.state.layout), commit=lambda: commits.append(1)  # noqa: B023
       )
       self.assertLen(commits, num_commits)
       self.assertEqual((self.state.steps, self.state.version), (steps, 1))
     self.state.steps = -1  # It has just come.
     named = (slowness.Named(3, 1, "n1", "h", 2.0, 9.0),)
     self.state.catch_up(
-        Agreement(5, 1, 1, layout_lib.Layout(), named=named, num_skipped=2),
-        commit=self.fail,
+        Agreement(5, 1, 1, layout_lib.Layout(), named=named, num_skipped=2), commit=self.fail
     )
     self.assertEqual((self.state.steps, self.state.named), (5, named))
     self.assertEqual(self.state.num_skipped, 2)
@@ -288,10 +265,7 @@ class RunStateTest(parameterized.TestCase):
     self.state.wait_for_nodes(agreement, show=self.parts.asked.append)
     self.assertEqual(
         self.take(),
-        [
-            *("waiting: 2 more.", "report facts ['facts']", "wait for 5"),
-            *("waiting", "adopt 7"),
-        ],
+        [*("waiting: 2 more.", "report facts ['facts']", "wait for 5"), *("waiting", "adopt 7")],
     )
     self.parts.hosted = frozenset({1})
     self.state.wait_for_nodes(agreement, show=self.parts.asked.append)
@@ -310,7 +284,5 @@ class RunStateTest(parameterized.TestCase):
     ):
       self.start((0, 1), (2, 3))
       self.state.version, self.parts.fetched_for = version, fetched_for
-      self.state.catch_up(
-          Agreement(3, known, known, self.state.layout), commit=self.fail
-      )
+      self.state.catch_up(Agreement(3, known, known, self.state.layout), commit=self.fail)
       self.assertEqual({*self.take()} & {"install", "forget"}, want)

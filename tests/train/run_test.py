@@ -32,12 +32,7 @@ from tests import tiny
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _DEADLINE_SECS = 240
-_MLP_OPTIONS = {
-    "num_blocks": 2,
-    "width": 8,
-    "sequence_length": 8,
-    "vocab_size": 16,
-}
+_MLP_OPTIONS = {"num_blocks": 2, "width": 8, "sequence_length": 8, "vocab_size": 16}
 _PROGRAMS = program_cache.ProgramCache()
 _OPTIMIZERS = {}
 _make_optimizer = optimizers.make_optimizer
@@ -111,10 +106,7 @@ class RunTest(parameterized.TestCase):
     """Trains in the workdir called `name`, which is returned."""
     workdir = self.root / name
     run.train_and_evaluate(
-        tiny.make_config(**changes),
-        workdir=str(workdir),
-        stop_at=stop_at,
-        faults=faults,
+        tiny.make_config(**changes), workdir=str(workdir), stop_at=stop_at, faults=faults
     )
     return workdir
 
@@ -135,9 +127,7 @@ class RunTest(parameterized.TestCase):
 
     with mock.patch.object(control, "Control", make_control):
       run.train_and_evaluate(
-          tiny.make_config(**changes),
-          workdir=str(self.root / "a"),
-          with_control=True,
+          tiny.make_config(**changes), workdir=str(self.root / "a"), with_control=True
       )
     summary = _summary(self.root / "a")
     told = json.loads((self.root / "a" / "control.json").read_text())
@@ -183,11 +173,7 @@ class RunTest(parameterized.TestCase):
   def test_trace_has_what_was_planned_and_what_was_measured(self):
     workdir = self.train("a", metrics__trace_steps=2)
     events = json.loads((workdir / "trace.json").read_text())["traceEvents"]
-    pids = {
-        e["args"]["name"]: e["pid"]
-        for e in events
-        if e["name"] == "process_name"
-    }
+    pids = {e["args"]["name"]: e["pid"] for e in events if e["name"] == "process_name"}
     for kind in ("planned", "measured"):
       slots = [e for e in events if e["pid"] == pids[kind] and e["ph"] == "X"]
       self.assertEqual({e["args"]["step"] for e in slots}, {4, 5})
@@ -240,9 +226,7 @@ class RunTest(parameterized.TestCase):
     path.write_bytes(content)
     self.train("a", num_steps=8)
     self.assertEqual(_summary(workdir)["resumed_from_step"], 4)
-    self.assertCountEqual(
-        os.listdir(workdir / "checkpoints"), ["5.damaged", "6", "8"]
-    )
+    self.assertCountEqual(os.listdir(workdir / "checkpoints"), ["5.damaged", "6", "8"])
     events = jsonl.read_lines(workdir / "metrics.jsonl")
     found = [e for e in events if e.get("event") == "damaged"]
     is_read = damaged != "manifest.json"  # The other is not even tried.
@@ -300,13 +284,9 @@ class RunTest(parameterized.TestCase):
 
   # The model has statistics, and is small.
   def test_checkpoint_fits_other_plans(self):
-    model = {
-        "model__name": "tests.mlp_bn:make_mlp_bn",
-        "model__options": _MLP_OPTIONS,
-    }
+    model = {"model__name": "tests.mlp_bn:make_mlp_bn", "model__options": _MLP_OPTIONS}
     plans = {
-        f"{num_pipelines}x{num_stages}": model
-        | _plan(num_pipelines, num_stages, num_shares=4)
+        f"{num_pipelines}x{num_stages}": model | _plan(num_pipelines, num_stages, num_shares=4)
         for num_pipelines, num_stages in ((2, 2), (1, 4), (4, 1), (1, 1))
     }
     first = self.train("first", num_steps=2, **plans["2x2"])
@@ -336,11 +316,7 @@ class RunTest(parameterized.TestCase):
     before = _hashes(workdir)
     for path, value, message in (
         ("seed", 1, "run: config.seed is 0 there, 1 here"),
-        (
-            "model__options__width",
-            32,
-            "model.options.width is 16 there, 32 here",
-        ),
+        ("model__options__width", 32, "model.options.width is 16 there, 32 here"),
         ("model__options__dropout_rate", 0.2, "dropout_rate is 0.1 there"),
         ("data__options__branching", 3, "has data.branching=4, this one has 3"),
         ("pipeline__microbatch_size", 1, "microbatch_size is 2 there, 1 "),
@@ -357,16 +333,11 @@ class RunTest(parameterized.TestCase):
   def test_changes_since_the_checkpoint(self):
     code = self.root / "rates.py"
     code.write_text("def make():\n  return lambda count: 0.01\n")
-    own = dict(
-        optimizer__schedule=f"{code}:make", optimizer__schedule_options={}
-    )
+    own = dict(optimizer__schedule=f"{code}:make", optimizer__schedule_options={})
     workdir = self.train("a", num_steps=2, **own)
-    meta = json.loads(
-        (workdir / "checkpoints" / "2" / "manifest.json").read_text()
-    )["meta"]
+    meta = json.loads((workdir / "checkpoints" / "2" / "manifest.json").read_text())["meta"]
     self.assertContainsSubset(
-        {"threads", "processor", "versions.jaxlib", "environment.XLA_FLAGS"},
-        meta["rounding"],
+        {"threads", "processor", "versions.jaxlib", "environment.XLA_FLAGS"}, meta["rounding"]
     )
     self.assertEqual(meta["config"]["num_steps"], 2)
     self.train("a", num_steps=3, **own)
@@ -389,10 +360,7 @@ class RunTest(parameterized.TestCase):
     lines = jsonl.read_lines(workdir / "metrics.jsonl")
     found = [line for line in lines if line.get("event") == "changed"]
     self.assertEqual(
-        [
-            (l["step"], l["key"], l["old"], l["new"], l["changes_bits"])
-            for l in found
-        ],
+        [(l["step"], l["key"], l["old"], l["new"], l["changes_bits"]) for l in found],
         [
             (2, "num_steps", 2, 3, False),
             (3, f"code.{code}", *digests, True),
@@ -431,9 +399,7 @@ class RunTest(parameterized.TestCase):
     }
     workdir = self.train("a", stop_at=2, **changes)
     self.train("a", **changes)
-    rates = jsonl.column(
-        jsonl.read_lines(workdir / "metrics.jsonl"), "learning_rate"
-    )
+    rates = jsonl.column(jsonl.read_lines(workdir / "metrics.jsonl"), "learning_rate")
     want = [0.05 * (1 + math.cos(math.pi * count / 4)) for count in range(4)]
     np.testing.assert_allclose(rates[1], want, rtol=1e-5)
     self.assertIn("step=4 ", self.output.getvalue())
@@ -443,8 +409,7 @@ class RunTest(parameterized.TestCase):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with mock.patch.object(orbax_item, "write_item", side_effect=full):
       with self.assertRaisesRegex(
-          base.CheckpointError,
-          "step 5 .*No space left .* There is no checkpoint; .*same command",
+          base.CheckpointError, "step 5 .*No space left .* There is no checkpoint; .*same command"
       ):
         self.train("a")
     self.assertEqual(_steps_saved(self.root / "a"), [])
@@ -463,9 +428,7 @@ class RunTest(parameterized.TestCase):
     ):
       self.train("a", num_steps=8)  # Step 6 fails.
     events = jsonl.read_lines(workdir / "metrics.jsonl")
-    self.assertEqual(
-        [e["step"] for e in events if e.get("event") == "save_failed"], [6]
-    )
+    self.assertEqual([e["step"] for e in events if e.get("event") == "save_failed"], [6])
     with mock.patch.object(orbax_item, "write_item", side_effect=full):
       with self.assertRaisesRegex(base.CheckpointError, "is of step 8; once"):
         self.train("a", num_steps=9)

@@ -10,9 +10,7 @@ _DEFAULT = {"init_value": 0.0, "warmup_steps": 10, "decay_steps": None}
 
 
 def _make(name, *, num_steps=40, **options):
-  return schedules.make_schedule(
-      name, peak=0.1, options=_DEFAULT | options, num_steps=num_steps
-  )
+  return schedules.make_schedule(name, peak=0.1, options=_DEFAULT | options, num_steps=num_steps)
 
 
 def _rates(schedule, num_steps):
@@ -24,12 +22,7 @@ class SchedulesTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("warmup", "warmup_cosine_decay_schedule", {}, {"decay_steps": 40}),
       ("cosine", "cosine_decay_schedule", {}, {"decay_steps": 40}),
-      (
-          "linear",
-          "linear_schedule",
-          {"end_value": 0.0},
-          {"transition_steps": 40},
-      ),
+      ("linear", "linear_schedule", {"end_value": 0.0}, {"transition_steps": 40}),
       (
           "begin",
           "polynomial_schedule",
@@ -44,12 +37,7 @@ class SchedulesTest(parameterized.TestCase):
       ),
       ("onecycle", "cosine_onecycle_schedule", {}, {"transition_steps": 40}),
       ("given", "linear_onecycle_schedule", {"transition_steps": 9}, {}),
-      (
-          "zero_given",
-          "cosine_decay_schedule",
-          {"decay_steps": 60},
-          {"decay_steps": 60},
-      ),
+      ("zero_given", "cosine_decay_schedule", {"decay_steps": 60}, {"decay_steps": 60}),
   )
   def test_length(self, name, options, want):
     found = _make(name, **options).options
@@ -64,9 +52,7 @@ class SchedulesTest(parameterized.TestCase):
       if not {"decay_steps", "transition_steps"} & {*known}:
         continue
       options = {k: v for k, v in needed.items() if k in known}
-      rates = {
-          n: _rates(_make(name, num_steps=n, **options), n) for n in (40, 80)
-      }
+      rates = {n: _rates(_make(name, num_steps=n, **options), n) for n in (40, 80)}
       for num_steps, found in rates.items():
         with self.subTest(name, num_steps=num_steps):
           self.assertGreater(found[-1], 0)
@@ -77,9 +63,7 @@ class SchedulesTest(parameterized.TestCase):
     options = {"init_value": 0.0, "warmup_steps": 10, "decay_steps": 40}
     want = optax.warmup_cosine_decay_schedule(peak_value=0.1, **options)
     found = _make("warmup_cosine_decay_schedule")
-    np.testing.assert_allclose(
-        _rates(found, 40), [want(count) for count in range(40)], rtol=1e-5
-    )
+    np.testing.assert_allclose(_rates(found, 40), [want(count) for count in range(40)], rtol=1e-5)
     self.assertEqual(_rates(_make("constant"), 2), [0.1, 0.1])
 
   @parameterized.named_parameters(
@@ -103,16 +87,14 @@ class SchedulesTest(parameterized.TestCase):
           "many",
           "linear_schedule",
           200_000,
-          {"end_value": 0.0, "transition_steps": 7, "warmup_steps": None}
-          | {"init_value": None},
+          {"end_value": 0.0, "transition_steps": 7, "warmup_steps": None} | {"init_value": None},
           "rate is 0 from step 8 of",
       ),
       (
           "end",
           "linear_schedule",
           40,
-          {"end_value": 0.01, "transition_steps": 7, "warmup_steps": None}
-          | {"init_value": None},
+          {"end_value": 0.01, "transition_steps": 7, "warmup_steps": None} | {"init_value": None},
           None,
       ),
       (
@@ -140,9 +122,7 @@ class SchedulesTest(parameterized.TestCase):
       self.assertIn(want, found[0])
 
   def test_a_rate_of_zero(self):
-    schedule = schedules.make_schedule(
-        "constant", peak=0.0, options={}, num_steps=5
-    )
+    schedule = schedules.make_schedule("constant", peak=0.0, options={}, num_steps=5)
     (found,) = schedule.find_warnings(5)
     self.assertIn("rate is 0 from step 1 of", found)
 
@@ -170,18 +150,8 @@ class SchedulesTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("name", "constnt", {}, "'constnt'; did you mean 'constant'"),
       ("no_peak", "sgdr_schedule", {}, "Unknown schedule 'sgdr_schedule'"),
-      (
-          "option",
-          "linear_schedule",
-          {"ed": 1},
-          "schedule 'linear_schedule' 'ed'",
-      ),
-      (
-          "constant",
-          "constant",
-          {"ed": 1},
-          "'constant' takes no options, got ed",
-      ),
+      ("option", "linear_schedule", {"ed": 1}, "schedule 'linear_schedule' 'ed'"),
+      ("constant", "constant", {"ed": 1}, "'constant' takes no options, got ed"),
       ("needed", "linear_schedule", {}, "needs the option 'end_value'"),
       (
           "warmup",

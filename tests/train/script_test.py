@@ -118,17 +118,13 @@ class ScriptTest(ScriptCase):
       self.train({"vote 1": [self.kill(2)], "status": [None, ahead]}, spares=1)
 
   def test_a_second_death_while_the_first_is_agreed_on(self):
-    worker = self.train(
-        {"status": [None, self.kill(1)]}, size=(4, 2, 1), text="1,0/3,4"
-    )
+    worker = self.train({"status": [None, self.kill(1)]}, size=(4, 2, 1), text="1,0/3,4")
     self.assertEqual(set(worker.engine.owners[0]), {0, 2})
 
   def test_a_death_before_new_pipelines_count(self):
     """What was fetched for them is dropped; a checkpoint is taken instead."""
     changes = {"mode": "none", "recovery__reroute": False}
-    worker = self.train(
-        {"moved 1": [self.kill(3)]}, size=(2, 2, 2), text="1,0/1,4", **changes
-    )
+    worker = self.train({"moved 1": [self.kill(3)]}, size=(2, 2, 2), text="1,0/1,4", **changes)
     self.assertEqual(worker.state.rollbacks, 1)
 
   def test_who_missed_that_all_have_gone_back(self):
@@ -151,9 +147,7 @@ class ScriptTest(ScriptCase):
     self.assertEqual(jsonl.column(self.lines(), "loss")[0], (1, 2, 3))
 
   def test_a_death_while_replicas_are_made(self):
-    worker = self.train(
-        {"moved 2": [self.kill(0)]}, size=(4, 2, 1), text="1,0/2,4"
-    )
+    worker = self.train({"moved 2": [self.kill(0)]}, size=(4, 2, 1), text="1,0/2,4")
     self.assertEqual(set(worker.engine.owners[0]), {1, 3})
 
   def test_a_death_before_all_have_finished(self):
@@ -222,16 +216,12 @@ class BadNumbersTest(ScriptCase):
 
   def test_stop(self):
     wait = mock.patch.object(local_cohort.LocalCohort, "wait_change")
-    with (
-        wait as waits,
-        self.assertRaisesRegex(base.NonFiniteError, "Step 2 has loss=nan"),
-    ):
+    with wait as waits, self.assertRaisesRegex(base.NonFiniteError, "Step 2 has loss=nan"):
       self.train_poisoned(size=(2, 2, 1), optimizer__on_nonfinite="stop")
     waits.assert_not_called()  # No death explains it.
 
   @parameterized.product(
-      on_nonfinite=["skip", "apply"],
-      spoiled=[(0, "params"), (1, "params"), (1, "slots")],
+      on_nonfinite=["skip", "apply"], spoiled=[(0, "params"), (1, "params"), (1, "slots")]
   )
   def test_state_that_is_not_finite_ends_the_run(self, on_nonfinite, spoiled):
     stage, part = spoiled
@@ -240,17 +230,14 @@ class BadNumbersTest(ScriptCase):
       for node in self.worker.engine.nodes.values():
         state = node.state.get(stage)
         if state is not None:
-          worse = jax.tree.map(
-              lambda a: (a + math.nan).astype(a.dtype), getattr(state, part)
-          )
+          worse = jax.tree.map(lambda a: (a + math.nan).astype(a.dtype), getattr(state, part))
           node.state[stage] = state.replace(**{part: worse})
       return said
 
     script = {"vote 0": [spoil]}
     worker = self.begin(script, optimizer__on_nonfinite=on_nonfinite)
     with self.assertRaisesRegex(
-        base.NonFiniteError,
-        "^Training stops before step 2: .*: [a-z]+/.* is not finite",
+        base.NonFiniteError, "^Training stops before step 2: .*: [a-z]+/.* is not finite"
     ):
       worker.run(stop_at=9)
     self.assertEqual(worker.state.steps, 1)
@@ -262,9 +249,7 @@ class BadNumbersTest(ScriptCase):
       return {0: said[0], 1: bad}
 
     worker = self.begin({"vote 1": [tell]})
-    with self.assertRaisesRegex(
-        base.NonFiniteError, "before step 2: head: params/w is not finite"
-    ):
+    with self.assertRaisesRegex(base.NonFiniteError, "before step 2: head: params/w is not finite"):
       worker.run(stop_at=3)
 
 
@@ -279,9 +264,7 @@ class MismatchTest(ScriptCase):
         node = self.worker.engine.nodes[number]
         state = node.state[stage]
         add = lambda a: a.at[(0,) * a.ndim].add(1e-6)
-        node.state[stage] = state.replace(
-            params=jax.tree.map(add, state.params)
-        )
+        node.state[stage] = state.replace(params=jax.tree.map(add, state.params))
       return said
 
     return change
@@ -324,9 +307,7 @@ class MismatchTest(ScriptCase):
       plain["prints"]["nodes"]["1"]["head"] ^= 1 << 63
       return {0: vote, 1: json_lib.from_plain(step_lib.Vote, plain)}
 
-    with self.assertRaisesRegex(
-        base.ReplicaMismatchError, r"After step 2 .*'head' .* nodes: "
-    ):
+    with self.assertRaisesRegex(base.ReplicaMismatchError, r"After step 2 .*'head' .* nodes: "):
       self.train_spoiled({"vote 2": [tell]}, size=(2, 2, 1))
 
   def test_never(self):

@@ -15,8 +15,7 @@ from tests.train import run_log_test
 def make_step(*busy_ms):
   """Returns what members say about a step: one node each."""
   return [
-      {n: slowness.NodeStep("0F*4", ms / 1e3, (200 - ms) / 1e3)}
-      for n, ms in enumerate(busy_ms)
+      {n: slowness.NodeStep("0F*4", ms / 1e3, (200 - ms) / 1e3)} for n, ms in enumerate(busy_ms)
   ]
 
 
@@ -49,9 +48,7 @@ class SlowNodesTest(parameterized.TestCase):
         layout=run_log_test.make_layout((0, 1), (2, 3)),
     )
     outputs = types.SimpleNamespace(
-        write_event=lambda event, *, step, values: self.events.append(
-            (event, step, values)
-        ),
+        write_event=lambda event, *, step, values: self.events.append((event, step, values))
     )
     self.nodes = slow_nodes.SlowNodes(self.state, outputs, response=response)
 

@@ -22,11 +22,7 @@ def make_plans(mode, *, fills, second=(4, 5, 6, 7)):
 class StepPlansTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      ("none", False),
-      ("lazy", False),
-      ("bubble", True),
-      ("budget", True),
-      ("eager", True),
+      ("none", False), ("lazy", False), ("bubble", True), ("budget", True), ("eager", True)
   )
   def test_waits_are_filled_as_they_occur(self, mode, want):
     plans, layout = make_plans(mode, fills=True)
@@ -37,10 +33,7 @@ class StepPlansTest(parameterized.TestCase):
     if not want:
       return
     self.assertEqual(filling.nodes.keys(), {*range(8)})
-    self.assertEqual(
-        [str(i) for i in filling.nodes[5].passes],
-        [f"2RF{m}" for m in range(8, 16)],
-    )
+    self.assertEqual([str(i) for i in filling.nodes[5].passes], [f"2RF{m}" for m in range(8, 16)])
     placed, _ = make_plans(mode, fills=False)
     num_placed = sum(t.num_redundant for t in placed.whole(layout))
     self.assertEqual(filling.placed.passes, num_placed)
@@ -50,9 +43,7 @@ class StepPlansTest(parameterized.TestCase):
   def test_pipelines_without_shares_have_no_waits(self, mode):
     plans, layout = make_plans(mode, fills=True)
     gone = dataclasses.replace(
-        layout.pipelines[1],
-        roles=failover.Roles((7, 5, 6, 7), {3: 6}),
-        vacant=frozenset({1}),
+        layout.pipelines[1], roles=failover.Roles((7, 5, 6, 7), {3: 6}), vacant=frozenset({1})
     )
     pipelines = (layout.pipelines[0], gone)
     dropped = layout_lib.Layout(pipelines, ((0,), ()), layout.segments)

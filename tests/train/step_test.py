@@ -30,15 +30,11 @@ class Steps:
         cohort,
         director=None,
         num_microbatches=2 * len(engine.owners),
-        options=surroundings.OptimizerSection(
-            clip_norm=clip_norm, on_nonfinite=on_nonfinite
-        ),
+        options=surroundings.OptimizerSection(clip_norm=clip_norm, on_nonfinite=on_nonfinite),
     )
 
   def run(self, step, feed):
-    due = faults_lib.FaultsDue(
-        (), step=step, owners=self._engine.owners, hosted=()
-    )
+    due = faults_lib.FaultsDue((), step=step, owners=self._engine.owners, hosted=())
     self._step.begin(step, feed, due)
     self._step.plan(self._timelines)
     self._step.run_until_vote()
@@ -89,15 +85,9 @@ class StepTest(parameterized.TestCase):
     optimizer = engines.make_whole().optimizer
     for pipeline in range(2):
       for name, got in engine.layer_states(pipeline).items():
-        updates, _ = optimizer.update(
-            grads[name], layers[name].slots, layers[name].params
-        )
+        updates, _ = optimizer.update(grads[name], layers[name].slots, layers[name].params)
         want = optax.apply_updates(layers[name].params, updates)
-        jax.tree.map(
-            functools.partial(np.testing.assert_allclose, atol=4e-6),
-            got.params,
-            want,
-        )
+        jax.tree.map(functools.partial(np.testing.assert_allclose, atol=4e-6), got.params, want)
 
   def test_nodes_are_slow_from_one_step_to_another(self):
     engine = engines.make_engine(2, 2, 2)
@@ -106,14 +96,10 @@ class StepTest(parameterized.TestCase):
     faults = faults_lib.parse_faults(text, source="test")
     found = []
     for step in range(4):
-      due = faults_lib.FaultsDue(
-          faults, step=step, owners=engine.owners, hosted=()
-      )
+      due = faults_lib.FaultsDue(faults, step=step, owners=engine.owners, hosted=())
       steps._step.begin(step, lambda m, k: {}, due)
       found.append([node.slow_factor for node in engine.nodes.values()])
-    self.assertEqual(
-        found, [[1, 1, 1, 1], [1, 2, 1, 1], [1, 2, 1, 4], [1, 1, 1, 4]]
-    )
+    self.assertEqual(found, [[1, 1, 1, 1], [1, 2, 1, 1], [1, 2, 1, 4], [1, 1, 1, 4]])
 
   def test_times_are_those_of_the_step(self):
     engine = engines.make_engine(1, 1, 2)
@@ -135,11 +121,7 @@ class StepTest(parameterized.TestCase):
     feed = lambda m, k: batches.microbatch(0, m, k)
     steps.run(0, feed)
     compiled = []
-    listener = (
-        lambda name, secs, **_: compiled.append(name)
-        if ("compile" in name)
-        else None
-    )
+    listener = lambda name, secs, **_: compiled.append(name) if ("compile" in name) else None
     jax.monitoring.register_event_duration_secs_listener(listener)
     self.addCleanup(jax.monitoring.clear_event_listeners)
     steps.run(1, feed)
@@ -163,9 +145,7 @@ class StepTest(parameterized.TestCase):
     jax.tree.map(np.testing.assert_array_equal, *states)
 
   @parameterized.product(clip_norm=[None, 0.5], on_nonfinite=["skip", "apply"])
-  def test_a_batch_without_tokens_changes_nothing(
-      self, clip_norm, on_nonfinite
-  ):
+  def test_a_batch_without_tokens_changes_nothing(self, clip_norm, on_nonfinite):
     engine = engines.make_engine(2, 2, 2)
     engine.set_state(engines.initial_layers())
     batches, before = engines.make_batches(4), bits_of(engine)
@@ -182,9 +162,7 @@ class StepTest(parameterized.TestCase):
     self.assertEqual(result.skipped, "no token of the batch counts")
     self.assertEqual(bits_of(engine), before)
 
-  @parameterized.parameters(
-      (None, "skip", True), (0.5, "skip", True), (None, "apply", False)
-  )
+  @parameterized.parameters((None, "skip", True), (0.5, "skip", True), (None, "apply", False))
   def test_a_gradient_that_is_not_finite(self, clip_norm, on_nonfinite, skips):
     engine = engines.make_engine(2, 2, 2)
     layers = dict(engines.initial_layers())

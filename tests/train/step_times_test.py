@@ -32,10 +32,7 @@ class SuspensionTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self._child = subprocess.Popen(
-        [sys.executable, "-c", _CHILD],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     self.addCleanup(self._child.communicate)
     self.addCleanup(self._child.kill)
@@ -70,9 +67,7 @@ class SuspensionTest(absltest.TestCase):
     begin = step_times.starved_secs()
     until_secs = time.monotonic() + _DEADLINE_SECS
     while time.monotonic() < until_secs:
-      if (
-          step_times.starved_secs() - begin > 0.2
-      ):  # The loops have taken effect.
+      if step_times.starved_secs() - begin > 0.2:  # The loops have taken effect.
         break
     self.assertGreater(step_times.starved_secs() - begin, 0.2)
     self.assertLess(self._ask(), 0.03)
@@ -96,16 +91,10 @@ class NodesTest(parameterized.TestCase):
         (instruction.Instruction(0, ops.REDUNDANT_FORWARD, 0), 0.02),
     ]
     got = step_times.measure_nodes(
-        [
-            recorder.MeasuredInstruction(4, i, 1.0, 1.0 + secs)
-            for i, secs in row
-        ],
+        [recorder.MeasuredInstruction(4, i, 1.0, 1.0 + secs) for i, secs in row],
         secs=0.1,
         delays=step_times.Delays(
-            waited_secs=0.03,
-            starved_secs=0.01,
-            suspended_secs=0.02,
-            waited_for={3: 0.03},
+            waited_secs=0.03, starved_secs=0.01, suspended_secs=0.02, waited_for={3: 0.03}
         ),
         is_alone=is_alone,
     )

@@ -14,9 +14,7 @@ from bamboo_jax.train.record import step_traces
 
 class XprofTest(parameterized.TestCase):
 
-  @parameterized.parameters(
-      (None, []), ("3:6", [3, 4, 5, 6]), ("1:1", [1]), ("12:13", [12, 13])
-  )
+  @parameterized.parameters((None, []), ("3:6", [3, 4, 5, 6]), ("1:1", [1]), ("12:13", [12, 13]))
   def test_steps(self, text, expected):
     section = surroundings.MetricsSection(profile_steps=text)
     self.assertEqual([*section.profiled], expected)

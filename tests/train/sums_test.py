@@ -77,9 +77,7 @@ class SumsTest(parameterized.TestCase):
     with self.assertRaisesRegex(base.NonFiniteError, message):
       judge()
 
-  @parameterized.parameters(
-      (8.0, "samples"), (6.0, "samples"), (9.0, "tokens"), (0.0, "tokens")
-  )
+  @parameterized.parameters((8.0, "samples"), (6.0, "samples"), (9.0, "tokens"), (0.0, "tokens"))
   def test_unit(self, weight, unit):
     self.assertEqual(sums.StepSums(1.0, weight, 1.0, 1.0).unit(8), unit)
 

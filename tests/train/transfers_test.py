@@ -22,9 +22,7 @@ class TransfersTest(parameterized.TestCase):
         self.client, self.transport, self.collectives, preconnects=preconnects
     )
     made.attach(self.engine, lambda: self.is_compiled)
-    self.enterContext(
-        mock.patch.object(compile_ahead, "find_partners", return_value=[0, 3])
-    )
+    self.enterContext(mock.patch.object(compile_ahead, "find_partners", return_value=[0, 3]))
     return made
 
   @parameterized.parameters(True, False)
@@ -39,9 +37,7 @@ class TransfersTest(parameterized.TestCase):
     if has_collectives:
       self.collectives.settle.assert_called_once_with(said, view=8)
 
-  @parameterized.parameters(
-      (True, True, 5), (True, False, -1), (False, True, -1)
-  )
+  @parameterized.parameters((True, True, 5), (True, False, -1), (False, True, -1))
   def test_ready(self, preconnects, is_compiled, want):
     made = self.make(preconnects=preconnects)
     self.is_compiled = is_compiled

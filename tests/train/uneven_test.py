@@ -41,9 +41,7 @@ class DeathsTest(parameterized.TestCase):
 
     # Else a layout is left for lack of programs if the machine is busy.
     self.enterContext(
-        mock.patch.object(
-            background_compiler.BackgroundCompiler, "newest_ready", wait_ready
-        )
+        mock.patch.object(background_compiler.BackgroundCompiler, "newest_ready", wait_ready)
     )
 
   def test_first_layout(self):
@@ -87,20 +85,14 @@ class DeathsTest(parameterized.TestCase):
       ("a_lost_stage", "1,0/0,3 1,0/1,6 2,,,join", {}, [2, 2]),
   )
   def test_shapes(self, text, changes, shape):
-    self.assertEqual(
-        shape_of(make_trials(**changes).run(small.make_case(text))), shape
-    )
+    self.assertEqual(shape_of(make_trials(**changes).run(small.make_case(text))), shape)
 
 
 class FoldTest(parameterized.TestCase):
 
-  @parameterized.product(
-      layout=["depth", "templates", "grid"], mode=["lazy", "none"]
-  )
+  @parameterized.product(layout=["depth", "templates", "grid"], mode=["lazy", "none"])
   def test_whoever_has_all_layers_goes_on(self, layout, mode):
-    trials = small.make_trials(
-        3, 4, 2, num_shares=4, pipeline__layout=layout, mode=mode
-    )
+    trials = small.make_trials(3, 4, 2, num_shares=4, pipeline__layout=layout, mode=mode)
     rules, first = trials._job.rules, trials._job.first_layout
     for count in range(1, 7):
       for left in itertools.combinations(range(6), count):
@@ -114,15 +106,10 @@ class FoldTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("shadows", "lazy", "1,0/1,3 1,0/2,4 1,1/0,5 1,1/1,reduce", [2]),
       ("others", "none", "1,0/0,3 1,1/1,4 2,0/0,vote 3,0/1,5", [2]),
-      (
-          *("until_one_joins", "lazy"),
-          *("1,0/1,3 1,0/2,4 1,1/0,5 1,1/1,reduce 3,,,join", [3]),
-      ),
+      (*("until_one_joins", "lazy"), *("1,0/1,3 1,0/2,4 1,1/0,5 1,1/1,reduce 3,,,join", [3])),
   )
   def test_few_nodes_fold(self, mode, text, shape):
-    trials = small.make_trials(
-        3, 4, 2, num_shares=4, pipeline__layout="templates", mode=mode
-    )
+    trials = small.make_trials(3, 4, 2, num_shares=4, pipeline__layout="templates", mode=mode)
     outcome = trials.run(small.make_case(text))
     self.assertEqual(shape_of(outcome), shape)
 

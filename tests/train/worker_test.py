@@ -90,9 +90,7 @@ class DeathsTest(parameterized.TestCase):
     for delay in range(16, 40, 3):  # Checks of the cohort.
       with (
           self.subTest(delay),
-          mock.patch.object(
-              local_cohort.random.Random, "randint", lambda *_, at=delay: at
-          ),
+          mock.patch.object(local_cohort.random.Random, "randint", lambda *_, at=delay: at),
       ):
         self.assertEqual(trials.run(case).rungs, ())
 
@@ -134,20 +132,11 @@ class LadderTest(parameterized.TestCase):
       ),
       # What is left of a pipeline still has its stages, after the update too.
       ("both", (2, 2, 2), "1,0/1,3 1,1/0,5", {"mode": "none"}, ["reroute"]),
-      (
-          *("after_update", (2, 2, 2), "1,0/1,3 1,1/0,apply"),
-          *({"mode": "none"}, ["reroute"]),
-      ),
-      (
-          *("both_with_replicas", (3, 2, 2)),
-          *("1,1/2,1 1,1/1,3 1,0/1,1 1,0/0,5", {}, ["reroute"]),
-      ),
+      (*("after_update", (2, 2, 2), "1,0/1,3 1,1/0,apply"), *({"mode": "none"}, ["reroute"])),
+      (*("both_with_replicas", (3, 2, 2)), *("1,1/2,1 1,1/1,3 1,0/1,1 1,0/0,5", {}, ["reroute"])),
       # The only share of a pipeline is computed by an owner of the other.
       ("a_share", (2, 2, 2), "1,1/0,3", {}, ["shadow"]),
-      (
-          *("lost_stages", (3, 2, 2), "1,0/1,3 1,0/2,4 2,0/0,5"),
-          *({}, ["reroute"]),
-      ),
+      (*("lost_stages", (3, 2, 2), "1,0/1,3 1,0/2,4 2,0/0,5"), *({}, ["reroute"])),
       ("checkpoint", (4, 2, 1), "2,0/1,5 2,0/2,5", {}, ["checkpoint"]),
       ("nothing_held", (4, 2, 1), "2,0/3,0", {"mode": "none"}, ["checkpoint"]),
       ("all_die", (2, 2, 1), "2,,,all", {}, ["checkpoint"]),
@@ -157,9 +146,7 @@ class LadderTest(parameterized.TestCase):
     self.assertEqual(list(outcome.rungs)[-1:], rungs)
 
   def test_a_newcomer_takes_the_place(self):
-    outcome = small.make_trials(4, 2, 1).run(
-        small.make_case("1,0/2,5 2,,,join 4,0/0,2")
-    )
+    outcome = small.make_trials(4, 2, 1).run(small.make_case("1,0/2,5 2,,,join 4,0/0,2"))
     self.assertEqual(outcome.rungs, ("shadow", "shadow"))
     self.assertIn(4, outcome.owners[0])
 
@@ -238,14 +225,10 @@ class BrokenTest(parameterized.TestCase):
 
     def watch(engine, number):
       node = engine.nodes[number]
-      held.extend(
-          jax.tree.leaves([[*node.state.values()], node.store.arrays()])
-      )
+      held.extend(jax.tree.leaves([[*node.state.values()], node.store.arrays()]))
       kill(engine, number)
 
     with mock.patch.object(engine_lib.Engine, "kill", watch):
-      small.make_trials(4, 2, 1, num_shares=2).run(
-          small.make_case(f"1,0/2,{at}")
-      )
+      small.make_trials(4, 2, 1, num_shares=2).run(small.make_case(f"1,0/2,{at}"))
     self.assertNotEmpty(held)
     self.assertTrue(all(array.is_deleted() for array in held))

@@ -154,9 +154,7 @@ class Agent:
         return await asyncio.wrap_future(beside)
     raise TypeError(f"Unknown request {request}.")
 
-  def _call_store(
-      self, call: Callable[..., Any], *args: Any
-  ) -> asyncio.Future[Any]:
+  def _call_store(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
     loop = asyncio.get_running_loop()
     return loop.run_in_executor(self._calls, call, *args)
 
@@ -170,9 +168,7 @@ class Agent:
     while True:
       await asyncio.sleep(self._options.limits.heartbeat_secs)
       self._worker.reap_orphans()
-      self._events.put_nowait(
-          events_lib.Ticked(self._worker.is_stopped(), self._worker.is_busy())
-      )
+      self._events.put_nowait(events_lib.Ticked(self._worker.is_stopped(), self._worker.is_busy()))
 
   def _start(self, work: Coroutine[Any, Any, None]) -> None:
     task = asyncio.get_running_loop().create_task(work)

@@ -138,9 +138,7 @@ def take_number(state: state_lib.AgentState) -> events_lib.Flow:
   options = state.options
   ask = lambda method, *args: state.ask(events_lib.store(method, *args))
   view = yield from ask(_Registry.read_view)
-  ticket = yield from ask(
-      _Registry.take_ticket, options.zone, state.incarnation, options.name
-  )
+  ticket = yield from ask(_Registry.take_ticket, options.zone, state.incarnation, options.name)
   if view is not None or ticket >= options.num_nodes:
     return ticket
   wanted = set(range(options.num_nodes))

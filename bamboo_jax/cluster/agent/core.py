@@ -63,9 +63,7 @@ def on(state: state_lib.AgentState, event: Any, now: float) -> list[Any]:
   return state.actions
 
 
-def _hear_peer(
-    state: state_lib.AgentState, incarnation: str, message: Any
-) -> None:
+def _hear_peer(state: state_lib.AgentState, incarnation: str, message: Any) -> None:
   if incarnation in state.roster.left:  # It was removed while suspended.
     return
   if state.watch.is_quiet(incarnation, state.now):
@@ -95,9 +93,7 @@ def _hear_peer(
       membership.decide_soon(state)
     case messages.Suspects(count, suspects):
       there = [s for s in suspects if s.incarnation not in roster.left]
-      if state.suspicions.note(
-          incarnation, there, count=count, now=state.awake
-      ):
+      if state.suspicions.note(incarnation, there, count=count, now=state.awake):
         heartbeats.ask(state)
         membership.decide_soon(state)
     case messages.Assignment():

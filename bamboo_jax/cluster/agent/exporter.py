@@ -23,17 +23,11 @@ _PATIENCE_SECS = 5.0  # With a caller that says nothing.
 # What a writer reports about its last step under other names.
 _NAMES = {"usd": "cost_dollars"}
 # Endings of names in the log, that of the base unit, and its size.
-_UNITS = (
-    ("_ms", "_seconds", 1e-3),
-    ("_pct", "_ratio", 1e-2),
-    ("_per_sec", "_per_second", 1.0),
-)
+_UNITS = (("_ms", "_seconds", 1e-3), ("_pct", "_ratio", 1e-2), ("_per_sec", "_per_second", 1.0))
 _TOTALS = {
     "deaths": "Nodes with a stage that died",
     "recoveries": "Views in which such nodes were lost",
-    "pause_seconds": (
-        "Seconds from such a view until the rest of the step was planned"
-    ),
+    "pause_seconds": ("Seconds from such a view until the rest of the step was planned"),
 }
 
 
@@ -60,9 +54,7 @@ def find_samples(state: state_lib.AgentState) -> list[Sample]:
       Sample("view", "Number of the current view.", view.number),
       Sample("members", "Nodes in the view.", len(view.members)),
       Sample("leaving", "Members about to be preempted.", len(view.leaving)),
-      Sample(
-          "is_member", "Whether this node is in it.", state.roster.is_at_work
-      ),
+      Sample("is_member", "Whether this node is in it.", state.roster.is_at_work),
   ]
   if "steps" in status:
     samples.append(Sample("step", "Steps done.", status["steps"]))
@@ -105,9 +97,7 @@ class _Collector(registry_lib.Collector):
       yield found
 
 
-def serve(
-    port: int, *, host: str, state: Callable[[], state_lib.AgentState | None]
-) -> int:
+def serve(port: int, *, host: str, state: Callable[[], state_lib.AgentState | None]) -> int:
   """Serves the metrics in a daemon thread; returns the port.
 
   `state` returns the state of the current agent, or None before there is one.
@@ -118,9 +108,7 @@ def serve(
   address = addresses.find(host, port)
   server = _Server(address)
   server.set_app(prometheus_client.make_wsgi_app(registry))
-  threading.Thread(
-      target=server.serve_forever, name="metrics", daemon=True
-  ).start()
+  threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
   return server.server_port
 
 

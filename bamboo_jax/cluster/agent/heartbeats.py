@@ -36,9 +36,7 @@ def give(state: state_lib.AgentState) -> None:
     state.send(beat, to=[*_next(state, 1), *sorted(newcomers)])
 
 
-def hear(
-    state: state_lib.AgentState, incarnation: str, beat: messages.Beat
-) -> None:
+def hear(state: state_lib.AgentState, incarnation: str, beat: messages.Beat) -> None:
   """Handles a heartbeat; answers it if it asks for one."""
   state.watch.note_stall(incarnation, beat.stall)
   state.heard.add(incarnation)
@@ -70,8 +68,7 @@ def _now(state: state_lib.AgentState) -> messages.Beat:
 def _is_unclear(state: state_lib.AgentState) -> bool:
   is_member = state.roster.view.find
   return any(
-      is_member(by) and is_member(whom)
-      for by, whom in state.suspicions.unclear(state.awake)
+      is_member(by) and is_member(whom) for by, whom in state.suspicions.unclear(state.awake)
   )
 
 

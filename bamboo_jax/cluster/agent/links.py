@@ -92,9 +92,7 @@ def is_trying(state: state_lib.AgentState, incarnation: str) -> bool:
   return state.now < dialed_secs + _TRY_SECS
 
 
-def fail(
-    state: state_lib.AgentState, incarnation: str, reason: str, is_refused: bool
-) -> None:
+def fail(state: state_lib.AgentState, incarnation: str, reason: str, is_refused: bool) -> None:
   """Suspects an agent after a failed connection attempt."""
   roster = state.roster
   state.connected.discard(incarnation)
@@ -104,9 +102,7 @@ def fail(
   if is_refused and not (is_registered or roster.view.find(incarnation)):
     _drop(state, incarnation)  # Not a member: it simply left.
     return
-  suspect = messages.Suspect(
-      incarnation, f"its agent cannot be reached: {reason}", is_refused
-  )
+  suspect = messages.Suspect(incarnation, f"its agent cannot be reached: {reason}", is_refused)
   state.unreachable[incarnation] = suspect
   state.start(_redial(state, incarnation))
 
@@ -157,9 +153,7 @@ def tell_suspicions(state: state_lib.AgentState) -> None:
       member = state.roster.known.get(s.incarnation)
       name = member.name if member else "an agent that is not known here"
       state.do(events_lib.Log(f"Suspects {name}: {s.reason}"))
-  state.suspicions.note(
-      state.incarnation, suspects, count=state.suspects.count, now=state.awake
-  )
+  state.suspicions.note(state.incarnation, suspects, count=state.suspects.count, now=state.awake)
   state.send(state.suspects)
   heartbeats.ask(state)  # Logged before it has consequences.
 

@@ -49,9 +49,7 @@ _NUM_PUBLISHERS = 6  # In case the first cannot reach the store.
 _SETTLE_SECS = 2.0  # Wait of an agent whose worker is gone.
 
 
-def look_around(
-    state: state_lib.AgentState, *, is_worker_stopped: bool
-) -> None:
+def look_around(state: state_lib.AgentState, *, is_worker_stopped: bool) -> None:
   """Sends a heartbeat, and finds silent agents."""
   state.watch.tick(state.now)
   hung_secs = state.now - state.folder_secs
@@ -59,10 +57,7 @@ def look_around(
     state.watch.excuse_work(state.now)  # It may wait for the folder, too.
   if state.has_worker:
     if fault := state.watch.find_fault(
-        state.now,
-        state.roster.view.members,
-        me=state.roster.own,
-        is_stopped=is_worker_stopped,
+        state.now, state.roster.view.members, me=state.roster.own, is_stopped=is_worker_stopped
     ):
       state.fault = fault
       state.do(events_lib.KillWorker())  # Fenced: it must not resume.
@@ -75,10 +70,7 @@ def look_around(
 def _tell_trouble(state: state_lib.AgentState) -> None:
   """Tells the worker whether a view is due, for which it should wait."""
   roster = state.roster
-  is_due = any(
-      i in roster.gone or state.suspicions.suspects(i)
-      for i in roster.incarnations
-  )
+  is_due = any(i in roster.gone or state.suspicions.suspects(i) for i in roster.incarnations)
   if is_due != state.is_in_trouble:
     state.is_in_trouble = is_due
     state.tell_worker(messages.Trouble(is_due))
@@ -196,9 +188,7 @@ def _publish(state: state_lib.AgentState, wait_secs: float) -> events_lib.Flow:
 
 
 def find_unpublished(
-    state: state_lib.AgentState,
-    found: Collection[views.View],
-    published: base.ViewId,
+    state: state_lib.AgentState, found: Collection[views.View], published: base.ViewId
 ) -> None:
   """Writes views again that the store has lost, such as after a restore.
 
@@ -217,14 +207,10 @@ def _wanted(state: state_lib.AgentState) -> views.View | None:
     return None
   begins = not roster.view.members
   lost = {} if begins else selection.find_lost(state)
-  joining = (
-      selection.find_first(state) if begins else selection.find_newcomers(state)
-  )
+  joining = selection.find_first(state) if begins else selection.find_newcomers(state)
   if lost is None or joining is None:
     return None
-  view = views.next_view(
-      roster.view, lost=lost, candidates=joining, noticed=roster.noticed
-  )
+  view = views.next_view(roster.view, lost=lost, candidates=joining, noticed=roster.noticed)
   if view is roster.view:
     state.due = (0, 0.0)
     return None
@@ -357,9 +343,7 @@ def look_at_folder(state: state_lib.AgentState) -> events_lib.Flow:
         state.warn(f"{error}")
 
 
-def _leave_out(
-    state: state_lib.AgentState, former: views.View, view: views.View
-) -> None:
+def _leave_out(state: state_lib.AgentState, former: views.View, view: views.View) -> None:
   """Cuts connections with removed nodes; connects to the members of a view."""
   for member in former.members:
     if not view.find(member.incarnation) and view.members:

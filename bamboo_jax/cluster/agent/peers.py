@@ -45,11 +45,7 @@ class Peers:
   """
 
   def __init__(
-      self,
-      identity: identity_lib.Identity,
-      events: asyncio.Queue[Any],
-      *,
-      ack_secs: float,
+      self, identity: identity_lib.Identity, events: asyncio.Queue[Any], *, ack_secs: float
   ) -> None:
     self._identity = identity
     self._ack_secs = ack_secs
@@ -133,9 +129,7 @@ class Peers:
       try:
         reader, writer = await self._open(member)
         try:
-          await asyncio.wait_for(
-              self._greet(reader, writer, member, me), door_lib.HELLO_SECS
-          )
+          await asyncio.wait_for(self._greet(reader, writer, member, me), door_lib.HELLO_SECS)
           return reader, writer
         except BaseException:
           writer.close()
@@ -146,10 +140,7 @@ class Peers:
         await asyncio.sleep(_BROKE_SECS)
 
   async def _stay_connected(
-      self,
-      known: str,
-      reader: asyncio.StreamReader,
-      writer: asyncio.StreamWriter,
+      self, known: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
   ) -> None:
     self._writers[known] = writer
     self._events.put_nowait(events_lib.PeerReached(known))
@@ -162,9 +153,7 @@ class Peers:
       del self._writers[known]
       self._events.put_nowait(events_lib.PeerClosed(known, reason))
 
-  async def _open(
-      self, member: views.Member
-  ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+  async def _open(self, member: views.Member) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     connection = None
     async with asyncio.timeout(_CONNECT_SECS):
       while connection is None:
@@ -213,9 +202,7 @@ class Peers:
       raise _OtherError("it is of another run")
     writer.write(messages.encode(messages.Hello(me)))
 
-  async def _hear(
-      self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-  ) -> None:
+  async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Reads until the connection ends; raises unless it is of an agent."""
     member, decoder, said = await asyncio.wait_for(
         self._welcome(reader, writer), door_lib.HELLO_SECS
@@ -241,9 +228,7 @@ class Peers:
     finally:
       heard.discard(writer)
 
-  async def _welcome(
-      self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-  ) -> _Visitor:
+  async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Visitor:
     """Returns the agent at the other end after a valid greeting."""
     writer.write(messages.encode(self._greeting))
     decoder = frames.Decoder(_HELLO_BYTES)
@@ -280,9 +265,7 @@ async def _connect(host: str, port: int, ack_secs: float) -> socket.socket:
   return connection
 
 
-async def _read(
-    reader: asyncio.StreamReader, decoder: frames.Decoder
-) -> list[frames.Message]:
+async def _read(reader: asyncio.StreamReader, decoder: frames.Decoder) -> list[frames.Message]:
   while data := await reader.read(_CHUNK):
     if messages := decoder.feed(data):
       return messages

@@ -38,9 +38,7 @@ def find(state: state_lib.AgentState) -> events_lib.Flow:
   begun_secs = since_secs = state.now
   last = -1
   while True:
-    ask = state.ask(
-        events_lib.store(_Registry.stamp), fatal=etcd_lib.NoEtcdError
-    )
+    ask = state.ask(events_lib.store(_Registry.stamp), fatal=etcd_lib.NoEtcdError)
     there = yield from ask
     claim, beat = yield from state.ask(events_lib.CallFence("read"))
     if there and claim is not None and there == claim.stamp:
@@ -71,15 +69,10 @@ def find(state: state_lib.AgentState) -> events_lib.Flow:
   yield from state.ask(events_lib.store(_Registry.trust, there))
 
 
-def _refuse(
-    options: state_lib.AgentOptions, there: str, claim: fence_lib.Claim | None
-) -> None:
+def _refuse(options: state_lib.AgentOptions, there: str, claim: fence_lib.Claim | None) -> None:
   where, run = options.workdir, f"run {options.run!r}"
   if claim is not None and tenure.is_alone(claim):
-    raise ValueError(
-        f"bamboo train is running in {where}; end it, or name another "
-        "--workdir."
-    )
+    raise ValueError(f"bamboo train is running in {where}; end it, or name another " "--workdir.")
   if not there:
     raise OSError(f"There is no {run} in etcd, but one is running in {where}.")
   raise ValueError(
@@ -90,16 +83,12 @@ def _refuse(
   )
 
 
-def _is_over(
-    state: state_lib.AgentState, claim: fence_lib.Claim
-) -> events_lib.Flow:
+def _is_over(state: state_lib.AgentState, claim: fence_lib.Claim) -> events_lib.Flow:
   """Asks the members of a run in its views; returns whether none is left.
 
   As in `run_over`, the next view is either an answer or one without members.
   """
-  ask = lambda method, *args: state.ask(
-      events_lib.CallFence(method, (claim.stamp, *args))
-  )
+  ask = lambda method, *args: state.ask(events_lib.CallFence(method, (claim.stamp, *args)))
   found = yield from ask("views_after")
   newest = found[-1] if found else views.EMPTY
   is_new = tenure.is_alone(claim) and not newest.number
@@ -113,9 +102,7 @@ def _is_over(
   return not (newest.members or newest.words)
 
 
-def begin_life(
-    state: state_lib.AgentState, epoch: base.ViewId
-) -> events_lib.Flow:
+def begin_life(state: state_lib.AgentState, epoch: base.ViewId) -> events_lib.Flow:
   """Fences members of earlier lives of the run, which may be cut off."""
   claim = fence_lib.Claim(state.stamp, epoch)
   yield from state.until_ok(_fence, "begin", claim)
@@ -131,11 +118,7 @@ def beat(state: state_lib.AgentState) -> events_lib.Flow:
     yield events_lib.Sleep(fence_lib.BEAT_SECS / 4)
     over = roster.gone.keys() | roster.done
     first = next(
-        (
-            i
-            for i in roster.incarnations
-            if i not in over and not state.suspicions.suspects(i)
-        ),
+        (i for i in roster.incarnations if i not in over and not state.suspicions.suspects(i)),
         state.incarnation,
     )
     is_first = roster.is_at_work and first == state.incarnation

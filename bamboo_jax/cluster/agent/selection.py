@@ -57,9 +57,7 @@ def find_unreachable(
   return {i: edges[i].reason for i in members if i in edges}
 
 
-def _suspected_secs(
-    state: state_lib.AgentState, members: Collection[str]
-) -> float:
+def _suspected_secs(state: state_lib.AgentState, members: Collection[str]) -> float:
   """Returns for how long this agent has suspected any of `members`."""
   edges = state.suspicions.of(state.incarnation)
   firsts = [edges[i].first_secs for i in members if i in edges]
@@ -99,9 +97,7 @@ def doubt(state: state_lib.AgentState, view: views.View) -> Uncertainty:
   )
   most_secs = limits.most_silence_secs + limits.no_progress_secs
   if unsure and _suspected_secs(state, unsure) < most_secs:
-    return (
-        Uncertainty.GREAT if part <= 0.5 or seems_cut_off else Uncertainty.NONE
-    )
+    return Uncertainty.GREAT if part <= 0.5 or seems_cut_off else Uncertainty.NONE
   return Uncertainty.SMALL if part < 0.5 else Uncertainty.NONE
 
 
@@ -120,10 +116,7 @@ def find_newcomers(state: state_lib.AgentState) -> list[views.Member]:
         and i not in roster.gone
         and not suspicions.of(i).keys() & members
         and not any(i in suspicions.of(m) for m in members)
-        and not any(
-            i in suspicions.of(other) or other in suspicions.of(i)
-            for other in joining
-        )
+        and not any(i in suspicions.of(other) or other in suspicions.of(i) for other in joining)
     ):
       joining.append(i)
   return [roster.known[i] for i in joining]
@@ -151,9 +144,7 @@ def find_first(state: state_lib.AgentState) -> list[views.Member] | None:
     return None  # The others start without this one.
   for i in joining.keys() & lost:
     del joining[i]
-  is_unclear = any(
-      joining.keys() & state.suspicions.of(i).keys() for i in joining
-  )
+  is_unclear = any(joining.keys() & state.suspicions.of(i).keys() for i in joining)
   are_all = (
       (origin > 0 or state.is_short)
       and waited_secs >= _SETTLE_SECS

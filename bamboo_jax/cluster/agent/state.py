@@ -135,9 +135,7 @@ class AgentState:
     self._flows[self._num_flows] = flow
     self.advance(self._num_flows)
 
-  def advance(
-      self, number: int, answer: Any = None, error: Exception | None = None
-  ) -> None:
+  def advance(self, number: int, answer: Any = None, error: Exception | None = None) -> None:
     """Runs a flow up to its next request."""
     flow = self._flows[number]
     try:
@@ -150,9 +148,7 @@ class AgentState:
     else:
       self.do(events_lib.Ask(number, request))
 
-  def until_ok(
-      self, make_flow: Callable[..., events_lib.Flow], *args: Any
-  ) -> events_lib.Flow:
+  def until_ok(self, make_flow: Callable[..., events_lib.Flow], *args: Any) -> events_lib.Flow:
     """Tries a flow until it succeeds, and returns its result."""
     while True:
       try:
@@ -161,9 +157,7 @@ class AgentState:
         self.warn(f"{error} Trying again.")
         yield events_lib.Sleep(_RETRY_SECS)
 
-  def ask(
-      self, request: Any, *, fatal: type[Exception] | tuple[()] = ()
-  ) -> events_lib.Flow:
+  def ask(self, request: Any, *, fatal: type[Exception] | tuple[()] = ()) -> events_lib.Flow:
     """Retries a request for a while without an answer; then raises `OSError`.
 
     A joining node may have a wrong address, so it gives up sooner than a

@@ -31,9 +31,7 @@ class WorkerProcess:
   It is the forked process `spare` if given, else a spawned one.
   """
 
-  def __init__(
-      self, events: asyncio.Queue[Any], spare: copies.Spare | None = None
-  ) -> None:
+  def __init__(self, events: asyncio.Queue[Any], spare: copies.Spare | None = None) -> None:
     self._events = events
     self._spare = spare
     self._process: subprocess.Popen[bytes] | copies.Copy | None = None

@@ -30,16 +30,11 @@ def parse(text: str) -> Endpoints:
   parts = text.split(",")
   are_secure = {part.startswith(_SECURE) for part in parts}
   if len(are_secure) > 1:
-    raise ValueError(
-        f"All endpoints of etcd take TLS ({_SECURE}), or none does, got "
-        f"{text!r}."
-    )
+    raise ValueError(f"All endpoints of etcd take TLS ({_SECURE}), or none does, got " f"{text!r}.")
   return Endpoints([*map(_parse_one, parts)], are_secure == {True})
 
 
-def advise(
-    host: str, port: int, error: Exception, has_tls: bool, timeout_secs: float
-) -> str:
+def advise(host: str, port: int, error: Exception, has_tls: bool, timeout_secs: float) -> str:
   """Returns a remedy for a failed request to etcd, "" if none is known.
 
   Blocks: sends one more request, without TLS if the failed one used TLS.

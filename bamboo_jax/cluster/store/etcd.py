@@ -252,12 +252,9 @@ class Etcd:
     for kv in found.get("kvs", ()):
       key, sealed = decode(kv["key"]), decode(kv.get("value", ""))
       value = sealed[_SEAL:]
-      if not hmac.compare_digest(
-          self._seal(key, value).encode(), sealed.encode()
-      ):
+      if not hmac.compare_digest(self._seal(key, value).encode(), sealed.encode()):
         raise ForgedError(
-            f"{key} at etcd {self.endpoints} was not written with the secret "
-            "of this run."
+            f"{key} at etcd {self.endpoints} was not written with the secret " "of this run."
         )
       values[key] = value
     return values
@@ -271,22 +268,13 @@ class Etcd:
     sealed = _code(self._seal(key, value))
     return {"key": _code(key), "value": sealed, "lease": str(lease)}
 
-  def _connect(
-      self, host: str, port: int, secs: float
-  ) -> http.client.HTTPConnection:
+  def _connect(self, host: str, port: int, secs: float) -> http.client.HTTPConnection:
     if self._tls is None:
       return http.client.HTTPConnection(host, port, timeout=secs)
-    return http.client.HTTPSConnection(
-        host, port, timeout=secs, context=self._tls
-    )
+    return http.client.HTTPSConnection(host, port, timeout=secs, context=self._tls)
 
   def _post(
-      self,
-      host: str,
-      port: int,
-      path: str,
-      request: Mapping[str, Any],
-      timeout_secs: float,
+      self, host: str, port: int, path: str, request: Mapping[str, Any], timeout_secs: float
   ) -> EtcdResponse:
     idle = self._idle.setdefault((host, port), [])
     try:
@@ -314,9 +302,7 @@ class Etcd:
       turn = self._turn
       host, port = self._all[turn]
       try:
-        status, answer = self._transport(
-            host, port, path, request, self._timeout_secs
-        )
+        status, answer = self._transport(host, port, path, request, self._timeout_secs)
       except OSError as error:
         self._turn = (turn + 1) % len(self._all)
         if is_last or not isinstance(error, NoEtcdError):
@@ -347,9 +333,7 @@ class Etcd:
 
   def lost(self, why: str) -> LostStoreError:
     """Returns the error for a store that is rejected, with the reason."""
-    return LostStoreError(
-        f"etcd at {self.endpoints} has lost its data, or is another one: {why}."
-    )
+    return LostStoreError(f"etcd at {self.endpoints} has lost its data, or is another one: {why}.")
 
 
 def _unreached(host: str, port: int, error: Exception) -> OSError:

@@ -124,9 +124,7 @@ class FenceProtocol:
       raise OSError(f"{name} is not there right after it was created.")
     return found
 
-  def views_after(
-      self, stamp: str, number: base.ViewId = views.EMPTY.number
-  ) -> Calls:
+  def views_after(self, stamp: str, number: base.ViewId = views.EMPTY.number) -> Calls:
     """Returns the views of a run that follow one, in order.
 
     Stops at a damaged one; raises `OSError` if that is the first.
@@ -134,9 +132,7 @@ class FenceProtocol:
     found: list[views.View] = []
     while True:
       try:
-        view = yield from self._read_view(
-            stamp, base.ViewId(number + len(found) + 1)
-        )
+        view = yield from self._read_view(stamp, base.ViewId(number + len(found) + 1))
       except _DamagedError:
         if not found:
           raise
@@ -220,9 +216,7 @@ class FenceFolder:
 
   def _create(self, path: pathlib.Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=_NAME
-    ) as file:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=_NAME) as file:
       file.write(text)
       file.flush()
       os.fsync(file.fileno())  # A name must not precede its content.
@@ -315,9 +309,7 @@ class Fence:
     self._path.unlink(missing_ok=True)
 
 
-def check(
-    fence: Fence, stamp: str, epoch: base.ViewId = views.EMPTY.epoch
-) -> None:
+def check(fence: Fence, stamp: str, epoch: base.ViewId = views.EMPTY.epoch) -> None:
   """Raises `base.FencedError` unless a life of a run still may write.
 
   Retries for a while if the folder cannot be read or is away, as agents do.
@@ -333,8 +325,7 @@ def refuse(found: Claim | None, claim: Claim) -> None:
   """
   if found is None:
     raise FileNotFoundError(
-        f"There is no {_NAME} in the workdir. Was it removed, or is the folder "
-        "not mounted?"
+        f"There is no {_NAME} in the workdir. Was it removed, or is the folder " "not mounted?"
     )
   if found.stamp != claim.stamp:
     raise base.FencedError("The workdir now belongs to another run.")

@@ -15,11 +15,7 @@ from bamboo_jax.net import addresses
 from bamboo_jax.net import identity as identity_lib
 
 _START_SECS = 20.0
-_TLS = {
-    "trusted-ca-file": "authority.pem",
-    "cert-file": "certificate.pem",
-    "key-file": "key.pem",
-}
+_TLS = {"trusted-ca-file": "authority.pem", "cert-file": "certificate.pem", "key-file": "key.pem"}
 
 
 def find_binary() -> str:
@@ -40,9 +36,7 @@ def find_binary() -> str:
 
 
 def _is_faulty(path: str) -> bool:
-  said = subprocess.run(
-      [path, "--version"], capture_output=True, text=True, check=False
-  ).stdout
+  said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
   version = said.partition("etcd Version:")[2].split()
   return bool(version) and bool(etcd_lib.find_fault(version[0]))
 
@@ -77,10 +71,7 @@ class PrivateEtcd:
     identity_lib.write(files, secret or b"", run=run, role="store")
     own = identity_lib.issue(secret or b"", run=run, role="operator", name="")
     self.client = etcd_lib.Etcd(
-        self.endpoint,
-        timeout_secs=_START_SECS,
-        tls=own.store,
-        key=own.entry_key,
+        self.endpoint, timeout_secs=_START_SECS, tls=own.store, key=own.entry_key
     )
     command = {
         "data-dir": data,

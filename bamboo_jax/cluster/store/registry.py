@@ -77,11 +77,7 @@ class Registry:
     found = stamp.get(f"{self._prefix}/stamp", "")
     if self._guard is not None and found != self._guard[1]:
       raise self._etcd.lost(f"run {self._run!r} is {found or 'unknown'} there")
-    return Sight(
-        revision,
-        _parse(views.Member, nodes.values()),
-        _parse(views.View, later.values()),
-    )
+    return Sight(revision, _parse(views.Member, nodes.values()), _parse(views.View, later.values()))
 
   def wait(self, after: int | None, secs: float) -> None:
     """Waits for a change since a revision; None for the newest seen here."""
@@ -94,11 +90,7 @@ class Registry:
     return Rejected(self.stamp(), self.read_view())
 
   def restore(
-      self,
-      stamp: str,
-      config: Mapping[str, Any],
-      view: views.View,
-      num_taken: int,
+      self, stamp: str, config: Mapping[str, Any], view: views.View, num_taken: int
   ) -> None:
     """Restores a run, from its members, in a store that has lost it.
 
@@ -139,9 +131,7 @@ class Registry:
             f"there and {here.get(name, 'absent')} here."
         )
 
-  def take_ticket(
-      self, zone: str, incarnation: str, name: str = ""
-  ) -> base.NodeId:
+  def take_ticket(self, zone: str, incarnation: str, name: str = "") -> base.NodeId:
     """Returns a new number; `ValueError` if none is left.
 
     Returns the same again if an earlier answer was lost.
@@ -262,10 +252,7 @@ class Registry:
   def _tickets(self) -> dict[base.NodeId, _Ticket]:
     """Returns the tickets of all nodes that ever joined, by number."""
     found = self._below("tickets/")
-    return {
-        base.NodeId(int(t)): _Ticket(*json.loads(value))
-        for t, value in found.items()
-    }
+    return {base.NodeId(int(t)): _Ticket(*json.loads(value)) for t, value in found.items()}
 
 
 def _view_key(number: base.ViewId) -> str:

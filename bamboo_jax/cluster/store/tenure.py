@@ -29,9 +29,7 @@ def is_alone(claim: fence_lib.Claim) -> bool:
 
 @contextlib.contextmanager
 def hold(
-    folder: str | os.PathLike[str],
-    found: fence_lib.Found,
-    since_secs: float,
+    folder: str | os.PathLike[str], found: fence_lib.Found, since_secs: float
 ) -> Iterator[Callable[[int], None]]:
   """Claims a folder, whose lock the caller holds, in a `with` block.
 
@@ -50,15 +48,11 @@ def hold(
   claim = fence_lib.Claim(f"{_STAMP}-{uuid.uuid4().hex}")
   if not fence.create(claim.stamp):
     raise ValueError(
-        f"Another process has just started in {folder}; end it, or name "
-        "another --workdir."
+        f"Another process has just started in {folder}; end it, or name " "another --workdir."
     )
   over = threading.Event()
   beating = threading.Thread(
-      target=_beat,
-      args=(fence, claim, over, pathlib.Path(folder)),
-      name="fence",
-      daemon=True,
+      target=_beat, args=(fence, claim, over, pathlib.Path(folder)), name="fence", daemon=True
   )
   beating.start()
   try:
@@ -74,10 +68,7 @@ def hold(
 
 
 def _beat(
-    fence: fence_lib.Fence,
-    claim: fence_lib.Claim,
-    over: threading.Event,
-    folder: pathlib.Path,
+    fence: fence_lib.Fence, claim: fence_lib.Claim, over: threading.Event, folder: pathlib.Path
 ) -> None:
   """Shows that this process is alive, until another one takes the folder."""
   inode = folder.stat().st_ino

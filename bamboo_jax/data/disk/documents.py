@@ -96,8 +96,7 @@ def find_parts(paths: Sequence[pathlib.Path], part_bytes: int) -> list[Part]:
     else:
       stop, step = len(_open(kind, str(path))), 1 << 16
     parts += [
-        Part(kind, (str(path),), first, min(first + step, stop))
-        for first in range(0, stop, step)
+        Part(kind, (str(path),), first, min(first + step, stop)) for first in range(0, stop, step)
     ]
   return parts + ([Part("text", tuple(texts))] if texts else [])
 
@@ -141,15 +140,11 @@ def _find_kind(path: pathlib.Path) -> str:
 
 def _pick(where: str, row: Any, fields: Sequence[str]) -> tuple[Value, ...]:
   if not isinstance(row, dict):
-    raise base.DataError(
-        f"{where} must be one object on each line, got {str(row)[:50]!r}."
-    )
+    raise base.DataError(f"{where} must be one object on each line, got {str(row)[:50]!r}.")
   values = []
   for field in fields:
     if field not in row:
-      raise base.DataError(
-          f"{where}: " + base.suggest(field, row, what="field")
-      )
+      raise base.DataError(f"{where}: " + base.suggest(field, row, what="field"))
     value = row[field]
     is_tokens = isinstance(value, list | tuple) and all(
         type(token) is int and token >= 0 for token in value
@@ -182,8 +177,7 @@ def read_text(path: str) -> Iterator[str]:
         yield content.decode()
       except UnicodeDecodeError as error:
         raise base.DataError(
-            f"Cannot read {path} as text: byte {place + error.start} is not "
-            "UTF-8."
+            f"Cannot read {path} as text: byte {place + error.start} is not " "UTF-8."
         ) from error
       place += len(piece)
 
@@ -203,14 +197,10 @@ def _read_lines(part: Part, fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
       try:
         yield where, json.loads(line)
       except ValueError as error:  # Also of bytes that are not UTF-8.
-        raise base.DataError(
-            f"{where}: {error}; there must be one object on each line."
-        ) from error
+        raise base.DataError(f"{where}: {error}; there must be one object on each line.") from error
 
 
-def _read_parquet(
-    part: Part, fields: Sequence[str]
-) -> Iterator[tuple[str, Any]]:
+def _read_parquet(part: Part, fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
   (path,) = part.paths
   file = _open(part.kind, path)
   # All columns if one is missing, for the message.

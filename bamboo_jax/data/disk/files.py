@@ -78,9 +78,7 @@ def make_files(
   if len(fields) > 2:
     raise ValueError(f"field must be one name, or two, got {field!r}.")
   loss = loss or ("completion" if len(fields) == 2 else "all")
-  options = packing_lib.PackingOptions(
-      sequence_length, packing, masked=bool(documents), loss=loss
-  )
+  options = packing_lib.PackingOptions(sequence_length, packing, masked=bool(documents), loss=loss)
   settings = dict(
       vocab_size=vocab_size,
       fields=fields,
@@ -89,16 +87,12 @@ def make_files(
       end_token=end_token,
       cache_dir=cache_dir,
   )
-  make = functools.partial(
-      _make_one, fraction=heldout_fraction, options=options, settings=settings
-  )
+  make = functools.partial(_make_one, fraction=heldout_fraction, options=options, settings=settings)
   return _make_all(make, path, heldout_path)
 
 
 def _make_all(
-    make: Callable[[str, str | None], samples.Source],
-    path: str,
-    heldout_path: str | None,
+    make: Callable[[str, str | None], samples.Source], path: str, heldout_path: str | None
 ) -> samples.Source:
   """Returns the samples of a path, or the mixture that `path` describes."""
   weights = _parse_weights(path)
@@ -133,9 +127,7 @@ def find_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
           *left_out,
       ]
   else:
-    every = [
-        pathlib.Path(p) for p in sorted(glob.glob(pattern, recursive=True))
-    ]
+    every = [pathlib.Path(p) for p in sorted(glob.glob(pattern, recursive=True))]
     every = [p for p in every if p.is_file() or documents_lib.is_hub_dataset(p)]
     found = folders.drop_repeated(every)
     others = sorted({*every} - {*found})
@@ -153,9 +145,7 @@ def find_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
   return [(path.relative_to(root).as_posix(), path) for path in found]
 
 
-def _pick_kind(
-    paths: list[pathlib.Path],
-) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
+def _pick_kind(paths: list[pathlib.Path]) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
   """Returns the files of the first kind that there is, and the others.
 
   Files that belong to those of tokens are in neither.
@@ -216,9 +206,7 @@ def _make_one(
       special=None if special is None else tuple(special),
       fingerprint={
           "source": "files",
-          "files": {
-              e.name: f"{e.num_bytes}:{e.sha256}" for e in manifest.entries
-          },
+          "files": {e.name: f"{e.num_bytes}:{e.sha256}" for e in manifest.entries},
           "heldout": fraction if heldout is None else "files",
           "sequence_length": options.sequence_length,
           "packing": options.packing,
@@ -245,9 +233,7 @@ def _open(
   entries = None
   if named[0][1].suffix not in _TOKENS:
     names, paths = zip(*named, strict=True)
-    task = tokenizing.TokenizingTask(
-        paths, names, tokenizer, fields, end_token=end_token
-    )
+    task = tokenizing.TokenizingTask(paths, names, tokenizer, fields, end_token=end_token)
     named, entries = _tokenize(task, vocab_size, cache_dir)
   facts = {p.parent: tokenizing.read_facts(p.parent) for _, p in named}
   _check_tokenizers(facts, tokenizer, vocab_size, end_token)
@@ -317,8 +303,7 @@ def _find_cache(given: str | os.PathLike[str] | None) -> pathlib.Path:
     root = root or pathlib.Path.home() / ".cache"
   except RuntimeError as error:  # A user without a home, as in containers.
     raise base.DataError(
-        f"Cannot keep tokens of texts: {error} Name a folder with "
-        "config.data.options.cache_dir."
+        f"Cannot keep tokens of texts: {error} Name a folder with " "config.data.options.cache_dir."
     ) from error
   return pathlib.Path(root, "bamboo_jax", "tokens")
 
@@ -344,6 +329,4 @@ def _check_tokenizers(
   first, *others = digests.items() or [("", "")]
   for folder, digest in others:
     if digest != first[1]:
-      raise base.DataError(
-          f"{first[0]} has tokens of another tokenizer than {folder}."
-      )
+      raise base.DataError(f"{first[0]} has tokens of another tokenizer than {folder}.")

@@ -109,13 +109,7 @@ def make_source(
   if options.loss == "completion":
     _report_targets([*parts, *others], options)
   cut = _Cutter([*parts, *others], options).cut
-  return samples.make_shuffled(
-      cut,
-      size=total,
-      num_heldout=num_heldout,
-      unit="tokens",
-      **facts,
-  )
+  return samples.make_shuffled(cut, size=total, num_heldout=num_heldout, unit="tokens", **facts)
 
 
 class _Cutter:
@@ -126,18 +120,13 @@ class _Cutter:
     counts = (part.count for part in parts)
     self._firsts = [*itertools.accumulate(counts, initial=0)]
     self._needs_documents = (
-        options.masked
-        or options.packing == "whole"
-        or options.loss == "completion"
+        options.masked or options.packing == "whole" or options.loss == "completion"
     )
 
   def cut(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
     """Returns the samples with these numbers, over all files."""
     shape = (len(numbers), self._options.sequence_length)
-    arrays = {
-        "inputs": np.zeros(shape, np.int32),
-        "targets": np.full(shape, -1, np.int32),
-    }
+    arrays = {"inputs": np.zeros(shape, np.int32), "targets": np.full(shape, -1, np.int32)}
     if self._options.masked:
       arrays["documents"] = np.zeros(shape, np.int32)
     for row, number in enumerate(numbers):
@@ -148,11 +137,7 @@ class _Cutter:
     return arrays
 
   def _fill(
-      self,
-      sample: dict[str, np.ndarray],
-      file: token_files.TokenFile,
-      start: int,
-      stop: int,
+      self, sample: dict[str, np.ndarray], file: token_files.TokenFile, start: int, stop: int
   ) -> None:
     tokens = file.read(start, min(stop + 1, file.num_tokens))
     length, targets = stop - start, sample["targets"]
@@ -207,9 +192,7 @@ def _pack(file: token_files.TokenFile, length: int) -> np.ndarray:
     # Cut long documents: all parts but the last have `length` tokens.
     num_parts = -(-lengths // length)
     firsts = np.repeat(ends - lengths, num_parts)
-    offsets = np.arange(len(firsts)) - np.repeat(
-        np.cumsum(num_parts) - num_parts, num_parts
-    )
+    offsets = np.arange(len(firsts)) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
     cuts = np.append(firsts + offsets * length, ends[-1])
     after = (np.searchsorted(cuts, cuts + length, side="right") - 1).data
     at, taken = 0, []
@@ -255,9 +238,7 @@ def _report_targets(parts: Sequence[Spans], options: PackingOptions) -> None:
     logging.warning("%s: %s.", parts[0].file.name, counts)
 
 
-def _check_length(
-    what: str, parts: Sequence[Spans], options: PackingOptions, count: int
-) -> None:
+def _check_length(what: str, parts: Sequence[Spans], options: PackingOptions, count: int) -> None:
   if count < 1:
     num_tokens = sum(part.file.num_tokens for part in parts)
     last = parts[-1].file.name if parts else "none"

@@ -112,8 +112,7 @@ class TokenFile:
       return self.tokens[start:stop]
     tokens = self._read(start, stop)
     if tokens.size and (
-        tokens.max() >= self.vocab_size
-        or (self.dtype.kind == "i" and tokens.min() < 0)
+        tokens.max() >= self.vocab_size or (self.dtype.kind == "i" and tokens.min() < 0)
     ):
       self._fail_at_first()
     return tokens
@@ -173,9 +172,7 @@ class TokenFile:
   def _read(self, start: int, stop: int) -> np.ndarray:
     descriptor, stamp = self._opened
     size = self.dtype.itemsize
-    content = os.pread(
-        descriptor, (stop - start) * size, self.first_byte + start * size
-    )
+    content = os.pread(descriptor, (stop - start) * size, self.first_byte + start * size)
     if len(content) < (stop - start) * size or _stamp(descriptor) != stamp:
       raise base.DataError(f"{self.name} has changed while it was read.")
     return np.frombuffer(content, self.dtype)
@@ -193,11 +190,7 @@ class TokenFile:
 
 
 def open_file(
-    path: pathlib.Path,
-    *,
-    dtype: str | None,
-    vocab_size: int | None,
-    end: int | None,
+    path: pathlib.Path, *, dtype: str | None, vocab_size: int | None, end: int | None
 ) -> TokenFile:
   """Returns a file of tokens.
 
@@ -214,10 +207,7 @@ def open_file(
   if dtype not in (None, *DTYPES):
     raise ValueError(base.suggest(dtype, DTYPES, what="dtype"))
   opened = functools.partial(
-      TokenFile,
-      str(path),
-      vocab_size=1 << 31 if vocab_size is None else vocab_size,
-      end=end,
+      TokenFile, str(path), vocab_size=1 << 31 if vocab_size is None else vocab_size, end=end
   )
   num_bytes = path.stat().st_size
   if path.suffix == ".npy":
@@ -253,15 +243,11 @@ def describe_file(path: pathlib.Path, name: str) -> corpus.ManifestEntry:
         file.seek((size - _SAMPLE_BYTES) * sample // (_NUM_SAMPLES - 1))
         digest.update(file.read(_SAMPLE_BYTES))
   except OSError as error:
-    raise base.DataError(
-        f"Cannot read {path}: {error.strerror or error}."
-    ) from error
+    raise base.DataError(f"Cannot read {path}: {error.strerror or error}.") from error
   return corpus.ManifestEntry(name, size, f"samples:{digest.hexdigest()}")
 
 
-def write_index(
-    path: pathlib.Path, lengths: Sequence[int], *, dtype: np.dtype, parts: int
-) -> None:
+def write_index(path: pathlib.Path, lengths: Sequence[int], *, dtype: np.dtype, parts: int) -> None:
   """Writes the .idx file of a .bin file, in Megatron's format.
 
   Call it last: a .bin is complete if it has an index.
@@ -276,11 +262,7 @@ def write_index(
   byte_S = np.zeros(len(lengths), np.int64)
   np.cumsum(length_S[:-1], dtype=np.int64, out=byte_S[1:])
   sequence_D = np.arange(0, len(lengths) + 1, parts, dtype=np.int64)
-  header["magic"], header["version"], header["dtype"] = (
-      _MEGATRON,
-      1,
-      codes[dtype],
-  )
+  header["magic"], header["version"], header["dtype"] = (_MEGATRON, 1, codes[dtype])
   header["num_sequences"] = len(lengths)
   header["num_documents"] = len(sequence_D)
   content = (header, length_S, byte_S * dtype.itemsize, sequence_D)
@@ -294,8 +276,7 @@ def _read_npy(path: pathlib.Path) -> tuple[np.dtype, int]:
     raise base.DataError(f"Cannot read {path}: {error}.") from error
   if array.ndim != 1 or array.dtype.kind not in "iu":
     raise base.DataError(
-        f"{path} must be integers with one axis, got {array.dtype} of shape "
-        f"{array.shape}."
+        f"{path} must be integers with one axis, got {array.dtype} of shape " f"{array.shape}."
     )
   return array.dtype, array.offset
 
@@ -310,9 +291,7 @@ def _read_header(path: pathlib.Path, dtype: str | None) -> tuple[np.dtype, int]:
     return np.dtype(dtype or np.uint16), 0
   found = (path.stat().st_size - _LLM_C_BYTES) / kind.itemsize
   if found != header[2]:
-    raise base.DataError(
-        f"{path} has {found:g} tokens, but its header says {header[2]}."
-    )
+    raise base.DataError(f"{path} has {found:g} tokens, but its header says {header[2]}.")
   return kind, _LLM_C_BYTES
 
 
@@ -320,19 +299,13 @@ def _read_index(path: pathlib.Path, num_bytes: int) -> tuple[Index, np.dtype]:
   """Returns the index in an .idx, and the dtype of its file of `num_bytes`."""
   content = np.memmap(path, mode="r") if path.stat().st_size else b""
   header_bytes = _MEGATRON_HEADER.itemsize
-  if bytes(content[: len(_MEGATRON)]) != _MEGATRON or (
-      len(content) < header_bytes
-  ):
+  if bytes(content[: len(_MEGATRON)]) != _MEGATRON or (len(content) < header_bytes):
     raise base.DataError(f"{path} is not the index of a Megatron file.")
   header = np.frombuffer(bytes(content[:header_bytes]), _MEGATRON_HEADER)[0]
-  sequences, documents = (
-      int(header["num_sequences"]),
-      int(header["num_documents"]),
-  )
+  sequences, documents = (int(header["num_sequences"]), int(header["num_documents"]))
   if header["dtype"] not in _MEGATRON_DTYPES:
     raise base.DataError(
-        f"{path} has tokens of type {header['dtype']}, must be one of "
-        f"{[*_MEGATRON_DTYPES]}."
+        f"{path} has tokens of type {header['dtype']}, must be one of " f"{[*_MEGATRON_DTYPES]}."
     )
   kind = np.dtype(_MEGATRON_DTYPES[int(header["dtype"])])
   wanted = header_bytes + 12 * sequences + 8 * documents
@@ -344,9 +317,7 @@ def _read_index(path: pathlib.Path, num_bytes: int) -> tuple[Index, np.dtype]:
   cuts = np.cumsum([header_bytes, 4 * sequences, 8 * sequences, 8 * documents])
   length_S, byte_S, sequence_D = (
       np.asarray(content)[a:b].view(of)
-      for (a, b), of in zip(
-          itertools.pairwise(cuts), ("<i4", "<i8", "<i8"), strict=True
-      )
+      for (a, b), of in zip(itertools.pairwise(cuts), ("<i4", "<i8", "<i8"), strict=True)
   )
   _check_index(path, num_bytes, kind, length_S, byte_S)
   if not documents or sequence_D[0] or sequence_D[-1] != sequences:
@@ -362,11 +333,7 @@ def _read_index(path: pathlib.Path, num_bytes: int) -> tuple[Index, np.dtype]:
 
 
 def _check_index(
-    path: pathlib.Path,
-    num_bytes: int,
-    kind: np.dtype,
-    length_S: np.ndarray,
-    byte_S: np.ndarray,
+    path: pathlib.Path, num_bytes: int, kind: np.dtype, length_S: np.ndarray, byte_S: np.ndarray
 ) -> None:
   """Raises `base.DataError` unless sequences follow each other to the end."""
   place, empty = 0, None

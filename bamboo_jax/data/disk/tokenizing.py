@@ -52,9 +52,7 @@ class TokenizingTask:
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
     """The vocabulary, read once."""
-    return vocabularies.read_vocabulary(
-        self.tokenizer, end_token=self.end_token
-    )
+    return vocabularies.read_vocabulary(self.tokenizer, end_token=self.end_token)
 
   def describe(self) -> dict[str, Any]:
     """Returns everything that the tokens depend on, as JSON."""
@@ -62,9 +60,7 @@ class TokenizingTask:
     entries = []
     for path, name in zip(self.paths, self.names, strict=True):
       files = sorted(path.glob("*.arrow")) if path.is_dir() else []
-      described = {f"{name}/{file.name}": file for file in files} or {
-          name: path
-      }
+      described = {f"{name}/{file.name}": file for file in files} or {name: path}
       entries += [token_files.describe_file(f, n) for n, f in described.items()]
     return {
         "files": {e.name: f"{e.num_bytes}:{e.sha256}" for e in entries},
@@ -86,11 +82,7 @@ class TokenizingProgress(NamedTuple):
 
 
 def run(
-    task: TokenizingTask,
-    out: str | os.PathLike[str],
-    *,
-    num_workers: int,
-    waits: bool = False,
+    task: TokenizingTask, out: str | os.PathLike[str], *, num_workers: int, waits: bool = False
 ) -> Iterator[TokenizingProgress]:
   """Writes `out`/NNNNN.bin and .idx; yields after each part.
 
@@ -154,8 +146,7 @@ def check_facts(out: pathlib.Path, facts: dict[str, Any]) -> None:
           " in only one of them. Name another folder."
       )
     raise ValueError(
-        f"{out} has tokens with {key}={old!r}, must be {new!r}. Name another "
-        "folder."
+        f"{out} has tokens with {key}={old!r}, must be {new!r}. Name another " "folder."
     )
 
 
@@ -196,9 +187,7 @@ def _map(
     return
   context = multiprocessing.get_context("spawn")
   with futures.ProcessPoolExecutor(
-      min(num_workers, len(parts)),
-      mp_context=context,
-      initializer=_use_one_core,
+      min(num_workers, len(parts)), mp_context=context, initializer=_use_one_core
   ) as pool:
     waiting = [*map(functools.partial(pool.submit, write), parts, numbers)]
     try:
@@ -213,10 +202,7 @@ def _use_one_core() -> None:
 
 
 def _write_part(
-    task: TokenizingTask,
-    out: pathlib.Path,
-    part: documents_lib.Part,
-    number: int,
+    task: TokenizingTask, out: pathlib.Path, part: documents_lib.Part, number: int
 ) -> tuple[int, int]:
   """Returns the numbers of documents and tokens that it has written."""
   vocabulary = task.vocabulary
@@ -227,9 +213,7 @@ def _write_part(
   documents = documents_lib.read_part(part, task.fields)
   with open(path.with_suffix(".tmp"), "wb") as file:
     while group := [*itertools.islice(documents, _DOCUMENTS_AT_ONCE)]:
-      for document, values in zip(
-          group, _encode(vocabulary, group), strict=True
-      ):
+      for document, values in zip(group, _encode(vocabulary, group), strict=True):
         counts = [_write(file, value, dtype) for value in values]
         if not any(counts):
           empty.append(document.where)
@@ -242,15 +226,10 @@ def _write_part(
     if (new.st_size, new.st_mtime_ns) != (old.st_size, old.st_mtime_ns):
       raise base.DataError(f"{name} has changed while it was read.")
   if empty:
-    logging.warning(
-        "Left out %d documents without text, the first is %s.",
-        *(len(empty), empty[0]),
-    )
+    logging.warning("Left out %d documents without text, the first is %s.", *(len(empty), empty[0]))
   path.with_suffix(".tmp").rename(path)
   fields = len(task.fields)
-  token_files.write_index(
-      path.with_suffix(".idx"), lengths, dtype=dtype, parts=fields
-  )
+  token_files.write_index(path.with_suffix(".idx"), lengths, dtype=dtype, parts=fields)
   return len(lengths) // fields, sum(lengths)
 
 
@@ -284,9 +263,7 @@ def _encode(
 
 
 def _without_end(
-    vocabulary: vocabularies.Vocabulary,
-    document: documents_lib.Document,
-    tokens: Sequence[int],
+    vocabulary: vocabularies.Vocabulary, document: documents_lib.Document, tokens: Sequence[int]
 ) -> Sequence[int]:
   """Returns the tokens of a row; `base.DataError` for an unknown one."""
   for token in tokens:
@@ -298,9 +275,7 @@ def _without_end(
   return tokens[:-1] if tokens and tokens[-1] == vocabulary.end else tokens
 
 
-def _write(
-    file: IO[bytes], pieces: Iterable[Sequence[int]], dtype: np.dtype
-) -> int:
+def _write(file: IO[bytes], pieces: Iterable[Sequence[int]], dtype: np.dtype) -> int:
   """Returns the number of tokens that it has written."""
   count = 0
   for piece in pieces:

@@ -63,9 +63,7 @@ class Background:
       self._calls.put(call)
 
   def _drop(self, why: str) -> None:
-    self._errors.put(
-        f"No more lines for logger {self._name}: {why.rstrip('.')}"
-    )
+    self._errors.put(f"No more lines for logger {self._name}: {why.rstrip('.')}")
 
   def _run(self, step: int) -> None:
     try:

@@ -28,9 +28,7 @@ class CsvFile:
     row = {"step": step, **logger_lib.numbers_of(metrics)}
     is_first = not self._columns
     self._columns = self._columns or list(row)
-    writer = csv.DictWriter(
-        self._file, self._columns, extrasaction="ignore", lineterminator="\n"
-    )
+    writer = csv.DictWriter(self._file, self._columns, extrasaction="ignore", lineterminator="\n")
     if is_first:
       writer.writeheader()
     writer.writerow(row)

@@ -18,13 +18,9 @@ class TensorBoard:
 
     Raises `base.MissingExtraError` if the extra is not installed.
     """
-    tensorboardX = extras.load(
-        "tensorboardX", extra="tensorboard", what="Events for TensorBoard"
-    )
+    tensorboardX = extras.load("tensorboardX", extra="tensorboard", what="Events for TensorBoard")
     self._writer = tensorboardX.SummaryWriter(
-        str(workdir / "events"),
-        purge_step=step + 1 if step else None,
-        flush_secs=_FLUSH_SECS,
+        str(workdir / "events"), purge_step=step + 1 if step else None, flush_secs=_FLUSH_SECS
     )
 
   def log(self, step: int, metrics: Mapping[str, Any]) -> None:

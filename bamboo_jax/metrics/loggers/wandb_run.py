@@ -30,9 +30,7 @@ class WandbRun:
     W&B raises without account or network.
     """
     wandb = extras.load("wandb", extra="wandb", what="A run of W&B")
-    settings = wandb.Settings(
-        console="off", silent=True, init_timeout=_INIT_SECS
-    )
+    settings = wandb.Settings(console="off", silent=True, init_timeout=_INIT_SECS)
     self._run = wandb.init(
         project=settings.project or _PROJECT,
         name=workdir.resolve().name,

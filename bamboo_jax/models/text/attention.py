@@ -76,9 +76,7 @@ def restart(document_SL: Array) -> Array:
   return place_L - jax.lax.cummax(first_SL, axis=1)
 
 
-def check_implementation(
-    name: str | None, *, dtype: str, dropout_rate: float
-) -> None:
+def check_implementation(name: str | None, *, dtype: str, dropout_rate: float) -> None:
   """Raises `ValueError` unless the kernel `name` supports these options."""
   if name is None:
     return
@@ -93,9 +91,7 @@ def check_implementation(
     raise ValueError(f"attention='cudnn' needs dtype=bfloat16, got {dtype}.")
 
 
-def attend_by(
-    implementation: str, heads: Heads, document_SL: Array | None = None
-) -> Array:
+def attend_by(implementation: str, heads: Heads, document_SL: Array | None = None) -> Array:
   """Returns causal attention by a kernel of JAX, [S, L, H * K].
 
   `heads` are queries [S, L, H, K], and keys and values, which may have fewer
@@ -103,10 +99,7 @@ def attend_by(
   """
   kernel: Any = implementation  # One of `IMPLEMENTATIONS`.
   read_SLHK = jax.nn.dot_product_attention(
-      *heads,
-      mask=same_document(document_SL),
-      is_causal=True,
-      implementation=kernel,
+      *heads, mask=same_document(document_SL), is_causal=True, implementation=kernel
   )
   return read_SLHK.reshape(*read_SLHK.shape[:2], -1)
 
@@ -128,20 +121,12 @@ class _Options:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(
-    options: _Options,
-    qkv_SLE: Array,
-    key_data: Array | None,
-    masks: Masks,
-) -> Array:
+def _attend(options: _Options, qkv_SLE: Array, key_data: Array | None, masks: Masks) -> Array:
   return _attend_forward(options, qkv_SLE, key_data, masks)[0]
 
 
 def _attend_forward(
-    options: _Options,
-    qkv_SLE: Array,
-    key_data: Array | None,
-    masks: Masks,
+    options: _Options, qkv_SLE: Array, key_data: Array | None, masks: Masks
 ) -> tuple[Array, _Kept]:
   if _takes_cudnn(options, qkv_SLE, key_data, masks):
     out_SLD, normalizer_SHQ1 = jax.lax.platform_dependent(
@@ -151,9 +136,7 @@ def _attend_forward(
     )
     kept = (qkv_SLE, None, normalizer_SHQ1, None, None, masks, out_SLD)
     return out_SLD, kept
-  out_SLD, normalizer_SHQ1, probs_SHQM, mask_SHQM = _own_forward(
-      options, qkv_SLE, key_data, masks
-  )
+  out_SLD, normalizer_SHQ1, probs_SHQM, mask_SHQM = _own_forward(options, qkv_SLE, key_data, masks)
   if qkv_SLE.shape[1] <= _KEEP_LENGTH:
     kept = (qkv_SLE, probs_SHQM, None, mask_SHQM, None, None, out_SLD)
   else:
@@ -161,12 +144,7 @@ def _attend_forward(
   return out_SLD, kept
 
 
-def _takes_cudnn(
-    options: _Options,
-    qkv_SLE: Array,
-    key_data: Array | None,
-    masks: Masks,
-) -> bool:
+def _takes_cudnn(options: _Options, qkv_SLE: Array, key_data: Array | None, masks: Masks) -> bool:
   """Returns whether attention is by cuDNN on GPUs."""
   _, length, size = qkv_SLE.shape
   if length <= _KEEP_LENGTH or key_data is not None or _has(masks):
@@ -187,27 +165,19 @@ def _cudnn_forward(options: _Options, qkv_SLE: Array) -> tuple[Array, Array]:
 
 
 def _cudnn_backward(
-    options: _Options,
-    qkv_SLE: Array,
-    normalizer_SHQ1: Array,
-    out_SLD: Array,
-    grad_SLD: Array,
+    options: _Options, qkv_SLE: Array, normalizer_SHQ1: Array, out_SLD: Array, grad_SLD: Array
 ) -> Array:
   """Returns the gradient of queries, keys and values side by side."""
   heads = split_heads(qkv_SLE, options.num_heads)
   like = heads[0].shape
   grads = cudnn.backward(
-      *(*heads, normalizer_SHQ1[..., 0]),
-      *(out_SLD.reshape(like), grad_SLD.reshape(like)),
+      *(*heads, normalizer_SHQ1[..., 0]), *(out_SLD.reshape(like), grad_SLD.reshape(like))
   )
   return jnp.stack(grads, axis=2).reshape(qkv_SLE.shape)
 
 
 def _own_forward(
-    options: _Options,
-    qkv_SLE: Array,
-    key_data: Array | None,
-    masks: Masks,
+    options: _Options, qkv_SLE: Array, key_data: Array | None, masks: Masks
 ) -> tuple[Array, Array, Array, Array | None]:
   """Returns attention, normaliser, probabilities and mask of dropout."""
   qkv_SHLK = _split_qkv(qkv_SLE, options.num_heads)
@@ -218,16 +188,12 @@ def _own_forward(
   probs_SHQM = (exp_SHQM * (1 / sum_SHQ1)).astype(qkv_SLE.dtype)
   mask_SHQM = _keep_mask(options, key_data, probs_SHQM.shape)
   dropped_SHQM = _drop(options, probs_SHQM, mask_SHQM)
-  out_SLD = _merge_heads(
-      jnp.einsum("shqm,shmk->shqk", dropped_SHQM, qkv_SHLK[2])
-  )
+  out_SLD = _merge_heads(jnp.einsum("shqm,shmk->shqk", dropped_SHQM, qkv_SHLK[2]))
   normalizer_SHQ1 = largest_SHQ1 + jnp.log(sum_SHQ1)
   return out_SLD, normalizer_SHQ1, probs_SHQM, mask_SHQM
 
 
-def _attend_backward(
-    options: _Options, kept: _Kept, grad_SLD: Array
-) -> tuple[Array, None, None]:
+def _attend_backward(options: _Options, kept: _Kept, grad_SLD: Array) -> tuple[Array, None, None]:
   qkv_SLE, _, normalizer_SHQ1, _, key_data, masks, out_SLD = kept
   if _takes_cudnn(options, qkv_SLE, key_data, masks):
     grad_SLE = jax.lax.platform_dependent(
@@ -235,9 +201,7 @@ def _attend_backward(
         cuda=functools.partial(_cudnn_backward, options),
         default=lambda qkv_SLE, normalizer_SHQ1, out_SLD, grad_SLD: (
             _own_backward(
-                options,
-                (qkv_SLE, None, normalizer_SHQ1, None, None, masks, out_SLD),
-                grad_SLD,
+                options, (qkv_SLE, None, normalizer_SHQ1, None, None, masks, out_SLD), grad_SLD
             )
         ),
     )
@@ -260,15 +224,10 @@ def _own_backward(options: _Options, kept: _Kept, grad_SLD: Array) -> Array:
   dropped_SHQM = _drop(options, probs_SHQM, mask_SHQM)
   grad_v_SHMK = jnp.einsum("shqm,shqk->shmk", dropped_SHQM, grad_SHQK)
   grad_probs_SHQM = jnp.einsum(
-      "shqk,shmk->shqm",
-      grad_SHQK,
-      v_SHMK,
-      preferred_element_type=jnp.float32,
+      "shqk,shmk->shqm", grad_SHQK, v_SHMK, preferred_element_type=jnp.float32
   )
   grad_probs_SHQM = _drop(options, grad_probs_SHQM, mask_SHQM)
-  grad_scores_SHQM = probs_SHQM * (
-      grad_probs_SHQM - _along(out_SLD, grad_SLD, options.num_heads)
-  )
+  grad_scores_SHQM = probs_SHQM * (grad_probs_SHQM - _along(out_SLD, grad_SLD, options.num_heads))
   grad_scores_SHQM *= q_SHQK.shape[-1] ** -0.5
   grad_scores_SHQM = grad_scores_SHQM.astype(grad_SLD.dtype)
   grad_q_SHQK = jnp.einsum("shqm,shmk->shqk", grad_scores_SHQM, k_SHMK)
@@ -284,9 +243,7 @@ def _scores(qkv_SHLK: Heads, masks: Masks) -> Array:
   """Returns scaled scores, float32 [S, H, Q, M]; -inf where masked."""
   read_SM, document_SL = masks
   q_SHQK, k_SHMK, _ = qkv_SHLK
-  scores_SHQM = jnp.einsum(
-      "shqk,shmk->shqm", q_SHQK, k_SHMK, preferred_element_type=jnp.float32
-  )
+  scores_SHQM = jnp.einsum("shqk,shmk->shqm", q_SHQK, k_SHMK, preferred_element_type=jnp.float32)
   length, width = q_SHQK.shape[-2:]
   if read_SM is None:
     is_read = jnp.tril(jnp.ones((length, length), bool))
@@ -307,9 +264,7 @@ def _along(out_SLD: Array, grad_SLD: Array, num_heads: int) -> Array:
   return _split_heads(product_SLD, num_heads).sum(-1, keepdims=True)
 
 
-def _keep_mask(
-    options: _Options, key_data: Array | None, shape: tuple[int, ...]
-) -> Array | None:
+def _keep_mask(options: _Options, key_data: Array | None, shape: tuple[int, ...]) -> Array | None:
   if key_data is None:
     return None
   key = jax.random.wrap_key_data(key_data, impl=options.prng)
@@ -323,10 +278,7 @@ def _drop(options: _Options, x: Array, mask: Array | None) -> Array:
 
 
 def _split_qkv(qkv_SLE: Array, num_heads: int) -> Heads:
-  q, k, v = (
-      _split_heads(part_SLD, num_heads)
-      for part_SLD in jnp.split(qkv_SLE, 3, axis=-1)
-  )
+  q, k, v = (_split_heads(part_SLD, num_heads) for part_SLD in jnp.split(qkv_SLE, 3, axis=-1))
   return q, k, v
 
 

@@ -102,9 +102,7 @@ def make_model(name: str, shape: BertShape) -> model_lib.Model:
   return dataclasses.replace(model, sample=sample)
 
 
-def _embed(
-    call: linen.Call, inputs: None, batch: Batch, *, shape: BertShape
-) -> jax.Array:
+def _embed(call: linen.Call, inputs: None, batch: Batch, *, shape: BertShape) -> jax.Array:
   """Adds the embeddings of tokens, positions and segments; norm; [S, L, D]."""
   wte_SLD = transformer.embed_tokens(call, shape, batch)
   wpe_PD = call.param("wpe", transformer.NORMAL, shape.positions, shape.width)
@@ -117,9 +115,7 @@ def _embed(
   return call.drop(h_SLD, shape.dropout_rate)
 
 
-def _attention(
-    call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: BertShape
-) -> jax.Array:
+def _attention(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: BertShape) -> jax.Array:
   """The first half of a block: self-attention, residual, norm."""
   rate, width = shape.dropout_rate, shape.width
   document_SL = batch.get("documents")
@@ -136,9 +132,7 @@ def _attention(
   return _norm("norm", h_SLD.dtype)(h_SLD + call.drop(added_SLD, rate))
 
 
-def _mlp(
-    call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: BertShape
-) -> jax.Array:
+def _mlp(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: BertShape) -> jax.Array:
   """The second half of a block: two products around GELU, residual, norm."""
   rate, width, dtype = shape.dropout_rate, shape.width, h_SLD.dtype
   up = transformer.dense(_EXPANSION * width, "up", dtype)(h_SLD)
@@ -147,9 +141,7 @@ def _mlp(
   return _norm("norm", dtype)(h_SLD + call.drop(added_SLD, rate))
 
 
-def _head(
-    call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: BertShape
-) -> layer_lib.Loss:
+def _head(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: BertShape) -> layer_lib.Loss:
   """Predicts the masked tokens, and whether the second segment follows.
 
   The weight is the number of masked tokens. As in the paper the loss is the
@@ -162,10 +154,7 @@ def _head(
   h_SMD = transformer.dense(width, "transform", dtype)(h_SMD)
   h_SMD = _norm("norm", dtype)(nn.gelu(h_SMD, approximate=False))
   logits_SMV = bias_V + jnp.einsum(
-      "smd,vd->smv",
-      h_SMD,
-      wte_VD.astype(h_SMD.dtype),
-      preferred_element_type=jnp.float32,
+      "smd,vd->smv", h_SMD, wte_VD.astype(h_SMD.dtype), preferred_element_type=jnp.float32
   )
   pooled_SD = nn.tanh(transformer.dense(width, "pooler", dtype)(h_SLD[:, 0]))
   logits_S2 = transformer.dense(2, "pair", dtype)(pooled_SD)
@@ -181,6 +170,4 @@ def _head(
 
 
 def _norm(name: str, dtype: jax.typing.DTypeLike) -> nn.LayerNorm:
-  return nn.LayerNorm(
-      epsilon=1e-12, use_fast_variance=False, dtype=dtype, name=name
-  )
+  return nn.LayerNorm(epsilon=1e-12, use_fast_variance=False, dtype=dtype, name=name)

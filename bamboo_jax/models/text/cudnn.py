@@ -33,26 +33,17 @@ def supports(dtype: Any, length: int, width: int) -> bool:
 def forward(q_SLHK: Array, k_SLGK: Array, v_SLGK: Array) -> tuple[Array, Array]:
   """Returns attention, and the log-sum-exp of its scores, float32 [S, H, L]."""
   out_SLHK, sums_SHL = fused._dot_product_attention_fwd_p_wrapper.bind(
-      *_arguments(q_SLHK, k_SLGK, v_SLGK),
-      **_options(q_SLHK),
-      is_training=True,
+      *_arguments(q_SLHK, k_SLGK, v_SLGK), **_options(q_SLHK), is_training=True
   )
   return out_SLHK, sums_SHL
 
 
 def backward(
-    q_SLHK: Array,
-    k_SLGK: Array,
-    v_SLGK: Array,
-    sums_SHL: Array,
-    out_SLHK: Array,
-    grad_SLHK: Array,
+    q_SLHK: Array, k_SLGK: Array, v_SLGK: Array, sums_SHL: Array, out_SLHK: Array, grad_SLHK: Array
 ) -> tuple[Array, Array, Array]:
   """Returns the gradients of queries, keys and values."""
   grad_q, grad_k, grad_v = fused._dot_product_attention_bwd_p_wrapper.bind(
-      *_arguments(q_SLHK, k_SLGK, v_SLGK),
-      *(sums_SHL, out_SLHK, grad_SLHK),
-      **_options(q_SLHK),
+      *_arguments(q_SLHK, k_SLGK, v_SLGK), *(sums_SHL, out_SLHK, grad_SLHK), **_options(q_SLHK)
   )
   return grad_q, grad_k, grad_v
 
@@ -68,25 +59,19 @@ def attend(q_SLHK: Array, k_SLGK: Array, v_SLGK: Array) -> Array:
 
 
 def _by_xla(q_SLHK: Array, k_SLGK: Array, v_SLGK: Array) -> Array:
-  return jax.nn.dot_product_attention(
-      q_SLHK, k_SLGK, v_SLGK, is_causal=True, implementation="xla"
-  )
+  return jax.nn.dot_product_attention(q_SLHK, k_SLGK, v_SLGK, is_causal=True, implementation="xla")
 
 
 def _attend_forward(*heads: Array) -> tuple[Array, tuple[Array, ...]]:
   num_examples, length, num_heads, _ = heads[0].shape
   sums = (num_examples, num_heads, length)
   out_SLHK, sums_SHL = jax.lax.platform_dependent(
-      *heads,
-      cuda=forward,
-      default=lambda *heads: (_by_xla(*heads), jnp.zeros(sums)),
+      *heads, cuda=forward, default=lambda *heads: (_by_xla(*heads), jnp.zeros(sums))
   )
   return out_SLHK, (*heads, sums_SHL, out_SLHK)
 
 
-def _attend_backward(
-    kept: tuple[Array, ...], grad_SLHK: Array
-) -> tuple[Array, Array, Array]:
+def _attend_backward(kept: tuple[Array, ...], grad_SLHK: Array) -> tuple[Array, Array, Array]:
   return jax.lax.platform_dependent(
       *(*kept, grad_SLHK),
       cuda=backward,

@@ -39,9 +39,7 @@ def norm(x_TD: Array, scale_D: Array, shift_D: Array) -> Array:
   return _norm_forward(x_TD, scale_D, shift_D)[0]
 
 
-def _norm_forward(
-    x_TD: Array, scale_D: Array, shift_D: Array
-) -> tuple[Array, Any]:
+def _norm_forward(x_TD: Array, scale_D: Array, shift_D: Array) -> tuple[Array, Any]:
   moments = _moments(x_TD)
   y_TD = _normalize(x_TD, moments, scale_D, shift_D)
   return y_TD, (x_TD, moments, scale_D)
@@ -79,11 +77,7 @@ dense.defvjp(_dense_forward, _dense_backward)
 
 @jax.custom_vjp
 def norm_dense(
-    x_TD: Array,
-    scale_D: Array,
-    shift_D: Array,
-    weight_DE: Array,
-    bias_E: MaybeArray,
+    x_TD: Array, scale_D: Array, shift_D: Array, weight_DE: Array, bias_E: MaybeArray
 ) -> Array:
   """Returns `dense` of `norm` of `x_TD`; keeps only `x_TD` and its moments."""
   return _norm_dense_forward(x_TD, scale_D, shift_D, weight_DE, bias_E)[0]
@@ -162,9 +156,7 @@ def transpose(x: Array) -> Array:
   fold the transpose into such a product.
   """
   return jax.lax.platform_dependent(
-      x,
-      cpu=lambda a: jax.lax.optimization_barrier(a.T),
-      default=lambda a: a.T,
+      x, cpu=lambda a: jax.lax.optimization_barrier(a.T), default=lambda a: a.T
   )
 
 
@@ -181,9 +173,7 @@ def _standardize(x_TD: Array, moments: Moments) -> Array:
   return (x_TD.astype(jnp.float32) - mean_T[..., None]) * rstd_T[..., None]
 
 
-def _normalize(
-    x_TD: Array, moments: Moments, scale_D: Array, shift_D: Array
-) -> Array:
+def _normalize(x_TD: Array, moments: Moments, scale_D: Array, shift_D: Array) -> Array:
   y_TD = _standardize(x_TD, moments) * scale_D + shift_D
   return y_TD.astype(x_TD.dtype)
 
@@ -198,11 +188,7 @@ def _norm_grads(
   mean_T = scaled_TD.mean(-1, keepdims=True)
   along_T = (scaled_TD * x_hat_TD).mean(-1, keepdims=True)
   grad_x_TD = (scaled_TD - mean_T - x_hat_TD * along_T) * moments[1][..., None]
-  return (
-      grad_x_TD.astype(x_TD.dtype),
-      _sum_rows(grad32_TD * x_hat_TD),
-      _sum_rows(grad32_TD),
-  )
+  return (grad_x_TD.astype(x_TD.dtype), _sum_rows(grad32_TD * x_hat_TD), _sum_rows(grad32_TD))
 
 
 def _multiply(x_TD: Array, weight_DE: Array) -> Array:
@@ -217,11 +203,7 @@ def _multiply_transposed(x_TE: Array, weight_DE: Array) -> Array:
 
 def _outer(narrow_TD: Array, wide_TE: Array) -> Array:
   """Returns the gradient of a weight, float32 [D, E]."""
-  return jnp.matmul(
-      transpose(_rows(narrow_TD)),
-      _rows(wide_TE),
-      preferred_element_type=jnp.float32,
-  )
+  return jnp.matmul(transpose(_rows(narrow_TD)), _rows(wide_TE), preferred_element_type=jnp.float32)
 
 
 def _sum_rows(x_TD: Array) -> Array:

@@ -93,18 +93,10 @@ def make_model(name: str, size: GnmtSize) -> model_lib.Model:
           )
           for index in range(size.num_layers)
       ),
-      make(
-          *("decoder_embed", _embed, ("inputs",), (tie,) * size.tied),
-          key="inputs",
-          **embedding,
-      ),
+      make(*("decoder_embed", _embed, ("inputs",), (tie,) * size.tied), key="inputs", **embedding),
       make("decoder_00", _attend, ("source",), rate=rate),
       *(
-          make(
-              *(f"decoder_{index:02d}", _decoder),
-              is_residual=index >= _FIRST_RESIDUAL,
-              rate=rate,
-          )
+          make(*(f"decoder_{index:02d}", _decoder), is_residual=index >= _FIRST_RESIDUAL, rate=rate)
           for index in range(1, size.num_layers)
       ),
       make("head", _head, ("targets",), **embedding),
@@ -156,9 +148,7 @@ def _encoder(
   return inputs + out_SLD if is_residual else out_SLD
 
 
-def _attend(
-    call: linen.Call, inputs: Pair, batch: layer_lib.Batch, *, rate: float
-) -> Pair:
+def _attend(call: linen.Call, inputs: Pair, batch: layer_lib.Batch, *, rate: float) -> Pair:
   """Runs the lowest decoder layer; returns context, activations [S, T, D]."""
   memory_SLD, embedded_STD = inputs
   width = memory_SLD.shape[-1]
@@ -180,12 +170,7 @@ def _attend(
 
 
 def _decoder(
-    call: linen.Call,
-    inputs: Pair,
-    batch: layer_lib.Batch,
-    *,
-    is_residual: bool,
-    rate: float,
+    call: linen.Call, inputs: Pair, batch: layer_lib.Batch, *, is_residual: bool, rate: float
 ) -> Pair:
   """Runs a decoder layer; returns context and output, [S, T, D] each."""
   context_STD, h_STD = inputs
@@ -196,19 +181,12 @@ def _decoder(
 
 
 def _head(
-    call: linen.Call,
-    inputs: Pair,
-    batch: layer_lib.Batch,
-    *,
-    width: int,
-    vocab_size: int,
+    call: linen.Call, inputs: Pair, batch: layer_lib.Batch, *, width: int, vocab_size: int
 ) -> layer_lib.Loss:
   """Projects to the vocabulary; cross-entropy. Ignores the context."""
   normal = nn.initializers.normal(width**-0.5)
   weight = call.param("weight", normal, width, vocab_size)
-  return losses.token_loss(
-      inputs[1], weight, batch["targets"], vocab_first=False
-  )
+  return losses.token_loss(inputs[1], weight, batch["targets"], vocab_first=False)
 
 
 def _lstm(width: int, name: str, **options: Any) -> Callable[..., jax.Array]:

@@ -113,15 +113,11 @@ def make_model(name: str, shape: Gpt2Shape) -> model_lib.Model:
       attention_dropout_rate=float(shape.attention_rate),
   )
   functions = (_embed, _attention, _mlp, _head)
-  model = transformer.make_decoder(
-      name, shape, *functions, embed_reads_documents=True
-  )
+  model = transformer.make_decoder(name, shape, *functions, embed_reads_documents=True)
   return lora.freeze(model, shape)
 
 
-def _embed(
-    call: linen.Call, inputs: None, batch: Batch, *, shape: Gpt2Shape
-) -> jax.Array:
+def _embed(call: linen.Call, inputs: None, batch: Batch, *, shape: Gpt2Shape) -> jax.Array:
   """Adds the embeddings of tokens and of their positions, [S, L, D]."""
   wte_SLD = transformer.embed_tokens(call, shape, batch)
   positions = shape.positions or shape.sequence_length
@@ -134,16 +130,12 @@ def _embed(
   return call.drop(h_SLD, shape.dropout_rate)
 
 
-def _attention(
-    call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: Gpt2Shape
-) -> jax.Array:
+def _attention(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: Gpt2Shape) -> jax.Array:
   """The first half of a block: norm, causal self-attention, residual."""
   bias, width = shape.attention_bias, shape.width
   norm = _norm_params(call, width)
   qkv = _dense_params(call, "qkv", (width, 3 * width), bias=bias)
-  out = _dense_params(
-      call, "out", (width, width), bias=bias, depth=2 * shape.num_blocks
-  )
+  out = _dense_params(call, "out", (width, width), bias=bias, depth=2 * shape.num_blocks)
   normed = lambda: dense.norm(h_SLD, *norm)
   qkv_SLE = dense.norm_dense(h_SLD, *norm, *qkv)
   qkv_SLE = lora.adapt(shape, "c_attn", normed, qkv_SLE)
@@ -157,24 +149,18 @@ def _attention(
     )
   else:
     heads = attention.split_heads(qkv_SLE, shape.num_heads)
-    read_SLD = attention.attend_by(
-        shape.attention, heads, batch.get("documents")
-    )
+    read_SLD = attention.attend_by(shape.attention, heads, batch.get("documents"))
   added_SLD = dense.dense(read_SLD, *out)
   added_SLD = lora.adapt(shape, "c_proj", lambda: read_SLD, added_SLD)
   return h_SLD + call.drop(added_SLD, shape.dropout_rate)
 
 
-def _mlp(
-    call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: Gpt2Shape
-) -> jax.Array:
+def _mlp(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: Gpt2Shape) -> jax.Array:
   """The second half of a block: norm, two products around GELU, residual."""
   sizes = (shape.width, _EXPANSION * shape.width)
   norm = _norm_params(call, shape.width)
   up = _dense_params(call, "up", sizes)
-  down = _dense_params(
-      call, "down", sizes, axis_out=0, depth=2 * shape.num_blocks
-  )
+  down = _dense_params(call, "down", sizes, axis_out=0, depth=2 * shape.num_blocks)
   normed = lambda: dense.norm(h_SLD, *norm)
   hidden_SLE = dense.norm_dense(h_SLD, *norm, *up)
   hidden_SLE = lora.adapt(shape, "c_fc", normed, hidden_SLE)
@@ -184,9 +170,7 @@ def _mlp(
   return h_SLD + call.drop(added_SLD, shape.dropout_rate)
 
 
-def _head(
-    call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: Gpt2Shape
-) -> layer_lib.Loss:
+def _head(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: Gpt2Shape) -> layer_lib.Loss:
   """Final norm, projection to the vocabulary, cross-entropy."""
   target_SL = batch["targets"]
   if target_SL.shape != h_SLD.shape[:2]:

@@ -21,22 +21,16 @@ from bamboo_jax.models.text import gnmt
 
 
 def translate(
-    model: model_lib.Model,
-    variables: Mapping[str, layer_lib.Variables],
-    source_SL: jax.Array,
+    model: model_lib.Model, variables: Mapping[str, layer_lib.Variables], source_SL: jax.Array
 ) -> jax.Array:
   """Returns the targets, int32 [S, T]; 0 ends and pads each.
 
   `model` is made by `gnmt`, `variables` are those of all its layers, by name.
   Each token takes a pass of the whole decoder.
   """
-  params = {
-      name: jax.tree.map(jnp.asarray, v.params) for name, v in variables.items()
-  }
+  params = {name: jax.tree.map(jnp.asarray, v.params) for name, v in variables.items()}
   stats = {name: v.stats for name, v in variables.items()}
-  run = functools.partial(
-      model_lib.apply_range, params=params, stats=stats, key=None, train=False
-  )
+  run = functools.partial(model_lib.apply_range, params=params, stats=stats, key=None, train=False)
   batch = {"source": source_SL}
   decoder, head = map(model.layer_names.index, ("decoder_embed", "head"))
   memory_SLD, _ = run(model, 0, decoder, inputs=None, batch=batch)
@@ -44,9 +38,7 @@ def translate(
   def extend(place: jax.Array, target_ST: jax.Array) -> jax.Array:
     inputs_ST = jnp.roll(target_ST, 1, axis=1).at[:, 0].set(gnmt.END)
     (_, h_STD), _ = run(
-        *(model, decoder, head),
-        inputs=memory_SLD,
-        batch={**batch, "inputs": inputs_ST},
+        *(model, decoder, head), inputs=memory_SLD, batch={**batch, "inputs": inputs_ST}
     )
     logits_SV = h_STD[:, place] @ params["head"]["weight"]
     has_ended_S = (inputs_ST[:, place] == gnmt.END) & (place > 0)

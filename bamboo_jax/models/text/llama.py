@@ -84,9 +84,7 @@ class LlamaShape:
     if self.head_width % 2:
       raise ValueError(f"head_width must be even, got {self.head_width}.")
     lora.check(self)
-    attention.check_implementation(
-        self.attention, dtype=self.dtype, dropout_rate=0.0
-    )
+    attention.check_implementation(self.attention, dtype=self.dtype, dropout_rate=0.0)
 
 
 # Blocks, width, heads, heads of keys and values, their width, hidden width.
@@ -104,23 +102,14 @@ def _qwen(*sizes: *_Sizes, **options: Any) -> LlamaShape:
   return dataclasses.replace(shape, **qwen, **options)
 
 
-_TINY = LlamaShape(
-    2, 64, 4, 2, 16, 128, 256, 128, 1e4, True, sequence_length=32
-)
+_TINY = LlamaShape(2, 64, 4, 2, 16, 128, 256, 128, 1e4, True, sequence_length=32)
 
 LLAMA_VARIANTS: Mapping[str, LlamaShape] = {
     "tiny": dataclasses.replace(_TINY, rope_factor=8.0),
     "3.2_1b": _llama(16, 2048, 32, 8, 64, 8192),
     "3.2_3b": _llama(28, 3072, 24, 8, 128, 8192),
-    "3_8b": _llama(
-        *(32, 4096, 32, 8, 128, 14_336),
-        positions=8192,
-        tied=False,
-        rope_factor=1.0,
-    ),
-    "3.1_8b": _llama(
-        *(32, 4096, 32, 8, 128, 14_336), tied=False, rope_factor=8.0
-    ),
+    "3_8b": _llama(*(32, 4096, 32, 8, 128, 14_336), positions=8192, tied=False, rope_factor=1.0),
+    "3.1_8b": _llama(*(32, 4096, 32, 8, 128, 14_336), tied=False, rope_factor=8.0),
 }
 QWEN_VARIANTS: Mapping[str, LlamaShape] = {
     "tiny": dataclasses.replace(_TINY, qk_norm=True, norm_epsilon=1e-6),
@@ -138,15 +127,11 @@ def make_model(name: str, shape: LlamaShape) -> model_lib.Model:
   return lora.freeze(model, shape)
 
 
-def _embed(
-    call: linen.Call, inputs: None, batch: Batch, *, shape: LlamaShape
-) -> jax.Array:
+def _embed(call: linen.Call, inputs: None, batch: Batch, *, shape: LlamaShape) -> jax.Array:
   return transformer.embed_tokens(call, shape, batch).astype(shape.dtype)
 
 
-def _attention(
-    call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: LlamaShape
-) -> jax.Array:
+def _attention(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: LlamaShape) -> jax.Array:
   """The first half of a block: norm, causal self-attention, residual."""
   normed_SLD = _norm(shape, "norm")(h_SLD)
 
@@ -161,11 +146,7 @@ def _attention(
     q_SLHK = _norm(shape, "q_norm")(q_SLHK)
     k_SLGK = _norm(shape, "k_norm")(k_SLGK)
   document_SL = batch.get("documents")
-  parts = (
-      rotate(q_SLHK, shape, document_SL),
-      rotate(k_SLGK, shape, document_SL),
-      v_SLGK,
-  )
+  parts = (rotate(q_SLHK, shape, document_SL), rotate(k_SLGK, shape, document_SL), v_SLGK)
   by_cudnn = cudnn.supports(v_SLGK.dtype, v_SLGK.shape[1], shape.head_width)
   if by_cudnn and shape.attention is None and document_SL is None:
     read_SLHK = cudnn.attend(*parts)
@@ -175,9 +156,7 @@ def _attention(
   return h_SLD + _multiply(shape, "o_proj", read_SLE, shape.width)
 
 
-def _mlp(
-    call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: LlamaShape
-) -> jax.Array:
+def _mlp(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: LlamaShape) -> jax.Array:
   """The second half of a block: norm, SwiGLU, residual."""
   normed = _norm(shape, "norm")(h_SLD)
   gate = nn.silu(_multiply(shape, "gate_proj", normed, shape.hidden_width))
@@ -185,17 +164,13 @@ def _mlp(
   return h_SLD + _multiply(shape, "down_proj", gate * up, shape.width)
 
 
-def _head(
-    call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: LlamaShape
-) -> layer_lib.Loss:
+def _head(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: LlamaShape) -> layer_lib.Loss:
   """Final norm, projection to the vocabulary, cross-entropy."""
   normed_SLD = _norm(shape, "norm")(h_SLD)
   return transformer.predict_tokens(call, shape, normed_SLD, batch["targets"])
 
 
-def rotate(
-    x_SLHK: jax.Array, shape: LlamaShape, document_SL: jax.Array | None = None
-) -> jax.Array:
+def rotate(x_SLHK: jax.Array, shape: LlamaShape, document_SL: jax.Array | None = None) -> jax.Array:
   """Returns queries or keys with rotary positions, in the input's dtype.
 
   With `document_SL` positions begin with 0 at each document.
@@ -212,10 +187,7 @@ def rotate(
   cos_LHK = jnp.cos(angle_LK)[..., None, :]
   sin_LHK = jnp.sin(angle_LK)[..., None, :]
   first, second = jnp.split(x_SLHK.astype(jnp.float32), 2, axis=-1)
-  turned = (
-      first * cos_LHK - second * sin_LHK,
-      second * cos_LHK + first * sin_LHK,
-  )
+  turned = (first * cos_LHK - second * sin_LHK, second * cos_LHK + first * sin_LHK)
   return jnp.concatenate(turned, axis=-1).astype(x_SLHK.dtype)
 
 
@@ -226,9 +198,7 @@ def rotation_speeds(shape: LlamaShape) -> np.ndarray:
   of Llama 3 are divided by it; those that turn more than four times are
   unchanged.
   """
-  speeds = shape.rope_theta ** -(
-      np.arange(0, shape.head_width, 2) / shape.head_width
-  )
+  speeds = shape.rope_theta ** -(np.arange(0, shape.head_width, 2) / shape.head_width)
   turns = _ROPE_POSITIONS * speeds / (2 * math.pi)
   kept = np.clip((turns - 1) / 3, 0, 1)
   return speeds * (kept + (1 - kept) / shape.rope_factor)
@@ -238,8 +208,6 @@ def _norm(shape: LlamaShape, name: str) -> nn.RMSNorm:
   return nn.RMSNorm(epsilon=shape.norm_epsilon, dtype=shape.dtype, name=name)
 
 
-def _multiply(
-    shape: LlamaShape, name: str, x: jax.Array, features: int
-) -> jax.Array:
+def _multiply(shape: LlamaShape, name: str, x: jax.Array, features: int) -> jax.Array:
   dense = transformer.dense(features, name, shape.dtype, bias=False)
   return lora.adapt(shape, name, lambda: x, dense(x))

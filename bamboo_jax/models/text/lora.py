@@ -40,10 +40,7 @@ class Products(NamedTuple):
 
 
 LLAMA = Products(
-    (
-        *("q_proj", "k_proj", "v_proj", "o_proj"),
-        *("gate_proj", "up_proj", "down_proj"),
-    ),
+    (*("q_proj", "k_proj", "v_proj", "o_proj"), *("gate_proj", "up_proj", "down_proj")),
     "q_proj,v_proj",
 )
 GPT2 = Products(("c_attn", "c_proj", "c_fc"), "c_attn")
@@ -82,9 +79,7 @@ def check(shape: LoraShape) -> None:
   """Raises `ValueError` for options that are invalid or have no effect."""
   for name in ("lora_alpha", "lora_targets"):
     if shape.lora_rank is None and getattr(shape, name) is not None:
-      raise ValueError(
-          f"{name}={getattr(shape, name)!r} needs a lora_rank, but it is None."
-      )
+      raise ValueError(f"{name}={getattr(shape, name)!r} needs a lora_rank, but it is None.")
   if shape.lora_alpha is not None and not shape.lora_alpha > 0:
     raise ValueError(f"lora_alpha must be above 0, got {shape.lora_alpha}.")
   for target in find_targets(shape):
@@ -93,9 +88,7 @@ def check(shape: LoraShape) -> None:
       raise ValueError(base.suggest(target, names, what="lora_targets"))
 
 
-def adapt(
-    shape: LoraShape, name: str, x_TD: Callable[[], jax.Array], y: jax.Array
-) -> jax.Array:
+def adapt(shape: LoraShape, name: str, x_TD: Callable[[], jax.Array], y: jax.Array) -> jax.Array:
   """Returns the product `y` of `x_TD()` plus that of its adapter, if any."""
   rank = shape.lora_rank
   if rank is None or name not in find_targets(shape):
@@ -103,11 +96,7 @@ def adapt(
 
   def multiply(part: str, features: int, init: Any, x: jax.Array) -> jax.Array:
     return nn.Dense(
-        features,
-        use_bias=False,
-        dtype=shape.dtype,
-        kernel_init=init,
-        name=f"{PREFIX}{part}_{name}",
+        features, use_bias=False, dtype=shape.dtype, kernel_init=init, name=f"{PREFIX}{part}_{name}"
     )(x)
 
   low = multiply("a", rank, _UNIFORM, x_TD())

@@ -88,28 +88,18 @@ def _grad_of_h(vocab_first: bool, spread_TV: Array, weight: Array) -> Array:
 def _grad_of_weight(vocab_first: bool, h_TD: Array, spread_TV: Array) -> Array:
   """Returns the gradient of the weight, float32, in its shape."""
   left, right = (spread_TV, h_TD) if vocab_first else (h_TD, spread_TV)
-  return jnp.matmul(
-      dense.transpose(left), right, preferred_element_type=jnp.float32
-  )
+  return jnp.matmul(dense.transpose(left), right, preferred_element_type=jnp.float32)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _losses(
-    vocab_first: bool,
-    num_tokens: int | None,
-    h_TD: Array,
-    weight: Array,
-    target_T: Array,
+    vocab_first: bool, num_tokens: int | None, h_TD: Array, weight: Array, target_T: Array
 ) -> Array:
   return _losses_forward(vocab_first, num_tokens, h_TD, weight, target_T)[0]
 
 
 def _losses_forward(
-    vocab_first: bool,
-    num_tokens: int | None,
-    h_TD: Array,
-    weight: Array,
-    target_T: Array,
+    vocab_first: bool, num_tokens: int | None, h_TD: Array, weight: Array, target_T: Array
 ) -> tuple[Array, Kept]:
   logits_TV = _project(vocab_first, h_TD, weight)
   if num_tokens is not None:
@@ -159,9 +149,7 @@ class _Chunks:
     """Returns the chunk at `start` of a weight or its gradient."""
     return jax.lax.dynamic_slice_in_dim(weight, start, self.size, self.axis)
 
-  def logits(
-      self, h_TD: Array, weight: Array, start: Array
-  ) -> tuple[Array, Array]:
+  def logits(self, h_TD: Array, weight: Array, start: Array) -> tuple[Array, Array]:
     """Returns the logits of a chunk, and their vocabulary indices.
 
     They are -inf and -1 for entries of the chunk before, and for padding.
@@ -172,10 +160,7 @@ class _Chunks:
     is_new_C = entry_C >= start
     if self.num_tokens is not None:
       is_new_C &= entry_C < self.num_tokens
-    return (
-        jnp.where(is_new_C, logits_TC, -jnp.inf),
-        jnp.where(is_new_C, entry_C, -1),
-    )
+    return (jnp.where(is_new_C, logits_TC, -jnp.inf), jnp.where(is_new_C, entry_C, -1))
 
   def fold(self, function: Any, first: Any, weight: Array) -> Any:
     """Folds `function(carry, start)` over the starts of all chunks."""
@@ -185,18 +170,14 @@ class _Chunks:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _chunked_losses(
-    chunks: _Chunks, h_TD: Array, weight: Array, target_T: Array
-) -> Array:
+def _chunked_losses(chunks: _Chunks, h_TD: Array, weight: Array, target_T: Array) -> Array:
   return _chunked_forward(chunks, h_TD, weight, target_T)[0]
 
 
 def _chunked_forward(
     chunks: _Chunks, h_TD: Array, weight: Array, target_T: Array
 ) -> tuple[Array, Kept]:
-  def add(
-      seen: tuple[Array, Array, Array], start: Array
-  ) -> tuple[Array, Array, Array]:
+  def add(seen: tuple[Array, Array, Array], start: Array) -> tuple[Array, Array, Array]:
     before_T, sum_T, at_target_T = seen
     logits_TC, entry_C = chunks.logits(h_TD, weight, start)
     largest_T = jnp.maximum(before_T, logits_TC.max(-1))
@@ -213,9 +194,7 @@ def _chunked_forward(
   return normalizer_T - at_target_T, (h_TD, weight, target_T, normalizer_T)
 
 
-def _chunked_backward(
-    chunks: _Chunks, kept: Kept, grad_T: Array
-) -> tuple[Array, Array, None]:
+def _chunked_backward(chunks: _Chunks, kept: Kept, grad_T: Array) -> tuple[Array, Array, None]:
   h_TD, weight, target_T, normalizer_T = kept
 
   def add(grads: tuple[Array, Array], start: Array) -> tuple[Array, Array]:
@@ -228,14 +207,10 @@ def _chunked_backward(
     grad_h_TD += _grad_of_h(chunks.vocab_first, spread_TC, cut)
     part = _grad_of_weight(chunks.vocab_first, h_TD, spread_TC)
     part += chunks.cut(grad_weight, start)
-    return grad_h_TD, jax.lax.dynamic_update_slice_in_dim(
-        grad_weight, part, start, chunks.axis
-    )
+    return grad_h_TD, jax.lax.dynamic_update_slice_in_dim(grad_weight, part, start, chunks.axis)
 
   zeros = lambda a: jnp.zeros(a.shape, jnp.float32)
-  grad_h_TD, grad_weight = chunks.fold(
-      add, (zeros(h_TD), zeros(weight)), weight
-  )
+  grad_h_TD, grad_weight = chunks.fold(add, (zeros(h_TD), zeros(weight)), weight)
   return grad_h_TD.astype(h_TD.dtype), grad_weight, None
 
 

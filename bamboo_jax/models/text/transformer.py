@@ -38,9 +38,7 @@ def make_model(
   layers = [linen.make_layer("embed", embed, embed_keys, shape=shape)]
   for block in (f"block_{i:02d}" for i in range(shape.num_blocks)):
     layers += [
-        linen.make_layer(
-            f"{block}.attention", attention, attention_keys, shape=shape
-        ),
+        linen.make_layer(f"{block}.attention", attention, attention_keys, shape=shape),
         linen.make_layer(f"{block}.mlp", mlp, shape=shape),
     ]
   layers.append(linen.make_layer("head", head, head_keys, ties, shape=shape))
@@ -64,28 +62,18 @@ def make_decoder(
   keys = ("documents",) if shape.documents else ()
   embed_keys = ("inputs", *keys) if embed_reads_documents else ("inputs",)
   model = make_model(
-      name,
-      shape,
-      *functions,
-      batch_keys=(embed_keys, keys, ("targets",)),
-      tied=shape.tied,
+      name, shape, *functions, batch_keys=(embed_keys, keys, ("targets",)), tied=shape.tied
   )
   sample = dict(model.sample) | {key: model.sample["inputs"] for key in keys}
   return dataclasses.replace(model, sample=sample)
 
 
-def dense(
-    features: int, name: str, dtype: jax.typing.DTypeLike, *, bias: bool = True
-) -> nn.Dense:
+def dense(features: int, name: str, dtype: jax.typing.DTypeLike, *, bias: bool = True) -> nn.Dense:
   """Returns a flax layer that is a matrix product, with float32 weights."""
-  return nn.Dense(
-      features, use_bias=bias, dtype=dtype, kernel_init=NORMAL, name=name
-  )
+  return nn.Dense(features, use_bias=bias, dtype=dtype, kernel_init=NORMAL, name=name)
 
 
-def embed_tokens(
-    call: linen.Call, shape: Any, batch: layer_lib.Batch
-) -> jax.Array:
+def embed_tokens(call: linen.Call, shape: Any, batch: layer_lib.Batch) -> jax.Array:
   """Returns the embeddings of the tokens, rows of `wte`, float32 [S, L, D].
 
   Raises `ValueError` unless each example has `sequence_length` tokens.

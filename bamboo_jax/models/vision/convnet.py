@@ -70,9 +70,7 @@ ALEXNET_VARIANTS: Mapping[str, ConvNetSize] = {
 }
 VGG_VARIANTS: Mapping[str, ConvNetSize] = {
     "tiny": ConvNetSize(_vgg((1, 2), (8, 16)), 32, 16, 10),
-    "19": ConvNetSize(
-        _vgg((2, 2, 4, 4, 4), (64, 128, 256, 512, 512)), 4096, 224, 1000
-    ),
+    "19": ConvNetSize(_vgg((2, 2, 4, 4, 4), (64, 128, 256, 512, 512)), 4096, 224, 1000),
 }
 
 
@@ -91,10 +89,7 @@ def make_model(name: str, size: ConvNetSize) -> model_lib.Model:
       )
       for index, row in enumerate(size.convs)
   ]
-  layers += [
-      linen.make_layer(f"hidden_{i}", _hidden, width=size.hidden, **rates)
-      for i in range(2)
-  ]
+  layers += [linen.make_layer(f"hidden_{i}", _hidden, width=size.hidden, **rates) for i in range(2)]
   return images.make_model(name, layers, size)
 
 
@@ -113,13 +108,7 @@ def _conv(
   features, length, stride, padding, pool = row
   if image_size:
     inputs = images.normalize(batch, image_size, "float32")
-  conv = images.conv(
-      *(features, length),
-      stride=stride,
-      bias=True,
-      padding=padding,
-      name="conv",
-  )
+  conv = images.conv(*(features, length), stride=stride, bias=True, padding=padding, name="conv")
   h = nn.relu(conv(inputs))
   return images.max_pool(h, (pool, pool)) if pool else h
 

@@ -31,13 +31,9 @@ MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
 
-def make_model(
-    name: str, layers: Sequence[linen.LinenLayer], size: Any
-) -> model_lib.Model:
+def make_model(name: str, layers: Sequence[linen.LinenLayer], size: Any) -> model_lib.Model:
   """Returns a model of these layers and a head; `size` has its options."""
-  head = linen.make_layer(
-      "head", _head, ("labels",), num_classes=size.num_classes
-  )
+  head = linen.make_layer("head", _head, ("labels",), num_classes=size.num_classes)
   options = {k: _plain(v) for k, v in dataclasses.asdict(size).items()}
   shape = (size.image_size, size.image_size, 3)
   sample = {
@@ -70,12 +66,7 @@ def normalize(batch: layer_lib.Batch, image_size: int, dtype: str) -> jax.Array:
 
 
 def conv(
-    features: int,
-    size: int,
-    *,
-    stride: int = 1,
-    bias: bool = False,
-    **kwargs: Any,
+    features: int, size: int, *, stride: int = 1, bias: bool = False, **kwargs: Any
 ) -> nn.Conv:
   """Returns a convolution with a square kernel of odd `size`."""
   kwargs.setdefault("padding", (size - 1) // 2)
@@ -93,20 +84,14 @@ max_pool = functools.partial(nn.max_pool, strides=(2, 2))
 
 
 def _head(
-    call: linen.Call,
-    inputs: jax.Array,
-    batch: layer_lib.Batch,
-    *,
-    num_classes: int,
+    call: linen.Call, inputs: jax.Array, batch: layer_lib.Batch, *, num_classes: int
 ) -> layer_lib.Loss:
   """Averages over an image of activations, if any; projects to the classes."""
   if inputs.ndim == 4:
     inputs = inputs.mean((1, 2))
   dense = nn.Dense(num_classes, name="dense")
   label_S, logits_SK = batch["labels"], dense(inputs.astype(jnp.float32))
-  losses_S = optax.softmax_cross_entropy_with_integer_labels(
-      logits_SK, jnp.maximum(label_S, 0)
-  )
+  losses_S = optax.softmax_cross_entropy_with_integer_labels(logits_SK, jnp.maximum(label_S, 0))
   loss = layer_lib.sum_losses(losses_S, label_S >= 0)
   correct = (logits_SK.argmax(-1) == label_S).sum(dtype=jnp.float32)
   return loss.replace(correct=correct)

@@ -79,9 +79,7 @@ def make_model(name: str, size: ResNetSize) -> model_lib.Model:
   return images.make_model(name, layers, size)
 
 
-def _stem(
-    call: linen.Call, inputs: None, batch: layer_lib.Batch, *, size: ResNetSize
-) -> jax.Array:
+def _stem(call: linen.Call, inputs: None, batch: layer_lib.Batch, *, size: ResNetSize) -> jax.Array:
   """Turns pixels into activations [S, H, W, C]: convolution, norm, pooling."""
   h = images.normalize(batch, size.image_size, size.dtype)
   is_small = size.stem == 1
@@ -122,9 +120,5 @@ def _norm(kind: str, name: str, h: jax.Array, *, train: bool) -> jax.Array:
     groups = math.gcd(32, h.shape[-1])
     return nn.GroupNorm(groups, epsilon=1e-5, name=name)(h).astype(h.dtype)
   return nn.BatchNorm(
-      use_running_average=not train,
-      momentum=0.9,
-      epsilon=1e-5,
-      dtype=h.dtype,
-      name=name,
+      use_running_average=not train, momentum=0.9, epsilon=1e-5, dtype=h.dtype, name=name
   )(h)

@@ -51,9 +51,7 @@ class Duty:
     """Owned stages and replicas."""
     return frozenset(self.owned + self.replicas)
 
-  def need(
-      self, model: model_lib.MemoryModel, bounds: Sequence[int]
-  ) -> needs.NodeMemory:
+  def need(self, model: model_lib.MemoryModel, bounds: Sequence[int]) -> needs.NodeMemory:
     """Returns the memory of the node if stages start at the layers `bounds`."""
     ends = lambda stage: (bounds[stage], bounds[stage + 1])
     others = self.owned if self.stands_in else ()
@@ -84,7 +82,4 @@ def find_duties(num_stages: int, upkeep: upkeep_lib.Upkeep) -> tuple[Duty, ...]:
 
 
 def _duties_of(roles: Roles) -> list[Duty]:
-  return [
-      Duty(node, roles.stages_of(node), roles.replicas_of(node))
-      for node in roles.nodes
-  ]
+  return [Duty(node, roles.stages_of(node), roles.replicas_of(node)) for node in roles.nodes]

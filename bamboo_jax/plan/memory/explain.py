@@ -31,14 +31,11 @@ def explain_split(
   return (
       f"No split of {len(costs)} layers into {num_stages} stages fits in "
       f"{needs.format_size(limit_bytes)} per device: at best {who} "
-      f"(layers {names[0]} to {names[1]}) "
-      + explain_need(need, limit_bytes, model.upkeep)
+      f"(layers {names[0]} to {names[1]}) " + explain_need(need, limit_bytes, model.upkeep)
   )
 
 
-def explain_need(
-    need_bytes: int, limit_bytes: int, upkeep: upkeep_lib.Upkeep
-) -> str:
+def explain_need(need_bytes: int, limit_bytes: int, upkeep: upkeep_lib.Upkeep) -> str:
   """Returns the end of a message: the need, the excess, and remedies."""
   size = needs.format_size
   return (

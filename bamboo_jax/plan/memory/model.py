@@ -103,8 +103,7 @@ class MemoryModel:
         residual_bytes=sum(c.residual_bytes for c in layers),
         transfer_bytes=2 * edge_bytes,
         working_bytes=max(c.working_bytes for c in layers),
-        sum_bytes=(self.upkeep.num_shares > 1) * gradients
-        + k * sum(self._tied[first:last]),
+        sum_bytes=(self.upkeep.num_shares > 1) * gradients + k * sum(self._tied[first:last]),
         received_bytes=self._sends_state * (gradients + slots),
         # A share from another device, and with several of them a partial sum,
         # see `runtime.phases.reduce`.
@@ -139,8 +138,7 @@ class MemoryModel:
         replica_bytes=parameters + (0 if on_host else slots),
         buffer_bytes=self.upkeep.is_remote * sent,
         copy_bytes=protection.runs_ahead * sum(c.copy_bytes for c in layers),
-        working_bytes=protection.runs_ahead
-        * max(c.working_bytes for c in layers),
+        working_bytes=protection.runs_ahead * max(c.working_bytes for c in layers),
         received_bytes=sent,
         fetched_bytes=on_host * (not self._sends_state) * slots,
         link_working_bytes=self._link_working(first, last),

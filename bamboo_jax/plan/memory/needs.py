@@ -91,21 +91,14 @@ class NodeMemory:
 
 # Several programs of a node run one after the other, several replicas are
 # updated one after the other.
-_LARGEST = (
-    "working_bytes",
-    "fetched_bytes",
-    "sum_working_bytes",
-    "link_working_bytes",
-)
+_LARGEST = ("working_bytes", "fetched_bytes", "sum_working_bytes", "link_working_bytes")
 
 
 def add(parts: Sequence[NodeMemory]) -> NodeMemory:
   """Returns the memory of a node with several stages and replicas."""
   return NodeMemory(
       **{
-          f.name: (max if f.name in _LARGEST else sum)(
-              [getattr(part, f.name) for part in parts]
-          )
+          f.name: (max if f.name in _LARGEST else sum)([getattr(part, f.name) for part in parts])
           for f in dataclasses.fields(NodeMemory)
       }
   )

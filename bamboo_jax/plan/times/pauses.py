@@ -42,12 +42,8 @@ def predict_pauses(
     add_microbatches = index * (1 + microbatches[-1])
     alike.append(
         (
-            timeline.renumbered(
-                add_nodes=add_nodes, add_microbatches=add_microbatches
-            ),
-            roles.renumbered(
-                {node: base.NodeId(node + add_nodes) for node in roles.nodes}
-            ),
+            timeline.renumbered(add_nodes=add_nodes, add_microbatches=add_microbatches),
+            roles.renumbered({node: base.NodeId(node + add_nodes) for node in roles.nodes}),
             [m + add_microbatches for m in microbatches],
         )
     )
@@ -60,9 +56,7 @@ def predict_pauses(
       copies: dict[base.NodeId, set[base.StageId]] = {}
       for index, (played, own, mine) in enumerate(alike):
         done = {
-            node: holdings_lib.after(
-                s.instruction for s in row if s.end_ms <= died_ms
-            )
+            node: holdings_lib.after(s.instruction for s in row if s.end_ms <= died_ms)
             for node, row in played.rows.items()
         }
         if not index:  # The death is in the first pipeline.
@@ -72,9 +66,7 @@ def predict_pauses(
           copies.setdefault(node, set()).add(stage)
         lines.append(lines_lib.Line(own.owners, mine, in_flight, index))
       if num_pipelines is not None:
-        lines = dealing.deal(
-            lines, copies=copies, costs=costs, holdings=held, share_size=1
-        )
+        lines = dealing.deal(lines, copies=copies, costs=costs, holdings=held, share_size=1)
       rest_ms = scheduler.span_ms(lines, costs=costs, holdings=held)
       pauses_ms.append(died_ms + rest_ms - timeline.span_ms)
   return pauses_ms

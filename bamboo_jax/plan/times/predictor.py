@@ -30,9 +30,7 @@ Communication = step_time_lib.Communication
 Partition = partition_lib.Partition
 Roles = failover.Roles
 # Owners, shadows.
-_Key = tuple[
-    tuple[base.NodeId, ...], tuple[tuple[base.StageId, base.NodeId], ...]
-]
+_Key = tuple[tuple[base.NodeId, ...], tuple[tuple[base.StageId, base.NodeId], ...]]
 StepTime = step_time_lib.StepTime
 Pipeline = pipelines_lib.Pipeline
 
@@ -40,9 +38,7 @@ SPLITS = ("makespan", "even")
 # A pipeline is in its steady state if a microbatch takes at most this multiple
 # of the nodes' work.
 _MOST_WAITING = 1.3
-_HELD = dataclasses.replace(
-    upkeep_lib.OVERLAPPED, protection=upkeep_lib.Protection()
-)
+_HELD = dataclasses.replace(upkeep_lib.OVERLAPPED, protection=upkeep_lib.Protection())
 _UNPROTECTED = rows_lib.Redundancy("none")
 
 
@@ -79,11 +75,7 @@ class Predictor:
     if split not in SPLITS:
       raise ValueError(base.suggest(split, SPLITS, what="split"))
     if redundant.mode not in redundancy.MODES:
-      raise ValueError(
-          base.suggest(
-              redundant.mode, redundancy.MODES, what="mode of redundancy"
-          )
-      )
+      raise ValueError(base.suggest(redundant.mode, redundancy.MODES, what="mode of redundancy"))
     self.profile = profile
     self.most_pipelines = num_microbatches // group
     self.num_microbatches = num_microbatches
@@ -103,15 +95,10 @@ class Predictor:
     self._new_key = functools.cache(self._new_key)
 
   def compute_ms(
-      self,
-      partition: Partition,
-      num_microbatches: int,
-      roles: Roles | None = None,
+      self, partition: Partition, num_microbatches: int, roles: Roles | None = None
   ) -> float:
     """Returns the time of a pipeline's passes; without `roles`, a new one."""
-    return self._compute_ms(
-        partition, self._key(partition, roles), num_microbatches
-    )
+    return self._compute_ms(partition, self._key(partition, roles), num_microbatches)
 
   def _key(self, partition: Partition, roles: Roles | None) -> _Key:
     """Returns the parts of the roles that affect the time of passes."""
@@ -121,9 +108,7 @@ class Predictor:
     shadows = tuple(roles.shadows.items()) if self._redundant.lengthens else ()
     return roles.owners, shadows
 
-  def _compute_ms(
-      self, partition: Partition, key: _Key, num_microbatches: int
-  ) -> float:
+  def _compute_ms(self, partition: Partition, key: _Key, num_microbatches: int) -> float:
     roles = Roles(key[0], dict(key[1]))
     if self._extrapolate and num_microbatches > roles.num_stages + 2:
       if (next_ms := self._settled_ms(partition, roles)) is not None:
@@ -154,9 +139,7 @@ class Predictor:
             zip(costs.forward_ms, costs.backward_ms, strict=True)
         )
     )
-    if math.isclose(first_ms, second_ms, rel_tol=1e-3) and (
-        second_ms < _MOST_WAITING * busy_ms
-    ):
+    if math.isclose(first_ms, second_ms, rel_tol=1e-3) and (second_ms < _MOST_WAITING * busy_ms):
       return second_ms
     return None
 
@@ -184,9 +167,7 @@ class Predictor:
         least_ms=max(busy_ms.values()),
     )
 
-  def other_phases(
-      self, partition: Partition, *, num_pipelines: int
-  ) -> StepTime:
+  def other_phases(self, partition: Partition, *, num_pipelines: int) -> StepTime:
     """Returns the phases after the passes, with `compute_ms` of 0."""
     shares = -(-self._num_shares // num_pipelines)
     return step_time_lib.predict_step_time(
@@ -199,9 +180,7 @@ class Predictor:
         communication=self.communication,
     )
 
-  def sum_ms(
-      self, partition: Partition, *, num_pipelines: int
-  ) -> tuple[float, ...]:
+  def sum_ms(self, partition: Partition, *, num_pipelines: int) -> tuple[float, ...]:
     """Returns the time of each stage's sum, with one share per pipeline."""
     return self.communication.sum_ms(
         self.profile,
@@ -234,9 +213,7 @@ class Predictor:
     )
 
   def split(
-      self,
-      pipelines: Sequence[Pipeline],
-      slow: Mapping[base.NodeId, float] | None = None,
+      self, pipelines: Sequence[Pipeline], slow: Mapping[base.NodeId, float] | None = None
   ) -> tuple[int, ...]:
     """Returns the microbatches of each pipeline, at least one.
 
@@ -257,11 +234,7 @@ class Predictor:
     return tuple(self._group * count for count in counts)
 
   def enough_groups(
-      self,
-      pipelines: Sequence[Pipeline],
-      *,
-      choices: Sequence[int],
-      slack: float,
+      self, pipelines: Sequence[Pipeline], *, choices: Sequence[int], slack: float
   ) -> int:
     """Returns the least of `choices` for which pipelines finish together.
 
@@ -287,11 +260,7 @@ class Predictor:
         microbatches.
     """
     whole = [p for p in pipelines if not p.vacant]
-    return self.step_time(
-        [p.partition for p in whole],
-        self.split(whole),
-        [p.roles for p in whole],
-    )
+    return self.step_time([p.partition for p in whole], self.split(whole), [p.roles for p in whole])
 
   def plan(
       self, partition: Partition, num_microbatches: int, roles: Roles
@@ -304,9 +273,7 @@ class Predictor:
         in_flight=scheduler.one_f_one_b_bounds(roles.num_stages),
     )
 
-  def redundant_costs(
-      self, partition: Partition, num_microbatches: int
-  ) -> costs_lib.StageCosts:
+  def redundant_costs(self, partition: Partition, num_microbatches: int) -> costs_lib.StageCosts:
     """Returns costs of the stages of a new pipeline, for redundant passes.
 
     They include the copies of residuals to where `residuals.place` puts them.
@@ -321,8 +288,7 @@ class Predictor:
     if self._memory_limit_bytes is not None:
       most = self._memory_limit_bytes
       free_bytes = [
-          most - self._held_bytes(partition, stage)
-          for stage in base.stages(partition.num_stages)
+          most - self._held_bytes(partition, stage) for stage in base.stages(partition.num_stages)
       ]
     return residuals_lib.place(
         *(self.profile, partition, costs),
@@ -354,9 +320,7 @@ class Predictor:
 
 
 def _span_ms(
-    owners: Sequence[base.NodeId],
-    costs: costs_lib.StageCosts,
-    num_microbatches: int,
+    owners: Sequence[base.NodeId], costs: costs_lib.StageCosts, num_microbatches: int
 ) -> float:
   """Returns the time of a pipeline's own passes."""
   bounds = scheduler.one_f_one_b_bounds(len(owners))

@@ -55,11 +55,7 @@ class Communication:
   inner_bytes_per_ms: float = math.inf
 
   def __post_init__(self) -> None:
-    for name, allowed in (
-        ("reduction", REDUCTIONS),
-        ("overlap", OVERLAPS),
-        ("duplex", DUPLEXES),
-    ):
+    for name, allowed in (("reduction", REDUCTIONS), ("overlap", OVERLAPS), ("duplex", DUPLEXES)):
       if getattr(self, name) not in allowed:
         raise ValueError(base.suggest(getattr(self, name), allowed, what=name))
     if self.gpus_per_node < 1 or not self.inner_bytes_per_ms > 0:
@@ -69,12 +65,7 @@ class Communication:
       )
 
   def reduce_ms(
-      self,
-      profile: cost_model.Profile,
-      num_bytes: int,
-      *,
-      num_pipelines: int,
-      num_shares: int,
+      self, profile: cost_model.Profile, num_bytes: int, *, num_pipelines: int, num_shares: int
   ) -> float:
     """Returns the time to sum `num_bytes` of gradients over all shares."""
     inner = 2 * (self.gpus_per_node - 1) / self.gpus_per_node
@@ -123,9 +114,7 @@ class Communication:
     return tuple(ends)
 
   def exposed_ms(
-      self,
-      stages: Sequence[Sequence[cost_model.LayerCost]],
-      sum_ms: Sequence[float],
+      self, stages: Sequence[Sequence[cost_model.LayerCost]], sum_ms: Sequence[float]
   ) -> float:
     """Returns for how long sums last after the last pass of all stages.
 
@@ -203,19 +192,13 @@ def predict_step_time(
       compute the update, or the updated "state"; None without replicas.
   """
   stages = stages_lib.layers_by_stage(profile, partition)
-  sum_ms = communication.sum_ms(
-      profile,
-      stages,
-      num_pipelines=num_pipelines,
-      num_shares=num_shares,
-  )
+  sum_ms = communication.sum_ms(profile, stages, num_pipelines=num_pipelines, num_shares=num_shares)
   scalar_ms = profile.reduce_latency_ms if partition.num_stages > 1 else 0.0
   return StepTime(
       compute_ms=compute_ms,
       ties_ms=num_shares // num_pipelines * _ties_ms(profile, partition),
       reduce_ms=communication.exposed_ms(stages, sum_ms),
-      norm_ms=max(sum(c.norm_ms for c in stage) for stage in stages)
-      + scalar_ms,
+      norm_ms=max(sum(c.norm_ms for c in stage) for stage in stages) + scalar_ms,
       refresh_ms=_refresh_ms(profile, stages, refresh, communication),
       vote_ms=profile.vote_ms,
       update_ms=_update_ms(stages, refresh),
@@ -233,10 +216,7 @@ def _refresh_ms(
     return 0.0
   sent_ms = [
       profile.transfer_ms(
-          sum(
-              c.gradient_bytes + (c.slot_bytes if refresh == "state" else 0)
-              for c in stage
-          )
+          sum(c.gradient_bytes + (c.slot_bytes if refresh == "state" else 0) for c in stage)
       )
       for stage in stages
   ]
@@ -246,26 +226,17 @@ def _refresh_ms(
   )
 
 
-def _update_ms(
-    stages: Sequence[Sequence[cost_model.LayerCost]], refresh: str | None
-) -> float:
+def _update_ms(stages: Sequence[Sequence[cost_model.LayerCost]], refresh: str | None) -> float:
   """Returns the time of the updates of a node: of its stage and its replica."""
   own_ms = [sum(c.update_ms for c in stage) for stage in stages]
   if refresh != "gradient" or len(stages) == 1:
     return max(own_ms)
-  return max(
-      a + b for a, b in zip(own_ms, own_ms[1:] + own_ms[:1], strict=True)
-  )
+  return max(a + b for a, b in zip(own_ms, own_ms[1:] + own_ms[:1], strict=True))
 
 
-def _ties_ms(
-    profile: cost_model.Profile, partition: partition_lib.Partition
-) -> float:
+def _ties_ms(profile: cost_model.Profile, partition: partition_lib.Partition) -> float:
   """Returns the time to sum tied gradients: to the owner and back."""
-  stage_of = {
-      layer.name: partition.stage_of(i)
-      for i, layer in enumerate(profile.layers)
-  }
+  stage_of = {layer.name: partition.stage_of(i) for i, layer in enumerate(profile.layers)}
   return sum(
       2 * profile.transfer_ms(tie.tied_bytes)
       for tie in profile.ties

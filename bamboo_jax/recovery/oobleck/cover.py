@@ -63,9 +63,7 @@ class Coverer:
 
     Each pipeline needs a microbatch, and a template.
     """
-    most = min(
-        num_nodes // self.templates.min_nodes, self.predictor.most_pipelines
-    )
+    most = min(num_nodes // self.templates.min_nodes, self.predictor.most_pipelines)
     # If it is 0, `best` says why.
     return min(num_nodes, most * self.templates.max_nodes) or num_nodes
 
@@ -100,9 +98,7 @@ class Coverer:
       )
     search = _Search(templates, self.predictor)
     most = min(most_pipelines, num_nodes // templates.min_nodes)
-    numbers = sorted(
-        range(fewest, most + 1), key=lambda n: search.guess_ms(num_nodes, n)
-    )
+    numbers = sorted(range(fewest, most + 1), key=lambda n: search.guess_ms(num_nodes, n))
     # Only a bound; `run` finds this cover again.
     search.bound_by(batch_split.split_evenly(num_nodes, numbers[0]))
     for num_pipelines in numbers:  # The most promising first, to prune early.
@@ -131,9 +127,7 @@ class Coverer:
 class _Search:
 
   def __init__(
-      self,
-      templates: templates_lib.PipelineTemplates,
-      predictor: predictor_lib.Predictor,
+      self, templates: templates_lib.PipelineTemplates, predictor: predictor_lib.Predictor
   ) -> None:
     self._templates = templates
     self._predictor = predictor
@@ -168,9 +162,7 @@ class _Search:
       if total_ms == self._best_ms and len(self.covers) < _MAX_TIES:
         self.covers.append(cover)
 
-  def _sizes(
-      self, chosen: tuple[int, ...], left: int, num_more: int
-  ) -> Iterator[tuple[int, ...]]:
+  def _sizes(self, chosen: tuple[int, ...], left: int, num_more: int) -> Iterator[tuple[int, ...]]:
     if not num_more:
       yield chosen
       return
@@ -184,9 +176,7 @@ class _Search:
       if self._may_be_best(longer, left - size, num_more - 1):
         yield from self._sizes(longer, left - size, num_more - 1)
 
-  def _may_be_best(
-      self, chosen: tuple[int, ...], left: int, num_more: int
-  ) -> bool:
+  def _may_be_best(self, chosen: tuple[int, ...], left: int, num_more: int) -> bool:
     """Returns whether all microbatches may be done within the best time.
 
     A bound: the phases after the passes take at least as long as with the
@@ -208,8 +198,7 @@ class _Search:
   def _other_ms(self, sizes: frozenset[int], num_pipelines: int) -> float:
     partitions = [self._templates.of(size).partition for size in sizes]
     return predictor_lib.slowest(
-        self._predictor.other_phases(p, num_pipelines=num_pipelines)
-        for p in partitions
+        self._predictor.other_phases(p, num_pipelines=num_pipelines) for p in partitions
     ).total_ms
 
   def _most_done(self, size: int, limit_ms: float) -> int:

@@ -50,9 +50,7 @@ class PipelineTemplates:
   def __post_init__(self) -> None:
     sizes = [t.num_nodes for t in self.templates]
     if not sizes or sizes != list(range(sizes[0], sizes[0] + len(sizes))):
-      raise ValueError(
-          f"templates must be for consecutive numbers of nodes, got {sizes}."
-      )
+      raise ValueError(f"templates must be for consecutive numbers of nodes, got {sizes}.")
     needed = needed_max_nodes(sizes[0], num_failures=self.num_failures)
     if sizes[-1] < needed:
       raise base.InfeasibleError(
@@ -84,8 +82,7 @@ class PipelineTemplates:
     """Returns the template for `num_nodes`, from `min_nodes` to `max_nodes`."""
     if not self.min_nodes <= num_nodes <= self.max_nodes:
       raise ValueError(
-          f"num_nodes must be from {self.min_nodes} to {self.max_nodes}, got "
-          f"{num_nodes}."
+          f"num_nodes must be from {self.min_nodes} to {self.max_nodes}, got " f"{num_nodes}."
       )
     return self.templates[num_nodes - self.min_nodes]
 
@@ -174,9 +171,7 @@ class _Splitter:
     )
 
   def split(self, num_nodes: int) -> Template:
-    partition = self._partition(
-        num_nodes, memory_limit_bytes=self.memory_limit_bytes
-    )
+    partition = self._partition(num_nodes, memory_limit_bytes=self.memory_limit_bytes)
     return Template(partition, self._stage_bytes(partition))
 
   def _least_bytes(self, num_nodes: int) -> int:
@@ -185,13 +180,9 @@ class _Splitter:
 
   def _in_flight(self, num_nodes: int) -> tuple[int, ...]:
     # Never more in flight than stages: that many microbatches are no bound.
-    return scheduler.in_flight_bounds(
-        "1f1b", num_nodes, self.num_microbatches or num_nodes
-    )
+    return scheduler.in_flight_bounds("1f1b", num_nodes, self.num_microbatches or num_nodes)
 
-  def _partition(
-      self, num_nodes: int, **options: Any
-  ) -> partition_lib.Partition:
+  def _partition(self, num_nodes: int, **options: Any) -> partition_lib.Partition:
     return partition_lib.split_layers(
         self.costs,
         num_stages=num_nodes,
@@ -202,9 +193,7 @@ class _Splitter:
 
   def _stage_bytes(self, partition: partition_lib.Partition) -> tuple[int, ...]:
     in_flight = self._in_flight(partition.num_stages)
-    model = model_lib.MemoryModel(
-        self.costs, in_flight=in_flight, **self.options
-    )
+    model = model_lib.MemoryModel(self.costs, in_flight=in_flight, **self.options)
     return tuple(
         model.total_bytes(stage, owned.start, owned.stop)
         for stage in base.stages(partition.num_stages)

@@ -58,8 +58,7 @@ def find(known: Known) -> dict[str, Any]:
   history, nodes = known.history, _find_nodes(known)
   status = known.run.status if known.run else {}
   recoveries = {
-      r["view"]: history_lib.find_recovery(r, known.kills)
-      for r in status.get("recoveries", ())
+      r["view"]: history_lib.find_recovery(r, known.kills) for r in status.get("recoveries", ())
   } | history.recoveries
   return {
       "head": _find_head(known),
@@ -90,16 +89,10 @@ def find_rows(
   last = max(steps, default=0)
   here = [r for rows in members.values() for r in rows if r.step == last]
   begin = min((r.at_secs for r in here), default=0.0)
-  measured = [
-      slot for r in here for slot in r.shifted(1e3 * (r.at_secs - begin))
-  ]
+  measured = [slot for r in here for slot in r.shifted(1e3 * (r.at_secs - begin))]
   return {
       "step": last or None,
-      "names": {
-          slot[0]: name
-          for name, rows in members.items()
-          for slot in rows[-1].slots[:1]
-      },
+      "names": {slot[0]: name for name, rows in members.items() for slot in rows[-1].slots[:1]},
       "planned": planned.slots if planned else [],
       "measured": measured,
       "deaths": [
@@ -119,9 +112,7 @@ def traced_rows(last: chrome_trace.TracedStep) -> dict[str, Any]:
       "names": {},
       "planned": rows_lib.pack(last.planned),
       "measured": [row for row in measured if row[2] != slot_lib.DEATH],
-      "deaths": [
-          [row[0], row[3]] for row in measured if row[2] == slot_lib.DEATH
-      ],
+      "deaths": [[row[0], row[3]] for row in measured if row[2] == slot_lib.DEATH],
   }
 
 
@@ -140,18 +131,14 @@ def _find_head(known: Known) -> dict[str, Any]:
   }
 
 
-def _find_metrics(
-    known: Known, nodes: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
+def _find_metrics(known: Known, nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   """Returns metrics of the last step, and dollars at the present rate."""
   told = known.run.status.get("metrics", {}) if known.run else {}
   last = known.history.last or told
   found = {
       name: value
       for name, value in last.items()
-      if isinstance(value, int | float)
-      and math.isfinite(value)
-      and name not in ("step", "view")
+      if isinstance(value, int | float) and math.isfinite(value) and name not in ("step", "view")
   }
   totals, price = known.history.totals, known.price
   if price is not None:
@@ -162,9 +149,7 @@ def _find_metrics(
       found["usd_per_hour"] = per_hour * totals.node_secs / totals.secs
     found["usd"] = per_hour * totals.node_secs / 3600
     if known.history.num_tokens:
-      found["usd_per_million_tokens"] = (
-          1e6 * found["usd"] / known.history.num_tokens
-      )
+      found["usd_per_million_tokens"] = 1e6 * found["usd"] / known.history.num_tokens
   return found
 
 
@@ -279,10 +264,7 @@ def _find_survival(run: status_lib.StoredRun | None) -> dict[str, Any] | None:
   standing = _find_standing(run)
   return {
       "text": standing.survival,
-      "zones": {
-          zone: standing.rungs.get(nodes)
-          for zone, nodes in _zones(run.view).items()
-      },
+      "zones": {zone: standing.rungs.get(nodes) for zone, nodes in _zones(run.view).items()},
   }
 
 
@@ -294,8 +276,5 @@ def _find_time(totals: ledger_lib.Totals) -> dict[str, Any]:
       "secs": totals.secs,
       "parts": dict(zip(account_lib.KINDS, totals.parts, strict=True)),
       "goodput_pct": 100 * node_time.goodput if node_time.total else None,
-      "badput_secs": {
-          name: getattr(node_time, kind)
-          for kind, name in account_lib.BADPUT.items()
-      },
+      "badput_secs": {name: getattr(node_time, kind) for kind, name in account_lib.BADPUT.items()},
   }

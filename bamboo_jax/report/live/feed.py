@@ -41,9 +41,7 @@ class Feed:
       kills: Mapping[base.NodeId, float] = history_lib.EMPTY,
   ) -> None:
     self._workdir, self._registry = workdir, registry
-    self._known = facts.Known(
-        name, history_lib.History(kills), actions=actions, kills=kills
-    )
+    self._known = facts.Known(name, history_lib.History(kills), actions=actions, kills=kills)
     self._log: jsonl.MetricsReader | None = None
     if workdir is not None:
       self._log = jsonl.MetricsReader(workdir / "metrics.jsonl")
@@ -92,8 +90,7 @@ class Feed:
     cost = config.get("cost", {})
     if cost != self._cost and cost.get("instance"):
       self._known.price = prices_lib.find_price(
-          cost["instance"],
-          **{name: cost.get(name) for name in ("prices", "region", "date")},
+          cost["instance"], **{name: cost.get(name) for name in ("prices", "region", "date")}
       )
     self._cost = cost
     self._known.market = cost.get("market", "spot")

@@ -16,9 +16,7 @@ _MOST_EVENTS = 200  # The last ones.
 EMPTY: Mapping[base.NodeId, float] = types.MappingProxyType({})
 
 
-def find_recovery(
-    line: Mapping[str, Any], kills: Mapping[base.NodeId, float]
-) -> dict[str, Any]:
+def find_recovery(line: Mapping[str, Any], kills: Mapping[base.NodeId, float]) -> dict[str, Any]:
   """Returns durations and a sentence of a `durations.RecoveryTimes`.
 
   `kills` is as in `durations.report`.
@@ -116,7 +114,5 @@ class History:
         self._note(line, f"{line['event']}: {line['reason']}")
 
   def _note(self, line: jsonl.Line, text: str) -> None:
-    self.events.append(
-        {"step": line["step"], "kind": line["event"], "text": text}
-    )
+    self.events.append({"step": line["step"], "kind": line["event"], "text": text})
     del self.events[:-_MOST_EVENTS]

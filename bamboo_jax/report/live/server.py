@@ -41,9 +41,7 @@ def make_token(secret: str) -> str:
   return hashlib.sha256(f"page {secret}".encode()).hexdigest()[:32]
 
 
-def start(
-    read: Read, *, token: str, port: int = 0, act: Act | None = None
-) -> str:
+def start(read: Read, *, token: str, port: int = 0, act: Act | None = None) -> str:
   """Serves the page from now on, in a daemon thread; returns its address.
 
   Args:
@@ -84,9 +82,7 @@ def start(
 
 def _make_protocol() -> type:
   """Returns the protocol of a connection; idle ones use up no files."""
-  h11 = extras.load(
-      "uvicorn.protocols.http.h11_impl", extra="page", what="A page"
-  )
+  h11 = extras.load("uvicorn.protocols.http.h11_impl", extra="page", what="A page")
   opened: dict[Any, None] = {}  # The oldest first.
 
   class Protocol(h11.H11Protocol):  # type: ignore[misc,name-defined]
@@ -121,9 +117,7 @@ class _Latest:
     async with self._reading:
       if time.monotonic() >= self._at_secs + _PAUSE_SECS:
         try:
-          self._value = await asyncio.wrap_future(
-              threads.call_beside(self._read, name="page")
-          )
+          self._value = await asyncio.wrap_future(threads.call_beside(self._read, name="page"))
         except (OSError, ValueError) as error:  # The store may be away.
           head = {**self._value.get("head", {}), "reason": str(error)}
           self._value = {**self._value, "head": head}
@@ -131,9 +125,7 @@ class _Latest:
       return self._value
 
 
-async def stream(
-    get: Callable[[], Any], pause_secs: float = _PAUSE_SECS
-) -> AsyncIterator[str]:
+async def stream(get: Callable[[], Any], pause_secs: float = _PAUSE_SECS) -> AsyncIterator[str]:
   """Yields the changed entries of a value as events, endlessly."""
   sent: dict[str, Any] = {}
   sent_secs: dict[str, float] = {}
@@ -153,18 +145,14 @@ async def stream(
 
 
 def _make_app(latest: _Latest, *, token: str, act: Act | None) -> Any:
-  applications = extras.load(
-      "starlette.applications", extra="page", what="A page"
-  )
+  applications = extras.load("starlette.applications", extra="page", what="A page")
   responses = extras.load("starlette.responses", extra="page", what="A page")
   routing = extras.load("starlette.routing", extra="page", what="A page")
   text = responses.PlainTextResponse
 
   def guarded(answer: Callable[[Any], Any]) -> Callable[[Any], Any]:
     async def check(request: Any) -> Any:
-      given = request.headers.get("x-token") or request.query_params.get(
-          "token", ""
-      )
+      given = request.headers.get("x-token") or request.query_params.get("token", "")
       if not hmac.compare_digest(given.encode(), token.encode()):
         return text("Wrong token: open the address that the run printed.", 403)
       return await answer(request)
@@ -179,9 +167,7 @@ def _make_app(latest: _Latest, *, token: str, act: Act | None) -> Any:
 
   async def events(request: Any) -> Any:
     return responses.StreamingResponse(
-        stream(latest.get),
-        media_type="text/event-stream",
-        headers={"Cache-Control": "no-store"},
+        stream(latest.get), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
     )
 
   async def carry_out(request: Any) -> Any:
@@ -190,9 +176,7 @@ def _make_app(latest: _Latest, *, token: str, act: Act | None) -> Any:
     try:
       asked = await request.json()
       kind, node = str(asked["kind"]), str(asked["node"])
-      await asyncio.wrap_future(
-          threads.call_beside(act, kind, node, name="page")
-      )
+      await asyncio.wrap_future(threads.call_beside(act, kind, node, name="page"))
     except (ValueError, KeyError, TypeError) as error:
       return text(f"{error}", 400)
     return text("")

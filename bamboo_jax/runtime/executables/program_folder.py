@@ -39,11 +39,7 @@ class ProgramFolder:
   """Entries by key; thread-safe, and never raises `OSError`."""
 
   def __init__(
-      self,
-      path: str | os.PathLike[str],
-      *,
-      limit_bytes: int = 2**30,
-      wait_secs: float = 20.0,
+      self, path: str | os.PathLike[str], *, limit_bytes: int = 2**30, wait_secs: float = 20.0
   ) -> None:
     """Creates the folder if it is missing.
 

@@ -32,9 +32,7 @@ class ProgramStore:
     self._programs: dict[str, bytes] = {}
     self._lock = threading.Lock()
     self._load_lock = threading.Lock()
-    self._locks = collections.defaultdict[str, threading.Lock](
-        threading.Lock
-    )  # By key.
+    self._locks = collections.defaultdict[str, threading.Lock](threading.Lock)  # By key.
 
   @functools.cached_property
   def _host(self) -> str:  # JAX has its devices by now.
@@ -56,9 +54,7 @@ class ProgramStore:
         found = self.folder.read(key)  # Written by the previous holder.
         return self._take(key, compilation, found)
 
-  def _take(
-      self, key: str, compilation: compat.Compilation, found: bytes | None
-  ) -> Any:
+  def _take(self, key: str, compilation: compat.Compilation, found: bytes | None) -> Any:
     """Loads `found`, the entry of the folder; compiles if it is None."""
     if self.folder is None or found is None:
       return self._compile(key, compilation)

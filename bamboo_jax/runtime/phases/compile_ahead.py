@@ -53,10 +53,7 @@ def compile_jobs(
     more: The jobs of the executor, see `executor.Executor.jobs`.
   """
   jobs = _program_jobs(engine, engine.owners, engine.shadows, evaluate=evaluate)
-  jobs += [
-      functools.partial(reduce.compile_ties, engine, node)
-      for node in engine.nodes.values()
-  ]
+  jobs += [functools.partial(reduce.compile_ties, engine, node) for node in engine.nodes.values()]
   for owners, lines in ((engine.owners, engine.lines), *_deaths(engine)):
     jobs += [*_sum_jobs(engine, owners, lines), *more(lines)]
   return jobs
@@ -71,16 +68,10 @@ def compile_jobs_of(
     more: MoreJobs = _no_more,
 ) -> list[Job]:
   """Returns the jobs of the programs and sums that given roles need."""
-  return [
-      *_program_jobs(engine, owners, shadows),
-      *_sum_jobs(engine, owners, lines),
-      *more(lines),
-  ]
+  return [*_program_jobs(engine, owners, shadows), *_sum_jobs(engine, owners, lines), *more(lines)]
 
 
-def compile_jobs_of_spare(
-    engine: engine_lib.Engine, node: base.NodeId
-) -> list[Job]:
+def compile_jobs_of_spare(engine: engine_lib.Engine, node: base.NodeId) -> list[Job]:
   """Returns the jobs of all programs that a local node needs in any role."""
   stages = base.stages(len(engine.specs))
   owned = _program_jobs(engine, [[node] * len(stages)], [{}])
@@ -89,11 +80,7 @@ def compile_jobs_of_spare(
 
 
 def _program_jobs(
-    engine: engine_lib.Engine,
-    owners: Owners,
-    shadows: Shadows,
-    *,
-    evaluate: bool = False,
+    engine: engine_lib.Engine, owners: Owners, shadows: Shadows, *, evaluate: bool = False
 ) -> list[Job]:
   jobs: list[Job] = []
   for row, holders in zip(owners, shadows, strict=True):
@@ -112,9 +99,7 @@ def _program_jobs(
       jobs.append(functools.partial(programs.compile, names))
       if engine.num_shares > 1:
         jobs += [
-            functools.partial(
-                engine.programs.get_add, unit, engine.devices[node]
-            )
+            functools.partial(engine.programs.get_add, unit, engine.devices[node])
             for unit in spec.units
         ]
       if len(owners) > 1 or holders:  # Fingerprints of copies are compared.
@@ -122,9 +107,7 @@ def _program_jobs(
   return jobs
 
 
-def _sum_jobs(
-    engine: engine_lib.Engine, owners: Owners, lines: engine_lib.Lines
-) -> list[Job]:
+def _sum_jobs(engine: engine_lib.Engine, owners: Owners, lines: engine_lib.Lines) -> list[Job]:
   """Returns the jobs of sums over several processes."""
   return [
       functools.partial(reduce.get_exchanged_sum, engine, channel)
@@ -152,42 +135,32 @@ def find_partners(engine: engine_lib.Engine) -> list[base.NodeId]:
 
 
 def find_groups(
-    engine: engine_lib.Engine,
-    owners: Owners,
-    shadows: Shadows,
-    lines: engine_lib.Lines,
+    engine: engine_lib.Engine, owners: Owners, shadows: Shadows, lines: engine_lib.Lines
 ) -> set[frozenset[base.NodeId]]:
   """Returns the groups of nodes that exchange values in given roles."""
   rows = [row for row, _ in lines]
   groups: list[Iterable[base.NodeId]] = []
   groups += [pair for row in rows for pair in itertools.pairwise(row)]
-  groups += [
-      [row[c.stage] for c in group] for row in rows for group in engine.ties
-  ]
+  groups += [[row[c.stage] for c in group] for row in rows for group in engine.ties]
   for row, holders in zip(owners, shadows, strict=True):
     groups += [(row[stage], node) for stage, node in holders.items()]
   groups += zip(*rows, *owners, strict=True)  # Sums, by stage.
   return {frozenset(group) for group in groups}
 
 
-def survivable_deaths(
-    owners: Owners, shadows: Shadows
-) -> Iterator[list[tuple[base.NodeId, ...]]]:
+def survivable_deaths(owners: Owners, shadows: Shadows) -> Iterator[list[tuple[base.NodeId, ...]]]:
   """Yields the owners after the death of each node that has shadows."""
   for pipeline, holders in enumerate(shadows):
     row = owners[pipeline]
     for victim in sorted({row[stage] for stage in holders}):
       after = [tuple(r) for r in owners]
       after[pipeline] = tuple(
-          holders.get(stage, node) if node == victim else node
-          for stage, node in base.by_stage(row)
+          holders.get(stage, node) if node == victim else node for stage, node in base.by_stage(row)
       )
       yield after
 
 
-def _deaths(
-    engine: engine_lib.Engine,
-) -> Iterator[tuple[Owners, engine_lib.Lines]]:
+def _deaths(engine: engine_lib.Engine) -> Iterator[tuple[Owners, engine_lib.Lines]]:
   """Yields owners and lines after each survivable death; shares stay."""
   for owners in survivable_deaths(engine.owners, engine.shadows):
     lines = zip(owners, engine.shares, strict=True)

@@ -80,9 +80,7 @@ def _tie_group(
   # All nodes walk one order, so none waits in a circle.
   for copy, source, destination in _transfers(group, row):
     if nodes.keys() & {source, destination}:
-      link = engine.links.get(
-          channel_lib.Channel("tie", (source, destination), copy)
-      )
+      link = engine.links.get(channel_lib.Channel("tie", (source, destination), copy))
       if source in nodes:
         link.send(parts[source, copy])
       if destination in nodes:
@@ -92,9 +90,7 @@ def _tie_group(
       grads = held[copy.stage, share].grads
       total = ordered_sum.add([parts[node, c] for c in group])
       layer = {**grads[copy.layer], copy.param: total}
-      held[copy.stage, share] = held[copy.stage, share].replace(
-          grads={**grads, copy.layer: layer}
-      )
+      held[copy.stage, share] = held[copy.stage, share].replace(grads={**grads, copy.layer: layer})
   return held
 
 
@@ -172,8 +168,7 @@ def reduce(engine: engine_lib.Engine) -> None:
       sums = [_add(engine, channel, held) for channel in channels]
       units = engine.specs[stage].units
       totals[stage] = {
-          device: spec_lib.from_units([s[device] for s in sums], units)
-          for device in sums[0]
+          device: spec_lib.from_units([s[device] for s in sums], units) for device in sums[0]
       }
   engine.results.totals = totals
 
@@ -217,9 +212,7 @@ def _add_here(
   return total
 
 
-def owned_totals(
-    engine: engine_lib.Engine,
-) -> dict[engine_lib.StageOnNode, spec_lib.Accumulator]:
+def owned_totals(engine: engine_lib.Engine) -> dict[engine_lib.StageOnNode, spec_lib.Accumulator]:
   """Returns the sums by stage and local owner, where they are present.
 
   A node that became the owner after the sum has the sum that `refresh` sent it.
@@ -257,15 +250,11 @@ def loss(engine: engine_lib.Engine) -> np.ndarray:
   return np.asarray(total.loss, np.float64)
 
 
-def _unit_of(
-    engine: engine_lib.Engine, channel: channel_lib.Channel
-) -> spec_lib.StageSpec:
+def _unit_of(engine: engine_lib.Engine, channel: channel_lib.Channel) -> spec_lib.StageSpec:
   return engine.specs[channel.stage].units[channel.unit]
 
 
-def _local_owner(
-    engine: engine_lib.Engine, stage: base.StageId
-) -> node_lib.Node | None:
+def _local_owner(engine: engine_lib.Engine, stage: base.StageId) -> node_lib.Node | None:
   nodes = engine.nodes
   local = (nodes[r[stage]] for r in engine.owners if r[stage] in nodes)
   return next(local, None)

@@ -38,9 +38,7 @@ def take_prints(engine: engine_lib.Engine, steps: base.StepId) -> Prints:
   return Prints(steps, nodes)
 
 
-def compare(
-    said: Iterable[Prints], specs: Sequence[spec_lib.StageSpec]
-) -> None:
+def compare(said: Iterable[Prints], specs: Sequence[spec_lib.StageSpec]) -> None:
   """Compares all copies of each layer: owners, replicas, in all pipelines.
 
   Args:

@@ -48,9 +48,7 @@ def refresh(engine: engine_lib.Engine, scale: float) -> int:
         continue
       units, parts = engine.specs[stage].units, []
       for number, unit in enumerate(units):
-        link = engine.links.get(
-            channel_lib.Channel("refresh", (owner, shadow), (stage, number))
-        )
+        link = engine.links.get(channel_lib.Channel("refresh", (owner, shadow), (stage, number)))
         if owner in nodes:
           part = spec_lib.to_unit(values[stage, owner], unit)
           if sends_state:
@@ -84,9 +82,7 @@ def apply(engine: engine_lib.Engine, scale: float) -> None:
     for stage in list(node.state):
       state = proposed.pop((stage, number), None)
       if state is None:
-        state = _update_stage(
-            engine, node, stage, totals[stage, number], scale=scale
-        )
+        state = _update_stage(engine, node, stage, totals[stage, number], scale=scale)
       node.state[stage] = state
       is_replica = any(s.get(stage) == number for s in engine.shadows)
       if is_replica and engine.replicas.slots == "host":
@@ -112,8 +108,5 @@ def _update_stage(
   state = node.with_slots(stage, "device")
   scalars = (np.float32(scale), np.float32(engine.num_microbatches))
   return node.programs[stage].update(
-      state,
-      total,
-      *jax.device_put(scalars, places.whole(node.device)),
-      donate=donate,
+      state, total, *jax.device_put(scalars, places.whole(node.device)), donate=donate
   )

@@ -18,10 +18,7 @@ _of_process: dict[str, cost_model.Profile] = {}
 
 
 def get(
-    subject: str,
-    make: Callable[[], cost_model.Profile],
-    *,
-    on_disk: bool,
+    subject: str, make: Callable[[], cost_model.Profile], *, on_disk: bool
 ) -> cost_model.Profile:
   """Returns the estimate of `subject`; calls `make` on a miss.
 
@@ -37,9 +34,7 @@ def get(
 
 
 def _share(
-    folder: program_store.folder_lib.ProgramFolder,
-    key: str,
-    make: Callable[[], cost_model.Profile],
+    folder: program_store.folder_lib.ProgramFolder, key: str, make: Callable[[], cost_model.Profile]
 ) -> cost_model.Profile:
   with folder.claim(key):
     text = folder.read(key)

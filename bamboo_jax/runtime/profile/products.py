@@ -156,8 +156,7 @@ def _score_bytes(tree: base.PyTree) -> int:
 def _is_fused(jaxpr: Jaxpr) -> bool:
   """Returns whether a program calls cuDNN's attention."""
   return any(
-      eqn.primitive.name in cudnn.PRIMITIVES
-      or any(map(_is_fused, _inner(eqn.params)))
+      eqn.primitive.name in cudnn.PRIMITIVES or any(map(_is_fused, _inner(eqn.params)))
       for eqn in jaxpr.eqns
   )
 

@@ -113,9 +113,7 @@ def estimate(
         forward = programs.traced("forward").jaxpr
         working = max(working, products.largest_product(forward))
       seen[unit.kind] = _with_memory(
-          _estimate_layers(unit, rates),
-          residual_bytes=kept,
-          working_bytes=working,
+          _estimate_layers(unit, rates), residual_bytes=kept, working_bytes=working
       )
     layers += _layer_costs(spec, unit, seen[unit.kind])
   return _make_profile(
@@ -142,9 +140,7 @@ def _make_profile(
   for layer in spec.layers:
     for tie in layer.trained_ties:
       shared = spec.state.params[layer.name][tie.param]
-      ties.append(
-          cost_model.TieCost(tie.layer, layer.name, spec_lib.nbytes(shared))
-      )
+      ties.append(cost_model.TieCost(tie.layer, layer.name, spec_lib.nbytes(shared)))
   return cost_model.Profile(
       layers=tuple(layers),
       link_latency_ms=link.latency_ms,
@@ -156,16 +152,11 @@ def _make_profile(
   )
 
 
-def fingerprint_of(
-    spec: spec_lib.StageSpec, *, device: jax.Device
-) -> dict[str, Any]:
+def fingerprint_of(spec: spec_lib.StageSpec, *, device: jax.Device) -> dict[str, Any]:
   """Returns everything that a profile depends on, as plain values."""
   return {
       "model": spec.model.fingerprint,
-      "batch": {
-          key: [str(np.dtype(a.dtype)), *a.shape]
-          for key, a in sorted(spec.batch.items())
-      },
+      "batch": {key: [str(np.dtype(a.dtype)), *a.shape] for key, a in sorted(spec.batch.items())},
       "remat": spec.remat,
       "unit": spec.unit,
       "prng": spec.prng,
@@ -219,9 +210,7 @@ def _deal(whole: _Number, weights: Sequence[float]) -> list[_Number]:
 
 
 def _layer_costs(
-    spec: spec_lib.StageSpec,
-    unit: spec_lib.StageSpec,
-    costs: Sequence[_Costs],
+    spec: spec_lib.StageSpec, unit: spec_lib.StageSpec, costs: Sequence[_Costs]
 ) -> list[cost_model.LayerCost]:
   if spec.leaves_out(unit):
     costs = [cost._replace(redundant_ms=0.0) for cost in costs]
@@ -304,18 +293,13 @@ def _time_unit(
   redundant_ms = [run("redundant", *args)[0] for _ in range(num_repeats + 2)]
   times = (forward_ms, backward_ms, update_ms, norm_ms, redundant_ms)
   medians = [max(0.0, statistics.median(ms[2:]) - idle) for ms in times]
-  analyses = [
-      programs[name, device].memory_analysis()
-      for name in ("forward", "backward")
-  ]
+  analyses = [programs[name, device].memory_analysis() for name in ("forward", "backward")]
   working_bytes = max(int(a.temp_size_in_bytes) if a else 0 for a in analyses)
   kept, copied = _residual_bytes(programs), programs.copy_bytes
   return _Costs._make((*medians, kept, working_bytes, copied))
 
 
-def _estimate_layers(
-    unit: spec_lib.StageSpec, rates: roofline_lib.Rates
-) -> list[_Costs]:
+def _estimate_layers(unit: spec_lib.StageSpec, rates: roofline_lib.Rates) -> list[_Costs]:
   """Returns the costs of the layers of a unit, each compiled alone."""
   costs = []
   for layer in unit.single_layers:

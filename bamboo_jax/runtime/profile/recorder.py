@@ -40,9 +40,7 @@ class Recorder:
     self._watches: dict[base.NodeId, _Watch] = {}
     self._forgotten: list[_Watch] = []
 
-  def add(
-      self, node: base.NodeId, instruction: Instruction, result: Any
-  ) -> None:
+  def add(self, node: base.NodeId, instruction: Instruction, result: Any) -> None:
     """Records `instruction`, which ends when `result` is ready.
 
     `result` must never be donated.
@@ -103,9 +101,7 @@ class _Watch:
     self._measured: list[MeasuredInstruction] = []
     self.round = 0  # Counts calls of `Recorder.forgive`.
     self._error: tuple[int, Exception] | None = None
-    self.thread = threading.Thread(
-        target=self._watch, name=f"watch-{node}", daemon=True
-    )
+    self.thread = threading.Thread(target=self._watch, name=f"watch-{node}", daemon=True)
     self.thread.start()
 
   def add(self, instruction: Instruction, result: Any) -> None:
@@ -135,9 +131,7 @@ class _Watch:
         start = max(last, dispatched)
         if isinstance(result, node_lib.Paced):
           start, end = result.start_secs, result.end_secs
-        self._measured.append(
-            MeasuredInstruction(self._node, instruction, start, end)
-        )
+        self._measured.append(MeasuredInstruction(self._node, instruction, start, end))
         last = end
       except Exception as error:  # Raised by `wait`, unless the node died.
         # An error of an older round was forgiven.

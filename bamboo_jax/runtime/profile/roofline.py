@@ -49,9 +49,7 @@ class Roofline:
   is_float32: bool
 
   @classmethod
-  def of(
-      cls, spec: spec_lib.StageSpec, machine: machines.Machine
-  ) -> "Roofline":
+  def of(cls, spec: spec_lib.StageSpec, machine: machines.Machine) -> "Roofline":
     """Returns the roofline for a model."""
     return cls(machine, is_float32=not spec.is_mixed)
 
@@ -112,10 +110,7 @@ class Counted(NamedTuple):
 
 Rates = Counted | Roofline
 # Assumed, by platform.
-_COUNTED = {
-    "cpu": Counted(5e7, 1e7, 1e7),
-    "gpu": Counted(2e11, 2e9, 2.5e7),
-}
+_COUNTED = {"cpu": Counted(5e7, 1e7, 1e7), "gpu": Counted(2e11, 2e9, 2.5e7)}
 
 
 def find_rates(platform: str) -> Counted:
@@ -158,8 +153,7 @@ def on_mesh(
     return dataclasses.replace(
         cost,
         forward_ms=forward_ms,
-        backward_ms=max(cost.backward_ms / share, gather_ms + scatter_ms)
-        + sum_ms,
+        backward_ms=max(cost.backward_ms / share, gather_ms + scatter_ms) + sum_ms,
         update_ms=cost.update_ms / share,
         norm_ms=cost.norm_ms / share,
         redundant_ms=copy_ms and forward_ms + copy_ms / (data * tensor),

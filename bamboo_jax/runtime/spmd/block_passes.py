@@ -32,10 +32,7 @@ class BlockPasses:
   """
 
   def __init__(
-      self,
-      spec: spec_lib.StageSpec,
-      layout: layout_lib.BlockLayout,
-      params: dict[str, base.PyTree],
+      self, spec: spec_lib.StageSpec, layout: layout_lib.BlockLayout, params: dict[str, base.PyTree]
   ) -> None:
     self._spec, self._params = spec, params
     self._layout = layout
@@ -64,10 +61,7 @@ class BlockPasses:
           *(inputs, data, first + i * self._layout.blocks.period),
       )
       put = lambda buffer, value: buffers_lib.put(buffer, value, p.residual, i)
-      kept = kept.replace(
-          residuals=put(kept.residuals, residuals),
-          inputs=put(kept.inputs, inputs),
-      )
+      kept = kept.replace(residuals=put(kept.residuals, residuals), inputs=put(kept.inputs, inputs))
       # A pass that is run again adds no statistics.
       found = jax.tree.map(lambda a: jnp.where(p.counts > 0, a, 0), found)
       return outputs, kept, buffers_lib.add(stats, found, p.hold, i)
@@ -94,9 +88,7 @@ class BlockPasses:
     def run(j: jax.Array, carry: base.PyTree) -> base.PyTree:
       (grad, grads), i = carry, last - j
       block = buffers_lib.read(blocks, p.hold, i)
-      start, residuals = buffers_lib.read(
-          (kept.inputs, kept.residuals), p.residual, i
-      )
+      start, residuals = buffers_lib.read((kept.inputs, kept.residuals), p.residual, i)
       params = functions.widen([params for params, _ in block])
       assert self._join_vjp is not None, "Set by the forward pass."
       found, grad = self._join_vjp((params, start), residuals)(grad)
@@ -114,9 +106,7 @@ class BlockPasses:
     """Returns the shapes of the values kept in one slot."""
     key = jax.eval_shape(lambda: jax.random.key(0, impl=self._spec.prng))
     data = (dict(self._spec.batch), key)
-    _, residuals, _ = jax.eval_shape(
-        self._forward, self.shapes(), activation, data, 0
-    )
+    _, residuals, _ = jax.eval_shape(self._forward, self.shapes(), activation, data, 0)
     repeat = lambda tree: buffers_lib.repeat(tree, self._layout.max_count)
     return buffers_lib.Kept(repeat(residuals), repeat(activation), activation)
 
@@ -137,9 +127,7 @@ class BlockPasses:
     # With rematerialisation the key is a residual, so it is passed as raw data.
     bits = jax.random.key_data(key)
 
-    def apply(
-        params: list[base.PyTree], inputs: base.PyTree
-    ) -> tuple[base.PyTree, base.PyTree]:
+    def apply(params: list[base.PyTree], inputs: base.PyTree) -> tuple[base.PyTree, base.PyTree]:
       key, stats = jax.random.wrap_key_data(bits, impl=self._spec.prng), []
       for j, layer in enumerate(layers):
         inputs, new_stats = layer.apply(

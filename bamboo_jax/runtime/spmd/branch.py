@@ -17,10 +17,7 @@ U = TypeVar("U")
 
 
 def run_if(
-    predicate: bool | jax.Array,
-    run: Callable[[T, U], T],
-    carry: T,
-    inputs: U,
+    predicate: bool | jax.Array, run: Callable[[T, U], T], carry: T, inputs: U
 ) -> tuple[T, U]:
   """Returns `run(carry, inputs)` if `predicate` holds, else `carry`.
 

@@ -104,17 +104,13 @@ def put(buffer: base.PyTree, value: base.PyTree, *slots: Slot) -> base.PyTree:
 
 def write(buffer: base.PyTree, value: base.PyTree, slot: Slot) -> base.PyTree:
   """Returns the buffer with `value` in a slot; unchanged if it is -1."""
-  value = jax.tree.map(
-      lambda old, new: jnp.where(slot >= 0, new, old), read(buffer, slot), value
-  )
+  value = jax.tree.map(lambda old, new: jnp.where(slot >= 0, new, old), read(buffer, slot), value)
   return put(buffer, value, slot)  # With -1 some slot gets its own value again.
 
 
 def add(buffer: base.PyTree, value: base.PyTree, *slots: Slot) -> base.PyTree:
   """Returns the buffer with `value` added in a slot, in its dtype."""
-  total = jax.tree.map(
-      lambda t, v: t + v.astype(t.dtype), read(buffer, *slots), value
-  )
+  total = jax.tree.map(lambda t, v: t + v.astype(t.dtype), read(buffer, *slots), value)
   return put(buffer, total, *slots)
 
 
@@ -125,6 +121,4 @@ def zeros_like(shapes: base.PyTree) -> base.PyTree:
 
 def repeat(shapes: base.PyTree, *counts: int) -> base.PyTree:
   """Returns shapes with more leading dimensions."""
-  return jax.tree.map(
-      lambda a: jax.ShapeDtypeStruct((*counts, *a.shape), a.dtype), shapes
-  )
+  return jax.tree.map(lambda a: jax.ShapeDtypeStruct((*counts, *a.shape), a.dtype), shapes)

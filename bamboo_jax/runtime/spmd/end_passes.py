@@ -34,9 +34,7 @@ MicrobatchSums = buffers_lib.MicrobatchSums
 class EndPasses:
   """The passes of prologue and epilogue; `spec` is the whole model."""
 
-  def __init__(
-      self, spec: spec_lib.StageSpec, layout: layout_lib.BlockLayout
-  ) -> None:
+  def __init__(self, spec: spec_lib.StageSpec, layout: layout_lib.BlockLayout) -> None:
     self.spec, self.layout = spec, layout
     self._join_vjp: compat.JoinVjp | None = None  # Of the epilogue.
 
@@ -67,12 +65,7 @@ class EndPasses:
     return entered, sums.replace(end_stats=_add(sums.end_stats, found))
 
   def enter_backward(
-      self,
-      p: table_lib.Pass,
-      ends: Ends,
-      sums: MicrobatchSums,
-      data: Data,
-      grad: base.PyTree,
+      self, p: table_lib.Pass, ends: Ends, sums: MicrobatchSums, data: Data, grad: base.PyTree
   ) -> MicrobatchSums:
     """Returns `sums` with the gradients of the prologue added, in place.
 
@@ -85,9 +78,7 @@ class EndPasses:
     ) -> dict[str, base.PyTree]:
       grad, batch = inputs
       params, stats = self._split(ends, self.layout.prologue)
-      apply = lambda params: self._apply(
-          self.layout.prologue, params, stats, None, (batch, key)
-      )
+      apply = lambda params: self._apply(self.layout.prologue, params, stats, None, (batch, key))
       _, vjp, _ = jax.vjp(apply, params, has_aux=True)
       return _add(grads, vjp(grad)[0])
 
@@ -95,12 +86,7 @@ class EndPasses:
     return sums.replace(end_grads=grads)
 
   def leave(
-      self,
-      p: table_lib.Pass,
-      ends: Ends,
-      sums: MicrobatchSums,
-      kept: Kept,
-      data: Data,
+      self, p: table_lib.Pass, ends: Ends, sums: MicrobatchSums, kept: Kept, data: Data
   ) -> tuple[base.PyTree, MicrobatchSums]:
     """Runs the epilogue's backward pass on the last stage.
 
@@ -143,9 +129,7 @@ class EndPasses:
     head, _ = branch.run_if(self._is_last(p), run, kept.head, outputs)
     return kept.replace(head=head)
 
-  def head_shapes(
-      self, ends: Ends, activation: base.PyTree
-  ) -> buffers_lib.Head:
+  def head_shapes(self, ends: Ends, activation: base.PyTree) -> buffers_lib.Head:
     """Returns the shapes of the epilogue's residuals of one microbatch."""
     key = jax.eval_shape(lambda: jax.random.key(0, impl=self.spec.prng))
     data = (dict(self.spec.batch), key)
@@ -154,20 +138,14 @@ class EndPasses:
   def _is_last(self, p: table_lib.Pass) -> bool | jax.Array:
     return p.stage == self.layout.num_stages - 1
 
-  def _finish(
-      self, ends: Ends, outputs: base.PyTree, data: Data
-  ) -> buffers_lib.Head:
+  def _finish(self, ends: Ends, outputs: base.PyTree, data: Data) -> buffers_lib.Head:
     params, stats = self._split(ends, self.layout.epilogue)
-    apply = lambda params, outputs: self._apply(
-        self.layout.epilogue, params, stats, outputs, data
-    )
+    apply = lambda params, outputs: self._apply(self.layout.epilogue, params, stats, outputs, data)
     loss, vjp, stats = jax.vjp(apply, params, outputs, has_aux=True)
     self._join_vjp, residuals = compat.split_vjp(vjp)
     return buffers_lib.Head(residuals, loss, stats)
 
-  def _split(
-      self, ends: Ends, layers: range
-  ) -> tuple[base.PyTree, base.PyTree]:
+  def _split(self, ends: Ends, layers: range) -> tuple[base.PyTree, base.PyTree]:
     names = [self.spec.model.layer_names[i] for i in layers]
     return (
         {name: functions.widen(ends[name][0]) for name in names},
@@ -175,24 +153,15 @@ class EndPasses:
     )
 
   def _apply(
-      self,
-      layers: range,
-      params: base.PyTree,
-      stats: base.PyTree,
-      inputs: base.PyTree,
-      data: Data,
+      self, layers: range, params: base.PyTree, stats: base.PyTree, inputs: base.PyTree, data: Data
   ) -> tuple[base.PyTree, dict[str, base.PyTree]]:
     (batch, key), model = data, self.spec.model
     return model_lib.apply_range(
-        *(model, layers.start, layers.stop, params, stats, inputs, batch),
-        key=key,
-        train=True,
+        *(model, layers.start, layers.stop, params, stats, inputs, batch), key=key, train=True
     )
 
 
-def _add(
-    total: dict[str, base.PyTree], more: dict[str, base.PyTree]
-) -> dict[str, base.PyTree]:
+def _add(total: dict[str, base.PyTree], more: dict[str, base.PyTree]) -> dict[str, base.PyTree]:
   """Returns `total` with the entries of `more` added."""
   old = {name: total[name] for name in more}
   return total | jax.tree.map(lambda t, m: t + m.astype(t.dtype), old, more)

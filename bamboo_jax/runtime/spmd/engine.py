@@ -141,9 +141,7 @@ class SpmdEngine:
     num_segments = -(-len(self._table.ticks) // sizes.num_ticks)
     slots = max(1, sizes.num_slots["residuals"])
     residuals = spec_lib.nbytes(carry.kept) // slots * sizes.num_offloads
-    sent = (
-        2 * spec_lib.nbytes(program.activation) * sizes.num_ticks * self._keeps
-    )
+    sent = 2 * spec_lib.nbytes(program.activation) * sizes.num_ticks * self._keeps
     return {
         "device": spec_lib.nbytes((program.weights, program.batch))
         + copies * spec_lib.nbytes(carry),
@@ -157,9 +155,7 @@ class SpmdEngine:
       run.release()
     self.runs = {}
 
-  def plan(
-      self, rows: Mapping[base.NodeId, instruction_lib.Row], *, line: int
-  ) -> None:
+  def plan(self, rows: Mapping[base.NodeId, instruction_lib.Row], *, line: int) -> None:
     """Plans the remaining passes of a line, from the rows of its nodes.
 
     Passes that remaining nodes have done are kept. Other processes must be at
@@ -200,9 +196,7 @@ class SpmdEngine:
       )
       ring = self._find(owners, table)
     inputs = self._inputs(ring.program, owners, numbers)
-    return run_lib.PipelineRun(
-        ring, table, inputs, owners=owners, former=former
-    )
+    return run_lib.PipelineRun(ring, table, inputs, owners=owners, former=former)
 
   def done(self) -> Done:
     """Returns the numbers of finished segments of each run.
@@ -274,9 +268,7 @@ class SpmdEngine:
         if number in self._rows.nodes:
           node, hold = self._rows.nodes[number], run.hold_of(number, stage)
           assert hold is not None, "It owns the stage."
-          unpack = self._packing.find_unpack(
-              run.program, node.device, stage, hold
-          )
+          unpack = self._packing.find_unpack(run.program, node.device, stage, hold)
           node.store.accumulators[stage, share] = unpack(run.sums(number))
 
   def holdings(self) -> dict[base.NodeId, holdings_lib.Holdings]:
@@ -293,9 +285,7 @@ class SpmdEngine:
     key = ("packing", self.layout)
     return self._rows.programs.others.get(key, weights_lib.Packing)
 
-  def _find(
-      self, owners: Owners, table: table_lib.TickTable | None = None
-  ) -> ring_lib.Ring:
+  def _find(self, owners: Owners, table: table_lib.TickTable | None = None) -> ring_lib.Ring:
     """Returns the ring of owners, with a program whose sizes fit a table."""
     nodes = tuple(dict.fromkeys(owners))
     num_owned = max(map(owners.count, nodes))
@@ -314,23 +304,17 @@ class SpmdEngine:
     def make() -> ring_lib.Ring:
       sizes = self._sizes
       if num_owned > 1:
-        sizes = dataclasses.replace(
-            self._sizes_of_rest, num_owned=num_owned, num_held=num_owned
-        )
+        sizes = dataclasses.replace(self._sizes_of_rest, num_owned=num_owned, num_held=num_owned)
       if table and not sizes.fits(table):  # Compiled now, in a pause.
         sizes = sizes.widen(table)
       devices = [self._devices[node] for node in nodes]
       program = self._rows.programs.others.get(
           ("segment", self.layout, str(sizes), *devices),
           lambda: program_lib.SegmentProgram(
-              *(self._whole, self.layout, sizes),
-              devices=devices,
-              params=self._params,
+              *(self._whole, self.layout, sizes), devices=devices, params=self._params
           ),
       )
-      return ring_lib.Ring(
-          self._rows, program, nodes, kind=num_owned, log=self._log
-      )
+      return ring_lib.Ring(self._rows, program, nodes, kind=num_owned, log=self._log)
 
     fits = lambda r: table is None or r.program.sizes.fits(table)
     return self._rings.get((num_owned, *nodes), make, fits=fits)
@@ -351,10 +335,7 @@ class SpmdEngine:
     return range(share * count, (share + 1) * count)
 
   def _inputs(
-      self,
-      program: program_lib.SegmentProgram,
-      owners: Owners,
-      numbers: Sequence[int],
+      self, program: program_lib.SegmentProgram, owners: Owners, numbers: Sequence[int]
   ) -> Sequence[base.PyTree]:
     """Returns weights, microbatches, their numbers, and the step."""
     rows, keys = self._rows, self._whole.batch_keys
@@ -364,9 +345,7 @@ class SpmdEngine:
     for n, (node, stages) in enumerate(self._stages(program, owners).items()):
       if node in rows.nodes:
         state, device = rows.nodes[node].state, self._devices[node]
-        held = {
-            s: (state[s].params, state[s].stats) for s in stages if s in state
-        }
+        held = {s: (state[s].params, state[s].stats) for s in stages if s in state}
         known = tuple(held)
         pack = self._packing.find_pack(program, device, stages, known)
         weights[n] = pack(held)
@@ -376,9 +355,7 @@ class SpmdEngine:
     )
 
 
-def _check(
-    owners: Sequence[Owners], devices: Mapping[base.NodeId, jax.Device]
-) -> None:
+def _check(owners: Sequence[Owners], devices: Mapping[base.NodeId, jax.Device]) -> None:
   """Raises `ValueError` unless programs can run these nodes."""
   # A joined node knows no device of first owners that have died.
   nodes = {node for row in owners for node in row} & devices.keys()

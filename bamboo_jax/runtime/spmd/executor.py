@@ -93,11 +93,7 @@ class Programs:
         rows[slot.node].append(slot.instruction)
       self.programs.plan({n: tuple(row) for n, row in rows.items()}, line=line)
 
-  def compute(
-      self,
-      strike: Callable[[base.NodeId], None],
-      recorder: recorder_lib.Recorder,
-  ) -> None:
+  def compute(self, strike: Callable[[base.NodeId], None], recorder: recorder_lib.Recorder) -> None:
     """See `executor.Executor`; the passes of programs cannot be measured."""
     if self.is_by_rows:
       self._rows.compute(strike, recorder)
@@ -114,9 +110,7 @@ class Programs:
       self.programs.finish(lost)
     self.programs.put_sums()
 
-  def holdings(
-      self, *, is_begun: bool
-  ) -> dict[base.NodeId, holdings_lib.Holdings]:
+  def holdings(self, *, is_begun: bool) -> dict[base.NodeId, holdings_lib.Holdings]:
     """See `executor.Executor`; rewinds to the last segment finished by all."""
     mine, members = MemberProgress(), self._members
     if is_begun:

@@ -7,21 +7,14 @@ import jax
 from bamboo_jax import base
 
 
-def widen(
-    like: base.PyTree, sharding: jax.sharding.NamedSharding
-) -> base.PyTree:
+def widen(like: base.PyTree, sharding: jax.sharding.NamedSharding) -> base.PyTree:
   """Returns the shapes of all parts together; `like` are those of one."""
   return jax.tree.map(
-      lambda a: jax.ShapeDtypeStruct(
-          _widened(a.shape, sharding), a.dtype, sharding=sharding
-      ),
-      like,
+      lambda a: jax.ShapeDtypeStruct(_widened(a.shape, sharding), a.dtype, sharding=sharding), like
   )
 
 
-def join(
-    parts: Sequence[base.PyTree], sharding: jax.sharding.NamedSharding
-) -> base.PyTree:
+def join(parts: Sequence[base.PyTree], sharding: jax.sharding.NamedSharding) -> base.PyTree:
   """Returns global arrays made of their parts on local devices.
 
   Args:
@@ -35,13 +28,9 @@ def join(
 
 def part_on(device: jax.Device, whole: base.PyTree) -> base.PyTree:
   """Returns the part on a local device."""
-  find = lambda a: next(
-      s.data for s in a.addressable_shards if s.device == device
-  )
+  find = lambda a: next(s.data for s in a.addressable_shards if s.device == device)
   return jax.tree.map(find, whole)
 
 
-def _widened(
-    shape: tuple[int, ...], sharding: jax.sharding.NamedSharding
-) -> tuple[int, ...]:
+def _widened(shape: tuple[int, ...], sharding: jax.sharding.NamedSharding) -> tuple[int, ...]:
   return (sharding.mesh.size * shape[0], *shape[1:])

@@ -38,9 +38,7 @@ def with_programs(
 
 
 def _find_fields(
-    layers: Sequence[cost_model.LayerCost],
-    layout: layout_lib.BlockLayout,
-    sizes: program_lib.Sizes,
+    layers: Sequence[cost_model.LayerCost], layout: layout_lib.BlockLayout, sizes: program_lib.Sizes
 ) -> dict[str, int]:
   """Returns the fields of `NodeMemory` that a program decides."""
   first, count = layout.blocks.first, layout.max_count

@@ -149,9 +149,7 @@ class PipelineRun:
         host=kept | {key: key[1] for key in contents.offloaded},
     )
 
-  def starts(
-      self, owners: Sequence[base.NodeId]
-  ) -> dict[base.NodeId, table_lib.Held]:
+  def starts(self, owners: Sequence[base.NodeId]) -> dict[base.NodeId, table_lib.Held]:
     """Returns, by node, the values held after gradients are sent again.
 
     `owners` are the owners of the stages from now on.
@@ -239,9 +237,7 @@ class PipelineRun:
     self._carries[0] = program.put(carries)
     self._fetched = program.put(fetched, kind="pinned_host")
 
-  def _get(
-      self, former: "PipelineRun", kind: str, key: Key, node: base.NodeId
-  ) -> base.PyTree:
+  def _get(self, former: "PipelineRun", kind: str, key: Key, node: base.NodeId) -> base.PyTree:
     """Returns a value for a node, re-sent by the node that holds it."""
     source = next(
         other
@@ -252,10 +248,7 @@ class PipelineRun:
     return self._ring.move(channel, lambda: former.value(kind, source, key))
 
   def _take_sums(
-      self,
-      sums: buffers_lib.MicrobatchSums,
-      former: "PipelineRun",
-      node: base.NodeId,
+      self, sums: buffers_lib.MicrobatchSums, former: "PipelineRun", node: base.NodeId
   ) -> None:
     """Fills the sums of a node with those of the stages that it keeps."""
     old = jax.tree.map(np.asarray, former.sums(node))
@@ -277,8 +270,6 @@ class PipelineRun:
     return jax.tree.map(lambda a: np.asarray(a)[0, slot], own)
 
 
-def _store(
-    buffer: base.PyTree, value: base.PyTree, *, to: tuple[int, ...]
-) -> None:
+def _store(buffer: base.PyTree, value: base.PyTree, *, to: tuple[int, ...]) -> None:
   """Copies a value into NumPy arrays."""
   jax.tree.map(lambda a, v: a.__setitem__(to or ..., v), buffer, value)

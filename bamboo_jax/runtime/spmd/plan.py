@@ -47,11 +47,7 @@ class ProgramPlan:
   @functools.cached_property
   def plain(self) -> timeline_lib.Timeline:
     """The timeline with redundant forward passes that take no time."""
-    return lay_out(
-        self.table,
-        self.plan.costs,
-        without={_Op.REDUNDANT_FORWARD},
-    )
+    return lay_out(self.table, self.plan.costs, without={_Op.REDUNDANT_FORWARD})
 
   def passes(self, secs: float) -> account_lib.NodeTime:
     """Returns the node time of the passes of a step, scaled to `secs`."""
@@ -63,8 +59,7 @@ class ProgramPlan:
       return secs * ms / span_ms
 
     return account_lib.NodeTime(
-        useful=total((_Op.FORWARD, _Op.BACKWARD)),
-        redundant=total((_Op.REDUNDANT_FORWARD,)),
+        useful=total((_Op.FORWARD, _Op.BACKWARD)), redundant=total((_Op.REDUNDANT_FORWARD,))
     )
 
   def describe(self) -> str:
@@ -104,15 +99,10 @@ def plan_program(
     order: See `lowering.lower`.
   """
   costs = program_costs(
-      plan.partition,
-      plan.profile,
-      num_before=layout.blocks.first,
-      num_behind=num_behind,
+      plan.partition, plan.profile, num_before=layout.blocks.first, num_behind=num_behind
   )
 
-  def lower(
-      order: str,
-  ) -> tuple[table_lib.TickTable, tuple[needs.NodeMemory, ...]]:
+  def lower(order: str) -> tuple[table_lib.TickTable, tuple[needs.NodeMemory, ...]]:
     table = lowering.lower(
         plan.schedule.rows,
         owners=plan.owners[0],
@@ -121,9 +111,7 @@ def plan_program(
         order=order,
         budget=budget,
     )
-    memory = memory_lib.with_programs(
-        plan.memory, plan.profile.layers, layout, sizes_of(table)
-    )
+    memory = memory_lib.with_programs(plan.memory, plan.profile.layers, layout, sizes_of(table))
     return table, memory
 
   peak = lambda memory: max(node.total_bytes for node in memory)

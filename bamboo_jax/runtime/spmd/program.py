@@ -115,8 +115,7 @@ def find_sizes(
   room = table.num_microbatches + num_stages
   rest = dataclasses.replace(
       first,
-      num_slots=dict.fromkeys(("activations", "grads"), room)
-      | {"residuals": 2 * num_stages + 2},
+      num_slots=dict.fromkeys(("activations", "grads"), room) | {"residuals": 2 * num_stages + 2},
       num_offloads=0,
       num_fetches=table.num_microbatches if first.num_offloads else 0,
       num_owned=2,
@@ -160,9 +159,7 @@ class SegmentProgram:
   @property
   def weights(self) -> tick_lib.DeviceWeights:
     """Shapes of the weights of one device."""
-    blocks = buffers_lib.repeat(
-        self._blocks.shapes(), self.sizes.num_held, self.layout.max_count
-    )
+    blocks = buffers_lib.repeat(self._blocks.shapes(), self.sizes.num_held, self.layout.max_count)
     state = self.spec.state
     names = [self.spec.model.layer_names[i] for i in self.layout.ends]
     ends = {name: (self._params[name], state.stats[name]) for name in names}
@@ -268,16 +265,11 @@ class SegmentProgram:
     sharding = jax.sharding.NamedSharding(self.mesh, _BY_NODE, memory_kind=kind)
     return global_arrays.widen(buffers_lib.repeat(shapes, 1), sharding)
 
-  def put(
-      self, by_place: Mapping[int, base.PyTree], *, kind: str | None = None
-  ) -> base.PyTree:
+  def put(self, by_place: Mapping[int, base.PyTree], *, kind: str | None = None) -> base.PyTree:
     """Joins the arrays of local nodes, [1, ...] each, to global arrays."""
     sharding = jax.sharding.NamedSharding(self.mesh, _BY_NODE, memory_kind=kind)
     on = functools.partial(jax.sharding.SingleDeviceSharding, memory_kind=kind)
-    parts = [
-        jax.device_put(part, on(self.mesh.devices[n]))
-        for n, part in by_place.items()
-    ]
+    parts = [jax.device_put(part, on(self.mesh.devices[n])) for n, part in by_place.items()]
     return global_arrays.join(parts, sharding)
 
   def _run(
@@ -294,9 +286,7 @@ class SegmentProgram:
     spec, sizes = self.spec, self.sizes
     local = lambda tree: jax.tree.map(lambda a: a[0], tree)
     whole = lambda tree: jax.tree.map(lambda a: a[None], tree)
-    key = lambda microbatch: model_lib.microbatch_key(
-        spec.seed, step, microbatch, impl=spec.prng
-    )
+    key = lambda microbatch: model_lib.microbatch_key(spec.seed, step, microbatch, impl=spec.prng)
     body = tick_lib.TickBody(
         blocks=self._blocks,
         ends=self._ends,
@@ -319,8 +309,6 @@ class SegmentProgram:
       return (state, sent), None
 
     (state, sent), _ = jax.lax.scan(
-        run,
-        ((local(carry), offloaded), sent),
-        (jnp.arange(sizes.num_ticks), local(table)),
+        run, ((local(carry), offloaded), sent), (jnp.arange(sizes.num_ticks), local(table))
     )
     return whole(state[0]), whole(state[1]), whole(sent)

@@ -120,13 +120,9 @@ class Ring:
       return self.free.pop()
     return self.zeros(self.program.host, kind="pinned_host")
 
-  def zeros(
-      self, shapes: base.PyTree, *, kind: str | None = None
-  ) -> base.PyTree:
+  def zeros(self, shapes: base.PyTree, *, kind: str | None = None) -> base.PyTree:
     """Returns global arrays of zeros, from the shapes of one device."""
-    return self.program.put(
-        dict.fromkeys(self.local, host_zeros(shapes)), kind=kind
-    )
+    return self.program.put(dict.fromkeys(self.local, host_zeros(shapes)), kind=kind)
 
 
 def host_zeros(shapes: base.PyTree) -> base.PyTree:

@@ -74,20 +74,14 @@ class TickBody:
     passes = row[:-2].reshape(table_lib.NUM_FORWARDS + 1, -1)
     num_forwards = jnp.sum(passes[:-1, 0] >= 0)
     forward = lambda k, s: self._forward(table_lib.Pass(*passes[k]), *s)
-    carry, outputs = jax.lax.fori_loop(
-        0, num_forwards, forward, (carry, nothing)
-    )
+    carry, outputs = jax.lax.fori_loop(0, num_forwards, forward, (carry, nothing))
     if offloaded is not None:  # On a GPU beside the backward pass.
       offload = lambda k, s: _offload(table_lib.Pass(*passes[k]), *s)
       # The own pass, if any, is the first, and stays.
       first = jnp.where(table_lib.Pass(*passes[0]).host < 0, 1, 0)
-      offloaded, kept = jax.lax.fori_loop(
-          first, num_forwards, offload, (offloaded, carry.kept)
-      )
+      offloaded, kept = jax.lax.fori_loop(first, num_forwards, offload, (offloaded, carry.kept))
       carry = carry.replace(kept=kept)
-    (carry, grads), row = branch.run_if(
-        passes[-1, 0] >= 0, self._backward, (carry, nothing), row
-    )
+    (carry, grads), row = branch.run_if(passes[-1, 0] >= 0, self._backward, (carry, nothing), row)
     down = [(n, (n + 1) % self.num_nodes) for n in range(self.num_nodes)]
     up = [(to, source) for source, to in down]
     # XLA is free to send before the backward pass. Then outputs would make this
@@ -104,10 +98,7 @@ class TickBody:
     return (carry, offloaded), (outputs, grads)
 
   def _forward(
-      self,
-      p: table_lib.Pass,
-      carry: Carry,
-      sent: base.PyTree,
+      self, p: table_lib.Pass, carry: Carry, sent: base.PyTree
   ) -> tuple[Carry, base.PyTree]:
     """Runs a forward pass; on the first stage also that of the prologue."""
     data = buffers_lib.read((self.batch, self.keys), p.microbatch)
@@ -118,9 +109,7 @@ class TickBody:
         p, weights.blocks, entered, data, carry.kept, sums.stats
     )
     sums = sums.replace(stats=stats)
-    kept = kept.replace(
-        outputs=buffers_lib.put(kept.outputs, outputs, p.residual)
-    )
+    kept = kept.replace(outputs=buffers_lib.put(kept.outputs, outputs, p.residual))
     kept = self.ends.keep(p, weights.ends, kept, data)
     written = buffers_lib.write(carry.activations, outputs, p.output)
     carry = carry.replace(activations=written, kept=kept, sums=sums)
@@ -138,9 +127,7 @@ class TickBody:
     data = buffers_lib.read((self.batch, self.keys), p.microbatch)
     kept = carry.kept
     if self.fetched is not None:
-      kept, _ = branch.run_if(
-          p.host >= 0, self._fetch, kept, (p.host, p.residual)
-      )
+      kept, _ = branch.run_if(p.host >= 0, self._fetch, kept, (p.host, p.residual))
     is_last = p.stage == self.ends.layout.num_stages - 1
     found, sums = self.ends.leave(p, self.weights.ends, carry.sums, kept, data)
     grad = jax.tree.map(
@@ -148,17 +135,13 @@ class TickBody:
         found,
         buffers_lib.read(carry.grads, p.inputs),
     )
-    grad, grads = self.blocks.backward(
-        p, self.weights.blocks, kept, grad, sums.grads
-    )
+    grad, grads = self.blocks.backward(p, self.weights.blocks, kept, grad, sums.grads)
     sums = sums.replace(grads=grads)
     sums = self.ends.enter_backward(p, self.weights.ends, sums, data, grad)
     written = buffers_lib.write(carry.grads, grad, p.output)
     return carry.replace(grads=written, kept=kept, sums=sums), grad
 
-  def _fetch(
-      self, kept: Kept, slots: tuple[buffers_lib.Slot, buffers_lib.Slot]
-  ) -> Kept:
+  def _fetch(self, kept: Kept, slots: tuple[buffers_lib.Slot, buffers_lib.Slot]) -> Kept:
     """Brings residuals back from host memory."""
     source, to = slots
     value = buffers_lib.read(self.fetched, source)
@@ -166,9 +149,7 @@ class TickBody:
     return buffers_lib.put(kept, value, to)
 
 
-def _offload(
-    p: table_lib.Pass, offloaded: Kept, kept: Kept
-) -> tuple[Kept, Kept]:
+def _offload(p: table_lib.Pass, offloaded: Kept, kept: Kept) -> tuple[Kept, Kept]:
   """Copies residuals of a redundant pass to host memory."""
   value = buffers_lib.read(kept, p.residual)
   value = jax.device_put(value, jax.memory.Space.Host)

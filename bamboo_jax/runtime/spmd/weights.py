@@ -19,9 +19,7 @@ from bamboo_jax.runtime.spmd import tick as tick_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 # Parameters and statistics of layers by name, by stage.
-States = Mapping[
-    base.StageId, tuple[dict[str, base.PyTree], dict[str, base.PyTree]]
-]
+States = Mapping[base.StageId, tuple[dict[str, base.PyTree], dict[str, base.PyTree]]]
 
 
 class Packing:
@@ -47,11 +45,7 @@ class Packing:
     return self._find(key, pack, device, lambda: _state_shapes(program, known))
 
   def find_unpack(
-      self,
-      program: program_lib.SegmentProgram,
-      device: jax.Device,
-      stage: base.StageId,
-      hold: int,
+      self, program: program_lib.SegmentProgram, device: jax.Device, stage: base.StageId, hold: int
   ) -> Callable[[buffers_lib.MicrobatchSums], spec_lib.Accumulator]:
     """Returns a function that slices a stage's sums out of a node's.
 
@@ -72,16 +66,13 @@ class Packing:
     if key not in self._programs:
       place = jax.sharding.SingleDeviceSharding(device)
       shapes = jax.tree.map(
-          lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place),
-          like(),
+          lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), like()
       )
       self._programs[key] = jax.jit(run).trace(shapes).lower().compile()
     return self._programs[key]
 
 
-def _state_shapes(
-    program: program_lib.SegmentProgram, stages: Sequence[base.StageId]
-) -> States:
+def _state_shapes(program: program_lib.SegmentProgram, stages: Sequence[base.StageId]) -> States:
   names, state = program.spec.model.layer_names, program.spec.state
   shapes = {}
   for stage in stages:
@@ -92,17 +83,13 @@ def _state_shapes(
 
 
 def _pack(
-    program: program_lib.SegmentProgram,
-    stages: Sequence[base.StageId],
-    held: States,
+    program: program_lib.SegmentProgram, stages: Sequence[base.StageId], held: States
 ) -> tick_lib.DeviceWeights:
   layout, names = program.layout, program.spec.model.layer_names
   zeros = buffers_lib.zeros_like(program.weights)
   holds = (*stages, *[None] * (program.sizes.num_held - len(stages)))
 
-  def find(
-      stage: base.StageId | None, block: int, position: int
-  ) -> base.PyTree:
+  def find(stage: base.StageId | None, block: int, position: int) -> base.PyTree:
     index = None
     if stage is not None and stage in held:
       index = layout.layer(stage, block, position)
@@ -111,30 +98,22 @@ def _pack(
     return tuple(tree[names[index]] for tree in held[stage])
 
   def stack(position: int) -> base.PyTree:
-    found = [
-        find(stage, block, position)
-        for stage in holds
-        for block in range(layout.max_count)
-    ]
+    found = [find(stage, block, position) for stage in holds for block in range(layout.max_count)]
     shape = (1, len(holds), layout.max_count)
     return jax.tree.map(
-        lambda zero, *a: jnp.stack(
-            [part.astype(zero.dtype) for part in a]
-        ).reshape(*shape, *a[0].shape),
+        lambda zero, *a: jnp.stack([part.astype(zero.dtype) for part in a]).reshape(
+            *shape, *a[0].shape
+        ),
         *(zeros.blocks[position], *found),
     )
 
-  ends = {
-      name: jax.tree.map(lambda a: a[None], e) for name, e in zeros.ends.items()
-  }
+  ends = {name: jax.tree.map(lambda a: a[None], e) for name, e in zeros.ends.items()}
   put = lambda zero, a: a[None].astype(zero.dtype)
   for params, stats in held.values():
     for name in params.keys() & ends.keys():
       own = (params[name], stats[name])
       ends[name] = jax.tree.map(put, ends[name], own)
-  return tick_lib.DeviceWeights(
-      [stack(j) for j in range(layout.blocks.period)], ends
-  )
+  return tick_lib.DeviceWeights([stack(j) for j in range(layout.blocks.period)], ends)
 
 
 def _unpack(

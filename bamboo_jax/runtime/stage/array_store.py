@@ -78,9 +78,7 @@ class StepArrays:
     held += (self.copies, self.accumulators)
     return jax.tree.leaves([list(values.values()) for values in held])
 
-  def put_redundant(
-      self, key: Key, outputs: base.PyTree, saved: list[spec_lib.Saved]
-  ) -> None:
+  def put_redundant(self, key: Key, outputs: base.PyTree, saved: list[spec_lib.Saved]) -> None:
     """Stores the results of a redundant forward pass, from host memory."""
     self.saved[key] = saved
     if outputs is not None:

@@ -16,9 +16,7 @@ from jax.extend import core
 from bamboo_jax import base
 
 
-def find_copies(
-    run: Callable[..., Any], params: base.PyTree, *others: base.PyTree
-) -> base.PyTree:
+def find_copies(run: Callable[..., Any], params: base.PyTree, *others: base.PyTree) -> base.PyTree:
   """Returns the shapes of `params` with the dtypes in which `run` reads them.
 
   All arguments of `run` are shapes too.

@@ -64,16 +64,10 @@ class UnitFunctions:
     number = jax.ShapeDtypeStruct((), jnp.uint32)
     data = (state.stats, unit.inputs, batch)
     with self.lock:
-      return casts.find_copies(
-          self.passes, state.params, unit.outputs, data, number
-      )
+      return casts.find_copies(self.passes, state.params, unit.outputs, data, number)
 
   def passes(
-      self,
-      params: Layers,
-      grad: base.PyTree,
-      data: tuple[base.PyTree, ...],
-      number: jax.Array,
+      self, params: Layers, grad: base.PyTree, data: tuple[base.PyTree, ...], number: jax.Array
   ) -> base.PyTree:
     """Runs each pass once, to be traced for `casts.find_copies`.
 
@@ -100,9 +94,7 @@ class UnitFunctions:
       *counters: jax.Array,
   ) -> tuple[jax.Array, base.PyTree, spec_lib.Saved]:
     """Runs a forward pass; must be traced before `backward`."""
-    run = lambda params, inputs: self._apply(
-        params, stats, inputs, batch, *counters
-    )
+    run = lambda params, inputs: self._apply(params, stats, inputs, batch, *counters)
     run = remat.checkpoint(run, remat.of_units(self.unit.remat))
     outputs, vjp, stats = jax.vjp(run, widen(params), inputs, has_aux=True)
     self._join_vjp, residuals = compat.split_vjp(vjp)
@@ -140,12 +132,7 @@ class UnitFunctions:
     return make_token(), grad_inputs, jax.tree.map(add, accumulator, seen)
 
   def evaluate(
-      self,
-      after: jax.Array,
-      params: Layers,
-      stats: Layers,
-      inputs: base.PyTree,
-      batch: base.PyTree,
+      self, after: jax.Array, params: Layers, stats: Layers, inputs: base.PyTree, batch: base.PyTree
   ) -> tuple[jax.Array, base.PyTree]:
     """Runs a forward pass without dropout.
 
@@ -187,9 +174,7 @@ class UnitFunctions:
     norms = []
     for layer, grads in zip(self.unit.layers, total.grads, strict=True):
       tied = {tie.param for tie in layer.ties}
-      leaves = jax.tree.leaves(
-          {k: g for k, g in grads.items() if k not in tied}
-      )
+      leaves = jax.tree.leaves({k: g for k, g in grads.items() if k not in tied})
       norms.append(sum((jnp.sum(g * g) for g in leaves), jnp.float32(0)))
     return jnp.stack(norms)
 

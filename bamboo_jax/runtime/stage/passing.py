@@ -21,9 +21,7 @@ class Passing:
     out_info: Shapes of all results; set by `trace`.
   """
 
-  def __init__(
-      self, function: Callable[..., base.PyTree], argument: int | None
-  ) -> None:
+  def __init__(self, function: Callable[..., base.PyTree], argument: int | None) -> None:
     """Wraps `function`.
 
     Args:
@@ -44,9 +42,7 @@ class Passing:
     places = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves(given))}
     leaves = jax.tree.leaves(out)
     self._sources = tuple(places.get(id(leaf)) for leaf in leaves)
-    self.out_info = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), out
-    )
+    self.out_info = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), out)
     return self.pick(out)
 
   def pick(self, results: base.PyTree) -> base.PyTree:
@@ -78,8 +74,7 @@ class _Joined:
     given = jax.tree.leaves(args[self.argument])
     made = iter(self.compiled(*args))
     return self.structure.unflatten(
-        next(made) if source is None else given[source]
-        for source in self.sources
+        next(made) if source is None else given[source] for source in self.sources
     )
 
   def memory_analysis(self) -> object:
@@ -87,9 +82,7 @@ class _Joined:
     return self.compiled.memory_analysis()
 
 
-def keep_on_host(
-    forward: Callable[..., base.PyTree],
-) -> Callable[..., base.PyTree]:
+def keep_on_host(forward: Callable[..., base.PyTree]) -> Callable[..., base.PyTree]:
   """Returns the pass `forward`, with copies of its results in host memory."""
 
   def run(*args: base.PyTree) -> tuple[base.PyTree, ...]:

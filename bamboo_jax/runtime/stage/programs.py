@@ -71,9 +71,7 @@ class KindPrograms:
         for name, (function, _, argument, *_) in _PROGRAMS.items()
     }
     self._jitted = {
-        name: jax.jit(
-            self._passing[name].trace, donate_argnums=donated, keep_unused=True
-        )
+        name: jax.jit(self._passing[name].trace, donate_argnums=donated, keep_unused=True)
         for name, (_, donated, *_) in _PROGRAMS.items()
     }
     self._compiled: dict[tuple[str, places.Place], Any] = {}
@@ -103,9 +101,7 @@ class KindPrograms:
         self._compiled[key] = self._compile_for_mesh(name, place)
     return self._compiled[key]
 
-  def cast(
-      self, params: functions_lib.Layers, place: places.Place
-  ) -> functions_lib.Layers:
+  def cast(self, params: functions_lib.Layers, place: places.Place) -> functions_lib.Layers:
     """Returns parameters as passes read them; may be the same arrays."""
     return self["cast", place](params) if self.copy_bytes else params
 
@@ -118,9 +114,7 @@ class KindPrograms:
     """Returns a program as traced for a device of this process."""
     return self._trace(name, jax.local_devices()[0])
 
-  def _trace(
-      self, name: str, place: places.Place | None = None
-  ) -> jax.stages.Traced:
+  def _trace(self, name: str, place: places.Place | None = None) -> jax.stages.Traced:
     with self._functions.lock:
       if place is None:
         return self._jitted[name].trace(*self._arguments(name))
@@ -145,9 +139,7 @@ class KindPrograms:
       lowered = program.lower(*self._place_arguments(name, mesh))
     return results.join(lowered.compile())
 
-  def _place_arguments(
-      self, name: str, place: places.Place
-  ) -> tuple[base.PyTree, ...]:
+  def _place_arguments(self, name: str, place: places.Place) -> tuple[base.PyTree, ...]:
     arguments = self._arguments(name)
     where = self._arrange(place, _PROGRAMS[name][3], arguments)
     put = lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s)
@@ -241,11 +233,7 @@ class StagePrograms:
     return state.replace(params=params)
 
   def forward(
-      self,
-      after: jax.Array,
-      state: spec_lib.StageState,
-      inputs: base.PyTree,
-      *data: base.PyTree,
+      self, after: jax.Array, state: spec_lib.StageState, inputs: base.PyTree, *data: base.PyTree
   ) -> tuple[jax.Array, base.PyTree, list[spec_lib.Saved]]:
     """Returns `done`, the outputs, and the saved values of each unit.
 
@@ -253,19 +241,13 @@ class StagePrograms:
     """
     kept: list[spec_lib.Saved] = []
     for position in range(len(self._units)):
-      after, outputs, saved = self._run(
-          "forward", position, after, state, inputs, *data
-      )
+      after, outputs, saved = self._run("forward", position, after, state, inputs, *data)
       kept.append(saved.replace(inputs=inputs) if kept else saved)
       inputs = outputs
     return after, inputs, kept
 
   def redundant(
-      self,
-      after: jax.Array,
-      state: spec_lib.StageState,
-      inputs: base.PyTree,
-      *data: base.PyTree,
+      self, after: jax.Array, state: spec_lib.StageState, inputs: base.PyTree, *data: base.PyTree
   ) -> tuple[jax.Array, base.PyTree, list[spec_lib.Saved]]:
     """Like `forward`, but its results are where `plan.residuals` says.
 
@@ -303,9 +285,7 @@ class StagePrograms:
     for position, saved in enumerate(kept):
       if saved.residuals is None:
         given = inputs if saved.inputs is None else saved.inputs
-        after, _, new = self._run(
-            "forward", position, after, state, given, *data
-        )
+        after, _, new = self._run("forward", position, after, state, given, *data)
         saved = new.replace(inputs=saved.inputs)
       done.append(saved)
     return after, done
@@ -333,17 +313,11 @@ class StagePrograms:
     return after, grad, self._join(parts)
 
   def evaluate(
-      self,
-      after: jax.Array,
-      state: spec_lib.StageState,
-      inputs: base.PyTree,
-      batch: base.PyTree,
+      self, after: jax.Array, state: spec_lib.StageState, inputs: base.PyTree, batch: base.PyTree
   ) -> tuple[jax.Array, base.PyTree]:
     """Returns `done`, and the outputs without dropout; if last, the losses."""
     for position in range(len(self._units)):
-      after, inputs = self._run(
-          "evaluate", position, after, state, inputs, batch
-      )
+      after, inputs = self._run("evaluate", position, after, state, inputs, batch)
     return after, inputs
 
   def update(
@@ -391,9 +365,7 @@ class StagePrograms:
     if numbers:
       numbers = (*numbers, self._indices[position])
     batch = {key: batch[key] for key in unit.batch_keys}
-    return programs[name, self.device](
-        after, part.params, part.stats, inputs, batch, *numbers
-    )
+    return programs[name, self.device](after, part.params, part.stats, inputs, batch, *numbers)
 
   def _join(self, parts: Iterable[base.PyTree]) -> base.PyTree:
     return spec_lib.from_units(list(parts), self.spec.units)

@@ -139,10 +139,7 @@ class StageSpec:
   @functools.cached_property
   def kind(self) -> Hashable:
     """A key that is equal for stages that differ only in names and indices."""
-    layers = tuple(
-        (l.kind, l.batch_keys, tuple(t.param for t in l.ties))
-        for l in self.layers
-    )
+    layers = tuple((l.kind, l.batch_keys, tuple(t.param for t in l.ties)) for l in self.layers)
     shapes = jax.tree.map(
         lambda a: (a.shape, str(a.dtype)),
         (self.inputs, {k: self.batch[k] for k in self.batch_keys}),
@@ -209,8 +206,7 @@ class StageSpec:
 
 
 def init_layers(
-    spec: StageSpec,
-    initial: Callable[[str], layer_lib.Variables] | None = None,
+    spec: StageSpec, initial: Callable[[str], layer_lib.Variables] | None = None
 ) -> dict[str, LayerState]:
   """Returns the state before the first step.
 
@@ -219,9 +215,7 @@ def init_layers(
       the seed.
   """
   layers = {}
-  draw = functools.partial(
-      spec.model.init_layer, seed=spec.seed, batch_shapes=spec.batch
-  )
+  draw = functools.partial(spec.model.init_layer, seed=spec.seed, batch_shapes=spec.batch)
   for index, name in enumerate(spec.names, start=spec.first):
     if initial is None:
       variables = draw(index)
@@ -259,10 +253,7 @@ def zero_accumulator(spec: StageSpec) -> Accumulator:
   """Returns the accumulator before the first microbatch."""
   zeros = lambda a: jnp.zeros(a.shape or (1,), jnp.float32)
   params = spec.state.params
-  trained = {
-      layer.name: _drop_frozen(layer, params[layer.name])
-      for layer in spec.layers
-  }
+  trained = {layer.name: _drop_frozen(layer, params[layer.name]) for layer in spec.layers}
   return Accumulator(
       grads=jax.tree.map(zeros, trained),
       stats=jax.tree.map(zeros, spec.state.stats),
@@ -270,16 +261,12 @@ def zero_accumulator(spec: StageSpec) -> Accumulator:
   )
 
 
-def drop_frozen(
-    unit: StageSpec, params: Sequence[base.PyTree]
-) -> tuple[base.PyTree, ...]:
+def drop_frozen(unit: StageSpec, params: Sequence[base.PyTree]) -> tuple[base.PyTree, ...]:
   """Returns the trained parameters of each layer of a unit."""
   return tuple(map(_drop_frozen, unit.layers, params))
 
 
-def _drop_frozen(
-    layer: linen.LinenLayer, params: base.PyTree
-) -> dict[str, jax.Array]:
+def _drop_frozen(layer: linen.LinenLayer, params: base.PyTree) -> dict[str, jax.Array]:
   return {k: v for k, v in params.items() if k.startswith(layer.trained)}
 
 
@@ -326,9 +313,7 @@ def to_unit(tree: StageState | Accumulator, unit: StageSpec) -> Any:
   return type(tree)(**parts)
 
 
-def from_units(
-    parts: Sequence[StageState | Accumulator], units: Sequence[StageSpec]
-) -> Any:
+def from_units(parts: Sequence[StageState | Accumulator], units: Sequence[StageSpec]) -> Any:
   """Merges the parts of all units, keyed by name again."""
   whole: dict[str, Any] = {}
   for field in dataclasses.fields(parts[0]):

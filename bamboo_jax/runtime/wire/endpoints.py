@@ -42,9 +42,7 @@ class Endpoint(Protocol):
   address: str
   listener: socket.socket
 
-  def secure(
-      self, connection: socket.socket, *, is_server: bool
-  ) -> sockets.Wire:
+  def secure(self, connection: socket.socket, *, is_server: bool) -> sockets.Wire:
     """Authenticates the other end of a connection, and returns it.
 
     Blocks for at most the timeout of the connection; raises `OSError` if the
@@ -67,13 +65,9 @@ class UnixEndpoint:
     self.listener.listen(_BACKLOG)
     self.address = f"{_UNIX}/proc/{os.getpid()}/fd/{self._number}"
 
-  def secure(
-      self, connection: socket.socket, *, is_server: bool
-  ) -> sockets.Wire:
+  def secure(self, connection: socket.socket, *, is_server: bool) -> sockets.Wire:
     """See `Endpoint`."""
-    found = connection.getsockopt(
-        socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
-    )
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(found)
     if user not in (os.getuid(), 0):
       raise ConnectionError(f"user {user} is not that of this run")
@@ -81,9 +75,7 @@ class UnixEndpoint:
 
   def dial(self, address: str, timeout_secs: float) -> sockets.Wire:
     """See `Endpoint`."""
-    return _dial(
-        self, socket.AF_UNIX, address.removeprefix(_UNIX), timeout_secs
-    )
+    return _dial(self, socket.AF_UNIX, address.removeprefix(_UNIX), timeout_secs)
 
   def close(self) -> None:
     """See `Endpoint`."""
@@ -103,9 +95,7 @@ class TlsEndpoint:
     self._identity = identity
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-      self.listener = socket.create_server(
-          (host, 0), family=family, backlog=_BACKLOG
-      )
+      self.listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
     except OSError as error:
       raise OSError(
           f"The worker cannot listen at {host}: {error.strerror}. Give an "
@@ -116,9 +106,7 @@ class TlsEndpoint:
     port = self.listener.getsockname()[1]
     self.address = addresses.render(host, port)
 
-  def secure(
-      self, connection: socket.socket, *, is_server: bool
-  ) -> sockets.Wire:
+  def secure(self, connection: socket.socket, *, is_server: bool) -> sockets.Wire:
     """See `Endpoint`."""
     context = self._identity.server if is_server else self._identity.client
     try:
@@ -193,9 +181,7 @@ def bind_nameless(bind: Callable[[str], _T]) -> Bound[_T]:
 def name_caller(connection: socket.socket) -> str:
   """Returns where a connection that was accepted comes from."""
   if connection.family == socket.AF_UNIX:
-    found = connection.getsockopt(
-        socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
-    )
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     process, user, _ = _CREDENTIALS.unpack(found)
     return f"process {process} of user {user}"
   host, port, *_ = connection.getpeername()
@@ -216,10 +202,7 @@ def explain(error: OSError) -> str:
 
 
 def _dial(
-    endpoint: Endpoint,
-    family: int,
-    address: str | tuple[str, int],
-    timeout_secs: float,
+    endpoint: Endpoint, family: int, address: str | tuple[str, int], timeout_secs: float
 ) -> sockets.Wire:
   connection = socket.socket(family)
   try:

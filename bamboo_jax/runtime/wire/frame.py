@@ -59,14 +59,7 @@ def encode(frame: Frame) -> bytes:
   """Returns a frame as bytes, without its payload."""
   text = f"{frame.channel}\n{frame.meta}".encode()
   head = HEADER.pack(
-      MAGIC,
-      frame.kind,
-      len(text),
-      frame.number,
-      frame.attempt,
-      frame.seq,
-      frame.ack,
-      frame.size,
+      MAGIC, frame.kind, len(text), frame.number, frame.attempt, frame.seq, frame.ack, frame.size
   )
   return head + text
 

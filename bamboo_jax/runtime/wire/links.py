@@ -137,9 +137,7 @@ class Links:
   refresh: str
   exchange: transport_lib.Transport | None
   find_compute: Callable[[base.NodeId], places.Place | None]
-  _links: dict[channel_lib.Channel, Link] = dataclasses.field(
-      init=False, default_factory=dict
-  )
+  _links: dict[channel_lib.Channel, Link] = dataclasses.field(init=False, default_factory=dict)
 
   def get(self, channel: channel_lib.Channel) -> Link:
     """Returns the link of a channel, the same one in all threads."""
@@ -159,9 +157,7 @@ class Links:
     # Another thread may have been faster.
     return self._links.setdefault(channel, made)
 
-  def find(
-      self, node: base.NodeId, instruction: instruction_lib.Instruction
-  ) -> Link:
+  def find(self, node: base.NodeId, instruction: instruction_lib.Instruction) -> Link:
     """Returns the link that `node` uses for a transfer."""
     assert instruction.peer is not None, instruction
     ends = (node, instruction.peer)
@@ -227,9 +223,7 @@ def _cut(array: Any, sharding: jax.sharding.Sharding) -> list[Any]:
 
 
 def _paste(
-    parts: Iterator[Any],
-    shape: tuple[int, ...],
-    sharding: jax.sharding.Sharding,
+    parts: Iterator[Any], shape: tuple[int, ...], sharding: jax.sharding.Sharding
 ) -> jax.Array:
   """Returns an array joined from the next parts, which `_cut` made elsewhere.
 

@@ -55,17 +55,12 @@ class OrderedSum:
     self._nodes = tuple(dict.fromkeys((*holders, *others)))
     self._like, self._structure = jax.tree.flatten(like)
     bounds = cut(sum(a.size for a in self._like), len(self._nodes))
-    self._pieces = {
-        node: pieces(*bounds[i : i + 2]) for i, node in enumerate(self._nodes)
-    }
+    self._pieces = {node: pieces(*bounds[i : i + 2]) for i, node in enumerate(self._nodes)}
     sizes = {_padded(last - first) for first, last in self._pieces[me]}
     self._programs = {n: _find_program(len(holders), n, device) for n in sizes}
 
   def __call__(
-      self,
-      exchange: transport_lib.Transport,
-      channel: str,
-      held: Mapping[int, base.PyTree],
+      self, exchange: transport_lib.Transport, channel: str, held: Mapping[int, base.PyTree]
   ) -> base.PyTree:
     """Returns the sum as arrays of numpy; all nodes must call it.
 
@@ -154,9 +149,7 @@ def _padded(size: int) -> int:
 
 
 @functools.cache
-def _find_program(
-    count: int, size: int, device: jax.Device
-) -> jax.stages.Compiled:
+def _find_program(count: int, size: int, device: jax.Device) -> jax.stages.Compiled:
   """Returns the program that adds `count` terms from left to right."""
   place = jax.sharding.SingleDeviceSharding(device)
   term = jax.ShapeDtypeStruct((size,), jnp.float32, sharding=place)

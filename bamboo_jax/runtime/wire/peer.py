@@ -72,9 +72,7 @@ class Peer:
     self._lock = threading.Condition(lock)
     self._writable = threading.Condition(lock)
     self._address: str | None = None
-    self._inbox = collections.defaultdict[str, collections.deque[Any]](
-        collections.deque
-    )
+    self._inbox = collections.defaultdict[str, collections.deque[Any]](collections.deque)
     self._ahead = 0  # Newest attempt that the peer is known to be in.
     self._interrupted: str | None = None  # Why.
     self._removed: str | None = None
@@ -82,9 +80,7 @@ class Peer:
     self._rest: tuple[sockets.Wire, list[Any]] | None = None  # or left this.
     self._error: Exception | None = None  # What cannot be written.
     self._warned_secs = -_WARN_SECS
-    threading.Thread(
-        target=self._write_all, name=f"writes to {node}", daemon=True
-    ).start()
+    threading.Thread(target=self._write_all, name=f"writes to {node}", daemon=True).start()
 
   # Calls of rows.
 
@@ -156,9 +152,7 @@ class Peer:
         return True
       # Afterwards: what came before the peer moved is still good.
       if self._ahead > self._protocol.attempt:
-        raise base.AttemptOverError(
-            f"Node {self._node} is in attempt {self._ahead} already."
-        )
+        raise base.AttemptOverError(f"Node {self._node} is in attempt {self._ahead} already.")
       left_secs = until_secs - time.monotonic()
       if left_secs <= 0:
         return False
@@ -210,9 +204,7 @@ class Peer:
       if self._removed is None:
         self._do(self._protocol.tick(time.monotonic()))
 
-  def read(
-      self, wire: sockets.Wire, first: frame_lib.Frame | None = None
-  ) -> None:
+  def read(self, wire: sockets.Wire, first: frame_lib.Frame | None = None) -> None:
     """Reads frames until the connection ends; the first may be read already."""
     pool = pool_lib.Pool()
     try:
@@ -221,9 +213,7 @@ class Peer:
       while self._removed is None:
         frame = read_header(wire)
         if frame.kind is frame_lib.Kind.DATA:
-          fill = functools.partial(
-              wire.read_into, note=functools.partial(self._note, wire)
-          )
+          fill = functools.partial(wire.read_into, note=functools.partial(self._note, wire))
           # Without the lock, as it may take long.
           payload = values.read(frame.meta, pool, fill)
           frame = dataclasses.replace(frame, payload=payload)
@@ -269,9 +259,7 @@ class Peer:
         case protocol_lib.Close(connection=wire):
           wire.close()
         case protocol_lib.Dial():
-          threading.Thread(
-              target=self._dial, name=f"dials {self._node}", daemon=True
-          ).start()
+          threading.Thread(target=self._dial, name=f"dials {self._node}", daemon=True).start()
 
   def _dial(self) -> None:
     wire, limit_secs = None, self._limits.times.dial_secs
@@ -280,8 +268,7 @@ class Peer:
         wire = self._endpoint.dial(self._address, limit_secs)
       except OSError as error:
         self._warn(
-            f"cannot reach node {self._node} at {self._address}: "
-            f"{endpoints.explain(error)}."
+            f"cannot reach node {self._node} at {self._address}: " f"{endpoints.explain(error)}."
         )
     with self._lock:
       now = time.monotonic()

@@ -164,9 +164,7 @@ class TransportProtocol:
 
   # Calls of the program.
 
-  def send(
-      self, channel: str, payload: Any, size: int, meta: str = ""
-  ) -> list[Action]:
+  def send(self, channel: str, payload: Any, size: int, meta: str = "") -> list[Action]:
     """Queues a value of `size` bytes in the current attempt."""
     self._seq += 1
     self._queue.append(
@@ -235,9 +233,7 @@ class TransportProtocol:
     if connection == self.connection:
       self._heard = now
 
-  def receive(
-      self, connection: Connection, frame: Frame, now: float
-  ) -> list[Action]:
+  def receive(self, connection: Connection, frame: Frame, now: float) -> list[Action]:
     """Handles a whole frame that has arrived.
 
     Raises:
@@ -305,9 +301,7 @@ class TransportProtocol:
   def _head_start(self) -> float:
     return self._times.second_secs if self._me > self._peer else 0.0
 
-  def _hear_hello(
-      self, connection: Connection, hello: Frame, now: float
-  ) -> list[Action]:
+  def _hear_hello(self, connection: Connection, hello: Frame, now: float) -> list[Action]:
     if hello.meta != self._name(self._peer, self._me):
       return [Close(connection, f"unexpected greeting {hello.meta!r}")]
     # Even if rejected: our next dial must outrank it.
@@ -320,9 +314,7 @@ class TransportProtocol:
     # The other end drops data that precede the welcome.
     return [*actions, welcome, Pull(connection)]
 
-  def _hear_welcome(
-      self, connection: Connection, welcome: Frame, now: float
-  ) -> list[Action]:
+  def _hear_welcome(self, connection: Connection, welcome: Frame, now: float) -> list[Action]:
     if connection != self._greeted:
       return [Close(connection, "unexpected welcome")]
     if welcome.meta != self._name(self._peer, self._me):

@@ -129,9 +129,7 @@ class TlsWire:
       done += size
     return done
 
-  def _take_turns(
-      self, act: Callable[[memoryview], int], view: memoryview
-  ) -> int:
+  def _take_turns(self, act: Callable[[memoryview], int], view: memoryview) -> int:
     while True:
       with self._lock:
         if self._socket.fileno() < 0:

@@ -6,14 +6,7 @@ that breaks between live nodes is made again, and nothing is lost; a peer that
 was removed is an error at once. The protocol is that of `protocol`.
 """
 
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import (Callable, Collection, Iterable, Iterator, Mapping, Sequence)
 import contextlib
 import dataclasses
 import socket
@@ -111,9 +104,7 @@ class Transport:
     if self._interrupted is not None:
       raise base.AttemptOverError(self._interrupted)
 
-  def send(
-      self, node: base.NodeId, channel: str, arrays: Sequence[np.ndarray]
-  ) -> None:
+  def send(self, node: base.NodeId, channel: str, arrays: Sequence[np.ndarray]) -> None:
     """Sends a value to a node; see `Peer.send`.
 
     Waits first while the node has not acknowledged
@@ -221,9 +212,7 @@ class Transport:
           logging.warning("Cannot accept connections: %s", error)
           time.sleep(_TICK_SECS)  # Else a lasting error would spin.
         continue
-      threading.Thread(
-          target=self._greet, args=(connection,), name="greets", daemon=True
-      ).start()
+      threading.Thread(target=self._greet, args=(connection,), name="greets", daemon=True).start()
 
   def _greet(self, connection: socket.socket) -> None:
     """Authenticates a caller, and reads its frames until it is gone."""
@@ -236,15 +225,9 @@ class Transport:
         hello = peer_lib.read_header(wire)
         node = base.NodeId(int(hello.meta.partition(">")[0]))
         peer = self._find(node)
-    except (
-        OSError,
-        ValueError,
-        base.PeerRemovedError,
-        frame_lib.ProtocolError,
-    ) as error:
+    except (OSError, ValueError, base.PeerRemovedError, frame_lib.ProtocolError) as error:
       self._rejections.warn(
-          *("Node %d at %s rejects %s: %s.", self._me, self.address),
-          *(caller, error),
+          *("Node %d at %s rejects %s: %s.", self._me, self.address), *(caller, error)
       )
       (connection if wire is None else wire).close()
       return

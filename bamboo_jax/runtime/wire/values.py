@@ -66,7 +66,5 @@ def _parse(meta: str) -> tuple[_Kind, ...]:
       size = math.prod(shape) * dtype.itemsize
       kinds.append((dtype, tuple(shape), size))
   except (ValueError, TypeError, AttributeError) as error:
-    raise frame_lib.ProtocolError(
-        f"a value is described as {meta[:80]!r}"
-    ) from error
+    raise frame_lib.ProtocolError(f"a value is described as {meta[:80]!r}") from error
   return tuple(kinds)

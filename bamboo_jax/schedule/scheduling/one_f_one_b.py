@@ -67,9 +67,7 @@ def order_passes(
   for way in ways:
     for s, node in way.shadows.items():
       queues.setdefault(node, []).append(way.redundant[s])
-  rows: dict[base.NodeId, list[instruction_lib.Instruction]] = {
-      node: [] for node in sorted(queues)
-  }
+  rows: dict[base.NodeId, list[instruction_lib.Instruction]] = {node: [] for node in sorted(queues)}
   free_ms = dict.fromkeys(rows, 0.0)
   # The best candidate of each node; an entry that has been replaced by a
   # later one for its node is stale.
@@ -90,9 +88,7 @@ def order_passes(
     if latest[node] is not entry:
       continue
     end_ms = free_ms[node] = start_ms + queue.cost_ms
-    rows[node].append(
-        instruction_lib.Instruction(queue.stage, queue.op, microbatch)
-    )
+    rows[node].append(instruction_lib.Instruction(queue.stage, queue.op, microbatch))
     queue.next += 1
     neighbour = queue.way.finish(queue, microbatch, end_ms)
     update(node)
@@ -150,23 +146,18 @@ class _Way:
     self.shadows = shadows
     self._in_flight = line.in_flight
     self._transfer_ms = [
-        ms if owners[s] != owners[s + 1] else 0.0
-        for s, ms in enumerate(costs.transfer_ms)
+        ms if owners[s] != owners[s + 1] else 0.0 for s, ms in enumerate(costs.transfer_ms)
     ]
 
-    def make_queue(
-        op: Op, stage: base.StageId, node: base.NodeId, left: Sequence[int]
-    ) -> _Queue:
+    def make_queue(op: Op, stage: base.StageId, node: base.NodeId, left: Sequence[int]) -> _Queue:
       one = instruction_lib.Instruction(stage, op, 0)
       return _Queue(self, op, stage, left, costs.pass_ms(one, node))
 
     self.forwards = [
-        make_queue(Op.FORWARD, s, node, owed.forwards[s])
-        for s, node in base.by_stage(owners)
+        make_queue(Op.FORWARD, s, node, owed.forwards[s]) for s, node in base.by_stage(owners)
     ]
     self.backwards = [
-        make_queue(Op.BACKWARD, s, node, owed.backwards[s])
-        for s, node in base.by_stage(owners)
+        make_queue(Op.BACKWARD, s, node, owed.backwards[s]) for s, node in base.by_stage(owners)
     ]
     self.redundant = {
         s: make_queue(Op.REDUNDANT_FORWARD, s, node, owed.redundant[s])
@@ -174,17 +165,14 @@ class _Way:
     }
     for s, node in shadows.items():
       self.redundant[s].behind = next(
-          self.forwards[s - back]
-          for back in range(1, len(owners))
-          if owners[s - back] == node
+          self.forwards[s - back] for back in range(1, len(owners)) if owners[s - back] == node
       )
     held = [holdings.get(node, holdings_lib.NOTHING) for node in owners]
     # Microbatches whose backward pass is to come, and those in flight: with
     # residuals besides.
     self._pending = [set(backwards) for backwards in owed.backwards]
     self._residuals = [
-        shared.setdefault((line.pipeline, s, node), set())
-        for s, node in base.by_stage(owners)
+        shared.setdefault((line.pipeline, s, node), set()) for s, node in base.by_stage(owners)
     ]
     for s, residuals in enumerate(self._residuals):
       residuals |= {m for m in owed.backwards[s] if (s, m) in held[s].residuals}
@@ -226,14 +214,9 @@ class _Way:
     # A pass that is run for its output alone leaves no residuals, and the
     # next backward pass must not wait.
     backwards = self.backwards[s]
-    return (
-        microbatch not in self._pending[s]
-        or microbatch == backwards.owed[backwards.next]
-    )
+    return microbatch not in self._pending[s] or microbatch == backwards.owed[backwards.next]
 
-  def finish(
-      self, queue: _Queue, microbatch: int, end_ms: float
-  ) -> base.NodeId | None:
+  def finish(self, queue: _Queue, microbatch: int, end_ms: float) -> base.NodeId | None:
     """Delivers a pass's results; returns the node that may now start a pass."""
     s, owners = queue.stage, self.owners
     after = base.StageId(s + 1)
@@ -264,9 +247,7 @@ class _Way:
 _Key = tuple[float, int, int, int, base.NodeId, _Queue]
 
 
-def _find_best(
-    node: base.NodeId, free_ms: float, queues: Sequence[_Queue]
-) -> _Key | None:
+def _find_best(node: base.NodeId, free_ms: float, queues: Sequence[_Queue]) -> _Key | None:
   """Returns the sort key of the next pass of `node`, with its queue."""
   best = None
   for queue in queues:

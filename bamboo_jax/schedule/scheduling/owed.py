@@ -108,16 +108,10 @@ def find_owed(
 
 
 def _check_gradient(
-    stage: base.StageId,
-    microbatch: int,
-    *,
-    sender: base.NodeId,
-    held: holdings_lib.Holdings,
+    stage: base.StageId, microbatch: int, *, sender: base.NodeId, held: holdings_lib.Holdings
 ) -> None:
   """Checks that `sender` has, or will have, the gradient that a stage needs."""
-  if (stage, microbatch) not in held.gradients and (
-      (stage + 1, microbatch) in held.accumulated
-  ):
+  if (stage, microbatch) not in held.gradients and ((stage + 1, microbatch) in held.accumulated):
     raise base.InfeasibleError(
         f"Stage {stage} needs the gradient of microbatch {microbatch}, which "
         f"node {sender} has used for stage {stage + 1} but not kept."
@@ -145,8 +139,7 @@ def _redundant(
     redundant[stage] = tuple(
         m
         for m in microbatches
-        if (stage, m) not in held.residuals
-        and (m in inputs or (before, m) in held.activations)
+        if (stage, m) not in held.residuals and (m in inputs or (before, m) in held.activations)
     )
   return redundant
 

@@ -46,11 +46,7 @@ def place_transfers(
   at the start, or computed by a pass.
   """
   simulation = _Simulation(passes, costs)
-  where = {
-      (i.op, i.stage, i.microbatch): k
-      for row in passes.values()
-      for k, i in enumerate(row)
-  }
+  where = {(i.op, i.stage, i.microbatch): k for row in passes.values() for k, i in enumerate(row)}
   for transfer in transfers:
     held = holdings.get(transfer.source, holdings_lib.NOTHING)
     simulation.attach(transfer, where, held)
@@ -78,9 +74,7 @@ class _Node:
   busy_until_ms: float = 0.0
   output: Transfer | None = None
   peers: "dict[base.NodeId, _Node]" = dataclasses.field(default_factory=dict)
-  row: list[instruction_lib.Instruction] = dataclasses.field(
-      default_factory=list
-  )
+  row: list[instruction_lib.Instruction] = dataclasses.field(default_factory=list)
 
   def wanted(self) -> Transfer | None:
     if self.position < len(self.inputs):
@@ -92,14 +86,11 @@ class _Simulation:
   """Nodes that run their passes, with transfers that block."""
 
   def __init__(
-      self,
-      passes: Mapping[base.NodeId, instruction_lib.Row],
-      costs: costs_lib.StageCosts,
+      self, passes: Mapping[base.NodeId, instruction_lib.Row], costs: costs_lib.StageCosts
   ) -> None:
     self._costs = costs
     self._nodes = {
-        node: _Node(node, row, [None] * len(row), [None] * len(row))
-        for node, row in passes.items()
+        node: _Node(node, row, [None] * len(row), [None] * len(row)) for node, row in passes.items()
     }
     self._available: set[Transfer] = set()  # Possible once both ends are free.
     self._events = [(0.0, node) for node in sorted(passes)]  # When it is free.
@@ -141,9 +132,7 @@ class _Simulation:
         self._start(node, now_ms)
     for node in self._nodes.values():
       assert node.position == len(node.passes), "stuck"
-    return instruction_lib.Schedule(
-        {name: tuple(node.row) for name, node in self._nodes.items()}
-    )
+    return instruction_lib.Schedule({name: tuple(node.row) for name, node in self._nodes.items()})
 
   def _exchange(self, node: _Node, now_ms: float) -> None:
     """Starts all transfers that can start because `node` is free."""

@@ -53,9 +53,7 @@ class Steps:
   @property
   def places(self) -> tuple[Place, ...]:
     """All places."""
-    return tuple(
-        Place(p, s) for p, n in enumerate(self.depths) for s in base.stages(n)
-    )
+    return tuple(Place(p, s) for p, n in enumerate(self.depths) for s in base.stages(n))
 
   def points(self, place: Place) -> tuple[int | str, ...]:
     """Returns the points of the step where the node at `place` can die."""
@@ -78,18 +76,14 @@ def single_deaths(steps: Steps, *, every: int) -> tuple[Case, ...]:
   return tuple(cases)
 
 
-def draw_deaths(
-    kind: str, steps: Steps, *, num_cases: int, seed: int
-) -> tuple[Case, ...]:
+def draw_deaths(kind: str, steps: Steps, *, num_cases: int, seed: int) -> tuple[Case, ...]:
   """Returns random cases of a kind in `KINDS`; none for too small a step."""
   rng = random.Random(f"{kind} {seed}")
   drawn = KINDS[kind](steps, rng)
   return tuple(itertools.islice(drawn, num_cases))
 
 
-def _draw_pairs(
-    steps: Steps, rng: random.Random, *, is_apart: bool
-) -> Iterator[Case]:
+def _draw_pairs(steps: Steps, rng: random.Random, *, is_apart: bool) -> Iterator[Case]:
   """Two nodes die in one step; if not apart, owner and shadow of a stage."""
   pairs = _pairs(steps, is_apart=is_apart)
   while pairs:
@@ -134,13 +128,9 @@ KINDS: Mapping[str, Callable[[Steps, random.Random], Iterator[Case]]] = {
 
 def _pairs(steps: Steps, *, is_apart: bool) -> Sequence[tuple[Place, Place]]:
   return [
-      pair
-      for pair in itertools.combinations(steps.places, 2)
-      if steps.is_apart(*pair) == is_apart
+      pair for pair in itertools.combinations(steps.places, 2) if steps.is_apart(*pair) == is_apart
   ]
 
 
-def _fault(
-    place: Place, at: int | str, steps_later: int = 0
-) -> faults_lib.Fault:
+def _fault(place: Place, at: int | str, steps_later: int = 0) -> faults_lib.Fault:
   return faults_lib.Fault(FIRST_STEP + steps_later, str(place), at)

@@ -53,11 +53,7 @@ class Clusters:
     """Yields random layouts; the first, of one process, has no kills."""
     yield layouts_lib.SweepLayout(1, 1)
     yield from layouts_lib.draw_layouts(
-        count - 1,
-        seed=seed,
-        max_stages=_MAX_STAGES,
-        max_nodes=_MAX_NODES,
-        choices=_CHOICES,
+        count - 1, seed=seed, max_stages=_MAX_STAGES, max_nodes=_MAX_NODES, choices=_CHOICES
     )
 
   def run(self, layout: layouts_lib.SweepLayout) -> str:
@@ -66,8 +62,7 @@ class Clusters:
     settings = {
         "pipeline.num_pipelines": layout.num_pipelines,
         "pipeline.num_stages": layout.num_stages,
-        "pipeline.num_microbatches": layouts_lib.NUM_MICROBATCHES
-        // layout.num_pipelines,
+        "pipeline.num_microbatches": layouts_lib.NUM_MICROBATCHES // layout.num_pipelines,
         "redundancy.mode": "none",
         **dict(layout.settings),
     }
@@ -98,9 +93,7 @@ class Clusters:
       return f"{summary['state_sha256']}"
 
 
-def draw_trace(
-    rng: random.Random, num_nodes: int, num_events: int
-) -> list[str]:
+def draw_trace(rng: random.Random, num_nodes: int, num_events: int) -> list[str]:
   """Returns the lines of a trace of `num_nodes`, which are there at its end."""
   names = (f"{'abc'[i % 3]}/{i}" for i in itertools.count())
   alive = list(itertools.islice(names, num_nodes))
@@ -121,17 +114,13 @@ def draw_trace(
       lines.append(f"{millis},remove,{name}")
   left = len({*alive} - noticed)
   return lines + [
-      f"{millis},add,{name}"
-      for name in itertools.islice(names, max(0, num_nodes - left))
+      f"{millis},add,{name}" for name in itertools.islice(names, max(0, num_nodes - left))
   ]
 
 
 def _call(command: Sequence[str]) -> None:
   process = subprocess.Popen(
-      [sys.executable, "-m", *command],
-      stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT,
-      text=True,
+      [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
   )
   try:
     output, _ = process.communicate(timeout=_LIMIT_SECS)

@@ -59,10 +59,7 @@ def run(job: SweepJob) -> Ended:
 
 
 def _make(
-    config: config_lib.Config,
-    arguments: Sequence[str] | None,
-    program_cache: str,
-    num_events: int,
+    config: config_lib.Config, arguments: Sequence[str] | None, program_cache: str, num_events: int
 ) -> Any:
   """Returns the object of this process that draws layouts and runs them."""
   if arguments is not None:

@@ -116,10 +116,7 @@ def draw_layouts(
     rng = random.Random(f"layouts {number}")
     pipelines = rng.choice([1, 2, 3, 4, 6])
     stages = rng.randint(1, min(max_stages, max_nodes // pipelines))
-    settings = {
-        name: rng.choice(values)
-        for name, values in {**_CHOICES, **choices}.items()
-    }
+    settings = {name: rng.choice(values) for name, values in {**_CHOICES, **choices}.items()}
     if stages == 1:
       settings["redundancy.mode"] = "none"
     if not settings["recovery.checkpoint"]:
@@ -140,10 +137,7 @@ def draw_layouts(
 
 def _pipelines(count: int) -> dict[str, int]:
   """Returns the options for `count` pipelines that share the same batch."""
-  return {
-      "pipeline.num_pipelines": count,
-      "pipeline.num_microbatches": NUM_MICROBATCHES // count,
-  }
+  return {"pipeline.num_pipelines": count, "pipeline.num_microbatches": NUM_MICROBATCHES // count}
 
 
 class Layouts:
@@ -153,10 +147,7 @@ class Layouts:
   """
 
   def __init__(
-      self,
-      config: config_lib.Config | ml_collections.ConfigDict,
-      *,
-      num_events: int = 1,
+      self, config: config_lib.Config | ml_collections.ConfigDict, *, num_events: int = 1
   ) -> None:
     self.drawn: Sequence[faults_lib.Fault] = ()
     self._num_events = num_events
@@ -205,17 +196,12 @@ class Layouts:
       num_nodes = sizes.num_nodes(config) * (2 + self._num_events)
       job = job_lib.make_job(
           config,
-          devices={
-              node: devices[node % len(devices)]
-              for node in base.nodes(num_nodes)
-          },
+          devices={node: devices[node % len(devices)] for node in base.nodes(num_nodes)},
           prepared=trials.prepare(config, self.cache, self.whole),
       )
       return self._train(job, layout, path)
 
-  def _train(
-      self, job: job_lib.Job, layout: SweepLayout, folder: pathlib.Path
-  ) -> str:
+  def _train(self, job: job_lib.Job, layout: SweepLayout, folder: pathlib.Path) -> str:
     storm = None
     if layout.storm_seed is not None:
       goes_back = job.config.recovery.checkpoint
@@ -242,9 +228,7 @@ class Layouts:
 def _redraw(profile: cost_model.Profile, seed: int) -> cost_model.Profile:
   rng = random.Random(f"costs {seed}")
   layers = [
-      dataclasses.replace(
-          layer, forward_ms=rng.uniform(1, 9), backward_ms=rng.uniform(1, 9)
-      )
+      dataclasses.replace(layer, forward_ms=rng.uniform(1, 9), backward_ms=rng.uniform(1, 9))
       for layer in profile.layers
   ]
   return dataclasses.replace(profile, layers=tuple(layers))

@@ -91,8 +91,7 @@ class Storm:
       victims = [
           n
           for n in sorted(left)
-          if self._goes_back
-          or not moves.lost_layers(layout.pipelines, left - {n})
+          if self._goes_back or not moves.lost_layers(layout.pipelines, left - {n})
       ]
       if not victims or members <= self._least:
         break

@@ -61,9 +61,7 @@ def sweep(
   cache, whole, num_failed = program_cache.ProgramCache(), None, 0
   for config in configs:
     start, size = time.perf_counter(), _render_size(config)
-    trial = trials_lib.Trials(
-        config, cache=cache, whole=whole, num_late=num_late
-    )
+    trial = trials_lib.Trials(config, cache=cache, whole=whole, num_late=num_late)
     whole = trial.whole
     secs = time.perf_counter() - start
     print(f"{size} prepare_secs={secs:.1f}", flush=True)
@@ -73,17 +71,10 @@ def sweep(
       elif kind == "storm":
         at_once = max(1, config.recovery.num_failures)
         seeds = range(seed, seed + num_cases)
-        cases = [
-            storm_lib.Storm(num_events=num_events, at_once=at_once, seed=s)
-            for s in seeds
-        ]
+        cases = [storm_lib.Storm(num_events=num_events, at_once=at_once, seed=s) for s in seeds]
       else:
-        cases = cases_lib.draw_deaths(
-            kind, trial.steps, num_cases=num_cases, seed=seed
-        )
-      num_failed += _run(
-          trial, cases, name=f"{size} kind={kind}", may_compile=is_program
-      )
+        cases = cases_lib.draw_deaths(kind, trial.steps, num_cases=num_cases, seed=seed)
+      num_failed += _run(trial, cases, name=f"{size} kind={kind}", may_compile=is_program)
   print(f"failed={num_failed}")
   return num_failed
 
@@ -104,9 +95,7 @@ def _run(
   redone = collections.Counter[str]()
   start = time.perf_counter()
   storms = [case for case in cases if isinstance(case, storm_lib.Storm)]
-  with tqdm.tqdm(
-      cases, desc=name, unit="case", disable=not sys.stderr.isatty()
-  ) as bar:
+  with tqdm.tqdm(cases, desc=name, unit="case", disable=not sys.stderr.isatty()) as bar:
     for case in bar:
       try:
         outcome = trial.run(case)

@@ -102,9 +102,7 @@ class Trials:
     self._cache = cache
     self._wanted: dict[int, TrialOutcome] = {}  # By number of steps.
     num_late = num_late or sizes.num_nodes(config)  # Should all die.
-    place = devices_lib.place_nodes(
-        base.nodes(sizes.num_nodes(config) + num_late)
-    )
+    place = devices_lib.place_nodes(base.nodes(sizes.num_nodes(config) + num_late))
     make = lambda config, whole: job_lib.make_job(
         config, devices=place, prepared=prepare(config, cache, whole)
     )
@@ -119,10 +117,7 @@ class Trials:
     plans = layout_lib.StepPlans(self._job.rows)
     place_of = {n: layout.places_of([n])[0] for n in layout.nodes}
     self.steps = cases_lib.Steps(
-        order=tuple(
-            place_of[node]
-            for node, _ in timeline_lib.linearize(plans.whole(layout))
-        ),
+        order=tuple(place_of[node] for node, _ in timeline_lib.linearize(plans.whole(layout))),
         depths=tuple(p.partition.num_stages for p in layout.pipelines),
     )
 
@@ -140,9 +135,7 @@ class Trials:
     for pipeline, layers in enumerate(outcome.layers):
       want = wanted.layers[0]
       if differing := [name for name in want if layers[name] != want[name]]:
-        raise TroubleError(
-            f"pipeline {pipeline} has another state of {', '.join(differing)}"
-        )
+        raise TroubleError(f"pipeline {pipeline} has another state of {', '.join(differing)}")
     for redone in outcome.redone:
       if redone.again > redone.at_most:
         raise TroubleError(f"too much was done again: {redone}")
@@ -177,10 +170,7 @@ class Trials:
     return dataclasses.replace(job, engine=engine)
 
   def _train(
-      self,
-      job: job_lib.Job,
-      faults: Iterable[faults_lib.Fault],
-      num_steps: int,
+      self, job: job_lib.Job, faults: Iterable[faults_lib.Fault], num_steps: int
   ) -> TrialOutcome:
     with tempfile.TemporaryDirectory() as folder:
       worker = begin(self._with_engine(job), faults, folder)
@@ -198,9 +188,7 @@ class Trials:
       raise TroubleError(f"a recovery is not in order: {wrong}")
     return TrialOutcome(
         losses=jsonl.column(lines, "loss")[1],
-        layers=[
-            bits_of(engine.layer_states(p)) for p in range(len(engine.owners))
-        ],
+        layers=[bits_of(engine.layer_states(p)) for p in range(len(engine.owners))],
         rungs=tuple(event["rung"] for event in events),
         owners=tuple(engine.owners),
         redone=tuple(redone),
@@ -225,9 +213,7 @@ def begin(
   return worker_lib.Worker(job, given)
 
 
-def record_redone(
-    executor: executor_lib.Executor,
-) -> list[redone_lib.Redone]:
+def record_redone(executor: executor_lib.Executor) -> list[redone_lib.Redone]:
   """Returns a list that grows with every death in the middle of a step."""
   found: list[redone_lib.Redone] = []
   if not isinstance(executor, spmd_executor.Programs):
@@ -235,8 +221,7 @@ def record_redone(
   programs, plan = executor.programs, executor.plan
 
   def record(
-      timelines: Sequence[timeline_lib.Timeline],
-      filling: filling_lib.StepFilling | None = None,
+      timelines: Sequence[timeline_lib.Timeline], filling: filling_lib.StepFilling | None = None
   ) -> None:
     before = dict(programs.runs)
     plan(timelines, filling)
@@ -248,9 +233,7 @@ def record_redone(
   return found
 
 
-def bits_of(
-    layers: Mapping[str, spec_lib.LayerState],
-) -> dict[str, list[bytes]]:
+def bits_of(layers: Mapping[str, spec_lib.LayerState]) -> dict[str, list[bytes]]:
   """Returns the bytes of the arrays of each layer."""
   return {
       name: [np.asarray(a).tobytes() for a in jax.tree.leaves(state)]

@@ -91,9 +91,7 @@ class FakeNode:
     match i.op:
       case Op.FORWARD | Op.REDUNDANT_FORWARD:
         read = self.activations[before] if i.stage else ""
-        self.activations[key] = mix(
-            "forward", (step, *key), self.state[i.stage], read
-        )
+        self.activations[key] = mix("forward", (step, *key), self.state[i.stage], read)
       case Op.BACKWARD:
         assert key in self.ledger.residuals, f"no residuals of {key}"
         read = self.activations[before] if i.stage else ""
@@ -122,8 +120,8 @@ class FakeEngine:
     stages = range(worker.num_stages)
     self.specs = [types.SimpleNamespace(state="") for _ in stages]
     self._worker = worker
-    self._local: dict[channel_lib.Channel, collections.deque[str]] = (
-        collections.defaultdict(collections.deque)
+    self._local: dict[channel_lib.Channel, collections.deque[str]] = collections.defaultdict(
+        collections.deque
     )
     self.links = types.SimpleNamespace(drain=lambda alive: self._local.clear())
 
@@ -155,9 +153,7 @@ class FakeEngine:
     ends = (self._worker.number, i.peer)
     is_grad = i.op in (Op.SEND_GRAD, Op.RECV_GRAD)
     channel = channel_lib.Channel(
-        "grad" if is_grad else "activation",
-        ends if i.is_send else ends[::-1],
-        (i.stage,),
+        "grad" if is_grad else "activation", ends if i.is_send else ends[::-1], (i.stage,)
     )
     if ends[0] == ends[1]:
       queue = self._local[channel]

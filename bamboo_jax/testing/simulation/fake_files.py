@@ -52,11 +52,7 @@ class FakeFiles:
     return step_lib.Vote(seen=seen, ready=ready, stops=stops, failure=failure)
 
   def commit(
-      self,
-      step: fake_engine.Step,
-      votes: Mapping[base.NodeId, step_lib.Vote],
-      *,
-      saves: bool,
+      self, step: fake_engine.Step, votes: Mapping[base.NodeId, step_lib.Vote], *, saves: bool
   ) -> None:
     """Compares the state with that of a run without faults, and saves it."""
     worker, node = self._worker, self._engine.nodes.get(self._worker.number)

@@ -51,9 +51,7 @@ def make_job(layout: str, reroute: str) -> job_lib.Job:
   ladder = dataclasses.replace(rules.ladder, reroute=reroute)
   rules = dataclasses.replace(rules, rows=rows, ladder=ladder)
   absent: Any = None
-  return job_lib.Job(
-      config, absent, plan, rows, rules, absent, fills_waits=False
-  )
+  return job_lib.Job(config, absent, plan, rows, rules, absent, fills_waits=False)
 
 
 def _make_profile(num_layers: int, *, forward_ms: float) -> cost_model.Profile:
@@ -68,9 +66,7 @@ def _make_profile(num_layers: int, *, forward_ms: float) -> cost_model.Profile:
       activation_bytes=64,
       residual_bytes=64,
   )
-  layers = (
-      dataclasses.replace(layer, name=f"layer_{i}") for i in range(num_layers)
-  )
+  layers = (dataclasses.replace(layer, name=f"layer_{i}") for i in range(num_layers))
   return cost_model.Profile(
       layers=tuple(layers),
       link_latency_ms=0.1,

@@ -93,8 +93,6 @@ class FakeTransport:
   def keep_only(self, nodes: Collection[int], why: str) -> None:
     """Does nothing: `receive` finds out who is gone."""
 
-  def _key(
-      self, source: int, destination: int, channel: str
-  ) -> tuple[str, int, int, int, str]:
+  def _key(self, source: int, destination: int, channel: str) -> tuple[str, int, int, int, str]:
     stamp = self._worker.stamp
     return stamp, self._attempt, source, destination, channel

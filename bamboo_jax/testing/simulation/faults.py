@@ -49,15 +49,7 @@ def begin(history: Any, fault: plans.SimFault) -> None:
       _be_busy(history, machines[0], world.clock.now + fault.secs)
     case "reset":
       network.reset(*hosts)
-    case (
-        "cut"
-        | "cut_one_way"
-        | "cut_all"
-        | "isolate"
-        | "refuse"
-        | "slow"
-        | "bad_route"
-    ):
+    case "cut" | "cut_one_way" | "cut_all" | "isolate" | "refuse" | "slow" | "bad_route":
       _break(history, fault)
     case "no_files":
       hold(network.crowded, hosts)
@@ -93,9 +85,7 @@ def begin(history: Any, fault: plans.SimFault) -> None:
       later(setattr, world.etcd, name, False)
 
 
-def _be_busy(
-    history: Any, machine: machine_lib.SimulatedMachine, end_secs: float
-) -> None:
+def _be_busy(history: Any, machine: machine_lib.SimulatedMachine, end_secs: float) -> None:
   """A crowded machine: away for most heartbeats, but not for long."""
   clock = history.world.clock
   if clock.now < end_secs:
@@ -107,10 +97,7 @@ def _be_busy(
 def _break(history: Any, fault: plans.SimFault) -> None:
   network, hosts = history.world.network, fault.hosts
   pairs = {hosts}
-  rest = {
-      *history.machines,
-      *(h for f in history.plan.faults for h in f.hosts),
-  }
+  rest = {*history.machines, *(h for f in history.plan.faults for h in f.hosts)}
   if fault.kind == "cut_all":
     pairs = {*itertools.permutations(rest, 2)}
   if fault.kind in ("isolate", "slow", "apart"):

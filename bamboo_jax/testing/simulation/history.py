@@ -167,12 +167,7 @@ class ClusterHistory:
       self.violate(f"copies: {host} ends: {end.error or end.reason}")
 
   def _note_commit(
-      self,
-      worker: worker_lib.ScriptedWorker,
-      view: int,
-      epoch: int,
-      steps: int,
-      state: str,
+      self, worker: worker_lib.ScriptedWorker, view: int, epoch: int, steps: int, state: str
   ) -> None:
     now = self._last_secs = self.world.clock.now
     self._trained.add(worker)
@@ -240,9 +235,7 @@ class ClusterHistory:
       key = (machine.state.stamp, view.number)
       known = self._views.setdefault(key, members)
       if known != members:
-        self.violate(
-            f"view: {view.number} is {sorted(known)} and {sorted(members)}"
-        )
+        self.violate(f"view: {view.number} is {sorted(known)} and {sorted(members)}")
 
   def _check_progress(self) -> None:
     """Whether they go on although the store may still be away."""
@@ -258,8 +251,7 @@ class ClusterHistory:
   def _is_enough(self) -> bool:
     """Whether training need not wait for more nodes."""
     newest = max(
-        (m.state.roster.view for m in self.machines.values()),
-        key=lambda view: view.number,
+        (m.state.roster.view for m in self.machines.values()), key=lambda view: view.number
     )
     live = [m for m in newest.members if not self.machines[m.host].is_dead]
     if newest.number and not newest.members:  # All nodes restart.
@@ -314,9 +306,7 @@ class ClusterHistory:
     is_due = alive and self._is_enough() and not self.plan.num_steps
     if is_due and not self._is_recent():
       found.append(f"progress: no step since {self._last_secs:.2f} s")
-    numbers = [
-        m.state.roster.view.number for m in alive.values() if not m.is_frozen
-    ]
+    numbers = [m.state.roster.view.number for m in alive.values() if not m.is_frozen]
     newest = max(numbers, default=0)  # Who hangs may know an older life.
     there = self.world.store_view()
     at_work = {h for h, m in alive.items() if m.is_at_work}
@@ -333,9 +323,7 @@ class ClusterHistory:
 
 def host_of(history: ClusterHistory, worker: worker_lib.ScriptedWorker) -> str:
   """Returns the host of a worker."""
-  return next(
-      (h for h, m in history.machines.items() if m.worker is worker), ""
-  )
+  return next((h for h, m in history.machines.items() if m.worker is worker), "")
 
 
 def explore(plan: plans.FaultPlan) -> list[str]:
@@ -353,6 +341,4 @@ def shrink(plan: plans.FaultPlan) -> plans.FaultPlan:
   """Returns a smaller plan with a violation of the same invariant."""
   name = lambda text: text.split()[2]
   wanted = name(explore(plan)[0])
-  return plans.shrink(
-      plan, lambda p: wanted in {name(text) for text in explore(p)}
-  )
+  return plans.shrink(plan, lambda p: wanted in {name(text) for text in explore(p)})

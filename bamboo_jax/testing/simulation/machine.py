@@ -38,9 +38,7 @@ class SimulatedMachine:
     left: The worker of this agent that has ended by itself.
   """
 
-  def __init__(
-      self, world: world_lib.World, options: state_lib.AgentOptions
-  ) -> None:
+  def __init__(self, world: world_lib.World, options: state_lib.AgentOptions) -> None:
     self.world = world
     self.host = options.host
     # Clocks of machines have nothing in common.
@@ -228,9 +226,7 @@ class SimulatedMachine:
     match request:
       case events_lib.Store(method, args):
         secs = self.world.random.uniform(*_STORE_SECS)
-        self.world.clock.at(
-            secs, self._ask_store, self._life, flow, method, *args
-        )
+        self.world.clock.at(secs, self._ask_store, self._life, flow, method, *args)
       case events_lib.WatchStore():
         self._watch(flow, request)
       case events_lib.CallFence(method, args):
@@ -290,9 +286,7 @@ class SimulatedMachine:
     is_stalled = world.clock.now < world.stalled_until
     return not is_stalled and self.host not in world.cut_off
 
-  def _ask_store(
-      self, life: str, flow: int, method: Callable[..., Any], *args: Any
-  ) -> None:
+  def _ask_store(self, life: str, flow: int, method: Callable[..., Any], *args: Any) -> None:
     if life != self._life or not self.is_alive:
       return
     answer = error = None
@@ -301,9 +295,7 @@ class SimulatedMachine:
       wait_secs = self.world.stalled_until - self.world.clock.now
       is_short = 0 < wait_secs < _STORE_TIMEOUT_SECS
       if is_short and self.host not in self.world.cut_off:
-        self.world.clock.at(
-            wait_secs + secs, self._ask_store, life, flow, method, *args
-        )
+        self.world.clock.at(wait_secs + secs, self._ask_store, life, flow, method, *args)
         return
       secs, error = _STORE_TIMEOUT_SECS, OSError("no answer of the store.")
     else:
@@ -325,9 +317,7 @@ class SimulatedMachine:
         host=self.host,
         clock=self.world.clock,
         shared=self.world.shared,
-        say=lambda message: self._later(
-            _PIPE_SECS, events_lib.WorkerSaid(message)
-        ),
+        say=lambda message: self._later(_PIPE_SECS, events_lib.WorkerSaid(message)),
         exit=functools.partial(self._worker_exited, self._life),
     )
 
@@ -382,17 +372,13 @@ class SimulatedMachine:
         on_closed=closed,
     )
 
-  def _accept(
-      self, hello: tuple[views.Member, str]
-  ) -> Callable[[Any], None] | None:
+  def _accept(self, hello: tuple[views.Member, str]) -> Callable[[Any], None] | None:
     member, stamp = hello
     if stamp != self.state.stamp:
       return None  # It is of another run.
     life = self._life
     self._later(0.0, events_lib.PeerCame(member))
-    return lambda message: self._tell(
-        events_lib.PeerSaid(member.incarnation, message), life
-    )
+    return lambda message: self._tell(events_lib.PeerSaid(member.incarnation, message), life)
 
   def _cut(self, incarnation: str) -> None:
     link = self._links.pop(incarnation, None)

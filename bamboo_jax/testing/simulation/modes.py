@@ -23,10 +23,7 @@ class Histories(NamedTuple):
 
 def explore_all(job: Histories) -> list[list[str]]:
   """Returns the lines of each history of a job."""
-  return [
-      explore(job.mode, seed, shrinks=job.shrinks)
-      for seed in range(job.first, job.end)
-  ]
+  return [explore(job.mode, seed, shrinks=job.shrinks) for seed in range(job.first, job.end)]
 
 
 def explore(mode: str, seed: int, *, shrinks: bool) -> list[str]:
@@ -44,7 +41,4 @@ def explore(mode: str, seed: int, *, shrinks: bool) -> list[str]:
   if not (found := history.explore(plan)):
     return []
   plan = history.shrink(plan) if shrinks else plan
-  return [
-      f"seed={seed} {found[0]}",
-      f"  {json.dumps(dataclasses.asdict(plan))}",
-  ]
+  return [f"seed={seed} {found[0]}", f"  {json.dumps(dataclasses.asdict(plan))}"]

@@ -106,18 +106,14 @@ class SimulatedLink:
       self.drop()
       self._on_closed(reason)
 
-  def _carry(
-      self, is_forward: bool, call: Callable[..., None], *args: Any
-  ) -> None:
+  def _carry(self, is_forward: bool, call: Callable[..., None], *args: Any) -> None:
     clock = self._network.clock
     ends = (self.source, self.target)
     secs = self._network.delay(*(ends if is_forward else ends[::-1]))
     self._next = max(clock.now + secs, self._next)
     clock.at(self._next - clock.now, self._arrive, is_forward, call, *args)
 
-  def _arrive(
-      self, is_forward: bool, call: Callable[..., None], *args: Any
-  ) -> None:
+  def _arrive(self, is_forward: bool, call: Callable[..., None], *args: Any) -> None:
     ends = (self.source, self.target)
     if is_forward:
       self._miss_ack()
@@ -149,9 +145,7 @@ class Network:
     on_send: Called with each message.
   """
 
-  def __init__(
-      self, clock: clock_lib.SimulatedClock, seed: random.Random
-  ) -> None:
+  def __init__(self, clock: clock_lib.SimulatedClock, seed: random.Random) -> None:
     self.clock = clock
     self.cut: collections.Counter[tuple[str, str]] = collections.Counter()
     self.refused: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -209,19 +203,11 @@ class Network:
       if on_message is None:
         self.clock.at(self.delay(*pair[::-1]), on_failed, "refused", True)
         return
-      connection = SimulatedLink(
-          self,
-          source,
-          target,
-          on_message=on_message,
-          on_closed=on_closed,
-      )
+      connection = SimulatedLink(self, source, target, on_message=on_message, on_closed=on_closed)
       self.connections[connection] = None
       connection.answer(on_accepted)
       if target in self.asleep:
-        self.asleep[target].append(
-            lambda: connection.answer(on_open, connection)
-        )
+        self.asleep[target].append(lambda: connection.answer(on_open, connection))
       else:
         connection.answer(on_open, connection)
 

@@ -155,15 +155,12 @@ MODES = {
     "kill": "kill kill join",
     "crash": "kill vanish worker join pair wipe_out",
     "stop": "kill join freeze freeze busy stop_worker all_busy",
-    "net": "reset reset cut cut_one_way severed isolate refuse slow bad_route"
-    " kill",
+    "net": "reset reset cut cut_one_way severed isolate refuse slow bad_route" " kill",
     "store": "stall cut_off lose_answers full kill join worker lapse away"
     " amnesia go_back apart handover",
     "workers": "worker worker join all_workers notice kill",
 }
-MODES["all"] = " ".join(sorted({*" ".join(MODES.values()).split()})) + (
-    " no_files no_files"
-)
+MODES["all"] = " ".join(sorted({*" ".join(MODES.values()).split()})) + (" no_files no_files")
 MODES["large"] = f"{MODES['crash']} {MODES['net']} freeze no_files no_files"
 MODES["race"] = (
     "join_and_death join_and_death freeze freeze_agent worker reset"
@@ -178,8 +175,7 @@ MODES["folder"] = (
     " lost_and_hung"
 )
 MODES["train"] = (
-    "kill pair worker join vanish freeze notice all_workers slow last_words"
-    " one_left"
+    "kill pair worker join vanish freeze notice all_workers slow last_words" " one_left"
 )
 
 
@@ -216,9 +212,7 @@ def draw(mode: str, seed: int) -> FaultPlan:
   )
 
 
-def _fault(
-    at_secs: float, kind: str, hosts: Iterable[str] = (), secs: float = 0.0
-) -> SimFault:
+def _fault(at_secs: float, kind: str, hosts: Iterable[str] = (), secs: float = 0.0) -> SimFault:
   """Returns a fault with times in whole milliseconds."""
   return SimFault(round(at_secs, 3), kind, tuple(hosts), round(secs, 3))
 
@@ -364,9 +358,7 @@ def _draw_stalls(
 
 _DEATHS = "join pair last_words one_left wipe_out all_busy join_and_death"
 _CUTS = "bad_route severed apart lost_vote last_vote"
-_STALLS = (
-    "all_hang torn_view begin_late two_lives ask_late lost_and_hung lapse away"
-)
+_STALLS = "all_hang torn_view begin_late two_lives ask_late lost_and_hung lapse away"
 _DRAWS = {
     **dict.fromkeys([*_DEATHS.split(), "handover"], _draw_deaths),
     **dict.fromkeys(_CUTS.split(), _draw_cuts),

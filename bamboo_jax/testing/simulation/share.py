@@ -80,9 +80,7 @@ class SharedFiles:
 class SimulatedFence(fence_lib.Fence):
   """The real fence of files in memory; errors and waits are those of a host."""
 
-  def __init__(
-      self, folder: Any, now: Callable[[], float] = lambda: 0.0
-  ) -> None:
+  def __init__(self, folder: Any, now: Callable[[], float] = lambda: 0.0) -> None:
     self.folder = folder
     self.protocol = fence_lib.FenceProtocol("workdir", now)
 
@@ -90,9 +88,7 @@ class SimulatedFence(fence_lib.Fence):
 class Share:
   """The folder as hosts see it."""
 
-  def __init__(
-      self, clock: clock_lib.SimulatedClock, rng: random.Random
-  ) -> None:
+  def __init__(self, clock: clock_lib.SimulatedClock, rng: random.Random) -> None:
     self.files = SharedFiles()
     self.clock = clock
     self._random = rng
@@ -143,10 +139,7 @@ class Share:
     return view
 
   def ask(
-      self,
-      host: str,
-      call: tuple[str, ...],
-      then: Callable[[Any, OSError | None], None],
+      self, host: str, call: tuple[str, ...], then: Callable[[Any, OSError | None], None]
   ) -> None:
     """Makes a call of `SharedFiles`; `then` gets the answer, or an error."""
     self._later(self._arrive, host, call, then)

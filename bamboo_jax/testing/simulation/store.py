@@ -95,12 +95,7 @@ class Server:
     return {"header": header, **found}
 
   def carry(
-      self,
-      host: str,
-      port: int,
-      path: str,
-      request: Mapping[str, Any],
-      timeout_secs: float,
+      self, host: str, port: int, path: str, request: Mapping[str, Any], timeout_secs: float
   ) -> etcd_lib.EtcdResponse:
     """Answers as a server does to a client."""
     del host, port, timeout_secs

@@ -59,9 +59,7 @@ class Baton:
       raise self._error or StopIteration
     return self._wanted
 
-  def wait(
-      self, condition: Callable[[], bool], secs: float | None
-  ) -> bool | None:
+  def wait(self, condition: Callable[[], bool], secs: float | None) -> bool | None:
     """Waits, in the thread; returns whether the condition holds."""
     self._wanted = condition, secs
     self._back.release()
@@ -234,9 +232,7 @@ class TrainerWorker(worker_lib.ScriptedWorker):
     links: Any = self.transport
     files: Any = fake_files.FakeFiles(self, engine, cohort)
     state = self._make_state(cohort, nodes, files)
-    transfers = cluster_cohort.PeerTransfers(
-        client, links, None, preconnects=False
-    )
+    transfers = cluster_cohort.PeerTransfers(client, links, None, preconnects=False)
     transfers.attach(nodes, lambda: True)
     loop = object.__new__(train_worker.Worker)
     vars(loop).update(
@@ -259,9 +255,7 @@ class TrainerWorker(worker_lib.ScriptedWorker):
         _log=files,
         _compiler=files,
         _evaluates=False,
-        _data=types.SimpleNamespace(
-            microbatch=print, failures=failures_lib.Failures()
-        ),
+        _data=types.SimpleNamespace(microbatch=print, failures=failures_lib.Failures()),
         _failed=failures_lib.Failure(),
         _begun=-1,
         _saves_at_stop=False,

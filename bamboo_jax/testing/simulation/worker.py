@@ -69,8 +69,8 @@ class Shared:
   reroute: str
   saved: dict[int, str] = dataclasses.field(default_factory=dict)
   workers: dict[int, Any] = dataclasses.field(default_factory=dict)
-  wire: dict[tuple[str, int, int, int, str], list[list[str]]] = (
-      dataclasses.field(default_factory=lambda: collections.defaultdict(list))
+  wire: dict[tuple[str, int, int, int, str], list[list[str]]] = dataclasses.field(
+      default_factory=lambda: collections.defaultdict(list)
   )
   attempts: dict[tuple[str, int], int] = dataclasses.field(
       default_factory=lambda: collections.defaultdict(int)
@@ -337,6 +337,4 @@ class ScriptedWorker:
     if self.steps % SAVE_STEPS == 0:
       self.shared.saved.setdefault(self.steps, self._state)
     self._say(messages.Report({"steps": self.steps}))
-    self.shared.on_commit(
-        self, self.client.adopted.number, self.epoch, self.steps, self._state
-    )
+    self.shared.on_commit(self, self.client.adopted.number, self.epoch, self.steps, self._state)

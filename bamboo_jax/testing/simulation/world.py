@@ -34,9 +34,7 @@ class World:
   on_end: Callable[[Any], None]
   on_adopt: Callable[[Any], None]
   stalled_until: float = 0.0
-  cut_off: collections.Counter[str] = dataclasses.field(
-      default_factory=collections.Counter
-  )
+  cut_off: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
   trace: list[str] = dataclasses.field(default_factory=list)
   lives: Any = dataclasses.field(default_factory=itertools.count)
 

@@ -180,9 +180,7 @@ class Exits:
   """
 
   def __init__(
-      self,
-      transport: transport_lib.Transport,
-      collectives: executor_lib.Collectives | None,
+      self, transport: transport_lib.Transport, collectives: executor_lib.Collectives | None
   ) -> None:
     """`collectives` are those of the executor; None without any."""
     self._transport, self._collectives = transport, collectives
@@ -195,9 +193,7 @@ class Exits:
       begun = self._collectives.begun()
     waits = {r.node for r in self._transport.open_waits()}
     return dataclasses.replace(
-        begun,
-        address=self._transport.address,
-        waits_for=tuple(sorted(waits)),
+        begun, address=self._transport.address, waits_for=tuple(sorted(waits))
     )
 
   def lose(self, view: views.View) -> dict[str, Any]:
@@ -208,13 +204,10 @@ class Exits:
     an empty one.
     """
     self._transport.interrupt(
-        f"a node is missing in view {view.number}",
-        until=view.number << _ATTEMPT_BITS,
+        f"a node is missing in view {view.number}", until=view.number << _ATTEMPT_BITS
     )
     if view.members:  # Messages for others are dropped.
-      self._transport.keep_only(
-          view.numbers, f"it is not in view {view.number}"
-      )
+      self._transport.keep_only(view.numbers, f"it is not in view {view.number}")
     begun = self.stop(view.number, alive=view.numbers)
     plain: dict[str, Any] = json_lib.to_plain(begun)
     return plain
@@ -269,9 +262,7 @@ class PeerTransfers:
     self._preconnects = preconnects
     self._connected = (0, cohort_lib.NOT_READY)
 
-  def attach(
-      self, engine: engine_lib.Engine, is_compiled: Callable[[], bool]
-  ) -> None:
+  def attach(self, engine: engine_lib.Engine, is_compiled: Callable[[], bool]) -> None:
     """See `Transfers`."""
     self._engine = engine
     self._is_compiled = is_compiled

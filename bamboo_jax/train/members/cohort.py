@@ -110,9 +110,7 @@ class Cohort(Protocol):
 class Transfers(Protocol):
   """Interface to the transfers between processes, outside of a step."""
 
-  def attach(
-      self, engine: engine_lib.Engine, is_compiled: Callable[[], bool]
-  ) -> None:
+  def attach(self, engine: engine_lib.Engine, is_compiled: Callable[[], bool]) -> None:
     """Sets the nodes, and whether all programs are compiled; called first."""
 
   def settle(self) -> None:

@@ -36,9 +36,7 @@ class LocalCohort:
     happened: Lines of the faults that have hit a node, and of joins.
   """
 
-  def __init__(
-      self, num_nodes: int, *, zones: Sequence[str] = ZONES, seed: int = 0
-  ) -> None:
+  def __init__(self, num_nodes: int, *, zones: Sequence[str] = ZONES, seed: int = 0) -> None:
     self.number = base.NodeId(0)
     self._zones = zones
     self._random = random.Random(seed)
@@ -215,9 +213,7 @@ class LocalCohort:
       stay.append(views.Member(number, name, zone, name, "", 0))
     self._next += come
     left = {*before.leaving, *leaving} & {m.number for m in stay}
-    self.newest = views.View(
-        before.next_number, tuple(stay), reason, leaving=tuple(sorted(left))
-    )
+    self.newest = views.View(before.next_number, tuple(stay), reason, leaving=tuple(sorted(left)))
     self._views[self.newest.number] = self.newest
     self._arrived[self.newest.number] = time.perf_counter()
 

@@ -66,9 +66,7 @@ class LogWriters:
         self._callbacks.remove(callback)
     self._tell_errors()
 
-  def write_event(
-      self, event: str, *, step: int, values: Mapping[str, Any]
-  ) -> None:
+  def write_event(self, event: str, *, step: int, values: Mapping[str, Any]) -> None:
     """Writes an event, such as "recovery"."""
     self._lines.write_event(event, step=step, values=values)
     self._call("event", event, step, dict(values))
@@ -109,17 +107,13 @@ class LogWriters:
   def _add(self, what: str, *arguments: Any) -> None:
     self._own[what] = logger_lib.make_logger(*arguments)
 
-  def _call_own(
-      self, what: str, call: Callable[..., Any], *arguments: Any
-  ) -> bool:
+  def _call_own(self, what: str, call: Callable[..., Any], *arguments: Any) -> bool:
     """Calls code of the user; returns False if it raises."""
     try:
       call(*arguments)
       return True
     except Exception as error:  # Whatever the code of the user raises.
-      raised = base.CallbackError(
-          f"The {what} raised {base.describe_error(error)}"
-      )
+      raised = base.CallbackError(f"The {what} raised {base.describe_error(error)}")
       raised.__cause__ = error
       self._failures.add(raised, f"{raised}")
       return False

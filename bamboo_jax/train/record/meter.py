@@ -48,9 +48,7 @@ class Nodes:
 _JOINT = {"useful": ("norm", "apply"), "redundant": ("refresh",)}
 
 
-def make_meter(
-    config: config_lib.Config, *, since_secs: float | None = None
-) -> "Meter":
+def make_meter(config: config_lib.Config, *, since_secs: float | None = None) -> "Meter":
   """Returns the meter of a config, started now or at `since_secs`.
 
   Raises `ValueError` if price or market are unknown, or there are options of a
@@ -60,9 +58,7 @@ def make_meter(
   return Meter(
       find_price(config),
       market=config.cost.market,
-      batch_size=pipeline.num_pipelines
-      * pipeline.num_microbatches
-      * pipeline.microbatch_size,
+      batch_size=pipeline.num_pipelines * pipeline.num_microbatches * pipeline.microbatch_size,
       since_secs=since_secs,
   )
 
@@ -82,10 +78,7 @@ def find_price(config: config_lib.Config) -> prices_lib.Price | None:
         )
     return None
   return prices_lib.find_price(
-      options.instance,
-      prices=options.prices,
-      region=options.region,
-      date=options.date,
+      options.instance, prices=options.prices, region=options.region, date=options.date
   )
 
 
@@ -108,9 +101,7 @@ class Meter:
       clock: Callable[[], float] = time.perf_counter,
       since_secs: float | None = None,
   ) -> None:
-    self._make_ledger = functools.partial(
-        ledger_lib.Ledger, price, market=market
-    )
+    self._make_ledger = functools.partial(ledger_lib.Ledger, price, market=market)
     self._batch_size = batch_size
     self._clock = clock
     self._since_secs = clock() if since_secs is None else since_secs
@@ -200,12 +191,7 @@ class Meter:
       self._otherwise = before
 
   def add_step(
-      self,
-      step: step_lib.Committed,
-      *,
-      nodes: Nodes,
-      num_dropped: int = 0,
-      is_late: bool = False,
+      self, step: step_lib.Committed, *, nodes: Nodes, num_dropped: int = 0, is_late: bool = False
   ) -> None:
     """Charges a step and the time since its end.
 
@@ -221,9 +207,7 @@ class Meter:
     boots = account_lib.NodeTime(idle=self._boot_secs)
     self._boot_secs = 0.0
     self._ledger.add_time(
-        step.secs,
-        _split(step, before, nodes) + boots,
-        num_samples=self._batch_size - num_dropped,
+        step.secs, _split(step, before, nodes) + boots, num_samples=self._batch_size - num_dropped
     )
     self._last = step.start_secs + step.secs
     if not is_late:
@@ -236,9 +220,7 @@ class Meter:
     self._last = max(self._last, end_secs)
 
 
-def _split(
-    step: step_lib.Committed, before: Nodes, after: Nodes
-) -> account_lib.NodeTime:
+def _split(step: step_lib.Committed, before: Nodes, after: Nodes) -> account_lib.NodeTime:
   """Returns a step's node time; `before` and `after` have the nodes then."""
   trained = before.training & after.live
   lives = [max(0.0, r.view_at_secs - step.start_secs) for r in step.recoveries]

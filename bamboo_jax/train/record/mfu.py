@@ -23,8 +23,7 @@ class Mfu:
   def of(cls, job: job_lib.Job) -> "Mfu | None":
     """Returns it for the devices here; None if their peak is not known."""
     peak = machines.find_peak_tflops(
-        jax.local_devices()[0].device_kind,
-        dtype=job.task.whole.model.fingerprint.get("dtype", ""),
+        jax.local_devices()[0].device_kind, dtype=job.task.whole.model.fingerprint.get("dtype", "")
     )
     mesh = job.config.node.mesh
     if peak is None:

@@ -57,10 +57,7 @@ class Outputs:
   """
 
   def __init__(
-      self,
-      job: job_lib.Job,
-      given: environment.Environment,
-      state: run_state_lib.RunState,
+      self, job: job_lib.Job, given: environment.Environment, state: run_state_lib.RunState
   ) -> None:
     self._job, self._state = job, state
     self._config = config = job.config
@@ -75,9 +72,7 @@ class Outputs:
     num_traced = max(1, config.metrics.trace_steps)
     self._traced = collections.deque[step_lib.Committed](maxlen=num_traced)
     self._first_secs: float | None = None
-    self._rows = step_traces.RowFile(
-        self._workdir.rows, given.name, num_steps=num_traced
-    )
+    self._rows = step_traces.RowFile(self._workdir.rows, given.name, num_steps=num_traced)
     folder = self._workdir.profiles / given.name
     self._profiler = step_traces.Profiler(config.metrics.profiled, folder)
     self.shown: dict[str, float] = {}
@@ -159,9 +154,7 @@ class Outputs:
         step = self._state.steps + 1  # The step that they join.
         self._log.write_event(_JOIN, step=step, values=values)
 
-  def write_event(
-      self, event: str, *, step: int, values: Mapping[str, Any]
-  ) -> None:
+  def write_event(self, event: str, *, step: int, values: Mapping[str, Any]) -> None:
     """Writes and shows an event after `step` steps, such as an evaluation."""
     if self._state.is_writer:
       self._ensure(step)
@@ -248,15 +241,11 @@ class Outputs:
       num_updates: int,
       is_late: bool = False,
   ) -> None:
-    self._meter.add_step(
-        done, nodes=nodes, num_dropped=num_dropped, is_late=is_late
-    )
+    self._meter.add_step(done, nodes=nodes, num_dropped=num_dropped, is_late=is_late)
     unit = self._unit or done.sums.unit(self._batch_size)
     shown = {
         "loss": done.sums.mean_loss,
-        "learning_rate": self._job.task.schedule.rate_at(
-            num_updates - (not done.skipped)
-        ),
+        "learning_rate": self._job.task.schedule.rate_at(num_updates - (not done.skipped)),
         f"{unit}_per_sec": done.sums.weight / done.secs,
     }
     if done.span_secs:
@@ -302,9 +291,7 @@ class Outputs:
   def _draw(self, *, has_trained: bool) -> None:
     """Writes the trace, and figures if the config asks and steps were run."""
     if self._first_secs is not None:
-      step_traces.write_trace(
-          self._workdir, self._name, self._traced, since_secs=self._first_secs
-      )
+      step_traces.write_trace(self._workdir, self._name, self._traced, since_secs=self._first_secs)
     if not self._config.metrics.plots or not has_trained:
       return
     lines = jsonl.read_lines(self._workdir.metrics)
@@ -325,9 +312,7 @@ class Outputs:
     if step >= (num_steps := self._config.num_steps):
       self.show(f"nothing to do: {step} of {num_steps=} steps are done")
 
-  def _take_over(
-      self, step: int, last: _LastStep | None, num_updates: int
-  ) -> None:
+  def _take_over(self, step: int, last: _LastStep | None, num_updates: int) -> None:
     """Continues the log of a dead member after `step`.
 
     Writes the step `last` if the dead member did not; the parameters had
@@ -395,9 +380,7 @@ class Outputs:
     roles = self._state.layout.roles
     return meter_lib.Nodes([r.owners for r in roles], self._state.spares)
 
-  def _find_start(
-      self, lines: Sequence[jsonl.Line]
-  ) -> tuple[int, Sequence[jsonl.Line]]:
+  def _find_start(self, lines: Sequence[jsonl.Line]) -> tuple[int, Sequence[jsonl.Line]]:
     """Returns the step of the last start or resume, and the lines since."""
     starts = [i for i, line in enumerate(lines) if line.get("event") == _START]
     index = starts[-1] if starts else 0

@@ -30,10 +30,7 @@ class RunLog:
   """Makes a member's votes, and records its events through `outputs`."""
 
   def __init__(
-      self,
-      state: run_state_lib.RunState,
-      outputs: outputs_lib.Outputs,
-      slow: str = "report",
+      self, state: run_state_lib.RunState, outputs: outputs_lib.Outputs, slow: str = "report"
   ) -> None:
     """`slow` is the option `config.recovery.slow`."""
     self._slow = slow_nodes.SlowNodes(state, outputs, response=slow)
@@ -149,16 +146,11 @@ class RunLog:
         ready=ready,
         passes=step.planned_passes
         or step_times.measure_passes(
-            measured,
-            nodes=self._cohort.hosted & layout.nodes,
-            layout=layout,
-            recoveries=recent,
+            measured, nodes=self._cohort.hosted & layout.nodes, layout=layout, recoveries=recent
         ),
         span_secs=end_secs - step.start_secs,
         sums_secs=step_times.sums_of(
-            step.sums_secs,
-            nodes=self._cohort.hosted & layout.nodes,
-            layout=layout,
+            step.sums_secs, nodes=self._cohort.hosted & layout.nodes, layout=layout
         ),
         owed={view: span for view, span in owed.items() if span},
         ran=step.executor.filler.ran(measured),
@@ -167,11 +159,7 @@ class RunLog:
         save=self._writer.say(
             base.StepId(steps + 1),
             # A save that is due at a skipped step begins at the next good one.
-            after=base.StepId(
-                steps + 1
-                if step.num_skipped
-                else steps - self._state.num_skipped
-            ),
+            after=base.StepId(steps + 1 if step.num_skipped else steps - self._state.num_skipped),
         ),
         stops=stops,
         failure=failure,
@@ -180,11 +168,7 @@ class RunLog:
     )
 
   def commit(
-      self,
-      step: step_lib.StepRunner,
-      votes: Mapping[base.NodeId, step_lib.Vote],
-      *,
-      saves: bool,
+      self, step: step_lib.StepRunner, votes: Mapping[base.NodeId, step_lib.Vote], *, saves: bool
   ) -> None:
     """Records a committed step; with `saves` a checkpoint may be started.
 
@@ -199,9 +183,7 @@ class RunLog:
         recovery.merge_owed(span for span in owed if span)
     self._outputs.write_step(
         step.result(
-            passes=sum(
-                (v.passes for v in votes.values()), account_lib.NodeTime()
-            ),
+            passes=sum((v.passes for v in votes.values()), account_lib.NodeTime()),
             span_secs=max((v.span_secs for v in votes.values()), default=0.0),
             **self._find_filled(step, votes.values()),
             sums_secs=step_times.mean_sums_secs(
@@ -222,10 +204,7 @@ class RunLog:
       facts = {
           "steps": steps,
           "recoveries": last,
-          "slow": [
-              {"step": one.step, **one.values}
-              for one in self._state.named[-_REPORTED:]
-          ],
+          "slow": [{"step": one.step, **one.values} for one in self._state.named[-_REPORTED:]],
           "metrics": self._outputs.shown,
           "totals": self._find_totals(),
           "ladder": self._ladder,
@@ -247,9 +226,7 @@ class RunLog:
     """Records the checkpoints that were damaged."""
     for step in self._state.damaged:
       values = {"checkpoint": step}
-      self._outputs.write_event(
-          "damaged", step=self._state.steps, values=values
-      )
+      self._outputs.write_event("damaged", step=self._state.steps, values=values)
 
   def save_at_risk(self, view: base.ViewId) -> None:
     """Saves now: all nodes with a copy of some segment will be preempted.
@@ -300,9 +277,7 @@ class RunLog:
     if not view.leaving:
       return views.EMPTY.number
     held = [h for h in self._state.layout.copies if h[0] in view.numbers]
-    is_at_risk = view.number > self._saved_in and bool(
-        survival.find_ending(held, view.leaving)
-    )
+    is_at_risk = view.number > self._saved_in and bool(survival.find_ending(held, view.leaving))
     return view.number if is_at_risk else views.EMPTY.number
 
   def _find_totals(self) -> dict[str, float]:
@@ -311,9 +286,7 @@ class RunLog:
     return {
         "deaths": sum(len(r.nodes) for r in done),
         "recoveries": len(done),
-        "pause_seconds": sum(
-            r["pause_secs"] for r in durations.report(map(vars, done), {})
-        ),
+        "pause_seconds": sum(r["pause_secs"] for r in durations.report(map(vars, done), {})),
     }
 
   def _recent(self, step: base.StepId) -> list[durations.RecoveryTimes]:

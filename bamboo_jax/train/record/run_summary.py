@@ -51,14 +51,10 @@ def make_summary(
       steps=steps_done,
       final_loss=losses[-1] if losses else None,
       params_sha256=digest.params_sha256(digests, order),
-      state_sha256=digest.state_sha256(
-          digests, order, samples_seen=samples_seen
-      ),
+      state_sha256=digest.state_sha256(digests, order, samples_seen=samples_seen),
       samples_seen=samples_seen,
       resumed_from_step=started_at,
-      median_step_secs=summary_lib.median_but_first(
-          [line["step_ms"] / 1e3 for line in steps]
-      ),
+      median_step_secs=summary_lib.median_but_first([line["step_ms"] / 1e3 for line in steps]),
       bubble_fraction=summary_lib.median_but_first(bubbles),
       more={
           "skipped_steps": len(skipped),
@@ -76,9 +72,7 @@ def make_summary(
   )
 
 
-def _mean_redundancy(
-    mode: str, steps: Sequence[jsonl.Line]
-) -> dict[str, Any] | None:
+def _mean_redundancy(mode: str, steps: Sequence[jsonl.Line]) -> dict[str, Any] | None:
   """Returns the means over steps that filled waits; None without any."""
   found = [line["redundant"] for line in steps if "redundant" in line]
   if not found:
@@ -91,15 +85,10 @@ def find_recoveries(since: Sequence[jsonl.Line]) -> list[dict[str, Any]]:
   """Returns the recoveries in lines of a log, one per view."""
   found = [line for line in since if line.get("event") == "recovery"]
   by_view = {line["view"]: line for line in found}
-  return [
-      {k: v for k, v in line.items() if k != "event"}
-      for line in by_view.values()
-  ]
+  return [{k: v for k, v in line.items() if k != "event"} for line in by_view.values()]
 
 
-def is_written(
-    workdir: workdir_lib.Workdir, summary: summary_lib.Summary
-) -> bool:
+def is_written(workdir: workdir_lib.Workdir, summary: summary_lib.Summary) -> bool:
   """Returns whether `workdir` has a summary of the same state."""
   try:
     former = summary_lib.read_summary(workdir.summary)

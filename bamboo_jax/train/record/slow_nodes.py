@@ -24,17 +24,11 @@ class SlowNodes:
   """
 
   def __init__(
-      self,
-      state: run_state_lib.RunState,
-      outputs: outputs_lib.Outputs,
-      *,
-      response: str,
+      self, state: run_state_lib.RunState, outputs: outputs_lib.Outputs, *, response: str
   ) -> None:
     self._state, self._outputs, self._response = state, outputs, response
     self._relieves = response in ("deal", "layers")
-    self._history: collections.deque[slowness.Step] = collections.deque(
-        maxlen=slowness.NUM_KEPT
-    )
+    self._history: collections.deque[slowness.Step] = collections.deque(maxlen=slowness.NUM_KEPT)
     self.forget()
 
   def forget(self) -> None:

@@ -120,9 +120,7 @@ def _owed_filter(
       segments = layout.segments_of(place)
       lost.append((segments, recovery.view_at_secs, heirs))
   return lambda m: any(
-      m.instruction.stage in segments
-      and m.end_secs > killed
-      and m.node in nodes
+      m.instruction.stage in segments and m.end_secs > killed and m.node in nodes
       for segments, killed, nodes in lost
   )
 
@@ -161,9 +159,7 @@ class Delays:
   waited_secs: float = 0.0
   starved_secs: float = 0.0  # Of the thread that runs the rows.
   suspended_secs: float = 0.0
-  waited_for: Mapping[base.NodeId, float] = dataclasses.field(
-      default_factory=dict
-  )
+  waited_for: Mapping[base.NodeId, float] = dataclasses.field(default_factory=dict)
 
 
 class DelayMeter:
@@ -192,10 +188,7 @@ class DelayMeter:
     return result
 
   def measure(
-      self,
-      measured: Iterable[recorder_lib.MeasuredInstruction],
-      *,
-      num_nodes: int,
+      self, measured: Iterable[recorder_lib.MeasuredInstruction], *, num_nodes: int
   ) -> slowness.Step:
     """Returns the times of the local nodes in the step so far."""
     now, before = self._total(), self._before
@@ -301,9 +294,7 @@ class SuspensionMeter:
   def __init__(self) -> None:
     self.secs = 0.0
     self._is_closed = False
-    self._thread = threading.Thread(
-        target=self._run, name="suspension", daemon=True
-    )
+    self._thread = threading.Thread(target=self._run, name="suspension", daemon=True)
     self._thread.start()
 
   def close(self) -> None:

@@ -34,18 +34,12 @@ Op = instruction_lib.Op
 
 _PAUSE_SECS = 0.5  # Between two writes, however short the steps are.
 _FLUSH_SECS = 5.0  # For the last write; the folder may hang.
-_CATEGORIES = {
-    Op.FORWARD: "forward",
-    Op.REDUNDANT_FORWARD: "redundant",
-    Op.BACKWARD: "backward",
-}
+_CATEGORIES = {Op.FORWARD: "forward", Op.REDUNDANT_FORWARD: "redundant", Op.BACKWARD: "backward"}
 _OUTPUT = "output of stage {i.stage} for microbatch {i.microbatch}"
 _MEANINGS = {
     Op.FORWARD: "forward pass of stage {i.stage}, microbatch {i.microbatch}",
     Op.BACKWARD: "backward pass of stage {i.stage}, microbatch {i.microbatch}",
-    Op.REDUNDANT_FORWARD: (
-        "redundant forward pass, stage {i.stage}, microbatch {i.microbatch}"
-    ),
+    Op.REDUNDANT_FORWARD: ("redundant forward pass, stage {i.stage}, microbatch {i.microbatch}"),
     Op.SEND_ACTIVATION: _OUTPUT + ", to {peer}",
     Op.RECV_ACTIVATION: _OUTPUT + ", from {peer}",
     Op.SEND_GRAD: "gradient of the " + _OUTPUT + ", to {peer}",
@@ -60,9 +54,7 @@ class RowFile:
   folder, which is logged, nothing more is written.
   """
 
-  def __init__(
-      self, folder: pathlib.Path, name: str, *, num_steps: int
-  ) -> None:
+  def __init__(self, folder: pathlib.Path, name: str, *, num_steps: int) -> None:
     self._folder, self._name = folder, name
     self._last: collections.deque[Any] = collections.deque(maxlen=num_steps)
     self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -112,9 +104,7 @@ class RowFile:
       for event in flushed:
         event.set()
 
-  def _replace(
-      self, done: step_lib.Committed, at_secs: float, with_plan: bool
-  ) -> None:
+  def _replace(self, done: step_lib.Committed, at_secs: float, with_plan: bool) -> None:
     if with_plan and done.planned is not self._planned and done.planned:
       slots = rows_lib.pack(planned_slots(done.planned, namer(done)))
       planned = rows_lib.StepRows(done.steps, at_secs, done.start_secs, slots)
@@ -185,9 +175,7 @@ class Profiler:
     self._is_on = False
 
 
-def traced_step(
-    done: step_lib.Committed, *, since_secs: float
-) -> chrome_trace.TracedStep:
+def traced_step(done: step_lib.Committed, *, since_secs: float) -> chrome_trace.TracedStep:
   """Returns a committed step as planned at its start, and as measured.
 
   A lost node is marked as dead when its loss became known.
@@ -209,10 +197,7 @@ def traced_step(
 
 
 def plot_step(
-    path: str | os.PathLike[str],
-    steps: Sequence[step_lib.Committed],
-    *,
-    formats: Sequence[str],
+    path: str | os.PathLike[str], steps: Sequence[step_lib.Committed], *, formats: Sequence[str]
 ) -> None:
   """Draws the last measured step without a death, or else the last one.
 
@@ -229,9 +214,7 @@ def plot_step(
   if victims:
     title += f", in which {', '.join(victims)} died: planned before that"
   measured = [s for s in traced.measured if s.category != slot_lib.DEATH]
-  figure = schedule_plot.draw_schedule(
-      title, planned=traced.planned, measured=measured
-  )
+  figure = schedule_plot.draw_schedule(title, planned=traced.planned, measured=measured)
   plots.save_figure(figure, path, formats)
 
 
@@ -252,14 +235,11 @@ def planned_slots(
   )
 
 
-def measured_slots(
-    done: step_lib.Committed,
-) -> tuple[slot_lib.TrackSlot, ...]:
+def measured_slots(done: step_lib.Committed) -> tuple[slot_lib.TrackSlot, ...]:
   """Returns the measured slots of a step, in milliseconds since its start."""
   ms, name = lambda secs: 1e3 * (secs - done.start_secs), namer(done)
   return tuple(
-      _slot(name, m.node, m.instruction, ms(m.start_secs), ms(m.end_secs))
-      for m in done.measured
+      _slot(name, m.node, m.instruction, ms(m.start_secs), ms(m.end_secs)) for m in done.measured
   )
 
 
@@ -277,7 +257,6 @@ def _slot(
       end_ms=end_ms,
       category=_CATEGORIES.get(instruction.op, "transfer"),
       meaning=_MEANINGS[instruction.op].format(
-          i=instruction,
-          peer="" if instruction.peer is None else name(instruction.peer),
+          i=instruction, peer="" if instruction.peer is None else name(instruction.peer)
       ),
   )

@@ -62,9 +62,7 @@ class Task:
 def check_environment(config: config_lib.Config) -> None:
   """Raises `ValueError` for a logger that is not there, or 64-bit floats."""
   if jax.config.jax_enable_x64:  # Arrays of the state would be float64.
-    raise ValueError(
-        "JAX_ENABLE_X64 is set, but parameters are float32: unset it."
-    )
+    raise ValueError("JAX_ENABLE_X64 is set, but parameters are float32: unset it.")
   logger_lib.parse_names(config.metrics.logger)
 
 
@@ -110,8 +108,7 @@ def make_task(config: config_lib.Config, *, needs_data: bool = True) -> Task:
   }
   if not model.sample:  # One of the user's own.
     sample = {
-        key: jax.ShapeDtypeStruct(array.shape[1:], array.dtype)
-        for key, array in batch.items()
+        key: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for key, array in batch.items()
     }
     model = dataclasses.replace(model, sample=sample)
   whole = _make_whole(config, model, batch)
@@ -119,9 +116,7 @@ def make_task(config: config_lib.Config, *, needs_data: bool = True) -> Task:
 
 
 def _make_whole(
-    config: config_lib.Config,
-    model: model_lib.Model,
-    batch: Mapping[str, jax.ShapeDtypeStruct],
+    config: config_lib.Config, model: model_lib.Model, batch: Mapping[str, jax.ShapeDtypeStruct]
 ) -> spec_lib.StageSpec:
   return spec_lib.StageSpec(
       model=model,
@@ -146,9 +141,7 @@ def make_schedule(config: config_lib.Config) -> schedules.LearningRateSchedule:
   )
 
 
-def make_optimizer(
-    config: config_lib.Config,
-) -> optax.GradientTransformation:
+def make_optimizer(config: config_lib.Config) -> optax.GradientTransformation:
   """Returns the optimizer of a config."""
   return optimizers.make_optimizer(
       config.optimizer.name,
@@ -159,10 +152,7 @@ def make_optimizer(
 
 
 def make_profile(
-    config: config_lib.Config,
-    task: Task,
-    *,
-    efficiency: float | None = None,
+    config: config_lib.Config, task: Task, *, efficiency: float | None = None
 ) -> cost_model.Profile:
   """Returns the profile that the config names, or an estimate, of one node.
 
@@ -193,10 +183,7 @@ def _find_profile(config: config_lib.Config, task: Task) -> cost_model.Profile:
     return estimates.get(
         f"{fingerprint} {config.optimizer} {line}",
         lambda: profiler.estimate(
-            task.whole,
-            platform=device.platform,
-            fingerprint=fingerprint,
-            roofline=line,
+            task.whole, platform=device.platform, fingerprint=fingerprint, roofline=line
         ),
         on_disk=config.model.name in zoo.MODELS
         and not base.is_function_name(config.optimizer.name),
@@ -245,17 +232,13 @@ def make_plan(
   )
 
 
-def find_cuts(
-    config: config_lib.Config, profile: cost_model.Profile
-) -> tuple[int, ...]:
+def find_cuts(config: config_lib.Config, profile: cost_model.Profile) -> tuple[int, ...]:
   """Returns the layers at which a stage other than the first may start."""
   names = [layer.name for layer in profile.layers]
   return units.find_cuts(names, config.pipeline.unit)
 
 
-def memory_options(
-    config: config_lib.Config, *, is_cluster: bool
-) -> dict[str, Any]:
+def memory_options(config: config_lib.Config, *, is_cluster: bool) -> dict[str, Any]:
   """Returns the memory arguments of `planner.make_plan`, by name."""
   limit, machine = config.plan.memory_limit_gib, sizes.find_machine(config)
   if machine is not None:
@@ -270,9 +253,7 @@ def memory_options(
   }
 
 
-def make_protection(
-    config: config_lib.Config,
-) -> upkeep_lib.Protection | None:
+def make_protection(config: config_lib.Config) -> upkeep_lib.Protection | None:
   """Returns the options of replicas; None without replicas."""
   options = config.redundancy
   if options.mode == "none":
@@ -289,8 +270,7 @@ def make_redundancy(config: config_lib.Config) -> rows_lib.Redundancy:
   """Returns the options of redundant forward passes."""
   options = config.redundancy
   return rows_lib.Redundancy(
-      *(options.mode, options.refresh, options.margin, options.budget),
-      overrun=options.overrun,
+      *(options.mode, options.refresh, options.margin, options.budget), overrun=options.overrun
   )
 
 
@@ -364,8 +344,7 @@ def make_engine(
   return engine_lib.Engine(
       task.whole.cut(segments.bounds),
       owners=[[row[stage] for stage in stages] for row in plan.owners],
-      devices=devices
-      or devices_lib.place_nodes(base.nodes(sizes.num_nodes(config))),
+      devices=devices or devices_lib.place_nodes(base.nodes(sizes.num_nodes(config))),
       num_shares=plan.batch.num_shares,
       keep="none" != config.redundancy.mode or config.recovery.reroute,
       replicas=make_protection(config),
@@ -375,24 +354,17 @@ def make_engine(
   )
 
 
-def num_eval_microbatches(
-    config: config_lib.Config, batches: batches_lib.Batches
-) -> int:
+def num_eval_microbatches(config: config_lib.Config, batches: batches_lib.Batches) -> int:
   """Returns the number of microbatches of an evaluation."""
   available = batches.num_eval_batches * batches.num_microbatches
   return min(config.evaluate.num_microbatches, available)
 
 
-def _source_shape(
-    config: config_lib.Config, model: model_lib.Model
-) -> dict[str, Any]:
+def _source_shape(config: config_lib.Config, model: model_lib.Model) -> dict[str, Any]:
   """Returns the shapes of samples that the model asks of a data source."""
   shape = {
       key: model.fingerprint[key]
-      for key in (
-          *("sequence_length", "num_masked", "image_size", "num_classes"),
-          "documents",
-      )
+      for key in (*("sequence_length", "num_masked", "image_size", "num_classes"), "documents")
       if key in model.fingerprint
   }
   if "vocab_size" in config.model.options:

@@ -23,10 +23,7 @@ from bamboo_jax.train.setup import build
 
 
 def make_templates(
-    config: config_lib.Config,
-    profile: cost_model.Profile,
-    *,
-    is_cluster: bool = False,
+    config: config_lib.Config, profile: cost_model.Profile, *, is_cluster: bool = False
 ) -> templates_lib.PipelineTemplates | None:
   """Returns the pipeline templates of a config; None if its layout has none.
 
@@ -101,9 +98,7 @@ def _make_ladder(config: config_lib.Config) -> ladder_lib.Ladder:
   )
 
 
-def _make_grid(
-    config: config_lib.Config, plan: planner.Plan
-) -> shapes_lib.Partitions:
+def _make_grid(config: config_lib.Config, plan: planner.Plan) -> shapes_lib.Partitions:
   """Returns the partitions of the depths that Varuna chooses from."""
   most = len(build.find_cuts(config, plan.profile)) + 1
   depths = {math.ceil(f * plan.num_stages) for f in shapes_lib.GRID_DEPTHS}
@@ -142,9 +137,7 @@ def make_rules(
       has_replicas=ladder.shadow,
       max_pipelines=num_shares,
       triggers=triggers_lib.Triggers(
-          refill=recovery.refill,
-          max_doubled=recovery.max_doubled,
-          grow=recovery.grow,
+          refill=recovery.refill, max_doubled=recovery.max_doubled, grow=recovery.grow
       ),
   )
   if config.pipeline.layout == "grid":

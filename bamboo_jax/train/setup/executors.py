@@ -35,9 +35,7 @@ def is_program(config: config_lib.Config) -> bool:
   return config.pipeline.executor == "spmd"
 
 
-def find_cuts(
-    config: config_lib.Config, task: build.Task
-) -> tuple[int, ...] | None:
+def find_cuts(config: config_lib.Config, task: build.Task) -> tuple[int, ...] | None:
   """Returns the layers at which a stage other than the first may start.
 
   None for rows, see `build.find_cuts`. Raises `ValueError` if the model has too
@@ -58,9 +56,7 @@ def find_cuts(
   return cuts
 
 
-def plan_program(
-    config: config_lib.Config, task: build.Task, plan: planner.Plan
-) -> ProgramPlan:
+def plan_program(config: config_lib.Config, task: build.Task, plan: planner.Plan) -> ProgramPlan:
   """Returns the program of a plan; its stages must start at `find_cuts`."""
   layout = layout_lib.make_layout(task.whole, plan.partition.bounds)
   program = plan_lib.plan_program(
@@ -76,10 +72,7 @@ def plan_program(
 
 
 def make_segments(
-    config: config_lib.Config,
-    task: build.Task,
-    plan: planner.Plan,
-    devices: Sequence[jax.Device],
+    config: config_lib.Config, task: build.Task, plan: planner.Plan, devices: Sequence[jax.Device]
 ) -> dict[str, segment_lib.SegmentProgram]:
   """Returns the programs of a pipeline on `devices`, not compiled yet.
 
@@ -89,9 +82,7 @@ def make_segments(
   sizes = _find_sizes(config, plan_program(config, task, plan).table)
   return {
       name: segment_lib.SegmentProgram(
-          *(task.whole, layout, size),
-          devices=devices,
-          params=functions.copies_of(task.whole),
+          *(task.whole, layout, size), devices=devices, params=functions.copies_of(task.whole)
       )
       for name, size in zip(("segment", "rest"), sizes, strict=False)
   }
@@ -130,9 +121,7 @@ def make_executor(
   if not is_program(config):
     return executor_lib.RowsExecutor(engine, members)
   program = plan_program(config, task, plan)
-  programs = make_programs(
-      *(config, task, program), engine=engine, collectives=collectives
-  )
+  programs = make_programs(*(config, task, program), engine=engine, collectives=collectives)
   return spmd_executor.Programs(program, programs, engine, members)
 
 
@@ -152,9 +141,7 @@ def make_programs(
       keeps=config.redundancy.mode != "none",
       segment_ticks=config.pipeline.segment_ticks,
       heads=_heads(config),
-      collectives=cast(
-          "collectives_lib.ProcessCollectives | None", collectives
-      ),
+      collectives=cast("collectives_lib.ProcessCollectives | None", collectives),
   )
 
 

@@ -57,12 +57,9 @@ class Job:
     finer = [
         batch.num_pipelines * n
         for n in range(1, batch.num_microbatches + 1)
-        if batch.num_microbatches % n == 0
-        and batch.num_pipelines * n >= batch.num_shares
+        if batch.num_microbatches % n == 0 and batch.num_pipelines * n >= batch.num_shares
     ]
-    return predictor.enough_groups(
-        self.first_layout.pipelines, choices=finer, slack=_SLACK
-    )
+    return predictor.enough_groups(self.first_layout.pipelines, choices=finer, slack=_SLACK)
 
 
 def make_job(
@@ -83,9 +80,7 @@ def make_job(
   task = prepared.task
   profile = build.make_profile(config, task)
   is_cluster = exchange is not None
-  templates = build_recovery.make_templates(
-      config, profile, is_cluster=is_cluster
-  )
+  templates = build_recovery.make_templates(config, profile, is_cluster=is_cluster)
   plan = build.make_plan(
       config,
       profile,

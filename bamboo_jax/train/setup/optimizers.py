@@ -103,9 +103,7 @@ def _set_mask(
     )
 
 
-def _call(
-    function: Callable[..., Any], arguments: Mapping[str, Any], *, what: str
-) -> Any:
+def _call(function: Callable[..., Any], arguments: Mapping[str, Any], *, what: str) -> Any:
   """Returns `function(**arguments)`; an error names the bad argument."""
   base.check_options(function, arguments, what=what)
   try:
@@ -114,14 +112,11 @@ def _call(
     raise ValueError(f"The {what} cannot be made: {error}") from error
 
 
-def _check_update(
-    optimizer: optax.GradientTransformation, *, what: str
-) -> None:
+def _check_update(optimizer: optax.GradientTransformation, *, what: str) -> None:
   """Raises `ValueError` unless a layer can be updated; computes nothing."""
   if not all(callable(getattr(optimizer, k, None)) for k in ("init", "update")):
     raise ValueError(
-        f"The {what} must be an optax.GradientTransformation, got "
-        f"{type(optimizer).__name__}."
+        f"The {what} must be an optax.GradientTransformation, got " f"{type(optimizer).__name__}."
     )
   like = jax.ShapeDtypeStruct((2, 2), np.float32)
   params = {"first": like, "second": like}  # As if each were a layer.
@@ -134,9 +129,7 @@ def _check_update(
           f"The {what} cannot be used: it needs more than gradients and "
           f"parameters, such as the loss ({missing[0]})."
       ) from error
-    raise ValueError(
-        f"The {what} cannot be used with these options: {error}"
-    ) from error
+    raise ValueError(f"The {what} cannot be used with these options: {error}") from error
   for path, leaf in jax.tree_util.tree_leaves_with_path(slots):
     if not isinstance(leaf.dtype, np.dtype):
       where = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -154,18 +147,14 @@ def _check_update(
     )
 
 
-def _follow(
-    jaxpr: core.Jaxpr, sources: Sequence[frozenset[int]]
-) -> list[frozenset[int]]:
+def _follow(jaxpr: core.Jaxpr, sources: Sequence[frozenset[int]]) -> list[frozenset[int]]:
   """Returns the sources of each result of a program.
 
   `sources` are the sets of layers that its arguments depend on.
   """
   known = dict(zip(jaxpr.invars, sources, strict=True))
   find = lambda atom: (
-      frozenset()
-      if isinstance(atom, core.Literal)
-      else known.get(atom, frozenset())
+      frozenset() if isinstance(atom, core.Literal) else known.get(atom, frozenset())
   )
   for equation in jaxpr.eqns:
     found = [*map(find, equation.invars)]

@@ -48,18 +48,14 @@ def set_options(config: config_lib.Config) -> config_lib.Config:
     raise ValueError(base.suggest(name, known, what="policy of runs"))
   settings = known[name]
   has_replicas = "shadow" in settings.rungs
-  if has_replicas and (
-      config.redundancy.mode == "none" or config.pipeline.num_stages == 1
-  ):
+  if has_replicas and (config.redundancy.mode == "none" or config.pipeline.num_stages == 1):
     raise ValueError(
         f"config.recovery.policy={name!r} needs replicas, got "
         f"config.redundancy.mode={config.redundancy.mode!r} and "
         f"config.pipeline.num_stages={config.pipeline.num_stages}. Set a mode "
         "such as 'bubble', and at least 2 stages."
     )
-  changes: dict[str, Any] = {
-      f"recovery.{rung}": rung in settings.rungs for rung in _RUNGS
-  }
+  changes: dict[str, Any] = {f"recovery.{rung}": rung in settings.rungs for rung in _RUNGS}
   changes |= {f"recovery.{name}": getattr(settings, name) for name in _SAME}
   if not has_replicas:
     changes["redundancy.mode"] = "none"

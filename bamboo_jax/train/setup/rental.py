@@ -195,9 +195,7 @@ def propose(config: config_lib.Config, num_machines: int) -> str:
       reasons.append(str(error))
   if not found:
     why = reasons[0] if reasons else "the batch cannot be cut so."
-    raise base.InfeasibleError(
-        f"No layout of {num_machines} x {machine.name} trains this: {why}"
-    )
+    raise base.InfeasibleError(f"No layout of {num_machines} x {machine.name} trains this: {why}")
   found.sort(key=lambda pair: pair[0].step_time.total_ms)
   # Of these also the redundant passes, as `forecast` has them.
   best = [(_with_redundancy(c, p), p, c) for p, c in found[:_NUM_SHOWN]]
@@ -231,9 +229,7 @@ def propose(config: config_lib.Config, num_machines: int) -> str:
   )
 
 
-def _plan(
-    config: config_lib.Config, task: build.Task, efficiency: float
-) -> planner.Plan:
+def _plan(config: config_lib.Config, task: build.Task, efficiency: float) -> planner.Plan:
   """Returns a plan by rows; `base.InfeasibleError` names the machine."""
   cuts = executors.find_cuts(config, task)
   profile = build.make_profile(config, task, efficiency=efficiency)
@@ -248,9 +244,7 @@ def _plan(
     ) from None
 
 
-def _plan_step(
-    config: config_lib.Config, task: build.Task, efficiency: float
-) -> _Step:
+def _plan_step(config: config_lib.Config, task: build.Task, efficiency: float) -> _Step:
   plan = _plan(config, task, efficiency)
   if executors.is_program(config):
     program = executors.plan_program(config, task, plan)
@@ -276,9 +270,7 @@ def _candidates(
   per_gpu = max(1, pipeline.microbatch_size // config.node.mesh.data)
   batch = pipeline.num_pipelines * pipeline.num_microbatches
   batch *= pipeline.microbatch_size
-  divisors = [
-      n for n in range(1, machine.num_gpus + 1) if machine.num_gpus % n == 0
-  ]
+  divisors = [n for n in range(1, machine.num_gpus + 1) if machine.num_gpus % n == 0]
   for data, tensor in itertools.product(divisors, divisors):
     if machine.num_gpus % (data * tensor):
       continue
@@ -309,9 +301,7 @@ def _check_cut(config: config_lib.Config, task: build.Task) -> None:
   whole, num_stages = task.whole, config.pipeline.num_stages
   most = 1 + len(units.find_cuts(whole.names, config.pipeline.unit))
   if num_stages > most:
-    raise base.InfeasibleError(
-        f"{num_stages} stages of a model with {most} units."
-    )
+    raise base.InfeasibleError(f"{num_stages} stages of a model with {most} units.")
   try:
     mesh = config.node.mesh.to_dict()
     places.find_rules(whole.state, whole.model.name, mesh)
@@ -377,9 +367,7 @@ def _describe_worst(plan: planner.Plan) -> str:
   return f"stage {stage}"
 
 
-def _find_price(
-    config: config_lib.Config, machine: machines.Machine
-) -> prices_lib.Price | None:
+def _find_price(config: config_lib.Config, machine: machines.Machine) -> prices_lib.Price | None:
   """Returns the price of the machine; of GPUs, the least per GPU."""
   cost = config.cost
   if cost.instance is not None:
@@ -388,9 +376,7 @@ def _find_price(
     )
   listed = [
       price
-      for price in prices_lib.load_prices(
-          cost.prices or prices_lib.DEFAULT_PATH
-      )
+      for price in prices_lib.load_prices(cost.prices or prices_lib.DEFAULT_PATH)
       if (price.instance if machine.is_instance else price.gpu)
       == (machine.name if machine.is_instance else machine.gpu)
       and getattr(price, f"{cost.market}_usd_per_hour") is not None

@@ -76,9 +76,7 @@ def make_writer(
   )
 
 
-def check_same(
-    config: config_lib.Config, task: build.Task, directory: pathlib.Path
-) -> None:
+def check_same(config: config_lib.Config, task: build.Task, directory: pathlib.Path) -> None:
   """Raises `base.CheckpointError` if `directory` is of another run.
 
   Looks at its newest checkpoint that can be read; workers judge damaged ones.

@@ -119,9 +119,7 @@ def make_schedule(
     function = base.find_function(name, what="schedule")
     known = [*inspect.signature(function).parameters]
   elif name != CONSTANT and name not in schedules:
-    raise ValueError(
-        base.suggest(name, [*schedules, CONSTANT], what="schedule")
-    )
+    raise ValueError(base.suggest(name, [*schedules, CONSTANT], what="schedule"))
   elif name != CONSTANT:
     function, known = getattr(optax, name), schedules[name]
   others = set[str]().union(*schedules.values())
@@ -129,9 +127,7 @@ def make_schedule(
   unused = {k: given.pop(k) for k in list(given) if k in others - {*known}}
   if name == CONSTANT:
     if given:
-      raise ValueError(
-          f"The schedule {name!r} takes no options, got {', '.join(given)}."
-      )
+      raise ValueError(f"The schedule {name!r} takes no options, got {', '.join(given)}.")
     return LearningRateSchedule(name, peak, peak, unused=unused)
   peaks = (_OWN_PEAK,) if is_own else _PEAKS
   peak_name = next((peak for peak in peaks if peak in known), None)
@@ -149,9 +145,7 @@ def make_schedule(
     rate = function(**given)
     jax.eval_shape(rate, np.int32(0))
   except Exception as error:  # optax raises various types, and users' code.
-    raise ValueError(
-        f"The schedule {name!r} cannot be made: {error}"
-    ) from error
+    raise ValueError(f"The schedule {name!r} cannot be made: {error}") from error
   if peak_name is not None:
     del given[peak_name]
   return LearningRateSchedule(name, peak, rate, given, unused)
@@ -167,9 +161,7 @@ def find_schedules() -> dict[str, list[str]]:
   return {n: known for n, known in found.items() if {*_PEAKS} & {*known}}
 
 
-def _find_length(
-    option: str, known: list[str], given: Mapping[str, Any], num_steps: int
-) -> int:
+def _find_length(option: str, known: list[str], given: Mapping[str, Any], num_steps: int) -> int:
   """Returns the length for which a schedule ends with the run.
 
   A decay includes the warmup, and a transition follows it. It is at least the
@@ -189,9 +181,7 @@ def _check_lengths(options: Mapping[str, Any]) -> None:
   for option in (*_LENGTHS, "warmup_steps", "transition_begin"):
     least = 1 if option in _LENGTHS else 0
     if option in options and options[option] < least:
-      raise ValueError(
-          f"{where}.{option} must be at least {least}, got {options[option]}."
-      )
+      raise ValueError(f"{where}.{option} must be at least {least}, got {options[option]}.")
   warmup_steps = options.get("warmup_steps", 0)
   if options.get("decay_steps", warmup_steps + 1) <= warmup_steps:
     raise ValueError(

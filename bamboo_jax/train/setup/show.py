@@ -50,9 +50,7 @@ def make_plan(config: config_lib.Config) -> PlannedRun:
   return dataclasses.replace(planned, text=text, details=planned.text)
 
 
-def _plan_rows(
-    config: config_lib.Config, profile: cost_model.Profile
-) -> PlannedRun:
+def _plan_rows(config: config_lib.Config, profile: cost_model.Profile) -> PlannedRun:
   templates = build_recovery.make_templates(config, profile)
   lines = [
       f"template of {template.num_nodes} nodes: "
@@ -70,27 +68,19 @@ def _plan_rows(
   lines.append(f"\nrows of pipeline 0:\n{grid}")
   if redundant.mode != "none":
     refresh = config.redundancy.refresh
-    lines.append(
-        render.render_redundancy(plan, redundant, roles, refresh=refresh)
-    )
+    lines.append(render.render_redundancy(plan, redundant, roles, refresh=refresh))
   return PlannedRun(plan, redundant.timeline, "\n".join(lines))
 
 
-def _with_rows(
-    plan: planner.Plan, timeline: timeline_lib.Timeline
-) -> planner.Plan:
+def _with_rows(plan: planner.Plan, timeline: timeline_lib.Timeline) -> planner.Plan:
   """Returns a plan whose step has these rows, with redundant passes."""
   more_ms = timeline.span_ms - plan.timeline.span_ms
-  step_time = dataclasses.replace(
-      plan.step_time, compute_ms=plan.step_time.compute_ms + more_ms
-  )
+  step_time = dataclasses.replace(plan.step_time, compute_ms=plan.step_time.compute_ms + more_ms)
   return dataclasses.replace(plan, timeline=timeline, step_time=step_time)
 
 
 def _plan_ticks(
-    config: config_lib.Config,
-    task: build.Task,
-    profile: cost_model.Profile,
+    config: config_lib.Config, task: build.Task, profile: cost_model.Profile
 ) -> PlannedRun:
   cuts = executors.find_cuts(config, task)
   plan = build.make_plan(config, profile, cuts=cuts)
@@ -99,8 +89,6 @@ def _plan_ticks(
   timeline = program.plan.timeline
   lines.append(f"\nticks of pipeline 0:\n{grid_lib.render_grid(timeline)}")
   if program.order != config.pipeline.ticks:
-    lines.append(
-        f"ticks are {program.order!r}, since others exceed the memory limit"
-    )
+    lines.append(f"ticks are {program.order!r}, since others exceed the memory limit")
   lines.append(program.describe())
   return PlannedRun(program.plan, timeline, "\n".join(lines))

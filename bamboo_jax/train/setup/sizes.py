@@ -17,9 +17,7 @@ def num_devices(config: config_lib.Config) -> int:
   return config.node.mesh.data * config.node.mesh.tensor
 
 
-def find_machine(
-    config: config_lib.Config,
-) -> machines.Machine | None:
+def find_machine(config: config_lib.Config) -> machines.Machine | None:
   """Returns the machine to plan for; None: this one.
 
   Raises `ValueError` if it is not known, or a node needs more GPUs.
@@ -37,9 +35,7 @@ def find_machine(
   return machine
 
 
-def read_faults(
-    config: config_lib.Config, path: str | None
-) -> tuple[faults_lib.Fault, ...]:
+def read_faults(config: config_lib.Config, path: str | None) -> tuple[faults_lib.Fault, ...]:
   """Returns the faults of a file, checked against the config.
 
   Empty if nodes are not preemptible. Raises as `faults.read_faults`, and
@@ -51,9 +47,7 @@ def read_faults(
   if config.pipeline.layout != "depth":  # Pipelines have any shape.
     pipelines = stages = num_nodes(config)
   # A node may own all stages, and send each output to an owner and a shadow.
-  microbatches = (
-      config.pipeline.num_pipelines * config.pipeline.num_microbatches
-  )
+  microbatches = config.pipeline.num_pipelines * config.pipeline.num_microbatches
   faults = faults_lib.read_faults(
       path,
       num_steps=config.num_steps,

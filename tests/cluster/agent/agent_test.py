@@ -63,10 +63,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     self.addCleanup(folder.cleanup)
     self.folder = pathlib.Path(folder.name)
     try:
-      self.etcd = private_etcd.PrivateEtcd(
-          self.folder / "etcd",
-          secret=b"s",
-      )
+      self.etcd = private_etcd.PrivateEtcd(self.folder / "etcd", secret=b"s")
     except OSError as error:
       self.skipTest(str(error))
     self.addCleanup(self.etcd.process.wait)
@@ -99,9 +96,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
             heartbeat_secs=0.5, least_silence_secs=60, most_silence_secs=60
         ),
     )
-    self.agents[name] = agent_lib.Agent(
-        self.store, options, issue("agent", options.name)
-    )
+    self.agents[name] = agent_lib.Agent(self.store, options, issue("agent", options.name))
     self.lives[name] = asyncio.create_task(self.agents[name].run())
 
   def logged(self, name):
@@ -114,9 +109,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     """Waits until the workers of all live nodes work in a view."""
     async with asyncio.timeout(60):
       for name, life in self.lives.items():
-        while not life.done() and self.logged(name).get(view) != set(
-            names.split()
-        ):
+        while not life.done() and self.logged(name).get(view) != set(names.split()):
           await asyncio.sleep(0.01)
 
   async def end_of(self, name):
@@ -131,12 +124,8 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     await self.wait(3, "n1 n2 n3")
     registry = registry_lib.Registry(self.store, "run")
     reasons = [v.reason for v in registry.read_views(1)]
-    self.assertEqual(
-        reasons, ["n0 left: its worker was killed by SIGKILL", "n3 joined"]
-    )
-    self.assertCountEqual(
-        [m.name for m in registry.members()], ["n1", "n2", "n3"]
-    )
+    self.assertEqual(reasons, ["n0 left: its worker was killed by SIGKILL", "n3 joined"])
+    self.assertCountEqual([m.name for m in registry.members()], ["n1", "n2", "n3"])
     while registry.read_status().get("steps") != 3:
       await asyncio.sleep(0.1)
 
@@ -201,9 +190,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     await self.wait(2, "n0 n1")
 
   async def test_an_agent_of_another_run_is_refused(self):
-    options = given.make_options(
-        "n4", config={"seed": 1}, workdir=str(self.folder)
-    )
+    options = given.make_options("n4", config={"seed": 1}, workdir=str(self.folder))
     agent = agent_lib.Agent(self.store, options, issue("agent", options.name))
     with self.assertRaisesRegex(ValueError, "seed is 0 there and 1 here"):
       await agent.run()
@@ -223,6 +210,4 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     async with asyncio.timeout(60):  # It is written after it is told.
       while (view := registry.read_view()).number < 2:
         await asyncio.sleep(0.01)
-    self.assertEqual(
-        [m.name for m in view.members if m.number in view.leaving], ["n1"]
-    )
+    self.assertEqual([m.name for m in view.members if m.number in view.leaving], ["n1"])

@@ -22,12 +22,8 @@ class CoreTest(given.CoreCase):
     (view,) = self.sent(events_lib.PeerReached("life 1"))
     self.assertEqual(view[0], messages.NewView(members.view(1, 0, 1, 2)))
     # At once again: it may have left this one out.
-    self.assertEqual(
-        self.asked(self.on(given.closed(1))), [events_lib.Sleep(0.2)]
-    )
-    self.assertEqual(
-        self.answer(1.2), [events_lib.DialAgent(members.member(1))]
-    )
+    self.assertEqual(self.asked(self.on(given.closed(1))), [events_lib.Sleep(0.2)])
+    self.assertEqual(self.answer(1.2), [events_lib.DialAgent(members.member(1))])
 
   def test_a_death(self):
     self.begin()
@@ -134,11 +130,7 @@ class CoreTest(given.CoreCase):
           + [(1, messages.Beat(), 3.5)],  # Of its agent.
           1.25,
       ),
-      (
-          "it_has_handed_over",
-          [(1, messages.Gone("handed over"), 3.0)],
-          1.0,
-      ),
+      ("it_has_handed_over", [(1, messages.Gone("handed over"), 3.0)], 1.0),
   )
   def test_how_long_a_lost_node_was_silent(self, heard, secs):
     self.begin()
@@ -334,10 +326,7 @@ class CoreTest(given.CoreCase):
       self.on(given.said(number, messages.Post(1, "vote", "no")))
     post = events_lib.WorkerSaid(messages.Post(1, "vote", "no"))
     values = dict.fromkeys(range(3), "no")
-    self.assertIn(
-        events_lib.TellWorker(messages.Gathered(1, "vote", values)),
-        self.on(post),
-    )
+    self.assertIn(events_lib.TellWorker(messages.Gathered(1, "vote", values)), self.on(post))
 
   def test_who_has_no_worker_and_who_is_no_member_do_not_answer(self):
     for me in (1, 3):
@@ -351,9 +340,7 @@ class CoreTest(given.CoreCase):
       self.assertNotIn(answer, self.asked(actions))
 
   @parameterized.parameters(1, 2)
-  def test_a_newcomer_that_hears_a_copy_first_works_in_the_original(
-      self, count
-  ):
+  def test_a_newcomer_that_hears_a_copy_first_works_in_the_original(self, count):
     self.begin(me=3)
     self.state.origin = None
     joined = members.view(2, 0, 1, 2, 3)
@@ -379,10 +366,7 @@ class CoreTest(given.CoreCase):
     ready = (messages.Ready(0), "life 5")
     notice = (messages.Notice("SIGTERM"), "life 5")
     assignment = (messages.Assignment({"a": 1}), "life 5")
-    self.assertEqual(
-        self.sent(events_lib.PeerReached("life 5")),
-        [ready, notice, view, assignment],
-    )
+    self.assertEqual(self.sent(events_lib.PeerReached("life 5")), [ready, notice, view, assignment])
     # A member knows who trains what, but may have missed posts.
     post = messages.Post(1, "vote", "yes")
     self.on(events_lib.WorkerSaid(post))
@@ -393,16 +377,9 @@ class CoreTest(given.CoreCase):
   def test_values_are_posted_to_all_members(self):
     self.begin(me=1)
     post = messages.Post(1, "vote", "yes")
-    self.assertEqual(
-        self.sent(events_lib.WorkerSaid(post)),
-        [(post, "life 0"), (post, "life 2")],
-    )
+    self.assertEqual(self.sent(events_lib.WorkerSaid(post)), [(post, "life 0"), (post, "life 2")])
     self.on(given.said(0, messages.Post(1, "vote", "no")))
     self.assertEqual(
         self.on(given.said(2, post)),
-        [
-            events_lib.TellWorker(
-                messages.Gathered(1, "vote", {0: "no", 1: "yes", 2: "yes"})
-            )
-        ],
+        [events_lib.TellWorker(messages.Gathered(1, "vote", {0: "no", 1: "yes", 2: "yes"}))],
     )

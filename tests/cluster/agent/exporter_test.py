@@ -147,9 +147,7 @@ class ExporterTest(parameterized.TestCase):
       other.bind(("127.0.0.1", 0))
       other.listen()
       with self.assertRaises(OSError):
-        exporter.serve(
-            other.getsockname()[1], host="127.0.0.1", state=lambda: None
-        )
+        exporter.serve(other.getsockname()[1], host="127.0.0.1", state=lambda: None)
 
 
 if __name__ == "__main__":

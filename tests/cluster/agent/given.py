@@ -38,9 +38,7 @@ def refused(number):
 
 def silent(number, *whom, count=1, is_certain=False):
   """What a member says of others."""
-  suspects = tuple(
-      messages.Suspect(f"life {n}", "silent", is_certain) for n in whom
-  )
+  suspects = tuple(messages.Suspect(f"life {n}", "silent", is_certain) for n in whom)
   return said(number, messages.Suspects(count, suspects))
 
 

@@ -61,9 +61,7 @@ class HeartbeatsTest(LiveCase):
     self.assertEqual(whom(), {f"life {i}" for i in (1, 2, 3, 4)})
 
   def test_suspicion_of_another(self):
-    self.assertEqual(
-        [m for m, _ in self.sent_at(0.2, given.silent(5, 3))], [_ASKS]
-    )
+    self.assertEqual([m for m, _ in self.sent_at(0.2, given.silent(5, 3))], [_ASKS])
     sent = self.live(1.0, numbers=(1, 2, 3, 4, 5), since=0.2)
     self.assertEqual({*sent}, {(_ASKS, None)})
     self.on(given.silent(5, count=2), 1.1)  # It is taken back.
@@ -73,9 +71,7 @@ class HeartbeatsTest(LiveCase):
     self.assertEmpty(self.state.suspects.suspects)
 
   def test_who_is_asked_answers(self):
-    self.assertEqual(
-        self.sent_at(0.2, given.said(3, _ASKS)), [(_BEAT, "life 3")]
-    )
+    self.assertEqual(self.sent_at(0.2, given.said(3, _ASKS)), [(_BEAT, "life 3")])
     self.assertEmpty(self.sent_at(0.2, given.said(3, _BEAT)))
     self.on(given.silent(5, 3), 0.3)  # It asks all itself now.
     self.assertEmpty(self.sent_at(0.4, given.said(3, _ASKS)))

@@ -153,8 +153,7 @@ class OwnWorkerTest(given.CoreCase):
     empty = members.view(2, reason="no member of view 1 is left")
     self.assertEqual(self.asked(self.answer([])), [given.claim(empty)])
     self.assertEqual(
-        self.asked(self.answer(empty)),
-        [events_lib.store(_Registry.write_view, empty)],
+        self.asked(self.answer(empty)), [events_lib.store(_Registry.write_view, empty)]
     )
     (claim,) = self.asked(self.answer(True))
     self.assertEqual(claim.args, (fence_lib.Claim("run", 2),))
@@ -285,10 +284,7 @@ class OwnWorkerTest(given.CoreCase):
   def test_who_was_away_blames_nobody(self):
     self.begin()
     self.on(events_lib.Ticked(), 0.1)
-    self.assertEqual(
-        self.on(events_lib.Ticked(), 9.0),
-        [events_lib.Send(messages.Beat(view=1))],
-    )
+    self.assertEqual(self.on(events_lib.Ticked(), 9.0), [events_lib.Send(messages.Beat(view=1))])
 
   def test_others_hear_why_nothing_goes_on(self):
     self.begin()
@@ -296,9 +292,7 @@ class OwnWorkerTest(given.CoreCase):
     self.assertEqual(self.sent(events_lib.Ticked()), [])  # It just has.
     stall = stalls_lib.Stall(True, 1, channel_lib.Begun((1, 0), ()), ())
     self.on(events_lib.WorkerSaid(messages.WorkerBeat(1, True, stall)))
-    self.assertEqual(
-        self.sent(events_lib.Ticked()), [(messages.Beat(stall, 1), None)]
-    )
+    self.assertEqual(self.sent(events_lib.Ticked()), [(messages.Beat(stall, 1), None)])
 
   def test_a_doubt_is_settled_by_the_folder(self):
     self.begin()
@@ -306,9 +300,7 @@ class OwnWorkerTest(given.CoreCase):
     self.assertEqual(asked, [given.made_after(1)])
     self.asked(self.answer(error=OSError("no folder.")))
     self.assertEqual(self.asked(self.answer(2.0)), [given.made_after(1)])
-    self.assertEqual(
-        self.answer([]), [events_lib.TellWorker(messages.StillMember())]
-    )
+    self.assertEqual(self.answer([]), [events_lib.TellWorker(messages.StillMember())])
     self.asked(self.on(events_lib.WorkerSaid(messages.Doubt())))
     actions = self.answer([members.view(2, 1, 2)])
     self.assertNotIn(events_lib.TellWorker(messages.StillMember()), actions)
@@ -325,19 +317,13 @@ class OwnWorkerTest(given.CoreCase):
 
   def test_the_status_is_written_once_a_second(self):
     self.begin()
-    report = lambda steps: self.on(
-        events_lib.WorkerSaid(messages.Report({"steps": steps}))
-    )
+    report = lambda steps: self.on(events_lib.WorkerSaid(messages.Report({"steps": steps})))
     first = self.asked(report(1))
-    self.assertEqual(
-        first, [events_lib.store(_Registry.write_status, {"steps": 1})]
-    )
+    self.assertEqual(first, [events_lib.store(_Registry.write_status, {"steps": 1})])
     self.assertEqual([*report(2), *report(3)], [])
     self.assertEqual(self.asked(self.answer()), [events_lib.Sleep(1.0)])
     second = self.asked(self.answer())
-    self.assertEqual(
-        second, [events_lib.store(_Registry.write_status, {"steps": 3})]
-    )
+    self.assertEqual(second, [events_lib.store(_Registry.write_status, {"steps": 3})])
 
   def test_an_agent_that_does_not_fit_ends(self):
     options = given.make_options("n7")

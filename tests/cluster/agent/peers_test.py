@@ -40,9 +40,7 @@ class Agent:
     self.host = host
     self.stamp = stamp
     self.events = asyncio.Queue()
-    self.identity = identity_lib.issue(
-        secret, run=run, role=role, name=name or f"n{number}"
-    )
+    self.identity = identity_lib.issue(secret, run=run, role=role, name=name or f"n{number}")
     self.peers = peers_lib.Peers(self.identity, self.events, ack_secs=2.5)
     self.number = number
 
@@ -191,9 +189,7 @@ class PeersTest(parameterized.TestCase):
     async def scenario(a, b):
       me = a.me
       with self.assertLogs("absl", "WARNING"):
-        reader, writer = await asyncio.open_connection(
-            me.host, me.port, ssl=b.identity.client
-        )
+        reader, writer = await asyncio.open_connection(me.host, me.port, ssl=b.identity.client)
         await reader.read(1)
         writer.write(data)
         if data:
@@ -331,10 +327,7 @@ class PeersTest(parameterized.TestCase):
           raise errors.pop()
         return await connect(*args)
 
-      with (
-          self.assertLogs("absl", "WARNING"),
-          mock.patch.object(peers_lib, "_connect", refuse),
-      ):
+      with self.assertLogs("absl", "WARNING"), mock.patch.object(peers_lib, "_connect", refuse):
         a.dial(b)
         heard = await a.heard()
       self.assertEqual(heard, [events_lib.PeerReached("life 1")])

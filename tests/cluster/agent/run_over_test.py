@@ -72,8 +72,7 @@ class RunOverTest(given.CoreCase):
     self.assertTrue(self.finish(flow, []))
     flow, _ = self.ask()
     self.assertEqual(
-        next(flow),
-        given.claim(asked_by_me := views.ask(members.view(1, 0, 1, 2), "n3")),
+        next(flow), given.claim(asked_by_me := views.ask(members.view(1, 0, 1, 2), "n3"))
     )
     self.assertNotEqual(asked, asked_by_me)
     flow.send(asked)  # Another was first.

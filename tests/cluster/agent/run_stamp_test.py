@@ -17,9 +17,7 @@ from tests.cluster.agent import given
 
 class RunStampTest(parameterized.TestCase):
 
-  def find(
-      self, there, claim, *, moves=1, until_secs=math.inf, made=(), answers=0
-  ):
+  def find(self, there, claim, *, moves=1, until_secs=math.inf, made=(), answers=0):
     """Returns the requests other than reads, until the stamp is known.
 
     The run of `claim` has `made` views, and answers as many questions.
@@ -64,18 +62,8 @@ class RunStampTest(parameterized.TestCase):
   @parameterized.parameters(
       ("a", "b", ValueError, "Another run than run 'run' is running in"),
       ("a", None, ValueError, "workdir must be the folder in which all nodes"),
-      (
-          "a",
-          "bamboo-train-1",
-          ValueError,
-          "bamboo train is running in workdir; ",
-      ),
-      (
-          "",
-          "bamboo-train-1",
-          ValueError,
-          "bamboo train is running in workdir; ",
-      ),
+      ("a", "bamboo-train-1", ValueError, "bamboo train is running in workdir; "),
+      ("", "bamboo-train-1", ValueError, "bamboo train is running in workdir; "),
       ("", "b", OSError, "There is no run 'run' in etcd, but one is runn"),
   )
   def test_refused(self, there, claimed, error, message):

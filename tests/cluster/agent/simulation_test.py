@@ -71,9 +71,7 @@ class SimulationTest(parameterized.TestCase):
     self.run_for(2.0)
     self.check(2, left)
     reason = "its agent was silent for 3.0 s"
-    self.assertEqual(
-        self.nodes["n3"].state.roster.view.reason, f"{dead} left: {reason}"
-    )
+    self.assertEqual(self.nodes["n3"].state.roster.view.reason, f"{dead} left: {reason}")
 
   def test_a_machine_that_hangs(self):
     self.nodes["n2"].hang()

@@ -59,9 +59,7 @@ class ClientTest(parameterized.TestCase):
     restore = self.server.save()
     self.etcd.put("/a", "2")
     restore()
-    with self.assertRaisesRegex(
-        etcd_lib.LostStoreError, "a:1,b:2 has lost.* revision 3 to 2"
-    ):
+    with self.assertRaisesRegex(etcd_lib.LostStoreError, "a:1,b:2 has lost.* revision 3 to 2"):
       self.etcd.get("/a")
     self.etcd.forget()
     self.assertEqual(self.etcd.get("/a"), "1")
@@ -122,8 +120,7 @@ class ClientTest(parameterized.TestCase):
       self.etcd.get_all("/")
 
   @parameterized.product(
-      status=[200, 503],
-      body=[b"{}", b"[]", b"null", b"404 page not found", b"\xff"],
+      status=[200, 503], body=[b"{}", b"[]", b"null", b"404 page not found", b"\xff"]
   )
   def test_a_proxy_answers(self, status, body):
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -155,9 +152,7 @@ class ClientTest(parameterized.TestCase):
       with self.assertRaisesRegex(OSError, problem):
         call()
 
-  @parameterized.parameters(
-      ("3.5.0", True), ("3.5.2", True), ("3.5.3", False), ("3.4.23", False)
-  )
+  @parameterized.parameters(("3.5.0", True), ("3.5.2", True), ("3.5.3", False), ("3.4.23", False))
   def test_releases(self, version, is_faulty):
     self.assertEqual(bool(etcd_lib.find_fault(version)), is_faulty)
 
@@ -178,11 +173,7 @@ class EtcdTest(absltest.TestCase):
     for endpoints, tls, problem in (
         (place, None, advice),
         (f"http://{place}", own.store, advice),
-        (
-            self.etcd.endpoints,
-            own.store,
-            f"of etcd at {place} is not of the sa",
-        ),
+        (self.etcd.endpoints, own.store, f"of etcd at {place} is not of the sa"),
     ):
       etcd = etcd_lib.Etcd(endpoints, tls=tls)
       with self.assertRaisesRegex(etcd_lib.NoEtcdError, problem):

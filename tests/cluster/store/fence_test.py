@@ -91,9 +91,7 @@ class FenceTest(parameterized.TestCase):
       fence.protocol = fence_lib.FenceProtocol("folder", lambda: self.now)
     return fences
 
-  @parameterized.product(
-      content=("", "{", "[]", "\0" * 50, '{"number": 2}'), number=(1, 2)
-  )
+  @parameterized.product(content=("", "{", "[]", "\0" * 50, '{"number": 2}'), number=(1, 2))
   def test_a_damaged_view_blocks_for_a_while_only(self, content, number):
     one, other = self.make_clocked()
     views_of_run = [members.view(1, 0, 1), members.view(2, 0)]
@@ -117,12 +115,8 @@ class FenceTest(parameterized.TestCase):
     self.assertEqual(other.claim_view("a", later), later)
     self.assertEqual(one.views_after("a", number - 1), [void, later])
 
-  @parameterized.product(
-      failure=("EIO", "EISDIR"), number=(1, 2), is_folder_away=(False, True)
-  )
-  def test_a_view_that_cannot_be_opened_is_damaged(
-      self, failure, number, is_folder_away
-  ):
+  @parameterized.product(failure=("EIO", "EISDIR"), number=(1, 2), is_folder_away=(False, True))
+  def test_a_view_that_cannot_be_opened_is_damaged(self, failure, number, is_folder_away):
     one, other = self.make_clocked()
     views_of_run = [members.view(1, 0, 1), members.view(2, 0)]
     for view in views_of_run[: number - 1]:
@@ -218,24 +212,15 @@ class FenceTest(parameterized.TestCase):
       size = os.fstat(fd).st_size
       done.append("fsync folder" if is_folder else f"fsync {size}")
 
-    with (
-        mock.patch.object(os, "link", note_link),
-        mock.patch.object(os, "fsync", note_fsync),
-    ):
+    with mock.patch.object(os, "link", note_link), mock.patch.object(os, "fsync", note_fsync):
       self.fences[0].create("a")
-    self.assertEqual(
-        done, [f"fsync {len(content)}", "link fence.json", "fsync folder"]
-    )
-    self.assertEqual(
-        [p.name for p in self.path.parent.iterdir()], [self.path.name]
-    )
+    self.assertEqual(done, [f"fsync {len(content)}", "link fence.json", "fsync folder"])
+    self.assertEqual([p.name for p in self.path.parent.iterdir()], [self.path.name])
 
   def test_a_full_disk_is_said_with_the_view_that_waits_for_room(self):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with mock.patch.object(os, "fsync", side_effect=full):
-      with self.assertRaisesRegex(
-          OSError, "No space left on device: '.*/views/a.1.json'"
-      ):
+      with self.assertRaisesRegex(OSError, "No space left on device: '.*/views/a.1.json'"):
         self.fences[0].claim_view("a", members.view(1, 0))
     self.assertEmpty([*(self.path.parent / "views").iterdir()])
 
@@ -293,9 +278,7 @@ class FenceTest(parameterized.TestCase):
         fence_lib.check(fence, "a", 2)
 
   @parameterized.parameters((1, Claim("a", 2)), (0, None))
-  def test_members_restore_a_claim_only_beside_their_views(
-      self, num_views, restored
-  ):
+  def test_members_restore_a_claim_only_beside_their_views(self, num_views, restored):
     for fence in self.fences:
       if num_views:
         fence.begin(Claim("a", 2))

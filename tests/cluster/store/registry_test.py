@@ -20,10 +20,7 @@ class RegistryTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ({"version": 2, "config": {"seed": 0}}, "version is 1 there and 2 here"),
-      (
-          {"version": 1, "config": {"seed": 3}},
-          "config.seed is 0 there and 3 here",
-      ),
+      ({"version": 1, "config": {"seed": 3}}, "config.seed is 0 there and 3 here"),
       ({"version": 1, "config": {}}, "config.seed is 0 there and absent here"),
   )
   def test_configs_that_differ(self, config, message):
@@ -36,9 +33,7 @@ class RegistryTest(parameterized.TestCase):
     self.enterContext(mock.patch.object(types, "MAX_NODES", 3))
     got = [
         self.registry.take_ticket(zone, f"life {i}", name)
-        for i, (zone, name) in enumerate(
-            [("a", "n10"), ("b", "n9"), ("c", "n1")]
-        )
+        for i, (zone, name) in enumerate([("a", "n10"), ("b", "n9"), ("c", "n1")])
     ]
     self.assertEqual(got, [0, 1, 2])
     by_name = [(2, "c"), (1, "b"), (0, "a")]
@@ -68,9 +63,7 @@ class RegistryTest(parameterized.TestCase):
     self.registry.begin("new")  # Just before.
     with self.assertRaises(etcd_lib.LostStoreError):
       self.registry.restore("old", {}, view, 3)
-    self.assertEqual(
-        (self.registry.stamp(), self.registry.read_view()), ("new", None)
-    )
+    self.assertEqual((self.registry.stamp(), self.registry.read_view()), ("new", None))
 
   @parameterized.parameters(False, True)
   def test_a_run_is_restored(self, has_stamp):

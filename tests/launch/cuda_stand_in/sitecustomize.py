@@ -35,6 +35,4 @@ def make_client():
   return xla_client.make_cpu_client(num_devices=2)
 
 
-xla_bridge.register_backend_factory(
-    "cuda", make_client, priority=500, fail_quietly=False
-)
+xla_bridge.register_backend_factory("cuda", make_client, priority=500, fail_quietly=False)

@@ -57,8 +57,7 @@ class BackgroundTest(absltest.TestCase):
     logger.log(1, {})
     logger.close()
     self.assertEqual(
-        logger.take_error(),
-        "No more lines for logger fake: it has not ended in 0.01 s",
+        logger.take_error(), "No more lines for logger fake: it has not ended in 0.01 s"
     )
 
   def test_one_that_fails_is_dropped_with_one_line(self):
@@ -68,10 +67,7 @@ class BackgroundTest(absltest.TestCase):
       logger.log(step, {})
     logger.close()
     self.assertEqual(self.calls, [("make", 0), ("log", 1)])
-    self.assertEqual(
-        logger.take_error(),
-        "No more lines for logger fake: No space left on device",
-    )
+    self.assertEqual(logger.take_error(), "No more lines for logger fake: No space left on device")
     self.assertEqual(logger.take_error(), "")
     logger.log(4, {})
     logger.close()

@@ -19,8 +19,7 @@ class CsvFileTest(absltest.TestCase):
     again.log(2, {"loss": 1.25, "ms": {"vote": 1.0}, "new": 3.0})
     again.close()
     self.assertEqual(
-        (folder / "metrics.csv").read_text(),
-        "step,loss,ms/vote\n1,2.0,0.5\n2,1.25,1.0\n",
+        (folder / "metrics.csv").read_text(), "step,loss,ms/vote\n1,2.0,0.5\n2,1.25,1.0\n"
     )
 
 

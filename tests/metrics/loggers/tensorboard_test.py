@@ -18,9 +18,7 @@ def _read_scalars(folder):
     # A length and its checksum, the event, and its checksum.
     (length,) = struct.unpack("<Q", data[:8])
     event = event_pb2.Event.FromString(data[12 : 12 + length])
-    scalars += [
-        (event.step, v.tag, v.simple_value) for v in event.summary.value
-    ]
+    scalars += [(event.step, v.tag, v.simple_value) for v in event.summary.value]
     data = data[16 + length :]
   return scalars
 
@@ -36,17 +34,11 @@ class TensorBoardTest(absltest.TestCase):
     writer.close()
     self.assertEqual(
         _read_scalars(folder / "events"),
-        [
-            (3, "train/loss", 2.5),
-            (3, "train/tokens", 8),
-            (3, "eval/loss", 2.75),
-        ],
+        [(3, "train/loss", 2.5), (3, "train/tokens", 8), (3, "eval/loss", 2.75)],
     )
 
   def test_missing_extra_is_named(self):
-    self.addCleanup(
-        sys.modules.update, tensorboardX=sys.modules["tensorboardX"]
-    )
+    self.addCleanup(sys.modules.update, tensorboardX=sys.modules["tensorboardX"])
     sys.modules["tensorboardX"] = None  # Makes the import fail.
     with self.assertRaisesRegex(ValueError, r"bamboo_jax\[tensorboard\]"):
       tensorboard.TensorBoard(pathlib.Path("never made"), 0)

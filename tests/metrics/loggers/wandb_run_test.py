@@ -88,9 +88,7 @@ class WandbRunTest(absltest.TestCase):
       self.assertEqual(self.write(*steps, WANDB_MODE="offline"), "")
     found = self.read()
     self.assertLen({name for name, _ in found}, 1)
-    self.assertEqual(
-        [steps for _, steps in found], [[1, 2, 3, 3, 3], [2, 3, 4, 4, 4]]
-    )
+    self.assertEqual([steps for _, steps in found], [[1, 2, 3, 3, 3], [2, 3, 4, 4, 4]])
 
   def test_no_account_is_one_line(self):
     said = self.write(1, WANDB_BASE_URL="http://127.0.0.1:9")

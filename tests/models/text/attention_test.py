@@ -30,9 +30,7 @@ def plain_attend(qkv, key, num_heads, is_read=None):
 
 
 def attend(qkv, key, num_heads, is_read=None):
-  return attention.attend(
-      qkv, key, num_heads=num_heads, dropout_rate=RATE, read_SM=is_read
-  )
+  return attention.attend(qkv, key, num_heads=num_heads, dropout_rate=RATE, read_SM=is_read)
 
 
 def make_qkv(num_examples, length, width, dtype="float32"):
@@ -54,9 +52,7 @@ class AttentionTest(parameterized.TestCase):
     self.assertEqual(cudnn.supports(dtype, length, width), expected)
 
   @parameterized.product(
-      shape=[(2, 5, 12), (1, LONG, 6)],
-      with_dropout=[False, True],
-      with_mask=[False, True],
+      shape=[(2, 5, 12), (1, LONG, 6)], with_dropout=[False, True], with_mask=[False, True]
   )
   def test_equals_autodiff(self, shape, with_dropout, with_mask):
     qkv = make_qkv(*shape)

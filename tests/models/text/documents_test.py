@@ -48,9 +48,7 @@ class DocumentsTest(parameterized.TestCase):
       def total(params):
         stats = {layer: {} for layer in model.layer_names}
         loss, _ = model_lib.apply_range(
-            *(model, 0, len(model.layers), params, stats, None, batch),
-            key=None,
-            train=True,
+            *(model, 0, len(model.layers), params, stats, None, batch), key=None, train=True
         )
         return loss.total
 

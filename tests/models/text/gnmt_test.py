@@ -10,9 +10,7 @@ from bamboo_jax.models import zoo
 from bamboo_jax.models.text import gnmt
 
 L, V = 8, 20
-TINY = dict(
-    num_layers=3, width=12, sequence_length=L, vocab_size=V, dropout_rate=0.0
-)
+TINY = dict(num_layers=3, width=12, sequence_length=L, vocab_size=V, dropout_rate=0.0)
 
 
 def num_lstm(inputs, width):
@@ -20,9 +18,7 @@ def num_lstm(inputs, width):
 
 
 def make_batch():
-  source = np.array(
-      [[5, 6, 7, 0, 0, 0, 0, 0], [9, 8, 7, 6, 5, 4, 3, 0]], np.int32
-  )
+  source = np.array([[5, 6, 7, 0, 0, 0, 0, 0], [9, 8, 7, 6, 5, 4, 3, 0]], np.int32)
   return {"source": source, "inputs": source, "targets": source}
 
 
@@ -40,9 +36,7 @@ def run_layers(batch, last):
   model, variables = make_model()
   params = {name: v.params for name, v in variables.items()}
   stats = dict.fromkeys(params, {})
-  return model_lib.apply_range(
-      model, 0, last, params, stats, None, batch, key=None, train=False
-  )[0]
+  return model_lib.apply_range(model, 0, last, params, stats, None, batch, key=None, train=False)[0]
 
 
 class GnmtTest(parameterized.TestCase):
@@ -79,9 +73,7 @@ class GnmtTest(parameterized.TestCase):
     batch = make_batch()
     first = self.model.layer_names.index("decoder_00") + 1
     below = run_layers(batch, first)[0]
-    np.testing.assert_array_equal(
-        below, run_layers(batch, len(self.model.layers) - 1)[0]
-    )
+    np.testing.assert_array_equal(below, run_layers(batch, len(self.model.layers) - 1)[0])
 
   def test_impossible_options(self):
     with self.assertRaisesRegex(ValueError, "num_layers must be at least 2"):

@@ -15,9 +15,7 @@ ONE_BLOCK = (("num_blocks", 1), ("dropout_rate", 0.0))
 
 @functools.cache
 def make_tiny(**options):
-  return zoo.make_model(
-      "gpt2", variant="tiny", width=16, sequence_length=8, **options
-  )
+  return zoo.make_model("gpt2", variant="tiny", width=16, sequence_length=8, **options)
 
 
 def make_batch(model):
@@ -42,9 +40,7 @@ def init_params(model_key, seed=0):
 def run(model, params, batch, *, key=None, train=False):
   stats = {name: {} for name in model.layer_names}
   last = len(model.layers)
-  loss, _ = model_lib.apply_range(
-      model, 0, last, params, stats, None, batch, key=key, train=train
-  )
+  loss, _ = model_lib.apply_range(model, 0, last, params, stats, None, batch, key=key, train=train)
   return loss
 
 
@@ -96,10 +92,7 @@ class SizesTest(parameterized.TestCase):
         attention_bias=False,
     )
     block = 12 * 256**2 + 2 * 2 * 256 + 5 * 256
-    self.assertEqual(
-        model.num_params(),
-        (2 * 8192 + 128) * 256 + 8 * block + 2 * 256,
-    )
+    self.assertEqual(model.num_params(), (2 * 8192 + 128) * 256 + 8 * block + 2 * 256)
 
   def test_layers(self):
     model = make_tiny()
@@ -193,9 +186,7 @@ class DropoutTest(parameterized.TestCase):
   def losses(self, *, train, keys):
     model, params = make_tiny(num_blocks=1), init_params((("num_blocks", 1),))
     batch = make_batch(model)
-    loss_fn = jax.jit(
-        lambda key: run(model, params, batch, key=key, train=train).total
-    )
+    loss_fn = jax.jit(lambda key: run(model, params, batch, key=key, train=train).total)
     return [float(loss_fn(key)) for key in keys]
 
   def test_depends_on_the_key(self):
@@ -230,16 +221,12 @@ class ResidualsTest(parameterized.TestCase):
     mask = dropout_rate > 0
     expected = {
         "embed": mask + 4 / 16,
-        "block_00.attention": (4 + probs) * itemsize
-        + moments
-        + (1 + probs) * mask,
+        "block_00.attention": (4 + probs) * itemsize + moments + (1 + probs) * mask,
         "block_00.mlp": 4 * itemsize + moments + mask,
         "head": (1 + 256 / 16) * itemsize + moments + (4 + 4 + 1) / 16,
     }
     for name, width_bytes in expected.items():
-      self.assertEqual(
-          self.residual_bytes(model, name), S * 8 * 16 * width_bytes
-      )
+      self.assertEqual(self.residual_bytes(model, name), S * 8 * 16 * width_bytes)
 
   def residual_bytes(self, model, name):
     index = model.layer_names.index(name)

@@ -49,10 +49,7 @@ class LoraTest(parameterized.TestCase):
       ({"lora_alpha": 8.0}, "lora_alpha=8.0 needs a lora_rank"),
       ({"lora_rank": 0}, "lora_rank must be a positive integer, got 0"),
       ({"lora_rank": 2, "lora_alpha": 0.0}, "lora_alpha must be above 0"),
-      (
-          {"lora_rank": 2, "lora_targets": "q_proj,v_pro"},
-          "did you mean 'v_proj'",
-      ),
+      ({"lora_rank": 2, "lora_targets": "q_proj,v_pro"}, "did you mean 'v_proj'"),
   )
   def test_refuses(self, options, message):
     with self.assertRaisesRegex(ValueError, message):

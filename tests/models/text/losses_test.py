@@ -35,9 +35,7 @@ class TokenLossTest(parameterized.TestCase):
 
     def loss(h, weight, target):
       weight = weight.T if vocab_first else weight
-      loss = losses.token_loss(
-          h, weight, target, vocab_first=vocab_first, chunk=chunk
-      )
+      loss = losses.token_loss(h, weight, target, vocab_first=vocab_first, chunk=chunk)
       return 3 * loss.total, loss
 
     grad_fn = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
@@ -60,16 +58,11 @@ class TokenLossTest(parameterized.TestCase):
     def loss(h, weight):
       weight = weight.T if vocab_first else weight
       return losses.token_loss(
-          *(h, weight, target),
-          vocab_first=vocab_first,
-          chunk=chunk,
-          num_tokens=V,
+          *(h, weight, target), vocab_first=vocab_first, chunk=chunk, num_tokens=V
       ).total
 
     want, (want_h, want_weight) = plain_grads(h, weight, target)
-    got, (got_h, got_weight) = jax.jit(jax.value_and_grad(loss, (0, 1)))(
-        h, padded
-    )
+    got, (got_h, got_weight) = jax.jit(jax.value_and_grad(loss, (0, 1)))(h, padded)
     np.testing.assert_allclose(got, want, rtol=1e-6)
     np.testing.assert_allclose(got_h, want_h, atol=1e-6)
     np.testing.assert_allclose(got_weight[:, :V], want_weight, atol=1e-6)
@@ -78,24 +71,18 @@ class TokenLossTest(parameterized.TestCase):
   @parameterized.parameters((None, True), (4, False))
   def test_chunks_keep_no_logits(self, chunk, has_logits):
     h, weight, target = make_args()
-    loss = lambda h, w: losses.token_loss(
-        h, w, target, vocab_first=False, chunk=chunk
-    ).total
+    loss = lambda h, w: losses.token_loss(h, w, target, vocab_first=False, chunk=chunk).total
     program = str(jax.make_jaxpr(jax.grad(loss, (0, 1)))(h, weight))
     self.assertEqual(f"[{T},{V}]" in program, has_logits)
 
   @parameterized.parameters(None, 4)
   def test_is_float32_of_bfloat16_activations(self, chunk):
     h, weight, target = make_args(dtype="bfloat16")
-    loss = lambda h, w: losses.token_loss(
-        h, w, target, vocab_first=False, chunk=chunk
-    )
+    loss = lambda h, w: losses.token_loss(h, w, target, vocab_first=False, chunk=chunk)
     got, vjp = jax.vjp(loss, h, weight)
     self.assertEqual((got.total.dtype, got.weight.dtype), (jnp.float32,) * 2)
     self.assertNotIn((D, V), [a.shape for a in vjp.opaque_residuals])
-    np.testing.assert_allclose(
-        got.total, plain_loss(h, weight, target), rtol=1e-2
-    )
+    np.testing.assert_allclose(got.total, plain_loss(h, weight, target), rtol=1e-2)
     grad_h, grad_weight = vjp(jax.tree.map(jnp.ones_like, got))
     self.assertEqual(grad_h.dtype, jnp.bfloat16)
     self.assertEqual(grad_weight.dtype, jnp.float32)

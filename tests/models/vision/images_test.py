@@ -14,18 +14,13 @@ LABELS = np.array([3, 1, 4, 1], np.int32)
 def make_batch(size=SIZE):
   rng = np.random.default_rng(0)
   shape = (S, size, size, 3)
-  return {
-      "images": rng.integers(0, 256, shape).astype(np.uint8),
-      "labels": LABELS,
-  }
+  return {"images": rng.integers(0, 256, shape).astype(np.uint8), "labels": LABELS}
 
 
 def shapes_of(model):
   batch = model.batch_shapes(S)
   return {
-      name: jax.eval_shape(
-          lambda i=i: model.init_layer(i, seed=0, batch_shapes=batch)
-      )
+      name: jax.eval_shape(lambda i=i: model.init_layer(i, seed=0, batch_shapes=batch))
       for i, name in enumerate(model.layer_names)
   }
 
@@ -43,16 +38,12 @@ def run(model, variables, batch, *, params=None, train=False):
   params = params or {name: v.params for name, v in variables.items()}
   stats = {name: v.stats for name, v in variables.items()}
   options = dict(key=jax.random.key(0) if train else None, train=train)
-  h, new_stats = model_lib.apply_range(
-      model, 0, last, params, stats, None, batch, **options
-  )
+  h, new_stats = model_lib.apply_range(model, 0, last, params, stats, None, batch, **options)
   head = model.layers[last]
   pooled = h.mean((1, 2)) if h.ndim == 4 else h
   dense = params[head.name]["dense"]
   logits = pooled @ dense["kernel"] + dense["bias"]
-  loss, _ = model_lib.apply_range(
-      model, last, last + 1, params, stats, h, batch, **options
-  )
+  loss, _ = model_lib.apply_range(model, last, last + 1, params, stats, h, batch, **options)
   return logits, loss, new_stats
 
 
@@ -73,9 +64,7 @@ class ImagesTest(parameterized.TestCase):
     self.assertEqual((loss.weight, part.weight), (4.0, 3.0))
     self.assertEqual(loss.correct, is_right.sum())
     self.assertEqual(part.correct, is_right[fewer["labels"] >= 0].sum())
-    np.testing.assert_allclose(
-        part.total, expected[fewer["labels"] >= 0].sum(), rtol=1e-5
-    )
+    np.testing.assert_allclose(part.total, expected[fewer["labels"] >= 0].sum(), rtol=1e-5)
 
   def test_group_norm_has_no_statistics_and_looks_at_one_example(self):
     model = zoo.make_model("resnet", variant="tiny", norm="group")
@@ -83,9 +72,7 @@ class ImagesTest(parameterized.TestCase):
     self.assertEmpty(jax.tree.leaves([v.stats for v in variables.values()]))
     apply = jax.jit(lambda b: run(model, variables, b, train=True)[0])
     swapped = {**batch, "images": batch["images"][[0, 1, 1, 1]]}
-    np.testing.assert_allclose(
-        apply(batch)[:2], apply(swapped)[:2], rtol=1e-4, atol=1e-5
-    )
+    np.testing.assert_allclose(apply(batch)[:2], apply(swapped)[:2], rtol=1e-4, atol=1e-5)
 
   @parameterized.parameters(
       ("resnet", {"norm": "layer"}, "norm 'layer'"),

@@ -90,8 +90,7 @@ def _need(layers, bounds, in_flight, protection):
     p = sum(size(s, "parameter_bytes") for s in owned)
     q = sum(size(s, "parameter_bytes") for s in replicas)
     rows = sum(
-        in_flight[s] * size(s, "residual_bytes") + 2 * (edges[s] + edges[s + 1])
-        for s in owned
+        in_flight[s] * size(s, "residual_bytes") + 2 * (edges[s] + edges[s + 1]) for s in owned
     )
     return 3 * p + 2 * q + max(rows, q)
 
@@ -112,9 +111,7 @@ class SplitTest(parameterized.TestCase):
   @hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
   @hypothesis.given(
       numbers=strategies.lists(
-          strategies.tuples(*[strategies.integers(0, 4)] * 3),
-          min_size=2,
-          max_size=8,
+          strategies.tuples(*[strategies.integers(0, 4)] * 3), min_size=2, max_size=8
       ),
       limit=strategies.integers(10, 90),
       data=strategies.data(),
@@ -139,9 +136,7 @@ class SplitTest(parameterized.TestCase):
             sum(3 * c.parameter_bytes + f * c.residual_bytes for c in s)
             + 2 * (layers[a - 1].activation_bytes if a else 0)
             + 2 * (layers[b - 1].activation_bytes if b < len(layers) else 0)
-            for s, f, (a, b) in zip(
-                stages, in_flight, itertools.pairwise(bounds), strict=True
-            )
+            for s, f, (a, b) in zip(stages, in_flight, itertools.pairwise(bounds), strict=True)
         ]
         key = (max(own), *key)
       best = key if best is None else min(best, key)

@@ -33,19 +33,12 @@ _TIE = cost_model.TieCost("a", "d", 90)
 
 
 # In mixed precision; the first layer multiplies with nothing.
-MIXED = tuple(
-    dataclasses.replace(l, copy_bytes=(l.parameter_bytes - 100) // 2)
-    for l in LAYERS
-)
+MIXED = tuple(dataclasses.replace(l, copy_bytes=(l.parameter_bytes - 100) // 2) for l in LAYERS)
 
 
 def _model(ties=(), cuts=None, layers=LAYERS, **upkeep):
   return model_lib.MemoryModel(
-      layers,
-      in_flight=(3, 2, 1),
-      upkeep=upkeep_lib.Upkeep(**upkeep),
-      ties=ties,
-      cuts=cuts,
+      layers, in_flight=(3, 2, 1), upkeep=upkeep_lib.Upkeep(**upkeep), ties=ties, cuts=cuts
   )
 
 
@@ -87,10 +80,7 @@ class OwnerTest(parameterized.TestCase):
     self.assertEqual(got.total_bytes, sum(want))
 
   def test_frozen_parameters_have_no_gradients(self):
-    layers = [
-        dataclasses.replace(l, frozen_bytes=l.parameter_bytes - 10)
-        for l in LAYERS
-    ]
+    layers = [dataclasses.replace(l, frozen_bytes=l.parameter_bytes - 10) for l in LAYERS]
     model = _model(
         layers=layers,
         num_accumulators=2,
@@ -99,15 +89,10 @@ class OwnerTest(parameterized.TestCase):
         protection=upkeep_lib.Protection(),
     )
     own = model.owner(1, 1, 3)
-    self.assertEqual(
-        (own.parameter_bytes, own.accumulator_bytes, own.sum_bytes),
-        (600, 2 * 20, 20),
-    )
+    self.assertEqual((own.parameter_bytes, own.accumulator_bytes, own.sum_bytes), (600, 2 * 20, 20))
     self.assertEqual(model.rerouted(1, 1, 3).accumulator_bytes, 3 * 20)
     replica = model.shadow(1, 3)
-    self.assertEqual(
-        (replica.replica_bytes, replica.received_bytes), (600 + 1200, 20)
-    )
+    self.assertEqual((replica.replica_bytes, replica.received_bytes), (600 + 1200, 20))
 
   def test_sum_does_not_meet_residuals(self):
     got = _model(num_shares=2, ties=[_TIE]).owner(1, 1, 4)
@@ -160,8 +145,7 @@ class OwnerTest(parameterized.TestCase):
       for first in range(4):
         for last in range(first + 1, 5):
           self.assertEqual(
-              model.total_bytes(stage, first, last),
-              model.owner(stage, first, last).total_bytes,
+              model.total_bytes(stage, first, last), model.owner(stage, first, last).total_bytes
           )
 
 
@@ -180,11 +164,7 @@ class ShadowTest(parameterized.TestCase):
     protection = upkeep_lib.Protection(refresh, slots)
     got = _model(protection=protection, is_remote=is_remote).shadow(1, 3)
     self.assertEqual(
-        (
-            *(got.replica_bytes, got.buffer_bytes),
-            *(got.received_bytes, got.fetched_bytes),
-        ),
-        want,
+        (*(got.replica_bytes, got.buffer_bytes), *(got.received_bytes, got.fetched_bytes)), want
     )
 
   def test_slots_come_from_the_host_in_apply(self):

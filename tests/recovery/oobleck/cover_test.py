@@ -41,9 +41,7 @@ def _profile(forwards, *, parameters=None, **changes):
           residual_bytes=_MIB,
           norm_ms=0.125 * parameter,
       )
-      for i, (forward, parameter) in enumerate(
-          zip(forwards, parameters, strict=True)
-      )
+      for i, (forward, parameter) in enumerate(zip(forwards, parameters, strict=True))
   ]
   return profiles.make_profile(layers, **(links | changes))
 
@@ -75,16 +73,11 @@ class MakespanTest(parameterized.TestCase):
 
     got = batch_split.split_by_makespan(
         total,
-        [
-            batch_split.PipelinePace(f, least_ms=min(a))
-            for f, a in zip(finish, added, strict=True)
-        ],
+        [batch_split.PipelinePace(f, least_ms=min(a)) for f, a in zip(finish, added, strict=True)],
     )
     self.assertEqual(sum(got), total)
     self.assertGreaterEqual(min(got), 1)
-    self.assertEqual(
-        makespan_of(got), min(map(makespan_of, _splits(total, len(added))))
-    )
+    self.assertEqual(makespan_of(got), min(map(makespan_of, _splits(total, len(added)))))
 
   @parameterized.named_parameters(
       ("one", [2.0], 5, (5,)),
@@ -93,25 +86,18 @@ class MakespanTest(parameterized.TestCase):
       ("slow_gets_one", [1.0, 100.0], 6, (5, 1)),
   )
   def test_split(self, microbatch_ms, total, counts):
-    paces = [
-        batch_split.PipelinePace(lambda m, ms=ms: ms * m, ms)
-        for ms in microbatch_ms
-    ]
+    paces = [batch_split.PipelinePace(lambda m, ms=ms: ms * m, ms) for ms in microbatch_ms]
     self.assertEqual(batch_split.split_by_makespan(total, paces), counts)
 
   @parameterized.named_parameters(("none", 0), ("too_many", 4))
   def test_refuses(self, num_pipelines):
     message = f"3 microbatches cannot be given to {num_pipelines} pipelines"
     with self.assertRaisesRegex(base.InfeasibleError, message):
-      batch_split.split_by_makespan(
-          3, [batch_split.PipelinePace(float, 1.0)] * num_pipelines
-      )
+      batch_split.split_by_makespan(3, [batch_split.PipelinePace(float, 1.0)] * num_pipelines)
     with self.assertRaisesRegex(base.InfeasibleError, message):
       batch_split.split_evenly(3, num_pipelines)
 
-  @parameterized.named_parameters(
-      ("divides", 6, 3, (2, 2, 2)), ("rest_first", 7, 3, (3, 2, 2))
-  )
+  @parameterized.named_parameters(("divides", 6, 3, (2, 2, 2)), ("rest_first", 7, 3, (3, 2, 2)))
   def test_evenly(self, total, num_pipelines, counts):
     self.assertEqual(batch_split.split_evenly(total, num_pipelines), counts)
 
@@ -122,18 +108,14 @@ class MakespanTest(parameterized.TestCase):
       asked.add(m)
       return 100.0 + m
 
-    batch_split.split_by_makespan(
-        10_000, [batch_split.PipelinePace(finish_ms, 1.0)] * 2
-    )
+    batch_split.split_by_makespan(10_000, [batch_split.PipelinePace(finish_ms, 1.0)] * 2)
     self.assertLess(len(asked), 150)
 
 
 class PredictorTest(parameterized.TestCase):
 
   @parameterized.product(num_stages=[1, 2, 3], num_pipelines=[1, 2])
-  def test_equal_pipelines_take_what_the_plan_says(
-      self, num_stages, num_pipelines
-  ):
+  def test_equal_pipelines_take_what_the_plan_says(self, num_stages, num_pipelines):
     profile = _profile([1.0, 2.0, 1.0, 3.0])
     plan = planner.make_plan(
         profile,
@@ -142,14 +124,9 @@ class PredictorTest(parameterized.TestCase):
         num_microbatches=4,
         microbatch_size=1,
     )
-    predictor = predictor_lib.Predictor(
-        profile, num_microbatches=4 * num_pipelines
-    )
+    predictor = predictor_lib.Predictor(profile, num_microbatches=4 * num_pipelines)
     got = predictor.predict(
-        [
-            pipelines_lib.Pipeline(plan.partition, failover.Roles(owners))
-            for owners in plan.owners
-        ]
+        [pipelines_lib.Pipeline(plan.partition, failover.Roles(owners)) for owners in plan.owners]
     )
     self.assertEqual(got, plan.step_time)
 
@@ -165,15 +142,11 @@ class PredictorTest(parameterized.TestCase):
     self.assertEqual(sum(counts), 16)
     self.assertGreater(counts[0], counts[1])
     even = predictor_lib.Predictor(
-        profile,
-        num_microbatches=16,
-        redundant=rows.Redundancy("lazy"),
-        split="even",
+        profile, num_microbatches=16, redundant=rows.Redundancy("lazy"), split="even"
     )
     self.assertEqual(even.split([whole, hurt]), (8, 8))
     self.assertGreater(
-        even.predict([whole, hurt]).total_ms,
-        predictor.predict([whole, hurt]).total_ms,
+        even.predict([whole, hurt]).total_ms, predictor.predict([whole, hurt]).total_ms
     )
 
   def test_vacant_pipelines_do_not_help(self):
@@ -181,28 +154,18 @@ class PredictorTest(parameterized.TestCase):
     partition = partition_lib.Partition((0, 1, 2))
     predictor = predictor_lib.Predictor(profile, num_microbatches=4)
     whole = pipelines_lib.Pipeline(partition, failover.Roles((0, 1)))
-    hurt = pipelines_lib.Pipeline(
-        partition, failover.Roles((2, 3)), frozenset({0})
-    )
-    self.assertEqual(
-        predictor.predict([whole, hurt]), predictor.predict([whole])
-    )
+    hurt = pipelines_lib.Pipeline(partition, failover.Roles((2, 3)), frozenset({0}))
+    self.assertEqual(predictor.predict([whole, hurt]), predictor.predict([whole]))
     with self.assertRaisesRegex(base.InfeasibleError, "given to 0 pipelines"):
       predictor.predict([hurt])
 
   @parameterized.named_parameters(
       ("split", dict(split="evne"), "did you mean 'even'"),
-      (
-          "mode",
-          dict(redundant=rows.Redundancy("eagre")),
-          "did you mean 'eager'",
-      ),
+      ("mode", dict(redundant=rows.Redundancy("eagre")), "did you mean 'eager'"),
   )
   def test_refuses(self, options, message):
     with self.assertRaisesRegex(ValueError, message):
-      predictor_lib.Predictor(
-          _profile([1.0]), **({"num_microbatches": 4} | options)
-      )
+      predictor_lib.Predictor(_profile([1.0]), **({"num_microbatches": 4} | options))
 
   def test_phases_take_as_long_as_where_they_take_longest(self):
     # One layer has the parameters; the deep pipeline splits the others.
@@ -213,8 +176,7 @@ class PredictorTest(parameterized.TestCase):
     counts = [5, 3]
     got = predictor.step_time([wide, narrow], counts)
     self.assertEqual(
-        got.compute_ms,
-        max(predictor.compute_ms(wide, 5), predictor.compute_ms(narrow, 3)),
+        got.compute_ms, max(predictor.compute_ms(wide, 5), predictor.compute_ms(narrow, 3))
     )
     self.assertEqual(got.update_ms, 0.25 * 11)
     self.assertEqual(got.norm_ms, 0.125 * 11 + 0.25 - 0.25)
@@ -233,10 +195,7 @@ class CoverTest(parameterized.TestCase):
   @hypothesis.settings(deadline=None, max_examples=12)
   @hypothesis.given(
       strategies.lists(
-          strategies.tuples(
-              strategies.sampled_from([0.5, 1.0, 2.0]),
-              strategies.integers(1, 40),
-          ),
+          strategies.tuples(strategies.sampled_from([0.5, 1.0, 2.0]), strategies.integers(1, 40)),
           min_size=5,
           max_size=6,
       ),
@@ -251,9 +210,7 @@ class CoverTest(parameterized.TestCase):
     templates = templates_lib.make_templates(
         profile.layers, num_failures=failures, min_nodes=least, max_nodes=5
     )
-    predictor = predictor_lib.Predictor(
-        profile, num_microbatches=7, num_shares=shares
-    )
+    predictor = predictor_lib.Predictor(profile, num_microbatches=7, num_shares=shares)
     num_nodes = templates.min_total_nodes + more
     found = cover_lib.Coverer(templates, predictor).best(num_nodes)
 
@@ -263,26 +220,21 @@ class CoverTest(parameterized.TestCase):
         continue
       partitions = [templates.of(n).partition for n in sizes]
       best[sizes] = min(
-          predictor.step_time(partitions, counts).total_ms
-          for counts in _splits(7, len(sizes))
+          predictor.step_time(partitions, counts).total_ms for counts in _splits(7, len(sizes))
       )
     least_ms = min(best.values())
     for cover in found:
       self.assertEqual(cover.step_time.total_ms, least_ms)
       self.assertEqual(sum(cover.num_microbatches), 7)
     self.assertCountEqual(
-        [cover.sizes for cover in found],
-        [sizes for sizes, ms in best.items() if ms == least_ms],
+        [cover.sizes for cover in found], [sizes for sizes, ms in best.items() if ms == least_ms]
     )
 
   @parameterized.product(min_nodes=[1, 2, 3], num_failures=[0, 1, 2])
   def test_fewer_pipelines_from_n0_on(self, min_nodes, num_failures):
     profile = _profile([1.0] * 6)
     templates = templates_lib.make_templates(
-        profile.layers,
-        num_failures=num_failures,
-        min_nodes=min_nodes,
-        max_nodes=2 * min_nodes - 1,
+        profile.layers, num_failures=num_failures, min_nodes=min_nodes, max_nodes=2 * min_nodes - 1
     )
     predictor = predictor_lib.Predictor(profile, num_microbatches=8, group=2)
     coverer = cover_lib.Coverer(templates, predictor, degrades=True)
@@ -306,9 +258,7 @@ class CoverTest(parameterized.TestCase):
   def test_infeasible(self, num_nodes, num_microbatches, message):
     profile = _profile([1.0] * 6)
     coverer = cover_lib.Coverer(
-        templates_lib.make_templates(
-            profile.layers, num_failures=1, min_nodes=2
-        ),
+        templates_lib.make_templates(profile.layers, num_failures=1, min_nodes=2),
         predictor_lib.Predictor(profile, num_microbatches=num_microbatches),
     )
     with self.assertRaisesRegex(base.InfeasibleError, message):

@@ -29,11 +29,7 @@ class RegroupTest(parameterized.TestCase):
   )
   def test_rules(self, groups, joined, want, spares):
     got = regroup.regroup(
-        [tuple(g) for g in groups],
-        joined=joined,
-        min_nodes=2,
-        max_nodes=3,
-        min_pipelines=2,
+        [tuple(g) for g in groups], joined=joined, min_nodes=2, max_nodes=3, min_pipelines=2
     )
     self.assertCountEqual(["".join(g) for g in got], want)
     placed = sum(got, ())
@@ -41,24 +37,17 @@ class RegroupTest(parameterized.TestCase):
 
   @parameterized.product(min_nodes=[1, 2, 3, 4], num_failures=[0, 1, 2])
   def test_all_losses(self, min_nodes, num_failures):
-    max_nodes = templates_lib.needed_max_nodes(
-        min_nodes, num_failures=num_failures
-    )
+    max_nodes = templates_lib.needed_max_nodes(min_nodes, num_failures=num_failures)
     num_tried = 0
     for num_pipelines in range(num_failures + 1, 5):
-      for sizes in itertools.combinations_with_replacement(
-          range(max_nodes + 1), num_pipelines
-      ):
+      for sizes in itertools.combinations_with_replacement(range(max_nodes + 1), num_pipelines):
         if sum(sizes) < (num_failures + 1) * min_nodes:
           continue
         num_tried += 1
         names = iter(range(sum(sizes)))
         groups = [tuple(itertools.islice(names, n)) for n in sizes]
         got = regroup.regroup(
-            groups,
-            min_nodes=min_nodes,
-            max_nodes=max_nodes,
-            min_pipelines=num_failures + 1,
+            groups, min_nodes=min_nodes, max_nodes=max_nodes, min_pipelines=num_failures + 1
         )
         self.assertCountEqual(sum(got, ()), range(sum(sizes)))
         self.assertGreater(len(got), num_failures)

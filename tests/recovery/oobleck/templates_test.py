@@ -37,19 +37,14 @@ def _can_cover(num_nodes, sizes, min_pipelines):
 class TemplatesTest(parameterized.TestCase):
 
   @parameterized.product(min_nodes=[1, 2, 3, 4, 5], num_failures=[0, 1, 2, 3])
-  def test_needed_max_nodes_is_the_least_that_covers(
-      self, min_nodes, num_failures
-  ):
-    needed = templates_lib.needed_max_nodes(
-        min_nodes, num_failures=num_failures
-    )
+  def test_needed_max_nodes_is_the_least_that_covers(self, min_nodes, num_failures):
+    needed = templates_lib.needed_max_nodes(min_nodes, num_failures=num_failures)
     least = (num_failures + 1) * min_nodes
 
     def covers_all(max_nodes):
       sizes = range(min_nodes, max_nodes + 1)
       return all(
-          _can_cover(n, sizes, num_failures + 1)
-          for n in range(least, least + 2 * min_nodes)
+          _can_cover(n, sizes, num_failures + 1) for n in range(least, least + 2 * min_nodes)
       )
 
     self.assertTrue(covers_all(needed))
@@ -82,11 +77,7 @@ class TemplatesTest(parameterized.TestCase):
     layers = _layers(9, residual_mib=1)
     limit = 30 * _MIB
     got = templates_lib.make_templates(
-        layers,
-        num_failures=0,
-        memory_limit_bytes=limit,
-        num_microbatches=2,
-        max_nodes=6,
+        layers, num_failures=0, memory_limit_bytes=limit, num_microbatches=2, max_nodes=6
     )
     for template in got.templates:
       num_nodes = template.num_nodes
@@ -102,8 +93,7 @@ class TemplatesTest(parameterized.TestCase):
       self.assertEqual(
           template.memory_bytes,
           tuple(
-              (4 + min(num_nodes - s, 2)) * len(wanted.layers(s)) * _MIB
-              for s in range(num_nodes)
+              (4 + min(num_nodes - s, 2)) * len(wanted.layers(s)) * _MIB for s in range(num_nodes)
           ),
       )
 
@@ -117,8 +107,7 @@ class TemplatesTest(parameterized.TestCase):
       (
           "too_few_layers",
           dict(memory_limit_bytes=4 * _MIB, num_failures=0),
-          "Pipelines of 5 nodes are needed .the smallest has 3, num_failures=0"
-          ".*only 3 layers",
+          "Pipelines of 5 nodes are needed .the smallest has 3, num_failures=0" ".*only 3 layers",
       ),
       (
           "too_few_asked_for",
@@ -128,9 +117,7 @@ class TemplatesTest(parameterized.TestCase):
   )
   def test_infeasible(self, options, message):
     with self.assertRaisesRegex(base.InfeasibleError, message):
-      templates_lib.make_templates(
-          _layers(3), **({"num_failures": 1} | options)
-      )
+      templates_lib.make_templates(_layers(3), **({"num_failures": 1} | options))
 
   @parameterized.named_parameters(
       ("failures", dict(num_failures=-1), "num_failures must be at least 0"),
@@ -138,9 +125,7 @@ class TemplatesTest(parameterized.TestCase):
   )
   def test_refuses(self, options, message):
     with self.assertRaisesRegex(ValueError, message):
-      templates_lib.make_templates(
-          _layers(3), **({"num_failures": 1} | options)
-      )
+      templates_lib.make_templates(_layers(3), **({"num_failures": 1} | options))
 
   def test_refuses_a_size_without_template(self):
     got = templates_lib.make_templates(_layers(3), num_failures=1)

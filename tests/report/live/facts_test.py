@@ -93,10 +93,7 @@ class FactsTest(absltest.TestCase):
         met={0, 1, 2, 3, 5, 7},
     )
     self.assertEqual(
-        [
-            (n["name"], n["zone"], n["role"], n["places"], n["shadows"])
-            for n in got["nodes"]
-        ],
+        [(n["name"], n["zone"], n["role"], n["places"], n["shadows"]) for n in got["nodes"]],
         [
             ("n0", "a", "owner", ["0/0"], ["0/1"]),
             ("n1", "b", "owner", ["0/1"], ["0/0"]),
@@ -109,16 +106,10 @@ class FactsTest(absltest.TestCase):
         ],
     )
     self.assertEqual(
-        [n["if_lost"] for n in got["nodes"]],
-        [*["shadow"] * 4, "none", None, None, None],
+        [n["if_lost"] for n in got["nodes"]], [*["shadow"] * 4, "none", None, None, None]
     )
-    self.assertEqual(
-        got["survival"]["zones"], {"a": "shadow", "b": "shadow", "c": "none"}
-    )
-    self.assertEqual(
-        (got["head"]["run"], got["head"]["step"], got["head"]["view"]),
-        ("mine", 5, 4),
-    )
+    self.assertEqual(got["survival"]["zones"], {"a": "shadow", "b": "shadow", "c": "none"})
+    self.assertEqual((got["head"]["run"], got["head"]["step"], got["head"]["view"]), ("mine", 5, 4))
 
   def test_who_died_and_has_a_lease_yet_is_gone(self):
     here = run(*nodes(4), roles=_TWO, registered=[member(7, "b")])
@@ -131,11 +122,7 @@ class FactsTest(absltest.TestCase):
     got = self.find(history=history(step(1), layout, step(2)))["nodes"]
     self.assertEqual(
         [(n["name"], n["places"]) for n in got],
-        [
-            ("n3", ["0/0", "1/1"]),
-            ("n1", ["0/1"]),
-            ("n0", ["1/0"]),
-        ],
+        [("n3", ["0/0", "1/1"]), ("n1", ["0/1"]), ("n0", ["1/0"])],
     )
 
   def test_the_start_of_a_newcomer_is_no_further_node(self):
@@ -146,10 +133,7 @@ class FactsTest(absltest.TestCase):
     self.assertEqual([point[-1] for point in got["curve"]], [4.0, 4.0])
 
   def test_rungs_without_replicas(self):
-    bare = [
-        {"owners": [0, 1], "shadows": {}},
-        {"owners": [2, 3], "shadows": {}},
-    ]
+    bare = [{"owners": [0, 1], "shadows": {}}, {"owners": [2, 3], "shadows": {}}]
     for zones, reroute, expected in (
         ("aabb", "shares", {"a": "reroute", "b": "reroute"}),
         ("aabb", "none", {"a": "reconfigure", "b": "reconfigure"}),
@@ -168,11 +152,9 @@ class FactsTest(absltest.TestCase):
   def test_dollars_at_the_present_rate_and_per_token(self):
     price = prices.find_price("p3.2xlarge")
     per_hour = price.usd_per_hour("spot")
-    got = self.find(
-        run(*nodes(4), roles=_TWO),
-        history=history(step(1), step(2)),
-        price=price,
-    )["metrics"]
+    got = self.find(run(*nodes(4), roles=_TWO), history=history(step(1), step(2)), price=price)[
+        "metrics"
+    ]
     self.assertEqual(got["loss"], 2.0)
     self.assertAlmostEqual(got["usd_per_hour"], 4 * per_hour)
     usd = 16 * per_hour / 3600  # Sixteen node-seconds.
@@ -244,8 +226,7 @@ class HistoryTest(absltest.TestCase):
     got = history(step(1), step(2, loss=None), step(3, tokens_per_sec=None))
     self.assertEqual(
         got.points,
-        [(1, 2.0, 2.0, 50.0, 4.0), (2, 4.0, None, 50.0, 4.0)]
-        + [(3, 6.0, 2.0, None, 4.0)],
+        [(1, 2.0, 2.0, 50.0, 4.0), (2, 4.0, None, 50.0, 4.0)] + [(3, 6.0, 2.0, None, 4.0)],
     )
     self.assertEqual(got.num_tokens, 200.0)
 

@@ -109,18 +109,12 @@ class ServerTest(absltest.TestCase):
     port = int(self.address.split(":")[2].split("/")[0])
     for _ in range(3):
       with socket.create_connection(("127.0.0.1", port), timeout=20) as one:
-        one.sendall(
-            f"GET /events?token={_TOKEN} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
-        )
+        one.sendall(f"GET /events?token={_TOKEN} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         self.assertIn(b"200 OK", one.recv(1 << 16))
     self.assertEqual(self.ask("value")[0], 200)
 
   def test_events_have_what_has_changed(self):
-    values = [
-        {"a": 1, "b": [1]},
-        {"a": 1, "b": [2]},
-        {"a": 1, "b": [2], "c": 0},
-    ]
+    values = [{"a": 1, "b": [1]}, {"a": 1, "b": [2]}, {"a": 1, "b": [2], "c": 0}]
 
     async def get():
       return values.pop(0) if len(values) > 1 else values[0]

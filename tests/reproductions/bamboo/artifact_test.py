@@ -28,9 +28,7 @@ def _play(nodes, losses, end_ms, flaws=artifact_loop.ALL_FLAWS):
   """Runs pipelines of two of the nodes, which come a ms after each other."""
   rows = [(i, True, node) for i, node in enumerate(nodes)]
   rows += [(_START_MS + ms, False, node) for ms, node in losses]
-  rules = bamboo_rules.BambooRules(
-      num_stages=2, step_ms=lambda n, _: _STEP_MS[n], local_ms=5_000
-  )
+  rules = bamboo_rules.BambooRules(num_stages=2, step_ms=lambda n, _: _STEP_MS[n], local_ms=5_000)
   loop = artifact_loop.Loop(rules, flaws=flaws)
   loop.run(rows, end_ms=_START_MS + end_ms)
   return loop, rules
@@ -39,9 +37,7 @@ def _play(nodes, losses, end_ms, flaws=artifact_loop.ALL_FLAWS):
 def _means(model, probability, *, num_seeds, **options):
   """Returns mean throughput, cost and value."""
   outcomes = [
-      artifact.simulate(
-          model, preemption_probability=probability, seed=seed, **options
-      )
+      artifact.simulate(model, preemption_probability=probability, seed=seed, **options)
       for seed in range(num_seeds)
   ]
   return [
@@ -116,9 +112,7 @@ class RulesTest(parameterized.TestCase):
 
     found = []
     for kind in (bamboo_rules.BambooRules, StepByStep):
-      rules = kind(
-          num_stages=3, step_ms=lambda n, _: 30_000 // n, local_ms=20_000
-      )
+      rules = kind(num_stages=3, step_ms=lambda n, _: 30_000 // n, local_ms=20_000)
       loop = artifact_loop.Loop(rules)
       hours = hourly_preemptions.draw_hours(
           random.Random(seed), capacity=12, preemption_probability=0.4
@@ -168,8 +162,7 @@ class ResultsTest(parameterized.TestCase):
   def test_same_seed_same_outcome(self, name):
     model = dataclasses.replace(artifact.MODELS[name], num_steps=500)
     first, again, other = (
-        artifact.simulate(model, preemption_probability=0.3, seed=seed)
-        for seed in (3, 3, 4)
+        artifact.simulate(model, preemption_probability=0.3, seed=seed) for seed in (3, 3, 4)
     )
     self.assertEqual(first, again)
     self.assertNotEqual(first, other)
@@ -190,9 +183,7 @@ class ResultsTest(parameterized.TestCase):
 
   def test_uneventful_steps_cost_nothing(self):
     calm = lambda num_steps: artifact.simulate(
-        dataclasses.replace(_BERT, num_steps=num_steps),
-        preemption_probability=0.0,
-        seed=0,
+        dataclasses.replace(_BERT, num_steps=num_steps), preemption_probability=0.0, seed=0
     )
     short, long = calm(10_000), calm(1_000_000)
     extra_hours = long.hours - short.hours
@@ -208,9 +199,7 @@ class ResultsTest(parameterized.TestCase):
 class HourlyPreemptionsTest(absltest.TestCase):
 
   def test_rows_fit_together(self):
-    hours = hourly_preemptions.draw_hours(
-        random.Random(1), capacity=20, preemption_probability=0.5
-    )
+    hours = hourly_preemptions.draw_hours(random.Random(1), capacity=20, preemption_probability=0.5)
     live, now_ms = set(), 0
     for rows in itertools.islice(hours, 200):
       for time_ms, is_added, name in rows:

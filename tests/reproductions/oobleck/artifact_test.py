@@ -22,10 +22,7 @@ def _simulate(trace, model, system, **options):
   is_ec2 = trace == "ec2"
   has_rollback = not (is_ec2 and model in artifact.NO_ROLLBACK)
   return artifact.simulate(
-      _MODELS[model],
-      system,
-      _TRACES[trace],
-      **{"has_rollback": has_rollback} | options,
+      _MODELS[model], system, _TRACES[trace], **{"has_rollback": has_rollback} | options
   )
 
 
@@ -52,13 +49,9 @@ class PublishedTableTest(parameterized.TestCase):
         continue
       published = float(row["avg_samples_per_s"])
       with self.subTest(row):
-        self.assertAlmostEqual(
-            got.throughput, published, delta=max(0.02 * published, 0.005)
-        )
+        self.assertAlmostEqual(got.throughput, published, delta=max(0.02 * published, 0.005))
         self.assertEqual(got.preemptions, int(row["preemptions"]))
-        self.assertAlmostEqual(
-            got.average_nodes, float(row["avg_instances"]), delta=0.1
-        )
+        self.assertAlmostEqual(got.average_nodes, float(row["avg_instances"]), delta=0.1)
         for name, share in got.shares.items():
           self.assertAlmostEqual(share, float(row[f"frac_{name}"]), delta=0.01)
 
@@ -72,9 +65,7 @@ class PublishedTableTest(parameterized.TestCase):
       ("ec2", "bamboo", False, True, 66.6),
   )
   def test_without_a_flaw(self, trace, system, pauses, newest, throughput):
-    flaws = artifact_loop.Flaws(
-        trains_while_gathering=not pauses, timers_left_over=not newest
-    )
+    flaws = artifact_loop.Flaws(trains_while_gathering=not pauses, timers_left_over=not newest)
     got = _simulate(trace, "BERT-large", system, flaws=flaws)
     self.assertAlmostEqual(got.throughput, throughput, delta=0.1)
 
@@ -92,8 +83,7 @@ class PublishedTableTest(parameterized.TestCase):
     artifact_loop.Loop(rules).run(rows, end_ms=80_000)
     self.assertEqual(
         " ".join(lists[0]),
-        "30 1 25 8 16 15 3 7 29 28 26 14 27 6 13 12 23 22 17 24 11 2 5 21 20 "
-        "18 10 19 4 9",
+        "30 1 25 8 16 15 3 7 29 28 26 14 27 6 13 12 23 22 17 24 11 2 5 21 20 " "18 10 19 4 9",
     )
 
 
@@ -122,9 +112,7 @@ class RulesTest(parameterized.TestCase):
     got = artifact.simulate(self.model, "oobleck", trace)
     self.assertEqual(got.num_steps, 15)
     self.assertAlmostEqual(got.throughput, 10.0)
-    sound = artifact.simulate(
-        self.model, "oobleck", trace, flaws=artifact_loop.SOUND
-    )
+    sound = artifact.simulate(self.model, "oobleck", trace, flaws=artifact_loop.SOUND)
     self.assertEqual(sound.num_steps, 12)
 
   @parameterized.named_parameters(
@@ -143,9 +131,7 @@ class RulesTest(parameterized.TestCase):
   def test_varuna(self, loss_ms, end_ms, has_rollback, kept, last_secs):
     losses = [(loss_ms, "remove", "n3")] if loss_ms else []
     trace = _make_trace(*losses, last_ms=end_ms)
-    got = artifact.simulate(
-        self.model, "varuna", trace, has_rollback=has_rollback
-    )
+    got = artifact.simulate(self.model, "varuna", trace, has_rollback=has_rollback)
     self.assertAlmostEqual(got.throughput, 10 * kept / (last_secs - 51))
 
   @parameterized.parameters(

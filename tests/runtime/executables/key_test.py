@@ -45,16 +45,12 @@ def _fingerprint(
     options=None,
 ):
   """Returns the fingerprint of a program, by default always the same one."""
-  mesh = jax.make_mesh(
-      (devices,), ("d",), devices=jax.devices()[first : first + devices]
-  )
+  mesh = jax.make_mesh((devices,), ("d",), devices=jax.devices()[first : first + devices])
   spec = jax.sharding.PartitionSpec("d" if sharded else None)
   place = jax.sharding.NamedSharding(mesh, spec)
   like = jax.ShapeDtypeStruct(shape, dtype, sharding=place)
   program = jax.jit(
-      function,
-      donate_argnums=donated,
-      out_shardings=place.with_memory_kind(memory_kind),
+      function, donate_argnums=donated, out_shardings=place.with_memory_kind(memory_kind)
   )
   try:
     program.lower(like, like).compile(options)
@@ -71,14 +67,12 @@ class FingerprintTest(parameterized.TestCase):
     self.addCleanup(store_lib.use)
 
   @parameterized.parameters(
-      {"first": 3},
-      {"function": lambda a, b: (a @ b, jnp.sin(b))},  # Other names and lines.
+      {"first": 3}, {"function": lambda a, b: (a @ b, jnp.sin(b))}  # Other names and lines.
   )
   def test_same(self, **changes):
     self.assertEqual(_fingerprint(), _fingerprint(**changes))
     self.assertEqual(
-        _fingerprint(devices=2, sharded=True),
-        _fingerprint(devices=2, sharded=True, first=5),
+        _fingerprint(devices=2, sharded=True), _fingerprint(devices=2, sharded=True, first=5)
     )
 
   def test_different(self):

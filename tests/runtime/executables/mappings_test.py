@@ -31,9 +31,7 @@ class MappingsTest(absltest.TestCase):
     self.fill(90)
     mappings.check()
     self.fill(91)
-    with self.assertRaisesRegex(
-        base.CompilationError, "91 mappings of memory of the 100"
-    ):
+    with self.assertRaisesRegex(base.CompilationError, "91 mappings of memory of the 100"):
       mappings.check()
 
   def test_a_system_without_them(self):

@@ -80,9 +80,7 @@ class FolderTest(parameterized.TestCase):
     self.assertEqual(folder.read(_KEY), _DATA)
     self.path.rename(self.path.with_name("c"))
     self.path.mkdir()
-    self.entry(_KEY).write_bytes(
-        (self.path.with_name("c") / "aa11.xla").read_bytes()
-    )
+    self.entry(_KEY).write_bytes((self.path.with_name("c") / "aa11.xla").read_bytes())
     self.entry(_KEY).chmod(mode)
     with self.assertLogs(level="WARNING") as logs:
       self.assertIsNone(folder.read(_KEY))

@@ -31,16 +31,9 @@ class CompileAheadTest(absltest.TestCase):
   def test_deaths_in_every_pipeline(self):
     self.assertEqual(
         list(compile_ahead.survivable_deaths(OWNERS, SHADOWS)),
-        [
-            [(1, 1), (2, 3)],
-            [(0, 0), (2, 3)],
-            [(0, 1), (3, 3)],
-            [(0, 1), (2, 2)],
-        ],
+        [[(1, 1), (2, 3)], [(0, 0), (2, 3)], [(0, 1), (3, 3)], [(0, 1), (2, 2)]],
     )
-    self.assertEmpty(
-        [*compile_ahead.survivable_deaths(OWNERS, [{} for _ in OWNERS])]
-    )
+    self.assertEmpty([*compile_ahead.survivable_deaths(OWNERS, [{} for _ in OWNERS])])
 
   def test_groups_of_a_step(self):
     want = {frozenset(g) for g in ((0, 1), (2, 3), (0, 2), (1, 3))}
@@ -53,9 +46,7 @@ class CompileAheadTest(absltest.TestCase):
         job()
     events = []
     jax.monitoring.register_event_duration_secs_listener(
-        lambda name, secs, **_: events.append(name)
-        if "backend_compile" in name
-        else None
+        lambda name, secs, **_: events.append(name) if "backend_compile" in name else None
     )
     self.addCleanup(jax.monitoring.clear_event_listeners)
     for owners in compile_ahead.survivable_deaths(OWNERS, SHADOWS):
@@ -119,15 +110,11 @@ class CompileAheadTest(absltest.TestCase):
 
 
 def is_of_programs(job):
-  return isinstance(
-      getattr(job.func, "__self__", None), programs_lib.StagePrograms
-  )
+  return isinstance(getattr(job.func, "__self__", None), programs_lib.StagePrograms)
 
 
 def now_groups(engine):
-  return compile_ahead.find_groups(
-      engine, engine.owners, engine.shadows, engine.lines
-  )
+  return compile_ahead.find_groups(engine, engine.owners, engine.shadows, engine.lines)
 
 
 class PartnersTest(absltest.TestCase):

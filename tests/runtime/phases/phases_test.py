@@ -76,10 +76,7 @@ class PhasesTest(parameterized.TestCase):
     for step in range(2):  # The second starts from slots in host memory.
       del step
       run_until_vote(engine)
-      replica_slots = [
-          engine.nodes[node].state[stage].slots
-          for stage, node in SHADOWS.items()
-      ]
+      replica_slots = [engine.nodes[node].state[stage].slots for stage, node in SHADOWS.items()]
       on_host = "pinned_host" if options["slots"] == "host" else "device"
       self.assertEqual(kinds(replica_slots), {on_host})
       with small.quick_compilation():
@@ -89,9 +86,7 @@ class PhasesTest(parameterized.TestCase):
         for stage, state in node.state.items():
           is_replica = SHADOWS[stage] == number
           self.assertEqual(kinds(state.params), {"device"})
-          self.assertEqual(
-              kinds(state.slots), {on_host if is_replica else "device"}
-          )
+          self.assertEqual(kinds(state.slots), {on_host if is_replica else "device"})
     state = engine.nodes[0].state[1]
     params = jax.tree.map(np.array, state.params)
     name = next(n for n, p in params.items() if jax.tree.leaves(p))
@@ -105,11 +100,7 @@ class PhasesTest(parameterized.TestCase):
 
   def test_nothing_is_donated_before_the_commit_and_all_after(self):
     engine = make_engine()
-    before = [
-        (s.params, s.slots)
-        for node in engine.nodes.values()
-        for s in node.state.values()
-    ]
+    before = [(s.params, s.slots) for node in engine.nodes.values() for s in node.state.values()]
     run_until_vote(engine)
     arrays = jax.tree.leaves(before)
     self.assertFalse(any(array.is_deleted() for array in arrays))
@@ -130,11 +121,7 @@ class PhasesTest(parameterized.TestCase):
     want = jax.tree.map(lambda *parts: sum(parts) / len(parts), *seen)
     got = {k: layer.stats for k, layer in engine.layer_states().items()}
     self.assertNotEmpty(jax.tree.leaves(got))
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
-        got,
-        want,
-    )
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), got, want)
 
   def test_evaluation_uses_the_statistics_and_changes_nothing(self):
     engine, spec = make_engine(), make_spec()
@@ -166,7 +153,5 @@ class NodesThatShareADeviceTest(absltest.TestCase):
     want = jax.tree.map(np.asarray, engines.grads_of(engine, 1))
     state = jax.tree.map(np.asarray, engine.layer_states(1))
     engine.kill(0)  # Nodes 0 and 2 share a device.
-    jax.tree.map(
-        np.testing.assert_array_equal, engines.grads_of(engine, 1), want
-    )
+    jax.tree.map(np.testing.assert_array_equal, engines.grads_of(engine, 1), want)
     jax.tree.map(np.testing.assert_array_equal, engine.layer_states(1), state)

@@ -17,12 +17,8 @@ CACHE = program_cache.ProgramCache()
 def make_shares(num_shares, like):
   # Of very different sizes, so that another order of the sum gives other bits.
   rng = np.random.default_rng(0)
-  make = lambda a, k: (10.0 ** (3 * k) * rng.standard_normal(a.shape)).astype(
-      np.float32
-  )
-  return [
-      jax.tree.map(lambda a, k=k: make(a, k), like) for k in range(num_shares)
-  ]
+  make = lambda a, k: (10.0 ** (3 * k) * rng.standard_normal(a.shape)).astype(np.float32)
+  return [jax.tree.map(lambda a, k=k: make(a, k), like) for k in range(num_shares)]
 
 
 class ReduceTest(parameterized.TestCase):
@@ -50,10 +46,7 @@ class ReduceTest(parameterized.TestCase):
         cache=CACHE,
     )
     shares = make_shares(len(holders), spec.accumulator)
-    lines = [
-        ((node,), [i for i, h in enumerate(holders) if h == node])
-        for node in nodes
-    ]
+    lines = [((node,), [i for i, h in enumerate(holders) if h == node]) for node in nodes]
     own = [shares for _, shares in lines]
     engine.set_pipelines(engine.owners, [{} for _ in nodes], own, lines)
     for i, node in enumerate(holders):
@@ -64,9 +57,7 @@ class ReduceTest(parameterized.TestCase):
     want = shares[0]
     for share in shares[1:]:
       want = jax.tree.map(np.add, want, share)
-    self.assertEqual(
-        engine.results.totals[0].keys(), {jax.devices()[n] for n in nodes}
-    )
+    self.assertEqual(engine.results.totals[0].keys(), {jax.devices()[n] for n in nodes})
     for device, total in engine.results.totals[0].items():
       for got in jax.tree.leaves(total):
         self.assertEqual(got.devices(), {device})

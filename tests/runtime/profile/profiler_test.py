@@ -25,14 +25,10 @@ class ProfilerTest(parameterized.TestCase):
 
   def check_sizes(self, profile):
     whole = engines.make_whole()
-    self.assertEqual(
-        [layer.name for layer in profile.layers], list(whole.model.layer_names)
-    )
+    self.assertEqual([layer.name for layer in profile.layers], list(whole.model.layer_names))
     for layer in profile.layers:
       params = jax.tree.leaves(whole.state.params[layer.name])
-      self.assertEqual(
-          layer.parameter_bytes, sum(4 * p.size for p in params), layer.name
-      )
+      self.assertEqual(layer.parameter_bytes, sum(4 * p.size for p in params), layer.name)
       # AdamW has two slots per parameter and a count.
       self.assertEqual(layer.slot_bytes, 2 * layer.parameter_bytes + 4)
     activation = 4 * engines.MICROBATCH_SIZE * 32 * 64
@@ -88,9 +84,7 @@ class ProfilerTest(parameterized.TestCase):
       self.assertEqual([l.copy_bytes for l in profile.layers], sizes)
 
   def test_logits_are_wider_than_what_is_kept_of_them(self):
-    settings = dataclasses.replace(
-        settings_lib.SMOKE, vocab_size=512, microbatch_size=32
-    )
+    settings = dataclasses.replace(settings_lib.SMOKE, vocab_size=512, microbatch_size=32)
     *_, head = estimate(subject.make_whole(settings)).layers
     self.assertEqual(head.working_bytes, 4 * 32 * 32 * 512)
 
@@ -106,9 +100,7 @@ class ProfilerTest(parameterized.TestCase):
       else:
         self.assertEqual(head.redundant_ms, last)
 
-  @parameterized.parameters(
-      dict(remat="dots"), dict(unit="layer"), dict(prng="rbg")
-  )
+  @parameterized.parameters(dict(remat="dots"), dict(unit="layer"), dict(prng="rbg"))
   def test_fingerprint_depends_on(self, **changes):
     whole = engines.make_whole()
     other = dataclasses.replace(whole, **changes)

@@ -40,9 +40,7 @@ class RecorderTest(parameterized.TestCase):
 
   # Errors of nodes 0 and 1 are (a)dded, one is (d)rained, so that it is known
   # before anybody asks, and those so far are (f)orgiven.
-  @parameterized.parameters(
-      ("a", True), ("adf", False), ("abf", False), ("adfa", True)
-  )
+  @parameterized.parameters(("a", True), ("adf", False), ("abf", False), ("adfa", True))
   def test_an_error_is_raised_once_unless_forgiven(self, script, is_raised):
     steps = {
         "a": lambda: self.recorder.add(0, _FORWARD, make_poisoned()),

@@ -39,18 +39,13 @@ def make_spec(run):
     plain["dropout_rate"] = 0.0
   if run["fused_attention"] == "0":
     plain["attention"] = "xla"
-  model = zoo.make_model(
-      run["model"], dtype="bfloat16", sequence_length=length, **plain
-  )
+  model = zoo.make_model(run["model"], dtype="bfloat16", sequence_length=length, **plain)
   shape = (int(run["microbatch_size_per_gpu"]), length)
   return spec_lib.StageSpec(
       model=model,
       first=0,
       last=len(model.layers),
-      batch={
-          key: jax.ShapeDtypeStruct(shape, jnp.int32)
-          for key in ("inputs", "targets")
-      },
+      batch={key: jax.ShapeDtypeStruct(shape, jnp.int32) for key in ("inputs", "targets")},
       optimizer=optax.adamw(1e-4),
       remat=run["remat"],
   )
@@ -64,10 +59,7 @@ def find_roofline_ms(run):
     rate = 1e9 * float(run["memory_gb_per_sec"])
     machine = dataclasses.replace(machine, memory_bytes_per_sec=rate)
   profile = profiler.estimate(
-      spec,
-      platform="gpu",
-      fingerprint={},
-      roofline=roofline.Roofline.of(spec, machine),
+      spec, platform="gpu", fingerprint={}, roofline=roofline.Roofline.of(spec, machine)
   )
   passes = sum(l.forward_ms + l.backward_ms for l in profile.layers)
   state = sum(l.update_ms + l.norm_ms for l in profile.layers)
@@ -85,10 +77,7 @@ class PublishedTest(parameterized.TestCase):
   def setUpClass(cls):  # Traces 12 models: 15 s.
     super().setUpClass()
     cls.runs = read_runs()
-    cls.shares = {
-        name: find_roofline_ms(run) / published_ms(run)
-        for name, run in cls.runs.items()
-    }
+    cls.shares = {name: find_roofline_ms(run) / published_ms(run) for name, run in cls.runs.items()}
 
   def test_predicted_steps_are_near_published_ones(self):
     errors = {}
@@ -106,9 +95,7 @@ class PublishedTest(parameterized.TestCase):
   def test_efficiency_follows_from_the_runs(self, machine, gpu):
     found = machines.find_machine(machine).efficiency
     shares = [
-        share
-        for name, share in self.shares.items()
-        if self.runs[name]["gpu"].startswith(gpu)
+        share for name, share in self.shares.items() if self.runs[name]["gpu"].startswith(gpu)
     ]
     mean = math.exp(sum(map(math.log, shares)) / len(shares))
     want = (min(shares), mean, max(shares))
@@ -154,22 +141,16 @@ class RooflineTest(parameterized.TestCase):
     if name != "llama":
       given["dropout_rate"] = 0.0
     model = zoo.make_model(name, variant="tiny", **{**given, **options})
-    spec = spec_lib.StageSpec(
-        model, 0, len(model.layers), model.batch_shapes(2), optax.adamw(1e-3)
-    )
+    spec = spec_lib.StageSpec(model, 0, len(model.layers), model.batch_shapes(2), optax.adamw(1e-3))
     line = roofline.Roofline.of(spec, make_machine())
     unit = next(u for u in spec.single_layers if "attention" in u.names[0])
     programs = programs_lib.KindPrograms(unit)
     for which in ("forward", "backward"):
       found = products.find_products(programs.traced(which).jaxpr)
       self.assertEqual(sum(p.score_bytes for p in found) == 0, is_fused)
-    profile = profiler.estimate(
-        unit, platform="gpu", fingerprint={}, roofline=line
-    )
+    profile = profiler.estimate(unit, platform="gpu", fingerprint={}, roofline=line)
     # All that the backward pass gets.
-    self.assertEqual(
-        profile.layers[0].residual_bytes, profiler._residual_bytes(programs)
-    )
+    self.assertEqual(profile.layers[0].residual_bytes, profiler._residual_bytes(programs))
 
   def test_gpus_of_a_node(self):
     # 40 MB of weights at 1 MB / ms: a fourth stays, so gathering takes 30 ms.

@@ -22,9 +22,7 @@ _DEATHS = [*itertools.product(range(3), range(5))]
 def count_compilations():
   """Returns a list that grows with every program that XLA compiles."""
   events = []
-  listener = lambda name, secs, **_: (
-      events.append(name) if "backend_compile" in name else None
-  )
+  listener = lambda name, secs, **_: (events.append(name) if "backend_compile" in name else None)
   jax.monitoring.register_event_duration_secs_listener(listener)
   return events
 
@@ -85,9 +83,7 @@ class DeathTest(parameterized.TestCase):
     for node, has_loss in ((1, False), (2, True)):  # Shadow and owner.
       sums = run.sums(node)
       self.assertEqual(bool(jax.numpy.any(sums.loss)), has_loss)
-      self.assertEqual(
-          any(map(jax.numpy.any, jax.tree.leaves(sums.end_grads))), has_loss
-      )
+      self.assertEqual(any(map(jax.numpy.any, jax.tree.leaves(sums.end_grads))), has_loss)
 
   def test_shadows_run_head_and_loss_if_told(self):
     made = pipelines.Pipelines(2, heads=True)
@@ -125,8 +121,7 @@ class DeathTest(parameterized.TestCase):
       run = made.programs.runs[0]
       erase = lambda a: jax.device_put(np.zeros_like(a), a.sharding)
       run._offloaded = [
-          kept.replace(head=jax.tree.map(erase, kept.head))
-          for kept in run._offloaded
+          kept.replace(head=jax.tree.map(erase, kept.head)) for kept in run._offloaded
       ]
       made.die(1)
       made.advance()
@@ -198,9 +193,7 @@ class DeathTest(parameterized.TestCase):
     self.assertEmpty(pipelines.find_unequal(made.sums(), want))
 
   @parameterized.parameters(
-      ([2, 1], [0, 0, 0, 3]),
-      ([1, 0], [3, 3, 2, 3]),
-      ([1, 0, 3], [2, 2, 2, 2]),
+      ([2, 1], [0, 0, 0, 3]), ([1, 0], [3, 3, 2, 3]), ([1, 0, 3], [2, 2, 2, 2])
   )
   def test_nodes_own_any_number_of_stages(self, victims, owners):
     """In steps before they died, and their replicas were made again."""

@@ -55,11 +55,7 @@ class ProgramTest(absltest.TestCase):
   def test_nothing_is_sent_before_the_passes_of_a_tick(self):
     program = make_program()
     text = program.segment.as_text()
-    (body,) = (
-        part
-        for part in re.split(r"^}", text, flags=re.M)
-        if " collective-permute(" in part
-    )
+    (body,) = (part for part in re.split(r"^}", text, flags=re.M) if " collective-permute(" in part)
     operands = find_operands(body)
     sent = re.findall(r"([\w.-]+) = \S+ collective-permute\(", body)
     self.assertGreaterEqual(len(sent), 2)  # Both ways.
@@ -73,9 +69,7 @@ class ProgramTest(absltest.TestCase):
 
   def test_residuals_hold_no_parameters(self):
     kept = make_program().carry.kept.residuals
-    params = jax.tree.leaves(
-        pipelines.initial_layers(pipelines.make_spec())["block_00.mlp"].params
-    )
+    params = jax.tree.leaves(pipelines.initial_layers(pipelines.make_spec())["block_00.mlp"].params)
     large = {a.shape for a in params if a.ndim > 1}
     self.assertEmpty(large & {a.shape[2:] for a in kept})
 

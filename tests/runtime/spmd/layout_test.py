@@ -15,10 +15,7 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 
 
 def make_spec(model):
-  batch = {
-      key: jax.ShapeDtypeStruct((2, 8), np.int32)
-      for key in ("inputs", "targets")
-  }
+  batch = {key: jax.ShapeDtypeStruct((2, 8), np.int32) for key in ("inputs", "targets")}
   return spec_lib.StageSpec(model, 0, len(model.layers), batch, optax.sgd(1e-2))
 
 
@@ -76,9 +73,7 @@ class LayoutTest(parameterized.TestCase):
             places = itertools.product(range(layout.max_count), range(2))
             real = [layout.layer(stage, *place) for place in places]
             real = [layer for layer in real if layer is not None]
-            self.assertEqual(
-                real, [l for l in range(*ends) if l not in layout.ends]
-            )
+            self.assertEqual(real, [l for l in range(*ends) if l not in layout.ends])
 
   def test_nothing_repeats(self):
     problem = "'block_00.attention' differs from 'embed'.*executor='rows'"

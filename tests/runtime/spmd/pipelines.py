@@ -21,23 +21,14 @@ from bamboo_jax.schedule import timeline as timeline_lib
 from tests import plain
 from tests import schedules
 
-BATCH = {
-    key: jax.ShapeDtypeStruct((2, 8), np.int32) for key in ("inputs", "targets")
-}
+BATCH = {key: jax.ShapeDtypeStruct((2, 8), np.int32) for key in ("inputs", "targets")}
 # Whole blocks of two layers; three stages have two, one and one of them.
 BOUNDS = {2: (0, 5, 10), 3: (0, 5, 7, 10), 4: (0, 3, 5, 7, 10)}
 STEP = 5
 
 
 @functools.cache
-def make_spec(
-    name="gpt2",
-    *,
-    remat="full",
-    optimizer=None,
-    dtype="float32",
-    prng="threefry2x32",
-):
+def make_spec(name="gpt2", *, remat="full", optimizer=None, dtype="float32", prng="threefry2x32"):
   options = dict(num_blocks=4, width=16, sequence_length=8, vocab_size=32)
   if name == "gpt2":
     options |= dict(variant="tiny", num_heads=2, dropout_rate=0.1, dtype=dtype)
@@ -129,10 +120,7 @@ class Pipelines:
         budget=budget,
     )
     self.programs = engine_lib.SpmdEngine(
-        *(self.rows, spec, table),
-        keeps=True,
-        segment_ticks=segment_ticks,
-        heads=heads,
+        *(self.rows, spec, table), keeps=True, segment_ticks=segment_ticks, heads=heads
     )
 
   def reset(self, dead=()):
@@ -147,11 +135,7 @@ class Pipelines:
   def begin(self, dead=()):
     """Begins a step; nodes of the first pipeline have died before it."""
     self.reset(dead)
-    self.rows.begin_step(
-        STEP,
-        feed(STEP),
-        num_microbatches=self.num_microbatches * len(self.roles),
-    )
+    self.rows.begin_step(STEP, feed(STEP), num_microbatches=self.num_microbatches * len(self.roles))
     self.programs.begin(STEP, feed(STEP))
     for p, roles in enumerate(self.roles):
       rows = self._rows(p, roles, None) if dead else {}
@@ -181,9 +165,7 @@ class Pipelines:
     for share, row in enumerate(self.rows.owners):
       for stage, node in enumerate(row):
         store = self.rows.nodes[node].store
-        found[stage, share] = jax.tree.map(
-            np.array, store.accumulators[stage, share]
-        )
+        found[stage, share] = jax.tree.map(np.array, store.accumulators[stage, share])
     return found
 
   def sums_of_rows(self):
@@ -192,10 +174,7 @@ class Pipelines:
     order = timeline_lib.linearize(
         [
             self.plan.plan(
-                roles,
-                microbatches=self._microbatches(p),
-                costs=self.costs,
-                in_flight=None,
+                roles, microbatches=self._microbatches(p), costs=self.costs, in_flight=None
             ).timeline
             for p, roles in enumerate(self.roles)
         ]
@@ -230,10 +209,7 @@ def plain_model(name, prng):
 def relative_error(sums, spec, num_microbatches):
   """Returns how far sums are from gradients of the plain model."""
   want, loss, weight = plain_model(spec.model.name, spec.prng).grads(
-      initial_layers(spec),
-      microbatch,
-      step=STEP,
-      microbatches=range(num_microbatches),
+      initial_layers(spec), microbatch, step=STEP, microbatches=range(num_microbatches)
   )
   grads, total = {}, np.zeros(2)
   for part in sums.values():
@@ -253,11 +229,7 @@ def relative_error(sums, spec, num_microbatches):
 def find_unequal(got, want):
   """Returns the keys whose bits differ."""
   same = lambda a, b: np.asarray(a).tobytes() == np.asarray(b).tobytes()
-  return [
-      key
-      for key in want
-      if not all(jax.tree.leaves(jax.tree.map(same, got[key], want[key])))
-  ]
+  return [key for key in want if not all(jax.tree.leaves(jax.tree.map(same, got[key], want[key])))]
 
 
 @functools.cache

@@ -19,10 +19,7 @@ def make_plan(*, num_pipelines=1, num_microbatches=2):
   times = [(0.5, 1.0), *[(1.0, 2.0)] * 4, (0.25, 0.75)]
   layers = [
       profiles.make_layer(
-          f"layer_{k}",
-          forward_ms=forward_ms,
-          backward_ms=backward_ms,
-          residual_bytes=100,
+          f"layer_{k}", forward_ms=forward_ms, backward_ms=backward_ms, residual_bytes=100
       )
       for k, (forward_ms, backward_ms) in enumerate(times)
   ]
@@ -58,9 +55,7 @@ class ProgramTest(absltest.TestCase):
   def test_layers_are_charged_where_the_program_runs_them(self):
     plan = make_plan()
     self.assertEqual(plan.partition.bounds, (0, 3, 6))
-    costs = program.program_costs(
-        plan.partition, plan.profile, num_before=1, num_behind=1
-    )
+    costs = program.program_costs(plan.partition, plan.profile, num_before=1, num_behind=1)
     # The first stage runs the first layer again with the backward pass; the
     # last runs the last layer, forth and back, with the backward pass.
     self.assertEqual(costs.forward_ms, (2.5, 2.25 - 0.25))
@@ -72,14 +67,9 @@ class ProgramTest(absltest.TestCase):
     made = plan_program(plan, budget=math.inf)
     check.check(made.table)
     self.assertEqual(made.plan.timeline.num_redundant, 4)
+    self.assertEqual([sorted(t.bubbles) for t in made.plan.timelines], [[0, 1], [2, 3]])
     self.assertEqual(
-        [sorted(t.bubbles) for t in made.plan.timelines], [[0, 1], [2, 3]]
-    )
-    self.assertEqual(
-        [
-            sorted({slot.instruction.microbatch for slot in t.slots})
-            for t in made.plan.timelines
-        ],
+        [sorted({slot.instruction.microbatch for slot in t.slots}) for t in made.plan.timelines],
         [[0, 1], [2, 3]],
     )
     self.assertEqual(made.plan.step_time.compute_ms, made.plan.timeline.span_ms)

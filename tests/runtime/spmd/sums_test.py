@@ -16,10 +16,7 @@ def assert_statistics(sums, spec, num_microbatches):
   layers = pipelines.initial_layers(spec)
   found = [
       model.stats(
-          layers,
-          pipelines.microbatch(pipelines.STEP, m),
-          step=pipelines.STEP,
-          microbatch=m,
+          layers, pipelines.microbatch(pipelines.STEP, m), step=pipelines.STEP, microbatch=m
       )
       for m in range(num_microbatches)
   ]
@@ -27,9 +24,7 @@ def assert_statistics(sums, spec, num_microbatches):
   for part in sums.values():
     for name, stats in part.stats.items():
       jax.tree.map(
-          lambda a, b: np.testing.assert_allclose(
-              a, np.reshape(b, a.shape), rtol=1e-5, atol=1e-6
-          ),
+          lambda a, b: np.testing.assert_allclose(a, np.reshape(b, a.shape), rtol=1e-5, atol=1e-6),
           stats,
           want[name],
       )
@@ -57,11 +52,7 @@ class SumsTest(parameterized.TestCase):
       ("single", {"order": "single"}, pipelines.make_spec(remat="inputs")),
       ("prng", {}, pipelines.make_spec(remat="mlp=inputs", prng="unsafe_rbg")),
       ("no_redundant", {"budget": None}, pipelines.make_spec()),
-      (
-          "statistics",
-          {"bounds": (0, 4, 6)},
-          pipelines.make_spec("tests.mlp_bn:make_mlp_bn"),
-      ),
+      ("statistics", {"bounds": (0, 4, 6)}, pipelines.make_spec("tests.mlp_bn:make_mlp_bn")),
   )
   def test_with_two_stages(self, options, spec):
     made = pipelines.Pipelines(2, spec=spec, **options)

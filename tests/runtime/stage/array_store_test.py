@@ -17,17 +17,11 @@ def kinds(store):
 
 
 def host_bytes(store):
-  return sum(
-      a.nbytes
-      for a in store.arrays()
-      if a.sharding.memory_kind == "pinned_host"
-  )
+  return sum(a.nbytes for a in store.arrays() if a.sharding.memory_kind == "pinned_host")
 
 
 def on_host(*trees):
-  place = jax.sharding.SingleDeviceSharding(
-      jax.devices()[0], memory_kind="pinned_host"
-  )
+  place = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
   return jax.device_put(trees, place)
 
 

@@ -57,11 +57,7 @@ class FindCopiesTest(parameterized.TestCase):
       ("twice", lambda w: low(w).sum() + low(w).max(), "bfloat16"),
       ("in_a_call", lambda w: jax.jit(low)(w).sum(), "bfloat16"),
       ("again", lambda w: jax.checkpoint(low)(w).sum(), "bfloat16"),
-      (
-          "in_a_loop",
-          lambda w: jax.lax.scan(lambda c, x: (c, low(w)), 0, None, 2),
-          "bfloat16",
-      ),
+      ("in_a_loop", lambda w: jax.lax.scan(lambda c, x: (c, low(w)), 0, None, 2), "bfloat16"),
       ("also_itself", lambda w: low(w).sum() + w.sum(), "float32"),
       ("in_a_call_itself", lambda w: jax.jit(lambda w: w * w)(w), "float32"),
       ("returned", lambda w: (low(w), w), "float32"),
@@ -69,16 +65,10 @@ class FindCopiesTest(parameterized.TestCase):
       ("wider", lambda w: w.astype(jnp.int32).sum(), "float32"),
       ("a_part", lambda w: low(w[0]).sum(), "float32"),
       ("not_used", lambda w: 0, "float32"),
-      (
-          "of_two_branches",
-          lambda w: jax.lax.cond(True, low, lambda w: low(2 * w), w),
-          "float32",
-      ),
+      ("of_two_branches", lambda w: jax.lax.cond(True, low, lambda w: low(2 * w), w), "float32"),
       (
           "carried",
-          lambda w: jax.lax.while_loop(
-              lambda c: low(c).sum() < 0, lambda c: 2 * c, w
-          ),
+          lambda w: jax.lax.while_loop(lambda c: low(c).sum() < 0, lambda c: 2 * c, w),
           "float32",
       ),
   )

@@ -31,11 +31,7 @@ class FunctionsTest(parameterized.TestCase):
     return np.asarray(outputs)
 
   @parameterized.parameters(
-      dict(step=1),
-      dict(microbatch=1),
-      dict(index=1),
-      dict(prng="rbg"),
-      dict(prng="unsafe_rbg"),
+      dict(step=1), dict(microbatch=1), dict(index=1), dict(prng="rbg"), dict(prng="unsafe_rbg")
   )
   def test_dropout_depends_on(self, **changes):
     plain = self.outputs()

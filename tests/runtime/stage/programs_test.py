@@ -56,9 +56,7 @@ class Stage:
 class PassingTest(absltest.TestCase):
 
   def test_what_is_only_passed_on_is_not_copied(self):
-    whole = pipelines.make_spec(
-        "tests.mlp_bn:make_mlp_bn", optimizer=optax.sgd(0.1)
-    )
+    whole = pipelines.make_spec("tests.mlp_bn:make_mlp_bn", optimizer=optax.sgd(0.1))
     stage = Stage(1, 3, whole=whole)
     outputs, kept = stage.run("forward", stage.inputs, *stage.data)
     self.assertIs(outputs["skip"], stage.inputs["skip"])
@@ -139,8 +137,5 @@ class KindsTest(absltest.TestCase):
     second.state = jax.tree.unflatten(
         jax.tree.structure(second.state), jax.tree.leaves(first.state)
     )
-    one, other = (
-        stage.run("forward", first.inputs, *stage.data)[0]
-        for stage in (first, second)
-    )
+    one, other = (stage.run("forward", first.inputs, *stage.data)[0] for stage in (first, second))
     self.assertNotEqual(bits(one), bits(other))

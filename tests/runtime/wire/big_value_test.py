@@ -46,9 +46,7 @@ def receive(kind):
   """Returns the marks of the value of another process, and the seconds."""
   transport = make(1, kind)
   command = [sys.executable, "-m", "tests.runtime.wire.big_value_test"]
-  with subprocess.Popen(
-      [*command, kind, transport.address], cwd=_ROOT
-  ) as child:
+  with subprocess.Popen([*command, kind, transport.address], cwd=_ROOT) as child:
     began_secs = time.monotonic()
     (value,) = transport.receive(0, "big")
     secs = time.monotonic() - began_secs

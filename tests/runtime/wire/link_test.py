@@ -48,8 +48,7 @@ class LinkTest(parameterized.TestCase):
       link = links_lib.LocalLink(destination)
       return link, link
     transports = [
-        transport_lib.Transport(n, run="r", endpoint=endpoints.UnixEndpoint())
-        for n in range(2)
+        transport_lib.Transport(n, run="r", endpoint=endpoints.UnixEndpoint()) for n in range(2)
     ]
     ends = []
     for transport in transports:
@@ -58,9 +57,7 @@ class LinkTest(parameterized.TestCase):
       transport.set_addresses(addresses)
       transport.begin(1)
       channel = channel_lib.Channel("activation", (0, 1), (3,))
-      ends.append(
-          links_lib.SocketLink(transport, channel, like=LIKE, to=destination)
-      )
+      ends.append(links_lib.SocketLink(transport, channel, like=LIKE, to=destination))
     return ends
 
   @parameterized.parameters(("local", 1), ("local", 0), ("socket", 1))
@@ -85,23 +82,17 @@ class LinkTest(parameterized.TestCase):
     like = [jax.ShapeDtypeStruct((4, 2), np.float32)] * len(specs)
     ends = []
     for devices in (jax.devices()[:4], jax.devices()[4:8]):
-      mesh = jax.sharding.Mesh(
-          np.array(devices).reshape(2, 2), ("data", "tensor")
-      )
+      mesh = jax.sharding.Mesh(np.array(devices).reshape(2, 2), ("data", "tensor"))
       place = lambda spec, mesh=mesh: jax.sharding.NamedSharding(
           mesh, jax.sharding.PartitionSpec(*spec)
       )
       ends.append([place(spec) for spec in specs])
     exchange = Pipe()
     here, there = (
-        links_lib.SocketLink(
-            exchange, channel_lib.Channel("grad", (0, 1)), like=like, to=to
-        )
+        links_lib.SocketLink(exchange, channel_lib.Channel("grad", (0, 1)), like=like, to=to)
         for to in ends
     )
-    values = [
-        np.arange(8.0, dtype=np.float32).reshape(4, 2) + i for i in range(4)
-    ]
+    values = [np.arange(8.0, dtype=np.float32).reshape(4, 2) + i for i in range(4)]
     here.send(jax.device_put(values, ends[0]))
     shapes = [[part.shape for part in value] for value in exchange.values]
     self.assertEqual(shapes, [[(2, 1)] * 4 + [(2, 2)] * 4 + [(4, 2)]])
@@ -117,6 +108,4 @@ class LinkTest(parameterized.TestCase):
       here.send(make_value(jax.devices()[0], first))
     here.drop()
     here.send(make_value(jax.devices()[0], 3))
-    np.testing.assert_array_equal(
-        there.receive()["a"], make_value(jax.devices()[0], 3)["a"]
-    )
+    np.testing.assert_array_equal(there.receive()["a"], make_value(jax.devices()[0], 3)["a"])

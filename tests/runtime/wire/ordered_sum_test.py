@@ -66,9 +66,7 @@ class OrderedSumTest(parameterized.TestCase):
     # Large shares are more than may be queued.
     limits = peer_lib.TransportLimits(queued_bytes=1 << 19)
     transports = [
-        transport_lib.Transport(
-            n, run="r", endpoint=endpoints.UnixEndpoint(), limits=limits
-        )
+        transport_lib.Transport(n, run="r", endpoint=endpoints.UnixEndpoint(), limits=limits)
         for n in range(count)
     ]
     exchanges = []
@@ -105,9 +103,7 @@ class OrderedSumTest(parameterized.TestCase):
     cutter.join()
     self.assertEqual(sorted(got), nodes)
     for total in got.values():
-      jax.tree.map(
-          lambda a, b: self.assertEqual(a.tobytes(), b.tobytes()), total, wanted
-      )
+      jax.tree.map(lambda a, b: self.assertEqual(a.tobytes(), b.tobytes()), total, wanted)
 
   def test_the_order_matters_and_so_do_denormals(self):
     shares = [make_share(seed, {"w": (999,)}) for seed in range(4)]
@@ -127,9 +123,7 @@ class OrderedSumTest(parameterized.TestCase):
   def test_pieces(self):
     most = ordered_sum._PIECE
     self.assertEqual(ordered_sum.pieces(5, 5), [])
-    self.assertEqual(
-        ordered_sum.pieces(1, most + 3), [(1, most + 1), (most + 1, most + 3)]
-    )
+    self.assertEqual(ordered_sum.pieces(1, most + 3), [(1, most + 1), (most + 1, most + 3)])
 
 
 if __name__ == "__main__":

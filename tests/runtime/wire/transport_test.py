@@ -76,9 +76,7 @@ class TransportTest(parameterized.TestCase):
   def _make(self, count, kind="unix", **limits):
     limits = peer_lib.TransportLimits(**{"times": _TIMES, **limits})
     made = [
-        transport_lib.Transport(
-            node, run="r", endpoint=make_endpoint(kind), limits=limits
-        )
+        transport_lib.Transport(node, run="r", endpoint=make_endpoint(kind), limits=limits)
         for node in range(count)
     ]
     for transport in made:
@@ -101,9 +99,7 @@ class TransportTest(parameterized.TestCase):
     first, second = self._make(2, kind)
     first.send(1, "a", sent)
     got = second.receive(0, "a")
-    self.assertEqual(
-        [(a.shape, a.dtype) for a in got], [(a.shape, a.dtype) for a in sent]
-    )
+    self.assertEqual([(a.shape, a.dtype) for a in got], [(a.shape, a.dtype) for a in sent])
     self.assertEqual(got[1].dtype, ml_dtypes.bfloat16)
     for a, b in zip(got, sent, strict=True):
       np.testing.assert_array_equal(a, np.asarray(b))
@@ -412,9 +408,7 @@ class TransportTest(parameterized.TestCase):
       first.set_addresses({5: "unix:/nowhere/socket"})
       first.connect([5])
       self._wait(lambda: logs.output)
-    self.assertRegex(
-        "".join(logs.output), "Node 0 cannot reach node 5 at unix:/nowhere"
-    )
+    self.assertRegex("".join(logs.output), "Node 0 cannot reach node 5 at unix:/nowhere")
 
   def test_says_what_to_do(self):
     for error, wanted in (
@@ -423,9 +417,7 @@ class TransportTest(parameterized.TestCase):
         (OSError("no route"), "^no route$"),
     ):
       self.assertRegex(endpoints.explain(error), wanted)
-    with self.assertRaisesRegex(
-        OSError, "cannot listen at 192.0.2.1: .*--host"
-    ):
+    with self.assertRaisesRegex(OSError, "cannot listen at 192.0.2.1: .*--host"):
       make_endpoint("tls", host="192.0.2.1")
 
   def test_nothing_is_left_of_a_socket(self):

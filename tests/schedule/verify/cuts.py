@@ -28,24 +28,17 @@ class Cuts:
       holdings: Mapping[int, holdings_lib.Holdings] | None = None,
   ) -> None:
     self.nodes = tuple(schedule.rows)
-    events = [
-        [i for i in row if not i.is_send] for row in schedule.rows.values()
-    ]
+    events = [[i for i in row if not i.is_send] for row in schedule.rows.values()]
     # For each event of each node, the node and the number of its events that
     # must have been finished before.
     sends = _sends(schedule)
     self._needs = [
-        [
-            sends[i.transfer(node)] if i.is_receive else (0, 0)
-            for i in node_events
-        ]
+        [sends[i.transfer(node)] if i.is_receive else (0, 0) for i in node_events]
         for node, node_events in zip(self.nodes, events, strict=True)
     ]
     self._held = []
     for node, node_events in zip(self.nodes, events, strict=True):
-      ledger = holdings_lib.HoldingsLedger(
-          (holdings or {}).get(node, holdings_lib.NOTHING)
-      )
+      ledger = holdings_lib.HoldingsLedger((holdings or {}).get(node, holdings_lib.NOTHING))
       held = [ledger.holdings()]
       for i in node_events:
         ledger.add(i)
@@ -75,8 +68,7 @@ class Cuts:
   def holdings(self, cut: Cut) -> dict[int, holdings_lib.Holdings]:
     """Returns the holdings of each node at `cut`."""
     return {
-        node: held[count]
-        for node, held, count in zip(self.nodes, self._held, cut, strict=True)
+        node: held[count] for node, held, count in zip(self.nodes, self._held, cut, strict=True)
     }
 
   def _movable(self, cut: Cut | list[int]) -> list[int]:
@@ -90,9 +82,7 @@ class Cuts:
     return movable
 
 
-def _sends(
-    schedule: instruction_lib.Schedule,
-) -> dict[instruction_lib.Transfer, tuple[int, int]]:
+def _sends(schedule: instruction_lib.Schedule) -> dict[instruction_lib.Transfer, tuple[int, int]]:
   """Returns the sender's position, and its number of earlier events."""
   sends = {}
   for k, (node, row) in enumerate(schedule.rows.items()):

@@ -49,10 +49,7 @@ class Tally(NamedTuple):
     return Tally(*map(operator.add, self, other))
 
   def __str__(self) -> str:
-    return ", ".join(
-        f"{value} {name.replace('_', ' ')}"
-        for name, value in self._asdict().items()
-    )
+    return ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in self._asdict().items())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +66,7 @@ class Step:
   in_flight: Sequence[int] | None
 
   @classmethod
-  def uniform(
-      cls, *, mode: str, num_microbatches: int, owners: Sequence[int]
-  ) -> "Step":
+  def uniform(cls, *, mode: str, num_microbatches: int, owners: Sequence[int]) -> "Step":
     """Returns a 1F1B step of equal stages, with all replicas the mode has."""
     return cls(
         roles=failover.Roles.initial(owners, has_replicas=mode != "none"),
@@ -109,9 +104,7 @@ class Step:
     return schedule
 
 
-def owners_after(
-    num_stages: int, lost_before: Sequence[str]
-) -> tuple[int, ...]:
+def owners_after(num_stages: int, lost_before: Sequence[str]) -> tuple[int, ...]:
   """Returns the owners of the stages after deaths in earlier steps.
 
   Each stage has its own node at first. `lost_before` names nodes (by number) in
@@ -120,9 +113,7 @@ def owners_after(
   roles = failover.Roles.initial(range(num_stages))
   for name in lost_before:
     if not name.isdigit() or int(name) not in roles.owners:
-      raise ValueError(
-          f"lost_before must name nodes of {sorted(roles.nodes)}, got {name!r}."
-      )
+      raise ValueError(f"lost_before must name nodes of {sorted(roles.nodes)}, got {name!r}.")
     if len(roles.nodes) == 1:
       raise ValueError(f"lost_before must leave a node, got {name} as well.")
     roles, _ = failover.fail_over(roles, {}, {int(name)})
@@ -150,14 +141,7 @@ def verify_deaths(
   if num_cuts is not None:
     rng = random.Random(seed)
     chosen = (cuts.draw(rng) for _ in range(num_cuts))
-  return _verify(
-      step,
-      step.roles,
-      cuts,
-      chosen,
-      num_victims=num_victims,
-      second_every=second_every,
-  )
+  return _verify(step, step.roles, cuts, chosen, num_victims=num_victims, second_every=second_every)
 
 
 def _verify(
@@ -183,8 +167,7 @@ def _verify(
         continue
       tally += Tally(deaths=1)
       left = tuple(
-          None if node in victims else count
-          for node, count in zip(cuts.nodes, cut, strict=True)
+          None if node in victims else count for node, count in zip(cuts.nodes, cut, strict=True)
       )
       if left in seen:
         continue
@@ -196,14 +179,8 @@ def _verify(
       tally += Tally(plans=1)
       if second_every and len(seen) % second_every == 0:
         second_cuts = cuts_lib.Cuts(rest, holdings=held)
-        *_, second = _verify(
-            step, after, second_cuts, second_cuts, num_victims=1, second_every=0
-        )
-        tally += Tally(
-            plans=second.plans,
-            second_deaths=second.deaths,
-            second_lost=second.lost,
-        )
+        *_, second = _verify(step, after, second_cuts, second_cuts, num_victims=1, second_every=0)
+        tally += Tally(plans=second.plans, second_deaths=second.deaths, second_lost=second.lost)
     yield tally
 
 

@@ -15,23 +15,14 @@ from bamboo_jax.testing.simulation.wire import history
 
 # Name: text of the module, and what it becomes.
 MUTANTS = {
-    "duplicate_accepted": (
-        "if frame.seq > self._received:",
-        "if frame.seq >= self._received:",
-    ),
+    "duplicate_accepted": ("if frame.seq > self._received:", "if frame.seq >= self._received:"),
     "not_sent_again": ("self._queue.extendleft(reversed(self._sent))", "pass"),
-    "sent_again_reversed": (
-        "extendleft(reversed(self._sent))",
-        "extendleft(self._sent)",
-    ),
+    "sent_again_reversed": ("extendleft(reversed(self._sent))", "extendleft(self._sent)"),
     "sent_again_at_the_end": (
         "self._queue.extendleft(reversed(self._sent))",
         "self._queue.extend(self._sent)",
     ),
-    "old_attempt_delivered": (
-        "elif frame.attempt == self.attempt:",
-        "else:",
-    ),
+    "old_attempt_delivered": ("elif frame.attempt == self.attempt:", "else:"),
     "future_attempt_delivered": (
         "if frame.attempt > self.attempt:",
         "if frame.attempt > self.attempt + 1:",
@@ -41,50 +32,26 @@ MUTANTS = {
         "    self._queue.clear",
     ),
     "queue_outlives_attempt": ("    self._queue.clear()\n", ""),
-    "sent_outlives_attempt": (
-        "    self._sent.clear()\n    self._numbers",
-        "    self._numbers",
-    ),
+    "sent_outlives_attempt": ("    self._sent.clear()\n    self._numbers", "    self._numbers"),
     "expected_outlives_attempt": ("    self._expected.clear()\n", ""),
     "numbers_outlive_attempt": ("    self._numbers.clear()\n", ""),
-    "seq_reset": (
-        "    self.attempt = attempt\n",
-        "    self.attempt, self._seq = attempt, 0\n",
-    ),
-    "forgets_one_too_many": (
-        "frames[0].seq <= ack:",
-        "frames[0].seq <= ack + 1:",
-    ),
+    "seq_reset": ("    self.attempt = attempt\n", "    self.attempt, self._seq = attempt, 0\n"),
+    "forgets_one_too_many": ("frames[0].seq <= ack:", "frames[0].seq <= ack + 1:"),
     "forgets_one_too_few": ("frames[0].seq <= ack:", "frames[0].seq < ack:"),
     "forgets_sent_only": (
         "for frames in (self._sent, self._queue):\n      while frames",
         "for frames in (self._sent,):\n      while frames",
     ),
-    "held_lost": (
-        "for f in held if f.attempt == attempt]",
-        "for f in held if False]",
-    ),
-    "held_of_any_attempt": (
-        "for f in held if f.attempt == attempt]",
-        "for f in held]",
-    ),
+    "held_lost": ("for f in held if f.attempt == attempt]", "for f in held if False]"),
+    "held_of_any_attempt": ("for f in held if f.attempt == attempt]", "for f in held]"),
     "held_of_all_attempts": (
         "if self._held and self._held[0].attempt != frame.attempt:",
         "if False:",
     ),
-    "held_after_advance": (
-        "[f for f in held if f.attempt > attempt]",
-        "held",
-    ),
-    "silence_not_seen": (
-        "if now - self._heard >= times.dead_secs:",
-        "if False:",
-    ),
+    "held_after_advance": ("[f for f in held if f.attempt > attempt]", "held"),
+    "silence_not_seen": ("if now - self._heard >= times.dead_secs:", "if False:"),
     "no_ping": ("or now - self._said >= times.ping_secs:", "or False:"),
-    "dial_never_times_out": (
-        "now - self._dial_since >= times.dial_secs:",
-        "False:",
-    ),
+    "dial_never_times_out": ("now - self._dial_since >= times.dial_secs:", "False:"),
     "dial_times_out_without_connection_only": (
         "if has_dialled and now",
         "if has_dialled and not self.connection and now",
@@ -92,30 +59,17 @@ MUTANTS = {
     "own_dial_wins": (
         "    self._greeted = None\n    rank = (self._greeted_round, self._me)\n"
         "    if rank <= self._rank:",
-        "    self._greeted = None\n    rank = (self._greeted_round, self._me)\n"
-        "    if False:",
+        "    self._greeted = None\n    rank = (self._greeted_round, self._me)\n" "    if False:",
     ),
     "any_hello_wins": (
         "rank = (hello.seq, self._peer)\n    if rank <= self._rank:",
         "rank = (hello.seq, self._peer)\n    if False:",
     ),
-    "tie_not_broken": (
-        "rank = (hello.seq, self._peer)",
-        "rank = (hello.seq, self._me)",
-    ),
-    "round_not_learnt": (
-        "    self._round = max(self._round, hello.seq)\n",
-        "",
-    ),
+    "tie_not_broken": ("rank = (hello.seq, self._peer)", "rank = (hello.seq, self._me)"),
+    "round_not_learnt": ("    self._round = max(self._round, hello.seq)\n", ""),
     "round_not_new": ("    self._round += 1\n", ""),
-    "not_acknowledged": (
-        "    self._unsaid_bytes += 1 + frame.size",
-        "    pass",
-    ),
-    "acknowledges_what_was_sent": (
-        "self._forget(frame.ack)",
-        "self._forget(frame.seq)",
-    ),
+    "not_acknowledged": ("    self._unsaid_bytes += 1 + frame.size", "    pass"),
+    "acknowledges_what_was_sent": ("self._forget(frame.ack)", "self._forget(frame.seq)"),
     "greeting_acknowledges_nothing": (
         "seq=number, ack=self._received, meta=name",
         "seq=number, ack=0, meta=name",
@@ -129,18 +83,14 @@ MUTANTS = {
         "return []",
     ),
     "rejected_left_open": (
-        'if rank <= self._rank:\n      return [Close(connection, "older")]\n'
-        "    actions",
+        'if rank <= self._rank:\n      return [Close(connection, "older")]\n' "    actions",
         "if rank <= self._rank:\n      return []\n    actions",
     ),
     "lost_dial_not_repeated": (
         "      self._is_dialling = False\n      self._retry(now)\n",
         "      self._retry(now)\n",
     ),
-    "late_dial_used": (
-        'return [Close(connection, "the dial had timed out")]',
-        "pass",
-    ),
+    "late_dial_used": ('return [Close(connection, "the dial had timed out")]', "pass"),
     "lost_greeting_not_repeated": (
         "    if connection == self._greeted:\n      self._greeted = None\n",
         "    if connection == self._greeted:\n      self._dial_since = 1e9\n",
@@ -149,10 +99,7 @@ MUTANTS = {
         "    if connection != self.connection:\n      return []  # The values",
         "    if False:\n      return []  # The values",
     ),
-    "ack_only_by_tick": (
-        "self._ack_is_due |= self._unsaid_bytes > self._times.ack_bytes",
-        "pass",
-    ),
+    "ack_only_by_tick": ("self._ack_is_due |= self._unsaid_bytes > self._times.ack_bytes", "pass"),
 }
 
 # What no history can find, and why.

@@ -48,9 +48,7 @@ class Board:
     """Whether all members have posted a key, in the current view or a newer."""
     return any(key in taken for taken in self._taken.values())
 
-  def take(
-      self, view: base.ViewId, members: Set[base.NodeId]
-  ) -> list[messages.Gathered]:
+  def take(self, view: base.ViewId, members: Set[base.NodeId]) -> list[messages.Gathered]:
     """Removes and returns the keys that all `members` have posted, in order."""
     taken = [
         messages.Gathered(view, key, {n: values[n] for n in sorted(members)})

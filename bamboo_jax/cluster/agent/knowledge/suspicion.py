@@ -89,12 +89,7 @@ class Suspicions:
     return accused in self.of(self._me)
 
   def note(
-      self,
-      accuser: str,
-      suspects: Collection[messages.Suspect],
-      *,
-      count: int,
-      now: float,
+      self, accuser: str, suspects: Collection[messages.Suspect], *, count: int, now: float
   ) -> bool:
     """Records all suspicions of an agent; returns whether they are news.
 
@@ -113,11 +108,7 @@ class Suspicions:
       old = before.get(s.incarnation)
       kind = s.reason, s.is_certain
       if old is not None and old.is_certain == s.is_certain:
-        edge = (
-            old
-            if old.reason == s.reason
-            else dataclasses.replace(old, reason=s.reason)
-        )
+        edge = old if old.reason == s.reason else dataclasses.replace(old, reason=s.reason)
       else:  # After many deaths there are few kinds.
         edge = new.setdefault(kind, Edge(*kind, now))
       after[s.incarnation] = edge
@@ -151,15 +142,11 @@ class Suspicions:
     """Records certain accusers of a member that this agent does not suspect."""
     edges = {} if self.suspects(whom) else self._edges
     found = ((by, of.get(whom)) for by, of in edges.items())
-    self._certain[whom] = {
-        by: edge.first_secs for by, edge in found if edge and edge.is_certain
-    }
+    self._certain[whom] = {by: edge.first_secs for by, edge in found if edge and edge.is_certain}
     if self._certain[whom]:
       self._unclear_secs = -math.inf  # Some may be old.
 
-  def wait_again(
-      self, now: float, *, ends: Collection[str] | None = None
-  ) -> None:
+  def wait_again(self, now: float, *, ends: Collection[str] | None = None) -> None:
     """Restarts the grace periods of suspicions by or of `ends`, by default all.
 
     An agent that was suspended does not know which links work again.
@@ -189,11 +176,7 @@ class Suspicions:
       accused.discard(incarnation)
 
   def explain(
-      self,
-      members: Collection[str],
-      *,
-      now: float,
-      quiet: Collection[str] = (),
+      self, members: Collection[str], *, now: float, quiet: Collection[str] = ()
   ) -> dict[str, str]:
     """Returns members to remove, with reasons, in the order of `members`.
 
@@ -218,11 +201,7 @@ class Suspicions:
         if whom in are_left
     }
     out = set(sure)
-    old = {
-        ends
-        for ends, edge in edges.items()
-        if now >= self._find_due(*ends, edge)
-    }
+    old = {ends for ends, edge in edges.items() if now >= self._find_due(*ends, edge)}
     unclear = {m for m in quiet if not self.suspects(m)}
     due = {ends for ends in old if unclear.isdisjoint(ends)}
     if due:
@@ -239,9 +218,7 @@ class Suspicions:
         cover = {self._me}
       else:
         both = cover & _cover(firm, left, suspected)
-        cover = {
-            m for m in both if _is_needed(m, known, young, left, suspected)
-        }
+        cover = {m for m in both if _is_needed(m, known, young, left, suspected)}
       # Merely quiet members are kept: only as many as due edges need.
       pairs = [ends for ends in due if cover.intersection(ends)]
       out |= _cover(pairs, [m for m in left if m in cover], suspected)
@@ -318,18 +295,14 @@ def _is_needed(
 
 
 def _cover(
-    edges: Collection[tuple[str, str]],
-    members: list[str],
-    suspected: Collection[str],
+    edges: Collection[tuple[str, str]], members: list[str], suspected: Collection[str]
 ) -> set[str]:
   """Returns a small vertex cover of the edges, the most accused first."""
   out, pairs = set(), {frozenset(e) for e in edges}
   ranks = {m: (m in suspected, rank) for rank, m in enumerate(members)}
   while pairs:
     degrees = collections.Counter(itertools.chain.from_iterable(pairs))
-    worst = max(
-        degrees.keys() & ranks.keys(), key=lambda m: (degrees[m], ranks[m])
-    )
+    worst = max(degrees.keys() & ranks.keys(), key=lambda m: (degrees[m], ranks[m]))
     out.add(worst)
     pairs = {pair for pair in pairs if worst not in pair}
   return out

@@ -40,9 +40,7 @@ class HeartbeatWatch:
     limits = self._limits
     self._heard_secs = self._worker_secs = now
     self._is_ready = is_ready
-    self._patience_secs = (
-        limits.most_silence_secs if is_ready else limits.start_silence_secs
-    )
+    self._patience_secs = limits.most_silence_secs if is_ready else limits.start_silence_secs
     self._work = detection.Silence(
         now, least_secs=limits.no_progress_secs, factor=limits.silence_factor
     )
@@ -146,9 +144,7 @@ class HeartbeatWatch:
     if (silence := self._agents.get(incarnation)) is not None:
       silence.excuse(self.awake(now))
 
-  def note_stall(
-      self, incarnation: str, stall: stalls_lib.Stall | None
-  ) -> None:
+  def note_stall(self, incarnation: str, stall: stalls_lib.Stall | None) -> None:
     """Records a stall that another agent reports; None if there is none."""
     self._stalls.pop(incarnation, None)
     if stall is not None:
@@ -178,12 +174,7 @@ class HeartbeatWatch:
     return self._awake_secs + min(now - self._ticked_secs, most_secs)
 
   def find_fault(
-      self,
-      now: float,
-      members: Collection[views.Member],
-      *,
-      me: views.Member,
-      is_stopped: bool,
+      self, now: float, members: Collection[views.Member], *, me: views.Member, is_stopped: bool
   ) -> str:
     """Returns why the worker counts as dead; "" if it does not."""
     silent_secs = now - self._heard_secs

@@ -29,11 +29,7 @@ def is_stuck(info: bytes) -> bool:
   `info` is its `tcp_info`.
   """
   fields = INFO.unpack(info)
-  timeouts, segment_bytes, num_unacknowledged = (
-      fields[2],
-      fields[10],
-      fields[12],
-  )
+  timeouts, segment_bytes, num_unacknowledged = (fields[2], fields[10], fields[12])
   is_large = segment_bytes > _SMALL_BYTES
   return is_large and num_unacknowledged > 0 and timeouts >= _LEAST_TIMEOUTS
 

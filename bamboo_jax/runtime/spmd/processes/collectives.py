@@ -56,15 +56,11 @@ class ProcessCollectives:
     """See `executor.Collectives`."""
     return self.log.begun()
 
-  def stop(
-      self, view: base.ViewId, *, alive: Collection[base.NodeId] | None = None
-  ) -> None:
+  def stop(self, view: base.ViewId, *, alive: Collection[base.NodeId] | None = None) -> None:
     """See `executor.Collectives`."""
     self.log.stop(view, alive=alive)
 
-  def settle(
-      self, begun: Mapping[base.NodeId, channel_lib.Begun], *, view: base.ViewId
-  ) -> None:
+  def settle(self, begun: Mapping[base.NodeId, channel_lib.Begun], *, view: base.ViewId) -> None:
     """See `executor.Collectives`."""
     self.log.answer_for(view)
     for channel in settle_lib.find_unanswered(begun)[self._number]:

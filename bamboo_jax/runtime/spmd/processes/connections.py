@@ -103,9 +103,7 @@ def _is_of_gloo(found: _Socket) -> bool:
   """
   try:
     with _duplicate(found) as duplicate:
-      given = duplicate.getsockopt(
-          socket.SOL_SOCKET, socket.SO_RCVTIMEO, len(_NO_TIMEOUT)
-      )
+      given = duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, len(_NO_TIMEOUT))
       listens = duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
       return given != _NO_TIMEOUT or not (listens or _is_connected(duplicate))
   except OSError:

@@ -42,9 +42,7 @@ def connect(number: base.NodeId, *, host: str = "127.0.0.1") -> None:
   client.key_value_set_bytes(_GLOBAL_TOPOLOGY, b"".join(topologies))
   # Otherwise Gloo would take any address of a host name.
   numeric = addresses.find(host, 0)[1][0]
-  private_jax.connect_cpu_backend(
-      number + 1, num_processes, client, host=numeric
-  )
+  private_jax.connect_cpu_backend(number + 1, num_processes, client, host=numeric)
   devices_lib.transfer_devices()
   private_jax.let_cache_be_written()
 

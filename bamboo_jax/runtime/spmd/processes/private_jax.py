@@ -19,9 +19,7 @@ def start_coordination_service(address: str) -> Any:
 
   Raises `RuntimeError` if it cannot listen at `address`.
   """
-  return _jax.get_distributed_runtime_service(
-      address, 1, heartbeat_timeout=_NEVER_SECS
-  )
+  return _jax.get_distributed_runtime_service(address, 1, heartbeat_timeout=_NEVER_SECS)
 
 
 def connect_coordination(service: Any, address: str) -> Any:
@@ -41,9 +39,7 @@ def connect_coordination(service: Any, address: str) -> Any:
   return client
 
 
-def connect_cpu_backend(
-    process: int, num_processes: int, client: Any, *, host: str
-) -> None:
+def connect_cpu_backend(process: int, num_processes: int, client: Any, *, host: str) -> None:
   """Gives the CPU backend of this process its place among many processes.
 
   Call before JAX starts. Transfers listen on `host`, a numeric address: JAX
@@ -60,9 +56,7 @@ def connect_cpu_backend(
         _jax.make_gloo_tcp_collectives(distributed_client=client, hostname=host)
     )
 
-  xla_bridge.register_backend_factory(
-      "cpu", make_client, priority=0, fail_quietly=False
-  )
+  xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
 
 
 def coordination_values(prefix: str) -> dict[str, bytes]:

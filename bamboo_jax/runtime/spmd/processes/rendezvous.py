@@ -65,9 +65,7 @@ class Rendezvous:
     self._met: set[tuple[base.NodeId, ...]] = set()
 
   @contextlib.contextmanager
-  def meet(
-      self, nodes: Sequence[base.NodeId], cut: Callable[[], None]
-  ) -> Iterator[None]:
+  def meet(self, nodes: Sequence[base.NodeId], cut: Callable[[], None]) -> Iterator[None]:
     """Lets this process connect with others inside the context.
 
     Does nothing if they are connected. Blocks until all of `nodes`, in the
@@ -97,9 +95,7 @@ class Rendezvous:
       for node in others:
         self._exchange.receive(node, here)
     except (base.AttemptOverError, base.PeerRemovedError) as error:
-      raise ConnectionError(
-          f"Nodes {others} cannot connect: {error}"
-      ) from error
+      raise ConnectionError(f"Nodes {others} cannot connect: {error}") from error
 
   def _look(self, over: threading.Event, cut: Callable[[], None]) -> None:
     """Copies each address that Gloo writes."""
@@ -118,11 +114,7 @@ class Rendezvous:
           _start(self._carry, key, address, over, cut)
 
   def _carry(
-      self,
-      own: str,
-      address: bytes,
-      over: threading.Event,
-      cut: Callable[[], None],
+      self, own: str, address: bytes, over: threading.Event, cut: Callable[[], None]
   ) -> None:
     group, own_rank = parse_key(own)
     others = {r: node for r, node in enumerate(group) if r != own_rank}
@@ -213,6 +205,4 @@ def _end_waits(address: bytes) -> None:
 
 
 def _start(work: Callable[..., None], *args: Any) -> None:
-  threading.Thread(
-      target=work, args=args, name="rendezvous", daemon=True
-  ).start()
+  threading.Thread(target=work, args=args, name="rendezvous", daemon=True).start()

@@ -42,8 +42,7 @@ def find_unanswered(
   """
   settled = max(b.since for b in begun.values())
   rows = {
-      node: _number(b.channels, begun) if b.since == settled else []
-      for node, b in begun.items()
+      node: _number(b.channels, begun) if b.since == settled else [] for node, b in begun.items()
   }
   entries = {entry for row in rows.values() for entry in row}
   before: dict[Any, set[Any]] = {entry: set() for entry in entries}
@@ -56,14 +55,11 @@ def find_unanswered(
     for entry in unanswered[node]:  # A device keeps the order of its transfers.
       before[entry].update(row[-1:])
   order = _sort(before)
-  return {
-      node: tuple(e[0] for e in order if e in unanswered[node]) for node in rows
-  }
+  return {node: tuple(e[0] for e in order if e in unanswered[node]) for node in rows}
 
 
 def _number(
-    channels: Iterable[channel_lib.Channel],
-    live: Mapping[base.NodeId, channel_lib.Begun],
+    channels: Iterable[channel_lib.Channel], live: Mapping[base.NodeId, channel_lib.Begun]
 ) -> list[_Entry]:
   """Numbers the channels of live ends by how often each occurred before."""
   counts = collections.Counter[channel_lib.Channel]()

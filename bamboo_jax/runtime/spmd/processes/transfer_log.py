@@ -34,8 +34,7 @@ class TransferLog:
   def __init__(
       self,
       meet: Callable[
-          [Sequence[base.NodeId], Callable[[], None]],
-          contextlib.AbstractContextManager[None],
+          [Sequence[base.NodeId], Callable[[], None]], contextlib.AbstractContextManager[None]
       ] = lambda *_: contextlib.nullcontext(),
   ) -> None:
     self._meet = meet
@@ -72,9 +71,7 @@ class TransferLog:
     with self._lock:
       self._answers_for = view
 
-  def run(
-      self, channel: channel_lib.Channel, transfer: Callable[[], base.PyTree]
-  ) -> base.PyTree:
+  def run(self, channel: channel_lib.Channel, transfer: Callable[[], base.PyTree]) -> base.PyTree:
     """Runs a recorded transfer and returns its result.
 
     The first transfer of a channel makes a connection, so it blocks until done.
@@ -94,9 +91,7 @@ class TransferLog:
       if self._is_stopped:
         raise StoppedError("Stopped by a new view.")
 
-  def stop(
-      self, view: base.ViewId, *, alive: Collection[base.NodeId] | None = None
-  ) -> None:
+  def stop(self, view: base.ViewId, *, alive: Collection[base.NodeId] | None = None) -> None:
     """Stops new transfers.
 
     With `alive`, the members of `view`, transfers with other nodes fail.

@@ -63,15 +63,10 @@ def as_schedule(table: table_lib.TickTable) -> instruction_lib.Schedule:
 
 def passes(tick: table_lib.Tick) -> list[instruction_lib.Instruction]:
   """Returns the passes of a node in a tick, in order."""
-  ran = [
-      (p, Op.FORWARD if p.host < 0 else Op.REDUNDANT_FORWARD)
-      for p in tick.forwards
-  ]
+  ran = [(p, Op.FORWARD if p.host < 0 else Op.REDUNDANT_FORWARD) for p in tick.forwards]
   if tick.backward:
     ran.append((tick.backward, Op.BACKWARD))
-  return [
-      instruction_lib.Instruction(p.stage, op, p.microbatch) for p, op in ran
-  ]
+  return [instruction_lib.Instruction(p.stage, op, p.microbatch) for p, op in ran]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +88,7 @@ class NodeContents:
   input_grads: Mapping[Key, int]
 
 
-def find_contents(
-    table: table_lib.TickTable, num_ticks: int
-) -> list[NodeContents]:
+def find_contents(table: table_lib.TickTable, num_ticks: int) -> list[NodeContents]:
   """Returns the data of each node after the first `num_ticks` ticks.
 
   Raises `ScheduleError` if a pass reads a slot that holds another array.
@@ -147,9 +140,7 @@ class _Node:
       key = p.key
       if p.host >= 0:
         if self._start.host.get(key) != p.host:
-          raise ScheduleError(
-              f"Slot {p.host} in host memory does not hold {key} in {where}."
-          )
+          raise ScheduleError(f"Slot {p.host} in host memory does not hold {key} in {where}.")
         self.fill("residuals", p.residual, key, where)
       self._read("residuals", p.residual, key, where)
       del self._slots["residuals"][p.residual]
@@ -175,15 +166,11 @@ class _Node:
         kind: {key: slot for slot, key in slots.items() if key}
         for kind, slots in self._slots.items()
     }
-    held = dataclasses.replace(
-        self._start, **slots, accumulated=frozenset(self._accumulated)
-    )
+    held = dataclasses.replace(self._start, **slots, accumulated=frozenset(self._accumulated))
     return NodeContents(held, self._offloaded, self._outputs, self._input_grads)
 
   def _read(self, kind: str, slot: int, key: Key, where: str) -> None:
     held = self._slots[kind].get(slot)
     if held != key:
       holds = "nothing" if held is None else f"{held}"
-      raise ScheduleError(
-          f"Slot {slot} of {kind} holds {holds} in {where}, which needs {key}."
-      )
+      raise ScheduleError(f"Slot {slot} of {kind} holds {holds} in {where}, which needs {key}.")

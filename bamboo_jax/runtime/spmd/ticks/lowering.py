@@ -49,27 +49,19 @@ def lower(
   nodes = list(dict.fromkeys(owners))
   if not table_lib.is_ring(owners):
     raise ValueError(
-        "Each node of a program sends to the next one only, got owners "
-        f"{[*owners]}."
+        "Each node of a program sends to the next one only, got owners " f"{[*owners]}."
     )
   position = {m: i for i, m in enumerate(microbatches)}
   work = order_lib.Work(
       owners=tuple(nodes.index(node) for node in owners),
       start=tuple((start or {}).get(n, table_lib.NOTHING) for n in nodes),
   )
-  owed = [
-      [(i.op, i.stage, position[i.microbatch]) for i in rows[node]]
-      for node in nodes
-  ]
-  passes = order_lib.align(
-      owed, work, is_paired=order == "paired", most_residuals=most_residuals
-  )
+  owed = [[(i.op, i.stage, position[i.microbatch]) for i in rows[node]] for node in nodes]
+  passes = order_lib.align(owed, work, is_paired=order == "paired", most_residuals=most_residuals)
   redundant: Mapping[tuple[int, int], list[int]] = {}
   if budget is not None and len(nodes) == len(owners) > 1:
     assert costs is not None, "A budget needs costs."
     passes, redundant = order_lib.place_redundant(
         passes, costs=costs, budget=budget, num_microbatches=len(microbatches)
     )
-  return slots_lib.assign(
-      passes, redundant, work, num_microbatches=len(microbatches)
-  )
+  return slots_lib.assign(passes, redundant, work, num_microbatches=len(microbatches))

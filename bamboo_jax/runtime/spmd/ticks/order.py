@@ -86,11 +86,7 @@ def align(
 
 
 def _is_ready(
-    node: int,
-    op: Op,
-    key: Key,
-    work: Work,
-    has_run: Callable[[tuple[Op, Key]], bool],
+    node: int, op: Op, key: Key, work: Work, has_run: Callable[[tuple[Op, Key]], bool]
 ) -> bool:
   (stage, m), held = key, work.start[node]
   if op is Op.FORWARD:
@@ -110,11 +106,7 @@ class PlacedPasses(NamedTuple):
 
 
 def place_redundant(
-    passes: Passes,
-    *,
-    costs: costs_lib.StageCosts,
-    budget: float,
-    num_microbatches: int,
+    passes: Passes, *, costs: costs_lib.StageCosts, budget: float, num_microbatches: int
 ) -> PlacedPasses:
   """Places redundant forward passes in ticks.
 
@@ -150,10 +142,7 @@ class _Ticks:
     self.passes = list(passes)
     self._costs = costs
     self._own_ms = [
-        [
-            sum(costs.pass_ms(Instruction(s, op, m)) for op, (s, m) in ran)
-            for ran in tick
-        ]
+        [sum(costs.pass_ms(Instruction(s, op, m)) for op, (s, m) in ran) for ran in tick]
         for tick in passes
     ]
     self.lasts_ms = [max(tick) for tick in self._own_ms]
@@ -167,9 +156,7 @@ class _Ticks:
         if op is Op.FORWARD
     }
 
-  def find_best(
-      self, stage: base.StageId, microbatch: int, after: int
-  ) -> _Best:
+  def find_best(self, stage: base.StageId, microbatch: int, after: int) -> _Best:
     """Returns the first tick in which a pass lengthens the step least."""
     successor = (stage + 1) % self._costs.num_stages
     took_ms = self._costs.redundant_ms[successor]
@@ -186,9 +173,7 @@ class _Ticks:
       best = min(best, _Best(longer_ms, t))
     return best
 
-  def place(
-      self, tick: int, stage: base.StageId, microbatch: int, longer_ms: float
-  ) -> None:
+  def place(self, tick: int, stage: base.StageId, microbatch: int, longer_ms: float) -> None:
     if tick == len(self.passes):
       nodes = range(self._costs.num_stages)
       self.passes.append([[] for _ in nodes])

@@ -49,9 +49,7 @@ def assign(
       row[n] = dataclasses.replace(
           row[n],
           arriving_inputs=node.arrive("activations", before.key, n - 1, before),
-          arriving_grads=node.arrive(
-              "grads", holdings_lib.input_of(behind.key), n + 1, behind
-          ),
+          arriving_grads=node.arrive("grads", holdings_lib.input_of(behind.key), n + 1, behind),
       )
     ticks.append(tuple(row))
   return table_lib.TickTable(
@@ -59,9 +57,7 @@ def assign(
       num_microbatches=num_microbatches,
       ticks=tuple(ticks),
       start=tuple(node.start for node in nodes),
-      num_slots={
-          kind: max(node.slots[kind].count for node in nodes) for kind in KINDS
-      },
+      num_slots={kind: max(node.slots[kind].count for node in nodes) for kind in KINDS},
   )
 
 
@@ -101,24 +97,18 @@ class _Node:
         self._reads[holdings_lib.input_of(key)] += op is Op.FORWARD
       for m in redundant.get((t, node), ()):
         self._reads[holdings_lib.input_of((self._stages[1], m))] += 1
-    is_owed = lambda key: (
-        work.owners[key[0]] == node and key not in held.accumulated
-    )
+    is_owed = lambda key: (work.owners[key[0]] == node and key not in held.accumulated)
     wanted = {
         "activations": lambda key: self._reads[key] > 0,
         "grads": is_owed,
         "residuals": is_owed,
     }
     self.slots = {
-        kind: _Slots(filter(want, sorted(getattr(held, kind))))
-        for kind, want in wanted.items()
+        kind: _Slots(filter(want, sorted(getattr(held, kind)))) for kind, want in wanted.items()
     }
     taken = {kind: dict(slots.taken) for kind, slots in self.slots.items()}
     self.start = dataclasses.replace(
-        held,
-        activations=taken["activations"],
-        grads=taken["grads"],
-        residuals=taken["residuals"],
+        held, activations=taken["activations"], grads=taken["grads"], residuals=taken["residuals"]
     )
 
   def forward(self, key: Key) -> Pass:
@@ -130,9 +120,7 @@ class _Node:
     output = -1
     if self._reads[key] and key not in self.slots["activations"].taken:
       output = self.slots["activations"].take(key)
-    return self._pass(
-        key, inputs=inputs, residual=residual, output=output, counts=int(counts)
-    )
+    return self._pass(key, inputs=inputs, residual=residual, output=output, counts=int(counts))
 
   def redundant(self, microbatch: int) -> Pass:
     key, residuals = (self._stages[1], microbatch), self.slots["residuals"]
@@ -161,9 +149,7 @@ class _Node:
     output = -1
     if stage and self._work.owners[stage - 1] == self._node:
       output = self._keep_grad(holdings_lib.input_of(key))
-    return self._pass(
-        key, inputs=inputs, residual=slot, output=output, host=host
-    )
+    return self._pass(key, inputs=inputs, residual=slot, output=output, host=host)
 
   def arrive(self, kind: str, key: Key, source: int, sent: Pass) -> int:
     """Allocates a slot for an array from a neighbour; -1 if not needed."""

@@ -140,8 +140,7 @@ def is_ring(owners: Sequence[int]) -> bool:
   nodes = list(dict.fromkeys(owners))
   places = [nodes.index(node) for node in owners]
   return all(
-      (to - source) % len(nodes) in (0, 1 % len(nodes))
-      for source, to in itertools.pairwise(places)
+      (to - source) % len(nodes) in (0, 1 % len(nodes)) for source, to in itertools.pairwise(places)
   )
 
 
@@ -184,11 +183,7 @@ class TickTable:
     rows = (*self.ticks, *[idle] * (stop - len(self.ticks)))[first:stop]
     offloads = [self.offloads(n, first, stop) for n in range(self.num_nodes)]
     return np.array(
-        [
-            [_fields(row[n], slots) for row in rows]
-            for n, slots in enumerate(offloads)
-        ],
-        np.int32,
+        [[_fields(row[n], slots) for row in rows] for n, slots in enumerate(offloads)], np.int32
     )
 
   def offloads(self, node: int, first: int, stop: int) -> dict[Key, int]:
@@ -196,12 +191,7 @@ class TickTable:
 
     In ticks `first` to `stop - 1`, by stage and microbatch.
     """
-    keys = [
-        p.key
-        for row in self.ticks[first:stop]
-        for p in row[node].forwards
-        if p.host >= 0
-    ]
+    keys = [p.key for row in self.ticks[first:stop] for p in row[node].forwards if p.host >= 0]
     return {key: slot for slot, key in enumerate(keys)}
 
 
@@ -210,7 +200,5 @@ def _fields(tick: Tick, offloads: Mapping[Key, int]) -> tuple[int, ...]:
       dataclasses.replace(p, host=offloads.get(p.key, -1))
       for p in (*tick.forwards, *[Pass()] * NUM_FORWARDS)[:NUM_FORWARDS]
   ]
-  fields = [
-      x for p in (*forwards, tick.backward) for x in dataclasses.astuple(p)
-  ]
+  fields = [x for p in (*forwards, tick.backward) for x in dataclasses.astuple(p)]
   return (*fields, tick.arriving_inputs, tick.arriving_grads)

@@ -29,10 +29,7 @@ class ViolationError(Exception):
 
 
 def explore(
-    seed: int,
-    *,
-    frame: types.ModuleType = frame_lib,
-    protocol: types.ModuleType = protocol_lib,
+    seed: int, *, frame: types.ModuleType = frame_lib, protocol: types.ModuleType = protocol_lib
 ) -> Mapping[str, int]:
   """Runs a history; returns counts of what happened.
 
@@ -63,8 +60,7 @@ class WireHistory:
     self.rng, self.now = random.Random(seed), 0.0
     times = self.protocol.TimeLimits(dead_secs=2.0, dial_secs=1.0)
     self.nodes: list[protocol_lib.TransportProtocol] = [
-        self.protocol.TransportProtocol(i, 1 - i, run="r", times=times)
-        for i in (0, 1)
+        self.protocol.TransportProtocol(i, 1 - i, run="r", times=times) for i in (0, 1)
     ]
     self.connections: list[network.Connection] = []
     self.dials = [0, 0]  # On their way.
@@ -110,9 +106,7 @@ class WireHistory:
         case self.protocol.Deliver(frame=frame):
           self._deliver(side, frame)
 
-  def _put(
-      self, side: int, connection: network.Connection, frame: frame_lib.Frame
-  ) -> None:
+  def _put(self, side: int, connection: network.Connection, frame: frame_lib.Frame) -> None:
     data = self.frame.encode(frame) + bytes(frame.payload)
     connection.write(side, data)
 
@@ -133,9 +127,7 @@ class WireHistory:
         (c, side)
         for c in self.connections
         for side in (0, 1)
-        if c.ends[side] == network.OPEN
-        and c.pipes[side].data
-        and not c.pipes[side].is_silent
+        if c.ends[side] == network.OPEN and c.pipes[side].data and not c.pipes[side].is_silent
     ]
     if not live:
       return False
@@ -187,9 +179,7 @@ class WireHistory:
       self.nodes[side].dial_failed(self.now)
       return True
     number = len(self.connections)
-    c = network.Connection(
-        number, side, lambda: network.FrameCutter(self.frame)
-    )
+    c = network.Connection(number, side, lambda: network.FrameCutter(self.frame))
     self.connections.append(c)
     self.do(side, self.nodes[side].opened(c, self.now))
     return True
@@ -243,23 +233,16 @@ class WireHistory:
       seqs = [f.seq for f in kept]
       sizes = [f.size for f in kept]
       attempts = {f.attempt for f in node._held}
-      _require(
-          all(f.attempt == node.attempt for f in kept), "keeps what is given up"
-      )
+      _require(all(f.attempt == node.attempt for f in kept), "keeps what is given up")
       _require(seqs == sorted({*seqs}), "what is kept is not in order")
       _require(node.kept_bytes == sum(sizes), "the sum of sizes is wrong")
-      _require(
-          not kept or seqs[0] > self.acked[side], "keeps what is acknowledged"
-      )
+      _require(not kept or seqs[0] > self.acked[side], "keeps what is acknowledged")
       _require(len(attempts) < 2, "holds values of several attempts")
       _require(
           min(attempts, default=node.attempt + 1) > node.attempt,
           "holds values of an attempt that is over",
       )
-      _require(
-          max(len(node._numbers), len(node._expected)) <= 3,
-          "counters of channels grow",
-      )
+      _require(max(len(node._numbers), len(node._expected)) <= 3, "counters of channels grow")
 
   def quiesce(self, *, may_dial: bool = True) -> None:
     """Lets everything arrive that is on its way."""
@@ -295,8 +278,7 @@ class WireHistory:
     for c, side in itertools.product(self.connections, (0, 1)):
       is_known = c.has_greeted or side == c.dialler
       _require(
-          not is_known or c.ends[side] == network.CLOSED or c is first,
-          "a connection is left open",
+          not is_known or c.ends[side] == network.CLOSED or c is first, "a connection is left open"
       )
     self._check_prompt(newest)
 
@@ -312,8 +294,7 @@ class WireHistory:
       key = (side, attempt, "c")
       _require(self.sent[key] == self.got[key], "a value waits without need")
     _require(
-        not any(n._sent or n._queue for n in self.nodes),
-        "what has arrived is not acknowledged",
+        not any(n._sent or n._queue for n in self.nodes), "what has arrived is not acknowledged"
     )
 
 
@@ -365,10 +346,7 @@ def _take_over(seed: int, modules: _Modules) -> None:
       first.closed(connection, history.now)
   _require(first.connection is connection, "no connection after a dial")
   connection = dial(1 - dialler)
-  _require(
-      first.connection is second.connection is connection,
-      "half a connection is not replaced",
-  )
+  _require(first.connection is second.connection is connection, "half a connection is not replaced")
 
 
 def _require(holds: bool, violation: str) -> None:

@@ -56,9 +56,7 @@ class Connection:
     has_greeted: Whether the end that was dialled knows who has dialled.
   """
 
-  def __init__(
-      self, number: int, dialler: int, make_decoder: Callable[[], FrameCutter]
-  ) -> None:
+  def __init__(self, number: int, dialler: int, make_decoder: Callable[[], FrameCutter]) -> None:
     self.number, self.dialler = number, dialler
     self.pipes = [Pipe(make_decoder()), Pipe(make_decoder())]
     self.ends = [OPEN, OPEN]

@@ -59,16 +59,13 @@ class SuspicionTest(parameterized.TestCase):
     self.assertEqual(explain(edges, now=1.5, quiet="be"), "e")
 
   @parameterized.parameters((10.0, ""), (13.0, "cde"))
-  def test_who_has_links_that_may_heal_is_not_to_blame_for_the_dead(
-      self, now, out
-  ):
+  def test_who_has_links_that_may_heal_is_not_to_blame_for_the_dead(self, now, out):
     # `b` was cut off and is back; `d` and `e` are dead.
     edges = ["c d 0", "c e 0!", "c b 9.8", "b d 9.8", "a d 9.8", "a e 9.8!"]
     self.assertEqual(explain(edges, now=now, members="bacde"), out)
 
   @parameterized.parameters(
-      ("b", ""),
-      ("c", "d"),  # Nothing mends at either end of the link of `d` to `b`.
+      ("b", ""), ("c", "d")  # Nothing mends at either end of the link of `d` to `b`.
   )
   def test_others_wait_when_one_is_taken_back(self, whom, out):
     found = suspicion.Suspicions("a")
@@ -101,9 +98,7 @@ class SuspicionTest(parameterized.TestCase):
     found.note("d", said[1:2], count=1, now=2.0)
     found.note("e", [messages.Suspect("f", "why", True)], count=1, now=2.0)
     self.assertCountEqual(found.unclear(2.4), [("a", "d"), ("c", "b")])
-    self.assertCountEqual(
-        found.unclear(2.6), [("a", "d"), ("c", "b"), ("e", "f")]
-    )
+    self.assertCountEqual(found.unclear(2.6), [("a", "d"), ("c", "b"), ("e", "f")])
     found.note("c", [messages.Suspect("f", "why", True)], count=2, now=2.6)
     found.note("c", [], count=3, now=2.7)
     self.assertCountEqual(found.unclear(4.0), [("a", "d"), ("e", "f")])
@@ -134,17 +129,10 @@ class SuspicionTest(parameterized.TestCase):
         others = {ends: s for ends, s in edges.items() if ends[0] != by}
         edges = others | fresh
       own = {w for by, w in edges if by == "a"}
-      unclear = [
-          ends
-          for ends, secs in edges.items()
-          if ends[1] not in own and now >= secs + 0.5
-      ]
+      unclear = [ends for ends, secs in edges.items() if ends[1] not in own and now >= secs + 0.5]
       self.assertCountEqual(found.unclear(now), unclear)
       most = {
-          w
-          for w in own
-          if 2 * sum((by, w) in edges for by in {*"abcdef"} - own)
-          > 6 - len(own)
+          w for w in own if 2 * sum((by, w) in edges for by in {*"abcdef"} - own) > 6 - len(own)
       }
       # Nobody who waits follows; it may be that all wait.
       out = found.explain("abcdef", now=now).keys()

@@ -62,8 +62,7 @@ class ConnectionsTest(parameterized.TestCase):
     after = self.open()
     self.assertEqual(connections.cut({0, 1}), 2)
     self.assertEqual(
-        [is_open(pair) for pair in (before, alive, dead, after)],
-        [True, True, False, True],
+        [is_open(pair) for pair in (before, alive, dead, after)], [True, True, False, True]
     )
     self.assertEqual(connections.cut({0, 1}), 0)
 
@@ -83,9 +82,7 @@ class ConnectionsTest(parameterized.TestCase):
     with connections.record((0, 1)):
       server = self.enterContext(socket.create_server(("127.0.0.1", 0)))
       near = self.enterContext(socket.create_connection(server.getsockname()))
-      near.setsockopt(
-          socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 30, 0)
-      )
+      near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 30, 0))
       far = self.enterContext(server.accept()[0])
     door.ease(near)  # Five tries take a second then, and not six.
     drop_large_packets(far)
@@ -144,10 +141,7 @@ class ConnectionsTest(parameterized.TestCase):
   def test_the_log_cuts_when_members_are_gone(self):
     log, pairs = transfer_log.TransferLog(), []
     for peer in (1, 2):
-      log.run(
-          channel_lib.Channel("activation", (0, peer), (0,)),
-          lambda: pairs.append(self.open()),
-      )
+      log.run(channel_lib.Channel("activation", (0, peer), (0,)), lambda: pairs.append(self.open()))
     log.stop(4)
     self.assertEqual([is_open(pair) for pair in pairs], [True, True])
     log.stop(5, alive={0, 1})

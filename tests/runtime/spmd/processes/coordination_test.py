@@ -112,9 +112,7 @@ class NodesTest(parameterized.TestCase):
     self.start(0, 1, 2, host=host)
     for nodes in ([0, 1, 2], [1, 2, 0], [2, 0, 1]):  # Who calls whom differs.
       # Node 0 has all addresses, and waits for one of those who have given up.
-      self.tell(
-          ring=[], meetings=[nodes], unheard={1: [2]}, parts=[[0, 1], [2]]
-      )
+      self.tell(ring=[], meetings=[nodes], unheard={1: [2]}, parts=[[0, 1], [2]])
       begin_secs = time.monotonic()
       for node in self.nodes.values():
         self.assertRegex(node.pipe.recv()["error"], "Gloo|cannot connect")
@@ -180,8 +178,7 @@ class HeartbeatsTest(absltest.TestCase):
       return mock.Mock()
 
     runtime = mock.Mock(
-        get_distributed_runtime_service=record,
-        get_distributed_runtime_client=record,
+        get_distributed_runtime_service=record, get_distributed_runtime_client=record
     )
     with mock.patch.object(private_jax, "_jax", runtime):
       service = private_jax.start_coordination_service("unix:/there")

@@ -33,9 +33,7 @@ class Process:
   """A node whose service is `values`; its Gloo waits for all addresses."""
 
   def __init__(self, number):
-    self.exchange = transport_lib.Transport(
-        number, run="r", endpoint=endpoints.UnixEndpoint()
-    )
+    self.exchange = transport_lib.Transport(number, run="r", endpoint=endpoints.UnixEndpoint())
     self.exchange.begin(1)
     self.number, self.values = number, {}
     self.address = _ADDRESSES[number]
@@ -91,9 +89,7 @@ class RendezvousTest(parameterized.TestCase):
       return in_process
 
     self.enterContext(
-        mock.patch.multiple(
-            rendezvous_lib.Rendezvous, _carry=run(carry), _look=run(look)
-        )
+        mock.patch.multiple(rendezvous_lib.Rendezvous, _carry=run(carry), _look=run(look))
     )
     self.enterContext(
         mock.patch.multiple(
@@ -218,9 +214,7 @@ class AddressTest(parameterized.TestCase):
     got = rendezvous_lib.parse_address(make_address(3, -4, port=512, host=host))
     self.assertEqual(got, ((host, 512), [3, -4]))
 
-  @parameterized.parameters(
-      ("127.0.0.1", socket.AF_INET6), ("::1", socket.AF_INET)
-  )
+  @parameterized.parameters(("127.0.0.1", socket.AF_INET6), ("::1", socket.AF_INET))
   def test_only_the_family_differs(self, host, other):
     address = make_address(0, 10, host=host)
     got = rendezvous_lib.make_unusable(address)

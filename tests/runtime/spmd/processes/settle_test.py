@@ -44,11 +44,7 @@ class SettleTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("level", {0: begun("a@0,1"), 1: begun("a@0,1")}, {0: (), 1: ()}),
       ("behind", {0: begun("a@0,1"), 1: begun()}, {0: (), 1: ("a@0,1",)}),
-      (
-          "twice",
-          {0: begun("a@0,1", "a@0,1"), 1: begun("a@0,1")},
-          {0: (), 1: ("a@0,1",)},
-      ),
+      ("twice", {0: begun("a@0,1", "a@0,1"), 1: begun("a@0,1")}, {0: (), 1: ("a@0,1",)}),
       ("dead_end", {0: begun("a@0,2"), 1: begun()}, {0: (), 1: ()}),
       (
           "in_the_order_of_the_others",
@@ -57,12 +53,7 @@ class SettleTest(parameterized.TestCase):
       ),
       (
           "after_what_it_has_begun",
-          {
-              0: begun("b@0,1", "c@0,2"),
-              1: begun("d@1,3", "d@1,2"),
-              2: begun(),
-              3: begun(),
-          },
+          {0: begun("b@0,1", "c@0,2"), 1: begun("d@1,3", "d@1,2"), 2: begun(), 3: begun()},
           {0: (), 1: ("b@0,1",), 2: ("c@0,2", "d@1,2"), 3: ("d@1,3",)},
       ),
       (
@@ -79,19 +70,14 @@ class SettleTest(parameterized.TestCase):
     )
     if all(s.since == (1, 0) for s in states.values()):
       live = states.keys()
-      queues = {
-          n: [c for c in s.channels if set(c.nodes) <= live]
-          for n, s in states.items()
-      }
+      queues = {n: [c for c in s.channels if set(c.nodes) <= live] for n, s in states.items()}
       left = run_queues({n: [*q, *got[n]] for n, q in queues.items()})
       self.assertEqual(left, {})
 
   @hypothesis.given(interrupted())
   def test_nobody_waits_for_ever(self, rows):
     live = rows.keys()
-    states = {
-        n: channel_lib.Begun((1, 0), tuple(row)) for n, row in rows.items()
-    }
+    states = {n: channel_lib.Begun((1, 0), tuple(row)) for n, row in rows.items()}
     unanswered = settle.find_unanswered(states)
     queues = {}
     for node, row in rows.items():

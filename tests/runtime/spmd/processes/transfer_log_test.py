@@ -59,11 +59,7 @@ class TransferLogTest(absltest.TestCase):
     for channel in (A, other):
       log.begin(channel)
       log.run(channel, lambda: np.zeros(1))
-    for alive, left in (
-        (None, {A, other}),
-        ({0, 1, 2}, {A, other}),
-        ({0, 1}, {A}),
-    ):
+    for alive, left in ((None, {A, other}), ({0, 1, 2}, {A, other}), ({0, 1}, {A})):
       log.stop(5, alive=alive)
       self.assertEqual(log._connected, left)
 

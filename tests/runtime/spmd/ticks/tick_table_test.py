@@ -23,18 +23,14 @@ Op = instruction_lib.Op
 
 # Backward passes so short that there is little room beside them.
 TIGHT = costs_lib.StageCosts(
-    forward_ms=(1.0, 1.5, 1.0, 2.0),
-    backward_ms=(1.0, 1.5, 1.0, 2.0),
-    transfer_ms=(0.0,) * 3,
+    forward_ms=(1.0, 1.5, 1.0, 2.0), backward_ms=(1.0, 1.5, 1.0, 2.0), transfer_ms=(0.0,) * 3
 )
 
 
 def make_rows(num_stages, num_microbatches, *, name="1f1b"):
   bounds = scheduler.one_f_one_b_bounds(num_stages)
   line = lines_lib.Line(
-      range(num_stages),
-      range(num_microbatches),
-      bounds if name == "1f1b" else None,
+      range(num_stages), range(num_microbatches), bounds if name == "1f1b" else None
   )
   costs = schedules.uniform_costs(num_stages)
   return scheduler.plan_rows([line], costs=costs).rows
@@ -73,22 +69,13 @@ def place(table, op):
 
 class PairedTest(parameterized.TestCase):
 
-  @parameterized.product(
-      num_stages=[1, 2, 3, 5, 8], num_microbatches=[1, 2, 5, 9]
-  )
+  @parameterized.product(num_stages=[1, 2, 3, 5, 8], num_microbatches=[1, 2, 5, 9])
   def test_each_pass_has_its_tick(self, num_stages, num_microbatches):
     table = make_table(num_stages, num_microbatches)
     last = num_stages - 1
-    everything = list(
-        itertools.product(range(num_stages), range(num_microbatches))
-    )
-    self.assertEqual(
-        place(table, Op.FORWARD), {(s, m): m + s for s, m in everything}
-    )
-    self.assertEqual(
-        place(table, Op.BACKWARD),
-        {(s, m): m + 2 * last - s for s, m in everything},
-    )
+    everything = list(itertools.product(range(num_stages), range(num_microbatches)))
+    self.assertEqual(place(table, Op.FORWARD), {(s, m): m + s for s, m in everything})
+    self.assertEqual(place(table, Op.BACKWARD), {(s, m): m + 2 * last - s for s, m in everything})
     self.assertEqual(lay_out(table).span_ms, 3 * (num_microbatches + last))
     for s in range(num_stages):
       in_flight = min(2 * (num_stages - s) - 1, num_microbatches)
@@ -98,9 +85,7 @@ class PairedTest(parameterized.TestCase):
 
   # As `3 (M + P - 1)` units are all that ideal 1F1B takes.
   @parameterized.parameters((4, 8, 31), (8, 16, 127), (4, 16, 33))
-  def test_redundant_forwards_that_are_free(
-      self, num_stages, num_microbatches, count
-  ):
+  def test_redundant_forwards_that_are_free(self, num_stages, num_microbatches, count):
     size = (num_stages, num_microbatches)
     free = make_table(*size, budget=0.0)
     self.assertEqual(lay_out(free).num_redundant, count)
@@ -129,11 +114,7 @@ class LowerTest(parameterized.TestCase):
 
   @parameterized.parameters(
       *itertools.product(
-          (1, 2, 3, 5),
-          (1, 4, 9),
-          ("1f1b", "gpipe"),
-          ("single", "paired"),
-          (None, 0.0, math.inf),
+          (1, 2, 3, 5), (1, 4, 9), ("1f1b", "gpipe"), ("single", "paired"), (None, 0.0, math.inf)
       )
   )
   def test_every_size(self, num_stages, num_microbatches, name, order, budget):
@@ -161,12 +142,10 @@ class LowerTest(parameterized.TestCase):
   def test_microbatches_and_nodes_are_counted_from_zero(self):
     # The second pipeline of two: nodes 2 and 3, microbatches 4 to 7.
     schedule = scheduler.plan_rows(
-        [lines_lib.Line((2, 3), range(4, 8), (2, 1))],
-        costs=schedules.uniform_costs(2),
+        [lines_lib.Line((2, 3), range(4, 8), (2, 1))], costs=schedules.uniform_costs(2)
     )
     self.assertEqual(
-        lowering.lower(schedule.rows, owners=(2, 3), microbatches=range(4, 8)),
-        make_table(2, 4),
+        lowering.lower(schedule.rows, owners=(2, 3), microbatches=range(4, 8)), make_table(2, 4)
     )
 
   def test_refuses(self):
@@ -174,10 +153,7 @@ class LowerTest(parameterized.TestCase):
       lowering.lower({}, owners=(0, 1, 0, 2), microbatches=(0,))
     with self.assertRaisesRegex(ValueError, "did you mean 'paired'"):
       make_table(2, 2, order="pared")
-    forward, backward = (
-        instruction_lib.Instruction(0, op, 0)
-        for op in (Op.FORWARD, Op.BACKWARD)
-    )
+    forward, backward = (instruction_lib.Instruction(0, op, 0) for op in (Op.FORWARD, Op.BACKWARD))
     rows = {
         0: (backward, forward),
         1: tuple(dataclasses.replace(i, stage=1) for i in (forward, backward)),
@@ -265,9 +241,7 @@ class TickTableTest(absltest.TestCase):
     self.assertEqual(
         table.ticks[1],
         (
-            table_lib.Tick(
-                (make(1, 0, 0, residual=1, counts=1),), arriving_grads=0
-            ),
+            table_lib.Tick((make(1, 0, 0, residual=1, counts=1),), arriving_grads=0),
             table_lib.Tick(
                 (make(0, 1, 0, inputs=0, residual=0, counts=1),),
                 make(0, 1, 0, residual=0),
@@ -287,9 +261,7 @@ class TickTableTest(absltest.TestCase):
   def test_residuals_that_leave_are_counted_by_segment(self):
     table = make_table(4, 8, budget=0.0)
     slots = [table.offloads(1, t, t + 4) for t in range(0, 14, 4)]
-    self.assertEqual(
-        sorted(key for own in slots for key in own), [(2, m) for m in range(8)]
-    )
+    self.assertEqual(sorted(key for own in slots for key in own), [(2, m) for m in range(8)])
     for own in slots:
       self.assertEqual(sorted(own.values()), list(range(len(own))))
 
@@ -351,9 +323,7 @@ class TimelineTest(absltest.TestCase):
   def test_a_tick_lasts_as_long_as_its_busiest_node(self):
     table = make_table(2, 2, budget=0.0)
     self.assertEqual(
-        grid_lib.render_grid(
-            plan_lib.lay_out(table, schedules.uniform_costs(2))
-        ).splitlines(),
+        grid_lib.render_grid(plan_lib.lay_out(table, schedules.uniform_costs(2))).splitlines(),
         [
             "node 0 F0  F1  RF0 RF1 B0      ....B1      ",
             "node 1 RF0 F0  B0      F1  B1      RF1 ....",
